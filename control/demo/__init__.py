@@ -1,1 +1,1 @@
-"""`tidewheel demo`: the whole pipeline on real input, reckoned up against an independent count."""
+"""`tidewheel demo`: run the whole pipeline on real input and verify the result independently."""

@@ -1,4 +1,4 @@
-"""What an ordinary consumer reads: replies, completions, lifecycle events and dead letters, from the start."""
+"""Consume replies, completions, lifecycle events and dead letters, from the start."""
 
 import threading
 from collections.abc import Mapping
@@ -19,14 +19,14 @@ _MOST = 500
 
 @dataclass(slots=True)
 class Read:
-    """All that was read, repeats included, each list in the order it came.
+    """All consumed records with repeats, each list in order of arrival.
 
     Args:
-        replies: With the instant each was read.
+        replies: Replies with the instant of reading.
         completions: One event per terminal run.
-        events: What happened to jobs.
-        dead_letters: Runs given up.
-        unreadable: What could not be read, in words.
+        events: Lifecycle events of jobs.
+        dead_letters: Dead letters of failed runs.
+        unreadable: Messages that could not be decoded, in words.
     """
 
     replies: list[tuple[datetime, Reply]] = field(default_factory=list[tuple[datetime, Reply]])
@@ -36,13 +36,13 @@ class Read:
     unreadable: list[str] = field(default_factory=list[str])
 
 
-class Watcher:
-    """The consumer, on a thread of its own.
+class RecordConsumer:
+    """A consumer on its own thread.
 
     Args:
-        config: Bootstrap servers and what the user passes through.
-        topics: Their names.
-        clock: What the reading of replies is timed by.
+        config: Bootstrap servers and the user's client settings.
+        topics: The topic names.
+        clock: The clock that stamps replies.
     """
 
     def __init__(self, config: Mapping[str, str], topics: Topics, clock: Clock) -> None:
@@ -61,23 +61,23 @@ class Watcher:
         self._read = Read()
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="demo-consumer", daemon=True)
 
     def start(self) -> None:
-        """Subscribe and begin to read."""
+        """Subscribe and start to consume."""
         topics = self._topics
         self._consumer.subscribe([topics.replies, topics.completions, topics.events, topics.dead_letters])
         self._thread.start()
 
     def close(self) -> None:
-        """Read no more."""
+        """Stop consuming."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(timeout=10)
         self._consumer.close()
 
     def read(self) -> Read:
-        """A copy of what was read so far."""
+        """Return a copy of the records so far."""
         with self._lock:
             known = self._read
             return Read(

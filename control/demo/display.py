@@ -1,8 +1,6 @@
-"""The demo in the terminal: a display that changes in place, or plain lines where standard output is no terminal.
+"""Display the demo in the terminal and print its summary.
 
-What the display shows at one moment, counted anew from what was seen so far. Pure.
-
-The summary: the figures, the checks, and where to look next.
+The display is live on a terminal, and plain lines elsewhere.
 """
 
 from collections import Counter
@@ -24,7 +22,9 @@ from tidewheel.control.demo.requests import Line
 from tidewheel.local.progress import Step
 from tidewheel.schemas.generated.records import DeadLetter, Reply, ReplyStatus, RunStatus
 
-_NAMED = 4  # error texts are cut to the first of them
+_NAMED = 4  # errors shown of one rejection
+_LINE_EVERY_SECONDS = 5.0
+_PLAIN_WIDTH = 110
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +33,12 @@ class Family:
 
     Args:
         name: The label `family` of its jobs.
-        jobs: Requests that submit one.
+        jobs: Requests that submit a job.
         effects: Calls that took effect.
-        succeeded: Runs that did.
-        skipped: Runs whose job's turn was taken.
-        failed: Runs that were given up.
-        retried: Attempts beyond a run's first, so far as their runs have ended.
+        succeeded: Runs that succeeded.
+        skipped: Runs that overlap skipped.
+        failed: Runs that failed.
+        retried: Attempts after the first of each ended run.
     """
 
     name: str
@@ -52,14 +52,14 @@ class Family:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One moment.
+    """The state of the demo at one instant.
 
     Args:
-        elapsed_seconds: Since the file was sent; 0 before.
+        elapsed_seconds: Seconds since the file was sent, 0 before that.
         services: Pid and state of each, by name.
         families: In the order of the file.
         answered: Replies read.
-        news: What is worth a line, oldest first; grows from moment to moment.
+        news: Rejections and dead letters so far, oldest first.
     """
 
     elapsed_seconds: float
@@ -77,7 +77,7 @@ def snapshot_of(
     read: Read,
     calls: Sequence[Call],
 ) -> Snapshot:
-    """Count what was seen so far."""
+    """Count the observations so far. Pure."""
     family_of = {line.key: line.family for line in lines}
     runs = {event.run_id: event for event in read.completions}.values()
     ends = Counter((family_of.get(run.job_key, ""), run.status) for run in runs)
@@ -106,33 +106,29 @@ def snapshot_of(
     )
 
 
-def refusal(reply: Reply) -> str:
-    """A rejection in one line: every field with what is wrong and what to write instead."""
-    return f"refused {reply.key}: " + "; ".join(
+def format_rejection(reply: Reply) -> str:
+    """Format a rejection as one line: each field with its problem and remedy."""
+    return f"rejected {reply.key}: " + "; ".join(
         f"{error.path}: {error.problem} ({error.remedy})" for error in reply.errors[:_NAMED]
     )
 
 
-def dead_letter(letter: DeadLetter) -> str:
-    """A dead letter in one line."""
+def format_dead_letter(letter: DeadLetter) -> str:
+    """Format a dead letter as one line."""
     error = f"{letter.error.type}: {letter.error.message}" if letter.error else letter.reason
-    return f"dead letter {letter.job_key}: given up after {letter.attempt} attempts, the last one {error}"
+    return f"dead letter {letter.job_key}: failed after {letter.attempt} attempts, last error {error}"
 
 
 def _news(read: Read) -> Iterable[str]:
     for _, reply in read.replies:
         if reply.status is not ReplyStatus.ACCEPTED:
-            yield refusal(reply)
+            yield format_rejection(reply)
     for letter in read.dead_letters:
-        yield dead_letter(letter)
-
-
-_LINE_EVERY_SECONDS = 5.0
-_PLAIN_WIDTH = 110
+        yield format_dead_letter(letter)
 
 
 class Screen:
-    """Where the demo shows itself; a context manager, which leaves the last picture standing."""
+    """The demo's output; a context manager that leaves the last display on the terminal."""
 
     def __init__(self) -> None:
         probe = Console()
@@ -140,7 +136,7 @@ class Screen:
         self._live = Live(console=self.console, refresh_per_second=5) if self.console.is_terminal else None
         self._phase = ""
         self._last: Snapshot | None = None
-        self._told: set[str] = set()
+        self._printed: set[str] = set()
         self._next_line = 0.0
 
     def __enter__(self) -> Self:
@@ -156,7 +152,7 @@ class Screen:
             self._live.stop()
 
     def step(self, step: Step) -> None:
-        """Show what the stack is doing; takes the place of a progress bar."""
+        """Show a step of the stack's start or stop in place of a progress bar."""
         amount = f" {step.done_bytes / 1e6:.0f} of {step.total_bytes / 1e6:.0f} MB" if step.total_bytes else ""
         what, _, _ = step.what.partition(":")
         if self._live:
@@ -166,7 +162,7 @@ class Screen:
             self._once(what)
 
     def phase(self, phase: str) -> None:
-        """Say what is going on now."""
+        """Show the current phase."""
         self._phase = phase
         if self._live:
             self._draw()
@@ -174,17 +170,17 @@ class Screen:
             self._once(phase)
 
     def note(self, text: str) -> None:
-        """A line that stays."""
-        if text not in self._told:
-            self._told.add(text)
-            self.say(f"· {text}")
+        """Print a permanent line once."""
+        if text not in self._printed:
+            self._printed.add(text)
+            self.print_line(f"· {text}")
 
-    def say(self, text: str, style: str = "") -> None:
-        """A line of any length; where standard output is no terminal, it is not broken."""
+    def print_line(self, text: str, style: str = "") -> None:
+        """Print a line, wrapped only on a terminal."""
         self.console.print(Text(text, style=style), soft_wrap=not self.console.is_terminal)
 
     def show(self, phase: str, snapshot: Snapshot) -> None:
-        """Show a moment."""
+        """Show a snapshot."""
         self._phase, self._last = phase, snapshot
         for news in snapshot.news:
             self.note(news)
@@ -194,12 +190,12 @@ class Screen:
             self._once(phase)
         elif monotonic_seconds() >= self._next_line:
             self._next_line = monotonic_seconds() + _LINE_EVERY_SECONDS
-            self.say(_line(phase, snapshot))
+            self.print_line(_line(phase, snapshot))
 
     def _once(self, text: str) -> None:
-        if text not in self._told:
-            self._told.add(text)
-            self.say(text)
+        if text not in self._printed:
+            self._printed.add(text)
+            self.print_line(text)
 
     def _draw(self) -> None:
         if self._live:
@@ -212,9 +208,9 @@ class Screen:
 def _line(phase: str, snapshot: Snapshot) -> str:
     total = snapshot.families
     return (
-        f"{snapshot.elapsed_seconds:4.0f} s  {phase}: {snapshot.answered} answers, "
+        f"{snapshot.elapsed_seconds:4.0f} s  {phase}: {snapshot.answered} replies, "
         f"{sum(one.effects for one in total)} effects, {sum(one.succeeded for one in total)} runs succeeded, "
-        f"{sum(one.skipped for one in total)} skipped, {sum(one.retried for one in total)} attempts repeated"
+        f"{sum(one.skipped for one in total)} skipped, {sum(one.retried for one in total)} attempts retried"
     )
 
 
@@ -230,7 +226,7 @@ def _services(snapshot: Snapshot) -> Text:
 def _families(snapshot: Snapshot) -> Table:
     table = Table(title=None, expand=False)
     table.add_column("jobs")
-    for name in ("", "effects", "succeeded", "skipped", "failed", "attempts repeated"):
+    for name in ("", "effects", "succeeded", "skipped", "failed", "attempts retried"):
         table.add_column(name, justify="right")
     for one in snapshot.families:
         numbers = (one.jobs, one.effects, one.succeeded, one.skipped, one.failed, one.retried)
@@ -239,39 +235,39 @@ def _families(snapshot: Snapshot) -> Table:
 
 
 def print_summary(screen: Screen, history: History, figures: Figures, checks: Sequence[Check]) -> None:
-    """Print figures and checks; a check that does not hold says which run to look at."""
+    """Print figures and checks. A failed check names the run to look at."""
     for table in (_counts(figures), _lateness(figures)):
-        screen.say("")
+        screen.print_line("")
         screen.console.print(table)
-    screen.say("")
+    screen.print_line("")
     for reply in figures.rejections:
-        screen.say(refusal(reply))
+        screen.print_line(format_rejection(reply))
     for letter in {letter.event_id: letter for letter in history.dead_letters}.values():
-        screen.say(dead_letter(letter))
-    screen.say("")
+        screen.print_line(format_dead_letter(letter))
+    screen.print_line("")
     for check in checks:
-        screen.say(f"✓ {check}" if check.holds else f"✗ {check}", "green" if check.holds else "bold red")
+        screen.print_line(f"✓ {check}" if check.holds else f"✗ {check}", "green" if check.holds else "bold red")
     wrong = sum(not check.holds for check in checks)
-    screen.say("")
+    screen.print_line("")
     if wrong:
-        screen.say(f"{wrong} of {len(checks)} checks do not add up: see ✗ above", "bold red")
+        screen.print_line(f"{wrong} of {len(checks)} checks failed: see ✗ above", "bold red")
     else:
-        screen.say(f"all {len(checks)} checks hold", "bold green")
+        screen.print_line(f"all {len(checks)} checks passed", "bold green")
 
 
 def _counts(figures: Figures) -> Table:
-    table = Table("figure", "", "counted by", title="Held against an independent count", title_justify="left")
+    table = Table("figure", "", "counted by", title="Independent counts", title_justify="left")
     table.columns[1].justify = "right"
     ends = ", ".join(f"{figures.ends[status]} {status}" for status in RunStatus if figures.ends.get(status))
     rows = (
-        ("requests sent", figures.sent, f"the producer; {figures.accepted} accepted, by their replies"),
+        ("requests sent", figures.sent, f"the producer; the replies accept {figures.accepted}"),
         ("occurrences due", figures.due, "arithmetic over the requests"),
         ("runs", figures.runs, "PostgreSQL"),
         ("completion events", figures.events, f"the consumer: {ends}; {figures.repeated_events} repeats"),
         ("runs that had an effect", figures.effective_runs, "the receiver"),
-        ("second effects", figures.second_effects, "the receiver; by a higher attempt, after the kill"),
-        ("attempts that failed", figures.failures, "the receiver; as the file says"),
-        ("attempts the kill ended", figures.lost, "completions less the receiver's"),
+        ("second effects", figures.second_effects, "the receiver; by a higher attempt after the kill"),
+        ("attempts that failed", figures.failures, "the receiver; as the file scripts"),
+        ("attempts ended by the kill", figures.lost, "attempts in the events minus the receiver's"),
     )
     for name, number, source in rows:
         table.add_row(name, f"{number:,}", source)
@@ -282,7 +278,7 @@ def _lateness(figures: Figures) -> Table:
     table = Table("lateness of HTTP calls, in ms", "runs", "p50", "p99", "max")
     for column in table.columns[1:]:
         column.justify = "right"
-    for name, late in (("due before the kill", figures.undisturbed), ("all, the kill included", figures.overall)):
+    for name, late in (("due before the kill", figures.undisturbed), ("all, including the kill", figures.overall)):
         table.add_row(name, *_numbers(late))
     return table
 

@@ -1,8 +1,8 @@
-"""From what was asked and what was told to the occurrences that were due. Pure.
+"""Compute the expected occurrences from requests, replies and lifecycle events. Pure.
 
-When a job was accepted and stopped, Tidewheel itself tells: only it knows the instant its transaction chose. So that it
-cannot talk itself out of an occurrence, each such instant is held against the demo's own clock: it must lie between the
-sending of the request and the reading of its reply.
+Only Tidewheel knows the instant at which its transaction accepted or stopped a job. The demo verifies each such instant
+by its own clock: it must be between the sending of the request and the reading of its reply. So a wrong instant cannot
+hide a missing occurrence.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,56 +14,56 @@ from tidewheel.control.demo.occurrences import Occurrence, Window, due_instants
 from tidewheel.control.demo.requests import Line
 from tidewheel.schemas.generated.records import Cause, LifecycleEvent, ReplyStatus
 
-_SLACK = timedelta(milliseconds=50)  # two clocks were compared over a network, and ours is read between two steps
+_SLACK = timedelta(milliseconds=50)  # error of the clock comparison over the network
 _CREATED = "io.tidewheel.job.created.v1"
 _STOPPED = frozenset({"io.tidewheel.job.paused.v1", "io.tidewheel.job.deleted.v1"})
 
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What was due.
+    """The expected occurrences.
 
     Args:
         occurrences: Each must have become one run.
-        strays: Instants told that cannot be, in words.
+        bad_instants: Reported instants that are impossible, in words.
     """
 
     occurrences: frozenset[Occurrence]
-    strays: tuple[str, ...]
+    bad_instants: tuple[str, ...]
 
 
-def reckon_due(
+def compute_due(
     lines: Sequence[Line],
     sent_at: Sequence[datetime],
     answers: Iterable[Answer],
     events: Iterable[LifecycleEvent],
     until: datetime,
 ) -> Due:
-    """Reckon what was due.
+    """Compute the expected occurrences.
 
     Args:
-        lines: All requests that were sent.
-        sent_at: When each was, by the database's clock.
-        answers: What came back.
+        lines: All sent requests.
+        sent_at: The sending instant of each by the database's clock.
+        answers: The replies.
         events: Lifecycle events of the jobs.
-        until: When the demo stopped looking; bounds jobs that were never stopped.
+        until: The end of the demo, which bounds jobs that were never stopped.
     """
-    reckoning = _Reckoning(sent_at, {answer.number: answer for answer in answers}, list(events), until)
+    calculation = _Calculation(sent_at, {answer.number: answer for answer in answers}, list(events), until)
     for number, line in enumerate(lines):
-        answer = reckoning.answers.get(number)
+        answer = calculation.answers.get(number)
         if answer is None or answer.reply.status is not ReplyStatus.ACCEPTED:
             continue
         match line.document.get("type"):
             case "job.submit":
-                reckoning.submitted(number, line)
+                calculation.submitted(number, line)
             case "job.trigger":
-                reckoning.triggered(number, line)
+                calculation.triggered(number, line)
             case _:
-                reckoning.stopped(number, line)
-    return reckoning.due()
+                calculation.stopped(number, line)
+    return calculation.due()
 
 
-class _Reckoning:
+class _Calculation:
     def __init__(
         self,
         sent_at: Sequence[datetime],
@@ -76,44 +76,44 @@ class _Reckoning:
         self._created = {event.job_key: event.occurred_at for event in reversed(events) if event.type == _CREATED}
         self._stopped = {event.job_key: event.occurred_at for event in reversed(events) if event.type in _STOPPED}
         self._occurrences: set[Occurrence] = set()
-        self._strays: list[str] = []
+        self._bad_instants: list[str] = []
 
     def submitted(self, number: int, line: Line) -> None:
-        """A job was created: its schedule is due from then on."""
+        """Add the occurrences of a created job's schedule."""
         accepted_at = self._created.get(line.key)
         if accepted_at is None or line.job is None:
-            self._strays.append(f"no event tells that {line.key} was created")
+            self._bad_instants.append(f"no event reports that {line.key} was created")
             return
-        self._hold(number, line, accepted_at)
+        self._check_instant(number, line, accepted_at)
         window = Window(accepted_at, self._stopped.get(line.key, self._until))
         self._occurrences.update(Occurrence(line.key, Cause.TIMER, at) for at in due_instants(line.job, window))
 
     def triggered(self, number: int, line: Line) -> None:
-        """A trigger was accepted: one run, its delay later."""
+        """Add the one occurrence of an accepted trigger, after its delay."""
         at = self.answers[number].reply.next_run_at
         if at is None:
-            self._strays.append(f"the reply does not tell when the trigger of {line.key} is due")
+            self._bad_instants.append(f"the reply to the trigger of {line.key} has no due instant")
             return
         delay = timedelta(seconds=float(str(line.document.get("delay", "0s")).removesuffix("s")))
-        self._hold(number, line, at - delay)
+        self._check_instant(number, line, at - delay)
         self._occurrences.add(Occurrence(line.key, Cause.TRIGGER, at))
 
     def stopped(self, number: int, line: Line) -> None:
-        """A job was paused or deleted: nothing is due after that."""
+        """Check the instant of a pause or deletion."""
         stopped_at = self._stopped.get(line.key)
         if stopped_at is None:
-            self._strays.append(f"no event tells that {line.key} was stopped")
+            self._bad_instants.append(f"no event reports that {line.key} was stopped")
         else:
-            self._hold(number, line, stopped_at)
+            self._check_instant(number, line, stopped_at)
 
     def due(self) -> Due:
-        """The outcome."""
-        return Due(frozenset(self._occurrences), tuple(self._strays))
+        """Return the result."""
+        return Due(frozenset(self._occurrences), tuple(self._bad_instants))
 
-    def _hold(self, number: int, line: Line, told: datetime) -> None:
+    def _check_instant(self, number: int, line: Line, reported: datetime) -> None:
         sent, read = self._sent_at[number], self.answers[number].read_at
-        if not sent - _SLACK <= told <= read + _SLACK:
-            self._strays.append(
+        if not sent - _SLACK <= reported <= read + _SLACK:
+            self._bad_instants.append(
                 f"{line.document.get('type')} of {line.key} was sent at {sent:%H:%M:%S.%f}, answered by "
-                f"{read:%H:%M:%S.%f} and is said to have been done at {told:%H:%M:%S.%f}"
+                f"{read:%H:%M:%S.%f} and is reported as done at {reported:%H:%M:%S.%f}"
             )

@@ -1,7 +1,7 @@
-"""The demo's handlers: what a user's module looks like, except that their effects go to the demo's receiver.
+"""The demo's handlers, as a user would write them, with effects on the demo's receiver.
 
 Executors import this by `--handlers tidewheel.control.demo.handlers`. A handler that must fail decides it by the number
-of its attempt, and tells the receiver so before it raises: each attempt is counted there.
+of its attempt. It notifies the receiver before it raises, because the receiver counts each attempt.
 """
 
 import asyncio
@@ -23,11 +23,11 @@ _TIMEOUT_SECONDS = 10.0
 
 
 class Errand(BaseModel):
-    """What a handler is to do.
+    """The payload of a handler.
 
     Attributes:
-        subject: What it is about.
-        work_ms: How long it takes, in milliseconds.
+        subject: The subject in words.
+        work_ms: The duration in milliseconds.
         fail: The attempts up to this one fail.
     """
 
@@ -37,12 +37,12 @@ class Errand(BaseModel):
 
 
 class DeclinedError(Exception):
-    """What the failing handlers raise."""
+    """The error that failing handlers raise."""
 
 
 @handler("demo.send-report")
 async def send_report(context: Context, errand: Errand) -> dict[str, object]:
-    """Take effect, then work on: a kill in between leaves an effect without an end."""
+    """Take effect, then keep working: a kill in between leaves an effect without an end."""
     await _post(context, "send-report")
     await asyncio.sleep(errand.work_ms / 1000)
     return {"sent": errand.subject}
@@ -58,7 +58,7 @@ def resize_image(context: Context, errand: Errand) -> dict[str, object]:
 
 @handler("demo.charge-card")
 async def charge_card(context: Context, errand: Errand) -> dict[str, object]:
-    """Fail as often as told, then succeed; async."""
+    """Fail as often as the payload requires, then succeed; async."""
     if context.attempt <= errand.fail:
         await _post(context, "charge-card?outcome=failed")
         raise DeclinedError(_declined(context, errand))
@@ -68,7 +68,7 @@ async def charge_card(context: Context, errand: Errand) -> dict[str, object]:
 
 @handler("demo.sync-ledger")
 def sync_ledger(context: Context, errand: Errand) -> dict[str, object]:
-    """Fail as often as told, then succeed; on a thread."""
+    """Fail as often as the payload requires, then succeed; on a thread."""
     if context.attempt <= errand.fail:
         _post_and_wait(context, "sync-ledger?outcome=failed")
         raise DeclinedError(_declined(context, errand))
@@ -78,7 +78,7 @@ def sync_ledger(context: Context, errand: Errand) -> dict[str, object]:
 
 @cache
 def _client() -> httpx.AsyncClient:
-    # Whatever proxy the environment names, the receiver is on this machine.
+    # The receiver is on this machine, so a proxy of the environment is ignored.
     return httpx.AsyncClient(timeout=_TIMEOUT_SECONDS, trust_env=False)
 
 

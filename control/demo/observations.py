@@ -1,7 +1,4 @@
-"""What was seen from outside during a demo: by the receiver, by the consumer, and by whoever killed an executor.
-
-A history, put in order for looking things up. Pure.
-"""
+"""Observations of a demo: the receiver's calls, the consumer's records and the kill. Pure."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -16,19 +13,19 @@ from tidewheel.schemas.generated.records import DeadLetter, Reply, RunCompleted
 
 @dataclass(slots=True, kw_only=True)
 class Call:
-    """One request that reached the receiver: one attempt at work.
+    """One HTTP request that reached the receiver: one attempt.
 
     Args:
-        run_id: The run, as the caller names it.
-        attempt: Which attempt.
+        run_id: The run's id in the request's header.
+        attempt: The attempt's number.
         idempotency_key: The header of that name.
         job_key: The job's key.
         by_handler: Sent by a Python handler; else by an HTTP target.
         scheduled_at: The run's nominal instant.
         arrived_at: By the database's clock.
-        effective: It took effect; else it is one that the file says must fail.
-        pid: The process it came from; None where that could not be told.
-        answered: The answer was handed over; set later than the rest.
+        effective: True if it took effect. False if the file scripts its failure.
+        pid: The executor's process. None if it is unknown.
+        answered: True once the receiver has sent its response.
     """
 
     run_id: str
@@ -49,23 +46,23 @@ class Kill:
 
     Args:
         pid: Its process.
-        at: When, by the database's clock.
-        in_hand: How many requests of it were without their answer just then.
+        at: The instant of the kill by the database's clock.
+        open_calls: The number of its calls that had no response at that instant.
     """
 
     pid: int
     at: datetime
-    in_hand: int
+    open_calls: int
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A reply, and which request it answers.
+    """A reply and the number of its request.
 
     Args:
-        number: The request's number among all that were sent, from 0.
-        reply: What came.
-        read_at: When it was read, by the database's clock.
+        number: The request's number among all sent requests, from 0.
+        reply: The reply.
+        read_at: The instant of reading by the database's clock.
     """
 
     number: int
@@ -75,27 +72,27 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """All that the summary is reckoned from.
+    """The input of the checks and figures.
 
     Args:
-        sent: How many requests were produced.
+        sent: The number of requests produced.
         answers: Replies, repeats included.
-        expected: What the file says must be found.
-        strays: Instants that Tidewheel told and that do not lie between request and reply, in words.
+        expected: The results that `expected.json` requires.
+        bad_instants: Reported instants that are not between request and reply, in words.
         due: The occurrences due, by arithmetic.
-        rows: How many runs PostgreSQL holds.
-        unfinished: How many of them had not ended when the demo stopped waiting.
+        rows: The number of runs in PostgreSQL.
+        unfinished: The number of runs that had not ended when the demo stopped waiting.
         completions: Events of the completions topic, repeats included.
         dead_letters: Those of the dead-letters topic, repeats included.
-        unreadable: Messages on any topic that could not be read, in words.
-        calls: What reached the receiver.
+        unreadable: Messages on any topic that could not be decoded, in words.
+        calls: The receiver's calls.
         kill: The executor that was killed, if one was.
     """
 
     sent: int
     answers: Sequence[Answer]
     expected: Expected
-    strays: Sequence[str]
+    bad_instants: Sequence[str]
     due: frozenset[Occurrence]
     rows: int
     unfinished: int
@@ -106,13 +103,13 @@ class History:
     kill: Kill | None
 
 
-# The longest attempt of the file takes 1.5 s; the rest is room for its end to be written on a slow machine. An older
-# attempt of the executor that was killed had ended before, so the kill explains nothing about it.
-_KILL_REACH = timedelta(seconds=6)
+# The longest attempt of the file takes 1.5 s. The rest is time to write its end on a slow machine.
+# An older attempt of the killed executor had ended before the kill.
+_KILL_WINDOW = timedelta(seconds=6)
 
 
-class Seen:
-    """The runs, calls and effects of a history, each by its run."""
+class Observations:
+    """A history's runs, calls and effects by run id."""
 
     def __init__(self, history: History) -> None:
         self.history = history
@@ -148,6 +145,6 @@ class Seen:
         return {run: calls for run, calls in found.items() if calls}
 
     def ended_by_kill(self, call: Call) -> bool:
-        """Whether a call came from the executor that was killed, so shortly before that its end may be unwritten."""
+        """Return True if the killed executor made this call so late that its end may be unwritten."""
         kill = self.history.kill
-        return kill is not None and call.pid == kill.pid and kill.at - _KILL_REACH <= call.arrived_at <= kill.at
+        return kill is not None and call.pid == kill.pid and kill.at - _KILL_WINDOW <= call.arrived_at <= kill.at

@@ -1,7 +1,7 @@
-"""Which occurrences were due, reckoned from the requests alone: plain arithmetic, none of the scheduler's own code.
+"""Compute due occurrences from the requests alone, without the scheduler's code.
 
-Cron is read the slow and simple way: every second of the window is asked whether the wall clock of the zone fits. That
-knows the forms the file uses (`*`, `*/n`, `a-b/n`, lists, MON-FRI) and refuses any other, rather than guess.
+Cron is evaluated by brute force: every second of the window is matched against the zone's wall clock. The module knows
+the forms that the file uses (`*`, `*/n`, `a-b/n`, lists, MON-FRI) and rejects any other form.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ _HIGHEST = (59, 59, 23, 31, 12, 7)  # of second, minute, hour, day of month, mon
 
 @dataclass(frozen=True, slots=True, order=True)
 class Occurrence:
-    """What must become exactly one run.
+    """One occurrence, which must become exactly one run.
 
     Args:
         key: The job's key.
@@ -33,11 +33,11 @@ class Occurrence:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """When a job was in force.
+    """The time in which a job was active.
 
     Args:
-        accepted_at: From here on, not included.
-        stopped_at: Paused or deleted: up to here, included.
+        accepted_at: The start, exclusive.
+        stopped_at: The instant of the pause or deletion, inclusive.
     """
 
     accepted_at: datetime
@@ -45,11 +45,11 @@ class Window:
 
 
 def due_instants(job: Mapping[str, object], window: Window) -> list[datetime]:
-    """The instants at which a job's schedule says so while it was in force, in order.
+    """Return the instants of a job's schedule within the window, in order.
 
     Args:
-        job: As it was submitted.
-        window: When it was in force.
+        job: The submitted job.
+        window: The time in which it was active.
 
     Raises:
         ValueError: The schedule is of a form that this module does not know.
@@ -60,14 +60,14 @@ def due_instants(job: Mapping[str, object], window: Window) -> list[datetime]:
 
 
 def _instants(schedule: object, window: Window) -> Iterator[datetime]:
-    said = {"manual": True} if schedule == "manual" else as_object(schedule) or {}
-    match said:
+    document = {"manual": True} if schedule == "manual" else as_object(schedule) or {}
+    match document:
         case {"manual": True}:
             return iter(())
         case {"once": str(at)}:
             return iter([datetime.fromisoformat(at)])
         case {"interval": str(every)}:
-            return _every(_seconds(every), _bound(said.get("anchor")), window)
+            return _every(_seconds(every), _bound(document.get("anchor")), window)
         case {"cron": str(expression), "timezone": str(zone)}:
             return _cron(expression, ZoneInfo(zone), window)
         case _:
@@ -76,7 +76,7 @@ def _instants(schedule: object, window: Window) -> Iterator[datetime]:
 
 
 def _every(every: timedelta, anchor: datetime | None, window: Window) -> Iterator[datetime]:
-    """An anchor that was given is an occurrence itself; the one that was not is the acceptance, and is none."""
+    """Yield interval instants. Only a given anchor is an occurrence itself, not the acceptance."""
     at = window.accepted_at + every if anchor is None else anchor
     while at <= window.stopped_at:
         if at > window.accepted_at:
@@ -85,7 +85,7 @@ def _every(every: timedelta, anchor: datetime | None, window: Window) -> Iterato
 
 
 def _cron(expression: str, zone: ZoneInfo, window: Window) -> Iterator[datetime]:
-    """Every whole second of the window that fits.
+    """Yield every whole second of the window that matches.
 
     >>> at = datetime(2026, 11, 20, 8, 29, 50, tzinfo=UTC)
     >>> [str(one.time()) for one in _cron("*/5 * * * * *", ZoneInfo("UTC"), Window(at, at + 11 * _SECOND))]

@@ -1,8 +1,7 @@
-"""A small HTTP server on 127.0.0.1 that takes the effects of the demo's runs and counts them by itself.
+"""A small HTTP server on 127.0.0.1 that counts the effects of the demo's runs.
 
-It knows nothing of Tidewheel but the headers that come with a call. How it answers stands in the URL, so that the file
-of requests says it: `?fail=2` refuses the first two attempts, `?hold=1500ms` keeps the answer back for that long, and
-`?outcome=failed` is a handler's word that this attempt is about to fail.
+It reads only the headers of a call. The URL in the file of requests sets its response: `?fail=2` refuses the first two
+attempts and `?hold=1500ms` delays the response. A handler sends `?outcome=failed` before its attempt fails.
 """
 
 import threading
@@ -22,15 +21,15 @@ from tidewheel.control.demo.observations import Call
 
 HANDLERS_PATH = "/handlers/"
 
-_NOTHING = threading.Event()  # never set: waiting for it is how to sleep
+_NEVER_SET = threading.Event()  # never set: waiting for it is how to sleep
 
 
 class Receiver:
-    """The server and its count.
+    """The server and its calls.
 
     Args:
-        clock: What arrivals are timed by.
-        executors: The processes that calls may come from, asked at each new connection.
+        clock: The clock that stamps arrivals.
+        executors: Returns the pids of the executors at each new connection.
     """
 
     def __init__(self, clock: Clock, executors: Callable[[], Sequence[int]]) -> None:
@@ -45,15 +44,15 @@ class Receiver:
 
     @property
     def url(self) -> str:
-        """Where it listens, without a slash at the end."""
+        """The base URL, without a slash at the end."""
         return f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def start(self) -> None:
-        """Begin to answer."""
+        """Start to serve."""
         self._thread.start()
 
     def close(self) -> None:
-        """Answer no more."""
+        """Stop serving."""
         if self._thread.is_alive():
             self._server.shutdown()
         self._server.server_close()
@@ -63,19 +62,19 @@ class Receiver:
         with self._lock:
             return list(self._calls)
 
-    def in_hand(self, pid: int) -> int:
-        """How many calls of a process are without their answer."""
+    def open_calls(self, pid: int) -> int:
+        """Return the number of calls of a process that have no response yet."""
         with self._lock:
             return sum(call.pid == pid for call in self._open)
 
     def arrived(self) -> datetime:
-        """The present instant, for a call that has just come."""
+        """Return the arrival instant of a new call."""
         return self._clock.now()
 
     def process_at(self, port: int) -> int | None:
-        """Which executor holds the other end of a connection.
+        """Return the pid of the executor that opened a connection from this port.
 
-        A look at a process costs some 20 ms, so one look serves all connections that are open by then.
+        Reading a process's ports costs some 20 ms, so one reading serves all connections open by then.
         """
         with self._looking:
             if port not in self._ends:
@@ -83,13 +82,13 @@ class Receiver:
             return self._ends.get(port)
 
     def begin(self, call: Call) -> None:
-        """Note a call."""
+        """Record a call."""
         with self._lock:
             self._calls.append(call)
             self._open.append(call)
 
     def end(self, call: Call, *, answered: bool) -> None:
-        """Note that its answer was handed over, or could not be."""
+        """Record that the response was sent, or failed."""
         with self._lock:
             call.answered = answered
             self._open.remove(call)
@@ -109,14 +108,14 @@ class _Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), partial(_Exchange, receiver))
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Say nothing: a caller that was killed leaves its connection broken."""
+        """Ignore errors: a killed caller leaves its connection broken."""
 
 
 class _Exchange(BaseHTTPRequestHandler):
     """One connection."""
 
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # an answer of two small writes would wait 40 ms for an acknowledgement
+    disable_nagle_algorithm = True  # a response of two small writes would wait 40 ms for an acknowledgement
 
     def __init__(self, receiver: Receiver, request: socket, client_address: tuple[str, int], server: _Server) -> None:
         self._receiver = receiver
@@ -124,27 +123,27 @@ class _Exchange(BaseHTTPRequestHandler):
         super().__init__(request, client_address, server)  # which serves the whole connection
 
     def do_POST(self) -> None:
-        """Take one call, and answer as its URL says."""
+        """Record one call and respond as its URL requires."""
         receiver = self._receiver
         arrived = receiver.arrived()
         self.rfile.read(int(self.headers.get("content-length", "0")))
         if self._pid is None:
             self._pid = receiver.process_at(int(self.client_address[1]))
-        told = {name: values[-1] for name, values in parse_qs(urlsplit(self.path).query).items()}
+        options = {name: values[-1] for name, values in parse_qs(urlsplit(self.path).query).items()}
         attempt = int(self.headers.get("tidewheel-attempt", "0"))
-        refused = attempt <= int(told.get("fail", "0"))
-        call = self._call(attempt, arrived, effective=not refused and told.get("outcome") != "failed")
+        refused = attempt <= int(options.get("fail", "0"))
+        call = self._call(attempt, arrived, effective=not refused and options.get("outcome") != "failed")
         receiver.begin(call)
         answered = False
         try:
-            _NOTHING.wait(float(told.get("hold", "0ms").removesuffix("ms")) / 1000)
+            _NEVER_SET.wait(float(options.get("hold", "0ms").removesuffix("ms")) / 1000)
             self._answer(HTTPStatus.SERVICE_UNAVAILABLE if refused else HTTPStatus.OK)
             answered = True
         finally:
             receiver.end(call, answered=answered)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Keep the terminal free."""
+        """Log nothing to the terminal."""
 
     def _call(self, attempt: int, arrived: datetime, *, effective: bool) -> Call:
         return Call(

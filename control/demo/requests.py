@@ -1,9 +1,8 @@
-"""The file of job requests from `examples/`: one JSON object a line, with two placeholders filled in when it is sent.
+"""Read the job requests of `examples/`, fill in their placeholders and produce them.
 
-`@start+15s` becomes the instant that many seconds after the demo begins to send; `@receiver/…` becomes a URL of the
-demo's own receiver. Nothing else is changed, and a line is not looked at further: what is wrong with it, intake says.
-
-Puts requests on the requests topic as any service would: with an ordinary producer, keyed by the job's key.
+The file has one JSON object a line. `@start+15s` becomes the instant 15 seconds after the start of sending.
+`@receiver/…` becomes a URL of the demo's receiver. Nothing else is changed or validated: intake validates.
+An ordinary producer sends the requests, keyed by the job's key.
 """
 
 import re
@@ -24,6 +23,7 @@ from tidewheel.schemas.generated.records import RequestOrigin
 _PACKAGE = "tidewheel.control"
 _START = re.compile(r"@start\+(\d+(?:\.\d+)?)s")
 _RECEIVER = "@receiver/"
+_FLUSH_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Line:
     Args:
         number: Its place in the file, from 0.
         key: The job's key; the message's key too, so that the requests of one job stay in order.
-        family: What the summary counts it under: the label `family` of its job.
+        family: The label `family` of its job, by which the summary counts.
         document: The request.
     """
 
@@ -55,10 +55,10 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What the file says must be found.
+    """The results that `expected.json` requires.
 
     Args:
-        rejected: The fields each malformed request is refused for, by key.
+        rejected: The fields that intake rejects in each malformed request, by key.
         dead_letters: The keys of the jobs that end in a dead letter.
     """
 
@@ -67,18 +67,18 @@ class Expected:
 
 
 def examples_folder() -> Path:
-    """The folder `examples/`: inside the package where it was installed from a wheel, beside it in a checkout."""
+    """Return the folder `examples/`: inside an installed wheel, or beside the package in a checkout."""
     installed = Path(str(resources.files(_PACKAGE))) / "examples"
     return installed if installed.is_dir() else installed.parent.resolve().parent / "examples"
 
 
 def read_requests(folder: Path) -> list[dict[str, object]]:
-    """The requests of `requests.jsonl`, placeholders and all."""
+    """Read `requests.jsonl` with its placeholders."""
     return [read_object(line) for line in (folder / "requests.jsonl").read_bytes().splitlines() if line.strip()]
 
 
 def read_expected(folder: Path) -> Expected:
-    """What `expected.json` says."""
+    """Read `expected.json`."""
     found = read_object((folder / "expected.json").read_bytes())
     rejected = as_object(found["rejected"]) or {}
     return Expected(
@@ -88,12 +88,12 @@ def read_expected(folder: Path) -> Expected:
 
 
 def fill_in(requests: Sequence[Mapping[str, object]], start: datetime, receiver: str) -> list[Line]:
-    """The requests as they are sent.
+    """Fill in the placeholders of requests.
 
     Args:
-        requests: As read.
-        start: What `@start` stands for.
-        receiver: What `@receiver` stands for, such as `http://127.0.0.1:8000`.
+        requests: The requests as read.
+        start: The value of `@start`.
+        receiver: The value of `@receiver`, such as `http://127.0.0.1:8000`.
     """
     lines: list[Line] = []
     families: dict[str, str] = {}
@@ -119,16 +119,13 @@ def _filled(value: object, start: datetime, receiver: str) -> object:
     return value
 
 
-_FLUSH_SECONDS = 30.0
-
-
 class Sender:
-    """The producer, and where each request came to lie.
+    """A producer that records the offset of each request.
 
     Args:
-        config: Bootstrap servers and what the user passes through.
+        config: Bootstrap servers and the user's client settings.
         topic: The requests topic.
-        clock: What the sending is timed by.
+        clock: The clock that stamps the sending.
     """
 
     def __init__(self, config: Mapping[str, str], topic: str, clock: Clock) -> None:
@@ -140,16 +137,16 @@ class Sender:
         self.sent_at: list[datetime] = []
 
     def send(self, lines: Sequence[Line]) -> None:
-        """Produce requests and await the broker's word for each.
+        """Produce requests and wait for their acknowledgements.
 
         Raises:
-            Unavailable: The broker did not take one of them.
+            Unavailable: The broker did not acknowledge all of them.
         """
         for line in lines:
             number = len(self.lines)
             self.lines.append(line)
             self.sent_at.append(self._clock.now())
-            self._producer.produce(self._topic, line.value, line.key, on_delivery=self._noted(number))
+            self._producer.produce(self._topic, line.value, line.key, on_delivery=self._delivery_callback(number))
             self._producer.poll(0)
         left = self._producer.flush(_FLUSH_SECONDS)
         if left or self._failed:
@@ -157,15 +154,15 @@ class Sender:
             raise Unavailable(message)
 
     def number_of(self, origin: RequestOrigin | None) -> int | None:
-        """Which request lies there; None if it is none of ours."""
+        """Return the number of the request at an origin, None if it is not the demo's."""
         return None if origin is None else self._numbers.get((origin.partition, origin.offset))
 
-    def _noted(self, number: int) -> "_Note":
-        return _Note(number, self._numbers, self._failed)
+    def _delivery_callback(self, number: int) -> "_DeliveryCallback":
+        return _DeliveryCallback(number, self._numbers, self._failed)
 
 
-class _Note:
-    """Takes the broker's word for one message."""
+class _DeliveryCallback:
+    """Record the delivery of one message."""
 
     def __init__(self, number: int, numbers: dict[tuple[int, int], int], failed: list[str]) -> None:
         self._number, self._numbers, self._failed = number, numbers, failed
@@ -173,6 +170,6 @@ class _Note:
     def __call__(self, error: KafkaError | None, message: Message) -> None:
         partition, offset = message.partition(), message.offset()
         if error is not None or partition is None or offset is None:
-            self._failed.append(error.str() if error else "the broker named no place")
+            self._failed.append(error.str() if error else "the broker returned no offset")
         else:
             self._numbers[partition, offset] = self._number

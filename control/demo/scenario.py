@@ -1,4 +1,4 @@
-"""The demo's minute: services up, the file sent, an executor killed half-way, the jobs stopped, everything counted."""
+"""Run the demo's scenario: start, send, kill an executor, stop the jobs, drain, count."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -9,10 +9,10 @@ from datetime import timedelta
 from psycopg.rows import class_row
 
 from tidewheel.clock import monotonic_seconds
-from tidewheel.control.demo.consumer import Read, Watcher
+from tidewheel.control.demo.consumer import Read, RecordConsumer
 from tidewheel.control.demo.display import Screen, Snapshot, snapshot_of
-from tidewheel.control.demo.environment import DatabaseClock, Place, database_clock
-from tidewheel.control.demo.expected import reckon_due
+from tidewheel.control.demo.environment import DatabaseClock, Environment, database_clock
+from tidewheel.control.demo.expected import compute_due
 from tidewheel.control.demo.observations import Answer, History, Kill
 from tidewheel.control.demo.receiver import Receiver
 from tidewheel.control.demo.requests import Expected, Line, Sender, fill_in
@@ -29,50 +29,52 @@ _TICK_SECONDS = 0.2
 _COUNT_EVERY_SECONDS = 1.0
 _READY_SECONDS = 90.0  # five Python processes that start at once on a slow machine
 _KILL_PATIENCE_SECONDS = 8.0  # two rounds of the slow webhooks
-_SETTLE_SECONDS = 0.15  # what a frozen process had already sent reaches the receiver within this time
-_QUIET_SECONDS = 40.0  # the lease, the retries and the slowest attempt pass well within it
+_SETTLE_SECONDS = 0.15  # data that a frozen process has sent arrives within this time
+_QUIET_SECONDS = 40.0  # longer than the lease, the retries and the slowest attempt together
 _CATCH_UP_SECONDS = 10.0
-_IN_HAND = 2
-_DELETED_FAMILY = "cron"  # these jobs are deleted at the end, the others paused: both ways to stop are counted
+_OPEN_CALLS = 2
+_DELETED_FAMILY = "cron"  # these jobs are deleted at the end, the others paused: both ways to stop are checked
 _REASON = "the demo is over"
 
-_NOTHING = threading.Event()  # never set: waiting for it is how to sleep
+_NEVER_SET = threading.Event()  # never set: a wait on it is a sleep
 
 
 @dataclass(frozen=True, slots=True)
 class _Counts:
-    """What PostgreSQL holds."""
+    """Row counts in PostgreSQL."""
 
     runs: int
     open_runs: int
     outbox: int
 
 
-class Play:
-    """One performance.
+class Scenario:
+    """One run of the scenario.
 
     Args:
-        place: Where.
-        screen: Who watches.
-        requests: The file's requests, placeholders and all.
-        expected: What the file says must be found.
+        environment: The demo's servers and names.
+        screen: The output.
+        requests: The file's requests with their placeholders.
+        expected: The results that `expected.json` requires.
     """
 
-    def __init__(self, place: Place, screen: Screen, requests: Sequence[dict[str, object]], expected: Expected) -> None:
-        self._topics, self._screen = place.topics, screen
+    def __init__(
+        self, environment: Environment, screen: Screen, requests: Sequence[dict[str, object]], expected: Expected
+    ) -> None:
+        self._topics, self._screen = environment.topics, screen
         self._requests, self._expected = requests, expected
-        self._services = Services(place)
-        self._clock: DatabaseClock = database_clock(place.database_url)
+        self._services = Services(environment)
+        self._clock: DatabaseClock = database_clock(environment.database_url)
         self._receiver = Receiver(self._clock, self._services.executor_pids)
-        self._watcher = Watcher(place.kafka, place.topics, self._clock)
-        self._sender = Sender(place.kafka, place.topics.requests, self._clock)
-        self._session = Session(place.database_url, "tidewheel-demo")
-        self._readiness = Readiness(self._session, place.kafka, place.topics)
+        self._consumer = RecordConsumer(environment.kafka, environment.topics, self._clock)
+        self._sender = Sender(environment.kafka, environment.topics.requests, self._clock)
+        self._session = Session(environment.database_url, "tidewheel-demo")
+        self._readiness = Readiness(self._session, environment.kafka, environment.topics)
         self._kill: Kill | None = None
         self._began = 0.0
 
     def run(self) -> History:
-        """Play it to its end; every process of it has ended when this returns or raises.
+        """Run it to its end. All its processes have ended when this returns or raises.
 
         Raises:
             StackError: A service did not start, or ended by itself.
@@ -81,7 +83,7 @@ class Play:
         with ExitStack() as undo:
             undo.callback(self._session.close)
             undo.callback(self._receiver.close)
-            undo.callback(self._watcher.close)
+            undo.callback(self._consumer.close)
             undo.callback(self._services.stop)
             self._open()
             self._load()
@@ -99,11 +101,11 @@ class Play:
             "for this demo alone the executors may call private addresses (TIDEWHEEL_HTTP_ALLOW_PRIVATE=true), "
             f"and their lease is {LEASE_SECONDS} s with a heartbeat every {HEARTBEAT_SECONDS} s, not 15 s and 5 s"
         )
-        self._watcher.start()
+        self._consumer.start()
         self._until(self._readiness.is_complete, _READY_SECONDS, "starting the services")
 
     def _load(self) -> None:
-        """Send the file, then look on; kill an executor half-way."""
+        """Send the file, then wait, and kill an executor half-way."""
         start = self._clock.now().replace(microsecond=0) + timedelta(seconds=1)
         lines = fill_in(self._requests, start, self._receiver.url)
         self._began = monotonic_seconds()
@@ -113,27 +115,27 @@ class Play:
         while self._elapsed() < LOAD_SECONDS:
             self._tick("jobs are firing")
             if self._kill is None and self._elapsed() >= KILL_SECONDS:
-                self._try_to_kill(insist=self._elapsed() >= KILL_SECONDS + _KILL_PATIENCE_SECONDS)
+                self._try_kill(insist=self._elapsed() >= KILL_SECONDS + _KILL_PATIENCE_SECONDS)
 
-    def _try_to_kill(self, *, insist: bool) -> None:
-        """Kill the busier executor if it has runs in hand just now.
+    def _try_kill(self, *, insist: bool) -> None:
+        """Kill the busier executor if it has open calls.
 
-        It is frozen first, so that what it has in hand is the same when it is looked at and when it dies.
+        It is frozen first, so that its open calls do not change between the count and the kill.
         """
-        in_hand = {name: self._receiver.in_hand(self._services.pid(name)) for name in EXECUTORS}
-        name = max(in_hand, key=lambda one: in_hand[one])
-        if in_hand[name] < _IN_HAND and not insist:
+        open_calls = {name: self._receiver.open_calls(self._services.pid(name)) for name in EXECUTORS}
+        name = max(open_calls, key=lambda one: open_calls[one])
+        if open_calls[name] < _OPEN_CALLS and not insist:
             return
         self._services.freeze(name)
-        _NOTHING.wait(_SETTLE_SECONDS)
+        _NEVER_SET.wait(_SETTLE_SECONDS)
         pid = self._services.pid(name)
-        left = self._receiver.in_hand(pid)
+        left = self._receiver.open_calls(pid)
         if not left and not insist:
             self._services.thaw(name)
             return
         self._kill = Kill(pid, self._clock.now(), left)
         self._services.kill(name)
-        self._screen.note(f"killed {name} (SIGKILL, pid {pid}) with {left} calls waiting for their answer")
+        self._screen.note(f"killed {name} (SIGKILL, pid {pid}) with {left} open calls")
 
     def _stop_firing(self) -> None:
         """Pause or delete every recurring job, by requests on the topic like any other."""
@@ -144,34 +146,34 @@ class Play:
         self._screen.note(f"stop: {len(stops) - deleted} recurring jobs are paused, {deleted} deleted")
 
     def _drain(self) -> _Counts:
-        """Wait until every request is answered, every run has ended and all of it was told on Kafka."""
+        """Wait until every request has its reply and every run its end and completion event."""
         self._until(self._are_answered, _QUIET_SECONDS, "draining")
         self._until(self._is_quiet, _QUIET_SECONDS, "draining", every_seconds=_COUNT_EVERY_SECONDS)
         counts = self._counts()
-        self._until(lambda: self._has_read(counts.runs), _CATCH_UP_SECONDS, "reading what was told")
+        self._until(lambda: self._has_read(counts.runs), _CATCH_UP_SECONDS, "reading the events")
         return counts
 
     def _are_answered(self) -> bool:
-        return len(self._answers(self._watcher.read())) >= len(self._sender.lines)
+        return len(self._answers(self._consumer.read())) >= len(self._sender.lines)
 
     def _is_quiet(self) -> bool:
         counts = self._counts()
         return not counts.open_runs and not counts.outbox
 
     def _has_read(self, runs: int) -> bool:
-        read = self._watcher.read()
-        told = len({event.run_id for event in read.completions})
-        return told >= runs and len(read.dead_letters) >= len(self._expected.dead_letters)
+        read = self._consumer.read()
+        reported = len({event.run_id for event in read.completions})
+        return reported >= runs and len(read.dead_letters) >= len(self._expected.dead_letters)
 
     def _history(self, counts: _Counts) -> History:
-        read, now = self._watcher.read(), self._clock.now()
+        read, now = self._consumer.read(), self._clock.now()
         answers = self._answers(read)
-        due = reckon_due(self._sender.lines, self._sender.sent_at, answers, read.events, now)
+        due = compute_due(self._sender.lines, self._sender.sent_at, answers, read.events, now)
         return History(
             sent=len(self._sender.lines),
             answers=answers,
             expected=self._expected,
-            strays=due.strays,
+            bad_instants=due.bad_instants,
             due=due.occurrences,
             rows=counts.runs,
             unfinished=counts.open_runs,
@@ -189,7 +191,7 @@ class Play:
     def _until(
         self, done: Callable[[], bool], seconds: float, phase: str, *, every_seconds: float = _TICK_SECONDS
     ) -> None:
-        """Look on until something is so, or the time is up: then the reckoning says what is missing."""
+        """Wait for a condition. After the timeout the checks report what is missing."""
         deadline = monotonic_seconds() + seconds
         following = 0.0
         while monotonic_seconds() < deadline:
@@ -202,14 +204,14 @@ class Play:
     def _tick(self, phase: str) -> None:
         self._services.check()
         self._screen.show(phase, self._snapshot())
-        _NOTHING.wait(_TICK_SECONDS)
+        _NEVER_SET.wait(_TICK_SECONDS)
 
     def _snapshot(self) -> Snapshot:
         return snapshot_of(
             elapsed_seconds=self._elapsed(),
             services=self._services.states(),
             lines=self._sender.lines,
-            read=self._watcher.read(),
+            read=self._consumer.read(),
             calls=self._receiver.calls(),
         )
 

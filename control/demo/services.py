@@ -1,8 +1,7 @@
-"""The services of a demo, each a process of its own with the settings it is given and no others of the user's.
+"""Run the demo's services as processes, and wait until they are ready.
 
-Whether the services are ready: their rows are there, and the executors' groups have all partitions assigned.
-
-Without that the first runs would wait for a group to form, and the lateness shown would be that of a start.
+A process gets the demo's settings and none of the user's. The services are ready when their rows exist and the
+executors' groups have all partitions. Without that wait the first runs would measure the start of a group.
 """
 
 import os
@@ -18,7 +17,7 @@ from typing import cast
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, ConsumerGroupDescription  # type: ignore[attr-defined]  # as in topics.py
 
-from tidewheel.control.demo.environment import Place
+from tidewheel.control.demo.environment import Environment
 from tidewheel.control.demo.handlers import RECEIVER_VARIABLE
 from tidewheel.errors import StackError
 from tidewheel.kafka.topics import DEFAULT_QUEUE, Topics
@@ -27,23 +26,25 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Lane
 
 EXECUTORS = ("executor 1", "executor 2")
-LEASE_SECONDS = 5  # a third of the default, so that what the kill leaves behind comes back within the demo's minute
+LEASE_SECONDS = 5  # a third of the default, so that the killed executor's runs are retried within the demo's minute
 HEARTBEAT_SECONDS = 1
 
+_COUNT_READY = Statements("tidewheel.control.demo")["count_ready"]
 _COMMAND = "from tidewheel.control.cli.main import main; main()"
 _KAFKA_PREFIX = "TIDEWHEEL_KAFKA_CONFIG_"
 _STOP_SECONDS = 10.0
 _TAIL_LINES = 5
+_REQUEST_TIMEOUT_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """One process.
+    """One service process.
 
     Args:
-        name: What the demo calls it.
+        name: Its name in the demo.
         process: The process.
-        log: Where it writes.
+        log: Its log file.
     """
 
     name: str
@@ -54,13 +55,13 @@ class Service:
 class Services:
     """Intake, scheduler, relay and two executors."""
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
         self._services: dict[str, Service] = {}
         self._killed: set[str] = set()
 
     def start(self, receiver: str) -> None:
-        """Start all of them; returns before they are ready."""
+        """Start all services, without waiting until they are ready."""
         for name in ("intake", "scheduler", "relay"):
             self._start(name, [name], {})
         handlers = ["executor", "--handlers", "tidewheel.control.demo.handlers"]
@@ -74,7 +75,7 @@ class Services:
             self._start(name, handlers, settings)
 
     def stop(self) -> None:
-        """Ask all of them to end, and end those that do not."""
+        """Terminate all services, and kill those that do not end."""
         for service in self._services.values():
             _send(service, signal.SIGCONT)
             _send(service, signal.SIGTERM)
@@ -88,10 +89,10 @@ class Services:
                 service.process.wait()
 
     def check(self) -> None:
-        """See that all run that ought to.
+        """Check that all services run, except a killed one.
 
         Raises:
-            StackError: One has ended by itself; the message holds the last lines of its log.
+            StackError: A service has ended by itself; the message holds the last lines of its log.
         """
         for service in self._services.values():
             if service.name not in self._killed and service.process.poll() is not None:
@@ -100,29 +101,29 @@ class Services:
                 raise StackError(message)
 
     def pid(self, name: str) -> int:
-        """The process of a service."""
+        """Return the pid of a service."""
         return self._services[name].process.pid
 
     def executor_pids(self) -> Sequence[int]:
-        """The processes of the executors that were not killed."""
+        """Return the pids of the executors that were not killed."""
         return [self.pid(name) for name in EXECUTORS if name in self._services and name not in self._killed]
 
     def freeze(self, name: str) -> None:
-        """Let a process stand still where it is."""
+        """Stop a process by SIGSTOP."""
         self._services[name].process.send_signal(signal.SIGSTOP)
 
     def thaw(self, name: str) -> None:
-        """Let it go on."""
+        """Continue a stopped process."""
         self._services[name].process.send_signal(signal.SIGCONT)
 
     def kill(self, name: str) -> None:
-        """End a process at once; it gets no chance to say or write anything."""
+        """Kill a process by SIGKILL."""
         self._killed.add(name)
         self._services[name].process.kill()
         self._services[name].process.wait()
 
     def states(self) -> Mapping[str, tuple[int, str]]:
-        """Pid and state of each, for the display."""
+        """Return the pid and state of each service, for the display."""
         return {name: (service.process.pid, self._state(service)) for name, service in self._services.items()}
 
     def _state(self, service: Service) -> str:
@@ -131,13 +132,13 @@ class Services:
         return "running" if service.process.poll() is None else "ended"
 
     def _start(self, name: str, arguments: Sequence[str], settings: Mapping[str, str]) -> None:
-        log = self._place.logs / f"{name.replace(' ', '-')}.log"
-        # -P: a file of the folder the demo was started in must not stand in for a module of ours.
+        log = self._environment.logs / f"{name.replace(' ', '-')}.log"
+        # -P: a file in the current folder must not shadow a module.
         command = [sys.executable, "-P", "-c", _COMMAND, *arguments]
         with log.open("wb") as output:
             process = subprocess.Popen(  # noqa: S603 - our own command
                 command,
-                env=_environment(self._place, settings),
+                env=_variables(self._environment, settings),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -146,8 +147,8 @@ class Services:
         self._services[name] = Service(name, process, log)
 
 
-def _environment(place: Place, settings: Mapping[str, str]) -> dict[str, str]:
-    """The user's own, without the settings of the user's own services: the figures must mean the same everywhere."""
+def _variables(environment: Environment, settings: Mapping[str, str]) -> dict[str, str]:
+    """Return the user's variables without Tidewheel settings, so that figures are comparable."""
     inherited = {
         name: value
         for name, value in os.environ.items()
@@ -155,9 +156,9 @@ def _environment(place: Place, settings: Mapping[str, str]) -> dict[str, str]:
     }
     return {
         **inherited,
-        "TIDEWHEEL_DATABASE_URL": place.database_url,
-        "TIDEWHEEL_KAFKA_BOOTSTRAP": place.bootstrap,
-        "TIDEWHEEL_TOPIC_PREFIX": place.topics.prefix,
+        "TIDEWHEEL_DATABASE_URL": environment.database_url,
+        "TIDEWHEEL_KAFKA_BOOTSTRAP": environment.bootstrap,
+        "TIDEWHEEL_TOPIC_PREFIX": environment.topics.prefix,
         **settings,
     }
 
@@ -167,18 +168,13 @@ def _send(service: Service, number: signal.Signals) -> None:
         service.process.send_signal(number)
 
 
-_COUNT_READY = Statements("tidewheel.control.demo")["count_ready"]
-
-_ASK_SECONDS = 5.0
-
-
 class Readiness:
-    """What there must be before the file is sent.
+    """The readiness of the services, required before the file is sent.
 
     Args:
-        session: To the demo's database.
-        config: Bootstrap servers and what the user passes through.
-        topics: The demo's own.
+        session: A session of the demo's database.
+        config: Bootstrap servers and the user's client settings.
+        topics: The demo's topics.
     """
 
     def __init__(self, session: Session, config: Mapping[str, str], topics: Topics) -> None:
@@ -187,21 +183,21 @@ class Readiness:
         self._admin = AdminClient({**config, "client.id": "tidewheel-demo", "log_level": 2})
 
     def is_complete(self) -> bool:
-        """Whether all are at work.
+        """Return True if all services are ready.
 
         Raises:
             Unavailable: The database does not answer.
         """
         with self._session.transaction() as connection:
             row = connection.execute(_COUNT_READY, binary=True).fetchone()
-        taken_in = self._partitions[self._topics.requests] + self._partitions[self._topics.target_replies]
-        wanted = (len(EXECUTORS), 2, taken_in)  # 2: a scheduler and a relay
+        intake_partitions = self._partitions[self._topics.requests] + self._partitions[self._topics.target_replies]
+        wanted = (len(EXECUTORS), 2, intake_partitions)  # 2: a scheduler and a relay
         return row is not None and tuple(row) == wanted and self._are_assigned()
 
     def _are_assigned(self) -> bool:
         wanted = {f"{name}.executors": self._partitions[name] for name in self._lanes()}
         groups = self._admin.describe_consumer_groups(  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType] - its stub leaves a Future bare
-            list(wanted), request_timeout=_ASK_SECONDS
+            list(wanted), request_timeout=_REQUEST_TIMEOUT_SECONDS
         )
         futures = cast("dict[str, Future[ConsumerGroupDescription]]", groups)
         return all(_assigned(future) >= wanted[group] for group, future in futures.items())
@@ -214,6 +210,6 @@ def _assigned(future: "Future[ConsumerGroupDescription]") -> int:
     try:
         found = future.result()
     except KafkaException:
-        return 0  # there is no such group yet, or its coordinator is about to be found
+        return 0  # the group does not exist yet, or its coordinator is not known yet
     counts = [len(member.assignment.topic_partitions) for member in found.members if member.assignment]
     return sum(counts)

@@ -1,4 +1,4 @@
-"""The demo's reckoning finds what is wrong: an honest history passes, and each way to doctor it is caught."""
+"""The demo's checks pass a consistent history and detect every alteration of it."""
 
 import runpy
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from tidewheel.control.demo.checks import check_all, figures_of
-from tidewheel.control.demo.expected import reckon_due
+from tidewheel.control.demo.expected import compute_due
 from tidewheel.control.demo.observations import Answer, Call, History, Kill
 from tidewheel.control.demo.occurrences import Occurrence, Window, due_instants
 from tidewheel.control.demo.requests import Expected, Line, examples_folder, fill_in, read_expected, read_requests
@@ -28,9 +28,9 @@ from tidewheel.schemas.generated.records import (
 
 START = datetime(2026, 11, 20, 8, 29, 50, tzinfo=UTC)
 KILLED, SURVIVOR = 101, 102
-KILL = Kill(KILLED, START + timedelta(seconds=15), in_hand=1)
+KILL = Kill(KILLED, START + timedelta(seconds=15), open_calls=1)
 
-Doctor = Callable[[History], History]
+Alteration = Callable[[History], History]
 
 
 def at(seconds: float) -> datetime:
@@ -111,7 +111,7 @@ LETTER = DeadLetter(
 
 REFUSED = ReplyError(path="job.schedule.timezone", problem="no such zone", remedy="Europe/Athens is near")
 
-HONEST = History(
+CONSISTENT = History(
     sent=3,
     answers=[
         answer(0, "shop"),
@@ -119,7 +119,7 @@ HONEST = History(
         answer(2, "trial", type=RequestType.JOB_TRIGGER, run_id="triggered"),
     ],
     expected=Expected({"month-end": frozenset({"job.schedule.timezone"})}, frozenset({"ledger"})),
-    strays=[],
+    bad_instants=[],
     due=frozenset(
         Occurrence(run.job_key, run.cause, run.scheduled_at)
         for run in (PLAIN, RECOVERED, HELD, SKIPPED, UNSEEN, TRIGGERED, DEAD)
@@ -147,35 +147,35 @@ def faults(history: History) -> list[str]:
     return [str(check) for check in check_all(history) if not check.holds]
 
 
-def without(run: RunCompleted) -> Doctor:
+def without(run: RunCompleted) -> Alteration:
     return lambda history: replace(history, completions=[one for one in history.completions if one != run])
 
 
-def with_event(run: RunCompleted) -> Doctor:
+def with_event(run: RunCompleted) -> Alteration:
     return lambda history: replace(history, completions=[*history.completions, run])
 
 
-def with_call(one: Call) -> Doctor:
+def with_call(one: Call) -> Alteration:
     return lambda history: replace(history, calls=[*history.calls, one])
 
 
-def without_calls_of(run: RunCompleted) -> Doctor:
+def without_calls_of(run: RunCompleted) -> Alteration:
     return lambda history: replace(history, calls=[one for one in history.calls if one.run_id != run.run_id])
 
 
-def with_(**facts: object) -> Doctor:
+def with_(**facts: object) -> Alteration:
     return lambda history: replace(history, **facts)  # type: ignore[arg-type]  # as above
 
 
-DOCTORED: dict[str, tuple[Doctor, str]] = {
+ALTERED: dict[str, tuple[Alteration, str]] = {
     "a completion is dropped": (without(HELD), "has no completion event"),
-    "a run is told under two events": (with_event(replace(PLAIN, event_id="another")), "was told under"),
-    "an event is told again with other contents": (with_event(replace(PLAIN, attempt=2)), "different contents"),
-    "an event tells of two runs": (
+    "a run has two events": (with_event(replace(PLAIN, event_id="another")), "has two events"),
+    "an event is repeated with other contents": (with_event(replace(PLAIN, attempt=2)), "different contents"),
+    "an event names two runs": (
         with_event(replace(PLAIN, run_id="other", scheduled_at=at(2))),
-        "tells of 2 runs",
+        "names 2 runs",
     ),
-    "a run comes from nowhere": (with_event(completion("extra", "shop", 9)), "which was not due"),
+    "a run without an occurrence": (with_event(completion("extra", "shop", 9)), "which was not due"),
     "an occurrence became two runs": (with_event(completion("twin", "shop", 1)), "became 2 runs"),
     "an attempt takes effect twice": (with_call(call(PLAIN, 1, 1.05)), "reached the receiver 2 times"),
     "a second effect of an executor that lives": (
@@ -203,11 +203,11 @@ DOCTORED: dict[str, tuple[Doctor, str]] = {
         with_call(replace(call(RECOVERED, 3, 2.9, effective=False), idempotency_key="stray")),
         "idempotency key 'stray'",
     ),
-    "a skip with nobody in the way": (
+    "a skip without an overlap": (
         lambda history: with_event(replace(SKIPPED, finished_at=at(29)))(without(SKIPPED)(history)),
         "ended skipped",
     ),
-    "a failure that the file does not tell of": (
+    "a failure that the file does not script": (
         lambda history: with_event(replace(PLAIN, status=RunStatus.FAILED))(without(PLAIN)(history)),
         "ended failed",
     ),
@@ -222,44 +222,59 @@ DOCTORED: dict[str, tuple[Doctor, str]] = {
         with_(dead_letters=[LETTER, replace(LETTER, event_id="more", job_key="shop", run_id="plain")]),
         "dead letters of shop: 1, not none",
     ),
-    "a rejection is missing": (with_(answers=[HONEST.answers[0], HONEST.answers[2]]), "rejected of month-end: none"),
+    "a rejection is missing": (
+        with_(answers=[CONSISTENT.answers[0], CONSISTENT.answers[2]]),
+        "rejected of month-end: none",
+    ),
     "a rejection for another field": (
-        with_(answers=[HONEST.answers[0], answer(1, "month-end", (replace(REFUSED, path="job"),)), HONEST.answers[2]]),
+        with_(
+            answers=[
+                CONSISTENT.answers[0],
+                answer(1, "month-end", (replace(REFUSED, path="job"),)),
+                CONSISTENT.answers[2],
+            ]
+        ),
         "rejected of month-end: job, not",
     ),
     "a rejection without a remedy": (
-        with_(answers=[HONEST.answers[0], answer(1, "month-end", (replace(REFUSED, remedy=""),)), HONEST.answers[2]]),
+        with_(
+            answers=[
+                CONSISTENT.answers[0],
+                answer(1, "month-end", (replace(REFUSED, remedy=""),)),
+                CONSISTENT.answers[2],
+            ]
+        ),
         "no remedy",
     ),
     "a good request is refused": (
-        with_(answers=[answer(0, "shop", (REFUSED,)), *HONEST.answers[1:]]),
+        with_(answers=[answer(0, "shop", (REFUSED,)), *CONSISTENT.answers[1:]]),
         "rejected of shop",
     ),
-    "a request has no answer": (with_(answers=HONEST.answers[1:]), "request 1 has 0"),
-    "a request has two answers": (with_(answers=[*HONEST.answers, answer(0, "other")]), "request 1 has 2"),
+    "a request has no answer": (with_(answers=CONSISTENT.answers[1:]), "request 1 has 0"),
+    "a request has two answers": (with_(answers=[*CONSISTENT.answers, answer(0, "other")]), "request 1 has 2"),
     "a trigger's run never came": (
-        with_(answers=[*HONEST.answers[:2], answer(2, "trial", type=RequestType.JOB_TRIGGER, run_id="lost")]),
-        "which never ended",
+        with_(answers=[*CONSISTENT.answers[:2], answer(2, "trial", type=RequestType.JOB_TRIGGER, run_id="lost")]),
+        "without a completion event",
     ),
-    "nobody was killed": (with_(kill=None), "none was killed"),
-    "the one who was killed had nothing in hand": (with_(kill=replace(KILL, in_hand=0)), "nothing in hand"),
+    "no executor was killed": (with_(kill=None), "no executor was killed"),
+    "the killed executor had no open calls": (with_(kill=replace(KILL, open_calls=0)), "no open calls"),
     "an unreadable message": (with_(unreadable=["completions: no schema"]), "no schema"),
-    "an acceptance that cannot be": (with_(strays=["accepted before it was sent"]), "before it was sent"),
+    "an impossible acceptance": (with_(bad_instants=["accepted before it was sent"]), "before it was sent"),
 }
 
 
-def test_an_honest_history_adds_up() -> None:
-    assert faults(HONEST) == []
+def test_consistent_history_passes() -> None:
+    assert faults(CONSISTENT) == []
 
 
-@pytest.mark.parametrize("name", DOCTORED)
-def test_a_doctored_history_is_found_out(name: str) -> None:
-    doctor, complaint = DOCTORED[name]
-    assert any(complaint in fault for fault in faults(doctor(HONEST))), faults(doctor(HONEST))
+@pytest.mark.parametrize("name", ALTERED)
+def test_altered_history_fails(name: str) -> None:
+    alter, complaint = ALTERED[name]
+    assert any(complaint in fault for fault in faults(alter(CONSISTENT))), faults(alter(CONSISTENT))
 
 
-def test_figures_of_an_honest_history() -> None:
-    figures = figures_of(HONEST)
+def test_figures_of_a_consistent_history() -> None:
+    figures = figures_of(CONSISTENT)
     assert (figures.due, figures.runs, figures.events, figures.repeated_events) == (7, 7, 7, 1)
     assert (figures.effective_runs, figures.second_effects, figures.failures, figures.lost) == (5, 1, 4, 2)
     assert figures.undisturbed.runs == 5  # `held` and `unseen` were due in the second before the kill, or just then
@@ -269,7 +284,7 @@ def test_figures_of_an_honest_history() -> None:
 @pytest.mark.parametrize(
     ("schedule", "seconds"),
     [
-        ({"interval": "2s"}, [2.25, 4.25, 6.25]),  # from the acceptance, which is none itself
+        ({"interval": "2s"}, [2.25, 4.25, 6.25]),  # from the acceptance, which is no occurrence
         ({"interval": "4s", "anchor": at(1).isoformat()}, [1, 5]),
         ({"interval": "4s", "anchor": at(0.25).isoformat()}, [4.25]),  # an anchor at the acceptance is not after it
         ({"cron": "*/5 * * * * *", "timezone": "Asia/Kolkata"}, [5]),
@@ -280,19 +295,19 @@ def test_figures_of_an_honest_history() -> None:
         ("manual", []),
     ],
 )
-def test_due_instants_are_plain_arithmetic(schedule: object, seconds: list[float]) -> None:
+def test_due_instants_follow_the_schedule(schedule: object, seconds: list[float]) -> None:
     found = due_instants({"schedule": schedule}, Window(at(0.25), at(6.5)))
     assert found == [at(second) for second in seconds]
 
 
-def test_both_bounds_belong_to_a_schedule() -> None:
+def test_start_and_end_bounds_are_inclusive() -> None:
     job: dict[str, object] = {"schedule": {"interval": "1s", "anchor": at(0).isoformat()}}
     job |= {"start_at": at(3).isoformat(), "end_at": at(5).isoformat()}
     assert due_instants(job, Window(at(0.25), at(9))) == [at(3), at(4), at(5)]
 
 
 @pytest.mark.parametrize("schedule", [{"cron": "0 0 1 * MON", "timezone": "UTC"}, {"fixed_delay": "1s"}, 7])
-def test_a_schedule_the_demo_does_not_know_is_refused_rather_than_guessed(schedule: object) -> None:
+def test_unknown_schedule_form_is_rejected(schedule: object) -> None:
     with pytest.raises(ValueError, match="does not know"):
         due_instants({"schedule": schedule}, Window(at(0), at(9)))
 
@@ -322,28 +337,28 @@ EVENTS = [event("job.created", "shop", 0.3), event("job.paused", "shop", 3.3)]
 
 
 def test_a_job_is_due_from_its_acceptance_to_its_pause_and_a_trigger_its_delay_later() -> None:
-    due = reckon_due([SUBMIT, PAUSE, TRIGGER], SENT, ANSWERS, EVENTS, at(60))
+    due = compute_due([SUBMIT, PAUSE, TRIGGER], SENT, ANSWERS, EVENTS, at(60))
     timers = {Occurrence("shop", "timer", at(second)) for second in (1.3, 2.3, 3.3)}
     assert due.occurrences == timers | {Occurrence("shop", "trigger", at(6.2))}
-    assert due.strays == ()
+    assert due.bad_instants == ()
 
 
 @pytest.mark.parametrize(
     ("events", "sent", "complaint"),
     [
         ([event("job.created", "shop", 2), EVENTS[1]], SENT, "job.submit of shop"),  # later than its reply was read
-        ([EVENTS[0], event("job.paused", "shop", 2)], SENT, "job.pause of shop"),  # earlier than it was asked for
+        ([EVENTS[0], event("job.paused", "shop", 2)], SENT, "job.pause of shop"),  # earlier than its request
         (EVENTS, [at(0), at(3), at(4.4)], "job.trigger of shop"),
-        ([EVENTS[0]], SENT, "no event tells that shop was stopped"),
-        ([EVENTS[1]], SENT, "no event tells that shop was created"),
+        ([EVENTS[0]], SENT, "no event reports that shop was stopped"),
+        ([EVENTS[1]], SENT, "no event reports that shop was created"),
     ],
 )
-def test_an_instant_that_cannot_be_is_told(events: list[LifecycleEvent], sent: list[datetime], complaint: str) -> None:
-    due = reckon_due([SUBMIT, PAUSE, TRIGGER], sent, ANSWERS, events, at(60))
-    assert any(complaint in stray for stray in due.strays)
+def test_impossible_instant_is_reported(events: list[LifecycleEvent], sent: list[datetime], complaint: str) -> None:
+    due = compute_due([SUBMIT, PAUSE, TRIGGER], sent, ANSWERS, events, at(60))
+    assert any(complaint in stray for stray in due.bad_instants)
 
 
-def test_placeholders_are_filled_in_and_nothing_else() -> None:
+def test_only_placeholders_are_replaced() -> None:
     job = {"key": "mail", "schedule": {"once": "@start+1.5s"}, "target": {"url": "@receiver/mails"}, "payload": ["@x"]}
     submit = {"type": "job.submit", "job": job | {"labels": {"family": "one-off"}}}
     [line, trigger] = fill_in([submit, {"type": "job.trigger", "key": "mail"}], START, "http://127.0.0.1:1")
@@ -354,7 +369,7 @@ def test_placeholders_are_filled_in_and_nothing_else() -> None:
     assert (trigger.key, trigger.family) == ("mail", "one-off")
 
 
-def test_the_file_is_what_its_script_writes() -> None:
+def test_files_match_their_script() -> None:
     script = runpy.run_path(str(examples_folder() / "make_requests.py"))
     assert read_requests(examples_folder()) == script["requests"]()
     wanted = script["expected"]()
@@ -363,7 +378,7 @@ def test_the_file_is_what_its_script_writes() -> None:
     assert sorted(found.dead_letters) == wanted["dead_letters"]
 
 
-def test_the_file_holds_what_the_demo_promises() -> None:
+def test_file_covers_the_promised_cases() -> None:
     lines = fill_in(read_requests(examples_folder()), START, "http://127.0.0.1:1")
     jobs = {line.key: line.job for line in lines if line.job is not None and line.family != "malformed"}
     assert len(jobs) >= 300
@@ -372,4 +387,4 @@ def test_the_file_holds_what_the_demo_promises() -> None:
     assert len(zones) == 3
     assert sum(line.family == "malformed" for line in lines) == 2
     for job in jobs.values():
-        due_instants(job, Window(START, at(60)))  # each is of a form the demo can reckon
+        due_instants(job, Window(START, at(60)))  # each is of a form the demo can compute
