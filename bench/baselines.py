@@ -179,7 +179,7 @@ def whole(connection: Conn, stage: Stage, most: int) -> float:
     """
     taken = take_rows(connection, ("job_runs", "open_runs", "run_inputs", "outbox"), most)
     runs, messages = _fired(connection, most)
-    connection.execute("TRUNCATE job_runs, open_runs, run_inputs, outbox, attempts, turns")
+    connection.execute("TRUNCATE job_runs, open_runs, run_inputs, outbox, attempts, active_runs")
     connection.commit()
     with stage.server.stage() as other:  # with topics that nobody else has written to
         topic, completions = (

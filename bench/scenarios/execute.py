@@ -70,7 +70,7 @@ def measure_executors(server: Server, runs: int, options: Options, *, executors:
 
 
 def _floor(connection: Conn, stage: Stage, taken: list[baselines.Rows], ids: list[UUID]) -> float:
-    connection.execute("TRUNCATE job_runs, open_runs, attempts, turns, outbox")
+    connection.execute("TRUNCATE job_runs, open_runs, attempts, active_runs, outbox")
     connection.commit()
     baselines.copy_rows(connection, taken)
     connection.execute("ANALYZE open_runs, job_runs")

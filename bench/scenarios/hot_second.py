@@ -98,7 +98,7 @@ def _last_append_ms(stage: Stage) -> float:
 
 def _floor_ms(connection: Conn, stage: Stage, size: int) -> float:
     """How long so many messages take that are produced, consumed and claimed by plain statements, nothing else."""
-    connection.execute("TRUNCATE job_runs, open_runs, run_inputs, attempts, turns, outbox, timers, skips")
+    connection.execute("TRUNCATE job_runs, open_runs, run_inputs, attempts, active_runs, outbox, timers, skips")
     connection.commit()
     load_jobs(connection, stage.installation, size, due_at=database_now(connection), prefix="floor")
     fire_all(stage)

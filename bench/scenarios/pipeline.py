@@ -155,7 +155,7 @@ def _rates(seen: Sequence[tuple[float, int]]) -> Points:
 
 
 def _floor(connection: Conn, stage: Stage, runs: int) -> float:
-    connection.execute("TRUNCATE job_runs, open_runs, run_inputs, attempts, turns, outbox, timers")
+    connection.execute("TRUNCATE job_runs, open_runs, run_inputs, attempts, active_runs, outbox, timers")
     connection.commit()
     load_jobs(connection, stage.installation, runs, due_at=database_now(connection), prefix="floor")
     fire_all(stage)
