@@ -22,16 +22,16 @@ from tidewheel.errors import refuse
 from tidewheel.jobs.values import MAX_DAYS
 
 MOST_BYTES = 4 * 2**20
-"""Of a file: twenty times a country's holidays of a century."""
+"""Largest file in bytes: twenty times a country's holidays of a century."""
 
 MOST_EVENTS = 10_000
-"""In a file, as many as days in a calendar."""
+"""Most events of a file: as many as days of a calendar."""
 
 HORIZON_YEARS = 10
-"""How far repeats are followed beyond today, by default."""
+"""Default horizon of repeats, in years from today."""
 
 MOST_YEARS = 50
-"""The farthest horizon."""
+"""Farthest horizon of repeats, in years."""
 
 _MOST_SECONDS = 20.0  # for the repeats of one file; a rule that never matches takes 5 s
 _FREQUENCIES = ("DAILY", "WEEKLY", "MONTHLY", "YEARLY")

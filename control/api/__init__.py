@@ -1,1 +1,1 @@
-"""The HTTP door."""
+"""HTTP API for executors in other languages and for task tokens."""

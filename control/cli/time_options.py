@@ -21,7 +21,7 @@ Tz = Annotated[
 ]
 
 SECONDS = re.compile(r"\d{1,9}(?:\.\d{1,6})?", re.ASCII)
-"""A span of time as a bare number."""
+"""A duration as a bare number of seconds."""
 
 _LOCAL = re.compile(r"\d{4}-\d\d-\d\d(?:[Tt ]\d\d:\d\d(?::\d\d(?:\.\d{1,6})?)?)?", re.ASCII)
 _NEAR = 2 * 86_400  # no zone's clock was ever changed by more than a day

@@ -37,9 +37,9 @@ class DeadLetterKind(StrEnum):
     """Kind of a dead letter."""
 
     RUN = "run"
-    """A run that was given up."""
+    """A run that failed or timed out for good."""
     MESSAGE = "message"
-    """A message that was no request."""
+    """A message that is no valid request."""
 
 
 class DeadLetterFilter(TypedDict, total=False):
