@@ -6,11 +6,13 @@ the full one whole, once for each row it looks for. Nothing here is timed: the s
 
 from dataclasses import replace
 from datetime import date, timedelta
+from typing import LiteralString
 from uuid import UUID
 
 import pytest
 
 from tests.fixtures.database import Database
+from tests.fixtures.services import until
 from tests.scheduler.firing import look_at
 from tests.transitions.acts import EXECUTOR, submit, trigger
 from tidewheel.postgres.partitions import ensure_days
@@ -32,14 +34,31 @@ POLLS = 20  # psycopg prepares at the sixth execution, the server would keep a p
 MOST_READ = 20 * BURST
 
 
+_CLOSING: LiteralString = """
+SELECT count(*) FROM pg_stat_activity
+ WHERE datname = current_database() AND application_name = 'tidewheel-partitions'
+"""
+
+
 def rows_read(database: Database, *tables: str) -> int:
     """Rows that scans of these tables have read so far, by the server's count."""
+    show_counts(database)
     [(read,)] = database.rows(
         "SELECT coalesce(sum(seq_tup_read + coalesce(idx_tup_fetch, 0)), 0)::bigint FROM pg_stat_user_tables"
         " WHERE relname = ANY (%s) OR relname ~ '^(job_runs|attempts|run_inputs)_'",
         [list(tables)],
     )
     return int(read)
+
+
+def show_counts(database: Database) -> None:
+    """Make the counts of the test's own connection and of closed ones visible.
+
+    The server publishes the counts of a connection up to a second later, or as it ends.
+    """
+    database.execute("SELECT pg_stat_force_next_flush()")
+    database.execute("SELECT 1")
+    until(lambda: database.value(_CLOSING) == 0, "the connection that creates partitions has ended")
 
 
 def flush(session: Session) -> None:
@@ -197,6 +216,7 @@ def test_conflicting_claim_reads_partitions_of_its_runs_only(idle: Database) -> 
 
 def scans_before(database: Database, day: date) -> int:
     """Count the scans of partitions of days well before this one."""
+    show_counts(database)
     [(scans,)] = database.rows(
         "SELECT sum(coalesce(idx_scan, 0) + seq_scan)::bigint FROM pg_stat_user_tables"
         " WHERE relname ~ '_[0-9]{8}$' AND right(relname, 8) < %s",
