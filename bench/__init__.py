@@ -1,1 +1,1 @@
-"""Measures this machine: each figure beside its floor in the same run, since machines differ and ratios carry over."""
+"""Measure this machine: each figure beside its baseline of the same round."""

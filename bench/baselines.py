@@ -1,4 +1,4 @@
-"""The least work that could do it: the same rows and messages by plain COPY, produce, consume, UPDATE and DELETE.
+"""Baselines: the same rows and messages by plain COPY, produce, consume, UPDATE and DELETE.
 
 No product code but the Kafka clients' settings. What a scenario does is measured beside this, in the same round.
 """
@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from tidewheel.bench.environment import Stage
+from tidewheel.bench.environment import Environment
 from tidewheel.clock import monotonic_seconds
 from tidewheel.kafka.clients import consumer, producer
 from tidewheel.postgres.session import Conn
@@ -62,9 +62,9 @@ def copy_rows(connection: Conn, taken: Sequence[Rows], *, commit: int = COMMIT) 
     return monotonic_seconds() - started
 
 
-def produce(stage: Stage, topic: str, messages: Iterable[Made], *, client: Producer | None = None) -> float:
-    """Produce messages with the relay's client settings and wait until all are acknowledged; returns seconds."""
-    client = client or warm_producer(stage, topic)
+def produce(environment: Environment, topic: str, messages: Iterable[Made], *, client: Producer | None = None) -> float:
+    """Produce messages with the relay's client settings and return the seconds until all acknowledgements."""
+    client = client or warm_producer(environment, topic)
     started = monotonic_seconds()
     for key, value, headers in messages:
         while True:
@@ -77,24 +77,26 @@ def produce(stage: Stage, topic: str, messages: Iterable[Made], *, client: Produ
     return monotonic_seconds() - started
 
 
-def warm_producer(stage: Stage, topic: str) -> Producer:
+def warm_producer(environment: Environment, topic: str) -> Producer:
     """A producer that has its id and knows the topic: its first delivery waits for both."""
-    client = producer(stage.kafka, role="bench")
+    client = producer(environment.kafka, role="bench")
     client.produce(topic, b"warm", key=b"warm")
     assert client.flush(_KAFKA_SECONDS) == 0
     return client
 
 
-def reader(stage: Stage, topics: Sequence[str]) -> Consumer:
+def reader(environment: Environment, topics: Sequence[str]) -> Consumer:
     """A consumer of all partitions of some topics from their beginning, without a group to wait for."""
-    client = consumer(stage.kafka, group=f"{stage.prefix}.floor-{uuid4().hex[:8]}", role="bench", protocol="classic")
+    client = consumer(
+        environment.kafka, group=f"{environment.prefix}.floor-{uuid4().hex[:8]}", role="bench", protocol="classic"
+    )
     client.assign([TopicPartition(topic, number, 0) for topic in topics for number in _partitions(client, topic)])
     return client
 
 
-def ends(stage: Stage, topics: Sequence[str]) -> int:
-    """How many messages some topics have been given."""
-    client = reader(stage, topics)
+def ends(environment: Environment, topics: Sequence[str]) -> int:
+    """Return the number of messages in some topics."""
+    client = reader(environment, topics)
     total = sum(client.get_watermark_offsets(each, _KAFKA_SECONDS)[1] for each in client.assignment())
     client.close()
     return total
@@ -134,9 +136,9 @@ SELECT 0, 'events', now(), %(topic)s, %(value)s, %(value)s, NULL FROM unnest(%(r
 """
 
 
-def execute(connection: Conn, stage: Stage, runs: Sequence[UUID], topic: str) -> float:
-    """Consume so many messages; claim and end these runs, set-wise, commits of 2,000 each; returns seconds."""
-    client, event = reader(stage, [topic]), {"topic": f"{stage.prefix}.completions", "value": b"e" * 300}
+def execute(connection: Conn, environment: Environment, runs: Sequence[UUID], topic: str) -> float:
+    """Consume messages, claim and end these runs in commits of 2,000, and return the seconds."""
+    client, event = reader(environment, [topic]), {"topic": f"{environment.prefix}.completions", "value": b"e" * 300}
     started, at = monotonic_seconds(), 0
     for keys in consume(client, len(runs)):
         part = list(runs[at : at + len(keys)])
@@ -153,10 +155,10 @@ def execute(connection: Conn, stage: Stage, runs: Sequence[UUID], topic: str) ->
     return seconds
 
 
-def burst(connection: Conn, stage: Stage, most: int) -> float:
+def burst(connection: Conn, environment: Environment, most: int) -> float:
     """Seconds that messages of runs take which firing has just written: produce, consume, claim."""
     runs, messages = _fired(connection, most)
-    with stage.server.stage() as other:
+    with environment.server.environment() as other:
         topic = other.installation.topics.runs("default", "standard")
         sending, client, at = warm_producer(other, topic), reader(other, [topic]), 0
         client.consume(1, 5.0)
@@ -172,7 +174,7 @@ def burst(connection: Conn, stage: Stage, most: int) -> float:
     return seconds
 
 
-def whole(connection: Conn, stage: Stage, most: int) -> float:
+def whole(connection: Conn, environment: Environment, most: int) -> float:
     """Runs/s of a run's whole way, one step after the other.
 
     COPY what firing writes, produce, consume, claim, end, produce the event; of runs that firing has just written.
@@ -181,30 +183,30 @@ def whole(connection: Conn, stage: Stage, most: int) -> float:
     runs, messages = _fired(connection, most)
     connection.execute("TRUNCATE job_runs, open_runs, run_inputs, outbox, attempts, active_runs")
     connection.commit()
-    with stage.server.stage() as other:  # with topics that nobody else has written to
+    with environment.server.environment() as other:  # with topics that no other writer has used
         topic, completions = (
             other.installation.topics.runs("default", "standard"),
             other.installation.topics.completions,
         )
-        sending, telling = warm_producer(other, topic), warm_producer(other, completions)
+        sending, reporting = warm_producer(other, topic), warm_producer(other, completions)
         seconds = copy_rows(connection, taken)
         seconds += produce(other, topic, messages, client=sending)
         connection.execute("ANALYZE open_runs, job_runs")
         connection.execute("TRUNCATE outbox")
         connection.commit()
         seconds += execute(connection, other, runs, topic)
-        seconds += produce(other, completions, messages, client=telling)
+        seconds += produce(other, completions, messages, client=reporting)
     return len(runs) / seconds
 
 
-def hops(stage: Stage, topic: str, legs: int, samples: int, *, per_second: float = 200.0) -> list[float]:
+def hops(environment: Environment, topic: str, legs: int, samples: int, *, per_second: float = 200.0) -> list[float]:
     """Milliseconds of a chain, done one at a time.
 
     For each leg a commit of one row, a produce, its acknowledgement and the message read again; then one more commit.
     """
-    sender, client = producer(stage.kafka, role="bench", linger_ms=0), reader(stage, [topic])
+    sender, client = producer(environment.kafka, role="bench", linger_ms=0), reader(environment, [topic])
     took: list[float] = []
-    with stage.connect() as connection:
+    with environment.connect() as connection:
         connection.execute("CREATE TABLE IF NOT EXISTS hops (id bigint GENERATED ALWAYS AS IDENTITY, at timestamptz)")
         connection.commit()
         for number in range(samples + 20):
@@ -246,7 +248,7 @@ def _commit_one(connection: Conn) -> None:
 
 
 def _fired(connection: Conn, most: int) -> tuple[list[UUID], list[Made]]:
-    """Runs that firing has written and nobody has claimed, and their messages."""
+    """Runs that firing has written and no executor has claimed, and their messages."""
     rows = connection.execute(_FIRED, [most]).fetchall()
     connection.commit()
     messages: list[Made] = [(cast("bytes", row[1]), cast("bytes", row[2]), []) for row in rows]

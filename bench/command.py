@@ -19,7 +19,7 @@ from tidewheel.bench.measurement import Line, Options
 from tidewheel.bench.plots import check_plots, plot
 from tidewheel.bench.registry import EVERYTHING, SCENARIOS, Part, named
 from tidewheel.bench.scenarios import execute, fire, latency, pipeline, relay
-from tidewheel.bench.warmup import wear_in
+from tidewheel.bench.warmup import warm_up_server
 from tidewheel.errors import refuse
 from tidewheel.process.json_logging import configure_logging
 
@@ -48,7 +48,7 @@ class Compared:
 
     @property
     def holds(self) -> bool:
-        """Whether it is near enough; what is not stored cannot have fallen."""
+        """True if the ratio is at least 70 % of the stored one, or none is stored."""
         return self.stored is None or self.ratio >= LEAST * self.stored
 
 
@@ -60,22 +60,22 @@ def run_quick(*, update: bool, as_json: bool) -> bool:
     """
     stored = {} if update else read_baseline()
     found = runner.Found()
-    with open_server() as server, runner.progress(len(_PARTS) * _ROUNDS) as tell:
-        wear_in(server, partial(tell, 0))
+    with open_server() as server, runner.progress(len(_PARTS) * _ROUNDS) as report:
+        warm_up_server(server, partial(report, 0))
         about: dict[str, object] = {"machine": runner.machine(), "versions": runner.versions(server)}
         about["settings"] = runner.settings(server)
         for at, (name, (part, options)) in enumerate(_PARTS.items()):
             for number in range(_ROUNDS):
                 done = at * _ROUNDS + number
-                tell(done, name)
-                telling = replace(options, tell=partial(runner.tell_part, tell, done, name))
-                runner.run_part(server, name, part, found, telling, label=f"round {number + 1}")
+                report(done, name)
+                reporting = replace(options, report=partial(runner.report_part, report, done, name))
+                runner.run_part(server, name, part, found, reporting, label=f"round {number + 1}")
     if as_json:
         print(runner.document(found, about))
     compared = compare(found.lines, stored)
     if not as_json:
         print("\n".join(table(compared)))
-    runner.tell_failures(found)
+    runner.report_failures(found)
     if update and not found.failed:
         ratios = {f"{each.scenario}.{each.figure}": round(each.ratio, 4) for each in compared}
         BASELINE.write_text(json.dumps(ratios, indent=2) + "\n")
@@ -104,14 +104,14 @@ def compare(lines: list[Line], stored: dict[str, float]) -> list[Compared]:
 
 def table(compared: list[Compared]) -> list[str]:
     """The comparison for people, one line each."""
-    told = [f"{'scenario':<10} {'figure':<26} {'ratio':>7} {'stored':>7} {'of it':>6}"]
+    lines = [f"{'scenario':<10} {'figure':<26} {'ratio':>7} {'stored':>7} {'of it':>6}"]
     for each in compared:
         beside = f"{'-':>7} {'-':>6}"
         if each.stored is not None:
             beside = f"{each.stored:>7.3f} {each.ratio / each.stored:>6.0%}"
         verdict = "" if each.holds else f"  below {LEAST:.0%}"
-        told.append(f"{each.scenario:<10} {each.figure:<26} {each.ratio:>7.3f} {beside}{verdict}")
-    return told
+        lines.append(f"{each.scenario:<10} {each.figure:<26} {each.ratio:>7.3f} {beside}{verdict}")
+    return lines
 
 
 NAMES = (*SCENARIOS, EVERYTHING)
@@ -127,7 +127,7 @@ def run(
     quick: bool,
     update_baseline: bool,
 ) -> bool:
-    """Measure what was asked for; returns whether every scenario has its figures.
+    """Measure the requested scenarios and return True if each has its figures.
 
     Raises:
         Refused: There is no such scenario, or none was named.
@@ -137,14 +137,14 @@ def run(
     _check(scenarios, quick=quick)
     if plots is not None:
         check_plots(plots)
-    configure_logging("critical")  # what is on the way is told by the bar; services log into the stage's folder
+    configure_logging("critical")  # the bar shows progress; services log into the environment's folder
     if quick:
         return run_quick(update=update_baseline, as_json=as_json)
     wanted = named(scenarios)
     found = runner.Found()
     turns = [len(runner.turns_of(name, rounds)) for name in wanted]
-    with open_server() as server, runner.progress(sum(turns)) as tell:
-        wear_in(server, partial(tell, 0))
+    with open_server() as server, runner.progress(sum(turns)) as report:
+        warm_up_server(server, partial(report, 0))
         about = {
             "machine": runner.machine(),
             "versions": runner.versions(server),
@@ -154,19 +154,19 @@ def run(
             print(runner.about_words(about))
         for at, name in enumerate(wanted):
             done = sum(turns[:at])
-            runner.run_scenario(server, name, found, options, rounds=rounds, tell=partial(_tell, tell, done))
+            runner.run_scenario(server, name, found, options, rounds=rounds, report=partial(_report, report, done))
             if not as_json:
                 print("\n".join(runner.words(name, found.rounds.get(name, []))), flush=True)
             if plots is not None and name in found.rounds:
                 plot(plots, name, found.rounds[name])
     if as_json:
         print(runner.document(found, about))
-    runner.tell_failures(found)
+    runner.report_failures(found)
     return not found.failed
 
 
-def _tell(tell: runner.Tell, before: int, done: int, text: str) -> None:
-    tell(before + done, text)
+def _report(report: runner.Report, before: int, done: int, text: str) -> None:
+    report(before + done, text)
 
 
 def _check(scenarios: list[str], *, quick: bool) -> None:

@@ -1,6 +1,6 @@
-"""Whether all that was asked for happened, once, and not early: else there is no figure. And waiting until it has.
+"""Wait for all runs of a round and verify that each happened exactly once and on time.
 
-How many completion events are on Kafka, and when they came: asked of the broker, for reading them would cost.
+Counts of completion events come from the broker's offsets, because reading the events would cost.
 """
 
 import threading
@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-d
 from psycopg import sql
 
 from tidewheel.bench.baselines import ends, now_seconds, reader
-from tidewheel.bench.environment import Stage
+from tidewheel.bench.environment import Environment
 from tidewheel.bench.measurement import Incomplete
 from tidewheel.bench.starts import Start, Starts
 from tidewheel.clock import monotonic_seconds
@@ -25,8 +25,10 @@ from tidewheel.schemas.generated.records import RunCompleted, RunStatus
 
 STALL_SECONDS = 60.0  # without progress
 _EARLY_SECONDS = 0.001  # what two readings of one clock may differ by
-_LOOK_SECONDS = 0.05
-_STANDING: LiteralString = """
+_POLL_SECONDS = 0.05
+_POLL_EVENTS_SECONDS = 0.5  # each poll is work for the broker
+_RESPONSE_SECONDS = 30.0
+_COUNTS: LiteralString = """
 SELECT (SELECT count(*) FROM job_runs),
        (SELECT count(*) FROM job_runs WHERE state = %(succeeded)s AND attempt = 1),
        (SELECT count(*) FROM job_runs WHERE started_at < scheduled_at),
@@ -49,7 +51,7 @@ def wait_for(number: Callable[[], int], wanted: int, what: str) -> None:
         if monotonic_seconds() - since > STALL_SECONDS:
             message = f"{found:,} of {wanted:,} {what}, and none for {STALL_SECONDS:.0f} s"
             raise Incomplete(message)
-        threading.Event().wait(_LOOK_SECONDS)
+        threading.Event().wait(_POLL_SECONDS)
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
@@ -63,45 +65,47 @@ def until_empty(connection: Conn, *tables: str) -> None:
         until(partial(_is_empty, connection, table), f"{table} is empty")
 
 
-def check_runs(connection: Conn, asked: int, starts: Starts) -> None:
-    """See that so many runs were made, each succeeded at its first attempt, and a handler was called for each.
+def check_runs(connection: Conn, expected: int, starts: Starts) -> None:
+    """Verify that each run succeeded at its first attempt with one call of a handler.
 
     Raises:
-        Incomplete: Something else stands in the database, or was noted.
+        Incomplete: The database or the recorded starts differ.
     """
-    found, handled = _standing(connection), starts.count()
-    if (*found, handled) != (asked, asked, 0, 0, 0, asked):
-        message = f"{asked:,} runs were asked for; {_told(found)}, {handled:,} calls of handlers"
+    found, handled = _read_counts(connection), starts.count()
+    if (*found, handled) != (expected, expected, 0, 0, 0, expected):
+        message = f"{expected:,} runs were expected; {_counts_in_words(found)}, {handled:,} calls of handlers"
         raise Incomplete(message)
 
 
-def what_stands(connection: Conn) -> str:
-    """What is in the database, for whoever is told that it is not all."""
-    return _told(_standing(connection))
+def describe_counts(connection: Conn) -> str:
+    """Describe the counts in the database."""
+    return _counts_in_words(_read_counts(connection))
 
 
-def check_starts(starts: Sequence[Start], asked: int) -> None:
-    """See that each run was begun once, and none early.
+def check_starts(starts: Sequence[Start], expected: int) -> None:
+    """Verify that each run was started once, and none early.
 
     Raises:
         Incomplete: One was not.
     """
     distinct = len({start.run for start in starts})
     early = sum(start.at < start.due - _EARLY_SECONDS for start in starts)
-    if (len(starts), distinct, early) != (asked, asked, 0):
-        message = f"{asked:,} runs were asked for; {len(starts):,} calls, of {distinct:,} runs, {early:,} of them early"
+    if (len(starts), distinct, early) != (expected, expected, 0):
+        message = (
+            f"{expected:,} runs were expected; {len(starts):,} calls, of {distinct:,} runs, {early:,} of them early"
+        )
         raise Incomplete(message)
 
 
-def check_events(stage: Stage, asked: int) -> None:
+def check_events(environment: Environment, expected: int) -> None:
     """Read all completion events; each run must have one. A repeat is allowed, as everywhere on Kafka.
 
     Raises:
         Incomplete: A run has none, or did not succeed.
     """
-    topics = [stage.installation.topics.completions]
-    there = ends(stage, topics)
-    client, seen, read = reader(stage, topics), set[str](), 0
+    topics = [environment.installation.topics.completions]
+    there = ends(environment, topics)
+    client, seen, read = reader(environment, topics), set[str](), 0
     while read < there:
         for message in client.consume(1000, 1.0):
             event = decode(message.value() or b"", RunCompleted)
@@ -109,19 +113,19 @@ def check_events(stage: Stage, asked: int) -> None:
             if event.status is RunStatus.SUCCEEDED:
                 seen.add(event.run_id)
     client.close()
-    if len(seen) != asked:
-        told = f"{asked:,} runs were asked for; {len(seen):,} have an event that says they succeeded"
-        raise Incomplete(told)
+    if len(seen) != expected:
+        fault = f"{expected:,} runs were expected; {len(seen):,} have an event that says they succeeded"
+        raise Incomplete(fault)
 
 
-def _standing(connection: Conn) -> tuple[int, ...]:
-    row = connection.execute(_STANDING, {"succeeded": RunState.SUCCEEDED}).fetchone()
+def _read_counts(connection: Conn) -> tuple[int, ...]:
+    row = connection.execute(_COUNTS, {"succeeded": RunState.SUCCEEDED}).fetchone()
     connection.rollback()
     assert row is not None
     return tuple(int(str(number)) for number in row)
 
 
-def _told(found: tuple[int, ...]) -> str:
+def _counts_in_words(found: tuple[int, ...]) -> str:
     return ", ".join(f"{count:,} {words}" for count, words in zip(found, _WORDS, strict=True))
 
 
@@ -132,28 +136,24 @@ def _is_empty(connection: Conn, table: str) -> bool:
     return row == (True,)
 
 
-_ANSWER_SECONDS = 30.0
-_LOOK_SECONDS_EVENTS = 0.5  # each look is work for the broker
-
-
-class _Told(Protocol):
+class _Offset(Protocol):
     offset: int
 
 
 class Ends:
     """Counts the messages of one topic."""
 
-    def __init__(self, stage: Stage, topic: str) -> None:
-        self._admin = AdminClient({**stage.kafka, "client.id": "tidewheel-bench", "log_level": 2})
-        partitions = self._admin.list_topics(topic, timeout=_ANSWER_SECONDS).topics[topic].partitions
+    def __init__(self, environment: Environment, topic: str) -> None:
+        self._admin = AdminClient({**environment.kafka, "client.id": "tidewheel-bench", "log_level": 2})
+        partitions = self._admin.list_topics(topic, timeout=_RESPONSE_SECONDS).topics[topic].partitions
         latest = cast("OffsetSpec", OffsetSpec.latest())  # type: ignore[no-untyped-call]
-        self._asked = {TopicPartition(topic, number): latest for number in partitions}
+        self._specs = {TopicPartition(topic, number): latest for number in partitions}
 
     def count(self) -> int:
-        """How many the topic has been given."""
-        asked = self._admin.list_offsets(self._asked, request_timeout=_ANSWER_SECONDS)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-        told = cast("dict[TopicPartition, Future[_Told]]", asked)
-        return sum(each.result().offset for each in told.values())
+        """Return the number of messages in the topic."""
+        latest = self._admin.list_offsets(self._specs, request_timeout=_RESPONSE_SECONDS)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        offsets = cast("dict[TopicPartition, Future[_Offset]]", latest)
+        return sum(each.result().offset for each in offsets.values())
 
     def watch(self, wanted: int) -> list[tuple[float, int]]:
         """Wait until so many are there; returns how many there were when.
@@ -164,7 +164,7 @@ class Ends:
         seen = [(now_seconds(), self.count())]
         since = monotonic_seconds()
         while seen[-1][1] < wanted:
-            threading.Event().wait(_LOOK_SECONDS_EVENTS)
+            threading.Event().wait(_POLL_EVENTS_SECONDS)
             before = seen[-1][1]
             seen.append((now_seconds(), self.count()))
             since = monotonic_seconds() if seen[-1][1] > before else since

@@ -1,4 +1,4 @@
-"""Where measurements take place: a server of the bench's own, or a given one, and on it a fresh place for each round.
+"""Create a fresh environment for each round on the bench's own server or a given one.
 
 Invariant: what a round makes is its own (a database, topics under a prefix, processes) and goes with it, so that no
 round meets what another has left; a given server is left as it was found.
@@ -57,8 +57,8 @@ class Server:
     _templates: dict[str, str] = field(default_factory=dict[str, str])
 
     @contextmanager
-    def stage(self, template: str | None = None) -> Generator["Stage"]:
-        """A fresh database, migrated or copied, with topics of its own; removed at the end.
+    def environment(self, template: str | None = None) -> Generator["Environment"]:
+        """Create a fresh database, migrated or copied, with its own topics, and remove it at the end.
 
         Args:
             template: What `keep_template` has given a name.
@@ -80,14 +80,14 @@ class Server:
         home = self.home / prefix
         home.mkdir()
         kept = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
-        environment = {
+        variables = {
             **kept,
             "TIDEWHEEL_DATABASE_URL": url,
             "TIDEWHEEL_KAFKA_BOOTSTRAP": self.info.bootstrap,
             "TIDEWHEEL_TOPIC_PREFIX": prefix,
             STARTS_VARIABLE: str(home),
         }
-        made = Stage(url, self.info.bootstrap, installation, environment, home, settings.kafka_config(), self)
+        made = Environment(url, self.info.bootstrap, installation, variables, home, settings.kafka_config(), self)
         try:
             yield made
         finally:
@@ -104,17 +104,17 @@ class Server:
         finally:
             self._drop(name)
 
-    def keep_template(self, name: str, stage: "Stage") -> None:
-        """Copy a stage's database, so that later stages can begin with what is in it; nobody may be connected."""
+    def keep_template(self, name: str, environment: "Environment") -> None:
+        """Copy an environment's database as a template. The database must have no connections."""
         database = f"tidewheel_template_{uuid4().hex[:8]}"
         with self._admin() as admin:
-            source = cast("str", conninfo_to_dict(stage.url)["dbname"])
+            source = cast("str", conninfo_to_dict(environment.url)["dbname"])
             statement = sql.SQL("CREATE DATABASE {} TEMPLATE {} STRATEGY FILE_COPY")
             admin.execute(statement.format(sql.Identifier(database), sql.Identifier(source)))
         self._templates[name] = database
 
     def has_template(self, name: str) -> bool:
-        """Whether there is such a template."""
+        """Return True if there is such a template."""
         return name in self._templates
 
     def forget_templates(self) -> None:
@@ -122,7 +122,7 @@ class Server:
         while self._templates:
             self._drop(self._templates.popitem()[1])
 
-    def stage_connection(self) -> Conn:
+    def connect_admin(self) -> Conn:
         """A connection to the server, to ask what it is."""
         return self._admin()
 
@@ -178,20 +178,20 @@ class Server:
 
 
 @dataclass(slots=True)
-class Stage:
-    """One round's place: an empty, migrated database and its topics."""
+class Environment:
+    """One round's environment: an empty, migrated database and its topics."""
 
     url: str
     bootstrap: str
     installation: Installation
-    environment: dict[str, str]
+    variables: dict[str, str]
     home: Path
     kafka: dict[str, str]
     server: Server
 
     @property
     def prefix(self) -> str:
-        """What the topics begin with."""
+        """The prefix of the topics."""
         return self.installation.topics.prefix
 
     def connect(self, *, autocommit: bool = False) -> Connection[tuple[object, ...]]:
@@ -200,14 +200,14 @@ class Stage:
 
     @contextmanager
     def services(
-        self, *commands: Sequence[str], environment: Mapping[str, str] | None = None
+        self, *commands: Sequence[str], variables: Mapping[str, str] | None = None
     ) -> Generator[list[psutil.Process]]:
         """Service processes, stopped at the end.
 
         Raises:
             RuntimeError: One has ended by itself; with the end of its log.
         """
-        running = [(command[0], self._start(command, environment or {})) for command in commands]
+        running = [(command[0], self._start(command, variables or {})) for command in commands]
         try:
             yield [psutil.Process(process.pid) for _, process in running]
             for name, process in running:
@@ -225,7 +225,7 @@ class Stage:
 
     @contextmanager
     def meter(self, processes: Mapping[str, psutil.Process | list[psutil.Process]]) -> Generator[Meter]:
-        """What these processes, PostgreSQL and the brokers use, as far as they can be seen."""
+        """Measure the use of these processes, PostgreSQL and the brokers, where visible."""
         seen = {name: each if isinstance(each, list) else [each] for name, each in processes.items()}
         postgres, brokers = self.server.postgres(), self.server.brokers()
         seen |= {"postgres": [postgres]} if postgres else {}
@@ -235,7 +235,7 @@ class Stage:
             yield Meter(connection, seen, (logs, self.prefix) if logs else None)
 
     def starts(self) -> Starts:
-        """What the handlers of all executors of this stage have noted."""
+        """The starts that the handlers of all executors have recorded."""
         return Starts(self.home)
 
     def log_tail(self, name: str) -> str:
@@ -243,23 +243,23 @@ class Stage:
         log = self.home / f"{name}.log"
         return " / ".join(log.read_text(errors="replace").splitlines()[-5:]) if log.exists() else ""
 
-    def _start(self, command: Sequence[str], environment: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+    def _start(self, command: Sequence[str], variables: Mapping[str, str]) -> "subprocess.Popen[bytes]":
         program = [sys.executable, "-m", "tidewheel.control.cli", *command, "--log-level", "warning"]
         with (self.home / f"{command[0]}.log").open("ab") as log:
-            return subprocess.Popen(program, env={**self.environment, **environment}, stdout=log, stderr=log)
+            return subprocess.Popen(program, env={**self.variables, **variables}, stdout=log, stderr=log)
 
 
 @contextmanager
 def open_server() -> Generator[Server]:
-    """A stack in a temporary folder, removed at the end; what `TIDEWHEEL_…` names takes the place of its parts."""
-    asked = Connections.load()
-    given = asked.database_url.get_secret_value() if asked.database_url else None
+    """Open a stack in a temporary folder, or the servers that `TIDEWHEEL_…` names."""
+    settings = Connections.load()
+    given = settings.database_url.get_secret_value() if settings.database_url else None
     with tempfile.TemporaryDirectory(prefix="tidewheel-bench-") as folder:
         stack = LocalStack(
             Path(folder) / "stack",
             brokers=1,
             database_url=given,
-            bootstrap=asked.kafka_bootstrap,
+            bootstrap=settings.kafka_bootstrap,
             shared_buffers_megabytes=BUFFERS_MEGABYTES,
             max_wal_size_megabytes=WAL_MEGABYTES,
         )
@@ -277,7 +277,7 @@ def open_server() -> Generator[Server]:
 
 
 def _wait_for_leaders(kafka: Mapping[str, str], topics: Topics) -> None:
-    """Topics that were made just now are known to a busy broker seconds later: what is produced until then is refused.
+    """Wait until new topics have leaders: a busy broker refuses messages before that.
 
     Raises:
         Unavailable: They are not known within half a minute.

@@ -20,9 +20,9 @@ async def noted(context: Context, payload: object) -> None:
     _notes.note(context.scheduled_at.timestamp(), context.run_id)
 
 
-@handler("asked")
-async def asked(context: Context, payload: float) -> None:
-    """Nothing, but a note of when the run was asked for: the payload."""
+@handler("requested")
+async def requested(context: Context, payload: float) -> None:
+    """Record the start of the run and the instant of its request, the payload."""
     _notes.note(payload, context.run_id)
 
 

@@ -1,4 +1,4 @@
-"""Jobs by the million, written straight into the tables: what intake would have written, without its cost."""
+"""Write jobs by the million straight into the tables, without the cost of intake."""
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -58,7 +58,7 @@ def load_jobs(
     end_at: datetime | None = None,
     analyze: bool = True,
 ) -> None:
-    """Write interval jobs whose next instant is `due_at` plus an even share of `spread`, in whole milliseconds.
+    """Write interval jobs whose next instants are spread evenly from `due_at`, in whole milliseconds.
 
     Args:
         connection: Of the database.
@@ -72,7 +72,7 @@ def load_jobs(
         prefix: What their keys begin with.
         catch_up: What becomes of missed occurrences.
         end_at: No occurrence after this.
-        analyze: Whether the planner is told; an empty table plans otherwise.
+        analyze: Run ANALYZE. The planner plans otherwise for an empty table.
     """
     job: dict[str, object] = {
         "key": _key(prefix, 0),
@@ -151,7 +151,7 @@ def load_steady(
     rounds: int,
     prefix: str = "steady",
 ) -> None:
-    """Write jobs of which as many are due in each moment, so many rounds of them, whose handler notes when it began."""
+    """Write jobs with an even load over some rounds, whose handler records its start."""
     load_jobs(
         connection,
         installation,
@@ -181,7 +181,7 @@ def database_now(connection: Conn) -> datetime:
 
 
 def checkpoint(connection: Conn) -> None:
-    """Let no checkpoint of what was loaded fall into what is measured, where this user may; ends the transaction."""
+    """Write a checkpoint before the measurement, if this user may. Ends the transaction."""
     connection.commit()
     with suppress(psycopg.errors.InsufficientPrivilege):
         connection.execute("CHECKPOINT")
@@ -198,7 +198,7 @@ def vacuum(connection: Conn, tables: Sequence[str]) -> None:
 
 
 class _Mould:
-    """An encoded definition, in which a job's id and key are put in the place of another's of the same length."""
+    """An encoded definition in which a job's id and key are replaced by others of the same length."""
 
     def __init__(self, encoded: bytes, job: bytes, key: bytes) -> None:
         assert (encoded.count(job), encoded.count(key)) == (1, 1), encoded
@@ -219,7 +219,7 @@ def _whole_ms(at: datetime) -> datetime:
 
 
 def _trust(connection: Conn) -> None:
-    """Leave out what foreign keys would check, where this user may: the jobs are written with their versions."""
+    """Disable foreign key checks, if this user may: the jobs are written with their versions."""
     try:
         connection.execute("SET session_replication_role = replica")
         connection.commit()

@@ -1,7 +1,4 @@
-"""What a round of a scenario found: figures, what they cost, and what there is to plot. Pure.
-
-How large and how long; what is not said is each scenario's own.
-"""
+"""Figures of a round, their cost and their plots, and the options of a scenario. Pure."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -11,12 +8,12 @@ Points = Sequence[tuple[float, float]]
 
 
 class Incomplete(Exception):
-    """What was asked for did not all happen, or not once, or too early: a figure without that is none."""
+    """The requested runs did not all happen exactly once and on time, so there is no figure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What a stretch of work cost.
+    """The cost of a measured part.
 
     Args:
         runs: How many runs (or messages, or requests) it was spent on.
@@ -57,7 +54,7 @@ class Figure:
 
     @property
     def ratio(self) -> float | None:
-        """How near to the floor: 1 is there, 0.25 needs four times as much."""
+        """The ratio to the baseline: 1 equals it, 0.25 needs four times as much."""
         if not self.floor or not self.value:
             return None
         return self.floor / self.value if self.less_is_better else self.value / self.floor
@@ -75,7 +72,7 @@ def least(value: float, unit: str, *, floor: float | None = None, spent: Spent |
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What one round found.
+    """The figures of one round.
 
     Args:
         figures: By name.
@@ -154,18 +151,18 @@ def _unseen(text: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What was asked for.
+    """The size and duration of a scenario; None is the scenario's own default.
 
     Args:
         jobs: Jobs, runs, messages or requests of a round.
         seconds: How long the load of `pipeline`, `steady` and `latency` lasts.
         rate: Runs a second of `steady`, `soak` and `latency`.
         minutes: How long `idle` and `soak` last.
-        tell: Takes what is being done, for whoever waits.
+        report: Receives the current step, for display.
     """
 
     jobs: int | None = None
     seconds: float | None = None
     rate: float | None = None
     minutes: float | None = None
-    tell: Progress = field(default=_unseen, compare=False)
+    report: Progress = field(default=_unseen, compare=False)

@@ -1,4 +1,4 @@
-"""One plot per scenario, as PNG and SVG. Needs the extra `bench`: nothing else here imports matplotlib."""
+"""Draw one plot per scenario as PNG and SVG, with the extra `bench` (matplotlib)."""
 
 # pyright: reportUnknownMemberType=false
 # Its own types leave most keyword arguments open.
@@ -101,7 +101,7 @@ def _draw_bars(axes: "Axes", unit: str, names: Sequence[str], rounds: Sequence[R
 
 
 def _draw_spread(axes: "Axes", spread: Mapping[str, Sequence[float]]) -> None:
-    """How many were no later than so many milliseconds."""
+    """Draw the share of runs by their maximum lateness in milliseconds."""
     shares = [number / 10 for number in range(1001)]
     for name, values in spread.items():
         ordered = sorted(values)

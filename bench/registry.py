@@ -1,9 +1,9 @@
-"""What can be measured, by name."""
+"""The scenarios by name."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tidewheel.bench.environment import Server, Stage
+from tidewheel.bench.environment import Environment, Server
 from tidewheel.bench.measurement import Figure, Options, Round
 from tidewheel.bench.scenarios import (
     bulk,
@@ -28,22 +28,22 @@ Measure = Callable[[Server, Options], Round]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A measurement; `once`: minutes long, and so not repeated unless rounds are asked for by number."""
+    """A measurement. `once`: it takes minutes, so it has one round unless `--rounds` is given."""
 
     measure: Measure
     once: bool = False
 
 
-def _plain(measure: Callable[[Stage], dict[str, float]]) -> Measure:
-    """A scenario of figures without floors, on an empty stage."""
+def _plain(measure: Callable[[Environment], dict[str, float]]) -> Measure:
+    """A scenario of figures without floors, on an empty environment."""
 
-    def with_stage(server: Server, options: Options) -> Round:
-        options.tell("measuring")
-        with server.stage() as stage:
-            found = measure(stage)
+    def with_environment(server: Server, options: Options) -> Round:
+        options.report("measuring")
+        with server.environment() as environment:
+            found = measure(environment)
         return Round({name: Figure(value, _unit(name)) for name, value in found.items()})
 
-    return with_stage
+    return with_environment
 
 
 def _unit(name: str) -> str:

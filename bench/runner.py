@@ -1,4 +1,4 @@
-"""Runs scenarios round by round, tells how far it is, and says what was found."""
+"""Run scenarios round by round, report progress, and print the figures."""
 
 import json
 import platform
@@ -24,7 +24,7 @@ from tidewheel.bench.measurement import Incomplete, Line, Options, Round, summar
 from tidewheel.bench.registry import SCENARIOS, Part
 from tidewheel.settings import ExecutorSettings, RelaySettings, SchedulerSettings
 
-Tell = Callable[[int, str], None]
+Report = Callable[[int, str], None]
 
 _LIBRARIES = ("tidewheel", "psycopg", "confluent-kafka", "fastavro", "pydantic", "uvloop")
 _SHOWN_SETTINGS = (SchedulerSettings, RelaySettings, ExecutorSettings)
@@ -33,11 +33,11 @@ _HIDDEN = frozenset({"database_url", "kafka_bootstrap", "webhook_secret", "topic
 
 @dataclass(slots=True)
 class Found:
-    """What a run of the benchmark found.
+    """The figures and failures of a benchmark run.
 
     Args:
         rounds: Of each scenario, in order.
-        failed: Why a scenario has no figure, or fewer rounds than asked for.
+        failed: The reason of each scenario without figures, or with fewer rounds than requested.
     """
 
     rounds: dict[str, list[Round]] = field(default_factory=dict[str, list[Round]])
@@ -49,12 +49,14 @@ class Found:
         return [line for name, rounds in self.rounds.items() for line in summarise(name, rounds)]
 
 
-def run_scenario(server: Server, name: str, found: Found, options: Options, *, rounds: int | None, tell: Tell) -> None:
+def run_scenario(
+    server: Server, name: str, found: Found, options: Options, *, rounds: int | None, report: Report
+) -> None:
     """Run one scenario; what goes wrong is kept in `found`, and other scenarios go on."""
     for number, (part, label) in enumerate(turns_of(name, rounds)):
-        tell(number, f"{name} {label}")
-        telling = replace(options, tell=partial(tell_part, tell, number, f"{name} {label}"))
-        if not run_part(server, name, part, found, telling, label=label):
+        report(number, f"{name} {label}")
+        reporting = replace(options, report=partial(report_part, report, number, f"{name} {label}"))
+        if not run_part(server, name, part, found, reporting, label=label):
             return
 
 
@@ -72,15 +74,15 @@ def run_part(server: Server, name: str, part: Part, found: Found, options: Optio
     return True
 
 
-def tell_failures(found: Found) -> None:
-    """Say on standard error which scenarios have no figures, and why."""
+def report_failures(found: Found) -> None:
+    """Print the scenarios without figures on standard error, with the reason."""
     for name, why in found.failed.items():
         print(f"tidewheel: bench {name}: {why}", file=sys.stderr)
 
 
-def tell_part(tell: Tell, done: int, part: str, text: str) -> None:
-    """Tell what a part is at."""
-    tell(done, f"{part}: {text}")
+def report_part(report: Report, done: int, part: str, text: str) -> None:
+    """Report what a part is at."""
+    report(done, f"{part}: {text}")
 
 
 def turns_of(name: str, rounds: int | None) -> list[tuple[Part, str]]:
@@ -93,8 +95,8 @@ def turns_of(name: str, rounds: int | None) -> list[tuple[Part, str]]:
 
 
 @contextmanager
-def progress(total: int) -> Generator[Tell]:
-    """A bar on standard error where that is a terminal, else a line for each step; takes what is done of `total`."""
+def progress(total: int) -> Generator[Report]:
+    """Show a progress bar on a terminal's standard error, else a line for each step."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda done, text: console.print(
@@ -107,7 +109,7 @@ def progress(total: int) -> Generator[Tell]:
 
 
 def machine() -> dict[str, object]:
-    """What this machine is."""
+    """Describe this machine."""
     return {
         "cores": psutil.cpu_count(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
@@ -118,8 +120,8 @@ def machine() -> dict[str, object]:
 
 
 def versions(server: Server) -> dict[str, str]:
-    """What ran."""
-    with server.stage_connection() as connection:
+    """Return the versions of all parts."""
+    with server.connect_admin() as connection:
         row = connection.execute("SHOW server_version").fetchone()
     assert row is not None
     libraries = {name: version(name) for name in _LIBRARIES}
@@ -144,12 +146,12 @@ def _build() -> str:
 
 
 def settings(server: Server) -> dict[str, object]:
-    """What was set: PostgreSQL's durability and rhythm, and every setting of ours that is not its default."""
+    """Return PostgreSQL's settings of durability and all changed settings of Tidewheel."""
     names = (
         "fsync", "synchronous_commit", "full_page_writes", "shared_buffers", "max_wal_size", "wal_compression",
         "checkpoint_timeout", "autovacuum_naptime",
     )  # fmt: skip
-    with server.stage_connection() as connection:
+    with server.connect_admin() as connection:
         rows = connection.execute("SELECT name, current_setting(name) FROM unnest(%s::text[]) AS name", [list(names)])
         shown: dict[str, object] = {f"postgresql.{name}": value for name, value in rows.fetchall()}
     for model in _SHOWN_SETTINGS:
@@ -187,18 +189,18 @@ def about_words(about: Mapping[str, object]) -> str:
 
 def words(name: str, rounds: Sequence[Round]) -> list[str]:
     """A scenario's figures for people."""
-    told: list[str] = []
+    lines: list[str] = []
     for line in summarise(name, rounds):
         beside = ""
         if line.floor is not None and line.ratio is not None:
             beside = f"  floor {number(line.floor)}, ratio {line.ratio:.3f}"
         spread = f"[{number(line.min)} to {number(line.max)}]"
-        told.append(f"{name:<11} {line.figure:<34} {number(line.median):>10} {line.unit:<14} {spread}{beside}")
+        lines.append(f"{name:<11} {line.figure:<34} {number(line.median):>10} {line.unit:<14} {spread}{beside}")
         if line.cpu_us_per_run:
             cpu = ", ".join(f"{process} {us:.1f}" for process, us in line.cpu_us_per_run.items())
-            told.append(f"{'':<12}CPU µs a run: {cpu}")
-            told.append(f"{'':<12}bytes a run: {_bytes(line, rounds)}")
-    return told
+            lines.append(f"{'':<12}CPU µs a run: {cpu}")
+            lines.append(f"{'':<12}bytes a run: {_bytes(line, rounds)}")
+    return lines
 
 
 def number(value: float) -> str:
@@ -213,8 +215,8 @@ def number(value: float) -> str:
 def _bytes(line: Line, rounds: Sequence[Round]) -> str:
     spent = [each.figures[line.figure].spent for each in rounds if line.figure in each.figures]
     kafka = [each.kafka_bytes / each.runs for each in spent if each and each.kafka_bytes is not None]
-    told = f"{line.wal_bytes_per_run or 0:,.0f} of WAL"
-    return f"{told}, {median(kafka):,.0f} of Kafka's log" if kafka else told
+    lines = f"{line.wal_bytes_per_run or 0:,.0f} of WAL"
+    return f"{lines}, {median(kafka):,.0f} of Kafka's log" if kafka else lines
 
 
 def _processor() -> str:

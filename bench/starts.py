@@ -1,6 +1,6 @@
-"""When handlers began, as the handlers themselves note it: 32 bytes each in a file that is mapped into memory.
+"""Record the starts of handlers: 32 bytes each in a memory-mapped file.
 
-Noting costs a no-op handler well under a microsecond, needs no thread and no end, and whoever measures can look on.
+A record costs a no-op handler well under a microsecond, and needs no thread. It can be read during the run.
 """
 
 import mmap
@@ -16,7 +16,7 @@ VARIABLE = "TIDEWHEEL_BENCH_STARTS"  # the folder; nothing is noted without it
 
 _RECORD = struct.Struct("=dd16s")
 _MOST = 8_000_000  # records; the file is sparse, so that only what is written takes place
-_NOBODY = bytes(16)
+_NO_RUN = bytes(16)
 
 
 class Start(NamedTuple):
@@ -24,7 +24,7 @@ class Start(NamedTuple):
 
     Attributes:
         at: When it began, in seconds of the machine's clock.
-        due: What it was told it should have begun at; 0 where it did not look.
+        due: The due instant in seconds, 0 if it was not read.
         run: The run's id in bytes; zeros where it did not look.
     """
 
@@ -48,7 +48,7 @@ class Notes:
 
     def count(self) -> None:
         """Note that a call begins now."""
-        _RECORD.pack_into(self._map, self._at, time.time(), 0.0, _NOBODY)
+        _RECORD.pack_into(self._map, self._at, time.time(), 0.0, _NO_RUN)
         self._at += self._step
 
     def note(self, due: float, run: UUID) -> None:
@@ -66,11 +66,11 @@ class Starts:
         self._maps: dict[Path, mmap.mmap] = {}
 
     def count(self) -> int:
-        """How many calls there were so far."""
+        """Return the number of calls so far."""
         return sum(map(_count, self._mapped()))
 
     def processes(self) -> int:
-        """How many processes have begun one."""
+        """Return the number of processes with a call."""
         return sum(_count(each) > 0 for each in self._mapped())
 
     def read(self, since: int = 0) -> list[Start]:
@@ -82,7 +82,7 @@ class Starts:
         return found
 
     def times(self) -> list[float]:
-        """When each call began, in order."""
+        """Return the start of each call, in order."""
         return sorted(start.at for start in self.read())
 
     def _mapped(self) -> Sequence[mmap.mmap]:
@@ -94,7 +94,7 @@ class Starts:
 
 
 def _count(mapped: mmap.mmap) -> int:
-    """How many records there are: they are written in order, and none begins at the epoch."""
+    """Count the records: they are written in order, and none starts at the epoch."""
     low, high = 0, len(mapped) // _RECORD.size
     while low < high:
         middle = (low + high) // 2

@@ -1,4 +1,4 @@
-"""What work costs the machine: CPU by process, WAL, and the broker's log, as differences between two marks."""
+"""Measure CPU by process, WAL and the broker's log as differences between two marks."""
 
 import os
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ _WAL = "SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn"
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What had been used at one moment."""
+    """The use up to one instant."""
 
     cpu_seconds: Mapping[str, float]
     wal_bytes: int
@@ -40,19 +40,19 @@ class Meter:
         self._connection, self._processes, self._logs = connection, processes, logs
 
     def mark(self) -> Mark:
-        """What has been used so far."""
+        """Return the use so far."""
         row = self._connection.execute(_WAL).fetchone()
         assert row is not None
         cpu = {name: sum(map(_of_tree, each)) for name, each in self._processes.items()}
         return Mark(cpu, int(str(row[0])), _log_bytes(*self._logs) if self._logs else None)
 
     def since(self, mark: Mark, runs: int) -> Spent:
-        """What has been used since a mark, for so many runs."""
+        """Return the use since a mark, for so many runs."""
         return between(mark, self.mark(), runs)
 
 
 def between(before: Mark, after: Mark, runs: int) -> Spent:
-    """What was used between two marks."""
+    """Return the use between two marks."""
     cpu = {name: after.cpu_seconds[name] - seconds for name, seconds in before.cpu_seconds.items()}
     kafka = None
     if before.kafka_bytes is not None and after.kafka_bytes is not None:
@@ -88,7 +88,7 @@ def _of_tree(process: psutil.Process) -> float:
 
 
 def _log_bytes(folders: list[Path], prefix: str) -> int:
-    """How long the log files of topics are; offsets, transactions and groups are the broker's own business."""
+    """Return the bytes of the topics' log files, without offsets, transactions and groups."""
     total = 0
     for folder in folders:
         for file in folder.glob(f"{prefix}.*/*.log"):

@@ -1,8 +1,8 @@
-"""Wearing a new server in: what is measured is one that has been at work, not its first minute.
+"""Warm up a new server before the first measurement.
 
-A JVM compiles what it runs for its first hundred thousand messages, which costs more than these do, and takes both of
-two cores from everybody else: so jobs are run by all services, whose producing, fetching and group's commits are those
-that are measured. And while PostgreSQL makes a WAL file nobody commits; later it uses old ones again.
+A JVM compiles the code of its first hundred thousand messages. That costs more than the messages and takes both of two
+cores from all other processes. So all services run jobs, with the same producing, fetching and group commits as in a
+measurement. While PostgreSQL creates a WAL file, no transaction commits. Later it reuses old files.
 """
 
 from tidewheel.bench.complete import Ends
@@ -14,12 +14,12 @@ _RUNS = 100_000
 _WAL_FILES = 64  # of 16 MiB
 
 
-def wear_in(server: Server, tell: Progress) -> None:
-    """Let a PostgreSQL and a broker of the bench's own do what they will do, until they do it as they go on to.
+def warm_up_server(server: Server, report: Progress) -> None:
+    """Warm up the bench's own PostgreSQL and broker.
 
-    One that was given is left alone.
+    A given server is not warmed up.
     """
-    tell("wearing the new server in")
+    report("wearing the new server in")
     if server.own_database:
         _use_wal(server)
     if server.brokers():
@@ -27,14 +27,14 @@ def wear_in(server: Server, tell: Progress) -> None:
 
 
 def _use_wal(server: Server) -> None:
-    with server.stage_connection() as admin:
+    with server.connect_admin() as admin:
         for _ in range(_WAL_FILES):
             admin.execute("SELECT pg_logical_emit_message(false, 'bench', ''), pg_switch_wal()")
         admin.execute("CHECKPOINT")
 
 
 def _run_jobs(server: Server) -> None:
-    with server.stage() as stage, stage.connect() as connection:
-        ends = Ends(stage, stage.installation.topics.completions)
-        with all_services(stage, executors=EXECUTORS):
-            warm_up(stage, connection, ends, Options(), _RUNS)
+    with server.environment() as environment, environment.connect() as connection:
+        ends = Ends(environment, environment.installation.topics.completions)
+        with all_services(environment, executors=EXECUTORS):
+            warm_up(environment, connection, ends, Options(), _RUNS)

@@ -1,10 +1,10 @@
-"""How soon cancelling holds behind a backlog of published runs, and how fast what is cancelled by filter ends."""
+"""`cancel`: time until a cancellation holds behind a backlog, and until a filter's runs end."""
 
 from threading import Event
 from typing import LiteralString, cast
 from uuid import UUID
 
-from tidewheel.bench.environment import Stage
+from tidewheel.bench.environment import Environment
 from tidewheel.bench.load import database_now
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.client.client import Client
@@ -23,22 +23,22 @@ _LATE: LiteralString = """
 SELECT (SELECT count(*) FROM attempts WHERE started_at > %(at)s)
        + (SELECT count(*) FROM open_runs WHERE started_at > %(at)s)
 """
-_TOLD: LiteralString = """
+_LAST_ENDED: LiteralString = """
 SELECT coalesce(extract(epoch FROM max(finished_at) - %(at)s), 0)::float FROM attempts
  WHERE outcome = 'cancelled' AND started_at <= %(at)s
 """
 
 
-def measure(stage: Stage) -> dict[str, float]:
+def measure(environment: Environment) -> dict[str, float]:
     """Every run is published before anything is cancelled; executors are busy with the first of them."""
-    with Client(stage.url) as client, stage.connect() as connection:
+    with Client(environment.url) as client, environment.connect() as connection:
         client.submit({"key": "backlog", "schedule": "manual", "target": "sleep", "payload": 5.0})
-        runs = _trigger(stage, connection)
-        with stage.services(["relay"], ["scheduler"], ["executor", "--handlers", "tidewheel.bench.handlers"]):
+        runs = _trigger(environment, connection)
+        with environment.services(["relay"], ["scheduler"], ["executor", "--handlers", "tidewheel.bench.handlers"]):
             _until(connection, "SELECT NOT EXISTS (SELECT FROM outbox WHERE topic LIKE '%.runs.%')")
             _until(connection, "SELECT EXISTS (SELECT FROM open_runs WHERE attempt > 0)")
             by_id = _cancel_one(client, runs[-1])
-            asked = monotonic_seconds()
+            requested = monotonic_seconds()
             number = client.runs.cancel_all(key="backlog")
             answered = monotonic_seconds()
             at = database_now(connection)
@@ -47,13 +47,13 @@ def measure(stage: Stage) -> dict[str, float]:
                 Event().wait(_LOOK_SECONDS)
             ended = monotonic_seconds()
             _until(connection, "SELECT NOT EXISTS (SELECT FROM open_runs)")
-            late, told = _value(connection, _LATE, at), _value(connection, _TOLD, at)
+            late, ended = _value(connection, _LATE, at), _value(connection, _LAST_ENDED, at)
         assert late == 0, f"{late} attempts began after the cancellation was answered"
     return {
         "by_id_seconds": by_id,
-        "by_filter_answer_seconds": answered - asked,
+        "by_filter_answer_seconds": answered - requested,
         "begun_after_answer": late,
-        "last_running_ended_seconds": told,
+        "last_running_ended_seconds": ended,
         "all_ended_seconds": ended - answered,
         "runs_ended_per_second": standing.cancelled_count / (ended - answered),
     }
@@ -61,17 +61,17 @@ def measure(stage: Stage) -> dict[str, float]:
 
 def _cancel_one(client: Client, run: RunId) -> float:
     """Seconds from asking for the end of the last run of the backlog to its being over."""
-    asked = monotonic_seconds()
+    requested = monotonic_seconds()
     assert client.runs.cancel(run) is RunState.QUEUED
     assert client.runs.get(run).final
-    return monotonic_seconds() - asked
+    return monotonic_seconds() - requested
 
 
-def _trigger(stage: Stage, connection: Conn) -> list[RunId]:
+def _trigger(environment: Environment, connection: Conn) -> list[RunId]:
     runs: list[RunId] = []
     trigger = ReceivedRequest(parse_request({"type": "job.trigger", "key": "backlog"}))
     for _ in range(RUNS // _AT_ONCE):
-        replies = apply_requests(connection, stage.installation, [trigger] * _AT_ONCE)
+        replies = apply_requests(connection, environment.installation, [trigger] * _AT_ONCE)
         connection.commit()
         runs += [RunId(UUID(reply.run_id)) for reply in replies]
     return runs

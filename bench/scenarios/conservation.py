@@ -1,9 +1,9 @@
-"""How long work waits while a slot is free anywhere: 2 executors of 4 slots, 16 partitions, long and short work mixed.
+"""`conservation`: waiting time of work while a slot is free, on 2 executors of 4 slots.
 
 The baseline is the same work on a plain consumer group: 4 at a time for each consumer, one at a time for each
 partition, offsets committed after the work.
 
-Of work that waited while somebody could have done it: computed from when each piece was due, begun and ended.
+There are 16 partitions, and long and short work is mixed. Waste is computed from due, start and end of each piece.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from confluent_kafka import Consumer, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from tidewheel.bench.environment import Stage
+from tidewheel.bench.environment import Environment
 from tidewheel.clock import monotonic_seconds
 from tidewheel.postgres.session import Conn
 from tidewheel.runs import Lane
@@ -38,7 +38,7 @@ class Piece:
 
 
 def wasted(pieces: Sequence[Piece], slots: int) -> dict[str, float]:
-    """How long pieces waited while a slot was free anywhere, and how many slot-seconds were free while some waited."""
+    """Compute the waiting time with a free slot, and the free slot-seconds with waiting work."""
     numbered = list(enumerate(pieces))
     events = sorted(
         [(piece.due, _DUE, number) for number, piece in numbered]
@@ -81,15 +81,15 @@ _GIVE_UP_SECONDS = 300.0
 Arrival = tuple[float, float]  # after the start, and how long the work takes
 
 
-def measure(stage: Stage) -> dict[str, float]:
+def measure(environment: Environment) -> dict[str, float]:
     """The full scenario, Tidewheel's and the baseline's."""
-    return compare(stage, arrivals(LONG_SECONDS, FEED_SECONDS))
+    return compare(environment, arrivals(LONG_SECONDS, FEED_SECONDS))
 
 
-def compare(stage: Stage, work: Sequence[Arrival]) -> dict[str, float]:
+def compare(environment: Environment, work: Sequence[Arrival]) -> dict[str, float]:
     """Give both the same work at the same pace."""
-    own = wasted(_tidewheel(stage, work), EXECUTORS * SLOTS)
-    plain = wasted(_plain_group(stage, work), EXECUTORS * SLOTS)
+    own = wasted(_tidewheel(environment, work), EXECUTORS * SLOTS)
+    plain = wasted(_plain_group(environment, work), EXECUTORS * SLOTS)
     return own | {f"baseline_{name}": value for name, value in plain.items()}
 
 
@@ -106,15 +106,15 @@ def arrivals(long_seconds: float, feed_seconds: float, seed: int = 7) -> list[Ar
     return sorted(found)
 
 
-def _tidewheel(stage: Stage, work: Sequence[Arrival]) -> list[Piece]:
-    topics = stage.installation.topics
-    _make_topics(stage, [topics.runs(_QUEUE, lane) for lane in Lane])
+def _tidewheel(environment: Environment, work: Sequence[Arrival]) -> list[Piece]:
+    topics = environment.installation.topics
+    _make_topics(environment, [topics.runs(_QUEUE, lane) for lane in Lane])
     executor = ["executor", "--handlers", "tidewheel.bench.handlers", "--queues", _QUEUE, "--slots", str(SLOTS)]
-    producer = Producer({"bootstrap.servers": stage.bootstrap, "linger.ms": 0})
+    producer = Producer({"bootstrap.servers": environment.bootstrap, "linger.ms": 0})
     job = {"key": "mixed", "schedule": "manual", "target": "sleep", "queue": _QUEUE}
     producer.produce(topics.requests, key=b"mixed", value=json.dumps({"type": "job.submit", "job": job}).encode())
     producer.flush()
-    with stage.services(["intake"], ["relay"], *[executor] * EXECUTORS), stage.connect() as connection:
+    with environment.services(["intake"], ["relay"], *[executor] * EXECUTORS), environment.connect() as connection:
         connection.autocommit = True
         _await(connection, f"SELECT (SELECT count(*) FROM executors) = {EXECUTORS} AND EXISTS (TABLE jobs)")  # noqa: S608
         threading.Event().wait(5)  # groups are formed
@@ -134,12 +134,12 @@ def _tidewheel(stage: Stage, work: Sequence[Arrival]) -> list[Piece]:
     return [Piece(*map(_number, row)) for row in rows]
 
 
-def _plain_group(stage: Stage, work: Sequence[Arrival]) -> list[Piece]:
-    topic = f"{stage.prefix}.plain-{uuid4().hex[:8]}"
-    _make_topics(stage, [topic])
+def _plain_group(environment: Environment, work: Sequence[Arrival]) -> list[Piece]:
+    topic = f"{environment.prefix}.plain-{uuid4().hex[:8]}"
+    _make_topics(environment, [topic])
     done: list[Piece] = []
-    consumers = [_PlainConsumer(stage.bootstrap, topic, done) for _ in range(EXECUTORS)]
-    producer = Producer({"bootstrap.servers": stage.bootstrap, "linger.ms": 0})
+    consumers = [_PlainConsumer(environment.bootstrap, topic, done) for _ in range(EXECUTORS)]
+    producer = Producer({"bootstrap.servers": environment.bootstrap, "linger.ms": 0})
     threading.Event().wait(10)  # groups are formed
     started, rng = monotonic_seconds(), random.Random(11)  # noqa: S311 - spreads keys, guards nothing
     for at, seconds in work:
@@ -159,7 +159,7 @@ def _plain_group(stage: Stage, work: Sequence[Arrival]) -> list[Piece]:
 
 @dataclass
 class _PlainConsumer:
-    """A member of a plain consumer group: a partition whose message is being worked on is paused until that is done."""
+    """A member of a plain consumer group that pauses a partition during its message's work."""
 
     bootstrap: str
     topic: str
@@ -211,8 +211,8 @@ class _PlainConsumer:
         free.release()
 
 
-def _make_topics(stage: Stage, names: Sequence[str]) -> None:
-    admin = AdminClient({"bootstrap.servers": stage.bootstrap})
+def _make_topics(environment: Environment, names: Sequence[str]) -> None:
+    admin = AdminClient({"bootstrap.servers": environment.bootstrap})
     made = cast("dict[str, Future[None]]", admin.create_topics([NewTopic(name, PARTITIONS, 1) for name in names]))  # pyright: ignore[reportUnknownMemberType]
     for future in made.values():
         future.result(30)

@@ -1,6 +1,7 @@
-"""What single parts of a run's rows cost: open_runs, the second index of job_runs, attempts; each left out in turn.
+"""`costs`, `ledger`: the cost of single parts of a run's rows, each left out in turn.
 
-What the ledger costs: per occurrence that fires, per span that is passed over, per run that overlap skips.
+The parts are open_runs, the second index of job_runs, and attempts. `ledger` has the cost of a fired occurrence, of a
+span passed over and of a run that overlap skips.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import LiteralString, cast
 from uuid import UUID, uuid4
 
-from tidewheel.bench.environment import Stage
+from tidewheel.bench.environment import Environment
 from tidewheel.bench.load import database_now, load_jobs
 from tidewheel.clock import monotonic_seconds
 from tidewheel.ids import JobId, run_id
@@ -37,9 +38,9 @@ _ATTEMPTS = (
 )
 
 
-def measure(stage: Stage) -> dict[str, float]:
-    """Microseconds per row of each part, by COPY in commits of 2,000 on one connection; and of a claim and an end."""
-    with stage.connect() as connection:
+def measure(environment: Environment) -> dict[str, float]:
+    """Measure microseconds per row of each part by COPY, and of a claim and an end."""
+    with environment.connect() as connection:
         ensure_days(connection, [day_of(_AT)])
         connection.commit()
         jobs = [JobId(uuid4()) for _ in range(ROWS)]
@@ -115,29 +116,35 @@ _BEHIND = timedelta(hours=1)
 _EVERY = timedelta(seconds=1)
 
 
-def measure_ledger(stage: Stage) -> dict[str, float]:
-    """Fire jobs on time, skip their runs by overlap, then pass over an hour of jobs that are due each second."""
-    session = Session(stage.url, "tidewheel-bench")
-    with stage.connect() as connection:
+def measure_ledger(environment: Environment) -> dict[str, float]:
+    """Fire jobs on time, skip their runs by overlap, then pass over an hour of their occurrences."""
+    session = Session(environment.url, "tidewheel-bench")
+    with environment.connect() as connection:
         now = database_now(connection)
-        load_jobs(connection, stage.installation, JOBS, due_at=now, prefix="time")
+        load_jobs(connection, environment.installation, JOBS, due_at=now, prefix="time")
     look = FireBatch(
-        shards=range(stage.installation.shards),
+        shards=range(environment.installation.shards),
         now=now + _EVERY,
         horizon=now + _EVERY,
         misfire_after=timedelta(seconds=60),
         limit=BATCH,
     )
-    figures = {"fired_us": _fire_all(session, stage, look) / JOBS * 1e6}
-    with stage.connect() as connection:
-        figures["overlap_skip_us"] = _skip_by_overlap(connection, stage)
+    figures = {"fired_us": _fire_all(session, environment, look) / JOBS * 1e6}
+    with environment.connect() as connection:
+        figures["overlap_skip_us"] = _skip_by_overlap(connection, environment)
         load_jobs(
-            connection, stage.installation, JOBS, due_at=now - _BEHIND, every=_EVERY, prefix="behind", catch_up="skip"
+            connection,
+            environment.installation,
+            JOBS,
+            due_at=now - _BEHIND,
+            every=_EVERY,
+            prefix="behind",
+            catch_up="skip",
         )
         connection.execute("UPDATE timers SET due_at = 'infinity' WHERE due_at > %s", [now])
         connection.commit()
-    seconds = _fire_all(session, stage, replace(look, now=now + _EVERY, horizon=now - timedelta(seconds=60)))
-    with stage.connect() as connection:
+    seconds = _fire_all(session, environment, replace(look, now=now + _EVERY, horizon=now - timedelta(seconds=60)))
+    with environment.connect() as connection:
         spans, occurrences, size = _skipped(connection)
     assert spans == JOBS, spans
     figures["span_us"] = seconds / spans * 1e6
@@ -147,21 +154,21 @@ def measure_ledger(stage: Stage) -> dict[str, float]:
     return figures
 
 
-def _fire_all(session: Session, stage: Stage, look: FireBatch) -> float:
+def _fire_all(session: Session, environment: Environment, look: FireBatch) -> float:
     started = monotonic_seconds()
-    while fire(session, stage.installation, look):
+    while fire(session, environment.installation, look):
         pass
     return monotonic_seconds() - started
 
 
-def _skip_by_overlap(connection: Conn, stage: Stage) -> float:
-    """Microseconds for a claim that finds the turn taken and ends its run as skipped: the run is the record."""
+def _skip_by_overlap(connection: Conn, environment: Environment) -> float:
+    """Measure microseconds for a claim that skips its run by overlap: the run is the record."""
     found = connection.execute("SELECT run_id, job_id FROM open_runs").fetchall()
     for job in [cast("UUID", row[1]) for row in found]:
         connection.execute(
             "INSERT INTO active_runs (job_id, tenant, run_id) VALUES (%s, 'default', %s)", [job, uuid4()]
         )
-    # Holders that are open, so that nobody takes their turns over.
+    # Open holders, so that no claim takes over their turns.
     connection.execute(
         "INSERT INTO open_runs (run_id, job_id, tenant, shard, queue, lane, cause, overlap, state, job_version,"
         " attempt, scheduled_at, publish_at, created_at) SELECT t.run_id, t.job_id, 'default', 0, 'held', 'batch',"
@@ -171,7 +178,7 @@ def _skip_by_overlap(connection: Conn, stage: Stage) -> float:
     started = monotonic_seconds()
     for batch in range(0, len(found), 500):
         claims = [Claim(cast("UUID", row[0]), 1, 1, "bench") for row in found[batch : batch + 500]]
-        claimed = claim_runs(connection, stage.installation, claims, executor_id=uuid4())
+        claimed = claim_runs(connection, environment.installation, claims, executor_id=uuid4())
         assert len(claimed.overlaps.skipped) == len(claims)
         connection.commit()
     return (monotonic_seconds() - started) / len(found) * 1e6

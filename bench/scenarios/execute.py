@@ -1,4 +1,4 @@
-"""`execute`: runs/s of two executors and of one, from messages on Kafka to the completion and its event row."""
+"""`execute`: runs/s of two executors and of one, from Kafka messages to the completions' rows."""
 
 from datetime import datetime, timedelta
 from typing import cast
@@ -6,7 +6,7 @@ from uuid import UUID
 
 from tidewheel.bench import baselines
 from tidewheel.bench.complete import check_runs, until, until_empty, wait_for
-from tidewheel.bench.environment import EXECUTOR, Server, Stage
+from tidewheel.bench.environment import EXECUTOR, Environment, Server
 from tidewheel.bench.load import checkpoint, database_now, load_jobs
 from tidewheel.bench.measurement import Figure, Incomplete, Options, Round, rate
 from tidewheel.bench.scenarios.fire import fire_all
@@ -36,19 +36,19 @@ def measure(server: Server, options: Options) -> Round:
 
 def measure_executors(server: Server, runs: int, options: Options, *, executors: int) -> Figure:
     """The same with so many executors."""
-    with server.stage() as stage, stage.connect() as connection:
-        options.tell(f"publishing {runs:,} runs")
-        load_jobs(connection, stage.installation, runs, due_at=database_now(connection))
-        fire_all(stage)
-        relay_all(stage)
+    with server.environment() as environment, environment.connect() as connection:
+        options.report(f"publishing {runs:,} runs")
+        load_jobs(connection, environment.installation, runs, due_at=database_now(connection))
+        fire_all(environment)
+        relay_all(environment)
         taken = baselines.take_rows(connection, _WRITTEN, min(runs, _FLOOR_RUNS))
         ids = _ids(connection, len(taken[0].rows))
         checkpoint(connection)
-        options.tell(f"executing, executors: {executors}")
-        starts = stage.starts()
+        options.report(f"executing, executors: {executors}")
+        starts = environment.starts()
         with (
-            stage.services(*[EXECUTOR] * executors, environment=_NO_SWEEP) as processes,
-            stage.meter({"executor": processes}) as meter,
+            environment.services(*[EXECUTOR] * executors, variables=_NO_SWEEP) as processes,
+            environment.meter({"executor": processes}) as meter,
         ):
             # The second is a member seconds after the first; of few runs there may be none left for it.
             until(
@@ -64,19 +64,19 @@ def measure_executors(server: Server, runs: int, options: Options, *, executors:
             until_empty(connection, "open_runs")
             seconds, spent = (_now(connection) - begun_at) / timedelta(seconds=1), meter.since(before, runs - warm)
         check_runs(connection, runs, starts)
-        options.tell("the floor")
-        floor = _floor(connection, stage, taken, ids)
+        options.report("the floor")
+        floor = _floor(connection, environment, taken, ids)
     return rate((runs - warm) / seconds, "runs/s", floor=floor, spent=spent)
 
 
-def _floor(connection: Conn, stage: Stage, taken: list[baselines.Rows], ids: list[UUID]) -> float:
+def _floor(connection: Conn, environment: Environment, taken: list[baselines.Rows], ids: list[UUID]) -> float:
     connection.execute("TRUNCATE job_runs, open_runs, attempts, active_runs, outbox")
     connection.commit()
     baselines.copy_rows(connection, taken)
     connection.execute("ANALYZE open_runs, job_runs")
     connection.commit()
-    topic = stage.installation.topics.runs("default", "standard")
-    return len(ids) / baselines.execute(connection, stage, ids, topic)
+    topic = environment.installation.topics.runs("default", "standard")
+    return len(ids) / baselines.execute(connection, environment, ids, topic)
 
 
 def _ids(connection: Conn, most: int) -> list[UUID]:

@@ -1,4 +1,4 @@
-"""`fire`: occurrences/s of the firing transaction, beside a plain binary COPY of the same rows in the same commits."""
+"""`fire`: occurrences/s of the firing transaction, beside a binary COPY of the same rows."""
 
 from datetime import datetime, timedelta
 from functools import partial
@@ -6,7 +6,7 @@ from typing import cast
 
 from tidewheel.bench.baselines import copy_rows, take_rows
 from tidewheel.bench.complete import wait_for
-from tidewheel.bench.environment import Server, Stage
+from tidewheel.bench.environment import Environment, Server
 from tidewheel.bench.load import back_to, checkpoint, count_of, database_now, load_jobs
 from tidewheel.bench.measurement import Figure, Incomplete, Options, Round, rate
 from tidewheel.clock import monotonic_seconds
@@ -23,7 +23,7 @@ WRITTEN = ("job_runs", "open_runs", "run_inputs", "outbox")
 
 
 def measure(server: Server, options: Options) -> Round:
-    """Fire what is due at one instant, with one scheduler and with two; then COPY what came out of it again."""
+    """Fire one instant's jobs with one scheduler and with two, then COPY the same rows."""
     jobs = options.jobs or JOBS
     template = f"fire-{jobs}"
     if not server.has_template(template):
@@ -37,14 +37,14 @@ def measure(server: Server, options: Options) -> Round:
 
 
 def _measure(server: Server, template: str, jobs: int, options: Options, *, schedulers: int) -> Figure:
-    with server.stage(template) as stage, stage.connect() as connection:
+    with server.environment(template) as environment, environment.connect() as connection:
         # They start, enter and share the shards while nothing is due yet.
-        back_to(connection, _due_at(connection) - settings_of(stage).lookahead - _STARTING)
+        back_to(connection, _due_at(connection) - settings_of(environment).lookahead - _STARTING)
         checkpoint(connection)
-        options.tell(f"firing, schedulers: {schedulers}")
+        options.report(f"firing, schedulers: {schedulers}")
         with (
-            stage.services(*[("scheduler",)] * schedulers) as processes,
-            stage.meter({"scheduler": processes}) as meter,
+            environment.services(*[("scheduler",)] * schedulers) as processes,
+            environment.meter({"scheduler": processes}) as meter,
         ):
             written = partial(count_of, connection, "SELECT last_value FROM outbox_id_seq")
             entered = partial(count_of, connection, "SELECT count(*) FROM members WHERE role = 'scheduler'")
@@ -56,33 +56,35 @@ def _measure(server: Server, template: str, jobs: int, options: Options, *, sche
             seconds = monotonic_seconds() - started
             spent = meter.since(before, jobs - warm)
         _check(connection, jobs)
-        options.tell("the floor")
+        options.report("the floor")
         taken = take_rows(connection, WRITTEN, min(jobs, _FLOOR_ROWS))
         connection.execute("TRUNCATE job_runs, open_runs, outbox, run_inputs")
         connection.commit()
-        floor = len(taken[0].rows) / copy_rows(connection, taken, commit=settings_of(stage).fire_batch)
+        floor = len(taken[0].rows) / copy_rows(connection, taken, commit=settings_of(environment).fire_batch)
     return rate((jobs - warm) / seconds, "occurrences/s", floor=floor, spent=spent)
 
 
-def settings_of(stage: Stage) -> SchedulerSettings:
-    """The scheduler's settings on a stage; what the environment says counts."""
-    return SchedulerSettings.load(database_url=stage.url, kafka_bootstrap=stage.bootstrap, topic_prefix=stage.prefix)
+def settings_of(environment: Environment) -> SchedulerSettings:
+    """The scheduler's settings on a environment; what the environment says counts."""
+    return SchedulerSettings.load(
+        database_url=environment.url, kafka_bootstrap=environment.bootstrap, topic_prefix=environment.prefix
+    )
 
 
-def fire_all(stage: Stage) -> None:
+def fire_all(environment: Environment) -> None:
     """Fire whatever is due, in this process."""
-    scheduler = Scheduler(settings_of(stage), stage.url, stage.installation, Shutdown())
+    scheduler = Scheduler(settings_of(environment), environment.url, environment.installation, Shutdown())
     while scheduler.step() == 0.0:
         pass
     scheduler.close()
 
 
 def _make_template(server: Server, name: str, jobs: int, options: Options) -> None:
-    with server.stage() as stage:
-        options.tell(f"loading {jobs:,} jobs, once")
-        with stage.connect() as connection:
-            load_jobs(connection, stage.installation, jobs, due_at=database_now(connection))
-        server.keep_template(name, stage)
+    with server.environment() as environment:
+        options.report(f"loading {jobs:,} jobs, once")
+        with environment.connect() as connection:
+            load_jobs(connection, environment.installation, jobs, due_at=database_now(connection))
+        server.keep_template(name, environment)
 
 
 def _due_at(connection: Conn) -> datetime:

@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-d
 
 from tidewheel.bench import baselines
 from tidewheel.bench.complete import Ends, check_events, check_runs, check_starts, until_empty, wait_for
-from tidewheel.bench.environment import Server, Stage
+from tidewheel.bench.environment import Environment, Server
 from tidewheel.bench.load import database_now, load_jobs
 from tidewheel.bench.measurement import Figure, Options, Round, least, percentile
 from tidewheel.bench.scenarios.fire import fire_all
@@ -25,7 +25,7 @@ _WARM_RUNS = 3000
 _ANSWER_SECONDS = 30.0
 
 
-class _Told(Protocol):
+class _Timestamp(Protocol):
     timestamp: int
 
 
@@ -37,7 +37,7 @@ def measure(server: Server, options: Options) -> Round:
         for idled in (False, True):
             name = f"{size // 1000}k" if size % 1000 == 0 else str(size)
             name += "_after_idling" if idled else ""
-            options.tell(f"{size:,} jobs{' after idling' if idled else ''}")
+            options.report(f"{size:,} jobs{' after idling' if idled else ''}")
             found, starts = _hot_second(server, size, options, idled=idled)
             figures |= {f"{name}_{figure}": value for figure, value in found.items()}
             late[f"{size:,} due at once{', after idling' if idled else ''}"] = lateness_ms(starts)
@@ -46,17 +46,17 @@ def measure(server: Server, options: Options) -> Round:
 
 def _hot_second(server: Server, size: int, options: Options, *, idled: bool) -> tuple[dict[str, Figure], list[Start]]:
     warm = 0 if idled else min(_WARM_RUNS, size)
-    with server.stage() as stage, stage.connect() as connection:
-        ends = Ends(stage, stage.installation.topics.completions)
-        with all_services(stage, executors=EXECUTORS) as processes, stage.meter(processes) as meter:
+    with server.environment() as environment, environment.connect() as connection:
+        ends = Ends(environment, environment.installation.topics.completions)
+        with all_services(environment, executors=EXECUTORS) as processes, environment.meter(processes) as meter:
             if idled:
                 threading.Event().wait(_IDLE_SECONDS)
             else:
-                warm_up(stage, connection, ends, options, warm)
+                warm_up(environment, connection, ends, options, warm)
             due_at = due_after_loading(connection, size)
             load_jobs(
                 connection,
-                stage.installation,
+                environment.installation,
                 size,
                 due_at=due_at,
                 every=timedelta(hours=2),
@@ -65,16 +65,16 @@ def _hot_second(server: Server, size: int, options: Options, *, idled: bool) -> 
                 analyze=not idled,
             )
             before = meter.mark()
-            wait_for(stage.starts().count, warm + size, "runs begun")
+            wait_for(environment.starts().count, warm + size, "runs begun")
             ends.watch(warm + size)
             until_empty(connection, "open_runs", "outbox")
             spent = meter.since(before, size)
-        check_runs(connection, warm + size, stage.starts())
-        check_events(stage, warm + size)
-        starts = [start for start in stage.starts().read() if start.due]
+        check_runs(connection, warm + size, environment.starts())
+        check_events(environment, warm + size)
+        starts = [start for start in environment.starts().read() if start.due]
         check_starts(starts, size)
-        acknowledged = _last_append_ms(stage) - due_at.timestamp() * 1000
-        floor = _floor_ms(connection, stage, size)
+        acknowledged = _last_append_ms(environment) - due_at.timestamp() * 1000
+        floor = _floor_ms(connection, environment, size)
     late = lateness_ms(starts)
     figures = {
         "start_p50_ms": least(percentile(late, 50), "ms"),
@@ -85,21 +85,21 @@ def _hot_second(server: Server, size: int, options: Options, *, idled: bool) -> 
     return figures, starts
 
 
-def _last_append_ms(stage: Stage) -> float:
-    """When the broker appended the last run request, by its own timestamps."""
-    topic = stage.installation.topics.runs("default", "standard")
-    admin = AdminClient({**stage.kafka, "client.id": "tidewheel-bench", "log_level": 2})
+def _last_append_ms(environment: Environment) -> float:
+    """Return the append timestamp of the last run request in the broker."""
+    topic = environment.installation.topics.runs("default", "standard")
+    admin = AdminClient({**environment.kafka, "client.id": "tidewheel-bench", "log_level": 2})
     partitions = admin.list_topics(topic, timeout=_ANSWER_SECONDS).topics[topic].partitions
     last = cast("OffsetSpec", OffsetSpec.max_timestamp())  # type: ignore[no-untyped-call]
-    asked = {TopicPartition(topic, number): last for number in partitions}
-    told = cast("dict[TopicPartition, Future[_Told]]", admin.list_offsets(asked))  # pyright: ignore[reportUnknownMemberType]
-    return max(each.result(_ANSWER_SECONDS).timestamp for each in told.values())
+    specs = {TopicPartition(topic, number): last for number in partitions}
+    results = cast("dict[TopicPartition, Future[_Timestamp]]", admin.list_offsets(specs))  # pyright: ignore[reportUnknownMemberType]
+    return max(each.result(_ANSWER_SECONDS).timestamp for each in results.values())
 
 
-def _floor_ms(connection: Conn, stage: Stage, size: int) -> float:
-    """How long so many messages take that are produced, consumed and claimed by plain statements, nothing else."""
+def _floor_ms(connection: Conn, environment: Environment, size: int) -> float:
+    """Measure the time to produce, consume and claim the messages by plain statements."""
     connection.execute("TRUNCATE job_runs, open_runs, run_inputs, attempts, active_runs, outbox, timers, skips")
     connection.commit()
-    load_jobs(connection, stage.installation, size, due_at=database_now(connection), prefix="floor")
-    fire_all(stage)
-    return baselines.burst(connection, stage, size) * 1000
+    load_jobs(connection, environment.installation, size, due_at=database_now(connection), prefix="floor")
+    fire_all(environment)
+    return baselines.burst(connection, environment, size) * 1000

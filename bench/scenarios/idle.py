@@ -1,4 +1,4 @@
-"""`idle`: CPU of the services and of PostgreSQL while nothing is due, with few jobs and with very many."""
+"""`idle`: CPU of the services and PostgreSQL without due jobs, with few jobs and very many."""
 
 import threading
 from datetime import timedelta
@@ -29,21 +29,21 @@ def measure(server: Server, options: Options) -> Round:
 
 
 def _idle(server: Server, size: int, seconds: float, options: Options) -> dict[str, Figure]:
-    with server.stage() as stage:
-        options.tell(f"loading {size:,} jobs")
-        with stage.connect() as connection:
+    with server.environment() as environment:
+        options.report(f"loading {size:,} jobs")
+        with environment.connect() as connection:
             tomorrow = database_now(connection) + timedelta(days=1)
-            load_jobs(connection, stage.installation, size, due_at=tomorrow, prefix="idle")
+            load_jobs(connection, environment.installation, size, due_at=tomorrow, prefix="idle")
             checkpoint(connection)
-        with all_services(stage) as processes, stage.meter(processes) as meter:
-            options.tell(f"{size:,} jobs, settling")
+        with all_services(environment) as processes, environment.meter(processes) as meter:
+            options.report(f"{size:,} jobs, settling")
             threading.Event().wait(min(_SETTLE_SECONDS, seconds))
-            options.tell(f"{size:,} jobs, idle for {seconds / 60:.1f} minutes")
+            options.report(f"{size:,} jobs, idle for {seconds / 60:.1f} minutes")
             before, started = meter.mark(), monotonic_seconds()
             threading.Event().wait(seconds)
             spent, took = meter.since(before, 1), monotonic_seconds() - started
             memory = processes["scheduler"][0].memory_info().rss
-        with stage.connect() as connection:
+        with environment.connect() as connection:
             row = connection.execute("SELECT count(*) FROM job_runs").fetchone()
             assert row == (0,), "nothing was due, and yet there are runs"
     percent = {name: cpu / took * 100 for name, cpu in spent.cpu_seconds.items()}

@@ -1,4 +1,4 @@
-"""`latency`: how late runs begin when there is little to do: due to handler start, and request to handler start."""
+"""`latency`: due to handler start, and request to handler start, under low load."""
 
 import json
 import threading
@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from tidewheel.bench import baselines
 from tidewheel.bench.complete import Ends, check_runs, check_starts, until_empty, wait_for
-from tidewheel.bench.environment import Server, Stage
+from tidewheel.bench.environment import Environment, Server
 from tidewheel.bench.load import load_steady
 from tidewheel.bench.measurement import Options, Round, least, percentile
 from tidewheel.bench.scenarios.pipeline import all_services, due_after_loading, lateness_ms, p99_by_second, warm_up
@@ -20,7 +20,7 @@ SECONDS = 30.0
 _PERIOD = timedelta(seconds=5)
 _WARM_RUNS = 3000
 _SAMPLES = 500  # of the floor
-_KEY = "asked-for"
+_KEY = "requested"
 _FLUSH_SECONDS = 30.0
 
 
@@ -30,43 +30,46 @@ def measure(server: Server, options: Options) -> Round:
     jobs, rounds = int(per_second * _PERIOD.total_seconds()), max(1, round(seconds / _PERIOD.total_seconds()))
     runs = jobs * rounds
     warm = min(_WARM_RUNS, runs)
-    with server.stage() as stage, stage.connect() as connection:
-        ends = Ends(stage, stage.installation.topics.completions)
-        with all_services(stage) as processes, stage.meter(processes) as meter:
-            warm_up(stage, connection, ends, options, warm)
-            options.tell(f"{per_second:.0f} timed runs/s for {_PERIOD.total_seconds() * rounds:.0f} s")
+    with server.environment() as environment, environment.connect() as connection:
+        ends = Ends(environment, environment.installation.topics.completions)
+        with all_services(environment) as processes, environment.meter(processes) as meter:
+            warm_up(environment, connection, ends, options, warm)
+            options.report(f"{per_second:.0f} timed runs/s for {_PERIOD.total_seconds() * rounds:.0f} s")
             due_at = due_after_loading(connection, jobs)
-            load_steady(connection, stage.installation, jobs, due_at=due_at, period=_PERIOD, rounds=rounds)
+            load_steady(connection, environment.installation, jobs, due_at=due_at, period=_PERIOD, rounds=rounds)
             before = meter.mark()
-            wait_for(stage.starts().count, warm + runs, "runs begun")
+            wait_for(environment.starts().count, warm + runs, "runs begun")
             spent = meter.since(before, runs)
-            timed = [start for start in stage.starts().read() if start.due]
-            options.tell(f"{per_second:.0f} requests/s for {seconds:.0f} s")
-            triggered = _trigger(stage, connection, int(per_second * seconds), per_second, warm + runs)
+            timed = [start for start in environment.starts().read() if start.due]
+            options.report(f"{per_second:.0f} requests/s for {seconds:.0f} s")
+            triggered = _trigger(environment, connection, int(per_second * seconds), per_second, warm + runs)
             until_empty(connection, "open_runs", "outbox")
-        check_runs(connection, warm + runs + len(triggered), stage.starts())
+        check_runs(connection, warm + runs + len(triggered), environment.starts())
         check_starts(timed, runs)
-        options.tell("the floor")
-        topic = stage.installation.topics.runs("default", "standard")
-        one = baselines.hops(stage, topic, 1, _SAMPLES)
-        two = baselines.hops(stage, topic, 2, _SAMPLES)
-    due, asked = lateness_ms(timed), lateness_ms(triggered)
+        options.report("the floor")
+        topic = environment.installation.topics.runs("default", "standard")
+        one = baselines.hops(environment, topic, 1, _SAMPLES)
+        two = baselines.hops(environment, topic, 2, _SAMPLES)
+    due, requested = lateness_ms(timed), lateness_ms(triggered)
     figures = {
         "due_to_start_p50_ms": least(percentile(due, 50), "ms", floor=percentile(one, 50), spent=spent),
         "due_to_start_p99_ms": least(percentile(due, 99), "ms", floor=percentile(one, 99)),
-        "request_to_start_p50_ms": least(percentile(asked, 50), "ms", floor=percentile(two, 50)),
-        "request_to_start_p99_ms": least(percentile(asked, 99), "ms", floor=percentile(two, 99)),
+        "request_to_start_p50_ms": least(percentile(requested, 50), "ms", floor=percentile(two, 50)),
+        "request_to_start_p99_ms": least(percentile(requested, 99), "ms", floor=percentile(two, 99)),
     }
-    distributions = {"due to start": due, "request to start": asked, "floor: one hop": one, "floor: two hops": two}
+    distributions = {"due to start": due, "request to start": requested, "floor: one hop": one, "floor: two hops": two}
     return Round(
         figures, distributions=distributions, series={"due to start, p99 of a second, ms": p99_by_second(timed)}
     )
 
 
-def _trigger(stage: Stage, connection: Conn, requests: int, per_second: float, begun: int) -> list[Start]:
-    """Ask for runs of one job at a steady pace; the payload of each is when its request was handed to the producer."""
-    sender, topic = producer(stage.kafka, role="bench-requests", linger_ms=0), stage.installation.topics.requests
-    job = {"key": _KEY, "schedule": "manual", "target": "asked"}
+def _trigger(environment: Environment, connection: Conn, requests: int, per_second: float, begun: int) -> list[Start]:
+    """Request runs of one job at a steady pace; each payload is the instant of its request."""
+    sender, topic = (
+        producer(environment.kafka, role="bench-requests", linger_ms=0),
+        environment.installation.topics.requests,
+    )
+    job = {"key": _KEY, "schedule": "manual", "target": "requested"}
     sender.produce(topic, key=_KEY.encode(), value=json.dumps({"type": "job.submit", "job": job}).encode())
     sender.flush(_FLUSH_SECONDS)
     wait_for(lambda: _accepted(connection), 1, "jobs submitted")
@@ -77,8 +80,8 @@ def _trigger(stage: Stage, connection: Conn, requests: int, per_second: float, b
         sender.produce(topic, key=_KEY.encode(), value=json.dumps(trigger).encode())
         sender.poll(0)
     sender.flush(_FLUSH_SECONDS)
-    wait_for(stage.starts().count, begun + requests, "runs begun")
-    timed = [start for start in stage.starts().read() if start.due]
+    wait_for(environment.starts().count, begun + requests, "runs begun")
+    timed = [start for start in environment.starts().read() if start.due]
     return timed[-requests:]
 
 

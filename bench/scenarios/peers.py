@@ -1,4 +1,4 @@
-"""`peers`: procrastinate and pgqueuer beside Tidewheel, on the same PostgreSQL, one after the other in each round.
+"""`peers`: procrastinate and pgqueuer beside Tidewheel in each round, on the same PostgreSQL.
 
 None of the two has a broker or a durable event for each job. Each brings its own handler that does nothing, and one
 worker process; so has Tidewheel, with one process of each other service. The clock of each starts when a tenth is done.
@@ -31,7 +31,7 @@ _VARIABLES = {"PGHOST": "host", "PGPORT": "port", "PGUSER": "user", "PGPASSWORD"
 _PIPELINE_SECONDS = 10.0
 
 
-class _Told(TypedDict):
+class _Measured(TypedDict):
     seconds: float
     timed: int  # jobs that were enqueued or handled in that time
     handled: int
@@ -46,7 +46,7 @@ class Peer:
 
     @property
     def program(self) -> Path:
-        """What is run in the peers' environment."""
+        """The program in the peers' environment."""
         return _FOLDER / f"{self.name}_peer.py"
 
 
@@ -55,7 +55,7 @@ PEERS = (Peer("procrastinate", 10_000), Peer("pgqueuer", JOBS))
 
 def measure(server: Server, options: Options) -> Round:
     """Tidewheel's execute and pipeline, then each peer: enqueue and process."""
-    python = environment(options)
+    python = python_environment(options)
     jobs = options.jobs or JOBS
     own = replace(options, jobs=jobs)
     # As many as come to more than it can do in that time: with a number of jobs their own pace would be measured.
@@ -65,7 +65,7 @@ def measure(server: Server, options: Options) -> Round:
         "tidewheel_pipeline_per_second": pipeline.measure(server, flow, executors=1).figures["runs_per_second"],
     }
     for peer in PEERS:
-        options.tell(peer.name)
+        options.report(peer.name)
         enqueued, processed = _measure_peer(server, python, peer, min(jobs, peer.jobs))
         figures[f"{peer.name}_enqueue_per_second"] = rate(enqueued, "jobs/s")
         figures[f"{peer.name}_process_per_second"] = rate(processed, "jobs/s")
@@ -75,7 +75,7 @@ def measure(server: Server, options: Options) -> Round:
     return Round(figures)
 
 
-def environment(options: Options) -> Path:
+def python_environment(options: Options) -> Path:
     """The Python of the peers' own environment, made when it is not there.
 
     Raises:
@@ -86,7 +86,7 @@ def environment(options: Options) -> Path:
     python, made = folder / "bin" / "python", folder / "made"
     if made.exists():
         return python
-    options.tell("installing the peers, once")
+    options.report("installing the peers, once")
     venv.create(folder, with_pip=True, clear=True)
     command = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", "-r", str(wanted)]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
@@ -110,7 +110,7 @@ def _measure_peer(server: Server, python: Path, peer: Peer, jobs: int) -> tuple[
     return enqueued["timed"] / enqueued["seconds"], processed["timed"] / processed["seconds"]
 
 
-def _run(python: Path, peer: Peer, what: str, url: str, jobs: int) -> _Told:
+def _run(python: Path, peer: Peer, what: str, url: str, jobs: int) -> _Measured:
     command = [str(python), str(peer.program), what, str(jobs)]
     place = conninfo_to_dict(url)
     named = {variable: str(place[part]) for variable, part in _VARIABLES.items() if place.get(part)}
@@ -120,4 +120,4 @@ def _run(python: Path, peer: Peer, what: str, url: str, jobs: int) -> _Told:
     if done.returncode != 0:
         message = f"{peer.name} has failed to {what}: {done.stderr.strip()[-500:]}"
         raise RuntimeError(message)
-    return cast("_Told", json.loads(done.stdout.splitlines()[-1]))
+    return cast("_Measured", json.loads(done.stdout.splitlines()[-1]))

@@ -10,7 +10,7 @@ import psutil
 
 from tidewheel.bench import baselines
 from tidewheel.bench.complete import Ends, check_events, check_runs, check_starts, until_empty, wait_for
-from tidewheel.bench.environment import EXECUTOR, Server, Stage
+from tidewheel.bench.environment import EXECUTOR, Environment, Server
 from tidewheel.bench.load import count_of, database_now, load_jobs, load_steady
 from tidewheel.bench.measurement import Options, Points, Round, least, percentile, rate
 from tidewheel.bench.scenarios.fire import fire_all
@@ -23,7 +23,7 @@ STEADY_RATE = 10_000.0
 WARM_RUNS = 50_000
 EXECUTORS = 2  # Python's lock keeps one of them from using what the others leave
 
-_OVERLOAD = 1.5  # of what the warm-up has shown: what is asked for must be more than can be done
+_OVERLOAD = 1.5  # of what the warm-up has shown: the load must exceed the capacity
 _PERIOD = timedelta(seconds=20)  # of the steady load's jobs: later than this, a run would be skipped
 _FLOOR_RUNS = 50_000
 _LOADING_SECONDS = 5.0
@@ -31,10 +31,10 @@ _LOADING_SECONDS_A_JOB = 60e-6
 
 
 @contextmanager
-def all_services(stage: Stage, *, executors: int = 1) -> Generator[dict[str, list[psutil.Process]]]:
+def all_services(environment: Environment, *, executors: int = 1) -> Generator[dict[str, list[psutil.Process]]]:
     """Every service by name: one process each, of executors as many as are said."""
     commands = [("intake",), ("relay",), *[EXECUTOR] * executors, ("scheduler",)]
-    with stage.services(*commands) as processes:
+    with environment.services(*commands) as processes:
         found: dict[str, list[psutil.Process]] = {}
         for command, process in zip(commands, processes, strict=True):
             found.setdefault(command[0], []).append(process)
@@ -42,35 +42,35 @@ def all_services(stage: Stage, *, executors: int = 1) -> Generator[dict[str, lis
 
 
 def measure(server: Server, options: Options, *, executors: int = EXECUTORS) -> Round:
-    """Feed more than can be done for a while; all of it done, divided by the time from first due to last event."""
+    """Load more than can be done for a while; count runs from the first due to the last event."""
     seconds = options.seconds or SECONDS
     warm = min(WARM_RUNS, options.jobs or WARM_RUNS)
-    with server.stage() as stage, stage.connect() as connection:
-        ends = Ends(stage, stage.installation.topics.completions)
-        with all_services(stage, executors=executors) as processes, stage.meter(processes) as meter:
-            warm_rate = warm_up(stage, connection, ends, options, warm)
+    with server.environment() as environment, environment.connect() as connection:
+        ends = Ends(environment, environment.installation.topics.completions)
+        with all_services(environment, executors=executors) as processes, environment.meter(processes) as meter:
+            warm_rate = warm_up(environment, connection, ends, options, warm)
             runs = options.jobs or int(warm_rate * _OVERLOAD * seconds)
-            options.tell(f"loading {runs:,} jobs")
+            options.report(f"loading {runs:,} jobs")
             due_at = due_after_loading(connection, runs)
             load_jobs(
                 connection,
-                stage.installation,
+                environment.installation,
                 runs,
                 due_at=due_at,
                 every=timedelta(hours=2),
                 spread=timedelta(seconds=seconds),
                 prefix="flow",
             )
-            options.tell(f"{runs:,} runs, due within {seconds:.0f} s")
-            wait_for(stage.starts().count, warm + 1, "runs begun")
+            options.report(f"{runs:,} runs, due within {seconds:.0f} s")
+            wait_for(environment.starts().count, warm + 1, "runs begun")
             before = meter.mark()
             seen = ends.watch(warm + runs)
             spent = meter.since(before, runs)
             until_empty(connection, "open_runs", "outbox")
-        check_runs(connection, warm + runs, stage.starts())
-        check_events(stage, warm + runs)
-        options.tell("the floor")
-        floor = _floor(connection, stage, min(runs, _FLOOR_RUNS))
+        check_runs(connection, warm + runs, environment.starts())
+        check_events(environment, warm + runs)
+        options.report("the floor")
+        floor = _floor(connection, environment, min(runs, _FLOOR_RUNS))
     done = runs / (seen[-1][0] - due_at.timestamp())
     series = {"events/s": _rates(seen)}
     return Round({"runs_per_second": rate(done, "runs/s", floor=floor, spent=spent)}, series=series)
@@ -82,21 +82,21 @@ def steady(server: Server, options: Options) -> Round:
     jobs = int(per_second * _PERIOD.total_seconds())
     rounds = max(1, round(seconds / _PERIOD.total_seconds()))
     runs = jobs * rounds
-    with server.stage() as stage, stage.connect() as connection:
-        ends = Ends(stage, stage.installation.topics.completions)
-        with all_services(stage, executors=EXECUTORS) as processes, stage.meter(processes) as meter:
-            warm_up(stage, connection, ends, options)
-            options.tell(f"loading {jobs:,} jobs")
+    with server.environment() as environment, environment.connect() as connection:
+        ends = Ends(environment, environment.installation.topics.completions)
+        with all_services(environment, executors=EXECUTORS) as processes, environment.meter(processes) as meter:
+            warm_up(environment, connection, ends, options)
+            options.report(f"loading {jobs:,} jobs")
             due_at = due_after_loading(connection, jobs)
-            load_steady(connection, stage.installation, jobs, due_at=due_at, period=_PERIOD, rounds=rounds)
-            options.tell(f"{per_second:,.0f} runs/s for {_PERIOD.total_seconds() * rounds:.0f} s")
-            wait_for(stage.starts().count, WARM_RUNS + 1, "runs begun")
+            load_steady(connection, environment.installation, jobs, due_at=due_at, period=_PERIOD, rounds=rounds)
+            options.report(f"{per_second:,.0f} runs/s for {_PERIOD.total_seconds() * rounds:.0f} s")
+            wait_for(environment.starts().count, WARM_RUNS + 1, "runs begun")
             before = meter.mark()
             seen = ends.watch(WARM_RUNS + runs)
             spent = meter.since(before, runs)
             until_empty(connection, "open_runs", "outbox")
-        check_runs(connection, WARM_RUNS + runs, stage.starts())
-        starts = [start for start in stage.starts().read() if start.due]
+        check_runs(connection, WARM_RUNS + runs, environment.starts())
+        starts = [start for start in environment.starts().read() if start.due]
         check_starts(starts, runs)
     late = lateness_ms(starts)
     figures = {
@@ -109,16 +109,16 @@ def steady(server: Server, options: Options) -> Round:
     return Round(figures, distributions={"due to handler start, steady": late}, series=series)
 
 
-def warm_up(stage: Stage, connection: Conn, ends: Ends, options: Options, runs: int = WARM_RUNS) -> float:
+def warm_up(environment: Environment, connection: Conn, ends: Ends, options: Options, runs: int = WARM_RUNS) -> float:
     """Let all services do some work; returns runs/s of it."""
-    options.tell("warming up")
+    options.report("warming up")
     for process in ("scheduler", "relay"):
         wait_for(partial(_members, connection, process), 1, f"{process}s entered")
     due_at = database_now(connection)
-    load_jobs(connection, stage.installation, runs, due_at=due_at, every=timedelta(hours=2), prefix="warm")
+    load_jobs(connection, environment.installation, runs, due_at=due_at, every=timedelta(hours=2), prefix="warm")
     ends.watch(runs)
     until_empty(connection, "open_runs", "outbox")
-    times = stage.starts().times()
+    times = environment.starts().times()
     return runs * 0.8 / (times[runs * 9 // 10] - times[runs // 10])
 
 
@@ -130,12 +130,12 @@ def due_after_loading(connection: Conn, jobs: int) -> datetime:
 
 
 def lateness_ms(starts: Sequence[Start]) -> list[float]:
-    """How late each run was begun, in milliseconds."""
+    """Return the lateness of each run, in milliseconds."""
     return [(start.at - start.due) * 1000 for start in starts]
 
 
 def p99_by_second(starts: Sequence[Start]) -> Points:
-    """How late the runs of each second were begun: p99, in milliseconds."""
+    """Return the p99 lateness of each second, in milliseconds."""
     first = min(start.due for start in starts)
     seconds: dict[int, list[float]] = {}
     for start in starts:
@@ -154,12 +154,12 @@ def _rates(seen: Sequence[tuple[float, int]]) -> Points:
     return points
 
 
-def _floor(connection: Conn, stage: Stage, runs: int) -> float:
+def _floor(connection: Conn, environment: Environment, runs: int) -> float:
     connection.execute("TRUNCATE job_runs, open_runs, run_inputs, attempts, active_runs, outbox, timers")
     connection.commit()
-    load_jobs(connection, stage.installation, runs, due_at=database_now(connection), prefix="floor")
-    fire_all(stage)
-    return baselines.whole(connection, stage, runs)
+    load_jobs(connection, environment.installation, runs, due_at=database_now(connection), prefix="floor")
+    fire_all(environment)
+    return baselines.whole(connection, environment, runs)
 
 
 def _members(connection: Conn, role: str) -> int:

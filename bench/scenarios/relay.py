@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import psutil
 
 from tidewheel.bench.baselines import Made, ends, produce, warm_producer
-from tidewheel.bench.environment import Server, Stage
+from tidewheel.bench.environment import Environment, Server
 from tidewheel.bench.load import count_of, vacuum
 from tidewheel.bench.measurement import Incomplete, Options, Round, rate
 from tidewheel.clock import monotonic_seconds
@@ -28,12 +28,12 @@ _PAST = datetime(2026, 1, 1, tzinfo=UTC)
 def measure(server: Server, options: Options) -> Round:
     """Relay a full outbox; then produce the same messages with the same client settings and nothing else."""
     messages = options.jobs or MESSAGES
-    with server.stage() as stage, stage.connect() as connection:
-        topic = stage.installation.topics.runs("default", "standard")
-        options.tell(f"{messages:,} messages")
-        _fill(connection, stage, topic, messages)
-        options.tell("relaying")
-        relay = relay_of(stage)
+    with server.environment() as environment, environment.connect() as connection:
+        topic = environment.installation.topics.runs("default", "standard")
+        options.report(f"{messages:,} messages")
+        _fill(connection, environment, topic, messages)
+        options.report("relaying")
+        relay = relay_of(environment)
         relay.enter()
         for _ in range(_WARM_BATCHES):
             relay.step()  # the first one waits for the producer's id
@@ -41,42 +41,44 @@ def measure(server: Server, options: Options) -> Round:
         if left < messages // 2:
             message = f"{messages:,} messages are too few: {left:,} were left when the clock was started"
             raise Incomplete(message)
-        with stage.meter({"relay": psutil.Process(os.getpid())}) as meter:
+        with environment.meter({"relay": psutil.Process(os.getpid())}) as meter:
             before, started = meter.mark(), monotonic_seconds()
             while relay.step() == 0.0:
                 pass
             seconds = monotonic_seconds() - started
             spent = meter.since(before, left)
         relay.leave()
-        _check(connection, stage, topic, messages)
-        options.tell("the floor")
-        with stage.server.stage() as other:  # a topic that is as empty as the first one was
+        _check(connection, environment, topic, messages)
+        options.report("the floor")
+        with environment.server.environment() as other:  # a topic that is as empty as the first one was
             apart = other.installation.topics.runs("default", "standard")
             floor = left / produce(other, apart, _messages(left), client=warm_producer(other, apart))
     return Round({"messages_per_second": rate(left / seconds, "messages/s", floor=floor, spent=spent)})
 
 
-def relay_of(stage: Stage) -> Relay:
+def relay_of(environment: Environment) -> Relay:
     """A relay in this process."""
-    settings = RelaySettings.load(database_url=stage.url, kafka_bootstrap=stage.bootstrap, topic_prefix=stage.prefix)
-    return Relay(settings, stage.url, stage.kafka, Shutdown())
+    settings = RelaySettings.load(
+        database_url=environment.url, kafka_bootstrap=environment.bootstrap, topic_prefix=environment.prefix
+    )
+    return Relay(settings, environment.url, environment.kafka, Shutdown())
 
 
-def relay_all(stage: Stage) -> None:
+def relay_all(environment: Environment) -> None:
     """Publish whatever is due, in this process."""
-    relay = relay_of(stage)
+    relay = relay_of(environment)
     relay.enter()
     while relay.step() == 0.0:
         pass
     relay.leave()
 
 
-def _fill(connection: Conn, stage: Stage, topic: str, messages: int) -> None:
+def _fill(connection: Conn, environment: Environment, topic: str, messages: int) -> None:
     rows = (
         OutboxRow(number % 64, "standard", topic, key or b"", value or b"", _PAST)
         for number, (key, value, _) in enumerate(_messages(messages))
     )
-    append(connection, rows, shards=stage.installation.shards)
+    append(connection, rows, shards=environment.installation.shards)
     vacuum(connection, ["outbox"])
 
 
@@ -84,8 +86,8 @@ def _messages(count: int) -> Iterator[Made]:
     return ((b"%036d" % number, _VALUES[number % 1000], []) for number in range(count))
 
 
-def _check(connection: Conn, stage: Stage, topic: str, messages: int) -> None:
-    left, there = count_of(connection, "SELECT count(*) FROM outbox"), ends(stage, [topic])
+def _check(connection: Conn, environment: Environment, topic: str, messages: int) -> None:
+    left, there = count_of(connection, "SELECT count(*) FROM outbox"), ends(environment, [topic])
     if left or there != messages:
         message = f"{messages} messages were due; {left} are left, {there} are on Kafka"
         raise Incomplete(message)

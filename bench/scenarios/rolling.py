@@ -1,11 +1,11 @@
-"""What replacing a fleet costs: three executors under load, each asked to stop with another started in its place."""
+"""`rolling`: the cost of replacing three executors under load, one by one."""
 
 import threading
 from contextlib import ExitStack
 from datetime import datetime, timedelta
 from typing import cast
 
-from tidewheel.bench.environment import Stage
+from tidewheel.bench.environment import Environment
 from tidewheel.bench.load import database_now, load_jobs
 from tidewheel.clock import monotonic_seconds
 from tidewheel.postgres.session import Conn
@@ -20,15 +20,15 @@ _LIVE = "SELECT count(*) FROM executors WHERE NOT stopping"
 _GIVE_UP_SECONDS = 60.0
 
 
-def measure(stage: Stage) -> dict[str, float]:
+def measure(environment: Environment) -> dict[str, float]:
     """Roll the fleet once; completions by half seconds of the roll, and what became of the attempts."""
-    stage.environment["TIDEWHEEL_DRAIN_TIMEOUT"] = f"PT{_DRAIN_SECONDS}S"
-    with stage.connect() as connection:
+    environment.variables["TIDEWHEEL_DRAIN_TIMEOUT"] = f"PT{_DRAIN_SECONDS}S"
+    with environment.connect() as connection:
         due_at = database_now(connection) + timedelta(seconds=15)
         every = timedelta(seconds=1)
         load_jobs(
             connection,
-            stage.installation,
+            environment.installation,
             RUNS_PER_SECOND,
             due_at=due_at,
             every=every,
@@ -36,15 +36,15 @@ def measure(stage: Stage) -> dict[str, float]:
             handler="tenth",
             prefix="short",
         )
-        load_jobs(connection, stage.installation, LONG_RUNS, due_at=due_at, handler="minute", prefix="long")
+        load_jobs(connection, environment.installation, LONG_RUNS, due_at=due_at, handler="minute", prefix="long")
         connection.autocommit = True
-        with ExitStack() as running, stage.services(["relay"], ["scheduler"]):
-            fleet = [running.enter_context(stage.services(_EXECUTOR))[0] for _ in range(EXECUTORS)]
+        with ExitStack() as running, environment.services(["relay"], ["scheduler"]):
+            fleet = [running.enter_context(environment.services(_EXECUTOR))[0] for _ in range(EXECUTORS)]
             _until(connection, "SELECT count(*) > 3000 FROM job_runs WHERE state = 'succeeded'")
             begun_at = database_now(connection)
             for old in fleet:
                 old.terminate()
-                running.enter_context(stage.services(_EXECUTOR))
+                running.enter_context(environment.services(_EXECUTOR))
                 old.wait(_GIVE_UP_SECONDS)
                 _until(connection, f"{_LIVE} HAVING count(*) = {EXECUTORS}")
                 threading.Event().wait(2)

@@ -1,4 +1,4 @@
-"""`soak`: a steady load for a quarter of an hour, and the same beside a transaction that somebody holds open.
+"""`soak`: a steady load for a quarter of an hour, without and with a long open transaction.
 
 What is looked for is what changes: throughput and latency flat, tables and WAL bounded, dead rows kept down.
 """
@@ -12,8 +12,8 @@ from typing import cast
 
 import psycopg
 
-from tidewheel.bench.complete import Ends, check_runs, check_starts, until_empty, what_stands
-from tidewheel.bench.environment import Server, Stage
+from tidewheel.bench.complete import Ends, check_runs, check_starts, describe_counts, until_empty
+from tidewheel.bench.environment import Environment, Server
 from tidewheel.bench.load import load_steady
 from tidewheel.bench.measurement import Incomplete, Options, Round, least, percentile, rate
 from tidewheel.bench.scenarios.pipeline import (
@@ -44,37 +44,37 @@ Series = dict[str, list[tuple[float, float]]]
 
 
 def free(server: Server, options: Options) -> Round:
-    """With nobody in the way."""
+    """Run without an open transaction."""
     return _soak(server, options, held=False)
 
 
 def held(server: Server, options: Options) -> Round:
-    """With a transaction held open by somebody else."""
+    """Run beside an open transaction."""
     return _soak(server, options, held=True)
 
 
 def _soak(server: Server, options: Options, *, held: bool) -> Round:
     name = "held" if held else "free"
-    with server.stage() as stage, stage.connect() as connection:
-        ends = Ends(stage, stage.installation.topics.completions)
-        with all_services(stage, executors=EXECUTORS) as processes, stage.meter(processes) as meter:
-            warm_rate = warm_up(stage, connection, ends, options)
+    with server.environment() as environment, environment.connect() as connection:
+        ends = Ends(environment, environment.installation.topics.completions)
+        with all_services(environment, executors=EXECUTORS) as processes, environment.meter(processes) as meter:
+            warm_rate = warm_up(environment, connection, ends, options)
             per_second = options.rate or warm_rate * SHARE
             rounds = max(1, math.ceil((options.minutes or MINUTES) * 60 / _PERIOD.total_seconds()))
             jobs, seconds = int(per_second * _PERIOD.total_seconds()), rounds * _PERIOD.total_seconds()
             due_at = due_after_loading(connection, jobs)
             load_steady(
-                connection, stage.installation, jobs, due_at=due_at, period=_PERIOD, rounds=rounds, prefix="soak"
+                connection, environment.installation, jobs, due_at=due_at, period=_PERIOD, rounds=rounds, prefix="soak"
             )
             runs = jobs * rounds
-            options.tell(f"{name}: {per_second:,.0f} runs/s for {seconds / 60:.1f} minutes")
+            options.report(f"{name}: {per_second:,.0f} runs/s for {seconds / 60:.1f} minutes")
             before = meter.mark()
-            with _held_open(stage, seconds * _HELD_SHARE if held else 0.0):
+            with _held_open(environment, seconds * _HELD_SHARE if held else 0.0):
                 series = _sample(connection, ends, WARM_RUNS + runs, due_at, seconds)
             spent = meter.since(before, runs)
             until_empty(connection, "open_runs", "outbox")
-        check_runs(connection, WARM_RUNS + runs, stage.starts())
-        starts = [start for start in stage.starts().read() if start.due]
+        check_runs(connection, WARM_RUNS + runs, environment.starts())
+        starts = [start for start in environment.starts().read() if start.due]
         check_starts(starts, runs)
     lateness, late = lateness_ms(starts), p99_by_second(starts)
     tenth = max(1, len(late) // 10)
@@ -123,22 +123,22 @@ def _sample(connection: Conn, ends: Ends, wanted: int, due_at: datetime, seconds
         if count >= wanted:
             return series
         if monotonic_seconds() > gives_up:
-            told = f"{count:,} of {wanted:,} runs are done {_MOST_LATE_SECONDS:.0f} s after the last was due"
-            message = f"{told}: {what_stands(connection)}"
+            done = f"{count:,} of {wanted:,} runs are done {_MOST_LATE_SECONDS:.0f} s after the last was due"
+            message = f"{done}: {describe_counts(connection)}"
             raise Incomplete(message)
         threading.Event().wait(_SAMPLE_SECONDS if wanted - count > WARM_RUNS else 0.5)
 
 
 @contextmanager
-def _held_open(stage: Stage, seconds: float) -> Generator[None]:
-    """A transaction of somebody else's, with a snapshot and an id, for so long; none for no time."""
+def _held_open(environment: Environment, seconds: float) -> Generator[None]:
+    """Keep a transaction open for so long, with a snapshot and an id; none for 0 seconds."""
     if not seconds:
         yield
         return
     over = threading.Event()
 
     def hold() -> None:
-        with psycopg.connect(stage.url, application_name="somebody-else") as other:
+        with psycopg.connect(environment.url, application_name="open-transaction") as other:
             other.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
             other.execute("SELECT pg_current_xact_id()")
             over.wait(seconds)

@@ -6,7 +6,7 @@ from typing import cast
 
 from tidewheel.bench import baselines
 from tidewheel.bench.complete import until, wait_for
-from tidewheel.bench.environment import Server, Stage
+from tidewheel.bench.environment import Environment, Server
 from tidewheel.bench.load import PAYLOAD
 from tidewheel.bench.measurement import Incomplete, Options, Round, rate
 from tidewheel.clock import monotonic_seconds
@@ -25,29 +25,29 @@ def measure(server: Server, options: Options) -> Round:
     """Let intake loose on requests that lie on Kafka."""
     requests = options.jobs or REQUESTS
     warm = requests // _WARM_SHARE
-    with server.stage() as stage, stage.connect() as connection:
-        sender = producer(stage.kafka, role="bench-requests")  # not warmed up: that would be no request
-        topic = stage.installation.topics.requests
-        with stage.services(("intake",)) as [intake], stage.meter({"intake": intake}) as meter:
+    with server.environment() as environment, environment.connect() as connection:
+        sender = producer(environment.kafka, role="bench-requests")  # not warmed up: that would be no request
+        topic = environment.installation.topics.requests
+        with environment.services(("intake",)) as [intake], environment.meter({"intake": intake}) as meter:
             until(lambda: _is_shared(connection), "the partitions are shared out")
-            baselines.produce(stage, topic, _requests(0, warm), client=sender)
+            baselines.produce(environment, topic, _requests(0, warm), client=sender)
             wait_for(lambda: _read(connection), warm, "requests read")
-            options.tell(f"producing {requests - warm:,} requests")
+            options.report(f"producing {requests - warm:,} requests")
             intake.suspend()  # so that each partition lies there as a whole
             try:
                 still = monotonic_seconds()
-                baselines.produce(stage, topic, _requests(warm, requests), client=sender)
+                baselines.produce(environment, topic, _requests(warm, requests), client=sender)
                 _check_still(monotonic_seconds() - still)
-                options.tell("accepting")
+                options.report("accepting")
                 before, began = meter.mark(), monotonic_seconds()
             finally:
                 intake.resume()
             wait_for(lambda: _read(connection), requests, "requests read")
             seconds = monotonic_seconds() - began
             spent = meter.since(before, requests - warm)
-            wait_for(lambda: _replies(connection, stage), requests, "replies")
+            wait_for(lambda: _replies(connection, environment), requests, "replies")
         check_jobs(connection, requests)
-        options.tell("the floor")
+        options.report("the floor")
         floor = copy_floor(connection, requests)
     done = rate((requests - warm) / seconds, "requests/s", floor=floor, spent=spent)
     return Round({"requests_per_second": done})
@@ -77,7 +77,7 @@ def copy_floor(connection: Conn, requests: int) -> float:
 
 
 def _read(connection: Conn) -> int:
-    """How many requests intake has gone past: what it made of them is of the same transactions.
+    """Return the number of requests that intake has processed, by its committed offsets.
 
     Jobs, counted 20 times a second, were a fifth of a core.
     """
@@ -85,13 +85,13 @@ def _read(connection: Conn) -> int:
 
 
 def _is_shared(connection: Conn) -> bool:
-    """Whether every member of the intake has its part of the partitions."""
+    """Return True if every member of the intake owns its share of the partitions."""
     owners = "SELECT count(DISTINCT owner) FROM intake_offsets WHERE topic LIKE '%.requests'"
     return _one(connection, owners) == MEMBERS
 
 
-def _replies(connection: Conn, stage: Stage) -> int:
-    topic = stage.installation.topics.replies
+def _replies(connection: Conn, environment: Environment) -> int:
+    topic = environment.installation.topics.replies
     return cast("int", _one(connection, "SELECT count(*) FROM outbox WHERE topic = %s", topic))
 
 

@@ -1,4 +1,4 @@
-"""`tidewheel bench` on the stack of the tests: small rounds of real scenarios, their document and their plots."""
+"""`tidewheel bench` on the tests' stack: small rounds of scenarios, their document and plots."""
 
 import json
 import os
@@ -72,8 +72,8 @@ def given(info: StackInfo) -> Iterator[StackInfo]:
 @pytest.mark.slow
 def test_rounds_are_measured_beside_their_floors_and_drawn(given: StackInfo, tmp_path: Path) -> None:
     arguments = ("fire", "relay", "--jobs", "40000", "--rounds", "2", "--output", "json", "--plots", str(tmp_path))
-    told = bench(*arguments, stack=given)
-    found = document(told)
+    done = bench(*arguments, stack=given)
+    found = document(done)
     assert {line["scenario"] for line in found["results"]} == {"fire", "relay"}
     for line in found["results"]:
         assert line["min"] <= line["median"] <= line["max"]
@@ -88,7 +88,7 @@ def test_rounds_are_measured_beside_their_floors_and_drawn(given: StackInfo, tmp
     for name in ("fire", "relay"):
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert b"<svg" in (tmp_path / f"{name}.svg").read_bytes()
-    assert "[0/4] fire round 1/2" in told.stderr
+    assert "[0/4] fire round 1/2" in done.stderr
 
 
 @pytest.mark.kafka
@@ -109,18 +109,18 @@ def test_the_whole_pipeline_is_measured(info: StackInfo) -> None:
     assert {"scheduler", "relay", "executor", "total"} <= set(found["due_to_start_p50_ms"]["cpu_us_per_run"])
 
 
-def test_a_scenario_that_there_is_not_is_refused_with_the_nearest() -> None:
+def test_unknown_scenario_is_refused_with_the_nearest_name() -> None:
     done = bench("fier")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "tidewheel: scenario: there is no 'fier'; write fire\n"
 
 
-def test_the_help_names_every_scenario_that_there_is() -> None:
-    told = " ".join(bench("--help").stdout.split())
-    assert all(name in told for name in (*SCENARIOS, EVERYTHING))
+def test_help_names_every_scenario() -> None:
+    done = " ".join(bench("--help").stdout.split())
+    assert all(name in done for name in (*SCENARIOS, EVERYTHING))
 
 
-def test_none_is_refused_with_those_that_there_are() -> None:
+def test_missing_scenario_is_refused_with_the_known_names() -> None:
     done = bench()
     assert (done.returncode, done.stdout) == (1, "")
     assert "name some of fire, relay, execute" in done.stderr
@@ -136,7 +136,7 @@ def test_none_is_refused_with_those_that_there_are() -> None:
         (["latency", "--rate", "inf"], "--rate: inf has no end; write a number"),
     ],
 )
-def test_what_does_not_go_together_is_refused(arguments: Sequence[str], said: str) -> None:
+def test_conflicting_options_are_refused(arguments: Sequence[str], said: str) -> None:
     done = bench(*arguments)
     assert (done.returncode, done.stdout, done.stderr) == (1, "", f"tidewheel: {said}\n")
 

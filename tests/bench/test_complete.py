@@ -1,4 +1,4 @@
-"""A figure is one only when all that was asked for has happened, once, and not early."""
+"""A round has figures only if each requested run happened once and not early."""
 
 import os
 import subprocess
@@ -26,7 +26,7 @@ ONE, OTHER = UUID(int=1).bytes, UUID(int=2).bytes
     ],
     ids=["one is missing", "one twice, one not at all", "one early", "one twice"],
 )
-def test_what_is_missing_double_or_early_is_told(starts: list[Start]) -> None:
+def test_missing_double_or_early_start_is_reported(starts: list[Start]) -> None:
     with pytest.raises(Incomplete):
         check_starts(starts, 2)
 
@@ -36,10 +36,10 @@ def test_each_once_and_in_time_is_complete() -> None:
 
 
 @pytest.mark.postgres
-def test_runs_that_were_not_made_are_told(database: Database, tmp_path: Path) -> None:
+def test_missing_runs_are_reported(database: Database, tmp_path: Path) -> None:
     connection = database.connection()
     check_runs(connection, 0, Starts(tmp_path))
-    with pytest.raises(Incomplete, match="3 runs were asked for; 0 runs"):
+    with pytest.raises(Incomplete, match="3 runs were expected; 0 runs"):
         check_runs(connection, 3, Starts(tmp_path))
 
 

@@ -1,4 +1,4 @@
-"""What becomes of rounds: medians, ranges, ratios taken within a round, costs by process."""
+"""The summary of rounds: medians, ranges, ratios taken within a round, costs by process."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""`--quick`: a ratio that has fallen is told, one that is as it was is not."""
+"""`--quick`: a fallen ratio is reported, an unchanged one is not."""
 
 from pathlib import Path
 
