@@ -2,8 +2,8 @@
 
 `tidewheel bench --quick`: ratios of small scenarios beside the stored ones; about two minutes.
 
-Rates differ from machine to machine, ratios to a floor of the same run hardly: so a ratio that has fallen tells of the
-code, not of the machine. It is a guard for people, and no test: a busy machine can still fall below.
+Rates differ from machine to machine, but ratios to a baseline of the same run hardly differ. So a lower ratio shows
+slower code, not a slower machine. It is a guard for people, not a test: a busy machine can still fall below.
 """
 
 import json
@@ -25,6 +25,7 @@ from tidewheel.process.json_logging import configure_logging
 
 BASELINE = Path(__file__).with_name("baseline.json")
 LEAST = 0.7  # of the stored ratio; between runs on one machine they differed by up to a fifth
+NAMES = (*SCENARIOS, EVERYTHING)
 _ROUNDS = 2
 
 # Small, but long enough for rates to settle.
@@ -112,9 +113,6 @@ def table(compared: list[Compared]) -> list[str]:
         verdict = "" if each.holds else f"  below {LEAST:.0%}"
         lines.append(f"{each.scenario:<10} {each.figure:<26} {each.ratio:>7.3f} {beside}{verdict}")
     return lines
-
-
-NAMES = (*SCENARIOS, EVERYTHING)
 
 
 def run(

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 Points = Sequence[tuple[float, float]]
+Progress = Callable[[str], None]
 
 
 class Incomplete(Exception):
@@ -140,9 +141,6 @@ def _line(scenario: str, name: str, figures: Sequence[Figure]) -> Line:
 def _median(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
-
-
-Progress = Callable[[str], None]
 
 
 def _unseen(text: str) -> None:

@@ -81,7 +81,7 @@ def report_failures(found: Found) -> None:
 
 
 def report_part(report: Report, done: int, part: str, text: str) -> None:
-    """Report what a part is at."""
+    """Report the current step of a part."""
     report(done, f"{part}: {text}")
 
 
