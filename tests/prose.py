@@ -1,12 +1,10 @@
 """Check the prose of code, SQL and pages: ``python -m tests.prose [PATH…]``.
 
-Without a path every room is held to its number in ``prose_allowed.json``, which may only fall (``--lower`` lowers it).
-With paths every finding in them is printed, and one is enough for exit code 1.
+It prints every finding in these paths, or in all that is checked. One finding is enough for exit code 1.
 """
 
 import ast
 import io
-import json
 import os
 import re
 import sys
@@ -20,14 +18,12 @@ import typer
 
 from tests.strict_types import LINKED, ROOT
 
-ALLOWED = Path(__file__).with_name("prose_allowed.json")
 FIRST_LINE = 100
 SENTENCE = 40
 
 _FOLDERS = ("tidewheel", *LINKED, "tests", "examples", "docs", "compose")
 # Written by a generator from texts that are checked themselves, and programs of other projects.
 _LEFT_OUT = ("schemas/generated", "schemas/released", "bench/peers", "docs/settings.md", "docs/metrics.md")
-_TWO_LEVELS = ("tidewheel", "control", "tests", "docs")
 _OPENING = re.compile(r"(?:What|Whether|Where|How|Of|Who|Which|When)\b")
 _WORD = re.compile(r"\b(?:somebody|nobody|anybody|whoever|told|asked|stands)\b", re.IGNORECASE)
 _QUOTED = re.compile(r"``.+?``|`[^`]+`|\"[^\"]*\"|“[^”]*”", re.DOTALL)
@@ -56,24 +52,14 @@ class _Text(NamedTuple):
 
 def main(arguments: list[str]) -> int:
     """Print the findings and the counts; return the exit code."""
-    lower = "--lower" in arguments
-    paths = [Path(argument).resolve() for argument in arguments if argument != "--lower"]
+    paths = [Path(argument).resolve() for argument in arguments]
     findings = [finding for file in prose_files() if _is_below(file, paths) for finding in check_file(file)]
-    counts = Counter(room_of(finding.file) for finding in findings)
-    allowed: dict[str, int] = {} if paths or not ALLOWED.exists() else json.loads(ALLOWED.read_text())
-    if lower:
-        allowed = {room: min(count, counts[room]) for room, count in allowed.items() if counts[room]}
-        ALLOWED.write_text(json.dumps(allowed, indent=1, sort_keys=True) + "\n")
-    exceeded = {room for room, count in counts.items() if count > allowed.get(room, 0)}
     for finding in findings:
-        if room_of(finding.file) in exceeded:
-            typer.echo(finding)
-    for room in sorted(exceeded):
-        typer.echo(f"prose: {room}: {counts[room]} findings, {allowed.get(room, 0)} allowed")
+        typer.echo(finding)
     kinds = Counter(finding.kind for finding in findings)
     listed = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
     typer.echo(f"prose: {len(findings)} findings{f': {listed}' if listed else ''}")
-    return int(bool(exceeded))
+    return int(bool(findings))
 
 
 def prose_files() -> Iterator[Path]:
@@ -86,12 +72,6 @@ def prose_files() -> Iterator[Path]:
                 path = Path(place) / name
                 if path.suffix in (".py", ".sql", ".md") and not _relative(path).startswith(_LEFT_OUT):
                     yield path
-
-
-def room_of(file: str) -> str:
-    """Return the room that counts a file's findings: its first folder, or its first two."""
-    folders = file.split("/")[:-1]
-    return "/".join(folders[: 2 if folders and folders[0] in _TWO_LEVELS else 1]) or "."
 
 
 def check_file(path: Path) -> list[Finding]:

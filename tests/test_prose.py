@@ -5,7 +5,7 @@ from textwrap import dedent
 
 import pytest
 
-from tests.prose import Finding, check_markdown, check_python, check_sql, prose_files, room_of
+from tests.prose import Finding, check_markdown, check_python, check_sql, prose_files
 from tests.strict_types import ROOT
 
 
@@ -72,10 +72,3 @@ def test_generated_files_and_other_projects_are_left_out() -> None:
     files = {path.relative_to(ROOT).as_posix() for path in prose_files()}
     assert {"README.md", "tidewheel/runs.py", "intake/queries.sql", "tests/prose.py", "docs/adr/README.md"} <= files
     assert not [file for file in files if file.startswith(("schemas/generated/", "bench/peers/", "tidewheel/intake/"))]
-
-
-def test_room_is_the_folder_of_one_duty() -> None:
-    assert room_of("README.md") == "."
-    assert room_of("intake/queries.sql") == "intake"
-    assert room_of("tidewheel/jobs/spec.py") == "tidewheel/jobs"
-    assert room_of("tests/control/cli/test_main.py") == "tests/control"
