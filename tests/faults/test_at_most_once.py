@@ -30,6 +30,7 @@ def test_at_most_once_run_never_starts_twice_when_killed(point: str, fleet: Flee
     armed = fleet.start("executor", failpoint=f"{point}:exit")
     armed.wait_killed()
     fleet.start("executor")
+    fleet.wait_started()
     oracle.wait_answered()
     run_id = oracle.replies()[request_id].run_id or ""
     oracle.wait_settled()
