@@ -1,6 +1,6 @@
 """Record outcomes in the caller's transaction, for attempts of local and remote executors.
 
-Each outcome ends its run, sends it back for another attempt, or starts a wait for its end from outside. The pure
+Each outcome ends its run, sends it back for another attempt, or starts a wait for its external completion. The pure
 `next_attempt` decides about retries.
 """
 
@@ -86,7 +86,7 @@ def record_outcomes(
 
 
 def run_wait(attempt: RecordableAttempt, outcome: Outcome, executor_id: UUID) -> Wait | None:
-    """Return the wait for an end from outside that an outcome starts; None if it starts none."""
+    """Return the wait for an external completion that an outcome starts; None if it starts none."""
     if outcome.waits is None:
         return None
     seconds = attempt.heartbeat_seconds

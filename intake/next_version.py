@@ -169,7 +169,7 @@ def ensure_can_run(spec: JobSpec, job: JobRow, now: datetime, day_sets: DaySets,
     schedule = schedule_from_text(text, job.job_id)
     ensure_can_fire(schedule, now)
     if isinstance(schedule, Once) and schedule.at < now - OLDEST_ONCE:
-        problem = f"{format_timestamp(schedule.at)} is more than {OLDEST_ONCE.days} days ago, longer than runs are kept"
+        problem = f"{format_timestamp(schedule.at)} is more than {OLDEST_ONCE.days} days ago, the limit for `once`"
         raise ScheduleRefused(problem, "trigger the job instead", "once")
     if isinstance(schedule, Once) and schedule.at <= now and CatchUp(spec.catch_up) is CatchUp.SKIP:
         problem = f"{format_timestamp(schedule.at)} has passed, and catch_up is skip: it would never fire"

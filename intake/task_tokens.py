@@ -44,7 +44,7 @@ _LOCK_ATTEMPTS = _SQL["lock_attempts"]
 _READ_ENDED = _SQL["read_ended"]
 _EXTEND_DEADLINES = _SQL["extend_deadlines"]
 
-_DEFINITIONS = Definitions(4 * 1024 * 1024)  # few jobs have attempts that end from outside
+_DEFINITIONS = Definitions(4 * 1024 * 1024)  # few jobs have attempts that clients complete
 _UNNAMED = "ReportedFailure"  # the error type of a failure without one
 
 
