@@ -50,7 +50,7 @@ def environments() -> Iterator[tuple[str, dict[str, str]]]:
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_each_command_is_one_the_cli_knows(services: dict[str, Service], name: str) -> None:
+def test_each_command_is_a_command_of_the_cli(services: dict[str, Service], name: str) -> None:
     command: Any = root_command()
     words = list(services[name]["command"])
     while words and hasattr(command, "commands"):
@@ -76,7 +76,7 @@ def test_services_wait_for_schema_and_topics_and_those_for_health(services: dict
     assert services["topics"]["depends_on"] == {"kafka": {"condition": "service_healthy"}}
 
 
-def test_all_that_runs_is_checked_and_comes_back(services: dict[str, Service]) -> None:
+def test_all_services_have_health_checks_and_restart(services: dict[str, Service]) -> None:
     for name in ("postgres", "kafka", *SERVICES):
         assert services[name]["healthcheck"]["test"][0] == "CMD", name
         assert services[name]["restart"] == "unless-stopped", name
@@ -84,7 +84,7 @@ def test_all_that_runs_is_checked_and_comes_back(services: dict[str, Service]) -
         assert services[name]["restart"] == "on-failure:5", name
 
 
-def test_the_images_are_the_versions_of_the_embedded_stack(services: dict[str, Service]) -> None:
+def test_images_have_the_versions_of_the_embedded_stack(services: dict[str, Service]) -> None:
     from tidewheel.local.jars import KAFKA_VERSION
 
     assert services["kafka"]["image"] == f"apache/kafka:{KAFKA_VERSION}"
@@ -93,7 +93,7 @@ def test_the_images_are_the_versions_of_the_embedded_stack(services: dict[str, S
 
 
 @pytest.mark.parametrize("file", ["compose.yaml", "three-brokers.yaml"])
-def test_the_brokers_are_told_what_the_embedded_one_is_told(file: str) -> None:
+def test_brokers_have_the_settings_of_the_embedded_one(file: str) -> None:
     count = 1 if file == "compose.yaml" else 3
     nodes = [Node(node_id=number, port=number, controller_port=number) for number in range(1, count + 1)]
     wanted = dict(line.split("=", 1) for line in server_properties(nodes[0], nodes, Path("/data")).splitlines())
@@ -105,7 +105,7 @@ def test_the_brokers_are_told_what_the_embedded_one_is_told(file: str) -> None:
     assert len(alike) >= 6
 
 
-def test_the_only_secret_is_asked_for() -> None:
+def test_the_only_secret_is_required() -> None:
     for name, environment in environments():
         for variable, value in environment.items():
             if "PASSWORD" in variable or "SECRET" in variable or "://tidewheel:" in value:
@@ -118,7 +118,7 @@ def test_nothing_is_published_beyond_this_machine() -> None:
             assert all(port.startswith("127.0.0.1:") for port in service.get("ports", [])), name
 
 
-def test_the_image_runs_as_nobody_in_particular_with_the_locked_set() -> None:
+def test_image_runs_unprivileged_with_the_locked_set() -> None:
     lines = (ROOT / "compose" / "Dockerfile").read_text().splitlines()
     assert "USER 10001" in lines
     assert any("--require-hashes -r requirements/runtime.lock" in line for line in lines)

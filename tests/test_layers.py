@@ -37,7 +37,7 @@ def test_named(tidewheel_stack):
 
 
 @pytest.mark.process
-def test_a_unit_test_is_refused_services_and_processes(tmp_path: Path) -> None:
+def test_unit_test_cannot_start_services_or_processes(tmp_path: Path) -> None:
     (tmp_path / "test_some.py").write_text(TESTS)
     options = ["--rootdir", str(tmp_path), "--basetemp", str(tmp_path / "base"), "-p", "no:cacheprovider", "-m", "unit"]
     plugins = ["-p", "tidewheel.testing.plugin", "-p", "tests.fixtures.layers"]

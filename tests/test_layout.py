@@ -34,7 +34,7 @@ def names(wheel: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("name", LINKED)
-def test_a_link_leads_to_the_folder_of_its_name(name: str) -> None:
+def test_link_points_to_the_folder_of_its_name(name: str) -> None:
     link = ROOT / "tidewheel" / name
     assert link.is_symlink()
     assert link.readlink() == Path("..") / name
@@ -42,12 +42,12 @@ def test_a_link_leads_to_the_folder_of_its_name(name: str) -> None:
     assert (link / "__init__.py").is_file()
 
 
-def test_every_link_is_known_to_the_checks() -> None:
+def test_checks_cover_every_link() -> None:
     assert {path.name for path in (ROOT / "tidewheel").iterdir() if path.is_symlink()} == set(LINKED)
 
 
 @pytest.mark.process
-def test_the_wheel_holds_one_import_name_and_all_data(built: Path) -> None:
+def test_wheel_contains_one_import_name_and_all_data(built: Path) -> None:
     [wheel] = built.glob("*.whl")
     held = names(wheel)
     tops = {name.split("/")[0] for name in held}
@@ -59,7 +59,7 @@ def test_the_wheel_holds_one_import_name_and_all_data(built: Path) -> None:
 
 
 @pytest.mark.process
-def test_every_module_of_the_tree_is_in_the_wheel(built: Path) -> None:
+def test_wheel_contains_every_module(built: Path) -> None:
     [wheel] = built.glob("*.whl")
     folders = [("tidewheel", ROOT / "tidewheel"), *((f"tidewheel/{name}", ROOT / name) for name in LINKED)]
     there = {f"{name}/{path.relative_to(folder)}" for name, folder in folders for path in folder.rglob("*.py")}
@@ -67,13 +67,13 @@ def test_every_module_of_the_tree_is_in_the_wheel(built: Path) -> None:
 
 
 @pytest.mark.process
-def test_a_wheel_from_the_sdist_holds_the_same_files(built: Path) -> None:
+def test_wheel_from_the_sdist_equals_the_wheel_from_the_tree(built: Path) -> None:
     [from_sdist], [from_tree] = built.glob("*.whl"), (built / "from-tree").glob("*.whl")
     assert names(from_sdist) == names(from_tree)
 
 
 @pytest.mark.process
-def test_the_sdist_holds_sources_only(built: Path) -> None:
+def test_sdist_contains_sources_only(built: Path) -> None:
     [sdist] = built.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         held = {name.partition("/")[2] for name in archive.getnames()}
@@ -81,7 +81,7 @@ def test_the_sdist_holds_sources_only(built: Path) -> None:
     assert not [name for name in held if name.startswith((".venv", ".git/", "dist/")) or "__pycache__" in name]
 
 
-def test_the_locks_name_no_place_and_hash_everything() -> None:
+def test_lock_files_name_no_location_and_hash_every_package() -> None:
     for lock in (ROOT / "requirements").glob("*.lock"):
         lines = [line for line in lock.read_text().splitlines() if line and not line.startswith("#")]
         assert not [line for line in lines if "://" in line or line.startswith("--")], lock.name

@@ -70,7 +70,7 @@ def given(info: StackInfo) -> Iterator[StackInfo]:
 
 @pytest.mark.kafka
 @pytest.mark.slow
-def test_rounds_are_measured_beside_their_floors_and_drawn(given: StackInfo, tmp_path: Path) -> None:
+def test_rounds_are_measured_with_their_floors_and_plotted(given: StackInfo, tmp_path: Path) -> None:
     arguments = ("fire", "relay", "--jobs", "40000", "--rounds", "2", "--output", "json", "--plots", str(tmp_path))
     done = bench(*arguments, stack=given)
     found = document(done)
@@ -141,7 +141,7 @@ def test_conflicting_options_are_refused(arguments: Sequence[str], said: str) ->
     assert (done.returncode, done.stdout, done.stderr) == (1, "", f"tidewheel: {said}\n")
 
 
-def test_a_file_is_no_folder_for_plots(tmp_path: Path) -> None:
+def test_file_as_plot_folder_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "plots"
     file.touch()
     done = bench("fire", "--plots", str(file))
@@ -149,7 +149,7 @@ def test_a_file_is_no_folder_for_plots(tmp_path: Path) -> None:
     assert done.stderr.endswith("File exists; name a folder, or leave out --plots\n")
 
 
-def test_without_matplotlib_plots_are_refused_before_anything_is_measured(tmp_path: Path) -> None:
+def test_plots_without_matplotlib_are_refused_before_any_measurement(tmp_path: Path) -> None:
     done = bench("fire", "--plots", str(tmp_path), before="import sys; sys.modules['matplotlib'] = None; ")
     assert (done.returncode, done.stdout) == (1, "")
     assert (

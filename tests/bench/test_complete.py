@@ -31,7 +31,7 @@ def test_missing_double_or_early_start_is_reported(starts: list[Start]) -> None:
         check_starts(starts, 2)
 
 
-def test_each_once_and_in_time_is_complete() -> None:
+def test_single_starts_in_time_are_complete() -> None:
     check_starts([Start(5.0, 5.0, ONE), Start(5.2, 5.0, OTHER)], 2)
 
 
@@ -44,7 +44,7 @@ def test_missing_runs_are_reported(database: Database, tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_notes_of_two_processes_are_read_while_they_are_written(tmp_path: Path) -> None:
+def test_notes_of_two_processes_are_read_during_writing(tmp_path: Path) -> None:
     notes = "from uuid import UUID; from tidewheel.bench.starts import Notes; n = Notes(); n.note(5.0, UUID(int=1))"
     for more in ("", "; n.count(); n.count()"):
         program = [sys.executable, "-c", notes + more]

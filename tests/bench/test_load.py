@@ -9,7 +9,7 @@ from tidewheel.bench.load import database_now, load_steady
 
 
 @pytest.mark.postgres
-def test_a_share_of_a_spread_that_is_no_whole_number_of_microseconds_leaves_nobody_without_a_last_occurrence(
+def test_spread_with_fractional_microseconds_gives_every_job_a_last_occurrence(
     database: Database,
 ) -> None:
     connection, second = database.connection(), timedelta(seconds=1)

@@ -12,7 +12,7 @@ def test_a_ratio_is_taken_within_its_round() -> None:
     assert (line.median, line.min, line.max, line.floor, line.ratio) == (20, 10, 40, 40, 0.25)
 
 
-def test_a_ratio_says_how_near_a_time_is_to_its_floor_too() -> None:
+def test_ratio_of_a_time_is_its_distance_to_the_floor() -> None:
     assert least(20, "ms", floor=5).ratio == 0.25
     assert rate(5, "runs/s", floor=20).ratio == 0.25
     assert rate(5, "runs/s").ratio is None
@@ -25,6 +25,6 @@ def test_costs_are_per_run_and_by_process() -> None:
     assert line.wal_bytes_per_run == 20
 
 
-def test_a_figure_that_one_round_lacks_is_of_the_others() -> None:
+def test_figure_missing_in_one_round_comes_from_the_others() -> None:
     rounds = [Round({"a": rate(1, "")}), Round({"a": rate(3, ""), "steady": rate(7, "")})]
     assert [(line.figure, line.median) for line in summarise("pipeline", rounds)] == [("a", 2), ("steady", 7)]

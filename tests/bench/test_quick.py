@@ -12,23 +12,23 @@ LINES = summarise("relay", [Round({"messages_per_second": rate(30, "messages/s",
 
 
 @pytest.mark.parametrize(("stored", "holds"), [(0.3, True), (0.4, True), (0.45, False)])
-def test_what_falls_below_seven_tenths_fails(stored: float, holds: bool) -> None:  # noqa: FBT001 - a parameter
+def test_ratio_below_seven_tenths_fails(stored: float, holds: bool) -> None:  # noqa: FBT001 - a parameter
     [compared] = compare(LINES, {"relay.messages_per_second": stored})
     assert compared.holds is holds
     assert ("below 70%" in table([compared])[-1]) is not holds
 
 
-def test_what_is_not_stored_cannot_have_fallen() -> None:
+def test_ratio_without_a_stored_one_passes() -> None:
     [compared] = compare(LINES, {"relay.another": 0.9})
     assert compared.holds
 
 
-def test_without_stored_ratios_it_says_how_to_store_them(tmp_path: Path) -> None:
+def test_missing_stored_ratios_are_reported_with_a_remedy(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="--update-baseline"):
         read_baseline(tmp_path / "none.json")
 
 
-def test_the_stored_ratios_are_those_that_are_measured() -> None:
+def test_stored_ratios_equal_the_measured_set() -> None:
     assert set(read_baseline()) == {
         "fire.occurrences_per_second",
         "fire.one_scheduler_occurrences_per_second",

@@ -336,7 +336,7 @@ SENT = [at(0), at(3), at(4)]
 EVENTS = [event("job.created", "shop", 0.3), event("job.paused", "shop", 3.3)]
 
 
-def test_a_job_is_due_from_its_acceptance_to_its_pause_and_a_trigger_its_delay_later() -> None:
+def test_job_is_due_between_acceptance_and_pause_and_trigger_after_its_delay() -> None:
     due = compute_due([SUBMIT, PAUSE, TRIGGER], SENT, ANSWERS, EVENTS, at(60))
     timers = {Occurrence("shop", "timer", at(second)) for second in (1.3, 2.3, 3.3)}
     assert due.occurrences == timers | {Occurrence("shop", "trigger", at(6.2))}

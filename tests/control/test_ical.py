@@ -27,12 +27,12 @@ def days(*events: str, years: int = 10) -> list[str]:
     return [str(day) for day in sorted(read(*events, years=years).days)]
 
 
-def test_an_all_day_event_ends_before_the_day_that_dtend_names() -> None:
+def test_all_day_event_excludes_the_day_of_dtend() -> None:
     christmas = event("DTSTART;VALUE=DATE:20261225", "DTEND;VALUE=DATE:20261227")
     assert days(christmas) == ["2026-12-25", "2026-12-26"]
 
 
-def test_an_event_without_an_end_is_one_day_and_a_duration_is_its_length() -> None:
+def test_event_lasts_its_duration_or_one_day() -> None:
     assert days(event("DTSTART;VALUE=DATE:20261225")) == ["2026-12-25"]
     assert days(event("DTSTART;VALUE=DATE:20261225", "DURATION:P3D")) == ["2026-12-25", "2026-12-26", "2026-12-27"]
 
@@ -46,11 +46,11 @@ def test_an_event_without_an_end_is_one_day_and_a_duration_is_its_length() -> No
         (["DTSTART:20261224T230000Z"], ["2026-12-24"]),
     ],
 )
-def test_a_timed_event_touches_the_days_of_its_own_clock(lines: list[str], touched: list[str]) -> None:
+def test_timed_event_covers_the_days_of_its_own_zone(lines: list[str], touched: list[str]) -> None:
     assert days(event(*lines)) == touched
 
 
-def test_repeats_are_followed_to_the_horizon_and_no_further() -> None:
+def test_repeats_are_expanded_to_the_horizon() -> None:
     found = read(event("DTSTART;VALUE=DATE:20241225", "RRULE:FREQ=YEARLY"), years=3)
     assert sorted(day.year for day in found.days) == [2024, 2025, 2026, 2027, 2028]
     assert found.repeats_until == date(2029, 11, 20)
@@ -107,7 +107,7 @@ def test_an_occurrence_of_another_series_is_not_replaced() -> None:
     assert days(one, other) == ["2026-12-01", "2026-12-08", "2026-12-09"]
 
 
-def test_folded_lines_byte_order_marks_bare_newlines_and_several_calendars_are_read() -> None:
+def test_every_layout_of_a_calendar_file_is_read() -> None:
     folded = event("DTSTART;VALUE=DATE:2026\r\n 1225", "DESCRIPTION:" + "x" * 60 + "\r\n " + "y" * 60)
     data = b"\xef\xbb\xbf" + file_of(folded) + file_of(event("DTSTART;VALUE=DATE:20261226")).replace(b"\r\n", b"\n")
     assert sorted(days_of(data, "x.ics", today=TODAY).days) == [date(2026, 12, 25), date(2026, 12, 26)]

@@ -38,13 +38,13 @@ def gate() -> Iterator[str]:
     GATES[name].opened.set()
 
 
-def test_a_failure_is_the_end(executing: Executing) -> None:
+def test_failed_at_most_once_run_is_not_retried(executing: Executing) -> None:
     with executing.running():
         ended = executing.run("acts.fail-until", 3, **ONCE)
     assert (ended.state, ended.attempt, ended.error_type) == ("failed", 1, "ValueError")
 
 
-def test_so_is_a_wish_to_be_tried_again_later(executing: Executing) -> None:
+def test_at_most_once_run_ignores_retry_after(executing: Executing) -> None:
     with executing.running():
         ended = executing.run("acts.raise", "retry-after", **ONCE)
     assert (ended.state, ended.attempt, ended.error_type) == ("failed", 1, "RetryAfter")
@@ -52,7 +52,7 @@ def test_so_is_a_wish_to_be_tried_again_later(executing: Executing) -> None:
 
 @pytest.mark.parametrize("target", ["acts.wait", "acts.wait-on-thread"])
 @pytest.mark.parametrize("which", ["start_to_close", "heartbeat"])
-def test_a_timeout_is_the_end_and_says_which(executing: Executing, gate: str, target: str, which: str) -> None:
+def test_timed_out_at_most_once_run_is_not_retried(executing: Executing, gate: str, target: str, which: str) -> None:
     with executing.running():
         run_id = executing.trigger(target, gate, **{which: "1s"}, **ONCE)
         ended = executing.ended(run_id)
@@ -91,7 +91,7 @@ def test_queued_at_most_once_run_is_released_at_shutdown(executing: Executing, g
     assert attempts(executing.database, run_id) == [(1, "released"), (2, "succeeded")]
 
 
-def test_a_cancelled_one_that_waits_for_a_thread_never_begins(executing: Executing, gate: str) -> None:
+def test_cancelled_run_that_waits_for_a_thread_never_starts(executing: Executing, gate: str) -> None:
     other = uuid4().hex
     GATES[other] = Gate()
     with executing.running(threads=1):
@@ -106,7 +106,7 @@ def test_a_cancelled_one_that_waits_for_a_thread_never_begins(executing: Executi
     assert GATES[other].entered == []
 
 
-def test_a_refused_connection_is_a_certain_non_start(executing: Executing) -> None:
+def test_refused_connection_is_a_certain_non_start(executing: Executing) -> None:
     target = {"type": "http", "url": "http://127.0.0.1:1/"}
     retry = {"max_attempts": 3, "backoff": "fixed", "initial": "10ms", "jitter": "0%"}
     with executing.running(http_allow_private=True):
@@ -114,7 +114,7 @@ def test_a_refused_connection_is_a_certain_non_start(executing: Executing) -> No
     assert (ended.state, ended.attempt, ended.error_type) == ("failed", 3, "http_connect")
 
 
-def test_slots_that_are_taken_hold_nothing_back(executing: Executing, gate: str) -> None:
+def test_full_executor_claims_no_at_most_once_run_ahead(executing: Executing, gate: str) -> None:
     """Nothing is claimed ahead of a slot: what has none is another executor's."""
     with executing.running(slots=1, drain_timeout=timedelta(0)):
         executing.trigger("acts.wait", gate)

@@ -62,7 +62,7 @@ def logged() -> Generator[Lines]:
         root.setLevel(level)
 
 
-def test_what_is_written_first_while_the_end_is_recorded_is_not_flushed() -> None:
+def test_first_output_during_the_end_is_not_flushed() -> None:
     """Or its row and that of the end would be one too many, and the end could not be stored."""
     attempt = attempt_of()
     assert attempt.seal_output()
@@ -125,13 +125,13 @@ def test_each_attempt_gets_its_own_output() -> None:
         assert late == ([f"thread {name}", f"task {name}"] if number % 2 else [f"late {name}"])
 
 
-def test_every_line_goes_on_to_the_log_with_its_run() -> None:
+def test_each_line_is_logged_with_its_run() -> None:
     with logged() as log:
         run(attempt("say-on-thread", "x"))
     assert log.about(RUN) == ["out x", "err x", "bytes x", "log x", "ctx x", "late x"]
 
 
-def test_what_is_written_outside_of_attempts_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_outside_of_attempts_is_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
     with logged() as log:
         print("nobody's")  # noqa: T201
         logging.getLogger("shop").warning("nobody's")
@@ -160,7 +160,7 @@ def test_unformattable_log_record_raises_nothing(monkeypatch: pytest.MonkeyPatch
     assert lines_of(wrong) == ["still here"]
 
 
-def test_one_that_writes_nothing_has_no_output() -> None:
+def test_attempt_without_output_stores_none() -> None:
     silent = attempt("silent", 1)
     with logged():
         run(silent)
@@ -168,7 +168,7 @@ def test_one_that_writes_nothing_has_no_output() -> None:
 
 
 @pytest.mark.parametrize("sizes", [[3 * 1024 * 1024], [700_000] * 5, [1] * 10])
-def test_the_full_stream_has_no_gap_but_at_its_beginning(sizes: list[int]) -> None:
+def test_full_stream_drops_its_beginning_only(sizes: list[int]) -> None:
     output, whole = Output(streamed=True), bytearray()
     for number, size in enumerate(sizes):
         data = bytes([number % 256]) * size
@@ -185,7 +185,7 @@ def test_the_full_stream_has_no_gap_but_at_its_beginning(sizes: list[int]) -> No
 
 
 @pytest.mark.kafka
-def test_output_is_there_while_the_attempt_runs_and_whole_at_its_end(executing: Executing, gate: str) -> None:
+def test_output_is_visible_during_the_attempt_and_complete_at_its_end(executing: Executing, gate: str) -> None:
     with captured(), executing.running(known=HANDLERS):
         run_id = executing.trigger("noisy.wait", gate)
         until(lambda: stored(executing, run_id) == [(1, b"before\n", 7)], "the output is flushed")
@@ -212,7 +212,7 @@ def stored(executing: Executing, run_id: UUID) -> list[tuple[int, bytes, int]]:
 
 
 @pytest.mark.kafka
-def test_all_output_goes_to_a_topic_where_that_is_wanted(executing: Executing) -> None:
+def test_all_output_is_published_to_a_topic_if_configured(executing: Executing) -> None:
     topic = executing.topics.outputs
     make_topics(executing.bootstrap, [topic])
     with captured(), executing.running(known=HANDLERS, outputs_topic=True):

@@ -44,37 +44,35 @@ def outcomes(executing: Executing, run_id: UUID) -> list[str]:
 
 
 @pytest.mark.parametrize("handler", ["acts.echo", "acts.echo-on-thread"])
-def test_a_handler_succeeds_with_what_it_returns(executing: Executing, handler: str) -> None:
+def test_handlers_return_value_is_the_result(executing: Executing, handler: str) -> None:
     ended = executing.run(handler, {"to": "ann"})
     assert (ended.state, ended.attempt, ended.result) == ("succeeded", 1, b'{"to":"ann"}')
 
 
-def test_a_model_is_filled_from_the_payload(executing: Executing) -> None:
+def test_model_is_built_from_the_payload(executing: Executing) -> None:
     assert executing.run("acts.order", {"to": "ann", "copies": 3}).result == b"3"
 
 
-def test_a_payload_that_does_not_fit_fails_for_good_at_the_first_attempt(executing: Executing) -> None:
+def test_invalid_payload_fails_permanently_at_the_first_attempt(executing: Executing) -> None:
     ended = executing.run("acts.order", {"copies": "many"})
     assert (ended.state, ended.attempt, ended.error_type) == ("failed", 1, "InvalidPayload")
     assert "copies" in (ended.error_message or "")
 
 
 @pytest.mark.parametrize(("what", "error_type"), [("object", "ResultNotSerializable"), ("huge", "ResultTooLarge")])
-def test_a_result_that_cannot_be_kept_fails_for_good_and_says_why(
-    executing: Executing, what: str, error_type: str
-) -> None:
+def test_unstorable_result_fails_permanently_with_its_reason(executing: Executing, what: str, error_type: str) -> None:
     ended = executing.run("acts.return", what, retry=SOON)
     assert (ended.state, ended.attempt, ended.error_type, ended.result) == ("failed", 1, error_type, None)
 
 
-def test_a_failure_is_tried_again_until_it_succeeds(executing: Executing) -> None:
+def test_failure_is_retried_until_success(executing: Executing) -> None:
     run_id = executing.trigger("acts.fail-until", 3, retry=SOON)
     ended = executing.ended(run_id)
     assert (ended.state, ended.attempt, ended.result) == ("succeeded", 3, b"3")
     assert outcomes(executing, run_id) == ["failed", "failed", "succeeded"]
 
 
-def test_what_always_fails_is_given_up_with_a_dead_letter(executing: Executing) -> None:
+def test_exhausted_retries_leave_a_dead_letter(executing: Executing) -> None:
     run_id = executing.trigger("acts.fail-until", 99, retry=SOON)
     ended = executing.ended(run_id)
     assert (ended.state, ended.attempt, ended.error_type) == ("failed", 3, "ValueError")
@@ -83,12 +81,12 @@ def test_what_always_fails_is_given_up_with_a_dead_letter(executing: Executing) 
     assert [attempt.outcome for attempt in letter.attempts] == ["failed"] * 3
 
 
-def test_permanent_is_not_tried_again(executing: Executing) -> None:
+def test_permanent_failure_is_not_retried(executing: Executing) -> None:
     ended = executing.run("acts.raise", "permanent", retry=SOON)
     assert (ended.state, ended.attempt, ended.error_message) == ("failed", 1, "no such address")
 
 
-def test_retry_after_is_waited_for_and_charged(executing: Executing) -> None:
+def test_retry_after_is_awaited_and_counted(executing: Executing) -> None:
     run_id = executing.trigger("acts.raise", "retry-after", retry=SOON)
     ended = executing.ended(run_id)
     assert (ended.state, ended.attempt) == ("succeeded", 2)
@@ -100,13 +98,13 @@ def test_retry_after_is_waited_for_and_charged(executing: Executing) -> None:
     assert second_began - first_ended >= timedelta(seconds=0.3)
 
 
-def test_snooze_comes_again_uncharged(executing: Executing) -> None:
+def test_snoozed_run_is_retried_uncounted(executing: Executing) -> None:
     run_id = executing.trigger("acts.raise", "snooze", retry={"max_attempts": 1})
     assert executing.ended(run_id).state == "succeeded"
     assert outcomes(executing, run_id) == ["snoozed", "succeeded"]
 
 
-def test_cancel_ends_the_run_as_cancelled(executing: Executing) -> None:
+def test_handler_may_cancel_its_run(executing: Executing) -> None:
     run_id = executing.trigger("acts.raise", "cancel", retry=SOON)
     assert executing.ended(run_id).state == "cancelled"
     assert outcomes(executing, run_id) == ["cancelled"]
@@ -114,14 +112,14 @@ def test_cancel_ends_the_run_as_cancelled(executing: Executing) -> None:
 
 
 @pytest.mark.parametrize("way", ["cancelled-error", "system-exit"])
-def test_a_handler_that_raises_what_is_no_exception_fails_like_any_other(executing: Executing, way: str) -> None:
+def test_base_exception_of_a_handler_is_a_failure(executing: Executing, way: str) -> None:
     run_id = executing.trigger("acts.raise", way, retry=SOON)
     assert executing.ended(run_id).state == "succeeded"
     assert outcomes(executing, run_id) == ["failed", "succeeded"]
 
 
 @pytest.mark.parametrize("handler", ["acts.wait", "acts.wait-on-thread"])
-def test_an_attempt_that_takes_too_long_is_ended_and_tried_again(executing: Executing, gate: str, handler: str) -> None:
+def test_timed_out_attempt_is_retried(executing: Executing, gate: str, handler: str) -> None:
     run_id = executing.trigger(handler, gate, start_to_close="100ms", retry={**SOON, "max_attempts": 2})
     ended = executing.ended(run_id)
     assert (ended.state, ended.reason, ended.attempt) == ("timed_out", "start_to_close", 2)
@@ -131,9 +129,7 @@ def test_an_attempt_that_takes_too_long_is_ended_and_tried_again(executing: Exec
 
 
 @pytest.mark.parametrize("handler", ["acts.wait", "acts.wait-on-thread"])
-def test_a_cancel_reaches_the_running_handler_and_the_run_ends_cancelled(
-    executing: Executing, gate: str, handler: str
-) -> None:
+def test_cancel_reaches_the_running_handler(executing: Executing, gate: str, handler: str) -> None:
     run_id = executing.trigger(handler, gate)
     until(lambda: GATES[gate].entered, "it runs")
     [reply] = ask(executing.database, {"type": "run.cancel", "run_id": str(run_id)})
@@ -142,7 +138,7 @@ def test_a_cancel_reaches_the_running_handler_and_the_run_ends_cancelled(
     until(lambda: GATES[gate].stopped == [str(run_id)], "the handler was told")
 
 
-def test_a_handler_that_does_not_listen_is_fenced_off_after_the_grace(executing: Executing, gate: str) -> None:
+def test_unresponsive_handler_is_fenced_off_after_the_grace(executing: Executing, gate: str) -> None:
     run_id = executing.trigger("acts.wait-deaf", gate)
     until(lambda: GATES[gate].entered, "it runs")
     ask(executing.database, {"type": "run.cancel", "run_id": str(run_id)})
@@ -150,7 +146,7 @@ def test_a_handler_that_does_not_listen_is_fenced_off_after_the_grace(executing:
     assert not GATES[gate].opened.is_set()
 
 
-def test_a_success_after_the_cancel_was_acknowledged_is_still_cancelled(executing: Executing, gate: str) -> None:
+def test_success_after_an_acknowledged_cancel_ends_cancelled(executing: Executing, gate: str) -> None:
     run_id = executing.trigger("acts.wait-deaf", gate)
     until(lambda: GATES[gate].entered, "it runs")
     ask(executing.database, {"type": "run.cancel", "run_id": str(run_id)})
@@ -159,7 +155,7 @@ def test_a_success_after_the_cancel_was_acknowledged_is_still_cancelled(executin
     assert [e.result for e in completions(executing.database) if e.run_id == str(run_id)] == [None]
 
 
-def test_an_http_target_is_called_and_its_refusal_is_final(executing: Executing) -> None:
+def test_http_target_is_called_and_its_client_error_is_final(executing: Executing) -> None:
     with serving(Answer(503, headers={"Retry-After": "0"}), Answer(200, b"at last"), Answer(404)) as target:
         described = {"type": "http", "url": target.url()}
         ended = executing.run(described, {"a": 1}, retry=SOON)
@@ -171,7 +167,7 @@ def test_an_http_target_is_called_and_its_refusal_is_final(executing: Executing)
     assert [r.headers["tidewheel-attempt"] for r in (first, second)] == ["1", "2"]
 
 
-def test_every_attempt_holds_a_slot_and_gives_it_back(executing: Executing) -> None:
+def test_each_attempt_takes_and_frees_a_slot(executing: Executing) -> None:
 
     for _ in range(5):
         executing.run("acts.echo", 1)
@@ -179,7 +175,7 @@ def test_every_attempt_holds_a_slot_and_gives_it_back(executing: Executing) -> N
     until(lambda: next(iter(gauge.collect())).samples[0].value == 0, "all slots are free")
 
 
-def test_a_run_is_found_running_while_it_runs(executing: Executing, gate: str) -> None:
+def test_run_is_listed_as_running_during_its_attempt(executing: Executing, gate: str) -> None:
     run_id = executing.trigger("acts.wait", gate)
     until(lambda: GATES[gate].entered, "it runs")
     assert executing.state(run_id) is RunState.RUNNING

@@ -87,15 +87,13 @@ def run(attempt: Attempt) -> Outcome:
     return asyncio.run(work())
 
 
-def test_a_function_gets_the_payload_and_what_it_returns_is_the_result(
-    aws: str, environment: pytest.MonkeyPatch
-) -> None:
+def test_lambda_gets_the_payload_and_returns_the_result(aws: str, environment: pytest.MonkeyPatch) -> None:
     environment.setenv("AWS_ENDPOINT_URL", aws)
     outcome = run(attempt_of(job(payload={"to": "ann"})))
     assert outcome == Outcome(AttemptOutcome.SUCCEEDED, result=b'{"to":"ann"}')
 
 
-def test_what_a_function_computed_is_kept(aws: str, environment: pytest.MonkeyPatch) -> None:
+def test_lambda_result_is_stored(aws: str, environment: pytest.MonkeyPatch) -> None:
     environment.setenv("AWS_ENDPOINT_URL", aws)
     answers = {"results": ['{"sum": 5}'], "region": REGION}
     httpx.post(f"{aws}/moto-api/static/lambda-simple/response", json=answers).raise_for_status()
@@ -103,12 +101,12 @@ def test_what_a_function_computed_is_kept(aws: str, environment: pytest.MonkeyPa
     assert run(attempt_of(job(arn, payload=1))).result == b'{"sum": 5}'
 
 
-def test_bytes_arrive_as_base64_for_every_event_is_json(aws: str, environment: pytest.MonkeyPatch) -> None:
+def test_binary_payload_arrives_as_base64(aws: str, environment: pytest.MonkeyPatch) -> None:
     environment.setenv("AWS_ENDPOINT_URL", aws)
     assert run(attempt_of(job(payload_base64="AAH/"))).result == b'{"payload_base64": "AAH/"}'
 
 
-def test_the_invocation_tells_the_run_and_asks_for_the_log(target: HttpTarget) -> None:
+def test_invocation_identifies_the_run_and_requests_the_log(target: HttpTarget) -> None:
     log = base64.b64encode(b"START\nEND\n").decode()
     target.answers = [Answer(200, b"null", {"x-amz-log-result": log})]
     attempt = attempt_of(job("echo:live", payload=1))
@@ -130,16 +128,14 @@ def test_the_invocation_tells_the_run_and_asks_for_the_log(target: HttpTarget) -
         ({"function": "echo", "region": "ap-south-1", "qualifier": "7"}, "ap-south-1"),
     ],
 )
-def test_the_region_is_the_targets_its_arns_or_the_executors(
-    target: HttpTarget, given: dict[str, str], region: str
-) -> None:
+def test_region_comes_from_target_arn_or_executor(target: HttpTarget, given: dict[str, str], region: str) -> None:
     run(attempt_of({"target": {"type": "lambda"} | given}))
     [received] = target.received
     assert f"/{region}/lambda/aws4_request" in received.headers["authorization"]
     assert received.path.endswith("?Qualifier=7") is ("qualifier" in given)
 
 
-def test_what_a_function_raises_is_the_attempts_failure(target: HttpTarget) -> None:
+def test_lambda_error_is_the_attempts_failure(target: HttpTarget) -> None:
     error = {"errorMessage": "no such order", "errorType": "LookupError", "stackTrace": ["line 1", "line 2"]}
     target.answers = [Answer(200, json.dumps(error).encode(), {"x-amz-function-error": "Unhandled"})]
     outcome = run(attempt_of(job()))
@@ -149,7 +145,7 @@ def test_what_a_function_raises_is_the_attempts_failure(target: HttpTarget) -> N
     assert (outcome.permanent, outcome.not_started) == (False, False)
 
 
-def test_a_failure_that_is_no_json_is_a_failure_too(target: HttpTarget) -> None:
+def test_non_json_lambda_error_is_a_failure(target: HttpTarget) -> None:
     target.answers = [Answer(200, b"\xff[1", {"x-amz-function-error": "Unhandled"})]
     assert run(attempt_of(job())).error_type == "FunctionError"
 
@@ -165,7 +161,7 @@ def test_a_failure_that_is_no_json_is_a_failure_too(target: HttpTarget) -> None:
         (502, "ResourceNotReadyException", False, False),
     ],
 )
-def test_a_refusal_is_tried_again_where_that_can_help(
+def test_aws_refusals_are_retried_unless_permanent(
     target: HttpTarget,
     status: int,
     code: str,
@@ -179,7 +175,7 @@ def test_a_refusal_is_tried_again_where_that_can_help(
 
 
 @pytest.mark.parametrize(("headers", "seconds"), [({"retry-after": "7"}, 7), ({}, 1), ({"retry-after": "soon"}, 1)])
-def test_throttling_is_obeyed(target: HttpTarget, headers: dict[str, str], seconds: int) -> None:
+def test_throttling_delays_the_retry(target: HttpTarget, headers: dict[str, str], seconds: int) -> None:
     told = {"x-amzn-errortype": "TooManyRequestsException", **headers}
     target.answers = [Answer(429, b'{"Message": "slow down"}', told)]
     outcome = run(attempt_of(job()))
@@ -187,19 +183,19 @@ def test_throttling_is_obeyed(target: HttpTarget, headers: dict[str, str], secon
     assert (outcome.permanent, outcome.not_started) == (False, True)
 
 
-def test_where_nobody_answers_nothing_has_begun(environment: pytest.MonkeyPatch) -> None:
+def test_unreachable_endpoint_is_a_non_start(environment: pytest.MonkeyPatch) -> None:
     environment.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     outcome = run(attempt_of(job()))
     assert (outcome.error_type, outcome.permanent, outcome.not_started) == ("EndpointConnectionError", False, True)
 
 
-def test_an_executor_that_knows_no_region_says_so(environment: pytest.MonkeyPatch) -> None:
+def test_missing_region_is_reported(environment: pytest.MonkeyPatch) -> None:
     environment.delenv("AWS_DEFAULT_REGION")
     outcome = run(attempt_of(job()))
     assert (outcome.error_type, outcome.permanent, outcome.not_started) == ("NoRegionError", True, True)
 
 
-def test_a_result_that_is_too_large_is_cut_and_read_no_further(target: HttpTarget) -> None:
+def test_too_large_lambda_result_is_cut_while_reading(target: HttpTarget) -> None:
     target.answers = [Answer(200, b'"' + b"x" * RESULT_BYTES + b'"')]
     outcome = run(attempt_of(job()))
     assert outcome.kind is AttemptOutcome.SUCCEEDED
@@ -208,12 +204,12 @@ def test_a_result_that_is_too_large_is_cut_and_read_no_further(target: HttpTarge
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"\xff\xfe", b"NaN", b"\x00"])
-def test_a_result_that_is_no_json_is_kept_as_text(target: HttpTarget, body: bytes) -> None:
+def test_non_json_lambda_result_is_stored_as_text(target: HttpTarget, body: bytes) -> None:
     target.answers = [Answer(200, body)]
     assert "body" in json.loads(run(attempt_of(job())).result or b"")
 
 
-def test_an_invocation_that_is_given_up_keeps_its_slot_until_it_answers(target: HttpTarget) -> None:
+def test_abandoned_invocation_keeps_its_slot_until_it_returns(target: HttpTarget) -> None:
     answered = threading.Event()
     target.answers = [Answer(200, b"1", hold=answered)]
     reports = Reports()

@@ -76,7 +76,7 @@ def backlog(executing: Executing, key: str, payload: str) -> list[UUID]:
     return runs
 
 
-def test_behind_thousands_of_published_runs_it_holds_at_once(executing: Executing, gate: str) -> None:
+def test_cancellation_applies_at_once_to_a_published_backlog(executing: Executing, gate: str) -> None:
     database = executing.database
     submit(database, "job", target="acts.wait")
     runs = backlog(executing, "job", gate)
@@ -105,7 +105,7 @@ def test_behind_thousands_of_published_runs_it_holds_at_once(executing: Executin
 
 
 @pytest.mark.parametrize("handler", ["acts.wait", "acts.wait-on-thread", "acts.wait-deaf"])
-def test_what_runs_is_told_and_what_does_not_listen_is_fenced_off(
+def test_running_attempts_are_signalled_and_unresponsive_ones_fenced_off(
     executing: Executing, gate: str, handler: str
 ) -> None:
     with executing.running(), scheduling(executing.database):

@@ -98,7 +98,7 @@ def settle(database: Database) -> int:
         return apply_deferred_effects(connection, database.installation)
 
 
-def test_committed_the_run_is_over_with_its_effect_result_and_event(shop: Database, own: Own) -> None:
+def test_commit_ends_the_run_with_effect_result_and_event(shop: Database, own: Own) -> None:
     started = begun(shop)
     work(own, completion(shop, started), {"sent": 1})
     assert not one_or_none(shop, started.run_id)
@@ -110,7 +110,7 @@ def test_committed_the_run_is_over_with_its_effect_result_and_event(shop: Databa
     assert open_runs(shop) == []
 
 
-def test_what_the_attempt_reports_later_changes_nothing(shop: Database, own: Own) -> None:
+def test_late_report_after_completion_changes_nothing(shop: Database, own: Own) -> None:
     started = begun(shop)
     work(own, completion(shop, started))
     own.commit()
@@ -120,7 +120,7 @@ def test_what_the_attempt_reports_later_changes_nothing(shop: Database, own: Own
     assert one_or_none(shop, started.run_id)
 
 
-def test_rolled_back_nothing_has_happened_and_the_attempt_goes_on(shop: Database, own: Own) -> None:
+def test_rollback_leaves_the_attempt_running(shop: Database, own: Own) -> None:
     started = begun(shop)
     done = completion(shop, started)
     work(own, done)
@@ -132,7 +132,7 @@ def test_rolled_back_nothing_has_happened_and_the_attempt_goes_on(shop: Database
     assert one_or_none(shop, started.run_id)
 
 
-def test_a_savepoint_rolled_back_takes_the_completion_with_it(shop: Database, own: Own) -> None:
+def test_rolled_back_savepoint_undoes_the_completion(shop: Database, own: Own) -> None:
     started = begun(shop)
     done = completion(shop, started)
     with own.transaction():
@@ -174,7 +174,7 @@ def test_superseded_attempt_never_commits_its_effect(
     assert final_state(shop, started.run_id)[0] != "succeeded"
 
 
-def test_a_run_that_was_cancelled_before_is_cancelled_without_its_effect(shop: Database, own: Own) -> None:
+def test_cancelled_run_ends_without_its_effect(shop: Database, own: Own) -> None:
     started = begun(shop)
     asked_to_cancel(shop, started)
     with pytest.raises(AttemptOver), own.transaction():
@@ -204,7 +204,7 @@ def test_completion_waits_for_a_concurrent_cancel(shop: Database, own: Own) -> N
             assert effects(shop, started.run_id) == 0
 
 
-def test_a_second_call_in_the_same_transaction_fails_it(shop: Database, own: Own) -> None:
+def test_duplicate_call_in_a_transaction_fails_it(shop: Database, own: Own) -> None:
     started = begun(shop)
     done = completion(shop, started)
     work(own, done)
@@ -214,7 +214,7 @@ def test_a_second_call_in_the_same_transaction_fails_it(shop: Database, own: Own
     assert not one_or_none(shop, started.run_id)
 
 
-def test_a_lost_commit_is_the_one_or_the_other(shop: Database, own: Own) -> None:
+def test_lost_commit_ends_the_run_once(shop: Database, own: Own) -> None:
     started = begun(shop)
     work(own, completion(shop, started))
     lose_commit(own)
@@ -226,7 +226,7 @@ def test_a_lost_commit_is_the_one_or_the_other(shop: Database, own: Own) -> None
     assert one_or_none(shop, started.run_id)
 
 
-def test_a_run_is_enqueued_with_the_completion_or_not_at_all(shop: Database, own: Own) -> None:
+def test_enqueued_run_commits_with_the_completion_or_not_at_all(shop: Database, own: Own) -> None:
     started = begun(shop)
     for ends in (own.rollback, own.commit):
         enqueue(own, "job", request_id="next")
@@ -252,7 +252,7 @@ def test_long_transaction_does_not_block_its_job(shop: Database, own: Own) -> No
     assert one_or_none(shop, started.run_id)
 
 
-def test_the_turn_goes_on_after_the_commit(shop: Database, own: Own) -> None:
+def test_active_run_is_transferred_after_the_commit(shop: Database, own: Own) -> None:
     submit(shop, "single", schedule="@every 1h", overlap="buffer_all")
     started = begun(shop, "single")
     second = trigger(shop, "single")
@@ -278,7 +278,7 @@ def test_new_run_does_not_need_deferred_effects_applied(shop: Database, own: Own
     assert active_run_of(shop, open_run(shop, newcomer.run_id).job_id) == newcomer.run_id
 
 
-def test_the_next_instant_of_a_fixed_delay_is_counted_from_the_end(shop: ClockedDatabase, own: Own) -> None:
+def test_fixed_delay_counts_from_the_completion(shop: ClockedDatabase, own: Own) -> None:
     shop.stop_clock()
     submit(shop, "chained", schedule={"fixed_delay": "60s"})
     fire_due(shop)
@@ -302,7 +302,7 @@ def test_the_next_instant_of_a_fixed_delay_is_counted_from_the_end(shop: Clocked
         (about("job.pause", "chained"), about("job.resume", "chained")),
     ],
 )
-def test_a_change_before_it_is_settled_fires_nothing_sooner(
+def test_change_before_deferred_effects_fires_nothing_sooner(
     shop: ClockedDatabase, own: Own, change: tuple[dict[str, object], ...]
 ) -> None:
     shop.stop_clock()
@@ -322,7 +322,7 @@ def test_a_change_before_it_is_settled_fires_nothing_sooner(
     assert shop.rows("SELECT due_at, hold_reason FROM timers") == [(ended + MINUTE, None)]
 
 
-def test_an_edit_before_it_is_settled_stands(shop: ClockedDatabase, own: Own) -> None:
+def test_edit_before_deferred_effects_is_kept(shop: ClockedDatabase, own: Own) -> None:
     shop.stop_clock()
     submit(shop, "chained", schedule={"fixed_delay": "60s"})
     fire_due(shop)
@@ -335,7 +335,7 @@ def test_an_edit_before_it_is_settled_stands(shop: ClockedDatabase, own: Own) ->
     assert shop.rows("SELECT due_at, hold_reason FROM timers") == before
 
 
-def test_a_success_forgets_the_failures_before_it(shop: Database, own: Own) -> None:
+def test_completion_resets_consecutive_failures(shop: Database, own: Own) -> None:
     submit(shop, "fragile", overlap="allow_all", pause_on_failure=3)
     end(shop, ending(begun(shop, "fragile"), RunState.FAILED, error_type="E"))
     work(own, completion(shop, begun(shop, "fragile")))
@@ -344,13 +344,13 @@ def test_a_success_forgets_the_failures_before_it(shop: Database, own: Own) -> N
     assert shop.value("SELECT consecutive_failures FROM jobs WHERE key = 'fragile'") == 0
 
 
-def test_a_job_that_sets_nothing_off_leaves_nothing_to_settle(shop: Database, own: Own) -> None:
+def test_job_without_follow_ups_stores_no_deferred_effects(shop: Database, own: Own) -> None:
     work(own, completion(shop, begun(shop)))
     own.commit()
     assert shop.count("deferred_effects") == 0
 
 
-def test_the_connection_stays_as_its_owner_has_set_it(shop: Database) -> None:
+def test_connection_keeps_its_settings(shop: Database) -> None:
     started = begun(shop)
     kind = psycopg.ClientCursor[DictRow]
     with psycopg.Connection[DictRow].connect(shop.url, row_factory=dict_row, cursor_factory=kind) as own:
@@ -365,7 +365,7 @@ def test_the_connection_stays_as_its_owner_has_set_it(shop: Database) -> None:
     assert final_state(shop, started.run_id)[0] == "succeeded"
 
 
-def test_its_prepared_statements_and_notifications_are_its_own(shop: Database, own: Own) -> None:
+def test_connection_keeps_its_prepared_statements_and_notifications(shop: Database, own: Own) -> None:
     started = begun(shop)
     own.prepare_threshold = 0
     own.execute("LISTEN shop")
@@ -381,9 +381,7 @@ def test_its_prepared_statements_and_notifications_are_its_own(shop: Database, o
 
 
 @pytest.mark.parametrize("result", [object(), "x" * 70_000], ids=["unwritable", "too large"])
-def test_a_result_that_cannot_be_kept_is_refused_before_anything_is_written(
-    shop: Database, own: Own, result: object
-) -> None:
+def test_unstorable_result_is_refused_before_any_write(shop: Database, own: Own, result: object) -> None:
     started = begun(shop)
     with pytest.raises(InvalidInput) as caught:
         work(own, completion(shop, started), result)
@@ -401,9 +399,7 @@ def refusal(done: Completion, connection: object) -> str:
     return str(error)
 
 
-def test_a_connection_that_cannot_be_used_is_refused_with_the_way_to_mend_it(
-    shop: Database, info: StackInfo, own: Own
-) -> None:
+def test_unusable_connection_is_refused_with_a_remedy(shop: Database, info: StackInfo, own: Own) -> None:
     started = begun(shop)
     done = completion(shop, started)
     with psycopg.connect(shop.url, autocommit=True) as bare:
@@ -421,7 +417,7 @@ def test_a_connection_that_cannot_be_used_is_refused_with_the_way_to_mend_it(
     assert "a builtins.str was given" in refusal(done, "postgresql://")
 
 
-def test_a_context_of_no_run_says_so(own: Own) -> None:
+def test_completion_without_a_run_is_refused(own: Own) -> None:
     run_id, flag = UUID(int=1), Flag()
     logger = logging.LoggerAdapter(logging.getLogger("test"))
     context = Context(run_id, 1, "job", "default", SystemClock().now(), 1.0, {}, str(run_id), None, logger, flag)

@@ -48,7 +48,7 @@ def on(shop: Database, work: Callable[[Own], Awaitable[None]], *, autocommit: bo
     asyncio.run(go())
 
 
-def test_a_run_is_completed_with_its_effect(shop: Database) -> None:
+def test_run_is_completed_with_its_effect(shop: Database) -> None:
     started = begun(shop)
 
     async def work(own: Own) -> None:
@@ -62,7 +62,7 @@ def test_a_run_is_completed_with_its_effect(shop: Database) -> None:
     assert one_or_none(shop, started.run_id)
 
 
-def test_in_a_transaction_block_on_autocommit(shop: Database) -> None:
+def test_run_is_completed_in_a_transaction_block_on_autocommit(shop: Database) -> None:
     started = begun(shop)
 
     async def work(own: Own) -> None:
@@ -91,7 +91,7 @@ def test_superseded_attempt_never_commits_its_effect(shop: Database) -> None:
     assert effects(shop, started.run_id) == 0
 
 
-def test_others_on_the_same_connection_wait_for_it_and_it_for_them(shop: Database) -> None:
+def test_concurrent_use_of_one_connection_is_serialized(shop: Database) -> None:
     started = begun(shop)
 
     async def work(own: Own) -> None:
@@ -113,7 +113,7 @@ def test_others_on_the_same_connection_wait_for_it_and_it_for_them(shop: Databas
     assert len(open_runs(shop)) == 5
 
 
-def test_cancelled_it_gives_the_connection_back_at_rest(shop: Database) -> None:
+def test_cancelled_completion_leaves_the_connection_usable(shop: Database) -> None:
     """A statement that waits for a lock is cancelled on the server, and the transaction can roll back."""
     started = begun(shop)
     other = shop.connection()
@@ -141,7 +141,7 @@ def test_cancelled_it_gives_the_connection_back_at_rest(shop: Database) -> None:
     assert one_or_none(shop, started.run_id)
 
 
-def test_a_trigger_commits_or_rolls_back_with_the_callers_rows(shop: Database) -> None:
+def test_trigger_commits_or_rolls_back_with_the_callers_rows(shop: Database) -> None:
     async def work(own: Own) -> None:
         await enqueue_async(own, "job")
         await own.rollback()
@@ -155,7 +155,7 @@ def test_a_trigger_commits_or_rolls_back_with_the_callers_rows(shop: Database) -
     on(shop, work)
 
 
-def test_on_autocommit_a_trigger_stands_at_once(shop: Database) -> None:
+def test_trigger_on_autocommit_commits_at_once(shop: Database) -> None:
     async def work(own: Own) -> None:
         await enqueue_async(own, "job")
         assert len(open_runs(shop)) == 1
@@ -163,7 +163,7 @@ def test_on_autocommit_a_trigger_stands_at_once(shop: Database) -> None:
     on(shop, work, autocommit=True)
 
 
-def test_the_wrong_kind_of_connection_is_told_the_right_call(shop: Database) -> None:
+def test_wrong_kind_of_connection_is_refused_with_the_right_call(shop: Database) -> None:
     def never(connection: Conn) -> None:
         raise AssertionError(connection)
 

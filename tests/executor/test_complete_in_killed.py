@@ -16,7 +16,7 @@ _MOST_STEPS = 100
 _PATIENCE_SECONDS = 60
 
 
-def test_killed_between_any_two_statements_the_effect_comes_exactly_once(fresh_database: Database) -> None:
+def test_crash_between_any_two_statements_leaves_one_effect(fresh_database: Database) -> None:
     """The job may not overlap, so that the completion writes all there is to write."""
     shop = fresh_database
     shop.execute(MAKE_EFFECTS)

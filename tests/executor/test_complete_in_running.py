@@ -36,32 +36,32 @@ def run(executing: Executing, handler: str, what: str = "nothing", **job: object
 
 
 @pytest.mark.parametrize("handler", ["thread", "process", "async"])
-def test_what_it_returns_later_is_not_the_result(executing: Executing, handler: str) -> None:
+def test_return_value_after_completion_is_not_the_result(executing: Executing, handler: str) -> None:
     run_id, ended = run(executing, handler)
     assert (ended.state, ended.result) == ("succeeded", b'{"attempt":1}')
     assert effects(executing.database, run_id) == 1
 
 
 @pytest.mark.parametrize("handler", ["thread", "process"])
-def test_what_it_raises_later_is_no_failure(executing: Executing, handler: str) -> None:
+def test_exception_after_completion_is_no_failure(executing: Executing, handler: str) -> None:
     run_id, ended = run(executing, handler, "raise-after")
     assert (ended.state, ended.attempt) == ("succeeded", 1)
     assert attempts(executing.database, run_id) == [(1, "succeeded")]
 
 
-def test_what_it_overruns_later_is_no_timeout(executing: Executing) -> None:
+def test_timeout_after_completion_is_no_failure(executing: Executing) -> None:
     run_id, ended = run(executing, "async", "overrun", start_to_close="1s")
     assert (ended.state, effects(executing.database, run_id)) == ("succeeded", 1)
 
 
 @pytest.mark.parametrize("handler", ["thread", "process"])
-def test_what_it_raises_before_is_tried_again_and_its_effect_comes_once(executing: Executing, handler: str) -> None:
+def test_failure_before_completion_is_retried_with_one_effect(executing: Executing, handler: str) -> None:
     run_id, ended = run(executing, handler, "raise-before")
     assert (ended.state, ended.attempt, effects(executing.database, run_id)) == ("succeeded", 2, 1)
 
 
 @pytest.mark.parametrize("handler", ["thread", "process"])
-def test_a_success_without_its_commit_is_a_failure_that_says_so(executing: Executing, handler: str) -> None:
+def test_success_without_a_commit_is_a_failure_with_its_reason(executing: Executing, handler: str) -> None:
     """Its effect is gone: a success on record would lose it."""
     run_id, ended = run(executing, handler, "forget-to-commit")
     assert (ended.state, ended.attempt, effects(executing.database, run_id)) == ("succeeded", 2, 1)

@@ -89,7 +89,7 @@ def with_job(database: Database) -> Database:
     return database
 
 
-def test_a_batch_of_different_outcomes_is_written_each_for_what_it_is(with_job: Database) -> None:
+def test_batch_of_different_outcomes_records_each(with_job: Database) -> None:
     told: list[tuple[Any, str]] = [
         (succeeded(b"1"), "succeeded"),
         (failed("ValueError", "no"), "retrying"),
@@ -110,7 +110,7 @@ def test_a_batch_of_different_outcomes_is_written_each_for_what_it_is(with_job: 
         assert found == state
 
 
-def test_the_last_charge_of_the_budget_is_the_end(with_job: Database) -> None:
+def test_last_counted_attempt_ends_the_run(with_job: Database) -> None:
     started = begun(with_job)
     requeue(with_job, started, AttemptOutcome.FAILED)
     second = begin(with_job, started.run_id)
@@ -120,7 +120,7 @@ def test_the_last_charge_of_the_budget_is_the_end(with_job: Database) -> None:
     assert final_state(with_job, started.run_id) == ("failed", None)
 
 
-def test_losses_and_hand_backs_leave_the_budget_alone(with_job: Database) -> None:
+def test_lost_and_released_attempts_are_not_counted(with_job: Database) -> None:
     run_id = trigger(with_job)
     for outcome in (AttemptOutcome.LOST, AttemptOutcome.RELEASED, AttemptOutcome.LOST):
         requeue(with_job, begin(with_job, run_id), outcome)

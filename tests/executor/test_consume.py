@@ -176,9 +176,7 @@ def committed(bootstrap: str, topic: str) -> int:
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer", "share"])
-def test_a_queue_is_swept_until_its_topics_are_there_and_consumed_from_then_on(
-    executing: Executing, protocol: str
-) -> None:
+def test_queue_is_swept_until_its_topics_exist(executing: Executing, protocol: str) -> None:
     queue: dict[str, Any] = {"queue": "reports"}
     with executing.running(queues="reports", executor_group=protocol, sweep=timedelta(milliseconds=500)):
         assert executing.run("acts.echo", 1, **queue).claimed_from == "sweep"
@@ -193,7 +191,7 @@ def test_a_queue_is_swept_until_its_topics_are_there_and_consumed_from_then_on(
         until(consumed, "messages of the new topics are read")
 
 
-def test_the_protocol_of_a_group_may_change_from_one_release_to_the_next(executing: Executing) -> None:
+def test_group_protocol_may_change_between_releases(executing: Executing) -> None:
     """The offsets stay: what was claimed is not read again, what was not is."""
     executing.make_topics()
     for protocol in ("classic", "consumer", "classic"):

@@ -56,7 +56,7 @@ def wired(**fields: object) -> tuple[Context, Wire]:
     return context_of(_channel=wire, **fields), wire
 
 
-def test_a_heartbeat_is_json_and_says_no_more_than_it_was_given() -> None:
+def test_heartbeat_is_json_with_given_fields_only() -> None:
     context, wire = wired()
     context.heartbeat()
     context.heartbeat("half")
@@ -80,25 +80,25 @@ def test_a_heartbeat_is_json_and_says_no_more_than_it_was_given() -> None:
         ({"progress": "\ud800"}, r"progress cannot be serialized to JSON"),
     ],
 )
-def test_what_cannot_be_kept_is_refused_to_the_handlers_face(told: dict[str, object], message: str) -> None:
+def test_unstorable_heartbeat_raises_in_the_handler(told: dict[str, object], message: str) -> None:
     context, wire = wired()
     with pytest.raises(ValueError, match=message):
         context.heartbeat(**told)
     assert wire.told == []
 
 
-def test_what_just_fits_is_taken() -> None:
+def test_largest_heartbeat_is_accepted() -> None:
     context, wire = wired()
     context.heartbeat("x" * 4094, "x" * 65534)
     assert [(len(progress or b""), len(checkpoint or b"")) for progress, checkpoint in wire.told] == [(4096, 65536)]
 
 
 @pytest.mark.parametrize(("saved", "seen"), [(None, None), (b'{"page":4}', {"page": 4}), (b"0", 0)])
-def test_the_checkpoint_is_what_was_saved_last(saved: bytes | None, seen: object) -> None:
+def test_checkpoint_is_the_last_saved_one(saved: bytes | None, seen: object) -> None:
     assert context_of(_checkpoint=saved).checkpoint == seen
 
 
-def test_the_time_that_is_left_goes_by_and_is_told_as_an_instant_too() -> None:
+def test_remaining_time_decreases_and_the_deadline_is_an_instant() -> None:
     context = context_of()
     first = context.remaining_seconds
     assert 0 < context.remaining_seconds < first <= 60
@@ -106,19 +106,19 @@ def test_the_time_that_is_left_goes_by_and_is_told_as_an_instant_too() -> None:
     assert replace(context, deadline_seconds=0.0).remaining_seconds == 0
 
 
-def test_a_context_that_no_executor_made_is_good_for_unit_tests() -> None:
+def test_context_without_an_executor_works_in_unit_tests() -> None:
     context = context_of()
     context.heartbeat(1, 2)
     assert (context.checkpoint, context.previous()) == (None, Previous())
 
 
-def test_what_came_before_is_asked_for_on_a_thread_and_awaited_on_the_loop() -> None:
+def test_previous_run_is_read_on_a_thread_or_awaited_on_the_loop() -> None:
     context, _ = wired()
     assert context.previous() == Previous(NOON, {"seen": 3}, NOON)
     assert asyncio.run(context.previous_async()) == Previous(NOON, {"seen": 3}, NOON)
 
 
-def test_asking_on_the_loop_is_refused_with_the_way_that_does_not_block_it() -> None:
+def test_blocking_read_on_the_loop_is_refused_with_the_async_call() -> None:
     context, _ = wired()
 
     async def wrong() -> None:

@@ -14,7 +14,7 @@ class Mail(BaseModel):
     to: str
 
 
-def test_a_function_is_registered_under_its_name_and_stays_itself() -> None:
+def test_function_is_registered_by_name_and_unchanged() -> None:
     @tidewheel.handler("registering.plain")
     def plain(context: tidewheel.Context, payload: object) -> object:
         del context
@@ -24,7 +24,7 @@ def test_a_function_is_registered_under_its_name_and_stays_itself() -> None:
     assert (found.function, found.is_async, found.payload) == (plain, False, None)
 
 
-def test_a_coroutine_function_runs_on_the_loop_and_a_model_reads_the_payload() -> None:
+def test_coroutine_function_runs_on_the_loop_with_a_model_payload() -> None:
     @tidewheel.handler("registering.model")
     async def mail(context: tidewheel.Context, payload: Mail) -> None:
         del context, payload
@@ -35,7 +35,7 @@ def test_a_coroutine_function_runs_on_the_loop_and_a_model_reads_the_payload() -
     assert found.payload.validate_json(b'{"to": "ann"}') == Mail(to="ann")
 
 
-def test_a_name_cannot_be_taken_twice() -> None:
+def test_duplicate_handler_name_is_refused() -> None:
     @tidewheel.handler("registering.taken")
     def first(context: tidewheel.Context, payload: object) -> None:
         del context, payload
@@ -52,7 +52,7 @@ def taken(context: tidewheel.Context, payload: object) -> None:
     del context, payload
 
 
-def test_a_function_of_the_same_name_in_another_module_is_another_one() -> None:
+def test_same_handler_name_in_another_module_is_refused() -> None:
     first = taken
     tidewheel.handler("registering.same")(first)
     tidewheel.handler("registering.same")(first)
@@ -73,7 +73,7 @@ def test_a_decorator_without_a_name_is_refused() -> None:
         tidewheel.handler(cast("str", bare))
 
 
-def test_a_function_of_other_parameters_is_refused_with_what_it_must_take() -> None:
+def test_function_with_other_parameters_is_refused_with_a_remedy() -> None:
     def wrong(payload: object) -> None:
         del payload
 
@@ -82,7 +82,7 @@ def test_a_function_of_other_parameters_is_refused_with_what_it_must_take() -> N
 
 
 @pytest.mark.parametrize("modules", ["no_such_module", "json, no.such.module"])
-def test_a_module_that_cannot_be_imported_is_named(modules: str) -> None:
+def test_unimportable_module_is_named(modules: str) -> None:
     with pytest.raises(SettingsError, match=r"handlers: module 'no.*cannot be imported: Module.*PYTHONPATH=\."):
         import_handlers(modules)
 
@@ -92,7 +92,7 @@ def test_names_are_separated_by_commas(modules: str | None) -> None:
     import_handlers(modules)
 
 
-def test_the_documented_names_are_there() -> None:
+def test_documented_names_exist() -> None:
     for name in tidewheel.__all__:
         assert getattr(tidewheel, name).__name__ == name
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):

@@ -88,7 +88,7 @@ def test_handler_without_heartbeat_timeout_needs_no_heartbeat(executing: Executi
     assert executing.database.value("SELECT count(*) FROM run_inputs WHERE progress_at IS NOT NULL") == 0
 
 
-def test_progress_can_be_seen_while_it_runs_and_the_last_word_is_kept(executing: Executing, gate: str) -> None:
+def test_progress_is_visible_during_the_run_and_the_last_is_kept(executing: Executing, gate: str) -> None:
     with executing.running(**KNOWN):
         run_id = executing.trigger("long.beat", gate)
         until(lambda: told(executing.database, run_id)[0], "its progress is written")
@@ -100,7 +100,7 @@ def test_progress_can_be_seen_while_it_runs_and_the_last_word_is_kept(executing:
     assert ended.state == "succeeded"
 
 
-def test_what_was_saved_just_before_a_failure_reaches_the_next_attempt(executing: Executing) -> None:
+def test_checkpoint_saved_before_a_failure_reaches_the_next_attempt(executing: Executing) -> None:
     """Each of thirty attempts fails in the moment after it has saved how far it has come."""
     with executing.running(**KNOWN):
         run_id = executing.trigger("long.count-on", 30, **SOON)
@@ -132,7 +132,7 @@ def test_progress_is_saved_after_a_database_outage(executing: Executing, gate: s
         assert executing.ended(run_id).attempt == 1
 
 
-def test_the_time_of_an_attempt_is_cut_by_the_whole_time_of_its_run(executing: Executing) -> None:
+def test_schedule_to_close_shortens_the_attempts_timeout(executing: Executing) -> None:
     with executing.running(**KNOWN):
         assert executing.run("long.deadline", start_to_close="10s").result == b"10.0"
         left = json.loads(executing.run("long.deadline", schedule_to_close="20s").result or b"")
@@ -140,7 +140,7 @@ def test_the_time_of_an_attempt_is_cut_by_the_whole_time_of_its_run(executing: E
 
 
 @pytest.mark.parametrize("target", ["long.previous", "long.previous-on-thread"])
-def test_a_handler_sees_what_the_run_before_it_returned(executing: Executing, target: str) -> None:
+def test_handler_reads_the_previous_runs_result(executing: Executing, target: str) -> None:
     with executing.running(**KNOWN):
         results = [executing.run(target, number).result for number in range(3)]
     assert results == [b"[null,0]", b"[[null,0],1]", b"[[[null,0],1],2]"]

@@ -24,14 +24,14 @@ OUTSIDE = ["1.1.1.1", "8.8.8.8", "93.184.216.34", "2606:4700:4700::1111", "2a00:
 
 
 @pytest.mark.parametrize("text", INSIDE)
-def test_an_inside_address_is_refused(text: str) -> None:
+def test_private_address_is_refused(text: str) -> None:
     assert not is_public(ip_address(text))
 
 
 @pytest.mark.parametrize("text", OUTSIDE)
-def test_a_public_address_is_allowed(text: str) -> None:
+def test_public_address_is_allowed(text: str) -> None:
     assert is_public(ip_address(text))
 
 
-def test_the_examples_run() -> None:
+def test_doctest_examples_run() -> None:
     assert doctest.testmod(module).failed == 0

@@ -76,7 +76,7 @@ def test_invalid_or_truncated_http_response_is_retried(talk: Callable[[socket.so
     assert outcome.error_message
 
 
-def test_a_connection_that_is_reset_fails_clearly() -> None:
+def test_reset_connection_is_a_clear_failure() -> None:
     def talk(connection: socket.socket) -> None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
 
@@ -128,7 +128,7 @@ def test_endless_response_ends_with_the_attempts_timeout() -> None:
 @pytest.mark.parametrize(
     "metadata", ["http://169.254.169.254/latest/meta-data/", "http://[fd00:ec2::254]/", "//10.0.0.1"]
 )
-def test_a_redirect_to_a_metadata_address_is_recorded_and_not_followed(metadata: str) -> None:
+def test_redirect_to_a_metadata_address_is_not_followed(metadata: str) -> None:
     with serving(Answer(302, headers={"Location": metadata})) as target:
         [outcome] = call(target.url())
     assert (outcome.error_type, outcome.permanent) == ("http_302", True)
@@ -179,21 +179,21 @@ def test_unresponsive_name_server_fails_the_attempt() -> None:
     assert "not resolved within" in (outcome.error_message or "")
 
 
-def test_a_target_that_sets_cookies_gets_none_back() -> None:
+def test_cookies_of_a_target_are_not_sent_back() -> None:
     """Another job's request to the same host must not carry what this one's answer said."""
     with serving(Answer(headers={"Set-Cookie": "who=first; Path=/"})) as target:
         call(target.url("/a"), target.url("/b"))
     assert [request.headers.get("cookie") for request in target.received] == [None, None]
 
 
-def test_many_runs_of_one_target_need_one_connection() -> None:
+def test_runs_of_one_target_share_a_connection() -> None:
     with serving(Answer(body=b"done")) as target:
         outcomes = call(*[target.url(f"/{number}") for number in range(50)])
     assert {outcome.kind for outcome in outcomes} == {AttemptOutcome.SUCCEEDED}
     assert (len(target.received), target.connections) == (50, 1)
 
 
-def test_a_kept_connection_that_the_target_has_closed_is_replaced() -> None:
+def test_closed_idle_connection_is_replaced() -> None:
     with conversing(says(OK + b"content-length: 0\r\n\r\n")) as target:
         outcomes = call(*[target.url()] * 6)
     # Where the end of the kept one has not been noticed a call fails, and is tried again; the one after it does not.

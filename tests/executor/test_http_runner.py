@@ -35,7 +35,7 @@ def completion(result: bytes | None) -> RunCompleted:
     )  # fmt: skip
 
 
-def test_the_payload_is_sent_with_what_identifies_the_run() -> None:
+def test_http_request_has_the_payload_and_the_runs_identity() -> None:
     with serving(Answer(201, b"made")) as target:
         outcome = call(target.url("/a?b=c"), job={"payload": {"to": "ann"}}, target={"headers": {"X-Team": "billing"}})
     assert outcome.kind is AttemptOutcome.SUCCEEDED
@@ -57,7 +57,7 @@ def test_the_payload_is_sent_with_what_identifies_the_run() -> None:
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "PATCH", "DELETE", "HEAD"])
-def test_the_method_is_the_jobs(method: str) -> None:
+def test_request_uses_the_jobs_method(method: str) -> None:
     with serving() as target:
         assert call(target.url(), target={"method": method}).kind is AttemptOutcome.SUCCEEDED
     assert [request.method for request in target.received] == [method]
@@ -93,7 +93,7 @@ def test_retry_after_as_a_date_is_honoured() -> None:
     assert timedelta(minutes=9) < waits <= timedelta(minutes=10)
 
 
-def test_retry_after_as_a_date_is_read_on_the_servers_clock_and_not_on_ours() -> None:
+def test_retry_after_date_is_read_on_the_servers_clock() -> None:
     theirs = SystemClock().now() + timedelta(days=7)  # this machine's clock is a week behind, or theirs ahead
     told = {"Date": http_date(theirs), "Retry-After": http_date(theirs + timedelta(seconds=90))}
     with serving(Answer(503, headers=told)) as target:
@@ -101,13 +101,13 @@ def test_retry_after_as_a_date_is_read_on_the_servers_clock_and_not_on_ours() ->
 
 
 @pytest.mark.parametrize("said", ["soon", "", "Fri, 99 Foo 2026"])
-def test_a_retry_after_that_says_nothing_is_ignored(said: str) -> None:
+def test_invalid_retry_after_is_ignored(said: str) -> None:
     with serving(Answer(503, headers={"Retry-After": said})) as target:
         assert call(target.url()).retry_after is None
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-def test_a_redirect_is_a_refusal_and_is_not_followed(status: int) -> None:
+def test_redirect_is_refused_and_not_followed(status: int) -> None:
     with serving() as elsewhere, serving(Answer(status, headers={"Location": elsewhere.url()})) as target:
         outcome = call(target.url())
     assert (outcome.kind, outcome.error_type, outcome.permanent) == (AttemptOutcome.FAILED, f"http_{status}", True)
@@ -118,7 +118,7 @@ def test_a_redirect_is_a_refusal_and_is_not_followed(status: int) -> None:
 @pytest.mark.parametrize(
     "host", ["127.0.0.1", "localhost", "127.1", "0.0.0.1", "[::1]", "[::ffff:127.0.0.1]", "2130706433"]
 )
-def test_an_inside_address_is_refused_unless_it_is_allowed(host: str) -> None:
+def test_private_address_is_refused_unless_allowed(host: str) -> None:
     with serving() as target:
         outcome = call(target.url(host=host), allow_private=False)
     assert (outcome.kind, outcome.error_type, outcome.permanent) == (AttemptOutcome.FAILED, "AddressRefused", True)
@@ -148,21 +148,21 @@ def test_huge_response_is_cut() -> None:
     assert target.sent_bytes < 64 * 1024 * 1024
 
 
-def test_an_answer_whose_escapes_would_burst_the_result_is_cut_again() -> None:
+def test_response_that_grows_by_escapes_is_cut_again() -> None:
     with serving(Answer(body=b"\x01" * 60_000)) as target:
         outcome = call(target.url())
     assert outcome.kind is AttemptOutcome.SUCCEEDED
     assert json.loads(outcome.result or b"") == {"status": 200, "body": "\x01" * 8192, "cut": True}
 
 
-def test_an_answer_that_is_no_text_is_kept_as_well_as_can_be() -> None:
+def test_binary_response_is_stored_as_text_with_replacements() -> None:
     with serving(Answer(body=b"\xff\xfe\x00")) as target:
         outcome = call(target.url())
     assert json.loads(outcome.result or b"")["body"] == "\ufffd\ufffd\ufffd"
 
 
 @pytest.mark.parametrize("body", [b"ok", "Bücher\U0001f4da".encode(), b'{"a": "\\u0000"}', b"\xff\x00\x1b[0m", b""])
-def test_a_json_completion_carries_an_answer_as_a_value(body: bytes) -> None:
+def test_json_completion_contains_the_response_as_a_value(body: bytes) -> None:
     with serving(Answer(body=body)) as target:
         outcome = call(target.url())
     document = json.loads(encode_json(completion(outcome.result)))
@@ -171,7 +171,7 @@ def test_a_json_completion_carries_an_answer_as_a_value(body: bytes) -> None:
 
 
 @pytest.mark.parametrize("each", [b"\xff", b"\0", b"\x01", b'"', "€".encode(), "\U0001f4da".encode(), b"\xff\x01"])
-def test_a_result_is_at_most_64_kib_whatever_the_answer(each: bytes) -> None:
+def test_result_of_any_response_is_at_most_64_kib(each: bytes) -> None:
     with serving(Answer(body=each * 60_000)) as target:
         outcome = call(target.url())
     assert outcome.kind is AttemptOutcome.SUCCEEDED
@@ -187,13 +187,13 @@ def test_environment_proxies_are_not_used(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(target.received) == 1
 
 
-def test_a_job_key_that_is_no_ascii_is_sent_escaped() -> None:
+def test_non_ascii_job_key_is_sent_escaped() -> None:
     with serving() as target:
         call(target.url(), job={"key": "Bücher\U0001f4da"})
     assert target.received[0].headers["tidewheel-job-key"] == "B\\xfccher\\U0001f4da"
 
 
-def test_a_gzipped_answer_is_kept_as_it_came() -> None:
+def test_gzipped_response_is_not_unpacked() -> None:
     """An answer that unpacks to a gigabyte is not unpacked."""
     import gzip
 

@@ -25,7 +25,7 @@ def verifies(secret: bytes, request: Received) -> bool:
     return any(version == "v1" and hmac.compare_digest(b64decode(text), wanted) for version, _, text in given)
 
 
-def test_a_request_is_signed_with_its_id_its_time_and_its_body() -> None:
+def test_request_is_signed_with_its_id_time_and_body() -> None:
     with serving() as target:
         call(target.url(), job={"payload": {"to": "ann"}}, secrets=(NEW,))
     [request] = target.received
@@ -51,7 +51,7 @@ def test_without_a_secret_nothing_is_signed() -> None:
     assert not [name for name in target.received[0].headers if name.startswith("webhook-")]
 
 
-def test_the_task_token_is_sent_where_the_end_may_be_told_later_and_nowhere_else() -> None:
+def test_task_token_is_sent_to_asynchronous_targets_only() -> None:
     with serving() as target:
         call(target.url(), target={"async": True})
         call(target.url())
@@ -60,21 +60,21 @@ def test_the_task_token_is_sent_where_the_end_may_be_told_later_and_nowhere_else
     assert "tidewheel-task-token" not in other.headers
 
 
-def test_a_202_waits_where_the_job_says_so() -> None:
+def test_response_202_of_an_asynchronous_job_waits() -> None:
     with serving(Answer(202, b"later")) as target:
         [outcome] = call(target.url(), target={"async": True, "async_timeout": "90m"})
     assert outcome.waits == timedelta(minutes=90)
 
 
 @pytest.mark.parametrize(("status", "given"), [(202, {}), (200, {"async": True}), (201, {"async": True})])
-def test_any_other_success_is_the_end(status: int, given: dict[str, object]) -> None:
+def test_other_success_status_ends_an_asynchronous_run(status: int, given: dict[str, object]) -> None:
     with serving(Answer(status, b"done")) as target:
         [outcome] = call(target.url(), target=given)
     assert (outcome.kind, outcome.waits) == (AttemptOutcome.SUCCEEDED, None)
     assert outcome.result == f'{{"status":{status},"body":"done"}}'.encode()
 
 
-def test_an_asynchronous_target_that_fails_at_once_fails_as_any_other() -> None:
+def test_immediate_failure_of_an_asynchronous_target_is_a_failure() -> None:
     with serving(Answer(503)) as target:
         [outcome] = call(target.url(), target={"async": True})
     assert (outcome.error_type, outcome.waits) == ("http_503", None)

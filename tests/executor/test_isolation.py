@@ -127,7 +127,7 @@ def test_dead_worker_fails_its_attempt_and_is_replaced(payload: str, message: st
     assert message in (outcome.error_message or "")
 
 
-def test_a_segfault_leaves_its_stack_in_the_output() -> None:
+def test_segfault_leaves_its_stack_in_the_output() -> None:
     async def work() -> Attempt:
         async with runner() as made:
             dying = attempt("die", "segfault")

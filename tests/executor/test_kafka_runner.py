@@ -80,7 +80,7 @@ def sending(database: Database, info: StackInfo) -> Sending:
     return Sending(database, info.bootstrap)
 
 
-def test_the_payload_is_written_with_what_identifies_the_run(sending: Sending) -> None:
+def test_message_has_the_payload_and_the_runs_identity(sending: Sending) -> None:
     sending.make_topic()
     attempt = sending.attempt(
         {"key": "Bücher", "payload": {"to": "ann"}}, headers={"X-Team": "billing"}, run={"traceparent": TRACE}
@@ -102,13 +102,13 @@ def test_the_payload_is_written_with_what_identifies_the_run(sending: Sending) -
     }
 
 
-def test_the_jobs_own_key_is_the_messages(sending: Sending) -> None:
+def test_message_has_the_jobs_key(sending: Sending) -> None:
     sending.make_topic()
     sending.send(sending.attempt(key="customer-7"))
     assert [message.key for message in sending.written()] == [b"customer-7"]
 
 
-def test_where_a_reply_is_awaited_the_message_says_where_to_and_the_run_waits(sending: Sending) -> None:
+def test_message_with_a_reply_names_its_topic_and_the_run_waits(sending: Sending) -> None:
     sending.make_topic()
     outcome = sending.send(sending.attempt(await_reply=True, reply_timeout="2h"))
     assert outcome.waits == timedelta(hours=2)
@@ -119,7 +119,7 @@ def test_where_a_reply_is_awaited_the_message_says_where_to_and_the_run_waits(se
     assert headers["tidewheel-reply-topic"] == sending.installation.topics.target_replies.encode()
 
 
-def test_many_at_once_go_by_one_producer_and_one_thread(sending: Sending) -> None:
+def test_concurrent_messages_share_one_producer_and_thread(sending: Sending) -> None:
     sending.make_topic()
 
     async def work(runner: KafkaRunner) -> tuple[list[Outcome], list[str]]:

@@ -42,7 +42,7 @@ def executors(database: Database) -> int:
     return database.count("executors")
 
 
-def test_a_message_brings_a_run_and_its_coordinates_are_kept(executing: Executing) -> None:
+def test_message_starts_its_run_and_its_offset_is_recorded(executing: Executing) -> None:
     with executing.running(**NO_SWEEP):
         run_id = executing.trigger("acts.echo", 1)
         executing.publish(run_id)
@@ -52,7 +52,7 @@ def test_a_message_brings_a_run_and_its_coordinates_are_kept(executing: Executin
     assert (ended.claimed_from or "").startswith(f"{topic}/0/0@")
 
 
-def test_a_redelivered_message_starts_no_second_attempt_and_blocks_nothing(executing: Executing) -> None:
+def test_redelivered_message_starts_no_second_attempt(executing: Executing) -> None:
     with executing.running(**NO_SWEEP):
         first, second = executing.trigger("acts.echo", 1), executing.trigger("acts.echo", 2)
         executing.database.execute("CREATE TABLE kept AS SELECT * FROM outbox")
@@ -66,7 +66,7 @@ def test_a_redelivered_message_starts_no_second_attempt_and_blocks_nothing(execu
     executing.database.execute("DROP TABLE kept")
 
 
-def test_a_message_that_cannot_be_read_blocks_nothing_behind_it(executing: Executing) -> None:
+def test_unreadable_message_blocks_no_later_one(executing: Executing) -> None:
     topic = executing.topics.runs("default", "standard")
     producer = Producer({"bootstrap.servers": executing.bootstrap})
     for value in (b"garbage", b"", None, b"\xc3\x01" + b"\x00" * 8):
@@ -95,7 +95,7 @@ def test_run_that_is_not_due_is_not_swept(executing: Executing) -> None:
         assert open_run(executing.database, later).attempt == 0
 
 
-def test_a_run_that_cannot_be_read_does_not_stop_the_sweep(executing: Executing) -> None:
+def test_unreadable_run_does_not_stop_the_sweep(executing: Executing) -> None:
     bad = executing.trigger("acts.echo", 1, description="bad")
     executing.database.execute("UPDATE job_versions SET definition = 'garbage'")
     good = executing.trigger("acts.echo", 2)
@@ -108,7 +108,7 @@ def test_a_run_that_cannot_be_read_does_not_stop_the_sweep(executing: Executing)
     assert (run.state, run.attempt) == ("queued", 0)
 
 
-def test_a_run_waits_uncharged_for_an_executor_that_has_its_handler(executing: Executing) -> None:
+def test_run_waits_uncounted_for_an_executor_with_its_handler(executing: Executing) -> None:
     """As in a rolling deploy: the message is left, and an executor that has the handler claims the run."""
     known = {name: found for name, found in handlers().items() if name == "acts.echo"}
     with executing.running(known=known):
@@ -122,7 +122,7 @@ def test_a_run_waits_uncharged_for_an_executor_that_has_its_handler(executing: E
     assert (ended.state, ended.attempt) == ("succeeded", 1)
 
 
-def test_a_queue_is_served_by_those_who_serve_it(executing: Executing) -> None:
+def test_queue_is_served_by_its_executors_only(executing: Executing) -> None:
     with executing.running():
         elsewhere = executing.trigger("acts.echo", 1, queue="reports")
         assert executing.run("acts.echo", 2).state == "succeeded"
@@ -131,7 +131,7 @@ def test_a_queue_is_served_by_those_who_serve_it(executing: Executing) -> None:
         assert executing.ended(elsewhere).state == "succeeded"
 
 
-def test_a_full_executor_keeps_a_slot_for_critical_work(executing: Executing, gate: str) -> None:
+def test_full_executor_reserves_a_slot_for_the_critical_lane(executing: Executing, gate: str) -> None:
     with executing.running(slots=10):
         held = [executing.trigger("acts.wait", gate) for _ in range(12)]
         until(lambda: len(GATES[gate].entered) == 9, "nine run")
@@ -175,7 +175,7 @@ def test_shutdown_lets_attempts_end_within_the_drain_timeout(executing: Executin
     assert executors(executing.database) == 0
 
 
-def test_attempts_of_a_lost_executor_are_run_again(executing: Executing) -> None:
+def test_attempts_of_a_lost_executor_are_requeued(executing: Executing) -> None:
     """It beats no more and holds a run: the others watch its counter stand still for the whole lease."""
     ghost = some_executor()
     executing.database.execute(
@@ -200,7 +200,7 @@ def test_executor_with_an_ended_lease_registers_again(executing: Executing) -> N
         assert executors(executing.database) == 1
 
 
-def test_it_survives_the_loss_of_its_connections(executing: Executing, gate: str) -> None:
+def test_service_survives_lost_connections(executing: Executing, gate: str) -> None:
     with executing.running():
         held = executing.trigger("acts.wait", gate)
         until(lambda: GATES[gate].entered, "it runs")

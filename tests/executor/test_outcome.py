@@ -11,7 +11,7 @@ from tidewheel.executor.outcome import CANCELLED, RESULT_BYTES, failed, from_exc
 from tidewheel.runs import AttemptOutcome
 
 
-def test_what_handlers_raise_says_how_the_attempt_ends() -> None:
+def test_handlers_exception_selects_the_outcome() -> None:
     snoozed = from_exception(Snooze(5))
     assert (snoozed.kind, snoozed.snooze) == (AttemptOutcome.SNOOZED, timedelta(seconds=5))
     assert from_exception(Cancel()) == CANCELLED
@@ -21,7 +21,7 @@ def test_what_handlers_raise_says_how_the_attempt_ends() -> None:
     assert (never.kind, never.permanent, never.error_message) == (AttemptOutcome.FAILED, True, "no such address")
 
 
-def test_any_other_exception_is_a_failure_with_its_trace() -> None:
+def test_unknown_exception_is_a_failure_with_its_trace() -> None:
     def breaks() -> None:
         _ = {"there": 1}["missing"]
 
@@ -32,7 +32,7 @@ def test_any_other_exception_is_a_failure_with_its_trace() -> None:
     assert "in breaks" in (outcome.trace or "")
 
 
-def test_a_result_that_is_too_large_is_a_failure_that_a_retry_would_not_mend() -> None:
+def test_too_large_result_is_a_permanent_failure() -> None:
     assert succeeded(b"x" * RESULT_BYTES).kind is AttemptOutcome.SUCCEEDED
     outcome = succeeded(b"x" * (RESULT_BYTES + 1))
     assert (outcome.kind, outcome.error_type, outcome.permanent) == (AttemptOutcome.FAILED, "ResultTooLarge", True)
@@ -40,7 +40,7 @@ def test_a_result_that_is_too_large_is_a_failure_that_a_retry_would_not_mend() -
 
 
 @given(st.text(), st.text())
-def test_texts_can_be_stored_and_are_bounded(kind: str, message: str) -> None:
+def test_texts_are_storable_and_bounded(kind: str, message: str) -> None:
     outcome = failed(kind, message + "\x00" + "\udcff", trace="t" * 100_000)
     for text in (outcome.error_type or "", outcome.error_message or "", outcome.trace or ""):
         assert "\x00" not in text
@@ -50,7 +50,7 @@ def test_texts_can_be_stored_and_are_bounded(kind: str, message: str) -> None:
     assert len(outcome.trace or "") == 32 * 1024
 
 
-def test_a_timeout_names_which_one_struck() -> None:
+def test_timeout_names_its_kind() -> None:
     outcome = timed_out("start_to_close", 1.5)
     assert (outcome.error_type, outcome.error_message) == (
         "timeout_start_to_close",

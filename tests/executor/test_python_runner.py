@@ -75,7 +75,7 @@ def test_handler_without_a_return_value_has_no_result(function: Function) -> Non
     assert run(nothing) == Outcome(AttemptOutcome.SUCCEEDED)
 
 
-def test_a_model_reads_the_payload_and_a_model_may_be_returned() -> None:
+def test_payload_and_result_may_be_models() -> None:
     async def mail(_: Context, payload: Mail) -> Mail:
         return payload.model_copy(update={"copies": payload.copies + 1})
 
@@ -96,7 +96,7 @@ def test_invalid_payload_fails_permanently(payload: object, said: str) -> None:
     assert said in (outcome.error_message or "")
 
 
-def test_a_runs_own_payload_comes_before_its_jobs() -> None:
+def test_runs_payload_overrides_its_jobs() -> None:
     outcome = run(echo, {"payload": "job"}, payload=b'"run"', payload_content_type="application/json")
     assert outcome.result == b'"run"'
 
@@ -140,7 +140,7 @@ def test_unserializable_result_fails_permanently(value: object, error_type: str,
 
 
 @pytest.mark.parametrize("on_thread", [False, True])
-def test_an_exception_is_the_attempts_outcome(on_thread: bool) -> None:  # noqa: FBT001
+def test_exception_is_the_attempts_outcome(on_thread: bool) -> None:  # noqa: FBT001
     def breaks(_: Context, payload: object) -> None:
         raise Permanent(str(payload))
 
@@ -152,7 +152,7 @@ def test_an_exception_is_the_attempts_outcome(on_thread: bool) -> None:  # noqa:
 
 
 @pytest.mark.parametrize("way", [SystemExit, KeyboardInterrupt])
-def test_a_handler_on_a_thread_cannot_end_the_process(way: type[BaseException]) -> None:
+def test_handler_on_a_thread_cannot_end_the_process(way: type[BaseException]) -> None:
     def leaves(_: Context, payload: object) -> None:
         raise way(payload)
 
@@ -160,7 +160,7 @@ def test_a_handler_on_a_thread_cannot_end_the_process(way: type[BaseException]) 
     assert (outcome.kind, outcome.error_type, outcome.permanent) == (AttemptOutcome.FAILED, way.__name__, False)
 
 
-def test_the_context_tells_what_is_run() -> None:
+def test_context_identifies_the_run() -> None:
     seen: list[Context] = []
 
     async def looks(context: Context, payload: object) -> None:

@@ -44,7 +44,7 @@ def test_unchanged_counter_is_silent_after_the_lease() -> None:
     assert found[15:] == [[A], [A]]
 
 
-def test_a_counter_that_moves_starts_its_lease_anew() -> None:
+def test_changed_counter_restarts_the_lease() -> None:
     looks = [(float(second), {A: second // 10, B: 0}) for second in range(30)]
     found = silent(*looks)
     assert not any(A in each for each in found)
@@ -119,13 +119,13 @@ def reap(database: Database, *, max_lost: int = 10, looks: int = 1) -> None:
         reaper.step()
 
 
-def test_a_reaper_with_a_short_lease_waits_for_as_long_as_an_executor_was_told() -> None:
+def test_reaper_waits_for_the_lease_that_the_executor_registered() -> None:
     watch, told = Watch(timedelta(seconds=2)), {A: 15.0}
     looks = [watch.look({A: 1}, "up", float(now), told) for now in range(17)]
     assert [bool(silent) for silent in looks] == [False] * 15 + [True] * 2
 
 
-def test_lost_attempts_go_back_uncharged_with_their_own_payload(database: Database, ghost: UUID) -> None:
+def test_lost_attempts_are_requeued_uncounted_with_their_payload(database: Database, ghost: UUID) -> None:
     run_id = trigger(database, payload="own")
     begin(database, run_id, ghost)
     reap(database)
@@ -142,7 +142,7 @@ def test_lost_attempts_go_back_uncharged_with_their_own_payload(database: Databa
     assert database.count("executors") == 0
 
 
-def test_a_lost_run_that_was_being_cancelled_ends_cancelled(database: Database, ghost: UUID) -> None:
+def test_lost_run_under_cancellation_ends_cancelled(database: Database, ghost: UUID) -> None:
     run_id = trigger(database)
     begin(database, run_id, ghost)
     ask(database, {"type": "run.cancel", "run_id": str(run_id)})
@@ -188,7 +188,7 @@ def test_lost_at_most_once_run_ends_cancelled_if_requested(database: Database, g
     assert final_state(database, run_id) == ("cancelled", "lost")
 
 
-def test_an_executor_that_beat_again_since_is_left_alone(database: Database, ghost: UUID) -> None:
+def test_executor_with_a_new_heartbeat_is_not_reaped(database: Database, ghost: UUID) -> None:
     run_id = trigger(database)
     begin(database, run_id, ghost)
     reaper = Reaper(
@@ -201,7 +201,7 @@ def test_an_executor_that_beat_again_since_is_left_alone(database: Database, gho
     assert database.count("executors") == 1
 
 
-def test_what_the_lost_executor_reports_afterwards_changes_nothing(database: Database, ghost: UUID) -> None:
+def test_late_report_of_a_lost_executor_changes_nothing(database: Database, ghost: UUID) -> None:
     started = begin(database, trigger(database), ghost)
     reap(database)
     assert succeed(database, started).superseded == {started.run_id}

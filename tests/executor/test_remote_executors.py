@@ -8,7 +8,7 @@ from tidewheel.executor.remote_executors import RemoteClaim, RemoteExecutors
 from tidewheel.process.service import Shutdown
 
 
-def test_their_sweep_looks_past_what_is_being_cancelled(database: Database) -> None:
+def test_sweep_of_remote_executors_skips_cancelled_runs(database: Database) -> None:
     """As the sweep of any executor does: a backlog of it would hide what is behind."""
     remote = RemoteExecutors(database.session(), database.installation, poke=lambda _: None, stop=Shutdown())
     submit(database, "cancelled", target="a")

@@ -46,7 +46,7 @@ def call(answer: bytes | None) -> Outcome:
     return asyncio.run(work())
 
 
-def test_the_pages_example_is_a_target() -> None:
+def test_example_of_the_page_is_a_target() -> None:
     assert call(b"[1]\n") == Outcome(AttemptOutcome.SUCCEEDED, result=b"[1]")
     lost, unreached = call(b""), call(None)
     assert (lost.error_type, lost.not_started) == ("line_closed", False)

@@ -89,12 +89,12 @@ def gone(pid: int) -> bool:
         return True
 
 
-def test_the_payload_is_standard_input_and_the_exit_code_the_result() -> None:
+def test_payload_is_standard_input_and_exit_code_the_result() -> None:
     outcome, output = run(shell("cat") | {"payload": {"to": "ann"}})
     assert (outcome, output) == (Outcome(AttemptOutcome.SUCCEEDED, result=b'{"exit_code":0}'), '{"to":"ann"}')
 
 
-def test_a_payload_that_is_not_read_does_no_harm() -> None:
+def test_unread_payload_does_not_fail_the_program() -> None:
     outcome, _ = run(shell("true") | {"payload": "x" * (256 * 1024 - 2)})
     assert outcome.kind is AttemptOutcome.SUCCEEDED
 
@@ -105,7 +105,7 @@ def test_no_shell_reads_the_arguments() -> None:
     assert json.loads(output) == arguments
 
 
-def test_a_program_gets_the_variables_let_through_its_jobs_and_the_runs_and_no_others(
+def test_program_gets_allowed_job_and_run_variables_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("TIDEWHEEL_DATABASE_URL", "PGPASSWORD", "AWS_SECRET_ACCESS_KEY", "OTHER"):
@@ -125,7 +125,7 @@ def test_a_program_gets_the_variables_let_through_its_jobs_and_the_runs_and_no_o
     }
 
 
-def test_what_keeps_a_program_has_no_secret_in_its_environment_either(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_supervisor_of_a_program_has_no_secret_in_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program may read its parent's environment."""
     monkeypatch.setenv("TIDEWHEEL_DATABASE_URL", "password=hunter2")
     _, output = run(python("import os; print(open(f'/proc/{os.getppid()}/environ').read(), 'read')"))
@@ -134,12 +134,12 @@ def test_what_keeps_a_program_has_no_secret_in_its_environment_either(monkeypatc
 
 
 @pytest.mark.parametrize("name", ["TIDEWHEEL_DATABASE_URL", "PGPASSWORD", "AWS_SECRET_ACCESS_KEY"])
-def test_the_executors_own_secrets_cannot_be_let_through(name: str) -> None:
+def test_executors_secrets_cannot_be_allowed_for_programs(name: str) -> None:
     with pytest.raises(SettingsError, match=f"{name} is the executor's own"):
         load(shell_env=f"PATH, {name}")
 
 
-def test_it_works_in_a_new_folder_that_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_program_works_in_a_new_folder_that_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, output = run(shell("sh", "-c", "pwd; ls -A; mkdir -p deep/er; touch deep/er/file"))
     [folder] = output.split()
     until(lambda: not Path(folder).exists(), "the folder is removed")
@@ -156,14 +156,14 @@ def test_it_works_in_a_new_folder_that_is_removed(tmp_path: Path, monkeypatch: p
         (shell("sh", "-c", "kill -SEGV $$"), "signal_SIGSEGV", "it was killed by SIGSEGV"),
     ],
 )
-def test_any_other_end_is_a_failure_that_names_it(job: dict[str, Any], error_type: str, said: str) -> None:
+def test_other_exit_codes_and_signals_are_named_failures(job: dict[str, Any], error_type: str, said: str) -> None:
     outcome, _ = run(job)
     assert (outcome.kind, outcome.error_type, outcome.error_message) == (AttemptOutcome.FAILED, error_type, said)
     assert not outcome.permanent
     assert not outcome.not_started
 
 
-def test_only_the_last_lines_of_standard_error_are_the_message() -> None:
+def test_error_message_is_the_tail_of_standard_error() -> None:
     outcome, output = run(shell("sh", "-c", "seq 100000 >&2; exit 1"))
     assert (outcome.error_message or "").endswith("99999\n100000")
     assert len((outcome.error_message or "").splitlines()) == 20
@@ -180,13 +180,13 @@ def test_only_the_last_lines_of_standard_error_are_the_message() -> None:
         (shell("true", cwd="/no/such/folder"), "/no/such/folder: No such file or directory"),
     ],
 )
-def test_a_program_that_cannot_be_started_has_not_begun_and_will_not(job: dict[str, Any], said: str) -> None:
+def test_program_that_cannot_be_started_is_a_permanent_non_start(job: dict[str, Any], said: str) -> None:
     outcome, _ = run(job)
     assert (outcome.error_type, outcome.permanent, outcome.not_started) == ("ProgramNotStarted", True, True)
     assert said in (outcome.error_message or "")
 
 
-def test_only_programs_that_are_allowed_run() -> None:
+def test_only_allowed_programs_run() -> None:
     outcome, _ = run(shell("env"), shell_allow="/bin/echo, true")
     assert (outcome.error_type, outcome.permanent, outcome.not_started) == ("ProgramRefused", True, True)
     assert "TIDEWHEEL_SHELL_ALLOW" in (outcome.error_message or "")
@@ -195,14 +195,14 @@ def test_only_programs_that_are_allowed_run() -> None:
     assert run(shell("echo"), shell_allow="/bin/echo, true")[0].error_type == "ProgramRefused"
 
 
-def test_a_job_does_not_choose_what_an_allowed_name_means(tmp_path: Path) -> None:
+def test_job_cannot_redirect_an_allowed_program_name(tmp_path: Path) -> None:
     false = tmp_path / "true"
     false.write_text("#!/bin/sh\necho mine\n")
     false.chmod(0o755)
     assert run(shell("true", env={"PATH": str(tmp_path)}))[1] == ""
 
 
-def test_where_programs_are_restricted_a_job_sets_only_the_variables_that_the_operator_names() -> None:
+def test_restricted_programs_take_only_variables_that_the_operator_allows() -> None:
     """`BASH_ENV` or `PYTHONPATH` would make an allowed script run what the job likes."""
     for variable in ("PATH", "LD_PRELOAD", "BASH_ENV", "PYTHONPATH"):
         outcome, _ = run(shell("true", env={"MODE": "full", variable: "x"}), shell_allow="true", shell_job_env="MODE")
@@ -212,7 +212,7 @@ def test_where_programs_are_restricted_a_job_sets_only_the_variables_that_the_op
     assert outcome.kind is AttemptOutcome.SUCCEEDED
 
 
-def test_what_is_printed_without_end_does_not_grow_memory() -> None:
+def test_endless_output_does_not_grow_memory() -> None:
     """256 MiB through both pipes; what is kept is the end of it."""
     size = 128 << 20
     before = psutil.Process().memory_info().rss
@@ -230,7 +230,7 @@ def test_what_is_printed_without_end_does_not_grow_memory() -> None:
     assert psutil.Process().memory_info().rss - before < 64 << 20
 
 
-def test_children_that_stay_behind_are_killed_and_do_not_hold_the_end_up() -> None:
+def test_leftover_children_are_killed_and_delay_no_end() -> None:
     """They hold its output open, for ten minutes."""
     outcome, output = run(shell("sh", "-c", "sleep 600 & echo $!; sleep 600 & echo $!"))
     assert outcome.kind is AttemptOutcome.SUCCEEDED
@@ -238,31 +238,31 @@ def test_children_that_stay_behind_are_killed_and_do_not_hold_the_end_up() -> No
     assert all(gone(int(pid)) for pid in output.split())
 
 
-def test_a_daemon_of_a_session_of_its_own_is_killed_too() -> None:
+def test_daemon_in_its_own_session_is_killed() -> None:
     outcome, output = run(python(DAEMON))
     assert outcome.kind is AttemptOutcome.SUCCEEDED
     assert gone(int(output))
 
 
-def test_a_program_that_is_cancelled_may_clean_up() -> None:
+def test_cancelled_program_may_clean_up() -> None:
     source = "trap 'echo cleaned; exit 0' TERM; echo ready; while :; do sleep 0.01; done"
     assert cancel(shell("sh", "-c", source)).endswith("cleaned\n")
 
 
 @pytest.mark.parametrize("times", [1, 3])
-def test_a_program_that_ignores_being_asked_is_killed_with_all_its_children(times: int) -> None:
+def test_program_that_ignores_sigterm_is_killed_with_its_children(times: int) -> None:
     source = "trap '' TERM; sleep 600 & echo $$ $!; while :; do sleep 0.01; done"
     pids = cancel(shell("sh", "-c", source), times=times, cancel_grace=timedelta(seconds=0.2))
     assert len(pids.split()) == 2
     assert all(gone(int(pid)) for pid in pids.split())
 
 
-def test_a_program_that_stands_still_is_ended_too() -> None:
+def test_suspended_program_is_killed() -> None:
     pid = cancel(shell("sh", "-c", "echo $$; kill -STOP $$"))
     assert gone(int(pid))
 
 
-def test_the_grace_is_never_longer_than_the_drain() -> None:
+def test_grace_is_never_longer_than_the_drain() -> None:
     pid = cancel(
         shell("sh", "-c", "trap '' TERM; echo $$; while :; do sleep 0.01; done"),
         cancel_grace=timedelta(hours=1), drain_timeout=timedelta(seconds=0.1),
@@ -270,7 +270,7 @@ def test_the_grace_is_never_longer_than_the_drain() -> None:
     assert gone(int(pid))
 
 
-def test_no_job_gets_more_memory_than_the_executor_gives() -> None:
+def test_job_memory_is_bounded_by_the_executors_limit() -> None:
     source = "import resource; print(resource.getrlimit(resource.RLIMIT_AS)[0] >> 20)"
     most = 512 << 20
     assert run(python(source, memory_bytes=256 << 20), shell_memory_bytes=most)[1] == "256\n"
@@ -278,18 +278,18 @@ def test_no_job_gets_more_memory_than_the_executor_gives() -> None:
     assert run(python(source), shell_memory_bytes=most)[1] == "512\n"
 
 
-def test_what_takes_more_memory_than_it_may_fails_by_itself() -> None:
+def test_program_over_its_memory_limit_fails_alone() -> None:
     outcome, _ = run(python("b = bytearray(1 << 30)", memory_bytes=256 << 20))
     assert outcome.error_type == "exit_1"
     assert (outcome.error_message or "").endswith("MemoryError")
 
 
-def test_what_takes_more_processor_time_than_it_may_is_killed_by_a_signal_that_says_so() -> None:
+def test_program_over_its_cpu_limit_is_killed_and_named() -> None:
     outcome, _ = run(shell("sh", "-c", "while :; do :; done", cpu_seconds=1), shell_cpu_seconds=3600)
     assert outcome.error_type == "signal_SIGXCPU"
 
 
-def test_a_file_that_grows_too_large_ends_it() -> None:
+def test_program_that_writes_too_large_a_file_is_killed() -> None:
     outcome, _ = run(shell("sh", "-c", "exec head -c 100000 /dev/zero > big"), shell_file_bytes=4096)
     assert outcome.error_type == "signal_SIGXFSZ"
 
@@ -309,7 +309,7 @@ except BlockingIOError:
 """
 
 
-def test_forks_are_bounded_and_all_of_them_are_killed() -> None:
+def test_forks_are_bounded_and_all_killed() -> None:
     uid = os.getuid() or 65534
     mine = sum(process.num_threads() for process in psutil.process_iter() if process.uids().real == uid)
     outcome, output = run(python(FORKS), shell_processes=mine + 50)
@@ -361,7 +361,7 @@ def another_executor(source: str) -> Generator[tuple["subprocess.Popen[str]", li
             process.kill()
 
 
-def test_a_program_and_its_daemon_die_with_the_executor() -> None:
+def test_program_and_its_daemon_are_killed_with_the_executor() -> None:
     source = f"{DAEMON}\nprint(os.getpid(), flush=True)\ntime.sleep(600)"
     with another_executor(source) as (process, pids):
         assert len(pids) == 2

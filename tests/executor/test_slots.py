@@ -25,7 +25,7 @@ def test_one_slot_of_ten_is_reserved_for_critical(total: int, kept: int, lane: L
     assert slots.take(Lane.CRITICAL, total) == kept
 
 
-def test_critical_work_may_take_them_all() -> None:
+def test_critical_lane_may_take_all_slots() -> None:
     slots = Slots(20)
     assert slots.take(Lane.CRITICAL, 100) == 20
     assert [slots.free(lane) for lane in Lane] == [0, 0, 0]
@@ -62,7 +62,7 @@ def test_threads_never_take_more_than_all_slots() -> None:
 
 
 @given(st.integers(1, 200), st.lists(st.tuples(st.sampled_from(list(Lane)), st.integers(1, 50)), max_size=20))
-def test_whatever_is_taken_there_is_room_for_it(total: int, wishes: list[tuple[Lane, int]]) -> None:
+def test_taken_slots_never_exceed_the_total(total: int, wishes: list[tuple[Lane, int]]) -> None:
     slots, taken, held = Slots(total), 0, Counter[Lane]()
     for lane, most in wishes:
         got = slots.take(lane, most)

@@ -24,7 +24,7 @@ def executing(database: Database, info: StackInfo) -> Executing:
     return made
 
 
-def test_a_program_waits_for_an_executor_that_allows_programs(executing: Executing) -> None:
+def test_program_waits_for_an_executor_that_allows_programs(executing: Executing) -> None:
     """By message and by sweep."""
     with executing.running():
         waiting = executing.trigger(PROGRAM)
@@ -49,7 +49,7 @@ def names(executing: Executing) -> list[bool]:
     return ["tidewheel.shell" in handlers for (handlers,) in executing.database.rows("SELECT handlers FROM executors")]
 
 
-def test_an_executor_that_runs_programs_hides_its_memory_from_them() -> None:
+def test_executor_hides_its_memory_from_its_programs() -> None:
     """A process of the same user can read neither its environment nor its memory; root's can."""
     source = (
         "import ctypes; from tidewheel.executor.programs.process import hide_from_programs as hide; hide();"

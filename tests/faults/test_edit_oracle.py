@@ -127,7 +127,7 @@ DOCTORED: dict[str, tuple[Doctor, str]] = {
 }
 
 
-def test_what_is_right_is_not_flagged() -> None:
+def test_unaltered_history_is_not_flagged() -> None:
     verdict = Verdict("job", *history()).judge()
     assert not verdict.problems, "\n".join(verdict.problems)
     assert len(verdict.changes) == 16
@@ -135,20 +135,20 @@ def test_what_is_right_is_not_flagged() -> None:
 
 
 @pytest.mark.parametrize("name", DOCTORED)
-def test_what_is_doctored_is_flagged(name: str) -> None:
+def test_altered_history_is_flagged(name: str) -> None:
     doctor, said = DOCTORED[name]
     acts, runs = history()
     doctor(acts, runs)
     assert said in "\n".join(Verdict("job", acts, runs).judge().problems)
 
 
-def test_what_must_still_come_is_known() -> None:
+def test_pending_occurrences_are_expected() -> None:
     acts, runs = history()
     edges = {at(3), at(6.5), at(11)}
     assert set(Verdict("job", acts, runs[:2]).missing()) == {run.at for run in runs[2:]} - edges
 
 
-def test_an_edge_may_fall_either_way_but_not_both() -> None:
+def test_occurrence_at_an_edge_has_one_of_two_outcomes() -> None:
     """The instant lies between the sending of a pause and its answer."""
     acts, runs = history()
     drop(runs, 6.5)
@@ -156,7 +156,7 @@ def test_an_edge_may_fall_either_way_but_not_both() -> None:
 
 
 @pytest.mark.parametrize(("following", "lost"), [(2, False), (3, True)])
-def test_the_instant_that_an_answer_names_decides_the_edge(following: int, lost: bool) -> None:  # noqa: FBT001
+def test_instant_named_by_a_reply_decides_the_edge(following: int, lost: bool) -> None:  # noqa: FBT001
     acts = [
         act("submit", 0.2, 1, token=1, grid=EACH, next_run_at=at(1)),
         act("submit", 1.98, 2, token=2, grid=EACH, next_run_at=at(following)),
@@ -168,7 +168,7 @@ def test_the_instant_that_an_answer_names_decides_the_edge(following: int, lost:
 
 
 @pytest.mark.parametrize("fires_again", [False, True])
-def test_what_was_moved_ahead_into_a_pause_is_not_opened_by_an_edit(fires_again: bool) -> None:  # noqa: FBT001
+def test_edit_does_not_reopen_an_occurrence_moved_into_a_pause(fires_again: bool) -> None:  # noqa: FBT001
     """The time it was moved to has passed, though its own instant is ahead."""
     acts = [
         act("submit", 0.2, 1, token=1, grid=EACH, next_run_at=at(1)),

@@ -38,7 +38,7 @@ def refused(reply: Reply) -> tuple[str, str, str]:
     return error.path, error.problem, error.remedy
 
 
-def test_a_backfill_is_written_down_and_told(hourly: ClockedDatabase) -> None:
+def test_new_backfill_is_stored_with_an_event(hourly: ClockedDatabase) -> None:
     reply = ask_backfill(hourly, NOON - 5 * HOUR, NOON, request_id="r-1", reason="the source was empty")
     assert (reply.status, reply.occurrences, reply.unchanged, reply.job_version) == ("accepted", 6, False, 1)
     shown = progress(hourly, UUID(reply.backfill_id)).summary
@@ -50,7 +50,7 @@ def test_a_backfill_is_written_down_and_told(hourly: ClockedDatabase) -> None:
     assert open_runs(hourly) == []
 
 
-def test_asked_again_under_its_request_id_it_is_found_and_not_made(hourly: ClockedDatabase) -> None:
+def test_repeated_backfill_request_is_idempotent(hourly: ClockedDatabase) -> None:
     first = ask_backfill(hourly, NOON - 5 * HOUR, NOON, request_id="r-1")
     hourly.execute("DELETE FROM requests")  # the first answer is older than answers are kept
     again = ask_backfill(hourly, NOON - 5 * HOUR, NOON, request_id="r-1")
@@ -58,7 +58,7 @@ def test_asked_again_under_its_request_id_it_is_found_and_not_made(hourly: Clock
     assert hourly.count("backfills") == 1
 
 
-def test_two_of_one_instant_are_told_apart(hourly: ClockedDatabase) -> None:
+def test_two_backfills_of_one_instant_have_different_ids(hourly: ClockedDatabase) -> None:
     ask(hourly, asking(NOON - HOUR, NOON), asking(NOON - HOUR, NOON))
     with hourly.transaction() as connection:
         second, first = backfills(connection, "default", "job")
@@ -75,7 +75,7 @@ def test_a_dry_run_writes_nothing(hourly: ClockedDatabase) -> None:
     assert (hourly.count("backfills"), hourly.count("outbox")) == (0, before)
 
 
-def test_only_what_did_not_fire_is_counted(clocked: ClockedDatabase) -> None:
+def test_missing_only_counts_occurrences_that_did_not_fire(clocked: ClockedDatabase) -> None:
     """Seven occurrences: run, open, missed, skipped for overlap, and three in a pause."""
     clocked.stop_clock(NOON)
     submit(clocked, **HOURLY)
@@ -98,7 +98,7 @@ def test_only_what_did_not_fire_is_counted(clocked: ClockedDatabase) -> None:
 
 
 @pytest.mark.parametrize(("on_resume", "missing"), [("skip", 3), ("fire_all", 0)])
-def test_what_a_pause_is_still_to_decide_is_not_missing(clocked: ClockedDatabase, on_resume: str, missing: int) -> None:
+def test_occurrences_of_a_current_pause_are_not_missing(clocked: ClockedDatabase, on_resume: str, missing: int) -> None:
     clocked.stop_clock(NOON)
     submit(clocked, **HOURLY, on_resume=on_resume)
     ask(clocked, about("job.pause"))
@@ -106,7 +106,7 @@ def test_what_a_pause_is_still_to_decide_is_not_missing(clocked: ClockedDatabase
     assert ask_backfill(clocked, NOON, NOON + 3.5 * HOUR, dry_run=True).occurrences == missing
 
 
-def test_what_its_timer_is_about_to_fire_is_not_missing(clocked: ClockedDatabase) -> None:
+def test_occurrences_due_to_fire_are_not_missing(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(NOON)
     submit(clocked, **HOURLY)
     clocked.stop_clock(NOON + 3.5 * HOUR)
@@ -148,7 +148,7 @@ REFUSED: dict[str, tuple[tuple[datetime, datetime], dict[str, str], tuple[str, s
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_range_that_cannot_be_run_is_refused_with_one_that_can(hourly: ClockedDatabase, case: str) -> None:
+def test_invalid_range_is_refused_with_a_valid_one(hourly: ClockedDatabase, case: str) -> None:
     between, fields, (path, problem, remedy) = REFUSED[case]
     said = refused(ask_backfill(hourly, *between, "job", **fields))
     assert (said[0], said[2]) == (path, remedy)
@@ -171,13 +171,13 @@ def test_a_job_without_computed_occurrences_is_refused(
     assert remedy.startswith("trigger")
 
 
-def test_no_such_job(clocked: ClockedDatabase, hourly: ClockedDatabase) -> None:
+def test_backfill_of_an_unknown_job_is_refused(clocked: ClockedDatabase, hourly: ClockedDatabase) -> None:
     assert ask_backfill(clocked, NOON - HOUR, NOON, "other").code == "unknown_job"
     ask(hourly, about("job.delete"))
     assert ask_backfill(hourly, NOON - HOUR, NOON).code == "unknown_job"
 
 
-def test_a_million_instants_are_refused_without_listing_them(clocked: ClockedDatabase) -> None:
+def test_million_instants_are_refused_without_listing_them(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(NOON - 12 * DAY)
     submit(clocked, schedule="* * * * * *")
     clocked.stop_clock(NOON)
@@ -187,12 +187,12 @@ def test_a_million_instants_are_refused_without_listing_them(clocked: ClockedDat
     assert "at least 100001 occurrences; a backfill runs 100000 at most" in refused(reply)[1]
 
 
-def test_the_current_version_counts_before_the_job_existed(hourly: ClockedDatabase) -> None:
+def test_current_version_backfills_before_the_job_existed(hourly: ClockedDatabase) -> None:
     reply = ask_backfill(hourly, NOON - 400 * DAY, NOON - 399 * DAY, what="all", versions="current")
     assert reply.occurrences == 25
 
 
-def test_a_once_in_range_is_run_again(clocked: ClockedDatabase) -> None:
+def test_once_in_the_range_is_run_again(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(NOON)
     submit(clocked, schedule={"once": (NOON + HOUR).isoformat()})
     clocked.stop_clock(NOON + 2 * HOUR)
@@ -202,7 +202,7 @@ def test_a_once_in_range_is_run_again(clocked: ClockedDatabase) -> None:
     assert ask_backfill(clocked, *between, dry_run=True, what="all").occurrences == 1
 
 
-def test_a_job_has_at_most_a_hundred_that_are_not_finished(hourly: ClockedDatabase) -> None:
+def test_job_has_at_most_a_hundred_unfinished_backfills(hourly: ClockedDatabase) -> None:
     ask(hourly, *(asking(NOON - HOUR, NOON) for _ in range(100)))
     assert refused(ask_backfill(hourly, NOON - HOUR, NOON))[2] == "wait for them, or cancel some"
     assert ask_backfill(hourly, NOON - HOUR, NOON, dry_run=True).occurrences == 2
@@ -211,7 +211,7 @@ def test_a_job_has_at_most_a_hundred_that_are_not_finished(hourly: ClockedDataba
     accept(hourly, NOON - HOUR, NOON)
 
 
-def test_moves_are_idempotent_and_say_what_stands(hourly: ClockedDatabase) -> None:
+def test_backfill_state_changes_are_idempotent_and_report_the_state(hourly: ClockedDatabase) -> None:
     made = accept(hourly, NOON - 5 * HOUR, NOON)
 
     def said(kind: str) -> tuple[str | None, bool]:
@@ -230,7 +230,7 @@ def test_moves_are_idempotent_and_say_what_stands(hourly: ClockedDatabase) -> No
     assert progress(hourly, made).summary.finished_at == NOON
 
 
-def test_nobody_moves_a_backfill_that_is_not_his(hourly: ClockedDatabase) -> None:
+def test_backfill_of_another_tenant_cannot_be_changed(hourly: ClockedDatabase) -> None:
     made = accept(hourly, NOON - 5 * HOUR, NOON)
     hourly.execute("INSERT INTO tenants (tenant) VALUES ('other')")
     assert move(hourly, "cancel", made, tenant="other").code == "unknown_backfill"
@@ -238,12 +238,12 @@ def test_nobody_moves_a_backfill_that_is_not_his(hourly: ClockedDatabase) -> Non
     assert progress(hourly, made).summary.state == "running"
 
 
-def test_a_reversed_range_is_no_request() -> None:
+def test_reversed_range_is_refused() -> None:
     with pytest.raises(RequestRefused, match="to: it lies before from"):
         parse_request(asking(NOON, NOON - HOUR))
 
 
-def test_the_calendars_of_its_versions_leave_days_out(clocked: ClockedDatabase) -> None:
+def test_calendars_of_the_versions_exclude_days_of_a_backfill(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(NOON - 10 * DAY)
     weekend = {"type": "calendar.put", "name": "weekend", "weekdays": ["SAT", "SUN"]}
     ask(clocked, weekend, submission(schedule="0 9 * * *", exclude_calendars=["weekend"]))
@@ -257,7 +257,7 @@ def test_the_calendars_of_its_versions_leave_days_out(clocked: ClockedDatabase) 
     assert ask_backfill(clocked, NOON - 7 * DAY, NOON, what="all", versions="current").occurrences == 7
 
 
-def test_it_takes_the_timer_before_the_job_as_everybody_does(hourly: ClockedDatabase) -> None:
+def test_backfill_locks_the_timer_before_the_job(hourly: ClockedDatabase) -> None:
     """While it waits for the timer it holds no lock that the timer's owner may need."""
     firing, asked = hourly.connection(), hourly.connection()
     firing.execute("SELECT FROM timers FOR UPDATE")

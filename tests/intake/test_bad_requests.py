@@ -68,7 +68,7 @@ REJECTED = [
 
 
 @pytest.mark.parametrize(("bad", "path", "said"), REJECTED)
-def test_what_can_be_read_is_rejected_with_path_and_remedy(
+def test_readable_invalid_request_is_rejected_with_path_and_remedy(
     requests: Requests, request: pytest.FixtureRequest, bad: bytes, path: str, said: str
 ) -> None:
     name = request.node.callspec.id.replace(" ", "-")
@@ -99,7 +99,7 @@ UNDECODABLE = [
 
 
 @pytest.mark.parametrize(("bad", "reason"), UNDECODABLE)
-def test_what_cannot_be_read_is_kept_byte_for_byte_with_where_it_lay(
+def test_unreadable_message_is_dead_lettered_unchanged_with_its_offset(
     requests: Requests, request: pytest.FixtureRequest, bad: bytes, reason: str
 ) -> None:
     name = request.node.callspec.id.replace(" ", "-").replace("'", "")
@@ -128,7 +128,7 @@ def undecodable() -> float:
     return next(sample.value for sample in found.samples if sample.name.endswith("_total"))
 
 
-def test_a_message_without_a_value_or_key_is_kept_too(requests: Requests) -> None:
+def test_message_without_value_or_key_is_dead_lettered(requests: Requests) -> None:
     before = requests.database.count("dead_letters")
     requests._producer.produce(requests.topics.requests, partition=0)  # pyright: ignore[reportPrivateUsage]
     [offset] = requests.send(submission("after-nothing"))
@@ -139,7 +139,7 @@ def test_a_message_without_a_value_or_key_is_kept_too(requests: Requests) -> Non
     ]
 
 
-def test_an_avro_request_is_carried_out_and_answered_in_avro(requests: Requests) -> None:
+def test_avro_request_gets_an_avro_reply(requests: Requests) -> None:
     record = Request(
         type=RequestType.JOB_SUBMIT,
         job=JobSubmission(
@@ -155,7 +155,7 @@ def test_an_avro_request_is_carried_out_and_answered_in_avro(requests: Requests)
     assert [reply.status for reply in requests.replies(b"avro")] == ["accepted"]
 
 
-def test_answers_lie_under_the_requests_own_key_in_their_order(requests: Requests) -> None:
+def test_replies_have_the_requests_key_and_order(requests: Requests) -> None:
     documents: list[dict[str, Any]] = [submission("ordered", payload=n) | {"request_id": f"o-{n}"} for n in range(20)]
     offsets = requests.send(*documents, key=b"ordered")
     requests.until_read(offsets[-1])
@@ -163,7 +163,7 @@ def test_answers_lie_under_the_requests_own_key_in_their_order(requests: Request
     assert [(reply.request_id, reply.job_version) for reply in replies] == [(f"o-{n}", n + 1) for n in range(20)]
 
 
-def test_answers_are_written_in_order_where_one_between_them_is_refused(database: Database, info: StackInfo) -> None:
+def test_replies_keep_their_order_around_a_refused_request(database: Database, info: StackInfo) -> None:
     """In one batch a refusal does not overtake the reply to an earlier request."""
     requests = Requests(database, info.bootstrap)
     offsets = requests.send(submission("one", payload=1), job(key="one", scedule="manual"), submission("one"))

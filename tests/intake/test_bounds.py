@@ -37,14 +37,14 @@ def run_for(database: ClockedDatabase, hours: int) -> None:
         fire_due(database)
 
 
-def test_the_nth_occurrence_is_the_last_and_the_job_is_finished(still: ClockedDatabase) -> None:
+def test_nth_occurrence_is_the_last_and_finishes_the_job(still: ClockedDatabase) -> None:
     submit(still, schedule="@every 1h", max_runs=3, overlap="allow_all")
     run_for(still, 5)
     assert len(instants(still)) == 3
     assert still.value("SELECT finished_at IS NOT NULL FROM jobs")
 
 
-def test_skipped_ones_count_and_triggers_do_not(still: ClockedDatabase) -> None:
+def test_max_runs_counts_skipped_occurrences_and_no_triggers(still: ClockedDatabase) -> None:
     submit(still, schedule="@every 1h", max_runs=4, overlap="allow_all")
     ask(still, {"type": "job.trigger", "key": "job"})
     still.advance(2 * HOUR + 30 * 60 * SECOND)
@@ -54,7 +54,7 @@ def test_skipped_ones_count_and_triggers_do_not(still: ClockedDatabase) -> None:
     assert still.rows("SELECT reason, occurrences FROM skips") == [("misfire", 2)]
 
 
-def test_an_edit_counts_from_the_first_acceptance(still: ClockedDatabase) -> None:
+def test_edited_max_runs_counts_from_the_first_acceptance(still: ClockedDatabase) -> None:
     submit(still, schedule="@every 1h", max_runs=5, overlap="allow_all")
     run_for(still, 2)
     submit(still, schedule="@every 1h", max_runs=3, overlap="allow_all")
@@ -62,7 +62,7 @@ def test_an_edit_counts_from_the_first_acceptance(still: ClockedDatabase) -> Non
     assert len(instants(still)) == 3
 
 
-def test_an_edit_to_fewer_than_there_have_been_is_refused(still: ClockedDatabase) -> None:
+def test_edit_to_fewer_max_runs_than_fired_is_refused(still: ClockedDatabase) -> None:
     submit(still, schedule="@every 1h", max_runs=5, overlap="allow_all")
     run_for(still, 3)
     [(path, problem)] = refused(still, schedule="@every 1h", max_runs=2)
@@ -70,7 +70,7 @@ def test_an_edit_to_fewer_than_there_have_been_is_refused(still: ClockedDatabase
     assert "has passed" in problem
 
 
-def test_a_job_made_again_after_its_deletion_counts_anew(still: ClockedDatabase) -> None:
+def test_recreated_job_counts_max_runs_from_zero(still: ClockedDatabase) -> None:
     submit(still, schedule="@every 1h", max_runs=2, overlap="allow_all")
     run_for(still, 2)
     ask(still, about("job.delete"))
@@ -92,11 +92,11 @@ def test_a_job_made_again_after_its_deletion_counts_anew(still: ClockedDatabase)
         ({"schedule": "@every 1h", "pause_on_failure": 0}, "job.pause_on_failure"),
     ],
 )
-def test_what_does_not_fit_is_refused_by_its_path(still: ClockedDatabase, job: dict[str, object], path: str) -> None:
+def test_invalid_field_is_refused_by_its_path(still: ClockedDatabase, job: dict[str, object], path: str) -> None:
     assert [found for found, _ in refused(still, **job)] == [path]
 
 
-def test_the_same_spec_again_changes_nothing_though_nothing_is_left_to_fire(still: ClockedDatabase) -> None:
+def test_identical_submit_of_a_finished_job_changes_nothing(still: ClockedDatabase) -> None:
     end_at = (still.now() + 90 * 60 * SECOND).isoformat()
     submit(still, schedule="@every 1h", end_at=end_at)
     run_for(still, 3)
@@ -104,7 +104,7 @@ def test_the_same_spec_again_changes_nothing_though_nothing_is_left_to_fire(stil
     assert (again.unchanged, again.next_run_at) == (True, None)
 
 
-def test_jitter_delays_the_message_and_not_the_instant(still: ClockedDatabase) -> None:
+def test_jitter_delays_publish_at_and_not_the_instant(still: ClockedDatabase) -> None:
     still.stop_clock(datetime.fromisoformat("2031-01-01T00:00:00Z"))
     for number in range(20):
         submit(still, f"job-{number}", schedule={"cron": "0 * * * *"}, jitter="10m")

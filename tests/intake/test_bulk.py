@@ -20,7 +20,7 @@ def load(database: Database, *documents: dict[str, Any], emit_events: bool = Fal
         return load_jobs(connection, database.installation, batch, emit_events=emit_events)
 
 
-def test_what_there_is_stays_as_it_is_and_what_is_missing_is_made(database: Database) -> None:
+def test_bulk_load_creates_missing_jobs_and_keeps_existing_ones(database: Database) -> None:
     submit(database, "there", schedule="@daily", payload=1)
     submit(database, "gone")
     ask(database, about("job.delete", "gone"))
@@ -35,7 +35,7 @@ def test_what_there_is_stays_as_it_is_and_what_is_missing_is_made(database: Data
     assert (version, payload["key"]) == (1, "new")
 
 
-def test_loading_again_after_an_end_half_way_makes_the_rest_and_changes_nothing(database: Database) -> None:
+def test_repeated_load_after_an_interruption_creates_the_rest(database: Database) -> None:
     jobs = [submission(f"job-{number}", schedule="@every 1h", payload=number) for number in range(20)]
     load(database, *jobs[:7])
     before = dict(database.rows("SELECT key, to_jsonb(j) FROM jobs AS j"))
@@ -47,7 +47,7 @@ def test_loading_again_after_an_end_half_way_makes_the_rest_and_changes_nothing(
     assert database.count("timers") == database.count("job_versions") == 20
 
 
-def test_what_is_refused_is_refused_as_a_submit_is_and_stops_nothing(database: Database) -> None:
+def test_refused_job_of_a_load_is_reported_and_does_not_stop_others(database: Database) -> None:
     bad = [
         submission("never", schedule="0 0 30 2 *"),
         submission("zone", schedule={"cron": "@daily", "timezone": "Mars/Olympus"}),
@@ -62,14 +62,14 @@ def test_what_is_refused_is_refused_as_a_submit_is_and_stops_nothing(database: D
     assert database.rows("SELECT key FROM jobs ORDER BY key") == [("better",), ("good",)]
 
 
-def test_there_are_events_only_where_they_are_wanted(database: Database) -> None:
+def test_bulk_load_writes_events_only_if_requested(database: Database) -> None:
     load(database, submission("a"), submission("b", schedule="@every 5m", max_runs=3))
     assert database.count("outbox") == 0
     load(database, submission("c"), submission("d", schedule="@every 5m", max_runs=3), emit_events=True)
     assert sorted(event.job_key for event in lifecycle(database)) == ["c", "d"]
 
 
-def test_intervals_without_an_anchor_are_spread_and_go_on_from_where_they_were_put(clocked: ClockedDatabase) -> None:
+def test_intervals_without_an_anchor_are_spread_and_keep_their_phase(clocked: ClockedDatabase) -> None:
     now = clocked.stop_clock()
     hour = timedelta(hours=1)
     jobs = [submission(f"job-{number}", schedule="@every 1h") for number in range(200)]
@@ -96,7 +96,7 @@ OUT_OF_THE_ORDINARY: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("job", OUT_OF_THE_ORDINARY, ids=lambda job: next(iter(job), "key"))
-def test_intervals_are_spread_whatever_else_the_job_says(clocked: ClockedDatabase, job: dict[str, Any]) -> None:
+def test_intervals_with_other_fields_are_spread(clocked: ClockedDatabase, job: dict[str, Any]) -> None:
     now = clocked.stop_clock()
     ask(clocked, {"type": "calendar.put", "name": "holidays", "days": ["2099-01-01"]})
     mark = "" if job else "\u200b"  # in a key, which is then none of a pattern
@@ -107,7 +107,7 @@ def test_intervals_are_spread_whatever_else_the_job_says(clocked: ClockedDatabas
     assert len({(at - now) // timedelta(minutes=10) for at in due}) == 6
 
 
-def test_an_interval_is_judged_by_where_it_was_put(clocked: ClockedDatabase) -> None:
+def test_spread_interval_is_validated_from_its_spread_anchor(clocked: ClockedDatabase) -> None:
     end = clocked.stop_clock() + timedelta(minutes=30)
     jobs = [submission(f"job-{n}", schedule="@every 1h", end_at=end.isoformat()) for n in range(50)]
     loaded = load(clocked, *jobs)
@@ -115,7 +115,7 @@ def test_an_interval_is_judged_by_where_it_was_put(clocked: ClockedDatabase) -> 
     assert clocked.value("SELECT max(due_at) FROM timers") <= end
 
 
-def test_an_anchor_of_its_own_is_kept(clocked: ClockedDatabase) -> None:
+def test_explicit_anchor_is_kept(clocked: ClockedDatabase) -> None:
     now = clocked.stop_clock()
     schedule = {"interval": "1h", "anchor": "2026-01-01T00:00:07Z"}
     load(clocked, *(submission(f"job-{n}", schedule=schedule) for n in range(20)))
@@ -127,7 +127,7 @@ def test_an_anchor_of_its_own_is_kept(clocked: ClockedDatabase) -> None:
 
 @pytest.mark.parametrize("job", [{"schedule": "H H * * *"}, {"schedule": "@every 1h", "max_runs": 3}], ids=["H", "max"])
 @pytest.mark.parametrize("deleted", [False, True], ids=["there", "deleted"])
-def test_a_job_that_somebody_else_makes_meanwhile_is_there_already(
+def test_job_created_concurrently_is_reported_as_existing(
     database: Database, job: dict[str, Any], *, deleted: bool
 ) -> None:
     other, own = database.connection(), database.connection()
@@ -148,7 +148,7 @@ def test_a_job_that_somebody_else_makes_meanwhile_is_there_already(
     ]  # fmt: skip
 
 
-def test_a_job_that_was_loaded_fires_as_any_other(clocked: ClockedDatabase) -> None:
+def test_loaded_job_fires(clocked: ClockedDatabase) -> None:
     clocked.stop_clock()
     load(
         clocked,

@@ -56,7 +56,7 @@ def friday(clocked: ClockedDatabase) -> ClockedDatabase:
     return clocked
 
 
-def test_a_calendar_is_put_once_and_an_identical_one_changes_nothing(friday: Database) -> None:
+def test_identical_calendar_put_changes_nothing(friday: Database) -> None:
     first = put(friday, days=["2026-12-26", "2026-12-25", "2026-12-25"], weekdays=["SUN"], source="by hand")
     again = put(friday, days=["2026-12-25", "2026-12-26"], weekdays=[0], source="by hand")
     assert [(r.status, r.unchanged, r.key) for r in (first, again)] == [
@@ -69,7 +69,7 @@ def test_a_calendar_is_put_once_and_an_identical_one_changes_nothing(friday: Dat
     assert friday.rows("SELECT version, weekdays, source FROM calendars") == [(2, [], None)]
 
 
-def test_a_job_fires_on_open_days_alone_and_what_is_left_out_is_written_down(friday: ClockedDatabase) -> None:
+def test_job_fires_on_open_days_only_and_excluded_days_are_recorded(friday: ClockedDatabase) -> None:
     put(friday)
     assert submit(friday, **DAILY, exclude_calendars=["holidays"]).next_run_at == november(23)
     friday.stop_clock(november(24, 10))
@@ -80,7 +80,7 @@ def test_a_job_fires_on_open_days_alone_and_what_is_left_out_is_written_down(fri
     assert timer(friday) == (november(25), november(25))
 
 
-def test_an_included_day_is_the_only_kind_of_day_that_fires(friday: ClockedDatabase) -> None:
+def test_job_with_included_days_fires_on_them_only(friday: ClockedDatabase) -> None:
     put(friday, "paydays", days=["2026-11-26", "2026-12-26"])
     put(friday, "weekend")
     reply = submit(friday, **DAILY, include_calendars=["paydays"], exclude_calendars=["weekend"])
@@ -95,7 +95,7 @@ def test_an_included_day_is_the_only_kind_of_day_that_fires(friday: ClockedDatab
     assert skipped(friday)[-1] == ("excluded", november(27), november(26) + 366 * DAY, 366)
 
 
-def test_an_excluded_occurrence_fires_on_the_next_business_day(friday: ClockedDatabase) -> None:
+def test_excluded_occurrence_fires_on_the_next_business_day(friday: ClockedDatabase) -> None:
     put(friday, weekdays=["SAT", "SUN", "MON"])
     saturdays: dict[str, Any] = {"schedule": {"cron": "0 9 * * SAT"}, "on_excluded": "next_business_day"}
     assert submit(friday, **saturdays, exclude_calendars=["holidays"]).next_run_at == november(24)
@@ -107,7 +107,7 @@ def test_an_excluded_occurrence_fires_on_the_next_business_day(friday: ClockedDa
     assert timer(friday)[1] == november(24) + 7 * DAY
 
 
-def test_a_put_takes_back_what_is_made_ahead_for_a_day_that_is_now_excluded(friday: ClockedDatabase) -> None:
+def test_put_retracts_runs_ahead_of_a_newly_excluded_day(friday: ClockedDatabase) -> None:
     put(friday, days=["2027-01-01"])
     submit(friday, schedule="@every 1s", overlap="allow_all", exclude_calendars=["holidays"])
     friday.advance(2 * SECOND)
@@ -120,7 +120,7 @@ def test_a_put_takes_back_what_is_made_ahead_for_a_day_that_is_now_excluded(frid
     assert len(open_runs(friday)) == 2
 
 
-def test_what_is_overdue_is_settled_under_the_days_that_were(friday: ClockedDatabase) -> None:
+def test_put_applies_overdue_occurrences_by_the_previous_days(friday: ClockedDatabase) -> None:
     put(friday, days=["2027-01-01"])
     submit(friday, schedule="@every 1s", overlap="allow_all", exclude_calendars=["holidays"])
     friday.advance(3 * SECOND)
@@ -132,7 +132,7 @@ def test_what_is_overdue_is_settled_under_the_days_that_were(friday: ClockedData
     assert fired(friday) == [FRIDAY_NOON + n * SECOND for n in (1, 2, 3, 4, 5)]
 
 
-def test_what_a_day_left_out_until_now_stays_left_out_when_it_is_opened(friday: ClockedDatabase) -> None:
+def test_occurrences_excluded_before_a_put_stay_excluded(friday: ClockedDatabase) -> None:
     put(friday, days=["2026-11-20"])
     submit(friday, schedule="@every 1s", overlap="allow_all", exclude_calendars=["holidays"])
     friday.advance(3 * SECOND)
@@ -143,7 +143,7 @@ def test_what_a_day_left_out_until_now_stays_left_out_when_it_is_opened(friday: 
     assert fired(friday) == [FRIDAY_NOON + 4 * SECOND]
 
 
-def test_a_put_leaves_alone_what_has_begun(friday: ClockedDatabase) -> None:
+def test_put_does_not_change_started_runs(friday: ClockedDatabase) -> None:
     put(friday, days=["2027-01-01"])
     submit(friday, schedule="@every 1s", overlap="allow_all", exclude_calendars=["holidays"])
     friday.advance(SECOND)
@@ -154,7 +154,7 @@ def test_a_put_leaves_alone_what_has_begun(friday: ClockedDatabase) -> None:
     assert [open_run.state for open_run in open_runs(friday)] == ["running"]
 
 
-def test_a_job_that_a_put_leaves_nothing_of_goes_on_when_it_gets_days_again(friday: ClockedDatabase) -> None:
+def test_job_without_open_days_continues_when_a_put_opens_days(friday: ClockedDatabase) -> None:
     put(friday, "only", days=["2026-11-25"])
     submit(friday, **DAILY, include_calendars=["only"])
     put(friday, "only", days=["2026-11-19"])
@@ -165,7 +165,7 @@ def test_a_job_that_a_put_leaves_nothing_of_goes_on_when_it_gets_days_again(frid
     assert friday.value("SELECT finished_at IS NULL FROM jobs")
 
 
-def test_a_once_that_has_fired_does_not_fire_again_when_its_day_is_opened(friday: ClockedDatabase) -> None:
+def test_fired_once_does_not_fire_again_when_its_day_is_opened(friday: ClockedDatabase) -> None:
     put(friday, days=["2027-01-01"])
     submit(friday, schedule={"once": "2026-11-20T12:00:10Z"}, exclude_calendars=["holidays"])
     friday.advance(10 * SECOND)
@@ -175,7 +175,7 @@ def test_a_once_that_has_fired_does_not_fire_again_when_its_day_is_opened(friday
     assert (fired(friday), friday.count("timers")) == ([FRIDAY_NOON + 10 * SECOND], 0)
 
 
-def test_a_once_on_a_day_that_becomes_excluded_and_open_again_fires_at_its_time(friday: ClockedDatabase) -> None:
+def test_once_on_a_day_excluded_and_opened_again_fires_at_its_time(friday: ClockedDatabase) -> None:
     put(friday, days=["2027-01-01"])
     submit(friday, schedule={"once": "2026-11-20T12:00:10Z"}, exclude_calendars=["holidays"])
     fire_due(friday, lookahead=20 * SECOND)
@@ -187,7 +187,7 @@ def test_a_once_on_a_day_that_becomes_excluded_and_open_again_fires_at_its_time(
     assert fired(friday) == [FRIDAY_NOON + 10 * SECOND]
 
 
-def test_a_pause_stays_and_ends_under_the_days_that_are(friday: ClockedDatabase) -> None:
+def test_pause_survives_a_put_and_ends_by_the_new_days(friday: ClockedDatabase) -> None:
     put(friday, days=["2027-01-01"])
     submit(friday, **DAILY, exclude_calendars=["holidays"], on_resume="fire_all", window="240h")
     ask(friday, about("job.pause"))
@@ -202,7 +202,7 @@ def test_a_pause_stays_and_ends_under_the_days_that_are(friday: ClockedDatabase)
     assert fired(friday) == [november(day) for day in (23, 24, 25, 26, 27)]
 
 
-def test_an_unknown_calendar_is_refused_with_the_nearest_name(friday: Database) -> None:
+def test_unknown_calendar_is_refused_with_the_nearest_name(friday: Database) -> None:
     put(friday, "german-holidays")
     job: dict[str, Any] = DAILY | {
         "exclude_calendars": ["german-holidays"],
@@ -225,7 +225,7 @@ def test_calendars_of_another_tenant_are_unknown(friday: Database) -> None:
     assert [error.remedy for error in reply.errors] == ["put the calendar first"]
 
 
-def test_a_job_that_calendars_leave_nothing_of_is_refused(friday: Database) -> None:
+def test_job_without_any_open_day_is_refused(friday: Database) -> None:
     put(friday)
     [reply] = ask(friday, submission(schedule={"cron": "0 9 * * SAT"}, exclude_calendars=["holidays"]))
     [error] = reply.errors
@@ -233,7 +233,7 @@ def test_a_job_that_calendars_leave_nothing_of_is_refused(friday: Database) -> N
     assert "can never fire" in error.problem
 
 
-def test_a_calendar_is_deleted_when_no_job_names_it_any_more(friday: Database) -> None:
+def test_calendar_is_deleted_once_no_job_names_it(friday: Database) -> None:
     put(friday)
     for key in ("b", "a"):
         submit(friday, key, **DAILY, exclude_calendars=["holidays"])
@@ -246,14 +246,14 @@ def test_a_calendar_is_deleted_when_no_job_names_it_any_more(friday: Database) -
     assert friday.count("calendars") == 0
 
 
-def test_deleting_an_unknown_calendar_says_which_there_are(friday: Database) -> None:
+def test_deletion_of_an_unknown_calendar_is_refused_with_the_known_ones(friday: Database) -> None:
     put(friday, "holidays")
     [reply] = ask(friday, deleting("weekends-and-more"))
     [error] = reply.errors
     assert (reply.code, error.path, error.remedy) == ("unknown_calendar", "name", "write one of holidays")
 
 
-def test_a_job_follows_the_calendars_of_its_current_version_alone(friday: ClockedDatabase) -> None:
+def test_job_follows_the_calendars_of_its_current_version_only(friday: ClockedDatabase) -> None:
     put(friday, "old", days=["2027-01-01"])
     put(friday, "new", days=["2027-01-01"])
     submit(friday, **DAILY, exclude_calendars=["old"])
@@ -264,7 +264,7 @@ def test_a_job_follows_the_calendars_of_its_current_version_alone(friday: Clocke
     assert timer(friday)[1] == november(22)
 
 
-def test_a_submit_waits_for_a_put_under_way_and_obeys_its_days(friday: ClockedDatabase) -> None:
+def test_submit_waits_for_a_concurrent_put_and_follows_its_days(friday: ClockedDatabase) -> None:
     put(friday, days=["2027-01-01"])
     connection = friday.connection()
     ask_within(connection, friday, putting(days=["2026-11-21"]))
@@ -275,7 +275,7 @@ def test_a_submit_waits_for_a_put_under_way_and_obeys_its_days(friday: ClockedDa
     assert reply.next_run_at == november(22)
 
 
-def test_a_put_waits_for_a_submit_under_way_and_reaches_its_job(friday: ClockedDatabase) -> None:
+def test_put_waits_for_a_concurrent_submit_and_applies_to_its_job(friday: ClockedDatabase) -> None:
     put(friday, days=["2027-01-01"])
     connection = friday.connection()
     ask_within(connection, friday, submission(**DAILY, exclude_calendars=["holidays"]))
@@ -286,7 +286,7 @@ def test_a_put_waits_for_a_submit_under_way_and_reaches_its_job(friday: ClockedD
     assert timer(friday)[1] == november(22)
 
 
-def test_a_firing_that_waits_for_a_put_obeys_its_days(friday: ClockedDatabase) -> None:
+def test_firing_that_waits_for_a_concurrent_put_follows_its_days(friday: ClockedDatabase) -> None:
     """Were the days read before the timer was locked, the run would be made on a day that is excluded."""
     put(friday, days=["2027-01-01"])
     submit(friday, schedule="@every 1s", overlap="allow_all", exclude_calendars=["holidays"])
@@ -311,7 +311,7 @@ def waiting(database: Database) -> bool:
     )
 
 
-def test_a_once_on_an_excluded_day_fires_on_the_next_business_day(friday: ClockedDatabase) -> None:
+def test_once_on_an_excluded_day_fires_on_the_next_business_day(friday: ClockedDatabase) -> None:
     put(friday)
     once: dict[str, Any] = {"schedule": {"once": "2026-11-21T09:00:00Z"}, "exclude_calendars": ["holidays"]}
     [refused] = ask(friday, submission(**once))

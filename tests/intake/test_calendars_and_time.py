@@ -50,7 +50,7 @@ def friday(clocked: ClockedDatabase) -> ClockedDatabase:
     return clocked
 
 
-def test_what_comes_while_a_put_is_under_way_fires_by_the_new_days(friday: ClockedDatabase) -> None:
+def test_occurrences_due_during_a_put_fire_by_the_new_days(friday: ClockedDatabase) -> None:
     """Settling thousands of jobs takes seconds; the clock goes on between the old days and the new ones."""
     put(friday, "2020-01-01")
     submit(friday, schedule="@every 1s", overlap="allow_all", exclude_calendars=["holidays"])
@@ -69,7 +69,7 @@ def test_what_comes_while_a_put_is_under_way_fires_by_the_new_days(friday: Clock
 
 
 @pytest.mark.parametrize("job", [SATURDAYS, ONCE], ids=["weekly", "once"])
-def test_what_has_fired_is_not_shifted_when_a_put_excludes_its_day(
+def test_fired_occurrence_is_not_shifted_when_a_put_excludes_its_day(
     friday: ClockedDatabase, job: dict[str, Any]
 ) -> None:
     put(friday, "2020-01-01")
@@ -81,7 +81,7 @@ def test_what_has_fired_is_not_shifted_when_a_put_excludes_its_day(
     assert (fired(friday), excluded(friday)) == ([november(21)], [])
 
 
-def test_what_has_fired_is_not_shifted_when_its_target_is_excluded(friday: ClockedDatabase) -> None:
+def test_fired_occurrence_is_not_shifted_when_its_target_is_excluded(friday: ClockedDatabase) -> None:
     put(friday, "2026-11-21")
     submit(friday, **SATURDAYS, exclude_calendars=["holidays"])
     go_to(friday, 22)
@@ -92,7 +92,7 @@ def test_what_has_fired_is_not_shifted_when_its_target_is_excluded(friday: Clock
 
 
 @pytest.mark.parametrize("job", [SATURDAYS, ONCE], ids=["weekly", "once"])
-def test_what_has_fired_is_not_shifted_when_an_edit_names_a_calendar(
+def test_fired_occurrence_is_not_shifted_when_an_edit_names_a_calendar(
     friday: ClockedDatabase, job: dict[str, Any]
 ) -> None:
     put(friday, "2026-11-21", "2026-11-22")
@@ -105,7 +105,7 @@ def test_what_has_fired_is_not_shifted_when_an_edit_names_a_calendar(
     assert (fired(friday), excluded(friday)) == ([november(21)], [])
 
 
-def test_what_was_left_out_stays_so_when_a_put_opens_its_day_before_it_has_fired(friday: ClockedDatabase) -> None:
+def test_excluded_occurrence_stays_excluded_when_a_put_opens_its_day(friday: ClockedDatabase) -> None:
     put(friday, "2026-11-21", "2026-11-22")
     submit(friday, **SATURDAYS, exclude_calendars=["holidays"])
     go_to(friday, 22)
@@ -115,7 +115,7 @@ def test_what_was_left_out_stays_so_when_a_put_opens_its_day_before_it_has_fired
     assert (fired(friday), excluded(friday)) == ([november(28)], [november(21)])
 
 
-def test_a_put_of_coming_days_leaves_what_is_shifted_on_its_way(friday: ClockedDatabase) -> None:
+def test_put_of_later_days_keeps_shifted_occurrences(friday: ClockedDatabase) -> None:
     put(friday, "2026-11-21", "2026-11-22")
     submit(friday, **SATURDAYS, exclude_calendars=["holidays"])
     friday.stop_clock(november(21, 12))
@@ -125,7 +125,7 @@ def test_a_put_of_coming_days_leaves_what_is_shifted_on_its_way(friday: ClockedD
     assert (fired(friday), excluded(friday)) == ([november(24)], [november(21)])
 
 
-def test_an_edit_that_leaves_the_days_alone_leaves_what_is_shifted_on_its_way(friday: ClockedDatabase) -> None:
+def test_edit_with_the_same_days_keeps_shifted_occurrences(friday: ClockedDatabase) -> None:
     put(friday, "2026-11-21", "2026-11-22")
     submit(friday, **SATURDAYS, exclude_calendars=["holidays"])
     friday.stop_clock(november(22))
@@ -134,7 +134,7 @@ def test_an_edit_that_leaves_the_days_alone_leaves_what_is_shifted_on_its_way(fr
     assert (fired(friday), excluded(friday)) == ([november(23)], [november(21)])
 
 
-def test_what_was_moved_and_has_fired_is_not_recorded_as_excluded_when_a_put_excludes_its_day(
+def test_moved_and_fired_occurrence_is_not_recorded_as_excluded_by_a_put(
     friday: ClockedDatabase,
 ) -> None:
     put(friday, "2020-01-01")
@@ -147,7 +147,7 @@ def test_what_was_moved_and_has_fired_is_not_recorded_as_excluded_when_a_put_exc
     assert (fired(friday), excluded(friday)) == ([november(22), november(24)], [november(21), november(23)])
 
 
-def test_a_put_that_reaches_too_many_jobs_is_refused_with_their_number(
+def test_put_that_affects_too_many_jobs_is_refused_with_their_number(
     friday: ClockedDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(calendars, "MAX_JOBS", 2)

@@ -46,7 +46,7 @@ def cancel(database: Database, run_id: UUID, **fields: object) -> Reply:
     return ask(database, asking(run_id, **fields))[0]
 
 
-def test_what_never_began_ends_at_once_and_its_claim_is_refused(with_job: Database) -> None:
+def test_unstarted_run_is_cancelled_at_once_and_its_claim_refused(with_job: Database) -> None:
     wanted = requested_claim(with_job, trigger(with_job, delay="1h"))
     reply = cancel(with_job, wanted.run_id, reason="no longer wanted")
     assert (reply.status, reply.run_status, reply.run_id) == ("accepted", "queued", str(wanted.run_id))
@@ -55,14 +55,14 @@ def test_what_never_began_ends_at_once_and_its_claim_is_refused(with_job: Databa
     assert (event.status, event.reason, event.attempt) == ("cancelled", "no longer wanted", 0)
 
 
-def test_what_waits_for_a_retry_ends_at_once(with_job: Database) -> None:
+def test_run_awaiting_a_retry_is_cancelled_at_once(with_job: Database) -> None:
     started = begun(with_job)
     requeue(with_job, started, AttemptOutcome.FAILED, timedelta(hours=1))
     assert cancel(with_job, started.run_id).run_status == "retrying"
     assert final_state(with_job, started.run_id) == ("cancelled", "requested")
 
 
-def test_what_runs_is_told_to_stop_and_its_executor_finds_the_signal(with_job: Database) -> None:
+def test_running_run_is_signalled_to_its_executor(with_job: Database) -> None:
     started = begun(with_job)
     assert cancel(with_job, started.run_id).run_status == "running"
     assert open_run(with_job, started.run_id).state == "cancelling"
@@ -71,7 +71,7 @@ def test_what_runs_is_told_to_stop_and_its_executor_finds_the_signal(with_job: D
     assert completions(with_job) == []
 
 
-def test_asking_again_changes_nothing_and_says_what_stands(with_job: Database) -> None:
+def test_repeated_cancel_changes_nothing_and_reports_the_state(with_job: Database) -> None:
     started = begun(with_job)
     assert [cancel(with_job, started.run_id).run_status for _ in range(3)] == ["running", "cancelling", "cancelling"]
     assert with_job.count("signals") == 1
@@ -80,7 +80,7 @@ def test_asking_again_changes_nothing_and_says_what_stands(with_job: Database) -
     assert len(completions(with_job)) == 1
 
 
-def test_what_is_over_stays_as_it_ended(with_job: Database) -> None:
+def test_cancel_does_not_change_a_terminal_run(with_job: Database) -> None:
     started = begun(with_job)
     succeed(with_job, started)
     reply = cancel(with_job, started.run_id)
@@ -88,7 +88,7 @@ def test_what_is_over_stays_as_it_ended(with_job: Database) -> None:
     assert final_state(with_job, started.run_id) == ("succeeded", None)
 
 
-def test_a_run_that_is_not_there_or_another_tenants_is_unknown(with_job: Database) -> None:
+def test_unknown_run_or_run_of_another_tenant_is_refused(with_job: Database) -> None:
     with_job.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
     mine = trigger(with_job)
     for reply in ask(with_job, asking(uuid4()), asking(mine, tenant="acme")):
@@ -107,7 +107,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("patient")
-def test_a_cancel_waits_for_a_claim_under_way_and_then_tells_the_attempt(with_job: Database) -> None:
+def test_cancel_waits_for_a_concurrent_claim_and_signals_the_attempt(with_job: Database) -> None:
     wanted = requested_claim(with_job, trigger(with_job))
     claiming, cancelling = with_job.connection(), with_job.connection()
     assert len(claim_runs(claiming, with_job.installation, [wanted], executor_id=EXECUTOR).started) == 1
@@ -120,7 +120,7 @@ def test_a_cancel_waits_for_a_claim_under_way_and_then_tells_the_attempt(with_jo
     assert open_run(with_job, wanted.run_id).state == "cancelling"
 
 
-def test_a_claim_finds_nothing_once_a_cancel_has_been_acknowledged(with_job: Database) -> None:
+def test_cancelled_run_is_not_claimed_after_the_reply(with_job: Database) -> None:
     wanted = requested_claim(with_job, trigger(with_job))
     cancelling, claiming = with_job.connection(), with_job.connection()
     ask_within(cancelling, with_job, asking(wanted.run_id))
@@ -131,7 +131,7 @@ def test_a_claim_finds_nothing_once_a_cancel_has_been_acknowledged(with_job: Dat
 
 
 @pytest.mark.usefixtures("patient")
-def test_a_cancel_waits_for_an_end_under_way_and_reports_how_it_ended(with_job: Database) -> None:
+def test_cancel_waits_for_a_concurrent_end_and_reports_it(with_job: Database) -> None:
     started = begun(with_job)
     closing, cancelling = with_job.connection(), with_job.connection()
     finish_runs(closing, with_job.installation, [ending(started, RunState.SUCCEEDED)])
@@ -142,7 +142,7 @@ def test_a_cancel_waits_for_an_end_under_way_and_reports_how_it_ended(with_job: 
     cancelling.commit()
 
 
-def test_cancelling_the_holder_gives_its_turn_to_the_next(database: Database) -> None:
+def test_cancelled_active_run_promotes_the_next(database: Database) -> None:
     submit(database, overlap="skip")
     first = begun(database)
     requeue(database, first, AttemptOutcome.FAILED, timedelta(hours=1))
@@ -150,7 +150,7 @@ def test_cancelling_the_holder_gives_its_turn_to_the_next(database: Database) ->
     assert len(claim(database, trigger(database)).started) == 1
 
 
-def test_two_cancels_of_one_run_in_one_batch_are_answered_in_their_order(with_job: Database) -> None:
+def test_duplicate_cancels_in_a_batch_get_replies_in_order(with_job: Database) -> None:
     run_id = trigger(with_job)
     begin(with_job, run_id)
     replies = ask(with_job, asking(run_id), asking(run_id))

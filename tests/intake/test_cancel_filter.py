@@ -61,7 +61,7 @@ def refusal(reply: Reply) -> tuple[str | None, str]:
     return reply.code, reply.errors[0].path
 
 
-def test_jobs_are_found_by_labels_as_the_planner_likes_and_all_else_by_key(
+def test_label_filters_let_the_planner_choose_and_others_use_keys(
     with_jobs: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = "(current_setting('enable_seqscan')::bool AND current_setting('enable_bitmapscan')::bool)"
@@ -87,19 +87,19 @@ def test_jobs_are_found_by_labels_as_the_planner_likes_and_all_else_by_key(
     ],
     ids=str,
 )
-def test_no_claim_takes_what_it_names_and_all_else_goes_on(with_jobs: Database, named: Mapping[str, object]) -> None:
+def test_no_matching_run_is_claimed_and_others_continue(with_jobs: Database, named: Mapping[str, object]) -> None:
     runs = trigger(with_jobs, "job"), trigger(with_jobs, "other")
     cancel(with_jobs, **named)
     assert claimable(with_jobs, *runs) == [False, True]
 
 
 @pytest.mark.parametrize("named", [{"cause": "timer"}, {"labels": {"team": "billing"}, "queue": "elsewhere"}], ids=str)
-def test_every_part_of_a_filter_must_fit(with_jobs: Database, named: Mapping[str, object]) -> None:
+def test_all_conditions_of_a_filter_must_match(with_jobs: Database, named: Mapping[str, object]) -> None:
     cancel(with_jobs, **named)
     assert claimable(with_jobs, trigger(with_jobs, "job"), trigger(with_jobs, "other")) == [True, True]
 
 
-def test_labels_are_those_of_the_jobs_when_it_is_accepted(with_jobs: Database) -> None:
+def test_labels_are_matched_when_the_cancellation_is_accepted(with_jobs: Database) -> None:
     runs = trigger(with_jobs, "job"), trigger(with_jobs, "other")
     cancel(with_jobs, labels={"team": "billing"})
     submit(with_jobs, "job")
@@ -107,13 +107,13 @@ def test_labels_are_those_of_the_jobs_when_it_is_accepted(with_jobs: Database) -
     assert with_jobs.count("cancelled_jobs") == 2
 
 
-def test_what_is_made_later_is_not_concerned(with_jobs: Database) -> None:
+def test_later_runs_are_not_cancelled(with_jobs: Database) -> None:
     before = trigger(with_jobs)
     cancel(with_jobs, key="job")
     assert claimable(with_jobs, before, trigger(with_jobs)) == [False, True]
 
 
-def test_an_instant_in_the_past_leaves_out_what_was_made_since(with_jobs: Database) -> None:
+def test_runs_created_after_the_given_instant_are_not_cancelled(with_jobs: Database) -> None:
     older = trigger(with_jobs)
     instant = with_jobs.now()
     newer = trigger(with_jobs)
@@ -121,21 +121,21 @@ def test_an_instant_in_the_past_leaves_out_what_was_made_since(with_jobs: Databa
     assert claimable(with_jobs, older, newer) == [False, True]
 
 
-def test_what_has_begun_is_left_alone_where_that_is_asked_for(with_jobs: Database) -> None:
+def test_started_runs_continue_if_requested(with_jobs: Database) -> None:
     retried, fresh = begun(with_jobs), trigger(with_jobs)
     requeue(with_jobs, retried, AttemptOutcome.FAILED)
     cancel(with_jobs, key="job", include_started=False)
     assert claimable(with_jobs, retried.run_id, fresh) == [True, False]
 
 
-def test_what_waits_for_its_next_attempt_is_not_attempted_again(with_jobs: Database) -> None:
+def test_run_awaiting_a_retry_is_cancelled_without_another_attempt(with_jobs: Database) -> None:
     retried = begun(with_jobs)
     requeue(with_jobs, retried, AttemptOutcome.FAILED)
     cancel(with_jobs, key="job")
     assert claimable(with_jobs, retried.run_id) == [False]
 
 
-def test_another_tenants_runs_are_none_of_its_business(with_jobs: Database) -> None:
+def test_runs_of_another_tenant_are_not_cancelled(with_jobs: Database) -> None:
     with_jobs.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
     ask(
         with_jobs,
@@ -149,12 +149,12 @@ def test_another_tenants_runs_are_none_of_its_business(with_jobs: Database) -> N
     assert claimable(with_jobs, mine, another) == [True, False]
 
 
-def test_the_same_request_is_the_same_cancellation(with_jobs: Database) -> None:
+def test_repeated_request_is_one_cancellation(with_jobs: Database) -> None:
     numbers = {cancel(with_jobs, key="job", request_id="c-1") for _ in range(2)}
     assert len(numbers) == with_jobs.count("cancellations") == 1
 
 
-def test_a_job_that_was_deleted_can_be_named(with_jobs: Database) -> None:
+def test_filter_may_name_a_deleted_job(with_jobs: Database) -> None:
     retried = begun(with_jobs)
     ask(with_jobs, about("job.delete"))
     requeue(with_jobs, retried, AttemptOutcome.FAILED)
@@ -162,7 +162,7 @@ def test_a_job_that_was_deleted_can_be_named(with_jobs: Database) -> None:
     assert claimable(with_jobs, retried.run_id) == [False]
 
 
-def test_who_names_nothing_that_there_is_is_told(with_jobs: Database) -> None:
+def test_filter_with_unknown_names_is_refused(with_jobs: Database) -> None:
     later = (with_jobs.now() + timedelta(hours=1)).isoformat()
     replies = ask(
         with_jobs,
@@ -178,7 +178,7 @@ def test_who_names_nothing_that_there_is_is_told(with_jobs: Database) -> None:
     assert (with_jobs.count("cancellations"), with_jobs.count("cancelled_jobs")) == (0, 0)
 
 
-def test_labels_of_too_many_jobs_are_refused(with_jobs: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_labels_that_match_too_many_jobs_are_refused(with_jobs: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cancel_filter, "MAX_JOBS", 1)
     [reply] = ask(with_jobs, cancelling(labels={"team": "billing"}))
     assert refusal(reply) == ("invalid", "labels")
@@ -186,7 +186,7 @@ def test_labels_of_too_many_jobs_are_refused(with_jobs: Database, monkeypatch: p
     cancel(with_jobs, labels={"tier": "1"})
 
 
-def test_a_claim_under_way_is_waited_for_and_one_that_begins_meanwhile_is_refused(with_jobs: Database) -> None:
+def test_cancellation_waits_for_concurrent_claims_and_refuses_new_ones(with_jobs: Database) -> None:
     """Claim as executors do: share the lock in a statement before the cancellations are read."""
     enter(with_jobs)
     first, second = trigger(with_jobs), trigger(with_jobs)
@@ -205,7 +205,7 @@ def test_a_claim_under_way_is_waited_for_and_one_that_begins_meanwhile_is_refuse
     assert open_run(with_jobs, first).state == "running"
 
 
-def test_in_a_batch_nothing_is_locked_before_the_claims_are_held(with_jobs: Database) -> None:
+def test_batch_locks_claims_before_any_run(with_jobs: Database) -> None:
     """The owner of an active run must not wait for a claim that waits for that run."""
     enter(with_jobs)
     submit(with_jobs, "turns", overlap="buffer_all")

@@ -45,7 +45,7 @@ def is_over(reply: Reply, found: str | None) -> None:
     assert [error.path for error in reply.errors] == ["token"]
 
 
-def test_a_success_ends_the_waiting_run_with_its_result(with_job: Database) -> None:
+def test_success_ends_the_waiting_run_with_its_result(with_job: Database) -> None:
     started = waiting(with_job)
     reply = complete(with_job, started, result={"rows": 7})
     assert (reply.status, reply.run_id, reply.run_status) == ("accepted", str(started.run_id), "succeeded")
@@ -54,7 +54,7 @@ def test_a_success_ends_the_waiting_run_with_its_result(with_job: Database) -> N
     assert attempts(with_job, started.run_id) == [(1, "succeeded")]
 
 
-def test_a_failure_goes_back_for_another_attempt_as_the_job_says(with_job: Database) -> None:
+def test_reported_failure_is_retried_by_the_jobs_policy(with_job: Database) -> None:
     started = waiting(with_job)
     reply = complete(with_job, started, status="failed", error_type="NoPaper", error_message="the tray is empty")
     assert (reply.status, reply.run_status) == ("accepted", "retrying")
@@ -74,9 +74,7 @@ def test_a_failure_goes_back_for_another_attempt_as_the_job_says(with_job: Datab
         ({"delivery": "at_most_once"}, {}),
     ],
 )
-def test_a_failure_that_is_the_last_one_ends_the_run(
-    database: Database, job: dict[str, Any], said: dict[str, Any]
-) -> None:
+def test_last_failure_ends_the_run(database: Database, job: dict[str, Any], said: dict[str, Any]) -> None:
     submit(database, **job)
     started = waiting(database)
     reply = complete(database, started, status="failed", error_message="no", **said)
@@ -87,7 +85,7 @@ def test_a_failure_that_is_the_last_one_ends_the_run(
     assert open_runs(database) == []
 
 
-def test_an_end_that_comes_before_the_executor_has_written_the_wait_counts(with_job: Database) -> None:
+def test_completion_before_the_wait_is_recorded_is_applied(with_job: Database) -> None:
     started = begun(with_job)
     assert complete(with_job, started).run_status == "succeeded"
     wait_for(with_job, started, timeout=with_job.installation.misfire_after)  # changes nothing any more
@@ -96,7 +94,7 @@ def test_an_end_that_comes_before_the_executor_has_written_the_wait_counts(with_
 
 
 @pytest.mark.parametrize("said", [{}, {"status": "failed"}])
-def test_a_run_that_is_being_cancelled_can_only_become_cancelled(with_job: Database, said: dict[str, Any]) -> None:
+def test_completed_run_under_cancellation_becomes_cancelled(with_job: Database, said: dict[str, Any]) -> None:
     started = begun(with_job)
     ask(with_job, {"type": "run.cancel", "run_id": str(started.run_id)})
     reply = complete(with_job, started, **said)
@@ -105,7 +103,7 @@ def test_a_run_that_is_being_cancelled_can_only_become_cancelled(with_job: Datab
     assert with_job.count("signals") == 0
 
 
-def test_cancelling_a_waiting_run_ends_it_at_once_and_its_token_with_it(with_job: Database) -> None:
+def test_cancelled_waiting_run_ends_at_once_and_invalidates_its_token(with_job: Database) -> None:
     started = waiting(with_job)
     [reply] = ask(with_job, {"type": "run.cancel", "run_id": str(started.run_id), "reason": "too slow"})
     assert (reply.status, reply.run_status) == ("accepted", "waiting")
@@ -115,14 +113,14 @@ def test_cancelling_a_waiting_run_ends_it_at_once_and_its_token_with_it(with_job
     assert [event.status for event in completions(with_job)] == ["cancelled"]
 
 
-def test_a_second_end_changes_nothing(with_job: Database) -> None:
+def test_duplicate_completion_changes_nothing(with_job: Database) -> None:
     started = waiting(with_job)
     complete(with_job, started, result=1)
     is_over(complete(with_job, started, status="failed"), "succeeded")
     assert [event.result for event in completions(with_job)] == [b"1"]
 
 
-def test_the_token_of_an_older_attempt_says_nothing_about_the_next_one(with_job: Database) -> None:
+def test_token_of_an_earlier_attempt_does_not_end_the_next(with_job: Database) -> None:
     started = waiting(with_job)
     complete(with_job, started, status="failed")
     is_over(complete(with_job, started), "retrying")
@@ -133,14 +131,14 @@ def test_the_token_of_an_older_attempt_says_nothing_about_the_next_one(with_job:
     assert complete(with_job, again).run_status == "succeeded"
 
 
-def test_a_token_of_nothing_that_is_kept_is_over(with_job: Database) -> None:
+def test_token_of_an_unknown_or_unclaimed_attempt_is_rejected(with_job: Database) -> None:
     unknown = task_token(with_job.installation.task_token_key, RunId(begun(with_job).run_id), 7)
     is_over(ask(with_job, completing(unknown))[0], "running")
     gone = trigger(with_job)
     is_over(ask(with_job, completing(task_token(with_job.installation.task_token_key, gone, 1)))[0], "queued")
 
 
-def test_a_forged_token_is_refused_and_changes_nothing(with_job: Database) -> None:
+def test_completion_with_a_forged_token_changes_nothing(with_job: Database) -> None:
     started = waiting(with_job)
     forged = task_token(b"another installation", started.run_id, 1)
     [reply] = ask(with_job, completing(forged))
@@ -148,7 +146,7 @@ def test_a_forged_token_is_refused_and_changes_nothing(with_job: Database) -> No
     assert open_run(with_job, started.run_id).state == "waiting"
 
 
-def test_one_batch_ends_many_runs_and_takes_one_end_each(with_job: Database) -> None:
+def test_batch_completes_many_runs_once_each(with_job: Database) -> None:
     runs = [waiting(with_job) for _ in range(3)]
     said = [completing(token_of(with_job, each), result=number) for number, each in enumerate(runs)]
     replies = ask(with_job, *said, *said)
@@ -157,14 +155,14 @@ def test_one_batch_ends_many_runs_and_takes_one_end_each(with_job: Database) -> 
     assert sorted(event.result or b"" for event in completions(with_job)) == [b"0", b"1", b"2"]
 
 
-def test_the_same_request_again_gets_the_first_answer(with_job: Database) -> None:
+def test_repeated_completion_gets_the_first_reply(with_job: Database) -> None:
     started = waiting(with_job)
     first, again = (complete(with_job, started, request_id="r-1") for _ in range(2))
     assert first == again
     assert again.status == "accepted"
 
 
-def test_an_end_from_outside_waits_for_the_executors_own_and_comes_too_late(
+def test_external_completion_waits_for_a_concurrent_end_and_is_rejected(
     with_job: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(busy, "_LOCK_TIMEOUT", "30s")  # however slow this machine is
@@ -180,14 +178,14 @@ def test_an_end_from_outside_waits_for_the_executors_own_and_comes_too_late(
     assert len(completions(with_job)) == 1
 
 
-def test_what_the_executor_still_says_after_an_end_from_outside_changes_nothing(with_job: Database) -> None:
+def test_late_executor_report_after_an_external_completion_is_ignored(with_job: Database) -> None:
     started = begun(with_job)
     complete(with_job, started, result="outside")
     assert succeed(with_job, started).superseded == {started.run_id}
     assert [event.result for event in completions(with_job)] == [b'"outside"']
 
 
-def test_the_end_gives_the_jobs_turn_to_the_next(database: Database) -> None:
+def test_completion_promotes_the_next_run(database: Database) -> None:
     submit(database, overlap="buffer_all")
     started = waiting(database)
     second = trigger(database)

@@ -21,7 +21,7 @@ def requests(database: Database, info: StackInfo) -> Requests:
     return Requests(database, info.bootstrap)
 
 
-def test_a_zombie_that_was_fenced_off_writes_nothing(requests: Requests) -> None:
+def test_fenced_off_member_writes_nothing(requests: Requests) -> None:
     """Another member takes the partition during this batch, and has applied the message."""
     database = requests.database
     with requests.running():
@@ -39,7 +39,7 @@ def test_a_zombie_that_was_fenced_off_writes_nothing(requests: Requests) -> None
     assert {key for (key,) in database.rows("SELECT key FROM jobs")} == {"before", "after"}
 
 
-def test_a_zombies_batch_is_applied_by_whoever_has_the_partition_and_only_then(requests: Requests) -> None:
+def test_batch_of_a_fenced_off_member_is_applied_by_the_new_owner_only(requests: Requests) -> None:
     """The new owner has the same offset: the old owner's batch must not commit under its epoch."""
     database = requests.database
     with requests.running():
@@ -62,7 +62,7 @@ SELECT EXISTS (SELECT FROM pg_stat_activity WHERE application_name = 'tidewheel-
 """
 
 
-def test_every_assignment_raises_the_epoch_and_goes_on_where_the_last_one_stood(requests: Requests) -> None:
+def test_rebalance_raises_the_epoch_and_continues_at_the_stored_offset(requests: Requests) -> None:
     offsets: list[int] = []
     for number in range(2):
         with requests.running():
@@ -72,7 +72,7 @@ def test_every_assignment_raises_the_epoch_and_goes_on_where_the_last_one_stood(
     assert requests.database.count("outbox") == 2
 
 
-def test_a_batch_that_fails_on_its_data_is_repeated_request_by_request(
+def test_batch_with_invalid_data_is_retried_request_by_request(
     fresh_database: Database, info: StackInfo, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A request that only the database refuses is rejected alone; a constraint is the fault."""
@@ -95,7 +95,7 @@ def test_a_batch_that_fails_on_its_data_is_repeated_request_by_request(
     assert "a batch of 4 requests failed" in caplog.text
 
 
-def test_an_error_that_is_not_the_datas_rejects_nobody_and_is_tried_again(
+def test_transient_error_is_retried_and_rejects_no_request(
     fresh_database: Database, info: StackInfo, caplog: pytest.LogCaptureFixture
 ) -> None:
     requests = Requests(fresh_database, info.bootstrap)
@@ -109,9 +109,7 @@ def test_an_error_that_is_not_the_datas_rejects_nobody_and_is_tried_again(
     assert [reply.status for reply in requests.replies(b"k")] == ["accepted", "accepted"]
 
 
-def test_two_intakes_that_share_and_hand_over_partitions_apply_each_message_once(
-    database: Database, info: StackInfo
-) -> None:
+def test_messages_are_applied_once_during_a_rebalance(database: Database, info: StackInfo) -> None:
     """A second member joins and takes partitions; a trigger applied twice would be two runs."""
     requests = Requests(database, info.bootstrap, partitions=4)
     sent: dict[int, int] = {}
@@ -134,7 +132,7 @@ def test_two_intakes_that_share_and_hand_over_partitions_apply_each_message_once
     assert len(open_runs(database)) == database.count("job_runs") == 240
 
 
-def test_a_topic_that_was_deleted_and_made_again_stops_the_intake_with_what_to_do(requests: Requests) -> None:
+def test_recreated_topic_stops_the_intake_with_a_remedy(requests: Requests) -> None:
     with requests.running():
         requests.until_read(requests.send(submission())[0])
     requests.database.execute("UPDATE intake_offsets SET topic_id = 'another life'")
@@ -143,7 +141,7 @@ def test_a_topic_that_was_deleted_and_made_again_stops_the_intake_with_what_to_d
         requests.start(stop).result(30)
 
 
-def test_a_place_that_is_not_in_the_topic_is_told_and_left_alone_and_the_other_partitions_go_on(
+def test_partition_with_a_missing_offset_is_logged_and_others_continue(
     database: Database, info: StackInfo, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Requests that expired unread need an operator's decision: none is skipped in silence."""
@@ -177,7 +175,7 @@ CREATE TRIGGER too_long AFTER INSERT ON jobs REFERENCING NEW TABLE AS new_rows
 """
 
 
-def test_a_batch_that_takes_too_long_is_repeated_in_halves_and_one_that_does_so_alone_is_rejected(
+def test_timed_out_batch_is_retried_in_halves_down_to_one_rejection(
     fresh_database: Database, info: StackInfo, caplog: pytest.LogCaptureFixture
 ) -> None:
     fresh_database.execute(TOO_LONG)

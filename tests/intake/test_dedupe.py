@@ -24,13 +24,13 @@ def with_job(database: Database) -> Database:
     return database
 
 
-def test_a_repeated_trigger_is_one_run_and_gets_the_first_answer(with_job: Database) -> None:
+def test_duplicate_trigger_is_one_run_and_gets_the_first_reply(with_job: Database) -> None:
     [first], [again] = ask(with_job, TRIGGER), ask(with_job, TRIGGER)
     assert again == first
     assert len(open_runs(with_job)) == 1
 
 
-def test_a_repeat_in_the_same_batch_is_one_run_too(with_job: Database) -> None:
+def test_duplicate_trigger_in_one_batch_is_one_run(with_job: Database) -> None:
     first, again, other = ask(with_job, TRIGGER, TRIGGER, TRIGGER | {"request_id": "r-2"})
     assert again == first
     assert other.run_id != first.run_id
@@ -40,7 +40,7 @@ def test_a_repeat_in_the_same_batch_is_one_run_too(with_job: Database) -> None:
 @pytest.mark.parametrize(
     "other", [{"payload": 1}, {"delay": "1s"}, {"key": "other"}, {"type": "job.pause"}, {"labels": {"a": "b"}}]
 )
-def test_another_body_under_a_known_request_id_is_rejected(with_job: Database, other: dict[str, object]) -> None:
+def test_known_request_id_with_another_body_is_rejected(with_job: Database, other: dict[str, object]) -> None:
     submit(with_job, "other")
     ask(with_job, TRIGGER)
     [reply] = ask(with_job, TRIGGER | other)
@@ -49,13 +49,13 @@ def test_another_body_under_a_known_request_id_is_rejected(with_job: Database, o
     assert len(open_runs(with_job)) == 1
 
 
-def test_another_body_under_the_same_request_id_in_one_batch_is_rejected(with_job: Database) -> None:
+def test_request_id_with_two_bodies_in_one_batch_is_rejected(with_job: Database) -> None:
     first, again = ask(with_job, TRIGGER, TRIGGER | {"payload": 1})
     assert (first.status, again.status, again.code) == ("accepted", "rejected", "request_conflict")
     assert len(open_runs(with_job)) == 1
 
 
-def test_a_rejection_is_remembered_as_any_answer(with_job: Database) -> None:
+def test_duplicate_of_a_rejected_request_gets_the_first_reply(with_job: Database) -> None:
     """A repeated request gets its first reply, even if it would be accepted now."""
     asked = about("job.trigger", "later", request_id="r-1")
     [first] = ask(with_job, asked)
@@ -64,7 +64,7 @@ def test_a_rejection_is_remembered_as_any_answer(with_job: Database) -> None:
     assert ask(with_job, asked) == [first]
 
 
-def test_request_ids_of_two_tenants_are_strangers(with_job: Database) -> None:
+def test_request_ids_of_two_tenants_are_independent(with_job: Database) -> None:
     with_job.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
     ask(with_job, submission() | {"tenant": "acme"})
     ours, theirs = ask(with_job, TRIGGER, TRIGGER | {"tenant": "acme"})
@@ -72,7 +72,7 @@ def test_request_ids_of_two_tenants_are_strangers(with_job: Database) -> None:
     assert len(open_runs(with_job)) == 2
 
 
-def test_an_answer_is_forgotten_after_its_time(with_job: Database) -> None:
+def test_stored_reply_is_purged_after_its_retention(with_job: Database) -> None:
     ask(with_job, TRIGGER)
     with_job.execute("UPDATE requests SET created_at = created_at - interval '8 days 1 s'")
     ask(with_job, TRIGGER | {"request_id": "r-2"})
@@ -80,7 +80,7 @@ def test_an_answer_is_forgotten_after_its_time(with_job: Database) -> None:
     assert with_job.rows("SELECT request_id FROM requests") == [("r-2",)]
 
 
-def test_of_two_intakes_with_one_request_the_later_tries_again_and_gets_the_first_answer(with_job: Database) -> None:
+def test_concurrent_duplicate_is_retried_and_gets_the_first_reply(with_job: Database) -> None:
     first, second = with_job.connection(), with_job.connection()
     [answer] = ask_within(first, with_job, TRIGGER)
     waiting = in_background(lambda: ask_within(second, with_job, TRIGGER))
@@ -93,7 +93,7 @@ def test_of_two_intakes_with_one_request_the_later_tries_again_and_gets_the_firs
     assert len(open_runs(with_job)) == 1
 
 
-def test_without_a_request_id_a_message_read_twice_is_still_one_run(with_job: Database) -> None:
+def test_redelivered_trigger_without_a_request_id_is_one_run(with_job: Database) -> None:
     """Its coordinates name it: what was read again after a crash derives the same run."""
     place = RequestOrigin(topic="tidewheel.requests", partition=0, offset=7)
     trigger = about("job.trigger", run_at=(with_job.now() + timedelta(hours=1)).isoformat())
@@ -107,7 +107,7 @@ def test_without_a_request_id_a_message_read_twice_is_still_one_run(with_job: Da
     assert len(runs) == len(open_runs(with_job)) == 1
 
 
-def test_a_batch_is_applied_in_its_order_across_kinds(database: Database) -> None:
+def test_batch_is_applied_in_order_across_kinds(database: Database) -> None:
     """Submit, trigger, delete, trigger, submit, pause, trigger: each sees what came before it."""
     kinds = ["job.trigger", "job.delete", "job.trigger"]
     documents = [submission(), *map(about, kinds), submission(), about("job.pause"), about("job.trigger")]
@@ -118,7 +118,7 @@ def test_a_batch_is_applied_in_its_order_across_kinds(database: Database) -> Non
     assert database.rows("SELECT paused FROM jobs") == [(True,)]
 
 
-def test_the_same_id_for_a_submit_leaves_the_job_as_the_first_made_it(database: Database) -> None:
+def test_duplicate_submit_keeps_the_job_of_the_first(database: Database) -> None:
     first = submission(payload=1) | {"request_id": "r-1"}
     ask(database, first)
     submit(database, payload=2)
@@ -130,9 +130,7 @@ def test_the_same_id_for_a_submit_leaves_the_job_as_the_first_made_it(database: 
 @pytest.mark.parametrize(
     "asked", [TRIGGER | {"payload": {"a": 1}}, submission("other", payload=1) | {"request_id": "r-1"}]
 )
-def test_a_repeat_of_what_an_earlier_release_answered_gets_that_answer(
-    with_job: Database, asked: dict[str, Any]
-) -> None:
+def test_duplicate_of_an_earlier_releases_request_gets_its_reply(with_job: Database, asked: dict[str, Any]) -> None:
     """It remembered bodies in another way."""
     [first] = ask(with_job, asked)
     former = ReceivedRequest(parse_request(asked)).model_body_hash()

@@ -30,7 +30,7 @@ def made(database: ClockedDatabase) -> list[tuple[float, int]]:
     return [((at - accepted_at).total_seconds(), version) for at, version in found]
 
 
-def test_an_edit_inside_the_lookahead_that_leaves_the_next_instant_alone_makes_each_run_once(
+def test_edit_within_the_lookahead_keeps_one_run_per_unchanged_instant(
     ticking: ClockedDatabase,
 ) -> None:
     fire_due(ticking, lookahead=AHEAD)
@@ -42,7 +42,7 @@ def test_an_edit_inside_the_lookahead_that_leaves_the_next_instant_alone_makes_e
     assert {run.run_id for run in open_runs(ticking)} == before
 
 
-def test_a_stale_message_after_such_an_edit_claims_nothing(ticking: ClockedDatabase) -> None:
+def test_stale_message_after_an_edit_claims_nothing(ticking: ClockedDatabase) -> None:
     """The run has its old id and a new version: the message of the old version finds nothing that fits."""
     fire_due(ticking, lookahead=AHEAD)
     stale = requested_claim(ticking, open_runs(ticking)[0].run_id)
@@ -54,7 +54,7 @@ def test_a_stale_message_after_such_an_edit_claims_nothing(ticking: ClockedDatab
     assert len(claim(ticking, stale.run_id).started) == 1
 
 
-def test_an_edit_inside_the_lookahead_that_moves_the_next_instant_takes_the_old_ones_back(
+def test_edit_within_the_lookahead_retracts_runs_of_old_instants(
     ticking: ClockedDatabase,
 ) -> None:
     fire_due(ticking, lookahead=AHEAD)
@@ -65,7 +65,7 @@ def test_an_edit_inside_the_lookahead_that_moves_the_next_instant_takes_the_old_
     assert made(ticking) == [(1, 1), (4.5, 2)]
 
 
-def test_an_edit_while_instants_are_overdue_settles_them_by_the_version_in_force(ticking: ClockedDatabase) -> None:
+def test_edit_applies_overdue_occurrences_by_the_version_in_force(ticking: ClockedDatabase) -> None:
     ticking.advance(timedelta(seconds=3.5))
     submit(ticking, **EACH_SECOND, payload=1)
     assert made(ticking) == [(1, 1), (2, 1), (3, 1)]
@@ -73,7 +73,7 @@ def test_an_edit_while_instants_are_overdue_settles_them_by_the_version_in_force
     assert made(ticking) == [(1, 1), (2, 1), (3, 1), (4, 2), (5, 2)]
 
 
-def test_an_edit_after_a_long_outage_catches_up_once_and_says_what_it_passed_over(ticking: ClockedDatabase) -> None:
+def test_edit_after_an_outage_catches_up_once_and_records_skips(ticking: ClockedDatabase) -> None:
     ticking.advance(600 * SECOND)
     submit(ticking, schedule="@every 1h", overlap="allow_all")
     assert [version for _, version in made(ticking)] == [1] * 61
@@ -82,7 +82,7 @@ def test_an_edit_after_a_long_outage_catches_up_once_and_says_what_it_passed_ove
     assert event.job_version == 1
 
 
-def test_an_edit_leaves_alone_what_has_begun(ticking: ClockedDatabase) -> None:
+def test_edit_does_not_change_started_runs(ticking: ClockedDatabase) -> None:
     fire_due(ticking, lookahead=AHEAD)
     ticking.advance(SECOND)
     first = open_runs(ticking)[0]
@@ -91,7 +91,7 @@ def test_an_edit_leaves_alone_what_has_begun(ticking: ClockedDatabase) -> None:
     assert [(run.run_id, run.state, run.job_version) for run in open_runs(ticking)] == [(first.run_id, "running", 1)]
 
 
-def test_an_identical_submit_inside_the_lookahead_takes_nothing_back(ticking: ClockedDatabase) -> None:
+def test_identical_submit_within_the_lookahead_retracts_nothing(ticking: ClockedDatabase) -> None:
     fire_due(ticking, lookahead=AHEAD)
     before = open_runs(ticking)
     again = submit(ticking, **EACH_SECOND)
@@ -99,7 +99,7 @@ def test_an_identical_submit_inside_the_lookahead_takes_nothing_back(ticking: Cl
     assert open_runs(ticking) == before
 
 
-def test_deleting_takes_back_what_is_ahead_and_cancels_what_never_began(ticking: ClockedDatabase) -> None:
+def test_delete_retracts_runs_ahead_and_cancels_unstarted_ones(ticking: ClockedDatabase) -> None:
     fire_due(ticking, lookahead=AHEAD)
     ticking.advance(2 * SECOND)
     first, second = open_runs(ticking)[:2]
@@ -113,12 +113,12 @@ def test_deleting_takes_back_what_is_ahead_and_cancels_what_never_began(ticking:
     assert (lifecycle(ticking)[-1].type, lifecycle(ticking)[-1].reason) == ("io.tidewheel.job.deleted.v1", "gone")
 
 
-def test_deleting_twice_finds_no_job_the_second_time(ticking: ClockedDatabase) -> None:
+def test_repeated_delete_finds_no_job(ticking: ClockedDatabase) -> None:
     replies = ask(ticking, about("job.delete"), about("job.delete"))
     assert [(reply.status, reply.code) for reply in replies] == [("accepted", None), ("rejected", "unknown_job")]
 
 
-def test_a_job_deleted_and_made_again_inside_the_lookahead_fires_each_instant_once(ticking: ClockedDatabase) -> None:
+def test_job_recreated_within_the_lookahead_fires_each_instant_once(ticking: ClockedDatabase) -> None:
     """The instants are those of the new anchor; none of the old job's may be left beside them."""
     fire_due(ticking, lookahead=AHEAD)
     ask(ticking, about("job.delete"))

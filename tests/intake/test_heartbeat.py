@@ -35,7 +35,7 @@ def save(database: Database, *beats: ProgressReport) -> set[UUID]:
         return save_progress(connection, beats)
 
 
-def test_a_waiting_run_is_given_its_heartbeat_anew(with_job: Database) -> None:
+def test_heartbeat_extends_the_deadline_of_a_waiting_run(with_job: Database) -> None:
     started = waiting(with_job, heartbeat=timedelta(minutes=1))
     before = deadline(with_job, started.run_id)
     asked = with_job.now()
@@ -44,14 +44,14 @@ def test_a_waiting_run_is_given_its_heartbeat_anew(with_job: Database) -> None:
     assert deadline(with_job, started.run_id) >= asked + timedelta(minutes=10) > before
 
 
-def test_a_heartbeat_never_puts_off_the_time_for_the_answer(with_job: Database) -> None:
+def test_heartbeat_does_not_extend_the_external_timeout(with_job: Database) -> None:
     started = waiting(with_job, timeout=timedelta(minutes=5), heartbeat=timedelta(minutes=1))
     beat(with_job, started)
     [(until, external_deadline_at)] = with_job.rows("SELECT deadline_at, external_deadline_at FROM open_runs")
     assert until == external_deadline_at
 
 
-def test_a_heartbeat_never_puts_off_the_end_of_the_whole(database: Database) -> None:
+def test_heartbeat_does_not_extend_schedule_to_close(database: Database) -> None:
     submit(database, heartbeat="10m", schedule_to_close="2m")
     started = waiting(database, heartbeat=timedelta(seconds=5))
     beat(database, started)
@@ -59,7 +59,7 @@ def test_a_heartbeat_never_puts_off_the_end_of_the_whole(database: Database) -> 
     assert until == schedule_to_close_at
 
 
-def test_a_job_without_a_heartbeat_keeps_its_deadline(database: Database) -> None:
+def test_job_without_a_heartbeat_timeout_keeps_its_deadline(database: Database) -> None:
     submit(database)
     started = waiting(database)
     before = deadline(database, started.run_id)
@@ -67,7 +67,7 @@ def test_a_job_without_a_heartbeat_keeps_its_deadline(database: Database) -> Non
     assert deadline(database, started.run_id) == before
 
 
-def test_progress_and_checkpoint_are_kept_and_what_is_not_said_stays(with_job: Database) -> None:
+def test_heartbeat_saves_progress_and_checkpoint_and_keeps_absent_fields(with_job: Database) -> None:
     started = waiting(with_job)
     beat(with_job, started, progress={"done": 1}, checkpoint={"page": 3})
     assert stored(with_job, started.run_id) == (b'{"done":1}', 1, b'{"page":3}', 1)
@@ -76,7 +76,7 @@ def test_progress_and_checkpoint_are_kept_and_what_is_not_said_stays(with_job: D
     assert stored(with_job, started.run_id) == (b'{"done":2}', 1, b'{"page":3}', 1)
 
 
-def test_the_next_attempt_receives_the_checkpoint_but_not_the_progress(with_job: Database) -> None:
+def test_next_attempt_gets_the_checkpoint_and_no_progress(with_job: Database) -> None:
     started = waiting(with_job)
     beat(with_job, started, progress=50, checkpoint={"page": 3})
     complete(with_job, started, status="failed")
@@ -87,14 +87,14 @@ def test_the_next_attempt_receives_the_checkpoint_but_not_the_progress(with_job:
     assert stored(with_job, started.run_id) == (None, 2, b'{"page":3}', 1)
 
 
-def test_a_heartbeat_says_that_the_run_was_asked_to_stop(with_job: Database) -> None:
+def test_heartbeat_reply_reports_a_requested_cancel(with_job: Database) -> None:
     started = begun(with_job)
     assert beat(with_job, started).run_status == "running"
     ask(with_job, {"type": "run.cancel", "run_id": str(started.run_id)})
     assert beat(with_job, started, checkpoint=1).run_status == "cancelling"
 
 
-def test_a_heartbeat_of_what_is_over_is_rejected_and_leaves_nothing(with_job: Database) -> None:
+def test_heartbeat_of_a_terminal_run_is_rejected_and_saves_nothing(with_job: Database) -> None:
     started = begun(with_job)
     succeed(with_job, started)
     reply = beat(with_job, started, progress=1)
@@ -109,7 +109,7 @@ def test_a_forged_token_is_refused(with_job: Database) -> None:
     assert (reply.code, [error.path for error in reply.errors]) == ("invalid", ["token"])
 
 
-def test_beats_of_many_runs_are_saved_at_once_within_their_fence(with_job: Database) -> None:
+def test_heartbeats_of_many_runs_are_saved_within_their_fence(with_job: Database) -> None:
     mine, another, over = begun(with_job), begun(with_job), begun(with_job)
     succeed(with_job, over)
     beats = [
@@ -121,7 +121,7 @@ def test_beats_of_many_runs_are_saved_at_once_within_their_fence(with_job: Datab
     assert with_job.rows("SELECT run_id, progress FROM run_inputs") == [(mine.run_id, b"1")]
 
 
-def test_what_an_older_attempt_says_late_changes_nothing(with_job: Database) -> None:
+def test_late_heartbeat_of_an_earlier_attempt_changes_nothing(with_job: Database) -> None:
     started = waiting(with_job)
     complete(with_job, started, status="failed")
     with_job.execute("UPDATE open_runs SET publish_at = tidewheel_now()")

@@ -59,7 +59,7 @@ def skips(database: ClockedDatabase) -> list[tuple[str, float, float, int, bool]
     ]
 
 
-def test_a_paused_job_fires_nothing_and_says_who_paused_it_and_why(ticking: ClockedDatabase) -> None:
+def test_paused_job_fires_nothing_and_shows_author_and_reason(ticking: ClockedDatabase) -> None:
     reply = pause(ticking, reason="migration")
     assert (reply.status, reply.unchanged, reply.next_run_at, reply.job_version) == ("accepted", False, None, 1)
     ticking.advance(10 * SECOND)
@@ -70,7 +70,7 @@ def test_a_paused_job_fires_nothing_and_says_who_paused_it_and_why(ticking: Cloc
     assert (paused.type, paused.reason, paused.job_version) == ("io.tidewheel.job.paused.v1", "migration", 1)
 
 
-def test_pausing_and_resuming_twice_changes_nothing_the_second_time(ticking: ClockedDatabase) -> None:
+def test_repeated_pause_and_resume_are_idempotent(ticking: ClockedDatabase) -> None:
     assert [pause(ticking).unchanged, pause(ticking).unchanged] == [False, True]
     ticking.advance(3 * SECOND)
     assert [resume(ticking).unchanged, resume(ticking).unchanged] == [False, True]
@@ -78,7 +78,7 @@ def test_pausing_and_resuming_twice_changes_nothing_the_second_time(ticking: Clo
     assert len(skips(ticking)) == 1
 
 
-def test_a_pause_inside_the_lookahead_takes_back_what_is_ahead_and_resuming_writes_it_again(
+def test_pause_retracts_runs_ahead_and_resume_creates_them_again(
     ticking: ClockedDatabase,
 ) -> None:
     fire_due(ticking, lookahead=AHEAD)
@@ -94,7 +94,7 @@ def test_a_pause_inside_the_lookahead_takes_back_what_is_ahead_and_resuming_writ
     assert skips(ticking) == []
 
 
-def test_what_has_come_before_the_pause_runs_and_what_comes_after_does_not(ticking: ClockedDatabase) -> None:
+def test_runs_due_before_a_pause_run_and_later_ones_do_not(ticking: ClockedDatabase) -> None:
     fire_due(ticking, lookahead=AHEAD)
     ticking.advance(2 * SECOND)
     pause(ticking)
@@ -103,21 +103,21 @@ def test_what_has_come_before_the_pause_runs_and_what_comes_after_does_not(ticki
     assert len(claim(ticking, *(run.run_id for run in open_runs(ticking))).started) == 2
 
 
-def test_what_is_overdue_when_the_pause_comes_is_settled_as_firing_would(ticking: ClockedDatabase) -> None:
+def test_pause_applies_overdue_occurrences(ticking: ClockedDatabase) -> None:
     ticking.advance(3 * SECOND)
     pause(ticking)
     assert instants(ticking) == [1, 2, 3]
     assert skips(ticking) == []
 
 
-def test_what_was_missed_when_the_pause_comes_is_caught_up_once(ticking: ClockedDatabase) -> None:
+def test_pause_catches_up_missed_occurrences_once(ticking: ClockedDatabase) -> None:
     ticking.advance(600 * SECOND)
     pause(ticking)
     assert skips(ticking) == [("misfire", 1, 539, 539, True)]
     assert instants(ticking) == list(range(540, 601))
 
 
-def test_the_instants_of_a_pause_are_passed_over_as_one_recorded_span(ticking: ClockedDatabase) -> None:
+def test_occurrences_of_a_pause_are_skipped_as_one_recorded_span(ticking: ClockedDatabase) -> None:
     ticking.advance(2 * SECOND)
     fire_due(ticking)
     pause(ticking)
@@ -132,7 +132,7 @@ def test_the_instants_of_a_pause_are_passed_over_as_one_recorded_span(ticking: C
     assert (skipped.reason, skipped.detail["occurrences"], skipped.detail["exact"]) == ("paused", "100", "true")
 
 
-def test_a_once_inside_a_pause_fires_on_resuming(clocked: ClockedDatabase) -> None:
+def test_once_inside_a_pause_fires_on_resume(clocked: ClockedDatabase) -> None:
     now = clocked.stop_clock()
     submit(clocked, schedule={"once": (now + SECOND).isoformat()})
     pause(clocked)
@@ -143,7 +143,7 @@ def test_a_once_inside_a_pause_fires_on_resuming(clocked: ClockedDatabase) -> No
     assert (run.scheduled_at, run.publish_at) == (now + SECOND, clocked.now())
 
 
-def test_a_once_that_was_written_ahead_is_taken_back_by_a_pause_and_fires_after_it(clocked: ClockedDatabase) -> None:
+def test_once_written_ahead_is_retracted_by_a_pause_and_fires_after_it(clocked: ClockedDatabase) -> None:
     """Written ahead, its timer is gone and the job finished: the pause brings both back."""
     now = clocked.stop_clock()
     submit(clocked, schedule={"once": (now + SECOND).isoformat()})
@@ -170,7 +170,7 @@ def test_a_delayed_trigger_survives_pause_edit_and_resume(ticking: ClockedDataba
     assert (message.job_version, message.payload) == (1, b'{"to":"ann"}')
 
 
-def test_a_waiting_retry_survives_pause_edit_and_resume(ticking: ClockedDatabase) -> None:
+def test_pending_retry_survives_pause_edit_and_resume(ticking: ClockedDatabase) -> None:
     """Also one of a timer-made run: it has begun, so its instant is no more ahead."""
     fire_due(ticking, lookahead=SECOND)
     ticking.advance(SECOND)
@@ -191,7 +191,7 @@ def test_triggers_work_on_a_paused_job(ticking: ClockedDatabase) -> None:
 
 
 @pytest.mark.parametrize("kind", ["job.pause", "job.resume", "job.delete"])
-def test_a_job_that_is_not_there_is_refused_by_name(ticking: ClockedDatabase, kind: str) -> None:
+def test_unknown_job_is_refused_by_name(ticking: ClockedDatabase, kind: str) -> None:
     [reply] = ask(ticking, about(kind, "nobody"))
     assert (reply.status, reply.code, [error.path for error in reply.errors]) == ("rejected", "unknown_job", ["key"])
 
@@ -202,7 +202,7 @@ def test_a_manual_job_can_be_paused_and_resumed(clocked: ClockedDatabase) -> Non
     assert clocked.count("timers") == 0
 
 
-def test_an_edit_that_leaves_the_schedule_alone_leaves_the_pause_to_on_resume(clocked: ClockedDatabase) -> None:
+def test_edit_with_the_same_schedule_keeps_the_pause_for_on_resume(clocked: ClockedDatabase) -> None:
     clocked.stop_clock()
     submit(clocked, schedule="@every 1s", overlap="allow_all", on_resume="fire_all")
     pause(clocked)

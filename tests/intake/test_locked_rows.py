@@ -49,7 +49,7 @@ def carry_out(database: Database) -> tuple[int, int]:
     return done.ended, done.signalled
 
 
-def test_a_cancel_does_not_wait_and_is_carried_out_when_the_run_goes_on(shop: Database) -> None:
+def test_cancel_of_a_locked_run_does_not_wait_and_is_applied_later(shop: Database) -> None:
     started = begun(shop)
     with in_hand(shop, started):
         [reply] = ask(shop, cancel(started.run_id))
@@ -62,7 +62,7 @@ def test_a_cancel_does_not_wait_and_is_carried_out_when_the_run_goes_on(shop: Da
     assert shop.count("pending_cancels") == 0
 
 
-def test_a_cancel_comes_too_late_when_the_completion_is_committed(shop: Database) -> None:
+def test_pending_cancel_does_not_change_a_committed_completion(shop: Database) -> None:
     started = begun(shop)
     with in_hand(shop, started) as own:
         replies = ask(shop, cancel(started.run_id), cancel(started.run_id))
@@ -73,7 +73,7 @@ def test_a_cancel_comes_too_late_when_the_completion_is_committed(shop: Database
     assert shop.count("pending_cancels") == 0
 
 
-def test_a_run_that_waits_by_then_ends_with_the_reason(shop: Database) -> None:
+def test_pending_cancel_ends_a_waiting_run_with_its_reason(shop: Database) -> None:
     run_id = trigger(shop)
     with shop.transaction() as holding:
         holding.execute("SELECT FROM open_runs FOR UPDATE")
@@ -84,7 +84,7 @@ def test_a_run_that_waits_by_then_ends_with_the_reason(shop: Database) -> None:
     assert claim(shop, trigger(shop)).started
 
 
-def test_a_batch_with_a_cancel_by_filter_lets_the_claims_go_on(shop: Database) -> None:
+def test_cancel_by_filter_with_a_locked_run_does_not_block_claims(shop: Database) -> None:
     submit(shop, "other")
     started = begun(shop)
     with in_hand(shop, started):
@@ -93,7 +93,7 @@ def test_a_batch_with_a_cancel_by_filter_lets_the_claims_go_on(shop: Database) -
         assert shop.value(SHARED) is True
 
 
-def test_who_tells_of_an_attempt_directly_is_told_to_try_again(shop: Database) -> None:
+def test_direct_reports_for_a_locked_run_are_retryable(shop: Database) -> None:
     started = begun(shop)
     token = token_of(shop, started)
     with in_hand(shop, started):
@@ -103,7 +103,7 @@ def test_who_tells_of_an_attempt_directly_is_told_to_try_again(shop: Database) -
     assert [reply.status for reply in ask(shop, beating(token), completing(token))] == ["accepted", "accepted"]
 
 
-def test_a_deletion_does_not_wait_for_a_job_that_a_user_triggers(shop: Database) -> None:
+def test_deletion_does_not_wait_for_a_triggering_transaction(shop: Database) -> None:
     submit(shop, "other")
     with psycopg.connect(shop.url) as own:
         tidewheel.enqueue(own, "job")
@@ -115,7 +115,7 @@ def test_a_deletion_does_not_wait_for_a_job_that_a_user_triggers(shop: Database)
 
 
 @pytest.mark.kafka
-def test_a_cancel_holds_up_no_request_behind_it(shop: Database, info: StackInfo) -> None:
+def test_cancel_of_a_locked_run_blocks_no_later_request(shop: Database, info: StackInfo) -> None:
     started = begun(shop)
     requests = Requests(shop, info.bootstrap)
     with in_hand(shop, started), requests.running():
@@ -129,7 +129,7 @@ def test_a_cancel_holds_up_no_request_behind_it(shop: Database, info: StackInfo)
 
 
 @pytest.mark.kafka
-def test_an_end_that_is_told_waits_with_its_partition_alone_and_is_not_lost(shop: Database, info: StackInfo) -> None:
+def test_completion_of_a_locked_run_blocks_only_its_partition(shop: Database, info: StackInfo) -> None:
     started, other = begun(shop), begun(shop)
     requests = Requests(shop, info.bootstrap, partitions=2)
     with requests.running():
@@ -153,7 +153,7 @@ def test_an_end_that_is_told_waits_with_its_partition_alone_and_is_not_lost(shop
 
 
 @pytest.mark.kafka
-def test_what_was_held_back_is_read_again_by_the_next_intake(shop: Database, info: StackInfo) -> None:
+def test_blocked_requests_are_redelivered_to_the_next_intake(shop: Database, info: StackInfo) -> None:
     started = begun(shop)
     requests = Requests(shop, info.bootstrap)
     with in_hand(shop, started):
@@ -167,7 +167,7 @@ def test_what_was_held_back_is_read_again_by_the_next_intake(shop: Database, inf
 
 
 @pytest.mark.kafka
-def test_a_deletion_waits_with_its_partition_alone(shop: Database, info: StackInfo) -> None:
+def test_deletion_of_a_locked_job_blocks_only_its_partition(shop: Database, info: StackInfo) -> None:
     requests = Requests(shop, info.bootstrap, partitions=2)
     with requests.running():
         with psycopg.connect(shop.url) as own:

@@ -89,9 +89,7 @@ def outcome(
 
 
 @pytest.mark.parametrize("encoding", ["avro", "json"])
-def test_new_jobs_are_the_rows_the_events_and_the_answers_that_they_are_one_by_one(
-    clocked: ClockedDatabase, encoding: str
-) -> None:
+def test_batch_of_new_jobs_equals_single_submits(clocked: ClockedDatabase, encoding: str) -> None:
     clocked.stop_clock()
     installation = clocked.installation
     if encoding == "json":
@@ -105,7 +103,7 @@ def test_new_jobs_are_the_rows_the_events_and_the_answers_that_they_are_one_by_o
         assert rows[table] == other_rows[table], table
 
 
-def test_jobs_that_are_loaded_are_the_same_rows_whichever_way_they_take(clocked: ClockedDatabase) -> None:
+def test_loaded_jobs_have_the_same_rows_with_and_without_the_cache(clocked: ClockedDatabase) -> None:
     clocked.stop_clock()
     asked = [document for document in documents() if "key" in document["job"]]
 
@@ -151,7 +149,7 @@ def version_in_force(database: Database, key: str) -> tuple[dict[str, Any], JobD
     return row, replace(decode(definition, JobDefinition), job_id="", job_key="", job_version=0)
 
 
-def test_new_jobs_among_others_are_answered_in_the_order_of_their_requests(database: Database) -> None:
+def test_replies_of_new_and_existing_jobs_keep_the_requests_order(database: Database) -> None:
     submit(database, "b", schedule="@daily")
     asked = [
         submission("a"), submission("b", schedule="@daily"), submission("c", schedule="30 2 30 2 *"), submission("d"),

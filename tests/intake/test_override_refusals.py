@@ -40,9 +40,7 @@ def text(database: ClockedDatabase, number: float) -> str:
 
 
 @pytest.mark.parametrize("what", ["skip", "move"])
-def test_an_instant_that_is_no_occurrence_is_refused_with_the_nearest_ones(
-    minutely: ClockedDatabase, what: str
-) -> None:
+def test_instant_without_an_occurrence_is_refused_with_the_nearest_ones(minutely: ClockedDatabase, what: str) -> None:
     to = {"to": minute(minutely, 9).isoformat()} if what == "move" else {}
     assert refusal(say(minutely, what, 2.5, **to)) == (
         "at",
@@ -51,21 +49,21 @@ def test_an_instant_that_is_no_occurrence_is_refused_with_the_nearest_ones(
     )
 
 
-def test_at_the_edges_of_the_schedule_there_is_one_nearest_occurrence(clocked: ClockedDatabase) -> None:
+def test_refusal_at_the_schedules_bounds_names_one_occurrence(clocked: ClockedDatabase) -> None:
     clocked.stop_clock()
     submit(clocked, **MINUTELY, max_runs=3)
     assert refusal(say(clocked, "skip", 4))[2] == f"the last is {text(clocked, 3)}"
     assert refusal(say(clocked, "skip", 0.5))[2] == f"the first is {text(clocked, 1)}"
 
 
-def test_an_occurrence_that_has_passed_is_refused_with_the_next_one(minutely: ClockedDatabase) -> None:
+def test_past_occurrence_is_refused_with_the_next_one(minutely: ClockedDatabase) -> None:
     minutely.advance(2 * MINUTE)
     path, problem, remedy = refusal(say(minutely, "skip", 2))
     assert (path, remedy) == ("at", f"the next is {text(minutely, 3)}")
     assert problem == f"{text(minutely, 2)} has passed: it is {text(minutely, 2)} by the database's clock"
 
 
-def test_an_excluded_day_has_no_occurrence_to_skip(clocked: ClockedDatabase) -> None:
+def test_skip_on_an_excluded_day_is_refused(clocked: ClockedDatabase) -> None:
     now = clocked.stop_clock(datetime.fromisoformat("2026-12-04T12:00:00Z"))
     ask(clocked, {"type": "calendar.put", "name": "weekend", "weekdays": ["SAT", "SUN"]})
     submit(clocked, schedule={"cron": "0 9 * * *"}, exclude_calendars=["weekend"])
@@ -84,7 +82,7 @@ def test_an_excluded_day_has_no_occurrence_to_skip(clocked: ClockedDatabase) -> 
     ],
     ids=["its own", "passed", "too far"],
 )
-def test_where_it_cannot_be_moved_to(minutely: ClockedDatabase, to: float, problem: str, remedy: str) -> None:
+def test_invalid_target_of_a_move_is_refused(minutely: ClockedDatabase, to: float, problem: str, remedy: str) -> None:
     found = refusal(say(minutely, "move", 2, to=minute(minutely, to).isoformat()))
     assert (found[0], found[2]) == ("to", remedy)
     assert problem in found[1]
@@ -94,14 +92,16 @@ def test_where_it_cannot_be_moved_to(minutely: ClockedDatabase, to: float, probl
 
 
 @pytest.mark.parametrize(("schedule", "kind"), [("manual", "manual"), ({"fixed_delay": "1m"}, "fixed_delay")])
-def test_a_job_without_known_instants_has_none_to_skip(clocked: ClockedDatabase, schedule: object, kind: str) -> None:
+def test_skip_for_a_job_without_computed_instants_is_refused(
+    clocked: ClockedDatabase, schedule: object, kind: str
+) -> None:
     clocked.stop_clock()
     submit(clocked, schedule=schedule)
     path, problem, _ = refusal(say(clocked, "skip", 1))
     assert (path, problem) == ("at", f"the schedule is {kind}: its occurrences are not known ahead")
 
 
-def test_restoring_what_was_never_touched_is_refused_with_what_was(minutely: ClockedDatabase) -> None:
+def test_unskip_without_an_override_is_refused_with_existing_ones(minutely: ClockedDatabase) -> None:
     assert refusal(say(minutely, "unskip", 9))[2] == "no upcoming occurrence of this job is"
     for number in (1, 2, 3, 4):
         said(minutely, "skip", number)
@@ -114,14 +114,14 @@ def test_restoring_what_was_never_touched_is_refused_with_what_was(minutely: Clo
     )
 
 
-def test_what_is_far_beyond_reason_is_refused_at_once(minutely: ClockedDatabase) -> None:
+def test_override_of_a_distant_instant_is_refused_at_once(minutely: ClockedDatabase) -> None:
     submit(minutely, schedule={"cron": "0 0 29 2 *"})
     for at in ("9999-12-31T23:59:59.999999Z", "2999-02-28T00:00:00Z", "1970-01-01T00:00:00Z"):
         [reply] = ask(minutely, about("job.skip", at=at))
         assert refusal(reply)[0] == "at"
 
 
-def test_a_job_that_is_not_there_is_refused_by_name(minutely: ClockedDatabase) -> None:
+def test_unknown_job_is_refused_by_name(minutely: ClockedDatabase) -> None:
     at = minute(minutely, 1).isoformat()
     kinds = [about("job.skip", "nobody", at=at), about("job.move", "nobody", at=at, to=at)]
     replies = ask(minutely, *kinds, about("job.unskip", "nobody", at=at))
@@ -143,7 +143,7 @@ def test_a_job_has_at_most_a_thousand_overrides_ahead(minutely: ClockedDatabase)
     assert said(minutely, "skip", 1001).unchanged is False, "those that have passed do not count"
 
 
-def test_a_schedule_that_cannot_be_read_is_said_so(minutely: ClockedDatabase) -> None:
+def test_override_for_an_unreadable_schedule_is_refused(minutely: ClockedDatabase) -> None:
     minutely.execute("UPDATE job_versions SET schedule = '{}'")
     path, problem, remedy = refusal(say(minutely, "skip", 1))
     assert (path, remedy) == ("key", "submit the job again")
@@ -157,7 +157,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("what", "to", "then"), CHANGES)
-def test_a_change_waits_for_a_firing_in_flight_and_takes_back_what_it_wrote_ahead(
+def test_change_waits_for_a_concurrent_firing_and_retracts_its_runs(
     minutely: ClockedDatabase, what: str, to: float | None, then: list[tuple[float, float]]
 ) -> None:
     minutely.advance(57 * SECOND)
@@ -179,7 +179,7 @@ def test_a_change_waits_for_a_firing_in_flight_and_takes_back_what_it_wrote_ahea
     assert by_hand(minutely) == ([1] if what == "skip" else [])
 
 
-def test_a_firing_passes_over_a_timer_that_a_change_holds(minutely: ClockedDatabase) -> None:
+def test_firing_skips_a_timer_locked_by_a_change(minutely: ClockedDatabase) -> None:
     minutely.advance(57 * SECOND)
     changing = minutely.connection()
     ask_within(changing, minutely, about("job.skip", at=minute(minutely, 1).isoformat()))
@@ -189,7 +189,7 @@ def test_a_firing_passes_over_a_timer_that_a_change_holds(minutely: ClockedDatab
     assert runs(minutely) == [(1, 1)]
 
 
-def test_skips_moves_and_firings_at_once_leave_every_occurrence_with_one_outcome(minutely: ClockedDatabase) -> None:
+def test_concurrent_overrides_and_firings_leave_one_outcome_per_occurrence(minutely: ClockedDatabase) -> None:
     """Without stepping: accepted overrides hold, and all other occurrences fire at their instant."""
     session, changing = minutely.session(), minutely.session()
     held: dict[int, float | None] = {}
@@ -224,9 +224,7 @@ def test_skips_moves_and_firings_at_once_leave_every_occurrence_with_one_outcome
 
 
 @pytest.mark.parametrize("what", ["skip", "move"])
-def test_an_occurrence_that_begins_while_the_request_waits_is_refused_and_stays_as_it_was(
-    minutely: ClockedDatabase, what: str
-) -> None:
+def test_occurrence_that_fires_while_its_override_waits_is_refused(minutely: ClockedDatabase, what: str) -> None:
     """Its instant comes after the request has read the clock; the other retracted runs still fire."""
     minutely.advance(59 * SECOND)
     fire_due(minutely, lookahead=65 * SECOND)
@@ -253,7 +251,7 @@ def test_an_occurrence_that_begins_while_the_request_waits_is_refused_and_stays_
     assert by_hand(minutely) == []
 
 
-def test_an_occurrence_whose_run_was_cancelled_ahead_of_its_time_is_refused(minutely: ClockedDatabase) -> None:
+def test_occurrence_with_a_cancelled_run_is_refused(minutely: ClockedDatabase) -> None:
     minutely.advance(57 * SECOND)
     fire_due(minutely, lookahead=AHEAD)
     [run] = open_runs(minutely)

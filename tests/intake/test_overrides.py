@@ -29,7 +29,7 @@ def minutely(clocked: ClockedDatabase) -> ClockedDatabase:
     return start_minutely(clocked)
 
 
-def test_a_skipped_occurrence_does_not_fire_and_is_recorded_as_left_out_by_hand(minutely: ClockedDatabase) -> None:
+def test_skipped_occurrence_does_not_fire_and_is_recorded_as_manual(minutely: ClockedDatabase) -> None:
     reply = say(minutely, "skip", 2, reason="maintenance")
     assert (reply.status, reply.job_version, reply.unchanged) == ("accepted", 1, False)
     assert (reply.job_id, reply.next_run_at) == (str(job_id("default", "job")), minute(minutely, 1))
@@ -41,7 +41,7 @@ def test_a_skipped_occurrence_does_not_fire_and_is_recorded_as_left_out_by_hand(
     assert datetime.fromisoformat(event.detail["at"]) == minute(minutely, 2)
 
 
-def test_a_moved_occurrence_fires_at_its_new_time_under_its_own_instant(minutely: ClockedDatabase) -> None:
+def test_moved_occurrence_fires_at_its_new_time_with_its_nominal_instant(minutely: ClockedDatabase) -> None:
     assert said(minutely, "move", 2, to=3.5).next_run_at == minute(minutely, 1)
     live(minutely, 4)
     assert runs(minutely) == [(1, 1), (3, 3), (2, 3.5), (4, 4)]
@@ -53,14 +53,14 @@ def test_a_moved_occurrence_fires_at_its_new_time_under_its_own_instant(minutely
 
 
 @pytest.mark.parametrize("to", [0.5, 1.5, 2, 2.5, 6, 6.25], ids=lambda to: f"to_{to}")
-def test_an_occurrence_moves_before_others_behind_them_or_onto_one(minutely: ClockedDatabase, to: float) -> None:
+def test_occurrence_may_move_before_behind_or_onto_another(minutely: ClockedDatabase, to: float) -> None:
     said(minutely, "move", 3, to=to)
     live(minutely, 7)
     wanted = [(float(n), float(n)) for n in range(1, 8) if n != 3] + [(3.0, to)]
     assert runs(minutely) == sorted(wanted, key=lambda run: (run[1], run[0]))
 
 
-def test_a_moved_run_waits_for_its_new_time_and_no_jitter_delays_it(clocked: ClockedDatabase) -> None:
+def test_moved_run_waits_for_its_new_time_without_jitter(clocked: ClockedDatabase) -> None:
     clocked.stop_clock()
     submit(clocked, **MINUTELY, jitter="50%")
     said(clocked, "move", 1, to=1.25)
@@ -69,7 +69,7 @@ def test_a_moved_run_waits_for_its_new_time_and_no_jitter_delays_it(clocked: Clo
     assert first == (1, 1.25)
 
 
-def test_what_was_said_before_is_replaced_and_saying_it_again_changes_nothing(minutely: ClockedDatabase) -> None:
+def test_override_replaces_the_previous_one_and_is_idempotent(minutely: ClockedDatabase) -> None:
     assert [said(minutely, "skip", 2).unchanged, said(minutely, "skip", 2).unchanged] == [False, True]
     assert [said(minutely, "move", 2, to=2.5).unchanged, said(minutely, "move", 2, to=2.5).unchanged] == [False, True]
     assert said(minutely, "move", 2, to=1.5).unchanged is False
@@ -78,7 +78,7 @@ def test_what_was_said_before_is_replaced_and_saying_it_again_changes_nothing(mi
     assert runs(minutely) == [(1, 1), (2, 1.5), (3, 3)]
 
 
-def test_a_restored_occurrence_fires_at_its_own_instant(minutely: ClockedDatabase) -> None:
+def test_unskipped_occurrence_fires_at_its_nominal_instant(minutely: ClockedDatabase) -> None:
     said(minutely, "skip", 2)
     said(minutely, "move", 3, to=3.5)
     assert said(minutely, "unskip", 2).next_run_at == minute(minutely, 1)
@@ -90,7 +90,7 @@ def test_a_restored_occurrence_fires_at_its_own_instant(minutely: ClockedDatabas
     assert minutely.value("SELECT overridden FROM timers") is False
 
 
-def test_several_of_one_job_and_of_others_in_one_batch(minutely: ClockedDatabase) -> None:
+def test_one_batch_may_override_several_occurrences_and_jobs(minutely: ClockedDatabase) -> None:
     submit(minutely, "other", **MINUTELY)
     at = [minute(minutely, n).isoformat() for n in range(6)]
     replies = ask(
@@ -110,9 +110,7 @@ def test_several_of_one_job_and_of_others_in_one_batch(minutely: ClockedDatabase
 
 
 @pytest.mark.parametrize("ahead", [5 * SECOND, 60 * SECOND])
-def test_within_the_lookahead_what_was_written_is_taken_back_and_written_again(
-    minutely: ClockedDatabase, ahead: timedelta
-) -> None:
+def test_override_within_the_lookahead_retracts_and_recreates_runs(minutely: ClockedDatabase, ahead: timedelta) -> None:
     minutely.advance(57 * SECOND)
     fire_due(minutely, lookahead=ahead)
     before = runs(minutely)
@@ -135,14 +133,14 @@ def test_within_the_lookahead_what_was_written_is_taken_back_and_written_again(
     assert by_hand(minutely) == []
 
 
-def test_a_skip_within_the_lookahead_leaves_the_scheduler_nothing_to_do(minutely: ClockedDatabase) -> None:
+def test_skip_within_the_lookahead_leaves_no_due_timer(minutely: ClockedDatabase) -> None:
     """A timer that waited for the instant would stay due and be set to the same position again."""
     said(minutely, "skip", 1)
     minutely.advance(57 * SECOND)
     assert [fire_due(minutely, lookahead=5 * SECOND) for _ in range(2)] == [1, 0]
 
 
-def test_the_last_occurrence_of_a_bounded_job_is_skipped_and_the_job_is_finished(clocked: ClockedDatabase) -> None:
+def test_skip_of_the_last_occurrence_finishes_the_job(clocked: ClockedDatabase) -> None:
     clocked.stop_clock()
     submit(clocked, **MINUTELY, max_runs=2)
     said(clocked, "skip", 2)
@@ -153,7 +151,7 @@ def test_the_last_occurrence_of_a_bounded_job_is_skipped_and_the_job_is_finished
     assert clocked.count("timers") == 0
 
 
-def test_an_occurrence_may_be_moved_beyond_the_bounds_of_its_job(clocked: ClockedDatabase) -> None:
+def test_occurrence_may_be_moved_beyond_its_jobs_bounds(clocked: ClockedDatabase) -> None:
     clocked.stop_clock()
     submit(clocked, **MINUTELY, max_runs=2)
     assert said(clocked, "move", 2, to=5).next_run_at == minute(clocked, 1)
@@ -162,7 +160,7 @@ def test_an_occurrence_may_be_moved_beyond_the_bounds_of_its_job(clocked: Clocke
     assert clocked.value("SELECT finished_at IS NOT NULL FROM jobs")
 
 
-def test_the_last_one_written_ahead_is_taken_back_and_its_job_is_not_finished(clocked: ClockedDatabase) -> None:
+def test_retracted_last_run_reopens_its_finished_job(clocked: ClockedDatabase) -> None:
     now = clocked.stop_clock()
     submit(clocked, schedule={"once": (now + MINUTE).isoformat()})
     clocked.advance(57 * SECOND)
@@ -178,7 +176,7 @@ def test_the_last_one_written_ahead_is_taken_back_and_its_job_is_not_finished(cl
     assert runs(clocked) == [(1, 1)]
 
 
-def test_a_pause_takes_a_moved_run_back_and_resuming_lets_it_fire(minutely: ClockedDatabase) -> None:
+def test_pause_retracts_a_moved_run_and_resume_fires_it(minutely: ClockedDatabase) -> None:
     said(minutely, "move", 1, to=2.5)
     minutely.advance(2.45 * MINUTE)
     fire_due(minutely, lookahead=5 * SECOND)
@@ -190,7 +188,7 @@ def test_a_pause_takes_a_moved_run_back_and_resuming_lets_it_fire(minutely: Cloc
     assert runs(minutely) == [(2, 2.45), (1, 2.5), (3, 3)]
 
 
-def test_a_pause_passes_over_what_was_moved_into_it(minutely: ClockedDatabase) -> None:
+def test_pause_skips_occurrences_moved_into_it(minutely: ClockedDatabase) -> None:
     said(minutely, "move", 1, to=2.5)
     said(minutely, "move", 6, to=2.75)
     live(minutely, 2)
@@ -205,9 +203,7 @@ def test_a_pause_passes_over_what_was_moved_into_it(minutely: ClockedDatabase) -
 
 
 @pytest.mark.parametrize("on_resume", ["skip", "fire_all"])
-def test_a_paused_job_keeps_what_its_pause_has_passed_over_for_its_end(
-    clocked: ClockedDatabase, on_resume: str
-) -> None:
+def test_override_of_a_paused_job_keeps_instants_for_on_resume(clocked: ClockedDatabase, on_resume: str) -> None:
     clocked.stop_clock()
     submit(clocked, **MINUTELY, on_resume=on_resume)
     ask(clocked, about("job.pause"))
@@ -224,7 +220,7 @@ def test_a_paused_job_keeps_what_its_pause_has_passed_over_for_its_end(
     assert by_hand(clocked) == [4]
 
 
-def test_a_pause_that_ends_by_itself_goes_on_ending_by_itself(minutely: ClockedDatabase) -> None:
+def test_override_keeps_the_end_of_a_pause(minutely: ClockedDatabase) -> None:
     ask(minutely, about("job.pause", until=minute(minutely, 1.5).isoformat()))
     said(minutely, "skip", 2)
     live(minutely, 3)
@@ -232,19 +228,19 @@ def test_a_pause_that_ends_by_itself_goes_on_ending_by_itself(minutely: ClockedD
     assert by_hand(minutely) == [2]
 
 
-def test_a_job_that_was_set_aside_stays_so(minutely: ClockedDatabase) -> None:
+def test_override_keeps_a_job_in_quarantine(minutely: ClockedDatabase) -> None:
     minutely.execute("UPDATE timers SET due_at = 'infinity', hold_reason = 'quarantine'")
     assert said(minutely, "skip", 2).next_run_at is None
     assert minutely.rows("SELECT hold_reason, due_at = 'infinity' FROM timers") == [("quarantine", True)]
 
 
-def test_what_is_overdue_is_settled_first(minutely: ClockedDatabase) -> None:
+def test_override_applies_overdue_occurrences_first(minutely: ClockedDatabase) -> None:
     minutely.advance(2.5 * MINUTE)
     said(minutely, "skip", 3)
     assert [nominal for nominal, _ in runs(minutely)] == [1, 2]
 
 
-def test_a_change_that_is_rolled_back_never_was(minutely: ClockedDatabase) -> None:
+def test_rolled_back_override_has_no_effect(minutely: ClockedDatabase) -> None:
     minutely.advance(57 * SECOND)
     fire_due(minutely, lookahead=5 * SECOND)
     before = runs(minutely)

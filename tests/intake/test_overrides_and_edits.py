@@ -30,7 +30,7 @@ def minutely(clocked: ClockedDatabase) -> ClockedDatabase:
     return start_minutely(clocked)
 
 
-def test_an_edit_keeps_what_its_schedule_still_has_and_drops_the_rest(minutely: ClockedDatabase) -> None:
+def test_edit_keeps_overrides_of_its_schedules_occurrences_only(minutely: ClockedDatabase) -> None:
     anchor = minute(minutely, 0).isoformat()
     said(minutely, "skip", 2)
     said(minutely, "move", 3, to=3.25)
@@ -41,7 +41,7 @@ def test_an_edit_keeps_what_its_schedule_still_has_and_drops_the_rest(minutely: 
     assert by_hand(minutely) == [2]
 
 
-def test_an_edit_takes_a_moved_run_back_and_writes_it_by_the_new_version(minutely: ClockedDatabase) -> None:
+def test_edit_recreates_a_moved_run_by_the_new_version(minutely: ClockedDatabase) -> None:
     said(minutely, "move", 3, to=1)
     minutely.advance(57 * SECOND)
     fire_due(minutely, lookahead=5 * SECOND)
@@ -54,7 +54,7 @@ def test_an_edit_takes_a_moved_run_back_and_writes_it_by_the_new_version(minutel
     assert {run.job_version for run in open_runs(minutely)} == {2}
 
 
-def test_what_was_moved_to_an_earlier_time_that_has_come_is_not_taken_back(minutely: ClockedDatabase) -> None:
+def test_edit_does_not_retract_a_run_moved_to_an_earlier_past_time(minutely: ClockedDatabase) -> None:
     """Its own instant is ahead, but it has fired: an edit neither takes it back nor fires it again."""
     said(minutely, "move", 3, to=0.5)
     live(minutely, 0.5)
@@ -68,7 +68,7 @@ def test_what_was_moved_to_an_earlier_time_that_has_come_is_not_taken_back(minut
 @pytest.mark.parametrize(
     "change", [submission(**MINUTELY, payload=1), about("job.pause"), "skip"], ids=["edit", "pause", "skip"]
 )
-def test_what_was_moved_ahead_into_a_pause_stays_passed_over(minutely: ClockedDatabase, change: Any) -> None:  # noqa: ANN401
+def test_occurrence_moved_ahead_into_a_pause_stays_skipped(minutely: ClockedDatabase, change: Any) -> None:  # noqa: ANN401
     """The time it was moved to has passed; a change opens what is still ahead, and that only."""
     said(minutely, "move", 6, to=0.5)
     ask(minutely, about("job.pause"))
@@ -86,7 +86,7 @@ def test_what_was_moved_ahead_into_a_pause_stays_passed_over(minutely: ClockedDa
     assert skipped(minutely, "paused")[-1] == (6, 6, 1)
 
 
-def test_what_was_moved_past_its_own_instant_outlives_an_edit_of_the_schedule(minutely: ClockedDatabase) -> None:
+def test_occurrence_moved_past_its_own_instant_survives_an_edit(minutely: ClockedDatabase) -> None:
     """It was an occurrence when its instant came: it is owed, whatever the schedule says by now."""
     said(minutely, "move", 1, to=3.5)
     live(minutely, 2)
@@ -100,7 +100,7 @@ def test_what_was_moved_past_its_own_instant_outlives_an_edit_of_the_schedule(mi
     [about("job.delete"), submission(), submission(schedule={"fixed_delay": "1h"})],
     ids=["delete", "manual", "fixed_delay"],
 )
-def test_where_nothing_can_fire_it_any_more_it_is_recorded_as_left_out(
+def test_moved_occurrence_that_cannot_fire_is_recorded_as_skipped(
     minutely: ClockedDatabase, change: dict[str, object]
 ) -> None:
     said(minutely, "move", 1, to=3)
@@ -115,7 +115,7 @@ def test_where_nothing_can_fire_it_any_more_it_is_recorded_as_left_out(
     assert 1 not in [nominal for nominal, _ in runs(minutely)]
 
 
-def test_a_job_that_is_deleted_and_made_again_knows_nothing_of_what_was_said(minutely: ClockedDatabase) -> None:
+def test_recreated_job_has_no_overrides_of_the_deleted_one(minutely: ClockedDatabase) -> None:
     anchor: dict[str, Any] = {
         "schedule": {"interval": "1m", "anchor": minute(minutely, 0).isoformat()},
         "overlap": "allow_all",
@@ -131,7 +131,7 @@ def test_a_job_that_is_deleted_and_made_again_knows_nothing_of_what_was_said(min
     assert [run.scheduled_at for run in open_runs(minutely)] == [start + MINUTE, start + 2 * MINUTE]
 
 
-def test_a_moved_one_whose_instant_has_passed_can_be_moved_again_skipped_or_let_fire_at_once(
+def test_moved_occurrence_with_a_past_instant_can_be_overridden_again(
     minutely: ClockedDatabase,
 ) -> None:
     for number in (1, 2, 3):
@@ -147,7 +147,7 @@ def test_a_moved_one_whose_instant_has_passed_can_be_moved_again_skipped_or_let_
     assert runs(minutely)[-3:] == [(5, 5), (1, 5.5), (6, 6)]
 
 
-def test_the_last_one_moved_and_then_skipped_finishes_its_job(clocked: ClockedDatabase) -> None:
+def test_last_occurrence_moved_and_then_skipped_finishes_its_job(clocked: ClockedDatabase) -> None:
     clocked.stop_clock()
     submit(clocked, **MINUTELY, max_runs=1)
     said(clocked, "move", 1, to=3)
@@ -159,7 +159,7 @@ def test_the_last_one_moved_and_then_skipped_finishes_its_job(clocked: ClockedDa
     assert clocked.value("SELECT finished_at IS NOT NULL FROM jobs")
 
 
-def test_a_moved_run_that_has_begun_goes_on(minutely: ClockedDatabase) -> None:
+def test_edit_does_not_change_a_started_moved_run(minutely: ClockedDatabase) -> None:
     said(minutely, "move", 3, to=0.5)
     live(minutely, 0.5)
     [run] = open_runs(minutely)

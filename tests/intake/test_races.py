@@ -69,7 +69,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_change_waits_for_a_firing_in_flight_and_takes_back_what_it_wrote_ahead(
+def test_change_waits_for_a_concurrent_firing_and_retracts_its_runs(
     due: ClockedDatabase, change: dict[str, object]
 ) -> None:
     firing, changing = due.connection(), due.connection()
@@ -86,7 +86,7 @@ def test_a_change_waits_for_a_firing_in_flight_and_takes_back_what_it_wrote_ahea
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_firing_passes_over_a_timer_that_a_change_holds(due: ClockedDatabase, change: dict[str, object]) -> None:
+def test_firing_skips_a_timer_locked_by_a_change(due: ClockedDatabase, change: dict[str, object]) -> None:
     changing = due.connection()
     ask_within(changing, due, change)
     session = due.session()
@@ -96,7 +96,7 @@ def test_a_firing_passes_over_a_timer_that_a_change_holds(due: ClockedDatabase, 
     assert made(due) == [(1, 1)]
 
 
-def test_after_the_edit_the_next_firing_fires_the_new_version(due: ClockedDatabase) -> None:
+def test_firing_after_an_edit_uses_the_new_version(due: ClockedDatabase) -> None:
     changing = due.connection()
     ask_within(changing, due, EDIT)
     changing.commit()
@@ -104,7 +104,7 @@ def test_after_the_edit_the_next_firing_fires_the_new_version(due: ClockedDataba
     assert made(due) == [(1, 1), (3.5, 2), (5.5, 2)]
 
 
-def test_a_firing_that_rolls_back_leaves_the_instant_to_the_edit(due: ClockedDatabase) -> None:
+def test_rolled_back_firing_leaves_its_instant_to_the_edit(due: ClockedDatabase) -> None:
     firing, changing = due.connection(), due.connection()
     locked = lock_due(due, firing)
     waiting = in_background(lambda: ask_within(changing, due, EDIT))
@@ -117,7 +117,7 @@ def test_a_firing_that_rolls_back_leaves_the_instant_to_the_edit(due: ClockedDat
 
 
 @pytest.mark.parametrize("first", ["pause", "edit"])
-def test_two_changes_of_one_job_are_applied_one_after_the_other(due: ClockedDatabase, first: str) -> None:
+def test_concurrent_changes_of_a_job_are_applied_in_turn(due: ClockedDatabase, first: str) -> None:
     changes = [about("job.pause"), EDIT] if first == "pause" else [EDIT, about("job.pause")]
     one, two = due.connection(), due.connection()
     ask_within(one, due, changes[0])
@@ -131,7 +131,7 @@ def test_two_changes_of_one_job_are_applied_one_after_the_other(due: ClockedData
     assert made(due) == [(1, 1)]
 
 
-def test_two_intakes_that_create_one_job_make_one(clocked: ClockedDatabase) -> None:
+def test_concurrent_creations_of_a_job_create_one(clocked: ClockedDatabase) -> None:
     one, two = clocked.connection(), clocked.connection()
     ask_within(one, clocked, submission(payload=1))
     waiting = in_background(lambda: ask_within(two, clocked, submission(payload=2)))
@@ -147,7 +147,7 @@ def run_both(first: Callable[[], object], second: Callable[[], object]) -> None:
         done.result(30)
 
 
-def test_fifty_firings_and_edits_at_once_leave_every_instant_with_one_run(due: ClockedDatabase) -> None:
+def test_concurrent_firings_and_edits_leave_one_run_per_instant(due: ClockedDatabase) -> None:
     """Without stepping: each instant has one run, of a version that was in force."""
     session = due.session()
     editing: Session = due.session()

@@ -25,7 +25,7 @@ ACCEPTED: dict[str, Any] = {"type": RequestType.JOB_SUBMIT, "tenant": "default",
         {"status": ReplyStatus.REJECTED, "code": "invalid", "errors": (ReplyError(path="a", problem="b", remedy="c"),)},
     ],
 )
-def test_an_answer_is_written_as_its_schema_says(database: Database, facts: dict[str, Any]) -> None:
+def test_reply_is_encoded_like_its_schemas_writer(database: Database, facts: dict[str, Any]) -> None:
     known: dict[str, Any] = {"unchanged": False, "errors": (), **ACCEPTED, **facts}
     reply = Reply(**known)
     for encoding, wanted in (("json", encode_json(reply)), ("avro", encode(reply))):

@@ -68,7 +68,7 @@ def refusal(reply: Reply) -> tuple[str | None, str, str]:
 
 
 @pytest.mark.parametrize("state", sorted({RunState.SUCCEEDED, RunState.FAILED, RunState.TIMED_OUT}))
-def test_what_is_over_becomes_a_new_run_that_names_it(with_job: Database, state: RunState) -> None:
+def test_retried_run_is_a_new_run_that_names_the_old_one(with_job: Database, state: RunState) -> None:
     started = begun(with_job)
     end(with_job, ending(started, state, error_type=None if state == RunState.SUCCEEDED else "ValueError"))
     [(scheduled_at,)] = with_job.rows("SELECT scheduled_at FROM job_runs WHERE run_id = %s", [started.run_id])
@@ -84,7 +84,7 @@ def test_what_is_over_becomes_a_new_run_that_names_it(with_job: Database, state:
 
 
 @pytest.mark.parametrize("reason", ["cancelled", "skipped"])
-def test_what_never_ran_can_be_run_after_all(with_job: Database, reason: str) -> None:
+def test_cancelled_or_skipped_run_can_be_retried(with_job: Database, reason: str) -> None:
     if reason == "cancelled":
         run = trigger(with_job)
         ask(with_job, {"type": "run.cancel", "run_id": str(run)})
@@ -96,7 +96,7 @@ def test_what_never_ran_can_be_run_after_all(with_job: Database, reason: str) ->
     assert open_run(with_job, retry(with_job, run)).state == "queued"
 
 
-def test_the_id_is_that_of_the_old_run_and_the_request(with_job: Database) -> None:
+def test_retry_id_derives_from_the_old_run_and_the_request(with_job: Database) -> None:
     old = failed(with_job)
     new = retry(with_job, old, request_id="again")
     run = open_run(with_job, new)
@@ -106,14 +106,14 @@ def test_the_id_is_that_of_the_old_run_and_the_request(with_job: Database) -> No
     assert (run_bucket(new), run_instant(new) >= run_instant(old)) == (run_bucket(old), True)
 
 
-def test_the_same_request_is_the_same_run_and_another_is_another(with_job: Database) -> None:
+def test_repeated_retry_request_is_the_same_run(with_job: Database) -> None:
     old = failed(with_job)
     assert retry(with_job, old, request_id="r-1") == retry(with_job, old, request_id="r-1")
     assert len({retry(with_job, old, request_id="r-1"), retry(with_job, old, request_id="r-2")}) == 2
     assert len({retry(with_job, old), retry(with_job, old)}) == 2
 
 
-def test_several_in_one_batch_are_answered_in_their_order(with_job: Database) -> None:
+def test_retries_in_one_batch_get_replies_in_order(with_job: Database) -> None:
     first, second = failed(with_job), failed(with_job)
     unknown = uuid4()
     replies = ask(with_job, asking(second), asking(unknown), asking(first), asking(first))
@@ -124,7 +124,7 @@ def test_several_in_one_batch_are_answered_in_their_order(with_job: Database) ->
     assert replies[1].run_id == str(unknown)
 
 
-def test_a_payload_and_labels_of_its_own_are_carried_along(with_job: Database) -> None:
+def test_retry_carries_its_own_payload_and_labels(with_job: Database) -> None:
     old = failed(with_job, payload={"to": "b"}, labels={"urgent": "yes"}, traceparent=f"00-{'1' * 32}-{'2' * 16}-01")
     submit(with_job, payload={"to": "c"})
     message = request_of(with_job, retry(with_job, old))
@@ -133,7 +133,7 @@ def test_a_payload_and_labels_of_its_own_are_carried_along(with_job: Database) -
     assert message.job_version == 2
 
 
-def test_the_payload_of_the_old_version_stays_and_all_else_is_the_current_ones(with_job: Database) -> None:
+def test_retry_keeps_the_old_payload_under_the_current_version(with_job: Database) -> None:
     old = failed(with_job)
     submit(with_job, payload={"to": "c"}, target="other", lane="batch", retry={"max_attempts": 9})
     new = retry(with_job, old)
@@ -142,7 +142,7 @@ def test_the_payload_of_the_old_version_stays_and_all_else_is_the_current_ones(w
     assert with_job.rows("SELECT handler, lane FROM open_runs WHERE run_id = %s", [new]) == [("other", "batch")]
 
 
-def test_what_was_handed_nothing_is_handed_nothing(database: Database) -> None:
+def test_retry_of_a_run_without_payload_has_none(database: Database) -> None:
     submit(database)
     old = failed(database)
     submit(database, payload={"to": "c"})
@@ -150,14 +150,14 @@ def test_what_was_handed_nothing_is_handed_nothing(database: Database) -> None:
     assert (message.payload, message.payload_content_type) == (b"", "application/json")
 
 
-def test_an_edit_of_something_else_needs_no_payload_of_its_own(with_job: Database) -> None:
+def test_retry_after_an_edit_of_other_fields_stores_no_payload(with_job: Database) -> None:
     old = failed(with_job)
     submit(with_job, payload={"to": "a"}, lane="batch")
     retry(with_job, old)
     assert with_job.count("run_inputs") == 0
 
 
-def test_a_retry_of_a_retry_names_the_first_of_the_chain_also_on_later_attempts(with_job: Database) -> None:
+def test_retry_of_a_retry_names_the_first_run_on_every_attempt(with_job: Database) -> None:
     first = failed(with_job)
     second = retry(with_job, first)
     started = begin(with_job, second)
@@ -174,7 +174,7 @@ def test_a_retry_of_a_retry_names_the_first_of_the_chain_also_on_later_attempts(
     assert (event.parent_run_id, event.root_run_id) == (str(first), str(first))
 
 
-def test_a_dead_letter_says_what_it_was_redriven_as(with_job: Database) -> None:
+def test_retried_dead_letter_names_its_new_run(with_job: Database) -> None:
     old, other = failed(with_job), failed(with_job)
     new = retry(with_job, old)
     found = dict(with_job.rows("SELECT run_id, redriven_run_id FROM dead_letters WHERE redriven_at IS NOT NULL"))
@@ -183,14 +183,14 @@ def test_a_dead_letter_says_what_it_was_redriven_as(with_job: Database) -> None:
     assert retry(with_job, old) == with_job.value("SELECT redriven_run_id FROM dead_letters WHERE run_id = %s", [old])
 
 
-def test_a_delay_holds_it_back(with_job: Database) -> None:
+def test_delayed_retry_waits_for_its_time(with_job: Database) -> None:
     old = failed(with_job)
     run = open_run(with_job, retry(with_job, old, delay="1h"))
     assert timedelta(minutes=59) < run.publish_at - with_job.now() <= timedelta(hours=1)
     assert claim(with_job, run.run_id).started == []
 
 
-def test_it_obeys_the_policy_of_its_job(database: Database) -> None:
+def test_retry_follows_its_jobs_overlap_policy(database: Database) -> None:
     submit(database, overlap="skip")
     old = failed(database)
     holder = begun(database)
@@ -199,21 +199,21 @@ def test_it_obeys_the_policy_of_its_job(database: Database) -> None:
     assert active_run_of(database, job_id("default", "job")) == holder.run_id
 
 
-def test_what_is_still_open_is_refused(with_job: Database) -> None:
+def test_retry_of_an_open_run_is_refused(with_job: Database) -> None:
     started = begun(with_job)
     code, path, problem = refusal(ask(with_job, asking(started.run_id))[0])
     assert (code, path, problem) == ("invalid", "run_id", f"run {started.run_id} is running: it has not ended")
     assert len(open_runs(with_job)) == 1
 
 
-def test_a_run_that_is_not_there_or_another_tenants_is_unknown(with_job: Database) -> None:
+def test_unknown_run_or_run_of_another_tenant_is_refused(with_job: Database) -> None:
     with_job.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
     old = failed(with_job)
     for reply in ask(with_job, asking(uuid4()), asking(old, tenant="acme")):
         assert refusal(reply)[:2] == ("unknown_run", "run_id")
 
 
-def test_a_run_of_a_deleted_job_is_refused(with_job: Database) -> None:
+def test_retry_of_a_deleted_jobs_run_is_refused(with_job: Database) -> None:
     started = begun(with_job)
     succeed(with_job, started)
     ask(with_job, about("job.delete"))

@@ -33,7 +33,7 @@ def versions(database: Database) -> list[tuple[Any, ...]]:
     return [(*row[:3], decode(row[3], JobDefinition).payload) for row in rows]
 
 
-def test_a_rollback_is_a_new_version_with_the_earlier_spec_and_payload(clocked: ClockedDatabase) -> None:
+def test_rollback_creates_a_version_with_the_earlier_spec_and_payload(clocked: ClockedDatabase) -> None:
     now = clocked.stop_clock()
     submit(clocked, schedule="@every 1h", payload={"to": "ann"}, retry={"jitter": "12.5%"}, jitter="3%")
     submit(clocked, schedule="@every 2h", payload={"to": "bob"})
@@ -50,7 +50,7 @@ def test_a_rollback_is_a_new_version_with_the_earlier_spec_and_payload(clocked: 
     ).unchanged, "the same spec"
 
 
-def test_the_current_version_is_left_as_it_is(database: Database) -> None:
+def test_rollback_to_the_current_version_changes_nothing(database: Database) -> None:
     submit(database, payload=1)
     submit(database, payload=2)
     submit(database, payload=1)
@@ -59,7 +59,7 @@ def test_the_current_version_is_left_as_it_is(database: Database) -> None:
         assert (reply.status, reply.job_version, reply.unchanged) == ("accepted", 3, True)
 
 
-def test_a_version_that_there_is_not_is_refused_with_those_that_there_are(database: Database) -> None:
+def test_unknown_version_is_refused_with_the_known_ones(database: Database) -> None:
     submit(database, payload=1)
     assert refusal(rollback(database, 2))[2] == "it has no other version"
     submit(database, payload=2)
@@ -69,7 +69,7 @@ def test_a_version_that_there_is_not_is_refused_with_those_that_there_are(databa
     assert refusal(rollback(database, 1))[2] == "write 2 to 3"
 
 
-def test_a_paused_job_stays_paused(database: Database) -> None:
+def test_rolled_back_job_stays_paused(database: Database) -> None:
     submit(database, schedule="@every 1h", payload=1)
     submit(database, schedule="@every 1h", payload=2)
     ask(database, about("job.pause"))
@@ -79,7 +79,7 @@ def test_a_paused_job_stays_paused(database: Database) -> None:
     assert database.value("SELECT hold_reason FROM timers") == "pause"
 
 
-def test_a_version_that_can_never_fire_any_more_is_refused_as_its_submit_would_be(clocked: ClockedDatabase) -> None:
+def test_version_that_can_never_fire_again_is_refused(clocked: ClockedDatabase) -> None:
     clocked.stop_clock()
     end = clocked.now().replace(year=clocked.now().year + 1)
     submit(clocked, schedule="@every 1h", end_at=end.isoformat())
@@ -91,7 +91,7 @@ def test_a_version_that_can_never_fire_any_more_is_refused_as_its_submit_would_b
     assert clocked.value("SELECT version FROM jobs") == 2
 
 
-def test_versions_from_before_a_deletion_can_be_gone_back_to_and_deleted_jobs_cannot(database: Database) -> None:
+def test_recreated_job_rolls_back_to_versions_before_its_deletion(database: Database) -> None:
     submit(database, payload=1)
     ask(database, about("job.delete"))
     assert rollback(database, 1).code == "unknown_job"
@@ -100,7 +100,7 @@ def test_versions_from_before_a_deletion_can_be_gone_back_to_and_deleted_jobs_ca
     assert versions(database)[2] == versions(database)[0]
 
 
-def test_a_job_that_was_submitted_without_a_key_keeps_its_name(database: Database) -> None:
+def test_job_without_a_key_keeps_its_name(database: Database) -> None:
     origin = RequestOrigin(topic="tidewheel.requests", partition=3, offset=17)
     document = submission()
     del document["job"]["key"]  # type: ignore[attr-defined]
@@ -115,7 +115,7 @@ def test_a_job_that_was_submitted_without_a_key_keeps_its_name(database: Databas
     assert database.count("jobs") == 1
 
 
-def test_several_jobs_in_one_batch(database: Database) -> None:
+def test_several_jobs_are_rolled_back_in_one_batch(database: Database) -> None:
     for key in ("a", "b"):
         submit(database, key, payload=1)
         submit(database, key, payload=2)
@@ -127,7 +127,7 @@ def test_several_jobs_in_one_batch(database: Database) -> None:
 
 
 @pytest.mark.parametrize("kind", ["job.rollback", "job.delete"])
-def test_a_change_for_another_version_is_refused_and_says_the_current_one(database: Database, kind: str) -> None:
+def test_change_for_another_version_is_refused_with_the_current_one(database: Database, kind: str) -> None:
     submit(database, payload=1)
     submit(database, payload=2)
     wanted: dict[str, Any] = {"version": 1} if kind == "job.rollback" else {}
@@ -139,7 +139,7 @@ def test_a_change_for_another_version_is_refused_and_says_the_current_one(databa
     assert reply.status == "accepted"
 
 
-def test_deleting_what_is_not_there_is_refused_by_name_whatever_the_version(database: Database) -> None:
+def test_deletion_of_an_unknown_job_with_a_version_is_refused(database: Database) -> None:
     assert ask(database, about("job.delete", "nobody", if_version=3))[0].code == "unknown_job"
 
 
@@ -202,7 +202,7 @@ PAYLOADS: st.SearchStrategy[Any] = (
 
 
 @given(JOBS, PAYLOADS)
-def test_what_is_stored_of_any_spec_is_read_as_that_spec_again(job: dict[str, Any], payload: dict[str, Any]) -> None:
+def test_stored_spec_is_read_back_equal(job: dict[str, Any], payload: dict[str, Any]) -> None:
     """Otherwise a submit of the same spec would change the job again."""
     if isinstance(job["schedule"], dict) and "fixed_delay" in job["schedule"]:
         job = {name: value for name, value in job.items() if name != "exclude_calendars"}

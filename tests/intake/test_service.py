@@ -33,7 +33,7 @@ def intake(requests: Requests, stop: Shutdown) -> Intake:
     return Intake(IntakeSettings.load(), requests.database.url, kafka, requests.installation, stop)
 
 
-def test_both_take_part_and_each_request_is_applied_once(database: Database, info: StackInfo) -> None:
+def test_both_members_apply_each_request_once_during_a_rebalance(database: Database, info: StackInfo) -> None:
     """A trigger that is applied twice would be two runs, during the rebalance too."""
     requests, stop = Requests(database, info.bootstrap, partitions=4), Shutdown()
     ended = in_background(intake(requests, stop).run)
@@ -52,7 +52,7 @@ def test_both_take_part_and_each_request_is_applied_once(database: Database, inf
     assert database.rows(SHARES) == [(2,), (2,)]
 
 
-def test_where_one_cannot_go_on_the_process_ends_and_says_why(database: Database, info: StackInfo) -> None:
+def test_failed_member_ends_the_process_with_a_reason(database: Database, info: StackInfo) -> None:
     requests = Requests(database, info.bootstrap)
     with requests.running():
         requests.until_read(requests.send(submission())[0])
@@ -61,7 +61,7 @@ def test_where_one_cannot_go_on_the_process_ends_and_says_why(database: Database
         in_background(intake(requests, Shutdown()).run).result(_SECONDS)
 
 
-def test_a_member_whose_partitions_were_taken_joins_anew_and_all_is_applied_once(
+def test_member_that_lost_its_partitions_rejoins_and_duplicates_nothing(
     database: Database, info: StackInfo, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A member that lost its partition must not write the batch; the next owner must.
@@ -98,7 +98,7 @@ def test_a_member_whose_partitions_were_taken_joins_anew_and_all_is_applied_once
     assert "works again" not in caplog.text
 
 
-def test_one_without_its_topic_is_named_and_the_others_work(
+def test_member_without_its_topic_is_named_and_others_continue(
     database: Database, info: StackInfo, caplog: pytest.LogCaptureFixture
 ) -> None:
     requests, stop = Requests(database, info.bootstrap), Shutdown()

@@ -23,7 +23,7 @@ def kinds(database: Database) -> list[str]:
     return [event.type.removeprefix("io.tidewheel.").removesuffix(".v1") for event in lifecycle(database)]
 
 
-def test_a_new_job_is_version_1_and_says_when_it_runs_next(clocked: ClockedDatabase) -> None:
+def test_new_job_is_version_1_and_reports_its_next_run(clocked: ClockedDatabase) -> None:
     now = clocked.stop_clock()
     [reply] = ask(clocked, submission(schedule="@every 10s") | {"request_id": "r-1"})
     assert reply == Reply(
@@ -54,7 +54,7 @@ def test_an_identical_spec_changes_nothing_and_reports_the_current_version(clock
     assert kinds(clocked) == ["job.created"]
 
 
-def test_another_spec_is_the_next_version_and_the_earlier_one_stays_as_it_was(database: Database) -> None:
+def test_changed_spec_is_the_next_version_and_keeps_the_earlier_one(database: Database) -> None:
     submit(database, payload={"to": "ann"})
     edited = submit(database, payload={"to": "bob"})
     assert (edited.job_version, edited.unchanged) == (2, False)
@@ -64,17 +64,17 @@ def test_another_spec_is_the_next_version_and_the_earlier_one_stays_as_it_was(da
     assert kinds(database) == ["job.created", "job.updated"]
 
 
-def test_a_default_that_is_written_out_is_another_spec(database: Database) -> None:
+def test_explicit_default_is_a_changed_spec(database: Database) -> None:
     """A later release may change a default: who wrote the value meant the value."""
     submit(database)
     assert submit(database, lane="standard").job_version == 2
 
 
-def test_going_back_to_an_earlier_spec_is_a_new_version(database: Database) -> None:
+def test_submit_of_an_earlier_spec_is_a_new_version(database: Database) -> None:
     assert [submit(database, payload=n).job_version for n in (1, 2, 1)] == [1, 2, 3]
 
 
-def test_a_deploy_can_neither_pause_nor_resume(database: Database) -> None:
+def test_submit_neither_pauses_nor_resumes(database: Database) -> None:
     submit(database, schedule="@every 1h")
     assert submit(database, schedule="@every 1h", paused=True).unchanged
     assert database.value("SELECT paused FROM jobs") is False
@@ -92,7 +92,7 @@ def test_a_job_that_is_created_paused_fires_nothing(clocked: ClockedDatabase) ->
     assert fire_due(clocked) == 0
 
 
-def test_re_creation_after_a_deletion_continues_the_versions(database: Database) -> None:
+def test_recreated_job_continues_its_versions(database: Database) -> None:
     submit(database, payload=1)
     submit(database, payload=2)
     ask(database, about("job.delete"))
@@ -102,7 +102,7 @@ def test_re_creation_after_a_deletion_continues_the_versions(database: Database)
     assert kinds(database) == ["job.created", "job.updated", "job.deleted", "job.created"]
 
 
-def test_a_job_without_a_key_is_named_by_its_request_or_by_where_it_lay(database: Database) -> None:
+def test_job_without_a_key_is_named_by_request_id_or_offset(database: Database) -> None:
     document = {"type": "job.submit", "job": {"schedule": "manual", "target": HANDLER}}
     named = ReceivedRequest(parse_request(document | {"request_id": "r-9"}))
     placed = ReceivedRequest(parse_request(document), RequestOrigin(topic="tidewheel.requests", partition=3, offset=17))
@@ -118,7 +118,7 @@ def test_two_submits_of_one_job_in_one_batch_are_applied_in_their_order(database
     assert kinds(database) == ["job.created", "job.created", "job.updated"]
 
 
-def test_the_payload_lies_in_the_definition_and_nowhere_else(database: Database) -> None:
+def test_payload_is_stored_in_the_definition_only(database: Database) -> None:
     submit(database, payload={"secret": "of the customer"})
     assert b"of the customer" in database.value("SELECT definition FROM job_versions")
     assert "customer" not in str(database.value("SELECT spec FROM job_versions"))
@@ -134,7 +134,7 @@ def test_the_payload_lies_in_the_definition_and_nowhere_else(database: Database)
         ({"schedule": "@every 1h", "end_at": "2020-01-01T00:00:00Z"}, "job.end_at", "has passed"),
     ],
 )
-def test_what_can_never_fire_is_refused_with_path_and_remedy(
+def test_schedule_that_can_never_fire_is_refused_with_path_and_remedy(
     database: Database, job: dict[str, Any], path: str, problem: str
 ) -> None:
     try:
@@ -150,7 +150,7 @@ def test_what_can_never_fire_is_refused_with_path_and_remedy(
     assert database.count("jobs") == 0
 
 
-def test_one_refused_submit_leaves_its_neighbours_alone(database: Database) -> None:
+def test_refused_submit_does_not_affect_its_batch(database: Database) -> None:
     replies = ask(database, submission("a"), submission("b", schedule="0 0 30 2 *"), submission("c"))
     assert [reply.status for reply in replies] == ["accepted", "rejected", "accepted"]
     assert {key for (key,) in database.rows("SELECT key FROM jobs")} == {"a", "c"}
@@ -163,7 +163,7 @@ def test_a_job_that_becomes_manual_loses_its_timer_and_is_not_finished(database:
     assert database.value("SELECT finished_at FROM jobs") is None
 
 
-def test_an_interval_keeps_its_anchor_across_edits_that_leave_it_alone(clocked: ClockedDatabase) -> None:
+def test_interval_keeps_its_anchor_across_edits_of_other_fields(clocked: ClockedDatabase) -> None:
     accepted_at = clocked.stop_clock()
     submit(clocked, schedule="@every 1h")
     clocked.advance(timedelta(minutes=100))
@@ -174,14 +174,14 @@ def test_an_interval_keeps_its_anchor_across_edits_that_leave_it_alone(clocked: 
     assert submit(clocked, schedule="@every 1h").next_run_at == moved_at + timedelta(hours=1)
 
 
-def test_an_anchor_that_was_given_is_an_occurrence_itself(clocked: ClockedDatabase) -> None:
+def test_explicit_anchor_is_an_occurrence(clocked: ClockedDatabase) -> None:
     now = clocked.stop_clock()
     anchor = (now + timedelta(minutes=5)).isoformat()
     reply = submit(clocked, schedule={"interval": "1h", "anchor": anchor})
     assert reply.next_run_at == now + timedelta(minutes=5)
 
 
-def test_a_once_whose_time_has_passed_fires_at_once_and_only_once(clocked: ClockedDatabase) -> None:
+def test_past_once_fires_at_once_and_only_once(clocked: ClockedDatabase) -> None:
     now = clocked.stop_clock()
     past = (now - timedelta(days=3)).isoformat()
     submit(clocked, schedule={"once": past})
@@ -197,7 +197,7 @@ def test_a_once_whose_time_has_passed_fires_at_once_and_only_once(clocked: Clock
     assert clocked.value("SELECT finished_at FROM jobs") is None
 
 
-def test_an_edit_of_a_once_that_is_overdue_and_unfired_fires_it_once(clocked: ClockedDatabase) -> None:
+def test_edit_of_an_overdue_once_fires_it_once(clocked: ClockedDatabase) -> None:
     now = clocked.stop_clock()
     due = (now + SECOND).isoformat()
     submit(clocked, schedule={"once": due})
@@ -216,9 +216,7 @@ def test_the_same_key_in_two_tenants_is_two_jobs(database: Database) -> None:
 
 
 @pytest.mark.parametrize("between", [about("job.delete"), submission(schedule="@every 1h")], ids=["deleted", "edited"])
-def test_a_once_whose_instant_has_a_run_already_is_refused(
-    clocked: ClockedDatabase, between: dict[str, object]
-) -> None:
+def test_once_whose_instant_has_a_run_is_refused(clocked: ClockedDatabase, between: dict[str, object]) -> None:
     """It could never fire: the run of an instant has one id."""
     now = clocked.stop_clock()
     once: dict[str, Any] = {"schedule": {"once": now.isoformat()}}
@@ -237,7 +235,7 @@ def test_a_once_whose_instant_has_a_run_already_is_refused(
     assert clocked.count("job_runs") == 2
 
 
-def test_a_recurring_job_that_comes_again_goes_on_though_its_past_instants_have_runs(clocked: ClockedDatabase) -> None:
+def test_recreated_recurring_job_continues_after_its_earlier_runs(clocked: ClockedDatabase) -> None:
     clocked.stop_clock()
     every: dict[str, Any] = {"schedule": "@every 1s", "overlap": "allow_all"}
     submit(clocked, **every)

@@ -46,7 +46,7 @@ def buried(requests: Requests) -> list[tuple[object, ...]]:
 
 
 @pytest.mark.kafka
-def test_a_reply_ends_the_run_with_its_value_as_the_result(requests: Requests) -> None:
+def test_target_reply_ends_the_run_with_its_value_as_result(requests: Requests) -> None:
     database = requests.database
     started = waiting(database)
     with requests.running():
@@ -57,7 +57,7 @@ def test_a_reply_ends_the_run_with_its_value_as_the_result(requests: Requests) -
 
 
 @pytest.mark.kafka
-def test_a_reply_that_says_so_is_a_failure(requests: Requests) -> None:
+def test_target_reply_may_report_a_failure(requests: Requests) -> None:
     database = requests.database
     started = waiting(database)
     token = token_of(database, started)
@@ -68,7 +68,7 @@ def test_a_reply_that_says_so_is_a_failure(requests: Requests) -> None:
 
 
 @pytest.mark.kafka
-def test_a_reply_twice_or_too_late_changes_nothing_and_blocks_nothing(
+def test_duplicate_or_late_target_reply_changes_and_blocks_nothing(
     requests: Requests, caplog: pytest.LogCaptureFixture
 ) -> None:
     database = requests.database
@@ -83,7 +83,7 @@ def test_a_reply_twice_or_too_late_changes_nothing_and_blocks_nothing(
 
 
 @pytest.mark.kafka
-def test_what_is_no_reply_is_a_dead_letter_byte_for_byte_and_blocks_nothing(requests: Requests) -> None:
+def test_invalid_target_reply_is_dead_lettered_unchanged(requests: Requests) -> None:
     database = requests.database
     started = waiting(database)
     token = token_of(database, started)
@@ -106,7 +106,7 @@ def test_what_is_no_reply_is_a_dead_letter_byte_for_byte_and_blocks_nothing(requ
 
 
 @pytest.mark.kafka
-def test_requests_and_replies_in_one_batch_are_both_applied(requests: Requests) -> None:
+def test_requests_and_target_replies_in_one_batch_are_applied(requests: Requests) -> None:
     database = requests.database
     started = waiting(database)
     reply = requests.reply(b"1", task_token=token_of(database, started))
@@ -119,7 +119,7 @@ def test_requests_and_replies_in_one_batch_are_both_applied(requests: Requests) 
 
 
 @pytest.mark.kafka
-def test_a_reply_that_only_the_database_refuses_is_buried_alone(fresh_database: Database, info: StackInfo) -> None:
+def test_target_reply_refused_by_the_database_is_dead_lettered_alone(fresh_database: Database, info: StackInfo) -> None:
     """A constraint is the fault."""
     database = fresh_database
     submit(database)
@@ -138,7 +138,7 @@ def test_a_reply_that_only_the_database_refuses_is_buried_alone(fresh_database: 
 
 
 @pytest.mark.kafka
-def test_a_reply_that_was_buried_ends_its_run_once_it_is_redriven(fresh_database: Database, info: StackInfo) -> None:
+def test_redriven_target_reply_ends_its_run(fresh_database: Database, info: StackInfo) -> None:
     """A constraint is the fault, and is removed."""
     database = fresh_database
     submit(database)
@@ -165,7 +165,7 @@ def test_a_reply_that_was_buried_ends_its_run_once_it_is_redriven(fresh_database
     assert open_run(database, started.run_id).state == "retrying"
 
 
-def test_a_result_that_is_too_large_fails_for_good_as_a_handlers_would() -> None:
+def test_too_large_target_reply_fails_permanently() -> None:
     big = json.dumps("x" * 65_536).encode()
     request = read_target_reply([("tidewheel-task-token", TOKEN.encode())], big, KEY)
     assert (request.status, request.error_type, request.permanent) == ("failed", "ResultTooLarge", True)
@@ -173,12 +173,12 @@ def test_a_result_that_is_too_large_fails_for_good_as_a_handlers_would() -> None
 
 
 @pytest.mark.parametrize(("value", "result"), [(None, None), (b"", None), (b"null", b"null"), (b" [1, 2]\n", b"[1,2]")])
-def test_the_value_is_the_result_as_compact_json(value: bytes | None, result: bytes | None) -> None:
+def test_target_replys_value_is_stored_as_compact_json(value: bytes | None, result: bytes | None) -> None:
     request = read_target_reply({"Tidewheel-Task-Token": TOKEN}, value, KEY)
     assert (request.status, request.result) == ("succeeded", result)
 
 
-def test_what_went_wrong_is_cut_and_cleaned_so_that_it_can_be_kept() -> None:
+def test_error_texts_of_a_target_reply_are_cut_and_storable() -> None:
     headers = [("tidewheel-task-token", TOKEN.encode()), ("tidewheel-status", b"failed")]
     request = read_target_reply(headers, b"\x00\xff\x1b" + "ü".encode() * 5000, KEY)
     message = request.error_message or ""
@@ -190,13 +190,13 @@ def test_what_went_wrong_is_cut_and_cleaned_so_that_it_can_be_kept() -> None:
 @pytest.mark.parametrize(
     "value", [b"nope", b'{"a": 1, "a": 2}', b"NaN", b"\xff", b"[" * 5000, b'"\\ud800"', b'{"a": "\\u0000"}']
 )
-def test_a_value_that_is_no_json_that_can_be_kept_is_undecodable(value: bytes) -> None:
+def test_target_reply_with_unstorable_json_is_undecodable(value: bytes) -> None:
     with pytest.raises(UndecodableMessage):
         read_target_reply([("tidewheel-task-token", TOKEN.encode())], value, KEY)
 
 
 @pytest.mark.parametrize("error_type", [b"", b"x" * 300, b"a\nb", b"\xff\x00"])
-def test_an_error_type_that_is_none_is_undecodable(error_type: bytes) -> None:
+def test_target_reply_with_an_invalid_error_type_is_undecodable(error_type: bytes) -> None:
     given = {"tidewheel-task-token": TOKEN.encode(), "tidewheel-status": b"failed", "tidewheel-error-type": error_type}
     with pytest.raises(UndecodableMessage, match="error_type"):
         read_target_reply(list(given.items()), b"", KEY)

@@ -34,7 +34,7 @@ def still(clocked: ClockedDatabase) -> ClockedDatabase:
     return clocked
 
 
-def test_a_trigger_runs_now_and_says_as_what(still: ClockedDatabase) -> None:
+def test_trigger_runs_now_and_reports_its_run_id(still: ClockedDatabase) -> None:
     [reply] = ask(still, about("job.trigger", request_id="r-1"))
     now = still.now()
     expected = run_id(job_id("default", "job"), now, Cause.TRIGGER, b"r-1")
@@ -49,7 +49,7 @@ def _in_90_seconds(now: datetime) -> str:
 
 
 @pytest.mark.parametrize("wanted", [{"delay": "90s"}, {"delay": 90}, {"run_at": _in_90_seconds}])
-def test_a_delayed_trigger_is_written_at_once_and_leaves_later(still: ClockedDatabase, wanted: dict[str, Any]) -> None:
+def test_delayed_trigger_is_stored_at_once_and_published_later(still: ClockedDatabase, wanted: dict[str, Any]) -> None:
     now = still.now()
     fields: dict[str, Any] = {name: value(now) if callable(value) else value for name, value in wanted.items()}
     run = open_run(still, trigger(still, **fields))
@@ -59,13 +59,13 @@ def test_a_delayed_trigger_is_written_at_once_and_leaves_later(still: ClockedDat
     assert abs(run_instant(run.run_id) - run.scheduled_at) < timedelta(milliseconds=1)
 
 
-def test_an_instant_that_has_passed_is_now(still: ClockedDatabase) -> None:
+def test_past_trigger_instant_runs_now(still: ClockedDatabase) -> None:
     """An id must not sort into a day whose partition has been dropped."""
     past = (still.now() - timedelta(days=500)).isoformat()
     assert open_run(still, trigger(still, run_at=past)).scheduled_at == still.now()
 
 
-def test_an_instant_too_far_ahead_is_refused_with_what_to_do_instead(still: ClockedDatabase) -> None:
+def test_distant_trigger_instant_is_refused_with_a_remedy(still: ClockedDatabase) -> None:
     limit = still.now() + timedelta(days=400)
     assert trigger(still, run_at=limit.isoformat())
     [reply] = ask(still, about("job.trigger", run_at=(limit + timedelta(seconds=1)).isoformat()))
@@ -77,7 +77,7 @@ def test_an_instant_too_far_ahead_is_refused_with_what_to_do_instead(still: Cloc
         ask(still, about("job.trigger", delay="401d"))
 
 
-def test_a_payload_of_its_own_replaces_the_jobs(still: ClockedDatabase) -> None:
+def test_triggers_payload_replaces_the_jobs(still: ClockedDatabase) -> None:
     trigger(still)
     still.advance(timedelta(seconds=1))
     trigger(still, payload={"to": "ann"}, labels={"one": "1"})
@@ -93,19 +93,19 @@ def test_a_trigger_writes_no_job_row(still: ClockedDatabase) -> None:
     assert still.rows("SELECT xmin, * FROM jobs") == before
 
 
-def test_a_job_that_is_not_there_is_named_in_the_refusal(still: ClockedDatabase) -> None:
+def test_trigger_of_an_unknown_job_is_refused_by_name(still: ClockedDatabase) -> None:
     [reply] = ask(still, about("job.trigger", "jobb"))
     assert (reply.status, reply.code, reply.run_id) == ("rejected", "unknown_job", None)
     assert [(error.path, error.problem) for error in reply.errors] == [("key", "tenant 'default' has no job 'jobb'")]
 
 
-def test_a_deleted_job_is_not_there(still: ClockedDatabase) -> None:
+def test_trigger_of_a_deleted_job_is_refused(still: ClockedDatabase) -> None:
     ask(still, about("job.delete"))
     [reply] = ask(still, about("job.trigger"))
     assert (reply.status, reply.code) == ("rejected", "unknown_job")
 
 
-def test_an_unknown_tenant_is_refused_whatever_is_asked(still: ClockedDatabase) -> None:
+def test_every_request_for_an_unknown_tenant_is_refused(still: ClockedDatabase) -> None:
     documents = [
         about("job.trigger", tenant="acme"),
         submission() | {"tenant": "acme"},
@@ -116,7 +116,7 @@ def test_an_unknown_tenant_is_refused_whatever_is_asked(still: ClockedDatabase) 
         assert (reply.status, [error.path for error in reply.errors]) == ("rejected", ["tenant"])
 
 
-def test_a_batch_of_triggers_is_a_run_each_in_their_order(still: ClockedDatabase) -> None:
+def test_batch_of_triggers_creates_one_run_each_in_order(still: ClockedDatabase) -> None:
     submit(still, "other")
     keys = ["job", "other", "missing", "job"]
     replies = ask(still, *(about("job.trigger", key) for key in keys))
@@ -126,7 +126,7 @@ def test_a_batch_of_triggers_is_a_run_each_in_their_order(still: ClockedDatabase
     assert len(open_runs(still)) == 3
 
 
-def test_a_trigger_does_not_wait_for_a_firing_under_way(database: Database) -> None:
+def test_trigger_does_not_wait_for_a_concurrent_firing(database: Database) -> None:
     submit(database, schedule="@every 1h")
     firing = database.connection()
     firing.execute("SELECT FROM timers FOR UPDATE")
@@ -134,7 +134,7 @@ def test_a_trigger_does_not_wait_for_a_firing_under_way(database: Database) -> N
     firing.rollback()
 
 
-def test_a_trigger_waits_for_a_deletion_under_way_and_then_finds_no_job(database: Database) -> None:
+def test_trigger_waits_for_a_concurrent_deletion_and_finds_no_job(database: Database) -> None:
     submit(database)
     deleting, triggering = database.connection(), database.connection()
     ask_within(deleting, database, about("job.delete"))

@@ -192,7 +192,7 @@ def test_run_that_ends_concurrently_is_not_counted(with_job: Database) -> None:
     assert (final_state(with_job, started.run_id)[0], progress(with_job, number)) == ("succeeded", (0, True))
 
 
-def test_a_released_run_of_a_cancelled_holder_does_not_start(database: Database) -> None:
+def test_run_promoted_from_a_cancelled_active_run_does_not_start(database: Database) -> None:
     submit(database, overlap="buffer_all")
     holder = begun(database)
     waiters = [trigger(database) for _ in range(3)]

@@ -121,7 +121,7 @@ def load_due_jobs(database: Database, within: timedelta = timedelta(0)) -> None:
         )
 
 
-def test_firing_after_idling_reads_what_it_fires(idle: Database) -> None:
+def test_firing_after_idling_reads_only_due_rows(idle: Database) -> None:
     session = idle.session()
     for _ in range(POLLS):
         assert fire(session, idle.installation, look_at(idle, batch=BATCH)) == 0
@@ -172,7 +172,7 @@ def test_timers_due_in_backlog_do_not_wait_for_rotation(idle: Database) -> None:
     scheduler.close()
 
 
-def test_claiming_and_ending_after_idling_read_what_they_touch(idle: Database) -> None:
+def test_claims_and_ends_after_idling_read_only_their_rows(idle: Database) -> None:
     """As executors do it: with sessions that look rows up by key."""
     claiming, ending = idle.session(options=KEPT_PLANS), idle.session(options=BY_KEY)
     nobody = UUID(int=0)

@@ -131,7 +131,7 @@ def test_timers_on_time_fire_before_missed_ones(still: ClockedDatabase) -> None:
     assert sent[0] == str(on_time).encode()
 
 
-def test_a_change_in_the_middle_of_a_catch_up_finishes_it_by_the_version_in_force(still: ClockedDatabase) -> None:
+def test_change_during_a_catch_up_finishes_it_by_the_version_in_force(still: ClockedDatabase) -> None:
     submit(still, schedule="@every 10s", catch_up="fire_all", overlap="allow_all")
     still.advance(HOUR)
     fire_due(still)
@@ -141,7 +141,7 @@ def test_a_change_in_the_middle_of_a_catch_up_finishes_it_by_the_version_in_forc
     assert {row[0] for row in still.rows("SELECT job_version FROM job_runs")} == {1}
 
 
-def test_a_once_that_is_not_to_be_late_is_refused_when_its_time_has_passed(still: ClockedDatabase) -> None:
+def test_past_once_with_catch_up_skip_is_refused(still: ClockedDatabase) -> None:
     past = (still.now() - MINUTE).isoformat()
     [reply] = ask(
         still,

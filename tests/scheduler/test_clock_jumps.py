@@ -50,7 +50,7 @@ def skipped(database: ClockedDatabase) -> list[tuple[str, datetime, datetime, in
 
 
 @pytest.mark.parametrize("jump", [HOUR, 40 * DAY])
-def test_forward_is_decided_by_the_policy_of_each_job(noon: ClockedDatabase, jump: timedelta) -> None:
+def test_clock_jump_forward_is_decided_by_each_jobs_policy(noon: ClockedDatabase, jump: timedelta) -> None:
     for policy in ("fire_once", "skip", "fire_all"):
         submit(noon, policy, catch_up=policy, **EACH_MINUTE)
     noon.advance(jump)
@@ -76,7 +76,7 @@ def skipped_of(database: ClockedDatabase, key: str) -> list[tuple[str, datetime,
 
 
 @pytest.mark.parametrize("jump", [2 * MINUTE, HOUR, 40 * DAY])
-def test_back_nothing_fires_twice_and_nothing_is_lost(noon: ClockedDatabase, jump: timedelta) -> None:
+def test_clock_jump_back_fires_each_instant_once(noon: ClockedDatabase, jump: timedelta) -> None:
     submit(noon, **EACH_MINUTE)
     noon.advance(MINUTE)
     settle(noon)
@@ -93,7 +93,7 @@ def test_back_nothing_fires_twice_and_nothing_is_lost(noon: ClockedDatabase, jum
     assert skipped(noon) == []
 
 
-def test_back_a_run_that_was_written_waits_until_its_time_has_come_again(noon: ClockedDatabase) -> None:
+def test_clock_jump_back_delays_a_run_created_ahead(noon: ClockedDatabase) -> None:
     submit(noon, **EACH_MINUTE)
     noon.advance(MINUTE)
     settle(noon)
@@ -113,9 +113,7 @@ def test_back_a_run_that_was_written_waits_until_its_time_has_come_again(noon: C
     ],
     ids=["edit", "pause and resume", "delete and create"],
 )
-def test_back_what_has_fired_does_not_fire_again_after_a_change(
-    noon: ClockedDatabase, change: list[dict[str, object]]
-) -> None:
+def test_clock_jump_back_and_an_edit_fire_nothing_twice(noon: ClockedDatabase, change: list[dict[str, object]]) -> None:
     """The instants are ahead again, and the timer is set to them; their runs exist already."""
     submit(noon, **EACH_MINUTE)
     ended: list[UUID] = []
@@ -140,7 +138,7 @@ def test_back_what_has_fired_does_not_fire_again_after_a_change(
 
 
 @pytest.mark.parametrize("jump", [40 * DAY, -40 * DAY], ids=["forward", "back"])
-def test_days_away_every_run_has_its_partition(noon: ClockedDatabase, jump: timedelta) -> None:
+def test_clock_jump_of_days_creates_partitions_for_every_run(noon: ClockedDatabase, jump: timedelta) -> None:
     submit(noon, **EACH_MINUTE)
     noon.advance(MINUTE)
     settle(noon)
@@ -156,7 +154,7 @@ def test_days_away_every_run_has_its_partition(noon: ClockedDatabase, jump: time
 
 
 @pytest.mark.parametrize("jump", [40 * DAY, -40 * DAY], ids=["forward", "back"])
-def test_a_scheduler_makes_the_partitions_of_the_databases_days(clocked: ClockedDatabase, jump: timedelta) -> None:
+def test_scheduler_creates_partitions_by_the_databases_clock(clocked: ClockedDatabase, jump: timedelta) -> None:
     today = clocked.advance(jump)
     wanted = {f"{table}_{today + days * DAY:%Y%m%d}" for table in TABLES for days in range(-1, 4)}
     assert not wanted & partitions(clocked)

@@ -73,7 +73,7 @@ def told(database: Database, which: str) -> None:
     assert database.rows("SELECT state, error_type FROM failed_runs") == [("timed_out", f"timeout_{which}")]
 
 
-def test_a_run_that_did_not_begin_in_time_ends_by_schedule_to_start(still: ClockedDatabase) -> None:
+def test_unstarted_run_ends_by_schedule_to_start(still: ClockedDatabase) -> None:
     submit(still, schedule_to_start="1m", schedule_to_close="1h")
     run_id = trigger(still)
     still.advance(MINUTE - timedelta(milliseconds=1))
@@ -86,7 +86,7 @@ def test_a_run_that_did_not_begin_in_time_ends_by_schedule_to_start(still: Clock
     assert still.count("open_runs") == 0
 
 
-def test_a_run_that_has_begun_is_not_ended_by_schedule_to_start(still: ClockedDatabase) -> None:
+def test_started_run_is_not_ended_by_schedule_to_start(still: ClockedDatabase) -> None:
     submit(still, schedule_to_start="1m")
     first = begun(still)
     requeue(still, first, AttemptOutcome.RELEASED)
@@ -95,7 +95,7 @@ def test_a_run_that_has_begun_is_not_ended_by_schedule_to_start(still: ClockedDa
     assert begin(still, first.run_id).attempt == 2
 
 
-def test_the_time_counts_from_when_a_run_may_leave(still: ClockedDatabase) -> None:
+def test_schedule_to_start_counts_from_publish_at(still: ClockedDatabase) -> None:
     submit(still, schedule_to_start="1m", schedule_to_close="2m")
     trigger(still, delay="1h")
     still.advance(HOUR)
@@ -106,7 +106,7 @@ def test_the_time_counts_from_when_a_run_may_leave(still: ClockedDatabase) -> No
 
 
 @pytest.mark.parametrize("outcome", [AttemptOutcome.FAILED, AttemptOutcome.RELEASED, AttemptOutcome.LOST])
-def test_a_run_between_attempts_ends_by_schedule_to_close(still: ClockedDatabase, outcome: AttemptOutcome) -> None:
+def test_run_between_attempts_ends_by_schedule_to_close(still: ClockedDatabase, outcome: AttemptOutcome) -> None:
     submit(still, schedule_to_start="1s", schedule_to_close="1m")
     started = begun(still)
     requeue(still, started, outcome, delay=HOUR)
@@ -126,7 +126,7 @@ def test_run_owned_by_executor_is_not_timed_out(still: ClockedDatabase) -> None:
     assert open_run(still, started.run_id).state == "running"
 
 
-def test_a_buffered_run_is_timed_out_and_the_others_keep_their_places(still: ClockedDatabase) -> None:
+def test_buffered_run_is_timed_out_and_others_keep_their_order(still: ClockedDatabase) -> None:
     submit(still, schedule_to_start="1m")
     holder, second = holding(still), make(still, "buffer_all")
     claim(still, second)
@@ -211,7 +211,7 @@ def test_locked_run_is_not_timed_out(still: ClockedDatabase) -> None:
     assert open_run(still, run_id).state == "waiting"
 
 
-def test_the_end_of_a_fixed_delays_run_waits_for_an_edit_without_holding_the_run(still: ClockedDatabase) -> None:
+def test_timed_out_fixed_delay_run_waits_for_a_concurrent_edit_unlocked(still: ClockedDatabase) -> None:
     """Lock order: timers, then jobs, then open runs, as a deletion of the job."""
     submit(still, schedule={"fixed_delay": "1h"}, schedule_to_start="1m", pause_on_failure=3)
     fire_due(still)
@@ -266,7 +266,7 @@ def test_timeouts_are_applied_batch_by_batch(still: ClockedDatabase) -> None:
     assert still.count("open_runs") == 0
 
 
-def test_two_schedulers_time_a_run_out_once(still: ClockedDatabase) -> None:
+def test_concurrent_schedulers_time_a_run_out_once(still: ClockedDatabase) -> None:
     submit(still, schedule_to_start="1m")
     ask(still, *({"type": "job.trigger", "key": "job"} for _ in range(100)))
     still.advance(MINUTE)

@@ -57,7 +57,7 @@ def still(clocked: ClockedDatabase) -> ClockedDatabase:
     return clocked
 
 
-def test_runs_are_written_ahead_and_leave_at_their_instant(still: ClockedDatabase) -> None:
+def test_runs_are_created_ahead_and_published_at_their_instant(still: ClockedDatabase) -> None:
     submit(still, **EACH_SECOND)
     assert fire_due(still, lookahead=timedelta(seconds=3.5)) == 1
     assert instants(still) == [1, 2, 3]
@@ -68,13 +68,13 @@ def test_runs_are_written_ahead_and_leave_at_their_instant(still: ClockedDatabas
     assert fire_due(still, lookahead=timedelta(seconds=3.5)) == 0
 
 
-def test_nothing_is_written_before_the_lookahead(still: ClockedDatabase) -> None:
+def test_no_run_is_created_before_the_lookahead(still: ClockedDatabase) -> None:
     submit(still, **EACH_SECOND)
     assert fire_due(still, lookahead=SECOND - timedelta(microseconds=1)) == 0
     assert fire_due(still, lookahead=SECOND) == 1
 
 
-def test_what_is_late_is_due_at_once_and_keeps_its_instant(still: ClockedDatabase) -> None:
+def test_late_run_is_due_at_once_and_keeps_its_instant(still: ClockedDatabase) -> None:
     submit(still, **EACH_SECOND)
     now = still.advance(timedelta(seconds=1.5))
     fire_due(still)
@@ -90,7 +90,7 @@ def test_young_overdue_instants_all_fire(still: ClockedDatabase) -> None:
     assert skips(still) == []
 
 
-def test_of_what_was_missed_the_latest_fires_and_the_rest_is_one_exact_span(still: ClockedDatabase) -> None:
+def test_latest_missed_occurrence_fires_and_others_are_one_exact_span(still: ClockedDatabase) -> None:
     submit(still, schedule="@every 1h")
     still.advance(5.5 * HOUR)
     fire_due(still)
@@ -105,7 +105,7 @@ def test_of_what_was_missed_the_latest_fires_and_the_rest_is_one_exact_span(stil
     assert instants(still) == [5 * 3600, 6 * 3600]
 
 
-def test_the_latest_missed_and_everything_younger_fire(still: ClockedDatabase) -> None:
+def test_latest_missed_and_younger_occurrences_fire(still: ClockedDatabase) -> None:
     submit(still, **EACH_SECOND)
     still.advance(600 * SECOND)
     fire_due(still)
@@ -113,7 +113,7 @@ def test_the_latest_missed_and_everything_younger_fire(still: ClockedDatabase) -
     assert instants(still) == list(range(540, 601))
 
 
-def test_exactly_misfire_after_is_missed_and_a_microsecond_less_is_not(still: ClockedDatabase) -> None:
+def test_occurrence_is_missed_at_exactly_misfire_after(still: ClockedDatabase) -> None:
     submit(still, schedule="@every 1h")
     still.advance(2 * HOUR + timedelta(seconds=60) - timedelta(microseconds=1))
     fire_due(still)
@@ -124,7 +124,7 @@ def test_exactly_misfire_after_is_missed_and_a_microsecond_less_is_not(still: Cl
     assert (instants(still)[2:], skips(still)) == ([4 * 3600], [("misfire", 3 * 3600, 3 * 3600, 1, True)])
 
 
-def test_a_span_too_long_to_count_says_so(still: ClockedDatabase) -> None:
+def test_uncountable_span_is_recorded_as_inexact(still: ClockedDatabase) -> None:
     submit(still, **EACH_SECOND)
     still.advance(timedelta(days=3))
     fire_due(still)
@@ -155,7 +155,7 @@ def test_clock_set_back_creates_no_duplicate_run(still: ClockedDatabase) -> None
     assert skips(still) == []
 
 
-def test_jobs_that_share_a_schedule_each_get_their_own_run(still: ClockedDatabase) -> None:
+def test_jobs_with_one_schedule_get_their_own_runs(still: ClockedDatabase) -> None:
     at = still.now().replace(microsecond=0) + SECOND
     ask(still, *(submission(f"job-{n}", schedule="* * * * * *") for n in range(50)))
     still.stop_clock(at)
@@ -172,7 +172,7 @@ def test_backlog_of_one_shard_does_not_delay_others(still: ClockedDatabase) -> N
     assert fired == {shard for (shard,) in still.rows("SELECT DISTINCT shard FROM jobs")}
 
 
-def test_two_schedulers_on_the_same_shards_make_one_run_per_occurrence(
+def test_concurrent_schedulers_create_one_run_per_occurrence(
     still: ClockedDatabase, caplog: pytest.LogCaptureFixture
 ) -> None:
     ask(still, *(submission(f"job-{n}", **EACH_SECOND) for n in range(60)))

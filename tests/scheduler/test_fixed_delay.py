@@ -49,7 +49,7 @@ def start(database: ClockedDatabase) -> Started:
     return begin(database, run.run_id)
 
 
-def test_the_first_run_is_due_at_once_and_the_timer_waits_for_its_end(chain: ClockedDatabase) -> None:
+def test_first_run_is_due_at_once_and_the_timer_waits_for_its_end(chain: ClockedDatabase) -> None:
     start(chain)
     assert timer(chain) == ("run", None)
     chain.advance(10 * MINUTE)
@@ -57,7 +57,7 @@ def test_the_first_run_is_due_at_once_and_the_timer_waits_for_its_end(chain: Clo
 
 
 @pytest.mark.parametrize("state", [RunState.SUCCEEDED, RunState.FAILED, RunState.TIMED_OUT])
-def test_the_next_run_is_due_so_long_after_the_end_whatever_it_was(chain: ClockedDatabase, state: RunState) -> None:
+def test_next_run_is_due_a_delay_after_any_end(chain: ClockedDatabase, state: RunState) -> None:
     started = start(chain)
     chain.advance(7 * SECOND)
     end(chain, ending(started, state, error_type="E"))
@@ -67,19 +67,19 @@ def test_the_next_run_is_due_so_long_after_the_end_whatever_it_was(chain: Clocke
     assert again.run_id != started.run_id
 
 
-def test_a_retry_is_no_end(chain: ClockedDatabase) -> None:
+def test_retry_does_not_start_the_delay(chain: ClockedDatabase) -> None:
     requeue(chain, start(chain), AttemptOutcome.FAILED)
     assert timer(chain) == ("run", None)
 
 
-def test_a_trigger_is_no_link_of_the_chain(chain: ClockedDatabase) -> None:
+def test_trigger_does_not_change_the_chain(chain: ClockedDatabase) -> None:
     start(chain)
     run = trigger(chain)
     ask(chain, {"type": "run.cancel", "run_id": str(run)})
     assert timer(chain) == ("run", None)
 
 
-def test_a_pause_holds_the_chain_and_resuming_goes_on_from_the_end_of_the_run(chain: ClockedDatabase) -> None:
+def test_resumed_chain_counts_from_the_end_of_its_run(chain: ClockedDatabase) -> None:
     started = start(chain)
     ask(chain, about("job.pause"))
     assert timer(chain) == ("pause", None)
@@ -90,7 +90,7 @@ def test_a_pause_holds_the_chain_and_resuming_goes_on_from_the_end_of_the_run(ch
     assert timer(chain) == (None, 40.0)
 
 
-def test_resuming_while_the_run_is_open_waits_for_its_end(chain: ClockedDatabase) -> None:
+def test_resumed_chain_with_an_open_run_waits_for_its_end(chain: ClockedDatabase) -> None:
     started = start(chain)
     ask(chain, about("job.pause"))
     ask(chain, about("job.resume"))
@@ -99,7 +99,7 @@ def test_resuming_while_the_run_is_open_waits_for_its_end(chain: ClockedDatabase
     assert timer(chain) == (None, 60.0)
 
 
-def test_an_edit_while_the_run_is_open_counts_from_its_end_by_the_new_delay(chain: ClockedDatabase) -> None:
+def test_edit_during_the_run_counts_its_end_by_the_new_delay(chain: ClockedDatabase) -> None:
     started = start(chain)
     submit(chain, schedule={"fixed_delay": "5s"})
     assert timer(chain) == ("run", None)
@@ -107,7 +107,7 @@ def test_an_edit_while_the_run_is_open_counts_from_its_end_by_the_new_delay(chai
     assert timer(chain) == (None, 5.0)
 
 
-def test_an_edit_between_runs_keeps_the_end_that_it_counts_from(chain: ClockedDatabase) -> None:
+def test_edit_between_runs_counts_from_the_same_end(chain: ClockedDatabase) -> None:
     end(chain, ending(start(chain), RunState.SUCCEEDED))
     chain.advance(10 * SECOND)
     submit(chain, schedule={"fixed_delay": "30s"})
@@ -117,9 +117,7 @@ def test_an_edit_between_runs_keeps_the_end_that_it_counts_from(chain: ClockedDa
 
 
 @pytest.mark.parametrize("paused", [False, True])
-def test_a_start_that_is_added_while_the_run_is_open_is_when_the_chain_goes_on(
-    chain: ClockedDatabase, *, paused: bool
-) -> None:
+def test_start_added_during_the_run_delays_the_chain(chain: ClockedDatabase, *, paused: bool) -> None:
     started = start(chain)
     later = chain.now() + 3600 * SECOND
     if paused:
@@ -138,7 +136,7 @@ def test_a_start_that_is_added_while_the_run_is_open_is_when_the_chain_goes_on(
     assert [run.scheduled_at for run in open_runs(chain)] == [later]
 
 
-def test_a_run_from_before_a_deletion_is_no_link_of_the_new_chain(chain: ClockedDatabase) -> None:
+def test_run_from_before_a_deletion_does_not_advance_the_new_chain(chain: ClockedDatabase) -> None:
     old = start(chain)
     ask(chain, about("job.delete"))
     chain.advance(SECOND)
@@ -153,7 +151,7 @@ def test_a_run_from_before_a_deletion_is_no_link_of_the_new_chain(chain: Clocked
     assert timer(chain) == (None, 59.0)
 
 
-def test_another_kind_of_schedule_ends_the_chain(chain: ClockedDatabase) -> None:
+def test_edit_to_another_kind_of_schedule_ends_the_chain(chain: ClockedDatabase) -> None:
     started = start(chain)
     submit(chain, schedule="@every 1h")
     before = timer(chain)
@@ -161,7 +159,7 @@ def test_another_kind_of_schedule_ends_the_chain(chain: ClockedDatabase) -> None
     assert timer(chain) == before == (None, 3600.0)
 
 
-def test_past_its_end_the_job_is_finished(clocked: ClockedDatabase) -> None:
+def test_chain_past_its_end_finishes_the_job(clocked: ClockedDatabase) -> None:
     now = clocked.stop_clock()
     submit(clocked, schedule={"fixed_delay": "60s"}, end_at=(now + 90 * SECOND).isoformat())
     end(clocked, ending(start(clocked), RunState.SUCCEEDED))

@@ -42,7 +42,7 @@ def members(database: Database) -> int:
     return database.value("SELECT count(*) FROM members WHERE role = 'scheduler'")
 
 
-def test_it_enters_fires_and_leaves(database: Database) -> None:
+def test_scheduler_joins_fires_and_leaves(database: Database) -> None:
     submit(database, **EACH_SECOND)
     with running(database, lookahead=timedelta(seconds=5)):
         until(lambda: len(open_runs(database)) >= 5, "five runs are written ahead")
@@ -65,7 +65,7 @@ def test_notification_of_earlier_timer_wakes_loop(database: Database) -> None:
         notifier.close()
 
 
-def test_it_sleeps_until_the_next_timer_and_not_longer(database: Database) -> None:
+def test_loop_sleeps_until_the_next_timer(database: Database) -> None:
     """Without a lookahead and with a poll of a day, only the timer itself can end the sleep."""
     at = database.now() + SECOND
     submit(database, schedule={"once": at.isoformat()})
@@ -123,7 +123,7 @@ def test_two_schedulers_share_the_work(database: Database) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"scheduler_poll": timedelta(milliseconds=50)}])
-def test_it_survives_the_loss_of_its_connections(database: Database, settings: dict[str, object]) -> None:
+def test_service_survives_lost_connections(database: Database, settings: dict[str, object]) -> None:
     with running(database, **settings):
         until(lambda: members(database) == 1, "it has entered")
         submit(database, **EACH_SECOND)

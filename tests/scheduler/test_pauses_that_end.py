@@ -35,7 +35,7 @@ def paused(database: ClockedDatabase) -> bool:
     return bool(database.value("SELECT paused FROM jobs"))
 
 
-def test_it_ends_at_its_instant_and_not_within_the_lookahead(ticking: ClockedDatabase) -> None:
+def test_pause_ends_at_its_instant_and_not_within_the_lookahead(ticking: ClockedDatabase) -> None:
     submit(ticking, schedule="@every 1m", overlap="allow_all")
     pause(ticking, 3)
     ticking.advance(3 * MINUTE - SECOND)
@@ -52,7 +52,9 @@ def test_it_ends_at_its_instant_and_not_within_the_lookahead(ticking: ClockedDat
 
 
 @pytest.mark.parametrize(("policy", "made"), [("skip", []), ("fire_once", [2.0]), ("fire_all", [1.0, 2.0])])
-def test_on_resume_decides_about_its_instants(ticking: ClockedDatabase, policy: str, made: list[float]) -> None:
+def test_on_resume_decides_occurrences_of_an_expired_pause(
+    ticking: ClockedDatabase, policy: str, made: list[float]
+) -> None:
     submit(ticking, schedule="@every 1m", overlap="allow_all", on_resume=policy)
     pause(ticking, 3)
     ticking.advance(3 * MINUTE)
@@ -61,7 +63,7 @@ def test_on_resume_decides_about_its_instants(ticking: ClockedDatabase, policy: 
     assert instants(ticking) == [*made, 3.0]
 
 
-def test_what_comes_after_its_end_is_downtime_and_not_pause(ticking: ClockedDatabase) -> None:
+def test_occurrences_after_the_pauses_end_are_downtime(ticking: ClockedDatabase) -> None:
     submit(ticking, schedule="@every 1m", overlap="allow_all", on_resume="skip", catch_up="fire_all")
     pause(ticking, 3)
     ticking.advance(10 * MINUTE)
@@ -71,7 +73,7 @@ def test_what_comes_after_its_end_is_downtime_and_not_pause(ticking: ClockedData
     assert ticking.rows("SELECT reason, occurrences FROM skips") == [("paused", 2)]
 
 
-def test_pausing_again_moves_the_end_and_without_one_takes_it_away(ticking: ClockedDatabase) -> None:
+def test_repeated_pause_replaces_or_removes_its_end(ticking: ClockedDatabase) -> None:
     submit(ticking, schedule="@every 1m")
     pause(ticking, 3)
     assert not pause(ticking, 5).unchanged
@@ -84,14 +86,14 @@ def test_pausing_again_moves_the_end_and_without_one_takes_it_away(ticking: Cloc
     assert paused(ticking)
 
 
-def test_an_end_that_has_passed_is_refused(ticking: ClockedDatabase) -> None:
+def test_past_end_of_a_pause_is_refused(ticking: ClockedDatabase) -> None:
     submit(ticking, schedule="@every 1m")
     reply = pause(ticking, -1)
     assert [error.path for error in reply.errors] == ["until"]
     assert not paused(ticking)
 
 
-def test_an_edit_leaves_the_pause_and_its_end_alone(ticking: ClockedDatabase) -> None:
+def test_edit_keeps_the_pause_and_its_end(ticking: ClockedDatabase) -> None:
     submit(ticking, schedule="@every 1m", overlap="allow_all")
     pause(ticking, 3)
     submit(ticking, schedule="@every 1m", overlap="allow_all", description="edited")
@@ -104,7 +106,7 @@ def test_an_edit_leaves_the_pause_and_its_end_alone(ticking: ClockedDatabase) ->
 
 
 @pytest.mark.parametrize("request_kind", ["edit", "resume", "pause"])
-def test_a_request_that_comes_before_firing_finds_the_pause_over(ticking: ClockedDatabase, request_kind: str) -> None:
+def test_request_before_firing_applies_the_expired_pause(ticking: ClockedDatabase, request_kind: str) -> None:
     submit(ticking, schedule="@every 1m", overlap="allow_all")
     pause(ticking, 3)
     ticking.advance(5 * MINUTE)
@@ -119,7 +121,7 @@ def test_a_request_that_comes_before_firing_finds_the_pause_over(ticking: Clocke
     assert paused(ticking) is (request_kind == "pause")
 
 
-def test_a_fixed_delay_whose_run_is_open_when_its_pause_ends_goes_on_waiting_for_it(ticking: ClockedDatabase) -> None:
+def test_fixed_delay_with_an_open_run_waits_after_its_pause_expires(ticking: ClockedDatabase) -> None:
     submit(ticking, schedule={"fixed_delay": "60s"})
     fire_due(ticking)
     [run] = open_runs(ticking)
@@ -132,7 +134,7 @@ def test_a_fixed_delay_whose_run_is_open_when_its_pause_ends_goes_on_waiting_for
     assert ticking.value("SELECT due_at - tidewheel_now() FROM timers") == MINUTE
 
 
-def test_an_end_that_nothing_could_bring_about_is_refused(ticking: ClockedDatabase) -> None:
+def test_end_of_a_pause_for_a_job_without_a_timer_is_refused(ticking: ClockedDatabase) -> None:
     submit(ticking, schedule="manual")
     reply = pause(ticking, 3)
     assert [(error.path, "nothing would end the pause" in error.problem) for error in reply.errors] == [("until", True)]

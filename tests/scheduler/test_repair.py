@@ -45,7 +45,7 @@ def test_missing_timer_is_restored_and_downtime_decided(still: ClockedDatabase) 
     assert still.rows("SELECT reason, occurrences, is_exact FROM skips") == [("misfire", 539, True)]
 
 
-def test_a_job_that_never_fired_goes_on_from_its_submission(still: ClockedDatabase) -> None:
+def test_job_that_never_fired_continues_from_its_submission(still: ClockedDatabase) -> None:
     reply = submit(still, **EACH_SECOND)
     lose_timers(still)
     still.advance(2 * SECOND)
@@ -57,7 +57,7 @@ def test_a_job_that_never_fired_goes_on_from_its_submission(still: ClockedDataba
     assert still.count("job_runs") == 2
 
 
-def test_a_once_whose_timer_was_lost_before_it_fired_still_fires(still: ClockedDatabase) -> None:
+def test_unfired_once_without_a_timer_still_fires(still: ClockedDatabase) -> None:
     """Also when its instant has passed meanwhile: a `once` always fires."""
     at = still.now() + SECOND
     submit(still, schedule={"once": at.isoformat()})

@@ -76,7 +76,7 @@ def retimed(database: Database) -> list[tuple[str, str, str]]:
     return [(key, was.replace(".000000", ""), now.replace(".000000", "")) for key, was, now in told]
 
 
-def test_the_version_is_stored_where_nothing_is_to_be_done(noon: ClockedDatabase) -> None:
+def test_unneeded_refresh_stores_the_tzdata_version(noon: ClockedDatabase) -> None:
     assert noon.value(STORED) == INSTALLED
 
 
@@ -139,7 +139,7 @@ def test_run_ahead_without_occurrence_is_retracted(noon: ClockedDatabase, folder
         assert [run.scheduled_at for run in open_runs(noon)] == [NOON + HOUR]
 
 
-def test_runs_written_ahead_that_still_are_occurrences_stay(noon: ClockedDatabase, folder: Path) -> None:
+def test_run_ahead_with_an_occurrence_is_kept(noon: ClockedDatabase, folder: Path) -> None:
     submit(noon, **EACH_SECOND)
     ask(noon, about("job.skip", at=(NOON + timedelta(seconds=7)).isoformat()))
     fire_due(noon, lookahead=timedelta(seconds=60))
@@ -151,7 +151,7 @@ def test_runs_written_ahead_that_still_are_occurrences_stay(noon: ClockedDatabas
     assert retimed(noon) == []
 
 
-def test_an_occurrence_that_was_skipped_by_hand_stays_so(noon: ClockedDatabase, folder: Path) -> None:
+def test_manual_skip_survives_a_refresh(noon: ClockedDatabase, folder: Path) -> None:
     """One that only the new rules have cannot have been; one that both have is not fired after all."""
     submit(noon, schedule={"cron": "0,30 * * * *", "timezone": "Asia/Kolkata"})
     submit(noon, "daily", **DAILY)
@@ -209,7 +209,7 @@ def test_due_timer_is_left_to_firing(noon: ClockedDatabase, folder: Path) -> Non
     assert retimed(noon) == []
 
 
-def test_a_paused_job_stays_paused_and_goes_on_by_the_new_rules(noon: ClockedDatabase, folder: Path) -> None:
+def test_paused_job_stays_paused_and_resumes_by_the_new_rules(noon: ClockedDatabase, folder: Path) -> None:
     submit(noon, **DAILY)
     ask(noon, about("job.pause"))
     with tzdata(folder):
@@ -219,7 +219,7 @@ def test_a_paused_job_stays_paused_and_goes_on_by_the_new_rules(noon: ClockedDat
     assert reply.next_run_at == NOON + 11 * HOUR
 
 
-def test_a_job_that_the_new_rules_leave_nothing_is_finished(noon: ClockedDatabase, folder: Path) -> None:
+def test_job_without_occurrences_by_the_new_rules_is_finished(noon: ClockedDatabase, folder: Path) -> None:
     schedule = {"cron": "0 13 * * *", "timezone": "Europe/Paris"}
     submit(noon, schedule=schedule, start_at="2026-11-21T11:00:00Z", end_at="2026-11-21T12:00:00Z")
     with tzdata(folder):

@@ -48,7 +48,7 @@ def executor(
     )
 
 
-def test_a_run_whose_handler_no_executor_of_its_queue_has_is_announced(still: ClockedDatabase) -> None:
+def test_run_without_an_executor_for_its_handler_is_announced(still: ClockedDatabase) -> None:
     submit(still, "mail", queue="reports")
     run_id, *_ = [trigger(still, "mail") for _ in range(3)]
     executor(still, handlers=[HANDLER])  # of another queue
@@ -66,7 +66,7 @@ def test_a_run_whose_handler_no_executor_of_its_queue_has_is_announced(still: Cl
     assert (run.state, run.attempt, run.failed_attempts) == ("queued", 0, 0)
 
 
-def test_a_queue_without_any_executor_is_announced_also_for_targets_that_need_no_handler(
+def test_queue_without_executors_is_announced_for_every_target(
     still: ClockedDatabase,
 ) -> None:
     submit(still, "call", queue="web", target={"type": "http", "url": "https://example.org/"})

@@ -67,13 +67,13 @@ def test_two_restricted_day_fields_are_alternatives() -> None:
     assert dates("0 0 13 * FRI") == ["01-02", "01-09", "01-13", "01-16", "01-23", "01-30"]
 
 
-def test_a_day_field_led_by_a_star_is_unrestricted_so_both_must_fit() -> None:
+def test_day_field_that_begins_with_a_star_is_unrestricted() -> None:
     assert dates("0 0 */10 * MON", 3) == ["05-11", "06-01", "08-31"]
     assert dates("0 0 13 * */5", 3) == ["02-13", "03-13", "09-13"]
     assert dates("0 0 ? * FRI", 2) == ["01-02", "01-09"]
 
 
-def test_a_star_later_in_the_list_leads_nothing() -> None:
+def test_later_star_in_a_list_does_not_unrestrict_the_field() -> None:
     assert dates("0 0 13,* * 1", 3) == ["01-02", "01-03", "01-04"]
 
 
@@ -122,7 +122,7 @@ def test_six_fields_have_their_seconds_first() -> None:
         ("0 0 * JAN-DEC *", "0 0 * * *"),
     ],
 )
-def test_two_spellings_of_one_schedule(shorthand: str, plain: str) -> None:
+def test_two_spellings_are_one_schedule(shorthand: str, plain: str) -> None:
     assert next_occurrences(shorthand, "UTC", NEW_YEAR, 20) == next_occurrences(plain, "UTC", NEW_YEAR, 20)
 
 

@@ -71,7 +71,7 @@ def test_occurrence_on_time_fires_without_lateness() -> None:
     assert (decision.skips, decision.next_at) == ((), START + 3 * MINUTE)
 
 
-def test_younger_than_misfire_after_all_fire_late_whatever_the_policy() -> None:
+def test_occurrences_younger_than_misfire_after_fire_late_under_every_policy() -> None:
     for policy in CatchUp:
         decision = decided(at_start(every(10), Policies(catch_up=policy)), 59 * SECOND)
         assert [fire.at for fire in decision.fires] == [START + n * 10 * SECOND for n in range(6)]
@@ -97,7 +97,7 @@ def test_skip_skips_missed_and_fires_younger_occurrences() -> None:
     )  # fmt: skip
 
 
-def test_fire_all_fires_every_one_in_the_window_oldest_first_buffered_and_marked() -> None:
+def test_fire_all_fires_the_window_oldest_first_buffered_and_late() -> None:
     policies = Policies(catch_up=CatchUp.FIRE_ALL, window=3 * HOUR)
     decision = decided(at_start(every(3600), policies), 6 * HOUR + 30 * MINUTE)
     assert [fire.at for fire in decision.fires] == [START + n * HOUR for n in (4, 5, 6)]

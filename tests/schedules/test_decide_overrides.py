@@ -86,7 +86,7 @@ def test_timer_wakes_for_skip_without_successor() -> None:
     assert (skipped(last), last.next_at) == ([("manual", 2, 2, 1)], None)
 
 
-def test_a_skip_within_the_horizon_is_recorded_ahead_and_the_timer_is_not_due_again() -> None:
+def test_skip_within_the_horizon_is_recorded_ahead_without_a_due_timer() -> None:
     decision = decided(stands(said((1,)), Row(minute(1))), 0.95, ahead=5 * SECOND)
     assert skipped(decision) == [("manual", 1, 1, 1)]
     assert decision.due_at == minute(2)

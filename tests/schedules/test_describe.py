@@ -28,7 +28,7 @@ WORDS = {
 
 
 @pytest.mark.parametrize("expression", WORDS)
-def test_an_expression_in_words(expression: str) -> None:
+def test_expression_is_described_in_words(expression: str) -> None:
     assert describe(expression, "UTC") == f"{WORDS[expression]}, by the clock of UTC."
 
 
@@ -68,7 +68,7 @@ def test_time_fired_after_gap_is_noted() -> None:
     ]
 
 
-def test_a_time_that_was_skipped_is_marked_at_the_next() -> None:
+def test_skipped_time_is_marked_at_the_next_occurrence() -> None:
     note = "2024-03-31 02:30 does not exist: the clock goes from 2024-03-31 02:00 to 03:00; skipped"
     assert marks("30 2 * * *", "Europe/Berlin", "2024-03-31T00:00", 1, dst_gap="skip") == [f"04-01 02:30 CEST | {note}"]
 
@@ -81,7 +81,7 @@ def test_skipped_wall_clock_time_is_noted() -> None:
     ]
 
 
-def test_the_first_of_two_is_marked_with_the_one_left_out() -> None:
+def test_first_of_two_passes_names_the_omitted_one() -> None:
     note = "2024-10-27 02:30 comes twice; this is the first time, and the one at 01:30 UTC is left out"
     assert marks("30 2 * * *", "Europe/Berlin", "2024-10-27T00:00", 2) == [
         f"10-27 02:30 CEST | {note}",
@@ -89,13 +89,13 @@ def test_the_first_of_two_is_marked_with_the_one_left_out() -> None:
     ]
 
 
-def test_both_passes_are_marked() -> None:
+def test_both_passes_of_a_repeated_time_are_marked() -> None:
     first, second = marks("30 2 * * *", "Europe/Berlin", "2024-10-27T00:00", 2, dst_overlap="both")
     assert first.endswith("CEST | 2024-10-27 02:30 comes twice; this is the first time, and it fires at both")
     assert second.endswith("CET | 2024-10-27 02:30 comes twice; this is the second time, and it fires at both")
 
 
-def test_a_missing_day_is_marked() -> None:
+def test_missing_day_is_marked() -> None:
     note = "what falls inside is skipped"
     found = marks("0 12 * * *", "Pacific/Apia", "2011-12-29T00:00", 2)
     assert found[0] == "12-29 12:00 -10"

@@ -18,7 +18,7 @@ def test_equal_texts_share_one_schedule() -> None:
     assert schedule_from_text(text("0 3 * * THU"), ONE) is schedule_from_text(text("0 3 * * THU"), OTHER)
 
 
-def test_an_h_is_read_per_job() -> None:
+def test_h_field_is_hashed_per_job() -> None:
     hashed = text("0 3 * * *", "H H * * *")
     assert schedule_from_text(hashed, ONE) != schedule_from_text(hashed, OTHER)
     assert schedule_from_text(hashed, ONE) is schedule_from_text(hashed, ONE)

@@ -31,7 +31,7 @@ WINDOWS_IN_SLICE = 280 if examples.FULL else 56
 WEEKS_IN_SLICE = 20 if examples.FULL else 8
 
 
-def test_near_every_change_of_the_clock_the_library_agrees_with_brute_force(
+def test_library_equals_brute_force_near_every_clock_change(
     request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
 ) -> None:
     random, tally = Random(SEED), Tally()  # noqa: S311  # a seeded sample, no secret
@@ -45,7 +45,7 @@ def test_near_every_change_of_the_clock_the_library_agrees_with_brute_force(
     assert tally.differences == []
 
 
-def test_between_the_changes_the_library_agrees_with_brute_force(
+def test_library_equals_brute_force_between_clock_changes(
     request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
 ) -> None:
     random, tally = Random(SEED + 1), Tally()  # noqa: S311  # a seeded sample, no secret

@@ -67,7 +67,7 @@ schedules = st.one_of(crons(), intervals(), onces(), st.just(parse_schedule({"ki
 
 
 @given(schedules, instants)
-def test_after_is_strictly_later_and_the_same_again(schedule: Schedule, instant: datetime) -> None:
+def test_after_is_strictly_later_and_repeatable(schedule: Schedule, instant: datetime) -> None:
     found = schedule.after(instant)
     assert schedule.after(instant) == found
     if found is not None:
@@ -82,7 +82,7 @@ def test_occurrences_ascend_strictly(schedule: Schedule, instant: datetime) -> N
 
 
 @given(schedules, instants)
-def test_nothing_lies_between_an_instant_and_what_comes_after_it(schedule: Schedule, instant: datetime) -> None:
+def test_no_occurrence_lies_between_an_instant_and_its_successor(schedule: Schedule, instant: datetime) -> None:
     found = schedule.after(instant)
     if found is None:
         return

@@ -81,7 +81,7 @@ def test_each_instant_has_version_in_force(changes: set[int], first: int, length
         assert list(of.iterate(cursor, newest_first=True)) == wanted[cut::-1]
 
 
-def test_a_version_that_counts_throughout_has_no_bounds() -> None:
+def test_version_in_force_throughout_has_no_bounds() -> None:
     of = made([Row(7, every(2))], MIDNIGHT - 24 * HOUR, MIDNIGHT)
     assert of.count(100) == (13, True)
     assert {version for _, version in of.iterate(None, newest_first=False)} == {7}

@@ -15,7 +15,7 @@ def seconds(count: float) -> datetime:
     return NOON + timedelta(seconds=count)
 
 
-def test_an_anchor_that_was_not_given_is_no_occurrence() -> None:
+def test_implicit_anchor_is_no_occurrence() -> None:
     assert parse_schedule(TEN_SECONDS).after(seconds(-100)) == seconds(10)
     assert parse_schedule({**TEN_SECONDS, "anchor_fires": True}).after(seconds(-100)) == NOON
 
@@ -37,7 +37,7 @@ def test_counting_cron_over_years_is_exact() -> None:
     assert each_second.count(NOON, NOON.replace(year=2056), 10**10) == (946_684_800, True)
 
 
-def test_both_bounds_belong_to_the_schedule() -> None:
+def test_schedule_includes_both_bounds() -> None:
     bounded = parse_schedule(
         {**TEN_SECONDS, "start_at": seconds(20).isoformat(), "end_at": seconds(40).isoformat()},
     )
@@ -64,7 +64,7 @@ def test_bounds_of_cron_are_exact_to_the_microsecond(end: str, last: int) -> Non
     assert bounded.count(seconds(-100), seconds(1000), 9) == (last, True)
 
 
-def test_a_fraction_of_a_second_after_an_occurrence_that_occurrence_is_past() -> None:
+def test_occurrence_is_past_a_fraction_of_a_second_later() -> None:
     minutely = parse_schedule({"kind": "cron", "expressions": ["* * * * *"]})
     tick = timedelta(microseconds=1)
     assert minutely.after(NOON - tick) == NOON
@@ -81,7 +81,7 @@ def test_several_expressions_are_one_schedule_without_repeats() -> None:
     assert both.count(NOON, seconds(3600), 7) == (7, False)
 
 
-def test_once_and_manual() -> None:
+def test_once_has_one_occurrence_and_manual_none() -> None:
     once, manual = (
         parse_schedule({"kind": "once", "at": "2026-01-01T13:00:00+01:00"}),
         parse_schedule({"kind": "manual"}),

@@ -15,7 +15,7 @@ ROW = re.compile(r"^\| (\S+/\S+) (\d{4}-\d\d-\d\d) (\d\d:\d\d)→[^|]*\| `([^`]+
 ROWS = ROW.findall(PAGE.read_text(encoding="utf-8"))
 
 
-def test_the_examples_run() -> None:
+def test_doctest_examples_run() -> None:
     assert doctest.testfile(str(PAGE), module_relative=False).failed == 0
 
 
@@ -24,7 +24,7 @@ def test_every_row_is_checked() -> None:
 
 
 @pytest.mark.parametrize(("name", "day", "time", "expression", "said"), ROWS)
-def test_a_row_is_what_the_library_does(name: str, day: str, time: str, expression: str, said: str) -> None:
+def test_row_equals_the_librarys_result(name: str, day: str, time: str, expression: str, said: str) -> None:
     zone = pinned_zone(name)
     last_second_before = (datetime.fromisoformat(f"{day}T{time}") - timedelta(seconds=1)).replace(tzinfo=zone)
     moment = last_second_before.astimezone(UTC) + timedelta(seconds=1)

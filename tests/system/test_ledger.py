@@ -142,7 +142,7 @@ def instant(text: str) -> datetime:
     return datetime.fromisoformat(f"2026-03-{text}+00:00")
 
 
-def test_a_change_leaves_no_hole_behind_a_catch_up_that_was_under_way(clocked: ClockedDatabase) -> None:
+def test_change_during_a_catch_up_leaves_no_gap_in_the_ledger(clocked: ClockedDatabase) -> None:
     """A second backlog behind an unfinished catch-up is more than the change settles in one go."""
     clocked.stop_clock(instant("29T00:00"))
     submit(clocked, schedule={"interval": "1s"}, catch_up="fire_all", window="1h")
@@ -154,7 +154,7 @@ def test_a_change_leaves_no_hole_behind_a_catch_up_that_was_under_way(clocked: C
 
 
 @pytest.mark.parametrize("seen", [True, False])
-def test_what_calendars_exclude_after_the_last_occurrence_is_recorded(clocked: ClockedDatabase, seen: bool) -> None:  # noqa: FBT001
+def test_excluded_days_after_the_last_occurrence_are_recorded(clocked: ClockedDatabase, seen: bool) -> None:  # noqa: FBT001
     """No occurrence is left that fires, and yet some are to come that a calendar leaves out."""
     clocked.stop_clock(instant("28T23:50"))
     ask(clocked, {"type": "calendar.put", "name": "closed", "weekdays": ["SUN"]})
@@ -170,7 +170,7 @@ def test_what_calendars_exclude_after_the_last_occurrence_is_recorded(clocked: C
     assert clocked.value("SELECT sum(occurrences) FROM skips WHERE reason = 'excluded'") == 21
 
 
-def test_what_was_excluded_ahead_of_its_time_is_taken_back_with_the_runs(clocked: ClockedDatabase) -> None:
+def test_exclusions_recorded_ahead_are_retracted_with_the_runs(clocked: ClockedDatabase) -> None:
     """A span written within the lookahead may have begun when an edit comes."""
     clocked.stop_clock(instant("29T23:59:50"))
     ask(clocked, {"type": "calendar.put", "name": "closed", "weekdays": ["SUN"]})

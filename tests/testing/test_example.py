@@ -38,7 +38,7 @@ def noted(tidewheel, tidewheel_stack):
 
 @pytest.mark.kafka
 @pytest.mark.slow
-def test_the_examples_tests_pass_and_leave_nothing_behind(info: StackInfo, tmp_path: Path) -> None:
+def test_tests_of_the_example_pass_and_leave_nothing_behind(info: StackInfo, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "examples" / "shop", tmp_path / "shop")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("TIDEWHEEL_", "PG"))}
     environment |= {DATABASE_VARIABLE: info.database_url, KAFKA_VARIABLE: info.bootstrap}

@@ -59,7 +59,7 @@ def own(context: tidewheel.Context, payload: object) -> str:
     return "said too late"
 
 
-def test_a_coroutine_gets_what_it_is_given_and_gives_what_it_tells() -> None:
+def test_coroutine_gets_its_payload_and_returns_its_result() -> None:
     result = run_handler(
         order, Order(to="ann", copies=2), checkpoint=[1], scheduled_at=AT, labels={"team": "x"}, key="orders"
     ).assert_succeeded()
@@ -74,13 +74,13 @@ def test_a_coroutine_gets_what_it_is_given_and_gives_what_it_tells() -> None:
     assert result.output.endswith("copies: 2\n")
 
 
-def test_a_plain_function_runs_on_a_thread_by_its_name() -> None:
+def test_plain_function_runs_on_a_thread_by_its_name() -> None:
     result = run_handler("kit.on-thread", b"\x00\xff", attempt=3, previous=Previous(result=7)).assert_succeeded()
     assert result.result == {"attempt": 3, "payload": repr(b"\x00\xff"), "before": 7}
     assert run_handler("kit.on-thread").result == {"attempt": 1, "payload": "None", "before": None}
 
 
-def test_a_payload_that_does_not_fit_fails_as_in_production() -> None:
+def test_invalid_payload_fails_as_in_production() -> None:
     result = run_handler("kit.order", {"copies": "many"})
     assert (result.outcome, result.error_type, result.again_in) == ("failed", "InvalidPayload", None)
     with pytest.raises(AssertionError, match="the attempt ended failed: InvalidPayload"):
@@ -97,7 +97,7 @@ def test_a_payload_that_does_not_fit_fails_as_in_production() -> None:
         ("exit", "failed", "SystemExit", True),
     ],
 )
-def test_what_it_raises_means_what_it_means_in_production(
+def test_exceptions_have_their_production_outcome(
     what: str,
     outcome: str,
     error_type: str | None,
@@ -107,7 +107,7 @@ def test_what_it_raises_means_what_it_means_in_production(
     assert (result.outcome, result.error_type, result.again_in is not None) == (outcome, error_type, again)
 
 
-def test_how_it_goes_on_is_told() -> None:
+def test_next_step_after_the_attempt_is_reported() -> None:
     assert run_handler(raise_it, "snooze").again_in == timedelta(seconds=5)
     assert run_handler(raise_it, "retry-after").again_in == timedelta(seconds=30)
     retry = {"max_attempts": 2, "backoff": "fixed", "initial": "7s", "jitter": "0%"}
@@ -116,16 +116,16 @@ def test_how_it_goes_on_is_told() -> None:
     assert "no such thing" in (run_handler(raise_it, "value").trace or "")
 
 
-def test_it_may_be_asked_to_stop_already() -> None:
+def test_handler_may_start_with_a_requested_cancel() -> None:
     assert run_handler(raise_it, "look", cancelled=True).outcome == "cancelled"
 
 
-def test_its_time_is_its_jobs() -> None:
+def test_handler_has_its_jobs_timeout() -> None:
     result = run_handler(sleep, 30, start_to_close="100ms")
     assert (result.outcome, result.error_type) == ("timed_out", "timeout_start_to_close")
 
 
-def test_a_completion_in_its_own_transaction_is_noted_and_counts_as_its_result() -> None:
+def test_complete_in_is_reported_as_the_result() -> None:
     """Also of a handler with a process of its own, which runs here all the same."""
     connection = object()
     result = run_handler(own, None)
@@ -133,7 +133,7 @@ def test_a_completion_in_its_own_transaction_is_noted_and_counts_as_its_result()
     del connection
 
 
-def test_from_a_coroutine_it_is_awaited() -> None:
+def test_run_handler_is_awaited_from_a_coroutine() -> None:
     async def test() -> object:
         with pytest.raises(RuntimeError, match="write `await run_handler_async"):
             run_handler(order, {"to": "ann"})
@@ -142,7 +142,7 @@ def test_from_a_coroutine_it_is_awaited() -> None:
     assert asyncio.run(test()) == 100
 
 
-def test_logging_and_printing_are_as_before_afterwards(capsys: pytest.CaptureFixture[str]) -> None:
+def test_logging_and_printing_are_restored_afterwards(capsys: pytest.CaptureFixture[str]) -> None:
     before = logging.getLogger().handlers[:]
     run_handler(order, {"to": "ann"})
     print("mine")  # noqa: T201
@@ -150,13 +150,13 @@ def test_logging_and_printing_are_as_before_afterwards(capsys: pytest.CaptureFix
     assert "mine" in capsys.readouterr().out
 
 
-def test_an_unknown_handler_is_told_the_nearest() -> None:
+def test_unknown_handler_is_refused_with_the_nearest() -> None:
     with pytest.raises(LookupError, match=r"there is no handler 'kit\.ordr'; did you mean 'kit\.order'\?"):
         run_handler("kit.ordr")
     with pytest.raises(LookupError, match=r"decorate it with @tidewheel\.handler"):
         run_handler(print)
 
 
-def test_a_field_of_the_job_that_does_not_fit_is_refused() -> None:
+def test_invalid_field_of_the_job_is_refused() -> None:
     with pytest.raises(Refused, match="start_to_close"):
         run_handler(order, {"to": "ann"}, start_to_close="soon")

@@ -28,7 +28,7 @@ def test_each_occurrence_fires_at_its_instant() -> None:
     assert all(line.fired and line.fires_at == line.at and line.late is None for line in lines)
 
 
-def test_a_change_of_the_clock_is_told() -> None:
+def test_clock_change_is_reported() -> None:
     berlin = job({"cron": "30 2 * * *", "timezone": "Europe/Berlin"})
     first, second, third = simulate(berlin, START, START + 3 * DAY)
     assert [line.at.isoformat() for line in (first, second, third)] == [
@@ -45,7 +45,7 @@ def test_a_change_of_the_clock_is_told() -> None:
     ("catch_up", "fired", "missed"),
     [("fire_once", [1, 5, 6], 3), ("fire_all", [1, 2, 3, 4, 5, 6], 0), ("skip", [1, 6], 4)],
 )
-def test_what_falls_into_downtime_is_caught_up_as_the_job_says(catch_up: str, fired: list[int], missed: int) -> None:
+def test_downtime_is_caught_up_by_the_jobs_policy(catch_up: str, fired: list[int], missed: int) -> None:
     down = [(START + 1.5 * HOUR, START + 5.5 * HOUR)]
     lines = simulate(job("@every 1h", catch_up=catch_up), START, START + 6 * HOUR, down=down)
     assert hours([line for line in lines if line.fired]) == fired
@@ -53,7 +53,7 @@ def test_what_falls_into_downtime_is_caught_up_as_the_job_says(catch_up: str, fi
     assert all(line.fires_at == START + 5.5 * HOUR and line.late for line in lines if line.fired and line.at in down[0])
 
 
-def test_what_calendars_leave_out_is_told_also_at_the_end() -> None:
+def test_excluded_days_are_reported_also_at_the_end() -> None:
     closed = job("0 8 * * *", exclude_calendars=["holidays"])
     days: list[date | str] = ["2026-03-29", date(2026, 3, 30), "2026-04-01"]
     lines = simulate(closed, START, datetime(2026, 4, 1, 12, tzinfo=UTC), calendars={"holidays": days})
@@ -81,7 +81,7 @@ def test_bounds_and_kinds_of_schedules(schedule: object, fields: dict[str, objec
     assert hours(simulate(job(schedule, **fields), START, START + 5 * HOUR)) == fired
 
 
-def test_it_is_what_a_scheduler_does(clocked: ClockedDatabase) -> None:
+def test_simulation_equals_a_scheduler(clocked: ClockedDatabase) -> None:
     """Jitter and downtime included: the same instants, the same times of leaving, the same skips."""
     clocked.stop_clock(START)
     spec: dict[str, object] = {"schedule": "*/10 * * * *", "jitter": "2m", "catch_up": "fire_all", "window": "1h"}
@@ -114,7 +114,7 @@ def test_it_is_what_a_scheduler_does(clocked: ClockedDatabase) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_does_not_fit_is_refused_with_its_path(
+def test_invalid_argument_is_refused_with_its_path(
     fields: dict[str, object], arguments: dict[str, datetime], path: str
 ) -> None:
     span = {"start": START, "end": START + HOUR} | arguments
@@ -124,6 +124,6 @@ def test_what_does_not_fit_is_refused_with_its_path(
     assert caught.value.errors[0].remedy
 
 
-def test_its_bound_is_far_above_what_tests_want() -> None:
+def test_bound_of_a_simulation_is_large() -> None:
     assert simulate(job("@every 1m"), START, START + DAY)[-1].at == START + DAY
     assert MOST > 60 * 24

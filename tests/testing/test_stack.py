@@ -23,7 +23,7 @@ def job(key: str = "job", **fields: object) -> dict[str, object]:
     return {"key": key, "schedule": "manual", "target": "testing.echo"} | fields
 
 
-def test_nothing_goes_on_before_it_is_told_to(tidewheel: Tidewheel) -> None:
+def test_services_advance_only_when_stepped(tidewheel: Tidewheel) -> None:
     tidewheel.submit(job())
     tidewheel.trigger("job", {"to": "ann"})
     assert [run.state for run in tidewheel.runs("job")] == ["queued"]
@@ -34,14 +34,14 @@ def test_nothing_goes_on_before_it_is_told_to(tidewheel: Tidewheel) -> None:
     assert sorted(run.state for run in tidewheel.runs("job")) == ["queued", "succeeded"]
 
 
-def test_the_clock_stands_where_it_is_set(tidewheel: Tidewheel) -> None:
+def test_clock_stays_where_it_is_set(tidewheel: Tidewheel) -> None:
     assert tidewheel.set_time(NOON) == tidewheel.now == NOON
     assert tidewheel.set_time("2027-03-01T13:00:00+01:00") == NOON
     with pytest.raises(InvalidInput, match="has no offset"):
         tidewheel.set_time("2027-03-01T12:00:00")
 
 
-def test_time_that_passes_fires_each_occurrence_at_its_instant(tidewheel: Tidewheel) -> None:
+def test_advanced_clock_fires_each_occurrence_at_its_instant(tidewheel: Tidewheel) -> None:
     tidewheel.set_time(NOON)
     tidewheel.submit(job(schedule={"cron": "0 * * * *"}))
     assert tidewheel.advance(hours=3, minutes=30) == NOON + timedelta(hours=3.5)
@@ -52,7 +52,7 @@ def test_time_that_passes_fires_each_occurrence_at_its_instant(tidewheel: Tidewh
     tidewheel.assert_no_dead_letters()
 
 
-def test_time_that_is_set_is_downtime(tidewheel: Tidewheel) -> None:
+def test_set_clock_counts_as_downtime(tidewheel: Tidewheel) -> None:
     tidewheel.set_time(NOON)
     tidewheel.submit(job(schedule={"cron": "0 * * * *"}, catch_up="fire_once"))
     tidewheel.set_time(NOON + 5.5 * HOUR)
@@ -75,7 +75,7 @@ def test_a_retry_waits_for_its_time(tidewheel: Tidewheel) -> None:
     assert [(run.state, run.attempt) for run in tidewheel.runs("job")] == [("succeeded", 3)]
 
 
-def test_what_is_given_up_is_told(tidewheel: Tidewheel) -> None:
+def test_exhausted_run_is_reported(tidewheel: Tidewheel) -> None:
     tidewheel.submit(job(target="testing.fail-until", payload=9, retry={"max_attempts": 1}))
     tidewheel.trigger("job")
     tidewheel.drain()
@@ -83,7 +83,7 @@ def test_what_is_given_up_is_told(tidewheel: Tidewheel) -> None:
         tidewheel.assert_no_dead_letters()
 
 
-def test_runs_that_may_not_overlap_come_one_after_another(tidewheel: Tidewheel) -> None:
+def test_non_overlapping_runs_run_one_after_another(tidewheel: Tidewheel) -> None:
     tidewheel.submit(job(overlap="buffer_all"))
     for number in range(3):
         tidewheel.trigger("job", number)
@@ -91,7 +91,7 @@ def test_runs_that_may_not_overlap_come_one_after_another(tidewheel: Tidewheel) 
     assert [run.state for run in tidewheel.runs("job")] == ["succeeded"] * 3
 
 
-def test_a_queue_of_its_own_is_served(tidewheel: Tidewheel) -> None:
+def test_named_queue_is_served(tidewheel: Tidewheel) -> None:
     tidewheel.submit(job("first"))
     tidewheel.trigger("first")
     tidewheel.drain()
@@ -101,7 +101,7 @@ def test_a_queue_of_its_own_is_served(tidewheel: Tidewheel) -> None:
     assert [run.state for key in ("first", "second") for run in tidewheel.runs(key)] == ["succeeded"] * 2
 
 
-def test_requests_come_in_by_kafka(tidewheel: Tidewheel) -> None:
+def test_requests_arrive_by_kafka(tidewheel: Tidewheel) -> None:
     """The SQL function writes a request, the relay publishes it, intake applies it exactly once."""
     tidewheel.submit(job())
     for _ in range(2):
@@ -122,21 +122,21 @@ def test_an_application_enqueues_in_its_own_transaction(tidewheel: Tidewheel) ->
     assert [run.run_id for run in tidewheel.assert_fired("job", times=1)] == [run_id]
 
 
-def test_a_pause_after_failures_is_asked_for_and_made(tidewheel: Tidewheel) -> None:
+def test_pause_on_failure_is_requested_and_applied(tidewheel: Tidewheel) -> None:
     fragile: dict[str, Any] = {"retry": {"max_attempts": 1}, "pause_on_failure": 2, "schedule": "@every 1h"}
     tidewheel.submit(job(target="testing.fail-until", payload=9, **fragile))
     tidewheel.advance(hours=5)
     tidewheel.assert_fired("job", times=2)
 
 
-def test_a_handler_that_nobody_has_is_named(tidewheel: Tidewheel) -> None:
+def test_missing_handler_is_named(tidewheel: Tidewheel) -> None:
     tidewheel.submit(job(target="nobody's"))
     tidewheel.trigger("job")
     with pytest.raises(LookupError, match="job 'job' wants \"nobody's\"; import the module"):
         tidewheel.drain()
 
 
-def test_one_test_sees_nothing_of_another(tidewheel: Tidewheel) -> None:
+def test_tests_are_isolated_from_each_other(tidewheel: Tidewheel) -> None:
     with pytest.raises(UnknownJob):
         tidewheel.trigger("job")
     assert tidewheel.runs("job") == []

@@ -35,14 +35,14 @@ _EXAMPLES: list[TidewheelError] = [
 
 
 @pytest.mark.parametrize("error", _EXAMPLES, ids=lambda error: type(error).__name__)
-def test_an_error_survives_the_way_between_processes(error: TidewheelError) -> None:
+def test_error_survives_serialization_between_processes(error: TidewheelError) -> None:
     again = pickle.loads(pickle.dumps(error))  # noqa: S301 - written here
     assert type(again) is type(error)
     assert str(again) == str(error)
     assert vars(again) == vars(error)
 
 
-def test_every_error_that_is_made_of_fields_has_an_example() -> None:
+def test_every_error_with_fields_has_an_example() -> None:
     told = {type(error) for error in _EXAMPLES}
     assert {kind for kind in _kinds(TidewheelError) if "__init__" in vars(kind)} - told <= {errors.Refused}
 

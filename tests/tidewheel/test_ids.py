@@ -47,7 +47,7 @@ def is_version_8(number: UUID) -> bool:
 
 @many
 @given(st.text(max_size=60), st.text(max_size=60))
-def test_a_job_id_is_the_same_for_ever_and_tells_its_bucket(tenant: str, key: str) -> None:
+def test_job_id_is_stable_and_contains_its_bucket(tenant: str, key: str) -> None:
     job = job_id(tenant, key)
     assert job == job_id(tenant, key)
     assert job.version == 5
@@ -55,7 +55,7 @@ def test_a_job_id_is_the_same_for_ever_and_tells_its_bucket(tenant: str, key: st
     assert 0 <= bucket_of(job) < BUCKETS
 
 
-def test_job_ids_and_run_ids_of_this_release_are_those_of_every_other() -> None:
+def test_ids_equal_those_of_earlier_releases() -> None:
     """Written down, for a release that derives others would fire again what has been fired."""
     job = job_id("default", "daily-report")
     assert str(job) == "f9f13ca7-073d-50ed-8756-56fcc1ff8afe"
@@ -63,13 +63,13 @@ def test_job_ids_and_run_ids_of_this_release_are_those_of_every_other() -> None:
     assert str(event_id(run_id(job, NOON, Cause.TIMER), "run.completed", 2)) == "a9451f65-cc4d-8d81-9257-2bcaf5d485dd"
 
 
-def test_tenant_and_key_do_not_run_into_each_other() -> None:
+def test_tenant_and_key_are_separated_in_job_ids() -> None:
     assert len({job_id("a", "bc"), job_id("ab", "c"), job_id("", "abc"), job_id("abc", "")}) == 4
 
 
 @many
 @given(jobs, instants, causes, origins)
-def test_a_run_id_is_derived_again_with_its_version_bucket_and_millisecond(
+def test_run_id_is_deterministic_with_version_bucket_and_millisecond(
     job: UUID, at: datetime, cause: Cause, origin: bytes
 ) -> None:
     run = run_id(job, at, cause, origin)
@@ -82,7 +82,7 @@ def test_a_run_id_is_derived_again_with_its_version_bucket_and_millisecond(
 
 @many
 @given(st.tuples(jobs, jobs), instants, instants, causes, origins)
-def test_run_ids_sort_by_time_whatever_their_jobs(
+def test_run_ids_sort_by_time_across_jobs(
     pair: tuple[UUID, UUID], at: datetime, later: datetime, cause: Cause, origin: bytes
 ) -> None:
     ids = [run_id(pair[0], at, cause, origin), run_id(pair[1], later, cause)]
@@ -92,9 +92,7 @@ def test_run_ids_sort_by_time_whatever_their_jobs(
 
 @many
 @given(jobs, instants, causes, origins)
-def test_what_differs_in_cause_origin_or_a_microsecond_is_another_run(
-    job: UUID, at: datetime, cause: Cause, origin: bytes
-) -> None:
+def test_cause_origin_and_microsecond_distinguish_run_ids(job: UUID, at: datetime, cause: Cause, origin: bytes) -> None:
     ids = [run_id(job, at, each, origin) for each in Cause]
     ids += [run_id(job, at, cause, origin + b"."), run_id(job, at + MICROSECOND, cause, origin)]
     assert len(set(ids)) == len(ids)
@@ -102,7 +100,7 @@ def test_what_differs_in_cause_origin_or_a_microsecond_is_another_run(
 
 @many
 @given(jobs, instants, instants)
-def test_an_id_may_lie_at_another_instant_than_its_nominal_one(job: UUID, nominal: datetime, at: datetime) -> None:
+def test_run_id_may_have_another_instant_than_the_nominal_one(job: UUID, nominal: datetime, at: datetime) -> None:
     moved = run_id(job, nominal, Cause.BACKFILL, at=at)
     assert timedelta(0) <= at - run_instant(moved) < MILLISECOND
     assert moved == run_id(job, nominal, Cause.BACKFILL, at=at)
@@ -110,14 +108,14 @@ def test_an_id_may_lie_at_another_instant_than_its_nominal_one(job: UUID, nomina
     assert moved.int & (1 << 62) - 1 == run_id(job, nominal, Cause.BACKFILL).int & (1 << 62) - 1
 
 
-def test_an_instant_before_1970_is_held_at_the_first_there_is() -> None:
+def test_run_id_of_an_instant_before_1970_uses_1970() -> None:
     early = run_id(job_id("default", "old"), EPOCH - timedelta(days=1), Cause.BACKFILL)
     assert run_instant(early) == EPOCH
     assert early != run_id(job_id("default", "old"), EPOCH, Cause.BACKFILL)
     assert is_version_8(early)
 
 
-def test_the_zone_an_instant_is_written_in_changes_no_id() -> None:
+def test_time_zone_of_an_instant_changes_no_id() -> None:
     job, abroad = job_id("default", "zones"), NOON.astimezone(tz=None)
     assert run_id(job, NOON, Cause.TIMER) == run_id(job, abroad, Cause.TIMER)
     assert micros(NOON) == micros(abroad)
@@ -152,14 +150,14 @@ def test_job_ranges_cover_each_shards_buckets_without_gap_or_overlap(shards: int
 
 @many
 @given(jobs, shard_counts)
-def test_a_job_lies_in_the_range_of_its_shard(job: UUID, shards: int) -> None:
+def test_job_id_lies_in_the_range_of_its_shard(job: UUID, shards: int) -> None:
     first, last = job_range(shard_of(bucket_of(job), shards), shards)
     assert first <= job <= last
 
 
 @many
 @given(jobs, st.sampled_from(["run.started", "run.completed"]), st.integers(0, 1000))
-def test_a_repeat_of_an_event_repeats_its_id(run: UUID, kind: str, sequence: int) -> None:
+def test_repeated_event_has_the_same_id(run: UUID, kind: str, sequence: int) -> None:
     event = event_id(run, kind, sequence)
     assert event == event_id(run, kind, sequence)
     assert is_version_8(event)
@@ -169,6 +167,6 @@ def test_a_repeat_of_an_event_repeats_its_id(run: UUID, kind: str, sequence: int
 
 
 @pytest.mark.parametrize("told", [b"", b"a", b"a" * 1000])
-def test_a_hash_as_an_id_has_the_bits_of_one(told: bytes) -> None:
+def test_hashed_id_has_the_bits_of_a_uuid(told: bytes) -> None:
     assert is_version_8(hashed_id(told))
     assert hashed_id(told) != hashed_id(told + b"a")

@@ -57,7 +57,7 @@ def ids(*some: Membership) -> tuple[UUID, ...]:
 
 @examples(100)
 @given(members, st.integers(0, 64))
-def test_every_thing_has_exactly_one_owner(members: list[UUID], things: int) -> None:
+def test_every_item_has_exactly_one_owner(members: list[UUID], things: int) -> None:
     shares = [rendezvous(things, members, me) for me in members]
     assert sorted(thing for share in shares for thing in share) == list(range(things))
 
@@ -71,7 +71,7 @@ def test_shares_differ_by_one_at_most(members: list[UUID], things: int) -> None:
 
 @pytest.mark.parametrize("things", [SLICES, 64, 1024])
 @pytest.mark.parametrize("count", [2, 3, 5, 8, 20])
-def test_a_member_that_comes_or_goes_moves_little_more_than_its_share(things: int, count: int) -> None:
+def test_join_or_leave_moves_little_more_than_one_share(things: int, count: int) -> None:
     more: list[int] = []
     for first in range(0, 10 * count, count):
         members = [UUID(int=first + number) for number in range(count)]
@@ -85,17 +85,17 @@ def test_a_member_that_comes_or_goes_moves_little_more_than_its_share(things: in
 
 @examples(50)
 @given(members, st.data())
-def test_the_order_in_which_members_are_listed_changes_nothing(members: list[UUID], data: st.DataObject) -> None:
+def test_order_of_members_changes_no_assignment(members: list[UUID], data: st.DataObject) -> None:
     shuffled = data.draw(st.permutations(members))
     for me in members:
         assert rendezvous(SLICES, members, me) == rendezvous(SLICES, shuffled, me)
 
 
-def test_whoever_is_not_listed_owns_nothing() -> None:
+def test_unlisted_member_owns_nothing() -> None:
     assert rendezvous(64, [UUID(int=1), UUID(int=2)], UUID(int=3)) == []
 
 
-def test_members_of_a_role_see_each_other_and_others_do_not(enter: Enter, database: Database) -> None:
+def test_members_are_visible_within_their_role_only(enter: Enter, database: Database) -> None:
     first, scheduler = enter(), enter("scheduler")
     assert first.live() == ids(first)
     second = enter()
@@ -105,14 +105,14 @@ def test_members_of_a_role_see_each_other_and_others_do_not(enter: Enter, databa
     assert listed(database) == {first.member_id, second.member_id, scheduler.member_id}
 
 
-def test_whoever_leaves_is_gone_at_once(enter: Enter, database: Database) -> None:
+def test_leaving_member_is_removed_at_once(enter: Enter, database: Database) -> None:
     first, second = enter(timeout=FOREVER), enter(timeout=FOREVER)
     second.leave()
     assert listed(database) == {first.member_id}
     assert enter(timeout=FOREVER).live() != ids(first, second)
 
 
-def test_whoever_falls_silent_is_counted_until_its_time_is_up(enter: Enter, database: Database) -> None:
+def test_silent_member_is_listed_until_its_lease_ends(enter: Enter, database: Database) -> None:
     lately, long_ago = uuid4(), uuid4()
     database.execute(ENTER, [lately, FOREVER - timedelta(minutes=1)])
     database.execute(ENTER, [long_ago, FOREVER])
@@ -121,7 +121,7 @@ def test_whoever_falls_silent_is_counted_until_its_time_is_up(enter: Enter, data
     assert long_ago in listed(database)
 
 
-def test_whoever_was_silent_for_an_hour_is_forgotten(enter: Enter, database: Database) -> None:
+def test_member_silent_for_an_hour_is_deleted(enter: Enter, database: Database) -> None:
     gone, there = uuid4(), uuid4()
     database.execute(ENTER, [gone, timedelta(hours=1)])
     database.execute(ENTER, [there, timedelta(minutes=59)])
@@ -129,7 +129,7 @@ def test_whoever_was_silent_for_an_hour_is_forgotten(enter: Enter, database: Dat
     assert listed(database) == {there, member.member_id}
 
 
-def test_silence_is_measured_by_the_databases_clock(clocked: ClockedDatabase) -> None:
+def test_lease_of_a_member_uses_the_databases_clock(clocked: ClockedDatabase) -> None:
     clocked.stop_clock()
     silent = uuid4()
     clocked.execute(ENTER, [silent, timedelta(0)])
@@ -143,7 +143,7 @@ def test_silence_is_measured_by_the_databases_clock(clocked: ClockedDatabase) ->
         member.leave()
 
 
-def test_a_member_whose_connection_broke_enters_again(enter: Enter, database: Database) -> None:
+def test_member_rejoins_after_a_lost_connection(enter: Enter, database: Database) -> None:
     member = enter()
     database.execute("DELETE FROM members")
     assert database.value(CUT) == 1
@@ -151,7 +151,7 @@ def test_a_member_whose_connection_broke_enters_again(enter: Enter, database: Da
     assert member.live() == ids(member)
 
 
-def test_before_its_first_list_a_member_counts_itself() -> None:
+def test_member_counts_itself_before_its_first_list() -> None:
     member = Membership(
         "postgresql://127.0.0.1:1/none", role="relay", name="test", timeout=TIMEOUT, skew=ClockSkew(TIMEOUT)
     )

@@ -29,11 +29,11 @@ def test_slices_are_ranges_of_shards_even_to_within_one_shard(shards: int) -> No
     assert max(sizes.values()) - min(sizes.values()) <= 1
 
 
-def test_every_lane_is_a_class_of_its_own() -> None:
+def test_each_lane_has_its_own_outbox_lane() -> None:
     assert {OutboxLane(lane.value) for lane in Lane} == set(OutboxLane) - {OutboxLane.EVENTS}
 
 
-def test_a_row_is_kept_as_it_was_given(database: Database) -> None:
+def test_row_is_stored_unchanged(database: Database) -> None:
     all_bytes = bytes(range(256))
     rows = [
         row(63, lane="critical", topic="t.ä", key=all_bytes, value=all_bytes, headers=HEADERS),
@@ -50,7 +50,7 @@ def test_a_row_is_kept_as_it_was_given(database: Database) -> None:
     ]
 
 
-def test_headers_may_be_given_as_their_column_has_them(database: Database) -> None:
+def test_headers_may_be_given_encoded(database: Database) -> None:
     with database.transaction() as connection:
         append(connection, [row(headers=pack(HEADERS)), row(headers=pack([]))], shards=64)
     assert database.rows("SELECT headers FROM outbox ORDER BY id") == [([b"ce_id", b"1", "ü".encode(), b""],), (None,)]
@@ -63,7 +63,7 @@ def test_rows_keep_the_order_in_which_they_were_appended(database: Database) -> 
     assert [int(key) for (key,) in found] == list(range(1000))
 
 
-def test_rows_stand_and_fall_with_the_callers_transaction(database: Database) -> None:
+def test_rows_commit_or_roll_back_with_the_caller(database: Database) -> None:
     connection = database.connection()
     append(connection, [row()], shards=64)
     assert database.count("outbox") == 0
@@ -74,7 +74,7 @@ def test_rows_stand_and_fall_with_the_callers_transaction(database: Database) ->
     assert database.count("outbox") == 1
 
 
-def test_nothing_to_append_is_no_error(database: Database) -> None:
+def test_empty_append_is_no_error(database: Database) -> None:
     with database.transaction() as connection:
         append(connection, [], shards=64)
     assert database.count("outbox") == 0

@@ -23,25 +23,25 @@ MAY_BECOME = {
 }
 
 
-def test_the_moves_lead_where_the_promise_says_and_nowhere_else() -> None:
+def test_transitions_equal_the_documented_ones() -> None:
     found = {state: {MOVES[move].target for move in Move if state in MOVES[move].sources} for state in OPEN}
     assert found == MAY_BECOME
 
 
-def test_every_move_is_in_the_table() -> None:
+def test_every_transition_is_in_the_table() -> None:
     assert set(MOVES) == set(Move)
     assert all(sources(move) == sorted(MOVES[move].sources) for move in Move)
     assert all(target(move) is MOVES[move].target for move in Move)
 
 
-def test_nothing_leaves_a_terminal_state() -> None:
+def test_terminal_states_have_no_transition() -> None:
     assert not any(MOVES[move].sources & FINAL for move in Move)
     assert {S.SUCCEEDED, S.FAILED, S.TIMED_OUT, S.CANCELLED, S.SKIPPED} == FINAL
     assert set(RunState) == FINAL | OPEN
     assert DEAD_LETTERED < FINAL
 
 
-def test_every_state_can_be_reached_and_every_open_one_can_end() -> None:
+def test_every_state_is_reachable_and_every_open_one_can_end() -> None:
     reached = {S.QUEUED, S.BLOCKED}
     while more := {MOVES[move].target for move in Move if MOVES[move].sources & reached} - reached:
         reached |= more
@@ -53,7 +53,7 @@ def test_every_state_can_be_reached_and_every_open_one_can_end() -> None:
 
 
 @given(st.sampled_from(sorted(OPEN)), st.sampled_from(sorted(FINAL)))
-def test_an_end_is_what_was_reported_or_cancelled_or_too_late(state: RunState, wanted: RunState) -> None:
+def test_end_is_the_reported_state_cancelled_or_superseded(state: RunState, wanted: RunState) -> None:
     found = end_of(state, wanted)
     if state is S.CANCELLING:
         assert found is S.CANCELLED
@@ -63,7 +63,7 @@ def test_an_end_is_what_was_reported_or_cancelled_or_too_late(state: RunState, w
 
 
 @given(st.integers(0, 10_000))
-def test_the_sequence_of_a_runs_events_never_repeats_or_goes_back(attempts: int) -> None:
+def test_event_sequence_of_a_run_increases_strictly(attempts: int) -> None:
     """Start and end of each attempt, then an end between attempts; or none at all."""
     walked: list[int] = []
     for attempt in range(max(1, attempts - 3), attempts + 1):

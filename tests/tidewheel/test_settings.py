@@ -41,7 +41,7 @@ def refusal(settings: type[Connections] = Connections, **flags: object) -> str:
     return str(caught.value)
 
 
-def test_flags_go_before_the_environment_and_that_before_the_file(environment: pytest.MonkeyPatch, file: Path) -> None:
+def test_flags_override_environment_and_environment_the_file(environment: pytest.MonkeyPatch, file: Path) -> None:
     file.write_text('topic_prefix = "file"\nsource = "file"\nreplication = 3\nmisfire_after = "PT30S"\n')
     environment.setenv("TIDEWHEEL_TOPIC_PREFIX", "environment")
     environment.setenv("TIDEWHEEL_SOURCE", "environment")
@@ -51,14 +51,14 @@ def test_flags_go_before_the_environment_and_that_before_the_file(environment: p
     assert read.events_encoding == "avro"
 
 
-def test_a_file_serves_every_service_and_each_takes_what_is_its_own(file: Path) -> None:
+def test_one_file_configures_every_service(file: Path) -> None:
     file.write_text('slots = 7\nrelay_batch = 9\nlookahead = "PT1S"\n')
     assert ExecutorSettings.load().slots == 7
     assert RelaySettings.load().relay_batch == 9
     assert SchedulerSettings.load().lookahead == timedelta(seconds=1)
 
 
-def test_nothing_else_is_read(tmp_path: Path, environment: pytest.MonkeyPatch) -> None:
+def test_unprefixed_variables_and_dotenv_files_are_ignored(tmp_path: Path, environment: pytest.MonkeyPatch) -> None:
     (tmp_path / ".env").write_text("TIDEWHEEL_SOURCE=dotenv\n")
     environment.chdir(tmp_path)
     environment.setenv("SOURCE", "without the prefix")
@@ -70,7 +70,7 @@ def test_a_missing_file_is_refused_with_its_variable_and_a_remedy(file: Path) ->
 
 
 @pytest.mark.parametrize("content", [b"topic_prefix = \n", b"\xff\xfe", b"[unclosed"])
-def test_a_file_that_is_no_toml_is_refused_with_its_variable_and_place(file: Path, content: bytes) -> None:
+def test_invalid_toml_is_refused_by_variable_and_place(file: Path, content: bytes) -> None:
     file.write_bytes(content)
     message = refusal()
     assert message.startswith(f"TIDEWHEEL_CONFIG names {file}, which cannot be read: ")
@@ -95,7 +95,7 @@ def test_a_file_that_is_no_toml_is_refused_with_its_variable_and_place(file: Pat
         (ExecutorSettings, "HTTP_ALLOW_PRIVATE", "perhaps", "valid boolean"),
     ],
 )
-def test_a_value_that_does_not_fit_is_refused_by_variable_with_what_it_must_be(
+def test_invalid_value_is_refused_by_variable_with_a_remedy(
     environment: pytest.MonkeyPatch, settings: type[Connections], variable: str, value: str, wanted: str
 ) -> None:
     environment.setenv(f"TIDEWHEEL_{variable}", value)
@@ -121,19 +121,19 @@ def test_a_duration_in_the_file_is_text_or_a_number_of_seconds(file: Path, text:
 
 
 @pytest.mark.parametrize("text", ['"soon"', '"-5s"', '"1:30:00"', '"P1M"', "-1", "true", "[1]"])
-def test_what_is_no_duration_is_refused_with_its_variable_and_an_example(file: Path, text: str) -> None:
+def test_invalid_duration_is_refused_by_variable_with_an_example(file: Path, text: str) -> None:
     file.write_text(f"member_timeout = {text}\n")
     message = refusal(SchedulerSettings)
     assert message.startswith("TIDEWHEEL_MEMBER_TIMEOUT: ")
     assert "such as 10s" in message or "count days" in message
 
 
-def test_a_lease_that_no_heartbeat_could_keep_is_refused() -> None:
+def test_lease_shorter_than_heartbeats_is_refused() -> None:
     said = refusal(ExecutorSettings, heartbeat="20s")
     assert said.startswith("TIDEWHEEL_LEASE: must be longer than TIDEWHEEL_HEARTBEAT, 20s")
 
 
-def test_a_duration_out_of_bounds_is_shown_as_it_may_be_written() -> None:
+def test_duration_out_of_bounds_is_shown_in_a_valid_form() -> None:
     assert refusal(SchedulerSettings, lookahead="2m").endswith("(read 2m)")
 
 
@@ -147,7 +147,7 @@ def test_a_duration_out_of_bounds_is_shown_as_it_may_be_written() -> None:
         ("[intake]\nintake_batch = 1", "there is no setting 'intake'; did you mean 'intake_batch'?"),
     ],
 )
-def test_a_name_in_the_file_that_is_no_setting_is_refused_with_the_nearest(file: Path, line: str, words: str) -> None:
+def test_unknown_setting_in_the_file_is_refused_with_the_nearest(file: Path, line: str, words: str) -> None:
     file.write_text(f"slots = 3\n{line}\n")
     for settings in (Connections, SchedulerSettings, ExecutorSettings):
         message = refusal(settings)
@@ -155,18 +155,18 @@ def test_a_name_in_the_file_that_is_no_setting_is_refused_with_the_nearest(file:
         assert words in message
 
 
-def test_everything_wrong_is_said_at_once(environment: pytest.MonkeyPatch) -> None:
+def test_all_invalid_settings_are_reported_together(environment: pytest.MonkeyPatch) -> None:
     environment.setenv("TIDEWHEEL_REPLICATION", "9")
     environment.setenv("TIDEWHEEL_TOPIC_PREFIX", "")
     assert re.findall(r"TIDEWHEEL_\w+", refusal()) == ["TIDEWHEEL_TOPIC_PREFIX", "TIDEWHEEL_REPLICATION"]
 
 
 @pytest.mark.parametrize("after", [timedelta(seconds=1), timedelta(hours=1)])
-def test_the_bounds_of_misfire_after_are_within(after: timedelta) -> None:
+def test_bounds_of_misfire_after_are_inclusive(after: timedelta) -> None:
     assert Connections.load(misfire_after=after).misfire_after == after
 
 
-def test_settings_do_not_change_while_a_service_lives() -> None:
+def test_settings_are_immutable() -> None:
     read = Connections.load()
     with pytest.raises(ValidationError, match="frozen"):
         read.source = "another"  # pyright: ignore[reportAttributeAccessIssue]  # which is what is tested
@@ -181,7 +181,7 @@ def test_settings_do_not_change_while_a_service_lives() -> None:
         pytest.param(f"postgresql://h/db?passwort={SECRET}", id="an unknown parameter"),
     ],
 )
-def test_a_url_that_cannot_be_read_is_refused_without_being_shown(environment: pytest.MonkeyPatch, url: str) -> None:
+def test_invalid_url_is_refused_without_being_shown(environment: pytest.MonkeyPatch, url: str) -> None:
     environment.setenv("TIDEWHEEL_DATABASE_URL", url)
     message = refusal()
     assert message.startswith("TIDEWHEEL_DATABASE_URL: ")
@@ -201,14 +201,14 @@ def test_passwords_are_shown_nowhere(environment: pytest.MonkeyPatch, file: Path
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_without_a_url_libpqs_own_variables_are_taken(environment: pytest.MonkeyPatch, name: str) -> None:
+def test_libpq_variables_replace_a_missing_url(environment: pytest.MonkeyPatch, name: str) -> None:
     environment.setenv(name, "given")
     assert Connections.load().database() == ""
     environment.setenv("TIDEWHEEL_DATABASE_URL", URL)
     assert Connections.load().database() == URL
 
 
-def test_without_anything_the_refusal_says_what_to_run_or_to_set() -> None:
+def test_missing_url_is_refused_with_a_remedy() -> None:
     read = Connections.load()
     with pytest.raises(SettingsError, match=r"no database: run `tidewheel up`, or set TIDEWHEEL_DATABASE_URL"):
         read.database()
@@ -216,16 +216,14 @@ def test_without_anything_the_refusal_says_what_to_run_or_to_set() -> None:
         read.bootstrap()
 
 
-def test_without_anything_the_local_stack_that_runs_is_taken(
-    stack: LocalStack, environment: pytest.MonkeyPatch
-) -> None:
+def test_running_local_stack_replaces_a_missing_url(stack: LocalStack, environment: pytest.MonkeyPatch) -> None:
     environment.setenv(HOME_VARIABLE, str(stack.home))
     running = running_stack(stack.home)
     assert running is not None
     assert (Connections.load().database(), Connections.load().bootstrap()) == (running.database_url, running.bootstrap)
 
 
-def test_kafka_client_settings_are_passed_through_and_the_brokers_stay_ours(environment: pytest.MonkeyPatch) -> None:
+def test_kafka_settings_are_passed_through_except_the_brokers(environment: pytest.MonkeyPatch) -> None:
     environment.setenv("TIDEWHEEL_KAFKA_BOOTSTRAP", "one:9092,two:9092")
     environment.setenv("TIDEWHEEL_KAFKA_CONFIG_SECURITY_PROTOCOL", "SASL_SSL")
     environment.setenv("TIDEWHEEL_KAFKA_CONFIG_BOOTSTRAP_SERVERS", "elsewhere:9092")
@@ -235,7 +233,7 @@ def test_kafka_client_settings_are_passed_through_and_the_brokers_stay_ours(envi
     }
 
 
-def test_only_what_has_the_prefix_is_a_kafka_setting() -> None:
+def test_only_prefixed_names_are_kafka_settings() -> None:
     environment = {"TIDEWHEEL_KAFKA_BOOTSTRAP": "one:9092", "KAFKA_CONFIG_ACKS": "0", "HOME": "/"}
     assert client_config(environment) == {}
     assert client_config({"TIDEWHEEL_KAFKA_CONFIG_SSL_CA_LOCATION": "/Ca.pem"}) == {"ssl.ca.location": "/Ca.pem"}

@@ -14,11 +14,11 @@ from tidewheel.webhooks import read_secrets, signature_headers
 GOOD = "whsec_" + b64encode(b"x" * 24).decode()
 
 
-def test_the_examples_run() -> None:
+def test_doctest_examples_run() -> None:
     assert doctest.testmod(webhooks).failed == 0
 
 
-def test_the_example_of_the_specifications_libraries_is_signed_as_they_do() -> None:
+def test_signature_equals_that_of_the_standards_libraries() -> None:
     """Source: the test of the Standard Webhooks reference libraries, "sign function works"."""
     secrets = read_secrets("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
     at = datetime.fromtimestamp(1614265330, UTC)
@@ -31,7 +31,7 @@ def test_the_example_of_the_specifications_libraries_is_signed_as_they_do() -> N
     "written",
     ["secret", "whsec_", "whsec_c2hvcnQ=", GOOD + "!", f"{GOOD},{GOOD}", "whsec_" + b64encode(b"x" * 65).decode()],
 )
-def test_what_is_no_secret_is_refused_without_being_shown(monkeypatch: pytest.MonkeyPatch, written: str) -> None:
+def test_invalid_secret_is_refused_without_being_shown(monkeypatch: pytest.MonkeyPatch, written: str) -> None:
     monkeypatch.setenv("TIDEWHEEL_WEBHOOK_SECRET", f"{GOOD} {written}")
     with pytest.raises(SettingsError, match="TIDEWHEEL_WEBHOOK_SECRET: write whsec_") as refused:
         ExecutorSettings.load()

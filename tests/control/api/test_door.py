@@ -52,7 +52,7 @@ def test_schema_is_found_by_the_fingerprint_of_a_message(client: httpx.Client, d
         refusal(client.get(f"/api/v1/schemas/{nothing}"), HTTPStatus.NOT_FOUND)
 
 
-def test_schemas_of_this_release_need_no_database_and_others_are_read_one_at_a_time(
+def test_other_releases_schemas_are_read_one_at_a_time_from_the_database(
     database: Database, fresh_database: Database
 ) -> None:
     newer = b"\x01" * 8

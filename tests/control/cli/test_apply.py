@@ -80,7 +80,7 @@ BAD = f"""{GOOD}
 
 
 @pytest.mark.parametrize("bulk", [(), ("--bulk", "--processes", "1")], ids=["", "bulk"])
-def test_rejected_job_is_reported_with_its_place_and_the_rest_is_applied(
+def test_rejected_job_is_reported_with_its_line_and_others_applied(
     database: Database, write: Write, bulk: Sequence[str]
 ) -> None:
     path = write("jobs.jsonl", BAD)

@@ -98,7 +98,7 @@ def test_a_job_as_a_spec_and_as_a_mapping_is_one_version(client: Client, fields:
     assert client.submit(job(**fields), request_id="r-1") == first, "it is the same request, too"
 
 
-def test_the_payload_of_a_spec_reaches_its_runs_as_it_was_given(client: Client, database: Database) -> None:
+def test_payload_of_a_spec_reaches_its_runs_unchanged(client: Client, database: Database) -> None:
     client.submit(JobSpec.model_validate(job(payload={"to": "ann"})))
     client.trigger("job")
     [request] = requests(database)
@@ -106,7 +106,7 @@ def test_the_payload_of_a_spec_reaches_its_runs_as_it_was_given(client: Client, 
     assert (definition.payload, definition.payload_content_type) == (b'{"to":"ann"}', "application/json")
 
 
-def test_a_spec_that_can_never_fire_is_refused_with_its_path(client: Client) -> None:
+def test_spec_that_can_never_fire_is_refused_with_its_path(client: Client) -> None:
     spec = JobSpec.model_validate(job(schedule="0 8 30 2 *"))
     with pytest.raises(Refused) as caught:
         client.submit(spec)

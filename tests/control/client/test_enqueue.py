@@ -164,7 +164,7 @@ def test_concurrent_equal_requests_return_the_same_run(shop: Database) -> None:
     assert written(shop)[:2] == (1, 1)
 
 
-def test_an_unknown_job_is_refused_and_the_callers_transaction_goes_on(
+def test_unknown_job_is_refused_and_the_callers_transaction_continues(
     shop: Database, own: psycopg.Connection[TupleRow]
 ) -> None:
     own.execute(ORDER)

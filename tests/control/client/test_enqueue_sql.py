@@ -65,7 +65,9 @@ def take_in(shop: Database) -> list[Reply]:
         )
 
 
-def test_it_commits_or_rolls_back_with_the_callers_rows(shop: Database, own: psycopg.Connection[TupleRow]) -> None:
+def test_enqueued_run_commits_or_rolls_back_with_the_callers_rows(
+    shop: Database, own: psycopg.Connection[TupleRow]
+) -> None:
     for ends, left in ((own.rollback, (0, 0)), (own.commit, (1, 1))):
         own.execute(ORDER)
         own.execute(CHARGE, ["order-1"])
@@ -105,7 +107,7 @@ def test_delay_begins_when_intake_applies_the_request(shop: Database) -> None:
     assert timedelta(seconds=3601) < wait < timedelta(seconds=3700)
 
 
-def test_the_same_request_is_one_run_and_each_without_an_id_is_its_own(shop: Database) -> None:
+def test_repeated_request_is_one_run_and_each_without_an_id_another(shop: Database) -> None:
     for _ in range(2):
         shop.rows("SELECT tidewheel_enqueue('charge', delay => '1 min', request_id => 'order-1')")
     first, second = (shop.value("SELECT tidewheel_enqueue('charge')") for _ in range(2))

@@ -32,7 +32,7 @@ SUBMIT: dict[str, Any] = {
 }
 
 
-def test_the_documented_submit_is_read() -> None:
+def test_documented_submit_is_read() -> None:
     request = parse_request(SUBMIT)
     assert isinstance(request, JobSubmit)
     assert request.job.carried is not None
@@ -49,7 +49,7 @@ def test_the_documented_submit_is_read() -> None:
     }
 
 
-def test_the_documented_trigger_and_cancel_are_read() -> None:
+def test_documented_trigger_and_cancel_are_read() -> None:
     trigger = parse_request(
         {"type": "job.trigger", "request_id": "r-2", "key": "send-email", "payload": {"to": "a"}, "delay": "10s"}
     )
@@ -66,7 +66,7 @@ def test_pause_resume_and_delete_name_a_job(kind: str) -> None:
     assert refused({"type": kind})["key"].startswith("is missing")
 
 
-def test_a_range_is_named_by_from_and_to() -> None:
+def test_range_has_the_fields_from_and_to() -> None:
     request = parse_request(
         {"type": "job.backfill", "key": "k", "from": "2026-01-01T00:00:00Z", "to": "2026-01-02T00:00:00Z"}
     )
@@ -95,11 +95,11 @@ def test_a_range_is_named_by_from_and_to() -> None:
         ({"type": "job.delete", "key": "k", "\n" * 99: 1}, "\\n" * 64 + "...", "there is no field"),
     ],
 )
-def test_requests_that_do_not_fit_are_refused_by_path(document: dict[str, object], path: str, words: str) -> None:
+def test_invalid_requests_are_refused_by_path(document: dict[str, object], path: str, words: str) -> None:
     assert words in refused(document)[path]
 
 
-def test_who_is_to_be_answered_is_read_from_a_refused_request() -> None:
+def test_reply_address_is_read_from_a_refused_request() -> None:
     document = SUBMIT | {"tenant": "acme", "nonsense": 1}
     with pytest.raises(RequestRefused) as caught:
         parse_request(document)

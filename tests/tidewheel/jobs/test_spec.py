@@ -10,7 +10,7 @@ from tidewheel.jobs.spec import Jitter, canonical_spec, schedule_document
 from tidewheel.jobs.targets import HttpTargetSpec
 
 
-def test_defaults_are_those_of_the_documentation() -> None:
+def test_defaults_match_the_documentation() -> None:
     job = submitted()
     assert (job.lane, job.queue, job.catch_up, job.on_resume, job.delivery) == (
         "standard", "default", "fire_once", "skip", "at_least_once",
@@ -28,7 +28,7 @@ def test_defaults_are_those_of_the_documentation() -> None:
     ("schedule", "policy"),
     [("manual", "allow_all"), ("2027-01-01T00:00:00Z", "allow_all"), ("@every 10s", "skip"), ("@daily", "skip")],
 )
-def test_overlap_is_skip_for_recurring_jobs_and_allow_all_for_the_others(schedule: str, policy: str) -> None:
+def test_overlap_defaults_to_skip_for_recurring_jobs_only(schedule: str, policy: str) -> None:
     assert submitted(schedule=schedule).overlap_policy == policy
     assert submitted(schedule=schedule, overlap="allow_all").overlap_policy == "allow_all"
 
@@ -62,7 +62,7 @@ BOUNDS = {"start_at": None, "end_at": None}
         ),
     ],
 )
-def test_schedules_in_every_form_become_one_document(schedule: object, document: dict[str, object]) -> None:
+def test_equal_schedules_have_one_canonical_form(schedule: object, document: dict[str, object]) -> None:
     assert schedule_document(submitted(schedule=schedule)) == document
 
 
@@ -74,19 +74,19 @@ def test_jitter_is_a_duration_or_a_percentage() -> None:
     assert canonical_spec(submitted(jitter="60s")) == canonical_spec(submitted(jitter="1m"))
 
 
-def test_a_null_payload_is_one_and_not_the_lack_of_one() -> None:
+def test_null_payload_differs_from_no_payload() -> None:
     assert submitted(payload=None).payload == b"null"
     assert submitted(payload_base64="").carried is not None
     assert submitted().carried is None
 
 
-def test_bytes_come_as_base64() -> None:
+def test_bytes_are_read_as_base64() -> None:
     carried = submitted(payload_base64=base64.b64encode(b"\0\xff").decode()).carried
     assert carried is not None
     assert (carried.content, carried.content_type) == (b"\0\xff", "application/octet-stream")
 
 
-def test_equal_specs_have_equal_canonical_forms_and_unequal_ones_have_not() -> None:
+def test_specs_are_equal_exactly_if_their_canonical_forms_are() -> None:
     one = submitted(schedule="@every 60s", labels={"a": "1", "b": "2"}, start_to_close="60s", paused=True)
     two = submitted(schedule={"interval": "1m"}, labels={"b": "2", "a": "1"}, start_to_close=60, end_at=None)
     assert canonical_spec(one) == canonical_spec(two)
@@ -108,14 +108,14 @@ def test_a_fixed_delay_may_be_longer_than_max() -> None:
     assert (policy.initial, policy.max) == (timedelta(hours=6), timedelta(hours=1))
 
 
-def test_a_header_may_hold_whatever_ascii_has() -> None:
+def test_header_may_contain_any_printable_ascii() -> None:
     headers = {"X-All": "".join(map(chr, range(0x21, 0x7F))), "X-Between": "a \t b", "X-Empty": ""}
     target = submitted(target={"type": "http", "url": "http://a", "headers": headers}).target
     assert isinstance(target, HttpTargetSpec)
     assert target.headers == headers
 
 
-def test_retry_intervals_set_the_number_of_attempts_unless_it_is_given() -> None:
+def test_retry_intervals_set_max_attempts_unless_given() -> None:
     assert submitted(retry={"intervals": ["1s", "5s"]}).retry.attempts == 3
     assert submitted(retry={"intervals": ["1s", "5s"], "max_attempts": 9}).retry.attempts == 9
     assert submitted(retry={"intervals": ["1s"]}).retry.kind == "intervals"

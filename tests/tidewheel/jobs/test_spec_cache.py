@@ -90,7 +90,7 @@ def outcome(read: Callable[[], object]) -> object:
 
 
 @given(SUBMITS)
-def test_a_submit_is_read_or_refused_as_its_model_reads_or_refuses_it(document: dict[str, Any]) -> None:
+def test_cached_and_full_reading_of_a_submit_agree(document: dict[str, Any]) -> None:
     wanted, read = outcome(lambda: validate(JobSubmit, document)), outcome(lambda: parse_request(document))
     if not isinstance(wanted, JobSubmit) or not isinstance(read, JobSubmit):
         assert read == wanted
@@ -103,7 +103,7 @@ def test_a_submit_is_read_or_refused_as_its_model_reads_or_refuses_it(document: 
 
 
 @given(JOBS)
-def test_the_hash_of_a_known_job_is_that_of_its_canonical_spec(job: dict[str, Any]) -> None:
+def test_hash_of_a_cached_spec_equals_the_canonical_hash(job: dict[str, Any]) -> None:
     try:
         read = parse_request({"type": "job.submit", "job": job})
     except RequestRefused:
@@ -117,7 +117,7 @@ def test_the_hash_of_a_known_job_is_that_of_its_canonical_spec(job: dict[str, An
     assert json.loads(pattern.shown(timing, spec.key)) == json.loads(canonical_spec(without))
 
 
-def test_an_ordinary_job_is_known_and_what_is_read_with_its_schedule_is_not() -> None:
+def test_common_specs_are_cached_and_schedule_dependent_ones_are_not() -> None:
     job: dict[str, Any] = {"key": "a", "schedule": "@every 10s", "target": "send-email", "payload": {"a": [1, None]}}
     for more, known in [({}, True), ({"labels": {"a": "b"}}, True), ({"max_runs": 3}, False)]:
         read = parse_request({"type": "job.submit", "job": job | more})
@@ -125,7 +125,7 @@ def test_an_ordinary_job_is_known_and_what_is_read_with_its_schedule_is_not() ->
         assert (read.cached is not None) is known
 
 
-def test_a_job_given_as_a_spec_is_taken_as_it_is() -> None:
+def test_job_given_as_a_spec_is_unchanged() -> None:
     spec = JobSpec.model_validate({"key": "a", "schedule": "manual", "target": "send-email"})
     read = parse_request({"type": "job.submit", "job": spec})
     assert isinstance(read, JobSubmit)

@@ -46,7 +46,7 @@ def carried(target: object) -> Target:
         ),
     ],
 )
-def test_a_target_reaches_executors_as_it_was_submitted(target: dict[str, Any], part: dict[str, Any]) -> None:
+def test_target_reaches_executors_unchanged(target: dict[str, Any], part: dict[str, Any]) -> None:
     assert carried(target) == Target(kind=TargetKind(target["type"]), **part)
 
 
@@ -60,7 +60,7 @@ def test_a_target_reaches_executors_as_it_was_submitted(target: dict[str, Any], 
         ({"type": "lambda", "function": "report"}, "tidewheel.lambda"),
     ],
 )
-def test_what_an_executor_must_have_is_told_by_one_name(target: object, name: str | None) -> None:
+def test_requirement_of_a_target_is_one_name(target: object, name: str | None) -> None:
     assert needs(carried(target)) == name
 
 
@@ -91,5 +91,5 @@ def test_what_an_executor_must_have_is_told_by_one_name(target: object, name: st
         ({"type": "handler", "name": "tidewheel.shell"}, "job.target.name", "are reserved"),
     ],
 )
-def test_what_does_not_fit_is_refused_by_its_path(target: dict[str, object], path: str, words: str) -> None:
+def test_invalid_field_is_refused_by_its_path(target: dict[str, object], path: str, words: str) -> None:
     assert words in refused_job(target=target)[path]

@@ -17,7 +17,7 @@ from tidewheel.jobs.validation import MOST_ERRORS
         ({"priority": 3}, "job.priority", "not yet available in this release; use lane"),
     ],
 )
-def test_what_comes_later_is_refused_with_what_works_now(job: dict[str, object], path: str, words: str) -> None:
+def test_unsupported_feature_is_refused_with_an_alternative(job: dict[str, object], path: str, words: str) -> None:
     assert words in refused_job(**job)[path]
 
 
@@ -141,14 +141,14 @@ def test_what_comes_later_is_refused_with_what_works_now(job: dict[str, object],
         ({"payload": json.loads("[" * 33 + "]" * 33)}, "job.payload", "32 deep"),
     ],
 )
-def test_what_does_not_fit_is_named_with_what_to_write(job: dict[str, object], path: str, words: str) -> None:
+def test_invalid_field_is_named_with_a_remedy(job: dict[str, object], path: str, words: str) -> None:
     assert words in refused_job(**job)[path]
 
 
 @pytest.mark.parametrize(
     "path", ["request_id", "job.key", "job.queue", "job.description", "job.labels.a", "job.target"]
 )
-def test_half_a_surrogate_pair_gets_in_nowhere(path: str) -> None:
+def test_lone_surrogate_is_refused_everywhere(path: str) -> None:
     """No database and no UTF-8 could hold it: it would fail later, and with it the batch it came in."""
     document: dict[str, Any] = {"type": "job.submit", "job": {"key": "k", "schedule": "manual", "target": "h"}}
     inner = document if path == "request_id" else document["job"]
@@ -160,14 +160,14 @@ def test_half_a_surrogate_pair_gets_in_nowhere(path: str) -> None:
     assert "".join(*refused(document | {"\udc00": 1}).items()).encode(), "also when it is in a name"
 
 
-def test_every_problem_is_said_at_once() -> None:
+def test_all_problems_are_reported_together() -> None:
     found = refused(
         {"type": "job.submit", "foo": 1, "job": {"schedule": {"cron": ""}, "retry": {"factor": 0}, "lane": 1}}
     )
     assert set(found) == {"foo", "job.schedule.cron", "job.target", "job.retry.factor", "job.lane"}
 
 
-def test_no_refusal_lists_more_than_can_be_read() -> None:
+def test_refusal_lists_a_bounded_number_of_problems() -> None:
     found = refused_job(**{f"f{n}": 1 for n in range(90)})
     assert len(found) == MOST_ERRORS + 1
     assert "40 more problems" in found[""]

@@ -50,17 +50,17 @@ def unable(info: StackInfo, topic: str, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.mark.parametrize("wanted", ["classic", "consumer", "share"])
-def test_what_the_brokers_can_do_is_taken_as_told(able: str, topic: str, wanted: GroupProtocol) -> None:
+def test_supported_group_protocol_is_used_as_configured(able: str, topic: str, wanted: GroupProtocol) -> None:
     config = {"bootstrap.servers": able}
     assert group_protocol(config, wanted, topic=topic, probe=f"{topic}.probe") == wanted
 
 
-def test_auto_takes_the_new_protocol_where_a_dead_member_is_noticed_soon(able: str, topic: str) -> None:
+def test_auto_selects_the_new_protocol_with_a_short_session_timeout(able: str, topic: str) -> None:
     assert quickest_protocol({"bootstrap.servers": able}, topic=topic, probe=f"{topic}.probe") == "consumer"
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_a_topic_that_is_not_there_yet_is_no_reason_to_refuse(able: str, topic: str, *, there: bool) -> None:
+def test_missing_topic_does_not_fail_the_protocol_check(able: str, topic: str, *, there: bool) -> None:
     named = topic if there else f"{topic}.missing"
     config = {"bootstrap.servers": able}
     assert group_protocol(config, "share", topic=named, probe=f"{topic}.probe") == "share"
@@ -68,7 +68,7 @@ def test_a_topic_that_is_not_there_yet_is_no_reason_to_refuse(able: str, topic: 
 
 
 @pytest.mark.slow
-def test_what_the_brokers_lack_is_refused_with_what_is_missing_and_what_works(unable: str, topic: str) -> None:
+def test_unsupported_group_protocol_is_refused_with_a_remedy(unable: str, topic: str) -> None:
     config, probe = {"bootstrap.servers": unable}, f"{topic}.probe"
     with pytest.raises(SettingsError, match=r"EXECUTOR_GROUP=share: .* lack share groups .*share\.version=1.*classic"):
         group_protocol(config, "share", topic=topic, probe=probe)

@@ -33,20 +33,20 @@ def topics(info: StackInfo) -> Iterator[Topics]:
 
 
 @given(QUEUES, LANES, QUEUES, LANES)
-def test_two_queues_and_lanes_never_share_a_topic(one: str, lane: Lane, other: str, other_lane: Lane) -> None:
+def test_each_queue_and_lane_has_its_own_topic(one: str, lane: Lane, other: str, other_lane: Lane) -> None:
     """Parse a topic's name: the last part is the lane, the rest the queue, even if named like a lane."""
     same = Topics().runs(one, lane) == Topics().runs(other, other_lane)
     assert same == ((one, lane) == (other, other_lane))
 
 
 @pytest.mark.parametrize(("text", "what"), [("Reports", "'Reports'"), ("a,b c", "'b c'"), (" ,", "there is none")])
-def test_what_is_no_queue_is_refused_by_name(text: str, what: str) -> None:
+def test_invalid_queue_is_refused_by_name(text: str, what: str) -> None:
     with pytest.raises(SettingsError, match=what):
         queue_names(text)
 
 
 @pytest.mark.kafka
-def test_what_is_missing_is_made_once_and_told_before(info: StackInfo, topics: Topics) -> None:
+def test_missing_topics_are_listed_first_and_created_once(info: StackInfo, topics: Topics) -> None:
     config = {"bootstrap.servers": info.bootstrap}
     planned = [topic.name for topic in topics.plan(["default", "reports"])]
     would = apply_topics(config, topics, queues=["default", "reports"], dry_run=True)
@@ -63,7 +63,7 @@ def test_what_is_missing_is_made_once_and_told_before(info: StackInfo, topics: T
 
 
 @pytest.mark.kafka
-def test_too_few_partitions_are_raised_and_more_are_left_alone(info: StackInfo, topics: Topics) -> None:
+def test_too_few_partitions_are_increased_and_more_are_kept(info: StackInfo, topics: Topics) -> None:
     make_topics(info.bootstrap, [topics.runs("default", "batch")], partitions=3)
     make_topics(info.bootstrap, [topics.runs("default", "critical")], partitions=13)
     config = {"bootstrap.servers": info.bootstrap}

@@ -8,7 +8,7 @@ TIME_ENTRY = 12  # bytes; a time index has the larger entries of the two
 INTERVAL = 4096  # bytes of messages for an entry, the broker's default
 
 
-def test_every_segment_ends_before_its_index_is_full() -> None:
+def test_segment_rolls_before_its_index_is_full() -> None:
     """A follower's append of many batches fails on an index that it fills."""
     nodes = [Node(node_id=number, port=9000 + number, controller_port=9100 + number) for number in (1, 2, 3)]
     told = dict(line.split("=", 1) for line in server_properties(nodes[0], nodes, Path("data")).splitlines())

@@ -63,26 +63,26 @@ def publish(mirror: Path, jar: Jar, source: Path, change: Callable[[bytes], byte
     target.write_bytes(change(source.read_bytes()))
 
 
-def test_every_jar_of_the_manifest_is_there_under_its_own_name(fetched: tuple[Path, ...]) -> None:
+def test_manifest_lists_every_jar_by_its_name(fetched: tuple[Path, ...]) -> None:
     assert [path.name for path in fetched] == [jar.name for jar in read_manifest()]
     assert len(set(fetched)) == 46
 
 
 @pytest.mark.usefixtures("offline")
-def test_a_verified_cache_needs_no_network(cache: Path) -> None:
+def test_verified_cache_needs_no_network(cache: Path) -> None:
     shown: list[Step] = []
     assert len(broker_jars(cache, shown.append)) == 46
     assert shown == []
 
 
 @pytest.mark.usefixtures("offline")
-def test_offline_with_an_empty_cache_says_what_to_do(tmp_path: Path) -> None:
+def test_offline_with_an_empty_cache_is_refused_with_a_remedy(tmp_path: Path) -> None:
     with pytest.raises(StackError, match=r"no network: .*\.jar .*tidewheel up.*TIDEWHEEL_KAFKA_BOOTSTRAP"):
         broker_jars(tmp_path)
 
 
 @pytest.mark.usefixtures("offline")
-def test_a_truncated_jar_is_deleted_and_named_when_it_cannot_be_fetched_again(cache: Path) -> None:
+def test_truncated_jar_is_deleted_and_named_if_offline(cache: Path) -> None:
     [damaged] = cache.glob("*/lz4-java-*.jar")
     damaged.write_bytes(damaged.read_bytes()[:1000])
     with pytest.raises(StackError, match=damaged.name):
@@ -90,7 +90,7 @@ def test_a_truncated_jar_is_deleted_and_named_when_it_cannot_be_fetched_again(ca
     assert not damaged.exists()
 
 
-def test_a_fetch_goes_on_with_what_is_missing(cache: Path, mirror: Path, fetched: tuple[Path, ...]) -> None:
+def test_interrupted_fetch_continues_with_missing_jars(cache: Path, mirror: Path, fetched: tuple[Path, ...]) -> None:
     jar, source = read_manifest()[3], fetched[3]
     publish(mirror, jar, source)
     [folder] = cache.iterdir()
@@ -103,7 +103,7 @@ def test_a_fetch_goes_on_with_what_is_missing(cache: Path, mirror: Path, fetched
     assert not (folder / ".fetching").exists()
 
 
-def test_an_altered_jar_is_refused_by_name(cache: Path, mirror: Path, fetched: tuple[Path, ...]) -> None:
+def test_altered_jar_is_refused_by_name(cache: Path, mirror: Path, fetched: tuple[Path, ...]) -> None:
     jar, source = read_manifest()[3], fetched[3]
     publish(mirror, jar, source, lambda content: content[:-1] + b"?")
     [folder] = cache.iterdir()
@@ -113,7 +113,7 @@ def test_an_altered_jar_is_refused_by_name(cache: Path, mirror: Path, fetched: t
     assert not (folder / jar.name).exists()
 
 
-def test_two_fetches_at_once_leave_whole_jars(cache: Path, mirror: Path, fetched: tuple[Path, ...]) -> None:
+def test_concurrent_fetches_leave_complete_jars(cache: Path, mirror: Path, fetched: tuple[Path, ...]) -> None:
     [folder] = cache.iterdir()
     for jar, source in list(zip(read_manifest(), fetched, strict=True))[:8]:
         publish(mirror, jar, source)

@@ -47,7 +47,7 @@ def pids(local: LocalStack) -> list[int | None]:
     return [part.pid for part in local.status().parts]
 
 
-def test_up_twice_is_one_stack_that_only_its_owner_can_read(own: LocalStack) -> None:
+def test_repeated_up_is_one_stack_readable_by_its_owner_only(own: LocalStack) -> None:
     first = own.up()
     before = pids(own)
     assert own.up() == first == running_stack(own.home)
@@ -58,7 +58,7 @@ def test_up_twice_is_one_stack_that_only_its_owner_can_read(own: LocalStack) -> 
     assert "postgresql://" not in repr(first)
 
 
-def test_nobody_connects_without_the_password(own: LocalStack) -> None:
+def test_connection_without_the_password_is_refused(own: LocalStack) -> None:
     url = own.up().database_url
     state = read_state(own.home)
     assert state is not None
@@ -66,7 +66,7 @@ def test_nobody_connects_without_the_password(own: LocalStack) -> None:
         psycopg.connect(url.replace(state.password, "guess"))
 
 
-def test_the_database_keeps_what_it_promises(own: LocalStack) -> None:
+def test_database_is_durable_and_uses_utf8_and_utc(own: LocalStack) -> None:
     wanted = {
         "fsync": "on",
         "synchronous_commit": "on",
@@ -82,7 +82,7 @@ def test_the_database_keeps_what_it_promises(own: LocalStack) -> None:
 
 
 @pytest.mark.slow
-def test_data_outlive_down_and_two_ups_at_once_start_one_stack(own: LocalStack) -> None:
+def test_data_survive_down_and_concurrent_ups_start_one_stack(own: LocalStack) -> None:
     info = own.up()
     with psycopg.connect(info.database_url) as connection:
         connection.execute("CREATE TABLE kept AS SELECT 42 AS answer")
@@ -101,7 +101,7 @@ def test_data_outlive_down_and_two_ups_at_once_start_one_stack(own: LocalStack) 
         assert connection.execute("SELECT answer FROM kept").fetchone() == (42,)
 
 
-def test_a_stack_whose_pids_were_never_noted_is_found(own: LocalStack) -> None:
+def test_stack_without_recorded_pids_is_found(own: LocalStack) -> None:
     own.up()
     before = pids(own)
     for pid_file in own.home.rglob("pid"):
@@ -110,7 +110,7 @@ def test_a_stack_whose_pids_were_never_noted_is_found(own: LocalStack) -> None:
     assert pids(own) == before
 
 
-def test_up_repairs_what_died(own: LocalStack) -> None:
+def test_up_restarts_dead_processes(own: LocalStack) -> None:
     info = own.up()
     own.postgres.stop("immediate")
     own.broker(1).kill()
@@ -119,7 +119,7 @@ def test_up_repairs_what_died(own: LocalStack) -> None:
     assert own.up() == info
 
 
-def test_what_was_given_is_used_and_not_stopped(own: LocalStack, tmp_path: Path) -> None:
+def test_given_servers_are_used_and_not_stopped(own: LocalStack, tmp_path: Path) -> None:
     given = own.up()
     other = LocalStack(tmp_path / "other", database_url=given.database_url, bootstrap=given.bootstrap)
     info = other.up()
@@ -130,7 +130,7 @@ def test_what_was_given_is_used_and_not_stopped(own: LocalStack, tmp_path: Path)
     assert running_stack(own.home) == given
 
 
-def test_a_given_database_that_does_not_answer_is_named_without_its_password(tmp_path: Path) -> None:
+def test_unreachable_given_database_is_named_without_its_password(tmp_path: Path) -> None:
     stack = LocalStack(tmp_path, database_url="postgresql://me:secret@127.0.0.1:1/db", bootstrap="127.0.0.1:1")
     with pytest.raises(StackError, match="TIDEWHEEL_DATABASE_URL does not answer") as refused:
         stack.up()
@@ -145,7 +145,7 @@ def test_another_number_of_brokers_is_refused(own: LocalStack) -> None:
         LocalStack(own.home, brokers=2)
 
 
-def test_an_unreadable_memory_is_reported_and_can_be_erased(tmp_path: Path) -> None:
+def test_unreadable_state_file_is_reported_and_can_be_erased(tmp_path: Path) -> None:
     stack = LocalStack(tmp_path)
     (tmp_path / "stack.json").write_text("{")
     with pytest.raises(StackError, match="down --erase"):
@@ -154,7 +154,7 @@ def test_an_unreadable_memory_is_reported_and_can_be_erased(tmp_path: Path) -> N
     assert not stack.status().parts
 
 
-def test_a_recycled_pid_is_left_alone(tmp_path: Path) -> None:
+def test_recycled_pid_is_not_stopped(tmp_path: Path) -> None:
     (tmp_path / "pid").write_text(str(os.getpid()))
     daemon = Daemon(tmp_path / "pid", marker=f"tidewheel.home={tmp_path}")
     assert not daemon.is_noted_alive()
@@ -162,7 +162,7 @@ def test_a_recycled_pid_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_three_brokers_lose_a_leader_and_go_on_with_all_acks(tmp_path: Path) -> None:
+def test_three_brokers_survive_the_loss_of_a_leader(tmp_path: Path) -> None:
     stack = LocalStack(tmp_path, brokers=3)
     try:
         info = stack.up()

@@ -24,23 +24,23 @@ def looked(earliest: dict[int, datetime | None], *, now: datetime = NOON) -> Low
     return marks
 
 
-def test_the_first_look_is_from_the_very_start() -> None:
+def test_first_poll_is_a_full_scan() -> None:
     assert LowWaterMarks[int]().scan_from([0, 1]) == [BEGINNING, BEGINNING]
 
 
-def test_the_next_is_from_a_second_below_the_clock_or_what_is_left() -> None:
+def test_next_poll_starts_a_second_before_the_clock_or_at_the_backlog() -> None:
     marks = looked({0: NOON + 5 * SECOND, 1: None, 2: NOON - 60 * SECOND})
     assert marks.scan_from([0, 1, 2, 3]) == [NOON - SECOND, NOON - SECOND, NOON - 61 * SECOND, BEGINNING]
 
 
-def test_a_clock_that_jumps_back_takes_the_marks_along() -> None:
+def test_clock_jump_back_lowers_the_marks() -> None:
     marks = looked({0: None})
     marks.scan_from([0])
     marks.record({0: None}, NOON - timedelta(hours=1))
     assert marks.of([0]) == {0: NOON - timedelta(hours=1) - SECOND}
 
 
-def test_who_is_woken_walks_at_once() -> None:
+def test_woken_loop_scans_at_once() -> None:
     marks = looked({0: None})
     marks.scan_soon()
     until(
@@ -50,7 +50,7 @@ def test_who_is_woken_walks_at_once() -> None:
     )
 
 
-def test_what_a_part_of_a_walk_has_taken_makes_none_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partial_scan_does_not_end_slow_pacing(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("tidewheel.postgres.low_water.monotonic_seconds", lambda: now)
     pacer = FullScanPacer()
@@ -65,7 +65,7 @@ def test_what_a_part_of_a_walk_has_taken_makes_none_quick(monkeypatch: pytest.Mo
     assert not pacer.slow
 
 
-def test_walks_that_take_long_are_made_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_full_scans_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each takes a second for each shard; in the end each shard is walked alone, and all of them in turn."""
     now = 100.0
     monkeypatch.setattr("tidewheel.postgres.low_water.monotonic_seconds", lambda: now)
@@ -86,7 +86,7 @@ def test_walks_that_take_long_are_made_in_parts(monkeypatch: pytest.MonkeyPatch)
     assert walked[-1] == shards, "quick again, all at once"
 
 
-def test_nobody_is_passed_over_for_having_been_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shard_absent_from_some_polls_is_scanned_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a lane is that has no free slot at the moment."""
     now = 100.0
     monkeypatch.setattr("tidewheel.postgres.low_water.monotonic_seconds", lambda: now)
@@ -100,7 +100,7 @@ def test_nobody_is_passed_over_for_having_been_away(monkeypatch: pytest.MonkeyPa
     assert {0, 1, 2} <= set(walked[-8:])
 
 
-def test_walks_take_a_twentieth_of_the_time_at_most_however_long_each_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_scans_take_at_most_a_twentieth_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("tidewheel.postgres.low_water.monotonic_seconds", lambda: now)
     pacer = FullScanPacer()
@@ -122,7 +122,7 @@ def test_walks_take_a_twentieth_of_the_time_at_most_however_long_each_is(monkeyp
 
 
 @pytest.mark.postgres
-def test_a_timer_that_comes_to_be_due_before_the_mark_is_found_by_the_next_walk(database: Database) -> None:
+def test_timer_due_before_the_mark_is_found_by_the_next_full_scan(database: Database) -> None:
     submit(database, "steady", schedule="@every 1s", overlap="allow_all")
     submit(database, "late", schedule={"once": (database.now() + timedelta(hours=1)).isoformat()})
     with running(database, lookahead=timedelta(0)):

@@ -117,14 +117,14 @@ def test_nothing_is_sent_without_a_request(database: Database) -> None:
     assert heard(database, ear) == Counter()
 
 
-def test_a_notification_is_committed_at_once_and_holds_nothing(database: Database, notifier: Notifier) -> None:
+def test_notification_is_committed_at_once_and_holds_no_lock(database: Database, notifier: Notifier) -> None:
     ear = listening(database)
     notifier.notify(Channel.SIGNALS)
     assert next(ear.notifies(timeout=SOON_SECONDS)).payload == ""
     until(lambda: database.rows(STATE, ["test-notifier"]) == [("idle",)], "the notifier has no transaction open")
 
 
-def test_a_notifier_whose_connection_broke_makes_another(database: Database, notifier: Notifier) -> None:
+def test_notifier_reconnects_after_a_lost_connection(database: Database, notifier: Notifier) -> None:
     ear = listening(database)
     notifier.notify(Channel.TIMERS)
     until(lambda: database.value(CONNECTED, ["test-notifier"]) == 1, "it is connected")
@@ -138,7 +138,7 @@ def test_a_notifier_whose_connection_broke_makes_another(database: Database, not
     until(notified, "a later notification arrives")
 
 
-def test_a_listener_whose_connection_broke_looks_once_and_listens_again(database: Database, notifier: Notifier) -> None:
+def test_listener_polls_once_and_reconnects_after_a_lost_connection(database: Database, notifier: Notifier) -> None:
     woken = threading.Event()
     with closing(Listener(database.url, "test-listener", (Channel.TIMERS,), woken)):
         assert woken.wait(SOON_SECONDS)
@@ -150,7 +150,7 @@ def test_a_listener_whose_connection_broke_looks_once_and_listens_again(database
         assert woken.wait(SOON_SECONDS)
 
 
-def test_a_listener_that_hears_nothing_sleeps_and_closes_at_once(database: Database) -> None:
+def test_idle_listener_sleeps_and_closes_at_once(database: Database) -> None:
     woken, pause = threading.Event(), threading.Event()
     listener = Listener(database.url, "test-listener", (Channel.TIMERS,), woken)
     assert woken.wait(SOON_SECONDS)

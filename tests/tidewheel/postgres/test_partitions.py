@@ -76,14 +76,14 @@ def write_run(connection: Conn, run: UUID, at: datetime) -> str:
     return str(place)
 
 
-def test_a_day_is_made_once_with_all_its_tables(cut: Database, day: date) -> None:
+def test_day_is_created_once_with_all_its_tables(cut: Database, day: date) -> None:
     connection = cut.connection()
     ensure_days(connection, [day])
     ensure_days(connection, [day, day])
     assert partitions(cut, day) == all_of(day)
 
 
-def test_partitions_survive_the_rollback_of_whoever_needed_them(cut: Database, day: date) -> None:
+def test_partitions_survive_the_rollback_of_the_caller(cut: Database, day: date) -> None:
     connection = cut.connection()
     ensure_days(connection, [day])
     write_run(connection, first_run_id(midnight(day)), midnight(day))
@@ -93,7 +93,7 @@ def test_partitions_survive_the_rollback_of_whoever_needed_them(cut: Database, d
     connection.rollback()
 
 
-def test_they_are_there_for_others_while_the_transaction_that_asked_is_open(cut: Database, day: date) -> None:
+def test_partitions_are_visible_while_the_callers_transaction_is_open(cut: Database, day: date) -> None:
     asking, other = cut.connection(), cut.connection()
     # With the parents' locks that any writer holds, by either side.
     write_run(asking, run_id(UUID(int=1), cut.now(), Cause.TRIGGER), cut.now())
@@ -121,14 +121,14 @@ def test_an_id_lies_in_the_partition_of_its_instant(cut: Database, day: date) ->
     connection.rollback()
 
 
-def test_a_run_without_its_partition_is_an_error_and_never_lies_elsewhere(cut: Database, day: date) -> None:
+def test_run_without_its_partition_is_an_error(cut: Database, day: date) -> None:
     connection = cut.connection()
     with pytest.raises(psycopg.errors.CheckViolation, match="no partition"):
         write_run(connection, first_run_id(midnight(day)), midnight(day))
     connection.rollback()
 
 
-def test_whoever_writes_a_run_makes_the_day_it_needs(cut: Database, day: date) -> None:
+def test_writing_a_run_creates_its_day(cut: Database, day: date) -> None:
     submit(cut)
     run = trigger(cut, run_at=midnight(day).isoformat())
     assert partitions(cut, day) == all_of(day)
@@ -136,7 +136,7 @@ def test_whoever_writes_a_run_makes_the_day_it_needs(cut: Database, day: date) -
     assert place == f"job_runs{day:_%Y%m%d}"
 
 
-def test_two_who_need_a_new_day_at_the_same_time_make_it_once(cut: Database, day: date) -> None:
+def test_concurrent_callers_create_a_day_once(cut: Database, day: date) -> None:
     holding = cut.connection(autocommit=True)
     holding.execute(LOCK)
     asking = [cut.connection(), cut.connection()]
@@ -153,7 +153,7 @@ def test_two_who_need_a_new_day_at_the_same_time_make_it_once(cut: Database, day
     assert partitions(cut, day) == all_of(day)
 
 
-def test_a_day_that_was_left_half_made_is_finished(cut: Database, day: date) -> None:
+def test_partially_created_day_is_completed(cut: Database, day: date) -> None:
     name = sql.Identifier(f"job_runs{day:_%Y%m%d}")
     bounds = [sql.Literal(str(first_run_id(midnight(bound)))) for bound in (day, day + DAY)]
     cut.execute(sql.SQL(HALF).format(name, *bounds))
@@ -161,7 +161,7 @@ def test_a_day_that_was_left_half_made_is_finished(cut: Database, day: date) -> 
     assert partitions(cut, day) == all_of(day)
 
 
-def test_a_partition_has_everything_its_parent_has(cut: Database, day: date) -> None:
+def test_partition_has_its_parents_indexes_and_constraints(cut: Database, day: date) -> None:
     ensure_days(cut.connection(), [day])
     for table in TABLES:
         indexes = "SELECT count(*) FROM pg_index WHERE indrelid = %s::text::regclass"
@@ -176,7 +176,7 @@ def test_a_partition_has_everything_its_parent_has(cut: Database, day: date) -> 
     assert all(cut.value(detached, [f"{table}{day:_%Y%m%d}"]) == 0 for table in TABLES)
 
 
-def test_runs_of_days_that_were_not_seen_are_told_apart(cut: Database, day: date) -> None:
+def test_runs_of_unknown_days_are_recognized(cut: Database, day: date) -> None:
     connection = cut.connection()
     ensure_days(connection, [day])
     seen = [first_run_id(midnight(day)), UUID(int=first_run_id(midnight(day + DAY)).int - 1)]
@@ -185,15 +185,13 @@ def test_runs_of_days_that_were_not_seen_are_told_apart(cut: Database, day: date
     assert of_unknown_days(connection, [*unseen, *seen]) == unseen
 
 
-def test_the_day_of_an_instant_is_that_of_utc() -> None:
+def test_day_of_an_instant_is_in_utc() -> None:
     east = timezone(timedelta(hours=14))
     assert day_of(datetime(2027, 1, 1, 13, 59, tzinfo=east)) == date(2026, 12, 31)
     assert day_of(datetime(2027, 1, 1, 14, 0, tzinfo=east)) == date(2027, 1, 1)
 
 
-def test_what_is_known_of_one_database_is_not_taken_for_another(
-    cut: Database, fresh_database: Database, day: date
-) -> None:
+def test_known_days_are_kept_per_database(cut: Database, fresh_database: Database, day: date) -> None:
     ensure_days(cut.connection(), [day])
     ensure_days(fresh_database.connection(), [day])
     assert partitions(fresh_database, day) == all_of(day)

@@ -15,7 +15,7 @@ LIMITED = {
 
 
 @pytest.mark.parametrize("limit", LIMITED)
-def test_what_takes_too_long_is_told_from_what_waits_for_a_lock(database: Database, limit: str) -> None:
+def test_statement_timeout_and_lock_timeout_are_distinguished(database: Database, limit: str) -> None:
     version = database.value("SELECT current_setting('server_version_num')::integer")
     if limit == "transaction" and version < 170_000:
         pytest.skip("PostgreSQL has no such limit before 17")
@@ -30,7 +30,7 @@ def test_what_takes_too_long_is_told_from_what_waits_for_a_lock(database: Databa
     session.close()
 
 
-def test_texts_go_in_utf8_whatever_the_environment_says(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_session_uses_utf8_in_every_environment(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """The client does not convert values in binary form."""
     monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
     with database.session().transaction() as connection:

@@ -403,7 +403,7 @@ def planning(loaded: Database, request: pytest.FixtureRequest) -> Iterator[Conn]
 
 
 @pytest.mark.parametrize(("package", "name"), HOT)
-def test_a_hot_statement_takes_the_index_that_its_comment_promises(
+def test_hot_statement_uses_the_index_of_its_comment(
     loaded: Database, planning: Conn, facts: Mapping[str, object], package: str, name: str
 ) -> None:
     statement = Statements(package)[name]
@@ -419,9 +419,7 @@ def test_a_hot_statement_takes_the_index_that_its_comment_promises(
         assert not taken
 
 
-def test_who_is_looked_for_by_labels_among_many_is_not_fetched_one_by_one(
-    planning: Conn, facts: Mapping[str, object]
-) -> None:
+def test_label_search_does_not_fetch_jobs_one_by_one(planning: Conn, facts: Mapping[str, object]) -> None:
     known = Statements("tidewheel.intake")
     planning.execute(known["reset_plan_mode"])
     plan = plan_of(planning, known["find_labelled_jobs"], {**facts, "labels": Jsonb({"team": "billing"}), "most": 10})
@@ -435,7 +433,7 @@ BY_RUN = (
 
 
 @pytest.mark.parametrize(("package", "name"), [pair for pair in HOT if pair[1] in BY_RUN])
-def test_what_concerns_some_runs_plans_their_partitions_alone(
+def test_plan_for_some_runs_probes_their_partitions_only(
     loaded: Database, facts: Mapping[str, object], package: str, name: str
 ) -> None:
     """With ninety days of partitions the plan must probe only those of the runs."""
@@ -463,7 +461,7 @@ BOTH_WAYS = re.compile(r"run_id = ANY .*run_id = \w+\.|run_id = \w+\..*run_id = 
 @pytest.mark.parametrize(
     ("package", "name"), [(package, name) for package, names in LOOKING_UP.items() for name in names.split()]
 )
-def test_a_batch_of_runs_is_looked_up_by_their_keys_whatever_the_statistics_say(
+def test_batch_of_runs_is_read_by_keys_with_any_statistics(
     loaded: Database, batches: Mapping[str, list[Any]], facts: Mapping[str, object], package: str, name: str
 ) -> None:
     """An ANALYZE after nearly all runs ended must not make the plan scan all open runs."""
@@ -486,7 +484,7 @@ def test_a_batch_of_runs_is_looked_up_by_their_keys_whatever_the_statistics_say(
 @pytest.mark.parametrize(
     "name", ["claim_runs", "lock_claims", "find_stale_active_runs", "start_attempts", "read_claims"]
 )
-def test_a_plan_that_a_claiming_session_keeps_is_by_keys_too(loaded: Database, name: str) -> None:
+def test_cached_plan_of_a_claiming_session_uses_keys(loaded: Database, name: str) -> None:
     """It was made for some other batch, at some other time."""
     connection = connect(loaded.url, "test", options=KEPT_PLANS)
     try:
@@ -520,7 +518,7 @@ def looks_at_open_runs(plan: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def test_the_walk_of_the_outbox_begins_at_the_mark(loaded: Database, facts: Mapping[str, object]) -> None:
+def test_outbox_scan_begins_at_the_low_water_mark(loaded: Database, facts: Mapping[str, object]) -> None:
     """Rows behind the low-water mark are not scanned: the mark is an index condition, not a filter."""
     with loaded.transaction() as connection:
         plan = plan_of(connection, Statements("tidewheel.relay")["read_outbox"], facts)
@@ -531,7 +529,7 @@ def test_the_walk_of_the_outbox_begins_at_the_mark(loaded: Database, facts: Mapp
     assert {node["Node Type"] for node in plan} <= {"Nested Loop", "Function Scan", "Limit", "Index Scan", "Result"}
 
 
-def test_the_sweep_reads_only_what_is_due(loaded: Database, facts: Mapping[str, object]) -> None:
+def test_sweep_reads_due_runs_only(loaded: Database, facts: Mapping[str, object]) -> None:
     with loaded.transaction() as connection:
         statement = Statements("tidewheel.executor")["find_due_runs"]
         plan = plan_of(connection, statement, {**facts, **SPECIAL["find_due_runs"]})

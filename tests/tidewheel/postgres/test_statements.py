@@ -75,25 +75,25 @@ def bound_names(path: Path) -> set[tuple[str, str]]:
     return bound
 
 
-def test_all_files_are_looked_at() -> None:
+def test_all_sql_files_are_checked() -> None:
     wanted = {f"tidewheel.{name}" for name in ("transitions", "intake", "scheduler", "relay", "executor", "migrations")}
     assert wanted | {"tidewheel"} <= set(PACKAGES)
 
 
 @pytest.mark.parametrize(("package", "name"), STATEMENTS)
-def test_a_statement_is_understood_by_the_migrated_schema(shared_database: Database, package: str, name: str) -> None:
+def test_statement_is_valid_on_the_migrated_schema(shared_database: Database, package: str, name: str) -> None:
     with shared_database.transaction() as connection:
         answer = connection.pgconn.prepare(b"", numbered(Statements(package)[name]).encode())
     assert answer.status == ExecStatus.COMMAND_OK, answer.error_message.decode()
 
 
-def test_every_statement_is_bound_by_a_module_and_every_bound_one_exists() -> None:
+def test_bound_statements_equal_the_defined_ones() -> None:
     files = [path for folder in FOLDERS for path in real_files(folder, "*.py")]
     bound = set[tuple[str, str]]().union(*map(bound_names, files))
     assert bound == set(STATEMENTS)
 
 
-def test_every_index_that_a_comment_names_exists(shared_database: Database) -> None:
+def test_indexes_named_in_comments_exist(shared_database: Database) -> None:
     known = {name for (name,) in shared_database.rows("SELECT indexname FROM pg_indexes WHERE schemaname = 'public'")}
     for package, name in STATEMENTS:
         promised = {
@@ -102,7 +102,7 @@ def test_every_index_that_a_comment_names_exists(shared_database: Database) -> N
         assert promised <= known, f"{package}: {name}"
 
 
-def test_an_unknown_name_is_refused_with_the_file_that_lacks_it() -> None:
+def test_unknown_statement_is_refused_with_its_file() -> None:
     with pytest.raises(KeyError, match=r"tidewheel\.relay/queries\.sql has no block named 'publish'"):
         Statements("tidewheel.relay")["publish"]
 

@@ -31,26 +31,26 @@ def see(skew: ClockSkew, instant: datetime, *, took: float = 0.0) -> None:
 
 
 @pytest.mark.parametrize("ahead", [timedelta(minutes=2), timedelta(minutes=-2), timedelta(0)])
-def test_the_difference_is_ours_minus_the_databases(ahead: timedelta) -> None:
+def test_skew_is_the_machines_clock_minus_the_databases(ahead: timedelta) -> None:
     see(ClockSkew(MOST, SettableClock(NOON + ahead)), NOON)
     assert measured() == pytest.approx(ahead.total_seconds(), abs=0.05)
     assert measured("max_clock_skew_seconds") == 2.0
 
 
-def test_half_of_the_round_trip_is_taken_off_and_is_what_it_can_be_wrong_by() -> None:
+def test_skew_subtracts_half_of_the_round_trip_as_its_error() -> None:
     see(ClockSkew(MOST, SettableClock(NOON)), NOON - timedelta(seconds=1), took=2.0)
     assert measured() == pytest.approx(0.0, abs=0.05)
     assert measured("clock_skew_bound_seconds") == pytest.approx(1.0, abs=0.05)
 
 
-def test_a_statement_that_had_to_wait_shows_nothing() -> None:
+def test_delayed_statement_measures_no_skew() -> None:
     skew = ClockSkew(MOST, SettableClock(NOON))
     see(skew, NOON)
     see(skew, NOON - timedelta(hours=1), took=10.0)
     assert measured() == pytest.approx(0.0, abs=0.05)
 
 
-def test_it_is_told_once_and_once_more_when_it_is_over(caplog: pytest.LogCaptureFixture) -> None:
+def test_skew_is_logged_once_and_again_when_it_ends(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "tidewheel.process.service")
     clock = SettableClock(NOON + timedelta(minutes=2))
     skew = ClockSkew(MOST, clock)
@@ -68,12 +68,12 @@ def test_it_is_told_once_and_once_more_when_it_is_over(caplog: pytest.LogCapture
     ]
 
 
-def test_what_the_round_trip_may_explain_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_skew_within_the_round_trip_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     see(ClockSkew(MOST, SettableClock(NOON + timedelta(seconds=2.5))), NOON - timedelta(seconds=1), took=2.0)
     assert not caplog.records
 
 
-def test_a_scheduler_or_relay_measures_it_with_each_beat(clocked: ClockedDatabase) -> None:
+def test_scheduler_and_relay_measure_skew_with_each_heartbeat(clocked: ClockedDatabase) -> None:
     skew = ClockSkew(MOST)
     member = Membership(clocked.url, role="relay", name="test", timeout=5 * QUICK, skew=skew)
     member.start()
@@ -83,7 +83,7 @@ def test_a_scheduler_or_relay_measures_it_with_each_beat(clocked: ClockedDatabas
         member.leave()
 
 
-def test_an_executor_measures_it_with_each_beat(clocked: ClockedDatabase) -> None:
+def test_executor_measures_skew_with_each_heartbeat(clocked: ClockedDatabase) -> None:
     beating = Heartbeat(
         clocked.session(),
         executor_id=uuid4(),

@@ -31,18 +31,18 @@ def get(port: int, path: str) -> tuple[int, str]:
             return error.code, error.read().decode()
 
 
-def test_nothing_is_served_where_no_port_is_named(state: Health) -> None:
+def test_no_port_means_no_server(state: Health) -> None:
     assert serve_health(None, state) is None
 
 
-def test_metrics_are_served_beside_it_and_nothing_else(port: int) -> None:
+def test_server_has_health_and_metrics_only(port: int) -> None:
     status, text = get(port, "/metrics")
     assert status == 200
     assert "tidewheel_claims_total" in text
     assert get(port, "/elsewhere") == (404, "there are /metrics, /healthz and /readyz\n")
 
 
-def test_who_has_nothing_to_say_lives_and_is_ready(port: int) -> None:
+def test_service_without_checks_is_live_and_ready(port: int) -> None:
     assert get(port, "/healthz") == (200, "ok\n")
     assert get(port, "/readyz") == (200, "ok\n")
 
@@ -55,15 +55,13 @@ def test_stuck_loop_is_reported_by_name(state: Health, port: int, monkeypatch: p
     assert text.startswith("sweep: stuck")
 
 
-def test_a_loop_that_sleeps_as_long_as_it_said_lives(state: Health, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loop_within_its_announced_sleep_is_live(state: Health, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_STUCK_SECONDS", 0.0)
     state.report("sweep", 3600)
     assert get(port, "/healthz")[0] == 200
 
 
-def test_a_loop_that_waits_turns_and_one_that_has_ended_is_not_missed(
-    state: Health, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_overdue_loop_is_reported_until_it_ends(state: Health, monkeypatch: pytest.MonkeyPatch) -> None:
     state.report("sweep")
     monkeypatch.setattr(module, "_STUCK_SECONDS", 0.0)
     state.report_waiting()
@@ -74,7 +72,7 @@ def test_a_loop_that_waits_turns_and_one_that_has_ended_is_not_missed(
     assert state.not_alive() == []
 
 
-def test_loops_of_one_name_on_two_threads_are_two(state: Health, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loops_of_one_name_on_two_threads_are_separate(state: Health, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two lanes of one topic, as two executors in one process have them: the end of one hides no other."""
     monkeypatch.setattr(module, "_STUCK_SECONDS", 0.0)
     ended = threading.Event()
@@ -93,7 +91,7 @@ def test_loops_of_one_name_on_two_threads_are_two(state: Health, monkeypatch: py
     thread.join()
 
 
-def test_every_reason_against_readiness_is_a_line(state: Health, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_reason_against_readiness_is_a_line(state: Health, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_ANSWER_KEPT_SECONDS", 0.0)
     state.requires("database", lambda: "does not answer")
     state.requires("kafka", lambda: None)
@@ -105,7 +103,7 @@ def test_every_reason_against_readiness_is_a_line(state: Health, port: int, monk
     assert get(port, "/readyz") == (200, "ok\n")
 
 
-def test_what_was_just_found_is_not_asked_again(state: Health) -> None:
+def test_recent_check_result_is_reused(state: Health) -> None:
     asked: list[int] = []
     state.requires("database", lambda: asked.append(1))
     assert state.not_ready() == []

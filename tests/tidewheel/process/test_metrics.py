@@ -30,18 +30,18 @@ def written() -> Iterator[tuple[str, str, int]]:
                         pass
 
 
-def test_every_row_is_written_and_nothing_else_is() -> None:
+def test_code_writes_exactly_the_listed_metrics() -> None:
     assert {name for _, name, _ in written()} == set(TABLE)
 
 
 @pytest.mark.parametrize(("way", "name", "labels"), sorted(set(written())))
-def test_a_metric_is_written_as_its_row_says(way: str, name: str, labels: int) -> None:
+def test_metric_has_the_labels_of_its_row(way: str, name: str, labels: int) -> None:
     assert WRITES[way] is TABLE[name].kind
     assert labels == len(TABLE[name].labels)
 
 
 @pytest.mark.parametrize("row", METRICS, ids=lambda row: row.name)
-def test_a_row_is_named_and_explained(row: Metric) -> None:
+def test_metric_has_a_name_and_a_description(row: Metric) -> None:
     assert re.fullmatch(r"[a-z]+(_[a-z]+)*", row.name)
     assert row.name.endswith("_seconds") == (row.unit == "seconds")
     assert row.meaning
@@ -52,7 +52,7 @@ def test_names_are_unique() -> None:
     assert len(TABLE) == len(METRICS)
 
 
-def test_what_is_written_is_what_is_exported() -> None:
+def test_exported_metrics_equal_the_written_ones() -> None:
     registry = CollectorRegistry()
     own = Metrics(registry)
     own.count("claims", 2, "won", "sweep")

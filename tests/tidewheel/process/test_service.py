@@ -34,7 +34,7 @@ def run_program(program: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_the_wish_to_stop_wakes_whoever_sleeps() -> None:
+def test_requested_shutdown_wakes_sleeping_threads() -> None:
     stop, wake = Shutdown(), threading.Event()
     stop.wakes(wake)
     sleeping = in_background(lambda: stop.wait(NEVER_SECONDS))
@@ -46,12 +46,12 @@ def test_the_wish_to_stop_wakes_whoever_sleeps() -> None:
     assert stop.wait(NEVER_SECONDS)
 
 
-def test_a_sleep_that_nobody_cuts_short_is_no_wish_to_stop() -> None:
+def test_full_sleep_reports_no_shutdown() -> None:
     assert not Shutdown().wait(0.001)
 
 
 @pytest.mark.parametrize("own_wake", [False, True])
-def test_a_sleeping_loop_ends_when_asked(*, own_wake: bool) -> None:
+def test_sleeping_loop_ends_on_shutdown(*, own_wake: bool) -> None:
     stop, began = Shutdown(), threading.Event()
 
     def step() -> float:
@@ -64,13 +64,13 @@ def test_a_sleeping_loop_ends_when_asked(*, own_wake: bool) -> None:
     looping.result(SOON_SECONDS)
 
 
-def test_a_loop_that_is_asked_before_it_began_does_nothing() -> None:
+def test_loop_after_a_shutdown_does_nothing() -> None:
     stop = Shutdown()
     stop.request()
     run_loop(stop, "test", lambda: pytest.fail("a round"))
 
 
-def test_a_wake_up_cuts_a_sleep_short_and_one_during_a_round_is_kept() -> None:
+def test_wake_up_ends_a_sleep_and_is_kept_during_a_poll() -> None:
     stop, wake, rounds = Shutdown(), threading.Event(), 0
 
     def step() -> float:
@@ -86,7 +86,7 @@ def test_a_wake_up_cuts_a_sleep_short_and_one_during_a_round_is_kept() -> None:
     assert rounds == 5
 
 
-def test_a_loop_with_more_to_do_does_not_sleep() -> None:
+def test_loop_with_a_backlog_does_not_sleep() -> None:
     stop, left = Watched(), iter([0.0, 0.0, 0.0])
 
     def step() -> float:
@@ -100,7 +100,7 @@ def test_a_loop_with_more_to_do_does_not_sleep() -> None:
 
 
 @pytest.mark.parametrize("failure", [Unavailable("the database is away"), ValueError("a bug"), KeyError("another")])
-def test_a_loop_survives_whatever_its_rounds_raise(failure: Exception, caplog: pytest.LogCaptureFixture) -> None:
+def test_loop_survives_every_exception_of_its_polls(failure: Exception, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "tidewheel.process.service")
     stop, rounds = Watched(), 0
 
@@ -123,7 +123,7 @@ def test_a_loop_survives_whatever_its_rounds_raise(failure: Exception, caplog: p
     assert [record.exc_info is not None for record in told] == [True] * (0 if isinstance(failure, Unavailable) else 3)
 
 
-def test_what_ends_a_process_ends_its_loops() -> None:
+def test_process_end_stops_its_loops() -> None:
     def step() -> float:
         raise KeyboardInterrupt
 
@@ -166,7 +166,7 @@ def test_shutdown_cuts_a_backoff_short() -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_asks_and_a_second_one_ends_the_process_at_once(number: signal.Signals) -> None:
+def test_signal_requests_shutdown_and_a_second_ends_at_once(number: signal.Signals) -> None:
     done = run_program(f"""
         import logging, signal
         from tidewheel.process.service import Shutdown
@@ -184,7 +184,7 @@ def test_a_signal_asks_and_a_second_one_ends_the_process_at_once(number: signal.
 
 
 @pytest.mark.process
-def test_a_thread_that_fails_ends_the_process() -> None:
+def test_failed_thread_ends_the_process() -> None:
     done = run_program("""
         import logging, threading
         from tidewheel.process.service import end_process_with_threads
