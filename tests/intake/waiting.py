@@ -1,4 +1,4 @@
-"""Runs that wait for an answer from outside, and what is said about them by token."""
+"""Waiting runs, and requests about them by task token."""
 
 from datetime import timedelta
 

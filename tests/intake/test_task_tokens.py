@@ -1,12 +1,15 @@
-"""`run.complete`: the owner of an attempt's token reports its end once."""
+"""Task tokens: their owner completes an attempt once, and sends its heartbeats."""
 
+from datetime import datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 from tests.fixtures.database import Database
 from tests.intake.waiting import beat, complete, completing, token_of, wait_for, waiting
 from tests.transitions.acts import (
+    EXECUTOR,
     ask,
     ask_within,
     attempts,
@@ -20,6 +23,7 @@ from tests.transitions.acts import (
     open_run,
     open_runs,
     requests,
+    some_executor,
     submit,
     succeed,
     trigger,
@@ -30,6 +34,7 @@ from tidewheel.intake import lock_wait as busy
 from tidewheel.runs import RunState
 from tidewheel.schemas.generated.records import Reply
 from tidewheel.task_tokens import task_token
+from tidewheel.transitions.attempts import ProgressReport, save_progress
 from tidewheel.transitions.finish import finish_runs
 
 
@@ -40,9 +45,33 @@ def with_job(database: Database) -> Database:
 
 
 def is_over(reply: Reply, found: str | None) -> None:
-    """The answer to what comes too late."""
+    """Check the rejection of a report that comes too late."""
     assert (reply.status, reply.code, reply.run_status) == ("rejected", "attempt_over", found)
     assert [error.path for error in reply.errors] == ["token"]
+
+
+@pytest.fixture
+def with_heartbeat(database: Database) -> Database:
+    submit(database, heartbeat="10m", start_to_close="1h")
+    return database
+
+
+def deadline(database: Database, run_id: UUID) -> datetime:
+    found = database.value("SELECT deadline_at FROM open_runs WHERE run_id = %s", [run_id])
+    assert isinstance(found, datetime)
+    return found
+
+
+def stored(database: Database, run_id: UUID) -> tuple[object, ...]:
+    [row] = database.rows(
+        "SELECT progress, progress_attempt, checkpoint, checkpoint_attempt FROM run_inputs WHERE run_id = %s", [run_id]
+    )
+    return tuple(row)
+
+
+def save(database: Database, *beats: ProgressReport) -> set[UUID]:
+    with database.transaction() as connection:
+        return save_progress(connection, beats)
 
 
 def test_success_ends_the_waiting_run_with_its_result(with_job: Database) -> None:
@@ -193,3 +222,99 @@ def test_completion_promotes_the_next_run(database: Database) -> None:
     complete(database, started)
     assert open_run(database, second).state == "queued"
     assert begin(database, second).attempt == 1
+
+
+def test_heartbeat_extends_the_deadline_of_a_waiting_run(with_heartbeat: Database) -> None:
+    started = waiting(with_heartbeat, heartbeat=timedelta(minutes=1))
+    before = deadline(with_heartbeat, started.run_id)
+    asked = with_heartbeat.now()
+    reply = beat(with_heartbeat, started)
+    assert (reply.status, reply.run_id, reply.run_status) == ("accepted", str(started.run_id), "waiting")
+    assert deadline(with_heartbeat, started.run_id) >= asked + timedelta(minutes=10) > before
+
+
+def test_heartbeat_does_not_extend_the_external_timeout(with_heartbeat: Database) -> None:
+    started = waiting(with_heartbeat, timeout=timedelta(minutes=5), heartbeat=timedelta(minutes=1))
+    beat(with_heartbeat, started)
+    [(until, external_deadline_at)] = with_heartbeat.rows("SELECT deadline_at, external_deadline_at FROM open_runs")
+    assert until == external_deadline_at
+
+
+def test_heartbeat_does_not_extend_schedule_to_close(database: Database) -> None:
+    submit(database, heartbeat="10m", schedule_to_close="2m")
+    started = waiting(database, heartbeat=timedelta(seconds=5))
+    beat(database, started)
+    [(until, schedule_to_close_at)] = database.rows("SELECT deadline_at, schedule_to_close_at FROM open_runs")
+    assert until == schedule_to_close_at
+
+
+def test_job_without_a_heartbeat_timeout_keeps_its_deadline(database: Database) -> None:
+    submit(database)
+    started = waiting(database)
+    before = deadline(database, started.run_id)
+    assert beat(database, started, progress=1).status == "accepted"
+    assert deadline(database, started.run_id) == before
+
+
+def test_heartbeat_saves_progress_and_checkpoint_and_keeps_absent_fields(with_heartbeat: Database) -> None:
+    started = waiting(with_heartbeat)
+    beat(with_heartbeat, started, progress={"done": 1}, checkpoint={"page": 3})
+    assert stored(with_heartbeat, started.run_id) == (b'{"done":1}', 1, b'{"page":3}', 1)
+    beat(with_heartbeat, started, progress={"done": 2})
+    beat(with_heartbeat, started)
+    assert stored(with_heartbeat, started.run_id) == (b'{"done":2}', 1, b'{"page":3}', 1)
+
+
+def test_next_attempt_gets_the_checkpoint_and_no_progress(with_heartbeat: Database) -> None:
+    started = waiting(with_heartbeat)
+    beat(with_heartbeat, started, progress=50, checkpoint={"page": 3})
+    complete(with_heartbeat, started, status="failed")
+    assert [request.checkpoint for request in requests(with_heartbeat)] == [None, b'{"page":3}']
+    with_heartbeat.execute("UPDATE open_runs SET publish_at = tidewheel_now()")
+    again = begin(with_heartbeat, started.run_id)
+    beat(with_heartbeat, again)
+    assert stored(with_heartbeat, started.run_id) == (None, 2, b'{"page":3}', 1)
+
+
+def test_heartbeat_reply_reports_a_requested_cancel(with_heartbeat: Database) -> None:
+    started = begun(with_heartbeat)
+    assert beat(with_heartbeat, started).run_status == "running"
+    ask(with_heartbeat, {"type": "run.cancel", "run_id": str(started.run_id)})
+    assert beat(with_heartbeat, started, checkpoint=1).run_status == "cancelling"
+
+
+def test_heartbeat_of_a_terminal_run_is_rejected_and_saves_nothing(with_heartbeat: Database) -> None:
+    started = begun(with_heartbeat)
+    succeed(with_heartbeat, started)
+    reply = beat(with_heartbeat, started, progress=1)
+    assert (reply.status, reply.code, reply.run_status) == ("rejected", "attempt_over", "succeeded")
+    assert with_heartbeat.count("run_inputs") == 0
+
+
+def test_heartbeat_with_a_forged_token_is_refused(with_heartbeat: Database) -> None:
+    token = token_of(with_heartbeat, waiting(with_heartbeat))
+    forged = ("B" if token[0] == "A" else "A") + token[1:]
+    [reply] = ask(with_heartbeat, {"type": "run.heartbeat", "token": forged})
+    assert (reply.code, [error.path for error in reply.errors]) == ("invalid", ["token"])
+
+
+def test_heartbeats_of_many_runs_are_saved_within_their_fence(with_heartbeat: Database) -> None:
+    mine, another, over = begun(with_heartbeat), begun(with_heartbeat), begun(with_heartbeat)
+    succeed(with_heartbeat, over)
+    beats = [
+        ProgressReport(mine.run_id, 1, EXECUTOR, progress=b"1"),
+        ProgressReport(another.run_id, 1, some_executor(), progress=b"2"),
+        ProgressReport(over.run_id, 1, EXECUTOR, progress=b"3"),
+    ]
+    assert save(with_heartbeat, *beats) == {mine.run_id}
+    assert with_heartbeat.rows("SELECT run_id, progress FROM run_inputs") == [(mine.run_id, b"1")]
+
+
+def test_late_heartbeat_of_an_earlier_attempt_changes_nothing(with_heartbeat: Database) -> None:
+    started = waiting(with_heartbeat)
+    complete(with_heartbeat, started, status="failed")
+    with_heartbeat.execute("UPDATE open_runs SET publish_at = tidewheel_now()")
+    again = begin(with_heartbeat, started.run_id)
+    assert save(with_heartbeat, ProgressReport(again.run_id, 2, EXECUTOR, checkpoint=b"2")) == {started.run_id}
+    assert save(with_heartbeat, ProgressReport(again.run_id, 1, EXECUTOR, checkpoint=b"1")) == set()
+    assert stored(with_heartbeat, started.run_id) == (None, 2, b"2", 2)

@@ -1,4 +1,4 @@
-"""Answers in JSON are what the schema's own writer makes of them, however they are written."""
+"""Replies: encoded as the schema's own writer encodes them."""
 
 from datetime import UTC, datetime
 from typing import Any
