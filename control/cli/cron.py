@@ -67,21 +67,21 @@ class Occurrence:
 def explain(
     expressions: Annotated[list[str], typer.Argument(metavar="EXPR", help='Each in quotes, such as "0 8 * * *".')],
     *,
-    timezone: Annotated[str, typer.Option("--tz", metavar="ZONE", help="IANA zone whose clock they go by.")] = "UTC",
+    timezone: Annotated[str, typer.Option("--tz", metavar="ZONE", help="IANA time zone of the expressions.")] = "UTC",
     after: Annotated[
         str | None, typer.Option(metavar="TIME", help="Begin after this, RFC 3339 or local to ZONE; else now.")
     ] = None,
     number: Annotated[int, typer.Option("-n", metavar="N", min=1, max=_MOST, help="How many instants to show.")] = 10,
-    dst_gap: Annotated[DstGap, typer.Option(help="A time that the clock leaves out.")] = DstGap.SHIFT_FORWARD,
-    dst_overlap: Annotated[DstOverlap, typer.Option(help="A time that comes twice.")] = DstOverlap.FIRST,
-    key: Annotated[str | None, typer.Option(metavar="KEY", help="The job whose own an H is.")] = None,
+    dst_gap: Annotated[DstGap, typer.Option(help="Rule for a local time in a DST gap.")] = DstGap.SHIFT_FORWARD,
+    dst_overlap: Annotated[DstOverlap, typer.Option(help="Rule for a local time in a DST overlap.")] = DstOverlap.FIRST,
+    key: Annotated[str | None, typer.Option(metavar="KEY", help="The job whose id determines H.")] = None,
     tenant: Annotated[str, typer.Option(metavar="NAME", help="That job's tenant.")] = "default",
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Describe cron expressions and show their next instants."""
     _refuse_unquoted(expressions)
     if key is None and any(map(uses_hash, expressions)):
-        problem = "H is the job's own, spread by its id, and no job is named"
+        problem = "H is derived from the job's id, and no job is named"
         raise ScheduleRefused(problem, "name one with --key, or write a number", "cron")
     begin = read_instant(after, "--after", timezone) if after else SystemClock().now()
     job = job_id(tenant, key) if key is not None else None
@@ -135,4 +135,4 @@ def _text(explained: Explained, number: int) -> Iterator[str]:
         for note in each.notes:
             yield wrapped(f"    ! {note}", "      ")
     if len(explained.occurrences) < number:
-        yield f"and no more before the year {LAST_YEAR + 1}"
+        yield f"no further instants before the year {LAST_YEAR + 1}"

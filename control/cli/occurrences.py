@@ -32,7 +32,7 @@ from tidewheel.errors import UnknownJob
 from tidewheel.postgres.session import Conn
 from tidewheel.settings import Connections
 
-AnyInstant = Annotated[str, typer.Option("--at", metavar="TIME", help="Any instant, past or coming.")]
+AnyInstant = Annotated[str, typer.Option("--at", metavar="TIME", help="Any past or future instant.")]
 At = Annotated[str, typer.Option("--at", metavar="TIME", help="The occurrence's nominal instant.")]
 
 
@@ -78,7 +78,7 @@ def skip(
     with requesting(tenant) as client:
         done = client.skip(key, instant, reason=reason)
     print_job_change(
-        key, f"skips {utc_and_local(instant, timezone)}", done, output, unchanged="skips it already", zone=timezone
+        key, f"skips {utc_and_local(instant, timezone)}", done, output, unchanged="is skipped already", zone=timezone
     )
 
 
@@ -97,7 +97,7 @@ def move(
     with requesting(tenant) as client:
         done = client.move(key, instant, instead, reason=reason)
     said = f"moves {utc_and_local(instant, timezone)} to {utc_and_local(instead, timezone)}"
-    print_job_change(key, said, done, output, unchanged="moves it so already", zone=timezone)
+    print_job_change(key, said, done, output, unchanged="is moved there already", zone=timezone)
 
 
 def unskip(
@@ -108,7 +108,12 @@ def unskip(
     with requesting(tenant) as client:
         done = client.unskip(key, instant)
     print_job_change(
-        key, f"fires {utc_and_local(instant, timezone)} again", done, output, unchanged="fires it anyhow", zone=timezone
+        key,
+        f"fires {utc_and_local(instant, timezone)} again",
+        done,
+        output,
+        unchanged="is not skipped or moved",
+        zone=timezone,
     )
 
 
@@ -125,7 +130,7 @@ def _facts(found: Explanation, zone: str) -> Iterator[tuple[str, str | None]]:
             )
     if found.span is not None:
         few = found.span.occurrences if found.span.exact else f"more than {found.span.occurrences}"
-        yield "passed over", f"{few}, {rfc3339(found.span.first_at)} to {rfc3339(found.span.last_at)}"
+        yield "skipped", f"{few}, {rfc3339(found.span.first_at)} to {rfc3339(found.span.last_at)}"
     yield "moved to", utc_and_local(found.moved_to, zone) if found.moved_to else None
     yield "before", utc_and_local(found.before, zone) if found.before else None
     yield "after", utc_and_local(found.after, zone) if found.after else None
@@ -134,7 +139,7 @@ def _facts(found: Explanation, zone: str) -> Iterator[tuple[str, str | None]]:
 def _attempt_row(attempt: AttemptFacts) -> tuple[str, ...]:
     error = ": ".join(part for part in (attempt.error_type, attempt.error_message) if part)
     began, ended = (rfc3339(at) if at else "" for at in (attempt.started_at, attempt.finished_at))
-    return str(attempt.attempt), attempt.outcome or "under way", began, ended, error
+    return str(attempt.attempt), attempt.outcome or "running", began, ended, error
 
 
 Number = Annotated[int, typer.Option("-n", metavar="N", min=1, max=MOST_SHOWN, help="How many instants to show.")]
@@ -194,11 +199,11 @@ def _preview_lines(found: Preview, zone: str) -> Iterator[str]:
     yield ""
     yield from _lines(found.occurrences, zone)
     if found.exhausted:
-        yield "and nothing after that" if found.occurrences else "nothing"
+        yield "no further occurrences" if found.occurrences else "no occurrences"
 
 
-def _lines(coming: Sequence[UpcomingOccurrence], zone: str) -> Iterator[str]:
-    for each in coming:
+def _lines(occurrences: Sequence[UpcomingOccurrence], zone: str) -> Iterator[str]:
+    for each in occurrences:
         yield wrapped(f"{utc_and_local(each.at, zone)}{_outcome_text(each, zone)}", "    ")
         for note in each.notes:
             yield wrapped(f"    ! {note}", "      ")
@@ -213,14 +218,14 @@ def _outcome_text(each: UpcomingOccurrence, zone: str) -> str:
         few = str(each.occurrences) if each.exact else f"more than {each.occurrences}"
         said.append(f"{few} until {utc_and_local(each.last_at, zone)}")
     if each.leaves_at is not None and each.leaves_at != each.at:
-        said.append(f"leaves {utc_and_local(each.leaves_at, zone)}")
+        said.append(f"fires {utc_and_local(each.leaves_at, zone)}")
     return f"  {', '.join(said)}" if said else ""
 
 
 _OUTCOME_TEXT = {
-    OccurrenceOutcome.WILL_BE_SKIPPED: "skipped by hand",
+    OccurrenceOutcome.WILL_BE_SKIPPED: "skipped manually",
     OccurrenceOutcome.WILL_BE_MOVED: "moved",
-    OccurrenceOutcome.WILL_BE_EXCLUDED: "left out by a calendar",
-    OccurrenceOutcome.PAUSED: "held by the pause",
-    OccurrenceOutcome.WAITING: "due, waits for a scheduler",
+    OccurrenceOutcome.WILL_BE_EXCLUDED: "excluded by a calendar",
+    OccurrenceOutcome.PAUSED: "paused",
+    OccurrenceOutcome.WAITING: "due, waiting for a scheduler",
 }

@@ -103,10 +103,10 @@ def _on_clock_of(of: "Zone", local: datetime, text: str, path: str) -> datetime:
     found = sorted(second - of.offsets[span] for span in spans if of.span_at(second - of.offsets[span]) == span)
     if not found:
         after = next(of.starts[span] for span in spans if span and second < of.starts[span] + of.offsets[span])
-        problem = f"{text!r} does not exist: the clock of {of.name} leaves it out"
-        refuse(path, problem, f"the first time after is {_pasted(after, of)}")
+        problem = f"{text!r} does not exist in {of.name} (DST gap)"
+        refuse(path, problem, f"the first time after it is {_pasted(after, of)}")
     if len(found) > 1:
-        problem = f"{text!r} comes {'twice' if len(found) == 2 else 'several times'} in {of.name}"
+        problem = f"{text!r} occurs {'twice' if len(found) == 2 else 'several times'} in {of.name}"
         refuse(path, problem, f"write {' or '.join(_pasted(one, of) for one in found)}")
     return at_second(found[0]).replace(microsecond=local.microsecond)
 

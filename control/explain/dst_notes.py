@@ -44,8 +44,8 @@ def no_occurrence_notes(schedule: Schedule, at: datetime) -> tuple[str, ...]:
     notes = [*other_pass]
     for neighbour in (bare.before(at), bare.after(at)):
         if not other_pass and neighbour is not None and abs(neighbour - at) < _NEAR:
-            told = f"{neighbour.replace(tzinfo=None).isoformat()}Z"
-            notes += [f"of the occurrence at {told}: {note}" for note in occurrence_notes(bare, neighbour)]
+            nearest = f"{neighbour.replace(tzinfo=None).isoformat()}Z"
+            notes += [f"occurrence at {nearest}: {note}" for note in occurrence_notes(bare, neighbour)]
     return tuple(notes)
 
 
@@ -63,5 +63,5 @@ def _other_pass(entry: ZonedCron, at: datetime) -> str | None:
                 which = "second" if index < span else "first"
                 shown = f"{at_second(local):%Y-%m-%d %H:%M:%S}"
                 fires = f"{at_second(other):%Y-%m-%dT%H:%M:%S}Z"
-                return f"{shown} comes twice; this is the {which} time, and it fires at the other, {fires}"
+                return f"{shown} occurs twice: this is the {which} time, and the job fires at {fires} (DST overlap)"
     return None

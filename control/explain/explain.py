@@ -74,11 +74,11 @@ def explain(
 
 def _in_utc(at: datetime) -> datetime:
     if at.tzinfo is None:
-        problem = f"{at.isoformat()} has no offset, so it is many instants"
+        problem = f"{at.isoformat()} has no UTC offset"
         raise ScheduleRefused(problem, "give an aware datetime", "at")
     if not _FIRST_YEAR < at.year < LAST_YEAR:
         problem = f"the year {at.year} is outside {_FIRST_YEAR + 1} to {LAST_YEAR - 1}"
-        raise ScheduleRefused(problem, "ask about an instant within them", "at")
+        raise ScheduleRefused(problem, "give an instant within these years", "at")
     return at.astimezone(UTC)
 
 
@@ -128,7 +128,7 @@ def _of_run(facts: InstantFacts, run: RunFacts, version_span: VersionSpan | None
         moved = f" It was moved to {instant(moved_to)}, {override_source(override)}."
     if due > facts.job.now and run.attempt == 0 and run.state == RunState.QUEUED:
         outcome = OccurrenceOutcome.WILL_BE_MOVED if moved_to else OccurrenceOutcome.SCHEDULED
-        words = f"Will fire at {instant(due)}; its run is written already, ahead of its time.{moved}"
+        words = f"Will fire at {instant(due)}. Its run exists already.{moved}"
         return Verdict(outcome, words, reason, moved_to=moved_to)
     return Verdict(OccurrenceOutcome.FIRED, f"{fired(facts, run)}{moved}", reason, moved_to=moved_to)
 
@@ -164,7 +164,7 @@ def _span(facts: InstantFacts, version_span: VersionSpan) -> SkipSpan | None:
 def _no_occurrence(facts: InstantFacts, version_span: VersionSpan) -> Verdict:
     moved = facts.moved_here
     if moved is not None:
-        words = f"No occurrence of its own: the one of {instant(moved.scheduled_at)} was moved here; explain that one."
+        words = f"The occurrence of {instant(moved.scheduled_at)} was moved to this instant. Explain that one instead."
         return Verdict(OccurrenceOutcome.NO_OCCURRENCE, words)
     if isinstance(version_span.schedule, Manual):
         return Verdict(OccurrenceOutcome.NO_OCCURRENCE, "The job's schedule is manual: only triggers create its runs.")
@@ -194,12 +194,12 @@ def _nothing_recorded(facts: InstantFacts) -> Verdict:
     if oldest is not None and facts.at < oldest:
         return Verdict(
             OccurrenceOutcome.UNKNOWN,
-            f"It was an occurrence. Runs are kept from {oldest:%Y-%m-%d} on, and it is older.",
+            f"It was an occurrence, and its record is deleted: runs are kept from {oldest:%Y-%m-%d} on.",
         )
     return Verdict(
         OccurrenceOutcome.UNKNOWN,
-        "It was an occurrence, and neither a run nor a skip of it is recorded. Unless rows were deleted manually, "
-        "this is a bug of Tidewheel: please report it with this explanation.",
+        "It was an occurrence, and no run or skip of it is recorded. Unless rows were deleted manually, this is a bug "
+        "in Tidewheel: please report it with this explanation.",
     )
 
 
@@ -217,5 +217,5 @@ def _notes(facts: InstantFacts, version_span: VersionSpan | None) -> tuple[str, 
         return ()
     notes = list(occurrence_notes(version_span.schedule, facts.at)) if version_span.has_occurrence(facts.at) else []
     gone = [name for name in version_span.policies.calendars if name in facts.timeline.gone]
-    notes += [f"calendar {name!r} is deleted; its days are not known" for name in gone]
+    notes += [f"calendar {name!r} is deleted, so its days are unknown" for name in gone]
     return tuple(notes)

@@ -13,8 +13,8 @@ from tidewheel.control.explain.text import (
     length,
     override_source,
     paused_by,
+    policy_effect,
     skipped_manually,
-    waiting_for,
 )
 from tidewheel.control.explain.version_timeline import VersionSpan
 from tidewheel.schedules.decide import decide
@@ -39,7 +39,7 @@ def not_recorded(facts: InstantFacts, version_span: VersionSpan) -> Verdict:
             SkipReason.MANUAL,
         )
     if facts.job.cursor_at is None:
-        words = f"The job has lost its timer; a scheduler repairs it within minutes. {_CHECK_SCHEDULER}"
+        words = f"The job's timer row is missing. A scheduler repairs it within minutes. {_CHECK_SCHEDULER}"
         return Verdict(OccurrenceOutcome.WAITING, words)
     return _held(facts, facts.at) or _ahead_or_late(facts, _leaves(facts, version_span))
 
@@ -53,10 +53,10 @@ def moved_to_future(facts: InstantFacts, override: OverrideFacts, version_span: 
         into = ", into a pause" if held.outcome is OccurrenceOutcome.PAUSED else ""
         words = f"It was moved to {instant(to)}{local}{into}, {override_source(override)}. {held.words}"
         return Verdict(held.outcome, words, MOVED, moved_to=to)
-    words = f"Will fire at {instant(to)}{local}: it was moved, {override_source(override)}."
+    words = f"Will fire at {instant(to)}{local}: it was moved {override_source(override)}."
     if to > now:
-        return Verdict(OccurrenceOutcome.WILL_BE_MOVED, f"{words} unskip undoes that.", MOVED, moved_to=to)
-    words = f"{words} That is {length(now - to)} ago, and it has not been fired yet. {_CHECK_SCHEDULER}"
+        return Verdict(OccurrenceOutcome.WILL_BE_MOVED, f"{words} Use unskip to undo the move.", MOVED, moved_to=to)
+    words = f"{words} That was {length(now - to)} ago, and it has not fired yet. {_CHECK_SCHEDULER}"
     return Verdict(OccurrenceOutcome.WAITING, words, MOVED, moved_to=to)
 
 
@@ -68,13 +68,13 @@ def chained(facts: InstantFacts, schedule: FixedDelay) -> Verdict:
         and job.hold_reason != HoldReason.RUN
         and facts.timeline.version_spans[-1] is facts.version_span
     ):
-        return _held(facts, facts.at) or _ahead_or_late(facts, f"It comes {every} after the end of the last run.")
+        return _held(facts, facts.at) or _ahead_or_late(facts, f"It is {every} after the end of the last run.")
     following = ""
     if job.hold_reason == HoldReason.RUN:
-        following = f" The next comes {every} after the end of the run that is open now."
+        following = f" The next is due {every} after the open run ends."
     elif job.cursor_at is not None:
         following = f" The next is {instant(job.cursor_at)}."
-    words = f"The schedule is a fixed_delay of {every}: its occurrences are those recorded, and this is none."
+    words = f"The schedule is a fixed_delay of {every}. No occurrence is recorded at this instant."
     return Verdict(OccurrenceOutcome.NO_OCCURRENCE, f"{words}{following}")
 
 
@@ -103,20 +103,22 @@ def _paused(facts: InstantFacts, due: datetime) -> str:
 def _on_resume(facts: InstantFacts, version_span: VersionSpan, due: datetime) -> str:
     if isinstance(version_span.schedule, Once | FixedDelay):
         return " It fires when the pause ends."
-    policy = waiting_for(version_span.policies.on_resume, version_span.policies.window)
+    on_resume = version_span.policies.on_resume
+    effect = policy_effect("on_resume", on_resume, version_span.policies.window)
     if due != facts.at:
-        moved = "skipped" if version_span.policies.on_resume is CatchUp.SKIP else "fired"
-        policy = f"It is {version_span.policies.on_resume}: what was moved is {moved}."
+        effect = (
+            f"on_resume is {on_resume}: moved occurrences {'are skipped' if on_resume is CatchUp.SKIP else 'fire'}."
+        )
     if due > facts.job.now:
-        return f" If it still is then, on_resume decides when the pause ends. {policy}"
-    return f" When the pause ends, on_resume decides. {policy}"
+        return f" If it is still paused then, on_resume applies when the pause ends. {effect}"
+    return f" When the pause ends, {effect}"
 
 
 def _ahead_or_late(facts: InstantFacts, leaves: str) -> Verdict:
     job = facts.job
     if facts.at > job.now:
         return Verdict(OccurrenceOutcome.SCHEDULED, f"Will fire. {leaves}".strip())
-    words = [f"It is {length(job.now - facts.at)} late and has not been fired yet.", _to_be(facts)]
+    words = [f"It is {length(job.now - facts.at)} late and has not fired yet.", _to_be(facts)]
     if job.cursor_at is not None and job.cursor_at != facts.at:
         words.append(f"The timer is at {instant(job.cursor_at)}.")
     return Verdict(OccurrenceOutcome.WAITING, " ".join([*words, _CHECK_SCHEDULER]))
@@ -131,9 +133,9 @@ def _to_be(facts: InstantFacts) -> str:
     if any(fire.at == facts.at for fire in decision.fires):
         return "The next poll creates its run."
     if any(skip.first_at <= facts.at <= skip.last_at for skip in decision.skips):
-        policy = waiting_for(version_span.policies.catch_up, version_span.policies.window)
-        return f"It is missed, and the next poll skips it: catch_up decides. {policy}"
-    return "There are so many that they take several polls."
+        effect = policy_effect("catch_up", version_span.policies.catch_up, version_span.policies.window)
+        return f"It is missed, and the next poll skips it. {effect}"
+    return "The backlog takes several polls."
 
 
 def _leaves(facts: InstantFacts, version_span: VersionSpan) -> str:
@@ -147,4 +149,4 @@ def _leaves(facts: InstantFacts, version_span: VersionSpan) -> str:
         longest=policies.jitter,
         percent=policies.jitter_percent,
     )
-    return f"With its jitter its run leaves at {instant(leaves)}."
+    return f"With jitter its run may start at {instant(leaves)}."

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from psycopg.rows import class_row
 
 from tidewheel.control.explain.explanation import OccurrenceOutcome
-from tidewheel.control.explain.text import instant, length, waiting_for
+from tidewheel.control.explain.text import instant, length, policy_effect
 from tidewheel.control.explain.upcoming import MOST_SHOWN, OccurrenceScan, UpcomingOccurrence
 from tidewheel.control.explain.version_timeline import TimerPosition as TimerPosition
 from tidewheel.errors import Refused
@@ -35,11 +35,11 @@ _READ_JOBS = Statements("tidewheel.intake")["read_locked_jobs"]  # intake's stat
 
 _MICROSECOND = timedelta(microseconds=1)
 _OVERLAP: Mapping[str, str] = {
-    Overlap.SKIP: "an occurrence that finds an active run is skipped",
-    Overlap.BUFFER_ONE: "one occurrence waits for the active run, further ones are skipped",
-    Overlap.BUFFER_ALL: "occurrences wait for the active run, one after another",
-    Overlap.CANCEL_OTHER: "the active run is cancelled, and the new one starts when it has ended",
-    Overlap.TERMINATE_OTHER: "the active run is ended by the new one",
+    Overlap.SKIP: "a run is skipped while another one is active",
+    Overlap.BUFFER_ONE: "one run waits for the active one, and further ones are skipped",
+    Overlap.BUFFER_ALL: "runs wait for the active one and run one after another",
+    Overlap.CANCEL_OTHER: "a new run cancels the active one and starts when it has ended",
+    Overlap.TERMINATE_OTHER: "a new run terminates the active one",
     Overlap.ALLOW_ALL: "runs may overlap",
 }
 
@@ -162,20 +162,20 @@ def _words(version: NextVersion, where: TimerState, now: datetime) -> Iterator[s
     if spec.recurring:
         yield f"overlap is {spec.overlap_policy}: {_OVERLAP[spec.overlap_policy]}."
     if not isinstance(where.schedule, FixedDelay | Once) and spec.recurring:
-        yield f"After downtime catch_up decides. {waiting_for(policies.catch_up, policies.window)}"
-        yield f"After a pause on_resume decides. {waiting_for(policies.on_resume, policies.window)}"
+        yield f"After downtime, {policy_effect('catch_up', policies.catch_up, policies.window)}"
+        yield f"After a pause, {policy_effect('on_resume', policies.on_resume, policies.window)}"
     if policies.jitters:
-        longest = f"{policies.jitter_percent:g}% of the time to the next" if policies.jitter_percent else ""
-        yield f"Each run leaves up to {longest or length(policies.jitter)} later than its instant."
+        longest = f"{policies.jitter_percent:g}% of the time to the next occurrence" if policies.jitter_percent else ""
+        yield f"Jitter delays each run by up to {longest or length(policies.jitter)}."
         if spec.key is None:
-            yield "How much later depends on the key, which is not given."
+            yield "The delay depends on the key, which is missing here."
     if policies.calendars:
-        shift = ", and fire at the same local time on the next open day" if policies.shift else ""
+        effect = "fire at the same local time on the next open day" if policies.shift else "are skipped"
         named = [f"on days of {', '.join(policies.exclude)}"] if policies.exclude else []
         named += [f"outside the days of {', '.join(policies.include)}"] if policies.include else []
-        yield f"Occurrences {' and '.join(named)} are left out{shift}."
+        yield f"Occurrences {' and '.join(named)} {effect}."
     if version.paused:
-        yield "The job is paused." if version.job.exists else "The job begins paused."
+        yield "The job is paused." if version.job.exists else "The job starts paused."
 
 
 def _schedule_words(schedule: Schedule, now: datetime) -> Iterator[str]:
@@ -187,21 +187,22 @@ def _schedule_words(schedule: Schedule, now: datetime) -> Iterator[str]:
                 override = describe(entry.fields.expression, entry.zone_name, **gap, **overlap)
                 yield f"{entry.fields.expression}: {override}"
         case Interval(interval_us=interval_us, anchor=anchor):
-            yield f"Every {length(interval_us * _MICROSECOND)}, counted from {instant(anchor)}, whatever clocks do."
+            every = length(interval_us * _MICROSECOND)
+            yield f"Every {every}, counted from {instant(anchor)}. Clock changes have no effect."
         case FixedDelay(interval_us=interval_us):
-            yield f"The first at once, then {length(interval_us * _MICROSECOND)} after the end of each run."
+            yield f"The first run starts at once, the next {length(interval_us * _MICROSECOND)} after it ends."
         case Once(at=at):
-            late = f", {length(now - at)} ago: it fires at once, marked late" if at < now else ""
-            yield f"Once, at {instant(at)}{late}."
+            late = f" That was {length(now - at)} ago: it fires at once, marked late." if at < now else ""
+            yield f"Once, at {instant(at)}.{late}"
         case _:
-            yield "Manual: runs come from triggers alone."
+            yield "Manual: only triggers create runs."
 
 
 def _bound_words(version: NextVersion) -> Iterator[str]:
     spec = version.spec
     if spec.start_at is not None:
-        yield f"None before {instant(spec.start_at)} (start_at)."
+        yield f"No occurrence before {instant(spec.start_at)} (start_at)."
     if spec.end_at is not None:
-        yield f"None after {instant(spec.end_at)} (end_at)."
+        yield f"No occurrence after {instant(spec.end_at)} (end_at)."
     if spec.max_runs is not None:
-        yield f"{spec.max_runs} occurrences in all (max_runs), fired or not, from when the job is first accepted."
+        yield f"At most {spec.max_runs} occurrences (max_runs), fired or skipped, counted from the first submit."

@@ -286,10 +286,10 @@ def _words(connection: Conn, job: JobPosition, version_span: VersionSpan, shown:
         return f"The job could not be fired and is quarantined{why}. Correct it and submit it again."
     if job.paused:
         until = f"until {instant(job.paused_until)}" if job.paused_until else "until it is resumed"
-        return f"The job is paused, {until}; on_resume is {version_span.policies.on_resume}."
+        return f"The job is paused {until}. on_resume is {version_span.policies.on_resume}."
     if isinstance(version_span.schedule, Manual):
         return "The job's schedule is manual: only triggers create its runs."
     if isinstance(version_span.schedule, FixedDelay):
         every = length(timedelta(microseconds=version_span.schedule.interval_us))
-        return f"Each comes {every} after the end of the run before it, so only the next one is known."
-    return "Nothing is left for it to fire." if not shown else ""
+        return f"Each occurrence is {every} after the end of the previous run, so only the next one is known."
+    return "The schedule has no further occurrence." if not shown else ""

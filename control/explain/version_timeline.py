@@ -110,15 +110,15 @@ class VersionSpan:
         """Return the calendars that exclude a day, each in the form of the sentences."""
         tenant, named = self.place.tenant, f"{day:%Y-%m-%d} is a {_WEEKDAYS[day.isoweekday() % 7]}"
         closing = [
-            f"calendar {name!r} has {day:%Y-%m-%d}"
+            f"calendar {name!r} contains {day:%Y-%m-%d}"
             if day in self.days[tenant, name].days
-            else f"calendar {name!r} has every {_WEEKDAYS[day.isoweekday() % 7]}, and {named}"
+            else f"calendar {name!r} contains every {_WEEKDAYS[day.isoweekday() % 7]}, and {named}"
             for name in self.policies.exclude
             if day in self.days[tenant, name]
         ]
         included = self.policies.include
         if included and not any(day in self.days[tenant, name] for name in included):
-            closing.append(f"{day:%Y-%m-%d} is in none of the calendars it is limited to ({', '.join(included)})")
+            closing.append(f"{day:%Y-%m-%d} is in none of its include_calendars ({', '.join(included)})")
         return closing
 
 

@@ -16,29 +16,35 @@ WORDS = {
     "5/20 9-17 * * MON-FRI": "every 20th minute from 5 on of hours 9 to 17, on Monday to Friday",
     "0 0 13 * 5": "at 00:00, on day 13 of the month or on Friday",
     "0 0 */2 JAN-MAR,DEC ?": "at 00:00, on every 2nd day of the month, in January to March and December",
-    "0 0 1-10/3 * */2": "at 00:00, on every 3rd day from 1 to 10 of the month where that is every 2nd day of the week",
+    "0 0 1-10/3 * */2": "at 00:00, on every 3rd day from 1 to 10 of the month if it is every 2nd day of the week",
     "0 0 L-3,15W,L,LW * ?": (
-        "at 00:00, on the day 3 before the last of the month, the day from Monday to Friday nearest to day 15 of the "
-        "month, the last day of the month and the month's last day from Monday to Friday"
+        "at 00:00, on the day 3 days before the last day of the month, the weekday (Monday to Friday) nearest to day "
+        "15 of the month, the last day of the month and the last weekday (Monday to Friday) of the month"
     ),
     "0 0 * * 5L,1#2": "at 00:00, on the last Friday of the month and the second Monday of the month",
-    "H H(0-7)/3 * * *": "at one minute of the job's own (H) of some hour of the job's own (H(0-7)/3), every day",
+    "H H(0-7)/3 * * *": (
+        "at a minute derived from the job's id (H) of hours derived from the job's id (H(0-7)/3), every day"
+    ),
     "0 0 1 1 7": "at 00:00, on day 1 of the month or on Sunday, in January",
 }
 
 
 @pytest.mark.parametrize("expression", WORDS)
 def test_expression_is_described_in_words(expression: str) -> None:
-    assert describe(expression, "UTC") == f"{WORDS[expression]}, by the clock of UTC."
+    assert describe(expression, "UTC") == f"{WORDS[expression]}, in time zone UTC."
 
 
 @pytest.mark.parametrize(
     ("expression", "choices", "rule"),
     [
-        ("*/5 2 * * *", {}, "follows the wall clock"),
-        ("30 2 * * *", {}, "made up at the first instant after, one that comes twice fires the first time"),
-        ("30 2 * * *", {"dst_gap": "skip", "dst_overlap": "both"}, "is skipped, one that comes twice fires both times"),
-        ("30 2 * * *", {"dst_overlap": "second"}, "one that comes twice fires the second time"),
+        ("*/5 2 * * *", {}, "so it fires at every local time that exists"),
+        ("30 2 * * *", {}, "fires at the end of the gap. A time in a DST overlap fires the first time only."),
+        (
+            "30 2 * * *",
+            {"dst_gap": "skip", "dst_overlap": "both"},
+            "gap is skipped. A time in a DST overlap fires both times.",
+        ),
+        ("30 2 * * *", {"dst_overlap": "second"}, "A time in a DST overlap fires the second time only."),
     ],
 )
 def test_description_names_zone_rule(expression: str, choices: dict[str, str], rule: str) -> None:
@@ -60,7 +66,7 @@ def marks(expression: str, zone: str, after: str, n: int, **choices: str) -> lis
 
 
 def test_time_fired_after_gap_is_noted() -> None:
-    note = "2024-03-31 02:30 does not exist: the clock goes from 2024-03-31 02:00 to 03:00; made up here"
+    note = "2024-03-31 02:30 does not exist: fires at 03:00 instead (DST gap 02:00 to 03:00)"
     assert marks("30 2 * * *", "Europe/Berlin", "2024-03-30T00:00", 3) == [
         "03-30 02:30 CET",
         f"03-31 03:00 CEST | {note}",
@@ -69,12 +75,12 @@ def test_time_fired_after_gap_is_noted() -> None:
 
 
 def test_skipped_time_is_marked_at_the_next_occurrence() -> None:
-    note = "2024-03-31 02:30 does not exist: the clock goes from 2024-03-31 02:00 to 03:00; skipped"
+    note = "2024-03-31 02:30 does not exist: skipped (DST gap 02:00 to 03:00)"
     assert marks("30 2 * * *", "Europe/Berlin", "2024-03-31T00:00", 1, dst_gap="skip") == [f"04-01 02:30 CEST | {note}"]
 
 
 def test_skipped_wall_clock_time_is_noted() -> None:
-    note = "2024-03-31 02:00 to 02:45 do not exist: the clock goes from 2024-03-31 02:00 to 03:00; nothing is made up"
+    note = "2024-03-31 02:00 to 02:45 do not exist: skipped (DST gap 02:00 to 03:00)"
     assert marks("*/15 * * * *", "Europe/Berlin", "2024-03-31T00:45", 2) == [
         f"03-31 03:00 CEST | {note}",
         "03-31 03:15 CEST",
@@ -82,7 +88,7 @@ def test_skipped_wall_clock_time_is_noted() -> None:
 
 
 def test_first_of_two_passes_names_the_omitted_one() -> None:
-    note = "2024-10-27 02:30 comes twice; this is the first time, and the one at 01:30 UTC is left out"
+    note = "2024-10-27 02:30 occurs twice: fires the first time, and the second at 01:30 UTC is skipped (DST overlap)"
     assert marks("30 2 * * *", "Europe/Berlin", "2024-10-27T00:00", 2) == [
         f"10-27 02:30 CEST | {note}",
         "10-28 02:30 CET",
@@ -91,12 +97,14 @@ def test_first_of_two_passes_names_the_omitted_one() -> None:
 
 def test_both_passes_of_a_repeated_time_are_marked() -> None:
     first, second = marks("30 2 * * *", "Europe/Berlin", "2024-10-27T00:00", 2, dst_overlap="both")
-    assert first.endswith("CEST | 2024-10-27 02:30 comes twice; this is the first time, and it fires at both")
-    assert second.endswith("CET | 2024-10-27 02:30 comes twice; this is the second time, and it fires at both")
+    assert first.endswith("CEST | 2024-10-27 02:30 occurs twice: fires both times, and this is the first (DST overlap)")
+    assert second.endswith(
+        "CET | 2024-10-27 02:30 occurs twice: fires both times, and this is the second (DST overlap)"
+    )
 
 
 def test_missing_day_is_marked() -> None:
-    note = "what falls inside is skipped"
+    note = "skipped (clock correction 00:00 to 2011-12-31 00:00)"
     found = marks("0 12 * * *", "Pacific/Apia", "2011-12-29T00:00", 2)
     assert found[0] == "12-29 12:00 -10"
     assert found[1].startswith("12-31 12:00 +14 | 2011-12-30 12:00 does not exist")

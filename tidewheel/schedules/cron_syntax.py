@@ -173,7 +173,7 @@ def _date(element: str) -> DayRule | None:
     if match := _FROM_LAST.fullmatch(element):
         back = int(match[1] or 0)
         if back > 30:
-            problem = f"L-{back} lies before the first day of every month"
+            problem = f"L-{back} is before the first day of every month"
             raise ElementRefused(problem, "L-30")
         return DayRule(from_last=1 << back)
     return None
@@ -214,7 +214,7 @@ def resolve(element: str, kind: FieldKind, hash_key: bytes | None) -> str:
     """
     match = HASHED.fullmatch(element)
     if match is None or hash_key is None:
-        problem = "H is spread by the job's id, and there is none here"
+        problem = "H is derived from the job's id, and there is none here"
         raise ElementRefused(problem, "", "submit or preview it as a job, or write a number")
     low, high, step = match.group("low", "high", "step")
     first = number_of(low, kind) if low else kind.low
@@ -307,27 +307,27 @@ def _plain(element: str, kind: FieldKind) -> str:
 
 def _check_step(step: int, kind: FieldKind) -> None:
     if step == 0:
-        problem = f"a step of 0 in the {kind.name} field never moves on"
+        problem = f"a step of 0 in the {kind.name} field has no next value"
         raise ElementRefused(problem, "*")
     if step > kind.size:
-        problem = f"a step of {step} is longer than the {kind.name} field, which begins anew with every {kind.period}"
+        problem = f"a step of {step} is longer than the {kind.name} field, which restarts every {kind.period}"
         hint = f"use an interval schedule for every {step} {kind.unit}s" if kind.unit else ""
         raise ElementRefused(problem, str(kind.low), hint)
 
 
 def _unreadable(element: str, kind: FieldKind) -> ElementRefused:
     if _RANDOM.fullmatch(element):
-        problem = "R is random, and occurrences are derived, not drawn"
-        return ElementRefused(problem, f"H{element[1:].upper()}", "H is spread by the job's id and stays the same")
+        problem = "R is random, and occurrences must be deterministic"
+        return ElementRefused(problem, f"H{element[1:].upper()}", "H is derived from the job's id and stays the same")
     if element == "?":
         return ElementRefused(f"? means an unrestricted day field, not the {kind.name}", "*")
     if not element:
-        return ElementRefused(f"the {kind.name} field holds a comma without an element beside it", "", shapes(kind))
+        return ElementRefused(f"the {kind.name} field has an empty element beside a comma", "", shapes(kind))
     problem = f"{element.upper()!r} cannot be read in the {kind.name} field"
     if kind is DAY_OF_WEEK and element == "l":
         return ElementRefused(problem, "5L", "5L is the month's last Friday, 6 every Saturday")
     if kind is DAY_OF_MONTH and element.endswith("-l"):
-        return ElementRefused(problem, f"{element[:-1]}31", "days that a month does not have are passed over")
+        return ElementRefused(problem, f"{element[:-1]}31", "days that a month does not have are skipped")
     return ElementRefused(problem, "", shapes(kind))
 
 
@@ -370,8 +370,8 @@ def _checked(expression: str) -> str:
         raise ScheduleRefused(problem, "write several shorter expressions", "cron")
     strange = next((character for character in expression if not " " <= character <= "~" and character != "\t"), None)
     if strange is not None:
-        problem = f"the expression holds {strange!r}, which no cron expression does"
-        raise ScheduleRefused(problem, "write it in plain ASCII, fields parted by blanks", "cron")
+        problem = f"the expression has {strange!r}, which no cron expression contains"
+        raise ScheduleRefused(problem, "write it in plain ASCII, with spaces between the fields", "cron")
     if not expression.strip():
         problem = "the expression is empty"
         raise ScheduleRefused(problem, f"write {SHAPE}, such as `0 3 * * *`", "cron")
@@ -386,7 +386,7 @@ def _split_zone(text: str) -> tuple[str | None, str]:
         except ScheduleRefused as refused:
             raise ScheduleRefused(refused.errors[0].problem, refused.errors[0].remedy, "cron") from None
     if text.startswith(("CRON_TZ=", "TZ=")):
-        problem = f"{text!r} holds a zone but no fields"
+        problem = f"{text!r} has a zone but no fields"
         raise ScheduleRefused(problem, f"write {text} 0 3 * * *", "cron")
     return None, text
 

@@ -21,6 +21,7 @@ _MONTHS = (
 )
 # fmt: on
 _WEEKDAYS = ("Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+_NOUNS = {DAY_OF_MONTH: "day", DAY_OF_WEEK: "day of the week"}
 _ORDINALS = ("", "first", "second", "third", "fourth", "fifth")
 _FEW = 6  # times of day that are listed one by one; more of them read better as a rule
 
@@ -41,7 +42,7 @@ def time_words(second: str, minute: str, hour: str) -> str:
     if second == "0":
         parts.pop(0)
     while len(parts) > 1 and parts[-1] in ("every hour", "every minute") and parts[-2].startswith("every"):
-        parts.pop()  # "every 5 minutes" says it all
+        parts.pop()  # "every 5 minutes" implies every hour
     words = " of ".join(parts)
     return words if words.startswith("every") else f"at {words}"
 
@@ -52,7 +53,7 @@ def day_words(by_date: str, month: str, by_week: str) -> str:
     >>> day_words("13", "*", "5")
     'on day 13 of the month or on Friday'
     >>> day_words("*/2", "6-8", "MON-FRI")
-    'on every 2nd day of the month where that is Monday to Friday, in June to August'
+    'on every 2nd day of the month if it is Monday to Friday, in June to August'
     """
     by_date, by_week = by_date.replace("?", "*"), by_week.replace("?", "*")
     date_open, week_open = by_date == "*", by_week == "*"
@@ -60,7 +61,7 @@ def day_words(by_date: str, month: str, by_week: str) -> str:
     if date_open or week_open:
         days = "every day" if date_open and week_open else f"on {weekdays if date_open else dates}"
     elif by_date.startswith("*") or by_week.startswith("*"):
-        days = f"on {dates} where that is {weekdays}"
+        days = f"on {dates} if it is {weekdays}"
     else:
         days = f"on {dates} or on {weekdays}"
     return days if month == "*" else f"{days}, in {_field(month, MONTH)}"
@@ -88,7 +89,8 @@ def _field(text: str, kind: FieldKind) -> str:
 def _special(element: str, kind: FieldKind) -> str:
     """Describe an element with H, L, W or #; empty for a plain one."""
     if element.startswith("h"):
-        return f"{'some' if '/' in element else 'one'} {kind.name} of the job's own ({element.upper()})"
+        name = _NOUNS.get(kind, kind.name)
+        return f"{f'{name}s' if '/' in element else f'a {name}'} derived from the job's id ({element.upper()})"
     if kind is DAY_OF_MONTH and {"l", "w"} & {*element}:
         return _special_date(element)
     if kind is DAY_OF_WEEK and "#" in element:
@@ -101,18 +103,19 @@ def _special(element: str, kind: FieldKind) -> str:
 
 def _special_date(element: str) -> str:
     if element in ("lw", "wl"):
-        return "the month's last day from Monday to Friday"
+        return "the last weekday (Monday to Friday) of the month"
     if "w" in element:
-        return f"the day from Monday to Friday nearest to day {element.strip('w')} of the month"
+        return f"the weekday (Monday to Friday) nearest to day {element.strip('w')} of the month"
     back = int(element[2:] or 0)
-    return f"the day {back} before the last of the month" if back else "the last day of the month"
+    before = f"the day {back} day{'s' if back > 1 else ''} before " if back else ""
+    return f"{before}the last day of the month"
 
 
 def _element(element: str, kind: FieldKind) -> str:
     body, _, step = element.partition("/")
     first, _, last = body.partition("-")
     tail = " of the month" if kind is DAY_OF_MONTH else ""
-    noun = {DAY_OF_MONTH: "day", DAY_OF_WEEK: "day of the week"}.get(kind, kind.name)
+    noun = _NOUNS.get(kind, kind.name)
     if body == "*":
         even = kind in (SECOND, MINUTE, HOUR) and step and kind.size % int(step) == 0
         return (f"every {step} {noun}s" if even else f"every {_nth(step)}{noun}") + tail
@@ -166,13 +169,12 @@ def _gap_notes(entry: ZonedCron, of: Zone, index: int, at: int) -> list[str]:
     if first >= after:
         return []
     last = preceding(entry.fields, after - 1)
-    times = f"{_clock(first)} does" if first == last else f"{_span_text(first, last)} do"
-    what = f"{times} not exist: the clock goes from {_span_text(before, after)}"
-    if after - before > CORRECTION:
-        return [f"{what}, a correction of more than three hours; what falls inside is skipped"]
-    if entry.gap is None:
-        return [f"{what}; nothing is made up"]
-    return [f"{what}; made up here" if entry.gap is DstGap.SHIFT_FORWARD else f"{what}; skipped"]
+    times = f"{_clock(first)} does" if first == last else f"{_clock(first)} to {_clock(last, first)} do"
+    correction = after - before > CORRECTION
+    shifts = entry.gap is DstGap.SHIFT_FORWARD and not correction
+    effect = f"fires at {_clock(after, first)} instead" if shifts else "skipped"
+    cause = "clock correction" if correction else "DST gap"
+    return [f"{times} not exist: {effect} ({cause} {_clock(before, first)} to {_clock(after, first)})"]
 
 
 def _overlap_notes(entry: ZonedCron, of: Zone, span: int, at: int) -> list[str]:
@@ -180,43 +182,41 @@ def _overlap_notes(entry: ZonedCron, of: Zone, span: int, at: int) -> list[str]:
     local = at + of.offsets[span]
     earlier = local - of.offsets[span - 1] if span else FOREVER
     if span and earlier < of.starts[span]:
-        return [f"{_clock(local)} comes twice; this is the second time{_other(entry, earlier)}"]
+        return [f"{_clock(local)} occurs twice: {_passes(entry, ('second', 'first'), earlier)} (DST overlap)"]
     if span + 1 < len(of.starts):
         later = local - of.offsets[span + 1]
         if later >= of.starts[span + 1]:
-            return [f"{_clock(local)} comes twice; this is the first time{_other(entry, later)}"]
+            return [f"{_clock(local)} occurs twice: {_passes(entry, ('first', 'second'), later)} (DST overlap)"]
     return []
 
 
-def _other(entry: ZonedCron, second: int) -> str:
-    if entry.following(second) == second:
-        return ", and it fires at both"
-    return f", and the one at {at_second(second):%H:%M} UTC is left out"
+def _passes(entry: ZonedCron, passes: tuple[str, str], other: int) -> str:
+    """Return the effect on both passes of a local time: on this one, then on the one at `other`."""
+    this, that = passes
+    if entry.following(other) == other:
+        return f"fires both times, and this is the {this}"
+    return f"fires the {this} time, and the {that} at {at_second(other):%H:%M} UTC is skipped"
 
 
-def _span_text(low: int, high: int) -> str:
-    """Format two local times, with one date if it is the same."""
-    same_day = low // 86_400 == high // 86_400
-    return f"{_clock(low)} to {_clock(high).split()[1] if same_day else _clock(high)}"
-
-
-def _clock(local: int) -> str:
+def _clock(local: int, beside: int | None = None) -> str:
+    """Format a local time, without its date if `beside` is on the same day."""
     shown = at_second(local)
-    return f"{shown:%Y-%m-%d %H:%M:%S}" if shown.second else f"{shown:%Y-%m-%d %H:%M}"
+    day = "" if beside is not None and local // 86_400 == beside // 86_400 else f"{shown:%Y-%m-%d} "
+    return f"{day}{shown:%H:%M:%S}" if shown.second else f"{day}{shown:%H:%M}"
 
 
 _WALL_CLOCK = (
-    "Its minute or hour field begins with *, so it follows the wall clock: it fires in both passes of an hour that "
-    "comes twice, and nothing is made up for an hour that is left out."
+    "Its minute or hour field begins with *, so it fires at every local time that exists: twice in a DST overlap, and "
+    "not for a DST gap."
 )
 _GAP = {
-    DstGap.SHIFT_FORWARD: "a time that is left out by the clock is made up at the first instant after",
-    DstGap.SKIP: "a time that is left out by the clock is skipped",
+    DstGap.SHIFT_FORWARD: "A time in a DST gap fires at the end of the gap.",
+    DstGap.SKIP: "A time in a DST gap is skipped.",
 }
 _OVERLAP = {
-    DstOverlap.FIRST: "one that comes twice fires the first time",
-    DstOverlap.SECOND: "one that comes twice fires the second time",
-    DstOverlap.BOTH: "one that comes twice fires both times",
+    DstOverlap.FIRST: "A time in a DST overlap fires the first time only.",
+    DstOverlap.SECOND: "A time in a DST overlap fires the second time only.",
+    DstOverlap.BOTH: "A time in a DST overlap fires both times.",
 }
 
 
@@ -242,10 +242,10 @@ def describe(
     dst_gap: str = DstGap.SHIFT_FORWARD,
     dst_overlap: str = DstOverlap.FIRST,
 ) -> str:
-    """Describe an expression in English. An ``H`` stays "the job's own", since there is no job.
+    """Describe an expression in English. An ``H`` has no value here, since there is no job.
 
     >>> describe("0 9 * * 1-5", "UTC")
-    'at 09:00, on Monday to Friday, by the clock of UTC.'
+    'at 09:00, on Monday to Friday, in time zone UTC.'
 
     Raises:
         ScheduleRefused: Expression, zone or choice cannot be read.
@@ -254,12 +254,11 @@ def describe(
     of = zone(fields.timezone or timezone)
     words = fields.expression.split()
     second, minute, hour, by_date, month, by_week = words if fields.has_seconds else ["0", *words]
-    text = f"{time_words(second, minute, hour)}, {day_words(by_date, month, by_week)}, by the clock of {of.name}."
+    text = f"{time_words(second, minute, hour)}, {day_words(by_date, month, by_week)}, in time zone {of.name}."
     gap, overlap = choice(dst_gap, DstGap, "dst_gap"), choice(dst_overlap, DstOverlap, "dst_overlap")
     if len(set(of.offsets)) == 1:
         return text
-    rule = _WALL_CLOCK if fields.follows_wall_clock else f"It names times of day: {_GAP[gap]}, {_OVERLAP[overlap]}."
-    return f"{text} {rule}"
+    return f"{text} {_WALL_CLOCK if fields.follows_wall_clock else f'{_GAP[gap]} {_OVERLAP[overlap]}'}"
 
 
 def marked_occurrences(

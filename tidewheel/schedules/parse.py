@@ -64,7 +64,7 @@ def parse_schedule(document: Mapping[str, object], *, job_id: UUID | None = None
         case "manual":
             return Manual()
         case kind:
-            problem = f"{str(kind)[:64]!r} is no kind of schedule"
+            problem = f"{str(kind)[:64]!r} is not a kind of schedule"
             raise ScheduleRefused(problem, "write one of once, interval, fixed_delay, cron, manual", "kind")
 
 
@@ -95,22 +95,24 @@ def _refuse_dead(entries: tuple[ZonedCron, ...], second: int) -> None:
         if entry.following(second) == FOREVER:
             problem = f"no date fits `{entry.fields.expression}`: it can never fire"
             path = "cron" if len(entries) == 1 else f"cron.{number}"
-            raise ScheduleRefused(problem, "correct its day and month fields: a 30 February, say, never comes", path)
+            raise ScheduleRefused(
+                problem, "correct its day and month fields: 30 February, for example, does not exist", path
+            )
 
 
 def _refuse_bounds(bounds: Bounds, now: datetime) -> None:
     if bounds.end_at is not None and bounds.end_at <= now:
-        problem = f"end_at {bounds.end_at.isoformat()} has passed: nothing could fire any more"
-        raise ScheduleRefused(problem, "write a later end_at, or leave it out", "end_at")
-    problem = "no occurrence lies within start_at and end_at: it can never fire"
+        problem = f"end_at {bounds.end_at.isoformat()} has passed: it can never fire"
+        raise ScheduleRefused(problem, "write a later end_at, or omit it", "end_at")
+    problem = "no occurrence is within start_at and end_at: it can never fire"
     path = "start_at" if bounds.end_at is None else "end_at"
-    raise ScheduleRefused(problem, "widen the bounds so that they hold at least one occurrence", path)
+    raise ScheduleRefused(problem, "widen the bounds so that they contain at least one occurrence", path)
 
 
 def _every(document: Mapping[str, object]) -> int:
     every, path = document.get("interval_us"), str(document.get("kind"))
     if not isinstance(every, int) or isinstance(every, bool):
-        problem = f"{str(every)[:64]!r} is no number of microseconds"
+        problem = f"{str(every)[:64]!r} is not a number of microseconds"
         raise ScheduleRefused(problem, "write a duration such as 90s", path)
     if not MIN_INTERVAL_US <= every <= MAX_INTERVAL_US:
         problem = f"an interval of {every / 1e6:g} s is outside 1 s to 100 years"

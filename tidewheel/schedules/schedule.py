@@ -125,7 +125,7 @@ def read_instant(text: object, path: str) -> datetime:
             problem = f"{text[:64]!r} is no instant"
             raise ScheduleRefused(problem, example, path) from None
     if found.tzinfo is None:
-        problem = f"{str(text)[:64]!r} has no offset, so it is many instants"
+        problem = f"{str(text)[:64]!r} has no UTC offset"
         raise ScheduleRefused(problem, example, path)
     try:
         return found.astimezone(UTC)

@@ -11,7 +11,7 @@ BERLIN = ("--tz", "Europe/Berlin")
 NIGHTLY = ("--cron", "30 2 * * *", *BERLIN)
 SUNDAY = "2026-03-29T01:00:00Z  Sun 2026-03-29T03:00:00+02:00 CEST"
 MONDAY = "2026-03-30T00:30:00Z  Mon 2026-03-30T02:30:00+02:00 CEST"
-MISSING = "    ! 2026-03-29 02:30 does not exist: the clock goes from 2026-03-29 02:00 to 03:00; made up here"
+MISSING = "    ! 2026-03-29 02:30 does not exist: fires at 03:00 instead (DST gap 02:00 to 03:00)"
 
 
 @pytest.fixture
@@ -39,8 +39,8 @@ def test_skipped_and_moved_occurrences_are_shown(spring: ClockedDatabase) -> Non
     tidewheel(spring, "job", "skip", "nightly", "--at", "2026-03-29T01:00:00Z")
     tidewheel(spring, "job", "move", "nightly", "--at", "2026-03-30T00:30:00Z", "--to", "2026-03-30T12:00:00Z")
     lines = " ".join(tidewheel(spring, "job", "next", "nightly", "-n", 1).lines)
-    assert f"{SUNDAY}  skipped by hand" in lines
-    assert "moved, leaves 2026-03-30T12:00:00Z" in " ".join(lines.split())
+    assert f"{SUNDAY}  skipped manually" in lines
+    assert "moved, fires 2026-03-30T12:00:00Z" in " ".join(lines.split())
     assert asked(spring, "job", "show", "nightly")["next_at"] == "2026-03-30T12:00:00Z"
     [listed] = asked(spring, "job", "list")["jobs"]
     assert listed["next_at"] == "2026-03-30T12:00:00Z"
@@ -53,7 +53,7 @@ def test_reason_for_no_occurrences_is_shown(spring: ClockedDatabase) -> None:
     tidewheel(spring, "job", "create", "nightly", *NIGHTLY, "--handler", "h")
     tidewheel(spring, "job", "pause", "nightly")
     lines = tidewheel(spring, "job", "next", "nightly", "-n", 1).lines
-    assert "held by the pause" in " ".join(" ".join(lines).split())
+    assert "CEST paused" in " ".join(" ".join(lines).split())
     assert lines[-1].startswith("The job is paused")
     [refusal] = tidewheel(spring, "job", "next", "weekly").refusals
     assert refusal.startswith("key: tenant 'default' has no job 'weekly'")
@@ -62,14 +62,14 @@ def test_reason_for_no_occurrences_is_shown(spring: ClockedDatabase) -> None:
 def test_unsaved_job_is_previewed_and_not_saved(spring: ClockedDatabase) -> None:
     lines = tidewheel(spring, "job", "preview", *NIGHTLY, "--handler", "h", "-n", 2).lines
     assert lines[-3:] == [SUNDAY, MISSING, MONDAY]
-    assert lines[0].startswith("30 2 * * *: at 02:30, every day, by the clock of Europe/Berlin.")
+    assert lines[0].startswith("30 2 * * *: at 02:30, every day, in time zone Europe/Berlin.")
     assert all(len(line) <= 100 for line in lines)
     found = asked(
         spring, "job", "preview", "nightly", *NIGHTLY, "--handler", "h", "--after", "2026-10-24T12:00", "-n", 1
     )
     assert (found["key"], found["version"]) == ("nightly", 1)
     assert found["occurrences"][0]["local"] == "2026-10-25T02:30:00+02:00"
-    assert "comes twice" in found["occurrences"][0]["notes"][0]
+    assert "occurs twice" in found["occurrences"][0]["notes"][0]
     assert spring.count("jobs") == 0
 
 
@@ -82,7 +82,7 @@ def test_preview_applies_flags_to_the_stored_job(spring: ClockedDatabase) -> Non
     assert asked(spring, "job", "show", "nightly")["version"] == 1
     text = '{"schedule": {"once": "2026-04-01T00:00:00Z"}, "target": "h"}'
     lines = tidewheel(spring, "job", "preview", "-f", "-", stdin=text).lines
-    assert lines[-2:] == ["2026-04-01T00:00:00Z", "and nothing after that"]
+    assert lines[-2:] == ["2026-04-01T00:00:00Z", "no further occurrences"]
 
 
 def test_preview_refuses_what_a_submit_refuses(spring: ClockedDatabase) -> None:

@@ -81,7 +81,7 @@ def test_skip_after_downtime_names_the_policy_and_the_span(clocked: ClockedDatab
     assert missed.span is not None
     assert (missed.span.first_at, missed.span.last_at) == (t("03-02T08:01"), t("03-02T08:58"))
     assert missed.span.occurrences == 58
-    assert "fire_once made one run for the latest" in missed.words
+    assert "fire_once fired only the latest" in missed.words
     assert "2026-03-02T08:59:00Z" in missed.words
     latest = told(clocked, t("03-02T08:59"))
     assert latest.run is not None
@@ -168,7 +168,7 @@ def test_calendar_is_named_with_its_day(clocked: ClockedDatabase) -> None:
     submit(clocked, schedule=DAILY, exclude_calendars=["closed"])
     ahead = told(clocked, t("03-09T09:00"))
     assert (ahead.outcome, ahead.reason) == (OccurrenceOutcome.WILL_BE_EXCLUDED, "excluded")
-    assert "calendar 'closed' has 2026-03-09" in ahead.words
+    assert "calendar 'closed' contains 2026-03-09" in ahead.words
     assert "every Sunday" in told(clocked, t("03-08T09:00")).words
     at_clock(clocked, "03-08T10:00")
     not_written = told(clocked, t("03-08T09:00"))
@@ -201,12 +201,12 @@ def test_skip_and_move_are_explained_before_and_after(clocked: ClockedDatabase) 
     done(clocked, "job.move", at="2026-03-03T09:00:00Z", to="2026-03-03T11:30:00Z", reason="inventory")
     skipped, moved = told(clocked, t("03-02T09:00")), told(clocked, t("03-03T09:00"))
     assert (skipped.outcome, skipped.reason) == (OccurrenceOutcome.WILL_BE_SKIPPED, "manual")
-    assert "skipped, by request at 2026-03-02T08:00:00Z: closed" in skipped.words
-    assert "moved, by request at 2026-03-02T08:00:00Z: inventory" in moved.words
+    assert "skipped by request at 2026-03-02T08:00:00Z: closed" in skipped.words
+    assert "moved by request at 2026-03-02T08:00:00Z: inventory" in moved.words
     assert (moved.outcome, moved.reason, moved.moved_to) == (OccurrenceOutcome.WILL_BE_MOVED, "moved", t("03-03T11:30"))
     there = told(clocked, t("03-03T11:30"))
     assert there.outcome is OccurrenceOutcome.NO_OCCURRENCE
-    assert "the one of 2026-03-03T09:00:00Z was moved here" in there.words
+    assert "The occurrence of 2026-03-03T09:00:00Z was moved to this instant" in there.words
     for clock in ("03-02T09:00:01", "03-03T09:00:01"):
         at_clock(clocked, clock)
         fire_all(clocked)
@@ -297,13 +297,13 @@ def test_bounds_are_named(clocked: ClockedDatabase) -> None:
         ({}, "03-29T01:00", OccurrenceOutcome.SCHEDULED, "2026-03-29 02:30 does not exist"),
         ({"dst_gap": "skip"}, "03-29T01:00", OccurrenceOutcome.NO_OCCURRENCE, "02:30 does not exist"),
         ({}, "03-29T01:30", OccurrenceOutcome.NO_OCCURRENCE, "02:30 does not exist"),
-        ({}, "10-25T00:30", OccurrenceOutcome.SCHEDULED, "comes twice; this is the first time"),
-        ({}, "10-25T01:30", OccurrenceOutcome.NO_OCCURRENCE, "02:30:00 comes twice; this is the second time"),
+        ({}, "10-25T00:30", OccurrenceOutcome.SCHEDULED, "occurs twice: fires the first time"),
+        ({}, "10-25T01:30", OccurrenceOutcome.NO_OCCURRENCE, "02:30:00 occurs twice: this is the second time"),
         (
             {"dst_overlap": "second"},
             "10-25T00:30",
             OccurrenceOutcome.NO_OCCURRENCE,
-            "comes twice; this is the first time",
+            "occurs twice: this is the first time",
         ),
     ],
 )
@@ -328,7 +328,7 @@ def test_fixed_delay_knows_only_recorded_occurrences(clocked: ClockedDatabase) -
     assert first.outcome is OccurrenceOutcome.FIRED
     open_now = told(clocked, t("03-02T08:05"))
     assert open_now.outcome is OccurrenceOutcome.NO_OCCURRENCE
-    assert "after the end of the run that is open now" in open_now.words
+    assert "after the open run ends" in open_now.words
     succeed(clocked, begin(clocked, run_of("03-02T08:00")))
     assert told(clocked, t("03-02T08:10")).outcome is OccurrenceOutcome.SCHEDULED
     between = told(clocked, t("03-02T08:05"))

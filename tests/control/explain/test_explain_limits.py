@@ -25,7 +25,7 @@ def test_missing_records_are_reported(clocked: ClockedDatabase) -> None:
     assert "please report" in lost.words
     clocked.execute("DELETE FROM timers")
     clocked.stop_clock(t("03-03T09:10"))
-    assert "lost its timer" in told(clocked, t("03-03T09:00")).words
+    assert "timer row is missing" in told(clocked, t("03-03T09:00")).words
 
 
 def test_unknown_job_or_invalid_instant_is_refused(clocked: ClockedDatabase) -> None:

@@ -26,8 +26,8 @@ def test_occurrence_moved_into_a_pause_is_paused_before_and_after_its_time(clock
         held = told(clocked, NINE)
         assert (held.outcome, held.moved_to) == (OccurrenceOutcome.PAUSED, t("03-02T08:30"))
         assert "It was moved to 2026-03-02T08:30:00Z, into a pause, by request" in held.words
-        assert "on_resume decides" in held.words
-        assert "It is skip: what was moved is skipped." in held.words
+        assert "on_resume applies when the pause ends" in held.words
+        assert "on_resume is skip: moved occurrences are skipped." in held.words
         line = coming(clocked, 1).occurrences[0]
         assert (line.at, line.outcome, line.leaves_at) == (NINE, OccurrenceOutcome.PAUSED, t("03-02T08:30"))
     clocked.stop_clock(t("03-02T08:46"))
@@ -37,12 +37,12 @@ def test_occurrence_moved_into_a_pause_is_paused_before_and_after_its_time(clock
     assert over.words.startswith("It was moved to 2026-03-02T08:30:00Z, by request at ")
     assert over.words.endswith("Trigger the job to run it.")
     clocked.stop_clock(t("03-02T09:01"))
-    assert "A backfill" in told(clocked, NINE).words
+    assert "Backfill the range" in told(clocked, NINE).words
 
 
 def test_occurrence_moved_into_a_pause_fires_after_it_unless_skipped(clocked: ClockedDatabase) -> None:
     moved_into_a_pause(clocked, "fire_once")
-    assert "It is fire_once: what was moved is fired." in told(clocked, NINE).words
+    assert "on_resume is fire_once: moved occurrences fire." in told(clocked, NINE).words
     clocked.stop_clock(t("03-02T08:46"))
     fire_all(clocked)
     assert told(clocked, NINE).outcome is OccurrenceOutcome.FIRED
@@ -67,9 +67,10 @@ def test_pause_counts_its_occurrences_and_names_its_cause(clocked: ClockedDataba
     done(clocked, "job.resume")
     fire_all(clocked)
     words = told(clocked, NINE).words
-    assert words.startswith("3 occurrences from 2026-03-02T09:00:00Z to 2026-03-04T09:00:00Z fell into a pause")
-    made_up = told(clocked, t("03-05T09:00"))
-    assert "It did not fire in time (downtime, a pause, " in made_up.words
-    assert "and was caught up, 1h late." in made_up.words
-    assert made_up.run is not None
-    assert made_up.run.late == timedelta(hours=1)
+    assert words.startswith(
+        "It was in a pause, one of 3 occurrences from 2026-03-02T09:00:00Z to 2026-03-04T09:00:00Z."
+    )
+    caught_up = told(clocked, t("03-05T09:00"))
+    assert caught_up.words.startswith("It fired 1h late, caught up after downtime, a pause or ")
+    assert caught_up.run is not None
+    assert caught_up.run.late == timedelta(hours=1)

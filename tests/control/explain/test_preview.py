@@ -48,7 +48,7 @@ def test_preview_of_a_change_keeps_what_the_job_keeps(clocked: ClockedDatabase) 
     assert seen.version == 2
     assert [line.at for line in seen.occurrences] == [t("03-02T08:20:07"), t("03-02T08:30:07")]
     assert seen.exhausted, "the first of the three has been"
-    assert "3 occurrences in all" in " ".join(seen.words)
+    assert "At most 3 occurrences" in " ".join(seen.words)
 
 
 def test_excluded_days_are_shown_and_not_counted(clocked: ClockedDatabase) -> None:
@@ -84,7 +84,7 @@ def test_preview_is_refused_like_a_submit(clocked: ClockedDatabase, job: dict[st
 
 def test_preview_explains_schedules_without_a_rhythm(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(t("03-02T08:00"))
-    assert "triggers alone" in " ".join(previewed(clocked).words)
+    assert "only triggers create runs" in " ".join(previewed(clocked).words)
     once = previewed(clocked, schedule={"once": "2026-03-02T07:00:00Z"})
     assert shown(once.occurrences) == [("03-02T07:00:00", OccurrenceOutcome.WAITING)]
     assert "it fires at once, marked late" in " ".join(once.words)
@@ -163,7 +163,7 @@ def test_next_of_a_finished_or_unknown_job(clocked: ClockedDatabase) -> None:
     submit(clocked, schedule={"once": "2026-03-02T09:00:00Z"})
     clocked.stop_clock(t("03-02T09:00"))
     fire_all(clocked)
-    assert (coming(clocked).occurrences, coming(clocked).words) == ((), "Nothing is left for it to fire.")
+    assert (coming(clocked).occurrences, coming(clocked).words) == ((), "The schedule has no further occurrence.")
     done(clocked, "job.delete")
     for key in ("job", "nobody"):
         with pytest.raises(UnknownJob):
