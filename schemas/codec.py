@@ -1,18 +1,19 @@
 """Records to messages and back: Avro single-object encoding, and JSON, recognised on reading.
 
-An Avro message names the schema it was written with by a fingerprint. One that was not written with the schema of this
-release is looked up among every released schema in the tree, then through what `install_lookup` was given (the table
-`schemas`, where `tidewheel migrate` keeps those of its release), and resolved to the record of this release.
+An Avro message names its writer's schema by fingerprint. `decode` looks for a foreign schema among the released ones in
+the tree, then through `install_lookup`: the table `schemas`, to which `tidewheel migrate` adds those of its release. It
+resolves the message to the record of this release.
 
-Whatever the bytes are, `decode` answers with a record or with UndecodableMessage; what a look-up raises is let through,
-since a database that does not answer is no fault of the message.
+`decode` returns a record or raises UndecodableMessage, for any bytes. An error of the look-up itself passes through,
+since an unreachable database is no fault of the message.
 """
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from io import BytesIO
-from typing import NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from fastavro import (
     parse_schema,
@@ -22,15 +23,48 @@ from fastavro import (
 from fastavro.types import Schema
 
 from tidewheel.errors import UndecodableMessage
-from tidewheel.schemas.files import current, released
-from tidewheel.schemas.fingerprints import HEADER_BYTES, MAGIC, fingerprint
-from tidewheel.schemas.forms import FORMS, Form
+from tidewheel.schemas.files import HEADER_BYTES, MAGIC, current, fingerprint, released
+from tidewheel.schemas.generated import records, wire
 from tidewheel.schemas.json_form import from_json, to_json
 
 R = TypeVar("R")
 Lookup = Callable[[bytes], str | None]
 
-MAX_MESSAGE_BYTES = 1 << 20  # Kafka's default max.message.bytes; what is larger did not come from Tidewheel
+MAX_MESSAGE_BYTES = 1 << 20  # Kafka's default max.message.bytes; Tidewheel writes no larger message
+
+
+@dataclass(frozen=True, slots=True)
+class Form(Generic[R]):
+    """The wire form of one kind of record.
+
+    Attributes:
+        name: The record's name in its schema.
+        schema: The text of the schema.
+        header: The first ten bytes of its messages.
+        encode: From the record to the whole message.
+        read: From a message and a position to the record and the position behind it.
+    """
+
+    name: str
+    schema: str
+    header: bytes
+    encode: Callable[[R], bytes]
+    read: Callable[[bytes, int], tuple[R, int]]
+
+
+def _forms() -> dict[type, Form[Any]]:
+    """Return the generated writer and reader of each schema by its record."""
+    found: dict[type, Form[Any]] = {}
+    for stem, text in current().items():
+        name = str(json.loads(text)["name"])
+        header: bytes = getattr(wire, f"{stem.upper()}_HEADER")
+        found[getattr(records, name)] = Form(
+            name, text, header, getattr(wire, f"encode_{stem}"), getattr(wire, f"read_{stem}")
+        )
+    return found
+
+
+FORMS: dict[type, Form[Any]] = _forms()
 
 
 class StoredSchema(NamedTuple):
@@ -53,14 +87,14 @@ def encode_json(record: object) -> bytes:
 
 
 def decode(data: bytes, record_type: type[R]) -> R:
-    """Return the record a message carries.
+    """Return the record of a message.
 
     Args:
         data: The message's value.
-        record_type: What the topic carries.
+        record_type: The record type of the topic.
 
     Raises:
-        UndecodableMessage: The bytes are no record of this type; the message says what they are.
+        UndecodableMessage: The bytes are not a record of this type; the error describes them.
     """
     if len(data) > MAX_MESSAGE_BYTES:
         msg = f"the message has {len(data)} bytes; at most {MAX_MESSAGE_BYTES} are read"
@@ -76,7 +110,7 @@ def decode(data: bytes, record_type: type[R]) -> R:
 
 
 def is_avro(data: bytes) -> bool:
-    """Tell whether a message claims to be Avro in single-object encoding."""
+    """Return True if a message begins as Avro single-object encoding does."""
     return data.startswith(MAGIC)
 
 
@@ -112,7 +146,7 @@ def _read(data: bytes, form: Form[R]) -> R:
     if behind != len(data):
         surplus = len(data) - behind
         what = f"{surplus} bytes follow the record" if surplus > 0 else f"the record is cut short by {-surplus} bytes"
-        msg = f"this is no readable {form.name}: {what}"
+        msg = f"this is not a readable {form.name}: {what}"
         raise UndecodableMessage(msg)
     return record
 
@@ -121,7 +155,7 @@ def _resolved(data: bytes, form: Form[R]) -> bytes:
     """Return a message of a foreign schema as this release would have written it."""
     writer = _schema_named(data[len(MAGIC) : HEADER_BYTES])
     if (name := _name(writer)) != form.name:
-        msg = f"the message is a {name}; a {form.name} belongs here"
+        msg = f"the message is a {name}, and a {form.name} is expected"
         raise UndecodableMessage(msg)
     source, target = BytesIO(data), BytesIO()
     source.seek(HEADER_BYTES)
@@ -132,7 +166,7 @@ def _resolved(data: bytes, form: Form[R]) -> bytes:
     except Exception as error:
         raise _damaged(form, error) from error
     if surplus := len(data) - source.tell():
-        msg = f"this is no readable {form.name}: {surplus} bytes follow the record"
+        msg = f"this is not a readable {form.name}: {surplus} bytes follow the record"
         raise UndecodableMessage(msg)
     return target.getvalue()
 
@@ -145,7 +179,7 @@ def _schema_named(name: bytes) -> str:
         _looked_up[name] = _checked(found, name)
         return found
     msg = (
-        f"schema id {name.hex()} is not known here; run `tidewheel migrate` of the release that wrote the message, "
+        f"schema id {name.hex()} is unknown; run `tidewheel migrate` of the release that wrote the message, "
         "or send the request as JSON or with a schema of this release"
     )
     raise UndecodableMessage(msg)
@@ -156,23 +190,24 @@ def _checked(schema: str, name: bytes) -> str:
     try:
         right = fingerprint(schema) == name
     except Exception as error:
-        msg = f"what is stored under schema id {name.hex()} is no schema: {str(error)[:200]}; run `tidewheel migrate`"
+        problem = f"the entry stored under schema id {name.hex()} is not a schema: {str(error)[:200]}"
+        msg = f"{problem}; run `tidewheel migrate`"
         raise UndecodableMessage(msg) from error
     if not right:
-        msg = f"what is stored under schema id {name.hex()} is another schema; run `tidewheel migrate`"
+        msg = f"the entry stored under schema id {name.hex()} is another schema; run `tidewheel migrate`"
         raise UndecodableMessage(msg)
     return schema
 
 
 def _damaged(form: Form[R], error: Exception) -> UndecodableMessage:
-    return UndecodableMessage(f"this is no readable {form.name}: {type(error).__name__}: {str(error)[:200]}")
+    return UndecodableMessage(f"this is not a readable {form.name}: {type(error).__name__}: {str(error)[:200]}")
 
 
 def _unrecognised(data: bytes) -> str:
     if not data:
         return "the message is empty"
     if data[0] == 0:
-        hint = "; 00 begins the wire format of a schema registry, which is not read here"
+        hint = "; 00 begins the wire format of a schema registry, which Tidewheel does not read"
     elif data.startswith(b"\xef\xbb\xbf"):
         hint = "; EF BB BF is a byte order mark: send JSON without it"
     else:

@@ -1,11 +1,20 @@
-"""The schema files: the current ones, and those of every released version.
+"""The schema files, current and released, and the fingerprints that name schemas on the wire.
 
-A schema's file is named after its record in snake case: `run_request.avsc` holds `io.tidewheel.RunRequest`.
+A schema's file is named after its record in snake case: `run_request.avsc` holds `io.tidewheel.RunRequest`. Source of
+fingerprints: Apache Avro 1.12 Specification, "Single-object encoding" and "Schema Fingerprints".
 """
 
-from functools import cache
+import json
+from functools import cache, lru_cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+
+from fastavro import parse_schema
+from fastavro.schema import fingerprint as _fingerprint
+from fastavro.schema import to_parsing_canonical_form
+
+MAGIC = b"\xc3\x01"
+HEADER_BYTES = 10
 
 _HERE: Traversable = files("tidewheel.schemas")
 
@@ -21,6 +30,22 @@ def released() -> dict[str, dict[str, str]]:
     """Return the texts of each released version, oldest version first."""
     versions = [folder for folder in (_HERE / "released").iterdir() if folder.is_dir()]
     return {folder.name: _texts(folder) for folder in sorted(versions, key=lambda folder: _order(folder.name))}
+
+
+@lru_cache(maxsize=1024)
+def fingerprint(schema: str) -> bytes:
+    """Return the CRC-64-AVRO fingerprint of a schema's canonical form.
+
+    It has eight bytes, little-endian as on the wire. The canonical form leaves out docs and defaults. Two schemas that
+    differ in these alone have one fingerprint.
+    """
+    canonical = to_parsing_canonical_form(parse_schema(json.loads(schema)))
+    return bytes.fromhex(_fingerprint(canonical, "CRC-64-AVRO"))
+
+
+def single_object_header(schema: str) -> bytes:
+    """Return the ten bytes with which every message of a schema begins."""
+    return MAGIC + fingerprint(schema)
 
 
 def _texts(folder: Traversable) -> dict[str, str]:

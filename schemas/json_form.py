@@ -1,11 +1,12 @@
 """Records as JSON, for consumers that read no Avro.
 
-Every field has its own name. Instants are RFC 3339 in UTC with microseconds; enums are their symbols, but the
-types of requests, which have a dot for the underscore, as in the requests themselves (read with either). Bytes
-have two forms, of which exactly one is there: `payload` holds them as a JSON value when they are JSON text in compact
-form, so that writing the value compactly gives the same bytes again; `payload_base64` holds any others. Absent bytes
-have neither. A reader ignores names it does not know, and takes a symbol it does not know for the enum's default, as
-Avro readers do.
+Every field has its own name. Instants are RFC 3339 in UTC with microseconds. Enums are their symbols. Request types
+have a dot for the underscore, as in requests, and are read with either.
+
+Bytes have one of two forms. `payload` is a JSON value if the bytes are compact JSON text, so that compact encoding
+gives the same bytes again. `payload_base64` is any other content. Absent bytes have neither field.
+
+A reader ignores unknown names. It reads an unknown symbol as the enum's default, as Avro readers do.
 """
 
 import base64
@@ -37,12 +38,12 @@ def from_json(data: bytes, record_type: type[R]) -> R:
     """Return the record that a JSON object describes.
 
     Raises:
-        UndecodableMessage: It describes none; the message names the first field that does not fit.
+        UndecodableMessage: It does not describe one; the message names the first invalid field.
     """
     try:
         return cast(R, _record(_shape().records[record_type.__name__], read_object(data), ""))
     except ValueError as error:
-        msg = f"this is no readable {record_type.__name__}: {error}"
+        msg = f"this is not a readable {record_type.__name__}: {error}"
         raise UndecodableMessage(msg) from error
 
 
@@ -68,7 +69,7 @@ def _shape() -> Shape:
     return Shape(json.loads(text) for text in current().values())
 
 
-def _written(type_: Type, value: Any) -> object:  # noqa: ANN401 - what it is, its type says
+def _written(type_: Type, value: Any) -> object:  # noqa: ANN401 - `type_` has its type
     match type_:
         case Primitive("instant"):
             return format_timestamp(value)
@@ -88,7 +89,7 @@ def _written_bytes(name: str, value: bytes) -> tuple[str, object]:
         if depth_within(value, MAX_DEPTH) and compact(parsed) == value:
             return name, parsed
     except (ValueError, RecursionError):
-        pass  # no JSON, or none that comes back the same
+        pass  # not JSON, or compact encoding gives other bytes
     return f"{name}_base64", base64.b64encode(value).decode()
 
 
@@ -172,5 +173,5 @@ def _from_base64(value: object, path: str) -> bytes:
     raise _misfit(path, value, "base64")
 
 
-def _misfit(path: str, value: object, wanted: str) -> ValueError:
-    return ValueError(f"{path or 'the message'} is {value!r:.80}; {wanted} belongs there")
+def _misfit(path: str, value: object, expected: str) -> ValueError:
+    return ValueError(f"{path or 'the message'} is {value!r:.80}, and {expected} is expected")

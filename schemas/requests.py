@@ -20,27 +20,27 @@ if TYPE_CHECKING:
 
 Encoding: TypeAlias = Literal["json", "avro"]
 
-# What cannot be named so in Python.
+# Names that are not possible or not clear in Python.
 _JSON_NAMES = {"from_at": "from", "to_at": "to", "occurrence_at": "at", "is_async": "async"}
 _JSON_TEXTS = {"result_json": "result", "progress_json": "progress", "checkpoint_json": "checkpoint"}
 
 
 def read_request(value: bytes) -> tuple[ParsedRequest, Encoding]:
-    """Return the request a message carries, and how it was encoded.
+    """Return the request of a message, and its encoding.
 
     Raises:
-        UndecodableMessage: The bytes are no request at all: they go to the dead letters.
-        RequestRefused: They are a request that is refused: an InvalidInput that knows whom to answer.
+        UndecodableMessage: The bytes are not a request. They become a dead letter.
+        RequestRefused: The request is invalid. The error has the fields that a reply needs.
     """
     document, encoding = read_document(value)
     return parse_request(document), encoding
 
 
 def read_document(value: bytes) -> tuple[dict[str, object], Encoding]:
-    """Return a request's document before it is checked, and how it was encoded.
+    """Return a request's document before validation, and its encoding.
 
     Raises:
-        UndecodableMessage: The bytes are no request at all.
+        UndecodableMessage: The bytes are not a request.
     """
     if not is_avro(value) and value.lstrip()[:1] in (b"{", b"["):
         return read_object(value), "json"
@@ -48,7 +48,7 @@ def read_document(value: bytes) -> tuple[dict[str, object], Encoding]:
 
 
 def request_document(record: records.Request) -> dict[str, object]:
-    """Return the JSON document that says what an Avro request says: fields that are null are left out."""
+    """Return the JSON document of an Avro request, without the fields that are null."""
     return {**_document(record), "type": record.type.value.replace("_", ".")}
 
 
@@ -66,8 +66,8 @@ def _payload(content: bytes, content_type: str) -> dict[str, object]:
         return {"payload_base64": base64.b64encode(content).decode()}
     if content_type == JSON_CONTENT:
         return {"payload": read_value(content)}
-    problem = f"content type {shown(content_type)} is not known here"
-    return {"payload": UnreadableValue(problem, f"name {JSON_CONTENT} or {BYTES_CONTENT}")}
+    problem = f"content type {shown(content_type)} is unknown"
+    return {"payload": UnreadableValue(problem, f"write {JSON_CONTENT} or {BYTES_CONTENT}")}
 
 
 def _plain(value: object) -> object:

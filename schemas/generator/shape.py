@@ -80,7 +80,7 @@ class Shape:
         schemas: The schemas as read from JSON.
 
     Raises:
-        ValueError: A type that is not known here, or one name for two different types.
+        ValueError: A type that is not supported, or one name for two different types.
     """
 
     def __init__(self, schemas: Iterable[Json]) -> None:

@@ -9,8 +9,7 @@ import json
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from tidewheel.schemas.files import current
-from tidewheel.schemas.fingerprints import single_object_header
+from tidewheel.schemas.files import current, single_object_header
 from tidewheel.schemas.generator.records import python_type
 from tidewheel.schemas.generator.shape import (
     Array,
@@ -211,7 +210,7 @@ def _writer_name(type_: Type) -> str:
         case Record(name=name):
             return f"_{snake(name)}"
         case _:
-            msg = f"an array of {type_} is not known here"
+            msg = f"an array of {type_} is not supported"
             raise ValueError(msg)
 
 
@@ -316,7 +315,7 @@ def _reader_name(type_: Type) -> str:
         case Record(name=name):
             return f"_read_{snake(name)}"
         case _:
-            msg = f"an array of {type_} is not known here"
+            msg = f"an array of {type_} is not supported"
             raise ValueError(msg)
 
 

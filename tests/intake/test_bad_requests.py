@@ -94,7 +94,7 @@ UNDECODABLE = [
     pytest.param(b"\x00\x00\x00\x00\x2a\x06foo", "schema registry", id="a registry's wire format"),
     pytest.param(b"\xff\xfe\x00\x01 no Avro", "neither JSON nor Avro", id="no Avro"),
     pytest.param(b"\xc3\x01" + b"\x11" * 8 + b"body", "schema id 1111111111111111", id="an unknown schema"),
-    pytest.param(encode(Request(type=RequestType.JOB_SUBMIT))[:12], "no readable Request", id="cut short"),
+    pytest.param(encode(Request(type=RequestType.JOB_SUBMIT))[:12], "not a readable Request", id="cut short"),
 ]
 
 

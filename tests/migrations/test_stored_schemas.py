@@ -7,7 +7,7 @@ from tidewheel.errors import Unavailable
 from tidewheel.migrations.runner import migrate
 from tidewheel.migrations.stored_schemas import lookup_in, store_schemas
 from tidewheel.schemas.codec import all_schemas
-from tidewheel.schemas.fingerprints import fingerprint
+from tidewheel.schemas.files import fingerprint
 
 
 def test_every_schema_of_this_release_is_stored_and_found(database: Database) -> None:

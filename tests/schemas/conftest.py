@@ -1,4 +1,4 @@
-"""Records as an example shows them."""
+"""An example record."""
 
 from datetime import UTC, datetime
 

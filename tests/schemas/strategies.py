@@ -1,4 +1,4 @@
-"""Hypothesis strategies that build any record from its schema, and what fastavro makes of it."""
+"""Hypothesis strategies that build any record from its schema, and its encoding by fastavro."""
 
 import json
 from collections.abc import Callable
@@ -12,8 +12,8 @@ from fastavro import parse_schema
 from fastavro import schemaless_writer as _writer  # pyright: ignore[reportUnknownVariableType]
 from hypothesis import strategies as st
 
+from tidewheel.schemas.codec import FORMS
 from tidewheel.schemas.files import current
-from tidewheel.schemas.forms import FORMS
 from tidewheel.schemas.generated import records
 from tidewheel.schemas.generator.shape import Array, Enum, Nullable, Primitive, Record, Shape, Strings, Type
 
@@ -57,7 +57,7 @@ def _values(type_: Type) -> st.SearchStrategy[Any]:
 
 
 def datum(value: object) -> object:
-    """A record as fastavro takes it."""
+    """Convert a record to the dictionaries that fastavro takes."""
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: datum(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, tuple):

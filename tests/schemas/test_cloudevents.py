@@ -1,4 +1,4 @@
-"""CloudEvents in binary mode: exactly the headers that are promised, in order."""
+"""CloudEvents in binary mode: exactly the promised headers, in order."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -12,8 +12,8 @@ TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 def headers_of(event: RunCompleted, source: str, **named: object) -> Headers:
-    told: dict[str, Any] = {"status": event.status, "finished_at": event.finished_at, **named}
-    return completion_headers(source, event_id=event.event_id.encode(), run_id=event.run_id.encode(), **told)
+    fields: dict[str, Any] = {"status": event.status, "finished_at": event.finished_at, **named}
+    return completion_headers(source, event_id=event.event_id.encode(), run_id=event.run_id.encode(), **fields)
 
 
 def test_a_completion_carries_exactly_these(a_completion: RunCompleted) -> None:

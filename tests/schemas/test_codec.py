@@ -15,14 +15,22 @@ from tests.fixtures.work import counted
 from tests.schemas.strategies import ROOTS, any_record, fastavro_body
 from tidewheel.errors import Unavailable, UndecodableMessage
 from tidewheel.schemas import codec, files
-from tidewheel.schemas.codec import MAX_MESSAGE_BYTES, all_schemas, decode, encode, encode_json, install_lookup, is_avro
-from tidewheel.schemas.fingerprints import fingerprint, single_object_header
-from tidewheel.schemas.forms import FORMS
+from tidewheel.schemas.codec import (
+    FORMS,
+    MAX_MESSAGE_BYTES,
+    all_schemas,
+    decode,
+    encode,
+    encode_json,
+    install_lookup,
+    is_avro,
+)
+from tidewheel.schemas.files import fingerprint, single_object_header
 from tidewheel.schemas.generated import records, wire
 
 each_record = pytest.mark.parametrize("record_type", ROOTS, ids=lambda record_type: record_type.__name__)
 example_count = examples(40)
-MOST_CALLS = 2000  # whatever number the message claims
+MOST_CALLS = 2000  # for any number in the message
 
 
 def record_or_refusal(message: bytes, record_type: type) -> bool:
@@ -61,7 +69,7 @@ def test_every_byte_is_fastavros(record_type: type, data: st.DataObject) -> None
 @example_count
 @given(data=st.data())
 def test_what_is_written_from_fields_is_what_the_record_is(record_type: type, data: st.DataObject) -> None:
-    """Enums may be any text of the same word: a row's, or a member of another enum."""
+    """An enum may be any string of its value: a column's, or a member of another enum."""
     record = data.draw(any_record(record_type))
     values = [getattr(record, field.name) for field in fields(record_type)]
     plain = [str(value.value) if isinstance(value, StrEnum) else value for value in values]
@@ -153,7 +161,7 @@ def test_arrays_in_several_blocks_and_with_sizes_are_read() -> None:
 
 
 def _with_another_field(record_type: type) -> str:
-    """The schema as a later release may have it: one more field, one more symbol in each enum."""
+    """Return the schema of a newer release: one more field, one more symbol in each enum."""
     schema: dict[str, Any] = json.loads(FORMS[record_type].schema)
     schema["fields"].insert(0, {"name": "novelty", "type": ["null", "string"], "default": None, "doc": "New."})
     for field in schema["fields"]:
@@ -189,9 +197,7 @@ def test_a_symbol_this_release_does_not_know_is_read_as_the_default(a_completion
 
 
 def test_a_schema_id_nobody_knows_is_named_with_what_to_do() -> None:
-    with pytest.raises(
-        UndecodableMessage, match=r"schema id 0102030405060708 is not known here; run `tidewheel migrate`"
-    ):
+    with pytest.raises(UndecodableMessage, match=r"schema id 0102030405060708 is unknown; run `tidewheel migrate`"):
         decode(b"\xc3\x01" + bytes(range(1, 9)) + b"body", records.RunRequest)
 
 
@@ -230,7 +236,7 @@ def test_a_stored_schema_that_is_no_schema_is_refused_in_words() -> None:
 
 
 def test_a_message_of_another_record_is_named(a_completion: records.RunCompleted) -> None:
-    with pytest.raises(UndecodableMessage, match="the message is a RunCompleted; a RunRequest belongs here"):
+    with pytest.raises(UndecodableMessage, match="the message is a RunCompleted, and a RunRequest is expected"):
         decode(encode(a_completion), records.RunRequest)
 
 
@@ -243,7 +249,7 @@ def test_a_message_of_another_record_is_named(a_completion: records.RunCompleted
         (b"hello", "68 65 6c 6c 6f: neither JSON nor Avro single-object"),
         (b"\xc3", "neither JSON nor Avro"),
         (b"{", "no JSON"),
-        (b"\xc3\x01\x05", "schema id 05 is not known"),
+        (b"\xc3\x01\x05", "schema id 05 is unknown"),
         (b"x" * (MAX_MESSAGE_BYTES + 1), "at most 1048576"),
         (b" \n{}", "run_id is missing"),
         (b"{\xff}", "no UTF-8"),

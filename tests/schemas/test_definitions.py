@@ -1,4 +1,4 @@
-"""A definition carries what executors need, with every default in place."""
+"""A definition has all fields that executors need, with every default."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Records and schemas are one: what lies in the tree is what the .avsc files say."""
+"""The generated modules equal the .avsc files; fingerprints; types that are not supported."""
 
 import json
 import shutil
@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tidewheel.schemas.files import current
-from tidewheel.schemas.fingerprints import fingerprint, single_object_header
-from tidewheel.schemas.forms import FORMS
+from tidewheel.schemas.codec import FORMS
+from tidewheel.schemas.files import current, fingerprint, single_object_header
 from tidewheel.schemas.generated import records, wire
 from tidewheel.schemas.generator import main as generate
 from tidewheel.schemas.generator.shape import Shape, snake
@@ -35,7 +34,9 @@ def test_check_names_what_is_stale(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 
 
 @pytest.mark.process
-@pytest.mark.skipif(shutil.which("ruff") is None and not Path(".venv/bin/ruff").exists(), reason="ruff is not here")
+@pytest.mark.skipif(
+    shutil.which("ruff") is None and not Path(".venv/bin/ruff").exists(), reason="ruff is not installed"
+)
 def test_generated_text_is_left_alone_by_the_formatter() -> None:
     ruff = shutil.which("ruff") or ".venv/bin/ruff"
     files = [str(FOLDER / "records.py"), str(FOLDER / "wire.py")]

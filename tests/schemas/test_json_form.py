@@ -1,4 +1,4 @@
-"""Records as JSON: nothing is lost, and what does not fit is named."""
+"""Records as JSON: nothing is lost, and errors name the invalid field."""
 
 import json
 from dataclasses import replace
@@ -80,16 +80,16 @@ def test_names_and_symbols_of_later_releases_do_not_hurt(a_completion: RunComple
     ("name", "value", "words"),
     [
         ("run_id", None, "run_id is missing"),
-        ("run_id", 7, "run_id is 7; string belongs there"),
+        ("run_id", 7, "run_id is 7, and string is expected"),
         ("job_version", True, "job_version is True"),
-        ("job_version", 2**31, "int belongs there"),
-        ("sequence", 1.5, "long belongs there"),
+        ("job_version", 2**31, "int is expected"),
+        ("sequence", 1.5, "long is expected"),
         ("finished_at", "2026-03-29T06:00:00", "no offset"),
-        ("finished_at", 5, "instant belongs there"),
+        ("finished_at", 5, "instant is expected"),
         ("labels", {"a": 1}, "an object of strings"),
         ("error", {"type": "X"}, "error.message is missing"),
-        ("error", "X", "an object belongs there"),
-        ("result_base64", "***", "base64 belongs there"),
+        ("error", "X", "an object is expected"),
+        ("result_base64", "***", "base64 is expected"),
     ],
 )
 def test_the_field_that_does_not_fit_is_named(a_completion: RunCompleted, name: str, value: object, words: str) -> None:

@@ -49,7 +49,9 @@ def test_instants_are_fastavros_and_come_back(moment: datetime) -> None:
 
 
 @given(st.text(), st.binary(), st.floats(allow_nan=False), st.dictionaries(st.text(), st.text()))
-def test_texts_bytes_doubles_and_maps_come_back(text: str, blob: bytes, number: float, strings: dict[str, str]) -> None:
+def test_texts_bytes_doubles_and_maps_come_back(
+    text: str, blob: bytes, number: float, strings: dict[str, str]
+) -> None:
     assert primitives.text_at(primitives.text(text), 0)[0] == text
     assert primitives.blob_at(primitives.blob(blob), 0)[0] == blob
     assert primitives.double_at(primitives.double(number), 0)[0] == number

@@ -1,4 +1,4 @@
-"""Requests from Kafka: JSON and Avro are one thing, hostile bytes are refused quickly."""
+"""Requests in JSON and Avro are equal, and hostile bytes are refused quickly."""
 
 import json
 import time
@@ -100,7 +100,7 @@ def test_a_schedule_as_text_is_a_bare_string() -> None:
     [
         ({"payload": b"{"}, "this is no JSON"),
         ({"payload": b"\xff"}, "no UTF-8"),
-        ({"payload": b"x", "payload_content_type": "text/plain"}, "content type 'text/plain' is not known"),
+        ({"payload": b"x", "payload_content_type": "text/plain"}, "content type 'text/plain' is unknown"),
     ],
 )
 def test_an_avro_payload_that_is_not_what_it_says_is_refused_by_path(fields: dict[str, object], words: str) -> None:
@@ -134,7 +134,7 @@ def test_any_bytes_are_a_request_or_refused(value: bytes) -> None:
         (b"[1]", "JSON, but a list"),
         (b"{" + b" " * MEBIBYTE + b"}", "at most 1048576"),
         (b'{"type": "\xff"}', "no UTF-8: byte 0xff at position 10"),
-        (b"\xc3\x01123456789", "schema id 3132333435363738 is not known here"),
+        (b"\xc3\x01123456789", "schema id 3132333435363738 is unknown"),
         (b'{"a":' * 5000, "32 deep"),
     ],
 )
@@ -213,12 +213,12 @@ def test_hostile_input_is_refused_at_the_cost_of_ordinary_input(name: str) -> No
     with counted() as work:
         refused()
     assert work.calls < MEBIBYTE, "calls are fewer than bytes"
-    # What C code does takes no calls: it is compared with what the parser needs for as many bytes.
+    # C code makes no counted calls, so its time is compared with the parser's for as many bytes.
     assert best_of_three(refused) < 20 * best_of_three(lambda: json.loads(ORDINARY))
 
 
 def best_of_three(action: Callable[[], object]) -> float:
-    """Processor time of this thread: the machine may be busy with something else."""
+    """Return the least CPU time of this thread; other processes may use the machine."""
     measured: list[float] = []
     for _ in range(3):
         started = time.thread_time()
