@@ -16,7 +16,7 @@ def headers_of(event: RunCompleted, source: str, **named: object) -> Headers:
     return completion_headers(source, event_id=event.event_id.encode(), run_id=event.run_id.encode(), **fields)
 
 
-def test_a_completion_carries_exactly_these(a_completion: RunCompleted) -> None:
+def test_completion_has_exactly_these_headers(a_completion: RunCompleted) -> None:
     assert headers_of(a_completion, "/tidewheel/test", traceparent=TRACE) == [
         ("ce_id", b"01234567-89ab-5cde-8f01-23456789abcd"),
         ("ce_type", b"io.tidewheel.run.succeeded.v1"),
@@ -29,13 +29,13 @@ def test_a_completion_carries_exactly_these(a_completion: RunCompleted) -> None:
     ]
 
 
-def test_without_a_trace_there_is_no_header_for_it(a_completion: RunCompleted) -> None:
+def test_traceparent_header_is_omitted_without_a_trace(a_completion: RunCompleted) -> None:
     names = [name for name, _ in headers_of(a_completion, "/t", content_type="application/json")]
     assert "traceparent" not in names
 
 
 @pytest.mark.parametrize(("run_id", "subject"), [("r", b"r"), (None, b"j")])
-def test_a_lifecycle_event_is_about_its_run_or_its_job(run_id: str | None, subject: bytes) -> None:
+def test_subject_of_a_lifecycle_event_is_its_run_or_job(run_id: str | None, subject: bytes) -> None:
     event = LifecycleEvent(
         event_id="e",
         type="io.tidewheel.job.created.v1",

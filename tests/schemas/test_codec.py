@@ -50,7 +50,7 @@ def _no_lookup() -> Iterator[None]:
 @each_record
 @example_count
 @given(data=st.data())
-def test_what_is_encoded_is_decoded(record_type: type, data: st.DataObject) -> None:
+def test_every_record_round_trips_in_avro_and_json(record_type: type, data: st.DataObject) -> None:
     record = data.draw(any_record(record_type))
     assert decode(encode(record), record_type) == record
     assert decode(encode_json(record), record_type) == record
@@ -59,7 +59,7 @@ def test_what_is_encoded_is_decoded(record_type: type, data: st.DataObject) -> N
 @each_record
 @example_count
 @given(data=st.data())
-def test_every_byte_is_fastavros(record_type: type, data: st.DataObject) -> None:
+def test_encoding_equals_fastavro_byte_for_byte(record_type: type, data: st.DataObject) -> None:
     record = data.draw(any_record(record_type))
     schema = FORMS[record_type].schema
     assert encode(record) == single_object_header(schema) + fastavro_body(record, schema)
@@ -68,7 +68,7 @@ def test_every_byte_is_fastavros(record_type: type, data: st.DataObject) -> None
 @pytest.mark.parametrize("record_type", [records.RunRequest, records.RunCompleted])
 @example_count
 @given(data=st.data())
-def test_what_is_written_from_fields_is_what_the_record_is(record_type: type, data: st.DataObject) -> None:
+def test_encoding_from_fields_equals_encoding_the_record(record_type: type, data: st.DataObject) -> None:
     """An enum may be any string of its value: a column's, or a member of another enum."""
     record = data.draw(any_record(record_type))
     values = [getattr(record, field.name) for field in fields(record_type)]
@@ -80,7 +80,7 @@ def test_what_is_written_from_fields_is_what_the_record_is(record_type: type, da
 @each_record
 @example_count
 @given(data=st.data())
-def test_a_message_cut_short_or_with_surplus_is_refused(record_type: type, data: st.DataObject) -> None:
+def test_truncated_or_overlong_message_is_refused(record_type: type, data: st.DataObject) -> None:
     message = encode(data.draw(any_record(record_type)))
     cut = data.draw(st.integers(0, len(message) - 1))
     for damaged in (message[:cut], message + b"\0", message + message):
@@ -91,14 +91,14 @@ def test_a_message_cut_short_or_with_surplus_is_refused(record_type: type, data:
 @each_record
 @examples(150)
 @given(body=st.binary(max_size=400))
-def test_any_bytes_behind_a_valid_header_are_a_record_or_refused(record_type: type, body: bytes) -> None:
+def test_random_body_after_a_valid_header_is_decoded_or_refused(record_type: type, body: bytes) -> None:
     assert record_or_refusal(FORMS[record_type].header + body, record_type)
 
 
 @each_record
 @example_count
 @given(data=st.data())
-def test_a_message_with_one_byte_changed_is_a_record_or_refused(record_type: type, data: st.DataObject) -> None:
+def test_message_with_one_byte_changed_is_decoded_or_refused(record_type: type, data: st.DataObject) -> None:
     message = bytearray(encode(data.draw(any_record(record_type))))
     at = data.draw(st.integers(0, len(message) - 1))
     message[at] ^= data.draw(st.integers(1, 255))
@@ -107,7 +107,7 @@ def test_a_message_with_one_byte_changed_is_a_record_or_refused(record_type: typ
 
 @examples(150)
 @given(value=st.binary(max_size=200) | st.text(max_size=100).map(str.encode))
-def test_any_bytes_at_all_are_refused_in_words(value: bytes) -> None:
+def test_random_bytes_are_undecodable(value: bytes) -> None:
     with pytest.raises(UndecodableMessage):
         decode(value, records.RunRequest)
 
@@ -122,14 +122,14 @@ def _varint(number: int) -> bytes:
 
 @pytest.mark.parametrize("length", [2**40, 2**31, 2**62, 2**63 - 1, 2**70, -1, -(2**40), 10_000])
 @pytest.mark.parametrize("record_type", [records.RunRequest, records.Request, records.DeadLetter])
-def test_a_length_that_lies_is_refused_at_once(record_type: type, length: int) -> None:
+def test_false_length_prefix_is_refused_without_much_work(record_type: type, length: int) -> None:
     with counted() as work, pytest.raises(UndecodableMessage):
         decode(FORMS[record_type].header + _varint(length) + b"x" * 100, record_type)
     assert work.calls < MOST_CALLS
 
 
 @pytest.mark.parametrize("count", [2**40, 2**62, -(2**40), -(2**63), 5000])
-def test_a_block_that_claims_more_items_than_bytes_is_refused_at_once(count: int) -> None:
+def test_false_array_count_is_refused_without_much_work(count: int) -> None:
     reply = records.Reply(
         type=records.RequestType.JOB_SUBMIT,
         tenant="default",
@@ -144,7 +144,7 @@ def test_a_block_that_claims_more_items_than_bytes_is_refused_at_once(count: int
     assert work.calls < MOST_CALLS
 
 
-def test_arrays_in_several_blocks_and_with_sizes_are_read() -> None:
+def test_array_in_several_blocks_with_byte_sizes_is_decoded() -> None:
     error = records.ReplyError(path="a", problem="b", remedy="c")
     reply = records.Reply(
         type=records.RequestType.JOB_SUBMIT,
@@ -173,7 +173,7 @@ def _with_another_field(record_type: type) -> str:
 @each_record
 @example_count
 @given(data=st.data())
-def test_what_a_later_release_wrote_is_read_through_the_lookup(record_type: type, data: st.DataObject) -> None:
+def test_message_of_a_newer_release_is_decoded_through_the_lookup(record_type: type, data: st.DataObject) -> None:
     record, schema = data.draw(any_record(record_type)), _with_another_field(record_type)
     install_lookup({fingerprint(schema): schema}.get)
     assert decode(single_object_header(schema) + fastavro_body(record, schema), record_type) == record
@@ -181,13 +181,13 @@ def test_what_a_later_release_wrote_is_read_through_the_lookup(record_type: type
 
 @examples(150)
 @given(body=st.binary(max_size=200))
-def test_any_bytes_behind_a_foreign_header_are_a_record_or_refused(body: bytes) -> None:
+def test_random_body_after_a_foreign_header_is_decoded_or_refused(body: bytes) -> None:
     schema = _with_another_field(records.Request)
     install_lookup({fingerprint(schema): schema}.get)
     assert record_or_refusal(single_object_header(schema) + body, records.Request)
 
 
-def test_a_symbol_this_release_does_not_know_is_read_as_the_default(a_completion: records.RunCompleted) -> None:
+def test_unknown_enum_symbol_is_read_as_the_default(a_completion: records.RunCompleted) -> None:
     schema = _with_another_field(records.RunCompleted)
     install_lookup({fingerprint(schema): schema}.get)
     body = fastavro_body(a_completion, schema)
@@ -196,12 +196,12 @@ def test_a_symbol_this_release_does_not_know_is_read_as_the_default(a_completion
     assert decode(later, records.RunCompleted).lane is records.Lane.UNKNOWN
 
 
-def test_a_schema_id_nobody_knows_is_named_with_what_to_do() -> None:
+def test_unknown_schema_id_is_refused_with_a_remedy() -> None:
     with pytest.raises(UndecodableMessage, match=r"schema id 0102030405060708 is unknown; run `tidewheel migrate`"):
         decode(b"\xc3\x01" + bytes(range(1, 9)) + b"body", records.RunRequest)
 
 
-def test_what_was_looked_up_is_kept_and_what_was_not_found_is_asked_again(a_completion: records.RunCompleted) -> None:
+def test_found_schema_is_cached_and_a_missing_one_is_looked_up_again(a_completion: records.RunCompleted) -> None:
     schema = _with_another_field(records.RunCompleted)
     message = single_object_header(schema) + fastavro_body(a_completion, schema)
     known: dict[bytes, str] = {}
@@ -220,7 +220,7 @@ def test_what_was_looked_up_is_kept_and_what_was_not_found_is_asked_again(a_comp
     assert asked == [fingerprint(schema)] * 2
 
 
-def test_a_lookup_that_fails_is_no_fault_of_the_message() -> None:
+def test_error_of_the_lookup_is_raised_unchanged() -> None:
     def lookup(name: bytes) -> str | None:
         raise Unavailable(name.hex())
 
@@ -229,13 +229,13 @@ def test_a_lookup_that_fails_is_no_fault_of_the_message() -> None:
         decode(b"\xc3\x01" + b"12345678", records.RunRequest)
 
 
-def test_a_stored_schema_that_is_no_schema_is_refused_in_words() -> None:
+def test_invalid_stored_schema_makes_the_message_undecodable() -> None:
     install_lookup(lambda _: "[]")
     with pytest.raises(UndecodableMessage):
         decode(b"\xc3\x01" + b"12345678", records.RunRequest)
 
 
-def test_a_message_of_another_record_is_named(a_completion: records.RunCompleted) -> None:
+def test_message_of_another_record_type_is_refused(a_completion: records.RunCompleted) -> None:
     with pytest.raises(UndecodableMessage, match="the message is a RunCompleted, and a RunRequest is expected"):
         decode(encode(a_completion), records.RunRequest)
 
@@ -255,12 +255,12 @@ def test_a_message_of_another_record_is_named(a_completion: records.RunCompleted
         (b"{\xff}", "no UTF-8"),
     ],
 )
-def test_what_was_read_is_said(value: bytes, words: str) -> None:
+def test_refusal_describes_the_bytes(value: bytes, words: str) -> None:
     with pytest.raises(UndecodableMessage, match=words):
         decode(value, records.RunRequest)
 
 
-def test_all_schemas_name_every_record_of_every_release_once() -> None:
+def test_all_schemas_contains_every_release_without_duplicates() -> None:
     stored = all_schemas()
     assert {schema.name for schema in stored} >= {record_type.__name__ for record_type in ROOTS}
     assert len({schema.fingerprint for schema in stored}) == len(stored)
@@ -269,11 +269,11 @@ def test_all_schemas_name_every_record_of_every_release_once() -> None:
     assert released <= {schema.fingerprint for schema in stored}
 
 
-def test_avro_is_told_by_its_first_two_bytes(a_completion: records.RunCompleted) -> None:
+def test_avro_is_recognised_by_its_first_two_bytes(a_completion: records.RunCompleted) -> None:
     assert is_avro(encode(a_completion))
     assert not is_avro(encode_json(a_completion))
 
 
-def test_the_own_schema_needs_no_lookup(a_completion: records.RunCompleted, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_current_schema_needs_no_lookup(a_completion: records.RunCompleted, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codec, "_schema_named", pytest.fail)
     assert decode(encode(a_completion), records.RunCompleted) == a_completion

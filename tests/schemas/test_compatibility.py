@@ -124,14 +124,14 @@ REFUSED: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize("name", ALLOWED)
-def test_allowed_changes_pass_both_ways(name: str) -> None:
+def test_allowed_change_is_compatible_both_ways(name: str) -> None:
     new = changed(ALLOWED[name])
     assert incompatible(BASE, new) == []
     assert incompatible(new, BASE) == []
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_each_forbidden_change_is_named_with_its_field(name: str) -> None:
+def test_forbidden_change_is_reported_with_its_field(name: str) -> None:
     change, words = REFUSED[name]
     found = incompatible(BASE, changed(change))
     assert found
@@ -139,7 +139,7 @@ def test_each_forbidden_change_is_named_with_its_field(name: str) -> None:
     assert incompatible(changed(change), BASE), "and backwards"
 
 
-def test_a_symbol_may_come_only_where_older_readers_have_a_default() -> None:
+def test_adding_a_symbol_requires_a_default_in_older_readers() -> None:
     def without_default(schema: dict[str, Any]) -> None:
         del field(schema, "lane")["type"]["default"]
 
@@ -166,7 +166,7 @@ things = st.fixed_dictionaries(
 @pytest.mark.parametrize("name", ALLOWED)
 @examples(25)
 @given(thing=things)
-def test_what_is_allowed_fastavro_reads_both_ways(name: str, thing: dict[str, object]) -> None:
+def test_fastavro_reads_allowed_changes_both_ways(name: str, thing: dict[str, object]) -> None:
     old, new = parse_schema(copy.deepcopy(BASE)), parse_schema(changed(ALLOWED[name]))
     symbols = field(changed(ALLOWED[name]), "lane")["type"]["symbols"]
     for writer, reader in ((old, new), (new, old)):
@@ -180,15 +180,15 @@ def test_what_is_allowed_fastavro_reads_both_ways(name: str, thing: dict[str, ob
         assert read["lane"] in ("unknown", thing["lane"])
 
 
-def test_this_tree_may_be_released() -> None:
+def test_current_schemas_are_compatible_with_all_releases() -> None:
     assert check() == []
 
 
-def test_the_first_release_is_kept() -> None:
+def test_schemas_of_the_first_release_are_kept() -> None:
     assert set(released()["0.1.0"]) >= set(current())
 
 
-def test_every_pair_of_versions_is_compared_not_only_neighbours() -> None:
+def test_every_pair_of_versions_is_compared() -> None:
     one, two = json.dumps(BASE), json.dumps(changed(remove("note")))
     three = json.dumps(changed(alter("note", type=["null", "int"])))
     found = problems({"1": {"thing": one}, "2": {"thing": two}, "3": {"thing": three}})
@@ -197,7 +197,7 @@ def test_every_pair_of_versions_is_compared_not_only_neighbours() -> None:
     assert found[0].endswith("(between 1 and 3)")
 
 
-def test_a_schema_that_was_released_stays() -> None:
+def test_removing_a_released_schema_is_refused() -> None:
     assert problems({"1": {"thing": json.dumps(BASE)}, "2": {}}) == [
         "thing: was released in 1 and is gone from 2; schemas stay"
     ]
@@ -223,6 +223,6 @@ UNFIT: list[tuple[Change, str]] = [
 
 
 @pytest.mark.parametrize(("change", "words"), UNFIT)
-def test_what_a_schema_must_have_from_the_first_is_checked(change: Change, words: str) -> None:
+def test_schema_without_a_required_property_is_refused(change: Change, words: str) -> None:
     found = problems({"1": {"thing": json.dumps(changed(change))}})
     assert any(words in problem for problem in found), found

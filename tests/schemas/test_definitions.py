@@ -16,7 +16,7 @@ def definition(**fields: object) -> JobDefinition:
     return definition_record(spec(**fields), tenant="default", job_id="j", job_version=3)
 
 
-def test_defaults_are_in_place() -> None:
+def test_definition_contains_every_default() -> None:
     made = definition()
     assert (made.queue, made.lane, made.overlap) == ("default", Lane.STANDARD, Overlap.SKIP)
     assert (made.target.kind, made.target.handler) == (TargetKind.HANDLER, "send-email")
@@ -29,7 +29,7 @@ def test_defaults_are_in_place() -> None:
     assert decode(encode(made), JobDefinition) == made
 
 
-def test_what_was_submitted_is_carried() -> None:
+def test_definition_contains_the_submitted_fields() -> None:
     made = definition(
         target={"type": "http", "url": "http://a", "headers": {"X-A": "1"}},
         payload={"a": "ü"},
@@ -50,7 +50,7 @@ def test_what_was_submitted_is_carried() -> None:
     assert decode(encode(made), JobDefinition) == made
 
 
-def test_a_job_without_a_key_takes_the_one_intake_gives_it() -> None:
+def test_job_without_a_key_takes_the_key_of_intake() -> None:
     without = JobSpec.model_validate({"schedule": "manual", "target": "h"})
     made = definition_record(without, tenant="t", job_id="j", job_version=1, job_key="r-1")
     assert made.job_key == "r-1"

@@ -17,17 +17,17 @@ FOLDER = Path(generate.__file__).parents[1] / "generated"
 
 
 @pytest.mark.parametrize("name", ["records.py", "wire.py"])
-def test_committed_text_is_what_the_schemas_say(name: str) -> None:
+def test_committed_modules_equal_generated_ones(name: str) -> None:
     assert (FOLDER / name).read_text() == generate.modules()[name]
 
 
-def test_check_passes_on_the_tree_and_refuses_strange_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_passes_and_unknown_arguments_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert generate.main(["--check"]) == 0
     assert generate.main(["--chekc"]) == 2
     assert "usage" in capsys.readouterr().err
 
 
-def test_check_names_what_is_stale(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_reports_stale_modules(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(generate, "modules", lambda: {"records.py": "changed\n"})
     assert generate.main(["--check"]) == 1
     assert "records.py" in capsys.readouterr().out
@@ -37,13 +37,13 @@ def test_check_names_what_is_stale(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 @pytest.mark.skipif(
     shutil.which("ruff") is None and not Path(".venv/bin/ruff").exists(), reason="ruff is not installed"
 )
-def test_generated_text_is_left_alone_by_the_formatter() -> None:
+def test_generated_modules_are_formatted() -> None:
     ruff = shutil.which("ruff") or ".venv/bin/ruff"
     files = [str(FOLDER / "records.py"), str(FOLDER / "wire.py")]
     subprocess.run([ruff, "format", "--check", *files], check=True, capture_output=True)
 
 
-def test_every_schema_file_is_named_after_its_record_and_has_a_form() -> None:
+def test_schema_file_is_named_after_its_record_and_has_a_codec() -> None:
     for stem, text in current().items():
         schema = json.loads(text)
         assert schema["namespace"] == "io.tidewheel"
@@ -51,12 +51,12 @@ def test_every_schema_file_is_named_after_its_record_and_has_a_form() -> None:
         assert FORMS[getattr(records, schema["name"])].schema == text
 
 
-def test_headers_in_the_generated_code_are_the_schemas_fingerprints() -> None:
+def test_generated_headers_equal_schema_fingerprints() -> None:
     for stem, text in current().items():
         assert getattr(wire, f"{stem.upper()}_HEADER") == single_object_header(text)
 
 
-def test_fingerprint_is_the_one_of_the_specification() -> None:
+def test_fingerprint_equals_the_reference_implementation() -> None:
     # Known from the Java implementation's test suite: CRC-64-AVRO of "null" is 0x63dd24e7cc258f8a.
     assert fingerprint('"null"') == (0x63DD24E7CC258F8A).to_bytes(8, "little")
 
@@ -72,7 +72,7 @@ def test_fingerprint_is_the_one_of_the_specification() -> None:
         {"type": "fixed"},
     ],
 )
-def test_types_the_generator_does_not_know_are_refused(field_type: object) -> None:
+def test_unsupported_types_are_refused(field_type: object) -> None:
     schema = {"type": "record", "name": "R", "doc": "d", "fields": [{"name": "f", "type": field_type, "doc": "d"}]}
     with pytest.raises(ValueError, match="knows no such type"):
         Shape([schema])

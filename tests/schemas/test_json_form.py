@@ -18,7 +18,7 @@ def as_json(record: object) -> dict[str, object]:
     return document
 
 
-def test_a_completion_reads_as_people_expect(a_completion: RunCompleted) -> None:
+def test_completion_as_json(a_completion: RunCompleted) -> None:
     document = as_json(a_completion)
     assert document["scheduled_at"] == "2026-03-29T06:00:00.250000Z"
     assert document["status"] == "succeeded"
@@ -33,7 +33,7 @@ def test_a_completion_reads_as_people_expect(a_completion: RunCompleted) -> None
     | st.binary(max_size=50)
     | st.recursive(st.integers() | st.text() | st.none(), st.lists).map(lambda value: json.dumps(value).encode())
 )
-def test_any_result_comes_back_byte_for_byte(content: bytes | None) -> None:
+def test_any_result_round_trips_byte_for_byte(content: bytes | None) -> None:
     record = _completion(content)
     document = as_json(record)
     assert ("result" in document) + ("result_base64" in document) == (content is not None)
@@ -55,13 +55,13 @@ def test_any_result_comes_back_byte_for_byte(content: bytes | None) -> None:
         b"",
     ],
 )
-def test_json_text_that_would_come_back_otherwise_travels_as_base64(content: bytes) -> None:
+def test_json_that_would_not_round_trip_is_sent_as_base64(content: bytes) -> None:
     record = _completion(content)
     assert ("result" in as_json(record)) == (content == b"null")
     assert decode(encode_json(record), RunCompleted) == record
 
 
-def test_the_type_of_a_reply_is_written_as_in_requests_and_read_in_both_ways() -> None:
+def test_reply_type_is_dotted_and_read_in_both_forms() -> None:
     reply = Reply(type=RequestType.JOB_SUBMIT, tenant="t", status=ReplyStatus.ACCEPTED, unchanged=False, errors=())
     document = as_json(reply)
     assert (document["type"], document["status"]) == ("job.submit", "accepted")
@@ -71,7 +71,7 @@ def test_the_type_of_a_reply_is_written_as_in_requests_and_read_in_both_ways() -
         assert decode(json.dumps(document | {"type": other}).encode(), Reply).type is RequestType.UNKNOWN
 
 
-def test_names_and_symbols_of_later_releases_do_not_hurt(a_completion: RunCompleted) -> None:
+def test_names_and_symbols_of_newer_releases_are_tolerated(a_completion: RunCompleted) -> None:
     document = as_json(a_completion) | {"novelty": [1], "lane": "express"}
     assert decode(json.dumps(document).encode(), RunCompleted).lane is Lane.UNKNOWN
 
@@ -92,13 +92,13 @@ def test_names_and_symbols_of_later_releases_do_not_hurt(a_completion: RunComple
         ("result_base64", "***", "base64 is expected"),
     ],
 )
-def test_the_field_that_does_not_fit_is_named(a_completion: RunCompleted, name: str, value: object, words: str) -> None:
+def test_invalid_field_is_named(a_completion: RunCompleted, name: str, value: object, words: str) -> None:
     document = as_json(a_completion) | {name: value}
     with pytest.raises(UndecodableMessage, match=words):
         decode(json.dumps(document).encode(), RunCompleted)
 
 
-def test_a_name_given_twice_is_refused(a_completion: RunCompleted) -> None:
+def test_duplicate_name_is_refused(a_completion: RunCompleted) -> None:
     text = encode_json(a_completion).replace(b"{", b'{"run_id":"other",', 1)
     with pytest.raises(UndecodableMessage, match="run_id"):
         decode(text, RunCompleted)

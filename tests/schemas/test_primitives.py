@@ -27,7 +27,7 @@ def fastavro(schema: object, value: object) -> bytes:
 @example(8191)
 @example(8192)
 @example(-1)
-def test_numbers_are_fastavros_and_come_back(number: int) -> None:
+def test_numbers_equal_fastavro_and_round_trip(number: int) -> None:
     assert primitives.long(number) == fastavro("long", number)
     assert primitives.long_at(b"." + primitives.long(number), 1) == (number, 1 + len(primitives.long(number)))
 
@@ -40,7 +40,7 @@ def test_numbers_are_fastavros_and_come_back(number: int) -> None:
 @example(datetime(3111, 9, 17, 17, 11, 54, 862080, tzinfo=UTC))
 @example(datetime.max.replace(tzinfo=UTC))
 @example(datetime.min.replace(tzinfo=UTC))
-def test_instants_are_fastavros_and_come_back(moment: datetime) -> None:
+def test_instants_equal_fastavro_and_round_trip(moment: datetime) -> None:
     encoded = primitives.instant(moment)
     assert encoded == fastavro(MICROS, moment)
     for padding in (b"", b"\x80" * 8, b"\x01" * 8):
@@ -49,7 +49,7 @@ def test_instants_are_fastavros_and_come_back(moment: datetime) -> None:
 
 
 @given(st.text(), st.binary(), st.floats(allow_nan=False), st.dictionaries(st.text(), st.text()))
-def test_texts_bytes_doubles_and_maps_come_back(
+def test_texts_bytes_doubles_and_maps_round_trip(
     text: str, blob: bytes, number: float, strings: dict[str, str]
 ) -> None:
     assert primitives.text_at(primitives.text(text), 0)[0] == text
@@ -58,7 +58,7 @@ def test_texts_bytes_doubles_and_maps_come_back(
     assert primitives.strings_at(primitives.strings(strings), 0)[0] == strings
 
 
-def test_an_instant_without_a_zone_is_refused() -> None:
+def test_instant_without_a_zone_is_refused() -> None:
     with pytest.raises(TypeError):
         primitives.instant(datetime(2026, 1, 1))  # noqa: DTZ001
 
@@ -72,7 +72,7 @@ def test_an_instant_without_a_zone_is_refused() -> None:
         (primitives.long, -(2**63) - 1),
     ],
 )
-def test_numbers_too_large_to_write_are_refused(write: Callable[[int], bytes], number: int) -> None:
+def test_numbers_out_of_range_are_refused(write: Callable[[int], bytes], number: int) -> None:
     with pytest.raises(OverflowError):
         write(number)
 
@@ -90,10 +90,10 @@ def test_numbers_too_large_to_write_are_refused(write: Callable[[int], bytes], n
         (primitives.text_at, b"\1"),
     ],
 )
-def test_what_no_writer_writes_is_refused(read: Callable[[bytes, int], Any], data: bytes) -> None:
+def test_invalid_encoding_is_refused(read: Callable[[bytes, int], Any], data: bytes) -> None:
     with pytest.raises((ValueError, OverflowError)):
         read(data, 0)
 
 
-def test_the_epoch_is_utc() -> None:
+def test_epoch_is_in_utc() -> None:
     assert primitives.EPOCH + timedelta(0) == datetime(1970, 1, 1, tzinfo=UTC)

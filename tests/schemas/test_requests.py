@@ -65,7 +65,7 @@ def trigger(**fields: object) -> Request:
     return replace(Request(type=RequestType.JOB_TRIGGER, key="k"), **cast(dict[str, Any], fields))
 
 
-def test_avro_and_json_are_one_request() -> None:
+def test_avro_and_json_give_the_same_request() -> None:
     assert request_document(RECORD) == DOCUMENT
     from_json, encoding = read_request(json.dumps(DOCUMENT).encode())
     from_avro, other = read_request(encode(RECORD))
@@ -86,11 +86,11 @@ def test_avro_and_json_are_one_request() -> None:
         ({"run_at": datetime(2027, 1, 1, tzinfo=UTC)}, {"run_at": "2027-01-01T00:00:00.000000Z"}),
     ],
 )
-def test_each_avro_field_has_its_json_form(fields: dict[str, object], document: dict[str, object]) -> None:
+def test_avro_field_is_converted_to_its_json_form(fields: dict[str, object], document: dict[str, object]) -> None:
     assert request_document(trigger(**fields)) == {"type": "job.trigger", "key": "k", **document}
 
 
-def test_a_schedule_as_text_is_a_bare_string() -> None:
+def test_schedule_text_is_a_plain_string() -> None:
     record = Request(type=RequestType.JOB_SUBMIT, job=JobSubmission(schedule=ScheduleSubmission(text="manual")))
     assert request_document(record)["job"] == {"schedule": "manual"}
 
@@ -103,7 +103,7 @@ def test_a_schedule_as_text_is_a_bare_string() -> None:
         ({"payload": b"x", "payload_content_type": "text/plain"}, "content type 'text/plain' is unknown"),
     ],
 )
-def test_an_avro_payload_that_is_not_what_it_says_is_refused_by_path(fields: dict[str, object], words: str) -> None:
+def test_avro_payload_of_another_content_type_is_refused_by_path(fields: dict[str, object], words: str) -> None:
     with pytest.raises(InvalidInput, match=words) as caught:
         read_request(encode(trigger(**fields)))
     assert caught.value.errors[0].path == "payload"
@@ -111,7 +111,7 @@ def test_an_avro_payload_that_is_not_what_it_says_is_refused_by_path(fields: dic
 
 @examples(100)
 @given(record=any_record(Request))
-def test_any_avro_request_is_read_or_refused_with_an_identity(record: Request) -> None:
+def test_random_avro_request_is_read_or_refused_with_its_identity(record: Request) -> None:
     try:
         read_request(encode(record))
     except RequestRefused as error:
@@ -120,7 +120,7 @@ def test_any_avro_request_is_read_or_refused_with_an_identity(record: Request) -
 
 @examples(200)
 @given(value=st.binary(max_size=100) | st.text(max_size=100).map(str.encode))
-def test_any_bytes_are_a_request_or_refused(value: bytes) -> None:
+def test_random_bytes_are_refused(value: bytes) -> None:
     with pytest.raises((UndecodableMessage, InvalidInput)):
         read_request(value)
 
@@ -138,7 +138,7 @@ def test_any_bytes_are_a_request_or_refused(value: bytes) -> None:
         (b'{"a":' * 5000, "32 deep"),
     ],
 )
-def test_bytes_that_are_no_request_are_said_to_be_none(value: bytes, words: str) -> None:
+def test_bytes_that_are_not_a_request_are_undecodable(value: bytes, words: str) -> None:
     with pytest.raises(UndecodableMessage, match=words):
         read_request(value)
 
@@ -167,7 +167,7 @@ def test_bytes_that_are_no_request_are_said_to_be_none(value: bytes, words: str)
         ),
     ],
 )
-def test_traps_in_json_are_refused_under_their_path(text: bytes, path: str, words: str) -> None:
+def test_json_traps_are_refused_with_their_path(text: bytes, path: str, words: str) -> None:
     with pytest.raises(RequestRefused, match=words) as caught:
         read_request(text)
     assert path in [error.path for error in caught.value.errors]
@@ -227,7 +227,7 @@ def best_of_three(action: Callable[[], object]) -> float:
     return min(measured)
 
 
-def test_a_document_can_be_had_before_it_is_checked() -> None:
+def test_document_is_read_without_validation() -> None:
     document, encoding = read_document(b'{"type":"nonsense","x":1,"x":2}')
     assert encoding == "json"
     assert document["type"] == "nonsense"
