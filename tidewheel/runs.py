@@ -4,7 +4,7 @@ SQL takes its allowed sources and its target from `MOVES`. Tests compare the CHE
 API's enumeration and `docs/run-states.md` with this table. No other file spells a state out.
 
 `Lane`, `Cause` and `Overlap` exist a second time, as generated wire enums (`tidewheel.schemas.generated.records`) with
-a further symbol `unknown`: what a newer release may write and this one cannot name. Code converts them by value where a
+a further symbol `unknown` for the values of newer releases. Code converts them by value where a
 record is built or read.
 """
 
@@ -24,7 +24,7 @@ class RunState(StrEnum):
     RUNNING = "running"
     """An executor owns its attempt and renews the lease by heartbeats."""
     WAITING = "waiting"
-    """Its attempt is over, and a call of `run.complete` or a reply on Kafka is to end it before its deadline."""
+    """Its attempt is over. It waits for `run.complete` or a reply on Kafka, until its deadline."""
     RETRYING = "retrying"
     """Its last attempt failed or was lost. An executor can claim the next one from `publish_at` on."""
     CANCELLING = "cancelling"
@@ -62,11 +62,11 @@ class Lane(StrEnum):
     """Priority class of a run, with a topic of its own, so that a backlog delays no run of another lane."""
 
     CRITICAL = "critical"
-    """First of the lanes: executors reserve slots for it."""
+    """First of the lanes. Executors reserve slots for it."""
     STANDARD = "standard"
     """The default of jobs."""
     BATCH = "batch"
-    """Last of the lanes: backfills and bulk work."""
+    """Last of the lanes, for backfills and bulk work."""
 
 
 class Overlap(StrEnum):
@@ -75,11 +75,11 @@ class Overlap(StrEnum):
     SKIP = "skip"
     """The new run is skipped."""
     BUFFER_ONE = "buffer_one"
-    """The new run waits; it is skipped if another one waits already."""
+    """The new run waits, or is skipped if another one waits already."""
     BUFFER_ALL = "buffer_all"
-    """The new run waits behind all that wait already."""
+    """The new run waits behind all waiting runs."""
     CANCEL_OTHER = "cancel_other"
-    """A cancel of the active run is requested; the new run waits for its end and replaces an older one that does."""
+    """A cancel of the active run is requested. The new run waits for its end, in place of any older waiting run."""
     TERMINATE_OTHER = "terminate_other"
     """The active run ends as `cancelled` at once, and the new run starts."""
     ALLOW_ALL = "allow_all"

@@ -1,7 +1,7 @@
 """Every setting, one frozen model per service.
 
 Flags win over the environment (`TIDEWHEEL_…`), which wins over the file named by `TIDEWHEEL_CONFIG` (TOML). Where no
-database or broker is named, libpq's `PG*` variables and then the running local stack are taken. `docs/settings.md` is
+database or broker is named, libpq's `PG*` variables and then the running local stack apply. `docs/settings.md` is
 generated from here.
 """
 
@@ -73,19 +73,19 @@ class Connections(BaseSettings):
         timedelta(seconds=60),
         ge=timedelta(seconds=1),
         le=timedelta(hours=1),
-        description="an occurrence that is later than this is missed: `catch_up` decides; equal in all processes",
+        description="an unfired occurrence older than this is missed: `catch_up` applies; the same in all processes",
     )
     max_clock_skew: Duration = Field(
         timedelta(seconds=2),
         gt=timedelta(0),
         le=timedelta(hours=1),
-        description="a larger clock skew against the database logs a warning; it changes nothing else",
+        description="a larger clock skew against the database logs a warning and has no other effect",
     )
     catch_up_rate: float = Field(
         1000.0,
         gt=0,
         le=1_000_000,
-        description="runs per second, of the whole fleet, for missed occurrences; equal in all processes",
+        description="most missed occurrences that fire per second, over all schedulers; the same in all processes",
     )
     outputs_topic: bool = Field(
         default=False, description="publish the output of attempts to the topic `<prefix>.outputs`"
@@ -94,7 +94,7 @@ class Connections(BaseSettings):
         None,
         ge=0,
         le=65535,
-        description="serve /metrics, /healthz and /readyz on 127.0.0.1; 0 picks a free port, none is off",
+        description="serve /metrics, /healthz and /readyz on 127.0.0.1; 0 picks a free port, no value turns them off",
     )
 
     @classmethod
@@ -112,7 +112,7 @@ class Connections(BaseSettings):
         if not path:
             return (init_settings, env_settings)
         if not Path(path).is_file():
-            message = f"TIDEWHEEL_CONFIG names {path}, which is no file; correct the path or unset the variable"
+            message = f"TIDEWHEEL_CONFIG names {path}, which is not a file; correct the path or unset the variable"
             raise SettingsError(message)
         try:
             file = TomlConfigSettingsSource(settings_cls, Path(path))
@@ -129,7 +129,7 @@ class Connections(BaseSettings):
         try:
             conninfo_to_dict(url.get_secret_value() if url else "")
         except psycopg.ProgrammingError:
-            message = "is no libpq connection string; write postgresql://user:password@host:5432/name"
+            message = "is not a libpq connection string; write postgresql://user:password@host:5432/name"
             raise ValueError(message) from None
         return url
 
@@ -239,13 +239,13 @@ class RelaySettings(Connections):
 _LEASE: Final[timedelta] = Field(
     timedelta(seconds=15),
     gt=timedelta(0),
-    description="an executor without a heartbeat for this long loses its attempts; the longer lease applies, its own "
-    "or its observer's",
+    description="an executor without a heartbeat for this long loses its attempts; the longer lease applies: its own "
+    "or the observer's",
 )
 _SWEEP: Final[timedelta] = Field(
     timedelta(seconds=1),
     gt=timedelta(0),
-    description="executors claim runs that are due for this long from the table, without a message",
+    description="executors claim a run from the table, without its message, once it is overdue by this long",
 )
 _MAX_LOST: Final[int] = Field(10, ge=1, description="a run fails after this many lost executors")
 
@@ -292,7 +292,7 @@ class ExecutorSettings(Connections):
     cancel_grace: Duration = Field(
         timedelta(seconds=10),
         ge=timedelta(0),
-        description="time from requesting an attempt's cancel to ending it without its report",
+        description="time for an attempt to end after its cancel is requested; then it ends without its report",
     )
     http_allow_private: bool = Field(
         default=False, description="allow HTTP targets on loopback, private and link-local addresses"
@@ -313,12 +313,13 @@ class ExecutorSettings(Connections):
     shell_job_env: str = Field(
         "",
         description="variables that a job may set while shell_allow restricts programs, separated by commas; "
-        "interpreters run some as code (BASH_ENV, PYTHONPATH)",
+        "interpreters run some of them as code (BASH_ENV, PYTHONPATH)",
     )
     shell_memory_bytes: int | None = Field(
         None,
         ge=1 << 20,
-        description="address space of each process of a shell target; Java, Go and node reserve far more than they use",
+        description="limit on the address space of each process of a shell target; Java, Go and node reserve far more "
+        "than they use",
     )
     shell_cpu_seconds: int | None = Field(
         None, ge=1, description="limit on the CPU time of each process of a shell target"
@@ -354,7 +355,7 @@ class ExecutorSettings(Connections):
         """Refuse the names of the executor's own passwords and keys."""
         for name in listed.split(","):
             if name.strip().upper().startswith(_NOT_PASSED):
-                message = f"{name.strip()} is the executor's own; give jobs what they need in their env"
+                message = f"{name.strip()} belongs to the executor; set the variables of a job in its env"
                 raise ValueError(message)
         return listed
 
@@ -375,7 +376,7 @@ class ApiSettings(Connections):
     api_beat: Duration = Field(
         timedelta(seconds=1),
         gt=timedelta(0),
-        description="heartbeat interval of executors in other languages; a cancel reaches them with the answer",
+        description="heartbeat interval of executors in other languages; a cancel reaches them with the response",
     )
     sweep: Duration = _SWEEP
     lease: Duration = _LEASE
@@ -390,7 +391,9 @@ class ApiSettings(Connections):
             message = f"is missing while TIDEWHEEL_API_HOST is {host}: set one, or listen on 127.0.0.1"
             raise ValueError(message)
         if token is not None and not _API_TOKEN.fullmatch(token.get_secret_value()):
-            message = "is no bearer token: write 16 letters and digits or more, such as `openssl rand -hex 24` makes"
+            message = (
+                "is not a bearer token: write at least 16 letters and digits, such as `openssl rand -hex 24` prints"
+            )
             raise ValueError(message)
         return token
 
@@ -459,6 +462,6 @@ def _readable(error: ValidationError) -> str:
         read = detail["input"]
         given = format_duration(read) if isinstance(read, timedelta) else repr(read)
         shown = "" if any(word in name for word in ("url", "password", "token", "secret")) else f" (read {given})"
-        wanted = detail["msg"].removeprefix("Value error, ")
-        lines.append(f"TIDEWHEEL_{name.upper()}: {wanted}{shown}")
+        expected = detail["msg"].removeprefix("Value error, ")
+        lines.append(f"TIDEWHEEL_{name.upper()}: {expected}{shown}")
     return "; ".join(lines)

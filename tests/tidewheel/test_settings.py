@@ -66,7 +66,7 @@ def test_unprefixed_variables_and_dotenv_files_are_ignored(tmp_path: Path, envir
 
 
 def test_a_missing_file_is_refused_with_its_variable_and_a_remedy(file: Path) -> None:
-    assert refusal() == f"TIDEWHEEL_CONFIG names {file}, which is no file; correct the path or unset the variable"
+    assert refusal() == f"TIDEWHEEL_CONFIG names {file}, which is not a file; correct the path or unset the variable"
 
 
 @pytest.mark.parametrize("content", [b"topic_prefix = \n", b"\xff\xfe", b"[unclosed"])

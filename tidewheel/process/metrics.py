@@ -48,7 +48,9 @@ class Metric:
 
 METRICS = (
     Metric("requests", Kind.COUNTER, "requests", ("type", "status"), "requests with a reply, by type and status"),
-    Metric("undecodable_requests", Kind.COUNTER, "messages", (), "messages on the requests topic that are no request"),
+    Metric(
+        "undecodable_requests", Kind.COUNTER, "messages", (), "messages on the requests topic that are not requests"
+    ),
     Metric(
         "intake_partitions_abandoned",
         Kind.COUNTER,
@@ -56,15 +58,21 @@ METRICS = (
         (),
         "requests partitions that intake stopped reading because its next offset expired",
     ),
-    Metric("occurrences", Kind.COUNTER, "occurrences", ("outcome",), "occurrences fired, or skipped by reason"),
+    Metric("occurrences", Kind.COUNTER, "occurrences", ("outcome",), "fired occurrences, and skipped ones by reason"),
     Metric("occurrences_caught_up", Kind.COUNTER, "occurrences", (), "missed occurrences that fired late"),
     Metric("backfilled_runs", Kind.COUNTER, "runs", (), "runs created by backfills"),
     Metric(
-        "jobs_quarantined", Kind.COUNTER, "jobs", (), "jobs whose next time cannot be computed or row cannot be written"
+        "jobs_quarantined",
+        Kind.COUNTER,
+        "jobs",
+        (),
+        "jobs that stopped with an error: no next time can be computed, or no row can be written",
     ),
-    Metric("timers_rescheduled", Kind.COUNTER, "timers", (), "timers whose next time a new tzdata release moved"),
+    Metric(
+        "timers_rescheduled", Kind.COUNTER, "timers", (), "timers whose next time changed with a new tzdata release"
+    ),
     Metric("timers_repaired", Kind.COUNTER, "timers", (), "missing timers that the scheduler created again"),
-    Metric("runs_buffered", Kind.COUNTER, "runs", (), "runs that wait for their job's active run"),
+    Metric("runs_buffered", Kind.COUNTER, "runs", (), "runs that had to wait for their job's active run"),
     Metric(
         "active_runs_repaired",
         Kind.COUNTER,
@@ -72,12 +80,18 @@ METRICS = (
         (),
         "active runs that had ended while other runs waited, released by the scheduler",
     ),
-    Metric("fire_lead_seconds", Kind.HISTOGRAM, "seconds", (), "delay of writing a run; 0 when written ahead"),
+    Metric(
+        "fire_lead_seconds",
+        Kind.HISTOGRAM,
+        "seconds",
+        (),
+        "time from a run's instant to its creation; 0 if created ahead",
+    ),
     Metric("outbox_published", Kind.COUNTER, "messages", ("lane",), "messages acknowledged by the broker"),
     Metric("outbox_quarantined", Kind.COUNTER, "messages", (), "messages that the broker refused for good"),
     Metric("outbox_oldest_seconds", Kind.GAUGE, "seconds", ("lane",), "age of the oldest due message in the outbox"),
     Metric("claims", Kind.COUNTER, "claims", ("result", "source"), "claims won or lost, by message or by sweep"),
-    Metric("start_lateness_seconds", Kind.HISTOGRAM, "seconds", ("lane",), "from publish_at to the claim"),
+    Metric("start_lateness_seconds", Kind.HISTOGRAM, "seconds", ("lane",), "time from a run's publish_at to its claim"),
     Metric("attempts", Kind.COUNTER, "attempts", ("outcome",), "ended attempts, by outcome"),
     Metric("runs_ended", Kind.COUNTER, "runs", ("state",), "runs that reached a terminal state"),
     Metric("leases_lost", Kind.COUNTER, "attempts", (), "attempts ended because their executor missed its lease"),
@@ -88,12 +102,12 @@ METRICS = (
     Metric("event_loop_stalls", Kind.COUNTER, "stalls", (), "times that a handler blocked the event loop"),
     Metric("event_loop_blocked_seconds", Kind.GAUGE, "seconds", (), "age of the event loop's current block; 0 if none"),
     Metric("worker_processes_lost", Kind.COUNTER, "processes", (), "worker processes that died or were killed"),
-    Metric("output_bytes_dropped", Kind.COUNTER, "bytes", (), "output that did not reach the topic of outputs"),
+    Metric("output_bytes_dropped", Kind.COUNTER, "bytes", (), "output that was not published to the outputs topic"),
     Metric("slots_busy", Kind.GAUGE, "slots", (), "slots in use"),
     Metric("shards_owned", Kind.GAUGE, "shards", (), "shards that this scheduler owns"),
     Metric("slices_owned", Kind.GAUGE, "slices", (), "outbox slices that this relay owns"),
     Metric("clock_skew_seconds", Kind.GAUGE, "seconds", (), "this process's clock minus the database's"),
-    Metric("clock_skew_bound_seconds", Kind.GAUGE, "seconds", (), "maximal error of that difference"),
+    Metric("clock_skew_bound_seconds", Kind.GAUGE, "seconds", (), "largest error of clock_skew_seconds"),
     Metric("max_clock_skew_seconds", Kind.GAUGE, "seconds", (), "configured limit; a larger skew logs a warning"),
 )
 

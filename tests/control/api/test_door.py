@@ -153,8 +153,8 @@ def test_executors_must_send_the_configured_token(database: Database) -> None:
     ("told", "remedy"),
     [
         ({"api_host": "0.0.0.0"}, "TIDEWHEEL_API_TOKEN: is missing while TIDEWHEEL_API_HOST is 0.0.0.0"),  # noqa: S104
-        ({"api_token": "short"}, "TIDEWHEEL_API_TOKEN: is no bearer token"),
-        ({"api_token": ""}, "TIDEWHEEL_API_TOKEN: is no bearer token"),
+        ({"api_token": "short"}, "TIDEWHEEL_API_TOKEN: is not a bearer token"),
+        ({"api_token": ""}, "TIDEWHEEL_API_TOKEN: is not a bearer token"),
     ],
 )
 def test_missing_or_malformed_api_token_is_refused(told: dict[str, object], remedy: str) -> None:
