@@ -1,8 +1,8 @@
 """Check that every release reads the messages of every other release, older or newer.
 
-Full and transitive: each current schema is compared with each released version of it, in both directions at once. What
-remains allowed is little: a nullable field may come or go, and a symbol may where both sides have a default to read it
-as. The canonical form that a fingerprint names leaves defaults out, so a default is never changed in place either.
+Full and transitive: each current schema is compared with each released version of it, in both directions. Two changes
+are allowed: adding or removing a nullable field, and a symbol of an enum with a default on both sides. Defaults never
+change, because the canonical form under a fingerprint leaves them out.
 
 Source: Apache Avro 1.12 Specification, "Schema Resolution".
 """
@@ -29,16 +29,16 @@ def check() -> list[str]:
 
 
 def problems(versions: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """Return what is wrong with a history of schemas.
+    """Return the problems of a history of schemas.
 
     Args:
-        versions: The texts of each version by the file's stem, oldest version first; the last is the one to be judged.
+        versions: The texts of each version by the file's stem, oldest first; the last one is checked.
     """
     found = [problem for name, text in list(versions.values())[-1].items() for problem in _unfit(name, text)]
     for (old, olds), (new, news) in combinations(versions.items(), 2):
         for name, text in olds.items():
             if name not in news:
-                found.append(f"{name}: was released in {old} and is gone from {new}; schemas stay")
+                found.append(f"{name}: was released in {old} and is missing in {new}; keep it")
                 continue
             changes = incompatible(json.loads(text), json.loads(news[name]))
             found += [f"{name}: {change} (between {old} and {new})" for change in changes]
@@ -46,7 +46,7 @@ def problems(versions: Mapping[str, Mapping[str, str]]) -> list[str]:
 
 
 def incompatible(old: Schema, new: Schema) -> list[str]:
-    """Return the changes from one schema to another after which not everything can be read both ways."""
+    """Return the changes from one schema to another that break reading in either direction."""
     return list(_Comparison(old, new).differences())
 
 
@@ -109,10 +109,10 @@ class _Comparison:
                 yield f'{record}.{name}: was added without a default; make it nullable with "default": null'
         for name in older.keys() - newer.keys():
             if "default" not in older[name]:
-                yield f"{record}.{name}: was removed, but had no default for older readers to fall back on; keep it"
+                yield f"{record}.{name}: was removed, but had no default for older readers; keep it"
         for name in older.keys() & newer.keys():
             if older[name].get("default", _NOTHING) != newer[name].get("default", _NOTHING):
-                yield f"{record}.{name}: the default changed; keep it, fingerprints do not tell defaults apart"
+                yield f"{record}.{name}: the default changed; keep it, because fingerprints leave defaults out"
             yield from self._types(older[name].get("type"), newer[name].get("type"), f"{record}.{name}")
 
     def _resolved(self, schema: object, side: int) -> Schema:
@@ -146,7 +146,7 @@ def _unfit(name: str, text: str) -> Iterator[str]:
     try:
         parse_schema(schema)
     except Exception as error:  # noqa: BLE001 - whatever fastavro finds wrong, it is the schema's fault
-        yield f"{name}: is no Avro schema: {error}"
+        yield f"{name}: is not an Avro schema: {error}"
         return
     for type_ in _named_types(schema).values():
         yield from (f"{name}: {problem}" for problem in _unfit_type(type_))
@@ -155,22 +155,22 @@ def _unfit(name: str, text: str) -> Iterator[str]:
 
 def _unfit_type(type_: Schema) -> Iterator[str]:
     if not type_.get("doc"):
-        yield f"{type_.get('name')}: has no doc; say what it is"
+        yield f"{type_.get('name')}: has no doc; describe it"
     if type_.get("aliases"):
-        yield f"{type_.get('name')}: has aliases; nothing is renamed"
+        yield f"{type_.get('name')}: has aliases; remove them, because names never change"
     if type_.get("type") == "enum" and "default" not in type_:
         yield f'{type_.get("name")}: has no default symbol; add "default": "unknown"'
     if type_.get("type") == "record" and not _fields_of(type_):
-        yield f"{type_.get('name')}: has no fields, so nothing bounds how many of them a message holds"
+        yield f"{type_.get('name')}: has no fields, so nothing bounds their number in a message"
     for name, field in _fields_of(type_).items():
         yield from (f"{type_.get('name')}.{name}: {problem}" for problem in _unfit_field(field))
 
 
 def _unfit_field(field: Schema) -> Iterator[str]:
     if not field.get("doc"):
-        yield "has no doc; say what it holds, and in which unit"
+        yield "has no doc; describe its content and unit"
     if field.get("aliases"):
-        yield "has aliases; nothing is renamed"
+        yield "has aliases; remove them, because names never change"
     union = as_list(field.get("type"))
     if union is None and "default" in field:
         yield 'has a default but is not nullable; make it ["null", type] with "default": null'
@@ -179,9 +179,9 @@ def _unfit_field(field: Schema) -> Iterator[str]:
 
 
 def _recursive(schema: object, inside: tuple[str, ...]) -> Iterator[str]:
-    """Yield each record that holds itself: the depth of a message must be bounded by its schema."""
+    """Yield each record that contains itself: the schema must bound the depth of a message."""
     if isinstance(schema, str) and schema in inside:
-        yield f"{schema}: holds itself, so nothing bounds the depth of a message"
+        yield f"{schema}: contains itself, so nothing bounds the depth of a message"
     for part in as_list(schema) or ():
         yield from _recursive(part, inside)
     if (type_ := as_object(schema)) is not None:

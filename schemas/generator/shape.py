@@ -1,7 +1,7 @@
-"""Avro schemas as typed values, for what generates code from them and what walks records by them.
+"""Avro schemas as typed values, for the generator and for JSON.
 
-Only what Tidewheel's schemas use is known here: no fixed, no nested union, no union but of null and one other type, and
-no record inside itself, so that the depth of a message is bounded by its schema.
+Supported are the types of Tidewheel's schemas: no fixed, no nested union, only unions of null and one other type. No
+record contains itself, so that its schema bounds the depth of a message.
 """
 
 import re
@@ -74,7 +74,7 @@ Type: TypeAlias = Primitive | Strings | Array | Nullable | Enum | Record
 
 
 class Shape:
-    """Every named type of a set of schemas, each once, parts before what they are part of.
+    """Every named type of a set of schemas, each once, parts before the types that contain them.
 
     Args:
         schemas: The schemas as read from JSON.
@@ -139,13 +139,13 @@ class Shape:
 
 
 def snake(name: str) -> str:
-    """Return a record's name as functions and files are called: `RunRequest` is `run_request`."""
+    """Return a record's name in snake case: `run_request` for `RunRequest`."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
 
 
 def _unknown(schema: object) -> ValueError:
-    return ValueError(f"generated code knows no such type: {schema}")
+    return ValueError(f"this type is not supported: {schema}")
 
 
 def _ambiguous(name: str) -> ValueError:
-    return ValueError(f"{name} is two different types")
+    return ValueError(f"{name} names two different types")

@@ -199,7 +199,7 @@ def test_every_pair_of_versions_is_compared() -> None:
 
 def test_removing_a_released_schema_is_refused() -> None:
     assert problems({"1": {"thing": json.dumps(BASE)}, "2": {}}) == [
-        "thing: was released in 1 and is gone from 2; schemas stay"
+        "thing: was released in 1 and is missing in 2; keep it"
     ]
 
 
@@ -213,12 +213,12 @@ UNFIT: list[tuple[Change, str]] = [
     (alter("count", default=0), "Thing.count: has a default but is not nullable"),
     (lambda schema: field(schema, "note").pop("default"), "Thing.note: is a union, but not"),
     (alter("note", type=["string", "null"], default=""), "Thing.note: is a union, but not"),
-    (alter("parts", type={"type": "array", "items": "Thing"}), "Thing: holds itself"),
+    (alter("parts", type={"type": "array", "items": "Thing"}), "Thing: contains itself"),
     (
         alter("parts", type={"type": "record", "name": "Empty", "doc": "Nothing.", "fields": []}),
         "Empty: has no fields",
     ),
-    (alter("id", type="strnig"), "is no Avro schema"),
+    (alter("id", type="strnig"), "is not an Avro schema"),
 ]
 
 
