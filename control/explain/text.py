@@ -14,7 +14,7 @@ from tidewheel.schedules.describe import to_zone
 from tidewheel.schedules.policies import CatchUp
 
 _MILLISECOND = timedelta(milliseconds=1)
-_WHY_LATE = ", caught up after downtime, a pause or a submit after its time"
+_WHY_LATE = ", caught up after downtime, a pause or a late submit"
 _REQUIREMENTS = {target.requires: f" and {target.requires_text}" for target in TARGETS.values() if target.requires}
 
 

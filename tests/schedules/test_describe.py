@@ -37,7 +37,7 @@ def test_expression_is_described_in_words(expression: str) -> None:
 @pytest.mark.parametrize(
     ("expression", "choices", "rule"),
     [
-        ("*/5 2 * * *", {}, "so it fires at every local time that exists"),
+        ("*/5 2 * * *", {}, "so it fires at every matching local time"),
         ("30 2 * * *", {}, "fires at the end of the gap. A time in a DST overlap fires the first time only."),
         (
             "30 2 * * *",

@@ -206,8 +206,8 @@ def _clock(local: int, beside: int | None = None) -> str:
 
 
 _WALL_CLOCK = (
-    "Its minute or hour field begins with *, so it fires at every local time that exists: twice in a DST overlap, and "
-    "not for a DST gap."
+    "Its minute or hour field begins with *, so it fires at every matching local time: twice in a DST overlap, never "
+    "for a DST gap."
 )
 _GAP = {
     DstGap.SHIFT_FORWARD: "A time in a DST gap fires at the end of the gap.",
