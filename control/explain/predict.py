@@ -111,7 +111,7 @@ def _on_resume(facts: InstantFacts, version_span: VersionSpan, due: datetime) ->
         )
     if due > facts.job.now:
         return f" If it is still paused then, on_resume applies when the pause ends. {effect}"
-    return f" When the pause ends, {effect}"
+    return f" on_resume applies when the pause ends. {effect}"
 
 
 def _ahead_or_late(facts: InstantFacts, leaves: str) -> Verdict:

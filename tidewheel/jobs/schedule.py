@@ -135,7 +135,7 @@ def read_schedule(value: object) -> ScheduleSpec:
             problem=f"it has {' and '.join(kinds)}; a schedule has one kind", remedy="split it into several jobs"
         )
     if not kinds:
-        raise InvalidValue(problem=f"it has {_names(given)}, which is no kind of schedule", remedy=_EXAMPLES)
+        raise InvalidValue(problem=f"it has {_names(given)}, which is not a kind of schedule", remedy=_EXAMPLES)
     return validate(_KINDS[kinds[0]], given)
 
 

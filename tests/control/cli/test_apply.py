@@ -96,8 +96,8 @@ def test_rejected_job_is_reported_with_its_line_and_others_applied(
             ' {"type": "http", "url": "https://example.org/report"}',
             "3: this is no JSON: Expecting value at column 23; write a job as an object: key, schedule, target",
             "4: key: is missing; name each job, so that it is the same one the next time",
-            "5: schedule.cron: no date fits `0 0 30 2 *`: it can never fire; correct its day and month fields: a 30"
-            " February, say, never comes",
+            "5: schedule.cron: no date fits `0 0 30 2 *`: it can never fire; correct its day and month fields: 30"
+            " February, for example, does not exist",
         ]
     )
     assert keys(database) == ["a", "b"]
