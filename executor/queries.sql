@@ -51,13 +51,26 @@ SELECT 1 FROM executors WHERE executor_id = %(executor_id)s AND heartbeat_count 
 -- Lock: the row, which lock_lease has locked already.
 DELETE FROM executors WHERE executor_id = %(executor_id)s
 
--- name: find_leased_runs
--- Return the attempts of an executor that missed its lease.
--- Index: none on executor_id, which would cost every claim its HOT update; read only after a loss. No lock.
--- Why: a statement after lock_lease, so that it sees every earlier claim.
-SELECT run_id, job_id, job_version, attempt, lost_attempts, state FROM open_runs
- WHERE executor_id = %(executor_id)s AND state = ANY (%(states)s)
- ORDER BY run_id
+-- name: lock_leased_runs
+-- Lock the attempts of an executor that missed its lease; `state` is null if another transaction holds the row.
+-- Index: none on executor_id, which would cost every claim its HOT update; read only after a loss. open_runs_pkey.
+-- Lock: each run in run_id order; locked rows are skipped.
+-- Why: a statement after lock_lease, so that it sees every earlier claim. Without the locks, the silent executor could
+-- move a run to waiting before it is requeued.
+SELECT owned.run_id, owned.job_id, owned.job_version, owned.attempt, owned.lost_attempts, locked.state
+  FROM (SELECT *
+          FROM open_runs AS o
+         WHERE o.executor_id = %(executor_id)s AND o.state = ANY (%(states)s)
+         ORDER BY o.run_id) AS owned
+  LEFT JOIN LATERAL (
+    SELECT p.state
+      FROM open_runs AS p
+     WHERE p.run_id = owned.run_id
+       AND p.attempt = owned.attempt
+       AND p.executor_id = %(executor_id)s
+       AND p.state = ANY (%(states)s)
+       FOR UPDATE SKIP LOCKED
+  ) AS locked ON true
 
 -- name: find_orphans
 -- Return executors that own attempts and have no row: a safety net that should find nothing.

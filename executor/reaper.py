@@ -38,7 +38,7 @@ _WATCH_EXECUTORS = _SQL["watch_executors"]
 _LOCK_LEASE = _SQL["lock_lease"]
 _IS_SILENT = _SQL["is_silent"]
 _END_LEASE = _SQL["end_lease"]
-_FIND_LEASED_RUNS = _SQL["find_leased_runs"]
+_LOCK_LEASED_RUNS = _SQL["lock_leased_runs"]
 _FIND_ORPHANS = _SQL["find_orphans"]
 
 _POLL_SECONDS = 1.0
@@ -56,14 +56,17 @@ class Watched:
 
 @dataclass(frozen=True, slots=True)
 class Leased:
-    """An attempt owned by an executor that missed its lease."""
+    """An attempt owned by an executor that missed its lease.
+
+    `state` is None if another transaction holds the row.
+    """
 
     run_id: UUID
     job_id: UUID
     job_version: int
     attempt: int
     lost_attempts: int
-    state: str
+    state: str | None
 
 
 class Watch:
@@ -187,7 +190,8 @@ class Reaper:
         """End the attempts of an executor; return the numbers of ended and of locked ones."""
         columns = {"executor_id": executor_id, "states": OWNED}
         with connection.cursor(row_factory=class_row(Leased), binary=True) as cursor:
-            rows = cursor.execute(_FIND_LEASED_RUNS, columns).fetchall()
+            owned = cursor.execute(_LOCK_LEASED_RUNS, columns).fetchall()
+        rows = [row for row in owned if row.state is not None]
         at_most_once = self._at_most_once(connection, rows)
         ends: list[RunEnd] = []
         requeues: list[Requeue] = []
@@ -196,9 +200,9 @@ class Reaper:
                 ends.append(end)
             else:
                 requeues.append(Requeue(row.run_id, row.attempt, executor_id, AttemptOutcome.LOST, error_type="Lost"))
-        busy = finish_runs(connection, self._installation, ends).busy
-        busy |= requeue_runs(connection, self._installation, requeues).busy
-        return len(rows) - len(busy), len(busy)
+        finish_runs(connection, self._installation, ends)
+        requeue_runs(connection, self._installation, requeues)
+        return len(rows), len(owned) - len(rows)
 
     def _end(self, row: Leased, executor_id: UUID, *, at_most_once: bool) -> RunEnd | None:
         """Return the end of a lost attempt's run; None if the run goes on."""

@@ -21,8 +21,10 @@ from tests.transitions.acts import (
     succeed,
     trigger,
 )
+from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.executor.reaper import Reaper, Watch
 from tidewheel.process.service import Shutdown
+from tidewheel.transitions.await_external import Wait, wait_runs
 
 LEASE = timedelta(seconds=15)
 A, B = UUID(int=1), UUID(int=2)
@@ -222,6 +224,41 @@ def test_locked_row_is_reaped_later(database: Database, ghost: UUID) -> None:
     holding.rollback()
     reap(database)
     assert open_run(database, held).state == "retrying"
+    assert database.count("executors") == 0
+
+
+def test_lost_attempt_cannot_start_to_wait_after_the_reaper_has_read_it(database: Database, ghost: UUID) -> None:
+    """Else the target that accepted the work with 202 is called again: a waiting run may be requeued too."""
+    started = begin(database, trigger(database), ghost)
+    waits = [Wait(started.run_id, started.attempt, ghost, timedelta(hours=1))]
+    blocking, session = database.connection(), database.session()
+    reaping_connection = session.connection()
+    blocking.execute("LOCK TABLE job_versions")  # the reaper reads definitions between its read and its writes
+    reaper = Reaper(session, database.installation, lease=timedelta(0), max_lost=10, stop=Shutdown())
+    reaping = in_background(reaper.step)
+    until_blocked(database, reaping_connection)
+    with database.transaction() as connection:
+        assert wait_runs(connection, waits) == {started.run_id}
+    blocking.rollback()
+    reaping.result(timeout=30)
+    assert open_run(database, started.run_id).state == "retrying"
+    with database.transaction() as connection:
+        assert wait_runs(connection, waits) == set()
+    assert attempts(database, started.run_id) == [(1, "lost")]
+
+
+def test_wait_that_commits_during_a_reap_keeps_its_attempt(database: Database, ghost: UUID) -> None:
+    started = begin(database, trigger(database), ghost)
+    waits = [Wait(started.run_id, started.attempt, ghost, timedelta(hours=1))]
+    executor = database.connection()
+    wait_runs(executor, waits)
+    reap(database)
+    assert database.count("executors") == 1
+    executor.commit()
+    reap(database)
+    run = open_run(database, started.run_id)
+    assert (run.state, run.attempt, run.executor_id) == ("waiting", 1, ghost)
+    assert attempts(database, started.run_id) == []
     assert database.count("executors") == 0
 
 
