@@ -358,6 +358,18 @@ def test_unready_worker_reports_why_and_counts_as_not_started() -> None:
     assert "no.such.module" in (outcome.error_message or "")
 
 
+def test_worker_without_the_handler_counts_as_not_started() -> None:
+    """So an at-most-once run starts again."""
+
+    async def work() -> Outcome:
+        async with runner(modules="tests.executor.handlers") as made:
+            return await made.run(attempt("echo"))
+
+    outcome = asyncio.run(work())
+    assert (outcome.kind, outcome.error_type, outcome.not_started) == (AttemptOutcome.FAILED, "WorkerFailed", True)
+    assert "has no handler 'alone.echo'" in (outcome.error_message or "")
+
+
 @pytest.fixture
 def parent(tmp_path: Path) -> Iterator[tuple["subprocess.Popen[bytes]", list[int]]]:
     """A process that runs a deaf handler which leaves a child; with the processes of that."""
