@@ -11,7 +11,7 @@ from tests.executor.handlers import GATES, Gate
 from tests.executor.running import Executing
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
-from tests.transitions.acts import ask, attempts, dead_letters, open_run
+from tests.transitions.acts import apply_batch, attempts, dead_letters, open_run
 from tidewheel.local.stack import StackInfo
 
 pytestmark = pytest.mark.kafka
@@ -99,7 +99,7 @@ def test_cancelled_run_that_waits_for_a_thread_never_starts(executing: Executing
         until(lambda: GATES[gate].entered, "the only thread is busy")
         run_id = executing.trigger("acts.wait-on-thread", other, **ONCE)
         until(lambda: open_run(executing.database, run_id).state == "running", "it is claimed")
-        ask(executing.database, {"type": "run.cancel", "run_id": str(run_id)})
+        apply_batch(executing.database, {"type": "run.cancel", "run_id": str(run_id)})
         assert executing.ended(run_id).state == "cancelled"
         GATES[gate].opened.set()
         assert executing.run("acts.echo-on-thread", 1).state == "succeeded"

@@ -11,7 +11,7 @@ from tests.executor.http_target import Answer, serving
 from tests.executor.running import Executing
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
-from tests.transitions.acts import ask, attempts, completions, dead_letters
+from tests.transitions.acts import apply_batch, attempts, completions, dead_letters
 from tidewheel.local.stack import StackInfo
 from tidewheel.process.metrics import metrics
 from tidewheel.runs import RunState
@@ -132,7 +132,7 @@ def test_timed_out_attempt_is_retried(executing: Executing, gate: str, handler: 
 def test_cancel_reaches_the_running_handler(executing: Executing, gate: str, handler: str) -> None:
     run_id = executing.trigger(handler, gate)
     until(lambda: GATES[gate].entered, "it runs")
-    [reply] = ask(executing.database, {"type": "run.cancel", "run_id": str(run_id)})
+    [reply] = apply_batch(executing.database, {"type": "run.cancel", "run_id": str(run_id)})
     assert reply.run_status == "running"
     assert executing.ended(run_id).state == "cancelled"
     until(lambda: GATES[gate].stopped == [str(run_id)], "the handler was told")
@@ -141,7 +141,7 @@ def test_cancel_reaches_the_running_handler(executing: Executing, gate: str, han
 def test_unresponsive_handler_is_fenced_off_after_the_grace(executing: Executing, gate: str) -> None:
     run_id = executing.trigger("acts.wait-deaf", gate)
     until(lambda: GATES[gate].entered, "it runs")
-    ask(executing.database, {"type": "run.cancel", "run_id": str(run_id)})
+    apply_batch(executing.database, {"type": "run.cancel", "run_id": str(run_id)})
     assert executing.ended(run_id).state == "cancelled"
     assert not GATES[gate].opened.is_set()
 
@@ -149,7 +149,7 @@ def test_unresponsive_handler_is_fenced_off_after_the_grace(executing: Executing
 def test_success_after_an_acknowledged_cancel_ends_cancelled(executing: Executing, gate: str) -> None:
     run_id = executing.trigger("acts.wait-deaf", gate)
     until(lambda: GATES[gate].entered, "it runs")
-    ask(executing.database, {"type": "run.cancel", "run_id": str(run_id)})
+    apply_batch(executing.database, {"type": "run.cancel", "run_id": str(run_id)})
     GATES[gate].opened.set()
     assert executing.ended(run_id).state == "cancelled"
     assert [e.result for e in completions(executing.database) if e.run_id == str(run_id)] == [None]

@@ -11,7 +11,7 @@ from tests.executor.handlers import GATES, Gate
 from tests.executor.running import Executing
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
-from tests.transitions.acts import ask, final_state, submit
+from tests.transitions.acts import apply_batch, final_state, submit
 from tests.transitions.stepping import in_background
 from tidewheel.errors import Unavailable
 from tidewheel.local.stack import StackInfo
@@ -65,7 +65,7 @@ def backlog(executing: Executing, key: str, payload: str) -> list[UUID]:
     runs: list[UUID] = []
     for _ in range(BACKLOG // 500):
         trigger = {"type": "job.trigger", "key": key, "payload": payload}
-        runs += [UUID(reply.run_id) for reply in ask(executing.database, *([trigger] * 500))]
+        runs += [UUID(reply.run_id) for reply in apply_batch(executing.database, *([trigger] * 500))]
     topic = executing.topics.runs("default", "standard")
     producer = Producer({"bootstrap.servers": executing.bootstrap, "linger.ms": 20})
     for run, value in executing.database.rows("SELECT key, value FROM outbox WHERE topic = %s ORDER BY id", [topic]):
@@ -82,9 +82,9 @@ def test_cancellation_applies_at_once_to_a_published_backlog(executing: Executin
     runs = backlog(executing, "job", gate)
     with executing.running(slots=4):
         until(lambda: len(GATES[gate].entered) >= 3, "its slots are taken, and the rest waits in Kafka")
-        [by_id] = ask(database, {"type": "run.cancel", "run_id": str(runs[-1])})
+        [by_id] = apply_batch(database, {"type": "run.cancel", "run_id": str(runs[-1])})
         assert (by_id.run_status, final_state(database, runs[-1])[0]) == ("queued", "cancelled")
-        [reply] = ask(database, {"type": "runs.cancel", "key": "job"})
+        [reply] = apply_batch(database, {"type": "runs.cancel", "key": "job"})
         assert reply.status is ReplyStatus.ACCEPTED
         acknowledged = database.now()
         GATES[gate].opened.set()
@@ -111,7 +111,7 @@ def test_running_attempts_are_signalled_and_unresponsive_ones_fenced_off(
     with executing.running(), scheduling(executing.database):
         run = executing.trigger(handler, gate)
         until(lambda: GATES[gate].entered == [str(run)], "it runs")
-        ask(executing.database, {"type": "runs.cancel", "handler": handler, "reason": "stop that"})
+        apply_batch(executing.database, {"type": "runs.cancel", "handler": handler, "reason": "stop that"})
         assert executing.ended(run).state == "cancelled"
         if handler != "acts.wait-deaf":
             until(lambda: GATES[gate].stopped == [str(run)], "the handler was told")

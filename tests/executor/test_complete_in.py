@@ -30,7 +30,7 @@ from tests.transitions.acts import (
     EXECUTOR,
     about,
     active_run_of,
-    ask,
+    apply_batch,
     attempts,
     begin,
     begun,
@@ -93,7 +93,7 @@ def own(shop: Database) -> Iterator[Own]:
         yield connection
 
 
-def settle(database: Database) -> int:
+def apply_effects(database: Database) -> int:
     with database.transaction() as connection:
         return apply_deferred_effects(connection, database.installation)
 
@@ -151,15 +151,15 @@ def taken_over(shop: Database, started: Started) -> None:
     begin(shop, started.run_id)
 
 
-def asked_to_cancel(shop: Database, started: Started) -> None:
-    ask(shop, {"type": "run.cancel", "run_id": str(started.run_id)})
+def request_cancel(shop: Database, started: Started) -> None:
+    apply_batch(shop, {"type": "run.cancel", "run_id": str(started.run_id)})
 
 
 def timed_out(shop: Database, started: Started) -> None:
     end(shop, ending(started, RunState.TIMED_OUT, reason="start_to_close"))
 
 
-@pytest.mark.parametrize("what", [gone_back, taken_over, asked_to_cancel, timed_out], ids=lambda what: what.__name__)
+@pytest.mark.parametrize("what", [gone_back, taken_over, request_cancel, timed_out], ids=lambda what: what.__name__)
 def test_superseded_attempt_never_commits_its_effect(
     shop: Database, own: Own, what: Callable[[Database, Started], None]
 ) -> None:
@@ -176,7 +176,7 @@ def test_superseded_attempt_never_commits_its_effect(
 
 def test_cancelled_run_ends_without_its_effect(shop: Database, own: Own) -> None:
     started = begun(shop)
-    asked_to_cancel(shop, started)
+    request_cancel(shop, started)
     with pytest.raises(AttemptOver), own.transaction():
         work(own, completion(shop, started))
     succeed(shop, started)
@@ -244,8 +244,8 @@ def test_long_transaction_does_not_block_its_job(shop: Database, own: Own) -> No
     shop.execute("UPDATE jobs SET consecutive_failures = 2 WHERE key = 'chained'")
     started = begin(shop, run.run_id)
     work(own, completion(shop, started))
-    ask(shop, about("job.pause", "chained"))
-    ask(shop, about("job.resume", "chained"))
+    apply_batch(shop, about("job.pause", "chained"))
+    apply_batch(shop, about("job.resume", "chained"))
     second = trigger(shop, "chained", overlap="buffer_all")
     assert claim(shop, second).started == []
     own.commit()
@@ -259,10 +259,10 @@ def test_active_run_is_transferred_after_the_commit(shop: Database, own: Own) ->
     claim(shop, second)
     job = open_run(shop, second).job_id
     work(own, completion(shop, started))
-    assert settle(shop) == 0
+    assert apply_effects(shop) == 0
     own.commit()
     assert (open_run(shop, second).state, active_run_of(shop, job)) == ("buffered", started.run_id)
-    assert settle(shop) == 1
+    assert apply_effects(shop) == 1
     assert (open_run(shop, second).state, active_run_of(shop, job)) == ("queued", second)
     assert str(second) in {request.run_id for request in requests(shop)}
     assert shop.count("deferred_effects") == 0
@@ -274,7 +274,7 @@ def test_new_run_does_not_need_deferred_effects_applied(shop: Database, own: Own
     work(own, completion(shop, started))
     own.commit()
     newcomer = begun(shop, "single")
-    assert settle(shop) == 1
+    assert apply_effects(shop) == 1
     assert active_run_of(shop, open_run(shop, newcomer.run_id).job_id) == newcomer.run_id
 
 
@@ -290,7 +290,7 @@ def test_fixed_delay_counts_from_the_completion(shop: ClockedDatabase, own: Own)
     shop.advance(10 * timedelta(seconds=1))
     with_session = shop.session()
     assert release_stuck_chains(with_session) == 0
-    assert settle(shop) == 1
+    assert apply_effects(shop) == 1
     [(due_at, held)] = shop.rows("SELECT due_at, hold_reason FROM timers")
     assert (due_at, held) == (ended + MINUTE, None)
 
@@ -315,10 +315,10 @@ def test_change_before_deferred_effects_fires_nothing_sooner(
     ended = shop.now()
     own.commit()
     for document in change:
-        ask(shop, document)
+        apply_batch(shop, document)
     fire_due(shop)
     assert open_runs(shop) == []
-    settle(shop)
+    apply_effects(shop)
     assert shop.rows("SELECT due_at, hold_reason FROM timers") == [(ended + MINUTE, None)]
 
 
@@ -331,7 +331,7 @@ def test_edit_before_deferred_effects_is_kept(shop: ClockedDatabase, own: Own) -
     own.commit()
     submit(shop, "chained", schedule={"cron": "0 0 1 1 *"})
     before = shop.rows("SELECT due_at, hold_reason FROM timers")
-    settle(shop)
+    apply_effects(shop)
     assert shop.rows("SELECT due_at, hold_reason FROM timers") == before
 
 
@@ -340,7 +340,7 @@ def test_completion_resets_consecutive_failures(shop: Database, own: Own) -> Non
     end(shop, ending(begun(shop, "fragile"), RunState.FAILED, error_type="E"))
     work(own, completion(shop, begun(shop, "fragile")))
     own.commit()
-    assert settle(shop) == 1
+    assert apply_effects(shop) == 1
     assert shop.value("SELECT consecutive_failures FROM jobs WHERE key = 'fragile'") == 0
 
 

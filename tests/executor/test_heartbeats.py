@@ -39,7 +39,7 @@ def gate() -> Iterator[str]:
     GATES[name].opened.set()
 
 
-def told(database: Database, run_id: UUID) -> tuple[object, object, int | None]:
+def saved_progress(database: Database, run_id: UUID) -> tuple[object, object, int | None]:
     """Progress and checkpoint of a run as they are kept, and of which attempt the progress is."""
     found = database.rows("SELECT progress, checkpoint, progress_attempt FROM run_inputs WHERE run_id = %s", [run_id])
     progress, checkpoint, attempt = found[0] if found else (None, None, None)
@@ -91,12 +91,12 @@ def test_handler_without_heartbeat_timeout_needs_no_heartbeat(executing: Executi
 def test_progress_is_visible_during_the_run_and_the_last_is_kept(executing: Executing, gate: str) -> None:
     with executing.running(**KNOWN):
         run_id = executing.trigger("long.beat", gate)
-        until(lambda: told(executing.database, run_id)[0], "its progress is written")
-        first: Any = told(executing.database, run_id)[0]
-        until(lambda: told(executing.database, run_id)[0] != first, "its progress goes on")
+        until(lambda: saved_progress(executing.database, run_id)[0], "its progress is written")
+        first: Any = saved_progress(executing.database, run_id)[0]
+        until(lambda: saved_progress(executing.database, run_id)[0] != first, "its progress goes on")
         GATES[gate].opened.set()
         ended = executing.ended(run_id)
-    assert told(executing.database, run_id) == ({"beats": json.loads(ended.result or b"")}, None, 1)
+    assert saved_progress(executing.database, run_id) == ({"beats": json.loads(ended.result or b"")}, None, 1)
     assert ended.state == "succeeded"
 
 
@@ -106,7 +106,7 @@ def test_checkpoint_saved_before_a_failure_reaches_the_next_attempt(executing: E
         run_id = executing.trigger("long.count-on", 30, **SOON)
         ended = executing.ended(run_id)
     assert (ended.state, ended.attempt, ended.result) == ("succeeded", 30, b"30")
-    assert told(executing.database, run_id) == (None, 30, 30)
+    assert saved_progress(executing.database, run_id) == (None, 30, 30)
 
 
 def test_released_run_keeps_its_checkpoint(executing: Executing, gate: str) -> None:
@@ -121,13 +121,13 @@ def test_released_run_keeps_its_checkpoint(executing: Executing, gate: str) -> N
 def test_progress_is_saved_after_a_database_outage(executing: Executing, gate: str) -> None:
     with executing.running(**KNOWN):
         run_id = executing.trigger("long.beat", gate)
-        until(lambda: told(executing.database, run_id)[0], "its progress is written")
+        until(lambda: saved_progress(executing.database, run_id)[0], "its progress is written")
         executing.database.execute("ALTER TABLE run_inputs RENAME TO elsewhere")
         since = monotonic_seconds()
         until(lambda: monotonic_seconds() - since > 1.5, "its progress could not be written")
         executing.database.execute("ALTER TABLE elsewhere RENAME TO run_inputs")
-        before = told(executing.database, run_id)[0]
-        until(lambda: told(executing.database, run_id)[0] != before, "it is written again")
+        before = saved_progress(executing.database, run_id)[0]
+        until(lambda: saved_progress(executing.database, run_id)[0] != before, "it is written again")
         GATES[gate].opened.set()
         assert executing.ended(run_id).attempt == 1
 

@@ -23,7 +23,7 @@ from tests.executor.attempting import NOON, RUN, Reports, attempt_of
 from tests.executor.running import Executing
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
-from tests.transitions.acts import ask, open_run
+from tests.transitions.acts import apply_batch, open_run
 from tidewheel.executor.attempt import Attempt
 from tidewheel.executor.context import Context, Previous
 from tidewheel.executor.isolation.pool import WorkerPool
@@ -69,7 +69,7 @@ def run(handler: str, payload: object = None, *, memory_bytes: int | None = None
     return asyncio.run(work())
 
 
-def told(path: Path) -> str:
+def read_written(path: Path) -> str:
     until(path.exists, f"{path} is written")
     return path.read_text()
 
@@ -190,7 +190,7 @@ def test_children_are_killed_with_the_worker(tmp_path: Path) -> None:
             await made.run(attempt("die", "exit"))
 
     asyncio.run(work())
-    until(lambda: gone(int(told(left))), "the child has ended")
+    until(lambda: gone(int(read_written(left))), "the child has ended")
 
 
 async def stopped(
@@ -215,23 +215,23 @@ async def time_over(held: Attempt, task: "asyncio.Task[Outcome]") -> None:
     task.cancel()
 
 
-async def asked(held: Attempt, task: "asyncio.Task[Outcome]") -> None:
+async def request_stop(held: Attempt, task: "asyncio.Task[Outcome]") -> None:
     held.cancelled.set()
     task.cancel()
 
 
-async def asked_in_vain(held: Attempt, task: "asyncio.Task[Outcome]") -> None:
+async def request_stop_then_fence_off(held: Attempt, task: "asyncio.Task[Outcome]") -> None:
     """As the loop does: request a stop, and fence it off after its grace."""
-    await asked(held, task)
+    await request_stop(held, task)
     asyncio.get_running_loop().call_later(0.2, held.report, CANCELLED)
 
 
 async def released(held: Attempt, task: "asyncio.Task[Outcome]") -> None:
     held.report(RELEASED)
-    await asked(held, task)
+    await request_stop(held, task)
 
 
-@pytest.mark.parametrize("end", [time_over, asked_in_vain, released])
+@pytest.mark.parametrize("end", [time_over, request_stop_then_fence_off, released])
 @pytest.mark.parametrize("deaf", ["", "yes"])
 def test_timed_out_worker_is_killed_with_its_children(
     end: Callable[[Attempt, "asyncio.Task[Outcome]"], Awaitable[None]], deaf: str, tmp_path: Path
@@ -244,9 +244,9 @@ def test_timed_out_worker_is_killed_with_its_children(
 @pytest.mark.parametrize("handler", ["hold", "await"])
 def test_worker_may_stop_by_itself_when_requested(handler: str, tmp_path: Path) -> None:
     file = tmp_path / "runs"
-    asyncio.run(stopped(file, handler, asked))
+    asyncio.run(stopped(file, handler, request_stop))
     if handler == "await":
-        assert told(file) == "stopped True"
+        assert read_written(file) == "stopped True"
 
 
 def test_attempt_queued_for_a_worker_can_be_cancelled(tmp_path: Path) -> None:
@@ -284,7 +284,7 @@ def test_other_workers_continue_when_one_dies(tmp_path: Path) -> None:
             await asyncio.gather(task, return_exceptions=True)
 
     asyncio.run(work())
-    assert told(file) == "stopped True"
+    assert read_written(file) == "stopped True"
 
 
 def test_heartbeats_and_previous_runs_use_the_pipe() -> None:
@@ -434,14 +434,14 @@ def test_executor_ends_timed_out_cancelled_and_leftover_workers(
     def held(name: str, **job: object) -> tuple[UUID, list[int]]:
         file = tmp_path / name
         run_id = executing.trigger("alone.hold", {"file": str(file), "deaf": deaf}, **job)
-        return run_id, [int(pid) for pid in told(file).split()]
+        return run_id, [int(pid) for pid in read_written(file).split()]
 
     with executing.running(known=HANDLERS, drain_timeout=0, worker_processes=1, cancel_grace=1):
         late, late_pids = held("late", start_to_close="1s", retry=ONCE)
         ended = executing.ended(late)
         assert (ended.state, ended.reason) == ("timed_out", "start_to_close")
         cancelled, cancelled_pids = held("cancelled")
-        ask(executing.database, {"type": "run.cancel", "run_id": str(cancelled)})
+        apply_batch(executing.database, {"type": "run.cancel", "run_id": str(cancelled)})
         assert executing.ended(cancelled).state == "cancelled"
         assert executing.run("alone.echo", 1).result == b"1"
         left, left_pids = held("left")

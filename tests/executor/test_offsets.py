@@ -63,7 +63,7 @@ def mine(client: Consumer, topic: str) -> Offsets:
     return made
 
 
-def told(client: Consumer, topic: str) -> list[int | None]:
+def committed_offsets(client: Consumer, topic: str) -> list[int | None]:
     """Return the committed offsets of both partitions; None before the first commit."""
     found = client.committed([TopicPartition(topic, partition) for partition in (0, 1)], timeout=30)
     return [each.offset if each.offset >= 0 else None for each in found]
@@ -74,9 +74,9 @@ def test_latest_offset_of_each_partition_is_committed(
 ) -> None:
     mine.note([*fetched[0][:3], *fetched[1][:5]])
     mine.note(fetched[0][3:6])
-    assert told(client, topic) == [None, None]
+    assert committed_offsets(client, topic) == [None, None]
     mine.commit()
-    until(lambda: told(client, topic) == [6, 5], "it is told")
+    until(lambda: committed_offsets(client, topic) == [6, 5], "it is committed")
 
 
 def test_offsets_are_committed_periodically(
@@ -90,16 +90,16 @@ def test_offsets_are_committed_periodically(
     monkeypatch.setattr(offsets, "monotonic_seconds", lambda: now)
     mine.note(fetched[0][:1])
     mine.commit_if_due()
-    until(lambda: told(client, topic) == [1, None], "the first is told at once")
+    until(lambda: committed_offsets(client, topic) == [1, None], "the first is committed at once")
     mine.note(fetched[0][1:2])
     mine.commit_if_due()
     now += 0.1
     mine.note(fetched[0][2:3])
     mine.commit_if_due()
-    assert told(client, topic) == [1, None]
+    assert committed_offsets(client, topic) == [1, None]
     now += 0.11
     mine.commit_if_due()
-    until(lambda: told(client, topic) == [3, None], "the rest is told together")
+    until(lambda: committed_offsets(client, topic) == [3, None], "the rest is committed together")
 
 
 def test_older_message_does_not_lower_an_offset(
@@ -108,7 +108,7 @@ def test_older_message_does_not_lower_an_offset(
     mine.note(fetched[0][:5])
     mine.note(fetched[0][1:2])  # one that was left before
     mine.commit()
-    until(lambda: told(client, topic) == [5, None], "the newest is told")
+    until(lambda: committed_offsets(client, topic) == [5, None], "the newest is committed")
 
 
 def test_revoked_partition_is_not_committed(
@@ -118,4 +118,4 @@ def test_revoked_partition_is_not_committed(
     mine.drop({0})
     mine.note(fetched[0][2:3])
     mine.commit()
-    until(lambda: told(client, topic) == [None, 2], "the other one is told")
+    until(lambda: committed_offsets(client, topic) == [None, 2], "the other one is committed")

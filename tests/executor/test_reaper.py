@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.fixtures.database import Database
 from tests.transitions.acts import (
-    ask,
+    apply_batch,
     attempts,
     begin,
     completions,
@@ -147,7 +147,7 @@ def test_lost_attempts_are_requeued_uncounted_with_their_payload(database: Datab
 def test_lost_run_under_cancellation_ends_cancelled(database: Database, ghost: UUID) -> None:
     run_id = trigger(database)
     begin(database, run_id, ghost)
-    ask(database, {"type": "run.cancel", "run_id": str(run_id)})
+    apply_batch(database, {"type": "run.cancel", "run_id": str(run_id)})
     reap(database)
     assert final_state(database, run_id) == ("cancelled", "lost")
     assert database.count("signals") == 0
@@ -185,7 +185,7 @@ def test_lost_at_most_once_run_ends_cancelled_if_requested(database: Database, g
     submit(database, "once", delivery="at_most_once")
     run_id = trigger(database, "once")
     begin(database, run_id, ghost)
-    ask(database, {"type": "run.cancel", "run_id": str(run_id)})
+    apply_batch(database, {"type": "run.cancel", "run_id": str(run_id)})
     reap(database)
     assert final_state(database, run_id) == ("cancelled", "lost")
 

@@ -3,7 +3,7 @@
 from datetime import timedelta
 
 from tests.fixtures.database import Database
-from tests.transitions.acts import ask, submit, trigger
+from tests.transitions.acts import apply_batch, submit, trigger
 from tidewheel.executor.remote_executors import RemoteClaim, RemoteExecutors
 from tidewheel.process.service import Shutdown
 
@@ -16,7 +16,7 @@ def test_sweep_of_remote_executors_skips_cancelled_runs(database: Database) -> N
     for _ in range(2):
         trigger(database, "cancelled")
     wanted = trigger(database, "wanted")
-    ask(database, {"type": "runs.cancel", "key": "cancelled"})
+    apply_batch(database, {"type": "runs.cancel", "key": "cancelled"})
     database.execute("UPDATE open_runs SET publish_at = publish_at - interval '10 seconds'")
     mine = remote.register("theirs", ["default"], ["a"], 1, lease=timedelta(seconds=15))
     claimed = remote.claim(RemoteClaim(mine, 1, sweep=1))

@@ -12,7 +12,7 @@ import tidewheel
 from tests.executor.running import Executing
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
-from tests.transitions.acts import ask, submit
+from tests.transitions.acts import apply_batch, submit
 from tests.transitions.stepping import in_background
 from tidewheel.executor.handlers import registered
 from tidewheel.local.stack import StackInfo
@@ -76,7 +76,7 @@ def test_lost_message_is_swept_while_messages_fill_every_slot(executing: Executi
         try:
             until(lambda: brought_by_messages(executing) > 2 * MOST_OUTSTANDING, "messages keep the executor busy")
             # Due at the same moment, and their messages are not published.
-            lost = ask(executing.database, *[{"type": "job.trigger", "key": "others", "payload": name}] * LOST)
+            lost = apply_batch(executing.database, *[{"type": "job.trigger", "key": "others", "payload": name}] * LOST)
             ended = [executing.ended(UUID(reply.run_id)) for reply in lost]
         finally:
             flood.over.set()
@@ -94,7 +94,7 @@ def keep_flooding(executing: Executing, name: str) -> None:
     producer = Producer({"bootstrap.servers": executing.bootstrap})
     some = [{"type": "job.trigger", "key": "drops", "payload": name}] * (MOST_OUTSTANDING // 2)
     while not flood.over.is_set():
-        ask(executing.database, *some)
+        apply_batch(executing.database, *some)
         flood.published += len(some)
         for value in executing.database.rows(
             "DELETE FROM outbox WHERE topic = %s AND value LIKE '%%flood.drop%%'::bytea RETURNING value", [topic]

@@ -28,7 +28,7 @@ POINTS = {
 }
 
 
-def ask(fleet: Fleet) -> None:
+def submit_and_trigger(fleet: Fleet) -> None:
     """Jobs whose runs wait for each other, and triggers for all of them at once."""
     for key in JOBS:
         fleet.ask({"type": "job.submit", "job": {"key": key, "schedule": "manual", "target": "note"}})
@@ -47,7 +47,7 @@ def done(oracle: Oracle) -> bool:
 
 @pytest.mark.parametrize("point", sorted(POINTS))
 def test_active_run_is_transferred_when_killed(point: str, fleet: Fleet, oracle: Oracle) -> None:
-    ask(fleet)
+    submit_and_trigger(fleet)
     fleet.start_all("intake", "scheduler", "relay")
     doomed = fleet.start("executor", failpoint=f"{point}:exit:{POINTS[point]}")
     doomed.wait_killed()

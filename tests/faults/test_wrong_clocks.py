@@ -14,7 +14,7 @@ _TOLD = "this machine's clock is "
 _LONGEST = timedelta(seconds=10)  # far less than any of the clocks is wrong, far more than a busy machine takes
 
 
-def told(service: Service) -> list[str]:
+def clock_messages(service: Service) -> list[str]:
     """Return a service's log lines about its clock."""
     return [str(line["message"]) for line in service.log_lines() if str(line.get("message")).startswith(_TOLD)]
 
@@ -30,8 +30,8 @@ def test_wrong_clocks_change_nothing(fleet: Fleet, oracle: Oracle, wrong: str) -
     work.wait_recovered(now())
     work.finish()
     for role, service in services.items():
-        fleet.until(lambda service=service: told(service), f"{role} tells that its clock is wrong")
-        assert len(told(service)) == 1, told(service)
+        fleet.until(lambda service=service: clock_messages(service), f"{role} tells that its clock is wrong")
+        assert len(clock_messages(service)) == 1, clock_messages(service)
         check_skew(metric(service, "clock_skew_seconds"), wrong, role)
     fleet.stop()
     findings = oracle.check(failures=DOOMED, attempts=ATTEMPTS)

@@ -5,7 +5,7 @@ from typing import Any
 
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import about, ask, lifecycle, open_runs, submit
+from tests.transitions.acts import about, apply_batch, lifecycle, open_runs, submit
 from tidewheel.schemas.generated.records import Reply
 
 SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)
@@ -24,15 +24,15 @@ def minute(database: ClockedDatabase, number: float) -> datetime:
     return database.value("SELECT created_at FROM jobs ORDER BY created_at LIMIT 1") + number * MINUTE
 
 
-def say(database: ClockedDatabase, what: str, number: float, **fields: Any) -> Reply:  # noqa: ANN401
+def request_override(database: ClockedDatabase, what: str, number: float, **fields: Any) -> Reply:  # noqa: ANN401
     """Skip, move or restore the occurrence of a minute."""
-    [reply] = ask(database, about(f"job.{what}", at=minute(database, number).isoformat(), **fields))
+    [reply] = apply_batch(database, about(f"job.{what}", at=minute(database, number).isoformat(), **fields))
     return reply
 
 
-def said(database: ClockedDatabase, what: str, number: float, to: float | None = None) -> Reply:
-    """The same where it is accepted."""
-    reply = say(database, what, number, **({} if to is None else {"to": minute(database, to).isoformat()}))
+def override(database: ClockedDatabase, what: str, number: float, to: float | None = None) -> Reply:
+    """Request an override and check that it is accepted."""
+    reply = request_override(database, what, number, **({} if to is None else {"to": minute(database, to).isoformat()}))
     assert reply.status == "accepted", reply.errors
     return reply
 
@@ -44,10 +44,10 @@ def refusal(reply: Reply) -> tuple[str, str, str]:
     return error.path, error.problem, error.remedy
 
 
-def live(
+def fire_for(
     database: ClockedDatabase, minutes: float, *, step: timedelta = 10 * SECOND, ahead: timedelta = 5 * SECOND
 ) -> None:
-    """Let time pass under a scheduler that looks ahead."""
+    """Advance the clock under a scheduler that fires ahead."""
     end = database.now() + minutes * MINUTE
     while database.now() < end:
         fire_due(database, lookahead=ahead)
@@ -62,8 +62,8 @@ def runs(database: ClockedDatabase) -> list[tuple[float, float]]:
     return sorted(found, key=lambda run: (run[1], run[0]))
 
 
-def by_hand(database: ClockedDatabase) -> list[float]:
-    """The minutes recorded as left out by hand."""
+def manual_skips(database: ClockedDatabase) -> list[float]:
+    """Return the minutes recorded as skipped manually."""
     rows = skipped(database, "manual")
     assert all(count == 1 for _, _, count in rows)
     return [first for first, _, _ in rows]

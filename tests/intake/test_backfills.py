@@ -9,7 +9,17 @@ from tests.fixtures.database import ClockedDatabase
 from tests.fixtures.work import counted
 from tests.scheduler.backfills import accept, ask_backfill, asking, move, progress
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import about, ask, ask_within, begin, lifecycle, open_runs, submission, submit, succeed
+from tests.transitions.acts import (
+    about,
+    apply_batch,
+    apply_batch_within,
+    begin,
+    lifecycle,
+    open_runs,
+    submission,
+    submit,
+    succeed,
+)
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.control.reads.backfills import backfills
 from tidewheel.errors import UnknownJob
@@ -59,7 +69,7 @@ def test_repeated_backfill_request_is_idempotent(hourly: ClockedDatabase) -> Non
 
 
 def test_two_backfills_of_one_instant_have_different_ids(hourly: ClockedDatabase) -> None:
-    ask(hourly, asking(NOON - HOUR, NOON), asking(NOON - HOUR, NOON))
+    apply_batch(hourly, asking(NOON - HOUR, NOON), asking(NOON - HOUR, NOON))
     with hourly.transaction() as connection:
         second, first = backfills(connection, "default", "job")
         assert backfills(connection, "default") == [second, first]
@@ -90,7 +100,7 @@ def test_missing_only_counts_occurrences_that_did_not_fire(clocked: ClockedDatab
     [_, second] = open_runs(clocked)
     with pytest.raises(ValueError, match="not enough values"):
         begin(clocked, second.run_id)
-    ask(clocked, about("job.pause"))
+    apply_batch(clocked, about("job.pause"))
     clocked.stop_clock(NOON + 7.5 * HOUR)
     whole = (NOON, NOON + 7.5 * HOUR)
     assert ask_backfill(clocked, *whole, dry_run=True).occurrences == 5
@@ -101,7 +111,7 @@ def test_missing_only_counts_occurrences_that_did_not_fire(clocked: ClockedDatab
 def test_occurrences_of_a_current_pause_are_not_missing(clocked: ClockedDatabase, on_resume: str, missing: int) -> None:
     clocked.stop_clock(NOON)
     submit(clocked, **HOURLY, on_resume=on_resume)
-    ask(clocked, about("job.pause"))
+    apply_batch(clocked, about("job.pause"))
     clocked.stop_clock(NOON + 3.5 * HOUR)
     assert ask_backfill(clocked, NOON, NOON + 3.5 * HOUR, dry_run=True).occurrences == missing
 
@@ -173,7 +183,7 @@ def test_a_job_without_computed_occurrences_is_refused(
 
 def test_backfill_of_an_unknown_job_is_refused(clocked: ClockedDatabase, hourly: ClockedDatabase) -> None:
     assert ask_backfill(clocked, NOON - HOUR, NOON, "other").code == "unknown_job"
-    ask(hourly, about("job.delete"))
+    apply_batch(hourly, about("job.delete"))
     assert ask_backfill(hourly, NOON - HOUR, NOON).code == "unknown_job"
 
 
@@ -203,7 +213,7 @@ def test_once_in_the_range_is_run_again(clocked: ClockedDatabase) -> None:
 
 
 def test_job_has_at_most_a_hundred_unfinished_backfills(hourly: ClockedDatabase) -> None:
-    ask(hourly, *(asking(NOON - HOUR, NOON) for _ in range(100)))
+    apply_batch(hourly, *(asking(NOON - HOUR, NOON) for _ in range(100)))
     assert refused(ask_backfill(hourly, NOON - HOUR, NOON))[2] == "wait for them, or cancel some"
     assert ask_backfill(hourly, NOON - HOUR, NOON, dry_run=True).occurrences == 2
     [(some,)] = hourly.rows("SELECT backfill_id FROM backfills LIMIT 1")
@@ -246,7 +256,7 @@ def test_reversed_range_is_refused() -> None:
 def test_calendars_of_the_versions_exclude_days_of_a_backfill(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(NOON - 10 * DAY)
     weekend = {"type": "calendar.put", "name": "weekend", "weekdays": ["SAT", "SUN"]}
-    ask(clocked, weekend, submission(schedule="0 9 * * *", exclude_calendars=["weekend"]))
+    apply_batch(clocked, weekend, submission(schedule="0 9 * * *", exclude_calendars=["weekend"]))
     clocked.stop_clock(NOON)
     assert ask_backfill(clocked, NOON - 7 * DAY, NOON, what="all").occurrences == 5
     # A version that is not current any more may name a calendar that is gone.
@@ -261,7 +271,9 @@ def test_backfill_locks_the_timer_before_the_job(hourly: ClockedDatabase) -> Non
     """While it waits for the timer it holds no lock that the timer's owner may need."""
     firing, asked = hourly.connection(), hourly.connection()
     firing.execute("SELECT FROM timers FOR UPDATE")
-    waiting = in_background(lambda: ask_within(asked, hourly, asking(NOON - 5 * HOUR, NOON), about("job.pause")))
+    waiting = in_background(
+        lambda: apply_batch_within(asked, hourly, asking(NOON - 5 * HOUR, NOON), about("job.pause"))
+    )
     until_blocked(hourly, asked)
     firing.execute("SELECT FROM jobs FOR NO KEY UPDATE NOWAIT")
     firing.commit()

@@ -6,7 +6,7 @@ import pytest
 
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import about, ask, open_runs, submission, submit
+from tests.transitions.acts import about, apply_batch, open_runs, submission, submit
 from tidewheel.jobs.parsing import RequestRefused
 from tidewheel.schemas.generated.records import Reply
 
@@ -21,7 +21,7 @@ def still(clocked: ClockedDatabase) -> ClockedDatabase:
 
 def refused(database: ClockedDatabase, **job: object) -> list[tuple[str, str]]:
     try:
-        [reply] = ask(database, submission("job", **job))
+        [reply] = apply_batch(database, submission("job", **job))
     except RequestRefused as error:
         return [(each.path, each.problem) for each in error.errors]
     return [(each.path, each.problem) for each in reply.errors]
@@ -46,7 +46,7 @@ def test_nth_occurrence_is_the_last_and_finishes_the_job(still: ClockedDatabase)
 
 def test_max_runs_counts_skipped_occurrences_and_no_triggers(still: ClockedDatabase) -> None:
     submit(still, schedule="@every 1h", max_runs=4, overlap="allow_all")
-    ask(still, {"type": "job.trigger", "key": "job"})
+    apply_batch(still, {"type": "job.trigger", "key": "job"})
     still.advance(2 * HOUR + 30 * 60 * SECOND)
     run_for(still, 4)
     timers = still.rows("SELECT count(*) FROM job_runs WHERE cause = 'timer'")
@@ -73,7 +73,7 @@ def test_edit_to_fewer_max_runs_than_fired_is_refused(still: ClockedDatabase) ->
 def test_recreated_job_counts_max_runs_from_zero(still: ClockedDatabase) -> None:
     submit(still, schedule="@every 1h", max_runs=2, overlap="allow_all")
     run_for(still, 2)
-    ask(still, about("job.delete"))
+    apply_batch(still, about("job.delete"))
     submit(still, schedule="@every 1h", max_runs=2, overlap="allow_all")
     run_for(still, 4)
     assert len(instants(still)) == 4
@@ -119,7 +119,7 @@ def test_jitter_delays_publish_at_and_not_the_instant(still: ClockedDatabase) ->
 
 def test_if_version_guards_an_edit(still: ClockedDatabase) -> None:
     def change(if_version: int, **job: object) -> tuple[str, str | None]:
-        [reply] = ask(still, submission("job", **job) | {"if_version": if_version})
+        [reply] = apply_batch(still, submission("job", **job) | {"if_version": if_version})
         return reply.status.value, reply.code
 
     assert change(3, schedule="@every 1h") == ("rejected", "version_conflict")

@@ -7,7 +7,7 @@ import pytest
 
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import about, ask, ask_within, lifecycle, open_runs, submission, submit
+from tests.transitions.acts import about, apply_batch, apply_batch_within, lifecycle, open_runs, submission, submit
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.intake.bulk import Loaded, load_jobs
 from tidewheel.intake.request import ReceivedRequest
@@ -23,7 +23,7 @@ def load(database: Database, *documents: dict[str, Any], emit_events: bool = Fal
 def test_bulk_load_creates_missing_jobs_and_keeps_existing_ones(database: Database) -> None:
     submit(database, "there", schedule="@daily", payload=1)
     submit(database, "gone")
-    ask(database, about("job.delete", "gone"))
+    apply_batch(database, about("job.delete", "gone"))
     before = database.rows("SELECT to_jsonb(j) FROM jobs AS j ORDER BY key")
     loaded = load(database, submission("there"), submission("new"), submission("gone"), submission("new", payload=2))
     assert (loaded.created, loaded.existing, loaded.refused) == (1, 3, {})
@@ -57,7 +57,7 @@ def test_refused_job_of_a_load_is_reported_and_does_not_stop_others(database: Da
     loaded = load(database, submission("good"), *bad, submission("better", schedule="H H * * *"))
     assert (loaded.created, loaded.existing, sorted(loaded.refused)) == (2, 0, [1, 2, 3, 4])
     for position, document in enumerate(bad, start=1):
-        [asked] = ask(database, document)
+        [asked] = apply_batch(database, document)
         assert loaded.refused[position].errors == asked.errors
     assert database.rows("SELECT key FROM jobs ORDER BY key") == [("better",), ("good",)]
 
@@ -77,7 +77,7 @@ def test_intervals_without_an_anchor_are_spread_and_keep_their_phase(clocked: Cl
     due = [at for (at,) in clocked.rows("SELECT due_at FROM timers")]
     assert all(now < at <= now + hour for at in due)
     assert len({(at - now) // timedelta(minutes=10) for at in due}) == 6
-    [edited] = ask(clocked, submission("job-0", schedule="@every 1h", payload="edited"))
+    [edited] = apply_batch(clocked, submission("job-0", schedule="@every 1h", payload="edited"))
     [(anchor, at)] = clocked.rows(
         "SELECT j.interval_anchor, t.due_at FROM jobs AS j JOIN timers AS t USING (job_id) WHERE j.key = 'job-0'"
     )
@@ -98,7 +98,7 @@ OUT_OF_THE_ORDINARY: list[dict[str, Any]] = [
 @pytest.mark.parametrize("job", OUT_OF_THE_ORDINARY, ids=lambda job: next(iter(job), "key"))
 def test_intervals_with_other_fields_are_spread(clocked: ClockedDatabase, job: dict[str, Any]) -> None:
     now = clocked.stop_clock()
-    ask(clocked, {"type": "calendar.put", "name": "holidays", "days": ["2099-01-01"]})
+    apply_batch(clocked, {"type": "calendar.put", "name": "holidays", "days": ["2099-01-01"]})
     mark = "" if job else "\u200b"  # in a key, which is then none of a pattern
     jobs = [submission(f"job-{n}{mark}", schedule="@every 1h", **job) for n in range(100)]
     assert load(clocked, *jobs).created == 100
@@ -131,9 +131,9 @@ def test_job_created_concurrently_is_reported_as_existing(
     database: Database, job: dict[str, Any], *, deleted: bool
 ) -> None:
     other, own = database.connection(), database.connection()
-    ask_within(other, database, submission("twin", **job))
+    apply_batch_within(other, database, submission("twin", **job))
     if deleted:
-        ask_within(other, database, about("job.delete", "twin"))
+        apply_batch_within(other, database, about("job.delete", "twin"))
     batch = [ReceivedRequest(parse_request(submission(key, payload=2, **job))) for key in ("a", "twin")]
     loading = in_background(lambda: load_jobs(own, database.installation, batch))
     until_blocked(database, own)

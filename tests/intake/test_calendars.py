@@ -9,7 +9,7 @@ import pytest
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.fixtures.services import until
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import about, ask, ask_within, begin, open_runs, submission, submit
+from tests.transitions.acts import about, apply_batch, apply_batch_within, begin, open_runs, submission, submit
 from tests.transitions.stepping import in_background
 from tidewheel.schemas.generated.records import Reply
 
@@ -20,7 +20,7 @@ DAILY: dict[str, Any] = {"schedule": {"cron": "0 9 * * *"}, "overlap": "allow_al
 
 
 def put(database: Database, name: str = "holidays", **fields: object) -> Reply:
-    [reply] = ask(database, putting(name, **fields))
+    [reply] = apply_batch(database, putting(name, **fields))
     return reply
 
 
@@ -190,12 +190,12 @@ def test_once_on_a_day_excluded_and_opened_again_fires_at_its_time(friday: Clock
 def test_pause_survives_a_put_and_ends_by_the_new_days(friday: ClockedDatabase) -> None:
     put(friday, days=["2027-01-01"])
     submit(friday, **DAILY, exclude_calendars=["holidays"], on_resume="fire_all", window="240h")
-    ask(friday, about("job.pause"))
+    apply_batch(friday, about("job.pause"))
     friday.stop_clock(november(23, 10))
     put(friday)
     assert friday.rows("SELECT hold_reason, due_at = 'infinity' FROM timers") == [("pause", True)]
     friday.stop_clock(november(28, 10))
-    [reply] = ask(friday, about("job.resume"))
+    [reply] = apply_batch(friday, about("job.resume"))
     fire_due(friday)
     assert reply.status == "accepted"
     assert [count for reason, _, _, count in skipped(friday) if reason == "paused"] == []
@@ -208,7 +208,7 @@ def test_unknown_calendar_is_refused_with_the_nearest_name(friday: Database) -> 
         "exclude_calendars": ["german-holidays"],
         "include_calendars": ["german-holidays", "german-holiday"],
     }
-    [reply] = ask(friday, submission(**job))
+    [reply] = apply_batch(friday, submission(**job))
     [error] = reply.errors
     assert (error.path, error.problem) == (
         "job.include_calendars.1",
@@ -220,14 +220,14 @@ def test_unknown_calendar_is_refused_with_the_nearest_name(friday: Database) -> 
 
 def test_calendars_of_another_tenant_are_unknown(friday: Database) -> None:
     friday.execute("INSERT INTO tenants (tenant) VALUES ('other')")
-    ask(friday, putting() | {"tenant": "other"})
-    [reply] = ask(friday, submission(**DAILY, exclude_calendars=["holidays"]))
+    apply_batch(friday, putting() | {"tenant": "other"})
+    [reply] = apply_batch(friday, submission(**DAILY, exclude_calendars=["holidays"]))
     assert [error.remedy for error in reply.errors] == ["put the calendar first"]
 
 
 def test_job_without_any_open_day_is_refused(friday: Database) -> None:
     put(friday)
-    [reply] = ask(friday, submission(schedule={"cron": "0 9 * * SAT"}, exclude_calendars=["holidays"]))
+    [reply] = apply_batch(friday, submission(schedule={"cron": "0 9 * * SAT"}, exclude_calendars=["holidays"]))
     [error] = reply.errors
     assert error.path == "job.exclude_calendars"
     assert "can never fire" in error.problem
@@ -237,18 +237,18 @@ def test_calendar_is_deleted_once_no_job_names_it(friday: Database) -> None:
     put(friday)
     for key in ("b", "a"):
         submit(friday, key, **DAILY, exclude_calendars=["holidays"])
-    [reply] = ask(friday, deleting())
+    [reply] = apply_batch(friday, deleting())
     [error] = reply.errors
     assert (error.path, error.problem) == ("name", "2 jobs name it, 'a' first")
     submit(friday, "a", **DAILY)
-    ask(friday, about("job.delete", "b"))
-    assert [reply.status for reply in ask(friday, deleting(), deleting())] == ["accepted", "rejected"]
+    apply_batch(friday, about("job.delete", "b"))
+    assert [reply.status for reply in apply_batch(friday, deleting(), deleting())] == ["accepted", "rejected"]
     assert friday.count("calendars") == 0
 
 
 def test_deletion_of_an_unknown_calendar_is_refused_with_the_known_ones(friday: Database) -> None:
     put(friday, "holidays")
-    [reply] = ask(friday, deleting("weekends-and-more"))
+    [reply] = apply_batch(friday, deleting("weekends-and-more"))
     [error] = reply.errors
     assert (reply.code, error.path, error.remedy) == ("unknown_calendar", "name", "write one of holidays")
 
@@ -267,7 +267,7 @@ def test_job_follows_the_calendars_of_its_current_version_only(friday: ClockedDa
 def test_submit_waits_for_a_concurrent_put_and_follows_its_days(friday: ClockedDatabase) -> None:
     put(friday, days=["2027-01-01"])
     connection = friday.connection()
-    ask_within(connection, friday, putting(days=["2026-11-21"]))
+    apply_batch_within(connection, friday, putting(days=["2026-11-21"]))
     asked = background(friday, submission(**DAILY, exclude_calendars=["holidays"]))
     until(lambda: waiting(friday), "the submit waits for the calendar")
     connection.commit()
@@ -278,7 +278,7 @@ def test_submit_waits_for_a_concurrent_put_and_follows_its_days(friday: ClockedD
 def test_put_waits_for_a_concurrent_submit_and_applies_to_its_job(friday: ClockedDatabase) -> None:
     put(friday, days=["2027-01-01"])
     connection = friday.connection()
-    ask_within(connection, friday, submission(**DAILY, exclude_calendars=["holidays"]))
+    apply_batch_within(connection, friday, submission(**DAILY, exclude_calendars=["holidays"]))
     asked = background(friday, putting(days=["2026-11-21"]))
     until(lambda: waiting(friday), "the put waits for the submit")
     connection.commit()
@@ -291,7 +291,7 @@ def test_firing_that_waits_for_a_concurrent_put_follows_its_days(friday: Clocked
     put(friday, days=["2027-01-01"])
     submit(friday, schedule="@every 1s", overlap="allow_all", exclude_calendars=["holidays"])
     connection = friday.connection()
-    ask_within(connection, friday, putting(days=["2026-11-20"]))
+    apply_batch_within(connection, friday, putting(days=["2026-11-20"]))
     friday.advance(SECOND)
     fire_due(friday)
     connection.commit()
@@ -300,7 +300,7 @@ def test_firing_that_waits_for_a_concurrent_put_follows_its_days(friday: Clocked
 
 
 def background(database: Database, document: dict[str, object]) -> Future[list[Reply]]:
-    return in_background(lambda: ask(database, document))
+    return in_background(lambda: apply_batch(database, document))
 
 
 def waiting(database: Database) -> bool:
@@ -314,7 +314,7 @@ def waiting(database: Database) -> bool:
 def test_once_on_an_excluded_day_fires_on_the_next_business_day(friday: ClockedDatabase) -> None:
     put(friday)
     once: dict[str, Any] = {"schedule": {"once": "2026-11-21T09:00:00Z"}, "exclude_calendars": ["holidays"]}
-    [refused] = ask(friday, submission(**once))
+    [refused] = apply_batch(friday, submission(**once))
     assert [error.path for error in refused.errors] == ["job.exclude_calendars"]
     submit(friday, **once, on_excluded="next_business_day")
     for day in (21, 22, 23, 24):

@@ -7,7 +7,7 @@ import pytest
 
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import about, ask, submit
+from tests.transitions.acts import about, apply_batch, submit
 from tidewheel.intake import calendars
 from tidewheel.schemas.generated.records import Reply
 
@@ -22,7 +22,7 @@ ONCE = SATURDAYS | {"schedule": {"once": "2026-11-21T09:00:00Z"}}
 
 
 def put(database: ClockedDatabase, *days: str) -> Reply:
-    [reply] = ask(database, {"type": "calendar.put", "name": "holidays", "days": list(days)})
+    [reply] = apply_batch(database, {"type": "calendar.put", "name": "holidays", "days": list(days)})
     return reply
 
 
@@ -139,7 +139,7 @@ def test_moved_and_fired_occurrence_is_not_recorded_as_excluded_by_a_put(
 ) -> None:
     put(friday, "2020-01-01")
     submit(friday, schedule="0 9 * * *", overlap="allow_all", exclude_calendars=["holidays"])
-    [moved] = ask(friday, about("job.move", at=november(22).isoformat(), to=november(20, 15).isoformat()))
+    [moved] = apply_batch(friday, about("job.move", at=november(22).isoformat(), to=november(20, 15).isoformat()))
     assert moved.status == "accepted"
     go_to(friday, 20, 15)
     put(friday, "2026-11-21", "2026-11-22", "2026-11-23")

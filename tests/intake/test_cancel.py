@@ -8,8 +8,8 @@ import pytest
 from tests.fixtures.database import Database
 from tests.transitions.acts import (
     EXECUTOR,
-    ask,
-    ask_within,
+    apply_batch,
+    apply_batch_within,
     begin,
     begun,
     claim,
@@ -32,18 +32,12 @@ from tidewheel.transitions.claim import claim_runs
 from tidewheel.transitions.finish import finish_runs
 
 
-@pytest.fixture
-def with_job(database: Database) -> Database:
-    submit(database)
-    return database
-
-
 def asking(run_id: UUID, **fields: object) -> dict[str, object]:
     return {"type": "run.cancel", "run_id": str(run_id)} | fields
 
 
 def cancel(database: Database, run_id: UUID, **fields: object) -> Reply:
-    return ask(database, asking(run_id, **fields))[0]
+    return apply_batch(database, asking(run_id, **fields))[0]
 
 
 def test_unstarted_run_is_cancelled_at_once_and_its_claim_refused(with_job: Database) -> None:
@@ -91,7 +85,7 @@ def test_cancel_does_not_change_a_terminal_run(with_job: Database) -> None:
 def test_unknown_run_or_run_of_another_tenant_is_refused(with_job: Database) -> None:
     with_job.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
     mine = trigger(with_job)
-    for reply in ask(with_job, asking(uuid4()), asking(mine, tenant="acme")):
+    for reply in apply_batch(with_job, asking(uuid4()), asking(mine, tenant="acme")):
         assert (reply.status, reply.code, [error.path for error in reply.errors]) == (
             "rejected",
             "unknown_run",
@@ -111,7 +105,7 @@ def test_cancel_waits_for_a_concurrent_claim_and_signals_the_attempt(with_job: D
     wanted = requested_claim(with_job, trigger(with_job))
     claiming, cancelling = with_job.connection(), with_job.connection()
     assert len(claim_runs(claiming, with_job.installation, [wanted], executor_id=EXECUTOR).started) == 1
-    waiting = in_background(lambda: ask_within(cancelling, with_job, asking(wanted.run_id)))
+    waiting = in_background(lambda: apply_batch_within(cancelling, with_job, asking(wanted.run_id)))
     until_blocked(with_job, cancelling)
     claiming.commit()
     assert [reply.run_status for reply in waiting.result(30)] == ["running"]
@@ -123,7 +117,7 @@ def test_cancel_waits_for_a_concurrent_claim_and_signals_the_attempt(with_job: D
 def test_cancelled_run_is_not_claimed_after_the_reply(with_job: Database) -> None:
     wanted = requested_claim(with_job, trigger(with_job))
     cancelling, claiming = with_job.connection(), with_job.connection()
-    ask_within(cancelling, with_job, asking(wanted.run_id))
+    apply_batch_within(cancelling, with_job, asking(wanted.run_id))
     assert claim_runs(claiming, with_job.installation, [wanted], executor_id=EXECUTOR).started == []
     cancelling.commit()
     assert claim_runs(claiming, with_job.installation, [wanted], executor_id=EXECUTOR).started == []
@@ -135,7 +129,7 @@ def test_cancel_waits_for_a_concurrent_end_and_reports_it(with_job: Database) ->
     started = begun(with_job)
     closing, cancelling = with_job.connection(), with_job.connection()
     finish_runs(closing, with_job.installation, [ending(started, RunState.SUCCEEDED)])
-    waiting = in_background(lambda: ask_within(cancelling, with_job, asking(started.run_id)))
+    waiting = in_background(lambda: apply_batch_within(cancelling, with_job, asking(started.run_id)))
     until_blocked(with_job, cancelling)
     closing.commit()
     assert [reply.run_status for reply in waiting.result(10)] == ["succeeded"]
@@ -153,5 +147,5 @@ def test_cancelled_active_run_promotes_the_next(database: Database) -> None:
 def test_duplicate_cancels_in_a_batch_get_replies_in_order(with_job: Database) -> None:
     run_id = trigger(with_job)
     begin(with_job, run_id)
-    replies = ask(with_job, asking(run_id), asking(run_id))
+    replies = apply_batch(with_job, asking(run_id), asking(run_id))
     assert [reply.run_status for reply in replies] == ["running", "cancelling"]

@@ -10,8 +10,8 @@ from tests.fixtures.database import Database
 from tests.transitions.acts import (
     EXECUTOR,
     about,
-    ask,
-    ask_within,
+    apply_batch,
+    apply_batch_within,
     begun,
     claim,
     open_run,
@@ -45,7 +45,7 @@ def cancelling(**fields: object) -> dict[str, object]:
 
 def cancel(database: Database, **fields: object) -> int:
     """Cancel by filter, which is accepted; returns the cancellation."""
-    [reply] = ask(database, cancelling(**fields))
+    [reply] = apply_batch(database, cancelling(**fields))
     assert reply.status is ReplyStatus.ACCEPTED, reply.errors
     assert reply.cancellation_id is not None
     return reply.cancellation_id
@@ -67,7 +67,7 @@ def test_label_filters_let_the_planner_choose_and_others_use_keys(
     free = "(current_setting('enable_seqscan')::bool AND current_setting('enable_bitmapscan')::bool)"
     monkeypatch.setattr(cancel_filter, "_FIND_LABELLED_JOBS", f"SELECT job_id FROM jobs WHERE {free}")  # noqa: S608
     with connect(with_jobs.url, "test", options=BY_KEY) as connection:
-        [reply] = ask_within(connection, with_jobs, cancelling(labels={"team": "billing"}))
+        [reply] = apply_batch_within(connection, with_jobs, cancelling(labels={"team": "billing"}))
         assert connection.execute(f"SELECT {free}").fetchone() == (False,)
     assert reply.status is ReplyStatus.ACCEPTED, reply.errors
     assert with_jobs.count("cancelled_jobs") == 2
@@ -137,15 +137,15 @@ def test_run_awaiting_a_retry_is_cancelled_without_another_attempt(with_jobs: Da
 
 def test_runs_of_another_tenant_are_not_cancelled(with_jobs: Database) -> None:
     with_jobs.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
-    ask(
+    apply_batch(
         with_jobs,
         {"type": "job.submit", "tenant": "acme", "job": {"key": "job", "schedule": "manual", "target": "send-email"}},
     )
-    theirs = UUID(ask(with_jobs, about("job.trigger", tenant="acme"))[0].run_id)
+    theirs = UUID(apply_batch(with_jobs, about("job.trigger", tenant="acme"))[0].run_id)
     cancel(with_jobs, handler="send-email")
     assert claimable(with_jobs, theirs, trigger(with_jobs)) == [True, True]
-    [mine, another] = trigger(with_jobs), UUID(ask(with_jobs, about("job.trigger", tenant="acme"))[0].run_id)
-    ask(with_jobs, cancelling(handler="send-email", tenant="acme"))
+    [mine, another] = trigger(with_jobs), UUID(apply_batch(with_jobs, about("job.trigger", tenant="acme"))[0].run_id)
+    apply_batch(with_jobs, cancelling(handler="send-email", tenant="acme"))
     assert claimable(with_jobs, mine, another) == [True, False]
 
 
@@ -156,7 +156,7 @@ def test_repeated_request_is_one_cancellation(with_jobs: Database) -> None:
 
 def test_filter_may_name_a_deleted_job(with_jobs: Database) -> None:
     retried = begun(with_jobs)
-    ask(with_jobs, about("job.delete"))
+    apply_batch(with_jobs, about("job.delete"))
     requeue(with_jobs, retried, AttemptOutcome.FAILED)
     cancel(with_jobs, key="job")
     assert claimable(with_jobs, retried.run_id) == [False]
@@ -164,7 +164,7 @@ def test_filter_may_name_a_deleted_job(with_jobs: Database) -> None:
 
 def test_filter_with_unknown_names_is_refused(with_jobs: Database) -> None:
     later = (with_jobs.now() + timedelta(hours=1)).isoformat()
-    replies = ask(
+    replies = apply_batch(
         with_jobs,
         cancelling(key="nope"),
         cancelling(labels={"team": "nobody"}),
@@ -180,7 +180,7 @@ def test_filter_with_unknown_names_is_refused(with_jobs: Database) -> None:
 
 def test_labels_that_match_too_many_jobs_are_refused(with_jobs: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cancel_filter, "MAX_JOBS", 1)
-    [reply] = ask(with_jobs, cancelling(labels={"team": "billing"}))
+    [reply] = apply_batch(with_jobs, cancelling(labels={"team": "billing"}))
     assert refusal(reply) == ("invalid", "labels")
     assert reply.errors[0].problem == "more than 1 jobs have these labels"
     cancel(with_jobs, labels={"tier": "1"})
@@ -193,7 +193,7 @@ def test_cancellation_waits_for_concurrent_claims_and_refuses_new_ones(with_jobs
     claims = {run: requested_claim(with_jobs, run) for run in (first, second)}
     claiming, cancelled, late = (with_jobs.connection() for _ in range(3))
     assert len(claim_as_executors_do(with_jobs, claiming, claims[first]).started) == 1
-    accepting = in_background(lambda: ask_within(cancelled, with_jobs, cancelling(key="job")))
+    accepting = in_background(lambda: apply_batch_within(cancelled, with_jobs, cancelling(key="job")))
     until_blocked(with_jobs, cancelled)
     start = in_background(lambda: claim_as_executors_do(with_jobs, late, claims[second]))
     until_blocked(with_jobs, late)
@@ -214,7 +214,7 @@ def test_batch_locks_claims_before_any_run(with_jobs: Database) -> None:
     claims = requested_claim(with_jobs, waiter)
     batch, claiming = with_jobs.connection(), with_jobs.connection()
     documents = [{"type": "run.cancel", "run_id": str(holder.run_id)}, cancelling(key="job")]
-    assert [reply.status for reply in ask_within(batch, with_jobs, *documents)] == ["accepted", "accepted"]
+    assert [reply.status for reply in apply_batch_within(batch, with_jobs, *documents)] == ["accepted", "accepted"]
     start = in_background(lambda: claim_as_executors_do(with_jobs, claiming, claims))
     until_blocked(with_jobs, claiming)
     batch.commit()

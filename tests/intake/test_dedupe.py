@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.fixtures.database import Database
-from tests.transitions.acts import about, ask, ask_within, open_runs, submission, submit
+from tests.transitions.acts import about, apply_batch, apply_batch_within, open_runs, submission, submit
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.errors import Unavailable
 from tidewheel.intake.apply import apply_requests
@@ -18,20 +18,14 @@ from tidewheel.schemas.generated.records import ReplyStatus, RequestOrigin
 TRIGGER: dict[str, Any] = about("job.trigger", request_id="r-1")
 
 
-@pytest.fixture
-def with_job(database: Database) -> Database:
-    submit(database)
-    return database
-
-
 def test_duplicate_trigger_is_one_run_and_gets_the_first_reply(with_job: Database) -> None:
-    [first], [again] = ask(with_job, TRIGGER), ask(with_job, TRIGGER)
+    [first], [again] = apply_batch(with_job, TRIGGER), apply_batch(with_job, TRIGGER)
     assert again == first
     assert len(open_runs(with_job)) == 1
 
 
 def test_duplicate_trigger_in_one_batch_is_one_run(with_job: Database) -> None:
-    first, again, other = ask(with_job, TRIGGER, TRIGGER, TRIGGER | {"request_id": "r-2"})
+    first, again, other = apply_batch(with_job, TRIGGER, TRIGGER, TRIGGER | {"request_id": "r-2"})
     assert again == first
     assert other.run_id != first.run_id
     assert len(open_runs(with_job)) == 2
@@ -42,15 +36,15 @@ def test_duplicate_trigger_in_one_batch_is_one_run(with_job: Database) -> None:
 )
 def test_known_request_id_with_another_body_is_rejected(with_job: Database, other: dict[str, object]) -> None:
     submit(with_job, "other")
-    ask(with_job, TRIGGER)
-    [reply] = ask(with_job, TRIGGER | other)
+    apply_batch(with_job, TRIGGER)
+    [reply] = apply_batch(with_job, TRIGGER | other)
     assert (reply.status, reply.code) == (ReplyStatus.REJECTED, "request_conflict")
     assert [error.path for error in reply.errors] == ["request_id"]
     assert len(open_runs(with_job)) == 1
 
 
 def test_request_id_with_two_bodies_in_one_batch_is_rejected(with_job: Database) -> None:
-    first, again = ask(with_job, TRIGGER, TRIGGER | {"payload": 1})
+    first, again = apply_batch(with_job, TRIGGER, TRIGGER | {"payload": 1})
     assert (first.status, again.status, again.code) == ("accepted", "rejected", "request_conflict")
     assert len(open_runs(with_job)) == 1
 
@@ -58,38 +52,38 @@ def test_request_id_with_two_bodies_in_one_batch_is_rejected(with_job: Database)
 def test_duplicate_of_a_rejected_request_gets_the_first_reply(with_job: Database) -> None:
     """A repeated request gets its first reply, even if it would be accepted now."""
     asked = about("job.trigger", "later", request_id="r-1")
-    [first] = ask(with_job, asked)
+    [first] = apply_batch(with_job, asked)
     assert first.code == "unknown_job"
     submit(with_job, "later")
-    assert ask(with_job, asked) == [first]
+    assert apply_batch(with_job, asked) == [first]
 
 
 def test_request_ids_of_two_tenants_are_independent(with_job: Database) -> None:
     with_job.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
-    ask(with_job, submission() | {"tenant": "acme"})
-    ours, theirs = ask(with_job, TRIGGER, TRIGGER | {"tenant": "acme"})
+    apply_batch(with_job, submission() | {"tenant": "acme"})
+    ours, theirs = apply_batch(with_job, TRIGGER, TRIGGER | {"tenant": "acme"})
     assert (ours.status, theirs.status) == ("accepted", "accepted")
     assert len(open_runs(with_job)) == 2
 
 
 def test_stored_reply_is_purged_after_its_retention(with_job: Database) -> None:
-    ask(with_job, TRIGGER)
+    apply_batch(with_job, TRIGGER)
     with_job.execute("UPDATE requests SET created_at = created_at - interval '8 days 1 s'")
-    ask(with_job, TRIGGER | {"request_id": "r-2"})
+    apply_batch(with_job, TRIGGER | {"request_id": "r-2"})
     with_job.execute(Statements("tidewheel.intake")["purge_replies"], {"kept": timedelta(days=8)})
     assert with_job.rows("SELECT request_id FROM requests") == [("r-2",)]
 
 
 def test_concurrent_duplicate_is_retried_and_gets_the_first_reply(with_job: Database) -> None:
     first, second = with_job.connection(), with_job.connection()
-    [answer] = ask_within(first, with_job, TRIGGER)
-    waiting = in_background(lambda: ask_within(second, with_job, TRIGGER))
+    [answer] = apply_batch_within(first, with_job, TRIGGER)
+    waiting = in_background(lambda: apply_batch_within(second, with_job, TRIGGER))
     until_blocked(with_job, second)
     first.commit()
     with pytest.raises(Unavailable, match="replied to a request of this batch"):
         waiting.result(10)
     second.rollback()
-    assert ask_within(second, with_job, TRIGGER) == [answer]
+    assert apply_batch_within(second, with_job, TRIGGER) == [answer]
     assert len(open_runs(with_job)) == 1
 
 
@@ -111,7 +105,7 @@ def test_batch_is_applied_in_order_across_kinds(database: Database) -> None:
     """Submit, trigger, delete, trigger, submit, pause, trigger: each sees what came before it."""
     kinds = ["job.trigger", "job.delete", "job.trigger"]
     documents = [submission(), *map(about, kinds), submission(), about("job.pause"), about("job.trigger")]
-    replies = ask(database, *documents)
+    replies = apply_batch(database, *documents)
     assert [reply.status for reply in replies] == ["accepted"] * 3 + ["rejected"] + ["accepted"] * 3
     assert [reply.job_version for reply in replies] == [1, 1, 1, None, 2, 2, 2]
     assert [run.job_version for run in open_runs(database)] == [2]
@@ -120,9 +114,9 @@ def test_batch_is_applied_in_order_across_kinds(database: Database) -> None:
 
 def test_duplicate_submit_keeps_the_job_of_the_first(database: Database) -> None:
     first = submission(payload=1) | {"request_id": "r-1"}
-    ask(database, first)
+    apply_batch(database, first)
     submit(database, payload=2)
-    [again] = ask(database, first)
+    [again] = apply_batch(database, first)
     assert (again.job_version, again.unchanged) == (1, False)
     assert database.value("SELECT version FROM jobs") == 2
 
@@ -132,9 +126,11 @@ def test_duplicate_submit_keeps_the_job_of_the_first(database: Database) -> None
 )
 def test_duplicate_of_an_earlier_releases_request_gets_its_reply(with_job: Database, asked: dict[str, Any]) -> None:
     """It remembered bodies in another way."""
-    [first] = ask(with_job, asked)
+    [first] = apply_batch(with_job, asked)
     former = ReceivedRequest(parse_request(asked)).model_body_hash()
     with_job.execute("UPDATE requests SET body_hash = %s", [former])
-    assert ask(with_job, asked) == [first]
-    [other] = ask(with_job, asked | {"tenant": "default", "traceparent": "00-" + "a" * 32 + "-" + "b" * 16 + "-01"})
+    assert apply_batch(with_job, asked) == [first]
+    [other] = apply_batch(
+        with_job, asked | {"tenant": "default", "traceparent": "00-" + "a" * 32 + "-" + "b" * 16 + "-01"}
+    )
     assert other.code == "request_conflict"

@@ -7,7 +7,17 @@ import pytest
 
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import EXECUTOR, about, ask, begin, claim, lifecycle, open_runs, requested_claim, submit
+from tests.transitions.acts import (
+    EXECUTOR,
+    about,
+    apply_batch,
+    begin,
+    claim,
+    lifecycle,
+    open_runs,
+    requested_claim,
+    submit,
+)
 from tidewheel.transitions.claim import claim_runs
 
 SECOND = timedelta(seconds=1)
@@ -104,7 +114,7 @@ def test_delete_retracts_runs_ahead_and_cancels_unstarted_ones(ticking: ClockedD
     ticking.advance(2 * SECOND)
     first, second = open_runs(ticking)[:2]
     begin(ticking, first.run_id)
-    [reply] = ask(ticking, about("job.delete", reason="gone"))
+    [reply] = apply_batch(ticking, about("job.delete", reason="gone"))
     assert (reply.status, reply.job_version) == ("accepted", 1)
     assert [run.run_id for run in open_runs(ticking)] == [first.run_id]
     rows = ticking.rows("SELECT run_id, state, reason FROM job_runs ORDER BY scheduled_at")
@@ -114,14 +124,14 @@ def test_delete_retracts_runs_ahead_and_cancels_unstarted_ones(ticking: ClockedD
 
 
 def test_repeated_delete_finds_no_job(ticking: ClockedDatabase) -> None:
-    replies = ask(ticking, about("job.delete"), about("job.delete"))
+    replies = apply_batch(ticking, about("job.delete"), about("job.delete"))
     assert [(reply.status, reply.code) for reply in replies] == [("accepted", None), ("rejected", "unknown_job")]
 
 
 def test_job_recreated_within_the_lookahead_fires_each_instant_once(ticking: ClockedDatabase) -> None:
     """The instants are those of the new anchor; none of the old job's may be left beside them."""
     fire_due(ticking, lookahead=AHEAD)
-    ask(ticking, about("job.delete"))
+    apply_batch(ticking, about("job.delete"))
     again = submit(ticking, **EACH_SECOND)
     assert again.job_version == 2
     fire_due(ticking, lookahead=AHEAD)

@@ -9,7 +9,7 @@ from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
 from tests.transitions.acts import (
     about,
-    ask,
+    apply_batch,
     begin,
     claim,
     lifecycle,
@@ -36,11 +36,11 @@ def ticking(clocked: ClockedDatabase) -> ClockedDatabase:
 
 
 def pause(database: ClockedDatabase, **fields: Any) -> Reply:  # noqa: ANN401
-    return ask(database, about("job.pause", **fields))[0]
+    return apply_batch(database, about("job.pause", **fields))[0]
 
 
 def resume(database: ClockedDatabase) -> Reply:
-    return ask(database, about("job.resume"))[0]
+    return apply_batch(database, about("job.resume"))[0]
 
 
 def instants(database: ClockedDatabase) -> list[float]:
@@ -192,7 +192,7 @@ def test_triggers_work_on_a_paused_job(ticking: ClockedDatabase) -> None:
 
 @pytest.mark.parametrize("kind", ["job.pause", "job.resume", "job.delete"])
 def test_unknown_job_is_refused_by_name(ticking: ClockedDatabase, kind: str) -> None:
-    [reply] = ask(ticking, about(kind, "nobody"))
+    [reply] = apply_batch(ticking, about(kind, "nobody"))
     assert (reply.status, reply.code, [error.path for error in reply.errors]) == ("rejected", "unknown_job", ["key"])
 
 

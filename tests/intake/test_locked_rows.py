@@ -14,7 +14,7 @@ from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.intake.running import Requests
 from tests.intake.waiting import beating, completing, token_of
-from tests.transitions.acts import about, ask, begun, claim, final_state, open_run, submission, submit, trigger
+from tests.transitions.acts import about, apply_batch, begun, claim, final_state, open_run, submission, submit, trigger
 from tests.transitions.overlapping import signals
 from tidewheel.intake.lock_wait import RowLocked
 from tidewheel.local.stack import StackInfo
@@ -32,7 +32,7 @@ def shop(fresh_database: Database) -> Database:
 
 
 @contextmanager
-def in_hand(database: Database, started: Started) -> Generator[psycopg.Connection[TupleRow]]:
+def completing_transaction(database: Database, started: Started) -> Generator[psycopg.Connection[TupleRow]]:
     """A user's own transaction that completes a run, and does not end before the block does."""
     with psycopg.connect(database.url) as own:
         work(own, completion(database, started))
@@ -44,19 +44,19 @@ def cancel(run_id: UUID) -> dict[str, object]:
     return {"type": "run.cancel", "run_id": str(run_id), "reason": "no longer wanted"}
 
 
-def carry_out(database: Database) -> tuple[int, int]:
+def apply_pending_cancels(database: Database) -> tuple[int, int]:
     done = PendingCancels(database.session(), database.installation).step()
     return done.ended, done.signalled
 
 
 def test_cancel_of_a_locked_run_does_not_wait_and_is_applied_later(shop: Database) -> None:
     started = begun(shop)
-    with in_hand(shop, started):
-        [reply] = ask(shop, cancel(started.run_id))
+    with completing_transaction(shop, started):
+        [reply] = apply_batch(shop, cancel(started.run_id))
         assert (reply.status, reply.run_status) == ("accepted", "running")
-        assert carry_out(shop) == (0, 0)
+        assert apply_pending_cancels(shop) == (0, 0)
         assert shop.count("pending_cancels") == 1
-    assert carry_out(shop) == (0, 1)
+    assert apply_pending_cancels(shop) == (0, 1)
     assert open_run(shop, started.run_id).state == "cancelling"
     assert [signal[0] for signal in signals(shop)] == [started.run_id]
     assert shop.count("pending_cancels") == 0
@@ -64,11 +64,11 @@ def test_cancel_of_a_locked_run_does_not_wait_and_is_applied_later(shop: Databas
 
 def test_pending_cancel_does_not_change_a_committed_completion(shop: Database) -> None:
     started = begun(shop)
-    with in_hand(shop, started) as own:
-        replies = ask(shop, cancel(started.run_id), cancel(started.run_id))
+    with completing_transaction(shop, started) as own:
+        replies = apply_batch(shop, cancel(started.run_id), cancel(started.run_id))
         assert [reply.run_status for reply in replies] == ["running", "running"]
         own.commit()
-    assert carry_out(shop) == (0, 0)
+    assert apply_pending_cancels(shop) == (0, 0)
     assert final_state(shop, started.run_id) == ("succeeded", None)
     assert shop.count("pending_cancels") == 0
 
@@ -77,8 +77,8 @@ def test_pending_cancel_ends_a_waiting_run_with_its_reason(shop: Database) -> No
     run_id = trigger(shop)
     with shop.transaction() as holding:
         holding.execute("SELECT FROM open_runs FOR UPDATE")
-        assert [reply.run_status for reply in ask(shop, cancel(run_id), cancel(run_id))] == ["queued", "queued"]
-    assert carry_out(shop) == (1, 0)
+        assert [reply.run_status for reply in apply_batch(shop, cancel(run_id), cancel(run_id))] == ["queued", "queued"]
+    assert apply_pending_cancels(shop) == (1, 0)
     assert final_state(shop, run_id) == ("cancelled", "no longer wanted")
     assert shop.count("pending_cancels") == 0
     assert claim(shop, trigger(shop)).started
@@ -87,8 +87,8 @@ def test_pending_cancel_ends_a_waiting_run_with_its_reason(shop: Database) -> No
 def test_cancel_by_filter_with_a_locked_run_does_not_block_claims(shop: Database) -> None:
     submit(shop, "other")
     started = begun(shop)
-    with in_hand(shop, started):
-        replies = ask(shop, {"type": "runs.cancel", "key": "other"}, cancel(started.run_id))
+    with completing_transaction(shop, started):
+        replies = apply_batch(shop, {"type": "runs.cancel", "key": "other"}, cancel(started.run_id))
         assert [reply.status for reply in replies] == ["accepted", "accepted"]
         assert shop.value(SHARED) is True
 
@@ -96,11 +96,11 @@ def test_cancel_by_filter_with_a_locked_run_does_not_block_claims(shop: Database
 def test_direct_reports_for_a_locked_run_are_retryable(shop: Database) -> None:
     started = begun(shop)
     token = token_of(shop, started)
-    with in_hand(shop, started):
+    with completing_transaction(shop, started):
         for said in (completing(token), beating(token)):
             with pytest.raises(RowLocked, match="is locked by a transaction"):
-                ask(shop, said)
-    assert [reply.status for reply in ask(shop, beating(token), completing(token))] == ["accepted", "accepted"]
+                apply_batch(shop, said)
+    assert [reply.status for reply in apply_batch(shop, beating(token), completing(token))] == ["accepted", "accepted"]
 
 
 def test_deletion_does_not_wait_for_a_triggering_transaction(shop: Database) -> None:
@@ -108,9 +108,9 @@ def test_deletion_does_not_wait_for_a_triggering_transaction(shop: Database) -> 
     with psycopg.connect(shop.url) as own:
         tidewheel.enqueue(own, "job")
         with pytest.raises(RowLocked, match="job 'job' is locked"):
-            ask(shop, about("job.delete", "other"), about("job.delete"))
+            apply_batch(shop, about("job.delete", "other"), about("job.delete"))
         own.commit()
-    assert [reply.status for reply in ask(shop, about("job.delete"))] == ["accepted"]
+    assert [reply.status for reply in apply_batch(shop, about("job.delete"))] == ["accepted"]
     assert shop.value("SELECT count(*) FROM open_runs") == 0
 
 
@@ -118,7 +118,7 @@ def test_deletion_does_not_wait_for_a_triggering_transaction(shop: Database) -> 
 def test_cancel_of_a_locked_run_blocks_no_later_request(shop: Database, info: StackInfo) -> None:
     started = begun(shop)
     requests = Requests(shop, info.bootstrap)
-    with in_hand(shop, started), requests.running():
+    with completing_transaction(shop, started), requests.running():
         by_filter = {"type": "runs.cancel", "key": "job", "include_started": False}
         requests.send(by_filter, cancel(started.run_id), by_filter, submission("other"), b"{")
         requests.until_read(4)
@@ -133,7 +133,7 @@ def test_completion_of_a_locked_run_blocks_only_its_partition(shop: Database, in
     started, other = begun(shop), begun(shop)
     requests = Requests(shop, info.bootstrap, partitions=2)
     with requests.running():
-        with in_hand(shop, started):
+        with completing_transaction(shop, started):
             said = [beating(token_of(shop, started)), submission("before"), completing(token_of(shop, started))]
             requests.send(*said, submission("behind"), partition=0)
             requests.until_read(1)
@@ -156,7 +156,7 @@ def test_completion_of_a_locked_run_blocks_only_its_partition(shop: Database, in
 def test_blocked_requests_are_redelivered_to_the_next_intake(shop: Database, info: StackInfo) -> None:
     started = begun(shop)
     requests = Requests(shop, info.bootstrap)
-    with in_hand(shop, started):
+    with completing_transaction(shop, started):
         with requests.running():
             requests.send(submission("before"), completing(token_of(shop, started)), submission("behind"))
             requests.until_read(0)

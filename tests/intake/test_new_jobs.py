@@ -7,7 +7,7 @@ from typing import Any, LiteralString, TypeVar
 import pytest
 
 from tests.fixtures.database import ClockedDatabase, Database
-from tests.transitions.acts import ask, submission, submit
+from tests.transitions.acts import apply_batch, submission, submit
 from tidewheel.intake.apply import apply_requests
 from tidewheel.intake.bulk import Loaded, load_jobs
 from tidewheel.intake.request import ReceivedRequest
@@ -130,7 +130,7 @@ def test_a_created_version_equals_an_edited_version(clocked: ClockedDatabase) ->
 
 
 def submit_reply(database: Database, key: str, job: dict[str, Any]) -> Reply:
-    [reply] = ask(database, submission(key, **job))
+    [reply] = apply_batch(database, submission(key, **job))
     return reply
 
 
@@ -155,7 +155,7 @@ def test_replies_of_new_and_existing_jobs_keep_the_requests_order(database: Data
         submission("a"), submission("b", schedule="@daily"), submission("c", schedule="30 2 30 2 *"), submission("d"),
         submission("b"), submission("a", schedule="@daily"),
     ]  # fmt: skip
-    replies = ask(database, *asked)
+    replies = apply_batch(database, *asked)
     assert [reply.key for reply in replies] == ["a", "b", "c", "d", "b", "a"]
     assert [reply.status for reply in replies] == [
         "accepted",

@@ -9,18 +9,18 @@ from tests.intake.minutes import (
     MINUTE,
     MINUTELY,
     SECOND,
-    by_hand,
-    live,
+    fire_for,
+    manual_skips,
     minute,
     missed,
+    override,
     refusal,
+    request_override,
     runs,
-    said,
-    say,
     start_minutely,
 )
 from tests.scheduler.firing import fire_due, look_at
-from tests.transitions.acts import EXECUTOR, about, ask, ask_within, open_runs, requested_claim, submit
+from tests.transitions.acts import EXECUTOR, about, apply_batch, apply_batch_within, open_runs, requested_claim, submit
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.scheduler.firing import fire
@@ -42,7 +42,7 @@ def text(database: ClockedDatabase, number: float) -> str:
 @pytest.mark.parametrize("what", ["skip", "move"])
 def test_instant_without_an_occurrence_is_refused_with_the_nearest_ones(minutely: ClockedDatabase, what: str) -> None:
     to = {"to": minute(minutely, 9).isoformat()} if what == "move" else {}
-    assert refusal(say(minutely, what, 2.5, **to)) == (
+    assert refusal(request_override(minutely, what, 2.5, **to)) == (
         "at",
         f"{text(minutely, 2.5)} is not an occurrence",
         f"the nearest are {text(minutely, 2)} and {text(minutely, 3)}",
@@ -52,23 +52,23 @@ def test_instant_without_an_occurrence_is_refused_with_the_nearest_ones(minutely
 def test_refusal_at_the_schedules_bounds_names_one_occurrence(clocked: ClockedDatabase) -> None:
     clocked.stop_clock()
     submit(clocked, **MINUTELY, max_runs=3)
-    assert refusal(say(clocked, "skip", 4))[2] == f"the last is {text(clocked, 3)}"
-    assert refusal(say(clocked, "skip", 0.5))[2] == f"the first is {text(clocked, 1)}"
+    assert refusal(request_override(clocked, "skip", 4))[2] == f"the last is {text(clocked, 3)}"
+    assert refusal(request_override(clocked, "skip", 0.5))[2] == f"the first is {text(clocked, 1)}"
 
 
 def test_past_occurrence_is_refused_with_the_next_one(minutely: ClockedDatabase) -> None:
     minutely.advance(2 * MINUTE)
-    path, problem, remedy = refusal(say(minutely, "skip", 2))
+    path, problem, remedy = refusal(request_override(minutely, "skip", 2))
     assert (path, remedy) == ("at", f"the next is {text(minutely, 3)}")
     assert problem == f"{text(minutely, 2)} has passed: it is {text(minutely, 2)} by the database's clock"
 
 
 def test_skip_on_an_excluded_day_is_refused(clocked: ClockedDatabase) -> None:
     now = clocked.stop_clock(datetime.fromisoformat("2026-12-04T12:00:00Z"))
-    ask(clocked, {"type": "calendar.put", "name": "weekend", "weekdays": ["SAT", "SUN"]})
+    apply_batch(clocked, {"type": "calendar.put", "name": "weekend", "weekdays": ["SAT", "SUN"]})
     submit(clocked, schedule={"cron": "0 9 * * *"}, exclude_calendars=["weekend"])
     saturday = now.replace(hour=9) + timedelta(days=1)
-    path, problem, remedy = refusal(ask(clocked, about("job.skip", at=saturday.isoformat()))[0])
+    path, problem, remedy = refusal(apply_batch(clocked, about("job.skip", at=saturday.isoformat()))[0])
     assert (path, problem) == ("at", "2026-12-05T09:00:00.000000Z is not an occurrence: a calendar excludes its day")
     assert remedy == "the nearest are 2026-12-04T09:00:00.000000Z and 2026-12-07T09:00:00.000000Z"
 
@@ -83,11 +83,11 @@ def test_skip_on_an_excluded_day_is_refused(clocked: ClockedDatabase) -> None:
     ids=["its own", "passed", "too far"],
 )
 def test_invalid_target_of_a_move_is_refused(minutely: ClockedDatabase, to: float, problem: str, remedy: str) -> None:
-    found = refusal(say(minutely, "move", 2, to=minute(minutely, to).isoformat()))
+    found = refusal(request_override(minutely, "move", 2, to=minute(minutely, to).isoformat()))
     assert (found[0], found[2]) == ("to", remedy)
     assert problem in found[1]
-    said(minutely, "skip", 2)
-    again = refusal(say(minutely, "move", 2, to=minute(minutely, 2).isoformat()))
+    override(minutely, "skip", 2)
+    again = refusal(request_override(minutely, "move", 2, to=minute(minutely, 2).isoformat()))
     assert again[2] == "send job.unskip to let it fire then"
 
 
@@ -97,16 +97,16 @@ def test_skip_for_a_job_without_computed_instants_is_refused(
 ) -> None:
     clocked.stop_clock()
     submit(clocked, schedule=schedule)
-    path, problem, _ = refusal(say(clocked, "skip", 1))
+    path, problem, _ = refusal(request_override(clocked, "skip", 1))
     assert (path, problem) == ("at", f"the schedule is {kind}: its occurrences are not known ahead")
 
 
 def test_unskip_without_an_override_is_refused_with_existing_ones(minutely: ClockedDatabase) -> None:
-    assert refusal(say(minutely, "unskip", 9))[2] == "no upcoming occurrence of this job is"
+    assert refusal(request_override(minutely, "unskip", 9))[2] == "no upcoming occurrence of this job is"
     for number in (1, 2, 3, 4):
-        said(minutely, "skip", number)
-    said(minutely, "move", 2, to=2.5)
-    path, problem, remedy = refusal(say(minutely, "unskip", 9))
+        override(minutely, "skip", number)
+    override(minutely, "move", 2, to=2.5)
+    path, problem, remedy = refusal(request_override(minutely, "unskip", 9))
     assert (path, problem) == ("at", f"{text(minutely, 9)} is neither skipped nor moved, or has passed")
     assert remedy == (
         f"those that are: {text(minutely, 1)} (skipped), {text(minutely, 2)} (moved to {text(minutely, 2.5)}), "
@@ -117,35 +117,35 @@ def test_unskip_without_an_override_is_refused_with_existing_ones(minutely: Cloc
 def test_override_of_a_distant_instant_is_refused_at_once(minutely: ClockedDatabase) -> None:
     submit(minutely, schedule={"cron": "0 0 29 2 *"})
     for at in ("9999-12-31T23:59:59.999999Z", "2999-02-28T00:00:00Z", "1970-01-01T00:00:00Z"):
-        [reply] = ask(minutely, about("job.skip", at=at))
+        [reply] = apply_batch(minutely, about("job.skip", at=at))
         assert refusal(reply)[0] == "at"
 
 
 def test_unknown_job_is_refused_by_name(minutely: ClockedDatabase) -> None:
     at = minute(minutely, 1).isoformat()
     kinds = [about("job.skip", "nobody", at=at), about("job.move", "nobody", at=at, to=at)]
-    replies = ask(minutely, *kinds, about("job.unskip", "nobody", at=at))
+    replies = apply_batch(minutely, *kinds, about("job.unskip", "nobody", at=at))
     assert [(reply.status, reply.code) for reply in replies] == [("rejected", "unknown_job")] * 3
 
 
 def test_a_job_has_at_most_a_thousand_overrides_ahead(minutely: ClockedDatabase) -> None:
-    replies = ask(minutely, *(about("job.skip", at=minute(minutely, n).isoformat()) for n in (1, 2)))
+    replies = apply_batch(minutely, *(about("job.skip", at=minute(minutely, n).isoformat()) for n in (1, 2)))
     assert {reply.status for reply in replies} == {"accepted"}
     minutely.execute(
         "INSERT INTO overrides (job_id, scheduled_at, tenant, kind, created_at) "
         "SELECT job_id, created_at + n * interval '1 min', tenant, 'skip', created_at "
         "FROM jobs, generate_series(3, 1000) AS n"
     )
-    path, problem, _ = refusal(say(minutely, "skip", 1001))
+    path, problem, _ = refusal(request_override(minutely, "skip", 1001))
     assert (path, problem) == ("at", "1000 upcoming occurrences of this job are skipped or moved already")
-    assert said(minutely, "move", 1000, to=1000.5).unchanged is False, "in place of another"
-    live(minutely, 2)
-    assert said(minutely, "skip", 1001).unchanged is False, "those that have passed do not count"
+    assert override(minutely, "move", 1000, to=1000.5).unchanged is False, "in place of another"
+    fire_for(minutely, 2)
+    assert override(minutely, "skip", 1001).unchanged is False, "those that have passed do not count"
 
 
 def test_override_for_an_unreadable_schedule_is_refused(minutely: ClockedDatabase) -> None:
     minutely.execute("UPDATE job_versions SET schedule = '{}'")
-    path, problem, remedy = refusal(say(minutely, "skip", 1))
+    path, problem, remedy = refusal(request_override(minutely, "skip", 1))
     assert (path, remedy) == ("key", "submit the job again")
     assert problem.startswith("the schedule of its version 1 cannot be read")
 
@@ -167,7 +167,7 @@ def test_change_waits_for_a_concurrent_firing_and_retracts_its_runs(
     firing, changing = minutely.session(), minutely.connection()
     with firing.transaction() as connection:
         connection.execute("SELECT job_id FROM timers FOR UPDATE")
-        waiting = in_background(lambda: ask_within(changing, minutely, document))
+        waiting = in_background(lambda: apply_batch_within(changing, minutely, document))
         until_blocked(minutely, changing)
     assert fire(firing, minutely.installation, look_at(minutely, lookahead=AHEAD)) in {0, 1}
     assert [reply.status for reply in waiting.result(10)] == ["accepted"]
@@ -176,13 +176,13 @@ def test_change_waits_for_a_concurrent_firing_and_retracts_its_runs(
     minutely.advance(10 * SECOND)
     fire_due(minutely)
     assert runs(minutely) == then
-    assert by_hand(minutely) == ([1] if what == "skip" else [])
+    assert manual_skips(minutely) == ([1] if what == "skip" else [])
 
 
 def test_firing_skips_a_timer_locked_by_a_change(minutely: ClockedDatabase) -> None:
     minutely.advance(57 * SECOND)
     changing = minutely.connection()
-    ask_within(changing, minutely, about("job.skip", at=minute(minutely, 1).isoformat()))
+    apply_batch_within(changing, minutely, about("job.skip", at=minute(minutely, 1).isoformat()))
     assert fire_due(minutely, lookahead=AHEAD) == 0
     changing.rollback()
     assert fire_due(minutely, lookahead=AHEAD) == 1
@@ -206,20 +206,20 @@ def test_concurrent_overrides_and_firings_leave_one_outcome_per_occurrence(minut
             move = about("job.move", at=at.isoformat(), to=minute(minutely, to).isoformat())
             document = about("job.skip", at=at.isoformat()) if number % 2 else move
             with changing.transaction() as connection:
-                [reply] = ask_within(connection, minutely, document)
+                [reply] = apply_batch_within(connection, minutely, document)
             if reply.status == "accepted":
                 held[number] = None if number % 2 else to
 
     for done in (in_background(fires), in_background(changes)):
         done.result(60)
-    live(minutely, 1)
+    fire_for(minutely, 1)
     last = int((minutely.now() - minute(minutely, 0)) / MINUTE)
     # While a change had the timer the clock went on: what came to be too late by that is on record, and fires no more.
     wanted = {n: held.get(n, float(n)) for n in range(1, last) if n not in missed(minutely)}
     found = {nominal: at for nominal, at in runs(minutely) if nominal < last}
     assert sorted(found) == [n for n, at in wanted.items() if at is not None]
     assert all(found[n] >= at for n, at in wanted.items() if at is not None)
-    assert by_hand(minutely) == [n for n, at in wanted.items() if at is None]
+    assert manual_skips(minutely) == [n for n, at in wanted.items() if at is None]
     assert len(runs(minutely)) == len({nominal for nominal, _ in runs(minutely)})
 
 
@@ -233,7 +233,7 @@ def test_occurrence_that_fires_while_its_override_waits_is_refused(minutely: Clo
     claiming, changing = minutely.connection(), minutely.connection()
     claiming.execute("SELECT FROM open_runs WHERE run_id = %s FOR UPDATE", [first.run_id])
     request = about(f"job.{what}", at=minute(minutely, 1).isoformat(), **to)
-    waiting = in_background(lambda: ask_within(changing, minutely, request))
+    waiting = in_background(lambda: apply_batch_within(changing, minutely, request))
     until_blocked(minutely, changing)
     minutely.advance(SECOND)
     claim_runs(claiming, minutely.installation, [requested_claim(minutely, first.run_id)], executor_id=EXECUTOR)
@@ -246,20 +246,20 @@ def test_occurrence_that_fires_while_its_override_waits_is_refused(minutely: Clo
         "cancel its run",
     )
     assert minutely.count("overrides") == 0
-    live(minutely, 2)
+    fire_for(minutely, 2)
     assert runs(minutely)[1:] == [(2, 2), (3, 3)]
-    assert by_hand(minutely) == []
+    assert manual_skips(minutely) == []
 
 
 def test_occurrence_with_a_cancelled_run_is_refused(minutely: ClockedDatabase) -> None:
     minutely.advance(57 * SECOND)
     fire_due(minutely, lookahead=AHEAD)
     [run] = open_runs(minutely)
-    ask(minutely, {"type": "run.cancel", "run_id": str(run.run_id)})
-    _, problem, remedy = refusal(say(minutely, "skip", 1))
+    apply_batch(minutely, {"type": "run.cancel", "run_id": str(run.run_id)})
+    _, problem, remedy = refusal(request_override(minutely, "skip", 1))
     assert (problem, remedy) == (
         f"{text(minutely, 1)} has become a run already, which is cancelled",
         "trigger the job to run it again",
     )
-    live(minutely, 1)
+    fire_for(minutely, 1)
     assert runs(minutely) == [(2, 2)]

@@ -9,19 +9,19 @@ from tests.intake.minutes import (
     MINUTE,
     MINUTELY,
     SECOND,
-    by_hand,
+    fire_for,
     kinds,
-    live,
+    manual_skips,
     minute,
+    override,
     refusal,
+    request_override,
     runs,
-    said,
-    say,
     skipped,
     start_minutely,
 )
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import about, ask, begin, open_runs, submission, submit
+from tests.transitions.acts import about, apply_batch, begin, open_runs, submission, submit
 
 
 @pytest.fixture
@@ -32,17 +32,17 @@ def minutely(clocked: ClockedDatabase) -> ClockedDatabase:
 
 def test_edit_keeps_overrides_of_its_schedules_occurrences_only(minutely: ClockedDatabase) -> None:
     anchor = minute(minutely, 0).isoformat()
-    said(minutely, "skip", 2)
-    said(minutely, "move", 3, to=3.25)
-    said(minutely, "move", 4, to=4.25)
+    override(minutely, "skip", 2)
+    override(minutely, "move", 3, to=3.25)
+    override(minutely, "move", 4, to=4.25)
     submit(minutely, schedule={"interval": "2m", "anchor": anchor}, overlap="allow_all")
-    live(minutely, 6)
+    fire_for(minutely, 6)
     assert runs(minutely) == [(4, 4.25), (6, 6)]
-    assert by_hand(minutely) == [2]
+    assert manual_skips(minutely) == [2]
 
 
 def test_edit_recreates_a_moved_run_by_the_new_version(minutely: ClockedDatabase) -> None:
-    said(minutely, "move", 3, to=1)
+    override(minutely, "move", 3, to=1)
     minutely.advance(57 * SECOND)
     fire_due(minutely, lookahead=5 * SECOND)
     before = {run.run_id for run in open_runs(minutely)}
@@ -56,12 +56,12 @@ def test_edit_recreates_a_moved_run_by_the_new_version(minutely: ClockedDatabase
 
 def test_edit_does_not_retract_a_run_moved_to_an_earlier_past_time(minutely: ClockedDatabase) -> None:
     """Its own instant is ahead, but it has fired: an edit neither takes it back nor fires it again."""
-    said(minutely, "move", 3, to=0.5)
-    live(minutely, 0.5)
+    override(minutely, "move", 3, to=0.5)
+    fire_for(minutely, 0.5)
     submit(minutely, **MINUTELY, payload=1)
     assert [(run.job_version, run.scheduled_at) for run in open_runs(minutely)] == [(1, minute(minutely, 3))]
-    assert "which has passed" in refusal(say(minutely, "unskip", 3))[1]
-    live(minutely, 3.5)
+    assert "which has passed" in refusal(request_override(minutely, "unskip", 3))[1]
+    fire_for(minutely, 3.5)
     assert runs(minutely) == [(3, 0.5), (1, 1), (2, 2), (4, 4)]
 
 
@@ -70,28 +70,28 @@ def test_edit_does_not_retract_a_run_moved_to_an_earlier_past_time(minutely: Clo
 )
 def test_occurrence_moved_ahead_into_a_pause_stays_skipped(minutely: ClockedDatabase, change: Any) -> None:  # noqa: ANN401
     """The time it was moved to has passed; a change opens what is still ahead, and that only."""
-    said(minutely, "move", 6, to=0.5)
-    ask(minutely, about("job.pause"))
+    override(minutely, "move", 6, to=0.5)
+    apply_batch(minutely, about("job.pause"))
     minutely.advance(MINUTE)
-    ask(minutely, about("job.resume"))
-    live(minutely, 1.5)
-    reply = say(minutely, change, 3) if change == "skip" else ask(minutely, change)[0]
+    apply_batch(minutely, about("job.resume"))
+    fire_for(minutely, 1.5)
+    reply = request_override(minutely, change, 3) if change == "skip" else apply_batch(minutely, change)[0]
     assert reply.next_run_at is None or reply.next_run_at > minutely.now()
     if change != "skip":
         submit(minutely, **MINUTELY, payload=2)
-        ask(minutely, about("job.resume"))
-    assert "which has passed" in refusal(say(minutely, "unskip", 6))[1]
-    live(minutely, 5)
+        apply_batch(minutely, about("job.resume"))
+    assert "which has passed" in refusal(request_override(minutely, "unskip", 6))[1]
+    fire_for(minutely, 5)
     assert {6, 7} & {nominal for nominal, _ in runs(minutely)} == {7}
     assert skipped(minutely, "paused")[-1] == (6, 6, 1)
 
 
 def test_occurrence_moved_past_its_own_instant_survives_an_edit(minutely: ClockedDatabase) -> None:
     """It was an occurrence when its instant came: it is owed, whatever the schedule says by now."""
-    said(minutely, "move", 1, to=3.5)
-    live(minutely, 2)
+    override(minutely, "move", 1, to=3.5)
+    fire_for(minutely, 2)
     submit(minutely, schedule="@every 10m", overlap="allow_all")
-    live(minutely, 2)
+    fire_for(minutely, 2)
     assert runs(minutely) == [(2, 2), (1, 3.5)]
 
 
@@ -103,14 +103,14 @@ def test_occurrence_moved_past_its_own_instant_survives_an_edit(minutely: Clocke
 def test_moved_occurrence_that_cannot_fire_is_recorded_as_skipped(
     minutely: ClockedDatabase, change: dict[str, object]
 ) -> None:
-    said(minutely, "move", 1, to=3)
-    live(minutely, 2)
+    override(minutely, "move", 1, to=3)
+    fire_for(minutely, 2)
     minutely.advance(0.95 * MINUTE)
     fire_due(minutely, lookahead=5 * SECOND)
     assert (1, 3) in runs(minutely), "written ahead"
-    [reply] = ask(minutely, change)
+    [reply] = apply_batch(minutely, change)
     assert reply.status == "accepted"
-    assert by_hand(minutely) == [1]
+    assert manual_skips(minutely) == [1]
     assert "occurrence.skipped" in kinds(minutely)
     assert 1 not in [nominal for nominal, _ in runs(minutely)]
 
@@ -122,9 +122,9 @@ def test_recreated_job_has_no_overrides_of_the_deleted_one(minutely: ClockedData
     }
     start = minute(minutely, 0)
     submit(minutely, **anchor)
-    said(minutely, "skip", 1)
-    said(minutely, "move", 2, to=3)
-    ask(minutely, about("job.delete"))
+    override(minutely, "skip", 1)
+    override(minutely, "move", 2, to=3)
+    apply_batch(minutely, about("job.delete"))
     submit(minutely, **anchor)
     minutely.advance(2 * MINUTE)
     fire_due(minutely)
@@ -135,13 +135,13 @@ def test_moved_occurrence_with_a_past_instant_can_be_overridden_again(
     minutely: ClockedDatabase,
 ) -> None:
     for number in (1, 2, 3):
-        said(minutely, "move", number, to=9)
-    live(minutely, 4)
-    said(minutely, "move", 1, to=5.5)
-    said(minutely, "skip", 2)
-    assert said(minutely, "unskip", 3).next_run_at == minute(minutely, 5)
-    assert by_hand(minutely) == [2]
-    live(minutely, 2)
+        override(minutely, "move", number, to=9)
+    fire_for(minutely, 4)
+    override(minutely, "move", 1, to=5.5)
+    override(minutely, "skip", 2)
+    assert override(minutely, "unskip", 3).next_run_at == minute(minutely, 5)
+    assert manual_skips(minutely) == [2]
+    fire_for(minutely, 2)
     now = [run for run in runs(minutely) if run[0] == 3]
     assert now == [(3, 4)]
     assert runs(minutely)[-3:] == [(5, 5), (1, 5.5), (6, 6)]
@@ -150,20 +150,20 @@ def test_moved_occurrence_with_a_past_instant_can_be_overridden_again(
 def test_last_occurrence_moved_and_then_skipped_finishes_its_job(clocked: ClockedDatabase) -> None:
     clocked.stop_clock()
     submit(clocked, **MINUTELY, max_runs=1)
-    said(clocked, "move", 1, to=3)
-    live(clocked, 2)
-    said(clocked, "skip", 1)
-    live(clocked, 2)
+    override(clocked, "move", 1, to=3)
+    fire_for(clocked, 2)
+    override(clocked, "skip", 1)
+    fire_for(clocked, 2)
     assert runs(clocked) == []
-    assert by_hand(clocked) == [1]
+    assert manual_skips(clocked) == [1]
     assert clocked.value("SELECT finished_at IS NOT NULL FROM jobs")
 
 
 def test_edit_does_not_change_a_started_moved_run(minutely: ClockedDatabase) -> None:
-    said(minutely, "move", 3, to=0.5)
-    live(minutely, 0.5)
+    override(minutely, "move", 3, to=0.5)
+    fire_for(minutely, 0.5)
     [run] = open_runs(minutely)
     assert begin(minutely, run.run_id).attempt == 1
-    assert refusal(say(minutely, "skip", 3))[0] == "at"
+    assert refusal(request_override(minutely, "skip", 3))[0] == "at"
     submit(minutely, **MINUTELY, payload=1)
     assert [(run.state, run.job_version) for run in open_runs(minutely)] == [("running", 1)]

@@ -9,7 +9,7 @@ from tests.fixtures.database import Database
 from tests.transitions.acts import (
     about,
     active_run_of,
-    ask,
+    apply_batch,
     begin,
     begun,
     claim,
@@ -50,7 +50,7 @@ def failed(database: Database, **fields: object) -> UUID:
 
 def retry(database: Database, run: UUID, **fields: object) -> UUID:
     """Retry a run, which is accepted; returns the new one."""
-    [reply] = ask(database, asking(run, **fields))
+    [reply] = apply_batch(database, asking(run, **fields))
     assert reply.status is ReplyStatus.ACCEPTED, reply.errors
     assert reply.run_id is not None
     return UUID(reply.run_id)
@@ -87,7 +87,7 @@ def test_retried_run_is_a_new_run_that_names_the_old_one(with_job: Database, sta
 def test_cancelled_or_skipped_run_can_be_retried(with_job: Database, reason: str) -> None:
     if reason == "cancelled":
         run = trigger(with_job)
-        ask(with_job, {"type": "run.cancel", "run_id": str(run)})
+        apply_batch(with_job, {"type": "run.cancel", "run_id": str(run)})
     else:
         begun(with_job, overlap="skip")
         run = trigger(with_job, overlap="skip")
@@ -116,7 +116,7 @@ def test_repeated_retry_request_is_the_same_run(with_job: Database) -> None:
 def test_retries_in_one_batch_get_replies_in_order(with_job: Database) -> None:
     first, second = failed(with_job), failed(with_job)
     unknown = uuid4()
-    replies = ask(with_job, asking(second), asking(unknown), asking(first), asking(first))
+    replies = apply_batch(with_job, asking(second), asking(unknown), asking(first), asking(first))
     assert [reply.status for reply in replies] == ["accepted", "rejected", "accepted", "accepted"]
     parents = dict(with_job.rows("SELECT run_id, parent_run_id FROM job_runs WHERE cause = 'retry'"))
     made = [parents[UUID(reply.run_id)] for reply in replies if reply.status is ReplyStatus.ACCEPTED]
@@ -201,7 +201,7 @@ def test_retry_follows_its_jobs_overlap_policy(database: Database) -> None:
 
 def test_retry_of_an_open_run_is_refused(with_job: Database) -> None:
     started = begun(with_job)
-    code, path, problem = refusal(ask(with_job, asking(started.run_id))[0])
+    code, path, problem = refusal(apply_batch(with_job, asking(started.run_id))[0])
     assert (code, path, problem) == ("invalid", "run_id", f"run {started.run_id} is running: it has not ended")
     assert len(open_runs(with_job)) == 1
 
@@ -209,13 +209,13 @@ def test_retry_of_an_open_run_is_refused(with_job: Database) -> None:
 def test_unknown_run_or_run_of_another_tenant_is_refused(with_job: Database) -> None:
     with_job.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
     old = failed(with_job)
-    for reply in ask(with_job, asking(uuid4()), asking(old, tenant="acme")):
+    for reply in apply_batch(with_job, asking(uuid4()), asking(old, tenant="acme")):
         assert refusal(reply)[:2] == ("unknown_run", "run_id")
 
 
 def test_retry_of_a_deleted_jobs_run_is_refused(with_job: Database) -> None:
     started = begun(with_job)
     succeed(with_job, started)
-    ask(with_job, about("job.delete"))
-    code, path, problem = refusal(ask(with_job, asking(started.run_id))[0])
+    apply_batch(with_job, about("job.delete"))
+    code, path, problem = refusal(apply_batch(with_job, asking(started.run_id))[0])
     assert (code, path, problem) == ("unknown_job", "key", "tenant 'default' has no job 'job'")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.intake.minutes import refusal
 from tests.tidewheel.jobs.submitting import submitted
-from tests.transitions.acts import about, ask, lifecycle, submission, submit
+from tests.transitions.acts import about, apply_batch, lifecycle, submission, submit
 from tidewheel.intake.apply import apply_requests
 from tidewheel.intake.request import ReceivedRequest
 from tidewheel.intake.rollback import stored_spec
@@ -23,7 +23,7 @@ from tidewheel.schemas.generated.records import JobDefinition, Reply, RequestOri
 
 
 def rollback(database: Database, version: int, **fields: Any) -> Reply:  # noqa: ANN401
-    [reply] = ask(database, about("job.rollback", version=version, **fields))
+    [reply] = apply_batch(database, about("job.rollback", version=version, **fields))
     return reply
 
 
@@ -72,7 +72,7 @@ def test_unknown_version_is_refused_with_the_known_ones(database: Database) -> N
 def test_rolled_back_job_stays_paused(database: Database) -> None:
     submit(database, schedule="@every 1h", payload=1)
     submit(database, schedule="@every 1h", payload=2)
-    ask(database, about("job.pause"))
+    apply_batch(database, about("job.pause"))
     reply = rollback(database, 1)
     assert (reply.job_version, reply.next_run_at) == (3, None)
     assert database.value("SELECT paused FROM jobs") is True
@@ -93,7 +93,7 @@ def test_version_that_can_never_fire_again_is_refused(clocked: ClockedDatabase) 
 
 def test_recreated_job_rolls_back_to_versions_before_its_deletion(database: Database) -> None:
     submit(database, payload=1)
-    ask(database, about("job.delete"))
+    apply_batch(database, about("job.delete"))
     assert rollback(database, 1).code == "unknown_job"
     submit(database, payload=2)
     assert rollback(database, 1).job_version == 3
@@ -108,7 +108,7 @@ def test_job_without_a_key_keeps_its_name(database: Database) -> None:
     with database.transaction() as connection:
         apply_requests(connection, database.installation, [ReceivedRequest(parse_request(document), origin)])
     submit(database, name, payload=2)
-    [reply] = ask(database, about("job.rollback", name, version=1))
+    [reply] = apply_batch(database, about("job.rollback", name, version=1))
     assert (reply.key, reply.job_version) == (name, 3)
     first, _, third = versions(database)
     assert third == first
@@ -120,7 +120,7 @@ def test_several_jobs_are_rolled_back_in_one_batch(database: Database) -> None:
         submit(database, key, payload=1)
         submit(database, key, payload=2)
     back = [about("job.rollback", key, version=version) for key, version in (("a", 1), ("b", 9), ("c", 1), ("b", 1))]
-    replies = ask(database, *back)
+    replies = apply_batch(database, *back)
     assert [(reply.status, reply.job_version, reply.code) for reply in replies] == [
         ("accepted", 3, None), ("rejected", None, "invalid"), ("rejected", None, "unknown_job"), ("accepted", 3, None),
     ]  # fmt: skip
@@ -131,16 +131,16 @@ def test_change_for_another_version_is_refused_with_the_current_one(database: Da
     submit(database, payload=1)
     submit(database, payload=2)
     wanted: dict[str, Any] = {"version": 1} if kind == "job.rollback" else {}
-    [reply] = ask(database, about(kind, if_version=1, **wanted))
+    [reply] = apply_batch(database, about(kind, if_version=1, **wanted))
     assert (reply.status, reply.code) == ("rejected", "version_conflict")
     assert refusal(reply)[:2] == ("if_version", "the current version is 2, not 1")
     assert database.rows("SELECT version, deleted_at FROM jobs") == [(2, None)]
-    [reply] = ask(database, about(kind, if_version=2, **wanted))
+    [reply] = apply_batch(database, about(kind, if_version=2, **wanted))
     assert reply.status == "accepted"
 
 
 def test_deletion_of_an_unknown_job_with_a_version_is_refused(database: Database) -> None:
-    assert ask(database, about("job.delete", "nobody", if_version=3))[0].code == "unknown_job"
+    assert apply_batch(database, about("job.delete", "nobody", if_version=3))[0].code == "unknown_job"
 
 
 DURATIONS: st.SearchStrategy[Any] = st.sampled_from(["1s", "90s", "1h30m", "PT5M", 2.5, "250ms", "400us"])

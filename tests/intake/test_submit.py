@@ -8,7 +8,7 @@ import pytest
 
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import HANDLER, about, ask, lifecycle, open_runs, submission, submit
+from tests.transitions.acts import HANDLER, about, apply_batch, lifecycle, open_runs, submission, submit
 from tidewheel.ids import bucket_of, job_id, shard_of
 from tidewheel.intake.apply import apply_requests
 from tidewheel.intake.request import ReceivedRequest
@@ -25,7 +25,7 @@ def kinds(database: Database) -> list[str]:
 
 def test_new_job_is_version_1_and_reports_its_next_run(clocked: ClockedDatabase) -> None:
     now = clocked.stop_clock()
-    [reply] = ask(clocked, submission(schedule="@every 10s") | {"request_id": "r-1"})
+    [reply] = apply_batch(clocked, submission(schedule="@every 10s") | {"request_id": "r-1"})
     assert reply == Reply(
         request_id="r-1",
         type=RequestType.JOB_SUBMIT,
@@ -78,7 +78,7 @@ def test_submit_neither_pauses_nor_resumes(database: Database) -> None:
     submit(database, schedule="@every 1h")
     assert submit(database, schedule="@every 1h", paused=True).unchanged
     assert database.value("SELECT paused FROM jobs") is False
-    ask(database, about("job.pause"))
+    apply_batch(database, about("job.pause"))
     assert submit(database, schedule="@every 1h", paused=False).unchanged
     edited = submit(database, schedule="@every 2h", paused=False)
     assert (edited.job_version, edited.next_run_at) == (2, None)
@@ -95,7 +95,7 @@ def test_a_job_that_is_created_paused_fires_nothing(clocked: ClockedDatabase) ->
 def test_recreated_job_continues_its_versions(database: Database) -> None:
     submit(database, payload=1)
     submit(database, payload=2)
-    ask(database, about("job.delete"))
+    apply_batch(database, about("job.delete"))
     again = submit(database, payload=2)
     assert (again.job_version, again.unchanged) == (3, False)
     assert database.rows("SELECT version, deleted_at FROM jobs") == [(3, None)]
@@ -113,7 +113,7 @@ def test_job_without_a_key_is_named_by_request_id_or_offset(database: Database) 
 
 
 def test_two_submits_of_one_job_in_one_batch_are_applied_in_their_order(database: Database) -> None:
-    replies = ask(database, submission(payload=1), submission("other"), submission(payload=2))
+    replies = apply_batch(database, submission(payload=1), submission("other"), submission(payload=2))
     assert [reply.job_version for reply in replies] == [1, 1, 2]
     assert kinds(database) == ["job.created", "job.created", "job.updated"]
 
@@ -138,7 +138,7 @@ def test_schedule_that_can_never_fire_is_refused_with_path_and_remedy(
     database: Database, job: dict[str, Any], path: str, problem: str
 ) -> None:
     try:
-        [reply] = ask(database, submission(**job))
+        [reply] = apply_batch(database, submission(**job))
         errors = [(error.path, error.problem, error.remedy) for error in reply.errors]
         assert (reply.status, reply.code, reply.job_version) == (ReplyStatus.REJECTED, "invalid", None)
     except Exception as refused:  # noqa: BLE001 - some are refused before they are applied
@@ -151,7 +151,7 @@ def test_schedule_that_can_never_fire_is_refused_with_path_and_remedy(
 
 
 def test_refused_submit_does_not_affect_its_batch(database: Database) -> None:
-    replies = ask(database, submission("a"), submission("b", schedule="0 0 30 2 *"), submission("c"))
+    replies = apply_batch(database, submission("a"), submission("b", schedule="0 0 30 2 *"), submission("c"))
     assert [reply.status for reply in replies] == ["accepted", "rejected", "accepted"]
     assert {key for (key,) in database.rows("SELECT key FROM jobs")} == {"a", "c"}
 
@@ -209,7 +209,7 @@ def test_edit_of_an_overdue_once_fires_it_once(clocked: ClockedDatabase) -> None
 
 def test_the_same_key_in_two_tenants_is_two_jobs(database: Database) -> None:
     database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
-    ours, theirs = submit(database), ask(database, submission() | {"tenant": "acme"})[0]
+    ours, theirs = submit(database), apply_batch(database, submission() | {"tenant": "acme"})[0]
     assert UUID(ours.job_id) != UUID(theirs.job_id)
     assert [theirs.tenant, theirs.job_version] == ["acme", 1]
     assert database.count("jobs") == 2
@@ -224,9 +224,9 @@ def test_once_whose_instant_has_a_run_is_refused(clocked: ClockedDatabase, betwe
     fire_due(clocked)
     assert submit(clocked, **once).unchanged, "a deploy submits again what it always submits"
     submit(clocked, **once, description="the same instant")
-    ask(clocked, between)
+    apply_batch(clocked, between)
     clocked.advance(SECOND)
-    [reply] = ask(clocked, submission(**once))
+    [reply] = apply_batch(clocked, submission(**once))
     [error] = reply.errors
     assert (error.path, error.remedy) == ("job.schedule.once", "trigger the job, or write another time")
     assert "has become a run of this job already" in error.problem
@@ -241,7 +241,7 @@ def test_recreated_recurring_job_continues_after_its_earlier_runs(clocked: Clock
     submit(clocked, **every)
     clocked.advance(2 * SECOND)
     fire_due(clocked)
-    ask(clocked, about("job.delete"))
+    apply_batch(clocked, about("job.delete"))
     submit(clocked, **every)
     clocked.advance(SECOND)
     fire_due(clocked)

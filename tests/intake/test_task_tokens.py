@@ -10,8 +10,8 @@ from tests.fixtures.database import Database
 from tests.intake.waiting import beat, complete, completing, token_of, wait_for, waiting
 from tests.transitions.acts import (
     EXECUTOR,
-    ask,
-    ask_within,
+    apply_batch,
+    apply_batch_within,
     attempts,
     begin,
     begun,
@@ -36,12 +36,6 @@ from tidewheel.schemas.generated.records import Reply
 from tidewheel.task_tokens import task_token
 from tidewheel.transitions.attempts import ProgressReport, save_progress
 from tidewheel.transitions.finish import finish_runs
-
-
-@pytest.fixture
-def with_job(database: Database) -> Database:
-    submit(database)
-    return database
 
 
 def is_over(reply: Reply, found: str | None) -> None:
@@ -125,7 +119,7 @@ def test_completion_before_the_wait_is_recorded_is_applied(with_job: Database) -
 @pytest.mark.parametrize("said", [{}, {"status": "failed"}])
 def test_completed_run_under_cancellation_becomes_cancelled(with_job: Database, said: dict[str, Any]) -> None:
     started = begun(with_job)
-    ask(with_job, {"type": "run.cancel", "run_id": str(started.run_id)})
+    apply_batch(with_job, {"type": "run.cancel", "run_id": str(started.run_id)})
     reply = complete(with_job, started, **said)
     assert (reply.status, reply.run_status) == ("accepted", "cancelled")
     assert final_state(with_job, started.run_id)[0] == "cancelled"
@@ -134,7 +128,7 @@ def test_completed_run_under_cancellation_becomes_cancelled(with_job: Database, 
 
 def test_cancelled_waiting_run_ends_at_once_and_invalidates_its_token(with_job: Database) -> None:
     started = waiting(with_job)
-    [reply] = ask(with_job, {"type": "run.cancel", "run_id": str(started.run_id), "reason": "too slow"})
+    [reply] = apply_batch(with_job, {"type": "run.cancel", "run_id": str(started.run_id), "reason": "too slow"})
     assert (reply.status, reply.run_status) == ("accepted", "waiting")
     assert final_state(with_job, started.run_id) == ("cancelled", "too slow")
     is_over(complete(with_job, started), "cancelled")
@@ -162,15 +156,15 @@ def test_token_of_an_earlier_attempt_does_not_end_the_next(with_job: Database) -
 
 def test_token_of_an_unknown_or_unclaimed_attempt_is_rejected(with_job: Database) -> None:
     unknown = task_token(with_job.installation.task_token_key, RunId(begun(with_job).run_id), 7)
-    is_over(ask(with_job, completing(unknown))[0], "running")
+    is_over(apply_batch(with_job, completing(unknown))[0], "running")
     gone = trigger(with_job)
-    is_over(ask(with_job, completing(task_token(with_job.installation.task_token_key, gone, 1)))[0], "queued")
+    is_over(apply_batch(with_job, completing(task_token(with_job.installation.task_token_key, gone, 1)))[0], "queued")
 
 
 def test_completion_with_a_forged_token_changes_nothing(with_job: Database) -> None:
     started = waiting(with_job)
     forged = task_token(b"another installation", started.run_id, 1)
-    [reply] = ask(with_job, completing(forged))
+    [reply] = apply_batch(with_job, completing(forged))
     assert (reply.status, reply.code, [error.path for error in reply.errors]) == ("rejected", "invalid", ["token"])
     assert open_run(with_job, started.run_id).state == "waiting"
 
@@ -178,7 +172,7 @@ def test_completion_with_a_forged_token_changes_nothing(with_job: Database) -> N
 def test_batch_completes_many_runs_once_each(with_job: Database) -> None:
     runs = [waiting(with_job) for _ in range(3)]
     said = [completing(token_of(with_job, each), result=number) for number, each in enumerate(runs)]
-    replies = ask(with_job, *said, *said)
+    replies = apply_batch(with_job, *said, *said)
     assert [reply.run_status for reply in replies] == ["succeeded"] * 6
     assert [reply.code for reply in replies] == [None] * 3 + ["attempt_over"] * 3
     assert sorted(event.result or b"" for event in completions(with_job)) == [b"0", b"1", b"2"]
@@ -198,7 +192,7 @@ def test_external_completion_waits_for_a_concurrent_end_and_is_rejected(
     started = begun(with_job)
     closing, telling = with_job.connection(), with_job.connection()
     finish_runs(closing, with_job.installation, [ending(started, RunState.SUCCEEDED)])
-    asked = in_background(lambda: ask_within(telling, with_job, completing(token_of(with_job, started))))
+    asked = in_background(lambda: apply_batch_within(telling, with_job, completing(token_of(with_job, started))))
     until_blocked(with_job, telling)
     closing.commit()
     [reply] = asked.result(10)
@@ -279,7 +273,7 @@ def test_next_attempt_gets_the_checkpoint_and_no_progress(with_heartbeat: Databa
 def test_heartbeat_reply_reports_a_requested_cancel(with_heartbeat: Database) -> None:
     started = begun(with_heartbeat)
     assert beat(with_heartbeat, started).run_status == "running"
-    ask(with_heartbeat, {"type": "run.cancel", "run_id": str(started.run_id)})
+    apply_batch(with_heartbeat, {"type": "run.cancel", "run_id": str(started.run_id)})
     assert beat(with_heartbeat, started, checkpoint=1).run_status == "cancelling"
 
 
@@ -294,7 +288,7 @@ def test_heartbeat_of_a_terminal_run_is_rejected_and_saves_nothing(with_heartbea
 def test_heartbeat_with_a_forged_token_is_refused(with_heartbeat: Database) -> None:
     token = token_of(with_heartbeat, waiting(with_heartbeat))
     forged = ("B" if token[0] == "A" else "A") + token[1:]
-    [reply] = ask(with_heartbeat, {"type": "run.heartbeat", "token": forged})
+    [reply] = apply_batch(with_heartbeat, {"type": "run.heartbeat", "token": forged})
     assert (reply.code, [error.path for error in reply.errors]) == ("invalid", ["token"])
 
 

@@ -9,8 +9,8 @@ import pytest
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.transitions.acts import (
     about,
-    ask,
-    ask_within,
+    apply_batch,
+    apply_batch_within,
     claim,
     open_run,
     open_runs,
@@ -35,7 +35,7 @@ def still(clocked: ClockedDatabase) -> ClockedDatabase:
 
 
 def test_trigger_runs_now_and_reports_its_run_id(still: ClockedDatabase) -> None:
-    [reply] = ask(still, about("job.trigger", request_id="r-1"))
+    [reply] = apply_batch(still, about("job.trigger", request_id="r-1"))
     now = still.now()
     expected = run_id(job_id("default", "job"), now, Cause.TRIGGER, b"r-1")
     assert (reply.status, reply.run_id, reply.next_run_at, reply.job_version) == ("accepted", str(expected), now, 1)
@@ -68,13 +68,13 @@ def test_past_trigger_instant_runs_now(still: ClockedDatabase) -> None:
 def test_distant_trigger_instant_is_refused_with_a_remedy(still: ClockedDatabase) -> None:
     limit = still.now() + timedelta(days=400)
     assert trigger(still, run_at=limit.isoformat())
-    [reply] = ask(still, about("job.trigger", run_at=(limit + timedelta(seconds=1)).isoformat()))
+    [reply] = apply_batch(still, about("job.trigger", run_at=(limit + timedelta(seconds=1)).isoformat()))
     assert reply.status is ReplyStatus.REJECTED
     [error] = reply.errors
     assert (error.path, error.remedy) == ("run_at", "submit a job with a `once` schedule instead")
     assert "400 days" in error.problem
     with pytest.raises(InvalidInput):
-        ask(still, about("job.trigger", delay="401d"))
+        apply_batch(still, about("job.trigger", delay="401d"))
 
 
 def test_triggers_payload_replaces_the_jobs(still: ClockedDatabase) -> None:
@@ -94,14 +94,14 @@ def test_a_trigger_writes_no_job_row(still: ClockedDatabase) -> None:
 
 
 def test_trigger_of_an_unknown_job_is_refused_by_name(still: ClockedDatabase) -> None:
-    [reply] = ask(still, about("job.trigger", "jobb"))
+    [reply] = apply_batch(still, about("job.trigger", "jobb"))
     assert (reply.status, reply.code, reply.run_id) == ("rejected", "unknown_job", None)
     assert [(error.path, error.problem) for error in reply.errors] == [("key", "tenant 'default' has no job 'jobb'")]
 
 
 def test_trigger_of_a_deleted_job_is_refused(still: ClockedDatabase) -> None:
-    ask(still, about("job.delete"))
-    [reply] = ask(still, about("job.trigger"))
+    apply_batch(still, about("job.delete"))
+    [reply] = apply_batch(still, about("job.trigger"))
     assert (reply.status, reply.code) == ("rejected", "unknown_job")
 
 
@@ -112,14 +112,14 @@ def test_every_request_for_an_unknown_tenant_is_refused(still: ClockedDatabase) 
         about("job.pause", tenant="acme"),
         {"type": "run.cancel", "run_id": str(UUID(int=1)), "tenant": "acme"},
     ]
-    for reply in ask(still, *documents):
+    for reply in apply_batch(still, *documents):
         assert (reply.status, [error.path for error in reply.errors]) == ("rejected", ["tenant"])
 
 
 def test_batch_of_triggers_creates_one_run_each_in_order(still: ClockedDatabase) -> None:
     submit(still, "other")
     keys = ["job", "other", "missing", "job"]
-    replies = ask(still, *(about("job.trigger", key) for key in keys))
+    replies = apply_batch(still, *(about("job.trigger", key) for key in keys))
     assert [reply.key for reply in replies] == keys
     assert [reply.status for reply in replies] == ["accepted", "accepted", "rejected", "accepted"]
     assert {str(run.run_id) for run in open_runs(still)} == {reply.run_id for reply in replies if reply.run_id}
@@ -137,8 +137,8 @@ def test_trigger_does_not_wait_for_a_concurrent_firing(database: Database) -> No
 def test_trigger_waits_for_a_concurrent_deletion_and_finds_no_job(database: Database) -> None:
     submit(database)
     deleting, triggering = database.connection(), database.connection()
-    ask_within(deleting, database, about("job.delete"))
-    waiting = in_background(lambda: ask_within(triggering, database, about("job.trigger")))
+    apply_batch_within(deleting, database, about("job.delete"))
+    waiting = in_background(lambda: apply_batch_within(triggering, database, about("job.trigger")))
     until_blocked(database, triggering)
     deleting.commit()
     [reply] = waiting.result(10)

@@ -3,7 +3,7 @@
 from datetime import timedelta
 
 from tests.fixtures.database import Database
-from tests.transitions.acts import EXECUTOR, ask, begun
+from tests.transitions.acts import EXECUTOR, apply_batch, begun
 from tidewheel.schemas.generated.records import Reply
 from tidewheel.task_tokens import task_token
 from tidewheel.transitions.await_external import Wait, wait_runs
@@ -37,7 +37,7 @@ def completing(token: str, **fields: object) -> dict[str, object]:
 
 def complete(database: Database, started: Started, **fields: object) -> Reply:
     """Say how an attempt ended."""
-    return ask(database, completing(token_of(database, started), **fields))[0]
+    return apply_batch(database, completing(token_of(database, started), **fields))[0]
 
 
 def beating(token: str, **fields: object) -> dict[str, object]:
@@ -47,4 +47,4 @@ def beating(token: str, **fields: object) -> dict[str, object]:
 
 def beat(database: Database, started: Started, **fields: object) -> Reply:
     """Say that an attempt goes on."""
-    return ask(database, beating(token_of(database, started), **fields))[0]
+    return apply_batch(database, beating(token_of(database, started), **fields))[0]

@@ -215,7 +215,7 @@ def test_scan_results_survive_failed_read(relaying: Relaying, reader: Reader) ->
 
 
 def test_scan_with_ended_session_is_repeated(relaying: Relaying, reader: Reader) -> None:
-    until(lambda: not reader.read(HELD, [], []) and walking(relaying.database), "walks are made beside")
+    until(lambda: not reader.read(HELD, [], []) and scan_is_running(relaying.database), "walks are made beside")
     end_session(relaying.database, "tidewheel-relay-scan")
     relaying.write(relaying.row("a", b"late", publish_at=relaying.due_at(HALF_AN_HOUR)))
     until(lambda: values(reader.read(HELD, [], [])) == [b"late"], "the late row comes")
@@ -229,7 +229,7 @@ def end_session(database: Database, name: str) -> None:
     )
 
 
-def walking(database: Database) -> bool:
+def scan_is_running(database: Database) -> bool:
     seen = (
         "SELECT FROM pg_stat_activity WHERE application_name = 'tidewheel-relay-scan' AND datname = current_database()"
     )

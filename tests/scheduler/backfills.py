@@ -6,7 +6,7 @@ from uuid import UUID
 import pytest
 
 from tests.fixtures.database import Database
-from tests.transitions.acts import about, ask
+from tests.transitions.acts import about, apply_batch
 from tidewheel.control.reads.backfills import BackfillProgress, backfill
 from tidewheel.scheduler.backfill_loop import BackfillLoop, create_next_runs
 from tidewheel.schemas.generated.records import Reply, ReplyStatus
@@ -19,7 +19,7 @@ def asking(first: datetime, last: datetime, key: str = "job", **fields: object) 
 
 def ask_backfill(database: Database, first: datetime, last: datetime, key: str = "job", **fields: object) -> Reply:
     """Ask for a backfill."""
-    return ask(database, asking(first, last, key, **fields))[0]
+    return apply_batch(database, asking(first, last, key, **fields))[0]
 
 
 def accept(database: Database, first: datetime, last: datetime, key: str = "job", **fields: object) -> UUID:
@@ -31,7 +31,7 @@ def accept(database: Database, first: datetime, last: datetime, key: str = "job"
 
 def move(database: Database, kind: str, backfill_id: UUID, **fields: object) -> Reply:
     """Pause, resume or cancel a backfill; the answer."""
-    return ask(database, {"type": f"backfill.{kind}", "backfill_id": str(backfill_id)} | fields)[0]
+    return apply_batch(database, {"type": f"backfill.{kind}", "backfill_id": str(backfill_id)} | fields)[0]
 
 
 def make_batch(database: Database, backfill_id: UUID) -> int:
@@ -60,8 +60,8 @@ def progress(database: Database, backfill_id: UUID) -> BackfillProgress:
         return backfill(connection, "default", backfill_id)
 
 
-def made_instants(database: Database) -> list[datetime]:
-    """The instants of all runs that backfills have made, in the order of their making."""
+def created_instants(database: Database) -> list[datetime]:
+    """Return the instants of all backfill runs in the order of their creation."""
     found = database.rows(
         "SELECT scheduled_at FROM job_runs WHERE cause = 'backfill' ORDER BY created_at, scheduled_at"
     )

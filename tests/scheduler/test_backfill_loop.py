@@ -8,12 +8,12 @@ import pytest
 
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.fixtures.services import until
-from tests.scheduler.backfills import accept, asking, look, made_instants, make_batch, move, progress
+from tests.scheduler.backfills import accept, asking, created_instants, look, make_batch, move, progress
 from tests.scheduler.firing import fire_due
 from tests.scheduler.test_loop import running
 from tests.transitions.acts import (
     about,
-    ask,
+    apply_batch,
     begin,
     claim,
     completions,
@@ -142,7 +142,7 @@ def test_missing_only_skips_recorded_instants(clocked: ClockedDatabase, order: s
     clocked.stop_clock(NOON - 2 * HOUR)
     fire_due(clocked)
     [_, second] = open_runs(clocked)
-    ask(clocked, {"type": "run.cancel", "run_id": str(second.run_id)})
+    apply_batch(clocked, {"type": "run.cancel", "run_id": str(second.run_id)})
     clocked.stop_clock(NOON - 1.5 * HOUR)
     fire_due(clocked)
     made = accept(clocked, NOON - 7 * HOUR, NOON - 1.5 * HOUR, order=order)
@@ -150,7 +150,7 @@ def test_missing_only_skips_recorded_instants(clocked: ClockedDatabase, order: s
     succeed(clocked, first)
     summary = through(clocked, made)
     missing = [NOON - 5 * HOUR, NOON - 3 * HOUR, NOON - 2 * HOUR]
-    assert sorted(made_instants(clocked)) == missing
+    assert sorted(created_instants(clocked)) == missing
     assert (summary.made, summary.passed_over, summary.occurrences) == (3, 2, 5)
     # What this one has run is not missing for the next.
     again = accept(clocked, NOON - 7 * HOUR, NOON - 1.5 * HOUR)
@@ -165,7 +165,7 @@ def test_each_instant_runs_version_in_force_then(clocked: ClockedDatabase) -> No
     clocked.stop_clock(midnight + 4.5 * HOUR)
     submit(clocked, schedule="0 */2 * * *", overlap="allow_all", lane="critical")
     clocked.stop_clock(midnight + 8.5 * HOUR)
-    ask(clocked, about("job.delete"))
+    apply_batch(clocked, about("job.delete"))
     clocked.stop_clock(midnight + 10.5 * HOUR)
     submit(clocked, schedule="0 */3 * * *", overlap="allow_all")
     clocked.stop_clock(NOON + 3 * HOUR)
@@ -186,7 +186,7 @@ def test_current_version_is_the_one_at_acceptance(hourly: ClockedDatabase) -> No
     submit(hourly, schedule="45 * * * *", overlap="allow_all")
     through(hourly, made)
     versions = {version for (version,) in hourly.rows("SELECT job_version FROM job_runs WHERE cause = 'backfill'")}
-    assert (made_instants(hourly), versions) == ([NOON - 1.5 * HOUR, NOON - 0.5 * HOUR], {2})
+    assert (created_instants(hourly), versions) == ([NOON - 1.5 * HOUR, NOON - 0.5 * HOUR], {2})
 
 
 def test_max_concurrent_bounds_open_backfill_runs(hourly: ClockedDatabase) -> None:
@@ -197,7 +197,7 @@ def test_max_concurrent_bounds_open_backfill_runs(hourly: ClockedDatabase) -> No
         some = [run.run_id for run in open_runs(hourly)][::2]
         for started in claim(hourly, *some).started:
             succeed(hourly, started)
-    assert len(made_instants(hourly)) == len(set(made_instants(hourly))) == 73
+    assert len(created_instants(hourly)) == len(set(created_instants(hourly))) == 73
 
 
 def test_backfill_runs_are_buffered_when_overlap_is_forbidden(clocked: ClockedDatabase) -> None:
@@ -247,7 +247,7 @@ def test_paused_backfill_creates_nothing_and_resumes_at_cursor(hourly: ClockedDa
     assert look(hourly) == 0
     move(hourly, "resume", made)
     assert through(hourly, made).state == "finished"
-    assert made_instants(hourly) == FIVE
+    assert created_instants(hourly) == FIVE
 
 
 def test_cancelled_backfill_ends_unstarted_runs_only(hourly: ClockedDatabase) -> None:
@@ -272,7 +272,7 @@ def test_deleting_job_cancels_its_backfills(hourly: ClockedDatabase) -> None:
     made = accept(hourly, *RANGE, max_concurrent=2)
     make_batch(hourly, made)
     [first, second] = open_runs(hourly)
-    ask(hourly, about("job.delete"), submission(**HOURLY))
+    apply_batch(hourly, about("job.delete"), submission(**HOURLY))
     assert make_batch(hourly, made) == 0
     summary = progress(hourly, made).summary
     assert (summary.state, summary.reason, summary.made) == ("cancelled", "job_deleted", 2)
@@ -286,7 +286,7 @@ def test_paused_backfill_is_cancelled_with_its_job(hourly: ClockedDatabase) -> N
     move(hourly, "pause", made, reason="later")
     look(hourly)
     assert progress(hourly, made).summary.state == "paused"
-    ask(hourly, about("job.delete"), submission(**HOURLY))
+    apply_batch(hourly, about("job.delete"), submission(**HOURLY))
     look(hourly)
     summary = progress(hourly, made).summary
     assert (summary.state, summary.reason, summary.finished_at) == ("cancelled", "job_deleted", NOON)
@@ -332,16 +332,16 @@ def test_two_schedulers_create_each_backfill_run_once(hourly: ClockedDatabase) -
     blocking.rollback()
     assert writing.result(10)[0] == 5
     assert create_next_runs(second, hourly.installation, other)[0] == 0
-    assert made_instants(hourly) == FIVE
+    assert created_instants(hourly) == FIVE
 
 
 @pytest.mark.slow
 def test_schedulers_complete_many_backfills(database: Database) -> None:
     now = database.now()
     keys = [f"job-{number}" for number in range(8)]
-    ask(database, *(submission(key, **HOURLY) for key in keys))
+    apply_batch(database, *(submission(key, **HOURLY) for key in keys))
     between = now - 2 * DAY, now
-    ask(database, *(asking(*between, key, what="all", versions="current", max_concurrent=1000) for key in keys))
+    apply_batch(database, *(asking(*between, key, what="all", versions="current", max_concurrent=1000) for key in keys))
     with running(database), running(database):
         until(lambda: database.count("job_runs") >= 8 * 48, "every run is made")
         for run in open_runs(database):

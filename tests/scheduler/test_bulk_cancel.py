@@ -13,7 +13,7 @@ from tests.transitions.acts import (
     EXECUTOR,
     about,
     active_run_of,
-    ask,
+    apply_batch,
     attempts,
     begin,
     begun,
@@ -51,7 +51,7 @@ def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_SCAN_ROWS", 5)
 
 
-def carry_out(database: Database, *, most: int = 200) -> list[CancelResult]:
+def step_until_idle(database: Database, *, most: int = 200) -> list[CancelResult]:
     """Step until there is nothing more to do at once; returns what was done."""
     cancelling = BulkCancel(database.session(), database.installation)
     steps: list[CancelResult] = []
@@ -76,7 +76,7 @@ def progress(database: Database, number: int) -> tuple[int, bool]:
 def test_unstarted_run_is_cancelled_with_event_and_reason(with_job: Database) -> None:
     runs = [trigger(with_job), trigger(with_job, delay="1h")]
     number = cancel(with_job, key="job", reason="wrong list")
-    carry_out(with_job)
+    step_until_idle(with_job)
     assert [final_state(with_job, run) for run in runs] == [("cancelled", "wrong list")] * 2
     assert sorted(event.run_id for event in completions(with_job)) == sorted(map(str, runs))
     assert progress(with_job, number) == (2, True)
@@ -92,7 +92,7 @@ def test_runs_of_every_state_are_cancelled(with_job: Database) -> None:
     with with_job.transaction() as connection:
         wait_runs(connection, [Wait(waiting.run_id, waiting.attempt, EXECUTOR, timedelta(hours=1))])
     number = cancel(with_job, handler="send-email")
-    carry_out(with_job)
+    step_until_idle(with_job)
     assert states(with_job, [retrying.run_id, waiting.run_id, queued, buffered]) == ["cancelled"] * 4
     assert {run.run_id: run.state for run in open_runs(with_job)} == {
         running.run_id: "cancelling",
@@ -110,7 +110,7 @@ def test_started_runs_continue_if_requested(with_job: Database) -> None:
     running, retrying, fresh = begun(with_job), begun(with_job), trigger(with_job)
     requeue(with_job, retrying, AttemptOutcome.FAILED, timedelta(hours=1))
     number = cancel(with_job, key="job", include_started=False)
-    carry_out(with_job)
+    step_until_idle(with_job)
     assert {run.state for run in open_runs(with_job)} == {"running", "retrying"}
     assert (states(with_job, [fresh]), progress(with_job, number)) == (["cancelled"], (1, True))
     assert attempts(with_job, running.run_id) == []
@@ -124,7 +124,7 @@ def test_scan_of_many_steps_cancels_all_matching_runs_only(database: Database, n
     submit(database, "c", labels={"x": "1"}, target="one")
     runs = {key: [trigger(database, key) for _ in range(12)] for key in ("a", "b", "c")}
     number = cancel(database, **named)
-    steps = carry_out(database)
+    steps = step_until_idle(database)
     assert max(step.ended for step in steps) == 3
     wanted = runs["a"] if "key" in named else runs["a"] + runs["c"]
     assert progress(database, number) == (len(wanted), True)
@@ -145,7 +145,7 @@ def test_cancellations_are_advanced_in_rotation(database: Database) -> None:
         assert cancelling.step().more
         done = [progress(database, number)[0] for number in numbers]
         assert abs(done[0] - done[1]) <= 3
-    carry_out(database)
+    step_until_idle(database)
     assert [progress(database, number) for number in numbers] == [(9, True), (9, True)]
 
 
@@ -167,10 +167,10 @@ def test_locked_runs_are_retried_before_cancellation_finishes(with_job: Database
     number = cancel(with_job, key="job")
     holding = with_job.connection()
     holding.execute("SELECT 1 FROM open_runs WHERE run_id = %s FOR UPDATE", [run])
-    steps = carry_out(with_job)
+    steps = step_until_idle(with_job)
     assert (steps[-1].more, progress(with_job, number)) == (False, (0, False))
     holding.rollback()
-    carry_out(with_job)
+    step_until_idle(with_job)
     assert (states(with_job, [run]), progress(with_job, number)) == (["cancelled"], (1, True))
 
 
@@ -179,16 +179,16 @@ def test_cancellation_locked_by_another_scheduler_is_skipped(with_job: Database)
     number = cancel(with_job, key="job")
     other = with_job.connection()
     other.execute("SELECT 1 FROM cancellations WHERE id = %s FOR UPDATE", [number])
-    assert {step.ended for step in carry_out(with_job)} == {0}
+    assert {step.ended for step in step_until_idle(with_job)} == {0}
     other.rollback()
-    assert sum(step.ended for step in carry_out(with_job)) == 1
+    assert sum(step.ended for step in step_until_idle(with_job)) == 1
 
 
 def test_run_that_ends_concurrently_is_not_counted(with_job: Database) -> None:
     started = begun(with_job)
     number = cancel(with_job, key="job")
     end(with_job, ending(started, RunState.SUCCEEDED))
-    carry_out(with_job)
+    step_until_idle(with_job)
     assert (final_state(with_job, started.run_id)[0], progress(with_job, number)) == ("succeeded", (0, True))
 
 
@@ -202,7 +202,7 @@ def test_run_promoted_from_a_cancelled_active_run_does_not_start(database: Datab
         finish_runs(connection, database.installation, [ending(holder, RunState.SUCCEEDED)])
     [released] = [run.run_id for run in open_runs(database) if run.state == "queued"]
     assert claim(database, released).started == []
-    carry_out(database)
+    step_until_idle(database)
     assert (states(database, waiters), database.count("active_runs")) == (["cancelled"] * 3, 0)
 
 
@@ -211,7 +211,7 @@ def test_fixed_delay_job_continues_after_cancelled_run(database: Database) -> No
     fire_due(database)
     [run] = open_runs(database)
     cancel(database, key="job")
-    carry_out(database)
+    step_until_idle(database)
     assert states(database, [run.run_id]) == ["cancelled"]
     [(held, ahead)] = database.rows("SELECT hold_reason, due_at - tidewheel_now() FROM timers")
     assert held is None
@@ -221,11 +221,11 @@ def test_fixed_delay_job_continues_after_cancelled_run(database: Database) -> No
 def test_deleting_job_cancels_its_backlog(with_job: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tidewheel.intake.lifecycle._MAX_CANCELLED", 2)
     running, *runs = begun(with_job).run_id, *(trigger(with_job) for _ in range(5))
-    ask(with_job, about("job.delete"))
+    apply_batch(with_job, about("job.delete"))
     left = [run.run_id for run in open_runs(with_job) if run.state == "queued"]
     assert len(left) == 3
     assert all(claim(with_job, run).started == [] for run in left)
-    carry_out(with_job)
+    step_until_idle(with_job)
     assert {final_state(with_job, run) for run in runs} == {("cancelled", "job_deleted")}
     assert open_run(with_job, running).state == "running"
 
@@ -241,7 +241,7 @@ def test_run_that_cannot_be_ended_does_not_block_others(with_job: Database, monk
         return finish_runs(connection, installation, ends)  # type: ignore[arg-type]  # as they came
 
     monkeypatch.setattr(module, "finish_runs", fails)
-    carry_out(with_job)
+    step_until_idle(with_job)
     assert states(with_job, others) == ["cancelled"] * 3
     assert begin_is_refused(with_job, poison)
 
@@ -267,7 +267,7 @@ def test_run_that_cannot_be_ended_is_retried_after_pause_only(
     assert begin_is_refused(with_job, run)
     # A scheduler that is started anew tries once more; what was wrong has been mended.
     monkeypatch.setattr(module, "finish_runs", finish_runs)
-    carry_out(with_job)
+    step_until_idle(with_job)
     assert (states(with_job, [run]), progress(with_job, number)) == (["cancelled"], (1, True))
 
 

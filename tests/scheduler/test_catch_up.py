@@ -10,8 +10,8 @@ from tests.scheduler.firing import fire_due
 from tests.scheduler.test_firing import scheduler_of
 from tests.transitions.acts import (
     about,
-    ask,
-    ask_within,
+    apply_batch,
+    apply_batch_within,
     begin,
     claim,
     completions,
@@ -135,7 +135,7 @@ def test_change_during_a_catch_up_finishes_it_by_the_version_in_force(still: Clo
     submit(still, schedule="@every 10s", catch_up="fire_all", overlap="allow_all")
     still.advance(HOUR)
     fire_due(still)
-    ask(still, about("job.pause"))
+    apply_batch(still, about("job.pause"))
     [(runs,)] = still.rows("SELECT count(*) FROM job_runs")
     assert runs == 360
     assert {row[0] for row in still.rows("SELECT job_version FROM job_runs")} == {1}
@@ -143,7 +143,7 @@ def test_change_during_a_catch_up_finishes_it_by_the_version_in_force(still: Clo
 
 def test_past_once_with_catch_up_skip_is_refused(still: ClockedDatabase) -> None:
     past = (still.now() - MINUTE).isoformat()
-    [reply] = ask(
+    [reply] = apply_batch(
         still,
         {"type": "job.submit", "job": {"key": "k", "schedule": {"once": past}, "target": "t", "catch_up": "skip"}},
     )
@@ -159,7 +159,7 @@ def test_catch_up_does_not_block_other_jobs(still: ClockedDatabase) -> None:
     submit(still, "later", schedule="@every 1h")
     still.advance(3 * HOUR)
     editing = still.connection()
-    ask_within(editing, still, submission("late", schedule="@every 2h"))
+    apply_batch_within(editing, still, submission("late", schedule="@every 2h"))
     assert fire_due(still) == 1
     editing.commit()
     assert len({run.publish_at for run in open_runs(still)}) == 2

@@ -10,7 +10,7 @@ import pytest
 from tests.fixtures.database import ClockedDatabase
 from tests.fixtures.services import until
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import about, ask, begin, claim, completions, open_runs, submission, submit, succeed
+from tests.transitions.acts import about, apply_batch, begin, claim, completions, open_runs, submission, submit, succeed
 from tests.transitions.stepping import in_background
 from tidewheel.postgres.partitions import TABLES
 from tidewheel.process.service import Shutdown
@@ -29,7 +29,7 @@ def noon(clocked: ClockedDatabase) -> ClockedDatabase:
     return clocked
 
 
-def settle(database: ClockedDatabase, lookahead: timedelta = timedelta(0)) -> None:
+def fire_all_due(database: ClockedDatabase, lookahead: timedelta = timedelta(0)) -> None:
     """Fire until nothing is due."""
     while fire_due(database, lookahead=lookahead):
         pass
@@ -54,7 +54,7 @@ def test_clock_jump_forward_is_decided_by_each_jobs_policy(noon: ClockedDatabase
     for policy in ("fire_once", "skip", "fire_all"):
         submit(noon, policy, catch_up=policy, **EACH_MINUTE)
     noon.advance(jump)
-    settle(noon)
+    fire_all_due(noon)
     latest = NOON + jump
     missed = int(jump / MINUTE)
     assert made(noon, "fire_once") == [latest - MINUTE, latest]
@@ -79,16 +79,16 @@ def skipped_of(database: ClockedDatabase, key: str) -> list[tuple[str, datetime,
 def test_clock_jump_back_fires_each_instant_once(noon: ClockedDatabase, jump: timedelta) -> None:
     submit(noon, **EACH_MINUTE)
     noon.advance(MINUTE)
-    settle(noon)
+    fire_all_due(noon)
     before = noon.rows("SELECT run_id, scheduled_at, publish_at, state FROM open_runs")
     noon.advance(-jump)
-    settle(noon)
+    fire_all_due(noon)
     assert noon.rows("SELECT run_id, scheduled_at, publish_at, state FROM open_runs") == before, "written runs stay"
     noon.advance(jump - SECOND)
-    settle(noon)
+    fire_all_due(noon)
     assert made(noon) == [NOON + MINUTE]
     noon.advance(SECOND + MINUTE)
-    settle(noon)
+    fire_all_due(noon)
     assert made(noon) == [NOON + MINUTE, NOON + 2 * MINUTE]
     assert skipped(noon) == []
 
@@ -96,7 +96,7 @@ def test_clock_jump_back_fires_each_instant_once(noon: ClockedDatabase, jump: ti
 def test_clock_jump_back_delays_a_run_created_ahead(noon: ClockedDatabase) -> None:
     submit(noon, **EACH_MINUTE)
     noon.advance(MINUTE)
-    settle(noon)
+    fire_all_due(noon)
     [run] = open_runs(noon)
     noon.advance(-HOUR)
     assert claim(noon, run.run_id).started == []
@@ -119,15 +119,15 @@ def test_clock_jump_back_and_an_edit_fire_nothing_twice(noon: ClockedDatabase, c
     ended: list[UUID] = []
     for _ in range(3):
         noon.advance(MINUTE)
-        settle(noon)
+        fire_all_due(noon)
         [run] = open_runs(noon)
         succeed(noon, begin(noon, run.run_id))
         ended.append(run.run_id)
     noon.advance(-HOUR)
     for request in change:
-        ask(noon, request)
+        apply_batch(noon, request)
     noon.advance(HOUR + 2 * MINUTE)
-    settle(noon)
+    fire_all_due(noon)
     instants = made(noon)
     assert instants == sorted(set(instants))
     assert {NOON + number * MINUTE for number in range(1, 4)} <= set(instants)
@@ -141,11 +141,11 @@ def test_clock_jump_back_and_an_edit_fire_nothing_twice(noon: ClockedDatabase, c
 def test_clock_jump_of_days_creates_partitions_for_every_run(noon: ClockedDatabase, jump: timedelta) -> None:
     submit(noon, **EACH_MINUTE)
     noon.advance(MINUTE)
-    settle(noon)
+    fire_all_due(noon)
     noon.advance(jump)
-    ask(noon, submission("new", **EACH_MINUTE), about("job.trigger", "new"))
+    apply_batch(noon, submission("new", **EACH_MINUTE), about("job.trigger", "new"))
     noon.advance(MINUTE)
-    settle(noon)
+    fire_all_due(noon)
     assert noon.now() in made(noon, "new")
     for run in open_runs(noon):
         if run.publish_at <= noon.now():

@@ -11,7 +11,7 @@ from tests.scheduler.firing import fire_due
 from tests.transitions.acts import (
     EXECUTOR,
     active_run_of,
-    ask,
+    apply_batch,
     attempts,
     begin,
     begun,
@@ -61,7 +61,7 @@ def wait_for_answer(database: Database, run_id: UUID, heartbeat: timedelta | Non
         assert not wait_runs(connection, [Wait(run_id, attempt, EXECUTOR, HOUR, heartbeat)])
 
 
-def told(database: Database, which: str) -> None:
+def check_records_name(database: Database, which: str) -> None:
     """Completion, dead letter, row and copy of the one failed run all name the timeout that struck."""
     [completion], [letter] = completions(database), dead_letters(database)
     assert (completion.status, completion.reason) == ("timed_out", which)
@@ -81,7 +81,7 @@ def test_unstarted_run_ends_by_schedule_to_start(still: ClockedDatabase) -> None
     still.advance(timedelta(milliseconds=1))
     assert not claim(still, run_id).started
     assert look(still) == 1
-    told(still, "schedule_to_start")
+    check_records_name(still, "schedule_to_start")
     assert attempts(still, run_id) == []
     assert still.count("open_runs") == 0
 
@@ -102,7 +102,7 @@ def test_schedule_to_start_counts_from_publish_at(still: ClockedDatabase) -> Non
     assert look(still) == 0
     still.advance(MINUTE)
     assert look(still) == 1
-    told(still, "schedule_to_start")
+    check_records_name(still, "schedule_to_start")
 
 
 @pytest.mark.parametrize("outcome", [AttemptOutcome.FAILED, AttemptOutcome.RELEASED, AttemptOutcome.LOST])
@@ -112,7 +112,7 @@ def test_run_between_attempts_ends_by_schedule_to_close(still: ClockedDatabase, 
     requeue(still, started, outcome, delay=HOUR)
     still.advance(MINUTE)
     assert look(still) == 1
-    told(still, "schedule_to_close")
+    check_records_name(still, "schedule_to_close")
     assert attempts(still, started.run_id) == [(1, outcome)]
     [completion] = completions(still)
     assert (completion.attempt, completion.started_at, completion.sequence) == (1, None, 3)
@@ -136,7 +136,7 @@ def test_buffered_run_is_timed_out_and_others_keep_their_order(still: ClockedDat
     claim(still, third)
     still.advance(31 * SECOND)
     assert look(still) == 1
-    told(still, "schedule_to_start")
+    check_records_name(still, "schedule_to_start")
     succeed(still, holder)
     assert active_run_of(still, JOB) == third
 
@@ -163,7 +163,7 @@ def test_missing_external_result_fails_attempts_then_ends_run(
     wait_for_answer(still, first.run_id)
     still.advance(HOUR)
     assert look(still) == 1
-    told(still, which)
+    check_records_name(still, which)
     assert attempts(still, first.run_id) == [(1, "timed_out"), (2, "timed_out")]
 
 
@@ -173,7 +173,7 @@ def test_missing_heartbeats_time_out_wait_earlier(still: ClockedDatabase) -> Non
     wait_for_answer(still, started.run_id, MINUTE)
     still.advance(MINUTE)
     assert look(still) == 1
-    told(still, "heartbeat")
+    check_records_name(still, "heartbeat")
     assert attempts(still, started.run_id) == [(1, "timed_out")]
 
 
@@ -182,7 +182,7 @@ def test_schedule_to_close_runs_during_external_wait(still: ClockedDatabase) -> 
     wait_for_answer(still, begun(still).run_id, MINUTE)
     still.advance(10 * SECOND)
     assert look(still) == 1
-    told(still, "schedule_to_close")
+    check_records_name(still, "schedule_to_close")
 
 
 def test_at_most_once_run_is_not_requeued(still: ClockedDatabase) -> None:
@@ -190,7 +190,7 @@ def test_at_most_once_run_is_not_requeued(still: ClockedDatabase) -> None:
     wait_for_answer(still, begun(still).run_id)
     still.advance(HOUR)
     assert look(still) == 1
-    told(still, "async_timeout")
+    check_records_name(still, "async_timeout")
 
 
 def test_locked_run_is_not_timed_out(still: ClockedDatabase) -> None:
@@ -226,7 +226,7 @@ def test_timed_out_fixed_delay_run_waits_for_a_concurrent_edit_unlocked(still: C
     editing.execute("SELECT FROM open_runs WHERE run_id = %s FOR UPDATE NOWAIT", [run.run_id])
     editing.rollback()
     assert looking.result(30)[0] == 1
-    told(still, "schedule_to_start")
+    check_records_name(still, "schedule_to_start")
     assert still.rows("SELECT hold_reason, scheduled_at FROM timers") == [(None, still.now() + HOUR)]
     assert still.value("SELECT consecutive_failures FROM jobs") == 1
 
@@ -259,7 +259,7 @@ def test_unreadable_run_does_not_block_other_timeouts(still: ClockedDatabase) ->
 
 def test_timeouts_are_applied_batch_by_batch(still: ClockedDatabase) -> None:
     submit(still, schedule_to_start="1m")
-    ask(still, *({"type": "job.trigger", "key": "job"} for _ in range(700)))
+    apply_batch(still, *({"type": "job.trigger", "key": "job"} for _ in range(700)))
     still.advance(MINUTE)
     watching = deadlines(still)
     assert [watching.step()[0] for _ in range(3)] == [500, 200, 0]
@@ -268,7 +268,7 @@ def test_timeouts_are_applied_batch_by_batch(still: ClockedDatabase) -> None:
 
 def test_concurrent_schedulers_time_a_run_out_once(still: ClockedDatabase) -> None:
     submit(still, schedule_to_start="1m")
-    ask(still, *({"type": "job.trigger", "key": "job"} for _ in range(100)))
+    apply_batch(still, *({"type": "job.trigger", "key": "job"} for _ in range(100)))
     still.advance(MINUTE)
     both = [in_background(deadlines(still).step) for _ in range(2)]
     assert sum(one.result(30)[0] for one in both) + look(still) == 100

@@ -71,7 +71,7 @@ def policies(draw: st.DrawFn) -> str:
     return canonical(document).decode()
 
 
-def stands(at: datetime, schedule: str, policy: str = "{}", *, number: int = 1) -> LockedTimer:
+def locked_timer(at: datetime, schedule: str, policy: str = "{}", *, number: int = 1) -> LockedTimer:
     return LockedTimer(
         job_id=UUID(int=number), tenant="default", shard=0, scheduled_at=at, version=1, schedule=schedule, handler=None,
         queue="default", lane="standard", overlap="skip", definition=b"", has_deadlines=False, policy=policy, due_at=at,
@@ -81,7 +81,7 @@ def stands(at: datetime, schedule: str, policy: str = "{}", *, number: int = 1) 
 @st.composite
 def timers(draw: st.DrawFn, number: int = 1) -> LockedTimer:
     """Draw a timer, mostly at an occurrence of its schedule."""
-    timer = stands(draw(near), draw(texts()), draw(policies()), number=number)
+    timer = locked_timer(draw(near), draw(texts()), draw(policies()), number=number)
     at = timer_state(timer, DAY_SETS).schedule.after(timer.scheduled_at)
     if at is not None and draw(st.integers(0, 9)):
         timer = timer._replace(scheduled_at=at)
@@ -135,7 +135,7 @@ def test_fast_path_decides_single_occurrence_on_time(timer: LockedTimer, late: t
     ],
 )
 def test_fast_path_leaves_unreadable_schedule_to_general_path(schedule: str) -> None:
-    timer = stands(START, schedule)
+    timer = locked_timer(START, schedule)
     assert decide_on_time(timer, now=START, horizon=START, misfire_after=MISFIRE_AFTER) is None
     decider = BatchDecider(DecisionInputs(), (), now=START, horizon=START, misfire_after=MISFIRE_AFTER)
     with pytest.raises(DecisionFailed):

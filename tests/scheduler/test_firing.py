@@ -10,7 +10,7 @@ import pytest
 
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due, look_at
-from tests.transitions.acts import ask, lifecycle, open_runs, requests, submission, submit
+from tests.transitions.acts import apply_batch, lifecycle, open_runs, requests, submission, submit
 from tests.transitions.stepping import in_background
 from tidewheel.errors import Unavailable
 from tidewheel.jobs.values import format_timestamp
@@ -157,7 +157,7 @@ def test_clock_set_back_creates_no_duplicate_run(still: ClockedDatabase) -> None
 
 def test_jobs_with_one_schedule_get_their_own_runs(still: ClockedDatabase) -> None:
     at = still.now().replace(microsecond=0) + SECOND
-    ask(still, *(submission(f"job-{n}", schedule="* * * * * *") for n in range(50)))
+    apply_batch(still, *(submission(f"job-{n}", schedule="* * * * * *") for n in range(50)))
     still.stop_clock(at)
     assert fire_due(still) == 50
     assert {run.scheduled_at for run in open_runs(still)} == {at}
@@ -165,7 +165,7 @@ def test_jobs_with_one_schedule_get_their_own_runs(still: ClockedDatabase) -> No
 
 
 def test_backlog_of_one_shard_does_not_delay_others(still: ClockedDatabase) -> None:
-    ask(still, *(submission(f"job-{n}", **EACH_SECOND) for n in range(300)))
+    apply_batch(still, *(submission(f"job-{n}", **EACH_SECOND) for n in range(300)))
     still.advance(SECOND)
     fire_due(still, batch=128)
     fired = {shard for (shard,) in still.rows("SELECT DISTINCT shard FROM job_runs")}
@@ -175,7 +175,7 @@ def test_backlog_of_one_shard_does_not_delay_others(still: ClockedDatabase) -> N
 def test_concurrent_schedulers_create_one_run_per_occurrence(
     still: ClockedDatabase, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ask(still, *(submission(f"job-{n}", **EACH_SECOND) for n in range(60)))
+    apply_batch(still, *(submission(f"job-{n}", **EACH_SECOND) for n in range(60)))
     over = threading.Event()
 
     def work(scheduler: Scheduler) -> None:
@@ -204,7 +204,7 @@ def test_concurrent_schedulers_create_one_run_per_occurrence(
 
 
 def test_locked_timer_does_not_block_others(still: ClockedDatabase) -> None:
-    ask(still, submission("held", **EACH_SECOND), submission("free", **EACH_SECOND))
+    apply_batch(still, submission("held", **EACH_SECOND), submission("free", **EACH_SECOND))
     still.advance(SECOND)
     holding = still.connection()
     holding.execute("SELECT FROM timers AS t JOIN jobs AS j USING (job_id) WHERE key = 'held' FOR UPDATE OF t")

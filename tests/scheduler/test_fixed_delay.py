@@ -9,7 +9,7 @@ from tests.scheduler.firing import fire_due
 from tests.transitions.acts import (
     EXECUTOR,
     about,
-    ask,
+    apply_batch,
     begin,
     claim,
     end,
@@ -75,25 +75,25 @@ def test_retry_does_not_start_the_delay(chain: ClockedDatabase) -> None:
 def test_trigger_does_not_change_the_chain(chain: ClockedDatabase) -> None:
     start(chain)
     run = trigger(chain)
-    ask(chain, {"type": "run.cancel", "run_id": str(run)})
+    apply_batch(chain, {"type": "run.cancel", "run_id": str(run)})
     assert timer(chain) == ("run", None)
 
 
 def test_resumed_chain_counts_from_the_end_of_its_run(chain: ClockedDatabase) -> None:
     started = start(chain)
-    ask(chain, about("job.pause"))
+    apply_batch(chain, about("job.pause"))
     assert timer(chain) == ("pause", None)
     end(chain, ending(started, RunState.SUCCEEDED))
     assert timer(chain) == ("pause", None)
     chain.advance(20 * SECOND)
-    ask(chain, about("job.resume"))
+    apply_batch(chain, about("job.resume"))
     assert timer(chain) == (None, 40.0)
 
 
 def test_resumed_chain_with_an_open_run_waits_for_its_end(chain: ClockedDatabase) -> None:
     started = start(chain)
-    ask(chain, about("job.pause"))
-    ask(chain, about("job.resume"))
+    apply_batch(chain, about("job.pause"))
+    apply_batch(chain, about("job.resume"))
     assert timer(chain) == ("run", None)
     end(chain, ending(started, RunState.SUCCEEDED))
     assert timer(chain) == (None, 60.0)
@@ -121,12 +121,12 @@ def test_start_added_during_the_run_delays_the_chain(chain: ClockedDatabase, *, 
     started = start(chain)
     later = chain.now() + 3600 * SECOND
     if paused:
-        ask(chain, about("job.pause"))
+        apply_batch(chain, about("job.pause"))
     submit(chain, schedule={"fixed_delay": "60s"}, start_at=later.isoformat())
     assert timer(chain) == ("pause" if paused else "run", None)
     end(chain, ending(started, RunState.SUCCEEDED))
     if paused:
-        ask(chain, about("job.resume"))
+        apply_batch(chain, about("job.resume"))
     chain.advance(2 * MINUTE)
     fire_due(chain)
     assert open_runs(chain) == []
@@ -138,7 +138,7 @@ def test_start_added_during_the_run_delays_the_chain(chain: ClockedDatabase, *, 
 
 def test_run_from_before_a_deletion_does_not_advance_the_new_chain(chain: ClockedDatabase) -> None:
     old = start(chain)
-    ask(chain, about("job.delete"))
+    apply_batch(chain, about("job.delete"))
     chain.advance(SECOND)
     submit(chain, schedule={"fixed_delay": "60s"})
     fire_due(chain)
@@ -189,7 +189,7 @@ def test_chain_waiting_for_missing_run_is_released(chain: ClockedDatabase) -> No
 
 def test_stuck_chain_is_released_despite_run_from_before_deletion(chain: ClockedDatabase) -> None:
     start(chain)
-    ask(chain, about("job.delete"))
+    apply_batch(chain, about("job.delete"))
     chain.advance(SECOND)
     submit(chain, schedule={"fixed_delay": "60s"})
     chain.execute("UPDATE timers SET hold_reason = 'run', due_at = 'infinity'")

@@ -11,7 +11,7 @@ from psycopg.conninfo import make_conninfo
 
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.fixtures.services import until
-from tests.transitions.acts import ask, open_runs, submission, submit
+from tests.transitions.acts import apply_batch, open_runs, submission, submit
 from tests.transitions.stepping import in_background
 from tidewheel.clock import SystemClock
 from tidewheel.membership import rendezvous
@@ -99,7 +99,7 @@ def test_overdue_timers_are_fired_by_another_scheduler(clocked: ClockedDatabase)
     clocked.execute(
         "INSERT INTO members VALUES (%s, 'scheduler', 'ghost', 0, tidewheel_now() + '9 s', tidewheel_now())", [ghost]
     )
-    ask(clocked, *(submission(f"job-{n}", **EACH_SECOND) for n in range(40)))
+    apply_batch(clocked, *(submission(f"job-{n}", **EACH_SECOND) for n in range(40)))
     with running(clocked, lookahead=timedelta(0), overdue_after=3 * SECOND):
         until(lambda: members(clocked) == 2, "it has entered")
         [(me,)] = clocked.rows("SELECT member_id FROM members WHERE name <> 'ghost'")
@@ -116,7 +116,7 @@ def test_overdue_timers_are_fired_by_another_scheduler(clocked: ClockedDatabase)
 def test_two_schedulers_share_the_work(database: Database) -> None:
     with running(database), running(database):
         until(lambda: members(database) == 2, "both have entered")
-        ask(database, *(submission(f"job-{n}", **EACH_SECOND) for n in range(40)))
+        apply_batch(database, *(submission(f"job-{n}", **EACH_SECOND) for n in range(40)))
         until(lambda: database.count("job_runs") >= 40 * 5, "all fire")
     made = database.rows("SELECT count(*), count(DISTINCT (job_id, scheduled_at)) FROM job_runs")
     assert made[0][0] == made[0][1]

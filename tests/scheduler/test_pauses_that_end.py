@@ -6,7 +6,7 @@ import pytest
 
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import about, ask, begin, end, ending, lifecycle, open_runs, submit
+from tests.transitions.acts import about, apply_batch, begin, end, ending, lifecycle, open_runs, submit
 from tidewheel.runs import RunState
 from tidewheel.schemas.generated.records import Reply
 
@@ -22,7 +22,7 @@ def ticking(clocked: ClockedDatabase) -> ClockedDatabase:
 
 def pause(database: ClockedDatabase, minutes: int | None) -> Reply:
     until = {} if minutes is None else {"until": (database.now() + minutes * MINUTE).isoformat()}
-    return ask(database, about("job.pause", **until))[0]
+    return apply_batch(database, about("job.pause", **until))[0]
 
 
 def instants(database: ClockedDatabase) -> list[float]:
@@ -113,7 +113,7 @@ def test_request_before_firing_applies_the_expired_pause(ticking: ClockedDatabas
     if request_kind == "edit":
         submit(ticking, schedule="@every 1m", overlap="allow_all", description="edited")
     else:
-        ask(ticking, about(f"job.{request_kind}"))
+        apply_batch(ticking, about(f"job.{request_kind}"))
     while fire_due(ticking):
         pass
     assert instants(ticking) == [4.0, 5.0]  # missed at 3.0 by two minutes: misfire, not pause

@@ -8,7 +8,7 @@ import pytest
 
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import about, ask, lifecycle, open_runs, submission, submit
+from tests.transitions.acts import about, apply_batch, lifecycle, open_runs, submission, submit
 from tidewheel.ids import job_id
 from tidewheel.schemas.generated.records import ReplyStatus
 
@@ -32,7 +32,7 @@ POISONS: list[tuple[str, LiteralString]] = [
 def due(clocked: ClockedDatabase) -> ClockedDatabase:
     """Three jobs that fire each second, one of which will be poisoned, and a stopped clock."""
     clocked.stop_clock()
-    ask(clocked, *(submission(key, **EACH_SECOND) for key in ("before", "poison", "zzz")))
+    apply_batch(clocked, *(submission(key, **EACH_SECOND) for key in ("before", "poison", "zzz")))
     return clocked
 
 
@@ -67,7 +67,7 @@ def test_edit_releases_job_from_quarantine(due: ClockedDatabase, name: str, chan
     poison(due, change)
     due.advance(timedelta(hours=1))
     fire_due(due)
-    [reply] = ask(due, submission("poison", **EACH_SECOND, payload=1))
+    [reply] = apply_batch(due, submission("poison", **EACH_SECOND, payload=1))
     assert (reply.status, reply.job_version) == (ReplyStatus.ACCEPTED, 2), reply.errors
     due.advance(SECOND)
     fire_due(due)
@@ -80,7 +80,7 @@ def test_quarantined_job_can_be_paused_and_deleted(due: ClockedDatabase) -> None
     poison(due, "schedule = '{'")
     due.advance(SECOND)
     fire_due(due)
-    replies = ask(due, *(about(kind, "poison") for kind in ("job.pause", "job.resume", "job.delete")))
+    replies = apply_batch(due, *(about(kind, "poison") for kind in ("job.pause", "job.resume", "job.delete")))
     assert [reply.status for reply in replies] == ["accepted"] * 3
 
 

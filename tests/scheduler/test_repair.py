@@ -6,7 +6,7 @@ import pytest
 
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import about, ask, ask_within, submission, submit
+from tests.transitions.acts import about, apply_batch, apply_batch_within, submission, submit
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.ids import bucket_of, job_id, shard_of
 from tidewheel.scheduler.repair import repair_missing_timers
@@ -79,8 +79,10 @@ def test_timer_of_overdue_once_is_restored(still: ClockedDatabase) -> None:
 
 def test_repair_restores_only_missing_timers(still: ClockedDatabase) -> None:
     once = {"once": (still.now() + SECOND).isoformat()}
-    ask(still, submission("paused", **EACH_SECOND), submission("deleted", **EACH_SECOND), submission("manual"))
-    ask(still, submission("finished", schedule=once), about("job.pause", "paused"), about("job.delete", "deleted"))
+    apply_batch(still, submission("paused", **EACH_SECOND), submission("deleted", **EACH_SECOND), submission("manual"))
+    apply_batch(
+        still, submission("finished", schedule=once), about("job.pause", "paused"), about("job.delete", "deleted")
+    )
     still.advance(SECOND)
     fire_due(still)
     still.execute("DELETE FROM timers")
@@ -89,7 +91,7 @@ def test_repair_restores_only_missing_timers(still: ClockedDatabase) -> None:
 
 
 def test_unreadable_schedule_does_not_block_repair(still: ClockedDatabase) -> None:
-    ask(still, *(submission(f"job-{n}", **EACH_SECOND) for n in range(5)))
+    apply_batch(still, *(submission(f"job-{n}", **EACH_SECOND) for n in range(5)))
     still.execute("UPDATE job_versions SET schedule = '{' WHERE job_id = %s", [job_id("default", "job-2")])
     lose_timers(still)
     assert mend(still) == 4
@@ -101,7 +103,7 @@ def test_repair_waits_for_concurrent_edit(still: ClockedDatabase) -> None:
     lose_timers(still)
     editing, session = still.connection(), still.session()
     mending = session.connection()
-    ask_within(editing, still, submission(schedule="@every 1h"))
+    apply_batch_within(editing, still, submission(schedule="@every 1h"))
     waiting = in_background(lambda: repair_missing_timers(session, SHARD, 64))
     until_blocked(still, mending)
     editing.commit()
@@ -113,8 +115,8 @@ def test_restored_timer_keeps_overrides(still: ClockedDatabase) -> None:
     now = still.now()
     submit(still, schedule="@every 60s", overlap="allow_all")
     minute = [now + n * 60 * SECOND for n in range(5)]
-    ask(still, about("job.skip", at=minute[2].isoformat()))
-    ask(still, about("job.move", at=minute[3].isoformat(), to=(now + SECOND).isoformat()))
+    apply_batch(still, about("job.skip", at=minute[2].isoformat()))
+    apply_batch(still, about("job.move", at=minute[3].isoformat(), to=(now + SECOND).isoformat()))
     lose_timers(still)
     assert mend(still) == 1
     still.advance(SECOND)

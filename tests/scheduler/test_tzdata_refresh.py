@@ -15,7 +15,7 @@ from tests.fixtures.services import until
 from tests.fixtures.zones import make_tzdata, tzdata
 from tests.scheduler.firing import fire_due
 from tests.strict_types import ROOT
-from tests.transitions.acts import about, ask, lifecycle, open_runs, submit
+from tests.transitions.acts import about, apply_batch, lifecycle, open_runs, submit
 from tidewheel.scheduler import tzdata_refresh as zones_changed
 from tidewheel.scheduler.tzdata_refresh import TzdataRefresh
 from tidewheel.schedules.zones import tzdata_version
@@ -141,7 +141,7 @@ def test_run_ahead_without_occurrence_is_retracted(noon: ClockedDatabase, folder
 
 def test_run_ahead_with_an_occurrence_is_kept(noon: ClockedDatabase, folder: Path) -> None:
     submit(noon, **EACH_SECOND)
-    ask(noon, about("job.skip", at=(NOON + timedelta(seconds=7)).isoformat()))
+    apply_batch(noon, about("job.skip", at=(NOON + timedelta(seconds=7)).isoformat()))
     fire_due(noon, lookahead=timedelta(seconds=60))
     before = noon.rows("SELECT o.run_id, o.xmin FROM open_runs AS o ORDER BY run_id")
     assert len(before) == 59
@@ -155,7 +155,7 @@ def test_manual_skip_survives_a_refresh(noon: ClockedDatabase, folder: Path) -> 
     """One that only the new rules have cannot have been; one that both have is not fired after all."""
     submit(noon, schedule={"cron": "0,30 * * * *", "timezone": "Asia/Kolkata"})
     submit(noon, "daily", **DAILY)
-    ask(noon, about("job.skip", "daily", at=(NOON + 43 * HOUR).isoformat()))  # 08:00 the day after tomorrow
+    apply_batch(noon, about("job.skip", "daily", at=(NOON + 43 * HOUR).isoformat()))  # 08:00 the day after tomorrow
     with tzdata(folder):
         look(noon)
         assert [key for key, _, _ in retimed(noon)] == ["daily"]
@@ -169,7 +169,7 @@ def test_move_without_occurrence_is_deleted(noon: ClockedDatabase, folder: Path,
     """As at an edit: behind the timer it would count as one that was."""
     submit(noon, schedule={"cron": cron, "timezone": "Europe/Berlin"}, overlap="allow_all")
     at = NOON + 43 * HOUR
-    [reply] = ask(noon, about("job.move", at=at.isoformat(), to=(at + HOUR / 4).isoformat()))
+    [reply] = apply_batch(noon, about("job.move", at=at.isoformat(), to=(at + HOUR / 4).isoformat()))
     assert reply.status == "accepted"
     with tzdata(folder):
         look(noon)
@@ -183,7 +183,7 @@ def test_retracted_skip_is_recorded_again(noon: ClockedDatabase, folder: Path) -
     second = timedelta(seconds=1)
     end = NOON + 6.5 * HOUR
     noon.stop_clock(end - 20 * second)
-    ask(noon, {"type": "calendar.put", "name": "closed", "days": ["2026-11-20"]})
+    apply_batch(noon, {"type": "calendar.put", "name": "closed", "days": ["2026-11-20"]})
     submit(noon, **EACH_SECOND, exclude_calendars=["closed"])
     noon.stop_clock(end - 5 * second)
     fire_due(noon, lookahead=5 * second)
@@ -211,11 +211,11 @@ def test_due_timer_is_left_to_firing(noon: ClockedDatabase, folder: Path) -> Non
 
 def test_paused_job_stays_paused_and_resumes_by_the_new_rules(noon: ClockedDatabase, folder: Path) -> None:
     submit(noon, **DAILY)
-    ask(noon, about("job.pause"))
+    apply_batch(noon, about("job.pause"))
     with tzdata(folder):
         look(noon)
         assert timer(noon) == (NOON + 11 * HOUR, None, "pause")
-        [reply] = ask(noon, about("job.resume"))
+        [reply] = apply_batch(noon, about("job.resume"))
     assert reply.next_run_at == NOON + 11 * HOUR
 
 

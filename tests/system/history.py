@@ -16,7 +16,7 @@ from typing import LiteralString, cast
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
 from tests.schedules.brute_force import Reading, matcher, occurrences, pinned_zone, wall_clock
-from tests.transitions.acts import EXECUTOR, about, ask, submission
+from tests.transitions.acts import EXECUTOR, about, apply_batch, submission
 from tests.transitions.acts import end as finish_runs
 from tidewheel.runs import RunState
 from tidewheel.schemas.generated.records import Reply, ReplyStatus
@@ -282,7 +282,7 @@ class History:
 
     def _ask(self, document: dict[str, object]) -> Reply | None:
         """Ask; None when it is refused."""
-        [reply] = ask(self.database, document)
+        [reply] = apply_batch(self.database, document)
         taken = reply.status is ReplyStatus.ACCEPTED
         self._count(f"{document['type']}{'' if taken else ' refused'}")
         self.log.append((self.now, f"{document} {reply.status}"))

@@ -81,11 +81,11 @@ def test_kafka_target_ends_with_its_reply(fleet: Fleet, client: Client) -> None:
     described = {"type": "kafka", "topic": topic, "await_reply": True}
     runs = [triggered(client, described, retry={"max_attempts": 1}) for _ in range(3)]
 
-    def asked() -> bool:
+    def all_received() -> bool:
         reader.poll()
         return len(reader.seen) == len(runs)
 
-    fleet.until(asked, "each run has its message")
+    fleet.until(all_received, "each run has its message")
     replying = Producer({"bootstrap.servers": fleet.bootstrap})
     succeeding, failing, cancelled = (next(m for m in reader.seen if run_of(m) == run) for run in runs)
     client.runs.cancel(runs[2])

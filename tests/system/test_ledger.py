@@ -12,7 +12,7 @@ import pytest
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
 from tests.system.history import History, Job
-from tests.transitions.acts import about, ask, submit
+from tests.transitions.acts import about, apply_batch, submit
 from tidewheel.ids import job_id
 from tidewheel.runs import RunState
 from tidewheel.schedules.decision import SkipReason
@@ -157,7 +157,7 @@ def test_change_during_a_catch_up_leaves_no_gap_in_the_ledger(clocked: ClockedDa
 def test_excluded_days_after_the_last_occurrence_are_recorded(clocked: ClockedDatabase, seen: bool) -> None:  # noqa: FBT001
     """No occurrence is left that fires, and yet some are to come that a calendar leaves out."""
     clocked.stop_clock(instant("28T23:50"))
-    ask(clocked, {"type": "calendar.put", "name": "closed", "weekdays": ["SUN"]})
+    apply_batch(clocked, {"type": "calendar.put", "name": "closed", "weekdays": ["SUN"]})
     submit(clocked, schedule={"cron": "* * * * *"}, exclude_calendars=["closed"], end_at="2026-03-29T00:20:00Z")
     for minute in range(51, 60):
         clocked.stop_clock(instant(f"28T23:{minute}"))
@@ -166,14 +166,14 @@ def test_excluded_days_after_the_last_occurrence_are_recorded(clocked: ClockedDa
         clocked.stop_clock(instant("29T01:00"))
         fire_due(clocked)
     clocked.stop_clock(instant("29T02:00"))
-    ask(clocked, about("job.delete"))
+    apply_batch(clocked, about("job.delete"))
     assert clocked.value("SELECT sum(occurrences) FROM skips WHERE reason = 'excluded'") == 21
 
 
 def test_exclusions_recorded_ahead_are_retracted_with_the_runs(clocked: ClockedDatabase) -> None:
     """A span written within the lookahead may have begun when an edit comes."""
     clocked.stop_clock(instant("29T23:59:50"))
-    ask(clocked, {"type": "calendar.put", "name": "closed", "weekdays": ["SUN"]})
+    apply_batch(clocked, {"type": "calendar.put", "name": "closed", "weekdays": ["SUN"]})
     submit(clocked, schedule={"interval": "1s"}, exclude_calendars=["closed"])
     clocked.stop_clock(instant("29T23:59:56"))
     fire_due(clocked, lookahead=timedelta(seconds=6))

@@ -38,7 +38,7 @@ def test_expired_timeout_is_named_in_every_record(fleet: Fleet, oracle: Oracle) 
     fleet.flush()
     oracle.wait_answered()
     fleet.until(
-        lambda: told(oracle) >= set(CASES), "every end is published"
+        lambda: reported_jobs(oracle) >= set(CASES), "every end is published"
     )  # a retry that was due in an hour stays behind
     ended = {event.job_key: event for event in oracle.completed().values()}
     letters = {letter.job_key: letter for letter in oracle.letters()}
@@ -54,7 +54,7 @@ def test_expired_timeout_is_named_in_every_record(fleet: Fleet, oracle: Oracle) 
     assert sorted(rows) == sorted((key, "timed_out", which) for key, (_, which, _) in CASES.items())
 
 
-def told(oracle: Oracle) -> set[str]:
+def reported_jobs(oracle: Oracle) -> set[str]:
     """The jobs of which both a completion and a dead letter have come."""
     oracle.look()
     return {event.job_key for event in oracle.completed().values()} & {letter.job_key for letter in oracle.letters()}

@@ -48,13 +48,13 @@ class OpenRun:
     claimed_from: str | None
 
 
-def ask(database: Database, *documents: Mapping[str, object]) -> list[Reply]:
+def apply_batch(database: Database, *documents: Mapping[str, object]) -> list[Reply]:
     """Apply requests as one batch, in one transaction."""
     with database.transaction() as connection:
-        return ask_within(connection, database, *documents)
+        return apply_batch_within(connection, database, *documents)
 
 
-def ask_within(connection: Conn, database: Database, *documents: Mapping[str, object]) -> list[Reply]:
+def apply_batch_within(connection: Conn, database: Database, *documents: Mapping[str, object]) -> list[Reply]:
     """Apply requests as one batch, in the caller's transaction."""
     batch = [ReceivedRequest(parse_request(document)) for document in documents]
     return apply_requests(connection, database.installation, batch)
@@ -67,14 +67,14 @@ def submission(key: str = "job", **job: object) -> dict[str, object]:
 
 def submit(database: Database, key: str = "job", **job: object) -> Reply:
     """Submit one job; fail unless it is accepted."""
-    [reply] = ask(database, submission(key, **job))
+    [reply] = apply_batch(database, submission(key, **job))
     assert reply.status is ReplyStatus.ACCEPTED, reply.errors
     return reply
 
 
 def trigger(database: Database, key: str = "job", **fields: object) -> UUID:
     """Trigger a job; return the run."""
-    [reply] = ask(database, {"type": "job.trigger", "key": key} | fields)
+    [reply] = apply_batch(database, {"type": "job.trigger", "key": key} | fields)
     assert reply.status is ReplyStatus.ACCEPTED, reply.errors
     return UUID(reply.run_id)
 

@@ -9,7 +9,7 @@ from tests.fixtures.database import Database
 from tests.transitions.acts import (
     EXECUTOR,
     active_run_of,
-    ask,
+    apply_batch,
     attempts,
     begin,
     claim,
@@ -62,7 +62,7 @@ def test_of_two_runs_of_a_job_in_one_claim_one_starts(skipping: Database) -> Non
 
 def test_allow_all_starts_both_triggers_of_a_claim(database: Database) -> None:
     submit(database)
-    replies = ask(database, *({"type": "job.trigger", "key": "job"} for _ in range(2)))
+    replies = apply_batch(database, *({"type": "job.trigger", "key": "job"} for _ in range(2)))
     runs = {UUID(reply.run_id) for reply in replies}
     assert len(runs) == 2
     assert {started.run_id for started in claim(database, *runs).started} == runs
@@ -102,7 +102,7 @@ def test_skipped_run_does_not_release_the_active_run(skipping: Database) -> None
 
 def test_cancelled_queued_run_does_not_release_the_active_run(skipping: Database) -> None:
     first = begin(skipping, trigger(skipping))
-    ask(skipping, {"type": "run.cancel", "run_id": str(trigger(skipping))})
+    apply_batch(skipping, {"type": "run.cancel", "run_id": str(trigger(skipping))})
     assert active_run_of(skipping, JOB) == first.run_id
 
 

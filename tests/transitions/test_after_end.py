@@ -11,7 +11,7 @@ import pytest
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
 from tests.transitions.acts import (
-    ask,
+    apply_batch,
     begin,
     begun,
     dead_letters,
@@ -47,15 +47,15 @@ def finish(database: ClockedDatabase, *states: RunState) -> None:
         end(database, ending(begun(database), state, error_type="E"))
 
 
-def asked(database: ClockedDatabase) -> list[Request]:
+def sent_requests(database: ClockedDatabase) -> list[Request]:
     return messages(database, database.installation.topics.requests, Request)
 
 
 def test_consecutive_failures_request_one_pause(fragile: ClockedDatabase) -> None:
     finish(fragile, RunState.FAILED, RunState.TIMED_OUT)
-    assert asked(fragile) == []
+    assert sent_requests(fragile) == []
     finish(fragile, RunState.FAILED, RunState.FAILED)
-    [request] = asked(fragile)
+    [request] = sent_requests(fragile)
     assert (request.key, request.reason is not None and request.reason.startswith("3 failures in a row")) == (
         "job",
         True,
@@ -64,9 +64,9 @@ def test_consecutive_failures_request_one_pause(fragile: ClockedDatabase) -> Non
 
 def test_success_resets_consecutive_failures(fragile: ClockedDatabase) -> None:
     finish(fragile, RunState.FAILED, RunState.FAILED, RunState.SUCCEEDED, RunState.FAILED, RunState.FAILED)
-    assert asked(fragile) == []
+    assert sent_requests(fragile) == []
     finish(fragile, RunState.FAILED)
-    assert len(asked(fragile)) == 1
+    assert len(sent_requests(fragile)) == 1
 
 
 def test_failures_in_one_batch_count_in_order(fragile: ClockedDatabase) -> None:
@@ -78,7 +78,7 @@ def test_failures_in_one_batch_count_in_order(fragile: ClockedDatabase) -> None:
 
 def test_pause_request_pauses_the_job_and_resume_resets_the_count(fragile: ClockedDatabase) -> None:
     finish(fragile, *[RunState.FAILED] * 3)
-    [request] = asked(fragile)
+    [request] = sent_requests(fragile)
     parsed, _ = read_request(encode(request))
     for _ in range(2):  # a repeat, as Kafka may bring it
         with fragile.transaction() as connection:
@@ -86,11 +86,11 @@ def test_pause_request_pauses_the_job_and_resume_resets_the_count(fragile: Clock
         assert reply.status == "accepted"
     assert fragile.rows("SELECT paused, pause_reason FROM jobs") == [(True, request.reason)]
     assert [event.reason for event in lifecycle(fragile) if event.type.endswith("job.paused.v1")] == [request.reason]
-    ask(fragile, {"type": "job.resume", "key": "job"})
+    apply_batch(fragile, {"type": "job.resume", "key": "job"})
     assert fragile.value("SELECT consecutive_failures FROM jobs") == 0
     fragile.advance(timedelta(seconds=1))
     finish(fragile, RunState.FAILED, RunState.FAILED)
-    assert len(asked(fragile)) == 1
+    assert len(sent_requests(fragile)) == 1
 
 
 def test_job_without_pause_on_failure_counts_nothing(clocked: ClockedDatabase) -> None:
@@ -109,9 +109,9 @@ def apply(database: ClockedDatabase, request: Request) -> Reply:
 @pytest.mark.parametrize("mended", ["resume", "edit", "without the policy"])
 def test_late_pause_request_does_not_pause_an_edited_job(fragile: ClockedDatabase, mended: str) -> None:
     finish(fragile, *[RunState.FAILED] * 3)
-    [request] = asked(fragile)
+    [request] = sent_requests(fragile)
     if mended == "resume":
-        ask(fragile, {"type": "job.pause", "key": "job"}, {"type": "job.resume", "key": "job"})
+        apply_batch(fragile, {"type": "job.pause", "key": "job"}, {"type": "job.resume", "key": "job"})
     elif mended == "edit":
         submit(fragile, schedule="@every 2h", overlap="allow_all", pause_on_failure=3)
     else:
@@ -123,9 +123,9 @@ def test_late_pause_request_does_not_pause_an_edited_job(fragile: ClockedDatabas
 
 def test_pause_of_an_operator_is_not_changed(fragile: ClockedDatabase) -> None:
     finish(fragile, *[RunState.FAILED] * 3)
-    [request] = asked(fragile)
+    [request] = sent_requests(fragile)
     until = fragile.now() + timedelta(hours=1)
-    ask(fragile, {"type": "job.pause", "key": "job", "until": until.isoformat()})
+    apply_batch(fragile, {"type": "job.pause", "key": "job", "until": until.isoformat()})
     assert apply(fragile, request).unchanged
     assert fragile.value("SELECT paused_until FROM jobs") == until
 
@@ -134,7 +134,7 @@ def test_expired_pause_resets_the_count(fragile: ClockedDatabase) -> None:
     fragile.stop_clock()
     finish(fragile, *[RunState.FAILED] * 2)
     until = fragile.now() + timedelta(minutes=1)
-    ask(fragile, {"type": "job.pause", "key": "job", "until": until.isoformat()})
+    apply_batch(fragile, {"type": "job.pause", "key": "job", "until": until.isoformat()})
     fragile.advance(timedelta(minutes=1))
     fire_due(fragile)
     assert fragile.rows("SELECT paused, consecutive_failures FROM jobs") == [(False, 0)]
@@ -164,7 +164,7 @@ def watched(clocked: ClockedDatabase) -> ClockedDatabase:
 def test_final_failure_triggers_the_on_failure_job_once(watched: ClockedDatabase, state: RunState) -> None:
     started = begun(watched)
     end(watched, ending(started, state, reason="start_to_close", error_type="E", error_message="it broke"))
-    [request] = asked(watched)
+    [request] = sent_requests(watched)
     replies = [apply(watched, request) for _ in range(2)]  # a repeat, as Kafka may bring it
     assert len({reply.run_id for reply in replies}) == 1
     [run] = open_runs(watched)
@@ -189,10 +189,10 @@ def test_repeated_end_after_a_rollback_triggers_the_same_run(watched: ClockedDat
     with contextlib.suppress(ConnectionError), watched.transaction() as connection:
         finish_runs(connection, watched.installation, [failure])
         raise ConnectionError
-    assert asked(watched) == []
+    assert sent_requests(watched) == []
     end(watched, failure)
     end(watched, failure)
-    [request] = asked(watched)
+    [request] = sent_requests(watched)
     assert request.request_id == f"on-failure/{started.run_id}"
 
 
@@ -202,12 +202,12 @@ def test_other_ends_trigger_no_on_failure_job(watched: ClockedDatabase, state: R
         end(watched, ending(begun(watched), state))
     else:
         end(watched, RunEnd(trigger(watched), 0, state))
-    assert asked(watched) == []
+    assert sent_requests(watched) == []
 
 
 def test_retried_failure_triggers_no_on_failure_job(watched: ClockedDatabase) -> None:
     requeue(watched, begun(watched), AttemptOutcome.FAILED)
-    assert asked(watched) == []
+    assert sent_requests(watched) == []
 
 
 @pytest.mark.parametrize("target", ["alert", "job"])
@@ -215,17 +215,17 @@ def test_on_failure_jobs_do_not_trigger_each_other_in_a_circle(watched: ClockedD
     """The job that watches fails too, and names itself, or the one that it watches."""
     submit(watched, "alert", on_failure=target)
     end(watched, ending(begun(watched), RunState.FAILED))
-    [request] = asked(watched)
+    [request] = sent_requests(watched)
     reply = apply(watched, request)
     end(watched, ending(begin(watched, UUID(reply.run_id)), RunState.FAILED))
-    assert asked(watched) == [request]
+    assert sent_requests(watched) == [request]
     assert len(dead_letters(watched)) == 2
 
 
 def test_missing_on_failure_job_is_refused_and_harms_no_run(watched: ClockedDatabase) -> None:
-    ask(watched, {"type": "job.delete", "key": "alert"})
+    apply_batch(watched, {"type": "job.delete", "key": "alert"})
     end(watched, ending(begun(watched), RunState.FAILED))
-    [request] = asked(watched)
+    [request] = sent_requests(watched)
     reply = apply(watched, request)
     assert (reply.status, reply.code) == ("rejected", "unknown_job")
 

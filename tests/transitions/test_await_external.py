@@ -9,7 +9,7 @@ from tests.fixtures.database import Database
 from tests.transitions.acts import (
     EXECUTOR,
     NEVER,
-    ask,
+    apply_batch,
     attempts,
     begun,
     completions,
@@ -70,7 +70,7 @@ def test_fenced_attempt_does_not_wait(with_job: Database) -> None:
 def test_cancel_requested_before_the_wait_ends_the_run(with_job: Database) -> None:
     """Its executor has released it: no other process would end it before that executor dies."""
     started, other = begun(with_job), begun(with_job)
-    ask(with_job, {"type": "run.cancel", "run_id": str(started.run_id)})
+    apply_batch(with_job, {"type": "run.cancel", "run_id": str(started.run_id)})
     assert wait(with_job, waiting(started), waiting(other)) == set()
     assert final_state(with_job, started.run_id)[0] == "cancelled"
     assert attempts(with_job, started.run_id) == [(1, "cancelled")]

@@ -13,7 +13,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from tests.fixtures.database import Database
-from tests.transitions.acts import ask_within, open_runs, submit
+from tests.transitions.acts import apply_batch_within, open_runs, submit
 from tests.transitions.overlapping import make
 from tests.transitions.stepping import in_background
 from tidewheel.clock import monotonic_seconds
@@ -130,7 +130,7 @@ class Actor:
         if not found:
             return
         run = self.chance.choice(found)
-        [reply] = ask_within(connection, self.database, {"type": "run.cancel", "run_id": str(run)})
+        [reply] = apply_batch_within(connection, self.database, {"type": "run.cancel", "run_id": str(run)})
         noted.answers.append((run, RunState(reply.run_status or "")))
 
     def cancel_all(self, connection: Conn, noted: Seen) -> None:
@@ -138,7 +138,7 @@ class Actor:
             return
         key = self.chance.choice(list(JOBS))
         found = connection.execute("SELECT run_id FROM job_runs WHERE job_id = %s", [job_id("default", key)]).fetchall()
-        ask_within(connection, self.database, {"type": "runs.cancel", "key": key})
+        apply_batch_within(connection, self.database, {"type": "runs.cancel", "key": key})
         noted.acknowledged.append(Acknowledged(frozenset(run for (run,) in found if isinstance(run, UUID)), 0.0))
 
     def in_hand(self, connection: Conn) -> list[tuple[UUID, int]]:

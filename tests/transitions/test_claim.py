@@ -9,7 +9,7 @@ from tests.fixtures.database import ClockedDatabase, Database
 from tests.transitions.acts import (
     EXECUTOR,
     about,
-    ask,
+    apply_batch,
     begin,
     claim,
     open_run,
@@ -150,12 +150,12 @@ def test_rolled_back_claim_leaves_the_run_claimable(database: Database) -> None:
 def test_cancelled_run_is_not_claimed(database: Database) -> None:
     submit(database)
     wanted = requested_claim(database, trigger(database))
-    ask(database, {"type": "run.cancel", "run_id": str(wanted.run_id)})
+    apply_batch(database, {"type": "run.cancel", "run_id": str(wanted.run_id)})
     assert claimed(database, wanted).started == []
     assert open_runs(database) == []
 
 
 def test_triggered_run_of_a_paused_job_is_claimed(database: Database) -> None:
     submit(database)
-    ask(database, about("job.pause"))
+    apply_batch(database, about("job.pause"))
     assert len(claim(database, trigger(database)).started) == 1

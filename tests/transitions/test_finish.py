@@ -11,7 +11,7 @@ from psycopg import sql
 from tests.fixtures.database import Database
 from tests.transitions.acts import (
     EXECUTOR,
-    ask,
+    apply_batch,
     attempts,
     begin,
     begun,
@@ -130,7 +130,7 @@ def test_locked_run_is_busy_and_ends_on_retry(database: Database) -> None:
 def test_attempt_outcome_may_differ_from_the_runs_state(database: Database) -> None:
     submit(database)
     lost, cancelled = begun(database), begun(database)
-    ask(database, {"type": "run.cancel", "run_id": str(cancelled.run_id)})
+    apply_batch(database, {"type": "run.cancel", "run_id": str(cancelled.run_id)})
     end(database, *(ending(one, RunState.FAILED, outcome=AttemptOutcome.LOST) for one in (lost, cancelled)))
     assert (final_state(database, lost.run_id)[0], attempts(database, lost.run_id)) == ("failed", [(1, "lost")])
     assert attempts(database, cancelled.run_id) == [(1, "cancelled")]
@@ -224,7 +224,7 @@ def test_batch_reports_ended_busy_and_superseded_runs(database: Database) -> Non
 def test_cancelling_run_can_only_become_cancelled(database: Database, wanted: RunState) -> None:
     submit(database, overlap="skip")
     started = begun(database)
-    ask(database, {"type": "run.cancel", "run_id": str(started.run_id)})
+    apply_batch(database, {"type": "run.cancel", "run_id": str(started.run_id)})
     assert open_run(database, started.run_id).state == "cancelling"
     assert database.count("signals") == 1
     done = end(database, ending(started, wanted, result=b"1"))

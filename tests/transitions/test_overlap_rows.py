@@ -10,7 +10,7 @@ from tests.transitions.acts import (
     NEVER,
     about,
     active_run_of,
-    ask,
+    apply_batch,
     attempts,
     begin,
     claim,
@@ -303,7 +303,7 @@ def test_ended_waiting_run_does_not_release_the_active_run(job: Database, state:
 def test_active_run_is_released_after_its_last_waiting_run_ends(job: Database) -> None:
     first, gone = holding(job), make(job, ALL)
     claim(job, gone)
-    ask(job, {"type": "run.cancel", "run_id": str(gone)})
+    apply_batch(job, {"type": "run.cancel", "run_id": str(gone)})
     succeed(job, first)
     assert active_run_of(job, JOB) is None
 
@@ -312,14 +312,14 @@ def test_cancelling_a_promoted_run_promotes_the_next(job: Database) -> None:
     first, second, third = holding(job), make(job, ALL), make(job, ALL)
     claim(job, second, third)
     succeed(job, first)
-    ask(job, {"type": "run.cancel", "run_id": str(second)})
+    apply_batch(job, {"type": "run.cancel", "run_id": str(second)})
     assert (active_run_of(job, JOB), open_run(job, third).state) == (third, "queued")
 
 
 def test_deleting_a_job_cancels_waiting_runs_and_keeps_the_active_one(job: Database) -> None:
     first, second, third = holding(job), make(job, ALL), make(job, ALL)
     claim(job, second, third)
-    ask(job, about("job.delete"))
+    apply_batch(job, about("job.delete"))
     assert [final_state(job, run)[0] for run in (second, third)] == ["cancelled", "cancelled"]
     assert [run.run_id for run in open_runs(job)] == [first.run_id]
     succeed(job, first)

@@ -7,7 +7,7 @@ import pytest
 from tests.fixtures.database import Database
 from tests.transitions.acts import (
     EXECUTOR,
-    ask,
+    apply_batch,
     attempts,
     begin,
     begun,
@@ -145,7 +145,7 @@ def test_locked_run_is_busy_for_a_requeue(database: Database) -> None:
 def test_cancelling_run_ends_instead_of_being_requeued(database: Database) -> None:
     submit(database)
     started = begun(database)
-    ask(database, {"type": "run.cancel", "run_id": str(started.run_id)})
+    apply_batch(database, {"type": "run.cancel", "run_id": str(started.run_id)})
     refused = requeue(database, started, AttemptOutcome.FAILED)
     assert (refused.runs, refused.busy) == ({}, set())
     assert database.rows("SELECT state FROM job_runs WHERE run_id = %s", [started.run_id]) == [("cancelled",)]

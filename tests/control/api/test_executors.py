@@ -13,7 +13,7 @@ from tests.control.api.answering import Executor, answering, enter, refusal
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.transitions.acts import (
-    ask,
+    apply_batch,
     attempts,
     completions,
     final_state,
@@ -223,7 +223,7 @@ def test_heartbeat_reports_a_cancelled_attempt_which_ends_as_cancelled(executor:
     run_id = a_run(database)
     executor.wish(run_id)
     assert executor.beat() == []
-    ask(database, {"type": "run.cancel", "run_id": str(run_id)})
+    apply_batch(database, {"type": "run.cancel", "run_id": str(run_id)})
     told = {"run_id": str(run_id), "attempt": 1, "kind": "cancel"}
     assert executor.beat() == [told]
     assert executor.beat() == [told]

@@ -64,6 +64,6 @@ def tidewheel(database: Database | str, *arguments: object, stdin: str = "") -> 
     return Done(code, out.getvalue(), err.getvalue())
 
 
-def asked(database: Database, *arguments: object, stdin: str = "") -> Any:  # noqa: ANN401 - as json.loads
+def json_output(database: Database, *arguments: object, stdin: str = "") -> Any:  # noqa: ANN401 - as json.loads
     """Return the JSON output of a command."""
     return tidewheel(database, *arguments, "--output", "json", stdin=stdin).json

@@ -5,7 +5,7 @@ from uuid import uuid4
 
 import pytest
 
-from tests.control.cli.command import asked, tidewheel
+from tests.control.cli.command import json_output, tidewheel
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
 
@@ -27,18 +27,18 @@ def hourly(clocked: ClockedDatabase) -> ClockedDatabase:
 
 
 def test_a_past_range_is_backfilled_shown_paused_resumed_and_cancelled(hourly: ClockedDatabase) -> None:
-    made = asked(hourly, "job", "backfill", "hourly", *RANGE, "--max-concurrent", 2, "--reason", "an outage")
+    made = json_output(hourly, "job", "backfill", "hourly", *RANGE, "--max-concurrent", 2, "--reason", "an outage")
     backfill_id = made["backfill_id"]
     assert (made["key"], made["occurrences"], made["unchanged"]) == ("hourly", 24, False)
-    [listed] = asked(hourly, "backfill", "list", "hourly")["backfills"]
+    [listed] = json_output(hourly, "backfill", "list", "hourly")["backfills"]
     assert (listed["backfill_id"], listed["state"], listed["max_concurrent"]) == (backfill_id, "running", 2)
     assert (listed["first_at"], listed["last_at"]) == ("2026-03-28T11:00:00Z", "2026-03-29T10:00:00Z")
     assert tidewheel(hourly, "backfill", "pause", backfill_id).lines == [f"backfill {backfill_id}: paused"]
-    again = asked(hourly, "backfill", "pause", backfill_id)
+    again = json_output(hourly, "backfill", "pause", backfill_id)
     assert (again["unchanged"], again["status"]) == (True, "paused")
     assert tidewheel(hourly, "backfill", "pause", backfill_id).lines == [f"backfill {backfill_id}: is paused already"]
-    assert asked(hourly, "backfill", "show", backfill_id)["state"] == "paused"
-    assert not asked(hourly, "backfill", "resume", backfill_id)["unchanged"]
+    assert json_output(hourly, "backfill", "show", backfill_id)["state"] == "paused"
+    assert not json_output(hourly, "backfill", "resume", backfill_id)["unchanged"]
     assert tidewheel(hourly, "backfill", "cancel", backfill_id, "--reason", "no need").lines == [
         f"backfill {backfill_id}: cancelled"
     ]
@@ -57,14 +57,14 @@ def test_a_past_range_is_backfilled_shown_paused_resumed_and_cancelled(hourly: C
 
 def test_dry_run_only_counts(hourly: ClockedDatabase) -> None:
     assert tidewheel(hourly, "job", "backfill", "hourly", *RANGE, "--dry-run").lines == ["24 occurrences would be run"]
-    made = asked(hourly, "job", "backfill", "hourly", *RANGE, "--dry-run", "--what", "all")
+    made = json_output(hourly, "job", "backfill", "hourly", *RANGE, "--dry-run", "--what", "all")
     assert (made["backfill_id"], made["occurrences"]) == (None, 24)
     assert tidewheel(hourly, "backfill", "list").lines == ["no such backfill"]
 
 
 def test_repeated_request_returns_the_same_backfill(hourly: ClockedDatabase) -> None:
     ask = ("job", "backfill", "hourly", *RANGE, "--request-id", "b-1")
-    assert asked(hourly, *ask)["backfill_id"] == asked(hourly, *ask)["backfill_id"]
+    assert json_output(hourly, *ask)["backfill_id"] == json_output(hourly, *ask)["backfill_id"]
 
 
 def test_invalid_backfill_request_is_refused(hourly: ClockedDatabase) -> None:

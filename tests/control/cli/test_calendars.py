@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.control.cli.command import asked, tidewheel
+from tests.control.cli.command import json_output, tidewheel
 from tests.fixtures.database import Database
 from tests.transitions.acts import submit
 
@@ -19,9 +19,11 @@ END:VCALENDAR
 
 
 def test_calendar_is_put_from_lists_and_shown(database: Database) -> None:
-    put = asked(database, "calendar", "put", "closed", "--days", "2026-12-25, 2026-12-24", "--weekdays", "SAT,sun")
+    put = json_output(
+        database, "calendar", "put", "closed", "--days", "2026-12-25, 2026-12-24", "--weekdays", "SAT,sun"
+    )
     assert (put["unchanged"], put["version"], put["days"]) == (False, 1, ["2026-12-24", "2026-12-25"])
-    shown = asked(database, "calendar", "show", "closed")
+    shown = json_output(database, "calendar", "show", "closed")
     assert shown == {name: value for name, value in put.items() if name != "unchanged"}
     assert shown["weekdays"] == ["SUN", "SAT"]
 
@@ -35,7 +37,7 @@ def test_identical_put_is_reported_as_unchanged(database: Database) -> None:
 def test_file_adds_its_days_and_reports_the_horizon_of_its_repeats(database: Database, tmp_path: Path) -> None:
     path = tmp_path / "bank.ics"
     path.write_text(CHRISTMAS)
-    put = asked(database, "calendar", "put", "bank", "--from", path, "--weekdays", "SUN", "--years", "2")
+    put = json_output(database, "calendar", "put", "bank", "--from", path, "--weekdays", "SUN", "--years", "2")
     assert put["days"][:4] == ["2025-12-25", "2025-12-26", "2026-12-25", "2026-12-26"]
     assert put["weekdays"] == ["SUN"]
     assert put["source"].startswith("bank.ics: 1 events, repeats followed to 20")
@@ -61,9 +63,9 @@ def test_invalid_value_is_refused_with_its_place(database: Database) -> None:
 
 def test_calendars_are_listed_with_the_jobs_that_name_them(database: Database) -> None:
     assert tidewheel(database, "calendar", "list").lines == ["tenant 'default' has no calendars"]
-    asked(database, "calendar", "put", "closed", "--days", "2026-12-25", "--source", "the works council")
+    json_output(database, "calendar", "put", "closed", "--days", "2026-12-25", "--source", "the works council")
     submit(database, "report", schedule={"cron": "0 9 * * *"}, exclude_calendars=["closed"])
-    [listed] = asked(database, "calendar", "list")["calendars"]
+    [listed] = json_output(database, "calendar", "list")["calendars"]
     assert (listed["name"], listed["days"], listed["weekdays"], listed["jobs"]) == ("closed", 1, [], 1)
     assert tidewheel(database, "calendar", "list").lines[-1].split() == [
         "closed",
@@ -78,11 +80,11 @@ def test_calendars_are_listed_with_the_jobs_that_name_them(database: Database) -
 
 
 def test_a_calendar_is_deleted_once_no_job_names_it(database: Database) -> None:
-    asked(database, "calendar", "put", "closed", "--days", "2026-12-25")
+    json_output(database, "calendar", "put", "closed", "--days", "2026-12-25")
     submit(database, "report", schedule={"cron": "0 9 * * *"}, exclude_calendars=["closed"])
     [refusal] = tidewheel(database, "calendar", "delete", "closed").refusals
     assert refusal.startswith("name: the job 'report' names it")
     submit(database, "report", schedule={"cron": "0 9 * * *"})
-    assert asked(database, "calendar", "delete", "closed") == {"name": "closed", "deleted": True}
+    assert json_output(database, "calendar", "delete", "closed") == {"name": "closed", "deleted": True}
     [refusal] = tidewheel(database, "calendar", "show", "closed").refusals
     assert refusal == "name: tenant 'default' has no calendar 'closed'; `tidewheel calendar list` shows those there are"

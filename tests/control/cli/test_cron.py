@@ -18,7 +18,7 @@ def explain(*arguments: object) -> Done:
     return tidewheel(NO_DATABASE, "cron", "explain", *arguments)
 
 
-def told(*arguments: object) -> Any:  # noqa: ANN401 - as json.loads
+def explained(*arguments: object) -> Any:  # noqa: ANN401 - as json.loads
     return explain(*arguments, "--output", "json").json
 
 
@@ -37,7 +37,7 @@ def test_skipped_local_time_is_marked_at_its_replacement() -> None:
 
 
 def test_json_has_the_same_facts() -> None:
-    document = told("30 2 * * *", *SPRING, "-n", 2)
+    document = explained("30 2 * * *", *SPRING, "-n", 2)
     assert document["expressions"] == ["30 2 * * *"]
     assert document["words"][0].startswith("at 02:30, every day, in time zone Europe/Berlin.")
     assert (document["timezone"], document["after"]) == ("Europe/Berlin", "2026-03-28T11:00:00Z")
@@ -58,16 +58,16 @@ def test_json_has_the_same_facts() -> None:
 
 
 def test_dst_gap_and_dst_overlap_are_applied() -> None:
-    skipped = told("30 2 * * *", *SPRING, "-n", 1, "--dst-gap", "skip")["occurrences"]
+    skipped = explained("30 2 * * *", *SPRING, "-n", 1, "--dst-gap", "skip")["occurrences"]
     assert [each["utc"] for each in skipped] == ["2026-03-30T00:30:00Z"]
     assert skipped[0]["notes"][0].endswith("skipped (DST gap 02:00 to 03:00)")
-    both = told("30 2 * * *", *AUTUMN, "-n", 2, "--dst-overlap", "both")["occurrences"]
+    both = explained("30 2 * * *", *AUTUMN, "-n", 2, "--dst-overlap", "both")["occurrences"]
     assert [each["local"] for each in both] == ["2026-10-25T02:30:00+02:00", "2026-10-25T02:30:00+01:00"]
     assert all("occurs twice" in each["notes"][0] for each in both)
 
 
 def test_several_expressions_are_explained_as_one_schedule() -> None:
-    document = told("0 8 * * *", "0 */8 * * *", *SPRING, "-n", 5)
+    document = explained("0 8 * * *", "0 */8 * * *", *SPRING, "-n", 5)
     assert len(document["words"]) == 2
     instants = [datetime.fromisoformat(each["utc"]) for each in document["occurrences"]]
     assert len(instants) == 5
@@ -79,12 +79,12 @@ def test_several_expressions_are_explained_as_one_schedule() -> None:
 
 
 def test_a_note_names_its_expression_where_there_are_several() -> None:
-    [first, *_] = told("30 2 * * *", "*/30 2 * * *", *SPRING, "-n", 1)["occurrences"]
+    [first, *_] = explained("30 2 * * *", "*/30 2 * * *", *SPRING, "-n", 1)["occurrences"]
     assert [note.partition(":")[0] for note in first["notes"]] == ["`30 2 * * *`"]
 
 
 def test_without_an_instant_it_begins_now_and_shows_ten() -> None:
-    document = told("@hourly")
+    document = explained("@hourly")
     assert len(document["occurrences"]) == 10
     assert document["after"] < document["occurrences"][0]["utc"]
 
@@ -99,7 +99,7 @@ def test_h_depends_on_the_job() -> None:
     [refusal] = explain("H 3 * * *").refusals
     assert "--key" in refusal
     minutes = {
-        told("H 3 * * *", "--key", f"job-{number}", "-n", 1)["occurrences"][0]["utc"][14:16] for number in range(6)
+        explained("H 3 * * *", "--key", f"job-{number}", "-n", 1)["occurrences"][0]["utc"][14:16] for number in range(6)
     }
     assert len(minutes) > 1, job_id("default", "job-0")
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from tests.control.cli.command import asked, tidewheel
+from tests.control.cli.command import json_output, tidewheel
 from tests.control.client.test_dead_letters import fail, garble
 from tests.fixtures.database import Database
-from tests.transitions.acts import about, ask, open_runs, submit
+from tests.transitions.acts import about, apply_batch, open_runs, submit
 
 
 @pytest.fixture
@@ -20,14 +20,14 @@ def letters(database: Database) -> Database:
 
 
 def numbers(database: Database, *flags: object) -> list[int]:
-    return [letter["id"] for letter in asked(database, "dlq", "list", *flags)["dead_letters"]]
+    return [letter["id"] for letter in json_output(database, "dlq", "list", *flags)["dead_letters"]]
 
 
 def test_dead_letters_are_listed_by_filter_and_page(letters: Database) -> None:
     newest, late, plain = numbers(letters)
     assert numbers(letters, "--job", "other", "--error", "Late", "--status", "failed", "--lane", "standard") == [late]
     assert numbers(letters, "--kind", "message", "--not-redriven", "--since", "2020-01-01T00:00:00Z") == [newest]
-    page = asked(letters, "dlq", "list", "-n", 1)
+    page = json_output(letters, "dlq", "list", "-n", 1)
     assert (page["total"], page["next_cursor"]) == (3, newest)
     assert numbers(letters, "--after", newest) == [late, plain]
     lines = tidewheel(letters, "dlq", "list").lines
@@ -41,13 +41,13 @@ def test_dead_letters_are_listed_by_filter_and_page(letters: Database) -> None:
 
 def test_dead_letter_is_shown_whole(letters: Database) -> None:
     message, _, plain = numbers(letters)
-    shown = asked(letters, "dlq", "show", plain)
+    shown = json_output(letters, "dlq", "show", plain)
     assert (shown["key"], shown["error_type"], shown["status"]) == ("job", "ValueError", "failed")
     [attempt] = shown["run"]["attempts"]
     assert (attempt["trace"], attempt["output"]) == ("at line 1", "hello")
     lines = tidewheel(letters, "dlq", "show", plain).lines
     assert lines[-2:] == ["trace   at line 1", "output  hello"]
-    assert asked(letters, "dlq", "show", message)["message_base64"] == "/3s="
+    assert json_output(letters, "dlq", "show", message)["message_base64"] == "/3s="
     assert any(line.split() == ["value", "\\xff{"] for line in tidewheel(letters, "dlq", "show", message).lines)
     [refusal] = tidewheel(letters, "dlq", "show", 404).refusals
     assert refusal.startswith("id: there is no dead letter 404")
@@ -55,18 +55,18 @@ def test_dead_letter_is_shown_whole(letters: Database) -> None:
 
 def test_dead_letters_are_redriven_by_id_and_by_filter(letters: Database) -> None:
     message, late, plain = numbers(letters)
-    dry = asked(letters, "dlq", "redrive", "--job", "job", "--dry-run")
+    dry = json_output(letters, "dlq", "redrive", "--job", "job", "--dry-run")
     assert (dry["matched"], [letter["id"] for letter in dry["first"]]) == (1, [plain])
     assert tidewheel(letters, "dlq", "redrive", plain, "--rate", "10/s").lines == ["1 dead letters redriven"]
     assert tidewheel(letters, "dlq", "redrive", plain).lines == ["0 dead letters redriven, 1 were already"]
-    assert asked(letters, "dlq", "redrive", "--all")["redriven"] == 2
+    assert json_output(letters, "dlq", "redrive", "--all")["redriven"] == 2
     assert len(open_runs(letters)) == 2
     assert numbers(letters, "--redriven") == [message, late, plain]
     assert f"{open_runs(letters)[0].run_id}" in "\n".join(tidewheel(letters, "dlq", "show", plain).lines)
 
 
 def test_rejected_redrive_is_reported_with_exit_code_1(letters: Database) -> None:
-    ask(letters, about("job.delete", "other"))
+    apply_batch(letters, about("job.delete", "other"))
     done = tidewheel(letters, "dlq", "redrive", "--all")
     assert done.code == 1
     _, late, _ = numbers(letters)

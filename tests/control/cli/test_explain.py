@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from tests.control.cli.command import asked, tidewheel
+from tests.control.cli.command import json_output, tidewheel
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
 from tests.transitions.acts import begin, end, ending, open_runs
@@ -30,7 +30,7 @@ def test_future_occurrence_is_explained_with_its_clock_change(nightly: ClockedDa
     lines = explained(nightly, "2026-03-29T03:00")
     assert lines[0] == "nightly at 2026-03-29T01:00:00Z  Sun 2026-03-29T03:00:00+02:00 CEST: scheduled"
     assert any(line.startswith("! 2026-03-29 02:30 does not exist") for line in lines)
-    found = asked(nightly, "job", "explain", "nightly", "--at", "2026-03-29T01:00:00Z")
+    found = json_output(nightly, "job", "explain", "nightly", "--at", "2026-03-29T01:00:00Z")
     assert (found["outcome"], found["at"]) == ("scheduled", "2026-03-29T01:00:00Z")
     assert (found["local"], found["zone"]) == ("2026-03-29T03:00:00+02:00", "Europe/Berlin")
     assert found["version"]["number"] == 1
@@ -41,7 +41,7 @@ def test_fired_occurrence_is_explained_with_its_run_and_attempts(nightly: Clocke
     assert fire_due(nightly) == 1
     [run] = open_runs(nightly)
     end(nightly, ending(begin(nightly, run.run_id), RunState.FAILED, error_type="ValueError", error_message="no stamp"))
-    found = asked(nightly, "job", "explain", "nightly", "--at", "2026-03-29T03:00", *BERLIN)
+    found = json_output(nightly, "job", "explain", "nightly", "--at", "2026-03-29T03:00", *BERLIN)
     assert (found["outcome"], found["run"]["run_id"], found["run"]["state"]) == ("fired", str(run.run_id), "failed")
     assert found["run"]["attempts"][0]["error_message"] == "no stamp"
     lines = explained(nightly, "2026-03-29T03:00")

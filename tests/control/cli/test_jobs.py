@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from tests.control.cli.command import NO_DATABASE, Done, asked, tidewheel
+from tests.control.cli.command import NO_DATABASE, Done, json_output, tidewheel
 from tests.fixtures.database import Database
 from tests.transitions.acts import begin, end, ending, succeed, trigger
 from tidewheel.control.client.client import Client
@@ -31,7 +31,7 @@ def test_job_is_created_by_flags_and_shown(database: Database) -> None:
     made = create(database, *NIGHTLY, "--payload", '{"depth": 2}', "--label", "team=stock", "--overlap", "buffer_one")
     assert made.out.startswith("nightly: created, version 1; next ")
     assert made.out.count("T02:30:00+0") == 1, "the wall time stands beside"
-    shown = asked(database, "job", "show", "nightly")
+    shown = json_output(database, "job", "show", "nightly")
     assert (shown["key"], shown["version"], shown["kind"]) == ("nightly", 1, "cron")
     assert shown["job_id"] == str(job_id("default", "nightly"))
     assert shown["job"] == {
@@ -57,11 +57,11 @@ def test_output_of_show_can_be_submitted_again(database: Database, tmp_path: Pat
                 "retry": {"jitter": "12.5%", "intervals": ["1s", "5m"], "non_retryable": ["ValueError"]},
             }
         )  # fmt: skip
-        shown = asked(database, "job", "show", "all")["job"]
+        shown = json_output(database, "job", "show", "all")["job"]
         again = client.submit(shown)
     assert (again.version, again.unchanged) == (made.version, True), shown
     (file := tmp_path / "job.json").write_text(json.dumps(shown))
-    assert asked(database, "job", "update", "--file", file)["unchanged"]
+    assert json_output(database, "job", "update", "--file", file)["unchanged"]
 
 
 @pytest.mark.parametrize(
@@ -79,8 +79,8 @@ def test_output_of_show_can_be_submitted_again(database: Database, tmp_path: Pat
 )
 def test_a_file_is_json_or_yaml(database: Database, tmp_path: Path, text: str) -> None:
     (file := tmp_path / "job").write_text(text.replace("        ", ""))
-    assert asked(database, "job", "create", "-f", file)["version"] == 1
-    assert asked(database, "job", "show", "a")["job"] == {
+    assert json_output(database, "job", "create", "-f", file)["version"] == 1
+    assert json_output(database, "job", "show", "a")["job"] == {
         "key": "a",
         "schedule": {"cron": ["0 8 * * *"]},
         "target": {"type": "handler", "name": "send-email"},
@@ -91,15 +91,15 @@ def test_a_file_is_json_or_yaml(database: Database, tmp_path: Path, text: str) -
 def test_flags_are_applied_to_a_file_from_standard_input(database: Database) -> None:
     text = '{"schedule": "0 8 * * *", "target": "send-email", "labels": {"a": "1", "b": "2"}}'
     arguments = ("job", "create", "-f", "-", "--key", "a", "--tz", "Asia/Tokyo", "--label", "b=3")
-    assert asked(database, *arguments, stdin=text)["key"] == "a"
-    job = asked(database, "job", "show", "a")["job"]
+    assert json_output(database, *arguments, stdin=text)["key"] == "a"
+    job = json_output(database, "job", "show", "a")["job"]
     assert job["schedule"] == {"cron": ["0 8 * * *"], "timezone": "Asia/Tokyo"}
     assert job["labels"] == {"a": "1", "b": "3"}
 
 
 def test_local_time_is_read_in_the_zone(database: Database) -> None:
     create(database, "once", "--at", "2099-07-01T08:00", "--tz", "Europe/Berlin", "--url", "http://a.example")
-    assert asked(database, "job", "show", "once")["next_at"] == "2099-07-01T06:00:00Z"
+    assert json_output(database, "job", "show", "once")["next_at"] == "2099-07-01T06:00:00Z"
 
 
 @pytest.mark.parametrize(
@@ -114,10 +114,10 @@ def test_local_time_is_read_in_the_zone(database: Database) -> None:
 def test_target_flag_sets_the_target(database: Database, arguments: tuple[str, ...], target: dict[str, object]) -> None:
     """An edit keeps the target's other fields; a target of another type replaces it whole."""
     create(database, "a", "--manual", *arguments, "--delivery", "at_most_once", "--schedule-to-close", "1h")
-    job = asked(database, "job", "show", "a")["job"]
+    job = json_output(database, "job", "show", "a")["job"]
     assert (job["target"], job["delivery"], job["schedule_to_close"]) == (target, "at_most_once", "1h")
-    asked(database, "job", "update", "a", "--handler", "send-email")
-    assert asked(database, "job", "show", "a")["job"]["target"] == {"type": "handler", "name": "send-email"}
+    json_output(database, "job", "update", "a", "--handler", "send-email")
+    assert json_output(database, "job", "show", "a")["job"]["target"] == {"type": "handler", "name": "send-email"}
 
 
 @pytest.mark.parametrize(
@@ -172,14 +172,16 @@ def test_existing_job_is_not_created_again(database: Database) -> None:
     manual(database, "a")
     [refusal] = tidewheel(database, "job", "create", "a", "--manual", "--handler", "other").refusals
     assert "if_version" in refusal
-    assert asked(database, "job", "show", "a")["version"] == 1
+    assert json_output(database, "job", "show", "a")["version"] == 1
 
 
 def test_update_changes_only_the_fields_of_its_flags(database: Database) -> None:
     create(database, *NIGHTLY, "--payload", '{"depth": 2}', "--label", "team=stock", "--max-attempts", 2)
-    done = asked(database, "job", "update", "nightly", "--cron", "0 4 * * *", "--label", "area=eu", "--lane", "batch")
+    done = json_output(
+        database, "job", "update", "nightly", "--cron", "0 4 * * *", "--label", "area=eu", "--lane", "batch"
+    )
     assert (done["version"], done["unchanged"]) == (2, False)
-    assert asked(database, "job", "show", "nightly")["job"] == {
+    assert json_output(database, "job", "show", "nightly")["job"] == {
         "key": "nightly",
         "schedule": {"cron": ["0 4 * * *"], "timezone": "Europe/Berlin"},
         "target": {"type": "handler", "name": "count-stock"},
@@ -188,18 +190,20 @@ def test_update_changes_only_the_fields_of_its_flags(database: Database) -> None
         "retry": {"max_attempts": 2},
         "labels": {"team": "stock", "area": "eu"},
     }
-    done = asked(database, "job", "update", "nightly", "--unset", "labels.team", "--unset", "retry", "--every", "1h")
+    done = json_output(
+        database, "job", "update", "nightly", "--unset", "labels.team", "--unset", "retry", "--every", "1h"
+    )
     assert done["version"] == 3
-    job = asked(database, "job", "show", "nightly")["job"]
+    job = json_output(database, "job", "show", "nightly")["job"]
     assert (job["labels"], job["schedule"], "retry" in job) == ({"area": "eu"}, {"interval": "1h"}, False)
-    assert asked(database, "job", "update", "nightly", "--every", "60m")["unchanged"]
+    assert json_output(database, "job", "update", "nightly", "--every", "60m")["unchanged"]
 
 
 def test_a_file_replaces_the_whole_job(database: Database) -> None:
     create(database, *NIGHTLY, "--label", "team=stock")
     text = '{"key": "nightly", "schedule": "manual", "target": "count-stock"}'
-    assert asked(database, "job", "update", "-f", "-", stdin=text)["version"] == 2
-    assert asked(database, "job", "show", "nightly")["labels"] == {}
+    assert json_output(database, "job", "update", "-f", "-", stdin=text)["version"] == 2
+    assert json_output(database, "job", "show", "nightly")["labels"] == {}
 
 
 def test_an_update_needs_a_job_and_the_version_it_names(database: Database) -> None:
@@ -208,7 +212,7 @@ def test_an_update_needs_a_job_and_the_version_it_names(database: Database) -> N
     manual(database, "a")
     [refusal] = tidewheel(database, "job", "update", "a", "--every", "1h", "--if-version", 7).refusals
     assert "if_version" in refusal
-    assert asked(database, "job", "update", "a", "--every", "1h", "--if-version", 1)["version"] == 2
+    assert json_output(database, "job", "update", "a", "--every", "1h", "--if-version", 1)["version"] == 2
     [refusal] = tidewheel(database, "job", "update", "a", "--unset", "labels").refusals
     assert refusal.startswith("--unset: the job says nothing of 'labels'; it says: ")
 
@@ -216,11 +220,11 @@ def test_an_update_needs_a_job_and_the_version_it_names(database: Database) -> N
 def test_a_job_is_paused_resumed_and_deleted(database: Database) -> None:
     create(database, "a", "--every", "1h", "--handler", "h")
     assert tidewheel(database, "job", "pause", "a", "--reason", "a holiday").lines == ["a: paused, version 1"]
-    shown = asked(database, "job", "show", "a")
+    shown = json_output(database, "job", "show", "a")
     assert (shown["paused"], shown["pause_reason"], shown["next_at"]) == (True, "a holiday", None)
     assert tidewheel(database, "job", "pause", "a").lines == ["a: is paused already, version 1"]
     assert any("a holiday" in line for line in tidewheel(database, "job", "show", "a").lines)
-    resumed = asked(database, "job", "resume", "a")
+    resumed = json_output(database, "job", "resume", "a")
     assert (resumed["unchanged"], resumed["next_run_at"] is None) == (False, False)
     assert tidewheel(database, "job", "delete", "a").lines == ["a: deleted, version 1"]
     for command in ("show", "pause", "resume", "delete", "trigger"):
@@ -232,17 +236,22 @@ def test_a_pause_may_name_its_end(database: Database) -> None:
     create(database, "a", "--every", "1h", "--handler", "h")
     done = tidewheel(database, "job", "pause", "a", "--until", "2099-07-01T08:00", "--tz", "Europe/Berlin")
     assert "paused until 2099-07-01T06:00:00Z  Wed 2099-07-01T08:00:00+02:00 CEST" in done.lines[0]
-    assert asked(database, "job", "show", "a")["paused_until"] == "2099-07-01T06:00:00Z"
+    assert json_output(database, "job", "show", "a")["paused_until"] == "2099-07-01T06:00:00Z"
 
 
 def test_job_created_paused_fires_nothing(database: Database) -> None:
-    assert asked(database, "job", "create", "a", "--every", "1h", "--handler", "h", "--paused")["next_run_at"] is None
+    assert (
+        json_output(database, "job", "create", "a", "--every", "1h", "--handler", "h", "--paused")["next_run_at"]
+        is None
+    )
 
 
 def test_trigger_prints_the_id_of_its_run(database: Database) -> None:
     manual(database, "a")
-    made = asked(database, "job", "trigger", "a", "--payload", '{"to": "ann"}', "--label", "x=1", "--request-id", "r")
-    assert asked(
+    made = json_output(
+        database, "job", "trigger", "a", "--payload", '{"to": "ann"}', "--label", "x=1", "--request-id", "r"
+    )
+    assert json_output(
         database, "job", "trigger", "a", "--payload", '{"to": "ann"}', "--label", "x=1", "--request-id", "r"
     ) == (made)
     [line] = tidewheel(database, "job", "trigger", "a", "--delay", "1h").lines
@@ -261,7 +270,7 @@ def test_list_shows_the_next_occurrence_and_the_last_run(database: Database) -> 
     manual(database, "failed")
     succeed(database, begin(database, trigger(database, "went")))
     end(database, ending(begin(database, trigger(database, "failed")), RunState.FAILED, error_type="ValueError"))
-    jobs = {job["key"]: job for job in asked(database, "job", "list")["jobs"]}
+    jobs = {job["key"]: job for job in json_output(database, "job", "list")["jobs"]}
     assert list(jobs) == ["failed", "hourly", "never", "went"]
     assert jobs["hourly"]["next_at"] is not None
     assert jobs["hourly"]["schedule"]["interval_us"] == 3_600_000_000
@@ -281,15 +290,15 @@ def test_a_list_is_narrowed_and_paged(database: Database) -> None:
     create(database, "b", "--every", "1h", "--handler", "h", "--paused")
 
     def keys(*arguments: object) -> list[str]:
-        return [job["key"] for job in asked(database, "job", "list", *arguments)["jobs"]]
+        return [job["key"] for job in json_output(database, "job", "list", *arguments)["jobs"]]
 
     assert keys("--prefix", "a-", "--label", "even=True", "--label", "x=1") == ["a-0", "a-2", "a-4"]
     assert keys("--paused") == keys("--kind", "interval") == ["b"]
     assert len(keys("--not-paused")) == 5
-    first = asked(database, "job", "list", "-n", 4)
+    first = json_output(database, "job", "list", "-n", 4)
     assert first["next_cursor"] == "a-3"
     assert keys("-n", 4, "--after", "a-3") == ["a-4", "b"]
-    assert asked(database, "job", "list", "-n", 6)["next_cursor"] is None
+    assert json_output(database, "job", "list", "-n", 6)["next_cursor"] is None
     assert tidewheel(database, "job", "list", "-n", 4).lines[-1] == "more: add --after 'a-3'"
     assert tidewheel(database, "job", "list", "--prefix", "z").lines == ["no jobs match"]
 
@@ -297,8 +306,8 @@ def test_a_list_is_narrowed_and_paged(database: Database) -> None:
 def test_tenants_see_only_their_own_jobs(database: Database) -> None:
     database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
     manual(database, "a", "--tenant", "acme")
-    assert asked(database, "job", "list")["jobs"] == []
-    assert asked(database, "job", "show", "a", "--tenant", "acme")["key"] == "a"
+    assert json_output(database, "job", "list")["jobs"] == []
+    assert json_output(database, "job", "show", "a", "--tenant", "acme")["key"] == "a"
     [refusal] = tidewheel(database, "job", "show", "a").refusals
     assert "has no job 'a'" in refusal
 

@@ -2,15 +2,15 @@
 
 from datetime import UTC, datetime, timedelta
 
-from tests.control.cli.command import asked, tidewheel
+from tests.control.cli.command import json_output, tidewheel
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.scheduler.firing import fire_due
 
 
 def next_of(database: Database, key: str) -> tuple[str | None, str | None]:
     """Return the next occurrence by `show`, and by `list`."""
-    jobs = {job["key"]: job["next_at"] for job in asked(database, "job", "list")["jobs"]}
-    return asked(database, "job", "show", key)["next_at"], jobs[key]
+    jobs = {job["key"]: job["next_at"] for job in json_output(database, "job", "list")["jobs"]}
+    return json_output(database, "job", "show", key)["next_at"], jobs[key]
 
 
 def test_run_created_ahead_is_the_next_occurrence(clocked: ClockedDatabase) -> None:
@@ -50,10 +50,10 @@ def test_row_is_one_line_without_a_terminal(database: Database) -> None:
 def test_bare_number_is_seconds(database: Database) -> None:
     made = ("job", "create", "a", "--every", "10", "--window", "90.5", "--jitter", "2", "--start-to-close", "30")
     assert tidewheel(database, *made, "--handler", "h").code == 0
-    job = asked(database, "job", "show", "a")
+    job = json_output(database, "job", "show", "a")
     assert job["schedule"]["interval_us"] == 10_000_000
     assert tidewheel(database, "job", "update", "a", "--fixed-delay", "2.5").code == 0
-    assert asked(database, "job", "show", "a")["schedule"]["interval_us"] == 2_500_000
+    assert json_output(database, "job", "show", "a")["schedule"]["interval_us"] == 2_500_000
 
 
 def test_repeated_key_in_a_file_is_refused(database: Database) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.control.cli.command import asked, tidewheel
+from tests.control.cli.command import json_output, tidewheel
 from tests.fixtures.database import Database
 
 NEXT = "2099-07-01T06:00:00Z"
@@ -26,15 +26,15 @@ def test_one_future_occurrence_is_skipped_and_unskipped(yearly: Database) -> Non
         "yearly: skips 2099-07-01T06:00:00Z  Wed 2099-07-01T08:00:00+02:00 CEST, version 1; next "
         "2100-07-01T06:00:00Z  Thu 2100-07-01T08:00:00+02:00 CEST"
     ]
-    again = asked(yearly, "job", "skip", "yearly", "--at", NEXT, "--reason", "a holiday")
+    again = json_output(yearly, "job", "skip", "yearly", "--at", NEXT, "--reason", "a holiday")
     assert (again["unchanged"], again["version"], again["next_run_at"]) == (True, 1, "2100-07-01T06:00:00Z")
-    back = asked(yearly, "job", "unskip", "yearly", "--at", NEXT)
+    back = json_output(yearly, "job", "unskip", "yearly", "--at", NEXT)
     assert (back["unchanged"], back["next_run_at"]) == (False, NEXT)
     assert tidewheel(yearly, "job", "unskip", "yearly", "--at", NEXT).code in (0, 1)
 
 
 def test_one_future_occurrence_is_moved(yearly: Database) -> None:
-    moved = asked(yearly, "job", "move", "yearly", "--at", NEXT, "--to", "2099-07-02T08:00", *BERLIN)
+    moved = json_output(yearly, "job", "move", "yearly", "--at", NEXT, "--to", "2099-07-02T08:00", *BERLIN)
     assert (moved["key"], moved["next_run_at"]) == ("yearly", "2099-07-02T06:00:00Z")
     assert "moves 2099-07-01T06:00:00Z to 2099-07-03T06:00:00Z" in (
         tidewheel(yearly, "job", "move", "yearly", "--at", NEXT, "--to", "2099-07-03T06:00:00Z").out
@@ -54,11 +54,11 @@ def test_instants_of_a_skip_are_parsed_before_any_query(yearly: Database) -> Non
 
 
 def test_a_job_is_rolled_back(yearly: Database) -> None:
-    first = asked(yearly, "job", "show", "yearly")["job"]
-    assert asked(yearly, "job", "update", "yearly", "--cron", "0 9 1 7 *", "--payload", "1")["version"] == 2
+    first = json_output(yearly, "job", "show", "yearly")["job"]
+    assert json_output(yearly, "job", "update", "yearly", "--cron", "0 9 1 7 *", "--payload", "1")["version"] == 2
     done = tidewheel(yearly, "job", "rollback", "yearly", "1", "--if-version", "2").lines
     assert done[0].startswith("yearly: rolled back to version 1, version 3; next 2099-07-01T06:00:00Z")
-    assert asked(yearly, "job", "show", "yearly")["job"] == first
+    assert json_output(yearly, "job", "show", "yearly")["job"] == first
     refusals = tidewheel(yearly, "job", "rollback", "yearly", "2", "--if-version", "2").refusals
     assert any(line.startswith("if_version: ") for line in refusals)
     refusals = tidewheel(yearly, "job", "rollback", "yearly", "9").refusals

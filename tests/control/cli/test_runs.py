@@ -6,7 +6,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from tests.control.cli.command import asked, tidewheel
+from tests.control.cli.command import json_output, tidewheel
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.transitions.acts import begin, begun, end, ending, final_state, open_run, requeue, submit, trigger
@@ -55,10 +55,10 @@ def failed(database: Database) -> UUID:
 
 def test_runs_are_listed_a_page_at_a_time(job: Database) -> None:
     runs = [str(trigger(job)) for _ in range(3)]
-    page = asked(job, "run", "list", "-n", 2)
+    page = json_output(job, "run", "list", "-n", 2)
     assert [run["run_id"] for run in page["runs"]] == runs[:0:-1]
     assert (page["total"], page["at_least"], page["next_cursor"]) == (3, False, runs[1])
-    assert [run["run_id"] for run in asked(job, "run", "list", "--after", runs[1])["runs"]] == runs[:1]
+    assert [run["run_id"] for run in json_output(job, "run", "list", "--after", runs[1])["runs"]] == runs[:1]
     lines = tidewheel(job, "run", "list", "-n", 2).lines
     assert lines[0].split() == ["run", "key", "status", "cause", "scheduled", "attempt", "duration", "why"]
     assert lines[1].split()[:4] == [runs[2], "job", "queued", "trigger"]
@@ -68,9 +68,9 @@ def test_runs_are_listed_a_page_at_a_time(job: Database) -> None:
 def test_lists_are_narrowed_by_status_job_label_and_time(job: Database) -> None:
     ahead = str(trigger(job, delay="1h"))
     trigger(job)
-    assert [run["run_id"] for run in asked(job, "run", "list", "--status", "scheduled")["runs"]] == [ahead]
-    assert asked(job, "run", "list", "--job", "job", "--label", "team=billing")["total"] == 2
-    assert asked(job, "run", "list", "--until", "2020-01-01", "--tz", "Europe/Berlin")["total"] == 0
+    assert [run["run_id"] for run in json_output(job, "run", "list", "--status", "scheduled")["runs"]] == [ahead]
+    assert json_output(job, "run", "list", "--job", "job", "--label", "team=billing")["total"] == 2
+    assert json_output(job, "run", "list", "--until", "2020-01-01", "--tz", "Europe/Berlin")["total"] == 0
     assert tidewheel(job, "run", "list", "--status", "failed").lines == ["no such run"]
     [refusal] = tidewheel(job, "run", "list", "--label", "team=billing").refusals
     assert refusal.startswith("labels: ")
@@ -80,16 +80,16 @@ def test_lists_are_narrowed_by_status_job_label_and_time(job: Database) -> None:
 
 def test_run_is_shown_with_its_attempts_and_retry_chain(job: Database) -> None:
     run = failed(job)
-    new = asked(job, "run", "retry", run, "--request-id", "again")
-    assert new == asked(job, "run", "retry", run, "--request-id", "again")
+    new = json_output(job, "run", "retry", run, "--request-id", "again")
+    assert new == json_output(job, "run", "retry", run, "--request-id", "again")
     assert new["parent_run_id"] == str(run)
-    shown = asked(job, "run", "show", run)
+    shown = json_output(job, "run", "show", run)
     assert (shown["status"], shown["error_type"], shown["error_message"]) == ("failed", "ValueError", "no")
     assert [one["run_id"] for one in shown["retry_chain"]["next"]] == [new["run_id"]]
     facts = dict(line.split(maxsplit=1) for line in tidewheel(job, "run", "show", new["run_id"]).lines)
     assert (facts["status"], facts["cause"]) == ("queued", "retry")
     assert any(f"{run}  failed" in line for line in tidewheel(job, "run", "show", new["run_id"]).lines)
-    listed = asked(job, "run", "attempts", run)["attempts"]
+    listed = json_output(job, "run", "attempts", run)["attempts"]
     assert [(one["attempt"], one["outcome"], one["trace"], one["output"]) for one in listed] == [
         (1, "failed", None, None),
         (2, "failed", "at 1", "o"),
@@ -101,14 +101,14 @@ def test_run_is_shown_with_its_attempts_and_retry_chain(job: Database) -> None:
 
 def test_where_shows_the_message_of_each_claim(job: Database) -> None:
     run = failed(job)
-    messages = asked(job, "run", "where", run)["messages"]
+    messages = json_output(job, "run", "where", run)["messages"]
     assert [(one["attempt"], one["topic"], one["partition"], one["offset"]) for one in messages] == [
         (1, "test", 0, 0),
         (2, "test", 0, 0),
     ]
     assert messages[0]["timestamp"] == "1970-01-01T00:00:00Z"
     under_way = begun(job).run_id
-    assert [one["attempt"] for one in asked(job, "run", "where", under_way)["messages"]] == [1]
+    assert [one["attempt"] for one in json_output(job, "run", "where", under_way)["messages"]] == [1]
     job.execute("UPDATE open_runs SET claimed_from = 'sweep' WHERE run_id = %s", [under_way])
     assert tidewheel(job, "run", "where", under_way).lines[1].split() == ["1", "none:", "by", "the", "sweep"]
     assert tidewheel(job, "run", "where", trigger(job)).lines == ["no executor has claimed it"]
@@ -116,7 +116,7 @@ def test_where_shows_the_message_of_each_claim(job: Database) -> None:
 
 def test_runs_are_cancelled_by_id(job: Database) -> None:
     first, second = trigger(job), trigger(job)
-    found = asked(job, "run", "cancel", first, second, "--dry-run")["runs"]
+    found = json_output(job, "run", "cancel", first, second, "--dry-run")["runs"]
     assert found == [{"run_id": str(run), "found": "queued"} for run in (first, second)]
     assert tidewheel(job, "run", "cancel", first, second, "--reason", "no need").lines == [
         f"run {first}: was queued",
@@ -131,7 +131,7 @@ def test_runs_are_cancelled_by_filter_until_the_last_has_ended(job: Database) ->
     runs = [trigger(job) for _ in range(3)]
     assert tidewheel(job, "run", "cancel", "--job", "job", "--dry-run").lines == ["3 runs would be cancelled"]
     with scheduling(job):
-        done = asked(job, "run", "cancel", "--job", "job", "--label", "team=billing", "--reason", "wrong list")
+        done = json_output(job, "run", "cancel", "--job", "job", "--label", "team=billing", "--reason", "wrong list")
     assert (done["key"], done["cancelled_count"], done["finished_at"] is not None) == ("job", 3, True)
     assert {final_state(job, run) for run in runs} == {("cancelled", "wrong list")}
 
@@ -148,7 +148,7 @@ def test_started_runs_can_be_excluded_from_a_cancellation(job: Database) -> None
     running = begun(job).run_id
     trigger(job)
     with scheduling(job):
-        assert asked(job, "run", "cancel", "--job", "job", "--not-begun")["cancelled_count"] == 1
+        assert json_output(job, "run", "cancel", "--job", "job", "--not-begun")["cancelled_count"] == 1
     assert open_run(job, running).state == "running"
 
 

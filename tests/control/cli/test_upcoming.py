@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from tests.control.cli.command import asked, tidewheel
+from tests.control.cli.command import json_output, tidewheel
 from tests.fixtures.database import ClockedDatabase
 
 BERLIN = ("--tz", "Europe/Berlin")
@@ -24,7 +24,7 @@ def spring(clocked: ClockedDatabase) -> ClockedDatabase:
 def test_next_occurrences_are_shown_with_every_effect_of_clock_changes(spring: ClockedDatabase) -> None:
     assert tidewheel(spring, "job", "create", "nightly", *NIGHTLY, "--handler", "h").code == 0
     assert tidewheel(spring, "job", "next", "nightly", "-n", 2).lines == [SUNDAY, MISSING, MONDAY]
-    found = asked(spring, "job", "next", "nightly", "-n", 2)
+    found = json_output(spring, "job", "next", "nightly", "-n", 2)
     assert (found["key"], found["zone"], found["now"]) == ("nightly", "Europe/Berlin", "2026-03-28T23:00:00Z")
     assert [each["at"] for each in found["occurrences"]] == ["2026-03-29T01:00:00Z", "2026-03-30T00:30:00Z"]
     assert [each["local"] for each in found["occurrences"]] == [
@@ -41,8 +41,8 @@ def test_skipped_and_moved_occurrences_are_shown(spring: ClockedDatabase) -> Non
     lines = " ".join(tidewheel(spring, "job", "next", "nightly", "-n", 1).lines)
     assert f"{SUNDAY}  skipped manually" in lines
     assert "moved, fires 2026-03-30T12:00:00Z" in " ".join(lines.split())
-    assert asked(spring, "job", "show", "nightly")["next_at"] == "2026-03-30T12:00:00Z"
-    [listed] = asked(spring, "job", "list")["jobs"]
+    assert json_output(spring, "job", "show", "nightly")["next_at"] == "2026-03-30T12:00:00Z"
+    [listed] = json_output(spring, "job", "list")["jobs"]
     assert listed["next_at"] == "2026-03-30T12:00:00Z"
 
 
@@ -64,7 +64,7 @@ def test_unsaved_job_is_previewed_and_not_saved(spring: ClockedDatabase) -> None
     assert lines[-3:] == [SUNDAY, MISSING, MONDAY]
     assert lines[0].startswith("30 2 * * *: at 02:30, every day, in time zone Europe/Berlin.")
     assert all(len(line) <= 100 for line in lines)
-    found = asked(
+    found = json_output(
         spring, "job", "preview", "nightly", *NIGHTLY, "--handler", "h", "--after", "2026-10-24T12:00", "-n", 1
     )
     assert (found["key"], found["version"]) == ("nightly", 1)
@@ -75,11 +75,11 @@ def test_unsaved_job_is_previewed_and_not_saved(spring: ClockedDatabase) -> None
 
 def test_preview_applies_flags_to_the_stored_job(spring: ClockedDatabase) -> None:
     tidewheel(spring, "job", "create", "nightly", *NIGHTLY, "--handler", "h")
-    found = asked(spring, "job", "preview", "nightly", "--cron", "0 8 * * *", "-n", 1)
+    found = json_output(spring, "job", "preview", "nightly", "--cron", "0 8 * * *", "-n", 1)
     assert (found["version"], found["zone"], found["occurrences"][0]["local"]) == (
         2, "Europe/Berlin", "2026-03-29T08:00:00+02:00",
     )  # fmt: skip
-    assert asked(spring, "job", "show", "nightly")["version"] == 1
+    assert json_output(spring, "job", "show", "nightly")["version"] == 1
     text = '{"schedule": {"once": "2026-04-01T00:00:00Z"}, "target": "h"}'
     lines = tidewheel(spring, "job", "preview", "-f", "-", stdin=text).lines
     assert lines[-2:] == ["2026-04-01T00:00:00Z", "no further occurrences"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.control.cli.command import asked, tidewheel
+from tests.control.cli.command import json_output, tidewheel
 from tests.fixtures.database import Database
 
 
@@ -19,7 +19,7 @@ def edited(database: Database) -> Database:
 
 
 def test_versions_are_listed_with_their_changes(edited: Database) -> None:
-    found = asked(edited, "job", "versions", "a")
+    found = json_output(edited, "job", "versions", "a")
     assert found["key"] == "a"
     assert [version["number"] for version in found["versions"]] == [3, 2, 1]
     assert [change["path"] for change in found["versions"][1]["changes"]] == ["schedule.cron"]
@@ -29,12 +29,14 @@ def test_versions_are_listed_with_their_changes(edited: Database) -> None:
     assert [line.split()[0] for line in lines] == ["version", "3", "2", "1"]
     assert lines[1].endswith("labels.team, payload")
     assert all(len(line) <= 100 for line in lines)
-    assert [each["number"] for each in asked(edited, "job", "versions", "a", "-n", 1, "--before", 3)["versions"]] == [2]
+    assert [
+        each["number"] for each in json_output(edited, "job", "versions", "a", "-n", 1, "--before", 3)["versions"]
+    ] == [2]
 
 
 def test_two_versions_are_compared(edited: Database) -> None:
     assert tidewheel(edited, "job", "diff", "a", 1, 2).lines == ['schedule.cron: ["0 8 * * *"] -> ["0 9 * * *"]']
-    found = asked(edited, "job", "diff", "a", 2)
+    found = json_output(edited, "job", "diff", "a", 2)
     assert (found["from"], found["to"]) == (2, 3)
     assert found["changes"][0] == {"path": "labels.team", "before": None, "after": "stock"}
     assert 'labels.team: unset -> "stock"' in tidewheel(edited, "job", "diff", "a", 2, 3).lines

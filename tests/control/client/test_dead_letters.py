@@ -9,7 +9,18 @@ from psycopg import Connection, OperationalError
 
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
-from tests.transitions.acts import about, ask, ask_within, begin, begun, end, ending, open_runs, requeue, submit
+from tests.transitions.acts import (
+    about,
+    apply_batch,
+    apply_batch_within,
+    begin,
+    begun,
+    end,
+    ending,
+    open_runs,
+    requeue,
+    submit,
+)
 from tests.transitions.stepping import in_background
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.client import dead_letters as client_module
@@ -172,7 +183,7 @@ def test_concurrent_redrives_create_one_run_of_each(client: Client, database: Da
     [letter] = client.dead_letters.list().dead_letters
     with database.transaction() as connection:
         # Both have looked before either has written.
-        ask_within(connection, database, {"type": "run.retry", "run_id": str(run)})
+        apply_batch_within(connection, database, {"type": "run.retry", "run_id": str(run)})
         other = in_background(lambda: client.dead_letters.redrive(ids=[letter.id]))
         until(lambda: database.value(WAITS), "it waits for the letter")
     assert other.result(60).redriven == 1
@@ -199,7 +210,7 @@ def test_lost_commit_reply_creates_no_second_run(
 
 def test_rejected_dead_letter_can_be_redriven_after_a_correction(client: Client, database: Database) -> None:
     run = fail(database, "other")
-    ask(database, about("job.delete", "other"))
+    apply_batch(database, about("job.delete", "other"))
     for _ in range(2):
         assert client.dead_letters.redrive(kind="run").rejected == 1
     submit(database, "other")
@@ -238,7 +249,7 @@ def test_a_rate_is_kept(client: Client, database: Database) -> None:
 
 def test_rejected_dead_letter_does_not_stop_the_others(client: Client, database: Database) -> None:
     kept, gone = fail(database), fail(database, "other")
-    ask(database, about("job.delete", "other"))
+    apply_batch(database, about("job.delete", "other"))
     done = client.dead_letters.redrive(kind="run")
     assert (done.redriven, done.rejected) == (1, 1)
     [refusal] = done.rejections

@@ -5,7 +5,7 @@ from uuid import uuid4
 
 import pytest
 
-from tests.control.cli.command import asked, tidewheel
+from tests.control.cli.command import json_output, tidewheel
 from tests.fixtures.database import Database
 from tests.transitions.acts import EXECUTOR, begin, begun, end, ending, requeue, submit, succeed, trigger
 from tidewheel.control.client.client import Client
@@ -104,7 +104,7 @@ def test_command_prints_only_the_output_to_standard_output(database: Database, s
     done = tidewheel(database, "run", "logs", started.run_id)
     assert (done.code, done.out) == (0, "eins\nä")
     assert done.err == "-- attempt 1\n-- 93 bytes before this are no longer kept\n"
-    flushed = asked(database, "run", "logs", started.run_id)
+    flushed = json_output(database, "run", "logs", started.run_id)
     assert flushed == {
         "run_id": str(started.run_id),
         "attempts": [{"attempt": 1, "outcome": None, "dropped_bytes": 93, "output": "eins\nä"}],
@@ -117,7 +117,7 @@ def test_the_command_follows_to_the_end(database: Database, started: Started) ->
     done = tidewheel(database, "run", "logs", started.run_id, "--follow")
     assert (done.code, done.out, done.err) == (0, "one\n", "-- attempt 1, succeeded\n")
     line = {"attempt": 1, "outcome": "succeeded", "dropped_bytes": 0, "output": "one\n"}
-    assert asked(database, "run", "logs", started.run_id, "--follow") == line
+    assert json_output(database, "run", "logs", started.run_id, "--follow") == line
 
 
 def test_command_reports_a_run_without_output(database: Database, started: Started) -> None:

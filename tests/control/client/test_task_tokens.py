@@ -7,7 +7,7 @@ import pytest
 
 from tests.fixtures.database import Database
 from tests.intake.waiting import token_of, waiting
-from tests.transitions.acts import ask, attempts, begin, begun, submit
+from tests.transitions.acts import apply_batch, attempts, begin, begun, submit
 from tidewheel import AsyncClient, Client
 from tidewheel.errors import InvalidInput, Refused, StaleToken
 from tidewheel.runs import RunState
@@ -56,7 +56,7 @@ def test_heartbeat_returns_the_state_of_the_run(database: Database, client: Clie
     token = token_of(database, started)
     assert client.task_tokens.heartbeat(token, progress={"done": 1}, checkpoint=[3]) is RunState.RUNNING
     assert database.rows("SELECT progress, checkpoint FROM run_inputs") == [(b'{"done":1}', b"[3]")]
-    ask(database, {"type": "run.cancel", "run_id": str(started.run_id)})
+    apply_batch(database, {"type": "run.cancel", "run_id": str(started.run_id)})
     assert client.task_tokens.heartbeat(token) is RunState.CANCELLING
     assert client.task_tokens.complete(token) is RunState.CANCELLED
     with pytest.raises(StaleToken):

@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 
 from tests.fixtures.database import Database
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import about, ask
+from tests.transitions.acts import about, apply_batch
 from tidewheel.control.explain.explain import explain
 from tidewheel.control.explain.explanation import Explanation
 from tidewheel.control.explain.preview import Preview, preview
@@ -18,7 +18,7 @@ def t(text: str) -> datetime:
     return datetime.fromisoformat(f"2026-{text}+00:00")
 
 
-def told(database: Database, at: datetime, key: str = "job") -> Explanation:
+def explanation_of(database: Database, at: datetime, key: str = "job") -> Explanation:
     """Return the explanation of an instant."""
     with database.transaction() as connection:
         return explain(connection, "default", key, at)
@@ -39,13 +39,13 @@ def previewed(database: Database, n: int = 10, after: datetime | None = None, /,
 
 def done(database: Database, kind: str, key: str = "job", **fields: object) -> None:
     """Ask something about a job, which is accepted."""
-    [reply] = ask(database, about(kind, key, **fields))
+    [reply] = apply_batch(database, about(kind, key, **fields))
     assert reply.status is ReplyStatus.ACCEPTED, reply.errors
 
 
 def calendar(database: Database, name: str = "closed", **days: object) -> None:
     """Put a calendar."""
-    [reply] = ask(database, {"type": "calendar.put", "name": name, **days})
+    [reply] = apply_batch(database, {"type": "calendar.put", "name": name, **days})
     assert reply.status is ReplyStatus.ACCEPTED, reply.errors
 
 

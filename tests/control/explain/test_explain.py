@@ -5,7 +5,7 @@ from uuid import UUID
 
 import pytest
 
-from tests.control.explain.explaining import calendar, done, fire_all, t, told
+from tests.control.explain.explaining import calendar, done, explanation_of, fire_all, t
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
 from tests.transitions.acts import EXECUTOR, active_run_of, begin, end, ending, open_runs, submit, succeed, trigger
@@ -31,17 +31,17 @@ def test_an_occurrence_that_fired_shows_its_run_and_every_attempt(clocked: Clock
     submit(clocked, schedule=DAILY)
     at_clock(clocked, "03-02T09:00:02")
     fire_all(clocked)
-    waiting = told(clocked, t("03-02T09:00"))
+    waiting = explanation_of(clocked, t("03-02T09:00"))
     assert waiting.outcome is OccurrenceOutcome.FIRED
     assert "has waited" in waiting.words
     assert "'send-email'" in waiting.words
     started = begin(clocked, run_of("03-02T09:00"))
-    running = told(clocked, t("03-02T09:00"))
+    running = explanation_of(clocked, t("03-02T09:00"))
     assert running.run is not None
     assert [(each.attempt, each.outcome, each.executor_id) for each in running.run.attempts] == [(1, None, EXECUTOR)]
     assert "attempt 1 since 2026-03-02T09:00:02Z" in running.words
     end(clocked, ending(started, RunState.FAILED, error_type="ValueError", error_message="no such address"))
-    fired = told(clocked, t("03-02T09:00"))
+    fired = explanation_of(clocked, t("03-02T09:00"))
     assert fired.run is not None
     assert (fired.outcome, fired.run.state, fired.run.run_id) == (
         OccurrenceOutcome.FIRED,
@@ -63,11 +63,11 @@ def test_triggers_of_the_same_instant_are_listed_with_the_occurrence(clocked: Cl
     at_clock(clocked, "03-02T09:00")
     run = trigger(clocked)
     fire_all(clocked)
-    both = told(clocked, t("03-02T09:00"))
+    both = explanation_of(clocked, t("03-02T09:00"))
     assert both.run is not None
     assert both.run.cause == Cause.TIMER
     assert [(other.run_id, other.cause) for other in both.others] == [(run, "trigger")]
-    alone = told(clocked, t("03-02T08:59:59"))
+    alone = explanation_of(clocked, t("03-02T08:59:59"))
     assert (alone.outcome, alone.run, alone.others) == (OccurrenceOutcome.NO_OCCURRENCE, None, ())
 
 
@@ -76,18 +76,18 @@ def test_skip_after_downtime_names_the_policy_and_the_span(clocked: ClockedDatab
     submit(clocked, schedule=MINUTES)
     at_clock(clocked, "03-02T09:00:30")
     fire_all(clocked)
-    missed = told(clocked, t("03-02T08:30"))
+    missed = explanation_of(clocked, t("03-02T08:30"))
     assert (missed.outcome, missed.reason) == (OccurrenceOutcome.SKIPPED, "misfire")
     assert missed.span is not None
     assert (missed.span.first_at, missed.span.last_at) == (t("03-02T08:01"), t("03-02T08:58"))
     assert missed.span.occurrences == 58
     assert "fire_once fired only the latest" in missed.words
     assert "2026-03-02T08:59:00Z" in missed.words
-    latest = told(clocked, t("03-02T08:59"))
+    latest = explanation_of(clocked, t("03-02T08:59"))
     assert latest.run is not None
     assert latest.run.caught_up
     assert "caught up" in latest.words
-    within = told(clocked, t("03-02T08:30:30"))
+    within = explanation_of(clocked, t("03-02T08:30:30"))
     assert within.outcome is OccurrenceOutcome.NO_OCCURRENCE
     assert (within.before, within.after) == (t("03-02T08:30"), t("03-02T08:31"))
 
@@ -96,17 +96,17 @@ def test_late_occurrence_names_its_outcome(clocked: ClockedDatabase) -> None:
     at_clock(clocked, "03-02T08:00:30")
     submit(clocked, schedule=MINUTES, catch_up="skip")
     at_clock(clocked, "03-02T08:10:30")
-    late = told(clocked, t("03-02T08:10"))
+    late = explanation_of(clocked, t("03-02T08:10"))
     assert late.outcome is OccurrenceOutcome.WAITING
     assert "30s late" in late.words
     assert "The next poll creates its run" in late.words
     assert "The timer is at 2026-03-02T08:01:00Z" in late.words
-    missed = told(clocked, t("03-02T08:05"))
+    missed = explanation_of(clocked, t("03-02T08:05"))
     assert missed.outcome is OccurrenceOutcome.WAITING
     assert "skips it" in missed.words
     fire_all(clocked)
-    assert told(clocked, t("03-02T08:10")).outcome is OccurrenceOutcome.FIRED
-    assert told(clocked, t("03-02T08:05")).outcome is OccurrenceOutcome.SKIPPED
+    assert explanation_of(clocked, t("03-02T08:10")).outcome is OccurrenceOutcome.FIRED
+    assert explanation_of(clocked, t("03-02T08:05")).outcome is OccurrenceOutcome.SKIPPED
 
 
 def test_overlap_names_the_active_run(clocked: ClockedDatabase) -> None:
@@ -120,13 +120,13 @@ def test_overlap_names_the_active_run(clocked: ClockedDatabase) -> None:
     loser = run_of("03-02T08:02")
     with pytest.raises(ValueError, match="unpack"):
         begin(clocked, loser)
-    skipped = told(clocked, t("03-02T08:02"))
+    skipped = explanation_of(clocked, t("03-02T08:02"))
     assert (skipped.outcome, skipped.reason) == (OccurrenceOutcome.SKIPPED, "overlap")
     assert str(holder.run_id) in skipped.words
     assert "overlap is skip" in skipped.words
     at_clock(clocked, "03-02T08:02:30")
     succeed(clocked, holder)
-    assert str(holder.run_id) in told(clocked, t("03-02T08:02")).words, "also when it is long over"
+    assert str(holder.run_id) in explanation_of(clocked, t("03-02T08:02")).words, "also when it is long over"
 
 
 def test_buffered_run_waits_for_the_active_run(clocked: ClockedDatabase) -> None:
@@ -137,7 +137,7 @@ def test_buffered_run_waits_for_the_active_run(clocked: ClockedDatabase) -> None
     begin(clocked, run_of("03-02T08:01"))
     with pytest.raises(ValueError, match="unpack"):
         begin(clocked, run_of("03-02T08:02"))
-    buffered = told(clocked, t("03-02T08:02"))
+    buffered = explanation_of(clocked, t("03-02T08:02"))
     assert buffered.run is not None
     assert (buffered.outcome, buffered.run.state) == (OccurrenceOutcome.FIRED, RunState.BUFFERED)
     assert str(active_run_of(clocked, JOB)) in buffered.words
@@ -148,40 +148,40 @@ def test_pause_names_author_reason_and_effect(clocked: ClockedDatabase) -> None:
     submit(clocked, schedule=MINUTES, on_resume="fire_once")
     done(clocked, "job.pause", reason="maintenance", until="2026-03-02T08:10:00Z")
     at_clock(clocked, "03-02T08:05:30")
-    inside = told(clocked, t("03-02T08:03"))
+    inside = explanation_of(clocked, t("03-02T08:03"))
     assert (inside.outcome, inside.reason) == (OccurrenceOutcome.PAUSED, "paused")
     for part in ("since 2026-03-02T08:00:30Z", "maintenance", "until 2026-03-02T08:10:00Z", "fire_once"):
         assert part in inside.words
-    assert told(clocked, t("03-02T08:08")).outcome is OccurrenceOutcome.PAUSED
-    assert told(clocked, t("03-02T08:11")).outcome is OccurrenceOutcome.SCHEDULED
+    assert explanation_of(clocked, t("03-02T08:08")).outcome is OccurrenceOutcome.PAUSED
+    assert explanation_of(clocked, t("03-02T08:11")).outcome is OccurrenceOutcome.SCHEDULED
     done(clocked, "job.resume")
     fire_all(clocked)
-    over = told(clocked, t("03-02T08:03"))
+    over = explanation_of(clocked, t("03-02T08:03"))
     assert (over.outcome, over.reason) == (OccurrenceOutcome.SKIPPED, "paused")
     assert "on_resume is fire_once" in over.words
-    assert told(clocked, t("03-02T08:05")).outcome is OccurrenceOutcome.FIRED
+    assert explanation_of(clocked, t("03-02T08:05")).outcome is OccurrenceOutcome.FIRED
 
 
 def test_calendar_is_named_with_its_day(clocked: ClockedDatabase) -> None:
     at_clock(clocked, "03-06T12:00")
     calendar(clocked, days=["2026-03-09"], weekdays=["SUN"])
     submit(clocked, schedule=DAILY, exclude_calendars=["closed"])
-    ahead = told(clocked, t("03-09T09:00"))
+    ahead = explanation_of(clocked, t("03-09T09:00"))
     assert (ahead.outcome, ahead.reason) == (OccurrenceOutcome.WILL_BE_EXCLUDED, "excluded")
     assert "calendar 'closed' contains 2026-03-09" in ahead.words
-    assert "every Sunday" in told(clocked, t("03-08T09:00")).words
+    assert "every Sunday" in explanation_of(clocked, t("03-08T09:00")).words
     at_clock(clocked, "03-08T10:00")
-    not_written = told(clocked, t("03-08T09:00"))
+    not_written = explanation_of(clocked, t("03-08T09:00"))
     assert (not_written.outcome, not_written.reason, not_written.span) == (OccurrenceOutcome.SKIPPED, "excluded", None)
     at_clock(clocked, "03-10T10:00")
     fire_all(clocked)
-    written = told(clocked, t("03-09T09:00"))
+    written = explanation_of(clocked, t("03-09T09:00"))
     assert (written.outcome, written.reason) == (OccurrenceOutcome.SKIPPED, "excluded")
     assert written.span is not None
     assert written.span.occurrences == 2
     assert (written.before, written.after) == (t("03-07T09:00"), t("03-10T09:00"))
     calendar(clocked, days=["2026-12-25"])
-    assert "changed since" in told(clocked, t("03-09T09:00")).words
+    assert "changed since" in explanation_of(clocked, t("03-09T09:00")).words
 
 
 def test_excluded_day_in_downtime_is_not_reported_as_missed(clocked: ClockedDatabase) -> None:
@@ -190,7 +190,7 @@ def test_excluded_day_in_downtime_is_not_reported_as_missed(clocked: ClockedData
     submit(clocked, schedule=DAILY, exclude_calendars=["closed"])
     at_clock(clocked, "03-12T12:00")
     fire_all(clocked)
-    reasons = [told(clocked, t(f"03-{day:02}T09:00")).reason for day in range(6, 12)]
+    reasons = [explanation_of(clocked, t(f"03-{day:02}T09:00")).reason for day in range(6, 12)]
     assert reasons == ["misfire", "excluded", "excluded", "misfire", "misfire", "misfire"]
 
 
@@ -199,27 +199,27 @@ def test_skip_and_move_are_explained_before_and_after(clocked: ClockedDatabase) 
     submit(clocked, schedule=DAILY)
     done(clocked, "job.skip", at="2026-03-02T09:00:00Z", reason="closed")
     done(clocked, "job.move", at="2026-03-03T09:00:00Z", to="2026-03-03T11:30:00Z", reason="inventory")
-    skipped, moved = told(clocked, t("03-02T09:00")), told(clocked, t("03-03T09:00"))
+    skipped, moved = explanation_of(clocked, t("03-02T09:00")), explanation_of(clocked, t("03-03T09:00"))
     assert (skipped.outcome, skipped.reason) == (OccurrenceOutcome.WILL_BE_SKIPPED, "manual")
     assert "skipped by request at 2026-03-02T08:00:00Z: closed" in skipped.words
     assert "moved by request at 2026-03-02T08:00:00Z: inventory" in moved.words
     assert (moved.outcome, moved.reason, moved.moved_to) == (OccurrenceOutcome.WILL_BE_MOVED, "moved", t("03-03T11:30"))
-    there = told(clocked, t("03-03T11:30"))
+    there = explanation_of(clocked, t("03-03T11:30"))
     assert there.outcome is OccurrenceOutcome.NO_OCCURRENCE
     assert "The occurrence of 2026-03-03T09:00:00Z was moved to this instant" in there.words
     for clock in ("03-02T09:00:01", "03-03T09:00:01"):
         at_clock(clocked, clock)
         fire_all(clocked)
-    gone = told(clocked, t("03-02T09:00"))
+    gone = explanation_of(clocked, t("03-02T09:00"))
     assert gone.outcome is OccurrenceOutcome.SKIPPED
     assert "by request at 2026-03-02T08:00:00Z: closed" in gone.words
-    assert told(clocked, t("03-03T09:00")).outcome is OccurrenceOutcome.WILL_BE_MOVED, (
+    assert explanation_of(clocked, t("03-03T09:00")).outcome is OccurrenceOutcome.WILL_BE_MOVED, (
         "its own time has come, not the other"
     )
     at_clock(clocked, "03-03T11:30:10")
-    assert told(clocked, t("03-03T09:00")).outcome is OccurrenceOutcome.WAITING
+    assert explanation_of(clocked, t("03-03T09:00")).outcome is OccurrenceOutcome.WAITING
     fire_all(clocked)
-    fired = told(clocked, t("03-03T09:00"))
+    fired = explanation_of(clocked, t("03-03T09:00"))
     assert (fired.outcome, fired.reason, fired.moved_to) == (OccurrenceOutcome.FIRED, "moved", t("03-03T11:30"))
     assert "by request at 2026-03-02T08:00:00Z: inventory" in fired.words
     assert fired.run is not None
@@ -229,12 +229,12 @@ def test_skip_and_move_are_explained_before_and_after(clocked: ClockedDatabase) 
 def test_future_occurrence_is_explained_with_its_run_created_ahead(clocked: ClockedDatabase) -> None:
     at_clock(clocked, "03-02T08:59:58")
     submit(clocked, schedule=DAILY)
-    assert told(clocked, t("03-02T09:00")).run is None
+    assert explanation_of(clocked, t("03-02T09:00")).run is None
     fire_due(clocked, lookahead=timedelta(seconds=5))
-    ahead = told(clocked, t("03-02T09:00"))
+    ahead = explanation_of(clocked, t("03-02T09:00"))
     assert ahead.run is not None
     assert (ahead.outcome, ahead.run.run_id) == (OccurrenceOutcome.SCHEDULED, open_runs(clocked)[0].run_id)
-    assert told(clocked, t("03-20T09:00")).outcome is OccurrenceOutcome.SCHEDULED
+    assert explanation_of(clocked, t("03-20T09:00")).outcome is OccurrenceOutcome.SCHEDULED
 
 
 def test_version_in_force_at_the_instant_decides(clocked: ClockedDatabase) -> None:
@@ -245,13 +245,13 @@ def test_version_in_force_at_the_instant_decides(clocked: ClockedDatabase) -> No
     submit(clocked, schedule={"cron": "0 10 * * *"})
     at_clock(clocked, "03-04T08:00")
     fire_all(clocked)
-    first, second = told(clocked, t("03-02T09:00")), told(clocked, t("03-03T10:00"))
+    first, second = explanation_of(clocked, t("03-02T09:00")), explanation_of(clocked, t("03-03T10:00"))
     assert first.version is not None
     assert second.version is not None
     assert (first.version.number, first.version.until) == (1, t("03-03T08:00"))
     assert (second.version.number, second.outcome) == (2, OccurrenceOutcome.FIRED)
     assert first.after == t("03-03T10:00"), "of the version that came next"
-    none = told(clocked, t("03-03T09:00"))
+    none = explanation_of(clocked, t("03-03T09:00"))
     assert none.outcome is OccurrenceOutcome.NO_OCCURRENCE
     assert none.words == "The schedule of version 2 has no occurrence at this instant."
 
@@ -259,36 +259,36 @@ def test_version_in_force_at_the_instant_decides(clocked: ClockedDatabase) -> No
 def test_instant_before_or_after_the_job_has_no_occurrence(clocked: ClockedDatabase) -> None:
     at_clock(clocked, "03-02T08:00")
     submit(clocked, schedule=DAILY)
-    early = told(clocked, t("03-01T09:00"))
+    early = explanation_of(clocked, t("03-01T09:00"))
     assert (early.outcome, early.after) == (OccurrenceOutcome.NOT_YET, t("03-02T09:00"))
     assert "2026-03-02T08:00:00Z" in early.words
     at_clock(clocked, "03-02T08:30")
     done(clocked, "job.delete")
-    deleted = told(clocked, t("03-02T09:00"))
+    deleted = explanation_of(clocked, t("03-02T09:00"))
     assert deleted.outcome is OccurrenceOutcome.DELETED
     assert "2026-03-02T08:30:00Z" in deleted.words
     at_clock(clocked, "03-05T08:00")
     submit(clocked, schedule=DAILY)
-    between = told(clocked, t("03-04T09:00"))
+    between = explanation_of(clocked, t("03-04T09:00"))
     assert between.outcome is OccurrenceOutcome.DELETED
     assert "submitted again at 2026-03-05T08:00:00Z" in between.words
-    assert told(clocked, t("03-05T09:00")).outcome is OccurrenceOutcome.SCHEDULED
+    assert explanation_of(clocked, t("03-05T09:00")).outcome is OccurrenceOutcome.SCHEDULED
 
 
 def test_bounds_are_named(clocked: ClockedDatabase) -> None:
     at_clock(clocked, "03-02T08:00")
     submit(clocked, schedule=DAILY, start_at="2026-03-03T00:00:00Z", end_at="2026-03-06T00:00:00Z")
-    early, late = told(clocked, t("03-02T09:00")), told(clocked, t("03-06T09:00"))
+    early, late = explanation_of(clocked, t("03-02T09:00")), explanation_of(clocked, t("03-06T09:00"))
     assert [(each.outcome, each.reason) for each in (early, late)] == [(OccurrenceOutcome.NO_OCCURRENCE, "bound")] * 2
     assert "before start_at, 2026-03-03T00:00:00Z" in early.words
     assert "after end_at, 2026-03-06T00:00:00Z" in late.words
     submit(clocked, "limited", schedule=DAILY, max_runs=2)
-    over = told(clocked, t("03-04T09:00"), "limited")
+    over = explanation_of(clocked, t("03-04T09:00"), "limited")
     assert over.reason == "bound"
     assert "max_runs is 2, and the last of those occurrences was 2026-03-03T09:00:00Z" in over.words
     at_clock(clocked, "03-05T10:00")
     fire_all(clocked)
-    assert told(clocked, t("03-04T09:00"), "limited").reason == "bound", "also when the job is finished"
+    assert explanation_of(clocked, t("03-04T09:00"), "limited").reason == "bound", "also when the job is finished"
 
 
 @pytest.mark.parametrize(
@@ -312,7 +312,7 @@ def test_clock_change_is_named_as_the_reason(
 ) -> None:
     at_clock(clocked, "03-02T08:00")
     submit(clocked, schedule={"cron": "30 2 * * *", "timezone": "Europe/Berlin"} | schedule)
-    said = told(clocked, t(at))
+    said = explanation_of(clocked, t(at))
     assert said.outcome is outcome
     assert note in " ".join(said.notes)
     assert said.zone == "Europe/Berlin"
@@ -324,14 +324,14 @@ def test_fixed_delay_knows_only_recorded_occurrences(clocked: ClockedDatabase) -
     at_clock(clocked, "03-02T08:00")
     submit(clocked, schedule={"fixed_delay": "10m"})
     fire_all(clocked)
-    first = told(clocked, t("03-02T08:00"))
+    first = explanation_of(clocked, t("03-02T08:00"))
     assert first.outcome is OccurrenceOutcome.FIRED
-    open_now = told(clocked, t("03-02T08:05"))
+    open_now = explanation_of(clocked, t("03-02T08:05"))
     assert open_now.outcome is OccurrenceOutcome.NO_OCCURRENCE
     assert "after the open run ends" in open_now.words
     succeed(clocked, begin(clocked, run_of("03-02T08:00")))
-    assert told(clocked, t("03-02T08:10")).outcome is OccurrenceOutcome.SCHEDULED
-    between = told(clocked, t("03-02T08:05"))
+    assert explanation_of(clocked, t("03-02T08:10")).outcome is OccurrenceOutcome.SCHEDULED
+    between = explanation_of(clocked, t("03-02T08:05"))
     assert (between.before, between.after) == (t("03-02T08:00"), t("03-02T08:10"))
 
 
@@ -342,7 +342,7 @@ def test_quarantined_job_shows_its_error(clocked: ClockedDatabase) -> None:
     at_clock(clocked, "03-02T09:00:05")
     fire_all(clocked)
     clocked.execute("UPDATE job_versions SET policy = '{}'")
-    aside = told(clocked, t("03-02T09:00"))
+    aside = explanation_of(clocked, t("03-02T09:00"))
     assert aside.outcome is OccurrenceOutcome.WAITING
     assert "quarantined" in aside.words
     assert "JSONDecodeError" in aside.words
@@ -351,13 +351,13 @@ def test_quarantined_job_shows_its_error(clocked: ClockedDatabase) -> None:
 def test_a_once_fires_late_and_in_a_pause_waits_for_its_end(clocked: ClockedDatabase) -> None:
     at_clock(clocked, "03-02T08:00")
     submit(clocked, schedule={"once": "2026-03-02T07:00:00Z"})
-    late = told(clocked, t("03-02T07:00"))
+    late = explanation_of(clocked, t("03-02T07:00"))
     assert late.outcome is OccurrenceOutcome.WAITING, "its time had passed when it was submitted"
     fire_all(clocked)
-    assert told(clocked, t("03-02T07:00")).outcome is OccurrenceOutcome.FIRED
+    assert explanation_of(clocked, t("03-02T07:00")).outcome is OccurrenceOutcome.FIRED
     submit(clocked, "held", schedule={"once": "2026-03-02T08:10:00Z"})
     done(clocked, "job.pause", "held")
     at_clock(clocked, "03-02T08:20")
-    held = told(clocked, t("03-02T08:10"), "held")
+    held = explanation_of(clocked, t("03-02T08:10"), "held")
     assert held.outcome is OccurrenceOutcome.PAUSED
     assert "fires when the pause ends" in held.words

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.control.explain.explaining import fire_all, t, told
+from tests.control.explain.explaining import explanation_of, fire_all, t
 from tests.fixtures.database import ClockedDatabase
 from tests.fixtures.work import counted
 from tests.transitions.acts import submit
@@ -20,28 +20,28 @@ def test_missing_records_are_reported(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(t("03-02T09:00:05"))
     fire_all(clocked)
     clocked.execute("DELETE FROM job_runs")
-    lost = told(clocked, t("03-02T09:00"))
+    lost = explanation_of(clocked, t("03-02T09:00"))
     assert lost.outcome is OccurrenceOutcome.UNKNOWN
     assert "please report" in lost.words
     clocked.execute("DELETE FROM timers")
     clocked.stop_clock(t("03-03T09:10"))
-    assert "timer row is missing" in told(clocked, t("03-03T09:00")).words
+    assert "timer row is missing" in explanation_of(clocked, t("03-03T09:00")).words
 
 
 def test_unknown_job_or_invalid_instant_is_refused(clocked: ClockedDatabase) -> None:
     with pytest.raises(UnknownJob):
-        told(clocked, t("03-02T09:00"), "nobody")
+        explanation_of(clocked, t("03-02T09:00"), "nobody")
     submit(clocked)
     for at in (t("03-02T09:00").replace(tzinfo=None), t("03-02T09:00").replace(year=9999)):
         with pytest.raises(ScheduleRefused) as caught:
-            told(clocked, at)
+            explanation_of(clocked, at)
         assert caught.value.errors[0].path == "at"
 
 
 def test_a_manual_job_has_no_occurrences(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(t("03-02T08:00"))
     submit(clocked)
-    manual = told(clocked, t("03-02T09:00"))
+    manual = explanation_of(clocked, t("03-02T09:00"))
     assert manual.outcome is OccurrenceOutcome.NO_OCCURRENCE
     assert "only triggers create its runs" in manual.words
 
@@ -64,7 +64,7 @@ def test_years_of_a_one_second_job_are_explained_with_bounded_work(clocked: Cloc
     clocked.stop_clock(t("03-02T08:00").replace(year=2036))
     fire_all(clocked)
     with counted() as work:
-        said = told(clocked, t("12-24T18:00").replace(year=2031))
+        said = explanation_of(clocked, t("12-24T18:00").replace(year=2031))
     assert (said.outcome, said.reason) == (OccurrenceOutcome.SKIPPED, "misfire")
     assert said.span is not None
     assert not said.span.exact, "counting them all would take seconds"

@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 
-from tests.control.explain.explaining import coming, done, fire_all, t, told
+from tests.control.explain.explaining import coming, done, explanation_of, fire_all, t
 from tests.fixtures.database import ClockedDatabase
 from tests.transitions.acts import submit
 from tidewheel.control.explain.explanation import OccurrenceOutcome
@@ -23,7 +23,7 @@ def test_occurrence_moved_into_a_pause_is_paused_before_and_after_its_time(clock
     moved_into_a_pause(clocked)
     for clock in ("03-02T08:10", "03-02T08:40"):
         clocked.stop_clock(t(clock))
-        held = told(clocked, NINE)
+        held = explanation_of(clocked, NINE)
         assert (held.outcome, held.moved_to) == (OccurrenceOutcome.PAUSED, t("03-02T08:30"))
         assert "It was moved to 2026-03-02T08:30:00Z, into a pause, by request" in held.words
         assert "on_resume applies when the pause ends" in held.words
@@ -32,20 +32,20 @@ def test_occurrence_moved_into_a_pause_is_paused_before_and_after_its_time(clock
         assert (line.at, line.outcome, line.leaves_at) == (NINE, OccurrenceOutcome.PAUSED, t("03-02T08:30"))
     clocked.stop_clock(t("03-02T08:46"))
     fire_all(clocked)
-    over = told(clocked, NINE)
+    over = explanation_of(clocked, NINE)
     assert (over.outcome, over.reason) == (OccurrenceOutcome.SKIPPED, "paused")
     assert over.words.startswith("It was moved to 2026-03-02T08:30:00Z, by request at ")
     assert over.words.endswith("Trigger the job to run it.")
     clocked.stop_clock(t("03-02T09:01"))
-    assert "Backfill the range" in told(clocked, NINE).words
+    assert "Backfill the range" in explanation_of(clocked, NINE).words
 
 
 def test_occurrence_moved_into_a_pause_fires_after_it_unless_skipped(clocked: ClockedDatabase) -> None:
     moved_into_a_pause(clocked, "fire_once")
-    assert "on_resume is fire_once: moved occurrences fire." in told(clocked, NINE).words
+    assert "on_resume is fire_once: moved occurrences fire." in explanation_of(clocked, NINE).words
     clocked.stop_clock(t("03-02T08:46"))
     fire_all(clocked)
-    assert told(clocked, NINE).outcome is OccurrenceOutcome.FIRED
+    assert explanation_of(clocked, NINE).outcome is OccurrenceOutcome.FIRED
 
 
 def test_occurrence_moved_behind_a_pause_is_not_held(clocked: ClockedDatabase) -> None:
@@ -53,7 +53,7 @@ def test_occurrence_moved_behind_a_pause_is_not_held(clocked: ClockedDatabase) -
     submit(clocked, schedule=DAILY)
     done(clocked, "job.move", at="2026-03-02T09:00:00Z", to="2026-03-02T11:00:00Z")
     done(clocked, "job.pause", until="2026-03-02T10:00:00Z")
-    assert told(clocked, NINE).outcome is OccurrenceOutcome.WILL_BE_MOVED
+    assert explanation_of(clocked, NINE).outcome is OccurrenceOutcome.WILL_BE_MOVED
     assert coming(clocked, 1).occurrences[0].outcome is OccurrenceOutcome.WILL_BE_MOVED
 
 
@@ -62,15 +62,15 @@ def test_pause_counts_its_occurrences_and_names_its_cause(clocked: ClockedDataba
     submit(clocked, schedule=DAILY, on_resume="fire_once")
     done(clocked, "job.pause")
     clocked.execute("UPDATE jobs SET paused_by = 'failures'")
-    assert " by pause_on_failure, until" in told(clocked, NINE).words
+    assert " by pause_on_failure, until" in explanation_of(clocked, NINE).words
     clocked.stop_clock(t("03-05T10:00"))
     done(clocked, "job.resume")
     fire_all(clocked)
-    words = told(clocked, NINE).words
+    words = explanation_of(clocked, NINE).words
     assert words.startswith(
         "It was in a pause, one of 3 occurrences from 2026-03-02T09:00:00Z to 2026-03-04T09:00:00Z."
     )
-    caught_up = told(clocked, t("03-05T09:00"))
+    caught_up = explanation_of(clocked, t("03-05T09:00"))
     assert caught_up.words.startswith("It fired 1h late, caught up after downtime, a pause or ")
     assert caught_up.run is not None
     assert caught_up.run.late == timedelta(hours=1)

@@ -7,7 +7,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from tests.fixtures.database import Database
-from tests.transitions.acts import ask, begin, begun, claim, end, ending, requeue, submit, succeed, trigger
+from tests.transitions.acts import apply_batch, begin, begun, claim, end, ending, requeue, submit, succeed, trigger
 from tidewheel.control.client.client import Client
 from tidewheel.control.reads import runs as module
 from tidewheel.control.reads.runs import RunPage
@@ -192,5 +192,5 @@ def test_cancellation_shows_its_progress(client: Client, database: Database) -> 
     assert (standing.cancelled_count, standing.finished_at) == (0, None)
     with pytest.raises(Refused, match="there is no cancellation"):
         client.runs.cancellation(number + 1)
-    [reply] = ask(database, {"type": "runs.cancel", "key": "job"})
+    [reply] = apply_batch(database, {"type": "runs.cancel", "key": "job"})
     assert client.runs.cancellation(reply.cancellation_id or 0).reason == "requested"

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.fixtures.database import Database
-from tests.transitions.acts import ask, submit
+from tests.transitions.acts import apply_batch, submit
 from tidewheel.control.reads.jobs import show_job
 
 
@@ -38,7 +38,7 @@ def test_exported_spec_submitted_again_is_the_same_version(database: Database, f
     submit(database, **fields)
     with database.transaction() as connection:
         shown = show_job(connection, "default", "job").job
-    [again] = ask(database, {"type": "job.submit", "job": dict(shown)})
+    [again] = apply_batch(database, {"type": "job.submit", "job": dict(shown)})
     assert (again.job_version, again.unchanged) == (1, True), shown
 
 

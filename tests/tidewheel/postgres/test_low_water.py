@@ -16,8 +16,8 @@ SECOND = timedelta(seconds=1)
 LEFT: LiteralString = "SELECT t.due_at FROM timers AS t JOIN jobs AS j USING (job_id) WHERE j.key = 'late'"
 
 
-def looked(earliest: dict[int, datetime | None], *, now: datetime = NOON) -> LowWaterMarks[int]:
-    """Marks after one walk that has found this."""
+def polled(earliest: dict[int, datetime | None], *, now: datetime = NOON) -> LowWaterMarks[int]:
+    """Return marks after one full scan with these earliest rows."""
     marks = LowWaterMarks[int]()
     marks.scan_from(sorted(earliest))
     marks.record(earliest, now)
@@ -29,19 +29,19 @@ def test_first_poll_is_a_full_scan() -> None:
 
 
 def test_next_poll_starts_a_second_before_the_clock_or_at_the_backlog() -> None:
-    marks = looked({0: NOON + 5 * SECOND, 1: None, 2: NOON - 60 * SECOND})
+    marks = polled({0: NOON + 5 * SECOND, 1: None, 2: NOON - 60 * SECOND})
     assert marks.scan_from([0, 1, 2, 3]) == [NOON - SECOND, NOON - SECOND, NOON - 61 * SECOND, BEGINNING]
 
 
 def test_clock_jump_back_lowers_the_marks() -> None:
-    marks = looked({0: None})
+    marks = polled({0: None})
     marks.scan_from([0])
     marks.record({0: None}, NOON - timedelta(hours=1))
     assert marks.of([0]) == {0: NOON - timedelta(hours=1) - SECOND}
 
 
 def test_woken_loop_scans_at_once() -> None:
-    marks = looked({0: None})
+    marks = polled({0: None})
     marks.scan_soon()
     until(
         lambda: marks.scan_from([0]) == [BEGINNING],
@@ -70,7 +70,7 @@ def test_long_full_scans_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("tidewheel.postgres.low_water.monotonic_seconds", lambda: now)
     shards = list(range(8))
-    marks = looked(dict.fromkeys(shards))
+    marks = polled(dict.fromkeys(shards))
     walked: list[list[int]] = []
     for _ in range(20):
         now += 1000.0
@@ -90,7 +90,7 @@ def test_shard_absent_from_some_polls_is_scanned_in_turn(monkeypatch: pytest.Mon
     """As a lane is that has no free slot at the moment."""
     now = 100.0
     monkeypatch.setattr("tidewheel.postgres.low_water.monotonic_seconds", lambda: now)
-    marks = looked(dict.fromkeys([0, 1, 2]))
+    marks = polled(dict.fromkeys([0, 1, 2]))
     walked: list[int] = []
     for keys in [[0, 1, 2], [0]] * 10:
         now += 1000.0
