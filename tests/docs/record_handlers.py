@@ -1,5 +1,7 @@
 """Handlers of the runs whose records the pages show."""
 
+import sys
+
 import tidewheel
 
 
@@ -16,3 +18,10 @@ def fail(context: tidewheel.Context, payload: object) -> None:
     del context, payload
     message = "no such account"
     raise ValueError(message)
+
+
+@tidewheel.handler("print-pages")
+def print_pages(context: tidewheel.Context, payload: object) -> None:
+    """Write two lines at once."""
+    del context, payload
+    sys.stdout.write("page 1 of 7\npage 2 of 7\n")

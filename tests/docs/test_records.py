@@ -1,7 +1,8 @@
 """Records on pages equal those of a run: a field that changes makes its page fail.
 
 `docs/topics.md` marks each record with `<!-- record: NAME -->`. The records of `docs/requests.md` and
-`docs/wire-contract.md` have the fields, in their order, of a real reply and a real run's message.
+`docs/wire-contract.md` have the fields, in their order, of a real reply and a real run's message. The calls of the
+latter are in `test_wire_contract.py`.
 """
 
 import json
@@ -15,8 +16,14 @@ from confluent_kafka import Producer
 from tests.docs import record_handlers
 from tests.docs.json_blocks import documents
 from tests.docs.pages import blocks, fits
+from tests.executor.running import Executing
+from tests.fixtures.database import Database
 from tests.fixtures.reader import Seen, TopicReader
+from tests.relay.topics import make_topics
 from tests.strict_types import ROOT
+from tidewheel.executor.handlers import registered
+from tidewheel.executor.output_capture import captured
+from tidewheel.local.stack import StackInfo
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.generated.records import JobDefinition, RunRequest
 from tidewheel.testing.stack import Tidewheel
@@ -25,7 +32,7 @@ assert record_handlers
 TOPICS = ROOT / "docs" / "topics.md"
 REQUESTS = ROOT / "docs" / "requests.md"
 WIRE_CONTRACT = ROOT / "docs" / "wire-contract.md"
-NAMES = ("reply", "run request", "completion", "event", "dead run", "dead message")
+NAMES = ("reply", "run request", "completion", "event", "dead run", "dead message", "output")
 SEND_EMAIL = {"key": "send-email", "schedule": "manual", "target": "send-email"}
 TRIGGER = {"type": "job.trigger", "request_id": "r-2", "key": "send-email", "payload": {"to": "a@example.org"}}
 
@@ -49,20 +56,14 @@ class Records:
         [skipped] = [seen for seen in self.of("events") if b"occurrence.skipped" in (seen.value or b"")]
         dead = {dict(seen.headers)["tidewheel-dlq-kind"].decode(): seen for seen in self.of("dead-letters")}
         texts = {
-            "reply": self._text(reply),
-            "run request": self._text(run, _avro(run.value or b"")),
-            "completion": self._text(done),
-            "event": self._text(skipped),
-            "dead run": self._text(dead["run"]),
-            "dead message": self._text(next(seen for kind, seen in dead.items() if kind != "run")),
+            "reply": _text(reply),
+            "run request": _text(run, _avro(run.value or b"")),
+            "completion": _text(done),
+            "event": _text(skipped),
+            "dead run": _text(dead["run"]),
+            "dead message": _text(next(seen for kind, seen in dead.items() if kind != "run")),
         }
         return {name: text.replace(self.prefix, "tidewheel") for name, text in texts.items()}
-
-    @staticmethod
-    def _text(seen: Seen, value: str | None = None) -> str:
-        headers = [f"header   {name}: {content.decode()}" for name, content in seen.headers] or ["header   none"]
-        text = (seen.value or b"").decode().rstrip("\n").replace("\n", "\n         ") if value is None else value
-        return "\n".join([f"key      {(seen.key or b'').decode()}", *headers, f"value    {text}"])
 
 
 @pytest.fixture
@@ -100,7 +101,7 @@ def test_records_of_the_topics_page_are_real(records: Records) -> None:
     real = records.shown()
     shown = {block.name: block for block in blocks(TOPICS) if block.what == "record"}
     assert tuple(shown) == NAMES
-    stale = [name for name, block in shown.items() if not fits(block.text, real[name])]
+    stale = [name for name in real if not fits(shown[name].text, real[name])]
     assert not stale, "\n\n".join(f"{name}: the real record is\n{real[name]}" for name in stale)
 
 
@@ -117,6 +118,27 @@ def test_replies_and_run_messages_of_pages_have_the_real_fields(records: Records
     real = [_fields(message), _fields(decode(message.definition, JobDefinition))]
     shown = [list(document) for document in documents(WIRE_CONTRACT) if "job_version" in document]
     assert shown == real
+
+
+@pytest.mark.kafka
+def test_record_of_an_output_is_real(database: Database, info: StackInfo) -> None:
+    executing = Executing(database, info.bootstrap)
+    executing.make_topics()
+    make_topics(info.bootstrap, [executing.topics.outputs])
+    with captured(), executing.running(known=registered(), outputs_topic=True):
+        assert executing.run("print-pages").state == "succeeded"
+    reader = TopicReader(info.bootstrap, [executing.topics.outputs])
+    reader.read_to_end()
+    [piece] = reader.seen
+    reader.close()
+    [shown] = [block.text for block in blocks(TOPICS) if block.name == "output"]
+    assert fits(shown, _text(piece)), f"the real record is\n{_text(piece)}"
+
+
+def _text(seen: Seen, value: str | None = None) -> str:
+    headers = [f"header   {name}: {content.decode()}" for name, content in seen.headers] or ["header   none"]
+    text = (seen.value or b"").decode().rstrip("\n").replace("\n", "\n         ") if value is None else value
+    return "\n".join([f"key      {(seen.key or b'').decode()}", *headers, f"value    {text}"])
 
 
 def _fields(record: RunRequest | JobDefinition) -> list[str]:
