@@ -55,7 +55,7 @@ Duration = Annotated[timedelta, BeforeValidator(_duration)]
 class Connections(BaseSettings):
     """Connections to PostgreSQL and Kafka, and settings that all services share."""
 
-    model_config = SettingsConfigDict(env_prefix="TIDEWHEEL_", frozen=True, extra="ignore")
+    model_config = SettingsConfigDict(env_prefix="TIDEWHEEL_", frozen=True, extra="ignore", defer_build=True)
 
     database_url: SecretStr | None = Field(
         None, description="libpq URL of the database; default: `PG*` variables, else the running local stack"

@@ -15,7 +15,7 @@ from tidewheel.settings import Connections
 
 def migrate(
     status: Annotated[bool, typer.Option("--status", help="Only show the state of each migration.")] = False,  # noqa: FBT002
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Run what is pending, then roll back.")] = False,  # noqa: FBT002
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Run the pending migrations, then roll back.")] = False,  # noqa: FBT002
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Migrate the database to this release's schema."""
@@ -43,14 +43,18 @@ def _print(lines: list[str], document: dict[str, object], output: Output) -> Non
 
 Queues = Annotated[
     str | None,
-    typer.Option(help="Queues whose topics are meant, by comma; else the default one and those that have topics."),
+    typer.Option(
+        metavar="NAMES", help="Queues, separated by commas; by default `default` and every queue that has topics."
+    ),
 ]
 
 
 def apply_topics(
     queues: Queues = None,
-    replication: Annotated[int | None, typer.Option(help="Copies of each new partition; 3 in production.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,  # noqa: FBT002
+    replication: Annotated[
+        int | None, typer.Option(metavar="N", help="Copies of each new partition; 3 in production.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the changes; make none.")] = False,  # noqa: FBT002
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Create missing topics; raise partition counts that are too low."""

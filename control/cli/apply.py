@@ -30,21 +30,23 @@ def apply(
         typer.Argument(metavar="FILE...", help="JSON lines, a JSON array or YAML; - is standard input."),
     ] = None,
     *,
-    more: Annotated[list[str] | None, typer.Option("-f", "--file", metavar="FILE", help="The same.")] = None,
+    more: Annotated[
+        list[str] | None, typer.Option("-f", "--file", metavar="FILE", help="Same as the argument FILE; repeatable.")
+    ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check and say what would be done; change nothing.")
+        bool, typer.Option("--dry-run", help="Check the jobs and count the changes; make none.")
     ] = False,
     bulk: Annotated[
-        bool, typer.Option("--bulk", help="Load new jobs only, millions if need be; those that exist stay as they are.")
+        bool, typer.Option("--bulk", help="Load new jobs only, up to millions; jobs that exist stay as they are.")
     ] = False,
-    events: Annotated[bool, typer.Option("--events", help="With --bulk: an event for each job made.")] = False,
+    events: Annotated[bool, typer.Option("--events", help="With --bulk: publish an event for each new job.")] = False,
     processes: Annotated[
         int | None,
         typer.Option(
             metavar="N",
             min=1,
             max=_MOST_PROCESSES,
-            help="With --bulk: processes that load; else one for each core.",
+            help="With --bulk: number of processes; by default one per core.",
         ),
     ] = None,
     tenant: Tenant = DEFAULT_TENANT,

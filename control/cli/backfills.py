@@ -6,7 +6,7 @@ from uuid import UUID
 
 import typer
 
-from tidewheel.control.cli.options import DEFAULT_TENANT, Key, Reason, Tenant, reading, requesting
+from tidewheel.control.cli.options import DEFAULT_TENANT, Key, Limit, Reason, RequestId, Tenant, reading, requesting
 from tidewheel.control.cli.output import (
     Output,
     OutputOption,
@@ -22,30 +22,31 @@ from tidewheel.control.reads import backfills as read
 from tidewheel.jobs.strict_json import as_object
 from tidewheel.schedules.decision import BackfillState
 
-BackfillId = Annotated[UUID, typer.Argument(metavar="ID", help="The backfill, by the id it was answered with.")]
+BackfillId = Annotated[UUID, typer.Argument(metavar="ID", help="The backfill's id.")]
 
 
 def backfill_job(
     key: Key,
     *,
     from_at: Annotated[str, typer.Option("--from", metavar="TIME", help="The first instant of the range.")],
-    to_at: Annotated[str, typer.Option("--to", metavar="TIME", help="The last.")],
+    to_at: Annotated[str, typer.Option("--to", metavar="TIME", help="The last instant of the range.")],
     what: Annotated[
-        str | None, typer.Option(metavar="WHAT", help="missing_only (those that did not fire), or all.")
+        str | None,
+        typer.Option(metavar="WHAT", help="Occurrences to run: missing_only (those that did not fire) or all."),
     ] = None,
     versions: Annotated[
-        str | None, typer.Option(metavar="WHICH", help="as_of (the version in force then), or current.")
+        str | None, typer.Option(metavar="WHICH", help="Version of the job: as_of (the one in force then) or current.")
     ] = None,
-    overlap: Annotated[str | None, typer.Option(metavar="POLICY", help="In place of the job's.")] = None,
+    overlap: Annotated[str | None, typer.Option(metavar="POLICY", help="Overlap policy instead of the job's.")] = None,
     max_concurrent: Annotated[
-        int | None, typer.Option(metavar="N", help="How many of its runs may be open at once; 10 if not said.")
+        int | None, typer.Option(metavar="N", help="Have at most this many open runs; 10 by default.")
     ] = None,
-    order: Annotated[str | None, typer.Option(metavar="ORDER", help="oldest_first or newest_first.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how many there would be.")] = False,
+    order: Annotated[
+        str | None, typer.Option(metavar="ORDER", help="Order of the runs: oldest_first or newest_first.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the number of occurrences; run none.")] = False,
     reason: Reason = None,
-    request_id: Annotated[
-        str | None, typer.Option(metavar="ID", help="The same id again is the same backfill, not a second one.")
-    ] = None,
+    request_id: RequestId = None,
     timezone: Tz = None,
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,
@@ -74,9 +75,9 @@ def backfill_job(
 
 
 def list_backfills(
-    key: Annotated[str | None, typer.Argument(metavar="KEY", help="Only this job's.")] = None,
+    key: Annotated[str | None, typer.Argument(metavar="KEY", help="Only backfills of this job.")] = None,
     *,
-    number: Annotated[int, typer.Option("-n", metavar="N", min=1, max=1000, help="How many to show.")] = 50,
+    number: Limit = 50,
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,
 ) -> None:

@@ -12,22 +12,27 @@ import typer
 from tidewheel.control.cli.output import Output, OutputOption
 
 _SCENARIOS = (
-    "Some of fire, relay, execute, pipeline, hot-second, latency, idle, soak, submit, bulk (together: all), peers, "
-    "costs, ledger, conservation, rolling, cancel."
+    "One or more of fire, relay, execute, pipeline, hot-second, latency, idle, soak, submit, bulk (all of these: all), "
+    "peers, costs, ledger, conservation, rolling, cancel."
 )
 Scenarios = Annotated[list[str] | None, typer.Argument(metavar="SCENARIO", help=_SCENARIOS)]
-Rounds = Annotated[int | None, typer.Option(min=1, help="Repetitions; by default 5, and 1 of what takes minutes.")]
-Jobs = Annotated[int | None, typer.Option(min=1, help="Jobs, messages or requests of a round.")]
+Rounds = Annotated[
+    int | None,
+    typer.Option(metavar="N", min=1, help="Rounds of each scenario; default: 5, or 1 if a round takes minutes."),
+]
+Jobs = Annotated[int | None, typer.Option(metavar="N", min=1, help="Number of jobs, messages or requests of a round.")]
 Seconds = Annotated[
-    float | None, typer.Option(min=1, help="How long the load of pipeline and latency lasts, steady too.")
+    float | None, typer.Option(metavar="SECONDS", min=1, help="Duration of the load in pipeline and latency.")
 ]
 Rate = Annotated[
-    float | None, typer.Option(min=1, help="Runs a second where the load is steady: latency, soak, pipeline's.")
+    float | None, typer.Option(metavar="N", min=1, help="Runs per second of a steady load: latency, soak, pipeline.")
 ]
-Minutes = Annotated[float | None, typer.Option(min=0.01, help="How long idle and soak last.")]
-Plots = Annotated[Path | None, typer.Option(metavar="DIR", help="Draw each scenario there, as PNG and SVG.")]
-Quick = Annotated[bool, typer.Option("--quick", help="Compare with the stored ratios: about two minutes.")]
-Update = Annotated[bool, typer.Option("--update-baseline", help="With --quick: store the ratios found.")]
+Minutes = Annotated[float | None, typer.Option(metavar="MINUTES", min=0.01, help="Duration of idle and soak.")]
+Plots = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Write a plot of each scenario to this folder, as PNG and SVG.")
+]
+Quick = Annotated[bool, typer.Option("--quick", help="Compare small rounds with the stored ratios, in two minutes.")]
+Update = Annotated[bool, typer.Option("--update-baseline", help="With --quick: store the measured ratios.")]
 
 _INTERRUPTED = 130  # as in shells: 128 + SIGINT
 
@@ -47,7 +52,7 @@ def bench(
 ) -> None:
     """Measure this machine; show each figure with its baseline.
 
-    Starts a PostgreSQL and a Kafka of its own, or uses those that TIDEWHEEL_DATABASE_URL and TIDEWHEEL_KAFKA_BOOTSTRAP
+    Starts its own PostgreSQL and Kafka, or uses those that TIDEWHEEL_DATABASE_URL and TIDEWHEEL_KAFKA_BOOTSTRAP
     name, in a new database.
     """
     command = import_module("tidewheel.bench.command")

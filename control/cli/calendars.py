@@ -31,17 +31,20 @@ def put(
     *,
     file: Annotated[
         Path | None,
-        typer.Option("--from", metavar="FILE.ics", help="The days that the events of an iCalendar file touch."),
+        typer.Option(
+            "--from", metavar="FILE.ics", help="All days on which the events of an iCalendar file take place."
+        ),
     ] = None,
     days: Annotated[str | None, typer.Option(metavar="DAY,...", help="Days, such as 2026-12-25,2026-12-26.")] = None,
     weekdays: Annotated[
         str | None, typer.Option(metavar="DAY,...", help="Days of every week, such as SAT,SUN.")
     ] = None,
     years: Annotated[
-        int, typer.Option(metavar="N", help="With --from: how many years ahead repeated events are followed.")
+        int, typer.Option(metavar="N", help="With --from: expand repeated events this many years ahead.")
     ] = HORIZON_YEARS,
     source: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Where the days come from; the file's name if not said.")
+        str | None,
+        typer.Option(metavar="TEXT", help="Source of the days, stored and shown; by default the file's name."),
     ] = None,
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,

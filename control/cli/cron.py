@@ -69,13 +69,15 @@ def explain(
     *,
     timezone: Annotated[str, typer.Option("--tz", metavar="ZONE", help="IANA time zone of the expressions.")] = "UTC",
     after: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Begin after this, RFC 3339 or local to ZONE; else now.")
+        str | None, typer.Option(metavar="TIME", help="Begin after this time, RFC 3339 or local to ZONE; default: now.")
     ] = None,
-    number: Annotated[int, typer.Option("-n", metavar="N", min=1, max=_MOST, help="How many instants to show.")] = 10,
-    dst_gap: Annotated[DstGap, typer.Option(help="Rule for a local time in a DST gap.")] = DstGap.SHIFT_FORWARD,
-    dst_overlap: Annotated[DstOverlap, typer.Option(help="Rule for a local time in a DST overlap.")] = DstOverlap.FIRST,
-    key: Annotated[str | None, typer.Option(metavar="KEY", help="The job whose id determines H.")] = None,
-    tenant: Annotated[str, typer.Option(metavar="NAME", help="That job's tenant.")] = "default",
+    number: Annotated[int, typer.Option("-n", metavar="N", min=1, max=_MOST, help="Show this many instants.")] = 10,
+    dst_gap: Annotated[DstGap, typer.Option(help="Rule for a local time that the clock skips.")] = DstGap.SHIFT_FORWARD,
+    dst_overlap: Annotated[
+        DstOverlap, typer.Option(help="Rule for a local time that occurs twice.")
+    ] = DstOverlap.FIRST,
+    key: Annotated[str | None, typer.Option(metavar="KEY", help="Job whose id sets the value of each H.")] = None,
+    tenant: Annotated[str, typer.Option(metavar="NAME", help="Tenant of that job.")] = "default",
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Describe cron expressions and show their next instants."""

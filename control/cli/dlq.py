@@ -29,10 +29,12 @@ from tidewheel.jobs.strict_json import as_object
 if TYPE_CHECKING:
     from tidewheel.control.client.dead_letters import RedriveResult
 
-Ids = Annotated[list[int] | None, typer.Argument(metavar="ID", help="Only these.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only count them, and show the first ten.")]
-All = Annotated[bool, typer.Option("--all", help="All of them; needed where no filter is given.")]
-IsRedriven = Annotated[bool | None, typer.Option("--redriven/--not-redriven", help="Only redriven ones, or the rest.")]
+Ids = Annotated[list[int] | None, typer.Argument(metavar="ID", help="Dead letters, by id.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print their number and the first ten; change nothing.")]
+All = Annotated[bool, typer.Option("--all", help="All dead letters; needed without an id or a filter.")]
+IsRedriven = Annotated[
+    bool | None, typer.Option("--redriven/--not-redriven", help="Only redriven ones, or only ones not redriven.")
+]
 
 _RATE = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)(?:/(s|m|h))?", re.ASCII)
 _SECONDS = {"s": 1, "m": 60, "h": 3600, None: 1}
@@ -43,14 +45,18 @@ _COLUMNS = ("id", "created", "job", "status", "error", "run or message", "redriv
 class FilterFlags:
     """Filters of all commands but `show`."""
 
-    job: Annotated[str | None, typer.Option(metavar="KEY", help="Only of this job.")] = None
-    error: Annotated[str | None, typer.Option(metavar="TYPE", help="Only with this error type.")] = None
-    status: Annotated[str | None, typer.Option(metavar="STATE", help="Only failed, or timed_out, runs.")] = None
-    kind: Annotated[str | None, typer.Option(metavar="KIND", help="Only run, or message.")] = None
-    queue: Annotated[str | None, typer.Option(metavar="NAME", help="Only of this queue.")] = None
-    lane: Annotated[str | None, typer.Option(metavar="LANE", help="Only of this lane.")] = None
-    since: Annotated[str | None, typer.Option(metavar="TIME", help="Only created since this time.")] = None
-    until: Annotated[str | None, typer.Option(metavar="TIME", help="Only created up to this time.")] = None
+    job: Annotated[str | None, typer.Option(metavar="KEY", help="Only those of this job.")] = None
+    error: Annotated[str | None, typer.Option(metavar="TYPE", help="Only those with this error type.")] = None
+    status: Annotated[
+        str | None, typer.Option(metavar="STATE", help="Only those of runs in this state: failed or timed_out.")
+    ] = None
+    kind: Annotated[str | None, typer.Option(metavar="KIND", help="Only this kind: run or message.")] = None
+    queue: Annotated[str | None, typer.Option(metavar="NAME", help="Only those of this queue.")] = None
+    lane: Annotated[str | None, typer.Option(metavar="LANE", help="Only those of this lane.")] = None
+    since: Annotated[str | None, typer.Option(metavar="TIME", help="Only those created at this time or later.")] = None
+    until: Annotated[str | None, typer.Option(metavar="TIME", help="Only those created at this time or earlier.")] = (
+        None
+    )
     timezone: Tz = None
 
     def read(self, ids: list[int] | None = None) -> read.DeadLetterFilter:
@@ -73,7 +79,9 @@ def list_dead_letters(
     *,
     flags: FilterFlags,
     redriven: IsRedriven = None,
-    after: Annotated[int | None, typer.Option(metavar="ID", help="Begin after this one.")] = None,
+    after: Annotated[
+        int | None, typer.Option(metavar="ID", help="Begin after this one; the last line of a page names it.")
+    ] = None,
     number: Limit = 50,
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,
@@ -122,7 +130,9 @@ def redrive(
     *,
     flags: FilterFlags,
     everything: All = False,
-    rate: Annotated[str | None, typer.Option(metavar="N/s", help="At most so many a second (/m, /h).")] = None,
+    rate: Annotated[
+        str | None, typer.Option(metavar="N/s", help="Redrive at most this many a second; also N/m or N/h.")
+    ] = None,
     dry_run: DryRun = False,
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,
@@ -151,7 +161,7 @@ def purge(
     redriven: IsRedriven = None,
     everything: All = False,
     dry_run: DryRun = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Needed to delete them.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Confirm the deletion; needed without --dry-run.")] = False,
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,
 ) -> None:

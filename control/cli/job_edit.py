@@ -6,16 +6,18 @@ from typing import Annotated
 import typer
 
 from tidewheel.control.cli.job_files import read_job
-from tidewheel.control.cli.job_flags import JobFlags, described, read_payload, with_job_flags, without
+from tidewheel.control.cli.job_flags import JobFlags, described, read_payload, without
 from tidewheel.control.cli.options import (
     DEFAULT_TENANT,
     IfVersion,
     Key,
     Reason,
+    RequestId,
     Tenant,
     read_labels,
     reading,
     requesting,
+    with_options,
 )
 from tidewheel.control.cli.output import Output, OutputOption, as_json, print_result
 from tidewheel.control.cli.time_options import Tz, read_duration, read_instant, utc_and_local
@@ -24,17 +26,19 @@ from tidewheel.control.reads import jobs as read
 from tidewheel.errors import refuse
 from tidewheel.jobs.strict_json import as_object
 
-Named = Annotated[str | None, typer.Option("--key", metavar="KEY", help="The job's key, in place of KEY.")]
-MaybeKey = Annotated[str | None, typer.Argument(metavar="KEY", help="The job's key, if the file does not say it.")]
+Named = Annotated[str | None, typer.Option("--key", metavar="KEY", help="The job's key, instead of the argument KEY.")]
+MaybeKey = Annotated[str | None, typer.Argument(metavar="KEY", help="The job's key, unless the file has it.")]
 
 
-@with_job_flags
+@with_options(JobFlags, "flags")
 def create(
     key: MaybeKey = None,
     *,
     flags: JobFlags,
     named: Named = None,
-    paused: Annotated[bool, typer.Option("--paused", help="Fire nothing until it is resumed.")] = False,
+    paused: Annotated[
+        bool, typer.Option("--paused", help="Create it paused: it fires nothing until it is resumed.")
+    ] = False,
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,
 ) -> None:
@@ -48,14 +52,15 @@ def create(
     print_job_change(str(document["key"]), "created", made, output, zone=flags.tz or _zone(document))
 
 
-@with_job_flags
+@with_options(JobFlags, "flags")
 def update(
     key: MaybeKey = None,
     *,
     flags: JobFlags,
     named: Named = None,
     unset: Annotated[
-        list[str] | None, typer.Option(metavar="FIELD", help="Go back to a field's default, such as end_at.")
+        list[str] | None,
+        typer.Option(metavar="FIELD", help="Reset a field, such as end_at, to its default; repeatable."),
     ] = None,
     if_version: IfVersion = None,
     tenant: Tenant = DEFAULT_TENANT,
@@ -76,7 +81,9 @@ def update(
 def pause(
     key: Key,
     *,
-    until: Annotated[str | None, typer.Option(metavar="TIME", help="Resume by itself then.")] = None,
+    until: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Resume the job automatically at this time.")
+    ] = None,
     reason: Reason = None,
     timezone: Tz = None,
     tenant: Tenant = DEFAULT_TENANT,
@@ -110,15 +117,17 @@ def trigger(
     key: Key,
     *,
     payload: Annotated[
-        str | None, typer.Option(metavar="JSON", help="In place of the job's; @FILE reads a file.")
+        str | None, typer.Option(metavar="JSON", help="Payload instead of the job's; @FILE reads it from a file.")
     ] = None,
-    delay: Annotated[str | None, typer.Option(metavar="DURATION", help="So long from now.")] = None,
-    run_at: Annotated[str | None, typer.Option(metavar="TIME", help="At this time; at once if it has passed.")] = None,
-    label: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="In place of the job's.")] = None,
-    overlap: Annotated[str | None, typer.Option(metavar="POLICY", help="In place of the job's.")] = None,
-    request_id: Annotated[
-        str | None, typer.Option(metavar="ID", help="The same id again is the same run, not a second one.")
+    delay: Annotated[str | None, typer.Option(metavar="DURATION", help="Start this long from now.")] = None,
+    run_at: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Start at this time; at once if it has passed.")
     ] = None,
+    label: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Label instead of the job's labels; repeatable.")
+    ] = None,
+    overlap: Annotated[str | None, typer.Option(metavar="POLICY", help="Overlap policy instead of the job's.")] = None,
+    request_id: RequestId = None,
     timezone: Tz = None,
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,

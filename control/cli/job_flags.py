@@ -3,13 +3,11 @@
 A flag replaces only the field that it names: a new cron expression keeps the zone, a label keeps the other labels.
 """
 
-import inspect
 import json
 import shlex
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
-from functools import wraps
-from typing import Annotated, get_type_hints
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated
 
 import typer
 
@@ -29,51 +27,69 @@ def _option(help: str, metavar: str, *names: str) -> object:
     return typer.Option(*names, metavar=metavar, help=help)
 
 
+_OVERLAP = f"If a run of the job is active: {', '.join([*Overlap][:-1])} or {[*Overlap][-1]}."
+_TARGET_OPTIONS = {
+    kind: Annotated[str | None, _option(target.help, target.metavar, target.flag)] for kind, target in TARGETS.items()
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFlags:
     """The values of a job's flags; None if a flag is not given."""
 
     file: Annotated[str | None, _option("The job as JSON or YAML; - is standard input.", "FILE", "--file", "-f")] = None
-    cron: Annotated[list[str] | None, _option("Schedule: a cron expression; several are possible.", "EXPR")] = None
-    tz: Annotated[str | None, _option("IANA zone of the cron schedule, and of times without an offset.", "ZONE")] = None
-    dst_gap: Annotated[str | None, _option("shift_forward or skip.", "WHAT")] = None
-    dst_overlap: Annotated[str | None, _option("first, second or both.", "WHICH")] = None
-    every: Annotated[str | None, _option("Schedule: an interval such as 10s.", "DURATION")] = None
-    fixed_delay: Annotated[str | None, _option("Schedule: so long after each run's end.", "DURATION")] = None
-    at: Annotated[str | None, _option("Schedule: once.", "TIME")] = None
-    manual: Annotated[bool, typer.Option("--manual", help="Schedule: triggers alone.")] = False
-    start_at: Annotated[str | None, _option("No occurrence before.", "TIME")] = None
-    end_at: Annotated[str | None, _option("No occurrence after.", "TIME")] = None
-    max_runs: Annotated[int | None, _option("No occurrence after so many.", "N")] = None
-    jitter: Annotated[
-        str | None, _option("Spread runs: a duration, or a part of the interval such as 10%.", "SPAN")
+    cron: Annotated[list[str] | None, _option("Schedule: a cron expression; repeatable.", "EXPR")] = None
+    tz: Annotated[
+        str | None, _option("IANA time zone of the cron schedule, and of times without an offset.", "ZONE")
     ] = None
-    targets: Mapping[str, str] = field(default_factory=dict[str, str])  # by type, one flag for each of `TARGETS`
-    method: Annotated[str | None, _option("POST, GET, …", "METHOD")] = None
-    payload: Annotated[str | None, _option("JSON text; @FILE reads it from a file.", "JSON")] = None
-    overlap: Annotated[str | None, _option(f"{', '.join([*Overlap][:-1])} or {[*Overlap][-1]}.", "POLICY")] = None
-    catch_up: Annotated[str | None, _option("fire_once, fire_all or skip.", "POLICY")] = None
-    window: Annotated[str | None, _option("How far back fire_all goes.", "DURATION")] = None
-    on_resume: Annotated[str | None, _option("skip, fire_once or fire_all.", "POLICY")] = None
-    pause_on_failure: Annotated[int | None, _option("Pause after so many failures in a row.", "N")] = None
+    dst_gap: Annotated[
+        str | None, _option("For a local time that the clock skips: shift_forward or skip.", "POLICY")
+    ] = None
+    dst_overlap: Annotated[
+        str | None, _option("For a local time that occurs twice: first, second or both.", "POLICY")
+    ] = None
+    every: Annotated[str | None, _option("Schedule: an interval such as 10s.", "DURATION")] = None
+    fixed_delay: Annotated[str | None, _option("Schedule: this long after the end of each run.", "DURATION")] = None
+    at: Annotated[str | None, _option("Schedule: once, at this time.", "TIME")] = None
+    manual: Annotated[bool, typer.Option("--manual", help="Schedule: none; only triggers create runs.")] = False
+    start_at: Annotated[str | None, _option("No occurrence before this time.", "TIME")] = None
+    end_at: Annotated[str | None, _option("No occurrence after this time.", "TIME")] = None
+    max_runs: Annotated[int | None, _option("The schedule ends after this many occurrences.", "N")] = None
+    jitter: Annotated[
+        str | None, _option("Delay each run by up to a duration, or a part of the interval such as 10%.", "SPAN")
+    ] = None
+    targets: Mapping[str, str] = field(default_factory=dict[str, str], metadata={"options": _TARGET_OPTIONS})
+    method: Annotated[str | None, _option("HTTP method for --url, such as POST or GET.", "METHOD")] = None
+    payload: Annotated[str | None, _option("Payload as JSON text; @FILE reads it from a file.", "JSON")] = None
+    overlap: Annotated[str | None, _option(_OVERLAP, "POLICY")] = None
+    catch_up: Annotated[str | None, _option("For missed occurrences: fire_once, fire_all or skip.", "POLICY")] = None
+    window: Annotated[str | None, _option("Age up to which fire_all runs missed occurrences.", "DURATION")] = None
+    on_resume: Annotated[str | None, _option("For occurrences in a pause: skip, fire_once or fire_all.", "POLICY")] = (
+        None
+    )
+    pause_on_failure: Annotated[int | None, _option("Pause the job after this many failed runs in a row.", "N")] = None
     exclude_calendars: Annotated[
-        list[str] | None, _option("Leave out its days; several are possible.", "NAME", "--exclude-calendar")
+        list[str] | None, _option("Fire on no day of this calendar; repeatable.", "NAME", "--exclude-calendar")
     ] = None
     include_calendars: Annotated[
-        list[str] | None, _option("Keep to its days; several are possible.", "NAME", "--include-calendar")
+        list[str] | None, _option("Fire only on days of this calendar; repeatable.", "NAME", "--include-calendar")
     ] = None
-    on_excluded: Annotated[str | None, _option("skip or next_business_day.", "POLICY")] = None
-    max_attempts: Annotated[int | None, _option("How many attempts may fail.", "N")] = None
-    start_to_close: Annotated[str | None, _option("The longest time of one attempt.", "DURATION")] = None
-    schedule_to_start: Annotated[str | None, _option("How late a run may begin.", "DURATION")] = None
-    schedule_to_close: Annotated[str | None, _option("The longest time of a run, retries included.", "DURATION")] = None
-    heartbeat: Annotated[str | None, _option("The longest silence of an attempt.", "DURATION")] = None
-    delivery: Annotated[str | None, _option("at_least_once or at_most_once.", "WHAT")] = None
-    on_failure: Annotated[str | None, _option("A job to trigger when a run is given up.", "KEY")] = None
-    lane: Annotated[str | None, _option("standard, critical or batch.", "LANE")] = None
-    queue: Annotated[str | None, _option("Which executors may take its runs.", "NAME")] = None
-    label: Annotated[list[str] | None, _option("Several are possible.", "NAME=VALUE")] = None
-    description: Annotated[str | None, _option("What it is for.", "TEXT")] = None
+    on_excluded: Annotated[
+        str | None, _option("For occurrences on other days: skip or next_business_day.", "POLICY")
+    ] = None
+    max_attempts: Annotated[int | None, _option("A run fails after this many failed attempts.", "N")] = None
+    start_to_close: Annotated[str | None, _option("Time limit of one attempt.", "DURATION")] = None
+    schedule_to_start: Annotated[
+        str | None, _option("Time limit until the first attempt of a run starts.", "DURATION")
+    ] = None
+    schedule_to_close: Annotated[str | None, _option("Time limit of a run, retries included.", "DURATION")] = None
+    heartbeat: Annotated[str | None, _option("Time limit between two heartbeats of an attempt.", "DURATION")] = None
+    delivery: Annotated[str | None, _option("Guarantee: at_least_once or at_most_once.", "GUARANTEE")] = None
+    on_failure: Annotated[str | None, _option("Job to trigger when a run fails for good.", "KEY")] = None
+    lane: Annotated[str | None, _option("Priority: critical, standard or batch.", "LANE")] = None
+    queue: Annotated[str | None, _option("Queue of its runs, for executors that serve it.", "NAME")] = None
+    label: Annotated[list[str] | None, _option("Label of the job; repeatable.", "NAME=VALUE")] = None
+    description: Annotated[str | None, _option("Text for people who read the job.", "TEXT")] = None
 
 
 _AS_SAID = (
@@ -83,43 +99,6 @@ _AS_SAID = (
 )  # fmt: skip
 _SPANS = frozenset({"jitter", "window", "start_to_close", "schedule_to_start", "schedule_to_close", "heartbeat"})
 _KINDS = ("cron", "every", "fixed_delay", "at", "manual")
-
-
-def with_job_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the flags that describe a job to a command, which receives them as its argument `flags`."""
-    hints = get_type_hints(JobFlags, include_extras=True)
-    theirs: list[inspect.Parameter] = []
-    for each in fields(JobFlags):
-        if each.name == "targets":
-            theirs += _target_parameters()
-        else:
-            theirs.append(_parameter(each.name, hints[each.name], each.default))
-
-    @wraps(command)
-    def gathered(**given: object) -> None:
-        texts = {kind: given.pop(f"target_{kind}") for kind in TARGETS}
-        said = {each.name: given.pop(each.name) for each in fields(JobFlags) if each.name != "targets"}
-        said["targets"] = {kind: text for kind, text in texts.items() if text is not None}
-        command(**given, flags=JobFlags(**said))  # type: ignore[arg-type]  # typer has converted each to its field's type
-
-    own = inspect.signature(command, eval_str=True).parameters
-    shown = [*theirs[:1], *(parameter for name, parameter in own.items() if name != "flags"), *theirs[1:]]
-    shown.sort(key=lambda parameter: parameter.kind)
-    vars(gathered)["__signature__"] = inspect.Signature(shown)
-    gathered.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
-    return gathered
-
-
-def _target_parameters() -> list[inspect.Parameter]:
-    """Return a flag for each type of target."""
-    options = {
-        kind: typer.Option(type_.flag, metavar=type_.metavar, help=type_.help) for kind, type_ in TARGETS.items()
-    }
-    return [_parameter(f"target_{kind}", Annotated[str | None, option], None) for kind, option in options.items()]
-
-
-def _parameter(name: str, annotation: object, default: object) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def described(job: Mapping[str, object], flags: JobFlags) -> dict[str, object]:

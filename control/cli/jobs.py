@@ -26,17 +26,20 @@ from tidewheel.schedules.decision import HoldReason
 
 def list_jobs(
     *,
-    prefix: Annotated[str, typer.Option(metavar="TEXT", help="Only keys with this prefix.")] = "",
+    prefix: Annotated[str, typer.Option(metavar="TEXT", help="Only jobs whose key begins with this text.")] = "",
     label: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="Only jobs with this label; repeatable.")
     ] = None,
     paused: Annotated[
-        bool | None, typer.Option("--paused/--not-paused", help="Only paused jobs, or only the rest.")
+        bool | None, typer.Option("--paused/--not-paused", help="Only paused jobs, or only jobs that are not paused.")
     ] = None,
     kind: Annotated[
-        str | None, typer.Option(metavar="KIND", help="Only once, interval, fixed_delay, cron or manual schedules.")
+        str | None,
+        typer.Option(metavar="KIND", help="Only this kind of schedule: once, interval, fixed_delay, cron or manual."),
     ] = None,
-    after: Annotated[str, typer.Option(metavar="KEY", help="Begin after this key.")] = "",
+    after: Annotated[
+        str, typer.Option(metavar="KEY", help="Begin after this key; the last line of a page names it.")
+    ] = "",
     number: Limit = 50,
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,

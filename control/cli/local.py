@@ -40,13 +40,18 @@ _UNBROKEN = 1_000  # columns without a terminal: wider than any address, so that
 
 
 Home = Annotated[
-    Path | None, typer.Option(help="Folder with all the stack keeps; else TIDEWHEEL_HOME, else the user's data folder.")
+    Path | None,
+    typer.Option(
+        metavar="DIR", help="Folder of the stack's data; default: TIDEWHEEL_HOME, else one in the user's data folder."
+    ),
 ]
 
 
 def up(
     home: Home = None,
-    brokers: Annotated[int | None, typer.Option(help="1, or 3 for a cluster with replication 3.")] = None,
+    brokers: Annotated[
+        int | None, typer.Option(metavar="N", help="Number of brokers: 1, or 3 with replication 3.")
+    ] = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Start PostgreSQL and Kafka on this machine; create the schema and the topics.
@@ -70,7 +75,7 @@ def up(
 
 def down(
     home: Home = None,
-    erase: Annotated[bool, typer.Option("--erase", help="Remove all data too.")] = False,  # noqa: FBT002 - a flag
+    erase: Annotated[bool, typer.Option("--erase", help="Delete all data too.")] = False,  # noqa: FBT002 - a flag
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Stop the local stack. Its data stays unless --erase is given."""
@@ -202,11 +207,11 @@ _INTERRUPTED = 130  # as in shells: 128 + SIGINT
 
 
 def demo(
-    keep: Annotated[bool, typer.Option("--keep", help="Leave the stack up, with the demo's data in it.")] = False,  # noqa: FBT002 - a flag
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the stack running, with the demo's data.")] = False,  # noqa: FBT002 - a flag
 ) -> None:
     """Run hundreds of jobs end to end, kill an executor and verify the result.
 
-    Starts a PostgreSQL and a Kafka of its own, or uses the running stack with a database and topics of its own.
+    Starts its own PostgreSQL and Kafka, or uses the running stack with its own database and topics.
     """
     try:
         adds_up = run_demo(keep=keep)

@@ -10,8 +10,8 @@ import typer
 
 from tidewheel.control.cli.job_edit import MaybeKey, Named, key_of, print_job_change
 from tidewheel.control.cli.job_files import read_job
-from tidewheel.control.cli.job_flags import JobFlags, described, with_job_flags
-from tidewheel.control.cli.options import DEFAULT_TENANT, Key, Reason, Tenant, reading, requesting
+from tidewheel.control.cli.job_flags import JobFlags, described
+from tidewheel.control.cli.options import DEFAULT_TENANT, Key, Reason, Tenant, reading, requesting, with_options
 from tidewheel.control.cli.output import (
     Output,
     OutputOption,
@@ -86,7 +86,7 @@ def move(
     key: Key,
     *,
     at: At,
-    to: Annotated[str, typer.Option(metavar="TIME", help="When it fires instead.")],
+    to: Annotated[str, typer.Option(metavar="TIME", help="New time of the occurrence.")],
     reason: Reason = None,
     timezone: Tz = None,
     tenant: Tenant = DEFAULT_TENANT,
@@ -142,7 +142,7 @@ def _attempt_row(attempt: AttemptFacts) -> tuple[str, ...]:
     return str(attempt.attempt), attempt.outcome or "running", began, ended, error
 
 
-Number = Annotated[int, typer.Option("-n", metavar="N", min=1, max=MOST_SHOWN, help="How many instants to show.")]
+Number = Annotated[int, typer.Option("-n", metavar="N", min=1, max=MOST_SHOWN, help="Show this many instants.")]
 
 
 def next_occurrences(
@@ -161,14 +161,14 @@ def next_occurrences(
     print_result(lines, found, output)
 
 
-@with_job_flags
+@with_options(JobFlags, "flags")
 def preview(
     key: MaybeKey = None,
     *,
     flags: JobFlags,
     named: Named = None,
     after: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Begin after this, RFC 3339 or local to ZONE; else now.")
+        str | None, typer.Option(metavar="TIME", help="Begin after this time, RFC 3339 or local to ZONE; default: now.")
     ] = None,
     number: Number = 10,
     tenant: Tenant = DEFAULT_TENANT,

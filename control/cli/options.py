@@ -4,7 +4,7 @@ Both check the database first, so that a missing one is reported in one line.
 """
 
 import inspect
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import wraps
@@ -21,16 +21,16 @@ from tidewheel.settings import Connections
 if TYPE_CHECKING:
     from tidewheel.control.client.client import Client
 
-Tenant = Annotated[str, typer.Option(metavar="NAME", help="The job's tenant.")]
+Tenant = Annotated[str, typer.Option(metavar="NAME", help="Tenant to act in.")]
 Key = Annotated[str, typer.Argument(metavar="KEY", help="The job's key.")]
-Reason = Annotated[str | None, typer.Option(metavar="TEXT", help="Stored and shown.")]
+Reason = Annotated[str | None, typer.Option(metavar="TEXT", help="Reason, stored with the change.")]
 RequestId = Annotated[
     str | None, typer.Option(metavar="ID", help="A repeated id returns the first reply and changes nothing.")
 ]
 IfVersion = Annotated[
-    int | None, typer.Option(metavar="N", min=1, help="Only while this is the job's current version.")
+    int | None, typer.Option(metavar="N", min=1, help="Fail unless this is the job's current version.")
 ]
-Limit = Annotated[int, typer.Option("-n", metavar="N", min=1, max=1000, help="How many to show.")]
+Limit = Annotated[int, typer.Option("-n", metavar="N", min=1, max=1000, help="Show at most this many.")]
 
 DEFAULT_TENANT = "default"
 
@@ -96,19 +96,28 @@ def with_options(kind: type, argument: str) -> Callable[[Callable[..., None]], C
     """Return a decorator that replaces one argument of a command by the options that a dataclass names.
 
     Args:
-        kind: A dataclass; each field is an option, annotated and with a default as typer requires.
+        kind: A dataclass; each field is an option, annotated and with a default as typer requires. A field with
+            the metadata `options`, annotations by name, receives the values of several options as a mapping.
         argument: The command's argument that receives the dataclass.
     """
     hints = get_type_hints(kind, include_extras=True)
-    options = [
-        inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=hints[each.name])
-        for each in fields(kind)
-    ]
+    groups: dict[str, Mapping[str, object]] = {
+        each.name: each.metadata["options"] for each in fields(kind) if each.metadata
+    }
+    options: list[inspect.Parameter] = []
+    for each in fields(kind):
+        if each.name in groups:
+            options += [_option(f"{each.name}_{name}", hint) for name, hint in groups[each.name].items()]
+        else:
+            options.append(_option(each.name, hints[each.name], each.default))
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
         def gathered(**given: object) -> None:
             values = {option.name: given.pop(option.name) for option in options}
+            for group, names in groups.items():
+                texts = {name: values.pop(f"{group}_{name}") for name in names}
+                values[group] = {name: text for name, text in texts.items() if text is not None}
             command(**given, **{argument: kind(**values)})
 
         own = inspect.signature(command, eval_str=True).parameters
@@ -119,3 +128,7 @@ def with_options(kind: type, argument: str) -> Callable[[Callable[..., None]], C
         return gathered
 
     return decorate
+
+
+def _option(name: str, annotation: object, default: object = None) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

@@ -32,7 +32,7 @@ class Output(StrEnum):
     JSON = "json"
 
 
-OutputOption = Annotated[Output, typer.Option("--output", help="Form of the output.")]
+OutputOption = Annotated[Output, typer.Option("--output", help="Output format.")]
 
 
 def print_result(lines: Iterable[str], document: object, output: Output) -> None:

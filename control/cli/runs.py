@@ -8,13 +8,22 @@ import sys
 from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from threading import Event
-from typing import Annotated, cast
+from typing import TYPE_CHECKING, Annotated, cast
 from uuid import UUID
 
 import typer
 
 from tidewheel.clock import monotonic_seconds
-from tidewheel.control.cli.options import DEFAULT_TENANT, Reason, Tenant, read_labels, reading, requesting
+from tidewheel.control.cli.options import (
+    DEFAULT_TENANT,
+    Limit,
+    Reason,
+    RequestId,
+    Tenant,
+    read_labels,
+    reading,
+    requesting,
+)
 from tidewheel.control.cli.output import (
     Output,
     OutputOption,
@@ -28,31 +37,40 @@ from tidewheel.control.cli.output import (
 )
 from tidewheel.control.cli.run_format import attempt_facts, attempt_row, claim_message, run_facts, run_row
 from tidewheel.control.cli.time_options import Tz, read_duration, read_instant
-from tidewheel.control.client.client import Client
-from tidewheel.control.client.logs import LogPiece
 from tidewheel.control.reads import run_detail as read_one
 from tidewheel.control.reads import runs as read
-from tidewheel.control.reads.cancellations import CancelFilter, Cancellation
 from tidewheel.errors import refuse
 from tidewheel.jobs.strict_json import as_object
 
-RunId = Annotated[UUID, typer.Argument(metavar="RUN", help="The run, by the id it was answered with.")]
-After = Annotated[UUID | None, typer.Option(metavar="RUN", help="Begin after this run.")]
+if TYPE_CHECKING:
+    from tidewheel.control.client.client import Client
+    from tidewheel.control.client.logs import LogPiece
+    from tidewheel.control.reads.cancellations import CancelFilter, Cancellation
+
+RunId = Annotated[UUID, typer.Argument(metavar="RUN", help="The run's id.")]
+After = Annotated[
+    UUID | None, typer.Option(metavar="RUN", help="Begin after this run; the last line of a page names it.")
+]
 
 
 def list_runs(
     *,
     status: Annotated[
-        str | None, typer.Option(metavar="STATE", help="Only those: queued, scheduled, running, failed, …")
+        str | None,
+        typer.Option(metavar="STATE", help="Only runs in this state, such as scheduled, queued, running or failed."),
     ] = None,
-    job: Annotated[str | None, typer.Option(metavar="KEY", help="Only this job's.")] = None,
+    job: Annotated[str | None, typer.Option(metavar="KEY", help="Only runs of this job.")] = None,
     label: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="Only runs with this label; needs --job or --since.")
     ] = None,
-    since: Annotated[str | None, typer.Option(metavar="TIME", help="From this time on.")] = None,
-    until: Annotated[str | None, typer.Option(metavar="TIME", help="Up to this time.")] = None,
+    since: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Only runs scheduled at this time or later.")
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Only runs scheduled at this time or earlier.")
+    ] = None,
     after: After = None,
-    number: Annotated[int, typer.Option("-n", metavar="N", min=1, max=1000, help="How many to show.")] = 50,
+    number: Limit = 50,
     timezone: Tz = None,
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,
@@ -133,10 +151,8 @@ def where(run_id: RunId, *, tenant: Tenant = DEFAULT_TENANT, output: OutputOptio
 def retry(
     run_id: RunId,
     *,
-    delay: Annotated[str | None, typer.Option(metavar="DURATION", help="So long from now.")] = None,
-    request_id: Annotated[
-        str | None, typer.Option(metavar="ID", help="The same id again is the same run, not a second one.")
-    ] = None,
+    delay: Annotated[str | None, typer.Option(metavar="DURATION", help="Start this long from now.")] = None,
+    request_id: RequestId = None,
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,
 ) -> None:
@@ -158,8 +174,8 @@ _UTF8 = getincrementaldecoder("utf-8")
 def logs(
     run_id: RunId,
     *,
-    attempt: Annotated[int | None, typer.Option(min=1, help="Only this attempt.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run is over.")] = False,
+    attempt: Annotated[int | None, typer.Option(metavar="N", min=1, help="Only this attempt.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the run has ended.")] = False,
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,
 ) -> None:
@@ -192,7 +208,7 @@ class _Texts:
         self.attempt, self.new = 0, False
         self._decoder = _UTF8("replace")
 
-    def of(self, piece: LogPiece) -> str:
+    def of(self, piece: "LogPiece") -> str:
         self.new = piece.attempt != self.attempt
         if self.new or piece.dropped_bytes:
             self._decoder.reset()
@@ -200,7 +216,7 @@ class _Texts:
         return self._decoder.decode(piece.output)
 
 
-def _print_piece(piece: LogPiece, text: str, *, new: bool) -> None:
+def _print_piece(piece: "LogPiece", text: str, *, new: bool) -> None:
     if new:
         ended = f", {piece.outcome}" if piece.outcome else ""
         typer.echo(f"-- attempt {piece.attempt}{ended}", err=True)
@@ -214,22 +230,23 @@ _WARN_SECONDS = 10.0  # schedulers poll four times a second
 
 
 def cancel(
-    runs: Annotated[list[UUID] | None, typer.Argument(metavar="RUN", help="These runs.")] = None,
+    runs: Annotated[list[UUID] | None, typer.Argument(metavar="RUN", help="Runs to cancel, by id.")] = None,
     *,
-    job: Annotated[str | None, typer.Option(metavar="KEY", help="All of this job.")] = None,
+    job: Annotated[str | None, typer.Option(metavar="KEY", help="All runs of this job.")] = None,
     label: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="All of jobs with this label; several are possible.")
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="All runs of jobs with this label; repeatable.")
     ] = None,
-    queue: Annotated[str | None, typer.Option(metavar="NAME", help="All of this queue.")] = None,
-    lane: Annotated[str | None, typer.Option(metavar="LANE", help="All of this lane.")] = None,
-    handler: Annotated[str | None, typer.Option(metavar="NAME", help="All of this handler.")] = None,
+    queue: Annotated[str | None, typer.Option(metavar="NAME", help="All runs of this queue.")] = None,
+    lane: Annotated[str | None, typer.Option(metavar="LANE", help="All runs of this lane.")] = None,
+    handler: Annotated[str | None, typer.Option(metavar="NAME", help="All runs of this handler.")] = None,
     cause: Annotated[
-        str | None, typer.Option(metavar="CAUSE", help="All made by a timer, trigger, backfill, workflow or retry.")
+        str | None,
+        typer.Option(metavar="CAUSE", help="All runs of this cause: timer, trigger, backfill, workflow or retry."),
     ] = None,
-    before: Annotated[str | None, typer.Option(metavar="TIME", help="Of these, only those made before.")] = None,
-    not_begun: Annotated[bool, typer.Option("--not-begun", help="Of these, only those that never began.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how many there are.")] = False,
-    no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not wait until the last has ended.")] = False,
+    before: Annotated[str | None, typer.Option(metavar="TIME", help="Only runs created before this time.")] = None,
+    not_begun: Annotated[bool, typer.Option("--not-begun", help="Only runs that have not started.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the number of these runs; cancel none.")] = False,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not wait until the last run has ended.")] = False,
     reason: Reason = None,
     timezone: Tz = None,
     tenant: Tenant = DEFAULT_TENANT,
@@ -257,7 +274,7 @@ def cancel(
     _print_cancellation(standing, output)
 
 
-def _cancel_each(client: Client, runs: Sequence[UUID], reason: str | None, output: Output, *, dry_run: bool) -> None:
+def _cancel_each(client: "Client", runs: Sequence[UUID], reason: str | None, output: Output, *, dry_run: bool) -> None:
     found = [(run, client.runs.get(run).state if dry_run else client.runs.cancel(run, reason=reason)) for run in runs]
     if output is Output.JSON:
         print_json({"runs": [{"run_id": run, "found": state} for run, state in found]})
@@ -266,7 +283,7 @@ def _cancel_each(client: Client, runs: Sequence[UUID], reason: str | None, outpu
         typer.echo(f"run {run}: {'is' if dry_run else 'was'} {state}")
 
 
-def _wait(client: Client, number: int, total: int) -> Cancellation:
+def _wait(client: "Client", number: int, total: int) -> "Cancellation":
     """Wait until a cancellation has finished; warn once if no scheduler makes progress."""
     never, moved_at, moved, warned = Event(), monotonic_seconds(), -1, False
     with progress_bar("cancelling", total) as show:
@@ -275,13 +292,14 @@ def _wait(client: Client, number: int, total: int) -> Cancellation:
             if standing.cancelled_count != moved:
                 moved, moved_at = standing.cancelled_count, monotonic_seconds()
             elif not warned and monotonic_seconds() - moved_at > _WARN_SECONDS:
-                sys.stderr.write("tidewheel: nothing moves: does a scheduler run? No claim takes them meanwhile\n")
+                silence = f"no run has been cancelled for {_WARN_SECONDS:g} s: is a scheduler running?"
+                sys.stderr.write(f"tidewheel: {silence} No executor starts these runs meanwhile\n")
                 warned = True
             never.wait(_LOOK_SECONDS)
     return standing
 
 
-def _print_cancellation(standing: Cancellation, output: Output) -> None:
+def _print_cancellation(standing: "Cancellation", output: Output) -> None:
     done = f"{standing.cancelled_count:,} runs cancelled"
     lines = [f"cancellation {standing.cancellation_id}"]
     lines.append(done if standing.finished_at else f"{done} so far; no claim takes any of the others")

@@ -12,9 +12,12 @@ from tidewheel.control import services as run
 from tidewheel.process.json_logging import configure_logging
 from tidewheel.settings import ApiSettings, ExecutorSettings, IntakeSettings, RelaySettings, SchedulerSettings
 
-LogLevel = Annotated[str, typer.Option(help="debug, info, warning or error.")]
+LogLevel = Annotated[str, typer.Option(metavar="LEVEL", help="Log level: debug, info, warning or error.")]
 MetricsPort = Annotated[
-    int | None, typer.Option(help="Serve /metrics, /healthz and /readyz on 127.0.0.1 at this port; 0 picks one.")
+    int | None,
+    typer.Option(
+        metavar="PORT", help="Serve /metrics, /healthz and /readyz on this port of 127.0.0.1; 0 picks a free one."
+    ),
 ]
 
 
@@ -37,9 +40,12 @@ def relay(log_level: LogLevel = "info", metrics_port: MetricsPort = None) -> Non
 
 
 def executor(
-    handlers: Annotated[str | None, typer.Option(help="Modules with @tidewheel.handler functions, by comma.")] = None,
-    queues: Annotated[str | None, typer.Option(help="Queues to serve, by comma.")] = None,
-    slots: Annotated[int | None, typer.Option(help="Runs at once.")] = None,
+    handlers: Annotated[
+        str | None,
+        typer.Option(metavar="MODULES", help="Modules with @tidewheel.handler functions, separated by commas."),
+    ] = None,
+    queues: Annotated[str | None, typer.Option(metavar="NAMES", help="Queues to serve, separated by commas.")] = None,
+    slots: Annotated[int | None, typer.Option(metavar="N", help="Run at most this many attempts at once.")] = None,
     log_level: LogLevel = "info",
     metrics_port: MetricsPort = None,
 ) -> None:
@@ -50,8 +56,10 @@ def executor(
 
 
 def api(
-    host: Annotated[str | None, typer.Option(help="Address to listen on; 127.0.0.1 by default.")] = None,
-    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 picks one.")] = None,
+    host: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Address to listen on; 127.0.0.1 by default.")
+    ] = None,
+    port: Annotated[int | None, typer.Option(metavar="PORT", help="Port to listen on; 0 picks a free one.")] = None,
     log_level: LogLevel = "info",
     metrics_port: MetricsPort = None,
 ) -> None:

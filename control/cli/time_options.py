@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from tidewheel.schedules.zones import Zone
 
 Tz = Annotated[
-    str | None, typer.Option("--tz", metavar="ZONE", help="IANA zone, for times without an offset and for answers.")
+    str | None,
+    typer.Option("--tz", metavar="ZONE", help="IANA time zone of times without an offset, and of the output."),
 ]
 
 SECONDS = re.compile(r"\d{1,9}(?:\.\d{1,6})?", re.ASCII)

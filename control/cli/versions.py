@@ -17,9 +17,9 @@ def versions(
     key: Key,
     *,
     number: Annotated[
-        int, typer.Option("-n", metavar="N", min=1, max=read.MOST_VERSIONS, help="How many to show.")
+        int, typer.Option("-n", metavar="N", min=1, max=read.MOST_VERSIONS, help="Show at most this many.")
     ] = 20,
-    before: Annotated[int | None, typer.Option(metavar="VERSION", min=1, help="Only earlier ones.")] = None,
+    before: Annotated[int | None, typer.Option(metavar="VERSION", min=1, help="Only versions before this one.")] = None,
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,
 ) -> None:
@@ -34,8 +34,10 @@ def versions(
 
 def diff(
     key: Key,
-    first: Annotated[int, typer.Argument(metavar="A", min=1, help="A version.")],
-    second: Annotated[int | None, typer.Argument(metavar="B", min=1, help="Another; the newest by default.")] = None,
+    first: Annotated[int, typer.Argument(metavar="A", min=1, help="A version's number.")],
+    second: Annotated[
+        int | None, typer.Argument(metavar="B", min=1, help="Another version's number; the newest by default.")
+    ] = None,
     *,
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,

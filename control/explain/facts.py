@@ -10,8 +10,7 @@ from psycopg.rows import class_row
 
 from tidewheel.control.explain.explanation import AttemptFacts, RunFacts, SkipSpan
 from tidewheel.control.explain.version_timeline import VersionSpan, VersionTimeline, read_version_timeline
-from tidewheel.errors import UnknownJob
-from tidewheel.ids import job_id
+from tidewheel.control.reads.job_position import JobPosition, read_job_position
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Cause
@@ -19,7 +18,6 @@ from tidewheel.schedules.decision import Override
 from tidewheel.schedules.simple import Once
 
 _SQL = Statements("tidewheel.control")
-_READ_JOB_POSITION = _SQL["read_job_position"]
 _READ_RUNS_AT = _SQL["read_runs_at"]
 _READ_ATTEMPTS_OF = _SQL["read_attempts_of"]
 _READ_SKIPS_AT = _SQL["read_skips_at"]
@@ -31,28 +29,6 @@ _FIND_CHAIN = _SQL["find_chain"]
 _OLDEST_DAY_OF_RUNS = _SQL["oldest_day_of_runs"]
 
 _FOREVER = datetime.max.replace(tzinfo=UTC)
-
-
-@dataclass(frozen=True, slots=True)
-class JobPosition:
-    """The rows of a job and its timer, with the database's clock."""
-
-    job_id: UUID
-    key: str
-    tenant: str
-    version: int
-    paused: bool
-    paused_at: datetime | None
-    paused_by: str | None
-    pause_reason: str | None
-    paused_until: datetime | None
-    finished_at: datetime | None
-    deleted_at: datetime | None
-    cursor_at: datetime | None
-    due_at: datetime | None
-    hold_reason: str | None
-    catch_up_end: datetime | None
-    now: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,19 +158,6 @@ def read_instant_facts(connection: Conn, tenant: str, key: str, at: datetime, mi
         override=override,
         misfire_after=misfire_after,
     )
-
-
-def read_job_position(connection: Conn, tenant: str, key: str) -> JobPosition:
-    """Read the state of a job, deleted or not, and of its timer.
-
-    Raises:
-        UnknownJob: There is no such job and never was one.
-    """
-    with connection.cursor(row_factory=class_row(JobPosition), binary=True) as cursor:
-        found = cursor.execute(_READ_JOB_POSITION, {"job_id": job_id(tenant, key)}).fetchone()
-    if found is None:
-        raise UnknownJob(tenant, key)
-    return found
 
 
 def read_overrides_around(connection: Conn, job: UUID, cursor_at: datetime, at: datetime) -> tuple[OverrideFacts, ...]:

@@ -12,15 +12,10 @@ from uuid import UUID
 
 from tidewheel.control.explain.dst_notes import occurrence_notes
 from tidewheel.control.explain.explanation import MISFIRE_AFTER, OccurrenceOutcome
-from tidewheel.control.explain.facts import (
-    JobPosition,
-    OverrideFacts,
-    read_job_error,
-    read_job_position,
-    read_overrides_around,
-)
+from tidewheel.control.explain.facts import OverrideFacts, read_job_error, read_overrides_around
 from tidewheel.control.explain.text import instant, length, override_source
 from tidewheel.control.explain.version_timeline import VersionSpan, read_version_timeline
+from tidewheel.control.reads.job_position import JobPosition, read_job_position
 from tidewheel.errors import UnknownJob
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from psycopg.rows import class_row
 
-from tidewheel.control.explain.facts import read_job_position
+from tidewheel.control.reads.job_position import read_job_position
 from tidewheel.control.reads.tenants import require_tenant
 from tidewheel.errors import UnknownBackfill
 from tidewheel.ids import job_id, run_range

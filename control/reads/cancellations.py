@@ -8,7 +8,7 @@ from typing import TypedDict, cast
 from psycopg.rows import class_row
 from psycopg.types.json import Jsonb
 
-from tidewheel.control.explain.facts import read_job_position
+from tidewheel.control.reads.job_position import read_job_position
 from tidewheel.errors import UnknownCancellation
 from tidewheel.ids import job_id
 from tidewheel.jobs.requests import RunsCancel

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from psycopg.rows import class_row
 
-from tidewheel.control.explain.facts import read_job_position
+from tidewheel.control.reads.job_position import read_job_position
 from tidewheel.control.reads.run_detail import RunDetail, show_run
 from tidewheel.control.reads.tenants import require_tenant
 from tidewheel.errors import UnknownDeadLetter, UnknownRun, refuse

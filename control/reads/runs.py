@@ -13,7 +13,7 @@ from uuid import UUID
 from psycopg.rows import class_row
 from psycopg.types.json import Jsonb
 
-from tidewheel.control.explain.facts import read_job_position
+from tidewheel.control.reads.job_position import read_job_position
 from tidewheel.control.reads.tenants import require_tenant
 from tidewheel.errors import UnknownRun, refuse
 from tidewheel.ids import first_run_id, job_id

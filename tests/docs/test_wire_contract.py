@@ -1,4 +1,4 @@
-"""The calls of docs/wire-contract.md against a real HTTP API: each request of the page gets the page's answer."""
+"""The calls of the wire contract get the shown answers from a real HTTP API."""
 
 import json
 import re

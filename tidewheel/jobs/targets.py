@@ -266,18 +266,18 @@ class TargetType:
 
 _TYPES = (
     TargetType(
-        model=HandlerTargetSpec, flag="--handler", sets="name", metavar="NAME", help="Target: a Python handler."
+        model=HandlerTargetSpec, flag="--handler", sets="name", metavar="NAME", help="Target: a handler, by its name."
     ),
     TargetType(model=HttpTargetSpec, flag="--url", sets="url", metavar="URL", help="Target: an HTTP endpoint."),
     TargetType(
-        model=KafkaTargetSpec, flag="--kafka-topic", sets="topic", metavar="TOPIC", help="Target: a topic of yours."
+        model=KafkaTargetSpec, flag="--kafka-topic", sets="topic", metavar="TOPIC", help="Target: a Kafka topic."
     ),
     TargetType(
         model=ShellTargetSpec,
         flag="--shell",
         sets="argv",
         metavar="'WORD …'",
-        help="Target: a program and its arguments, as one text; no shell runs it.",
+        help="Target: a program and its arguments as one text; no shell reads it.",
         requires=f"{RESERVED}shell",
         requires_text="runs shell targets (TIDEWHEEL_SHELL)",
     ),

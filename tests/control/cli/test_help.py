@@ -21,7 +21,9 @@ for _name, _entry in COMMANDS.items():
 
 SERVICES = {"intake", "scheduler", "relay", "executor", "api"}
 NEVER_FOR_LISTS = (
+    "tidewheel.control.client",
     "tidewheel.intake",
+    "tidewheel.jobs.requests",
     "tidewheel.executor",
     "tidewheel.schemas",
     "confluent_kafka",
@@ -69,9 +71,10 @@ def test_version_and_help_import_no_command() -> None:
 
 
 @pytest.mark.process
-def test_a_list_of_jobs_imports_no_service(database: Database) -> None:
-    out, modules = imported("job", "list", TIDEWHEEL_DATABASE_URL=database.url)
-    assert out == "no jobs match\n"
+@pytest.mark.parametrize(("group", "printed"), [("job", "no jobs match\n"), ("run", "no such run\n")])
+def test_a_list_imports_no_service(database: Database, group: str, printed: str) -> None:
+    out, modules = imported(group, "list", TIDEWHEEL_DATABASE_URL=database.url)
+    assert out == printed
     assert not [name for name in modules if below(name, NEVER_FOR_LISTS)]
 
 
