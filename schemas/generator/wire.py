@@ -175,11 +175,14 @@ def _writer(record: Record) -> Iterator[str]:
     yield f"\n\ndef {name}(record: {record.name}) -> bytes:"
     if record.root:
         yield f'    """Return the whole message that carries one {record.name}."""'
+    parts = [f"{_constant(record.name)}_HEADER"] if record.root else []
+    parts += map(_written, record.fields)
+    if len(parts) == 1:  # the formatter would write a tuple of one in one line
+        yield f"    return {parts[0]}"
+        return
     yield '    return b"".join('
     yield "        ("
-    if record.root:
-        yield f"            {_constant(record.name)}_HEADER,"
-    yield from (f"            {_written(field)}," for field in record.fields)
+    yield from (f"            {part}," for part in parts)
     yield "        )"
     yield "    )"
 

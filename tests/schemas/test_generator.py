@@ -11,7 +11,8 @@ from tidewheel.schemas.codec import FORMS
 from tidewheel.schemas.files import current, fingerprint, single_object_header
 from tidewheel.schemas.generated import records, wire
 from tidewheel.schemas.generator import main as generate
-from tidewheel.schemas.generator.shape import Shape, snake
+from tidewheel.schemas.generator.shape import Field, Primitive, Record, Shape, snake
+from tidewheel.schemas.generator.wire import wire_module
 
 FOLDER = Path(generate.__file__).parents[1] / "generated"
 
@@ -41,6 +42,13 @@ def test_generated_modules_are_formatted() -> None:
     ruff = shutil.which("ruff") or ".venv/bin/ruff"
     files = [str(FOLDER / "records.py"), str(FOLDER / "wire.py")]
     subprocess.run([ruff, "format", "--check", *files], check=True, capture_output=True)
+
+
+def test_writer_of_a_record_of_one_field_is_left_alone_by_the_formatter() -> None:
+    shape = Shape(map(json.loads, current().values()))
+    path = Field("path", Primitive("string"), "The path.")
+    shape.records["FileTarget"] = Record("FileTarget", "A file.", (path,), root=False)
+    assert "    return text(record.path)" in list(wire_module(shape))
 
 
 def test_schema_file_is_named_after_its_record_and_has_a_codec() -> None:
