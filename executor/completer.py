@@ -25,6 +25,7 @@ from tidewheel.executor.attempt import Attempt
 from tidewheel.executor.handler_services import ProgressBuffer
 from tidewheel.executor.outcome import Outcome, failed
 from tidewheel.executor.record_outcomes import record_outcomes
+from tidewheel.postgres.partitions import forget_days
 from tidewheel.postgres.session import Session, is_data_fault
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.service import Backoff, Shutdown
@@ -118,24 +119,24 @@ class Completer:
 
     def _run(self) -> None:
         backoff = Backoff(self._stop, "recording outcomes")
-        locked: list[Item] = []
+        left: list[Item] = []
         last = 0
         while not self._stop.requested():
-            self._wake.wait(_LOCKED_SECONDS if locked else self._idle_seconds())
+            self._wake.wait(_LOCKED_SECONDS if left else self._idle_seconds())
             # A transaction costs as much for one outcome as for a dozen.
             if len(self._items) < _BATCH:
                 self._stop.wait(_BUSY_LINGER_SECONDS if last >= _LARGE else _LINGER_SECONDS)
                 self._defer_to_claims()
             self._wake.clear()
             # A user's transaction may lock a row for minutes (`complete_in`); this thread does not wait for it.
-            self._put_back(locked)
-            locked = []
+            self._put_back(left)
+            left = []
             last = len(self._items)
             while self._items and not self._stop.requested():
                 batch = self._take_batch()
                 if len(self._items) >= _BATCH // 2:
                     self._backlog_event.set()
-                locked += self._write_with_retries(self._session, batch, backoff)
+                left += self._write_with_retries(self._session, batch, backoff)
             if self.progress.seconds_until_save() == 0.0:
                 self._save_progress(backoff)
 
@@ -204,7 +205,10 @@ class Completer:
         self.progress.mark_saved(beats)
 
     def _write_with_retries(self, session: Session, batch: list[Item], backoff: Backoff) -> list[Item]:
-        """Write a batch as soon as the database accepts it; return the items whose rows are locked."""
+        """Write a batch as soon as the database accepts it; return the items that are left for a later batch.
+
+        Their rows are locked, or they cannot be stored at all.
+        """
         batch = self._latest_per_run(batch)
         while batch and not self._stop.requested():
             try:
@@ -215,7 +219,7 @@ class Completer:
             except Exception as error:  # noqa: BLE001 - this thread must not end; single writes find the faulty item
                 if len(batch) == 1:
                     backoff.wait(error)
-                    continue
+                    return batch
                 _LOG.warning("a batch of %d outcomes failed (%s); recording them one by one", len(batch), error)
                 return [left for item in batch for left in self._write_with_retries(session, [item], backoff)]
             backoff.reset()
@@ -250,7 +254,11 @@ class Completer:
             psycopg.Error: An outcome's data does not fit.
         """
         try:
-            return self._write_once(session, batch)
+            try:
+                return self._write_once(session, batch)
+            except psycopg.errors.CheckViolation:
+                forget_days()  # an operator may have dropped a partition that this process has seen
+                return self._write_once(session, batch)
         except psycopg.Error as error:
             if is_data_fault(error):
                 raise

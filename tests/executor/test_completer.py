@@ -10,6 +10,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from psycopg import sql
 
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
@@ -32,6 +33,7 @@ from tidewheel.executor import record_outcomes
 from tidewheel.executor.attempt import Attempt
 from tidewheel.executor.completer import Completer, Item
 from tidewheel.executor.outcome import CANCELLED, RELEASED, failed, succeeded, timed_out
+from tidewheel.ids import run_instant
 from tidewheel.postgres.session import Conn
 from tidewheel.runs import AttemptOutcome
 from tidewheel.schemas.codec import decode
@@ -262,6 +264,37 @@ def test_unrecordable_outcome_fails_only_its_run(fresh_database: Database) -> No
     assert final_state(fresh_database, bad.run_id)[0] == "failed"
     assert attempts(fresh_database, bad.run_id) == [(1, "failed")]
     assert fresh_database.value("SELECT error_type FROM attempts WHERE outcome = 'failed'") == "UnrecordableOutcome"
+
+
+def test_outcome_that_cannot_be_stored_at_all_delays_no_other(fresh_database: Database) -> None:
+    submit(fresh_database)
+    bad, other, later = (attempt_at(fresh_database, begun(fresh_database)) for _ in range(3))
+    forbid = sql.SQL("ALTER TABLE attempts ADD CONSTRAINT poison CHECK (run_id <> {})")
+    fresh_database.execute(forbid.format(sql.Literal(bad.run_id)))
+    with completing(fresh_database) as completer:
+        for attempt in (bad, other):
+            completer.add(attempt, succeeded(None))
+        until(lambda: completer.backlog() == 1, "the other is written")
+        completer.add(later, succeeded(None))
+        until(lambda: completer.backlog() == 1, "the later one is written")
+        assert [final_state(fresh_database, one.run_id)[0] for one in (other, later)] == ["succeeded"] * 2
+        fresh_database.execute("ALTER TABLE attempts DROP CONSTRAINT poison")
+        assert completer.drain(30)
+    assert open_runs(fresh_database) == []
+
+
+def test_outcome_recreates_a_partition_dropped_while_its_run_was_open(with_job: Database) -> None:
+    started = begun(with_job)
+    attempt = attempt_at(with_job, started)
+    day = f"{run_instant(started.run_id):%Y%m%d}"
+    for table in ("attempt_outputs", "attempts"):
+        with_job.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier(f"{table}_{day}")))
+    with completing(with_job) as completer:
+        completer.add(attempt, succeeded(b"1"))
+        assert completer.drain(30)
+    assert final_state(with_job, started.run_id) == ("succeeded", None)
+    assert attempts(with_job, started.run_id) == [(1, "succeeded")]
+    assert with_job.rows("SELECT result FROM attempt_outputs") == [(b"1",)]
 
 
 def test_outcomes_wait_during_a_database_outage(with_job: Database) -> None:

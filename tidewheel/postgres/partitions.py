@@ -55,7 +55,7 @@ def ensure_days(connection: Conn, days: Iterable[date]) -> None:
     """
     database = _database(connection)
     wanted = sorted(day for day in set(days) if (database, day) not in _known)
-    missing = [day for day in wanted if not _exists(connection, f"{[*TABLES][-1]}{_suffix(day)}")]
+    missing = [day for day in wanted if not all(_exists(connection, f"{table}{_suffix(day)}") for table in TABLES)]
     if missing:
         parameters = {**connection.info.get_parameters(), "application_name": "tidewheel-partitions"}
         with psycopg.connect(**parameters, password=connection.info.password, autocommit=True) as own:  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
@@ -63,6 +63,11 @@ def ensure_days(connection: Conn, days: Iterable[date]) -> None:
                 with own.transaction():
                     _create_day(own, day)
     _known.update((database, day) for day in wanted)
+
+
+def forget_days() -> None:
+    """Drop the cache: an insert found no partition for its row (SQLSTATE 23514)."""
+    _known.clear()
 
 
 def of_unknown_days(connection: Conn, runs: Sequence[UUID]) -> list[UUID]:
