@@ -15,7 +15,7 @@ from tests.control.api.answering import answering
 from tests.docs.pages import blocks, fits
 from tests.fixtures.database import Database
 from tests.strict_types import ROOT
-from tests.transitions.acts import ask, submit, trigger
+from tests.transitions.acts import apply_batch, submit, trigger
 
 PAGE = ROOT / "docs" / "wire-contract.md"
 SHOWN = {block.name: block.text for block in blocks(PAGE) if block.what == "record"}
@@ -89,7 +89,7 @@ def test_every_call_of_the_page_gets_the_shown_answer(client: httpx.Client, data
     claimed = conversation.send(claim)
     conversation.real[by_sweep] = str(trigger(database, "send-email"))
     swept = conversation.send(sweep)
-    ask(database, {"type": "run.cancel", "run_id": conversation.real[by_sweep]})
+    apply_batch(database, {"type": "run.cancel", "run_id": conversation.real[by_sweep]})
     stopped = conversation.send(beat)
     finished = conversation.send(finish)
 
