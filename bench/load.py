@@ -28,7 +28,7 @@ _JOBS = (
     "FROM STDIN (FORMAT BINARY)"
 )
 _VERSIONS = (
-    "COPY job_versions (job_id, version, tenant, effective_at, spec, schedule, policy, handler, queue,"
+    "COPY job_versions (job_id, version, tenant, effective_at, spec, schedule_json, policy_json, handler, queue,"
     " lane, overlap, definition) FROM STDIN (FORMAT BINARY)"
 )
 _TIMERS = "COPY timers (job_id, tenant, shard, due_at, scheduled_at, version) FROM STDIN (FORMAT BINARY)"

@@ -33,8 +33,8 @@ SELECT coalesce(o.state, r.state) AS state, coalesce(o.attempt, r.attempt) AS ne
 -- instant has come.
 -- Index: jobs_by_key, walked from the page's start; job_versions_pkey, timers_pkey, open_runs_by_job; by job in every
 -- partition of runs. No lock.
-SELECT j.key, j.job_id, j.version, v.schedule, j.labels, j.paused, j.paused_until, j.finished_at, t.scheduled_at AS next_at,
-       a.ahead_at, t.hold_reason, t.overridden OR v.policy LIKE '%%calendars":["%%' AS leaves_out, r.run_id, coalesce(o.state, r.state) AS state, r.scheduled_at,
+SELECT j.key, j.job_id, j.version, v.schedule_json, j.labels, j.paused, j.paused_until, j.finished_at, t.scheduled_at AS next_at,
+       a.ahead_at, t.hold_reason, t.overridden OR v.policy_json LIKE '%%calendars":["%%' AS leaves_out, r.run_id, coalesce(o.state, r.state) AS state, r.scheduled_at,
        coalesce(o.started_at, r.started_at) AS started_at, r.finished_at AS ended_at, r.reason, r.error_type
   FROM (SELECT *
           FROM jobs
@@ -60,8 +60,8 @@ SELECT j.key, j.job_id, j.version, v.schedule, j.labels, j.paused, j.paused_unti
 -- name: show_job
 -- Returns one job with its current version as submitted, its pause, its timer and its latest run.
 -- Index: jobs_pkey, job_versions_pkey, timers_pkey, open_runs_by_job; by job in every partition of runs. No lock.
-SELECT j.key, j.job_id, j.version, v.schedule, j.labels, j.paused, j.paused_until, j.finished_at, t.scheduled_at AS next_at,
-       a.ahead_at, t.hold_reason, t.overridden OR v.policy LIKE '%%calendars":["%%' AS leaves_out, r.run_id, coalesce(o.state, r.state) AS state, r.scheduled_at,
+SELECT j.key, j.job_id, j.version, v.schedule_json, j.labels, j.paused, j.paused_until, j.finished_at, t.scheduled_at AS next_at,
+       a.ahead_at, t.hold_reason, t.overridden OR v.policy_json LIKE '%%calendars":["%%' AS leaves_out, r.run_id, coalesce(o.state, r.state) AS state, r.scheduled_at,
        coalesce(o.started_at, r.started_at) AS started_at, r.finished_at AS ended_at, r.reason, r.error_type,
        v.spec, v.definition, v.effective_at, j.paused_by, j.pause_reason, j.paused_at, j.consecutive_failures, j.created_at
   FROM jobs AS j
@@ -114,7 +114,7 @@ SELECT c.name, c.version, c.days,
 -- Returns a tenant's backfills, or those of one of its jobs, the newest first.
 -- Index: backfills_by_tenant or backfills_by_job, from its end; jobs_pkey. No lock.
 SELECT b.backfill_id, j.key, b.job_id, b.state, b.first_at, b.last_at, b.what, b.versions, b.job_version, b.overlap,
-       b.newest_first, b.max_concurrent, b.occurrences, b.wanted, b.made, b.passed_over, b.cursor_at, b.request_id, b.reason,
+       b.newest_first, b.max_concurrent, b.occurrences, b.expected_count, b.created_count, b.existing_count, b.cursor_at, b.request_id, b.reason,
        b.created_at, b.finished_at
   FROM backfills AS b
   JOIN jobs AS j ON j.job_id = b.job_id
@@ -126,7 +126,7 @@ SELECT b.backfill_id, j.key, b.job_id, b.state, b.first_at, b.last_at, b.what, b
 -- Returns one backfill.
 -- Index: backfills_pkey, jobs_pkey. No lock.
 SELECT b.backfill_id, j.key, b.job_id, b.state, b.first_at, b.last_at, b.what, b.versions, b.job_version, b.overlap,
-       b.newest_first, b.max_concurrent, b.occurrences, b.wanted, b.made, b.passed_over, b.cursor_at, b.request_id, b.reason,
+       b.newest_first, b.max_concurrent, b.occurrences, b.expected_count, b.created_count, b.existing_count, b.cursor_at, b.request_id, b.reason,
        b.created_at, b.finished_at
   FROM backfills AS b
   JOIN jobs AS j ON j.job_id = b.job_id
@@ -160,7 +160,7 @@ SELECT j.job_id, j.key, j.tenant, j.version, j.paused, j.paused_at, j.paused_by,
 -- name: read_versions_near
 -- Returns the version in force at an instant, if there is one, and its neighbours on either side.
 -- Index: job_versions_pkey, walked from the newest, and from the oldest. No lock.
-SELECT near.version, near.effective_at, near.retired_at, near.schedule, near.policy, near.overlap, near.handler, near.queue,
+SELECT near.version, near.effective_at, near.retired_at, near.schedule_json, near.policy_json, near.overlap, near.handler, near.queue,
        near.max_runs
   FROM (
     (SELECT v.*, (v.spec ->> 'max_runs')::bigint AS max_runs FROM job_versions AS v

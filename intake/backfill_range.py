@@ -32,11 +32,11 @@ class RangeCount:
 
     Args:
         occurrences: The number of occurrences.
-        wanted: The number of them that the backfill runs.
+        expected: The number of them that the backfill runs.
     """
 
     occurrences: int
-    wanted: int
+    expected: int
 
 
 def find_occurrences(

@@ -117,13 +117,13 @@ def _accept(
     except Refused as refused:
         return rejected(received, refused)
     if request.dry_run:
-        return _accepted(received, job, occurrences=found.wanted)
+        return _accepted(received, job, occurrences=found.expected)
     backfill = _backfill(backfill_id, request, job, found, _created_at(job, now))
     connection.execute(_ADD_BACKFILL, asdict(backfill))
     append_backfill_event(
         connection, installation, "job.backfill_started", backfill, job_key=job.key, now=now, reason=request.reason
     )
-    return _accepted(received, job, occurrences=found.wanted, backfill_id=str(backfill_id))
+    return _accepted(received, job, occurrences=found.expected, backfill_id=str(backfill_id))
 
 
 def _accepted(received: ReceivedRequest, job: _BackfilledJob, **facts: object) -> Reply:
@@ -166,7 +166,7 @@ def _backfill(
         newest_first=newest_first,
         max_concurrent=request.max_concurrent,
         occurrences=found.occurrences,
-        wanted=found.wanted,
+        expected_count=found.expected,
         cursor_at=request.to_at if newest_first else request.from_at,
         request_id=request.request_id,
         traceparent=request.traceparent,
@@ -196,7 +196,7 @@ def _move(
         job_id=str(found.job_id),
         backfill_id=request.backfill_id,
         backfill_status=state.value,
-        occurrences=found.wanted,
+        occurrences=found.expected_count,
         unchanged=not changed,
     )
 

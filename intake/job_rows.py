@@ -47,7 +47,7 @@ _COPY_JOBS = (
 )
 _JOB = columns(16)
 _COPY_VERSIONS = (
-    "COPY job_versions (job_id, spec, definition, tenant, version, effective_at, schedule, policy, handler, queue, "
+    "COPY job_versions (job_id, spec, definition, tenant, version, effective_at, schedule_json, policy_json, handler, queue, "
     "lane, overlap, has_deadlines) FROM STDIN (FORMAT BINARY)"
 )
 _VERSION = columns(13)
@@ -61,7 +61,7 @@ class ScheduleStart(NamedTuple):
     """The start of a new job's schedule.
 
     Args:
-        text: The canonical schedule, as `job_versions.schedule` has it.
+        text: The canonical schedule, as `job_versions.schedule_json` has it.
         kind: Its kind.
         interval_us: Its interval or fixed delay.
         anchor: The time when that was first accepted.

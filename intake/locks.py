@@ -57,8 +57,8 @@ class JobRow:
     created_at: datetime
     finished_at: datetime | None
     deleted_at: datetime | None
-    schedule: str | None
-    policy: str | None
+    schedule_json: str | None
+    policy_json: str | None
     quarantined: bool
 
     @property
@@ -85,8 +85,8 @@ def absent_job(job: JobId, tenant: str, key: str, now: datetime) -> JobRow:
         created_at=now,
         finished_at=None,
         deleted_at=None,
-        schedule=None,
-        policy=None,
+        schedule_json=None,
+        policy_json=None,
         quarantined=False,
     )
 

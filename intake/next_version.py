@@ -59,8 +59,8 @@ class NextVersion:
         job: The job's row, locked.
         number: The version's number.
         spec: The spec as submitted.
-        schedule_text: The schedule in full, as `job_versions.schedule` has it.
-        policy_text: The policy, as `job_versions.policy` has it.
+        schedule_text: The schedule in full, as `job_versions.schedule_json` has it.
+        policy_text: The policy, as `job_versions.policy_json` has it.
         anchor: The time when its interval was first accepted.
         interval_us: Its interval or fixed delay.
         paused: True if the job is paused.
@@ -155,7 +155,7 @@ def same_schedule(spec: JobSpec, job: JobRow, now: datetime) -> bool:
     if not job.exists:
         return False
     text = schedule_text(spec, job, _anchor(spec, job, now) or now, first=job.created_at)
-    return text == job.schedule and _policy_text(spec, job, text, now) == job.policy
+    return text == job.schedule_json and _policy_text(spec, job, text, now) == job.policy_json
 
 
 def ensure_can_run(spec: JobSpec, job: JobRow, now: datetime, day_sets: DaySets, *, spread: bool = False) -> None:
@@ -259,8 +259,8 @@ class _NextTimer:
     """The timer of a version that is not written yet: the columns that a decision needs."""
 
     job: JobRow
-    schedule: str
-    policy: str
+    schedule_json: str
+    policy_json: str
     scheduled_at: datetime
     catch_up_end: datetime | None = None
 
@@ -295,8 +295,8 @@ def _policy_text(spec: JobSpec, job: JobRow, schedule: str, now: datetime) -> st
     document: dict[str, object] = dict(policy_document(spec))
     if not job.version or document["on_excluded"] == "skip":
         return canonical(document).decode()
-    previous: dict[str, object] = json.loads(job.policy) if job.exists and job.policy else {}
-    same = job.schedule == schedule and all(previous.get(name) == document[name] for name in _SHIFTS_BY)
+    previous: dict[str, object] = json.loads(job.policy_json) if job.exists and job.policy_json else {}
+    same = job.schedule_json == schedule and all(previous.get(name) == document[name] for name in _SHIFTS_BY)
     since = previous.get("since") if same else now.isoformat()
     return canonical(document if since is None else document | {"since": since}).decode()
 
@@ -317,12 +317,12 @@ def _anchor(spec: JobSpec, job: JobRow, now: datetime, *, spread: bool = False) 
 def _once(schedule: Once, job: JobRow, text: str, inputs: VersionInputs) -> datetime | None:
     # A `once` whose time has passed fires at once, unless this instant has fired already and was not retracted.
     over = inputs.timer_used_up or (job.finished_at is not None and inputs.remaining_from is None)
-    return None if job.exists and job.schedule == text and over else schedule.at
+    return None if job.exists and job.schedule_json == text and over else schedule.at
 
 
 def _chain(schedule: FixedDelay, job: JobRow, interval_us: int, inputs: VersionInputs) -> datetime | None:
     """Return the next instant of a fixed_delay; an edit still counts from the end of the last run."""
-    previous: dict[str, object] = json.loads(job.schedule) if job.exists and job.schedule else {}
+    previous: dict[str, object] = json.loads(job.schedule_json) if job.exists and job.schedule_json else {}
     if previous.get("kind") != "fixed_delay" or inputs.remaining_from is None:
         return schedule.due(inputs.now, None)
     if inputs.run_open:

@@ -82,8 +82,8 @@ class _TimerRow:
 
     job_id: UUID
     tenant: str
-    schedule: str
-    policy: str
+    schedule_json: str
+    policy_json: str
     scheduled_at: datetime
     catch_up_end: datetime | None = None
 
@@ -121,7 +121,7 @@ def apply_overrides(connection: Conn, installation: Installation, batch: Sequenc
 
 
 def _day_sets(connection: Conn, jobs: Sequence[JobRow]) -> DaySets:
-    calendars = {(job.tenant, name) for job in jobs for name in policies_from_text(job.policy or "{}").calendars}
+    calendars = {(job.tenant, name) for job in jobs for name in policies_from_text(job.policy_json or "{}").calendars}
     return read_day_sets(connection, calendars)
 
 
@@ -134,7 +134,7 @@ def _upcoming(
         InvalidInput: Its schedule cannot be read.
     """
     by_instant = {each.scheduled_at: each for each in overrides}
-    row = _TimerRow(job.job_id, job.tenant, job.schedule or "", job.policy or "{}", cursor or now + _TICK)
+    row = _TimerRow(job.job_id, job.tenant, job.schedule_json or "", job.policy_json or "{}", cursor or now + _TICK)
     try:
         return UpcomingOccurrences(job, timer_state(row, day_sets, list(by_instant.values())), by_instant, now)
     except ScheduleRefused as unread:

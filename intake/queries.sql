@@ -37,8 +37,8 @@ SELECT job_id FROM timers WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR U
 -- name: read_locked_timers
 -- The timers that were just locked, with the columns of their versions that firing needs.
 -- Index: timers_pkey, job_versions_pkey. No lock.
-SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule, v.handler, v.queue, v.lane, v.overlap,
-       v.definition, v.has_deadlines, v.policy, nullif(t.due_at, 'infinity') AS due_at, t.catch_up_end, t.hold_reason, t.overridden
+SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule_json, v.handler, v.queue, v.lane, v.overlap,
+       v.definition, v.has_deadlines, v.policy_json, nullif(t.due_at, 'infinity') AS due_at, t.catch_up_end, t.hold_reason, t.overridden
   FROM timers AS t
   JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
  WHERE t.job_id = ANY (%(job_ids)s)
@@ -60,7 +60,7 @@ SELECT job_id FROM jobs WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR UPD
 -- Index: jobs_pkey, job_versions_pkey. No lock.
 SELECT j.job_id, j.tenant, j.key, j.shard, j.version, j.spec_hash, j.interval_anchor, j.interval_us, j.paused, j.paused_until,
        j.consecutive_failures, (v.spec ->> 'pause_on_failure')::integer AS pause_on_failure, j.created_at, j.finished_at,
-       j.deleted_at, v.schedule, v.policy,
+       j.deleted_at, v.schedule_json, v.policy_json,
        EXISTS (SELECT FROM timers AS t WHERE t.job_id = j.job_id AND t.hold_reason = 'quarantine') AS quarantined
   FROM jobs AS j
   LEFT JOIN job_versions AS v ON v.job_id = j.job_id AND v.version = j.version
@@ -135,8 +135,8 @@ SELECT tenant, name, job_id
 -- name: read_timerless
 -- Jobs without a timer, as locked timers are read: a change of their days may give them occurrences again.
 -- Index: jobs_pkey, job_versions_pkey. No lock: the jobs are locked already.
-SELECT j.job_id, j.tenant, j.shard, %(now)s::timestamptz AS scheduled_at, j.version, v.schedule, v.handler, v.queue, v.lane,
-       v.overlap, v.definition, v.has_deadlines, v.policy, NULL::timestamptz AS due_at, true AS overridden
+SELECT j.job_id, j.tenant, j.shard, %(now)s::timestamptz AS scheduled_at, j.version, v.schedule_json, v.handler, v.queue, v.lane,
+       v.overlap, v.definition, v.has_deadlines, v.policy_json, NULL::timestamptz AS due_at, true AS overridden
   FROM jobs AS j
   JOIN job_versions AS v ON v.job_id = j.job_id AND v.version = j.version
  WHERE j.job_id = ANY (%(job_ids)s) AND j.deleted_at IS NULL
@@ -213,7 +213,7 @@ SELECT new.job_id, new.tenant, new.shard,
 -- name: read_timers
 -- The next fire times of these jobs for replies: of the run written ahead, else of the timer, unless it is on hold.
 -- Index: timers_pkey, job_versions_pkey, open_runs_by_job. No lock.
-SELECT t.job_id, t.due_at, t.overridden OR v.policy LIKE '%%calendars":["%%',
+SELECT t.job_id, t.due_at, t.overridden OR v.policy_json LIKE '%%calendars":["%%',
        (SELECT min(o.scheduled_at) FROM open_runs AS o
          WHERE o.job_id = t.job_id AND o.cause = 'timer' AND o.attempt = 0 AND o.scheduled_at > (SELECT tidewheel_now()))
   FROM timers AS t
@@ -479,23 +479,23 @@ SELECT j.job_id, j.key, j.shard, j.version, j.deleted_at, known.unfinished, know
 -- name: find_backfill
 -- A backfill that an earlier delivery of the same request created.
 -- Index: backfills_pkey. No lock: backfills are created under their jobs' locks.
-SELECT wanted FROM backfills WHERE backfill_id = %(backfill_id)s
+SELECT expected_count FROM backfills WHERE backfill_id = %(backfill_id)s
 
 -- name: add_backfill
 -- Inserts a backfill.
 -- Index: backfills_pkey. Lock: the new row, under its job's lock.
 INSERT INTO backfills (backfill_id, tenant, job_id, shard, state, first_at, last_at, what, versions, job_version, overlap,
-                       newest_first, max_concurrent, occurrences, wanted, cursor_at, request_id, traceparent, reason,
+                       newest_first, max_concurrent, occurrences, expected_count, cursor_at, request_id, traceparent, reason,
                        created_at)
 VALUES (%(backfill_id)s, %(tenant)s, %(job_id)s, %(shard)s, %(state)s, %(first_at)s, %(last_at)s, %(what)s, %(versions)s,
-        %(job_version)s, %(overlap)s, %(newest_first)s, %(max_concurrent)s, %(occurrences)s, %(wanted)s, %(cursor_at)s,
+        %(job_version)s, %(overlap)s, %(newest_first)s, %(max_concurrent)s, %(occurrences)s, %(expected_count)s, %(cursor_at)s,
         %(request_id)s, %(traceparent)s, %(reason)s, %(created_at)s)
 
 -- name: lock_backfill
 -- A backfill to pause, resume or cancel, locked.
 -- Index: backfills_pkey. Lock: the row; waits for a batch of its runs that is being created.
 SELECT backfill_id, tenant, job_id, shard, job_version, state, first_at, last_at, what, versions, overlap, newest_first,
-       max_concurrent, occurrences, wanted, cursor_at, request_id, traceparent, reason, created_at, made, passed_over
+       max_concurrent, occurrences, expected_count, cursor_at, request_id, traceparent, reason, created_at, created_count, existing_count
   FROM backfills
  WHERE backfill_id = %(backfill_id)s AND tenant = %(tenant)s
    FOR UPDATE

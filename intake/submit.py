@@ -188,7 +188,7 @@ def _versions(
         locked,
         [e.job_id for e in changed],
         keep_pauses=same,
-        drop_once=[e.job_id for e in changed if locked.jobs[e.job_id].schedule != once_text(e.spec)],
+        drop_once=[e.job_id for e in changed if locked.jobs[e.job_id].schedule_json != once_text(e.spec)],
     )
     run_open = find_open_fixed_delay_runs(
         connection, [locked.timers[e.job_id] for e in changed if e.job_id in locked.timers]

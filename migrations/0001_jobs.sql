@@ -68,20 +68,20 @@ CREATE TABLE job_versions (
     tenant        text NOT NULL,
     effective_at  timestamptz NOT NULL,
     spec          jsonb NOT NULL,
-    schedule      text NOT NULL,
+    schedule_json text NOT NULL,
     handler       text,
     queue         text NOT NULL,
     lane          text NOT NULL,
     overlap       text NOT NULL,
     definition    bytea NOT NULL,
-    policy        text NOT NULL DEFAULT '{}',
+    policy_json   text NOT NULL DEFAULT '{}',
     retired_at    timestamptz,
     has_deadlines boolean NOT NULL DEFAULT false,
     PRIMARY KEY (job_id, version)
 );
 COMMENT ON COLUMN job_versions.spec IS 'as submitted, before defaults, without the payload, which is part of definition';
-COMMENT ON COLUMN job_versions.schedule IS 'canonical JSON with explicit defaults; with policy the cache key of a decision';
-COMMENT ON COLUMN job_versions.policy IS 'canonical JSON with explicit defaults: catch_up, window, on_resume, jitter, calendars';
+COMMENT ON COLUMN job_versions.schedule_json IS 'canonical JSON with explicit defaults; with policy_json the cache key of a decision';
+COMMENT ON COLUMN job_versions.policy_json IS 'canonical JSON with explicit defaults: catch_up, window, on_resume, jitter, calendars';
 COMMENT ON COLUMN job_versions.definition IS 'Avro JobDefinition in single-object encoding; copied into every run request';
 COMMENT ON COLUMN job_versions.retired_at IS 'the deletion of its job; a version in force at T has effective_at < T <= retired_at';
 COMMENT ON COLUMN job_versions.has_deadlines IS 'true if schedule_to_start or schedule_to_close is set: firing decodes no other definitions';

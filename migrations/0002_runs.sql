@@ -267,9 +267,9 @@ CREATE TABLE backfills (
     newest_first   boolean NOT NULL,
     max_concurrent integer NOT NULL,
     occurrences    bigint NOT NULL,
-    wanted         bigint NOT NULL,
-    made           bigint NOT NULL DEFAULT 0,
-    passed_over    bigint NOT NULL DEFAULT 0,
+    expected_count bigint NOT NULL,
+    created_count  bigint NOT NULL DEFAULT 0,
+    existing_count bigint NOT NULL DEFAULT 0,
     cursor_at      timestamptz,
     request_id     text,
     traceparent    text,
@@ -280,7 +280,9 @@ CREATE TABLE backfills (
 COMMENT ON COLUMN backfills.job_version IS 'the current version when the backfill was accepted';
 COMMENT ON COLUMN backfills.overlap IS 'null: the policy of the job, or one after another if that allows no overlap';
 COMMENT ON COLUMN backfills.occurrences IS 'the number of occurrences in the range when it was accepted';
-COMMENT ON COLUMN backfills.wanted IS 'the number of these that were to run';
+COMMENT ON COLUMN backfills.expected_count IS 'the number of these that were to run';
+COMMENT ON COLUMN backfills.created_count IS 'the number of runs that were created';
+COMMENT ON COLUMN backfills.existing_count IS 'the number of occurrences that were not missing';
 COMMENT ON COLUMN backfills.cursor_at IS 'the next time to decide; null if none is left';
 COMMENT ON COLUMN backfills.created_at IS 'in whole milliseconds';
 CREATE INDEX backfills_open ON backfills (shard, backfill_id) WHERE state IN ('running', 'paused');

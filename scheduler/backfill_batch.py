@@ -35,13 +35,13 @@ class Batch:
 
     Args:
         runs: The runs to create.
-        passed_over: The number of instants that have a run or a record already.
+        existing: The number of instants that have a run or a record already.
         cursor_at: The start of the next batch; None if nothing is left.
         more: True if the next batch need not wait for a run to end.
     """
 
     runs: Sequence[NewRun]
-    passed_over: int
+    existing: int
     cursor_at: datetime | None
     more: bool
 
@@ -80,16 +80,16 @@ def next_batch(connection: Conn, backfill: Backfill, opened: int, now: datetime)
     accounted = read_covered_instants(connection, backfill.job_id, min(ends), max(ends)) if only_missing else ()
     versions = _read_facts(connection, backfill.job_id, {version for _, version in instants})
     runs: list[NewRun] = []
-    passed_over = 0
+    existing = 0
     for at, version in instants:
         facts = versions[version]
         if at in accounted:
-            passed_over += 1
+            existing += 1
         elif len(runs) == MAX_RUNS or opened + len(runs) >= _max_open(backfill, facts):
-            return Batch(runs, passed_over, at, more=len(runs) == MAX_RUNS)
+            return Batch(runs, existing, at, more=len(runs) == MAX_RUNS)
         else:
             runs.append(_run(backfill, at, facts, now))
-    return Batch(runs, passed_over, following[0] if following else None, more=following is not None or not runs)
+    return Batch(runs, existing, following[0] if following else None, more=following is not None or not runs)
 
 
 def _range(connection: Conn, backfill: Backfill) -> Range:

@@ -35,8 +35,8 @@ _SQL = Statements("tidewheel.scheduler")
 _FIND_OPEN_BACKFILLS = _SQL["find_open_backfills"]
 _LOCK_OPEN_BACKFILL = _SQL["lock_open_backfill"]
 _LOCK_BACKFILLED_JOB = _SQL["lock_backfilled_job"]
-_READ_BACKFILL_PLACE = _SQL["read_backfill_place"]
-_MOVE_BACKFILL_ON = _SQL["move_backfill_on"]
+_READ_BACKFILL_PROGRESS = _SQL["read_backfill_progress"]
+_ADVANCE_BACKFILL = _SQL["advance_backfill"]
 _END_BACKFILL = _SQL["end_backfill"]
 
 _EVERY_SECONDS = 0.2  # between two steps: the longest wait of the next run after one has ended
@@ -157,10 +157,10 @@ def _create_batch(
     batch = next_batch(connection, backfill, progress.open, progress.now)
     written = create_runs(connection, installation, batch.runs, now=progress.now, repeats=True)
     columns: dict[str, object] = {
-        "backfill_id": backfill.backfill_id, "made": len(written), "passed_over": batch.passed_over,
+        "backfill_id": backfill.backfill_id, "created": len(written), "existing": batch.existing,
         "cursor_at": batch.cursor_at,
     }  # fmt: skip
-    connection.execute(_MOVE_BACKFILL_ON, columns)
+    connection.execute(_ADVANCE_BACKFILL, columns)
     return len(written), batch.more
 
 
@@ -170,7 +170,7 @@ def _read_progress(connection: Conn, backfill: Backfill) -> _Progress:
         "job_id": backfill.job_id, "job_version": backfill.job_version, "first_run_id": first, "last_run_id": last
     }  # fmt: skip
     with connection.cursor(row_factory=class_row(_Progress), binary=True) as cursor:
-        progress = cursor.execute(_READ_BACKFILL_PLACE, columns).fetchone()
+        progress = cursor.execute(_READ_BACKFILL_PROGRESS, columns).fetchone()
     assert progress is not None  # noqa: S101 - the job's row is locked
     return progress
 

@@ -53,7 +53,7 @@ class BatchDecider:
         try:
             if timer.hold_reason is not None or timer.overridden:
                 return self._decide_alone(timer)
-            key = (timer.schedule, timer.policy, timer.scheduled_at, timer.catch_up_end)
+            key = (timer.schedule_json, timer.policy_json, timer.scheduled_at, timer.catch_up_end)
             state, decision = self._decided.get(key) or self._decide(timer, key)
             return decision if state is None else with_jitter(decision, state, timer.job_id)
         except Exception as error:

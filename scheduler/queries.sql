@@ -15,8 +15,8 @@ SELECT s.shard, earliest.due_at, (SELECT tidewheel_now()) AS now
 -- Locks due timers and returns them with the columns of their versions that firing needs.
 -- Index: timers_due, job_versions_pkey. Lock: each timer; rows that another transaction holds are skipped.
 -- Why: a pause ends at its instant, never ahead of it.
-SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule, v.handler, v.queue, v.lane, v.overlap,
-       v.definition, v.has_deadlines, v.policy, t.due_at, t.catch_up_end, t.hold_reason, t.overridden
+SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule_json, v.handler, v.queue, v.lane, v.overlap,
+       v.definition, v.has_deadlines, v.policy_json, t.due_at, t.catch_up_end, t.hold_reason, t.overridden
   FROM unnest(%(shards)s::smallint[], %(since)s::timestamptz[]) AS s (shard, since)
  CROSS JOIN LATERAL (
     SELECT d.job_id, d.tenant, d.shard, d.scheduled_at, d.version, d.due_at, d.catch_up_end, d.hold_reason, d.overridden
@@ -32,8 +32,8 @@ SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule, v.han
 -- name: lock_timer
 -- Locks one timer, to fire job by job after a batch has failed.
 -- Index: timers_pkey, job_versions_pkey. Lock: the timer, skipped if another transaction holds it.
-SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule, v.handler, v.queue, v.lane, v.overlap,
-       v.definition, v.has_deadlines, v.policy, t.due_at, t.catch_up_end, t.hold_reason, t.overridden
+SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule_json, v.handler, v.queue, v.lane, v.overlap,
+       v.definition, v.has_deadlines, v.policy_json, t.due_at, t.catch_up_end, t.hold_reason, t.overridden
   FROM timers AS t
   JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
  WHERE t.job_id = %(job_id)s AND t.due_at <= %(horizon)s AND (t.hold_reason IS NULL OR t.due_at <= %(now)s)
@@ -85,14 +85,14 @@ SELECT job_id FROM timers WHERE job_id > %(after)s ORDER BY job_id LIMIT %(most)
 -- name: read_cron_timers
 -- Returns those of these timers that have a cron schedule and a future instant.
 -- Index: timers_pkey, job_versions_pkey. No lock.
-SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule, v.handler, v.queue, v.lane, v.overlap,
-       v.definition, v.has_deadlines, v.policy, nullif(t.due_at, 'infinity') AS due_at, t.catch_up_end, t.hold_reason, t.overridden
+SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule_json, v.handler, v.queue, v.lane, v.overlap,
+       v.definition, v.has_deadlines, v.policy_json, nullif(t.due_at, 'infinity') AS due_at, t.catch_up_end, t.hold_reason, t.overridden
   FROM timers AS t
   JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
  WHERE t.job_id = ANY (%(job_ids)s)
    AND t.scheduled_at > %(now)s
    AND t.hold_reason IS DISTINCT FROM 'quarantine'
-   AND v.schedule LIKE '%%"kind":"cron"%%'
+   AND v.schedule_json LIKE '%%"kind":"cron"%%'
 
 -- name: read_written_ahead
 -- Returns the future instants of these jobs whose runs exist.
@@ -167,7 +167,7 @@ UPDATE timers AS t
 -- name: lock_job_without_timer
 -- Locks a job without a timer and returns it, unless an edit has restored the timer.
 -- Index: jobs_pkey, timers_pkey. Lock: the job's row.
-SELECT j.tenant, j.shard, j.version, v.schedule,
+SELECT j.tenant, j.shard, j.version, v.schedule_json,
        (SELECT max(r.scheduled_at) FROM job_runs AS r WHERE r.job_id = j.job_id AND r.cause = 'timer') AS last_at,
        j.updated_at, (SELECT tidewheel_now()) AS now
   FROM jobs AS j
@@ -360,7 +360,7 @@ SELECT b.backfill_id
 -- Locks an open backfill and returns it.
 -- Index: backfills_pkey. Lock: the row, skipped if a request or another scheduler holds it.
 SELECT backfill_id, tenant, job_id, shard, job_version, state, first_at, last_at, what, versions, overlap, newest_first,
-       max_concurrent, occurrences, wanted, cursor_at, request_id, traceparent, reason, created_at, made, passed_over
+       max_concurrent, occurrences, expected_count, cursor_at, request_id, traceparent, reason, created_at, created_count, existing_count
   FROM backfills
  WHERE backfill_id = %(backfill_id)s AND state IN ('running', 'paused')
    FOR UPDATE SKIP LOCKED
@@ -370,7 +370,7 @@ SELECT backfill_id, tenant, job_id, shard, job_version, state, first_at, last_at
 -- Index: jobs_pkey. Lock: the row, skipped if an edit or a deletion holds it; triggers go on.
 SELECT job_id FROM jobs WHERE job_id = %(job_id)s FOR NO KEY UPDATE SKIP LOCKED
 
--- name: read_backfill_place
+-- name: read_backfill_progress
 -- Returns the progress of a backfill: its job's key, whether the job was deleted, and the number of its open runs.
 -- Index: jobs_pkey, job_versions_pkey, open_runs_pkey. No lock.
 SELECT j.key,
@@ -390,11 +390,11 @@ SELECT version, handler, queue, lane, overlap, definition
   FROM job_versions
  WHERE job_id = %(job_id)s AND version = ANY (%(versions)s)
 
--- name: move_backfill_on
+-- name: advance_backfill
 -- Adds a batch to a backfill's counts and moves its cursor.
 -- Index: backfills_pkey. Lock: the row, already locked.
 UPDATE backfills
-   SET made = made + %(made)s, passed_over = passed_over + %(passed_over)s, cursor_at = %(cursor_at)s
+   SET created_count = created_count + %(created)s, existing_count = existing_count + %(existing)s, cursor_at = %(cursor_at)s
  WHERE backfill_id = %(backfill_id)s
 
 -- name: end_backfill

@@ -87,7 +87,7 @@ def list_backfills(
     if output is Output.JSON:
         print_json({"backfills": found})
     elif found:
-        print_table(("id", "key", "state", "looked at", "runs"), map(_row, found))
+        print_table(("id", "key", "state", "processed", "runs"), map(_row, found))
     else:
         typer.echo("no such backfill")
 
@@ -99,7 +99,7 @@ def show_backfill(
     with reading() as connection:
         found = read.backfill(connection, tenant, backfill_id)
     if output is Output.JSON:
-        print_json({**(as_object(as_json(found.summary)) or {}), "looked_at": found.looked_at, "runs": found.runs})
+        print_json({**(as_object(as_json(found.summary)) or {}), "processed": found.processed, "runs": found.runs})
     else:
         print_facts(_facts(found, timezone))
 
@@ -143,8 +143,8 @@ def cancel_backfill(
 
 
 def _row(backfill: read.BackfillSummary) -> tuple[str, ...]:
-    looked_at = f"{backfill.made + backfill.passed_over} of {backfill.occurrences}"
-    return str(backfill.backfill_id), backfill.key, backfill.state, looked_at, str(backfill.made)
+    processed = f"{backfill.created_count + backfill.existing_count} of {backfill.occurrences}"
+    return str(backfill.backfill_id), backfill.key, backfill.state, processed, str(backfill.created_count)
 
 
 def _facts(progress: read.BackfillProgress, zone: str | None) -> Iterator[tuple[str, str | None]]:
@@ -154,17 +154,17 @@ def _facts(progress: read.BackfillProgress, zone: str | None) -> Iterator[tuple[
     yield "state", backfill.state
     yield "from", utc_and_local(backfill.first_at, zone)
     yield "to", utc_and_local(backfill.last_at, zone)
-    yield "looked at", f"{progress.looked_at} of {backfill.occurrences} occurrences"
-    yield "runs made", str(backfill.made)
+    yield "processed", f"{progress.processed} of {backfill.occurrences} occurrences"
+    yield "runs created", str(backfill.created_count)
     yield "of these", ", ".join(f"{count} {state}" for state, count in sorted(progress.runs.items()))
-    yield "goes on at", utc_and_local(backfill.cursor_at, zone) if backfill.cursor_at else None
+    yield "next at", utc_and_local(backfill.cursor_at, zone) if backfill.cursor_at else None
     yield "what", backfill.what
     yield "versions", backfill.versions if backfill.versions == "as_of" else f"current: {backfill.job_version}"
     yield "overlap", backfill.overlap
     yield "order", "newest first" if backfill.newest_first else "oldest first"
     yield "at once", f"at most {backfill.max_concurrent} runs"
     yield "reason", backfill.reason
-    yield "made", utc_and_local(backfill.created_at, zone)
+    yield "created", utc_and_local(backfill.created_at, zone)
     yield "finished", utc_and_local(backfill.finished_at, zone) if backfill.finished_at else None
 
 

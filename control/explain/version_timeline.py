@@ -35,8 +35,8 @@ class VersionRow:
     version: int
     effective_at: datetime
     retired_at: datetime | None
-    schedule: str
-    policy: str
+    schedule_json: str
+    policy_json: str
     overlap: str
     handler: str | None
     queue: str
@@ -49,8 +49,8 @@ class TimerPosition:
 
     job_id: UUID
     tenant: str
-    schedule: str
-    policy: str
+    schedule_json: str
+    policy_json: str
     scheduled_at: datetime
     catch_up_end: datetime | None = None
 
@@ -184,14 +184,14 @@ def read_version_timeline(
     with connection.cursor(row_factory=class_row(VersionRow), binary=True) as reading:
         columns = {"job_id": job_id, "at": at, "most": MAX_NEIGHBOURS}
         rows = reading.execute(_READ_VERSIONS_NEAR, columns).fetchall()
-    wanted = {(tenant, name) for row in rows for name in _calendars(row.policy)}
+    wanted = {(tenant, name) for row in rows for name in _calendars(row.policy_json)}
     known = read_day_sets(connection, wanted)
     # A calendar that only old versions name may be deleted: its days are no longer stored.
-    included = {(tenant, name) for row in rows for name in policies_from_text(row.policy).include}
+    included = {(tenant, name) for row in rows for name in policies_from_text(row.policy_json).include}
     days = {pair: known.get(pair, _EVERY_DAY if pair in included else DaySet()) for pair in wanted}
     version_spans = tuple(
         _version_span(
-            row, following, days, TimerPosition(job_id, tenant, row.schedule, row.policy, cursor or at, catch_up_end)
+            row, following, days, TimerPosition(job_id, tenant, row.schedule_json, row.policy_json, cursor or at, catch_up_end)
         )
         for row, following in zip(rows, [*rows[1:], None], strict=True)
     )

@@ -44,9 +44,9 @@ class BackfillSummary:
         newest_first: True if the last instant runs first.
         max_concurrent: How many of its runs may be open at once.
         occurrences: How many the range had at its acceptance.
-        wanted: How many of them were to be run, at its acceptance.
-        made: How many runs it has created so far.
-        passed_over: How many instants it has passed over so far, because none was missing.
+        expected_count: The number of them that were to run, at its acceptance.
+        created_count: The number of runs created so far.
+        existing_count: The number of processed occurrences that were not missing.
         cursor_at: The next instant to process; None when none is left.
         request_id: The request's id.
         reason: The reason of its creation, pause or cancellation.
@@ -67,9 +67,9 @@ class BackfillSummary:
     newest_first: bool
     max_concurrent: int
     occurrences: int
-    wanted: int
-    made: int
-    passed_over: int
+    expected_count: int
+    created_count: int
+    existing_count: int
     cursor_at: datetime | None
     request_id: str | None
     reason: str | None
@@ -90,9 +90,9 @@ class BackfillProgress:
     runs: Mapping[RunState, int]
 
     @property
-    def looked_at(self) -> int:
+    def processed(self) -> int:
         """Number of processed occurrences, of `summary.occurrences`."""
-        return self.summary.made + self.summary.passed_over
+        return self.summary.created_count + self.summary.existing_count
 
     @property
     def open(self) -> int:

@@ -194,7 +194,7 @@ class _Row:
     key: str
     job_id: UUID
     version: int
-    schedule: str
+    schedule_json: str
     labels: Mapping[str, str] | None
     paused: bool
     paused_until: datetime | None
@@ -238,7 +238,7 @@ def _next_at(connection: Conn, tenant: str, row: _Row) -> datetime | None:
 
 
 def _summary(row: _Row, next_at: datetime | None) -> JobSummary:
-    schedule = as_object(json.loads(row.schedule)) or {}
+    schedule = as_object(json.loads(row.schedule_json)) or {}
     timezone = schedule.get("timezone")
     return JobSummary(
         key=row.key,

@@ -144,7 +144,7 @@ def test_a_job_has_at_most_a_thousand_overrides_ahead(minutely: ClockedDatabase)
 
 
 def test_override_for_an_unreadable_schedule_is_refused(minutely: ClockedDatabase) -> None:
-    minutely.execute("UPDATE job_versions SET schedule = '{}'")
+    minutely.execute("UPDATE job_versions SET schedule_json = '{}'")
     path, problem, remedy = refusal(request_override(minutely, "skip", 1))
     assert (path, remedy) == ("key", "submit the job again")
     assert problem.startswith("the schedule of its version 1 cannot be read")

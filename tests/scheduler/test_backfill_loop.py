@@ -112,7 +112,7 @@ def test_backfill_finishes_with_its_last_run(hourly: ClockedDatabase) -> None:
     assert make_batch(hourly, made) == 5
     make_batch(hourly, made)
     stands = progress(hourly, made)
-    assert (stands.summary.state, stands.summary.cursor_at, stands.open, stands.looked_at) == ("running", None, 5, 5)
+    assert (stands.summary.state, stands.summary.cursor_at, stands.open, stands.processed) == ("running", None, 5, 5)
     runs = claim(hourly, *(run.run_id for run in open_runs(hourly))).started
     end(hourly, ending(runs[0], RunState.FAILED, error_type="ValueError"))
     for run in runs[1:]:
@@ -122,7 +122,7 @@ def test_backfill_finishes_with_its_last_run(hourly: ClockedDatabase) -> None:
     assert (stands.summary.state, stands.succeeded, stands.failed, stands.undone) == ("finished", 4, 1, 0)
     assert stands.summary.finished_at == NOON
     [event] = [event for event in lifecycle(hourly) if event.type == "io.tidewheel.job.backfill_finished.v1"]
-    assert (event.detail["made"], event.detail["passed_over"]) == ("5", "0")
+    assert (event.detail["created_count"], event.detail["existing_count"]) == ("5", "0")
 
 
 @pytest.mark.parametrize("order", ["oldest_first", "newest_first"])
@@ -146,15 +146,15 @@ def test_missing_only_skips_recorded_instants(clocked: ClockedDatabase, order: s
     clocked.stop_clock(NOON - 1.5 * HOUR)
     fire_due(clocked)
     made = accept(clocked, NOON - 7 * HOUR, NOON - 1.5 * HOUR, order=order)
-    assert progress(clocked, made).summary.wanted == 3
+    assert progress(clocked, made).summary.expected_count == 3
     succeed(clocked, first)
     summary = through(clocked, made)
     missing = [NOON - 5 * HOUR, NOON - 3 * HOUR, NOON - 2 * HOUR]
     assert sorted(created_instants(clocked)) == missing
-    assert (summary.made, summary.passed_over, summary.occurrences) == (3, 2, 5)
+    assert (summary.created_count, summary.existing_count, summary.occurrences) == (3, 2, 5)
     # What this one has run is not missing for the next.
     again = accept(clocked, NOON - 7 * HOUR, NOON - 1.5 * HOUR)
-    assert through(clocked, again).made == 0
+    assert through(clocked, again).created_count == 0
 
 
 def test_each_instant_runs_version_in_force_then(clocked: ClockedDatabase) -> None:
@@ -275,7 +275,7 @@ def test_deleting_job_cancels_its_backfills(hourly: ClockedDatabase) -> None:
     apply_batch(hourly, about("job.delete"), submission(**HOURLY))
     assert make_batch(hourly, made) == 0
     summary = progress(hourly, made).summary
-    assert (summary.state, summary.reason, summary.made) == ("cancelled", "job_deleted", 2)
+    assert (summary.state, summary.reason, summary.created_count) == ("cancelled", "job_deleted", 2)
     assert [final_state(hourly, run.run_id) for run in (first, second)] == [("cancelled", "job_deleted")] * 2
     [event] = [event for event in lifecycle(hourly) if event.type == "io.tidewheel.job.backfill_cancelled.v1"]
     assert event.reason == "job_deleted"
@@ -296,7 +296,7 @@ def test_failing_backfill_is_paused_with_reason_and_others_continue(hourly: Cloc
     bad, good = accept(hourly, *RANGE), accept(hourly, *RANGE, what="all")
     hourly.execute("UPDATE backfills SET versions = 'current', job_version = 99 WHERE backfill_id = %s", [bad])
     hourly.execute(
-        "INSERT INTO job_versions (job_id, version, tenant, effective_at, spec, schedule, queue, lane, overlap,"
+        "INSERT INTO job_versions (job_id, version, tenant, effective_at, spec, schedule_json, queue, lane, overlap,"
         " definition) SELECT job_id, 99, tenant, '2100-01-01', '{}', '{}', 'default', 'standard', 'skip', '' FROM jobs"
     )
     look(hourly)
@@ -304,7 +304,7 @@ def test_failing_backfill_is_paused_with_reason_and_others_continue(hourly: Cloc
     assert summary.state == "paused"
     assert summary.reason is not None
     assert summary.reason.startswith("ScheduleRefused")
-    assert progress(hourly, good).summary.made == 5
+    assert progress(hourly, good).summary.created_count == 5
 
 
 def test_long_range_is_scanned_in_bounded_batches(hourly: ClockedDatabase) -> None:
@@ -316,7 +316,7 @@ def test_long_range_is_scanned_in_bounded_batches(hourly: ClockedDatabase) -> No
     again = accept(hourly, NOON, NOON + timedelta(seconds=1000), max_concurrent=1000)
     make_batch(hourly, again)
     summary = progress(hourly, again).summary
-    assert (summary.made, summary.passed_over, summary.cursor_at) == (0, 500, NOON + timedelta(seconds=500))
+    assert (summary.created_count, summary.existing_count, summary.cursor_at) == (0, 500, NOON + timedelta(seconds=500))
 
 
 def test_two_schedulers_create_each_backfill_run_once(hourly: ClockedDatabase) -> None:

@@ -73,8 +73,8 @@ def policies(draw: st.DrawFn) -> str:
 
 def locked_timer(at: datetime, schedule: str, policy: str = "{}", *, number: int = 1) -> LockedTimer:
     return LockedTimer(
-        job_id=UUID(int=number), tenant="default", shard=0, scheduled_at=at, version=1, schedule=schedule, handler=None,
-        queue="default", lane="standard", overlap="skip", definition=b"", has_deadlines=False, policy=policy, due_at=at,
+        job_id=UUID(int=number), tenant="default", shard=0, scheduled_at=at, version=1, schedule_json=schedule, handler=None,
+        queue="default", lane="standard", overlap="skip", definition=b"", has_deadlines=False, policy_json=policy, due_at=at,
     )  # fmt: skip
 
 
@@ -113,8 +113,8 @@ def test_batch_decisions_equal_single_decisions(data: st.DataObject) -> None:
 @examples(200)
 @given(timers(), st.timedeltas(timedelta(0), MISFIRE_AFTER - TICK))
 def test_fast_path_decides_single_occurrence_on_time(timer: LockedTimer, late: timedelta) -> None:
-    timer = timer._replace(policy="{}", catch_up_end=None)
-    assume('"interval"' in timer.schedule or '"once"' in timer.schedule)
+    timer = timer._replace(policy_json="{}", catch_up_end=None)
+    assume('"interval"' in timer.schedule_json or '"once"' in timer.schedule_json)
     where, now = timer_state(timer, {}), timer.scheduled_at + late
     assume(where.schedule.after(timer.scheduled_at - TICK) == timer.scheduled_at)
     following = where.schedule.after(timer.scheduled_at)

@@ -17,11 +17,11 @@ EACH_SECOND = {"schedule": "@every 1s", "overlap": "allow_all"}
 POISON = job_id("default", "poison")
 
 POISONS: list[tuple[str, LiteralString]] = [
-    ("no JSON", "schedule = '{'"),
-    ("no kind of schedule", """schedule = '{"kind": "nonsense"}'"""),
+    ("no JSON", "schedule_json = '{'"),
+    ("no kind of schedule", """schedule_json = '{"kind": "nonsense"}'"""),
     (
         "a zone that is gone",
-        """schedule = '{"kind": "cron", "expressions": ["* * * * *"], "timezone": "Mars/Olympus"}'""",
+        """schedule_json = '{"kind": "cron", "expressions": ["* * * * *"], "timezone": "Mars/Olympus"}'""",
     ),
     ("a lane that is none", "lane = 'nonsense'"),
     ("a definition that is none", "definition = 'garbage'"),
@@ -77,7 +77,7 @@ def test_edit_releases_job_from_quarantine(due: ClockedDatabase, name: str, chan
 
 
 def test_quarantined_job_can_be_paused_and_deleted(due: ClockedDatabase) -> None:
-    poison(due, "schedule = '{'")
+    poison(due, "schedule_json = '{'")
     due.advance(SECOND)
     fire_due(due)
     replies = apply_batch(due, *(about(kind, "poison") for kind in ("job.pause", "job.resume", "job.delete")))

@@ -92,7 +92,7 @@ def test_repair_restores_only_missing_timers(still: ClockedDatabase) -> None:
 
 def test_unreadable_schedule_does_not_block_repair(still: ClockedDatabase) -> None:
     apply_batch(still, *(submission(f"job-{n}", **EACH_SECOND) for n in range(5)))
-    still.execute("UPDATE job_versions SET schedule = '{' WHERE job_id = %s", [job_id("default", "job-2")])
+    still.execute("UPDATE job_versions SET schedule_json = '{' WHERE job_id = %s", [job_id("default", "job-2")])
     lose_timers(still)
     assert mend(still) == 4
     assert mend(still) == 0

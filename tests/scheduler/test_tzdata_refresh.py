@@ -263,7 +263,7 @@ def test_uncomputable_job_does_not_block_refresh(noon: ClockedDatabase, folder: 
     submit(noon, "broken", **DAILY)
     submit(noon, "job", **DAILY)
     noon.execute(
-        "UPDATE job_versions AS v SET schedule = replace(schedule, '0 8', '0 88') FROM jobs AS j"
+        "UPDATE job_versions AS v SET schedule_json = replace(schedule_json, '0 8', '0 88') FROM jobs AS j"
         " WHERE j.job_id = v.job_id AND j.key = 'broken'"
     )
     with tzdata(folder):

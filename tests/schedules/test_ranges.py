@@ -23,8 +23,8 @@ STEPS = (1, 2, 3, 5)
 @dataclass(frozen=True)
 class Row:
     version: int
-    schedule: str
-    policy: str = "{}"
+    schedule_json: str
+    policy_json: str = "{}"
     after: datetime | None = None
     until: datetime | None = None
 

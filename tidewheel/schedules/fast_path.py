@@ -37,10 +37,10 @@ def decide_on_time(timer: Timer, *, now: datetime, horizon: datetime, misfire_af
         ValueError: The stored policy cannot be read.
     """
     at = timer.scheduled_at
-    if not now - misfire_after < at <= horizon or timer.catch_up_end is not None or not _fires_exactly(timer.policy):
+    if not now - misfire_after < at <= horizon or timer.catch_up_end is not None or not _fires_exactly(timer.policy_json):
         return None
     try:
-        following = _following(timer.schedule, at)
+        following = _following(timer.schedule_json, at)
     except (ValueError, TypeError, OverflowError):
         return None
     if following is not None and following <= horizon:

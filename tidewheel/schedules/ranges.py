@@ -30,9 +30,9 @@ class Version(Protocol):
     @property
     def version(self) -> int: ...  # noqa: D102 - the column of that name, as below
     @property
-    def schedule(self) -> str: ...  # noqa: D102
+    def schedule_json(self) -> str: ...  # noqa: D102
     @property
-    def policy(self) -> str: ...  # noqa: D102
+    def policy_json(self) -> str: ...  # noqa: D102
     @property
     def after(self) -> datetime | None: ...  # noqa: D102
     @property
@@ -122,8 +122,8 @@ def range_of(
         start = first - _TICK if each.after is None else max(each.after, first - _TICK)
         end = last if each.until is None else min(each.until, last)
         if start < end:
-            nominal = schedule_from_text(each.schedule, job_id)
-            policies = policies_from_text(each.policy)
+            nominal = schedule_from_text(each.schedule_json, job_id)
+            policies = policies_from_text(each.policy_json)
             _ensure_there(each.version, tenant, policies, day_sets)
             effective = effective_schedule(nominal, policies, tenant, day_sets)
             spans.append(VersionSpan(each.version, nominal, effective, start, end))
@@ -132,7 +132,7 @@ def range_of(
 
 def calendars_of(tenant: str, versions: Sequence[Version]) -> set[tuple[str, str]]:
     """Return the calendars that these versions name, as pairs of tenant and name."""
-    return {(tenant, name) for each in versions for name in policies_from_text(each.policy).calendars}
+    return {(tenant, name) for each in versions for name in policies_from_text(each.policy_json).calendars}
 
 
 def _ensure_there(version: int, tenant: str, policies: Policies, day_sets: DaySets) -> None:

@@ -25,9 +25,9 @@ class Timer(Protocol):
     @property
     def tenant(self) -> str: ...  # noqa: D102
     @property
-    def schedule(self) -> str: ...  # noqa: D102
+    def schedule_json(self) -> str: ...  # noqa: D102
     @property
-    def policy(self) -> str: ...  # noqa: D102
+    def policy_json(self) -> str: ...  # noqa: D102
     @property
     def scheduled_at(self) -> datetime: ...  # noqa: D102
     @property
@@ -81,8 +81,8 @@ def timer_state(timer: Timer, day_sets: DaySets, overrides: Sequence[Override] =
         ValueError: The stored policies cannot be read.
         KeyError: A calendar is missing.
     """
-    schedule = schedule_from_text(timer.schedule, timer.job_id)
-    policies = policies_from_text(timer.policy)
+    schedule = schedule_from_text(timer.schedule_json, timer.job_id)
+    policies = policies_from_text(timer.policy_json)
     effective = effective_schedule(schedule, policies, timer.tenant, day_sets, since=_since(policies, timer, day_sets))
     if not overrides:
         return TimerState(schedule, effective, effective, policies, timer.scheduled_at, timer.catch_up_end)

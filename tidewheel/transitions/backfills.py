@@ -36,8 +36,8 @@ class VersionInForce:
     """A job version in force later than `after`, not later than `until`; None is no bound."""
 
     version: int
-    schedule: str
-    policy: str
+    schedule_json: str
+    policy_json: str
     after: datetime | None
     until: datetime | None
 
@@ -82,14 +82,14 @@ class Backfill:
         newest_first: True if the last occurrence runs first.
         max_concurrent: The number of its runs that may be open at once.
         occurrences: The number of occurrences in the range when it was accepted.
-        wanted: The number of these that were to run.
+        expected_count: The number of these that were to run.
         cursor_at: The next time to decide; None if none is left.
         request_id: The id of the request.
         traceparent: The trace context of the request.
         reason: Why it was created, paused or cancelled.
         created_at: In whole milliseconds; part of the ids of its runs, and of no other backfill's.
-        made: The number of runs that were created.
-        passed_over: The number of occurrences that were not missing.
+        created_count: The number of runs that were created.
+        existing_count: The number of occurrences that were not missing.
     """
 
     backfill_id: UUID
@@ -106,14 +106,14 @@ class Backfill:
     newest_first: bool
     max_concurrent: int
     occurrences: int
-    wanted: int
+    expected_count: int
     cursor_at: datetime | None
     request_id: str | None
     traceparent: str | None
     reason: str | None
     created_at: datetime
-    made: int = 0
-    passed_over: int = 0
+    created_count: int = 0
+    existing_count: int = 0
 
 
 def read_versions(
@@ -175,8 +175,8 @@ def append_backfill_event(
             "first_at": format_timestamp(backfill.first_at),
             "last_at": format_timestamp(backfill.last_at),
             "occurrences": str(backfill.occurrences),
-            "made": str(backfill.made),
-            "passed_over": str(backfill.passed_over),
+            "created_count": str(backfill.created_count),
+            "existing_count": str(backfill.existing_count),
         },
     )
     append(connection, [event], shards=installation.shards)

@@ -45,7 +45,7 @@ class DecisionInputs:
 
 def read_decision_inputs(connection: Conn, timers: Sequence[LockedTimer]) -> DecisionInputs:
     """Read the inputs for these timers, in the transaction that has locked them."""
-    wanted = {(timer.tenant, name) for timer in timers if _CALENDARS in timer.policy for name in _names(timer.policy)}
+    wanted = {(timer.tenant, name) for timer in timers if _CALENDARS in timer.policy_json for name in _names(timer.policy_json)}
     overridden = [timer for timer in timers if timer.overridden]
     return DecisionInputs(
         read_day_sets(connection, wanted) if wanted else {},

@@ -846,9 +846,9 @@ RETURNING j.job_id, j.consecutive_failures - ended.failures, j.consecutive_failu
 -- Returns the versions of a job that were in force in a range: later than `after`, not later than `until`.
 -- Index: job_versions_pkey.
 -- No lock.
-SELECT f.version, f.schedule, f.policy, f.after, f.until
+SELECT f.version, f.schedule_json, f.policy_json, f.after, f.until
   FROM (
-    SELECT v.version, v.schedule, v.policy, v.effective_at AS after,
+    SELECT v.version, v.schedule_json, v.policy_json, v.effective_at AS after,
            least(v.retired_at, min(v.effective_at) OVER following) AS until
       FROM job_versions AS v
      WHERE v.job_id = %(job_id)s
@@ -862,7 +862,7 @@ SELECT f.version, f.schedule, f.policy, f.after, f.until
 -- Returns a version of a job as if it had always been in force.
 -- Index: job_versions_pkey.
 -- No lock.
-SELECT v.version, v.schedule, v.policy, NULL::timestamptz AS after, NULL::timestamptz AS until
+SELECT v.version, v.schedule_json, v.policy_json, NULL::timestamptz AS after, NULL::timestamptz AS until
   FROM job_versions AS v
  WHERE v.job_id = %(job_id)s AND v.version = %(version)s
 
@@ -877,7 +877,7 @@ SELECT t.scheduled_at
  WHERE t.job_id = %(job_id)s
    AND t.hold_reason IS DISTINCT FROM 'quarantine'
    AND NOT (t.hold_reason IS NOT DISTINCT FROM 'pause'
-            AND coalesce(v.policy::jsonb ->> 'on_resume', 'skip') = 'skip' AND v.schedule::jsonb ->> 'kind' <> 'once')
+            AND coalesce(v.policy_json::jsonb ->> 'on_resume', 'skip') = 'skip' AND v.schedule_json::jsonb ->> 'kind' <> 'once')
 
 -- name: read_recorded
 -- Returns the times of a range for which a job has runs, or will have one at the time it was moved to.

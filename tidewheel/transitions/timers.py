@@ -58,14 +58,14 @@ class LockedTimer(NamedTuple):
     shard: int
     scheduled_at: datetime
     version: int
-    schedule: str
+    schedule_json: str
     handler: str | None
     queue: str
     lane: str
     overlap: str
     definition: bytes
     has_deadlines: bool
-    policy: str
+    policy_json: str
     due_at: datetime | None
     catch_up_end: datetime | None = None
     hold_reason: str | None = None
@@ -74,7 +74,7 @@ class LockedTimer(NamedTuple):
     @property
     def chains(self) -> bool:
         """True if the end of a run sets the next fire time."""
-        return _CHAINS in self.schedule
+        return _CHAINS in self.schedule_json
 
 
 Decide = Callable[[LockedTimer], Decision]

@@ -338,10 +338,10 @@ def test_fixed_delay_knows_only_recorded_occurrences(clocked: ClockedDatabase) -
 def test_quarantined_job_shows_its_error(clocked: ClockedDatabase) -> None:
     at_clock(clocked, "03-02T08:00")
     submit(clocked, schedule=DAILY)
-    clocked.execute("UPDATE job_versions SET policy = 'no JSON'")
+    clocked.execute("UPDATE job_versions SET policy_json = 'no JSON'")
     at_clock(clocked, "03-02T09:00:05")
     fire_all(clocked)
-    clocked.execute("UPDATE job_versions SET policy = '{}'")
+    clocked.execute("UPDATE job_versions SET policy_json = '{}'")
     aside = explanation_of(clocked, t("03-02T09:00"))
     assert aside.outcome is OccurrenceOutcome.WAITING
     assert "quarantined" in aside.words

@@ -34,7 +34,7 @@ _LOAD: tuple[LiteralString, ...] = (
       FROM generate_series(1, %(rows)s) AS n
     """,
     """
-    INSERT INTO job_versions (job_id, version, tenant, effective_at, spec, schedule, policy, handler, queue,
+    INSERT INTO job_versions (job_id, version, tenant, effective_at, spec, schedule_json, policy_json, handler, queue,
                               lane, overlap, definition)
     SELECT job_id, 1, tenant, now(), '{}', 'a schedule of about the usual length, which is not short', '{}',
            'send-email', 'default', 'standard', 'skip', decode(repeat('ab', 300), 'hex')
