@@ -26,7 +26,7 @@ SELECT coalesce(o.state, r.state) AS state, coalesce(o.attempt, r.attempt) AS ne
   LEFT JOIN attempts AS a ON a.run_id = x.run_id AND a.attempt = x.attempt
  WHERE r.run_id = %(run_id)s AND r.tenant = %(tenant)s
  ORDER BY x.attempt
- LIMIT %(most)s
+ LIMIT %(limit)s
 
 -- name: list_jobs
 -- Returns a page of a tenant's jobs by key, each with its schedule, timer, first run created ahead, and latest run whose
@@ -43,7 +43,7 @@ SELECT j.key, j.job_id, j.version, v.schedule_json, j.labels, j.paused, j.paused
            AND (%(paused)s::boolean IS NULL OR paused = %(paused)s)
            AND (%(kind)s::text IS NULL OR schedule_kind = %(kind)s)
          ORDER BY key
-         LIMIT %(most)s) AS j
+         LIMIT %(limit)s) AS j
   JOIN job_versions AS v ON v.job_id = j.job_id AND v.version = j.version
   LEFT JOIN timers AS t ON t.job_id = j.job_id
   LEFT JOIN LATERAL (
@@ -120,7 +120,7 @@ SELECT b.backfill_id, j.key, b.job_id, b.state, b.first_at, b.last_at, b.what, b
   JOIN jobs AS j ON j.job_id = b.job_id
  WHERE b.tenant = %(tenant)s AND (%(job_id)s::uuid IS NULL OR b.job_id = %(job_id)s)
  ORDER BY b.created_at DESC
- LIMIT %(most)s
+ LIMIT %(limit)s
 
 -- name: show_backfill
 -- Returns one backfill.
@@ -164,10 +164,10 @@ SELECT near.version, near.effective_at, near.retired_at, near.schedule_json, nea
        near.max_runs
   FROM (
     (SELECT v.*, (v.spec ->> 'max_runs')::bigint AS max_runs FROM job_versions AS v
-      WHERE v.job_id = %(job_id)s AND v.effective_at < %(at)s ORDER BY v.version DESC LIMIT %(most)s)
+      WHERE v.job_id = %(job_id)s AND v.effective_at < %(at)s ORDER BY v.version DESC LIMIT %(limit)s)
     UNION ALL
     (SELECT v.*, (v.spec ->> 'max_runs')::bigint AS max_runs FROM job_versions AS v
-      WHERE v.job_id = %(job_id)s AND v.effective_at >= %(at)s ORDER BY v.version LIMIT %(most)s)
+      WHERE v.job_id = %(job_id)s AND v.effective_at >= %(at)s ORDER BY v.version LIMIT %(limit)s)
   ) AS near
  ORDER BY near.version
 
@@ -229,14 +229,14 @@ SELECT v.scheduled_at, v.moved_to, v.created_at, v.created_by, v.reason, v.done_
 SELECT run_id, scheduled_at, publish_at FROM open_runs
  WHERE job_id = %(job_id)s AND cause = 'timer' AND attempt = 0 AND state = ANY (%(states)s) AND publish_at > %(now)s
  ORDER BY scheduled_at
- LIMIT %(most)s
+ LIMIT %(limit)s
 
 -- name: read_job_error
 -- Returns the last error that quarantined a job, and its time.
 -- Index: quarantine_by_job. No lock.
 SELECT error, created_at FROM quarantine WHERE job_id = %(job_id)s ORDER BY id DESC LIMIT 1
 
--- name: find_holder_at
+-- name: find_active_run_at
 -- Returns the run of a job that was active at a moment: the latest of the job's last 500 that had begun and not ended.
 -- Index: by job in every partition of runs; primary keys of the other tables. No lock.
 SELECT near.run_id
@@ -288,7 +288,7 @@ SELECT v.version, v.effective_at, v.retired_at, later.effective_at AS superseded
   LEFT JOIN job_versions AS later ON later.job_id = v.job_id AND later.version = v.version + 1
  WHERE v.job_id = %(job_id)s AND v.version < %(before)s
  ORDER BY v.version DESC
- LIMIT %(most)s
+ LIMIT %(limit)s
 
 -- name: read_two_versions
 -- Returns two versions of a job.
@@ -297,7 +297,7 @@ SELECT v.version, v.effective_at, v.retired_at, NULL::timestamptz AS superseded_
   FROM job_versions AS v
  WHERE v.job_id = %(job_id)s AND v.version = ANY (%(versions)s)
 
--- name: answer
+-- name: ping
 -- Returns a row if the database answers.
 -- No index, no lock.
 SELECT 1
@@ -314,7 +314,7 @@ SELECT r.run_id
         OR (SELECT coalesce(j.labels, '{}') FROM jobs AS j WHERE j.job_id = r.job_id)
            || coalesce((SELECT i.labels FROM run_inputs AS i WHERE i.run_id = r.run_id), '{}') @> %(labels)s)
  ORDER BY r.run_id DESC
- LIMIT %(most)s
+ LIMIT %(limit)s
 
 -- name: find_runs_of_job
 -- Returns a page of run ids of a job, the newest instant first.
@@ -329,7 +329,7 @@ SELECT r.run_id
         OR (SELECT coalesce(j.labels, '{}') FROM jobs AS j WHERE j.job_id = r.job_id)
            || coalesce((SELECT i.labels FROM run_inputs AS i WHERE i.run_id = r.run_id), '{}') @> %(labels)s)
  ORDER BY r.scheduled_at DESC, r.run_id DESC
- LIMIT %(most)s
+ LIMIT %(limit)s
 
 -- name: find_open_runs
 -- Returns a page of ids of a tenant's open runs in the given states, the newest first.
@@ -344,7 +344,7 @@ SELECT o.run_id
         OR (SELECT coalesce(j.labels, '{}') FROM jobs AS j WHERE j.job_id = o.job_id)
            || coalesce((SELECT i.labels FROM run_inputs AS i WHERE i.run_id = o.run_id), '{}') @> %(labels)s)
  ORDER BY o.run_id DESC
- LIMIT %(most)s
+ LIMIT %(limit)s
 
 -- name: find_failed_runs
 -- Returns a page of ids of a tenant's failed or timed-out runs, the newest first.
@@ -356,7 +356,7 @@ SELECT f.run_id
         OR (SELECT coalesce(j.labels, '{}') FROM jobs AS j WHERE j.job_id = f.job_id)
            || coalesce((SELECT i.labels FROM run_inputs AS i WHERE i.run_id = f.run_id), '{}') @> %(labels)s)
  ORDER BY f.run_id DESC
- LIMIT %(most)s
+ LIMIT %(limit)s
 
 -- name: read_runs
 -- Returns the given runs in their current state.
@@ -460,7 +460,7 @@ SELECT d.id, d.kind, d.run_id, j.key, d.job_id, f.state AS status, f.cause, f.qu
    AND (%(queue)s::text IS NULL OR f.queue = %(queue)s)
    AND (%(lane)s::text IS NULL OR f.lane = %(lane)s)
  ORDER BY d.created_at DESC, d.id DESC
- LIMIT %(most)s
+ LIMIT %(limit)s
 
 -- name: scan_dead_letters
 -- Returns a batch of a tenant's dead letters, the oldest first, with the columns that a redrive or a purge needs.
@@ -479,7 +479,7 @@ SELECT d.id, d.kind, d.run_id, d.created_at, d.redriven_at
    AND (%(queue)s::text IS NULL OR f.queue = %(queue)s)
    AND (%(lane)s::text IS NULL OR f.lane = %(lane)s)
  ORDER BY d.created_at, d.id
- LIMIT %(most)s
+ LIMIT %(limit)s
 
 -- name: read_dead_letter
 -- Returns a dead letter's creation time, and the key and value of a message.

@@ -35,7 +35,7 @@ from tidewheel.transitions.run_messages import Definitions
 
 _LOG = logging.getLogger("tidewheel.executor")
 
-_HOLD_LEASE = Statements("tidewheel.executor")["hold_lease"]
+_LOCK_LEASE_FOR_CLAIM = Statements("tidewheel.executor")["lock_lease_for_claim"]
 
 _LOCKED_SECONDS = 0.05  # until the next try of a row that another transaction has locked
 _WARN_SECONDS = 60.0  # between two warnings about one unknown handler
@@ -258,7 +258,7 @@ class Claimer:
             self._poke(Channel.SIGNALS)
 
     def _hold_lease(self, connection: Conn) -> None:
-        if connection.execute(_HOLD_LEASE, {"executor_id": self._executor_id}).fetchone() is None:
+        if connection.execute(_LOCK_LEASE_FOR_CLAIM, {"executor_id": self._executor_id}).fetchone() is None:
             message = "this executor's lease was ended after its heartbeats stopped; registering again"
             raise LeaseLost(message)
 

@@ -27,7 +27,7 @@ from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.installation import Installation
 
 _SQL = Statements("tidewheel.executor")
-_HOLD_ATTEMPT = _SQL["hold_attempt"]
+_LOCK_ATTEMPT = _SQL["lock_attempt"]
 _REFUSE_COMPLETION = _SQL["refuse_completion"]
 
 NOT_COMMITTED = "NotCommitted"
@@ -103,7 +103,7 @@ class Completion:
             "running": RunState.RUNNING,
         }
         try:
-            held = connection.execute(_HOLD_ATTEMPT, columns).fetchone()
+            held = connection.execute(_LOCK_ATTEMPT, columns).fetchone()
         except psycopg.errors.UndefinedTable as error:
             problem, remedy = "its database has no table open_runs", "give a connection to Tidewheel's own database"
             raise InvalidInput([FieldError("connection", problem, remedy)]) from error

@@ -104,7 +104,7 @@ class PreviousRuns:
             "causes": [Cause.TIMER, Cause.BACKFILL],
             "skipped": RunState.SKIPPED,
             "succeeded": RunState.SUCCEEDED,
-            "most": _MOST_RUNS,
+            "limit": _MOST_RUNS,
         }
         try:
             with self._lock, self._session.transaction() as connection:

@@ -26,8 +26,8 @@ from tidewheel.transitions.cancel_signals import Signal
 _LOG = logging.getLogger("tidewheel.executor")
 
 _SQL = Statements("tidewheel.executor")
-_BEAT = _SQL["beat_executor"]
-_LEAVE = _SQL["leave_executor"]
+_BEAT = _SQL["heartbeat_executor"]
+_LEAVE = _SQL["delete_executor"]
 _READ_SIGNALS = _SQL["read_signals"]
 _DROP_SIGNALS = _SQL["drop_terminates"]
 

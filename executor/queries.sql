@@ -1,4 +1,4 @@
--- name: beat_executor
+-- name: heartbeat_executor
 -- Renew the lease of all attempts of an executor; the first beat inserts its row. Returns the database's clock.
 -- Index: executors_pkey.
 -- Lock: its own row, not the row's key, so that claims continue.
@@ -10,7 +10,7 @@ ON CONFLICT (executor_id) DO UPDATE
    SET heartbeat_count = executors.heartbeat_count + 1, last_heartbeat_at = tidewheel_now(), stopping = %(stopping)s
 RETURNING last_heartbeat_at, heartbeat_count
 
--- name: hold_lease
+-- name: lock_lease_for_claim
 -- Lock this executor's lease for a claim; no row means that a reaper has ended it.
 -- Index: executors_pkey.
 -- Lock: its own row's key, shared; the advisory lock `claims`, shared.
@@ -21,7 +21,7 @@ SELECT pg_advisory_xact_lock_shared(hashtext('tidewheel.claims'))
  WHERE executor_id = %(executor_id)s
    FOR KEY SHARE
 
--- name: leave_executor
+-- name: delete_executor
 -- Delete the row of an executor that has released everything; with an attempt left the row stays for a reaper.
 -- Index: executors_pkey; reads open_runs once, at the end of a process.
 -- Lock: its own row.
@@ -34,13 +34,13 @@ DELETE FROM executors
 -- No index: few rows. No lock.
 SELECT executor_id, heartbeat_count, pg_postmaster_start_time(), coalesce(extract(epoch FROM lease), 0)::float8 FROM executors
 
--- name: lock_lease
+-- name: lock_missed_lease
 -- Lock an executor whose counter is unchanged; no row while a claim of its own is in progress or suspended.
 -- Index: executors_pkey.
 -- Lock: the row, skipped if another transaction holds it.
 SELECT 1 FROM executors WHERE executor_id = %(executor_id)s AND heartbeat_count = %(heartbeat_count)s FOR UPDATE SKIP LOCKED
 
--- name: is_silent
+-- name: is_lease_missed
 -- Return a row if an executor's counter is unchanged, even if another transaction holds the row.
 -- Index: executors_pkey. No lock.
 SELECT 1 FROM executors WHERE executor_id = %(executor_id)s AND heartbeat_count = %(heartbeat_count)s
@@ -48,14 +48,14 @@ SELECT 1 FROM executors WHERE executor_id = %(executor_id)s AND heartbeat_count 
 -- name: end_lease
 -- Delete an executor that has no attempts left.
 -- Index: executors_pkey.
--- Lock: the row, which lock_lease has locked already.
+-- Lock: the row, which lock_missed_lease has locked already.
 DELETE FROM executors WHERE executor_id = %(executor_id)s
 
 -- name: lock_leased_runs
 -- Lock the attempts of an executor that missed its lease; `state` is null if another transaction holds the row.
 -- Index: none on executor_id, which would cost every claim its HOT update; read only after a loss. open_runs_pkey.
 -- Lock: each run in run_id order; locked rows are skipped.
--- Why: a statement after lock_lease, so that it sees every earlier claim. Without the locks, the silent executor could
+-- Why: a statement after lock_missed_lease, so that it sees every earlier claim. Without the locks, the silent executor could
 -- move a run to waiting before it is requeued.
 SELECT owned.run_id, owned.job_id, owned.job_version, owned.attempt, owned.lost_attempts, locked.state
   FROM (SELECT *
@@ -88,9 +88,9 @@ SELECT DISTINCT o.executor_id
 -- Why: runs that a cancellation names are left out, or a backlog of them would hide the runs behind it. A subquery for each
 -- row lets the scan end at the last row needed.
 SELECT o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.attempt, o.scheduled_at, o.publish_at,
-       (SELECT tidewheel_now()) - o.publish_at AS due_for
+       (SELECT tidewheel_now()) - o.publish_at AS age
   FROM unnest(%(queues)s::text[], %(lanes)s::text[], %(limits)s::integer[], %(marks)s::timestamptz[])
-       AS s (queue, lane, most, mark)
+       AS s (queue, lane, row_limit, mark)
  CROSS JOIN LATERAL (
     SELECT d.run_id, d.job_id, d.shard, d.queue, d.lane, d.cause, d.job_version, d.attempt, d.scheduled_at, d.publish_at
       FROM (
@@ -108,7 +108,7 @@ SELECT o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.a
       ) AS d
      WHERE (SELECT true FROM cancellations AS c WHERE {{tidewheel.transitions.names_run(d)}} LIMIT 1) IS NULL
      ORDER BY d.publish_at
-     LIMIT s.most
+     LIMIT s.row_limit
   ) AS o
 
 -- name: read_signals
@@ -126,7 +126,7 @@ DELETE FROM signals AS s
  USING unnest(%(run_ids)s::uuid[], %(attempts)s::integer[]) AS done (run_id, attempt)
  WHERE s.run_id = done.run_id AND s.attempt = done.attempt AND s.kind = %(terminate)s
 
--- name: enter_remote
+-- name: add_remote_executor
 -- Insert a remote executor.
 -- Index: executors_pkey.
 -- Lock: the new row.
@@ -134,7 +134,7 @@ DELETE FROM signals AS s
 INSERT INTO executors (executor_id, name, queues, handlers, slots, lease, heartbeat_count, last_heartbeat_at, started_at, last_claim_seq)
 VALUES (%(executor_id)s, %(name)s, %(queues)s, %(handlers)s, %(slots)s, %(lease)s, 0, tidewheel_now(), tidewheel_now(), 0)
 
--- name: beat_remote
+-- name: heartbeat_remote_executor
 -- Renew the lease of a remote executor; never inserts a row, since a lost lease has lost its attempts.
 -- Index: executors_pkey.
 -- Lock: its own row, waiting for a claim of its own.
@@ -143,23 +143,23 @@ UPDATE executors
  WHERE executor_id = %(executor_id)s AND last_claim_seq IS NOT NULL
 RETURNING last_heartbeat_at
 
--- name: lock_remote
+-- name: lock_remote_executor
 -- Lock a remote executor for a claim; no row means that its lease was ended.
 -- Index: executors_pkey.
 -- Lock: its own row until commit; the advisory lock `claims`, shared.
 -- Why: no reaper ends the lease during the claim, and its claims follow one another. Cancellations are written either before
--- the claim or after it, as for hold_lease.
+-- the claim or after it, as for lock_lease_for_claim.
 SELECT e.queues, e.handlers, e.last_claim_seq
   FROM executors AS e
  CROSS JOIN pg_advisory_xact_lock_shared(hashtext('tidewheel.claims'))
  WHERE e.executor_id = %(executor_id)s AND e.last_claim_seq IS NOT NULL
    FOR NO KEY UPDATE OF e
 
--- name: count_claim
+-- name: store_claim_seq
 -- Set the number of the newest claim.
 -- Index: executors_pkey.
--- Lock: its own row, which lock_remote has locked already.
-UPDATE executors SET last_claim_seq = %(claim_id)s WHERE executor_id = %(executor_id)s
+-- Lock: its own row, which lock_remote_executor has locked already.
+UPDATE executors SET last_claim_seq = %(claim_seq)s WHERE executor_id = %(executor_id)s
 
 -- name: find_due_handled
 -- Return open runs of these queues that a remote executor can run and that have been due for a while, critical first.
@@ -174,7 +174,7 @@ SELECT o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.a
           FROM open_runs AS r
          WHERE r.queue = s.queue
            AND r.lane = s.lane
-           AND r.publish_at <= (SELECT tidewheel_now()) - %(due_for)s::interval
+           AND r.publish_at <= (SELECT tidewheel_now()) - %(min_age)s::interval
            AND (r.deadline_at IS NULL OR r.deadline_at > (SELECT tidewheel_now()))
            AND r.state = ANY (%(sources)s)
            AND r.handler = ANY (%(handlers)s)
@@ -183,10 +183,10 @@ SELECT o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.a
       ) AS d
      WHERE (SELECT true FROM cancellations AS c WHERE {{tidewheel.transitions.names_run(d)}} LIMIT 1) IS NULL
      ORDER BY d.publish_at
-     LIMIT %(most)s
+     LIMIT %(limit)s
   ) AS o
  ORDER BY s.rank, o.publish_at
- LIMIT %(most)s
+ LIMIT %(limit)s
 
 -- name: find_sweep_claim
 -- Return the runs that a sweep of a remote executor has started, as they were before, for a repeated claim.
@@ -201,11 +201,11 @@ SELECT o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.a
 -- Return those of the reported attempts that their executor still owns.
 -- Index: open_runs_pkey. No lock; every write about them carries the same fence.
 SELECT o.job_id, o.job_version, o.run_id, o.attempt, o.failed_attempts, o.lost_attempts, o.publish_at, o.started_at, o.schedule_to_close_at
-  FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[]) AS wanted (run_id, attempt)
- CROSS JOIN LATERAL (SELECT * FROM open_runs AS p WHERE p.run_id = wanted.run_id OFFSET 0) AS o
- WHERE o.attempt = wanted.attempt AND o.executor_id = %(executor_id)s AND o.state = ANY (%(states)s)
+  FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[]) AS requested (run_id, attempt)
+ CROSS JOIN LATERAL (SELECT * FROM open_runs AS p WHERE p.run_id = requested.run_id OFFSET 0) AS o
+ WHERE o.attempt = requested.attempt AND o.executor_id = %(executor_id)s AND o.state = ANY (%(states)s)
 
--- name: drop_answered
+-- name: drop_handled_signals
 -- Delete signals that a remote executor has answered, of runs that had ended before.
 -- Index: signals_pkey.
 -- Lock: the rows.
@@ -213,7 +213,7 @@ DELETE FROM signals AS s
  USING unnest(%(run_ids)s::uuid[], %(attempts)s::integer[]) AS done (run_id, attempt)
  WHERE s.run_id = done.run_id AND s.attempt = done.attempt AND s.executor_id = %(executor_id)s AND s.kind = %(terminate)s
 
--- name: hold_attempt
+-- name: lock_attempt
 -- Lock an attempt that may still complete its run; from then on no other transaction ends, cancels or requeues it.
 -- Index: open_runs_pkey.
 -- Lock: the row, waiting for another transaction and then reading the row's new version.
@@ -234,19 +234,19 @@ SELECT (SELECT r.scheduled_at
                   FROM job_runs AS e
                  WHERE e.job_id = %(job_id)s AND e.scheduled_at < %(at)s
                  ORDER BY e.scheduled_at DESC
-                 LIMIT %(most)s) AS r
+                 LIMIT %(limit)s) AS r
          WHERE r.cause = ANY (%(causes)s::text[]) AND r.state <> %(skipped)s
          ORDER BY r.scheduled_at DESC
          LIMIT 1),
        last.scheduled_at, last.result
-  FROM (SELECT) AS asked
+  FROM (SELECT) AS one
   LEFT JOIN LATERAL (
     SELECT r.scheduled_at, x.result
       FROM (SELECT e.run_id, e.attempt, e.scheduled_at, e.state
               FROM job_runs AS e
              WHERE e.job_id = %(job_id)s AND e.scheduled_at < %(at)s
              ORDER BY e.scheduled_at DESC
-             LIMIT %(most)s) AS r
+             LIMIT %(limit)s) AS r
       LEFT JOIN attempt_outputs AS x ON x.run_id = r.run_id AND x.attempt = r.attempt
      WHERE r.state = %(succeeded)s
      ORDER BY r.scheduled_at DESC

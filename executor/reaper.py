@@ -35,8 +35,8 @@ _LOG = logging.getLogger("tidewheel.executor")
 
 _SQL = Statements("tidewheel.executor")
 _WATCH_EXECUTORS = _SQL["watch_executors"]
-_LOCK_LEASE = _SQL["lock_lease"]
-_IS_SILENT = _SQL["is_silent"]
+_LOCK_MISSED_LEASE = _SQL["lock_missed_lease"]
+_IS_LEASE_MISSED = _SQL["is_lease_missed"]
 _END_LEASE = _SQL["end_lease"]
 _LOCK_LEASED_RUNS = _SQL["lock_leased_runs"]
 _FIND_ORPHANS = _SQL["find_orphans"]
@@ -159,9 +159,9 @@ class Reaper:
         try:
             with self._session.transaction() as connection:
                 columns = {"executor_id": executor_id, "heartbeat_count": counter}
-                locked = connection.execute(_LOCK_LEASE, columns).fetchone() is not None
+                locked = connection.execute(_LOCK_MISSED_LEASE, columns).fetchone() is not None
                 # An executor that was suspended inside a claim holds its row locked; its attempts go back all the same.
-                if not locked and connection.execute(_IS_SILENT, columns).fetchone() is None:
+                if not locked and connection.execute(_IS_LEASE_MISSED, columns).fetchone() is None:
                     return
                 lost, busy = self._send_back(connection, executor_id)
                 if locked and not busy:

@@ -39,16 +39,16 @@ from tidewheel.transitions.run_messages import Definitions, build_requests, read
 _LOG = logging.getLogger("tidewheel.executor")
 
 _SQL = Statements("tidewheel.executor")
-_ENTER = _SQL["enter_remote"]
-_BEAT = _SQL["beat_remote"]
-_LOCK = _SQL["lock_remote"]
-_COUNT_CLAIM = _SQL["count_claim"]
+_ENTER = _SQL["add_remote_executor"]
+_BEAT = _SQL["heartbeat_remote_executor"]
+_LOCK = _SQL["lock_remote_executor"]
+_STORE_CLAIM_SEQ = _SQL["store_claim_seq"]
 _FIND_DUE = _SQL["find_due_handled"]
 _FIND_SWEEP_CLAIM = _SQL["find_sweep_claim"]
 _READ_OWNED_ATTEMPTS = _SQL["read_owned_attempts"]
 _READ_SIGNALS = _SQL["read_signals"]
-_DROP_ANSWERED = _SQL["drop_answered"]
-_LEAVE = _SQL["leave_executor"]
+_DROP_HANDLED_SIGNALS = _SQL["drop_handled_signals"]
+_LEAVE = _SQL["delete_executor"]
 
 # A signal that was sent with so many heartbeats and never answered belongs to no attempt there.
 _STRAY_AFTER = timedelta(seconds=60)
@@ -277,7 +277,7 @@ def claim_remotely(connection: Conn, installation: Installation, claim: RemoteCl
     swept = _find_due(connection, claim, *served) if claim.sweep else []
     requests = build_requests(connection, swept)
     claims = [*claim.claims, *_swept_claims(swept, claim)]
-    connection.execute(_COUNT_CLAIM, {"executor_id": claim.executor_id, "claim_id": claim.number})
+    connection.execute(_STORE_CLAIM_SEQ, {"executor_id": claim.executor_id, "claim_seq": claim.number})
     claimed = claim_runs(connection, installation, claims, executor_id=claim.executor_id)
     failpoint("claim.before_commit")
     source = "sweep" if claim.sweep else "message"
@@ -302,8 +302,8 @@ def _find_due(connection: Conn, claim: RemoteClaim, queues: list[str], handlers:
         "queues": [queue for queue, _ in served],
         "lanes": [lane for _, lane in served],
         "handlers": handlers,
-        "most": claim.sweep,
-        "due_for": claim.min_age,
+        "limit": claim.sweep,
+        "min_age": claim.min_age,
         "sources": sources(Move.CLAIM),
     }
     return _due_runs(connection, _FIND_DUE, columns)
@@ -343,7 +343,7 @@ def _started(row: _OwnedAttempt) -> Started:
 def _drop_answered(connection: Conn, executor_id: UUID, fences: Sequence[Fence]) -> None:
     if fences:
         columns = {**_columns(fences), "executor_id": executor_id, "terminate": Signal.TERMINATE}
-        connection.execute(_DROP_ANSWERED, columns)
+        connection.execute(_DROP_HANDLED_SIGNALS, columns)
 
 
 def _columns(fences: Sequence[Fence]) -> dict[str, object]:

@@ -68,7 +68,7 @@ class DueRun:
     attempt: int
     scheduled_at: datetime
     publish_at: datetime
-    due_for: timedelta = timedelta(0)
+    age: timedelta = timedelta(0)
 
 
 Readable = Mapping[UUID, tuple[RunRequest, JobDefinition]]
@@ -157,7 +157,7 @@ class Sweep:
     def _poll(self, limits: Sequence[tuple[str, Lane, int]]) -> float:
         """Claim due runs for the free slots; return the seconds until the next poll."""
         found = self._find(limits)
-        due = [run for run in found if run.due_for >= self._every]
+        due = [run for run in found if run.age >= self._every]
         lanes, swept = _by_lane(due), 0
         for lane in dict.fromkeys(lane for _, lane, _ in limits):
             runs = lanes.get(lane, [])
@@ -183,7 +183,7 @@ class Sweep:
     def _find_overdue(self, lane: Lane, most: int) -> list[DueRun]:
         """Return overdue runs, the oldest first."""
         found = self._find([(queue, lane, most) for queue in self._queues])
-        late = _by_lane([run for run in found if run.due_for >= self._schedule.overdue]).get(lane, [])
+        late = _by_lane([run for run in found if run.age >= self._schedule.overdue]).get(lane, [])
         if self._schedule.has_missed(lane):
             random.shuffle(late)  # every executor finds the same runs, and all but one would start nothing again
         return late
@@ -218,7 +218,7 @@ class Sweep:
             if now >= self._burst_until:
                 self._burst_until = now + _BURST_SECONDS
             return _SOON_SECONDS
-        young = max((run.due_for for run in found if run.due_for < self._every), default=timedelta(0))
+        young = max((run.age for run in found if run.age < self._every), default=timedelta(0))
         return max((self._every - young).total_seconds(), _QUICK_POLL_SECONDS)
 
     def _find(self, limits: Sequence[tuple[str, Lane, int]]) -> list[DueRun]:
@@ -278,6 +278,6 @@ class Sweep:
 def _by_lane(runs: Sequence[DueRun]) -> dict[Lane, list[DueRun]]:
     """Return the runs of each lane, the oldest first, of all queues."""
     lanes: dict[Lane, list[DueRun]] = {}
-    for run in sorted(runs, key=lambda run: run.due_for, reverse=True):
+    for run in sorted(runs, key=lambda run: run.age, reverse=True):
         lanes.setdefault(Lane(run.lane), []).append(run)
     return lanes

@@ -39,8 +39,8 @@ _FIND_BACKFILL = _SQL["find_backfill"]
 _ADD_BACKFILL = _SQL["add_backfill"]
 _LOCK_BACKFILL = _SQL["lock_backfill"]
 _READ_JOB_KEY = _SQL["read_job_key"]
-_MOVE_BACKFILL = _SQL["move_backfill"]
-_LOCK_UNBEGUN_OF_BACKFILL = _SQL["lock_unbegun_of_backfill"]
+_SET_BACKFILL_STATE = _SQL["set_backfill_state"]
+_LOCK_UNSTARTED_BACKFILL_RUNS = _SQL["lock_unstarted_backfill_runs"]
 
 _UNSTARTED = [RunState.QUEUED, RunState.BUFFERED]
 _REASON = "backfill_cancelled"
@@ -64,7 +64,7 @@ class _BackfilledJob:
     version: int
     deleted_at: datetime | None
     unfinished: int
-    last_made_at: datetime | None
+    last_created_at: datetime | None
 
 
 def apply_backfills(connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:
@@ -144,7 +144,7 @@ def _ensure_not_too_many(job: _BackfilledJob, request: JobBackfill) -> None:
 def _created_at(job: _BackfilledJob, now: datetime) -> datetime:
     """Return a millisecond that no other backfill of the job has; their run ids differ by it."""
     created_at = now.replace(microsecond=now.microsecond // 1000 * 1000)
-    return created_at if job.last_made_at is None else max(created_at, job.last_made_at + _MILLISECOND)
+    return created_at if job.last_created_at is None else max(created_at, job.last_created_at + _MILLISECOND)
 
 
 def _backfill(
@@ -225,7 +225,7 @@ def _write(
     columns: dict[str, object] = {
         "backfill_id": backfill.backfill_id, "state": state, "reason": reason, "finished_at": now if cancelled else None
     }  # fmt: skip
-    connection.execute(_MOVE_BACKFILL, columns)
+    connection.execute(_SET_BACKFILL_STATE, columns)
     if cancelled:
         _cancel_unstarted(connection, installation, backfill, reason or _REASON)
     append_backfill_event(connection, installation, _EVENTS[state], backfill, job_key=job_key, now=now, reason=reason)
@@ -236,7 +236,7 @@ def _cancel_unstarted(connection: Conn, installation: Installation, backfill: Ba
     columns: dict[str, object] = {
         "job_id": backfill.job_id, "first_run_id": first, "last_run_id": last, "states": _UNSTARTED
     }  # fmt: skip
-    rows = connection.execute(_LOCK_UNBEGUN_OF_BACKFILL, columns, binary=True).fetchall()
+    rows = connection.execute(_LOCK_UNSTARTED_BACKFILL_RUNS, columns, binary=True).fetchall()
     ends = [RunEnd(run_id=cast("UUID", run), attempt=0, state=RunState.CANCELLED, reason=reason) for (run,) in rows]
     finish_runs(connection, installation, ends)
 

@@ -33,18 +33,18 @@ from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.timers import LockedTimer, advance_timers
 
 _SQL = Statements("tidewheel.intake")
-_ENTER_CALENDAR = _SQL["enter_calendar"]
+_INSERT_CALENDAR_PLACEHOLDER = _SQL["insert_calendar_placeholder"]
 _LOCK_CALENDAR = _SQL["lock_calendar"]
 _UPDATE_CALENDAR = _SQL["update_calendar"]
 _DELETE_CALENDAR = _SQL["delete_calendar"]
 _LOCK_CALENDARS_FOR_SHARE = _SQL["lock_calendars_for_share"]
 _CALENDAR_NAMES = _SQL["calendar_names"]
 _FIND_CALENDAR_JOBS = _SQL["find_calendar_jobs"]
-_NAME_CALENDAR_JOBS = _SQL["name_calendar_jobs"]
+_COUNT_CALENDAR_JOBS = _SQL["count_calendar_jobs"]
 _ADD_JOB_CALENDARS = _SQL["add_job_calendars"]
 _DROP_JOB_CALENDARS = _SQL["drop_job_calendars"]
 _READ_LOCKED_TIMERS = _SQL["read_locked_timers"]
-_READ_TIMERLESS = _SQL["read_timerless"]
+_READ_JOBS_WITHOUT_TIMER = _SQL["read_jobs_without_timer"]
 _REVIVE_JOBS = _SQL["revive_jobs"]
 
 MAX_JOBS = 50_000
@@ -178,7 +178,7 @@ def _delete_calendar(connection: Conn, received: ReceivedRequest) -> Reply:
     if connection.execute(_LOCK_CALENDAR, columns, binary=True).fetchone() is None:
         remedy = _suggestion(request.name, _names(connection, received.tenant))
         return rejected(received, UnknownCalendar(received.tenant, request.name, remedy))
-    found = connection.execute(_NAME_CALENDAR_JOBS, columns, binary=True).fetchone()
+    found = connection.execute(_COUNT_CALENDAR_JOBS, columns, binary=True).fetchone()
     if found is not None:
         key, jobs = found
         problem = f"{jobs} jobs name it, {key!r} first" if jobs != 1 else f"the job {key!r} names it"
@@ -191,7 +191,7 @@ def _lock_or_insert(connection: Conn, tenant: str, name: str) -> _CalendarRow:
     """Return the calendar's locked row; insert it if it does not exist."""
     columns = {"tenant": tenant, "name": name}
     for _ in range(_TRIES):
-        connection.execute(_ENTER_CALENDAR, columns)
+        connection.execute(_INSERT_CALENDAR_PLACEHOLDER, columns)
         found = connection.execute(_LOCK_CALENDAR, columns, binary=True).fetchone()
         if found is not None:
             version, days, weekdays, source = cast("tuple[int, list[date], list[int], str | None]", found)
@@ -232,7 +232,7 @@ def _reset_timers(connection: Conn, installation: Installation, locked: Locked) 
     )
     with connection.cursor(row_factory=class_row(LockedTimer), binary=True) as cursor:
         had = {timer.job_id for timer in left}
-        timerless = [row for row in cursor.execute(_READ_TIMERLESS, columns) if row.job_id not in had]
+        timerless = [row for row in cursor.execute(_READ_JOBS_WITHOUT_TIMER, columns) if row.job_id not in had]
     circumstances = read_decision_inputs(connection, timerless)
     revived = [
         _timer(locked.jobs[row.job_id], decision)

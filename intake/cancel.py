@@ -35,14 +35,14 @@ from tidewheel.transitions.installation import Installation
 _SQL = Statements("tidewheel.intake")
 _LOCK_RUN = _SQL["lock_run"]
 _READ_RUN = _SQL["read_run"]
-_WANT_CANCEL = _SQL["want_cancel"]
+_ADD_PENDING_CANCEL = _SQL["add_pending_cancel"]
 
 _READ_JOB_KEY = _SQL["read_job_key"]
 _RESET_PLAN_MODE = _SQL["reset_plan_mode"]
 _FIND_LABELLED_JOBS = _SQL["find_labelled_jobs"]
-_NUMBER_CANCELLATION = _SQL["number_cancellation"]
+_NEXT_CANCELLATION_ID = _SQL["next_cancellation_id"]
 _ADD_CANCELLED_JOBS = _SQL["add_cancelled_jobs"]
-_HOLD_CLAIMS = _SQL["hold_claims"]
+_BLOCK_CLAIMS = _SQL["block_claims"]
 _ADD_CANCELLATION = _SQL["add_cancellation"]
 
 _REQUESTED = "requested"  # the reason when the request gives none
@@ -104,7 +104,7 @@ class _Cancels:
         left = still_open(self._connection, [run_id]).get(run_id)
         if left is None:
             return None
-        self._connection.execute(_WANT_CANCEL, {**columns, "reason": reason})
+        self._connection.execute(_ADD_PENDING_CANCEL, {**columns, "reason": reason})
         return RunState(left)
 
 
@@ -116,7 +116,7 @@ def apply_cancel_filters(connection: Conn, installation: Installation, batch: Se
 
 def hold_claims(connection: Conn) -> None:
     """Wait for the claims under way, and block new ones until the end of the caller's transaction."""
-    connection.execute(_HOLD_CLAIMS)
+    connection.execute(_BLOCK_CLAIMS)
 
 
 def _apply(connection: Conn, received: ReceivedRequest) -> Reply:
@@ -164,7 +164,7 @@ def _job(connection: Conn, received: ReceivedRequest, request: RunsCancel) -> UU
 def _labelled(connection: Conn, tenant: str, request: RunsCancel) -> list[UUID]:
     if not request.labels:
         return []
-    columns = {"tenant": tenant, "labels": Jsonb(request.labels), "most": MAX_JOBS + 1}
+    columns = {"tenant": tenant, "labels": Jsonb(request.labels), "limit": MAX_JOBS + 1}
     # Labels have no index. Under `BY_KEY`, intake's plan mode, a tenant's jobs are read one by one in key order: with
     # 10,000,000 jobs the statement times out.
     with connection.transaction(force_rollback=True):  # a savepoint: the plan mode is restored
@@ -186,6 +186,6 @@ def _created_before(request: RunsCancel, now: datetime) -> datetime | None:
 
 
 def _number(connection: Conn) -> int:
-    row = connection.execute(_NUMBER_CANCELLATION, binary=True).fetchone()
+    row = connection.execute(_NEXT_CANCELLATION_ID, binary=True).fetchone()
     assert row is not None  # noqa: S101 - a SELECT without FROM
     return cast("int", row[0])

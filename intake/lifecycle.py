@@ -39,7 +39,7 @@ _PAUSE_JOBS = _SQL["pause_jobs"]
 _RESUME_JOBS = _SQL["resume_jobs"]
 _DELETE_JOBS = _SQL["delete_jobs"]
 _RETIRE_VERSIONS = _SQL["retire_versions"]
-_LOCK_UNBEGUN = _SQL["lock_unbegun"]
+_LOCK_UNSTARTED_RUNS = _SQL["lock_unstarted_runs"]
 _ADD_JOB_CANCELLATION = _SQL["add_job_cancellation"]
 
 _MAX_CANCELLED = 1000  # runs that the request itself cancels, in tens of milliseconds
@@ -122,10 +122,10 @@ def apply_deletes(connection: Conn, installation: Installation, batch: Sequence[
     drop_timers(connection, ids)
     write_job_calendars(connection, {job.job_id: (job.tenant, ()) for job in jobs})
     columns: dict[str, object] = {
-        "job_ids": ids, "states": [RunState.QUEUED, RunState.BUFFERED], "most": _MAX_CANCELLED,
+        "job_ids": ids, "states": [RunState.QUEUED, RunState.BUFFERED], "limit": _MAX_CANCELLED,
         "tenants": [job.tenant for job in jobs], "now": locked.now,
     }  # fmt: skip
-    unstarted = connection.execute(_LOCK_UNBEGUN, columns, binary=True).fetchall()
+    unstarted = connection.execute(_LOCK_UNSTARTED_RUNS, columns, binary=True).fetchall()
     ends = [
         RunEnd(run_id=run, attempt=attempt, state=RunState.CANCELLED, reason="job_deleted")
         for run, attempt in unstarted

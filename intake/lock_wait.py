@@ -19,9 +19,9 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.schemas.generated.records import RequestOrigin
 
 _SQL = Statements("tidewheel.intake")
-_READ_LOCK_TIMEOUT = _SQL["read_patience"]
-_SET_LOCK_TIMEOUT = _SQL["set_patience"]
-_READ_OPEN_RUNS = _SQL["read_open"]
+_READ_LOCK_TIMEOUT = _SQL["read_lock_timeout"]
+_SET_LOCK_TIMEOUT = _SQL["set_lock_timeout"]
+_READ_OPEN_RUNS = _SQL["read_open_states"]
 _WAIT_FOR_RUNS = _SQL["wait_for_runs"]
 
 _LOCK_TIMEOUT = "200ms"  # below deadlock_timeout (1 s): a wait out of lock order aborts no other transaction
@@ -46,9 +46,9 @@ def try_lock(connection: Conn, statement: LiteralString, columns: dict[str, obje
     previous = cast("tuple[str]", row)[0]
     try:
         with connection.transaction():
-            connection.execute(_SET_LOCK_TIMEOUT, {"patience": _LOCK_TIMEOUT})
+            connection.execute(_SET_LOCK_TIMEOUT, {"lock_timeout": _LOCK_TIMEOUT})
             connection.execute(statement, columns)
-            connection.execute(_SET_LOCK_TIMEOUT, {"patience": previous})
+            connection.execute(_SET_LOCK_TIMEOUT, {"lock_timeout": previous})
     except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
         return False
     return True

@@ -19,8 +19,8 @@ from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 
 _SQL = Statements("tidewheel.intake")
-_TAKE_PARTITION = _SQL["take_partition"]
-_MOVE_OFFSETS = _SQL["move_offsets"]
+_ACQUIRE_PARTITION = _SQL["acquire_partition"]
+_STORE_OFFSETS = _SQL["store_offsets"]
 
 _RETRY_SECONDS = 0.5  # a try waits 0.2 s at most for the lock: the other partitions get the rest
 
@@ -65,7 +65,7 @@ class StoredOffsets:
             "first_offset": first_offset,
             "owner": self._owner,
         }
-        row = connection.execute(_TAKE_PARTITION, columns).fetchone()
+        row = connection.execute(_ACQUIRE_PARTITION, columns).fetchone()
         next_offset, epoch, topic_id = cast("tuple[int, int, str]", row)
         if topic_id != self._topic_ids[topic]:
             message = (
@@ -99,7 +99,7 @@ class StoredOffsets:
             "bases": [self._positions[partition].next_offset for partition in partitions],
             "next_offsets": [ends[partition] for partition in partitions],
         }
-        if len(connection.execute(_MOVE_OFFSETS, columns).fetchall()) < len(partitions):
+        if len(connection.execute(_STORE_OFFSETS, columns).fetchall()) < len(partitions):
             message = "another intake has claimed a partition"
             raise Fenced(message)
 

@@ -31,7 +31,7 @@ from tidewheel.transitions.events import lifecycle_row
 from tidewheel.transitions.installation import Installation
 
 _SQL = Statements("tidewheel.intake")
-_READ_COMING_OVERRIDES = _SQL["read_coming_overrides"]
+_READ_UPCOMING_OVERRIDES = _SQL["read_upcoming_overrides"]
 _DELETE_OVERRIDES = _SQL["delete_overrides"]
 _DROP_MOVES = _SQL["drop_moves"]
 
@@ -164,7 +164,7 @@ def read_coming_overrides(
 ) -> dict[UUID, dict[datetime, Override]]:
     """Return the overrides of upcoming occurrences of locked jobs, by job and instant, in their order."""
     columns = {"job_ids": uuids(job_ids), "now": now}
-    rows = connection.execute(_READ_COMING_OVERRIDES, columns, binary=True).fetchall()
+    rows = connection.execute(_READ_UPCOMING_OVERRIDES, columns, binary=True).fetchall()
     found: dict[UUID, dict[datetime, Override]] = {job: {} for job in job_ids}
     for job, at, moved_to, done in cast("list[tuple[UUID, datetime, datetime | None, bool]]", rows):
         found[job][at] = Override(at, moved_to, done)

@@ -12,7 +12,7 @@ SELECT tenant FROM tenants WHERE tenant = ANY (%(tenants)s)
 -- The first replies of requests that were applied before.
 -- Index: requests_pkey. No lock.
 SELECT r.tenant, r.request_id, r.body_hash, r.reply
-  FROM unnest(%(tenants)s::text[], %(request_ids)s::text[]) AS asked (tenant, request_id)
+  FROM unnest(%(tenants)s::text[], %(request_ids)s::text[]) AS requested (tenant, request_id)
   JOIN requests AS r USING (tenant, request_id)
 
 -- name: purge_replies
@@ -66,7 +66,7 @@ SELECT j.job_id, j.tenant, j.key, j.shard, j.version, j.spec_hash, j.interval_an
   LEFT JOIN job_versions AS v ON v.job_id = j.job_id AND v.version = j.version
  WHERE j.job_id = ANY (%(job_ids)s)
 
--- name: enter_calendar
+-- name: insert_calendar_placeholder
 -- Inserts a placeholder for a calendar that may be new, so that two puts of it meet on the row.
 -- Index: calendars_pkey. Lock: the new row; waits for an uncommitted insert of the same calendar.
 INSERT INTO calendars (tenant, name, version, days, weekdays, updated_at)
@@ -83,7 +83,7 @@ SELECT version, days, weekdays, source FROM calendars WHERE tenant = %(tenant)s 
 -- Index: calendars_pkey. Lock: the rows, shared, by tenant and name.
 -- Why a join is safe: the other side is the statement's own parameters, which no wait makes older.
 SELECT c.name
-  FROM unnest(%(tenants)s::text[], %(names)s::text[]) AS wanted (tenant, name)
+  FROM unnest(%(tenants)s::text[], %(names)s::text[]) AS requested (tenant, name)
   JOIN calendars AS c USING (tenant, name)
  ORDER BY c.tenant, c.name
    FOR SHARE OF c
@@ -111,7 +111,7 @@ DELETE FROM calendars WHERE tenant = %(tenant)s AND name = %(name)s
 -- Index: job_calendars_pkey. No lock.
 SELECT job_id FROM job_calendars WHERE tenant = %(tenant)s AND name = %(name)s
 
--- name: name_calendar_jobs
+-- name: count_calendar_jobs
 -- The number of jobs that name a calendar and the first of their keys; no row if none does.
 -- Index: job_calendars_pkey, jobs_pkey. No lock.
 SELECT min(j.key), count(*)
@@ -132,7 +132,7 @@ INSERT INTO job_calendars (tenant, name, job_id)
 SELECT tenant, name, job_id
   FROM unnest(%(tenants)s::text[], %(names)s::text[], %(job_ids)s::uuid[]) AS named (tenant, name, job_id)
 
--- name: read_timerless
+-- name: read_jobs_without_timer
 -- Jobs without a timer, as locked timers are read: a change of their days may give them occurrences again.
 -- Index: jobs_pkey, job_versions_pkey. No lock: the jobs are locked already.
 SELECT j.job_id, j.tenant, j.shard, %(now)s::timestamptz AS scheduled_at, j.version, v.schedule_json, v.handler, v.queue, v.lane,
@@ -194,18 +194,18 @@ UPDATE jobs AS j
 -- Why least: a moved occurrence that has not fired may be due before the next instant.
 INSERT INTO timers (job_id, tenant, shard, due_at, scheduled_at, version, hold_reason, overridden)
 SELECT new.job_id, new.tenant, new.shard,
-       CASE WHEN new.hold_reason IS NULL THEN least(new.due_at, said.moved_to) ELSE new.due_at END,
-       new.scheduled_at, new.version, new.hold_reason, said.overrides > 0
+       CASE WHEN new.hold_reason IS NULL THEN least(new.due_at, pending.moved_to) ELSE new.due_at END,
+       new.scheduled_at, new.version, new.hold_reason, pending.overrides > 0
   FROM unnest(
         %(job_ids)s::uuid[], %(tenants)s::text[], %(shards)s::smallint[], %(due_at)s::timestamptz[],
-        %(scheduled_at)s::timestamptz[], %(versions)s::integer[], %(held)s::text[]
+        %(scheduled_at)s::timestamptz[], %(versions)s::integer[], %(hold_reasons)s::text[]
        ) AS new (job_id, tenant, shard, due_at, scheduled_at, version, hold_reason)
  CROSS JOIN LATERAL (
     SELECT count(*) AS overrides, min(v.moved_to) FILTER (WHERE v.done_at IS NULL) AS moved_to
       FROM overrides AS v
      WHERE v.job_id = new.job_id
        AND (v.scheduled_at >= new.scheduled_at OR (v.kind = 'move' AND v.done_at IS NULL))
-  ) AS said
+  ) AS pending
     ON CONFLICT (job_id) DO UPDATE
    SET due_at = excluded.due_at, scheduled_at = excluded.scheduled_at, version = excluded.version,
        hold_reason = excluded.hold_reason, overridden = excluded.overridden, catch_up_end = NULL
@@ -264,7 +264,7 @@ UPDATE job_versions AS v
   FROM unnest(%(job_ids)s::uuid[], %(versions)s::integer[]) AS gone (job_id, version)
  WHERE v.job_id = gone.job_id AND v.version = gone.version
 
--- name: read_coming_overrides
+-- name: read_upcoming_overrides
 -- The overrides of upcoming occurrences, and of moved ones whose own instant has passed.
 -- Index: overrides_pkey. No lock: they change under their jobs' locks only.
 SELECT v.job_id, v.scheduled_at, v.moved_to, v.done_at IS NOT NULL
@@ -296,7 +296,7 @@ DELETE FROM overrides AS v
 -- name: drop_moves
 -- Records moved occurrences that will not fire any more as skipped by request; their own instant has passed.
 -- Index: overrides_pkey. Lock: the rows, under their jobs' locks.
-WITH given_up AS (
+WITH dropped AS (
     UPDATE overrides AS v
        SET done_at = %(now)s
       FROM unnest(%(job_ids)s::uuid[], %(instants)s::timestamptz[], %(versions)s::integer[])
@@ -306,13 +306,13 @@ WITH given_up AS (
 )
 INSERT INTO skips (job_id, tenant, job_version, reason, first_at, last_at, occurrences, created_at)
 SELECT job_id, tenant, job_version, %(reason)s, scheduled_at, scheduled_at, 1, %(now)s
-  FROM given_up
+  FROM dropped
 
--- name: read_wanted_versions
+-- name: read_requested_versions
 -- Earlier versions to roll back to; versions never change.
 -- Index: job_versions_pkey. No lock.
 SELECT v.job_id, v.spec, v.definition
-  FROM unnest(%(job_ids)s::uuid[], %(versions)s::integer[]) AS wanted (job_id, version)
+  FROM unnest(%(job_ids)s::uuid[], %(versions)s::integer[]) AS requested (job_id, version)
   JOIN job_versions AS v USING (job_id, version)
 
 -- name: read_earliest_versions
@@ -320,13 +320,13 @@ SELECT v.job_id, v.spec, v.definition
 -- Index: job_versions_pkey. No lock.
 SELECT v.job_id, min(v.version) FROM job_versions AS v WHERE v.job_id = ANY (%(job_ids)s) GROUP BY v.job_id
 
--- name: lock_unbegun
+-- name: lock_unstarted_runs
 -- Some open runs of these jobs that no attempt has started, locked, in run_id order.
 -- Index: open_runs_by_job. Lock: each row; waits for a claim under way, which then has started it.
 SELECT run_id, attempt FROM open_runs
  WHERE job_id = ANY (%(job_ids)s) AND attempt = 0 AND state = ANY (%(states)s)
  ORDER BY run_id
- LIMIT %(most)s
+ LIMIT %(limit)s
    FOR UPDATE
 
 -- name: add_job_cancellation
@@ -341,7 +341,7 @@ SELECT tenant, job_id, %(now)s, 'job_deleted'
 -- Index: open_runs_pkey. Lock: the row; does not wait.
 SELECT state, attempt, executor_id FROM open_runs WHERE run_id = %(run_id)s AND tenant = %(tenant)s FOR UPDATE SKIP LOCKED
 
--- name: read_open
+-- name: read_open_states
 -- The states of those runs that are open, locked or not.
 -- Index: open_runs_pkey. No lock.
 SELECT run_id, state FROM open_runs WHERE run_id = ANY (%(run_ids)s::uuid[])
@@ -351,17 +351,17 @@ SELECT run_id, state FROM open_runs WHERE run_id = ANY (%(run_ids)s::uuid[])
 -- Index: open_runs_pkey. Lock: each row in run_id order; waits up to lock_timeout.
 SELECT run_id FROM open_runs WHERE run_id = ANY (%(run_ids)s::uuid[]) ORDER BY run_id FOR UPDATE
 
--- name: read_patience
+-- name: read_lock_timeout
 -- The session's lock_timeout.
 -- No index, no lock.
 SELECT current_setting('lock_timeout')
 
--- name: set_patience
+-- name: set_lock_timeout
 -- Sets lock_timeout until the end of the transaction.
 -- No index, no lock.
-SELECT set_config('lock_timeout', %(patience)s, true)
+SELECT set_config('lock_timeout', %(lock_timeout)s, true)
 
--- name: want_cancel
+-- name: add_pending_cancel
 -- Stores the cancel of a run that another transaction holds; the scheduler applies it when the run is free.
 -- Index: pending_cancels_pkey. Lock: the new row.
 INSERT INTO pending_cancels (run_id, tenant, reason) VALUES (%(run_id)s, %(tenant)s, %(reason)s)
@@ -371,7 +371,7 @@ INSERT INTO pending_cancels (run_id, tenant, reason) VALUES (%(run_id)s, %(tenan
 -- Index: the partition's primary key. No lock.
 SELECT job_id, job_version, state FROM job_runs WHERE run_id = %(run_id)s AND tenant = %(tenant)s
 
--- name: read_retried
+-- name: read_retried_runs
 -- The runs to retry, with their inputs; an ended run never changes.
 -- Index: primary keys of the partitions and of open_runs. No lock.
 SELECT r.run_id, r.tenant, r.job_id, r.job_version, coalesce(o.state, r.state) AS state, r.scheduled_at, r.root_run_id,
@@ -391,9 +391,9 @@ SELECT set_config('enable_seqscan', 'on', true), set_config('enable_bitmapscan',
 -- Index: jobs_by_key for a tenant with few of the jobs; else a sequential scan. No lock.
 SELECT job_id FROM jobs
  WHERE tenant = %(tenant)s AND labels @> %(labels)s AND version > 0 AND deleted_at IS NULL
- LIMIT %(most)s
+ LIMIT %(limit)s
 
--- name: number_cancellation
+-- name: next_cancellation_id
 -- The id of the cancellation that is written next.
 -- No index, no lock.
 SELECT nextval(pg_get_serial_sequence('cancellations', 'id'))
@@ -404,7 +404,7 @@ SELECT nextval(pg_get_serial_sequence('cancellations', 'id'))
 INSERT INTO cancelled_jobs (cancellation_id, job_id, tenant)
 SELECT %(id)s, job_id, %(tenant)s FROM unnest(%(job_ids)s::uuid[]) AS named (job_id)
 
--- name: hold_claims
+-- name: block_claims
 -- Waits for the claims under way, and blocks new ones until the end of the transaction: those see what it has written.
 -- No index. Lock: the advisory lock `claims`, which each batch of claims shares.
 SELECT pg_advisory_xact_lock(hashtext('tidewheel.claims'))
@@ -426,7 +426,7 @@ SELECT run_id, job_id, job_version, state, attempt, failed_attempts, executor_id
  ORDER BY run_id
    FOR UPDATE SKIP LOCKED
 
--- name: read_ended
+-- name: read_final_states
 -- The final states of runs that are not open. A later statement than the one that read the open rows.
 -- Index: the partition's primary key. No lock.
 SELECT run_id, state FROM job_runs WHERE run_id = ANY (%(run_ids)s::uuid[])
@@ -435,12 +435,12 @@ SELECT run_id, state FROM job_runs WHERE run_id = ANY (%(run_ids)s::uuid[])
 -- Extends the heartbeat deadlines of waiting runs after a heartbeat.
 -- Index: open_runs_pkey; open_runs_deadline changes. Lock: rows that are locked already, found by ctid.
 UPDATE open_runs AS o
-   SET deadline_at = least(o.schedule_to_close_at, o.external_deadline_at, (SELECT tidewheel_now()) + told.heartbeat)
-  FROM unnest(%(run_ids)s::uuid[], %(heartbeats)s::interval[]) AS told (run_id, heartbeat)
- CROSS JOIN LATERAL (SELECT p.ctid AS at FROM open_runs AS p WHERE p.run_id = told.run_id OFFSET 0) AS found
+   SET deadline_at = least(o.schedule_to_close_at, o.external_deadline_at, (SELECT tidewheel_now()) + given.heartbeat)
+  FROM unnest(%(run_ids)s::uuid[], %(heartbeats)s::interval[]) AS given (run_id, heartbeat)
+ CROSS JOIN LATERAL (SELECT p.ctid AS at FROM open_runs AS p WHERE p.run_id = given.run_id OFFSET 0) AS found
  WHERE o.ctid = found.at
 
--- name: take_partition
+-- name: acquire_partition
 -- Claims a partition of a topic; the raised epoch fences off the previous owner.
 -- Index: intake_offsets_pkey. Lock: the row.
 INSERT INTO intake_offsets (topic, partition, topic_id, next_offset, epoch, owner)
@@ -449,7 +449,7 @@ ON CONFLICT (topic, partition) DO UPDATE
    SET epoch = intake_offsets.epoch + 1, owner = excluded.owner
 RETURNING next_offset, epoch, topic_id
 
--- name: move_offsets
+-- name: store_offsets
 -- Stores the offsets of a batch, if the owner's epoch and last offset are unchanged: the fence of the batch.
 -- Index: intake_offsets_pkey. Lock: the rows.
 UPDATE intake_offsets AS o
@@ -467,10 +467,10 @@ RETURNING o.partition
 -- name: read_backfilled_jobs
 -- The columns that backfills need of the jobs just locked, with the unfinished backfills and the newest one.
 -- Index: jobs_pkey, backfills_by_job. No lock.
-SELECT j.job_id, j.key, j.shard, j.version, j.deleted_at, known.unfinished, known.last_made_at
+SELECT j.job_id, j.key, j.shard, j.version, j.deleted_at, known.unfinished, known.last_created_at
   FROM jobs AS j
  CROSS JOIN LATERAL (
-    SELECT count(*) FILTER (WHERE b.state IN ('running', 'paused')) AS unfinished, max(b.created_at) AS last_made_at
+    SELECT count(*) FILTER (WHERE b.state IN ('running', 'paused')) AS unfinished, max(b.created_at) AS last_created_at
       FROM backfills AS b
      WHERE b.job_id = j.job_id
   ) AS known
@@ -505,14 +505,14 @@ SELECT backfill_id, tenant, job_id, shard, job_version, state, first_at, last_at
 -- Index: jobs_pkey. No lock.
 SELECT key FROM jobs WHERE job_id = %(job_id)s
 
--- name: move_backfill
+-- name: set_backfill_state
 -- Sets the state of a backfill.
 -- Index: backfills_pkey. Lock: a row that is locked already.
 UPDATE backfills
    SET state = %(state)s, reason = %(reason)s, finished_at = %(finished_at)s
  WHERE backfill_id = %(backfill_id)s
 
--- name: lock_unbegun_of_backfill
+-- name: lock_unstarted_backfill_runs
 -- The open runs of a backfill that no attempt has started, locked: 1,000 at most are open at once.
 -- Index: open_runs_pkey. Lock: each row in run_id order; waits for a claim under way, which then has started it.
 SELECT run_id FROM open_runs

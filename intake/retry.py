@@ -29,7 +29,7 @@ from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.run_messages import Definitions, read_definitions
 
 _SQL = Statements("tidewheel.intake")
-_READ_RETRIED = _SQL["read_retried"]
+_READ_RETRIED_RUNS = _SQL["read_retried_runs"]
 _READ_JOB_KEY = _SQL["read_job_key"]
 
 
@@ -81,7 +81,7 @@ def _retry(received: ReceivedRequest) -> RunRetry:
 
 def _read(connection: Conn, run_ids: Sequence[str]) -> dict[UUID, _OldRun]:
     with connection.cursor(row_factory=class_row(_OldRun), binary=True) as cursor:
-        found = cursor.execute(_READ_RETRIED, {"run_ids": sorted({UUID(run) for run in run_ids})})
+        found = cursor.execute(_READ_RETRIED_RUNS, {"run_ids": sorted({UUID(run) for run in run_ids})})
         return {row.run_id: row for row in found}
 
 

@@ -26,7 +26,7 @@ from tidewheel.schemas.generated.records import JobDefinition, Reply, ReplyError
 from tidewheel.transitions.installation import Installation
 
 _SQL = Statements("tidewheel.intake")
-_READ_WANTED_VERSIONS = _SQL["read_wanted_versions"]
+_READ_REQUESTED_VERSIONS = _SQL["read_requested_versions"]
 _READ_EARLIEST_VERSIONS = _SQL["read_earliest_versions"]
 
 
@@ -105,7 +105,7 @@ def _read(connection: Conn, batch: Sequence[ReceivedRequest]) -> dict[UUID, _Sto
         "job_ids": uuids(job_id_of(received) for received in batch),
         "versions": integers(_version(received) for received in batch),
     }
-    rows = connection.execute(_READ_WANTED_VERSIONS, columns).fetchall()
+    rows = connection.execute(_READ_REQUESTED_VERSIONS, columns).fetchall()
     return {
         job_id: _StoredVersion(spec, decode(definition, JobDefinition))
         for job_id, spec, definition in cast("list[tuple[UUID, Mapping[str, object], bytes]]", rows)

@@ -41,7 +41,7 @@ from tidewheel.transitions.run_messages import Definitions, read_definitions
 
 _SQL = Statements("tidewheel.intake")
 _LOCK_ATTEMPTS = _SQL["lock_attempts"]
-_READ_ENDED = _SQL["read_ended"]
+_READ_FINAL_STATES = _SQL["read_final_states"]
 _EXTEND_DEADLINES = _SQL["extend_deadlines"]
 
 _DEFINITIONS = Definitions(4 * 1024 * 1024)  # few jobs have attempts that clients complete
@@ -171,7 +171,7 @@ def _lock(connection: Conn, run_ids: Sequence[UUID]) -> dict[UUID, _OpenRun]:
 def _read_ended(connection: Conn, run_ids: Sequence[RunId]) -> dict[UUID, str]:
     if not run_ids:
         return {}
-    rows = connection.execute(_READ_ENDED, {"run_ids": uuids(run_ids)}, binary=True).fetchall()
+    rows = connection.execute(_READ_FINAL_STATES, {"run_ids": uuids(run_ids)}, binary=True).fetchall()
     return dict(cast("list[tuple[UUID, str]]", rows))
 
 

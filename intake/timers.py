@@ -66,7 +66,7 @@ def put_timers(connection: Conn, timers: Sequence[TimerToPut]) -> None:
         "due_at": [_due_at(timer) for timer in timers],
         "scheduled_at": [timer.scheduled_at for timer in timers],
         "versions": [timer.version for timer in timers],
-        "held": [timer.hold_reason for timer in timers],
+        "hold_reasons": [timer.hold_reason for timer in timers],
     }
     connection.execute(_PUT_TIMERS, columns)
 

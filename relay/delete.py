@@ -18,7 +18,7 @@ from tidewheel.relay.due_rows import Batch, DueRow, Published, addresses, ids
 
 _SQL = Statements("tidewheel.relay")
 _DELETE_OUTBOX = _SQL["delete_outbox"]
-_SET_ROW_ASIDE = _SQL["set_row_aside"]
+_QUARANTINE_OUTBOX_ROW = _SQL["quarantine_outbox_row"]
 
 
 class Deleter:
@@ -70,9 +70,9 @@ class Deleter:
         if published.acknowledged or published.refused:
             with self._session.transaction() as connection:
                 for row, error in published.refused:
-                    aside = {"places": addresses([row]), "ids": ids([row]), "error": error}
-                    connection.execute(_SET_ROW_ASIDE, aside)
+                    aside = {"ctids": addresses([row]), "ids": ids([row]), "error": error}
+                    connection.execute(_QUARANTINE_OUTBOX_ROW, aside)
                 if published.acknowledged:
-                    gone = {"places": addresses(published.acknowledged), "ids": ids(published.acknowledged)}
+                    gone = {"ctids": addresses(published.acknowledged), "ids": ids(published.acknowledged)}
                     connection.execute(_DELETE_OUTBOX, gone)
         failpoint("relay.deleted")

@@ -183,8 +183,8 @@ def due_rows(
         "ends": arrays.instants(publish_at for publish_at, _ in upto),
         "end_ids": arrays.integers(row_id for _, row_id in upto),
         "limits": arrays.integers(row_range.limits[pair] for pair in pairs),
-        "parked": list(row_range.paused),
-        "under_way": row_range.in_flight,
+        "backed_off": list(row_range.paused),
+        "in_flight": row_range.in_flight,
     }
     rows: list[DueRow] = []
     with connection.cursor() as cursor:
@@ -209,7 +209,7 @@ def position_columns(pairs: Sequence[Pair], after: Mapping[Pair, OutboxPosition]
     behind = [after.get(pair, BEGINNING) for pair in pairs]
     return {
         "slices": arrays.integers(number for number, _ in pairs),
-        "classes": arrays.words(name for _, name in pairs),
+        "outbox_lanes": arrays.words(name for _, name in pairs),
         "marks": arrays.instants(publish_at for publish_at, _ in behind),
         "mark_ids": arrays.integers(row_id for _, row_id in behind),
     }

@@ -5,9 +5,9 @@
 -- Why: rows of paused topics and rows in flight are skipped. A subquery with a LIMIT that refers to `s` runs once for each row of
 -- `s`, in their order, so the rows come in the order of the loop.
 SELECT s.position::smallint, o.publish_at, o.topic, o.key, o.value, o.headers, o.ctid, int8send(o.id)
-  FROM unnest(%(slices)s::smallint[], %(classes)s::text[], %(marks)s::timestamptz[], %(mark_ids)s::bigint[],
+  FROM unnest(%(slices)s::smallint[], %(outbox_lanes)s::text[], %(marks)s::timestamptz[], %(mark_ids)s::bigint[],
               %(ends)s::timestamptz[], %(end_ids)s::bigint[], %(limits)s::integer[])
-       WITH ORDINALITY AS s (slice, lane, mark, mark_id, last, last_id, most, position)
+       WITH ORDINALITY AS s (slice, lane, mark, mark_id, last, last_id, row_limit, position)
  CROSS JOIN LATERAL (
     SELECT r.ctid, r.id, r.publish_at, r.topic, r.key, r.value, r.headers
       FROM outbox AS r
@@ -16,10 +16,10 @@ SELECT s.position::smallint, o.publish_at, o.topic, o.key, o.value, o.headers, o
        AND (r.publish_at, r.id) > (s.mark, s.mark_id)
        AND (r.publish_at, r.id) <= (s.last, s.last_id)
        AND r.publish_at <= (SELECT tidewheel_now())
-       AND r.topic <> ALL (%(parked)s)
-       AND r.id <> ALL (%(under_way)s::bigint[])
+       AND r.topic <> ALL (%(backed_off)s)
+       AND r.id <> ALL (%(in_flight)s::bigint[])
      ORDER BY r.publish_at, r.id
-     LIMIT s.most
+     LIMIT s.row_limit
   ) AS o
  ORDER BY s.position
 
@@ -27,13 +27,13 @@ SELECT s.position::smallint, o.publish_at, o.topic, o.key, o.value, o.headers, o
 -- Returns the database's clock, and the earliest due time of each lane in the held slices.
 -- Index: outbox_due, one descent for each slice and lane, from the low-water mark. No lock.
 SELECT s.lane, min(earliest.publish_at), (SELECT tidewheel_now()) AS now
-  FROM unnest(%(slices)s::smallint[], %(classes)s::text[], %(marks)s::timestamptz[], %(mark_ids)s::bigint[])
+  FROM unnest(%(slices)s::smallint[], %(outbox_lanes)s::text[], %(marks)s::timestamptz[], %(mark_ids)s::bigint[])
        AS s (slice, lane, mark, mark_id)
   LEFT JOIN LATERAL (
     SELECT r.publish_at
       FROM outbox AS r
      WHERE r.slice = s.slice AND r.lane = s.lane AND (r.publish_at, r.id) > (s.mark, s.mark_id)
-       AND r.topic <> ALL (%(parked)s)
+       AND r.topic <> ALL (%(backed_off)s)
      ORDER BY r.publish_at, r.id
      LIMIT 1
   ) AS earliest ON true
@@ -44,13 +44,13 @@ SELECT s.lane, min(earliest.publish_at), (SELECT tidewheel_now()) AS now
 -- Index: none, by tid. Lock: the rows, which no other transaction touches.
 -- Why: a row of a rewritten table stays and is published again. Two arrays and not their pairs, since a join would read the whole
 -- table. `+ 0`, since the planner would otherwise scan outbox_due for the ids.
-DELETE FROM outbox WHERE ctid = ANY (%(places)s::tid[]) AND id + 0 = ANY (%(ids)s::bigint[])
+DELETE FROM outbox WHERE ctid = ANY (%(ctids)s::tid[]) AND id + 0 = ANY (%(ids)s::bigint[])
 
--- name: set_row_aside
+-- name: quarantine_outbox_row
 -- Moves a row that Kafka refuses for good to quarantine; does nothing if it is gone.
 -- Index: none, by tid. Lock: the row, which no other transaction touches.
 WITH refused AS (
-    DELETE FROM outbox WHERE ctid = ANY (%(places)s::tid[]) AND id + 0 = ANY (%(ids)s::bigint[])
+    DELETE FROM outbox WHERE ctid = ANY (%(ctids)s::tid[]) AND id + 0 = ANY (%(ids)s::bigint[])
     RETURNING topic, key, value, headers
 )
 INSERT INTO quarantine (kind, topic, key, value, headers, error, created_at)

@@ -141,7 +141,7 @@ class Reader:
         """
         pairs = self._ensure_marks(_pairs(held), paused)
         full_scan = all_read and self._begin_scan(pairs, RowRange(self._limits(held), paused=paused))
-        columns = {**position_columns(pairs, {} if full_scan else self._marks.read), "parked": paused}
+        columns = {**position_columns(pairs, {} if full_scan else self._marks.read), "backed_off": paused}
         began = monotonic_seconds()
         with self._session.transaction() as connection:
             rows = connection.execute(_PROBE_OUTBOX, columns, binary=True).fetchall()

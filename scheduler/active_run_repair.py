@@ -49,7 +49,7 @@ class ActiveRunRepair:
             Unavailable: The database does not answer.
         """
         with self._session.transaction() as connection:
-            columns: dict[str, object] = {"after": self._after, "most": _MOST}
+            columns: dict[str, object] = {"after": self._after, "limit": _MOST}
             rows = connection.execute(_SCAN_ACTIVE_RUNS, columns, binary=True).fetchall()
             self._after = cast("UUID", rows[-1][0]) if len(rows) == _MOST else NO_RUN
             gone = [cast("UUID", job) for job, held in rows if not held]

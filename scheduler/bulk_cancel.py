@@ -42,7 +42,7 @@ _LOCK_CANCELLED_CHAINS = _SQL["lock_cancelled_chains"]
 _LOCK_CANCELLED = _SQL["lock_cancelled"]
 _COUNT_CANCELLED = _SQL["count_cancelled"]
 _FINISH_CANCELLATION = _SQL["finish_cancellation"]
-_FORGET_CANCELLED_JOBS = _SQL["forget_cancelled_jobs"]
+_DELETE_CANCELLED_JOBS = _SQL["delete_cancelled_jobs"]
 
 _TO_SIGNAL = MOVES[Move.REQUEST_CANCEL].sources
 _STATES = sorted((MOVES[Move.CANCEL].sources | _TO_SIGNAL) - {RunState.CANCELLING})
@@ -77,7 +77,7 @@ class Candidate:
 
     Args:
         named: True if it matches.
-        further: True if it is the last one scanned.
+        last_scanned: True if it is the last one scanned.
     """
 
     run_id: UUID
@@ -88,7 +88,7 @@ class Candidate:
     attempt: int
     executor_id: UUID | None
     named: bool
-    further: bool
+    last_scanned: bool
 
 
 @dataclass(slots=True)
@@ -186,7 +186,7 @@ class BulkCancel:
         position.found += len(named)
         position.done += done.ended + done.signalled
         position.failed += done.failed
-        position.at_end = len(rows) < _BATCH_ROWS and not (rows and rows[-1].further)
+        position.at_end = len(rows) < _BATCH_ROWS and not (rows and rows[-1].last_scanned)
         if rows:
             position.run_id, position.scheduled_at = rows[-1].run_id, rows[-1].scheduled_at
         done.more = True
@@ -197,7 +197,7 @@ class BulkCancel:
         if position.found == 0 and not position.signalling:
             with self._session.transaction() as connection:
                 connection.execute(_FINISH_CANCELLATION, {"id": cancellation.id})
-                connection.execute(_FORGET_CANCELLED_JOBS, {"id": cancellation.id})
+                connection.execute(_DELETE_CANCELLED_JOBS, {"id": cancellation.id})
             _LOG.info("cancellation %d is finished", cancellation.id)
         # The cancellation stays open, since claims must refuse its runs. Runs that could not be ended get time.
         stuck = position.failed and not position.done and not position.signalling
@@ -214,7 +214,7 @@ class BulkCancel:
             "cause": cancellation.cause, "created_before": cancellation.created_before,
             "include_started": cancellation.include_started,
             "states": sorted(_TO_SIGNAL) if position.signalling else _STATES,
-            "most": _BATCH_ROWS, "looked_at": _SCAN_ROWS,
+            "limit": _BATCH_ROWS, "scan_limit": _SCAN_ROWS,
         }  # fmt: skip
         with self._session.transaction() as connection:
             if cancellation.by_labels:

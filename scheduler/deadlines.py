@@ -33,10 +33,10 @@ _LOG = logging.getLogger("tidewheel.scheduler")
 
 _SQL = Statements("tidewheel.scheduler")
 _PROBE_DEADLINES = _SQL["probe_deadlines"]
-_FIND_PASSED = _SQL["find_passed"]
-_LOCK_PASSED = _SQL["lock_passed"]
-_LOCK_TIMED_TIMERS = _SQL["lock_timed_timers"]
-_LOCK_TIMED_JOBS = _SQL["lock_timed_jobs"]
+_FIND_OVERDUE_RUNS = _SQL["find_overdue_runs"]
+_LOCK_OVERDUE_RUNS = _SQL["lock_overdue_runs"]
+_LOCK_OVERDUE_RUNS_TIMERS = _SQL["lock_overdue_runs_timers"]
+_LOCK_OVERDUE_RUNS_JOBS = _SQL["lock_overdue_runs_jobs"]
 
 _STATES = [state for state in sources(Move.TIME_OUT) if state not in OWNED]
 _AHEAD = timedelta(seconds=1)  # the range of a probe, and the time for which its result holds
@@ -106,12 +106,12 @@ class Deadlines:
         return (_AHEAD if earliest is None else earliest - now).total_seconds()
 
     def _time_out(self) -> int:
-        columns: dict[str, object] = {"states": _STATES, "left": uuids(self._failed), "most": _MOST}
+        columns: dict[str, object] = {"states": _STATES, "left": uuids(self._failed), "limit": _MOST}
         with (
             self._session.transaction() as connection,
             connection.cursor(row_factory=class_row(OverdueRun), binary=True) as cursor,
         ):
-            found = cursor.execute(_FIND_PASSED, columns).fetchall()
+            found = cursor.execute(_FIND_OVERDUE_RUNS, columns).fetchall()
         try:
             return self._apply(found)
         except Unavailable:
@@ -200,12 +200,12 @@ def _lock_before(
     timers = {one.job_id for one, known_as in known if known_as.fixed_delay and one.cause == Cause.TIMER}
     jobs = {one.job_id for one, known_as in known if known_as.pause_on_failure is not None}
     if timers:
-        connection.execute(_LOCK_TIMED_TIMERS, {"job_ids": uuids(timers)})
+        connection.execute(_LOCK_OVERDUE_RUNS_TIMERS, {"job_ids": uuids(timers)})
     if jobs:
-        connection.execute(_LOCK_TIMED_JOBS, {"job_ids": uuids(jobs)})
+        connection.execute(_LOCK_OVERDUE_RUNS_JOBS, {"job_ids": uuids(jobs)})
 
 
 def _lock(connection: Conn, found: Sequence[OverdueRun]) -> list[LockedOverdueRun]:
     columns: dict[str, object] = {"run_ids": uuids(one.run_id for one in found), "states": _STATES}
     with connection.cursor(row_factory=class_row(LockedOverdueRun), binary=True) as cursor:
-        return cursor.execute(_LOCK_PASSED, columns).fetchall()
+        return cursor.execute(_LOCK_OVERDUE_RUNS, columns).fetchall()

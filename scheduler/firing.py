@@ -35,8 +35,8 @@ _LOG = logging.getLogger("tidewheel.scheduler")
 _SQL = Statements("tidewheel.scheduler")
 _LOCK_DUE_TIMERS = _SQL["lock_due_timers"]
 _LOCK_TIMER = _SQL["lock_timer"]
-_PARK_TIMER = _SQL["park_timer"]
-_SET_JOB_ASIDE = _SQL["set_job_aside"]
+_QUARANTINE_TIMER = _SQL["quarantine_timer"]
+_QUARANTINE_JOB = _SQL["quarantine_job"]
 _READ_KEY = _SQL["read_key"]
 _RESUME_JOBS = _SQL["resume_jobs"]
 
@@ -174,12 +174,12 @@ def _quarantine(
     _LOG.error("job %s is quarantined: %s", job_id, text, extra={"job_id": str(job_id)})
     with session.transaction() as connection:
         key_columns = {"job_id": job_id, "version": timer.version, "scheduled_at": timer.scheduled_at}
-        disabled = connection.execute(_PARK_TIMER, key_columns).fetchone()
+        disabled = connection.execute(_QUARANTINE_TIMER, key_columns).fetchone()
         if disabled is None:
             return
         tenant, shard, version = disabled
         key = connection.execute(_READ_KEY, {"job_id": job_id}).fetchone()
-        connection.execute(_SET_JOB_ASIDE, {"tenant": tenant, "job_id": job_id, "error": text})
+        connection.execute(_QUARANTINE_JOB, {"tenant": tenant, "job_id": job_id, "error": text})
         event = lifecycle_row(
             installation,
             kind="job.quarantined",

@@ -27,10 +27,10 @@ from tidewheel.transitions.installation import Installation
 _LOG = logging.getLogger("tidewheel.scheduler")
 
 _SQL = Statements("tidewheel.scheduler")
-_FIND_WANTED_CANCELS = _SQL["find_wanted_cancels"]
+_FIND_PENDING_CANCELS = _SQL["find_pending_cancels"]
 _LOCK_CANCELLED_CHAINS = _SQL["lock_cancelled_chains"]
 _LOCK_CANCELLED = _SQL["lock_cancelled"]
-_FORGET_WANTED_CANCELS = _SQL["forget_wanted_cancels"]
+_DELETE_PENDING_CANCELS = _SQL["delete_pending_cancels"]
 
 _TO_SIGNAL = MOVES[Move.REQUEST_CANCEL].sources
 _MOST = 500
@@ -68,7 +68,7 @@ class PendingCancels:
             self._session.transaction() as connection,
             connection.cursor(row_factory=class_row(PendingCancel), binary=True) as cursor,
         ):
-            found = cursor.execute(_FIND_WANTED_CANCELS, {"after": self._after, "most": _MOST}).fetchall()
+            found = cursor.execute(_FIND_PENDING_CANCELS, {"after": self._after, "limit": _MOST}).fetchall()
         # The next step begins behind these, so that runs held for long do not hide the rest.
         self._after = found[-1].id if len(found) == _MOST else 0
         done = self._apply_or_split([one for one in found if one.id not in self._failed])
@@ -104,7 +104,7 @@ class PendingCancels:
             ends = [_end(one) for run_id, one in runs.items() if run_id not in over and run_id not in running]
             ended = set(finish_runs(connection, self._installation, ends).states)
             done = [one.id for one in cancels if one.run_id in over | signalled | ended]
-            connection.execute(_FORGET_WANTED_CANCELS, {"ids": done})
+            connection.execute(_DELETE_PENDING_CANCELS, {"ids": done})
         return CancelResult(len(ended), len(signalled))
 
 

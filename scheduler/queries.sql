@@ -39,7 +39,7 @@ SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule_json, 
  WHERE t.job_id = %(job_id)s AND t.due_at <= %(horizon)s AND (t.hold_reason IS NULL OR t.due_at <= %(now)s)
    FOR UPDATE OF t SKIP LOCKED
 
--- name: park_timer
+-- name: quarantine_timer
 -- Disables the timer of a quarantined job, unless an edit came first; an edit enables it again.
 -- Index: timers_pkey. Lock: the row.
 UPDATE timers
@@ -47,7 +47,7 @@ UPDATE timers
  WHERE job_id = %(job_id)s AND version = %(version)s AND scheduled_at = %(scheduled_at)s AND due_at < 'infinity'
 RETURNING tenant, shard, version
 
--- name: set_job_aside
+-- name: quarantine_job
 -- Records the error of a job that could not be fired.
 -- No index, no lock.
 INSERT INTO quarantine (kind, tenant, job_id, error, created_at)
@@ -80,7 +80,7 @@ UPDATE settings SET value = %(value)s WHERE name = 'tzdata'
 -- name: scan_timers
 -- Returns some timers in the order of their jobs.
 -- Index: timers_pkey. No lock.
-SELECT job_id FROM timers WHERE job_id > %(after)s ORDER BY job_id LIMIT %(most)s
+SELECT job_id FROM timers WHERE job_id > %(after)s ORDER BY job_id LIMIT %(limit)s
 
 -- name: read_cron_timers
 -- Returns those of these timers that have a cron schedule and a future instant.
@@ -100,34 +100,34 @@ SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule_json, 
 SELECT job_id, scheduled_at FROM open_runs
  WHERE job_id = ANY (%(job_ids)s) AND cause = 'timer' AND scheduled_at > %(now)s
 
--- name: lock_retimed_timers
+-- name: lock_rescheduled_timers
 -- Locks the timers to reschedule.
 -- Index: timers_pkey. Lock: each timer, in job_id order; waits for a firing or an edit.
 -- Why: alone, since a transaction that it waited for may have stored another version.
 SELECT job_id FROM timers WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR UPDATE
 
--- name: lock_retimed_jobs
+-- name: lock_rescheduled_jobs
 -- Locks the jobs of rescheduled timers, since a job that can never fire again is finished.
 -- Index: jobs_pkey. Lock: each job, in job_id order, after its timer and before its open runs.
 SELECT job_id FROM jobs WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR NO KEY UPDATE
 
--- name: read_locked_at
+-- name: read_now
 -- Returns the database's clock after the locks were taken; it decides what is due.
 -- No index, no lock.
 SELECT tidewheel_now()
 
--- name: forget_moves
+-- name: delete_moves
 -- Deletes moves of instants that are no occurrences any more.
 -- Index: overrides_pkey. Lock: the rows, under their timers' locks.
 DELETE FROM overrides AS v
  USING unnest(%(job_ids)s::uuid[], %(instants)s::timestamptz[]) AS gone (job_id, scheduled_at)
  WHERE v.job_id = gone.job_id AND v.scheduled_at = gone.scheduled_at
 
--- name: find_lost_timers
+-- name: find_missing_timers
 -- Returns jobs of a shard that should have a timer and have none: something outside Tidewheel deleted it.
 -- Index: jobs_pkey (a shard is a range of job_id), timers_pkey; once a minute, one shard. No lock.
 -- Why: the two indexes are compared first. Of ten million jobs one shard has 160,000, whose rows are spread over the table.
-WITH bare AS MATERIALIZED (
+WITH without_timer AS MATERIALIZED (
     SELECT j.job_id
       FROM jobs AS j
      WHERE j.job_id BETWEEN %(first)s AND %(last)s
@@ -135,9 +135,9 @@ WITH bare AS MATERIALIZED (
             SELECT FROM timers AS t WHERE t.job_id = j.job_id AND t.job_id BETWEEN %(first)s AND %(last)s)
 )
 SELECT found.job_id
-  FROM bare
+  FROM without_timer
  CROSS JOIN LATERAL (
-    SELECT j.job_id, j.schedule_kind, j.deleted_at, j.finished_at, j.paused FROM jobs AS j WHERE j.job_id = bare.job_id LIMIT 1
+    SELECT j.job_id, j.schedule_kind, j.deleted_at, j.finished_at, j.paused FROM jobs AS j WHERE j.job_id = without_timer.job_id LIMIT 1
   ) AS found
  WHERE found.schedule_kind IN ('once', 'interval', 'fixed_delay', 'cron')
    AND found.deleted_at IS NULL AND found.finished_at IS NULL AND NOT found.paused
@@ -177,18 +177,18 @@ SELECT j.tenant, j.shard, j.version, v.schedule_json,
    AND NOT EXISTS (SELECT FROM timers AS t WHERE t.job_id = j.job_id)
    FOR UPDATE OF j
 
--- name: mend_timer
+-- name: repair_timer
 -- Inserts the missing timer of a job, with its overrides: a moved occurrence may be due before the next one.
 -- Index: timers_pkey, overrides_pkey. Lock: the new row.
 INSERT INTO timers (job_id, tenant, shard, due_at, scheduled_at, version, overridden)
-SELECT %(job_id)s, %(tenant)s, %(shard)s, least(%(scheduled_at)s::timestamptz, said.moved_to), %(scheduled_at)s,
-       %(version)s, said.overrides > 0
+SELECT %(job_id)s, %(tenant)s, %(shard)s, least(%(scheduled_at)s::timestamptz, pending.moved_to), %(scheduled_at)s,
+       %(version)s, pending.overrides > 0
   FROM (
     SELECT count(*) AS overrides, min(v.moved_to) FILTER (WHERE v.done_at IS NULL) AS moved_to
       FROM overrides AS v
      WHERE v.job_id = %(job_id)s
        AND (v.scheduled_at >= %(scheduled_at)s OR (v.kind = 'move' AND v.done_at IS NULL))
-  ) AS said
+  ) AS pending
 ON CONFLICT (job_id) DO NOTHING
 
 -- name: find_cancellations
@@ -216,13 +216,13 @@ SELECT j.job_id
 -- Returns some runs of one job that a cancellation matches, and the last run that was scanned.
 -- Index: open_runs_by_job, scanned from the last position. No lock: each run is locked when it ends.
 SELECT s.run_id, s.job_id, s.scheduled_at, s.state, s.cause, s.attempt, s.executor_id, fits.named,
-       s.place = %(looked_at)s AS further
+       s.position = %(scan_limit)s AS last_scanned
   FROM (
-    SELECT o.*, row_number() OVER (ORDER BY o.scheduled_at, o.run_id) AS place
+    SELECT o.*, row_number() OVER (ORDER BY o.scheduled_at, o.run_id) AS position
       FROM open_runs AS o
      WHERE o.job_id = %(job_id)s AND (o.scheduled_at, o.run_id) > (%(after_at)s, %(after_id)s)
      ORDER BY o.scheduled_at, o.run_id
-     LIMIT %(looked_at)s
+     LIMIT %(scan_limit)s
   ) AS s
  CROSS JOIN LATERAL (
     SELECT s.tenant = %(tenant)s AND s.created_at <= %(created_before)s AND s.state = ANY (%(states)s)
@@ -232,21 +232,21 @@ SELECT s.run_id, s.job_id, s.scheduled_at, s.state, s.cause, s.attempt, s.execut
            AND (%(handler)s::text IS NULL OR s.handler = %(handler)s)
            AND (%(cause)s::text IS NULL OR s.cause = %(cause)s) AS named
   ) AS fits
- WHERE fits.named OR s.place = %(looked_at)s
+ WHERE fits.named OR s.position = %(scan_limit)s
  ORDER BY s.scheduled_at, s.run_id
- LIMIT %(most)s
+ LIMIT %(limit)s
 
 -- name: find_cancelled
 -- Returns the same of all jobs.
 -- Index: open_runs_pkey, scanned from the last position. No lock: each run is locked when it ends.
 SELECT s.run_id, s.job_id, s.scheduled_at, s.state, s.cause, s.attempt, s.executor_id, fits.named,
-       s.place = %(looked_at)s AS further
+       s.position = %(scan_limit)s AS last_scanned
   FROM (
-    SELECT o.*, row_number() OVER (ORDER BY o.run_id) AS place
+    SELECT o.*, row_number() OVER (ORDER BY o.run_id) AS position
       FROM open_runs AS o
      WHERE o.run_id > %(after_id)s
      ORDER BY o.run_id
-     LIMIT %(looked_at)s
+     LIMIT %(scan_limit)s
   ) AS s
  CROSS JOIN LATERAL (
     SELECT s.tenant = %(tenant)s AND s.created_at <= %(created_before)s AND s.state = ANY (%(states)s)
@@ -256,9 +256,9 @@ SELECT s.run_id, s.job_id, s.scheduled_at, s.state, s.cause, s.attempt, s.execut
            AND (%(handler)s::text IS NULL OR s.handler = %(handler)s)
            AND (%(cause)s::text IS NULL OR s.cause = %(cause)s) AS named
   ) AS fits
- WHERE fits.named OR s.place = %(looked_at)s
+ WHERE fits.named OR s.position = %(scan_limit)s
  ORDER BY s.run_id
- LIMIT %(most)s
+ LIMIT %(limit)s
 
 -- name: lock_cancellation
 -- Locks a cancellation for a batch of its runs.
@@ -293,12 +293,12 @@ UPDATE cancellations SET cancelled_count = cancelled_count + %(more)s WHERE id =
 -- Index: cancellations_pkey. Lock: the row.
 UPDATE cancellations SET finished_at = tidewheel_now() WHERE id = %(id)s AND finished_at IS NULL
 
--- name: forget_cancelled_jobs
+-- name: delete_cancelled_jobs
 -- Deletes the jobs of a finished cancellation.
 -- Index: cancelled_jobs_pkey. Lock: the rows.
 DELETE FROM cancelled_jobs WHERE cancellation_id = %(id)s
 
--- name: find_wanted_cancels
+-- name: find_pending_cancels
 -- Returns pending cancels with their runs; a run that has ended has no job_id.
 -- Index: pending_cancels_pkey, open_runs_pkey. No lock: each run is locked when it ends.
 SELECT w.id, w.run_id, w.reason, o.job_id, o.state, o.cause, o.attempt, o.executor_id
@@ -306,9 +306,9 @@ SELECT w.id, w.run_id, w.reason, o.job_id, o.state, o.cause, o.attempt, o.execut
   LEFT JOIN open_runs AS o ON o.run_id = w.run_id
  WHERE w.id > %(after)s
  ORDER BY w.id
- LIMIT %(most)s
+ LIMIT %(limit)s
 
--- name: forget_wanted_cancels
+-- name: delete_pending_cancels
 -- Deletes pending cancels that were applied or came too late.
 -- Index: pending_cancels_pkey. Lock: the rows; waits for another scheduler that deletes the same row.
 DELETE FROM pending_cancels WHERE id = ANY (%(ids)s)
@@ -318,7 +318,7 @@ DELETE FROM pending_cancels WHERE id = ANY (%(ids)s)
 -- Index: active_runs_waiting, open_runs_pkey. No lock: the result is checked again under a lock.
 SELECT w.job_id, EXISTS (SELECT FROM open_runs AS o WHERE o.run_id = w.run_id OFFSET 0)
   FROM (
-    SELECT t.job_id, t.run_id FROM active_runs AS t WHERE t.has_waiters AND t.job_id > %(after)s ORDER BY t.job_id LIMIT %(most)s
+    SELECT t.job_id, t.run_id FROM active_runs AS t WHERE t.has_waiters AND t.job_id > %(after)s ORDER BY t.job_id LIMIT %(limit)s
   ) AS w
  ORDER BY w.job_id
 
@@ -417,7 +417,7 @@ SELECT (SELECT tidewheel_now()),
          ORDER BY o.deadline_at
          LIMIT 1)
 
--- name: find_passed
+-- name: find_overdue_runs
 -- Returns some runs whose deadline has passed, the longest ago first.
 -- Index: open_runs_deadline. No lock.
 SELECT o.run_id, o.job_id, o.job_version, o.cause
@@ -426,19 +426,19 @@ SELECT o.run_id, o.job_id, o.job_version, o.cause
    AND o.state = ANY (%(states)s::text[])
    AND o.run_id <> ALL (%(left)s::uuid[])
  ORDER BY o.deadline_at
- LIMIT %(most)s
+ LIMIT %(limit)s
 
--- name: lock_timed_timers
+-- name: lock_overdue_runs_timers
 -- Locks the timers of fixed_delay jobs whose runs may end, before the runs.
 -- Index: timers_pkey. Lock: each timer, in job_id order; waits for an edit.
 SELECT job_id FROM timers WHERE job_id = ANY (%(job_ids)s::uuid[]) ORDER BY job_id FOR UPDATE
 
--- name: lock_timed_jobs
+-- name: lock_overdue_runs_jobs
 -- Locks jobs whose consecutive failures are counted, after the timers and before the runs.
 -- Index: jobs_pkey. Lock: each job, in job_id order; waits for an edit.
 SELECT job_id FROM jobs WHERE job_id = ANY (%(job_ids)s::uuid[]) ORDER BY job_id FOR NO KEY UPDATE
 
--- name: lock_passed
+-- name: lock_overdue_runs
 -- Locks and returns those of these runs that no executor owns and whose deadline has passed.
 -- Index: open_runs_pkey. Lock: each row in run_id order; rows that another transaction holds (a heartbeat, a result, a
 -- cancel, another scheduler) are skipped.
@@ -476,10 +476,10 @@ WITH RECURSIVE lanes AS (
           FROM open_runs AS o
          WHERE o.queue = l.queue
            AND o.lane = l.lane
-           AND o.publish_at <= (SELECT tidewheel_now()) - %(due_for)s::interval
+           AND o.publish_at <= (SELECT tidewheel_now()) - %(min_age)s::interval
            AND o.state = ANY (%(sources)s)
          ORDER BY o.publish_at
-         LIMIT %(most)s
+         LIMIT %(limit)s
       ) AS r
      GROUP BY r.tenant, r.queue, coalesce(r.handler, '')
 )
@@ -494,7 +494,7 @@ SELECT w.tenant, w.queue, w.handler, w.runs, w.run_id, w.since
  )
  ORDER BY w.tenant, w.queue, w.handler
 
--- name: note_unhandled
+-- name: announce_unhandled
 -- Records announcements; returns those that were not announced lately.
 -- Index: unhandled_announcements_pkey. Lock: the rows, in the order of their keys.
 INSERT INTO unhandled_announcements AS u (tenant, queue, handler, announced_at)
@@ -504,7 +504,7 @@ SELECT w.tenant, w.queue, w.handler, tidewheel_now()
  WHERE u.announced_at <= excluded.announced_at - %(quiet_for)s::interval
 RETURNING tenant, queue, handler, announced_at
 
--- name: forget_unhandled
+-- name: purge_unhandled
 -- Deletes announcements that have not been repeated for long.
 -- No index: a handful of rows. Lock: the rows.
 DELETE FROM unhandled_announcements WHERE announced_at < (SELECT tidewheel_now()) - %(kept_for)s::interval

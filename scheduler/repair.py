@@ -21,9 +21,9 @@ from tidewheel.schedules.simple import FixedDelay, Once
 _LOG = logging.getLogger("tidewheel.scheduler")
 
 _SQL = Statements("tidewheel.scheduler")
-_FIND_LOST_TIMERS = _SQL["find_lost_timers"]
+_FIND_MISSING_TIMERS = _SQL["find_missing_timers"]
 _LOCK_JOB_WITHOUT_TIMER = _SQL["lock_job_without_timer"]
-_MEND_TIMER = _SQL["mend_timer"]
+_REPAIR_TIMER = _SQL["repair_timer"]
 _RELEASE_HELD_CHAINS = _SQL["release_held_chains"]
 
 
@@ -39,7 +39,7 @@ def repair_missing_timers(session: Session, shard: int, shards: int) -> int:
     first, last = job_range(shard, shards)
     columns = {"first": first, "last": last}
     with session.transaction() as connection:
-        jobs = [cast("UUID", job) for (job,) in connection.execute(_FIND_LOST_TIMERS, columns, binary=True)]
+        jobs = [cast("UUID", job) for (job,) in connection.execute(_FIND_MISSING_TIMERS, columns, binary=True)]
     repaired = sum(_repair(session, job) for job in jobs)
     if repaired:
         metrics.count("timers_repaired", repaired)
@@ -83,7 +83,7 @@ def _repair(session: Session, job_id: UUID) -> bool:
         if following is None:
             return False
         columns = {"job_id": job_id, "tenant": tenant, "shard": shard, "scheduled_at": following, "version": version}
-        connection.execute(_MEND_TIMER, columns)
+        connection.execute(_REPAIR_TIMER, columns)
     return True
 
 

@@ -45,10 +45,10 @@ _STORE_TZDATA = _SQL["store_tzdata"]
 _SCAN_TIMERS = _SQL["scan_timers"]
 _READ_CRON_TIMERS = _SQL["read_cron_timers"]
 _READ_WRITTEN_AHEAD = _SQL["read_written_ahead"]
-_LOCK_RETIMED_TIMERS = _SQL["lock_retimed_timers"]
-_LOCK_RETIMED_JOBS = _SQL["lock_retimed_jobs"]
-_READ_LOCKED_AT = _SQL["read_locked_at"]
-_FORGET_MOVES = _SQL["forget_moves"]
+_LOCK_RESCHEDULED_TIMERS = _SQL["lock_rescheduled_timers"]
+_LOCK_RESCHEDULED_JOBS = _SQL["lock_rescheduled_jobs"]
+_READ_NOW = _SQL["read_now"]
+_DELETE_MOVES = _SQL["delete_moves"]
 
 _BATCH = 500  # timers checked in one transaction: tens of milliseconds if none moves
 _AGAIN_SECONDS = 5.0  # while another scheduler works on it
@@ -98,7 +98,7 @@ class TzdataRefresh:
                 self._done = True
                 return False
             after = _resume_after(stored, version)
-            rows = connection.execute(_SCAN_TIMERS, {"after": after, "most": _BATCH}, binary=True).fetchall()
+            rows = connection.execute(_SCAN_TIMERS, {"after": after, "limit": _BATCH}, binary=True).fetchall()
             scanned = [cast("UUID", job) for (job,) in rows]
             rescheduled_count = _reschedule(connection, self._installation, scanned, now) if scanned else 0
             more = len(scanned) == _BATCH
@@ -158,9 +158,9 @@ def _reschedule(connection: Conn, installation: Installation, scanned: Sequence[
     if outdated:
         # Lock order: timers, then jobs, as everywhere. Then check again under the locks.
         columns = {"job_ids": sorted(outdated)}
-        connection.execute(_LOCK_RETIMED_TIMERS, columns)
-        connection.execute(_LOCK_RETIMED_JOBS, columns)
-        now = cast("tuple[datetime]", connection.execute(_READ_LOCKED_AT, binary=True).fetchone())[0]
+        connection.execute(_LOCK_RESCHEDULED_TIMERS, columns)
+        connection.execute(_LOCK_RESCHEDULED_JOBS, columns)
+        now = cast("tuple[datetime]", connection.execute(_READ_NOW, binary=True).fetchone())[0]
         outdated = _find_outdated(connection, columns["job_ids"], now)
     if not outdated:
         return 0
@@ -209,7 +209,7 @@ def _forget_moves(connection: Conn, states: Mapping[UUID, TimerState]) -> None:
     gone = [(job, at) for job, state in states.items() for at in state.dropped]
     if gone:
         columns = {"job_ids": uuids(job for job, _ in gone), "instants": instants(at for _, at in gone)}
-        connection.execute(_FORGET_MOVES, columns)
+        connection.execute(_DELETE_MOVES, columns)
 
 
 def _find_outdated(

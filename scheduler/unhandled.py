@@ -34,8 +34,8 @@ _LOG = logging.getLogger("tidewheel.scheduler")
 
 _SQL = Statements("tidewheel.scheduler")
 _FIND_UNHANDLED = _SQL["find_unhandled"]
-_NOTE_UNHANDLED = _SQL["note_unhandled"]
-_FORGET_UNHANDLED = _SQL["forget_unhandled"]
+_ANNOUNCE_UNHANDLED = _SQL["announce_unhandled"]
+_PURGE_UNHANDLED = _SQL["purge_unhandled"]
 _READ_UNHANDLED_JOBS = _SQL["read_unhandled_jobs"]
 
 _EVERY_SECONDS = 10.0
@@ -121,10 +121,10 @@ class UnhandledWatch:
 
     def _find(self, connection: Conn) -> list[Unhandled]:
         columns = {
-            "due_for": self._min_age,
+            "min_age": self._min_age,
             "silent_for": _DEAD_AFTER,
             "sources": sources(Move.CLAIM),
-            "most": _SCAN_RUNS,
+            "limit": _SCAN_RUNS,
         }
         with connection.cursor(row_factory=class_row(Unhandled), binary=True) as cursor:
             return cursor.execute(_FIND_UNHANDLED, columns).fetchall()
@@ -136,10 +136,10 @@ class UnhandledWatch:
             "handlers": [each.handler for each in found],
             "quiet_for": _ANNOUNCE_EVERY,
         }
-        noted = connection.execute(_NOTE_UNHANDLED, columns, binary=True).fetchall()
+        noted = connection.execute(_ANNOUNCE_UNHANDLED, columns, binary=True).fetchall()
         if not noted:
             return []
-        connection.execute(_FORGET_UNHANDLED, {"kept_for": _KEEP})
+        connection.execute(_PURGE_UNHANDLED, {"kept_for": _KEEP})
         due = {(str(tenant), str(queue), str(handler)) for tenant, queue, handler, _ in noted}
         announced = [each for each in found if (each.tenant, each.queue, each.handler) in due]
         rows = self._events(connection, announced, cast("datetime", noted[0][3]))

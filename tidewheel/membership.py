@@ -24,7 +24,7 @@ from tidewheel.process.clock_skew import ClockSkew
 from tidewheel.process.service import Backoff, Shutdown
 
 _SQL = Statements("tidewheel")
-_BEAT = _SQL["beat_member"]
+_BEAT = _SQL["heartbeat_member"]
 _LIVE = _SQL["live_members"]
 _LEAVE = _SQL["leave"]
 

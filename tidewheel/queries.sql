@@ -1,4 +1,4 @@
--- name: beat_member
+-- name: heartbeat_member
 -- A member says that it lives; the first beat enters it. Brings the database's clock along.
 -- Index: members_pkey. Lock: its own row.
 INSERT INTO members (member_id, role, name, heartbeat_count, last_heartbeat_at, started_at)

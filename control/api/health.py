@@ -12,7 +12,7 @@ from tidewheel.errors import Unavailable
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.service import Shutdown
 
-_ANSWER = Statements("tidewheel.control")["answer"]
+_PING = Statements("tidewheel.control")["ping"]
 
 _SECONDS = 3.0  # about the timeout of a probe
 
@@ -52,4 +52,4 @@ class HealthApi:
 
 def _check_database(state: WorkerState) -> None:
     with state.session.transaction() as connection:
-        connection.execute(_ANSWER)
+        connection.execute(_PING)

@@ -62,7 +62,7 @@ class _LogReader:
     """
 
     def __init__(self, tenant: str, run_id: UUID, attempt: int | None = None) -> None:
-        self._columns = {"tenant": tenant, "run_id": run_id, "attempt": attempt, "most": _PAGE}
+        self._columns = {"tenant": tenant, "run_id": run_id, "attempt": attempt, "limit": _PAGE}
         self._attempt, self._read = 0, 0
         self.newest = 0
         self.state = RunState.QUEUED

@@ -23,7 +23,7 @@ _READ_ATTEMPTS_OF = _SQL["read_attempts_of"]
 _READ_SKIPS_AT = _SQL["read_skips_at"]
 _READ_OVERRIDES_AROUND = _SQL["read_overrides_around"]
 _READ_JOB_ERROR = _SQL["read_job_error"]
-_FIND_HOLDER_AT = _SQL["find_holder_at"]
+_FIND_ACTIVE_RUN_AT = _SQL["find_active_run_at"]
 _FIND_ACTIVE_RUN = _SQL["find_active_run"]
 _FIND_CHAIN = _SQL["find_chain"]
 _OLDEST_DAY_OF_RUNS = _SQL["oldest_day_of_runs"]
@@ -112,7 +112,7 @@ class InstantFacts:
     def holder(self, then: datetime, run_id: UUID) -> UUID | None:
         """Return the run that was active while another one was refused, if the records still show it."""
         columns = {"job_id": self.job.job_id, "at": then, "run_id": run_id}
-        found = self.connection.execute(_FIND_HOLDER_AT, columns, binary=True).fetchone()
+        found = self.connection.execute(_FIND_ACTIVE_RUN_AT, columns, binary=True).fetchone()
         return cast("UUID", found[0]) if found else None
 
     def active_run(self) -> UUID | None:

@@ -213,7 +213,7 @@ def upcoming(
 
 
 def _runs_ahead(connection: Conn, job: JobPosition, n: int) -> Sequence[tuple[UUID, datetime, datetime]]:
-    columns = {"job_id": job.job_id, "states": [RunState.QUEUED], "now": job.now, "most": n}
+    columns = {"job_id": job.job_id, "states": [RunState.QUEUED], "now": job.now, "limit": n}
     rows = connection.execute(_FIND_RUNS_AHEAD, columns, binary=True).fetchall()
     return cast("list[tuple[UUID, datetime, datetime]]", rows)
 

@@ -182,7 +182,7 @@ def read_version_timeline(
         ScheduleRefused: A stored schedule cannot be read.
     """
     with connection.cursor(row_factory=class_row(VersionRow), binary=True) as reading:
-        columns = {"job_id": job_id, "at": at, "most": MAX_NEIGHBOURS}
+        columns = {"job_id": job_id, "at": at, "limit": MAX_NEIGHBOURS}
         rows = reading.execute(_READ_VERSIONS_NEAR, columns).fetchall()
     wanted = {(tenant, name) for row in rows for name in _calendars(row.policy_json)}
     known = read_day_sets(connection, wanted)

@@ -131,7 +131,7 @@ def backfills(connection: Conn, tenant: str, key: str | None = None, *, limit: i
     require_tenant(connection, tenant)
     if key is not None:
         read_job_position(connection, tenant, key)
-    columns = {"tenant": tenant, "job_id": None if key is None else job_id(tenant, key), "most": limit}
+    columns = {"tenant": tenant, "job_id": None if key is None else job_id(tenant, key), "limit": limit}
     with connection.cursor(row_factory=class_row(BackfillSummary), binary=True) as cursor:
         return cursor.execute(_LIST_BACKFILLS, columns).fetchall()
 

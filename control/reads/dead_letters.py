@@ -180,7 +180,7 @@ def list_dead_letters(
     columns = _columns(connection, tenant, filters)
     counted = count_dead_letters(connection, tenant, filters)
     before = _LATEST if after is None else _created_at(connection, tenant, after)
-    columns |= {"before_at": before, "before_id": _LAST_ID if after is None else after, "most": limit + 1}
+    columns |= {"before_at": before, "before_id": _LAST_ID if after is None else after, "limit": limit + 1}
     found = _list(connection, columns)
     return DeadLetterPage(
         dead_letters=tuple(found[:limit]),
@@ -197,7 +197,7 @@ def show_dead_letter(connection: Conn, tenant: str, number: int) -> DeadLetterDe
         UnknownDeadLetter: The tenant has no dead letter of this id.
     """
     columns = _columns(connection, tenant, {"ids": [number]})
-    found = _list(connection, {**columns, "before_at": _LATEST, "before_id": _LAST_ID, "most": 1})
+    found = _list(connection, {**columns, "before_at": _LATEST, "before_id": _LAST_ID, "limit": 1})
     row = connection.execute(_READ_DEAD_LETTER, {"id": number, "tenant": tenant}, binary=True).fetchone()
     if not found or row is None:
         raise UnknownDeadLetter(number)
@@ -216,7 +216,7 @@ def oldest_dead_letters(
     """Return the oldest of a tenant's dead letters, in order."""
     ids = [letter.id for letter in scan_dead_letters(connection, tenant, filters, after=None, limit=limit)]
     columns = _columns(connection, tenant, {"ids": ids})
-    found = _list(connection, {**columns, "before_at": _LATEST, "before_id": _LAST_ID, "most": limit})
+    found = _list(connection, {**columns, "before_at": _LATEST, "before_id": _LAST_ID, "limit": limit})
     return tuple(reversed(found))
 
 
@@ -236,7 +236,7 @@ def scan_dead_letters(
     """
     columns = _columns(connection, tenant, filters) | {
         "after_at": _EARLIEST if after is None else after.created_at, "after_id": 0 if after is None else after.id,
-        "most": limit,
+        "limit": limit,
     }  # fmt: skip
     with connection.cursor(row_factory=class_row(DeadLetterRef), binary=True) as cursor:
         return cursor.execute(_SCAN_DEAD_LETTERS, columns).fetchall()

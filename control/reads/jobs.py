@@ -154,7 +154,7 @@ def list_jobs(
     require_tenant(connection, tenant)
     columns: dict[str, object] = {
         "tenant": tenant, "after": after, "prefix": prefix, "labels": Jsonb(dict(labels or {})), "paused": paused,
-        "kind": kind, "most": limit + 1,
+        "kind": kind, "limit": limit + 1,
     }  # fmt: skip
     with connection.cursor(row_factory=class_row(_Row), binary=True) as cursor:
         found = cursor.execute(_LIST_JOBS, columns).fetchall()

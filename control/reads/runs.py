@@ -188,7 +188,7 @@ def _find(connection: Conn, tenant: str, filters: RunFilter, after: UUID | None,
     """Return the ids of the matching runs, in order, after one of them."""
     since, until = filters.since or _EARLIEST, filters.until or _LATEST
     columns: dict[str, object] = {
-        "tenant": tenant, "labels": Jsonb(dict(filters.labels)) if filters.labels else None, "most": limit,
+        "tenant": tenant, "labels": Jsonb(dict(filters.labels)) if filters.labels else None, "limit": limit,
         "job_id": None, "state": None, "since": _EARLIEST, "until": _LATEST,
         "first_id": first_run_id(since), "before_id": after or _LAST,
     }  # fmt: skip

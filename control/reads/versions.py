@@ -90,7 +90,7 @@ def versions(connection: Conn, tenant: str, key: str, *, limit: int = 20, before
         UnknownJob: There is no such job and never was one.
     """
     limit = min(max(limit, 1), MOST_VERSIONS)
-    columns = {"job_id": job_id(tenant, key), "before": before or _LATEST, "most": limit + 1}
+    columns = {"job_id": job_id(tenant, key), "before": before or _LATEST, "limit": limit + 1}
     with connection.cursor(row_factory=class_row(_Row), binary=True) as cursor:
         rows = cursor.execute(_READ_VERSIONS, columns).fetchall()
     if not rows and before is None:

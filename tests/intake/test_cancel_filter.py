@@ -28,7 +28,7 @@ from tidewheel.runs import AttemptOutcome
 from tidewheel.schemas.generated.records import Reply, ReplyStatus
 from tidewheel.transitions.claim import Claim, Claimed, claim_runs
 
-HOLD_LEASE = Statements("tidewheel.executor")["hold_lease"]
+LOCK_LEASE_FOR_CLAIM = Statements("tidewheel.executor")["lock_lease_for_claim"]
 
 
 @pytest.fixture
@@ -233,5 +233,5 @@ def enter(database: Database) -> None:
 
 def claim_as_executors_do(database: Database, connection: Conn, wanted: Claim) -> Claimed:
     """The two statements of a claim, in order."""
-    assert connection.execute(HOLD_LEASE, {"executor_id": EXECUTOR}).fetchone() is not None
+    assert connection.execute(LOCK_LEASE_FOR_CLAIM, {"executor_id": EXECUTOR}).fetchone() is not None
     return claim_runs(connection, database.installation, [wanted], executor_id=EXECUTOR)

@@ -32,7 +32,7 @@ from tidewheel.transitions.requeue import Requeue, requeue_runs
 JOBS = {"free": "allow_all", "turns": "buffer_all", "once": "skip"}
 THREADS = 4
 STEPS = 100
-HOLD_LEASE = Statements("tidewheel.executor")["hold_lease"]
+LOCK_LEASE_FOR_CLAIM = Statements("tidewheel.executor")["lock_lease_for_claim"]
 CLAIMABLE: LiteralString = """
 SELECT run_id, attempt + 1, job_version FROM open_runs
  WHERE state IN ('queued', 'retrying') AND publish_at <= tidewheel_now()
@@ -105,7 +105,7 @@ class Actor:
         found = connection.execute(CLAIMABLE).fetchall()
         wanted = self.chance.sample(found, min(len(found), self.chance.randint(1, 6)))
         connection.commit()  # the wishes come by messages, not in this transaction
-        assert connection.execute(HOLD_LEASE, {"executor_id": self.executor_id}).fetchone() is not None
+        assert connection.execute(LOCK_LEASE_FOR_CLAIM, {"executor_id": self.executor_id}).fetchone() is not None
         claims = [Claim(run, attempt, version, "test/0/0@0") for run, attempt, version in wanted]  # type: ignore[arg-type]  # the columns' types
         claimed = claim_runs(connection, self.database.installation, claims, executor_id=self.executor_id)
         # Long enough for a filter to be answered meanwhile, were it not to wait for this claim.

@@ -3,7 +3,7 @@
 -- No index: a test's own database. No lock.
 SELECT 'timers that are due', count(*) FROM timers WHERE due_at <= tidewheel_now()
 UNION ALL
-SELECT 'runs under way', count(*) FROM open_runs WHERE state = ANY (%(in_hand)s)
+SELECT 'runs under way', count(*) FROM open_runs WHERE state = ANY (%(owned)s)
 UNION ALL
 SELECT 'runs that are due', count(*)
   FROM open_runs
@@ -13,7 +13,7 @@ SELECT 'runs that are due', count(*)
 UNION ALL
 SELECT 'runs whose time is over', count(*)
   FROM open_runs
- WHERE deadline_at <= tidewheel_now() AND state <> ALL (%(in_hand)s)
+ WHERE deadline_at <= tidewheel_now() AND state <> ALL (%(owned)s)
 UNION ALL
 SELECT 'messages', count(*) FROM outbox WHERE publish_at <= tidewheel_now() AND starts_with(topic, %(prefix)s)
 UNION ALL

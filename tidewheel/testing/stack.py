@@ -242,7 +242,7 @@ class Tidewheel:
     def _drain(self, ends_at: float) -> None:
         handlers = registered()
         columns = {
-            "in_hand": OWNED,
+            "owned": OWNED,
             "claimable": sources(Move.CLAIM),
             "handlers": sorted(handlers),
             "prefix": f"{self.topics.prefix}.",

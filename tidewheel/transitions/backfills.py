@@ -128,7 +128,7 @@ def read_versions(
         first: The first time of the range.
         last: The last time of the range.
     """
-    columns = {"job_id": job_id, "version": version, "first": first, "last": last, "most": MOST_VERSIONS + 1}
+    columns = {"job_id": job_id, "version": version, "first": first, "last": last, "limit": MOST_VERSIONS + 1}
     with connection.cursor(row_factory=class_row(VersionInForce), binary=True) as cursor:
         return cursor.execute(_READ_VERSIONS_IN_FORCE if version is None else _READ_ONE_VERSION, columns).fetchall()
 

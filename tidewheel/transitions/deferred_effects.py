@@ -78,7 +78,7 @@ def _succeeds(run: FinishedRun) -> bool:
 def apply_deferred_effects(connection: Conn, installation: Installation) -> int:
     """Apply the effects of up to `MOST_APPLIED` ends; return the number of ends."""
     with connection.cursor(row_factory=class_row(DeferredEffect), binary=True) as cursor:
-        effects = cursor.execute(_TAKE_DEFERRED_EFFECTS, {"most": MOST_APPLIED}).fetchall()
+        effects = cursor.execute(_TAKE_DEFERRED_EFFECTS, {"limit": MOST_APPLIED}).fetchall()
     # Timers, then jobs, then active runs: with an active run locked, no statement may wait for the rest (ADR 0008).
     schedule_after_end(connection, [(end.job_id, end.chain_at, end.ended_at) for end in effects if end.chain_at])
     reset_failures(connection, (end.job_id for end in effects if end.reset_failures))

@@ -31,8 +31,8 @@ from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.overlap import REPLACING, Contender, HolderAction, OverlapDecision, decide
 
 _SQL = Statements("tidewheel.transitions")
-_FIND_WAITING = _SQL["find_waiting"]
-_LOCK_HOLDERS = _SQL["lock_holders"]
+_FIND_WAITING_RUNS = _SQL["find_waiting_runs"]
+_LOCK_REPLACED_RUNS = _SQL["lock_replaced_runs"]
 _FORCE_CUSTOM_PLAN = _SQL["force_custom_plan"]
 
 _REASON = "overlap"
@@ -167,7 +167,7 @@ def _find_waiting(
     columns = {"job_ids": uuids(jobs), "buffered": RunState.BUFFERED, "replacing": words(sorted(REPLACING))}
     found: defaultdict[UUID, list[_Waiting]] = defaultdict(list)
     with connection.cursor(row_factory=class_row(_Waiting), binary=True) as cursor:
-        for each in cursor.execute(_FIND_WAITING, columns):
+        for each in cursor.execute(_FIND_WAITING_RUNS, columns):
             found[each.job_id].append(each)
     return found
 
@@ -180,7 +180,7 @@ def _lock_holders(
     if not replaceable:
         return {}
     with connection.cursor(row_factory=class_row(_Holder), binary=True) as cursor:
-        return {each.run_id: each for each in cursor.execute(_LOCK_HOLDERS, {"run_ids": uuids(replaceable)})}
+        return {each.run_id: each for each in cursor.execute(_LOCK_REPLACED_RUNS, {"run_ids": uuids(replaceable)})}
 
 
 def _any(active: ActiveRun, runs: Sequence[LockedRun], policies: frozenset[Overlap]) -> bool:

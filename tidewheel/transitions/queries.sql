@@ -25,17 +25,17 @@ c.finished_at IS NULL
 -- key alone, and the CASE keeps publish_at from being an index condition: with statistics of a nearly empty table the
 -- planner would scan all due runs for each. The open cancellations are checked once.
 WITH locked AS MATERIALIZED (
-    SELECT o.*, wanted.claimed_from
+    SELECT o.*, requested.claimed_from
       FROM (SELECT *
               FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[], %(versions)s::integer[], %(claimed_from)s::text[])
-                   AS told (run_id, attempt, job_version, claimed_from)
-             ORDER BY run_id) AS wanted
+                   AS given (run_id, attempt, job_version, claimed_from)
+             ORDER BY run_id) AS requested
      CROSS JOIN LATERAL (
         SELECT o.ctid AS at, o.run_id, o.job_id, o.tenant, o.overlap, o.scheduled_at
           FROM open_runs AS o
-         WHERE o.run_id = wanted.run_id
-           AND o.attempt = wanted.attempt - 1
-           AND o.job_version = wanted.job_version
+         WHERE o.run_id = requested.run_id
+           AND o.attempt = requested.attempt - 1
+           AND o.job_version = requested.job_version
            AND o.state = ANY (%(sources)s::text[])
            AND CASE WHEN o.publish_at <= (SELECT tidewheel_now()) THEN true ELSE false END
            AND (o.deadline_at IS NULL OR o.deadline_at > (SELECT tidewheel_now()))
@@ -44,7 +44,7 @@ WITH locked AS MATERIALIZED (
                ))
            FOR UPDATE OF o SKIP LOCKED
      ) AS o
-), taken AS (
+), acquired AS (
     INSERT INTO active_runs (job_id, tenant, run_id)
     SELECT DISTINCT ON (l.job_id) l.job_id, l.tenant, l.run_id
       FROM locked AS l
@@ -52,7 +52,7 @@ WITH locked AS MATERIALIZED (
      ORDER BY l.job_id, l.scheduled_at, l.run_id
         ON CONFLICT (job_id) DO UPDATE SET run_id = active_runs.run_id
     RETURNING active_runs.run_id
-), crowded AS (
+), contested AS (
     SELECT l.job_id
       FROM locked AS l
      WHERE l.overlap <> %(free)s
@@ -69,7 +69,7 @@ WITH locked AS MATERIALIZED (
       FROM locked AS l
      WHERE o.ctid = l.at
        AND (l.overlap = %(free)s
-            OR (l.run_id IN (SELECT t.run_id FROM taken AS t) AND l.job_id NOT IN (SELECT c.job_id FROM crowded AS c)))
+            OR (l.run_id IN (SELECT t.run_id FROM acquired AS t) AND l.job_id NOT IN (SELECT c.job_id FROM contested AS c)))
     RETURNING o.run_id, o.attempt, o.failed_attempts, o.lost_attempts, o.publish_at, o.started_at, o.schedule_to_close_at
 )
 SELECT run_id, attempt, failed_attempts, lost_attempts, publish_at, started_at, schedule_to_close_at FROM started
@@ -93,14 +93,14 @@ SELECT set_config('plan_cache_mode', 'force_custom_plan', true)
 SELECT o.*
   FROM (SELECT *
           FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[], %(versions)s::integer[])
-               AS told (run_id, attempt, job_version)
-         ORDER BY run_id) AS wanted
+               AS given (run_id, attempt, job_version)
+         ORDER BY run_id) AS requested
  CROSS JOIN LATERAL (
     SELECT o.run_id, o.job_id, o.tenant, o.overlap, o.state, o.attempt, o.scheduled_at
       FROM open_runs AS o
-     WHERE o.run_id = wanted.run_id
-       AND o.attempt = wanted.attempt - 1
-       AND o.job_version = wanted.job_version
+     WHERE o.run_id = requested.run_id
+       AND o.attempt = requested.attempt - 1
+       AND o.job_version = requested.job_version
        AND o.state = ANY (%(sources)s::text[])
        AND CASE WHEN o.publish_at <= (SELECT tidewheel_now()) THEN true ELSE false END
        AND (o.deadline_at IS NULL OR o.deadline_at > (SELECT tidewheel_now()))
@@ -115,9 +115,9 @@ SELECT o.*
 -- Index: active_runs_pkey.
 -- Lock: each active run in job_id order, waiting for a release under way.
 INSERT INTO active_runs (job_id, tenant, run_id)
-SELECT wanted.job_id, wanted.tenant, wanted.run_id
-  FROM unnest(%(job_ids)s::uuid[], %(tenants)s::text[], %(run_ids)s::uuid[]) AS wanted (job_id, tenant, run_id)
- ORDER BY wanted.job_id
+SELECT requested.job_id, requested.tenant, requested.run_id
+  FROM unnest(%(job_ids)s::uuid[], %(tenants)s::text[], %(run_ids)s::uuid[]) AS requested (job_id, tenant, run_id)
+ ORDER BY requested.job_id
     ON CONFLICT (job_id) DO UPDATE SET run_id = active_runs.run_id
 RETURNING job_id, run_id, has_waiters
 
@@ -131,26 +131,26 @@ SELECT t.job_id, t.run_id
  WHERE t.job_id = ANY (%(job_ids)s::uuid[])
    AND NOT EXISTS (SELECT FROM open_runs AS o WHERE o.run_id = t.run_id OFFSET 0)
 
--- name: find_waiting
+-- name: find_waiting_runs
 -- Returns the waiting runs that an overlap policy needs: the oldest of each job, and those that would replace the
 -- active run.
 -- Index: open_runs_by_job.
 -- No lock: no run is buffered while the active run is locked.
 SELECT w.run_id, w.job_id, w.overlap, w.attempt, w.scheduled_at
-  FROM unnest(%(job_ids)s::uuid[]) AS asked (job_id)
+  FROM unnest(%(job_ids)s::uuid[]) AS requested (job_id)
  CROSS JOIN LATERAL (
     (SELECT r.run_id, r.job_id, r.overlap, r.attempt, r.scheduled_at
        FROM open_runs AS r
-      WHERE r.job_id = asked.job_id AND r.state = %(buffered)s AND r.overlap <> ALL (%(replacing)s::text[])
+      WHERE r.job_id = requested.job_id AND r.state = %(buffered)s AND r.overlap <> ALL (%(replacing)s::text[])
       ORDER BY r.scheduled_at, r.run_id
       LIMIT 1)
     UNION ALL
     (SELECT r.run_id, r.job_id, r.overlap, r.attempt, r.scheduled_at
        FROM open_runs AS r
-      WHERE r.job_id = asked.job_id AND r.state = %(buffered)s AND r.overlap = ANY (%(replacing)s::text[]))
+      WHERE r.job_id = requested.job_id AND r.state = %(buffered)s AND r.overlap = ANY (%(replacing)s::text[]))
  ) AS w
 
--- name: lock_holders
+-- name: lock_replaced_runs
 -- Locks the active runs that other runs would replace.
 -- Index: open_runs_pkey.
 -- Lock: each run in run_id order, locked rows are skipped: a transaction with a locked active run waits for no open
@@ -166,9 +166,9 @@ SELECT o.run_id, o.state, o.attempt, o.tenant, o.executor_id
 -- Index: active_runs_pkey.
 -- Lock: rows that acquire_active_runs has locked.
 UPDATE active_runs AS t
-   SET run_id = passed.run_id
-  FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[]) AS passed (job_id, run_id)
- WHERE t.job_id = passed.job_id
+   SET run_id = transferred.run_id
+  FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[]) AS transferred (job_id, run_id)
+ WHERE t.job_id = transferred.job_id
 
 -- name: buffer_runs
 -- Buffers queued runs: no claim matches them until they are promoted.
@@ -184,9 +184,9 @@ RETURNING o.run_id
 -- Index: active_runs_pkey; active_runs_waiting changes.
 -- Lock: each active run in job_id order.
 INSERT INTO active_runs (job_id, tenant, run_id, has_waiters)
-SELECT wanted.job_id, wanted.tenant, %(no_run)s, true
-  FROM unnest(%(job_ids)s::uuid[], %(tenants)s::text[]) AS wanted (job_id, tenant)
- ORDER BY wanted.job_id
+SELECT requested.job_id, requested.tenant, %(no_run)s, true
+  FROM unnest(%(job_ids)s::uuid[], %(tenants)s::text[]) AS requested (job_id, tenant)
+ ORDER BY requested.job_id
     ON CONFLICT (job_id) DO UPDATE SET has_waiters = true WHERE NOT active_runs.has_waiters
 
 -- name: start_attempts
@@ -200,9 +200,9 @@ UPDATE open_runs AS o
        executor_id = %(executor_id)s,
        started_at = (SELECT tidewheel_now()),
        deadline_at = o.schedule_to_close_at,
-       claimed_from = wanted.claimed_from
-  FROM unnest(%(run_ids)s::uuid[], %(claimed_from)s::text[]) AS wanted (run_id, claimed_from)
- CROSS JOIN LATERAL (SELECT p.ctid AS at FROM open_runs AS p WHERE p.run_id = wanted.run_id OFFSET 0) AS found
+       claimed_from = requested.claimed_from
+  FROM unnest(%(run_ids)s::uuid[], %(claimed_from)s::text[]) AS requested (run_id, claimed_from)
+ CROSS JOIN LATERAL (SELECT p.ctid AS at FROM open_runs AS p WHERE p.run_id = requested.run_id OFFSET 0) AS found
  WHERE o.ctid = found.at
 RETURNING o.run_id, o.attempt, o.failed_attempts, o.lost_attempts, o.publish_at, o.started_at, o.schedule_to_close_at
 
@@ -217,9 +217,9 @@ SELECT run_id FROM open_runs WHERE run_id = ANY (%(run_ids)s) ORDER BY run_id FO
 -- Index: open_runs_pkey.
 -- No lock.
 SELECT o.run_id, o.attempt, o.failed_attempts, o.lost_attempts, o.publish_at, o.started_at, o.schedule_to_close_at
-  FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[]) AS wanted (run_id, attempt)
- CROSS JOIN LATERAL (SELECT * FROM open_runs AS p WHERE p.run_id = wanted.run_id OFFSET 0) AS o
- WHERE o.attempt = wanted.attempt AND o.executor_id = %(executor_id)s AND o.state = ANY (%(states)s)
+  FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[]) AS requested (run_id, attempt)
+ CROSS JOIN LATERAL (SELECT * FROM open_runs AS p WHERE p.run_id = requested.run_id OFFSET 0) AS o
+ WHERE o.attempt = requested.attempt AND o.executor_id = %(executor_id)s AND o.state = ANY (%(states)s)
 
 -- name: close_runs
 -- Ends runs: deletes the open row, writes the outcome and the attempt. The attempt must be the current one, of the same
@@ -234,33 +234,33 @@ SELECT o.run_id, o.attempt, o.failed_attempts, o.lost_attempts, o.publish_at, o.
 WITH gone AS (
     DELETE FROM open_runs AS o
      USING (
-        SELECT found.at, wanted.*
+        SELECT found.at, requested.*
           FROM (SELECT *
                   FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[], %(executor_ids)s::uuid[], %(states)s::text[],
                               %(outcomes)s::text[], %(reasons)s::text[], %(error_types)s::text[],
                               %(error_messages)s::text[])
                        WITH ORDINALITY
-                       AS told (wanted_id, wanted_attempt, wanted_hands, wanted_state, outcome, reason, error_type,
-                                error_message, place)
-                 ORDER BY wanted_id) AS wanted
+                       AS given (requested_id, requested_attempt, requested_executor_id, requested_state, outcome, reason, error_type,
+                                error_message, position)
+                 ORDER BY requested_id) AS requested
          CROSS JOIN LATERAL (
             SELECT p.ctid AS at
               FROM open_runs AS p
-             WHERE p.run_id = wanted.wanted_id
-               AND p.attempt = wanted.wanted_attempt
-               AND p.executor_id IS NOT DISTINCT FROM wanted.wanted_hands
-               AND wanted.wanted_state || ':' || p.state = ANY (%(allowed)s::text[])
+             WHERE p.run_id = requested.requested_id
+               AND p.attempt = requested.requested_attempt
+               AND p.executor_id IS NOT DISTINCT FROM requested.requested_executor_id
+               AND requested.requested_state || ':' || p.state = ANY (%(allowed)s::text[])
                FOR UPDATE SKIP LOCKED
          ) AS found
      ) AS chosen
      WHERE o.ctid = chosen.at
-    RETURNING chosen.place, chosen.outcome, chosen.reason, chosen.error_type, chosen.error_message, chosen.wanted_state,
+    RETURNING chosen.position, chosen.outcome, chosen.reason, chosen.error_type, chosen.error_message, chosen.requested_state,
               o.run_id, o.job_id, o.tenant, o.shard, o.queue, o.lane, o.cause, o.overlap, o.state, o.job_version,
               o.attempt, o.scheduled_at,
               CASE WHEN isfinite(o.publish_at) THEN o.publish_at ELSE greatest(o.scheduled_at, o.created_at) END
                   AS publish_at,
               o.started_at, o.executor_id, o.claimed_from, (SELECT tidewheel_now()) AS ended_at,
-              CASE WHEN o.state = %(cancelling)s THEN %(cancelled)s ELSE chosen.wanted_state END AS ended_as
+              CASE WHEN o.state = %(cancelling)s THEN %(cancelled)s ELSE chosen.requested_state END AS ended_as
 ), finished AS (
     UPDATE job_runs AS r
        SET state = g.ended_as,
@@ -277,12 +277,12 @@ WITH gone AS (
     INSERT INTO attempts (run_id, attempt, tenant, executor_id, started_at, finished_at, outcome, error_type,
                           error_message, claimed_from)
     SELECT g.run_id, g.attempt, g.tenant, g.executor_id, g.started_at, g.ended_at,
-           CASE WHEN g.ended_as = g.wanted_state THEN coalesce(g.outcome, g.ended_as) ELSE g.ended_as END, g.error_type,
+           CASE WHEN g.ended_as = g.requested_state THEN coalesce(g.outcome, g.ended_as) ELSE g.ended_as END, g.error_type,
            g.error_message, g.claimed_from
       FROM gone AS g
      WHERE g.started_at IS NOT NULL
 )
-SELECT place, ended_as, run_id::text, job_id::text, tenant, shard, queue, lane, cause, overlap, state, job_version, attempt,
+SELECT position, ended_as, run_id::text, job_id::text, tenant, shard, queue, lane, cause, overlap, state, job_version, attempt,
        scheduled_at, publish_at, started_at, ended_at
   FROM gone
 
@@ -292,11 +292,11 @@ SELECT place, ended_as, run_id::text, job_id::text, tenant, shard, queue, lane, 
 -- No lock.
 SELECT o.run_id
   FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[], %(executor_ids)s::uuid[], %(states)s::text[])
-       AS wanted (run_id, attempt, executor_id, state)
- CROSS JOIN LATERAL (SELECT * FROM open_runs AS p WHERE p.run_id = wanted.run_id OFFSET 0) AS o
- WHERE o.attempt = wanted.attempt
-   AND o.executor_id IS NOT DISTINCT FROM wanted.executor_id
-   AND wanted.state || ':' || o.state = ANY (%(allowed)s::text[])
+       AS requested (run_id, attempt, executor_id, state)
+ CROSS JOIN LATERAL (SELECT * FROM open_runs AS p WHERE p.run_id = requested.run_id OFFSET 0) AS o
+ WHERE o.attempt = requested.attempt
+   AND o.executor_id IS NOT DISTINCT FROM requested.executor_id
+   AND requested.state || ':' || o.state = ANY (%(allowed)s::text[])
 
 -- name: release_active_runs
 -- Releases the active runs among ended runs; returns those with has_waiters. No other transaction can acquire them
@@ -305,21 +305,21 @@ SELECT o.run_id
 -- Lock: each active run in job_id order.
 -- Why: a run belongs to one job, so a match in both arrays is a match of the pair. The count makes PostgreSQL lock all
 -- rows, in order, before the first DELETE.
-WITH held AS MATERIALIZED (
+WITH locked AS MATERIALIZED (
     SELECT t.job_id
       FROM active_runs AS t
      WHERE t.job_id = ANY (%(job_ids)s::uuid[])
        AND t.run_id = ANY (%(run_ids)s::uuid[])
      ORDER BY t.job_id
        FOR UPDATE OF t
-), given AS (
+), released AS (
     DELETE FROM active_runs AS t
-     WHERE (SELECT count(*) FROM held) > 0
+     WHERE (SELECT count(*) FROM locked) > 0
        AND t.job_id = ANY (%(job_ids)s::uuid[])
        AND t.run_id = ANY (%(run_ids)s::uuid[])
     RETURNING t.job_id, t.tenant, t.run_id, t.has_waiters
 )
-SELECT job_id, tenant, run_id FROM given WHERE has_waiters
+SELECT job_id, tenant, run_id FROM released WHERE has_waiters
 
 -- name: promote_next_runs
 -- Queues the oldest waiting run of each job.
@@ -420,20 +420,20 @@ UPDATE open_runs AS o
        deadline_at = o.schedule_to_close_at,
        external_deadline_at = NULL
   FROM (
-    SELECT found.*, wanted.delay, wanted.charge, wanted.loss
+    SELECT found.*, requested.delay, requested.charge, requested.loss
       FROM (SELECT *
               FROM unnest(
                     %(run_ids)s::uuid[], %(attempts)s::integer[], %(executor_ids)s::uuid[], %(delays)s::interval[],
                     %(charges)s::integer[], %(losses)s::integer[]
-                   ) AS told (run_id, attempt, executor_id, delay, charge, loss)
-             ORDER BY run_id) AS wanted
+                   ) AS given (run_id, attempt, executor_id, delay, charge, loss)
+             ORDER BY run_id) AS requested
      CROSS JOIN LATERAL (
         SELECT p.ctid AS at, p.started_at, p.executor_id, p.claimed_from
           FROM open_runs AS p
-         WHERE p.run_id = wanted.run_id
-           AND p.attempt = wanted.attempt
+         WHERE p.run_id = requested.run_id
+           AND p.attempt = requested.attempt
            AND p.state = ANY (%(sources)s)
-           AND p.executor_id IS NOT DISTINCT FROM wanted.executor_id
+           AND p.executor_id IS NOT DISTINCT FROM requested.executor_id
            FOR UPDATE SKIP LOCKED
      ) AS found
   ) AS chosen
@@ -451,23 +451,23 @@ UPDATE open_runs AS o
        external_deadline_at = chosen.now + chosen.timeout,
        deadline_at = least(o.schedule_to_close_at, chosen.now + least(chosen.timeout, chosen.heartbeat))
   FROM (
-    SELECT found.at, wanted.timeout, wanted.heartbeat, (SELECT tidewheel_now()) AS now
+    SELECT found.at, requested.timeout, requested.heartbeat, (SELECT tidewheel_now()) AS now
       FROM (SELECT *
               FROM unnest(
                     %(run_ids)s::uuid[], %(attempts)s::integer[], %(executor_ids)s::uuid[], %(timeouts)s::interval[],
                     %(heartbeats)s::interval[]
-                   ) AS told (run_id, attempt, executor_id, timeout, heartbeat)
-             ORDER BY run_id) AS wanted
+                   ) AS given (run_id, attempt, executor_id, timeout, heartbeat)
+             ORDER BY run_id) AS requested
      CROSS JOIN LATERAL (
         SELECT p.ctid AS at
           FROM open_runs AS p
-         WHERE p.run_id = wanted.run_id
-           AND p.attempt = wanted.attempt
+         WHERE p.run_id = requested.run_id
+           AND p.attempt = requested.attempt
            AND p.state = ANY (%(sources)s)
-           AND p.executor_id = wanted.executor_id
+           AND p.executor_id = requested.executor_id
            FOR UPDATE SKIP LOCKED
      ) AS found
-    OFFSET 0  -- else each mention of now would be a look of its own, and the two are compared
+    OFFSET 0  -- else each mention of now would read the clock again, and the two are compared
   ) AS chosen
  WHERE o.ctid = chosen.at
 RETURNING o.run_id
@@ -477,7 +477,7 @@ RETURNING o.run_id
 -- Index: job_versions_pkey.
 -- No lock.
 SELECT v.job_id, v.version, v.definition
-  FROM unnest(%(job_ids)s::uuid[], %(versions)s::integer[]) AS wanted (job_id, version)
+  FROM unnest(%(job_ids)s::uuid[], %(versions)s::integer[]) AS requested (job_id, version)
   JOIN job_versions AS v USING (job_id, version)
 
 -- name: read_inputs
@@ -548,16 +548,16 @@ DELETE FROM dead_letters
 -- Index: open_runs_pkey, the partition's primary key.
 -- Lock: the rows of run_inputs in run_id order.
 INSERT INTO run_inputs AS i (run_id, tenant, progress, checkpoint, checkpoint_attempt, progress_at, progress_attempt)
-SELECT o.run_id, o.tenant, told.progress, told.checkpoint,
-       CASE WHEN told.checkpoint IS NOT NULL THEN told.attempt END, tidewheel_now(), told.attempt
+SELECT o.run_id, o.tenant, given.progress, given.checkpoint,
+       CASE WHEN given.checkpoint IS NOT NULL THEN given.attempt END, tidewheel_now(), given.attempt
   FROM unnest(
         %(run_ids)s::uuid[], %(attempts)s::integer[], %(executor_ids)s::uuid[], %(progress)s::bytea[],
         %(checkpoints)s::bytea[]
-       ) AS told (run_id, attempt, executor_id, progress, checkpoint)
- CROSS JOIN LATERAL (SELECT * FROM open_runs AS p WHERE p.run_id = told.run_id OFFSET 0) AS o
- WHERE o.attempt = told.attempt
+       ) AS given (run_id, attempt, executor_id, progress, checkpoint)
+ CROSS JOIN LATERAL (SELECT * FROM open_runs AS p WHERE p.run_id = given.run_id OFFSET 0) AS o
+ WHERE o.attempt = given.attempt
    AND o.state = ANY (%(states)s)
-   AND (told.executor_id IS NULL OR o.executor_id = told.executor_id)
+   AND (given.executor_id IS NULL OR o.executor_id = given.executor_id)
  ORDER BY o.run_id
     ON CONFLICT (run_id) DO UPDATE
    SET progress = CASE WHEN i.progress_attempt = excluded.progress_attempt THEN coalesce(excluded.progress, i.progress)
@@ -575,23 +575,23 @@ RETURNING i.run_id
 -- Lock: the open runs' rows, shared, locked rows are skipped; the rows of attempt_outputs, which no other transaction
 -- has then.
 INSERT INTO attempt_outputs (run_id, attempt, tenant, output, output_bytes)
-SELECT held.run_id, held.attempt, held.tenant, held.output, held.output_bytes
+SELECT owned.run_id, owned.attempt, owned.tenant, owned.output, owned.output_bytes
   FROM (
-    SELECT told.run_id, told.attempt, o.tenant, told.output, told.output_bytes
+    SELECT given.run_id, given.attempt, o.tenant, given.output, given.output_bytes
       FROM (SELECT *
               FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[], %(outputs)s::bytea[], %(output_bytes)s::bigint[])
-                   AS given (run_id, attempt, output, output_bytes)
-             ORDER BY run_id) AS told
+                   AS input (run_id, attempt, output, output_bytes)
+             ORDER BY run_id) AS given
      CROSS JOIN LATERAL (
         SELECT p.tenant
           FROM open_runs AS p
-         WHERE p.run_id = told.run_id
-           AND p.attempt = told.attempt
+         WHERE p.run_id = given.run_id
+           AND p.attempt = given.attempt
            AND p.executor_id = %(executor_id)s
            AND p.state = ANY (%(states)s)
            FOR SHARE SKIP LOCKED
      ) AS o
-  ) AS held
+  ) AS owned
     ON CONFLICT (run_id, attempt) DO UPDATE SET output = EXCLUDED.output, output_bytes = EXCLUDED.output_bytes
 RETURNING run_id, attempt
 
@@ -600,11 +600,11 @@ RETURNING run_id, attempt
 -- Index: the partition's primary key.
 -- Lock: the rows, which no other transaction has, because this one has locked the open run.
 INSERT INTO attempt_outputs AS x (run_id, attempt, tenant, result, trace, output, output_bytes)
-SELECT told.run_id, told.attempt, told.tenant, told.result, told.trace, told.output, told.output_bytes
+SELECT given.run_id, given.attempt, given.tenant, given.result, given.trace, given.output, given.output_bytes
   FROM unnest(
         %(run_ids)s::uuid[], %(attempts)s::integer[], %(tenants)s::text[], %(results)s::bytea[], %(traces)s::text[],
         %(outputs)s::bytea[], %(output_bytes)s::bigint[]
-       ) AS told (run_id, attempt, tenant, result, trace, output, output_bytes)
+       ) AS given (run_id, attempt, tenant, result, trace, output, output_bytes)
     ON CONFLICT (run_id, attempt) DO UPDATE
    SET result = EXCLUDED.result,
        trace = EXCLUDED.trace,
@@ -657,7 +657,7 @@ UPDATE timers AS t
        overridden = moved.overridden
   FROM unnest(
         %(job_ids)s::uuid[], %(scheduled_at)s::timestamptz[], %(due_at)s::timestamptz[], %(catch_up_ends)s::timestamptz[],
-        %(held)s::text[], %(overridden)s::boolean[]
+        %(hold_reasons)s::text[], %(overridden)s::boolean[]
        ) AS moved (job_id, scheduled_at, due_at, catch_up_end, hold_reason, overridden)
  WHERE t.job_id = moved.job_id
 
@@ -687,16 +687,16 @@ SELECT timestamptz 'epoch' + interval '1 microsecond' * setval(
 -- Index: overrides_pkey.
 -- No lock: they change only under their timers' locks.
 SELECT v.job_id, v.scheduled_at, v.moved_to, v.done_at IS NOT NULL
-  FROM unnest(%(job_ids)s::uuid[], %(cursors)s::timestamptz[]) AS wanted (job_id, cursor_at)
+  FROM unnest(%(job_ids)s::uuid[], %(cursors)s::timestamptz[]) AS requested (job_id, cursor_at)
   JOIN overrides AS v USING (job_id)
- WHERE v.scheduled_at >= wanted.cursor_at OR (v.kind = 'move' AND v.done_at IS NULL)
+ WHERE v.scheduled_at >= requested.cursor_at OR (v.kind = 'move' AND v.done_at IS NULL)
 
 -- name: read_day_sets
 -- Returns the days of calendars.
 -- Index: calendars_pkey.
 -- No lock: they change only under the timers' locks of every job that names them.
 SELECT c.tenant, c.name, c.days, c.weekdays, c.since
-  FROM unnest(%(tenants)s::text[], %(names)s::text[]) AS wanted (tenant, name)
+  FROM unnest(%(tenants)s::text[], %(names)s::text[]) AS requested (tenant, name)
   JOIN calendars AS c USING (tenant, name)
 
 -- name: mark_moves_done
@@ -761,13 +761,13 @@ UPDATE open_runs AS o
   FROM (
     SELECT found.at
       FROM (SELECT *
-              FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[]) AS told (run_id, attempt)
-             ORDER BY run_id) AS wanted
+              FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[]) AS given (run_id, attempt)
+             ORDER BY run_id) AS requested
      CROSS JOIN LATERAL (
         SELECT p.ctid AS at
           FROM open_runs AS p
-         WHERE p.run_id = wanted.run_id
-           AND p.attempt = wanted.attempt
+         WHERE p.run_id = requested.run_id
+           AND p.attempt = requested.attempt
            AND p.executor_id = %(executor_id)s
            AND p.state = ANY (%(sources)s)
            FOR UPDATE SKIP LOCKED
@@ -780,9 +780,9 @@ UPDATE open_runs AS o
 -- Index: signals_pkey.
 -- No lock.
 INSERT INTO signals (run_id, attempt, kind, tenant, executor_id, created_at)
-SELECT told.run_id, told.attempt, %(kind)s, told.tenant, told.executor_id, tidewheel_now()
+SELECT given.run_id, given.attempt, %(kind)s, given.tenant, given.executor_id, tidewheel_now()
   FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[], %(tenants)s::text[], %(executor_ids)s::uuid[])
-       AS told (run_id, attempt, tenant, executor_id)
+       AS given (run_id, attempt, tenant, executor_id)
     ON CONFLICT DO NOTHING
 
 -- name: read_installation
@@ -797,11 +797,11 @@ SELECT name, value FROM settings WHERE name IN ('shards', 'task_token_key', 'top
 -- No lock.
 SELECT o.run_id
   FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[], %(executor_ids)s::uuid[])
-       AS wanted (run_id, attempt, executor_id)
- CROSS JOIN LATERAL (SELECT * FROM open_runs AS p WHERE p.run_id = wanted.run_id OFFSET 0) AS o
- WHERE o.attempt = wanted.attempt
+       AS requested (run_id, attempt, executor_id)
+ CROSS JOIN LATERAL (SELECT * FROM open_runs AS p WHERE p.run_id = requested.run_id OFFSET 0) AS o
+ WHERE o.attempt = requested.attempt
    AND o.state = ANY (%(sources)s)
-   AND o.executor_id IS NOT DISTINCT FROM wanted.executor_id
+   AND o.executor_id IS NOT DISTINCT FROM requested.executor_id
 
 -- name: lock_chained_timers
 -- Locks the timers of fixed_delay jobs whose run ends; alone, in job_id order.
@@ -856,7 +856,7 @@ SELECT f.version, f.schedule_json, f.policy_json, f.after, f.until
   ) AS f
  WHERE f.after < %(last)s AND coalesce(f.until >= %(first)s, true) AND coalesce(f.until > f.after, true)
  ORDER BY f.version
- LIMIT %(most)s
+ LIMIT %(limit)s
 
 -- name: read_one_version
 -- Returns a version of a job as if it had always been in force.
@@ -907,7 +907,7 @@ SELECT *
 -- Index: deferred_effects_pkey.
 -- Lock: the rows, locked rows are skipped.
 DELETE FROM deferred_effects
- WHERE run_id IN (SELECT l.run_id FROM deferred_effects AS l ORDER BY l.run_id LIMIT %(most)s FOR UPDATE SKIP LOCKED)
+ WHERE run_id IN (SELECT l.run_id FROM deferred_effects AS l ORDER BY l.run_id LIMIT %(limit)s FOR UPDATE SKIP LOCKED)
 RETURNING run_id, job_id, tenant, ended_at, chain_at, reset_failures, release_job
 
 -- name: record_topic_prefix

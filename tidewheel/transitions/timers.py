@@ -134,7 +134,7 @@ def move_timers(connection: Conn, moved: Sequence[tuple[UUID, Decision]]) -> Non
         "scheduled_at": instants_of(scheduled_at),
         "due_at": instants_of(due_at),
         "catch_up_ends": instants_of(catch_up_ends),
-        "held": words(held),
+        "hold_reasons": words(held),
         "overridden": words(overridden),
     }
     connection.execute(_MOVE_TIMERS, columns)

@@ -157,14 +157,14 @@ def batches(loaded: Database) -> dict[str, list[Any]]:
         "instants": [now] * BATCH,
         "ended_at": [now] * BATCH,
         "catch_up_ends": [None] * BATCH,
-        "held": [None] * BATCH,
+        "hold_reasons": [None] * BATCH,
         "overridden": [False] * BATCH,
         "delays": [timedelta(0)] * BATCH,
         "charges": [1] * BATCH,
         "losses": [0] * BATCH,
         "request_ids": [f"r-{number}" for number in range(BATCH)],
         "new_run_ids": runs,
-        "places": some(loaded, "SELECT ctid::text FROM outbox LIMIT %s"),
+        "ctids": some(loaded, "SELECT ctid::text FROM outbox LIMIT %s"),
         "ids": some(loaded, "SELECT id FROM outbox LIMIT %s"),
     }
 
@@ -183,15 +183,15 @@ def facts(loaded: Database, batches: Mapping[str, list[Any]]) -> dict[str, Any]:
         "run_id": runs[0],
         "job_id": jobs[0],
         "tenant": "default",
-        "parked": [],
-        "under_way": [],
+        "backed_off": [],
+        "in_flight": [],
         "most_bytes": 1 << 24,
         "marks": [datetime(1970, 1, 1, tzinfo=UTC)] * len(pairs),
         "mark_ids": [0] * len(pairs),
         "ends": [datetime(9999, 12, 31, tzinfo=UTC)] * len(pairs),
         "end_ids": [0] * len(pairs),
         "slices": [number for number, _ in pairs],
-        "classes": [name for _, name in pairs],
+        "outbox_lanes": [name for _, name in pairs],
         "limits": [BATCH] * len(pairs),
         "shards": list(range(64)),
         "horizon": now,
@@ -211,11 +211,11 @@ _UNFILTERED: Mapping[str, object] = dict.fromkeys(
 )
 _LONG_AGO, _FAR_AHEAD = datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC)
 _NOWHERE, _BEYOND = UUID(int=0), UUID(int=(1 << 128) - 1)
-_RANGE: Mapping[str, object] = {"since": _LONG_AGO, "until": _FAR_AHEAD, "first_id": _NOWHERE, "most": 51}
+_RANGE: Mapping[str, object] = {"since": _LONG_AGO, "until": _FAR_AHEAD, "first_id": _NOWHERE, "limit": 51}
 _WALK: Mapping[str, object] = {
     **_UNFILTERED, "created_before": _FAR_AHEAD, "include_started": True, "states": [RunState.QUEUED],
     "after_id": _NOWHERE,
-    "after_at": _LONG_AGO, "most": 1000, "looked_at": 20_000,
+    "after_at": _LONG_AGO, "limit": 1000, "scan_limit": 20_000,
 }  # fmt: skip
 _LETTERS: Mapping[str, object] = {
     **_UNFILTERED, **_RANGE, "before_at": _FAR_AHEAD, "before_id": (1 << 63) - 1, "after_at": _LONG_AGO, "after_id": 0
@@ -251,26 +251,26 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
         "queues": ["default"] * 3,
         "lanes": ["critical", "standard", "batch"],
         "handlers": ["send-email"],
-        "most": 100,
-        "due_for": timedelta(seconds=1),
+        "limit": 100,
+        "min_age": timedelta(seconds=1),
         "sources": sources(Move.CLAIM),
     },
-    "find_unhandled": {"due_for": timedelta(seconds=10), "silent_for": timedelta(seconds=60), "most": 10_000},
-    "find_waiting": {"buffered": RunState.BUFFERED, "replacing": ["cancel_other", "terminate_other"]},
+    "find_unhandled": {"min_age": timedelta(seconds=10), "silent_for": timedelta(seconds=60), "limit": 10_000},
+    "find_waiting_runs": {"buffered": RunState.BUFFERED, "replacing": ["cancel_other", "terminate_other"]},
     "promote_next_runs": {"buffered": RunState.BUFFERED},
     "promote_waiting_runs": {"buffered": RunState.BUFFERED, "promoted": [False] * BATCH},
     "mark_waiters": {"no_run": UUID(int=0)},
     "probe_deadlines": {"states": [RunState.QUEUED], "left": [], "ahead": timedelta(seconds=1)},
-    "find_passed": {"states": [RunState.QUEUED], "left": [], "most": 500},
-    "lock_passed": {"states": [RunState.QUEUED]},
+    "find_overdue_runs": {"states": [RunState.QUEUED], "left": [], "limit": 500},
+    "lock_overdue_runs": {"states": [RunState.QUEUED]},
     "read_previous": {
         "at": _NOON,
         "causes": ["timer", "backfill"],
         "skipped": RunState.SKIPPED,
         "succeeded": RunState.SUCCEEDED,
-        "most": 1000,
+        "limit": 1000,
     },
-    "scan_active_runs": {"after": UUID(int=0), "most": 1000},
+    "scan_active_runs": {"after": UUID(int=0), "limit": 1000},
     "find_unmarked_waiters": {"first": UUID(int=0), "last": UUID(int=(1 << 122) - 1), "buffered": RunState.BUFFERED},
     "read_signals": {"stray_after": timedelta(seconds=10)},
     "find_cancelled_of_job": _WALK,
@@ -281,7 +281,7 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     "find_runs": _RUNS,
     "find_runs_of_job": _RUNS,
     "find_failed_runs": _RUNS | {"state": RunState.FAILED},
-    "lock_unbegun_of_backfill": {"states": [RunState.QUEUED, RunState.BUFFERED]},
+    "lock_unstarted_backfill_runs": {"states": [RunState.QUEUED, RunState.BUFFERED]},
     "drop_moves": {"reason": "manual"},
     "flush_outputs": {"outputs": [b"x"] * BATCH, "output_bytes": [1] * BATCH, "states": [RunState.RUNNING]},
     "add_outputs": {
@@ -290,33 +290,33 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
         "outputs": [b"x"] * BATCH,
         "output_bytes": [1] * BATCH,
     },
-    "read_logs": {"attempt": None, "read_attempt": 0, "read_bytes": 0, "most": 20},
-    "hold_attempt": {"attempt": 1, "running": RunState.RUNNING},
+    "read_logs": {"attempt": None, "read_attempt": 0, "read_bytes": 0, "limit": 20},
+    "lock_attempt": {"attempt": 1, "running": RunState.RUNNING},
     "extend_deadlines": {"heartbeats": [timedelta(seconds=10)] * BATCH},
     "save_progress": {"progress": [b"{}"] * BATCH, "checkpoints": [b"{}"] * BATCH, "states": [RunState.RUNNING]},
-    "read_versions_in_force": {"most": 1001},
+    "read_versions_in_force": {"limit": 1001},
     "read_recorded": {"undone": [RunState.SKIPPED, RunState.CANCELLED]},
-    "read_backfill_place": {"job_version": 1},
-    "lock_unbegun": {"states": [RunState.QUEUED, RunState.BUFFERED], "most": 1000},
+    "read_backfill_progress": {"job_version": 1},
+    "lock_unstarted_runs": {"states": [RunState.QUEUED, RunState.BUFFERED], "limit": 1000},
     "read_day_sets": {"names": CALENDARS},
     "lock_calendars_for_share": {"names": CALENDARS},
     "find_calendar_jobs": {"name": CALENDARS[0]},
-    "read_versions_near": {"at": _NOON, "most": 5},
+    "read_versions_near": {"at": _NOON, "limit": 5},
     "read_runs_at": {"at": _NOON},
     "read_skips_at": {"at": _NOON},
     "read_overrides_around": {"at": _NOON, "cursor_at": _NOON},
     "find_chain": {"at": _NOON},
-    "find_runs_ahead": {"states": [RunState.QUEUED], "most": 10},
-    "read_versions": {"before": 9, "most": 21},
-    "list_jobs": {"after": "job-2", "prefix": "", "labels": Jsonb({}), "paused": None, "kind": None, "most": 51},
+    "find_runs_ahead": {"states": [RunState.QUEUED], "limit": 10},
+    "read_versions": {"before": 9, "limit": 21},
+    "list_jobs": {"after": "job-2", "prefix": "", "labels": Jsonb({}), "paused": None, "kind": None, "limit": 51},
 }
 _HOT = {
     "tidewheel.transitions": """
         lock_claims acquire_active_runs find_stale_active_runs start_attempts read_claims close_runs find_still_open
         release_active_runs drop_signals requeue_runs find_busy_attempts read_attempts read_definitions read_inputs
         retract_runs delete_job_runs retract_skips restore_moves read_overrides read_day_sets move_timers
-        lock_chained_timers move_chained_timers drop_timers finish_jobs request_cancel find_waiting
-        lock_holders transfer_active_runs buffer_runs
+        lock_chained_timers move_chained_timers drop_timers finish_jobs request_cancel find_waiting_runs
+        lock_replaced_runs transfer_active_runs buffer_runs
         mark_waiters promote_next_runs promote_waiting_runs
         read_versions_in_force read_undecided read_recorded save_progress
         flush_outputs add_outputs read_ancestors mark_redriven
@@ -324,21 +324,21 @@ _HOT = {
     "tidewheel.intake": """
         find_replies find_jobs lock_timers read_locked_timers
         lock_jobs read_locked_jobs lock_jobs_for_share read_shared_jobs
-        lock_unbegun lock_run read_run read_open wait_for_runs lock_attempts read_ended extend_deadlines read_timers
+        lock_unstarted_runs lock_run read_run read_open_states wait_for_runs lock_attempts read_final_states extend_deadlines read_timers
         read_timer_runs resume_jobs
         lock_calendars_for_share find_calendar_jobs drop_job_calendars
-        lock_unbegun_of_backfill read_coming_overrides delete_overrides drop_moves read_wanted_versions
-        read_retried
+        lock_unstarted_backfill_runs read_upcoming_overrides delete_overrides drop_moves read_requested_versions
+        read_retried_runs
     """,
     "tidewheel.scheduler": """
         probe_timers lock_due_timers lock_timer
         lock_job_without_timer scan_active_runs lock_active_runs find_unmarked_waiters
-        lock_backfilled_job read_backfill_place read_version_facts find_unhandled
-        probe_deadlines find_passed lock_passed lock_timed_timers lock_timed_jobs
+        lock_backfilled_job read_backfill_progress read_version_facts find_unhandled
+        probe_deadlines find_overdue_runs lock_overdue_runs lock_overdue_runs_timers lock_overdue_runs_jobs
         find_cancelled_of_job find_cancelled lock_cancelled lock_cancelled_chains
     """,
     "tidewheel.relay": "read_outbox probe_outbox delete_outbox",
-    "tidewheel.executor": "find_due_runs find_due_handled read_owned_attempts read_previous read_signals hold_attempt",
+    "tidewheel.executor": "find_due_runs find_due_handled read_owned_attempts read_previous read_signals lock_attempt",
     "tidewheel.control": """
         read_logs read_run list_jobs show_job count_backfilled read_job_position read_versions_near read_runs_at
         read_attempts_of read_skips_at read_overrides_around find_active_run
@@ -422,13 +422,13 @@ def test_hot_statement_uses_the_index_of_its_comment(
 def test_label_search_does_not_fetch_jobs_one_by_one(planning: Conn, facts: Mapping[str, object]) -> None:
     known = Statements("tidewheel.intake")
     planning.execute(known["reset_plan_mode"])
-    plan = plan_of(planning, known["find_labelled_jobs"], {**facts, "labels": Jsonb({"team": "billing"}), "most": 10})
+    plan = plan_of(planning, known["find_labelled_jobs"], {**facts, "labels": Jsonb({"team": "billing"}), "limit": 10})
     assert [node["Node Type"] for node in plan if node.get("Relation Name") == "jobs"] == ["Seq Scan"]
 
 
 BY_RUN = (
     *("close_runs", "read_attempts", "read_inputs", "delete_job_runs", "read_run"),
-    *("read_ended", "read_timer_runs"),
+    *("read_final_states", "read_timer_runs"),
 )
 
 
