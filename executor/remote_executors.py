@@ -1,4 +1,4 @@
-"""Remote executors: programs in other languages that claim, beat and report over HTTP.
+"""Remote executors: programs in other languages that claim, send heartbeats and report over HTTP.
 
 Any HTTP response may be lost, so every call can be repeated. An outcome that was recorded before is superseded. The
 lease, which is their row in `executors`, and the fence protect their attempts as everywhere.
@@ -39,8 +39,8 @@ from tidewheel.transitions.run_messages import Definitions, build_requests, read
 _LOG = logging.getLogger("tidewheel.executor")
 
 _SQL = Statements("tidewheel.executor")
-_ENTER = _SQL["add_remote_executor"]
-_BEAT = _SQL["heartbeat_remote_executor"]
+_ADD = _SQL["add_remote_executor"]
+_HEARTBEAT = _SQL["heartbeat_remote_executor"]
 _LOCK = _SQL["lock_remote_executor"]
 _STORE_CLAIM_SEQ = _SQL["store_claim_seq"]
 _FIND_DUE = _SQL["find_due_handled"]
@@ -170,15 +170,15 @@ class RemoteExecutors:
     def register(
         self, name: str, queues: Sequence[str], handlers: Sequence[str], slots: int, *, lease: timedelta
     ) -> UUID:
-        """Register an executor that must beat within `lease`; return its id."""
+        """Register an executor that must send a heartbeat within `lease`; return its id."""
         executor_id = uuid4()
         facts = {"name": name, "queues": list(queues), "handlers": list(handlers), "slots": slots, "lease": lease}
         with self._session.transaction() as connection:
-            connection.execute(_ENTER, {"executor_id": executor_id, **facts})
+            connection.execute(_ADD, {"executor_id": executor_id, **facts})
         _LOG.info("executor %s, %s, serves %s with %d slots", executor_id, name, list(queues), slots)
         return executor_id
 
-    def beat(self, executor_id: UUID, *, stopping: bool) -> list[StopSignal]:
+    def heartbeat(self, executor_id: UUID, *, stopping: bool) -> list[StopSignal]:
         """Renew the lease of an executor's attempts; return those that must stop.
 
         Raises:
@@ -188,7 +188,7 @@ class RemoteExecutors:
         signals: list[StopSignal] = []
         strays: list[Fence] = []
         with self._session.transaction() as connection:
-            if connection.execute(_BEAT, columns).fetchone() is None:
+            if connection.execute(_HEARTBEAT, columns).fetchone() is None:
                 raise UnknownExecutor(executor_id)
             for run_id, attempt, kind, stray in connection.execute(_READ_SIGNALS, columns, binary=True):
                 assert isinstance(run_id, UUID)  # noqa: S101 - the column's type
@@ -196,7 +196,7 @@ class RemoteExecutors:
                 signals.append(StopSignal(run_id, attempt, Signal(str(kind))))
                 if stray:
                     strays.append((run_id, attempt))
-            _drop_answered(connection, executor_id, strays)
+            _drop_handled_signals(connection, executor_id, strays)
         return signals
 
     def claim(self, claim: RemoteClaim) -> RemoteClaimResult:
@@ -250,7 +250,7 @@ class RemoteExecutors:
                 outcome, output = report.read(definition)
                 items.append((_RemoteAttempt(_started(row), definition, output), outcome))
         done = record_outcomes(connection, self._installation, items, executor_id)
-        _drop_answered(connection, executor_id, fences)
+        _drop_handled_signals(connection, executor_id, fences)
         answers = dict.fromkeys(fences, "superseded")
         for item, _ in items:
             if item.run_id not in done.superseded:
@@ -340,7 +340,7 @@ def _started(row: _OwnedAttempt) -> Started:
     )
 
 
-def _drop_answered(connection: Conn, executor_id: UUID, fences: Sequence[Fence]) -> None:
+def _drop_handled_signals(connection: Conn, executor_id: UUID, fences: Sequence[Fence]) -> None:
     if fences:
         columns = {**_columns(fences), "executor_id": executor_id, "terminate": Signal.TERMINATE}
         connection.execute(_DROP_HANDLED_SIGNALS, columns)

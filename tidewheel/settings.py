@@ -373,7 +373,7 @@ class ApiSettings(Connections):
     api_threads: int = Field(
         8, ge=1, le=64, description="most requests served at once, each with a database connection"
     )
-    api_beat: Duration = Field(
+    api_heartbeat: Duration = Field(
         timedelta(seconds=1),
         gt=timedelta(0),
         description="heartbeat interval of executors in other languages; a cancel reaches them with the response",

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tidewheel.control.api.bodies import read_body
-from tidewheel.control.api.models import MOST_SWEPT, ClaimRequest, Heartbeat, OutcomesRequest, Registration
+from tidewheel.control.api.models import MAX_SWEEP, ClaimRequest, Heartbeat, OutcomesRequest, Registration
 from tidewheel.control.api.workers import Workers
 from tidewheel.executor.remote_executors import RemoteClaim, RemoteClaimResult
 from tidewheel.jobs.values import MAX_ELEMENTS
@@ -40,7 +40,7 @@ class ExecutorsApi:
         one = "/api/v1/executors/{executor_id:uuid}"
         return [
             Route("/api/v1/executors", self.register, methods=["POST"]),
-            Route(f"{one}:beat", self.beat, methods=["POST"]),
+            Route(f"{one}:heartbeat", self.heartbeat, methods=["POST"]),
             Route(f"{one}:claim", self.claim, methods=["POST"]),
             Route(f"{one}:finish", self.finish, methods=["POST"]),
             Route(f"{one}:leave", self.leave, methods=["POST"]),
@@ -56,28 +56,28 @@ class ExecutorsApi:
         )
         answer = {
             "executor_id": str(executor_id),
-            "beat_seconds": self.settings.api_beat.total_seconds(),
+            "heartbeat_seconds": self.settings.api_heartbeat.total_seconds(),
             "lease_seconds": self.settings.lease.total_seconds(),
             "sweep_seconds": self.settings.sweep.total_seconds(),
             "topics": self._topics(body),
-            "most_wishes": MAX_ELEMENTS,
-            "most_swept": MOST_SWEPT,
-            "most_outcomes": MAX_ELEMENTS,
+            "max_runs": MAX_ELEMENTS,
+            "max_sweep": MAX_SWEEP,
+            "max_outcomes": MAX_ELEMENTS,
         }
         return JSONResponse(answer, HTTPStatus.CREATED)
 
-    async def beat(self, request: Request) -> Response:
+    async def heartbeat(self, request: Request) -> Response:
         """Renew a lease; return the attempts to stop."""
         body, executor_id = await read_body(request, Heartbeat), _executor_id(request)
-        told = await self.workers.do(lambda state: state.executors.beat(executor_id, stopping=body.stopping))
-        signals = [{"run_id": str(each.run_id), "attempt": each.attempt, "kind": each.kind} for each in told]
+        stops = await self.workers.do(lambda state: state.executors.heartbeat(executor_id, stopping=body.stopping))
+        signals = [{"run_id": str(each.run_id), "attempt": each.attempt, "kind": each.kind} for each in stops]
         return JSONResponse({"signals": signals})
 
     async def claim(self, request: Request) -> Response:
         """Claim runs."""
         body, executor_id = await read_body(request, ClaimRequest), _executor_id(request)
-        wishes = [wish.claim() for wish in body.wishes]
-        claim = RemoteClaim(executor_id, body.claim_id, wishes, body.sweep, self.settings.sweep)
+        claims = [run.claim() for run in body.runs]
+        claim = RemoteClaim(executor_id, body.claim_id, claims, body.sweep, self.settings.sweep)
         claimed = await self.workers.do(lambda state: state.executors.claim(claim))
         return JSONResponse({"started": [self._started(each, claimed) for each in claimed.started]})
 
@@ -103,7 +103,7 @@ class ExecutorsApi:
         return [{"topic": name, "group": f"{name}.executors"} for name in names]
 
     def _started(self, started: Started, claimed: RemoteClaimResult) -> dict[str, object]:
-        closes = None if started.schedule_to_close_at is None else started.schedule_to_close_at - started.started_at
+        remaining = None if started.schedule_to_close_at is None else started.schedule_to_close_at - started.started_at
         request = claimed.requests.get(started.run_id)
         return {
             "run_id": str(started.run_id),
@@ -111,7 +111,9 @@ class ExecutorsApi:
             "failed_attempts": started.failed_attempts,
             "lost_attempts": started.lost_attempts,
             "started_at": started.started_at.isoformat().replace("+00:00", "Z"),
-            "closes_in_seconds": None if closes is None else max(closes, timedelta(0)).total_seconds(),
+            "schedule_to_close_remaining_seconds": (
+                None if remaining is None else max(remaining, timedelta(0)).total_seconds()
+            ),
             "task_token": task_token(self.installation.task_token_key, started.run_id, started.attempt),
             "request": None if request is None else b64encode(encode(request)).decode(),
         }

@@ -16,7 +16,7 @@ from tidewheel.runs import AttemptOutcome
 from tidewheel.schemas.generated.records import JobDefinition
 from tidewheel.transitions.claim import Claim
 
-MOST_SWEPT = 100
+MAX_SWEEP = 100
 
 _LONGEST = timedelta(days=400)  # as of a delayed trigger
 
@@ -26,11 +26,11 @@ Timeout = Literal["start_to_close", "schedule_to_close", "heartbeat"]
 # Fields of each status, besides the fence and the output.
 _FIELDS: Mapping[Status, frozenset[str]] = {
     "succeeded": frozenset({"result"}),
-    "failed": frozenset({"error_type", "error_message", "trace", "permanent", "retry_after", "begun"}),
+    "failed": frozenset({"error_type", "error_message", "trace", "permanent", "retry_after", "started"}),
     "timed_out": frozenset({"timeout"}),
     "cancelled": frozenset(),
     "snoozed": frozenset({"delay"}),
-    "released": frozenset({"begun"}),
+    "released": frozenset({"started"}),
     "waiting": frozenset({"within"}),
 }
 _NEEDED: Mapping[Status, str] = {
@@ -94,19 +94,19 @@ class ClaimRequest(StrictModel):
     """Request to claim runs.
 
     Attributes:
-        claim_id: A rising number; a repeated number returns that claim's answer again.
-        wishes: The runs of its messages.
-        sweep: How many due runs to claim from the table instead.
+        claim_id: A rising number; a repeated number returns that claim's response again.
+        runs: The runs of its messages.
+        sweep: The number of due runs to claim from the table instead.
     """
 
     claim_id: Annotated[int, Field(ge=1, le=2**53)]
-    wishes: Annotated[tuple[RunToClaim, ...], BeforeValidator(few)] = ()
-    sweep: Annotated[int, Field(ge=0, le=MOST_SWEPT)] = 0
+    runs: Annotated[tuple[RunToClaim, ...], BeforeValidator(few)] = ()
+    sweep: Annotated[int, Field(ge=0, le=MAX_SWEEP)] = 0
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
-        if bool(self.wishes) == bool(self.sweep):
-            raise InvalidValue(problem="wishes and sweep exclude each other", remedy="send one of them", path="sweep")
+        if bool(self.runs) == bool(self.sweep):
+            raise InvalidValue(problem="runs and sweep exclude each other", remedy="send one of them", path="sweep")
         return self
 
 
@@ -123,7 +123,7 @@ class ReportedOutcome(StrictModel):
         trace: The traceback; only the last 32 Ki characters are kept.
         permanent: True for an error that no retry can correct.
         retry_after: The shortest delay of the next attempt.
-        begun: True if the work may have begun.
+        started: False if the work certainly did not start.
         timeout: The timeout that fired.
         delay: The duration of a snooze.
         within: How long an external completion by task token may take.
@@ -141,7 +141,7 @@ class ReportedOutcome(StrictModel):
     trace: str = ""
     permanent: bool = False
     retry_after: Annotated[timedelta | None, BeforeValidator(span(timedelta(0), _LONGEST))] = None
-    begun: bool = True
+    started: bool = True
     timeout: Timeout | None = None
     delay: Annotated[timedelta | None, BeforeValidator(span(timedelta(0), _LONGEST))] = None
     within: Annotated[timedelta | None, BeforeValidator(span(timedelta(seconds=1), _LONGEST))] = None
@@ -183,10 +183,10 @@ class ReportedOutcome(StrictModel):
                 trace=self.trace,
                 permanent=self.permanent,
                 retry_after=self.retry_after,
-                not_started=not self.begun,
+                not_started=not self.started,
             )
         if self.status == "released":
-            return RELEASED if self.begun else NOT_STARTED
+            return RELEASED if self.started else NOT_STARTED
         return CANCELLED if self.status == "cancelled" else succeeded(self.result)
 
 

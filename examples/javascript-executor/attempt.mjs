@@ -1,4 +1,4 @@
-// One attempt: its handler, its timeouts, and the one report of how it ended.
+// One attempt: its handler, its timeouts, and its one report.
 
 import { payloadOf } from './messages.mjs'
 import { fromError, succeeded } from './outcomes.mjs'
@@ -11,19 +11,18 @@ export class Attempt {
   #output = ''
   #stop = new AbortController()
 
-  constructor(started, request, { door, report }) {
-    Object.assign(this, { started, request, door, report })
+  constructor(started, request, { api, report }) {
+    Object.assign(this, { started, request, api, report })
     this.key = `${started.run_id}/${started.attempt}`
   }
 
-  // Resolves when the handler has really ended, which may be after the report.
+  // Resolves when the handler has ended, which may be after the report.
   async run(handler) { // [13]
-    const { start_to_close_ms: close, heartbeat_ms: beat } = this.request.definition
+    const { start_to_close_ms: close, heartbeat_ms: heartbeat } = this.request.definition
     this.#timeOut('start_to_close', close)
-    if (this.started.closes_in_seconds !== null) {
-      this.#timeOut('schedule_to_close', this.started.closes_in_seconds * 1000)
-    }
-    if (beat) this.beats = this.#timeOut('heartbeat', beat)
+    const remaining = this.started.schedule_to_close_remaining_seconds
+    if (remaining !== null) this.#timeOut('schedule_to_close', remaining * 1000)
+    if (heartbeat) this.heartbeatTimer = this.#timeOut('heartbeat', heartbeat)
     try {
       this.end(succeeded(await handler(this.#context(), payloadOf(this.request))))
     } catch (error) {
@@ -42,21 +41,21 @@ export class Attempt {
     this.report({ run_id, attempt, ...outcome, ...output })
   }
 
-  // Asked to stop: the handler sees it; whoever does not listen is fenced off after the grace period.
+  // A cancel aborts the handler's signal. If the handler goes on, the attempt ends after the grace period.
   cancel(graceMs) {
     if (this.#stop.signal.aborted) return
-    this.#stop.abort(new Error('asked to stop'))
+    this.#stop.abort(new Error('stop requested'))
     this.#timers.push(setTimeout(() => this.end({ status: 'cancelled' }), graceMs))
   }
 
-  // Nothing it says counts any more: the lease was lost, or its run has ended.
+  // Its outcome is not reported: the lease was lost, or its run has ended.
   abandon() {
     this.#reported = true
     this.#timers.forEach(clearTimeout)
-    this.#stop.abort(new Error('no longer ours'))
+    this.#stop.abort(new Error('the attempt is over'))
   }
 
-  // Time is up: said at once, whether or not the handler listens.
+  // A timeout is reported at once, even if the handler ignores it.
   #timeOut(timeout, ms) {
     const timer = setTimeout(() => {
       this.#stop.abort(new Error(`${timeout} has passed`))
@@ -82,9 +81,9 @@ export class Attempt {
     }
   }
 
-  async #heartbeat(said) { // [18]
-    this.beats?.refresh()
+  async #heartbeat(report) { // [18]
+    this.heartbeatTimer?.refresh()
     const headers = { 'content-type': 'application/json', authorization: `Bearer ${this.started.task_token}` }
-    await this.door.post(`/api/v1/runs/${this.started.run_id}:heartbeat`, said, { until: this.#stop.signal, headers })
+    await this.api.post(`/api/v1/runs/${this.started.run_id}:heartbeat`, report, { until: this.#stop.signal, headers })
   }
 }

@@ -1,7 +1,7 @@
-// The handlers that the conformance test asks for (tests/conformance/README.md).
+// The handlers of the conformance test (tests/conformance/README.md).
 
 import { appendFileSync, existsSync } from 'node:fs'
-import { pause } from './door.mjs'
+import { pause } from './api.mjs'
 import { Cancel, Permanent, RetryAfter, Snooze, Waits } from './outcomes.mjs'
 
 function note(ctx, what, more = {}) {

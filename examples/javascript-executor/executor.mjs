@@ -1,11 +1,11 @@
-// An executor: what docs/wire-contract.md asks for; [n] names the rule that a line is there for.
+// An executor by docs/wire-contract.md; [n] names the rule that a line implements.
 
 import { Consumer } from '@platformatic/kafka'
 import { Attempt } from './attempt.mjs'
-import { Door, LeaseLost, pause } from './door.mjs'
+import { Api, LeaseLost, pause } from './api.mjs'
 import { readMessage } from './messages.mjs'
 
-const NOT_BEGUN = { status: 'released', begun: false }
+const NOT_STARTED = { status: 'released', started: false }
 const keyOf = ({ run_id, attempt }) => `${run_id}/${attempt}`
 
 export class Executor {
@@ -14,21 +14,21 @@ export class Executor {
   #consumers = new Set()
   #claimId = 0
   #claiming = Promise.resolve()
-  #taken = 0 // slots held for claims under way
-  #telling = false
+  #reserved = 0 // slots reserved for claims in progress
+  #reporting = false
   #stopping = false
 
   // Options: brokers, groupProtocol, queues, slots, handlers, name, graceMs, drainMs.
   constructor({ apiUrl, apiToken, ...options }) {
     Object.assign(this, options)
-    this.door = new Door(apiUrl, apiToken)
+    this.api = new Api(apiUrl, apiToken)
   }
 
   async start() {
     await this.#register()
-    this.#beat()
+    this.#heartbeat()
     this.#sweep()
-    this.entered.topics.forEach(each => this.#consume(each))
+    this.registration.topics.forEach(each => this.#consume(each))
   }
 
   async stop() { // [19]
@@ -40,37 +40,37 @@ export class Executor {
     for (const attempt of this.#running.values()) attempt.end({ status: 'released' })
     while (this.#outcomes.size) await pause(20)
     this.left = true
-    await this.door.post(`${this.#path}:leave`)
+    await this.api.post(`${this.#path}:leave`)
   }
 
-  get #path() { return `/api/v1/executors/${this.entered.executor_id}` }
-  get #free() { return this.slots - this.#running.size - this.#taken }
+  get #path() { return `/api/v1/executors/${this.registration.executor_id}` }
+  get #free() { return this.slots - this.#running.size - this.#reserved }
 
   async #register() { // [1]
     const { name, queues, slots } = this
     const handlers = Object.keys(this.handlers)
-    this.beaten = performance.now()
-    this.entered = await this.door.post('/api/v1/executors', { name, queues, slots, handlers })
+    this.lastHeartbeat = performance.now()
+    this.registration = await this.api.post('/api/v1/executors', { name, queues, slots, handlers })
     this.#claimId = 0
-    console.log(`registered as ${this.entered.executor_id}`)
+    console.log(`registered as ${this.registration.executor_id}`)
   }
 
-  async #beat() { // [2]
+  async #heartbeat() { // [2]
     while (!this.left) {
-      const begun = performance.now()
+      const sentAt = performance.now()
       try {
-        const { signals } = await this.door.post(`${this.#path}:beat`, { stopping: this.#stopping })
-        this.beaten = begun
+        const { signals } = await this.api.post(`${this.#path}:heartbeat`, { stopping: this.#stopping })
+        this.lastHeartbeat = sentAt
         signals.forEach(each => this.#signal(each))
       } catch (error) {
-        if (error instanceof LeaseLost) await this.#enterAnew(error)
+        if (error instanceof LeaseLost) await this.#registerAgain(error)
         else console.error(error.message)
       }
-      await pause(this.entered.beat_seconds * 1000)
+      await pause(this.registration.heartbeat_seconds * 1000)
     }
   }
 
-  async #enterAnew(error) { // [3]
+  async #registerAgain(error) { // [3]
     console.error(error.message)
     for (const attempt of this.#running.values()) attempt.abandon()
     this.#outcomes.clear()
@@ -90,7 +90,7 @@ export class Executor {
       this.#consumers.add(consumer)
       try {
         const stream = await consumer.consume({ topics: [topic], mode: 'committed', fallbackMode: 'earliest' })
-        for await (const message of stream) await this.#take(message, stream)
+        for await (const message of stream) await this.#claimMessages(message, stream)
       } catch (error) {
         if (!this.#stopping) console.error(`${topic}: ${error.message}; trying again`)
       }
@@ -100,56 +100,56 @@ export class Executor {
     }
   }
 
-  // A message, and what else has been fetched, as far as there are slots. [11]
-  async #take(first, stream) {
+  // Claims a message and others that were fetched, as many as there are free slots. [11]
+  async #claimMessages(first, stream) {
     while (this.#free <= 0 && !this.#stopping) await pause(10)
     const messages = [first]
-    this.#taken++
-    for (let more; this.#free > 0 && (more = stream.read()); this.#taken++) messages.push(more)
+    this.#reserved++
+    for (let more; this.#free > 0 && (more = stream.read()); this.#reserved++) messages.push(more)
     try {
-      const wanted = await this.#wanted(messages)
-      const wishes = [...wanted.values()].map(each => each.wish)
-      if (wishes.length) await this.#claim({ wishes }, started => wanted.get(started.run_id).request)
+      const requested = await this.#readMessages(messages)
+      const runs = [...requested.values()].map(each => each.run)
+      if (runs.length) await this.#claim({ runs }, started => requested.get(started.run_id).request)
     } finally {
-      this.#taken -= messages.length
+      this.#reserved -= messages.length
     }
     const last = new Map(messages.map(each => [each.partition, each])) // [10]
     for (const each of last.values()) Promise.resolve(each.commit()).catch(error => console.error(error.message))
   }
 
-  async #wanted(messages) {
-    const wanted = new Map()
+  async #readMessages(messages) {
+    const requested = new Map()
     for (const { topic, partition, offset, timestamp, value } of messages) {
-      const left = error => console.error(`left to others: ${error.message}`)
-      const request = await readMessage(value, this.door).catch(left) // [6]
+      const skip = error => console.error(`message skipped: ${error.message}`)
+      const request = await readMessage(value, this.api).catch(skip) // [6]
       if (!request || !Object.hasOwn(this.handlers, request.definition.target.handler)) continue // [7]
       const { run_id, attempt, job_version } = request
       const claimed_from = `${topic}/${partition}/${offset}@${timestamp}`
-      wanted.set(run_id, { request, wish: { run_id, attempt, job_version, claimed_from } })
+      requested.set(run_id, { request, run: { run_id, attempt, job_version, claimed_from } })
     }
-    return wanted
+    return requested
   }
 
   async #sweep() { // [12]
-    for (; !this.#stopping; await pause(this.entered.sweep_seconds * 1000)) {
-      const sweep = Math.min(this.#free, this.entered.most_swept)
+    for (; !this.#stopping; await pause(this.registration.sweep_seconds * 1000)) {
+      const sweep = Math.min(this.#free, this.registration.max_sweep)
       if (sweep <= 0) continue
-      this.#taken += sweep
-      const read = started => readMessage(Buffer.from(started.request, 'base64'), this.door)
+      this.#reserved += sweep
+      const read = started => readMessage(Buffer.from(started.request, 'base64'), this.api)
       await this.#claim({ sweep }, read).catch(error => console.error(error.message))
-      this.#taken -= sweep
+      this.#reserved -= sweep
     }
   }
 
-  // One after another, each with a higher number; one whose answer is lost is sent again as it was. [8]
+  // Claims follow one another with rising numbers. A claim whose response is lost is repeated unchanged. [8]
   #claim(body, requestOf) {
     const work = async () => {
       if (this.#stopping) throw new Error('stopping')
-      const { started } = await this.door.post(`${this.#path}:claim`, { claim_id: ++this.#claimId, ...body })
+      const { started } = await this.api.post(`${this.#path}:claim`, { claim_id: ++this.#claimId, ...body })
       for (const each of started) {
         const request = await Promise.resolve(requestOf(each)).catch(error => console.error(error.message))
-        if (request) this.#begin(each, request)
-        else this.#report({ run_id: each.run_id, attempt: each.attempt, ...NOT_BEGUN })
+        if (request) this.#start(each, request)
+        else this.#report({ run_id: each.run_id, attempt: each.attempt, ...NOT_STARTED })
       }
     }
     const done = this.#claiming.then(work)
@@ -157,10 +157,10 @@ export class Executor {
     return done
   }
 
-  #begin(started, request) { // [9]
-    const attempt = new Attempt(started, request, { door: this.door, report: each => this.#report(each) })
-    const silent = performance.now() - this.beaten > this.entered.lease_seconds * 1000
-    if (this.#stopping || silent) return attempt.end(NOT_BEGUN) // [4]
+  #start(started, request) { // [9]
+    const attempt = new Attempt(started, request, { api: this.api, report: each => this.#report(each) })
+    const silent = performance.now() - this.lastHeartbeat > this.registration.lease_seconds * 1000
+    if (this.#stopping || silent) return attempt.end(NOT_STARTED) // [4]
     this.#running.set(attempt.key, attempt)
     const handler = this.handlers[request.definition.target.handler]
     attempt.run(handler).finally(() => this.#running.delete(attempt.key))
@@ -168,26 +168,26 @@ export class Executor {
 
   async #report(outcome) { // [17]
     this.#outcomes.set(keyOf(outcome), outcome)
-    if (this.#telling) return
-    this.#telling = true
+    if (this.#reporting) return
+    this.#reporting = true
     while (this.#outcomes.size) {
-      await this.#record([...this.#outcomes.values()].slice(0, this.entered.most_outcomes))
+      await this.#record([...this.#outcomes.values()].slice(0, this.registration.max_outcomes))
     }
-    this.#telling = false
+    this.#reporting = false
   }
 
   async #record(outcomes) {
     try {
-      const answer = await this.door.post(`${this.#path}:finish`, { outcomes })
-      for (const each of answer.outcomes) if (each.answer !== 'busy') this.#outcomes.delete(keyOf(each))
+      const response = await this.api.post(`${this.#path}:finish`, { outcomes })
+      for (const each of response.outcomes) if (each.answer !== 'busy') this.#outcomes.delete(keyOf(each))
     } catch (error) {
-      if (!error.refused) return console.error(error.message)
-      const half = outcomes.length >> 1 // together they are too long, or one of them does not fit: find it
+      if (!error.rejected) return console.error(error.message)
+      const half = outcomes.length >> 1 // the body is too long, or one outcome is invalid: find it
       if (half) for (const some of [outcomes.slice(0, half), outcomes.slice(half)]) await this.#record(some)
       else {
         const [{ run_id, attempt }] = outcomes
-        const told = { error_type: 'UnrecordableOutcome', error_message: error.message, permanent: true }
-        await this.#record([{ run_id, attempt, status: 'failed', ...told }])
+        const failure = { error_type: 'UnrecordableOutcome', error_message: error.message, permanent: true }
+        await this.#record([{ run_id, attempt, status: 'failed', ...failure }])
       }
     }
   }

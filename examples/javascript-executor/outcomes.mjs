@@ -1,4 +1,4 @@
-// What handlers throw to say how an attempt ends, and what any other error means. [14] [16]
+// Errors that handlers throw for an outcome, and the outcome of any other error. [14] [16]
 
 export class Permanent extends Error {}
 export class Cancel extends Error {}
@@ -14,7 +14,7 @@ export class Snooze extends Error {
     this.seconds = seconds
   }
 }
-// The end is told later, by whoever has the attempt's task token.
+// The attempt is completed later, with its task token.
 export class Waits extends Error {
   constructor(within) {
     super(`waits up to ${within}`)
@@ -28,8 +28,8 @@ export function succeeded(result) {
   const text = JSON.stringify(result) ?? 'null'
   const bytes = Buffer.byteLength(text)
   if (bytes <= RESULT_BYTES) return { status: 'succeeded', result: result ?? null }
-  const told = `the result has ${bytes} bytes, more than ${RESULT_BYTES}; return a reference instead`
-  return { status: 'failed', error_type: 'ResultTooLarge', error_message: told, permanent: true }
+  const message = `the result has ${bytes} bytes, more than ${RESULT_BYTES}; return a reference instead`
+  return { status: 'failed', error_type: 'ResultTooLarge', error_message: message, permanent: true }
 }
 
 export function fromError(error) {

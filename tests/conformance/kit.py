@@ -28,7 +28,7 @@ _STOP_SECONDS = 30.0
 _NEVER = "60s"
 
 # Settings that the API reports to executors. They take seconds in production and are not the subject of these tests.
-DOOR = {"API_BEAT": "0.2s", "LEASE": _NEVER, "SWEEP": _NEVER}
+DOOR = {"API_HEARTBEAT": "0.2s", "LEASE": _NEVER, "SWEEP": _NEVER}
 # Settings of an executor apart from its addresses.
 SETTINGS = {"SLOTS": "4", "CANCEL_GRACE": "1", "DRAIN_TIMEOUT": "1"}
 

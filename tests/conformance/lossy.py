@@ -23,7 +23,7 @@ class Lossy(ThreadingHTTPServer):
 
     def loses(self, verb: str, answer: httpx.Response) -> bool:
         """Return True if this response is lost."""
-        if verb not in {"claim", "finish", "beat"} or (verb == "claim" and not answer.json().get("started")):
+        if verb not in {"claim", "finish", "heartbeat"} or (verb == "claim" and not answer.json().get("started")):
             return False
         with self.guard:
             first = verb not in self.lost

@@ -87,7 +87,7 @@ def test_lost_response_is_requested_again(own: Kit) -> None:
         for run_id in runs:
             assert own.ended(run_id).attempt == 1
             assert len(own.effects(run_id)) == 1
-        own.until(lambda: way.lost == {"beat", "claim", "finish"}, "one of each was lost")
+        own.until(lambda: way.lost == {"heartbeat", "claim", "finish"}, "one of each was lost")
 
 
 def test_lost_message_is_swept_by_remote_executors(own: Kit) -> None:

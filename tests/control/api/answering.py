@@ -53,24 +53,24 @@ class Executor:
         """One call."""
         return self.client.post(f"/api/v1/executors/{self.executor_id}:{verb}", json=body)
 
-    def beat(self) -> list[dict[str, Any]]:
-        """Beat; returns the signals."""
-        return answer_of(self.ask("beat"))["signals"]
+    def heartbeat(self) -> list[dict[str, Any]]:
+        """Send a heartbeat; return the signals."""
+        return answer_of(self.ask("heartbeat"))["signals"]
 
-    def wish(self, run_id: UUID, *, attempt: int = 1, version: int = 1) -> list[dict[str, Any]]:
+    def claim(self, run_id: UUID, *, attempt: int = 1, version: int = 1) -> list[dict[str, Any]]:
         """Claim one run by its message; returns what was started."""
         self.claims += 1
-        return self.wish_again(run_id, attempt=attempt, version=version)
+        return self.repeat_claim(run_id, attempt=attempt, version=version)
 
-    def wish_again(self, run_id: UUID, *, attempt: int = 1, version: int = 1) -> list[dict[str, Any]]:
+    def repeat_claim(self, run_id: UUID, *, attempt: int = 1, version: int = 1) -> list[dict[str, Any]]:
         """The last claim, sent once more."""
-        wish = {
+        run = {
             "run_id": str(run_id),
             "attempt": attempt,
             "job_version": version,
             "claimed_from": "t.runs.standard/0/7@0",
         }
-        return answer_of(self.ask("claim", claim_id=self.claims, wishes=[wish]))["started"]
+        return answer_of(self.ask("claim", claim_id=self.claims, runs=[run]))["started"]
 
     def sweep(self, most: int = 10) -> list[dict[str, Any]]:
         """Claim what is due."""

@@ -127,7 +127,7 @@ def test_invalid_body_is_refused(client: httpx.Client, body: bytes, kind: str, s
 
 def test_unknown_path_and_method_are_refused(client: httpx.Client) -> None:
     refusal(client.post("/api/v1/nothing"), HTTPStatus.NOT_FOUND)
-    refusal(client.post("/api/v1/executors/no-id:beat"), HTTPStatus.NOT_FOUND)
+    refusal(client.post("/api/v1/executors/no-id:heartbeat"), HTTPStatus.NOT_FOUND)
     refusal(client.get("/api/v1/executors"), HTTPStatus.METHOD_NOT_ALLOWED)
 
 
@@ -172,7 +172,7 @@ def test_address_in_use_is_reported_at_start(client: httpx.Client, database: Dat
 
 def test_full_queue_is_answered_with_503(database: Database) -> None:
     with answering(database, api_threads=1) as client, ThreadPoolExecutor(18) as askers:
-        path = f"/api/v1/executors/{enter(client).executor_id}:beat"
+        path = f"/api/v1/executors/{enter(client).executor_id}:heartbeat"
         with database.transaction() as held:
             held.execute("SELECT FROM executors FOR UPDATE")
             asked = [askers.submit(client.post, path) for _ in range(18)]  # one is worked on, 16 wait

@@ -46,7 +46,7 @@ def a_run(database: Database, **job: object) -> UUID:
 def test_registration_returns_lease_and_topics(client: httpx.Client, database: Database) -> None:
     body = {"name": "here:1", "handlers": ["a"], "queues": ["default", "reports"], "slots": 4}
     answer = client.post("/api/v1/executors", json=body).json()
-    assert (answer["beat_seconds"], answer["lease_seconds"]) == (1.0, 15.0)
+    assert (answer["heartbeat_seconds"], answer["lease_seconds"]) == (1.0, 15.0)
     names = [each["topic"] for each in answer["topics"]]
     assert names == [
         database.installation.topics.runs(queue, lane)
@@ -61,9 +61,9 @@ def test_registration_returns_lease_and_topics(client: httpx.Client, database: D
 
 def test_claim_starts_the_attempt_and_returns_its_token(executor: Executor, database: Database) -> None:
     run_id = a_run(database, schedule_to_close="10s")
-    [started] = executor.wish(run_id)
+    [started] = executor.claim(run_id)
     assert (started["run_id"], started["attempt"], started["request"]) == (str(run_id), 1, None)
-    assert 0 < started["closes_in_seconds"] <= 10
+    assert 0 < started["schedule_to_close_remaining_seconds"] <= 10
     assert read_task_token(database.installation.task_token_key, started["task_token"]) == (run_id, 1)
     row = open_run(database, run_id)
     assert (row.state, row.claimed_from, row.executor_id) == (
@@ -75,23 +75,23 @@ def test_claim_starts_the_attempt_and_returns_its_token(executor: Executor, data
 
 def test_one_of_two_executors_wins_the_claim(client: httpx.Client, executor: Executor, database: Database) -> None:
     run_id, other = a_run(database), enter(client)
-    assert executor.wish(run_id)
-    assert other.wish(run_id) == []
-    assert executor.wish(run_id) == []
+    assert executor.claim(run_id)
+    assert other.claim(run_id) == []
+    assert executor.claim(run_id) == []
 
 
 @pytest.mark.parametrize(("attempt", "version"), [(2, 1), (1, 2)])
 def test_stale_message_starts_nothing(executor: Executor, database: Database, attempt: int, version: int) -> None:
-    assert executor.wish(a_run(database), attempt=attempt, version=version) == []
+    assert executor.claim(a_run(database), attempt=attempt, version=version) == []
 
 
 def test_repeated_claim_returns_the_first_answer_and_starts_nothing(executor: Executor, database: Database) -> None:
     run_id = a_run(database)
-    first = executor.wish(run_id)
-    assert executor.wish_again(run_id) == first
-    assert executor.wish_again(trigger(database)) == []
+    first = executor.claim(run_id)
+    assert executor.repeat_claim(run_id) == first
+    assert executor.repeat_claim(trigger(database)) == []
     assert executor.finish(run_id, "succeeded") == "recorded"
-    assert executor.wish_again(run_id) == []
+    assert executor.repeat_claim(run_id) == []
 
 
 def test_delayed_claim_with_a_lower_id_starts_nothing(executor: Executor, database: Database) -> None:
@@ -99,7 +99,7 @@ def test_delayed_claim_with_a_lower_id_starts_nothing(executor: Executor, databa
     executor.claims = 7
     assert executor.sweep()
     executor.claims = 3
-    assert executor.wish(trigger(database)) == []
+    assert executor.claim(trigger(database)) == []
     assert executor.sweep() == []
     assert executor.finish(run_id, "succeeded") == "recorded"
 
@@ -141,7 +141,7 @@ def test_the_critical_lane_is_swept_first(executor: Executor, database: Database
 
 def test_success_is_recorded_with_result_and_output(executor: Executor, database: Database) -> None:
     run_id = a_run(database)
-    executor.wish(run_id)
+    executor.claim(run_id)
     assert executor.finish(run_id, "succeeded", result={"sent": True}, output="hello\n") == "recorded"
     [completion] = completions(database)
     assert (completion.status, completion.result) == ("succeeded", b'{"sent":true}')
@@ -152,13 +152,13 @@ def test_success_is_recorded_with_result_and_output(executor: Executor, database
 
 def test_failure_is_retried_up_to_max_attempts(executor: Executor, database: Database) -> None:
     run_id = a_run(database, retry={"max_attempts": 2, "initial": "1ms"})
-    executor.wish(run_id)
+    executor.claim(run_id)
     assert (
         executor.finish(run_id, "failed", error_type="Broken", error_message="no luck", trace="at home") == "recorded"
     )
     assert open_run(database, run_id).failed_attempts == 1
     assert requests(database)[-1].attempt == 2
-    until(lambda: executor.wish(run_id, attempt=2), "the next attempt is due")
+    until(lambda: executor.claim(run_id, attempt=2), "the next attempt is due")
     assert executor.finish(run_id, "failed", attempt=2, error_type="Broken") == "recorded"
     assert final_state(database, run_id) == ("failed", None)
     assert attempts(database, run_id) == [(1, "failed"), (2, "failed")]
@@ -167,8 +167,8 @@ def test_failure_is_retried_up_to_max_attempts(executor: Executor, database: Dat
 def test_permanent_failure_and_non_retryable_type_end_the_run(executor: Executor, database: Database) -> None:
     submit(database, retry={"non_retryable": ["NoSuchAccount"]})
     first, second = trigger(database), trigger(database)
-    executor.wish(first)
-    executor.wish(second)
+    executor.claim(first)
+    executor.claim(second)
     executor.finish(first, "failed", error_type="Broken", permanent=True)
     executor.finish(second, "failed", error_type="NoSuchAccount")
     assert [final_state(database, run_id) for run_id in (first, second)] == [("failed", None), ("failed", None)]
@@ -176,7 +176,7 @@ def test_permanent_failure_and_non_retryable_type_end_the_run(executor: Executor
 
 def test_a_timeout_is_named_and_its_length_is_the_jobs(executor: Executor, database: Database) -> None:
     run_id = a_run(database, start_to_close="7s", retry={"max_attempts": 1})
-    executor.wish(run_id)
+    executor.claim(run_id)
     executor.finish(run_id, "timed_out", timeout="start_to_close")
     [completion] = completions(database)
     assert (completion.status, completion.reason) == ("timed_out", "start_to_close")
@@ -186,9 +186,9 @@ def test_a_timeout_is_named_and_its_length_is_the_jobs(executor: Executor, datab
 
 def test_release_and_snooze_use_up_no_attempt(executor: Executor, database: Database) -> None:
     run_id = a_run(database)
-    executor.wish(run_id)
+    executor.claim(run_id)
     assert executor.finish(run_id, "released") == "recorded"
-    executor.wish(run_id, attempt=2)
+    executor.claim(run_id, attempt=2)
     assert executor.finish(run_id, "snoozed", attempt=2, delay="1h") == "recorded"
     row = open_run(database, run_id)
     assert (row.state, row.attempt, row.failed_attempts) == ("queued", 2, 0)
@@ -198,9 +198,9 @@ def test_release_and_snooze_use_up_no_attempt(executor: Executor, database: Data
 def test_at_most_once_run_is_released_only_before_it_began(executor: Executor, database: Database) -> None:
     submit(database, delivery="at_most_once")
     first, second = trigger(database), trigger(database)
-    executor.wish(first)
-    executor.wish(second)
-    executor.finish(first, "released", begun=False)
+    executor.claim(first)
+    executor.claim(second)
+    executor.finish(first, "released", started=False)
     executor.finish(second, "released")
     assert open_run(database, first).state == "queued"
     assert final_state(database, second) == ("failed", "unknown_outcome")
@@ -210,7 +210,7 @@ def test_external_completion_ends_a_waiting_attempt(
     executor: Executor, client: httpx.Client, database: Database
 ) -> None:
     run_id = a_run(database)
-    [started] = executor.wish(run_id)
+    [started] = executor.claim(run_id)
     assert executor.finish(run_id, "waiting", within="1h") == "recorded"
     assert open_run(database, run_id).state == "waiting"
     bearer = {"Authorization": f"Bearer {started['task_token']}"}
@@ -221,30 +221,30 @@ def test_external_completion_ends_a_waiting_attempt(
 
 def test_heartbeat_reports_a_cancelled_attempt_which_ends_as_cancelled(executor: Executor, database: Database) -> None:
     run_id = a_run(database)
-    executor.wish(run_id)
-    assert executor.beat() == []
+    executor.claim(run_id)
+    assert executor.heartbeat() == []
     apply_batch(database, {"type": "run.cancel", "run_id": str(run_id)})
     told = {"run_id": str(run_id), "attempt": 1, "kind": "cancel"}
-    assert executor.beat() == [told]
-    assert executor.beat() == [told]
+    assert executor.heartbeat() == [told]
+    assert executor.heartbeat() == [told]
     assert executor.finish(run_id, "succeeded") == "recorded"
     assert final_state(database, run_id)[0] == "cancelled"
-    assert executor.beat() == []
+    assert executor.heartbeat() == []
 
 
 def test_heartbeat_reports_a_terminated_attempt_until_it_is_answered(executor: Executor, database: Database) -> None:
     submit(database, overlap="terminate_other")
     first = trigger(database)
-    executor.wish(first)
-    executor.wish(trigger(database))
-    assert executor.beat() == [{"run_id": str(first), "attempt": 1, "kind": "terminate"}]
+    executor.claim(first)
+    executor.claim(trigger(database))
+    assert executor.heartbeat() == [{"run_id": str(first), "attempt": 1, "kind": "terminate"}]
     assert executor.finish(first, "cancelled") == "superseded"
-    assert executor.beat() == []
+    assert executor.heartbeat() == []
 
 
 def test_an_attempt_may_end_itself_as_cancelled(executor: Executor, database: Database) -> None:
     run_id = a_run(database)
-    executor.wish(run_id)
+    executor.claim(run_id)
     assert executor.finish(run_id, "cancelled") == "recorded"
     assert final_state(database, run_id)[0] == "cancelled"
 
@@ -253,7 +253,7 @@ def test_outcome_of_another_executors_attempt_is_refused(
     client: httpx.Client, executor: Executor, database: Database
 ) -> None:
     run_id, other = a_run(database), enter(client)
-    executor.wish(run_id)
+    executor.claim(run_id)
     assert other.finish(run_id, "succeeded") == "superseded"
     assert open_run(database, run_id).state == "running"
 
@@ -262,11 +262,11 @@ def test_expired_executor_loses_its_attempts_and_gets_404(database: Database) ->
     run_id = a_run(database)
     with answering(database, lease=timedelta(seconds=1)) as client:
         silent = enter(client)
-        silent.wish(run_id)
+        silent.claim(run_id)
         until(lambda: open_run(database, run_id).state == "retrying", "the attempt is lost")
         assert silent.finish(run_id, "succeeded") == "superseded"
-        until(lambda: silent.ask("beat").status_code == HTTPStatus.NOT_FOUND, "its lease is ended")
-        assert refusal(silent.ask("beat"), HTTPStatus.NOT_FOUND)["code"] == "unknown_executor"
+        until(lambda: silent.ask("heartbeat").status_code == HTTPStatus.NOT_FOUND, "its lease is ended")
+        assert refusal(silent.ask("heartbeat"), HTTPStatus.NOT_FOUND)["code"] == "unknown_executor"
         assert refusal(silent.ask("claim", claim_id=9, sweep=1), HTTPStatus.NOT_FOUND)["code"] == "unknown_executor"
     assert open_run(database, run_id).lost_attempts == 1
 
@@ -275,10 +275,10 @@ def test_leaving_executor_stays_registered_until_its_attempts_have_ended(
     executor: Executor, database: Database
 ) -> None:
     run_id = a_run(database)
-    executor.wish(run_id)
+    executor.claim(run_id)
     assert executor.ask("leave").status_code == HTTPStatus.NO_CONTENT
     assert database.count("executors") == 1
-    executor.finish(run_id, "released", begun=False)
+    executor.finish(run_id, "released", started=False)
     assert executor.ask("leave").status_code == HTTPStatus.NO_CONTENT
     assert database.count("executors") == 0
 
@@ -290,5 +290,5 @@ def test_python_executor_cannot_be_used_over_http(client: httpx.Client, database
         [known := uuid4()],
     )
     other = Executor(client, str(known))
-    refusal(other.ask("beat"), HTTPStatus.NOT_FOUND)
+    refusal(other.ask("heartbeat"), HTTPStatus.NOT_FOUND)
     refusal(other.ask("claim", claim_id=1, sweep=1), HTTPStatus.NOT_FOUND)
