@@ -16,6 +16,7 @@ from tests.docs.pages import blocks, fits
 from tests.fixtures.database import Database
 from tests.strict_types import ROOT
 from tests.transitions.acts import apply_batch, submit, trigger
+from tidewheel.jobs.strict_json import as_list, as_object
 
 PAGE = ROOT / "docs" / "wire-contract.md"
 SHOWN = {block.name: block.text for block in blocks(PAGE) if block.what == "record"}
@@ -155,10 +156,10 @@ def _table_of_outcomes() -> Iterator[tuple[str, list[str]]]:
 
 def _agrees(shown: object, real: object) -> bool:
     """Compare answers: keys in their order, values as `fits` does, tokens and fractions by their type."""
-    if isinstance(shown, dict) and isinstance(real, dict):
-        return [*shown] == [*real] and all(map(_agrees, shown.values(), real.values()))
-    if isinstance(shown, list) and isinstance(real, list):
-        return len(shown) == len(real) and all(map(_agrees, shown, real))
+    if (fields := as_object(shown)) is not None and (others := as_object(real)) is not None:
+        return [*fields] == [*others] and all(map(_agrees, fields.values(), others.values()))
+    if (items := as_list(shown)) is not None and (reals := as_list(real)) is not None:
+        return len(items) == len(reals) and all(map(_agrees, items, reals))
     if isinstance(shown, str) and isinstance(real, str):
         return bool(_TOKEN.fullmatch(shown) and _TOKEN.fullmatch(real)) or fits(shown, real)
     if isinstance(shown, float) and not shown.is_integer():
