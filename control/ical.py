@@ -164,8 +164,8 @@ class _Event:
             ends = [self._last(at) for at in cast("list[date]", rule.get("UNTIL", []))]
             last = min([horizon, *ends])
             times = list(islice(takewhile(last.__ge__, self._rule(rule)), MAX_DAYS + 1))
-            most = cast("list[int]", rule.get("COUNT", []))
-            cut = cut or (not any(end <= horizon for end in ends) and not any(len(times) >= count for count in most))
+            limits = cast("list[int]", rule.get("COUNT", []))
+            cut = cut or (not any(end <= horizon for end in ends) and not any(len(times) >= count for count in limits))
             found += times
         return found, cut
 

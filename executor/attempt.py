@@ -214,7 +214,7 @@ class Attempt:
 
     # What its handler does, called from any thread.
 
-    def beat(self, progress: bytes | None, checkpoint: bytes | None) -> None:
+    def heartbeat(self, progress: bytes | None, checkpoint: bytes | None) -> None:
         """Record a heartbeat; one after its end is ignored."""
         if self._reported:
             return

@@ -102,14 +102,14 @@ class Output:
         return bytes(self._tail[-OUTPUT_BYTES:]) or None
 
 
-def _append(kept: bytearray, data: bytes, most: int) -> int:
+def _append(kept: bytearray, data: bytes, limit: int) -> int:
     """Append within a limit; return the number of bytes dropped. Cut rarely: each cut copies the whole."""
     before = len(kept) + len(data)
-    if len(data) > most:
+    if len(data) > limit:
         kept.clear()  # or a gap would lie between the old bytes and the end of the new ones
-    kept += data[-most:]
-    if len(kept) > 2 * most:
-        del kept[:-most]
+    kept += data[-limit:]
+    if len(kept) > 2 * limit:
+        del kept[:-limit]
     return before - len(kept)
 
 

@@ -168,7 +168,7 @@ class Claimer:
         executor_id: Owner of the claimed attempts.
         stop: The executor's shutdown.
         lease_lost: Called when the lease was ended or is overdue.
-        poke: Notifies other processes after a commit.
+        notify: Notifies other processes after a commit.
         silent: Returns True if this executor's heartbeat is older than its lease.
     """
 
@@ -180,11 +180,11 @@ class Claimer:
         stop: Shutdown,
         *,
         lease_lost: Callable[[], None],
-        poke: Callable[[Channel], None],
+        notify: Callable[[Channel], None],
         silent: Callable[[], bool] = lambda: False,
     ) -> None:
         self._session, self._installation = session, installation
-        self._executor_id, self._stop, self._lease_lost, self._poke = executor_id, stop, lease_lost, poke
+        self._executor_id, self._stop, self._lease_lost, self._notify = executor_id, stop, lease_lost, notify
         self._silent = silent
 
     def claim(self, claims: Sequence[Claim], *, source: str) -> Claimed:
@@ -217,7 +217,7 @@ class Claimer:
         claimed = Claimed()
         try:
             with self._session.transaction() as connection:
-                self._hold_lease(connection)
+                self._lock_lease(connection)
                 claimed = claim_runs(connection, self._installation, claims, executor_id=self._executor_id)
                 failpoint("claim.before_commit")
         except CommitUnknown as error:
@@ -255,9 +255,9 @@ class Claimer:
 
     def _notify_executors(self, claimed: Claimed) -> None:
         if claimed.signalled:
-            self._poke(Channel.SIGNALS)
+            self._notify(Channel.SIGNALS)
 
-    def _hold_lease(self, connection: Conn) -> None:
+    def _lock_lease(self, connection: Conn) -> None:
         if connection.execute(_LOCK_LEASE_FOR_CLAIM, {"executor_id": self._executor_id}).fetchone() is None:
             message = "this executor's lease was ended after its heartbeats stopped; registering again"
             raise LeaseLost(message)

@@ -191,18 +191,18 @@ class Completer:
 
     def _save_progress(self, backoff: Backoff) -> None:
         """Save the progress of running attempts; without a database only the newest values are kept."""
-        beats = self.progress.take_all()
+        reports = self.progress.take_all()
         try:
             with self._session.transaction() as connection:
-                save_progress(connection, beats)
+                save_progress(connection, reports)
         except Unavailable as error:
             backoff.wait(error)
             return
         except Exception:  # noqa: BLE001 - this thread must not end; attempts go on without it
-            _LOG.exception("the progress of %d attempts cannot be stored", len(beats))
+            _LOG.exception("the progress of %d attempts cannot be stored", len(reports))
         else:
             backoff.reset()
-        self.progress.mark_saved(beats)
+        self.progress.mark_saved(reports)
 
     def _write_with_retries(self, session: Session, batch: list[Item], backoff: Backoff) -> list[Item]:
         """Write a batch as soon as the database accepts it; return the items that are left for a later batch.
@@ -266,15 +266,15 @@ class Completer:
             raise Unavailable(str(error)) from error
 
     def _write_once(self, session: Session, batch: Sequence[Item]) -> list[Item]:
-        beats = self.progress.unsaved_of(item[0].key for item in batch)
+        reports = self.progress.unsaved_of(item[0].key for item in batch)
         with session.transaction() as connection:
             # Before the end of their attempts: the message of the next attempt carries the checkpoint.
-            save_progress(connection, beats)
+            save_progress(connection, reports)
             done = record_outcomes(connection, self._installation, batch, self._executor_id)
             failpoint("completion.before_commit")
             if done.requeued:
                 failpoint("retry.before_commit")
-        self.progress.mark_saved(beats)
+        self.progress.mark_saved(reports)
         failpoint("completion.after_commit")
         if done.requeued:
             failpoint("retry.after_commit")

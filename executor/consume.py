@@ -212,10 +212,10 @@ class LaneConsumer:
         self._last_poll_empty = message is None or message.error() is not None
         return [] if message is None else self._claimer.decode(without_errors([message], self._topic))
 
-    def _consume(self, most: int) -> list[FetchedMessage]:
-        if most <= 0:
+    def _consume(self, limit: int) -> list[FetchedMessage]:
+        if limit <= 0:
             return []
-        return self._claimer.decode(without_errors(self._consumer.consume(most, 0), self._topic))
+        return self._claimer.decode(without_errors(self._consumer.consume(limit, 0), self._topic))
 
     def _start_claim(self, taken: int, real: int) -> None:
         batch = self._fetched[:taken]

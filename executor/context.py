@@ -75,7 +75,7 @@ class Completing(Protocol):
 class Channel(Protocol):
     """The connection from a handler to its executor: calls, or a pipe from the handler's own process."""
 
-    def beat(self, progress: bytes | None, checkpoint: bytes | None) -> None:
+    def heartbeat(self, progress: bytes | None, checkpoint: bytes | None) -> None:
         """Record a heartbeat with JSON texts to be saved; never waits."""
         ...
 
@@ -91,7 +91,7 @@ class Channel(Protocol):
 class NoChannel:
     """The channel of a context that no executor created, as in a unit test of a handler."""
 
-    def beat(self, progress: bytes | None, checkpoint: bytes | None) -> None:
+    def heartbeat(self, progress: bytes | None, checkpoint: bytes | None) -> None:
         """Do nothing."""
 
     def previous(self) -> Previous:
@@ -205,7 +205,7 @@ class Context:
         Raises:
             ValueError: A value does not serialize to JSON, or is too large; nothing was reported.
         """
-        self._channel.beat(_to_json("progress", progress), _to_json("checkpoint", checkpoint))
+        self._channel.heartbeat(_to_json("progress", progress), _to_json("checkpoint", checkpoint))
 
     def previous(self) -> Previous:
         """Return the job's runs before this one; blocks, so a coroutine awaits `previous_async` instead.
@@ -274,8 +274,8 @@ def _to_json(name: str, value: object) -> bytes | None:
     except (PydanticSerializationError, ValueError, RecursionError) as error:
         message = f"{name} cannot be serialized to JSON ({error}); use numbers, text, lists, dicts or pydantic models"
         raise ValueError(message) from error
-    most, remedy = _TOO_LARGE[name]
-    if len(text) > most:
-        message = f"{name} has {len(text)} bytes as JSON, more than {most}; {remedy}"
+    limit, remedy = _TOO_LARGE[name]
+    if len(text) > limit:
+        message = f"{name} has {len(text)} bytes as JSON, more than {limit}; {remedy}"
         raise ValueError(message)
     return text

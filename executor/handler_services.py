@@ -73,12 +73,12 @@ class ProgressBuffer:
         with self._lock:
             return [self._unsaved[key] for key in keys if key in self._unsaved]
 
-    def mark_saved(self, beats: Iterable[ProgressReport]) -> None:
+    def mark_saved(self, reports: Iterable[ProgressReport]) -> None:
         """Drop what was saved; progress that was put since stays."""
         with self._lock:
-            for beat in beats:
-                if self._unsaved.get((beat.run_id, beat.attempt)) is beat:
-                    del self._unsaved[beat.run_id, beat.attempt]
+            for report in reports:
+                if self._unsaved.get((report.run_id, report.attempt)) is report:
+                    del self._unsaved[report.run_id, report.attempt]
 
 
 class PreviousRuns:

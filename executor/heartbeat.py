@@ -26,7 +26,7 @@ from tidewheel.transitions.cancel_signals import Signal
 _LOG = logging.getLogger("tidewheel.executor")
 
 _SQL = Statements("tidewheel.executor")
-_BEAT = _SQL["heartbeat_executor"]
+_HEARTBEAT = _SQL["heartbeat_executor"]
 _LEAVE = _SQL["delete_executor"]
 _READ_SIGNALS = _SQL["read_signals"]
 _DROP_SIGNALS = _SQL["drop_terminates"]
@@ -77,7 +77,7 @@ class Heartbeat:
         self._stop = Shutdown()
         self._stop.wakes(self.wake)
         self._entered = threading.Event()
-        self._next_beat = 0.0
+        self._next_at = 0.0
         self._last_heartbeat = monotonic_seconds()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
@@ -87,9 +87,9 @@ class Heartbeat:
         while not self._entered.wait(_SIGNALS_SECONDS) and not stop.requested():
             pass
 
-    def beat_now(self) -> None:
-        """Beat at once: the lease was lost and the executor must be registered again."""
-        self._next_beat = 0.0
+    def send_now(self) -> None:
+        """Send a heartbeat at once: the lease was lost and the executor must be registered again."""
+        self._next_at = 0.0
         self.wake.set()
 
     @property
@@ -108,7 +108,7 @@ class Heartbeat:
     def stopping(self) -> None:
         """Record that this executor is shutting down."""
         self._columns["stopping"] = True
-        self.beat_now()
+        self.send_now()
 
     def leave(self, *, clean: bool) -> None:
         """Stop beating; with `clean` delete the row too, since no attempt is left for a reaper."""
@@ -127,7 +127,7 @@ class Heartbeat:
         while not self._stop.requested():
             health.report("heartbeat")
             try:
-                self._beat_cycle()
+                self._cycle()
             except (Unavailable, psycopg.Error) as error:
                 backoff.wait(error)
                 continue
@@ -136,18 +136,18 @@ class Heartbeat:
             self.wake.clear()
         health.remove_loop()
 
-    def _beat_cycle(self) -> None:
+    def _cycle(self) -> None:
         now = monotonic_seconds()
-        beat = now >= self._next_beat
-        if not beat and not self._busy():
+        due = now >= self._next_at
+        if not due and not self._busy():
             return
         with self._session.transaction() as connection:
-            if beat:
-                self._beat(connection)
+            if due:
+                self._send(connection)
             rows = connection.execute(_READ_SIGNALS, self._columns, binary=True).fetchall()
-        if beat:
+        if due:
             self._last_heartbeat = now  # the time before the write: a reaper sees the write no earlier
-            self._next_beat = monotonic_seconds() + self._every.total_seconds()
+            self._next_at = monotonic_seconds() + self._every.total_seconds()
             self._entered.set()
         self._deliver(rows)
 
@@ -166,9 +166,9 @@ class Heartbeat:
             with self._session.transaction() as connection:
                 connection.execute(_DROP_SIGNALS, {**columns, "terminate": Signal.TERMINATE})
 
-    def _beat(self, connection: Conn) -> None:
+    def _send(self, connection: Conn) -> None:
         sent_at = monotonic_seconds()
-        row = connection.execute(_BEAT, self._columns, binary=True).fetchone()
+        row = connection.execute(_HEARTBEAT, self._columns, binary=True).fetchone()
         assert row is not None  # noqa: S101 - inserted or updated
         self._skew.record(cast("datetime", row[0]), since=sent_at)
         if self.entered and (row[1] == 0 or self.is_silent()):

@@ -59,10 +59,10 @@ class Lanes:
         for topic, lane in self.topics:
             claimer, role = batch_claimer(topic, lane), f"executor-{lane}"
             if self.protocol == "share":
-                most, max_wait = min(slots.total, _MOST_SHARED), min(max_wait, _LONGEST_WAIT)
+                max_records, max_wait = min(slots.total, _MOST_SHARED), min(max_wait, _LONGEST_WAIT)
 
-                def join_group(topic: str = topic, role: str = role, most: int = most) -> ShareConsumer:
-                    return share_consumer(self.kafka, group=_share_group(topic), role=role, most=most)
+                def join_group(topic: str = topic, role: str = role, max_records: int = max_records) -> ShareConsumer:
+                    return share_consumer(self.kafka, group=_share_group(topic), role=role, max_records=max_records)
 
                 shared = ShareLaneConsumer(
                     join_group,

@@ -281,8 +281,8 @@ class Executor:
             self._installation,
             self.executor_id,
             self._stop,
-            lease_lost=lambda: self._heartbeat.beat_now(),
-            poke=self._notifier.notify,
+            lease_lost=lambda: self._heartbeat.send_now(),
+            notify=self._notifier.notify,
             silent=self._heartbeat.is_silent,
         )
 

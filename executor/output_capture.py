@@ -184,8 +184,8 @@ class Flusher:
 
 
 def _new(attempt: Attempt) -> AttemptOutput | None:
-    begun = attempt.output.begin_flush() if attempt.output else None
-    return None if begun is None else AttemptOutput(attempt.run_id, attempt.started.attempt, *begun)
+    flush = attempt.output.begin_flush() if attempt.output else None
+    return None if flush is None else AttemptOutput(attempt.run_id, attempt.started.attempt, *flush)
 
 
 class Stream:

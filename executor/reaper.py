@@ -76,13 +76,13 @@ class Watch:
         self._lease_seconds = lease.total_seconds()
         self._seen: dict[UUID, Watched] = {}
         self._server_start: object = None
-        self._last_look = 0.0
+        self._last_poll = 0.0
 
     def forget(self) -> None:
         """Drop everything seen: the database did not answer."""
         self._seen.clear()
 
-    def look(
+    def observe(
         self, counters: dict[UUID, int], server_start: object, now: float, leases: Mapping[UUID, float] | None = None
     ) -> list[tuple[UUID, int]]:
         """Record the counters; return the executors that missed their whole lease, with their counter.
@@ -92,11 +92,11 @@ class Watch:
             server_start: Start time of the database server.
             now: Monotonic seconds.
             leases: Leases of the executors in seconds. The longer of its own and this process's applies: a reaper with
-                a short lease must not end the attempts of an executor that is configured to beat less often.
+                a short lease must not end the attempts of an executor that is configured to send heartbeats less often.
         """
-        if server_start != self._server_start or now - self._last_look > _GAP_SECONDS:
+        if server_start != self._server_start or now - self._last_poll > _GAP_SECONDS:
             self._seen.clear()
-        self._server_start, self._last_look = server_start, now
+        self._server_start, self._last_poll = server_start, now
         known = self._seen
         self._seen = {
             executor: known[executor]
@@ -148,7 +148,7 @@ class Reaper:
         leases = {cast("UUID", executor): cast("float", lease) for executor, _, _, lease in rows}
         server_start = rows[0][2] if rows else None
         now = monotonic_seconds()
-        for executor_id, counter in self._watch.look(counters, server_start, now, leases):
+        for executor_id, counter in self._watch.observe(counters, server_start, now, leases):
             self._reap_or_wait(executor_id, counter)
         if now >= self._next_orphans:
             self._next_orphans = now + _ORPHANS_SECONDS

@@ -158,14 +158,14 @@ class RemoteExecutors:
     Args:
         session: Of that thread.
         installation: For the rows and events of starts and ends.
-        poke: Notifies relays and executors after a commit.
+        notify: Notifies relays and executors after a commit.
         stop: Ends its waiting for rows that another transaction has locked.
     """
 
     def __init__(
-        self, session: Session, installation: Installation, *, poke: Callable[[Channel], None], stop: Shutdown
+        self, session: Session, installation: Installation, *, notify: Callable[[Channel], None], stop: Shutdown
     ) -> None:
-        self._session, self._installation, self._poke, self._stop = session, installation, poke, stop
+        self._session, self._installation, self._notify, self._stop = session, installation, notify, stop
 
     def register(
         self, name: str, queues: Sequence[str], handlers: Sequence[str], slots: int, *, lease: timedelta
@@ -209,7 +209,7 @@ class RemoteExecutors:
             claimed = claim_remotely(connection, self._installation, claim)
         failpoint("claim.after_commit")
         if claimed.signalled:
-            self._poke(Channel.SIGNALS)
+            self._notify(Channel.SIGNALS)
         return claimed
 
     def finish(self, executor_id: UUID, reports: Sequence[Report]) -> dict[Fence, str]:
@@ -231,7 +231,7 @@ class RemoteExecutors:
             left = [report for report in left if answers[report.fence] == "busy"]
             if not left or self._stop.requested():
                 break
-        self._poke(Channel.OUTBOX)
+        self._notify(Channel.OUTBOX)
         return answers
 
     def leave(self, executor_id: UUID) -> None:

@@ -203,8 +203,8 @@ class RunQueue:
         self._drain_ended = None if self._next_queue() is None else now
         if count and now >= self._overcommit_from and self._may_start(Lane.STANDARD):
             # At most doubled at once: a few quick attempts predict little.
-            most = min(2 * max(self._overcommit, self._slots.total), _MOST_OVERCOMMIT)
-            self._set_overcommit(min(int(_OVERCOMMIT_SECONDS * count / max(seconds, 1e-6)), most))
+            limit = min(2 * max(self._overcommit, self._slots.total), _MOST_OVERCOMMIT)
+            self._set_overcommit(min(int(_OVERCOMMIT_SECONDS * count / max(seconds, 1e-6)), limit))
         self._schedule()
 
     def _set_overcommit(self, count: int) -> None:
@@ -227,11 +227,11 @@ class RunQueue:
         if not any(queue.attempts and queue.attempts[0][1] <= before for queue in self._queues):
             self._late = None
             return
-        released, most = 0, self._most_of_late(now)
+        released, limit = 0, self._late_limit(now)
         for queue in reversed(self._queues):
             blocked = not self._may_start(queue.lane)
             # Of a blocked queue only attempts that have just arrived stay; of the others those that can start soon.
-            while queue.attempts and (queue.attempts[0][1] <= before if blocked else len(queue.attempts) > most):
+            while queue.attempts and (queue.attempts[0][1] <= before if blocked else len(queue.attempts) > limit):
                 attempt, _ = queue.attempts.popleft() if blocked else queue.attempts.pop()
                 attempt.report_not_started(NOT_STARTED)
                 self._on_end(attempt)
@@ -241,7 +241,7 @@ class RunQueue:
             self._stop_overcommit()
             _LOG.info("released %d runs that were claimed beyond the slots and found none", released)
 
-    def _most_of_late(self, now: float) -> float:
+    def _late_limit(self, now: float) -> float:
         """Return how many attempts may stay in a late queue that progresses: those it starts soon.
 
         At first all: the process may have had no processor, and then it is as fast as before.

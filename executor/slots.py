@@ -40,21 +40,21 @@ class Slots:
         self._next: Lane | None = None  # the lane that gets the next free slots, by `take_next`
         self._changed = threading.Condition()
 
-    def take(self, lane: Lane, most: int) -> int:
+    def take(self, lane: Lane, limit: int) -> int:
         """Take up to `most` slots for a lane at once; return their number, 0 if none is free."""
         with self._changed:
-            return self._take(lane, min(self._free(lane), most))
+            return self._take(lane, min(self._free(lane), limit))
 
-    def take_overcommit(self, lane: Lane, most: int) -> TakenSlots:
+    def take_overcommit(self, lane: Lane, limit: int) -> TakenSlots:
         """Take up to `most` slots for a lane at once, overcommitted ones included."""
         with self._changed:
             real = max(self._free(lane), 0)
-            taken = self._take(lane, min(self._free_overcommit(lane), most))
+            taken = self._take(lane, min(self._free_overcommit(lane), limit))
             if real and taken and self._suspended_until.pop(lane, None) is not None:
                 self._changed.notify_all()
             return TakenSlots(taken, min(real, taken))
 
-    def take_next(self, lane: Lane, most: int, seconds: float) -> int:
+    def take_next(self, lane: Lane, limit: int, seconds: float) -> int:
         """Take the next `most` slots that come free, before any other caller; for one thread.
 
         Until then no lane overcommits, and the other lanes wait. The critical lane waits only if `lane` is critical.
@@ -65,8 +65,8 @@ class Slots:
         with self._changed:
             self._next = lane
             try:
-                self._changed.wait_for(lambda: self._existing(lane) >= most, timeout=seconds)
-                return self._take(lane, min(self._existing(lane), most))
+                self._changed.wait_for(lambda: self._existing(lane) >= limit, timeout=seconds)
+                return self._take(lane, min(self._existing(lane), limit))
             finally:
                 self._next = None
                 self._changed.notify_all()

@@ -172,17 +172,17 @@ class Sweep:
         lane = self._schedule.next_lane(monotonic_seconds())
         if lane is None:
             return
-        most = max(self._slots.total // _SHARE, 1)
-        late = self._find_overdue(lane, min(most * _CHOICE, _MOST))
-        taken = self._slots.take_next(lane, min(len(late), most), _FULL_SECONDS) if late else 0
+        limit = max(self._slots.total // _SHARE, 1)
+        late = self._find_overdue(lane, min(limit * _CHOICE, _MOST))
+        taken = self._slots.take_next(lane, min(len(late), limit), _FULL_SECONDS) if late else 0
         if self._start(lane, taken, late) or not late:
             self._schedule.served(lane, monotonic_seconds())
         else:
             self._schedule.missed(lane, monotonic_seconds())
 
-    def _find_overdue(self, lane: Lane, most: int) -> list[DueRun]:
+    def _find_overdue(self, lane: Lane, limit: int) -> list[DueRun]:
         """Return overdue runs, the oldest first."""
-        found = self._find([(queue, lane, most) for queue in self._queues])
+        found = self._find([(queue, lane, limit) for queue in self._queues])
         late = _by_lane([run for run in found if run.age >= self._schedule.overdue]).get(lane, [])
         if self._schedule.has_missed(lane):
             random.shuffle(late)  # every executor finds the same runs, and all but one would start nothing again

@@ -20,7 +20,7 @@ from tidewheel.intake.backfills import (
     apply_backfills,
 )
 from tidewheel.intake.calendars import apply_calendar_deletes, apply_calendar_puts
-from tidewheel.intake.cancel import apply_cancel_filters, apply_cancels, hold_claims
+from tidewheel.intake.cancel import apply_cancel_filters, apply_cancels, block_claims
 from tidewheel.intake.lifecycle import apply_deletes, apply_pauses, apply_resumes
 from tidewheel.intake.locks import read_now
 from tidewheel.intake.overrides import apply_overrides
@@ -116,7 +116,7 @@ def apply_requests(connection: Conn, installation: Installation, batch: Sequence
     if len(batch) > 1 and any(isinstance(received.request, RunsCancel) for received in batch):
         # Only direct callers send such a batch; a Kafka batch is split, since no claim can start until the commit.
         # Before any other lock: claims wait for a job's active run, so its holder must not wait for claims (ADR 0008).
-        hold_claims(connection)
+        block_claims(connection)
     replies: list[Reply | None] = [None] * len(batch)
     unknown = unknown_tenants(connection, batch)
     stored = _find_replies(connection, batch)

@@ -226,28 +226,26 @@ def _reset_timers(connection: Conn, installation: Installation, locked: Locked) 
     with connection.cursor(row_factory=class_row(LockedTimer), binary=True) as cursor:
         left = list(cursor.execute(_READ_LOCKED_TIMERS, columns))
     timers = [timer for timer in left if timer.hold_reason != HoldReason.QUARANTINED]
-    circumstances = read_decision_inputs(connection, timers)
-    advance_timers(
-        connection, installation, timers, lambda timer: _reset(timer, circumstances, locked.now), now=locked.now
-    )
+    inputs = read_decision_inputs(connection, timers)
+    advance_timers(connection, installation, timers, lambda timer: _reset(timer, inputs, locked.now), now=locked.now)
     with connection.cursor(row_factory=class_row(LockedTimer), binary=True) as cursor:
         had = {timer.job_id for timer in left}
         timerless = [row for row in cursor.execute(_READ_JOBS_WITHOUT_TIMER, columns) if row.job_id not in had]
-    circumstances = read_decision_inputs(connection, timerless)
+    inputs = read_decision_inputs(connection, timerless)
     revived = [
         _timer(locked.jobs[row.job_id], decision)
         for row in timerless
-        if (decision := _reset(row, circumstances, locked.now)).next_at is not None
+        if (decision := _reset(row, inputs, locked.now)).next_at is not None
     ]
     if revived:
         put_timers(connection, revived)
         connection.execute(_REVIVE_JOBS, {"job_ids": [timer.job_id for timer in revived]})
 
 
-def _reset(timer: LockedTimer, circumstances: DecisionInputs, now: datetime) -> Decision:
+def _reset(timer: LockedTimer, inputs: DecisionInputs, now: datetime) -> Decision:
     """Return the timer's new position; the occurrences up to now have their records."""
     try:
-        state = timer_state(timer, circumstances.day_sets, circumstances.of(timer))
+        state = timer_state(timer, inputs.day_sets, inputs.of(timer))
     except ScheduleRefused:  # firing quarantines the job
         held = HoldReason(timer.hold_reason) if timer.hold_reason else None
         return Decision(next_at=timer.scheduled_at, due_at=timer.due_at, hold_reason=held, overridden=timer.overridden)

@@ -114,7 +114,7 @@ def apply_cancel_filters(connection: Conn, installation: Installation, batch: Se
     return [_apply(connection, received) for received in batch]
 
 
-def hold_claims(connection: Conn) -> None:
+def block_claims(connection: Conn) -> None:
     """Wait for the claims under way, and block new ones until the end of the caller's transaction."""
     connection.execute(_BLOCK_CLAIMS)
 
@@ -133,7 +133,7 @@ def _apply(connection: Conn, received: ReceivedRequest) -> Reply:
         columns: dict[str, object] = {"id": number, "tenant": received.tenant, "job_ids": labelled}
         connection.execute(_ADD_CANCELLED_JOBS, columns)
     # As late as possible: no executor can claim from here to the commit.
-    hold_claims(connection)
+    block_claims(connection)
     columns = {
         "id": number,
         "tenant": received.tenant,

@@ -47,8 +47,8 @@ _COPY_JOBS = (
 )
 _JOB = columns(16)
 _COPY_VERSIONS = (
-    "COPY job_versions (job_id, spec, definition, tenant, version, effective_at, schedule_json, policy_json, handler, queue, "
-    "lane, overlap, has_deadlines) FROM STDIN (FORMAT BINARY)"
+    "COPY job_versions (job_id, spec, definition, tenant, version, effective_at, schedule_json, policy_json, handler, "
+    "queue, lane, overlap, has_deadlines) FROM STDIN (FORMAT BINARY)"
 )
 _VERSION = columns(13)
 _COPY_TIMERS = (

@@ -96,13 +96,13 @@ def apply_resumes(connection: Conn, installation: Installation, batch: Sequence[
     locked = lock_jobs(connection, installation, batch)
     jobs = [job for job in existing_jobs(locked, batch) if job.paused]
     timers = [locked.timers[job.job_id] for job in jobs if job.job_id in locked.timers]
-    circumstances = read_decision_inputs(connection, timers)
+    inputs = read_decision_inputs(connection, timers)
     waiting = find_open_fixed_delay_runs(connection, timers)
     advance_timers(
         connection,
         installation,
         timers,
-        lambda timer: _resumed(timer, circumstances, locked.now, waits=timer.job_id in waiting),
+        lambda timer: _resumed(timer, inputs, locked.now, waits=timer.job_id in waiting),
         now=locked.now,
     )
     connection.execute(_RESUME_JOBS, {"job_ids": [job.job_id for job in jobs], "now": locked.now})
@@ -156,8 +156,8 @@ def existing_jobs(locked: Locked, batch: Sequence[ReceivedRequest]) -> list[JobR
     return [locked.jobs[job] for job in ids if job in locked.jobs and locked.jobs[job].exists]
 
 
-def _resumed(timer: LockedTimer, circumstances: DecisionInputs, now: datetime, *, waits: bool) -> Decision:
-    decision = after_pause(timer, circumstances, now)
+def _resumed(timer: LockedTimer, inputs: DecisionInputs, now: datetime, *, waits: bool) -> Decision:
+    decision = after_pause(timer, inputs, now)
     return hold_for_run(decision) if waits else decision
 
 

@@ -164,10 +164,10 @@ def _lift_ended_pauses(connection: Conn, installation: Installation, locked: Loc
     ]
     if not ended:
         return False
-    circumstances, waiting = read_decision_inputs(connection, ended), find_open_fixed_delay_runs(connection, ended)
+    inputs, waiting = read_decision_inputs(connection, ended), find_open_fixed_delay_runs(connection, ended)
 
     def decide_by(timer: LockedTimer) -> Decision:
-        decision = after_pause(timer, circumstances, (timer.due_at or locked.now) - _TICK)
+        decision = after_pause(timer, inputs, (timer.due_at or locked.now) - _TICK)
         return hold_for_run(decision) if timer.job_id in waiting else decision
 
     advance_timers(connection, installation, ended, decide_by, now=locked.now, repeats=True)
@@ -218,8 +218,8 @@ def apply_overdue(
     _skip_paused(connection, installation, paused, now=locked.now, drop_once=drop_once)
     overdue = [timer for timer in due if timer.hold_reason is None]
     while overdue:
-        circumstances = read_decision_inputs(connection, overdue)
-        decide_by = _OverdueDecider(circumstances, locked.now, installation)
+        inputs = read_decision_inputs(connection, overdue)
+        decide_by = _OverdueDecider(inputs, locked.now, installation)
         decisions = advance_timers(connection, installation, overdue, decide_by, now=locked.now, repeats=True)
         moved = [(timer, decision) for timer, decision in zip(overdue, decisions, strict=True)]
         for timer, decision in moved:
@@ -240,11 +240,11 @@ def _skip_paused(
     now: datetime,
     drop_once: Collection[UUID],
 ) -> None:
-    circumstances = read_decision_inputs(connection, paused)
+    inputs = read_decision_inputs(connection, paused)
 
     def decide_by(timer: LockedTimer) -> Decision:
         once_too = timer.job_id in drop_once
-        decision = _by(timer, circumstances, lambda where: skip_paused(where, now=now, once_too=once_too))
+        decision = _by(timer, inputs, lambda state: skip_paused(state, now=now, once_too=once_too))
         return decision._replace(hold_reason=HoldReason.PAUSE, due_at=timer.due_at)
 
     advance_timers(connection, installation, paused, decide_by, now=now)
@@ -274,9 +274,9 @@ def _still_overdue(timer: LockedTimer, decision: Decision, now: datetime) -> Loc
     return left if _is_due(left, now) else None
 
 
-def after_pause(timer: LockedTimer, circumstances: DecisionInputs, now: datetime) -> Decision:
+def after_pause(timer: LockedTimer, inputs: DecisionInputs, now: datetime) -> Decision:
     """Return the decision for a timer whose pause ends, as `on_resume` says."""
-    return _by(timer, circumstances, lambda where: on_resume(where, now=now))
+    return _by(timer, inputs, lambda state: on_resume(state, now=now))
 
 
 def read_now(connection: Conn) -> datetime:
@@ -291,9 +291,9 @@ def job_id_of(received: ReceivedRequest) -> UUID:
     return received.job_id
 
 
-def _by(timer: LockedTimer, circumstances: DecisionInputs, decide_by: Callable[[TimerState], Decision]) -> Decision:
+def _by(timer: LockedTimer, inputs: DecisionInputs, decide_by: Callable[[TimerState], Decision]) -> Decision:
     try:
-        return decide_by(timer_state(timer, circumstances.day_sets, circumstances.of(timer)))
+        return decide_by(timer_state(timer, inputs.day_sets, inputs.of(timer)))
     except ScheduleRefused:
         # The schedule cannot be read: firing quarantines the job, or the change replaces the version.
         return Decision(next_at=timer.scheduled_at)
@@ -302,14 +302,14 @@ def _by(timer: LockedTimer, circumstances: DecisionInputs, decide_by: Callable[[
 class _OverdueDecider:
     """Decides the overdue occurrences of jobs that are about to change, as firing would."""
 
-    def __init__(self, circumstances: DecisionInputs, now: datetime, installation: Installation) -> None:
-        self._circumstances, self._now, self._misfire_after = circumstances, now, installation.misfire_after
+    def __init__(self, inputs: DecisionInputs, now: datetime, installation: Installation) -> None:
+        self._inputs, self._now, self._misfire_after = inputs, now, installation.misfire_after
 
     def __call__(self, timer: LockedTimer) -> Decision:
-        return _by(timer, self._circumstances, lambda where: self._decide(where, timer.job_id))
+        return _by(timer, self._inputs, lambda state: self._decide(state, timer.job_id))
 
-    def _decide(self, where: TimerState, job: UUID) -> Decision:
+    def _decide(self, state: TimerState, job: UUID) -> Decision:
         # A whole catch-up, plus one occurrence a second for misfire_after: one decision is usually enough.
-        most = int(self._misfire_after.total_seconds()) + 2 + MAX_CAUGHT_UP
-        decision = decide(where, now=self._now, horizon=self._now, misfire_after=self._misfire_after, limit=most)
-        return with_jitter(decision, where, job)
+        limit = int(self._misfire_after.total_seconds()) + 2 + MAX_CAUGHT_UP
+        decision = decide(state, now=self._now, horizon=self._now, misfire_after=self._misfire_after, limit=limit)
+        return with_jitter(decision, state, job)

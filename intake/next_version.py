@@ -116,7 +116,7 @@ def next_version(spec: JobSpec, job: JobRow, inputs: VersionInputs, day_sets: Da
     paused = job.paused if job.exists else spec.paused
     held = HoldReason.PAUSE if paused else None
     schedule = schedule_from_text(text, job.job_id)
-    where = timer_state(_NextTimer(job, text, policy, inputs.now), day_sets)
+    state = timer_state(_NextTimer(job, text, policy, inputs.now), day_sets)
     next_at: datetime | None
     due_at: datetime | None
     if inputs.keep_pause and inputs.remaining_from is not None:
@@ -127,7 +127,7 @@ def next_version(spec: JobSpec, job: JobRow, inputs: VersionInputs, day_sets: Da
         next_at = due_at = _chain(schedule, job, interval_us or 0, inputs)
         held = held or (HoldReason.RUN if inputs.run_open else None)
     else:
-        nominal, due_at = schedule.after(inputs.now), next_wakeup(where, inputs.now)
+        nominal, due_at = schedule.after(inputs.now), next_wakeup(state, inputs.now)
         # An occurrence shifted to another day may come before the next nominal instant.
         next_at = due_at if due_at is None or nominal is None else min(nominal, due_at)
     return NextVersion(
@@ -142,7 +142,7 @@ def next_version(spec: JobSpec, job: JobRow, inputs: VersionInputs, day_sets: Da
         next_at=next_at,
         due_at=due_at,
         hold_reason=held,
-        effective=where.effective,
+        effective=state.effective,
     )
 
 

@@ -250,7 +250,7 @@ def drop_moves(
                 "first_at": format_timestamp(at),
                 "last_at": format_timestamp(at),
                 "occurrences": "1",
-                "exact": "true",
+                "is_exact": "true",
             },
         )
         for job, at in gone

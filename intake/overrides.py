@@ -168,8 +168,8 @@ def _apply_changes(
     # The end of a pause decides the occurrences in it, and no run is written ahead during a pause.
     remaining = apply_overdue(connection, installation, locked, [c.job.job_id for c in shifting if not c.job.paused])
     started = _started(connection, shifting)
-    made = [change for change in changes if change.job.job_id not in started]
-    _write(connection, installation, made, locked.now)
+    applied = [change for change in changes if change.job.job_id not in started]
+    _write(connection, installation, applied, locked.now)
     overrides = read_coming_overrides(connection, [change.job.job_id for change in changes], locked.now)
     after: dict[UUID, UpcomingOccurrences] = {}
     timers: list[TimerToPut] = []
@@ -184,7 +184,7 @@ def _apply_changes(
     put_timers(connection, timers)
     # The retracted run may have been the last of its job.
     connection.execute(_REVIVE_JOBS, {"job_ids": [timer.job_id for timer in timers]})
-    append(connection, [_event(change, installation, locked.now) for change in made], shards=installation.shards)
+    append(connection, [_event(change, installation, locked.now) for change in applied], shards=installation.shards)
     return after, started
 
 
@@ -200,14 +200,16 @@ def _has_a_run(at: datetime, state: RunState) -> InvalidInput:
     return InvalidInput([FieldError("at", problem, remedy)])
 
 
-def _write(connection: Conn, installation: Installation, made: Sequence[_Change], now: datetime) -> None:
+def _write(connection: Conn, installation: Installation, applied: Sequence[_Change], now: datetime) -> None:
     """Write the new overrides."""
-    delete_overrides(connection, [(change.job.job_id, change.request.at) for change in made if change.override is None])
-    drop_moves(connection, installation, [(each.job, each.request.at) for each in made if each.drops_move], now)
+    delete_overrides(
+        connection, [(change.job.job_id, change.request.at) for change in applied if change.override is None]
+    )
+    drop_moves(connection, installation, [(each.job, each.request.at) for each in applied if each.drops_move], now)
     overrides = [
-        (change.job, change.override) for change in made if change.override is not None and not change.drops_move
+        (change.job, change.override) for change in applied if change.override is not None and not change.drops_move
     ]
-    reasons = {change.job.job_id: change.request.reason for change in made}
+    reasons = {change.job.job_id: change.request.reason for change in applied}
     if overrides:
         columns: dict[str, object] = {
             "job_ids": uuids(job.job_id for job, _ in overrides),

@@ -154,7 +154,7 @@ def _fired(connection: Conn, edits: Sequence[_Edit], locked: Locked) -> dict[UUI
     passed: list[tuple[UUID, datetime]] = []
     for e in edits:
         job, at = locked.jobs[e.job_id], once_at(e.spec, e.job_id)
-        if at is not None and at <= locked.now and not (job.exists and job.schedule == once_text(e.spec)):
+        if at is not None and at <= locked.now and not (job.exists and job.schedule_json == once_text(e.spec)):
             passed.append((e.job_id, at))
     return {job: state for (job, _), state in read_timer_runs(connection, passed).items()}
 

@@ -91,11 +91,11 @@ def _next_fires(connection: Conn, job_ids: Collection[UUID]) -> dict[UUID, datet
     """Return the next fire time of jobs with overrides or calendars, decided as the scheduler does."""
     with connection.cursor(row_factory=class_row(LockedTimer), binary=True) as cursor:
         timers = cursor.execute(_READ_LOCKED_TIMERS, {"job_ids": list(job_ids)}).fetchall()
-    circumstances = read_decision_inputs(connection, timers)
+    inputs = read_decision_inputs(connection, timers)
     found: dict[UUID, datetime] = {}
     for timer in timers:
         with suppress(ScheduleRefused):  # firing quarantines the job
-            state = timer_state(timer, circumstances.day_sets, circumstances.of(timer))
+            state = timer_state(timer, inputs.day_sets, inputs.of(timer))
             following = state.live.after(state.cursor - _TICK)
             found[timer.job_id] = min([*state.moved.values(), following or _NEVER])
     return {job: at for job, at in found.items() if at is not _NEVER}

@@ -70,9 +70,9 @@ class Deleter:
         if published.acknowledged or published.refused:
             with self._session.transaction() as connection:
                 for row, error in published.refused:
-                    aside = {"ctids": addresses([row]), "ids": ids([row]), "error": error}
-                    connection.execute(_QUARANTINE_OUTBOX_ROW, aside)
+                    columns = {"ctids": addresses([row]), "ids": ids([row]), "error": error}
+                    connection.execute(_QUARANTINE_OUTBOX_ROW, columns)
                 if published.acknowledged:
-                    gone = {"ctids": addresses(published.acknowledged), "ids": ids(published.acknowledged)}
-                    connection.execute(_DELETE_OUTBOX, gone)
+                    acknowledged = {"ctids": addresses(published.acknowledged), "ids": ids(published.acknowledged)}
+                    connection.execute(_DELETE_OUTBOX, acknowledged)
         failpoint("relay.deleted")

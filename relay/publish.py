@@ -209,18 +209,18 @@ class Publisher:
 
     def _sendable(self, rows: Sequence[DueRow]) -> Sequence[DueRow]:
         """Return the rows whose topics exist. The producer would wait for an unknown topic and delay all rows."""
-        wanted = {row[TOPIC] for row in rows}
+        named = {row[TOPIC] for row in rows}
         self._dropped = []
-        if wanted - self._topics:
+        if named - self._topics:
             try:
                 self._topics = frozenset(self._producer.list_topics(timeout=_METADATA_SECONDS).topics)
             except KafkaException as error:
                 message = f"the broker does not answer: {error.args[0].str()}"
                 raise Unavailable(message) from error
-            for topic in wanted - self._topics:
+            for topic in named - self._topics:
                 self._backoff.back_off(topic, "there is no such topic")
-        usable = self._backoff.usable(wanted & self._topics)
-        if usable == wanted:
+        usable = self._backoff.usable(named & self._topics)
+        if usable == named:
             return rows
         # The sweep serves a queue without topics from open_runs. Its messages would stay in the outbox for ever.
         self._dropped = [

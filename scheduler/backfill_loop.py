@@ -41,7 +41,7 @@ _END_BACKFILL = _SQL["end_backfill"]
 
 _EVERY_SECONDS = 0.2  # between two steps: the longest wait of the next run after one has ended
 _SHARE_SECONDS = 0.05  # of each step; a batch that has begun by then is the last, since firing comes first
-_NOBODY = UUID(int=0)
+_BEFORE_ALL = UUID(int=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class BackfillLoop:
     def __init__(self, session: Session, installation: Installation) -> None:
         self._session, self._installation = session, installation
         self._next = 0.0
-        self._after = _NOBODY
+        self._after = _BEFORE_ALL
 
     def step(self, shards: Sequence[int]) -> tuple[int, float]:
         """Create runs for up to `_SHARE_SECONDS`, every `_EVERY_SECONDS`.

@@ -143,7 +143,7 @@ class BulkCancel:
         self._session, self._installation = session, installation
         self._positions: dict[int, _ScanPosition] = {}
         self._last = 0
-        self._next_look = 0.0
+        self._next_poll = 0.0
 
     def step(self) -> CancelResult:
         """Cancel up to `_BATCH_ROWS` runs of the next cancellation.
@@ -151,7 +151,7 @@ class BulkCancel:
         Raises:
             Unavailable: The database does not answer.
         """
-        if monotonic_seconds() < self._next_look:
+        if monotonic_seconds() < self._next_poll:
             return CancelResult()
         done = CancelResult()
         for cancellation in self._open():
@@ -161,7 +161,7 @@ class BulkCancel:
             self._last = cancellation.id
             if done.more:
                 break
-        self._next_look = 0.0 if done.more else monotonic_seconds() + _POLL_SECONDS
+        self._next_poll = 0.0 if done.more else monotonic_seconds() + _POLL_SECONDS
         return done
 
     def _open(self) -> list[OpenCancellation]:

@@ -78,7 +78,7 @@ class Deadlines:
         self._session, self._installation = session, installation
         self._definitions = Definitions()
         self._failed: set[UUID] = set()
-        self._next_look = 0.0
+        self._next_poll = 0.0
 
     def step(self) -> tuple[int, float]:
         """Time out up to `_MOST` runs; return their number and the seconds until the next step.
@@ -87,14 +87,14 @@ class Deadlines:
             Unavailable: The database does not answer.
         """
         now = monotonic_seconds()
-        if now < self._next_look:
-            return 0, self._next_look - now
+        if now < self._next_poll:
+            return 0, self._next_poll - now
         pause = self._pause()
         moved = 0
         if pause <= 0:
             moved = self._time_out()
             pause = 0.0 if moved else _BUSY_SECONDS
-        self._next_look = monotonic_seconds() + pause
+        self._next_poll = monotonic_seconds() + pause
         return moved, pause
 
     def _pause(self) -> float:

@@ -24,7 +24,7 @@ class BatchDecider:
     """Decides each distinct (schedule, policy, instant) once: timers that share them share the decision.
 
     Args:
-        circumstances: Calendars and overrides of the timers.
+        inputs: Calendars and overrides of the timers.
         waiting: The fixed_delay jobs whose last run is open.
         now: The database's clock.
         horizon: Instants up to here become runs.
@@ -33,14 +33,14 @@ class BatchDecider:
 
     def __init__(
         self,
-        circumstances: DecisionInputs,
+        inputs: DecisionInputs,
         waiting: Collection[UUID],
         *,
         now: datetime,
         horizon: datetime,
         misfire_after: timedelta,
     ) -> None:
-        self._circumstances, self._waiting = circumstances, waiting
+        self._inputs, self._waiting = inputs, waiting
         self._now, self._horizon, self._misfire_after = now, horizon, misfire_after
         self._decided: dict[_DecisionKey, tuple[TimerState | None, Decision]] = {}
 
@@ -82,4 +82,4 @@ class BatchDecider:
         return with_jitter(decision, state, timer.job_id)
 
     def _state(self, timer: LockedTimer) -> TimerState:
-        return timer_state(timer, self._circumstances.day_sets, self._circumstances.of(timer))
+        return timer_state(timer, self._inputs.day_sets, self._inputs.of(timer))

@@ -165,12 +165,12 @@ def _reschedule(connection: Conn, installation: Installation, scanned: Sequence[
     if not outdated:
         return 0
     retracted = retract_runs(connection, sorted(outdated), now=now)
-    begun = {job: at for job, at in retracted.items() if at <= now}
-    _record_retracted(connection, installation, [timer for timer, _ in outdated.values()], begun, now)
+    overdue = {job: at for job, at in retracted.items() if at <= now}
+    _record_retracted(connection, installation, [timer for timer, _ in outdated.values()], overdue, now)
     timers = [_rewound(timer, now) for timer, _ in outdated.values()]
-    circumstances = read_decision_inputs(connection, timers)
-    states = {timer.job_id: _state_of(timer, circumstances) for timer in timers}
-    _forget_moves(connection, states)
+    inputs = read_decision_inputs(connection, timers)
+    states = {timer.job_id: _state_of(timer, inputs) for timer in timers}
+    _delete_moves(connection, states)
     decisions = advance_timers(
         connection, installation, timers, lambda timer: rescheduled(timer, states[timer.job_id], now), now=now
     )
@@ -184,27 +184,27 @@ def _record_retracted(
     connection: Conn,
     installation: Installation,
     timers: Sequence[LockedTimer],
-    begun: Mapping[UUID, datetime],
+    overdue: Mapping[UUID, datetime],
     now: datetime,
 ) -> None:
     """Record the retracted occurrences up to now again; one that has a run keeps it."""
-    again = [_rewound(timer, begun[timer.job_id] - _TICK) for timer in timers if timer.job_id in begun]
+    again = [_rewound(timer, overdue[timer.job_id] - _TICK) for timer in timers if timer.job_id in overdue]
     if not again:
         return
-    circumstances = read_decision_inputs(connection, again)
+    inputs = read_decision_inputs(connection, again)
     advance_timers(
         connection,
         installation,
         again,
         lambda timer: decide(
-            _state_of(timer, circumstances), now=now, horizon=now, misfire_after=_LONGEST_AHEAD, limit=MAX_CAUGHT_UP
+            _state_of(timer, inputs), now=now, horizon=now, misfire_after=_LONGEST_AHEAD, limit=MAX_CAUGHT_UP
         ),
         now=now,
         repeats=True,
     )
 
 
-def _forget_moves(connection: Conn, states: Mapping[UUID, TimerState]) -> None:
+def _delete_moves(connection: Conn, states: Mapping[UUID, TimerState]) -> None:
     """Delete moves of future occurrences that the current rules do not have, as an edit does."""
     gone = [(job, at) for job, state in states.items() for at in state.dropped]
     if gone:
@@ -224,12 +224,12 @@ def _find_outdated(
     ahead: defaultdict[UUID, set[datetime]] = defaultdict(set)
     for job_id, at in connection.execute(_READ_WRITTEN_AHEAD, columns, binary=True):
         ahead[cast("UUID", job_id)].add(cast("datetime", at))
-    circumstances = read_decision_inputs(connection, [_rewound(timer, now) for timer in timers])
+    inputs = read_decision_inputs(connection, [_rewound(timer, now) for timer in timers])
     outdated: dict[UUID, tuple[LockedTimer, datetime]] = {}
     for timer in timers:
         written = frozenset(ahead[timer.job_id])
         try:
-            state = _state_of(_rewound(timer, now), circumstances)
+            state = _state_of(_rewound(timer, now), inputs)
         except Exception as error:  # noqa: BLE001 - the error is this job's, and firing quarantines it
             _LOG.warning("job %s cannot be computed: %s", timer.job_id, error, extra={"job_id": str(timer.job_id)})
             continue
@@ -243,8 +243,8 @@ def _rewound(timer: LockedTimer, now: datetime) -> LockedTimer:
     return timer._replace(scheduled_at=now + _TICK, overridden=True)
 
 
-def _state_of(timer: LockedTimer, circumstances: DecisionInputs) -> TimerState:
-    return timer_state(timer, circumstances.day_sets, circumstances.of(timer))
+def _state_of(timer: LockedTimer, inputs: DecisionInputs) -> TimerState:
+    return timer_state(timer, inputs.day_sets, inputs.of(timer))
 
 
 def _event(

@@ -106,10 +106,10 @@ def run_id(
 
 def uuid_of(number: int) -> UUID:
     """Return the UUID of a 128-bit number, in a quarter of the time of UUID's constructor."""
-    made = _blank(UUID)
-    _set(made, "int", number)
-    _set(made, "is_safe", _UNKNOWN)
-    return made
+    new = _blank(UUID)
+    _set(new, "int", number)
+    _set(new, "is_safe", _UNKNOWN)
+    return new
 
 
 def read_uuid(text: str) -> UUID:

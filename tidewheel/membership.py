@@ -24,11 +24,11 @@ from tidewheel.process.clock_skew import ClockSkew
 from tidewheel.process.service import Backoff, Shutdown
 
 _SQL = Statements("tidewheel")
-_BEAT = _SQL["heartbeat_member"]
+_HEARTBEAT = _SQL["heartbeat_member"]
 _LIVE = _SQL["live_members"]
-_LEAVE = _SQL["leave"]
+_DELETE = _SQL["delete_member"]
 
-_BEATS_PER_TIMEOUT = 5  # a member may lose four heartbeats before it counts as dead
+_HEARTBEATS_PER_TIMEOUT = 5  # a member may lose four heartbeats before it counts as dead
 
 
 class Membership:
@@ -59,7 +59,7 @@ class Membership:
 
     def _run(self) -> None:
         backoff = Backoff(self._stop, f"{self._role} membership")
-        pause = self._timeout.total_seconds() / _BEATS_PER_TIMEOUT
+        pause = self._timeout.total_seconds() / _HEARTBEATS_PER_TIMEOUT
         while not self._stop.requested():
             try:
                 self._heartbeat_until_stopped(pause, backoff)
@@ -76,11 +76,11 @@ class Membership:
                 self._first.set()
                 backoff.reset()
                 self._stop.wait(pause)
-            connection.execute(_LEAVE, columns)
+            connection.execute(_DELETE, columns)
 
     def _heartbeat(self, connection: Conn, columns: Mapping[str, object]) -> None:
         sent = monotonic_seconds()
-        row = connection.execute(_BEAT, columns, binary=True).fetchone()
+        row = connection.execute(_HEARTBEAT, columns, binary=True).fetchone()
         assert row is not None  # noqa: S101 - entered or beaten
         self._skew.record(cast("datetime", row[0]), since=sent)
 

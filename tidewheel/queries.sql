@@ -1,5 +1,5 @@
 -- name: heartbeat_member
--- A member says that it lives; the first beat enters it. Brings the database's clock along.
+-- Records a heartbeat of a member; the first one inserts its row. Returns the database's clock.
 -- Index: members_pkey. Lock: its own row.
 INSERT INTO members (member_id, role, name, heartbeat_count, last_heartbeat_at, started_at)
 VALUES (%(member_id)s, %(role)s, %(name)s, 0, tidewheel_now(), tidewheel_now())
@@ -7,9 +7,9 @@ ON CONFLICT (member_id) DO UPDATE SET heartbeat_count = members.heartbeat_count 
 RETURNING last_heartbeat_at
 
 -- name: live_members
--- Who of a role was heard of lately; also removes those that have been silent for an hour. A beat from the future is one
--- from before the clock was set back: who lives beats again.
--- No index: a handful of rows. Lock: the rows removed.
+-- Returns the members of a role with a recent heartbeat; deletes those without one for an hour.
+-- No index: a handful of rows. Lock: the deleted rows.
+-- Why: a heartbeat from the future is one from before the clock was set back. A live member sends another.
 WITH gone AS (
     DELETE FROM members WHERE last_heartbeat_at < tidewheel_now() - interval '1 hour'
 )
@@ -20,11 +20,11 @@ SELECT member_id FROM members
  ORDER BY member_id
 
 -- name: read_clock
--- The clock that decides what is due, and so what day it is.
+-- Returns the clock that decides due times, and so the current day.
 -- No index, no lock.
 SELECT tidewheel_now()
 
--- name: leave
--- A member says goodbye, so that the others need not wait for its silence.
+-- name: delete_member
+-- Deletes a member that stops, so that the others need not wait for its timeout.
 -- Index: members_pkey. Lock: its own row.
 DELETE FROM members WHERE member_id = %(member_id)s

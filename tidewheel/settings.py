@@ -336,9 +336,11 @@ class ExecutorSettings(Connections):
     @classmethod
     def _outlasts_a_heartbeat(cls, lease: timedelta, info: ValidationInfo) -> timedelta:
         """Refuse a lease that would be over before the next heartbeat."""
-        beat = info.data.get("heartbeat")
-        if isinstance(beat, timedelta) and lease <= beat:
-            message = f"must be longer than TIDEWHEEL_HEARTBEAT, {format_duration(beat)}; three times as long is good"
+        heartbeat = info.data.get("heartbeat")
+        if isinstance(heartbeat, timedelta) and lease <= heartbeat:
+            message = (
+                f"must be longer than TIDEWHEEL_HEARTBEAT, {format_duration(heartbeat)}; three times as long is good"
+            )
             raise ValueError(message)
         return lease
 

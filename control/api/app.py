@@ -17,14 +17,14 @@ from tidewheel.transitions.installation import Installation
 
 def make_app(settings: ApiSettings, installation: Installation, workers: Workers, *, stop: Shutdown) -> Starlette:
     """Return the HTTP API on these workers."""
-    doors = (
+    apis = (
         ExecutorsApi(workers, installation, settings),
         RunsApi(workers, installation),
         SchemasApi(workers),
         HealthApi(workers, stop),
     )
     return Starlette(
-        routes=[route for door in doors for route in door.routes()],
+        routes=[route for api in apis for route in api.routes()],
         middleware=[Middleware(Guard, settings=settings)],
         exception_handlers=HANDLERS,
     )

@@ -40,12 +40,14 @@ class Guard:
     def _refusal(self, request: Request) -> Response | None:
         if self._token is None:
             if not is_loopback(request.url.hostname or ""):
-                told = f"this door is for this machine, not for {request.url.hostname}; set TIDEWHEEL_API_TOKEN"
-                return problem(HTTPStatus.MISDIRECTED_REQUEST, "misdirected", told)
+                detail = (
+                    f"the API listens for this machine alone, not for {request.url.hostname}; set TIDEWHEEL_API_TOKEN"
+                )
+                return problem(HTTPStatus.MISDIRECTED_REQUEST, "misdirected", detail)
         elif not _OPEN.fullmatch(request.scope["path"]):
             given = bearer(request)
             if given is None or not hmac.compare_digest(given.encode(), self._token):
-                told = "send Authorization: Bearer and the token that TIDEWHEEL_API_TOKEN names"
-                asked = {"WWW-Authenticate": "Bearer"}
-                return problem(HTTPStatus.UNAUTHORIZED, "unauthorized", told, headers=asked)
+                detail = "send Authorization: Bearer and the token that TIDEWHEEL_API_TOKEN names"
+                headers = {"WWW-Authenticate": "Bearer"}
+                return problem(HTTPStatus.UNAUTHORIZED, "unauthorized", detail, headers=headers)
         return None

@@ -55,9 +55,9 @@ async def _read(request: Request) -> bytes:
             async for chunk in request.stream():
                 body += chunk
                 if len(body) > MAX_DOCUMENT_BYTES:
-                    told = f"the body has more than {MAX_DOCUMENT_BYTES} bytes; send it in parts"
-                    raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, told, {"Connection": "close"})
+                    detail = f"the body has more than {MAX_DOCUMENT_BYTES} bytes; send it in parts"
+                    raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, detail, {"Connection": "close"})
     except (TimeoutError, ClientDisconnect) as error:
-        told = f"the body did not come within {_SECONDS:g} s"
-        raise HTTPException(HTTPStatus.REQUEST_TIMEOUT, told, {"Connection": "close"}) from error
+        detail = f"the body did not come within {_SECONDS:g} s"
+        raise HTTPException(HTTPStatus.REQUEST_TIMEOUT, detail, {"Connection": "close"}) from error
     return bytes(body)

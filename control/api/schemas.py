@@ -43,17 +43,17 @@ class SchemasApi:
 
     async def read(self, request: Request) -> Response:
         """Return a schema as JSON."""
-        asked = str(request.path_params["fingerprint"])
+        text = str(request.path_params["fingerprint"])
         try:
-            fingerprint = bytes.fromhex(asked)
+            fingerprint = bytes.fromhex(text)
         except ValueError:
             fingerprint = b""
         found = self._known.get(fingerprint)
         if found is None and len(fingerprint) == _FINGERPRINT_BYTES:
             found = await self.workers.do(lambda state: self._find(state, fingerprint))
         if found is None:
-            told = "there is no such schema; write bytes 3 to 10 of the message as 16 hexadecimal digits"
-            raise HTTPException(HTTPStatus.NOT_FOUND, told)
+            detail = "there is no such schema; write bytes 3 to 10 of the message as 16 hexadecimal digits"
+            raise HTTPException(HTTPStatus.NOT_FOUND, detail)
         kept = {"Cache-Control": "public, max-age=31536000, immutable"}  # a fingerprint never means another schema
         return Response(found, headers=kept, media_type="application/json")
 

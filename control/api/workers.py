@@ -26,7 +26,7 @@ class WorkerState:
         self._url = url
         self._connection: Connection | None = None
         self.session = Session(url, "tidewheel-api")
-        self.executors = RemoteExecutors(self.session, installation, poke=notifier.notify, stop=stop)
+        self.executors = RemoteExecutors(self.session, installation, notify=notifier.notify, stop=stop)
 
     def connection(self) -> Connection:
         """Return the connection that applies requests; opened on first use.

@@ -7,7 +7,7 @@ import typer
 
 from tidewheel.control.cli.output import Output, OutputOption, print_json, print_result, print_table
 from tidewheel.kafka import topics
-from tidewheel.kafka.topics import Topics, queue_names, queues_with_topics, topic_standing
+from tidewheel.kafka.topics import Topics, queue_names, queues_with_topics, topic_statuses
 from tidewheel.migrations import runner
 from tidewheel.schemas.compatibility import check
 from tidewheel.settings import Connections
@@ -21,8 +21,8 @@ def migrate(
     """Migrate the database to this release's schema."""
     url = Connections.load().database()
     if status:
-        standing = [(row.name, row.state.value, row.applied_at) for row in runner.status(url)]
-        _print([f"{standing:<8} {name}" for name, standing, _ in standing], {"migrations": standing}, output)
+        states = [(row.name, row.state.value, row.applied_at) for row in runner.status(url)]
+        _print([f"{state:<8} {name}" for name, state, _ in states], {"migrations": states}, output)
         return
     applied = runner.migrate(url, dry_run=dry_run)
     verb = "would apply" if dry_run else "applied"
@@ -75,7 +75,7 @@ def list_topics(queues: Queues = None, output: OutputOption = Output.TEXT) -> No
     """List the topics and what `topics apply` would change."""
     settings = Connections.load()
     config, names = settings.kafka_config(), Topics(settings.topic_prefix)
-    found = topic_standing(config, names, queues=_queues(queues, config, names), outputs=settings.outputs_topic)
+    found = topic_statuses(config, names, queues=_queues(queues, config, names), outputs=settings.outputs_topic)
     if output is Output.JSON:
         rows = [
             {

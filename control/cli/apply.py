@@ -79,7 +79,7 @@ def apply(
         ended = True
     finally:
         # An interrupt does not undo the batches that are committed.
-        _say(done, output, bulk=bulk, dry_run=dry_run, ended=ended)
+        _print_load_result(done, output, bulk=bulk, dry_run=dry_run, ended=ended)
     if done.rejected:
         raise typer.Exit(1)
 
@@ -124,11 +124,11 @@ def _total_bytes(files: Sequence[str]) -> int | None:
     return sum(sizes)
 
 
-def _say(done: LoadResult, output: Output, *, bulk: bool, dry_run: bool, ended: bool) -> None:
+def _print_load_result(done: LoadResult, output: Output, *, bulk: bool, dry_run: bool, ended: bool) -> None:
     counts = {"created": done.created, "updated": done.updated, "unchanged": done.unchanged, "rejected": done.rejected}
     words = {"updated": "", "unchanged": "existed"} if bulk else {}
-    told = [f"{number} {words.get(name, name)}" for name, number in counts.items() if words.get(name, name)]
-    line = ("" if ended else "stopped; so far at least ") + ", ".join(told)
+    parts = [f"{number} {words.get(name, name)}" for name, number in counts.items() if words.get(name, name)]
+    line = ("" if ended else "stopped; so far at least ") + ", ".join(parts)
     if len(done.problems) == MOST_PROBLEMS:
         typer.echo(f"the first {MOST_PROBLEMS} problems are listed: correct them first", err=True)
     problems = [

@@ -113,7 +113,9 @@ def pause_backfill(
 ) -> None:
     """Create no further run of a backfill until it is resumed."""
     with requesting(tenant) as client:
-        _say(client.backfills.pause(backfill_id, reason=reason), BackfillState.PAUSED, "paused", backfill_id, output)
+        _print_new_state(
+            client.backfills.pause(backfill_id, reason=reason), BackfillState.PAUSED, "paused", backfill_id, output
+        )
 
 
 def resume_backfill(
@@ -121,7 +123,7 @@ def resume_backfill(
 ) -> None:
     """Resume a backfill."""
     with requesting(tenant) as client:
-        _say(client.backfills.resume(backfill_id), BackfillState.RUNNING, "resumed", backfill_id, output)
+        _print_new_state(client.backfills.resume(backfill_id), BackfillState.RUNNING, "resumed", backfill_id, output)
 
 
 def cancel_backfill(
@@ -133,7 +135,7 @@ def cancel_backfill(
 ) -> None:
     """Stop a backfill and cancel its runs that have not started."""
     with requesting(tenant) as client:
-        _say(
+        _print_new_state(
             client.backfills.cancel(backfill_id, reason=reason),
             BackfillState.CANCELLED,
             "cancelled",
@@ -168,11 +170,13 @@ def _facts(progress: read.BackfillProgress, zone: str | None) -> Iterator[tuple[
     yield "finished", utc_and_local(backfill.finished_at, zone) if backfill.finished_at else None
 
 
-def _say(done: BackfillResult, wanted: BackfillState, what: str, backfill_id: UUID, output: Output) -> None:
+def _print_new_state(
+    done: BackfillResult, requested: BackfillState, what: str, backfill_id: UUID, output: Output
+) -> None:
     """Print a backfill's new state; exit with code 1 if its old state does not allow the change."""
-    reached = not done.unchanged or done.status == wanted
-    said = f"is {done.status}{' already' if reached else ''}" if done.unchanged else what
+    reached = not done.unchanged or done.status == requested
+    text = f"is {done.status}{' already' if reached else ''}" if done.unchanged else what
     document = {"backfill_id": backfill_id, "unchanged": done.unchanged, "status": done.status}
-    print_result([f"backfill {backfill_id}: {said}"], document, output)
+    print_result([f"backfill {backfill_id}: {text}"], document, output)
     if not reached:
         raise typer.Exit(1)

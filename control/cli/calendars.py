@@ -52,14 +52,14 @@ def put(
     """Create or replace a calendar; jobs that name it follow at once."""
     if file is None and not days and not weekdays:
         refuse("NAME", f"calendar {name!r} would have no days", "name some by --from, --days or --weekdays")
-    single, came_from = _words(days), source
+    single, origin = _words(days), source
     if file is not None:
         found = read_calendar_file(file, today=SystemClock().now().date(), years=years)
         single += [day.isoformat() for day in sorted(found.days)]
         until = f", repeats followed to {found.repeats_until}" if found.repeats_until else ""
-        came_from = source or f"{file.name}: {found.events} events{until}"
+        origin = source or f"{file.name}: {found.events} events{until}"
     with requesting(tenant) as client:
-        changed = client.calendars.put(name, days=single, weekdays=_words(weekdays), source=came_from)
+        changed = client.calendars.put(name, days=single, weekdays=_words(weekdays), source=origin)
         calendar = client.calendars.get(name)
     what = f"version {calendar.version}" if changed else f"unchanged, version {calendar.version}"
     document = {"unchanged": not changed, **(as_object(as_json(calendar)) or {})}

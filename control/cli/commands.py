@@ -210,10 +210,10 @@ def root_command() -> TyperGroup:
 
 
 def _group(name: str, group: Group) -> TyperGroup:
-    made = TyperGroup(name=name, help=group.help, no_args_is_help=True, rich_markup_mode=None)
+    typer_group = TyperGroup(name=name, help=group.help, no_args_is_help=True, rich_markup_mode=None)
     for command_name, command in group.commands.items():
-        made.add_command(_LazyCommand(command_name, command))
-    return made
+        typer_group.add_command(_LazyCommand(command_name, command))
+    return typer_group
 
 
 def _app() -> typer.Typer:
@@ -228,8 +228,8 @@ def _app() -> typer.Typer:
     )
 
 
-def _print_version(wanted: bool) -> None:  # noqa: FBT001 - as typer calls it
-    if wanted:
+def _print_version(requested: bool) -> None:  # noqa: FBT001 - as typer calls it
+    if requested:
         typer.echo(f"tidewheel {installed_version('tidewheel')}")
         raise typer.Exit
 

@@ -112,8 +112,8 @@ def _merged(marked: Mapping[str, Iterable[MarkedOccurrence]]) -> tuple[Occurrenc
     for expression, occurrences in marked.items():
         for each in occurrences:
             known = found.get((each.at, each.local))
-            said = [f"`{expression}`: {note}" for note in each.notes] if len(marked) > 1 else each.notes
-            notes = (*(known.notes if known else ()), *said)
+            shown = [f"`{expression}`: {note}" for note in each.notes] if len(marked) > 1 else each.notes
+            notes = (*(known.notes if known else ()), *shown)
             named = (*(known.expressions if known else ()), expression)
             found[each.at, each.local] = Occurrence(each.at, each.local, notes, named)
     return tuple(found[place] for place in sorted(found))

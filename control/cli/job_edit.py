@@ -48,8 +48,8 @@ def create(
     if paused:
         document["paused"] = True
     with requesting(tenant) as client:
-        made = client.submit(document, if_version=0)
-    print_job_change(str(document["key"]), "created", made, output, zone=flags.tz or _zone(document))
+        result = client.submit(document, if_version=0)
+    print_job_change(str(document["key"]), "created", result, output, zone=flags.tz or _zone(document))
 
 
 @with_options(JobFlags, "flags")
@@ -68,14 +68,14 @@ def update(
 ) -> None:
     """Change a job: flags replace single fields, a file replaces the job."""
     given = read_job(flags.file) if flags.file else {}
-    wanted = key_of(key, named, given)
+    job_key = key_of(key, named, given)
     with reading() as connection:
-        standing = read.show_job(connection, tenant, wanted)
-    document = {**described(without(given or standing.job, unset or []), flags), "key": wanted}
+        current = read.show_job(connection, tenant, job_key)
+    document = {**described(without(given or current.job, unset or []), flags), "key": job_key}
     with requesting(tenant) as client:
         # The update names the version that was read, so a concurrent edit is refused and not overwritten.
-        made = client.submit(document, if_version=if_version or standing.summary.version)
-    print_job_change(wanted, "updated", made, output, zone=flags.tz or _zone(document))
+        result = client.submit(document, if_version=if_version or current.summary.version)
+    print_job_change(job_key, "updated", result, output, zone=flags.tz or _zone(document))
 
 
 def pause(
@@ -93,8 +93,8 @@ def pause(
     end = read_instant(until, "--until", timezone) if until else None
     with requesting(tenant) as client:
         done = client.pause(key, until=end, reason=reason)
-    said = f"paused until {utc_and_local(end, timezone)}" if end else "paused"
-    print_job_change(key, said, done, output, unchanged="is paused already")
+    text = f"paused until {utc_and_local(end, timezone)}" if end else "paused"
+    print_job_change(key, text, done, output, unchanged="is paused already")
 
 
 def resume(key: Key, *, tenant: Tenant = DEFAULT_TENANT, output: OutputOption = Output.TEXT) -> None:
@@ -156,19 +156,19 @@ def print_job_change(
     zone: str | None = None,
 ) -> None:
     """Print the change of a job: the action, its version and its next occurrence."""
-    said = f"{unchanged}, version {job.version}" if job.unchanged else f"{done}, version {job.version}"
+    text = f"{unchanged}, version {job.version}" if job.unchanged else f"{done}, version {job.version}"
     coming = f"; next {utc_and_local(job.next_run_at, zone)}" if job.next_run_at else ""
-    print_result([f"{key}: {said}{coming}"], {"key": key, **(as_object(as_json(job)) or {})}, output)
+    print_result([f"{key}: {text}{coming}"], {"key": key, **(as_object(as_json(job)) or {})}, output)
 
 
 def key_of(key: str | None, named: str | None, document: Mapping[str, object]) -> str:
     """Return the key that argument, flag and file agree on."""
-    said = sorted({str(each) for each in (key, named, document.get("key")) if each is not None})
-    if not said:
+    text = sorted({str(each) for each in (key, named, document.get("key")) if each is not None})
+    if not text:
         refuse("key", "is missing", "name the job: `tidewheel job create KEY …`, or --key, or key in the file")
-    if len(said) > 1:
-        refuse("key", f"{' and '.join(map(repr, said))} were read", "name the job once")
-    return said[0]
+    if len(text) > 1:
+        refuse("key", f"{' and '.join(map(repr, text))} were read", "name the job once")
+    return text[0]
 
 
 def _zone(job: Mapping[str, object]) -> str | None:

@@ -182,8 +182,8 @@ def _line(stream: BinaryIO, source: str) -> bytes:
     return line
 
 
-def _whole(stream: BinaryIO, source: str, begun: bytes) -> bytes:
-    data = begun + stream.read(MOST_WHOLE_BYTES + 1 - min(len(begun), MOST_WHOLE_BYTES))
+def _whole(stream: BinaryIO, source: str, start: bytes) -> bytes:
+    data = start + stream.read(MOST_WHOLE_BYTES + 1 - min(len(start), MOST_WHOLE_BYTES))
     _ensure_short(data, source)
     return data
 
@@ -274,8 +274,8 @@ def _yaml(name: str, before: int, data: bytes) -> Iterator[Written]:
             node = cast("yaml.Node", loader.get_node())
             for one in node.value if isinstance(node, yaml.SequenceNode) else [node]:
                 place = f"{name}:{before + one.start_mark.line + 1}"
-                made = cast("object", loader.construct_document(one))  # pyright: ignore[reportUnknownMemberType]
-                found = as_object(made)
+                document = cast("object", loader.construct_document(one))  # pyright: ignore[reportUnknownMemberType]
+                found = as_object(document)
                 content = _no_job("this is no mapping") if found is None else found
                 yield Written(place, content, len(data))
     except UnicodeDecodeError as error:

@@ -92,7 +92,7 @@ class JobFlags:
     description: Annotated[str | None, _option("Text for people who read the job.", "TEXT")] = None
 
 
-_AS_SAID = (
+_PLAIN_FLAGS = (
     "max_runs", "jitter", "overlap", "catch_up", "window", "on_resume", "pause_on_failure", "exclude_calendars",
     "include_calendars", "on_excluded", "start_to_close", "schedule_to_start", "schedule_to_close", "heartbeat",
     "delivery", "on_failure", "lane", "queue", "description",
@@ -108,23 +108,23 @@ def described(job: Mapping[str, object], flags: JobFlags) -> dict[str, object]:
         InvalidInput: Flags exclude each other, or cannot be read.
         ScheduleRefused: There is no such zone.
     """
-    made = dict(job)
-    _put(made, "schedule", _schedule(job.get("schedule"), flags))
+    changed = dict(job)
+    _put(changed, "schedule", _schedule(job.get("schedule"), flags))
     for name in ("start_at", "end_at"):
-        if said := getattr(flags, name):
-            made[name] = _instant(said, name, flags)
-    _put(made, "target", _target(job.get("target"), flags))
+        if value := getattr(flags, name):
+            changed[name] = _instant(value, name, flags)
+    _put(changed, "target", _target(job.get("target"), flags))
     if flags.payload is not None:
-        made.pop("payload_base64", None)
-        made["payload"] = read_payload(flags.payload)
+        changed.pop("payload_base64", None)
+        changed["payload"] = read_payload(flags.payload)
     if flags.max_attempts is not None:
-        made["retry"] = {**(as_object(job.get("retry")) or {}), "max_attempts": flags.max_attempts}
+        changed["retry"] = {**(as_object(job.get("retry")) or {}), "max_attempts": flags.max_attempts}
     if flags.label:
-        made["labels"] = {**(as_object(job.get("labels")) or {}), **read_labels(flags.label)}
-    for name in _AS_SAID:
-        said = getattr(flags, name)
-        _put(made, name, _span(said) if name in _SPANS else said)
-    return made
+        changed["labels"] = {**(as_object(job.get("labels")) or {}), **read_labels(flags.label)}
+    for name in _PLAIN_FLAGS:
+        value = getattr(flags, name)
+        _put(changed, name, _span(value) if name in _SPANS else value)
+    return changed
 
 
 def without(job: Mapping[str, object], paths: list[str]) -> dict[str, object]:
@@ -133,16 +133,16 @@ def without(job: Mapping[str, object], paths: list[str]) -> dict[str, object]:
     Raises:
         InvalidInput: The job does not set such a field.
     """
-    made = dict(job)
+    changed = dict(job)
     for path in paths:
         first, _, rest = path.partition(".")
-        if first not in made or (rest and as_object(made[first]) is None):
+        if first not in changed or (rest and as_object(changed[first]) is None):
             problem = f"the job says nothing of {path!r}"
-            refuse("--unset", problem, f"it says: {', '.join(made)}")
-        value = made.pop(first)
+            refuse("--unset", problem, f"it says: {', '.join(changed)}")
+        value = changed.pop(first)
         if rest:
-            made[first] = without(as_object(value) or {}, [rest])
-    return made
+            changed[first] = without(as_object(value) or {}, [rest])
+    return changed
 
 
 def read_payload(text: str) -> object:
@@ -158,28 +158,28 @@ def read_payload(text: str) -> object:
         refuse("--payload", problem, 'write JSON text, such as \'{"to": "ann"}\' or \'"ann"\'')
 
 
-def _schedule(standing: object, flags: JobFlags) -> object:
+def _schedule(current: object, flags: JobFlags) -> object:
     """Return the schedule with the flags applied; None if no flag concerns it."""
     kinds = [kind for kind in _KINDS if getattr(flags, kind)]
     if len(kinds) > 1:
-        told = " and ".join(f"--{kind.replace('_', '-')}" for kind in kinds)
-        refuse("schedule", f"{told} exclude each other", "leave one of them; several --cron are one schedule")
-    cron = _cron(standing)
+        flags_given = " and ".join(f"--{kind.replace('_', '-')}" for kind in kinds)
+        refuse("schedule", f"{flags_given} exclude each other", "leave one of them; several --cron are one schedule")
+    cron = _cron(current)
     match kinds:
         case ["cron"]:
-            made: dict[str, object] | None = {**cron, "cron": flags.cron}
+            changed: dict[str, object] | None = {**cron, "cron": flags.cron}
         case ["every"]:
-            made = {"interval": _span(flags.every)}
+            changed = {"interval": _span(flags.every)}
         case ["fixed_delay"]:
-            made = {"fixed_delay": _span(flags.fixed_delay)}
+            changed = {"fixed_delay": _span(flags.fixed_delay)}
         case ["at"]:
-            made = {"once": _instant(flags.at or "", "at", flags)}
+            changed = {"once": _instant(flags.at or "", "at", flags)}
         case ["manual"]:
-            made = {"manual": True}
+            changed = {"manual": True}
         case _:
-            made = None
-    zoned = _zoned(flags, made or cron)
-    return {**(made or cron or as_object(standing) or {}), **zoned} if made or zoned else None
+            changed = None
+    zoned = _zoned(flags, changed or cron)
+    return {**(changed or cron or as_object(current) or {}), **zoned} if changed or zoned else None
 
 
 def _span(text: str | None) -> object:
@@ -195,19 +195,19 @@ def _zoned(flags: JobFlags, schedule: Mapping[str, object]) -> dict[str, object]
     A zone that only reads times without an offset is not stored in a schedule without a zone.
     """
     only_reads = "cron" not in schedule and (flags.at or flags.start_at or flags.end_at)
-    said = {"timezone": None if only_reads else flags.tz, "dst_gap": flags.dst_gap, "dst_overlap": flags.dst_overlap}
-    return {name: value for name, value in said.items() if value is not None}
+    given = {"timezone": None if only_reads else flags.tz, "dst_gap": flags.dst_gap, "dst_overlap": flags.dst_overlap}
+    return {name: value for name, value in given.items() if value is not None}
 
 
-def _cron(standing: object) -> dict[str, object]:
+def _cron(current: object) -> dict[str, object]:
     """Return a cron schedule as an object, even if it is a bare string; empty for another kind."""
-    if isinstance(standing, str):
+    if isinstance(current, str):
         try:
-            read = read_schedule(standing)
+            read = read_schedule(current)
         except InvalidValue:
             return {}
         return {"cron": list(read.cron)} if isinstance(read, CronSpec) else {}
-    schedule = as_object(standing) or {}
+    schedule = as_object(current) or {}
     return dict(schedule) if "cron" in schedule else {}
 
 
@@ -230,10 +230,10 @@ def _set_by_flag(kind: str, text: str) -> dict[str, object]:
     return {sets: _words(text) if sets == "argv" else text}
 
 
-def _onto(standing: object, kind: str, said: Mapping[str, object]) -> dict[str, object]:
+def _onto(current: object, kind: str, given: Mapping[str, object]) -> dict[str, object]:
     """Return a target with the flags applied; a target of another type replaces it whole."""
-    target = as_object(standing) or {}
-    return {**(target if target.get("type") == kind else {"type": kind}), **said}
+    target = as_object(current) or {}
+    return {**(target if target.get("type") == kind else {"type": kind}), **given}
 
 
 def _words(text: str) -> list[str]:

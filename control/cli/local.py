@@ -70,7 +70,7 @@ def up(
         watch(Step("making the schema and the topics"))
         _furnish(info)
         status = stack.status()
-    _say_up(info, status, output)
+    _print_started(info, status, output)
 
 
 def down(
@@ -80,12 +80,12 @@ def down(
 ) -> None:
     """Stop the local stack. Its data stays unless --erase is given."""
     stack = LocalStack(home)
-    made = _is_made(stack)
+    exists = _exists(stack)
     with _shown() as watch:
-        stack.down(erase=erase, progress=watch if made else in_silence)
+        stack.down(erase=erase, progress=watch if exists else in_silence)
     if output is Output.JSON:
         typer.echo(json.dumps({"home": str(stack.home), "running": False, "erased": erase}))
-    elif made:
+    elif exists:
         typer.echo(f"stopped; the data in {stack.home} is {'gone' if erase else 'kept'}")
     else:
         typer.echo(f"there is no stack in {stack.home}; `tidewheel up` makes one")
@@ -104,7 +104,7 @@ def status(home: Home = None, output: OutputOption = Output.TEXT) -> None:
         raise typer.Exit(_NOT_RUNNING)
 
 
-def _is_made(stack: LocalStack) -> bool:
+def _exists(stack: LocalStack) -> bool:
     """Return True if there is a stack, even with an unreadable state file."""
     try:
         return bool(stack.status().parts)
@@ -129,7 +129,7 @@ def _furnish(info: StackInfo) -> None:
     apply_topics(config, topics, replication=replication, queues=queues, outputs=outputs)
 
 
-def _say_up(info: StackInfo, status: StackStatus, output: Output) -> None:
+def _print_started(info: StackInfo, status: StackStatus, output: Output) -> None:
     if output is Output.JSON:
         reached = {"database_url": info.database_url, "bootstrap": info.bootstrap, "replication": info.replication}
         typer.echo(json.dumps(_as_json(status) | reached))

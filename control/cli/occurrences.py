@@ -96,8 +96,8 @@ def move(
     instant, instead = read_instant(at, "--at", timezone), read_instant(to, "--to", timezone)
     with requesting(tenant) as client:
         done = client.move(key, instant, instead, reason=reason)
-    said = f"moves {utc_and_local(instant, timezone)} to {utc_and_local(instead, timezone)}"
-    print_job_change(key, said, done, output, unchanged="is moved there already", zone=timezone)
+    change = f"moves {utc_and_local(instant, timezone)} to {utc_and_local(instead, timezone)}"
+    print_job_change(key, change, done, output, unchanged="is moved there already", zone=timezone)
 
 
 def unskip(
@@ -177,15 +177,15 @@ def preview(
     """Show what an unsaved job would do, from a file or from flags."""
     begin = read_instant(after, "--after", flags.tz) if after else None
     given = read_job(flags.file) if flags.file else None
-    wanted = key_of(key, named, given or {}) if key or named or (given or {}).get("key") else None
+    job_key = key_of(key, named, given or {}) if key or named or (given or {}).get("key") else None
     with reading() as connection:
-        base = given if given is not None else _standing(connection, tenant, wanted)
-        job = {**described(base, flags), **({"key": wanted} if wanted else {})}
+        base = given if given is not None else _current_job(connection, tenant, job_key)
+        job = {**described(base, flags), **({"key": job_key} if job_key else {})}
         found = previews.preview(connection, tenant, job, number, begin)
     print_result(_preview_lines(found, flags.tz or found.zone), found, output)
 
 
-def _standing(connection: Conn, tenant: str, key: str | None) -> dict[str, object]:
+def _current_job(connection: Conn, tenant: str, key: str | None) -> dict[str, object]:
     """Return the stored job; empty if there is none."""
     try:
         return dict(show_job(connection, tenant, key).job) if key else {}
@@ -211,15 +211,15 @@ def _lines(occurrences: Sequence[UpcomingOccurrence], zone: str) -> Iterator[str
 
 def _outcome_text(each: UpcomingOccurrence, zone: str) -> str:
     """Return the outcome of an occurrence in words; empty if it fires as scheduled."""
-    said: list[str] = (
+    parts: list[str] = (
         [] if each.outcome is OccurrenceOutcome.SCHEDULED else [_OUTCOME_TEXT.get(each.outcome, each.outcome)]
     )
     if each.last_at is not None:
         few = str(each.occurrences) if each.exact else f"more than {each.occurrences}"
-        said.append(f"{few} until {utc_and_local(each.last_at, zone)}")
+        parts.append(f"{few} until {utc_and_local(each.last_at, zone)}")
     if each.leaves_at is not None and each.leaves_at != each.at:
-        said.append(f"fires {utc_and_local(each.leaves_at, zone)}")
-    return f"  {', '.join(said)}" if said else ""
+        parts.append(f"fires {utc_and_local(each.leaves_at, zone)}")
+    return f"  {', '.join(parts)}" if parts else ""
 
 
 _OUTCOME_TEXT = {

@@ -131,10 +131,10 @@ def where(run_id: RunId, *, tenant: Tenant = DEFAULT_TENANT, output: OutputOptio
     """Show the Kafka message by which each attempt was claimed."""
     with reading() as connection:
         found = read_one.show_run(connection, tenant, run_id)
-    told = [(one.attempt, one.claimed_from) for one in found.attempts]
-    if found.claimed_from is not None and found.summary.attempt not in dict(told):
-        told.append((found.summary.attempt, found.claimed_from))
-    places = [claim_message(attempt, text) for attempt, text in told if text is not None]
+    claims = [(one.attempt, one.claimed_from) for one in found.attempts]
+    if found.claimed_from is not None and found.summary.attempt not in dict(claims):
+        claims.append((found.summary.attempt, found.claimed_from))
+    places = [claim_message(attempt, text) for attempt, text in claims if text is not None]
     if output is Output.JSON:
         print_json({"run_id": run_id, "messages": places})
     elif places:
@@ -158,10 +158,10 @@ def retry(
 ) -> None:
     """Create a new run of a finished one; print its id."""
     with requesting(tenant) as client:
-        made = client.runs.retry(
+        new_run_id = client.runs.retry(
             run_id, delay=None if delay is None else read_duration(delay, "--delay"), request_id=request_id
         )
-    print_result([f"run {made}"], {"run_id": made, "parent_run_id": run_id}, output)
+    print_result([f"run {new_run_id}"], {"run_id": new_run_id, "parent_run_id": run_id}, output)
 
 
 def _cell(value: object) -> str:
@@ -225,7 +225,7 @@ def _print_piece(piece: "LogPiece", text: str, *, new: bool) -> None:
     typer.echo(text, nl=False)
 
 
-_LOOK_SECONDS = 0.2
+_POLL_SECONDS = 0.2
 _WARN_SECONDS = 10.0  # schedulers poll four times a second
 
 
@@ -244,7 +244,7 @@ def cancel(
         typer.Option(metavar="CAUSE", help="All runs of this cause: timer, trigger, backfill, workflow or retry."),
     ] = None,
     before: Annotated[str | None, typer.Option(metavar="TIME", help="Only runs created before this time.")] = None,
-    not_begun: Annotated[bool, typer.Option("--not-begun", help="Only runs that have not started.")] = False,
+    not_started: Annotated[bool, typer.Option("--not-started", help="Only runs that have not started.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the number of these runs; cancel none.")] = False,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not wait until the last run has ended.")] = False,
     reason: Reason = None,
@@ -256,9 +256,9 @@ def cancel(
     filters: CancelFilter = {
         "key": job, "labels": read_labels(label) if label else None, "queue": queue, "lane": lane, "handler": handler,
         "cause": cause, "created_before": read_instant(before, "--before", timezone) if before else None,
-        "include_started": not not_begun,
+        "include_started": not not_started,
     }  # fmt: skip
-    filtered = not_begun or any(value is not None for name, value in filters.items() if name != "include_started")
+    filtered = not_started or any(value is not None for name, value in filters.items() if name != "include_started")
     if bool(runs) == filtered:
         refuse("RUN", "name runs, or filters, and not both", "write ids, or --job, --label, --queue, --lane, …")
     with requesting(tenant) as client:
@@ -270,8 +270,8 @@ def cancel(
             print_result([f"{total:,} runs would be cancelled"], {"runs": total}, output)
             return
         number = client.runs.cancel_all(reason=reason, **filters)
-        standing = client.runs.cancellation(number) if no_wait else _wait(client, number, total)
-    _print_cancellation(standing, output)
+        cancellation = client.runs.cancellation(number) if no_wait else _wait(client, number, total)
+    _print_cancellation(cancellation, output)
 
 
 def _cancel_each(client: "Client", runs: Sequence[UUID], reason: str | None, output: Output, *, dry_run: bool) -> None:
@@ -287,20 +287,20 @@ def _wait(client: "Client", number: int, total: int) -> "Cancellation":
     """Wait until a cancellation has finished; warn once if no scheduler makes progress."""
     never, moved_at, moved, warned = Event(), monotonic_seconds(), -1, False
     with progress_bar("cancelling", total) as show:
-        while (standing := client.runs.cancellation(number)).finished_at is None:
-            show(standing.cancelled_count)
-            if standing.cancelled_count != moved:
-                moved, moved_at = standing.cancelled_count, monotonic_seconds()
+        while (cancellation := client.runs.cancellation(number)).finished_at is None:
+            show(cancellation.cancelled_count)
+            if cancellation.cancelled_count != moved:
+                moved, moved_at = cancellation.cancelled_count, monotonic_seconds()
             elif not warned and monotonic_seconds() - moved_at > _WARN_SECONDS:
                 silence = f"no run has been cancelled for {_WARN_SECONDS:g} s: is a scheduler running?"
                 sys.stderr.write(f"tidewheel: {silence} No executor starts these runs meanwhile\n")
                 warned = True
-            never.wait(_LOOK_SECONDS)
-    return standing
+            never.wait(_POLL_SECONDS)
+    return cancellation
 
 
-def _print_cancellation(standing: "Cancellation", output: Output) -> None:
-    done = f"{standing.cancelled_count:,} runs cancelled"
-    lines = [f"cancellation {standing.cancellation_id}"]
-    lines.append(done if standing.finished_at else f"{done} so far; no claim takes any of the others")
-    print_result(lines, standing, output)
+def _print_cancellation(cancellation: "Cancellation", output: Output) -> None:
+    done = f"{cancellation.cancelled_count:,} runs cancelled"
+    lines = [f"cancellation {cancellation.cancellation_id}"]
+    lines.append(done if cancellation.finished_at else f"{done} so far; no claim takes any of the others")
+    print_result(lines, cancellation, output)

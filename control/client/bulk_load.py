@@ -166,13 +166,13 @@ class BulkLoader:
             done.reject(placed[position][0], _errors(reply))
 
 
-def batches(given: Iterable[JobText], most: int) -> Iterator[list[JobText]]:
+def batches(given: Iterable[JobText], limit: int) -> Iterator[list[JobText]]:
     """Divide jobs into batches of at most `most` jobs and about BATCH_BYTES."""
     batch, size = list[JobText](), 0
     for one in given:
         batch.append(one)
         size += len(one.content) if isinstance(one.content, bytes) else 0
-        if len(batch) == most or size >= BATCH_BYTES:
+        if len(batch) == limit or size >= BATCH_BYTES:
             yield batch
             batch, size = [], 0
     if batch:

@@ -158,10 +158,10 @@ class DeadLetters:
         # A run that is redriven now and fails again is a dead letter of a later time.
         filters["until"] = newest.created_at
         size = _REDRIVE_BATCH if rate is None else max(1, min(_REDRIVE_BATCH, int(rate / _BATCHES_PER_SECOND)))
-        begun, done = monotonic_seconds(), 0
+        started, done = monotonic_seconds(), 0
         for batch in self._scan(filters, size):
             if rate is not None:
-                self._connection.sleep(max(begun + done / rate - monotonic_seconds(), 0.0))
+                self._connection.sleep(max(started + done / rate - monotonic_seconds(), 0.0))
             self._redrive(batch, result)
             done += len(batch)
             if on_progress is not None:

@@ -70,8 +70,8 @@ class _LogReader:
     @property
     def is_over(self) -> bool:
         """True if no more output can follow, by the state that was read last."""
-        wanted = self._columns["attempt"]
-        return self.state in FINAL or (wanted is not None and self.newest > cast("int", wanted))
+        attempt = self._columns["attempt"]
+        return self.state in FINAL or (attempt is not None and self.newest > cast("int", attempt))
 
     def read(self, connection: Conn) -> list[LogPiece]:
         """Return a page of new output, the older attempts first; empty if there is none.

@@ -93,5 +93,5 @@ def job_of(reply: Reply) -> Job:
 
 def backfill_of(reply: Reply) -> BackfillResult:
     """Return the backfill of an accepted request."""
-    made = UUID(reply.backfill_id) if reply.backfill_id else None
-    return BackfillResult(made, reply.occurrences, reply.unchanged, reply.backfill_status)
+    backfill_id = UUID(reply.backfill_id) if reply.backfill_id else None
+    return BackfillResult(backfill_id, reply.occurrences, reply.unchanged, reply.backfill_status)

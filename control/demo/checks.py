@@ -154,8 +154,8 @@ def _lost_triggers(observations: Observations) -> Iterable[str]:
 
 
 def _repeated_attempts(observations: Observations) -> Iterable[str]:
-    made = Counter((call.run_id, call.attempt) for call in observations.history.calls)
-    for (run_id, attempt), count in made.items():
+    calls = Counter((call.run_id, call.attempt) for call in observations.history.calls)
+    for (run_id, attempt), count in calls.items():
         if count > 1:
             yield f"attempt {attempt} of run {run_id} reached the receiver {count} times"
 
@@ -216,10 +216,10 @@ def _no_kill(observations: Observations) -> Iterable[str]:
         yield "it had no open calls"
 
 
-def _differences(wanted: Mapping[str, object], found: Mapping[str, object], what: str) -> Iterable[str]:
-    for key in sorted(wanted.keys() | found.keys()):
-        if wanted.get(key) != found.get(key):
-            yield f"{what} of {key}: {_words(found.get(key))}, not {_words(wanted.get(key))}"
+def _differences(expected: Mapping[str, object], found: Mapping[str, object], what: str) -> Iterable[str]:
+    for key in sorted(expected.keys() | found.keys()):
+        if expected.get(key) != found.get(key):
+            yield f"{what} of {key}: {_words(found.get(key))}, not {_words(expected.get(key))}"
 
 
 def _words(value: object) -> str:

@@ -28,7 +28,7 @@ _COUNT_RUNS = Statements("tidewheel.control.demo")["count_runs"]
 _TICK_SECONDS = 0.2
 _COUNT_EVERY_SECONDS = 1.0
 _READY_SECONDS = 90.0  # five Python processes that start at once on a slow machine
-_KILL_PATIENCE_SECONDS = 8.0  # two rounds of the slow webhooks
+_KILL_GRACE_SECONDS = 8.0  # two rounds of the slow webhooks
 _SETTLE_SECONDS = 0.15  # data that a frozen process has sent arrives within this time
 _QUIET_SECONDS = 40.0  # longer than the lease, the retries and the slowest attempt together
 _CATCH_UP_SECONDS = 10.0
@@ -115,7 +115,7 @@ class Scenario:
         while self._elapsed() < LOAD_SECONDS:
             self._tick("jobs are firing")
             if self._kill is None and self._elapsed() >= KILL_SECONDS:
-                self._try_kill(insist=self._elapsed() >= KILL_SECONDS + _KILL_PATIENCE_SECONDS)
+                self._try_kill(insist=self._elapsed() >= KILL_SECONDS + _KILL_GRACE_SECONDS)
 
     def _try_kill(self, *, insist: bool) -> None:
         """Kill the busier executor if it has open calls.

@@ -191,16 +191,16 @@ class Readiness:
         with self._session.transaction() as connection:
             row = connection.execute(_COUNT_READY, binary=True).fetchone()
         intake_partitions = self._partitions[self._topics.requests] + self._partitions[self._topics.target_replies]
-        wanted = (len(EXECUTORS), 2, intake_partitions)  # 2: a scheduler and a relay
-        return row is not None and tuple(row) == wanted and self._are_assigned()
+        expected = (len(EXECUTORS), 2, intake_partitions)  # 2: a scheduler and a relay
+        return row is not None and tuple(row) == expected and self._are_assigned()
 
     def _are_assigned(self) -> bool:
-        wanted = {f"{name}.executors": self._partitions[name] for name in self._lanes()}
+        expected = {f"{name}.executors": self._partitions[name] for name in self._lanes()}
         groups = self._admin.describe_consumer_groups(  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType] - its stub leaves a Future bare
-            list(wanted), request_timeout=_REQUEST_TIMEOUT_SECONDS
+            list(expected), request_timeout=_REQUEST_TIMEOUT_SECONDS
         )
         futures = cast("dict[str, Future[ConsumerGroupDescription]]", groups)
-        return all(_assigned(future) >= wanted[group] for group, future in futures.items())
+        return all(_assigned(future) >= expected[group] for group, future in futures.items())
 
     def _lanes(self) -> list[str]:
         return [self._topics.runs(DEFAULT_QUEUE, lane) for lane in Lane]

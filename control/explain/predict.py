@@ -128,8 +128,8 @@ def _to_be(facts: InstantFacts) -> str:
     """Return the result of the next poll for a late occurrence, by the scheduler's own code."""
     version_span = facts.version_span
     assert version_span is not None  # noqa: S101 - every caller has checked it
-    now, where = facts.job.now, version_span.timer_state(facts.overrides)
-    decision = decide(where, now=now, horizon=now, misfire_after=facts.misfire_after)
+    now, state = facts.job.now, version_span.timer_state(facts.overrides)
+    decision = decide(state, now=now, horizon=now, misfire_after=facts.misfire_after)
     if any(fire.at == facts.at for fire in decision.fires):
         return "The next poll creates its run."
     if any(skip.first_at <= facts.at <= skip.last_at for skip in decision.skips):

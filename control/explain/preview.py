@@ -91,11 +91,11 @@ def preview(
     assert isinstance(request, JobSubmit)  # noqa: S101 - by its type
     now = read_now(connection)
     version = _version(connection, tenant, request.job, now)
-    where = _standing(connection, tenant, version, after or now)
-    schedule, zone, n = where.schedule, zone_name(where.schedule), min(max(n, 0), MOST_SHOWN)
-    lines = tuple(_lines(where, version, after or now, now, n))
+    state = _timer_state(connection, tenant, version, after or now)
+    schedule, zone, n = state.schedule, zone_name(state.schedule), min(max(n, 0), MOST_SHOWN)
+    lines = tuple(_lines(state, version, after or now, now, n))
     counted = sum(line.outcome is not OccurrenceOutcome.WILL_BE_EXCLUDED for line in lines)
-    words = tuple(_words(version, where, now))
+    words = tuple(_words(version, state, now))
     return Preview(request.job.key, version.number, zone, now, words, lines, exhausted=counted < n and _ends(schedule))
 
 
@@ -129,17 +129,17 @@ def _job_row(connection: Conn, tenant: str, key: str, now: datetime) -> JobRow:
     return found or absent_job(job, tenant, key, now)
 
 
-def _standing(connection: Conn, tenant: str, version: NextVersion, cursor: datetime) -> TimerState:
+def _timer_state(connection: Conn, tenant: str, version: NextVersion, cursor: datetime) -> TimerState:
     days = read_day_sets(connection, {(tenant, name) for name in version.calendars})
     place = TimerPosition(version.job.job_id, tenant, version.schedule_text, version.policy_text, cursor)
     return timer_state(place, days)
 
 
 def _lines(
-    where: TimerState, version: NextVersion, after: datetime, now: datetime, n: int
+    state: TimerState, version: NextVersion, after: datetime, now: datetime, n: int
 ) -> Iterator[UpcomingOccurrence]:
-    zone, first = zone_name(where.schedule), version.next_at
-    if isinstance(where.schedule, FixedDelay | Once):
+    zone, first = zone_name(state.schedule), version.next_at
+    if isinstance(state.schedule, FixedDelay | Once):
         if n and first is not None and (after <= now or first > after):
             yield UpcomingOccurrence(
                 first,
@@ -148,20 +148,20 @@ def _lines(
                 first,
             )
         return
-    yield from OccurrenceScan(where, version.job.job_id, zone, after).lines(n)
+    yield from OccurrenceScan(state, version.job.job_id, zone, after).lines(n)
 
 
 def _ends(schedule: Schedule) -> bool:
     return not isinstance(schedule, FixedDelay)
 
 
-def _words(version: NextVersion, where: TimerState, now: datetime) -> Iterator[str]:
-    yield from _schedule_words(where.schedule, now)
+def _words(version: NextVersion, state: TimerState, now: datetime) -> Iterator[str]:
+    yield from _schedule_words(state.schedule, now)
     yield from _bound_words(version)
-    policies, spec = where.policies, version.spec
+    policies, spec = state.policies, version.spec
     if spec.recurring:
         yield f"overlap is {spec.overlap_policy}: {_OVERLAP[spec.overlap_policy]}."
-    if not isinstance(where.schedule, FixedDelay | Once) and spec.recurring:
+    if not isinstance(state.schedule, FixedDelay | Once) and spec.recurring:
         yield f"After downtime, {policy_effect('catch_up', policies.catch_up, policies.window)}"
         yield f"After a pause, {policy_effect('on_resume', policies.on_resume, policies.window)}"
     if policies.jitters:

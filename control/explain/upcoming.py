@@ -86,7 +86,7 @@ class OccurrenceScan:
     """Scan of the occurrences from a start on, with overrides and a pause applied.
 
     Args:
-        where: The timer's schedule, with skips and moves.
+        state: The timer's schedule, with skips and moves.
         job_id: The seed of the jitter.
         zone: The zone of its schedule.
         after: All occurrences are later than this.
@@ -95,7 +95,7 @@ class OccurrenceScan:
         override: Skips and moves by nominal instant.
     """
 
-    where: TimerState
+    state: TimerState
     job_id: UUID
     zone: str
     after: datetime
@@ -109,12 +109,12 @@ class OccurrenceScan:
         if self.paused and self.paused_until is not None:
             yield from self._in_pause(self.paused_until)
             position = max(position, self.paused_until)
-        overdue = [(to, at) for at, to in self.where.moved.items() if at <= position]
+        overdue = [(to, at) for at, to in self.state.moved.items() if at <= position]
         for to, nominal in sorted(overdue):
             yield self._moved(nominal, to)
             found += 1
         while found < n:
-            at = self.where.effective.after(position)
+            at = self.state.effective.after(position)
             yield from self._excluded(position, at or position + _YEAR)
             if at is None:
                 return
@@ -126,15 +126,15 @@ class OccurrenceScan:
 
     def _of(self, at: datetime, since: datetime) -> UpcomingOccurrence | None:
         """Return one occurrence; None if it was moved and has fired."""
-        if at in self.where.skipped:
+        if at in self.state.skipped:
             return self._line(at, OccurrenceOutcome.WILL_BE_SKIPPED, None)
         held = self.paused and self.paused_until is None
-        if at in self.where.moved:
-            return self._moved(at, self.where.moved[at])
-        if not is_occurrence(self.where.live, at):
+        if at in self.state.moved:
+            return self._moved(at, self.state.moved[at])
+        if not is_occurrence(self.state.live, at):
             return None
         line = self._line(at, OccurrenceOutcome.PAUSED if held else OccurrenceOutcome.SCHEDULED, self._leaves(at))
-        return replace(line, notes=occurrence_notes(self.where.schedule, at, since))
+        return replace(line, notes=occurrence_notes(self.state.schedule, at, since))
 
     def _moved(self, nominal: datetime, to: datetime) -> UpcomingOccurrence:
         """Return a moved occurrence, which a pause holds by its new time."""
@@ -147,16 +147,16 @@ class OccurrenceScan:
         )
 
     def _leaves(self, at: datetime) -> datetime:
-        policies = self.where.policies
+        policies = self.state.policies
         if not policies.jitters:
             return at
-        following = self.where.live.after(at)
+        following = self.state.live.after(at)
         return jittered(at, following, self.job_id, longest=policies.jitter, percent=policies.jitter_percent)
 
     def _in_pause(self, until: datetime) -> Iterator[UpcomingOccurrence]:
-        first, last = self.where.live.after(self.after), self.where.live.before(until + _TICK)
+        first, last = self.state.live.after(self.after), self.state.live.before(until + _TICK)
         if first is not None and last is not None and first <= last:
-            occurrences, exact = self.where.live.count(self.after, until, MAX_COUNTED)
+            occurrences, exact = self.state.live.count(self.after, until, MAX_COUNTED)
             yield UpcomingOccurrence(
                 first,
                 to_zone(first, self.zone),
@@ -168,7 +168,7 @@ class OccurrenceScan:
 
     def _excluded(self, position: datetime, until: datetime) -> Iterator[UpcomingOccurrence]:
         for first, last, occurrences, exact in excluded_spans(
-            self.where.schedule, self.where.effective, position, until
+            self.state.schedule, self.state.effective, position, until
         ):
             yield UpcomingOccurrence(
                 first,
@@ -236,13 +236,13 @@ def _from_timer(
     if cursor is None or job.hold_reason == HoldReason.QUARANTINED:
         return
     overrides = [Override(each.scheduled_at, each.moved_to, each.done_at is not None) for each in override]
-    where = version_span.timer_state(overrides)
-    if isinstance(where.schedule, FixedDelay | Once):
+    state = version_span.timer_state(overrides)
+    if isinstance(state.schedule, FixedDelay | Once):
         if job.hold_reason != HoldReason.RUN:
             yield UpcomingOccurrence(cursor, to_zone(cursor, version_span.zone), _alone(job, cursor), cursor)
         return
     scan = OccurrenceScan(
-        where,
+        state,
         job.job_id,
         version_span.zone,
         max(job.now, cursor - _TICK),
@@ -251,13 +251,13 @@ def _from_timer(
         {each.scheduled_at: each for each in override},
     )
     if cursor <= job.now and job.hold_reason is None:
-        decision = decide(where, now=job.now, horizon=job.now, misfire_after=misfire_after)
+        decision = decide(state, now=job.now, horizon=job.now, misfire_after=misfire_after)
         for fire in decision.fires[:n]:
             yield UpcomingOccurrence(
                 fire.at, to_zone(fire.at, version_span.zone), OccurrenceOutcome.WAITING, fire.publish_at
             )
             n -= 1
-        scan = replace(scan, where=replace(where, moved={at: to for at, to in where.moved.items() if to > job.now}))
+        scan = replace(scan, state=replace(state, moved={at: to for at, to in state.moved.items() if to > job.now}))
     yield from scan.lines(n)
 
 

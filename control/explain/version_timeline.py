@@ -184,18 +184,21 @@ def read_version_timeline(
     with connection.cursor(row_factory=class_row(VersionRow), binary=True) as reading:
         columns = {"job_id": job_id, "at": at, "limit": MAX_NEIGHBOURS}
         rows = reading.execute(_READ_VERSIONS_NEAR, columns).fetchall()
-    wanted = {(tenant, name) for row in rows for name in _calendars(row.policy_json)}
-    known = read_day_sets(connection, wanted)
+    names = {(tenant, name) for row in rows for name in _calendars(row.policy_json)}
+    known = read_day_sets(connection, names)
     # A calendar that only old versions name may be deleted: its days are no longer stored.
     included = {(tenant, name) for row in rows for name in policies_from_text(row.policy_json).include}
-    days = {pair: known.get(pair, _EVERY_DAY if pair in included else DaySet()) for pair in wanted}
+    days = {pair: known.get(pair, _EVERY_DAY if pair in included else DaySet()) for pair in names}
     version_spans = tuple(
         _version_span(
-            row, following, days, TimerPosition(job_id, tenant, row.schedule_json, row.policy_json, cursor or at, catch_up_end)
+            row,
+            following,
+            days,
+            TimerPosition(job_id, tenant, row.schedule_json, row.policy_json, cursor or at, catch_up_end),
         )
         for row, following in zip(rows, [*rows[1:], None], strict=True)
     )
-    return VersionTimeline(version_spans, frozenset(name for _, name in wanted - known.keys()))
+    return VersionTimeline(version_spans, frozenset(name for _, name in names - known.keys()))
 
 
 def _calendars(policy: str) -> tuple[str, ...]:
@@ -204,5 +207,5 @@ def _calendars(policy: str) -> tuple[str, ...]:
 
 def _version_span(row: VersionRow, following: VersionRow | None, days: DaySets, place: TimerPosition) -> VersionSpan:
     until = row.retired_at or (following.effective_at if following else None)
-    where = timer_state(place, days)
-    return VersionSpan(row, until, where.schedule, where.effective, where.policies, days, place)
+    state = timer_state(place, days)
+    return VersionSpan(row, until, state.schedule, state.effective, state.policies, days, place)

@@ -245,9 +245,9 @@ def scan_dead_letters(
 def _columns(connection: Conn, tenant: str, filters: DeadLetterFilter) -> dict[str, object]:
     require_tenant(connection, tenant)
     for path, allowed in _ALLOWED:
-        said = filters.get(path)
-        if said is not None and said not in allowed:
-            refuse(path, f"{said!r} was read", f"write one of {', '.join(allowed)}")
+        value = filters.get(path)
+        if value is not None and value not in allowed:
+            refuse(path, f"{value!r} was read", f"write one of {', '.join(allowed)}")
     key = filters.get("key")
     if key is not None:
         read_job_position(connection, tenant, key)

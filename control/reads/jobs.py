@@ -156,7 +156,7 @@ def list_jobs(
         "tenant": tenant, "after": after, "prefix": prefix, "labels": Jsonb(dict(labels or {})), "paused": paused,
         "kind": kind, "limit": limit + 1,
     }  # fmt: skip
-    with connection.cursor(row_factory=class_row(_Row), binary=True) as cursor:
+    with connection.cursor(row_factory=class_row(_JobRow), binary=True) as cursor:
         found = cursor.execute(_LIST_JOBS, columns).fetchall()
     page = tuple(_summary(row, _next_at(connection, tenant, row)) for row in found[:limit])
     return JobPage(page, page[-1].key if len(found) > limit else None)
@@ -172,7 +172,7 @@ def show_job(connection: Conn, tenant: str, key: str) -> JobDetail:
     from tidewheel.schemas.codec import decode
     from tidewheel.schemas.generated.records import JobDefinition
 
-    with connection.cursor(row_factory=class_row(_DetailRow), binary=True) as cursor:
+    with connection.cursor(row_factory=class_row(_JobDetailRow), binary=True) as cursor:
         row = cursor.execute(_SHOW_JOB, {"job_id": job_id(tenant, key)}).fetchone()
     if row is None:
         raise UnknownJob(tenant, key)
@@ -190,7 +190,7 @@ def show_job(connection: Conn, tenant: str, key: str) -> JobDetail:
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _JobRow:
     key: str
     job_id: UUID
     version: int
@@ -213,7 +213,7 @@ class _Row:
 
 
 @dataclass(frozen=True, slots=True)
-class _DetailRow(_Row):
+class _JobDetailRow(_JobRow):
     spec: object
     definition: bytes
     effective_at: datetime
@@ -224,7 +224,7 @@ class _DetailRow(_Row):
     created_at: datetime
 
 
-def _next_at(connection: Conn, tenant: str, row: _Row) -> datetime | None:
+def _next_at(connection: Conn, tenant: str, row: _JobRow) -> datetime | None:
     """Return the time of the next occurrence that fires."""
     if row.hold_reason is not None or not row.leaves_out:
         known = (row.ahead_at, row.next_at if row.hold_reason is None else None)
@@ -237,7 +237,7 @@ def _next_at(connection: Conn, tenant: str, row: _Row) -> datetime | None:
     )
 
 
-def _summary(row: _Row, next_at: datetime | None) -> JobSummary:
+def _summary(row: _JobRow, next_at: datetime | None) -> JobSummary:
     schedule = as_object(json.loads(row.schedule_json)) or {}
     timezone = schedule.get("timezone")
     return JobSummary(
@@ -257,7 +257,7 @@ def _summary(row: _Row, next_at: datetime | None) -> JobSummary:
     )
 
 
-def _last_run(row: _Row) -> LastRun | None:
+def _last_run(row: _JobRow) -> LastRun | None:
     if row.run_id is None or row.state is None or row.scheduled_at is None:
         return None
     took = row.ended_at - row.started_at if row.ended_at and row.started_at else None

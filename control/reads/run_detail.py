@@ -114,7 +114,7 @@ def show_run(connection: Conn, tenant: str, run_id: UUID) -> RunDetail:
     Raises:
         UnknownRun: The tenant has no run of this id.
     """
-    with connection.cursor(row_factory=class_row(_DetailRow), binary=True) as cursor:
+    with connection.cursor(row_factory=class_row(_RunDetailRow), binary=True) as cursor:
         row = cursor.execute(_SHOW_RUN, {"run_id": run_id, "tenant": tenant}).fetchone()
     if row is None:
         raise UnknownRun(str(run_id))
@@ -152,7 +152,7 @@ def past_attempts(connection: Conn, run_id: UUID) -> list[PastAttempt]:
 
 
 @dataclass(frozen=True, slots=True)
-class _DetailRow(RunRow):
+class _RunDetailRow(RunRow):
     handler: str | None
     failed_attempts: int | None
     lost_attempts: int | None

@@ -67,7 +67,7 @@ class Version:
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _VersionRow:
     version: int
     effective_at: datetime
     retired_at: datetime | None
@@ -91,7 +91,7 @@ def versions(connection: Conn, tenant: str, key: str, *, limit: int = 20, before
     """
     limit = min(max(limit, 1), MOST_VERSIONS)
     columns = {"job_id": job_id(tenant, key), "before": before or _LATEST, "limit": limit + 1}
-    with connection.cursor(row_factory=class_row(_Row), binary=True) as cursor:
+    with connection.cursor(row_factory=class_row(_VersionRow), binary=True) as cursor:
         rows = cursor.execute(_READ_VERSIONS, columns).fetchall()
     if not rows and before is None:
         raise UnknownJob(tenant, key)
@@ -110,7 +110,7 @@ def diff(connection: Conn, tenant: str, key: str, a: int, b: int) -> list[Change
         InvalidInput: It has no such version.
     """
     columns = {"job_id": job_id(tenant, key), "versions": [a, b]}
-    with connection.cursor(row_factory=class_row(_Row), binary=True) as cursor:
+    with connection.cursor(row_factory=class_row(_VersionRow), binary=True) as cursor:
         rows = {row.version: row for row in cursor.execute(_READ_TWO_VERSIONS, columns)}
     missing = [number for number in (a, b) if number not in rows]
     if missing:
@@ -142,7 +142,7 @@ def _leaves(document: Mapping[str, object], path: str = "") -> Iterator[tuple[st
             yield here, value
 
 
-def _version(row: _Row, document: Mapping[str, object], earlier: Mapping[str, object] | None) -> Version:
+def _version(row: _VersionRow, document: Mapping[str, object], earlier: Mapping[str, object] | None) -> Version:
     payload = decode(row.definition, JobDefinition).payload
     return Version(
         number=row.version,
@@ -155,7 +155,7 @@ def _version(row: _Row, document: Mapping[str, object], earlier: Mapping[str, ob
     )
 
 
-def _document(key: str, row: _Row) -> dict[str, object]:
+def _document(key: str, row: _VersionRow) -> dict[str, object]:
     """Return a version in the form of a submit, with the hash of its payload in place of the payload."""
     definition = decode(row.definition, JobDefinition)
     document = submitted_job(key, row.spec, b"", definition.payload_content_type)

@@ -35,7 +35,7 @@ _LOG = logging.getLogger("tidewheel.executor")
 DIED = "ProcessDied"
 UNUSABLE = "WorkerFailed"
 
-_LOOK_SECONDS = 0.05
+_CHECK_SECONDS = 0.05
 _WARM_SECONDS = 5.0
 _START_SECONDS = 60.0  # for importing handlers on a busy machine; a process that takes longer hangs
 _DYING_SECONDS = 2.0  # SIGTERM, half a second, SIGKILL, and a busy machine
@@ -148,7 +148,7 @@ async def _stop(job: _Job, ended: "asyncio.Future[Outcome]") -> None:
         if attempt.stop_outcome is None and attempt.cancelled.is_set():
             job.request_stop()
             while not ended.done() and not attempt.reported:
-                await asyncio.wait({ended}, timeout=_LOOK_SECONDS)
+                await asyncio.wait({ended}, timeout=_CHECK_SECONDS)
     finally:
         job.abandon()
     await asyncio.wait({ended}, timeout=_DYING_SECONDS)
@@ -272,7 +272,7 @@ class _WorkerThread:
                         self._drop()
                     return outcome_of(frame)
                 case Kind.HEARTBEAT if _is_of(frame, attempt):
-                    attempt.beat(frame.parts[0], frame.parts[1])
+                    attempt.heartbeat(frame.parts[0], frame.parts[1])
                 case Kind.READ_PREVIOUS if _is_of(frame, attempt):
                     threading.Thread(target=self._reply, args=(frame, attempt), daemon=True).start()
                 case Kind.READ_PREVIOUS:

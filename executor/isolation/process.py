@@ -24,7 +24,7 @@ from tidewheel.executor.isolation.protocol import Frame, FrameReader, Kind, Prot
 _LOG = logging.getLogger("tidewheel.executor")
 
 _KILL_SECONDS = 0.5  # between SIGTERM and SIGKILL; a draining executor waits a second for it
-_LOOK_SECONDS = 0.1  # between two checks on systems without pidfd_open
+_CHECK_SECONDS = 0.1  # between two checks on systems without pidfd_open
 _READ_BYTES = 64 * 1024
 _REST_BYTES = 1024 * 1024  # read from the pipe at the end; a process that keeps writing is not read any further
 
@@ -176,7 +176,7 @@ class WorkerProcess:
     def _seconds(self) -> float | None:
         if self._kill_at is not None:
             return max(self._kill_at - monotonic_seconds(), 0.01)
-        return None if self._exit is not None else _LOOK_SECONDS
+        return None if self._exit is not None else _CHECK_SECONDS
 
     def _register_writes(self) -> None:
         registered = self._to_child in self._selector.get_map()

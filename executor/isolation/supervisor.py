@@ -12,7 +12,7 @@ import sys
 from importlib import import_module
 from typing import NoReturn
 
-_LOOK_SECONDS = 0.1  # between two checks on systems without pidfd_open
+_CHECK_SECONDS = 0.1  # between two checks on systems without pidfd_open
 
 
 def main() -> NoReturn:
@@ -41,7 +41,7 @@ def _end_of(worker: int) -> int | None:
     """Wait for the worker's exit code; return None if the executor ends before."""
     ended = [os.pidfd_open(worker)] if hasattr(os, "pidfd_open") else []
     while True:
-        readable, _, _ = select.select([0, *ended], [], [], None if ended else _LOOK_SECONDS)
+        readable, _, _ = select.select([0, *ended], [], [], None if ended else _CHECK_SECONDS)
         done, status = os.waitpid(worker, os.WNOHANG)
         if done:
             return os.waitstatus_to_exitcode(status)

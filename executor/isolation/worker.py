@@ -80,8 +80,8 @@ class Worker:
         self._completion = pickle.loads(setup.parts[0]) if setup.parts[0] else None  # noqa: S301 - our own executor's
         import_handlers(str(head["modules"]))
         if head["memory_bytes"]:
-            most = cast("int", head["memory_bytes"])
-            resource.setrlimit(resource.RLIMIT_AS, (most, most))
+            limit = cast("int", head["memory_bytes"])
+            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
     def _attempt(self, task: "_Task", loop: asyncio.Runner) -> Outcome:
         frame = task.frame
@@ -197,7 +197,7 @@ class _PipeChannel:
         self._lock = threading.Lock()
         self._completion: Completion | None = None
 
-    def beat(self, progress: bytes | None, checkpoint: bytes | None) -> None:
+    def heartbeat(self, progress: bytes | None, checkpoint: bytes | None) -> None:
         self._worker.send(Frame(Kind.HEARTBEAT, self._head, [progress, checkpoint]))
 
     def previous(self) -> Previous:

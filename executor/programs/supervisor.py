@@ -185,9 +185,9 @@ def _limit(limits: dict[str, int]) -> None:
     for name, limit in limits.items():
         kind = getattr(resource, name)
         _, hard = resource.getrlimit(kind)
-        most = limit + _AFTER_XCPU_SECONDS if name == "RLIMIT_CPU" else limit
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(kind, (min(limit, most), most))
+        hard_limit = limit + _AFTER_XCPU_SECONDS if name == "RLIMIT_CPU" else limit
+        hard_limit = hard_limit if hard == resource.RLIM_INFINITY else min(hard_limit, hard)
+        resource.setrlimit(kind, (min(limit, hard_limit), hard_limit))
 
 
 def _wait(control: socket.socket, woken: int, program: int) -> None:

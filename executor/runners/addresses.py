@@ -96,11 +96,11 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
         return addresses
 
     async def _look_up(self, host: str, port: int) -> Sequence[str]:
-        def look() -> list[str]:
+        def resolve() -> list[str]:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
             return list(dict.fromkeys(str(entry[4][0]).partition("%")[0] for entry in found))
 
-        return await asyncio.get_running_loop().run_in_executor(self._threads, look)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, resolve)
 
 
 def is_public(address: Address) -> bool:

@@ -122,7 +122,7 @@ class KafkaRunner:
             if error is not None and error.fatal():
                 self._retire(client)
             with suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(_settle, reported, message)
+                loop.call_soon_threadsafe(_resolve, reported, message)
 
         key = attempt.definition.job_key if target.key is None else target.key
         headers = self._headers(attempt, target)
@@ -198,6 +198,6 @@ def _undelivered(target: KafkaTarget, error: KafkaError) -> Outcome:
     return failed(name, message, permanent=code in _FOR_GOOD, not_started=code in _NOT_WRITTEN)
 
 
-def _settle(reported: "asyncio.Future[Message]", message: Message) -> None:
+def _resolve(reported: "asyncio.Future[Message]", message: Message) -> None:
     if not reported.done():
         reported.set_result(message)

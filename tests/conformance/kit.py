@@ -28,7 +28,7 @@ _STOP_SECONDS = 30.0
 _NEVER = "60s"
 
 # Settings that the API reports to executors. They take seconds in production and are not the subject of these tests.
-DOOR = {"API_HEARTBEAT": "0.2s", "LEASE": _NEVER, "SWEEP": _NEVER}
+API_SETTINGS = {"API_HEARTBEAT": "0.2s", "LEASE": _NEVER, "SWEEP": _NEVER}
 # Settings of an executor apart from its addresses.
 SETTINGS = {"SLOTS": "4", "CANCEL_GRACE": "1", "DRAIN_TIMEOUT": "1"}
 
@@ -79,7 +79,7 @@ class Kit:
         fleet: Its services.
         command: Starts an executor.
         queue: Whose runs it is given.
-        port: Of the door.
+        port: Of the HTTP API.
     """
 
     fleet: Fleet
@@ -87,7 +87,7 @@ class Kit:
     queue: str = DEFAULT_QUEUE
     port: int = field(default_factory=free_port)
     subjects: list[Subject] = field(default_factory=list[Subject])
-    door: Service | None = None
+    api: Service | None = None
     _client: Client | None = None
     _jobs: set[str] = field(default_factory=set[str])
 
@@ -99,18 +99,18 @@ class Kit:
         return self._client
 
     def start_stack(self, **settings: str) -> None:
-        """Start the relay and the door."""
+        """Start the relay and the HTTP API."""
         self.fleet.start("relay")
-        self.start_door(**settings)
+        self.start_api(**settings)
         self.fleet.wait_started()
 
-    def start_door(self, **settings: str) -> None:
-        """Start the door, always at the same address."""
-        self.door = self.fleet.start("api", API_PORT=str(self.port), **(DOOR | settings))
+    def start_api(self, **settings: str) -> None:
+        """Start the HTTP API, always at the same address."""
+        self.api = self.fleet.start("api", API_PORT=str(self.port), **(API_SETTINGS | settings))
 
     def start(self, **settings: str) -> Subject:
         """Start an executor; what is in `settings` goes before the usual."""
-        told = {
+        settings_given = {
             "API_URL": f"http://127.0.0.1:{self.port}",
             "KAFKA_BOOTSTRAP": self.fleet.bootstrap,
             "QUEUES": self.queue,
@@ -119,7 +119,7 @@ class Kit:
             **settings,
         }
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("TIDEWHEEL_", "PG"))}
-        environment = kept | {f"TIDEWHEEL_{name}": value for name, value in told.items()}
+        environment = kept | {f"TIDEWHEEL_{name}": value for name, value in settings_given.items()}
         log = self.fleet.folder / f"subject-{len(self.subjects)}.log"
         with log.open("wb") as output:
             process = subprocess.Popen(
@@ -214,8 +214,8 @@ class Kit:
         admin = self.fleet.admin()
         known = admin.list_topics(timeout=_STOP_SECONDS).topics[self.topic()].partitions
         places = [TopicPartition(self.topic(), number) for number in known]
-        asked = [ConsumerGroupTopicPartitions(f"{self.topic()}.executors", places)]
-        [future] = admin.list_consumer_group_offsets(asked).values()
+        requests = [ConsumerGroupTopicPartitions(f"{self.topic()}.executors", places)]
+        [future] = admin.list_consumer_group_offsets(requests).values()
         return sum(max(place.offset, 0) for place in future.result().topic_partitions)
 
 

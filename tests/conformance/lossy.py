@@ -21,9 +21,9 @@ class Lossy(ThreadingHTTPServer):
         self.lost: set[str] = set()
         self.guard = threading.Lock()
 
-    def loses(self, verb: str, answer: httpx.Response) -> bool:
+    def loses(self, verb: str, response: httpx.Response) -> bool:
         """Return True if this response is lost."""
-        if verb not in {"claim", "finish", "heartbeat"} or (verb == "claim" and not answer.json().get("started")):
+        if verb not in {"claim", "finish", "heartbeat"} or (verb == "claim" and not response.json().get("started")):
             return False
         with self.guard:
             first = verb not in self.lost
@@ -51,16 +51,16 @@ class _Handler(BaseHTTPRequestHandler):
     def _pass_on(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length", "0")))
         headers = {"content-type": self.headers.get("content-type", "application/json")}
-        answer = self.way.client.request(self.command, self.path, content=body, headers=headers)
-        if self.way.loses(self.path.rpartition(":")[2], answer):
+        response = self.way.client.request(self.command, self.path, content=body, headers=headers)
+        if self.way.loses(self.path.rpartition(":")[2], response):
             self.close_connection = True
             return
-        self.send_response(answer.status_code)
-        self.send_header("content-type", answer.headers.get("content-type", "text/plain"))
-        if answer.status_code != 204:
-            self.send_header("content-length", str(len(answer.content)))
+        self.send_response(response.status_code)
+        self.send_header("content-type", response.headers.get("content-type", "text/plain"))
+        if response.status_code != 204:
+            self.send_header("content-length", str(len(response.content)))
         self.end_headers()
-        self.wfile.write(answer.content)
+        self.wfile.write(response.content)
 
     def log_message(self, format: str, *args: object) -> None:
         """Log nothing."""
@@ -68,7 +68,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def losing_answers(port: int) -> Generator[Lossy]:
-    """A lossy way to the door at a port, as long as the block."""
+    """Start a proxy before a port that loses responses, as long as the block."""
     way = Lossy(port)
     serving = threading.Thread(target=way.serve_forever, name="lossy")
     serving.start()

@@ -29,7 +29,7 @@ def test_shutdown_drains_and_releases_uncounted(own: Kit) -> None:
 
 
 def test_runs_of_a_killed_executor_are_run_elsewhere(own: Kit) -> None:
-    """[2]: who does not beat has no lease."""
+    """[2]: an executor without heartbeats loses its lease."""
     own.start_stack(LEASE=LEASE)
     first = own.start()
     held = own.hold()
@@ -66,11 +66,11 @@ def test_work_continues_during_an_api_outage(own: Kit) -> None:
     own.start_stack()
     own.start()
     ends, goes_on = own.hold(), own.hold()
-    assert own.door is not None
-    own.door.kill()
+    assert own.api is not None
+    own.api.kill()
     ends.let_go()
     later = own.trigger("conformance.echo")
-    own.start_door()
+    own.start_api()
     assert own.ended(ends.run_id).attempt == 1
     assert own.ended(later).attempt == 1
     goes_on.let_go()

@@ -151,7 +151,7 @@ def test_non_json_lambda_error_is_a_failure(target: HttpTarget) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "code", "permanent", "not_begun"),
+    ("status", "code", "permanent", "not_started"),
     [
         (404, "ResourceNotFoundException", True, True),
         (403, "AccessDeniedException", True, True),
@@ -166,11 +166,11 @@ def test_aws_refusals_are_retried_unless_permanent(
     status: int,
     code: str,
     permanent: bool,  # noqa: FBT001
-    not_begun: bool,  # noqa: FBT001
+    not_started: bool,  # noqa: FBT001
 ) -> None:
     target.answers = [Answer(status, b'{"Message": "no"}', {"x-amzn-errortype": code})]
     outcome = run(attempt_of(job()))
-    assert (outcome.error_type, outcome.permanent, outcome.not_started) == (code, permanent, not_begun)
+    assert (outcome.error_type, outcome.permanent, outcome.not_started) == (code, permanent, not_started)
     assert len(target.received) == 1  # boto tries nothing again by itself
 
 

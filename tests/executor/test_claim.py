@@ -39,7 +39,7 @@ def claimer(database: Database, told: list[str] | None = None, *, silent: bool =
         EXECUTOR,
         Shutdown(),
         lease_lost=lambda: heard.append("lease lost"),
-        poke=heard.append,
+        notify=heard.append,
         silent=lambda: silent,
     )
 
@@ -103,9 +103,9 @@ def test_locked_active_run_is_tried_once_more_then_left_to_the_sweep(database: D
 def test_claim_protects_the_lease_and_does_not_block_the_heartbeat(database: Database) -> None:
     database.execute(ENTER, [EXECUTOR])
     claiming = database.connection()
-    claiming.execute(SQL["hold_lease"], {"executor_id": EXECUTOR})
+    claiming.execute(SQL["lock_lease_for_claim"], {"executor_id": EXECUTOR})
     lease = {"executor_id": EXECUTOR, "heartbeat_count": 0}
-    assert database.rows(SQL["lock_lease"], lease) == []
+    assert database.rows(SQL["lock_missed_lease"], lease) == []
     beat: dict[str, object] = {
         "name": "mine",
         "queues": [],
@@ -115,9 +115,9 @@ def test_claim_protects_the_lease_and_does_not_block_the_heartbeat(database: Dat
         "lease": None,
         "stopping": False,
     }
-    assert database.execute(SQL["beat_executor"], {**beat, "executor_id": EXECUTOR}) == 1
+    assert database.execute(SQL["heartbeat_executor"], {**beat, "executor_id": EXECUTOR}) == 1
     claiming.rollback()
-    assert database.rows(SQL["lock_lease"], {**lease, "heartbeat_count": 1}) == [(1,)]
+    assert database.rows(SQL["lock_missed_lease"], {**lease, "heartbeat_count": 1}) == [(1,)]
 
 
 def test_lost_commit_of_a_claim_is_read_back(

@@ -70,7 +70,7 @@ def _batch_claimer(executing: Executing, begun: list[ClaimedRun]) -> BatchClaime
         EXECUTOR,
         Shutdown(),
         lease_lost=lambda: None,
-        poke=lambda _: None,
+        notify=lambda _: None,
     )
     topic = executing.topics.runs("default", "standard")
     return BatchClaimer(topic, claimer=claimer, handlers=frozenset(handlers()), start=begun.extend)

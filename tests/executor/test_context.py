@@ -20,7 +20,7 @@ class Wire:
     def __init__(self) -> None:
         self.told: list[tuple[bytes | None, bytes | None]] = []
 
-    def beat(self, progress: bytes | None, checkpoint: bytes | None) -> None:
+    def heartbeat(self, progress: bytes | None, checkpoint: bytes | None) -> None:
         self.told.append((progress, checkpoint))
 
     def previous(self) -> Previous:

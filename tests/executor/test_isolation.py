@@ -291,7 +291,7 @@ def test_heartbeats_and_previous_runs_use_the_pipe() -> None:
     class Listening(Attempt):
         """An attempt that records its heartbeats."""
 
-        def beat(self, progress: bytes | None, checkpoint: bytes | None) -> None:
+        def heartbeat(self, progress: bytes | None, checkpoint: bytes | None) -> None:
             beats.append((progress, checkpoint))
 
         def previous(self) -> Previous:
@@ -313,7 +313,7 @@ def test_leftover_tasks_do_not_act_for_the_next_attempt() -> None:
     class Listening(Attempt):
         """An attempt that records its heartbeats with its number."""
 
-        def beat(self, progress: bytes | None, checkpoint: bytes | None) -> None:
+        def heartbeat(self, progress: bytes | None, checkpoint: bytes | None) -> None:
             beats.append((self.started.attempt, checkpoint))
 
         def previous(self) -> Previous:

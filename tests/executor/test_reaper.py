@@ -33,7 +33,7 @@ A, B = UUID(int=1), UUID(int=2)
 def silent(*looks: tuple[float, dict[UUID, int]], start: object = "s") -> list[list[UUID]]:
     """Whom a watcher finds silent at each look."""
     watch = Watch(LEASE)
-    return [[executor for executor, _ in watch.look(counters, start, now)] for now, counters in looks]
+    return [[executor for executor, _ in watch.observe(counters, start, now)] for now, counters in looks]
 
 
 def each_second(seconds: int, counters: dict[UUID, int]) -> list[tuple[float, dict[UUID, int]]]:
@@ -56,11 +56,11 @@ def test_changed_counter_restarts_the_lease() -> None:
 def test_database_restart_ends_no_lease() -> None:
     watch = Watch(LEASE)
     for now in range(15):
-        assert watch.look({A: 5}, "before", float(now)) == []
-    assert watch.look({A: 5}, "after", 15.0) == []
+        assert watch.observe({A: 5}, "before", float(now)) == []
+    assert watch.observe({A: 5}, "after", 15.0) == []
     for now in range(16, 30):
-        assert watch.look({A: 5}, "after", float(now)) == []
-    assert watch.look({A: 5}, "after", 30.0) == [(A, 5)]
+        assert watch.observe({A: 5}, "after", float(now)) == []
+    assert watch.observe({A: 5}, "after", 30.0) == [(A, 5)]
 
 
 def test_suspended_reaper_restarts_its_watch() -> None:
@@ -71,9 +71,9 @@ def test_suspended_reaper_restarts_its_watch() -> None:
 def test_database_outage_restarts_the_watch() -> None:
     watch = Watch(LEASE)
     for now in range(15):
-        watch.look({A: 5}, "s", float(now))
+        watch.observe({A: 5}, "s", float(now))
     watch.forget()
-    assert watch.look({A: 5}, "s", 15.0) == []
+    assert watch.observe({A: 5}, "s", 15.0) == []
 
 
 def test_returning_executor_starts_a_new_lease() -> None:
@@ -92,7 +92,7 @@ def test_silent_executors_were_watched_for_the_whole_lease(looks: list[tuple[flo
     for step, counter, start in looks:
         now += step
         seen.append((now, counter, start))
-        if watch.look({A: counter}, start, now):
+        if watch.observe({A: counter}, start, now):
             unbroken = [seen[-1]]
             for earlier in reversed(seen[:-1]):
                 if earlier[1:] != seen[-1][1:] or unbroken[-1][0] - earlier[0] > 3.0:
@@ -123,7 +123,7 @@ def reap(database: Database, *, max_lost: int = 10, looks: int = 1) -> None:
 
 def test_reaper_waits_for_the_lease_that_the_executor_registered() -> None:
     watch, told = Watch(timedelta(seconds=2)), {A: 15.0}
-    looks = [watch.look({A: 1}, "up", float(now), told) for now in range(17)]
+    looks = [watch.observe({A: 1}, "up", float(now), told) for now in range(17)]
     assert [bool(silent) for silent in looks] == [False] * 15 + [True] * 2
 
 

@@ -10,7 +10,7 @@ from tidewheel.process.service import Shutdown
 
 def test_sweep_of_remote_executors_skips_cancelled_runs(database: Database) -> None:
     """As the sweep of any executor does: a backlog of it would hide what is behind."""
-    remote = RemoteExecutors(database.session(), database.installation, poke=lambda _: None, stop=Shutdown())
+    remote = RemoteExecutors(database.session(), database.installation, notify=lambda _: None, stop=Shutdown())
     submit(database, "cancelled", target="a")
     submit(database, "wanted", target="a")
     for _ in range(2):

@@ -52,7 +52,13 @@ def test_new_backfill_is_stored_with_an_event(hourly: ClockedDatabase) -> None:
     reply = ask_backfill(hourly, NOON - 5 * HOUR, NOON, request_id="r-1", reason="the source was empty")
     assert (reply.status, reply.occurrences, reply.unchanged, reply.job_version) == ("accepted", 6, False, 1)
     shown = progress(hourly, UUID(reply.backfill_id)).summary
-    assert (shown.state, shown.key, shown.occurrences, shown.expected_count, shown.created_count) == ("running", "job", 6, 6, 0)
+    assert (shown.state, shown.key, shown.occurrences, shown.expected_count, shown.created_count) == (
+        "running",
+        "job",
+        6,
+        6,
+        0,
+    )
     assert (shown.first_at, shown.last_at, shown.created_at) == (NOON - 5 * HOUR, NOON, NOON)
     [event] = [event for event in lifecycle(hourly) if event.type == "io.tidewheel.job.backfill_started.v1"]
     assert (event.reason, event.detail["occurrences"]) == ("the source was empty", "6")

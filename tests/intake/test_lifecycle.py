@@ -129,7 +129,7 @@ def test_occurrences_of_a_pause_are_skipped_as_one_recorded_span(ticking: Clocke
     fire_due(ticking)
     assert instants(ticking) == [1, 2, 103]
     [skipped] = [event for event in lifecycle(ticking) if event.type == "io.tidewheel.occurrence.skipped.v1"]
-    assert (skipped.reason, skipped.detail["occurrences"], skipped.detail["exact"]) == ("paused", "100", "true")
+    assert (skipped.reason, skipped.detail["occurrences"], skipped.detail["is_exact"]) == ("paused", "100", "true")
 
 
 def test_once_inside_a_pause_fires_on_resume(clocked: ClockedDatabase) -> None:

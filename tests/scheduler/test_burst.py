@@ -106,8 +106,8 @@ def load_due_jobs(database: Database, within: timedelta = timedelta(0)) -> None:
             [BURST],
         )
         connection.execute(
-            "INSERT INTO job_versions (job_id, version, tenant, effective_at, spec, schedule_json, policy_json, handler, queue,"
-            " lane, overlap, definition)"
+            "INSERT INTO job_versions (job_id, version, tenant, effective_at, spec, schedule_json, policy_json,"
+            " handler, queue, lane, overlap, definition)"
             " SELECT j.job_id, v.version, v.tenant, v.effective_at, v.spec, v.schedule_json, v.policy_json,"
             " v.handler, v.queue, v.lane, v.overlap, v.definition"
             " FROM job_versions AS v JOIN jobs AS made USING (job_id), jobs AS j"

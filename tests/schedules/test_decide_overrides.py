@@ -30,12 +30,12 @@ class Row:
     tenant: str = "default"
 
     @property
-    def schedule(self) -> str:
+    def schedule_json(self) -> str:
         interval = {"kind": "interval", "interval_us": 60_000_000, "anchor": START.isoformat(), "anchor_fires": True}
         return json.dumps(interval if self.last is None else interval | {"end_at": minute(self.last).isoformat()})
 
     @property
-    def policy(self) -> str:
+    def policy_json(self) -> str:
         return self.policies
 
 

@@ -132,7 +132,7 @@ def test_pause_on_failure_is_requested_and_applied(tidewheel: Tidewheel) -> None
 def test_missing_handler_is_named(tidewheel: Tidewheel) -> None:
     tidewheel.submit(job(target="nobody's"))
     tidewheel.trigger("job")
-    with pytest.raises(LookupError, match="job 'job' wants \"nobody's\"; import the module"):
+    with pytest.raises(LookupError, match="job 'job' needs \"nobody's\"; import the module"):
         tidewheel.drain()
 
 

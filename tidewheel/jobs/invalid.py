@@ -22,9 +22,9 @@ class InvalidValue(ValueError):
     @classmethod
     def of(cls, errors: Sequence[FieldError]) -> "InvalidValue":
         """Return one error that carries several field errors."""
-        made = cls(problem="; ".join(str(error) for error in errors))
-        made.errors = tuple(errors)
-        return made
+        combined = cls(problem="; ".join(str(error) for error in errors))
+        combined.errors = tuple(errors)
+        return combined
 
 
 @dataclass(frozen=True, slots=True)

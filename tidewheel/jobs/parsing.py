@@ -11,7 +11,7 @@ from tidewheel.errors import FieldError, InvalidInput
 from tidewheel.jobs.invalid import InvalidValue, UnreadableValue
 from tidewheel.jobs.requests import AnyRequest, JobSubmit, Request
 from tidewheel.jobs.spec import JobSpec
-from tidewheel.jobs.spec_cache import made, read_job
+from tidewheel.jobs.spec_cache import construct, read_job
 from tidewheel.jobs.strict_json import as_object
 from tidewheel.jobs.validation import shown, validate
 from tidewheel.jobs.values import Key, RunId, Tenant, is_plain_key, is_tenant, is_traceparent
@@ -90,7 +90,7 @@ def _submit_at_once(document: Mapping[str, object]) -> JobSubmit | None:
         "if_version": None,
         "cached": cached,
     }
-    return made(JobSubmit, fields, set(document))
+    return construct(JobSubmit, fields, set(document))
 
 
 def _without_payload(document: Mapping[str, object], invalid: InvalidValue) -> dict[str, object]:

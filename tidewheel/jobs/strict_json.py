@@ -156,14 +156,14 @@ def _loads(text: str) -> object:
 
 
 def _object(pairs: list[tuple[str, object]]) -> Mapping[str, object]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
+    result = dict(pairs)
+    if len(result) != len(pairs):
         seen: set[str] = set()
         for name, _ in pairs:
-            if name in seen and not isinstance(made[name], UnreadableValue):
-                made[name] = UnreadableValue(f"{name!r} is given twice in one object")
+            if name in seen and not isinstance(result[name], UnreadableValue):
+                result[name] = UnreadableValue(f"{name!r} is given twice in one object")
             seen.add(name)
-    return made
+    return result
 
 
 def _integer(digits: str) -> int | UnreadableValue:

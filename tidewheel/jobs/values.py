@@ -134,14 +134,14 @@ def format_timestamp(moment: datetime) -> str:
     return moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
 
 
-def one_line(most: int) -> Callable[[str], str]:
+def one_line(maximum: int) -> Callable[[str], str]:
     """Return a check for text of one line, 1 to `most` characters, without control characters."""
 
     def check(text: str) -> str:
         if not text:
-            raise InvalidValue(problem="it is empty", remedy=f"write 1 to {most} characters")
-        if len(text) > most:
-            raise InvalidValue(problem=f"it has {len(text)} characters", remedy=f"write at most {most}")
+            raise InvalidValue(problem="it is empty", remedy=f"write 1 to {maximum} characters")
+        if len(text) > maximum:
+            raise InvalidValue(problem=f"it has {len(text)} characters", remedy=f"write at most {maximum}")
         if found := _NOT_ONE_LINE.search(text):
             raise InvalidValue(problem=f"it holds {found.group()!r}, which is no text", remedy="leave that out")
         return text
@@ -149,12 +149,12 @@ def one_line(most: int) -> Callable[[str], str]:
     return check
 
 
-def several_lines(most: int) -> Callable[[str], str]:
+def several_lines(maximum: int) -> Callable[[str], str]:
     """Return a check for text that may have lines and tabs, of at most `most` characters."""
 
     def check(text: str) -> str:
-        if len(text) > most:
-            raise InvalidValue(problem=f"it has {len(text)} characters", remedy=f"write at most {most}")
+        if len(text) > maximum:
+            raise InvalidValue(problem=f"it has {len(text)} characters", remedy=f"write at most {maximum}")
         if found := _NOT_TEXT.search(text):
             raise InvalidValue(problem=f"it holds {found.group()!r}, which is no text", remedy="leave that out")
         return text
@@ -162,14 +162,15 @@ def several_lines(most: int) -> Callable[[str], str]:
     return check
 
 
-def span(least: timedelta, most: timedelta) -> Callable[[object], timedelta]:
+def span(minimum: timedelta, maximum: timedelta) -> Callable[[object], timedelta]:
     """Return a reader of durations between two bounds."""
 
     def read(value: object) -> timedelta:
         duration = value if isinstance(value, timedelta) else parse_duration(_text_or_number(value))
-        if not least <= duration <= most:
+        if not minimum <= duration <= maximum:
             raise InvalidValue(
-                problem=f"{shown(value)} was read", remedy=f"write {format_duration(least)} to {format_duration(most)}"
+                problem=f"{shown(value)} was read",
+                remedy=f"write {format_duration(minimum)} to {format_duration(maximum)}",
             )
         return duration
 

@@ -144,7 +144,7 @@ def share_consumer(
     *,
     group: str,
     role: str,
-    most: int,
+    max_records: int,
     on_statistics: Callable[[str], None] | None = None,
 ) -> ShareConsumer:
     """Return a member of a share group that acknowledges each message separately.
@@ -153,7 +153,7 @@ def share_consumer(
         config: Bootstrap servers and what users pass through.
         group: A group of its own: a name that a consumer group has cannot be a share group's.
         role: Part of the client id.
-        most: Messages to fetch at once; the broker returns whole batches of the producer's, so there may be more.
+        max_records: Messages to fetch at once; the broker returns whole batches of the producer, so there may be more.
         on_statistics: Called with the client's statistics ten times a second while it polls.
     """
     _refuse_overrides(config)
@@ -166,7 +166,7 @@ def share_consumer(
             "client.id": f"tidewheel-{role}",
             "group.id": group,
             "share.acknowledgement.mode": "explicit",
-            "max.poll.records": most,
+            "max.poll.records": max_records,
             "fetch.wait.max.ms": 100,
             "socket.timeout.ms": _SHARE_CLOSE_MS,
             **({"statistics.interval.ms": 100, "stats_cb": on_statistics} if on_statistics else {}),

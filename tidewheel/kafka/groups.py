@@ -47,20 +47,20 @@ class _Entry(Protocol):
 
 
 def group_protocol(
-    config: Mapping[str, str], wanted: GroupProtocol | Literal["auto"], *, topic: str, probe: str
+    config: Mapping[str, str], setting: GroupProtocol | Literal["auto"], *, topic: str, probe: str
 ) -> GroupProtocol:
     """Return the protocol to use: the setting's, or the quicker one of a consumer group.
 
     Args:
         config: Bootstrap servers and what users pass through.
-        wanted: The setting.
+        setting: The value of the setting.
         topic: One that the group will read.
         probe: First part of the names of groups that exist to be joined for a moment.
 
     Raises:
         SettingsError: The brokers lack the requested protocol; the message names it and those that work.
     """
-    match wanted:
+    match setting:
         case "classic":
             return "classic"
         case "auto":
@@ -71,11 +71,11 @@ def group_protocol(
             refusal = _refusal_of_share(config, topic, f"{probe}.share")
     if refusal is not None:
         message = (
-            f"TIDEWHEEL_EXECUTOR_GROUP={wanted}: the brokers at {config.get('bootstrap.servers')} lack "
-            f"{_LACKS[wanted]} ({refusal}); upgrade them, or set classic, which every broker has"
+            f"TIDEWHEEL_EXECUTOR_GROUP={setting}: the brokers at {config.get('bootstrap.servers')} lack "
+            f"{_LACKS[setting]} ({refusal}); upgrade them, or set classic, which every broker has"
         )
         raise SettingsError(message)
-    return wanted
+    return setting
 
 
 def quickest_protocol(config: Mapping[str, str], *, topic: str, probe: str) -> ConsumerProtocol:
@@ -111,8 +111,8 @@ def _takes_over_quickly(config: Mapping[str, str]) -> bool:
     try:
         brokers = admin.list_topics(timeout=_ADMIN_SECONDS).brokers
         resource = ConfigResource(ResourceType.BROKER, str(next(iter(brokers))))
-        asked = cast("Mapping[object, Future[Mapping[str, _Entry]]]", admin.describe_configs([resource]))  # pyright: ignore[reportUnknownMemberType]
-        found = asked[resource].result(timeout=_ADMIN_SECONDS)
+        futures = cast("Mapping[object, Future[Mapping[str, _Entry]]]", admin.describe_configs([resource]))  # pyright: ignore[reportUnknownMemberType]
+        found = futures[resource].result(timeout=_ADMIN_SECONDS)
         return int(found["group.consumer.session.timeout.ms"].value) <= _QUICK_TAKEOVER_MS
     except (KafkaException, KeyError, TypeError, ValueError, StopIteration) as error:
         # Reading broker settings needs a cluster grant that an executor ought not to have.
@@ -146,13 +146,13 @@ def _refusal_of_consumer(config: Mapping[str, str], topic: str, group: str) -> s
 def _refusal_of_share(config: Mapping[str, str], topic: str, group: str) -> str | None:
     joined: list[bool] = []
 
-    def on_statistics(told: str) -> None:
-        group_now = cast("Mapping[str, Mapping[str, object]]", json.loads(told)).get("cgrp", {})
+    def on_statistics(statistics: str) -> None:
+        group_now = cast("Mapping[str, Mapping[str, object]]", json.loads(statistics)).get("cgrp", {})
         if group_now.get("join_state") == "steady":
             joined.append(True)
 
     quiet = {**config, "log_level": "0"}
-    member = share_consumer(quiet, group=group, role="probe", most=1, on_statistics=on_statistics)
+    member = share_consumer(quiet, group=group, role="probe", max_records=1, on_statistics=on_statistics)
     try:
         member.subscribe([topic])
         deadline = monotonic_seconds() + _SHARE_SECONDS

@@ -123,7 +123,7 @@ def queue_names(text: str) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class TopicStatus:
     """The status of a topic.
 
     Args:
@@ -144,9 +144,9 @@ class Standing:
         return "given more partitions" if self.partitions < self.topic.partitions else None
 
 
-def topic_standing(
+def topic_statuses(
     config: Mapping[str, str], topics: Topics, *, queues: Sequence[str] = (DEFAULT_QUEUE,), outputs: bool = False
-) -> list[Standing]:
+) -> list[TopicStatus]:
     """Return the status of every topic.
 
     Raises:
@@ -154,7 +154,7 @@ def topic_standing(
     """
     present = _present(_admin(config), config)
     found = [(topic, present.get(topic.name)) for topic in topics.plan(queues, outputs=outputs)]
-    return [Standing(topic, *(_size(meta) if meta else (0, 0))) for topic, meta in found]
+    return [TopicStatus(topic, *(_size(meta) if meta else (0, 0))) for topic, meta in found]
 
 
 def queues_with_topics(config: Mapping[str, str], topics: Topics) -> list[str]:
@@ -187,18 +187,18 @@ def apply_topics(
         Unavailable: The broker does not answer.
         Unusable: It refuses, for instance because too few brokers are up for `replication`.
     """
-    standing = topic_standing(config, topics, queues=queues, outputs=outputs)
+    statuses = topic_statuses(config, topics, queues=queues, outputs=outputs)
     if dry_run:
-        return [f"{each.topic.name} would be {each.lacks}" for each in standing if each.lacks]
+        return [f"{each.topic.name} would be {each.lacks}" for each in statuses if each.lacks]
     admin = _admin(config)
-    new = [_new_topic(each.topic, replication) for each in standing if each.partitions == 0]
-    more = [each.topic for each in standing if 0 < each.partitions < each.topic.partitions]
+    new = [_new_topic(each.topic, replication) for each in statuses if each.partitions == 0]
+    more = [each.topic for each in statuses if 0 < each.partitions < each.topic.partitions]
     done: list[str] = []
     if new:
         done += _await(cast("Futures", admin.create_topics(new, operation_timeout=_APPLY_SECONDS)), "created")  # pyright: ignore[reportUnknownMemberType]
     if more:
-        wanted = [NewPartitions(topic.name, topic.partitions) for topic in more]
-        futures = cast("Futures", admin.create_partitions(wanted, operation_timeout=_APPLY_SECONDS))  # pyright: ignore[reportUnknownMemberType]
+        new_partitions = [NewPartitions(topic.name, topic.partitions) for topic in more]
+        futures = cast("Futures", admin.create_partitions(new_partitions, operation_timeout=_APPLY_SECONDS))  # pyright: ignore[reportUnknownMemberType]
         done += _await(futures, "given more partitions")
     return done
 

@@ -62,10 +62,10 @@ class Daemon:
         noted = self._noted()
         return noted is not None and self._carries_marker(noted)
 
-    def stop(self, how: signal.Signals, patience: timedelta) -> bool:
+    def stop(self, how: signal.Signals, timeout: timedelta) -> bool:
         """Send `how` and wait. Return True if no SIGKILL was needed."""
         process = self.ask(how)
-        return self.wait(process, patience)
+        return self.wait(process, timeout)
 
     def ask(self, how: signal.Signals) -> psutil.Process | None:
         """Send `how` and return at once with the process that got it, if there is one."""
@@ -77,9 +77,9 @@ class Daemon:
                 process = None
         return process
 
-    def wait(self, process: psutil.Process | None, patience: timedelta) -> bool:
+    def wait(self, process: psutil.Process | None, timeout: timedelta) -> bool:
         """Wait for a process to end; kill it after `patience`. Return True if it ended by itself."""
-        by_itself = process is None or _gone(process, patience.total_seconds())
+        by_itself = process is None or _gone(process, timeout.total_seconds())
         if process is not None and not by_itself:
             process.kill()
             _gone(process, _AFTER_KILL_SECONDS)

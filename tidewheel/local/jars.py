@@ -91,7 +91,7 @@ class _Verified(BaseModel, frozen=True):
 
 def _as_verified(folder: Path, jars: Sequence[Jar]) -> bool:
     stamp = _read_stamp(folder)
-    return stamp is not None and all(stamp.jars.get(jar.name) == _look(folder / jar.name) for jar in jars)
+    return stamp is not None and all(stamp.jars.get(jar.name) == _stat(folder / jar.name) for jar in jars)
 
 
 def _complete(folder: Path, jars: Sequence[Jar], progress: Progress) -> None:
@@ -101,8 +101,8 @@ def _complete(folder: Path, jars: Sequence[Jar], progress: Progress) -> None:
     if missing:
         have_bytes = sum((folder / jar.name).stat().st_size for jar in jars if jar not in missing)
         _Fetch(folder, progress, have_bytes).run(missing)
-    looks = {jar.name: _look(folder / jar.name) for jar in jars}
-    verified = _Verified(manifest=_digest(_MANIFEST), jars={name: look for name, look in looks.items() if look})
+    stats = {jar.name: _stat(folder / jar.name) for jar in jars}
+    verified = _Verified(manifest=_digest(_MANIFEST), jars={name: stat for name, stat in stats.items() if stat})
     (folder / "verified.json").write_text(verified.model_dump_json())
 
 
@@ -116,16 +116,16 @@ def _read_stamp(folder: Path) -> _Verified | None:
 
 def _is_good(path: Path, jar: Jar, known: Mapping[str, tuple[int, int]]) -> bool:
     """Return True if the cached jar is valid; delete one that is not."""
-    look = _look(path)
-    if look is None:
+    stat = _stat(path)
+    if stat is None:
         return False
-    if known.get(jar.name) == look or _digest(path) == jar.sha256:
+    if known.get(jar.name) == stat or _digest(path) == jar.sha256:
         return True
     path.unlink()
     return False
 
 
-def _look(path: Path) -> tuple[int, int] | None:
+def _stat(path: Path) -> tuple[int, int] | None:
     try:
         found = path.stat()
     except OSError:

@@ -26,8 +26,8 @@ from tidewheel.local.program import run_program
 
 _READY_SECONDS = 120.0  # 2 s on an idle machine with two cores, 6 s for three nodes; 25 s were seen under full load
 _POLL_SECONDS = 0.05
-_STOP_PATIENCE = timedelta(seconds=30)
-_QUORUM_PATIENCE = timedelta(seconds=3)  # see Cluster.stop
+_STOP_TIMEOUT = timedelta(seconds=30)
+_QUORUM_TIMEOUT = timedelta(seconds=3)  # see Cluster.stop
 _ADMIN_SECONDS = 5.0
 _HEAP_MEGABYTES_ALONE = 512
 _HEAP_MEGABYTES_OF_SEVERAL = 256
@@ -100,11 +100,11 @@ class Broker:
 
     def stop(self) -> None:
         """Stop the node; it transfers its partitions to another node first, if there is one."""
-        self._daemon.stop(signal.SIGTERM, _STOP_PATIENCE)
+        self._daemon.stop(signal.SIGTERM, _STOP_TIMEOUT)
 
     def kill(self) -> None:
         """Send SIGKILL, as a crash."""
-        self._daemon.stop(signal.SIGKILL, _STOP_PATIENCE)
+        self._daemon.stop(signal.SIGKILL, _STOP_TIMEOUT)
 
     def pause(self) -> None:
         """Send SIGSTOP: connections stay open, nothing answers."""
@@ -186,9 +186,9 @@ class Cluster:
             StackError: A node has ended, or all this takes too long.
         """
         deadline = time.monotonic() + _READY_SECONDS
-        wanted = {broker.node.node_id for broker in self.brokers}
+        expected = {broker.node.node_id for broker in self.brokers}
         _until(lambda: all(answers(broker.node.port) for broker in self.brokers), deadline, self._check)
-        _until(lambda: _members(self.bootstrap) == wanted, deadline, self._check)
+        _until(lambda: _members(self.bootstrap) == expected, deadline, self._check)
         _until(lambda: _probe(self.bootstrap, self._replication), deadline, self._check)
 
     def stop(self) -> None:
@@ -197,10 +197,10 @@ class Cluster:
         All receive the signal at once. The last controllers lack a quorum when the others are gone. A node that remains
         after `_QUORUM_PATIENCE` is therefore killed. Its data is on disk, and the next start recovers it.
         """
-        patience = _STOP_PATIENCE if len(self.brokers) == 1 else _QUORUM_PATIENCE
-        asked = [(broker.daemon, broker.daemon.ask(signal.SIGTERM)) for broker in self.brokers]
-        for daemon, process in asked:
-            daemon.wait(process, patience)
+        timeout = _STOP_TIMEOUT if len(self.brokers) == 1 else _QUORUM_TIMEOUT
+        stopping = [(broker.daemon, broker.daemon.ask(signal.SIGTERM)) for broker in self.brokers]
+        for daemon, process in stopping:
+            daemon.wait(process, timeout)
 
     def erase(self) -> None:
         """Remove all data of the stopped nodes."""
@@ -233,8 +233,8 @@ def _probe(bootstrap: str, replication: int) -> bool:
         topic = admin.list_topics(timeout=_ADMIN_SECONDS).topics.get(_PROBE)
         if topic is None:
             new = NewTopic(_PROBE, num_partitions=1, replication_factor=replication)
-            made = cast("dict[str, Future[None]]", admin.create_topics([new]))  # pyright: ignore[reportUnknownMemberType] - the stub's Future has no type
-            made[_PROBE].result(_ADMIN_SECONDS)
+            created = cast("dict[str, Future[None]]", admin.create_topics([new]))  # pyright: ignore[reportUnknownMemberType] - the stub's Future has no type
+            created[_PROBE].result(_ADMIN_SECONDS)
             return False
     except KafkaException:
         return False

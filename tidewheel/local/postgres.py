@@ -33,7 +33,7 @@ _NAME = "tidewheel"  # of the role and of the database
 _SIGNALS = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.SIGQUIT}  # Source: postgres(1)
 _START_SECONDS = 120.0  # recovery after a crash replays up to max_wal_size; a clean start takes 0.2 s
 _POLL_SECONDS = 0.03
-_STOP_PATIENCE = timedelta(seconds=30)
+_STOP_TIMEOUT = timedelta(seconds=30)
 _LOG_TAIL_LINES = 5
 
 
@@ -63,7 +63,7 @@ class Postgres:
     ) -> None:
         self._folder = folder
         self._data = folder / "data"
-        self._made = folder / "made"  # exists once initdb has ended: PG_VERSION is there before that
+        self._initialized = folder / "made"  # exists once initdb has ended: PG_VERSION is there before that
         self._log = log
         self._port = port
         self._password = password
@@ -116,7 +116,7 @@ class Postgres:
 
     def stop(self, mode: StopMode = "fast") -> None:
         """Stop the server; after `immediate` the next start recovers as after a crash."""
-        self._daemon.stop(_SIGNALS[mode], _STOP_PATIENCE)
+        self._daemon.stop(_SIGNALS[mode], _STOP_TIMEOUT)
 
     def erase(self) -> None:
         """Remove all data of the stopped server."""
@@ -125,7 +125,7 @@ class Postgres:
     def _launch(self) -> None:
         account = server_account()
         programs = find_programs(account)
-        if not self._made.exists():
+        if not self._initialized.exists():
             self._initialise(programs, account)
         settings = [part for name, value in self._settings.items() for part in ("-c", f"{name}={value}")]
         command = [str(programs / "postgres"), "-D", self._data_name(account), *settings, "-c", self._marker]
@@ -142,11 +142,11 @@ class Postgres:
             if account is not None:
                 os.fchown(password.fileno(), account.uid, account.gid)
             command = [str(programs / "initdb"), "-D", self._data_name(account), *_INITDB]
-            made = run_program(command, cwd=self._data, account=account, stdin=password)
-        if made.returncode != 0:
-            message = f"initdb failed in {self._data}: {_tail(made.stdout.splitlines())}"
+            result = run_program(command, cwd=self._data, account=account, stdin=password)
+        if result.returncode != 0:
+            message = f"initdb failed in {self._data}: {_tail(result.stdout.splitlines())}"
             raise StackError(message)
-        self._made.touch()
+        self._initialized.touch()
 
     def _data_name(self, account: Account | None) -> str:
         return str(self._data) if account is None else "/proc/self/cwd"

@@ -62,14 +62,14 @@ def server_account() -> Account | None:
 def _make_user() -> pwd.struct_passwd:
     command = ["useradd", "--system", "--no-create-home", "--shell", "/bin/false", _SYSTEM_USER]
     try:
-        said = run_program(command, cwd=Path("/")).stdout.strip()
+        output = run_program(command, cwd=Path("/")).stdout.strip()
     except OSError as error:
-        said = str(error)
+        output = str(error)
     try:
         return pwd.getpwnam(_SYSTEM_USER)
     except KeyError as error:
         message = (
-            f"PostgreSQL does not run as root, and the system user {_SYSTEM_USER!r} could not be made: {said}. "
+            f"PostgreSQL does not run as root, and the system user {_SYSTEM_USER!r} could not be made: {output}. "
             "Run as an ordinary user, or set TIDEWHEEL_DATABASE_URL"
         )
         raise StackError(message) from error

@@ -162,7 +162,7 @@ class LocalStack:
         Raises:
             StackError: The stack was never made.
         """
-        return self._made().postgres
+        return self._require_parts().postgres
 
     def broker(self, number: int) -> Broker:
         """Node `number`, from 1, for those who stop and start it alone.
@@ -170,7 +170,7 @@ class LocalStack:
         Raises:
             StackError: The stack was never made, or has no such node.
         """
-        brokers = self._made().cluster.brokers
+        brokers = self._require_parts().cluster.brokers
         if not 1 <= number <= len(brokers):
             message = f"this stack has Kafka nodes 1 to {len(brokers)}, no {number}"
             raise StackError(message)
@@ -214,7 +214,7 @@ class LocalStack:
             state = None
         return self._parts(state or new_state(_MOST_BROKERS))
 
-    def _made(self) -> Parts:
+    def _require_parts(self) -> Parts:
         state = read_state(self.home)
         if state is None:
             message = f"there is no stack in {self.home}; `tidewheel up` makes one"

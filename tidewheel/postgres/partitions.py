@@ -54,15 +54,15 @@ def ensure_days(connection: Conn, days: Iterable[date]) -> None:
         psycopg.OperationalError: The connection cannot be made.
     """
     database = _database(connection)
-    wanted = sorted(day for day in set(days) if (database, day) not in _known)
-    missing = [day for day in wanted if not all(_exists(connection, f"{table}{_suffix(day)}") for table in TABLES)]
+    requested = sorted(day for day in set(days) if (database, day) not in _known)
+    missing = [day for day in requested if not all(_exists(connection, f"{table}{_suffix(day)}") for table in TABLES)]
     if missing:
         parameters = {**connection.info.get_parameters(), "application_name": "tidewheel-partitions"}
         with psycopg.connect(**parameters, password=connection.info.password, autocommit=True) as own:  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
             for day in missing:
                 with own.transaction():
                     _create_day(own, day)
-    _known.update((database, day) for day in wanted)
+    _known.update((database, day) for day in requested)
 
 
 def forget_days() -> None:

@@ -206,9 +206,9 @@ class CalendarSchedule:
         """Return the first shifted instant after another; those of days after `until` need not be found."""
         days, shifts = self._days, self._shifts()
         today = days.day_at(whole_second(instant))
-        begun = [day for day in range(today - 2, today + 1) if days.opens(day) and not days.opens(day - 1)]
+        opened = [day for day in range(today - 2, today + 1) if days.opens(day) and not days.opens(day - 1)]
         coming = None if days.opens(today) else days.nearest(today, 1, opens=True)
-        for target in begun if coming is None else (*begun, coming):
+        for target in opened if coming is None else (*opened, coming):
             found = shifts.first(target, instant)
             if found is not None:
                 return found

@@ -116,10 +116,10 @@ def _days_in_month(rule: DayRule, first_weekday: int, length: int) -> int:
     by_week = 0
     for day in month:
         weekday = (first_weekday + day - 1) % 7
-        wanted = rule.weekdays >> weekday | rule.nth >> (7 * ((day - 1) // 7) + weekday)
+        matches = rule.weekdays >> weekday | rule.nth >> (7 * ((day - 1) // 7) + weekday)
         if day + 7 > length:
-            wanted |= rule.last_of >> weekday
-        by_week |= (wanted & 1) << day
+            matches |= rule.last_of >> weekday
+        by_week |= (matches & 1) << day
     found = by_date | by_week if rule.either else by_date & by_week
     return found & bits(month)
 

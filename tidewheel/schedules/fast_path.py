@@ -37,7 +37,11 @@ def decide_on_time(timer: Timer, *, now: datetime, horizon: datetime, misfire_af
         ValueError: The stored policy cannot be read.
     """
     at = timer.scheduled_at
-    if not now - misfire_after < at <= horizon or timer.catch_up_end is not None or not _fires_exactly(timer.policy_json):
+    if (
+        not now - misfire_after < at <= horizon
+        or timer.catch_up_end is not None
+        or not _fires_exactly(timer.policy_json)
+    ):
         return None
     try:
         following = _following(timer.schedule_json, at)

@@ -45,16 +45,16 @@ class OpenDays:
     __slots__ = ("_exceptions", "_ordered", "_regular", "_zone")
 
     def __init__(self, exclude: tuple[DaySet, ...], include: tuple[DaySet, ...], of: Zone) -> None:
-        closed, wanted = _union(exclude), _union(include)
+        closed, included = _union(exclude), _union(include)
         self._zone = of
         self._regular = tuple(
-            weekday not in closed.weekdays and (not include or weekday in wanted.weekdays) for weekday in _WEEK
+            weekday not in closed.weekdays and (not include or weekday in included.weekdays) for weekday in _WEEK
         )
-        named = {day.toordinal() - EPOCH_ORDINAL: day for day in closed.days | wanted.days}
+        named = {day.toordinal() - EPOCH_ORDINAL: day for day in closed.days | included.days}
         unlike = {
             number
             for number, day in named.items()
-            if (day not in closed and (not include or day in wanted)) != self._regular[_weekday(number)]
+            if (day not in closed and (not include or day in included)) != self._regular[_weekday(number)]
         }
         for number in _missing_days(of):
             (unlike.add if self._regular[_weekday(number)] else unlike.discard)(number)
@@ -173,10 +173,10 @@ class DayShifts:
     def first(self, day: int, after: datetime) -> datetime | None:
         """Return the first occurrence shifted to that open day, strictly later than an instant."""
         instant, sources = microseconds(after), self._sources(day)
-        for low, made_up_until, high, offset, start in self._parts(day):
-            if instant < start and self._of_sources(min, self._first_wall, sources, low, made_up_until) is not None:
+        for low, shifted_until, high, offset, start in self._parts(day):
+            if instant < start and self._of_sources(min, self._first_wall, sources, low, shifted_until) is not None:
                 return at_microsecond(start)
-            from_wall = max(made_up_until, instant + offset - day * _DAY + 1)
+            from_wall = max(shifted_until, instant + offset - day * _DAY + 1)
             wall = self._of_sources(min, self._first_wall, sources, from_wall, high)
             if wall is not None:
                 return at_microsecond(day * _DAY + wall - offset)
@@ -185,12 +185,12 @@ class DayShifts:
     def last(self, day: int, before: datetime) -> datetime | None:
         """Return the last occurrence shifted to that open day, strictly earlier than an instant."""
         instant, sources = microseconds(before), self._sources(day)
-        for low, made_up_until, high, offset, start in reversed(list(self._parts(day))):
+        for low, shifted_until, high, offset, start in reversed(list(self._parts(day))):
             until_wall = min(high, instant + offset - day * _DAY)
-            wall = self._of_sources(max, self._last_wall, sources, made_up_until, until_wall)
+            wall = self._of_sources(max, self._last_wall, sources, shifted_until, until_wall)
             if wall is not None:
                 return at_microsecond(day * _DAY + wall - offset)
-            if start < instant and self._of_sources(min, self._first_wall, sources, low, made_up_until) is not None:
+            if start < instant and self._of_sources(min, self._first_wall, sources, low, shifted_until) is not None:
                 return at_microsecond(start)
         return None
 

@@ -158,7 +158,7 @@ def _descending(span: VersionSpan, cursor: datetime | None) -> Iterator[datetime
 MAX_NUMBER = 100_000_000
 """A one-second job for three years."""
 
-MAX_WALKED = 100_000
+MAX_SCANNED = 100_000
 """Occurrences of several expressions are counted one by one: this many take half a second, at submission only."""
 
 _SECOND = timedelta(seconds=1)
@@ -177,9 +177,9 @@ def nth_occurrence(schedule: Schedule, after: datetime, n: int) -> datetime | No
         ScheduleRefused: `n` is less than 1, or so many that counting would take too long.
     """
     several = isinstance(schedule, CronSchedule) and len(schedule.entries) > 1
-    most = MAX_WALKED if several else MAX_NUMBER
-    if not 1 <= n <= most:
-        problem = f"max_runs {n} is outside 1 to {most}"
+    maximum = MAX_SCANNED if several else MAX_NUMBER
+    if not 1 <= n <= maximum:
+        problem = f"max_runs {n} is outside 1 to {maximum}"
         raise ScheduleRefused(problem, "write an end_at instead", "max_runs")
     if several:
         return next(islice(schedule.between(after, _END), n - 1, None), None)

@@ -144,25 +144,25 @@ async def run_handler_async(
     known = find_handler(handler)
     definition = _definition(known.name, job)
     started = _started(definition, attempt, scheduled_at or SystemClock().now())
-    made = _Attempt(
+    simulated = _Attempt(
         started,
         _request(definition, started, payload, checkpoint=checkpoint, labels=labels),
         definition,
         on_report=lambda _, __: None,
         on_release=lambda _: None,
-        came_before=previous or Previous(),
+        given_previous=previous or Previous(),
         checkpoint=_text(checkpoint),
     )
     if cancelled:
-        made.cancelled.set()
+        simulated.cancelled.set()
     # Its process would be another one, and what a test has set up is in this one.
     runner = PythonRunner({known.name: replace(known, own_process=False)}, threads=1)
     try:
         with captured():
-            outcome = await _within_time(runner, made)
+            outcome = await _within_time(runner, simulated)
     finally:
         await runner.close()
-    return _result(made, outcome)
+    return _result(simulated, outcome)
 
 
 def find_handler(handler: str | Callable[..., object]) -> Handler:
@@ -190,17 +190,17 @@ def find_handler(handler: str | Callable[..., object]) -> Handler:
 class _Attempt(Attempt):
     """An attempt without an executor: its reports stay here."""
 
-    came_before: Previous = field(default_factory=Previous)
+    given_previous: Previous = field(default_factory=Previous)
     progress: bytes | None = None
     checkpoint: bytes | None = None
     completed: list[tuple[object, bytes | None]] = field(default_factory=list[tuple[object, bytes | None]])
 
-    def beat(self, progress: bytes | None, checkpoint: bytes | None) -> None:
+    def heartbeat(self, progress: bytes | None, checkpoint: bytes | None) -> None:
         self.progress = self.progress if progress is None else progress
         self.checkpoint = self.checkpoint if checkpoint is None else checkpoint
 
     def previous(self) -> Previous:
-        return self.came_before
+        return self.given_previous
 
     def completing(self) -> "_Noted":  # type: ignore[override]  # it has all that a context uses
         return _Noted(self)
@@ -235,13 +235,13 @@ async def _within_time(runner: PythonRunner, attempt: _Attempt) -> Outcome:
 
 
 def _result(attempt: _Attempt, outcome: Outcome) -> HandlerResult:
-    told = outcome.result
+    result = outcome.result
     if attempt.completed and outcome.kind is AttemptOutcome.SUCCEEDED:
-        told = attempt.completed[-1][1]
+        result = attempt.completed[-1][1]
     again = next_delay(attempt, outcome)
     return HandlerResult(
         outcome=outcome.kind,
-        result=_value(told),
+        result=_value(result),
         error_type=outcome.error_type,
         error_message=outcome.error_message,
         trace=outcome.trace,

@@ -54,9 +54,9 @@ def tidewheel_stack(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPa
         before = _interrupt_on_sigterm()
         try:
             info = local.up()  # waits while another worker starts it
-            made = Stack(info.database_url, info.bootstrap, stack=local)
-            yield made
-            made.close()
+            created = Stack(info.database_url, info.bootstrap, stack=local)
+            yield created
+            created.close()
         finally:
             if not shared:
                 local.down(erase=True)
@@ -69,11 +69,11 @@ def tidewheel(tidewheel_stack: "Stack") -> "Generator[Tidewheel]":
     from tidewheel.testing.stack import Tidewheel
 
     url = tidewheel_stack.template.take()
-    made = Tidewheel(tidewheel_stack, url)
+    created = Tidewheel(tidewheel_stack, url)
     try:
-        yield made
+        yield created
     finally:
-        made.close()
+        created.close()
         tidewheel_stack.template.give_back(url)
 
 

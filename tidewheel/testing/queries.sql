@@ -1,32 +1,32 @@
 -- name: read_pending
--- What is still to be done now, each with how many of it there are.
+-- Returns the kinds of work that are due now, each with its count.
 -- No index: a test's own database. No lock.
-SELECT 'timers that are due', count(*) FROM timers WHERE due_at <= tidewheel_now()
+SELECT 'due timers', count(*) FROM timers WHERE due_at <= tidewheel_now()
 UNION ALL
-SELECT 'runs under way', count(*) FROM open_runs WHERE state = ANY (%(owned)s)
+SELECT 'running attempts', count(*) FROM open_runs WHERE state = ANY (%(owned)s)
 UNION ALL
-SELECT 'runs that are due', count(*)
+SELECT 'due runs', count(*)
   FROM open_runs
  WHERE state = ANY (%(claimable)s) AND publish_at <= tidewheel_now()
    AND (deadline_at IS NULL OR deadline_at > tidewheel_now())
    AND (handler IS NULL OR handler = ANY (%(handlers)s))
 UNION ALL
-SELECT 'runs whose time is over', count(*)
+SELECT 'overdue runs', count(*)
   FROM open_runs
  WHERE deadline_at <= tidewheel_now() AND state <> ALL (%(owned)s)
 UNION ALL
-SELECT 'messages', count(*) FROM outbox WHERE publish_at <= tidewheel_now() AND starts_with(topic, %(prefix)s)
+SELECT 'messages to publish', count(*) FROM outbox WHERE publish_at <= tidewheel_now() AND starts_with(topic, %(prefix)s)
 UNION ALL
-SELECT 'completions to be settled', count(*) FROM deferred_effects
+SELECT 'deferred effects', count(*) FROM deferred_effects
 UNION ALL
-SELECT 'cancels to be carried out', count(*) FROM pending_cancels
+SELECT 'pending cancels', count(*) FROM pending_cancels
 UNION ALL
 SELECT 'cancellations', count(*) FROM cancellations WHERE finished_at IS NULL
 UNION ALL
 SELECT 'signals', count(*) FROM signals
 
 -- name: read_next_due
--- The next instant at which there is something to do; null where there is none.
+-- Returns the next instant with work; null if there is none.
 -- No index: a test's own database. No lock.
 SELECT min(at)
   FROM (
@@ -43,12 +43,12 @@ SELECT min(at)
  WHERE at > tidewheel_now() AND at < 'infinity'
 
 -- name: read_queues
--- Every queue that a job has.
+-- Returns the queues of all jobs.
 -- No index: a test's own database. No lock.
 SELECT DISTINCT queue FROM job_versions
 
 -- name: read_unknown_handlers
--- Runs that are due and that nothing here can run.
+-- Returns due runs for which no handler is registered.
 -- No index: a test's own database. No lock.
 SELECT DISTINCT j.key, o.handler
   FROM open_runs AS o
@@ -56,7 +56,7 @@ SELECT DISTINCT j.key, o.handler
  WHERE o.state = ANY (%(claimable)s) AND o.publish_at <= tidewheel_now() AND o.handler <> ALL (%(handlers)s)
 
 -- name: read_runs_of
--- The runs of a job with their current states, in the order of their instants.
+-- Returns the runs of a job with their current states, in the order of their instants.
 -- No index: a test's own database. No lock.
 SELECT r.run_id, r.job_id, coalesce(o.state, r.state) AS state, coalesce(o.attempt, r.attempt) AS attempt, r.scheduled_at,
        coalesce(o.started_at, r.started_at) AS started_at, r.finished_at, r.reason,
@@ -69,7 +69,7 @@ SELECT r.run_id, r.job_id, coalesce(o.state, r.state) AS state, coalesce(o.attem
  ORDER BY r.scheduled_at, r.created_at, r.run_id
 
 -- name: read_dead_letters
--- What was given up: the job's key or where the message lay, and why.
+-- Returns dead letters: the job's key or the message's topic, with the reason.
 -- No index: a test's own database. No lock.
 SELECT coalesce(j.key, d.topic), d.reason, last.error_type, last.error_message
   FROM dead_letters AS d

@@ -36,11 +36,11 @@ _KAFKA_SECONDS = 30.0
 _STOP_SECONDS = 30.0
 
 
-class _Told(Protocol):
+class _OffsetInfo(Protocol):
     offset: int
 
 
-Offsets: TypeAlias = Mapping[TopicPartition, Future[_Told]]
+Offsets: TypeAlias = Mapping[TopicPartition, Future[_OffsetInfo]]
 
 _AT_ONCE = timedelta(0)  # smaller than any setting allows: the sweep claims what is due, and not what was for a while
 
@@ -79,11 +79,11 @@ class Inbox:
         backoff = Backoff(Shutdown(), "reading where a topic ends")
         gives_up_at = monotonic_seconds() + _KAFKA_SECONDS
         latest = cast("OffsetSpec", OffsetSpec.latest())  # type: ignore[no-untyped-call]
-        asked = {TopicPartition(topic, 0): latest for topic in self._topics}
+        requested = {TopicPartition(topic, 0): latest for topic in self._topics}
         while True:
-            told = cast("Offsets", self._admin.list_offsets(asked, request_timeout=_KAFKA_SECONDS))  # pyright: ignore[reportUnknownMemberType]
+            futures = cast("Offsets", self._admin.list_offsets(requested, request_timeout=_KAFKA_SECONDS))  # pyright: ignore[reportUnknownMemberType]
             try:
-                return {partition.topic: answer.result().offset for partition, answer in told.items()}
+                return {partition.topic: answer.result().offset for partition, answer in futures.items()}
             except KafkaException as error:  # a topic that was made just now has no leader yet
                 if monotonic_seconds() > gives_up_at:
                     raise
@@ -130,12 +130,12 @@ class Services:
 
     def execute(self, handlers: Mapping[str, Handler], queues: Sequence[str]) -> None:
         """Let runs be claimed from now on, until `rest`."""
-        wanted = (frozenset(handlers), tuple(sorted(queues)))
-        if self._executing is not None and self._executing.serves != wanted:
+        key = (frozenset(handlers), tuple(sorted(queues)))
+        if self._executing is not None and self._executing.serves != key:
             self._executing.close()
             self._executing = None
         if self._executing is None:
-            self._executing = _Executing(self._url, self._kafka, self._installation, handlers, wanted[1])
+            self._executing = _Executing(self._url, self._kafka, self._installation, handlers, key[1])
         self._executing.gate.open()
 
     def rest(self) -> None:

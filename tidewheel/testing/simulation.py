@@ -94,11 +94,11 @@ def simulate(
         if (_TENANT, name) not in days:
             problem, remedy = f"{name!r} is not given", f'give its days: calendars={{"{name}": ["2026-12-25"]}}'
             raise InvalidInput([FieldError("calendars", problem, remedy)])
-    return list(_Walk(spec, start, end, days, sorted(down), taking, misfire_after).lines())
+    return list(_Timeline(spec, start, end, days, sorted(down), taking, misfire_after).lines())
 
 
 @dataclass(frozen=True, slots=True)
-class _Walk:
+class _Timeline:
     """One simulation."""
 
     spec: JobSpec
@@ -114,20 +114,20 @@ class _Walk:
         job = job_id(_TENANT, key)
         version = version_of(self.spec, absent_job(job, _TENANT, key, self.start), self.start, self.days)
         place = TimerPosition(job, _TENANT, version.schedule_text, version.policy_text, version.next_at or self.end)
-        where, look = timer_state(place, self.days), None if version.paused else version.due_at
+        state, wakeup = timer_state(place, self.days), None if version.paused else version.due_at
         now = self.start
         for _ in range(MOST):
-            if look is None or look > self.end:
-                yield from self._left_out(where)
+            if wakeup is None or wakeup > self.end:
+                yield from self._excluded(state)
                 return
-            now = self._up(max(now, look))
+            now = self._up(max(now, wakeup))
             if now > self.end:
                 return
-            decided = decide(where, now=now, horizon=now, misfire_after=self.misfire_after)
-            decided = with_jitter(decided, where, job)
-            yield from self._told(where, decided, now)
-            look, where = self._next(where, decided, now)
-        problem = f"more than {MOST:,} looks at the job's timer"
+            decided = decide(state, now=now, horizon=now, misfire_after=self.misfire_after)
+            decided = with_jitter(decided, state, job)
+            yield from self._outcomes(state, decided, now)
+            wakeup, state = self._next(state, decided, now)
+        problem = f"more than {MOST:,} wakeups of the job's timer"
         raise InvalidInput([FieldError("end", problem, "simulate a shorter span")])
 
     def _up(self, now: datetime) -> datetime:
@@ -137,29 +137,29 @@ class _Walk:
                 now = ends
         return now
 
-    def _left_out(self, where: TimerState) -> Iterator[Simulated]:
+    def _excluded(self, state: TimerState) -> Iterator[Simulated]:
         """Yield the occurrences that calendars exclude between the last look and the end."""
-        if not where.plain and where.cursor <= self.end == self._up(self.end):
-            decided = decide(where, now=self.end, horizon=self.end, misfire_after=self.misfire_after)
-            yield from self._told(where, decided, self.end)
+        if not state.plain and state.cursor <= self.end == self._up(self.end):
+            decided = decide(state, now=self.end, horizon=self.end, misfire_after=self.misfire_after)
+            yield from self._outcomes(state, decided, self.end)
 
-    def _next(self, where: TimerState, decided: Decision, now: datetime) -> tuple[datetime | None, TimerState]:
-        if isinstance(where.schedule, FixedDelay) and decided.fires:
-            following = where.schedule.due(self.start, now + self.taking)
+    def _next(self, state: TimerState, decided: Decision, now: datetime) -> tuple[datetime | None, TimerState]:
+        if isinstance(state.schedule, FixedDelay) and decided.fires:
+            following = state.schedule.due(self.start, now + self.taking)
         else:
             following = decided.next_at
         if following is None:
-            return None, where
-        return decided.due_at or following, replace(where, cursor=following, catch_up_end=decided.catch_up_end)
+            return None, state
+        return decided.due_at or following, replace(state, cursor=following, catch_up_end=decided.catch_up_end)
 
-    def _told(self, where: TimerState, decided: Decision, now: datetime) -> Iterator[Simulated]:
-        told: list[tuple[datetime, Skip | Fire]] = [(skip.first_at, skip) for skip in decided.skips]
-        told += [(fire.at, fire) for fire in decided.fires]
-        zone = zone_name(where.schedule)
-        for at, each in sorted(told, key=lambda pair: pair[0]):
+    def _outcomes(self, state: TimerState, decided: Decision, now: datetime) -> Iterator[Simulated]:
+        outcomes: list[tuple[datetime, Skip | Fire]] = [(skip.first_at, skip) for skip in decided.skips]
+        outcomes += [(fire.at, fire) for fire in decided.fires]
+        zone = zone_name(state.schedule)
+        for at, each in sorted(outcomes, key=lambda pair: pair[0]):
             match each:
                 case Fire():
-                    notes = occurrence_notes(where.schedule, at)
+                    notes = occurrence_notes(state.schedule, at)
                     fires_at = max(each.publish_at, now)
                     yield Simulated(at, to_zone(at, zone), fires_at, late=each.late, notes=notes)
                 case Skip():

@@ -42,7 +42,7 @@ _READ_DEAD_LETTERS = _SQL["read_dead_letters"]
 _NOW: LiteralString = "SELECT tidewheel_now()"
 
 _TENANT = "default"
-_LOOK_SECONDS = 0.005
+_POLL_SECONDS = 0.005
 _TOPICS_SECONDS = 60.0
 
 
@@ -61,7 +61,7 @@ class Stack:
         self.kafka = Connections.load(kafka_bootstrap=bootstrap).kafka_config()
         self._template: Template | None = None
         self._inbox: Inbox | None = None
-        self._made: set[str] = set()
+        self._created: set[str] = set()
 
     @property
     def template(self) -> Template:
@@ -81,15 +81,15 @@ class Stack:
 
     def make_topics(self, queues: Sequence[str]) -> None:
         """Make the topics that these queues need and that are not there yet, of one partition each."""
-        names = {topic.name for topic in self.topics.plan(queues)} - self._made
+        names = {topic.name for topic in self.topics.plan(queues)} - self._created
         if not names:
             return
         admin = AdminClient({**self.kafka, "client.id": "tidewheel-test", "log_level": 2})
         new = [NewTopic(name, num_partitions=1, replication_factor=1) for name in sorted(names)]
-        made = admin.create_topics(new, operation_timeout=_TOPICS_SECONDS)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-        for future in cast("Mapping[str, threading.Event]", made).values():
+        futures = admin.create_topics(new, operation_timeout=_TOPICS_SECONDS)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        for future in cast("Mapping[str, threading.Event]", futures).values():
             future.result(_TOPICS_SECONDS)  # type: ignore[attr-defined]
-        self._made |= names
+        self._created |= names
 
     def close(self) -> None:
         """Close; remove what was created on servers that are not the tests' own."""
@@ -97,9 +97,9 @@ class Stack:
             self._inbox.close()
         if self._template is not None:
             self._template.close(drop=self.embedded is None)
-        if self.embedded is None and self._made:
+        if self.embedded is None and self._created:
             admin = AdminClient({**self.kafka, "client.id": "tidewheel-test", "log_level": 2})
-            gone = admin.delete_topics(sorted(self._made), operation_timeout=_TOPICS_SECONDS)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+            gone = admin.delete_topics(sorted(self._created), operation_timeout=_TOPICS_SECONDS)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
             for future in cast("Mapping[str, threading.Event]", gone).values():
                 future.exception(_TOPICS_SECONDS)  # type: ignore[attr-defined]
 
@@ -206,11 +206,11 @@ class Tidewheel:
         fired = [run for run in runs if run.state != RunState.SKIPPED and instant in {None, run.scheduled_at}]
         if len(fired) == times or (times is None and fired):
             return fired
-        wanted = "at least once" if times is None else f"{times} times"
+        expected = "at least once" if times is None else f"{times} times"
         where = f" at {instant.isoformat()}" if instant else ""
         why = f"\n{self.client.explain(key, instant).words}" if instant else ""
         listed = "".join(f"\n  {run.scheduled_at.isoformat()} {run.state} {run.reason or ''}" for run in runs)
-        message = f"{key} fired {len(fired)} times{where}, not {wanted}{why}\nits runs:{listed or ' none'}"
+        message = f"{key} fired {len(fired)} times{where}, not {expected}{why}\nits runs:{listed or ' none'}"
         raise AssertionError(message)
 
     def assert_no_dead_letters(self) -> None:
@@ -218,8 +218,8 @@ class Tidewheel:
         with self._session.transaction() as connection:
             rows = connection.execute(_READ_DEAD_LETTERS).fetchall()
         if rows:
-            told = "".join(f"\n  {key}: {reason}: {kind}: {message}" for key, reason, kind, message in rows)
-            text = f"{len(rows)} were given up:{told}"
+            listed_errors = "".join(f"\n  {key}: {reason}: {kind}: {message}" for key, reason, kind, message in rows)
+            text = f"{len(rows)} were given up:{listed_errors}"
             raise AssertionError(text)
 
     def close(self) -> None:
@@ -251,18 +251,18 @@ class Tidewheel:
         self._stack.make_topics(queues)
         self._services.execute(handlers, queues)
         try:
-            while pending := self._round(columns):
+            while pending := self._cycle(columns):
                 if monotonic_seconds() > ends_at:
                     left = ", ".join(f"{count} {what}" for what, count in pending)
                     message = f"not all was done in time, there are left: {left}"
                     raise TimeoutError(message)
                 self._services.check()
-                self._never.wait(_LOOK_SECONDS)
+                self._never.wait(_POLL_SECONDS)
         finally:
             self._services.rest()
         self._refuse_unknown(columns)
 
-    def _round(self, columns: Mapping[str, object]) -> list[tuple[str, int]]:
+    def _cycle(self, columns: Mapping[str, object]) -> list[tuple[str, int]]:
         """Step every service once; return what is left."""
         while self._services.schedule():
             pass
@@ -282,8 +282,8 @@ class Tidewheel:
         with self._session.transaction() as connection:
             rows = connection.execute(_READ_UNKNOWN_HANDLERS, columns).fetchall()
         if rows:
-            told = ", ".join(f"job {key!r} wants {handler!r}" for key, handler in rows)
-            message = f"no handler is registered for it: {told}; import the module that registers it"
+            missing = ", ".join(f"job {key!r} needs {handler!r}" for key, handler in rows)
+            message = f"no handler is registered: {missing}; import the module that registers it"
             raise LookupError(message)
 
 

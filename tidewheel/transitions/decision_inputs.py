@@ -45,19 +45,24 @@ class DecisionInputs:
 
 def read_decision_inputs(connection: Conn, timers: Sequence[LockedTimer]) -> DecisionInputs:
     """Read the inputs for these timers, in the transaction that has locked them."""
-    wanted = {(timer.tenant, name) for timer in timers if _CALENDARS in timer.policy_json for name in _names(timer.policy_json)}
+    names = {
+        (timer.tenant, name)
+        for timer in timers
+        if _CALENDARS in timer.policy_json
+        for name in _names(timer.policy_json)
+    }
     overridden = [timer for timer in timers if timer.overridden]
     return DecisionInputs(
-        read_day_sets(connection, wanted) if wanted else {},
+        read_day_sets(connection, names) if names else {},
         _read_overrides(connection, overridden) if overridden else {},
     )
 
 
-def read_day_sets(connection: Conn, wanted: Collection[tuple[str, str]]) -> Mapping[tuple[str, str], DaySet]:
+def read_day_sets(connection: Conn, names: Collection[tuple[str, str]]) -> Mapping[tuple[str, str], DaySet]:
     """Return the calendars of these tenants and names; one that does not exist is left out."""
-    if not wanted:
+    if not names:
         return {}
-    pairs = sorted(set(wanted))
+    pairs = sorted(set(names))
     columns = {"tenants": [tenant for tenant, _ in pairs], "names": [name for _, name in pairs]}
     rows = connection.execute(_READ_DAY_SETS, columns, binary=True)
     return {

@@ -58,13 +58,13 @@ def read_installation(connection: Conn, settings: Connections) -> Installation:
         SettingsError: The settings name another topic prefix than the installation's.
     """
     facts = dict(cast("list[tuple[str, object]]", connection.execute(_READ_INSTALLATION).fetchall()))
-    json_wanted = settings.events_encoding == "json"
+    as_json = settings.events_encoding == "json"
     return Installation(
         shards=cast("int", facts["shards"]),
         topics=Topics(_prefix(facts.get("topic_prefix"), settings)),
         source=settings.source,
-        content_type="application/json" if json_wanted else "application/avro",
-        encode_event=encode_json if json_wanted else encode,
+        content_type="application/json" if as_json else "application/avro",
+        encode_event=encode_json if as_json else encode,
         misfire_after=settings.misfire_after,
         catch_up_rate=settings.catch_up_rate,
         task_token_key=bytes.fromhex(str(facts["task_token_key"])),

@@ -240,8 +240,8 @@ WITH gone AS (
                               %(outcomes)s::text[], %(reasons)s::text[], %(error_types)s::text[],
                               %(error_messages)s::text[])
                        WITH ORDINALITY
-                       AS given (requested_id, requested_attempt, requested_executor_id, requested_state, outcome, reason, error_type,
-                                error_message, position)
+                       AS given (requested_id, requested_attempt, requested_executor_id, requested_state, outcome, reason,
+                                 error_type, error_message, position)
                  ORDER BY requested_id) AS requested
          CROSS JOIN LATERAL (
             SELECT p.ctid AS at

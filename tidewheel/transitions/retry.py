@@ -23,13 +23,13 @@ class Failure:
         error_type: Compared with `non_retryable`.
         permanent: True if the handler or the response rules out a retry.
         retry_after: The earliest next attempt that the handler or the response requested.
-        not_begun: True if it is certain that the attempt had no effect, as with a refused connection.
+        not_started: True if it is certain that the attempt had no effect, as with a refused connection.
     """
 
     error_type: str
     permanent: bool = False
     retry_after: timedelta | None = None
-    not_begun: bool = False
+    not_started: bool = False
 
 
 def next_attempt(
@@ -46,7 +46,7 @@ def next_attempt(
         attempt: The attempt that failed.
         failed_attempts: Earlier attempts that count against `max_attempts`.
     """
-    if definition.at_most_once and not failure.not_begun:
+    if definition.at_most_once and not failure.not_started:
         return None
     spread = (run_id.int + attempt * 7919) % 2001 / 1000 - 1
     return delay_before_next(definition.retry, failure, failed_attempts + 1, spread=spread)

@@ -293,6 +293,6 @@ def _skip_event(timer: LockedTimer, skip: Skip, installation: Installation, now:
             "first_at": format_timestamp(skip.first_at),
             "last_at": format_timestamp(skip.last_at),
             "occurrences": str(skip.occurrences),
-            "exact": str(skip.exact).lower(),
+            "is_exact": str(skip.exact).lower(),
         },
     )

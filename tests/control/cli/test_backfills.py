@@ -51,7 +51,7 @@ def test_a_past_range_is_backfilled_shown_paused_resumed_and_cancelled(hourly: C
     assert any(line.startswith("state ") and line.endswith("cancelled") for line in shown)
     assert any("2026-03-28T11:00:00Z  Sat 2026-03-28T12:00:00+01:00 CET" in line for line in shown)
     lines = tidewheel(hourly, "backfill", "list").lines
-    assert lines[0].split() == ["id", "key", "state", "looked", "at", "runs"]
+    assert lines[0].split() == ["id", "key", "state", "processed", "runs"]
     assert lines[1].split()[:3] == [backfill_id, "hourly", "cancelled"]
 
 

@@ -148,7 +148,7 @@ def test_started_runs_can_be_excluded_from_a_cancellation(job: Database) -> None
     running = begun(job).run_id
     trigger(job)
     with scheduling(job):
-        assert json_output(job, "run", "cancel", "--job", "job", "--not-begun")["cancelled_count"] == 1
+        assert json_output(job, "run", "cancel", "--job", "job", "--not-started")["cancelled_count"] == 1
     assert open_run(job, running).state == "running"
 
 
@@ -157,7 +157,7 @@ def test_started_runs_can_be_excluded_from_a_cancellation(job: Database) -> None
     [
         ([], "RUN"),
         ([str(uuid4()), "--job", "job"], "RUN"),
-        (["--not-begun"], "key"),
+        (["--not-started"], "key"),
         (["--job", "nope"], "key"),
         (["--lane", "fast"], "lane"),
         (["--queue", "q", "--before", "2999-01-01T00:00:00Z"], "created_before"),

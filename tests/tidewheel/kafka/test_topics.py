@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.fixtures.services import admin_of, until
 from tests.relay.topics import make_topics
 from tidewheel.errors import SettingsError
-from tidewheel.kafka.topics import Topics, apply_topics, queue_names, queues_with_topics, topic_standing
+from tidewheel.kafka.topics import Topics, apply_topics, queue_names, queues_with_topics, topic_statuses
 from tidewheel.local.stack import StackInfo
 from tidewheel.runs import Lane
 
@@ -51,12 +51,12 @@ def test_missing_topics_are_listed_first_and_created_once(info: StackInfo, topic
     planned = [topic.name for topic in topics.plan(["default", "reports"])]
     would = apply_topics(config, topics, queues=["default", "reports"], dry_run=True)
     assert would == [f"{name} would be created" for name in planned]
-    assert {each.partitions for each in topic_standing(config, topics)} == {0}
+    assert {each.partitions for each in topic_statuses(config, topics)} == {0}
     done = apply_topics(config, topics, queues=["default", "reports"])
     assert sorted(done) == sorted(f"{name} created" for name in planned)
     until(lambda: not apply_topics(config, topics, queues=["default", "reports"]), "all topics are there")
     assert queues_with_topics(config, topics) == ["default", "reports"]
-    found = topic_standing(config, topics, queues=["reports"])
+    found = topic_statuses(config, topics, queues=["reports"])
     assert {(each.partitions, each.copies, each.lacks) for each in found if each.topic.name == topics.requests} == {
         (24, 1, None)
     }
@@ -67,7 +67,7 @@ def test_too_few_partitions_are_increased_and_more_are_kept(info: StackInfo, top
     make_topics(info.bootstrap, [topics.runs("default", "batch")], partitions=3)
     make_topics(info.bootstrap, [topics.runs("default", "critical")], partitions=13)
     config = {"bootstrap.servers": info.bootstrap}
-    until(lambda: sum(each.partitions for each in topic_standing(config, topics)) == 16, "both are there")
+    until(lambda: sum(each.partitions for each in topic_statuses(config, topics)) == 16, "both are there")
     done = apply_topics(config, topics)
     assert f"{topics.runs('default', 'batch')} given more partitions" in done
     assert not [line for line in done if line.startswith(topics.runs("default", "critical"))]

@@ -324,8 +324,8 @@ _HOT = {
     "tidewheel.intake": """
         find_replies find_jobs lock_timers read_locked_timers
         lock_jobs read_locked_jobs lock_jobs_for_share read_shared_jobs
-        lock_unstarted_runs lock_run read_run read_open_states wait_for_runs lock_attempts read_final_states extend_deadlines read_timers
-        read_timer_runs resume_jobs
+        lock_unstarted_runs lock_run read_run read_open_states wait_for_runs lock_attempts read_final_states
+        extend_deadlines read_timers read_timer_runs resume_jobs
         lock_calendars_for_share find_calendar_jobs drop_job_calendars
         lock_unstarted_backfill_runs read_upcoming_overrides delete_overrides drop_moves read_requested_versions
         read_retried_runs
