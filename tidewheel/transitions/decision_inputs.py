@@ -45,11 +45,7 @@ class DecisionInputs:
 
 def read_decision_inputs(connection: Conn, timers: Sequence[LockedTimer]) -> DecisionInputs:
     """Read the inputs for these timers, in the transaction that has locked them."""
-<<<<<<< Updated upstream
     names = {
-=======
-    wanted = {
->>>>>>> Stashed changes
         (timer.tenant, name)
         for timer in timers
         if _CALENDARS in timer.policy_json
