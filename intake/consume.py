@@ -371,11 +371,18 @@ class Member:
         """Delete expired replies, every 60 s or as long as there are more."""
         if monotonic_seconds() >= self._next_housekeeping:
             self._next_housekeeping = monotonic_seconds() + _HOUSEKEEPING_SECONDS
-            with self._session.transaction() as connection:
-                self._read_clock(connection)
-                deleted = connection.execute(_PURGE_REPLIES, {"kept": self._settings.requests_kept}).rowcount
+            try:
+                deleted = self._purge_replies()
+            except Unavailable as error:
+                _LOG.info("expired replies are not deleted yet: %s", error)
+                return
             if deleted == _PURGE_LIMIT:
                 self._next_housekeeping = 0.0
+
+    def _purge_replies(self) -> int:
+        with self._session.transaction() as connection:
+            self._read_clock(connection)
+            return connection.execute(_PURGE_REPLIES, {"kept": self._settings.requests_kept}).rowcount
 
     def _read_clock(self, connection: Conn) -> datetime:
         since = monotonic_seconds()

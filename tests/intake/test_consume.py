@@ -10,6 +10,7 @@ from tests.fixtures.services import until
 from tests.intake.running import Requests
 from tests.transitions.acts import about, open_runs, submission
 from tidewheel.errors import Unusable
+from tidewheel.intake import consume
 from tidewheel.local.stack import StackInfo
 from tidewheel.process.service import Shutdown
 
@@ -61,6 +62,11 @@ SELECT EXISTS (SELECT FROM pg_stat_activity WHERE application_name = 'tidewheel-
                   AND datname = current_database())
 """
 
+CANCEL_WAITING = """
+SELECT pg_cancel_backend(pid) FROM pg_stat_activity
+ WHERE application_name = 'tidewheel-intake' AND wait_event_type = 'Lock' AND datname = current_database()
+"""
+
 
 def test_rebalance_raises_the_epoch_and_continues_at_the_stored_offset(requests: Requests) -> None:
     offsets: list[int] = []
@@ -70,6 +76,21 @@ def test_rebalance_raises_the_epoch_and_continues_at_the_stored_offset(requests:
             requests.until_read(offsets[-1])
     assert requests.database.rows(STANDS) == [(2, offsets[-1] + 1)]
     assert requests.database.count("outbox") == 2
+
+
+def test_failed_housekeeping_does_not_end_the_membership(requests: Requests, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consume, "_HOUSEKEEPING_SECONDS", 0.0)
+    database = requests.database
+    with requests.running():
+        requests.until_read(requests.send(submission("before"))[0])
+        locking = database.connection()
+        locking.execute("LOCK TABLE requests IN SHARE MODE")
+        until(lambda: database.value(WAITING), "the housekeeping waits for the table")
+        database.execute(CANCEL_WAITING)
+        locking.rollback()
+        [offset] = requests.send(submission("after"))
+        requests.until_read(offset)
+    assert database.rows(STANDS) == [(1, offset + 1)]
 
 
 def test_batch_with_invalid_data_is_retried_request_by_request(

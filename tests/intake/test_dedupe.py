@@ -74,6 +74,18 @@ def test_stored_reply_is_purged_after_its_retention(with_job: Database) -> None:
     assert with_job.rows("SELECT request_id FROM requests") == [("r-2",)]
 
 
+def test_purge_skips_replies_that_another_member_deletes(with_job: Database) -> None:
+    """Members of all processes purge the same table: they neither wait for each other nor deadlock."""
+    apply_batch(with_job, TRIGGER, TRIGGER | {"request_id": "r-2"})
+    with_job.execute("UPDATE requests SET created_at = created_at - interval '9 days'")
+    other = with_job.connection()
+    other.execute("DELETE FROM requests WHERE request_id = 'r-1'")
+    purge = Statements("tidewheel.intake")["purge_replies"]
+    assert with_job.execute(purge, {"kept": timedelta(days=8)}) == 1
+    other.rollback()
+    assert with_job.rows("SELECT request_id FROM requests") == [("r-1",)]
+
+
 def test_concurrent_duplicate_is_retried_and_gets_the_first_reply(with_job: Database) -> None:
     first, second = with_job.connection(), with_job.connection()
     [answer] = apply_batch_within(first, with_job, TRIGGER)
