@@ -43,8 +43,8 @@ BY_KEY = "-c enable_mergejoin=off -c enable_seqscan=off -c enable_bitmapscan=off
 # as long as executing it. Not for statements on many partitions: a generic plan covers all of them.
 KEPT_PLANS = f"{BY_KEY} -c plan_cache_mode=force_generic_plan"
 
-# Wrong SQL, or values that psycopg cannot send: a retry fails again.
-_OURS = psycopg.ProgrammingError | psycopg.NotSupportedError | psycopg.DataError
+# Wrong SQL: a retry fails again.
+_OURS = psycopg.ProgrammingError | psycopg.NotSupportedError
 
 # The limits on a statement (also sent by a manual cancel), on a transaction, on idle time inside one.
 _TIME_LIMITS = frozenset({"57014", "25P04", "25P03"})
@@ -172,10 +172,11 @@ def rows_of(make: Callable[[Iterable[object]], R]) -> RowFactory[R]:
 def is_data_fault(error: BaseException) -> bool:
     """Return True if the rows cause an error (SQLSTATE classes 22, 23, 54), so that a retry fails again.
 
+    psycopg raises `DataError` without an SQLSTATE for a value that it cannot send, such as a text with NUL.
     Errors of connection, space, locks and deadlocks are not of this kind: they quarantine no row.
     """
     state = getattr(error, "sqlstate", None)
-    return isinstance(state, str) and state[:2] in _DATA_CLASSES
+    return isinstance(error, psycopg.DataError) or (isinstance(state, str) and state[:2] in _DATA_CLASSES)
 
 
 def is_time_limit(error: BaseException) -> bool:

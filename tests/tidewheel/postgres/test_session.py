@@ -1,11 +1,12 @@
 """Sessions distinguish the kinds of failure for their caller."""
 
+import psycopg
 import pytest
 
 from tests.fixtures.database import Database
 from tidewheel.errors import Unavailable
 from tidewheel.postgres.pg_arrays import texts
-from tidewheel.postgres.session import is_time_limit
+from tidewheel.postgres.session import is_data_fault, is_time_limit
 
 LIMITED = {
     "statement": "SET statement_timeout = '50ms'",
@@ -28,6 +29,14 @@ def test_statement_timeout_and_lock_timeout_are_distinguished(database: Database
     assert is_time_limit(raised.value) == (limit != "lock")
     holding.rollback()
     session.close()
+
+
+def test_value_that_the_client_cannot_send_is_a_data_fault(database: Database) -> None:
+    """It has no SQLSTATE; a retry fails again."""
+    with pytest.raises(psycopg.DataError) as raised, database.session().transaction() as connection:
+        connection.execute("SELECT %s::text", ["a\x00b"])
+    assert raised.value.sqlstate is None
+    assert is_data_fault(raised.value)
 
 
 def test_session_uses_utf8_in_every_environment(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
