@@ -216,17 +216,18 @@ class Member:
         give_up_at = monotonic_seconds() + _GIVE_UP_SECONDS
         self._deferred.add([message for message in messages if message in self._deferred])
         while pending := self._pending(messages):
-            recovery = _Recovery(backoff, give_up_at, pending)
             pieces = [self._first_piece(pending)]
             while pieces:
                 piece = pieces.pop(0)
                 try:
                     self._apply_piece(piece)
                 except Exception as error:  # noqa: BLE001 - what `_recover` does not handle, it raises
-                    instead = self._recover(error, piece, recovery)
+                    instead = self._recover(error, piece, _Recovery(backoff, give_up_at, pending))
                     if instead is None:
                         break
                     pieces[:0] = instead
+                else:
+                    give_up_at = monotonic_seconds() + _GIVE_UP_SECONDS
             else:
                 backoff.reset()
                 self._batch_size = min(2 * self._batch_size, self._settings.intake_batch)
@@ -242,7 +243,7 @@ class Member:
         | another transaction holds a row | defers the request's partition; the other partitions go on |
         | a request needs its own transaction | applies it alone, in its place |
         | a statement or transaction timeout | halves the batch; rejects a request that times out alone twice |
-        | the database is unavailable | retries for 60 s, then leaves the group |
+        | the database is unavailable | retries for 60 s without a success, then leaves the group |
         | data that does not fit, or a fault of ours | applies each request alone; rejects the one that fails alone |
 
         Returns:

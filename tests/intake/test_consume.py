@@ -67,6 +67,21 @@ SELECT pg_cancel_backend(pid) FROM pg_stat_activity
  WHERE application_name = 'tidewheel-intake' AND wait_event_type = 'Lock' AND datname = current_database()
 """
 
+SLOW_THEN_FAILING = """
+CREATE SEQUENCE calls;
+CREATE FUNCTION act() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    CASE nextval('calls')
+        WHEN 1 THEN RAISE 'a batch' USING ERRCODE = 'data_exception';
+        WHEN 2 THEN PERFORM pg_sleep(4);
+        WHEN 3 THEN RAISE 'once' USING ERRCODE = 'serialization_failure';
+        ELSE NULL;
+    END CASE;
+    RETURN NEW;
+END $$;
+CREATE TRIGGER act BEFORE INSERT ON jobs FOR EACH ROW EXECUTE FUNCTION act()
+"""
+
 
 def test_rebalance_raises_the_epoch_and_continues_at_the_stored_offset(requests: Requests) -> None:
     offsets: list[int] = []
@@ -91,6 +106,20 @@ def test_failed_housekeeping_does_not_end_the_membership(requests: Requests, mon
         [offset] = requests.send(submission("after"))
         requests.until_read(offset)
     assert database.rows(STANDS) == [(1, offset + 1)]
+
+
+def test_member_gives_up_only_after_a_time_without_progress(
+    fresh_database: Database, info: StackInfo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch fails, its first request takes longer than the limit, and the second one fails once."""
+    monkeypatch.setattr(consume, "_GIVE_UP_SECONDS", 3.0)
+    fresh_database.execute(SLOW_THEN_FAILING)
+    requests = Requests(fresh_database, info.bootstrap)
+    offsets = requests.send(submission("first"), submission("second"))
+    with requests.running():
+        requests.until_read(offsets[-1])
+    assert fresh_database.value("SELECT last_value FROM calls") == 4
+    assert fresh_database.rows(STANDS) == [(1, offsets[-1] + 1)]
 
 
 def test_batch_with_invalid_data_is_retried_request_by_request(
