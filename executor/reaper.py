@@ -43,7 +43,9 @@ _FIND_ORPHANS = _SQL["find_orphans"]
 
 _POLL_SECONDS = 1.0
 _ORPHANS_SECONDS = 60.0
-_GAP_SECONDS = 3.0  # two polls further apart than this count for nothing: this process itself was suspended
+# Two polls further apart than this count for nothing: this process was suspended, or a reap waited for a lock. The
+# watch cannot distinguish the two, for a process can be suspended while it waits.
+_GAP_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +170,8 @@ class Reaper:
                     connection.execute(_END_LEASE, columns)
                 failpoint("reap.before_commit")
         except Unavailable as error:
-            # Another transaction holds its rows. The next poll tries again, and other executors do not wait for it.
+            # A timer or a job that an end needs is locked. Other silent executors are reaped in this step. A wait above
+            # 3 s is a gap: afterwards every watch begins again.
             _LOG.info("executor %s is not reaped yet: %s", executor_id, error)
             return
         failpoint("reap.after_commit")
