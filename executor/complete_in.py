@@ -111,7 +111,8 @@ class Completion:
             self._refuse(connection)
         failpoint("complete_in.held")
         self.called = True
-        finish_runs(connection, self.config.installation, [end], lasting=True)
+        if not finish_runs(connection, self.config.installation, [end], lasting=True).states:
+            self._refuse(connection)
         failpoint("complete_in.written")
 
     def _refuse(self, connection: Conn) -> None:

@@ -61,6 +61,10 @@ from tidewheel.transitions.claim import Started
 from tidewheel.transitions.deferred_effects import apply_deferred_effects
 
 MINUTE = timedelta(minutes=1)
+KEEP_OPEN = """
+CREATE FUNCTION keep_open() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
+CREATE TRIGGER keep_open BEFORE DELETE ON open_runs FOR EACH ROW EXECUTE FUNCTION keep_open()
+"""
 
 
 @pytest.fixture(scope="module")
@@ -202,6 +206,16 @@ def test_completion_waits_for_a_concurrent_cancel(shop: Database, own: Own) -> N
                 under_way.result(20)
             own.rollback()
             assert effects(shop, started.run_id) == 0
+
+
+def test_effect_is_never_committed_if_the_run_did_not_end(shop: Database, own: Own) -> None:
+    """The trigger represents any reason for which the end changes no row."""
+    started = begun(shop)
+    own.execute(KEEP_OPEN)
+    with pytest.raises(AttemptOver):
+        work(own, completion(shop, started))
+    own.commit()
+    assert not one_or_none(shop, started.run_id)
 
 
 def test_duplicate_call_in_a_transaction_fails_it(shop: Database, own: Own) -> None:
