@@ -264,6 +264,21 @@ def test_locked_active_run_leaves_the_claim_undecided(job: Database, policy: Ove
     assert claim(job, second).overlaps.undecided == set()
 
 
+def test_locked_waiting_replacement_leaves_the_claim_undecided(job: Database) -> None:
+    """Else both would wait, and the older one would start after the newer one."""
+    first = holding(job)
+    older, newer = make(job, CANCEL), make(job, CANCEL)
+    claim(job, older)
+    cancelling = job.connection()
+    cancelling.execute("SELECT FROM open_runs WHERE run_id = %s FOR UPDATE", [older])
+    assert claim(job, newer).overlaps.undecided == {newer}
+    assert [open_run(job, run).state for run in (older, newer)] == ["buffered", "queued"]
+    cancelling.rollback()
+    assert claim(job, newer).overlaps.skipped == {older}
+    succeed(job, first)
+    assert active_run_of(job, JOB) == newer
+
+
 def test_overlap_of_a_trigger_overrides_its_jobs(database: Database) -> None:
     submit(database, overlap="skip")
     first = begin(database, trigger(database))

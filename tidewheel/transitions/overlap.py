@@ -35,6 +35,7 @@ class Contender:
         scheduled_at: Its scheduled time, which decides the order.
         attempt: Its attempt number; 0 if it never started.
         queued: True if it can be skipped or buffered; a run between two attempts cannot.
+        busy: True if it waits and another transaction holds its row, so that no run can replace it now.
     """
 
     run_id: UUID
@@ -42,6 +43,7 @@ class Contender:
     scheduled_at: datetime
     attempt: int = 0
     queued: bool = True
+    busy: bool = False
 
     @property
     def age(self) -> tuple[datetime, UUID]:
@@ -129,7 +131,8 @@ class _Resolution:
 
     def _replace(self, arrival: Contender) -> None:
         about_to_start = self.decision.active in self.arrivals
-        if not about_to_start and self.state is None:
+        holder_busy = not about_to_start and self.state is None
+        if holder_busy or any(each.replaces and each.busy for each in self.waiting):
             self.decision.undecided.append(arrival.run_id)
             return
         if any(each.replaces and each.age > arrival.age for each in self.waiting):

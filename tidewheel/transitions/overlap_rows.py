@@ -5,7 +5,7 @@ transaction, with the active runs of all jobs concerned locked.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import NamedTuple
@@ -70,7 +70,7 @@ class OverlapResult:
         not_started: Claimed runs that do not start now.
         skipped: Claimed or waiting runs that ended as skipped.
         buffered: Claimed runs that wait from now on.
-        undecided: Claimed runs to be claimed again, because another transaction holds the active run's row.
+        undecided: Claimed runs to be claimed again, because another transaction holds the row of a run to be replaced.
         replaced: Started runs that ended as cancelled.
         cancel_requested: Active runs that execute and now have a cancel request.
     """
@@ -96,7 +96,7 @@ class _Waiting:
 
 @dataclass(frozen=True, slots=True)
 class _Holder:
-    """An active run that another run may replace."""
+    """A locked run that another run may replace: the active run, or one that waits."""
 
     run_id: UUID
     state: str
@@ -147,12 +147,15 @@ def resolve_overlaps(connection: Conn, installation: Installation, candidates: S
 
 def _decide(connection: Conn, overlapping: Sequence[tuple[ActiveRun, Sequence[LockedRun]]]) -> list[_Case]:
     waiting = _find_waiting(connection, overlapping)
-    holders = _lock_holders(connection, overlapping)
+    locked = _lock_replaced(connection, overlapping, waiting)
     cases: list[_Case] = []
     for active, runs in overlapping:
-        holder, buffered = holders.get(active.run_id), waiting.get(active.job_id, [])
+        holder, buffered = locked.get(active.run_id), waiting.get(active.job_id, [])
         state = RunState(holder.state) if holder else None
-        contenders = [Contender(each.run_id, each.overlap, each.scheduled_at, each.attempt) for each in buffered]
+        contenders = [
+            Contender(each.run_id, each.overlap, each.scheduled_at, each.attempt, busy=each.run_id not in locked)
+            for each in buffered
+        ]
         decision = decide(active.run_id, state, contenders, [run.contender for run in runs])
         cases.append(_Case(active, runs, buffered, holder, decision))
     return cases
@@ -172,11 +175,18 @@ def _find_waiting(
     return found
 
 
-def _lock_holders(
-    connection: Conn, overlapping: Sequence[tuple[ActiveRun, Sequence[LockedRun]]]
+def _lock_replaced(
+    connection: Conn,
+    overlapping: Sequence[tuple[ActiveRun, Sequence[LockedRun]]],
+    waiting: Mapping[UUID, Sequence[_Waiting]],
 ) -> dict[UUID, _Holder]:
-    earlier = [(active, runs) for active, runs in overlapping if active.run_id not in {run.run_id for run in runs}]
-    replaceable = [active.run_id for active, runs in earlier if _any(active, runs, REPLACING)]
+    """Lock the active and the waiting runs that others would replace; return those that are free."""
+    replaceable: list[UUID] = []
+    for active, runs in overlapping:
+        if _any(active, runs, REPLACING):
+            replaceable += [each.run_id for each in waiting.get(active.job_id, ()) if each.overlap in REPLACING]
+            if active.run_id not in {run.run_id for run in runs}:
+                replaceable.append(active.run_id)
     if not replaceable:
         return {}
     with connection.cursor(row_factory=class_row(_Holder), binary=True) as cursor:

@@ -151,7 +151,7 @@ SELECT w.run_id, w.job_id, w.overlap, w.attempt, w.scheduled_at
  ) AS w
 
 -- name: lock_replaced_runs
--- Locks the active runs that other runs would replace.
+-- Locks the active and the waiting runs that other runs would replace.
 -- Index: open_runs_pkey.
 -- Lock: each run in run_id order, locked rows are skipped: a transaction with a locked active run waits for no open
 -- run.
