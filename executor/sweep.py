@@ -18,7 +18,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import cast
 from uuid import UUID
 
 import psycopg
@@ -28,6 +27,7 @@ from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable, UndecodableMessage
 from tidewheel.executor.claim import Claimer, StartRuns
 from tidewheel.executor.slots import Slots
+from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.low_water import LowWaterMarks
 from tidewheel.postgres.session import Session
 from tidewheel.postgres.statements import Statements
@@ -39,7 +39,6 @@ from tidewheel.transitions.run_messages import Definitions, build_requests
 
 _LOG = logging.getLogger("tidewheel.executor")
 
-_READ_CLOCK = Statements("tidewheel")["read_clock"]
 _FIND_DUE_RUNS = Statements("tidewheel.executor")["find_due_runs"]
 
 _QUICK_POLL_SECONDS = 0.05  # while messages arrive: a slot that stays free this long is not about to be filled by one
@@ -233,13 +232,13 @@ class Sweep:
             "handlers": self._handlers,
         }
         with self._session.transaction() as connection:
-            clock = connection.execute(_READ_CLOCK, binary=True).fetchone()
+            now = read_now(connection)
             with connection.cursor(row_factory=class_row(DueRun), binary=True) as cursor:
                 found = cursor.execute(_FIND_DUE_RUNS, columns).fetchall()
             earliest: dict[tuple[str, Lane], datetime | None] = dict.fromkeys(lanes)
             for run in reversed(found):  # the oldest first, lane by lane
                 earliest[run.queue, Lane(run.lane)] = run.publish_at
-            self._marks.record(earliest, cast("datetime", clock[0] if clock else None))
+            self._marks.record(earliest, now)
         return found
 
     def _start(self, lane: Lane, taken: int, runs: Sequence[DueRun]) -> int:

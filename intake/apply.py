@@ -22,7 +22,6 @@ from tidewheel.intake.backfills import (
 from tidewheel.intake.calendars import apply_calendar_deletes, apply_calendar_puts
 from tidewheel.intake.cancel import apply_cancel_filters, apply_cancels, block_claims
 from tidewheel.intake.lifecycle import apply_deletes, apply_pauses, apply_resumes
-from tidewheel.intake.locks import read_now
 from tidewheel.intake.overrides import apply_overrides
 from tidewheel.intake.request import ReceivedRequest, rejected
 from tidewheel.intake.retry import apply_retries
@@ -52,6 +51,7 @@ from tidewheel.jobs.requests import (
     RunRetry,
     RunsCancel,
 )
+from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.pg_arrays import texts
 from tidewheel.postgres.pg_copy import bytea, columns, copy_rows, instant, text
 from tidewheel.postgres.session import Conn

@@ -20,9 +20,10 @@ from psycopg.rows import class_row
 from tidewheel.errors import FieldError, InvalidInput, Refused, UnknownBackfill, UnknownJob
 from tidewheel.ids import hashed_id, run_range
 from tidewheel.intake.backfill_range import RangeCount, find_occurrences
-from tidewheel.intake.locks import job_id_of, lock_jobs, read_now
+from tidewheel.intake.locks import lock_jobs
 from tidewheel.intake.request import ReceivedRequest, accepted, rejected
 from tidewheel.jobs.requests import BackfillCancel, BackfillPause, BackfillResume, JobBackfill
+from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import RunState
@@ -69,12 +70,12 @@ class _BackfilledJob:
 
 def apply_backfills(connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:
     """Apply backfills in the caller's transaction; return a reply for each request, in their order."""
-    ids = sorted({job_id_of(received) for received in batch})
+    ids = sorted({received.job_id for received in batch})
     lock_jobs(connection, installation, batch)  # timers too: a later request of the transaction may pause the job
     with connection.cursor(row_factory=class_row(_BackfilledJob), binary=True) as cursor:
         found = cursor.execute(_READ_BACKFILLED_JOBS, {"job_ids": ids})
         jobs = {job.job_id: job for job in found if job.version and job.deleted_at is None}
-    return [_accept(connection, installation, received, jobs.get(job_id_of(received))) for received in batch]
+    return [_accept(connection, installation, received, jobs.get(received.job_id)) for received in batch]
 
 
 def apply_backfill_pauses(

@@ -16,11 +16,12 @@ from uuid import UUID
 from psycopg.rows import class_row
 
 from tidewheel.errors import FieldError, InvalidInput, ScheduleRefused, Unavailable, UnknownCalendar
-from tidewheel.intake.locks import JobRow, Locked, apply_overdue, lock_jobs_by_id, read_now
+from tidewheel.intake.locks import JobRow, Locked, apply_overdue, lock_jobs_by_id
 from tidewheel.intake.request import ReceivedRequest, accepted, rejected
 from tidewheel.intake.timers import TimerToPut, put_timers
 from tidewheel.jobs.requests import CalendarDelete, CalendarPut
 from tidewheel.jobs.spec import JobSpec
+from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.schedules.decide import next_cursor, next_wakeup

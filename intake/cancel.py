@@ -19,10 +19,10 @@ from psycopg.types.json import Jsonb
 
 from tidewheel.errors import Refused, UnknownJob, UnknownRun, refuse
 from tidewheel.intake.lock_wait import still_open, try_lock_runs
-from tidewheel.intake.locks import job_id_of, read_now
 from tidewheel.intake.request import ReceivedRequest, accepted, rejected
 from tidewheel.jobs.requests import RunCancel, RunsCancel
 from tidewheel.jobs.values import format_timestamp
+from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import MOVES, Move, RunState
@@ -154,7 +154,7 @@ def _apply(connection: Conn, received: ReceivedRequest) -> Reply:
 def _job(connection: Conn, received: ReceivedRequest, request: RunsCancel) -> UUID | None:
     if request.key is None:
         return None
-    job = job_id_of(received)
+    job = received.job_id
     # A deleted job too: its started runs go on.
     if connection.execute(_READ_JOB_KEY, {"job_id": job}).fetchone() is None:
         raise UnknownJob(received.tenant, request.key)

@@ -23,10 +23,10 @@ from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
 from tidewheel.intake.batch import NeedsOwnTransaction, RequestTimedOut, apply_batch, origin_of
 from tidewheel.intake.lock_wait import RowLocked
-from tidewheel.intake.locks import read_now
 from tidewheel.intake.offsets import DeferredPartitions, Fenced, Partition, StoredOffsets, ends_of, partition_of
 from tidewheel.kafka.clients import consumer
 from tidewheel.kafka.groups import quickest_protocol
+from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.notify import Channel, Notifier
 from tidewheel.postgres.session import BY_KEY, CommitUnknown, Conn, Session, is_data_fault, is_time_limit
 from tidewheel.postgres.statements import Statements

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from tidewheel.errors import FieldError, InvalidInput, Refused, UnknownJob, VersionConflict
 from tidewheel.intake.calendars import write_job_calendars
-from tidewheel.intake.locks import JobRow, Locked, after_pause, apply_overdue, job_id_of, lock_jobs
+from tidewheel.intake.locks import JobRow, Locked, after_pause, apply_overdue, lock_jobs
 from tidewheel.intake.override_rules import delete_all_overrides
 from tidewheel.intake.request import ReceivedRequest, accepted, rejected
 from tidewheel.intake.timers import TimerToPut, next_instants, put_timers
@@ -48,7 +48,9 @@ _MAX_CANCELLED = 1000  # runs that the request itself cancels, in tens of millis
 def apply_pauses(connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:
     """Pause jobs in the caller's transaction; return a reply for each request, in their order."""
     locked = lock_jobs(connection, installation, batch)
-    pauses = {job_id_of(received): received.request for received in batch if isinstance(received.request, JobPause)}
+    pauses: dict[UUID, JobPause] = {
+        received.job_id: received.request for received in batch if isinstance(received.request, JobPause)
+    }
     found = existing_jobs(locked, batch)
     refused = {job.job_id: error for job in found if (error := _until_refused(job, pauses[job.job_id], locked))}
     jobs = [job for job in found if job.job_id not in refused and _changes_job(job, pauses[job.job_id])]
@@ -84,8 +86,8 @@ def apply_pauses(connection: Conn, installation: Installation, batch: Sequence[R
     connection.execute(_PAUSE_JOBS, columns)
     append_job_events(connection, installation, "job.paused", jobs, now=locked.now, reasons=reasons)
     return [
-        rejected(received, refused[job_id_of(received)])
-        if job_id_of(received) in refused
+        rejected(received, refused[received.job_id])
+        if received.job_id in refused
         else _reply(received, locked, changed=jobs, next_run_at={})
         for received in batch
     ]
@@ -114,7 +116,7 @@ def apply_resumes(connection: Conn, installation: Installation, batch: Sequence[
 def apply_deletes(connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:
     """Delete jobs in the caller's transaction; return a reply for each request, in their order."""
     locked = lock_jobs(connection, installation, batch, to_delete=True)
-    refused = {job_id_of(received): error for received in batch if (error := _refusal(received, locked)) is not None}
+    refused = {received.job_id: error for received in batch if (error := _refusal(received, locked)) is not None}
     jobs = [job for job in existing_jobs(locked, batch) if job.job_id not in refused]
     ids = [job.job_id for job in jobs]
     apply_overdue(connection, installation, locked, ids, drop_once=ids)
@@ -138,21 +140,21 @@ def apply_deletes(connection: Conn, installation: Installation, batch: Sequence[
     connection.execute(_DELETE_JOBS, {"job_ids": ids, "now": locked.now})
     retired = {"job_ids": ids, "versions": [job.version for job in jobs], "now": locked.now}
     connection.execute(_RETIRE_VERSIONS, retired)
-    reasons = {
-        job_id_of(received): received.request.reason for received in batch if isinstance(received.request, JobDelete)
+    reasons: dict[UUID, str | None] = {
+        received.job_id: received.request.reason for received in batch if isinstance(received.request, JobDelete)
     }
     append_job_events(connection, installation, "job.deleted", jobs, now=locked.now, reasons=reasons)
     return [
-        rejected(received, refused[job_id_of(received)])
-        if job_id_of(received) in refused
-        else accepted(received, job_id=str(job_id_of(received)), job_version=locked.jobs[job_id_of(received)].version)
+        rejected(received, refused[received.job_id])
+        if received.job_id in refused
+        else accepted(received, job_id=str(received.job_id), job_version=locked.jobs[received.job_id].version)
         for received in batch
     ]
 
 
 def existing_jobs(locked: Locked, batch: Sequence[ReceivedRequest]) -> list[JobRow]:
     """Return the jobs of a batch that exist, each once."""
-    ids = dict.fromkeys(job_id_of(received) for received in batch)
+    ids = dict.fromkeys(received.job_id for received in batch)
     return [locked.jobs[job] for job in ids if job in locked.jobs and locked.jobs[job].exists]
 
 
@@ -188,7 +190,7 @@ def _until_refused(job: JobRow, request: JobPause, locked: Locked) -> InvalidInp
 def _reply(
     received: ReceivedRequest, locked: Locked, *, changed: Sequence[JobRow], next_run_at: dict[UUID, datetime]
 ) -> Reply:
-    job = locked.jobs.get(job_id_of(received))
+    job = locked.jobs.get(received.job_id)
     if job is None or not job.exists:
         return rejected(received, UnknownJob(received.tenant, received.key or ""))
     return accepted(
@@ -201,7 +203,7 @@ def _reply(
 
 
 def _refusal(received: ReceivedRequest, locked: Locked) -> Refused | None:
-    request, job = received.request, locked.jobs.get(job_id_of(received))
+    request, job = received.request, locked.jobs.get(received.job_id)
     assert isinstance(request, JobDelete)  # noqa: S101 - by the table of `apply`
     if job is None or not job.exists:
         return UnknownJob(received.tenant, request.key)

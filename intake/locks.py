@@ -7,7 +7,6 @@ the version in force fires the overdue occurrences, and the runs whose instant i
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import cast
 from uuid import UUID
 
 from psycopg.rows import class_row
@@ -16,6 +15,7 @@ from tidewheel.errors import ScheduleRefused
 from tidewheel.ids import JobId
 from tidewheel.intake.lock_wait import RowLocked, try_lock
 from tidewheel.intake.request import ReceivedRequest
+from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.schedules.decide import MAX_CAUGHT_UP, decide, hold_for_run, on_resume, skip_paused, with_jitter
@@ -32,7 +32,6 @@ _READ_LOCKED_TIMERS = _SQL["read_locked_timers"]
 _LOCK_JOBS = _SQL["lock_jobs"]
 _LOCK_JOBS_TO_DELETE = _SQL["lock_jobs_to_delete"]
 _READ_LOCKED_JOBS = _SQL["read_locked_jobs"]
-_READ_NOW = _SQL["read_now"]
 _RESUME_JOBS = _SQL["resume_jobs"]
 
 _TICK = timedelta(microseconds=1)
@@ -120,20 +119,20 @@ def lock_jobs(
     Raises:
         RowLocked: A user's own transaction has triggered a job that is to be deleted: roll back and try again.
     """
-    ids = {job_id_of(received) for received in batch}
+    ids = {received.job_id for received in batch}
     if to_delete:
         _lock_keys(connection, batch)
     return lock_jobs_by_id(connection, installation, ids)
 
 
 def _lock_keys(connection: Conn, batch: Sequence[ReceivedRequest]) -> None:
-    ids = sorted({job_id_of(received) for received in batch})
+    ids = sorted({received.job_id for received in batch})
     connection.execute(_LOCK_TIMERS, {"job_ids": ids})
     if try_lock(connection, _LOCK_JOBS_TO_DELETE, {"job_ids": ids}):
         return
     for received in batch:
         # Find the first locked job: lock one at a time in the order of the batch, and wait for 200 ms at most for each.
-        if not try_lock(connection, _LOCK_JOBS_TO_DELETE, {"job_ids": [job_id_of(received)]}):
+        if not try_lock(connection, _LOCK_JOBS_TO_DELETE, {"job_ids": [received.job_id]}):
             what = f"job {received.key!r}"
             raise RowLocked(what, [received])
 
@@ -277,18 +276,6 @@ def _still_overdue(timer: LockedTimer, decision: Decision, now: datetime) -> Loc
 def after_pause(timer: LockedTimer, inputs: DecisionInputs, now: datetime) -> Decision:
     """Return the decision for a timer whose pause ends, as `on_resume` says."""
     return _by(timer, inputs, lambda state: on_resume(state, now=now))
-
-
-def read_now(connection: Conn) -> datetime:
-    """Return the time by the database's clock."""
-    row = connection.execute(_READ_NOW, binary=True).fetchone()
-    assert row is not None  # noqa: S101 - a SELECT without FROM
-    return cast("datetime", row[0])
-
-
-def job_id_of(received: ReceivedRequest) -> UUID:
-    """Return the id of the job that a request names."""
-    return received.job_id
 
 
 def _by(timer: LockedTimer, inputs: DecisionInputs, decide_by: Callable[[TimerState], Decision]) -> Decision:

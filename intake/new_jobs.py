@@ -14,7 +14,7 @@ from uuid import UUID
 from tidewheel.errors import Refused, Unavailable, VersionConflict
 from tidewheel.intake.calendars import unknown_calendars, write_job_calendars
 from tidewheel.intake.job_rows import NewJob, ScheduleStart, write_new_jobs
-from tidewheel.intake.locks import absent_job, read_now
+from tidewheel.intake.locks import absent_job
 from tidewheel.intake.next_version import (
     OLDEST_ONCE,
     NextVersion,
@@ -29,6 +29,7 @@ from tidewheel.intake.request import ReceivedRequest
 from tidewheel.jobs.requests import JobSubmit
 from tidewheel.jobs.spec_cache import CachedSpec, ScheduleTemplate
 from tidewheel.jobs.strict_json import canonical
+from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.pg_arrays import uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements

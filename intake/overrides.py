@@ -13,7 +13,7 @@ from uuid import UUID
 
 from tidewheel.errors import FieldError, InvalidInput, Refused, ScheduleRefused, UnknownJob
 from tidewheel.intake.lifecycle import existing_jobs
-from tidewheel.intake.locks import JobRow, Locked, apply_overdue, job_id_of, lock_jobs
+from tidewheel.intake.locks import JobRow, Locked, apply_overdue, lock_jobs
 from tidewheel.intake.override_rules import UpcomingOccurrences, delete_overrides, drop_moves, read_coming_overrides
 from tidewheel.intake.request import ReceivedRequest, accepted, rejected
 from tidewheel.intake.timers import TimerToPut, put_timers, read_timer_runs
@@ -101,7 +101,7 @@ def apply_overrides(connection: Conn, installation: Installation, batch: Sequenc
     changes: dict[UUID, _Change] = {}
     refused: dict[UUID, Refused] = {}
     for received in batch:
-        job_id = job_id_of(received)
+        job_id = received.job_id
         try:
             if job_id not in overrides:
                 raise UnknownJob(received.tenant, received.key or "")
@@ -113,9 +113,9 @@ def apply_overrides(connection: Conn, installation: Installation, batch: Sequenc
     after, started = _apply_changes(connection, installation, locked, effective, day_sets)
     refused |= started
     return [
-        rejected(received, refused[job_id_of(received)])
-        if job_id_of(received) in refused
-        else _reply(received, changes[job_id_of(received)], after, locked)
+        rejected(received, refused[received.job_id])
+        if received.job_id in refused
+        else _reply(received, changes[received.job_id], after, locked)
         for received in batch
     ]
 

@@ -1,8 +1,3 @@
--- name: read_now
--- The time by the database's clock; read after the locks are acquired.
--- No index, no lock.
-SELECT tidewheel_now()
-
 -- name: find_tenants
 -- Those of the given tenants that exist.
 -- Index: tenants_pkey. No lock.

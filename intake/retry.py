@@ -14,11 +14,11 @@ from psycopg.rows import class_row
 
 from tidewheel.errors import FieldError, InvalidInput, Refused, UnknownJob, UnknownRun
 from tidewheel.ids import JobId, RunId, run_id
-from tidewheel.intake.locks import read_now
 from tidewheel.intake.request import ReceivedRequest, accepted, rejected
 from tidewheel.intake.trigger import TriggeredJob, lock_jobs_for_share
 from tidewheel.jobs.payload import Payload
 from tidewheel.jobs.requests import RunRetry
+from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import FINAL, Cause, RunState

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from tidewheel.errors import FieldError, InvalidInput, Refused, UnknownJob, VersionConflict
 from tidewheel.intake.calendars import lock_calendars
-from tidewheel.intake.locks import JobRow, job_id_of, lock_jobs
+from tidewheel.intake.locks import JobRow, lock_jobs
 from tidewheel.intake.request import ReceivedRequest, accepted, rejected
 from tidewheel.intake.submit import apply_submits
 from tidewheel.intake.timers import next_instants
@@ -56,7 +56,7 @@ def apply_rollbacks(connection: Conn, installation: Installation, batch: Sequenc
     replies: dict[UUID, Reply] = {}
     submits: list[tuple[ReceivedRequest, ReceivedRequest]] = []
     for received in batch:
-        job_id = job_id_of(received)
+        job_id = received.job_id
         job = current.get(job_id)
         try:
             version = _target_version(received, job, earliest.get(job_id, 1))
@@ -67,12 +67,12 @@ def apply_rollbacks(connection: Conn, installation: Installation, batch: Sequenc
                 submits.append((received, _submit(received, stored.get(job_id), version)))
         except Refused as refused:
             replies[job_id] = rejected(received, refused)
-    reasons = {job_id_of(rollback): _reason(rollback) for rollback, _ in submits}
+    reasons: dict[UUID, str] = {rollback.job_id: _reason(rollback) for rollback, _ in submits}
     submitted = apply_submits(connection, installation, [submit for _, submit in submits], reasons=reasons)
     replies |= {
-        job_id_of(rollback): _reply(rollback, reply) for (rollback, _), reply in zip(submits, submitted, strict=True)
+        rollback.job_id: _reply(rollback, reply) for (rollback, _), reply in zip(submits, submitted, strict=True)
     }
-    return [replies[job_id_of(received)] for received in batch]
+    return [replies[received.job_id] for received in batch]
 
 
 def stored_spec(spec: Mapping[str, object], definition: JobDefinition) -> JobSpec:
@@ -102,7 +102,7 @@ def stored_spec(spec: Mapping[str, object], definition: JobDefinition) -> JobSpe
 def _read(connection: Conn, batch: Sequence[ReceivedRequest]) -> dict[UUID, _StoredVersion]:
     """Return those of the requested versions that exist."""
     columns = {
-        "job_ids": uuids(job_id_of(received) for received in batch),
+        "job_ids": uuids(received.job_id for received in batch),
         "versions": integers(_version(received) for received in batch),
     }
     rows = connection.execute(_READ_REQUESTED_VERSIONS, columns).fetchall()

@@ -12,9 +12,9 @@ from uuid import UUID
 
 from tidewheel.errors import FieldError, InvalidInput, UnknownJob
 from tidewheel.ids import JobId, run_id
-from tidewheel.intake.locks import read_now
 from tidewheel.intake.request import ReceivedRequest, accepted, rejected
 from tidewheel.jobs.requests import LONGEST_DELAY, JobTrigger
+from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.pg_arrays import uuids
 from tidewheel.postgres.session import Conn, rows_of
 from tidewheel.postgres.statements import Statements

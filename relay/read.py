@@ -18,8 +18,9 @@ from typing import cast
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.outbox import OutboxLane
+from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.low_water import LATE_COMMIT, FullScanPacer
-from tidewheel.postgres.session import Conn, Session
+from tidewheel.postgres.session import Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.relay.due_rows import (
     BEGINNING,
@@ -43,7 +44,6 @@ from tidewheel.relay.due_rows import (
 from tidewheel.relay.late_scan import LateRowScan
 from tidewheel.relay.low_water import OutboxMarks, just_before
 
-_READ_CLOCK = Statements("tidewheel")["read_clock"]
 _PROBE_OUTBOX = Statements("tidewheel.relay")["probe_outbox"]
 
 # Shares of a batch, in the order in which they are produced. A lane does not use another lane's share, so a flood of
@@ -105,7 +105,7 @@ class Reader:
         if not full_scan:
             row_range = replace(row_range, limits=limits, after=self._marks.read)
         with self._session.transaction() as connection:
-            now = _clock(connection) if self._was_full else BEGINNING[0]
+            now = read_now(connection) if self._was_full else BEGINNING[0]
             rows, room = due_rows(connection, pairs, row_range, quick=quick)
         self._late.clear()
         counts = counts_of(rows, pairs)
@@ -204,7 +204,7 @@ class Reader:
         began = monotonic_seconds()
         for pair in missing:
             with self._session.transaction() as connection:
-                mark = _clock(connection) - LATE_COMMIT, 0
+                mark = read_now(connection) - LATE_COMMIT, 0
                 rows, _ = due_rows(connection, [pair], RowRange({pair: 1}), quick=True)
             self._marks.start_at(pair, min(mark, just_before(rows[0])) if rows else mark)
             if monotonic_seconds() - began > _MARKS_SECONDS:
@@ -264,8 +264,3 @@ def _pairs(held: Sequence[int]) -> list[Pair]:
 
 def _position(row: DueRow) -> int:
     return row[PAIR_INDEX]
-
-
-def _clock(connection: Conn) -> datetime:
-    row = connection.execute(_READ_CLOCK, binary=True).fetchone()
-    return cast("datetime", row[0] if row else None)

@@ -111,11 +111,6 @@ SELECT job_id FROM timers WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR U
 -- Index: jobs_pkey. Lock: each job, in job_id order, after its timer and before its open runs.
 SELECT job_id FROM jobs WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR NO KEY UPDATE
 
--- name: read_now
--- Returns the database's clock after the locks were taken; it decides what is due.
--- No index, no lock.
-SELECT tidewheel_now()
-
 -- name: delete_moves
 -- Deletes moves of instants that are no occurrences any more.
 -- Index: overrides_pkey. Lock: the rows, under their timers' locks.

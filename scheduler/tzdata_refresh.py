@@ -21,6 +21,7 @@ from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.outbox import OutboxRow, append
+from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.pg_arrays import instants, uuids
 from tidewheel.postgres.session import Conn, Session
 from tidewheel.postgres.statements import Statements
@@ -47,7 +48,6 @@ _READ_CRON_TIMERS = _SQL["read_cron_timers"]
 _READ_WRITTEN_AHEAD = _SQL["read_written_ahead"]
 _LOCK_RESCHEDULED_TIMERS = _SQL["lock_rescheduled_timers"]
 _LOCK_RESCHEDULED_JOBS = _SQL["lock_rescheduled_jobs"]
-_READ_NOW = _SQL["read_now"]
 _DELETE_MOVES = _SQL["delete_moves"]
 
 _BATCH = 500  # timers checked in one transaction: tens of milliseconds if none moves
@@ -160,7 +160,7 @@ def _reschedule(connection: Conn, installation: Installation, scanned: Sequence[
         columns = {"job_ids": sorted(outdated)}
         connection.execute(_LOCK_RESCHEDULED_TIMERS, columns)
         connection.execute(_LOCK_RESCHEDULED_JOBS, columns)
-        now = cast("tuple[datetime]", connection.execute(_READ_NOW, binary=True).fetchone())[0]
+        now = read_now(connection)
         outdated = _find_outdated(connection, columns["job_ids"], now)
     if not outdated:
         return 0

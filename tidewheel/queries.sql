@@ -19,8 +19,8 @@ SELECT member_id FROM members
    AND last_heartbeat_at < tidewheel_now() + %(timeout)s::interval
  ORDER BY member_id
 
--- name: read_clock
--- Returns the clock that decides due times, and so the current day.
+-- name: read_now
+-- Returns the time by the database's clock, which decides what is due.
 -- No index, no lock.
 SELECT tidewheel_now()
 

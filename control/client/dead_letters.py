@@ -28,9 +28,9 @@ from tidewheel.control.reads.dead_letters import (
 )
 from tidewheel.errors import FieldError
 from tidewheel.intake.apply import apply_requests
-from tidewheel.intake.locks import read_now
 from tidewheel.intake.request import ReceivedRequest
 from tidewheel.jobs.parsing import parse_request
+from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.notify import Channel
 from tidewheel.postgres.session import Conn
 from tidewheel.schemas.generated.records import Reply, ReplyStatus

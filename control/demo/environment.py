@@ -27,11 +27,10 @@ from tidewheel.kafka.topics import Topics, apply_topics
 from tidewheel.local.progress import Progress, Step
 from tidewheel.local.stack import LocalStack, running_stack
 from tidewheel.migrations.runner import migrate
+from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import connect
-from tidewheel.postgres.statements import Statements
 from tidewheel.settings import Connections
 
-_READ_NOW = Statements("tidewheel.control.demo")["read_now"]
 _DELETE_SECONDS = 30.0
 
 
@@ -199,9 +198,7 @@ def database_clock(database_url: str) -> DatabaseClock:
     """
     with connect(database_url, "tidewheel-demo", autocommit=True) as connection:
         started = monotonic_seconds()
-        row = connection.execute(_READ_NOW, binary=True).fetchone()
+        now = read_now(connection)
         took = timedelta(seconds=monotonic_seconds() - started)
         here = SystemClock().now() - took / 2
-    assert row is not None  # noqa: S101 - a SELECT without FROM
-    assert isinstance(row[0], datetime)  # noqa: S101 - the function's type
-    return DatabaseClock(row[0] - here)
+    return DatabaseClock(now - here)

@@ -1,8 +1,3 @@
--- name: read_now
--- Returns the clock that decides due instants, to measure lateness.
--- No index, no lock.
-SELECT tidewheel_now()
-
 -- name: count_ready
 -- Counts executors, members (schedulers and relays) and the partitions that intake owns.
 -- Reads whole tables of a few rows. No lock.

@@ -16,11 +16,12 @@ from tidewheel.control.explain.version_timeline import TimerPosition as TimerPos
 from tidewheel.errors import Refused
 from tidewheel.ids import job_id
 from tidewheel.intake.calendars import unknown_calendars
-from tidewheel.intake.locks import JobRow, absent_job, read_now
+from tidewheel.intake.locks import JobRow, absent_job
 from tidewheel.intake.next_version import NextVersion, VersionInputs, at_root, ensure_can_run, next_version
 from tidewheel.jobs.parsing import parse_request
 from tidewheel.jobs.requests import JobSubmit
 from tidewheel.jobs.spec import JobSpec
+from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Overlap

@@ -7,17 +7,15 @@ and rows never pile up unseen. Partitions are created by CREATE and ATTACH, whic
 from collections.abc import Iterable, Sequence
 from datetime import UTC, date, datetime, timedelta
 from types import MappingProxyType
-from typing import cast
 from uuid import UUID
 
 import psycopg
 from psycopg import sql
 
 from tidewheel.ids import first_run_id
+from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn
-from tidewheel.postgres.statements import Statements, trusted
-
-_READ_CLOCK = Statements("tidewheel")["read_clock"]
+from tidewheel.postgres.statements import trusted
 
 # Table -> storage parameters of its partitions. fillfactor: job_runs is updated once, at its end, many rows of a page
 # in one transaction: with room for a second version of each that is HOT (at 85 one in five was, for 4 us more and two
@@ -96,9 +94,7 @@ def ensure_coming_days(connection: Conn) -> None:
     Raises:
         psycopg.OperationalError: The connection cannot be made.
     """
-    row = connection.execute(_READ_CLOCK, binary=True).fetchone()
-    assert row is not None  # noqa: S101 - a SELECT without FROM
-    today = day_of(cast("datetime", row[0]))
+    today = day_of(read_now(connection))
     ensure_days(connection, [today + timedelta(days=ahead) for ahead in range(-1, AHEAD_DAYS + 1)])
 
 

@@ -22,8 +22,8 @@ from tidewheel.executor.handlers import Handler
 from tidewheel.executor.lanes import Lanes
 from tidewheel.executor.loop import Executor
 from tidewheel.intake.batch import apply_batch
-from tidewheel.intake.locks import read_now
 from tidewheel.kafka.clients import consumer
+from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Session, is_data_fault
 from tidewheel.process.service import Backoff, Shutdown
 from tidewheel.relay.loop import Relay
