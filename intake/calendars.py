@@ -16,7 +16,8 @@ from uuid import UUID
 from psycopg.rows import class_row
 
 from tidewheel.errors import FieldError, InvalidInput, ScheduleRefused, Unavailable, UnknownCalendar
-from tidewheel.intake.locks import JobRow, Locked, apply_overdue, lock_jobs_by_id
+from tidewheel.intake.locks import JobRow, Locked, lock_jobs_by_id
+from tidewheel.intake.overdue import apply_overdue
 from tidewheel.intake.request import ReceivedRequest, accepted, rejected
 from tidewheel.intake.timers import TimerToPut, put_timers
 from tidewheel.jobs.requests import CalendarDelete, CalendarPut
@@ -152,7 +153,7 @@ def _put_calendar(connection: Conn, installation: Installation, received: Receiv
         return rejected(received, _too_many(len(jobs)))
     locked = lock_jobs_by_id(connection, installation, jobs)
     existing_jobs = [job.job_id for job in locked.jobs.values() if job.exists]
-    apply_overdue(connection, installation, locked, existing_jobs, keep_pauses=existing_jobs)
+    apply_overdue(connection, installation, locked.timers, existing_jobs, now=locked.now, keep_pauses=existing_jobs)
     columns["since"] = _since(row, new, locked.now)
     connection.execute(_UPDATE_CALENDAR, columns)
     _reset_timers(connection, installation, locked)

@@ -14,7 +14,8 @@ from uuid import UUID
 
 from tidewheel.errors import FieldError, InvalidInput, Refused, UnknownJob, VersionConflict
 from tidewheel.intake.calendars import write_job_calendars
-from tidewheel.intake.locks import JobRow, Locked, after_pause, apply_overdue, lock_jobs
+from tidewheel.intake.locks import JobRow, Locked, lock_jobs
+from tidewheel.intake.overdue import after_pause, apply_overdue
 from tidewheel.intake.override_rules import delete_all_overrides
 from tidewheel.intake.request import ReceivedRequest, accepted, rejected
 from tidewheel.intake.timers import TimerToPut, next_instants, put_timers
@@ -54,7 +55,8 @@ def apply_pauses(connection: Conn, installation: Installation, batch: Sequence[R
     found = existing_jobs(locked, batch)
     refused = {job.job_id: error for job in found if (error := _until_refused(job, pauses[job.job_id], locked))}
     jobs = [job for job in found if job.job_id not in refused and _changes_job(job, pauses[job.job_id])]
-    next_at = apply_overdue(connection, installation, locked, [job.job_id for job in jobs if not job.paused])
+    active = [job.job_id for job in jobs if not job.paused]
+    next_at = apply_overdue(connection, installation, locked.timers, active, now=locked.now)
     next_at |= {
         job.job_id: locked.timers[job.job_id].scheduled_at for job in jobs if job.paused and job.job_id in locked.timers
     }
@@ -119,7 +121,7 @@ def apply_deletes(connection: Conn, installation: Installation, batch: Sequence[
     refused = {received.job_id: error for received in batch if (error := _refusal(received, locked)) is not None}
     jobs = [job for job in existing_jobs(locked, batch) if job.job_id not in refused]
     ids = [job.job_id for job in jobs]
-    apply_overdue(connection, installation, locked, ids, drop_once=ids)
+    apply_overdue(connection, installation, locked.timers, ids, now=locked.now, drop_once=ids)
     delete_all_overrides(connection, installation, jobs, locked.now)
     drop_timers(connection, ids)
     write_job_calendars(connection, {job.job_id: (job.tenant, ()) for job in jobs})

@@ -13,7 +13,8 @@ from uuid import UUID
 
 from tidewheel.errors import FieldError, InvalidInput, Refused, ScheduleRefused, UnknownJob
 from tidewheel.intake.lifecycle import existing_jobs
-from tidewheel.intake.locks import JobRow, Locked, apply_overdue, lock_jobs
+from tidewheel.intake.locks import JobRow, Locked, lock_jobs
+from tidewheel.intake.overdue import apply_overdue
 from tidewheel.intake.override_rules import UpcomingOccurrences, delete_overrides, drop_moves, read_coming_overrides
 from tidewheel.intake.request import ReceivedRequest, accepted, rejected
 from tidewheel.intake.timers import TimerToPut, put_timers, read_timer_runs
@@ -166,7 +167,8 @@ def _apply_changes(
         return {}, {}
     shifting = [change for change in changes if change.shifts_timer]
     # The end of a pause decides the occurrences in it, and no run is written ahead during a pause.
-    remaining = apply_overdue(connection, installation, locked, [c.job.job_id for c in shifting if not c.job.paused])
+    active = [change.job.job_id for change in shifting if not change.job.paused]
+    remaining = apply_overdue(connection, installation, locked.timers, active, now=locked.now)
     started = _started(connection, shifting)
     applied = [change for change in changes if change.job.job_id not in started]
     _write(connection, installation, applied, locked.now)

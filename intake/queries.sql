@@ -60,8 +60,7 @@ SELECT job_id FROM jobs WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR UPD
 -- Index: jobs_pkey, job_versions_pkey. No lock.
 SELECT j.job_id, j.tenant, j.key, j.shard, j.version, j.spec_hash, j.interval_anchor, j.interval_us, j.paused, j.paused_until,
        j.consecutive_failures, (v.spec ->> 'pause_on_failure')::integer AS pause_on_failure, j.created_at, j.finished_at,
-       j.deleted_at, v.schedule_json, v.policy_json,
-       EXISTS (SELECT FROM timers AS t WHERE t.job_id = j.job_id AND t.hold_reason = 'quarantine') AS quarantined
+       j.deleted_at, v.schedule_json, v.policy_json
   FROM jobs AS j
   LEFT JOIN job_versions AS v ON v.job_id = j.job_id AND v.version = j.version
  WHERE j.job_id = ANY (%(job_ids)s)

@@ -16,7 +16,7 @@ from psycopg.types.json import Jsonb
 from tidewheel.errors import Refused, VersionConflict
 from tidewheel.intake.calendars import lock_calendars, unknown_calendars, write_job_calendars
 from tidewheel.intake.job_rows import write_next_versions
-from tidewheel.intake.locks import JobRow, Locked, apply_overdue, lock_jobs
+from tidewheel.intake.locks import JobRow, Locked, lock_jobs
 from tidewheel.intake.new_jobs import create_jobs
 from tidewheel.intake.next_version import (
     NextVersion,
@@ -29,6 +29,7 @@ from tidewheel.intake.next_version import (
     once_text,
     same_schedule,
 )
+from tidewheel.intake.overdue import apply_overdue
 from tidewheel.intake.override_rules import fit_moves
 from tidewheel.intake.request import ReceivedRequest, accepted, accepted_new, rejected
 from tidewheel.intake.timers import TimerToPut, next_instants, put_timers, read_timer_runs
@@ -185,8 +186,9 @@ def _versions(
     remaining = apply_overdue(
         connection,
         installation,
-        locked,
+        locked.timers,
         [e.job_id for e in changed],
+        now=locked.now,
         keep_pauses=same,
         drop_once=[e.job_id for e in changed if locked.jobs[e.job_id].schedule_json != once_text(e.spec)],
     )

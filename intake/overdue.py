@@ -1,0 +1,176 @@
+"""Fire the overdue occurrences of jobs before a change, by the version in force.
+
+The caller has locked the jobs. It ends the pauses whose time has passed, retracts the runs whose instant is ahead, and
+then writes its change.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from tidewheel.errors import ScheduleRefused
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+from tidewheel.schedules.decide import MAX_CAUGHT_UP, decide, hold_for_run, on_resume, skip_paused, with_jitter
+from tidewheel.schedules.decision import Decision, HoldReason
+from tidewheel.schedules.timer_state import TimerState, timer_state
+from tidewheel.transitions.decision_inputs import DecisionInputs, read_decision_inputs
+from tidewheel.transitions.events import JobFields, append_job_events
+from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.timers import LockedTimer, advance_timers, find_open_fixed_delay_runs, retract_runs
+
+_RESUME_JOBS = Statements("tidewheel.intake")["resume_jobs"]
+
+_TICK = timedelta(microseconds=1)
+
+
+def lift_ended_pauses(
+    connection: Conn,
+    installation: Installation,
+    jobs: Mapping[UUID, JobFields],
+    timers: Mapping[UUID, LockedTimer],
+    now: datetime,
+) -> bool:
+    """End the overdue pauses of locked jobs as firing would; return True if there were any."""
+    ended = [t for t in timers.values() if t.hold_reason == HoldReason.PAUSE and t.due_at and t.due_at <= now]
+    if not ended:
+        return False
+    inputs, waiting = read_decision_inputs(connection, ended), find_open_fixed_delay_runs(connection, ended)
+
+    def decide_by(timer: LockedTimer) -> Decision:
+        decision = after_pause(timer, inputs, (timer.due_at or now) - _TICK)
+        return hold_for_run(decision) if timer.job_id in waiting else decision
+
+    advance_timers(connection, installation, ended, decide_by, now=now, repeats=True)
+    columns: dict[str, object] = {"job_ids": [timer.job_id for timer in ended], "now": now}
+    connection.execute(_RESUME_JOBS, columns)
+    resumed = [jobs[timer.job_id] for timer in ended]
+    append_job_events(
+        connection,
+        installation,
+        "job.resumed",
+        resumed,
+        now=now,
+        reasons=dict.fromkeys((job.job_id for job in resumed), "paused_until has passed"),
+    )
+    return True
+
+
+def apply_overdue(
+    connection: Conn,
+    installation: Installation,
+    timers: Mapping[UUID, LockedTimer],
+    job_ids: Sequence[UUID],
+    *,
+    now: datetime,
+    keep_pauses: Collection[UUID] = (),
+    drop_once: Collection[UUID] = (),
+) -> dict[UUID, datetime]:
+    """Retract the runs whose instant is ahead, and fire the overdue occurrences by the version in force.
+
+    A quarantined job could not be fired by that version and is not tried again: its new version starts from now.
+
+    Args:
+        connection: Inside the transaction that has locked the jobs.
+        installation: Shards and topics.
+        timers: The timers of the locked jobs, by id.
+        job_ids: The jobs to change.
+        now: The time by the database's clock, read after the locks were acquired.
+        keep_pauses: Paused jobs whose skipped occurrences are decided when the pause ends. For other paused jobs they
+            are recorded now, before their version is replaced.
+        drop_once: Paused jobs whose `once` will not fire any more if its instant has come.
+
+    Returns:
+        The instant that the version in force would fire next, of each job that keeps its timer or had a run retracted.
+    """
+    retracted = retract_runs(connection, job_ids, now=now)
+    moving = [_with_retracted(timers[job], retracted.get(job)) for job in job_ids if job in timers]
+    next_at = retracted | {timer.job_id: timer.scheduled_at for timer in moving}
+    due = [timer for timer in moving if _is_due(timer, now)]
+    paused = [timer for timer in due if timer.hold_reason == HoldReason.PAUSE and timer.job_id not in keep_pauses]
+    _skip_paused(connection, installation, paused, now=now, drop_once=drop_once)
+    overdue = [timer for timer in due if timer.hold_reason is None]
+    while overdue:
+        inputs = read_decision_inputs(connection, overdue)
+        decide_by = _OverdueDecider(inputs, now, installation)
+        decisions = advance_timers(connection, installation, overdue, decide_by, now=now, repeats=True)
+        moved = [(timer, decision) for timer, decision in zip(overdue, decisions, strict=True)]
+        for timer, decision in moved:
+            if decision.next_at is None:
+                del next_at[timer.job_id]
+            else:
+                next_at[timer.job_id] = decision.next_at
+        # A decision has a limit, and a catch-up may have ended meanwhile: repeat until nothing is overdue.
+        overdue = [left for timer, decision in moved if (left := _still_overdue(timer, decision, now))]
+    return next_at
+
+
+def after_pause(timer: LockedTimer, inputs: DecisionInputs, now: datetime) -> Decision:
+    """Return the decision for a timer whose pause ends, as `on_resume` says."""
+    return _by(timer, inputs, lambda state: on_resume(state, now=now))
+
+
+def _skip_paused(
+    connection: Conn,
+    installation: Installation,
+    paused: Sequence[LockedTimer],
+    *,
+    now: datetime,
+    drop_once: Collection[UUID],
+) -> None:
+    inputs = read_decision_inputs(connection, paused)
+
+    def decide_by(timer: LockedTimer) -> Decision:
+        once_too = timer.job_id in drop_once
+        decision = _by(timer, inputs, lambda state: skip_paused(state, now=now, once_too=once_too))
+        return decision._replace(hold_reason=HoldReason.PAUSE, due_at=timer.due_at)
+
+    advance_timers(connection, installation, paused, decide_by, now=now)
+
+
+def _with_retracted(timer: LockedTimer, earliest: datetime | None) -> LockedTimer:
+    """Return the timer after the runs ahead were retracted."""
+    if earliest is None:
+        return timer
+    return timer._replace(scheduled_at=min(timer.scheduled_at, earliest), overridden=True)
+
+
+def _is_due(timer: LockedTimer, now: datetime) -> bool:
+    return min(timer.scheduled_at, timer.due_at or timer.scheduled_at) <= now
+
+
+def _still_overdue(timer: LockedTimer, decision: Decision, now: datetime) -> LockedTimer | None:
+    """Return the timer after a decision, if an occurrence is still overdue."""
+    if decision.next_at is None or decision.hold_reason is not None or not (decision.fires or decision.skips):
+        return None
+    left = timer._replace(
+        scheduled_at=decision.next_at,
+        due_at=decision.due_at or decision.next_at,
+        catch_up_end=decision.catch_up_end,
+        overridden=decision.overridden,
+    )
+    return left if _is_due(left, now) else None
+
+
+def _by(timer: LockedTimer, inputs: DecisionInputs, decide_by: Callable[[TimerState], Decision]) -> Decision:
+    try:
+        return decide_by(timer_state(timer, inputs.day_sets, inputs.of(timer)))
+    except ScheduleRefused:
+        # The schedule cannot be read: firing quarantines the job, or the change replaces the version.
+        return Decision(next_at=timer.scheduled_at)
+
+
+class _OverdueDecider:
+    """Decides the overdue occurrences of jobs that are about to change, as firing would."""
+
+    def __init__(self, inputs: DecisionInputs, now: datetime, installation: Installation) -> None:
+        self._inputs, self._now, self._misfire_after = inputs, now, installation.misfire_after
+
+    def __call__(self, timer: LockedTimer) -> Decision:
+        return _by(timer, self._inputs, lambda state: self._decide(state, timer.job_id))
+
+    def _decide(self, state: TimerState, job: UUID) -> Decision:
+        # A whole catch-up, plus one occurrence a second for misfire_after: one decision is usually enough.
+        limit = int(self._misfire_after.total_seconds()) + 2 + MAX_CAUGHT_UP
+        decision = decide(state, now=self._now, horizon=self._now, misfire_after=self._misfire_after, limit=limit)
+        return with_jitter(decision, state, job)
