@@ -13,12 +13,7 @@ from typing import TypeAlias, cast
 import psycopg
 
 from tidewheel.errors import FieldError, InvalidInput, RequestConflict, Unavailable
-from tidewheel.intake.backfills import (
-    apply_backfill_cancels,
-    apply_backfill_pauses,
-    apply_backfill_resumes,
-    apply_backfills,
-)
+from tidewheel.intake.backfills import apply_backfill_changes, apply_backfills
 from tidewheel.intake.calendars import apply_calendar_deletes, apply_calendar_puts
 from tidewheel.intake.cancel import apply_cancel_filters, apply_cancels, block_claims
 from tidewheel.intake.lifecycle import apply_deletes, apply_pauses, apply_resumes
@@ -84,9 +79,9 @@ _APPLY: dict[type, Apply] = {
     JobMove: apply_overrides,
     JobUnskip: apply_overrides,
     JobBackfill: apply_backfills,
-    BackfillPause: apply_backfill_pauses,
-    BackfillResume: apply_backfill_resumes,
-    BackfillCancel: apply_backfill_cancels,
+    BackfillPause: apply_backfill_changes,
+    BackfillResume: apply_backfill_changes,
+    BackfillCancel: apply_backfill_changes,
     CalendarPut: apply_calendar_puts,
     CalendarDelete: apply_calendar_deletes,
     RunCancel: apply_cancels,

@@ -45,6 +45,11 @@ _LOCK_UNSTARTED_BACKFILL_RUNS = _SQL["lock_unstarted_backfill_runs"]
 
 _UNSTARTED = [RunState.QUEUED, RunState.BUFFERED]
 _REASON = "backfill_cancelled"
+_CHANGES: dict[type, tuple[tuple[BackfillState, ...], BackfillState]] = {
+    BackfillPause: ((BackfillState.RUNNING,), BackfillState.PAUSED),
+    BackfillResume: ((BackfillState.PAUSED,), BackfillState.RUNNING),
+    BackfillCancel: ((BackfillState.RUNNING, BackfillState.PAUSED), BackfillState.CANCELLED),
+}  # the states that a request changes, and the new one
 _EVENTS = {
     BackfillState.PAUSED: "job.backfill_paused",
     BackfillState.RUNNING: "job.backfill_resumed",
@@ -78,26 +83,11 @@ def apply_backfills(connection: Conn, installation: Installation, batch: Sequenc
     return [_accept(connection, installation, received, jobs.get(received.job_id)) for received in batch]
 
 
-def apply_backfill_pauses(
+def apply_backfill_changes(
     connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]
 ) -> list[Reply]:
-    """Pause backfills in the caller's transaction; return a reply for each request, in their order."""
-    return [_move(connection, installation, received, (BackfillState.RUNNING,)) for received in batch]
-
-
-def apply_backfill_resumes(
-    connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]
-) -> list[Reply]:
-    """Resume backfills in the caller's transaction; return a reply for each request, in their order."""
-    return [_move(connection, installation, received, (BackfillState.PAUSED,)) for received in batch]
-
-
-def apply_backfill_cancels(
-    connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]
-) -> list[Reply]:
-    """Cancel backfills in the caller's transaction; return a reply for each request, in their order."""
-    sources = (BackfillState.RUNNING, BackfillState.PAUSED)
-    return [_move(connection, installation, received, sources) for received in batch]
+    """Change the states of backfills in the caller's transaction; return a reply for each request, in their order."""
+    return [_change(connection, installation, received) for received in batch]
 
 
 def _accept(
@@ -176,20 +166,19 @@ def _backfill(
     )
 
 
-def _move(
-    connection: Conn, installation: Installation, received: ReceivedRequest, sources: Sequence[BackfillState]
-) -> Reply:
+def _change(connection: Conn, installation: Installation, received: ReceivedRequest) -> Reply:
     request = received.request
     assert isinstance(request, BackfillPause | BackfillResume | BackfillCancel)  # noqa: S101 - by the table of `apply`
     found = _lock(connection, UUID(request.backfill_id), received.tenant)
     if found is None:
         return rejected(received, UnknownBackfill(request.backfill_id))
+    sources, target = _CHANGES[type(request)]
     state = BackfillState(found.state)
     changed = state in sources
     row = connection.execute(_READ_JOB_KEY, {"job_id": found.job_id}, binary=True).fetchone()
     key = str(row[0]) if row else ""
     if changed:
-        state = _new_state(request)
+        state = target
         _write(connection, installation, found, state, job_key=key, reason=request.reason)
     return accepted(
         received,
@@ -200,16 +189,6 @@ def _move(
         occurrences=found.expected_count,
         unchanged=not changed,
     )
-
-
-def _new_state(request: BackfillPause | BackfillResume | BackfillCancel) -> BackfillState:
-    match request:
-        case BackfillPause():
-            return BackfillState.PAUSED
-        case BackfillResume():
-            return BackfillState.RUNNING
-        case BackfillCancel():
-            return BackfillState.CANCELLED
 
 
 def _write(

@@ -7,7 +7,6 @@ exclude each other by the timer's lock.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
@@ -34,20 +33,17 @@ from tidewheel.intake.override_rules import fit_moves
 from tidewheel.intake.request import ReceivedRequest, accepted, accepted_new, rejected
 from tidewheel.intake.timers import TimerToPut, next_instants, put_timers, read_timer_runs
 from tidewheel.jobs.requests import JobSubmit
-from tidewheel.jobs.spec import JobSpec
 from tidewheel.outbox import append
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import RunState
-from tidewheel.schedules.decision import DaySet
+from tidewheel.schedules.timer_state import DaySets
 from tidewheel.schemas.generated.records import Reply
 from tidewheel.transitions.events import lifecycle_row
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.timers import drop_timers, find_open_fixed_delay_runs
 
 _UPDATE_JOBS = Statements("tidewheel.intake")["update_jobs"]
-
-DaySets = Mapping[tuple[str, str], DaySet]
 
 
 def apply_submits(
@@ -69,9 +65,7 @@ def apply_submits(
     day_sets = lock_calendars(connection, named_calendars(batch))
     created = create_jobs(connection, installation, batch, day_sets)
     edits = [
-        _edit(received)
-        for received in batch
-        if received.job_id not in created.jobs and received.job_id not in created.refused
+        received for received in batch if received.job_id not in created.jobs and received.job_id not in created.refused
     ]
     edited = iter(_apply_edits(connection, installation, edits, day_sets, reasons or {}) if edits else ())
     replies: list[Reply] = []
@@ -94,35 +88,21 @@ def named_calendars(batch: Sequence[ReceivedRequest]) -> set[tuple[str, str]]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class _Edit:
-    """A submit of a job that exists, or that was deleted."""
-
-    received: ReceivedRequest
-    request: JobSubmit
-    job_id: UUID
-    spec_hash: bytes
-
-    @property
-    def spec(self) -> JobSpec:
-        return self.request.job
-
-
-def _edit(received: ReceivedRequest) -> _Edit:
+def _submit(received: ReceivedRequest) -> JobSubmit:
     request = received.request
     assert isinstance(request, JobSubmit)  # noqa: S101 - by the table of `apply`
-    return _Edit(received, request, received.job_id, received.spec_hash)
+    return request
 
 
 def _apply_edits(
     connection: Conn,
     installation: Installation,
-    edits: Sequence[_Edit],
+    edits: Sequence[ReceivedRequest],
     day_sets: DaySets,
     reasons: Mapping[UUID, str],
 ) -> list[Reply]:
-    unknown = {e.job_id: unknown_calendars(connection, e.received.tenant, e.spec, day_sets) for e in edits}
-    locked = lock_jobs(connection, installation, [e.received for e in edits])
+    unknown = {e.job_id: unknown_calendars(connection, e.tenant, _submit(e).job, day_sets) for e in edits}
+    locked = lock_jobs(connection, installation, edits)
     fired = _fired(connection, edits, locked)
     refused = {
         e.job_id: error
@@ -137,10 +117,10 @@ def _apply_edits(
     _append_events(connection, installation, [version for _, version in pairs], locked.now, reasons)
     next_run_at = next_instants(connection, [e.job_id for e in taken])
     return [
-        rejected(e.received, refused[e.job_id])
+        rejected(e, refused[e.job_id])
         if e.job_id in refused
         else accepted(
-            e.received,
+            e,
             job_id=str(e.job_id),
             job_version=versions[e.job_id].number if e.job_id in versions else locked.jobs[e.job_id].version,
             next_run_at=next_run_at.get(e.job_id),
@@ -150,21 +130,21 @@ def _apply_edits(
     ]
 
 
-def _fired(connection: Conn, edits: Sequence[_Edit], locked: Locked) -> dict[UUID, RunState]:
+def _fired(connection: Conn, edits: Sequence[ReceivedRequest], locked: Locked) -> dict[UUID, RunState]:
     """Return the state of the run that each new `once` has already."""
     passed: list[tuple[UUID, datetime]] = []
     for e in edits:
-        job, at = locked.jobs[e.job_id], once_at(e.spec, e.job_id)
-        if at is not None and at <= locked.now and not (job.exists and job.schedule_json == once_text(e.spec)):
+        job, at = locked.jobs[e.job_id], once_at(_submit(e).job, e.job_id)
+        if at is not None and at <= locked.now and not (job.exists and job.schedule_json == once_text(_submit(e).job)):
             passed.append((e.job_id, at))
     return {job: state for (job, _), state in read_timer_runs(connection, passed).items()}
 
 
 def _refusal(
-    edit: _Edit, locked: Locked, day_sets: DaySets, unknown: Refused | None, fired: RunState | None
+    edit: ReceivedRequest, locked: Locked, day_sets: DaySets, unknown: Refused | None, fired: RunState | None
 ) -> Refused | None:
     """Return the refusal of a submit: wrong version, unknown calendar, or it can never fire."""
-    job, expected = locked.jobs[edit.job_id], edit.request.if_version
+    job, expected = locked.jobs[edit.job_id], _submit(edit).if_version
     if expected is not None and expected != (job.version if job.exists else 0):
         return VersionConflict(expected, job.version if job.exists else None)
     if _unchanged(edit, job):
@@ -172,17 +152,17 @@ def _refusal(
     if unknown is not None:
         return unknown
     try:
-        ensure_can_run(edit.spec, job, locked.now, day_sets)
-        ensure_not_fired(edit.spec, job, fired)
+        ensure_can_run(_submit(edit).job, job, locked.now, day_sets)
+        ensure_not_fired(_submit(edit).job, job, fired)
     except Refused as refused:
         return at_root(refused)
     return None
 
 
 def _versions(
-    connection: Conn, installation: Installation, changed: Sequence[_Edit], locked: Locked, day_sets: DaySets
+    connection: Conn, installation: Installation, changed: Sequence[ReceivedRequest], locked: Locked, day_sets: DaySets
 ) -> dict[UUID, NextVersion]:
-    same = {e.job_id for e in changed if same_schedule(e.spec, locked.jobs[e.job_id], locked.now)}
+    same = {e.job_id for e in changed if same_schedule(_submit(e).job, locked.jobs[e.job_id], locked.now)}
     remaining = apply_overdue(
         connection,
         installation,
@@ -190,14 +170,14 @@ def _versions(
         [e.job_id for e in changed],
         now=locked.now,
         keep_pauses=same,
-        drop_once=[e.job_id for e in changed if locked.jobs[e.job_id].schedule_json != once_text(e.spec)],
+        drop_once=[e.job_id for e in changed if locked.jobs[e.job_id].schedule_json != once_text(_submit(e).job)],
     )
     run_open = find_open_fixed_delay_runs(
         connection, [locked.timers[e.job_id] for e in changed if e.job_id in locked.timers]
     )
     return {
         e.job_id: next_version(
-            e.spec,
+            _submit(e).job,
             locked.jobs[e.job_id],
             VersionInputs(
                 now=locked.now,
@@ -212,12 +192,12 @@ def _versions(
     }
 
 
-def _unchanged(edit: _Edit, job: JobRow) -> bool:
+def _unchanged(edit: ReceivedRequest, job: JobRow) -> bool:
     return job.exists and job.spec_hash == edit.spec_hash
 
 
 def _write(
-    connection: Conn, installation: Installation, edits: Sequence[tuple[_Edit, NextVersion]], now: datetime
+    connection: Conn, installation: Installation, edits: Sequence[tuple[ReceivedRequest, NextVersion]], now: datetime
 ) -> None:
     if not edits:
         return
@@ -272,7 +252,7 @@ def _timer(version: NextVersion) -> TimerToPut:
     )
 
 
-def _update_jobs(connection: Conn, edits: Sequence[tuple[_Edit, NextVersion]], now: datetime) -> None:
+def _update_jobs(connection: Conn, edits: Sequence[tuple[ReceivedRequest, NextVersion]], now: datetime) -> None:
     columns: dict[str, object] = {
         "job_ids": [v.job.job_id for _, v in edits],
         "versions": [v.number for _, v in edits],

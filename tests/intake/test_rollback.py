@@ -86,7 +86,7 @@ def test_version_that_can_never_fire_again_is_refused(clocked: ClockedDatabase) 
     submit(clocked, schedule="@every 1h")
     clocked.stop_clock(end.replace(year=end.year + 1))
     path, problem, remedy = refusal(rollback(clocked, 1))
-    assert (path, remedy) == ("version", "write a later end_at, or leave it out")
+    assert (path, remedy) == ("version", "write a later end_at, or omit it")
     assert problem.startswith("the job.end_at of version 1: end_at")
     assert clocked.value("SELECT version FROM jobs") == 2
 
