@@ -63,7 +63,7 @@ _FIND_REPLIES = _SQL["find_replies"]
 _COPY_REPLIES = "COPY requests (tenant, request_id, body_hash, reply, created_at) FROM STDIN (FORMAT BINARY)"
 _REPLY = columns(5)
 
-# Requests that name no job, or that may name one job several times: all neighbours are one batch.
+# Requests of which one batch may hold several about one job, or about none: all neighbours are one batch.
 _ANY_JOBS = frozenset({JobTrigger, RunCancel, RunComplete, RunHeartbeat, RunRetry, RunsCancel})
 
 Apply: TypeAlias = Callable[[Conn, Installation, Sequence[ReceivedRequest]], list[Reply]]

@@ -69,13 +69,13 @@ def apply_batch(
     Args:
         connection: Inside a transaction.
         installation: Topics, shards, encoding.
-        messages: Messages of one topic or both, in the order to apply them.
-        failure: The failure of an earlier try; the messages are rejected with it instead of applied.
+        messages: Messages of one topic or both, each topic's in the order to apply them. Replies come after requests.
+        failure: The failure of an earlier try. With it requests are rejected, and replies become dead letters.
         now: The time by the database's clock.
 
     Raises:
-        NeedsOwnTransaction: The batch contains cancellations by filter, which block all claims until their commit: roll
-            back and apply each of those alone.
+        NeedsOwnTransaction: The batch contains cancellations by filter beside other messages. They block all claims
+            until their commit: roll back and apply each of those alone.
     """
     replies = [message for message in messages if message.topic() == installation.topics.target_replies]
     requests = [message for message in messages if message.topic() != installation.topics.target_replies]

@@ -1,4 +1,4 @@
-"""Write the rows of new jobs and of new versions by binary COPY; each column gets its value here only.
+"""Write the rows of new jobs, and of new versions of existing ones, by binary COPY.
 
 The jobs of one batch have few specs and schedules. `_SharedColumns` holds the columns that such jobs share, encoded
 once. The definition and the event `job.created` are encoded once, with a placeholder for the values that differ, and

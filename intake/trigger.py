@@ -1,7 +1,9 @@
 """`job.trigger`: create one run per request, now or later.
 
-No job row is written. The run has the version in force when the request was applied. Its id is derived from the
-request_id or the message's coordinates, so that a request which is read twice creates one run.
+No job row is written. The run has the version in force when the request was applied. Its id is derived from its
+scheduled time, and from the request_id or the message's coordinates. Without a `run_at` that is ahead, the scheduled
+time is the time of application: if the request were applied again, it would create another run. The stored offsets
+and the first replies prevent that.
 """
 
 import os

@@ -22,7 +22,7 @@ from tidewheel.schemas.generated.records import LambdaTarget
 
 _CONNECT_SECONDS = 5
 _LONGEST_SECONDS = 1024  # AWS ends an invocation after 15 minutes at the latest. Source: Lambda quotas, "Timeout"
-_THREADS = 200  # invocations at once; as many as HTTP targets have connections
+_THREADS = 200  # invocations at once; as many as the HTTP client keeps connections
 _CUT_CHARACTERS = 8192  # each takes at most 6 bytes as JSON: 48 KiB together
 _THROTTLED = timedelta(seconds=1)  # if the response names no delay
 _RETRIED_4XX = frozenset({408, 409, 425, 429})  # 409: the function is being updated

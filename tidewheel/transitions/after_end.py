@@ -7,7 +7,7 @@ Only jobs with such a policy cost anything here. A run that `on_failure` has tri
 its job's policy, so that failures cannot trigger each other in a circle.
 
 The end of a fixed_delay's scheduled run sets the next fire time, in the ending transaction. The timer is held while
-that run is open (`Held.RUN`). A pause in between keeps it held. The time is set all the same, so that resuming
+that run is open (`HoldReason.RUN`). A pause in between keeps it held. The time is set all the same, so that resuming
 continues from there. Both writes are one transaction, so no crash leaves a timer held without an open run. The
 scheduler repairs such a timer all the same (`tidewheel.scheduler.repair`).
 """

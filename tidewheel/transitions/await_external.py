@@ -1,7 +1,7 @@
 """Let runs wait for an external completion: of a 202 response, or of a reply.
 
-No executor owns a waiting run: no lease guards it, only its deadlines, which the scheduler enforces. A message with its
-task token ends it or requeues it.
+A waiting run keeps its executor_id, as a part of the fence. No lease guards it, only its deadlines, which the scheduler
+enforces. A message with its task token ends it or requeues it.
 """
 
 from collections.abc import Sequence

@@ -2,6 +2,7 @@
 
 Intake writes a backfill's row when it accepts, pauses, resumes or cancels it. The scheduler writes it when it creates
 runs and when the backfill ends. Both hold the row's lock, which they acquire before those of jobs and open runs.
+An intake batch does so within each group of neighbours: a batch of several groups can deadlock, and is repeated.
 """
 
 from dataclasses import dataclass

@@ -1,9 +1,10 @@
 """Claim runs for an executor, set-wise, in the caller's transaction.
 
-A claim is a compare-and-set on (run_id, attempt, job_version, state, publish_at). A claim that does not match is lost,
-which is a return value and not an error: a repeated or stale message, or a run that was retracted. Unless its policy is
-`allow_all`, a run starts only as its job's active run. If the job has none, which is the usual case, one statement does
-everything. Otherwise the overlap policies decide about both runs, in further statements of the same transaction.
+A claim is a compare-and-set on (run_id, attempt, job_version, state, publish_at, deadline_at). A claim that does not
+match is lost, which is a return value and not an error: a repeated or stale message, or a run that was retracted.
+Unless its policy is `allow_all`, a run starts only as its job's active run. If the job has none, which is the usual
+case, one statement does everything. Otherwise the overlap policies decide about both runs, in further statements of
+the same transaction.
 """
 
 from collections.abc import Mapping, Sequence

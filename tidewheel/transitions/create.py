@@ -73,10 +73,10 @@ class NewRun(NamedTuple):
         scheduled_at: The scheduled time.
         publish_at: The earliest time of a claim.
         definition: The version's encoded JobDefinition, as stored.
-        limited: False if the version is known to set neither schedule_to_start nor schedule_to_close.
+        has_deadlines: False if the version is known to set neither schedule_to_start nor schedule_to_close.
         inputs: Its inputs beyond the version.
-        parent_run_id: The run that it retries, or whose failure triggered it.
-        root_run_id: The root of a workflow's occurrence.
+        parent_run_id: The run that it retries.
+        root_run_id: The first run of its retry chain.
     """
 
     run_id: RunId

@@ -442,7 +442,7 @@ RETURNING o.run_id, o.job_id, o.tenant, o.shard, o.queue, o.lane, o.cause, o.job
           o.publish_at, chosen.started_at, chosen.executor_id, chosen.claimed_from, (SELECT tidewheel_now()) AS ended_at
 
 -- name: wait_runs
--- Moves attempts to waiting for an external completion: no executor owns them, and they are never due.
+-- Moves attempts to waiting for an external completion: no lease guards them, and they are never due.
 -- Index: open_runs_pkey; open_runs_due and open_runs_deadline change.
 -- Lock: each run in run_id order, locked rows are skipped and retried.
 UPDATE open_runs AS o

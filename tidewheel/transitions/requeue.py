@@ -33,7 +33,7 @@ class Requeue:
     Args:
         run_id: The run.
         attempt: The attempt that ends: the fence.
-        executor_id: The executor that owns the attempt; None if it waits for an external completion. Part of the fence.
+        executor_id: The row's executor, also while it waits for an external completion. Part of the fence.
         outcome: How it ended; decides if it counts against `max_attempts`, against `max_lost`, or neither.
         delay: The delay before the next attempt.
         error_type: The error's type name.

@@ -161,8 +161,8 @@ def drop_timers(connection: Conn, job_ids: Sequence[UUID]) -> None:
 def retract_runs(connection: Conn, job_ids: Sequence[UUID], *, now: datetime) -> dict[UUID, datetime]:
     """Retract the scheduled runs of these jobs whose time is still ahead, in the caller's transaction.
 
-    Their messages may be in the outbox or in Kafka already: a claim for such a message matches no row. The job's next
-    version may create runs with the same ids.
+    Their messages may be in the outbox or in Kafka already. A claim for such a message matches no row, unless the job
+    has created the run again under the same version.
 
     Returns:
         The earliest time that is undecided again, by job. For a moved occurrence whose scheduled time has passed it is
