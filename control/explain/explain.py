@@ -19,7 +19,21 @@ from tidewheel.control.explain.explanation import (
 )
 from tidewheel.control.explain.facts import InstantFacts, read_instant_facts
 from tidewheel.control.explain.predict import chained, moved_to_future, not_recorded
-from tidewheel.control.explain.text import fired, instant, override_source, skipped, skipped_by_overlap
+from tidewheel.control.explain.text import (
+    MANUAL,
+    NOT_RECORDED,
+    deleted,
+    fired,
+    moved,
+    moved_here,
+    no_occurrence,
+    not_yet,
+    outside_bounds,
+    record_deleted,
+    skipped,
+    skipped_by_overlap,
+    will_fire_created,
+)
 from tidewheel.control.explain.version_timeline import VersionSpan
 from tidewheel.errors import ScheduleRefused
 from tidewheel.postgres.session import Conn
@@ -122,27 +136,23 @@ def _of_run(facts: InstantFacts, run: RunFacts, version_span: VersionSpan | None
         return Verdict(
             OccurrenceOutcome.SKIPPED, skipped_by_overlap(facts, run, version_span), run.reason, moved_to=moved_to
         )
-    due, reason, moved = facts.at, None, ""
+    due, reason, origin = facts.at, None, ""
     if override is not None and moved_to is not None:
-        due, reason = moved_to, MOVED
-        moved = f" It was moved to {instant(moved_to)}, {override_source(override)}."
+        due, reason, origin = moved_to, MOVED, f" {moved(override)}"
     if due > facts.job.now and run.attempt == 0 and run.state == RunState.QUEUED:
         outcome = OccurrenceOutcome.WILL_BE_MOVED if moved_to else OccurrenceOutcome.SCHEDULED
-        words = f"Will fire at {instant(due)}. Its run exists already.{moved}"
-        return Verdict(outcome, words, reason, moved_to=moved_to)
-    return Verdict(OccurrenceOutcome.FIRED, f"{fired(facts, run)}{moved}", reason, moved_to=moved_to)
+        return Verdict(outcome, f"{will_fire_created(due)}{origin}", reason, moved_to=moved_to)
+    return Verdict(OccurrenceOutcome.FIRED, f"{fired(facts, run)}{origin}", reason, moved_to=moved_to)
 
 
 def _no_job(facts: InstantFacts) -> Verdict:
     earlier = [each for each in facts.timeline.version_spans if each.row.effective_at < facts.at]
     later = [each for each in facts.timeline.version_spans if each.row.effective_at >= facts.at]
-    again = f" It was submitted again at {instant(later[0].row.effective_at)}." if later else ""
+    submitted_at = later[0].row.effective_at if later else None
     if earlier:
-        deleted = earlier[-1].row.retired_at or facts.job.deleted_at
-        when = f" at {instant(deleted)}" if deleted else ""
-        return Verdict(OccurrenceOutcome.DELETED, f"The job had been deleted{when}.{again}")
-    since = f": it was first submitted at {instant(later[0].row.effective_at)}" if later else ""
-    return Verdict(OccurrenceOutcome.NOT_YET, f"The job did not exist yet{since}.")
+        deleted_at = earlier[-1].row.retired_at or facts.job.deleted_at
+        return Verdict(OccurrenceOutcome.DELETED, deleted(deleted_at, submitted_at))
+    return Verdict(OccurrenceOutcome.NOT_YET, not_yet(submitted_at))
 
 
 def _span(facts: InstantFacts, version_span: VersionSpan) -> SkipSpan | None:
@@ -162,45 +172,22 @@ def _span(facts: InstantFacts, version_span: VersionSpan) -> SkipSpan | None:
 
 
 def _no_occurrence(facts: InstantFacts, version_span: VersionSpan) -> Verdict:
-    moved = facts.moved_here
-    if moved is not None:
-        words = f"The occurrence of {instant(moved.scheduled_at)} was moved to this instant. Explain that one instead."
-        return Verdict(OccurrenceOutcome.NO_OCCURRENCE, words)
+    override = facts.moved_here
+    if override is not None:
+        return Verdict(OccurrenceOutcome.NO_OCCURRENCE, moved_here(override))
     if isinstance(version_span.schedule, Manual):
-        return Verdict(OccurrenceOutcome.NO_OCCURRENCE, "The job's schedule is manual: only triggers create its runs.")
+        return Verdict(OccurrenceOutcome.NO_OCCURRENCE, MANUAL)
     if version_span.outside_bounds(facts.at):
-        return Verdict(OccurrenceOutcome.NO_OCCURRENCE, _bound(facts, version_span), SkipReason.BOUND)
+        return Verdict(OccurrenceOutcome.NO_OCCURRENCE, outside_bounds(facts, version_span), SkipReason.BOUND)
     notes = no_occurrence_notes(version_span.schedule, facts.at)
-    return Verdict(
-        OccurrenceOutcome.NO_OCCURRENCE,
-        f"The schedule of version {version_span.row.version} has no occurrence at this instant.",
-        notes=notes,
-    )
-
-
-def _bound(facts: InstantFacts, version_span: VersionSpan) -> str:
-    bounds = getattr(version_span.schedule, "bounds")  # noqa: B009 - of a cron or an interval, which have some
-    if bounds.start_at is not None and facts.at < bounds.start_at:
-        return f"It is before start_at, {instant(bounds.start_at)}."
-    if version_span.row.max_runs is not None:
-        return (
-            f"max_runs is {version_span.row.max_runs}, and the last of those occurrences was {instant(bounds.end_at)}."
-        )
-    return f"It is after end_at, {instant(bounds.end_at)}."
+    return Verdict(OccurrenceOutcome.NO_OCCURRENCE, no_occurrence(version_span), notes=notes)
 
 
 def _nothing_recorded(facts: InstantFacts) -> Verdict:
     oldest = facts.oldest_day()
     if oldest is not None and facts.at < oldest:
-        return Verdict(
-            OccurrenceOutcome.UNKNOWN,
-            f"It was an occurrence, and its record is deleted: runs are kept from {oldest:%Y-%m-%d} on.",
-        )
-    return Verdict(
-        OccurrenceOutcome.UNKNOWN,
-        "It was an occurrence, and no run or skip of it is recorded. Unless rows were deleted manually, this is a bug "
-        "in Tidewheel: please report it with this explanation.",
-    )
+        return Verdict(OccurrenceOutcome.UNKNOWN, record_deleted(oldest))
+    return Verdict(OccurrenceOutcome.UNKNOWN, NOT_RECORDED)
 
 
 def _neighbours(facts: InstantFacts, version_span: VersionSpan | None) -> tuple[datetime | None, datetime | None]:

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from psycopg.rows import class_row
 
 from tidewheel.control.explain.explanation import OccurrenceOutcome
-from tidewheel.control.explain.text import instant, length, policy_effect
+from tidewheel.control.explain.text import instant, length, paused, policy_effect
 from tidewheel.control.explain.upcoming import MOST_SHOWN, OccurrenceScan, UpcomingOccurrence
 from tidewheel.control.explain.version_timeline import TimerPosition as TimerPosition
 from tidewheel.errors import Refused
@@ -176,7 +176,7 @@ def _words(version: NextVersion, state: TimerState, now: datetime) -> Iterator[s
         named += [f"outside the days of {', '.join(policies.include)}"] if policies.include else []
         yield f"Occurrences {' and '.join(named)} {effect}."
     if version.paused:
-        yield "The job is paused." if version.job.exists else "The job starts paused."
+        yield paused(version.job.paused_until) if version.job.exists else "The job starts paused."
 
 
 def _schedule_words(schedule: Schedule, now: datetime) -> Iterator[str]:

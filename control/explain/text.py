@@ -1,4 +1,8 @@
-"""Sentences of an explanation: the outcome, the reason, and the remedy if there is one."""
+"""Sentences about instants of a job: the outcome, the reason, and the remedy if there is one.
+
+`explain`, `predict` and `upcoming` decide which of them hold. `preview` has those about a job's policies, `dst_notes`
+those about clock changes.
+"""
 
 from datetime import UTC, datetime, timedelta
 
@@ -7,11 +11,25 @@ from tidewheel.control.explain.facts import InstantFacts, OverrideFacts
 from tidewheel.control.explain.version_timeline import VersionSpan
 from tidewheel.jobs.targets import TARGETS
 from tidewheel.jobs.values import format_duration
-from tidewheel.runs import RunState
+from tidewheel.runs import Overlap, RunState
 from tidewheel.schedules.decide import MAX_CAUGHT_UP
 from tidewheel.schedules.decision import SkipReason
 from tidewheel.schedules.describe import to_zone
 from tidewheel.schedules.policies import CatchUp
+from tidewheel.schedules.simple import FixedDelay, Once
+from tidewheel.transitions.overlap import REPLACING
+
+MANUAL = "The job's schedule is manual: only triggers create its runs."
+NO_FURTHER_OCCURRENCE = "The schedule has no further occurrence."
+NEXT_POLL_FIRES = "The next poll creates its run."
+SEVERAL_POLLS = "The backlog takes several polls."
+NOT_RECORDED = (
+    "It was an occurrence, and no run or skip of it is recorded. Unless rows were deleted manually, this is a bug in "
+    "Tidewheel: please report it with this explanation."
+)
+
+_CHECK_SCHEDULER = "Check that a `tidewheel scheduler` process runs."
+TIMER_MISSING = f"The job's timer row is missing. A scheduler repairs it within minutes. {_CHECK_SCHEDULER}"
 
 _MILLISECOND = timedelta(milliseconds=1)
 _WHY_LATE = ", caught up after downtime, a pause or a late submit"
@@ -83,14 +101,21 @@ def _publish(run: RunFacts) -> str:
 
 
 def skipped_by_overlap(facts: InstantFacts, run: RunFacts, version_span: VersionSpan | None) -> str:
-    """Return the reason of a run that ended as skipped."""
+    """Return the reason of a run that was skipped.
+
+    Its row is the same whether it was about to start, or waited and a newer run replaced it.
+    """
     then = run.finished_at or run.created_at
     holder = facts.holder(then, run.run_id)
     other = f"run {holder} of the job" if holder else "another run of the job"
-    policy = f" The job's overlap is {version_span.row.overlap}." if version_span else ""
+    policy = ""
+    if version_span is not None:
+        policy = f" The job's overlap is {version_span.row.overlap}."
+        if version_span.row.overlap in REPLACING:
+            policy += " Only the newest of the runs that would replace the active one is kept."
     return (
-        f"Its run was skipped: at {instant(then)}, when it was about to start, {other} was active.{policy} "
-        "With buffer_all every run waits its turn, with allow_all runs overlap."
+        f"Its run was skipped at {instant(then)}, before it started: {other} was active.{policy} "
+        f"With {Overlap.BUFFER_ALL} every run waits its turn, with {Overlap.ALLOW_ALL} runs overlap."
     )
 
 
@@ -184,9 +209,167 @@ def override_source(override: OverrideFacts) -> str:
     return f"by {override.created_by or 'a client'} at {instant(override.created_at)}{reason}"
 
 
+def moved(override: OverrideFacts, zone: str = "UTC", *, into_pause: bool = False) -> str:
+    """Return the new time of a moved occurrence, with author, time and reason of the move."""
+    into = ", into a pause" if into_pause else ""
+    return f"It was moved to {_new_time(override, zone)}{into}, {override_source(override)}."
+
+
+def will_fire_moved(override: OverrideFacts, zone: str) -> str:
+    """Return the future of a moved occurrence."""
+    return (
+        f"Will fire at {_new_time(override, zone)}: it was moved {override_source(override)}. "
+        "Use unskip to undo the move."
+    )
+
+
+def late_moved(override: OverrideFacts, zone: str, late: timedelta) -> str:
+    """Return the state of a moved occurrence that is late."""
+    return f"{moved(override, zone)} It is {length(late)} late and has not fired yet. {_CHECK_SCHEDULER}"
+
+
+def _new_time(override: OverrideFacts, zone: str) -> str:
+    to = override.moved_to or override.scheduled_at
+    return f"{instant(to)} ({to_zone(to, zone).isoformat()})" if zone != "UTC" else instant(to)
+
+
+def will_fire(why: str = "") -> str:
+    """Return the future of an occurrence that nothing holds."""
+    return f"Will fire. {why}".rstrip()
+
+
+def will_fire_created(due: datetime) -> str:
+    """Return the future of an occurrence whose run was created ahead of its time."""
+    return f"Will fire at {instant(due)}. Its run exists already."
+
+
+def late(facts: InstantFacts, next_poll: str) -> str:
+    """Return the state of an occurrence that is late: the next poll's effect on it, and the remedy."""
+    cursor = facts.job.cursor_at
+    timer = f" The timer is at {instant(cursor)}." if cursor is not None and cursor != facts.at else ""
+    since = length(facts.job.now - facts.at)
+    return f"It is {since} late and has not fired yet. {next_poll}{timer} {_CHECK_SCHEDULER}"
+
+
+def next_poll_skips(version_span: VersionSpan) -> str:
+    """Return the next poll's effect on a missed occurrence."""
+    effect = policy_effect("catch_up", version_span.policies.catch_up, version_span.policies.window)
+    return f"It is missed, and the next poll skips it. {effect}"
+
+
+def jitter_until(publish_at: datetime) -> str:
+    """Return the effect of jitter on one occurrence."""
+    return f"With jitter its run may start at {instant(publish_at)}."
+
+
+def after_last_run(schedule: FixedDelay) -> str:
+    """Return why a fixed_delay is due at its next instant."""
+    return f"It is {_delay(schedule)} after the end of the last run."
+
+
+def only_next_known(schedule: FixedDelay) -> str:
+    """Return why a fixed_delay has one known occurrence at most."""
+    return f"Each occurrence is {_delay(schedule)} after the end of the previous run, so only the next one is known."
+
+
+def no_chained_occurrence(schedule: FixedDelay, cursor: datetime | None, *, run_open: bool) -> str:
+    """Return why a fixed_delay has no occurrence at an instant, and its next one."""
+    following = f" The next is {instant(cursor)}." if cursor is not None else ""
+    if run_open:
+        following = f" The next is due {_delay(schedule)} after the open run ends."
+    return f"The schedule is a fixed_delay of {_delay(schedule)}. No occurrence is recorded at this instant.{following}"
+
+
+def _delay(schedule: FixedDelay) -> str:
+    return length(timedelta(microseconds=schedule.interval_us))
+
+
+def quarantined(error: tuple[str, datetime] | None) -> str:
+    """Return why a job is quarantined."""
+    why = f": {error[0]} (at {instant(error[1])})" if error else ""
+    return f"The job could not be fired and is quarantined{why}. Correct it and submit it again."
+
+
 def paused_by(who: str) -> str:
     """Return the author of a pause; an automatic pause by the name of its field."""
     return "pause_on_failure" if who == "failures" else who
+
+
+def paused(
+    until: datetime | None, since: datetime | None = None, by: str | None = None, reason: str | None = None
+) -> str:
+    """Return the state of a paused job.
+
+    >>> paused(None)
+    'The job is paused until it is resumed.'
+    >>> paused(datetime(2026, 3, 30, tzinfo=UTC), datetime(2026, 3, 29, tzinfo=UTC), "failures", "3 failures")
+    'The job is paused since 2026-03-29T00:00:00Z by pause_on_failure (3 failures), until 2026-03-30T00:00:00Z.'
+    """
+    begun = f" since {instant(since)}" if since else ""
+    who = f" by {paused_by(by)}" if by else ""
+    why = f" ({reason})" if reason else ""
+    before = f"{begun}{who}{why}"
+    end = f"until {instant(until)}" if until else "until it is resumed"
+    return f"The job is paused{before}{',' if before else ''} {end}."
+
+
+def in_pause(facts: InstantFacts, due: datetime) -> str:
+    """Return the pause that holds an occurrence, and the effect of its end."""
+    job, version_span = facts.job, facts.version_span
+    pause = paused(job.paused_until, job.paused_at, job.paused_by, job.pause_reason)
+    return f"{pause} {_on_resume(facts, version_span, due)}" if version_span else pause
+
+
+def _on_resume(facts: InstantFacts, version_span: VersionSpan, due: datetime) -> str:
+    if isinstance(version_span.schedule, Once | FixedDelay):
+        return "It fires when the pause ends."
+    on_resume = version_span.policies.on_resume
+    effect = policy_effect("on_resume", on_resume, version_span.policies.window)
+    if due != facts.at:
+        skipped_or_not = "are skipped" if on_resume is CatchUp.SKIP else "fire"
+        effect = f"on_resume is {on_resume}: moved occurrences {skipped_or_not}."
+    if due > facts.job.now:
+        return f"If it is still paused then, on_resume applies when the pause ends. {effect}"
+    return f"on_resume applies when the pause ends. {effect}"
+
+
+def not_yet(first_at: datetime | None) -> str:
+    """Return why an instant before the first submit has no occurrence."""
+    return f"The job did not exist yet{f': it was first submitted at {instant(first_at)}' if first_at else ''}."
+
+
+def deleted(deleted_at: datetime | None, again_at: datetime | None) -> str:
+    """Return why an instant after a deletion has no occurrence."""
+    when = f" at {instant(deleted_at)}" if deleted_at else ""
+    again = f" It was submitted again at {instant(again_at)}." if again_at else ""
+    return f"The job had been deleted{when}.{again}"
+
+
+def moved_here(override: OverrideFacts) -> str:
+    """Return the occurrence that was moved to an instant."""
+    return f"The occurrence of {instant(override.scheduled_at)} was moved to this instant. Explain that one instead."
+
+
+def no_occurrence(version_span: VersionSpan) -> str:
+    """Return the schedule that lacks an instant."""
+    return f"The schedule of version {version_span.row.version} has no occurrence at this instant."
+
+
+def outside_bounds(facts: InstantFacts, version_span: VersionSpan) -> str:
+    """Return the bound that excludes an instant."""
+    bounds = getattr(version_span.schedule, "bounds")  # noqa: B009 - of a cron or an interval, which have some
+    if bounds.start_at is not None and facts.at < bounds.start_at:
+        return f"It is before start_at, {instant(bounds.start_at)}."
+    if version_span.row.max_runs is not None:
+        return (
+            f"max_runs is {version_span.row.max_runs}, and the last of those occurrences was {instant(bounds.end_at)}."
+        )
+    return f"It is after end_at, {instant(bounds.end_at)}."
+
+
+def record_deleted(oldest_day: datetime) -> str:
+    """Return why the outcome of an old occurrence is unknown."""
+    return f"It was an occurrence, and its record is deleted: runs are kept from {oldest_day:%Y-%m-%d} on."
 
 
 def policy_effect(field: str, policy: CatchUp, window: timedelta) -> str:

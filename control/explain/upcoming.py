@@ -13,7 +13,14 @@ from uuid import UUID
 from tidewheel.control.explain.dst_notes import occurrence_notes
 from tidewheel.control.explain.explanation import MISFIRE_AFTER, OccurrenceOutcome
 from tidewheel.control.explain.facts import OverrideFacts, read_job_error, read_overrides_around
-from tidewheel.control.explain.text import instant, length, override_source
+from tidewheel.control.explain.text import (
+    MANUAL,
+    NO_FURTHER_OCCURRENCE,
+    only_next_known,
+    override_source,
+    paused,
+    quarantined,
+)
 from tidewheel.control.explain.version_timeline import VersionSpan, read_version_timeline
 from tidewheel.control.reads.job_position import JobPosition, read_job_position
 from tidewheel.errors import UnknownJob
@@ -276,15 +283,11 @@ def _alone(job: JobPosition, at: datetime) -> OccurrenceOutcome:
 
 def _words(connection: Conn, job: JobPosition, version_span: VersionSpan, shown: int) -> str:
     if job.hold_reason == HoldReason.QUARANTINED:
-        error = read_job_error(connection, job.job_id)
-        why = f": {error[0]}" if error else ""
-        return f"The job could not be fired and is quarantined{why}. Correct it and submit it again."
+        return quarantined(read_job_error(connection, job.job_id))
     if job.paused:
-        until = f"until {instant(job.paused_until)}" if job.paused_until else "until it is resumed"
-        return f"The job is paused {until}. on_resume is {version_span.policies.on_resume}."
+        return f"{paused(job.paused_until)} on_resume is {version_span.policies.on_resume}."
     if isinstance(version_span.schedule, Manual):
-        return "The job's schedule is manual: only triggers create its runs."
+        return MANUAL
     if isinstance(version_span.schedule, FixedDelay):
-        every = length(timedelta(microseconds=version_span.schedule.interval_us))
-        return f"Each occurrence is {every} after the end of the previous run, so only the next one is known."
-    return "The schedule has no further occurrence." if not shown else ""
+        return only_next_known(version_span.schedule)
+    return NO_FURTHER_OCCURRENCE if not shown else ""

@@ -129,6 +129,28 @@ def test_overlap_names_the_active_run(clocked: ClockedDatabase) -> None:
     assert str(holder.run_id) in explanation_of(clocked, t("03-02T08:02")).words, "also when it is long over"
 
 
+def test_waiting_run_that_a_newer_one_replaced_is_explained(clocked: ClockedDatabase) -> None:
+    at_clock(clocked, "03-02T08:00:30")
+    submit(clocked, schedule=MINUTES, overlap="cancel_other")
+    at_clock(clocked, "03-02T08:01")
+    fire_all(clocked)
+    holder = begin(clocked, run_of("03-02T08:01"))
+    for text in ("03-02T08:02", "03-02T08:03"):
+        at_clock(clocked, text)
+        fire_all(clocked)
+        with pytest.raises(ValueError, match="unpack"):
+            begin(clocked, run_of(text))
+    replaced = explanation_of(clocked, t("03-02T08:02"))
+    assert (replaced.outcome, replaced.reason) == (OccurrenceOutcome.SKIPPED, "overlap")
+    assert replaced.words.startswith(
+        f"Its run was skipped at 2026-03-02T08:03:00Z, before it started: run {holder.run_id} of the job was active. "
+        "The job's overlap is cancel_other. Only the newest of the runs that would replace the active one is kept."
+    )
+    newest = explanation_of(clocked, t("03-02T08:03"))
+    assert newest.run is not None
+    assert newest.run.state == RunState.BUFFERED
+
+
 def test_buffered_run_waits_for_the_active_run(clocked: ClockedDatabase) -> None:
     at_clock(clocked, "03-02T08:00:30")
     submit(clocked, schedule=MINUTES, overlap="buffer_all")
