@@ -18,8 +18,7 @@ from tidewheel.postgres.session import Conn, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Move, Overlap, RunState, sources, target
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.overlap import REPLACING
-from tidewheel.transitions.overlap_rows import LockedRun, OverlapResult, resolve_overlaps
+from tidewheel.transitions.overlap_rows import REPLACING_WORDS, LockedRun, OverlapResult, resolve_overlaps
 
 _SQL = Statements("tidewheel.transitions")
 _CLAIM_RUNS = _SQL["claim_runs"]
@@ -30,7 +29,6 @@ _READ_CLAIMS = _SQL["read_claims"]
 
 _CLAIM_SOURCES = words(sources(Move.CLAIM))
 _CLAIM_TARGET = target(Move.CLAIM)
-_REPLACING = words(sorted(REPLACING))
 
 
 class Claim(NamedTuple):
@@ -136,7 +134,7 @@ def _claim(connection: Conn, requested: Mapping[UUID, Claim], executor_id: UUID)
         "executor_id": executor_id,
         "target": _CLAIM_TARGET,
         "free": Overlap.ALLOW_ALL,
-        "replacing": _REPLACING,
+        "replacing": REPLACING_WORDS,
     }
     with connection.cursor(row_factory=rows_of(Started._make), binary=True) as cursor:
         rows = cursor.execute(_CLAIM_RUNS, columns).fetchall()

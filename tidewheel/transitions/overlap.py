@@ -5,15 +5,41 @@ point and the runs that wait. `cancel_other` and `terminate_other` replace the a
 newest is kept.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from types import MappingProxyType
 from uuid import UUID
 
 from tidewheel.runs import Overlap, RunState
 
-REPLACING = frozenset({Overlap.CANCEL_OTHER, Overlap.TERMINATE_OTHER})
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyProperties:
+    """The properties of a policy that decide which rows a claim reads and locks.
+
+    Args:
+        replaces: True if a new run replaces the active run.
+        depends_on_waiting: True if the decision depends on the runs that wait.
+    """
+
+    replaces: bool = False
+    depends_on_waiting: bool = False
+
+
+_PROPERTIES: Mapping[Overlap, PolicyProperties] = MappingProxyType(
+    {
+        Overlap.SKIP: PolicyProperties(),
+        Overlap.BUFFER_ONE: PolicyProperties(depends_on_waiting=True),
+        Overlap.BUFFER_ALL: PolicyProperties(),
+        Overlap.CANCEL_OTHER: PolicyProperties(replaces=True, depends_on_waiting=True),
+        Overlap.TERMINATE_OTHER: PolicyProperties(replaces=True, depends_on_waiting=True),
+        Overlap.ALLOW_ALL: PolicyProperties(),
+    }
+)
+REPLACING = frozenset(policy for policy in Overlap if _PROPERTIES[policy].replaces)
+DEPENDS_ON_WAITING = frozenset(policy for policy in Overlap if _PROPERTIES[policy].depends_on_waiting)
 STARTED = frozenset({RunState.RUNNING, RunState.CANCELLING})
 
 

@@ -28,7 +28,16 @@ from tidewheel.transitions.cancel_signals import RunningAttempt, Signal, add_sig
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.overlap import REPLACING, Contender, HolderAction, OverlapDecision, decide
+from tidewheel.transitions.overlap import (
+    DEPENDS_ON_WAITING,
+    REPLACING,
+    Contender,
+    HolderAction,
+    OverlapDecision,
+    decide,
+)
+
+REPLACING_WORDS = words(sorted(REPLACING))
 
 _SQL = Statements("tidewheel.transitions")
 _FIND_WAITING_RUNS = _SQL["find_waiting_runs"]
@@ -36,7 +45,6 @@ _LOCK_REPLACED_RUNS = _SQL["lock_replaced_runs"]
 _FORCE_CUSTOM_PLAN = _SQL["force_custom_plan"]
 
 _REASON = "overlap"
-_DEPENDS_ON_WAITING = REPLACING | {Overlap.BUFFER_ONE}
 
 
 class LockedRun(NamedTuple):
@@ -164,10 +172,10 @@ def _decide(connection: Conn, overlapping: Sequence[tuple[ActiveRun, Sequence[Lo
 def _find_waiting(
     connection: Conn, overlapping: Sequence[tuple[ActiveRun, Sequence[LockedRun]]]
 ) -> dict[UUID, list[_Waiting]]:
-    jobs = [each.job_id for each, runs in overlapping if each.has_waiters and _any(each, runs, _DEPENDS_ON_WAITING)]
+    jobs = [each.job_id for each, runs in overlapping if each.has_waiters and _any(each, runs, DEPENDS_ON_WAITING)]
     if not jobs:
         return {}
-    columns = {"job_ids": uuids(jobs), "buffered": RunState.BUFFERED, "replacing": words(sorted(REPLACING))}
+    columns = {"job_ids": uuids(jobs), "buffered": RunState.BUFFERED, "replacing": REPLACING_WORDS}
     found: defaultdict[UUID, list[_Waiting]] = defaultdict(list)
     with connection.cursor(row_factory=class_row(_Waiting), binary=True) as cursor:
         for each in cursor.execute(_FIND_WAITING_RUNS, columns):

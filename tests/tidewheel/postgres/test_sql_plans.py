@@ -21,6 +21,7 @@ from tidewheel.ids import run_instant, run_range
 from tidewheel.postgres.session import BY_KEY, KEPT_PLANS, Conn, connect
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Move, RunState, sources
+from tidewheel.transitions.overlap import REPLACING
 
 ROWS = 50_000
 FEWER = 20_000  # where the plan does not turn on how many there are
@@ -238,7 +239,7 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
         "cancelled": RunState.CANCELLED,
     },
     "find_still_open": {"allowed": ["succeeded:running"]},
-    "claim_runs": {"free": "allow_all", "replacing": ["cancel_other", "terminate_other"]},
+    "claim_runs": {"free": "allow_all", "replacing": sorted(REPLACING)},
     "wait_runs": {"timeouts": [timedelta(hours=1)] * BATCH, "heartbeats": [None] * BATCH},
     "find_due_runs": {
         "queues": ["default"] * 3,
@@ -256,7 +257,7 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
         "sources": sources(Move.CLAIM),
     },
     "find_unhandled": {"min_age": timedelta(seconds=10), "silent_for": timedelta(seconds=60), "limit": 10_000},
-    "find_waiting_runs": {"buffered": RunState.BUFFERED, "replacing": ["cancel_other", "terminate_other"]},
+    "find_waiting_runs": {"buffered": RunState.BUFFERED, "replacing": sorted(REPLACING)},
     "promote_next_runs": {"buffered": RunState.BUFFERED},
     "promote_waiting_runs": {"buffered": RunState.BUFFERED, "promoted": [False] * BATCH},
     "mark_waiters": {"no_run": UUID(int=0)},
