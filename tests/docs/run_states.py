@@ -49,6 +49,24 @@ def page() -> str:
     return "\n".join([_HEAD, diagram, "## States", "", _states(), "## Moves", "", _moves(), _TAIL])
 
 
+def sentences(enum: type[StrEnum], source: str) -> dict[str, str]:
+    """Return the text below each member in the source as one line, by the member's value."""
+    tree = ast.parse(source)
+    [body] = [node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == enum.__name__]
+    found: dict[str, str] = {}
+    for member, sentence in pairwise(body):
+        match member, sentence:
+            case ast.Assign(targets=[ast.Name(id=name)]), ast.Expr(value=ast.Constant(value=str(text))):
+                found[enum[name].value] = " ".join(text.split())
+            case _:
+                pass
+    return found
+
+
+def _source() -> str:
+    return Path(runs.__file__).read_text(encoding="utf-8")
+
+
 def _arrows() -> list[str]:
     first = [f"    [*] --> {RunState.QUEUED}"]
     drawn = [
@@ -62,7 +80,7 @@ def _arrows() -> list[str]:
 
 def _states() -> str:
     rows = ["| State | Terminal | Meaning |", "| --- | --- | --- |"]
-    meanings = _sentences(RunState)
+    meanings = sentences(RunState, _source())
     for state in RunState:
         ends = "yes, with a dead letter" if state in DEAD_LETTERED else "yes" if state in FINAL else ""
         rows.append(f"| `{state}` | {ends} | {meanings[state]} |")
@@ -71,25 +89,11 @@ def _states() -> str:
 
 def _moves() -> str:
     rows = ["| Move | From | To | When |", "| --- | --- | --- | --- |"]
-    meanings = _sentences(Move)
+    meanings = sentences(Move, _source())
     for move in Move:
         sources = ", ".join(f"`{state}`" for state in RunState if state in MOVES[move].sources)
         rows.append(f"| `{move}` | {sources} | `{MOVES[move].target}` | {meanings[move]} |")
     return "\n".join([*rows, ""])
-
-
-def _sentences(enum: type[StrEnum]) -> dict[str, str]:
-    """Return the sentence below each member in the source, by the member's value."""
-    tree = ast.parse(Path(runs.__file__).read_text(encoding="utf-8"))
-    [body] = [node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == enum.__name__]
-    found: dict[str, str] = {}
-    for member, sentence in pairwise(body):
-        match member, sentence:
-            case ast.Assign(targets=[ast.Name(id=name)]), ast.Expr(value=ast.Constant(value=str(text))):
-                found[enum[name].value] = text
-            case _:
-                pass
-    return found
 
 
 if __name__ == "__main__":

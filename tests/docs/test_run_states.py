@@ -2,7 +2,7 @@
 
 import re
 
-from tests.docs.run_states import PAGE, page
+from tests.docs.run_states import PAGE, page, sentences
 from tidewheel.runs import FINAL, MOVES, Move, RunState
 
 ARROW = re.compile(r"^    (\w+) --> (\w+): (\w+)$", re.MULTILINE)
@@ -10,6 +10,11 @@ ARROW = re.compile(r"^    (\w+) --> (\w+): (\w+)$", re.MULTILINE)
 
 def test_page_equals_the_code() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), "run `python -m tests.docs.run_states`"
+
+
+def test_docstring_of_two_lines_becomes_one_row() -> None:
+    source = 'class RunState(StrEnum):\n    QUEUED = "queued"\n    """Waits for\n    an executor."""\n'
+    assert sentences(RunState, source) == {"queued": "Waits for an executor."}
 
 
 def test_diagram_has_exactly_the_rows_of_the_table() -> None:
