@@ -17,6 +17,8 @@ from tests.fixtures.database import Database
 from tests.strict_types import ROOT
 from tests.transitions.acts import apply_batch, submit, trigger
 from tidewheel.jobs.strict_json import as_list, as_object
+from tidewheel.schemas.codec import FORMS
+from tidewheel.schemas.generated.records import JobDefinition, RunRequest
 
 PAGE = ROOT / "docs" / "wire-contract.md"
 SHOWN = {block.name: block.text for block in blocks(PAGE) if block.what == "record"}
@@ -33,6 +35,7 @@ SAMPLES: Mapping[str, object] = {
 }
 _START = re.compile(r"^POST (\S+)\n", re.MULTILINE)
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{48}")
+_HEADER = re.compile(r"c3 01(?: +[0-9a-f]{2}){8}")
 _CODE = re.compile(r"`(\w+)`")
 
 
@@ -97,6 +100,13 @@ def test_every_call_of_the_page_gets_the_shown_answer(client: httpx.Client, data
     shown = [call.answer for call in (register, claim, sweep, beat, finish)]
     for page, real in zip(shown, (registered, claimed, swept, stopped, finished), strict=True):
         assert _agrees(page, real), f"the real answer is\n{json.dumps(real)}\nand the page shows\n{json.dumps(page)}"
+
+
+def test_headers_of_the_page_are_those_of_the_schemas() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    message, definition = (FORMS[record].header for record in (RunRequest, JobDefinition))
+    assert [bytes.fromhex(shown) for shown in _HEADER.findall(page)] == [message, definition]
+    assert f"/api/v1/schemas/{message[2:].hex()}`" in page
 
 
 def test_rejection_of_the_page_is_real(client: httpx.Client) -> None:
