@@ -1,0 +1,43 @@
+"""Each kind of target is on the pages about targets and has a case in the target matrix."""
+
+import ast
+import re
+
+import pytest
+
+from tests.docs.json_blocks import documents
+from tests.strict_types import ROOT
+from tidewheel.jobs.targets import TARGETS
+
+DOCS = ROOT / "docs"
+CASES = ROOT / "tests" / "system" / "target_cases.py"
+
+
+@pytest.mark.parametrize("kind", TARGETS)
+def test_kind_has_its_rows_on_the_targets_page(kind: str) -> None:
+    promises, *matrices = (DOCS / "targets.md").read_text(encoding="utf-8").split("| at_")
+    rows = [re.findall(rf"^\| {kind}\b", table, re.MULTILINE) for table in (promises, *matrices)]
+    assert len(rows) == 3
+    assert all(rows)
+
+
+@pytest.mark.parametrize("kind", TARGETS)
+def test_kind_is_in_the_target_row_of_requests(kind: str) -> None:
+    [row] = [line for line in (DOCS / "requests.md").read_text(encoding="utf-8").splitlines() if "| `target` |" in line]
+    assert f"`{kind}`" in row or f'"type": "{kind}"' in row
+
+
+@pytest.mark.parametrize("kind", TARGETS)
+def test_kind_has_its_field_in_the_definition_of_the_wire_contract(kind: str) -> None:
+    [fields] = [[*document["target"]] for document in documents(DOCS / "wire-contract.md") if "target" in document]
+    assert {kind, f"aws_{kind}"} & {*fields}
+
+
+@pytest.mark.parametrize("kind", TARGETS)
+def test_kind_has_a_case_in_the_target_matrix(kind: str) -> None:
+    tree = ast.parse(CASES.read_text(encoding="utf-8"))
+    [body] = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "targets"]
+    [table] = [node.value for node in body.body if isinstance(node, ast.Return)]
+    assert isinstance(table, ast.Dict)
+    names = [key.value for key in table.keys if isinstance(key, ast.Constant)]
+    assert [name for name in names if re.match(rf"{kind}\b", str(name))]
