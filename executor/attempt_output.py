@@ -197,7 +197,8 @@ class LogForwarder:
                 _LOG.info("%s", line, extra=self._about)
             if muted:
                 _LOG.warning(
-                    "writes more than %d bytes a second; the rest is dropped from this log", _BYTES_PER_SECOND,
+                    "the attempt writes more than %d bytes a second; the executor drops the rest from this log",
+                    _BYTES_PER_SECOND,
                     extra=self._about,
                 )  # fmt: skip
         finally:

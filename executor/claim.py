@@ -139,7 +139,7 @@ class BatchClaimer:
             claim = Claim(read_uuid(request.run_id), request.attempt, request.job_version, _source_of(message))
         except (UndecodableMessage, ValueError) as error:
             # Only the relay should write here. In any case the run is in the table, and the sweep finds it.
-            _LOG.error("a message on %s cannot be decoded and is left to the sweep: %s", self._topic, error)
+            _LOG.error("the message %s cannot be decoded: %s; the sweep finds its run", _source_of(message), error)
             return None
         name = needs(definition.target)
         if name is not None and name not in self._handlers:
@@ -152,7 +152,11 @@ class BatchClaimer:
         now = monotonic_seconds()
         if now >= self._warned_at.get(name, 0.0):
             self._warned_at[name] = now + _WARN_SECONDS
-            _LOG.warning("no handler %r here; run %s and others like it wait for an executor that has it", name, run_id)
+            _LOG.warning(
+                "this executor has no handler %r; run %s and others like it wait for an executor that has it",
+                name,
+                run_id,
+            )
 
 
 class LeaseLost(Unavailable):
@@ -263,7 +267,7 @@ class Claimer:
             raise LeaseLost(message)
 
     def _read_back(self, claims: Sequence[Claim], lost: CommitUnknown) -> list[Started]:
-        _LOG.warning("the answer to a claim's COMMIT was lost (%s); reading the claim back", lost)
+        _LOG.warning("the reply to a claim's COMMIT was lost (%s); the executor reads the claim back", lost)
         backoff = Backoff(self._stop, "reading back a claim")
         while True:
             try:

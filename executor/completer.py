@@ -199,7 +199,9 @@ class Completer:
             backoff.wait(error)
             return
         except Exception:  # noqa: BLE001 - this thread must not end; attempts go on without it
-            _LOG.exception("the progress of %d attempts cannot be stored", len(reports))
+            _LOG.exception(
+                "the progress of %d attempts cannot be stored and is dropped; the attempts go on", len(reports)
+            )
         else:
             backoff.reset()
         self.progress.mark_saved(reports)
@@ -220,7 +222,9 @@ class Completer:
                 if len(batch) == 1:
                     backoff.wait(error)
                     return batch
-                _LOG.warning("a batch of %d outcomes failed (%s); recording them one by one", len(batch), error)
+                _LOG.warning(
+                    "recording %d outcomes failed (%s); the executor records them one by one", len(batch), error
+                )
                 return [left for item in batch for left in self._write_with_retries(session, [item], backoff)]
             backoff.reset()
             if len(left) < len(batch):
@@ -289,6 +293,11 @@ class Completer:
         except Unavailable:
             raise
         except Exception as error:  # noqa: BLE001 - for any fault: the run must not stay open
-            _LOG.exception("an outcome cannot be stored", extra={"run_id": str(item[0].run_id)})
+            run_id = item[0].run_id
+            _LOG.exception(
+                "the outcome of run %s cannot be stored; the run fails with UnrecordableOutcome",
+                run_id,
+                extra={"run_id": str(run_id)},
+            )
             message = f"the outcome could not be stored: {type(error).__name__}"
             return self._write(session, [(item[0], failed("UnrecordableOutcome", message, permanent=True))])

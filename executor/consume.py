@@ -125,7 +125,7 @@ class LaneConsumer:
                 continue
             except Exception as error:  # noqa: BLE001 - see below
                 # For any fault: a lane that stops in silence is worse than one that logs it and tries again.
-                _LOG.exception("consuming %s failed", self._topic)
+                _LOG.exception("consuming %s failed; the executor tries again", self._topic)
                 backoff.wait(error)
                 continue
             if not self._last_claim_failed:

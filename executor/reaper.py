@@ -177,7 +177,7 @@ class Reaper:
         failpoint("reap.after_commit")
         metrics.count("leases_lost", lost)
         if lost or locked:
-            _LOG.warning("executor %s missed its lease; %d attempts end as lost", executor_id, lost)
+            _LOG.warning("executor %s missed its lease; its %d attempts end as lost", executor_id, lost)
 
     def _find_orphans(self) -> None:
         """Send back attempts whose executor has no row, if two polls find them; no code path should leave any."""
@@ -185,7 +185,7 @@ class Reaper:
             rows = connection.execute(_FIND_ORPHANS, {"states": OWNED}, binary=True).fetchall()
             found = {cast("UUID", executor) for (executor,) in rows}
             for executor_id in found & self._orphans:
-                _LOG.error("attempts of executor %s were found without its lease; sent back", executor_id)
+                _LOG.error("executor %s has attempts but no lease; this executor ends them as lost", executor_id)
                 self._send_back(connection, executor_id)
         self._orphans = found - self._orphans
 
@@ -230,7 +230,12 @@ class Reaper:
             try:
                 definition = self._definitions.of(stored[row.job_id, row.job_version])
             except (KeyError, UndecodableMessage) as error:
-                _LOG.error("run %s cannot be read: %s", row.run_id, error, extra={"run_id": str(row.run_id)})
+                _LOG.error(
+                    "the definition of run %s cannot be read: %s; its attempt ends as lost, as of at_least_once",
+                    row.run_id,
+                    error,
+                    extra={"run_id": str(row.run_id)},
+                )
                 continue
             if definition.at_most_once:
                 once.add(row.run_id)

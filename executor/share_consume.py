@@ -94,7 +94,7 @@ class ShareLaneConsumer:
                 continue
             except Exception as error:  # noqa: BLE001 - see below
                 # For any fault: a lane that stops in silence is worse than one that logs it and tries again.
-                _LOG.exception("consuming %s failed", self._topic)
+                _LOG.exception("consuming %s failed; the executor tries again", self._topic)
                 self._leave()
                 backoff.wait(error)
                 continue

@@ -270,7 +270,12 @@ class Sweep:
             try:
                 found[run_id] = request, self._definitions.of(request.definition)
             except UndecodableMessage as error:
-                _LOG.error("run %s cannot be read and stays open: %s", run_id, error, extra={"run_id": str(run_id)})
+                _LOG.error(
+                    "the definition of run %s cannot be read: %s; the run stays open for a newer release",
+                    run_id,
+                    error,
+                    extra={"run_id": str(run_id)},
+                )
         return found
 
 

@@ -88,7 +88,7 @@ class Watchdog:
         if self._blocked:
             self._blocked = False
             metrics.set("event_loop_blocked_seconds", 0)
-            _LOG.warning("the event loop runs again")
+            _LOG.warning("the event loop of this executor is no longer blocked")
 
     def _report(self, seconds: float) -> None:
         if not self._blocked:
@@ -99,7 +99,10 @@ class Watchdog:
         about = {} if attempt is None else attempt.about
         stack = "".join(traceback.format_stack(frame, _FRAMES)) if frame else ""
         location = "" if attempt is None else f" in handler {attempt.definition.target.handler!r}"
-        text = 'the event loop has been blocked for %.1f s%s: make it a plain function, or give it isolation="process"'
+        text = (
+            "the event loop has been blocked for %.1f s%s: make the handler a plain function,"
+            ' or give it isolation="process"'
+        )
         _LOG.error(text, seconds, location, extra={**about, "stack": stack})
 
 

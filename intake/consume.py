@@ -193,8 +193,8 @@ class Member:
         client.pause([TopicPartition(topic, number)])
         metrics.count("intake_partitions_abandoned")
         _LOG.error(
-            "%s/%d is paused: its stored offset is not in the topic (%s), requests have expired unread. Set the"
-            " next_offset to continue from in intake_offsets, and restart intake",
+            "partition %s/%d is paused: its stored offset is not in the topic (%s), so requests expired before"
+            " intake read them. Set the next_offset to continue from in intake_offsets, and restart intake",
             topic,
             number,
             error.str(),
@@ -270,10 +270,11 @@ class Member:
                 return None
             case _ if len(failed.messages) > 1:
                 count = len(failed.messages)
-                _LOG.warning("a batch of %d requests failed (%s); applying them one by one", count, failure)
+                _LOG.warning("a batch of %d requests failed (%s); intake applies them one by one", count, failure)
                 return [_Piece([message]) for message in failed.messages]
             case _ if failed.refusal is None or isinstance(failed.refusal, RequestTimedOut):
-                _LOG.exception("a request failed and is rejected", extra={"origin": origin_of(failed.messages[0])})
+                origin = origin_of(failed.messages[0])
+                _LOG.exception("intake cannot apply the request at %s and rejects it", origin, extra={"origin": origin})
                 return [_Piece(failed.messages, failure)]
             case _:
                 raise failure
@@ -296,7 +297,12 @@ class Member:
     def _halve_batch(self, messages: Sequence[Message], error: Unavailable) -> None:
         self._batch_size = max(len(messages) // 2, 1)
         if len(messages) > 1:
-            _LOG.warning("%d requests took too long (%s); applying %d at once", len(messages), error, self._batch_size)
+            _LOG.warning(
+                "a batch of %d requests took too long (%s); intake applies at most %d in one batch",
+                len(messages),
+                error,
+                self._batch_size,
+            )
             return
         address = _address(messages[0])
         self._timeouts[address] = self._timeouts.get(address, 0) + 1
@@ -305,7 +311,10 @@ class Member:
         """Return the refusal of a request that has timed out alone too often."""
         if len(messages) > 1 or self._timeouts.get(_address(messages[0]), 0) < _MAX_TIMEOUTS:
             return None
-        _LOG.error("a request takes too long and is rejected", extra={"origin": origin_of(messages[0])})
+        origin = origin_of(messages[0])
+        _LOG.error(
+            "the request at %s timed out %d times; intake rejects it", origin, _MAX_TIMEOUTS, extra={"origin": origin}
+        )
         return RequestTimedOut()
 
     def _apply_piece(self, piece: _Piece) -> None:

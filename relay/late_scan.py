@@ -90,7 +90,7 @@ class LateRowScan:
                     found, room = due_rows(connection, [pair], row_range, room)
             except (Unavailable, psycopg.Error) as error:
                 if not self._background.closing:
-                    _LOG.warning("slice %d, %s: the scan for late rows failed: %s", *pair, error)
+                    _LOG.warning("slice %d, %s: the scan for late rows failed and is repeated later: %s", *pair, error)
                 complete = False
                 if not is_time_limit(error):
                     rest.clear()

@@ -79,7 +79,7 @@ class Slices:
         gained = [number for number in mine if number not in kept and self._try(self._connection, number)]
         held = sorted(kept + gained)
         if held != self._held:
-            _LOG.info("carrying slices %s", held)
+            _LOG.info("this relay holds slices %s", held)
             metrics.set("slices_owned", len(held))
         self._held = held
 

@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import cast
 from uuid import UUID
 
-from tidewheel.ids import job_range
+from tidewheel.ids import first_ids, job_range
 from tidewheel.postgres.session import Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
@@ -79,6 +79,10 @@ class ActiveRunRepair:
         if jobs:
             metrics.count("active_runs_repaired", len(jobs))
             _LOG.error(
-                "runs of %d jobs of shard %d waited for active runs that were removed; repaired", len(jobs), shard
+                "the scheduler repaired the active runs of %d jobs of shard %d, for which other runs waited: %s;"
+                " check for manual changes or a partial restore",
+                len(jobs),
+                shard,
+                first_ids([job for job, _ in jobs]),
             )
         return len(jobs)

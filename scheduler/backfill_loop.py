@@ -199,7 +199,7 @@ def _pause_failed(session: Session, installation: Installation, backfill_id: UUI
     # The primary message of a PostgreSQL error, without the detail, which quotes the row.
     message = (error.diag.message_primary if isinstance(error, psycopg.Error) else None) or str(error)
     reason = f"{type(error).__name__}: {message}"[:1000]
-    _LOG.error("backfill %s is paused: %s", backfill_id, reason)
+    _LOG.error("backfill %s failed and is paused: %s; correct the error, then resume it", backfill_id, reason)
     with session.transaction() as connection:
         backfill = _lock(connection, backfill_id)
         if backfill is not None and backfill.state == BackfillState.RUNNING:

@@ -251,9 +251,20 @@ class BulkCancel:
             raise
         except Exception as error:  # noqa: BLE001 - ending one run at a time finds the one that fails
             if len(rows) == 1:
-                _LOG.exception("a run could not be cancelled and stays open", extra={"run_id": str(rows[0].run_id)})
+                run_id = rows[0].run_id
+                _LOG.exception(
+                    "cancellation %d cannot cancel run %s; the scheduler tries it again with the next scan",
+                    cancellation.id,
+                    run_id,
+                    extra={"run_id": str(run_id)},
+                )
                 return CancelResult(failed=1)
-            _LOG.warning("cancelling %d runs failed (%s); cancelling them one by one", len(rows), error)
+            _LOG.warning(
+                "cancellation %d failed for %d runs (%s); the scheduler cancels them one by one",
+                cancellation.id,
+                len(rows),
+                error,
+            )
             each = [self._end_or_bisect(cancellation, [row]) for row in rows]
             ended, signalled = sum(one.ended for one in each), sum(one.signalled for one in each)
             return CancelResult(ended, signalled, failed=sum(one.failed for one in each))

@@ -117,7 +117,7 @@ class Deadlines:
         except Unavailable:
             raise
         except Exception as error:  # noqa: BLE001 - applying one at a time finds the one that fails
-            _LOG.warning("a batch of %d timeouts failed (%s); applying them one by one", len(found), error)
+            _LOG.warning("applying %d timeouts failed (%s); the scheduler applies them one by one", len(found), error)
             return sum(self._apply_alone(one) for one in found)
 
     def _apply_alone(self, one: OverdueRun) -> int:
@@ -126,7 +126,11 @@ class Deadlines:
         except Unavailable:
             raise
         except Exception:  # noqa: BLE001 - the remaining runs must not wait for it
-            _LOG.exception("a run whose deadline has passed stays open", extra={"run_id": str(one.run_id)})
+            _LOG.exception(
+                "the scheduler cannot apply the timeout of run %s; the run stays open until this scheduler restarts",
+                one.run_id,
+                extra={"run_id": str(one.run_id)},
+            )
             self._failed.add(one.run_id)
             return 0
 

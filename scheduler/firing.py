@@ -51,8 +51,8 @@ class FireBatch:
         horizon: Instants up to here become runs.
         misfire_after: How late an occurrence may be before it is missed.
         limit: The most timers.
-        since: Timers that are due up to this instant are left to another batch, since those on time fire first.
-        until: Timers that are due later are left too; None: the horizon.
+        since: Take only timers due after this instant; another batch takes the earlier ones.
+        until: Take only timers due up to this instant; None: the horizon.
         marks: The low-water mark of each shard. A shard without one is read from the very start.
     """
 
@@ -86,7 +86,9 @@ def fire(session: Session, installation: Installation, batch: FireBatch) -> int:
         raise
     except Exception as error:  # noqa: BLE001 - any error concerns one job, and all the others must fire
         _LOG.warning(
-            "firing a batch of %d timers failed (%s); firing job by job", len(locked), error.__cause__ or error
+            "firing a batch of %d timers failed (%s); the scheduler fires job by job",
+            len(locked),
+            error.__cause__ or error,
         )
         return sum(_fire_alone(session, installation, timer, batch) for timer in locked)
     failpoint("firing.after_commit")
@@ -171,7 +173,7 @@ def _quarantine(
     # The primary message of a PostgreSQL error, without the detail, which quotes the row.
     message = error.diag.message_primary if isinstance(error, psycopg.Error) else str(error)
     text = f"{type(error).__name__}: {message}"
-    _LOG.error("job %s is quarantined: %s", job_id, text, extra={"job_id": str(job_id)})
+    _LOG.error("job %s is quarantined: %s; it fires again after an edit", job_id, text, extra={"job_id": str(job_id)})
     with session.transaction() as connection:
         key_columns = {"job_id": job_id, "version": timer.version, "scheduled_at": timer.scheduled_at}
         disabled = connection.execute(_QUARANTINE_TIMER, key_columns).fetchone()

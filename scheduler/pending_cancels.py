@@ -82,10 +82,15 @@ class PendingCancels:
             raise
         except Exception as error:  # noqa: BLE001 - applying one at a time finds the one that fails
             if len(cancels) == 1:
-                _LOG.exception("a run could not be cancelled and stays open", extra={"run_id": str(cancels[0].run_id)})
+                run_id = cancels[0].run_id
+                _LOG.exception(
+                    "the scheduler cannot cancel run %s; the run stays open until this scheduler restarts",
+                    run_id,
+                    extra={"run_id": str(run_id)},
+                )
                 self._failed.add(cancels[0].id)
                 return CancelResult()
-            _LOG.warning("cancelling %d runs failed (%s); cancelling them one by one", len(cancels), error)
+            _LOG.warning("cancelling %d runs failed (%s); the scheduler cancels them one by one", len(cancels), error)
             each = [self._apply_or_split([one]) for one in cancels]
             return CancelResult(sum(one.ended for one in each), sum(one.signalled for one in each))
 

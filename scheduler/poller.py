@@ -127,7 +127,7 @@ class TimerPoller:
         except Unavailable as error:
             # The server may allow one connection only. Its timers are still due, and this connection fires them.
             _LOG.warning(
-                "firing on one connection for %.0f s; the batch of the second is due again: %s", _SINGLE_SECONDS, error
+                "the second connection failed; the scheduler uses one connection for %.0f s: %s", _SINGLE_SECONDS, error
             )
             self._single_until = monotonic_seconds() + _SINGLE_SECONDS
 

@@ -139,7 +139,7 @@ SELECT found.job_id
  LIMIT 1000
 
 -- name: release_held_chains
--- Releases timers of fixed_delay jobs that wait for a run that is not open; no transaction leaves one behind.
+-- Releases timers of fixed_delay jobs that wait for a run that is not open, and returns the jobs.
 -- Index: jobs_fixed_delay, timers_pkey, open_runs_by_job; once a minute. Lock: the timers, skipped if held.
 -- Why: the run is that of the timer's instant. Runs from before a deletion of the job may be open too.
 WITH stuck AS (
@@ -158,6 +158,7 @@ UPDATE timers AS t
  WHERE t.job_id = stuck.job_id
    AND NOT EXISTS (SELECT FROM open_runs AS o
                     WHERE o.job_id = t.job_id AND o.scheduled_at = t.scheduled_at AND o.cause = 'timer')
+RETURNING t.job_id
 
 -- name: lock_job_without_timer
 -- Locks a job without a timer and returns it, unless an edit has restored the timer.

@@ -10,7 +10,7 @@ from typing import cast
 from uuid import UUID
 
 from tidewheel.errors import ScheduleRefused
-from tidewheel.ids import job_range
+from tidewheel.ids import first_ids, job_range
 from tidewheel.postgres.session import Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
@@ -26,6 +26,8 @@ _LOCK_JOB_WITHOUT_TIMER = _SQL["lock_job_without_timer"]
 _REPAIR_TIMER = _SQL["repair_timer"]
 _RELEASE_HELD_CHAINS = _SQL["release_held_chains"]
 
+_CHECK = "check for manual changes or a partial restore"
+
 
 def repair_missing_timers(session: Session, shard: int, shards: int) -> int:
     """Restore the missing timers of one shard.
@@ -40,11 +42,17 @@ def repair_missing_timers(session: Session, shard: int, shards: int) -> int:
     columns = {"first": first, "last": last}
     with session.transaction() as connection:
         jobs = [cast("UUID", job) for (job,) in connection.execute(_FIND_MISSING_TIMERS, columns, binary=True)]
-    repaired = sum(_repair(session, job) for job in jobs)
+    repaired = [job for job in jobs if _repair(session, job)]
     if repaired:
-        metrics.count("timers_repaired", repaired)
-        _LOG.error("%d jobs of shard %d had lost their timers; repaired", repaired, shard)
-    return repaired
+        metrics.count("timers_repaired", len(repaired))
+        _LOG.error(
+            "the scheduler restored the missing timers of %d jobs of shard %d: %s; %s",
+            len(repaired),
+            shard,
+            first_ids(repaired),
+            _CHECK,
+        )
+    return len(repaired)
 
 
 def release_stuck_chains(session: Session) -> int:
@@ -57,11 +65,16 @@ def release_stuck_chains(session: Session) -> int:
         Unavailable: The database does not answer.
     """
     with session.transaction() as connection:
-        released = connection.execute(_RELEASE_HELD_CHAINS).rowcount
+        released = [cast("UUID", job) for (job,) in connection.execute(_RELEASE_HELD_CHAINS, binary=True)]
     if released:
-        metrics.count("timers_repaired", released)
-        _LOG.error("%d fixed_delay jobs waited for runs that are over; repaired", released)
-    return released
+        metrics.count("timers_repaired", len(released))
+        _LOG.error(
+            "the scheduler released %d fixed_delay jobs that waited for runs that are not open: %s; %s",
+            len(released),
+            first_ids(released),
+            _CHECK,
+        )
+    return len(released)
 
 
 def _repair(session: Session, job_id: UUID) -> bool:
@@ -76,7 +89,10 @@ def _repair(session: Session, job_id: UUID) -> bool:
             known = schedule_from_text(str(schedule), job_id)
         except ScheduleRefused as error:
             _LOG.error(
-                "job %s has lost its timer and cannot be repaired: %s", job_id, error, extra={"job_id": str(job_id)}
+                "job %s has no timer, and the scheduler cannot restore it: %s; submit the job with a valid schedule",
+                job_id,
+                error,
+                extra={"job_id": str(job_id)},
             )
             return False
         following = _following(known, cast("datetime | None", last_at), known_until)

@@ -82,7 +82,11 @@ class TzdataRefresh:
         except Unavailable:
             raise
         except Exception:  # noqa: BLE001 - timers that are an hour off are better than none that fire
-            _LOG.exception("timers could not be rescheduled for tzdata %s", tzdata_version())
+            _LOG.exception(
+                "rescheduling the timers for tzdata %s failed; the scheduler tries again in %.0f s",
+                tzdata_version(),
+                _FAILED_SECONDS,
+            )
             self._next = monotonic_seconds() + _FAILED_SECONDS
             return False
 
@@ -231,7 +235,12 @@ def _find_outdated(
         try:
             state = _state_of(_rewound(timer, now), inputs)
         except Exception as error:  # noqa: BLE001 - the error is this job's, and firing quarantines it
-            _LOG.warning("job %s cannot be computed: %s", timer.job_id, error, extra={"job_id": str(timer.job_id)})
+            _LOG.warning(
+                "the next time of job %s cannot be computed: %s; the scheduler quarantines the job when it is due",
+                timer.job_id,
+                error,
+                extra={"job_id": str(timer.job_id)},
+            )
             continue
         if not is_current(timer, state, written, now):
             outdated[timer.job_id] = timer, min({timer.scheduled_at, *written})

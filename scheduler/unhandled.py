@@ -101,7 +101,7 @@ class UnhandledWatch:
         try:
             announced = bool(self.check())
         except (Unavailable, psycopg.Error) as error:
-            _LOG.warning("the check for unhandled runs failed: %s", error)
+            _LOG.warning("the check for unhandled runs failed: %s; the scheduler repeats it later", error)
         self._pacer.record(monotonic_seconds() - began)
         return announced
 
@@ -116,7 +116,7 @@ class UnhandledWatch:
             announced = self._announce(connection, found) if found else []
         metrics.set("runs_without_executor", sum(each.runs for each in found))
         for each in announced:
-            _LOG.warning("%s: %d runs wait and use up no attempt", each.reason, each.runs)
+            _LOG.warning("%s: %d runs wait and use up no attempt; start an executor for them", each.reason, each.runs)
         return announced
 
     def _find(self, connection: Conn) -> list[Unhandled]:

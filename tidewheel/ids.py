@@ -5,7 +5,7 @@ time (index locality, range partitions) and contains its job's bucket, which det
 deterministic: deriving the id of the same thing again gives the same id, which makes firing idempotent.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from hashlib import sha1, sha256
@@ -73,6 +73,11 @@ def job_range(shard: int, shards: int) -> tuple[UUID, UUID]:
     first = -(-shard * BUCKETS // shards)
     after = -(-(shard + 1) * BUCKETS // shards)
     return UUID(int=first << 116), UUID(int=(after << 116) - 1)
+
+
+def first_ids(ids: Sequence[UUID]) -> str:
+    """Return the first ten ids for a log line, with an ellipsis if there are more."""
+    return ", ".join([*map(str, ids[:10]), *(["…"] if len(ids) > 10 else [])])
 
 
 def micros(instant: datetime) -> int:

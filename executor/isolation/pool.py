@@ -196,7 +196,7 @@ class _WorkerThread:
         if not self._closing:
             problem = self._start()
             if problem:
-                _LOG.warning("%s", problem)
+                _LOG.warning("%s; the executor tries again with the next attempt", problem)
 
     def _serve(self, job: _Job) -> None:
         job.ring = self._ring
@@ -210,7 +210,7 @@ class _WorkerThread:
         try:
             outcome = self._converse(job)
         except Exception as error:  # noqa: BLE001 - this thread must not end
-            _LOG.exception("the exchange with a worker process failed")
+            _LOG.exception("the exchange with a worker process failed; its attempt fails, and a new process starts")
             self._drop()
             outcome = failed(UNUSABLE, f"the exchange with the worker process failed: {error}")
         job.future.set_result(outcome)

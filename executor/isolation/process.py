@@ -227,7 +227,7 @@ class WorkerProcess:
         try:
             self._received.extend(self._frames.feed(data))
         except ProtocolError as error:
-            self._end_reason = f"it wrote bytes that are no frame into the executor's pipe ({error})"
+            self._end_reason = f"it wrote bytes that are not a frame into the executor's pipe ({error})"
             self._reap()
 
     def _next_frame(self) -> Frame | None:

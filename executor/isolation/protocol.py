@@ -53,7 +53,7 @@ class Frame:
 
 
 class ProtocolError(Exception):
-    """Bytes that are no frame: a handler has written to the pipe."""
+    """Bytes that are not a frame: a handler has written to the pipe."""
 
 
 def encode_frame(frame: Frame) -> bytes:

@@ -104,7 +104,7 @@ class ShellRunner:
         # By the executor's own PATH: a job's PATH must not choose the file of an allowed name.
         found = shutil.which(name, path=os.environ.get("PATH", os.defpath))
         if found is None:
-            message = f"{name!r} is no program on the executor's PATH; write an absolute path"
+            message = f"{name!r} is not a program on the executor's PATH; write an absolute path"
             return failed("ProgramNotStarted", message, permanent=True, not_started=True)
         return os.path.abspath(found)  # noqa: PTH100 - links stay: some programs depend on the name they are called by
 

@@ -135,7 +135,7 @@ def test_supervisor_of_a_program_has_no_secret_in_its_environment(monkeypatch: p
 
 @pytest.mark.parametrize("name", ["TIDEWHEEL_DATABASE_URL", "PGPASSWORD", "AWS_SECRET_ACCESS_KEY"])
 def test_executors_secrets_cannot_be_allowed_for_programs(name: str) -> None:
-    with pytest.raises(SettingsError, match=f"{name} is the executor's own"):
+    with pytest.raises(SettingsError, match=f"{name} belongs to the executor"):
         load(shell_env=f"PATH, {name}")
 
 
@@ -173,7 +173,7 @@ def test_error_message_is_the_tail_of_standard_error() -> None:
 @pytest.mark.parametrize(
     ("job", "said"),
     [
-        (shell("no-such-program"), "'no-such-program' is no program on the executor's PATH"),
+        (shell("no-such-program"), "'no-such-program' is not a program on the executor's PATH"),
         (shell("/no/such/program"), "/no/such/program: No such file or directory"),
         (shell("/etc/passwd"), "/etc/passwd: Permission denied"),
         (shell("/"), "/: Permission denied"),

@@ -29,8 +29,8 @@ SELECT count(*) FROM pg_stat_activity
 
 
 def slices_of(relay: Service) -> set[int]:
-    """The slices that a relay has last said it carries."""
-    said = [line["message"] for line in relay.log_lines() if "carrying slices" in str(line.get("message"))]
+    """Return the slices that a relay has last logged that it holds."""
+    said = [line["message"] for line in relay.log_lines() if "this relay holds slices" in str(line.get("message"))]
     return {int(number) for number in re.findall(r"\d+", said[-1])} if said else set()
 
 

@@ -103,7 +103,7 @@ class Backoff:
     def wait(self, error: BaseException) -> None:
         """Pause after a failure; log the first of a series."""
         if self._pause == 0.0:
-            _LOG.warning("%s: %s; retrying until it answers", self._what, error)
+            _LOG.warning("%s: %s; this process tries again until it succeeds", self._what, error)
         self._pause = min(max(self._pause * 2, _FIRST_PAUSE_SECONDS), _LONGEST_PAUSE_SECONDS)
         health.report_waiting()
         self._stop.wait(self._pause * random.uniform(0.5, 1.0))  # noqa: S311 - spreads reconnects, guards nothing
@@ -138,7 +138,7 @@ def run_loop(stop: Shutdown, what: str, step: Callable[[], float], *, wake: thre
             continue
         except Exception as error:  # noqa: BLE001 - see below
             # A loop that ends in silence is worse than any error: log it, and retry.
-            _LOG.exception("%s: failed", what)
+            _LOG.exception("%s failed; this process tries again", what)
             backoff.wait(error)
             continue
         backoff.reset()

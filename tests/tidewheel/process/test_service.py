@@ -116,7 +116,9 @@ def test_loop_survives_every_exception_of_its_polls(failure: Exception, caplog: 
     assert rounds == 4
     assert len(stop.slept) == 3
     warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert [record.getMessage() for record in warnings] == [f"firing: {failure}; retrying until it answers"]
+    assert [record.getMessage() for record in warnings] == [
+        f"firing: {failure}; this process tries again until it succeeds"
+    ]
     assert caplog.records[-1].getMessage() == "firing: works again"
     told = [record for record in caplog.records if record.levelno == logging.ERROR]
     # An unexpected error is logged each time, with its traceback.
@@ -139,7 +141,9 @@ def test_backoff_grows_to_five_seconds_and_is_logged_once(caplog: pytest.LogCapt
         backoff.wait(Unavailable("no answer"))
     longest = [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0]
     assert all(most / 2 <= slept <= most for most, slept in zip(longest, stop.slept, strict=True))
-    assert [r.getMessage() for r in caplog.records] == ["the broker: no answer; retrying until it answers"]
+    assert [r.getMessage() for r in caplog.records] == [
+        "the broker: no answer; this process tries again until it succeeds"
+    ]
 
 
 def test_backoff_starts_again_after_reset(caplog: pytest.LogCaptureFixture) -> None:
