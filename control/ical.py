@@ -85,9 +85,9 @@ def days_of(data: bytes, name: str, *, today: date, years: int = HORIZON_YEARS) 
         InvalidInput: As `read_calendar_file`.
     """
     if len(data) > MOST_BYTES:
-        refuse(name, f"it has more than {MOST_BYTES // 2**20} MiB", "leave out what is no event, or split it")
+        refuse(name, f"it has more than {MOST_BYTES // 2**20} MiB", "leave out what is not an event, or split it")
     if not 1 <= years <= MOST_YEARS:
-        refuse("years", f"{years} was read", f"write 1 to {MOST_YEARS}")
+        refuse("years", f"{years} is not valid", f"write 1 to {MOST_YEARS}")
     horizon = date(today.year + years, today.month, min(today.day, 28))
     events = _events(data, name)
     replaced = {(event.uid, event.instead_of) for event in events if event.instead_of is not None}
@@ -233,7 +233,7 @@ def _events(data: bytes, file: str) -> list[_Event]:
     try:
         found = Calendar.from_ical(data, multiple=True)
     except ValueError as error:
-        refuse(file, f"it is no iCalendar file: {str(error)[:120]}", "export it again as .ics")
+        refuse(file, f"it is not an iCalendar file: {str(error)[:120]}", "export it again as .ics")
     components = [event for each in found for event in each.walk("VEVENT")]  # pyright: ignore[reportUnknownMemberType]  # a default of its has no type
     if not components:
         refuse(file, "it holds no event", "name a file with events (VEVENT)")

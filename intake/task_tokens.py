@@ -176,7 +176,7 @@ def _read_ended(connection: Conn, run_ids: Sequence[RunId]) -> dict[UUID, str]:
 
 
 def _forged() -> InvalidInput:
-    problem = "it is no task token of this installation"
+    problem = "it is not a task token of this installation"
     return InvalidInput([FieldError("token", problem, "send back the token that came with the attempt, unchanged")])
 
 

@@ -22,7 +22,7 @@ from tidewheel.control.reads import backfills as read
 from tidewheel.jobs.strict_json import as_object
 from tidewheel.schedules.decision import BackfillState
 
-BackfillId = Annotated[UUID, typer.Argument(metavar="ID", help="The backfill's id.")]
+BackfillId = Annotated[UUID, typer.Argument(metavar="ID", help="The id that `job backfill` printed.")]
 
 
 def backfill_job(
@@ -70,7 +70,7 @@ def backfill_job(
     if done.backfill_id is None:
         lines = [f"{done.occurrences} occurrences would be run"]
     else:
-        lines = [f"backfill {done.backfill_id}", f"of {done.occurrences} occurrences"]
+        lines = [f"backfill {done.backfill_id}", f"{done.occurrences} occurrences"]
     print_result(lines, {"key": key, **(as_object(as_json(done)) or {})}, output)
 
 
@@ -89,7 +89,7 @@ def list_backfills(
     elif found:
         print_table(("id", "key", "state", "processed", "runs"), map(_row, found))
     else:
-        typer.echo("no such backfill")
+        typer.echo("no backfills match")
 
 
 def show_backfill(
@@ -158,13 +158,13 @@ def _facts(progress: read.BackfillProgress, zone: str | None) -> Iterator[tuple[
     yield "to", utc_and_local(backfill.last_at, zone)
     yield "processed", f"{progress.processed} of {backfill.occurrences} occurrences"
     yield "runs created", str(backfill.created_count)
-    yield "of these", ", ".join(f"{count} {state}" for state, count in sorted(progress.runs.items()))
+    yield "their states", ", ".join(f"{count} {state}" for state, count in sorted(progress.runs.items()))
     yield "next at", utc_and_local(backfill.cursor_at, zone) if backfill.cursor_at else None
     yield "what", backfill.what
     yield "versions", backfill.versions if backfill.versions == "as_of" else f"current: {backfill.job_version}"
     yield "overlap", backfill.overlap
     yield "order", "newest first" if backfill.newest_first else "oldest first"
-    yield "at once", f"at most {backfill.max_concurrent} runs"
+    yield "open runs", f"at most {backfill.max_concurrent}"
     yield "reason", backfill.reason
     yield "created", utc_and_local(backfill.created_at, zone)
     yield "finished", utc_and_local(backfill.finished_at, zone) if backfill.finished_at else None
@@ -175,7 +175,7 @@ def _print_new_state(
 ) -> None:
     """Print a backfill's new state; exit with code 1 if its old state does not allow the change."""
     reached = not done.unchanged or done.status == requested
-    text = f"is {done.status}{' already' if reached else ''}" if done.unchanged else what
+    text = f"unchanged: the backfill is {'already ' if reached else ''}{done.status}" if done.unchanged else what
     document = {"backfill_id": backfill_id, "unchanged": done.unchanged, "status": done.status}
     print_result([f"backfill {backfill_id}: {text}"], document, output)
     if not reached:

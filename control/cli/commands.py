@@ -137,7 +137,7 @@ COMMANDS: Mapping[str, Command | Group] = {
         },
     ),
     "dlq": Group(
-        "Dead letters: failed runs, and messages that are no requests.",
+        "Dead letters: failed runs, and messages that are not requests.",
         {
             "list": Command("dlq", "list_dead_letters", "List dead letters, the newest first."),
             "show": Command("dlq", "show", "Show a dead letter: attempts, errors, output and retry chain."),

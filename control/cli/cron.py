@@ -76,15 +76,17 @@ def explain(
     dst_overlap: Annotated[
         DstOverlap, typer.Option(help="Rule for a local time that occurs twice.")
     ] = DstOverlap.FIRST,
-    key: Annotated[str | None, typer.Option(metavar="KEY", help="Job whose id sets the value of each H.")] = None,
+    key: Annotated[
+        str | None, typer.Option(metavar="KEY", help="The key of the job for which `H` is computed.")
+    ] = None,
     tenant: Annotated[str, typer.Option(metavar="NAME", help="Tenant of that job.")] = "default",
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Describe cron expressions and show their next instants."""
     _refuse_unquoted(expressions)
     if key is None and any(map(uses_hash, expressions)):
-        problem = "H is derived from the job's id, and no job is named"
-        raise ScheduleRefused(problem, "name one with --key, or write a number", "cron")
+        problem = "`H` depends on the job's id, and no job is given"
+        raise ScheduleRefused(problem, "add --key with the job's key, or write a number", "cron")
     begin = read_instant(after, "--after", timezone) if after else SystemClock().now()
     job = job_id(tenant, key) if key is not None else None
     read: dict[str, object] = {"expressions": expressions, "timezone": timezone}
@@ -122,7 +124,7 @@ def _merged(marked: Mapping[str, Iterable[MarkedOccurrence]]) -> tuple[Occurrenc
 def _refuse_unquoted(expressions: Sequence[str]) -> None:
     """Refuse `explain 0 8 * * *`: the shell splits it into five words and expands the stars."""
     if len(expressions) > 1 and not any(" " in each or each.startswith("@") for each in expressions):
-        problem = f"{len(expressions)} expressions of one word each were read"
+        problem = f"the command received {len(expressions)} expressions of one word each"
         raise ScheduleRefused(problem, 'put each expression in quotes: tidewheel cron explain "0 8 * * *"', "cron")
 
 

@@ -183,13 +183,13 @@ def purge(
 
 def _require_filter(filters: read.DeadLetterFilter, *, everything: bool) -> None:
     if not everything and all(value is None for value in filters.values()):
-        refuse("ID", "no dead letter is named", "write ids, or filters such as --job, or --all")
+        refuse("ID", "no dead letter is selected", "write ids, or filters such as --job, or --all")
 
 
 def _read_rate(text: str) -> float:
     found = _RATE.fullmatch(text)
     if found is None or float(found[1]) == 0:
-        refuse("--rate", f"{text!r} was read", "write it as 10/s, 100/m or 1000/h")
+        refuse("--rate", f"{text!r} is not a rate", "write it as 10/s, 100/m or 1000/h")
     return float(found[1]) / _SECONDS[found[2]]
 
 
@@ -253,7 +253,7 @@ def _print_redriven(result: "RedriveResult", output: Output, *, already_redriven
             }
         )
         return
-    already = f", {already_redriven:,} were already" if already_redriven else ""
+    already = f", {already_redriven:,} were already redriven" if already_redriven else ""
     typer.echo(f"{result.redriven:,} dead letters redriven{already}")
     if result.rejected:
         typer.echo(f"{result.rejected:,} rejected:")

@@ -94,14 +94,14 @@ def pause(
     with requesting(tenant) as client:
         done = client.pause(key, until=end, reason=reason)
     text = f"paused until {utc_and_local(end, timezone)}" if end else "paused"
-    print_job_change(key, text, done, output, unchanged="is paused already")
+    print_job_change(key, text, done, output, unchanged="unchanged: the job is already paused")
 
 
 def resume(key: Key, *, tenant: Tenant = DEFAULT_TENANT, output: OutputOption = Output.TEXT) -> None:
     """Resume a paused job."""
     with requesting(tenant) as client:
         done = client.resume(key)
-    print_job_change(key, "resumed", done, output, unchanged="is not paused")
+    print_job_change(key, "resumed", done, output, unchanged="unchanged: the job is not paused")
 
 
 def delete(
@@ -119,7 +119,9 @@ def trigger(
     payload: Annotated[
         str | None, typer.Option(metavar="JSON", help="Payload instead of the job's; @FILE reads it from a file.")
     ] = None,
-    delay: Annotated[str | None, typer.Option(metavar="DURATION", help="Start this long from now.")] = None,
+    delay: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="The delay before the run, such as 10m.")
+    ] = None,
     run_at: Annotated[
         str | None, typer.Option(metavar="TIME", help="Start at this time; at once if it has passed.")
     ] = None,
@@ -152,7 +154,7 @@ def print_job_change(
     job: Job,
     output: Output,
     *,
-    unchanged: str = "is so already",
+    unchanged: str = "unchanged: the job already has this spec",
     zone: str | None = None,
 ) -> None:
     """Print the change of a job: the action, its version and its next occurrence."""
@@ -163,12 +165,13 @@ def print_job_change(
 
 def key_of(key: str | None, named: str | None, document: Mapping[str, object]) -> str:
     """Return the key that argument, flag and file agree on."""
-    text = sorted({str(each) for each in (key, named, document.get("key")) if each is not None})
-    if not text:
-        refuse("key", "is missing", "name the job: `tidewheel job create KEY …`, or --key, or key in the file")
-    if len(text) > 1:
-        refuse("key", f"{' and '.join(map(repr, text))} were read", "name the job once")
-    return text[0]
+    names = sorted({str(each) for each in (key, named, document.get("key")) if each is not None})
+    if not names:
+        refuse("key", "is missing", "write the argument KEY, or --key, or `key` in the file")
+    if len(names) > 1:
+        times = "twice" if len(names) == 2 else "three times"
+        refuse("key", f"the job is named {times}: {' and '.join(map(repr, names))}", "leave one of them")
+    return names[0]
 
 
 def _zone(job: Mapping[str, object]) -> str | None:

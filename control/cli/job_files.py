@@ -64,13 +64,13 @@ def _mapping(data: bytes) -> dict[str, object]:
         loader = JobLoader(data.decode())
         found = as_object(cast("object", loader.get_single_data()))
     except UnicodeDecodeError as error:
-        message = f"this is no UTF-8: byte {data[error.start]:#04x} at position {error.start}"
+        message = f"it is not valid UTF-8: byte {data[error.start]:#04x} at position {error.start}"
         raise UndecodableMessage(message) from error
     except yaml.YAMLError as error:
-        message = f"this is no YAML: {' '.join(str(error).split())}"
+        message = f"it is not valid YAML: {' '.join(str(error).split())}"
         raise UndecodableMessage(message) from error
     if found is None:
-        message = "this is neither a JSON object nor a YAML mapping"
+        message = "it is neither a JSON object nor a YAML mapping"
         raise UndecodableMessage(message)
     return found
 
@@ -85,7 +85,7 @@ class JobLoader(yaml.SafeLoader):
         seen: set[str] = set()
         for name, _ in node.value:
             if name.tag != _TEXT or name.value in seen:
-                problem = "is given twice" if name.tag == _TEXT else "is no text"
+                problem = "is given twice" if name.tag == _TEXT else "is not text"
                 raise yaml.constructor.ConstructorError(
                     None, None, f"the name {name.value!r} {problem}", name.start_mark
                 )
@@ -111,7 +111,7 @@ MOST_WHOLE_BYTES = 64 << 20  # of a file that is read whole: some 100,000 jobs; 
 _DECODER = json.JSONDecoder()
 _BLANK = " \t\r\n"
 _CUT_OFF = FieldError("", "the file ends within the array", "write all of it: an array ends with `]`")
-_COMMA = FieldError("", "the jobs of the array are not divided by one comma", "write one comma between two jobs")
+_COMMA = FieldError("", "two jobs of the array are not separated by one comma", "write one comma between two jobs")
 _BEHIND = FieldError("", "text follows the array", "write one array, or one JSON object on each line")
 
 
@@ -224,7 +224,7 @@ def _values(name: str, number: int, data: bytes) -> Iterator[Written]:
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
-        yield Written(f"{name}:{number}", _no_job(f"this is no UTF-8: {error.reason}"), len(data))
+        yield Written(f"{name}:{number}", _no_job(f"it is not valid UTF-8: {error.reason}"), len(data))
         return
     at, counted, first = 0, 0, True
     if listed := text.lstrip().startswith("["):
@@ -239,7 +239,7 @@ def _values(name: str, number: int, data: bytes) -> Iterator[Written]:
         try:
             _, end = _DECODER.raw_decode(text, at)
         except (ValueError, RecursionError) as error:
-            problem = f"this is no JSON: {error}" if isinstance(error, ValueError) else "this is nested too deeply"
+            problem = f"it is not valid JSON: {error}" if isinstance(error, ValueError) else "it is nested too deep"
             yield Written(f"{name}:{number}", _no_job(problem), len(data))
             return
         yield Written(f"{name}:{number}", text[at:end].encode("utf-8", "surrogatepass"), len(data) * end // len(text))
@@ -276,14 +276,14 @@ def _yaml(name: str, before: int, data: bytes) -> Iterator[Written]:
                 place = f"{name}:{before + one.start_mark.line + 1}"
                 document = cast("object", loader.construct_document(one))  # pyright: ignore[reportUnknownMemberType]
                 found = as_object(document)
-                content = _no_job("this is no mapping") if found is None else found
+                content = _no_job("it is not a mapping") if found is None else found
                 yield Written(place, content, len(data))
     except UnicodeDecodeError as error:
-        yield Written(f"{name}:{before + 1}", _no_job(f"this is no UTF-8: {error.reason}"), len(data))
+        yield Written(f"{name}:{before + 1}", _no_job(f"it is not valid UTF-8: {error.reason}"), len(data))
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{name}:{before + (mark.line + 1 if mark else 1)}"
-        yield Written(place, _no_job(f"this is no YAML: {' '.join(str(error).split())}"), len(data))
+        yield Written(place, _no_job(f"it is not valid YAML: {' '.join(str(error).split())}"), len(data))
 
 
 def _no_job(problem: str) -> FieldError:

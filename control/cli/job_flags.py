@@ -49,42 +49,47 @@ class JobFlags:
         str | None, _option("For a local time that occurs twice: first, second or both.", "POLICY")
     ] = None
     every: Annotated[str | None, _option("Schedule: an interval such as 10s.", "DURATION")] = None
-    fixed_delay: Annotated[str | None, _option("Schedule: this long after the end of each run.", "DURATION")] = None
+    fixed_delay: Annotated[str | None, _option("Schedule: the delay after the end of each run.", "DURATION")] = None
     at: Annotated[str | None, _option("Schedule: once, at this time.", "TIME")] = None
-    manual: Annotated[bool, typer.Option("--manual", help="Schedule: none; only triggers create runs.")] = False
+    manual: Annotated[bool, typer.Option("--manual", help="Manual: only triggers start runs.")] = False
     start_at: Annotated[str | None, _option("No occurrence before this time.", "TIME")] = None
     end_at: Annotated[str | None, _option("No occurrence after this time.", "TIME")] = None
     max_runs: Annotated[int | None, _option("The schedule ends after this many occurrences.", "N")] = None
     jitter: Annotated[
-        str | None, _option("Delay each run by up to a duration, or a part of the interval such as 10%.", "SPAN")
+        str | None,
+        _option("The largest random delay of a run: a duration, or a part of the interval such as 10%.", "SPAN"),
     ] = None
     targets: Mapping[str, str] = field(default_factory=dict[str, str], metadata={"options": _TARGET_OPTIONS})
     method: Annotated[str | None, _option("HTTP method for --url, such as POST or GET.", "METHOD")] = None
     payload: Annotated[str | None, _option("Payload as JSON text; @FILE reads it from a file.", "JSON")] = None
     overlap: Annotated[str | None, _option(_OVERLAP, "POLICY")] = None
     catch_up: Annotated[str | None, _option("For missed occurrences: fire_once, fire_all or skip.", "POLICY")] = None
-    window: Annotated[str | None, _option("Age up to which fire_all runs missed occurrences.", "DURATION")] = None
+    window: Annotated[
+        str | None, _option("The greatest age of a missed occurrence that fire_all still runs.", "DURATION")
+    ] = None
     on_resume: Annotated[str | None, _option("For occurrences in a pause: skip, fire_once or fire_all.", "POLICY")] = (
         None
     )
     pause_on_failure: Annotated[int | None, _option("Pause the job after this many failed runs in a row.", "N")] = None
     exclude_calendars: Annotated[
-        list[str] | None, _option("Fire on no day of this calendar; repeatable.", "NAME", "--exclude-calendar")
+        list[str] | None, _option("Do not fire on this calendar's days; repeatable.", "NAME", "--exclude-calendar")
     ] = None
     include_calendars: Annotated[
-        list[str] | None, _option("Fire only on days of this calendar; repeatable.", "NAME", "--include-calendar")
+        list[str] | None, _option("Fire only on this calendar's days; repeatable.", "NAME", "--include-calendar")
     ] = None
     on_excluded: Annotated[
-        str | None, _option("For occurrences on other days: skip or next_business_day.", "POLICY")
+        str | None, _option("For occurrences on excluded days: skip or next_business_day.", "POLICY")
     ] = None
-    max_attempts: Annotated[int | None, _option("A run fails after this many failed attempts.", "N")] = None
+    max_attempts: Annotated[int | None, _option("The run fails after this many failed attempts.", "N")] = None
     start_to_close: Annotated[str | None, _option("Time limit of one attempt.", "DURATION")] = None
     schedule_to_start: Annotated[
         str | None, _option("Time limit until the first attempt of a run starts.", "DURATION")
     ] = None
     schedule_to_close: Annotated[str | None, _option("Time limit of a run, retries included.", "DURATION")] = None
-    heartbeat: Annotated[str | None, _option("Time limit between two heartbeats of an attempt.", "DURATION")] = None
-    delivery: Annotated[str | None, _option("Guarantee: at_least_once or at_most_once.", "GUARANTEE")] = None
+    heartbeat: Annotated[str | None, _option("The longest time between two heartbeats of an attempt.", "DURATION")] = (
+        None
+    )
+    delivery: Annotated[str | None, _option("Delivery guarantee: at_least_once or at_most_once.", "GUARANTEE")] = None
     on_failure: Annotated[str | None, _option("Job to trigger when a run fails for good.", "KEY")] = None
     lane: Annotated[str | None, _option("Priority: critical, standard or batch.", "LANE")] = None
     queue: Annotated[str | None, _option("Queue of its runs, for executors that serve it.", "NAME")] = None
@@ -137,8 +142,8 @@ def without(job: Mapping[str, object], paths: list[str]) -> dict[str, object]:
     for path in paths:
         first, _, rest = path.partition(".")
         if first not in changed or (rest and as_object(changed[first]) is None):
-            problem = f"the job says nothing of {path!r}"
-            refuse("--unset", problem, f"it says: {', '.join(changed)}")
+            problem = f"the job does not set {path!r}"
+            refuse("--unset", problem, f"name one of its fields: {', '.join(changed)}")
         value = changed.pop(first)
         if rest:
             changed[first] = without(as_object(value) or {}, [rest])
@@ -154,7 +159,7 @@ def read_payload(text: str) -> object:
     try:
         return json.loads(read_bytes(text[1:], "--payload") if text.startswith("@") else text)
     except ValueError as error:
-        problem = f"{text[:60]!r} is no JSON ({error})"
+        problem = f"{text[:60]!r} is not valid JSON ({error})"
         refuse("--payload", problem, 'write JSON text, such as \'{"to": "ann"}\' or \'"ann"\'')
 
 

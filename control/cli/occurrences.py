@@ -78,7 +78,12 @@ def skip(
     with requesting(tenant) as client:
         done = client.skip(key, instant, reason=reason)
     print_job_change(
-        key, f"skips {utc_and_local(instant, timezone)}", done, output, unchanged="is skipped already", zone=timezone
+        key,
+        f"skips {utc_and_local(instant, timezone)}",
+        done,
+        output,
+        unchanged="unchanged: the occurrence is already skipped",
+        zone=timezone,
     )
 
 
@@ -97,7 +102,9 @@ def move(
     with requesting(tenant) as client:
         done = client.move(key, instant, instead, reason=reason)
     change = f"moves {utc_and_local(instant, timezone)} to {utc_and_local(instead, timezone)}"
-    print_job_change(key, change, done, output, unchanged="is moved there already", zone=timezone)
+    print_job_change(
+        key, change, done, output, unchanged="unchanged: the occurrence already has this time", zone=timezone
+    )
 
 
 def unskip(
@@ -112,7 +119,7 @@ def unskip(
         f"fires {utc_and_local(instant, timezone)} again",
         done,
         output,
-        unchanged="is not skipped or moved",
+        unchanged="unchanged: the occurrence is neither skipped nor moved",
         zone=timezone,
     )
 
@@ -125,7 +132,7 @@ def _facts(found: Explanation, zone: str) -> Iterator[tuple[str, str | None]]:
     for run in (found.run, *found.others):
         if run is not None:
             yield (
-                "run" if run is found.run else "another",
+                "run" if run is found.run else "other run",
                 f"{run.run_id}, {run.cause}, {run.state}, attempt {run.attempt}",
             )
     if found.span is not None:

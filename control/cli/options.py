@@ -25,7 +25,8 @@ Tenant = Annotated[str, typer.Option(metavar="NAME", help="Tenant to act in.")]
 Key = Annotated[str, typer.Argument(metavar="KEY", help="The job's key.")]
 Reason = Annotated[str | None, typer.Option(metavar="TEXT", help="Reason, stored with the change.")]
 RequestId = Annotated[
-    str | None, typer.Option(metavar="ID", help="A repeated id returns the first reply and changes nothing.")
+    str | None,
+    typer.Option(metavar="ID", help="The request's id; a repeated id returns the first reply and changes nothing."),
 ]
 IfVersion = Annotated[
     int | None, typer.Option(metavar="N", min=1, help="Fail unless this is the job's current version.")
@@ -87,7 +88,7 @@ def read_labels(texts: Iterable[str]) -> dict[str, str]:
     for each in texts:
         name, equals, value = each.partition("=")
         if not equals:
-            refuse("--label", f"{each!r} was read", f"write it as {each}=VALUE")
+            refuse("--label", f"{each!r} is not a label", f"write it as {each}=VALUE")
         labels[name] = value
     return labels
 

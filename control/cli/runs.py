@@ -49,7 +49,10 @@ if TYPE_CHECKING:
 
 RunId = Annotated[UUID, typer.Argument(metavar="RUN", help="The run's id.")]
 After = Annotated[
-    UUID | None, typer.Option(metavar="RUN", help="Begin after this run; the last line of a page names it.")
+    UUID | None,
+    typer.Option(
+        metavar="RUN", help="The id of the run after which the list begins; the last line of a page prints it."
+    ),
 ]
 
 
@@ -89,7 +92,7 @@ def list_runs(
         print_json(page)
         return
     if not page.runs:
-        typer.echo("no such run")
+        typer.echo("no runs match")
         return
     print_table(("run", "key", "status", "cause", "scheduled", "attempt", "duration", "why"), map(run_row, page.runs))
     typer.echo(total_text(page.total, at_least=page.at_least, shown=len(page.runs), noun="run"))
@@ -118,7 +121,7 @@ def attempts(run_id: RunId, *, tenant: Tenant = DEFAULT_TENANT, output: OutputOp
         print_json({"run_id": run_id, "attempts": found.attempts})
         return
     if not found.attempts:
-        typer.echo("no attempt is over")
+        typer.echo("no attempt has ended")
         return
     print_table(("attempt", "outcome", "started", "duration", "executor", "error"), map(attempt_row, found.attempts))
     for attempt in found.attempts:
@@ -145,13 +148,15 @@ def where(run_id: RunId, *, tenant: Tenant = DEFAULT_TENANT, output: OutputOptio
         ]  # fmt: skip
         print_table(("attempt", "topic", "partition", "offset", "timestamp"), rows)
     else:
-        typer.echo("no executor has claimed it")
+        typer.echo("no executor has claimed this run")
 
 
 def retry(
     run_id: RunId,
     *,
-    delay: Annotated[str | None, typer.Option(metavar="DURATION", help="Start this long from now.")] = None,
+    delay: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="The delay before the run, such as 10m.")
+    ] = None,
     request_id: RequestId = None,
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,
@@ -198,7 +203,7 @@ def logs(
                 _print_piece(piece, text, new=texts.new)
             sys.stdout.flush()
         if not texts.attempt and output is Output.TEXT:
-            typer.echo(f"nothing is kept of what run {run_id} has written", err=True)
+            typer.echo(f"no output of run {run_id} is stored", err=True)
 
 
 class _Texts:
@@ -221,7 +226,7 @@ def _print_piece(piece: "LogPiece", text: str, *, new: bool) -> None:
         ended = f", {piece.outcome}" if piece.outcome else ""
         typer.echo(f"-- attempt {piece.attempt}{ended}", err=True)
     if piece.dropped_bytes:
-        typer.echo(f"-- {piece.dropped_bytes} bytes before this are no longer kept", err=True)
+        typer.echo(f"-- {piece.dropped_bytes} earlier bytes are no longer stored", err=True)
     typer.echo(text, nl=False)
 
 
@@ -232,20 +237,23 @@ _WARN_SECONDS = 10.0  # schedulers poll four times a second
 def cancel(
     runs: Annotated[list[UUID] | None, typer.Argument(metavar="RUN", help="Runs to cancel, by id.")] = None,
     *,
-    job: Annotated[str | None, typer.Option(metavar="KEY", help="All runs of this job.")] = None,
+    job: Annotated[str | None, typer.Option(metavar="KEY", help="Cancel the open runs of this job.")] = None,
     label: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="All runs of jobs with this label; repeatable.")
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="Cancel the open runs of jobs with this label; repeatable."),
     ] = None,
-    queue: Annotated[str | None, typer.Option(metavar="NAME", help="All runs of this queue.")] = None,
-    lane: Annotated[str | None, typer.Option(metavar="LANE", help="All runs of this lane.")] = None,
-    handler: Annotated[str | None, typer.Option(metavar="NAME", help="All runs of this handler.")] = None,
+    queue: Annotated[str | None, typer.Option(metavar="NAME", help="Cancel the open runs of this queue.")] = None,
+    lane: Annotated[str | None, typer.Option(metavar="LANE", help="Cancel the open runs of this lane.")] = None,
+    handler: Annotated[str | None, typer.Option(metavar="NAME", help="Cancel the open runs of this handler.")] = None,
     cause: Annotated[
         str | None,
-        typer.Option(metavar="CAUSE", help="All runs of this cause: timer, trigger, backfill, workflow or retry."),
+        typer.Option(metavar="CAUSE", help="Cancel the open runs with this cause: timer, trigger, backfill or retry."),
     ] = None,
     before: Annotated[str | None, typer.Option(metavar="TIME", help="Only runs created before this time.")] = None,
-    not_started: Annotated[bool, typer.Option("--not-started", help="Only runs that have not started.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the number of these runs; cancel none.")] = False,
+    not_started: Annotated[
+        bool, typer.Option("--not-started", help="Leave out runs that an attempt has started.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the number of matching runs; cancel none.")] = False,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not wait until the last run has ended.")] = False,
     reason: Reason = None,
     timezone: Tz = None,
@@ -260,7 +268,9 @@ def cancel(
     }  # fmt: skip
     filtered = not_started or any(value is not None for name, value in filters.items() if name != "include_started")
     if bool(runs) == filtered:
-        refuse("RUN", "name runs, or filters, and not both", "write ids, or --job, --label, --queue, --lane, …")
+        refuse(
+            "RUN", "exactly one of run ids and filters is needed", "write ids, or --job, --label, --queue, --lane, …"
+        )
     with requesting(tenant) as client:
         if runs:
             _cancel_each(client, runs, reason, output, dry_run=dry_run)
@@ -292,8 +302,8 @@ def _wait(client: "Client", number: int, total: int) -> "Cancellation":
             if cancellation.cancelled_count != moved:
                 moved, moved_at = cancellation.cancelled_count, monotonic_seconds()
             elif not warned and monotonic_seconds() - moved_at > _WARN_SECONDS:
-                silence = f"no run has been cancelled for {_WARN_SECONDS:g} s: is a scheduler running?"
-                sys.stderr.write(f"tidewheel: {silence} No executor starts these runs meanwhile\n")
+                silence = f"no run was cancelled for {_WARN_SECONDS:g} s: start a scheduler"
+                sys.stderr.write(f"tidewheel: {silence}; executors do not start these runs\n")
                 warned = True
             never.wait(_POLL_SECONDS)
     return cancellation
@@ -302,5 +312,5 @@ def _wait(client: "Client", number: int, total: int) -> "Cancellation":
 def _print_cancellation(cancellation: "Cancellation", output: Output) -> None:
     done = f"{cancellation.cancelled_count:,} runs cancelled"
     lines = [f"cancellation {cancellation.cancellation_id}"]
-    lines.append(done if cancellation.finished_at else f"{done} so far; no claim takes any of the others")
+    lines.append(done if cancellation.finished_at else f"{done} so far; executors do not start the other runs")
     print_result(lines, cancellation, output)

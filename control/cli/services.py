@@ -45,7 +45,10 @@ def executor(
         typer.Option(metavar="MODULES", help="Modules with @tidewheel.handler functions, separated by commas."),
     ] = None,
     queues: Annotated[str | None, typer.Option(metavar="NAMES", help="Queues to serve, separated by commas.")] = None,
-    slots: Annotated[int | None, typer.Option(metavar="N", help="Run at most this many attempts at once.")] = None,
+    slots: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="The largest number of runs that this executor executes in parallel."),
+    ] = None,
     log_level: LogLevel = "info",
     metrics_port: MetricsPort = None,
 ) -> None:

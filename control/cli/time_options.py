@@ -41,12 +41,12 @@ def read_instant(text: str, path: str, zone_name: str | None = None) -> datetime
         except InvalidValue as invalid:
             raise InvalidInput([FieldError(path, part.problem, part.remedy) for part in invalid.errors]) from invalid
     if zone_name is None:
-        problem = f"{text!r} has no offset, so it names no instant"
-        refuse(path, problem, f"say whose clock it is on with --tz, or write {_utc(text)}")
+        problem = f"{text!r} has no offset, so its instant is unknown"
+        refuse(path, problem, f"add its time zone with --tz, or write {_utc(text)}")
     try:
         local = datetime.fromisoformat(text)
     except ValueError as error:
-        refuse(path, f"{text!r} is no time ({error})", "write one such as 2026-03-29T08:00")
+        refuse(path, f"{text!r} is not a valid time ({error})", "write one such as 2026-03-29T08:00")
     from tidewheel.schedules.zones import zone  # here: most commands read no local time
 
     return _on_clock_of(zone(zone_name), local, text, path)

@@ -247,7 +247,7 @@ def _columns(connection: Conn, tenant: str, filters: DeadLetterFilter) -> dict[s
     for path, allowed in _ALLOWED:
         value = filters.get(path)
         if value is not None and value not in allowed:
-            refuse(path, f"{value!r} was read", f"write one of {', '.join(allowed)}")
+            refuse(path, f"{value!r} is not valid", f"write one of {', '.join(allowed)}")
     key = filters.get("key")
     if key is not None:
         read_job_position(connection, tenant, key)

@@ -171,7 +171,7 @@ def list_runs(
 
 def _require_narrow(filters: RunFilter) -> None:
     if filters.status is not None and filters.status not in STATUSES:
-        refuse("status", f"{filters.status!r} was read", f"write one of {', '.join(STATUSES)}")
+        refuse("status", f"{filters.status!r} is not valid", f"write one of {', '.join(STATUSES)}")
     if filters.key is not None or filters.since is not None:
         return
     if filters.labels:

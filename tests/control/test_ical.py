@@ -144,8 +144,8 @@ def test_unreadable_event_is_named(lines: list[str], said: str) -> None:
     ("data", "said"),
     [
         (b"", "it holds no event"),
-        (b"hello", "it is no iCalendar file"),
-        (b"\x89PNG\r\n\x1a\n", "it is no iCalendar file"),
+        (b"hello", "it is not an iCalendar file"),
+        (b"\x89PNG\r\n\x1a\n", "it is not an iCalendar file"),
         (file_of(), "it holds no event"),
         (file_of(event("DTSTART;VALUE=DATE:20261225", "STATUS:CANCELLED")), "its events touch no day"),
         (b"x" * (4 * 2**20 + 1), "it has more than 4 MiB"),

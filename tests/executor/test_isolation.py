@@ -118,7 +118,7 @@ def test_isolated_handler_runs_in_a_warm_worker_process() -> None:
         ("segfault", "killed by SIGSEGV"),
         ("kill", "killed by SIGKILL; the system does that where memory is short"),
         ("close", "closed the pipe to the executor"),
-        ("garbage", "bytes that are no frame"),
+        ("garbage", "bytes that are not a frame"),
     ],
 )
 def test_dead_worker_fails_its_attempt_and_is_replaced(payload: str, message: str) -> None:

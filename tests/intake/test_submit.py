@@ -128,7 +128,7 @@ def test_payload_is_stored_in_the_definition_only(database: Database) -> None:
     ("job", "path", "problem"),
     [
         ({"schedule": "0 0 30 2 *"}, "job.schedule.cron", "no date fits"),
-        ({"schedule": ["* * * * *"]}, "job.schedule", "was read"),
+        ({"schedule": ["* * * * *"]}, "job.schedule", "is not valid"),
         ({"schedule": {"cron": "0 0 * * *", "timezone": "Europe/Berlinn"}}, "job.schedule.timezone", "Europe/Berlinn"),
         ({"schedule": "61 0 * * *"}, "job.schedule.cron", "61"),
         ({"schedule": "@every 1h", "end_at": "2020-01-01T00:00:00Z"}, "job.end_at", "has passed"),

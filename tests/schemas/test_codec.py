@@ -248,11 +248,11 @@ def test_message_of_another_record_type_is_refused(a_completion: records.RunComp
         (b"\xef\xbb\xbf{}", "byte order mark"),
         (b"hello", "68 65 6c 6c 6f: neither JSON nor Avro single-object"),
         (b"\xc3", "neither JSON nor Avro"),
-        (b"{", "no JSON"),
+        (b"{", "not valid JSON"),
         (b"\xc3\x01\x05", "schema id 05 is unknown"),
         (b"x" * (MAX_MESSAGE_BYTES + 1), "at most 1048576"),
         (b" \n{}", "run_id is missing"),
-        (b"{\xff}", "no UTF-8"),
+        (b"{\xff}", "not valid UTF-8"),
     ],
 )
 def test_refusal_describes_the_bytes(value: bytes, words: str) -> None:

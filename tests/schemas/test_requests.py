@@ -98,8 +98,8 @@ def test_schedule_text_is_a_plain_string() -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"payload": b"{"}, "this is no JSON"),
-        ({"payload": b"\xff"}, "no UTF-8"),
+        ({"payload": b"{"}, "it is not valid JSON"),
+        ({"payload": b"\xff"}, "not valid UTF-8"),
         ({"payload": b"x", "payload_content_type": "text/plain"}, "content type 'text/plain' is unknown"),
     ],
 )
@@ -130,12 +130,12 @@ def test_random_bytes_are_refused(value: bytes) -> None:
     [
         (b"", "empty"),
         (b"hello", "neither JSON nor Avro"),
-        (b'{"type": job.submit}', "no JSON: Expecting value at line 1, column 10"),
-        (b"[1]", "JSON, but a list"),
+        (b'{"type": job.submit}', "not valid JSON: Expecting value at line 1, column 10"),
+        (b"[1]", r"not an object \(list\)"),
         (b"{" + b" " * MEBIBYTE + b"}", "at most 1048576"),
-        (b'{"type": "\xff"}', "no UTF-8: byte 0xff at position 10"),
+        (b'{"type": "\xff"}', "not valid UTF-8: byte 0xff at position 10"),
         (b"\xc3\x01123456789", "schema id 3132333435363738 is unknown"),
-        (b'{"a":' * 5000, "32 deep"),
+        (b'{"a":' * 5000, "32 levels deep"),
     ],
 )
 def test_bytes_that_are_not_a_request_are_undecodable(value: bytes, words: str) -> None:
@@ -152,8 +152,8 @@ def test_bytes_that_are_not_a_request_are_undecodable(value: bytes, words: str) 
         (b'{"type":"job.trigger","key":"a","delay":' + b"9" * 5000 + b"}", "delay", "5000 digits"),
         (b'{"type":"job.trigger","key":"a","payload":1e999}', "payload", "infinite"),
         (b'{"type":"job.trigger","key":"a","payload":Infinity}', "payload", "infinite"),
-        (b'{"type":"job.trigger","key":"\\ud800"}', "key", "which is no text"),
-        (b'{"type":"job.trigger","key":"\\u0000"}', "key", "which is no text"),
+        (b'{"type":"job.trigger","key":"\\ud800"}', "key", "which is not text"),
+        (b'{"type":"job.trigger","key":"\\u0000"}', "key", "which is not text"),
         (
             b'{"type":"job.submit","job":{"schedule":"manual","schedule":"@daily","target":"h"}}',
             "job.schedule",

@@ -135,5 +135,5 @@ def _model(document: Mapping[str, object]) -> type[AnyRequest]:
     if isinstance(kind, UnreadableValue):
         raise InvalidValue(problem=kind.problem, remedy=kind.remedy, path="type")
     raise InvalidValue(
-        problem="is missing" if "type" not in document else f"{shown(kind)} was read", remedy=remedy, path="type"
+        problem="is missing" if "type" not in document else f"{shown(kind)} is not valid", remedy=remedy, path="type"
     )

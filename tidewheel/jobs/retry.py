@@ -23,7 +23,7 @@ _Delay = Annotated[timedelta, BeforeValidator(span(SHORTEST_DELAY, LONGEST_DELAY
 def _percentage(value: object) -> float:
     match = _PERCENT.fullmatch(value) if isinstance(value, str) else None
     if match is None or float(match.group(1)) > 100:
-        problem = value.problem if isinstance(value, UnreadableValue) else f"{shown(value)} was read"
+        problem = value.problem if isinstance(value, UnreadableValue) else f"{shown(value)} is not valid"
         raise InvalidValue(problem=problem, remedy="write a percentage from 0% to 100%, such as 10%")
     return float(match.group(1)) / 100
 

@@ -55,28 +55,30 @@ class FixedDelaySpec(StrictModel):
 def _expressions(value: object) -> tuple[str, ...]:
     expressions = [value] if isinstance(value, str) else as_list(value)
     if not expressions:
-        problem = value.problem if isinstance(value, UnreadableValue) else f"{shown(value)} was read"
+        problem = value.problem if isinstance(value, UnreadableValue) else f"{shown(value)} is not valid"
         raise InvalidValue(problem=problem, remedy="write a cron expression, or a list of them")
     if len(expressions) > MAX_EXPRESSIONS:
         raise InvalidValue(
-            problem=f"{len(expressions)} expressions were read", remedy=f"write at most {MAX_EXPRESSIONS}"
+            problem=f"there are {len(expressions)} expressions", remedy=f"write at most {MAX_EXPRESSIONS}"
         )
     return tuple(_expression(one) for one in expressions)
 
 
 def _expression(value: object) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise InvalidValue(problem=f"{shown(value)} was read", remedy="write a cron expression such as 0 8 * * MON-FRI")
+        raise InvalidValue(
+            problem=f"{shown(value)} is not valid", remedy="write a cron expression such as 0 8 * * MON-FRI"
+        )
     if len(value) > MAX_EXPRESSION or not value.isprintable():
         raise InvalidValue(
-            problem=f"{shown(value)} was read", remedy=f"write at most {MAX_EXPRESSION} printable characters"
+            problem=f"{shown(value)} is not valid", remedy=f"write at most {MAX_EXPRESSION} printable characters"
         )
     return value.strip()
 
 
 def _zone(value: object) -> str:
     if not isinstance(value, str) or not value or len(value) > 64 or not value.isprintable():
-        raise InvalidValue(problem=f"{shown(value)} was read", remedy="write an IANA zone such as Europe/Berlin")
+        raise InvalidValue(problem=f"{shown(value)} is not valid", remedy="write an IANA zone such as Europe/Berlin")
     return value
 
 
@@ -124,7 +126,7 @@ def read_schedule(value: object) -> ScheduleSpec:
     if isinstance(value, str):
         return read_schedule(_from_text(value))
     if (given := as_object(value)) is None:
-        problem = value.problem if isinstance(value, UnreadableValue) else f"{shown(value)} was read"
+        problem = value.problem if isinstance(value, UnreadableValue) else f"{shown(value)} is not valid"
         raise InvalidValue(problem=problem, remedy=_EXAMPLES)
     for name, remedy in _LATER_KINDS.items():
         if name in given:
@@ -158,7 +160,7 @@ def _from_text(text: str) -> dict[str, object]:
     if _ISO_TIMESTAMP.fullmatch(bare):
         return {"once": bare}
     if _SPAN.fullmatch(bare[:64]):
-        raise InvalidValue(problem=f"{shown(text)} alone is no schedule", remedy=f'write "@every {bare[:64]}"')
+        raise InvalidValue(problem=f"{shown(text)} alone is not a schedule", remedy=f'write "@every {bare[:64]}"')
     return {"cron": [bare]}
 
 

@@ -57,7 +57,9 @@ def _jitter(value: object) -> Jitter:
     if isinstance(value, str) and (match := _PERCENT.fullmatch(value)) and float(match.group(1)) <= 100:
         return Jitter(percent=float(match.group(1)))
     if isinstance(value, str) and value.endswith("%"):
-        raise InvalidValue(problem=f"{shown(value)} was read", remedy="write a percentage from 0% to 100%, such as 10%")
+        raise InvalidValue(
+            problem=f"{shown(value)} is not valid", remedy="write a percentage from 0% to 100%, such as 10%"
+        )
     return Jitter(longest=span(timedelta(0), LONGEST_JITTER)(value))
 
 

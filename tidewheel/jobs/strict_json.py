@@ -30,17 +30,17 @@ def read_object(data: bytes) -> dict[str, object]:
     """Return the JSON object a message consists of.
 
     Raises:
-        UndecodableMessage: The bytes are no UTF-8, no JSON, no object, longer than 1 MiB or nested without end.
+        UndecodableMessage: The bytes are not a JSON object in UTF-8, or too long, or nested too deep.
     """
     if len(data) > MAX_DOCUMENT_BYTES:
-        msg = f"the message has {len(data)} bytes; at most {MAX_DOCUMENT_BYTES} are read"
+        msg = f"the message has {len(data)} bytes; send at most {MAX_DOCUMENT_BYTES}"
         raise UndecodableMessage(msg)
     if _containers(data) > MAX_CONTAINERS:
-        msg = f"the message holds more than {MAX_CONTAINERS} arrays and objects, more than are read"
+        msg = f"the message holds more than {MAX_CONTAINERS} arrays and objects; send fewer"
         raise UndecodableMessage(msg)
     value = _parsed(_utf8(data))
     if (found := as_object(value)) is None:
-        msg = f"this is JSON, but a {type(value).__name__}; write an object: {{...}}"
+        msg = f"it is valid JSON, but not an object ({type(value).__name__}); write an object: {{...}}"
         raise UndecodableMessage(msg)
     return found
 
@@ -63,7 +63,7 @@ def compact(value: object) -> bytes:
         text = _written(value)
         encoded = text.encode()
     except UnicodeEncodeError as error:
-        problem = f"it holds half of a surrogate pair ({error.object[error.start]!r}), which is no character"
+        problem = f"it holds half of a surrogate pair ({error.object[error.start]!r}), which is not a character"
         raise InvalidValue(problem=problem, remedy="send well-formed UTF-8") from error
     except RecursionError as error:
         raise InvalidValue(problem=_TOO_DEEP, remedy="flatten it") from error
@@ -74,7 +74,7 @@ def compact(value: object) -> bytes:
     except TypeError as error:
         raise InvalidValue(problem=str(error), remedy="send what JSON can hold, and each name once") from error
     if "\\u0000" in text and _NUL.search(text):
-        raise InvalidValue(problem="it holds the NUL character", remedy="leave that out, or send the bytes as base64")
+        raise InvalidValue(problem="it holds the NUL character", remedy="remove it, or send the bytes as base64")
     if not depth_within(encoded, MAX_DEPTH):
         raise InvalidValue(problem=_TOO_DEEP, remedy="flatten it")
     return encoded
@@ -112,7 +112,7 @@ def depth_within(data: bytes, limit: int) -> bool:
     return not brackets
 
 
-_TOO_DEEP = f"its arrays and objects lie more than {MAX_DEPTH} deep in each other"
+_TOO_DEEP = f"its arrays and objects are nested more than {MAX_DEPTH} levels deep"
 
 
 def _containers(data: bytes) -> int:
@@ -130,7 +130,7 @@ def _utf8(data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        msg = f"this is no UTF-8: byte {data[error.start]:#04x} at position {error.start}"
+        msg = f"it is not valid UTF-8: byte {data[error.start]:#04x} at position {error.start}"
         raise UndecodableMessage(msg) from error
 
 
@@ -138,10 +138,10 @@ def _parsed(text: str) -> object:
     try:
         return _loads(text)
     except json.JSONDecodeError as error:
-        msg = f"this is no JSON: {error.msg} at line {error.lineno}, column {error.colno}"
+        msg = f"it is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}"
         raise UndecodableMessage(msg) from error
     except RecursionError as error:
-        msg = f"this is no readable JSON: {_TOO_DEEP}"
+        msg = _TOO_DEEP
         raise UndecodableMessage(msg) from error
 
 
@@ -173,7 +173,9 @@ def _integer(digits: str) -> int | UnreadableValue:
 
 
 def _unwritable(value: object) -> object:
-    raise TypeError(value.problem if isinstance(value, UnreadableValue) else f"{type(value).__name__} is no JSON value")
+    raise TypeError(
+        value.problem if isinstance(value, UnreadableValue) else f"{type(value).__name__} is not a JSON value"
+    )
 
 
 _BYTE_ORDER_MARK = "\ufeff"  # json.loads has a clear error for it

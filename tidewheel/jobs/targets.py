@@ -65,7 +65,8 @@ def _url(text: str) -> str:
         ) from error
     if parts.scheme not in ("http", "https") or not host or not text.isprintable() or re.search(r"[\s\\]", text):
         raise InvalidValue(
-            problem=f"{shown(text)} is no absolute http or https URL", remedy="write such as https://example.org/report"
+            problem=f"{shown(text)} is not an absolute http or https URL",
+            remedy="write such as https://example.org/report",
         )
     if parts.username is not None or parts.password is not None:
         raise InvalidValue(problem="it holds a user name or password", remedy="send an Authorization header instead")
@@ -74,10 +75,10 @@ def _url(text: str) -> str:
 
 def _headers(value: object) -> dict[str, str]:
     if (given := as_object(value)) is None:
-        problem = value.problem if isinstance(value, UnreadableValue) else f"{shown(value)} was read"
+        problem = value.problem if isinstance(value, UnreadableValue) else f"{shown(value)} is not valid"
         raise InvalidValue(problem=problem, remedy="write an object of names and values")
     if len(given) > MAX_HEADERS:
-        raise InvalidValue(problem=f"{len(given)} headers were read", remedy=f"write at most {MAX_HEADERS}")
+        raise InvalidValue(problem=f"there are {len(given)} headers", remedy=f"write at most {MAX_HEADERS}")
     seen: set[str] = set()
     for name, content in given.items():
         _check_header(name, content)
@@ -90,13 +91,13 @@ def _headers(value: object) -> dict[str, str]:
 def _check_header(name: str, content: object) -> None:
     if not _TOKEN.fullmatch(name):
         raise InvalidValue(
-            problem=f"{shown(name)} is no header's name", remedy="write 1 to 64 letters, digits and hyphens"
+            problem=f"{shown(name)} is not a header name", remedy="write 1 to 64 letters, digits and hyphens"
         )
     if name.lower() in _OWN_HEADERS or name.lower().startswith(_OWN_PREFIXES):
         raise InvalidValue(problem="Tidewheel sets this header itself", remedy="leave it out", path=name)
     if not isinstance(content, str) or len(content) > MAX_HEADER:
         remedy = f"write text of one line, at most {MAX_HEADER} characters"
-        raise InvalidValue(problem=f"{shown(content)} was read", remedy=remedy, path=name)
+        raise InvalidValue(problem=f"{shown(content)} is not valid", remedy=remedy, path=name)
     if found := _NOT_IN_A_VALUE.search(content):
         remedy = "write ASCII text of one line; percent-encode the rest, or send it in the payload"
         raise InvalidValue(problem=f"it holds {found.group()!a}, which no header carries", remedy=remedy, path=name)
@@ -109,7 +110,7 @@ def _check_header(name: str, content: object) -> None:
 def _topic(name: str) -> str:
     if not _TOPIC.fullmatch(name) or name in {".", ".."}:
         remedy = "write 1 to 249 of a-z, A-Z, 0-9, '.', '_' and '-'"
-        raise InvalidValue(problem=f"{shown(name)} is no topic's name", remedy=remedy)
+        raise InvalidValue(problem=f"{shown(name)} is not a topic name", remedy=remedy)
     return name
 
 
@@ -120,13 +121,13 @@ def _answer_span(value: object) -> timedelta:
 def _argv(value: object) -> tuple[str, ...]:
     remedy = 'write a list of words, such as ["report", "--day", "today"]; no shell reads them'
     if (given := as_list(value)) is None:
-        problem = value.problem if isinstance(value, UnreadableValue) else f"{shown(value)} was read"
+        problem = value.problem if isinstance(value, UnreadableValue) else f"{shown(value)} is not valid"
         raise InvalidValue(problem=problem, remedy=remedy)
     if not given or len(given) > MAX_ARGUMENTS:
-        raise InvalidValue(problem=f"{len(given)} words were read", remedy=f"write 1 to {MAX_ARGUMENTS}")
+        raise InvalidValue(problem=f"there are {len(given)} words", remedy=f"write 1 to {MAX_ARGUMENTS}")
     for index, word in enumerate(given):
         if not isinstance(word, str) or "\0" in word or (index == 0 and not word):
-            raise InvalidValue(problem=f"{shown(word)} was read", remedy=remedy, path=str(index))
+            raise InvalidValue(problem=f"{shown(word)} is not valid", remedy=remedy, path=str(index))
     if sum(len(str(word).encode("utf-8", "surrogatepass")) for word in given) > MAX_ARGUMENT_BYTES:
         remedy = f"write at most {MAX_ARGUMENT_BYTES} bytes; the payload arrives on standard input"
         raise InvalidValue(problem="it is too long", remedy=remedy)
@@ -135,22 +136,22 @@ def _argv(value: object) -> tuple[str, ...]:
 
 def _absolute(path: str) -> str:
     if not path.startswith("/") or "\0" in path or len(path) > MAX_URL:
-        raise InvalidValue(problem=f"{shown(path)} is no absolute path", remedy="write such as /srv/reports")
+        raise InvalidValue(problem=f"{shown(path)} is not an absolute path", remedy="write such as /srv/reports")
     return path
 
 
 def _environment(value: object) -> dict[str, str]:
     if (given := as_object(value)) is None:
-        raise InvalidValue(problem=f"{shown(value)} was read", remedy="write an object of names and values")
+        raise InvalidValue(problem=f"{shown(value)} is not valid", remedy="write an object of names and values")
     if len(given) > MAX_VARIABLES:
-        raise InvalidValue(problem=f"{len(given)} variables were read", remedy=f"write at most {MAX_VARIABLES}")
+        raise InvalidValue(problem=f"there are {len(given)} variables", remedy=f"write at most {MAX_VARIABLES}")
     for name, content in given.items():
         if not _VARIABLE.fullmatch(name) or name.startswith("TIDEWHEEL_"):
             remedy = "write letters, digits and '_', no digit first; Tidewheel sets those that begin with TIDEWHEEL_"
             raise InvalidValue(problem=f"{shown(name)} cannot be set", remedy=remedy)
         if not isinstance(content, str) or "\0" in content or len(content) > MAX_URL:
             raise InvalidValue(
-                problem=f"{shown(content)} was read", remedy=f"write at most {MAX_URL} characters", path=name
+                problem=f"{shown(content)} is not valid", remedy=f"write at most {MAX_URL} characters", path=name
             )
     return {name: str(content) for name, content in given.items()}
 
@@ -305,7 +306,7 @@ def read_target(value: object) -> TargetSpec:
     if isinstance(value, str):
         return validate(HandlerTargetSpec, {"type": "handler", "name": value})
     if (given := as_object(value)) is None:
-        problem = value.problem if isinstance(value, UnreadableValue) else f"{shown(value)} was read"
+        problem = value.problem if isinstance(value, UnreadableValue) else f"{shown(value)} is not valid"
         raise InvalidValue(
             problem=problem,
             remedy='write a handler\'s name, or such as {"type": "http", "url": "https://example.org/report"}',
@@ -320,6 +321,6 @@ def _by_type(given: Mapping[str, object]) -> TargetSpec:
     kind = given.get("type")
     if isinstance(kind, str) and kind in TARGETS:
         return validate(TARGETS[kind].model, given)
-    problem = "is missing" if "type" not in given else f"{shown(kind)} was read"
+    problem = "is missing" if "type" not in given else f"{shown(kind)} is not valid"
     *others, last = map(repr, TARGETS)
     raise InvalidValue(problem=problem, remedy=f"write {', '.join(others)} or {last}", path="type")

@@ -41,7 +41,7 @@ class StrictModel(BaseModel):
     @classmethod
     def _bounded(cls, value: object) -> object:
         if (given := as_object(value)) and len(given) > MOST_FIELDS:
-            problem = f"an object of {len(given)} fields was read"
+            problem = f"an object of {len(given)} fields is too large"
             raise InvalidValue(problem=problem, remedy="send the fields that are documented, and no others")
         return value
 
@@ -161,11 +161,11 @@ def _words(details: ErrorDetails, names: list[str], model: type[StrictModel]) ->
     if kind == "literal_error":
         return _none_of(name, value, str(context["expected"]), model)
     if kind in _EXPECTED:
-        return f"{shown(value)} was read", f"write {_EXPECTED[kind]}"
+        return f"{shown(value)} is not valid", f"write {_EXPECTED[kind]}"
     if kind in _BOUNDS:
         key, words = _BOUNDS[kind]
-        return f"{shown(value)} was read", f"write {words} {context[key]:g}"
-    return f"{shown(value)} was read", details["msg"].replace("Input should", "it should")
+        return f"{shown(value)} is not valid", f"write {words} {context[key]:g}"
+    return f"{shown(value)} is not valid", details["msg"].replace("Input should", "it should")
 
 
 def _unknown(name: str, model: type[StrictModel]) -> tuple[str, str]:
@@ -184,7 +184,7 @@ def _none_of(name: str, value: object, expected: str, model: type[StrictModel]) 
         return f"{value!r} is not yet available in this release", f"write {expected}"
     known = expected.replace("'", "").replace(" or ", ", ").split(", ")
     near = get_close_matches(value, known, n=1) if isinstance(value, str) and len(value) <= _LONGEST_NAME else []
-    return f"{shown(value)} was read", f"did you mean {near[0]!r}?" if near else f"write {expected}"
+    return f"{shown(value)} is not valid", f"did you mean {near[0]!r}?" if near else f"write {expected}"
 
 
 def _model_at(model: type[StrictModel], names: list[str]) -> type[StrictModel]:

@@ -69,10 +69,10 @@ def parse_duration(value: str | float) -> timedelta:
         value: Text, or a number of seconds.
 
     Raises:
-        InvalidValue: It is no duration, negative, finer than a microsecond or longer than a century.
+        InvalidValue: It is not a duration, negative, finer than a microsecond or longer than a century.
     """
     if isinstance(value, str):
-        return _from_text(value) if len(value) <= 64 else _refuse(f"{value[:20]!r}... is no duration")
+        return _from_text(value) if len(value) <= 64 else _refuse(f"{value[:20]!r}... is not a duration")
     return _from_seconds(value)
 
 
@@ -118,7 +118,7 @@ def parse_timestamp(text: str) -> datetime:
         moment = datetime.fromisoformat(f"{date}T{time}{offset.upper()}").astimezone(UTC)
     except (ValueError, OverflowError) as error:
         raise InvalidValue(
-            problem=f"{text!r} is no instant ({error})", remedy=f"write one such as {_EXAMPLE}"
+            problem=f"{text!r} is not an instant ({error})", remedy=f"write one such as {_EXAMPLE}"
         ) from error
     if moment.year < _EARLIEST_YEAR:
         raise InvalidValue(problem=f"{text!r} lies before {_EARLIEST_YEAR}", remedy="write a later instant")
@@ -143,7 +143,7 @@ def one_line(maximum: int) -> Callable[[str], str]:
         if len(text) > maximum:
             raise InvalidValue(problem=f"it has {len(text)} characters", remedy=f"write at most {maximum}")
         if found := _NOT_ONE_LINE.search(text):
-            raise InvalidValue(problem=f"it holds {found.group()!r}, which is no text", remedy="leave that out")
+            raise InvalidValue(problem=f"it holds {found.group()!r}, which is not text", remedy="remove it")
         return text
 
     return check
@@ -156,7 +156,7 @@ def several_lines(maximum: int) -> Callable[[str], str]:
         if len(text) > maximum:
             raise InvalidValue(problem=f"it has {len(text)} characters", remedy=f"write at most {maximum}")
         if found := _NOT_TEXT.search(text):
-            raise InvalidValue(problem=f"it holds {found.group()!r}, which is no text", remedy="leave that out")
+            raise InvalidValue(problem=f"it holds {found.group()!r}, which is not text", remedy="remove it")
         return text
 
     return check
@@ -169,7 +169,7 @@ def span(minimum: timedelta, maximum: timedelta) -> Callable[[object], timedelta
         duration = value if isinstance(value, timedelta) else parse_duration(_text_or_number(value))
         if not minimum <= duration <= maximum:
             raise InvalidValue(
-                problem=f"{shown(value)} was read",
+                problem=f"{shown(value)} is not valid",
                 remedy=f"write {format_duration(minimum)} to {format_duration(maximum)}",
             )
         return duration
@@ -219,7 +219,7 @@ def few(value: object) -> object:
     if (elements := as_list(value)) is None:
         return value
     if len(elements) > MAX_ELEMENTS:
-        raise InvalidValue(problem=f"{len(elements)} elements were read", remedy=f"write at most {MAX_ELEMENTS}")
+        raise InvalidValue(problem=f"there are {len(elements)} elements", remedy=f"write at most {MAX_ELEMENTS}")
     return tuple(elements)
 
 
@@ -228,7 +228,7 @@ def many_days(value: object) -> object:
     if (elements := as_list(value)) is None:
         return value
     if len(elements) > MAX_DAYS:
-        raise InvalidValue(problem=f"{len(elements)} days were read", remedy=f"write at most {MAX_DAYS}")
+        raise InvalidValue(problem=f"there are {len(elements)} days", remedy=f"write at most {MAX_DAYS}")
     return tuple(elements)
 
 
@@ -238,7 +238,7 @@ def _from_text(text: str) -> timedelta:
     if match is None or not any(match.groups()) or text.endswith("T"):
         if _ISO_CALENDAR.match(text):
             return _refuse(f"{text!r} counts months or years, which have no fixed length", "count days, or use cron")
-        return _refuse(f"{text!r} is no duration")
+        return _refuse(f"{text!r} is not a duration")
     total = sum(Fraction(number) * size for number, size in zip(match.groups(), _MICROSECONDS, strict=False) if number)
     if total.denominator != 1:
         return _refuse(f"{text!r} is finer than a microsecond")
@@ -247,7 +247,7 @@ def _from_text(text: str) -> timedelta:
 
 def _from_seconds(seconds: float) -> timedelta:
     if isinstance(seconds, bool) or not math.isfinite(seconds):
-        return _refuse(f"{seconds!r} is no duration")
+        return _refuse(f"{seconds!r} is not a duration")
     if abs(seconds) > _LONGEST.total_seconds():
         return _refuse(f"{seconds:.6g} s is longer than a century")
     return _bounded_durations(round(seconds * 1_000_000), f"{seconds!r} s")
@@ -282,13 +282,13 @@ def _instant(value: object) -> datetime:
 def _wrong(value: object, remedy: str) -> InvalidValue:
     if isinstance(value, UnreadableValue):
         return InvalidValue(problem=value.problem, remedy=value.remedy)
-    return InvalidValue(problem=f"{shown(value)} was read", remedy=remedy)
+    return InvalidValue(problem=f"{shown(value)} is not valid", remedy=remedy)
 
 
 def _tenant(name: str) -> str:
     if not _TENANT.fullmatch(name):
         raise InvalidValue(
-            problem=f"{shown(name)} is no tenant's name",
+            problem=f"{shown(name)} is not a tenant name",
             remedy="write 1 to 63 of a-z, 0-9, '.', '_' and '-', a letter or digit first",
         )
     return name
@@ -297,7 +297,7 @@ def _tenant(name: str) -> str:
 def _queue(name: str) -> str:
     if not QUEUE.fullmatch(name):
         raise InvalidValue(
-            problem=f"{shown(name)} is no queue's name", remedy="write 1 to 64 of a-z, 0-9, '.', '_' and '-'"
+            problem=f"{shown(name)} is not a queue name", remedy="write 1 to 64 of a-z, 0-9, '.', '_' and '-'"
         )
     return name
 
@@ -309,7 +309,7 @@ def _run_id(text: str) -> str:
     except ValueError:
         pass
     raise InvalidValue(
-        problem=f"{shown(text)} is no run's id", remedy="copy the UUID of 36 characters from a reply or an event"
+        problem=f"{shown(text)} is not a run id", remedy="copy the UUID of 36 characters from a reply or an event"
     )
 
 
@@ -320,14 +320,14 @@ def _backfill_id(text: str) -> str:
     except ValueError:
         pass
     raise InvalidValue(
-        problem=f"{shown(text)} is no backfill's id", remedy="copy the UUID of 36 characters from its reply"
+        problem=f"{shown(text)} is not a backfill id", remedy="copy the UUID of 36 characters from its reply"
     )
 
 
 def _calendar_name(name: str) -> str:
     if not _CALENDAR.fullmatch(name):
         raise InvalidValue(
-            problem=f"{shown(name)} is no calendar's name",
+            problem=f"{shown(name)} is not a calendar name",
             remedy="write 1 to 64 of a-z, 0-9, '.', '_' and '-', a letter or digit first",
         )
     return name
@@ -355,7 +355,8 @@ def _weekday(value: object) -> int:
 def _traceparent(text: str) -> str:
     if not _TRACEPARENT.fullmatch(text):
         raise InvalidValue(
-            problem=f"{shown(text)} is no traceparent", remedy="write one as W3C Trace Context has it, or leave it out"
+            problem=f"{shown(text)} is not a traceparent",
+            remedy="write one as W3C Trace Context has it, or leave it out",
         )
     return text
 
@@ -371,14 +372,14 @@ def _payload_base64(value: object) -> bytes:
         if isinstance(error, InvalidValue):
             raise
         raise InvalidValue(
-            problem=f"{shown(value)} is no base64", remedy="use the standard alphabet, padded with ="
+            problem=f"{shown(value)} is not base64", remedy="use the standard alphabet, padded with ="
         ) from error
 
 
 def _task_token(text: str) -> str:
     if not _TASK_TOKEN.fullmatch(text):
         raise InvalidValue(
-            problem="it is no task token", remedy="send back the token of 48 characters that came with the attempt"
+            problem="it is not a task token", remedy="send back the token of 48 characters that came with the attempt"
         )
     return text
 
@@ -392,7 +393,7 @@ def _bounded(content: bytes, most_bytes: int = MAX_PAYLOAD_BYTES) -> bytes:
 
 def _few_labels(value: object) -> object:
     if (labels := as_object(value)) and len(labels) > MAX_LABELS:
-        raise InvalidValue(problem=f"{len(labels)} labels were read", remedy=f"write at most {MAX_LABELS}")
+        raise InvalidValue(problem=f"there are {len(labels)} labels", remedy=f"write at most {MAX_LABELS}")
     return value
 
 

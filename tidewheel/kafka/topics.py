@@ -106,7 +106,7 @@ def queue_names(text: str) -> list[str]:
     """Return the queues of a list separated by commas, each once.
 
     Raises:
-        SettingsError: One is no queue's name, or there is none.
+        SettingsError: One is not a queue name, or there is none.
 
     >>> queue_names("reports, default,reports")
     ['reports', 'default']
@@ -114,7 +114,7 @@ def queue_names(text: str) -> list[str]:
     names = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     bad = next((name for name in names if not QUEUE.fullmatch(name)), None)
     if bad is not None:
-        message = f"queues: {bad!r} is no queue's name; write 1 to 64 of a-z, 0-9, '.', '_' and '-'"
+        message = f"queues: {bad!r} is not a queue name; write 1 to 64 of a-z, 0-9, '.', '_' and '-'"
         raise SettingsError(message)
     if not names:
         message = f"queues: there is none in {text!r}; write {DEFAULT_QUEUE!r}, or names separated by commas"

@@ -187,7 +187,7 @@ def _weekday(element: str) -> DayRule | None:
         return None
     number = int(match[3])
     if not 1 <= number <= 5:
-        problem = f"the number after # is {span(1, 5)}, and {number} was read"
+        problem = f"the number after # is {span(1, 5)}, not {number}"
         raise ElementRefused(problem, f"{element.partition('#')[0].upper()}#{1 if number < 1 else 5}")
     low = number_of(match[1], DAY_OF_WEEK)
     high = 7 if match[2] == "sun" else number_of(match[2] or match[1], DAY_OF_WEEK)

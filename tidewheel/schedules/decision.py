@@ -86,7 +86,7 @@ class Decision(NamedTuple):
         next_at: The first instant that is not recorded yet; None when the job has nothing left to fire.
         due_at: The instant at which the timer is due next; None: `next_at`.
         catch_up_end: The end of the catch-up. Occurrences up to here fire without another decision.
-        hold_reason: The reason for which `due_at` is no instant of the schedule.
+        hold_reason: The reason for which `due_at` is not an instant of the schedule.
         moved: Nominal instants of moved occurrences that need no further decision.
         overridden: True if overrides remain for the next decision.
     """

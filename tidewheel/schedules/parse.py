@@ -166,7 +166,7 @@ def _expressions(given: object) -> list[str]:
 
 def _zone_name(given: object) -> str:
     if not isinstance(given, str):
-        problem = f"{str(given)[:64]!r} is no zone"
+        problem = f"{str(given)[:64]!r} is not a time zone"
         raise ScheduleRefused(problem, "write an IANA name such as UTC", "timezone")
     return zone(given).name
 

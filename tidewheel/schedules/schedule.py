@@ -117,12 +117,12 @@ def read_instant(text: object, path: str) -> datetime:
         found = text
     else:
         if not isinstance(text, str) or len(text) < len("2026-03-29T03:00Z"):
-            problem = f"{str(text)[:64]!r} is no instant"
+            problem = f"{str(text)[:64]!r} is not an instant"
             raise ScheduleRefused(problem, example, path)
         try:
             found = datetime.fromisoformat(text)
         except ValueError:
-            problem = f"{text[:64]!r} is no instant"
+            problem = f"{text[:64]!r} is not an instant"
             raise ScheduleRefused(problem, example, path) from None
     if found.tzinfo is None:
         problem = f"{str(text)[:64]!r} has no UTC offset"

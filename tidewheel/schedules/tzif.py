@@ -119,7 +119,7 @@ def _local_second(text: str, year: int) -> int:
     """Return the local second of a rule's change in that year, since 1970-01-01 00:00."""
     match = _DAY.fullmatch(text)
     if match is None:
-        problem = f"{text!r} is no day of a POSIX TZ rule"
+        problem = f"{text!r} is not a day of a POSIX TZ rule"
         raise ValueError(problem)
     month, week, weekday, julian, number, time = match.groups()
     day = _nth_weekday(year, int(month), int(week), int(weekday)) if month else _numbered_day(year, julian, int(number))

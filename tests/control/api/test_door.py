@@ -91,9 +91,9 @@ def test_every_invalid_field_is_named(client: httpx.Client) -> None:
         ({"status": "succeeded", "error_type": "E"}, "outcomes.0.error_type", "'succeeded' has none"),
         ({"status": "failed"}, "outcomes.0.error_type", "is missing, with 'failed'"),
         ({"status": "snoozed"}, "outcomes.0.delay", "is missing, with 'snoozed'"),
-        ({"status": "succeded"}, "outcomes.0.status", "'succeded' was read"),
+        ({"status": "succeded"}, "outcomes.0.status", "'succeded' is not valid"),
         ({"status": "succeeded", "result": "x" * 70_000}, "outcomes.0.result", "it has 70002 bytes"),
-        ({"status": "waiting", "within": "0s"}, "outcomes.0.within", "'0s' was read"),
+        ({"status": "waiting", "within": "0s"}, "outcomes.0.within", "'0s' is not valid"),
     ],
 )
 def test_outcome_fields_must_fit_the_status(

@@ -94,7 +94,7 @@ def test_rejected_job_is_reported_with_its_line_and_others_applied(
             "2: targte: there is no field 'targte'; did you mean 'target'?",
             "2: target: is missing; say what runs, a handler's name or such as"
             ' {"type": "http", "url": "https://example.org/report"}',
-            "3: this is no JSON: Expecting value at column 23; write a job as an object: key, schedule, target",
+            "3: it is not valid JSON: Expecting value at column 23; write a job as an object: key, schedule, target",
             "4: key: is missing; name each job, so that it is the same one the next time",
             "5: schedule.cron: no date fits `0 0 30 2 *`: it can never fire; correct its day and month fields: 30"
             " February, for example, does not exist",
@@ -125,9 +125,9 @@ def test_json_or_yaml_list_reports_the_line_of_each_job(database: Database, writ
     [
         (f"[{GOOD},\n{OTHER},\n", 2, "the file ends within the array"),
         (f"[{GOOD},\n{OTHER}\n\n", 2, "the file ends within the array"),
-        (f"[{GOOD},\n{OTHER},\n]", 3, "the jobs of the array are not divided by one comma"),
-        (f"[{GOOD},\n{OTHER}\n{GOOD}]", 3, "the jobs of the array are not divided by one comma"),
-        (f"[{GOOD},\n{OTHER},,{GOOD}]", 2, "the jobs of the array are not divided by one comma"),
+        (f"[{GOOD},\n{OTHER},\n]", 3, "two jobs of the array are not separated by one comma"),
+        (f"[{GOOD},\n{OTHER}\n{GOOD}]", 3, "two jobs of the array are not separated by one comma"),
+        (f"[{GOOD},\n{OTHER},,{GOOD}]", 2, "two jobs of the array are not separated by one comma"),
         (f"[{GOOD},{OTHER}]\n[{GOOD}]", 2, "text follows the array"),
         (f"[{GOOD},{OTHER}] garbage", 1, "text follows the array"),
     ],
@@ -151,7 +151,7 @@ def test_invalid_first_line_affects_no_other_line(database: Database, write: Wri
     path = write("jobs.jsonl", f"{GOOD[:-1]}\n{GOOD}\n{OTHER}\n")
     done = tidewheel(database, "apply", path)
     assert (done.code, done.out) == (1, "2 created, 0 updated, 0 unchanged, 1 rejected\n")
-    assert done.err.startswith(f"{path}:1: this is no JSON")
+    assert done.err.startswith(f"{path}:1: it is not valid JSON")
     target = '{"key":"c","schedule":"manual","target":\n{"type":"shell","argv":["true"]}\n}'
     assert tidewheel(database, "apply", write("job.json", target)).lines[0].startswith("1 created")
 

@@ -36,7 +36,9 @@ def test_a_past_range_is_backfilled_shown_paused_resumed_and_cancelled(hourly: C
     assert tidewheel(hourly, "backfill", "pause", backfill_id).lines == [f"backfill {backfill_id}: paused"]
     again = json_output(hourly, "backfill", "pause", backfill_id)
     assert (again["unchanged"], again["status"]) == (True, "paused")
-    assert tidewheel(hourly, "backfill", "pause", backfill_id).lines == [f"backfill {backfill_id}: is paused already"]
+    assert tidewheel(hourly, "backfill", "pause", backfill_id).lines == [
+        f"backfill {backfill_id}: unchanged: the backfill is already paused"
+    ]
     assert json_output(hourly, "backfill", "show", backfill_id)["state"] == "paused"
     assert not json_output(hourly, "backfill", "resume", backfill_id)["unchanged"]
     assert tidewheel(hourly, "backfill", "cancel", backfill_id, "--reason", "no need").lines == [
@@ -44,7 +46,7 @@ def test_a_past_range_is_backfilled_shown_paused_resumed_and_cancelled(hourly: C
     ]
     for command in ("pause", "resume"):
         too_late = tidewheel(hourly, "backfill", command, backfill_id)
-        assert (too_late.code, too_late.out) == (1, f"backfill {backfill_id}: is cancelled\n")
+        assert (too_late.code, too_late.out) == (1, f"backfill {backfill_id}: unchanged: the backfill is cancelled\n")
         assert '"status": "cancelled"' in tidewheel(hourly, "backfill", command, backfill_id, "--output", "json").out
     assert tidewheel(hourly, "backfill", "cancel", backfill_id).code == 0
     shown = tidewheel(hourly, "backfill", "show", backfill_id, "--tz", "Europe/Berlin").lines
@@ -59,7 +61,7 @@ def test_dry_run_only_counts(hourly: ClockedDatabase) -> None:
     assert tidewheel(hourly, "job", "backfill", "hourly", *RANGE, "--dry-run").lines == ["24 occurrences would be run"]
     made = json_output(hourly, "job", "backfill", "hourly", *RANGE, "--dry-run", "--what", "all")
     assert (made["backfill_id"], made["occurrences"]) == (None, 24)
-    assert tidewheel(hourly, "backfill", "list").lines == ["no such backfill"]
+    assert tidewheel(hourly, "backfill", "list").lines == ["no backfills match"]
 
 
 def test_repeated_request_returns_the_same_backfill(hourly: ClockedDatabase) -> None:
@@ -72,7 +74,7 @@ def test_invalid_backfill_request_is_refused(hourly: ClockedDatabase) -> None:
     [refusal] = tidewheel(hourly, *ask, "--from", "2026-03-29T00:00:00Z", "--to", "2026-03-28T00:00:00Z").refusals
     assert refusal == "to: it lies before from; exchange the two"
     [refusal] = tidewheel(hourly, *ask, *RANGE, "--what", "missing").refusals
-    assert refusal.startswith("what: 'missing' was read; did you mean 'missing_only'?")
+    assert refusal.startswith("what: 'missing' is not valid; did you mean 'missing_only'?")
     for command in ("show", "pause", "resume", "cancel"):
         refusals = tidewheel(hourly, "backfill", command, uuid4()).refusals
         assert refusals[0].startswith("backfill_id: ")

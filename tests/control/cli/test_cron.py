@@ -126,7 +126,7 @@ def test_schedule_without_further_instants_is_reported() -> None:
             ("--after:", "occurs twice", "2026-10-25T02:30:00+02:00 or 2026-10-25T02:30:00+01:00"),
         ),
         (("0 8 * * *", "--after", "yesterday"), ("--after:", "RFC 3339")),
-        (("0 8 * * *", "--after", "2026-02-30T00:00"), ("--after:", "is no time")),
+        (("0 8 * * *", "--after", "2026-02-30T00:00"), ("--after:", "is not a valid time")),
     ],
 )
 def test_invalid_expression_is_refused_with_a_remedy(arguments: tuple[str, ...], parts: tuple[str, ...]) -> None:

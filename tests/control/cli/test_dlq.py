@@ -36,7 +36,7 @@ def test_dead_letters_are_listed_by_filter_and_page(letters: Database) -> None:
     assert lines[-1] == "3 of 3 dead letters"
     assert tidewheel(letters, "dlq", "list", "--redriven").lines == ["no dead letters match"]
     [refusal] = tidewheel(letters, "dlq", "list", "--kind", "letter").refusals
-    assert refusal.startswith("kind: 'letter' was read")
+    assert refusal.startswith("kind: 'letter' is not valid")
 
 
 def test_dead_letter_is_shown_whole(letters: Database) -> None:
@@ -58,7 +58,7 @@ def test_dead_letters_are_redriven_by_id_and_by_filter(letters: Database) -> Non
     dry = json_output(letters, "dlq", "redrive", "--job", "job", "--dry-run")
     assert (dry["matched"], [letter["id"] for letter in dry["first"]]) == (1, [plain])
     assert tidewheel(letters, "dlq", "redrive", plain, "--rate", "10/s").lines == ["1 dead letters redriven"]
-    assert tidewheel(letters, "dlq", "redrive", plain).lines == ["0 dead letters redriven, 1 were already"]
+    assert tidewheel(letters, "dlq", "redrive", plain).lines == ["0 dead letters redriven, 1 were already redriven"]
     assert json_output(letters, "dlq", "redrive", "--all")["redriven"] == 2
     assert len(open_runs(letters)) == 2
     assert numbers(letters, "--redriven") == [message, late, plain]
@@ -90,10 +90,10 @@ def test_purge_needs_a_confirmation(letters: Database) -> None:
 @pytest.mark.parametrize("command", ["redrive", "purge"])
 def test_command_without_ids_or_filter_is_refused(letters: Database, command: str) -> None:
     [refusal] = tidewheel(letters, "dlq", command).refusals
-    assert refusal == "ID: no dead letter is named; write ids, or filters such as --job, or --all"
+    assert refusal == "ID: no dead letter is selected; write ids, or filters such as --job, or --all"
 
 
 def test_invalid_rate_is_refused(letters: Database) -> None:
     for rate in ("fast", "0/s", "10/d"):
         [refusal] = tidewheel(letters, "dlq", "redrive", "--all", "--rate", rate).refusals
-        assert refusal.startswith(f"--rate: {rate!r} was read")
+        assert refusal.startswith(f"--rate: {rate!r} is not a rate")

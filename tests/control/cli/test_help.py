@@ -71,7 +71,7 @@ def test_version_and_help_import_no_command() -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(("group", "printed"), [("job", "no jobs match\n"), ("run", "no such run\n")])
+@pytest.mark.parametrize(("group", "printed"), [("job", "no jobs match\n"), ("run", "no runs match\n")])
 def test_a_list_imports_no_service(database: Database, group: str, printed: str) -> None:
     out, modules = imported(group, "list", TIDEWHEEL_DATABASE_URL=database.url)
     assert out == printed

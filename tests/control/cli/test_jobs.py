@@ -131,10 +131,13 @@ def test_target_flag_sets_the_target(database: Database, arguments: tuple[str, .
         (("a", "--handler", "h", "--manual", "--url", "http://a"), ("target: ", "exclude each other")),
         (("a", "--shell", "a 'b", "--manual"), ("--shell: ", "quotation")),
         (("a", "--shell", "a", "--method", "PUT", "--manual"), ("target: ", "--method", "--shell")),
-        (("a", "--handler", "h", "--manual", "--payload", "{"), ("--payload:", "is no JSON")),
+        (("a", "--handler", "h", "--manual", "--payload", "{"), ("--payload:", "is not valid JSON")),
         (("a", "--handler", "h", "--manual", "--label", "x"), ("--label:", "x=VALUE")),
         (("a", "--handler", "h", "--at", "2999-01-01T00:00"), ("--at:", "--tz", "2999-01-01T00:00:00Z")),
-        (("a", "--key", "b", "--handler", "h", "--manual"), ("key: 'a' and 'b' were read",)),
+        (
+            ("a", "--key", "b", "--handler", "h", "--manual"),
+            ("key: the job is named twice: 'a' and 'b'; leave one of them",),
+        ),
         (("--handler", "h", "--manual"), ("key: is missing",)),
         (("a", "-f", "/nowhere/job.json"), ("--file: /nowhere/job.json cannot be read",)),
     ],
@@ -153,9 +156,9 @@ def test_invalid_value_is_refused_with_its_field(
     [
         ("- a\n- b\n", "neither a JSON object nor a YAML mapping"),
         ("key: a\nkey: b\n", "the name 'key' is given twice"),
-        ("1: a\n", "the name '1' is no text"),
-        ("key: [\n", "this is no YAML"),
-        ('{"key": ', "this is no JSON"),
+        ("1: a\n", "the name '1' is not text"),
+        ("key: [\n", "it is not valid YAML"),
+        ('{"key": ', "it is not valid JSON"),
     ],
 )
 def test_unreadable_file_is_refused_in_one_line(database: Database, text: str, part: str) -> None:
@@ -214,7 +217,7 @@ def test_an_update_needs_a_job_and_the_version_it_names(database: Database) -> N
     assert "if_version" in refusal
     assert json_output(database, "job", "update", "a", "--every", "1h", "--if-version", 1)["version"] == 2
     [refusal] = tidewheel(database, "job", "update", "a", "--unset", "labels").refusals
-    assert refusal.startswith("--unset: the job says nothing of 'labels'; it says: ")
+    assert refusal.startswith("--unset: the job does not set 'labels'; name one of its fields: ")
 
 
 def test_a_job_is_paused_resumed_and_deleted(database: Database) -> None:
@@ -222,7 +225,7 @@ def test_a_job_is_paused_resumed_and_deleted(database: Database) -> None:
     assert tidewheel(database, "job", "pause", "a", "--reason", "a holiday").lines == ["a: paused, version 1"]
     shown = json_output(database, "job", "show", "a")
     assert (shown["paused"], shown["pause_reason"], shown["next_at"]) == (True, "a holiday", None)
-    assert tidewheel(database, "job", "pause", "a").lines == ["a: is paused already, version 1"]
+    assert tidewheel(database, "job", "pause", "a").lines == ["a: unchanged: the job is already paused, version 1"]
     assert any("a holiday" in line for line in tidewheel(database, "job", "show", "a").lines)
     resumed = json_output(database, "job", "resume", "a")
     assert (resumed["unchanged"], resumed["next_run_at"] is None) == (False, False)
@@ -260,7 +263,7 @@ def test_trigger_prints_the_id_of_its_run(database: Database) -> None:
         later = client.runs.get(UUID(line.removeprefix("run "))).scheduled_at
     assert timedelta(minutes=59) < later - database.now() <= timedelta(hours=1)
     [refusal] = tidewheel(database, "job", "trigger", "a", "--delay", "soon").refusals
-    assert refusal.startswith("--delay: 'soon' is no duration")
+    assert refusal.startswith("--delay: 'soon' is not a duration")
 
 
 def test_list_shows_the_next_occurrence_and_the_last_run(database: Database) -> None:

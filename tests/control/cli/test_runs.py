@@ -71,7 +71,7 @@ def test_lists_are_narrowed_by_status_job_label_and_time(job: Database) -> None:
     assert [run["run_id"] for run in json_output(job, "run", "list", "--status", "scheduled")["runs"]] == [ahead]
     assert json_output(job, "run", "list", "--job", "job", "--label", "team=billing")["total"] == 2
     assert json_output(job, "run", "list", "--until", "2020-01-01", "--tz", "Europe/Berlin")["total"] == 0
-    assert tidewheel(job, "run", "list", "--status", "failed").lines == ["no such run"]
+    assert tidewheel(job, "run", "list", "--status", "failed").lines == ["no runs match"]
     [refusal] = tidewheel(job, "run", "list", "--label", "team=billing").refusals
     assert refusal.startswith("labels: ")
     [refusal] = tidewheel(job, "run", "list", "--job", "nope").refusals
@@ -96,7 +96,7 @@ def test_run_is_shown_with_its_attempts_and_retry_chain(job: Database) -> None:
     ]
     lines = tidewheel(job, "run", "attempts", run).lines
     assert lines[-3:] == ["attempt 2", "trace   at 1", "output  o"]
-    assert tidewheel(job, "run", "attempts", new["run_id"]).lines == ["no attempt is over"]
+    assert tidewheel(job, "run", "attempts", new["run_id"]).lines == ["no attempt has ended"]
 
 
 def test_where_shows_the_message_of_each_claim(job: Database) -> None:
@@ -111,7 +111,7 @@ def test_where_shows_the_message_of_each_claim(job: Database) -> None:
     assert [one["attempt"] for one in json_output(job, "run", "where", under_way)["messages"]] == [1]
     job.execute("UPDATE open_runs SET claimed_from = 'sweep' WHERE run_id = %s", [under_way])
     assert tidewheel(job, "run", "where", under_way).lines[1].split() == ["1", "none:", "by", "the", "sweep"]
-    assert tidewheel(job, "run", "where", trigger(job)).lines == ["no executor has claimed it"]
+    assert tidewheel(job, "run", "where", trigger(job)).lines == ["no executor has claimed this run"]
 
 
 def test_runs_are_cancelled_by_id(job: Database) -> None:
@@ -139,7 +139,7 @@ def test_runs_are_cancelled_by_filter_until_the_last_has_ended(job: Database) ->
 def test_cancel_without_waiting_reports_the_progress(job: Database) -> None:
     run = trigger(job)
     lines = tidewheel(job, "run", "cancel", "--handler", "send-email", "--no-wait").lines
-    assert lines[1:] == ["0 runs cancelled so far; no claim takes any of the others"]
+    assert lines[1:] == ["0 runs cancelled so far; executors do not start the other runs"]
     with scheduling(job):
         until(lambda: final_state(job, run)[0] == "cancelled", "it ends")
 

@@ -48,4 +48,4 @@ def test_topics_are_listed_created_and_listed_again(prefix: str) -> None:
 
 def test_invalid_queue_is_refused_by_name(prefix: str) -> None:
     [line] = tidewheel(NO_DATABASE, "topics", "apply", "--queues", f"{prefix}.Reports").refusals
-    assert "is no queue's name" in line
+    assert "is not a queue name" in line

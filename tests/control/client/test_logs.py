@@ -103,7 +103,7 @@ def test_command_prints_only_the_output_to_standard_output(database: Database, s
     flush(database, started, "eins\nä".encode(), 100)
     done = tidewheel(database, "run", "logs", started.run_id)
     assert (done.code, done.out) == (0, "eins\nä")
-    assert done.err == "-- attempt 1\n-- 93 bytes before this are no longer kept\n"
+    assert done.err == "-- attempt 1\n-- 93 earlier bytes are no longer stored\n"
     flushed = json_output(database, "run", "logs", started.run_id)
     assert flushed == {
         "run_id": str(started.run_id),
@@ -123,7 +123,7 @@ def test_the_command_follows_to_the_end(database: Database, started: Started) ->
 def test_command_reports_a_run_without_output(database: Database, started: Started) -> None:
     done = tidewheel(database, "run", "logs", started.run_id)
     assert (done.code, done.out) == (0, "")
-    assert done.err == f"nothing is kept of what run {started.run_id} has written\n"
+    assert done.err == f"no output of run {started.run_id} is stored\n"
     assert tidewheel(database, "run", "logs", started.run_id, "--attempt", "7").refusals == [
         "attempt: there is no attempt 7, the newest is 1; leave it out for all of them"
     ]
