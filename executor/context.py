@@ -24,6 +24,8 @@ _TOO_LARGE = {
     "progress": (MAX_PROGRESS_BYTES, "report a count, a percentage or a short text, and log the rest"),
     "checkpoint": (MAX_RESULT_BYTES, "store the data elsewhere and checkpoint its address"),
 }
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"  # of a handler's log record, as stored with the run
+
 _LOG = logging.getLogger("tidewheel.handler")
 
 

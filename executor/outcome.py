@@ -7,11 +7,10 @@ from datetime import timedelta
 from pydantic_core import PydanticSerializationError, to_json
 
 from tidewheel.errors import Cancel, Permanent, RetryAfter, Snooze
+from tidewheel.jobs.values import MAX_ERROR_CHARACTERS, MAX_RESULT_BYTES
 from tidewheel.runs import AttemptOutcome
 from tidewheel.transitions.retry import FINAL_TIMEOUTS, timeout_message, timeout_of, timeout_type
 
-RESULT_BYTES = 64 * 1024
-_MESSAGE_CHARACTERS = 4096
 _TRACE_CHARACTERS = 32 * 1024
 
 
@@ -58,8 +57,8 @@ CANCELLED = Outcome(AttemptOutcome.CANCELLED)
 
 def succeeded(result: bytes | None) -> Outcome:
     """Return a success. A result above 64 KiB is a permanent failure: a retry would repeat the effect."""
-    if result is not None and len(result) > RESULT_BYTES:
-        message = f"the result has {len(result)} bytes, more than {RESULT_BYTES}; return a reference instead"
+    if result is not None and len(result) > MAX_RESULT_BYTES:
+        message = f"the result has {len(result)} bytes, more than {MAX_RESULT_BYTES}; return a reference instead"
         return failed("ResultTooLarge", message, permanent=True)
     return Outcome(AttemptOutcome.SUCCEEDED, result=result)
 
@@ -82,7 +81,7 @@ def failed(
     return Outcome(
         AttemptOutcome.FAILED,
         error_type=_clean(error_type)[:255],
-        error_message=_clean(message)[:_MESSAGE_CHARACTERS],
+        error_message=_clean(message)[:MAX_ERROR_CHARACTERS],
         trace=_clean(trace)[-_TRACE_CHARACTERS:] or None,
         permanent=permanent,
         retry_after=retry_after,

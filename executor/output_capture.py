@@ -24,6 +24,7 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from tidewheel.errors import Unavailable
 from tidewheel.executor.attempt import Attempt
 from tidewheel.executor.attempt_output import LOGGER, forwarding
+from tidewheel.executor.context import LOG_FORMAT
 from tidewheel.kafka.clients import producer
 from tidewheel.postgres.session import Session
 from tidewheel.process.metrics import metrics
@@ -31,8 +32,6 @@ from tidewheel.process.service import Shutdown, run_loop
 from tidewheel.transitions.attempts import AttemptOutput, flush_outputs
 
 current: ContextVar[Attempt | None] = ContextVar("tidewheel_attempt", default=None)
-
-LINE = "%(asctime)s %(levelname)s %(name)s: %(message)s"  # of a log record, as stored with the run
 
 
 @contextmanager
@@ -99,7 +98,7 @@ class _Records(logging.Handler):
     def __init__(self, handlers: Sequence[logging.Handler]) -> None:
         super().__init__()
         self._handlers = handlers
-        self.setFormatter(logging.Formatter(LINE))
+        self.setFormatter(logging.Formatter(LOG_FORMAT))
 
     def handle(self, record: logging.LogRecord) -> bool:
         # Without this handler's own lock: the original handlers take theirs.

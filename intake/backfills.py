@@ -26,7 +26,7 @@ from tidewheel.jobs.requests import BackfillCancel, BackfillPause, BackfillResum
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
-from tidewheel.runs import RunState
+from tidewheel.runs import NOT_STARTED, RunState
 from tidewheel.schedules.decision import BackfillState
 from tidewheel.schemas.generated.records import Reply
 from tidewheel.transitions.backfills import Backfill, append_backfill_event
@@ -43,7 +43,6 @@ _READ_JOB_KEY = _SQL["read_job_key"]
 _SET_BACKFILL_STATE = _SQL["set_backfill_state"]
 _LOCK_UNSTARTED_BACKFILL_RUNS = _SQL["lock_unstarted_backfill_runs"]
 
-_UNSTARTED = [RunState.QUEUED, RunState.BUFFERED]
 _REASON = "backfill_cancelled"
 _CHANGES: dict[type, tuple[tuple[BackfillState, ...], BackfillState]] = {
     BackfillPause: ((BackfillState.RUNNING,), BackfillState.PAUSED),
@@ -86,7 +85,7 @@ def apply_backfills(connection: Conn, installation: Installation, batch: Sequenc
 def apply_backfill_changes(
     connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]
 ) -> list[Reply]:
-    """Change the states of backfills in the caller's transaction; return a reply for each request, in their order."""
+    """Pause, resume or cancel backfills; return a reply for each request, in their order."""
     return [_change(connection, installation, received) for received in batch]
 
 
@@ -214,7 +213,7 @@ def _write(
 def _cancel_unstarted(connection: Conn, installation: Installation, backfill: Backfill, reason: str) -> None:
     first, last = run_range(backfill.job_id, backfill.created_at)
     columns: dict[str, object] = {
-        "job_id": backfill.job_id, "first_run_id": first, "last_run_id": last, "states": _UNSTARTED
+        "job_id": backfill.job_id, "first_run_id": first, "last_run_id": last, "states": NOT_STARTED
     }  # fmt: skip
     rows = connection.execute(_LOCK_UNSTARTED_BACKFILL_RUNS, columns, binary=True).fetchall()
     ends = [RunEnd(run_id=cast("UUID", run), attempt=0, state=RunState.CANCELLED, reason=reason) for (run,) in rows]

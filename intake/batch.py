@@ -17,18 +17,18 @@ from confluent_kafka import Message
 
 from tidewheel.errors import FieldError, UndecodableMessage
 from tidewheel.intake.apply import apply_requests
-from tidewheel.intake.request import Encoding, ReceivedRequest, rejected_unread, reply_row
+from tidewheel.intake.request import ReceivedRequest, rejected_unread, reply_row
 from tidewheel.jobs.invalid import UnreadableValue
 from tidewheel.jobs.parsing import RequestRefused, parse_request, request_identity
 from tidewheel.jobs.requests import RunComplete, RunsCancel
 from tidewheel.jobs.strict_json import read_value
-from tidewheel.jobs.values import MAX_RESULT_BYTES
+from tidewheel.jobs.values import MAX_ERROR_CHARACTERS, MAX_RESULT_BYTES
 from tidewheel.outbox import OutboxRow, append
 from tidewheel.postgres.session import Conn
 from tidewheel.process.metrics import metrics
 from tidewheel.schemas.codec import is_avro
 from tidewheel.schemas.generated.records import RequestOrigin
-from tidewheel.schemas.requests import read_document, read_request
+from tidewheel.schemas.requests import Encoding, read_document, read_request
 from tidewheel.task_tokens import TASK_TOKEN_HEADER, read_task_token
 from tidewheel.transitions.dead_letters import DeadMessage, dead_letter_message
 from tidewheel.transitions.installation import Installation
@@ -38,7 +38,6 @@ _LOG = logging.getLogger("tidewheel.intake")
 STATUS_HEADER = "tidewheel-status"
 ERROR_TYPE_HEADER = "tidewheel-error-type"
 
-_MESSAGE_CHARACTERS = 4096
 _BLANK = {code: " " for code in (*range(32), 127) if chr(code) not in "\n\r\t"}  # no request's text may have these
 
 Headers: TypeAlias = Sequence[tuple[str, bytes | str | None]] | Mapping[str, bytes | str | None] | None
@@ -238,8 +237,8 @@ def _outcome(headers: Mapping[str, str], value: bytes) -> dict[str, object]:
 
 
 def _failure(error_type: str | None, value: bytes) -> dict[str, object]:
-    text = value[: 4 * _MESSAGE_CHARACTERS].decode("utf-8", "replace").translate(_BLANK)
-    failure: dict[str, object] = {"status": "failed", "error_message": text[:_MESSAGE_CHARACTERS]}
+    text = value[: 4 * MAX_ERROR_CHARACTERS].decode("utf-8", "replace").translate(_BLANK)
+    failure: dict[str, object] = {"status": "failed", "error_message": text[:MAX_ERROR_CHARACTERS]}
     return failure if error_type is None else failure | {"error_type": error_type}
 
 

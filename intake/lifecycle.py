@@ -23,7 +23,7 @@ from tidewheel.jobs.requests import JobDelete, JobPause
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
-from tidewheel.runs import RunState
+from tidewheel.runs import NOT_STARTED, RunState
 from tidewheel.schedules.decide import hold_for_run
 from tidewheel.schedules.decision import Decision, HoldReason
 from tidewheel.schemas.generated.records import Reply
@@ -126,7 +126,7 @@ def apply_deletes(connection: Conn, installation: Installation, batch: Sequence[
     drop_timers(connection, ids)
     write_job_calendars(connection, {job.job_id: (job.tenant, ()) for job in jobs})
     columns: dict[str, object] = {
-        "job_ids": ids, "states": [RunState.QUEUED, RunState.BUFFERED], "limit": _MAX_CANCELLED,
+        "job_ids": ids, "states": NOT_STARTED, "limit": _MAX_CANCELLED,
         "tenants": [job.tenant for job in jobs], "now": locked.now,
     }  # fmt: skip
     unstarted = connection.execute(_LOCK_UNSTARTED_RUNS, columns, binary=True).fetchall()

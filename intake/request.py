@@ -9,7 +9,6 @@ from datetime import datetime
 from functools import lru_cache
 from hashlib import sha256
 from json.encoder import encode_basestring
-from typing import Literal
 from uuid import UUID
 
 from tidewheel.errors import FieldError, Refused
@@ -21,13 +20,11 @@ from tidewheel.jobs.strict_json import canonical
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.outbox import OutboxLane, OutboxRow, pack
 from tidewheel.schemas.codec import encode, encode_json
-from tidewheel.schemas.generated import records
-from tidewheel.schemas.generated.records import Reply, ReplyStatus, RequestOrigin, RequestType
+from tidewheel.schemas.generated.records import Reply, ReplyError, ReplyStatus, RequestOrigin, RequestType
+from tidewheel.schemas.requests import Encoding
 from tidewheel.transitions.installation import Installation
 
-Encoding = Literal["json", "avro"]
-
-_TYPES_BY_NAME = {kind.replace("_", "."): kind for kind in records.RequestType}
+_TYPES_BY_NAME = {kind.replace("_", "."): kind for kind in RequestType}
 _CONTENT_TYPES = {
     "json": pack([("content-type", b"application/json")]),
     "avro": pack([("content-type", b"application/avro")]),
@@ -49,7 +46,7 @@ class ReceivedRequest:
     """
 
     request: Request
-    origin: records.RequestOrigin | None = None
+    origin: RequestOrigin | None = None
     encoding: Encoding = "json"
     reply_key: bytes | None = None
     tenant: str = field(init=False)
@@ -67,7 +64,7 @@ class ReceivedRequest:
             self.key = getattr(request, "key", None)
 
     @property
-    def kind(self) -> records.RequestType:
+    def kind(self) -> RequestType:
         """The request's type, as the records have it."""
         return _TYPES_BY_NAME[self.request.type]
 
@@ -120,19 +117,19 @@ class ReceivedRequest:
         return f"{self.origin.topic}/{self.origin.partition}/{self.origin.offset}" if self.origin else None
 
 
-def accepted(received: ReceivedRequest, **facts: object) -> records.Reply:
+def accepted(received: ReceivedRequest, **facts: object) -> Reply:
     """Return the reply to a request that was applied."""
-    return _reply(received, records.ReplyStatus.ACCEPTED, **facts)
+    return _reply(received, ReplyStatus.ACCEPTED, **facts)
 
 
-def accepted_new(received: ReceivedRequest, job_id: str, next_run_at: datetime | None) -> records.Reply:
+def accepted_new(received: ReceivedRequest, job_id: str, next_run_at: datetime | None) -> Reply:
     """Return the reply to a submit that created its job; written out, since submits come by the thousand."""
-    return records.Reply(
+    return Reply(
         request_id=received.request.request_id,
-        type=records.RequestType.JOB_SUBMIT,
+        type=RequestType.JOB_SUBMIT,
         tenant=received.tenant,
         key=received.key,
-        status=records.ReplyStatus.ACCEPTED,
+        status=ReplyStatus.ACCEPTED,
         job_id=job_id,
         job_version=1,
         next_run_at=next_run_at,
@@ -142,24 +139,22 @@ def accepted_new(received: ReceivedRequest, job_id: str, next_run_at: datetime |
     )
 
 
-def rejected(received: ReceivedRequest, refused: Refused) -> records.Reply:
+def rejected(received: ReceivedRequest, refused: Refused) -> Reply:
     """Return the reply to a request that was refused."""
     errors = tuple(reply_error(error) for error in refused.errors)
-    return _reply(received, records.ReplyStatus.REJECTED, code=refused.code, errors=errors)
+    return _reply(received, ReplyStatus.REJECTED, code=refused.code, errors=errors)
 
 
-def rejected_unread(identity: RequestIdentity, refused: Refused, origin: records.RequestOrigin | None) -> records.Reply:
+def rejected_unread(identity: RequestIdentity, refused: Refused, origin: RequestOrigin | None) -> Reply:
     """Return the reply to a message that can be decoded but is no valid request."""
-    kind = (
-        records.RequestType.UNKNOWN if identity.type is None else records.RequestType(identity.type.replace(".", "_"))
-    )
-    return records.Reply(
+    kind = RequestType.UNKNOWN if identity.type is None else RequestType(identity.type.replace(".", "_"))
+    return Reply(
         request_id=identity.request_id,
         type=kind,
         tenant=identity.tenant or "default",
         key=identity.key,
         run_id=identity.run_id,
-        status=records.ReplyStatus.REJECTED,
+        status=ReplyStatus.REJECTED,
         unchanged=False,
         code=refused.code,
         errors=tuple(reply_error(error) for error in refused.errors),
@@ -167,9 +162,9 @@ def rejected_unread(identity: RequestIdentity, refused: Refused, origin: records
     )
 
 
-def reply_error(error: FieldError) -> records.ReplyError:
+def reply_error(error: FieldError) -> ReplyError:
     """Return a field's error, as replies have it."""
-    return records.ReplyError(path=error.path, problem=error.problem, remedy=error.remedy)
+    return ReplyError(path=error.path, problem=error.problem, remedy=error.remedy)
 
 
 def reply_row(
@@ -197,7 +192,7 @@ def reply_row(
     return OutboxRow(shard, OutboxLane.EVENTS, topic, key, value, now, _CONTENT_TYPES[encoding])
 
 
-def _reply(received: ReceivedRequest, status: records.ReplyStatus, **facts: object) -> records.Reply:
+def _reply(received: ReceivedRequest, status: ReplyStatus, **facts: object) -> Reply:
     request = received.request
     common: dict[str, object] = {
         "request_id": request.request_id,
@@ -210,7 +205,7 @@ def _reply(received: ReceivedRequest, status: records.ReplyStatus, **facts: obje
         "errors": (),
         "origin": received.origin,
     }
-    return records.Reply(**(common | facts))  # type: ignore[arg-type]  # the callers give literal names and their types
+    return Reply(**(common | facts))  # type: ignore[arg-type]  # the callers give literal names and their types
 
 
 @lru_cache(maxsize=1024)  # most submits have nothing but their spec

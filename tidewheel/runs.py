@@ -170,6 +170,7 @@ MOVES: Mapping[Move, Transition] = MappingProxyType(
 
 FINAL = frozenset({_S.SUCCEEDED, _S.FAILED, _S.TIMED_OUT, _S.CANCELLED, _S.SKIPPED})
 OPEN = frozenset(RunState) - FINAL
+NOT_STARTED = [RunState.QUEUED, RunState.BUFFERED]  # of a run without an attempt
 OWNED = [RunState.RUNNING, RunState.CANCELLING]  # an executor owns the attempt, guarded by its lease
 DEAD_LETTERED = frozenset({_S.FAILED, _S.TIMED_OUT})
 SCHEDULED = "scheduled"  # not a state: a queued run is shown so while its publish_at is ahead

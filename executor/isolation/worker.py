@@ -23,7 +23,7 @@ from typing import NoReturn, cast
 
 from tidewheel.errors import TidewheelError
 from tidewheel.executor.complete_in import Completion, CompletionConfig, verify_completion
-from tidewheel.executor.context import Completing, Context, Flag, Previous
+from tidewheel.executor.context import LOG_FORMAT, Completing, Context, Flag, Previous
 from tidewheel.executor.handlers import Handler, import_handlers, invalid_payload, registered
 from tidewheel.executor.isolation.protocol import (
     Frame,
@@ -40,7 +40,6 @@ from tidewheel.executor.outcome import CANCELLED, Outcome, failed, from_exceptio
 
 _PR_SET_PDEATHSIG = 1  # Source: prctl(2)
 _READ_BYTES = 64 * 1024
-_LINE = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class Worker:
@@ -76,7 +75,7 @@ class Worker:
         head = setup.head
         sys.path[:] = cast("list[str]", head["path"])
         _restore("PYTHONPATH", cast("str | None", head["pythonpath"]))
-        logging.basicConfig(stream=sys.stderr, level=cast("int", head["level"]), format=_LINE)
+        logging.basicConfig(stream=sys.stderr, level=cast("int", head["level"]), format=LOG_FORMAT)
         self._completion = pickle.loads(setup.parts[0]) if setup.parts[0] else None  # noqa: S301 - our own executor's
         import_handlers(str(head["modules"]))
         if head["memory_bytes"]:

@@ -17,7 +17,8 @@ from importlib.util import find_spec
 from typing import Protocol, TypedDict, cast
 
 from tidewheel.executor.attempt import Attempt
-from tidewheel.executor.outcome import RESULT_BYTES, Outcome, failed, succeeded
+from tidewheel.executor.outcome import Outcome, failed, succeeded
+from tidewheel.jobs.values import MAX_RESULT_BYTES
 from tidewheel.schemas.generated.records import LambdaTarget
 
 _CONNECT_SECONDS = 5
@@ -164,7 +165,7 @@ def _event(attempt: Attempt) -> bytes:
 
 def _judge(attempt: Attempt, response: _Response) -> Outcome:
     stream = response.get("Payload")
-    body = b"" if stream is None else stream.read(RESULT_BYTES + 1)
+    body = b"" if stream is None else stream.read(MAX_RESULT_BYTES + 1)
     if stream is not None:
         stream.close()  # the rest is not read
     if log := response.get("LogResult"):
@@ -179,7 +180,7 @@ def _result(body: bytes) -> bytes | None:
     if not body:
         return None
     text = body.decode("utf-8", "replace").replace("\0", "\ufffd")
-    if len(body) > RESULT_BYTES:
+    if len(body) > MAX_RESULT_BYTES:
         return json.dumps({"body": text[:_CUT_CHARACTERS], "cut": True}).encode()
     try:
         json.loads(body, parse_constant=_no_number)

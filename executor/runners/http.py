@@ -17,8 +17,9 @@ import httpx
 
 from tidewheel.clock import SystemClock
 from tidewheel.executor.attempt import Attempt
-from tidewheel.executor.outcome import RESULT_BYTES, Outcome, failed, succeeded, waiting
+from tidewheel.executor.outcome import Outcome, failed, succeeded, waiting
 from tidewheel.executor.runners.addresses import CONNECT_SECONDS, AddressRefused, GuardedBackend, Resolve
+from tidewheel.jobs.values import MAX_RESULT_BYTES
 from tidewheel.schemas.generated.records import HttpTarget
 from tidewheel.settings import ExecutorSettings
 from tidewheel.task_tokens import TASK_TOKEN_HEADER, task_token
@@ -55,7 +56,7 @@ def judge(response: httpx.Response, body: bytes) -> Outcome:
     if response.is_success:
         # Cut again as JSON: escapes and replacements can make the text several times as long.
         result = _result({"status": response.status_code, "body": text})
-        if len(result) > RESULT_BYTES:
+        if len(result) > MAX_RESULT_BYTES:
             result = _result({"status": response.status_code, "body": text[:_CUT_CHARACTERS], "cut": True})
         return succeeded(result)
     permanent = response.status_code < 500 and response.status_code not in _RETRIED_4XX

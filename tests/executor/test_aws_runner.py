@@ -20,8 +20,9 @@ from tests.executor.attempting import RUN, Reports, attempt_of
 from tests.executor.http_target import Answer, HttpTarget, serving
 from tests.fixtures.services import until
 from tidewheel.executor.attempt import Attempt
-from tidewheel.executor.outcome import RESULT_BYTES, Outcome
+from tidewheel.executor.outcome import Outcome
 from tidewheel.executor.runners.aws import LambdaRunner
+from tidewheel.jobs.values import MAX_RESULT_BYTES
 from tidewheel.runs import AttemptOutcome
 
 REGION = "eu-west-1"
@@ -196,10 +197,10 @@ def test_missing_region_is_reported(environment: pytest.MonkeyPatch) -> None:
 
 
 def test_too_large_lambda_result_is_cut_while_reading(target: HttpTarget) -> None:
-    target.answers = [Answer(200, b'"' + b"x" * RESULT_BYTES + b'"')]
+    target.answers = [Answer(200, b'"' + b"x" * MAX_RESULT_BYTES + b'"')]
     outcome = run(attempt_of(job()))
     assert outcome.kind is AttemptOutcome.SUCCEEDED
-    assert len(outcome.result or b"") < RESULT_BYTES
+    assert len(outcome.result or b"") < MAX_RESULT_BYTES
     assert json.loads(outcome.result or b"")["cut"] is True
 
 

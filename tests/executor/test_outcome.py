@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidewheel.errors import Cancel, Permanent, RetryAfter, Snooze
-from tidewheel.executor.outcome import CANCELLED, RESULT_BYTES, failed, from_exception, succeeded, timed_out
+from tidewheel.executor.outcome import CANCELLED, failed, from_exception, succeeded, timed_out
+from tidewheel.jobs.values import MAX_RESULT_BYTES
 from tidewheel.runs import AttemptOutcome
 
 
@@ -33,8 +34,8 @@ def test_unknown_exception_is_a_failure_with_its_trace() -> None:
 
 
 def test_too_large_result_is_a_permanent_failure() -> None:
-    assert succeeded(b"x" * RESULT_BYTES).kind is AttemptOutcome.SUCCEEDED
-    outcome = succeeded(b"x" * (RESULT_BYTES + 1))
+    assert succeeded(b"x" * MAX_RESULT_BYTES).kind is AttemptOutcome.SUCCEEDED
+    outcome = succeeded(b"x" * (MAX_RESULT_BYTES + 1))
     assert (outcome.kind, outcome.error_type, outcome.permanent) == (AttemptOutcome.FAILED, "ResultTooLarge", True)
     assert "65537 bytes, more than 65536" in (outcome.error_message or "")
 

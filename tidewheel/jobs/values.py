@@ -30,6 +30,7 @@ MAX_TEXT = 255
 MAX_ELEMENTS = 100
 MAX_RESULT_BYTES = 64 * 1024  # of a result, and of a checkpoint
 MAX_PROGRESS_BYTES = 4 * 1024
+MAX_ERROR_CHARACTERS = 4096  # of an attempt's error message; the rest is cut off
 MAX_DAYS = 10_000  # of one calendar: a century of a country's holidays
 QUEUE = re.compile(r"[a-z0-9._-]{1,64}", re.ASCII)
 
