@@ -16,7 +16,7 @@ from tidewheel.errors import FieldError, InvalidInput, Refused, UnknownJob, Vers
 from tidewheel.intake.calendars import write_job_calendars
 from tidewheel.intake.locks import JobRow, Locked, lock_jobs
 from tidewheel.intake.overdue import after_pause, apply_overdue
-from tidewheel.intake.override_rules import delete_all_overrides
+from tidewheel.intake.override_rows import delete_all_overrides
 from tidewheel.intake.request import ReceivedRequest, accepted, rejected
 from tidewheel.intake.timers import TimerToPut, next_instants, put_timers
 from tidewheel.jobs.requests import JobDelete, JobPause

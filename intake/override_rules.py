@@ -1,39 +1,20 @@
 """The rules of overrides: which occurrences a client may skip, move or restore.
 
 An occurrence is upcoming while its instant, or the time it was moved to, is in the future: no run of it has started.
-The rules are pure, on facts read under the job's lock.
-
-When the job changes, a moved occurrence whose own instant is in the future belongs to the new version, or is deleted.
-One whose own instant has passed is still due: the version in force fires it at the time it was moved to. If no version
-can, it is recorded as skipped by request, so that each occurrence has a record. Rows written: overrides, skips.
+The rules are pure, on facts that `override_rows.py` reads under the job's lock.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import cast
-from uuid import UUID
 
 from tidewheel.errors import FieldError, InvalidInput
 from tidewheel.intake.locks import JobRow
 from tidewheel.jobs.values import format_timestamp
-from tidewheel.outbox import append
-from tidewheel.postgres.pg_arrays import instants, integers, uuids
-from tidewheel.postgres.session import Conn
-from tidewheel.postgres.statements import Statements
-from tidewheel.process.metrics import metrics
 from tidewheel.schedules.calendars import is_occurrence
-from tidewheel.schedules.decision import Override, SkipReason
-from tidewheel.schedules.schedule import Schedule
-from tidewheel.schedules.simple import FixedDelay, Manual, Once
+from tidewheel.schedules.decision import Override
+from tidewheel.schedules.simple import FixedDelay, Manual
 from tidewheel.schedules.timer_state import TimerState
-from tidewheel.transitions.events import lifecycle_row
-from tidewheel.transitions.installation import Installation
-
-_SQL = Statements("tidewheel.intake")
-_READ_UPCOMING_OVERRIDES = _SQL["read_upcoming_overrides"]
-_DELETE_OVERRIDES = _SQL["delete_overrides"]
-_DROP_MOVES = _SQL["drop_moves"]
 
 MAX_OVERRIDES = 1_000  # upcoming ones of one job: the scheduler reads each of them when the job fires
 MAX_MOVE = timedelta(days=400)  # from the occurrence's own instant; equal to the longest delay of a trigger
@@ -157,110 +138,6 @@ class UpcomingOccurrences:
             return "no upcoming occurrence of this job is"
         more = f" and {len(overridden) - _MAX_SHOWN} more" if len(overridden) > _MAX_SHOWN else ""
         return f"those that are: {', '.join(map(_override_text, overridden[:_MAX_SHOWN]))}{more}"
-
-
-def read_coming_overrides(
-    connection: Conn, job_ids: Sequence[UUID], now: datetime
-) -> dict[UUID, dict[datetime, Override]]:
-    """Return the overrides of upcoming occurrences of locked jobs, by job and instant, in their order."""
-    columns = {"job_ids": uuids(job_ids), "now": now}
-    rows = connection.execute(_READ_UPCOMING_OVERRIDES, columns, binary=True).fetchall()
-    found: dict[UUID, dict[datetime, Override]] = {job: {} for job in job_ids}
-    for job, at, moved_to, done in cast("list[tuple[UUID, datetime, datetime | None, bool]]", rows):
-        found[job][at] = Override(at, moved_to, done)
-    return found
-
-
-def fit_moves(
-    connection: Conn, installation: Installation, changed: Mapping[UUID, tuple[JobRow, Schedule]], now: datetime
-) -> None:
-    """Delete or drop the moved occurrences that the new versions of jobs do not have.
-
-    Args:
-        connection: In the transaction that has locked the jobs and applied their overdue occurrences.
-        installation: Shards and topics.
-        changed: Each job's old row, with the schedule of its new version under its calendars, by id.
-        now: The time by the database's clock.
-    """
-    if not changed:
-        return
-    deleted: list[tuple[UUID, datetime]] = []
-    dropped: list[tuple[JobRow, datetime]] = []
-    for job_id, overrides in read_coming_overrides(connection, list(changed), now).items():
-        job, schedule = changed[job_id]
-        for at in _pending_moves(overrides):
-            if is_occurrence(schedule, at):
-                continue
-            if at > now:
-                deleted.append((job_id, at))
-            elif isinstance(schedule, Once | FixedDelay | Manual):
-                dropped.append((job, at))
-    delete_overrides(connection, deleted)
-    drop_moves(connection, installation, dropped, now)
-
-
-def delete_all_overrides(connection: Conn, installation: Installation, jobs: Sequence[JobRow], now: datetime) -> None:
-    """Delete the overrides of upcoming occurrences of jobs that are being deleted."""
-    if not jobs:
-        return
-    found = read_coming_overrides(connection, [job.job_id for job in jobs], now)
-    # An occurrence that fired before its own instant keeps its override: a job created again must not fire it twice.
-    ahead = [
-        (job, at) for job, overrides in found.items() for at, each in overrides.items() if at > now and not each.done
-    ]
-    delete_overrides(connection, ahead)
-    passed = [(job, at) for job in jobs for at in _pending_moves(found[job.job_id]) if at <= now]
-    drop_moves(connection, installation, passed, now)
-
-
-def delete_overrides(connection: Conn, gone: Sequence[tuple[UUID, datetime]]) -> None:
-    """Delete the overrides of these occurrences."""
-    if gone:
-        columns = {"job_ids": uuids(job for job, _ in gone), "instants": instants(at for _, at in gone)}
-        connection.execute(_DELETE_OVERRIDES, columns)
-
-
-def drop_moves(
-    connection: Conn, installation: Installation, gone: Sequence[tuple[JobRow, datetime]], now: datetime
-) -> None:
-    """Record moved occurrences whose own instant has passed as skipped by request."""
-    if not gone:
-        return
-    columns: dict[str, object] = {
-        "job_ids": uuids(job.job_id for job, _ in gone),
-        "instants": instants(at for _, at in gone),
-        "versions": integers(job.version for job, _ in gone),
-        "reason": SkipReason.MANUAL,
-        "now": now,
-    }
-    connection.execute(_DROP_MOVES, columns)
-    metrics.count("occurrences", len(gone), SkipReason.MANUAL)
-    events = [
-        lifecycle_row(
-            installation,
-            kind="occurrence.skipped",
-            tenant=job.tenant,
-            job_id=job.job_id,
-            job_key=job.key,
-            job_version=job.version,
-            shard=job.shard,
-            now=now,
-            reason=SkipReason.MANUAL,
-            detail={
-                "first_at": format_timestamp(at),
-                "last_at": format_timestamp(at),
-                "occurrences": "1",
-                "is_exact": "true",
-            },
-        )
-        for job, at in gone
-    ]
-    append(connection, events, shards=installation.shards)
-
-
-def _pending_moves(overrides: Mapping[datetime, Override]) -> list[datetime]:
-    """Return the instants of the moved occurrences that have not fired."""
-    return [at for at, each in overrides.items() if each.moved_to is not None and not each.done]
 
 
 def _override_text(override: Override) -> str:

@@ -15,7 +15,8 @@ from tidewheel.errors import FieldError, InvalidInput, Refused, ScheduleRefused,
 from tidewheel.intake.lifecycle import existing_jobs
 from tidewheel.intake.locks import JobRow, Locked, lock_jobs
 from tidewheel.intake.overdue import apply_overdue
-from tidewheel.intake.override_rules import UpcomingOccurrences, delete_overrides, drop_moves, read_coming_overrides
+from tidewheel.intake.override_rows import delete_overrides, drop_moves, read_upcoming_overrides
+from tidewheel.intake.override_rules import UpcomingOccurrences
 from tidewheel.intake.request import ReceivedRequest, accepted, rejected
 from tidewheel.intake.timers import TimerToPut, put_timers, read_timer_runs
 from tidewheel.jobs.requests import JobMove, JobSkip, JobUnskip
@@ -98,7 +99,7 @@ def apply_overrides(connection: Conn, installation: Installation, batch: Sequenc
     locked = lock_jobs(connection, installation, batch)
     jobs = existing_jobs(locked, batch)
     day_sets = _day_sets(connection, jobs)
-    overrides = read_coming_overrides(connection, [job.job_id for job in jobs], locked.now)
+    overrides = read_upcoming_overrides(connection, [job.job_id for job in jobs], locked.now)
     changes: dict[UUID, _Change] = {}
     refused: dict[UUID, Refused] = {}
     for received in batch:
@@ -172,7 +173,7 @@ def _apply_changes(
     started = _started(connection, shifting)
     applied = [change for change in changes if change.job.job_id not in started]
     _write(connection, installation, applied, locked.now)
-    overrides = read_coming_overrides(connection, [change.job.job_id for change in changes], locked.now)
+    overrides = read_upcoming_overrides(connection, [change.job.job_id for change in changes], locked.now)
     after: dict[UUID, UpcomingOccurrences] = {}
     timers: list[TimerToPut] = []
     for change in changes:

@@ -29,7 +29,7 @@ from tidewheel.intake.next_version import (
     same_schedule,
 )
 from tidewheel.intake.overdue import apply_overdue
-from tidewheel.intake.override_rules import fit_moves
+from tidewheel.intake.override_rows import fit_moves
 from tidewheel.intake.request import ReceivedRequest, accepted, accepted_new, rejected
 from tidewheel.intake.timers import TimerToPut, next_instants, put_timers, read_timer_runs
 from tidewheel.jobs.requests import JobSubmit

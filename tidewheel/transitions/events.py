@@ -6,8 +6,10 @@ from typing import Protocol
 from uuid import UUID
 
 from tidewheel.ids import hashed_id, micros
+from tidewheel.jobs.values import format_timestamp
 from tidewheel.outbox import OutboxLane, OutboxRow, append
 from tidewheel.postgres.session import Conn
+from tidewheel.schedules.decision import Skip
 from tidewheel.schemas.cloudevents import lifecycle_headers
 from tidewheel.schemas.generated import records
 from tidewheel.transitions.installation import Installation
@@ -24,7 +26,6 @@ def lifecycle_row(
     now: datetime,
     job_version: int | None = None,
     reason: str | None = None,
-    actor: str | None = None,
     detail: Mapping[str, str] | None = None,
 ) -> OutboxRow:
     """Return the outbox row of one lifecycle event.
@@ -39,7 +40,6 @@ def lifecycle_row(
         now: The time of the change, by the database's clock.
         job_version: The version in force.
         reason: The reason of the change.
-        actor: The person or program that requested it.
         detail: Further fields of this kind.
     """
     # The id is derived from the content, so that a repeated event has the same id.
@@ -56,7 +56,7 @@ def lifecycle_row(
         attempt=None,
         sequence=None,
         reason=reason,
-        actor=actor,
+        actor=None,
         detail=dict(detail or {}),
     )
     return OutboxRow(
@@ -70,19 +70,24 @@ def lifecycle_row(
     )
 
 
-class JobFields(Protocol):
-    """The columns of a job that its event needs."""
+class VersionFields(Protocol):
+    """The columns of a job's version that its event needs."""
 
     @property
     def job_id(self) -> UUID: ...  # noqa: D102 - the column of that name, as below
     @property
     def tenant(self) -> str: ...  # noqa: D102
     @property
-    def key(self) -> str: ...  # noqa: D102
-    @property
     def shard(self) -> int: ...  # noqa: D102
     @property
     def version(self) -> int: ...  # noqa: D102
+
+
+class JobFields(VersionFields, Protocol):
+    """The columns of a job that its event needs."""
+
+    @property
+    def key(self) -> str: ...  # noqa: D102
 
 
 def append_job_events(
@@ -110,3 +115,24 @@ def append_job_events(
         for job in jobs
     ]
     append(connection, events, shards=installation.shards)
+
+
+def skip_event(installation: Installation, job: VersionFields, job_key: str, skip: Skip, now: datetime) -> OutboxRow:
+    """Return the outbox row of the event of a span of occurrences that did not fire."""
+    return lifecycle_row(
+        installation,
+        kind="occurrence.skipped",
+        tenant=job.tenant,
+        job_id=job.job_id,
+        job_key=job_key,
+        job_version=job.version,
+        shard=job.shard,
+        now=now,
+        reason=skip.reason,
+        detail={
+            "first_at": format_timestamp(skip.first_at),
+            "last_at": format_timestamp(skip.last_at),
+            "occurrences": str(skip.occurrences),
+            "is_exact": str(skip.exact).lower(),
+        },
+    )

@@ -10,19 +10,18 @@ from typing import NamedTuple, cast
 from uuid import UUID
 
 from tidewheel.ids import JobId, run_id
-from tidewheel.jobs.values import format_timestamp
-from tidewheel.outbox import OutboxRow, append
+from tidewheel.outbox import append
 from tidewheel.postgres.pg_arrays import NEVER, instants, instants_of, uuids, words
 from tidewheel.postgres.pg_copy import instant
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
 from tidewheel.runs import Cause, Move, Overlap, sources
-from tidewheel.schedules.decision import Decision, Fire, Skip
+from tidewheel.schedules.decision import Decision, Fire
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.generated.records import JobDefinition
 from tidewheel.transitions.create import NewRun, RunInputs, create_runs
-from tidewheel.transitions.events import lifecycle_row
+from tidewheel.transitions.events import skip_event
 from tidewheel.transitions.installation import Installation
 
 _SQL = Statements("tidewheel.transitions")
@@ -274,25 +273,8 @@ def _write_skips(
                 (t.job_id, t.tenant, t.version, s.reason, s.first_at, s.last_at, s.occurrences, s.exact, now)
             )
             metrics.count("occurrences", s.occurrences, s.reason)
-    events = [_skip_event(timer, skip, installation, now) for timer, skip in skips]
+    events = [
+        skip_event(installation, timer, decode(timer.definition, JobDefinition).job_key, skip, now)
+        for timer, skip in skips
+    ]
     append(connection, events, shards=installation.shards)
-
-
-def _skip_event(timer: LockedTimer, skip: Skip, installation: Installation, now: datetime) -> OutboxRow:
-    return lifecycle_row(
-        installation,
-        kind="occurrence.skipped",
-        tenant=timer.tenant,
-        job_id=timer.job_id,
-        job_key=decode(timer.definition, JobDefinition).job_key,
-        job_version=timer.version,
-        shard=timer.shard,
-        now=now,
-        reason=skip.reason,
-        detail={
-            "first_at": format_timestamp(skip.first_at),
-            "last_at": format_timestamp(skip.last_at),
-            "occurrences": str(skip.occurrences),
-            "is_exact": str(skip.exact).lower(),
-        },
-    )
