@@ -111,7 +111,7 @@ def days_of(data: bytes, name: str, *, today: date, years: int = HORIZON_YEARS) 
         if monotonic_seconds() > deadline:
             event.refuse(f"its repeats take longer than {_MOST_SECONDS:g} s", "write the rule more simply")
     if not days:
-        refuse(name, "its events touch no day", "put an event into it that is not cancelled")
+        refuse(name, "its events cover no day", "put an event into it that is not cancelled")
     return FileDays(frozenset(days), touching, horizon if beyond else None)
 
 
@@ -127,7 +127,7 @@ class _Event:
         self.cancelled = str(component.get("STATUS", "")).upper() == "CANCELLED"
         given = self._instant("DTSTART")
         if given is None:
-            self.refuse("DTSTART is missing", "say when it begins")
+            self.refuse("DTSTART is missing", "add the start time")
         self._all_day = not isinstance(given, datetime)
         self._zone = given.tzinfo if isinstance(given, datetime) else None
         self.start = self._local(given)
@@ -208,7 +208,7 @@ class _Event:
     def _instant(self, name: str) -> date | None:
         found = self._component.get(name)
         if isinstance(found, list):
-            self.refuse(f"{name} is there twice", "leave one of them out")
+            self.refuse(f"{name} occurs twice", "leave one of them out")
         return None if found is None else cast("date", found.dt)
 
     def _instants(self, name: str) -> Iterator[datetime]:

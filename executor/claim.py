@@ -245,7 +245,7 @@ class Claimer:
         """
         if self._silent():
             self._lease_lost()
-            message = "this executor's heartbeat is overdue; nothing is claimed before the next one"
+            message = "this executor's heartbeat is overdue; it claims no run before the next heartbeat"
             raise Unavailable(message)
 
     def _claim_again(self, claims: Sequence[Claim]) -> list[Started]:
@@ -263,7 +263,7 @@ class Claimer:
 
     def _lock_lease(self, connection: Conn) -> None:
         if connection.execute(_LOCK_LEASE_FOR_CLAIM, {"executor_id": self._executor_id}).fetchone() is None:
-            message = "this executor's lease was ended after its heartbeats stopped; registering again"
+            message = "this executor's lease was ended after its heartbeats stopped; the executor registers again"
             raise LeaseLost(message)
 
     def _read_back(self, claims: Sequence[Claim], lost: CommitUnknown) -> list[Started]:

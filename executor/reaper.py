@@ -213,10 +213,10 @@ class Reaper:
             return RunEnd(row.run_id, row.attempt, RunState.CANCELLED, executor_id, reason="lost")
         failed = RunEnd(row.run_id, row.attempt, RunState.FAILED, executor_id, outcome=AttemptOutcome.LOST)
         if at_most_once:
-            message = "the executor was lost while it ran this; it may have had its effect"
+            message = "the executor was lost during the attempt, which may have had its effect"
             return failed._replace(reason=UNKNOWN_OUTCOME, error_type=UNKNOWN_OUTCOME, error_message=message)
         if row.lost_attempts + 1 >= self._max_lost:
-            message = f"the executor was lost {row.lost_attempts + 1} times while it ran this"
+            message = f"the executor was lost {row.lost_attempts + 1} times during attempts of this run"
             return failed._replace(reason="max_lost", error_type="Lost", error_message=message)
         return None
 

@@ -164,4 +164,4 @@ def _unknown_if_at_most_once(attempt: RecordableAttempt, outcome: Outcome) -> Ou
     """Return the outcome; an at-most-once attempt that is released after its start has an unknown one."""
     if outcome.kind is not AttemptOutcome.RELEASED or outcome.not_started or not attempt.definition.at_most_once:
         return outcome
-    return failed(UNKNOWN_OUTCOME, "the executor stopped before the attempt ended; it may have had its effect")
+    return failed(UNKNOWN_OUTCOME, "the executor stopped before the attempt ended; the attempt may have had its effect")

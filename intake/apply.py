@@ -153,7 +153,7 @@ def unknown_tenants(connection: Conn, batch: Sequence[ReceivedRequest]) -> set[s
 
 def unknown_tenant(tenant: str) -> InvalidInput:
     """Return the refusal of a request whose tenant does not exist."""
-    return InvalidInput([FieldError("tenant", f"there is no tenant {tenant!r}", "leave it out, or have it created")])
+    return InvalidInput([FieldError("tenant", f"there is no tenant {tenant!r}", "leave it out, or create the tenant")])
 
 
 def _batches(batch: Sequence[ReceivedRequest], indexes: Sequence[int]) -> Iterator[list[int]]:

@@ -150,7 +150,7 @@ class ReportedOutcome(StrictModel):
     @model_validator(mode="after")
     def _fits_its_status(self) -> Self:
         for name in sorted(self.model_fields_set - _ALWAYS - _FIELDS[self.status]):
-            raise InvalidValue(problem=f"{self.status!r} has none", remedy="leave it out", path=name)
+            raise InvalidValue(problem=f"it is not allowed with {self.status!r}", remedy="leave it out", path=name)
         needed = _NEEDED.get(self.status)
         if needed is not None and getattr(self, needed) is None:
             raise InvalidValue(problem=f"is missing, with {self.status!r}", remedy="add it", path=needed)

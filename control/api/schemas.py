@@ -59,7 +59,7 @@ class SchemasApi:
 
     def _find(self, state: WorkerState, fingerprint: bytes) -> str | None:
         if not self._one.acquire(blocking=False):
-            message = "another schema is being looked up; come again in a moment"
+            message = "another schema is being looked up; repeat the request in a moment"
             raise Overloaded(message)
         try:
             with state.session.transaction() as connection:

@@ -54,9 +54,9 @@ def apply(
 ) -> None:
     """Submit every job in some files; report rejected ones, apply the rest."""
     if bulk and dry_run:
-        refuse("--dry-run", "a bulk load has none", "leave out --bulk, which checks the same")
+        refuse("--dry-run", "--bulk has no dry run", "leave out --bulk: the checks are the same")
     if not bulk and (events or processes):
-        refuse("--events" if events else "--processes", "it belongs to --bulk", "leave it out, or write --bulk")
+        refuse("--events" if events else "--processes", "it needs --bulk", "leave it out, or write --bulk")
     sources = [*(files or ()), *(more or ())]
     if not sources:
         refuse("FILE", "it is missing", "name a file of jobs, or - for standard input")

@@ -51,7 +51,7 @@ def put(
 ) -> None:
     """Create or replace a calendar; jobs that name it follow at once."""
     if file is None and not days and not weekdays:
-        refuse("NAME", f"calendar {name!r} would have no days", "name some by --from, --days or --weekdays")
+        refuse("NAME", f"calendar {name!r} would have no days", "add days by --from, --days or --weekdays")
     single, origin = _words(days), source
     if file is not None:
         found = read_calendar_file(file, today=SystemClock().now().date(), years=years)

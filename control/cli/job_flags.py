@@ -222,7 +222,7 @@ def _target(current: object, flags: JobFlags) -> object:
     if len(given) > 1:
         refuse("target", f"{' and '.join(given)} exclude each other", "leave one of them")
     if flags.method is not None and given not in ([], ["--url"]):
-        refuse("target", f"--method has no meaning beside {given[0]}", "leave it out")
+        refuse("target", f"--method cannot be used with {given[0]}", "leave it out")
     method = {} if flags.method is None else {"method": flags.method}
     for kind, text in flags.targets.items():
         return _onto(current, kind, {**_set_by_flag(kind, text), **method})

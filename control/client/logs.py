@@ -103,7 +103,7 @@ def read_logs(connection: Connection, run_id: UUID, attempt: int | None = None) 
         pieces += page
     if attempt is not None and not 1 <= attempt <= reader.newest:
         problem = f"there is no attempt {attempt}, the newest is {reader.newest}"
-        raise InvalidInput([FieldError("attempt", problem, "leave it out for all of them")])
+        raise InvalidInput([FieldError("attempt", problem, "leave it out to read all attempts")])
     return pieces
 
 

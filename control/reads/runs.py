@@ -175,10 +175,10 @@ def _require_narrow(filters: RunFilter) -> None:
     if filters.key is not None or filters.since is not None:
         return
     if filters.labels:
-        refuse("labels", "they are looked for in the runs of one job, or of some time", "name the job, or since when")
+        refuse("labels", "a filter by labels alone would read all runs", "name the job, or the earliest time")
     if filters.status in _SELDOM:
-        problem = f"few runs are {filters.status}: all there are would be looked through"
-        refuse("status", problem, "name the job, or since when")
+        problem = f"few runs are {filters.status}: the search would read all runs"
+        refuse("status", problem, "name the job, or the earliest time")
 
 
 _SELDOM = FINAL - DEAD_LETTERED - {RunState.SUCCEEDED}

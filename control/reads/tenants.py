@@ -17,5 +17,5 @@ def require_tenant(connection: Conn, tenant: str) -> None:
         InvalidInput: There is none.
     """
     if connection.execute(_FIND_TENANT, {"tenant": tenant}).fetchone() is None:
-        problem, remedy = f"there is no tenant {tenant!r}", "leave it out, or have it created"
+        problem, remedy = f"there is no tenant {tenant!r}", "leave it out, or create the tenant"
         raise InvalidInput([FieldError("tenant", problem, remedy)])

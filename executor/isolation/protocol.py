@@ -81,7 +81,7 @@ class FrameReader:
             head_size, body_size = _SIZES.unpack_from(self._read)
             end = _SIZES.size + head_size + body_size
             if end > _MOST_BYTES:
-                message = f"a frame of {end} bytes"
+                message = f"a frame of {end} bytes is too long"
                 raise ProtocolError(message)
             if len(self._read) < end:
                 return

@@ -86,7 +86,8 @@ class Worker:
         frame = task.frame
         handler = registered().get(str(frame.head["handler"]))
         if handler is None:
-            message = f"the worker process has no handler {frame.head['handler']!r}; do its modules import elsewhere?"
+            name = frame.head["handler"]
+            message = f"the worker process has no handler {name!r}; check that its modules import in a new process"
             return failed("WorkerFailed", message, not_started=True)
         try:
             payload = handler.read_payload(frame.parts[0] or b"", str(frame.head["content_type"]))

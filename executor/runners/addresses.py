@@ -84,7 +84,7 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
             async with asyncio.timeout(seconds):
                 addresses = await self._resolve(host, port)
         except TimeoutError as error:
-            message = f"{host} is not resolved within {seconds:g} s"
+            message = f"{host} could not be resolved within {seconds:g} s"
             raise httpcore.ConnectTimeout(message) from error
         except OSError as error:
             message = f"{host} cannot be resolved: {error}"

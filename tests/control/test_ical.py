@@ -119,7 +119,7 @@ def test_every_layout_of_a_calendar_file_is_read() -> None:
         ([], "DTSTART is missing"),
         (["DTSTART:yesterday"], "DTSTART: Expected"),
         (["DTSTART;VALUE=DATE:20261225", "DTEND;VALUE=DATE:20261220"], "it ends before it begins"),
-        (["DTSTART;VALUE=DATE:20261225", "DTSTART;VALUE=DATE:20261226"], "DTSTART is there twice"),
+        (["DTSTART;VALUE=DATE:20261225", "DTSTART;VALUE=DATE:20261226"], "DTSTART occurs twice"),
         (["DTSTART;VALUE=DATE:20261225", "RRULE:FREQ=YEARLY;BYDAY=XX"], "RRULE: Expected weekday"),
         (["DTSTART;VALUE=DATE:20261225", "RRULE:FREQ=HOURLY"], "has no FREQ of days or longer"),
         (["DTSTART;VALUE=DATE:20261225", "RRULE:FREQ=YEARLY;INTERVAL=0"], "INTERVAL of its RRULE is less than 1"),
@@ -147,7 +147,7 @@ def test_unreadable_event_is_named(lines: list[str], said: str) -> None:
         (b"hello", "it is not an iCalendar file"),
         (b"\x89PNG\r\n\x1a\n", "it is not an iCalendar file"),
         (file_of(), "it holds no event"),
-        (file_of(event("DTSTART;VALUE=DATE:20261225", "STATUS:CANCELLED")), "its events touch no day"),
+        (file_of(event("DTSTART;VALUE=DATE:20261225", "STATUS:CANCELLED")), "its events cover no day"),
         (b"x" * (4 * 2**20 + 1), "it has more than 4 MiB"),
     ],
 )

@@ -162,7 +162,10 @@ def test_run_that_loses_every_executor_fails(database: Database, ghost: UUID) ->
     assert attempts(database, run_id) == [(1, "lost")]
     [letter] = dead_letters(database)
     assert letter.error is not None
-    assert (letter.error.type, letter.error.message) == ("Lost", "the executor was lost 3 times while it ran this")
+    assert (letter.error.type, letter.error.message) == (
+        "Lost",
+        "the executor was lost 3 times during attempts of this run",
+    )
     assert [attempt.outcome for attempt in letter.attempts] == ["lost"]
 
 

@@ -175,7 +175,7 @@ def _unknown(name: str, model: type[StrictModel]) -> tuple[str, str]:
         return f"{name!r} does not belong here", place
     known = [field.alias or name for name, field in model.model_fields.items()]
     near = get_close_matches(name, [*known, *model.later], n=1) if len(name) <= _LONGEST_NAME else []
-    remedy = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(known)}"
+    remedy = f"did you mean {near[0]!r}?" if near else f"the known fields are {', '.join(known)}"
     return f"there is no field {shown(name)}", remedy
 
 

@@ -161,7 +161,7 @@ class Postgres:
                     message = f"PostgreSQL ended while starting: {self._log_tail()}"
                     raise StackError(message) from error
                 if "password authentication failed" in str(error) or time.monotonic() > deadline:
-                    message = f"PostgreSQL does not let us in on port {self._port}: {error}; {self._log_tail()}"
+                    message = f"PostgreSQL refuses the connection on port {self._port}: {error}; {self._log_tail()}"
                     raise StackError(message) from error
             threading.Event().wait(_POLL_SECONDS)
 

@@ -121,7 +121,7 @@ class LocalStack:
         try:
             self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
-            message = f"the stack's home {self.home} cannot be made: {error.strerror}; take another TIDEWHEEL_HOME"
+            message = f"the stack's home {self.home} cannot be created: {error.strerror}; choose another TIDEWHEEL_HOME"
             raise StackError(message) from error
         with self._alone(), ExitStack() as undo:
             parts = self._planned()

@@ -61,7 +61,7 @@ def read_state(home: Path) -> StackState | None:
     except FileNotFoundError:
         return None
     except (OSError, ValidationError) as error:
-        message = f"{path} cannot be read ({type(error).__name__}); `tidewheel down --erase` makes a new beginning"
+        message = f"{path} cannot be read ({type(error).__name__}); `tidewheel down --erase` removes the stack"
         raise StackError(message) from error
 
 

@@ -56,7 +56,7 @@ def test_invalid_value_is_refused_with_its_place(database: Database) -> None:
         [line] = tidewheel(database, "calendar", "put", "closed", *flags).refusals
         return line
 
-    assert refusal().endswith("name some by --from, --days or --weekdays")
+    assert refusal().endswith("add days by --from, --days or --weekdays")
     assert refusal("--days", "2026-12-25,25.12.2026").startswith("days.1: ")
     assert "SUN, MON" in refusal("--weekdays", "SAT,SONNTAG")
 
