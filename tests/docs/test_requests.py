@@ -12,6 +12,7 @@ from tests.strict_types import ROOT
 from tidewheel.jobs.parsing import parse_request
 from tidewheel.jobs.requests import JobBackfill, RunComplete, RunsCancel
 from tidewheel.jobs.spec import JobSpec
+from tidewheel.runs import Overlap
 
 PAGE = ROOT / "docs" / "requests.md"
 PAGES = (PAGE, ROOT / "README.md", ROOT / "docs" / "quickstart.md")
@@ -37,6 +38,11 @@ def test_table_of_a_request_names_real_fields(section: str) -> None:
     shown = _first_column(PAGE, section)
     assert shown
     assert shown - known - {"payload_base64"} == set()
+
+
+def test_row_of_overlap_names_every_policy() -> None:
+    row, *_ = (line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| `overlap` |"))
+    assert {policy.value for policy in Overlap} <= {*_FIELD.findall(row)}
 
 
 def _first_column(page: Path, section: str) -> set[str]:
