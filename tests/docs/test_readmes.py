@@ -35,7 +35,7 @@ def test_files_of_a_readmes_tables_exist(page: Path) -> None:
 def test_modules_and_rooms_are_in_their_readme(page: Path) -> None:
     named = _named(page.read_text(encoding="utf-8"))
     stems = {name.partition(".")[0] for name in named if "." in name}
-    modules = {path.stem for path in page.parent.glob("*.py")} - {"__init__"}
+    modules = {path.stem for glob in ("*.py", "0*.sql") for path in page.parent.glob(glob)} - {"__init__"}
     rooms = {f"{path.parent.name}/" for path in page.parent.glob("*/__init__.py") if not path.parent.is_symlink()}
     assert sorted(modules - stems) == []
     assert sorted(rooms - named) == []

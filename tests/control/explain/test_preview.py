@@ -14,7 +14,7 @@ from tidewheel.control.explain.upcoming import UpcomingOccurrence
 from tidewheel.errors import Refused, UnknownJob
 from tidewheel.ids import job_id, run_id
 from tidewheel.jobs.spec import JobSpec
-from tidewheel.runs import Cause
+from tidewheel.runs import Cause, Overlap
 
 JOB = job_id("default", "job")
 DAILY = {"cron": "0 9 * * *"}
@@ -37,6 +37,21 @@ def test_preview_equals_the_firings_and_saves_nothing(clocked: ClockedDatabase) 
     clocked.stop_clock(t("03-29T01:00"))
     fire_all(clocked)
     assert open_runs(clocked)[0].publish_at == seen.occurrences[0].leaves_at
+
+
+@pytest.mark.parametrize("policy", Overlap)
+def test_every_overlap_policy_is_described(clocked: ClockedDatabase, policy: Overlap) -> None:
+    words = previewed(clocked, schedule=DAILY, overlap=policy.value).words
+    assert [line for line in words if line.startswith(f"overlap is {policy}: ")]
+
+
+def test_preview_and_next_share_the_sentence_about_a_pause(clocked: ClockedDatabase) -> None:
+    clocked.stop_clock(t("03-02T08:00"))
+    submit(clocked, schedule=DAILY)
+    for until, end in ((None, "until it is resumed"), ("2026-03-05T00:00:00Z", "until 2026-03-05T00:00:00Z")):
+        done(clocked, "job.pause", until=until)
+        assert previewed(clocked, schedule=DAILY).words[-1] == f"The job is paused {end}."
+        assert coming(clocked).words == f"The job is paused {end}. on_resume is skip."
 
 
 def test_preview_of_a_change_keeps_what_the_job_keeps(clocked: ClockedDatabase) -> None:
