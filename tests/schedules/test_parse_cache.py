@@ -36,5 +36,5 @@ def test_bounded_schedules_share_their_expression() -> None:
 
 @pytest.mark.parametrize("stored", ["", "[]", "null", "{"])
 def test_invalid_stored_text_is_refused(stored: str) -> None:
-    with pytest.raises(ScheduleRefused, match="no JSON object"):
+    with pytest.raises(ScheduleRefused, match="not a JSON object"):
         schedule_from_text(stored, ONE)

@@ -108,7 +108,9 @@ def parse_timestamp(text: str) -> datetime:
     """
     match = _RFC3339.fullmatch(text) if len(text) <= 64 else None
     if match is None:
-        raise InvalidValue(problem=f"{text[:64]!r} is no RFC 3339 timestamp", remedy=f"write one such as {_EXAMPLE}")
+        raise InvalidValue(
+            problem=f"{text[:64]!r} is not an RFC 3339 timestamp", remedy=f"write one such as {_EXAMPLE}"
+        )
     date, time, offset = match.groups()
     if offset is None:
         problem = f"{text!r} has no offset, so it names no instant"

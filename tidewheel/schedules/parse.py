@@ -221,6 +221,6 @@ def _document(text: str) -> dict[str, object]:
     except ValueError:
         document = None
     if not isinstance(document, dict):
-        problem = "the stored schedule is no JSON object"
+        problem = "the stored schedule is not a JSON object"
         raise ScheduleRefused(problem, "submit the job again", "")
     return cast("dict[str, object]", document)

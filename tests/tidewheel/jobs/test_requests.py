@@ -89,7 +89,7 @@ def test_range_has_the_fields_from_and_to() -> None:
         ({"type": "job.trigger", "key": "k", "run_at": 5}, "run_at", "RFC 3339"),
         ({"type": "job.trigger", "key": "k", "tenant": "../x"}, "tenant", "not a tenant name"),
         ({"type": "job.trigger", "key": "k", "traceparent": "x"}, "traceparent", "not a traceparent"),
-        ({"type": "job.pause", "key": "k", "until": "x"}, "until", "no RFC 3339 timestamp"),
+        ({"type": "job.pause", "key": "k", "until": "x"}, "until", "not an RFC 3339 timestamp"),
         ({"type": "run.cancel", "run_id": "x"}, "run_id", "not a run id"),
         ({"type": "run.cancel"}, "run_id", "is missing"),
         ({"type": "job.delete", "key": "k", "\n" * 99: 1}, "\\n" * 64 + "...", "there is no field"),
