@@ -12,7 +12,7 @@ import typer
 from tidewheel.control.cli.output import Output, OutputOption
 
 _SCENARIOS = (
-    "One or more of fire, relay, execute, pipeline, hot-second, latency, idle, soak, submit, bulk (all of these: all), "
+    "Any of fire, relay, execute, pipeline, hot-second, latency, idle, soak, submit, bulk (all of these: all), "
     "peers, costs, ledger, conservation, rolling, cancel."
 )
 Scenarios = Annotated[list[str] | None, typer.Argument(metavar="SCENARIO", help=_SCENARIOS)]
