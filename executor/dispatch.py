@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.executor.attempt import Attempt
-from tidewheel.executor.outcome import CANCELLED, NOT_STARTED, RELEASED, Outcome, failed, from_exception, timed_out
+from tidewheel.executor.outcome import CANCELLED, NOT_STARTED, Outcome, failed, from_exception, timed_out
 from tidewheel.executor.runners.runner import Runner
 from tidewheel.process.failpoint import failpoint
 from tidewheel.runs import AttemptOutcome
@@ -62,13 +62,11 @@ class TargetDispatcher:
         if attempt.stop_outcome is not None and outcome.kind is not AttemptOutcome.SUCCEEDED:
             outcome = attempt.stop_outcome
         failpoint("attempt.after_effect")
-        if attempt.stop_outcome is RELEASED and outcome.kind is not AttemptOutcome.SUCCEEDED:
-            release_attempt(attempt, RELEASED)
-        attempt.report(outcome)
+        report_end(attempt, outcome)
 
 
-def release_attempt(attempt: Attempt, outcome: Outcome) -> None:
-    """Report the end of an attempt that this executor cannot continue."""
+def report_end(attempt: Attempt, outcome: Outcome) -> None:
+    """Report the end of an attempt; log it if this executor releases the attempt."""
     if attempt.report(outcome) and outcome.kind is AttemptOutcome.RELEASED:
         _LOG.info("released", extra={"run_id": str(attempt.run_id), "attempt": attempt.started.attempt})
 

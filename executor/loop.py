@@ -15,7 +15,7 @@ from tidewheel.executor.attempt import SHUTDOWN_GRACE_SECONDS, Attempt
 from tidewheel.executor.claim import BatchClaimer, Claimer
 from tidewheel.executor.complete_in import CompletionConfig
 from tidewheel.executor.completer import Completer
-from tidewheel.executor.dispatch import TargetDispatcher, release_attempt
+from tidewheel.executor.dispatch import TargetDispatcher, report_end
 from tidewheel.executor.handler_services import HandlerServices, PreviousRuns
 from tidewheel.executor.handlers import Handler
 from tidewheel.executor.heartbeat import Heartbeat
@@ -162,13 +162,13 @@ class Executor:
         for attempt in list(self._running.values()):
             not_started = not attempt.has_started or attempt.cancel_queued()
             if not_started or attempt.on_thread:
-                release_attempt(attempt, NOT_STARTED if not_started else RELEASED)
+                report_end(attempt, NOT_STARTED if not_started else RELEASED)
             else:
                 attempt.stop_as(RELEASED)  # reported when it has stopped, and then its run may start elsewhere at once
             attempt.stop()
         await self._run_queue.wait_until_empty(SHUTDOWN_GRACE_SECONDS)
         for attempt in list(self._running.values()):
-            release_attempt(attempt, attempt.stop_outcome or RELEASED)
+            report_end(attempt, attempt.stop_outcome or RELEASED)
         self._watchdog.stop()
         await asyncio.to_thread(self._flusher.close)
         clean = await asyncio.to_thread(self._completer.drain, _DRAIN_SECONDS)

@@ -8,16 +8,15 @@ back.
 
 import logging
 import socket
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from datetime import datetime
-from typing import NamedTuple, Protocol, TypeAlias, cast
+from typing import NamedTuple
 from uuid import uuid4
 
 import psycopg
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicCollection, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
@@ -26,6 +25,7 @@ from tidewheel.intake.lock_wait import RowLocked
 from tidewheel.intake.offsets import DeferredPartitions, Fenced, Partition, StoredOffsets, ends_of, partition_of
 from tidewheel.kafka.clients import consumer
 from tidewheel.kafka.groups import quickest_protocol
+from tidewheel.kafka.topics import read_topic_id
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.notify import Channel, Notifier
 from tidewheel.postgres.session import BY_KEY, CommitUnknown, Conn, Session, is_data_fault, is_time_limit
@@ -55,26 +55,11 @@ _MAX_TIMEOUTS = 2
 _PURGE_LIMIT = 5000  # the LIMIT of purge_replies: more rows are due when it was reached
 
 
-_Address: TypeAlias = tuple[Partition, int]  # of one message
-
-
-class _TopicDescription(Protocol):
-    topic_id: object
-
-
 class _Piece(NamedTuple):
     """Messages that are applied in one transaction; with `refusal`, they are rejected instead."""
 
     messages: Sequence[Message]
     refusal: Exception | None = None
-
-
-class _Recovery(NamedTuple):
-    """The limits of one try to apply a batch, and the messages that were pending when its piece was cut."""
-
-    backoff: Backoff
-    give_up_at: float
-    pending: Sequence[Message]
 
 
 class Member:
@@ -117,7 +102,7 @@ class Member:
         self._next_housekeeping = 0.0
         # Both outlive the membership: a timeout can end it, and the batch must not be tried again at its full size.
         self._batch_size = settings.intake_batch
-        self._timeouts: dict[_Address, int] = {}
+        self._timeouts = Counter[tuple[Partition, int]]()
 
     def run(self) -> None:
         """Process messages until shutdown is requested."""
@@ -150,7 +135,7 @@ class Member:
 
     def _membership(self, backoff: Backoff) -> None:
         """Join the group and process messages until an error or a shutdown."""
-        self._offsets = StoredOffsets(self._owner, {self._topic: self._read_topic_id()})
+        self._offsets = StoredOffsets(self._owner, {self._topic: read_topic_id(self._kafka, self._topic)})
         self._deferred, self._paused = DeferredPartitions(), set()
         protocol = quickest_protocol(self._kafka, topic=self._topic, probe=f"{self._group}.probe")
         client = consumer(self._kafka, group=self._group, role="intake", protocol=protocol, reset="error")
@@ -215,14 +200,14 @@ class Member:
         backoff = Backoff(self._stop, "applying requests")
         give_up_at = monotonic_seconds() + _GIVE_UP_SECONDS
         self._deferred.add([message for message in messages if message in self._deferred])
-        while pending := self._pending(messages):
+        while pending := [m for m in messages if self._offsets.is_pending(m) and m not in self._deferred]:
             pieces = [self._first_piece(pending)]
             while pieces:
                 piece = pieces.pop(0)
                 try:
                     self._apply_piece(piece)
                 except Exception as error:  # noqa: BLE001 - what `_recover` does not handle, it raises
-                    instead = self._recover(error, piece, _Recovery(backoff, give_up_at, pending))
+                    instead = self._recover(error, piece, pending, backoff, give_up_at)
                     if instead is None:
                         break
                     pieces[:0] = instead
@@ -233,7 +218,9 @@ class Member:
                 self._batch_size = min(2 * self._batch_size, self._settings.intake_batch)
         self._timeouts.clear()
 
-    def _recover(self, failure: Exception, failed: _Piece, recovery: _Recovery) -> list[_Piece] | None:
+    def _recover(
+        self, failure: Exception, failed: _Piece, pending: Sequence[Message], backoff: Backoff, give_up_at: float
+    ) -> list[_Piece] | None:
         """Handle the failure of a piece.
 
         | Failure | What the member does |
@@ -250,27 +237,28 @@ class Member:
             The pieces to apply in its place; None to begin again with what is still pending.
         """
         if isinstance(failure, psycopg.Error) and not is_data_fault(failure):
-            failure = _unavailable(failure)
+            failure, failure.__cause__ = Unavailable(str(failure)), failure
         match failure:
             case Fenced():
                 raise failure
             case CommitUnknown():
                 raise Fenced(str(failure)) from failure
             case RowLocked():
-                self._defer(recovery.pending, failure)
+                self._defer(pending, failure)
                 return None
             case NeedsOwnTransaction():
                 return [_Piece(messages) for messages in _cut(failed.messages, failure.messages)]
             case Unavailable():
                 if is_time_limit(failure):
                     self._halve_batch(failed.messages, failure)
-                if self._stop.requested() or monotonic_seconds() > recovery.give_up_at:
+                if self._stop.requested() or monotonic_seconds() > give_up_at:
                     raise Fenced(str(failure)) from failure
-                recovery.backoff.wait(failure)
+                backoff.wait(failure)
                 return None
             case _ if len(failed.messages) > 1:
-                count = len(failed.messages)
-                _LOG.warning("a batch of %d requests failed (%s); intake applies them one by one", count, failure)
+                _LOG.warning(
+                    "a batch of %d requests failed (%s); intake applies them one by one", len(failed.messages), failure
+                )
                 return [_Piece([message]) for message in failed.messages]
             case _ if failed.refusal is None or isinstance(failed.refusal, RequestTimedOut):
                 origin = origin_of(failed.messages[0])
@@ -279,12 +267,16 @@ class Member:
             case _:
                 raise failure
 
-    def _pending(self, messages: Sequence[Message]) -> list[Message]:
-        return [message for message in messages if self._offsets.is_pending(message) and message not in self._deferred]
-
     def _first_piece(self, pending: Sequence[Message]) -> _Piece:
+        """Cut the first piece; reject a request that has timed out alone too often."""
         messages = pending[: self._batch_size]
-        return _Piece(messages, self._final_refusal(messages))
+        if len(messages) > 1 or self._timeouts[_address(messages[0])] < _MAX_TIMEOUTS:
+            return _Piece(messages)
+        origin = origin_of(messages[0])
+        _LOG.error(
+            "the request at %s timed out %d times; intake rejects it", origin, _MAX_TIMEOUTS, extra={"origin": origin}
+        )
+        return _Piece(messages, RequestTimedOut())
 
     def _defer(self, pending: Sequence[Message], locked: RowLocked) -> None:
         for origin in locked.origins:
@@ -304,18 +296,7 @@ class Member:
                 self._batch_size,
             )
             return
-        address = _address(messages[0])
-        self._timeouts[address] = self._timeouts.get(address, 0) + 1
-
-    def _final_refusal(self, messages: Sequence[Message]) -> RequestTimedOut | None:
-        """Return the refusal of a request that has timed out alone too often."""
-        if len(messages) > 1 or self._timeouts.get(_address(messages[0]), 0) < _MAX_TIMEOUTS:
-            return None
-        origin = origin_of(messages[0])
-        _LOG.error(
-            "the request at %s timed out %d times; intake rejects it", origin, _MAX_TIMEOUTS, extra={"origin": origin}
-        )
-        return RequestTimedOut()
+        self._timeouts[_address(messages[0])] += 1
 
     def _apply_piece(self, piece: _Piece) -> None:
         ends = ends_of(piece.messages)
@@ -325,16 +306,15 @@ class Member:
             failpoint("intake.before_commit")
         failpoint("intake.after_commit")
         self._offsets.committed(ends)
-        self._notifier.notify(Channel.TIMERS)
-        self._notifier.notify(Channel.OUTBOX)
-        self._notifier.notify(Channel.SIGNALS)
+        for channel in (Channel.TIMERS, Channel.OUTBOX, Channel.SIGNALS):
+            self._notifier.notify(channel)
 
     def _on_assign(self, client: Consumer, partitions: list[TopicPartition]) -> None:
-        backoff = Backoff(self._stop, "claiming partitions")
+        backoff = Backoff(self._stop, "acquiring partitions")
         while not self._stop.requested():
             try:
                 for partition in partitions:
-                    partition.offset = self._claim(client, partition)
+                    partition.offset = self._acquire(client, partition)
                 break
             except (Unavailable, KafkaException) as error:
                 backoff.wait(error)
@@ -342,10 +322,10 @@ class Member:
         client.incremental_assign(partitions)
         self._trouble = _NO_TROUBLE
 
-    def _claim(self, client: Consumer, partition: TopicPartition) -> int:
+    def _acquire(self, client: Consumer, partition: TopicPartition) -> int:
         low, _ = client.get_watermark_offsets(partition, timeout=_KAFKA_SECONDS, cached=False)
         with self._session.transaction() as connection:
-            return self._offsets.claim(connection, (partition.topic, partition.partition), low)
+            return self._offsets.acquire(connection, (partition.topic, partition.partition), low)
 
     def _on_revoke(self, client: Consumer, partitions: list[TopicPartition]) -> None:
         revoked = {(partition.topic, partition.partition) for partition in partitions}
@@ -360,22 +340,11 @@ class Member:
         if not ends:
             return
         try:
-            offsets = [TopicPartition(topic, number, end) for (topic, number), end in ends.items()]
-            client.commit(offsets=offsets, asynchronous=True)
+            client.commit(
+                offsets=[TopicPartition(*partition, end) for partition, end in ends.items()], asynchronous=True
+            )
         except KafkaException as error:
             _LOG.info("offsets not committed to Kafka (they are stored in the database): %s", error)
-
-    def _read_topic_id(self) -> str:
-        admin = AdminClient({**self._kafka, "client.id": "tidewheel-intake-check", "log_level": 2})
-        found = cast(
-            "dict[str, Future[_TopicDescription]]",
-            admin.describe_topics(TopicCollection([self._topic]), request_timeout=_KAFKA_SECONDS),  # pyright: ignore[reportUnknownMemberType]
-        )
-        try:
-            return str(found[self._topic].result().topic_id)
-        except KafkaException as error:
-            message = f"{self._topic} cannot be described: {error.args[0].str()}; run `tidewheel topics apply`"
-            raise Unavailable(message) from error
 
     def _housekeeping(self) -> None:
         """Delete expired replies, every 60 s or as long as there are more."""
@@ -411,7 +380,7 @@ def group_of(topic: str, installation: Installation) -> str:
     return requests if topic == installation.topics.requests else f"{requests}.replies"
 
 
-def _address(message: Message) -> _Address:
+def _address(message: Message) -> tuple[Partition, int]:
     return partition_of(message), message.offset() or 0
 
 
@@ -424,9 +393,3 @@ def _cut(messages: Sequence[Message], alone: Sequence[Message]) -> list[list[Mes
         else:
             parts[-1].append(message)
     return [part for part in parts if part]
-
-
-def _unavailable(error: psycopg.Error) -> Unavailable:
-    unavailable = Unavailable(str(error))
-    unavailable.__cause__ = error
-    return unavailable

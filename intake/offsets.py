@@ -46,8 +46,8 @@ class StoredOffsets:
         self._owner, self._topic_ids = owner, topic_ids
         self._positions: dict[Partition, _Position] = {}
 
-    def claim(self, connection: Conn, partition: Partition, first_offset: int) -> int:
-        """Claim a partition in the caller's transaction, and return its next offset.
+    def acquire(self, connection: Conn, partition: Partition, first_offset: int) -> int:
+        """Acquire a partition in the caller's transaction, and return its next offset.
 
         Args:
             connection: Inside a transaction.
@@ -89,7 +89,7 @@ class StoredOffsets:
         """Store the offsets after a batch, in the transaction that applies it.
 
         Raises:
-            Fenced: Another member has claimed one of the partitions.
+            Fenced: Another member has acquired one of the partitions.
         """
         partitions = sorted(ends)
         columns = {
@@ -100,7 +100,7 @@ class StoredOffsets:
             "next_offsets": [ends[partition] for partition in partitions],
         }
         if len(connection.execute(_STORE_OFFSETS, columns).fetchall()) < len(partitions):
-            message = "another intake has claimed a partition"
+            message = "another intake has acquired a partition"
             raise Fenced(message)
 
     def committed(self, ends: Mapping[Partition, int]) -> None:

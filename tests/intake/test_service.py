@@ -91,7 +91,7 @@ def test_member_that_lost_its_partitions_rejoins_and_duplicates_nothing(
     ended.result(_SECONDS)
     told = [(record.levelno, record.getMessage()) for record in caplog.records if record.name == "tidewheel.intake"]
     name = f"intake of {requests.topics.requests}, member "
-    rejoined = "joins its group again: another intake has claimed"
+    rejoined = "joins its group again: another intake has acquired"
     moved = [level for level, line in told if line.startswith(name) and rejoined in line]
     assert len(moved) >= 2
     assert set(moved) == {logging.INFO}

@@ -6,9 +6,9 @@
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import cast
+from typing import Protocol, cast
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic, TopicMetadata  # type: ignore[attr-defined]
 
 from tidewheel.errors import SettingsError, Unavailable, Unusable
@@ -19,8 +19,13 @@ DEFAULT_QUEUE = "default"
 
 _DAY_MS = 24 * 60 * 60 * 1000
 _APPLY_SECONDS = 30.0
+_DESCRIBE_SECONDS = 10.0
 
 Futures = Mapping[str, Future[None]]
+
+
+class _TopicDescription(Protocol):
+    topic_id: object
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +206,24 @@ def apply_topics(
         futures = cast("Futures", admin.create_partitions(new_partitions, operation_timeout=_APPLY_SECONDS))  # pyright: ignore[reportUnknownMemberType]
         done += _await(futures, "given more partitions")
     return done
+
+
+def read_topic_id(config: Mapping[str, str], name: str) -> str:
+    """Return the id of a topic; a topic that was deleted and created again has another one.
+
+    Raises:
+        Unavailable: Kafka does not answer, or the topic does not exist.
+    """
+    admin = _admin(config)  # kept until the result: its end would abort the request
+    found = cast(
+        "dict[str, Future[_TopicDescription]]",
+        admin.describe_topics(TopicCollection([name]), request_timeout=_DESCRIBE_SECONDS),  # pyright: ignore[reportUnknownMemberType]
+    )
+    try:
+        return str(found[name].result().topic_id)
+    except KafkaException as error:
+        message = f"{name} cannot be described: {error.args[0].str()}; run `tidewheel topics apply`"
+        raise Unavailable(message) from error
 
 
 def _admin(config: Mapping[str, str]) -> AdminClient:
