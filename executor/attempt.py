@@ -24,7 +24,7 @@ from tidewheel.transitions.claim import Started
 SHUTDOWN_GRACE_SECONDS = 1.0  # for attempts to stop when the executor shuts down; then they are released
 
 
-class Clock(Protocol):
+class AttemptClock(Protocol):
     """The start_to_close clock of an attempt; used on the event loop."""
 
     def pause(self) -> None:
@@ -71,7 +71,7 @@ class Attempt:
     output: Output | None = field(default=None, init=False)
     _cancel_task: Callable[[], object] | None = field(default=None, init=False)
     _cancel_queued: Callable[[], bool] | None = field(default=None, init=False)
-    _clock: Clock | None = field(default=None, init=False)
+    _clock: AttemptClock | None = field(default=None, init=False)
     _forwarder: LogForwarder | None = field(default=None, init=False)
     _completion: Completion | None = field(default=None, init=False)
     _output_sealed: bool = field(default=False, init=False)
@@ -142,7 +142,7 @@ class Attempt:
             self.has_started = True
             return True
 
-    def attach(self, cancel_task: Callable[[], object], clock: Clock) -> None:
+    def attach(self, cancel_task: Callable[[], object], clock: AttemptClock) -> None:
         """Record the task of its own that it runs in, and the clock of its timeouts."""
         self._cancel_task, self._clock = cancel_task, clock
 

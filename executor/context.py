@@ -74,7 +74,7 @@ class Completing(Protocol):
         ...
 
 
-class Channel(Protocol):
+class HandlerChannel(Protocol):
     """The connection from a handler to its executor: calls, or a pipe from the handler's own process."""
 
     def heartbeat(self, progress: bytes | None, checkpoint: bytes | None) -> None:
@@ -138,7 +138,7 @@ class Context:
     traceparent: str | None
     logger: "logging.LoggerAdapter[logging.Logger]"
     _cancelled: Flag
-    _channel: Channel = field(default_factory=NoChannel)
+    _channel: HandlerChannel = field(default_factory=NoChannel)
     _checkpoint: bytes | None = None
     _began: float = field(default_factory=monotonic_seconds)
 
@@ -151,7 +151,7 @@ class Context:
         *,
         deadline_seconds: float,
         cancelled: Flag,
-        channel: Channel,
+        channel: HandlerChannel,
     ) -> "Context":
         """Return the context of a claimed attempt.
 

@@ -26,10 +26,10 @@ from tidewheel.transitions.cancel_signals import Signal
 _LOG = logging.getLogger("tidewheel.executor")
 
 _SQL = Statements("tidewheel.executor")
-_HEARTBEAT = _SQL["heartbeat_executor"]
-_LEAVE = _SQL["delete_executor"]
+_HEARTBEAT_EXECUTOR = _SQL["heartbeat_executor"]
+_DELETE_EXECUTOR = _SQL["delete_executor"]
 _READ_SIGNALS = _SQL["read_signals"]
-_DROP_SIGNALS = _SQL["drop_terminates"]
+_DROP_TERMINATES = _SQL["drop_terminates"]
 
 _SIGNALS_SECONDS = 0.5
 _STRAY_AFTER = timedelta(seconds=10)  # a committed claim is in memory long before
@@ -117,7 +117,7 @@ class Heartbeat:
         if clean:
             try:
                 with self._session.transaction() as connection:
-                    connection.execute(_LEAVE, self._columns)
+                    connection.execute(_DELETE_EXECUTOR, self._columns)
             except (Unavailable, psycopg.Error) as error:
                 _LOG.info("the executor's row stays until a reaper finds it: %s", error)
         self._session.close()
@@ -164,11 +164,11 @@ class Heartbeat:
         if acted:
             columns = {"run_ids": uuids(run for run, _ in acted), "attempts": integers(number for _, number in acted)}
             with self._session.transaction() as connection:
-                connection.execute(_DROP_SIGNALS, {**columns, "terminate": Signal.TERMINATE})
+                connection.execute(_DROP_TERMINATES, {**columns, "terminate": Signal.TERMINATE})
 
     def _send(self, connection: Conn) -> None:
         sent_at = monotonic_seconds()
-        row = connection.execute(_HEARTBEAT, self._columns, binary=True).fetchone()
+        row = connection.execute(_HEARTBEAT_EXECUTOR, self._columns, binary=True).fetchone()
         assert row is not None  # noqa: S101 - inserted or updated
         self._skew.record(cast("datetime", row[0]), since=sent_at)
         if self.entered and (row[1] == 0 or self.is_silent()):

@@ -21,7 +21,7 @@ from tidewheel.executor.handlers import Handler
 from tidewheel.executor.heartbeat import Heartbeat
 from tidewheel.executor.lanes import Lanes, choose_lanes
 from tidewheel.executor.outcome import CANCELLED, NOT_STARTED, RELEASED, Outcome
-from tidewheel.executor.output_capture import Flusher, Stream
+from tidewheel.executor.output_capture import Flusher, OutputTopic
 from tidewheel.executor.reaper import Reaper
 from tidewheel.executor.run_queue import RunQueue
 from tidewheel.executor.runners.aws import LambdaRunner, has_boto
@@ -101,7 +101,7 @@ class Executor:
         )
         self._sweep = self._make_sweep()
         self._watchdog = Watchdog(settings.stall_after, self._release_not_started)
-        self._stream = Stream(kafka, installation.topics.outputs) if settings.outputs_topic else None
+        self._stream = OutputTopic(kafka, installation.topics.outputs) if settings.outputs_topic else None
         flushing = Session(url, "tidewheel-executor-output")
         self._flusher = Flusher(flushing, self.executor_id, lambda: list(self._running.values()), self._stream)
         self._runners = self._make_runners(kafka, handlers)

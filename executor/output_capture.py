@@ -39,8 +39,8 @@ def captured() -> Generator[None]:
     """Capture standard output, standard error and logging of this process during the block."""
     root = logging.getLogger()
     stdout, stderr, handlers = sys.stdout, sys.stderr, root.handlers[:]
-    sys.stdout = cast("TextIO", _Stream(stdout))
-    sys.stderr = cast("TextIO", _Stream(stderr))
+    sys.stdout = cast("TextIO", _CapturedText(stdout))
+    sys.stderr = cast("TextIO", _CapturedText(stderr))
     root.handlers[:] = [_Records(handlers)]
     try:
         yield
@@ -53,7 +53,7 @@ def writing() -> Attempt | None:
     return None if forwarding.get() else current.get()
 
 
-class _Stream:
+class _CapturedText:
     """A text stream that passes an attempt's output to the attempt."""
 
     def __init__(self, original: TextIO) -> None:
@@ -141,7 +141,7 @@ class Flusher:
         stream: The topic for all output; None without one.
     """
 
-    def __init__(self, session: Session, executor_id: UUID, running: Running, stream: "Stream | None") -> None:
+    def __init__(self, session: Session, executor_id: UUID, running: Running, stream: "OutputTopic | None") -> None:
         self._session, self._executor_id, self._running, self._stream = session, executor_id, running, stream
         self._stop = Shutdown()
         self._thread = threading.Thread(target=self._run, name="output", daemon=True)
@@ -187,7 +187,7 @@ def _new(attempt: Attempt) -> AttemptOutput | None:
     return None if flush is None else AttemptOutput(attempt.run_id, attempt.started.attempt, *flush)
 
 
-class Stream:
+class OutputTopic:
     """The topic of outputs, keyed by run_id; used by one thread, except `ended`."""
 
     def __init__(self, kafka: Mapping[str, str], topic: str) -> None:

@@ -39,16 +39,16 @@ from tidewheel.transitions.run_messages import Definitions, build_requests, read
 _LOG = logging.getLogger("tidewheel.executor")
 
 _SQL = Statements("tidewheel.executor")
-_ADD = _SQL["add_remote_executor"]
-_HEARTBEAT = _SQL["heartbeat_remote_executor"]
-_LOCK = _SQL["lock_remote_executor"]
+_ADD_REMOTE_EXECUTOR = _SQL["add_remote_executor"]
+_HEARTBEAT_REMOTE_EXECUTOR = _SQL["heartbeat_remote_executor"]
+_LOCK_REMOTE_EXECUTOR = _SQL["lock_remote_executor"]
 _STORE_CLAIM_SEQ = _SQL["store_claim_seq"]
-_FIND_DUE = _SQL["find_due_handled"]
+_FIND_DUE_HANDLED = _SQL["find_due_handled"]
 _FIND_SWEEP_CLAIM = _SQL["find_sweep_claim"]
 _READ_OWNED_ATTEMPTS = _SQL["read_owned_attempts"]
 _READ_SIGNALS = _SQL["read_signals"]
 _DROP_HANDLED_SIGNALS = _SQL["drop_handled_signals"]
-_LEAVE = _SQL["delete_executor"]
+_DELETE_EXECUTOR = _SQL["delete_executor"]
 
 # A signal that was sent with so many heartbeats and never answered belongs to no attempt there.
 _STRAY_AFTER = timedelta(seconds=60)
@@ -103,7 +103,7 @@ class StopSignal:
     kind: Signal
 
 
-class Report(Protocol):
+class AttemptReport(Protocol):
     """The end of an attempt, as a remote executor reports it."""
 
     @property
@@ -174,7 +174,7 @@ class RemoteExecutors:
         executor_id = uuid4()
         facts = {"name": name, "queues": list(queues), "handlers": list(handlers), "slots": slots, "lease": lease}
         with self._session.transaction() as connection:
-            connection.execute(_ADD, {"executor_id": executor_id, **facts})
+            connection.execute(_ADD_REMOTE_EXECUTOR, {"executor_id": executor_id, **facts})
         _LOG.info("executor %s, %s, serves %s with %d slots", executor_id, name, list(queues), slots)
         return executor_id
 
@@ -188,7 +188,7 @@ class RemoteExecutors:
         signals: list[StopSignal] = []
         strays: list[Fence] = []
         with self._session.transaction() as connection:
-            if connection.execute(_HEARTBEAT, columns).fetchone() is None:
+            if connection.execute(_HEARTBEAT_REMOTE_EXECUTOR, columns).fetchone() is None:
                 raise UnknownExecutor(executor_id)
             for run_id, attempt, kind, stray in connection.execute(_READ_SIGNALS, columns, binary=True):
                 assert isinstance(run_id, UUID)  # noqa: S101 - the column's type
@@ -212,7 +212,7 @@ class RemoteExecutors:
             self._notify(Channel.SIGNALS)
         return claimed
 
-    def finish(self, executor_id: UUID, reports: Sequence[Report]) -> dict[Fence, str]:
+    def finish(self, executor_id: UUID, reports: Sequence[AttemptReport]) -> dict[Fence, str]:
         """Record the ends of attempts.
 
         Returns:
@@ -237,9 +237,9 @@ class RemoteExecutors:
     def leave(self, executor_id: UUID) -> None:
         """Remove an executor; attempts it still owns go back when its lease ends."""
         with self._session.transaction() as connection:
-            connection.execute(_LEAVE, {"executor_id": executor_id, "states": OWNED})
+            connection.execute(_DELETE_EXECUTOR, {"executor_id": executor_id, "states": OWNED})
 
-    def _record(self, connection: Conn, executor_id: UUID, reports: Sequence[Report]) -> dict[Fence, str]:
+    def _record(self, connection: Conn, executor_id: UUID, reports: Sequence[AttemptReport]) -> dict[Fence, str]:
         fences = [report.fence for report in reports]
         owned = _read_owned(connection, executor_id, fences)
         stored = read_definitions(connection, [(row.job_id, row.job_version) for row in owned.values()])
@@ -264,7 +264,7 @@ def claim_remotely(connection: Conn, installation: Installation, claim: RemoteCl
     Raises:
         UnknownExecutor: Its lease was ended.
     """
-    row = connection.execute(_LOCK, {"executor_id": claim.executor_id}, binary=True).fetchone()
+    row = connection.execute(_LOCK_REMOTE_EXECUTOR, {"executor_id": claim.executor_id}, binary=True).fetchone()
     if row is None:
         raise UnknownExecutor(claim.executor_id)
     queues, handlers, last = row
@@ -306,7 +306,7 @@ def _find_due(connection: Conn, claim: RemoteClaim, queues: list[str], handlers:
         "min_age": claim.min_age,
         "sources": sources(Move.CLAIM),
     }
-    return _due_runs(connection, _FIND_DUE, columns)
+    return _due_runs(connection, _FIND_DUE_HANDLED, columns)
 
 
 def _due_runs(connection: Conn, statement: LiteralString, columns: Mapping[str, object]) -> list[DueRun]:

@@ -21,7 +21,7 @@ from tidewheel.schemas.generated.records import RequestOrigin
 _SQL = Statements("tidewheel.intake")
 _READ_LOCK_TIMEOUT = _SQL["read_lock_timeout"]
 _SET_LOCK_TIMEOUT = _SQL["set_lock_timeout"]
-_READ_OPEN_RUNS = _SQL["read_open_states"]
+_READ_OPEN_STATES = _SQL["read_open_states"]
 _WAIT_FOR_RUNS = _SQL["wait_for_runs"]
 
 _LOCK_TIMEOUT = "200ms"  # below deadlock_timeout (1 s): a wait out of lock order aborts no other transaction
@@ -64,5 +64,5 @@ def still_open(connection: Conn, run_ids: Iterable[UUID]) -> dict[UUID, str]:
     ids = list(run_ids)
     if not ids:
         return {}
-    rows = connection.execute(_READ_OPEN_RUNS, {"run_ids": uuids(ids)}, binary=True).fetchall()
+    rows = connection.execute(_READ_OPEN_STATES, {"run_ids": uuids(ids)}, binary=True).fetchall()
     return dict(cast("list[tuple[UUID, str]]", rows))

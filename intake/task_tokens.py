@@ -62,14 +62,14 @@ class _OpenRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class TokenReport:
     """A request about an attempt that is under way, with its run."""
 
     received: ReceivedRequest
     run: _OpenRun
 
 
-Act: TypeAlias = Callable[[Conn, Installation, Sequence[Report]], list[Reply]]
+Act: TypeAlias = Callable[[Conn, Installation, Sequence[TokenReport]], list[Reply]]
 
 
 def apply_completes(connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:
@@ -117,13 +117,13 @@ def _apply_reports(
         busy |= newly_busy
         _ensure_none_is_lost(batch[index] for run_id, (index, _) in first.items() if run_id in busy)
         ended = _read_ended(connection, [run_id for run_id in first if run_id not in locked and run_id not in busy])
-        reports: dict[int, Report] = {}
+        reports: dict[int, TokenReport] = {}
         for run_id, (index, attempt) in first.items():
             run = locked.get(run_id)
             if run_id in busy:
                 replies[index] = _busy(batch[index], run_id, busy[run_id])
             elif run is not None and run.attempt == attempt and run.state in REPORTING:
-                reports[index] = Report(batch[index], run)
+                reports[index] = TokenReport(batch[index], run)
             else:
                 replies[index] = _over(batch[index], run_id, attempt, run.state if run else ended.get(run_id))
         replies |= zip(reports, act(connection, installation, list(reports.values())) if reports else (), strict=True)
@@ -131,7 +131,7 @@ def _apply_reports(
     return [replies[index] for index in range(len(batch))]
 
 
-def _definitions_of(connection: Conn, reports: Sequence[Report]) -> dict[UUID, JobDefinition]:
+def _definitions_of(connection: Conn, reports: Sequence[TokenReport]) -> dict[UUID, JobDefinition]:
     """Return the definitions of these reports' runs, by run."""
     versions = {each.run.run_id: (each.run.job_id, each.run.job_version) for each in reports}
     stored = read_definitions(connection, list(versions.values()))
@@ -190,7 +190,7 @@ def _over(received: ReceivedRequest, run_id: RunId, attempt: int, state: str | N
     return replace(reply, run_id=str(run_id), run_status=RunState(state).value if state else None)
 
 
-def _complete(connection: Conn, installation: Installation, reports: Sequence[Report]) -> list[Reply]:
+def _complete(connection: Conn, installation: Installation, reports: Sequence[TokenReport]) -> list[Reply]:
     delays = _delays(connection, reports)
     retried = [each for each in reports if each.run.run_id in delays]
     ends = [_end(each) for each in reports if each.run.run_id not in delays]
@@ -201,7 +201,7 @@ def _complete(connection: Conn, installation: Installation, reports: Sequence[Re
     return [_accepted(each, states[each.run.run_id]) for each in reports]
 
 
-def _delays(connection: Conn, reports: Sequence[Report]) -> dict[UUID, timedelta]:
+def _delays(connection: Conn, reports: Sequence[TokenReport]) -> dict[UUID, timedelta]:
     """Return the delay before the next attempt, of the runs that have one."""
     failed = [each for each in reports if _request(each).status == "failed" and each.run.state != RunState.CANCELLING]
     if not failed:
@@ -220,7 +220,7 @@ def _delays(connection: Conn, reports: Sequence[Report]) -> dict[UUID, timedelta
     return delays
 
 
-def _end(each: Report) -> RunEnd:
+def _end(each: TokenReport) -> RunEnd:
     request, run = _request(each), each.run
     failed = request.status == "failed"
     return RunEnd(
@@ -234,7 +234,7 @@ def _end(each: Report) -> RunEnd:
     )
 
 
-def _requeue(each: Report, delay: timedelta) -> Requeue:
+def _requeue(each: TokenReport, delay: timedelta) -> Requeue:
     return Requeue(
         run_id=each.run.run_id,
         attempt=each.run.attempt,
@@ -246,7 +246,7 @@ def _requeue(each: Report, delay: timedelta) -> Requeue:
     )
 
 
-def _accepted(each: Report, state: RunState) -> Reply:
+def _accepted(each: TokenReport, state: RunState) -> Reply:
     run = each.run
     return accepted(
         each.received,
@@ -257,24 +257,24 @@ def _accepted(each: Report, state: RunState) -> Reply:
     )
 
 
-def _error_type(each: Report) -> str:
+def _error_type(each: TokenReport) -> str:
     return _request(each).error_type or _UNNAMED
 
 
-def _request(each: Report) -> RunComplete:
+def _request(each: TokenReport) -> RunComplete:
     request = each.received.request
     assert isinstance(request, RunComplete)  # noqa: S101 - by the table of `apply`
     return request
 
 
-def _heartbeat(connection: Conn, installation: Installation, reports: Sequence[Report]) -> list[Reply]:
+def _heartbeat(connection: Conn, installation: Installation, reports: Sequence[TokenReport]) -> list[Reply]:
     del installation
     save_progress(connection, [_progress(each) for each in reports])
     _extend_deadlines(connection, [each for each in reports if each.run.state == RunState.WAITING])
     return [_accepted(each, RunState(each.run.state)) for each in reports]
 
 
-def _extend_deadlines(connection: Conn, waiting: Sequence[Report]) -> None:
+def _extend_deadlines(connection: Conn, waiting: Sequence[TokenReport]) -> None:
     if not waiting:
         return
     definitions = _definitions_of(connection, waiting)
@@ -288,7 +288,7 @@ def _extend_deadlines(connection: Conn, waiting: Sequence[Report]) -> None:
         connection.execute(_EXTEND_DEADLINES, columns)
 
 
-def _progress(each: Report) -> ProgressReport:
+def _progress(each: TokenReport) -> ProgressReport:
     request = each.received.request
     assert isinstance(request, RunHeartbeat)  # noqa: S101 - by the table of `apply`
     return ProgressReport(each.run.run_id, each.run.attempt, progress=request.progress, checkpoint=request.checkpoint)

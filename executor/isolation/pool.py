@@ -44,7 +44,7 @@ _ERROR_OUTPUT_BYTES = 2048  # of the output of a process that did not become rea
 
 
 @dataclass(eq=False)
-class _Job:
+class _QueuedAttempt:
     """An attempt to run in a worker process.
 
     Args:
@@ -53,7 +53,7 @@ class _Job:
         future: Its outcome; cancelled if it was taken back before its start.
         stop_requested: True if the worker is to be sent a cancellation.
         abandoned: True if no caller waits for it any more.
-        ring: Makes the thread that serves it read these two.
+        wake: Makes the thread that serves it read these two.
     """
 
     attempt: Attempt
@@ -61,15 +61,15 @@ class _Job:
     future: Future[Outcome] = field(default_factory=Future[Outcome])
     stop_requested: bool = False
     abandoned: bool = False
-    ring: Callable[[], None] = lambda: None
+    wake: Callable[[], None] = lambda: None
 
     def request_stop(self) -> None:
         self.stop_requested = True
-        self.ring()
+        self.wake()
 
     def abandon(self) -> None:
         self.abandoned = True
-        self.ring()
+        self.wake()
 
 
 class WorkerPool:
@@ -82,9 +82,9 @@ class WorkerPool:
 
     def __init__(self, setup: Setup, *, processes: int) -> None:
         self._setup, self._most = setup, processes
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_QueuedAttempt | None] = queue.SimpleQueue()
         self._workers: list[_WorkerThread] = []
-        self._open = 0  # jobs that have not ended
+        self._open = 0  # queued attempts that have not ended
         self._lock = threading.Lock()
         self._warming = threading.Timer(_WARM_SECONDS, self._warm)
         self._warming.daemon = True
@@ -99,15 +99,15 @@ class WorkerPool:
         If the task is cancelled because the attempt is requested to stop, the process continues until the attempt's end
         is reported, at the latest after its grace. If its time is over, the process is killed.
         """
-        job = _Job(attempt, partial(attempt.restart_clock, asyncio.get_running_loop()))
-        attempt.wait_for_worker(job.future.cancel)
-        self._submit(job)
-        ended = asyncio.wrap_future(job.future)
+        queued = _QueuedAttempt(attempt, partial(attempt.restart_clock, asyncio.get_running_loop()))
+        attempt.wait_for_worker(queued.future.cancel)
+        self._submit(queued)
+        ended = asyncio.wrap_future(queued.future)
         try:
             return await asyncio.shield(ended)
         except asyncio.CancelledError:
-            if not job.future.cancel():
-                await _stop(job, ended)
+            if not queued.future.cancel():
+                await _stop(queued, ended)
             raise
 
     def close(self) -> None:
@@ -116,7 +116,7 @@ class WorkerPool:
         with self._lock:
             workers, self._workers, self._most = self._workers, [], 0
         for worker in workers:
-            self._jobs.put(None)
+            self._queue.put(None)
             worker.close()
         for worker in workers:
             worker.join(_CLOSE_SECONDS)
@@ -126,31 +126,31 @@ class WorkerPool:
             if not self._workers and self._most:
                 self._add_thread()
 
-    def _submit(self, job: _Job) -> None:
+    def _submit(self, queued: _QueuedAttempt) -> None:
         with self._lock:
             self._open += 1
             if self._open > len(self._workers) and len(self._workers) < self._most:
                 self._add_thread()
-        self._jobs.put(job)
+        self._queue.put(queued)
 
     def _add_thread(self) -> None:
-        self._workers.append(_WorkerThread(self._setup, self._jobs, self._count_ended, number=len(self._workers)))
+        self._workers.append(_WorkerThread(self._setup, self._queue, self._count_ended, number=len(self._workers)))
 
     def _count_ended(self) -> None:
         with self._lock:
             self._open -= 1
 
 
-async def _stop(job: _Job, ended: "asyncio.Future[Outcome]") -> None:
-    """End a running job: let it stop by itself until its end is reported, then kill it."""
-    attempt = job.attempt
+async def _stop(queued: _QueuedAttempt, ended: "asyncio.Future[Outcome]") -> None:
+    """End a running attempt: let it stop by itself until its end is reported, then kill it."""
+    attempt = queued.attempt
     try:
         if attempt.stop_outcome is None and attempt.cancelled.is_set():
-            job.request_stop()
+            queued.request_stop()
             while not ended.done() and not attempt.reported:
                 await asyncio.wait({ended}, timeout=_CHECK_SECONDS)
     finally:
-        job.abandon()
+        queued.abandon()
     await asyncio.wait({ended}, timeout=_DYING_SECONDS)
 
 
@@ -158,11 +158,16 @@ class _WorkerThread:
     """A thread and its worker process, if that is alive."""
 
     def __init__(
-        self, setup: Setup, jobs: "queue.SimpleQueue[_Job | None]", on_end: Callable[[], None], *, number: int
+        self,
+        setup: Setup,
+        attempts: "queue.SimpleQueue[_QueuedAttempt | None]",
+        on_end: Callable[[], None],
+        *,
+        number: int,
     ) -> None:
-        self._setup, self._jobs, self._on_end = setup, jobs, on_end
-        self._rings, self._bell = socket.socketpair()
-        for end in (self._rings, self._bell):
+        self._setup, self._queue, self._on_end = setup, attempts, on_end
+        self._wakes, self._wakeup = socket.socketpair()
+        for end in (self._wakes, self._wakeup):
             end.settimeout(0)
         self._closing = False
         self._process: WorkerProcess | None = None
@@ -172,24 +177,24 @@ class _WorkerThread:
 
     def close(self) -> None:
         self._closing = True
-        self._ring()
+        self._wake()
 
     def join(self, seconds: float) -> None:
         self._thread.join(seconds)
 
-    def _ring(self) -> None:
-        with suppress(OSError):  # full, so the bell rings anyway; or closed
-            self._rings.send(b"!")
+    def _wake(self) -> None:
+        with suppress(OSError):  # full, so the thread wakes up anyway; or closed
+            self._wakes.send(b"!")
 
     def _run(self) -> None:
         self._refresh()
-        while (job := self._jobs.get()) is not None:
-            self._serve(job)
+        while (queued := self._queue.get()) is not None:
+            self._serve(queued)
             self._on_end()
             self._refresh()
         self._drop()
-        self._rings.close()
-        self._bell.close()
+        self._wakes.close()
+        self._wakeup.close()
 
     def _refresh(self) -> None:
         """Have a process ready; after a failure the next attempt tries again and reports it."""
@@ -198,22 +203,22 @@ class _WorkerThread:
             if problem:
                 _LOG.warning("%s; the executor tries again with the next attempt", problem)
 
-    def _serve(self, job: _Job) -> None:
-        job.ring = self._ring
+    def _serve(self, queued: _QueuedAttempt) -> None:
+        queued.wake = self._wake
         problem = self._start()
-        if not job.future.set_running_or_notify_cancel():
+        if not queued.future.set_running_or_notify_cancel():
             return
         if problem:
-            job.future.set_result(failed(UNUSABLE, problem, not_started=True))
+            queued.future.set_result(failed(UNUSABLE, problem, not_started=True))
             return
-        job.on_start()
+        queued.on_start()
         try:
-            outcome = self._converse(job)
+            outcome = self._converse(queued)
         except Exception as error:  # noqa: BLE001 - this thread must not end
             _LOG.exception("the exchange with a worker process failed; its attempt fails, and a new process starts")
             self._drop()
             outcome = failed(UNUSABLE, f"the exchange with the worker process failed: {error}")
-        job.future.set_result(outcome)
+        queued.future.set_result(outcome)
 
     def _start(self) -> str | None:
         """Start a process unless a usable one is running; return the problem if there is none."""
@@ -227,9 +232,9 @@ class _WorkerThread:
             del output[:-_ERROR_OUTPUT_BYTES]
 
         try:
-            self._process = WorkerProcess(self._setup, self._bell)
+            self._process = WorkerProcess(self._setup, self._wakeup)
             self._process.limit(_START_SECONDS)
-            frame = self._process.receive(keep, self._on_ring)
+            frame = self._process.receive(keep, self._on_wakeup)
         except (OSError, Died) as error:
             problem = str(error)
         else:
@@ -241,19 +246,19 @@ class _WorkerThread:
         text = output.decode("utf-8", "replace").strip()
         return f"a worker process did not become ready: {problem}" + (f"; it wrote: {text}" if text else "")
 
-    def _converse(self, job: _Job) -> Outcome:
-        process, attempt = self._process, job.attempt
+    def _converse(self, queued: _QueuedAttempt) -> Outcome:
+        process, attempt = self._process, queued.attempt
         assert process is not None  # noqa: S101 - started by `_serve`
         process.discard_output()
         process.send(_attempt_frame(attempt))
         cancel_sent = False
 
-        def on_ring() -> None:
+        def on_wakeup() -> None:
             nonlocal cancel_sent
-            self._on_ring()
-            if job.abandoned:
+            self._on_wakeup()
+            if queued.abandoned:
                 process.interrupt()
-            elif job.stop_requested and not cancel_sent:
+            elif queued.stop_requested and not cancel_sent:
                 cancel_sent = True
                 process.send(Frame(Kind.CANCEL, attempt_head(*attempt.key)))
             while not self._replies.empty():
@@ -261,7 +266,7 @@ class _WorkerThread:
 
         while True:
             try:
-                frame = process.receive(attempt.write, on_ring)
+                frame = process.receive(attempt.write, on_wakeup)
             except Died as died:
                 metrics.count("worker_processes_lost")
                 self._drop()
@@ -282,9 +287,9 @@ class _WorkerThread:
 
     def _reply(self, request: Frame, attempt: Attempt) -> None:
         self._replies.put(previous_frame(request, attempt.previous))
-        self._ring()
+        self._wake()
 
-    def _on_ring(self) -> None:
+    def _on_wakeup(self) -> None:
         if self._closing and self._process is not None:
             self._process.interrupt()
 

@@ -57,8 +57,8 @@ class Died(Exception):
 class WorkerProcess:
     """A worker process; used by one thread."""
 
-    def __init__(self, setup: Setup, doorbell: socket.socket) -> None:
-        self._doorbell = doorbell
+    def __init__(self, setup: Setup, wakeup: socket.socket) -> None:
+        self._wakeup = wakeup
         life, self._life = os.pipe()
         child_reads, self._to_child = os.pipe()
         self._from_child, child_writes = os.pipe()
@@ -92,7 +92,7 @@ class WorkerProcess:
         self._selector = selectors.DefaultSelector()
         for pipe in (self._to_child, self._from_child, self._output):
             os.set_blocking(pipe, False)
-        for readable in (self._from_child, self._output, doorbell, self._exit):
+        for readable in (self._from_child, self._output, wakeup, self._exit):
             if readable is not None:
                 self._selector.register(readable, selectors.EVENT_READ)
 
@@ -100,12 +100,12 @@ class WorkerProcess:
         """Queue a frame for it; `receive` sends it while it waits."""
         self._to_send += encode_frame(frame)
 
-    def receive(self, sink: Sink, on_ring: Callable[[], object]) -> Frame:
+    def receive(self, sink: Sink, on_wakeup: Callable[[], object]) -> Frame:
         """Wait for its next frame.
 
         Args:
             sink: Called with its standard output and error meanwhile.
-            on_ring: Called when the doorbell has rung.
+            on_wakeup: Called when the wakeup socket is readable.
 
         Raises:
             Died: It has ended, or was killed after a protocol error; all processes it had started are killed.
@@ -118,7 +118,7 @@ class WorkerProcess:
                 return frame
             if self._end_reason is not None:
                 raise Died(self._end_reason)
-            self._wait(sink, on_ring)
+            self._wait(sink, on_wakeup)
 
     def interrupt(self) -> None:
         """Send SIGTERM to its group; kill what is left after half a second."""
@@ -153,7 +153,7 @@ class WorkerProcess:
                 os.close(pipe)
         cast("IO[bytes]", self._process.stdout).close()
 
-    def _wait(self, sink: Sink, on_ring: Callable[[], object]) -> None:
+    def _wait(self, sink: Sink, on_wakeup: Callable[[], object]) -> None:
         self._register_writes()
         ready = {key.fileobj for key, _ in self._selector.select(self._seconds())}
         if self._to_child in ready:
@@ -162,10 +162,10 @@ class WorkerProcess:
             self._read_output(sink)
         if self._from_child in ready:
             self._read_frames()
-        if self._doorbell in ready:
+        if self._wakeup in ready:
             with suppress(BlockingIOError):
-                self._doorbell.recv(1024)
-            on_ring()
+                self._wakeup.recv(1024)
+            on_wakeup()
         if self._kill_at is not None and monotonic_seconds() >= self._kill_at:
             self._killed = True
             self._signal(signal.SIGKILL)

@@ -16,7 +16,7 @@ from uuid import UUID
 from pydantic_core import to_json
 
 from tidewheel.errors import Unavailable
-from tidewheel.executor.context import Channel, Context, Flag, Previous, logger_of
+from tidewheel.executor.context import Context, Flag, HandlerChannel, Previous, logger_of
 from tidewheel.executor.outcome import Outcome
 from tidewheel.runs import AttemptOutcome
 
@@ -146,7 +146,7 @@ def outcome_of(frame: Frame) -> Outcome:
     )
 
 
-def context_of(frame: Frame, cancelled: Flag, channel: Channel) -> Context:
+def context_of(frame: Frame, cancelled: Flag, channel: HandlerChannel) -> Context:
     """Return the context in an attempt's frame, with the worker's own flag and channel."""
     head = frame.head
     run_id, attempt, job_key = UUID(str(head["run_id"])), cast("int", head["attempt"]), str(head["job_key"])

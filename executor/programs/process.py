@@ -11,13 +11,13 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import IO, cast
 
 from tidewheel.executor.programs import supervisor
-from tidewheel.executor.programs.supervisor import KILL, LENGTH, TERMINATE, ProgramExit
+from tidewheel.executor.programs.supervisor import KILL, LENGTH, TERMINATE, Command, ProgramExit
 
 _PR_SET_DUMPABLE = 4  # Source: prctl(2)
 _BUSY_SECONDS = 0.01
@@ -35,25 +35,6 @@ def hide_from_programs() -> None:
 
 class SupervisorGone(Exception):
     """The process that starts programs is gone: no program was started."""
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """A program to run.
-
-    Args:
-        program: Path of the file.
-        argv: Its arguments, starting with its own name.
-        env: Its whole environment.
-        cwd: Absolute path; None is a new folder that is removed afterwards.
-        limits: By their names in setrlimit(2).
-    """
-
-    program: str
-    argv: Sequence[str]
-    env: Mapping[str, str]
-    cwd: str | None
-    limits: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +98,7 @@ class Program:
     def request(self, command: Command) -> None:
         """Send the program to its supervisor."""
         assert self._control is not None  # noqa: S101 - connected
-        written = json.dumps(asdict(command)).encode()
+        written = json.dumps(command).encode()
         self._control.write(LENGTH.pack(len(written)) + written)
 
     def _send_command(self, command: bytes) -> None:

@@ -21,11 +21,12 @@ import socket
 import struct
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TypedDict, cast
 
 TERMINATE, KILL = b"t", b"k"  # commands to the supervisor of one program
-LENGTH = struct.Struct("!I")  # goes before a request
+LENGTH = struct.Struct("!I")  # goes before a command
 DESCRIPTORS = 4  # control, standard input, output, error
 
 _PR_SET_PDEATHSIG = 1  # Source: prctl(2)
@@ -37,14 +38,22 @@ _POLL_SECONDS = 0.01
 _MOST_POLLS = 500  # then a process that survives SIGKILL is left: it hangs in the kernel
 
 
-class Request(TypedDict):
-    """A program to run."""
+class Command(TypedDict):
+    """A program to run.
+
+    Attributes:
+        program: Path of the file.
+        argv: Its arguments, starting with its own name.
+        env: Its whole environment.
+        cwd: Absolute path; None is a new folder that is removed afterwards.
+        limits: By their names in setrlimit(2).
+    """
 
     program: str
-    argv: list[str]
-    env: dict[str, str]
+    argv: list[str] | tuple[str, ...]
+    env: Mapping[str, str]
     cwd: str | None
-    limits: dict[str, int]
+    limits: Mapping[str, int]
 
 
 class ProgramExit(TypedDict, total=False):
@@ -86,11 +95,11 @@ def _supervise(libc: ctypes.CDLL, control_fd: int, *streams: int) -> None:
         os.set_inheritable(descriptor, False)  # noqa: FBT003 - the system's own signature
     control = socket.socket(fileno=control_fd)
     woken = _wake_on_children()
-    request = _read(control)
+    command = _read(control)
     folder = None
     try:
-        folder = tempfile.mkdtemp(prefix="tidewheel-") if request["cwd"] is None else None
-        program = _start(libc, request, folder or request["cwd"] or "/", streams)
+        folder = tempfile.mkdtemp(prefix="tidewheel-") if command["cwd"] is None else None
+        program = _start(libc, command, folder or command["cwd"] or "/", streams)
     except OSError as error:
         _send_exit(control, {"errno": error.errno or errno.EINVAL, "message": str(error.strerror or error)})
     else:
@@ -116,10 +125,10 @@ def _wake(number: int, frame: object) -> None:
     """Do nothing: the wakeup descriptor has received the signal."""
 
 
-def _read(control: socket.socket) -> Request:
+def _read(control: socket.socket) -> Command:
     with control.makefile("rb", buffering=0) as stream:
         (length,) = LENGTH.unpack(_exactly(stream.fileno(), LENGTH.size))
-        return cast("Request", json.loads(_exactly(stream.fileno(), length)))
+        return cast("Command", json.loads(_exactly(stream.fileno(), length)))
 
 
 def _exactly(descriptor: int, length: int) -> bytes:
@@ -137,7 +146,7 @@ def _send_exit(control: socket.socket, answer: ProgramExit) -> None:
         control.sendall(json.dumps(answer).encode() + b"\n")
 
 
-def _start(libc: ctypes.CDLL, request: Request, cwd: str, streams: tuple[int, ...]) -> int:
+def _start(libc: ctypes.CDLL, command: Command, cwd: str, streams: tuple[int, ...]) -> int:
     """Start the program; return its process id, which is its group's too.
 
     Raises:
@@ -154,9 +163,9 @@ def _start(libc: ctypes.CDLL, request: Request, cwd: str, streams: tuple[int, ..
             if os.getppid() != supervisor:
                 os._exit(1)
             _prepare(streams, cwd)
-            step = request["argv"][0]
-            _limit(request["limits"])
-            os.execve(request["program"], request["argv"], request["env"])  # noqa: S606 - no shell, on purpose
+            step = command["argv"][0]
+            _limit(command["limits"])
+            os.execve(command["program"], command["argv"], command["env"])  # noqa: S606 - no shell, on purpose
         except OSError as error:
             os.write(failure_writes, f"{error.errno}:{step}: {error.strerror}".encode(errors="replace"))
         except ValueError as error:  # text that no program can receive, such as half a surrogate pair
@@ -181,7 +190,7 @@ def _prepare(streams: tuple[int, ...], cwd: str) -> None:
     os.chdir(cwd)
 
 
-def _limit(limits: dict[str, int]) -> None:
+def _limit(limits: Mapping[str, int]) -> None:
     for name, limit in limits.items():
         kind = getattr(resource, name)
         _, hard = resource.getrlimit(kind)

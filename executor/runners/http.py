@@ -50,7 +50,7 @@ async def read_bounded(response: httpx.Response) -> bytes:
     return bytes(body[:_BODY_BYTES])
 
 
-def judge(response: httpx.Response, body: bytes) -> Outcome:
+def outcome_of_response(response: httpx.Response, body: bytes) -> Outcome:
     """Return the outcome of a response: 2xx succeeds."""
     text = body.decode("utf-8", "replace").replace("\0", "\ufffd")
     if response.is_success:
@@ -193,7 +193,7 @@ async def _outcome(response: httpx.Response, target: HttpTarget) -> Outcome:
             async with asyncio.timeout(_LEFT_SECONDS):
                 await read_bounded(response)
         return waiting(timedelta(milliseconds=target.async_timeout_ms))
-    return judge(response, await read_bounded(response))
+    return outcome_of_response(response, await read_bounded(response))
 
 
 def _headers(attempt: Attempt, given: Mapping[str, str]) -> dict[str, str]:

@@ -13,7 +13,8 @@ from contextlib import suppress
 
 from tidewheel.executor.attempt import SHUTDOWN_GRACE_SECONDS, Attempt
 from tidewheel.executor.outcome import RELEASED, Outcome, failed, succeeded
-from tidewheel.executor.programs.process import Command, Program, ProgramEnd, ProgramStarter, SupervisorGone
+from tidewheel.executor.programs.process import Program, ProgramEnd, ProgramStarter, SupervisorGone
+from tidewheel.executor.programs.supervisor import Command
 from tidewheel.schemas.generated.records import ShellTarget
 from tidewheel.settings import ExecutorSettings
 
@@ -56,7 +57,13 @@ class ShellRunner:
             errors.extend(data[-_TAIL_BYTES:])
             del errors[:-_TAIL_BYTES]
 
-        command = Command(program, target.argv, self._environment(attempt, target), target.cwd, self._limits(target))
+        command = Command(
+            program=program,
+            argv=target.argv,
+            env=self._environment(attempt, target),
+            cwd=target.cwd,
+            limits=self._limits(target),
+        )
         starting = asyncio.ensure_future(self._starter.start(command, attempt.payload, (attempt.write, write_error)))
         try:
             started = await asyncio.shield(starting)
@@ -69,7 +76,7 @@ class ShellRunner:
             return failed("ProgramNotStarted", str(error), not_started=True)
         await started.drained(_DRAIN_SECONDS)
         started.close()
-        return _judge(ending, bytes(errors))
+        return _outcome_of(ending, bytes(errors))
 
     async def close(self) -> None:
         """Kill running programs."""
@@ -154,7 +161,7 @@ async def _finish(work: Coroutine[object, object, None]) -> None:
     task.result()
 
 
-def _judge(ending: ProgramEnd, errors: bytes) -> Outcome:
+def _outcome_of(ending: ProgramEnd, errors: bytes) -> Outcome:
     if ending.exit_code == 0:
         return succeeded(b'{"exit_code":0}')
     if ending.exit_code is not None:

@@ -22,7 +22,7 @@ from tidewheel.clock import monotonic_seconds
 from tidewheel.executor.attempt import Attempt
 from tidewheel.executor.attempt_output import OUTPUT_BYTES, Output
 from tidewheel.executor.handler_services import HandlerServices
-from tidewheel.executor.output_capture import Stream, captured
+from tidewheel.executor.output_capture import OutputTopic, captured
 from tidewheel.executor.runners.python import PythonRunner
 from tidewheel.local.stack import StackInfo
 
@@ -236,7 +236,7 @@ def test_all_output_is_published_to_a_topic_if_configured(executing: Executing) 
 
 
 def test_output_is_dropped_and_counted_without_kafka(missed: Callable[[], float]) -> None:
-    stream = Stream({"bootstrap.servers": "127.0.0.1:1", "log_level": "0"}, "none")
+    stream = OutputTopic({"bootstrap.servers": "127.0.0.1:1", "log_level": "0"}, "none")
     made = attempt("silent", 1, services=HandlerServices(stream_output=True))
     made.write(b"x" * 1000)
     before = missed()

@@ -50,7 +50,9 @@ SELECT run_id, attempt + 1, job_version FROM open_runs
  WHERE state IN ('queued', 'retrying') AND publish_at <= tidewheel_now()
 """
 BEGUN: LiteralString = "SELECT run_id, attempt, executor_id FROM open_runs WHERE state IN ('running', 'cancelling')"
-UNBEGUN: LiteralString = "SELECT run_id, attempt, NULL FROM open_runs WHERE state IN ('queued', 'buffered', 'retrying')"
+NOT_STARTED: LiteralString = (
+    "SELECT run_id, attempt, NULL FROM open_runs WHERE state IN ('queued', 'buffered', 'retrying')"
+)
 RUNNING: LiteralString = (
     "SELECT run_id, attempt FROM open_runs WHERE run_id = ANY (%s) AND state = 'running' AND executor_id = %s"
 )
@@ -99,7 +101,7 @@ class Actor:
         requeue_runs(connection, self.database.installation, requeues)
 
     def cancel(self, connection: Conn) -> None:
-        found = self.some(connection, UNBEGUN)
+        found = self.some(connection, NOT_STARTED)
         ends = [RunEnd(run, attempt, RunState.CANCELLED, hands) for run, attempt, hands in found]
         finish_runs(connection, self.database.installation, ends)
 
