@@ -15,7 +15,7 @@ from uuid import UUID
 VARIABLE = "TIDEWHEEL_BENCH_STARTS"  # the folder; nothing is noted without it
 
 _RECORD = struct.Struct("=dd16s")
-_MOST = 8_000_000  # records; the file is sparse, so that only what is written takes place
+_MAX_RECORDS = 8_000_000  # records; the file is sparse, so that only what is written takes place
 _NO_RUN = bytes(16)
 
 
@@ -42,7 +42,7 @@ class Notes:
         self._step = 0
         if folder:
             with Path(folder, f"starts-{os.getpid()}.bin").open("w+b") as file:
-                file.truncate(_RECORD.size * _MOST)
+                file.truncate(_RECORD.size * _MAX_RECORDS)
                 self._map = mmap.mmap(file.fileno(), 0)
             self._step = _RECORD.size
 

@@ -21,19 +21,19 @@ from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import refuse
 from tidewheel.jobs.values import MAX_DAYS
 
-MOST_BYTES = 4 * 2**20
+MAX_BYTES = 4 * 2**20
 """Largest file in bytes: twenty times a country's holidays of a century."""
 
-MOST_EVENTS = 10_000
+MAX_EVENTS = 10_000
 """Most events of a file: as many as days of a calendar."""
 
 HORIZON_YEARS = 10
 """Default horizon of repeats, in years from today."""
 
-MOST_YEARS = 50
+MAX_YEARS = 50
 """Farthest horizon of repeats, in years."""
 
-_MOST_SECONDS = 20.0  # for the repeats of one file; a rule that never matches takes 5 s
+_MAX_SECONDS = 20.0  # for the repeats of one file; a rule that never matches takes 5 s
 _FREQUENCIES = ("DAILY", "WEEKLY", "MONTHLY", "YEARLY")
 _READ = {"DTSTART", "DTEND", "DURATION", "RRULE", "RDATE", "EXDATE", "RECURRENCE-ID", "STATUS", "UID"}
 _DAY = timedelta(days=1)
@@ -67,7 +67,7 @@ def read_calendar_file(path: Path, *, today: date, years: int = HORIZON_YEARS) -
     """
     try:
         with path.open("rb") as file:
-            data = file.read(MOST_BYTES + 1)
+            data = file.read(MAX_BYTES + 1)
     except OSError as error:
         refuse(path.name, f"it cannot be read: {error.strerror}", "name a file in iCalendar format")
     return days_of(data, path.name, today=today, years=years)
@@ -84,14 +84,14 @@ def days_of(data: bytes, name: str, *, today: date, years: int = HORIZON_YEARS) 
     Raises:
         InvalidInput: As `read_calendar_file`.
     """
-    if len(data) > MOST_BYTES:
-        refuse(name, f"it has more than {MOST_BYTES // 2**20} MiB", "leave out what is not an event, or split it")
-    if not 1 <= years <= MOST_YEARS:
-        refuse("years", f"{years} is not valid", f"write 1 to {MOST_YEARS}")
+    if len(data) > MAX_BYTES:
+        refuse(name, f"it has more than {MAX_BYTES // 2**20} MiB", "leave out what is not an event, or split it")
+    if not 1 <= years <= MAX_YEARS:
+        refuse("years", f"{years} is not valid", f"write 1 to {MAX_YEARS}")
     horizon = date(today.year + years, today.month, min(today.day, 28))
     events = _events(data, name)
     replaced = {(event.uid, event.instead_of) for event in events if event.instead_of is not None}
-    deadline = monotonic_seconds() + _MOST_SECONDS
+    deadline = monotonic_seconds() + _MAX_SECONDS
     days: set[date] = set()
     touching, beyond = 0, False
     for event in events:
@@ -109,7 +109,7 @@ def days_of(data: bytes, name: str, *, today: date, years: int = HORIZON_YEARS) 
                     f"with it there are more than {MAX_DAYS} days", "follow repeats less far, or split the file"
                 )
         if monotonic_seconds() > deadline:
-            event.refuse(f"its repeats take longer than {_MOST_SECONDS:g} s", "write the rule more simply")
+            event.refuse(f"its repeats take longer than {_MAX_SECONDS:g} s", "write the rule more simply")
     if not days:
         refuse(name, "its events cover no day", "put an event into it that is not cancelled")
     return FileDays(frozenset(days), touching, horizon if beyond else None)
@@ -237,6 +237,6 @@ def _events(data: bytes, file: str) -> list[_Event]:
     components = [event for each in found for event in each.walk("VEVENT")]  # pyright: ignore[reportUnknownMemberType]  # a default of its has no type
     if not components:
         refuse(file, "it holds no event", "name a file with events (VEVENT)")
-    if len(components) > MOST_EVENTS:
-        refuse(file, f"it holds {len(components)} events", f"write at most {MOST_EVENTS}")
+    if len(components) > MAX_EVENTS:
+        refuse(file, f"it holds {len(components)} events", f"write at most {MAX_EVENTS}")
     return [_Event(component, file, number) for number, component in enumerate(components, start=1)]

@@ -41,7 +41,7 @@ _BUSY_LINGER_SECONDS = 0.01  # after a batch of at least `_LARGE`: as many again
 _LARGE = 100
 _DEFER_SECONDS = 0.3  # the longest delay of the first outcomes of a burst. Source: docs/adr/0026
 _BURST_CHECK_SECONDS = 1.0  # between two checks for the end of a burst, while no outcome arrives
-_MOST_DEFERRED = 3000  # outcomes that end the delay; a thousand more would stop the claims
+_MAX_DEFERRED = 3000  # outcomes that end the delay; a thousand more would stop the claims
 _LOCKED_SECONDS = 0.05  # until the next try of a row that another transaction has locked
 
 Item = tuple[Attempt, Outcome]
@@ -154,7 +154,7 @@ class Completer:
         elif self._items and not self._has_deferred:
             until = monotonic_seconds() + _DEFER_SECONDS
             self._deferring = self._has_deferred = True
-            while len(self._items) < _MOST_DEFERRED and self._in_burst() and monotonic_seconds() < until:
+            while len(self._items) < _MAX_DEFERRED and self._in_burst() and monotonic_seconds() < until:
                 if self._stop.wait(_BUSY_LINGER_SECONDS):
                     break
             self._deferring = False

@@ -35,7 +35,7 @@ _FULL_SECONDS = 0.5  # between two checks while no slot is free
 _PAUSE_AFTER_SECONDS = 10.0  # if the sweep comes less often: the group requires polls, and a pause allows empty ones
 _LINGER_SECONDS = 0.002
 _HALF_SECONDS = 0.02  # during a backlog: the queued attempts are worked off in about this time
-_MOST = 1000  # claims in one transaction; of 200 each costs PostgreSQL 6 us more
+_MAX_CLAIMS = 1000  # claims in one transaction; of 200 each costs PostgreSQL 6 us more
 
 
 @dataclass(slots=True)
@@ -159,12 +159,12 @@ class LaneConsumer:
         if not self._wait_for_slots():
             return
         # Fetch first, then take slots: slots taken for messages that may not arrive are lost to the other lanes.
-        limit = min(self._slots.free_overcommit(self._lane), _MOST)
+        limit = min(self._slots.free_overcommit(self._lane), _MAX_CLAIMS)
         more = self._consume(limit - len(self._fetched))
         self._fetched = self._fetched + more
         self._has_backlog = len(self._fetched) >= limit
         self._finish_claim()
-        taken, real = self._slots.take_overcommit(self._lane, min(len(self._fetched), _MOST))
+        taken, real = self._slots.take_overcommit(self._lane, min(len(self._fetched), _MAX_CLAIMS))
         if taken:
             self._start_claim(taken, real)
 
@@ -204,7 +204,7 @@ class LaneConsumer:
         self._fetched = []
         self._fetched = self._poll(0)
         self._fetched_since = monotonic_seconds()
-        more = self._consume(_MOST - len(self._fetched))
+        more = self._consume(_MAX_CLAIMS - len(self._fetched))
         self._fetched = self._fetched + more
 
     def _poll(self, seconds: float) -> list[FetchedMessage]:

@@ -26,7 +26,7 @@ from tidewheel.transitions.attempts import ProgressReport
 SAVE_SECONDS = 1.0  # between two saves of progress: a crash loses at most this much of it
 
 _READ_PREVIOUS = Statements("tidewheel.executor")["read_previous"]
-_MOST_RUNS = 1000  # of the job, searched backwards for one that succeeded
+_MAX_RUNS = 1000  # of the job, searched backwards for one that succeeded
 
 Key = tuple[UUID, int]
 
@@ -104,7 +104,7 @@ class PreviousRuns:
             "causes": [Cause.TIMER, Cause.BACKFILL],
             "skipped": RunState.SKIPPED,
             "succeeded": RunState.SUCCEEDED,
-            "limit": _MOST_RUNS,
+            "limit": _MAX_RUNS,
         }
         try:
             with self._lock, self._session.transaction() as connection:

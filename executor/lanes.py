@@ -17,7 +17,7 @@ from tidewheel.process.service import Shutdown
 from tidewheel.runs import Lane
 from tidewheel.settings import ExecutorSettings
 
-_MOST_SHARED = 500  # messages requested from a share group at once
+_MAX_SHARED = 500  # messages requested from a share group at once
 _LONGEST_WAIT = timedelta(seconds=5)  # far below 15 s, the shortest lock on a message that a broker may set
 
 
@@ -59,7 +59,7 @@ class Lanes:
         for topic, lane in self.topics:
             claimer, role = batch_claimer(topic, lane), f"executor-{lane}"
             if self.protocol == "share":
-                max_records, max_wait = min(slots.total, _MOST_SHARED), min(max_wait, _LONGEST_WAIT)
+                max_records, max_wait = min(slots.total, _MAX_SHARED), min(max_wait, _LONGEST_WAIT)
 
                 def join_group(topic: str = topic, role: str = role, max_records: int = max_records) -> ShareConsumer:
                     return share_consumer(self.kafka, group=_share_group(topic), role=role, max_records=max_records)

@@ -50,7 +50,7 @@ from tidewheel.transitions.installation import Installation
 _LOG = logging.getLogger("tidewheel.executor")
 
 _DEFAULT_SLOTS = 100
-_MOST_BACKLOG = 4000  # outcomes that are not written yet, above which nothing is claimed
+_MAX_BACKLOG = 4000  # outcomes that are not written yet, above which nothing is claimed
 _DRAIN_SECONDS = 10.0  # for writing outcomes when the executor shuts down
 
 
@@ -290,7 +290,7 @@ class Executor:
         return self._slots.is_overcommitted() and any(each.has_backlog for each in self._consumers)
 
     def _overloaded(self) -> bool:
-        return self._completer.backlog() > _MOST_BACKLOG or self._watchdog.blocked()
+        return self._completer.backlog() > _MAX_BACKLOG or self._watchdog.blocked()
 
 
 def _target_kinds(settings: ExecutorSettings) -> list[TargetKind]:

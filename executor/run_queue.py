@@ -32,7 +32,7 @@ from tidewheel.schemas.generated import records
 
 _DRAIN_SECONDS = 0.005  # of one drain; then the loop serves everything else
 _OVERCOMMIT_SECONDS = 0.1  # the time in which overcommitted attempts are worked off
-_MOST_OVERCOMMIT = 2000  # two claims: one is worked off while the next is in progress
+_MAX_OVERCOMMIT = 2000  # two claims: one is worked off while the next is in progress
 _COOLDOWN_SECONDS = 1.0  # without overcommit after an attempt has waited
 _LATE_SECONDS = 0.25  # the longest wait of an overcommitted attempt for a slot, or for a queue that does not progress
 
@@ -203,14 +203,14 @@ class RunQueue:
         self._drain_ended = None if self._next_queue() is None else now
         if count and now >= self._overcommit_from and self._may_start(Lane.STANDARD):
             # At most doubled at once: a few quick attempts predict little.
-            limit = min(2 * max(self._overcommit, self._slots.total), _MOST_OVERCOMMIT)
+            limit = min(2 * max(self._overcommit, self._slots.total), _MAX_OVERCOMMIT)
             self._set_overcommit(min(int(_OVERCOMMIT_SECONDS * count / max(seconds, 1e-6)), limit))
         self._schedule()
 
     def _set_overcommit(self, count: int) -> None:
         # Each change wakes the claiming threads, so small ones are skipped.
         # A growth step is not small, nor is the step to the maximum.
-        is_close = 0 < count < _MOST_OVERCOMMIT and self._overcommit / 2 < count < self._overcommit * 2
+        is_close = 0 < count < _MAX_OVERCOMMIT and self._overcommit / 2 < count < self._overcommit * 2
         if count != self._overcommit and not is_close:
             self._overcommit = count
             self._slots.set_overcommit(count)

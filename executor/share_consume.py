@@ -26,7 +26,7 @@ _LOG = logging.getLogger("tidewheel.executor")
 _POLL_SECONDS = 0.2
 _FULL_SECONDS = 0.5  # between two checks while no slot is free
 _LINGER_SECONDS = 0.002
-_MOST = 500  # claims in one transaction
+_MAX_CLAIMS = 500  # claims in one transaction
 
 
 class ShareLaneConsumer:
@@ -130,7 +130,7 @@ class ShareLaneConsumer:
             self._acknowledge(client, left, AcknowledgeType.RELEASE if failed else AcknowledgeType.ACCEPT)
 
     def _claim_some(self, client: ShareConsumer, messages: Sequence[Message]) -> Sequence[Message]:
-        taken = self._slots.take(self._lane, min(len(messages), _MOST))
+        taken = self._slots.take(self._lane, min(len(messages), _MAX_CLAIMS))
         batch, left = messages[:taken], messages[taken:]
         started = 0
         try:

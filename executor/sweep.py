@@ -45,12 +45,12 @@ _QUICK_POLL_SECONDS = 0.05  # while messages arrive: a slot that stays free this
 _FULL_SECONDS = 0.5  # between two checks for a shutdown while no slot is free
 _BURST_SECONDS = 1.0  # of polls without waiting; then slots must stay free again before the next one
 _SOON_SECONDS = 0.005  # between two polls while more runs wait than there are slots
-_MOST_MISSES = 10  # 5 s between two polls
+_MAX_MISSES = 10  # 5 s between two polls
 _OVERDUE = 10  # times `every`: each service of overdue runs delays messages by 20 to 50 ms
 _SHARE = 10  # at most one of so many slots for each service of overdue runs
 _CHOICE = 4  # times the slots of one service: other executors may claim the oldest runs too
 _UNREADABLE = 4  # read in addition to the slots, so that an unreadable run keeps no slot from the next
-_MOST = 500
+_MAX_FOUND = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ class Sweep:
         if lane is None:
             return
         limit = max(self._slots.total // _SHARE, 1)
-        late = self._find_overdue(lane, min(limit * _CHOICE, _MOST))
+        late = self._find_overdue(lane, min(limit * _CHOICE, _MAX_FOUND))
         taken = self._slots.take_next(lane, min(len(late), limit), _FULL_SECONDS) if late else 0
         if self._start(lane, taken, late) or not late:
             self._schedule.served(lane, monotonic_seconds())
@@ -199,7 +199,7 @@ class Sweep:
             self._slots.watch()
             self._stop.wait(_QUICK_POLL_SECONDS)
             free = {lane: self._slots.unused(lane) for lane in Lane}
-        return [(queue, lane, min(free[lane], _MOST)) for lane in Lane for queue in self._queues if free[lane] > 0]
+        return [(queue, lane, min(free[lane], _MAX_FOUND)) for lane in Lane for queue in self._queues if free[lane] > 0]
 
     def _pause(
         self, limits: Sequence[tuple[str, Lane, int]], found: Sequence[DueRun], due: Sequence[DueRun], swept: int
@@ -208,7 +208,7 @@ class Sweep:
         now = monotonic_seconds()
         if due and not swept:
             # Other executors were faster, a message took the slot, or these cannot be claimed: poll ever more rarely.
-            self._misses = min(self._misses + 1, _MOST_MISSES)
+            self._misses = min(self._misses + 1, _MAX_MISSES)
             return min(_SOON_SECONDS * (1 << self._misses), self._every.total_seconds())
         self._misses = 0
         if swept and any(sum(run.lane == lane for run in due) >= limit for _, lane, limit in limits):

@@ -12,7 +12,7 @@ from tidewheel.postgres.session import Conn
 from tidewheel.schedules.ranges import Range, calendars_of, range_of
 from tidewheel.schedules.schedule import Schedule
 from tidewheel.schedules.simple import FixedDelay, Manual
-from tidewheel.transitions.backfills import MOST_VERSIONS, VersionInForce, read_covered_instants, read_versions
+from tidewheel.transitions.backfills import MAX_VERSIONS, VersionInForce, read_covered_instants, read_versions
 from tidewheel.transitions.decision_inputs import read_day_sets
 
 MAX_OCCURRENCES = 100_000
@@ -80,8 +80,8 @@ def _missing(connection: Conn, job_id: UUID, requested: Range, request: JobBackf
 
 def _range(connection: Conn, job_id: UUID, request: JobBackfill, version: int | None) -> Range:
     versions = read_versions(connection, job_id, version=version, first=request.from_at, last=request.to_at)
-    if len(versions) > MOST_VERSIONS:
-        problem = f"more than {MOST_VERSIONS} versions of the job were in force in the range"
+    if len(versions) > MAX_VERSIONS:
+        problem = f"more than {MAX_VERSIONS} versions of the job were in force in the range"
         raise _refused(_TO, problem, "split the range, or write `versions: current`")
     day_sets = read_day_sets(connection, calendars_of(request.tenant, versions))
     try:

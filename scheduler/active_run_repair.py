@@ -31,12 +31,12 @@ _LOCK_ACTIVE_RUNS = _SQL["lock_active_runs"]
 _FIND_UNMARKED_WAITERS = _SQL["find_unmarked_waiters"]
 _DROP_STALE_SIGNALS = _SQL["drop_stale_signals"]
 
-_MOST = 1000  # active runs scanned in one step: about ten milliseconds
+_MAX_SCANNED = 1000  # active runs scanned in one step: about ten milliseconds
 _STALE_AFTER = timedelta(minutes=1)  # a live executor reads its signals within seconds
 
 
 class ActiveRunRepair:
-    """Scans the active runs that have waiters, `_MOST` at a time, again and again."""
+    """Scans the active runs that have waiters, `_MAX_SCANNED` at a time, again and again."""
 
     def __init__(self, session: Session, installation: Installation) -> None:
         self._session, self._installation = session, installation
@@ -49,9 +49,9 @@ class ActiveRunRepair:
             Unavailable: The database does not answer.
         """
         with self._session.transaction() as connection:
-            columns: dict[str, object] = {"after": self._after, "limit": _MOST}
+            columns: dict[str, object] = {"after": self._after, "limit": _MAX_SCANNED}
             rows = connection.execute(_SCAN_ACTIVE_RUNS, columns, binary=True).fetchall()
-            self._after = cast("UUID", rows[-1][0]) if len(rows) == _MOST else NO_RUN
+            self._after = cast("UUID", rows[-1][0]) if len(rows) == _MAX_SCANNED else NO_RUN
             gone = [cast("UUID", job) for job, held in rows if not held]
             if not gone:
                 return 0

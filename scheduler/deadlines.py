@@ -41,7 +41,7 @@ _LOCK_OVERDUE_RUNS_JOBS = _SQL["lock_overdue_runs_jobs"]
 _STATES = [state for state in sources(Move.TIME_OUT) if state not in OWNED]
 _AHEAD = timedelta(seconds=1)  # the range of a probe, and the time for which its result holds
 _BUSY_SECONDS = 0.05  # until the next step when other transactions hold all overdue rows
-_MOST = 500  # runs in one transaction: some tens of milliseconds
+_MAX_RUNS = 500  # runs in one transaction: some tens of milliseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Deadlines:
         self._next_poll = 0.0
 
     def step(self) -> tuple[int, float]:
-        """Time out up to `_MOST` runs; return their number and the seconds until the next step.
+        """Time out up to `_MAX_RUNS` runs; return their number and the seconds until the next step.
 
         Raises:
             Unavailable: The database does not answer.
@@ -106,7 +106,7 @@ class Deadlines:
         return (_AHEAD if earliest is None else earliest - now).total_seconds()
 
     def _time_out(self) -> int:
-        columns: dict[str, object] = {"states": _STATES, "left": uuids(self._failed), "limit": _MOST}
+        columns: dict[str, object] = {"states": _STATES, "left": uuids(self._failed), "limit": _MAX_RUNS}
         with (
             self._session.transaction() as connection,
             connection.cursor(row_factory=class_row(OverdueRun), binary=True) as cursor,

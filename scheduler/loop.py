@@ -31,7 +31,7 @@ from tidewheel.scheduler.repair import release_stuck_chains, repair_missing_time
 from tidewheel.scheduler.tzdata_refresh import TzdataRefresh
 from tidewheel.scheduler.unhandled import UnhandledWatch
 from tidewheel.settings import SchedulerSettings
-from tidewheel.transitions.deferred_effects import MOST_APPLIED, apply_deferred_effects
+from tidewheel.transitions.deferred_effects import MAX_APPLIED, apply_deferred_effects
 from tidewheel.transitions.installation import Installation
 
 _LOG = logging.getLogger("tidewheel.scheduler")
@@ -193,7 +193,7 @@ class Scheduler:
         """Apply the effects that runs completed in users' own transactions have deferred."""
         with self._session.transaction() as connection:
             applied = apply_deferred_effects(connection, self._installation)
-        if applied == MOST_APPLIED:
+        if applied == MAX_APPLIED:
             self.expedite()  # there may be more
         return self._released(applied)
 

@@ -33,7 +33,7 @@ _LOCK_CANCELLED = _SQL["lock_cancelled"]
 _DELETE_PENDING_CANCELS = _SQL["delete_pending_cancels"]
 
 _TO_SIGNAL = MOVES[Move.REQUEST_CANCEL].sources
-_MOST = 500
+_MAX_APPLIED = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class PendingCancel:
 
 
 class PendingCancels:
-    """Applies pending cancels, `_MOST` at a time."""
+    """Applies pending cancels, `_MAX_APPLIED` at a time."""
 
     def __init__(self, session: Session, installation: Installation) -> None:
         self._session, self._installation = session, installation
@@ -68,9 +68,9 @@ class PendingCancels:
             self._session.transaction() as connection,
             connection.cursor(row_factory=class_row(PendingCancel), binary=True) as cursor,
         ):
-            found = cursor.execute(_FIND_PENDING_CANCELS, {"after": self._after, "limit": _MOST}).fetchall()
+            found = cursor.execute(_FIND_PENDING_CANCELS, {"after": self._after, "limit": _MAX_APPLIED}).fetchall()
         # The next step begins behind these, so that runs held for long do not hide the rest.
-        self._after = found[-1].id if len(found) == _MOST else 0
+        self._after = found[-1].id if len(found) == _MAX_APPLIED else 0
         done = self._apply_or_split([one for one in found if one.id not in self._failed])
         done.more = self._after > 0
         return done

@@ -22,8 +22,8 @@ T = TypeVar("T")
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DOUBLE = struct.Struct("<d")
 _WORD = struct.Struct("<Q")
-_MOST_ITEMS = 65_536  # of an array or map: sixty times what is ever written; 1 MiB of them took 130 ms to refuse
-_MOST_VARINT_BYTES = 10  # 64 bits, seven to a byte
+_MAX_ITEMS = 65_536  # of an array or map: sixty times what is ever written; 1 MiB of them took 130 ms to refuse
+_MAX_VARINT_BYTES = 10  # 64 bits, seven to a byte
 _INT32 = 1 << 31
 # Fourteen bits of a number as two bytes: more follow, or these are the last.
 _PAIRS = tuple(bytes((bits & 127 | 128, bits >> 7 | 128)) for bits in range(1 << 14))
@@ -138,7 +138,7 @@ def long_at(data: bytes, at: int) -> tuple[int, int]:
         number |= byte << 21
         return (number >> 1) ^ -(number & 1), at + 4
     number = shift = 0
-    for position in range(at, at + _MOST_VARINT_BYTES):
+    for position in range(at, at + _MAX_VARINT_BYTES):
         byte = data[position]
         number |= (byte & 0x7F) << shift
         if byte < 0x80:
@@ -288,8 +288,8 @@ def _block_at(data: bytes, at: int, before: int) -> tuple[int, int]:
     if count < 0:  # then the block's size in bytes follows, which only skipping needs
         count = -count
         _, at = long_at(data, at)
-    if not 0 < count <= _MOST_ITEMS - before:
-        msg = f"a block of {count} items after {before}; at most {_MOST_ITEMS} are read"
+    if not 0 < count <= _MAX_ITEMS - before:
+        msg = f"a block of {count} items after {before}; at most {_MAX_ITEMS} are read"
         raise ValueError(msg)
     if count > len(data) - at:
         msg = f"a block of {count} items with {len(data) - at} bytes left"

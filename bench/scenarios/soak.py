@@ -34,7 +34,7 @@ _HELD_SHARE = 2 / 3  # of the time: ten of fifteen minutes
 _PERIOD = timedelta(seconds=100)  # of a job: later than this, its next run is passed over; a soak is so many whole ones
 _SAMPLE_SECONDS = 5.0
 _TABLES = ("timers", "open_runs", "active_runs", "outbox")
-_MOST_LATE_SECONDS = _PERIOD.total_seconds()  # after the last due run
+_MAX_LATE_SECONDS = _PERIOD.total_seconds()  # after the last due run
 _STANDING = """
 SELECT relname, n_dead_tup, pg_total_relation_size(relid) FROM pg_stat_user_tables WHERE relname = ANY (%s)
 """
@@ -103,7 +103,7 @@ def _sample(connection: Conn, ends: Ends, wanted: int, due_at: datetime, seconds
     """Look on until all is done; by seconds since the first was due."""
     series: Series = {"events": []}
     offset = _seconds_since(connection, due_at) - monotonic_seconds()
-    gives_up = monotonic_seconds() - (offset + monotonic_seconds()) + seconds + _MOST_LATE_SECONDS
+    gives_up = monotonic_seconds() - (offset + monotonic_seconds()) + seconds + _MAX_LATE_SECONDS
     before, first_wal = (0.0, WARM_RUNS), 0.0
     while True:
         at, count = monotonic_seconds() + offset, ends.count()
@@ -123,7 +123,7 @@ def _sample(connection: Conn, ends: Ends, wanted: int, due_at: datetime, seconds
         if count >= wanted:
             return series
         if monotonic_seconds() > gives_up:
-            done = f"{count:,} of {wanted:,} runs are done {_MOST_LATE_SECONDS:.0f} s after the last was due"
+            done = f"{count:,} of {wanted:,} runs are done {_MAX_LATE_SECONDS:.0f} s after the last was due"
             message = f"{done}: {describe_counts(connection)}"
             raise Incomplete(message)
         threading.Event().wait(_SAMPLE_SECONDS if wanted - count > WARM_RUNS else 0.5)

@@ -11,7 +11,7 @@ from tidewheel.control.cli.job_files import STANDARD_INPUT, Written, ensure_read
 from tidewheel.control.cli.options import DEFAULT_TENANT, Tenant, checked_url
 from tidewheel.control.cli.output import Output, OutputOption, print_result, progress_bar
 from tidewheel.control.client.bulk_load import (
-    MOST_PROBLEMS,
+    MAX_PROBLEMS,
     SUBMIT_BATCH,
     BulkLoader,
     JobText,
@@ -21,7 +21,7 @@ from tidewheel.control.client.bulk_load import (
 )
 from tidewheel.errors import refuse
 
-_MOST_PROCESSES = 32  # each has a connection, and up to three batches of 16 MiB
+_MAX_PROCESSES = 32  # each has a connection, and up to three batches of 16 MiB
 
 
 def apply(
@@ -45,7 +45,7 @@ def apply(
         typer.Option(
             metavar="N",
             min=1,
-            max=_MOST_PROCESSES,
+            max=_MAX_PROCESSES,
             help="With --bulk: number of processes; by default one per core.",
         ),
     ] = None,
@@ -95,7 +95,7 @@ def _add(done: LoadResult, parts: Iterable[LoadResult]) -> None:
 def _cores() -> int:
     """Return the number of processes: one for each core that this process may use, at most 32."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(usable, _MOST_PROCESSES)
+    return min(usable, _MAX_PROCESSES)
 
 
 def _applied(given: Iterator[JobText], url: str, tenant: str, *, dry_run: bool) -> Iterator[LoadResult]:
@@ -129,8 +129,8 @@ def _print_load_result(done: LoadResult, output: Output, *, bulk: bool, dry_run:
     words = {"updated": "", "unchanged": "existed"} if bulk else {}
     parts = [f"{number} {words.get(name, name)}" for name, number in counts.items() if words.get(name, name)]
     line = ("" if ended else "stopped; so far at least ") + ", ".join(parts)
-    if len(done.problems) == MOST_PROBLEMS:
-        typer.echo(f"the first {MOST_PROBLEMS} problems are listed: correct them first", err=True)
+    if len(done.problems) == MAX_PROBLEMS:
+        typer.echo(f"the first {MAX_PROBLEMS} problems are listed: correct them first", err=True)
     problems = [
         {"place": place, "path": error.path, "problem": error.problem, "remedy": error.remedy}
         for place, error in done.problems

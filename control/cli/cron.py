@@ -21,7 +21,7 @@ from tidewheel.schedules.parse import ensure_can_fire, parse_schedule
 from tidewheel.schedules.zoned_cron import DstGap, DstOverlap
 from tidewheel.schedules.zones import LAST_YEAR
 
-_MOST = 1000
+_MAX_SHOWN = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,9 @@ def explain(
     after: Annotated[
         str | None, typer.Option(metavar="TIME", help="Begin after this time, RFC 3339 or local to ZONE; default: now.")
     ] = None,
-    number: Annotated[int, typer.Option("-n", metavar="N", min=1, max=_MOST, help="Show this many instants.")] = 10,
+    number: Annotated[
+        int, typer.Option("-n", metavar="N", min=1, max=_MAX_SHOWN, help="Show this many instants.")
+    ] = 10,
     dst_gap: Annotated[DstGap, typer.Option(help="Rule for a local time that the clock skips.")] = DstGap.SHIFT_FORWARD,
     dst_overlap: Annotated[
         DstOverlap, typer.Option(help="Rule for a local time that occurs twice.")

@@ -106,7 +106,7 @@ for name, pattern, first in _SCALARS:
     )
 
 
-MOST_WHOLE_BYTES = 64 << 20  # of a file that is read whole: some 100,000 jobs; JSON lines have no limit
+MAX_WHOLE_BYTES = 64 << 20  # of a file that is read whole: some 100,000 jobs; JSON lines have no limit
 
 _DECODER = json.JSONDecoder()
 _BLANK = " \t\r\n"
@@ -177,20 +177,20 @@ def _opened(source: str) -> Generator[BinaryIO]:
 
 
 def _line(stream: BinaryIO, source: str) -> bytes:
-    line = stream.readline(MOST_WHOLE_BYTES + 1)
+    line = stream.readline(MAX_WHOLE_BYTES + 1)
     _ensure_short(line, source)
     return line
 
 
 def _whole(stream: BinaryIO, source: str, start: bytes) -> bytes:
-    data = start + stream.read(MOST_WHOLE_BYTES + 1 - min(len(start), MOST_WHOLE_BYTES))
+    data = start + stream.read(MAX_WHOLE_BYTES + 1 - min(len(start), MAX_WHOLE_BYTES))
     _ensure_short(data, source)
     return data
 
 
 def _ensure_short(data: bytes, source: str) -> None:
-    if len(data) > MOST_WHOLE_BYTES:
-        problem = f"{source} has more than {MOST_WHOLE_BYTES} bytes, too many to be read whole"
+    if len(data) > MAX_WHOLE_BYTES:
+        problem = f"{source} has more than {MAX_WHOLE_BYTES} bytes, too many to be read whole"
         refuse("FILE", problem, "write one JSON object on each line")
 
 

@@ -26,7 +26,7 @@ from tidewheel.control.explain import explain as explanations
 from tidewheel.control.explain import preview as previews
 from tidewheel.control.explain.explanation import AttemptFacts, Explanation, OccurrenceOutcome
 from tidewheel.control.explain.preview import Preview
-from tidewheel.control.explain.upcoming import MOST_SHOWN, UpcomingOccurrence, upcoming
+from tidewheel.control.explain.upcoming import MAX_SHOWN, UpcomingOccurrence, upcoming
 from tidewheel.control.reads.jobs import show_job
 from tidewheel.errors import UnknownJob
 from tidewheel.postgres.session import Conn
@@ -149,7 +149,7 @@ def _attempt_row(attempt: AttemptFacts) -> tuple[str, ...]:
     return str(attempt.attempt), attempt.outcome or "running", began, ended, error
 
 
-Number = Annotated[int, typer.Option("-n", metavar="N", min=1, max=MOST_SHOWN, help="Show this many instants.")]
+Number = Annotated[int, typer.Option("-n", metavar="N", min=1, max=MAX_SHOWN, help="Show this many instants.")]
 
 
 def next_occurrences(

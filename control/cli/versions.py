@@ -17,7 +17,7 @@ def versions(
     key: Key,
     *,
     number: Annotated[
-        int, typer.Option("-n", metavar="N", min=1, max=read.MOST_VERSIONS, help="Show at most this many.")
+        int, typer.Option("-n", metavar="N", min=1, max=read.MAX_VERSIONS, help="Show at most this many.")
     ] = 20,
     before: Annotated[int | None, typer.Option(metavar="VERSION", min=1, help="Only versions before this one.")] = None,
     tenant: Tenant = DEFAULT_TENANT,

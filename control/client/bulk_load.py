@@ -30,7 +30,7 @@ from tidewheel.schemas.generated.records import Reply, ReplyStatus
 SUBMIT_BATCH = 200  # in one transaction: edits and firings wait for each other's row locks
 LOAD_BATCH = 2000  # jobs in one transaction: larger batches are no faster
 BATCH_BYTES = 16 << 20  # of a batch's JSON: 2,000 jobs of the largest size would take 2 GB in each process
-MOST_PROBLEMS = 100  # reported in full; a million jobs mostly share one problem
+MAX_PROBLEMS = 100  # reported in full; a million jobs mostly share one problem
 
 _AHEAD = 2  # batches per process read in advance; bounds the memory
 _CHECK_SECONDS = 5.0  # longer than a batch takes
@@ -74,7 +74,7 @@ class LoadResult:
         self.updated += other.updated
         self.unchanged += other.unchanged
         self.rejected += other.rejected
-        self.problems += other.problems[: max(MOST_PROBLEMS - len(self.problems), 0)]
+        self.problems += other.problems[: max(MAX_PROBLEMS - len(self.problems), 0)]
 
 
 class BulkLoader:

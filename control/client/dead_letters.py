@@ -41,7 +41,7 @@ _REDRIVE_BATCH = 50  # dead letters redriven in one transaction: some tens of mi
 _BATCHES_PER_SECOND = 10.0  # with a rate, as long as each batch has a dead letter
 _PURGE_BATCH = 1000
 _SHOWN = 10  # of a dry run
-_MOST_REJECTIONS = 100  # listed one by one
+_MAX_REJECTIONS = 100  # listed one by one
 
 OnProgress = Callable[[int], None]
 
@@ -234,7 +234,7 @@ class DeadLetters:
                 result.redriven += 1
                 continue
             result.rejected += 1
-            if len(result.rejections) < _MOST_REJECTIONS:
+            if len(result.rejections) < _MAX_REJECTIONS:
                 errors = tuple(FieldError(error.path, error.problem, error.remedy) for error in reply.errors)
                 result.rejections.append(Rejection(number, errors))
 

@@ -14,7 +14,7 @@ from tidewheel.schemas.codec import decode
 from tidewheel.schemas.generated.records import DeadLetter, LifecycleEvent, Reply, RunCompleted
 
 _POLL_SECONDS = 0.2
-_MOST = 500
+_MAX_MESSAGES = 500
 
 
 @dataclass(slots=True)
@@ -90,7 +90,7 @@ class RecordConsumer:
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            messages = self._consumer.consume(_MOST, _POLL_SECONDS)
+            messages = self._consumer.consume(_MAX_MESSAGES, _POLL_SECONDS)
             with self._lock:
                 for message in messages:
                     if message.error() is None:

@@ -11,7 +11,7 @@ from psycopg.rows import class_row
 
 from tidewheel.control.explain.explanation import OccurrenceOutcome
 from tidewheel.control.explain.text import instant, length, paused, policy_effect
-from tidewheel.control.explain.upcoming import MOST_SHOWN, OccurrenceScan, UpcomingOccurrence
+from tidewheel.control.explain.upcoming import MAX_SHOWN, OccurrenceScan, UpcomingOccurrence
 from tidewheel.control.explain.version_timeline import TimerPosition as TimerPosition
 from tidewheel.errors import Refused
 from tidewheel.ids import job_id
@@ -93,7 +93,7 @@ def preview(
     now = read_now(connection)
     version = _version(connection, tenant, request.job, now)
     state = _timer_state(connection, tenant, version, after or now)
-    schedule, zone, n = state.schedule, zone_name(state.schedule), min(max(n, 0), MOST_SHOWN)
+    schedule, zone, n = state.schedule, zone_name(state.schedule), min(max(n, 0), MAX_SHOWN)
     lines = tuple(_lines(state, version, after or now, now, n))
     counted = sum(line.outcome is not OccurrenceOutcome.WILL_BE_EXCLUDED for line in lines)
     words = tuple(_words(version, state, now))

@@ -37,7 +37,7 @@ from tidewheel.schedules.timer_state import TimerState
 
 _FIND_RUNS_AHEAD = Statements("tidewheel.control")["find_runs_ahead"]
 
-MOST_SHOWN = 1_000
+MAX_SHOWN = 1_000
 _TICK = timedelta(microseconds=1)
 _YEAR = timedelta(days=366)  # how far ahead excluded days are shown if no occurrence fires after them
 
@@ -209,7 +209,7 @@ def upcoming(
     timeline = read_version_timeline(
         connection, job.job_id, tenant, job.now, cursor=job.cursor_at, catch_up_end=job.catch_up_end
     )
-    version_span, n = timeline.version_spans[-1], min(max(n, 0), MOST_SHOWN)
+    version_span, n = timeline.version_spans[-1], min(max(n, 0), MAX_SHOWN)
     override = read_overrides_around(connection, job.job_id, job.cursor_at or job.now, job.now)
     ahead = _runs_ahead(connection, job, n)
     lines = [

@@ -24,7 +24,7 @@ _SQL = Statements("tidewheel.control")
 _READ_VERSIONS = _SQL["read_versions"]
 _READ_TWO_VERSIONS = _SQL["read_two_versions"]
 
-MOST_VERSIONS = 100  # of one page: each is read with its payload, at most 256 KiB
+MAX_VERSIONS = 100  # of one page: each is read with its payload, at most 256 KiB
 _LATEST = 2**31 - 1
 
 
@@ -89,7 +89,7 @@ def versions(connection: Conn, tenant: str, key: str, *, limit: int = 20, before
     Raises:
         UnknownJob: There is no such job and never was one.
     """
-    limit = min(max(limit, 1), MOST_VERSIONS)
+    limit = min(max(limit, 1), MAX_VERSIONS)
     columns = {"job_id": job_id(tenant, key), "before": before or _LATEST, "limit": limit + 1}
     with connection.cursor(row_factory=class_row(_VersionRow), binary=True) as cursor:
         rows = cursor.execute(_READ_VERSIONS, columns).fetchall()

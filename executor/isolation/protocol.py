@@ -21,7 +21,7 @@ from tidewheel.executor.outcome import Outcome
 from tidewheel.runs import AttemptOutcome
 
 _SIZES = struct.Struct("!II")
-_MOST_BYTES = 16 * 1024 * 1024  # a frame holds a payload or a checkpoint at most; a longer one is a protocol error
+_MAX_BYTES = 16 * 1024 * 1024  # a frame holds a payload or a checkpoint at most; a longer one is a protocol error
 _NO_PART = -1
 
 
@@ -80,7 +80,7 @@ class FrameReader:
         while len(self._read) >= _SIZES.size:
             head_size, body_size = _SIZES.unpack_from(self._read)
             end = _SIZES.size + head_size + body_size
-            if end > _MOST_BYTES:
+            if end > _MAX_BYTES:
                 message = f"a frame of {end} bytes is too long"
                 raise ProtocolError(message)
             if len(self._read) < end:

@@ -35,7 +35,7 @@ _SHUTDOWN_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # for the ex
 _RESET = (*_SHUTDOWN_SIGNALS, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD)  # ignored here or by Python
 _AFTER_XCPU_SECONDS = 5  # between SIGXCPU, which names the limit, and SIGKILL
 _POLL_SECONDS = 0.01
-_MOST_POLLS = 500  # then a process that survives SIGKILL is left: it hangs in the kernel
+_MAX_POLLS = 500  # then a process that survives SIGKILL is left: it hangs in the kernel
 
 
 class Command(TypedDict):
@@ -244,7 +244,7 @@ def _clear(program: int) -> ProgramExit:
 
 def _kill_adopted() -> None:
     """Kill adopted daemons, and the processes that these leave behind."""
-    for _ in range(_MOST_POLLS):
+    for _ in range(_MAX_POLLS):
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass

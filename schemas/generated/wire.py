@@ -87,7 +87,7 @@ _REQUEST_TYPE_AT = {2 * index: symbol for index, symbol in enumerate(RequestType
 _REQUEST_TYPE_BYTES = {symbol.value: bytes((2 * index,)) for index, symbol in enumerate(RequestType)}
 _REPLY_STATUS_AT = {2 * index: symbol for index, symbol in enumerate(ReplyStatus)}
 _REPLY_STATUS_BYTES = {symbol.value: bytes((2 * index,)) for index, symbol in enumerate(ReplyStatus)}
-_MOST_SHARED_BYTES = 1024
+_MAX_SHARED_BYTES = 1024
 _blank = object.__new__
 _set_run_request_run_id = slot(RunRequest, "run_id")
 _set_run_request_job_id = slot(RunRequest, "job_id")
@@ -709,7 +709,7 @@ def _job_definition_shared_1(
         on_failure,
         labels,
         n,
-    ) = _job_definition_shared_2_seen(rest) if len(rest) <= _MOST_SHARED_BYTES else _job_definition_shared_2(rest)
+    ) = _job_definition_shared_2_seen(rest) if len(rest) <= _MAX_SHARED_BYTES else _job_definition_shared_2(rest)
     at += n
     return (
         job_version,
@@ -770,7 +770,7 @@ def read_job_definition(data: bytes, at: int = 10) -> tuple[JobDefinition, int]:
         on_failure,
         labels,
         n,
-    ) = _job_definition_shared_1_seen(rest) if len(rest) <= _MOST_SHARED_BYTES else _job_definition_shared_1(rest)
+    ) = _job_definition_shared_1_seen(rest) if len(rest) <= _MAX_SHARED_BYTES else _job_definition_shared_1(rest)
     at += n
     record = _blank(JobDefinition)
     _set_job_definition_tenant(record, tenant)

@@ -27,7 +27,7 @@ from tidewheel.schemas.generator.shape import (
 HOT = ("RunRequest", "RunCompleted")
 # From there on jobs of one kind say the same, payload included, or without it: read once.
 SHARED_FROM = {"JobDefinition": ("job_version", "payload_content_type")}
-MOST_SHARED_BYTES = 1024  # what is longer has labels of its own
+MAX_SHARED_BYTES = 1024  # what is longer has labels of its own
 READ_HOT = (*HOT, "JobDefinition", "Retry", "Target")  # of a million jobs, each message brings one not seen before
 PLANNED = ("scheduled_at", "publish_at", "published_at")  # shared by many runs, as measured instants are not
 
@@ -102,7 +102,7 @@ def _enums(shape: Shape) -> Iterator[str]:
 
 def _setters(shape: Shape) -> Iterator[str]:
     """Yield setters for the slots of hot records: frozen dataclasses allow no other assignment."""
-    yield f"_MOST_SHARED_BYTES = {MOST_SHARED_BYTES}"
+    yield f"_MAX_SHARED_BYTES = {MAX_SHARED_BYTES}"
     yield "_blank = object.__new__"
     for record in (shape.records[name] for name in READ_HOT):
         for field in record.fields:
@@ -240,7 +240,7 @@ def _shared_read(record: Record, shared: Sequence[Sequence[Field]], number: int)
     yield "    ("
     yield from (f"        {field.name}," for fields in shared for field in fields)
     yield "        n,"
-    yield f"    ) = {name}_seen(rest) if len(rest) <= _MOST_SHARED_BYTES else {name}(rest)"
+    yield f"    ) = {name}_seen(rest) if len(rest) <= _MAX_SHARED_BYTES else {name}(rest)"
     yield "    at += n"
 
 

@@ -12,7 +12,7 @@ from tidewheel.runs import AttemptOutcome
 from tidewheel.transitions.deferred_effects import apply_deferred_effects
 
 _PROCESSES = multiprocessing.get_context("forkserver")
-_MOST_STEPS = 100
+_MAX_STEPS = 100
 _PATIENCE_SECONDS = 60
 
 
@@ -22,7 +22,7 @@ def test_crash_between_any_two_statements_leaves_one_effect(fresh_database: Data
     shop.execute(MAKE_EFFECTS)
     submit(shop, schedule="@every 1h", overlap="buffer_all", pause_on_failure=5)
     ends: list[bool] = []
-    for step in range(1, _MOST_STEPS):
+    for step in range(1, _MAX_STEPS):
         shop.execute("TRUNCATE outbox")
         started = begun(shop)
         doomed = _PROCESSES.Process(target=die_at, args=(step, shop.url, shop.installation, started))

@@ -179,7 +179,7 @@ def test_each_burst_delays_its_first_outcomes(with_job: Database) -> None:
 
 
 def test_many_outcomes_end_the_delay(with_job: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(completer_module, "_MOST_DEFERRED", 2)
+    monkeypatch.setattr(completer_module, "_MAX_DEFERRED", 2)
     monkeypatch.setattr(completer_module, "_DEFER_SECONDS", 3600.0)
     items = [attempt_at(with_job, begun(with_job)) for _ in range(2)]
     with completing(with_job, lambda: True) as completer:

@@ -16,7 +16,7 @@ from tidewheel.runs import AttemptOutcome
 
 OK = b"HTTP/1.1 200 OK\r\n"
 KIB64 = 65_536
-MOST_BYTES = 16 << 20  # of memory: a gigabyte would be seen, what the client's parts need would not
+MAX_BYTES = 16 << 20  # of memory: a gigabyte would be seen, what the client's parts need would not
 
 
 def says(*pieces: bytes) -> Callable[[socket.socket], None]:
@@ -108,7 +108,7 @@ def test_huge_response_is_not_kept_in_memory(head: bytes, piece: bytes) -> None:
             _, most = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
-    assert most < MOST_BYTES
+    assert most < MAX_BYTES
     assert outcome.kind in {AttemptOutcome.SUCCEEDED, AttemptOutcome.FAILED}
     assert len(outcome.result or b"") + len(outcome.error_message or "") <= KIB64
 
@@ -122,7 +122,7 @@ def test_endless_response_ends_with_the_attempts_timeout() -> None:
             _, most = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
-    assert most < MOST_BYTES
+    assert most < MAX_BYTES
 
 
 @pytest.mark.parametrize(

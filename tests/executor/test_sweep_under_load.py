@@ -21,7 +21,7 @@ from tidewheel.runs import Lane
 pytestmark = pytest.mark.kafka
 
 BUSY_SECONDS = 0.01  # one of the flood keeps the loop for so long
-MOST_OUTSTANDING = 100
+MAX_OUTSTANDING = 100
 LOST = 3  # a tenth of the slots
 
 
@@ -74,7 +74,7 @@ def test_lost_message_is_swept_while_messages_fill_every_slot(executing: Executi
     with executing.running(known=known, slots=10 * LOST, sweep=timedelta(milliseconds=200)):
         flooding = in_background(lambda: keep_flooding(executing, name))
         try:
-            until(lambda: brought_by_messages(executing) > 2 * MOST_OUTSTANDING, "messages keep the executor busy")
+            until(lambda: brought_by_messages(executing) > 2 * MAX_OUTSTANDING, "messages keep the executor busy")
             # Due at the same moment, and their messages are not published.
             lost = apply_batch(executing.database, *[{"type": "job.trigger", "key": "others", "payload": name}] * LOST)
             ended = [executing.ended(UUID(reply.run_id)) for reply in lost]
@@ -92,7 +92,7 @@ def keep_flooding(executing: Executing, name: str) -> None:
     """Publish more whenever little is left, until the flood is over."""
     flood, topic = FLOODS[name], executing.topics.runs("default", Lane.STANDARD)
     producer = Producer({"bootstrap.servers": executing.bootstrap})
-    some = [{"type": "job.trigger", "key": "drops", "payload": name}] * (MOST_OUTSTANDING // 2)
+    some = [{"type": "job.trigger", "key": "drops", "payload": name}] * (MAX_OUTSTANDING // 2)
     while not flood.over.is_set():
         apply_batch(executing.database, *some)
         flood.published += len(some)
@@ -101,9 +101,7 @@ def keep_flooding(executing: Executing, name: str) -> None:
         ):
             producer.produce(topic, value=value[0])
         assert producer.flush(30) == 0
-        until(
-            lambda: flood.over.is_set() or flood.published - flood.worked_off < MOST_OUTSTANDING, "most is worked off"
-        )
+        until(lambda: flood.over.is_set() or flood.published - flood.worked_off < MAX_OUTSTANDING, "most is worked off")
 
 
 def brought_by_messages(executing: Executing) -> int:

@@ -99,7 +99,7 @@ def test_active_run_locked_by_another_transaction_is_skipped(job: Database) -> N
 
 
 def test_scan_continues_and_starts_again(job: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST", 2)
+    monkeypatch.setattr(module, "_MAX_SCANNED", 2)
     keys = [f"job-{number}" for number in range(5)]
     for key in keys:
         submit(job, key)

@@ -31,7 +31,7 @@ BATCH = 2_000
 POLLS = 20  # psycopg prepares at the sixth execution, the server would keep a plan at the sixth of those
 
 # Reading all 10,000 rows of a table once is what a plan may cost; once for each of 2,000 rows is what it must not.
-MOST_READ = 20 * BURST
+MAX_READ = 20 * BURST
 
 
 _CLOSING: LiteralString = """
@@ -133,7 +133,7 @@ def test_firing_after_idling_reads_only_due_rows(idle: Database) -> None:
         look = replace(look, now=idle.now())
     flush(session)
     assert idle.count("job_runs") == BURST
-    assert rows_read(idle, "timers", "job_versions", "jobs") - before < MOST_READ
+    assert rows_read(idle, "timers", "job_versions", "jobs") - before < MAX_READ
     assert generic_plans(session) == 0
 
 
@@ -192,7 +192,7 @@ def test_claims_and_ends_after_idling_read_only_their_rows(idle: Database) -> No
     flush(claiming)
     flush(ending)
     assert idle.count("open_runs") == 0
-    assert rows_read(idle, "open_runs", "active_runs") - before < 2 * MOST_READ
+    assert rows_read(idle, "open_runs", "active_runs") - before < 2 * MAX_READ
     assert generic_plans(ending) == 0
 
 

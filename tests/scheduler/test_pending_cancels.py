@@ -50,7 +50,7 @@ def test_scheduler_applies_pending_cancels(with_job: Database) -> None:
 
 
 def test_locked_runs_do_not_hide_other_pending_cancels(with_job: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST", 2)
+    monkeypatch.setattr(module, "_MAX_APPLIED", 2)
     runs = [trigger(with_job) for _ in range(5)]
     want(with_job, *runs)
     wanted = PendingCancels(with_job.session(), with_job.installation)

@@ -30,7 +30,7 @@ from tidewheel.schemas.generated import records, wire
 
 each_record = pytest.mark.parametrize("record_type", ROOTS, ids=lambda record_type: record_type.__name__)
 example_count = examples(40)
-MOST_CALLS = 2000  # for any number in the message
+MAX_CALLS = 2000  # for any number in the message
 
 
 def record_or_refusal(message: bytes, record_type: type) -> bool:
@@ -125,7 +125,7 @@ def _varint(number: int) -> bytes:
 def test_false_length_prefix_is_refused_without_much_work(record_type: type, length: int) -> None:
     with counted() as work, pytest.raises(UndecodableMessage):
         decode(FORMS[record_type].header + _varint(length) + b"x" * 100, record_type)
-    assert work.calls < MOST_CALLS
+    assert work.calls < MAX_CALLS
 
 
 @pytest.mark.parametrize("count", [2**40, 2**62, -(2**40), -(2**63), 5000])
@@ -141,7 +141,7 @@ def test_false_array_count_is_refused_without_much_work(count: int) -> None:
     message = encode(reply)[:-2] + _varint(count) + b"\2" * 200
     with counted() as work, pytest.raises(UndecodableMessage):
         decode(message, records.Reply)
-    assert work.calls < MOST_CALLS
+    assert work.calls < MAX_CALLS
 
 
 def test_array_in_several_blocks_with_byte_sizes_is_decoded() -> None:

@@ -8,7 +8,7 @@ from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
 from tests.transitions.acts import submit
 from tidewheel.errors import Refused
-from tidewheel.testing.simulation import MOST, Simulated, simulate
+from tidewheel.testing.simulation import MAX_WAKEUPS, Simulated, simulate
 
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 START = datetime(2026, 3, 28, tzinfo=UTC)
@@ -126,4 +126,4 @@ def test_invalid_argument_is_refused_with_its_path(
 
 def test_bound_of_a_simulation_is_large() -> None:
     assert simulate(job("@every 1m"), START, START + DAY)[-1].at == START + DAY
-    assert MOST > 60 * 24
+    assert MAX_WAKEUPS > 60 * 24

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidewheel.jobs.retry import MOST_ATTEMPTS, RetryPolicy
+from tidewheel.jobs.retry import MAX_ATTEMPTS, RetryPolicy
 from tidewheel.schemas.generated.records import Backoff, Retry
 from tidewheel.transitions import retry as module
 from tidewheel.transitions.retry import Failure, delay_before_next
@@ -32,7 +32,7 @@ def policy(**fields: object) -> Retry:
 
 POLICIES = st.builds(
     policy,
-    max_attempts=st.integers(1, MOST_ATTEMPTS),
+    max_attempts=st.integers(1, MAX_ATTEMPTS),
     backoff=st.sampled_from([Backoff.EXPONENTIAL, Backoff.FIXED, Backoff.INTERVALS]),
     initial_ms=st.integers(1, 30 * DAY_MS),
     factor=st.floats(1, 1000),
@@ -43,12 +43,12 @@ POLICIES = st.builds(
 SPREADS = st.floats(-1, 1)
 
 
-@given(POLICIES, st.integers(1, MOST_ATTEMPTS + 5))
+@given(POLICIES, st.integers(1, MAX_ATTEMPTS + 5))
 def test_max_attempts_is_exact(retry: Retry, failed_attempts: int) -> None:
     assert (delay_before_next(retry, ERROR, failed_attempts) is None) == (failed_attempts >= retry.max_attempts)
 
 
-@given(POLICIES, st.integers(1, MOST_ATTEMPTS), SPREADS)
+@given(POLICIES, st.integers(1, MAX_ATTEMPTS), SPREADS)
 def test_retry_delay_lies_within_its_bounds_and_jitter(retry: Retry, failed_attempts: int, spread: float) -> None:
     delay = delay_before_next(retry, ERROR, failed_attempts, spread=spread)
     if delay is None:
@@ -64,7 +64,7 @@ def test_retry_delay_lies_within_its_bounds_and_jitter(retry: Retry, failed_atte
     assert abs(delay - middle) <= middle * retry.jitter + timedelta(microseconds=2)
 
 
-@given(POLICIES, st.integers(1, MOST_ATTEMPTS - 1))
+@given(POLICIES, st.integers(1, MAX_ATTEMPTS - 1))
 def test_retry_delays_never_shrink(retry: Retry, failed_attempts: int) -> None:
     if retry.backoff is Backoff.INTERVALS:
         retry = policy(backoff=Backoff.INTERVALS, intervals_ms=tuple(sorted(retry.intervals_ms)), max_attempts=1000)
@@ -75,7 +75,7 @@ def test_retry_delays_never_shrink(retry: Retry, failed_attempts: int) -> None:
         assert first <= second
 
 
-@given(POLICIES, st.integers(1, MOST_ATTEMPTS), st.timedeltas(timedelta(0), timedelta(days=1)), SPREADS)
+@given(POLICIES, st.integers(1, MAX_ATTEMPTS), st.timedeltas(timedelta(0), timedelta(days=1)), SPREADS)
 def test_requested_retry_after_is_the_least_delay(
     retry: Retry, failed_attempts: int, after: timedelta, spread: float
 ) -> None:
@@ -84,7 +84,7 @@ def test_requested_retry_after_is_the_least_delay(
     assert delay == (None if plain is None else max(plain, after))
 
 
-@given(POLICIES, st.integers(1, MOST_ATTEMPTS))
+@given(POLICIES, st.integers(1, MAX_ATTEMPTS))
 def test_permanent_and_non_retryable_failures_are_not_retried(retry: Retry, failed_attempts: int) -> None:
     assert delay_before_next(retry, Failure("ValueError", permanent=True), failed_attempts) is None
     named = policy(non_retryable=("ValueError",), max_attempts=1000)

@@ -12,7 +12,7 @@ from tidewheel.jobs.validation import StrictModel, shown
 from tidewheel.jobs.values import Finite, Key, few, format_duration, span
 
 DEFAULT_ATTEMPTS = 4
-MOST_ATTEMPTS = 1000
+MAX_ATTEMPTS = 1000
 SHORTEST_DELAY = timedelta(milliseconds=1)
 LONGEST_DELAY = timedelta(days=30)
 
@@ -41,7 +41,7 @@ class RetryPolicy(StrictModel):
 
     elsewhere: ClassVar[Mapping[str, str]] = {"start_to_close": "write it beside retry, in job"}
 
-    max_attempts: Annotated[int, Field(ge=1, le=MOST_ATTEMPTS)] | None = None
+    max_attempts: Annotated[int, Field(ge=1, le=MAX_ATTEMPTS)] | None = None
     backoff: Literal["exponential", "fixed", "intervals"] | None = None
     initial: _Delay = timedelta(seconds=2)
     factor: Annotated[Finite, Field(ge=1, le=1000)] = 2.0

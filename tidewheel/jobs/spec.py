@@ -36,7 +36,7 @@ LONGEST_ATTEMPT = timedelta(hours=24)
 LONGEST_JITTER = timedelta(hours=24)
 LONGEST_WINDOW = timedelta(days=90)  # as long as runs are kept
 _WAIT = span(timedelta(milliseconds=100), LONGEST_WINDOW)  # bounds a run's wait, and all its attempts together
-MOST_FAILURES = 1_000_000
+MAX_FAILURES = 1_000_000
 
 _PERCENT = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)%", re.ASCII)
 
@@ -110,7 +110,7 @@ class JobSpec(WithPayload):
     catch_up: Literal["fire_once", "fire_all", "skip"] = "fire_once"
     on_resume: Literal["skip", "fire_once", "fire_all"] = "skip"
     window: Annotated[timedelta, BeforeValidator(span(timedelta(seconds=1), LONGEST_WINDOW))] = timedelta(hours=24)
-    pause_on_failure: Annotated[int, Field(ge=1, le=MOST_FAILURES)] | None = None
+    pause_on_failure: Annotated[int, Field(ge=1, le=MAX_FAILURES)] | None = None
     exclude_calendars: Annotated[tuple[CalendarName, ...], BeforeValidator(few)] = ()
     include_calendars: Annotated[tuple[CalendarName, ...], BeforeValidator(few)] = ()
     on_excluded: Literal["skip", "next_business_day"] = "skip"

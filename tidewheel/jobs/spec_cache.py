@@ -31,7 +31,7 @@ from tidewheel.jobs.values import is_plain_key, json_payload
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
 
-_MOST_BYTES = 4096  # of a cached input: many jobs do not share a longer one
+_MAX_BYTES = 4096  # of a cached input: many jobs do not share a longer one
 _SPECS, _SCHEDULES = 2048, 16_384  # bounds on memory, at about 15 KiB and 2 KiB each
 
 # Fields that are validated together with the schedule, and bytes, which the models convert.
@@ -162,7 +162,7 @@ def construct(model: type[M], fields: dict[str, object], given: set[str]) -> M:
 
 def _cached(value: object, read: Callable[[bytes], T | None]) -> T | None:
     data = marshal.dumps(value, _NO_REFERENCES)  # type: ignore[arg-type]  # it raises ValueError where it cannot
-    return read(data) if len(data) <= _MOST_BYTES else None
+    return read(data) if len(data) <= _MAX_BYTES else None
 
 
 @lru_cache(maxsize=_SPECS)

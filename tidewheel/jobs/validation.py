@@ -19,7 +19,7 @@ from tidewheel.errors import FieldError
 from tidewheel.jobs.invalid import InvalidValue, UnreadableValue
 from tidewheel.jobs.strict_json import as_object
 
-MOST_FIELDS = 100  # three times as many as any model has; a hostile object is refused before its names are read
+MAX_FIELDS = 100  # three times as many as any model has; a hostile object is refused before its names are read
 
 
 class StrictModel(BaseModel):
@@ -40,7 +40,7 @@ class StrictModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _bounded(cls, value: object) -> object:
-        if (given := as_object(value)) and len(given) > MOST_FIELDS:
+        if (given := as_object(value)) and len(given) > MAX_FIELDS:
             problem = f"an object of {len(given)} fields is too large"
             raise InvalidValue(problem=problem, remedy="send the fields that are documented, and no others")
         return value
@@ -48,7 +48,7 @@ class StrictModel(BaseModel):
 
 M = TypeVar("M", bound=StrictModel)
 
-MOST_ERRORS = 50  # enough to correct any honest request at once
+MAX_ERRORS = 50  # enough to correct any honest request at once
 _LONGEST_READ = 60
 _LONGEST_NAME = 64
 
@@ -85,7 +85,7 @@ def validate(model: type[M], document: object) -> M:
     """Return the model a document describes.
 
     Raises:
-        InvalidValue: The document is invalid. The error has every problem, up to MOST_ERRORS, with its path from the
+        InvalidValue: The document is invalid. The error has every problem, up to MAX_ERRORS, with its path from the
             root.
     """
     try:
@@ -130,8 +130,8 @@ _SHOWN: tuple[tuple[type | tuple[type, ...], Callable[[Any], str]], ...] = (
 def _bounded(errors: Iterable[FieldError], count: int) -> list[FieldError]:
     kept: list[FieldError] = []
     for error in errors:
-        if len(kept) == MOST_ERRORS:
-            kept.append(FieldError("", f"{count - MOST_ERRORS} more problems are not listed", "correct these first"))
+        if len(kept) == MAX_ERRORS:
+            kept.append(FieldError("", f"{count - MAX_ERRORS} more problems are not listed", "correct these first"))
             break
         kept.append(error)
     return kept

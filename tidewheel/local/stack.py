@@ -33,8 +33,8 @@ from tidewheel.local.state import (
 )
 
 _ANSWER_SECONDS = 5  # for a database that was given to us
-_MOST_BROKERS = 3
-_SIZES = (1, _MOST_BROKERS)  # two nodes lose their quorum with either one
+_MAX_BROKERS = 3
+_SIZES = (1, _MAX_BROKERS)  # two nodes lose their quorum with either one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +212,7 @@ class LocalStack:
             if not unreadable_too:
                 raise
             state = None
-        return self._parts(state or new_state(_MOST_BROKERS))
+        return self._parts(state or new_state(_MAX_BROKERS))
 
     def _require_parts(self) -> Parts:
         state = read_state(self.home)

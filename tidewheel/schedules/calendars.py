@@ -72,9 +72,9 @@ MAX_SPANS = 400
 MAX_COUNTED = 100_000
 """The most occurrences of one span that are counted; a longer one has at least so many."""
 
-_MOST_JUMPS = 4_000  # over closed spans in one search: each comes with an open day, so at least twenty years
+_MAX_JUMPS = 4_000  # over closed spans in one search: each comes with an open day, so at least twenty years
 # shifted occurrences that `count` visits in a fifth of a second; beyond it the count is a lower bound
-_MOST_SHIFTED = 2_000
+_MAX_SHIFTED = 2_000
 _SECOND = timedelta(seconds=1)
 
 
@@ -140,7 +140,7 @@ class CalendarSchedule:
     def count(self, start: datetime, end: datetime, limit: int) -> tuple[int, bool]:
         """Count the occurrences in ``(start, end]``, up to `limit`; False if there are more.
 
-        It counts span by span of open days, and visits shifted ones. Beyond `_MOST_SHIFTED` it returns a lower bound.
+        It counts span by span of open days, and visits shifted ones. Beyond `_MAX_SHIFTED` it returns a lower bound.
         """
         found, exact = self._count_kept(start, end, limit)
         return self._count_shifted(start, end, limit, found) if exact and self.shift else (found, exact)
@@ -168,7 +168,7 @@ class CalendarSchedule:
     def _nominal_after(self, instant: datetime, until: datetime | None, *, opens: bool) -> datetime | None:
         """Return the schedule's first instant in ``(instant, until]`` on a day that is open (or is not)."""
         found = self.schedule.after(instant)
-        for _ in range(_MOST_JUMPS):
+        for _ in range(_MAX_JUMPS):
             if found is None or (until is not None and found > until):
                 return None
             second = whole_second(found)
@@ -184,7 +184,7 @@ class CalendarSchedule:
     def _nominal_before(self, instant: datetime, *, opens: bool) -> datetime | None:
         """Return the schedule's last instant before another, on a day that is open (or is not)."""
         found = self.schedule.before(instant)
-        for _ in range(_MOST_JUMPS):
+        for _ in range(_MAX_JUMPS):
             if found is None:
                 return None
             second = whole_second(found)
@@ -213,7 +213,7 @@ class CalendarSchedule:
             if found is not None:
                 return found
         position = instant if self.since is None else max(instant, self.since)
-        for _ in range(_MOST_JUMPS):
+        for _ in range(_MAX_JUMPS):
             closed = self._nominal_after(position, until, opens=False)
             end = None if closed is None else _at(days.following(whole_second(closed), opens=True))
             if end is None:
@@ -229,7 +229,7 @@ class CalendarSchedule:
         days, shifts = self._days, self._shifts()
         earliest = None if since is None else days.day_at(whole_second(since)) - 2
         position: datetime | None = instant
-        for _ in range(_MOST_JUMPS):
+        for _ in range(_MAX_JUMPS):
             nominal = None if position is None else self.schedule.before(position)
             closed = None if nominal is None else _at(days.preceding(whole_second(nominal), opens=False))
             if closed is None or (self.since is not None and closed + _SECOND <= self.since):
@@ -258,7 +258,7 @@ class CalendarSchedule:
     def _count_shifted(self, start: datetime, end: datetime, limit: int, found: int) -> tuple[int, bool]:
         """Add the shifted instants that are no instants of the schedule itself to the count."""
         position = start
-        for _ in range(_MOST_SHIFTED):
+        for _ in range(_MAX_SHIFTED):
             shifted = self._shifted_after(position, end)
             if shifted is None or shifted > end:
                 return found, True

@@ -24,7 +24,7 @@ from tidewheel.schedules.describe import to_zone
 from tidewheel.schedules.simple import FixedDelay
 from tidewheel.schedules.timer_state import DaySets, TimerState, timer_state, zone_name
 
-MOST = 100_000
+MAX_WAKEUPS = 100_000
 """Occurrences in one simulation: what has more is better simulated in parts."""
 
 _TENANT = "default"
@@ -116,7 +116,7 @@ class _Timeline:
         place = TimerPosition(job, _TENANT, version.schedule_text, version.policy_text, version.next_at or self.end)
         state, wakeup = timer_state(place, self.days), None if version.paused else version.due_at
         now = self.start
-        for _ in range(MOST):
+        for _ in range(MAX_WAKEUPS):
             if wakeup is None or wakeup > self.end:
                 yield from self._excluded(state)
                 return
@@ -127,7 +127,7 @@ class _Timeline:
             decided = with_jitter(decided, state, job)
             yield from self._outcomes(state, decided, now)
             wakeup, state = self._next(state, decided, now)
-        problem = f"more than {MOST:,} wakeups of the job's timer"
+        problem = f"more than {MAX_WAKEUPS:,} wakeups of the job's timer"
         raise InvalidInput([FieldError("end", problem, "simulate a shorter span")])
 
     def _up(self, now: datetime) -> datetime:

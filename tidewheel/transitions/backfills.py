@@ -26,7 +26,7 @@ _READ_ONE_VERSION = _SQL["read_one_version"]
 _READ_UNDECIDED = _SQL["read_undecided"]
 _READ_RECORDED = _SQL["read_recorded"]
 
-MOST_VERSIONS = 1000
+MAX_VERSIONS = 1000
 """Versions in force in one range: a deploy a day for almost three years."""
 
 _UNDONE = [RunState.SKIPPED, RunState.CANCELLED]
@@ -120,7 +120,7 @@ class Backfill:
 def read_versions(
     connection: Conn, job_id: UUID, *, version: int | None, first: datetime, last: datetime
 ) -> list[VersionInForce]:
-    """Return the versions for a range, by time; at most one more than `MOST_VERSIONS`.
+    """Return the versions for a range, by time; at most one more than `MAX_VERSIONS`.
 
     Args:
         connection: The connection to read with.
@@ -129,7 +129,7 @@ def read_versions(
         first: The first time of the range.
         last: The last time of the range.
     """
-    columns = {"job_id": job_id, "version": version, "first": first, "last": last, "limit": MOST_VERSIONS + 1}
+    columns = {"job_id": job_id, "version": version, "first": first, "last": last, "limit": MAX_VERSIONS + 1}
     with connection.cursor(row_factory=class_row(VersionInForce), binary=True) as cursor:
         return cursor.execute(_READ_VERSIONS_IN_FORCE if version is None else _READ_ONE_VERSION, columns).fetchall()
 

@@ -26,7 +26,7 @@ _SQL = Statements("tidewheel.transitions")
 _ADD_DEFERRED_EFFECTS = _SQL["add_deferred_effects"]
 _TAKE_DEFERRED_EFFECTS = _SQL["take_deferred_effects"]
 
-MOST_APPLIED = 1000
+MAX_APPLIED = 1000
 """Runs per transaction: about ten milliseconds of work."""
 
 
@@ -76,9 +76,9 @@ def _succeeds(run: FinishedRun) -> bool:
 
 
 def apply_deferred_effects(connection: Conn, installation: Installation) -> int:
-    """Apply the effects of up to `MOST_APPLIED` ends; return the number of ends."""
+    """Apply the effects of up to `MAX_APPLIED` ends; return the number of ends."""
     with connection.cursor(row_factory=class_row(DeferredEffect), binary=True) as cursor:
-        effects = cursor.execute(_TAKE_DEFERRED_EFFECTS, {"limit": MOST_APPLIED}).fetchall()
+        effects = cursor.execute(_TAKE_DEFERRED_EFFECTS, {"limit": MAX_APPLIED}).fetchall()
     # Timers, then jobs, then active runs: with an active run locked, no statement may wait for the rest (ADR 0008).
     schedule_after_end(connection, [(end.job_id, end.chain_at, end.ended_at) for end in effects if end.chain_at])
     reset_failures(connection, (end.job_id for end in effects if end.reset_failures))

@@ -10,7 +10,7 @@ import pytest
 from tests.control.cli.command import process, tidewheel
 from tests.fixtures.database import Database
 from tests.transitions.acts import submit
-from tidewheel.control.cli.job_files import MOST_WHOLE_BYTES
+from tidewheel.control.cli.job_files import MAX_WHOLE_BYTES
 from tidewheel.control.client.bulk_load import SUBMIT_BATCH
 
 Write = Callable[[str, str], str]
@@ -175,7 +175,7 @@ def test_missing_file_is_reported_before_any_job_is_applied(
 def test_applied_jobs_are_counted_if_the_rest_is_unreadable(database: Database, write: Write, begun: str) -> None:
     jobs = "".join(GOOD.replace('"a"', f'"job-{number}"') + "\n" for number in range(SUBMIT_BATCH))
     long = write("long", begun)
-    os.truncate(long, MOST_WHOLE_BYTES + 1000)
+    os.truncate(long, MAX_WHOLE_BYTES + 1000)
     done = tidewheel(database, "apply", write("jobs.jsonl", jobs), long)
     assert done.code == 1
     assert done.out == f"stopped; so far at least {SUBMIT_BATCH} created, 0 updated, 0 unchanged, 0 rejected\n"
@@ -187,7 +187,7 @@ def test_json_reports_an_interrupted_apply(database: Database, write: Write, bul
     whole = write("jobs.jsonl", f"{GOOD}\n{OTHER}\n")
     assert tidewheel(database, "apply", whole, *bulk, "--output", "json").json["stopped"] is False
     long = write("long", "[\n")
-    os.truncate(long, MOST_WHOLE_BYTES + 1000)
+    os.truncate(long, MAX_WHOLE_BYTES + 1000)
     done = tidewheel(database, "apply", whole, long, *bulk, "--output", "json")
     assert done.code == 1
     assert json.loads(done.out)["stopped"] is True

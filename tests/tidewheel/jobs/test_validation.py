@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.tidewheel.jobs.submitting import refused, refused_job
-from tidewheel.jobs.validation import MOST_ERRORS
+from tidewheel.jobs.validation import MAX_ERRORS
 
 
 @pytest.mark.parametrize(
@@ -177,5 +177,5 @@ def test_all_problems_are_reported_together() -> None:
 
 def test_refusal_lists_a_bounded_number_of_problems() -> None:
     found = refused_job(**{f"f{n}": 1 for n in range(90)})
-    assert len(found) == MOST_ERRORS + 1
+    assert len(found) == MAX_ERRORS + 1
     assert "40 more problems" in found[""]

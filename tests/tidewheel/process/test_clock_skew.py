@@ -17,7 +17,7 @@ from tidewheel.process.service import Shutdown
 from tidewheel.transitions.cancel_signals import Signal
 
 NOON = datetime(2026, 3, 29, 12, tzinfo=UTC)
-MOST = timedelta(seconds=2)
+MAX_SKEW = timedelta(seconds=2)
 QUICK = timedelta(milliseconds=50)
 
 
@@ -32,19 +32,19 @@ def see(skew: ClockSkew, instant: datetime, *, took: float = 0.0) -> None:
 
 @pytest.mark.parametrize("ahead", [timedelta(minutes=2), timedelta(minutes=-2), timedelta(0)])
 def test_skew_is_the_machines_clock_minus_the_databases(ahead: timedelta) -> None:
-    see(ClockSkew(MOST, SettableClock(NOON + ahead)), NOON)
+    see(ClockSkew(MAX_SKEW, SettableClock(NOON + ahead)), NOON)
     assert measured() == pytest.approx(ahead.total_seconds(), abs=0.05)
     assert measured("max_clock_skew_seconds") == 2.0
 
 
 def test_skew_subtracts_half_of_the_round_trip_as_its_error() -> None:
-    see(ClockSkew(MOST, SettableClock(NOON)), NOON - timedelta(seconds=1), took=2.0)
+    see(ClockSkew(MAX_SKEW, SettableClock(NOON)), NOON - timedelta(seconds=1), took=2.0)
     assert measured() == pytest.approx(0.0, abs=0.05)
     assert measured("clock_skew_bound_seconds") == pytest.approx(1.0, abs=0.05)
 
 
 def test_delayed_statement_measures_no_skew() -> None:
-    skew = ClockSkew(MOST, SettableClock(NOON))
+    skew = ClockSkew(MAX_SKEW, SettableClock(NOON))
     see(skew, NOON)
     see(skew, NOON - timedelta(hours=1), took=10.0)
     assert measured() == pytest.approx(0.0, abs=0.05)
@@ -53,7 +53,7 @@ def test_delayed_statement_measures_no_skew() -> None:
 def test_skew_is_logged_once_and_again_when_it_ends(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "tidewheel.process.service")
     clock = SettableClock(NOON + timedelta(minutes=2))
-    skew = ClockSkew(MOST, clock)
+    skew = ClockSkew(MAX_SKEW, clock)
     for _ in range(5):
         see(skew, NOON)
     clock.advance(timedelta(minutes=-2, seconds=1))
@@ -69,12 +69,12 @@ def test_skew_is_logged_once_and_again_when_it_ends(caplog: pytest.LogCaptureFix
 
 
 def test_skew_within_the_round_trip_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
-    see(ClockSkew(MOST, SettableClock(NOON + timedelta(seconds=2.5))), NOON - timedelta(seconds=1), took=2.0)
+    see(ClockSkew(MAX_SKEW, SettableClock(NOON + timedelta(seconds=2.5))), NOON - timedelta(seconds=1), took=2.0)
     assert not caplog.records
 
 
 def test_scheduler_and_relay_measure_skew_with_each_heartbeat(clocked: ClockedDatabase) -> None:
-    skew = ClockSkew(MOST)
+    skew = ClockSkew(MAX_SKEW)
     member = Membership(clocked.url, role="relay", name="test", timeout=5 * QUICK, skew=skew)
     member.start()
     try:
@@ -96,7 +96,7 @@ def test_executor_measures_skew_with_each_heartbeat(clocked: ClockedDatabase) ->
         lease=timedelta(seconds=15),
         on_signal=never_here,
         busy=lambda: False,
-        skew=ClockSkew(MOST),
+        skew=ClockSkew(MAX_SKEW),
     )
     beating.start(Shutdown())
     try:
