@@ -178,7 +178,7 @@ def purge(
             return
         with progress_bar("purging", found.matched) as on_progress:
             result = client.dead_letters.purge(**filters, on_progress=on_progress)
-    print_result([f"{result.purged:,} dead letters purged"], {"purged": result.purged}, output)
+    print_result([f"dead letters purged: {result.purged:,}"], {"purged": result.purged}, output)
 
 
 def _require_filter(filters: read.DeadLetterFilter, *, everything: bool) -> None:
@@ -237,7 +237,7 @@ def _print_dry_run(
     if output is Output.JSON:
         print_json({"matched": matched, "at_least": at_least, "first": first})
         return
-    typer.echo(f"{'at least ' if at_least else ''}{matched:,} dead letters would be {verb}")
+    typer.echo(f"dead letters that would be {verb}: {'at least ' if at_least else ''}{matched:,}")
     if rows := list(map(_row, first)):
         print_table(_COLUMNS, rows)
 
@@ -253,9 +253,9 @@ def _print_redriven(result: "RedriveResult", output: Output, *, already_redriven
             }
         )
         return
-    already = f", {already_redriven:,} were already redriven" if already_redriven else ""
-    typer.echo(f"{result.redriven:,} dead letters redriven{already}")
+    already = f"; already redriven before: {already_redriven:,}" if already_redriven else ""
+    typer.echo(f"dead letters redriven: {result.redriven:,}{already}")
     if result.rejected:
-        typer.echo(f"{result.rejected:,} rejected:")
+        typer.echo(f"rejected: {result.rejected:,}")
         for rejection in result.rejections:
             typer.echo(f"{rejection.id}: {'; '.join(map(str, rejection.errors))}")

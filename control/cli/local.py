@@ -67,7 +67,7 @@ def up(
             bootstrap=settings.kafka_bootstrap,
         )
         info = stack.up(watch)
-        watch(Step("making the schema and the topics"))
+        watch(Step("creating the schema and the topics"))
         _furnish(info)
         status = stack.status()
     _print_started(info, status, output)

@@ -41,6 +41,7 @@ from tidewheel.control.reads import run_detail as read_one
 from tidewheel.control.reads import runs as read
 from tidewheel.errors import refuse
 from tidewheel.jobs.strict_json import as_object
+from tidewheel.runs import FINAL
 
 if TYPE_CHECKING:
     from tidewheel.control.client.client import Client
@@ -277,7 +278,7 @@ def cancel(
             return
         total = client.runs.count(**filters)
         if dry_run:
-            print_result([f"{total:,} runs would be cancelled"], {"runs": total}, output)
+            print_result([f"runs that would be cancelled: {total:,}"], {"runs": total}, output)
             return
         number = client.runs.cancel_all(reason=reason, **filters)
         cancellation = client.runs.cancellation(number) if no_wait else _wait(client, number, total)
@@ -290,7 +291,13 @@ def _cancel_each(client: "Client", runs: Sequence[UUID], reason: str | None, out
         print_json({"runs": [{"run_id": run, "found": state} for run, state in found]})
         return
     for run, state in found:
-        typer.echo(f"run {run}: {'is' if dry_run else 'was'} {state}")
+        if dry_run:
+            done = f"is {state}"
+        elif state in FINAL:
+            done = f"nothing to cancel; it has ended as {state}"
+        else:
+            done = f"cancel requested; it was {state}"
+        typer.echo(f"run {run}: {done}")
 
 
 def _wait(client: "Client", number: int, total: int) -> "Cancellation":

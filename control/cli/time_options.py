@@ -25,11 +25,14 @@ SECONDS = re.compile(r"\d{1,9}(?:\.\d{1,6})?", re.ASCII)
 """A duration as a bare number of seconds."""
 
 _LOCAL = re.compile(r"\d{4}-\d\d-\d\d(?:[Tt ]\d\d:\d\d(?::\d\d(?:\.\d{1,6})?)?)?", re.ASCII)
+_OFFSET_WITHOUT_SECONDS = re.compile(r"(\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d)([Zz]|[+-]\d\d:\d\d)", re.ASCII)
 _NEAR = 2 * 86_400  # no zone's clock was ever changed by more than a day
 
 
 def read_instant(text: str, path: str, zone_name: str | None = None) -> datetime:
     """Parse an instant: RFC 3339, or a local time such as `2026-03-29T08:00` if a zone is given.
+
+    Seconds may be left out.
 
     Raises:
         InvalidInput: It names no instant, or two.
@@ -37,7 +40,7 @@ def read_instant(text: str, path: str, zone_name: str | None = None) -> datetime
     """
     if not _LOCAL.fullmatch(text):
         try:
-            return parse_timestamp(text)
+            return parse_timestamp(_OFFSET_WITHOUT_SECONDS.sub(r"\1:00\2", text))
         except InvalidValue as invalid:
             raise InvalidInput([FieldError(path, part.problem, part.remedy) for part in invalid.errors]) from invalid
     if zone_name is None:

@@ -87,7 +87,7 @@ def _print_next_steps(screen: Screen, environment: Environment) -> None:
 
 _NEXT = (
     "  tidewheel --help                  every command; `intake`, `scheduler`, `relay` and `executor` are the services",
-    "  README.md                         how the pieces fit, and a request in five lines of any Kafka client",
+    "  README.md, docs/quickstart.md     how the pieces fit; a request in five lines of any Kafka client",
     "  tidewheel.requests                the topic of requests; replies are on tidewheel.replies, ends on",
     "                                    tidewheel.completions, failed runs on tidewheel.dead-letters",
     "  the requests of this demo, line by line:",

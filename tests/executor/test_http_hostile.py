@@ -176,7 +176,7 @@ def test_unresponsive_name_server_fails_the_attempt() -> None:
 
     [outcome] = call("http://slow.example/", resolve=resolve, job={"start_to_close": "200ms"})
     assert (outcome.error_type, outcome.not_started) == ("http_connect_timeout", True)
-    assert "not resolved within" in (outcome.error_message or "")
+    assert "could not be resolved within" in (outcome.error_message or "")
 
 
 def test_cookies_of_a_target_are_not_sent_back() -> None:

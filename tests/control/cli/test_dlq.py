@@ -57,8 +57,8 @@ def test_dead_letters_are_redriven_by_id_and_by_filter(letters: Database) -> Non
     message, late, plain = numbers(letters)
     dry = json_output(letters, "dlq", "redrive", "--job", "job", "--dry-run")
     assert (dry["matched"], [letter["id"] for letter in dry["first"]]) == (1, [plain])
-    assert tidewheel(letters, "dlq", "redrive", plain, "--rate", "10/s").lines == ["1 dead letters redriven"]
-    assert tidewheel(letters, "dlq", "redrive", plain).lines == ["0 dead letters redriven, 1 were already redriven"]
+    assert tidewheel(letters, "dlq", "redrive", plain, "--rate", "10/s").lines == ["dead letters redriven: 1"]
+    assert tidewheel(letters, "dlq", "redrive", plain).lines == ["dead letters redriven: 0; already redriven before: 1"]
     assert json_output(letters, "dlq", "redrive", "--all")["redriven"] == 2
     assert len(open_runs(letters)) == 2
     assert numbers(letters, "--redriven") == [message, late, plain]
@@ -71,8 +71,8 @@ def test_rejected_redrive_is_reported_with_exit_code_1(letters: Database) -> Non
     assert done.code == 1
     _, late, _ = numbers(letters)
     assert done.out.splitlines() == [
-        "2 dead letters redriven",
-        "1 rejected:",
+        "dead letters redriven: 2",
+        "rejected: 1",
         f"{late}: key: tenant 'default' has no job 'other'; submit the job first, or correct the key",
     ]
 
@@ -82,8 +82,8 @@ def test_purge_needs_a_confirmation(letters: Database) -> None:
     [refusal] = tidewheel(letters, "dlq", "purge", late).refusals
     assert refusal.startswith("--yes: is missing")
     lines = tidewheel(letters, "dlq", "purge", "--kind", "run", "--dry-run").lines
-    assert lines[0] == "2 dead letters would be purged"
-    assert tidewheel(letters, "dlq", "purge", late, "--yes").lines == ["1 dead letters purged"]
+    assert lines[0] == "dead letters that would be purged: 2"
+    assert tidewheel(letters, "dlq", "purge", late, "--yes").lines == ["dead letters purged: 1"]
     assert numbers(letters) == [message, plain]
 
 

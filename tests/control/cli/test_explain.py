@@ -31,6 +31,8 @@ def test_future_occurrence_is_explained_with_its_clock_change(nightly: ClockedDa
     assert lines[0] == "nightly at 2026-03-29T01:00:00Z  Sun 2026-03-29T03:00:00+02:00 CEST: scheduled"
     assert any(line.startswith("! 2026-03-29 02:30 does not exist") for line in lines)
     found = json_output(nightly, "job", "explain", "nightly", "--at", "2026-03-29T01:00:00Z")
+    for same in ("2026-03-29T01:00Z", "2026-03-29T03:00+02:00"):
+        assert json_output(nightly, "job", "explain", "nightly", "--at", same) == found
     assert (found["outcome"], found["at"]) == ("scheduled", "2026-03-29T01:00:00Z")
     assert (found["local"], found["zone"]) == ("2026-03-29T03:00:00+02:00", "Europe/Berlin")
     assert found["version"]["number"] == 1

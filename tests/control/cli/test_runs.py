@@ -119,8 +119,11 @@ def test_runs_are_cancelled_by_id(job: Database) -> None:
     found = json_output(job, "run", "cancel", first, second, "--dry-run")["runs"]
     assert found == [{"run_id": str(run), "found": "queued"} for run in (first, second)]
     assert tidewheel(job, "run", "cancel", first, second, "--reason", "no need").lines == [
-        f"run {first}: was queued",
-        f"run {second}: was queued",
+        f"run {first}: cancel requested; it was queued",
+        f"run {second}: cancel requested; it was queued",
+    ]
+    assert tidewheel(job, "run", "cancel", first).lines == [
+        f"run {first}: nothing to cancel; it has ended as cancelled"
     ]
     assert final_state(job, first) == ("cancelled", "no need")
     [refusal] = tidewheel(job, "run", "cancel", uuid4()).refusals
@@ -129,7 +132,7 @@ def test_runs_are_cancelled_by_id(job: Database) -> None:
 
 def test_runs_are_cancelled_by_filter_until_the_last_has_ended(job: Database) -> None:
     runs = [trigger(job) for _ in range(3)]
-    assert tidewheel(job, "run", "cancel", "--job", "job", "--dry-run").lines == ["3 runs would be cancelled"]
+    assert tidewheel(job, "run", "cancel", "--job", "job", "--dry-run").lines == ["runs that would be cancelled: 3"]
     with scheduling(job):
         done = json_output(job, "run", "cancel", "--job", "job", "--label", "team=billing", "--reason", "wrong list")
     assert (done["key"], done["cancelled_count"], done["finished_at"] is not None) == ("job", 3, True)
