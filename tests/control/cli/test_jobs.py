@@ -174,7 +174,7 @@ def test_every_problem_has_a_line_of_its_own(database: Database) -> None:
 def test_existing_job_is_not_created_again(database: Database) -> None:
     manual(database, "a")
     [refusal] = tidewheel(database, "job", "create", "a", "--manual", "--handler", "other").refusals
-    assert refusal.startswith("KEY: job 'a' exists already, at version 1; change it with `tidewheel job update`")
+    assert refusal.startswith("KEY: the job exists already, at version 1; change it with `tidewheel job update`")
     assert json_output(database, "job", "show", "a")["version"] == 1
 
 
