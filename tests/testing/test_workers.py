@@ -47,6 +47,7 @@ def two_workers(folder: Path) -> Generator["subprocess.Popen[str]"]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        preexec_fn=_heed_interrupts,
     )
     try:
         yield running
@@ -55,6 +56,11 @@ def two_workers(folder: Path) -> Generator["subprocess.Popen[str]"]:
         running.wait()
         assert running.stdout is not None
         running.stdout.close()
+
+
+def _heed_interrupts() -> None:
+    """Handle SIGINT again, which the background jobs of a shell inherit as ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def urls(folder: Path) -> list[str]:
