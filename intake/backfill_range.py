@@ -10,7 +10,7 @@ from tidewheel.jobs.requests import JobBackfill
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.postgres.session import Conn
 from tidewheel.schedules.ranges import Range, calendars_of, range_of
-from tidewheel.schedules.schedule import Schedule
+from tidewheel.schedules.schedule import TICK, Schedule
 from tidewheel.schedules.simple import FixedDelay, Manual
 from tidewheel.transitions.backfills import MAX_VERSIONS, VersionInForce, read_covered_instants, read_versions
 from tidewheel.transitions.decision_inputs import read_day_sets
@@ -23,7 +23,6 @@ RUNS_KEPT = timedelta(days=90)
 
 _KEY, _FROM, _TO = "key", "from", "to"
 _EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)  # run ids count from here
-_TICK = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +116,7 @@ def _ensure_computed(requested: Range) -> None:
 
 
 def _in_the_future(request: JobBackfill, current: Range, now: datetime) -> InvalidInput:
-    last = max((at for each in current.spans if (at := each.schedule.before(now + _TICK))), default=now)
+    last = max((at for each in current.spans if (at := each.schedule.before(now + TICK))), default=now)
     problem = (
         f"{format_timestamp(request.to_at)} is in the future: it is {format_timestamp(now)} by the database's clock"
     )

@@ -28,6 +28,7 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.schedules.decide import next_cursor, next_wakeup
 from tidewheel.schedules.decision import DaySet, Decision, HoldReason
 from tidewheel.schedules.open_days import MAX_SHIFT_DAYS
+from tidewheel.schedules.schedule import TICK
 from tidewheel.schedules.timer_state import timer_state
 from tidewheel.schemas.generated.records import Reply
 from tidewheel.transitions.decision_inputs import DecisionInputs, read_day_sets, read_decision_inputs
@@ -52,7 +53,6 @@ _REVIVE_JOBS = _SQL["revive_jobs"]
 MAX_JOBS = 50_000
 """The jobs that a change may reach: about 0.1 ms each, 0.3 ms for an overdue one, of the 60 s of a transaction."""
 
-_TICK = timedelta(microseconds=1)
 _TRIES = 3  # another transaction may delete the calendar between two statements
 
 
@@ -253,7 +253,7 @@ def _reset(timer: LockedTimer, inputs: DecisionInputs, now: datetime) -> Decisio
         return Decision(next_at=timer.scheduled_at, due_at=timer.due_at, hold_reason=held, overridden=timer.overridden)
     paused = timer.hold_reason == HoldReason.PAUSE
     # An occurrence that a pause has not decided, such as a `once` whose instant lies in it, is upcoming.
-    recorded = min(now, timer.scheduled_at - _TICK) if paused else now
+    recorded = min(now, timer.scheduled_at - TICK) if paused else now
     wakeup = next_wakeup(state, recorded)
     if wakeup is None:
         return Decision()

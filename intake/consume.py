@@ -237,7 +237,8 @@ class Member:
             The pieces to apply in its place; None to begin again with what is still pending.
         """
         if isinstance(failure, psycopg.Error) and not is_data_fault(failure):
-            failure, failure.__cause__ = Unavailable(str(failure)), failure
+            cause, failure = failure, Unavailable(str(failure))
+            failure.__cause__ = cause
         match failure:
             case Fenced():
                 raise failure

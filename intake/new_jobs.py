@@ -7,7 +7,7 @@ the same refusals. Both have their rows written by `job_rows`. Jobs that exist, 
 """
 
 from collections.abc import Collection, Iterable, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import NamedTuple, cast
 from uuid import UUID
 
@@ -37,13 +37,13 @@ from tidewheel.schedules import simple
 from tidewheel.schedules.cron_parser import uses_hash
 from tidewheel.schedules.parse import ensure_can_fire, parse_schedule, schedule_from_text
 from tidewheel.schedules.policies import CatchUp
+from tidewheel.schedules.schedule import TICK
 from tidewheel.schedules.timer_state import DaySets
 from tidewheel.transitions.installation import Installation
 
 _FIND_JOBS = Statements("tidewheel.intake")["find_jobs"]
 
 _NO_JOB = UUID(int=0)  # for a schedule that does not depend on the job's id
-_TICK = timedelta(microseconds=1)
 _TRIES = 5  # each failed try means that another transaction has created one of the jobs
 
 
@@ -208,7 +208,7 @@ def _cached_start(timing: ScheduleTemplate, anchor: datetime | None, now: dateti
 def _start_of(version: NextVersion) -> ScheduleStart:
     next_at = version.next_at
     # A timer with calendars is also due to record excluded days, which have no run.
-    fires_at = version.effective.after(next_at - _TICK) if version.calendars and next_at else version.due_at
+    fires_at = version.effective.after(next_at - TICK) if version.calendars and next_at else version.due_at
     return ScheduleStart(
         version.schedule_text,
         version.kind,

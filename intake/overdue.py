@@ -5,7 +5,7 @@ then writes its change.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from uuid import UUID
 
 from tidewheel.errors import ScheduleRefused
@@ -13,6 +13,7 @@ from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.schedules.decide import MAX_CAUGHT_UP, decide, hold_for_run, on_resume, skip_paused, with_jitter
 from tidewheel.schedules.decision import Decision, HoldReason
+from tidewheel.schedules.schedule import TICK
 from tidewheel.schedules.timer_state import TimerState, timer_state
 from tidewheel.transitions.decision_inputs import DecisionInputs, read_decision_inputs
 from tidewheel.transitions.events import JobFields, append_job_events
@@ -20,8 +21,6 @@ from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.timers import LockedTimer, advance_timers, find_open_fixed_delay_runs, retract_runs
 
 _RESUME_JOBS = Statements("tidewheel.intake")["resume_jobs"]
-
-_TICK = timedelta(microseconds=1)
 
 
 def lift_ended_pauses(
@@ -38,7 +37,7 @@ def lift_ended_pauses(
     inputs, waiting = read_decision_inputs(connection, ended), find_open_fixed_delay_runs(connection, ended)
 
     def decide_by(timer: LockedTimer) -> Decision:
-        decision = after_pause(timer, inputs, (timer.due_at or now) - _TICK)
+        decision = after_pause(timer, inputs, (timer.due_at or now) - TICK)
         return hold_for_run(decision) if timer.job_id in waiting else decision
 
     advance_timers(connection, installation, ended, decide_by, now=now, repeats=True)

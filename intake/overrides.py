@@ -8,7 +8,7 @@ overrides and timers, and skips of occurrences that no timer covers any more.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from uuid import UUID
 
 from tidewheel.errors import FieldError, InvalidInput, Refused, ScheduleRefused, UnknownJob
@@ -29,6 +29,7 @@ from tidewheel.runs import FINAL, RunState
 from tidewheel.schedules.decide import next_wakeup
 from tidewheel.schedules.decision import HoldReason, Override
 from tidewheel.schedules.policies import policies_from_text
+from tidewheel.schedules.schedule import TICK
 from tidewheel.schedules.timer_state import DaySets, timer_state
 from tidewheel.schemas.generated.records import Reply
 from tidewheel.transitions.decision_inputs import read_day_sets
@@ -38,8 +39,6 @@ from tidewheel.transitions.installation import Installation
 _SQL = Statements("tidewheel.intake")
 _PUT_OVERRIDES = _SQL["put_overrides"]
 _REVIVE_JOBS = _SQL["revive_jobs"]
-
-_TICK = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +135,7 @@ def _upcoming(
         InvalidInput: Its schedule cannot be read.
     """
     by_instant = {each.scheduled_at: each for each in overrides}
-    row = _TimerRow(job.job_id, job.tenant, job.schedule_json or "", job.policy_json or "{}", cursor or now + _TICK)
+    row = _TimerRow(job.job_id, job.tenant, job.schedule_json or "", job.policy_json or "{}", cursor or now + TICK)
     try:
         return UpcomingOccurrences(job, timer_state(row, day_sets, list(by_instant.values())), by_instant, now)
     except ScheduleRefused as unread:
@@ -233,7 +232,7 @@ def _cursor(change: _Change, locked: Locked, remaining: datetime | None, *, late
     timer = locked.timers.get(change.job.job_id)
     position = timer.scheduled_at if timer is not None and change.job.paused else remaining
     ahead = [change.request.at] if change.request.at > locked.now and not late else []
-    return min([*ahead, position] if position is not None else ahead, default=locked.now + _TICK)
+    return min([*ahead, position] if position is not None else ahead, default=locked.now + TICK)
 
 
 def _timer(upcoming: UpcomingOccurrences, locked: Locked) -> TimerToPut:
@@ -245,7 +244,7 @@ def _timer(upcoming: UpcomingOccurrences, locked: Locked) -> TimerToPut:
         job.version,
         cursor,
         # If no occurrence is left, the scheduler finds that out then and finishes the job.
-        due_at=next_wakeup(upcoming.state, cursor - _TICK) or cursor,
+        due_at=next_wakeup(upcoming.state, cursor - TICK) or cursor,
         hold_reason=_held(job, locked),
         until=job.paused_until,
     )

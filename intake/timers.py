@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import cast
 from uuid import UUID
 
@@ -16,6 +16,7 @@ from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Cause, RunState
 from tidewheel.schedules.decision import HoldReason
+from tidewheel.schedules.schedule import TICK
 from tidewheel.schedules.timer_state import timer_state
 from tidewheel.transitions.decision_inputs import read_decision_inputs
 from tidewheel.transitions.timers import LockedTimer
@@ -27,7 +28,6 @@ _READ_LOCKED_TIMERS = _SQL["read_locked_timers"]
 _READ_TIMER_RUNS = _SQL["read_timer_runs"]
 
 _NEVER = datetime.max.replace(tzinfo=UTC)
-_TICK = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def _next_fires(connection: Conn, job_ids: Collection[UUID]) -> dict[UUID, datet
     for timer in timers:
         with suppress(ScheduleRefused):  # firing quarantines the job
             state = timer_state(timer, inputs.day_sets, inputs.of(timer))
-            following = state.live.after(state.cursor - _TICK)
+            following = state.live.after(state.cursor - TICK)
             found[timer.job_id] = min([*state.moved.values(), following or _NEVER])
     return {job: at for job, at in found.items() if at is not _NEVER}
 

@@ -10,7 +10,6 @@ failure:
 "Failed" does not mean "not written": a repeat is always possible, and receivers drop it by id.
 """
 
-import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -23,8 +22,6 @@ from tidewheel.process.failpoint import failpoint
 from tidewheel.process.service import Shutdown
 from tidewheel.relay.due_rows import HEADERS, ID, KEY, TOPIC, VALUE, DueRow, Published
 from tidewheel.relay.topic_backoff import TopicBackoff
-
-_LOG = logging.getLogger("tidewheel.relay")
 
 _METADATA_SECONDS = 10.0
 _FLUSH_SECONDS = 1.0  # between two checks for a shutdown

@@ -7,11 +7,10 @@ from uuid import UUID
 from tidewheel.schedules.decide import decide, hold_for_run, on_resume, with_jitter
 from tidewheel.schedules.decision import Decision, HoldReason
 from tidewheel.schedules.fast_path import decide_on_time
+from tidewheel.schedules.schedule import TICK
 from tidewheel.schedules.timer_state import TimerState, timer_state
 from tidewheel.transitions.decision_inputs import DecisionInputs
 from tidewheel.transitions.timers import LockedTimer
-
-_TICK = timedelta(microseconds=1)
 
 _DecisionKey = tuple[str, str, datetime, datetime | None]
 
@@ -76,7 +75,7 @@ class BatchDecider:
         state = self._state(timer)
         if timer.hold_reason == HoldReason.PAUSE:
             # The pause ended at `paused_until`, not at this poll. The time since then counts as downtime.
-            ended = on_resume(state, now=(timer.due_at or self._now) - _TICK)
+            ended = on_resume(state, now=(timer.due_at or self._now) - TICK)
             return hold_for_run(ended) if timer.job_id in self._waiting else ended
         decision = decide(state, now=self._now, horizon=self._horizon, misfire_after=self._misfire_after)
         return with_jitter(decision, state, timer.job_id)

@@ -4,7 +4,6 @@ A scheduler owns a share of the shards, by rendezvous hashing among the live sch
 are overdue by more than a few seconds, so failover needs no election.
 """
 
-import logging
 import math
 import socket
 import threading
@@ -33,8 +32,6 @@ from tidewheel.scheduler.unhandled import UnhandledWatch
 from tidewheel.settings import SchedulerSettings
 from tidewheel.transitions.deferred_effects import MAX_APPLIED, apply_deferred_effects
 from tidewheel.transitions.installation import Installation
-
-_LOG = logging.getLogger("tidewheel.scheduler")
 
 _EACH_STEP = 0.0  # the duty keeps its own cadence
 _SECOND = 1.0

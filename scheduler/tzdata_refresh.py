@@ -29,6 +29,7 @@ from tidewheel.process.metrics import metrics
 from tidewheel.schedules.calendars import is_occurrence
 from tidewheel.schedules.decide import MAX_CAUGHT_UP, decide, next_cursor, next_wakeup
 from tidewheel.schedules.decision import Decision, HoldReason
+from tidewheel.schedules.schedule import TICK
 from tidewheel.schedules.timer_state import TimerState, timer_state
 from tidewheel.schedules.zones import tzdata_version
 from tidewheel.schemas.codec import decode
@@ -57,7 +58,6 @@ _FAILED_SECONDS = 60.0
 _LONGEST_AHEAD = timedelta(minutes=5)  # no retracted span reaches further behind now, so nothing in it was missed
 
 _FIRST = UUID(int=0)
-_TICK = timedelta(microseconds=1)
 
 
 class TzdataRefresh:
@@ -134,9 +134,9 @@ def is_current(timer: LockedTimer, state: TimerState, ahead: frozenset[datetime]
     cursor = timer.scheduled_at
     if cursor <= now:
         return True
-    missing = any(at not in ahead for at in state.live.between(now, cursor - _TICK))
+    missing = any(at not in ahead for at in state.live.between(now, cursor - TICK))
     outdated = any(not is_occurrence(state.effective, at) for at in ahead)
-    return not missing and not outdated and not state.dropped and _following(state, cursor - _TICK) == cursor
+    return not missing and not outdated and not state.dropped and _following(state, cursor - TICK) == cursor
 
 
 def rescheduled(timer: LockedTimer, state: TimerState, now: datetime) -> Decision:
@@ -192,7 +192,7 @@ def _record_retracted(
     now: datetime,
 ) -> None:
     """Record the retracted occurrences up to now again; one that has a run keeps it."""
-    again = [_rewound(timer, overdue[timer.job_id] - _TICK) for timer in timers if timer.job_id in overdue]
+    again = [_rewound(timer, overdue[timer.job_id] - TICK) for timer in timers if timer.job_id in overdue]
     if not again:
         return
     inputs = read_decision_inputs(connection, again)
@@ -249,7 +249,7 @@ def _find_outdated(
 
 def _rewound(timer: LockedTimer, now: datetime) -> LockedTimer:
     """Return a timer as if nothing were recorded ahead of now, with the overrides of that time."""
-    return timer._replace(scheduled_at=now + _TICK, overridden=True)
+    return timer._replace(scheduled_at=now + TICK, overridden=True)
 
 
 def _state_of(timer: LockedTimer, inputs: DecisionInputs) -> TimerState:

@@ -11,7 +11,6 @@ from tidewheel.schedules.zoned_cron import ZonedCron
 from tidewheel.schedules.zones import zone
 
 _NEAR = timedelta(days=2)  # a clock change further away does not concern the instant
-_TICK = timedelta(microseconds=1)
 
 
 def occurrence_notes(schedule: Schedule, at: datetime, since: datetime | None = None) -> tuple[str, ...]:

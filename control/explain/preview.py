@@ -5,7 +5,7 @@ The code that would accept and fire the job computes it. Nothing is written.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from psycopg.rows import class_row
 
@@ -27,14 +27,13 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Overlap
 from tidewheel.schedules.cron_schedule import CronSchedule
 from tidewheel.schedules.describe import describe, to_zone
-from tidewheel.schedules.schedule import Schedule
+from tidewheel.schedules.schedule import TICK, Schedule
 from tidewheel.schedules.simple import FixedDelay, Interval, Once
 from tidewheel.schedules.timer_state import DaySets, TimerState, timer_state, zone_name
 from tidewheel.transitions.decision_inputs import read_day_sets
 
 _READ_JOBS = Statements("tidewheel.intake")["read_locked_jobs"]  # intake's statement, here without row locks
 
-_MICROSECOND = timedelta(microseconds=1)
 _OVERLAP: Mapping[str, str] = {
     Overlap.SKIP: "a run is skipped while another one is active",
     Overlap.BUFFER_ONE: "one run waits for the active one, and further ones are skipped",
@@ -188,10 +187,10 @@ def _schedule_words(schedule: Schedule, now: datetime) -> Iterator[str]:
                 override = describe(entry.fields.expression, entry.zone_name, **gap, **overlap)
                 yield f"{entry.fields.expression}: {override}"
         case Interval(interval_us=interval_us, anchor=anchor):
-            every = length(interval_us * _MICROSECOND)
+            every = length(interval_us * TICK)
             yield f"Every {every}, counted from {instant(anchor)}. Clock changes have no effect."
         case FixedDelay(interval_us=interval_us):
-            yield f"The first run starts at once, the next {length(interval_us * _MICROSECOND)} after it ends."
+            yield f"The first run starts at once, the next {length(interval_us * TICK)} after it ends."
         case Once(at=at):
             late = f" That was {length(now - at)} ago: it fires at once, marked late." if at < now else ""
             yield f"Once, at {instant(at)}.{late}"

@@ -32,13 +32,13 @@ from tidewheel.schedules.decide import MAX_COUNTED, decide
 from tidewheel.schedules.decision import HoldReason, Override
 from tidewheel.schedules.describe import to_zone
 from tidewheel.schedules.policies import jittered
+from tidewheel.schedules.schedule import TICK
 from tidewheel.schedules.simple import FixedDelay, Manual, Once
 from tidewheel.schedules.timer_state import TimerState
 
 _FIND_RUNS_AHEAD = Statements("tidewheel.control")["find_runs_ahead"]
 
 MAX_SHOWN = 1_000
-_TICK = timedelta(microseconds=1)
 _YEAR = timedelta(days=366)  # how far ahead excluded days are shown if no occurrence fires after them
 
 
@@ -161,7 +161,7 @@ class OccurrenceScan:
         return jittered(at, following, self.job_id, longest=policies.jitter, percent=policies.jitter_percent)
 
     def _in_pause(self, until: datetime) -> Iterator[UpcomingOccurrence]:
-        first, last = self.state.live.after(self.after), self.state.live.before(until + _TICK)
+        first, last = self.state.live.after(self.after), self.state.live.before(until + TICK)
         if first is not None and last is not None and first <= last:
             occurrences, exact = self.state.live.count(self.after, until, MAX_COUNTED)
             yield UpcomingOccurrence(
@@ -252,7 +252,7 @@ def _from_timer(
         state,
         job.job_id,
         version_span.zone,
-        max(job.now, cursor - _TICK),
+        max(job.now, cursor - TICK),
         job.paused,
         job.paused_until,
         {each.scheduled_at: each for each in override},

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import date, datetime, timedelta
+from datetime import date, datetime
 from uuid import UUID
 
 from psycopg.rows import class_row
@@ -14,7 +14,7 @@ from tidewheel.schedules.calendars import is_occurrence
 from tidewheel.schedules.cron_schedule import CronSchedule
 from tidewheel.schedules.decision import DaySet, Override
 from tidewheel.schedules.policies import Policies, policies_from_text
-from tidewheel.schedules.schedule import UNBOUNDED, Schedule
+from tidewheel.schedules.schedule import TICK, UNBOUNDED, Schedule
 from tidewheel.schedules.simple import Interval
 from tidewheel.schedules.timer_state import DaySets, TimerState, timer_state, zone_name
 from tidewheel.transitions.decision_inputs import read_day_sets
@@ -25,7 +25,6 @@ MAX_NEIGHBOURS = 5  # versions on either side; neighbours of an instant in furth
 
 _EVERY_DAY = DaySet(weekdays=frozenset(range(7)))
 _WEEKDAYS = ("Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday")
-_TICK = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +143,7 @@ class VersionTimeline:
     def before(self, at: datetime) -> datetime | None:
         """Return the last occurrence earlier than an instant, of the version in force at it."""
         for version_span in reversed(self.version_spans):
-            end = at if version_span.until is None else min(at, version_span.until + _TICK)
+            end = at if version_span.until is None else min(at, version_span.until + TICK)
             found = version_span.effective.before(end)
             if found is not None and version_span.row.effective_at < found:
                 return found

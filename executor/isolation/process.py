@@ -21,8 +21,6 @@ from tidewheel.clock import monotonic_seconds
 from tidewheel.executor.complete_in import CompletionConfig
 from tidewheel.executor.isolation.protocol import Frame, FrameReader, Kind, ProtocolError, encode_frame
 
-_LOG = logging.getLogger("tidewheel.executor")
-
 _KILL_SECONDS = 0.5  # between SIGTERM and SIGKILL; a draining executor waits a second for it
 _CHECK_SECONDS = 0.1  # between two checks on systems without pidfd_open
 _READ_BYTES = 64 * 1024

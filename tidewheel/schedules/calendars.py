@@ -13,10 +13,8 @@ from tidewheel.errors import FieldError, InvalidInput
 from tidewheel.schedules.cron_schedule import CronSchedule
 from tidewheel.schedules.decision import DaySet
 from tidewheel.schedules.open_days import DayShifts, OpenDays, open_days
-from tidewheel.schedules.schedule import Schedule, at_second, iterate, whole_second
+from tidewheel.schedules.schedule import TICK, Schedule, at_second, iterate, whole_second
 from tidewheel.schedules.zoned_cron import offset_spans
-
-_TICK = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +61,7 @@ class Excluding:
 
 def is_occurrence(schedule: Schedule, at: datetime) -> bool:
     """Return True if the instant is an occurrence of the schedule."""
-    return schedule.after(at - _TICK) == at
+    return schedule.after(at - TICK) == at
 
 
 MAX_SPANS = 400
@@ -178,7 +176,7 @@ class CalendarSchedule:
             at = _at(there)
             if at is None:
                 return None
-            found = self.schedule.after(at - _TICK)
+            found = self.schedule.after(at - TICK)
         return None
 
     def _nominal_before(self, instant: datetime, *, opens: bool) -> datetime | None:
@@ -221,7 +219,7 @@ class CalendarSchedule:
             found = shifts.first(days.day_at(whole_second(end)), instant)
             if found is not None:
                 return found
-            position = end - _TICK
+            position = end - TICK
         return None
 
     def _shifted_before(self, instant: datetime, since: datetime | None) -> datetime | None:
@@ -248,8 +246,8 @@ class CalendarSchedule:
         found, position = 0, start
         while (first := self._nominal_after(position, end, opens=True)) is not None:
             closes = _at(self._days.following(whole_second(first), opens=False))
-            position = end if closes is None else min(closes - _TICK, end)
-            more, exact = self.schedule.count(first - _TICK, position, limit - found)
+            position = end if closes is None else min(closes - TICK, end)
+            more, exact = self.schedule.count(first - TICK, position, limit - found)
             if not exact:
                 return max(limit, 0), False
             found += more
@@ -262,7 +260,7 @@ class CalendarSchedule:
             shifted = self._shifted_after(position, end)
             if shifted is None or shifted > end:
                 return found, True
-            if self.schedule.after(shifted - _TICK) != shifted or self.excludes(shifted):
+            if self.schedule.after(shifted - TICK) != shifted or self.excludes(shifted):
                 if found >= limit:
                     return max(limit, 0), False
                 found += 1
@@ -294,12 +292,12 @@ def excluded_spans(
             first = effective.excluded_after(first, end)
             continue
         occurrence = effective.first_until(first, end)
-        until = end if occurrence is None else occurrence - _TICK
-        until = min((at - _TICK for at in effective.taken if first < at <= until), default=until)
+        until = end if occurrence is None else occurrence - TICK
+        until = min((at - TICK for at in effective.taken if first < at <= until), default=until)
         if len(spans) == MAX_SPANS - 1:
             spans.append(_rest(Excluding(nominal, effective.taken), effective, first, end))
             return spans
-        spans.append((first, nominal.before(until + _TICK) or first, *nominal.count(first - _TICK, until, MAX_COUNTED)))
+        spans.append((first, nominal.before(until + TICK) or first, *nominal.count(first - TICK, until, MAX_COUNTED)))
         first = effective.excluded_after(until, end)
     return spans
 
@@ -326,11 +324,11 @@ def _rest(
     nominal: Schedule, effective: CalendarSchedule, first: datetime, end: datetime
 ) -> tuple[datetime, datetime, int, bool]:
     """Return all that is excluded from `first` on as one span."""
-    last = effective.excluded_before(end + _TICK) or first
+    last = effective.excluded_before(end + TICK) or first
     if last <= first:
         return first, first, 1, True
-    every, _ = nominal.count(first - _TICK, end, MAX_COUNTED)
-    kept, _ = effective.count(first - _TICK, end, MAX_COUNTED)
+    every, _ = nominal.count(first - TICK, end, MAX_COUNTED)
+    kept, _ = effective.count(first - TICK, end, MAX_COUNTED)
     return first, last, max(every - kept, 2), False
 
 

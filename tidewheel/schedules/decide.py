@@ -16,7 +16,7 @@ from uuid import UUID
 from tidewheel.schedules.calendars import excluded_spans, is_occurrence
 from tidewheel.schedules.decision import Decision, Fire, HoldReason, Skip, SkipReason
 from tidewheel.schedules.policies import CatchUp, jittered
-from tidewheel.schedules.schedule import Schedule
+from tidewheel.schedules.schedule import TICK, Schedule
 from tidewheel.schedules.simple import FixedDelay, Once
 from tidewheel.schedules.timer_state import TimerState
 
@@ -29,7 +29,6 @@ MAX_CAUGHT_UP = 1_000
 MAX_COUNTED = 100_000
 """A longer span is recorded as "at least", because counting it would take seconds."""
 
-_TICK = timedelta(microseconds=1)
 _YEAR = timedelta(days=366)
 
 
@@ -48,7 +47,7 @@ def decide(
     if isinstance(state.schedule, FixedDelay):
         return _fixed_delay(state, state.schedule, horizon)
     live, missed_until = state.live, now - misfire_after
-    first, end = live.after(state.cursor - _TICK), state.catch_up_end
+    first, end = live.after(state.cursor - TICK), state.catch_up_end
     if end is None and first is not None and missed_until < first <= horizon and state.plain:
         following = live.after(first)
         if following is None or following > horizon:
@@ -58,23 +57,23 @@ def decide(
     if end is not None and (first is None or first > end):
         end = None
     if end is None and first is not None and first <= missed_until and not _always_fires(state):
-        end = live.before(missed_until + _TICK) or first
+        end = live.before(missed_until + TICK) or first
         skips, first = _catch_up(state, first, end, policy=state.policies.catch_up, now=now, reason=SkipReason.MISFIRE)
     buffered = CatchUp.FIRE_ALL in {state.policies.catch_up, state.policies.on_resume}
     fires: list[Fire] = []
-    position = state.cursor if not skips else max(skip.last_at for skip in skips) + _TICK
+    position = state.cursor if not skips else max(skip.last_at for skip in skips) + TICK
     if first is None:
-        first = live.after(position - _TICK)
+        first = live.after(position - TICK)
     while first is not None and first <= horizon and len(fires) < limit:
         if end is not None and end < first <= missed_until:
             break  # missed during the catch-up: the next decision applies the policy to it
         late = now - first if first <= missed_until or (end is not None and first <= end) else None
         fires.append(Fire(first, first, late, buffered=buffered and late is not None))
-        position = first + _TICK
+        position = first + TICK
         first = live.after(first)
     fires = _buffer_late(fires, now)
     truncated = first is not None and first <= horizon
-    recorded = position - _TICK if truncated else max(position - _TICK, horizon)
+    recorded = position - TICK if truncated else max(position - TICK, horizon)
     done = Decision(tuple(fires), tuple(skips), next_at=first)
     if not state.plain:
         done = _with_overrides(state, done, recorded, now=now, horizon=horizon, missed_until=missed_until)
@@ -91,7 +90,7 @@ def on_resume(state: TimerState, *, now: datetime) -> Decision:
     if isinstance(state.schedule, FixedDelay | Once) or (state.cursor > now and not overdue):
         return _keep_position(state, state.cursor)
     live = state.live
-    first, latest = live.after(state.cursor - _TICK), live.before(now + _TICK)
+    first, latest = live.after(state.cursor - TICK), live.before(now + TICK)
     skips: list[Skip] = []
     end: datetime | None = None
     if first is not None and latest is not None and first <= latest:
@@ -100,7 +99,7 @@ def on_resume(state: TimerState, *, now: datetime) -> Decision:
         )
         end = None if first is None else latest
     # With the cursor ahead of now, all up to it is recorded. Only occurrences moved into the pause are decided.
-    recorded = max(now, state.cursor - _TICK) if first is None or first > now else first - _TICK
+    recorded = max(now, state.cursor - TICK) if first is None or first > now else first - TICK
     following = first if first is not None and first <= now else live.after(recorded)
     done = Decision((), tuple(skips), next_at=following)
     if not state.plain:
@@ -117,7 +116,7 @@ def skip_paused(state: TimerState, *, now: datetime, once_too: bool = False) -> 
     if waits or state.cursor > now:
         return _keep_position(state, state.cursor)
     live = state.live
-    first = live.after(state.cursor - _TICK)
+    first = live.after(state.cursor - TICK)
     skips = () if first is None else skip_span(live, first, now, reason=SkipReason.PAUSED)
     done = Decision((), skips, next_at=live.after(now))
     if state.plain:
@@ -130,8 +129,8 @@ def skip_span(live: Schedule, first_at: datetime, until: datetime, *, reason: Sk
     """Return one skip of the occurrences from `first_at` (itself one) to `until` inclusive, or none."""
     if first_at > until:
         return ()
-    last_at = live.before(until + _TICK) or first_at
-    occurrences, exact = live.count(first_at - _TICK, until, MAX_COUNTED)
+    last_at = live.before(until + TICK) or first_at
+    occurrences, exact = live.count(first_at - TICK, until, MAX_COUNTED)
     return (Skip(reason, first_at, max(last_at, first_at), occurrences, exact),)
 
 
@@ -213,7 +212,7 @@ def _fixed_delay(state: TimerState, schedule: FixedDelay, horizon: datetime) -> 
 
 
 def _keep_position(state: TimerState, at: datetime) -> Decision:
-    due_at = at if state.plain else next_wakeup(state, at - _TICK)
+    due_at = at if state.plain else next_wakeup(state, at - TICK)
     return Decision(next_at=at, due_at=due_at, overridden=state.overridden_until is not None)
 
 
@@ -229,18 +228,18 @@ def _catch_up(
     if policy is CatchUp.SKIP:
         return list(skip_span(live, first, latest, reason=reason)), None
     if policy is CatchUp.FIRE_ONCE:
-        return list(skip_span(live, first, latest - _TICK, reason=reason)), latest
+        return list(skip_span(live, first, latest - TICK, reason=reason)), latest
     start = first
     if first < now - state.policies.window:
-        start = live.after(now - state.policies.window - _TICK) or latest + _TICK
+        start = live.after(now - state.policies.window - TICK) or latest + TICK
     if start > latest:
         return list(skip_span(live, first, latest, reason=reason)), None
-    skips = list(skip_span(live, first, start - _TICK, reason=reason))
-    if not live.count(start - _TICK, latest, MAX_CAUGHT_UP)[1]:
+    skips = list(skip_span(live, first, start - TICK, reason=reason))
+    if not live.count(start - TICK, latest, MAX_CAUGHT_UP)[1]:
         newest = latest
         for _ in range(MAX_CAUGHT_UP - 1):
             newest = live.before(newest) or newest
-        skips += skip_span(live, start, newest - _TICK, reason=SkipReason.CATCH_UP_LIMIT)
+        skips += skip_span(live, start, newest - TICK, reason=SkipReason.CATCH_UP_LIMIT)
         start = newest
     return skips, start
 
@@ -277,7 +276,7 @@ def _with_overrides(
         del pending[nominal]
     due_at = next_wakeup(replace(state, moved=pending), recorded)
     following = next_cursor(state, recorded) if due_at is not None else None
-    next_at = following or (None if due_at is None else max(due_at, recorded + _TICK))
+    next_at = following or (None if due_at is None else max(due_at, recorded + TICK))
     # Drop a moved instant that is no occurrence any more before the cursor passes it: behind the cursor it would count
     # as an occurrence.
     dropped = sorted(at for at in state.dropped if next_at is None or at < next_at)
@@ -301,7 +300,7 @@ def _skips_by_calendars(state: TimerState, recorded: datetime, now: datetime) ->
     """Yield the spans that calendars exclude; those ahead of now separately: an edit retracts them."""
     if state.effective is state.schedule:
         return
-    start = state.cursor - _TICK
+    start = state.cursor - TICK
     for low, high in pairwise(sorted({start, min(max(now, start), recorded), recorded})):
         for first_at, last_at, occurrences, exact in excluded_spans(state.schedule, state.effective, low, high):
             yield Skip(SkipReason.EXCLUDED, first_at, last_at, occurrences, exact)

@@ -13,12 +13,12 @@ has run out must not pour years into one day. For shifts instants and wall times
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta
+from datetime import date, datetime
 from functools import lru_cache
 from itertools import pairwise
 
 from tidewheel.schedules.decision import DaySet
-from tidewheel.schedules.schedule import Schedule, at_microsecond, microseconds
+from tidewheel.schedules.schedule import TICK, Schedule, at_microsecond, microseconds
 from tidewheel.schedules.tzif import EPOCH_ORDINAL
 from tidewheel.schedules.zoned_cron import OffsetSpans
 from tidewheel.schedules.zones import FOREVER, Zone, zone
@@ -151,7 +151,6 @@ MAX_SHIFT_DAYS = 366
 
 _DAY = DAY_SECONDS * 1_000_000
 _SECOND = 1_000_000
-_TICK = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +236,7 @@ class DayShifts:
         walls: list[int] = []
         for start, end, to_wall in self._ranges(day, low, high):
             at = at_microsecond(start)
-            found = None if at is None else self.schedule.after(at - _TICK)
+            found = None if at is None else self.schedule.after(at - TICK)
             if found is not None and microseconds(found) < end:
                 walls.append(microseconds(found) + to_wall)
         return min(walls, default=None)

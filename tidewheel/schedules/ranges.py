@@ -16,12 +16,10 @@ from tidewheel.errors import ScheduleRefused
 from tidewheel.schedules.cron_schedule import CronSchedule, zoned_cron
 from tidewheel.schedules.parse import schedule_from_text
 from tidewheel.schedules.policies import Policies, policies_from_text
-from tidewheel.schedules.schedule import Schedule
+from tidewheel.schedules.schedule import TICK, Schedule
 from tidewheel.schedules.timer_state import DaySets, effective_schedule
 from tidewheel.schedules.zoned_cron import DstGap, DstOverlap, choice
 from tidewheel.schedules.zones import zone
-
-_TICK = timedelta(microseconds=1)
 
 
 class Version(Protocol):
@@ -119,7 +117,7 @@ def range_of(
     """
     spans: list[VersionSpan] = []
     for each in versions:
-        start = first - _TICK if each.after is None else max(each.after, first - _TICK)
+        start = first - TICK if each.after is None else max(each.after, first - TICK)
         end = last if each.until is None else min(each.until, last)
         if start < end:
             nominal = schedule_from_text(each.schedule_json, job_id)
@@ -143,13 +141,13 @@ def _ensure_there(version: int, tenant: str, policies: Policies, day_sets: DaySe
 
 
 def _ascending(span: VersionSpan, cursor: datetime | None) -> Iterator[datetime]:
-    start = span.start if cursor is None else max(span.start, cursor - _TICK)
+    start = span.start if cursor is None else max(span.start, cursor - TICK)
     return span.schedule.between(start, span.end)
 
 
 def _descending(span: VersionSpan, cursor: datetime | None) -> Iterator[datetime]:
     end = span.end if cursor is None else min(span.end, cursor)
-    found = span.schedule.before(end + _TICK) if end > span.start else None
+    found = span.schedule.before(end + TICK) if end > span.start else None
     while found is not None and found > span.start:
         yield found
         found = span.schedule.before(found)

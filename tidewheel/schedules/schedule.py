@@ -10,6 +10,9 @@ from typing import Protocol
 
 from tidewheel.errors import ScheduleRefused
 
+TICK = timedelta(microseconds=1)
+"""The resolution of instants, as in PostgreSQL."""
+
 
 class Schedule(Protocol):
     """A set of instants. Immutable and hashable. Every instant is aware, and results are in UTC."""
