@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import LiteralString, Protocol, cast
 
-from confluent_kafka import TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # its stub re-exports none of these
 from psycopg import sql
 
@@ -28,6 +28,7 @@ _EARLY_SECONDS = 0.001  # what two readings of one clock may differ by
 _POLL_SECONDS = 0.05
 _POLL_EVENTS_SECONDS = 0.5  # each poll is work for the broker
 _RESPONSE_SECONDS = 30.0
+_NO_LEADER = frozenset({KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE})
 _COUNTS: LiteralString = """
 SELECT (SELECT count(*) FROM job_runs),
        (SELECT count(*) FROM job_runs WHERE state = %(succeeded)s AND attempt = 1),
@@ -150,10 +151,22 @@ class Ends:
         self._specs = {TopicPartition(topic, number): latest for number in partitions}
 
     def count(self) -> int:
-        """Return the number of messages in the topic."""
-        latest = self._admin.list_offsets(self._specs, request_timeout=_RESPONSE_SECONDS)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-        offsets = cast("dict[TopicPartition, Future[_Offset]]", latest)
-        return sum(each.result().offset for each in offsets.values())
+        """Return the number of messages in the topic.
+
+        Raises:
+            KafkaException: A partition has no leader for half a minute, or the broker refuses.
+        """
+        give_up = monotonic_seconds() + _RESPONSE_SECONDS
+        while True:
+            latest = self._admin.list_offsets(self._specs, request_timeout=_RESPONSE_SECONDS)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+            offsets = cast("dict[TopicPartition, Future[_Offset]]", latest)
+            try:
+                return sum(each.result().offset for each in offsets.values())
+            except KafkaException as error:
+                # A busy broker reports a leader in its metadata before the partition serves requests.
+                if error.args[0].code() not in _NO_LEADER or monotonic_seconds() >= give_up:
+                    raise
+            threading.Event().wait(_POLL_EVENTS_SECONDS)
 
     def watch(self, wanted: int) -> list[tuple[float, int]]:
         """Wait until so many are there; returns how many there were when.
