@@ -15,6 +15,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from tidewheel.bench.environment import Environment
 from tidewheel.clock import monotonic_seconds
 from tidewheel.kafka.clients import consumer, producer
+from tidewheel.outbox import OutboxLane, slice_lane_of
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import trusted
 
@@ -131,14 +132,19 @@ INSERT INTO attempts (run_id, attempt, tenant, started_at, finished_at, outcome)
 SELECT run, 1, 'default', now(), now(), 'succeeded' FROM unnest(%s::uuid[]) AS run
 """
 _EVENT: LiteralString = """
-INSERT INTO outbox (slice, lane, publish_at, topic, key, value, headers)
-SELECT 0, 'events', now(), %(topic)s, %(value)s, %(value)s, NULL FROM unnest(%(runs)s::uuid[])
+INSERT INTO outbox (slice_lane, publish_at, topic, key, value, headers)
+SELECT %(slice_lane)s, now(), %(topic)s, %(value)s, %(value)s, NULL FROM unnest(%(runs)s::uuid[])
 """
 
 
 def execute(connection: Conn, environment: Environment, runs: Sequence[UUID], topic: str) -> float:
     """Consume messages, claim and end these runs in commits of 2,000, and return the seconds."""
-    client, event = reader(environment, [topic]), {"topic": f"{environment.prefix}.completions", "value": b"e" * 300}
+    client = reader(environment, [topic])
+    event = {
+        "slice_lane": slice_lane_of(0, OutboxLane.EVENTS),
+        "topic": f"{environment.prefix}.completions",
+        "value": b"e" * 300,
+    }
     started, at = monotonic_seconds(), 0
     for keys in consume(client, len(runs)):
         part = list(runs[at : at + len(keys)])

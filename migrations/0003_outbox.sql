@@ -2,9 +2,8 @@
 -- acknowledgement. No primary key: the relay deletes by physical address and id together, which saves an index on the
 -- busiest table (docs/adr/0004-outbox.md).
 CREATE TABLE outbox (
-    id         bigint GENERATED ALWAYS AS IDENTITY,
-    slice      smallint NOT NULL,
-    lane       text NOT NULL CHECK (lane IN ('critical', 'standard', 'batch', 'events')),
+    id         bigint GENERATED ALWAYS AS IDENTITY (CACHE 500),
+    slice_lane smallint NOT NULL,
     publish_at timestamptz NOT NULL,
     topic      text NOT NULL,
     key        bytea,
@@ -16,6 +15,8 @@ CREATE TABLE outbox (
     autovacuum_vacuum_insert_threshold = -1,
     autovacuum_vacuum_cost_delay = 0
 );
-COMMENT ON COLUMN outbox.slice IS 'the range of shards, which one relay publishes';
+COMMENT ON COLUMN outbox.id IS 'ascends within one session; each session takes 500 ids at a time';
+COMMENT ON COLUMN outbox.slice_lane IS
+    'lane (0 critical, 1 standard, 2 batch, 3 events) times 8, plus the slice: the range of shards that one relay publishes';
 COMMENT ON COLUMN outbox.headers IS 'name, value, name, value, …';
-CREATE INDEX outbox_due ON outbox (slice, lane, publish_at, id);
+CREATE INDEX outbox_due ON outbox (slice_lane, publish_at, id);

@@ -114,9 +114,9 @@ BEGIN
         || CASE WHEN delay IS NULL THEN '{}' ELSE jsonb_build_object('delay', extract(epoch FROM delay)) END
         || CASE WHEN run_at IS NULL THEN '{}' ELSE jsonb_build_object('run_at', to_char(run_at AT TIME ZONE 'UTC',
                                                                       'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')) END;
-    -- 8 slices of shards, as in tidewheel/outbox.py.
-    INSERT INTO outbox (slice, lane, publish_at, topic, key, value)
-    VALUES (v_shard * 8 / v_shards, v_lane, tidewheel_now(), v_prefix || '.requests', convert_to(key, 'UTF8'),
+    -- 8 slices of shards, and the lanes' positions, as in tidewheel/outbox.py.
+    INSERT INTO outbox (slice_lane, publish_at, topic, key, value)
+    VALUES ((array_position(ARRAY['critical', 'standard', 'batch'], v_lane) - 1) * 8 + v_shard * 8 / v_shards, tidewheel_now(), v_prefix || '.requests', convert_to(key, 'UTF8'),
             convert_to(v_request::text, 'UTF8'));
     RETURN request_id;
 END

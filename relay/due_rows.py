@@ -16,7 +16,7 @@ from psycopg import adapters, capabilities
 from psycopg.adapt import Dumper
 from psycopg.pq import Format
 
-from tidewheel.outbox import OutboxLane
+from tidewheel.outbox import OutboxLane, slice_lane_of
 from tidewheel.postgres import pg_arrays as arrays
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
@@ -208,8 +208,7 @@ def position_columns(pairs: Sequence[Pair], after: Mapping[Pair, OutboxPosition]
     """Return the parameters of the outbox statements that name slices, lanes and start positions."""
     behind = [after.get(pair, BEGINNING) for pair in pairs]
     return {
-        "slices": arrays.integers(number for number, _ in pairs),
-        "outbox_lanes": arrays.words(name for _, name in pairs),
+        "slice_lanes": arrays.integers(slice_lane_of(number, lane) for number, lane in pairs),
         "marks": arrays.instants(publish_at for publish_at, _ in behind),
         "mark_ids": arrays.integers(row_id for _, row_id in behind),
     }

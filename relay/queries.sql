@@ -5,14 +5,13 @@
 -- Why: rows of paused topics and rows in flight are skipped. A subquery with a LIMIT that refers to `s` runs once for each row of
 -- `s`, in their order, so the rows come in the order of the loop.
 SELECT s.position::smallint, o.publish_at, o.topic, o.key, o.value, o.headers, o.ctid, int8send(o.id)
-  FROM unnest(%(slices)s::smallint[], %(outbox_lanes)s::text[], %(marks)s::timestamptz[], %(mark_ids)s::bigint[],
-              %(ends)s::timestamptz[], %(end_ids)s::bigint[], %(limits)s::integer[])
-       WITH ORDINALITY AS s (slice, lane, mark, mark_id, last, last_id, row_limit, position)
+  FROM unnest(%(slice_lanes)s::smallint[], %(marks)s::timestamptz[], %(mark_ids)s::bigint[], %(ends)s::timestamptz[],
+              %(end_ids)s::bigint[], %(limits)s::integer[])
+       WITH ORDINALITY AS s (slice_lane, mark, mark_id, last, last_id, row_limit, position)
  CROSS JOIN LATERAL (
     SELECT r.ctid, r.id, r.publish_at, r.topic, r.key, r.value, r.headers
       FROM outbox AS r
-     WHERE r.slice = s.slice
-       AND r.lane = s.lane
+     WHERE r.slice_lane = s.slice_lane
        AND (r.publish_at, r.id) > (s.mark, s.mark_id)
        AND (r.publish_at, r.id) <= (s.last, s.last_id)
        AND r.publish_at <= (SELECT tidewheel_now())
@@ -24,20 +23,19 @@ SELECT s.position::smallint, o.publish_at, o.topic, o.key, o.value, o.headers, o
  ORDER BY s.position
 
 -- name: probe_outbox
--- Returns the database's clock, and the earliest due time of each lane in the held slices.
+-- Returns the database's clock, and the earliest due time of each held slice and lane.
 -- Index: outbox_due, one descent for each slice and lane, from the low-water mark. No lock.
-SELECT s.lane, min(earliest.publish_at), (SELECT tidewheel_now()) AS now
-  FROM unnest(%(slices)s::smallint[], %(outbox_lanes)s::text[], %(marks)s::timestamptz[], %(mark_ids)s::bigint[])
-       AS s (slice, lane, mark, mark_id)
+SELECT s.position::smallint, earliest.publish_at, (SELECT tidewheel_now()) AS now
+  FROM unnest(%(slice_lanes)s::smallint[], %(marks)s::timestamptz[], %(mark_ids)s::bigint[])
+       WITH ORDINALITY AS s (slice_lane, mark, mark_id, position)
   LEFT JOIN LATERAL (
     SELECT r.publish_at
       FROM outbox AS r
-     WHERE r.slice = s.slice AND r.lane = s.lane AND (r.publish_at, r.id) > (s.mark, s.mark_id)
+     WHERE r.slice_lane = s.slice_lane AND (r.publish_at, r.id) > (s.mark, s.mark_id)
        AND r.topic <> ALL (%(backed_off)s)
      ORDER BY r.publish_at, r.id
      LIMIT 1
   ) AS earliest ON true
- GROUP BY s.lane
 
 -- name: delete_outbox
 -- Deletes acknowledged rows by physical address, and by id in case the table was rewritten since.

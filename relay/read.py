@@ -147,12 +147,15 @@ class Reader:
             rows = connection.execute(_PROBE_OUTBOX, columns, binary=True).fetchall()
         taken = timedelta(seconds=monotonic_seconds() - began)  # the statement may have read the clock at its end
         now = cast("datetime", rows[0][2])
-        earliest = {str(name): at for name, at, _ in rows if isinstance(at, datetime)}
-        due = {name for name, at in earliest.items() if at <= now}
+        found = {pairs[cast("int", position) - 1]: at for position, at, _ in rows if isinstance(at, datetime)}
+        due = {pair for pair, at in found.items() if at <= now}
+        earliest: dict[str, datetime] = {}
+        for (_, lane), at in found.items():
+            earliest[lane] = min(at, earliest.get(lane, at))
         safe = now - taken - LATE_COMMIT, 0
         for pair in pairs:
             self._marks.lower(pair, safe)  # a clock that is set back lowers the marks
-            if pair[1] not in due:
+            if pair not in due:
                 self._marks.set_empty(pair, safe)
         if full_scan and not due:
             self._full_scans.finish()

@@ -15,19 +15,26 @@ from tidewheel.postgres.session import Conn
 
 SLICES = 8  # ranges of shards, each published by one relay at a time; the most relays that can share the work
 
-_COPY = "COPY outbox (slice, lane, topic, publish_at, key, value, headers) FROM STDIN (FORMAT BINARY)"
-_COLUMNS = columns(7)
+_COPY = "COPY outbox (slice_lane, topic, publish_at, key, value, headers) FROM STDIN (FORMAT BINARY)"
+_COLUMNS = columns(6)
 
 Headers = Sequence[tuple[str, bytes]]
 
 
 class OutboxLane(StrEnum):
-    """Priority class of a message: messages of one class never wait behind those of another."""
+    """Priority class of a message: messages of one class never wait behind those of another.
+
+    Rows hold the position of their lane, so a new one is the last.
+    """
 
     CRITICAL = "critical"
     STANDARD = "standard"
     BATCH = "batch"
     EVENTS = "events"
+
+
+_LANES = tuple(OutboxLane)
+_POSITIONS: dict[str, int] = {lane: position for position, lane in enumerate(_LANES)}
 
 
 class OutboxRow(NamedTuple):
@@ -57,6 +64,21 @@ def slice_of(shard: int, shards: int) -> int:
     return shard * SLICES // shards
 
 
+def slice_lane_of(number: int, lane: str) -> int:
+    """Return the number that a row of a slice and lane holds: the lane's position times SLICES, plus the slice.
+
+    >>> slice_lane_of(3, "batch"), unpack_slice_lane(19)
+    (19, (3, <OutboxLane.BATCH: 'batch'>))
+    """
+    return _POSITIONS[lane] * SLICES + number
+
+
+def unpack_slice_lane(slice_lane: int) -> tuple[int, OutboxLane]:
+    """Return the slice and lane of a row's number."""
+    position, number = divmod(slice_lane, SLICES)
+    return number, _LANES[position]
+
+
 def append(connection: Conn, rows: Iterable[OutboxRow], *, shards: int) -> None:
     """Append rows in the caller's transaction."""
     copy_rows(connection, _COPY, _copied(rows, shards))
@@ -69,7 +91,7 @@ def _copied(rows: Iterable[OutboxRow], shards: int) -> Iterator[bytes]:
         common = shard, lane, topic
         head = heads.get(common)
         if head is None:
-            fields = (_COLUMNS, int2(slice_of(shard, shards)), text(lane), text(topic))
+            fields = (_COLUMNS, int2(slice_lane_of(slice_of(shard, shards), lane)), text(topic))
             head = heads[common] = b"".join(fields)
         if publish_at != last:
             last, leaves = publish_at, instant(publish_at)

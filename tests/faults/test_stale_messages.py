@@ -21,7 +21,7 @@ NEXT_MESSAGE: LiteralString = """
 SELECT o.topic, o.key, o.value FROM outbox AS o
   JOIN open_runs AS r ON o.key = convert_to(r.run_id::text, 'UTF8') AND r.attempt = 1 AND r.state = 'retrying'
 """
-RUN_REQUESTS: LiteralString = "SELECT id, value FROM outbox WHERE lane = 'standard'"
+RUN_REQUESTS: LiteralString = "SELECT id, value FROM outbox WHERE topic LIKE '%.runs.standard'"
 
 
 def places(fleet: Fleet) -> dict[str, list[TopicPartition]]:

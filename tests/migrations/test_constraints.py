@@ -7,7 +7,7 @@ import pytest
 
 from tests.fixtures.database import Database
 from tidewheel.ids import BUCKETS
-from tidewheel.outbox import SLICES, OutboxLane
+from tidewheel.outbox import SLICES
 from tidewheel.postgres.partitions import TABLES
 from tidewheel.runs import DEAD_LETTERED, FINAL, OPEN, AttemptOutcome, Cause, Lane, Overlap, RunState
 from tidewheel.schedules.decision import HoldReason, SkipReason
@@ -31,7 +31,6 @@ OF_ENUMS = {
     ("open_runs", "lane"): set(Lane),
     ("open_runs", "overlap"): set(Overlap),
     ("attempts", "outcome"): set(AttemptOutcome),
-    ("outbox", "lane"): set(OutboxLane),
     ("skips", "reason"): set(SkipReason) - {SkipReason.BOUND},  # an answer of `job explain`, never recorded
     ("timers", "hold_reason"): set(HoldReason),
 }

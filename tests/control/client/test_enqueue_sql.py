@@ -16,7 +16,7 @@ from tests.fixtures.database import Database, Template
 from tests.transitions.acts import submit
 from tidewheel.intake.apply import apply_requests
 from tidewheel.intake.request import ReceivedRequest
-from tidewheel.outbox import slice_of
+from tidewheel.outbox import OutboxLane, slice_of, unpack_slice_lane
 from tidewheel.schemas.generated.records import Reply, ReplyStatus
 from tidewheel.schemas.requests import read_request
 from tidewheel.settings import Connections
@@ -78,11 +78,11 @@ def test_enqueued_run_commits_or_rolls_back_with_the_callers_rows(
 
 def test_request_is_written_to_the_outbox_slice_of_its_job(shop: Database) -> None:
     shop.rows(CHARGE, ["order-1"])
-    [(lane, key, topic, slice_number, shard)] = shop.rows(
-        "SELECT o.lane, o.key, o.topic, o.slice, j.shard FROM outbox AS o, jobs AS j"
+    [(slice_lane, key, topic, shard)] = shop.rows(
+        "SELECT o.slice_lane, o.key, o.topic, j.shard FROM outbox AS o, jobs AS j"
     )
-    assert (lane, key, topic) == ("critical", b"charge", "shop.requests")
-    assert slice_number == slice_of(shard, shop.installation.shards)
+    assert (key, topic) == (b"charge", "shop.requests")
+    assert unpack_slice_lane(slice_lane) == (slice_of(shard, shop.installation.shards), OutboxLane.CRITICAL)
 
 
 def test_all_arguments_reach_the_run(shop: Database) -> None:

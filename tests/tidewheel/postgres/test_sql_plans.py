@@ -18,6 +18,7 @@ from tests.fixtures.database import Database, Template
 from tests.tidewheel.postgres.test_statements import INDEX_LINE, INDEX_NAME
 from tidewheel.clock import SystemClock
 from tidewheel.ids import run_instant, run_range
+from tidewheel.outbox import slice_lane_of
 from tidewheel.postgres.session import BY_KEY, KEPT_PLANS, Conn, connect
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Move, RunState, sources
@@ -80,8 +81,8 @@ _LOAD: tuple[LiteralString, ...] = (
     SELECT tenant, 'run', run_id, job_id, 'it failed', now() - row_number() OVER () * interval '1 s' FROM failed_runs
     """,
     """
-    INSERT INTO outbox (slice, lane, publish_at, topic, key, value)
-    SELECT shard / 8, (ARRAY['critical', 'standard', 'batch', 'events'])[1 + shard %% 4],
+    INSERT INTO outbox (slice_lane, publish_at, topic, key, value)
+    SELECT shard %% 4 * 8 + shard / 8,
            now() + bucket * interval '1 s' - interval '1 min', 'tidewheel.runs.standard', 'k',
            decode(repeat('ef', 300), 'hex')
       FROM jobs
@@ -191,8 +192,7 @@ def facts(loaded: Database, batches: Mapping[str, list[Any]]) -> dict[str, Any]:
         "mark_ids": [0] * len(pairs),
         "ends": [datetime(9999, 12, 31, tzinfo=UTC)] * len(pairs),
         "end_ids": [0] * len(pairs),
-        "slices": [number for number, _ in pairs],
-        "outbox_lanes": [name for _, name in pairs],
+        "slice_lanes": [slice_lane_of(number, name) for number, name in pairs],
         "limits": [BATCH] * len(pairs),
         "shards": list(range(64)),
         "horizon": now,
