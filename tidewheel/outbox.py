@@ -65,7 +65,7 @@ def slice_of(shard: int, shards: int) -> int:
 
 
 def slice_lane_of(number: int, lane: str) -> int:
-    """Return the number that a row of a slice and lane holds: the lane's position times SLICES, plus the slice.
+    """Return the number of a slice and lane in a row: the lane's position times SLICES, plus the slice.
 
     >>> slice_lane_of(3, "batch"), unpack_slice_lane(19)
     (19, (3, <OutboxLane.BATCH: 'batch'>))
