@@ -29,7 +29,7 @@ from tidewheel.bench.starts import Starts
 from tidewheel.bench.usage import Meter, process_name
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
-from tidewheel.kafka.topics import Futures, Topics, apply_topics
+from tidewheel.kafka.topics import Futures, PartitionCounts, Topics, apply_topics
 from tidewheel.local.stack import LocalStack, StackInfo
 from tidewheel.migrations.runner import migrate
 from tidewheel.postgres.session import Conn, connect
@@ -71,8 +71,9 @@ class Server:
             topic_prefix=prefix,
             replication=self.info.replication,
         )
-        apply_topics(settings.kafka_config(), Topics(prefix), replication=settings.replication)
-        _wait_for_leaders(settings.kafka_config(), Topics(prefix))
+        counts = PartitionCounts(settings.runs_partitions, settings.events_partitions)
+        apply_topics(settings.kafka_config(), Topics(prefix), replication=settings.replication, counts=counts)
+        _wait_for_leaders(settings.kafka_config(), Topics(prefix), counts)
         with connect(url, "tidewheel-bench") as connection:
             connection.execute("DELETE FROM settings WHERE name = 'topic_prefix'")  # a template's
             record_topic_prefix(connection, settings)
@@ -276,14 +277,14 @@ def open_server() -> Generator[Server]:
             signal.signal(signal.SIGTERM, before)
 
 
-def _wait_for_leaders(kafka: Mapping[str, str], topics: Topics) -> None:
+def _wait_for_leaders(kafka: Mapping[str, str], topics: Topics, counts: PartitionCounts) -> None:
     """Wait until new topics have leaders: a busy broker refuses messages before that.
 
     Raises:
         Unavailable: They are not known within half a minute.
     """
     admin = AdminClient({**kafka, "client.id": "tidewheel-bench", "log_level": 2})
-    wanted = {topic.name: topic.partitions for topic in topics.plan()}
+    wanted = {topic.name: topic.partitions for topic in topics.plan(counts=counts)}
     give_up = monotonic_seconds() + _TOPICS_SECONDS
     while monotonic_seconds() < give_up:
         known = admin.list_topics(timeout=_TOPICS_SECONDS).topics

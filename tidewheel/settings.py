@@ -65,6 +65,15 @@ class Connections(BaseSettings):
     )
     topic_prefix: str = Field("tidewheel", pattern=r"^[a-zA-Z0-9._-]{1,64}$", description="first part of every topic")
     replication: int = Field(1, ge=1, le=7, description="copies of each partition; 3 in production")
+    runs_partitions: int = Field(
+        6,
+        ge=1,
+        le=10_000,
+        description="partitions of each runs topic; at least the executors of a queue, unless share groups are used",
+    )
+    events_partitions: int = Field(
+        12, ge=1, le=10_000, description="partitions of `completions` and `events`; fixed early, for they have an order"
+    )
     events_encoding: Literal["avro", "json"] = Field(
         "avro", description="encoding of completions, events and dead letters"
     )

@@ -7,7 +7,7 @@ import typer
 
 from tidewheel.control.cli.output import Output, OutputOption, print_json, print_result, print_table
 from tidewheel.kafka import topics
-from tidewheel.kafka.topics import Topics, queue_names, queues_with_topics, topic_statuses
+from tidewheel.kafka.topics import PartitionCounts, Topics, queue_names, queues_with_topics, topic_statuses
 from tidewheel.migrations import runner
 from tidewheel.schemas.compatibility import check
 from tidewheel.settings import Connections
@@ -66,6 +66,7 @@ def apply_topics(
         replication=settings.replication,
         queues=_queues(queues, config, names),
         outputs=settings.outputs_topic,
+        counts=PartitionCounts(settings.runs_partitions, settings.events_partitions),
         dry_run=dry_run,
     )
     print_result(done or ["nothing to do"], {"would_do" if dry_run else "done": done}, output)
@@ -75,7 +76,13 @@ def list_topics(queues: Queues = None, output: OutputOption = Output.TEXT) -> No
     """List the topics and what `topics apply` would change."""
     settings = Connections.load()
     config, names = settings.kafka_config(), Topics(settings.topic_prefix)
-    found = topic_statuses(config, names, queues=_queues(queues, config, names), outputs=settings.outputs_topic)
+    found = topic_statuses(
+        config,
+        names,
+        queues=_queues(queues, config, names),
+        outputs=settings.outputs_topic,
+        counts=PartitionCounts(settings.runs_partitions, settings.events_partitions),
+    )
     if output is Output.JSON:
         rows = [
             {

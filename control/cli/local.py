@@ -21,7 +21,7 @@ from rich.table import Table
 from tidewheel.control.cli.output import Output, OutputOption
 from tidewheel.control.demo.run import run_demo
 from tidewheel.errors import StackError
-from tidewheel.kafka.topics import DEFAULT_QUEUE, apply_topics
+from tidewheel.kafka.topics import DEFAULT_QUEUE, PartitionCounts, apply_topics
 from tidewheel.local.parts import PartState
 from tidewheel.local.progress import Progress as Watcher
 from tidewheel.local.progress import Step, in_silence
@@ -126,7 +126,8 @@ def _furnish(info: StackInfo) -> None:
     replication = info.replication or settings.replication
     queues = list(dict.fromkeys([DEFAULT_QUEUE, *named]))
     config, outputs = settings.kafka_config(), settings.outputs_topic
-    apply_topics(config, topics, replication=replication, queues=queues, outputs=outputs)
+    counts = PartitionCounts(settings.runs_partitions, settings.events_partitions)
+    apply_topics(config, topics, replication=replication, queues=queues, outputs=outputs, counts=counts)
 
 
 def _print_started(info: StackInfo, status: StackStatus, output: Output) -> None:

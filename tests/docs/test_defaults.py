@@ -11,7 +11,9 @@ from tests.strict_types import ROOT
 from tidewheel.jobs.retry import RetryPolicy
 from tidewheel.jobs.spec import JobSpec
 from tidewheel.jobs.values import format_duration
+from tidewheel.kafka.topics import PartitionCounts, Topics
 from tidewheel.schemas.definitions import definition_record
+from tidewheel.settings import Connections
 
 DOCS = ROOT / "docs"
 # A completion of the job `send-email`, which has the default policy.
@@ -34,6 +36,16 @@ def test_completion_shows_the_default_number_of_attempts(page: str) -> None:
     shown = _COMPLETION.findall((DOCS / page).read_text(encoding="utf-8"))
     assert shown
     assert set(shown) == {str(RetryPolicy().attempts)}
+
+
+def test_topics_page_shows_the_default_partition_counts() -> None:
+    settings = Connections.load()
+    counts = PartitionCounts(settings.runs_partitions, settings.events_partitions)
+    assert counts == PartitionCounts()
+    text = (DOCS / "topics.md").read_text(encoding="utf-8")
+    for topic in Topics().plan(outputs=True):
+        [row] = [line for line in text.splitlines() if line.startswith(f"| `{topic.name}` |")]
+        assert row.split("|")[4].strip() == str(topic.partitions), topic.name
 
 
 def test_definition_of_the_wire_contract_has_every_default() -> None:

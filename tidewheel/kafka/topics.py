@@ -44,6 +44,19 @@ class Topic:
 
 
 @dataclass(frozen=True, slots=True)
+class PartitionCounts:
+    """The partition counts that have settings. Source: docs/adr/0005.
+
+    Args:
+        runs: Of each topic of run requests.
+        events: Of completions, and of lifecycle events.
+    """
+
+    runs: int = 6
+    events: int = 12
+
+
+@dataclass(frozen=True, slots=True)
 class Topics:
     """The names of all topics under one prefix."""
 
@@ -92,16 +105,21 @@ class Topics:
         """
         return f"{self.prefix}.runs.{lane}" if queue == DEFAULT_QUEUE else f"{self.prefix}.runs.{queue}.{lane}"
 
-    def plan(self, queues: Sequence[str] = (DEFAULT_QUEUE,), *, outputs: bool = False) -> list[Topic]:
+    def plan(
+        self,
+        queues: Sequence[str] = (DEFAULT_QUEUE,),
+        *,
+        outputs: bool = False,
+        counts: PartitionCounts = PartitionCounts(),
+    ) -> list[Topic]:
         """Every topic with its partitions and retention. Source: the partition counts of docs/adr/0005."""
-        lanes = {Lane.CRITICAL: 12, Lane.STANDARD: 24, Lane.BATCH: 12}
         return [
             Topic(self.requests, 24, 7 * _DAY_MS),
             Topic(self.replies, 12, 7 * _DAY_MS),
             Topic(self.target_replies, 12, 7 * _DAY_MS),
-            *(Topic(self.runs(queue, lane), count, 7 * _DAY_MS) for queue in queues for lane, count in lanes.items()),
-            Topic(self.completions, 48, 7 * _DAY_MS),
-            Topic(self.events, 48, 7 * _DAY_MS),
+            *(Topic(self.runs(queue, lane), counts.runs, 7 * _DAY_MS) for queue in queues for lane in Lane),
+            Topic(self.completions, counts.events, 7 * _DAY_MS),
+            Topic(self.events, counts.events, 7 * _DAY_MS),
             Topic(self.dead_letters, 12, 14 * _DAY_MS),
             *([Topic(self.outputs, 12, _DAY_MS)] if outputs else []),
         ]
@@ -150,7 +168,12 @@ class TopicStatus:
 
 
 def topic_statuses(
-    config: Mapping[str, str], topics: Topics, *, queues: Sequence[str] = (DEFAULT_QUEUE,), outputs: bool = False
+    config: Mapping[str, str],
+    topics: Topics,
+    *,
+    queues: Sequence[str] = (DEFAULT_QUEUE,),
+    outputs: bool = False,
+    counts: PartitionCounts = PartitionCounts(),
 ) -> list[TopicStatus]:
     """Return the status of every topic.
 
@@ -158,7 +181,7 @@ def topic_statuses(
         Unavailable: The broker does not answer.
     """
     present = _present(_admin(config), config)
-    found = [(topic, present.get(topic.name)) for topic in topics.plan(queues, outputs=outputs)]
+    found = [(topic, present.get(topic.name)) for topic in topics.plan(queues, outputs=outputs, counts=counts)]
     return [TopicStatus(topic, *(_size(meta) if meta else (0, 0))) for topic, meta in found]
 
 
@@ -181,6 +204,7 @@ def apply_topics(
     replication: int = 1,
     queues: Sequence[str] = (DEFAULT_QUEUE,),
     outputs: bool = False,
+    counts: PartitionCounts = PartitionCounts(),
     dry_run: bool = False,
 ) -> list[str]:
     """Create the missing topics and raise partition counts that are too low.
@@ -192,7 +216,7 @@ def apply_topics(
         Unavailable: The broker does not answer.
         Unusable: It refuses, for instance because too few brokers are up for `replication`.
     """
-    statuses = topic_statuses(config, topics, queues=queues, outputs=outputs)
+    statuses = topic_statuses(config, topics, queues=queues, outputs=outputs, counts=counts)
     if dry_run:
         return [f"{each.topic.name} would be {each.lacks}" for each in statuses if each.lacks]
     admin = _admin(config)

@@ -9,6 +9,7 @@ import pytest
 from tests.control.cli.command import NO_DATABASE, tidewheel
 from tests.fixtures.services import admin_of, until
 from tidewheel.local.stack import StackInfo
+from tidewheel.runs import Lane
 
 pytestmark = pytest.mark.kafka
 
@@ -38,12 +39,29 @@ def test_topics_are_listed_created_and_listed_again(prefix: str) -> None:
 
     until(lambda: len(listed()) == len(done), "the broker shows them all")
     assert {row["would_be"] for row in listed().values()} == {None}
-    assert listed()[f"{prefix}.runs.standard"]["partitions"] == 24
+    assert listed()[f"{prefix}.runs.standard"]["partitions"] == 6
     text = tidewheel(NO_DATABASE, "topics", "list", "--queues", "other").lines
     assert [line.split() for line in text if line.startswith(f"{prefix}.runs.other.batch")] == [
-        [f"{prefix}.runs.other.batch", "0", "of", "12", "0", "would", "be", "created"]
+        [f"{prefix}.runs.other.batch", "0", "of", "6", "0", "would", "be", "created"]
     ]
     assert tidewheel(NO_DATABASE, "topics", "apply").lines == ["nothing to do"]
+
+
+def test_settings_raise_partition_counts_and_never_lower_them(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tidewheel(NO_DATABASE, "topics", "apply")
+    until(lambda: "would be created" not in str(tidewheel(NO_DATABASE, "topics", "list").lines), "all are listed")
+    monkeypatch.setenv("TIDEWHEEL_RUNS_PARTITIONS", "7")
+    monkeypatch.setenv("TIDEWHEEL_EVENTS_PARTITIONS", "1")
+
+    def would() -> list[str]:
+        return tidewheel(NO_DATABASE, "topics", "apply", "--dry-run").lines
+
+    more = [f"{prefix}.runs.{lane} would be given more partitions" for lane in Lane]
+    until(lambda: would() == more, "the broker shows them all")
+    text = tidewheel(NO_DATABASE, "topics", "list").lines
+    assert [line.split()[1:4] for line in text if ".runs." in line] == [["6", "of", "7"]] * 3
+    tidewheel(NO_DATABASE, "topics", "apply")
+    until(lambda: would() == ["nothing to do"], "the broker shows the new ones")
 
 
 def test_invalid_queue_is_refused_by_name(prefix: str) -> None:
