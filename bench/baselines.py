@@ -5,7 +5,7 @@ No product code but the Kafka clients' settings. What a scenario does is measure
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import LiteralString, cast
 from uuid import UUID, uuid4
@@ -129,7 +129,14 @@ UPDATE job_runs SET state = 'succeeded', attempt = 1, started_at = now(), finish
 """
 _ATTEMPT: LiteralString = """
 INSERT INTO attempts (run_id, attempt, tenant, started_at, finished_at, outcome)
-SELECT run, 1, 'default', now(), now(), 'succeeded' FROM unnest(%s::uuid[]) AS run
+SELECT run, %(attempt)s, 'default', now(), now(), %(outcome)s FROM unnest(%(runs)s::uuid[]) AS run
+"""
+_REQUEUE: LiteralString = """
+UPDATE open_runs SET state = 'retrying', failed_attempts = 1, publish_at = now() WHERE run_id = ANY (%s)
+"""
+_OUTPUT: LiteralString = """
+INSERT INTO attempt_outputs (run_id, attempt, tenant, result, output, output_bytes)
+SELECT run, 1, 'default', %(output)s, %(output)s, octet_length(%(output)s) FROM unnest(%(runs)s::uuid[]) AS run
 """
 _EVENT: LiteralString = """
 INSERT INTO outbox (slice_lane, publish_at, topic, key, value, headers)
@@ -137,28 +144,66 @@ SELECT %(slice_lane)s, now(), %(topic)s, %(value)s, %(value)s, NULL FROM unnest(
 """
 
 
-def execute(connection: Conn, environment: Environment, runs: Sequence[UUID], topic: str) -> float:
-    """Consume messages, claim and end these runs in commits of 2,000, and return the seconds."""
-    client = reader(environment, [topic])
-    event = {
-        "slice_lane": slice_lane_of(0, OutboxLane.EVENTS),
-        "topic": f"{environment.prefix}.completions",
-        "value": b"e" * 300,
-    }
-    started, at = monotonic_seconds(), 0
+def execute(
+    connection: Conn,
+    environment: Environment,
+    runs: Sequence[UUID],
+    topic: str,
+    *,
+    attempt: int = 1,
+    output: bytes | None = None,
+) -> float:
+    """Consume messages, claim and end these runs in commits of 2,000, and return the seconds.
+
+    Args:
+        connection: Of the database.
+        environment: Of the topic.
+        runs: As many as the topic has messages.
+        topic: Of the run messages.
+        attempt: The number of the attempt that ends.
+        output: Written as result and as output of each run; None writes none.
+    """
+    started = monotonic_seconds()
+    for part in _claimed(connection, environment, runs, topic):
+        connection.execute(_END, [part])
+        connection.execute(_FINISH, [part])
+        connection.execute(_ATTEMPT, {"runs": part, "attempt": attempt, "outcome": "succeeded"})
+        if output is not None:
+            connection.execute(_OUTPUT, {"runs": part, "output": output})
+        connection.execute(_EVENT, _message(environment, part))
+        connection.commit()
+    return monotonic_seconds() - started
+
+
+def requeue(connection: Conn, environment: Environment, runs: Sequence[UUID], topic: str) -> float:
+    """Consume messages, claim these runs and requeue them after a failure; return the seconds."""
+    started = monotonic_seconds()
+    for part in _claimed(connection, environment, runs, topic):
+        connection.execute(_REQUEUE, [part])
+        connection.execute(_ATTEMPT, {"runs": part, "attempt": 1, "outcome": "failed"})
+        connection.execute(_EVENT, _message(environment, part))
+        connection.commit()
+    return monotonic_seconds() - started
+
+
+def _claimed(connection: Conn, environment: Environment, runs: Sequence[UUID], topic: str) -> Generator[list[UUID]]:
+    client, at = reader(environment, [topic]), 0
     for keys in consume(client, len(runs)):
         part = list(runs[at : at + len(keys)])
         at += len(part)
         connection.execute(_CLAIM, [part])
         connection.commit()
-        connection.execute(_END, [part])
-        connection.execute(_FINISH, [part])
-        connection.execute(_ATTEMPT, [part])
-        connection.execute(_EVENT, {**event, "runs": part})
-        connection.commit()
-    seconds = monotonic_seconds() - started
+        yield part
     client.close()
-    return seconds
+
+
+def _message(environment: Environment, runs: list[UUID]) -> dict[str, object]:
+    return {
+        "slice_lane": slice_lane_of(0, OutboxLane.EVENTS),
+        "topic": f"{environment.prefix}.completions",
+        "value": b"e" * 300,
+        "runs": runs,
+    }
 
 
 def burst(connection: Conn, environment: Environment, most: int) -> float:
@@ -180,10 +225,19 @@ def burst(connection: Conn, environment: Environment, most: int) -> float:
     return seconds
 
 
-def whole(connection: Conn, environment: Environment, most: int) -> float:
+def whole(
+    connection: Conn, environment: Environment, most: int, *, retried: bool = False, output: bytes | None = None
+) -> float:
     """Runs/s of a run's whole way, one step after the other.
 
     COPY what firing writes, produce, consume, claim, end, produce the event; of runs that firing has just written.
+
+    Args:
+        connection: Of the database.
+        environment: Of the runs.
+        most: The most runs.
+        retried: Requeue each run once, and produce, consume and claim it again.
+        output: Written as result and as output of each run; None writes none.
     """
     taken = take_rows(connection, ("job_runs", "open_runs", "run_inputs", "outbox"), most)
     runs, messages = _fired(connection, most)
@@ -200,7 +254,13 @@ def whole(connection: Conn, environment: Environment, most: int) -> float:
         connection.execute("ANALYZE open_runs, job_runs")
         connection.execute("TRUNCATE outbox")
         connection.commit()
-        seconds += execute(connection, other, runs, topic)
+        if retried:
+            again = other.installation.topics.runs("default", "batch")
+            resending = warm_producer(other, again)
+            seconds += requeue(connection, other, runs, topic)
+            seconds += produce(other, again, messages, client=resending)
+            topic = again
+        seconds += execute(connection, other, runs, topic, attempt=2 if retried else 1, output=output)
         seconds += produce(other, completions, messages, client=reporting)
     return len(runs) / seconds
 

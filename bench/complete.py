@@ -32,11 +32,25 @@ _NO_LEADER = frozenset({KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_N
 _COUNTS: LiteralString = """
 SELECT (SELECT count(*) FROM job_runs),
        (SELECT count(*) FROM job_runs WHERE state = %(succeeded)s AND attempt = 1),
+       (SELECT count(*) FROM job_runs WHERE state = %(succeeded)s AND attempt = 2),
+       (SELECT count(*) FROM job_runs WHERE state = %(skipped)s AND reason = 'overlap'),
        (SELECT count(*) FROM job_runs WHERE started_at < scheduled_at),
        (SELECT count(*) FROM open_runs),
        (SELECT coalesce(sum(occurrences), 0) FROM skips)
 """
-_WORDS = ("runs", "succeeded at the first attempt", "began early", "open runs", "occurrences passed over")
+_WORDS = (
+    "runs",
+    "succeeded at the first attempt",
+    "at the second",
+    "skipped by overlap",
+    "began early",
+    "open runs",
+    "occurrences passed over",
+)
+_OUTPUTS: LiteralString = """
+SELECT count(*) FROM attempt_outputs
+ WHERE octet_length(result) = %(result)s AND octet_length(output) = %(output)s AND output_bytes = %(output)s
+"""
 
 
 def wait_for(number: Callable[[], int], wanted: int, what: str) -> None:
@@ -66,15 +80,41 @@ def until_empty(connection: Conn, *tables: str) -> None:
         until(partial(_is_empty, connection, table), f"{table} is empty")
 
 
-def check_runs(connection: Conn, expected: int, starts: Starts) -> None:
+def check_runs(connection: Conn, expected: int, starts: Starts, *, retried: int = 0, skipped: int = 0) -> None:
     """Verify that each run succeeded at its first attempt with one call of a handler.
+
+    Args:
+        connection: Of the database.
+        expected: All runs.
+        starts: The recorded starts.
+        retried: So many succeeded at their second attempt, with two calls.
+        skipped: So many were skipped by overlap, without a call.
 
     Raises:
         Incomplete: The database or the recorded starts differ.
     """
     found, handled = _read_counts(connection), starts.count()
-    if (*found, handled) != (expected, expected, 0, 0, 0, expected):
+    first = expected - retried - skipped
+    if (*found, handled) != (expected, first, retried, skipped, 0, 0, 0, first + 2 * retried):
         message = f"{expected:,} runs were expected; {_counts_in_words(found)}, {handled:,} calls of handlers"
+        raise Incomplete(message)
+
+
+def count_skipped(connection: Conn) -> int:
+    """Return the number of runs that overlap has skipped."""
+    return _read_counts(connection)[3]
+
+
+def check_outputs(connection: Conn, expected: int, *, result_bytes: int, output_bytes: int) -> None:
+    """Verify that so many attempts have a result and an output of these sizes.
+
+    Raises:
+        Incomplete: Others have them.
+    """
+    row = connection.execute(_OUTPUTS, {"result": result_bytes, "output": output_bytes}).fetchone()
+    connection.rollback()
+    if row != (expected,):
+        message = f"{expected:,} results with output were expected; {row} are stored"
         raise Incomplete(message)
 
 
@@ -98,29 +138,36 @@ def check_starts(starts: Sequence[Start], expected: int) -> None:
         raise Incomplete(message)
 
 
-def check_events(environment: Environment, expected: int) -> None:
+def check_events(environment: Environment, expected: int, *, skipped: int = 0) -> None:
     """Read all completion events; each run must have one. A repeat is allowed, as everywhere on Kafka.
 
+    Args:
+        environment: Of the round.
+        expected: All runs.
+        skipped: So many of them were skipped; the others succeeded.
+
     Raises:
-        Incomplete: A run has none, or did not succeed.
+        Incomplete: A run has none, or another status.
     """
     topics = [environment.installation.topics.completions]
     there = ends(environment, topics)
-    client, seen, read = reader(environment, topics), set[str](), 0
+    client, read = reader(environment, topics), 0
+    seen = {status: set[str]() for status in RunStatus}
     while read < there:
         for message in client.consume(1000, 1.0):
             event = decode(message.value() or b"", RunCompleted)
             read += 1
-            if event.status is RunStatus.SUCCEEDED:
-                seen.add(event.run_id)
+            seen[event.status].add(event.run_id)
     client.close()
-    if len(seen) != expected:
-        fault = f"{expected:,} runs were expected; {len(seen):,} have an event that says they succeeded"
+    ended = {status: len(runs) for status, runs in seen.items() if runs}
+    wanted = {RunStatus.SUCCEEDED: expected - skipped, RunStatus.SKIPPED: skipped}
+    if ended != {status: runs for status, runs in wanted.items() if runs}:
+        fault = f"{expected:,} runs were expected; by their events {ended}"
         raise Incomplete(fault)
 
 
 def _read_counts(connection: Conn) -> tuple[int, ...]:
-    row = connection.execute(_COUNTS, {"succeeded": RunState.SUCCEEDED}).fetchone()
+    row = connection.execute(_COUNTS, {"succeeded": RunState.SUCCEEDED, "skipped": RunState.SKIPPED}).fetchone()
     connection.rollback()
     assert row is not None
     return tuple(int(str(number)) for number in row)
@@ -139,6 +186,7 @@ def _is_empty(connection: Conn, table: str) -> bool:
 
 class _Offset(Protocol):
     offset: int
+    timestamp: int  # in milliseconds, where the newest message was requested
 
 
 class Ends:
@@ -148,7 +196,9 @@ class Ends:
         self._admin = AdminClient({**environment.kafka, "client.id": "tidewheel-bench", "log_level": 2})
         partitions = self._admin.list_topics(topic, timeout=_RESPONSE_SECONDS).topics[topic].partitions
         latest = cast("OffsetSpec", OffsetSpec.latest())  # type: ignore[no-untyped-call]
-        self._specs = {TopicPartition(topic, number): latest for number in partitions}
+        newest = cast("OffsetSpec", OffsetSpec.max_timestamp())  # type: ignore[no-untyped-call]
+        self._latest = {TopicPartition(topic, number): latest for number in partitions}
+        self._newest = {TopicPartition(topic, number): newest for number in partitions}
 
     def count(self) -> int:
         """Return the number of messages in the topic.
@@ -156,12 +206,23 @@ class Ends:
         Raises:
             KafkaException: A partition has no leader for half a minute, or the broker refuses.
         """
+        return sum(each.offset for each in self._read(self._latest))
+
+    def last_seconds(self) -> float:
+        """Return the time of the newest message in seconds.
+
+        Raises:
+            KafkaException: As `count`.
+        """
+        return max(each.timestamp for each in self._read(self._newest)) / 1000
+
+    def _read(self, specs: dict[TopicPartition, OffsetSpec]) -> list[_Offset]:
         give_up = monotonic_seconds() + _RESPONSE_SECONDS
         while True:
-            latest = self._admin.list_offsets(self._specs, request_timeout=_RESPONSE_SECONDS)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-            offsets = cast("dict[TopicPartition, Future[_Offset]]", latest)
+            listed = self._admin.list_offsets(specs, request_timeout=_RESPONSE_SECONDS)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+            offsets = cast("dict[TopicPartition, Future[_Offset]]", listed)
             try:
-                return sum(each.result().offset for each in offsets.values())
+                return [each.result() for each in offsets.values()]
             except KafkaException as error:
                 # A busy broker reports a leader in its metadata before the partition serves requests.
                 if error.args[0].code() not in _NO_LEADER or monotonic_seconds() >= give_up:

@@ -245,7 +245,8 @@ class Environment:
         return " / ".join(log.read_text(errors="replace").splitlines()[-5:]) if log.exists() else ""
 
     def _start(self, command: Sequence[str], variables: Mapping[str, str]) -> "subprocess.Popen[bytes]":
-        program = [sys.executable, "-m", "tidewheel.control.cli", *command, "--log-level", "warning"]
+        name, *arguments = command  # which may have a level of their own
+        program = [sys.executable, "-m", "tidewheel.control.cli", name, "--log-level", "warning", *arguments]
         with (self.home / f"{command[0]}.log").open("ab") as log:
             return subprocess.Popen(program, env={**self.variables, **variables}, stdout=log, stderr=log)
 

@@ -1,6 +1,6 @@
 """Write jobs by the million straight into the tables, without the cost of intake."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import cache
@@ -56,6 +56,7 @@ def load_jobs(
     prefix: str = "bench",
     catch_up: str = "fire_once",
     end_at: datetime | None = None,
+    retry: Mapping[str, Json] | None = None,
     analyze: bool = True,
 ) -> None:
     """Write interval jobs whose next instants are spread evenly from `due_at`, in whole milliseconds.
@@ -72,6 +73,7 @@ def load_jobs(
         prefix: What their keys begin with.
         catch_up: What becomes of missed occurrences.
         end_at: No occurrence after this.
+        retry: Their retry policy; the default one without it.
         analyze: Run ANALYZE. The planner plans otherwise for an empty table.
     """
     job: dict[str, object] = {
@@ -82,6 +84,7 @@ def load_jobs(
         "overlap": overlap,
         "catch_up": catch_up,
         **({"end_at": end_at.isoformat()} if end_at else {}),
+        **({"retry": dict(retry)} if retry else {}),
     }
     request = parse_request({"type": "job.submit", "job": cast("Json", job)})
     assert isinstance(request, JobSubmit)

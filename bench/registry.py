@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from tidewheel.bench.environment import Environment, Server
 from tidewheel.bench.measurement import Figure, Options, Round
@@ -12,9 +13,11 @@ from tidewheel.bench.scenarios import (
     costs,
     execute,
     fire,
+    handlers,
     hot_second,
     idle,
     latency,
+    overlap,
     peers,
     pipeline,
     relay,
@@ -64,6 +67,8 @@ SCENARIOS: dict[str, tuple[Part, ...]] = {
     "idle": (Part(idle.measure, once=True),),
     "soak": (Part(soak.free, once=True), Part(soak.held, once=True)),
     "submit": (Part(submit.measure),),
+    "overlap": (Part(overlap.measure_meeting), Part(overlap.measure_apart)),
+    **{name: (Part(partial(handlers.measure_kind, kind=kind)),) for name, kind in handlers.KINDS.items()},
     "bulk": (Part(bulk.measure, once=True),),
     "costs": (Part(_plain(costs.measure)),),
     "ledger": (Part(_plain(costs.measure_ledger)),),
@@ -72,7 +77,20 @@ SCENARIOS: dict[str, tuple[Part, ...]] = {
     "cancel": (Part(_plain(cancel.measure)),),
     "peers": (Part(peers.measure),),
 }
-ALL = ("fire", "relay", "execute", "pipeline", "hot-second", "latency", "idle", "soak", "submit", "bulk")
+ALL = (
+    "fire",
+    "relay",
+    "execute",
+    "pipeline",
+    "hot-second",
+    "latency",
+    "idle",
+    "soak",
+    "submit",
+    "bulk",
+    *handlers.KINDS,
+    "overlap",
+)
 EVERYTHING = "all"
 
 

@@ -2,12 +2,7 @@
 
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future
 from datetime import timedelta
-from typing import Protocol, cast
-
-from confluent_kafka import TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # its stub re-exports none of these
 
 from tidewheel.bench import baselines
 from tidewheel.bench.complete import Ends, check_events, check_runs, check_starts, until_empty, wait_for
@@ -22,11 +17,6 @@ from tidewheel.postgres.session import Conn
 SIZES = (10_000, 100_000)
 _IDLE_SECONDS = 15.0  # on an empty table: thirty looks of the scheduler, more than twice seventy of the relay
 _WARM_RUNS = 3000
-_ANSWER_SECONDS = 30.0
-
-
-class _Timestamp(Protocol):
-    timestamp: int
 
 
 def measure(server: Server, options: Options) -> Round:
@@ -73,7 +63,8 @@ def _hot_second(server: Server, size: int, options: Options, *, idled: bool) -> 
         check_events(environment, warm + size)
         starts = [start for start in environment.starts().read() if start.due]
         check_starts(starts, size)
-        acknowledged = _last_append_ms(environment) - due_at.timestamp() * 1000
+        published = Ends(environment, environment.installation.topics.runs("default", "standard"))
+        acknowledged = (published.last_seconds() - due_at.timestamp()) * 1000
         floor = _floor_ms(connection, environment, size)
     late = lateness_ms(starts)
     figures = {
@@ -83,17 +74,6 @@ def _hot_second(server: Server, size: int, options: Options, *, idled: bool) -> 
         "acknowledged_ms": least(acknowledged, "ms"),
     }
     return figures, starts
-
-
-def _last_append_ms(environment: Environment) -> float:
-    """Return the append timestamp of the last run request in the broker."""
-    topic = environment.installation.topics.runs("default", "standard")
-    admin = AdminClient({**environment.kafka, "client.id": "tidewheel-bench", "log_level": 2})
-    partitions = admin.list_topics(topic, timeout=_ANSWER_SECONDS).topics[topic].partitions
-    last = cast("OffsetSpec", OffsetSpec.max_timestamp())  # type: ignore[no-untyped-call]
-    specs = {TopicPartition(topic, number): last for number in partitions}
-    results = cast("dict[TopicPartition, Future[_Timestamp]]", admin.list_offsets(specs))  # pyright: ignore[reportUnknownMemberType]
-    return max(each.result(_ANSWER_SECONDS).timestamp for each in results.values())
 
 
 def _floor_ms(connection: Conn, environment: Environment, size: int) -> float:

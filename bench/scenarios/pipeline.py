@@ -1,7 +1,7 @@
 """`pipeline`: no-op runs/s from due to the completion event on Kafka, with every service running."""
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import partial
@@ -31,10 +31,23 @@ _LOADING_SECONDS_A_JOB = 60e-6
 
 
 @contextmanager
-def all_services(environment: Environment, *, executors: int = 1) -> Generator[dict[str, list[psutil.Process]]]:
-    """Every service by name: one process each, of executors as many as are said."""
-    commands = [("intake",), ("relay",), *[EXECUTOR] * executors, ("scheduler",)]
-    with environment.services(*commands) as processes:
+def all_services(
+    environment: Environment,
+    *,
+    executors: int = 1,
+    arguments: Sequence[str] = (),
+    variables: Mapping[str, str] | None = None,
+) -> Generator[dict[str, list[psutil.Process]]]:
+    """Every service by name: one process each, of executors as many as are said.
+
+    Args:
+        environment: Of the round.
+        executors: Their number.
+        arguments: Further ones of the executors.
+        variables: Further ones of all services.
+    """
+    commands = [("intake",), ("relay",), *[(*EXECUTOR, *arguments)] * executors, ("scheduler",)]
+    with environment.services(*commands, variables=variables) as processes:
         found: dict[str, list[psutil.Process]] = {}
         for command, process in zip(commands, processes, strict=True):
             found.setdefault(command[0], []).append(process)
@@ -70,7 +83,7 @@ def measure(server: Server, options: Options, *, executors: int = EXECUTORS) -> 
         check_runs(connection, warm + runs, environment.starts())
         check_events(environment, warm + runs)
         options.report("the floor")
-        floor = _floor(connection, environment, min(runs, _FLOOR_RUNS))
+        floor = statements_floor(connection, environment, runs)
     done = runs / (seen[-1][0] - due_at.timestamp())
     series = {"events/s": _rates(seen)}
     return Round({"runs_per_second": rate(done, "runs/s", floor=floor, spent=spent)}, series=series)
@@ -143,6 +156,20 @@ def p99_by_second(starts: Sequence[Start]) -> Points:
     return [(float(second), percentile(late, 99)) for second, late in sorted(seconds.items())]
 
 
+def statements_floor(
+    connection: Conn, environment: Environment, runs: int, *, retried: bool = False, output: bytes | None = None
+) -> float:
+    """Runs/s of the same way by plain statements; empties the tables."""
+    connection.execute(
+        "TRUNCATE job_runs, open_runs, run_inputs, attempts, attempt_outputs, active_runs, outbox, timers"
+    )
+    connection.commit()
+    few = min(runs, _FLOOR_RUNS)
+    load_jobs(connection, environment.installation, few, due_at=database_now(connection), prefix="floor")
+    fire_all(environment)
+    return baselines.whole(connection, environment, few, retried=retried, output=output)
+
+
 def _rates(seen: Sequence[tuple[float, int]]) -> Points:
     """Events a second, from how many there were when; by whole seconds or more."""
     points: list[tuple[float, float]] = []
@@ -152,14 +179,6 @@ def _rates(seen: Sequence[tuple[float, int]]) -> Points:
             points.append((now - seen[0][0], (there - count) / (now - at)))
             at, count = now, there
     return points
-
-
-def _floor(connection: Conn, environment: Environment, runs: int) -> float:
-    connection.execute("TRUNCATE job_runs, open_runs, run_inputs, attempts, active_runs, outbox, timers")
-    connection.commit()
-    load_jobs(connection, environment.installation, runs, due_at=database_now(connection), prefix="floor")
-    fire_all(environment)
-    return baselines.whole(connection, environment, runs)
 
 
 def _members(connection: Conn, role: str) -> int:
