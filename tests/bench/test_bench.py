@@ -16,6 +16,7 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from tidewheel.bench.registry import EVERYTHING, SCENARIOS
+from tidewheel.bench.scenarios.handlers import KINDS
 from tidewheel.local.stack import StackInfo
 
 pytestmark = pytest.mark.process
@@ -107,6 +108,34 @@ def test_the_whole_pipeline_is_measured(info: StackInfo) -> None:
     for name in ("due_to_start", "request_to_start"):
         assert 0 <= found[f"{name}_p50_ms"]["median"] <= found[f"{name}_p99_ms"]["median"]
     assert {"scheduler", "relay", "executor", "total"} <= set(found["due_to_start_p50_ms"]["cpu_us_per_run"])
+
+
+@pytest.mark.kafka
+@pytest.mark.slow
+def test_handlers_that_work_are_measured_beside_their_floors(info: StackInfo) -> None:
+    arguments = (*KINDS, "--jobs", "600", "--rounds", "1", "--output", "json")
+    found = document(bench(*arguments, stack=info))
+    lines = {(line["scenario"], line["figure"]): line for line in found["results"]}
+    assert {scenario for scenario, _ in lines} == set(KINDS)
+    for name in KINDS:
+        assert lines[name, "runs_per_second"]["ratio"] > 0
+        assert lines[name, "runs_per_second"]["cpu_us_per_run"]["total"] > 0
+        assert lines[name, "noop_runs_per_second"]["wal_bytes_per_run"] > 0
+        assert lines[name, "of_noop_percent"]["median"] > 0
+
+
+@pytest.mark.kafka
+@pytest.mark.slow
+def test_overlap_policies_are_measured_beside_allow_all(info: StackInfo) -> None:
+    arguments = ("overlap", "--jobs", "300", "--rate", "100", "--seconds", "3", "--rounds", "1", "--output", "json")
+    found = figures(document(bench(*arguments, stack=info)))
+    assert 0 < found["meeting_skipped_percent"]["median"] <= 75, "of four runs of a job at least one is executed"
+    for overlap in ("skip", "buffer_all"):
+        assert found[f"meeting_{overlap}_runs_per_second"]["ratio"] > 0
+    difference = found["apart_skip_more_postgres_us"]["median"]
+    assert difference == pytest.approx(
+        found["apart_skip_postgres_us"]["median"] - found["apart_skip_postgres_us"]["floor"]
+    )
 
 
 def test_unknown_scenario_is_refused_with_the_nearest_name() -> None:

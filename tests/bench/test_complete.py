@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from tests.fixtures.database import Database
-from tidewheel.bench.complete import check_runs, check_starts
+from tidewheel.bench.complete import check_outputs, check_runs, check_starts
 from tidewheel.bench.measurement import Incomplete
 from tidewheel.bench.starts import VARIABLE, Start, Starts
 
@@ -39,8 +39,17 @@ def test_single_starts_in_time_are_complete() -> None:
 def test_missing_runs_are_reported(database: Database, tmp_path: Path) -> None:
     connection = database.connection()
     check_runs(connection, 0, Starts(tmp_path))
-    with pytest.raises(Incomplete, match="3 runs were expected; 0 runs"):
-        check_runs(connection, 3, Starts(tmp_path))
+    for expected, retried, skipped in ((3, 0, 0), (0, 1, 0), (0, 0, 1)):
+        with pytest.raises(Incomplete, match=f"{expected} runs were expected; 0 runs"):
+            check_runs(connection, expected, Starts(tmp_path), retried=retried, skipped=skipped)
+
+
+@pytest.mark.postgres
+def test_missing_outputs_are_reported(database: Database) -> None:
+    connection = database.connection()
+    check_outputs(connection, 0, result_bytes=1, output_bytes=1)
+    with pytest.raises(Incomplete, match="2 results with output were expected"):
+        check_outputs(connection, 2, result_bytes=1, output_bytes=1)
 
 
 @pytest.mark.process
