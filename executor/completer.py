@@ -37,6 +37,7 @@ _LOG = logging.getLogger("tidewheel.executor")
 # Outcomes in one transaction during a backlog: of 500 each costs 1 us more, of 2,000 nothing less.
 _BATCH = 1000
 _LINGER_SECONDS = 0.002
+_MIN_ROUND_SECONDS = 0.010  # between the starts of two small batches; the first after a pause waits for the linger only
 _BUSY_LINGER_SECONDS = 0.01  # after a batch of at least `_LARGE`: as many again arrive within this time
 _LARGE = 100
 _DEFER_SECONDS = 0.3  # the longest delay of the first outcomes of a burst. Source: docs/adr/0026
@@ -120,13 +121,15 @@ class Completer:
     def _run(self) -> None:
         backoff = Backoff(self._stop, "recording outcomes")
         left: list[Item] = []
-        last = 0
+        last, began = 0, 0.0
         while not self._stop.requested():
             self._wake.wait(_LOCKED_SECONDS if left else self._idle_seconds())
             # A transaction costs as much for one outcome as for a dozen.
             if len(self._items) < _BATCH:
-                self._stop.wait(_BUSY_LINGER_SECONDS if last >= _LARGE else _LINGER_SECONDS)
+                linger = _BUSY_LINGER_SECONDS if last >= _LARGE else _LINGER_SECONDS
+                self._stop.wait(max(linger, began + _MIN_ROUND_SECONDS - monotonic_seconds()))
                 self._defer_to_claims()
+            began = monotonic_seconds()
             self._wake.clear()
             # A user's transaction may lock a row for minutes (`complete_in`); this thread does not wait for it.
             self._put_back(left)

@@ -1,4 +1,4 @@
-"""Delete acknowledged rows in the background, on their own thread and connection.
+"""Delete acknowledged rows on a connection of their own: few on the caller's thread, many in the background.
 
 Meanwhile the relay reads and produces the next batch. One batch is deleted at a time. A batch whose deletion failed is
 kept and deleted again before the next one: dropping it would publish it once more. A crash does exactly that, and loses
@@ -14,19 +14,23 @@ from tidewheel.errors import Unavailable
 from tidewheel.postgres.session import Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
-from tidewheel.relay.due_rows import Batch, DueRow, Published, addresses, ids
+from tidewheel.relay.due_rows import SESSION_OPTIONS, Batch, DueRow, Published, addresses, ids
 
 _SQL = Statements("tidewheel.relay")
 _DELETE_OUTBOX = _SQL["delete_outbox"]
 _QUARANTINE_OUTBOX_ROW = _SQL["quarantine_outbox_row"]
 
 
+_SMALL_ROWS = 64  # deleted on the caller's thread: handing over so few costs more than their statement
+
+
 class Deleter:
-    """Delete rows of the outbox in the background."""
+    """Delete rows of the outbox."""
 
     def __init__(self, url: str) -> None:
-        # A delete by address is cheap, but for a small table the planner prefers a sequential scan.
-        self._session = Session(url, "tidewheel-relay-delete", options="-c enable_seqscan=off")
+        # A delete by address is cheap, but for a small table the planner prefers a sequential scan. Each statement is a
+        # transaction, since repeating it is harmless.
+        self._session = Session(url, "tidewheel-relay-delete", options=SESSION_OPTIONS, autocommit=True)
         self._thread = ThreadPoolExecutor(1, "relay-delete")
         self._current: tuple[Batch, Published] | None = None
         self._deletion: Future[None] | None = None
@@ -39,10 +43,11 @@ class Deleter:
         return [*published.acknowledged, *(row for row, _ in published.refused)]
 
     def start(self, batch: Batch, published: Published) -> None:
-        """Start to delete a batch; `wait` for the one before first."""
+        """Start to delete a batch, or leave a small one to `wait`; `wait` for the one before first."""
         assert self._current is None  # noqa: S101 - `wait` returns one batch: a second one would be lost
         self._current = batch, published
-        self._deletion = self._thread.submit(self._delete, published)
+        if len(batch.rows) > _SMALL_ROWS:
+            self._deletion = self._thread.submit(self._delete, published)
 
     def wait(self) -> tuple[Batch, Published] | None:
         """Wait until the current batch is deleted, and return it once.
@@ -52,9 +57,11 @@ class Deleter:
         """
         if self._current is None:
             return None
-        deletion = self._deletion or self._thread.submit(self._delete, self._current[1])
-        self._deletion = None
-        deletion.result()
+        deletion, self._deletion = self._deletion, None
+        if deletion is not None:
+            deletion.result()
+        else:
+            self._delete(self._current[1])
         deleted, self._current = self._current, None
         return deleted
 
@@ -74,5 +81,7 @@ class Deleter:
                     connection.execute(_QUARANTINE_OUTBOX_ROW, columns)
                 if published.acknowledged:
                     acknowledged = {"ctids": addresses(published.acknowledged), "ids": ids(published.acknowledged)}
-                    connection.execute(_DELETE_OUTBOX, acknowledged)
+                    # A kept plan compares the ids one by one: cheap for few, and planning is half of their cost.
+                    small = len(published.acknowledged) <= _SMALL_ROWS
+                    connection.execute(_DELETE_OUTBOX, acknowledged, prepare=small)
         failpoint("relay.deleted")

@@ -27,8 +27,10 @@ from tidewheel.relay.slices import Slices
 from tidewheel.settings import RelaySettings
 
 # A batch costs as much as hundreds of its rows, above all for the broker. So the relay lingers after a batch that is
-# not full, in proportion to its rows. Single rows leave at once, and thousands a second leave in tens of batches.
+# not full, in proportion to its rows. The first rows after a pause leave at once, and thousands a second leave in tens
+# of batches.
 _LINGER_SECONDS_PER_ROW = 0.000_2
+_MIN_ROUND_SECONDS = 0.010  # from one read that finds rows to the next. Source: docs/adr/0004
 _MAX_LINGER_SECONDS = 0.050  # reached from some thousand rows a second on. Source: docs/adr/0004
 _AGES_SECONDS = 1.0  # the longest interval between two updates of the age metrics under load
 
@@ -108,6 +110,7 @@ class Relay:
             return self._until_due(held)
         if not held:
             self._reader.drop_slices()
+        began = monotonic_seconds()
         batch = self._reader.read(held, self._publisher.paused_topics(), self._in_flight()) if held else None
         if batch:
             failpoint("relay.read")
@@ -116,9 +119,10 @@ class Relay:
             # The broker receives it while the one before is deleted and the next one is read.
             self._publisher.send(batch.rows)
             self._sent = batch
-            if batch.full or self._linger(batch):
-                self._report_ages(held)
-                return 0.0
+            if not batch.full:
+                self._linger(batch, began)
+            self._report_ages(held)
+            return 0.0
         return self._until_due(held)
 
     def _await_acks(self) -> None:
@@ -141,16 +145,13 @@ class Relay:
         if deleted is not None:
             _count(*deleted)
 
-    def _linger(self, batch: Batch) -> bool:
-        """Await the acknowledgement of a batch that is not full, then let rows gather.
-
-        Returns:
-            True if the wait was the longest, so that more rows are likely due.
-        """
+    def _linger(self, batch: Batch, began: float) -> None:
+        """Await the acknowledgement of a batch that is not full, delete it, then let rows gather."""
         self._await_acks()
-        seconds = len(batch.rows) * _LINGER_SECONDS_PER_ROW
-        self._stop.wait(min(seconds, _MAX_LINGER_SECONDS))
-        return seconds >= _MAX_LINGER_SECONDS
+        linger = min(len(batch.rows) * _LINGER_SECONDS_PER_ROW, _MAX_LINGER_SECONDS)
+        until = max(monotonic_seconds() + linger, began + _MIN_ROUND_SECONDS)
+        self._await_delete()
+        self._stop.wait(max(until - monotonic_seconds(), 0.0))
 
     def _in_flight(self) -> list[DueRow]:
         return [*(self._sent.rows if self._sent else ()), *self._deleter.in_flight()]

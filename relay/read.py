@@ -53,7 +53,8 @@ _WEIGHTS = {OutboxLane.CRITICAL: 1.0, OutboxLane.STANDARD: 0.6, OutboxLane.EVENT
 _LONG_TRANSACTION = timedelta(seconds=15)  # the idle limit of Tidewheel's own transactions; short scans find their rows
 _MAX_SCAN_PAUSE_SECONDS = 15.0  # between full scans; above it short scans run too, since late rows would wait too long
 _SHORT_SCANS_SHARE = 10  # short scans meet the rows deleted since the one before, and 15 s: at 10,000 runs/s 3 s in 30
-_SMALL_BATCH_ROWS = 4  # a quick poll follows a batch of so few; it reads at least as many of each slice and lane
+_SMALL_BATCH_ROWS = 16  # a quick poll follows a batch of so few
+_MIN_QUICK_ROWS = 4  # of each slice and lane, in a quick poll; a full read follows where there are as many
 _MARKS_SECONDS = 1.0  # the longest delay of a read by the search for the first marks of new slices
 
 
@@ -100,7 +101,7 @@ class Reader:
         quick = self._was_small and not (full_scan or late) and len(in_flight) <= QUICK_ROWS
         if quick:
             limits = {
-                pair: min(limit, max(QUICK_ROWS // len(limits), _SMALL_BATCH_ROWS)) for pair, limit in limits.items()
+                pair: min(limit, max(QUICK_ROWS // len(limits), _MIN_QUICK_ROWS)) for pair, limit in limits.items()
             }
         if not full_scan:
             row_range = replace(row_range, limits=limits, after=self._marks.read)

@@ -182,7 +182,7 @@ def test_topic_paused_between_reads_resumes_at_its_position(relaying: Relaying) 
 def test_paused_topic_keeps_position_while_others_are_unpublished(relaying: Relaying) -> None:
     past = relaying.due_at(timedelta(minutes=-1))
     relaying.write(relaying.row("parked", b"old", publish_at=past))
-    relaying.write(*(relaying.row("gone", publish_at=past) for _ in range(5)))  # after so many it looks for many
+    relaying.write(*(relaying.row("gone", publish_at=past) for _ in range(20)))  # after so many it looks for many
     reader = Reader(relaying.database.url, 1000)
     batch = reader.read(HELD, [], [])
     reader.acknowledged(batch, Published(acknowledged=list(batch.rows[1:])))
