@@ -1,11 +1,12 @@
-"""Baselines: the same rows and messages by plain COPY, produce, consume, UPDATE and DELETE.
+"""Baselines: the least that could do the work, by plain COPY, produce, consume, UPDATE and DELETE.
 
-No product code but the Kafka clients' settings. What a scenario does is measured beside this, in the same round.
+No product code but the Kafka clients' settings. A docstring names what its function leaves out. Scenario and baseline
+are measured in the same round.
 """
 
 import threading
 import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import LiteralString, cast
 from uuid import UUID, uuid4
@@ -21,6 +22,7 @@ from tidewheel.postgres.statements import trusted
 
 COMMIT = 2000  # rows in one transaction, as firing has them
 _KAFKA_SECONDS = 60.0
+_WARM = b"warm"
 _COLUMNS = """
 SELECT string_agg(quote_ident(attname), ', ' ORDER BY attnum) FROM pg_attribute
  WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped AND attidentity = '' AND attgenerated = ''
@@ -81,7 +83,7 @@ def produce(environment: Environment, topic: str, messages: Iterable[Made], *, c
 def warm_producer(environment: Environment, topic: str) -> Producer:
     """A producer that has its id and knows the topic: its first delivery waits for both."""
     client = producer(environment.kafka, role="bench")
-    client.produce(topic, b"warm", key=b"warm")
+    client.produce(topic, _WARM, key=_WARM)
     assert client.flush(_KAFKA_SECONDS) == 0
     return client
 
@@ -104,11 +106,11 @@ def ends(environment: Environment, topics: Sequence[str]) -> int:
 
 
 def consume(client: Consumer, count: int, *, batch: int = COMMIT) -> Iterator[list[bytes]]:
-    """The keys of so many messages, as they come."""
+    """The keys of so many messages, as they come; `warm_producer`'s message is none of them."""
     seen, give_up = 0, monotonic_seconds() + _KAFKA_SECONDS
     while seen < count:
         messages = client.consume(batch, 0.1)
-        keys = [message.key() or b"" for message in messages]
+        keys = [key for message in messages if (key := message.key() or b"") != _WARM]
         seen += len(keys)
         if keys:
             give_up = monotonic_seconds() + _KAFKA_SECONDS
@@ -117,7 +119,7 @@ def consume(client: Consumer, count: int, *, batch: int = COMMIT) -> Iterator[li
 
 
 _FIRED: LiteralString = """
-SELECT o.run_id, b.key, b.value FROM open_runs AS o JOIN outbox AS b ON b.key = convert_to(o.run_id::text, 'UTF8')
+SELECT b.key, b.value FROM open_runs AS o JOIN outbox AS b ON b.key = convert_to(o.run_id::text, 'UTF8')
  LIMIT %s
 """
 _CLAIM: LiteralString = """
@@ -140,61 +142,63 @@ SELECT run, 1, 'default', %(output)s, %(output)s, octet_length(%(output)s) FROM 
 """
 _EVENT: LiteralString = """
 INSERT INTO outbox (slice_lane, publish_at, topic, key, value, headers)
-SELECT %(slice_lane)s, now(), %(topic)s, %(value)s, %(value)s, NULL FROM unnest(%(runs)s::uuid[])
+SELECT %(slice_lane)s, now(), %(topic)s, convert_to(run::text, 'UTF8'), %(value)s, NULL
+  FROM unnest(%(runs)s::uuid[]) AS run
 """
 
 
 def execute(
-    connection: Conn,
-    environment: Environment,
-    runs: Sequence[UUID],
-    topic: str,
-    *,
-    attempt: int = 1,
-    output: bytes | None = None,
+    connection: Conn, environment: Environment, count: int, topic: str, *, attempt: int = 1, output: bytes | None = None
 ) -> float:
-    """Consume messages, claim and end these runs in commits of 2,000, and return the seconds.
+    """Consume so many messages, claim and end the runs that they name, and return the seconds.
+
+    Claim and end are one statement per table, in commits of at most 2,000 runs. Left out: decoding, overlap and its
+    active_runs, the executor in claim and attempt, and the event's headers. Its value has 300 bytes.
 
     Args:
         connection: Of the database.
         environment: Of the topic.
-        runs: As many as the topic has messages.
+        count: As many as the topic has run messages.
         topic: Of the run messages.
         attempt: The number of the attempt that ends.
         output: Written as result and as output of each run; None writes none.
     """
+    client = reader(environment, [topic])
     started = monotonic_seconds()
-    for part in _claimed(connection, environment, runs, topic):
-        connection.execute(_END, [part])
-        connection.execute(_FINISH, [part])
-        connection.execute(_ATTEMPT, {"runs": part, "attempt": attempt, "outcome": "succeeded"})
+    for runs in _claimed(connection, client, count):
+        connection.execute(_END, [runs])
+        connection.execute(_FINISH, [runs])
+        connection.execute(_ATTEMPT, {"runs": runs, "attempt": attempt, "outcome": "succeeded"})
         if output is not None:
-            connection.execute(_OUTPUT, {"runs": part, "output": output})
-        connection.execute(_EVENT, _message(environment, part))
+            connection.execute(_OUTPUT, {"runs": runs, "output": output})
+        connection.execute(_EVENT, _message(environment, runs))
         connection.commit()
-    return monotonic_seconds() - started
-
-
-def requeue(connection: Conn, environment: Environment, runs: Sequence[UUID], topic: str) -> float:
-    """Consume messages, claim these runs and requeue them after a failure; return the seconds."""
-    started = monotonic_seconds()
-    for part in _claimed(connection, environment, runs, topic):
-        connection.execute(_REQUEUE, [part])
-        connection.execute(_ATTEMPT, {"runs": part, "attempt": 1, "outcome": "failed"})
-        connection.execute(_EVENT, _message(environment, part))
-        connection.commit()
-    return monotonic_seconds() - started
-
-
-def _claimed(connection: Conn, environment: Environment, runs: Sequence[UUID], topic: str) -> Generator[list[UUID]]:
-    client, at = reader(environment, [topic]), 0
-    for keys in consume(client, len(runs)):
-        part = list(runs[at : at + len(keys)])
-        at += len(part)
-        connection.execute(_CLAIM, [part])
-        connection.commit()
-        yield part
+    seconds = monotonic_seconds() - started
     client.close()
+    return seconds
+
+
+def requeue(connection: Conn, environment: Environment, count: int, topic: str) -> float:
+    """Consume so many messages, claim the runs that they name and requeue them after a failure; return the seconds."""
+    client = reader(environment, [topic])
+    started = monotonic_seconds()
+    for runs in _claimed(connection, client, count):
+        connection.execute(_REQUEUE, [runs])
+        connection.execute(_ATTEMPT, {"runs": runs, "attempt": 1, "outcome": "failed"})
+        connection.execute(_EVENT, _message(environment, runs))
+        connection.commit()
+    seconds = monotonic_seconds() - started
+    client.close()
+    return seconds
+
+
+def _claimed(connection: Conn, client: Consumer, count: int) -> Iterator[list[UUID]]:
+    """Claim the runs that so many messages name, and commit, a part at a time."""
+    for keys in consume(client, count):
+        runs = _named(keys)
+        connection.execute(_CLAIM, [runs])
+        connection.commit()
+        yield runs
 
 
 def _message(environment: Environment, runs: list[UUID]) -> dict[str, object]:
@@ -208,18 +212,17 @@ def _message(environment: Environment, runs: list[UUID]) -> dict[str, object]:
 
 def burst(connection: Conn, environment: Environment, most: int) -> float:
     """Seconds that messages of runs take which firing has just written: produce, consume, claim."""
-    runs, messages = _fired(connection, most)
+    messages = _fired(connection, most)
     with environment.server.environment() as other:
         topic = other.installation.topics.runs("default", "standard")
-        sending, client, at = warm_producer(other, topic), reader(other, [topic]), 0
+        sending, client = warm_producer(other, topic), reader(other, [topic])
         client.consume(1, 5.0)
         client.consume(1, 1.0)  # by then it knows where every partition ends
         seconds = produce(other, topic, messages, client=sending)
         started = monotonic_seconds()
-        for keys in consume(client, len(runs)):
-            connection.execute(_CLAIM, [list(runs[at : at + len(keys)])])
+        for keys in consume(client, len(messages)):
+            connection.execute(_CLAIM, [_named(keys)])
             connection.commit()
-            at += len(keys)
         seconds += monotonic_seconds() - started
         client.close()
     return seconds
@@ -230,7 +233,8 @@ def whole(
 ) -> float:
     """Runs/s of a run's whole way, one step after the other.
 
-    COPY what firing writes, produce, consume, claim, end, produce the event; of runs that firing has just written.
+    COPY what firing writes, produce, consume, claim, end, produce the event; of runs that firing has just written. Left
+    out: timers, reading and deleting outbox rows, what `execute` leaves out. The events are as long as run messages.
 
     Args:
         connection: Of the database.
@@ -240,7 +244,7 @@ def whole(
         output: Written as result and as output of each run; None writes none.
     """
     taken = take_rows(connection, ("job_runs", "open_runs", "run_inputs", "outbox"), most)
-    runs, messages = _fired(connection, most)
+    messages = _fired(connection, most)
     connection.execute("TRUNCATE job_runs, open_runs, run_inputs, outbox, attempts, active_runs")
     connection.commit()
     with environment.server.environment() as other:  # with topics that no other writer has used
@@ -257,12 +261,12 @@ def whole(
         if retried:
             again = other.installation.topics.runs("default", "batch")
             resending = warm_producer(other, again)
-            seconds += requeue(connection, other, runs, topic)
+            seconds += requeue(connection, other, len(messages), topic)
             seconds += produce(other, again, messages, client=resending)
             topic = again
-        seconds += execute(connection, other, runs, topic, attempt=2 if retried else 1, output=output)
+        seconds += execute(connection, other, len(messages), topic, attempt=2 if retried else 1, output=output)
         seconds += produce(other, completions, messages, client=reporting)
-    return len(runs) / seconds
+    return len(messages) / seconds
 
 
 def hops(environment: Environment, topic: str, legs: int, samples: int, *, per_second: float = 200.0) -> list[float]:
@@ -313,12 +317,16 @@ def _commit_one(connection: Conn) -> None:
     connection.commit()
 
 
-def _fired(connection: Conn, most: int) -> tuple[list[UUID], list[Made]]:
-    """Runs that firing has written and no executor has claimed, and their messages."""
+def _fired(connection: Conn, most: int) -> list[Made]:
+    """The messages of runs that firing has written and no executor has claimed."""
     rows = connection.execute(_FIRED, [most]).fetchall()
     connection.commit()
-    messages: list[Made] = [(cast("bytes", row[1]), cast("bytes", row[2]), []) for row in rows]
-    return [cast("UUID", row[0]) for row in rows], messages
+    return [(cast("bytes", key), cast("bytes", value), []) for key, value in rows]
+
+
+def _named(keys: Sequence[bytes]) -> list[UUID]:
+    """The runs that are the keys of messages."""
+    return [UUID(key.decode()) for key in keys]
 
 
 def _take(connection: Conn, table: str, most: int) -> Rows:

@@ -14,6 +14,7 @@ from math import isfinite
 from pathlib import Path
 
 from tidewheel.bench import runner
+from tidewheel.bench.about import describe
 from tidewheel.bench.environment import open_server
 from tidewheel.bench.measurement import Line, Options
 from tidewheel.bench.plots import check_plots, plot
@@ -63,8 +64,7 @@ def run_quick(*, update: bool, as_json: bool) -> bool:
     found = runner.Found()
     with open_server() as server, runner.progress(len(_PARTS) * _ROUNDS) as report:
         warm_up_server(server, partial(report, 0))
-        about: dict[str, object] = {"machine": runner.machine(), "versions": runner.versions(server)}
-        about["settings"] = runner.settings(server)
+        about = describe(server)
         for at, (name, (part, options)) in enumerate(_PARTS.items()):
             for number in range(_ROUNDS):
                 done = at * _ROUNDS + number
@@ -75,7 +75,7 @@ def run_quick(*, update: bool, as_json: bool) -> bool:
         print(runner.document(found, about))
     compared = compare(found.lines, stored)
     if not as_json:
-        print("\n".join(table(compared)))
+        print("\n".join([*runner.interpreter_words(), *table(compared), *runner.speed_words(found)]))
     runner.report_failures(found)
     if update and not found.failed:
         ratios = {f"{each.scenario}.{each.figure}": round(each.ratio, 4) for each in compared}
@@ -143,11 +143,7 @@ def run(
     turns = [len(runner.turns_of(name, rounds)) for name in wanted]
     with open_server() as server, runner.progress(sum(turns)) as report:
         warm_up_server(server, partial(report, 0))
-        about = {
-            "machine": runner.machine(),
-            "versions": runner.versions(server),
-            "settings": runner.settings(server),
-        }
+        about = describe(server)
         if not as_json:
             print(runner.about_words(about))
         for at, name in enumerate(wanted):
@@ -159,6 +155,8 @@ def run(
                 plot(plots, name, found.rounds[name])
     if as_json:
         print(runner.document(found, about))
+    else:
+        print("".join(f"{line}\n" for line in runner.speed_words(found)), end="")
     runner.report_failures(found)
     return not found.failed
 

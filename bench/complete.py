@@ -77,7 +77,15 @@ def until(condition: Callable[[], bool], what: str) -> None:
 def until_empty(connection: Conn, *tables: str) -> None:
     """Wait until tables have no rows; each look is a transaction of its own."""
     for table in tables:
-        until(partial(_is_empty, connection, table), f"{table} is empty")
+        until(partial(is_empty, connection, table), f"{table} is empty")
+
+
+def is_empty(connection: Conn, table: str) -> bool:
+    """Return True if a table has no rows; the look is a transaction of its own."""
+    statement = sql.SQL("SELECT NOT EXISTS (SELECT FROM {})").format(sql.Identifier(table))
+    row = connection.execute(statement).fetchone()
+    connection.rollback()
+    return row == (True,)
 
 
 def check_runs(connection: Conn, expected: int, starts: Starts, *, retried: int = 0, skipped: int = 0) -> None:
@@ -175,13 +183,6 @@ def _read_counts(connection: Conn) -> tuple[int, ...]:
 
 def _counts_in_words(found: tuple[int, ...]) -> str:
     return ", ".join(f"{count:,} {words}" for count, words in zip(found, _WORDS, strict=True))
-
-
-def _is_empty(connection: Conn, table: str) -> bool:
-    statement = sql.SQL("SELECT NOT EXISTS (SELECT FROM {})").format(sql.Identifier(table))
-    row = connection.execute(statement).fetchone()
-    connection.rollback()
-    return row == (True,)
 
 
 class _Offset(Protocol):

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 Points = Sequence[tuple[float, float]]
 Progress = Callable[[str], None]
 
+SAME_SPEED = 0.10  # two readings of the calibration loop may differ by so much: at rest they differ by 2 to 5 %
+
 
 class Incomplete(Exception):
     """The requested runs did not all happen exactly once and on time, so there is no figure."""
@@ -72,6 +74,19 @@ def least(value: float, unit: str, *, floor: float | None = None, spent: Spent |
 
 
 @dataclass(frozen=True, slots=True)
+class Speed:
+    """CPU milliseconds of the calibration loop before and after a round."""
+
+    before_ms: float
+    after_ms: float
+
+    @property
+    def best_ms(self) -> float:
+        """The faster reading."""
+        return min(self.before_ms, self.after_ms)
+
+
+@dataclass(frozen=True, slots=True)
 class Round:
     """The figures of one round.
 
@@ -79,11 +94,13 @@ class Round:
         figures: By name.
         distributions: Latencies in milliseconds by what they are of, in any order.
         series: What changed over time: by name, (seconds since the start, value).
+        speed: The machine's, around the round.
     """
 
     figures: Mapping[str, Figure]
     distributions: Mapping[str, Sequence[float]] = field(default_factory=dict[str, Sequence[float]])
     series: Mapping[str, Points] = field(default_factory=dict[str, Points])
+    speed: Speed | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +116,22 @@ class Line:
     floor: float | None
     ratio: float | None
     cpu_us_per_run: dict[str, float] | None
+    cpu_us_per_run_min: dict[str, float] | None
     wal_bytes_per_run: float | None
+
+
+def changed_speed(speeds: Sequence[Speed | None]) -> list[bool]:
+    """Return for each round whether the machine changed speed.
+
+    It did if the two readings differ by more than a tenth, or the better one from the best of all other rounds.
+    """
+    found: list[bool] = []
+    for number, speed in enumerate(speeds):
+        others = [each.best_ms for each in (*speeds[:number], *speeds[number + 1 :]) if each]
+        readings = [(speed.before_ms, speed.after_ms)] if speed else []
+        readings += [(speed.best_ms, min(others))] if speed and others else []
+        found.append(any(max(pair) > min(pair) * (1 + SAME_SPEED) for pair in readings))
+    return found
 
 
 def summarise(scenario: str, rounds: Sequence[Round]) -> list[Line]:
@@ -131,11 +163,16 @@ def _line(scenario: str, name: str, figures: Sequence[Figure]) -> Line:
         max=max(values),
         floor=_median([figure.floor for figure in figures]),
         ratio=_median([figure.ratio for figure in figures]),
-        cpu_us_per_run={process: statistics.median(each.get(process, 0.0) for each in cpu) for process in cpu[0]}
-        if cpu
-        else None,
+        cpu_us_per_run=_by_process(cpu, statistics.median),
+        cpu_us_per_run_min=_by_process(cpu, min),
         wal_bytes_per_run=_median([each.wal_bytes / each.runs for each in spent]),
     )
+
+
+def _by_process(
+    cpu: Sequence[Mapping[str, float]], summary: Callable[[Sequence[float]], float]
+) -> dict[str, float] | None:
+    return {process: summary([each.get(process, 0.0) for each in cpu]) for process in cpu[0]} if cpu else None
 
 
 def _median(values: Sequence[float | None]) -> float | None:

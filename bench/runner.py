@@ -1,34 +1,25 @@
 """Run scenarios round by round, report progress, and print the figures."""
 
 import json
-import platform
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from importlib.metadata import version
-from pathlib import Path
-from shutil import which
 from statistics import median
 from typing import cast
 
-import psutil
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tidewheel.bench.environment import Server, where
-from tidewheel.bench.measurement import Incomplete, Line, Options, Round, summarise
+from tidewheel.bench.calibration import loop_ms
+from tidewheel.bench.environment import Server
+from tidewheel.bench.interpreter import WITHOUT_PGO, read_build
+from tidewheel.bench.measurement import Incomplete, Line, Options, Round, Speed, changed_speed, summarise
 from tidewheel.bench.registry import SCENARIOS, Part
-from tidewheel.settings import ExecutorSettings, RelaySettings, SchedulerSettings
 
 Report = Callable[[int, str], None]
-
-_LIBRARIES = ("tidewheel", "psycopg", "confluent-kafka", "fastavro", "pydantic", "uvloop")
-_SHOWN_SETTINGS = (SchedulerSettings, RelaySettings, ExecutorSettings)
-_HIDDEN = frozenset({"database_url", "kafka_bootstrap", "webhook_secret", "topic_prefix"})
 
 
 @dataclass(slots=True)
@@ -48,6 +39,13 @@ class Found:
         """A line for each figure."""
         return [line for name, rounds in self.rounds.items() for line in summarise(name, rounds)]
 
+    @property
+    def changed_speed(self) -> dict[str, list[int]]:
+        """The numbers of the rounds during which the machine changed speed, by scenario."""
+        marks = iter(changed_speed([each.speed for rounds in self.rounds.values() for each in rounds]))
+        numbered = {name: enumerate(rounds, start=1) for name, rounds in self.rounds.items()}
+        return {name: [number for number, _ in rounds if next(marks)] for name, rounds in numbered.items()}
+
 
 def run_scenario(
     server: Server, name: str, found: Found, options: Options, *, rounds: int | None, report: Report
@@ -62,6 +60,7 @@ def run_scenario(
 
 def run_part(server: Server, name: str, part: Part, found: Found, options: Options, *, label: str) -> bool:
     """One round of one measurement; returns whether it has its figures."""
+    before_ms = loop_ms()
     try:
         measured = part.measure(server, options)
     except Incomplete as error:
@@ -70,7 +69,7 @@ def run_part(server: Server, name: str, part: Part, found: Found, options: Optio
     except Exception as error:  # noqa: BLE001 - whatever it is, it is this round's, and hours may lie behind and before it
         found.failed[name] = f"{label}: {type(error).__name__}: {error}"
         return False
-    found.rounds.setdefault(name, []).append(measured)
+    found.rounds.setdefault(name, []).append(replace(measured, speed=Speed(before_ms, loop_ms())))
     return True
 
 
@@ -108,65 +107,15 @@ def progress(total: int) -> Generator[Report]:
         yield lambda done, text: shown.update(task, completed=done, description=text)
 
 
-def machine() -> dict[str, object]:
-    """Describe this machine."""
-    return {
-        "cores": psutil.cpu_count(),
-        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-        "processor": _processor(),
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "load_before": psutil.getloadavg()[0],
-    }
-
-
-def versions(server: Server) -> dict[str, str]:
-    """Return the versions of all parts."""
-    with server.connect_admin() as connection:
-        row = connection.execute("SHOW server_version").fetchone()
-    assert row is not None
-    libraries = {name: version(name) for name in _LIBRARIES}
-    return {
-        "build": _build(),
-        "python": platform.python_version(),
-        "postgresql": str(row[0]),
-        "kafka": server.kafka_version(),
-        **libraries,
-    }
-
-
-def _build() -> str:
-    """The commit of the clone that this is run from, or the release."""
-    root = Path(__file__).resolve().parents[1]
-    if (root / ".git").exists() and (git := which("git")):
-        command = [git, "-C", str(root), "describe", "--always", "--dirty"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode == 0:
-            return done.stdout.strip()
-    return version("tidewheel")
-
-
-def settings(server: Server) -> dict[str, object]:
-    """Return PostgreSQL's settings of durability and all changed settings of Tidewheel."""
-    names = (
-        "fsync", "synchronous_commit", "full_page_writes", "shared_buffers", "max_wal_size", "wal_compression",
-        "checkpoint_timeout", "autovacuum_naptime",
-    )  # fmt: skip
-    with server.connect_admin() as connection:
-        rows = connection.execute("SELECT name, current_setting(name) FROM unnest(%s::text[]) AS name", [list(names)])
-        shown: dict[str, object] = {f"postgresql.{name}": value for name, value in rows.fetchall()}
-    for model in _SHOWN_SETTINGS:
-        loaded = model.load()
-        for name in sorted(loaded.model_fields_set - _HIDDEN):
-            shown[f"tidewheel.{name}"] = str(getattr(loaded, name))
-    return {**shown, "database": where(server.info.database_url), "replication": server.info.replication}
-
-
 def document(found: Found, about: Mapping[str, object]) -> str:
     """Everything as one JSON document: `results` has a line for each figure, `raw` every round."""
+    changed = found.changed_speed
     raw = [
         {
             "scenario": name,
             "round": number,
+            "calibration_ms": each.speed and [each.speed.before_ms, each.speed.after_ms],
+            "machine_changed_speed": number in changed[name],
             "figures": {figure: asdict(value) for figure, value in each.figures.items()},
             "series": {series: list(points) for series, points in each.series.items()},
         }
@@ -184,7 +133,25 @@ def about_words(about: Mapping[str, object]) -> str:
     """Machine, versions and settings for people."""
     parts = [about["machine"], about["versions"], about["settings"]]
     lines = [", ".join(f"{name} {value}" for name, value in cast("dict[str, object]", part).items()) for part in parts]
-    return "\n".join([*lines, "everything on this machine; other load shows in the range"])
+    return "\n".join([*lines, *interpreter_words(), "everything on this machine; other load shows in the range"])
+
+
+def interpreter_words() -> list[str]:
+    """The interpreter's build for people, with the cost of one without PGO."""
+    build = read_build()
+    return [str(build)] if build.pgo else [str(build), WITHOUT_PGO]
+
+
+def speed_words(found: Found) -> list[str]:
+    """A line for each scenario with rounds during which the machine changed speed."""
+    lines: list[str] = []
+    for name, numbers in found.changed_speed.items():
+        if numbers:
+            speeds = [speed for at in numbers if (speed := found.rounds[name][at - 1].speed)]
+            readings = ", ".join(f"{number(each.before_ms)} to {number(each.after_ms)} ms" for each in speeds)
+            rounds = f"round{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+            lines.append(f"{name:<11} machine changed speed: {rounds} (calibration loop {readings})")
+    return lines
 
 
 def words(name: str, rounds: Sequence[Round]) -> list[str]:
@@ -196,9 +163,10 @@ def words(name: str, rounds: Sequence[Round]) -> list[str]:
             beside = f"  floor {number(line.floor)}, ratio {line.ratio:.3f}"
         spread = f"[{number(line.min)} to {number(line.max)}]"
         lines.append(f"{name:<11} {line.figure:<34} {number(line.median):>10} {line.unit:<14} {spread}{beside}")
-        if line.cpu_us_per_run:
-            cpu = ", ".join(f"{process} {us:.1f}" for process, us in line.cpu_us_per_run.items())
-            lines.append(f"{'':<12}CPU µs a run: {cpu}")
+        if line.cpu_us_per_run and line.cpu_us_per_run_min:
+            least = line.cpu_us_per_run_min
+            cpu = ", ".join(f"{process} {us:.1f} ({least[process]:.1f})" for process, us in line.cpu_us_per_run.items())
+            lines.append(f"{'':<12}CPU µs a run, median (min): {cpu}")
             lines.append(f"{'':<12}bytes a run: {_bytes(line, rounds)}")
     return lines
 
@@ -217,11 +185,3 @@ def _bytes(line: Line, rounds: Sequence[Round]) -> str:
     kafka = [each.kafka_bytes / each.runs for each in spent if each and each.kafka_bytes is not None]
     lines = f"{line.wal_bytes_per_run or 0:,.0f} of WAL"
     return f"{lines}, {median(kafka):,.0f} of Kafka's log" if kafka else lines
-
-
-def _processor() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:  # noqa: PTH123
-            return next(line.partition(":")[2].strip() for line in file if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor()

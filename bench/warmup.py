@@ -3,6 +3,9 @@
 A JVM compiles the code of its first hundred thousand messages. That costs more than the messages and takes both of two
 cores from all other processes. So all services run jobs, with the same producing, fetching and group commits as in a
 measurement. While PostgreSQL creates a WAL file, no transaction commits. Later it reuses old files.
+
+The JVM's last compiler, C2, goes on for some 300,000 messages after that, at 5 to 25 µs a run. Waiting for its end
+would take as long as all of `bench --quick`. So the first rounds of a new broker show more CPU of it than later ones.
 """
 
 from tidewheel.bench.complete import Ends

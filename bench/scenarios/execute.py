@@ -1,8 +1,6 @@
 """`execute`: runs/s of two executors and of one, from Kafka messages to the completions' rows."""
 
 from datetime import datetime, timedelta
-from typing import cast
-from uuid import UUID
 
 from tidewheel.bench import baselines
 from tidewheel.bench.complete import check_runs, until, until_empty, wait_for
@@ -16,7 +14,6 @@ from tidewheel.postgres.session import Conn
 
 RUNS = 200_000
 _WARM_SHARE = 10  # the first of so many parts is not timed
-_FLOOR_RUNS = 100_000
 _BETWEEN_LOOKS = 2000  # so many may begin
 # All is to come by Kafka: what is due already would be swept while the group forms.
 _NO_SWEEP = {"TIDEWHEEL_SWEEP": "30s"}
@@ -24,7 +21,7 @@ _WRITTEN = ("job_runs", "open_runs")
 
 
 def measure(server: Server, options: Options) -> Round:
-    """Let two executors, and then one, loose on published runs; then do the same by plain statements."""
+    """Let two executors, and then one, loose on published runs; then the same by plain statements."""
     runs = options.jobs or RUNS
     return Round(
         {
@@ -41,8 +38,7 @@ def measure_executors(server: Server, runs: int, options: Options, *, executors:
         load_jobs(connection, environment.installation, runs, due_at=database_now(connection))
         fire_all(environment)
         relay_all(environment)
-        taken = baselines.take_rows(connection, _WRITTEN, min(runs, _FLOOR_RUNS))
-        ids = _ids(connection, len(taken[0].rows))
+        taken = baselines.take_rows(connection, _WRITTEN, runs)
         checkpoint(connection)
         options.report(f"executing, executors: {executors}")
         starts = environment.starts()
@@ -65,24 +61,20 @@ def measure_executors(server: Server, runs: int, options: Options, *, executors:
             seconds, spent = (_now(connection) - begun_at) / timedelta(seconds=1), meter.since(before, runs - warm)
         check_runs(connection, runs, starts)
         options.report("the floor")
-        floor = _floor(connection, environment, taken, ids)
+        floor = _floor(connection, environment, taken)
     return rate((runs - warm) / seconds, "runs/s", floor=floor, spent=spent)
 
 
-def _floor(connection: Conn, environment: Environment, taken: list[baselines.Rows], ids: list[UUID]) -> float:
+def _floor(connection: Conn, environment: Environment, taken: list[baselines.Rows]) -> float:
+    """The runs a second that plain statements claim and end: all runs, from the same messages."""
     connection.execute("TRUNCATE job_runs, open_runs, attempts, active_runs, outbox")
     connection.commit()
     baselines.copy_rows(connection, taken)
     connection.execute("ANALYZE open_runs, job_runs")
     connection.commit()
     topic = environment.installation.topics.runs("default", "standard")
-    return len(ids) / baselines.execute(connection, environment, ids, topic)
-
-
-def _ids(connection: Conn, most: int) -> list[UUID]:
-    rows = connection.execute("SELECT run_id FROM open_runs LIMIT %s", [most]).fetchall()
-    connection.rollback()
-    return [cast("UUID", row[0]) for row in rows]
+    runs = len(taken[0].rows)
+    return runs / baselines.execute(connection, environment, runs, topic)
 
 
 def _now(connection: Conn) -> datetime:

@@ -1,4 +1,4 @@
-"""`fire`: occurrences/s of the firing transaction, beside a binary COPY of the same rows."""
+"""`fire`: occurrences/s of the firing transaction, beside a binary COPY of the first of its rows."""
 
 from datetime import datetime, timedelta
 from functools import partial
@@ -23,7 +23,10 @@ WRITTEN = ("job_runs", "open_runs", "run_inputs", "outbox")
 
 
 def measure(server: Server, options: Options) -> Round:
-    """Fire one instant's jobs with one scheduler and with two, then COPY the same rows."""
+    """Fire one instant's jobs with one scheduler and with two, then COPY the first rows into empty tables.
+
+    The COPY moves no timers. Its tables and indexes are smaller at the end than those of the scenario.
+    """
     jobs = options.jobs or JOBS
     template = f"fire-{jobs}"
     if not server.has_template(template):

@@ -16,11 +16,18 @@ from tidewheel.bench.environment import Environment, Server
 from tidewheel.bench.handlers import AWAITED_SECONDS, BLOCKED_SECONDS
 from tidewheel.bench.load import PAYLOAD, load_jobs
 from tidewheel.bench.measurement import Figure, Options, Round, Spent, rate
-from tidewheel.bench.scenarios.pipeline import EXECUTORS, all_services, due_after_loading, statements_floor, warm_up
+from tidewheel.bench.scenarios.pipeline import (
+    EXECUTORS,
+    all_services,
+    due_after_loading,
+    mark_before_firing,
+    statements_floor,
+    warm_up,
+)
 from tidewheel.bench.usage import Meter
 from tidewheel.jobs.strict_json import Json
 from tidewheel.postgres.session import Conn
-from tidewheel.settings import ExecutorSettings, SchedulerSettings
+from tidewheel.settings import ExecutorSettings
 
 WARM_RUNS = 30_000
 _PER_SECOND = 15_000  # offered: more than can be done
@@ -111,7 +118,7 @@ def do_load(
     """
     environment, connection, options = services.environment, services.connection, services.options
     options.report(f"loading {runs:,} jobs of {handler}")
-    due_at = due_after_loading(connection, runs) + SchedulerSettings.load().lookahead
+    due_at = due_after_loading(environment, connection, runs)
     load_jobs(
         connection,
         environment.installation,
@@ -124,7 +131,7 @@ def do_load(
         prefix=handler,
         retry=retry,
     )
-    before = services.meter.mark()
+    before = mark_before_firing(environment, connection, services.meter, due_at)
     options.report(f"{runs:,} runs of {handler}")
     services.ends.watch(done + runs)
     spent = services.meter.since(before, runs)

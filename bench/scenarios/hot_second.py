@@ -10,7 +10,14 @@ from tidewheel.bench.environment import Environment, Server
 from tidewheel.bench.load import database_now, load_jobs
 from tidewheel.bench.measurement import Figure, Options, Round, least, percentile
 from tidewheel.bench.scenarios.fire import fire_all
-from tidewheel.bench.scenarios.pipeline import EXECUTORS, all_services, due_after_loading, lateness_ms, warm_up
+from tidewheel.bench.scenarios.pipeline import (
+    EXECUTORS,
+    all_services,
+    due_after_loading,
+    lateness_ms,
+    mark_before_firing,
+    warm_up,
+)
 from tidewheel.bench.starts import Start
 from tidewheel.postgres.session import Conn
 
@@ -43,7 +50,7 @@ def _hot_second(server: Server, size: int, options: Options, *, idled: bool) -> 
                 threading.Event().wait(_IDLE_SECONDS)
             else:
                 warm_up(environment, connection, ends, options, warm)
-            due_at = due_after_loading(connection, size)
+            due_at = due_after_loading(environment, connection, size)
             load_jobs(
                 connection,
                 environment.installation,
@@ -54,7 +61,7 @@ def _hot_second(server: Server, size: int, options: Options, *, idled: bool) -> 
                 prefix="hot",
                 analyze=not idled,
             )
-            before = meter.mark()
+            before = mark_before_firing(environment, connection, meter, due_at)
             wait_for(environment.starts().count, warm + size, "runs begun")
             ends.watch(warm + size)
             until_empty(connection, "open_runs", "outbox")

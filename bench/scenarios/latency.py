@@ -9,7 +9,14 @@ from tidewheel.bench.complete import Ends, check_runs, check_starts, until_empty
 from tidewheel.bench.environment import Environment, Server
 from tidewheel.bench.load import load_steady
 from tidewheel.bench.measurement import Options, Round, least, percentile
-from tidewheel.bench.scenarios.pipeline import all_services, due_after_loading, lateness_ms, p99_by_second, warm_up
+from tidewheel.bench.scenarios.pipeline import (
+    all_services,
+    due_after_loading,
+    lateness_ms,
+    mark_before_firing,
+    p99_by_second,
+    warm_up,
+)
 from tidewheel.bench.starts import Start
 from tidewheel.clock import monotonic_seconds
 from tidewheel.kafka.clients import producer
@@ -35,9 +42,9 @@ def measure(server: Server, options: Options) -> Round:
         with all_services(environment) as processes, environment.meter(processes) as meter:
             warm_up(environment, connection, ends, options, warm)
             options.report(f"{per_second:.0f} timed runs/s for {_PERIOD.total_seconds() * rounds:.0f} s")
-            due_at = due_after_loading(connection, jobs)
+            due_at = due_after_loading(environment, connection, jobs)
             load_steady(connection, environment.installation, jobs, due_at=due_at, period=_PERIOD, rounds=rounds)
-            before = meter.mark()
+            before = mark_before_firing(environment, connection, meter, due_at)
             wait_for(environment.starts().count, warm + runs, "runs begun")
             spent = meter.since(before, runs)
             timed = [start for start in environment.starts().read() if start.due]

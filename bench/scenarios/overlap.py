@@ -11,11 +11,10 @@ from tidewheel.bench.environment import Environment, Server
 from tidewheel.bench.load import database_now, load_jobs
 from tidewheel.bench.measurement import Figure, Incomplete, Options, Round, least, rate
 from tidewheel.bench.scenarios.handlers import WARM_RUNS, Done
-from tidewheel.bench.scenarios.pipeline import EXECUTORS, all_services, due_after_loading, warm_up
+from tidewheel.bench.scenarios.pipeline import EXECUTORS, all_services, due_after_loading, mark_before_firing, warm_up
 from tidewheel.ids import JobId, run_id
 from tidewheel.postgres.session import Conn
 from tidewheel.runs import Cause, Lane
-from tidewheel.settings import SchedulerSettings
 from tidewheel.transitions.create import NewRun, create_runs
 
 JOBS = 10_000
@@ -45,7 +44,7 @@ def measure_meeting(server: Server, options: Options) -> Round:
             warm_up(environment, connection, ends, options, warm)
             for number, overlap in enumerate(("allow_all", "skip", "buffer_all")):
                 options.report(f"{runs:,} runs that meet, {overlap}")
-                due_at = due_after_loading(connection, runs)
+                due_at = due_after_loading(environment, connection, runs)
                 load_jobs(
                     connection,
                     environment.installation,
@@ -124,7 +123,7 @@ def measure_apart(server: Server, options: Options) -> Round:
             warm_up(environment, connection, ends, options, warm)
             for number, overlap in enumerate(_ORDER):
                 options.report(f"{jobs:,} runs/s for {seconds} s, {overlap}")
-                due_at = due_after_loading(connection, jobs) + SchedulerSettings.load().lookahead
+                due_at = due_after_loading(environment, connection, jobs)
                 load_jobs(
                     connection,
                     environment.installation,
@@ -136,7 +135,7 @@ def measure_apart(server: Server, options: Options) -> Round:
                     overlap=overlap,
                     prefix=f"apart-{number}",
                 )
-                before = meter.mark()
+                before = mark_before_firing(environment, connection, meter, due_at)
                 ends.watch(warm + (number + 1) * runs)
                 until_empty(connection, "open_runs", "outbox")
                 spent[overlap].append(meter.since(before, runs).cpu_us_per_run.get("postgres", 0.0))

@@ -1,6 +1,7 @@
 """`pipeline`: no-op runs/s from due to the completion event on Kafka, with every service running."""
 
 import math
+import threading
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -9,12 +10,13 @@ from functools import partial
 import psutil
 
 from tidewheel.bench import baselines
-from tidewheel.bench.complete import Ends, check_events, check_runs, check_starts, until_empty, wait_for
+from tidewheel.bench.complete import Ends, check_events, check_runs, check_starts, is_empty, until_empty, wait_for
 from tidewheel.bench.environment import EXECUTOR, Environment, Server
 from tidewheel.bench.load import count_of, database_now, load_jobs, load_steady
-from tidewheel.bench.measurement import Options, Points, Round, least, percentile, rate
-from tidewheel.bench.scenarios.fire import fire_all
+from tidewheel.bench.measurement import Incomplete, Options, Points, Round, least, percentile, rate
+from tidewheel.bench.scenarios.fire import fire_all, settings_of
 from tidewheel.bench.starts import Start
+from tidewheel.bench.usage import Mark, Meter
 from tidewheel.postgres.session import Conn
 
 SECONDS = 60.0
@@ -26,8 +28,9 @@ EXECUTORS = 2  # Python's lock keeps one of them from using what the others leav
 _OVERLOAD = 1.5  # of what the warm-up has shown: the load must exceed the capacity
 _PERIOD = timedelta(seconds=20)  # of the steady load's jobs: later than this, a run would be skipped
 _FLOOR_RUNS = 50_000
-_LOADING_SECONDS = 5.0
-_LOADING_SECONDS_A_JOB = 60e-6
+_LOADING_SECONDS = 4.0
+_BEFORE_FIRING = timedelta(seconds=1)
+_LOADING_SECONDS_A_JOB = 100e-6  # 75 beside other load; waiting costs time alone
 
 
 @contextmanager
@@ -64,7 +67,7 @@ def measure(server: Server, options: Options, *, executors: int = EXECUTORS) -> 
             warm_rate = warm_up(environment, connection, ends, options, warm)
             runs = options.jobs or int(warm_rate * _OVERLOAD * seconds)
             options.report(f"loading {runs:,} jobs")
-            due_at = due_after_loading(connection, runs)
+            due_at = due_after_loading(environment, connection, runs)
             load_jobs(
                 connection,
                 environment.installation,
@@ -75,8 +78,8 @@ def measure(server: Server, options: Options, *, executors: int = EXECUTORS) -> 
                 prefix="flow",
             )
             options.report(f"{runs:,} runs, due within {seconds:.0f} s")
+            before = mark_before_firing(environment, connection, meter, due_at)
             wait_for(environment.starts().count, warm + 1, "runs begun")
-            before = meter.mark()
             seen = ends.watch(warm + runs)
             spent = meter.since(before, runs)
             until_empty(connection, "open_runs", "outbox")
@@ -100,11 +103,11 @@ def steady(server: Server, options: Options) -> Round:
         with all_services(environment, executors=EXECUTORS) as processes, environment.meter(processes) as meter:
             warm_up(environment, connection, ends, options)
             options.report(f"loading {jobs:,} jobs")
-            due_at = due_after_loading(connection, jobs)
+            due_at = due_after_loading(environment, connection, jobs)
             load_steady(connection, environment.installation, jobs, due_at=due_at, period=_PERIOD, rounds=rounds)
             options.report(f"{per_second:,.0f} runs/s for {_PERIOD.total_seconds() * rounds:.0f} s")
+            before = mark_before_firing(environment, connection, meter, due_at)
             wait_for(environment.starts().count, WARM_RUNS + 1, "runs begun")
-            before = meter.mark()
             seen = ends.watch(WARM_RUNS + runs)
             spent = meter.since(before, runs)
             until_empty(connection, "open_runs", "outbox")
@@ -135,11 +138,30 @@ def warm_up(environment: Environment, connection: Conn, ends: Ends, options: Opt
     return runs * 0.8 / (times[runs * 9 // 10] - times[runs // 10])
 
 
-def due_after_loading(connection: Conn, jobs: int) -> datetime:
-    """A whole second by which so many jobs will have been loaded, and have been seen by the scheduler."""
+def due_after_loading(environment: Environment, connection: Conn, jobs: int) -> datetime:
+    """A whole second so late that so many jobs are loaded before the scheduler may fire the first of them."""
     now = database_now(connection).replace(microsecond=0)
     connection.rollback()
-    return now + timedelta(seconds=math.ceil(_LOADING_SECONDS + jobs * _LOADING_SECONDS_A_JOB))
+    seconds = _LOADING_SECONDS + jobs * _LOADING_SECONDS_A_JOB
+    return now + settings_of(environment).lookahead + timedelta(seconds=math.ceil(seconds))
+
+
+def mark_before_firing(environment: Environment, connection: Conn, meter: Meter, due_at: datetime) -> Mark:
+    """Mark just before the scheduler may fire the first job, which is due at this instant.
+
+    So all of firing is in the cost, and no more than a second of idling.
+
+    Raises:
+        Incomplete: A job was fired before the mark: loading took too long.
+    """
+    wait = due_at - settings_of(environment).lookahead - _BEFORE_FIRING - database_now(connection)
+    connection.rollback()
+    threading.Event().wait(max(0.0, wait / timedelta(seconds=1)))
+    mark = meter.mark()
+    if not is_empty(connection, "outbox"):
+        message = "the scheduler fired before the jobs were loaded: use fewer jobs"
+        raise Incomplete(message)
+    return mark
 
 
 def lateness_ms(starts: Sequence[Start]) -> list[float]:

@@ -22,6 +22,7 @@ from tidewheel.bench.scenarios.pipeline import (
     all_services,
     due_after_loading,
     lateness_ms,
+    mark_before_firing,
     p99_by_second,
     warm_up,
 )
@@ -62,13 +63,13 @@ def _soak(server: Server, options: Options, *, held: bool) -> Round:
             per_second = options.rate or warm_rate * SHARE
             rounds = max(1, math.ceil((options.minutes or MINUTES) * 60 / _PERIOD.total_seconds()))
             jobs, seconds = int(per_second * _PERIOD.total_seconds()), rounds * _PERIOD.total_seconds()
-            due_at = due_after_loading(connection, jobs)
+            due_at = due_after_loading(environment, connection, jobs)
             load_steady(
                 connection, environment.installation, jobs, due_at=due_at, period=_PERIOD, rounds=rounds, prefix="soak"
             )
             runs = jobs * rounds
             options.report(f"{name}: {per_second:,.0f} runs/s for {seconds / 60:.1f} minutes")
-            before = meter.mark()
+            before = mark_before_firing(environment, connection, meter, due_at)
             with _held_open(environment, seconds * _HELD_SHARE if held else 0.0):
                 series = _sample(connection, ends, WARM_RUNS + runs, due_at, seconds)
             spent = meter.since(before, runs)

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -15,6 +15,7 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
+from tidewheel.bench.interpreter import read_build
 from tidewheel.bench.registry import EVERYTHING, SCENARIOS
 from tidewheel.bench.scenarios.handlers import KINDS
 from tidewheel.local.stack import StackInfo
@@ -31,6 +32,7 @@ KEYS = {
     "floor",
     "ratio",
     "cpu_us_per_run",
+    "cpu_us_per_run_min",
     "wal_bytes_per_run",
 }
 QUICK = "--quick: its scenarios, rounds and sizes are its own; leave out the others, or --quick"
@@ -80,8 +82,11 @@ def test_rounds_are_measured_with_their_floors_and_plotted(given: StackInfo, tmp
         assert line["min"] <= line["median"] <= line["max"]
         assert line["ratio"] > 0
         assert line["wal_bytes_per_run"] > 0
-        assert line["cpu_us_per_run"]["total"] > 0
+        assert 0 < line["cpu_us_per_run_min"]["total"] <= line["cpu_us_per_run"]["total"]
     assert len(found["raw"]) == 4
+    assert all(min(each["calibration_ms"]) > 0 for each in found["raw"])
+    assert all(each["machine_changed_speed"] in (True, False) for each in found["raw"])
+    assert found["interpreter"] == asdict(read_build())
     assert found["settings"]["postgresql.synchronous_commit"] == "on"
     assert found["machine"]["cores"]
     assert found["versions"]["postgresql"]

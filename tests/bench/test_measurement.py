@@ -2,7 +2,8 @@
 
 import pytest
 
-from tidewheel.bench.measurement import Round, Spent, least, rate, summarise
+from tidewheel.bench.calibration import loop_ms
+from tidewheel.bench.measurement import Round, Speed, Spent, changed_speed, least, rate, summarise
 
 
 def test_a_ratio_is_taken_within_its_round() -> None:
@@ -28,3 +29,34 @@ def test_costs_are_per_run_and_by_process() -> None:
 def test_figure_missing_in_one_round_comes_from_the_others() -> None:
     rounds = [Round({"a": rate(1, "")}), Round({"a": rate(3, ""), "steady": rate(7, "")})]
     assert [(line.figure, line.median) for line in summarise("pipeline", rounds)] == [("a", 2), ("steady", 7)]
+
+
+def test_least_cost_is_beside_the_median() -> None:
+    costs = [Spent(1, {"relay": us / 1e6}, wal_bytes=0) for us in (9, 30, 12)]
+    [line] = summarise("relay", [Round({"r": rate(1, "messages/s", spent=spent)}) for spent in costs])
+    assert line.cpu_us_per_run == pytest.approx({"relay": 12, "total": 12})
+    assert line.cpu_us_per_run_min == pytest.approx({"relay": 9, "total": 9})
+
+
+@pytest.mark.parametrize(
+    ("readings", "marks"),
+    [
+        ([(100, 105), (104, 100), (102, 98)], [False, False, False]),
+        ([(100, 105), (100, 120), (102, 98)], [False, True, False]),
+        ([(100, 105), (160, 165), (102, 98)], [False, True, False]),
+        ([(160, 165), (100, 101), (162, 160)], [True, True, True]),
+        ([(100, 165)], [True]),
+        ([(100, 101)], [False]),
+    ],
+    ids=["even", "within a round", "a slow round", "one fast round", "alone", "alone and even"],
+)
+def test_round_at_another_speed_is_marked(readings: list[tuple[float, float]], marks: list[bool]) -> None:
+    assert changed_speed([Speed(*each) for each in readings]) == marks
+
+
+def test_round_without_a_reading_is_not_marked() -> None:
+    assert changed_speed([None, Speed(100, 100)]) == [False, False]
+
+
+def test_calibration_loop_takes_a_fraction_of_a_second_of_cpu() -> None:
+    assert 20 < loop_ms() < 2000
