@@ -1,7 +1,7 @@
 # Everything a developer or CI runs, one line each: the doing is in the tools and in pyproject.toml.
 SHELL := /bin/sh
 # One with PGO where there is one: without, all Python costs about a fifth more CPU. Looked for once, when it is needed.
-PYTHON ?= $(eval PYTHON := $(shell .ci/python))$(PYTHON)
+PYTHON ?= $(eval PYTHON := $(shell sh .ci/python))$(PYTHON)
 BIN := .venv/bin
 STAMP := .venv/.installed
 PYTEST := $(BIN)/python -m pytest

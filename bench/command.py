@@ -13,7 +13,7 @@ from functools import partial
 from math import isfinite
 from pathlib import Path
 
-from tidewheel.bench import runner
+from tidewheel.bench import against, runner
 from tidewheel.bench.about import describe
 from tidewheel.bench.environment import open_server
 from tidewheel.bench.measurement import Line, Options
@@ -124,14 +124,27 @@ def run(
     plots: Path | None,
     quick: bool,
     update_baseline: bool,
+    other: Path | None = None,
 ) -> bool:
     """Measure the requested scenarios and return True if each has its figures.
+
+    Args:
+        scenarios: Names, or `all`.
+        rounds: Of each scenario.
+        options: Of the scenarios.
+        as_json: Print one JSON document instead of text.
+        plots: The folder for plots.
+        quick: Compare small rounds with the stored ratios.
+        update_baseline: Store them instead.
+        other: Another checkout, to compare with.
 
     Raises:
         Refused: There is no such scenario, or none was named.
     """
     named_too = bool(scenarios or rounds or plots)
     _check_options(options, quick=quick, update_baseline=update_baseline, named_too=named_too)
+    if other is not None and (quick or plots):
+        refuse("--against", "it compares named scenarios and draws no plots", "leave out --quick and --plots")
     _check(scenarios, quick=quick)
     if plots is not None:
         check_plots(plots)
@@ -139,6 +152,8 @@ def run(
     if quick:
         return run_quick(update=update_baseline, as_json=as_json)
     wanted = named(scenarios)
+    if other is not None:
+        return against.run(wanted, other, rounds=rounds, options=options, as_json=as_json)
     found = runner.Found()
     turns = [len(runner.turns_of(name, rounds)) for name in wanted]
     with open_server() as server, runner.progress(sum(turns)) as report:

@@ -23,6 +23,7 @@ from tidewheel.bench.scenarios import (
     relay,
     rolling,
     soak,
+    stages,
     submit,
 )
 
@@ -75,6 +76,7 @@ SCENARIOS: dict[str, tuple[Part, ...]] = {
     "conservation": (Part(_plain(conservation.measure), once=True),),
     "rolling": (Part(_plain(rolling.measure), once=True),),
     "cancel": (Part(_plain(cancel.measure)),),
+    "stages": (Part(stages.measure),),
     "peers": (Part(peers.measure),),
 }
 ALL = (

@@ -13,7 +13,7 @@ from tidewheel.control.cli.output import Output, OutputOption
 
 _SCENARIOS = (
     "Any of fire, relay, execute, pipeline, hot-second, latency, idle, soak, submit, bulk (all of these: all), "
-    "peers, costs, ledger, conservation, rolling, cancel."
+    "peers, stages, costs, ledger, conservation, rolling, cancel."
 )
 Scenarios = Annotated[list[str] | None, typer.Argument(metavar="SCENARIO", help=_SCENARIOS)]
 Rounds = Annotated[
@@ -32,6 +32,10 @@ Plots = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Write a plot of each scenario to this folder, as PNG and SVG.")
 ]
 Quick = Annotated[bool, typer.Option("--quick", help="Compare small rounds with the stored ratios, in two minutes.")]
+Against = Annotated[
+    Path | None,
+    typer.Option(metavar="CHECKOUT", help="Compare with another checkout: both builds in turns, by their ratios."),
+]
 Update = Annotated[bool, typer.Option("--update-baseline", help="With --quick: store the measured ratios.")]
 
 _INTERRUPTED = 130  # as in shells: 128 + SIGINT
@@ -48,6 +52,7 @@ def bench(
     plots: Plots = None,
     quick: Quick = False,
     update_baseline: Update = False,
+    against: Against = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Measure this machine; show each figure with its baseline.
@@ -67,6 +72,7 @@ def bench(
             plots=plots,
             quick=quick,
             update_baseline=update_baseline,
+            other=against,
         )
     except KeyboardInterrupt:
         typer.echo("interrupted: everything the benchmark had started is stopped and removed", err=True)

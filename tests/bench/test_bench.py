@@ -35,6 +35,7 @@ KEYS = {
     "cpu_us_per_run_min",
     "wal_bytes_per_run",
 }
+PARTS = ("postgres", "python", "wal")  # of a stage
 QUICK = "--quick: its scenarios, rounds and sizes are its own; leave out the others, or --quick"
 MAIN = "from tidewheel.control.cli.main import main; main()"
 
@@ -189,3 +190,12 @@ def test_plots_without_matplotlib_are_refused_before_any_measurement(tmp_path: P
     assert (
         done.stderr == "tidewheel: plots: matplotlib is not installed; install tidewheel[bench], or leave out --plots\n"
     )
+
+
+@pytest.mark.kafka
+@pytest.mark.slow
+def test_stages_are_measured_without_services(info: StackInfo) -> None:
+    found = figures(document(bench("stages", "--jobs", "2000", "--rounds", "1", "--output", "json", stack=info)))
+    wanted = {f"{stage}_{part}" for stage in ("calibration", "fire", "claim", "end") for part in PARTS}
+    assert set(found) == wanted
+    assert all(line["min"] > 0 for line in found.values())

@@ -1,0 +1,36 @@
+"""The mark of a round comes before the scheduler fires: no part of firing is left out of the cost."""
+
+from datetime import timedelta
+
+import pytest
+
+from tidewheel.bench.environment import open_server
+from tidewheel.bench.load import count_of, database_now, load_jobs
+from tidewheel.bench.measurement import Incomplete
+from tidewheel.bench.scenarios.fire import fire_all, settings_of
+from tidewheel.bench.scenarios.pipeline import mark_before_firing
+from tidewheel.local.stack import StackInfo
+
+
+@pytest.mark.kafka
+@pytest.mark.slow
+def test_mark_waits_for_the_last_moment_and_refuses_what_was_fired(
+    info: StackInfo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIDEWHEEL_DATABASE_URL", info.database_url)
+    monkeypatch.setenv("TIDEWHEEL_KAFKA_BOOTSTRAP", info.bootstrap)
+    with open_server() as server, server.environment() as environment, environment.connect() as connection:
+        earliest = settings_of(environment).lookahead + timedelta(seconds=3)
+        due_at = database_now(connection) + earliest
+        load_jobs(connection, environment.installation, 20, due_at=due_at, prefix="later")
+        with environment.meter({}) as meter:
+            mark = mark_before_firing(environment, connection, meter, due_at)
+            left = due_at - database_now(connection) - settings_of(environment).lookahead
+            assert timedelta(0) < left <= timedelta(seconds=1)
+            connection.rollback()
+            load_jobs(connection, environment.installation, 20, due_at=database_now(connection), prefix="now")
+            fire_all(environment)
+            assert meter.since(mark, 20).wal_bytes > 0
+            assert count_of(connection, "SELECT count(*) FROM outbox") >= 20
+            with pytest.raises(Incomplete, match="fired before the jobs were loaded"):
+                mark_before_firing(environment, connection, meter, due_at)
