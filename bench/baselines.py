@@ -179,7 +179,7 @@ def execute(
 
 
 def requeue(connection: Conn, environment: Environment, count: int, topic: str) -> float:
-    """Consume so many messages, claim the runs that they name and requeue them after a failure; return the seconds."""
+    """Consume so many messages, claim and requeue the runs that they name, and return the seconds."""
     client = reader(environment, [topic])
     started = monotonic_seconds()
     for runs in _claimed(connection, client, count):

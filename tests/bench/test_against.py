@@ -109,7 +109,7 @@ from tidewheel.control.cli.main import main
 main()
 """
     other = checkout(tmp_path, program)
-    done = bench("relay", "--jobs", "20000", "--rounds", "1", "--output", "json", "--against", str(other))
+    done = bench("relay", "--jobs", "60000", "--rounds", "1", "--output", "json", "--against", str(other))
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert [turn["side"] for turn in found["turns"]] == [THIS, OTHER]
