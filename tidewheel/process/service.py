@@ -93,7 +93,7 @@ def _collect() -> None:
 
 
 def _resident_bytes() -> int:
-    """Return the memory of this process; 0 where there is no /proc, so that the collector runs by time alone."""
+    """Return the memory of this process; 0 without /proc, so that the collector runs by time alone."""
     with suppress(OSError):
         return int(_STATM.read_bytes().split()[1]) * PAGESIZE
     return 0
