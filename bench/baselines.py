@@ -119,15 +119,15 @@ def consume(client: Consumer, count: int, *, batch: int = COMMIT) -> Iterator[li
 
 
 _FIRED: LiteralString = """
-SELECT b.key, b.value FROM open_runs AS o JOIN outbox AS b ON b.key = convert_to(o.run_id::text, 'UTF8')
+SELECT b.key, b.value FROM job_runs AS o JOIN outbox AS b ON b.key = convert_to(o.run_id::text, 'UTF8')
  LIMIT %s
 """
 _CLAIM: LiteralString = """
-UPDATE open_runs SET state = 'running', attempt = attempt + 1, started_at = now() WHERE run_id = ANY (%s)
+UPDATE job_runs SET state = 'running', attempt = attempt + 1, started_at = now() WHERE run_id = ANY (%s)
 """
-_END: LiteralString = "DELETE FROM open_runs WHERE run_id = ANY (%s)"
+_END: LiteralString = "DELETE FROM job_runs WHERE run_id = ANY (%s)"
 _FINISH: LiteralString = """
-UPDATE job_runs SET state = 'succeeded', attempt = 1, started_at = now(), finished_at = now() WHERE run_id = ANY (%s)
+UPDATE runs SET state = 'succeeded', attempt = 1, started_at = now(), finished_at = now() WHERE run_id = ANY (%s)
 """
 _ATTEMPT: LiteralString = """
 INSERT INTO attempts (run_id, attempt, tenant, started_at, finished_at, outcome)
@@ -243,9 +243,9 @@ def whole(
         retried: Requeue each run once, and produce, consume and claim it again.
         output: Written as result and as output of each run; None writes none.
     """
-    taken = take_rows(connection, ("job_runs", "open_runs", "run_inputs", "outbox"), most)
+    taken = take_rows(connection, ("runs", "job_runs", "run_inputs", "outbox"), most)
     messages = _fired(connection, most)
-    connection.execute("TRUNCATE job_runs, open_runs, run_inputs, outbox, attempts, active_runs")
+    connection.execute("TRUNCATE finished_runs, job_runs, run_inputs, outbox, attempts, active_runs")
     connection.commit()
     with environment.server.environment() as other:  # with topics that no other writer has used
         topic, completions = (
@@ -255,7 +255,7 @@ def whole(
         sending, reporting = warm_producer(other, topic), warm_producer(other, completions)
         seconds = copy_rows(connection, taken)
         seconds += produce(other, topic, messages, client=sending)
-        connection.execute("ANALYZE open_runs, job_runs")
+        connection.execute("ANALYZE job_runs, runs")
         connection.execute("TRUNCATE outbox")
         connection.commit()
         if retried:

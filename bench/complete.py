@@ -30,12 +30,12 @@ _POLL_EVENTS_SECONDS = 0.5  # each poll is work for the broker
 _RESPONSE_SECONDS = 30.0
 _NO_LEADER = frozenset({KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE})
 _COUNTS: LiteralString = """
-SELECT (SELECT count(*) FROM job_runs),
-       (SELECT count(*) FROM job_runs WHERE state = %(succeeded)s AND attempt = 1),
-       (SELECT count(*) FROM job_runs WHERE state = %(succeeded)s AND attempt = 2),
-       (SELECT count(*) FROM job_runs WHERE state = %(skipped)s AND reason = 'overlap'),
-       (SELECT count(*) FROM job_runs WHERE started_at < scheduled_at),
-       (SELECT count(*) FROM open_runs),
+SELECT (SELECT count(*) FROM runs),
+       (SELECT count(*) FROM runs WHERE state = %(succeeded)s AND attempt = 1),
+       (SELECT count(*) FROM runs WHERE state = %(succeeded)s AND attempt = 2),
+       (SELECT count(*) FROM runs WHERE state = %(skipped)s AND reason = 'overlap'),
+       (SELECT count(*) FROM runs WHERE started_at < scheduled_at),
+       (SELECT count(*) FROM job_runs),
        (SELECT coalesce(sum(occurrences), 0) FROM skips)
 """
 _WORDS = (

@@ -1,12 +1,11 @@
 -- name: read_run
--- Returns one run with the last attempt's error and result: its open row if there is one, else its final row.
--- Index: primary keys of the partition, of open_runs and of the attempts' partitions. No lock.
-SELECT r.run_id, r.job_id, coalesce(o.state, r.state) AS state, coalesce(o.attempt, r.attempt) AS attempt, r.scheduled_at,
-       coalesce(o.started_at, r.started_at) AS started_at, r.finished_at, r.reason,
-       coalesce(r.error_type, a.error_type) AS error_type, a.error_message, x.result, i.progress, i.progress_at, o.deadline_at
-  FROM job_runs AS r
-  LEFT JOIN open_runs AS o ON o.run_id = r.run_id
-  LEFT JOIN attempts AS a ON a.run_id = r.run_id AND a.attempt = r.attempt
+-- Returns one run with the last attempt's error and result.
+-- Index: job_runs_pkey, the partitions' indexes by run. No lock.
+SELECT r.run_id, r.job_id, r.state, r.attempt, r.scheduled_at,
+       r.started_at, r.finished_at, r.reason,
+       coalesce(r.error_type, a.error_type) AS error_type, a.error_message, x.result, i.progress, i.progress_at, r.deadline_at
+  FROM runs AS r
+  LEFT JOIN attempts AS a ON r.finished_at IS NOT NULL AND a.run_id = r.run_id AND a.attempt = r.attempt
   LEFT JOIN attempt_outputs AS x ON x.run_id = r.run_id AND x.attempt = r.attempt
   LEFT JOIN run_inputs AS i ON i.run_id = r.run_id
  WHERE r.run_id = %(run_id)s AND r.tenant = %(tenant)s
@@ -14,16 +13,15 @@ SELECT r.run_id, r.job_id, coalesce(o.state, r.state) AS state, coalesce(o.attem
 
 -- name: read_logs
 -- Returns a run's state and the attempts with output beyond what was read; at least one row if the run exists.
--- Index: primary keys of the partition, of open_runs, of the partitions of attempts and their outputs. No lock.
-SELECT coalesce(o.state, r.state) AS state, coalesce(o.attempt, r.attempt) AS newest, x.attempt, a.outcome,
+-- Index: job_runs_pkey, the partitions' indexes by run. No lock.
+SELECT r.state, r.attempt AS newest, x.attempt, a.outcome,
        coalesce(x.output_bytes, length(x.output)) AS output_bytes, x.output
-  FROM job_runs AS r
-  LEFT JOIN open_runs AS o ON o.run_id = r.run_id
+  FROM runs AS r
   LEFT JOIN attempt_outputs AS x
     ON x.run_id = r.run_id AND x.output IS NOT NULL AND x.attempt >= %(read_attempt)s
    AND (x.attempt > %(read_attempt)s OR coalesce(x.output_bytes, length(x.output)) > %(read_bytes)s)
    AND (%(attempt)s::integer IS NULL OR x.attempt = %(attempt)s)
-  LEFT JOIN attempts AS a ON a.run_id = x.run_id AND a.attempt = x.attempt
+  LEFT JOIN ended_attempts AS a ON a.run_id = x.run_id AND a.attempt = x.attempt
  WHERE r.run_id = %(run_id)s AND r.tenant = %(tenant)s
  ORDER BY x.attempt
  LIMIT %(limit)s
@@ -31,11 +29,11 @@ SELECT coalesce(o.state, r.state) AS state, coalesce(o.attempt, r.attempt) AS ne
 -- name: list_jobs
 -- Returns a page of a tenant's jobs by key, each with its schedule, timer, first run created ahead, and latest run whose
 -- instant has come.
--- Index: jobs_by_key, walked from the page's start; job_versions_pkey, timers_pkey, open_runs_by_job; by job in every
+-- Index: jobs_by_key, walked from the page's start; job_versions_pkey, timers_pkey, job_runs_by_job; by job in every
 -- partition of runs. No lock.
 SELECT j.key, j.job_id, j.version, v.schedule_json, j.labels, j.paused, j.paused_until, j.finished_at, t.scheduled_at AS next_at,
-       a.ahead_at, t.hold_reason, t.overridden OR v.policy_json LIKE '%%calendars":["%%' AS leaves_out, r.run_id, coalesce(o.state, r.state) AS state, r.scheduled_at,
-       coalesce(o.started_at, r.started_at) AS started_at, r.finished_at AS ended_at, r.reason, r.error_type
+       a.ahead_at, t.hold_reason, t.overridden OR v.policy_json LIKE '%%calendars":["%%' AS leaves_out, r.run_id, r.state, r.scheduled_at,
+       r.started_at, r.finished_at AS ended_at, r.reason, r.error_type
   FROM (SELECT *
           FROM jobs
          WHERE tenant = %(tenant)s AND key > %(after)s AND version > 0 AND deleted_at IS NULL
@@ -47,35 +45,33 @@ SELECT j.key, j.job_id, j.version, v.schedule_json, j.labels, j.paused, j.paused
   JOIN job_versions AS v ON v.job_id = j.job_id AND v.version = j.version
   LEFT JOIN timers AS t ON t.job_id = j.job_id
   LEFT JOIN LATERAL (
-        SELECT * FROM job_runs AS l
+        SELECT * FROM runs AS l
          WHERE l.job_id = j.job_id AND l.scheduled_at <= tidewheel_now()
          ORDER BY l.scheduled_at DESC
          LIMIT 1) AS r ON true
  CROSS JOIN LATERAL (
-        SELECT min(w.scheduled_at) AS ahead_at FROM open_runs AS w
+        SELECT min(w.scheduled_at) AS ahead_at FROM job_runs AS w
          WHERE w.job_id = j.job_id AND w.cause = 'timer' AND w.attempt = 0 AND w.scheduled_at > tidewheel_now()) AS a
-  LEFT JOIN open_runs AS o ON o.run_id = r.run_id
  ORDER BY j.key
 
 -- name: show_job
 -- Returns one job with its current version as submitted, its pause, its timer and its latest run.
--- Index: jobs_pkey, job_versions_pkey, timers_pkey, open_runs_by_job; by job in every partition of runs. No lock.
+-- Index: jobs_pkey, job_versions_pkey, timers_pkey, job_runs_by_job and by job in every partition. No lock.
 SELECT j.key, j.job_id, j.version, v.schedule_json, j.labels, j.paused, j.paused_until, j.finished_at, t.scheduled_at AS next_at,
-       a.ahead_at, t.hold_reason, t.overridden OR v.policy_json LIKE '%%calendars":["%%' AS leaves_out, r.run_id, coalesce(o.state, r.state) AS state, r.scheduled_at,
-       coalesce(o.started_at, r.started_at) AS started_at, r.finished_at AS ended_at, r.reason, r.error_type,
+       a.ahead_at, t.hold_reason, t.overridden OR v.policy_json LIKE '%%calendars":["%%' AS leaves_out, r.run_id, r.state, r.scheduled_at,
+       r.started_at, r.finished_at AS ended_at, r.reason, r.error_type,
        v.spec, v.definition, v.effective_at, j.paused_by, j.pause_reason, j.paused_at, j.consecutive_failures, j.created_at
   FROM jobs AS j
   JOIN job_versions AS v ON v.job_id = j.job_id AND v.version = j.version
   LEFT JOIN timers AS t ON t.job_id = j.job_id
   LEFT JOIN LATERAL (
-        SELECT * FROM job_runs AS l
+        SELECT * FROM runs AS l
          WHERE l.job_id = j.job_id AND l.scheduled_at <= tidewheel_now()
          ORDER BY l.scheduled_at DESC
          LIMIT 1) AS r ON true
  CROSS JOIN LATERAL (
-        SELECT min(w.scheduled_at) AS ahead_at FROM open_runs AS w
+        SELECT min(w.scheduled_at) AS ahead_at FROM job_runs AS w
          WHERE w.job_id = j.job_id AND w.cause = 'timer' AND w.attempt = 0 AND w.scheduled_at > tidewheel_now()) AS a
-  LEFT JOIN open_runs AS o ON o.run_id = r.run_id
  WHERE j.job_id = %(job_id)s AND j.deleted_at IS NULL
 
 -- name: find_tenant
@@ -134,11 +130,9 @@ SELECT b.backfill_id, j.key, b.job_id, b.state, b.first_at, b.last_at, b.what, b
 
 -- name: count_backfilled
 -- Returns the number of a backfill's runs in each state.
--- Index: the partition's primary key, open_runs_pkey. No lock.
--- Why: the ids of a backfill's runs are one range in one partition.
-SELECT coalesce(o.state, r.state) AS state, count(*) AS runs
-  FROM job_runs AS r
-  LEFT JOIN open_runs AS o ON o.run_id = r.run_id AND o.run_id BETWEEN %(first_run_id)s AND %(last_run_id)s
+-- Index: job_runs_pkey and the partitions' index by run: the ids of a backfill's runs are one range. No lock.
+SELECT r.state, count(*) AS runs
+  FROM runs AS r
  WHERE r.run_id BETWEEN %(first_run_id)s AND %(last_run_id)s AND r.job_id = %(job_id)s AND r.cause = 'backfill'
  GROUP BY 1
 
@@ -173,13 +167,12 @@ SELECT near.version, near.effective_at, near.retired_at, near.schedule_json, nea
 
 -- name: read_runs_at
 -- Returns the runs of one instant of a job, the timer's first.
--- Index: by job in every partition of runs; primary keys of the other tables. No lock.
-SELECT r.run_id, r.cause, coalesce(o.state, r.state) AS state, r.reason, r.job_version, r.queue, v.handler, r.created_at,
-       nullif(o.publish_at, 'infinity') AS publish_at, i.late_ms, coalesce(o.attempt, r.attempt) AS attempt,
-       coalesce(o.started_at, r.started_at) AS started_at, o.executor_id, r.finished_at, r.error_type
-  FROM job_runs AS r
+-- Index: job_runs_by_job and by job in every partition; primary keys of the other tables. No lock.
+SELECT r.run_id, r.cause, r.state, r.reason, r.job_version, r.queue, v.handler, r.created_at,
+       CASE WHEN r.finished_at IS NULL THEN nullif(r.publish_at, 'infinity') END AS publish_at, i.late_ms, r.attempt,
+       r.started_at, CASE WHEN r.finished_at IS NULL THEN r.executor_id END AS executor_id, r.finished_at, r.error_type
+  FROM runs AS r
   JOIN job_versions AS v ON v.job_id = r.job_id AND v.version = r.job_version
-  LEFT JOIN open_runs AS o ON o.run_id = r.run_id
   LEFT JOIN run_inputs AS i ON i.run_id = r.run_id
  WHERE r.job_id = %(job_id)s AND r.scheduled_at = %(at)s
  ORDER BY r.cause <> 'timer', r.created_at, r.run_id
@@ -191,7 +184,7 @@ SELECT r.run_id, r.cause, coalesce(o.state, r.state) AS state, r.reason, r.job_v
 SELECT *
   FROM (
     SELECT a.attempt, a.outcome, a.executor_id, a.started_at, a.finished_at, a.error_type, a.error_message
-      FROM attempts AS a
+      FROM ended_attempts AS a
      WHERE a.run_id = %(run_id)s
      ORDER BY a.attempt DESC
      LIMIT 100
@@ -225,8 +218,8 @@ SELECT v.scheduled_at, v.moved_to, v.created_at, v.created_by, v.reason, v.done_
 
 -- name: find_runs_ahead
 -- Returns the timer's runs of a job that were created ahead of their time.
--- Index: open_runs_by_job. No lock.
-SELECT run_id, scheduled_at, publish_at FROM open_runs
+-- Index: job_runs_by_job. No lock.
+SELECT run_id, scheduled_at, publish_at FROM job_runs
  WHERE job_id = %(job_id)s AND cause = 'timer' AND attempt = 0 AND state = ANY (%(states)s) AND publish_at > %(now)s
  ORDER BY scheduled_at
  LIMIT %(limit)s
@@ -238,22 +231,21 @@ SELECT error, created_at FROM quarantine WHERE job_id = %(job_id)s ORDER BY id D
 
 -- name: find_active_run_at
 -- Returns the run of a job that was active at a moment: the latest of the job's last 500 that had begun and not ended.
--- Index: by job in every partition of runs; primary keys of the other tables. No lock.
+-- Index: job_runs_by_job and by job in every partition; primary keys of the other tables. No lock.
 SELECT near.run_id
   FROM (
-    SELECT r.run_id, r.started_at, r.finished_at
-      FROM job_runs AS r
+    SELECT r.run_id, r.attempt, r.started_at, r.finished_at
+      FROM runs AS r
      WHERE r.job_id = %(job_id)s AND r.scheduled_at <= %(at)s
      ORDER BY r.scheduled_at DESC
      LIMIT 500
   ) AS near
-  LEFT JOIN open_runs AS o ON o.run_id = near.run_id
  CROSS JOIN LATERAL (SELECT min(a.started_at) AS first_at FROM attempts AS a WHERE a.run_id = near.run_id) AS begun
  WHERE near.run_id <> %(run_id)s
-   AND least(begun.first_at, near.started_at, o.started_at) <= %(at)s
+   AND least(begun.first_at, near.started_at) <= %(at)s
    AND coalesce(near.finished_at, 'infinity') >= %(at)s
-   AND (near.finished_at IS NOT NULL OR o.attempt > 0)
- ORDER BY least(begun.first_at, near.started_at, o.started_at) DESC
+   AND (near.finished_at IS NOT NULL OR near.attempt > 0)
+ ORDER BY least(begun.first_at, near.started_at) DESC
  LIMIT 1
 
 -- name: find_active_run
@@ -263,22 +255,22 @@ SELECT run_id FROM active_runs WHERE job_id = %(job_id)s
 
 -- name: find_chain
 -- Returns the nearest instants before and after a given one with runs of the timer.
--- Index: by job in every partition of runs. No lock.
+-- Index: job_runs_by_job and by job in every partition. No lock.
 -- Why: the occurrences of a fixed_delay are only those with runs.
-SELECT (SELECT r.scheduled_at FROM job_runs AS r
+SELECT (SELECT r.scheduled_at FROM runs AS r
          WHERE r.job_id = %(job_id)s AND r.cause = 'timer' AND r.scheduled_at < %(at)s
          ORDER BY r.scheduled_at DESC LIMIT 1) AS before,
-       (SELECT r.scheduled_at FROM job_runs AS r
+       (SELECT r.scheduled_at FROM runs AS r
          WHERE r.job_id = %(job_id)s AND r.cause = 'timer' AND r.scheduled_at > %(at)s
          ORDER BY r.scheduled_at LIMIT 1) AS after
 
 -- name: oldest_day_of_runs
--- Returns the oldest day with stored runs, from the name of its partition.
+-- Returns the oldest day with finished runs, from the name of its partition.
 -- Index: pg_inherits_parent_index, pg_class_oid_index. No lock.
 SELECT right(min(c.relname), 8)
   FROM pg_inherits AS i
   JOIN pg_class AS c ON c.oid = i.inhrelid
- WHERE i.inhparent = 'job_runs'::regclass
+ WHERE i.inhparent = 'finished_runs'::regclass
 
 -- name: read_versions
 -- Returns a job's versions below a number, the newest first, each with the start of the next one.
@@ -304,10 +296,9 @@ SELECT 1
 
 -- name: find_runs
 -- Returns a page of run ids of a tenant, the newest first.
--- Index: the partitions' primary keys, walked backwards. No lock.
--- Why: the bounds on run_id exclude partitions.
+-- Index: job_runs_pkey and the partitions' index by run, walked backwards. No lock.
 SELECT r.run_id
-  FROM job_runs AS r
+  FROM runs AS r
  WHERE r.tenant = %(tenant)s AND r.run_id < %(before_id)s AND r.run_id >= %(first_id)s
    AND (%(state)s::text IS NULL OR r.state = %(state)s)
    AND (%(labels)s::jsonb IS NULL
@@ -318,12 +309,11 @@ SELECT r.run_id
 
 -- name: find_runs_of_job
 -- Returns a page of run ids of a job, the newest instant first.
--- Index: by job in the partitions since the range's start, walked backwards. No lock.
--- Why: no run's id is older than its instant, so the bound on run_id excludes the partitions before the range.
+-- Index: job_runs_by_job and by job in every partition, walked backwards. No lock.
 SELECT r.run_id
-  FROM job_runs AS r
+  FROM runs AS r
  WHERE r.job_id = %(job_id)s AND (r.scheduled_at, r.run_id) < (%(before_at)s, %(before_id)s)
-   AND r.scheduled_at BETWEEN %(since)s AND %(until)s AND r.run_id >= %(first_id)s
+   AND r.scheduled_at BETWEEN %(since)s AND %(until)s
    AND (%(state)s::text IS NULL OR r.state = %(state)s)
    AND (%(labels)s::jsonb IS NULL
         OR (SELECT coalesce(j.labels, '{}') FROM jobs AS j WHERE j.job_id = r.job_id)
@@ -333,9 +323,9 @@ SELECT r.run_id
 
 -- name: find_open_runs
 -- Returns a page of ids of a tenant's open runs in the given states, the newest first.
--- Index: open_runs_pkey walked backwards, or open_runs_by_job. No lock.
+-- Index: job_runs_pkey walked backwards, or job_runs_by_job. No lock.
 SELECT o.run_id
-  FROM open_runs AS o
+  FROM job_runs AS o
  WHERE o.tenant = %(tenant)s AND o.state = ANY (%(states)s)
    AND (%(job_id)s::uuid IS NULL OR o.job_id = %(job_id)s)
    AND (%(ahead)s::boolean IS NULL OR (o.publish_at > tidewheel_now()) = %(ahead)s)
@@ -360,34 +350,33 @@ SELECT f.run_id
 
 -- name: read_runs
 -- Returns the given runs in their current state.
--- Index: primary keys of the partitions, of jobs and of open_runs. No lock.
-SELECT r.run_id, j.key, r.job_id, r.job_version, coalesce(o.state, r.state) AS state,
-       coalesce(o.publish_at > tidewheel_now(), false) AS ahead, r.cause, r.queue, r.lane,
-       coalesce(o.attempt, r.attempt) AS attempt, r.scheduled_at, r.created_at, nullif(o.publish_at, 'infinity') AS publish_at,
-       coalesce(o.started_at, r.started_at) AS started_at, r.finished_at, r.reason, r.error_type
-  FROM job_runs AS r
+-- Index: job_runs_pkey, the partitions' indexes by run, jobs_pkey. No lock.
+SELECT r.run_id, j.key, r.job_id, r.job_version, r.state,
+       (r.finished_at IS NULL AND r.publish_at > tidewheel_now()) AS ahead, r.cause, r.queue, r.lane,
+       r.attempt, r.scheduled_at, r.created_at, CASE WHEN r.finished_at IS NULL THEN nullif(r.publish_at, 'infinity') END AS publish_at,
+       r.started_at, r.finished_at, r.reason, r.error_type
+  FROM runs AS r
   JOIN jobs AS j ON j.job_id = r.job_id
-  LEFT JOIN open_runs AS o ON o.run_id = r.run_id
  WHERE r.run_id = ANY (%(run_ids)s)
 
 -- name: show_run
 -- Returns one run with all its details except its attempts.
--- Index: primary keys of the partitions, of jobs, job_versions, open_runs and executors; dead_letters_run_id_key. No lock.
-SELECT r.run_id, j.key, r.job_id, r.job_version, coalesce(o.state, r.state) AS state,
-       coalesce(o.publish_at > tidewheel_now(), false) AS ahead, r.cause, r.queue, r.lane,
-       coalesce(o.attempt, r.attempt) AS attempt, r.scheduled_at, r.created_at, nullif(o.publish_at, 'infinity') AS publish_at,
-       coalesce(o.started_at, r.started_at) AS started_at, r.finished_at, r.reason, r.error_type,
+-- Index: primary keys of the partitions, of jobs, job_versions, job_runs and executors; dead_letters_run_id_key. No lock.
+SELECT r.run_id, j.key, r.job_id, r.job_version, r.state,
+       (r.finished_at IS NULL AND r.publish_at > tidewheel_now()) AS ahead, r.cause, r.queue, r.lane,
+       r.attempt, r.scheduled_at, r.created_at, CASE WHEN r.finished_at IS NULL THEN nullif(r.publish_at, 'infinity') END AS publish_at,
+       r.started_at, r.finished_at, r.reason, r.error_type,
        v.handler, o.failed_attempts, o.lost_attempts, o.deadline_at, o.schedule_to_close_at, o.external_deadline_at, o.executor_id, e.name AS executor, o.claimed_from,
-       r.parent_run_id, r.root_run_id, coalesce(j.labels, '{}') || coalesce(i.labels, '{}') AS labels, i.request_id,
+       r.parent_run_id, r.root_run_id, coalesce(j.labels, '{}') || coalesce(i.labels, '{}') AS labels, r.request_id,
        i.traceparent, i.late_ms, i.progress, i.progress_at, i.progress_attempt, i.checkpoint, i.checkpoint_attempt, a.error_message,
        x.result, d.id AS dead_letter, d.redriven_run_id
-  FROM job_runs AS r
+  FROM runs AS r
   JOIN jobs AS j ON j.job_id = r.job_id
   JOIN job_versions AS v ON v.job_id = r.job_id AND v.version = r.job_version
-  LEFT JOIN open_runs AS o ON o.run_id = r.run_id
+  LEFT JOIN job_runs AS o ON o.run_id = r.run_id
   LEFT JOIN executors AS e ON e.executor_id = o.executor_id
   LEFT JOIN run_inputs AS i ON i.run_id = r.run_id
-  LEFT JOIN attempts AS a ON a.run_id = r.run_id AND a.attempt = r.attempt
+  LEFT JOIN attempts AS a ON r.finished_at IS NOT NULL AND a.run_id = r.run_id AND a.attempt = r.attempt
   LEFT JOIN attempt_outputs AS x ON x.run_id = r.run_id AND x.attempt = r.attempt
   LEFT JOIN dead_letters AS d ON d.run_id = r.run_id
  WHERE r.run_id = %(run_id)s AND r.tenant = %(tenant)s
@@ -399,7 +388,7 @@ SELECT *
   FROM (
     SELECT a.attempt, a.outcome, a.executor_id, a.started_at, a.finished_at, a.error_type, a.error_message, a.claimed_from,
            x.trace, x.output, x.output_bytes, x.result
-      FROM attempts AS a
+      FROM ended_attempts AS a
       LEFT JOIN attempt_outputs AS x ON x.run_id = a.run_id AND x.attempt = a.attempt
      WHERE a.run_id = %(run_id)s
      ORDER BY a.attempt DESC
@@ -409,19 +398,18 @@ SELECT *
 
 -- name: read_retry_chain
 -- Returns the runs of one instant of a job: among them a run's retries, and the runs that it retries.
--- Index: by job in the partitions since the instant, open_runs_pkey. No lock.
-SELECT r.run_id, r.parent_run_id, r.cause, coalesce(o.state, r.state) AS state, r.created_at
-  FROM job_runs AS r
-  LEFT JOIN open_runs AS o ON o.run_id = r.run_id
- WHERE r.job_id = %(job_id)s AND r.scheduled_at = %(scheduled_at)s AND r.run_id >= %(first_id)s
+-- Index: job_runs_by_job and by job in every partition. No lock.
+SELECT r.run_id, r.parent_run_id, r.cause, r.state, r.created_at
+  FROM runs AS r
+ WHERE r.job_id = %(job_id)s AND r.scheduled_at = %(scheduled_at)s
  ORDER BY r.created_at, r.run_id
  LIMIT 1000
 
 -- name: count_matching_runs
 -- Returns the number of open runs that a cancellation would match now.
--- Index: open_runs_by_job if a job is given; otherwise all open runs are read. No lock.
+-- Index: job_runs_by_job if a job is given; otherwise all open runs are read. No lock.
 SELECT count(*)
-  FROM open_runs AS o
+  FROM job_runs AS o
  WHERE o.tenant = %(tenant)s AND o.state = ANY (%(states)s) AND (%(include_started)s OR o.attempt = 0)
    AND (%(created_before)s::timestamptz IS NULL OR o.created_at <= %(created_before)s)
    AND (%(job_id)s::uuid IS NULL OR o.job_id = %(job_id)s)

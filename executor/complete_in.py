@@ -105,7 +105,7 @@ class Completion:
         try:
             held = connection.execute(_LOCK_ATTEMPT, columns).fetchone()
         except psycopg.errors.UndefinedTable as error:
-            problem, remedy = "its database has no table open_runs", "give a connection to Tidewheel's own database"
+            problem, remedy = "its database has no table job_runs", "give a connection to Tidewheel's own database"
             raise InvalidInput([FieldError("connection", problem, remedy)]) from error
         if held is None:
             self._refuse(connection)

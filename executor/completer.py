@@ -25,7 +25,6 @@ from tidewheel.executor.attempt import Attempt
 from tidewheel.executor.handler_services import ProgressBuffer
 from tidewheel.executor.outcome import Outcome, failed
 from tidewheel.executor.record_outcomes import record_outcomes
-from tidewheel.postgres.partitions import forget_days
 from tidewheel.postgres.session import Session, is_data_fault
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.service import Backoff, Shutdown
@@ -261,11 +260,7 @@ class Completer:
             psycopg.Error: An outcome's data does not fit.
         """
         try:
-            try:
-                return self._write_once(session, batch)
-            except psycopg.errors.CheckViolation:
-                forget_days()  # an operator may have dropped a partition that this process has seen
-                return self._write_once(session, batch)
+            return self._write_once(session, batch)
         except psycopg.Error as error:
             if is_data_fault(error):
                 raise

@@ -23,11 +23,11 @@ SELECT pg_advisory_xact_lock_shared(hashtext('tidewheel.claims'))
 
 -- name: delete_executor
 -- Delete the row of an executor that has released everything; with an attempt left the row stays for a reaper.
--- Index: executors_pkey; reads open_runs once, at the end of a process.
+-- Index: executors_pkey; reads job_runs once, at the end of a process.
 -- Lock: its own row.
 DELETE FROM executors
  WHERE executor_id = %(executor_id)s
-   AND NOT EXISTS (SELECT FROM open_runs AS o WHERE o.executor_id = %(executor_id)s AND o.state = ANY (%(states)s))
+   AND NOT EXISTS (SELECT FROM job_runs AS o WHERE o.executor_id = %(executor_id)s AND o.state = ANY (%(states)s))
 
 -- name: watch_executors
 -- Return every executor's counter and lease, and the server's start time, for the reaper to compare.
@@ -53,18 +53,18 @@ DELETE FROM executors WHERE executor_id = %(executor_id)s
 
 -- name: lock_leased_runs
 -- Lock the attempts of an executor that missed its lease; `state` is null if another transaction holds the row.
--- Index: none on executor_id, which would cost every claim its HOT update; read only after a loss. open_runs_pkey.
+-- Index: none on executor_id, which would cost every claim its HOT update; read only after a loss. job_runs_pkey.
 -- Lock: each run in run_id order; locked rows are skipped.
 -- Why: a statement after lock_missed_lease, so that it sees every earlier claim. Without the locks, the silent executor could
 -- move a run to waiting before it is requeued.
 SELECT owned.run_id, owned.job_id, owned.job_version, owned.attempt, owned.lost_attempts, locked.state
   FROM (SELECT *
-          FROM open_runs AS o
+          FROM job_runs AS o
          WHERE o.executor_id = %(executor_id)s AND o.state = ANY (%(states)s)
          ORDER BY o.run_id) AS owned
   LEFT JOIN LATERAL (
     SELECT p.state
-      FROM open_runs AS p
+      FROM job_runs AS p
      WHERE p.run_id = owned.run_id
        AND p.attempt = owned.attempt
        AND p.executor_id = %(executor_id)s
@@ -74,28 +74,29 @@ SELECT owned.run_id, owned.job_id, owned.job_version, owned.attempt, owned.lost_
 
 -- name: find_orphans
 -- Return executors that own attempts and have no row: a safety net that should find nothing.
--- Index: none; reads open_runs once a minute, by one reaper at a time.
+-- Index: none; reads job_runs once a minute, by one reaper at a time.
 -- Lock: an advisory one, skipped if it is taken.
 SELECT DISTINCT o.executor_id
-  FROM open_runs AS o
+  FROM job_runs AS o
  WHERE (SELECT pg_try_advisory_xact_lock(hashtext('tidewheel.orphans')))
    AND o.state = ANY (%(states)s)
    AND NOT EXISTS (SELECT FROM executors AS e WHERE e.executor_id = o.executor_id)
 
 -- name: find_due_runs
 -- Return due open runs that this executor can run, the oldest first, with their age, for the sweep.
--- Index: open_runs_due, from the low-water mark; reads at most 20,000 rows of a lane. No lock; the claim decides.
+-- Index: job_runs_due, from the low-water mark; reads at most 20,000 rows of a lane. No lock; the claim decides.
 -- Why: runs that a cancellation names are left out, or a backlog of them would hide the runs behind it. A subquery for each
 -- row lets the scan end at the last row needed.
 SELECT o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.attempt, o.scheduled_at, o.publish_at,
-       (SELECT tidewheel_now()) - o.publish_at AS age
+       o.created_at, (SELECT tidewheel_now()) - o.publish_at AS age
   FROM unnest(%(queues)s::text[], %(lanes)s::text[], %(limits)s::integer[], %(marks)s::timestamptz[])
        AS s (queue, lane, row_limit, mark)
  CROSS JOIN LATERAL (
-    SELECT d.run_id, d.job_id, d.shard, d.queue, d.lane, d.cause, d.job_version, d.attempt, d.scheduled_at, d.publish_at
+    SELECT d.run_id, d.job_id, d.shard, d.queue, d.lane, d.cause, d.job_version, d.attempt, d.scheduled_at, d.publish_at,
+           d.created_at
       FROM (
         SELECT r.*
-          FROM open_runs AS r
+          FROM job_runs AS r
          WHERE r.queue = s.queue
            AND r.lane = s.lane
            AND r.publish_at > s.mark
@@ -163,15 +164,17 @@ UPDATE executors SET last_claim_seq = %(claim_seq)s WHERE executor_id = %(execut
 
 -- name: find_due_handled
 -- Return open runs of these queues that a remote executor can run and that have been due for a while, critical first.
--- Index: open_runs_due; reads at most 20,000 rows of a lane. No lock; the claim that follows decides.
+-- Index: job_runs_due; reads at most 20,000 rows of a lane. No lock; the claim that follows decides.
 -- Why: runs that a cancellation names are left out, as in find_due_runs.
-SELECT o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.attempt, o.scheduled_at, o.publish_at
+SELECT o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.attempt, o.scheduled_at, o.publish_at,
+       o.created_at
   FROM unnest(%(queues)s::text[], %(lanes)s::text[]) WITH ORDINALITY AS s (queue, lane, rank)
  CROSS JOIN LATERAL (
-    SELECT d.run_id, d.job_id, d.shard, d.queue, d.lane, d.cause, d.job_version, d.attempt, d.scheduled_at, d.publish_at
+    SELECT d.run_id, d.job_id, d.shard, d.queue, d.lane, d.cause, d.job_version, d.attempt, d.scheduled_at, d.publish_at,
+           d.created_at
       FROM (
         SELECT r.*
-          FROM open_runs AS r
+          FROM job_runs AS r
          WHERE r.queue = s.queue
            AND r.lane = s.lane
            AND r.publish_at <= (SELECT tidewheel_now()) - %(min_age)s::interval
@@ -193,16 +196,16 @@ SELECT o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.a
 -- Index: none on executor_id; read only after a response was lost.
 -- No lock: its own row keeps its claims apart.
 SELECT o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.attempt - 1 AS attempt, o.scheduled_at,
-       o.publish_at
-  FROM open_runs AS o
+       o.publish_at, o.created_at
+  FROM job_runs AS o
  WHERE o.executor_id = %(executor_id)s AND o.claimed_from = %(claimed_from)s AND o.state = ANY (%(states)s)
 
 -- name: read_owned_attempts
 -- Return those of the reported attempts that their executor still owns.
--- Index: open_runs_pkey. No lock; every write about them carries the same fence.
+-- Index: job_runs_pkey. No lock; every write about them carries the same fence.
 SELECT o.job_id, o.job_version, o.run_id, o.attempt, o.failed_attempts, o.lost_attempts, o.publish_at, o.started_at, o.schedule_to_close_at
   FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[]) AS requested (run_id, attempt)
- CROSS JOIN LATERAL (SELECT * FROM open_runs AS p WHERE p.run_id = requested.run_id OFFSET 0) AS o
+ CROSS JOIN LATERAL (SELECT * FROM job_runs AS p WHERE p.run_id = requested.run_id OFFSET 0) AS o
  WHERE o.attempt = requested.attempt AND o.executor_id = %(executor_id)s AND o.state = ANY (%(states)s)
 
 -- name: drop_handled_signals
@@ -215,9 +218,9 @@ DELETE FROM signals AS s
 
 -- name: lock_attempt
 -- Lock an attempt that may still complete its run; from then on no other transaction ends, cancels or requeues it.
--- Index: open_runs_pkey.
+-- Index: job_runs_pkey.
 -- Lock: the row, waiting for another transaction and then reading the row's new version.
-SELECT run_id FROM open_runs
+SELECT run_id FROM job_runs
  WHERE run_id = %(run_id)s AND attempt = %(attempt)s AND executor_id = %(executor_id)s AND state = %(running)s
    FOR UPDATE
 
@@ -227,11 +230,11 @@ SELECT tidewheel_attempt_over(%(run_id)s, %(attempt)s)
 
 -- name: read_previous
 -- Return the job's last earlier instant that became a run, and its last earlier run that succeeded, with the result.
--- Index: by job in every partition of runs, scanned backwards from the instant; outputs by run and attempt. No lock.
+-- Index: job_runs_by_job and by job in every partition, scanned backwards from the instant; outputs by run and attempt. No lock.
 -- Why: neither is searched for beyond this many runs.
 SELECT (SELECT r.scheduled_at
           FROM (SELECT e.scheduled_at, e.cause, e.state
-                  FROM job_runs AS e
+                  FROM runs AS e
                  WHERE e.job_id = %(job_id)s AND e.scheduled_at < %(at)s
                  ORDER BY e.scheduled_at DESC
                  LIMIT %(limit)s) AS r
@@ -243,7 +246,7 @@ SELECT (SELECT r.scheduled_at
   LEFT JOIN LATERAL (
     SELECT r.scheduled_at, x.result
       FROM (SELECT e.run_id, e.attempt, e.scheduled_at, e.state
-              FROM job_runs AS e
+              FROM runs AS e
              WHERE e.job_id = %(job_id)s AND e.scheduled_at < %(at)s
              ORDER BY e.scheduled_at DESC
              LIMIT %(limit)s) AS r

@@ -67,6 +67,7 @@ class DueRun:
     attempt: int
     scheduled_at: datetime
     publish_at: datetime
+    created_at: datetime
     age: timedelta = timedelta(0)
 
 

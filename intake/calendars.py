@@ -2,7 +2,7 @@
 
 A change takes effect at once and exactly. One transaction fires the overdue occurrences under the old days, retracts
 the runs whose instant is ahead, and sets the timers under the new days, all by one reading of the clock. Lock order:
-calendars, timers, jobs, open_runs. A submit locks its calendars for share before it locks timers, so that no change
+calendars, timers, jobs, job_runs. A submit locks its calendars for share before it locks timers, so that no change
 misses it. Firing only reads calendars, since a change holds the timers. Rows written: calendars, job_calendars, timers.
 """
 

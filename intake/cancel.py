@@ -71,7 +71,7 @@ class _Cancels:
         if found is None:
             return rejected(received, UnknownRun(request.run_id))
         job_id, version, final = found
-        # The open row has the state. Without one the run has ended, and job_runs may be newer than the row read above.
+        # The open row has the state. Without one the run has ended, and runs may be newer than the row read above.
         state = self._cancel(columns, request.reason or _REQUESTED)
         if state is None:
             again = self._connection.execute(_READ_RUN, columns, binary=True).fetchone()

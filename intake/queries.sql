@@ -38,7 +38,8 @@ SELECT job_id FROM timers WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR U
 -- The timers that were just locked, with the columns of their versions that firing needs.
 -- Index: timers_pkey, job_versions_pkey. No lock.
 SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule_json, v.handler, v.queue, v.lane, v.overlap,
-       v.definition, v.has_deadlines, v.policy_json, nullif(t.due_at, 'infinity') AS due_at, t.catch_up_end, t.hold_reason, t.overridden
+       v.definition, v.has_deadlines, v.policy_json, nullif(t.due_at, 'infinity') AS due_at, t.catch_up_end, t.hold_reason, t.overridden,
+       t.repeats_until
   FROM timers AS t
   JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
  WHERE t.job_id = ANY (%(job_ids)s)
@@ -191,10 +192,13 @@ UPDATE jobs AS j
 -- Inserts or updates the timers of jobs that have occurrences.
 -- Index: timers_pkey, overrides_pkey; timers_due changes. Lock: rows that are locked already, or new.
 -- Why least: a moved occurrence that has not fired may be due before the next instant.
-INSERT INTO timers (job_id, tenant, shard, due_at, scheduled_at, version, hold_reason, overridden)
+-- Why repeats_until: a run that was created ahead, within the lookahead of at most 60 s, and has ended is not retracted,
+-- so firing looks for runs of the instants that are decided again. A job's first version has no earlier run.
+INSERT INTO timers (job_id, tenant, shard, due_at, scheduled_at, version, hold_reason, overridden, repeats_until)
 SELECT new.job_id, new.tenant, new.shard,
        CASE WHEN new.hold_reason IS NULL THEN least(new.due_at, pending.moved_to) ELSE new.due_at END,
-       new.scheduled_at, new.version, new.hold_reason, pending.overrides > 0
+       new.scheduled_at, new.version, new.hold_reason, pending.overrides > 0,
+       CASE WHEN new.version > 1 THEN (SELECT tidewheel_now()) + interval '5 minutes' END
   FROM unnest(
         %(job_ids)s::uuid[], %(tenants)s::text[], %(shards)s::smallint[], %(due_at)s::timestamptz[],
         %(scheduled_at)s::timestamptz[], %(versions)s::integer[], %(hold_reasons)s::text[]
@@ -207,13 +211,16 @@ SELECT new.job_id, new.tenant, new.shard,
   ) AS pending
     ON CONFLICT (job_id) DO UPDATE
    SET due_at = excluded.due_at, scheduled_at = excluded.scheduled_at, version = excluded.version,
-       hold_reason = excluded.hold_reason, overridden = excluded.overridden, catch_up_end = NULL
+       hold_reason = excluded.hold_reason, overridden = excluded.overridden, catch_up_end = NULL,
+       repeats_until = CASE WHEN excluded.scheduled_at < timers.scheduled_at
+                            THEN greatest(timers.repeats_until, timers.scheduled_at)
+                            ELSE timers.repeats_until END
 
 -- name: read_timers
 -- The next fire times of these jobs for replies: of the run written ahead, else of the timer, unless it is on hold.
--- Index: timers_pkey, job_versions_pkey, open_runs_by_job. No lock.
+-- Index: timers_pkey, job_versions_pkey, job_runs_by_job. No lock.
 SELECT t.job_id, t.due_at, t.overridden OR v.policy_json LIKE '%%calendars":["%%',
-       (SELECT min(o.scheduled_at) FROM open_runs AS o
+       (SELECT min(o.scheduled_at) FROM job_runs AS o
          WHERE o.job_id = t.job_id AND o.cause = 'timer' AND o.attempt = 0 AND o.scheduled_at > (SELECT tidewheel_now()))
   FROM timers AS t
   JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
@@ -221,10 +228,9 @@ SELECT t.job_id, t.due_at, t.overridden OR v.policy_json LIKE '%%calendars":["%%
 
 -- name: read_timer_runs
 -- The states of these runs, of those that exist.
--- Index: the partition's primary key, open_runs_pkey. No lock: timers create them under locks that the caller holds.
-SELECT r.run_id, coalesce(o.state, r.state)
-  FROM job_runs AS r
-  LEFT JOIN open_runs AS o ON o.run_id = r.run_id
+-- Index: job_runs_pkey, the partitions' index by run. No lock: timers create them under locks that the caller holds.
+SELECT r.run_id, r.state
+  FROM runs AS r
  WHERE r.run_id = ANY (%(run_ids)s)
 
 -- name: pause_jobs
@@ -321,8 +327,8 @@ SELECT v.job_id, min(v.version) FROM job_versions AS v WHERE v.job_id = ANY (%(j
 
 -- name: lock_unstarted_runs
 -- Some open runs of these jobs that no attempt has started, locked, in run_id order.
--- Index: open_runs_by_job. Lock: each row; waits for a claim under way, which then has started it.
-SELECT run_id, attempt FROM open_runs
+-- Index: job_runs_by_job. Lock: each row; waits for a claim under way, which then has started it.
+SELECT run_id, attempt FROM job_runs
  WHERE job_id = ANY (%(job_ids)s) AND attempt = 0 AND state = ANY (%(states)s)
  ORDER BY run_id
  LIMIT %(limit)s
@@ -337,18 +343,18 @@ SELECT tenant, job_id, %(now)s, 'job_deleted'
 
 -- name: lock_run
 -- One open run to cancel, locked; no row if another transaction holds it or if it has ended.
--- Index: open_runs_pkey. Lock: the row; does not wait.
-SELECT state, attempt, executor_id FROM open_runs WHERE run_id = %(run_id)s AND tenant = %(tenant)s FOR UPDATE SKIP LOCKED
+-- Index: job_runs_pkey. Lock: the row; does not wait.
+SELECT state, attempt, executor_id FROM job_runs WHERE run_id = %(run_id)s AND tenant = %(tenant)s FOR UPDATE SKIP LOCKED
 
 -- name: read_open_states
 -- The states of those runs that are open, locked or not.
--- Index: open_runs_pkey. No lock.
-SELECT run_id, state FROM open_runs WHERE run_id = ANY (%(run_ids)s::uuid[])
+-- Index: job_runs_pkey. No lock.
+SELECT run_id, state FROM job_runs WHERE run_id = ANY (%(run_ids)s::uuid[])
 
 -- name: wait_for_runs
 -- Locks open runs that another transaction holds; a later statement reads the result.
--- Index: open_runs_pkey. Lock: each row in run_id order; waits up to lock_timeout.
-SELECT run_id FROM open_runs WHERE run_id = ANY (%(run_ids)s::uuid[]) ORDER BY run_id FOR UPDATE
+-- Index: job_runs_pkey. Lock: each row in run_id order; waits up to lock_timeout.
+SELECT run_id FROM job_runs WHERE run_id = ANY (%(run_ids)s::uuid[]) ORDER BY run_id FOR UPDATE
 
 -- name: read_lock_timeout
 -- The session's lock_timeout.
@@ -366,17 +372,16 @@ SELECT set_config('lock_timeout', %(lock_timeout)s, true)
 INSERT INTO pending_cancels (run_id, tenant, reason) VALUES (%(run_id)s, %(tenant)s, %(reason)s)
 
 -- name: read_run
--- A run's job, version and final state.
--- Index: the partition's primary key. No lock.
-SELECT job_id, job_version, state FROM job_runs WHERE run_id = %(run_id)s AND tenant = %(tenant)s
+-- A run's job, version and state.
+-- Index: job_runs_pkey, the partitions' index by run. No lock.
+SELECT job_id, job_version, state FROM runs WHERE run_id = %(run_id)s AND tenant = %(tenant)s
 
 -- name: read_retried_runs
 -- The runs to retry, with their inputs; an ended run never changes.
--- Index: primary keys of the partitions and of open_runs. No lock.
-SELECT r.run_id, r.tenant, r.job_id, r.job_version, coalesce(o.state, r.state) AS state, r.scheduled_at, r.root_run_id,
+-- Index: job_runs_pkey, the partitions' indexes by run. No lock.
+SELECT r.run_id, r.tenant, r.job_id, r.job_version, r.state, r.scheduled_at, r.root_run_id,
        i.payload, i.payload_content_type, i.labels, i.traceparent
-  FROM job_runs AS r
-  LEFT JOIN open_runs AS o ON o.run_id = r.run_id
+  FROM runs AS r
   LEFT JOIN run_inputs AS i ON i.run_id = r.run_id AND i.run_id = ANY (%(run_ids)s)
  WHERE r.run_id = ANY (%(run_ids)s)
 
@@ -418,25 +423,25 @@ VALUES (%(id)s, %(tenant)s, %(job_id)s, %(labels)s, %(queue)s, %(lane)s, %(handl
 
 -- name: lock_attempts
 -- Open runs that a task token names, locked.
--- Index: open_runs_pkey. Lock: each row in run_id order; skips rows that another transaction holds.
+-- Index: job_runs_pkey. Lock: each row in run_id order; skips rows that another transaction holds.
 SELECT run_id, job_id, job_version, state, attempt, failed_attempts, executor_id
-  FROM open_runs
+  FROM job_runs
  WHERE run_id = ANY (%(run_ids)s::uuid[])
  ORDER BY run_id
    FOR UPDATE SKIP LOCKED
 
 -- name: read_final_states
 -- The final states of runs that are not open. A later statement than the one that read the open rows.
--- Index: the partition's primary key. No lock.
-SELECT run_id, state FROM job_runs WHERE run_id = ANY (%(run_ids)s::uuid[])
+-- Index: the partitions' index by run. No lock.
+SELECT run_id, state FROM finished_runs WHERE run_id = ANY (%(run_ids)s::uuid[])
 
 -- name: extend_deadlines
 -- Extends the heartbeat deadlines of waiting runs after a heartbeat.
--- Index: open_runs_pkey; open_runs_deadline changes. Lock: rows that are locked already, found by ctid.
-UPDATE open_runs AS o
+-- Index: job_runs_pkey; job_runs_deadline changes. Lock: rows that are locked already, found by ctid.
+UPDATE job_runs AS o
    SET deadline_at = least(o.schedule_to_close_at, o.external_deadline_at, (SELECT tidewheel_now()) + given.heartbeat)
   FROM unnest(%(run_ids)s::uuid[], %(heartbeats)s::interval[]) AS given (run_id, heartbeat)
- CROSS JOIN LATERAL (SELECT p.ctid AS at FROM open_runs AS p WHERE p.run_id = given.run_id OFFSET 0) AS found
+ CROSS JOIN LATERAL (SELECT p.ctid AS at FROM job_runs AS p WHERE p.run_id = given.run_id OFFSET 0) AS found
  WHERE o.ctid = found.at
 
 -- name: acquire_partition
@@ -513,8 +518,8 @@ UPDATE backfills
 
 -- name: lock_unstarted_backfill_runs
 -- The open runs of a backfill that no attempt has started, locked: 1,000 at most are open at once.
--- Index: open_runs_pkey. Lock: each row in run_id order; waits for a claim under way, which then has started it.
-SELECT run_id FROM open_runs
+-- Index: job_runs_pkey. Lock: each row in run_id order; waits for a claim under way, which then has started it.
+SELECT run_id FROM job_runs
  WHERE run_id BETWEEN %(first_run_id)s AND %(last_run_id)s AND job_id = %(job_id)s AND cause = 'backfill' AND attempt = 0
    AND state = ANY (%(states)s)
  ORDER BY run_id

@@ -69,7 +69,7 @@ def apply_retries(connection: Conn, installation: Installation, batch: Sequence[
         runs.append(new)
         redriven[run.run_id] = new.run_id
         replies.append(accepted(received, job_id=str(run.job_id), job_version=new.job_version, run_id=str(new.run_id)))
-    create_runs(connection, installation, runs, now=now, repeats=True)
+    create_runs(connection, installation, list({run.run_id: run for run in runs}.values()), now=now)
     mark_redriven(connection, redriven, now)
     return replies
 
@@ -115,7 +115,6 @@ def _new_run(
         payload_content_type=payload.content_type if payload else None,
         labels=old.labels,
         traceparent=request.traceparent or old.traceparent,
-        request_id=request.request_id,
     )
     return NewRun(
         run_id=run_id(job.job_id, old.scheduled_at, Cause.RETRY, origin, at=now),
@@ -134,6 +133,7 @@ def _new_run(
         inputs=None if inputs == RunInputs() else inputs,
         parent_run_id=RunId(old.run_id),
         root_run_id=RunId(old.root_run_id or old.run_id),
+        request_id=request.request_id,
     )
 
 

@@ -9,11 +9,11 @@ and the first replies prevent that.
 import os
 from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from typing import NamedTuple, cast
 from uuid import UUID
 
 from tidewheel.errors import FieldError, InvalidInput, UnknownJob
-from tidewheel.ids import JobId, run_id
+from tidewheel.ids import JobId, RunId, run_id
 from tidewheel.intake.request import ReceivedRequest, accepted, rejected
 from tidewheel.jobs.requests import LONGEST_DELAY, JobTrigger
 from tidewheel.postgres.database_clock import read_now
@@ -49,6 +49,7 @@ def apply_triggers(connection: Conn, installation: Installation, batch: Sequence
     jobs = lock_jobs_for_share(connection, {received.job_id for received in batch})
     now = read_now(connection)
     runs: list[NewRun] = []
+    ahead: set[RunId] = set()
     replies: list[Reply] = []
     for received in batch:
         job = jobs.get(received.job_id)
@@ -61,6 +62,8 @@ def apply_triggers(connection: Conn, installation: Installation, batch: Sequence
             replies.append(rejected(received, refused))
             continue
         runs.append(run)
+        if cast("JobTrigger", received.request).run_at is not None:
+            ahead.add(run.run_id)
         replies.append(
             accepted(
                 received,
@@ -70,7 +73,12 @@ def apply_triggers(connection: Conn, installation: Installation, batch: Sequence
                 next_run_at=run.scheduled_at,
             )
         )
-    create_runs(connection, installation, runs, now=now, repeats=True)
+    # The id of a run that has a `run_at` ahead may be that of an earlier run. All others hold the time of this call.
+    unique = {run.run_id: run for run in runs}
+    create_runs(connection, installation, [run for run_id, run in unique.items() if run_id not in ahead], now=now)
+    create_runs(
+        connection, installation, [run for run_id, run in unique.items() if run_id in ahead], now=now, repeats=True
+    )
     return replies
 
 
@@ -89,7 +97,7 @@ def _run(received: ReceivedRequest, job: TriggeredJob, now: datetime) -> NewRun:
     at = _instant(request, now)
     payload = request.carried
     content, content_type = (payload.content, payload.content_type) if payload else (None, None)
-    inputs = RunInputs(content, content_type, request.labels, request.overlap, request.traceparent, request.request_id)
+    inputs = RunInputs(content, content_type, request.labels, request.overlap, request.traceparent)
     return NewRun(
         run_id=run_id(job.job_id, at, Cause.TRIGGER, received.seed() or os.urandom(16)),
         job_id=JobId(job.job_id),
@@ -105,6 +113,7 @@ def _run(received: ReceivedRequest, job: TriggeredJob, now: datetime) -> NewRun:
         publish_at=at,
         definition=job.definition,
         inputs=None if inputs == _NOTHING else inputs,
+        request_id=request.request_id,
     )
 
 

@@ -1,56 +1,10 @@
--- Runs: their identity and outcome, the open ones, attempts, cancellations, dead letters, backfills.
--- tidewheel/postgres/partitions.py creates the partitions, one per day. They are cut by run_id alone, whose first 48
--- bits are milliseconds. There is no default partition.
+-- Runs: the open ones, the finished ones, attempts, cancellations, dead letters, backfills.
+-- tidewheel/postgres/partitions.py creates the partitions, one per day. They are cut by the instant at which the database
+-- writes a row, never by one that a client can choose. There is no default partition.
 
--- Identity, origin and outcome of a run. Written when it is created and when it ends. The primary key makes occurrences
--- unique.
+-- One row from create_runs until the run is terminal, written with its outbox row. The primary key makes occurrences
+-- unique. Sweep, cancel, deadlines and lists read it.
 CREATE TABLE job_runs (
-    run_id        uuid NOT NULL PRIMARY KEY,
-    job_id        uuid NOT NULL,
-    tenant        text NOT NULL,
-    job_version   integer NOT NULL,
-    shard         smallint NOT NULL,
-    cause         text NOT NULL CHECK (cause IN ('timer', 'trigger', 'backfill', 'workflow', 'retry')),
-    queue         text NOT NULL,
-    lane          text NOT NULL CHECK (lane IN ('critical', 'standard', 'batch')),
-    scheduled_at  timestamptz NOT NULL,
-    created_at    timestamptz NOT NULL,
-    parent_run_id uuid,
-    root_run_id   uuid,
-    state         text NOT NULL DEFAULT 'queued' CHECK (state IN (
-        'queued', 'buffered', 'running', 'waiting', 'retrying', 'cancelling', 'blocked',
-        'succeeded', 'failed', 'timed_out', 'cancelled', 'skipped')),
-    attempt       integer NOT NULL DEFAULT 0,
-    started_at    timestamptz,
-    finished_at   timestamptz,
-    reason        text,
-    error_type    text
-) PARTITION BY RANGE (run_id);
-COMMENT ON COLUMN job_runs.state IS 'the terminal state; open_runs holds the state of an open run';
-CREATE INDEX job_runs_by_job ON job_runs (job_id, scheduled_at);
-
--- The inputs of a run beyond its job's version, and the progress of its attempt. Most runs have no row here.
-CREATE TABLE run_inputs (
-    run_id               uuid NOT NULL PRIMARY KEY,
-    tenant               text NOT NULL,
-    payload              bytea,
-    payload_content_type text,
-    labels               jsonb,
-    overlap              text,
-    traceparent          text,
-    request_id           text,
-    checkpoint           bytea,
-    checkpoint_attempt   integer,
-    late_ms              bigint,
-    progress             bytea,
-    progress_at          timestamptz,
-    progress_attempt     integer
-) PARTITION BY RANGE (run_id);
-COMMENT ON COLUMN run_inputs.late_ms IS 'the delay of a run that catches up a missed occurrence';
-COMMENT ON COLUMN run_inputs.progress_attempt IS 'the attempt that reported progress';
-
--- One row from create_runs until the run is terminal. Sweep, cancel, deadlines and lists read it.
-CREATE TABLE open_runs (
     run_id               uuid PRIMARY KEY,
     job_id               uuid NOT NULL,
     tenant               text NOT NULL,
@@ -75,7 +29,10 @@ CREATE TABLE open_runs (
     executor_id          uuid,
     claimed_from         text,
     schedule_to_close_at timestamptz,
-    external_deadline_at timestamptz
+    external_deadline_at timestamptz,
+    parent_run_id        uuid,
+    root_run_id          uuid,
+    request_id           text
 ) WITH (
     -- A claim makes the row longer and changes no indexed column. With room for a second version of each row it stays
     -- on its page and touches no index (docs/performance.md).
@@ -84,16 +41,80 @@ CREATE TABLE open_runs (
     autovacuum_vacuum_threshold = 5000,
     autovacuum_vacuum_cost_delay = 0
 );
-COMMENT ON COLUMN open_runs.handler IS 'what an executor must have: a handler''s name, tidewheel.shell or tidewheel.lambda; null if any executor will do';
-COMMENT ON COLUMN open_runs.publish_at IS 'the earliest time of a claim; infinity while buffered, blocked or waiting';
-COMMENT ON COLUMN open_runs.deadline_at IS 'the earliest timeout that the scheduler enforces: schedule_to_start until an attempt starts, schedule_to_close_at, external_deadline_at, an external heartbeat';
-COMMENT ON COLUMN open_runs.executor_id IS 'the executor that owns the attempt; of a waiting run the one that started it';
-COMMENT ON COLUMN open_runs.claimed_from IS 'the message of the last claim as topic/partition/offset@timestamp, or sweep';
-COMMENT ON COLUMN open_runs.schedule_to_close_at IS 'the time at which schedule_to_close expires';
-COMMENT ON COLUMN open_runs.external_deadline_at IS 'the time limit for the external completion of a waiting run';
-CREATE INDEX open_runs_due ON open_runs (queue, lane, publish_at);
-CREATE INDEX open_runs_by_job ON open_runs (job_id, scheduled_at); -- finds a job's oldest buffered run first
-CREATE INDEX open_runs_deadline ON open_runs (deadline_at) WHERE deadline_at IS NOT NULL;
+COMMENT ON COLUMN job_runs.handler IS 'what an executor must have: a handler''s name, tidewheel.shell or tidewheel.lambda; null if any executor will do';
+COMMENT ON COLUMN job_runs.publish_at IS 'the earliest time of a claim; infinity while buffered, blocked or waiting';
+COMMENT ON COLUMN job_runs.deadline_at IS 'the earliest timeout that the scheduler enforces: schedule_to_start until an attempt starts, schedule_to_close_at, external_deadline_at, an external heartbeat';
+COMMENT ON COLUMN job_runs.executor_id IS 'the executor that owns the attempt; of a waiting run the one that started it';
+COMMENT ON COLUMN job_runs.claimed_from IS 'the message of the last claim as topic/partition/offset@timestamp, or sweep';
+COMMENT ON COLUMN job_runs.schedule_to_close_at IS 'the time at which schedule_to_close expires';
+COMMENT ON COLUMN job_runs.external_deadline_at IS 'the time limit for the external completion of a waiting run';
+CREATE INDEX job_runs_due ON job_runs (queue, lane, publish_at);
+CREATE INDEX job_runs_by_job ON job_runs (job_id, scheduled_at); -- finds a job's oldest buffered run first
+CREATE INDEX job_runs_deadline ON job_runs (deadline_at) WHERE deadline_at IS NOT NULL;
+
+-- The outcome of each run, complete when it is made: written once, by the transaction that deletes its row of job_runs.
+-- The index by job is walked backwards for a job's latest runs.
+CREATE TABLE finished_runs (
+    run_id        uuid NOT NULL,
+    job_id        uuid NOT NULL,
+    tenant        text NOT NULL,
+    job_version   integer NOT NULL,
+    shard         smallint NOT NULL,
+    cause         text NOT NULL,
+    queue         text NOT NULL,
+    lane          text NOT NULL,
+    scheduled_at  timestamptz NOT NULL,
+    publish_at    timestamptz NOT NULL,
+    created_at    timestamptz NOT NULL,
+    started_at    timestamptz,
+    finished_at   timestamptz NOT NULL,
+    state         text NOT NULL CHECK (state IN ('succeeded', 'failed', 'timed_out', 'cancelled', 'skipped')),
+    attempt       integer NOT NULL,
+    executor_id   uuid,
+    claimed_from  text,
+    parent_run_id uuid,
+    root_run_id   uuid,
+    request_id    text,
+    reason        text,
+    error_type    text
+) PARTITION BY RANGE (finished_at);
+COMMENT ON TABLE finished_runs IS 'each partition has a unique index on run_id as well';
+COMMENT ON COLUMN finished_runs.started_at IS 'the start of the last attempt; null if the run ended between two attempts, or before the first';
+CREATE INDEX finished_runs_by_job ON finished_runs (job_id, scheduled_at);
+
+-- All runs, open and finished, in one statement: a run that ends between two statements is in neither result.
+CREATE VIEW runs AS
+SELECT run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, publish_at, created_at, started_at,
+       NULL::timestamptz AS finished_at, state, attempt, executor_id, claimed_from, parent_run_id, root_run_id, request_id,
+       NULL::text AS reason, NULL::text AS error_type, deadline_at
+  FROM job_runs
+ UNION ALL
+SELECT run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, publish_at, created_at, started_at,
+       finished_at, state, attempt, executor_id, claimed_from, parent_run_id, root_run_id, request_id,
+       reason, error_type, NULL::timestamptz
+  FROM finished_runs;
+
+-- The inputs of a run beyond its job's version, and the progress of its attempt. Most runs have no row here.
+CREATE TABLE run_inputs (
+    run_id               uuid NOT NULL,
+    created_at           timestamptz NOT NULL,
+    tenant               text NOT NULL,
+    payload              bytea,
+    payload_content_type text,
+    labels               jsonb,
+    overlap              text,
+    traceparent          text,
+    checkpoint           bytea,
+    checkpoint_attempt   integer,
+    late_ms              bigint,
+    progress             bytea,
+    progress_at          timestamptz,
+    progress_attempt     integer,
+    PRIMARY KEY (run_id, created_at)
+) PARTITION BY RANGE (created_at);
+COMMENT ON COLUMN run_inputs.created_at IS 'that of the run';
+COMMENT ON COLUMN run_inputs.late_ms IS 'the delay of a run that catches up a missed occurrence';
+COMMENT ON COLUMN run_inputs.progress_attempt IS 'the attempt that reported progress';
 
 -- The active run of each job whose policy limits overlaps. Claim and end lock this row before they read further.
 CREATE TABLE active_runs (
@@ -110,32 +131,44 @@ CREATE TABLE active_runs (
 COMMENT ON COLUMN active_runs.has_waiters IS 'true if runs may wait: without it a release is one DELETE';
 CREATE INDEX active_runs_waiting ON active_runs (job_id) WHERE has_waiters;
 
+-- Attempts that did not succeed. The attempt that made its run succeed has no row: finished_runs holds it.
 CREATE TABLE attempts (
     run_id        uuid NOT NULL,
     attempt       integer NOT NULL,
     tenant        text NOT NULL,
     executor_id   uuid,
-    started_at    timestamptz,
+    started_at    timestamptz NOT NULL,
     finished_at   timestamptz NOT NULL,
     outcome       text NOT NULL CHECK (outcome IN (
         'succeeded', 'failed', 'timed_out', 'cancelled', 'lost', 'released', 'snoozed')),
     error_type    text,
     error_message text,
     claimed_from  text,
-    PRIMARY KEY (run_id, attempt)
-) PARTITION BY RANGE (run_id);
+    PRIMARY KEY (run_id, attempt, started_at)
+) PARTITION BY RANGE (started_at);
+
+-- Every attempt that has ended.
+CREATE VIEW ended_attempts AS
+SELECT run_id, attempt, tenant, executor_id, started_at, finished_at, outcome, error_type, error_message, claimed_from
+  FROM attempts
+ UNION ALL
+SELECT run_id, attempt, tenant, executor_id, started_at, finished_at, 'succeeded', NULL, NULL, claimed_from
+  FROM finished_runs
+ WHERE state = 'succeeded';
 
 -- Results, tracebacks and output: kept for a shorter time than their attempts. An attempt without any has no row.
 CREATE TABLE attempt_outputs (
     run_id       uuid NOT NULL,
     attempt      integer NOT NULL,
+    started_at   timestamptz NOT NULL,
     tenant       text NOT NULL,
     result       bytea,
     trace        text,
     output       bytea,
     output_bytes bigint,
-    PRIMARY KEY (run_id, attempt)
-) PARTITION BY RANGE (run_id);
+    PRIMARY KEY (run_id, attempt, started_at)
+) PARTITION BY RANGE (started_at);
+COMMENT ON COLUMN attempt_outputs.started_at IS 'that of the attempt';
 COMMENT ON COLUMN attempt_outputs.output_bytes IS 'the number of bytes written in all, of which output holds the last 64 KiB';
 
 CREATE TABLE signals (
@@ -224,7 +257,7 @@ CREATE TABLE failed_runs (
     error_type    text,
     error_message text
 );
-COMMENT ON TABLE failed_runs IS 'copies of failed runs, which outlive their partition of job_runs';
+COMMENT ON TABLE failed_runs IS 'copies of failed runs, which outlive their partition of finished_runs';
 CREATE INDEX failed_runs_by_tenant ON failed_runs (tenant, finished_at);
 
 CREATE TABLE dead_letters (

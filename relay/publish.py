@@ -219,7 +219,7 @@ class Publisher:
         usable = self._backoff.usable(named & self._topics)
         if usable == named:
             return rows
-        # The sweep serves a queue without topics from open_runs. Its messages would stay in the outbox for ever.
+        # The sweep serves a queue without topics from job_runs. Its messages would stay in the outbox for ever.
         self._dropped = [
             row for row in rows if row[TOPIC] not in self._topics and row[TOPIC].startswith(self._runs_prefix)
         ]

@@ -123,7 +123,7 @@ def _max_open(backfill: Backfill, facts: _Facts) -> int:
 
 
 def _run(backfill: Backfill, at: datetime, facts: _Facts, now: datetime) -> NewRun:
-    inputs = RunInputs(overlap=backfill.overlap, traceparent=backfill.traceparent, request_id=backfill.request_id)
+    inputs = RunInputs(overlap=backfill.overlap, traceparent=backfill.traceparent)
     return NewRun(
         run_id=run_id(backfill.job_id, at, Cause.BACKFILL, backfill.backfill_id.bytes, at=backfill.created_at),
         job_id=JobId(backfill.job_id),
@@ -139,4 +139,5 @@ def _run(backfill: Backfill, at: datetime, facts: _Facts, now: datetime) -> NewR
         publish_at=now,
         definition=facts.definition,
         inputs=None if inputs == RunInputs() else inputs,
+        request_id=backfill.request_id,
     )

@@ -16,10 +16,11 @@ SELECT s.shard, earliest.due_at, (SELECT tidewheel_now()) AS now
 -- Index: timers_due, job_versions_pkey. Lock: each timer; rows that another transaction holds are skipped.
 -- Why: a pause ends at its instant, never ahead of it.
 SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule_json, v.handler, v.queue, v.lane, v.overlap,
-       v.definition, v.has_deadlines, v.policy_json, t.due_at, t.catch_up_end, t.hold_reason, t.overridden
+       v.definition, v.has_deadlines, v.policy_json, t.due_at, t.catch_up_end, t.hold_reason, t.overridden, t.repeats_until
   FROM unnest(%(shards)s::smallint[], %(since)s::timestamptz[]) AS s (shard, since)
  CROSS JOIN LATERAL (
-    SELECT d.job_id, d.tenant, d.shard, d.scheduled_at, d.version, d.due_at, d.catch_up_end, d.hold_reason, d.overridden
+    SELECT d.job_id, d.tenant, d.shard, d.scheduled_at, d.version, d.due_at, d.catch_up_end, d.hold_reason, d.overridden,
+           d.repeats_until
       FROM timers AS d
      WHERE d.shard = s.shard AND d.due_at > s.since AND d.due_at <= %(until)s
        AND (d.hold_reason IS NULL OR d.due_at <= %(now)s)
@@ -33,7 +34,7 @@ SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule_json, 
 -- Locks one timer, to fire job by job after a batch has failed.
 -- Index: timers_pkey, job_versions_pkey. Lock: the timer, skipped if another transaction holds it.
 SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule_json, v.handler, v.queue, v.lane, v.overlap,
-       v.definition, v.has_deadlines, v.policy_json, t.due_at, t.catch_up_end, t.hold_reason, t.overridden
+       v.definition, v.has_deadlines, v.policy_json, t.due_at, t.catch_up_end, t.hold_reason, t.overridden, t.repeats_until
   FROM timers AS t
   JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
  WHERE t.job_id = %(job_id)s AND t.due_at <= %(horizon)s AND (t.hold_reason IS NULL OR t.due_at <= %(now)s)
@@ -97,7 +98,7 @@ SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule_json, 
 -- name: read_written_ahead
 -- Returns the future instants of these jobs whose runs exist.
 -- Index: open_runs_by_job. No lock.
-SELECT job_id, scheduled_at FROM open_runs
+SELECT job_id, scheduled_at FROM job_runs
  WHERE job_id = ANY (%(job_ids)s) AND cause = 'timer' AND scheduled_at > %(now)s
 
 -- name: lock_rescheduled_timers
@@ -148,7 +149,7 @@ WITH stuck AS (
       JOIN timers AS t USING (job_id)
      WHERE j.schedule_kind = 'fixed_delay' AND j.deleted_at IS NULL AND t.hold_reason = 'run'
        AND NOT EXISTS (SELECT FROM deferred_effects AS l WHERE l.job_id = t.job_id)
-       AND NOT EXISTS (SELECT FROM open_runs AS o
+       AND NOT EXISTS (SELECT FROM job_runs AS o
                         WHERE o.job_id = t.job_id AND o.scheduled_at = t.scheduled_at AND o.cause = 'timer')
        FOR UPDATE OF t SKIP LOCKED
 )
@@ -156,7 +157,7 @@ UPDATE timers AS t
    SET hold_reason = NULL, scheduled_at = tidewheel_now(), due_at = tidewheel_now()
   FROM stuck
  WHERE t.job_id = stuck.job_id
-   AND NOT EXISTS (SELECT FROM open_runs AS o
+   AND NOT EXISTS (SELECT FROM job_runs AS o
                     WHERE o.job_id = t.job_id AND o.scheduled_at = t.scheduled_at AND o.cause = 'timer')
 RETURNING t.job_id
 
@@ -164,7 +165,7 @@ RETURNING t.job_id
 -- Locks a job without a timer and returns it, unless an edit has restored the timer.
 -- Index: jobs_pkey, timers_pkey. Lock: the job's row.
 SELECT j.tenant, j.shard, j.version, v.schedule_json,
-       (SELECT max(r.scheduled_at) FROM job_runs AS r WHERE r.job_id = j.job_id AND r.cause = 'timer') AS last_at,
+       (SELECT max(r.scheduled_at) FROM runs AS r WHERE r.job_id = j.job_id AND r.cause = 'timer') AS last_at,
        j.updated_at, (SELECT tidewheel_now()) AS now
   FROM jobs AS j
   JOIN job_versions AS v ON v.job_id = j.job_id AND v.version = j.version
@@ -176,9 +177,9 @@ SELECT j.tenant, j.shard, j.version, v.schedule_json,
 -- name: repair_timer
 -- Inserts the missing timer of a job, with its overrides: a moved occurrence may be due before the next one.
 -- Index: timers_pkey, overrides_pkey. Lock: the new row.
-INSERT INTO timers (job_id, tenant, shard, due_at, scheduled_at, version, overridden)
+INSERT INTO timers (job_id, tenant, shard, due_at, scheduled_at, version, overridden, repeats_until)
 SELECT %(job_id)s, %(tenant)s, %(shard)s, least(%(scheduled_at)s::timestamptz, pending.moved_to), %(scheduled_at)s,
-       %(version)s, pending.overrides > 0
+       %(version)s, pending.overrides > 0, (SELECT tidewheel_now()) + interval '5 minutes'
   FROM (
     SELECT count(*) AS overrides, min(v.moved_to) FILTER (WHERE v.done_at IS NULL) AS moved_to
       FROM overrides AS v
@@ -204,7 +205,7 @@ SELECT j.job_id
   FROM cancelled_jobs AS j
  WHERE j.cancellation_id = %(id)s AND j.job_id > %(after)s
    AND (%(job_id)s::uuid IS NULL OR j.job_id = %(job_id)s)
-   AND EXISTS (SELECT FROM open_runs AS o WHERE o.job_id = j.job_id OFFSET 0)
+   AND EXISTS (SELECT FROM job_runs AS o WHERE o.job_id = j.job_id OFFSET 0)
  ORDER BY j.job_id
  LIMIT 1
 
@@ -215,7 +216,7 @@ SELECT s.run_id, s.job_id, s.scheduled_at, s.state, s.cause, s.attempt, s.execut
        s.position = %(scan_limit)s AS last_scanned
   FROM (
     SELECT o.*, row_number() OVER (ORDER BY o.scheduled_at, o.run_id) AS position
-      FROM open_runs AS o
+      FROM job_runs AS o
      WHERE o.job_id = %(job_id)s AND (o.scheduled_at, o.run_id) > (%(after_at)s, %(after_id)s)
      ORDER BY o.scheduled_at, o.run_id
      LIMIT %(scan_limit)s
@@ -234,12 +235,12 @@ SELECT s.run_id, s.job_id, s.scheduled_at, s.state, s.cause, s.attempt, s.execut
 
 -- name: find_cancelled
 -- Returns the same of all jobs.
--- Index: open_runs_pkey, scanned from the last position. No lock: each run is locked when it ends.
+-- Index: job_runs_pkey, scanned from the last position. No lock: each run is locked when it ends.
 SELECT s.run_id, s.job_id, s.scheduled_at, s.state, s.cause, s.attempt, s.executor_id, fits.named,
        s.position = %(scan_limit)s AS last_scanned
   FROM (
     SELECT o.*, row_number() OVER (ORDER BY o.run_id) AS position
-      FROM open_runs AS o
+      FROM job_runs AS o
      WHERE o.run_id > %(after_id)s
      ORDER BY o.run_id
      LIMIT %(scan_limit)s
@@ -273,8 +274,8 @@ SELECT t.job_id
 
 -- name: lock_cancelled
 -- Locks those of these runs that are still running.
--- Index: open_runs_pkey. Lock: each row in run_id order; rows that another transaction holds (an end, a release) are skipped.
-SELECT run_id FROM open_runs
+-- Index: job_runs_pkey. Lock: each row in run_id order; rows that another transaction holds (an end, a release) are skipped.
+SELECT run_id FROM job_runs
  WHERE run_id = ANY (%(run_ids)s::uuid[]) AND state = ANY (%(states)s)
  ORDER BY run_id
    FOR UPDATE SKIP LOCKED
@@ -296,10 +297,10 @@ DELETE FROM cancelled_jobs WHERE cancellation_id = %(id)s
 
 -- name: find_pending_cancels
 -- Returns pending cancels with their runs; a run that has ended has no job_id.
--- Index: pending_cancels_pkey, open_runs_pkey. No lock: each run is locked when it ends.
+-- Index: pending_cancels_pkey, job_runs_pkey. No lock: each run is locked when it ends.
 SELECT w.id, w.run_id, w.reason, o.job_id, o.state, o.cause, o.attempt, o.executor_id
   FROM pending_cancels AS w
-  LEFT JOIN open_runs AS o ON o.run_id = w.run_id
+  LEFT JOIN job_runs AS o ON o.run_id = w.run_id
  WHERE w.id > %(after)s
  ORDER BY w.id
  LIMIT %(limit)s
@@ -311,8 +312,8 @@ DELETE FROM pending_cancels WHERE id = ANY (%(ids)s)
 
 -- name: scan_active_runs
 -- Returns some active runs that have waiters, and whether their run is still open.
--- Index: active_runs_waiting, open_runs_pkey. No lock: the result is checked again under a lock.
-SELECT w.job_id, EXISTS (SELECT FROM open_runs AS o WHERE o.run_id = w.run_id OFFSET 0)
+-- Index: active_runs_waiting, job_runs_pkey. No lock: the result is checked again under a lock.
+SELECT w.job_id, EXISTS (SELECT FROM job_runs AS o WHERE o.run_id = w.run_id OFFSET 0)
   FROM (
     SELECT t.job_id, t.run_id FROM active_runs AS t WHERE t.has_waiters AND t.job_id > %(after)s ORDER BY t.job_id LIMIT %(limit)s
   ) AS w
@@ -328,7 +329,7 @@ SELECT job_id FROM active_runs WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id 
 -- Returns jobs of a shard with buffered runs whose active run is not marked has_waiters: a manual change.
 -- Index: open_runs_by_job (a shard is a range of job_id), active_runs_waiting; once a minute, one shard. No lock.
 SELECT DISTINCT o.job_id, o.tenant
-  FROM open_runs AS o
+  FROM job_runs AS o
  WHERE o.job_id BETWEEN %(first)s AND %(last)s
    AND o.state = %(buffered)s
    AND NOT EXISTS (SELECT FROM active_runs AS t WHERE t.job_id = o.job_id AND t.has_waiters)
@@ -368,11 +369,11 @@ SELECT job_id FROM jobs WHERE job_id = %(job_id)s FOR NO KEY UPDATE SKIP LOCKED
 
 -- name: read_backfill_progress
 -- Returns the progress of a backfill: its job's key, whether the job was deleted, and the number of its open runs.
--- Index: jobs_pkey, job_versions_pkey, open_runs_pkey. No lock.
+-- Index: jobs_pkey, job_versions_pkey, job_runs_pkey. No lock.
 SELECT j.key,
        EXISTS (SELECT FROM job_versions AS v
                 WHERE v.job_id = j.job_id AND v.version >= %(job_version)s AND v.retired_at IS NOT NULL) AS gone,
-       (SELECT count(*) FROM open_runs AS o
+       (SELECT count(*) FROM job_runs AS o
          WHERE o.run_id BETWEEN %(first_run_id)s AND %(last_run_id)s
            AND o.job_id = %(job_id)s AND o.cause = 'backfill') AS open,
        (SELECT tidewheel_now()) AS now
@@ -402,11 +403,11 @@ UPDATE backfills
 
 -- name: probe_deadlines
 -- Returns the database's clock, and the earliest deadline within `ahead` of a run that no executor owns.
--- Index: open_runs_deadline. No lock.
+-- Index: job_runs_deadline. No lock.
 -- Why: few runs near their deadline are owned by an executor, since it ends them itself.
 SELECT (SELECT tidewheel_now()),
        (SELECT o.deadline_at
-          FROM open_runs AS o
+          FROM job_runs AS o
          WHERE o.deadline_at <= (SELECT tidewheel_now()) + %(ahead)s::interval
            AND o.state = ANY (%(states)s::text[])
            AND o.run_id <> ALL (%(left)s::uuid[])
@@ -415,9 +416,9 @@ SELECT (SELECT tidewheel_now()),
 
 -- name: find_overdue_runs
 -- Returns some runs whose deadline has passed, the longest ago first.
--- Index: open_runs_deadline. No lock.
+-- Index: job_runs_deadline. No lock.
 SELECT o.run_id, o.job_id, o.job_version, o.cause
-  FROM open_runs AS o
+  FROM job_runs AS o
  WHERE o.deadline_at <= (SELECT tidewheel_now())
    AND o.state = ANY (%(states)s::text[])
    AND o.run_id <> ALL (%(left)s::uuid[])
@@ -436,11 +437,11 @@ SELECT job_id FROM jobs WHERE job_id = ANY (%(job_ids)s::uuid[]) ORDER BY job_id
 
 -- name: lock_overdue_runs
 -- Locks and returns those of these runs that no executor owns and whose deadline has passed.
--- Index: open_runs_pkey. Lock: each row in run_id order; rows that another transaction holds (a heartbeat, a result, a
+-- Index: job_runs_pkey. Lock: each row in run_id order; rows that another transaction holds (a heartbeat, a result, a
 -- cancel, another scheduler) are skipped.
 SELECT o.run_id, o.job_id, o.job_version, o.state, o.attempt, o.failed_attempts, o.executor_id, o.deadline_at, o.schedule_to_close_at,
        o.external_deadline_at, (SELECT tidewheel_now()) AS now
-  FROM open_runs AS o
+  FROM job_runs AS o
  WHERE o.run_id = ANY (%(run_ids)s::uuid[])
    AND o.deadline_at <= (SELECT tidewheel_now())
    AND o.state = ANY (%(states)s::text[])
@@ -449,16 +450,16 @@ SELECT o.run_id, o.job_id, o.job_version, o.state, o.attempt, o.failed_attempts,
 
 -- name: find_unhandled
 -- Returns the handlers and queues that due runs need and no live executor has, with the number of runs and the oldest.
--- Index: open_runs_due, from one queue and lane to the next, then its head. No lock.
+-- Index: job_runs_due, from one queue and lane to the next, then its head. No lock.
 -- Why: it checks the oldest runs of each queue and lane, since runs that no executor claims stay among them.
 WITH RECURSIVE lanes AS (
-    (SELECT o.queue, o.lane FROM open_runs AS o ORDER BY o.queue, o.lane LIMIT 1)
+    (SELECT o.queue, o.lane FROM job_runs AS o ORDER BY o.queue, o.lane LIMIT 1)
     UNION ALL
     SELECT n.queue, n.lane
       FROM lanes AS l
      CROSS JOIN LATERAL (
         SELECT o.queue, o.lane
-          FROM open_runs AS o
+          FROM job_runs AS o
          WHERE (o.queue, o.lane) > (l.queue, l.lane)
          ORDER BY o.queue, o.lane
          LIMIT 1
@@ -469,7 +470,7 @@ WITH RECURSIVE lanes AS (
       FROM lanes AS l
      CROSS JOIN LATERAL (
         SELECT o.tenant, o.queue, o.handler, o.run_id, o.publish_at
-          FROM open_runs AS o
+          FROM job_runs AS o
          WHERE o.queue = l.queue
            AND o.lane = l.lane
            AND o.publish_at <= (SELECT tidewheel_now()) - %(min_age)s::interval
@@ -507,8 +508,8 @@ DELETE FROM unhandled_announcements WHERE announced_at < (SELECT tidewheel_now()
 
 -- name: read_unhandled_jobs
 -- Returns the jobs of the runs that an announcement names.
--- Index: open_runs_pkey, jobs_pkey. No lock.
+-- Index: job_runs_pkey, jobs_pkey. No lock.
 SELECT o.run_id, o.job_id, j.key, o.shard, o.job_version
-  FROM open_runs AS o
+  FROM job_runs AS o
   JOIN jobs AS j USING (job_id)
  WHERE o.run_id = ANY (%(run_ids)s::uuid[])

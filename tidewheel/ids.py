@@ -1,11 +1,11 @@
 """Ids that carry their own routing.
 
 A job_id is derived from (tenant, key), so that registering twice is idempotent and needs no look-up. A run_id sorts by
-time (index locality, range partitions) and contains its job's bucket, which determines its shard. Both are
+time (index locality) and contains its job's bucket, which determines its shard. Both are
 deterministic: deriving the id of the same thing again gives the same id, which makes firing idempotent.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from hashlib import sha1, sha256
@@ -139,13 +139,8 @@ def run_bucket(run: UUID) -> int:
 
 
 def run_instant(run: UUID) -> datetime:
-    """The instant in a run_id, to the millisecond; what the partitions are cut by."""
+    """The instant in a run_id, to the millisecond."""
     return _EPOCH + (run.int >> 80) * _MILLISECOND
-
-
-def run_instants(runs: Iterable[UUID]) -> set[datetime]:
-    """The instants in these run_ids, each once: those of a batch are few."""
-    return {_EPOCH + stamp * _MILLISECOND for stamp in {run.int >> 80 for run in runs}}
 
 
 def run_range(job: UUID, at: datetime) -> tuple[UUID, UUID]:
@@ -155,7 +150,7 @@ def run_range(job: UUID, at: datetime) -> tuple[UUID, UUID]:
 
 
 def first_run_id(instant: datetime) -> UUID:
-    """The smallest value of type uuid that a run of this millisecond can have: a partition's bound."""
+    """The smallest value of type uuid that a run of this millisecond can have."""
     return UUID(int=((instant - _EPOCH) // _MILLISECOND) << 80)
 
 

@@ -20,11 +20,11 @@ _AT_ONCE = 1000
 _GIVE_UP_SECONDS = 600.0
 _LOOK_SECONDS = 0.05
 _LATE: LiteralString = """
-SELECT (SELECT count(*) FROM attempts WHERE started_at > %(at)s)
-       + (SELECT count(*) FROM open_runs WHERE started_at > %(at)s)
+SELECT (SELECT count(*) FROM ended_attempts WHERE started_at > %(at)s)
+       + (SELECT count(*) FROM job_runs WHERE started_at > %(at)s)
 """
 _LAST_ENDED: LiteralString = """
-SELECT coalesce(extract(epoch FROM max(finished_at) - %(at)s), 0)::float FROM attempts
+SELECT coalesce(extract(epoch FROM max(finished_at) - %(at)s), 0)::float FROM ended_attempts
  WHERE outcome = 'cancelled' AND started_at <= %(at)s
 """
 
@@ -36,7 +36,7 @@ def measure(environment: Environment) -> dict[str, float]:
         runs = _trigger(environment, connection)
         with environment.services(["relay"], ["scheduler"], ["executor", "--handlers", "tidewheel.bench.handlers"]):
             _until(connection, "SELECT NOT EXISTS (SELECT FROM outbox WHERE topic LIKE '%.runs.%')")
-            _until(connection, "SELECT EXISTS (SELECT FROM open_runs WHERE attempt > 0)")
+            _until(connection, "SELECT EXISTS (SELECT FROM job_runs WHERE attempt > 0)")
             by_id = _cancel_one(client, runs[-1])
             requested = monotonic_seconds()
             number = client.runs.cancel_all(key="backlog")
@@ -46,7 +46,7 @@ def measure(environment: Environment) -> dict[str, float]:
                 assert monotonic_seconds() - answered < _GIVE_UP_SECONDS, standing
                 Event().wait(_LOOK_SECONDS)
             ended = monotonic_seconds()
-            _until(connection, "SELECT NOT EXISTS (SELECT FROM open_runs)")
+            _until(connection, "SELECT NOT EXISTS (SELECT FROM job_runs)")
             late, ended = _value(connection, _LATE, at), _value(connection, _LAST_ENDED, at)
         assert late == 0, f"{late} attempts began after the cancellation was answered"
     return {

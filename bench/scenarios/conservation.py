@@ -125,10 +125,10 @@ def _tidewheel(environment: Environment, work: Sequence[Arrival]) -> list[Piece]
             producer.produce(topics.requests, key=b"mixed", value=json.dumps(trigger).encode())
             producer.poll(0)
         producer.flush()
-        _await(connection, f"SELECT count(*) = {len(work)} FROM job_runs WHERE state = 'succeeded'")  # noqa: S608
+        _await(connection, f"SELECT count(*) = {len(work)} FROM runs WHERE state = 'succeeded'")  # noqa: S608
         rows = connection.execute(
             "SELECT extract(epoch FROM r.created_at)::float8, extract(epoch FROM a.started_at)::float8,"
-            " extract(epoch FROM a.finished_at)::float8 FROM job_runs AS r JOIN attempts AS a USING (run_id)"
+            " extract(epoch FROM a.finished_at)::float8 FROM runs AS r JOIN ended_attempts AS a USING (run_id)"
         ).fetchall()
     assert len(rows) == len(work), "each was attempted once"
     return [Piece(*map(_number, row)) for row in rows]

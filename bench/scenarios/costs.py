@@ -1,6 +1,6 @@
 """`costs`, `ledger`: the cost of single parts of a run's rows, each left out in turn.
 
-The parts are open_runs, the second index of job_runs, and attempts. `ledger` has the cost of a fired occurrence, of a
+The parts are job_runs, the second index of runs, and attempts. `ledger` has the cost of a fired occurrence, of a
 span passed over and of a run that overlap skips.
 """
 
@@ -25,11 +25,11 @@ BATCH = 2000
 _AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
 
 _JOB_RUNS = (
-    "COPY job_runs (run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, created_at) "
+    "COPY runs (run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, created_at) "
     "FROM STDIN (FORMAT BINARY)"
 )
 _OPEN_RUNS = (
-    "COPY open_runs (run_id, job_id, tenant, shard, queue, lane, handler, cause, overlap, state, job_version, "
+    "COPY job_runs (run_id, job_id, tenant, shard, queue, lane, handler, cause, overlap, state, job_version, "
     "scheduled_at, publish_at, created_at) FROM STDIN (FORMAT BINARY)"
 )
 _ATTEMPTS = (
@@ -55,13 +55,13 @@ def measure(environment: Environment) -> dict[str, float]:
         ]
         attempt = [(r, 1, "default", executor, _AT, _AT, "succeeded", by) for r in runs]
         figures = {"job_runs_us": _copy(connection, _JOB_RUNS, job_run)}
-        connection.execute("TRUNCATE job_runs")
-        connection.execute("DROP INDEX job_runs_by_job")
+        connection.execute("TRUNCATE finished_runs")
+        connection.execute("DROP INDEX finished_runs_by_job")
         connection.commit()
         figures["job_runs_without_second_index_us"] = _copy(connection, _JOB_RUNS, job_run)
-        connection.execute("CREATE INDEX job_runs_by_job ON job_runs (job_id, scheduled_at)")
+        connection.execute("CREATE INDEX finished_runs_by_job ON runs (job_id, scheduled_at)")
         connection.commit()
-        figures["open_runs_us"] = _copy(connection, _OPEN_RUNS, open_run)
+        figures["job_runs_us"] = _copy(connection, _OPEN_RUNS, open_run)
         claim = {"by": by, "me": executor}
         figures["claim_us"] = _batches(runs, lambda part: connection.execute(_CLAIM, {"runs": part, **claim}))
         connection.commit()
@@ -76,12 +76,12 @@ def measure(environment: Environment) -> dict[str, float]:
 
 
 _CLAIM = (
-    "UPDATE open_runs SET state = 'running', attempt = attempt + 1, executor_id = %(me)s, claimed_from = %(by)s,"
+    "UPDATE job_runs SET state = 'running', attempt = attempt + 1, executor_id = %(me)s, claimed_from = %(by)s,"
     " started_at = tidewheel_now() WHERE run_id = ANY (%(runs)s)"
 )
-_END = "DELETE FROM open_runs WHERE run_id = ANY (%(runs)s)"
+_END = "DELETE FROM job_runs WHERE run_id = ANY (%(runs)s)"
 _FINISH = (
-    "UPDATE job_runs SET state = 'succeeded', attempt = 1, started_at = %(at)s, finished_at = %(at)s "
+    "UPDATE runs SET state = 'succeeded', attempt = 1, started_at = %(at)s, finished_at = %(at)s "
     "WHERE run_id = ANY (%(runs)s)"
 )
 
@@ -163,14 +163,14 @@ def _fire_all(session: Session, environment: Environment, look: FireBatch) -> fl
 
 def _skip_by_overlap(connection: Conn, environment: Environment) -> float:
     """Measure microseconds for a claim that skips its run by overlap: the run is the record."""
-    found = connection.execute("SELECT run_id, job_id FROM open_runs").fetchall()
+    found = connection.execute("SELECT run_id, job_id FROM job_runs").fetchall()
     for job in [cast("UUID", row[1]) for row in found]:
         connection.execute(
             "INSERT INTO active_runs (job_id, tenant, run_id) VALUES (%s, 'default', %s)", [job, uuid4()]
         )
     # Open holders, so that no claim takes over their turns.
     connection.execute(
-        "INSERT INTO open_runs (run_id, job_id, tenant, shard, queue, lane, cause, overlap, state, job_version,"
+        "INSERT INTO job_runs (run_id, job_id, tenant, shard, queue, lane, cause, overlap, state, job_version,"
         " attempt, scheduled_at, publish_at, created_at) SELECT t.run_id, t.job_id, 'default', 0, 'held', 'batch',"
         " 'trigger', 'skip', 'running', 1, 1, now(), now(), now() FROM active_runs AS t"
     )

@@ -17,7 +17,7 @@ _WARM_SHARE = 10  # the first of so many parts is not timed
 _BETWEEN_LOOKS = 2000  # so many may begin
 # All is to come by Kafka: what is due already would be swept while the group forms.
 _NO_SWEEP = {"TIDEWHEEL_SWEEP": "30s"}
-_WRITTEN = ("job_runs", "open_runs")
+_WRITTEN = ("runs", "job_runs")
 
 
 def measure(server: Server, options: Options) -> Round:
@@ -57,7 +57,7 @@ def measure_executors(server: Server, runs: int, options: Options, *, executors:
                 message = f"{runs:,} runs are too few: {warm:,} had begun before the clock was started"
                 raise Incomplete(message)
             wait_for(starts.count, runs, "runs begun")
-            until_empty(connection, "open_runs")
+            until_empty(connection, "job_runs")
             seconds, spent = (_now(connection) - begun_at) / timedelta(seconds=1), meter.since(before, runs - warm)
         check_runs(connection, runs, starts)
         options.report("the floor")
@@ -67,10 +67,10 @@ def measure_executors(server: Server, runs: int, options: Options, *, executors:
 
 def _floor(connection: Conn, environment: Environment, taken: list[baselines.Rows]) -> float:
     """The runs a second that plain statements claim and end: all runs, from the same messages."""
-    connection.execute("TRUNCATE job_runs, open_runs, attempts, active_runs, outbox")
+    connection.execute("TRUNCATE finished_runs, job_runs, attempts, active_runs, outbox")
     connection.commit()
     baselines.copy_rows(connection, taken)
-    connection.execute("ANALYZE open_runs, job_runs")
+    connection.execute("ANALYZE job_runs, runs")
     connection.commit()
     topic = environment.installation.topics.runs("default", "standard")
     runs = len(taken[0].rows)

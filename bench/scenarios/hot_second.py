@@ -64,7 +64,7 @@ def _hot_second(server: Server, size: int, options: Options, *, idled: bool) -> 
             before = mark_before_firing(environment, connection, meter, due_at)
             wait_for(environment.starts().count, warm + size, "runs begun")
             ends.watch(warm + size)
-            until_empty(connection, "open_runs", "outbox")
+            until_empty(connection, "job_runs", "outbox")
             spent = meter.since(before, size)
         check_runs(connection, warm + size, environment.starts())
         check_events(environment, warm + size)
@@ -85,7 +85,7 @@ def _hot_second(server: Server, size: int, options: Options, *, idled: bool) -> 
 
 def _floor_ms(connection: Conn, environment: Environment, size: int) -> float:
     """Measure the time to produce, consume and claim the messages by plain statements."""
-    connection.execute("TRUNCATE job_runs, open_runs, run_inputs, attempts, active_runs, outbox, timers, skips")
+    connection.execute("TRUNCATE finished_runs, job_runs, run_inputs, attempts, active_runs, outbox, timers, skips")
     connection.commit()
     load_jobs(connection, environment.installation, size, due_at=database_now(connection), prefix="floor")
     fire_all(environment)

@@ -44,7 +44,7 @@ def _idle(server: Server, size: int, seconds: float, options: Options) -> dict[s
             spent, took = meter.since(before, 1), monotonic_seconds() - started
             memory = processes["scheduler"][0].memory_info().rss
         with environment.connect() as connection:
-            row = connection.execute("SELECT count(*) FROM job_runs").fetchone()
+            row = connection.execute("SELECT count(*) FROM runs").fetchone()
             assert row == (0,), "nothing was due, and yet there are runs"
     percent = {name: cpu / took * 100 for name, cpu in spent.cpu_seconds.items()}
     return {

@@ -50,7 +50,7 @@ def measure(server: Server, options: Options) -> Round:
             timed = [start for start in environment.starts().read() if start.due]
             options.report(f"{per_second:.0f} requests/s for {seconds:.0f} s")
             triggered = _trigger(environment, connection, int(per_second * seconds), per_second, warm + runs)
-            until_empty(connection, "open_runs", "outbox")
+            until_empty(connection, "job_runs", "outbox")
         check_runs(connection, warm + runs + len(triggered), environment.starts())
         check_starts(timed, runs)
         options.report("the floor")

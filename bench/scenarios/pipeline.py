@@ -82,7 +82,7 @@ def measure(server: Server, options: Options, *, executors: int = EXECUTORS) -> 
             wait_for(environment.starts().count, warm + 1, "runs begun")
             seen = ends.watch(warm + runs)
             spent = meter.since(before, runs)
-            until_empty(connection, "open_runs", "outbox")
+            until_empty(connection, "job_runs", "outbox")
         check_runs(connection, warm + runs, environment.starts())
         check_events(environment, warm + runs)
         options.report("the floor")
@@ -110,7 +110,7 @@ def steady(server: Server, options: Options) -> Round:
             wait_for(environment.starts().count, WARM_RUNS + 1, "runs begun")
             seen = ends.watch(WARM_RUNS + runs)
             spent = meter.since(before, runs)
-            until_empty(connection, "open_runs", "outbox")
+            until_empty(connection, "job_runs", "outbox")
         check_runs(connection, WARM_RUNS + runs, environment.starts())
         starts = [start for start in environment.starts().read() if start.due]
         check_starts(starts, runs)
@@ -133,7 +133,7 @@ def warm_up(environment: Environment, connection: Conn, ends: Ends, options: Opt
     due_at = database_now(connection)
     load_jobs(connection, environment.installation, runs, due_at=due_at, every=timedelta(hours=2), prefix="warm")
     ends.watch(runs)
-    until_empty(connection, "open_runs", "outbox")
+    until_empty(connection, "job_runs", "outbox")
     times = environment.starts().times()
     return runs * 0.8 / (times[runs * 9 // 10] - times[runs // 10])
 

@@ -40,7 +40,7 @@ def measure(environment: Environment) -> dict[str, float]:
         connection.autocommit = True
         with ExitStack() as running, environment.services(["relay"], ["scheduler"]):
             fleet = [running.enter_context(environment.services(_EXECUTOR))[0] for _ in range(EXECUTORS)]
-            _until(connection, "SELECT count(*) > 3000 FROM job_runs WHERE state = 'succeeded'")
+            _until(connection, "SELECT count(*) > 3000 FROM runs WHERE state = 'succeeded'")
             begun_at = database_now(connection)
             for old in fleet:
                 old.terminate()
@@ -56,15 +56,15 @@ def measure(environment: Environment) -> dict[str, float]:
 def _figures(connection: Conn, begun_at: datetime, ended_at: datetime) -> dict[str, float]:
     seconds = (ended_at - begun_at).total_seconds()
     rows = connection.execute(
-        "SELECT floor(extract(epoch FROM finished_at - %(begun)s) / %(window)s)::int, count(*) FROM attempts"
+        "SELECT floor(extract(epoch FROM finished_at - %(begun)s) / %(window)s)::int, count(*) FROM ended_attempts"
         " WHERE outcome = 'succeeded' AND finished_at >= %(begun)s AND finished_at < %(ended)s GROUP BY 1",
         {"begun": begun_at, "ended": ended_at, "window": WINDOW_SECONDS},
     ).fetchall()
     found = {cast("int", window): cast("int", count) for window, count in rows}
     rates = sorted(found.get(window, 0) / WINDOW_SECONDS for window in range(int(seconds / WINDOW_SECONDS)))
-    counted = connection.execute("SELECT outcome, count(*) FROM attempts GROUP BY outcome").fetchall()
+    counted = connection.execute("SELECT outcome, count(*) FROM ended_attempts GROUP BY outcome").fetchall()
     outcomes = {str(outcome): cast("int", count) for outcome, count in counted}
-    failed_attempts = connection.execute("SELECT coalesce(sum(failed_attempts), 0) FROM open_runs").fetchone()
+    failed_attempts = connection.execute("SELECT coalesce(sum(failed_attempts), 0) FROM job_runs").fetchone()
     assert failed_attempts is not None
     bad = sum(outcomes.get(outcome, 0) for outcome in ("failed", "timed_out", "lost"))
     return {

@@ -34,7 +34,7 @@ SHARE = 0.6  # of what the warm-up has shown, where no rate is given
 _HELD_SHARE = 2 / 3  # of the time: ten of fifteen minutes
 _PERIOD = timedelta(seconds=100)  # of a job: later than this, its next run is passed over; a soak is so many whole ones
 _SAMPLE_SECONDS = 5.0
-_TABLES = ("timers", "open_runs", "active_runs", "outbox")
+_TABLES = ("timers", "job_runs", "active_runs", "outbox")
 _MAX_LATE_SECONDS = _PERIOD.total_seconds()  # after the last due run
 _STANDING = """
 SELECT relname, n_dead_tup, pg_total_relation_size(relid) FROM pg_stat_user_tables WHERE relname = ANY (%s)
@@ -73,7 +73,7 @@ def _soak(server: Server, options: Options, *, held: bool) -> Round:
             with _held_open(environment, seconds * _HELD_SHARE if held else 0.0):
                 series = _sample(connection, ends, WARM_RUNS + runs, due_at, seconds)
             spent = meter.since(before, runs)
-            until_empty(connection, "open_runs", "outbox")
+            until_empty(connection, "job_runs", "outbox")
         check_runs(connection, WARM_RUNS + runs, environment.starts())
         starts = [start for start in environment.starts().read() if start.due]
         check_starts(starts, runs)

@@ -94,7 +94,7 @@ def _wrong_occurrences(observations: Observations) -> Iterable[str]:
 
 def _wrong_rows(observations: Observations) -> Iterable[str]:
     if observations.history.rows != len(observations.history.due):
-        yield f"{observations.history.rows} rows in job_runs for {len(observations.history.due)} occurrences"
+        yield f"{observations.history.rows} rows in runs for {len(observations.history.due)} occurrences"
 
 
 def _changed_events(observations: Observations) -> Iterable[str]:

@@ -8,6 +8,6 @@ SELECT (SELECT count(*) FROM executors) AS executors,
 -- name: count_runs
 -- Counts all runs, open runs and unpublished outbox rows of the demo's own database.
 -- Reads whole tables, once a second at the end. No lock.
-SELECT (SELECT count(*) FROM job_runs) AS runs,
-       (SELECT count(*) FROM open_runs) AS open_runs,
+SELECT (SELECT count(*) FROM runs) AS runs,
+       (SELECT count(*) FROM job_runs) AS job_runs,
        (SELECT count(*) FROM outbox) AS outbox

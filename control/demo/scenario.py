@@ -44,7 +44,7 @@ class _Counts:
     """Row counts in PostgreSQL."""
 
     runs: int
-    open_runs: int
+    job_runs: int
     outbox: int
 
 
@@ -158,7 +158,7 @@ class Scenario:
 
     def _is_quiet(self) -> bool:
         counts = self._counts()
-        return not counts.open_runs and not counts.outbox
+        return not counts.job_runs and not counts.outbox
 
     def _has_read(self, runs: int) -> bool:
         read = self._consumer.read()
@@ -176,7 +176,7 @@ class Scenario:
             bad_instants=due.bad_instants,
             due=due.occurrences,
             rows=counts.runs,
-            unfinished=counts.open_runs,
+            unfinished=counts.job_runs,
             completions=read.completions,
             dead_letters=read.dead_letters,
             unreadable=read.unreadable,

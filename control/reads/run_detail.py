@@ -10,7 +10,6 @@ from psycopg.rows import class_row
 from tidewheel.control.reads.retry_chain import RelatedRun, RetryChain, retry_chain_of
 from tidewheel.control.reads.runs import RunRow, RunSummary, summary_of
 from tidewheel.errors import UnknownRun
-from tidewheel.ids import first_run_id
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 
@@ -180,8 +179,6 @@ class _RunDetailRow(RunRow):
 
 
 def _read_retry_chain(connection: Conn, row: RunRow) -> list[RelatedRun]:
-    columns = {
-        "job_id": row.job_id, "scheduled_at": row.scheduled_at, "first_id": first_run_id(row.scheduled_at)
-    }  # fmt: skip
+    columns = {"job_id": row.job_id, "scheduled_at": row.scheduled_at}
     with connection.cursor(row_factory=class_row(RelatedRun), binary=True) as cursor:
         return cursor.execute(_READ_RETRY_CHAIN, columns).fetchall()

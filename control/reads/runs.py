@@ -1,6 +1,6 @@
 """Read a page of a tenant's runs.
 
-An open run has the state of `open_runs`. A queued run that is not due yet is shown as `scheduled`. A list of one job is
+An open run has the state of `job_runs`. A queued run that is not due yet is shown as `scheduled`. A list of one job is
 in the order of nominal instants. Other lists are in the order of run_id. A run_id begins with the instant of a run by
 timer or trigger, and with the time of the request of a backfill or retry.
 """

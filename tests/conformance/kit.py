@@ -186,7 +186,7 @@ class Kit:
     def facts(self, run_id: UUID) -> "Facts":
         """Return the open run's row."""
         [row] = self.fleet.database.rows(
-            "SELECT state, attempt, failed_attempts, lost_attempts, executor_id FROM open_runs WHERE run_id = %s",
+            "SELECT state, attempt, failed_attempts, lost_attempts, executor_id FROM job_runs WHERE run_id = %s",
             [run_id],
         )
         return Facts(*row)
@@ -194,14 +194,14 @@ class Kit:
     def attempts(self, run_id: UUID) -> list[tuple[int, str]]:
         """Each attempt's number and outcome."""
         return self.fleet.database.rows(
-            "SELECT attempt, outcome FROM attempts WHERE run_id = %s ORDER BY attempt", [run_id]
+            "SELECT attempt, outcome FROM ended_attempts WHERE run_id = %s ORDER BY attempt", [run_id]
         )
 
     def claimed_from(self, run_id: UUID) -> str:
         """By what the last attempt of a run that is over came."""
         return str(
             self.fleet.database.rows(
-                "SELECT claimed_from FROM attempts WHERE run_id = %s ORDER BY attempt DESC LIMIT 1", [run_id]
+                "SELECT claimed_from FROM ended_attempts WHERE run_id = %s ORDER BY attempt DESC LIMIT 1", [run_id]
             )[0][0]
         )
 

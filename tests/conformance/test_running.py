@@ -97,7 +97,7 @@ def test_retry_after_is_respected(kit: Kit) -> None:
     )
     kit.until(lambda: kit.facts(run_id).state == "retrying", "it is to be tried again")
     assert kit.facts(run_id).failed_attempts == 1
-    ahead = kit.fleet.database.value("SELECT publish_at - tidewheel_now() FROM open_runs WHERE run_id = %s", [run_id])
+    ahead = kit.fleet.database.value("SELECT publish_at - tidewheel_now() FROM job_runs WHERE run_id = %s", [run_id])
     assert ahead > timedelta(minutes=50)
     kit.client.runs.cancel(run_id)
 
@@ -240,4 +240,4 @@ def waiters(kit: Kit) -> int:
 
 
 def reason_of(kit: Kit, run_id: UUID) -> str:
-    return str(kit.fleet.database.value("SELECT reason FROM job_runs WHERE run_id = %s", [run_id]))
+    return str(kit.fleet.database.value("SELECT reason FROM runs WHERE run_id = %s", [run_id]))

@@ -215,7 +215,7 @@ ALTERED: dict[str, tuple[Alteration, str]] = {
         lambda history: with_event(replace(PLAIN, status=RunStatus.CANCELLED))(without(PLAIN)(history)),
         "ended cancelled",
     ),
-    "a row too many": (with_(rows=8), "8 rows in job_runs for 7"),
+    "a row too many": (with_(rows=8), "8 rows in runs for 7"),
     "a run is left open": (with_(unfinished=1), "had not ended"),
     "no dead letter": (with_(dead_letters=[]), "dead letters of ledger: none"),
     "a dead letter too many": (

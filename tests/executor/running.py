@@ -104,7 +104,7 @@ class Executing:
     def state(self, run_id: UUID) -> RunState:
         """Return the state of a run."""
         [(final, now_open)] = self.database.rows(
-            "SELECT r.state, o.state FROM job_runs AS r LEFT JOIN open_runs AS o USING (run_id) WHERE r.run_id = %s",
+            "SELECT r.state, o.state FROM runs AS r LEFT JOIN job_runs AS o USING (run_id) WHERE r.run_id = %s",
             [run_id],
         )
         return RunState(now_open or final)
@@ -114,8 +114,8 @@ class Executing:
         until(lambda: self.state(run_id) in FINAL, f"run {run_id} ends")
         [row] = self.database.rows(
             "SELECT r.state, r.reason, r.attempt, r.error_type, a.error_message, x.result, a.claimed_from,"
-            " r.started_at, r.finished_at FROM job_runs AS r"
-            " LEFT JOIN attempts AS a ON a.run_id = r.run_id AND a.attempt = r.attempt"
+            " r.started_at, r.finished_at FROM runs AS r"
+            " LEFT JOIN ended_attempts AS a ON a.run_id = r.run_id AND a.attempt = r.attempt"
             " LEFT JOIN attempt_outputs AS x ON x.run_id = r.run_id AND x.attempt = r.attempt WHERE r.run_id = %s",
             [run_id],
         )

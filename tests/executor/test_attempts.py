@@ -91,7 +91,7 @@ def test_retry_after_is_awaited_and_counted(executing: Executing) -> None:
     ended = executing.ended(run_id)
     assert (ended.state, ended.attempt) == ("succeeded", 2)
     [(first_ended, second_began)] = executing.database.rows(
-        "SELECT a.finished_at, b.started_at FROM attempts AS a JOIN attempts AS b USING (run_id)"
+        "SELECT a.finished_at, b.started_at FROM ended_attempts AS a JOIN ended_attempts AS b USING (run_id)"
         " WHERE a.run_id = %s AND a.attempt = 1 AND b.attempt = 2",
         [run_id],
     )

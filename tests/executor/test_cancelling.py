@@ -93,12 +93,12 @@ def test_cancellation_applies_at_once_to_a_published_backlog(executing: Executin
         assert executing.run("acts.echo", 1).state == "succeeded"
         assert executing.state(runs[-2]) is RunState.QUEUED
         with scheduling(database):
-            until(lambda: database.count("open_runs") == 0, "all have ended")
+            until(lambda: database.count("job_runs") == 0, "all have ended")
     late = database.value(
-        "SELECT count(*) FROM attempts WHERE started_at > %s AND run_id = ANY (%s)", [acknowledged, runs]
+        "SELECT count(*) FROM ended_attempts WHERE started_at > %s AND run_id = ANY (%s)", [acknowledged, runs]
     )
     assert late == 0
-    ended = dict(database.rows("SELECT state, count(*) FROM job_runs WHERE run_id = ANY (%s) GROUP BY state", [runs]))
+    ended = dict(database.rows("SELECT state, count(*) FROM runs WHERE run_id = ANY (%s) GROUP BY state", [runs]))
     assert sum(ended.values()) == BACKLOG
     assert set(ended) <= {"cancelled", "succeeded"}
     assert ended.get("succeeded", 0) <= 4

@@ -26,7 +26,7 @@ BEGIN
     IF nextval('commits') = 1 THEN PERFORM pg_terminate_backend(pg_backend_pid()); END IF;
     RETURN NULL;
 END $$;
-CREATE CONSTRAINT TRIGGER die AFTER UPDATE ON open_runs DEFERRABLE INITIALLY DEFERRED
+CREATE CONSTRAINT TRIGGER die AFTER UPDATE ON job_runs DEFERRABLE INITIALLY DEFERRED
     FOR EACH ROW EXECUTE FUNCTION die_once();
 """
 
@@ -92,7 +92,7 @@ def test_locked_active_run_is_tried_once_more_then_left_to_the_sweep(database: D
     [first] = claiming.claim([requested_claim(database, trigger(database))], source="message").started
     second = requested_claim(database, trigger(database, overlap="terminate_other"))
     somebody = database.connection()
-    somebody.execute("SELECT FROM open_runs WHERE run_id = %s FOR UPDATE", [first.run_id])
+    somebody.execute("SELECT FROM job_runs WHERE run_id = %s FOR UPDATE", [first.run_id])
     assert claiming.claim([second], source="message").started == []
     assert open_run(database, second.run_id).state == "queued"
     waiting = in_background(lambda: claiming.claim([second], source="sweep"))

@@ -39,8 +39,8 @@ from tests.transitions.acts import (
     end,
     ending,
     final_state,
+    job_runs,
     open_run,
-    open_runs,
     requests,
     requeue,
     submission,
@@ -63,7 +63,7 @@ from tidewheel.transitions.deferred_effects import apply_deferred_effects
 MINUTE = timedelta(minutes=1)
 KEEP_OPEN = """
 CREATE FUNCTION keep_open() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
-CREATE TRIGGER keep_open BEFORE DELETE ON open_runs FOR EACH ROW EXECUTE FUNCTION keep_open()
+CREATE TRIGGER keep_open BEFORE DELETE ON job_runs FOR EACH ROW EXECUTE FUNCTION keep_open()
 """
 
 
@@ -84,7 +84,7 @@ def shop(made: ClockedDatabase) -> Iterator[ClockedDatabase]:
     yield made
     made.close()
     made.execute(
-        "TRUNCATE effects, open_runs, job_runs, run_inputs, outbox, attempts, attempt_outputs, active_runs,"
+        "TRUNCATE effects, job_runs, finished_runs, run_inputs, outbox, attempts, attempt_outputs, active_runs,"
         " deferred_effects, signals, timers, jobs, job_versions, skips CASCADE"
     )
     made.execute("UPDATE test_clock SET stands_at = NULL, ahead = '0'")
@@ -111,7 +111,7 @@ def test_commit_ends_the_run_with_effect_result_and_event(shop: Database, own: O
     [event] = completions(shop)
     assert (event.run_id, event.result, event.executor_id) == (str(started.run_id), b'{"sent":1}', str(EXECUTOR))
     assert attempts(shop, started.run_id) == [(1, "succeeded")]
-    assert open_runs(shop) == []
+    assert job_runs(shop) == []
 
 
 def test_late_report_after_completion_changes_nothing(shop: Database, own: Own) -> None:
@@ -192,7 +192,7 @@ def test_completion_waits_for_a_concurrent_cancel(shop: Database, own: Own) -> N
         started = begun(shop)
         done = completion(shop, started)
         other = shop.connection()
-        other.execute("UPDATE open_runs SET attempt = attempt + 1 WHERE run_id = %s", [started.run_id])
+        other.execute("UPDATE job_runs SET attempt = attempt + 1 WHERE run_id = %s", [started.run_id])
         under_way = in_background(lambda done=done: work(own, done))  # type: ignore[misc]
         until_blocked(shop, own)
         if gives_up:
@@ -246,7 +246,7 @@ def test_enqueued_run_commits_with_the_completion_or_not_at_all(shop: Database, 
         enqueue(own, "job", request_id="next")
         work(own, completion(shop, started))
         ends()
-    assert [run.cause for run in open_runs(shop)] == ["trigger"]
+    assert [run.cause for run in job_runs(shop)] == ["trigger"]
     assert one_or_none(shop, started.run_id)
 
 
@@ -254,7 +254,7 @@ def test_long_transaction_does_not_block_its_job(shop: Database, own: Own) -> No
     """Its turn, its timer and its row are free to all others, who would wait for ever otherwise."""
     submit(shop, "chained", schedule={"fixed_delay": "60s"}, pause_on_failure=3)
     fire_due(shop)
-    [run] = open_runs(shop)
+    [run] = job_runs(shop)
     shop.execute("UPDATE jobs SET consecutive_failures = 2 WHERE key = 'chained'")
     started = begin(shop, run.run_id)
     work(own, completion(shop, started))
@@ -296,7 +296,7 @@ def test_fixed_delay_counts_from_the_completion(shop: ClockedDatabase, own: Own)
     shop.stop_clock()
     submit(shop, "chained", schedule={"fixed_delay": "60s"})
     fire_due(shop)
-    [run] = open_runs(shop)
+    [run] = job_runs(shop)
     started = begin(shop, run.run_id)
     work(own, completion(shop, started))
     ended = shop.now()
@@ -322,7 +322,7 @@ def test_change_before_deferred_effects_fires_nothing_sooner(
     shop.stop_clock()
     submit(shop, "chained", schedule={"fixed_delay": "60s"})
     fire_due(shop)
-    [run] = open_runs(shop)
+    [run] = job_runs(shop)
     started = begin(shop, run.run_id)
     shop.advance(timedelta(seconds=30))
     work(own, completion(shop, started))
@@ -331,7 +331,7 @@ def test_change_before_deferred_effects_fires_nothing_sooner(
     for document in change:
         apply_batch(shop, document)
     fire_due(shop)
-    assert open_runs(shop) == []
+    assert job_runs(shop) == []
     apply_effects(shop)
     assert shop.rows("SELECT due_at, hold_reason FROM timers") == [(ended + MINUTE, None)]
 
@@ -340,7 +340,7 @@ def test_edit_before_deferred_effects_is_kept(shop: ClockedDatabase, own: Own) -
     shop.stop_clock()
     submit(shop, "chained", schedule={"fixed_delay": "60s"})
     fire_due(shop)
-    [run] = open_runs(shop)
+    [run] = job_runs(shop)
     work(own, completion(shop, begin(shop, run.run_id)))
     own.commit()
     submit(shop, "chained", schedule={"cron": "0 0 1 1 *"})
@@ -374,7 +374,7 @@ def test_connection_keeps_its_settings(shop: Database) -> None:
         own.commit()
         completion(shop, started).complete_in(own, None)
         assert own.execute("SHOW transaction_isolation").fetchone() == {"transaction_isolation": "repeatable read"}
-        assert own.execute("SELECT run_id FROM job_runs").fetchone() == {"run_id": str(started.run_id)}
+        assert own.execute("SELECT run_id FROM runs").fetchone() == {"run_id": str(started.run_id)}
         assert (own.row_factory, own.cursor_factory) == (dict_row, kind)
     assert final_state(shop, started.run_id)[0] == "succeeded"
 
@@ -424,7 +424,7 @@ def test_unusable_connection_is_refused_with_a_remedy(shop: Database, info: Stac
     with psycopg.connect(shop.url, client_encoding="LATIN1") as latin:
         assert "its client_encoding is LATIN1" in refusal(done, latin)
     with psycopg.connect(make_conninfo(info.database_url, dbname="postgres")) as elsewhere:
-        assert "no table open_runs" in refusal(done, elsewhere)
+        assert "no table job_runs" in refusal(done, elsewhere)
     with pytest.raises(psycopg.Error):
         own.execute("SELECT 1/0")
     assert "its transaction has failed already" in refusal(done, own)

@@ -10,7 +10,7 @@ from psycopg.rows import TupleRow
 from tests.executor.own_transactions import EFFECT, MAKE_EFFECTS, completion, effects, one_or_none
 from tests.fixtures.database import Database, Template
 from tests.fixtures.services import until
-from tests.transitions.acts import begun, open_runs, requeue, submit
+from tests.transitions.acts import begun, job_runs, requeue, submit
 from tidewheel.control.client.enqueue import enqueue, enqueue_async
 from tidewheel.errors import AttemptOver, InvalidInput, Refused
 from tidewheel.postgres.caller_connection import use_async_connection
@@ -35,7 +35,7 @@ def shop(made: Database) -> Iterator[Database]:
     made.execute("TRUNCATE outbox")
     yield made
     made.close()
-    made.execute("TRUNCATE effects, open_runs, job_runs, run_inputs, outbox, attempts, attempt_outputs, requests")
+    made.execute("TRUNCATE effects, job_runs, finished_runs, run_inputs, outbox, attempts, attempt_outputs, requests")
 
 
 def on(shop: Database, work: Callable[[Own], Awaitable[None]], *, autocommit: bool = False) -> None:
@@ -110,14 +110,14 @@ def test_concurrent_use_of_one_connection_is_serialized(shop: Database) -> None:
 
     on(shop, work)
     assert one_or_none(shop, started.run_id)
-    assert len(open_runs(shop)) == 5
+    assert len(job_runs(shop)) == 5
 
 
 def test_cancelled_completion_leaves_the_connection_usable(shop: Database) -> None:
     """A statement that waits for a lock is cancelled on the server, and the transaction can roll back."""
     started = begun(shop)
     other = shop.connection()
-    other.execute("SELECT FROM open_runs WHERE run_id = %s FOR UPDATE", [started.run_id])
+    other.execute("SELECT FROM job_runs WHERE run_id = %s FOR UPDATE", [started.run_id])
 
     async def work(own: Own) -> None:
         await own.execute(EFFECT, [started.run_id, 1])
@@ -150,7 +150,7 @@ def test_trigger_commits_or_rolls_back_with_the_callers_rows(shop: Database) -> 
             await enqueue_async(own, "jbo")
         assert await enqueue_async(own, "job", {"cents": 900}, request_id="order-1") == run
         await own.commit()
-        assert [found.run_id for found in open_runs(shop)] == [run]
+        assert [found.run_id for found in job_runs(shop)] == [run]
 
     on(shop, work)
 
@@ -158,7 +158,7 @@ def test_trigger_commits_or_rolls_back_with_the_callers_rows(shop: Database) -> 
 def test_trigger_on_autocommit_commits_at_once(shop: Database) -> None:
     async def work(own: Own) -> None:
         await enqueue_async(own, "job")
-        assert len(open_runs(shop)) == 1
+        assert len(job_runs(shop)) == 1
 
     on(shop, work, autocommit=True)
 

@@ -39,7 +39,7 @@ def test_crash_between_any_two_statements_leaves_one_effect(fresh_database: Data
         assert effects(shop, started.run_id) == 1
         with shop.transaction() as connection:
             assert apply_deferred_effects(connection, shop.installation) == 1
-        assert shop.count("active_runs") == shop.count("open_runs") == 0
+        assert shop.count("active_runs") == shop.count("job_runs") == 0
         if doomed.exitcode == 0:
             break
     # Everything up to COMMIT leaves nothing, everything after it all.

@@ -67,7 +67,7 @@ def test_success_without_a_commit_is_a_failure_with_its_reason(executing: Execut
     assert (ended.state, ended.attempt, effects(executing.database, run_id)) == ("succeeded", 2, 1)
     assert attempts(executing.database, run_id) == [(1, "failed"), (2, "succeeded")]
     told = executing.database.rows(
-        "SELECT error_type, error_message FROM attempts WHERE attempt = 1 AND run_id = %s", [run_id]
+        "SELECT error_type, error_message FROM ended_attempts WHERE attempt = 1 AND run_id = %s", [run_id]
     )
     [(error_type, error_message)] = told
     assert error_type == "NotCommitted"

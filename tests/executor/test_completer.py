@@ -21,8 +21,8 @@ from tests.transitions.acts import (
     begun,
     completions,
     final_state,
+    job_runs,
     open_run,
-    open_runs,
     requests,
     requeue,
     submit,
@@ -106,7 +106,7 @@ def test_batch_of_different_outcomes_records_each(with_job: Database) -> None:
             completer.add(attempt, outcome)
         assert completer.drain(30)
         assert completer.backlog() == 0
-    still_open = {run.run_id: run.state for run in open_runs(with_job)}
+    still_open = {run.run_id: run.state for run in job_runs(with_job)}
     for attempt, _, state in items:
         found = still_open.get(attempt.run_id) or final_state(with_job, attempt.run_id)[0]
         assert found == state
@@ -146,7 +146,7 @@ def test_first_outcomes_of_a_burst_wait_for_claims(with_job: Database) -> None:
     with completing(with_job, flooded) as completer:
         completer.add(first, succeeded(None))
         assert completer.drain(30)
-    [written] = with_job.rows("SELECT count(*), count(DISTINCT xmin::text) FROM job_runs WHERE state = 'succeeded'")
+    [written] = with_job.rows("SELECT count(*), count(DISTINCT xmin::text) FROM runs WHERE state = 'succeeded'")
     assert written == (3, 1)
 
 
@@ -192,7 +192,7 @@ def test_many_outcomes_end_the_delay(with_job: Database, monkeypatch: pytest.Mon
 def test_locked_row_is_retried_until_it_is_written(with_job: Database) -> None:
     started = begun(with_job)
     holding = with_job.connection()
-    holding.execute("SELECT FROM open_runs WHERE run_id = %s FOR UPDATE", [started.run_id])
+    holding.execute("SELECT FROM job_runs WHERE run_id = %s FOR UPDATE", [started.run_id])
     with completing(with_job) as completer:
         completer.add(attempt_at(with_job, started), succeeded(None))
         assert not completer.drain(0.3)
@@ -207,7 +207,7 @@ def test_locked_row_delays_no_other_outcome(with_job: Database) -> None:
     started, other, later = begun(with_job), begun(with_job), begun(with_job)
     items = [attempt_at(with_job, each) for each in (started, other, later)]
     holding = with_job.connection()
-    holding.execute("SELECT FROM open_runs WHERE run_id = %s FOR UPDATE", [started.run_id])
+    holding.execute("SELECT FROM job_runs WHERE run_id = %s FOR UPDATE", [started.run_id])
     with completing(with_job) as completer:
         for item in items[:2]:
             completer.add(item, succeeded(None))
@@ -226,7 +226,7 @@ def test_outcome_that_meets_a_flush_is_retried(with_job: Database, monkeypatch: 
     started = begun(with_job)
     attempt = attempt_at(with_job, started)
     flushing = with_job.connection()
-    flushing.execute("SELECT FROM open_runs WHERE run_id = %s FOR SHARE", [started.run_id])
+    flushing.execute("SELECT FROM job_runs WHERE run_id = %s FOR SHARE", [started.run_id])
 
     def end_after_the_flush(*given: Any, **named: Any) -> Ended:  # noqa: ANN401 - passed on
         flushing.rollback()
@@ -263,7 +263,7 @@ def test_unrecordable_outcome_fails_only_its_run(fresh_database: Database) -> No
     assert [final_state(fresh_database, one.run_id)[0] for one in (good, other)] == ["succeeded", "succeeded"]
     assert final_state(fresh_database, bad.run_id)[0] == "failed"
     assert attempts(fresh_database, bad.run_id) == [(1, "failed")]
-    assert fresh_database.value("SELECT error_type FROM attempts WHERE outcome = 'failed'") == "UnrecordableOutcome"
+    assert fresh_database.value("SELECT error_type FROM ended_attempts WHERE outcome = 'failed'") == "UnrecordableOutcome"
 
 
 def test_outcome_that_cannot_be_stored_at_all_delays_no_other(fresh_database: Database) -> None:
@@ -280,7 +280,7 @@ def test_outcome_that_cannot_be_stored_at_all_delays_no_other(fresh_database: Da
         assert [final_state(fresh_database, one.run_id)[0] for one in (other, later)] == ["succeeded"] * 2
         fresh_database.execute("ALTER TABLE attempts DROP CONSTRAINT poison")
         assert completer.drain(30)
-    assert open_runs(fresh_database) == []
+    assert job_runs(fresh_database) == []
 
 
 def test_outcome_recreates_a_partition_dropped_while_its_run_was_open(with_job: Database) -> None:
@@ -301,10 +301,10 @@ def test_outcomes_wait_during_a_database_outage(with_job: Database) -> None:
     started = begun(with_job)
     attempt = attempt_at(with_job, started)
     with completing(with_job) as completer:
-        with_job.execute("ALTER TABLE open_runs RENAME TO elsewhere")
+        with_job.execute("ALTER TABLE job_runs RENAME TO elsewhere")
         completer.add(attempt, succeeded(None))
         assert not completer.drain(0.3)
-        with_job.execute("ALTER TABLE elsewhere RENAME TO open_runs")
+        with_job.execute("ALTER TABLE elsewhere RENAME TO job_runs")
         until(lambda: completer.backlog() == 0, "it is written")
     assert final_state(with_job, started.run_id) == ("succeeded", None)
 
@@ -337,7 +337,7 @@ def test_second_writer_leaves_attempts_with_unsaved_progress(
         assert completer.drain(30)
     assert set(writers.values()) == {"completer", "completer-2"}
     assert writers[told.run_id] == "completer"
-    assert {run.state for run in open_runs(with_job)} == {"queued"}
+    assert {run.state for run in job_runs(with_job)} == {"queued"}
     assert with_job.rows("SELECT run_id, checkpoint FROM run_inputs") == [(told.run_id, b'"here"')]
 
 

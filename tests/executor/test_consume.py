@@ -96,7 +96,7 @@ def test_failed_claim_is_retried_before_later_messages(executing: Executing) -> 
     for run_id in runs:
         executing.publish(run_id)
     with executing.database.transaction() as lock:
-        lock.execute("LOCK TABLE open_runs IN SHARE MODE")
+        lock.execute("LOCK TABLE job_runs IN SHARE MODE")
         with executing.running(slots=2, **NO_SWEEP):
             until(lambda: executing.database.rows(CLAIMING), "a claim is held up in its transaction")
             [(pid,)] = executing.database.rows(CLAIMING)
@@ -106,7 +106,7 @@ def test_failed_claim_is_retried_before_later_messages(executing: Executing) -> 
             lock.rollback()
             assert {executing.ended(run_id).state for run_id in runs} == {"succeeded"}
     assert [attempts(executing.database, run_id) for run_id in runs] == [[(1, "succeeded")]] * 20
-    first = executing.database.rows("SELECT run_id FROM attempts ORDER BY started_at LIMIT 2")
+    first = executing.database.rows("SELECT run_id FROM ended_attempts ORDER BY started_at LIMIT 2")
     assert {run_id for (run_id,) in first} == set(runs[:2])
     assert committed(executing.bootstrap, executing.topics.runs("default", "standard")) == 20
 
@@ -139,7 +139,7 @@ def test_failing_claims_back_off_and_are_logged_once(
 
     monkeypatch.setattr(BatchClaimer, "claim", watched)
     lock = executing.database.connection()  # held until all are let in again, or the claim is committed as it goes
-    lock.execute("LOCK TABLE open_runs IN SHARE MODE")
+    lock.execute("LOCK TABLE job_runs IN SHARE MODE")
     with caplog.at_level(logging.INFO, "tidewheel"), executing.running(slots=2, **NO_SWEEP):
         until(lambda: executing.database.rows(CLAIMING), "a claim is held up in its transaction")
         let_in(executing.database, info, allowed=False)

@@ -88,7 +88,7 @@ def test_lost_message_is_swept(executing: Executing) -> None:
 
 def test_run_that_is_not_due_is_not_swept(executing: Executing) -> None:
     later = executing.trigger("acts.echo", 1)
-    executing.database.execute("UPDATE open_runs SET publish_at = publish_at + interval '1 hour'")
+    executing.database.execute("UPDATE job_runs SET publish_at = publish_at + interval '1 hour'")
     with executing.running():
         other = executing.trigger("acts.echo", 2)
         assert executing.ended(other).state == "succeeded"

@@ -47,7 +47,7 @@ def entered(gate: str, run_id: UUID) -> bool:
 
 
 def created_at(executing: Executing, run_id: UUID) -> datetime:
-    return executing.database.value("SELECT created_at FROM job_runs WHERE run_id = %s", [run_id])
+    return executing.database.value("SELECT created_at FROM runs WHERE run_id = %s", [run_id])
 
 
 @pytest.mark.kafka

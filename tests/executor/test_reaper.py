@@ -155,7 +155,7 @@ def test_lost_run_under_cancellation_ends_cancelled(database: Database, ghost: U
 
 def test_run_that_loses_every_executor_fails(database: Database, ghost: UUID) -> None:
     run_id = trigger(database)
-    database.execute("UPDATE open_runs SET lost_attempts = 2")
+    database.execute("UPDATE job_runs SET lost_attempts = 2")
     begin(database, run_id, ghost)
     reap(database, max_lost=3)
     assert final_state(database, run_id) == ("failed", "max_lost")
@@ -219,7 +219,7 @@ def test_locked_row_is_reaped_later(database: Database, ghost: UUID) -> None:
     for run_id in (held, free):
         begin(database, run_id, ghost)
     holding = database.connection()
-    holding.execute("SELECT FROM open_runs WHERE run_id = %s FOR UPDATE", [held])
+    holding.execute("SELECT FROM job_runs WHERE run_id = %s FOR UPDATE", [held])
     reap(database)
     assert open_run(database, free).state == "retrying"
     assert open_run(database, held).state == "running"

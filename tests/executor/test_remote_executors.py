@@ -17,7 +17,7 @@ def test_sweep_of_remote_executors_skips_cancelled_runs(database: Database) -> N
         trigger(database, "cancelled")
     wanted = trigger(database, "wanted")
     apply_batch(database, {"type": "runs.cancel", "key": "cancelled"})
-    database.execute("UPDATE open_runs SET publish_at = publish_at - interval '10 seconds'")
+    database.execute("UPDATE job_runs SET publish_at = publish_at - interval '10 seconds'")
     mine = remote.register("theirs", ["default"], ["a"], 1, lease=timedelta(seconds=15))
     claimed = remote.claim(RemoteClaim(mine, 1, sweep=1))
     assert [one.run_id for one in claimed.started] == [wanted]

@@ -134,4 +134,4 @@ def test_lane_that_waited_longest_is_served_first() -> None:
 
 def is_over(executing: Executing, run_id: UUID) -> bool:
     """Return True if a run is no longer open."""
-    return bool(executing.database.value("SELECT NOT EXISTS (SELECT FROM open_runs WHERE run_id = %s)", [run_id]))
+    return bool(executing.database.value("SELECT NOT EXISTS (SELECT FROM job_runs WHERE run_id = %s)", [run_id]))

@@ -46,7 +46,7 @@ def beats(executing: Executing, run_id: UUID) -> int:
     """The counter of the executor that has a run."""
     return int(
         executing.database.value(
-            "SELECT e.heartbeat_count FROM executors AS e JOIN open_runs AS o USING (executor_id) WHERE o.run_id = %s",
+            "SELECT e.heartbeat_count FROM executors AS e JOIN job_runs AS o USING (executor_id) WHERE o.run_id = %s",
             [run_id],
         )
     )

@@ -16,7 +16,7 @@ JOBS = ("first", "second")
 EACH = 6
 SPANS: LiteralString = """
 SELECT a.started_at, a.finished_at
-  FROM attempts AS a JOIN job_runs AS r USING (run_id) JOIN jobs AS j USING (job_id)
+  FROM ended_attempts AS a JOIN runs AS r USING (run_id) JOIN jobs AS j USING (job_id)
  WHERE j.key = %s
  ORDER BY a.started_at
 """

@@ -29,7 +29,7 @@ SELECT DISTINCT application_name FROM pg_stat_activity
  WHERE datname = current_database() AND (wait_event_type = 'Lock' OR wait_event = 'SyncRep')
 """
 STATES: LiteralString = """
-SELECT DISTINCT state || CASE WHEN publish_at > tidewheel_now() THEN ', later' ELSE '' END FROM open_runs
+SELECT DISTINCT state || CASE WHEN publish_at > tidewheel_now() THEN ', later' ELSE '' END FROM job_runs
 """
 
 
@@ -107,7 +107,7 @@ STEPS = {
     "intake": Step("requests", frozenset({"tidewheel-intake"})),
     "firing": Step("timers", frozenset({"tidewheel-scheduler"})),
     "relay": Step("outbox", frozenset({"tidewheel-relay-delete"})),
-    "claim": Step("open_runs", frozenset(CLAIMERS)),
+    "claim": Step("job_runs", frozenset(CLAIMERS)),
     "completion": Step("attempts", frozenset({"tidewheel-executor-complete"})),
 }
 

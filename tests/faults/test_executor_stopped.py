@@ -14,7 +14,7 @@ from tidewheel.schemas.generated.records import RunStatus
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 
 AT_ONCE = timedelta(seconds=30)  # on a machine that has other things to do; half of LONG_LEASE
-STANDING: LiteralString = "SELECT state, attempt FROM open_runs WHERE run_id = %s"
+STANDING: LiteralString = "SELECT state, attempt FROM job_runs WHERE run_id = %s"
 CLAIMING: LiteralString = """
 SELECT count(*) FROM pg_stat_activity
  WHERE datname = current_database() AND wait_event_type = 'Lock'
@@ -36,7 +36,7 @@ def pid_of(oracle: Oracle, held: Held, attempt: int) -> int:
 def pause_inside_a_claim(fleet: Fleet, executor: Service) -> None:
     """Stop it in the middle of its next claim, with locks on its own row and on a run's."""
     lock = fleet.database.connection()
-    lock.execute("LOCK TABLE open_runs IN SHARE MODE")
+    lock.execute("LOCK TABLE job_runs IN SHARE MODE")
     fleet.until(lambda: fleet.database.value(CLAIMING) > 0, "a claim is held up in its transaction")
     executor.pause()
     lock.rollback()
@@ -157,7 +157,7 @@ def test_shutdown_releases_at_once_and_uncounted(fleet: Fleet, oracle: Oracle) -
         begun = [e.at for e in oracle.effects() if e.run_id == held.run_id and e.attempt == 2]
         assert begun[0] - asked_at < AT_ONCE
     counted = fleet.database.rows(
-        "SELECT run_id, failed_attempts, lost_attempts FROM open_runs WHERE handler LIKE 'gated%'"
+        "SELECT run_id, failed_attempts, lost_attempts FROM job_runs WHERE handler LIKE 'gated%'"
     )
     assert sorted(counted) == sorted((row[0], 0, 0) for row in counted)
     assert len(counted) == len(turned)

@@ -44,7 +44,7 @@ def test_killer_handler_is_isolated_after_two_losses(fleet: Fleet, tmp_path: Pat
     lost, failed = AttemptOutcome.LOST, AttemptOutcome.FAILED
     assert [outcome for _, outcome in attempts(database, killer)] == [lost, lost, failed, failed]
     [(error_type, message)] = database.rows(
-        "SELECT error_type, error_message FROM attempts WHERE run_id = %s AND attempt = 4", [killer]
+        "SELECT error_type, error_message FROM ended_attempts WHERE run_id = %s AND attempt = 4", [killer]
     )
     assert (error_type, f"exit code {DIES}" in message) == ("ProcessDied", True)
     [(output,)] = database.rows("SELECT output FROM attempt_outputs WHERE run_id = %s AND attempt = 4", [killer])

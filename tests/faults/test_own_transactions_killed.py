@@ -27,11 +27,11 @@ def submit(fleet: Fleet, handler: str) -> None:
 
 def finish(fleet: Fleet) -> None:
     """Wait until all runs are over; each has had its effect once."""
-    succeeded = "SELECT count(*) FROM job_runs WHERE state = %s"
+    succeeded = "SELECT count(*) FROM runs WHERE state = %s"
     fleet.until(lambda: fleet.database.value(succeeded, [RunState.SUCCEEDED]) == RUNS, "all runs have succeeded")
     once = "SELECT count(*), count(DISTINCT run_id) FROM effects"
     assert fleet.database.rows(once) == [(RUNS, RUNS)]
-    same = "SELECT count(*) FROM effects AS e JOIN job_runs AS r ON r.run_id = e.run_id AND r.attempt = e.attempt"
+    same = "SELECT count(*) FROM effects AS e JOIN runs AS r ON r.run_id = e.run_id AND r.attempt = e.attempt"
     assert fleet.database.value(same) == RUNS
     fleet.until(lambda: fleet.database.count("deferred_effects") == 0, "what they set off is done")
 

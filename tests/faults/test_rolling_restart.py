@@ -36,7 +36,7 @@ class Load:
 
 
 def last_end(fleet: Fleet) -> datetime:
-    at: datetime = fleet.database.value("SELECT max(finished_at) FROM job_runs")
+    at: datetime = fleet.database.value("SELECT max(finished_at) FROM runs")
     return at
 
 
@@ -65,7 +65,7 @@ def test_rolling_restart_loses_and_counts_nothing(fleet: Fleet, oracle: Oracle, 
         fleet.until(lambda: load.goes_on() and last_end(fleet) > replaced_at, "work goes on")  # noqa: B023
         rolls.append((asked_at, now()))
     assert (
-        fleet.database.rows("SELECT failed_attempts, lost_attempts FROM open_runs WHERE handler LIKE 'gated%'")
+        fleet.database.rows("SELECT failed_attempts, lost_attempts FROM job_runs WHERE handler LIKE 'gated%'")
         == [(0, 0)] * 3
     )
     for each in held:
@@ -82,7 +82,7 @@ def assert_only_handed_back(fleet: Fleet, held: list[Held]) -> None:
     outcomes = [outcome for each in held for _, outcome in each.attempts()]
     assert set(outcomes) == {AttemptOutcome.RELEASED, AttemptOutcome.SUCCEEDED}
     assert outcomes.count(AttemptOutcome.SUCCEEDED) == len(held)
-    all_there_are = "SELECT DISTINCT outcome FROM attempts AS a JOIN job_runs USING (run_id) WHERE cause = 'timer'"
+    all_there_are = "SELECT DISTINCT outcome FROM ended_attempts AS a JOIN runs USING (run_id) WHERE cause = 'timer'"
     assert {row[0] for row in fleet.database.rows(all_there_are)} <= {"succeeded", "released"}
 
 
@@ -127,7 +127,7 @@ def test_frozen_executor_does_not_start_claimed_runs(fleet: Fleet, oracle: Oracl
     in_the_way.wait_begun(1)
     claimed = Held(fleet, oracle, "errand", fleet.ask({"type": "job.trigger", "key": "errand"}), fleet.folder / "none")
     fleet.flush()
-    standing = "SELECT state FROM open_runs WHERE run_id = %s"
+    standing = "SELECT state FROM job_runs WHERE run_id = %s"
     fleet.until(
         lambda: claimed.run_id and fleet.database.rows(standing, [claimed.run_id]) == [("running",)], "it is claimed"
     )

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 
 NEXT_MESSAGE: LiteralString = """
 SELECT o.topic, o.key, o.value FROM outbox AS o
-  JOIN open_runs AS r ON o.key = convert_to(r.run_id::text, 'UTF8') AND r.attempt = 1 AND r.state = 'retrying'
+  JOIN job_runs AS r ON o.key = convert_to(r.run_id::text, 'UTF8') AND r.attempt = 1 AND r.state = 'retrying'
 """
 RUN_REQUESTS: LiteralString = "SELECT id, value FROM outbox WHERE topic LIKE '%.runs.standard'"
 

@@ -35,7 +35,7 @@ _JOBS: tuple[dict[str, object], ...] = (
 )
 
 
-_ATTEMPTS: LiteralString = "SELECT attempt, outcome FROM attempts WHERE run_id = %s ORDER BY attempt"
+_ATTEMPTS: LiteralString = "SELECT attempt, outcome FROM ended_attempts WHERE run_id = %s ORDER BY attempt"
 
 
 class Workload:

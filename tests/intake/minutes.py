@@ -5,7 +5,7 @@ from typing import Any
 
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import about, apply_batch, lifecycle, open_runs, submit
+from tests.transitions.acts import about, apply_batch, job_runs, lifecycle, submit
 from tidewheel.schemas.generated.records import Reply
 
 SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)
@@ -58,7 +58,7 @@ def fire_for(
 def runs(database: ClockedDatabase) -> list[tuple[float, float]]:
     """The runs there are: nominal minute and the minute in which they may leave, by the latter."""
     start = minute(database, 0)
-    found = [((run.scheduled_at - start) / MINUTE, (run.publish_at - start) / MINUTE) for run in open_runs(database)]
+    found = [((run.scheduled_at - start) / MINUTE, (run.publish_at - start) / MINUTE) for run in job_runs(database)]
     return sorted(found, key=lambda run: (run[1], run[0]))
 
 

@@ -14,8 +14,8 @@ from tests.transitions.acts import (
     apply_batch,
     apply_batch_within,
     begin,
+    job_runs,
     lifecycle,
-    open_runs,
     submission,
     submit,
     succeed,
@@ -63,7 +63,7 @@ def test_new_backfill_is_stored_with_an_event(hourly: ClockedDatabase) -> None:
     [event] = [event for event in lifecycle(hourly) if event.type == "io.tidewheel.job.backfill_started.v1"]
     assert (event.reason, event.detail["occurrences"]) == ("the source was empty", "6")
     assert event.detail["backfill_id"] == reply.backfill_id
-    assert open_runs(hourly) == []
+    assert job_runs(hourly) == []
 
 
 def test_repeated_backfill_request_is_idempotent(hourly: ClockedDatabase) -> None:
@@ -97,13 +97,13 @@ def test_missing_only_counts_occurrences_that_did_not_fire(clocked: ClockedDatab
     submit(clocked, **HOURLY)
     clocked.stop_clock(NOON + 1.5 * HOUR)
     fire_due(clocked)
-    succeed(clocked, begin(clocked, open_runs(clocked)[0].run_id))
+    succeed(clocked, begin(clocked, job_runs(clocked)[0].run_id))
     clocked.stop_clock(NOON + 3.5 * HOUR)
     fire_due(clocked)  # fire_once: 14:00 is passed over, 15:00 runs
-    begin(clocked, open_runs(clocked)[0].run_id)
+    begin(clocked, job_runs(clocked)[0].run_id)
     clocked.stop_clock(NOON + 4 * HOUR)
     fire_due(clocked)
-    [_, second] = open_runs(clocked)
+    [_, second] = job_runs(clocked)
     with pytest.raises(ValueError, match="not enough values"):
         begin(clocked, second.run_id)
     apply_batch(clocked, about("job.pause"))

@@ -64,7 +64,7 @@ def test_target_reply_may_report_a_failure(requests: Requests) -> None:
     with requests.running():
         read(requests, b"the tray is empty", task_token=token, status="failed", error_type="NoPaper")
     assert open_run(database, started.run_id).state == "retrying"
-    assert database.rows("SELECT error_type, error_message FROM attempts") == [("NoPaper", "the tray is empty")]
+    assert database.rows("SELECT error_type, error_message FROM ended_attempts") == [("NoPaper", "the tray is empty")]
 
 
 @pytest.mark.kafka

@@ -6,7 +6,7 @@ import pytest
 
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import about, apply_batch, open_runs, submission, submit
+from tests.transitions.acts import about, apply_batch, job_runs, submission, submit
 from tidewheel.jobs.parsing import RequestRefused
 from tidewheel.schemas.generated.records import Reply
 
@@ -28,7 +28,7 @@ def refused(database: ClockedDatabase, **job: object) -> list[tuple[str, str]]:
 
 
 def instants(database: ClockedDatabase) -> list[datetime]:
-    return [at for (at,) in database.rows("SELECT scheduled_at FROM job_runs ORDER BY scheduled_at")]
+    return [at for (at,) in database.rows("SELECT scheduled_at FROM runs ORDER BY scheduled_at")]
 
 
 def run_for(database: ClockedDatabase, hours: int) -> None:
@@ -49,7 +49,7 @@ def test_max_runs_counts_skipped_occurrences_and_no_triggers(still: ClockedDatab
     apply_batch(still, {"type": "job.trigger", "key": "job"})
     still.advance(2 * HOUR + 30 * 60 * SECOND)
     run_for(still, 4)
-    timers = still.rows("SELECT count(*) FROM job_runs WHERE cause = 'timer'")
+    timers = still.rows("SELECT count(*) FROM runs WHERE cause = 'timer'")
     assert timers == [(2,)]
     assert still.rows("SELECT reason, occurrences FROM skips") == [("misfire", 2)]
 
@@ -110,7 +110,7 @@ def test_jitter_delays_publish_at_and_not_the_instant(still: ClockedDatabase) ->
         submit(still, f"job-{number}", schedule={"cron": "0 * * * *"}, jitter="10m")
     still.advance(HOUR - SECOND)
     fire_due(still, lookahead=5 * SECOND)
-    runs = open_runs(still)
+    runs = job_runs(still)
     assert {run.scheduled_at for run in runs} == {datetime.fromisoformat("2031-01-01T01:00:00Z")}
     delays = {run.publish_at - run.scheduled_at for run in runs}
     assert len(delays) == 20

@@ -7,7 +7,7 @@ import pytest
 
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import about, apply_batch, apply_batch_within, lifecycle, open_runs, submission, submit
+from tests.transitions.acts import about, apply_batch, apply_batch_within, job_runs, lifecycle, submission, submit
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.intake.bulk import Loaded, load_jobs
 from tidewheel.intake.request import ReceivedRequest
@@ -157,5 +157,5 @@ def test_loaded_job_fires(clocked: ClockedDatabase) -> None:
     )
     clocked.advance(timedelta(seconds=10))
     fire_due(clocked)
-    assert sorted(clocked.rows("SELECT j.key FROM job_runs AS r JOIN jobs AS j USING (job_id)"))[0] == ("a",)
-    assert {run.job_version for run in open_runs(clocked)} == {1}
+    assert sorted(clocked.rows("SELECT j.key FROM runs AS r JOIN jobs AS j USING (job_id)"))[0] == ("a",)
+    assert {run.job_version for run in job_runs(clocked)} == {1}

@@ -9,7 +9,7 @@ import pytest
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.fixtures.services import until
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import about, apply_batch, apply_batch_within, begin, open_runs, submission, submit
+from tests.transitions.acts import about, apply_batch, apply_batch_within, begin, job_runs, submission, submit
 from tests.transitions.stepping import in_background
 from tidewheel.schemas.generated.records import Reply
 
@@ -33,7 +33,7 @@ def deleting(name: str = "holidays") -> dict[str, object]:
 
 
 def fired(database: Database) -> list[datetime]:
-    return [at for (at,) in database.rows("SELECT scheduled_at FROM job_runs ORDER BY scheduled_at")]
+    return [at for (at,) in database.rows("SELECT scheduled_at FROM runs ORDER BY scheduled_at")]
 
 
 def skipped(database: Database) -> list[tuple[str, datetime, datetime, int]]:
@@ -117,7 +117,7 @@ def test_put_retracts_runs_ahead_of_a_newly_excluded_day(friday: ClockedDatabase
     assert fired(friday) == [FRIDAY_NOON + SECOND, FRIDAY_NOON + 2 * SECOND]
     assert timer(friday)[1] == november(21, 0)
     fire_due(friday, lookahead=5 * SECOND)
-    assert len(open_runs(friday)) == 2
+    assert len(job_runs(friday)) == 2
 
 
 def test_put_applies_overdue_occurrences_by_the_previous_days(friday: ClockedDatabase) -> None:
@@ -148,10 +148,10 @@ def test_put_does_not_change_started_runs(friday: ClockedDatabase) -> None:
     submit(friday, schedule="@every 1s", overlap="allow_all", exclude_calendars=["holidays"])
     friday.advance(SECOND)
     fire_due(friday)
-    [run] = open_runs(friday)
+    [run] = job_runs(friday)
     begin(friday, run.run_id)
     put(friday, days=["2026-11-20"])
-    assert [open_run.state for open_run in open_runs(friday)] == ["running"]
+    assert [open_run.state for open_run in job_runs(friday)] == ["running"]
 
 
 def test_job_without_open_days_continues_when_a_put_opens_days(friday: ClockedDatabase) -> None:

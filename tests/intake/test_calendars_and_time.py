@@ -27,7 +27,7 @@ def put(database: ClockedDatabase, *days: str) -> Reply:
 
 
 def fired(database: ClockedDatabase) -> list[datetime]:
-    return [at for (at,) in database.rows("SELECT scheduled_at FROM job_runs ORDER BY scheduled_at")]
+    return [at for (at,) in database.rows("SELECT scheduled_at FROM runs ORDER BY scheduled_at")]
 
 
 def excluded(database: ClockedDatabase) -> list[datetime]:

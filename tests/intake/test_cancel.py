@@ -16,8 +16,8 @@ from tests.transitions.acts import (
     completions,
     ending,
     final_state,
+    job_runs,
     open_run,
-    open_runs,
     requested_claim,
     requeue,
     submit,
@@ -121,7 +121,7 @@ def test_cancelled_run_is_not_claimed_after_the_reply(with_job: Database) -> Non
     assert claim_runs(claiming, with_job.installation, [wanted], executor_id=EXECUTOR).started == []
     cancelling.commit()
     assert claim_runs(claiming, with_job.installation, [wanted], executor_id=EXECUTOR).started == []
-    assert open_runs(with_job) == []
+    assert job_runs(with_job) == []
 
 
 @pytest.mark.usefixtures("patient")

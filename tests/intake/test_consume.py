@@ -8,7 +8,7 @@ import pytest
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.intake.running import Requests
-from tests.transitions.acts import about, open_runs, submission
+from tests.transitions.acts import about, job_runs, submission
 from tidewheel.errors import Unusable
 from tidewheel.intake import consume
 from tidewheel.local.stack import StackInfo
@@ -179,7 +179,7 @@ def test_messages_are_applied_once_during_a_rebalance(database: Database, info: 
             send(20)
             for partition, offset in sent.items():
                 requests.until_read(offset, partition)
-    assert len(open_runs(database)) == database.count("job_runs") == 240
+    assert len(job_runs(database)) == database.count("runs") == 240
 
 
 def test_recreated_topic_stops_the_intake_with_a_remedy(requests: Requests) -> None:

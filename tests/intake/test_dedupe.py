@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.fixtures.database import Database
-from tests.transitions.acts import about, apply_batch, apply_batch_within, open_runs, submission, submit
+from tests.transitions.acts import about, apply_batch, apply_batch_within, job_runs, submission, submit
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.errors import Unavailable
 from tidewheel.intake.apply import apply_requests
@@ -21,14 +21,14 @@ TRIGGER: dict[str, Any] = about("job.trigger", request_id="r-1")
 def test_duplicate_trigger_is_one_run_and_gets_the_first_reply(with_job: Database) -> None:
     [first], [again] = apply_batch(with_job, TRIGGER), apply_batch(with_job, TRIGGER)
     assert again == first
-    assert len(open_runs(with_job)) == 1
+    assert len(job_runs(with_job)) == 1
 
 
 def test_duplicate_trigger_in_one_batch_is_one_run(with_job: Database) -> None:
     first, again, other = apply_batch(with_job, TRIGGER, TRIGGER, TRIGGER | {"request_id": "r-2"})
     assert again == first
     assert other.run_id != first.run_id
-    assert len(open_runs(with_job)) == 2
+    assert len(job_runs(with_job)) == 2
 
 
 @pytest.mark.parametrize(
@@ -40,13 +40,13 @@ def test_known_request_id_with_another_body_is_rejected(with_job: Database, othe
     [reply] = apply_batch(with_job, TRIGGER | other)
     assert (reply.status, reply.code) == (ReplyStatus.REJECTED, "request_conflict")
     assert [error.path for error in reply.errors] == ["request_id"]
-    assert len(open_runs(with_job)) == 1
+    assert len(job_runs(with_job)) == 1
 
 
 def test_request_id_with_two_bodies_in_one_batch_is_rejected(with_job: Database) -> None:
     first, again = apply_batch(with_job, TRIGGER, TRIGGER | {"payload": 1})
     assert (first.status, again.status, again.code) == ("accepted", "rejected", "request_conflict")
-    assert len(open_runs(with_job)) == 1
+    assert len(job_runs(with_job)) == 1
 
 
 def test_duplicate_of_a_rejected_request_gets_the_first_reply(with_job: Database) -> None:
@@ -63,7 +63,7 @@ def test_request_ids_of_two_tenants_are_independent(with_job: Database) -> None:
     apply_batch(with_job, submission() | {"tenant": "acme"})
     ours, theirs = apply_batch(with_job, TRIGGER, TRIGGER | {"tenant": "acme"})
     assert (ours.status, theirs.status) == ("accepted", "accepted")
-    assert len(open_runs(with_job)) == 2
+    assert len(job_runs(with_job)) == 2
 
 
 def test_stored_reply_is_purged_after_its_retention(with_job: Database) -> None:
@@ -96,7 +96,7 @@ def test_concurrent_duplicate_is_retried_and_gets_the_first_reply(with_job: Data
         waiting.result(10)
     second.rollback()
     assert apply_batch_within(second, with_job, TRIGGER) == [answer]
-    assert len(open_runs(with_job)) == 1
+    assert len(job_runs(with_job)) == 1
 
 
 def test_redelivered_trigger_without_a_request_id_is_one_run(with_job: Database) -> None:
@@ -110,7 +110,7 @@ def test_redelivered_trigger_without_a_request_id_is_one_run(with_job: Database)
                 connection, with_job.installation, [ReceivedRequest(parse_request(trigger), place)]
             )
         runs.add(reply.run_id)
-    assert len(runs) == len(open_runs(with_job)) == 1
+    assert len(runs) == len(job_runs(with_job)) == 1
 
 
 def test_batch_is_applied_in_order_across_kinds(database: Database) -> None:
@@ -120,7 +120,7 @@ def test_batch_is_applied_in_order_across_kinds(database: Database) -> None:
     replies = apply_batch(database, *documents)
     assert [reply.status for reply in replies] == ["accepted"] * 3 + ["rejected"] + ["accepted"] * 3
     assert [reply.job_version for reply in replies] == [1, 1, 1, None, 2, 2, 2]
-    assert [run.job_version for run in open_runs(database)] == [2]
+    assert [run.job_version for run in job_runs(database)] == [2]
     assert database.rows("SELECT paused FROM jobs") == [(True,)]
 
 

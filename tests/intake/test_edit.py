@@ -13,8 +13,8 @@ from tests.transitions.acts import (
     apply_batch,
     begin,
     claim,
+    job_runs,
     lifecycle,
-    open_runs,
     requested_claim,
     submit,
 )
@@ -36,7 +36,7 @@ def ticking(clocked: ClockedDatabase) -> ClockedDatabase:
 def made(database: ClockedDatabase) -> list[tuple[float, int]]:
     """The runs there are: instant in seconds from the first acceptance, and version."""
     [(accepted_at,)] = database.rows("SELECT created_at FROM jobs")
-    found = database.rows("SELECT scheduled_at, job_version FROM job_runs ORDER BY scheduled_at")
+    found = database.rows("SELECT scheduled_at, job_version FROM runs ORDER BY scheduled_at")
     return [((at - accepted_at).total_seconds(), version) for at, version in found]
 
 
@@ -44,18 +44,18 @@ def test_edit_within_the_lookahead_keeps_one_run_per_unchanged_instant(
     ticking: ClockedDatabase,
 ) -> None:
     fire_due(ticking, lookahead=AHEAD)
-    before = {run.run_id for run in open_runs(ticking)}
+    before = {run.run_id for run in job_runs(ticking)}
     edited = submit(ticking, **EACH_SECOND, payload=1)
     assert edited.next_run_at == ticking.now() + SECOND
     fire_due(ticking, lookahead=AHEAD)
     assert made(ticking) == [(n, 2) for n in (1, 2, 3, 4, 5)]
-    assert {run.run_id for run in open_runs(ticking)} == before
+    assert {run.run_id for run in job_runs(ticking)} == before
 
 
 def test_stale_message_after_an_edit_claims_nothing(ticking: ClockedDatabase) -> None:
     """The run has its old id and a new version: the message of the old version finds nothing that fits."""
     fire_due(ticking, lookahead=AHEAD)
-    stale = requested_claim(ticking, open_runs(ticking)[0].run_id)
+    stale = requested_claim(ticking, job_runs(ticking)[0].run_id)
     submit(ticking, **EACH_SECOND, payload=1)
     fire_due(ticking, lookahead=AHEAD)
     ticking.advance(SECOND)
@@ -95,29 +95,29 @@ def test_edit_after_an_outage_catches_up_once_and_records_skips(ticking: Clocked
 def test_edit_does_not_change_started_runs(ticking: ClockedDatabase) -> None:
     fire_due(ticking, lookahead=AHEAD)
     ticking.advance(SECOND)
-    first = open_runs(ticking)[0]
+    first = job_runs(ticking)[0]
     begin(ticking, first.run_id)
     submit(ticking, schedule="@every 1h")
-    assert [(run.run_id, run.state, run.job_version) for run in open_runs(ticking)] == [(first.run_id, "running", 1)]
+    assert [(run.run_id, run.state, run.job_version) for run in job_runs(ticking)] == [(first.run_id, "running", 1)]
 
 
 def test_identical_submit_within_the_lookahead_retracts_nothing(ticking: ClockedDatabase) -> None:
     fire_due(ticking, lookahead=AHEAD)
-    before = open_runs(ticking)
+    before = job_runs(ticking)
     again = submit(ticking, **EACH_SECOND)
     assert (again.unchanged, again.next_run_at) == (True, ticking.now() + SECOND)
-    assert open_runs(ticking) == before
+    assert job_runs(ticking) == before
 
 
 def test_delete_retracts_runs_ahead_and_cancels_unstarted_ones(ticking: ClockedDatabase) -> None:
     fire_due(ticking, lookahead=AHEAD)
     ticking.advance(2 * SECOND)
-    first, second = open_runs(ticking)[:2]
+    first, second = job_runs(ticking)[:2]
     begin(ticking, first.run_id)
     [reply] = apply_batch(ticking, about("job.delete", reason="gone"))
     assert (reply.status, reply.job_version) == ("accepted", 1)
-    assert [run.run_id for run in open_runs(ticking)] == [first.run_id]
-    rows = ticking.rows("SELECT run_id, state, reason FROM job_runs ORDER BY scheduled_at")
+    assert [run.run_id for run in job_runs(ticking)] == [first.run_id]
+    rows = ticking.rows("SELECT run_id, state, reason FROM runs ORDER BY scheduled_at")
     assert rows == [(first.run_id, "queued", None), (second.run_id, "cancelled", "job_deleted")]
     assert ticking.count("timers") == 0
     assert (lifecycle(ticking)[-1].type, lifecycle(ticking)[-1].reason) == ("io.tidewheel.job.deleted.v1", "gone")
@@ -136,4 +136,4 @@ def test_job_recreated_within_the_lookahead_fires_each_instant_once(ticking: Clo
     assert again.job_version == 2
     fire_due(ticking, lookahead=AHEAD)
     assert made(ticking) == [(n, 2) for n in (1, 2, 3, 4, 5)]
-    assert len({UUID(int=run.run_id.int) for run in open_runs(ticking)}) == 5
+    assert len({UUID(int=run.run_id.int) for run in job_runs(ticking)}) == 5

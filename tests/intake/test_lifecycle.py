@@ -12,9 +12,9 @@ from tests.transitions.acts import (
     apply_batch,
     begin,
     claim,
+    job_runs,
     lifecycle,
     open_run,
-    open_runs,
     requests,
     requeue,
     submit,
@@ -46,7 +46,7 @@ def resume(database: ClockedDatabase) -> Reply:
 def instants(database: ClockedDatabase) -> list[float]:
     """The instants of all runs there are, in seconds from the first acceptance."""
     [(accepted_at,)] = database.rows("SELECT created_at FROM jobs")
-    found = database.rows("SELECT scheduled_at FROM job_runs ORDER BY scheduled_at")
+    found = database.rows("SELECT scheduled_at FROM runs ORDER BY scheduled_at")
     return [(at - accepted_at).total_seconds() for (at,) in found]
 
 
@@ -82,7 +82,7 @@ def test_pause_retracts_runs_ahead_and_resume_creates_them_again(
     ticking: ClockedDatabase,
 ) -> None:
     fire_due(ticking, lookahead=AHEAD)
-    before = {run.run_id for run in open_runs(ticking)}
+    before = {run.run_id for run in job_runs(ticking)}
     assert instants(ticking) == [1, 2, 3, 4, 5]
     pause(ticking)
     assert instants(ticking) == []
@@ -90,7 +90,7 @@ def test_pause_retracts_runs_ahead_and_resume_creates_them_again(
     assert reply.next_run_at == ticking.value("SELECT created_at FROM jobs") + SECOND
     fire_due(ticking, lookahead=AHEAD)
     # The same occurrences under the same ids: nothing was lost, and nothing can run twice.
-    assert {run.run_id for run in open_runs(ticking)} == before
+    assert {run.run_id for run in job_runs(ticking)} == before
     assert skips(ticking) == []
 
 
@@ -100,7 +100,7 @@ def test_runs_due_before_a_pause_run_and_later_ones_do_not(ticking: ClockedDatab
     pause(ticking)
     assert instants(ticking) == [1, 2]
     ticking.advance(10 * SECOND)
-    assert len(claim(ticking, *(run.run_id for run in open_runs(ticking))).started) == 2
+    assert len(claim(ticking, *(run.run_id for run in job_runs(ticking))).started) == 2
 
 
 def test_pause_applies_overdue_occurrences(ticking: ClockedDatabase) -> None:
@@ -139,7 +139,7 @@ def test_once_inside_a_pause_fires_on_resume(clocked: ClockedDatabase) -> None:
     clocked.advance(timedelta(days=2))
     assert resume(clocked).next_run_at == now + SECOND
     fire_due(clocked)
-    [run] = open_runs(clocked)
+    [run] = job_runs(clocked)
     assert (run.scheduled_at, run.publish_at) == (now + SECOND, clocked.now())
 
 
@@ -150,12 +150,12 @@ def test_once_written_ahead_is_retracted_by_a_pause_and_fires_after_it(clocked: 
     fire_due(clocked, lookahead=AHEAD)
     assert clocked.count("timers") == 0
     pause(clocked)
-    assert open_runs(clocked) == []
+    assert job_runs(clocked) == []
     assert clocked.rows("SELECT finished_at FROM jobs") == [(None,)]
     clocked.advance(10 * SECOND)
     resume(clocked)
     fire_due(clocked)
-    assert [run.scheduled_at for run in open_runs(clocked)] == [now + SECOND]
+    assert [run.scheduled_at for run in job_runs(clocked)] == [now + SECOND]
 
 
 def test_a_delayed_trigger_survives_pause_edit_and_resume(ticking: ClockedDatabase) -> None:
@@ -174,7 +174,7 @@ def test_pending_retry_survives_pause_edit_and_resume(ticking: ClockedDatabase) 
     """Also one of a timer-made run: it has begun, so its instant is no more ahead."""
     fire_due(ticking, lookahead=SECOND)
     ticking.advance(SECOND)
-    [run] = open_runs(ticking)
+    [run] = job_runs(ticking)
     requeue(ticking, begin(ticking, run.run_id), AttemptOutcome.FAILED, timedelta(minutes=5))
     waiting = open_run(ticking, run.run_id)
     pause(ticking)

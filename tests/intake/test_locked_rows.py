@@ -76,7 +76,7 @@ def test_pending_cancel_does_not_change_a_committed_completion(shop: Database) -
 def test_pending_cancel_ends_a_waiting_run_with_its_reason(shop: Database) -> None:
     run_id = trigger(shop)
     with shop.transaction() as holding:
-        holding.execute("SELECT FROM open_runs FOR UPDATE")
+        holding.execute("SELECT FROM job_runs FOR UPDATE")
         assert [reply.run_status for reply in apply_batch(shop, cancel(run_id), cancel(run_id))] == ["queued", "queued"]
     assert apply_pending_cancels(shop) == (1, 0)
     assert final_state(shop, run_id) == ("cancelled", "no longer wanted")
@@ -111,7 +111,7 @@ def test_deletion_does_not_wait_for_a_triggering_transaction(shop: Database) -> 
             apply_batch(shop, about("job.delete", "other"), about("job.delete"))
         own.commit()
     assert [reply.status for reply in apply_batch(shop, about("job.delete"))] == ["accepted"]
-    assert shop.value("SELECT count(*) FROM open_runs") == 0
+    assert shop.value("SELECT count(*) FROM job_runs") == 0
 
 
 @pytest.mark.kafka

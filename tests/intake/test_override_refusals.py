@@ -20,7 +20,7 @@ from tests.intake.minutes import (
     start_minutely,
 )
 from tests.scheduler.firing import fire_due, look_at
-from tests.transitions.acts import EXECUTOR, about, apply_batch, apply_batch_within, open_runs, requested_claim, submit
+from tests.transitions.acts import EXECUTOR, about, apply_batch, apply_batch_within, job_runs, requested_claim, submit
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.scheduler.firing import fire
@@ -228,10 +228,10 @@ def test_occurrence_that_fires_while_its_override_waits_is_refused(minutely: Clo
     """Its instant comes after the request has read the clock; the other retracted runs still fire."""
     minutely.advance(59 * SECOND)
     fire_due(minutely, lookahead=65 * SECOND)
-    first = open_runs(minutely)[0]
+    first = job_runs(minutely)[0]
     to = {"to": minute(minutely, 9).isoformat()} if what == "move" else {}
     claiming, changing = minutely.connection(), minutely.connection()
-    claiming.execute("SELECT FROM open_runs WHERE run_id = %s FOR UPDATE", [first.run_id])
+    claiming.execute("SELECT FROM job_runs WHERE run_id = %s FOR UPDATE", [first.run_id])
     request = about(f"job.{what}", at=minute(minutely, 1).isoformat(), **to)
     waiting = in_background(lambda: apply_batch_within(changing, minutely, request))
     until_blocked(minutely, changing)
@@ -254,7 +254,7 @@ def test_occurrence_that_fires_while_its_override_waits_is_refused(minutely: Clo
 def test_occurrence_with_a_cancelled_run_is_refused(minutely: ClockedDatabase) -> None:
     minutely.advance(57 * SECOND)
     fire_due(minutely, lookahead=AHEAD)
-    [run] = open_runs(minutely)
+    [run] = job_runs(minutely)
     apply_batch(minutely, {"type": "run.cancel", "run_id": str(run.run_id)})
     _, problem, remedy = refusal(request_override(minutely, "skip", 1))
     assert (problem, remedy) == (

@@ -19,7 +19,7 @@ from tests.intake.minutes import (
     start_minutely,
 )
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import about, apply_batch, apply_batch_within, lifecycle, open_runs, submit
+from tests.transitions.acts import about, apply_batch, apply_batch_within, job_runs, lifecycle, submit
 from tidewheel.ids import job_id
 
 
@@ -108,7 +108,7 @@ def test_one_batch_may_override_several_occurrences_and_jobs(minutely: ClockedDa
     assert [(reply.status, reply.code) for reply in replies] == [("accepted", None)] * 5 + [("rejected", "unknown_job")]
     fire_for(minutely, 5)
     for key, wanted in {"job": [1, 3, 4, 5], "other": [2, 3, 4, 5]}.items():
-        found = [run.scheduled_at for run in open_runs(minutely) if run.job_id == job_id("default", key)]
+        found = [run.scheduled_at for run in job_runs(minutely) if run.job_id == job_id("default", key)]
         assert found == [minute(minutely, number) for number in wanted]
 
 

@@ -21,7 +21,7 @@ from tests.intake.minutes import (
     start_minutely,
 )
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import about, apply_batch, begin, open_runs, submission, submit
+from tests.transitions.acts import about, apply_batch, begin, job_runs, submission, submit
 
 
 @pytest.fixture
@@ -45,13 +45,13 @@ def test_edit_recreates_a_moved_run_by_the_new_version(minutely: ClockedDatabase
     override(minutely, "move", 3, to=1)
     minutely.advance(57 * SECOND)
     fire_due(minutely, lookahead=5 * SECOND)
-    before = {run.run_id for run in open_runs(minutely)}
+    before = {run.run_id for run in job_runs(minutely)}
     submit(minutely, **MINUTELY, payload=1)
     assert runs(minutely) == []
     fire_due(minutely, lookahead=5 * SECOND)
     assert runs(minutely) == [(1, 1), (3, 1)]
-    assert {run.run_id for run in open_runs(minutely)} == before
-    assert {run.job_version for run in open_runs(minutely)} == {2}
+    assert {run.run_id for run in job_runs(minutely)} == before
+    assert {run.job_version for run in job_runs(minutely)} == {2}
 
 
 def test_edit_does_not_retract_a_run_moved_to_an_earlier_past_time(minutely: ClockedDatabase) -> None:
@@ -59,7 +59,7 @@ def test_edit_does_not_retract_a_run_moved_to_an_earlier_past_time(minutely: Clo
     override(minutely, "move", 3, to=0.5)
     fire_for(minutely, 0.5)
     submit(minutely, **MINUTELY, payload=1)
-    assert [(run.job_version, run.scheduled_at) for run in open_runs(minutely)] == [(1, minute(minutely, 3))]
+    assert [(run.job_version, run.scheduled_at) for run in job_runs(minutely)] == [(1, minute(minutely, 3))]
     assert "which has passed" in refusal(request_override(minutely, "unskip", 3))[1]
     fire_for(minutely, 3.5)
     assert runs(minutely) == [(3, 0.5), (1, 1), (2, 2), (4, 4)]
@@ -128,7 +128,7 @@ def test_recreated_job_has_no_overrides_of_the_deleted_one(minutely: ClockedData
     submit(minutely, **anchor)
     minutely.advance(2 * MINUTE)
     fire_due(minutely)
-    assert [run.scheduled_at for run in open_runs(minutely)] == [start + MINUTE, start + 2 * MINUTE]
+    assert [run.scheduled_at for run in job_runs(minutely)] == [start + MINUTE, start + 2 * MINUTE]
 
 
 def test_moved_occurrence_with_a_past_instant_can_be_overridden_again(
@@ -162,8 +162,8 @@ def test_last_occurrence_moved_and_then_skipped_finishes_its_job(clocked: Clocke
 def test_edit_does_not_change_a_started_moved_run(minutely: ClockedDatabase) -> None:
     override(minutely, "move", 3, to=0.5)
     fire_for(minutely, 0.5)
-    [run] = open_runs(minutely)
+    [run] = job_runs(minutely)
     assert begin(minutely, run.run_id).attempt == 1
     assert refusal(request_override(minutely, "skip", 3))[0] == "at"
     submit(minutely, **MINUTELY, payload=1)
-    assert [(run.state, run.job_version) for run in open_runs(minutely)] == [("running", 1)]
+    assert [(run.state, run.job_version) for run in job_runs(minutely)] == [("running", 1)]

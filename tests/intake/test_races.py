@@ -8,7 +8,7 @@ from psycopg.rows import class_row
 
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import look_at
-from tests.transitions.acts import about, apply_batch_within, open_runs, submission, submit
+from tests.transitions.acts import about, apply_batch_within, job_runs, submission, submit
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.postgres.session import Conn, Session
 from tidewheel.postgres.statements import Statements
@@ -57,7 +57,7 @@ def write_fired(database: ClockedDatabase, connection: Conn, locked: list[Locked
 
 def made(database: ClockedDatabase) -> list[tuple[float, int]]:
     [(accepted_at,)] = database.rows("SELECT created_at FROM jobs")
-    found = database.rows("SELECT scheduled_at, job_version FROM job_runs ORDER BY scheduled_at")
+    found = database.rows("SELECT scheduled_at, job_version FROM runs ORDER BY scheduled_at")
     return [((at - accepted_at).total_seconds(), version) for at, version in found]
 
 
@@ -168,4 +168,4 @@ def test_concurrent_firings_and_edits_leave_one_run_per_instant(due: ClockedData
     fire(session, due.installation, look_at(due, lookahead=AHEAD))
     instants = [at for at, _ in made(due)]
     assert instants == [float(n) for n in range(1, len(instants) + 1)]
-    assert len(open_runs(due)) == len(instants)
+    assert len(job_runs(due)) == len(instants)

@@ -18,8 +18,8 @@ from tests.transitions.acts import (
     end,
     ending,
     final_state,
+    job_runs,
     open_run,
-    open_runs,
     requests,
     requeue,
     submit,
@@ -71,12 +71,12 @@ def refusal(reply: Reply) -> tuple[str | None, str, str]:
 def test_retried_run_is_a_new_run_that_names_the_old_one(with_job: Database, state: RunState) -> None:
     started = begun(with_job)
     end(with_job, ending(started, state, error_type=None if state == RunState.SUCCEEDED else "ValueError"))
-    [(scheduled_at,)] = with_job.rows("SELECT scheduled_at FROM job_runs WHERE run_id = %s", [started.run_id])
+    [(scheduled_at,)] = with_job.rows("SELECT scheduled_at FROM runs WHERE run_id = %s", [started.run_id])
     new = retry(with_job, started.run_id, request_id="again")
     run = open_run(with_job, new)
     assert (run.state, run.cause, run.attempt, run.scheduled_at) == ("queued", "retry", 0, scheduled_at)
     assert final_state(with_job, started.run_id)[0] == state
-    lineage = with_job.rows("SELECT parent_run_id, root_run_id FROM job_runs WHERE run_id = %s", [new])
+    lineage = with_job.rows("SELECT parent_run_id, root_run_id FROM runs WHERE run_id = %s", [new])
     assert lineage == [(started.run_id, started.run_id)]
     message = request_of(with_job, new)
     assert (message.parent_run_id, message.root_run_id) == (str(started.run_id), str(started.run_id))
@@ -101,7 +101,7 @@ def test_retry_id_derives_from_the_old_run_and_the_request(with_job: Database) -
     new = retry(with_job, old, request_id="again")
     run = open_run(with_job, new)
     origin = old.bytes + b"again"
-    asked_at = with_job.value("SELECT created_at FROM job_runs WHERE run_id = %s", [new])
+    asked_at = with_job.value("SELECT created_at FROM runs WHERE run_id = %s", [new])
     assert new == run_id(job_id("default", "job"), run.scheduled_at, Cause.RETRY, origin, at=asked_at)
     assert (run_bucket(new), run_instant(new) >= run_instant(old)) == (run_bucket(old), True)
 
@@ -118,7 +118,7 @@ def test_retries_in_one_batch_get_replies_in_order(with_job: Database) -> None:
     unknown = uuid4()
     replies = apply_batch(with_job, asking(second), asking(unknown), asking(first), asking(first))
     assert [reply.status for reply in replies] == ["accepted", "rejected", "accepted", "accepted"]
-    parents = dict(with_job.rows("SELECT run_id, parent_run_id FROM job_runs WHERE cause = 'retry'"))
+    parents = dict(with_job.rows("SELECT run_id, parent_run_id FROM runs WHERE cause = 'retry'"))
     made = [parents[UUID(reply.run_id)] for reply in replies if reply.status is ReplyStatus.ACCEPTED]
     assert made == [second, first, first]
     assert replies[1].run_id == str(unknown)
@@ -139,7 +139,7 @@ def test_retry_keeps_the_old_payload_under_the_current_version(with_job: Databas
     new = retry(with_job, old)
     [message] = [request for request in requests(with_job, lane="batch") if request.run_id == str(new)]
     assert (message.payload, message.job_version) == (b'{"to":"a"}', 2)
-    assert with_job.rows("SELECT handler, lane FROM open_runs WHERE run_id = %s", [new]) == [("other", "batch")]
+    assert with_job.rows("SELECT handler, lane FROM job_runs WHERE run_id = %s", [new]) == [("other", "batch")]
 
 
 def test_retry_of_a_run_without_payload_has_none(database: Database) -> None:
@@ -203,7 +203,7 @@ def test_retry_of_an_open_run_is_refused(with_job: Database) -> None:
     started = begun(with_job)
     code, path, problem = refusal(apply_batch(with_job, asking(started.run_id))[0])
     assert (code, path, problem) == ("invalid", "run_id", f"run {started.run_id} is running: it has not ended")
-    assert len(open_runs(with_job)) == 1
+    assert len(job_runs(with_job)) == 1
 
 
 def test_unknown_run_or_run_of_another_tenant_is_refused(with_job: Database) -> None:

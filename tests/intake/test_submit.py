@@ -8,7 +8,7 @@ import pytest
 
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import HANDLER, about, apply_batch, lifecycle, open_runs, submission, submit
+from tests.transitions.acts import HANDLER, about, apply_batch, job_runs, lifecycle, submission, submit
 from tidewheel.ids import bucket_of, job_id, shard_of
 from tidewheel.intake.apply import apply_requests
 from tidewheel.intake.request import ReceivedRequest
@@ -186,12 +186,12 @@ def test_past_once_fires_at_once_and_only_once(clocked: ClockedDatabase) -> None
     past = (now - timedelta(days=3)).isoformat()
     submit(clocked, schedule={"once": past})
     fire_due(clocked)
-    [run] = open_runs(clocked)
+    [run] = job_runs(clocked)
     assert (run.scheduled_at, run.publish_at) == (now - timedelta(days=3), now)
     # An edit that leaves the instant alone does not fire it again; another instant is another occurrence.
     assert submit(clocked, schedule={"once": past}, payload=1).next_run_at is None
     fire_due(clocked)
-    assert len(open_runs(clocked)) == 1
+    assert len(job_runs(clocked)) == 1
     later = (now + timedelta(days=1)).isoformat()
     assert submit(clocked, schedule={"once": later}).next_run_at == now + timedelta(days=1)
     assert clocked.value("SELECT finished_at FROM jobs") is None
@@ -204,7 +204,7 @@ def test_edit_of_an_overdue_once_fires_it_once(clocked: ClockedDatabase) -> None
     clocked.advance(5 * SECOND)
     assert submit(clocked, schedule={"once": due}, payload=1).next_run_at is None
     fire_due(clocked)
-    assert [(run.scheduled_at, run.job_version) for run in open_runs(clocked)] == [(now + SECOND, 1)]
+    assert [(run.scheduled_at, run.job_version) for run in job_runs(clocked)] == [(now + SECOND, 1)]
 
 
 def test_the_same_key_in_two_tenants_is_two_jobs(database: Database) -> None:
@@ -232,7 +232,7 @@ def test_once_whose_instant_has_a_run_is_refused(clocked: ClockedDatabase, betwe
     assert "has become a run of this job already" in error.problem
     submit(clocked, schedule={"once": clocked.now().isoformat()})
     fire_due(clocked)
-    assert clocked.count("job_runs") == 2
+    assert clocked.count("runs") == 2
 
 
 def test_recreated_recurring_job_continues_after_its_earlier_runs(clocked: ClockedDatabase) -> None:
@@ -245,4 +245,4 @@ def test_recreated_recurring_job_continues_after_its_earlier_runs(clocked: Clock
     submit(clocked, **every)
     clocked.advance(SECOND)
     fire_due(clocked)
-    assert clocked.count("job_runs") == 3
+    assert clocked.count("runs") == 3

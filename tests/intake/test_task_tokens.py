@@ -20,8 +20,8 @@ from tests.transitions.acts import (
     dead_letters,
     ending,
     final_state,
+    job_runs,
     open_run,
-    open_runs,
     requests,
     some_executor,
     submit,
@@ -51,7 +51,7 @@ def with_heartbeat(database: Database) -> Database:
 
 
 def deadline(database: Database, run_id: UUID) -> datetime:
-    found = database.value("SELECT deadline_at FROM open_runs WHERE run_id = %s", [run_id])
+    found = database.value("SELECT deadline_at FROM job_runs WHERE run_id = %s", [run_id])
     assert isinstance(found, datetime)
     return found
 
@@ -84,7 +84,7 @@ def test_reported_failure_is_retried_by_the_jobs_policy(with_job: Database) -> N
     row = open_run(with_job, started.run_id)
     assert (row.state, row.attempt, row.failed_attempts, row.executor_id) == ("retrying", 1, 1, None)
     assert [request.attempt for request in requests(with_job)] == [1, 2]
-    stored = with_job.rows("SELECT outcome, error_type, error_message FROM attempts")
+    stored = with_job.rows("SELECT outcome, error_type, error_message FROM ended_attempts")
     assert stored == [("failed", "NoPaper", "the tray is empty")]
 
 
@@ -105,7 +105,7 @@ def test_last_failure_ends_the_run(database: Database, job: dict[str, Any], said
     [letter] = dead_letters(database)
     assert letter.error is not None
     assert (letter.error.type, letter.error.message) == (said.get("error_type", "ReportedFailure"), "no")
-    assert open_runs(database) == []
+    assert job_runs(database) == []
 
 
 def test_completion_before_the_wait_is_recorded_is_applied(with_job: Database) -> None:
@@ -147,7 +147,7 @@ def test_token_of_an_earlier_attempt_does_not_end_the_next(with_job: Database) -
     started = waiting(with_job)
     complete(with_job, started, status="failed")
     is_over(complete(with_job, started), "retrying")
-    with_job.execute("UPDATE open_runs SET publish_at = tidewheel_now()")
+    with_job.execute("UPDATE job_runs SET publish_at = tidewheel_now()")
     again = begin(with_job, started.run_id)
     is_over(complete(with_job, started), "running")
     assert again.attempt == 2
@@ -230,7 +230,7 @@ def test_heartbeat_extends_the_deadline_of_a_waiting_run(with_heartbeat: Databas
 def test_heartbeat_does_not_extend_the_external_timeout(with_heartbeat: Database) -> None:
     started = waiting(with_heartbeat, timeout=timedelta(minutes=5), heartbeat=timedelta(minutes=1))
     beat(with_heartbeat, started)
-    [(until, external_deadline_at)] = with_heartbeat.rows("SELECT deadline_at, external_deadline_at FROM open_runs")
+    [(until, external_deadline_at)] = with_heartbeat.rows("SELECT deadline_at, external_deadline_at FROM job_runs")
     assert until == external_deadline_at
 
 
@@ -238,7 +238,7 @@ def test_heartbeat_does_not_extend_schedule_to_close(database: Database) -> None
     submit(database, heartbeat="10m", schedule_to_close="2m")
     started = waiting(database, heartbeat=timedelta(seconds=5))
     beat(database, started)
-    [(until, schedule_to_close_at)] = database.rows("SELECT deadline_at, schedule_to_close_at FROM open_runs")
+    [(until, schedule_to_close_at)] = database.rows("SELECT deadline_at, schedule_to_close_at FROM job_runs")
     assert until == schedule_to_close_at
 
 
@@ -264,7 +264,7 @@ def test_next_attempt_gets_the_checkpoint_and_no_progress(with_heartbeat: Databa
     beat(with_heartbeat, started, progress=50, checkpoint={"page": 3})
     complete(with_heartbeat, started, status="failed")
     assert [request.checkpoint for request in requests(with_heartbeat)] == [None, b'{"page":3}']
-    with_heartbeat.execute("UPDATE open_runs SET publish_at = tidewheel_now()")
+    with_heartbeat.execute("UPDATE job_runs SET publish_at = tidewheel_now()")
     again = begin(with_heartbeat, started.run_id)
     beat(with_heartbeat, again)
     assert stored(with_heartbeat, started.run_id) == (None, 2, b'{"page":3}', 1)
@@ -307,7 +307,7 @@ def test_heartbeats_of_many_runs_are_saved_within_their_fence(with_heartbeat: Da
 def test_late_heartbeat_of_an_earlier_attempt_changes_nothing(with_heartbeat: Database) -> None:
     started = waiting(with_heartbeat)
     complete(with_heartbeat, started, status="failed")
-    with_heartbeat.execute("UPDATE open_runs SET publish_at = tidewheel_now()")
+    with_heartbeat.execute("UPDATE job_runs SET publish_at = tidewheel_now()")
     again = begin(with_heartbeat, started.run_id)
     assert save(with_heartbeat, ProgressReport(again.run_id, 2, EXECUTOR, checkpoint=b"2")) == {started.run_id}
     assert save(with_heartbeat, ProgressReport(again.run_id, 1, EXECUTOR, checkpoint=b"1")) == set()

@@ -12,8 +12,8 @@ from tests.transitions.acts import (
     apply_batch,
     apply_batch_within,
     claim,
+    job_runs,
     open_run,
-    open_runs,
     requests,
     submission,
     submit,
@@ -39,7 +39,7 @@ def test_trigger_runs_now_and_reports_its_run_id(still: ClockedDatabase) -> None
     now = still.now()
     expected = run_id(job_id("default", "job"), now, Cause.TRIGGER, b"r-1")
     assert (reply.status, reply.run_id, reply.next_run_at, reply.job_version) == ("accepted", str(expected), now, 1)
-    [run] = open_runs(still)
+    [run] = job_runs(still)
     assert (run.run_id, run.cause, run.scheduled_at, run.publish_at) == (expected, "trigger", now, now)
     assert len(claim(still, run.run_id).started) == 1
 
@@ -122,8 +122,8 @@ def test_batch_of_triggers_creates_one_run_each_in_order(still: ClockedDatabase)
     replies = apply_batch(still, *(about("job.trigger", key) for key in keys))
     assert [reply.key for reply in replies] == keys
     assert [reply.status for reply in replies] == ["accepted", "accepted", "rejected", "accepted"]
-    assert {str(run.run_id) for run in open_runs(still)} == {reply.run_id for reply in replies if reply.run_id}
-    assert len(open_runs(still)) == 3
+    assert {str(run.run_id) for run in job_runs(still)} == {reply.run_id for reply in replies if reply.run_id}
+    assert len(job_runs(still)) == 3
 
 
 def test_trigger_does_not_wait_for_a_concurrent_firing(database: Database) -> None:
@@ -144,4 +144,4 @@ def test_trigger_waits_for_a_concurrent_deletion_and_finds_no_job(database: Data
     [reply] = waiting.result(10)
     triggering.commit()
     assert (reply.status, reply.code) == ("rejected", "unknown_job")
-    assert open_runs(database) == []
+    assert job_runs(database) == []

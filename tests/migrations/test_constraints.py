@@ -22,14 +22,14 @@ VALUE = re.compile(r"'([^']*)'::text")
 
 # Columns whose values are an enum of the code.
 OF_ENUMS = {
-    ("job_runs", "state"): set(RunState),
-    ("open_runs", "state"): OPEN,
+    ("runs", "state"): set(RunState),
+    ("job_runs", "state"): OPEN,
     ("failed_runs", "state"): DEAD_LETTERED,
+    ("runs", "cause"): set(Cause),
     ("job_runs", "cause"): set(Cause),
-    ("open_runs", "cause"): set(Cause),
+    ("runs", "lane"): set(Lane),
     ("job_runs", "lane"): set(Lane),
-    ("open_runs", "lane"): set(Lane),
-    ("open_runs", "overlap"): set(Overlap),
+    ("job_runs", "overlap"): set(Overlap),
     ("attempts", "outcome"): set(AttemptOutcome),
     ("skips", "reason"): set(SkipReason) - {SkipReason.BOUND},  # an answer of `job explain`, never recorded
     ("timers", "hold_reason"): set(HoldReason),
@@ -99,7 +99,7 @@ def test_default_state_of_a_run_is_queued(shared_database: Database) -> None:
         """
         SELECT pg_get_expr(adbin, adrelid) FROM pg_attrdef
           JOIN pg_attribute ON attrelid = adrelid AND attnum = adnum
-         WHERE adrelid = 'job_runs'::regclass AND attname = 'state'
+         WHERE adrelid = 'runs'::regclass AND attname = 'state'
         """
     )
     assert default == f"'{RunState.QUEUED}'::text"

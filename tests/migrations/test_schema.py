@@ -20,9 +20,9 @@ def test_every_table_but_the_listed_ones_has_a_tenant(shared_database: Database)
 
 def test_columns_that_each_release_needs_exist(shared_database: Database) -> None:
     wanted = {
-        ("jobs", "bucket"), ("jobs", "shard"), ("job_runs", "cause"), ("job_runs", "queue"), ("job_runs", "lane"),
-        ("open_runs", "overlap"), ("open_runs", "failed_attempts"), ("open_runs", "lost_attempts"),
-        ("open_runs", "deadline_at"), ("open_runs", "external_deadline_at"), ("run_inputs", "checkpoint"),
+        ("jobs", "bucket"), ("jobs", "shard"), ("runs", "cause"), ("runs", "queue"), ("runs", "lane"),
+        ("job_runs", "overlap"), ("job_runs", "failed_attempts"), ("job_runs", "lost_attempts"),
+        ("job_runs", "deadline_at"), ("job_runs", "external_deadline_at"), ("run_inputs", "checkpoint"),
         ("timers", "catch_up_end"),
     }  # fmt: skip
     found = shared_database.rows(
@@ -55,7 +55,7 @@ def test_claim_is_a_hot_update(fresh_database: Database) -> None:
     """A claim changes no indexed column: with room in the page it writes no index."""
     submit(fresh_database)
     apply_batch(fresh_database, *(about("job.trigger") for _ in range(500)))
-    one_a_page = "SELECT DISTINCT ON ((ctid::text::point)[0]) run_id FROM open_runs ORDER BY (ctid::text::point)[0]"
+    one_a_page = "SELECT DISTINCT ON ((ctid::text::point)[0]) run_id FROM job_runs ORDER BY (ctid::text::point)[0]"
     runs = [run_id for (run_id,) in fresh_database.rows(one_a_page)]
     session = fresh_database.session()
     with session.transaction() as connection:
@@ -65,6 +65,6 @@ def test_claim_is_a_hot_update(fresh_database: Database) -> None:
     with session.transaction() as connection:
         connection.execute("SELECT pg_stat_force_next_flush()")
     updated, hot = fresh_database.rows(
-        "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'open_runs'"
+        "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'job_runs'"
     )[0]
     assert updated == hot == len(runs)

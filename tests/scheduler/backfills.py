@@ -62,7 +62,5 @@ def progress(database: Database, backfill_id: UUID) -> BackfillProgress:
 
 def created_instants(database: Database) -> list[datetime]:
     """Return the instants of all backfill runs in the order of their creation."""
-    found = database.rows(
-        "SELECT scheduled_at FROM job_runs WHERE cause = 'backfill' ORDER BY created_at, scheduled_at"
-    )
+    found = database.rows("SELECT scheduled_at FROM runs WHERE cause = 'backfill' ORDER BY created_at, scheduled_at")
     return [at for (at,) in found]

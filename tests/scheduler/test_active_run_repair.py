@@ -6,7 +6,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from tests.fixtures.database import ClockedDatabase, Database
-from tests.transitions.acts import EXECUTOR, active_run_of, begin, claim, open_run, open_runs, requests, submit, succeed
+from tests.transitions.acts import EXECUTOR, active_run_of, begin, claim, job_runs, open_run, requests, submit, succeed
 from tests.transitions.overlapping import JOB, holding, make, waiting
 from tidewheel.ids import bucket_of, shard_of
 from tidewheel.scheduler import active_run_repair as module
@@ -28,7 +28,7 @@ def sweep(database: Database) -> ActiveRunRepair:
 
 def lose_holder(database: Database, run_id: UUID) -> None:
     """End a run but keep its active run, as `complete_in` or a manual change does."""
-    assert database.execute("DELETE FROM open_runs WHERE run_id = %s", [run_id]) == 1
+    assert database.execute("DELETE FROM job_runs WHERE run_id = %s", [run_id]) == 1
 
 
 def test_active_run_without_holder_is_transferred_to_oldest_waiter(job: Database) -> None:
@@ -76,7 +76,7 @@ def test_active_run_with_locked_waiters_is_transferred_by_next_step(job: Databas
     first, second = holding(job), make(job, "buffer_all")
     claim(job, second)
     somebody = job.connection()
-    somebody.execute("SELECT FROM open_runs WHERE run_id = %s FOR UPDATE", [second])
+    somebody.execute("SELECT FROM job_runs WHERE run_id = %s FOR UPDATE", [second])
     succeed(job, first)
     assert (active_run_of(job, JOB), waiting(job)) == (first.run_id, True)
     newcomer = make(job, "skip")
@@ -123,7 +123,7 @@ def test_waiters_of_removed_active_run_are_found_within_one_pass_of_shards(job: 
     assert [sweeping.repair_shard(shard) for shard in range(64)] == [int(shard == SHARD) for shard in range(64)]
     assert active_run_of(job, JOB) == second
     succeed(job, begin(job, second))
-    assert open_runs(job) == []
+    assert job_runs(job) == []
 
 
 def test_repair_marks_waiters_of_active_run_with_holder(job: Database) -> None:

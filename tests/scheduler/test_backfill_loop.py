@@ -20,9 +20,9 @@ from tests.transitions.acts import (
     end,
     ending,
     final_state,
+    job_runs,
     lifecycle,
     open_run,
-    open_runs,
     requests,
     submission,
     submit,
@@ -58,7 +58,7 @@ def hourly(clocked: ClockedDatabase) -> ClockedDatabase:
 
 def finish(database: Database) -> list[UUID]:
     """Claim and succeed what can be claimed, all at once; returns the runs in the order of their instants."""
-    started = claim(database, *(run.run_id for run in open_runs(database) if run.state == RunState.QUEUED)).started
+    started = claim(database, *(run.run_id for run in job_runs(database) if run.state == RunState.QUEUED)).started
     for each in started:
         succeed(database, each)
     return [each.run_id for each in started]
@@ -81,7 +81,7 @@ def test_backfill_run_has_its_versions_columns_and_own_id(hourly: ClockedDatabas
         hourly, NOON, NOON, request_id="r-1", overlap="buffer_one", traceparent=f"00-{'a' * 32}-{'b' * 16}-01"
     )
     assert make_batch(hourly, made) == 1
-    [run] = open_runs(hourly)
+    [run] = job_runs(hourly)
     expected = run_id(
         job_id("default", "job"), NOON, Cause.BACKFILL, made.bytes, at=progress(hourly, made).summary.created_at
     )
@@ -99,7 +99,7 @@ def test_backfill_runs_are_created_in_requested_order(
     made = accept(hourly, *RANGE, order=order, max_concurrent=1)
     seen: list[datetime] = []
     while make_batch(hourly, made):
-        [run] = open_runs(hourly)
+        [run] = job_runs(hourly)
         seen.append(run.scheduled_at)
         assert make_batch(hourly, made) == 0
         finish(hourly)
@@ -113,7 +113,7 @@ def test_backfill_finishes_with_its_last_run(hourly: ClockedDatabase) -> None:
     make_batch(hourly, made)
     stands = progress(hourly, made)
     assert (stands.summary.state, stands.summary.cursor_at, stands.open, stands.processed) == ("running", None, 5, 5)
-    runs = claim(hourly, *(run.run_id for run in open_runs(hourly))).started
+    runs = claim(hourly, *(run.run_id for run in job_runs(hourly))).started
     end(hourly, ending(runs[0], RunState.FAILED, error_type="ValueError"))
     for run in runs[1:]:
         succeed(hourly, run)
@@ -135,13 +135,13 @@ def test_missing_only_skips_recorded_instants(clocked: ClockedDatabase, order: s
     finish(clocked)
     clocked.stop_clock(NOON - 3.5 * HOUR)
     fire_due(clocked)  # 07:00 is passed over, 08:00 runs
-    first = begin(clocked, open_runs(clocked)[0].run_id)
+    first = begin(clocked, job_runs(clocked)[0].run_id)
     clocked.stop_clock(NOON - 3 * HOUR)
     fire_due(clocked)
-    assert claim(clocked, open_runs(clocked)[1].run_id).overlaps.skipped
+    assert claim(clocked, job_runs(clocked)[1].run_id).overlaps.skipped
     clocked.stop_clock(NOON - 2 * HOUR)
     fire_due(clocked)
-    [_, second] = open_runs(clocked)
+    [_, second] = job_runs(clocked)
     apply_batch(clocked, {"type": "run.cancel", "run_id": str(second.run_id)})
     clocked.stop_clock(NOON - 1.5 * HOUR)
     fire_due(clocked)
@@ -172,11 +172,11 @@ def test_each_instant_runs_version_in_force_then(clocked: ClockedDatabase) -> No
     decided(clocked)
     made = accept(clocked, midnight, NOON + 3 * HOUR, what="all", max_concurrent=100)
     make_batch(clocked, made)
-    found = clocked.rows("SELECT scheduled_at, job_version, lane FROM job_runs WHERE cause = 'backfill' ORDER BY 1")
+    found = clocked.rows("SELECT scheduled_at, job_version, lane FROM runs WHERE cause = 'backfill' ORDER BY 1")
     hours = [(int((at - midnight) / HOUR), version, lane) for at, version, lane in found]
     first, second = [(n, 1, "batch") for n in (1, 2, 3, 4)], [(n, 2, "critical") for n in (6, 8)]
     assert hours == [*first, *second, (12, 3, "standard"), (15, 3, "standard")]
-    assert claim(clocked, *(run.run_id for run in open_runs(clocked))).started
+    assert claim(clocked, *(run.run_id for run in job_runs(clocked))).started
 
 
 def test_current_version_is_the_one_at_acceptance(hourly: ClockedDatabase) -> None:
@@ -185,7 +185,7 @@ def test_current_version_is_the_one_at_acceptance(hourly: ClockedDatabase) -> No
     make_batch(hourly, made)
     submit(hourly, schedule="45 * * * *", overlap="allow_all")
     through(hourly, made)
-    versions = {version for (version,) in hourly.rows("SELECT job_version FROM job_runs WHERE cause = 'backfill'")}
+    versions = {version for (version,) in hourly.rows("SELECT job_version FROM runs WHERE cause = 'backfill'")}
     assert (created_instants(hourly), versions) == ([NOON - 1.5 * HOUR, NOON - 0.5 * HOUR], {2})
 
 
@@ -193,8 +193,8 @@ def test_max_concurrent_bounds_open_backfill_runs(hourly: ClockedDatabase) -> No
     made = accept(hourly, NOON - 3 * DAY, NOON, max_concurrent=7)
     while progress(hourly, made).summary.state == "running":
         look(hourly)
-        assert len(open_runs(hourly)) <= 7
-        some = [run.run_id for run in open_runs(hourly)][::2]
+        assert len(job_runs(hourly)) <= 7
+        some = [run.run_id for run in job_runs(hourly)][::2]
         for started in claim(hourly, *some).started:
             succeed(hourly, started)
     assert len(created_instants(hourly)) == len(set(created_instants(hourly))) == 73
@@ -207,7 +207,7 @@ def test_backfill_runs_are_buffered_when_overlap_is_forbidden(clocked: ClockedDa
     decided(clocked)
     made = accept(clocked, *RANGE)
     assert make_batch(clocked, made) == 5
-    claimed = claim(clocked, *(run.run_id for run in open_runs(clocked)))
+    claimed = claim(clocked, *(run.run_id for run in job_runs(clocked)))
     assert (len(claimed.started), len(claimed.overlaps.buffered), claimed.overlaps.skipped) == (1, 4, set())
     succeed(clocked, claimed.started[0])
     assert through(clocked, made).state == "finished"
@@ -222,7 +222,7 @@ def test_newest_first_holds_with_buffered_runs(clocked: ClockedDatabase) -> None
     made = accept(clocked, *RANGE, order="newest_first")
     seen: list[datetime] = []
     while make_batch(clocked, made):
-        [run] = open_runs(clocked)
+        [run] = job_runs(clocked)
         seen.append(run.scheduled_at)
         succeed(clocked, begin(clocked, run.run_id))
     assert seen == FIVE[::-1]
@@ -231,7 +231,7 @@ def test_newest_first_holds_with_buffered_runs(clocked: ClockedDatabase) -> None
 def test_requested_overlap_policy_applies(hourly: ClockedDatabase) -> None:
     made = accept(hourly, *RANGE, overlap="skip")
     make_batch(hourly, made)
-    claimed = claim(hourly, *(run.run_id for run in open_runs(hourly)))
+    claimed = claim(hourly, *(run.run_id for run in job_runs(hourly)))
     assert (len(claimed.started), len(claimed.overlaps.skipped)) == (1, 4)
     succeed(hourly, claimed.started[0])
     make_batch(hourly, made)
@@ -254,13 +254,13 @@ def test_cancelled_backfill_ends_unstarted_runs_only(hourly: ClockedDatabase) ->
     made = accept(hourly, *RANGE, max_concurrent=3)
     other = accept(hourly, *RANGE, what="all", max_concurrent=2)
     make_batch(hourly, made)
-    begun = begin(hourly, open_runs(hourly)[0].run_id)
+    begun = begin(hourly, job_runs(hourly)[0].run_id)
     make_batch(hourly, other)
     assert move(hourly, "cancel", made, reason="wrong range").backfill_status == "cancelled"
     ended = [event for event in completions(hourly) if event.status == "cancelled"]
     assert [(event.cause, event.reason, event.attempt) for event in ended] == [("backfill", "wrong range", 0)] * 2
     assert open_run(hourly, begun.run_id).state == RunState.RUNNING
-    assert len(open_runs(hourly)) == 3  # the other backfill's two are not touched
+    assert len(job_runs(hourly)) == 3  # the other backfill's two are not touched
     assert make_batch(hourly, made) == 0
     succeed(hourly, begun)
     stands = progress(hourly, made)
@@ -271,7 +271,7 @@ def test_deleting_job_cancels_its_backfills(hourly: ClockedDatabase) -> None:
     """Also a job that exists again before the next step."""
     made = accept(hourly, *RANGE, max_concurrent=2)
     make_batch(hourly, made)
-    [first, second] = open_runs(hourly)
+    [first, second] = job_runs(hourly)
     apply_batch(hourly, about("job.delete"), submission(**HOURLY))
     assert make_batch(hourly, made) == 0
     summary = progress(hourly, made).summary
@@ -343,12 +343,12 @@ def test_schedulers_complete_many_backfills(database: Database) -> None:
     between = now - 2 * DAY, now
     apply_batch(database, *(asking(*between, key, what="all", versions="current", max_concurrent=1000) for key in keys))
     with running(database), running(database):
-        until(lambda: database.count("job_runs") >= 8 * 48, "every run is made")
-        for run in open_runs(database):
+        until(lambda: database.count("runs") >= 8 * 48, "every run is made")
+        for run in job_runs(database):
             for started in claim(database, run.run_id).started:
                 succeed(database, started)
         until(
             lambda: database.value("SELECT count(*) FROM backfills WHERE state = 'finished'") == 8, "all are finished"
         )
-    [(runs, instants)] = database.rows("SELECT count(*), count(DISTINCT (job_id, scheduled_at)) FROM job_runs")
+    [(runs, instants)] = database.rows("SELECT count(*), count(DISTINCT (job_id, scheduled_at)) FROM runs")
     assert runs == instants == 8 * 48

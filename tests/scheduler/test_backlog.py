@@ -74,7 +74,7 @@ def test_backlog_in_few_and_many_shards_is_fired(database: Database) -> None:
         pass
     scheduler.close()
     assert database.value("SELECT count(*) FROM timers WHERE due_at <= now()") == 0
-    fired = "SELECT count(*), count(DISTINCT (job_id, scheduled_at)) FROM job_runs AS r JOIN jobs AS j USING (job_id)"
+    fired = "SELECT count(*), count(DISTINCT (job_id, scheduled_at)) FROM runs AS r JOIN jobs AS j USING (job_id)"
     assert database.rows(f"{fired} WHERE j.key <> 'often'") == [(150, 150)]
     [(often, instants)] = database.rows(f"{fired} WHERE j.key = 'often'")
     assert often == instants > 0

@@ -22,8 +22,8 @@ from tests.transitions.acts import (
     end,
     ending,
     final_state,
+    job_runs,
     open_run,
-    open_runs,
     requeue,
     submit,
     succeed,
@@ -62,7 +62,7 @@ def step_until_idle(database: Database, *, most: int = 200) -> list[CancelResult
 
 
 def states(database: Database, runs: Iterable[UUID]) -> list[str]:
-    found = dict(database.rows("SELECT run_id, state FROM job_runs"))
+    found = dict(database.rows("SELECT run_id, state FROM runs"))
     return [found[run] for run in runs]
 
 
@@ -80,7 +80,7 @@ def test_unstarted_run_is_cancelled_with_event_and_reason(with_job: Database) ->
     assert [final_state(with_job, run) for run in runs] == [("cancelled", "wrong list")] * 2
     assert sorted(event.run_id for event in completions(with_job)) == sorted(map(str, runs))
     assert progress(with_job, number) == (2, True)
-    assert open_runs(with_job) == []
+    assert job_runs(with_job) == []
 
 
 def test_runs_of_every_state_are_cancelled(with_job: Database) -> None:
@@ -94,7 +94,7 @@ def test_runs_of_every_state_are_cancelled(with_job: Database) -> None:
     number = cancel(with_job, handler="send-email")
     step_until_idle(with_job)
     assert states(with_job, [retrying.run_id, waiting.run_id, queued, buffered]) == ["cancelled"] * 4
-    assert {run.run_id: run.state for run in open_runs(with_job)} == {
+    assert {run.run_id: run.state for run in job_runs(with_job)} == {
         running.run_id: "cancelling",
         holder.run_id: "cancelling",
     }
@@ -111,7 +111,7 @@ def test_started_runs_continue_if_requested(with_job: Database) -> None:
     requeue(with_job, retrying, AttemptOutcome.FAILED, timedelta(hours=1))
     number = cancel(with_job, key="job", include_started=False)
     step_until_idle(with_job)
-    assert {run.state for run in open_runs(with_job)} == {"running", "retrying"}
+    assert {run.state for run in job_runs(with_job)} == {"running", "retrying"}
     assert (states(with_job, [fresh]), progress(with_job, number)) == (["cancelled"], (1, True))
     assert attempts(with_job, running.run_id) == []
 
@@ -128,7 +128,7 @@ def test_scan_of_many_steps_cancels_all_matching_runs_only(database: Database, n
     assert max(step.ended for step in steps) == 3
     wanted = runs["a"] if "key" in named else runs["a"] + runs["c"]
     assert progress(database, number) == (len(wanted), True)
-    assert {run.run_id for run in open_runs(database)} == {run for each in runs.values() for run in each} - set(wanted)
+    assert {run.run_id for run in job_runs(database)} == {run for each in runs.values() for run in each} - set(wanted)
     assert database.count("cancelled_jobs") == 0
 
 
@@ -159,14 +159,14 @@ def test_running_attempts_are_stopped_before_other_runs_end(with_job: Database) 
     while not signals(with_job):
         assert cancelling.step().ended == 0
     assert open_run(with_job, running.run_id).state == "cancelling"
-    assert len(open_runs(with_job)) == 10
+    assert len(job_runs(with_job)) == 10
 
 
 def test_locked_runs_are_retried_before_cancellation_finishes(with_job: Database) -> None:
     run = trigger(with_job)
     number = cancel(with_job, key="job")
     holding = with_job.connection()
-    holding.execute("SELECT 1 FROM open_runs WHERE run_id = %s FOR UPDATE", [run])
+    holding.execute("SELECT 1 FROM job_runs WHERE run_id = %s FOR UPDATE", [run])
     steps = step_until_idle(with_job)
     assert (steps[-1].more, progress(with_job, number)) == (False, (0, False))
     holding.rollback()
@@ -200,7 +200,7 @@ def test_run_promoted_from_a_cancelled_active_run_does_not_start(database: Datab
     cancel(database, key="job")
     with database.transaction() as connection:
         finish_runs(connection, database.installation, [ending(holder, RunState.SUCCEEDED)])
-    [released] = [run.run_id for run in open_runs(database) if run.state == "queued"]
+    [released] = [run.run_id for run in job_runs(database) if run.state == "queued"]
     assert claim(database, released).started == []
     step_until_idle(database)
     assert (states(database, waiters), database.count("active_runs")) == (["cancelled"] * 3, 0)
@@ -209,7 +209,7 @@ def test_run_promoted_from_a_cancelled_active_run_does_not_start(database: Datab
 def test_fixed_delay_job_continues_after_cancelled_run(database: Database) -> None:
     submit(database, schedule={"fixed_delay": "1h"})
     fire_due(database)
-    [run] = open_runs(database)
+    [run] = job_runs(database)
     cancel(database, key="job")
     step_until_idle(database)
     assert states(database, [run.run_id]) == ["cancelled"]
@@ -222,7 +222,7 @@ def test_deleting_job_cancels_its_backlog(with_job: Database, monkeypatch: pytes
     monkeypatch.setattr("tidewheel.intake.lifecycle._MAX_CANCELLED", 2)
     running, *runs = begun(with_job).run_id, *(trigger(with_job) for _ in range(5))
     apply_batch(with_job, about("job.delete"))
-    left = [run.run_id for run in open_runs(with_job) if run.state == "queued"]
+    left = [run.run_id for run in job_runs(with_job) if run.state == "queued"]
     assert len(left) == 3
     assert all(claim(with_job, run).started == [] for run in left)
     step_until_idle(with_job)

@@ -45,7 +45,7 @@ def rows_read(database: Database, *tables: str) -> int:
     show_counts(database)
     [(read,)] = database.rows(
         "SELECT coalesce(sum(seq_tup_read + coalesce(idx_tup_fetch, 0)), 0)::bigint FROM pg_stat_user_tables"
-        " WHERE relname = ANY (%s) OR relname ~ '^(job_runs|attempts|run_inputs)_'",
+        " WHERE relname = ANY (%s) OR relname ~ '^(runs|attempts|run_inputs)_'",
         [list(tables)],
     )
     return int(read)
@@ -132,7 +132,7 @@ def test_firing_after_idling_reads_only_due_rows(idle: Database) -> None:
     while fire(session, idle.installation, look):
         look = replace(look, now=idle.now())
     flush(session)
-    assert idle.count("job_runs") == BURST
+    assert idle.count("runs") == BURST
     assert rows_read(idle, "timers", "job_versions", "jobs") - before < MAX_READ
     assert generic_plans(session) == 0
 
@@ -149,7 +149,7 @@ def test_batch_reads_only_its_own_rows(idle: Database) -> None:
         pass
     scheduler.close()
     flush(session)
-    assert idle.count("job_runs") == BURST
+    assert idle.count("runs") == BURST
     assert rows_read(idle, "timers") - before < 10 * BURST
 
 
@@ -158,17 +158,15 @@ def test_timers_due_in_backlog_do_not_wait_for_rotation(idle: Database) -> None:
     load_due_jobs(idle, within=timedelta(seconds=50))
     settings = SchedulerSettings.load(fire_batch=1, lookahead=timedelta(seconds=60))
     scheduler = Scheduler(settings, idle.url, idle.installation, Shutdown())
-    while not idle.count("job_runs"):
+    while not idle.count("runs"):
         scheduler.step()
     for number in range(8):
         key = f"now-{number}"
         submit(idle, key, schedule={"once": idle.now().isoformat()})
         scheduler.step()
-        [(fired,)] = idle.rows(
-            "SELECT count(*) FROM job_runs AS r JOIN jobs AS j USING (job_id) WHERE j.key = %s", [key]
-        )
+        [(fired,)] = idle.rows("SELECT count(*) FROM runs AS r JOIN jobs AS j USING (job_id) WHERE j.key = %s", [key])
         assert fired == 1
-    assert idle.count("job_runs") < BURST
+    assert idle.count("runs") < BURST
     scheduler.close()
 
 
@@ -187,12 +185,12 @@ def test_claims_and_ends_after_idling_read_only_their_rows(idle: Database) -> No
     firing = idle.session()
     while fire(firing, idle.installation, look_at(idle, batch=BATCH)):
         pass
-    before = rows_read(idle, "open_runs", "active_runs")
+    before = rows_read(idle, "job_runs", "active_runs")
     claim_and_end(idle, claiming, ending)
     flush(claiming)
     flush(ending)
-    assert idle.count("open_runs") == 0
-    assert rows_read(idle, "open_runs", "active_runs") - before < 2 * MAX_READ
+    assert idle.count("job_runs") == 0
+    assert rows_read(idle, "job_runs", "active_runs") - before < 2 * MAX_READ
     assert generic_plans(ending) == 0
 
 
@@ -210,7 +208,7 @@ def test_conflicting_claim_reads_partitions_of_its_runs_only(idle: Database) -> 
             claims = [Claim(run_id, 1, 1, "t") for run_id in chosen]
             claim_runs(connection, idle.installation, claims, executor_id=EXECUTOR)
     flush(claiming)
-    assert idle.count("open_runs") == 1, "all but the one with the turn were skipped"
+    assert idle.count("job_runs") == 1, "all but the one with the turn were skipped"
     assert scans_before(idle, today) == before
 
 
@@ -240,13 +238,13 @@ def test_rows_since_last_analyze_are_not_scanned_per_end(idle: Database) -> None
     before = rows_read(idle)
     claim_and_end(idle, session, session)
     flush(session)
-    assert idle.count("open_runs") == 0
+    assert idle.count("job_runs") == 0
     assert rows_read(idle) - before < 2 * BURST  # of partitions alone: each run's row, once
 
 
 def claim_and_end(database: Database, claiming: Session, ending: Session) -> None:
     """All open runs, in no order."""
-    runs = [run_id for (run_id,) in database.rows("SELECT run_id FROM open_runs ORDER BY random()")]
+    runs = [run_id for (run_id,) in database.rows("SELECT run_id FROM job_runs ORDER BY random()")]
     for start in range(0, len(runs), BATCH):
         chosen = runs[start : start + BATCH]
         with claiming.transaction() as connection:

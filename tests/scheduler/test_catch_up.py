@@ -17,7 +17,7 @@ from tests.transitions.acts import (
     completions,
     end,
     ending,
-    open_runs,
+    job_runs,
     requests,
     submission,
     submit,
@@ -58,7 +58,7 @@ def test_lateness_is_kept_until_completion(still: ClockedDatabase) -> None:
     submit(still, schedule="@every 1h")
     still.advance(90 * MINUTE)
     fire_all(still)
-    [run] = open_runs(still)
+    [run] = job_runs(still)
     end(still, ending(begin(still, run.run_id), RunState.SUCCEEDED))
     [completion] = completions(still)
     assert completion.late_ms == 1_800_000
@@ -68,7 +68,7 @@ def test_caught_up_runs_are_buffered_when_overlap_is_forbidden(still: ClockedDat
     submit(still, schedule="@every 1h", catch_up="fire_all", overlap="skip")
     still.advance(3 * HOUR + 2 * MINUTE)
     fire_all(still)
-    overlaps = still.rows("SELECT overlap FROM open_runs")
+    overlaps = still.rows("SELECT overlap FROM job_runs")
     assert overlaps == [("buffer_all",)] * 3
 
 
@@ -77,7 +77,7 @@ def test_catch_up_is_published_at_fleet_rate(still: ClockedDatabase) -> None:
         submit(still, name, schedule="@every 1h", catch_up="fire_all", overlap="allow_all")
     now = still.advance(10 * HOUR + 2 * MINUTE)
     fire_all(still)
-    leaving = sorted(run.publish_at for run in open_runs(still))
+    leaving = sorted(run.publish_at for run in job_runs(still))
     every = SECOND / still.installation.catch_up_rate
     assert leaving == [now + number * every for number in range(20)]
 
@@ -108,11 +108,11 @@ def test_catch_up_of_thousand_runs_in_batches_survives_crash(
             break
         decided_end |= {row[0] for row in still.rows("SELECT catch_up_end FROM timers")}
         still.advance(SECOND)
-    [(runs, first, last)] = still.rows("SELECT count(*), min(scheduled_at), max(scheduled_at) FROM job_runs")
+    [(runs, first, last)] = still.rows("SELECT count(*), min(scheduled_at), max(scheduled_at) FROM runs")
     assert runs == (last - first) // SECOND + 1
     assert len(decided_end - {None}) == 1
     assert [reason for reason, _ in skips(still)] == ["catch_up_limit"]
-    [(covered,)] = still.rows("SELECT sum(occurrences) + (SELECT count(*) FROM job_runs) FROM skips")
+    [(covered,)] = still.rows("SELECT sum(occurrences) + (SELECT count(*) FROM runs) FROM skips")
     [(elapsed,)] = still.rows("SELECT scheduled_at - (SELECT created_at FROM jobs) FROM timers")
     assert covered == elapsed // SECOND - 1
 
@@ -125,7 +125,7 @@ def test_timers_on_time_fire_before_missed_ones(still: ClockedDatabase) -> None:
     still.advance(10 * SECOND)
     with scheduler_of(still, fire_batch=8, lookahead=0) as scheduler:
         scheduler.step()
-    on_time = still.value("SELECT run_id FROM job_runs JOIN jobs USING (job_id) WHERE key = 'on-time'")
+    on_time = still.value("SELECT run_id FROM runs JOIN jobs USING (job_id) WHERE key = 'on-time'")
     sent = [key for (key,) in still.rows("SELECT key FROM outbox WHERE topic LIKE '%.runs.%' ORDER BY id")]
     assert len(sent) > 1
     assert sent[0] == str(on_time).encode()
@@ -136,9 +136,9 @@ def test_change_during_a_catch_up_finishes_it_by_the_version_in_force(still: Clo
     still.advance(HOUR)
     fire_due(still)
     apply_batch(still, about("job.pause"))
-    [(runs,)] = still.rows("SELECT count(*) FROM job_runs")
+    [(runs,)] = still.rows("SELECT count(*) FROM runs")
     assert runs == 360
-    assert {row[0] for row in still.rows("SELECT job_version FROM job_runs")} == {1}
+    assert {row[0] for row in still.rows("SELECT job_version FROM runs")} == {1}
 
 
 def test_past_once_with_catch_up_skip_is_refused(still: ClockedDatabase) -> None:
@@ -162,7 +162,7 @@ def test_catch_up_does_not_block_other_jobs(still: ClockedDatabase) -> None:
     apply_batch_within(editing, still, submission("late", schedule="@every 2h"))
     assert fire_due(still) == 1
     editing.commit()
-    assert len({run.publish_at for run in open_runs(still)}) == 2
+    assert len({run.publish_at for run in job_runs(still)}) == 2
 
 
 @pytest.mark.parametrize("overlap", ["skip", "buffer_one", "cancel_other"])
@@ -170,7 +170,7 @@ def test_several_late_runs_are_buffered(still: ClockedDatabase, overlap: str) ->
     submit(still, schedule="@every 10s", overlap=overlap)
     still.advance(45 * SECOND)
     fire_all(still)
-    runs = [run.run_id for run in open_runs(still)]
+    runs = [run.run_id for run in job_runs(still)]
     assert len(runs) == 4
     started = claim(still, *runs).started
     ran: list[UUID] = []
@@ -178,7 +178,7 @@ def test_several_late_runs_are_buffered(still: ClockedDatabase, overlap: str) ->
         [one] = started
         ran.append(one.run_id)
         end(still, ending(one, RunState.SUCCEEDED))
-        queued = [run.run_id for run in open_runs(still) if run.state == RunState.QUEUED]
+        queued = [run.run_id for run in job_runs(still) if run.state == RunState.QUEUED]
         started = claim(still, *queued).started if queued else []
     assert ran == runs
 
@@ -187,4 +187,4 @@ def test_single_late_run_follows_overlap_policy(still: ClockedDatabase) -> None:
     submit(still, schedule="@every 60s", overlap="skip")
     still.advance(65 * SECOND)
     fire_all(still)
-    assert still.rows("SELECT overlap FROM open_runs") == [("skip",)]
+    assert still.rows("SELECT overlap FROM job_runs") == [("skip",)]

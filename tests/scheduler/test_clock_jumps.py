@@ -10,7 +10,7 @@ import pytest
 from tests.fixtures.database import ClockedDatabase
 from tests.fixtures.services import until
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import about, apply_batch, begin, claim, completions, open_runs, submission, submit, succeed
+from tests.transitions.acts import about, apply_batch, begin, claim, completions, job_runs, submission, submit, succeed
 from tests.transitions.stepping import in_background
 from tidewheel.postgres.partitions import TABLES
 from tidewheel.process.service import Shutdown
@@ -38,7 +38,7 @@ def fire_all_due(database: ClockedDatabase, lookahead: timedelta = timedelta(0))
 def made(database: ClockedDatabase, key: str = "job") -> list[datetime]:
     """The instants of a job that have become runs, each run once."""
     rows = database.rows(
-        "SELECT r.scheduled_at FROM job_runs AS r JOIN jobs AS j USING (job_id) WHERE j.key = %s ORDER BY 1", [key]
+        "SELECT r.scheduled_at FROM runs AS r JOIN jobs AS j USING (job_id) WHERE j.key = %s ORDER BY 1", [key]
     )
     return [at for (at,) in rows]
 
@@ -80,10 +80,10 @@ def test_clock_jump_back_fires_each_instant_once(noon: ClockedDatabase, jump: ti
     submit(noon, **EACH_MINUTE)
     noon.advance(MINUTE)
     fire_all_due(noon)
-    before = noon.rows("SELECT run_id, scheduled_at, publish_at, state FROM open_runs")
+    before = noon.rows("SELECT run_id, scheduled_at, publish_at, state FROM job_runs")
     noon.advance(-jump)
     fire_all_due(noon)
-    assert noon.rows("SELECT run_id, scheduled_at, publish_at, state FROM open_runs") == before, "written runs stay"
+    assert noon.rows("SELECT run_id, scheduled_at, publish_at, state FROM job_runs") == before, "written runs stay"
     noon.advance(jump - SECOND)
     fire_all_due(noon)
     assert made(noon) == [NOON + MINUTE]
@@ -97,7 +97,7 @@ def test_clock_jump_back_delays_a_run_created_ahead(noon: ClockedDatabase) -> No
     submit(noon, **EACH_MINUTE)
     noon.advance(MINUTE)
     fire_all_due(noon)
-    [run] = open_runs(noon)
+    [run] = job_runs(noon)
     noon.advance(-HOUR)
     assert claim(noon, run.run_id).started == []
     noon.advance(HOUR)
@@ -120,7 +120,7 @@ def test_clock_jump_back_and_an_edit_fire_nothing_twice(noon: ClockedDatabase, c
     for _ in range(3):
         noon.advance(MINUTE)
         fire_all_due(noon)
-        [run] = open_runs(noon)
+        [run] = job_runs(noon)
         succeed(noon, begin(noon, run.run_id))
         ended.append(run.run_id)
     noon.advance(-HOUR)
@@ -134,7 +134,7 @@ def test_clock_jump_back_and_an_edit_fire_nothing_twice(noon: ClockedDatabase, c
     assert noon.count("quarantine") == 0
     told = [completion.run_id for completion in completions(noon)]
     assert [told.count(str(run)) for run in ended] == [1, 1, 1]
-    assert not {run.run_id for run in open_runs(noon)} & set(ended)
+    assert not {run.run_id for run in job_runs(noon)} & set(ended)
 
 
 @pytest.mark.parametrize("jump", [40 * DAY, -40 * DAY], ids=["forward", "back"])
@@ -147,7 +147,7 @@ def test_clock_jump_of_days_creates_partitions_for_every_run(noon: ClockedDataba
     noon.advance(MINUTE)
     fire_all_due(noon)
     assert noon.now() in made(noon, "new")
-    for run in open_runs(noon):
+    for run in job_runs(noon):
         if run.publish_at <= noon.now():
             succeed(noon, begin(noon, run.run_id))
     assert noon.count("quarantine") == 0

@@ -19,8 +19,8 @@ from tests.transitions.acts import (
     completions,
     dead_letters,
     final_state,
+    job_runs,
     open_run,
-    open_runs,
     requests,
     requeue,
     submit,
@@ -57,7 +57,7 @@ def look(database: Database) -> int:
 def wait_for_answer(database: Database, run_id: UUID, heartbeat: timedelta | None = None) -> None:
     """Let an attempt wait for an answer from outside, for an hour."""
     with database.transaction() as connection:
-        attempt = database.value("SELECT attempt FROM open_runs WHERE run_id = %s", [run_id])
+        attempt = database.value("SELECT attempt FROM job_runs WHERE run_id = %s", [run_id])
         assert not wait_runs(connection, [Wait(run_id, attempt, EXECUTOR, HOUR, heartbeat)])
 
 
@@ -83,7 +83,7 @@ def test_unstarted_run_ends_by_schedule_to_start(still: ClockedDatabase) -> None
     assert look(still) == 1
     check_records_name(still, "schedule_to_start")
     assert attempts(still, run_id) == []
-    assert still.count("open_runs") == 0
+    assert still.count("job_runs") == 0
 
 
 def test_started_run_is_not_ended_by_schedule_to_start(still: ClockedDatabase) -> None:
@@ -155,7 +155,7 @@ def test_missing_external_result_fails_attempts_then_ends_run(
     run = open_run(still, first.run_id)
     assert (run.state, run.failed_attempts, run.executor_id) == ("retrying", 1, None)
     assert run.publish_at == still.now() + timedelta(minutes=30)
-    error = still.rows("SELECT outcome, executor_id, error_type FROM attempts")
+    error = still.rows("SELECT outcome, executor_id, error_type FROM ended_attempts")
     assert error == [("timed_out", EXECUTOR, f"timeout_{which}")]
     assert [request.attempt for request in requests(still)] == [1, 2]
     still.advance(HOUR)
@@ -200,12 +200,12 @@ def test_locked_run_is_not_timed_out(still: ClockedDatabase) -> None:
     wait_for_answer(still, run_id)
     still.advance(HOUR)
     holding_it = still.connection()
-    holding_it.execute("SELECT FROM open_runs WHERE run_id = %s FOR UPDATE", [run_id])
+    holding_it.execute("SELECT FROM job_runs WHERE run_id = %s FOR UPDATE", [run_id])
     watching = deadlines(still)
     moved, pause = watching.step()
     assert moved == 0
     assert 0 < pause < 1
-    holding_it.execute("UPDATE open_runs SET deadline_at = deadline_at + interval '1 min' WHERE run_id = %s", [run_id])
+    holding_it.execute("UPDATE job_runs SET deadline_at = deadline_at + interval '1 min' WHERE run_id = %s", [run_id])
     holding_it.commit()
     assert look(still) == 0
     assert open_run(still, run_id).state == "waiting"
@@ -215,7 +215,7 @@ def test_timed_out_fixed_delay_run_waits_for_a_concurrent_edit_unlocked(still: C
     """Lock order: timers, then jobs, then open runs, as a deletion of the job."""
     submit(still, schedule={"fixed_delay": "1h"}, schedule_to_start="1m", pause_on_failure=3)
     fire_due(still)
-    [run] = open_runs(still)
+    [run] = job_runs(still)
     still.advance(MINUTE)
     editing = still.connection()
     editing.execute("SELECT FROM timers FOR UPDATE")
@@ -223,7 +223,7 @@ def test_timed_out_fixed_delay_run_waits_for_a_concurrent_edit_unlocked(still: C
     connection = session.connection()
     looking = in_background(lambda: Deadlines(session, still.installation).step())
     until_blocked(still, connection)
-    editing.execute("SELECT FROM open_runs WHERE run_id = %s FOR UPDATE NOWAIT", [run.run_id])
+    editing.execute("SELECT FROM job_runs WHERE run_id = %s FOR UPDATE NOWAIT", [run.run_id])
     editing.rollback()
     assert looking.result(30)[0] == 1
     check_records_name(still, "schedule_to_start")
@@ -263,7 +263,7 @@ def test_timeouts_are_applied_batch_by_batch(still: ClockedDatabase) -> None:
     still.advance(MINUTE)
     watching = deadlines(still)
     assert [watching.step()[0] for _ in range(3)] == [500, 200, 0]
-    assert still.count("open_runs") == 0
+    assert still.count("job_runs") == 0
 
 
 def test_concurrent_schedulers_time_a_run_out_once(still: ClockedDatabase) -> None:

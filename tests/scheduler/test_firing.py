@@ -10,7 +10,7 @@ import pytest
 
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due, look_at
-from tests.transitions.acts import apply_batch, lifecycle, open_runs, requests, submission, submit
+from tests.transitions.acts import apply_batch, job_runs, lifecycle, requests, submission, submit
 from tests.transitions.stepping import in_background
 from tidewheel.errors import Unavailable
 from tidewheel.jobs.values import format_timestamp
@@ -38,7 +38,7 @@ def scheduler_of(database: ClockedDatabase, **settings: object) -> Generator[Sch
 
 def instants(database: ClockedDatabase) -> list[float]:
     [(accepted_at,)] = database.rows("SELECT min(created_at) FROM jobs")
-    found = database.rows("SELECT scheduled_at FROM job_runs ORDER BY scheduled_at")
+    found = database.rows("SELECT scheduled_at FROM runs ORDER BY scheduled_at")
     return [(at - accepted_at).total_seconds() for (at,) in found]
 
 
@@ -61,10 +61,10 @@ def test_runs_are_created_ahead_and_published_at_their_instant(still: ClockedDat
     submit(still, **EACH_SECOND)
     assert fire_due(still, lookahead=timedelta(seconds=3.5)) == 1
     assert instants(still) == [1, 2, 3]
-    for run, message in zip(open_runs(still), requests(still), strict=True):
+    for run, message in zip(job_runs(still), requests(still), strict=True):
         assert run.publish_at == run.scheduled_at == message.publish_at == message.scheduled_at
     leaving = still.rows("SELECT publish_at FROM outbox WHERE topic LIKE '%.runs.%' ORDER BY 1")
-    assert [at for (at,) in leaving] == [run.scheduled_at for run in open_runs(still)]
+    assert [at for (at,) in leaving] == [run.scheduled_at for run in job_runs(still)]
     assert fire_due(still, lookahead=timedelta(seconds=3.5)) == 0
 
 
@@ -78,7 +78,7 @@ def test_late_run_is_due_at_once_and_keeps_its_instant(still: ClockedDatabase) -
     submit(still, **EACH_SECOND)
     now = still.advance(timedelta(seconds=1.5))
     fire_due(still)
-    [run] = open_runs(still)
+    [run] = job_runs(still)
     assert (run.scheduled_at, run.publish_at) == (now - SECOND / 2, now)
 
 
@@ -160,15 +160,15 @@ def test_jobs_with_one_schedule_get_their_own_runs(still: ClockedDatabase) -> No
     apply_batch(still, *(submission(f"job-{n}", schedule="* * * * * *") for n in range(50)))
     still.stop_clock(at)
     assert fire_due(still) == 50
-    assert {run.scheduled_at for run in open_runs(still)} == {at}
-    assert len({run.run_id for run in open_runs(still)}) == 50
+    assert {run.scheduled_at for run in job_runs(still)} == {at}
+    assert len({run.run_id for run in job_runs(still)}) == 50
 
 
 def test_backlog_of_one_shard_does_not_delay_others(still: ClockedDatabase) -> None:
     apply_batch(still, *(submission(f"job-{n}", **EACH_SECOND) for n in range(300)))
     still.advance(SECOND)
     fire_due(still, batch=128)
-    fired = {shard for (shard,) in still.rows("SELECT DISTINCT shard FROM job_runs")}
+    fired = {shard for (shard,) in still.rows("SELECT DISTINCT shard FROM runs")}
     assert fired == {shard for (shard,) in still.rows("SELECT DISTINCT shard FROM jobs")}
 
 
@@ -196,10 +196,10 @@ def test_concurrent_schedulers_create_one_run_per_occurrence(
         over.set()
         for done in both:
             done.result(30)
-    made = still.rows("SELECT job_id, count(*), count(DISTINCT scheduled_at), min(shard) FROM job_runs GROUP BY job_id")
+    made = still.rows("SELECT job_id, count(*), count(DISTINCT scheduled_at), min(shard) FROM runs GROUP BY job_id")
     assert len(made) == 60
     assert {(count, distinct) for _, count, distinct, _ in made} == {(15, 15)}  # ten seconds, and five ahead
-    assert still.count("job_runs") == len(open_runs(still)) == len(requests(still))
+    assert still.count("runs") == len(job_runs(still)) == len(requests(still))
     assert "firing job by job" not in caplog.text
 
 

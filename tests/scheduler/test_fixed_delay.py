@@ -14,7 +14,7 @@ from tests.transitions.acts import (
     claim,
     end,
     ending,
-    open_runs,
+    job_runs,
     requeue,
     submit,
     succeed,
@@ -45,7 +45,7 @@ def timer(database: ClockedDatabase) -> tuple[str | None, float | None]:
 
 def start(database: ClockedDatabase) -> Started:
     fire_due(database)
-    [run] = open_runs(database)
+    [run] = job_runs(database)
     return begin(database, run.run_id)
 
 
@@ -129,11 +129,11 @@ def test_start_added_during_the_run_delays_the_chain(chain: ClockedDatabase, *, 
         apply_batch(chain, about("job.resume"))
     chain.advance(2 * MINUTE)
     fire_due(chain)
-    assert open_runs(chain) == []
+    assert job_runs(chain) == []
     assert chain.rows("SELECT scheduled_at FROM timers") == [(later,)]
     chain.stop_clock(later)
     fire_due(chain)
-    assert [run.scheduled_at for run in open_runs(chain)] == [later]
+    assert [run.scheduled_at for run in job_runs(chain)] == [later]
 
 
 def test_run_from_before_a_deletion_does_not_advance_the_new_chain(chain: ClockedDatabase) -> None:
@@ -142,7 +142,7 @@ def test_run_from_before_a_deletion_does_not_advance_the_new_chain(chain: Clocke
     chain.advance(SECOND)
     submit(chain, schedule={"fixed_delay": "60s"})
     fire_due(chain)
-    [_, first] = open_runs(chain)
+    [_, first] = job_runs(chain)
     assert claim(chain, first.run_id).overlaps.skipped
     submit(chain, schedule={"fixed_delay": "60s"}, description="x")
     assert timer(chain) == (None, 60.0)
@@ -167,7 +167,7 @@ def test_chain_past_its_end_finishes_the_job(clocked: ClockedDatabase) -> None:
     end(clocked, ending(start(clocked), RunState.SUCCEEDED))
     clocked.advance(60 * SECOND)
     assert fire_due(clocked) == 1
-    assert (clocked.count("timers"), clocked.count("job_runs")) == (0, 2)
+    assert (clocked.count("timers"), clocked.count("runs")) == (0, 2)
     assert clocked.value("SELECT finished_at IS NOT NULL FROM jobs")
 
 
@@ -175,14 +175,14 @@ def test_downtime_costs_lateness_only(chain: ClockedDatabase) -> None:
     end(chain, ending(start(chain), RunState.SUCCEEDED))
     chain.advance(timedelta(days=3))
     fire_due(chain)
-    assert (len(open_runs(chain)), chain.count("skips")) == (1, 0)
+    assert (len(job_runs(chain)), chain.count("skips")) == (1, 0)
 
 
 def test_chain_waiting_for_missing_run_is_released(chain: ClockedDatabase) -> None:
     start(chain)
     session = chain.session()
     assert release_stuck_chains(session) == 0
-    chain.execute("DELETE FROM open_runs WHERE executor_id = %s", [EXECUTOR])
+    chain.execute("DELETE FROM job_runs WHERE executor_id = %s", [EXECUTOR])
     assert release_stuck_chains(session) == 1
     assert timer(chain) == (None, 0.0)
 

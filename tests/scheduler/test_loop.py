@@ -11,7 +11,7 @@ from psycopg.conninfo import make_conninfo
 
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.fixtures.services import until
-from tests.transitions.acts import apply_batch, open_runs, submission, submit
+from tests.transitions.acts import apply_batch, job_runs, submission, submit
 from tests.transitions.stepping import in_background
 from tidewheel.clock import SystemClock
 from tidewheel.membership import rendezvous
@@ -45,7 +45,7 @@ def members(database: Database) -> int:
 def test_scheduler_joins_fires_and_leaves(database: Database) -> None:
     submit(database, **EACH_SECOND)
     with running(database, lookahead=timedelta(seconds=5)):
-        until(lambda: len(open_runs(database)) >= 5, "five runs are written ahead")
+        until(lambda: len(job_runs(database)) >= 5, "five runs are written ahead")
         assert members(database) == 1
     assert members(database) == 0
 
@@ -59,7 +59,7 @@ def test_notification_of_earlier_timer_wakes_loop(database: Database) -> None:
 
         def fired() -> bool:
             notifier.notify(Channel.TIMERS)
-            return bool(open_runs(database))
+            return bool(job_runs(database))
 
         until(fired, "it fires")
         notifier.close()
@@ -70,8 +70,8 @@ def test_loop_sleeps_until_the_next_timer(database: Database) -> None:
     at = database.now() + SECOND
     submit(database, schedule={"once": at.isoformat()})
     with running(database, scheduler_poll=timedelta(days=1), lookahead=timedelta(0)):
-        until(lambda: open_runs(database), "it fires")
-    [run] = open_runs(database)
+        until(lambda: job_runs(database), "it fires")
+    [run] = job_runs(database)
     assert run.publish_at >= run.scheduled_at == at
 
 
@@ -108,17 +108,17 @@ def test_overdue_timers_are_fired_by_another_scheduler(clocked: ClockedDatabase)
         shards = dict(clocked.rows("SELECT job_id, shard FROM jobs"))
         own = {job for job, shard in shards.items() if shard in mine}
         assert own < set(shards)
-        until(lambda: {run.job_id for run in open_runs(clocked)} == own, "its own fire, and nobody else's")
+        until(lambda: {run.job_id for run in job_runs(clocked)} == own, "its own fire, and nobody else's")
         clocked.advance(3 * SECOND)
-        until(lambda: {run.job_id for run in open_runs(clocked)} == set(shards), "the others are rescued")
+        until(lambda: {run.job_id for run in job_runs(clocked)} == set(shards), "the others are rescued")
 
 
 def test_two_schedulers_share_the_work(database: Database) -> None:
     with running(database), running(database):
         until(lambda: members(database) == 2, "both have entered")
         apply_batch(database, *(submission(f"job-{n}", **EACH_SECOND) for n in range(40)))
-        until(lambda: database.count("job_runs") >= 40 * 5, "all fire")
-    made = database.rows("SELECT count(*), count(DISTINCT (job_id, scheduled_at)) FROM job_runs")
+        until(lambda: database.count("runs") >= 40 * 5, "all fire")
+    made = database.rows("SELECT count(*), count(DISTINCT (job_id, scheduled_at)) FROM runs")
     assert made[0][0] == made[0][1]
 
 
@@ -127,13 +127,13 @@ def test_service_survives_lost_connections(database: Database, settings: dict[st
     with running(database, **settings):
         until(lambda: members(database) == 1, "it has entered")
         submit(database, **EACH_SECOND)
-        until(lambda: database.count("job_runs") > 0, "it fires")
+        until(lambda: database.count("runs") > 0, "it fires")
         database.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
             " AND pid <> pg_backend_pid()"
         )
-        before = database.count("job_runs")
-        until(lambda: database.count("job_runs") > before, "it fires again")
+        before = database.count("runs")
+        until(lambda: database.count("runs") > before, "it fires again")
 
 
 def test_deferred_effects_are_applied_without_pause(database: Database) -> None:
@@ -163,7 +163,7 @@ def test_missing_second_connection_costs_speed_only(database: Database) -> None:
     url = make_conninfo(database.url, user=role, password="few")
     ended = in_background(Scheduler(settings, url, database.installation, stop).run)
     try:
-        until(lambda: len(open_runs(database)) >= 200, "batch after batch is fired")
+        until(lambda: len(job_runs(database)) >= 200, "batch after batch is fired")
         database.execute(
             "INSERT INTO deferred_effects (run_id, job_id, tenant, ended_at, reset_failures, release_job)"
             " VALUES (gen_random_uuid(), gen_random_uuid(), 'default', now(), false, true)"

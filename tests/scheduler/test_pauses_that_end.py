@@ -6,7 +6,7 @@ import pytest
 
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import about, apply_batch, begin, end, ending, lifecycle, open_runs, submit
+from tests.transitions.acts import about, apply_batch, begin, end, ending, job_runs, lifecycle, submit
 from tidewheel.runs import RunState
 from tidewheel.schemas.generated.records import Reply
 
@@ -27,7 +27,7 @@ def pause(database: ClockedDatabase, minutes: int | None) -> Reply:
 
 def instants(database: ClockedDatabase) -> list[float]:
     [(accepted_at,)] = database.rows("SELECT created_at FROM jobs")
-    found = database.rows("SELECT scheduled_at FROM job_runs ORDER BY scheduled_at")
+    found = database.rows("SELECT scheduled_at FROM runs ORDER BY scheduled_at")
     return [(at - accepted_at) / MINUTE for (at,) in found]
 
 
@@ -124,7 +124,7 @@ def test_request_before_firing_applies_the_expired_pause(ticking: ClockedDatabas
 def test_fixed_delay_with_an_open_run_waits_after_its_pause_expires(ticking: ClockedDatabase) -> None:
     submit(ticking, schedule={"fixed_delay": "60s"})
     fire_due(ticking)
-    [run] = open_runs(ticking)
+    [run] = job_runs(ticking)
     started = begin(ticking, run.run_id)
     pause(ticking, 3)
     ticking.advance(3 * MINUTE)

@@ -30,7 +30,7 @@ def want(database: Database, *runs: UUID) -> None:
 
 
 def states(database: Database, *runs: UUID) -> list[str]:
-    found = dict(database.rows("SELECT run_id, state FROM job_runs"))
+    found = dict(database.rows("SELECT run_id, state FROM runs"))
     return [found[run] for run in runs]
 
 
@@ -55,7 +55,7 @@ def test_locked_runs_do_not_hide_other_pending_cancels(with_job: Database, monke
     want(with_job, *runs)
     wanted = PendingCancels(with_job.session(), with_job.installation)
     with with_job.transaction() as holding:
-        holding.execute("SELECT FROM open_runs WHERE run_id = ANY (%s) FOR UPDATE", [runs[:3]])
+        holding.execute("SELECT FROM job_runs WHERE run_id = ANY (%s) FOR UPDATE", [runs[:3]])
         assert [wanted.step().ended for _ in range(3)] == [0, 1, 1]
     assert sum(wanted.step().ended for _ in range(3)) == 3
     assert with_job.count("pending_cancels") == 0

@@ -8,7 +8,7 @@ import pytest
 
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import about, apply_batch, lifecycle, open_runs, submission, submit
+from tests.transitions.acts import about, apply_batch, job_runs, lifecycle, submission, submit
 from tidewheel.ids import job_id
 from tidewheel.schemas.generated.records import ReplyStatus
 
@@ -41,7 +41,7 @@ def poison(database: ClockedDatabase, change: LiteralString) -> None:
 
 
 def keys_fired(database: ClockedDatabase) -> set[str]:
-    return {key for (key,) in database.rows("SELECT DISTINCT key FROM job_runs JOIN jobs USING (job_id)")}
+    return {key for (key,) in database.rows("SELECT DISTINCT key FROM runs JOIN jobs USING (job_id)")}
 
 
 @pytest.mark.parametrize(("name", "change"), POISONS)
@@ -72,7 +72,7 @@ def test_edit_releases_job_from_quarantine(due: ClockedDatabase, name: str, chan
     due.advance(SECOND)
     fire_due(due)
     assert "poison" in keys_fired(due)
-    assert {run.job_version for run in open_runs(due) if run.job_id == POISON} == {2}
+    assert {run.job_version for run in job_runs(due) if run.job_id == POISON} == {2}
     assert name
 
 
@@ -100,7 +100,7 @@ def test_poisoned_job_does_not_repeat_written_runs(due: ClockedDatabase) -> None
     poison(due, "lane = 'nonsense'")
     due.advance(5 * SECOND)
     fire_due(due)
-    made = due.rows("SELECT key, count(*) FROM job_runs JOIN jobs USING (job_id) GROUP BY key ORDER BY key")
+    made = due.rows("SELECT key, count(*) FROM runs JOIN jobs USING (job_id) GROUP BY key ORDER BY key")
     assert made == [("before", 5), ("zzz", 5)]
-    assert len(open_runs(due)) == 10
+    assert len(job_runs(due)) == 10
     submit(due, "before", schedule="manual")

@@ -41,7 +41,7 @@ def test_missing_timer_is_restored_and_downtime_decided(still: ClockedDatabase) 
     assert repair_missing_timers(still.session(), SHARD, 64) == 1
     assert repair_missing_timers(still.session(), SHARD, 64) == 0
     fire_due(still)
-    assert still.count("job_runs") == 3 + 61
+    assert still.count("runs") == 3 + 61
     assert still.rows("SELECT reason, occurrences, is_exact FROM skips") == [("misfire", 539, True)]
 
 
@@ -54,7 +54,7 @@ def test_job_that_never_fired_continues_from_its_submission(still: ClockedDataba
         (JOB, 1, reply.next_run_at, reply.next_run_at)
     ]
     fire_due(still)
-    assert still.count("job_runs") == 2
+    assert still.count("runs") == 2
 
 
 def test_unfired_once_without_a_timer_still_fires(still: ClockedDatabase) -> None:
@@ -65,7 +65,7 @@ def test_unfired_once_without_a_timer_still_fires(still: ClockedDatabase) -> Non
     still.advance(10 * SECOND)
     assert mend(still) == 1
     fire_due(still)
-    assert still.rows("SELECT scheduled_at FROM job_runs") == [(at,)]
+    assert still.rows("SELECT scheduled_at FROM runs") == [(at,)]
 
 
 def test_timer_of_overdue_once_is_restored(still: ClockedDatabase) -> None:
@@ -74,7 +74,7 @@ def test_timer_of_overdue_once_is_restored(still: ClockedDatabase) -> None:
     lose_timers(still)
     assert mend(still) == 1
     fire_due(still)
-    assert still.rows("SELECT scheduled_at FROM job_runs") == [(at,)]
+    assert still.rows("SELECT scheduled_at FROM runs") == [(at,)]
 
 
 def test_repair_restores_only_missing_timers(still: ClockedDatabase) -> None:
@@ -121,9 +121,9 @@ def test_restored_timer_keeps_overrides(still: ClockedDatabase) -> None:
     assert mend(still) == 1
     still.advance(SECOND)
     fire_due(still)
-    assert still.rows("SELECT scheduled_at FROM job_runs") == [(minute[3],)]
+    assert still.rows("SELECT scheduled_at FROM runs") == [(minute[3],)]
     for _ in range(4):
         still.advance(60 * SECOND)
         fire_due(still)
-    assert still.rows("SELECT scheduled_at FROM job_runs ORDER BY 1") == [(minute[n],) for n in (1, 3, 4)]
+    assert still.rows("SELECT scheduled_at FROM runs ORDER BY 1") == [(minute[n],) for n in (1, 3, 4)]
     assert still.rows("SELECT reason, first_at FROM skips") == [("manual", minute[2])]

@@ -15,7 +15,7 @@ from tests.fixtures.services import until
 from tests.fixtures.zones import make_tzdata, tzdata
 from tests.scheduler.firing import fire_due
 from tests.strict_types import ROOT
-from tests.transitions.acts import about, apply_batch, lifecycle, open_runs, submit
+from tests.transitions.acts import about, apply_batch, job_runs, lifecycle, submit
 from tidewheel.scheduler import tzdata_refresh as zones_changed
 from tidewheel.scheduler.tzdata_refresh import TzdataRefresh
 from tidewheel.schedules.zones import tzdata_version
@@ -90,7 +90,7 @@ def test_moved_timer_is_rescheduled_with_event(noon: ClockedDatabase, folder: Pa
         assert noon.value(STORED) == NEW
         noon.stop_clock(NOON + 11 * HOUR)
         fire_due(noon)
-        assert [run.scheduled_at for run in open_runs(noon)] == [NOON + 11 * HOUR]
+        assert [run.scheduled_at for run in job_runs(noon)] == [NOON + 11 * HOUR]
 
 
 @pytest.mark.parametrize(
@@ -128,26 +128,26 @@ def test_run_ahead_without_occurrence_is_retracted(noon: ClockedDatabase, folder
     noon.stop_clock(NOON + timedelta(minutes=29, seconds=50))
     submit(noon, **HOURLY)
     fire_due(noon, lookahead=timedelta(seconds=60))
-    assert [run.scheduled_at for run in open_runs(noon)] == [NOON + HOUR / 2]
+    assert [run.scheduled_at for run in job_runs(noon)] == [NOON + HOUR / 2]
     with tzdata(folder):
         look(noon)
-        assert open_runs(noon) == []
-        assert noon.count("job_runs") == 0
+        assert job_runs(noon) == []
+        assert noon.count("runs") == 0
         assert retimed(noon) == [("job", "2026-11-20T12:30:00Z", "2026-11-20T13:00:00Z")]
         noon.stop_clock(NOON + HOUR)
         fire_due(noon)
-        assert [run.scheduled_at for run in open_runs(noon)] == [NOON + HOUR]
+        assert [run.scheduled_at for run in job_runs(noon)] == [NOON + HOUR]
 
 
 def test_run_ahead_with_an_occurrence_is_kept(noon: ClockedDatabase, folder: Path) -> None:
     submit(noon, **EACH_SECOND)
     apply_batch(noon, about("job.skip", at=(NOON + timedelta(seconds=7)).isoformat()))
     fire_due(noon, lookahead=timedelta(seconds=60))
-    before = noon.rows("SELECT o.run_id, o.xmin FROM open_runs AS o ORDER BY run_id")
+    before = noon.rows("SELECT o.run_id, o.xmin FROM job_runs AS o ORDER BY run_id")
     assert len(before) == 59
     with tzdata(folder):
         look(noon)
-    assert noon.rows("SELECT o.run_id, o.xmin FROM open_runs AS o ORDER BY run_id") == before
+    assert noon.rows("SELECT o.run_id, o.xmin FROM job_runs AS o ORDER BY run_id") == before
     assert retimed(noon) == []
 
 
@@ -196,7 +196,7 @@ def test_retracted_skip_is_recorded_again(noon: ClockedDatabase, folder: Path) -
     assert len(retimed(noon)) == 1
     [(first, last, occurrences)] = noon.rows("SELECT first_at, last_at, occurrences FROM skips")
     assert (first, last, occurrences) == (end - 19 * second, end - 5 * second, 15)
-    assert [run.scheduled_at for run in open_runs(noon)] == [end + n * second for n in range(-4, 4)]
+    assert [run.scheduled_at for run in job_runs(noon)] == [end + n * second for n in range(-4, 4)]
 
 
 def test_due_timer_is_left_to_firing(noon: ClockedDatabase, folder: Path) -> None:

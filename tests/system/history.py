@@ -46,10 +46,10 @@ SCHEDULES: tuple[dict[str, object], ...] = (
     {"cron": "0 9,21 * * *"},
 )
 _TO_CLAIM: LiteralString = """
-SELECT run_id, attempt, job_version FROM open_runs
+SELECT run_id, attempt, job_version FROM job_runs
  WHERE state = ANY (%(states)s) AND publish_at <= %(now)s ORDER BY run_id DESC LIMIT 6
 """
-_TO_END: LiteralString = "SELECT run_id, attempt FROM open_runs WHERE state = ANY (%(states)s) ORDER BY run_id"
+_TO_END: LiteralString = "SELECT run_id, attempt FROM job_runs WHERE state = ANY (%(states)s) ORDER BY run_id"
 CALENDARS: tuple[tuple[dict[str, object], frozenset[date], frozenset[int]], ...] = (
     ({"weekdays": ["SUN"]}, frozenset(), frozenset({0})),
     ({"weekdays": ["SAT", "SUN"]}, frozenset(), frozenset({0, 6})),

@@ -39,10 +39,10 @@ if kill -0 "$(cat "$0-$TIDEWHEEL_RUN_ID")" 2> "$0-none"; then echo "$TIDEWHEEL_R
 """
 _ENDED: LiteralString = """
 SELECT j.key, r.run_id, coalesce(o.state, r.state), r.reason,
-       ARRAY (SELECT a.outcome FROM attempts AS a WHERE a.run_id = r.run_id ORDER BY a.attempt)
+       ARRAY (SELECT a.outcome FROM ended_attempts AS a WHERE a.run_id = r.run_id ORDER BY a.attempt)
   FROM jobs AS j
-  JOIN job_runs AS r USING (job_id)
-  LEFT JOIN open_runs AS o USING (run_id)
+  JOIN runs AS r USING (job_id)
+  LEFT JOIN job_runs AS o USING (run_id)
 """
 
 

@@ -125,7 +125,7 @@ def recorded(
 ) -> tuple[Mapping[datetime, str], Sequence[SkipRow], datetime | None, str | None]:
     """A job's scheduled runs by instant, its rows of the ledger, and its timer's position."""
     place: Sequence[UUID] = [job_id("default", job.key)]
-    runs = database.rows("SELECT scheduled_at, state FROM job_runs WHERE job_id = %s AND cause = 'timer'", place)
+    runs = database.rows("SELECT scheduled_at, state FROM runs WHERE job_id = %s AND cause = 'timer'", place)
     skips = database.rows(
         "SELECT reason, first_at, last_at, occurrences, is_exact FROM skips WHERE job_id = %s ORDER BY first_at", place
     )
@@ -150,7 +150,7 @@ def test_change_during_a_catch_up_leaves_no_gap_in_the_ledger(clocked: ClockedDa
     fire_due(clocked)
     clocked.stop_clock(instant("29T01:00"))
     submit(clocked, schedule="manual")
-    assert clocked.value("SELECT count(*) FROM job_runs") + clocked.value("SELECT sum(occurrences) FROM skips") == 3600
+    assert clocked.value("SELECT count(*) FROM runs") + clocked.value("SELECT sum(occurrences) FROM skips") == 3600
 
 
 @pytest.mark.parametrize("seen", [True, False])

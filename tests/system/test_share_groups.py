@@ -77,7 +77,7 @@ def test_share_group_serves_more_executors_than_partitions(fleet: Fleet, oracle:
     work.finish()
     fleet.stop()
     oracle.check(failures=DOOMED, attempts=ATTEMPTS)
-    came = {str(by) for (by,) in fleet.database.rows("SELECT split_part(claimed_from, '/', 1) FROM attempts")}
+    came = {str(by) for (by,) in fleet.database.rows("SELECT split_part(claimed_from, '/', 1) FROM ended_attempts")}
     assert came == {fleet.topics.runs("default", "standard")}
 
 

@@ -50,7 +50,7 @@ def test_expired_timeout_is_named_in_every_record(fleet: Fleet, oracle: Oracle) 
         assert event.error.type == f"timeout_{which}"
         assert event.error.message.startswith(f"{which} of ")
         assert (letter.status, letter.error) == (event.status, event.error)
-    rows = fleet.database.rows("SELECT j.key, r.state, r.reason FROM job_runs AS r JOIN jobs AS j USING (job_id)")
+    rows = fleet.database.rows("SELECT j.key, r.state, r.reason FROM runs AS r JOIN jobs AS j USING (job_id)")
     assert sorted(rows) == sorted((key, "timed_out", which) for key, (_, which, _) in CASES.items())
 
 

@@ -94,7 +94,7 @@ def test_simulation_equals_a_scheduler(clocked: ClockedDatabase) -> None:
         fire_due(clocked)
     down = [(START, START + 0.5 * HOUR), (START + 0.5 * HOUR + timedelta(microseconds=1), START + 3 * HOUR)]
     lines = simulate(job(spec.pop("schedule"), **spec), START, START + 3 * HOUR, down=down)
-    fired = clocked.rows("SELECT scheduled_at FROM open_runs ORDER BY scheduled_at")
+    fired = clocked.rows("SELECT scheduled_at FROM job_runs ORDER BY scheduled_at")
     assert [(line.at,) for line in lines if line.fired] == fired
     skipped = clocked.rows("SELECT reason, first_at, last_at, occurrences FROM skips ORDER BY first_at")
     assert [

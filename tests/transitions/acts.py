@@ -131,24 +131,24 @@ def requeue(database: Database, started: Started, outcome: AttemptOutcome, delay
         return requeue_runs(connection, database.installation, [wanted])
 
 
-def open_runs(database: Database) -> list[OpenRun]:
+def job_runs(database: Database) -> list[OpenRun]:
     """Return all open runs, by scheduled time."""
     with database.transaction() as connection, connection.cursor(row_factory=class_row(OpenRun)) as cursor:
         columns: dict[str, sql.Composable] = {each.name: sql.Identifier(each.name) for each in fields(OpenRun)}
         columns["publish_at"] = sql.SQL("least(publish_at, {}) AS publish_at").format(NEVER)
-        query = sql.SQL("SELECT {} FROM open_runs ORDER BY scheduled_at, run_id")
+        query = sql.SQL("SELECT {} FROM job_runs ORDER BY scheduled_at, run_id")
         return cursor.execute(query.format(sql.SQL(", ").join(columns.values()))).fetchall()
 
 
 def open_run(database: Database, run_id: UUID) -> OpenRun:
     """Return one open run."""
-    [run] = [run for run in open_runs(database) if run.run_id == run_id]
+    [run] = [run for run in job_runs(database) if run.run_id == run_id]
     return run
 
 
 def final_state(database: Database, run_id: UUID) -> tuple[str, str | None]:
-    """Return a run's state and reason in job_runs."""
-    [(state, reason)] = database.rows("SELECT state, reason FROM job_runs WHERE run_id = %s", [run_id])
+    """Return a run's state and reason in runs."""
+    [(state, reason)] = database.rows("SELECT state, reason FROM runs WHERE run_id = %s", [run_id])
     return state, reason
 
 
@@ -180,7 +180,7 @@ def requests(database: Database, lane: str = "standard", queue: str = "default")
 
 def attempts(database: Database, run_id: UUID) -> list[tuple[int, str]]:
     """Return the ended attempts of a run: number and outcome."""
-    found = database.rows("SELECT attempt, outcome FROM attempts WHERE run_id = %s ORDER BY attempt", [run_id])
+    found = database.rows("SELECT attempt, outcome FROM ended_attempts WHERE run_id = %s ORDER BY attempt", [run_id])
     return [(attempt, outcome) for attempt, outcome in found]
 
 

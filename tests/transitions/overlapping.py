@@ -20,7 +20,7 @@ def make(
     job = job_id("default", key)
     [(version, shard, handler, queue, lane, definition, made)] = database.rows(
         "SELECT v.version, j.shard, v.handler, v.queue, v.lane, v.definition,"
-        " (SELECT count(*) FROM job_runs WHERE job_id = j.job_id)"
+        " (SELECT count(*) FROM runs WHERE job_id = j.job_id)"
         "  FROM jobs AS j JOIN job_versions AS v USING (job_id, version) WHERE job_id = %s",
         [job],
     )

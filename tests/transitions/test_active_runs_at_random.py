@@ -13,7 +13,7 @@ import pytest
 from psycopg.rows import args_row
 
 from tests.fixtures.database import Database
-from tests.transitions.acts import open_runs, submit
+from tests.transitions.acts import job_runs, submit
 from tests.transitions.overlapping import make
 from tests.transitions.stepping import in_background
 from tidewheel.errors import Unavailable
@@ -32,29 +32,29 @@ NEEDING = sorted(set(Overlap) - {Overlap.ALLOW_ALL})
 WAITING = [Overlap.BUFFER_ALL, Overlap.BUFFER_ONE]
 
 # A run that has begun has its job's turn until it is terminal: two of them would be two under way.
-ONE_UNDER_WAY: LiteralString = "CREATE UNIQUE INDEX one_under_way ON open_runs (job_id) WHERE attempt > 0"
+ONE_UNDER_WAY: LiteralString = "CREATE UNIQUE INDEX one_under_way ON job_runs (job_id) WHERE attempt > 0"
 IN_ORDER: LiteralString = """
 CREATE FUNCTION in_order() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF OLD.state = 'buffered' AND NEW.state = 'queued' AND EXISTS (
-        SELECT FROM open_runs AS o
+        SELECT FROM job_runs AS o
          WHERE o.job_id = NEW.job_id AND o.state = 'buffered'
            AND (o.scheduled_at, o.run_id) < (NEW.scheduled_at, NEW.run_id)
     ) THEN RAISE EXCEPTION 'released out of order' USING ERRCODE = 'raise_exception'; END IF;
     RETURN NULL;
 END $$;
-CREATE TRIGGER in_order AFTER UPDATE ON open_runs FOR EACH ROW EXECUTE FUNCTION in_order();
+CREATE TRIGGER in_order AFTER UPDATE ON job_runs FOR EACH ROW EXECUTE FUNCTION in_order();
 """
 CLAIMABLE: LiteralString = """
-SELECT run_id, attempt + 1, job_version FROM open_runs
+SELECT run_id, attempt + 1, job_version FROM job_runs
  WHERE state IN ('queued', 'retrying') AND publish_at <= tidewheel_now()
 """
-BEGUN: LiteralString = "SELECT run_id, attempt, executor_id FROM open_runs WHERE state IN ('running', 'cancelling')"
+BEGUN: LiteralString = "SELECT run_id, attempt, executor_id FROM job_runs WHERE state IN ('running', 'cancelling')"
 NOT_STARTED: LiteralString = (
-    "SELECT run_id, attempt, NULL FROM open_runs WHERE state IN ('queued', 'buffered', 'retrying')"
+    "SELECT run_id, attempt, NULL FROM job_runs WHERE state IN ('queued', 'buffered', 'retrying')"
 )
 RUNNING: LiteralString = (
-    "SELECT run_id, attempt FROM open_runs WHERE run_id = ANY (%s) AND state = 'running' AND executor_id = %s"
+    "SELECT run_id, attempt FROM job_runs WHERE run_id = ANY (%s) AND state = 'running' AND executor_id = %s"
 )
 DEADLOCKS: LiteralString = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
 
@@ -126,13 +126,13 @@ def settle(actor: Actor) -> None:
     for _ in range(1000):
         if actor.cancels:
             sweeping.step()
-        if not open_runs(database):
+        if not job_runs(database):
             return
-        before = database.rows("SELECT run_id, attempt, state FROM open_runs")
+        before = database.rows("SELECT run_id, attempt, state FROM job_runs")
         for act in (actor.claim, actor.end):
             with actor.session.transaction() as connection:
                 act(connection)
-        assert database.rows("SELECT run_id, attempt, state FROM open_runs") != before, f"nothing moves: {before}"
+        assert database.rows("SELECT run_id, attempt, state FROM job_runs") != before, f"nothing moves: {before}"
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
@@ -157,10 +157,10 @@ def test_concurrent_claims_and_ends_never_overlap_and_finish_every_run(
     for each in living:
         each.result(120)
     settle(actors[0])
-    final = dict(database.rows("SELECT run_id, state FROM job_runs"))
+    final = dict(database.rows("SELECT run_id, state FROM runs"))
     assert set(final) == set(runs)
     assert {RunState(state) for state in final.values()} <= FINAL
-    assert (database.count("open_runs"), database.count("active_runs")) == (0, 0)
+    assert (database.count("job_runs"), database.count("active_runs")) == (0, 0)
     assert [actor.turned_away for actor in actors] == [[]] * THREADS
     assert database.value(DEADLOCKS) == 0
     completed = database.value("SELECT count(DISTINCT key) FROM outbox WHERE topic LIKE '%%.completions'")
@@ -173,9 +173,9 @@ def test_database_checks_of_the_random_test_detect_violations(fresh_database: Da
     fresh_database.execute(IN_ORDER)
     submit(fresh_database, "a")
     older, newer = (make(fresh_database, "buffer_all", key="a") for _ in range(2))
-    fresh_database.execute("UPDATE open_runs SET state = 'buffered'")
+    fresh_database.execute("UPDATE job_runs SET state = 'buffered'")
     with pytest.raises(Exception, match="out of order"):
-        fresh_database.execute("UPDATE open_runs SET state = 'queued' WHERE run_id = %s", [newer])
-    fresh_database.execute("UPDATE open_runs SET state = 'queued' WHERE run_id = %s", [older])
+        fresh_database.execute("UPDATE job_runs SET state = 'queued' WHERE run_id = %s", [newer])
+    fresh_database.execute("UPDATE job_runs SET state = 'queued' WHERE run_id = %s", [older])
     with pytest.raises(Exception, match="one_under_way"):
-        fresh_database.execute("UPDATE open_runs SET attempt = 1")
+        fresh_database.execute("UPDATE job_runs SET attempt = 1")

@@ -17,9 +17,9 @@ from tests.transitions.acts import (
     dead_letters,
     end,
     ending,
+    job_runs,
     lifecycle,
     messages,
-    open_runs,
     requests,
     requeue,
     submit,
@@ -167,7 +167,7 @@ def test_final_failure_triggers_the_on_failure_job_once(watched: ClockedDatabase
     [request] = sent_requests(watched)
     replies = [apply(watched, request) for _ in range(2)]  # a repeat, as Kafka may bring it
     assert len({reply.run_id for reply in replies}) == 1
-    [run] = open_runs(watched)
+    [run] = job_runs(watched)
     assert str(run.run_id) == replies[0].run_id
     [message] = [each for each in requests(watched) if each.run_id == str(run.run_id)]
     assert message.labels == {"tidewheel.on_failure_of": str(started.run_id)}

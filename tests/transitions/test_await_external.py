@@ -47,7 +47,7 @@ def test_waiting_run_is_never_due_and_keeps_its_executor(with_job: Database) -> 
     assert wait(with_job, waiting(started)) == set()
     row = open_run(with_job, started.run_id)
     assert (row.state, row.attempt, row.executor_id, row.publish_at) == ("waiting", 1, EXECUTOR, NEVER)
-    [(deadline, until)] = with_job.rows("SELECT deadline_at, external_deadline_at FROM open_runs")
+    [(deadline, until)] = with_job.rows("SELECT deadline_at, external_deadline_at FROM job_runs")
     assert before + HOUR <= deadline <= with_job.now() + HOUR
     assert deadline == until  # of one look at the clock: which of the two has passed says what was waited for
 
@@ -88,7 +88,7 @@ def test_finished_run_does_not_wait(with_job: Database) -> None:
 def test_locked_run_is_reported_for_a_retry(with_job: Database) -> None:
     started = begun(with_job)
     holding = with_job.connection()
-    holding.execute("SELECT FROM open_runs FOR UPDATE")
+    holding.execute("SELECT FROM job_runs FOR UPDATE")
     assert wait(with_job, waiting(started)) == {started.run_id}
     holding.rollback()
     assert wait(with_job, waiting(started)) == set()

@@ -13,7 +13,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from tests.fixtures.database import Database
-from tests.transitions.acts import apply_batch_within, open_runs, submit
+from tests.transitions.acts import apply_batch_within, job_runs, submit
 from tests.transitions.overlapping import make
 from tests.transitions.stepping import in_background
 from tidewheel.clock import monotonic_seconds
@@ -34,11 +34,11 @@ THREADS = 4
 STEPS = 100
 LOCK_LEASE_FOR_CLAIM = Statements("tidewheel.executor")["lock_lease_for_claim"]
 CLAIMABLE: LiteralString = """
-SELECT run_id, attempt + 1, job_version FROM open_runs
+SELECT run_id, attempt + 1, job_version FROM job_runs
  WHERE state IN ('queued', 'retrying') AND publish_at <= tidewheel_now()
 """
-OWNED: LiteralString = "SELECT run_id, attempt FROM open_runs WHERE executor_id = %s"
-OPEN: LiteralString = "SELECT run_id FROM open_runs"
+OWNED: LiteralString = "SELECT run_id, attempt FROM job_runs WHERE executor_id = %s"
+OPEN: LiteralString = "SELECT run_id FROM job_runs"
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class Actor:
         if self.chance.random() < 0.7:
             return
         key = self.chance.choice(list(JOBS))
-        found = connection.execute("SELECT run_id FROM job_runs WHERE job_id = %s", [job_id("default", key)]).fetchall()
+        found = connection.execute("SELECT run_id FROM runs WHERE job_id = %s", [job_id("default", key)]).fetchall()
         apply_batch_within(connection, self.database, {"type": "runs.cancel", "key": key})
         noted.acknowledged.append(Acknowledged(frozenset(run for (run,) in found if isinstance(run, UUID)), 0.0))
 
@@ -153,7 +153,7 @@ def settle(actor: Actor, actors: list[Actor]) -> None:
     cancelling = BulkCancel(database.session(), database.installation)
     turns = ActiveRunRepair(database.session(), database.installation)
     for _ in range(2000):
-        if not open_runs(database) and not database.rows("SELECT 1 FROM cancellations WHERE finished_at IS NULL"):
+        if not job_runs(database) and not database.rows("SELECT 1 FROM cancellations WHERE finished_at IS NULL"):
             return
         cancelling.step()
         turns.step()
@@ -162,7 +162,7 @@ def settle(actor: Actor, actors: list[Actor]) -> None:
                 each.end(connection, Seen())
         with actor.session.transaction() as connection:
             actor.claim(connection, actor.seen)
-    message = f"left open: {open_runs(database)}"
+    message = f"left open: {job_runs(database)}"
     raise AssertionError(message)
 
 
@@ -196,11 +196,11 @@ def test_every_cancel_reply_is_true_and_no_matching_run_starts_after_it(fresh_da
     for each in living:
         each.result(180)
     settle(actors[0], actors)
-    final = {run: RunState(state) for run, state in database.rows("SELECT run_id, state FROM job_runs")}
+    final = {run: RunState(state) for run, state in database.rows("SELECT run_id, state FROM runs")}
     assert set(final) == set(runs)
     assert set(final.values()) <= FINAL
     assert complaints(final, [actor.seen for actor in actors]) == []
-    assert (database.count("open_runs"), database.count("active_runs"), database.count("signals")) == (0, 0, 0)
+    assert (database.count("job_runs"), database.count("active_runs"), database.count("signals")) == (0, 0, 0)
     completions = "SELECT count(*) FROM outbox WHERE topic LIKE '%%.completions'"
     assert database.value(completions) == len(runs)
 

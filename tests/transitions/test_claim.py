@@ -12,8 +12,8 @@ from tests.transitions.acts import (
     apply_batch,
     begin,
     claim,
+    job_runs,
     open_run,
-    open_runs,
     requested_claim,
     requeue,
     submit,
@@ -152,7 +152,7 @@ def test_cancelled_run_is_not_claimed(database: Database) -> None:
     wanted = requested_claim(database, trigger(database))
     apply_batch(database, {"type": "run.cancel", "run_id": str(wanted.run_id)})
     assert claimed(database, wanted).started == []
-    assert open_runs(database) == []
+    assert job_runs(database) == []
 
 
 def test_triggered_run_of_a_paused_job_is_claimed(database: Database) -> None:

@@ -7,7 +7,7 @@ import psycopg
 import pytest
 
 from tests.fixtures.database import Database
-from tests.transitions.acts import HANDLER, open_runs, requests, submit
+from tests.transitions.acts import HANDLER, job_runs, requests, submit
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.ids import JobId, job_id, run_id
 from tidewheel.runs import Cause
@@ -53,9 +53,9 @@ def test_run_open_run_and_message_agree(database: Database, now: datetime) -> No
     at = now + timedelta(seconds=5)
     run = new_run(database, at)
     assert write(database, run, now=now) == {run.run_id}
-    [row] = database.rows("SELECT run_id, job_id, cause, scheduled_at, state, attempt, created_at FROM job_runs")
+    [row] = database.rows("SELECT run_id, job_id, cause, scheduled_at, state, attempt, created_at FROM runs")
     assert row == (run.run_id, JOB, "timer", at, "queued", 0, now)
-    [opened] = open_runs(database)
+    [opened] = job_runs(database)
     assert (opened.run_id, opened.state, opened.publish_at) == (run.run_id, "queued", at)
     [message] = requests(database)
     assert (message.run_id, message.attempt, message.job_version) == (str(run.run_id), 1, 1)
@@ -71,7 +71,7 @@ def test_duplicate_occurrence_is_refused_as_a_whole(database: Database, now: dat
     write(database, first, now=now)
     with pytest.raises(psycopg.errors.UniqueViolation):
         write(database, second, first, now=now)
-    assert [run.run_id for run in open_runs(database)] == [first.run_id]
+    assert [run.run_id for run in job_runs(database)] == [first.run_id]
 
 
 def test_repeats_creates_only_new_runs(database: Database, now: datetime) -> None:
@@ -79,7 +79,7 @@ def test_repeats_creates_only_new_runs(database: Database, now: datetime) -> Non
     write(database, first, now=now)
     assert write(database, first, second, second, now=now, repeats=True) == {second.run_id}
     assert write(database, first, second, now=now, repeats=True) == set()
-    assert len(open_runs(database)) == len(requests(database)) == database.count("job_runs") == 2
+    assert len(job_runs(database)) == len(requests(database)) == database.count("runs") == 2
 
 
 def test_second_concurrent_writer_of_an_occurrence_creates_nothing(database: Database, now: datetime) -> None:
@@ -91,7 +91,7 @@ def test_second_concurrent_writer_of_an_occurrence_creates_nothing(database: Dat
     first.commit()
     assert waiting.result(10) == set()
     second.commit()
-    assert len(open_runs(database)) == len(requests(database)) == 1
+    assert len(job_runs(database)) == len(requests(database)) == 1
 
 
 def test_run_inputs_are_stored_and_sent(database: Database, now: datetime) -> None:

@@ -20,8 +20,8 @@ from tests.transitions.acts import (
     end,
     ending,
     final_state,
+    job_runs,
     open_run,
-    open_runs,
     requests,
     requeue,
     submit,
@@ -43,8 +43,8 @@ def test_success_writes_outcome_attempt_result_and_event(database: Database) -> 
     done = end(database, ending(started, RunState.SUCCEEDED, result=b'{"sent":2}', output=b"hello\n"))
     assert done.states == {started.run_id: RunState.SUCCEEDED}
     assert (done.busy, done.superseded) == (set(), set())
-    assert open_runs(database) == []
-    [row] = database.rows("SELECT state, attempt, started_at, reason, error_type, finished_at FROM job_runs")
+    assert job_runs(database) == []
+    [row] = database.rows("SELECT state, attempt, started_at, reason, error_type, finished_at FROM runs")
     assert row[:5] == ("succeeded", 1, started.started_at, None, None)
     assert attempts(database, started.run_id) == [(1, "succeeded")]
     assert database.rows("SELECT result, trace, output FROM attempt_outputs") == [(b'{"sent":2}', None, b"hello\n")]
@@ -60,7 +60,7 @@ def test_attempt_row_names_executor_times_and_message(database: Database) -> Non
     submit(database)
     started = begun(database)
     succeed(database, started)
-    [row] = database.rows("SELECT executor_id, started_at, claimed_from, finished_at >= started_at FROM attempts")
+    [row] = database.rows("SELECT executor_id, started_at, claimed_from, finished_at >= started_at FROM ended_attempts")
     assert row == (EXECUTOR, started.started_at, "test/0/0@0", True)
 
 
@@ -119,7 +119,7 @@ def test_locked_run_is_busy_and_ends_on_retry(database: Database) -> None:
     started = begun(database)
     wanted = ending(started, RunState.SUCCEEDED)
     holding = database.connection()
-    holding.execute("SELECT FROM open_runs WHERE run_id = %s FOR UPDATE", [started.run_id])
+    holding.execute("SELECT FROM job_runs WHERE run_id = %s FOR UPDATE", [started.run_id])
     refused = end(database, wanted)
     assert (refused.states, refused.busy, refused.superseded) == ({}, {started.run_id}, set())
     assert completions(database) == []
@@ -213,7 +213,7 @@ def test_batch_reports_ended_busy_and_superseded_runs(database: Database) -> Non
     good, locked, gone = begun(database), begun(database), begun(database)
     succeed(database, gone)
     holding = database.connection()
-    holding.execute("SELECT FROM open_runs WHERE run_id = %s FOR UPDATE", [locked.run_id])
+    holding.execute("SELECT FROM job_runs WHERE run_id = %s FOR UPDATE", [locked.run_id])
     done = end(database, *(ending(one, RunState.SUCCEEDED) for one in (good, locked, gone)))
     holding.rollback()
     assert done.states == {good.run_id: RunState.SUCCEEDED}

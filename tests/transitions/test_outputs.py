@@ -103,7 +103,7 @@ def test_end_without_a_flush_is_stored_by_copy_or_insert(database: Database, sta
 
 def test_flush_skips_locked_runs_and_an_end_never_waits_for_a_flush(database: Database, started: Started) -> None:
     holder = database.connection()
-    holder.execute("SELECT 1 FROM open_runs WHERE run_id = %s FOR UPDATE", [started.run_id])
+    holder.execute("SELECT 1 FROM job_runs WHERE run_id = %s FOR UPDATE", [started.run_id])
     assert not flush(database, started, b"one")
     holder.rollback()
     flushing = database.connection()
@@ -115,6 +115,6 @@ def test_flush_skips_locked_runs_and_an_end_never_waits_for_a_flush(database: Da
 
 
 def test_cancelling_run_still_flushes(database: Database, started: Started) -> None:
-    database.execute("UPDATE open_runs SET state = 'cancelling'")
+    database.execute("UPDATE job_runs SET state = 'cancelling'")
     assert open_run(database, started.run_id).state == RunState.CANCELLING
     assert flush(database, started, b"tidying up\n")

@@ -18,8 +18,8 @@ from tests.transitions.acts import (
     end,
     ending,
     final_state,
+    job_runs,
     open_run,
-    open_runs,
     requests,
     requeue,
     submit,
@@ -64,7 +64,7 @@ def test_buffered_run_is_promoted_when_the_active_run_ends(job: Database, policy
     assert asked[-1].publish_at == run.publish_at
     again = begin(job, second)
     succeed(job, again)
-    assert (open_runs(job), active_run_of(job, JOB)) == ([], None)
+    assert (job_runs(job), active_run_of(job, JOB)) == ([], None)
 
 
 @pytest.mark.parametrize("cause", CAUSES)
@@ -83,10 +83,10 @@ def test_buffered_runs_are_promoted_oldest_first(job: Database) -> None:
     claim(job, runs[3], runs[0], runs[1])
     succeed(job, first)
     for number, run in enumerate(runs):
-        assert [each.state for each in open_runs(job)] == ["queued"] + ["buffered"] * (3 - number)
+        assert [each.state for each in job_runs(job)] == ["queued"] + ["buffered"] * (3 - number)
         assert waiting(job) is (number < 3)
         succeed(job, begin(job, run))
-    assert open_runs(job) == []
+    assert job_runs(job) == []
 
 
 def test_oldest_of_several_claimed_runs_starts_and_the_rest_waits(job: Database) -> None:
@@ -257,7 +257,7 @@ def test_active_run_between_attempts_is_replaced_within_a_claim(job: Database, p
 def test_locked_active_run_leaves_the_claim_undecided(job: Database, policy: Overlap) -> None:
     first, second = holding(job), make(job, policy)
     somebody = job.connection()
-    somebody.execute("SELECT FROM open_runs WHERE run_id = %s FOR UPDATE", [first.run_id])
+    somebody.execute("SELECT FROM job_runs WHERE run_id = %s FOR UPDATE", [first.run_id])
     done = claim(job, second)
     assert (done.started, done.overlaps.undecided, open_run(job, second).state) == ([], {second}, "queued")
     somebody.rollback()
@@ -270,7 +270,7 @@ def test_locked_waiting_replacement_leaves_the_claim_undecided(job: Database) ->
     older, newer = make(job, CANCEL), make(job, CANCEL)
     claim(job, older)
     cancelling = job.connection()
-    cancelling.execute("SELECT FROM open_runs WHERE run_id = %s FOR UPDATE", [older])
+    cancelling.execute("SELECT FROM job_runs WHERE run_id = %s FOR UPDATE", [older])
     assert claim(job, newer).overlaps.undecided == {newer}
     assert [open_run(job, run).state for run in (older, newer)] == ["buffered", "queued"]
     cancelling.rollback()
@@ -336,7 +336,7 @@ def test_deleting_a_job_cancels_waiting_runs_and_keeps_the_active_one(job: Datab
     claim(job, second, third)
     apply_batch(job, about("job.delete"))
     assert [final_state(job, run)[0] for run in (second, third)] == ["cancelled", "cancelled"]
-    assert [run.run_id for run in open_runs(job)] == [first.run_id]
+    assert [run.run_id for run in job_runs(job)] == [first.run_id]
     succeed(job, first)
     assert active_run_of(job, JOB) is None
 

@@ -135,7 +135,7 @@ def test_locked_run_is_busy_for_a_requeue(database: Database) -> None:
     submit(database)
     started = begun(database)
     holding = database.connection()
-    holding.execute("SELECT FROM open_runs WHERE run_id = %s FOR UPDATE", [started.run_id])
+    holding.execute("SELECT FROM job_runs WHERE run_id = %s FOR UPDATE", [started.run_id])
     refused = requeue(database, started, AttemptOutcome.FAILED)
     assert (refused.runs, refused.busy) == ({}, {started.run_id})
     holding.rollback()
@@ -148,7 +148,7 @@ def test_cancelling_run_ends_instead_of_being_requeued(database: Database) -> No
     apply_batch(database, {"type": "run.cancel", "run_id": str(started.run_id)})
     refused = requeue(database, started, AttemptOutcome.FAILED)
     assert (refused.runs, refused.busy) == ({}, set())
-    assert database.rows("SELECT state FROM job_runs WHERE run_id = %s", [started.run_id]) == [("cancelled",)]
+    assert database.rows("SELECT state FROM runs WHERE run_id = %s", [started.run_id]) == [("cancelled",)]
 
 
 def test_finished_run_is_not_requeued(database: Database) -> None:

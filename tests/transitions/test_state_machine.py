@@ -46,7 +46,7 @@ def run_in(database: Database, state: RunState) -> UUID:
     attempt = 0 if state in {RunState.QUEUED, RunState.BUFFERED, RunState.BLOCKED, RunState.SKIPPED} else 1
     before_end = RunState.RUNNING if active else RunState.QUEUED
     database.execute(
-        "UPDATE open_runs SET state = %s, attempt = %s, executor_id = %s, started_at = %s WHERE run_id = %s",
+        "UPDATE job_runs SET state = %s, attempt = %s, executor_id = %s, started_at = %s WHERE run_id = %s",
         [state if state in OPEN else before_end, attempt, EXECUTOR if active else None,
          database.now() if active else None, run_id],
     )  # fmt: skip
@@ -62,8 +62,8 @@ def run_in(database: Database, state: RunState) -> UUID:
 def rows_of(database: Database, run_id: UUID) -> Mapping[str, Sequence[Any]]:
     """Every row there is about a run."""
     return {
-        "open": database.rows("SELECT to_jsonb(o) FROM open_runs AS o WHERE run_id = %s", [run_id]),
-        "run": database.rows("SELECT * FROM job_runs WHERE run_id = %s", [run_id]),
+        "open": database.rows("SELECT to_jsonb(o) FROM job_runs AS o WHERE run_id = %s", [run_id]),
+        "run": database.rows("SELECT * FROM runs WHERE run_id = %s", [run_id]),
         "attempts": attempts(database, run_id),
         "signals": database.rows("SELECT * FROM signals WHERE run_id = %s", [run_id]),
         "events": [event for event in completions(database) if event.run_id == str(run_id)],
@@ -73,7 +73,7 @@ def rows_of(database: Database, run_id: UUID) -> Mapping[str, Sequence[Any]]:
 
 def state_of(database: Database, run_id: UUID) -> RunState:
     [(now_open, final)] = database.rows(
-        "SELECT o.state, r.state FROM job_runs AS r LEFT JOIN open_runs AS o USING (run_id) WHERE r.run_id = %s",
+        "SELECT o.state, r.state FROM runs AS r LEFT JOIN job_runs AS o USING (run_id) WHERE r.run_id = %s",
         [run_id],
     )
     return RunState(now_open or final)
@@ -81,7 +81,7 @@ def state_of(database: Database, run_id: UUID) -> RunState:
 
 def attempt_of(database: Database, run_id: UUID) -> int:
     [(attempt,)] = database.rows(
-        "SELECT coalesce(o.attempt, r.attempt) FROM job_runs AS r LEFT JOIN open_runs AS o USING (run_id)"
+        "SELECT coalesce(o.attempt, r.attempt) FROM runs AS r LEFT JOIN job_runs AS o USING (run_id)"
         " WHERE r.run_id = %s",
         [run_id],
     )
@@ -91,7 +91,7 @@ def attempt_of(database: Database, run_id: UUID) -> int:
 def make(database: Database, move: Move, run_id: UUID) -> bool:
     """Make a move by its writer; returns whether it says that it was made."""
     attempt = attempt_of(database, run_id)
-    found = database.rows("SELECT executor_id FROM open_runs WHERE run_id = %s", [run_id])
+    found = database.rows("SELECT executor_id FROM job_runs WHERE run_id = %s", [run_id])
     hands = found[0][0] if found else None
     with database.transaction() as connection:
         if move is Move.CLAIM:
@@ -114,7 +114,7 @@ def make(database: Database, move: Move, run_id: UUID) -> bool:
 
 def release(connection: Conn, database: Database, run_id: UUID) -> bool:
     """Release an active run that only this run can wait for."""
-    connection.execute("DELETE FROM open_runs WHERE run_id <> %s", [run_id])
+    connection.execute("DELETE FROM job_runs WHERE run_id <> %s", [run_id])
     mark_waiters(connection, [(JOB, "default")])
     connection.execute("UPDATE active_runs SET run_id = %s", [NO_RUN])
     release_active_runs(connection, database.installation, [(JOB, NO_RUN)])

@@ -11,8 +11,8 @@ from tests.transitions.acts import (
     EXECUTOR,
     begin,
     claim,
+    job_runs,
     lifecycle,
-    open_runs,
     requested_claim,
     requeue,
     submit,
@@ -34,7 +34,7 @@ def ahead(clocked: ClockedDatabase) -> ClockedDatabase:
     clocked.stop_clock()
     submit(clocked, schedule="@every 1s", overlap="allow_all")
     fire_due(clocked, lookahead=AHEAD)
-    assert len(open_runs(clocked)) == 5
+    assert len(job_runs(clocked)) == 5
     return clocked
 
 
@@ -44,32 +44,32 @@ def taken_back(database: ClockedDatabase) -> dict[UUID, object]:
 
 
 def test_retracted_runs_leave_both_tables(ahead: ClockedDatabase) -> None:
-    first = open_runs(ahead)[0]
+    first = job_runs(ahead)[0]
     assert taken_back(ahead) == {JOB: first.scheduled_at}
-    assert open_runs(ahead) == []
-    assert ahead.count("job_runs") == 0
+    assert job_runs(ahead) == []
+    assert ahead.count("runs") == 0
 
 
 def test_due_run_is_not_retracted(ahead: ClockedDatabase) -> None:
     now = ahead.advance(timedelta(seconds=2))
     assert taken_back(ahead) == {JOB: now + timedelta(seconds=1)}
-    assert [run.scheduled_at for run in open_runs(ahead)] == [now - timedelta(seconds=1), now]
+    assert [run.scheduled_at for run in job_runs(ahead)] == [now - timedelta(seconds=1), now]
 
 
 def test_triggered_and_started_runs_are_not_retracted(ahead: ClockedDatabase) -> None:
     """Also when the clock has gone back since they began, and one of them waits for another executor."""
     triggered = trigger(ahead, delay="1h")
-    running, released = open_runs(ahead)[:2]
+    running, released = job_runs(ahead)[:2]
     ahead.advance(timedelta(seconds=2))
     begin(ahead, running.run_id)
     requeue(ahead, begin(ahead, released.run_id), AttemptOutcome.RELEASED)
     ahead.advance(timedelta(seconds=-2))
     taken_back(ahead)
-    assert {run.run_id for run in open_runs(ahead)} == {triggered, running.run_id, released.run_id}
+    assert {run.run_id for run in job_runs(ahead)} == {triggered, running.run_id, released.run_id}
 
 
 def test_message_of_a_retracted_run_claims_nothing(ahead: ClockedDatabase) -> None:
-    wanted = requested_claim(ahead, open_runs(ahead)[0].run_id)
+    wanted = requested_claim(ahead, job_runs(ahead)[0].run_id)
     taken_back(ahead)
     ahead.advance(AHEAD)
     with ahead.transaction() as connection:
@@ -78,7 +78,7 @@ def test_message_of_a_retracted_run_claims_nothing(ahead: ClockedDatabase) -> No
 
 def test_retraction_waits_for_a_concurrent_claim_which_wins(ahead: ClockedDatabase) -> None:
     """The claim's row is locked: taking back waits for it and then finds a run that has begun."""
-    first = open_runs(ahead)[0]
+    first = job_runs(ahead)[0]
     wanted = requested_claim(ahead, first.run_id)
     before = ahead.now()
     ahead.advance(timedelta(seconds=1))
@@ -89,7 +89,7 @@ def test_retraction_waits_for_a_concurrent_claim_which_wins(ahead: ClockedDataba
     claiming.commit()
     assert first.scheduled_at not in waiting.result(10).values()
     taking.commit()
-    assert [run.run_id for run in open_runs(ahead)] == [first.run_id]
+    assert [run.run_id for run in job_runs(ahead)] == [first.run_id]
 
 
 def test_ended_schedule_finishes_its_job(clocked: ClockedDatabase) -> None:
@@ -99,5 +99,5 @@ def test_ended_schedule_finishes_its_job(clocked: ClockedDatabase) -> None:
     fire_due(clocked)
     assert clocked.count("timers") == 0
     assert clocked.value("SELECT finished_at FROM jobs") == clocked.now()
-    assert len(claim(clocked, *(run.run_id for run in open_runs(clocked))).started) == 1
+    assert len(claim(clocked, *(run.run_id for run in job_runs(clocked))).started) == 1
     assert [event.type for event in lifecycle(clocked)] == ["io.tidewheel.job.created.v1"]

@@ -14,6 +14,7 @@ from psycopg import Connection
 from psycopg.rows import RowFactory
 
 from tidewheel.errors import Unavailable
+from tidewheel.postgres.partitions import ensure_coming_days, forget_days
 
 Conn: TypeAlias = Connection[tuple[object, ...]]
 R = TypeVar("R")
@@ -113,7 +114,8 @@ class Session:
         In a session with `autocommit` each statement is a transaction.
 
         Raises:
-            Unavailable: The server was lost, or a deadlock or a time limit ended it; nothing was written.
+            Unavailable: The server was lost, a deadlock or a time limit ended it, or a partition was missing, which
+                exists now; nothing was written.
             CommitUnknown: The answer to COMMIT was lost.
         """
         connection = self.connection()
@@ -121,7 +123,9 @@ class Session:
             yield connection
         except psycopg.Error as error:
             self._abandon(connection)
-            if is_data_fault(error) or isinstance(error, _OURS):
+            if _lacks_partition(error):
+                self._make_partitions()
+            elif is_data_fault(error) or isinstance(error, _OURS):
                 raise
             # All other errors are about the server, not the rows: lost, read-only, out of space, Tidewheel's limits.
             raise Unavailable(_first_line(error)) from error
@@ -149,6 +153,14 @@ class Session:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
+
+    def _make_partitions(self) -> None:
+        """Create the partitions of these days: no scheduler has, or an operator has dropped one."""
+        forget_days()
+        with suppress(psycopg.Error):
+            connection = self.connection()
+            ensure_coming_days(connection)
+            connection.rollback()
 
     def _abandon(self, connection: Conn) -> None:
         try:
@@ -186,6 +198,11 @@ def is_time_limit(error: BaseException) -> bool:
     """
     cause = error.__cause__ if isinstance(error, Unavailable) else error
     return getattr(cause, "sqlstate", None) in _TIME_LIMITS
+
+
+def _lacks_partition(error: psycopg.Error) -> bool:
+    """Return True if no partition holds a row; a CHECK constraint, which has the same SQLSTATE, has a name."""
+    return isinstance(error, psycopg.errors.CheckViolation) and error.diag.constraint_name is None
 
 
 def _first_line(error: BaseException) -> str:

@@ -3,16 +3,16 @@
 -- No index: a test's own database. No lock.
 SELECT 'due timers', count(*) FROM timers WHERE due_at <= tidewheel_now()
 UNION ALL
-SELECT 'running attempts', count(*) FROM open_runs WHERE state = ANY (%(owned)s)
+SELECT 'running attempts', count(*) FROM job_runs WHERE state = ANY (%(owned)s)
 UNION ALL
 SELECT 'due runs', count(*)
-  FROM open_runs
+  FROM job_runs
  WHERE state = ANY (%(claimable)s) AND publish_at <= tidewheel_now()
    AND (deadline_at IS NULL OR deadline_at > tidewheel_now())
    AND (handler IS NULL OR handler = ANY (%(handlers)s))
 UNION ALL
 SELECT 'overdue runs', count(*)
-  FROM open_runs
+  FROM job_runs
  WHERE deadline_at <= tidewheel_now() AND state <> ALL (%(owned)s)
 UNION ALL
 SELECT 'messages to publish', count(*) FROM outbox WHERE publish_at <= tidewheel_now() AND starts_with(topic, %(prefix)s)
@@ -32,9 +32,9 @@ SELECT min(at)
   FROM (
     SELECT due_at FROM timers
      UNION ALL
-    SELECT publish_at FROM open_runs
+    SELECT publish_at FROM job_runs
      UNION ALL
-    SELECT deadline_at FROM open_runs
+    SELECT deadline_at FROM job_runs
      UNION ALL
     SELECT publish_at FROM outbox
      UNION ALL
@@ -51,20 +51,19 @@ SELECT DISTINCT queue FROM job_versions
 -- Returns due runs for which no handler is registered.
 -- No index: a test's own database. No lock.
 SELECT DISTINCT j.key, o.handler
-  FROM open_runs AS o
+  FROM job_runs AS o
   JOIN jobs AS j USING (job_id)
  WHERE o.state = ANY (%(claimable)s) AND o.publish_at <= tidewheel_now() AND o.handler <> ALL (%(handlers)s)
 
 -- name: read_runs_of
 -- Returns the runs of a job with their current states, in the order of their instants.
 -- No index: a test's own database. No lock.
-SELECT r.run_id, r.job_id, coalesce(o.state, r.state) AS state, coalesce(o.attempt, r.attempt) AS attempt, r.scheduled_at,
-       coalesce(o.started_at, r.started_at) AS started_at, r.finished_at, r.reason,
+SELECT r.run_id, r.job_id, r.state, r.attempt, r.scheduled_at,
+       r.started_at, r.finished_at, r.reason,
        coalesce(r.error_type, a.error_type) AS error_type, a.error_message, x.result
-  FROM job_runs AS r
-  LEFT JOIN open_runs AS o ON o.run_id = r.run_id
-  LEFT JOIN attempts AS a ON a.run_id = r.run_id AND a.attempt = coalesce(nullif(r.attempt, 0), o.attempt)
-  LEFT JOIN attempt_outputs AS x ON x.run_id = a.run_id AND x.attempt = a.attempt
+  FROM runs AS r
+  LEFT JOIN attempts AS a ON a.run_id = r.run_id AND a.attempt = r.attempt
+  LEFT JOIN attempt_outputs AS x ON x.run_id = r.run_id AND x.attempt = r.attempt
  WHERE r.job_id = %(job_id)s
  ORDER BY r.scheduled_at, r.created_at, r.run_id
 

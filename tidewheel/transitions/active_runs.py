@@ -81,6 +81,7 @@ class _Promoted:
     attempt: int
     scheduled_at: datetime
     publish_at: datetime
+    created_at: datetime
 
 
 def acquire_active_runs(

@@ -18,9 +18,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
-from tidewheel.ids import run_instant
 from tidewheel.postgres.partitions import day_of, ensure_days
-from tidewheel.postgres.pg_arrays import integers, uuids
+from tidewheel.postgres.pg_arrays import instants, integers, uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
@@ -43,21 +42,22 @@ _ATTEMPT_TYPES = (
     "uuid", "int4", "text", "uuid", "timestamptz", "timestamptz", "text", "text", "text", "text"
 )  # fmt: skip
 _COPY_OUTPUTS = (
-    "COPY attempt_outputs (run_id, attempt, tenant, result, trace, output, output_bytes) FROM STDIN (FORMAT BINARY)"
+    "COPY attempt_outputs (run_id, attempt, started_at, tenant, result, trace, output, output_bytes) "
+    "FROM STDIN (FORMAT BINARY)"
 )
-_OUTPUT_TYPES = ("uuid", "int4", "text", "bytea", "text", "bytea", "int8")
-_OutputRow = tuple[UUID, int, str, bytes | None, str | None, bytes | None, int | None]
+_OUTPUT_TYPES = ("uuid", "int4", "timestamptz", "text", "bytea", "text", "bytea", "int8")
+_OutputRow = tuple[UUID, int, datetime, str, bytes | None, str | None, bytes | None, int | None]
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptEnd:
-    """The end of an attempt whose run goes on; the caller bounds the sizes."""
+    """The end of an attempt that did not make its run succeed; the caller bounds the sizes."""
 
     run_id: UUID
     attempt: int
     tenant: str
     executor_id: UUID | None
-    started_at: datetime | None
+    started_at: datetime
     finished_at: datetime
     outcome: AttemptOutcome
     error_type: str | None = None
@@ -73,8 +73,8 @@ def write_attempts(connection: Conn, ends: Sequence[AttemptEnd]) -> None:
     """Write the outcomes and outputs of attempts, in the transaction that ended them."""
     if not ends:
         return
-    # The partition was created with the run; an operator may have dropped it while the run was open for weeks.
-    ensure_days(connection, {day_of(run_instant(end.run_id)) for end in ends})
+    # The day of an attempt that waited for weeks may be dropped.
+    ensure_days(connection, {day_of(end.started_at) for end in ends})
     with connection.cursor() as cursor, cursor.copy(_COPY_ATTEMPTS) as copy:
         copy.set_types(_ATTEMPT_TYPES)
         for e in ends:
@@ -89,7 +89,10 @@ def write_attempts(connection: Conn, ends: Sequence[AttemptEnd]) -> None:
     left = [e for e in ends if e.trace or e.output]
     _store_outputs(
         connection,
-        [(e.unflushed, (e.run_id, e.attempt, e.tenant, None, e.trace, e.output, e.output_bytes)) for e in left],
+        [
+            (e.unflushed, (e.run_id, e.attempt, e.started_at, e.tenant, None, e.trace, e.output, e.output_bytes))
+            for e in left
+        ],
     )
 
 
@@ -97,11 +100,13 @@ def write_outputs(connection: Conn, finished: Sequence[FinishedRun]) -> None:
     """Write what the last attempts of runs leave, in the transaction that ends them."""
     rows = [
         (run.end.unflushed, (
-            run.end.run_id, run.row.attempt, run.row.tenant, run.end.result, run.end.trace, run.end.output,
-            run.end.output_bytes,
+            run.end.run_id, run.row.attempt, run.row.started_at, run.row.tenant, run.end.result, run.end.trace,
+            run.end.output, run.end.output_bytes,
         ))
         for run in finished
+        if run.row.started_at is not None
     ]  # fmt: skip
+    ensure_days(connection, {day_of(row[2]) for _, row in rows})
     _store_outputs(connection, rows)
 
 
@@ -115,10 +120,11 @@ def _store_outputs(connection: Conn, rows: Sequence[tuple[bool, _OutputRow]]) ->
                 copy.write_row(row)
     flushed = [row for unflushed, row in rows if not unflushed]
     if flushed:
-        run_ids, attempts, tenants, results, traces, outputs, output_bytes = zip(*flushed, strict=True)
+        run_ids, attempts, started_at, tenants, results, traces, outputs, output_bytes = zip(*flushed, strict=True)
         columns: dict[str, object] = {
             "run_ids": uuids(run_ids),
             "attempts": integers(attempts),
+            "started_at": instants(started_at),
             "tenants": list(tenants),
             "results": list(results),
             "traces": list(traces),
@@ -153,8 +159,6 @@ def flush_outputs(connection: Conn, executor_id: UUID, outputs: Sequence[Attempt
     """
     if not outputs:
         return set()
-    # The partition was created with the run; an operator may have dropped it while the run was open for weeks.
-    ensure_days(connection, {day_of(run_instant(output.run_id)) for output in outputs})
     columns: dict[str, object] = {
         "run_ids": uuids(output.run_id for output in outputs),
         "attempts": integers(output.attempt for output in outputs),
@@ -202,8 +206,6 @@ def save_progress(connection: Conn, reports: Sequence[ProgressReport]) -> set[UU
     """
     if not reports:
         return set()
-    # The partition was created with the run; an operator may have dropped it while the run was open for weeks.
-    ensure_days(connection, {day_of(run_instant(report.run_id)) for report in reports})
     columns: dict[str, object] = {
         "run_ids": uuids(report.run_id for report in reports),
         "attempts": integers(report.attempt for report in reports),

@@ -11,7 +11,6 @@ from uuid import UUID
 
 from psycopg.rows import class_row
 
-from tidewheel.ids import first_run_id
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.outbox import append
 from tidewheel.postgres.session import Conn
@@ -143,9 +142,7 @@ def read_covered_instants(connection: Conn, job_id: UUID, first: datetime, last:
     # The timer first: an occurrence that it fires meanwhile has its run before the second statement reads.
     row = connection.execute(_READ_UNDECIDED, {"job_id": job_id}, binary=True).fetchone()
     undecided_from = row[0] if row and isinstance(row[0], datetime) and row[0] <= last else None
-    columns = {
-        "job_id": job_id, "first": first, "last": last, "first_run_id": first_run_id(first), "undone": _UNDONE
-    }  # fmt: skip
+    columns = {"job_id": job_id, "first": first, "last": last, "undone": _UNDONE}
     rows = connection.execute(_READ_RECORDED, columns, binary=True).fetchall()
     return CoveredInstants(frozenset(at for (at,) in rows if isinstance(at, datetime)), undecided_from)
 

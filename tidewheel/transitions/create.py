@@ -1,18 +1,19 @@
 """Create runs: the only code that inserts them.
 
-A run, its open run and its outbox row are written together in the caller's transaction. So no run exists without its
-message, and no message without its run. The primary key of `job_runs` makes occurrences unique.
+A run and its outbox row are written together in the caller's transaction. So no run exists without its message, and no
+message without its run. The primary key of `job_runs` makes open runs unique. The row of a finished run has left that
+table, so an id that may belong to one is looked up first (`repeats`).
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from typing import LiteralString, NamedTuple
 from uuid import UUID
 
 from psycopg.types.json import Jsonb
 
-from tidewheel.ids import JobId, RunId, run_instants
+from tidewheel.ids import JobId, RunId
 from tidewheel.outbox import OutboxRow, append
 from tidewheel.postgres.partitions import day_of, ensure_days
 from tidewheel.postgres.pg_arrays import instants, integers, texts, uuids, words
@@ -24,23 +25,22 @@ from tidewheel.schemas.generated.wire import run_request
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.run_messages import Definitions
 
-_ADD_JOB_RUNS = Statements("tidewheel.transitions")["add_job_runs"]
+_SQL = Statements("tidewheel.transitions")
+_FIND_EXISTING_RUNS = _SQL["find_existing_runs"]
+_ADD_JOB_RUNS = _SQL["add_job_runs"]
+_DROP_REPEATED_RUNS = _SQL["drop_repeated_runs"]
 
 _COPY_JOB_RUNS = (
-    "COPY job_runs (run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, created_at, "
-    "parent_run_id, root_run_id) FROM STDIN (FORMAT BINARY)"
+    "COPY job_runs (run_id, job_id, tenant, shard, queue, lane, handler, cause, overlap, state, job_version, "
+    "scheduled_at, publish_at, created_at, deadline_at, schedule_to_close_at, parent_run_id, root_run_id, request_id) "
+    "FROM STDIN (FORMAT BINARY)"
 )
-_JOB_RUN = columns(12)
-_COPY_OPEN_RUNS = (
-    "COPY open_runs (run_id, job_id, tenant, shard, queue, lane, handler, cause, overlap, state, job_version, "
-    "scheduled_at, publish_at, created_at, deadline_at, schedule_to_close_at) FROM STDIN (FORMAT BINARY)"
-)
-_OPEN_RUN = columns(16)
+_JOB_RUN = columns(19)
 _COPY_INPUTS = (
-    "COPY run_inputs (run_id, tenant, payload, payload_content_type, labels, overlap, traceparent, request_id, "
+    "COPY run_inputs (run_id, created_at, tenant, payload, payload_content_type, labels, overlap, traceparent, "
     "late_ms) FROM STDIN (FORMAT BINARY)"
 )
-_INPUT_TYPES = ("uuid", "text", "bytea", "text", "jsonb", "text", "text", "text", "int8")
+_INPUT_TYPES = ("uuid", "timestamptz", "text", "bytea", "text", "jsonb", "text", "text", "int8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,6 @@ class RunInputs:
     labels: dict[str, str] | None = None
     overlap: str | None = None
     traceparent: str | None = None
-    request_id: str | None = None
     late: timedelta | None = None
 
 
@@ -77,6 +76,7 @@ class NewRun(NamedTuple):
         inputs: Its inputs beyond the version.
         parent_run_id: The run that it retries.
         root_run_id: The first run of its retry chain.
+        request_id: Of the request that created it.
     """
 
     run_id: RunId
@@ -96,44 +96,42 @@ class NewRun(NamedTuple):
     inputs: RunInputs | None = None
     parent_run_id: RunId | None = None
     root_run_id: RunId | None = None
+    request_id: str | None = None
 
 
 def create_runs(
     connection: Conn, installation: Installation, runs: Sequence[NewRun], *, now: datetime, repeats: bool = False
 ) -> set[UUID]:
-    """Create runs with their open runs and outbox rows, in the caller's transaction.
+    """Create runs with their outbox rows, in the caller's transaction.
 
     Args:
         connection: Inside a transaction.
         installation: Shards and topic names.
         runs: The runs.
         now: The database's clock, read in this transaction.
-        repeats: True if some of them may exist already: these are skipped. Slower.
+        repeats: True if some of them may exist already, open or finished: these are skipped. Slower.
 
     Returns:
         The ids of the created runs.
 
     Raises:
-        psycopg.errors.UniqueViolation: A run exists already and `repeats` is false.
+        psycopg.errors.UniqueViolation: An open run exists already and `repeats` is false.
     """
     if not runs:
         return set()
-    ensure_days(connection, {day_of(at) for at in run_instants(run.run_id for run in runs)})
-    encoded = _Instants()
+    if any(run.inputs is not None for run in runs):
+        ensure_days(connection, [day_of(now)])
     if repeats:
         # One row per id: two requests for the same run in one batch create one run.
-        runs = list({run.run_id: run for run in runs}.values())
-        written = _add_job_runs(connection, runs, now)
-        runs = [run for run in runs if run.run_id in written]
+        new = _add_new(connection, {run.run_id: run for run in runs}, now)
+        runs = [run for run in runs if run.run_id in new]
         if not runs:
-            return written
+            return set()
     else:
-        written = set[UUID](run.run_id for run in runs)
-        copy_rows(connection, _COPY_JOB_RUNS, _job_runs(runs, now, encoded))
-    copy_rows(connection, _COPY_OPEN_RUNS, _open_runs(runs, now, encoded))
-    _copy_inputs(connection, runs)
+        copy_rows(connection, _COPY_JOB_RUNS, _job_runs(runs, now))
+    _copy_inputs(connection, runs, now)
     append(connection, _outbox_rows(runs, installation), shards=installation.shards)
-    return written
+    return {run.run_id for run in runs}
 
 
 def milliseconds(late: timedelta | None) -> int | None:
@@ -141,55 +139,49 @@ def milliseconds(late: timedelta | None) -> int | None:
     return None if late is None else late // timedelta(milliseconds=1)
 
 
-class _Instants(dict[datetime, bytes]):
-    """Encoded instants, each encoded once: runs share them, and a run writes its own to two tables."""
+def _add_new(connection: Conn, runs: dict[RunId, NewRun], now: datetime) -> set[UUID]:
+    """Insert those of these runs that neither are open nor have finished; return them."""
+    found = _ids(connection, _FIND_EXISTING_RUNS, {"run_ids": uuids(runs)})
+    new = [run for run_id, run in runs.items() if run_id not in found]
+    if not new:
+        return set()
+    deadlines = [_deadlines(run) for run in new]
+    added = _ids(
+        connection,
+        _ADD_JOB_RUNS,
+        {
+            "run_ids": uuids(run.run_id for run in new),
+            "job_ids": uuids(run.job_id for run in new),
+            "tenants": texts([run.tenant for run in new]),
+            "shards": integers(run.shard for run in new),
+            "queues": texts([run.queue for run in new]),
+            "lanes": words(run.lane for run in new),
+            "handlers": [run.handler for run in new],
+            "causes": words(run.cause for run in new),
+            "overlaps": words(run.overlap for run in new),
+            "states": words(RunState.QUEUED for _ in new),
+            "versions": integers(run.job_version for run in new),
+            "scheduled_at": instants(run.scheduled_at for run in new),
+            "publish_at": instants(run.publish_at for run in new),
+            "created_at": instants([now] * len(new)),
+            "deadline_at": instants(earliest for earliest, _ in deadlines),
+            "close_at": instants(closes for _, closes in deadlines),
+            "parents": uuids(run.parent_run_id for run in new),
+            "roots": uuids(run.root_run_id for run in new),
+            "request_ids": [run.request_id for run in new],
+        },
+    )
+    return added - _ids(connection, _DROP_REPEATED_RUNS, {"run_ids": uuids(added)}) if added else added
 
-    def __missing__(self, at: datetime) -> bytes:
-        encoded = self[at] = instant(at)
-        return encoded
+
+def _ids(connection: Conn, statement: LiteralString, columns: dict[str, object]) -> set[UUID]:
+    return {row[0] for row in connection.execute(statement, columns, binary=True) if isinstance(row[0], UUID)}
 
 
-def _job_runs(runs: Sequence[NewRun], now: datetime, encoded: _Instants) -> Iterator[bytes]:
+def _job_runs(runs: Sequence[NewRun], now: datetime) -> Iterator[bytes]:
     shared: dict[tuple[object, ...], bytes] = {}  # the columns that runs of one batch have in common
-    created_at = encoded[now]
-    for run in runs:
-        common = run.tenant, run.job_version, run.shard, run.cause, run.queue, run.lane
-        fields = shared.get(common)
-        if fields is None:
-            fields = shared[common] = b"".join(
-                (
-                    text(run.tenant), int4(run.job_version), int2(run.shard), text(run.cause), text(run.queue),
-                    text(run.lane),
-                )
-            )  # fmt: skip
-        parents = _NO_PARENTS
-        if run.parent_run_id is not None or run.root_run_id is not None:
-            parents = uuid(run.parent_run_id) + uuid(run.root_run_id)
-        at = encoded[run.scheduled_at]
-        yield b"".join((_JOB_RUN, uuid(run.run_id), uuid(run.job_id), fields, at, created_at, parents))
-
-
-def _add_job_runs(connection: Conn, runs: Sequence[NewRun], now: datetime) -> set[UUID]:
-    columns: dict[str, object] = {
-        "run_ids": uuids(run.run_id for run in runs),
-        "job_ids": uuids(run.job_id for run in runs),
-        "tenants": texts([run.tenant for run in runs]),
-        "versions": integers(run.job_version for run in runs),
-        "shards": integers(run.shard for run in runs),
-        "causes": words(run.cause for run in runs),
-        "queues": texts([run.queue for run in runs]),
-        "lanes": words(run.lane for run in runs),
-        "scheduled_at": instants(run.scheduled_at for run in runs),
-        "created_at": instants([now] * len(runs)),
-        "parents": uuids(run.parent_run_id for run in runs),
-        "roots": uuids(run.root_run_id for run in runs),
-    }
-    return {row[0] for row in connection.execute(_ADD_JOB_RUNS, columns, binary=True) if isinstance(row[0], UUID)}
-
-
-def _open_runs(runs: Sequence[NewRun], now: datetime, encoded: _Instants) -> Iterator[bytes]:
-    shared: dict[tuple[object, ...], bytes] = {}
-    created_at = encoded[now]
+    created_at = instant(now)
+    last, at = None, b""
     for run in runs:
         common = (
             run.tenant, run.shard, run.queue, run.lane, run.handler, run.cause, run.overlap, run.job_version,
@@ -202,24 +194,29 @@ def _open_runs(runs: Sequence[NewRun], now: datetime, encoded: _Instants) -> Ite
                     text(run.cause), text(run.overlap), text(RunState.QUEUED), int4(run.job_version),
                 )
             )  # fmt: skip
-        at, leaves = encoded[run.scheduled_at], encoded[run.publish_at]
-        yield b"".join((_OPEN_RUN, uuid(run.run_id), uuid(run.job_id), fields, at, leaves, created_at, _deadlines(run)))
+        if (run.scheduled_at, run.publish_at) != last:
+            last = run.scheduled_at, run.publish_at
+            at = instant(run.scheduled_at) + instant(run.publish_at) + created_at
+        earliest, closes = _deadlines(run)
+        deadlines = _NO_DEADLINES if earliest is None else instant(earliest) + instant(closes)
+        origin = _NO_ORIGIN
+        if run.parent_run_id is not None or run.root_run_id is not None or run.request_id is not None:
+            origin = uuid(run.parent_run_id) + uuid(run.root_run_id) + text(run.request_id)
+        yield b"".join((_JOB_RUN, uuid(run.run_id), uuid(run.job_id), fields, at, deadlines, origin))
 
 
-def _deadlines(run: NewRun) -> bytes:
-    """Encode the earliest deadline of a new run and its schedule_to_close; both count from its publish_at."""
+def _deadlines(run: NewRun) -> tuple[datetime | None, datetime | None]:
+    """Return the earliest deadline of a new run and its schedule_to_close; both count from its publish_at."""
     if not run.has_deadlines:
-        return _NO_DEADLINES
+        return None, None
     definition = _DEFINITIONS.of(run.definition)
     start_ms, close_ms = definition.schedule_to_start_ms, definition.schedule_to_close_ms
-    if start_ms is None and close_ms is None:
-        return _NO_DEADLINES
     starts = None if start_ms is None else run.publish_at + timedelta(milliseconds=start_ms)
     closes = None if close_ms is None else run.publish_at + timedelta(milliseconds=close_ms)
-    return instant(min(at for at in (starts, closes) if at is not None)) + instant(closes)
+    return min((at for at in (starts, closes) if at is not None), default=None), closes
 
 
-def _copy_inputs(connection: Conn, runs: Sequence[NewRun]) -> None:
+def _copy_inputs(connection: Conn, runs: Sequence[NewRun], now: datetime) -> None:
     given = [(run, run.inputs) for run in runs if run.inputs is not None]
     if not given:
         return
@@ -229,8 +226,8 @@ def _copy_inputs(connection: Conn, runs: Sequence[NewRun]) -> None:
             labels = None if i.labels is None else Jsonb(i.labels)
             copy.write_row(
                 (
-                    run.run_id, run.tenant, i.payload, i.payload_content_type, labels, i.overlap, i.traceparent,
-                    i.request_id, milliseconds(i.late),
+                    run.run_id, now, run.tenant, i.payload, i.payload_content_type, labels, i.overlap,
+                    i.traceparent, milliseconds(i.late),
                 )
             )  # fmt: skip
 
@@ -267,5 +264,6 @@ def _outbox_rows(runs: Sequence[NewRun], installation: Installation) -> Iterator
 
 
 _NO_INPUTS = RunInputs()
-_NO_PARENTS = _NO_DEADLINES = NULL + NULL
+_NO_DEADLINES = NULL + NULL
+_NO_ORIGIN = NULL + NULL + NULL
 _DEFINITIONS = Definitions()

@@ -7,20 +7,19 @@ superseded: the report comes from a zombie and changes nothing.
 
 from collections import Counter
 from collections.abc import Sequence
+from datetime import timedelta
 from itertools import chain
 from uuid import UUID
 
-from tidewheel.ids import run_instants
 from tidewheel.outbox import OutboxRow, append
-from tidewheel.postgres.partitions import day_of, days_between, ensure_days, of_unknown_days
 from tidewheel.postgres.pg_arrays import integers, uuids, words
 from tidewheel.postgres.session import Conn, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
-from tidewheel.runs import DEAD_LETTERED, FINAL, OPEN, RunState, end_of
+from tidewheel.runs import DEAD_LETTERED, FINAL, OPEN, AttemptOutcome, RunState, end_of
 from tidewheel.transitions.active_runs import release_active_runs
 from tidewheel.transitions.after_end import count_failures, failure_triggers, schedule_after_end
-from tidewheel.transitions.attempts import write_outputs
+from tidewheel.transitions.attempts import AttemptEnd, write_attempts, write_outputs
 from tidewheel.transitions.completions import completions
 from tidewheel.transitions.dead_letters import dead_letter_run
 from tidewheel.transitions.deferred_effects import add_deferred_effects
@@ -32,6 +31,9 @@ _SQL = Statements("tidewheel.transitions")
 _CLOSE_RUNS = _SQL["close_runs"]
 _FIND_STILL_OPEN = _SQL["find_still_open"]
 _DROP_SIGNALS = _SQL["drop_signals"]
+_KEEP_INPUTS = _SQL["keep_inputs"]
+
+_LONG = timedelta(days=1)  # inputs of runs that end sooner are dropped a day after them
 
 # The state machine for SQL: each end with a state that allows it.
 _ALLOWED = words(f"{end}:{state}" for end in sorted(FINAL) for state in sorted(OPEN) if end_of(state, end) is not None)
@@ -61,7 +63,9 @@ def finish_runs(
     if not rows:
         return result
     finished = _join(connection, ends, rows)
+    write_attempts(connection, [_attempt(run) for run in finished if run.leaves_attempt])
     write_outputs(connection, [run for run in finished if run.has_output])
+    _keep_inputs(connection, rows)
     # Statements that may wait for timers or jobs come here: with an active run locked, none may wait (ADR 0008).
     pauses = [] if lasting else _apply_follow_ups(connection, installation, finished)
     dead = [run for run in finished if run.state in DEAD_LETTERED]
@@ -83,22 +87,12 @@ def finish_runs(
 
 
 def _close(connection: Conn, ends: Sequence[RunEnd]) -> list[ClosedRun]:
-    ids = [end.run_id for end in ends]
-    if strange := set(of_unknown_days(connection, ids)):
-        # The partition was created with the run; an operator may have dropped it while the run was open for weeks.
-        found = _find_still_open(connection, [end for end in ends if end.run_id in strange])
-        ensure_days(connection, {day_of(at) for at in run_instants(found)})
-    first, last = days_between(ids)
     columns = {
         **_fences(ends),
-        "outcomes": _sparse([end.outcome for end in ends]),
         "reasons": _sparse([end.reason for end in ends]),
         "error_types": _sparse([end.error_type for end in ends]),
-        "error_messages": _sparse([end.error_message for end in ends]),
         "cancelling": RunState.CANCELLING,
         "cancelled": RunState.CANCELLED,
-        "first_run_id": first,
-        "last_run_id": last,
     }
     with connection.cursor(row_factory=rows_of(ClosedRun._make), binary=True) as cursor:
         return cursor.execute(_CLOSE_RUNS, columns).fetchall()
@@ -143,6 +137,36 @@ def _join(connection: Conn, ends: Sequence[RunEnd], rows: Sequence[ClosedRun]) -
     return finished
 
 
+def _attempt(run: FinishedRun) -> AttemptEnd:
+    row, end = run.row, run.end
+    assert row.started_at is not None  # noqa: S101 - `leaves_attempt`
+    return AttemptEnd(
+        run_id=end.run_id,
+        attempt=row.attempt,
+        tenant=row.tenant,
+        executor_id=end.executor_id,
+        started_at=row.started_at,
+        finished_at=row.ended_at,
+        outcome=AttemptOutcome(run.attempt_outcome),
+        error_type=end.error_type,
+        error_message=end.error_message,
+        claimed_from=row.claimed_from,
+    )
+
+
+def _keep_inputs(connection: Conn, rows: Sequence[ClosedRun]) -> None:
+    """Move the inputs of runs that were open for long to this day's partition, so that they last as long as the run."""
+    old = [row for row in rows if row.ended_at - row.created_at > _LONG]
+    if old:
+        columns: dict[str, object] = {
+            "run_ids": uuids(row.run_id for row in old),
+            "first": min(row.created_at for row in old),
+            "last": max(row.created_at for row in old),
+            "now": old[0].ended_at,
+        }
+        connection.execute(_KEEP_INPUTS, columns)
+
+
 def _apply_follow_ups(connection: Conn, installation: Installation, finished: Sequence[FinishedRun]) -> list[OutboxRow]:
     """Set next fire times and count failures; return the requests to pause jobs."""
     schedule_after_end(
@@ -152,8 +176,7 @@ def _apply_follow_ups(connection: Conn, installation: Installation, finished: Se
 
 
 def _count(finished: Sequence[FinishedRun]) -> None:
-    alike = Counter([(run.state, run.attempt_outcome, run.row.started_at is None) for run in finished])
-    for (state, outcome, never_started), count in alike.items():
+    for state, count in Counter(run.state for run in finished).items():
         metrics.count("runs_ended", count, state)
-        if not never_started:
-            metrics.count("attempts", count, outcome)
+    if succeeded := sum(run.state is RunState.SUCCEEDED and run.row.started_at is not None for run in finished):
+        metrics.count("attempts", succeeded, AttemptOutcome.SUCCEEDED)

@@ -78,7 +78,9 @@ class ClosedRun(NamedTuple):
     attempt: int
     scheduled_at: datetime
     publish_at: datetime
+    created_at: datetime
     started_at: datetime | None
+    claimed_from: str | None
     ended_at: datetime
 
     @property
@@ -96,7 +98,7 @@ class FinishedRun(NamedTuple):
     """A run that ends in this transaction, with everything that is written about it.
 
     Args:
-        row: Its row of `open_runs`, deleted now.
+        row: Its row of `job_runs`, deleted now.
         end: The request that ended it.
         state: Its terminal state.
         request: Its message.
@@ -113,6 +115,11 @@ class FinishedRun(NamedTuple):
     def attempt_outcome(self) -> str:
         """The outcome of its last attempt: cancelled if the run was cancelled meanwhile."""
         return (self.end.outcome or self.state) if self.state is self.end.state else self.state
+
+    @property
+    def leaves_attempt(self) -> bool:
+        """True if its last attempt has a row of its own: it started and did not succeed."""
+        return self.row.started_at is not None and self.state is not RunState.SUCCEEDED
 
     @property
     def has_output(self) -> bool:

@@ -17,7 +17,7 @@ c.finished_at IS NULL
 -- Claims runs in one statement: locks the claimable runs, acquires active runs, starts the attempts of runs that need
 -- no active run or are one. A locked run that does not start is returned with nulls, its job's active run locked: a
 -- later statement decides.
--- Index: open_runs_pkey, active_runs_pkey.
+-- Index: job_runs_pkey, active_runs_pkey.
 -- Lock: each run, locked rows are skipped; then each active run in job_id order, waiting for a release under way.
 -- Why: a row that changed after this statement began is not updated, because its new version is invisible here. Several
 -- runs of one job with a replacing policy do not start here: a replaced run must not start first. Rows are looked up in
@@ -32,7 +32,7 @@ WITH locked AS MATERIALIZED (
              ORDER BY run_id) AS requested
      CROSS JOIN LATERAL (
         SELECT o.ctid AS at, o.run_id, o.job_id, o.tenant, o.overlap, o.scheduled_at
-          FROM open_runs AS o
+          FROM job_runs AS o
          WHERE o.run_id = requested.run_id
            AND o.attempt = requested.attempt - 1
            AND o.job_version = requested.job_version
@@ -59,7 +59,7 @@ WITH locked AS MATERIALIZED (
      GROUP BY l.job_id
     HAVING count(*) > 1 AND bool_or(l.overlap = ANY (%(replacing)s::text[]))
 ), started AS (
-    UPDATE open_runs AS o
+    UPDATE job_runs AS o
        SET state = %(target)s,
            attempt = o.attempt + 1,
            executor_id = %(executor_id)s,
@@ -86,7 +86,7 @@ SELECT set_config('plan_cache_mode', 'force_custom_plan', true)
 
 -- name: lock_claims
 -- Locks the runs that may be claimed now, in run_id order.
--- Index: open_runs_pkey.
+-- Index: job_runs_pkey.
 -- Lock: each run, locked rows are skipped (the sweep comes back to them).
 -- Why: a later statement than the one that locks `claims` for share, so that it sees every cancellation that was
 -- accepted before.
@@ -97,7 +97,7 @@ SELECT o.*
          ORDER BY run_id) AS requested
  CROSS JOIN LATERAL (
     SELECT o.run_id, o.job_id, o.tenant, o.overlap, o.state, o.attempt, o.scheduled_at
-      FROM open_runs AS o
+      FROM job_runs AS o
      WHERE o.run_id = requested.run_id
        AND o.attempt = requested.attempt - 1
        AND o.job_version = requested.job_version
@@ -123,13 +123,13 @@ RETURNING job_id, run_id, has_waiters
 
 -- name: find_stale_active_runs
 -- Returns active runs that are no longer open.
--- Index: active_runs_pkey, open_runs_pkey.
+-- Index: active_runs_pkey, job_runs_pkey.
 -- Lock: none but the caller's.
 -- Why: a later statement than the one that locked them, so that it sees what committed while the lock waited.
 SELECT t.job_id, t.run_id
   FROM active_runs AS t
  WHERE t.job_id = ANY (%(job_ids)s::uuid[])
-   AND NOT EXISTS (SELECT FROM open_runs AS o WHERE o.run_id = t.run_id OFFSET 0)
+   AND NOT EXISTS (SELECT FROM job_runs AS o WHERE o.run_id = t.run_id OFFSET 0)
 
 -- name: find_waiting_runs
 -- Returns the waiting runs that an overlap policy needs: the oldest of each job, and those that would replace the
@@ -140,23 +140,23 @@ SELECT w.run_id, w.job_id, w.overlap, w.attempt, w.scheduled_at
   FROM unnest(%(job_ids)s::uuid[]) AS requested (job_id)
  CROSS JOIN LATERAL (
     (SELECT r.run_id, r.job_id, r.overlap, r.attempt, r.scheduled_at
-       FROM open_runs AS r
+       FROM job_runs AS r
       WHERE r.job_id = requested.job_id AND r.state = %(buffered)s AND r.overlap <> ALL (%(replacing)s::text[])
       ORDER BY r.scheduled_at, r.run_id
       LIMIT 1)
     UNION ALL
     (SELECT r.run_id, r.job_id, r.overlap, r.attempt, r.scheduled_at
-       FROM open_runs AS r
+       FROM job_runs AS r
       WHERE r.job_id = requested.job_id AND r.state = %(buffered)s AND r.overlap = ANY (%(replacing)s::text[]))
  ) AS w
 
 -- name: lock_replaced_runs
 -- Locks the active and the waiting runs that other runs would replace.
--- Index: open_runs_pkey.
+-- Index: job_runs_pkey.
 -- Lock: each run in run_id order, locked rows are skipped: a transaction with a locked active run waits for no open
 -- run.
 SELECT o.run_id, o.state, o.attempt, o.tenant, o.executor_id
-  FROM open_runs AS o
+  FROM job_runs AS o
  WHERE o.run_id = ANY (%(run_ids)s::uuid[])
  ORDER BY o.run_id
    FOR UPDATE SKIP LOCKED
@@ -172,9 +172,9 @@ UPDATE active_runs AS t
 
 -- name: buffer_runs
 -- Buffers queued runs: no claim matches them until they are promoted.
--- Index: open_runs_pkey; open_runs_due changes.
+-- Index: job_runs_pkey; job_runs_due changes.
 -- Lock: rows that lock_claims has locked.
-UPDATE open_runs AS o
+UPDATE job_runs AS o
    SET state = %(target)s, publish_at = 'infinity'
  WHERE o.run_id = ANY (%(run_ids)s::uuid[]) AND o.state = ANY (%(sources)s)
 RETURNING o.run_id
@@ -191,10 +191,10 @@ SELECT requested.job_id, requested.tenant, %(no_run)s, true
 
 -- name: start_attempts
 -- Starts attempts: raises attempt, which is the fence of all later writes.
--- Index: open_runs_pkey.
+-- Index: job_runs_pkey.
 -- Lock: rows that lock_claims has locked, at the same physical address. Changes no indexed column (HOT), unless it
 -- clears a schedule_to_start.
-UPDATE open_runs AS o
+UPDATE job_runs AS o
    SET state = %(target)s,
        attempt = o.attempt + 1,
        executor_id = %(executor_id)s,
@@ -202,50 +202,46 @@ UPDATE open_runs AS o
        deadline_at = o.schedule_to_close_at,
        claimed_from = requested.claimed_from
   FROM unnest(%(run_ids)s::uuid[], %(claimed_from)s::text[]) AS requested (run_id, claimed_from)
- CROSS JOIN LATERAL (SELECT p.ctid AS at FROM open_runs AS p WHERE p.run_id = requested.run_id OFFSET 0) AS found
+ CROSS JOIN LATERAL (SELECT p.ctid AS at FROM job_runs AS p WHERE p.run_id = requested.run_id OFFSET 0) AS found
  WHERE o.ctid = found.at
 RETURNING o.run_id, o.attempt, o.failed_attempts, o.lost_attempts, o.publish_at, o.started_at, o.schedule_to_close_at
 
 -- name: wait_for_claims
 -- Waits until the server has committed or rolled back a claim whose COMMIT got no response.
--- Index: open_runs_pkey.
+-- Index: job_runs_pkey.
 -- Lock: each run, shared, in run_id order.
-SELECT run_id FROM open_runs WHERE run_id = ANY (%(run_ids)s) ORDER BY run_id FOR SHARE
+SELECT run_id FROM job_runs WHERE run_id = ANY (%(run_ids)s) ORDER BY run_id FOR SHARE
 
 -- name: read_claims
 -- Returns the attempts of such a claim that this executor owns. A later statement, so that it sees what was waited for.
--- Index: open_runs_pkey.
+-- Index: job_runs_pkey.
 -- No lock.
 SELECT o.run_id, o.attempt, o.failed_attempts, o.lost_attempts, o.publish_at, o.started_at, o.schedule_to_close_at
   FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[]) AS requested (run_id, attempt)
- CROSS JOIN LATERAL (SELECT * FROM open_runs AS p WHERE p.run_id = requested.run_id OFFSET 0) AS o
+ CROSS JOIN LATERAL (SELECT * FROM job_runs AS p WHERE p.run_id = requested.run_id OFFSET 0) AS o
  WHERE o.attempt = requested.attempt AND o.executor_id = %(executor_id)s AND o.state = ANY (%(states)s)
 
 -- name: close_runs
--- Ends runs: deletes the open row, writes the outcome and the attempt. The attempt must be the current one, of the same
--- executor, in a state that allows the end. A run that is being cancelled ends as cancelled.
--- Index: open_runs_pkey, the partition's primary key.
--- Lock: each run in run_id order, locked rows are skipped and retried; their rows of job_runs, which no other statement
--- writes.
--- Why: the executor belongs to the fence, because a requeued run keeps its attempt number but has no owner. `run_id
--- BETWEEN` prunes to the partitions of these days. `run_id = ANY` forces a primary-key look-up in them, even when the
--- row estimate is wrong. A row that changed after this statement began stays and counts as locked: its new version is
--- invisible here.
+-- Ends runs: deletes the row of the open run and inserts that of the finished run. The attempt must be the current one,
+-- of the same executor, in a state that allows the end. A run that is being cancelled ends as cancelled.
+-- Index: job_runs_pkey; the partition of this day grows.
+-- Lock: each run in run_id order, locked rows are skipped and retried.
+-- Why: the executor belongs to the fence, because a requeued run keeps its attempt number but has no owner. A row that
+-- changed after this statement began stays and counts as locked: its new version is invisible here.
 WITH gone AS (
-    DELETE FROM open_runs AS o
+    DELETE FROM job_runs AS o
      USING (
         SELECT found.at, requested.*
           FROM (SELECT *
                   FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[], %(executor_ids)s::uuid[], %(states)s::text[],
-                              %(outcomes)s::text[], %(reasons)s::text[], %(error_types)s::text[],
-                              %(error_messages)s::text[])
+                              %(reasons)s::text[], %(error_types)s::text[])
                        WITH ORDINALITY
-                       AS given (requested_id, requested_attempt, requested_executor_id, requested_state, outcome, reason,
-                                 error_type, error_message, position)
+                       AS given (requested_id, requested_attempt, requested_executor_id, requested_state, reason, error_type,
+                                 position)
                  ORDER BY requested_id) AS requested
          CROSS JOIN LATERAL (
             SELECT p.ctid AS at
-              FROM open_runs AS p
+              FROM job_runs AS p
              WHERE p.run_id = requested.requested_id
                AND p.attempt = requested.requested_attempt
                AND p.executor_id IS NOT DISTINCT FROM requested.requested_executor_id
@@ -254,49 +250,42 @@ WITH gone AS (
          ) AS found
      ) AS chosen
      WHERE o.ctid = chosen.at
-    RETURNING chosen.position, chosen.outcome, chosen.reason, chosen.error_type, chosen.error_message, chosen.requested_state,
-              o.run_id, o.job_id, o.tenant, o.shard, o.queue, o.lane, o.cause, o.overlap, o.state, o.job_version,
-              o.attempt, o.scheduled_at,
+    RETURNING chosen.position, chosen.reason, chosen.error_type, o.*,
               CASE WHEN isfinite(o.publish_at) THEN o.publish_at ELSE greatest(o.scheduled_at, o.created_at) END
-                  AS publish_at,
-              o.started_at, o.executor_id, o.claimed_from, (SELECT tidewheel_now()) AS ended_at,
+                  AS published_at,
+              (SELECT tidewheel_now()) AS ended_at,
               CASE WHEN o.state = %(cancelling)s THEN %(cancelled)s ELSE chosen.requested_state END AS ended_as
 ), finished AS (
-    UPDATE job_runs AS r
-       SET state = g.ended_as,
-           attempt = g.attempt,
-           started_at = g.started_at,
-           finished_at = g.ended_at,
-           reason = g.reason,
-           error_type = g.error_type
+    INSERT INTO finished_runs (run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, publish_at,
+                               created_at, started_at, finished_at, state, attempt, executor_id, claimed_from,
+                               parent_run_id, root_run_id, request_id, reason, error_type)
+    SELECT g.run_id, g.job_id, g.tenant, g.job_version, g.shard, g.cause, g.queue, g.lane, g.scheduled_at, g.published_at,
+           g.created_at, g.started_at, g.ended_at, g.ended_as, g.attempt, g.executor_id, g.claimed_from, g.parent_run_id,
+           g.root_run_id, g.request_id, g.reason, g.error_type
       FROM gone AS g
-     WHERE r.run_id = g.run_id
-       AND r.run_id = ANY (%(run_ids)s::uuid[])
-       AND r.run_id BETWEEN %(first_run_id)s::uuid AND %(last_run_id)s::uuid
-), tried AS (
-    INSERT INTO attempts (run_id, attempt, tenant, executor_id, started_at, finished_at, outcome, error_type,
-                          error_message, claimed_from)
-    SELECT g.run_id, g.attempt, g.tenant, g.executor_id, g.started_at, g.ended_at,
-           CASE WHEN g.ended_as = g.requested_state THEN coalesce(g.outcome, g.ended_as) ELSE g.ended_as END, g.error_type,
-           g.error_message, g.claimed_from
-      FROM gone AS g
-     WHERE g.started_at IS NOT NULL
 )
 SELECT position, ended_as, run_id::text, job_id::text, tenant, shard, queue, lane, cause, overlap, state, job_version, attempt,
-       scheduled_at, publish_at, started_at, ended_at
+       scheduled_at, published_at, created_at, started_at, claimed_from, ended_at
   FROM gone
 
 -- name: find_still_open
 -- Returns the runs that close_runs did not end only because another transaction holds their row; the caller retries.
--- Index: open_runs_pkey.
+-- Index: job_runs_pkey.
 -- No lock.
 SELECT o.run_id
   FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[], %(executor_ids)s::uuid[], %(states)s::text[])
        AS requested (run_id, attempt, executor_id, state)
- CROSS JOIN LATERAL (SELECT * FROM open_runs AS p WHERE p.run_id = requested.run_id OFFSET 0) AS o
+ CROSS JOIN LATERAL (SELECT * FROM job_runs AS p WHERE p.run_id = requested.run_id OFFSET 0) AS o
  WHERE o.attempt = requested.attempt
    AND o.executor_id IS NOT DISTINCT FROM requested.executor_id
    AND requested.state || ':' || o.state = ANY (%(allowed)s::text[])
+
+-- name: keep_inputs
+-- Moves the inputs of finished runs to the partition of this day.
+-- Index: the partitions' primary keys.
+-- Lock: the rows.
+UPDATE run_inputs SET created_at = %(now)s
+ WHERE run_id = ANY (%(run_ids)s::uuid[]) AND created_at BETWEEN %(first)s AND %(last)s
 
 -- name: release_active_runs
 -- Releases the active runs among ended runs; returns those with has_waiters. No other transaction can acquire them
@@ -323,7 +312,7 @@ SELECT job_id, tenant, run_id FROM released WHERE has_waiters
 
 -- name: promote_next_runs
 -- Queues the oldest waiting run of each job.
--- Index: open_runs_by_job, open_runs_pkey; open_runs_due changes.
+-- Index: open_runs_by_job, job_runs_pkey; job_runs_due changes.
 -- Lock: one run a job, locked rows are skipped: a transaction with a locked active run waits for no open run.
 -- Why: a later statement than release_active_runs, so that it sees runs that were buffered while that waited.
 WITH next AS MATERIALIZED (
@@ -331,18 +320,19 @@ WITH next AS MATERIALIZED (
       FROM unnest(%(job_ids)s::uuid[]) AS freed (job_id)
      CROSS JOIN LATERAL (
         SELECT r.run_id
-          FROM open_runs AS r
+          FROM job_runs AS r
          WHERE r.job_id = freed.job_id AND r.state = %(buffered)s
          ORDER BY r.scheduled_at, r.run_id
          LIMIT 1
            FOR UPDATE SKIP LOCKED
      ) AS first
 )
-UPDATE open_runs AS o
+UPDATE job_runs AS o
    SET state = %(target)s, publish_at = (SELECT tidewheel_now())
   FROM next
  WHERE o.run_id = next.run_id
-RETURNING o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.attempt, o.scheduled_at, o.publish_at
+RETURNING o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.attempt, o.scheduled_at, o.publish_at,
+          o.created_at
 
 -- name: promote_waiting_runs
 -- Makes promoted runs active. If other transactions hold all waiting runs, the ended run stays active until the next
@@ -355,7 +345,7 @@ SELECT given.job_id, given.tenant, given.run_id, another.run_id IS NOT NULL
        AS given (job_id, tenant, run_id, promoted)
   LEFT JOIN LATERAL (
     SELECT o.run_id
-      FROM open_runs AS o
+      FROM job_runs AS o
      WHERE o.job_id = given.job_id AND o.state = %(buffered)s
      ORDER BY o.scheduled_at
      LIMIT 1
@@ -401,16 +391,16 @@ ON CONFLICT (topic, partition, "offset") DO NOTHING
 -- Index: the partition's primary key.
 -- No lock.
 SELECT a.attempt, a.executor_id, a.started_at, a.finished_at, a.outcome, a.error_type, a.error_message
-  FROM attempts AS a
+  FROM ended_attempts AS a
  WHERE a.run_id = %(run_id)s
  ORDER BY a.attempt DESC
  LIMIT 100
 
 -- name: requeue_runs
 -- Ends attempts but not their runs: a retry, a release, a snooze. attempt stays raised, so the fence holds.
--- Index: open_runs_pkey.
+-- Index: job_runs_pkey.
 -- Lock: each run in run_id order, locked rows are skipped and retried.
-UPDATE open_runs AS o
+UPDATE job_runs AS o
    SET state = %(target)s,
        publish_at = (SELECT tidewheel_now()) + chosen.delay,
        failed_attempts = o.failed_attempts + chosen.charge,
@@ -429,7 +419,7 @@ UPDATE open_runs AS o
              ORDER BY run_id) AS requested
      CROSS JOIN LATERAL (
         SELECT p.ctid AS at, p.started_at, p.executor_id, p.claimed_from
-          FROM open_runs AS p
+          FROM job_runs AS p
          WHERE p.run_id = requested.run_id
            AND p.attempt = requested.attempt
            AND p.state = ANY (%(sources)s)
@@ -439,13 +429,13 @@ UPDATE open_runs AS o
   ) AS chosen
  WHERE o.ctid = chosen.at
 RETURNING o.run_id, o.job_id, o.tenant, o.shard, o.queue, o.lane, o.cause, o.job_version, o.attempt, o.scheduled_at,
-          o.publish_at, chosen.started_at, chosen.executor_id, chosen.claimed_from, (SELECT tidewheel_now()) AS ended_at
+          o.publish_at, o.created_at, chosen.started_at, chosen.executor_id, chosen.claimed_from, (SELECT tidewheel_now()) AS ended_at
 
 -- name: wait_runs
 -- Moves attempts to waiting for an external completion: no lease guards them, and they are never due.
--- Index: open_runs_pkey; open_runs_due and open_runs_deadline change.
+-- Index: job_runs_pkey; job_runs_due and job_runs_deadline change.
 -- Lock: each run in run_id order, locked rows are skipped and retried.
-UPDATE open_runs AS o
+UPDATE job_runs AS o
    SET state = %(target)s,
        publish_at = 'infinity',
        external_deadline_at = chosen.now + chosen.timeout,
@@ -460,7 +450,7 @@ UPDATE open_runs AS o
              ORDER BY run_id) AS requested
      CROSS JOIN LATERAL (
         SELECT p.ctid AS at
-          FROM open_runs AS p
+          FROM job_runs AS p
          WHERE p.run_id = requested.run_id
            AND p.attempt = requested.attempt
            AND p.state = ANY (%(sources)s)
@@ -482,17 +472,18 @@ SELECT v.job_id, v.version, v.definition
 
 -- name: read_inputs
 -- Returns the inputs of runs beyond their version.
--- Index: the partition's primary key.
+-- Index: the partitions' primary keys.
 -- No lock.
+-- Why: the bounds leave out the partitions of other days.
 SELECT i.run_id, i.payload, i.payload_content_type, i.labels, i.traceparent, i.checkpoint, i.late_ms
   FROM run_inputs AS i
- WHERE i.run_id = ANY (%(run_ids)s)
+ WHERE i.run_id = ANY (%(run_ids)s) AND i.created_at BETWEEN %(first)s AND %(last)s
 
 -- name: read_ancestors
--- Returns the parent and the root of runs.
--- Index: the partition's primary key.
+-- Returns the parent and the root of runs, open or finished.
+-- Index: job_runs_pkey, the partitions' index by run.
 -- No lock.
-SELECT r.run_id, r.parent_run_id, r.root_run_id FROM job_runs AS r WHERE r.run_id = ANY (%(run_ids)s)
+SELECT r.run_id, r.parent_run_id, r.root_run_id FROM runs AS r WHERE r.run_id = ANY (%(run_ids)s)
 
 -- name: mark_redriven
 -- Records in dead letters the runs that they were redriven as; the latest replaces an earlier one.
@@ -545,21 +536,21 @@ DELETE FROM dead_letters
 -- name: save_progress
 -- Stores progress and checkpoints of running attempts, in a new row if the run has no inputs. A late report of an older
 -- attempt changes nothing.
--- Index: open_runs_pkey, the partition's primary key.
+-- Index: job_runs_pkey, the partition's primary key.
 -- Lock: the rows of run_inputs in run_id order.
-INSERT INTO run_inputs AS i (run_id, tenant, progress, checkpoint, checkpoint_attempt, progress_at, progress_attempt)
-SELECT o.run_id, o.tenant, given.progress, given.checkpoint,
+INSERT INTO run_inputs AS i (run_id, created_at, tenant, progress, checkpoint, checkpoint_attempt, progress_at, progress_attempt)
+SELECT o.run_id, o.created_at, o.tenant, given.progress, given.checkpoint,
        CASE WHEN given.checkpoint IS NOT NULL THEN given.attempt END, tidewheel_now(), given.attempt
   FROM unnest(
         %(run_ids)s::uuid[], %(attempts)s::integer[], %(executor_ids)s::uuid[], %(progress)s::bytea[],
         %(checkpoints)s::bytea[]
        ) AS given (run_id, attempt, executor_id, progress, checkpoint)
- CROSS JOIN LATERAL (SELECT * FROM open_runs AS p WHERE p.run_id = given.run_id OFFSET 0) AS o
+ CROSS JOIN LATERAL (SELECT * FROM job_runs AS p WHERE p.run_id = given.run_id OFFSET 0) AS o
  WHERE o.attempt = given.attempt
    AND o.state = ANY (%(states)s)
    AND (given.executor_id IS NULL OR o.executor_id = given.executor_id)
  ORDER BY o.run_id
-    ON CONFLICT (run_id) DO UPDATE
+    ON CONFLICT (run_id, created_at) DO UPDATE
    SET progress = CASE WHEN i.progress_attempt = excluded.progress_attempt THEN coalesce(excluded.progress, i.progress)
                        ELSE excluded.progress END,
        checkpoint = coalesce(excluded.checkpoint, i.checkpoint),
@@ -571,20 +562,20 @@ RETURNING i.run_id
 
 -- name: flush_outputs
 -- Stores the output of attempts that this executor owns.
--- Index: open_runs_pkey, the partition's primary key.
+-- Index: job_runs_pkey, the partition's primary key.
 -- Lock: the open runs' rows, shared, locked rows are skipped; the rows of attempt_outputs, which no other transaction
 -- has then.
-INSERT INTO attempt_outputs (run_id, attempt, tenant, output, output_bytes)
-SELECT owned.run_id, owned.attempt, owned.tenant, owned.output, owned.output_bytes
+INSERT INTO attempt_outputs (run_id, attempt, started_at, tenant, output, output_bytes)
+SELECT owned.run_id, owned.attempt, owned.started_at, owned.tenant, owned.output, owned.output_bytes
   FROM (
-    SELECT given.run_id, given.attempt, o.tenant, given.output, given.output_bytes
+    SELECT given.run_id, given.attempt, o.started_at, o.tenant, given.output, given.output_bytes
       FROM (SELECT *
               FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[], %(outputs)s::bytea[], %(output_bytes)s::bigint[])
                    AS input (run_id, attempt, output, output_bytes)
              ORDER BY run_id) AS given
      CROSS JOIN LATERAL (
-        SELECT p.tenant
-          FROM open_runs AS p
+        SELECT p.started_at, p.tenant
+          FROM job_runs AS p
          WHERE p.run_id = given.run_id
            AND p.attempt = given.attempt
            AND p.executor_id = %(executor_id)s
@@ -592,45 +583,62 @@ SELECT owned.run_id, owned.attempt, owned.tenant, owned.output, owned.output_byt
            FOR SHARE SKIP LOCKED
      ) AS o
   ) AS owned
-    ON CONFLICT (run_id, attempt) DO UPDATE SET output = EXCLUDED.output, output_bytes = EXCLUDED.output_bytes
+    ON CONFLICT (run_id, attempt, started_at) DO UPDATE SET output = EXCLUDED.output, output_bytes = EXCLUDED.output_bytes
 RETURNING run_id, attempt
 
 -- name: add_outputs
 -- Stores what attempts leave, where a flush may have inserted the row: flushed output stays if there is none newer.
 -- Index: the partition's primary key.
 -- Lock: the rows, which no other transaction has, because this one has locked the open run.
-INSERT INTO attempt_outputs AS x (run_id, attempt, tenant, result, trace, output, output_bytes)
-SELECT given.run_id, given.attempt, given.tenant, given.result, given.trace, given.output, given.output_bytes
+INSERT INTO attempt_outputs AS x (run_id, attempt, started_at, tenant, result, trace, output, output_bytes)
+SELECT given.run_id, given.attempt, given.started_at, given.tenant, given.result, given.trace, given.output, given.output_bytes
   FROM unnest(
-        %(run_ids)s::uuid[], %(attempts)s::integer[], %(tenants)s::text[], %(results)s::bytea[], %(traces)s::text[],
-        %(outputs)s::bytea[], %(output_bytes)s::bigint[]
-       ) AS given (run_id, attempt, tenant, result, trace, output, output_bytes)
-    ON CONFLICT (run_id, attempt) DO UPDATE
+        %(run_ids)s::uuid[], %(attempts)s::integer[], %(started_at)s::timestamptz[], %(tenants)s::text[],
+        %(results)s::bytea[], %(traces)s::text[], %(outputs)s::bytea[], %(output_bytes)s::bigint[]
+       ) AS given (run_id, attempt, started_at, tenant, result, trace, output, output_bytes)
+    ON CONFLICT (run_id, attempt, started_at) DO UPDATE
    SET result = EXCLUDED.result,
        trace = EXCLUDED.trace,
        output = coalesce(EXCLUDED.output, x.output),
        output_bytes = coalesce(EXCLUDED.output_bytes, x.output_bytes)
 
+-- name: find_existing_runs
+-- Returns those of these runs that exist, open or finished.
+-- Index: job_runs_pkey, the partitions' index by run.
+-- No lock: the row of an open run is visible while another transaction ends it.
+SELECT run_id FROM runs WHERE run_id = ANY (%(run_ids)s::uuid[])
+
 -- name: add_job_runs
--- Inserts runs that may exist already (a repeated trigger, firing job by job); returns the new ones.
--- Index: the partition's primary key.
--- Lock: waits for an uncommitted row with the same id.
-INSERT INTO job_runs (run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, created_at,
-                      parent_run_id, root_run_id)
-SELECT *
+-- Inserts runs that may exist already; returns the new ones.
+-- Index: job_runs_pkey, job_runs_due, job_runs_by_job, job_runs_deadline.
+-- Lock: waits for an uncommitted row with the same id, and for the end of a run with this id that is under way.
+INSERT INTO job_runs (run_id, job_id, tenant, shard, queue, lane, handler, cause, overlap, state, job_version, scheduled_at,
+                      publish_at, created_at, deadline_at, schedule_to_close_at, parent_run_id, root_run_id, request_id)
+SELECT new.*
   FROM unnest(
-        %(run_ids)s::uuid[], %(job_ids)s::uuid[], %(tenants)s::text[], %(versions)s::integer[], %(shards)s::smallint[],
-        %(causes)s::text[], %(queues)s::text[], %(lanes)s::text[], %(scheduled_at)s::timestamptz[],
-        %(created_at)s::timestamptz[], %(parents)s::uuid[], %(roots)s::uuid[]
+        %(run_ids)s::uuid[], %(job_ids)s::uuid[], %(tenants)s::text[], %(shards)s::smallint[], %(queues)s::text[],
+        %(lanes)s::text[], %(handlers)s::text[], %(causes)s::text[], %(overlaps)s::text[], %(states)s::text[],
+        %(versions)s::integer[], %(scheduled_at)s::timestamptz[], %(publish_at)s::timestamptz[],
+        %(created_at)s::timestamptz[], %(deadline_at)s::timestamptz[], %(close_at)s::timestamptz[], %(parents)s::uuid[],
+        %(roots)s::uuid[], %(request_ids)s::text[]
        ) AS new
     ON CONFLICT (run_id) DO NOTHING
+RETURNING run_id
+
+-- name: drop_repeated_runs
+-- Deletes those of these new runs that have finished before; returns them.
+-- Index: the partitions' index by run, job_runs_pkey.
+-- Lock: new rows.
+-- Why: a later statement than add_job_runs, so that it sees the end of a run that add_job_runs waited for.
+DELETE FROM job_runs
+ WHERE run_id IN (SELECT f.run_id FROM finished_runs AS f WHERE f.run_id = ANY (%(run_ids)s::uuid[]))
 RETURNING run_id
 
 -- name: retract_runs
 -- Deletes unclaimed scheduled runs of these jobs whose scheduled time, or the time it was moved to, is still ahead.
 -- Index: open_runs_by_job, overrides_pkey.
 -- Lock: each run, waiting for a claim under way (which then wins).
-DELETE FROM open_runs AS o
+DELETE FROM job_runs AS o
  WHERE o.job_id = ANY (%(job_ids)s)
    AND o.cause = 'timer'
    AND o.attempt = 0
@@ -638,12 +646,6 @@ DELETE FROM open_runs AS o
    AND coalesce((SELECT v.moved_to FROM overrides AS v WHERE v.job_id = o.job_id AND v.scheduled_at = o.scheduled_at),
                 o.scheduled_at) > %(now)s
 RETURNING o.run_id, o.job_id, o.scheduled_at
-
--- name: delete_job_runs
--- Deletes the other row of retracted runs, so that the same id can be created again.
--- Index: the partition's primary key.
--- Lock: the rows.
-DELETE FROM job_runs WHERE run_id = ANY (%(run_ids)s)
 
 -- name: move_timers
 -- Moves timers that the caller has locked. A held timer stays held until its reason is gone.
@@ -668,7 +670,7 @@ UPDATE timers AS t
 -- No lock: such a run is created, ended and applied under its timer's lock, which the caller has.
 SELECT t.job_id
   FROM unnest(%(job_ids)s::uuid[], %(scheduled_at)s::timestamptz[]) AS t (job_id, scheduled_at)
- WHERE EXISTS (SELECT FROM open_runs AS o
+ WHERE EXISTS (SELECT FROM job_runs AS o
                 WHERE o.job_id = t.job_id AND o.scheduled_at = t.scheduled_at AND o.cause = 'timer')
     OR EXISTS (SELECT FROM deferred_effects AS l WHERE l.job_id = t.job_id AND l.chain_at = t.scheduled_at)
 
@@ -745,18 +747,18 @@ UPDATE jobs SET finished_at = %(now)s WHERE job_id = ANY (%(job_ids)s)
 
 -- name: request_cancel
 -- Moves running attempts to cancelling: the run can only become cancelled.
--- Index: open_runs_pkey.
+-- Index: job_runs_pkey.
 -- Lock: rows that the caller has locked.
-UPDATE open_runs AS o
+UPDATE job_runs AS o
    SET state = %(target)s
  WHERE o.run_id = ANY (%(run_ids)s::uuid[]) AND o.state = ANY (%(sources)s)
 RETURNING o.run_id, o.attempt, o.tenant, o.executor_id
 
 -- name: start_cancelling
 -- Moves attempts to cancelling whose handlers end them as cancelled: the state machine has no direct move.
--- Index: open_runs_pkey.
+-- Index: job_runs_pkey.
 -- Lock: each run in run_id order, locked rows are skipped.
-UPDATE open_runs AS o
+UPDATE job_runs AS o
    SET state = %(target)s
   FROM (
     SELECT found.at
@@ -765,7 +767,7 @@ UPDATE open_runs AS o
              ORDER BY run_id) AS requested
      CROSS JOIN LATERAL (
         SELECT p.ctid AS at
-          FROM open_runs AS p
+          FROM job_runs AS p
          WHERE p.run_id = requested.run_id
            AND p.attempt = requested.attempt
            AND p.executor_id = %(executor_id)s
@@ -793,12 +795,12 @@ SELECT name, value FROM settings WHERE name IN ('shards', 'task_token_key', 'top
 
 -- name: find_busy_attempts
 -- Returns the attempts that a move did not change only because another transaction holds their row; the caller retries.
--- Index: open_runs_pkey.
+-- Index: job_runs_pkey.
 -- No lock.
 SELECT o.run_id
   FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[], %(executor_ids)s::uuid[])
        AS requested (run_id, attempt, executor_id)
- CROSS JOIN LATERAL (SELECT * FROM open_runs AS p WHERE p.run_id = requested.run_id OFFSET 0) AS o
+ CROSS JOIN LATERAL (SELECT * FROM job_runs AS p WHERE p.run_id = requested.run_id OFFSET 0) AS o
  WHERE o.attempt = requested.attempt
    AND o.state = ANY (%(sources)s)
    AND o.executor_id IS NOT DISTINCT FROM requested.executor_id
@@ -881,12 +883,11 @@ SELECT t.scheduled_at
 
 -- name: read_recorded
 -- Returns the times of a range for which a job has runs, or will have one at the time it was moved to.
--- Index: by job in the partitions since then, overrides_pkey.
+-- Index: job_runs_by_job, by job in every partition, overrides_pkey.
 -- No lock.
--- Why: the bound on run_id leaves out the partitions of earlier days: no run has an id older than its scheduled time.
 SELECT r.scheduled_at
-  FROM job_runs AS r
- WHERE r.job_id = %(job_id)s AND r.scheduled_at BETWEEN %(first)s AND %(last)s AND r.run_id >= %(first_run_id)s
+  FROM runs AS r
+ WHERE r.job_id = %(job_id)s AND r.scheduled_at BETWEEN %(first)s AND %(last)s
    AND r.cause IN ('timer', 'backfill') AND r.state <> ALL (%(undone)s)
  UNION ALL
 SELECT v.scheduled_at

@@ -89,7 +89,8 @@ class RequeuedRun:
     attempt: int
     scheduled_at: datetime
     publish_at: datetime
-    started_at: datetime | None
+    created_at: datetime
+    started_at: datetime
     executor_id: UUID | None
     claimed_from: str | None
     ended_at: datetime

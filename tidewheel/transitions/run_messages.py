@@ -56,6 +56,8 @@ class RunFields(Protocol):
     def scheduled_at(self) -> datetime: ...  # noqa: D102
     @property
     def publish_at(self) -> datetime: ...  # noqa: D102
+    @property
+    def created_at(self) -> datetime: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +121,13 @@ def build_requests(connection: Conn, runs: Sequence[RunFields]) -> dict[UUID, re
     if not runs:
         return {}
     definitions = read_definitions(connection, [(run.job_id, run.job_version) for run in runs])
+    columns = {
+        "run_ids": [run.run_id for run in runs],
+        "first": min(run.created_at for run in runs),
+        "last": max(run.created_at for run in runs),
+    }
     with connection.cursor(row_factory=class_row(_Inputs), binary=True) as cursor:
-        inputs = {row.run_id: row for row in cursor.execute(_READ_INPUTS, {"run_ids": [run.run_id for run in runs]})}
+        inputs = {row.run_id: row for row in cursor.execute(_READ_INPUTS, columns)}
     ancestors = _read_ancestors(connection, [run.run_id for run in runs if run.cause in _DESCENDED])
     return {
         run.run_id: _request(

@@ -34,7 +34,6 @@ _RETRACT_SKIPS = _SQL["retract_skips"]
 _DROP_TIMERS = _SQL["drop_timers"]
 _FINISH_JOBS = _SQL["finish_jobs"]
 _RETRACT_RUNS = _SQL["retract_runs"]
-_DELETE_JOB_RUNS = _SQL["delete_job_runs"]
 
 _COPY_SKIPS = (
     "COPY skips (job_id, tenant, job_version, reason, first_at, last_at, occurrences, is_exact, created_at) "
@@ -49,7 +48,7 @@ _CHAINS = '"kind":"fixed_delay"'  # in the canonical text of the schedule
 class LockedTimer(NamedTuple):
     """A locked timer row, with the columns of its job's version that firing needs.
 
-    `due_at` is None if the timer is held without an end.
+    `due_at` is None if the timer is held without an end. A run of an occurrence before `repeats_until` may exist.
     """
 
     job_id: UUID
@@ -69,6 +68,7 @@ class LockedTimer(NamedTuple):
     catch_up_end: datetime | None = None
     hold_reason: str | None = None
     overridden: bool = False
+    repeats_until: datetime | None = None
 
     @property
     def chains(self) -> bool:
@@ -106,7 +106,10 @@ def advance_timers(
     firing = [(timer, fire) for timer, decision in pairs for fire in decision.fires]
     publish_times = _rate_limited(connection, installation, [fire for _, fire in firing], now)
     runs = [_new_run(timer, fire, at) for (timer, fire), at in zip(firing, publish_times, strict=True)]
-    create_runs(connection, installation, runs, now=now, repeats=repeats)
+    again = [repeats or _may_repeat(timer, fire) for timer, fire in firing]
+    create_runs(connection, installation, [run for run, may in zip(runs, again, strict=True) if not may], now=now)
+    repeated = [run for run, may in zip(runs, again, strict=True) if may]
+    create_runs(connection, installation, repeated, now=now, repeats=True)
     _write_skips(connection, installation, pairs, now)
     _mark_moves_done(connection, pairs, now)
     move_timers(connection, [(timer.job_id, decision) for timer, decision in pairs if decision.next_at is not None])
@@ -171,8 +174,6 @@ def retract_runs(connection: Conn, job_ids: Sequence[UUID], *, now: datetime) ->
         return {}
     columns = {"job_ids": list(job_ids), "sources": sources(Move.SKIP), "now": now}
     rows = connection.execute(_RETRACT_RUNS, columns, binary=True).fetchall()
-    if rows:
-        connection.execute(_DELETE_JOB_RUNS, {"run_ids": [row[0] for row in rows]})
     # Occurrences that were skipped ahead of time are undecided again too.
     skipped = connection.execute(_RETRACT_SKIPS, columns, binary=True).fetchall()
     retracted = cast("list[tuple[UUID, datetime]]", [*(row[1:] for row in rows), *skipped])
@@ -193,6 +194,11 @@ def _restore_moves(
     columns = {"job_ids": uuids(job for job, _ in retracted), "instants": instants(at for _, at in retracted)}
     rows = connection.execute(_RESTORE_MOVES, columns, binary=True).fetchall()
     return {(job, at): to for job, at, to in cast("list[tuple[UUID, datetime, datetime]]", rows)}
+
+
+def _may_repeat(timer: LockedTimer, fire: Fire) -> bool:
+    """Return True if a run of this occurrence may exist: the timer was set back, or occurrences were moved."""
+    return timer.overridden or (timer.repeats_until is not None and fire.at < timer.repeats_until)
 
 
 def _new_run(timer: LockedTimer, fire: Fire, publish_at: datetime) -> NewRun:

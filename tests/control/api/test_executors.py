@@ -135,7 +135,7 @@ def test_the_critical_lane_is_swept_first(executor: Executor, database: Database
         submit(database, lane, lane=lane)
         trigger(database, lane)
     assert [len(executor.sweep(1)) for _ in range(3)] == [1, 1, 1]
-    came = database.rows("SELECT lane FROM open_runs ORDER BY claimed_from")
+    came = database.rows("SELECT lane FROM job_runs ORDER BY claimed_from")
     assert came == [("critical",), ("standard",), ("batch",)]
 
 

@@ -5,7 +5,7 @@ import pytest
 from tests.control.cli.command import json_output, tidewheel
 from tests.control.client.test_dead_letters import fail, garble
 from tests.fixtures.database import Database
-from tests.transitions.acts import about, apply_batch, open_runs, submit
+from tests.transitions.acts import about, apply_batch, job_runs, submit
 
 
 @pytest.fixture
@@ -60,9 +60,9 @@ def test_dead_letters_are_redriven_by_id_and_by_filter(letters: Database) -> Non
     assert tidewheel(letters, "dlq", "redrive", plain, "--rate", "10/s").lines == ["dead letters redriven: 1"]
     assert tidewheel(letters, "dlq", "redrive", plain).lines == ["dead letters redriven: 0; already redriven before: 1"]
     assert json_output(letters, "dlq", "redrive", "--all")["redriven"] == 2
-    assert len(open_runs(letters)) == 2
+    assert len(job_runs(letters)) == 2
     assert numbers(letters, "--redriven") == [message, late, plain]
-    assert f"{open_runs(letters)[0].run_id}" in "\n".join(tidewheel(letters, "dlq", "show", plain).lines)
+    assert f"{job_runs(letters)[0].run_id}" in "\n".join(tidewheel(letters, "dlq", "show", plain).lines)
 
 
 def test_rejected_redrive_is_reported_with_exit_code_1(letters: Database) -> None:

@@ -109,7 +109,7 @@ def test_where_shows_the_message_of_each_claim(job: Database) -> None:
     assert messages[0]["timestamp"] == "1970-01-01T00:00:00Z"
     under_way = begun(job).run_id
     assert [one["attempt"] for one in json_output(job, "run", "where", under_way)["messages"]] == [1]
-    job.execute("UPDATE open_runs SET claimed_from = 'sweep' WHERE run_id = %s", [under_way])
+    job.execute("UPDATE job_runs SET claimed_from = 'sweep' WHERE run_id = %s", [under_way])
     assert tidewheel(job, "run", "where", under_way).lines[1].split() == ["1", "none:", "by", "the", "sweep"]
     assert tidewheel(job, "run", "where", trigger(job)).lines == ["no executor has claimed this run"]
 

@@ -31,7 +31,7 @@ TALK: LiteralString = """
 SELECT state, wait_event_type = 'Lock' FROM pg_stat_activity
  WHERE datname = current_database() AND application_name = 'tidewheel-client'
 """
-TRANSACTIONS: LiteralString = "SELECT count(DISTINCT xmin::text) FROM open_runs"
+TRANSACTIONS: LiteralString = "SELECT count(DISTINCT xmin::text) FROM job_runs"
 CUT: LiteralString = """
 SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
  WHERE datname = current_database() AND application_name = 'tidewheel-client'
@@ -119,7 +119,7 @@ def test_repeated_request_returns_the_same_reply(client: Client, database: Datab
     assert client.submit(job(), request_id="r-1") == first
     run = client.trigger("job", request_id="r-2")
     assert client.trigger("job", request_id="r-2") == run
-    assert database.count("open_runs") == 1
+    assert database.count("job_runs") == 1
     assert refusal_code(lambda: client.trigger("job", 1, request_id="r-2")) == "request_conflict"
 
 
@@ -246,7 +246,7 @@ def test_client_reconnects_and_repeats_the_request(client: Client, database: Dat
     for ask in (lambda: client.trigger("job"), lambda: client.trigger("job", request_id="r-1")):
         assert database.value(CUT) == 1
         ask()
-    assert database.count("open_runs") == 2
+    assert database.count("job_runs") == 2
 
 
 def test_unreachable_database_raises_unavailable() -> None:
@@ -267,7 +267,7 @@ def test_async_client_works_like_client(database: Database) -> None:
         return found, (await client.runs.wait(runs[0], 5)).state
 
     assert awaited(database, work) == (RunState.QUEUED, "cancelled")
-    assert database.count("open_runs") == database.value(TRANSACTIONS) == 9
+    assert database.count("job_runs") == database.value(TRANSACTIONS) == 9
 
 
 def test_a_cancelled_call_does_not_leave_half_a_transaction(database: Database) -> None:
@@ -284,7 +284,7 @@ def test_a_cancelled_call_does_not_leave_half_a_transaction(database: Database) 
             await given_up
         following = asyncio.create_task(client.trigger("job", request_id="following"))
         await asyncio.sleep(0)
-        assert database.count("open_runs") == 0
+        assert database.count("job_runs") == 0
         holding.commit()
         run_id = await following
         # Both are whole, and nothing is left open.
@@ -293,8 +293,8 @@ def test_a_cancelled_call_does_not_leave_half_a_transaction(database: Database) 
         return run_id
 
     run_id = awaited(database, work)
-    assert database.count("open_runs") == database.count("requests") == database.count("job_runs") == 2
-    assert (run_id,) in database.rows("SELECT run_id FROM open_runs")
+    assert database.count("job_runs") == database.count("requests") == database.count("runs") == 2
+    assert (run_id,) in database.rows("SELECT run_id FROM job_runs")
     assert database.value(TRANSACTIONS) == 2
     assert database.rows(TALK) == []
 

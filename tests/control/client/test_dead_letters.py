@@ -17,7 +17,7 @@ from tests.transitions.acts import (
     begun,
     end,
     ending,
-    open_runs,
+    job_runs,
     requeue,
     submit,
 )
@@ -156,7 +156,7 @@ def test_each_dead_letter_is_redriven_once(client: Client, database: Database) -
     assert (done.matched, done.redriven, done.rejected) == (3, 3, 0)
     made = redriven(database)
     assert set(made) == set(failed)
-    assert {run.run_id for run in open_runs(database)} == set(made.values())
+    assert {run.run_id for run in job_runs(database)} == set(made.values())
     again = client.dead_letters.redrive(key="job")
     assert (again.matched, again.redriven, redriven(database)) == (0, 0, made)
 
@@ -175,7 +175,7 @@ def test_interrupted_redrive_can_be_repeated(
         client.dead_letters.redrive(kind="run", on_progress=interrupted)
     assert set(redriven(database)) == set(failed[:4])
     assert client.dead_letters.redrive(kind="run").redriven == 1
-    assert len(open_runs(database)) == len(redriven(database)) == 5
+    assert len(job_runs(database)) == len(redriven(database)) == 5
 
 
 def test_concurrent_redrives_create_one_run_of_each(client: Client, database: Database) -> None:
@@ -187,7 +187,7 @@ def test_concurrent_redrives_create_one_run_of_each(client: Client, database: Da
         other = in_background(lambda: client.dead_letters.redrive(ids=[letter.id]))
         until(lambda: database.value(WAITS), "it waits for the letter")
     assert other.result(60).redriven == 1
-    assert [open_run.run_id for open_run in open_runs(database)] == list(redriven(database).values())
+    assert [open_run.run_id for open_run in job_runs(database)] == list(redriven(database).values())
 
 
 def test_lost_commit_reply_creates_no_second_run(
@@ -205,7 +205,7 @@ def test_lost_commit_reply_creates_no_second_run(
 
     monkeypatch.setattr(Connection, "commit", committing)
     done = client.dead_letters.redrive(key="job")
-    assert (lost, done.redriven, len(open_runs(database))) == ([True], 1, 1)
+    assert (lost, done.redriven, len(job_runs(database))) == ([True], 1, 1)
 
 
 def test_rejected_dead_letter_can_be_redriven_after_a_correction(client: Client, database: Database) -> None:
@@ -224,7 +224,7 @@ def test_run_that_fails_again_is_not_redriven_by_the_same_call(client: Client, d
 
     def fails_again(handled: int) -> None:
         del handled
-        for run in open_runs(database):
+        for run in job_runs(database):
             end(database, ending(begin(database, run.run_id), RunState.FAILED, error_type="ValueError"))
 
     assert client.dead_letters.redrive(key="job", on_progress=fails_again).redriven == 1

@@ -19,7 +19,7 @@ from tidewheel.ids import RunId
 from tidewheel.postgres.notify import Channel
 
 ORDER: LiteralString = "INSERT INTO orders (name) VALUES ('socks')"
-READ_RUN: LiteralString = "SELECT publish_at, handler, cause, job_version FROM open_runs WHERE run_id = %s"
+READ_RUN: LiteralString = "SELECT publish_at, handler, cause, job_version FROM job_runs WHERE run_id = %s"
 READ_INPUTS: LiteralString = "SELECT payload, labels, request_id FROM run_inputs WHERE run_id = %s"
 
 
@@ -38,7 +38,7 @@ def shop(template: Template) -> Iterator[Database]:
 def _no_orders(shop: Database) -> Iterator[None]:
     yield
     shop.close()
-    shop.execute("TRUNCATE orders, open_runs, job_runs, run_inputs, outbox, requests")
+    shop.execute("TRUNCATE orders, job_runs, finished_runs, run_inputs, outbox, requests")
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def own(shop: Database) -> Iterator[psycopg.Connection[TupleRow]]:
 
 def written(shop: Database) -> tuple[int, int, int]:
     """Count orders, open runs and messages."""
-    return shop.count("orders"), shop.count("open_runs"), shop.count("outbox")
+    return shop.count("orders"), shop.count("job_runs"), shop.count("outbox")
 
 
 def test_a_run_commits_with_the_callers_rows(shop: Database, own: psycopg.Connection[TupleRow]) -> None:
@@ -90,7 +90,7 @@ def test_a_run_rolls_back_with_the_callers_rows(shop: Database, own: psycopg.Con
     # The answer went too: the same request makes its run now.
     second = enqueue(own, "charge", request_id="order-1")
     own.commit()
-    assert shop.rows("SELECT run_id FROM open_runs") == [(second,)]
+    assert shop.rows("SELECT run_id FROM job_runs") == [(second,)]
     assert first != second or shop.count("requests") == 1
 
 
@@ -99,7 +99,7 @@ def test_run_rolls_back_with_the_callers_savepoint(shop: Database, own: psycopg.
     with own.transaction(force_rollback=True):
         enqueue(own, "charge")
     own.commit()
-    assert shop.rows("SELECT run_id FROM open_runs") == [(kept,)]
+    assert shop.rows("SELECT run_id FROM job_runs") == [(kept,)]
 
 
 def test_run_on_an_autocommit_connection_commits_at_once(shop: Database) -> None:
@@ -108,7 +108,7 @@ def test_run_on_an_autocommit_connection_commits_at_once(shop: Database) -> None
         assert len(shop.rows(READ_RUN, [run])) == 1
         with own.transaction(force_rollback=True):
             enqueue(own, "charge")
-        assert shop.rows("SELECT run_id FROM open_runs") == [(run,)]
+        assert shop.rows("SELECT run_id FROM job_runs") == [(run,)]
 
 
 def test_connection_keeps_its_row_factory(shop: Database) -> None:
@@ -118,7 +118,7 @@ def test_connection_keeps_its_row_factory(shop: Database) -> None:
         with pytest.raises(Refused):
             enqueue(own, "nobody")
         assert own.row_factory is dict_row
-        assert own.execute("SELECT run_id FROM open_runs").fetchone() == {"run_id": run}
+        assert own.execute("SELECT run_id FROM job_runs").fetchone() == {"run_id": run}
 
 
 @pytest.mark.parametrize("kind", [psycopg.Cursor, psycopg.ClientCursor, psycopg.RawCursor])
@@ -127,7 +127,7 @@ def test_connection_with_a_cursor_factory_works(shop: Database, kind: type[psyco
     with psycopg.connect(shop.url, row_factory=tuple_row, cursor_factory=kind) as own:
         enqueue(own, "charge", {"cents": 1}, labels={"team": "billing"}, request_id="order-1")
         assert own.cursor_factory is kind
-    assert shop.count("open_runs") == 1
+    assert shop.count("job_runs") == 1
 
 
 def test_another_time_zone_and_isolation_change_nothing(shop: Database) -> None:
@@ -146,7 +146,7 @@ def test_repeated_request_returns_the_same_run(shop: Database, own: psycopg.Conn
     assert enqueue(own, "charge", {"cents": 900}, request_id="order-1") == first
     assert enqueue(own, "charge", {"cents": 900}, request_id="order-2") != first
     own.commit()
-    assert shop.count("open_runs") == 2
+    assert shop.count("job_runs") == 2
     with pytest.raises(Refused, match="was used before with another body") as caught:
         enqueue(own, "charge", {"cents": 901}, request_id="order-1")
     assert caught.value.code == "request_conflict"

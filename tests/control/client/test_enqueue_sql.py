@@ -40,7 +40,7 @@ def shop(template: Template) -> Iterator[Database]:
 
 @pytest.fixture(autouse=True)
 def _no_orders(shop: Database) -> Iterator[None]:
-    shop.execute("TRUNCATE orders, open_runs, job_runs, run_inputs, outbox, requests")
+    shop.execute("TRUNCATE orders, job_runs, finished_runs, run_inputs, outbox, requests")
     yield
     shop.close()
 
@@ -94,7 +94,7 @@ def test_all_arguments_reach_the_run(shop: Database) -> None:
     [reply] = take_in(shop)
     assert (request_id, reply.request_id, reply.status) == ("order-1", "order-1", ReplyStatus.ACCEPTED)
     [(publish_at, payload, labels)] = shop.rows(
-        "SELECT o.publish_at, i.payload, i.labels FROM open_runs AS o JOIN run_inputs AS i USING (run_id)"
+        "SELECT o.publish_at, i.payload, i.labels FROM job_runs AS o JOIN run_inputs AS i USING (run_id)"
     )
     assert (publish_at, json.loads(payload), labels) == (at, {"cents": 900, "ä": [None, 1.5]}, {"team": "billing"})
 
@@ -103,7 +103,7 @@ def test_delay_begins_when_intake_applies_the_request(shop: Database) -> None:
     shop.rows("SELECT tidewheel_enqueue('charge', delay => '1 hour 1.5 seconds')")
     before = shop.now()
     take_in(shop)
-    wait = shop.value("SELECT publish_at FROM open_runs") - before
+    wait = shop.value("SELECT publish_at FROM job_runs") - before
     assert timedelta(seconds=3601) < wait < timedelta(seconds=3700)
 
 
@@ -115,7 +115,7 @@ def test_repeated_request_is_one_run_and_each_without_an_id_another(shop: Databa
     replies = take_in(shop)
     assert [reply.status for reply in replies] == [ReplyStatus.ACCEPTED] * 4
     assert replies[0].run_id == replies[1].run_id
-    assert shop.count("open_runs") == 3
+    assert shop.count("job_runs") == 3
 
 
 def test_null_payload_replaces_the_jobs_and_no_payload_keeps_it(shop: Database) -> None:

@@ -41,7 +41,7 @@ def test_repeated_request_gets_the_first_reply(database: Database, client: Clien
 def test_failure_is_retried_by_policy_unless_permanent(database: Database, client: Client) -> None:
     started = waiting(database)
     assert client.task_tokens.fail(token_of(database, started), "NoPaper", "the tray is empty") is RunState.RETRYING
-    database.execute("UPDATE open_runs SET publish_at = tidewheel_now()")
+    database.execute("UPDATE job_runs SET publish_at = tidewheel_now()")
     again = begin(database, started.run_id)
     assert (
         client.task_tokens.fail(token_of(database, again), "NoPaper", "still empty", permanent=True) is RunState.FAILED

@@ -8,7 +8,7 @@ import pytest
 from tests.control.explain.explaining import calendar, done, explanation_of, fire_all, t
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import EXECUTOR, active_run_of, begin, end, ending, open_runs, submit, succeed, trigger
+from tests.transitions.acts import EXECUTOR, active_run_of, begin, end, ending, job_runs, submit, succeed, trigger
 from tidewheel.control.explain.explanation import OccurrenceOutcome
 from tidewheel.ids import job_id, run_id
 from tidewheel.runs import Cause, RunState
@@ -255,7 +255,7 @@ def test_future_occurrence_is_explained_with_its_run_created_ahead(clocked: Cloc
     fire_due(clocked, lookahead=timedelta(seconds=5))
     ahead = explanation_of(clocked, t("03-02T09:00"))
     assert ahead.run is not None
-    assert (ahead.outcome, ahead.run.run_id) == (OccurrenceOutcome.SCHEDULED, open_runs(clocked)[0].run_id)
+    assert (ahead.outcome, ahead.run.run_id) == (OccurrenceOutcome.SCHEDULED, job_runs(clocked)[0].run_id)
     assert explanation_of(clocked, t("03-20T09:00")).outcome is OccurrenceOutcome.SCHEDULED
 
 

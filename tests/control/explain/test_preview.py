@@ -7,7 +7,7 @@ import pytest
 from tests.control.explain.explaining import calendar, coming, done, fire_all, previewed, t
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import begin, open_runs, submit, succeed
+from tests.transitions.acts import begin, job_runs, submit, succeed
 from tidewheel.control.client.client import Client
 from tidewheel.control.explain.explanation import OccurrenceOutcome
 from tidewheel.control.explain.upcoming import UpcomingOccurrence
@@ -36,7 +36,7 @@ def test_preview_equals_the_firings_and_saves_nothing(clocked: ClockedDatabase) 
     assert job.next_run_at == seen.occurrences[0].at
     clocked.stop_clock(t("03-29T01:00"))
     fire_all(clocked)
-    assert open_runs(clocked)[0].publish_at == seen.occurrences[0].leaves_at
+    assert job_runs(clocked)[0].publish_at == seen.occurrences[0].leaves_at
 
 
 @pytest.mark.parametrize("policy", Overlap)

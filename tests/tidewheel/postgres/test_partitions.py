@@ -30,9 +30,9 @@ SELECT count(*) FROM pg_stat_activity
 PARTITIONS: LiteralString = """
 SELECT relname::text FROM pg_class WHERE relname LIKE %s AND relispartition AND relkind = 'r' ORDER BY relname
 """
-HALF: LiteralString = "CREATE TABLE {} PARTITION OF job_runs FOR VALUES FROM ({}) TO ({})"
+HALF: LiteralString = "CREATE TABLE {} PARTITION OF runs FOR VALUES FROM ({}) TO ({})"
 WRITE_RUN: LiteralString = """
-INSERT INTO job_runs (run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, created_at)
+INSERT INTO runs (run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, created_at)
 VALUES (%(run_id)s, %(job_id)s, 'default', 1, 0, 'trigger', 'default', 'standard', %(at)s, %(at)s)
 RETURNING tableoid::regclass::text
 """
@@ -89,7 +89,7 @@ def test_partitions_survive_the_rollback_of_the_caller(cut: Database, day: date)
     write_run(connection, first_run_id(midnight(day)), midnight(day))
     connection.rollback()
     assert partitions(cut, day) == all_of(day)
-    assert write_run(connection, first_run_id(midnight(day)), midnight(day)) == f"job_runs{day:_%Y%m%d}"
+    assert write_run(connection, first_run_id(midnight(day)), midnight(day)) == f"runs{day:_%Y%m%d}"
     connection.rollback()
 
 
@@ -100,7 +100,7 @@ def test_partitions_are_visible_while_the_callers_transaction_is_open(cut: Datab
     write_run(other, run_id(UUID(int=2), cut.now(), Cause.TRIGGER), cut.now())
     ensure_days(asking, [day])
     at = midnight(day)
-    assert write_run(other, run_id(UUID(int=3), at, Cause.TRIGGER), at) == f"job_runs{day:_%Y%m%d}"
+    assert write_run(other, run_id(UUID(int=3), at, Cause.TRIGGER), at) == f"runs{day:_%Y%m%d}"
     other.rollback()
     asking.rollback()
 
@@ -112,12 +112,12 @@ def test_an_id_lies_in_the_partition_of_its_instant(cut: Database, day: date) ->
     job, first, after = job_id("default", "job"), midnight(day), midnight(following)
     for at, expected in [(first, day), (after - MICROSECOND, day), (after, following), (after + DAY / 2, following)]:
         run = run_id(job, at, Cause.TRIGGER)
-        assert write_run(connection, run, at) == f"job_runs{expected:_%Y%m%d}"
+        assert write_run(connection, run, at) == f"runs{expected:_%Y%m%d}"
         assert day_of(at) == expected
     # The very first and the very last value of type uuid that a day can hold.
-    assert write_run(connection, first_run_id(first), first) == f"job_runs{day:_%Y%m%d}"
+    assert write_run(connection, first_run_id(first), first) == f"runs{day:_%Y%m%d}"
     last = UUID(int=first_run_id(after).int - 1)
-    assert write_run(connection, last, first) == f"job_runs{day:_%Y%m%d}"
+    assert write_run(connection, last, first) == f"runs{day:_%Y%m%d}"
     connection.rollback()
 
 
@@ -132,8 +132,8 @@ def test_writing_a_run_creates_its_day(cut: Database, day: date) -> None:
     submit(cut)
     run = trigger(cut, run_at=midnight(day).isoformat())
     assert partitions(cut, day) == all_of(day)
-    place = cut.value("SELECT tableoid::regclass::text FROM job_runs WHERE run_id = %s", [run])
-    assert place == f"job_runs{day:_%Y%m%d}"
+    place = cut.value("SELECT tableoid::regclass::text FROM runs WHERE run_id = %s", [run])
+    assert place == f"runs{day:_%Y%m%d}"
 
 
 def test_concurrent_callers_create_a_day_once(cut: Database, day: date) -> None:
@@ -154,7 +154,7 @@ def test_concurrent_callers_create_a_day_once(cut: Database, day: date) -> None:
 
 
 def test_partially_created_day_is_completed(cut: Database, day: date) -> None:
-    name = sql.Identifier(f"job_runs{day:_%Y%m%d}")
+    name = sql.Identifier(f"runs{day:_%Y%m%d}")
     bounds = [sql.Literal(str(first_run_id(midnight(bound)))) for bound in (day, day + DAY)]
     cut.execute(sql.SQL(HALF).format(name, *bounds))
     ensure_days(cut.connection(), [day])

@@ -27,7 +27,7 @@ from tidewheel.transitions.overlap import REPLACING
 ROWS = 50_000
 FEWER = 20_000  # where the plan does not turn on how many there are
 BATCH = 60
-PARTITION = re.compile(r"^(job_runs|run_inputs|attempts|attempt_outputs)_\d{8}")
+PARTITION = re.compile(r"^(runs|run_inputs|attempts|attempt_outputs)_\d{8}")
 
 _LOAD: tuple[LiteralString, ...] = (
     """
@@ -49,32 +49,32 @@ _LOAD: tuple[LiteralString, ...] = (
       FROM jobs
     """,
     """
-    INSERT INTO job_runs (run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, created_at)
+    INSERT INTO runs (run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, created_at)
     SELECT (%(prefix)s || substr(md5('run' || n), 13))::uuid, md5('job' || n)::uuid, 'default', 1, n %% 64, 'timer',
            'default', 'standard', now(), now()
       FROM generate_series(1, %(rows)s) AS n
     """,
     """
-    INSERT INTO open_runs (run_id, job_id, tenant, shard, queue, lane, handler, cause, overlap, state, job_version,
+    INSERT INTO job_runs (run_id, job_id, tenant, shard, queue, lane, handler, cause, overlap, state, job_version,
                            scheduled_at, publish_at, created_at)
     SELECT run_id, job_id, tenant, shard, queue, lane, 'send-email', cause, 'skip', 'queued', 1, scheduled_at,
            now() + shard * interval '10 s' - interval '1 min', created_at
-      FROM job_runs
+      FROM runs
     """,
-    "INSERT INTO active_runs (job_id, tenant, run_id) SELECT job_id, tenant, run_id FROM open_runs",
+    "INSERT INTO active_runs (job_id, tenant, run_id) SELECT job_id, tenant, run_id FROM job_runs",
     """
     INSERT INTO run_inputs (run_id, tenant, payload)
-    SELECT run_id, tenant, decode(repeat('cd', 100), 'hex') FROM job_runs LIMIT %(fewer)s
+    SELECT run_id, tenant, decode(repeat('cd', 100), 'hex') FROM runs LIMIT %(fewer)s
     """,
     """
     INSERT INTO attempts (run_id, attempt, tenant, finished_at, outcome)
-    SELECT run_id, 1, tenant, now(), 'failed' FROM job_runs LIMIT %(fewer)s
+    SELECT run_id, 1, tenant, now(), 'failed' FROM runs LIMIT %(fewer)s
     """,
     """
     INSERT INTO failed_runs (run_id, job_id, tenant, job_version, cause, queue, lane, scheduled_at, finished_at, state,
                              attempt)
     SELECT run_id, job_id, tenant, 1, cause, queue, lane, scheduled_at, now(), 'failed', 1
-      FROM job_runs ORDER BY md5(run_id::text) LIMIT %(fewer)s
+      FROM runs ORDER BY md5(run_id::text) LIMIT %(fewer)s
     """,
     """
     INSERT INTO dead_letters (tenant, kind, run_id, job_id, reason, created_at)
@@ -111,7 +111,7 @@ _LOAD: tuple[LiteralString, ...] = (
     """,
     """
     INSERT INTO signals (run_id, attempt, kind, tenant, executor_id, created_at)
-    SELECT run_id, 1, 'cancel', tenant, md5('executor' || shard)::uuid, now() FROM open_runs LIMIT %(fewer)s
+    SELECT run_id, 1, 'cancel', tenant, md5('executor' || shard)::uuid, now() FROM job_runs LIMIT %(fewer)s
     """,
 )
 
@@ -138,7 +138,7 @@ def some(database: Database, query: LiteralString) -> list[Any]:
 def batches(loaded: Database) -> dict[str, list[Any]]:
     """Values of the hot statements' parameters that have one for each of a batch, by the parameter's name."""
     now: datetime = loaded.now()
-    runs: list[UUID] = some(loaded, "SELECT run_id FROM open_runs ORDER BY md5(run_id::text) LIMIT %s")
+    runs: list[UUID] = some(loaded, "SELECT run_id FROM job_runs ORDER BY md5(run_id::text) LIMIT %s")
     jobs: list[UUID] = some(loaded, "SELECT job_id FROM jobs ORDER BY md5(job_id::text) LIMIT %s")
     return {
         "run_ids": runs,
@@ -455,7 +455,7 @@ LOOKING_UP = {
     "tidewheel.executor": "read_owned_attempts",
     "tidewheel.intake": "extend_deadlines",
 }
-BY_ID = re.compile(r"open_runs_pkey \(run_id = \w+\.\w+\)$")  # of one run at a time, which another row names
+BY_ID = re.compile(r"job_runs_pkey \(run_id = \w+\.\w+\)$")  # of one run at a time, which another row names
 BOTH_WAYS = re.compile(r"run_id = ANY .*run_id = \w+\.|run_id = \w+\..*run_id = ANY ")
 
 
@@ -500,22 +500,22 @@ def test_cached_plan_of_a_claiming_session_uses_keys(loaded: Database, name: str
 
 def pretend_open_runs(connection: Conn, rows: int) -> None:
     """Statistics of that many, in this transaction."""
-    connection.execute("DELETE FROM pg_statistic WHERE starelid = 'open_runs'::regclass")
+    connection.execute("DELETE FROM pg_statistic WHERE starelid = 'job_runs'::regclass")
     connection.execute(
         "UPDATE pg_class SET reltuples = %s"
-        " WHERE oid IN (SELECT indexrelid FROM pg_index WHERE indrelid = 'open_runs'::regclass"
-        "               UNION SELECT 'open_runs'::regclass)",
+        " WHERE oid IN (SELECT indexrelid FROM pg_index WHERE indrelid = 'job_runs'::regclass"
+        "               UNION SELECT 'job_runs'::regclass)",
         [rows],
     )
 
 
 def looks_at_open_runs(plan: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Each reading of open_runs that is not by tid: its index, and what is looked for in it."""
+    """Each reading of job_runs that is not by tid: its index, and what is looked for in it."""
     return [
         f"{node.get('Index Name')} {node.get('Index Cond')}"
         for node in plan
         if node["Node Type"] in {"Seq Scan", "Index Scan", "Index Only Scan", "Bitmap Index Scan"}
-        and (node.get("Relation Name") == "open_runs" or str(node.get("Index Name")).startswith("open_runs"))
+        and (node.get("Relation Name") == "job_runs" or str(node.get("Index Name")).startswith("job_runs"))
     ]
 
 
@@ -534,5 +534,5 @@ def test_sweep_reads_due_runs_only(loaded: Database, facts: Mapping[str, object]
     with loaded.transaction() as connection:
         statement = Statements("tidewheel.executor")["find_due_runs"]
         plan = plan_of(connection, statement, {**facts, **SPECIAL["find_due_runs"]})
-    [scan] = [node for node in plan if node.get("Index Name") == "open_runs_due"]
+    [scan] = [node for node in plan if node.get("Index Name") == "job_runs_due"]
     assert all(column in scan["Index Cond"] for column in ("queue", "lane", "publish_at"))
