@@ -97,7 +97,7 @@ SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule_json, 
 
 -- name: read_written_ahead
 -- Returns the future instants of these jobs whose runs exist.
--- Index: open_runs_by_job. No lock.
+-- Index: job_runs_by_job. No lock.
 SELECT job_id, scheduled_at FROM job_runs
  WHERE job_id = ANY (%(job_ids)s) AND cause = 'timer' AND scheduled_at > %(now)s
 
@@ -141,7 +141,7 @@ SELECT found.job_id
 
 -- name: release_held_chains
 -- Releases timers of fixed_delay jobs that wait for a run that is not open, and returns the jobs.
--- Index: jobs_fixed_delay, timers_pkey, open_runs_by_job; once a minute. Lock: the timers, skipped if held.
+-- Index: jobs_fixed_delay, timers_pkey, job_runs_by_job; once a minute. Lock: the timers, skipped if held.
 -- Why: the run is that of the timer's instant. Runs from before a deletion of the job may be open too.
 WITH stuck AS (
     SELECT t.job_id
@@ -200,7 +200,7 @@ SELECT id, tenant, job_id, labels IS NOT NULL AS by_labels, queue, lane, handler
 
 -- name: next_cancelled_job
 -- Returns the next job of a cancellation by labels that has open runs.
--- Index: cancelled_jobs_pkey, open_runs_by_job. No lock.
+-- Index: cancelled_jobs_pkey, job_runs_by_job. No lock.
 SELECT j.job_id
   FROM cancelled_jobs AS j
  WHERE j.cancellation_id = %(id)s AND j.job_id > %(after)s
@@ -211,7 +211,7 @@ SELECT j.job_id
 
 -- name: find_cancelled_of_job
 -- Returns some runs of one job that a cancellation matches, and the last run that was scanned.
--- Index: open_runs_by_job, scanned from the last position. No lock: each run is locked when it ends.
+-- Index: job_runs_by_job, scanned from the last position. No lock: each run is locked when it ends.
 SELECT s.run_id, s.job_id, s.scheduled_at, s.state, s.cause, s.attempt, s.executor_id, fits.named,
        s.position = %(scan_limit)s AS last_scanned
   FROM (
@@ -327,7 +327,7 @@ SELECT job_id FROM active_runs WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id 
 
 -- name: find_unmarked_waiters
 -- Returns jobs of a shard with buffered runs whose active run is not marked has_waiters: a manual change.
--- Index: open_runs_by_job (a shard is a range of job_id), active_runs_waiting; once a minute, one shard. No lock.
+-- Index: job_runs_by_job (a shard is a range of job_id), active_runs_waiting; once a minute, one shard. No lock.
 SELECT DISTINCT o.job_id, o.tenant
   FROM job_runs AS o
  WHERE o.job_id BETWEEN %(first)s AND %(last)s

@@ -45,7 +45,8 @@ def one_or_none(database: Database, run_id: UUID) -> bool:
     there = effects(database, run_id)
     ended = final_state(database, run_id) == ("succeeded", None)
     events = database.value("SELECT count(*) FROM outbox WHERE topic = %s", [database.installation.topics.completions])
-    attempts = database.value("SELECT count(*) FROM ended_attempts WHERE run_id = %s AND outcome = 'succeeded'", [run_id])
+    succeeded = "SELECT count(*) FROM ended_attempts WHERE run_id = %s AND outcome = 'succeeded'"
+    attempts = database.value(succeeded, [run_id])
     assert (there, events, attempts) == ((1, 1, 1) if ended else (0, 0, 0))
     return ended
 

@@ -263,7 +263,7 @@ def test_unrecordable_outcome_fails_only_its_run(fresh_database: Database) -> No
     assert [final_state(fresh_database, one.run_id)[0] for one in (good, other)] == ["succeeded", "succeeded"]
     assert final_state(fresh_database, bad.run_id)[0] == "failed"
     assert attempts(fresh_database, bad.run_id) == [(1, "failed")]
-    assert fresh_database.value("SELECT error_type FROM ended_attempts WHERE outcome = 'failed'") == "UnrecordableOutcome"
+    assert fresh_database.value("SELECT error_type FROM attempts WHERE outcome = 'failed'") == "UnrecordableOutcome"
 
 
 def test_outcome_that_cannot_be_stored_at_all_delays_no_other(fresh_database: Database) -> None:

@@ -54,7 +54,7 @@ def test_missed_heartbeat_times_out_and_the_next_attempt_resumes(executing: Exec
         until(lambda: target == "long.fall-silent" or GATES[gate].stopped, "the thread has seen that it is given up")
     assert (ended.state, ended.attempt, ended.result) == ("succeeded", 2, b'{"done":3}')
     assert attempts(executing.database, run_id) == [(1, "timed_out"), (2, "succeeded")]
-    [(kind, message)] = executing.database.rows("SELECT error_type, error_message FROM ended_attempts WHERE attempt = 1")
+    [(kind, message)] = executing.database.rows("SELECT error_type, error_message FROM attempts WHERE attempt = 1")
     assert (kind, message) == ("timeout_heartbeat", "heartbeat of 1 s has passed")
 
 

@@ -118,7 +118,7 @@ def test_delete_retracts_runs_ahead_and_cancels_unstarted_ones(ticking: ClockedD
     assert (reply.status, reply.job_version) == ("accepted", 1)
     assert [run.run_id for run in job_runs(ticking)] == [first.run_id]
     rows = ticking.rows("SELECT run_id, state, reason FROM runs ORDER BY scheduled_at")
-    assert rows == [(first.run_id, "queued", None), (second.run_id, "cancelled", "job_deleted")]
+    assert rows == [(first.run_id, "running", None), (second.run_id, "cancelled", "job_deleted")]
     assert ticking.count("timers") == 0
     assert (lifecycle(ticking)[-1].type, lifecycle(ticking)[-1].reason) == ("io.tidewheel.job.deleted.v1", "gone")
 

@@ -60,7 +60,6 @@ def test_delayed_trigger_is_stored_at_once_and_published_later(still: ClockedDat
 
 
 def test_past_trigger_instant_runs_now(still: ClockedDatabase) -> None:
-    """An id must not sort into a day whose partition has been dropped."""
     past = (still.now() - timedelta(days=500)).isoformat()
     assert open_run(still, trigger(still, run_at=past)).scheduled_at == still.now()
 

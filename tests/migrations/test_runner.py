@@ -151,7 +151,7 @@ def test_migrating_again_creates_missing_partitions(fresh_database: Database) ->
     """A runner that is killed after its last commit has not created them; the next has no file to apply."""
     later = day_of(SystemClock().now()) + timedelta(days=AHEAD_DAYS)
     there = "SELECT to_regclass(%s) IS NOT NULL"
-    name = f"job_runs_{later:%Y%m%d}"
+    name = f"finished_runs_{later:%Y%m%d}"
     with fresh_database.transaction() as connection:
         for table in TABLES:
             connection.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier(f"{table}_{later:%Y%m%d}")))

@@ -20,10 +20,10 @@ def test_every_table_but_the_listed_ones_has_a_tenant(shared_database: Database)
 
 def test_columns_that_each_release_needs_exist(shared_database: Database) -> None:
     wanted = {
-        ("jobs", "bucket"), ("jobs", "shard"), ("runs", "cause"), ("runs", "queue"), ("runs", "lane"),
-        ("job_runs", "overlap"), ("job_runs", "failed_attempts"), ("job_runs", "lost_attempts"),
-        ("job_runs", "deadline_at"), ("job_runs", "external_deadline_at"), ("run_inputs", "checkpoint"),
-        ("timers", "catch_up_end"),
+        ("jobs", "bucket"), ("jobs", "shard"), ("finished_runs", "cause"), ("finished_runs", "queue"),
+        ("finished_runs", "lane"), ("job_runs", "overlap"), ("job_runs", "failed_attempts"),
+        ("job_runs", "lost_attempts"), ("job_runs", "deadline_at"), ("job_runs", "external_deadline_at"),
+        ("run_inputs", "checkpoint"), ("timers", "catch_up_end"),
     }  # fmt: skip
     found = shared_database.rows(
         "SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = 'public'"

@@ -95,12 +95,13 @@ def test_second_concurrent_writer_of_an_occurrence_creates_nothing(database: Dat
 
 
 def test_run_inputs_are_stored_and_sent(database: Database, now: datetime) -> None:
-    inputs = RunInputs(
-        payload=b"\x00", payload_content_type="application/octet-stream", labels={"a": "b"}, request_id="r"
+    inputs = RunInputs(payload=b"\x00", payload_content_type="application/octet-stream", labels={"a": "b"})
+    write(database, new_run(database, now, inputs=inputs, request_id="r"), now=now)
+    [row] = database.rows(
+        "SELECT payload, payload_content_type, labels, request_id, i.created_at"
+        "  FROM run_inputs AS i JOIN runs USING (run_id)"
     )
-    write(database, new_run(database, now, inputs=inputs), now=now)
-    [row] = database.rows("SELECT payload, payload_content_type, labels, request_id FROM run_inputs")
-    assert row == (b"\x00", "application/octet-stream", {"a": "b"}, "r")
+    assert row == (b"\x00", "application/octet-stream", {"a": "b"}, "r", now)
     [message] = requests(database)
     assert (message.payload, message.labels) == (b"\x00", {"a": "b"})
 

@@ -30,7 +30,7 @@ REQUEUES = {
 }
 WRITERS = ENDS | set(REQUEUES) | {Move.CLAIM, Move.REQUEST_CANCEL, Move.BUFFER, Move.PROMOTE}
 WITHOUT_WRITER = {Move.WAIT}
-ACTIVE = {RunState.RUNNING, RunState.CANCELLING}
+ACTIVE = {RunState.RUNNING, RunState.WAITING, RunState.CANCELLING}
 JOB = job_id("default", "job")
 
 
@@ -63,7 +63,7 @@ def rows_of(database: Database, run_id: UUID) -> Mapping[str, Sequence[Any]]:
     """Every row there is about a run."""
     return {
         "open": database.rows("SELECT to_jsonb(o) FROM job_runs AS o WHERE run_id = %s", [run_id]),
-        "run": database.rows("SELECT * FROM runs WHERE run_id = %s", [run_id]),
+        "run": database.rows("SELECT to_jsonb(r) FROM runs AS r WHERE run_id = %s", [run_id]),
         "attempts": attempts(database, run_id),
         "signals": database.rows("SELECT * FROM signals WHERE run_id = %s", [run_id]),
         "events": [event for event in completions(database) if event.run_id == str(run_id)],
@@ -72,19 +72,12 @@ def rows_of(database: Database, run_id: UUID) -> Mapping[str, Sequence[Any]]:
 
 
 def state_of(database: Database, run_id: UUID) -> RunState:
-    [(now_open, final)] = database.rows(
-        "SELECT o.state, r.state FROM runs AS r LEFT JOIN job_runs AS o USING (run_id) WHERE r.run_id = %s",
-        [run_id],
-    )
-    return RunState(now_open or final)
+    [(state,)] = database.rows("SELECT state FROM runs WHERE run_id = %s", [run_id])
+    return RunState(state)
 
 
 def attempt_of(database: Database, run_id: UUID) -> int:
-    [(attempt,)] = database.rows(
-        "SELECT coalesce(o.attempt, r.attempt) FROM runs AS r LEFT JOIN job_runs AS o USING (run_id)"
-        " WHERE r.run_id = %s",
-        [run_id],
-    )
+    [(attempt,)] = database.rows("SELECT attempt FROM runs WHERE run_id = %s", [run_id])
     return attempt
 
 

@@ -201,7 +201,10 @@ def is_time_limit(error: BaseException) -> bool:
 
 
 def _lacks_partition(error: psycopg.Error) -> bool:
-    """Return True if no partition holds a row; a CHECK constraint, which has the same SQLSTATE, has a name."""
+    """Return True if a row's partition is missing.
+
+    A violated CHECK constraint has the same SQLSTATE, but a name.
+    """
     return isinstance(error, psycopg.errors.CheckViolation) and error.diag.constraint_name is None
 
 

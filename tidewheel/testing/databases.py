@@ -15,6 +15,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from tidewheel.errors import Unusable
 from tidewheel.migrations.runner import migrate
+from tidewheel.postgres.database_clock import read_now
+from tidewheel.postgres.partitions import day_of, ensure_days
 from tidewheel.postgres.session import Conn, connect
 from tidewheel.postgres.statements import trusted
 from tidewheel.settings import Connections
@@ -120,10 +122,12 @@ class Template:
 
 
 def advance_clock(connection: Conn, by: timedelta) -> None:
-    """Move the clock of a database that has `CLOCK`, also back."""
+    """Move the clock of a database that has `CLOCK`, also back; create the partitions of its day."""
     connection.execute("UPDATE test_clock SET ahead = ahead + %s", [by])
+    ensure_days(connection, [day_of(read_now(connection))])
 
 
 def stop_clock(connection: Conn, at: datetime) -> None:
-    """Stop the clock of a database that has `CLOCK` at an instant."""
+    """Stop the clock of a database that has `CLOCK` at an instant; create the partitions of its day."""
     connection.execute("UPDATE test_clock SET stands_at = %s, ahead = '0'", [at])
+    ensure_days(connection, [day_of(at)])

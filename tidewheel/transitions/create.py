@@ -123,8 +123,9 @@ def create_runs(
         ensure_days(connection, [day_of(now)])
     if repeats:
         # One row per id: two requests for the same run in one batch create one run.
-        new = _add_new(connection, {run.run_id: run for run in runs}, now)
-        runs = [run for run in runs if run.run_id in new]
+        requested = {run.run_id: run for run in runs}
+        new = _add_new(connection, requested, now)
+        runs = [run for run_id, run in requested.items() if run_id in new]
         if not runs:
             return set()
     else:

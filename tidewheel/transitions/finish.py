@@ -155,7 +155,10 @@ def _attempt(run: FinishedRun) -> AttemptEnd:
 
 
 def _keep_inputs(connection: Conn, rows: Sequence[ClosedRun]) -> None:
-    """Move the inputs of runs that were open for long to this day's partition, so that they last as long as the run."""
+    """Move the inputs of runs that were open for long to this day's partition.
+
+    Their first partition may be dropped before the rows of the finished runs.
+    """
     old = [row for row in rows if row.ended_at - row.created_at > _LONG]
     if old:
         columns: dict[str, object] = {

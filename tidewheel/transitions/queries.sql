@@ -134,7 +134,7 @@ SELECT t.job_id, t.run_id
 -- name: find_waiting_runs
 -- Returns the waiting runs that an overlap policy needs: the oldest of each job, and those that would replace the
 -- active run.
--- Index: open_runs_by_job.
+-- Index: job_runs_by_job.
 -- No lock: no run is buffered while the active run is locked.
 SELECT w.run_id, w.job_id, w.overlap, w.attempt, w.scheduled_at
   FROM unnest(%(job_ids)s::uuid[]) AS requested (job_id)
@@ -312,7 +312,7 @@ SELECT job_id, tenant, run_id FROM released WHERE has_waiters
 
 -- name: promote_next_runs
 -- Queues the oldest waiting run of each job.
--- Index: open_runs_by_job, job_runs_pkey; job_runs_due changes.
+-- Index: job_runs_by_job, job_runs_pkey; job_runs_due changes.
 -- Lock: one run a job, locked rows are skipped: a transaction with a locked active run waits for no open run.
 -- Why: a later statement than release_active_runs, so that it sees runs that were buffered while that waited.
 WITH next AS MATERIALIZED (
@@ -337,7 +337,7 @@ RETURNING o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, 
 -- name: promote_waiting_runs
 -- Makes promoted runs active. If other transactions hold all waiting runs, the ended run stays active until the next
 -- repair. A job without waiting runs gets no row.
--- Index: open_runs_by_job; active_runs_pkey grows.
+-- Index: job_runs_by_job; active_runs_pkey grows.
 -- Lock: the new rows; no other transaction can have inserted one meanwhile.
 INSERT INTO active_runs (job_id, tenant, run_id, has_waiters)
 SELECT given.job_id, given.tenant, given.run_id, another.run_id IS NOT NULL
@@ -610,7 +610,7 @@ SELECT run_id FROM runs WHERE run_id = ANY (%(run_ids)s::uuid[])
 
 -- name: add_job_runs
 -- Inserts runs that may exist already; returns the new ones.
--- Index: job_runs_pkey, job_runs_due, job_runs_by_job, job_runs_deadline.
+-- Index: job_runs_pkey; job_runs_due, job_runs_by_job and job_runs_deadline grow.
 -- Lock: waits for an uncommitted row with the same id, and for the end of a run with this id that is under way.
 INSERT INTO job_runs (run_id, job_id, tenant, shard, queue, lane, handler, cause, overlap, state, job_version, scheduled_at,
                       publish_at, created_at, deadline_at, schedule_to_close_at, parent_run_id, root_run_id, request_id)
@@ -636,7 +636,7 @@ RETURNING run_id
 
 -- name: retract_runs
 -- Deletes unclaimed scheduled runs of these jobs whose scheduled time, or the time it was moved to, is still ahead.
--- Index: open_runs_by_job, overrides_pkey.
+-- Index: job_runs_by_job, overrides_pkey.
 -- Lock: each run, waiting for a claim under way (which then wins).
 DELETE FROM job_runs AS o
  WHERE o.job_id = ANY (%(job_ids)s)
@@ -666,7 +666,7 @@ UPDATE timers AS t
 -- name: find_open_fixed_delay_runs
 -- Returns the fixed_delay jobs whose current run is open, or has ended in a client's transaction with effects that are
 -- not applied yet.
--- Index: open_runs_by_job; deferred_effects is read whole, a few rows.
+-- Index: job_runs_by_job; deferred_effects is read whole, a few rows.
 -- No lock: such a run is created, ended and applied under its timer's lock, which the caller has.
 SELECT t.job_id
   FROM unnest(%(job_ids)s::uuid[], %(scheduled_at)s::timestamptz[]) AS t (job_id, scheduled_at)

@@ -139,7 +139,8 @@ def _end_cancelled(
 ) -> set[UUID]:
     # A run that is being cancelled is owned by an executor. An unowned one may have been requeued before: leave it.
     refused = [r for r in requeues if r.executor_id and r.run_id not in done.runs and r.run_id not in done.busy]
-    ends = [RunEnd(r.run_id, r.attempt, RunState.CANCELLED, r.executor_id) for r in refused]
+    # Every end of such a run makes it cancelled. No other state with an attempt allows `skipped`: a waiting run stays.
+    ends = [RunEnd(r.run_id, r.attempt, RunState.SKIPPED, r.executor_id) for r in refused]
     return finish_runs(connection, installation, ends).busy
 
 

@@ -197,7 +197,10 @@ def _restore_moves(
 
 
 def _may_repeat(timer: LockedTimer, fire: Fire) -> bool:
-    """Return True if a run of this occurrence may exist: the timer was set back, or occurrences were moved."""
+    """Return True if a run of this occurrence may exist.
+
+    The timer was set back, or occurrences were moved.
+    """
     return timer.overridden or (timer.repeats_until is not None and fire.at < timer.repeats_until)
 
 

@@ -20,7 +20,9 @@ from tidewheel.postgres.notify import Channel
 
 ORDER: LiteralString = "INSERT INTO orders (name) VALUES ('socks')"
 READ_RUN: LiteralString = "SELECT publish_at, handler, cause, job_version FROM job_runs WHERE run_id = %s"
-READ_INPUTS: LiteralString = "SELECT payload, labels, request_id FROM run_inputs WHERE run_id = %s"
+READ_INPUTS: LiteralString = """
+SELECT i.payload, i.labels, o.request_id FROM job_runs AS o JOIN run_inputs AS i USING (run_id) WHERE o.run_id = %s
+"""
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ def test_missing_records_are_reported(clocked: ClockedDatabase) -> None:
     submit(clocked, schedule=DAILY)
     clocked.stop_clock(t("03-02T09:00:05"))
     fire_all(clocked)
-    clocked.execute("DELETE FROM runs")
+    clocked.execute("DELETE FROM job_runs")
     lost = explanation_of(clocked, t("03-02T09:00"))
     assert lost.outcome is OccurrenceOutcome.UNKNOWN
     assert "please report" in lost.words

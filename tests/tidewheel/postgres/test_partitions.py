@@ -1,10 +1,13 @@
-"""Daily partitions: created on demand, even if the caller's transaction rolls back."""
+"""Daily partitions: created on demand, cut by the instants at which rows are written.
 
-from collections.abc import Iterator
+They stay if the caller's transaction rolls back.
+"""
+
+from collections.abc import Iterator, Mapping
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from itertools import count
 from typing import LiteralString
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import psycopg
 import pytest
@@ -12,12 +15,13 @@ from psycopg import sql
 
 from tests.fixtures.database import Database, Template
 from tests.fixtures.services import until
-from tests.transitions.acts import submit, trigger
+from tests.transitions.acts import apply_batch, begin, end, ending, requeue, submit, trigger
 from tests.transitions.stepping import in_background
-from tidewheel.ids import first_run_id, job_id, run_id
-from tidewheel.postgres.partitions import TABLES, day_of, ensure_days, of_unknown_days
+from tidewheel.errors import Unavailable
+from tidewheel.ids import job_id, run_id
+from tidewheel.postgres.partitions import AHEAD_DAYS, TABLES, day_of, ensure_days
 from tidewheel.postgres.session import Conn
-from tidewheel.runs import Cause
+from tidewheel.runs import AttemptOutcome, Cause, RunState
 
 DAY = timedelta(days=1)
 MICROSECOND = timedelta(microseconds=1)
@@ -30,12 +34,30 @@ SELECT count(*) FROM pg_stat_activity
 PARTITIONS: LiteralString = """
 SELECT relname::text FROM pg_class WHERE relname LIKE %s AND relispartition AND relkind = 'r' ORDER BY relname
 """
-HALF: LiteralString = "CREATE TABLE {} PARTITION OF runs FOR VALUES FROM ({}) TO ({})"
-WRITE_RUN: LiteralString = """
-INSERT INTO runs (run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, created_at)
-VALUES (%(run_id)s, %(job_id)s, 'default', 1, 0, 'trigger', 'default', 'standard', %(at)s, %(at)s)
+HALF: LiteralString = "CREATE TABLE {} PARTITION OF attempts FOR VALUES FROM ({}) TO ({})"
+_WRITE_RUN: LiteralString = """
+INSERT INTO finished_runs (run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, publish_at,
+                           created_at, finished_at, state, attempt)
+VALUES (%(run_id)s, %(job_id)s, 'default', 1, 0, 'trigger', 'default', 'standard', %(chosen)s, %(chosen)s, %(at)s,
+        %(at)s, 'cancelled', 0)
 RETURNING tableoid::regclass::text
 """
+# A row of each table, at the instant of its writing.
+WRITES: Mapping[str, LiteralString] = {
+    "finished_runs": _WRITE_RUN,
+    "run_inputs": """
+INSERT INTO run_inputs (run_id, created_at, tenant) VALUES (%(run_id)s, %(at)s, 'default')
+RETURNING tableoid::regclass::text
+""",
+    "attempts": """
+INSERT INTO attempts (run_id, attempt, tenant, started_at, finished_at, outcome)
+VALUES (%(run_id)s, 1, 'default', %(at)s, %(chosen)s, 'failed') RETURNING tableoid::regclass::text
+""",
+    "attempt_outputs": """
+INSERT INTO attempt_outputs (run_id, attempt, started_at, tenant) VALUES (%(run_id)s, 1, %(at)s, 'default')
+RETURNING tableoid::regclass::text
+""",
+}
 
 
 @pytest.fixture(scope="module")
@@ -70,9 +92,17 @@ def midnight(day: date) -> datetime:
     return datetime.combine(day, time(), UTC)
 
 
-def write_run(connection: Conn, run: UUID, at: datetime) -> str:
-    columns = {"run_id": run, "job_id": job_id("default", "job"), "at": at}
-    [(place,)] = connection.execute(WRITE_RUN, columns).fetchall()
+def write(
+    connection: Conn,
+    at: datetime,
+    *,
+    table: str = "finished_runs",
+    run: UUID | None = None,
+    chosen: datetime | None = None,
+) -> str:
+    """Write a row at an instant, of a run whose id or instants a client has chosen; return its partition."""
+    columns = {"run_id": run or uuid4(), "job_id": job_id("default", "job"), "at": at, "chosen": chosen or at}
+    [(place,)] = connection.execute(WRITES[table], columns).fetchall()
     return str(place)
 
 
@@ -86,54 +116,104 @@ def test_day_is_created_once_with_all_its_tables(cut: Database, day: date) -> No
 def test_partitions_survive_the_rollback_of_the_caller(cut: Database, day: date) -> None:
     connection = cut.connection()
     ensure_days(connection, [day])
-    write_run(connection, first_run_id(midnight(day)), midnight(day))
+    write(connection, midnight(day))
     connection.rollback()
     assert partitions(cut, day) == all_of(day)
-    assert write_run(connection, first_run_id(midnight(day)), midnight(day)) == f"runs{day:_%Y%m%d}"
+    assert write(connection, midnight(day)) == f"finished_runs{day:_%Y%m%d}"
     connection.rollback()
 
 
 def test_partitions_are_visible_while_the_callers_transaction_is_open(cut: Database, day: date) -> None:
     asking, other = cut.connection(), cut.connection()
     # With the parents' locks that any writer holds, by either side.
-    write_run(asking, run_id(UUID(int=1), cut.now(), Cause.TRIGGER), cut.now())
-    write_run(other, run_id(UUID(int=2), cut.now(), Cause.TRIGGER), cut.now())
+    write(asking, cut.now())
+    write(other, cut.now())
     ensure_days(asking, [day])
-    at = midnight(day)
-    assert write_run(other, run_id(UUID(int=3), at, Cause.TRIGGER), at) == f"runs{day:_%Y%m%d}"
+    assert write(other, midnight(day)) == f"finished_runs{day:_%Y%m%d}"
     other.rollback()
     asking.rollback()
 
 
-def test_an_id_lies_in_the_partition_of_its_instant(cut: Database, day: date) -> None:
+@pytest.mark.parametrize("table", TABLES)
+def test_row_lies_in_the_partition_of_its_writing(cut: Database, day: date, table: str) -> None:
+    """The instant that a client chose, and the id that holds it, decide nothing."""
     following = day + DAY
     connection = cut.connection()
     ensure_days(connection, [following, day])
-    job, first, after = job_id("default", "job"), midnight(day), midnight(following)
+    first, after = midnight(day), midnight(following)
     for at, expected in [(first, day), (after - MICROSECOND, day), (after, following), (after + DAY / 2, following)]:
-        run = run_id(job, at, Cause.TRIGGER)
-        assert write_run(connection, run, at) == f"runs{expected:_%Y%m%d}"
+        for chosen in (at, at - 9000 * DAY, at + 400 * DAY):
+            run = run_id(uuid4(), chosen, Cause.TRIGGER)
+            assert write(connection, at, table=table, run=run, chosen=chosen) == f"{table}{expected:_%Y%m%d}"
         assert day_of(at) == expected
-    # The very first and the very last value of type uuid that a day can hold.
-    assert write_run(connection, first_run_id(first), first) == f"runs{day:_%Y%m%d}"
-    last = UUID(int=first_run_id(after).int - 1)
-    assert write_run(connection, last, first) == f"runs{day:_%Y%m%d}"
     connection.rollback()
 
 
-def test_run_without_its_partition_is_an_error(cut: Database, day: date) -> None:
+@pytest.mark.parametrize("table", TABLES)
+def test_row_without_its_partition_is_an_error(cut: Database, day: date, table: str) -> None:
     connection = cut.connection()
     with pytest.raises(psycopg.errors.CheckViolation, match="no partition"):
-        write_run(connection, first_run_id(midnight(day)), midnight(day))
+        write(connection, midnight(day), table=table)
     connection.rollback()
 
 
-def test_writing_a_run_creates_its_day(cut: Database, day: date) -> None:
+def test_finished_run_is_unique_within_its_day(cut: Database, day: date) -> None:
+    connection = cut.connection()
+    ensure_days(connection, [day])
+    run = uuid4()
+    write(connection, midnight(day), run=run)
+    with pytest.raises(psycopg.errors.UniqueViolation, match=f"finished_runs{day:_%Y%m%d}_run_id_idx"):
+        write(connection, midnight(day) + DAY - MICROSECOND, run=run)
+    connection.rollback()
+
+
+def test_missing_partitions_of_these_days_are_created_for_the_repeat(fresh_database: Database) -> None:
+    """No scheduler was up for days, or an operator has dropped one."""
+    today = day_of(fresh_database.now())
+    days = [today + ahead * DAY for ahead in range(-1, AHEAD_DAYS + 1)]
+    ensure_days(fresh_database.connection(), days)
+    for day in days:
+        for table in TABLES:
+            fresh_database.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier(f"{table}{day:_%Y%m%d}")))
+    session, at = fresh_database.session(), fresh_database.now()
+    for table in TABLES:
+        fresh_database.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier(f"{table}{today:_%Y%m%d}")))
+        with pytest.raises(Unavailable, match="no partition"), session.transaction() as connection:
+            write(connection, at, table=table)
+        assert [partitions(fresh_database, day) for day in days] == [all_of(day) for day in days]
+        with session.transaction() as connection:
+            assert write(connection, at, table=table) == f"{table}{today:_%Y%m%d}"
+
+
+def test_violated_constraint_is_no_missing_partition(fresh_database: Database) -> None:
+    """It has the same SQLSTATE; a repeat would fail for ever."""
+    day = day_of(fresh_database.now())
+    ensure_days(fresh_database.connection(), [day])
+    with pytest.raises(psycopg.errors.CheckViolation), fresh_database.session().transaction() as connection:
+        connection.execute(
+            "INSERT INTO attempts (run_id, attempt, tenant, started_at, finished_at, outcome)"
+            " VALUES (gen_random_uuid(), 1, 'default', %(at)s, %(at)s, 'another')",
+            {"at": fresh_database.now()},
+        )
+
+
+def test_run_of_a_chosen_day_creates_no_partition_of_it(cut: Database) -> None:
+    """From its trigger to its end, with inputs, a failed attempt, output and a result."""
     submit(cut)
-    run = trigger(cut, run_at=midnight(day).isoformat())
-    assert partitions(cut, day) == all_of(day)
-    place = cut.value("SELECT tableoid::regclass::text FROM runs WHERE run_id = %s", [run])
-    assert place == f"runs{day:_%Y%m%d}"
+    before = cut.rows(PARTITIONS, ["%"])
+    now = cut.now()
+    ahead = now + 400 * DAY - timedelta(minutes=1)
+    cancelled = trigger(cut, run_at=ahead.isoformat(), payload=1)
+    assert cut.value("SELECT scheduled_at FROM job_runs WHERE run_id = %s", [cancelled]) == ahead
+    apply_batch(cut, {"type": "run.cancel", "run_id": str(cancelled)})
+    past = trigger(cut, run_at=(now - 9000 * DAY).isoformat(), payload=2)
+    requeue(cut, begin(cut, past), AttemptOutcome.FAILED)
+    started = begin(cut, past)
+    end(cut, ending(started, RunState.SUCCEEDED, result=b"1", output=b"out"))
+    assert cut.rows(PARTITIONS, ["%"]) == before
+    placed = dict(cut.rows("SELECT run_id, tableoid::regclass::text FROM finished_runs"))
+    assert placed.keys() == {cancelled, past}
+    assert set(placed.values()) <= {f"finished_runs_{day:%Y%m%d}" for day in (now, now + timedelta(minutes=5))}
 
 
 def test_concurrent_callers_create_a_day_once(cut: Database, day: date) -> None:
@@ -154,8 +234,8 @@ def test_concurrent_callers_create_a_day_once(cut: Database, day: date) -> None:
 
 
 def test_partially_created_day_is_completed(cut: Database, day: date) -> None:
-    name = sql.Identifier(f"runs{day:_%Y%m%d}")
-    bounds = [sql.Literal(str(first_run_id(midnight(bound)))) for bound in (day, day + DAY)]
+    name = sql.Identifier(f"attempts{day:_%Y%m%d}")
+    bounds = [sql.Literal(str(midnight(bound))) for bound in (day, day + DAY)]
     cut.execute(sql.SQL(HALF).format(name, *bounds))
     ensure_days(cut.connection(), [day])
     assert partitions(cut, day) == all_of(day)
@@ -163,26 +243,19 @@ def test_partially_created_day_is_completed(cut: Database, day: date) -> None:
 
 def test_partition_has_its_parents_indexes_and_constraints(cut: Database, day: date) -> None:
     ensure_days(cut.connection(), [day])
-    for table in TABLES:
-        indexes = "SELECT count(*) FROM pg_index WHERE indrelid = %s::text::regclass"
-        checks = "SELECT count(*) FROM pg_constraint WHERE contype IN ('c', 'p') AND conrelid = %s::text::regclass"
-        for counted in (indexes, checks):
-            partition = f"{table}{day:_%Y%m%d}"
-            assert cut.value(counted, [partition]) == cut.value(counted, [table]), (table, counted)
-    detached = """
-    SELECT count(*) FROM pg_index AS i JOIN pg_class AS c ON c.oid = i.indexrelid
+    own = """
+    SELECT pg_get_indexdef(i.indexrelid) FROM pg_index AS i JOIN pg_class AS c ON c.oid = i.indexrelid
      WHERE i.indrelid = %s::text::regclass AND NOT c.relispartition
     """
-    assert all(cut.value(detached, [f"{table}{day:_%Y%m%d}"]) == 0 for table in TABLES)
-
-
-def test_runs_of_unknown_days_are_recognized(cut: Database, day: date) -> None:
-    connection = cut.connection()
-    ensure_days(connection, [day])
-    seen = [first_run_id(midnight(day)), UUID(int=first_run_id(midnight(day + DAY)).int - 1)]
-    unseen = [UUID(int=seen[0].int - 1), first_run_id(midnight(day + DAY)), UUID(int=(1 << 128) - 1), UUID(int=0)]
-    assert of_unknown_days(connection, seen) == []
-    assert of_unknown_days(connection, [*unseen, *seen]) == unseen
+    indexes = "SELECT count(*) FROM pg_index WHERE indrelid = %s::text::regclass"
+    checks = "SELECT count(*) FROM pg_constraint WHERE contype IN ('c', 'p') AND conrelid = %s::text::regclass"
+    for table, partitioned in TABLES.items():
+        partition = f"{table}{day:_%Y%m%d}"
+        definitions = [definition for (definition,) in cut.rows(own, [partition])]
+        expected = [f" ON public.{partition} USING btree ({partitioned.unique})"] if partitioned.unique else []
+        assert [definition[definition.index(" ON ") :] for definition in definitions] == expected
+        assert cut.value(indexes, [partition]) == cut.value(indexes, [table]) + len(expected), table
+        assert cut.value(checks, [partition]) == cut.value(checks, [table]), table
 
 
 def test_day_of_an_instant_is_in_utc() -> None:

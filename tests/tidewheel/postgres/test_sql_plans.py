@@ -27,7 +27,7 @@ from tidewheel.transitions.overlap import REPLACING
 ROWS = 50_000
 FEWER = 20_000  # where the plan does not turn on how many there are
 BATCH = 60
-PARTITION = re.compile(r"^(runs|run_inputs|attempts|attempt_outputs)_\d{8}")
+PARTITION = re.compile(r"^(finished_runs|run_inputs|attempts|attempt_outputs)_\d{8}")
 
 _LOAD: tuple[LiteralString, ...] = (
     """
@@ -49,32 +49,35 @@ _LOAD: tuple[LiteralString, ...] = (
       FROM jobs
     """,
     """
-    INSERT INTO runs (run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, created_at)
-    SELECT (%(prefix)s || substr(md5('run' || n), 13))::uuid, md5('job' || n)::uuid, 'default', 1, n %% 64, 'timer',
-           'default', 'standard', now(), now()
+    INSERT INTO job_runs (run_id, job_id, tenant, shard, queue, lane, handler, cause, overlap, state, job_version,
+                          scheduled_at, publish_at, created_at)
+    SELECT (%(prefix)s || substr(md5('open' || n), 13))::uuid, md5('job' || n)::uuid, 'default', n %% 64, 'default',
+           'standard', 'send-email', 'timer', 'skip', 'queued', 1, now(),
+           now() + n %% 64 * interval '10 s' - interval '1 min', now()
       FROM generate_series(1, %(rows)s) AS n
     """,
     """
-    INSERT INTO job_runs (run_id, job_id, tenant, shard, queue, lane, handler, cause, overlap, state, job_version,
-                           scheduled_at, publish_at, created_at)
-    SELECT run_id, job_id, tenant, shard, queue, lane, 'send-email', cause, 'skip', 'queued', 1, scheduled_at,
-           now() + shard * interval '10 s' - interval '1 min', created_at
-      FROM runs
+    INSERT INTO finished_runs (run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, publish_at,
+                               created_at, started_at, finished_at, state, attempt)
+    SELECT (%(prefix)s || substr(md5('finished' || n), 13))::uuid, md5('job' || n)::uuid, 'default', 1, n %% 64,
+           'timer', 'default', 'standard', now() - interval '1 min', now() - interval '1 min',
+           now() - interval '1 min', now(), now(), 'succeeded', 1
+      FROM generate_series(1, %(rows)s) AS n
     """,
     "INSERT INTO active_runs (job_id, tenant, run_id) SELECT job_id, tenant, run_id FROM job_runs",
     """
-    INSERT INTO run_inputs (run_id, tenant, payload)
-    SELECT run_id, tenant, decode(repeat('cd', 100), 'hex') FROM runs LIMIT %(fewer)s
+    INSERT INTO run_inputs (run_id, created_at, tenant, payload)
+    SELECT run_id, created_at, tenant, decode(repeat('cd', 100), 'hex') FROM job_runs LIMIT %(fewer)s
     """,
     """
-    INSERT INTO attempts (run_id, attempt, tenant, finished_at, outcome)
-    SELECT run_id, 1, tenant, now(), 'failed' FROM runs LIMIT %(fewer)s
+    INSERT INTO attempts (run_id, attempt, tenant, started_at, finished_at, outcome)
+    SELECT run_id, 1, tenant, now(), now(), 'failed' FROM job_runs LIMIT %(fewer)s
     """,
     """
     INSERT INTO failed_runs (run_id, job_id, tenant, job_version, cause, queue, lane, scheduled_at, finished_at, state,
                              attempt)
     SELECT run_id, job_id, tenant, 1, cause, queue, lane, scheduled_at, now(), 'failed', 1
-      FROM runs ORDER BY md5(run_id::text) LIMIT %(fewer)s
+      FROM finished_runs ORDER BY md5(run_id::text) LIMIT %(fewer)s
     """,
     """
     INSERT INTO dead_letters (tenant, kind, run_id, job_id, reason, created_at)
@@ -229,12 +232,20 @@ _NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 
 # Parameters besides those of, or different from, `facts` has it.
 SPECIAL: Mapping[str, Mapping[str, object]] = {
+    "add_job_runs": {
+        "states": [RunState.QUEUED] * BATCH,
+        "shards": [1] * BATCH,
+        "queues": ["default"] * BATCH,
+        "lanes": ["standard"] * BATCH,
+        "handlers": ["send-email"] * BATCH,
+        "causes": ["timer"] * BATCH,
+        "overlaps": ["skip"] * BATCH,
+        "publish_at": [_NOON] * BATCH,
+        "created_at": [_NOON] * BATCH,
+        **dict.fromkeys(("deadline_at", "close_at", "parents", "roots"), [None] * BATCH),
+    },
     "close_runs": {
         "allowed": ["succeeded:running"],
-        "first_run_id": UUID(int=0),
-        "last_run_id": UUID(int=(1 << 128) - 1),
-        "outcomes": "{}",
-        "error_messages": "{}",
         "cancelling": RunState.CANCELLING,
         "cancelled": RunState.CANCELLED,
     },
@@ -315,7 +326,8 @@ _HOT = {
     "tidewheel.transitions": """
         lock_claims acquire_active_runs find_stale_active_runs start_attempts read_claims close_runs find_still_open
         release_active_runs drop_signals requeue_runs find_busy_attempts read_attempts read_definitions read_inputs
-        retract_runs delete_job_runs retract_skips restore_moves read_overrides read_day_sets move_timers
+        find_existing_runs add_job_runs drop_repeated_runs keep_inputs
+        retract_runs retract_skips restore_moves read_overrides read_day_sets move_timers
         lock_chained_timers move_chained_timers drop_timers finish_jobs request_cancel find_waiting_runs
         lock_replaced_runs transfer_active_runs buffer_runs
         mark_waiters promote_next_runs promote_waiting_runs
@@ -413,9 +425,14 @@ def test_hot_statement_uses_the_index_of_its_comment(
     assert not read_whole & big(loaded)
     taken = indexes_of(plan)
     assert promised(statement) <= taken, plan
-    if "primary key" in " ".join(INDEX_LINE.findall(statement)):
+    line = " ".join(INDEX_LINE.findall(statement))
+    if "primary key" in line:
         assert {index for index in taken if index.endswith("_pkey")}
-    if "by tid" in " ".join(INDEX_LINE.findall(statement)):
+    if "index by run" in line or "indexes by run" in line:
+        assert "finished_runs_run_id_idx" in taken
+    if "by job in every" in line:
+        assert "finished_runs_job_id_scheduled_at_idx" in taken
+    if "by tid" in line:
         assert any(node["Node Type"] == "Tid Scan" for node in plan)
         assert not taken
 
@@ -427,22 +444,26 @@ def test_label_search_does_not_fetch_jobs_one_by_one(planning: Conn, facts: Mapp
     assert [node["Node Type"] for node in plan if node.get("Relation Name") == "jobs"] == ["Seq Scan"]
 
 
-BY_RUN = (
-    *("close_runs", "read_attempts", "read_inputs", "delete_job_runs", "read_run"),
-    *("read_final_states", "read_timer_runs"),
-)
+def partitions_in(plan: Sequence[Mapping[str, Any]]) -> set[str]:
+    """The partitions that a plan reads."""
+    return {name for node in plan if PARTITION.match(name := str(node.get("Relation Name")))}
 
 
-@pytest.mark.parametrize(("package", "name"), [pair for pair in HOT if pair[1] in BY_RUN])
-def test_plan_for_some_runs_probes_their_partitions_only(
-    loaded: Database, facts: Mapping[str, object], package: str, name: str
-) -> None:
-    """With ninety days of partitions the plan must probe only those of the runs."""
+@pytest.mark.parametrize("name", ["read_inputs", "keep_inputs"])
+def test_plan_reads_the_partitions_of_its_days_only(loaded: Database, facts: Mapping[str, object], name: str) -> None:
+    """Ninety days of partitions must not cost more than one."""
+    now = loaded.now()
     with loaded.transaction() as connection:
-        plan = plan_of(connection, Statements(package)[name], {**facts, **SPECIAL.get(name, {})})
-    read = {str(node["Relation Name"]) for node in plan if PARTITION.match(str(node.get("Relation Name")))}
-    assert read
-    assert {table[-8:] for table in read} == {f"{SystemClock().now():%Y%m%d}"}
+        statement = Statements("tidewheel.transitions")[name]
+        plan = plan_of(connection, statement, {**facts, "first": now, "last": now})
+    assert partitions_in(plan) == {f"run_inputs_{now:%Y%m%d}"}
+
+
+@pytest.mark.parametrize("name", ["close_runs", "add_job_runs"])
+def test_plan_of_a_write_reads_no_partition(loaded: Database, facts: Mapping[str, object], name: str) -> None:
+    with loaded.transaction() as connection:
+        plan = plan_of(connection, Statements("tidewheel.transitions")[name], {**facts, **SPECIAL[name]})
+    assert partitions_in(plan) == set()
 
 
 # What looks a batch of runs up among those that are open.
