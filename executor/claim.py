@@ -21,7 +21,7 @@ from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable, UndecodableMessage
 from tidewheel.ids import read_uuid
 from tidewheel.postgres.notify import Channel
-from tidewheel.postgres.session import CommitUnknown, Conn, Session
+from tidewheel.postgres.session import CommitUnknown, Conn, RowsLocked, Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.metrics import metrics
@@ -29,7 +29,7 @@ from tidewheel.process.service import Backoff, Shutdown
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.definitions import needs
 from tidewheel.schemas.generated.records import JobDefinition, RunRequest
-from tidewheel.transitions.claim import Claim, Claimed, Started, claim_runs, read_claims
+from tidewheel.transitions.claim import Claim, Claimed, Started, claim_runs, claim_uniform, read_claims
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.run_messages import Definitions
 
@@ -38,6 +38,7 @@ _LOG = logging.getLogger("tidewheel.executor")
 _LOCK_LEASE_FOR_CLAIM = Statements("tidewheel.executor")["lock_lease_for_claim"]
 
 _LOCKED_SECONDS = 0.05  # until the next try of a row that another transaction has locked
+_HELD_SECONDS = 5.0  # for so long a row that another transaction held is left out of the statement for all
 _WARN_SECONDS = 60.0  # between two warnings about one unknown handler
 
 ClaimedRun = tuple[Started, RunRequest, JobDefinition]
@@ -190,6 +191,7 @@ class Claimer:
         self._session, self._installation = session, installation
         self._executor_id, self._stop, self._lease_lost, self._notify = executor_id, stop, lease_lost, notify
         self._silent = silent
+        self._held: dict[UUID, float] = {}  # rows that another transaction held, and until when to expect that
 
     def claim(self, claims: Sequence[Claim], *, source: str) -> Claimed:
         """Claim a batch.
@@ -204,7 +206,7 @@ class Claimer:
         Raises:
             Unavailable: Nothing was claimed.
         """
-        claimed = self._claim(claims)
+        claimed = self._claim_all(claims)
         if claimed.overlaps.undecided:
             left = [claim for claim in claims if claim.run_id in claimed.overlaps.undecided]
             claimed.started = claimed.started + self._claim_again(left)
@@ -216,13 +218,45 @@ class Claimer:
         """Close its session; called by the thread that claims, when it ends."""
         self._session.close()
 
-    def _claim(self, claims: Sequence[Claim]) -> Claimed:
+    def _claim_all(self, claims: Sequence[Claim]) -> Claimed:
+        """Claim what one statement can claim; then decide about the rest, in a transaction of its own."""
+        now = monotonic_seconds()
+        self._held = {run_id: until for run_id, until in self._held.items() if until > now}
+        locked = False
+        try:
+            claimed = self._claim([claim for claim in claims if claim.run_id not in self._held], self._uniform)
+        except RowsLocked:
+            claimed, locked = Claimed(), True
+        rest = _without(claims, claimed.started)
+        if not rest:
+            return claimed
+        try:
+            decided = self._claim(rest, self._decide)
+        except Unavailable as error:
+            if not claimed.started:
+                raise
+            # The runs claimed before must start in any case.
+            _LOG.info("%d runs are left to the sweep: %s", len(rest), error)
+            return claimed
+        if locked:
+            until = now + _HELD_SECONDS
+            self._held |= {claim.run_id: until for claim in _without(rest, decided.started)}
+        decided.started = claimed.started + decided.started
+        return decided
+
+    def _uniform(self, connection: Conn, claims: Sequence[Claim]) -> Claimed:
+        return Claimed(started=claim_uniform(connection, claims, executor_id=self._executor_id))
+
+    def _decide(self, connection: Conn, claims: Sequence[Claim]) -> Claimed:
+        return claim_runs(connection, self._installation, claims, executor_id=self._executor_id)
+
+    def _claim(self, claims: Sequence[Claim], write: Callable[[Conn, Sequence[Claim]], Claimed]) -> Claimed:
         self._require_heartbeat()
         claimed = Claimed()
         try:
             with self._session.transaction() as connection:
                 self._lock_lease(connection)
-                claimed = claim_runs(connection, self._installation, claims, executor_id=self._executor_id)
+                claimed = write(connection, claims)
                 failpoint("claim.before_commit")
         except CommitUnknown as error:
             # Notified although the commit is uncertain: a needless wake-up costs less than a late grace period.
@@ -251,7 +285,7 @@ class Claimer:
     def _claim_again(self, claims: Sequence[Claim]) -> list[Started]:
         self._stop.wait(_LOCKED_SECONDS)
         try:
-            return self._claim(claims).started
+            return self._claim(claims, self._decide).started
         except Unavailable as error:
             # The runs claimed before must start in any case.
             _LOG.info("%d runs are left to the sweep: %s", len(claims), error)
@@ -273,7 +307,7 @@ class Claimer:
             try:
                 self._require_heartbeat()
                 with self._session.transaction() as connection:
-                    started = read_claims(connection, claims, executor_id=self._executor_id)
+                    found = read_claims(connection, claims, executor_id=self._executor_id)
             except Unavailable as error:
                 # During a shutdown without a database the lease ends, and the runs go back uncounted.
                 if self._stop.requested():
@@ -281,7 +315,13 @@ class Claimer:
                 backoff.wait(error)
                 continue
             backoff.reset()
-            return started
+            by_id = {claim.run_id: claim for claim in claims}
+            return [one._replace(claimed_from=by_id[one.run_id].claimed_from) for one in found]
+
+
+def _without(claims: Sequence[Claim], started: Sequence[Started]) -> list[Claim]:
+    done = {one.run_id.int for one in started}
+    return [claim for claim in claims if claim.run_id.int not in done]
 
 
 def latest_per_run(runs: Iterable[RunMessage]) -> dict[UUID, RunMessage]:

@@ -15,6 +15,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from uuid import UUID
 
 import psycopg
@@ -25,7 +26,7 @@ from tidewheel.executor.attempt import Attempt
 from tidewheel.executor.handler_services import ProgressBuffer
 from tidewheel.executor.outcome import Outcome, failed
 from tidewheel.executor.record_outcomes import record_outcomes
-from tidewheel.postgres.session import Session, is_data_fault
+from tidewheel.postgres.session import RowsLocked, Session, is_data_fault
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.service import Backoff, Shutdown
 from tidewheel.transitions.attempts import save_progress
@@ -43,6 +44,7 @@ _DEFER_SECONDS = 0.3  # the longest delay of the first outcomes of a burst. Sour
 _BURST_CHECK_SECONDS = 1.0  # between two checks for the end of a burst, while no outcome arrives
 _MAX_DEFERRED = 3000  # outcomes that end the delay; a thousand more would stop the claims
 _LOCKED_SECONDS = 0.05  # until the next try of a row that another transaction has locked
+_HELD_SECONDS = 5.0  # after a batch that met such a row, all are written by the statement that skips locked rows
 
 Item = tuple[Attempt, Outcome]
 
@@ -81,6 +83,7 @@ class Completer:
         self._backlog_event = threading.Event()  # there is work for two writers
         self._stop.wakes(self._backlog_event)
         self._deferring = self._has_deferred = False  # now; since the burst began
+        self._careful_until = 0.0
         self._threads = [threading.Thread(target=self._run, name="completer", daemon=True)]
         if second_session is not None:
             second = threading.Thread(
@@ -260,19 +263,23 @@ class Completer:
             psycopg.Error: An outcome's data does not fit.
         """
         try:
-            return self._write_once(session, batch)
+            if monotonic_seconds() >= self._careful_until:
+                with suppress(RowsLocked):
+                    return self._write_once(session, batch, uniform=True)
+                self._careful_until = monotonic_seconds() + _HELD_SECONDS
+            return self._write_once(session, batch, uniform=False)
         except psycopg.Error as error:
             if is_data_fault(error):
                 raise
             # A database that is read-only, or half restored, is no fault of an outcome.
             raise Unavailable(str(error)) from error
 
-    def _write_once(self, session: Session, batch: Sequence[Item]) -> list[Item]:
+    def _write_once(self, session: Session, batch: Sequence[Item], *, uniform: bool) -> list[Item]:
         reports = self.progress.unsaved_of(item[0].key for item in batch)
         with session.transaction() as connection:
             # Before the end of their attempts: the message of the next attempt carries the checkpoint.
             save_progress(connection, reports)
-            done = record_outcomes(connection, self._installation, batch, self._executor_id)
+            done = record_outcomes(connection, self._installation, batch, self._executor_id, uniform=uniform)
             failpoint("completion.before_commit")
             if done.requeued:
                 failpoint("retry.before_commit")

@@ -36,7 +36,7 @@ from tidewheel.executor.watchdog import Watchdog
 from tidewheel.jobs.targets import TARGETS
 from tidewheel.kafka.topics import queue_names
 from tidewheel.postgres.notify import Channel, Listener, Notifier
-from tidewheel.postgres.session import BY_KEY, KEPT_PLANS, Session
+from tidewheel.postgres.session import UNIFORM, Session
 from tidewheel.process.clock_skew import ClockSkew
 from tidewheel.process.metrics import metrics
 from tidewheel.process.service import Shutdown
@@ -79,12 +79,12 @@ class Executor:
         self._running: dict[tuple[UUID, int], Attempt] = {}
         self._notifier = Notifier(url, "tidewheel-executor-notify")
         self._completer = Completer(
-            Session(url, "tidewheel-executor-complete", options=BY_KEY),
+            Session(url, "tidewheel-executor-complete", options=UNIFORM),
             installation,
             self.executor_id,
             lambda: self._notifier.notify(Channel.OUTBOX),
             in_burst=self._in_burst,
-            second_session=Session(url, "tidewheel-executor-complete-2", options=BY_KEY),
+            second_session=Session(url, "tidewheel-executor-complete-2", options=UNIFORM),
         )
         self._heartbeat = self._make_heartbeat()
         self._reaper = Reaper(
@@ -275,7 +275,7 @@ class Executor:
         )
 
     def _claimer(self, name: str) -> Claimer:
-        session = Session(self._url, name, options=KEPT_PLANS)
+        session = Session(self._url, name, options=UNIFORM)
         return Claimer(
             session,
             self._installation,

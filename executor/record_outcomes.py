@@ -66,9 +66,17 @@ class Recorded:
 
 
 def record_outcomes(
-    connection: Conn, installation: Installation, items: Sequence[tuple[RecordableAttempt, Outcome]], executor_id: UUID
+    connection: Conn,
+    installation: Installation,
+    items: Sequence[tuple[RecordableAttempt, Outcome]],
+    executor_id: UUID,
+    *,
+    uniform: bool = False,
 ) -> Recorded:
-    """Write the outcomes of an executor's attempts, at most one per run, in the caller's transaction."""
+    """Write the outcomes of an executor's attempts, at most one per run, in the caller's transaction.
+
+    `uniform` is that of `finish_runs`.
+    """
     waits, ends, requeues = list[Wait](), list[RunEnd](), list[Requeue]()
     for attempt, outcome in items:
         if (wait := run_wait(attempt, outcome, executor_id)) is not None:
@@ -79,7 +87,8 @@ def record_outcomes(
             requeues.append(requeue(attempt, outcome, executor_id))
     cancelled = [(end.run_id, end.attempt) for end in ends if end.state is RunState.CANCELLED]
     busy = start_cancelling(connection, cancelled, executor_id)
-    done = finish_runs(connection, installation, [end for end in ends if end.run_id not in busy] if busy else ends)
+    ends = [end for end in ends if end.run_id not in busy] if busy else ends
+    done = finish_runs(connection, installation, ends, uniform=uniform)
     busy |= done.busy | requeue_runs(connection, installation, requeues).busy
     busy |= wait_runs(connection, waits) | end_cancelled_waits(connection, installation, waits)
     return Recorded(busy, done.superseded, len(requeues))
@@ -124,6 +133,8 @@ def run_end(attempt: RecordableAttempt, outcome: Outcome, executor_id: UUID) -> 
         unflushed,
         attempt.request,
         attempt.definition,
+        None,
+        started.claimed_from,
     )
 
 
@@ -142,6 +153,7 @@ def requeue(attempt: RecordableAttempt, outcome: Outcome, executor_id: UUID) -> 
         unflushed=attempt.seal_output(),
         output=attempt.output.tail() if attempt.output else None,
         output_bytes=attempt.output.written if attempt.output else None,
+        claimed_from=attempt.started.claimed_from,
     )
 
 

@@ -21,6 +21,8 @@ CREATE TABLE job_runs (
     attempt              integer NOT NULL DEFAULT 0,
     failed_attempts      integer NOT NULL DEFAULT 0,
     lost_attempts        integer NOT NULL DEFAULT 0,
+    gates                smallint NOT NULL DEFAULT 0,
+    moved_ahead          boolean NOT NULL DEFAULT false,
     scheduled_at         timestamptz NOT NULL,
     publish_at           timestamptz NOT NULL,
     deadline_at          timestamptz,
@@ -42,14 +44,17 @@ CREATE TABLE job_runs (
     autovacuum_vacuum_cost_delay = 0
 );
 COMMENT ON COLUMN job_runs.handler IS 'what an executor must have: a handler''s name, tidewheel.shell or tidewheel.lambda; null if any executor will do';
+COMMENT ON COLUMN job_runs.gates IS 'not 0: only a claim that decides about all runs of the job may start the run. 1: another run of the job has come, or the run is the job''s active run';
+COMMENT ON COLUMN job_runs.moved_ahead IS 'true if the run may start before its scheduled time';
 COMMENT ON COLUMN job_runs.publish_at IS 'the earliest time of a claim; infinity while buffered, blocked or waiting';
 COMMENT ON COLUMN job_runs.deadline_at IS 'the earliest timeout that the scheduler enforces: schedule_to_start until an attempt starts, schedule_to_close_at, external_deadline_at, an external heartbeat';
 COMMENT ON COLUMN job_runs.executor_id IS 'the executor that owns the attempt; of a waiting run the one that started it';
-COMMENT ON COLUMN job_runs.claimed_from IS 'the message of the last claim as topic/partition/offset@timestamp, or sweep';
+COMMENT ON COLUMN job_runs.claimed_from IS 'the message of the last claim as topic/partition/offset@timestamp, or sweep; null while the executor keeps it, until the attempt ends';
 COMMENT ON COLUMN job_runs.schedule_to_close_at IS 'the time at which schedule_to_close expires';
 COMMENT ON COLUMN job_runs.external_deadline_at IS 'the time limit for the external completion of a waiting run';
 CREATE INDEX job_runs_due ON job_runs (queue, lane, publish_at);
 CREATE INDEX job_runs_by_job ON job_runs (job_id, scheduled_at); -- finds a job's oldest buffered run first
+CREATE INDEX job_runs_moved_ahead ON job_runs (job_id) WHERE moved_ahead;
 CREATE INDEX job_runs_deadline ON job_runs (deadline_at) WHERE deadline_at IS NOT NULL;
 
 -- The outcome of each run, complete when it is made: written once, by the transaction that deletes its row of job_runs.

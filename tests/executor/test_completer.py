@@ -146,7 +146,9 @@ def test_first_outcomes_of_a_burst_wait_for_claims(with_job: Database) -> None:
     with completing(with_job, flooded) as completer:
         completer.add(first, succeeded(None))
         assert completer.drain(30)
-    [written] = with_job.rows("SELECT count(*), count(DISTINCT xmin::text) FROM runs WHERE state = 'succeeded'")
+    [written] = with_job.rows(
+        "SELECT count(*), count(DISTINCT xmin::text) FROM finished_runs WHERE state = 'succeeded'"
+    )
     assert written == (3, 1)
 
 
@@ -263,13 +265,15 @@ def test_unrecordable_outcome_fails_only_its_run(fresh_database: Database) -> No
     assert [final_state(fresh_database, one.run_id)[0] for one in (good, other)] == ["succeeded", "succeeded"]
     assert final_state(fresh_database, bad.run_id)[0] == "failed"
     assert attempts(fresh_database, bad.run_id) == [(1, "failed")]
-    assert fresh_database.value("SELECT error_type FROM attempts WHERE outcome = 'failed'") == "UnrecordableOutcome"
+    assert (
+        fresh_database.value("SELECT error_type FROM ended_attempts WHERE outcome = 'failed'") == "UnrecordableOutcome"
+    )
 
 
 def test_outcome_that_cannot_be_stored_at_all_delays_no_other(fresh_database: Database) -> None:
     submit(fresh_database)
     bad, other, later = (attempt_at(fresh_database, begun(fresh_database)) for _ in range(3))
-    forbid = sql.SQL("ALTER TABLE attempts ADD CONSTRAINT poison CHECK (run_id <> {})")
+    forbid = sql.SQL("ALTER TABLE finished_runs ADD CONSTRAINT poison CHECK (run_id <> {})")
     fresh_database.execute(forbid.format(sql.Literal(bad.run_id)))
     with completing(fresh_database) as completer:
         for attempt in (bad, other):
@@ -278,7 +282,7 @@ def test_outcome_that_cannot_be_stored_at_all_delays_no_other(fresh_database: Da
         completer.add(later, succeeded(None))
         until(lambda: completer.backlog() == 1, "the later one is written")
         assert [final_state(fresh_database, one.run_id)[0] for one in (other, later)] == ["succeeded"] * 2
-        fresh_database.execute("ALTER TABLE attempts DROP CONSTRAINT poison")
+        fresh_database.execute("ALTER TABLE finished_runs DROP CONSTRAINT poison")
         assert completer.drain(30)
     assert job_runs(fresh_database) == []
 
@@ -318,7 +322,7 @@ def test_second_writer_leaves_attempts_with_unsaved_progress(
     writers: dict[UUID, str] = {}
 
     def noted(
-        connection: Conn, installation: Installation, batch: Sequence[Item], executor_id: UUID
+        connection: Conn, installation: Installation, batch: Sequence[Item], executor_id: UUID, *, uniform: bool
     ) -> record_outcomes.Recorded:
         name = threading.current_thread().name
         if name == "completer" and not writers:
@@ -327,7 +331,7 @@ def test_second_writer_leaves_attempts_with_unsaved_progress(
                 "the second writer has begun",
             )
         writers.update(dict.fromkeys([item[0].run_id for item in batch], name))
-        return record_outcomes.record_outcomes(connection, installation, batch, executor_id)
+        return record_outcomes.record_outcomes(connection, installation, batch, executor_id, uniform=uniform)
 
     monkeypatch.setattr(completer_module, "record_outcomes", noted)
     monkeypatch.setattr(completer_module, "_BATCH", 2)
@@ -352,7 +356,7 @@ def test_second_writer_helps_until_little_is_left(
     busy, all_came = threading.Event(), threading.Event()
 
     def noted(
-        connection: Conn, installation: Installation, batch: Sequence[Item], executor_id: UUID
+        connection: Conn, installation: Installation, batch: Sequence[Item], executor_id: UUID, *, uniform: bool
     ) -> record_outcomes.Recorded:
         name = threading.current_thread().name
         if name == "completer" and not busy.is_set():
@@ -361,7 +365,7 @@ def test_second_writer_helps_until_little_is_left(
         elif name == "completer-2":
             assert all_came.wait(30)
         writers.update(dict.fromkeys([item[0].run_id for item in batch], name))
-        return record_outcomes.record_outcomes(connection, installation, batch, executor_id)
+        return record_outcomes.record_outcomes(connection, installation, batch, executor_id, uniform=uniform)
 
     monkeypatch.setattr(completer_module, "record_outcomes", noted)
     monkeypatch.setattr(completer_module, "_BATCH", 2)

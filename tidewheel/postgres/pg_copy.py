@@ -27,6 +27,7 @@ _INT8 = struct.Struct(">iq")
 _ARRAY = struct.Struct(">iiIii")  # dimensions, has nulls, the elements' type, their count, the first index
 _BYTEA_OID = 17
 _UUID_LENGTH = _LENGTH.pack(16)
+_TRUE, _FALSE = _LENGTH.pack(1) + b"\1", _LENGTH.pack(1) + b"\0"
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 
 
@@ -58,6 +59,11 @@ def int2(value: int) -> bytes:
 def int4(value: int) -> bytes:
     """An integer column."""
     return _INT4.pack(4, value)
+
+
+def boolean(value: bool) -> bytes:  # noqa: FBT001 - a column's value
+    """A boolean column."""
+    return _TRUE if value else _FALSE
 
 
 def int8(value: int) -> bytes:

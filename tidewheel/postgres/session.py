@@ -43,6 +43,9 @@ BY_KEY = "-c enable_mergejoin=off -c enable_seqscan=off -c enable_bitmapscan=off
 # For those sessions whose statements can only use the key, whatever the statistics: planning a claim of a few runs took
 # as long as executing it. Not for statements on many partitions: a generic plan covers all of them.
 KEPT_PLANS = f"{BY_KEY} -c plan_cache_mode=force_generic_plan"
+# For those that claim and end runs by one statement a batch: it waits for locked rows, but not for long. Another
+# transaction may hold one for minutes, and all other runs of the batch would wait.
+UNIFORM = f"{KEPT_PLANS} -c lock_timeout=50ms"
 
 # Wrong SQL: a retry fails again.
 _OURS = psycopg.ProgrammingError | psycopg.NotSupportedError
@@ -51,6 +54,10 @@ _OURS = psycopg.ProgrammingError | psycopg.NotSupportedError
 _TIME_LIMITS = frozenset({"57014", "25P04", "25P03"})
 
 _DATA_CLASSES = frozenset({"22", "23", "54"})
+
+
+class RowsLocked(Unavailable):
+    """A statement waited for a lock for longer than its session allows; nothing was written."""
 
 
 class CommitUnknown(Unavailable):
@@ -127,6 +134,8 @@ class Session:
                 self._make_partitions()
             elif is_data_fault(error) or isinstance(error, _OURS):
                 raise
+            if isinstance(error, psycopg.errors.LockNotAvailable):
+                raise RowsLocked(_first_line(error)) from error
             # All other errors are about the server, not the rows: lost, read-only, out of space, Tidewheel's limits.
             raise Unavailable(_first_line(error)) from error
         except BaseException:

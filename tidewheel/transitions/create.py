@@ -17,7 +17,7 @@ from tidewheel.ids import JobId, RunId
 from tidewheel.outbox import OutboxRow, append
 from tidewheel.postgres.partitions import day_of, ensure_days
 from tidewheel.postgres.pg_arrays import instants, integers, texts, uuids, words
-from tidewheel.postgres.pg_copy import NULL, columns, copy_rows, instant, int2, int4, text, uuid
+from tidewheel.postgres.pg_copy import NULL, boolean, columns, copy_rows, instant, int2, int4, text, uuid
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Cause, RunState
@@ -32,10 +32,10 @@ _DROP_REPEATED_RUNS = _SQL["drop_repeated_runs"]
 
 _COPY_JOB_RUNS = (
     "COPY job_runs (run_id, job_id, tenant, shard, queue, lane, handler, cause, overlap, state, job_version, "
-    "scheduled_at, publish_at, created_at, deadline_at, schedule_to_close_at, parent_run_id, root_run_id, request_id) "
-    "FROM STDIN (FORMAT BINARY)"
+    "scheduled_at, publish_at, moved_ahead, created_at, deadline_at, schedule_to_close_at, parent_run_id, root_run_id, "
+    "request_id) FROM STDIN (FORMAT BINARY)"
 )
-_JOB_RUN = columns(19)
+_JOB_RUN = columns(20)
 _COPY_INPUTS = (
     "COPY run_inputs (run_id, created_at, tenant, payload, payload_content_type, labels, overlap, traceparent, "
     "late_ms) FROM STDIN (FORMAT BINARY)"
@@ -164,6 +164,7 @@ def _add_new(connection: Conn, runs: dict[RunId, NewRun], now: datetime) -> set[
             "versions": integers(run.job_version for run in new),
             "scheduled_at": instants(run.scheduled_at for run in new),
             "publish_at": instants(run.publish_at for run in new),
+            "moved_ahead": words("true" if run.publish_at < run.scheduled_at else "false" for run in new),
             "created_at": instants([now] * len(new)),
             "deadline_at": instants(earliest for earliest, _ in deadlines),
             "close_at": instants(closes for _, closes in deadlines),
@@ -197,7 +198,8 @@ def _job_runs(runs: Sequence[NewRun], now: datetime) -> Iterator[bytes]:
             )  # fmt: skip
         if (run.scheduled_at, run.publish_at) != last:
             last = run.scheduled_at, run.publish_at
-            at = instant(run.scheduled_at) + instant(run.publish_at) + created_at
+            moved_ahead = boolean(run.publish_at < run.scheduled_at)
+            at = instant(run.scheduled_at) + instant(run.publish_at) + moved_ahead + created_at
         earliest, closes = _deadlines(run)
         deadlines = _NO_DEADLINES if earliest is None else instant(earliest) + instant(closes)
         origin = _NO_ORIGIN

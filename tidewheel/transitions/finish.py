@@ -5,10 +5,11 @@ another transaction holds is reported as busy: the caller retries. A row that is
 superseded: the report comes from a zombie and changes nothing.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import chain
+from typing import cast
 from uuid import UUID
 
 from tidewheel.outbox import OutboxRow, append
@@ -17,6 +18,7 @@ from tidewheel.postgres.session import Conn, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
 from tidewheel.runs import DEAD_LETTERED, FINAL, OPEN, AttemptOutcome, RunState, end_of
+from tidewheel.schemas.generated import records
 from tidewheel.transitions.active_runs import release_active_runs
 from tidewheel.transitions.after_end import count_failures, failure_triggers, schedule_after_end
 from tidewheel.transitions.attempts import AttemptEnd, write_attempts, write_outputs
@@ -28,6 +30,7 @@ from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.run_messages import Definitions, build_requests
 
 _SQL = Statements("tidewheel.transitions")
+_CLOSE_UNIFORM = _SQL["close_uniform"]
 _CLOSE_RUNS = _SQL["close_runs"]
 _FIND_STILL_OPEN = _SQL["find_still_open"]
 _DROP_SIGNALS = _SQL["drop_signals"]
@@ -41,9 +44,16 @@ _STATES = {state.value: state for state in RunState}
 
 _DEFINITIONS = Definitions()
 
+_UniformRow = tuple[UUID, datetime, datetime, datetime, int, datetime]
+
 
 def finish_runs(
-    connection: Conn, installation: Installation, ends: Sequence[RunEnd], *, lasting: bool = False
+    connection: Conn,
+    installation: Installation,
+    ends: Sequence[RunEnd],
+    *,
+    lasting: bool = False,
+    uniform: bool = False,
 ) -> Ended:
     """End runs, in the caller's transaction.
 
@@ -53,11 +63,20 @@ def finish_runs(
         ends: At most one per run.
         lasting: True for a client's own transaction, which may stay open: timers, jobs and active runs are not locked.
             Their part is stored as deferred effects, which the scheduler applies within about a second.
+        uniform: True if the caller repeats everything without it when the transaction meets a lock: successes end by
+            one statement that waits for locks.
+
+    Raises:
+        psycopg.errors.LockNotAvailable: Another transaction holds a row; only if `uniform`.
     """
     result = Ended()
     if not ends:
         return result
-    rows = _close(connection, ends)
+    rows = _close_uniform(connection, ends) if uniform else []
+    if len(rows) < len(ends):
+        closed = {row.place for row in rows}
+        rest = [(place, end) for place, end in enumerate(ends, 1) if place not in closed]
+        rows += [row._replace(place=rest[row.place - 1][0]) for row in _close(connection, [end for _, end in rest])]
     if len(rows) < len(ends):
         _classify_rest(connection, ends, rows, result)
     if not rows:
@@ -86,11 +105,56 @@ def finish_runs(
     return result
 
 
+def _close_uniform(connection: Conn, ends: Sequence[RunEnd]) -> list[ClosedRun]:
+    """End the runs that succeeded; all of one attempt number and one executor in one statement."""
+    alike: defaultdict[tuple[int, UUID], list[int]] = defaultdict(list)
+    for place, end in enumerate(ends, 1):
+        if end.state is RunState.SUCCEEDED and end.outcome is None and end.request is not None and end.executor_id:
+            alike[end.attempt, end.executor_id].append(place)
+    return [
+        row
+        for (attempt, executor), places in alike.items()
+        for row in _close_alike(connection, ends, places, attempt, executor)
+    ]
+
+
+def _close_alike(
+    connection: Conn, ends: Sequence[RunEnd], places: Sequence[int], attempt: int, executor_id: UUID
+) -> list[ClosedRun]:
+    chosen = [ends[place - 1] for place in places]
+    columns: dict[str, object] = {
+        "run_ids": uuids(end.run_id for end in chosen),
+        "claimed_from": _sparse([end.claimed_from for end in chosen]),
+        "attempt": attempt,
+        "executor_id": executor_id,
+        "running": RunState.RUNNING,
+        "succeeded": RunState.SUCCEEDED,
+    }
+    by_id = {end.run_id.int: place for place, end in zip(places, chosen, strict=True)}
+    rows: list[ClosedRun] = []
+    found = connection.execute(_CLOSE_UNIFORM, columns, binary=True).fetchall()
+    for run_id, publish_at, created_at, started_at, gates, ended_at in cast("list[_UniformRow]", found):
+        place = by_id[run_id.int]
+        end = ends[place - 1]
+        request = cast("records.RunRequest", end.request)
+        definition = end.definition or _DEFINITIONS.of(request.definition)
+        # By position, in the order of the fields: this many keyword arguments cost a microsecond.
+        rows.append(
+            ClosedRun(
+                place, RunState.SUCCEEDED, request.run_id, request.job_id, definition.tenant, request.shard,
+                definition.queue, definition.lane, request.cause, gates, RunState.RUNNING, request.job_version, attempt,
+                request.scheduled_at, publish_at, created_at, started_at, end.claimed_from, ended_at,
+            )
+        )  # fmt: skip
+    return rows
+
+
 def _close(connection: Conn, ends: Sequence[RunEnd]) -> list[ClosedRun]:
     columns = {
         **_fences(ends),
         "reasons": _sparse([end.reason for end in ends]),
         "error_types": _sparse([end.error_type for end in ends]),
+        "claimed_from": _sparse([end.claimed_from for end in ends]),
         "cancelling": RunState.CANCELLING,
         "cancelled": RunState.CANCELLED,
     }

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from tidewheel.ids import read_uuid
-from tidewheel.runs import AttemptOutcome, Cause, Overlap, RunState
+from tidewheel.runs import AttemptOutcome, Cause, RunState
 from tidewheel.schemas.generated import records
 
 
@@ -33,6 +33,7 @@ class RunEnd(NamedTuple):
         request: The run's message if the caller still has it; saves building it again.
         definition: The decoded definition in that message, likewise.
         outcome: The attempt's outcome, if the run's state does not say it: `lost` for a run without another attempt.
+        claimed_from: The message of the claim, if the executor kept it.
     """
 
     run_id: UUID
@@ -50,6 +51,7 @@ class RunEnd(NamedTuple):
     request: records.RunRequest | None = None
     definition: records.JobDefinition | None = None
     outcome: AttemptOutcome | None = None
+    claimed_from: str | None = None
 
 
 class ClosedRun(NamedTuple):
@@ -60,6 +62,7 @@ class ClosedRun(NamedTuple):
         ended_as: The terminal state.
         run: The run's id, as text.
         job: The job's id, as text.
+        gates: Not 0 if it may be its job's active run.
         ended_at: The database's clock; the same for the whole batch.
     """
 
@@ -72,7 +75,7 @@ class ClosedRun(NamedTuple):
     queue: str
     lane: str
     cause: str
-    overlap: str
+    gates: int
     state: str
     job_version: int
     attempt: int
@@ -140,7 +143,7 @@ class FinishedRun(NamedTuple):
     @property
     def may_be_active(self) -> bool:
         """True if it may be its job's active run, which other runs of the job wait for."""
-        return self.row.overlap != Overlap.ALLOW_ALL
+        return self.row.gates != 0
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import NamedTuple
+from typing import NamedTuple, cast
 from uuid import UUID
 
 from psycopg.rows import class_row
@@ -22,6 +22,7 @@ from tidewheel.transitions.active_runs import (
     ActiveRun,
     acquire_active_runs,
     buffer_runs,
+    release_active_runs,
     transfer_active_runs,
 )
 from tidewheel.transitions.cancel_signals import RunningAttempt, Signal, add_signals, request_cancel
@@ -42,7 +43,7 @@ REPLACING_WORDS = words(sorted(REPLACING))
 _SQL = Statements("tidewheel.transitions")
 _FIND_WAITING_RUNS = _SQL["find_waiting_runs"]
 _LOCK_REPLACED_RUNS = _SQL["lock_replaced_runs"]
-_FORCE_CUSTOM_PLAN = _SQL["force_custom_plan"]
+_FIND_CONTENDERS = _SQL["find_contenders"]
 
 _REASON = "overlap"
 
@@ -57,6 +58,7 @@ class LockedRun(NamedTuple):
     state: str
     attempt: int
     scheduled_at: datetime
+    active: bool
 
     @property
     def contender(self) -> Contender:
@@ -137,7 +139,6 @@ def resolve_overlaps(connection: Conn, installation: Installation, candidates: S
         installation: For events and messages.
         candidates: Runs whose policy is not `allow_all`.
     """
-    connection.execute(_FORCE_CUSTOM_PLAN)  # ends of runs and rebuilt messages read partitioned tables
     by_job: defaultdict[UUID, list[LockedRun]] = defaultdict(list)
     for candidate in candidates:
         by_job[candidate.job_id].append(candidate)
@@ -145,12 +146,45 @@ def resolve_overlaps(connection: Conn, installation: Installation, candidates: S
         if len(runs) > 1:
             runs.sort(key=lambda each: each.contender.age)
     active = acquire_active_runs(connection, installation, [runs[0].acquire_request for runs in by_job.values()])
+    left = _respect_contenders(connection, installation, by_job, active)
     overlapping = [
         (active[job], runs) for job, runs in by_job.items() if len(runs) > 1 or runs[0].run_id != active[job].run_id
     ]
-    if not overlapping:
-        return OverlapResult()
-    return _apply(connection, installation, _decide(connection, overlapping))
+    result = _apply(connection, installation, _decide(connection, overlapping)) if overlapping else OverlapResult()
+    result.not_started |= left
+    result.undecided |= left
+    return result
+
+
+def _respect_contenders(
+    connection: Conn, installation: Installation, by_job: dict[UUID, list[LockedRun]], active: dict[UUID, ActiveRun]
+) -> set[UUID]:
+    """Make the runs active that have started without being so, where a candidate has just become active instead.
+
+    Removes the jobs of which another transaction holds an uncontested run: it may be about to start, unseen.
+
+    Returns:
+        The candidates of these jobs.
+    """
+    new = [
+        job
+        for job, runs in by_job.items()
+        if active[job].run_id in {run.run_id for run in runs} and not any(run.active for run in runs)
+    ]
+    if not new:
+        return set()
+    rows = connection.execute(_FIND_CONTENDERS, {"job_ids": uuids(new), "free": Overlap.ALLOW_ALL}, binary=True)
+    found = cast("list[tuple[UUID, UUID, bool]]", rows.fetchall())
+    busy = {job for _, job, is_busy in found if is_busy}
+    release_active_runs(connection, installation, [(job, active[job].run_id) for job in sorted(busy)])
+    transfers: dict[UUID, UUID] = {}
+    for run_id, job, _ in found:
+        if job not in busy:
+            transfers.setdefault(job, run_id)
+    transfer_active_runs(connection, sorted(transfers.items()))
+    for job, run_id in transfers.items():
+        active[job] = active[job]._replace(run_id=run_id)
+    return {run.run_id for job in busy for run in by_job.pop(job)}
 
 
 def _decide(connection: Conn, overlapping: Sequence[tuple[ActiveRun, Sequence[LockedRun]]]) -> list[_Case]:

@@ -13,76 +13,91 @@ c.finished_at IS NULL
   AND (c.labels IS NULL
        OR EXISTS (SELECT FROM cancelled_jobs AS j WHERE j.cancellation_id = c.id AND j.job_id = run.job_id))
 
--- name: claim_runs
--- Claims runs in one statement: locks the claimable runs, acquires active runs, starts the attempts of runs that need
--- no active run or are one. A locked run that does not start is returned with nulls, its job's active run locked: a
--- later statement decides.
--- Index: job_runs_pkey, active_runs_pkey.
--- Lock: each run, locked rows are skipped; then each active run in job_id order, waiting for a release under way.
--- Why: a row that changed after this statement began is not updated, because its new version is invisible here. Several
--- runs of one job with a replacing policy do not start here: a replaced run must not start first. Rows are looked up in
--- a hash and not joined: the planner expects one row of a batch and would scan all for each. Each run is looked up by
--- key alone, and the CASE keeps publish_at from being an index condition: with statistics of a nearly empty table the
--- planner would scan all due runs for each. The open cancellations are checked once.
-WITH locked AS MATERIALIZED (
-    SELECT o.*, requested.claimed_from
-      FROM (SELECT *
-              FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[], %(versions)s::integer[], %(claimed_from)s::text[])
-                   AS given (run_id, attempt, job_version, claimed_from)
-             ORDER BY run_id) AS requested
-     CROSS JOIN LATERAL (
-        SELECT o.ctid AS at, o.run_id, o.job_id, o.tenant, o.overlap, o.scheduled_at
-          FROM job_runs AS o
-         WHERE o.run_id = requested.run_id
-           AND o.attempt = requested.attempt - 1
-           AND o.job_version = requested.job_version
-           AND o.state = ANY (%(sources)s::text[])
-           AND CASE WHEN o.publish_at <= (SELECT tidewheel_now()) THEN true ELSE false END
-           AND (o.deadline_at IS NULL OR o.deadline_at > (SELECT tidewheel_now()))
-           AND (NOT EXISTS (SELECT FROM cancellations WHERE finished_at IS NULL) OR NOT EXISTS (
-                SELECT FROM cancellations AS c WHERE {{names_run(o)}}
-               ))
-           FOR UPDATE OF o SKIP LOCKED
-     ) AS o
-), acquired AS (
-    INSERT INTO active_runs (job_id, tenant, run_id)
-    SELECT DISTINCT ON (l.job_id) l.job_id, l.tenant, l.run_id
-      FROM locked AS l
-     WHERE l.overlap <> %(free)s
-     ORDER BY l.job_id, l.scheduled_at, l.run_id
-        ON CONFLICT (job_id) DO UPDATE SET run_id = active_runs.run_id
-    RETURNING active_runs.run_id
-), contested AS (
-    SELECT l.job_id
-      FROM locked AS l
-     WHERE l.overlap <> %(free)s
-     GROUP BY l.job_id
-    HAVING count(*) > 1 AND bool_or(l.overlap = ANY (%(replacing)s::text[]))
-), started AS (
-    UPDATE job_runs AS o
-       SET state = %(target)s,
-           attempt = o.attempt + 1,
-           executor_id = %(executor_id)s,
-           started_at = (SELECT tidewheel_now()),
-           deadline_at = o.schedule_to_close_at,
-           claimed_from = l.claimed_from
-      FROM locked AS l
-     WHERE o.ctid = l.at
-       AND (l.overlap = %(free)s
-            OR (l.run_id IN (SELECT t.run_id FROM acquired AS t) AND l.job_id NOT IN (SELECT c.job_id FROM contested AS c)))
-    RETURNING o.run_id, o.attempt, o.failed_attempts, o.lost_attempts, o.publish_at, o.started_at, o.schedule_to_close_at
-)
-SELECT run_id, attempt, failed_attempts, lost_attempts, publish_at, started_at, schedule_to_close_at FROM started
- UNION ALL
-SELECT l.run_id, NULL, NULL, NULL, NULL, NULL, NULL
-  FROM locked AS l
- WHERE l.run_id NOT IN (SELECT s.run_id FROM started AS s)
+-- name: claim_uniform
+-- Claims runs of one attempt number and one version that pass every gate: the fence, no open cancellation, and, where the
+-- policy limits overlaps, no other run of the job that has come. The rest is left to lock_claims.
+-- Index: job_runs_pkey, job_runs_by_job, job_runs_moved_ahead, active_runs_pkey. Changes no indexed column (HOT).
+-- Lock: each run in run_id order, waiting for at most the session's lock_timeout.
+-- Why: a claim of another run of the job sets `gates`, so that a claim that waits for the row, or began before, matches
+-- nothing. The CASE keeps publish_at from being an index condition: with statistics of a nearly empty table the planner
+-- would scan all due runs. OFFSET 0 keeps a look from becoming a hashed read of the whole table.
+UPDATE job_runs AS o
+   SET state = %(target)s,
+       attempt = o.attempt + 1,
+       executor_id = %(executor_id)s,
+       started_at = (SELECT tidewheel_now()),
+       deadline_at = o.schedule_to_close_at,
+       claimed_from = NULL
+ WHERE o.run_id = ANY (%(run_ids)s::uuid[])
+   AND o.attempt = %(attempt)s
+   AND o.job_version = %(job_version)s
+   AND o.gates = 0
+   AND o.state = ANY (%(sources)s::text[])
+   AND CASE WHEN o.publish_at <= (SELECT tidewheel_now()) THEN true ELSE false END
+   AND (o.deadline_at IS NULL OR o.deadline_at > (SELECT tidewheel_now()))
+   AND (SELECT NOT EXISTS (SELECT FROM cancellations WHERE finished_at IS NULL))
+   AND CASE WHEN o.overlap = %(free)s THEN true
+            ELSE NOT EXISTS (SELECT FROM job_runs AS other
+                              WHERE other.job_id = o.job_id AND other.scheduled_at <= (SELECT tidewheel_now() + interval '100 ms') AND other.run_id <> o.run_id
+                                AND other.overlap <> %(free)s
+                             OFFSET 0)
+                 AND NOT EXISTS (SELECT FROM job_runs AS other
+                                  WHERE other.job_id = o.job_id AND other.moved_ahead AND other.run_id <> o.run_id
+                                 OFFSET 0)
+                 AND NOT EXISTS (SELECT FROM active_runs AS t WHERE t.job_id = o.job_id OFFSET 0)
+       END
+RETURNING o.run_id, o.failed_attempts, o.lost_attempts, o.publish_at, o.started_at, o.schedule_to_close_at
 
--- name: force_custom_plan
--- Plans the following statements of this transaction for their parameters, in a session that keeps plans: a kept plan
--- covers all partitions.
+-- part: uncontested(r)
+-- The open runs that have come, whose policy limits overlaps and that a uniform claim may start, of the jobs of some runs.
+-- Leaves out jobs whose active run is one of these runs: it starts in any case.
+SELECT r.run_id
+  FROM job_runs AS r
+ WHERE r.gates = 0
+   AND r.overlap <> %(free)s
+   AND (r.scheduled_at <= (SELECT tidewheel_now() + interval '100 ms') OR r.moved_ahead
+        OR r.run_id = ANY (%(run_ids)s::uuid[]))
+   AND r.job_id IN (SELECT o.job_id
+                      FROM job_runs AS o
+                     WHERE o.run_id = ANY (%(run_ids)s::uuid[])
+                       AND o.overlap <> %(free)s
+                       AND NOT EXISTS (SELECT FROM active_runs AS t
+                                        WHERE t.job_id = o.job_id AND t.run_id = ANY (%(run_ids)s::uuid[])))
+ ORDER BY r.run_id
+
+-- name: contest_runs
+-- Sets `gates` of uncontested runs: no uniform claim starts them from now on, whenever it began.
+-- Index: job_runs_pkey, job_runs_by_job, active_runs_pkey.
+-- Lock: each run in run_id order, waiting for at most the transaction's lock_timeout: for a claim or an end under way.
+-- Why an UPDATE: a claim that waited for a mere lock would start the run after it.
+WITH contested AS MATERIALIZED ({{uncontested(r)}} FOR UPDATE OF r)
+UPDATE job_runs AS o SET gates = 1 WHERE o.run_id IN (SELECT c.run_id FROM contested AS c)
+
+-- name: contest_free_runs
+-- The same of those that no other transaction holds.
+-- Index: job_runs_pkey, job_runs_by_job, active_runs_pkey.
+-- Lock: each run in run_id order, locked rows are skipped.
+WITH contested AS MATERIALIZED ({{uncontested(r)}} FOR UPDATE OF r SKIP LOCKED)
+UPDATE job_runs AS o SET gates = 1 WHERE o.run_id IN (SELECT c.run_id FROM contested AS c)
+
+-- name: find_contenders
+-- Returns the runs of these jobs that may be active though the job has no active run: those that have started, and
+-- those that another transaction holds, uncontested.
+-- Index: job_runs_by_job.
+-- No lock.
+-- Why: a later statement than contest_runs and acquire_active_runs, so that it sees the end that they waited for.
+SELECT r.run_id, r.job_id, r.gates = 0 AS busy
+  FROM job_runs AS r
+ WHERE r.job_id = ANY (%(job_ids)s::uuid[])
+   AND r.overlap <> %(free)s
+   AND (r.attempt > 0 OR (r.gates = 0 AND (r.scheduled_at <= (SELECT tidewheel_now() + interval '100 ms') OR r.moved_ahead)))
+ ORDER BY r.scheduled_at, r.run_id
+
+-- name: set_waits
+-- Sets lock_timeout for the following statements of this transaction, and has them planned for their parameters: a kept
+-- plan covers all partitions.
 -- No index, no lock.
-SELECT set_config('plan_cache_mode', 'force_custom_plan', true)
+SELECT set_config('lock_timeout', %(lock_timeout)s, true), set_config('plan_cache_mode', 'force_custom_plan', true)
 
 -- name: lock_claims
 -- Locks the runs that may be claimed now, in run_id order.
@@ -96,7 +111,8 @@ SELECT o.*
                AS given (run_id, attempt, job_version)
          ORDER BY run_id) AS requested
  CROSS JOIN LATERAL (
-    SELECT o.run_id, o.job_id, o.tenant, o.overlap, o.state, o.attempt, o.scheduled_at
+    SELECT o.run_id, o.job_id, o.tenant, o.overlap, o.state, o.attempt, o.scheduled_at,
+           EXISTS (SELECT FROM active_runs AS t WHERE t.job_id = o.job_id AND t.run_id = o.run_id OFFSET 0) AS active
       FROM job_runs AS o
      WHERE o.run_id = requested.run_id
        AND o.attempt = requested.attempt - 1
@@ -175,7 +191,7 @@ UPDATE active_runs AS t
 -- Index: job_runs_pkey; job_runs_due changes.
 -- Lock: rows that lock_claims has locked.
 UPDATE job_runs AS o
-   SET state = %(target)s, publish_at = 'infinity'
+   SET state = %(target)s, publish_at = 'infinity', gates = 1
  WHERE o.run_id = ANY (%(run_ids)s::uuid[]) AND o.state = ANY (%(sources)s)
 RETURNING o.run_id
 
@@ -204,7 +220,8 @@ UPDATE job_runs AS o
   FROM unnest(%(run_ids)s::uuid[], %(claimed_from)s::text[]) AS requested (run_id, claimed_from)
  CROSS JOIN LATERAL (SELECT p.ctid AS at FROM job_runs AS p WHERE p.run_id = requested.run_id OFFSET 0) AS found
  WHERE o.ctid = found.at
-RETURNING o.run_id, o.attempt, o.failed_attempts, o.lost_attempts, o.publish_at, o.started_at, o.schedule_to_close_at
+RETURNING o.run_id, o.attempt, o.failed_attempts, o.lost_attempts, o.publish_at, o.started_at, o.schedule_to_close_at,
+          o.claimed_from
 
 -- name: wait_for_claims
 -- Waits until the server has committed or rolled back a claim whose COMMIT got no response.
@@ -216,10 +233,38 @@ SELECT run_id FROM job_runs WHERE run_id = ANY (%(run_ids)s) ORDER BY run_id FOR
 -- Returns the attempts of such a claim that this executor owns. A later statement, so that it sees what was waited for.
 -- Index: job_runs_pkey.
 -- No lock.
-SELECT o.run_id, o.attempt, o.failed_attempts, o.lost_attempts, o.publish_at, o.started_at, o.schedule_to_close_at
+SELECT o.run_id, o.attempt, o.failed_attempts, o.lost_attempts, o.publish_at, o.started_at, o.schedule_to_close_at,
+       o.claimed_from
   FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[]) AS requested (run_id, attempt)
  CROSS JOIN LATERAL (SELECT * FROM job_runs AS p WHERE p.run_id = requested.run_id OFFSET 0) AS o
  WHERE o.attempt = requested.attempt AND o.executor_id = %(executor_id)s AND o.state = ANY (%(states)s)
+
+-- name: close_uniform
+-- Ends runs that succeeded, all in one attempt number of one executor: deletes the rows of the open runs and inserts those
+-- of the finished runs. A run that is being cancelled does not match: close_runs ends it.
+-- Index: job_runs_pkey; the partition of this day grows.
+-- Lock: each run in run_id order, waiting for at most the session's lock_timeout.
+-- Why FULL JOIN: it can only be hashed; for a nested loop the planner would expect a few rows. The CASE keeps the planner
+-- from reducing it to another join.
+WITH gone AS (
+    DELETE FROM job_runs AS o
+     WHERE o.run_id = ANY (%(run_ids)s::uuid[])
+       AND o.attempt = %(attempt)s
+       AND o.executor_id = %(executor_id)s
+       AND o.state = %(running)s
+    RETURNING o.*, (SELECT tidewheel_now()) AS ended_at
+), finished AS (
+    INSERT INTO finished_runs (run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, publish_at,
+                               created_at, started_at, finished_at, state, attempt, executor_id, claimed_from,
+                               parent_run_id, root_run_id, request_id)
+    SELECT g.run_id, g.job_id, g.tenant, g.job_version, g.shard, g.cause, g.queue, g.lane, g.scheduled_at, g.publish_at,
+           g.created_at, g.started_at, g.ended_at, %(succeeded)s, g.attempt, g.executor_id,
+           coalesce(given.claimed_from, g.claimed_from), g.parent_run_id, g.root_run_id, g.request_id
+      FROM gone AS g
+      FULL JOIN unnest(%(run_ids)s::uuid[], %(claimed_from)s::text[]) AS given (run_id, claimed_from) USING (run_id)
+     WHERE CASE WHEN g.job_id IS NULL THEN false ELSE true END
+)
+SELECT run_id, publish_at, created_at, started_at, gates, ended_at FROM gone
 
 -- name: close_runs
 -- Ends runs: deletes the row of the open run and inserts that of the finished run. The attempt must be the current one,
@@ -234,10 +279,10 @@ WITH gone AS (
         SELECT found.at, requested.*
           FROM (SELECT *
                   FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[], %(executor_ids)s::uuid[], %(states)s::text[],
-                              %(reasons)s::text[], %(error_types)s::text[])
+                              %(reasons)s::text[], %(error_types)s::text[], %(claimed_from)s::text[])
                        WITH ORDINALITY
                        AS given (requested_id, requested_attempt, requested_executor_id, requested_state, reason, error_type,
-                                 position)
+                                 given_claimed_from, position)
                  ORDER BY requested_id) AS requested
          CROSS JOIN LATERAL (
             SELECT p.ctid AS at
@@ -251,6 +296,7 @@ WITH gone AS (
      ) AS chosen
      WHERE o.ctid = chosen.at
     RETURNING chosen.position, chosen.reason, chosen.error_type, o.*,
+              coalesce(chosen.given_claimed_from, o.claimed_from) AS claimed_by,
               CASE WHEN isfinite(o.publish_at) THEN o.publish_at ELSE greatest(o.scheduled_at, o.created_at) END
                   AS published_at,
               (SELECT tidewheel_now()) AS ended_at,
@@ -260,12 +306,12 @@ WITH gone AS (
                                created_at, started_at, finished_at, state, attempt, executor_id, claimed_from,
                                parent_run_id, root_run_id, request_id, reason, error_type)
     SELECT g.run_id, g.job_id, g.tenant, g.job_version, g.shard, g.cause, g.queue, g.lane, g.scheduled_at, g.published_at,
-           g.created_at, g.started_at, g.ended_at, g.ended_as, g.attempt, g.executor_id, g.claimed_from, g.parent_run_id,
+           g.created_at, g.started_at, g.ended_at, g.ended_as, g.attempt, g.executor_id, g.claimed_by, g.parent_run_id,
            g.root_run_id, g.request_id, g.reason, g.error_type
       FROM gone AS g
 )
-SELECT position, ended_as, run_id::text, job_id::text, tenant, shard, queue, lane, cause, overlap, state, job_version, attempt,
-       scheduled_at, published_at, created_at, started_at, claimed_from, ended_at
+SELECT position, ended_as, run_id::text, job_id::text, tenant, shard, queue, lane, cause, gates, state, job_version, attempt,
+       scheduled_at, published_at, created_at, started_at, claimed_by, ended_at
   FROM gone
 
 -- name: find_still_open
@@ -613,13 +659,14 @@ SELECT run_id FROM runs WHERE run_id = ANY (%(run_ids)s::uuid[])
 -- Index: job_runs_pkey; job_runs_due, job_runs_by_job and job_runs_deadline grow.
 -- Lock: waits for an uncommitted row with the same id, and for the end of a run with this id that is under way.
 INSERT INTO job_runs (run_id, job_id, tenant, shard, queue, lane, handler, cause, overlap, state, job_version, scheduled_at,
-                      publish_at, created_at, deadline_at, schedule_to_close_at, parent_run_id, root_run_id, request_id)
+                      publish_at, moved_ahead, created_at, deadline_at, schedule_to_close_at, parent_run_id, root_run_id,
+                      request_id)
 SELECT new.*
   FROM unnest(
         %(run_ids)s::uuid[], %(job_ids)s::uuid[], %(tenants)s::text[], %(shards)s::smallint[], %(queues)s::text[],
         %(lanes)s::text[], %(handlers)s::text[], %(causes)s::text[], %(overlaps)s::text[], %(states)s::text[],
         %(versions)s::integer[], %(scheduled_at)s::timestamptz[], %(publish_at)s::timestamptz[],
-        %(created_at)s::timestamptz[], %(deadline_at)s::timestamptz[], %(close_at)s::timestamptz[], %(parents)s::uuid[],
+        %(moved_ahead)s::boolean[], %(created_at)s::timestamptz[], %(deadline_at)s::timestamptz[], %(close_at)s::timestamptz[], %(parents)s::uuid[],
         %(roots)s::uuid[], %(request_ids)s::text[]
        ) AS new
     ON CONFLICT (run_id) DO NOTHING

@@ -42,6 +42,7 @@ class Requeue:
         output: The attempt's last output; None keeps what was flushed while it ran.
         output_bytes: The number of bytes that the attempt wrote in all.
         unflushed: True if it is certain that no output was flushed while the attempt ran.
+        claimed_from: The message of the claim, if the executor kept it.
     """
 
     run_id: UUID
@@ -55,6 +56,7 @@ class Requeue:
     output: bytes | None = None
     output_bytes: int | None = None
     unflushed: bool = False
+    claimed_from: str | None = None
 
     @property
     def move(self) -> Move:
@@ -183,7 +185,7 @@ def _attempt(row: RequeuedRun, requeue: Requeue) -> AttemptEnd:
         outcome=requeue.outcome,
         error_type=requeue.error_type,
         error_message=requeue.error_message,
-        claimed_from=row.claimed_from,
+        claimed_from=requeue.claimed_from or row.claimed_from,
         trace=requeue.trace,
         output=requeue.output,
         output_bytes=requeue.output_bytes,
