@@ -125,20 +125,24 @@ SELECT b.key, b.value FROM job_runs AS o JOIN outbox AS b ON b.key = convert_to(
 _CLAIM: LiteralString = """
 UPDATE job_runs SET state = 'running', attempt = attempt + 1, started_at = now() WHERE run_id = ANY (%s)
 """
-_END: LiteralString = "DELETE FROM job_runs WHERE run_id = ANY (%s)"
-_FINISH: LiteralString = """
-UPDATE runs SET state = 'succeeded', attempt = 1, started_at = now(), finished_at = now() WHERE run_id = ANY (%s)
+_END: LiteralString = """
+WITH gone AS (DELETE FROM job_runs WHERE run_id = ANY (%s) RETURNING *)
+INSERT INTO finished_runs (run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, publish_at,
+                           created_at, started_at, finished_at, state, attempt)
+SELECT run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, publish_at, created_at, started_at,
+       now(), 'succeeded', attempt
+  FROM gone
 """
 _ATTEMPT: LiteralString = """
 INSERT INTO attempts (run_id, attempt, tenant, started_at, finished_at, outcome)
-SELECT run, %(attempt)s, 'default', now(), now(), %(outcome)s FROM unnest(%(runs)s::uuid[]) AS run
+SELECT run, 1, 'default', now(), now(), 'failed' FROM unnest(%(runs)s::uuid[]) AS run
 """
 _REQUEUE: LiteralString = """
-UPDATE open_runs SET state = 'retrying', failed_attempts = 1, publish_at = now() WHERE run_id = ANY (%s)
+UPDATE job_runs SET state = 'retrying', failed_attempts = 1, publish_at = now() WHERE run_id = ANY (%s)
 """
 _OUTPUT: LiteralString = """
-INSERT INTO attempt_outputs (run_id, attempt, tenant, result, output, output_bytes)
-SELECT run, 1, 'default', %(output)s, %(output)s, octet_length(%(output)s) FROM unnest(%(runs)s::uuid[]) AS run
+INSERT INTO attempt_outputs (run_id, attempt, started_at, tenant, result, output, output_bytes)
+SELECT run, 1, now(), 'default', %(output)s, %(output)s, octet_length(%(output)s) FROM unnest(%(runs)s::uuid[]) AS run
 """
 _EVENT: LiteralString = """
 INSERT INTO outbox (slice_lane, publish_at, topic, key, value, headers)
@@ -148,27 +152,24 @@ SELECT %(slice_lane)s, now(), %(topic)s, convert_to(run::text, 'UTF8'), %(value)
 
 
 def execute(
-    connection: Conn, environment: Environment, count: int, topic: str, *, attempt: int = 1, output: bytes | None = None
+    connection: Conn, environment: Environment, count: int, topic: str, *, output: bytes | None = None
 ) -> float:
     """Consume so many messages, claim and end the runs that they name, and return the seconds.
 
-    Claim and end are one statement per table, in commits of at most 2,000 runs. Left out: decoding, overlap and its
-    active_runs, the executor in claim and attempt, and the event's headers. Its value has 300 bytes.
+    Claim and end are one statement each, in commits of at most 2,000 runs. Left out: decoding, overlaps, the executor,
+    the message's coordinates, and the event's headers. Its value has 300 bytes.
 
     Args:
         connection: Of the database.
         environment: Of the topic.
         count: As many as the topic has run messages.
         topic: Of the run messages.
-        attempt: The number of the attempt that ends.
         output: Written as result and as output of each run; None writes none.
     """
     client = reader(environment, [topic])
     started = monotonic_seconds()
     for runs in _claimed(connection, client, count):
         connection.execute(_END, [runs])
-        connection.execute(_FINISH, [runs])
-        connection.execute(_ATTEMPT, {"runs": runs, "attempt": attempt, "outcome": "succeeded"})
         if output is not None:
             connection.execute(_OUTPUT, {"runs": runs, "output": output})
         connection.execute(_EVENT, _message(environment, runs))
@@ -184,7 +185,7 @@ def requeue(connection: Conn, environment: Environment, count: int, topic: str) 
     started = monotonic_seconds()
     for runs in _claimed(connection, client, count):
         connection.execute(_REQUEUE, [runs])
-        connection.execute(_ATTEMPT, {"runs": runs, "attempt": 1, "outcome": "failed"})
+        connection.execute(_ATTEMPT, {"runs": runs})
         connection.execute(_EVENT, _message(environment, runs))
         connection.commit()
     seconds = monotonic_seconds() - started
@@ -243,7 +244,7 @@ def whole(
         retried: Requeue each run once, and produce, consume and claim it again.
         output: Written as result and as output of each run; None writes none.
     """
-    taken = take_rows(connection, ("runs", "job_runs", "run_inputs", "outbox"), most)
+    taken = take_rows(connection, ("job_runs", "run_inputs", "outbox"), most)
     messages = _fired(connection, most)
     connection.execute("TRUNCATE finished_runs, job_runs, run_inputs, outbox, attempts, active_runs")
     connection.commit()
@@ -255,7 +256,7 @@ def whole(
         sending, reporting = warm_producer(other, topic), warm_producer(other, completions)
         seconds = copy_rows(connection, taken)
         seconds += produce(other, topic, messages, client=sending)
-        connection.execute("ANALYZE job_runs, runs")
+        connection.execute("ANALYZE job_runs")
         connection.execute("TRUNCATE outbox")
         connection.commit()
         if retried:
@@ -264,7 +265,7 @@ def whole(
             seconds += requeue(connection, other, len(messages), topic)
             seconds += produce(other, again, messages, client=resending)
             topic = again
-        seconds += execute(connection, other, len(messages), topic, attempt=2 if retried else 1, output=output)
+        seconds += execute(connection, other, len(messages), topic, output=output)
         seconds += produce(other, completions, messages, client=reporting)
     return len(messages) / seconds
 

@@ -17,7 +17,7 @@ _WARM_SHARE = 10  # the first of so many parts is not timed
 _BETWEEN_LOOKS = 2000  # so many may begin
 # All is to come by Kafka: what is due already would be swept while the group forms.
 _NO_SWEEP = {"TIDEWHEEL_SWEEP": "30s"}
-_WRITTEN = ("runs", "job_runs")
+_WRITTEN = ("job_runs",)
 
 
 def measure(server: Server, options: Options) -> Round:
@@ -70,7 +70,7 @@ def _floor(connection: Conn, environment: Environment, taken: list[baselines.Row
     connection.execute("TRUNCATE finished_runs, job_runs, attempts, active_runs, outbox")
     connection.commit()
     baselines.copy_rows(connection, taken)
-    connection.execute("ANALYZE job_runs, runs")
+    connection.execute("ANALYZE job_runs")
     connection.commit()
     topic = environment.installation.topics.runs("default", "standard")
     runs = len(taken[0].rows)

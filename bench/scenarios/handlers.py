@@ -135,7 +135,7 @@ def do_load(
     options.report(f"{runs:,} runs of {handler}")
     services.ends.watch(done + runs)
     spent = services.meter.since(before, runs)
-    until_empty(connection, "open_runs", "outbox")
+    until_empty(connection, "job_runs", "outbox")
     return Done(runs / (services.ends.last_seconds() - due_at.timestamp()), spent)
 
 

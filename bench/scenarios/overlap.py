@@ -58,7 +58,7 @@ def measure_meeting(server: Server, options: Options) -> Round:
                 before = meter.mark()
                 ends.watch(warm + (number + 1) * runs)
                 spent = meter.since(before, runs)
-                until_empty(connection, "open_runs", "outbox")
+                until_empty(connection, "job_runs", "outbox")
                 done[overlap] = Done(runs / (ends.last_seconds() - due_at.timestamp()), spent)
                 skipped[overlap] = count_skipped(connection) - sum(skipped.values())
         if skipped["allow_all"] or skipped["buffer_all"] or not skipped["skip"]:
@@ -137,7 +137,7 @@ def measure_apart(server: Server, options: Options) -> Round:
                 )
                 before = mark_before_firing(environment, connection, meter, due_at)
                 ends.watch(warm + (number + 1) * runs)
-                until_empty(connection, "open_runs", "outbox")
+                until_empty(connection, "job_runs", "outbox")
                 spent[overlap].append(meter.since(before, runs).cpu_us_per_run.get("postgres", 0.0))
         check_runs(connection, warm + len(_ORDER) * runs, environment.starts())
         check_events(environment, warm + len(_ORDER) * runs)

@@ -183,7 +183,7 @@ def statements_floor(
 ) -> float:
     """Runs/s of the same way by plain statements; empties the tables."""
     connection.execute(
-        "TRUNCATE job_runs, open_runs, run_inputs, attempts, attempt_outputs, active_runs, outbox, timers"
+        "TRUNCATE finished_runs, job_runs, run_inputs, attempts, attempt_outputs, active_runs, outbox, timers"
     )
     connection.commit()
     few = min(runs, _FLOOR_RUNS)

@@ -22,12 +22,12 @@ from tidewheel.bench.environment import Environment, Server
 from tidewheel.bench.load import checkpoint, database_now, load_jobs, vacuum
 from tidewheel.bench.measurement import Figure, Incomplete, Options, Round, least
 from tidewheel.ids import read_uuid
-from tidewheel.postgres.session import BY_KEY, KEPT_PLANS, Conn, Session
+from tidewheel.postgres.session import BY_KEY, UNIFORM, Conn, Session
 from tidewheel.runs import RunState
 from tidewheel.scheduler.firing import FireBatch, fire
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.generated.records import JobDefinition, RunRequest
-from tidewheel.transitions.claim import Claim, Started, claim_runs
+from tidewheel.transitions.claim import Claim, Started, claim_uniform
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.run_messages import Definitions
@@ -63,7 +63,7 @@ def measure(server: Server, options: Options) -> Round:
         _load(environment, runs)
         _fire(environment, stages)
         messages = _read_messages(admin, runs)
-        vacuum(admin, ["open_runs"])
+        vacuum(admin, ["job_runs"])
         executor_id = uuid4()
         started = _claim(environment, stages, messages, executor_id)
         _end(environment, stages, messages, started, executor_id)
@@ -159,13 +159,12 @@ def _read_messages(admin: Conn, runs: int) -> list[Message]:
 
 
 def _claim(environment: Environment, stages: _Stages, messages: list[Message], executor_id: UUID) -> list[Started]:
-    session, started = Session(environment.url, "tidewheel-executor", options=KEPT_PLANS), list[Started]()
+    session, started = Session(environment.url, "tidewheel-executor", options=UNIFORM), list[Started]()
     with stages.stage("claim", session.connection()):
         for first in range(0, len(messages), _BATCH):
             claims = [claim for claim, _, _ in messages[first : first + _BATCH]]
             with session.transaction() as connection:
-                claimed = claim_runs(connection, environment.installation, claims, executor_id=executor_id)
-            started += claimed.started
+                started += claim_uniform(connection, claims, executor_id=executor_id)
     session.close()
     stages.check("claim", len(started))
     return started
@@ -174,7 +173,7 @@ def _claim(environment: Environment, stages: _Stages, messages: list[Message], e
 def _end(
     environment: Environment, stages: _Stages, messages: list[Message], started: list[Started], executor_id: UUID
 ) -> None:
-    session, ended = Session(environment.url, "tidewheel-executor-complete", options=BY_KEY), 0
+    session, ended = Session(environment.url, "tidewheel-executor-complete", options=UNIFORM), 0
     by_run = {claim.run_id: (request, definition) for claim, request, definition in messages}
     with stages.stage("end", session.connection()):
         for first in range(0, len(started), _BATCH):
@@ -187,11 +186,12 @@ def _end(
                     unflushed=True,
                     request=by_run[each.run_id][0],
                     definition=by_run[each.run_id][1],
+                    claimed_from=each.claimed_from,
                 )
                 for each in started[first : first + _BATCH]
             ]
             with session.transaction() as connection:
-                ended += len(finish_runs(connection, environment.installation, ends).states)
+                ended += len(finish_runs(connection, environment.installation, ends, uniform=True).states)
     session.close()
     stages.check("end", ended)
 
