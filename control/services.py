@@ -1,25 +1,18 @@
-"""Start each service: check its dependencies, then run its loop until SIGTERM."""
+"""Start each service: check its dependencies, then run its loop until SIGTERM.
+
+Each function imports its own service: all of them together take 20 MB, which a process would hold for ever.
+"""
 
 import logging
 import os
 
-import uvloop
-
-from tidewheel.control.api.service import Api
 from tidewheel.errors import Unavailable
-from tidewheel.executor.handlers import import_handlers, registered
-from tidewheel.executor.loop import Executor
-from tidewheel.executor.output_capture import captured
-from tidewheel.executor.programs.process import hide_from_programs
-from tidewheel.intake.service import Intake
 from tidewheel.kafka.clients import check_bootstrap, why_kafka_is_away
 from tidewheel.migrations.runner import require_current
 from tidewheel.migrations.stored_schemas import lookup_in
 from tidewheel.postgres.session import Conn, connect
 from tidewheel.process.health import health, serve_health
 from tidewheel.process.service import Shutdown, end_process_with_threads, tune_garbage_collector
-from tidewheel.relay.loop import Relay
-from tidewheel.scheduler.loop import Scheduler
 from tidewheel.schemas.codec import install_lookup
 from tidewheel.settings import (
     ApiSettings,
@@ -36,12 +29,16 @@ _LOG = logging.getLogger("tidewheel.process.service")
 
 def run_intake(settings: IntakeSettings) -> None:
     """Apply requests until SIGTERM."""
+    from tidewheel.intake.service import Intake
+
     url, kafka, installation, stop = _prepare("intake", settings)
     Intake(settings, url, kafka, installation, stop).run()
 
 
 def run_scheduler(settings: SchedulerSettings) -> None:
     """Create the runs of due occurrences until SIGTERM; needs no Kafka."""
+    from tidewheel.scheduler.loop import Scheduler
+
     stop = _prepare_process()
     url, installation = _prepare_database(settings)
     _announce("scheduler", settings)
@@ -50,6 +47,8 @@ def run_scheduler(settings: SchedulerSettings) -> None:
 
 def run_relay(settings: RelaySettings) -> None:
     """Publish outbox rows until SIGTERM."""
+    from tidewheel.relay.loop import Relay
+
     url, kafka, installation, stop = _prepare("relay", settings)
     named = settings.model_copy(update={"topic_prefix": installation.topics.prefix})
     Relay(named, url, kafka, stop).run()
@@ -57,6 +56,13 @@ def run_relay(settings: RelaySettings) -> None:
 
 def run_executor(settings: ExecutorSettings) -> None:
     """Execute runs until SIGTERM, then drain."""
+    import uvloop
+
+    from tidewheel.executor.handlers import import_handlers, registered
+    from tidewheel.executor.loop import Executor
+    from tidewheel.executor.output_capture import captured
+    from tidewheel.executor.programs.process import hide_from_programs
+
     import_handlers(settings.handlers)
     handlers = registered()
     health.requires("executor", lambda: "has not entered yet")
@@ -76,6 +82,8 @@ def run_executor(settings: ExecutorSettings) -> None:
 
 def run_api(settings: ApiSettings) -> None:
     """Serve HTTP until SIGTERM; needs no Kafka."""
+    from tidewheel.control.api.service import Api
+
     stop = _prepare_process()
     url, installation = _prepare_database(settings)
     api = Api(settings, url, installation, stop)

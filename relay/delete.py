@@ -1,4 +1,4 @@
-"""Delete acknowledged rows on a connection of its own: few on the caller's thread, many in the background.
+"""Delete acknowledged rows: few on the caller's thread, many in the background.
 
 Meanwhile the relay reads and produces the next batch. One batch is deleted at a time. A batch whose deletion failed is
 kept and deleted again before the next one: dropping it would publish it once more. A crash does exactly that, and loses

@@ -127,10 +127,12 @@ class HttpRunner:
     ) -> None:
         self._secrets, self._task_token_key = secrets, task_token_key
         self._backend = GuardedBackend(allow_private=allow_private, resolve=resolve)
-        # Without a client of httpx, which would keep cookies and send them with other jobs' requests.
-        self._transport = httpx.AsyncHTTPTransport(retries=0, trust_env=False)
+        context = httpx.create_ssl_context(trust_env=False)
+        # Without a client of httpx, which would keep cookies and send them with other jobs' requests. Without `verify`
+        # the transport would load all certificates once more: 2 MB.
+        self._transport = httpx.AsyncHTTPTransport(verify=context, retries=0, trust_env=False)
         self._transport._pool = httpcore.AsyncConnectionPool(  # pyright: ignore[reportPrivateUsage]
-            ssl_context=httpx.create_ssl_context(trust_env=False),
+            ssl_context=context,
             max_connections=None,  # slots bound them: no attempt waits behind targets that hang
             max_keepalive_connections=_KEPT_CONNECTIONS,
             keepalive_expiry=_KEPT_SECONDS,
