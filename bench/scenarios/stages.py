@@ -19,7 +19,7 @@ from uuid import UUID, uuid4
 import psutil
 
 from tidewheel.bench.environment import Environment, Server
-from tidewheel.bench.load import checkpoint, database_now, load_jobs, vacuum
+from tidewheel.bench.load import database_now, load_jobs, vacuum
 from tidewheel.bench.measurement import Figure, Incomplete, Options, Round, least
 from tidewheel.ids import read_uuid
 from tidewheel.postgres.session import BY_KEY, UNIFORM, Conn, Session
@@ -127,9 +127,9 @@ def _calibrate(environment: Environment, admin: Conn, stages: _Stages) -> None:
 
 
 def _load(environment: Environment, runs: int) -> None:
+    """Load the jobs, without a checkpoint: whole pages in the WAL of firing would depend on its instant."""
     with environment.connect() as connection:
         load_jobs(connection, environment.installation, runs, due_at=database_now(connection))
-        checkpoint(connection)
 
 
 def _fire(environment: Environment, stages: _Stages) -> None:
