@@ -12,7 +12,7 @@ from uuid import UUID
 
 import psycopg
 
-from tidewheel.clock import monotonic_seconds
+from tidewheel.clock import boot_seconds, monotonic_seconds
 from tidewheel.errors import Unavailable
 from tidewheel.postgres.pg_arrays import integers, uuids
 from tidewheel.postgres.session import Conn, Session
@@ -78,7 +78,7 @@ class Heartbeat:
         self._stop.wakes(self.wake)
         self._entered = threading.Event()
         self._next_at = 0.0
-        self._last_heartbeat = monotonic_seconds()
+        self._last_heartbeat = boot_seconds()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def start(self, stop: Shutdown) -> None:
@@ -99,11 +99,11 @@ class Heartbeat:
 
     def silent_seconds(self) -> float:
         """Return the age of the last heartbeat."""
-        return monotonic_seconds() - self._last_heartbeat
+        return boot_seconds() - self._last_heartbeat
 
     def is_silent(self) -> bool:
         """Return True if that is longer than the lease: another executor may have taken this one for lost."""
-        return monotonic_seconds() - self._last_heartbeat > self._lease_seconds
+        return boot_seconds() - self._last_heartbeat > self._lease_seconds
 
     def stopping(self) -> None:
         """Record that this executor is shutting down."""
@@ -137,7 +137,7 @@ class Heartbeat:
         health.remove_loop()
 
     def _cycle(self) -> None:
-        now = monotonic_seconds()
+        now = boot_seconds()
         due = now >= self._next_at
         if not due and not self._busy():
             return
@@ -147,7 +147,7 @@ class Heartbeat:
             rows = connection.execute(_READ_SIGNALS, self._columns, binary=True).fetchall()
         if due:
             self._last_heartbeat = now  # the time before the write: a reaper sees the write no earlier
-            self._next_at = monotonic_seconds() + self._every.total_seconds()
+            self._next_at = boot_seconds() + self._every.total_seconds()
             self._entered.set()
         self._deliver(rows)
 

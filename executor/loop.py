@@ -253,7 +253,7 @@ class Executor:
     def _make_runners(self, kafka: Mapping[str, str], handlers: Mapping[str, Handler]) -> dict[TargetKind, Runner]:
         factories: dict[TargetKind, Callable[[], Runner]] = {
             TargetKind.HANDLER: lambda: python_runner(self._settings, handlers, self._completion),
-            TargetKind.HTTP: lambda: http_runner(self._settings, self._installation),
+            TargetKind.HTTP: lambda: http_runner(self._settings, self._installation, self._heartbeat.is_silent),
             TargetKind.KAFKA: lambda: KafkaRunner(kafka, self._installation),
             TargetKind.SHELL: lambda: ShellRunner(self._settings),
             TargetKind.LAMBDA: LambdaRunner,

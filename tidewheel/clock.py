@@ -44,3 +44,11 @@ class SettableClock:
 def monotonic_seconds() -> float:
     """Return seconds that never go back; only differences are meaningful."""
     return time.monotonic()
+
+
+def boot_seconds() -> float:
+    """Return seconds that never go back, and go on while the machine is suspended, as leases do."""
+    return time.clock_gettime(_BOOT_CLOCK)
+
+
+_BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # macOS: its monotonic clock goes on

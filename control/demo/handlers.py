@@ -8,9 +8,8 @@ import asyncio
 import os
 import threading
 import urllib.request
-from functools import cache
 
-import httpx
+import aiohttp
 from pydantic import BaseModel
 
 from tidewheel.control.demo.receiver import HANDLERS_PATH
@@ -76,14 +75,10 @@ def sync_ledger(context: Context, errand: Errand) -> dict[str, object]:
     return {"booked": errand.subject}
 
 
-@cache
-def _client() -> httpx.AsyncClient:
-    # The receiver is on this machine, so a proxy of the environment is ignored.
-    return httpx.AsyncClient(timeout=_TIMEOUT_SECONDS, trust_env=False)
-
-
 async def _post(context: Context, path: str) -> None:
-    (await _client().post(_url(path), headers=_headers(context))).raise_for_status()
+    session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(_TIMEOUT_SECONDS), raise_for_status=True)
+    async with session, session.post(_url(path), headers=_headers(context)):
+        pass
 
 
 def _post_and_wait(context: Context, path: str) -> None:

@@ -6,19 +6,25 @@ runner follows no redirect, uses no proxy of the environment, and keeps no cooki
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 
-import httpcore
-import httpx
+import aiohttp
 
 from tidewheel.clock import SystemClock
 from tidewheel.executor.attempt import Attempt
-from tidewheel.executor.outcome import Outcome, failed, succeeded, waiting
-from tidewheel.executor.runners.addresses import CONNECT_SECONDS, AddressRefused, GuardedBackend, Resolve
+from tidewheel.executor.outcome import NOT_STARTED, Outcome, failed, succeeded, waiting
+from tidewheel.executor.runners.addresses import (
+    CONNECT_SECONDS,
+    AddressGuard,
+    AddressRefused,
+    LookUpTimedOut,
+    Resolve,
+)
+from tidewheel.executor.runners.http_client import HttpClient, LeaseLost, NotRepeated, read_place
 from tidewheel.jobs.values import MAX_RESULT_BYTES
 from tidewheel.schemas.generated.records import HttpTarget
 from tidewheel.settings import ExecutorSettings
@@ -31,50 +37,67 @@ _CUT_CHARACTERS = 8192  # each takes at most 6 bytes as JSON: 48 KiB together
 _RETRIED_4XX = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS})
 _SHOWN_CHARACTERS = 1024  # of a response or a location, in an error's message
 
-_NAMES: Mapping[type[httpx.HTTPError], str] = {
-    httpx.ConnectError: "http_connect",
-    httpx.ConnectTimeout: "http_connect_timeout",
-    httpx.ReadError: "http_reset",
-    httpx.WriteError: "http_reset",
-    httpx.RemoteProtocolError: "http_protocol",
-}
+_NAMES: Sequence[tuple[type[Exception], str]] = (
+    (aiohttp.ClientConnectorError, "http_connect"),
+    (aiohttp.ConnectionTimeoutError, "http_connect_timeout"),
+    (LookUpTimedOut, "http_connect_timeout"),
+    (aiohttp.ServerDisconnectedError, "http_protocol"),
+    (aiohttp.ClientPayloadError, "http_protocol"),
+    (aiohttp.ClientResponseError, "http_protocol"),
+    (aiohttp.ClientConnectionError, "http_reset"),
+)
+_NOTHING_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, LookUpTimedOut)
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 
-async def read_bounded(response: httpx.Response) -> bytes:
+async def read_bounded(response: aiohttp.ClientResponse) -> bytes:
     """Read the beginning of a response's body."""
     body = bytearray()
-    async for chunk in response.aiter_raw():
+    async for chunk in response.content.iter_any():
         body += chunk
         if len(body) >= _BODY_BYTES:
             break
     return bytes(body[:_BODY_BYTES])
 
 
-def outcome_of_response(response: httpx.Response, body: bytes) -> Outcome:
+def outcome_of_response(response: aiohttp.ClientResponse, body: bytes, url: str) -> Outcome:
     """Return the outcome of a response: 2xx succeeds."""
     text = body.decode("utf-8", "replace").replace("\0", "\ufffd")
-    if response.is_success:
+    status, headers = response.status, response.headers
+    if 200 <= status < 300:
         # Cut again as JSON: escapes and replacements can make the text several times as long.
-        result = _result({"status": response.status_code, "body": text})
+        result = _result({"status": status, "body": text})
         if len(result) > MAX_RESULT_BYTES:
-            result = _result({"status": response.status_code, "body": text[:_CUT_CHARACTERS], "cut": True})
+            result = _result({"status": status, "body": text[:_CUT_CHARACTERS], "cut": True})
         return succeeded(result)
-    permanent = response.status_code < 500 and response.status_code not in _RETRIED_4XX
-    url = response.request.url.copy_with(query=None, username=None, password=None)
-    description = f"{url} answered {response.status_code} {response.reason_phrase}"
-    if response.has_redirect_location:
-        description += f", a redirect to {response.headers['location'][:_SHOWN_CHARACTERS]}, which is not followed"
+    permanent = status < 500 and status not in _RETRIED_4XX
+    description = f"{url} answered {status} {response.reason}"
+    if status in _REDIRECTS and "location" in headers:
+        description += f", a redirect to {headers['location'][:_SHOWN_CHARACTERS]}, which is not followed"
     message = f"{description}: {text[:_SHOWN_CHARACTERS]}"
-    after = _retry_after(response.headers)
-    return failed(f"http_{response.status_code}", message, permanent=permanent, retry_after=after)
+    return failed(f"http_{status}", message, permanent=permanent, retry_after=_retry_after(headers))
 
 
-def connection_failed(error: httpx.HTTPError) -> Outcome:
+def connection_failed(error: BaseException | None) -> Outcome:
     """Return the outcome of a call without a response, or with a broken one."""
-    name = _NAMES.get(type(error), f"http_{type(error).__name__}")
+    name = next((name for kind, name in _NAMES if isinstance(error, kind)), f"http_{type(error).__name__}")
     # Before the connection nothing was sent. An at-most-once run may then start again.
-    not_started = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
-    return failed(name, str(error) or type(error).__name__, not_started=not_started)
+    return failed(name, _message(error) or type(error).__name__, not_started=isinstance(error, _NOTHING_SENT))
+
+
+def _message(error: BaseException | None) -> str:
+    """Return an error's text without the URL, whose query may have secrets."""
+    match error:
+        case aiohttp.ClientConnectorError():
+            return str(error.os_error)
+        case aiohttp.ConnectionTimeoutError():
+            return "no connection was made in time"
+        case aiohttp.ServerDisconnectedError():
+            return "the server disconnected without sending a response"
+        case aiohttp.ClientResponseError():
+            return " ".join(error.message.split())
+        case _:
+            return str(error)
 
 
 def _result(document: dict[str, object]) -> bytes:
@@ -82,7 +105,7 @@ def _result(document: dict[str, object]) -> bytes:
     return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def _retry_after(headers: httpx.Headers) -> timedelta | None:
+def _retry_after(headers: Mapping[str, str]) -> timedelta | None:
     """Return the delay in Retry-After: seconds, or a date by the server's clock (RFC 9110, 10.2.3)."""
     value = headers.get("retry-after")
     if value is None:
@@ -95,15 +118,13 @@ def _retry_after(headers: httpx.Headers) -> timedelta | None:
     return None
 
 
-def _served_at(headers: httpx.Headers) -> datetime:
+def _served_at(headers: Mapping[str, str]) -> datetime:
     """Return the response's Date, or this machine's time without one. Source: RFC 9110 section 6.6.1."""
     with suppress(ValueError, TypeError):
-        return parsedate_to_datetime(headers.get("date")).astimezone(UTC)
+        return parsedate_to_datetime(headers.get("date", "")).astimezone(UTC)
     return SystemClock().now()
 
 
-_KEPT_CONNECTIONS = 200
-_KEPT_SECONDS = 30
 _LEFT_SECONDS = 1.0  # for the body of a 202 response: read so that the connection can be kept
 
 
@@ -114,6 +135,7 @@ class HttpRunner:
         allow_private: True if targets may reach loopback, private and link-local addresses.
         secrets: Keys that sign requests.
         task_token_key: Key of task tokens.
+        lost_lease: Returns True if this executor may no longer start anything.
         resolve: Resolves names in place of the system.
     """
 
@@ -123,21 +145,12 @@ class HttpRunner:
         allow_private: bool,
         secrets: Sequence[bytes] = (),
         task_token_key: bytes = b"",
+        lost_lease: Callable[[], bool] = lambda: False,
         resolve: Resolve | None = None,
     ) -> None:
-        self._secrets, self._task_token_key = secrets, task_token_key
-        self._backend = GuardedBackend(allow_private=allow_private, resolve=resolve)
-        context = httpx.create_ssl_context(trust_env=False)
-        # Without a client of httpx, which would keep cookies and send them with other jobs' requests. Without `verify`
-        # the transport would load all certificates once more: 2 MB.
-        self._transport = httpx.AsyncHTTPTransport(verify=context, retries=0, trust_env=False)
-        self._transport._pool = httpcore.AsyncConnectionPool(  # pyright: ignore[reportPrivateUsage]
-            ssl_context=context,
-            max_connections=None,  # slots bound them: no attempt waits behind targets that hang
-            max_keepalive_connections=_KEPT_CONNECTIONS,
-            keepalive_expiry=_KEPT_SECONDS,
-            network_backend=self._backend,
-        )
+        self._secrets, self._task_token_key, self._lost_lease = secrets, task_token_key, lost_lease
+        self._guard = AddressGuard(allow_private=allow_private, resolve=resolve)
+        self._client: HttpClient | None = None
 
     async def run(self, attempt: Attempt) -> Outcome:
         """Send the payload and return the outcome of the response."""
@@ -145,57 +158,65 @@ class HttpRunner:
         if target is None:
             return failed("InvalidTarget", "the job's version has no HTTP target", permanent=True)
         try:
-            request = self._request(attempt, target)
-            response = await self._transport.handle_async_request(request)
-            response.request = request
-            try:
-                return await _outcome(response, target)
-            finally:
-                await response.aclose()
-        except AddressRefused as error:
-            return failed("AddressRefused", str(error), permanent=True, not_started=True)
-        except httpx.InvalidURL as error:
+            url, shown = read_place(target.url)
+        except ValueError as error:
             return failed("InvalidURL", str(error), permanent=True, not_started=True)
-        except httpx.HTTPError as error:
-            return connection_failed(error)
+        if self._client is None:
+            self._client = HttpClient(self._guard, self._lost_lease)  # needs the running loop
+        seconds = min(CONNECT_SECONDS, attempt.start_to_close_seconds)
+        request = self._client.request(
+            target.method, url, headers=self._headers(attempt, target), content=attempt.payload, seconds=seconds
+        )
+        try:
+            async with request as response:
+                return await _outcome(response, target, shown)
+        except (AddressRefused, LeaseLost, LookUpTimedOut, NotRepeated, aiohttp.ClientError) as error:
+            return _outcome_of_error(error)
 
     async def close(self) -> None:
         """Close the kept connections."""
-        await self._transport.aclose()
-        self._backend.close()
+        if self._client is not None:
+            await self._client.close()
+        await self._guard.close()
 
-    def _request(self, attempt: Attempt, target: HttpTarget) -> httpx.Request:
+    def _headers(self, attempt: Attempt, target: HttpTarget) -> dict[str, str]:
         headers = _headers(attempt, target.headers)
         if self._secrets:
             now = SystemClock().now()
             headers |= signature_headers(self._secrets, name=attempt.request.run_id, at=now, body=attempt.payload)
         if target.async_timeout_ms is not None:
             headers[TASK_TOKEN_HEADER] = task_token(self._task_token_key, *attempt.key)
-        connect = min(CONNECT_SECONDS, attempt.start_to_close_seconds)
-        timeout = {"connect": connect, "read": None, "write": None, "pool": None}
-        return httpx.Request(
-            target.method, target.url, content=attempt.payload, headers=headers, extensions={"timeout": timeout}
-        )
+        return headers
 
 
-def http_runner(settings: ExecutorSettings, installation: Installation) -> HttpRunner:
+def http_runner(settings: ExecutorSettings, installation: Installation, lost_lease: Callable[[], bool]) -> HttpRunner:
     """Return the runner of an executor with these settings."""
     secret = settings.webhook_secret
     return HttpRunner(
         allow_private=settings.http_allow_private,
         secrets=read_secrets(secret.get_secret_value()) if secret else (),
         task_token_key=installation.task_token_key,
+        lost_lease=lost_lease,
     )
 
 
-async def _outcome(response: httpx.Response, target: HttpTarget) -> Outcome:
-    if response.status_code == HTTPStatus.ACCEPTED and target.async_timeout_ms is not None:
+async def _outcome(response: aiohttp.ClientResponse, target: HttpTarget, url: str) -> Outcome:
+    if response.status == HTTPStatus.ACCEPTED and target.async_timeout_ms is not None:
         # The target has accepted the request. A failure in the rest of its response must not repeat it.
-        with suppress(httpx.HTTPError, TimeoutError):
+        with suppress(aiohttp.ClientError, TimeoutError):
             async with asyncio.timeout(_LEFT_SECONDS):
                 await read_bounded(response)
         return waiting(timedelta(milliseconds=target.async_timeout_ms))
-    return outcome_of_response(response, await read_bounded(response))
+    return outcome_of_response(response, await read_bounded(response), url)
+
+
+def _outcome_of_error(error: Exception) -> Outcome:
+    if isinstance(error, AddressRefused):
+        return failed("AddressRefused", str(error), permanent=True, not_started=True)
+    # aiohttp wraps an error of the body.
+    if isinstance(error, LeaseLost) or isinstance(error.__cause__, LeaseLost):
+        return NOT_STARTED
+    return connection_failed(error.__cause__ if isinstance(error, NotRepeated) else error)
 
 
 def _headers(attempt: Attempt, given: Mapping[str, str]) -> dict[str, str]:
@@ -211,6 +232,7 @@ def _headers(attempt: Attempt, given: Mapping[str, str]) -> dict[str, str]:
         "tidewheel-job-key": attempt.definition.job_key.encode("ascii", "backslashreplace").decode(),
         "tidewheel-scheduled-at": attempt.request.scheduled_at.isoformat(),
     }
+    ours.pop("expect", None)  # aiohttp would wait for a 100 response that few servers send
     if attempt.request.traceparent:
         ours["traceparent"] = attempt.request.traceparent
     return ours

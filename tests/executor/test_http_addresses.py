@@ -1,12 +1,18 @@
 """Addresses that HTTP targets may reach: every spelling of a private one is refused."""
 
 import doctest
-from ipaddress import ip_address
+import socket
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from tests.executor.http_target import call, serving
 from tidewheel.executor.runners import addresses as module
-from tidewheel.executor.runners.addresses import is_public
+from tidewheel.executor.runners import http_client
+from tidewheel.executor.runners.addresses import REFUSED, AddressGuard, AddressRefused, is_public
+from tidewheel.executor.runners.http_client import read_place
 
 INSIDE = [
     "0.0.0.0",  # noqa: S104 - nothing listens here
@@ -33,5 +39,122 @@ def test_public_address_is_allowed(text: str) -> None:
     assert is_public(ip_address(text))
 
 
-def test_doctest_examples_run() -> None:
-    assert doctest.testmod(module).failed == 0
+# Every entry of IANA's two registries of special-purpose addresses, and what clouds use for metadata. The three entries
+# that an IPv4 address decides are tested below.
+REGISTRIES = [
+    "0.0.0.0/8", "0.0.0.0/32", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12",
+    "192.0.0.0/24", "192.0.0.0/29", "192.0.0.8/32", "192.0.0.9/32", "192.0.0.10/32", "192.0.0.170/32", "192.0.0.171/32",
+    "192.0.2.0/24", "192.31.196.0/24", "192.52.193.0/24", "192.88.99.0/24", "192.88.99.2/32", "192.168.0.0/16",
+    "192.175.48.0/24", "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24", "240.0.0.0/4", "255.255.255.255/32",
+    "224.0.0.0/4", "168.63.129.16/32", "169.254.169.254/32", "169.254.170.2/32", "100.100.100.200/32", "192.0.0.192/32",
+    "::1/128", "::/128", "64:ff9b:1::/48", "100::/64", "100:0:0:1::/64", "2001::/23", "2001::/32", "2001:1::1/128",
+    "2001:1::2/128", "2001:1::3/128", "2001:2::/48", "2001:3::/32", "2001:4:112::/48", "2001:10::/28", "2001:20::/28",
+    "2001:30::/28", "2001:db8::/32", "2620:4f:8000::/48", "3fff::/20", "5f00::/16", "fc00::/7", "fe80::/10",
+    "ff00::/8", "fec0::/10", "fd00:ec2::254/128", "fd20:ce::254/128",
+]  # fmt: skip
+ANY_V4 = st.integers(0, 2**32 - 1).map(IPv4Address)
+PRIVATE_V4 = st.sampled_from([each for each in REFUSED if each.version == 4]).flatmap(
+    lambda network: st.integers(int(network[0]), int(network[-1])).map(IPv4Address)
+)
+ANY_V6 = st.integers(0, 2**128 - 1).map(IPv6Address)
+
+
+@pytest.mark.parametrize("network", [*REGISTRIES, *map(str, REFUSED)])
+def test_first_and_last_address_of_a_special_network_is_refused(network: str) -> None:
+    found = ip_network(network)
+    assert not is_public(found[0])
+    assert not is_public(found[-1])
+
+
+@pytest.mark.parametrize("network", [each for each in REFUSED if each.version == 4], ids=str)
+def test_neighbours_of_a_special_network_are_refused_only_by_another_one(network: object) -> None:
+    first, last = int(ip_network(str(network))[0]), int(ip_network(str(network))[-1])
+    for neighbour in (IPv4Address(max(first - 1, 0)), IPv4Address(min(last + 1, 2**32 - 1))):
+        assert is_public(neighbour) == (not any(neighbour in each for each in REFUSED))
+
+
+@given(ANY_V4)
+def test_ipv4_inside_ipv6_is_judged_as_the_ipv4_address(inner: IPv4Address) -> None:
+    number = int(inner)
+    for outer in (0xFFFF << 32 | number, 0x64FF9B << 96 | number, 0x2002 << 112 | number << 80 | 1):
+        assert is_public(IPv6Address(outer)) == is_public(inner)
+
+
+@given(ANY_V4 | ANY_V6 | PRIVATE_V4 | st.integers(0x2 << 124, (0x4 << 124) - 1).map(IPv6Address))
+def test_no_address_is_allowed_that_the_interpreter_calls_local(address: IPv4Address | IPv6Address) -> None:
+    if is_public(address):
+        inner = isinstance(address, IPv6Address) and (address in ip_network("64:ff9b::/96") or address.sixtofour)
+        assert address.is_global or inner
+        assert not address.is_multicast
+    if isinstance(address, IPv6Address) and address.exploded[0] not in "23":
+        assert not is_public(address) or address.ipv4_mapped or address in ip_network("64:ff9b::/96")
+
+
+@given(PRIVATE_V4 | st.sampled_from(INSIDE).map(ip_address), st.sampled_from(["", "%1", "%eth0"]))
+def test_no_socket_is_made_for_a_private_address(address: IPv4Address | IPv6Address, scope: str) -> None:
+    guard = AddressGuard(allow_private=False)
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    host = str(address) + (scope if address.version == 6 else "")
+    with pytest.raises(AddressRefused):
+        guard.make_socket((family, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (host, 80)))
+
+
+def test_socket_of_a_public_or_permitted_address_is_made() -> None:
+    for host, allowed in (("1.1.1.1", False), ("127.0.0.1", True)):
+        guard = AddressGuard(allow_private=allowed)
+        guard.make_socket((socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (host, 80))).close()
+
+
+@given(
+    PRIVATE_V4,
+    st.sampled_from(["{}", "{:#x}", "0{:o}", "{0}.{1}", "{0:#x}.{1}", "0{0:o}.{2}.{3}", "{0}.{2:#x}.{4}.{5}"]),
+)
+def test_spelling_of_a_private_address_does_not_pass(address: IPv4Address, spelling: str) -> None:
+    """As the C library reads it: one to four numbers, each decimal, octal or hexadecimal."""
+    number = int(address)
+    one, *others = (
+        number >> 24,
+        number & 0xFFFFFF,
+        number >> 16 & 0xFF,
+        number & 0xFFFF,
+        number >> 8 & 0xFF,
+        number & 0xFF,
+    )
+    host = spelling.format(number) if spelling.count("{") == 1 else spelling.format(one, *others)
+    [outcome] = call(f"http://{host}:9/", allow_private=False)
+    assert (outcome.error_type, outcome.permanent, outcome.not_started) == ("AddressRefused", True, True)
+
+
+@pytest.mark.parametrize(
+    "host", ["[fe80::1%25lo]", "[::ffff:7f00:1]", "[64:ff9b::7f00:1]", "\uff11\uff12\uff17.0.0.1", "LOCALHOST"]
+)
+def test_unusual_host_does_not_pass(host: str) -> None:
+    with serving() as target:
+        [outcome] = call(target.url(host=host), allow_private=False)
+    assert (outcome.error_type, outcome.not_started) == ("AddressRefused", True)
+    assert target.connections == 0
+
+
+@pytest.mark.parametrize(
+    ("written", "sent"),
+    [
+        ("http://a.example", "http://a.example/"),
+        ("http://a.example:80/x", "http://a.example/x"),
+        ("http://a.example/%7e%2F+?a=%7E+%20&b=1#c", "http://a.example/%7e%2F+?a=%7E+%20&b=1"),
+        ("https://a.example/ü%zz?ü={}|", "https://a.example/%C3%BC%25zz?%C3%BC={}|"),
+        ("http://[2606:4700::1]:81/", "http://[2606:4700::1]:81/"),
+    ],
+)
+def test_url_is_sent_as_written(written: str, sent: str) -> None:
+    assert str(read_place(written).url) == sent
+
+
+@pytest.mark.parametrize("url", ["ftp://a.example/", "http:///x", "http://a.example:99999/", "x", "http://[::1/"])
+def test_text_without_a_host_is_no_url(url: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        read_place(url)
+
+
+@pytest.mark.parametrize("documented", [module, http_client], ids=lambda each: each.__name__)
+def test_doctest_examples_run(documented: object) -> None:
+    assert doctest.testmod(documented).failed == 0  # type: ignore[arg-type]

@@ -32,5 +32,3 @@ def configure_logging(level: str = "info") -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    # httpx logs a line per HTTP request at INFO, which is too much.
-    logging.getLogger("httpx").setLevel(logging.WARNING)
