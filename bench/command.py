@@ -19,7 +19,7 @@ from tidewheel.bench.environment import open_server
 from tidewheel.bench.measurement import Line, Options
 from tidewheel.bench.plots import check_plots, plot
 from tidewheel.bench.registry import EVERYTHING, SCENARIOS, Part, named
-from tidewheel.bench.scenarios import execute, fire, latency, pipeline, relay
+from tidewheel.bench.scenarios import execute, fire, http, latency, pipeline, relay
 from tidewheel.bench.warmup import warm_up_server
 from tidewheel.errors import refuse
 from tidewheel.process.json_logging import configure_logging
@@ -36,6 +36,7 @@ _PARTS: dict[str, tuple[Part, Options]] = {
     "execute": (Part(execute.measure), Options(jobs=80_000)),
     "pipeline": (Part(pipeline.measure), Options(jobs=30_000, seconds=5)),
     "latency": (Part(latency.measure), Options(seconds=5)),
+    "http": (Part(http.measure), Options(jobs=8_000)),
 }
 
 

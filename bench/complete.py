@@ -16,7 +16,7 @@ from psycopg import sql
 from tidewheel.bench.baselines import ends, now_seconds, reader
 from tidewheel.bench.environment import Environment
 from tidewheel.bench.measurement import Incomplete
-from tidewheel.bench.starts import Start, Starts
+from tidewheel.bench.starts import Start
 from tidewheel.clock import monotonic_seconds
 from tidewheel.postgres.session import Conn
 from tidewheel.runs import RunState
@@ -88,13 +88,21 @@ def is_empty(connection: Conn, table: str) -> bool:
     return row == (True,)
 
 
-def check_runs(connection: Conn, expected: int, starts: Starts, *, retried: int = 0, skipped: int = 0) -> None:
+class Counted(Protocol):
+    """A record of calls."""
+
+    def count(self) -> int:
+        """Return their number."""
+        ...
+
+
+def check_runs(connection: Conn, expected: int, starts: Counted, *, retried: int = 0, skipped: int = 0) -> None:
     """Verify that each run succeeded at its first attempt with one call of a handler.
 
     Args:
         connection: Of the database.
         expected: All runs.
-        starts: The recorded starts.
+        starts: The recorded starts, or the requests that a receiver has counted.
         retried: So many succeeded at their second attempt, with two calls.
         skipped: So many were skipped by overlap, without a call.
 

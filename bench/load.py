@@ -53,6 +53,7 @@ def load_jobs(
     spread: timedelta = timedelta(0),
     overlap: str = "skip",
     handler: str = "noop",
+    target: Mapping[str, Json] | None = None,
     prefix: str = "bench",
     catch_up: str = "fire_once",
     end_at: datetime | None = None,
@@ -70,6 +71,7 @@ def load_jobs(
         spread: Over what the next instants are spread.
         overlap: Their overlap policy.
         handler: What they run.
+        target: What they run instead of a handler.
         prefix: What their keys begin with.
         catch_up: What becomes of missed occurrences.
         end_at: No occurrence after this.
@@ -79,7 +81,7 @@ def load_jobs(
     job: dict[str, object] = {
         "key": _key(prefix, 0),
         "schedule": {"interval": every.total_seconds(), "anchor": (due_at - every).isoformat()},
-        "target": handler,
+        "target": dict(target) if target else handler,
         "payload": PAYLOAD,
         "overlap": overlap,
         "catch_up": catch_up,
@@ -89,7 +91,8 @@ def load_jobs(
     request = parse_request({"type": "job.submit", "job": cast("Json", job)})
     assert isinstance(request, JobSubmit)
     document = {**schedule_document(request.job), "anchor_fires": True}
-    texts = (canonical(policy_document(request.job)).decode(), handler, "default", "standard", overlap)
+    requires = None if target else handler
+    texts = (canonical(policy_document(request.job)).decode(), requires, "default", "standard", overlap)
     name = job_id("default", _key(prefix, 0))
     record = definition_record(request.job, tenant="default", job_id=str(name), job_version=1, job_key=_key(prefix, 0))
     mould = _Mould(encode(record), str(name).encode(), _key(prefix, 0).encode())

@@ -17,11 +17,12 @@ import uvloop
 
 from tests.executor.attempting import attempt_of
 from tests.executor.http_target import HttpTarget, conversing, serving
+from tidewheel.clock import boot_seconds
 from tidewheel.executor.outcome import NOT_STARTED, Outcome
 from tidewheel.executor.runners.http import HttpRunner
 from tidewheel.runs import AttemptOutcome
 
-LEASE_SECONDS = 1.0
+LEASE_SECONDS = 2.0
 KEPT = 200  # idle connections
 STOPPED_SECONDS = 2.5  # longer than the lease, shorter than the 5 s that a connection may take
 
@@ -34,7 +35,6 @@ from tidewheel.executor.runners.http import HttpRunner
 async def work():
     began = boot_seconds()
     runner = HttpRunner(allow_private=True, lost_lease=lambda: boot_seconds() - began > {LEASE_SECONDS})
-    print("calling", flush=True)
     outcome = await runner.run(attempt_of({{"target": {{"type": "http", "url": sys.argv[1]}}, "payload": 1}}))
     print(outcome.kind, outcome.error_type, outcome.not_started, flush=True)
     await runner.close()
@@ -123,18 +123,32 @@ def test_stopped_executor_sends_nothing_after_its_lease() -> None:
             stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2],
         )  # fmt: skip
         assert child.stdout is not None
-        with child:
-            assert child.stdout.readline() == "calling\n"
-            threading.Event().wait(0.3)  # the first SYN has been dropped
-            os.kill(child.pid, signal.SIGSTOP)
-            ports = {each.getsockname()[1] for each in queued}
-            connection = accepted_from_another(listening, ports)
-            threading.Event().wait(STOPPED_SECONDS - 1.0)
-            os.kill(child.pid, signal.SIGCONT)
-            with connection:
-                connection.settimeout(30)
-                assert connection.recv(1) == b"", "a request was sent after the lease"
-            assert child.stdout.readline() == "released None True\n"
+        closing.enter_context(child)
+        closing.callback(child.kill)
+        ports = {each.getsockname()[1] for each in queued}
+        until(lambda: connecting(port) - ports, "the child has sent its first SYN, which was dropped")
+        os.kill(child.pid, signal.SIGSTOP)
+        stopped_at = boot_seconds()
+        connection = closing.enter_context(accepted_from_another(listening, ports))
+        until(lambda: boot_seconds() - stopped_at > STOPPED_SECONDS, "its lease is over")
+        os.kill(child.pid, signal.SIGCONT)
+        connection.settimeout(30)
+        assert connection.recv(1) == b"", "a request was sent after the lease"
+        assert child.stdout.readline() == "released None True\n"
+
+
+def connecting(port: int) -> set[int]:
+    """Return the local ports of connections to a port that are in state SYN_SENT (02). Source: Linux, proc_net_tcp."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]]
+    return {int(row[1].split(":")[1], 16) for row in rows if row[2].endswith(f":{port:04X}") and row[3] == "02"}
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    """Wait until something holds."""
+    give_up = boot_seconds() + 30
+    while not condition():
+        assert boot_seconds() < give_up, what
+        threading.Event().wait(0.01)
 
 
 def accepted_from_another(listening: socket.socket, ports: set[int]) -> socket.socket:
