@@ -1,4 +1,4 @@
-"""The receiver of `http`: a process that answers each request with 200 and counts requests, runs and repeats.
+"""The receiver of `http`: a process that answers each request with 200, and counts requests and runs.
 
 It does the least an HTTP server can do, so that the figures are those of the callers.
 """

@@ -47,7 +47,7 @@ Call = Callable[[], Awaitable[None]]
 
 
 def measure(server: Server, options: Options) -> Round:
-    """Call by the runner and by aiohttp alone; then let all services call; then let executors work off a backlog."""
+    """Call by the runner and by aiohttp alone, then by all services, then by executors with a backlog."""
     jobs = options.jobs or CALLS
     with receiving() as receiver:
         figures = _measure_calls(receiver, max(jobs // _CALLS_SHARE, 2 * max(IN_FLIGHT)), options)

@@ -138,7 +138,7 @@ def test_stopped_executor_sends_nothing_after_its_lease() -> None:
 
 
 def connecting(port: int) -> set[int]:
-    """Return the local ports of connections to a port that are in state SYN_SENT (02). Source: Linux, proc_net_tcp."""
+    """Return the local ports of connections to a port in state SYN_SENT (02). Source: Linux, proc_net_tcp."""
     rows = [line.split() for line in Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]]
     return {int(row[1].split(":")[1], 16) for row in rows if row[2].endswith(f":{port:04X}") and row[3] == "02"}
 
