@@ -131,9 +131,11 @@ def _attempt(url: str) -> Attempt:
         run_id=str(run), job_id=job, job_version=1, attempt=1, cause=Cause.TRIGGER, shard=0, scheduled_at=now,
         publish_at=now, definition=encode(definition),
     )  # fmt: skip
-    return Attempt(
-        Started(run, 1, 0, 0, now, now), request, definition, on_report=lambda *_: None, on_release=lambda _: None
-    )
+    return Attempt(Started(run, 1, 0, 0, now, now), request, definition, on_report=_unseen, on_release=_unseen)
+
+
+def _unseen(*_: object) -> None:
+    pass
 
 
 def _measure_pipeline(server: Server, receiver: Receiver, jobs: int, options: Options, floor: float | None) -> Figure:
