@@ -95,8 +95,9 @@ class WorkerProcess:
                 self._selector.register(readable, selectors.EVENT_READ)
 
     def send(self, frame: Frame) -> None:
-        """Queue a frame for it; `receive` sends it while it waits."""
+        """Send a frame; `receive` sends the part that the pipe has no room for."""
         self._to_send += encode_frame(frame)
+        self._write()
 
     def receive(self, sink: Sink, on_wakeup: Callable[[], object]) -> Frame:
         """Wait for its next frame.
