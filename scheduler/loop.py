@@ -27,6 +27,7 @@ from tidewheel.scheduler.deadlines import Deadlines
 from tidewheel.scheduler.pending_cancels import PendingCancels
 from tidewheel.scheduler.poller import TimerPoller
 from tidewheel.scheduler.repair import release_stuck_chains, repair_missing_timers
+from tidewheel.scheduler.retention import Retention
 from tidewheel.scheduler.tzdata_refresh import TzdataRefresh
 from tidewheel.scheduler.unhandled import UnhandledWatch
 from tidewheel.settings import SchedulerSettings
@@ -99,6 +100,7 @@ class Scheduler:
         self._backfills = BackfillLoop(self._session, installation)
         self._unhandled = UnhandledWatch(Session(url, "tidewheel-scheduler-unhandled", options=BY_KEY), installation)
         self._tzdata = TzdataRefresh(self._session, installation)
+        self._retention = Retention(url, settings.retention, stop)
         self._duties = (  # in this order: partitions before any run is written, shards before their timers
             _Duty("partitions", _TEN_MINUTES, self._ensure_partitions),
             _Duty("repair", _MINUTE, self._repair),
@@ -118,6 +120,7 @@ class Scheduler:
     def run(self) -> None:
         """Fire until a shutdown is requested."""
         self._membership.start()
+        self._retention.start()
         try:
             run_loop(self._stop, "scheduler", self.step, wake=self._wake)
         finally:

@@ -1,3 +1,18 @@
+-- name: lock_retention
+-- Locks retention for this session; false if another scheduler has it.
+-- No index. Lock: an advisory one, not waited for.
+SELECT pg_try_advisory_lock(hashtext('tidewheel.retention'))
+
+-- name: unlock_retention
+-- Releases that lock.
+-- No index, no lock.
+SELECT pg_advisory_unlock(hashtext('tidewheel.retention'))
+
+-- name: find_days_in_use
+-- Returns the days on which open runs were created, and those on which their attempts started.
+-- No index: all open runs are read, once an hour. No lock.
+SELECT DISTINCT (created_at AT TIME ZONE 'UTC')::date, (started_at AT TIME ZONE 'UTC')::date FROM job_runs
+
 -- name: probe_timers
 -- Returns the database's clock, and the earliest due_at of each of these shards.
 -- Index: timers_due, one descent a shard, from its low-water mark. No lock.

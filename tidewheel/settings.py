@@ -219,6 +219,11 @@ class SchedulerSettings(Connections):
     member_timeout: Duration = Field(
         timedelta(seconds=10), description="a scheduler without a heartbeat for this long owns no shards"
     )
+    retention: Duration = Field(
+        timedelta(days=90),
+        ge=timedelta(days=1),
+        description="finished runs, their inputs, attempts and output are deleted by whole days after this time",
+    )
 
 
 class RelaySettings(Connections):

@@ -6,24 +6,26 @@ nothing is left behind, and only where runs are cancelled while they wait does i
 
 import random
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import LiteralString
 from uuid import UUID, uuid4
 
 import pytest
-from psycopg.rows import args_row
+from psycopg.rows import args_row, class_row
 
 from tests.fixtures.database import Database
 from tests.transitions.acts import job_runs, submit
 from tests.transitions.overlapping import make
 from tests.transitions.stepping import in_background
 from tidewheel.errors import Unavailable
-from tidewheel.postgres.session import Conn, Session
+from tidewheel.postgres.session import UNIFORM, Conn, Session
 from tidewheel.runs import FINAL, AttemptOutcome, Overlap, RunState
 from tidewheel.scheduler.active_run_repair import ActiveRunRepair
-from tidewheel.transitions.claim import Claim, claim_runs
+from tidewheel.transitions.claim import Claim, Started, claim_runs, claim_uniform
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.requeue import Requeue, requeue_runs
+from tidewheel.transitions.run_messages import build_requests
 
 JOBS = ("a", "b", "c")
 THREADS = 4
@@ -50,13 +52,36 @@ SELECT run_id, attempt + 1, job_version FROM job_runs
  WHERE state IN ('queued', 'retrying') AND publish_at <= tidewheel_now()
 """
 BEGUN: LiteralString = "SELECT run_id, attempt, executor_id FROM job_runs WHERE state IN ('running', 'cancelling')"
+ROWS: LiteralString = """
+SELECT run_id, job_id, shard, queue, lane, cause, job_version, attempt, scheduled_at, publish_at, created_at
+  FROM job_runs WHERE run_id = ANY (%s)
+"""
 NOT_STARTED: LiteralString = (
     "SELECT run_id, attempt, NULL FROM job_runs WHERE state IN ('queued', 'buffered', 'retrying')"
 )
 RUNNING: LiteralString = (
     "SELECT run_id, attempt FROM job_runs WHERE run_id = ANY (%s) AND state = 'running' AND executor_id = %s"
 )
+# Rows are locked by key, in order, as executors do; but no statement gives up.
+OPTIONS = f"{UNIFORM} -c lock_timeout=10s"
 DEADLOCKS: LiteralString = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a run's message is built from."""
+
+    run_id: UUID
+    job_id: UUID
+    shard: int
+    queue: str
+    lane: str
+    cause: str
+    job_version: int
+    attempt: int
+    scheduled_at: datetime
+    publish_at: datetime
+    created_at: datetime
 
 
 @dataclass
@@ -86,14 +111,34 @@ class Actor:
         with connection.cursor(row_factory=args_row(_wish)) as cursor:
             found = cursor.execute(CLAIMABLE).fetchall()
         claims = self.chance.sample(found, min(len(found), self.chance.randint(1, 6)))
-        started = claim_runs(connection, self.database.installation, claims, executor_id=self.executor_id).started
+        if self.chance.random() < 0.7:  # as executors do: all in one statement, and then what it leaves
+            started = claim_uniform(connection, claims, executor_id=self.executor_id)
+            self.check(connection, started)
+            if self.chance.random() < 0.2:
+                return
+            connection.commit()
+            begun = {each.run_id for each in started}
+            claims = [claim for claim in claims if claim.run_id not in begun]
+        self.check(
+            connection,
+            claim_runs(connection, self.database.installation, claims, executor_id=self.executor_id).started,
+        )
+
+    def check(self, connection: Conn, started: list[Started]) -> None:
         # Whatever is in it is begun after the commit.
         mine = connection.execute(RUNNING, [[each.run_id for each in started], self.executor_id]).fetchall()
         assert sorted(mine) == sorted((each.run_id, each.attempt) for each in started)
 
     def end(self, connection: Conn) -> None:
-        ends = [RunEnd(run, attempt, RunState.SUCCEEDED, hands) for run, attempt, hands in self.some(connection, BEGUN)]
-        finish_runs(connection, self.database.installation, ends)
+        found = self.some(connection, BEGUN)
+        with connection.cursor(row_factory=class_row(Row)) as cursor:
+            requests = build_requests(connection, cursor.execute(ROWS, [[run for run, _, _ in found]]).fetchall())
+        ends = [
+            RunEnd(run, attempt, RunState.SUCCEEDED, hands, request=requests[run])
+            for run, attempt, hands in found
+            if run in requests
+        ]
+        finish_runs(connection, self.database.installation, ends, uniform=self.chance.random() < 0.7)
 
     def go_back(self, connection: Conn) -> None:
         outcome = self.chance.choice([AttemptOutcome.FAILED, AttemptOutcome.RELEASED, AttemptOutcome.LOST])
@@ -152,7 +197,7 @@ def test_concurrent_claims_and_ends_never_overlap_and_finish_every_run(
     policies = NEEDING if cancels else [*NEEDING, *WAITING]
     runs = [make(database, chance.choice(policies), key=key) for _ in range(40) for key in JOBS]
     chances = [random.Random(seed * 100 + number) for number in range(THREADS)]  # noqa: S311
-    actors = [Actor(database, database.session(), each, cancels) for each in chances]
+    actors = [Actor(database, database.session(options=OPTIONS), each, cancels) for each in chances]
     living = [in_background(actor.live) for actor in actors]
     for each in living:
         each.result(120)

@@ -24,7 +24,7 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.runs import FINAL, AttemptOutcome, RunState
 from tidewheel.scheduler.active_run_repair import ActiveRunRepair
 from tidewheel.scheduler.bulk_cancel import BulkCancel
-from tidewheel.transitions.claim import Claim, claim_runs
+from tidewheel.transitions.claim import Claim, claim_runs, claim_uniform
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.requeue import Requeue, requeue_runs
@@ -107,10 +107,12 @@ class Actor:
         connection.commit()  # the wishes come by messages, not in this transaction
         assert connection.execute(LOCK_LEASE_FOR_CLAIM, {"executor_id": self.executor_id}).fetchone() is not None
         claims = [Claim(run, attempt, version, "test/0/0@0") for run, attempt, version in wanted]  # type: ignore[arg-type]  # the columns' types
-        claimed = claim_runs(connection, self.database.installation, claims, executor_id=self.executor_id)
+        started = claim_uniform(connection, claims, executor_id=self.executor_id)
+        if not started:
+            started = claim_runs(connection, self.database.installation, claims, executor_id=self.executor_id).started
         # Long enough for a filter to be answered meanwhile, were it not to wait for this claim.
         threading.Event().wait(self.chance.random() * 0.02)
-        noted.begun += [Begun(started.run_id, monotonic_seconds()) for started in claimed.started]
+        noted.begun += [Begun(each.run_id, monotonic_seconds()) for each in started]
 
     def end(self, connection: Conn, noted: Seen) -> None:
         del noted

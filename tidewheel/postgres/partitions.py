@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, LiteralString, NamedTuple, cast
 
 import psycopg
 from psycopg import sql
@@ -43,6 +43,12 @@ TABLES = MappingProxyType(
         "attempt_outputs": Partitioned(),
     }
 )
+_STORED_DAYS: LiteralString = """
+SELECT c.relname::text, c.relispartition, coalesce(i.inhdetachpending, false)
+  FROM pg_class AS c
+  LEFT JOIN pg_inherits AS i ON i.inhrelid = c.oid
+ WHERE c.relkind = 'r' AND c.relnamespace = current_schema()::regnamespace AND c.relname ~ %s
+"""
 AHEAD_DAYS = 3  # created by the scheduler ahead of need; a weekend without a scheduler still has partitions
 
 _known: set[tuple[str, date]] = set()
@@ -88,6 +94,49 @@ def ensure_coming_days(connection: "Conn") -> None:
     """
     today = day_of(read_now(connection))
     ensure_days(connection, [today + timedelta(days=ahead) for ahead in range(-1, AHEAD_DAYS + 1)])
+
+
+class StoredDay(NamedTuple):
+    """The partition of one table and one day.
+
+    Args:
+        table: The partitioned table.
+        day: The day.
+        attached: False if a process died after it had detached the partition.
+        pending: True if it died while it detached it.
+    """
+
+    table: str
+    day: date
+    attached: bool
+    pending: bool
+
+
+def stored_days(connection: "Conn") -> list[StoredDay]:
+    """Return the partitions that exist, the oldest first."""
+    rows = connection.execute(_STORED_DAYS, [rf"^({'|'.join(TABLES)})_\d{{8}}$"]).fetchall()
+    found: list[StoredDay] = []
+    for name, attached, pending in cast("list[tuple[str, bool, bool]]", rows):
+        table, _, digits = name.rpartition("_")
+        found.append(
+            StoredDay(table, datetime.strptime(digits, "%Y%m%d").replace(tzinfo=UTC).date(), attached, pending)
+        )
+    return sorted(found, key=lambda each: (each.day, each.table))
+
+
+def drop_day(connection: "Conn", stored: StoredDay) -> None:
+    """Detach and drop one partition; readers and writers of other days do not wait.
+
+    Args:
+        connection: With autocommit. It waits for the transactions that have used the table, and to complete an
+            interrupted drop for all older snapshots.
+        stored: The partition.
+    """
+    name, parent = sql.Identifier(f"{stored.table}{_suffix(stored.day)}"), sql.Identifier(stored.table)
+    if stored.attached or stored.pending:
+        how = sql.SQL("FINALIZE" if stored.pending else "CONCURRENTLY")
+        connection.execute(sql.SQL("ALTER TABLE {} DETACH PARTITION {} {}").format(parent, name, how))
+    connection.execute(sql.SQL("DROP TABLE {}").format(name))
 
 
 def _create_day(connection: "Conn", day: date) -> None:

@@ -63,8 +63,8 @@ def finish_runs(
         ends: At most one per run.
         lasting: True for a client's own transaction, which may stay open: timers, jobs and active runs are not locked.
             Their part is stored as deferred effects, which the scheduler applies within about a second.
-        uniform: True if the caller repeats everything without it when the transaction meets a lock: successes end by
-            one statement that waits for locks.
+        uniform: True in a session with the options `UNIFORM`, if the caller repeats everything without it when the
+            transaction meets a lock: successes end by one statement that waits for locks, in run_id order.
 
     Raises:
         psycopg.errors.LockNotAvailable: Another transaction holds a row; only if `uniform`.

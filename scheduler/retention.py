@@ -1,0 +1,91 @@
+"""Delete finished runs by dropping the partitions of days that are over.
+
+A partition is dropped when its whole day is older than the retention. The inputs of a run that ends within a day of its
+creation lie in the partition of its creation, so inputs are kept a day longer. Partitions stay while open runs were
+created, or started their attempts, on their days: such runs still read and write them.
+
+Detaching waits for all transactions that have used the table, so this is a thread of its own. A process that dies in
+between leaves a partition that is detached, or about to be: the next round drops it.
+"""
+
+import logging
+import threading
+from datetime import date, timedelta
+from typing import cast
+
+from tidewheel.errors import Unavailable
+from tidewheel.postgres.database_clock import read_now
+from tidewheel.postgres.partitions import StoredDay, day_of, drop_day, stored_days
+from tidewheel.postgres.session import Conn, Session
+from tidewheel.postgres.statements import Statements
+from tidewheel.process.service import Shutdown
+
+_LOG = logging.getLogger("tidewheel.scheduler")
+
+_SQL = Statements("tidewheel.scheduler")
+_LOCK_RETENTION = _SQL["lock_retention"]
+_UNLOCK_RETENTION = _SQL["unlock_retention"]
+_FIND_DAYS_IN_USE = _SQL["find_days_in_use"]
+
+_EVERY_SECONDS = 3600.0
+_DAY = timedelta(days=1)
+
+
+class Retention:
+    """The thread of a scheduler that drops old partitions.
+
+    Args:
+        url: The database.
+        keep: The time for which finished runs are kept.
+        stop: The scheduler's shutdown.
+    """
+
+    def __init__(self, url: str, keep: timedelta, stop: Shutdown) -> None:
+        self._session = Session(url, "tidewheel-scheduler-retention", autocommit=True)
+        self._keep, self._stop = keep, stop
+        self._thread = threading.Thread(target=self._run, name="retention", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def step(self) -> list[StoredDay]:
+        """Drop what is old; return the dropped partitions, none if another scheduler drops them.
+
+        Raises:
+            Unavailable: The database does not answer, or a transaction has used a table for too long.
+        """
+        with self._session.transaction() as connection:
+            if connection.execute(_LOCK_RETENTION).fetchone() != (True,):
+                return []
+            try:
+                return self._drop(connection)
+            finally:
+                connection.execute(_UNLOCK_RETENTION)
+
+    def close(self) -> None:
+        """Close the session."""
+        self._session.close()
+
+    def _run(self) -> None:
+        while not self._stop.requested():
+            try:
+                self.step()
+            except Unavailable as error:
+                _LOG.warning("old partitions are dropped later: %s", error)
+            self.close()
+            self._stop.wait(_EVERY_SECONDS)
+
+    def _drop(self, connection: Conn) -> list[StoredDay]:
+        oldest = day_of(read_now(connection) - self._keep)
+        in_use = cast("list[tuple[date, date | None]]", connection.execute(_FIND_DAYS_IN_USE).fetchall())
+        started = {day for _, day in in_use if day is not None}
+        kept = {"finished_runs": set[date](), "run_inputs": {day for day, _ in in_use}}
+        dropped: list[StoredDay] = []
+        for stored in stored_days(connection):
+            first = oldest - _DAY if stored.table == "run_inputs" else oldest
+            if stored.day < first and stored.day not in kept.get(stored.table, started):
+                drop_day(connection, stored)
+                dropped.append(stored)
+                _LOG.info("the partition of %s for %s is dropped", stored.table, stored.day)
+        return dropped

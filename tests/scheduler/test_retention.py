@@ -1,0 +1,102 @@
+"""Retention: the partitions of old days are dropped, and nothing that an open run needs."""
+
+from collections.abc import Iterator
+from datetime import date, timedelta
+from typing import LiteralString
+
+import pytest
+from psycopg import sql
+
+from tests.fixtures.database import Database
+from tests.transitions.acts import begin, end, ending, submit, trigger
+from tidewheel.errors import Unavailable
+from tidewheel.postgres.partitions import TABLES, day_of, ensure_days, stored_days
+from tidewheel.process.service import Shutdown
+from tidewheel.runs import RunState
+from tidewheel.scheduler.retention import Retention
+
+KEEP = timedelta(days=10)
+DAY = timedelta(days=1)
+LOCK: LiteralString = "SELECT pg_advisory_lock(hashtext('tidewheel.retention'))"
+
+
+@pytest.fixture
+def retention(fresh_database: Database) -> Iterator[Retention]:
+    made = Retention(fresh_database.url, KEEP, Shutdown())
+    yield made
+    made.close()
+
+
+def made(database: Database, *ages: int) -> list[date]:
+    """Create the partitions of days so many days ago."""
+    days = [day_of(database.now()) - age * DAY for age in ages]
+    ensure_days(database.connection(autocommit=True), days)
+    return days
+
+
+def stored(database: Database, table: str) -> set[date]:
+    return {each.day for each in stored_days(database.connection(autocommit=True)) if each.table == table}
+
+
+def test_days_older_than_the_retention_are_dropped(fresh_database: Database, retention: Retention) -> None:
+    kept, old, older = made(fresh_database, 10, 11, 12)
+    dropped = retention.step()
+    assert {(each.table, each.day) for each in dropped} == {
+        *((table, older) for table in TABLES),
+        *((table, old) for table in TABLES if table != "run_inputs"),
+    }
+    for table in TABLES:
+        assert kept in stored(fresh_database, table)
+    assert old in stored(fresh_database, "run_inputs"), "inputs are kept a day longer"
+    assert retention.step() == []
+
+
+def test_days_of_open_runs_are_kept(fresh_database: Database, retention: Retention) -> None:
+    submit(fresh_database)
+    waiting, started = trigger(fresh_database), begin(fresh_database, trigger(fresh_database))
+    created, begun, neither = made(fresh_database, 40, 30, 20)
+    age: LiteralString = "UPDATE job_runs SET created_at = created_at - %s WHERE run_id = %s"
+    fresh_database.execute(age, [40 * DAY, waiting])
+    fresh_database.execute(
+        "UPDATE job_runs SET started_at = started_at - %s WHERE run_id = %s", [30 * DAY, started.run_id]
+    )
+    retention.step()
+    assert stored(fresh_database, "run_inputs") >= {created}
+    assert not stored(fresh_database, "run_inputs") & {begun, neither}
+    for table in ("attempts", "attempt_outputs"):
+        assert stored(fresh_database, table) >= {begun}
+        assert not stored(fresh_database, table) & {created, neither}
+    assert not stored(fresh_database, "finished_runs") & {created, begun, neither}
+    end(fresh_database, ending(started, RunState.SUCCEEDED))
+    assert fresh_database.value("SELECT state FROM finished_runs WHERE run_id = %s", [started.run_id]) == "succeeded"
+
+
+def test_interrupted_drops_are_completed(fresh_database: Database, retention: Retention) -> None:
+    """A process that dies leaves a detached partition, or one that is about to be detached."""
+    [detached, pending] = made(fresh_database, 20, 21)
+    name = sql.Identifier(f"attempts_{detached:%Y%m%d}")
+    fresh_database.execute(sql.SQL("ALTER TABLE attempts DETACH PARTITION {}").format(name))
+    reading = fresh_database.connection()
+    reading.execute("SELECT count(*) FROM attempts")
+    cutting = fresh_database.connection(autocommit=True)
+    cutting.execute("SET lock_timeout = '50ms'")
+    statement = sql.SQL("ALTER TABLE attempts DETACH PARTITION {} CONCURRENTLY")
+    with pytest.raises(Exception, match="lock timeout"):
+        cutting.execute(statement.format(sql.Identifier(f"attempts_{pending:%Y%m%d}")))
+    reading.rollback()
+    assert [each.day for each in stored_days(cutting) if each.pending] == [pending]
+    retention.step()
+    assert not stored(fresh_database, "attempts") & {detached, pending}
+
+
+def test_one_scheduler_at_a_time_drops(fresh_database: Database, retention: Retention) -> None:
+    [old] = made(fresh_database, 20)
+    other = fresh_database.connection(autocommit=True)
+    other.execute(LOCK)
+    assert retention.step() == []
+    assert old in stored(fresh_database, "attempts")
+
+
+def test_retention_without_a_database_raises_unavailable() -> None:
+    with pytest.raises(Unavailable):
+        Retention("postgresql://127.0.0.1:1/none", KEEP, Shutdown()).step()
