@@ -115,12 +115,21 @@ def test_hanging_targets_time_out_and_block_nothing(fleet: Fleet, client: Client
                 return
             connection.sendall(b"a")
 
+    def drip_a_head(connection: socket.socket) -> None:
+        connection.sendall(b"HTTP/1.1 200 OK\r\nx: ")
+        drip(connection)
+
     def drip_a_body(connection: socket.socket) -> None:
         connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\n")
         drip(connection)
 
     given = {"start_to_close": "1s", "retry": {"max_attempts": 1}}
-    with conversing(hang) as first, conversing(drip) as second, conversing(drip_a_body) as third, serving() as fine:
+    with (
+        conversing(hang) as first,
+        conversing(drip_a_head) as second,
+        conversing(drip_a_body) as third,
+        serving() as fine,
+    ):
         slow = [triggered(client, {"type": "http", "url": each.url()}, **given) for each in (first, second, third)]
         fleet.until(lambda: all(each.connections for each in (first, second, third)), "all are called")
         quick = triggered(client, {"type": "http", "url": fine.url()})
