@@ -154,7 +154,7 @@ def _measure_pipeline(server: Server, receiver: Receiver, jobs: int, options: Op
                 before = mark_before_firing(environment, connection, meter, due_at)
                 seen = ends.watch(_WARM_RUNS + jobs)
                 spent = meter.since(before, jobs)
-                until_empty(connection, "open_runs", "outbox")
+                until_empty(connection, "job_runs", "outbox")
         _check(environment, connection, receiver, _WARM_RUNS + jobs)
     return rate(jobs / (seen[-1][0] - due_at.timestamp()), "calls/s", floor=floor, spent=spent)
 
@@ -174,7 +174,7 @@ def _measure_backlog(server: Server, receiver: Receiver, jobs: int, options: Opt
             wait_for(receiver.count, 1, "requests")
             before, first, began = meter.mark(), receiver.count(), monotonic_seconds()
             wait_for(receiver.count, jobs, "requests")
-            until_empty(connection, "open_runs")
+            until_empty(connection, "job_runs")
             seconds, spent = monotonic_seconds() - began, meter.since(before, jobs - first)
         check_runs(connection, jobs, receiver)
         _check_once(receiver, jobs)
