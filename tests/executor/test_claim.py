@@ -123,7 +123,7 @@ def test_claim_protects_the_lease_and_does_not_block_the_heartbeat(database: Dat
 def test_lost_commit_of_a_claim_is_read_back(
     fresh_database: Database,
 ) -> None:
-    """The server dies on the first COMMIT: that transaction starts no run, and the next one wins attempt 1."""
+    """The server dies on the first COMMIT: that transaction starts no run; the next one wins."""
     fresh_database.execute(KILL_FIRST_COMMIT)
     submit(fresh_database)
     wanted = requested_claim(fresh_database, trigger(fresh_database))

@@ -1,7 +1,7 @@
 """Claimers and enders at random, several at once, some of which die before they commit.
 
 The database itself watches: an index that holds one begun run a job, a trigger that sees every release. In the end
-nothing is left behind, and only where runs are cancelled while they wait does it take a sweep.
+nothing is left behind. Runs that are cancelled while they wait, and rows that are held for long, take a sweep.
 """
 
 import random
@@ -69,7 +69,7 @@ DEADLOCKS: LiteralString = "SELECT deadlocks FROM pg_stat_database WHERE datname
 
 @dataclass(frozen=True)
 class Row:
-    """What a run's message is built from."""
+    """The columns of a run's message."""
 
     run_id: UUID
     job_id: UUID
@@ -169,8 +169,7 @@ def settle(actor: Actor) -> None:
     database = actor.database
     sweeping = ActiveRunRepair(actor.session, database.installation)
     for _ in range(1000):
-        if actor.cancels:
-            sweeping.step()
+        sweeping.step()
         if not job_runs(database):
             return
         before = database.rows("SELECT run_id, attempt, state FROM job_runs")

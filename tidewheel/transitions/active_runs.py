@@ -163,6 +163,8 @@ def buffer_runs(connection: Conn, requests: Sequence[AcquireRequest]) -> set[UUI
 def mark_waiters(connection: Conn, jobs: Iterable[tuple[UUID, str]]) -> None:
     """Set `has_waiters` for (job_id, tenant) and lock the rows; insert missing rows without a run."""
     listed = sorted(jobs)
+    if not listed:
+        return
     columns = {
         "job_ids": uuids(job for job, _ in listed),
         "tenants": [tenant for _, tenant in listed],

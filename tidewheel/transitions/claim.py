@@ -176,7 +176,7 @@ def read_claims(connection: Conn, claims: Sequence[Claim], *, executor_id: UUID)
 
 
 def _contest(connection: Conn, requested: Iterable[UUID]) -> None:
-    """Set the gates of the runs that these may meet; those that another transaction holds for long are left."""
+    """Set the gates of the runs that these may meet, but of none that another transaction holds for long."""
     columns = {"run_ids": uuids(requested), "free": Overlap.ALLOW_ALL}
     connection.execute(_SET_WAITS, {"lock_timeout": "50ms"})
     try:

@@ -22,6 +22,7 @@ from tidewheel.transitions.active_runs import (
     ActiveRun,
     acquire_active_runs,
     buffer_runs,
+    mark_waiters,
     release_active_runs,
     transfer_active_runs,
 )
@@ -159,12 +160,13 @@ def resolve_overlaps(connection: Conn, installation: Installation, candidates: S
 def _respect_contenders(
     connection: Conn, installation: Installation, by_job: dict[UUID, list[LockedRun]], active: dict[UUID, ActiveRun]
 ) -> set[UUID]:
-    """Make the runs active that have started without being so, where a candidate has just become active instead.
+    """Find started runs of jobs that had no active run, and make them active in place of a candidate.
 
-    Removes the jobs of which another transaction holds an uncontested run: it may be about to start, unseen.
+    A run that another transaction holds and that has not started may be about to start, unseen: its job is removed from
+    `by_job`. One that has started is not marked, so its end does not release the active run: the scheduler does.
 
     Returns:
-        The candidates of these jobs.
+        The candidates of the removed jobs.
     """
     new = [
         job
@@ -174,15 +176,18 @@ def _respect_contenders(
     if not new:
         return set()
     rows = connection.execute(_FIND_CONTENDERS, {"job_ids": uuids(new), "free": Overlap.ALLOW_ALL}, binary=True)
-    found = cast("list[tuple[UUID, UUID, bool]]", rows.fetchall())
-    busy = {job for _, job, is_busy in found if is_busy}
+    found = cast("list[tuple[UUID, UUID, bool, bool]]", rows.fetchall())
+    busy = {job for _, job, started, uncontested in found if uncontested and not started}
     release_active_runs(connection, installation, [(job, active[job].run_id) for job in sorted(busy)])
-    transfers: dict[UUID, UUID] = {}
-    for run_id, job, _ in found:
+    transfers: dict[UUID, tuple[UUID, bool]] = {}
+    for run_id, job, _, uncontested in found:
         if job not in busy:
-            transfers.setdefault(job, run_id)
-    transfer_active_runs(connection, sorted(transfers.items()))
-    for job, run_id in transfers.items():
+            transfers.setdefault(job, (run_id, uncontested))
+    transfer_active_runs(connection, [(job, run_id) for job, (run_id, _) in sorted(transfers.items())])
+    mark_waiters(
+        connection, {(job, by_job[job][0].tenant) for job, (_, uncontested) in transfers.items() if uncontested}
+    )
+    for job, (run_id, _) in transfers.items():
         active[job] = active[job]._replace(run_id=run_id)
     return {run.run_id for job in busy for run in by_job.pop(job)}
 

@@ -86,7 +86,7 @@ UPDATE job_runs AS o SET gates = 1 WHERE o.run_id IN (SELECT c.run_id FROM conte
 -- Index: job_runs_by_job.
 -- No lock.
 -- Why: a later statement than contest_runs and acquire_active_runs, so that it sees the end that they waited for.
-SELECT r.run_id, r.job_id, r.gates = 0 AS busy
+SELECT r.run_id, r.job_id, r.attempt > 0 AS started, r.gates = 0 AS uncontested
   FROM job_runs AS r
  WHERE r.job_id = ANY (%(job_ids)s::uuid[])
    AND r.overlap <> %(free)s

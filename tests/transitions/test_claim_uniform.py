@@ -1,0 +1,232 @@
+"""The uniform claim: it starts what meets nothing, and leaves the rest to a decision, whatever runs beside it."""
+
+from datetime import timedelta
+from uuid import UUID
+
+import psycopg
+import pytest
+
+from tests.fixtures.database import Database
+from tests.transitions.acts import (
+    EXECUTOR,
+    claim,
+    end,
+    ending,
+    final_state,
+    open_run,
+    requested_claim,
+    requests,
+    submit,
+    trigger,
+)
+from tests.transitions.overlapping import JOB, make, waiting
+from tests.transitions.stepping import in_background, until_blocked
+from tidewheel.postgres.session import UNIFORM, Conn, connect
+from tidewheel.runs import Overlap, RunState
+from tidewheel.scheduler.active_run_repair import ActiveRunRepair
+from tidewheel.transitions.claim import Claim, Started, claim_runs, claim_uniform
+from tidewheel.transitions.finish import finish_runs
+from tidewheel.transitions.finished import RunEnd
+
+PATIENT = f"{UNIFORM} -c lock_timeout=10s"
+
+
+@pytest.fixture
+def job(database: Database) -> Database:
+    """A database with one job; its runs have policies of their own."""
+    submit(database)
+    return database
+
+
+def start(database: Database, *claims: Claim, options: str = UNIFORM) -> list[Started]:
+    """Claim runs by one statement, in one transaction."""
+    with connect(database.url, "test", options=options) as connection:
+        return claim_uniform(connection, claims, executor_id=EXECUTOR)
+
+
+def patient(database: Database) -> Conn:
+    connection = connect(database.url, "test", options=PATIENT)
+    database._open.append(connection)
+    return connection
+
+
+def wanted(database: Database, *runs: UUID) -> list[Claim]:
+    return [requested_claim(database, run) for run in runs]
+
+
+def success_of(database: Database, *started: Started) -> list[RunEnd]:
+    """The ends of attempts that succeeded, with their messages, as an executor has them."""
+    messages = {UUID(request.run_id): request for request in requests(database)}
+    return [ending(each, RunState.SUCCEEDED, request=messages[each.run_id]) for each in started]
+
+
+def test_run_that_meets_no_other_starts_without_an_active_run(job: Database) -> None:
+    run = make(job, Overlap.SKIP)
+    [started] = start(job, *wanted(job, run))
+    assert (started.run_id, started.attempt, started.claimed_from) == (run, 1, "test/0/0@0")
+    assert (open_run(job, run).claimed_from, waiting(job)) == (None, None)
+    end(job, ending(started, RunState.SUCCEEDED, claimed_from=started.claimed_from))
+    assert job.value("SELECT claimed_from FROM finished_runs") == "test/0/0@0"
+
+
+def test_claims_of_several_versions_and_attempts_start_together(job: Database) -> None:
+    submit(job, "other", overlap="allow_all")
+    submit(job, "other", overlap="allow_all", labels={"edited": "yes"})
+    first, second, third = make(job, Overlap.ALLOW_ALL), trigger(job, "other"), make(job, Overlap.ALLOW_ALL)
+    job.execute("UPDATE job_runs SET attempt = 3, failed_attempts = 2, state = 'retrying' WHERE run_id = %s", [third])
+    stale = requested_claim(job, first)._replace(job_version=2)
+    assert start(job, stale) == []
+    found = {
+        each.run_id: (each.attempt, each.failed_attempts) for each in start(job, *wanted(job, first, second, third))
+    }
+    assert found == {first: (1, 0), second: (1, 0), third: (4, 2)}
+
+
+def test_runs_of_one_job_that_have_come_are_left_to_a_decision(job: Database) -> None:
+    older, newer = make(job, Overlap.SKIP), make(job, Overlap.SKIP)
+    assert start(job, *wanted(job, older, newer)) == start(job, *wanted(job, newer)) == []
+    assert [each.run_id for each in claim(job, older, newer).started] == [older]
+    assert final_state(job, newer) == ("skipped", "overlap")
+
+
+def test_runs_written_ahead_do_not_meet(job: Database) -> None:
+    """A job of one second has several runs written ahead at all times."""
+    now = job.now()
+    ahead = make(job, Overlap.SKIP, at=now + timedelta(minutes=1))
+    job.execute("UPDATE job_runs SET publish_at = scheduled_at, moved_ahead = false WHERE run_id = %s", [ahead])
+    run = make(job, Overlap.SKIP)
+    assert [each.run_id for each in start(job, *wanted(job, run))] == [run]
+
+
+def test_run_moved_ahead_of_its_time_meets_others(job: Database) -> None:
+    moved = make(job, Overlap.SKIP, at=job.now() + timedelta(hours=1))
+    assert job.value("SELECT moved_ahead FROM job_runs WHERE run_id = %s", [moved])
+    run = make(job, Overlap.SKIP)
+    assert start(job, *wanted(job, run)) == start(job, *wanted(job, moved)) == []
+
+
+def test_started_run_becomes_active_when_another_meets_it(job: Database) -> None:
+    [first] = start(job, *wanted(job, make(job, Overlap.SKIP)))
+    second, third = make(job, Overlap.BUFFER_ALL), make(job, Overlap.SKIP)
+    assert start(job, *wanted(job, second)) == []
+    assert claim(job, second).overlaps.buffered == {second}
+    assert claim(job, third).overlaps.skipped == {third}
+    assert job.rows("SELECT run_id, has_waiters FROM active_runs") == [(first.run_id, True)]
+    end(job, ending(first, RunState.SUCCEEDED))
+    assert job.rows("SELECT run_id, has_waiters FROM active_runs") == [(second, False)]
+    assert start(job, *wanted(job, second)) == [], "it is the active run: a decision starts it"
+    [promoted] = claim(job, second).started
+    end(job, ending(promoted, RunState.SUCCEEDED))
+    assert waiting(job) is None
+
+
+def test_retried_run_stays_active(job: Database) -> None:
+    [first] = start(job, *wanted(job, make(job, Overlap.SKIP)))
+    job.execute("UPDATE job_runs SET state = 'retrying', executor_id = NULL, publish_at = 'infinity'")
+    second = make(job, Overlap.SKIP)
+    assert claim(job, second).overlaps.skipped == {second}
+    assert job.rows("SELECT run_id FROM active_runs WHERE job_id = %s", [JOB]) == [(first.run_id,)]
+
+
+def test_claim_that_waits_for_a_decision_starts_nothing(job: Database) -> None:
+    first = make(job, Overlap.SKIP)
+    [stale] = wanted(job, first)
+    second = make(job, Overlap.SKIP)
+    deciding, claiming = job.connection(), patient(job)
+    decided = claim_runs(deciding, job.installation, wanted(job, second), executor_id=EXECUTOR)
+    assert [each.run_id for each in decided.started] == [second]
+    # A statement that began before the second run existed would not see it; the mark is what stops it.
+    held = in_background(lambda: claim_uniform(claiming, [stale], executor_id=EXECUTOR))
+    deciding.commit()
+    assert held.result(10) == []
+    claiming.rollback()
+    assert open_run(job, first).attempt == 0
+
+
+def test_decision_waits_for_a_claim_under_way_and_sees_its_run(job: Database) -> None:
+    first = make(job, Overlap.SKIP)
+    claiming, deciding = patient(job), job.connection()
+    [started] = claim_uniform(claiming, wanted(job, first), executor_id=EXECUTOR)
+    second = make(job, Overlap.SKIP)
+    decided = in_background(lambda: claim_runs(deciding, job.installation, wanted(job, second), executor_id=EXECUTOR))
+    claiming.commit()
+    skipped, undecided = (lambda each: (each.overlaps.skipped, each.overlaps.undecided))(decided.result(10))
+    deciding.commit()
+    # On a busy machine the claim may take longer than the decision waits: then it is left, and decided later.
+    assert skipped | undecided == {second}
+    if undecided:
+        assert claim(job, second).overlaps.skipped == {second}
+    assert open_run(job, started.run_id).attempt == 1
+
+
+def test_run_behind_a_claim_that_takes_long_is_left(job: Database) -> None:
+    first = make(job, Overlap.SKIP)
+    claiming = patient(job)
+    claim_uniform(claiming, wanted(job, first), executor_id=EXECUTOR)
+    second = make(job, Overlap.SKIP)
+    left = claim(job, second)
+    assert (left.started, left.overlaps.undecided, waiting(job)) == ([], {second}, None)
+    claiming.commit()
+    assert claim(job, second).overlaps.skipped == {second}
+
+
+@pytest.mark.parametrize("policy", [Overlap.SKIP, Overlap.BUFFER_ALL])
+def test_started_run_in_a_long_transaction_is_the_holder(job: Database, policy: Overlap) -> None:
+    """A client's transaction holds the row for minutes: its run is active, though its end does not know of it."""
+    [first] = start(job, *wanted(job, make(job, Overlap.SKIP)))
+    holder = job.connection()
+    holder.execute("SELECT FROM job_runs WHERE run_id = %s FOR UPDATE", [first.run_id])
+    second = make(job, policy)
+    decided = claim(job, second)
+    assert decided.overlaps.skipped | decided.overlaps.buffered == {second}
+    holder.rollback()
+    end(job, ending(first, RunState.SUCCEEDED))
+    ActiveRunRepair(job.session(), job.installation).step()
+    found = job.rows("SELECT run_id FROM active_runs")
+    assert found == ([(second,)] if policy is Overlap.BUFFER_ALL else [])
+
+
+def test_locked_row_ends_the_statement_after_a_short_wait(job: Database) -> None:
+    run = make(job, Overlap.ALLOW_ALL)
+    [claimed] = wanted(job, run)
+    holder = job.connection()
+    holder.execute("SELECT FROM job_runs WHERE run_id = %s FOR UPDATE", [run])
+    with pytest.raises(psycopg.errors.LockNotAvailable):
+        start(job, claimed)
+    holder.rollback()
+    assert len(start(job, claimed)) == 1
+
+
+def test_open_cancellation_leaves_all_claims_to_a_decision(job: Database) -> None:
+    run = make(job, Overlap.ALLOW_ALL)
+    job.execute("INSERT INTO cancellations (tenant, queue, created_before) VALUES ('default', 'elsewhere', now())")
+    assert start(job, *wanted(job, run)) == []
+    assert len(claim(job, run).started) == 1
+
+
+def test_end_in_one_statement_leaves_cancelled_and_foreign_runs_to_the_other(job: Database) -> None:
+    runs = [make(job, Overlap.ALLOW_ALL) for _ in range(4)]
+    started = start(job, *wanted(job, *runs))
+    job.execute("UPDATE job_runs SET state = 'cancelling' WHERE run_id = %s", [runs[1]])
+    job.execute("UPDATE job_runs SET attempt = 2 WHERE run_id = %s", [runs[2]])
+    ends = success_of(job, *started)
+    with connect(job.url, "test", options=UNIFORM) as connection:
+        done = finish_runs(connection, job.installation, ends, uniform=True)
+    assert done.states == {
+        runs[0]: RunState.SUCCEEDED, runs[1]: RunState.CANCELLED, runs[3]: RunState.SUCCEEDED
+    }  # fmt: skip
+    assert (done.superseded, done.busy) == ({runs[2]}, set())
+
+
+def test_decision_and_end_of_the_active_run_wait_for_each_other(job: Database) -> None:
+    """The end deletes the row that the decision marks: the newcomer then starts."""
+    [first] = start(job, *wanted(job, make(job, Overlap.SKIP)))
+    second = make(job, Overlap.SKIP)
+    ending_one, deciding = patient(job), job.connection()
+    finish_runs(ending_one, job.installation, success_of(job, first), uniform=True)
+    decided = in_background(lambda: claim_runs(deciding, job.installation, wanted(job, second), executor_id=EXECUTOR))
+    until_blocked(job, deciding)
+    ending_one.commit()
+    result = decided.result(10)
+    deciding.commit()
+    assert [each.run_id for each in result.started] == [second] or result.overlaps.skipped == {second}
