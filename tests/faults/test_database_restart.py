@@ -108,7 +108,7 @@ STEPS = {
     "firing": Step("timers", frozenset({"tidewheel-scheduler"})),
     "relay": Step("outbox", frozenset({"tidewheel-relay-delete"})),
     "claim": Step("job_runs", frozenset(CLAIMERS)),
-    "completion": Step("attempts", frozenset({"tidewheel-executor-complete"})),
+    "completion": Step("finished_runs", frozenset({"tidewheel-executor-complete"})),
 }
 
 
