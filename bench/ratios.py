@@ -4,7 +4,7 @@ import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from tidewheel.bench.measurement import Speed, changed_speed
 from tidewheel.bench.runner import number
@@ -124,7 +124,7 @@ def _measures(document: Document) -> dict[Key, tuple[str, float]]:
     for line in document.get("results", ()):
         scenario, figure = str(line["scenario"]), str(line["figure"])
         found[scenario, figure, "value"] = (str(line["unit"]), float(line["median"]))
-        for process, us in (line.get("cpu_us_per_run") or {}).items():
+        for process, us in cast("dict[str, float]", line.get("cpu_us_per_run") or {}).items():
             found[scenario, figure, f"cpu_us_per_run {process}"] = ("µs", float(us))
         if (size := line.get("wal_bytes_per_run")) is not None:
             found[scenario, figure, "wal_bytes_per_run"] = ("bytes", float(size))

@@ -1,4 +1,4 @@
-"""The uniform claim: it starts what meets nothing, and leaves the rest to a decision, whatever runs beside it."""
+"""The uniform claim starts runs that meet no other run, and leaves the rest to a decision."""
 
 from datetime import timedelta
 from uuid import UUID
@@ -45,9 +45,7 @@ def start(database: Database, *claims: Claim, options: str = UNIFORM) -> list[St
 
 
 def patient(database: Database) -> Conn:
-    connection = connect(database.url, "test", options=PATIENT)
-    database._open.append(connection)
-    return connection
+    return database.session(options=PATIENT).connection()
 
 
 def wanted(database: Database, *runs: UUID) -> list[Claim]:
@@ -172,7 +170,7 @@ def test_run_behind_a_claim_that_takes_long_is_left(job: Database) -> None:
 
 @pytest.mark.parametrize("policy", [Overlap.SKIP, Overlap.BUFFER_ALL])
 def test_started_run_in_a_long_transaction_is_the_holder(job: Database, policy: Overlap) -> None:
-    """A client's transaction holds the row for minutes: its run is active, though its end does not know of it."""
+    """A client's transaction holds the row for minutes; its end does not know that it is active."""
     [first] = start(job, *wanted(job, make(job, Overlap.SKIP)))
     holder = job.connection()
     holder.execute("SELECT FROM job_runs WHERE run_id = %s FOR UPDATE", [first.run_id])
