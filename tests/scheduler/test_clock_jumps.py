@@ -137,7 +137,7 @@ def test_clock_jump_back_and_an_edit_fire_nothing_twice(noon: ClockedDatabase, c
     assert not {run.run_id for run in job_runs(noon)} & set(ended)
 
 
-@pytest.mark.parametrize("jump", [40 * DAY, -40 * DAY], ids=["forward", "back"])
+@pytest.mark.parametrize("jump", [55 * DAY, -55 * DAY], ids=["forward", "back"])
 def test_clock_jump_of_days_creates_partitions_for_every_run(noon: ClockedDatabase, jump: timedelta) -> None:
     submit(noon, **EACH_MINUTE)
     noon.advance(MINUTE)
@@ -153,10 +153,11 @@ def test_clock_jump_of_days_creates_partitions_for_every_run(noon: ClockedDataba
     assert noon.count("quarantine") == 0
 
 
-@pytest.mark.parametrize("jump", [40 * DAY, -40 * DAY], ids=["forward", "back"])
+@pytest.mark.parametrize("jump", [55 * DAY, -55 * DAY], ids=["forward", "back"])
 def test_scheduler_creates_partitions_by_the_databases_clock(clocked: ClockedDatabase, jump: timedelta) -> None:
     today = clocked.advance(jump)
     wanted = {f"{table}_{today + days * DAY:%Y%m%d}" for table in TABLES for days in range(-1, 4)}
+    wanted -= {f"{table}_{today:%Y%m%d}" for table in TABLES}  # the test's clock has made those
     assert not wanted & partitions(clocked)
     stop = Shutdown()
     scheduler = Scheduler(SchedulerSettings.load(), clocked.url, clocked.installation, stop)

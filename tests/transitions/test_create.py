@@ -10,6 +10,7 @@ from tests.fixtures.database import Database
 from tests.transitions.acts import HANDLER, job_runs, requests, submit
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.ids import JobId, job_id, run_id
+from tidewheel.outbox import unpack_slice_lane
 from tidewheel.runs import Cause
 from tidewheel.transitions.create import NewRun, RunInputs, create_runs
 
@@ -60,9 +61,10 @@ def test_run_open_run_and_message_agree(database: Database, now: datetime) -> No
     [message] = requests(database)
     assert (message.run_id, message.attempt, message.job_version) == (str(run.run_id), 1, 1)
     assert (message.scheduled_at, message.publish_at, message.definition) == (at, at, run.definition)
-    assert database.rows("SELECT key, publish_at, lane FROM outbox WHERE topic LIKE '%.runs.%'") == [
-        (str(run.run_id).encode(), at, "standard")
-    ]
+    [(key, publish_at, slice_lane)] = database.rows(
+        "SELECT key, publish_at, slice_lane FROM outbox WHERE topic LIKE '%.runs.%'"
+    )
+    assert (key, publish_at, unpack_slice_lane(slice_lane)[1]) == (str(run.run_id).encode(), at, "standard")
     assert database.count("run_inputs") == 0
 
 

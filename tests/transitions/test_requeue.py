@@ -20,6 +20,7 @@ from tests.transitions.acts import (
     succeed,
     trigger,
 )
+from tidewheel.outbox import unpack_slice_lane
 from tidewheel.runs import AttemptOutcome
 
 COUNTED = [
@@ -108,7 +109,8 @@ def test_retry_message_goes_to_its_lane_and_queue(database: Database) -> None:
     started = begun(database)
     requeue(database, started, AttemptOutcome.FAILED)
     assert [request.attempt for request in requests(database, "critical", "reports")] == [1, 2]
-    assert {name for (name,) in database.rows("SELECT lane FROM outbox WHERE topic LIKE '%.runs.%'")} == {"critical"}
+    found = database.rows("SELECT slice_lane FROM outbox WHERE topic LIKE '%.runs.%'")
+    assert {unpack_slice_lane(slice_lane)[1] for (slice_lane,) in found} == {"critical"}
 
 
 def test_zombie_failure_requeues_nothing(database: Database) -> None:

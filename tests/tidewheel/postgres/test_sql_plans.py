@@ -19,7 +19,7 @@ from tests.tidewheel.postgres.test_statements import INDEX_LINE, INDEX_NAME
 from tidewheel.clock import SystemClock
 from tidewheel.ids import run_instant, run_range
 from tidewheel.outbox import slice_lane_of
-from tidewheel.postgres.session import BY_KEY, KEPT_PLANS, Conn, connect
+from tidewheel.postgres.session import BY_KEY, KEPT_PLANS, UNIFORM, Conn, connect
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Move, RunState, sources
 from tidewheel.transitions.overlap import REPLACING
@@ -241,6 +241,7 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
         "causes": ["timer"] * BATCH,
         "overlaps": ["skip"] * BATCH,
         "publish_at": [_NOON] * BATCH,
+        "moved_ahead": [False] * BATCH,
         "created_at": [_NOON] * BATCH,
         **dict.fromkeys(("deadline_at", "close_at", "parents", "roots"), [None] * BATCH),
     },
@@ -469,14 +470,15 @@ def test_plan_of_a_write_reads_no_partition(loaded: Database, facts: Mapping[str
 # What looks a batch of runs up among those that are open.
 LOOKING_UP = {
     "tidewheel.transitions": """
-        claim_runs lock_claims find_stale_active_runs start_attempts read_claims close_runs find_still_open requeue_runs
-        wait_runs find_busy_attempts save_progress flush_outputs start_cancelling
+        lock_claims find_stale_active_runs start_attempts read_claims close_runs find_still_open requeue_runs wait_runs
+        find_busy_attempts save_progress flush_outputs start_cancelling
     """,
     "tidewheel.scheduler": "scan_active_runs",
     "tidewheel.executor": "read_owned_attempts",
     "tidewheel.intake": "extend_deadlines",
 }
 BY_ID = re.compile(r"job_runs_pkey \(run_id = \w+\.\w+\)$")  # of one run at a time, which another row names
+BY_JOB = re.compile(r"job_runs_(by_job|moved_ahead) \(\(?job_id = ")
 BOTH_WAYS = re.compile(r"run_id = ANY .*run_id = \w+\.|run_id = \w+\..*run_id = ANY ")
 
 
@@ -503,9 +505,7 @@ def test_batch_of_runs_is_read_by_keys_with_any_statistics(
         connection.close()
 
 
-@pytest.mark.parametrize(
-    "name", ["claim_runs", "lock_claims", "find_stale_active_runs", "start_attempts", "read_claims"]
-)
+@pytest.mark.parametrize("name", ["lock_claims", "find_stale_active_runs", "start_attempts", "read_claims"])
 def test_cached_plan_of_a_claiming_session_uses_keys(loaded: Database, name: str) -> None:
     """It was made for some other batch, at some other time."""
     connection = connect(loaded.url, "test", options=KEPT_PLANS)
@@ -515,6 +515,23 @@ def test_cached_plan_of_a_claiming_session_uses_keys(loaded: Database, name: str
             looks = looks_at_open_runs(plan_of(connection, Statements("tidewheel.transitions")[name]))
             assert looks
             assert all(BY_ID.match(look) for look in looks), (rows, looks)
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("name", ["claim_uniform", "close_uniform"])
+def test_kept_plan_of_a_uniform_statement_locks_runs_in_the_order_of_their_key(loaded: Database, name: str) -> None:
+    """A scan in the order of pages, or a loop over the batch, could make a circle with another statement."""
+    connection = connect(loaded.url, "test", options=UNIFORM)
+    try:
+        for rows in (0, 10, 1000, 100_000):
+            pretend_open_runs(connection, rows)
+            plan = plan_of(connection, Statements("tidewheel.transitions")[name])
+            first, *others = looks_at_open_runs(plan)
+            assert re.match(r"job_runs_pkey \(run_id = ANY \(", first), (rows, first)
+            assert all(BY_JOB.match(look) for look in others), (rows, others)
+            assert not [node for node in plan if node["Node Type"] == "Nested Loop"]
+            assert not [node for node in plan if node["Node Type"].startswith("Bitmap")]
     finally:
         connection.close()
 
