@@ -6,6 +6,7 @@ import sys
 from datetime import UTC, datetime
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "taskName"}
+_encode = json.JSONEncoder(ensure_ascii=False, default=str).encode  # `json.dumps` creates an encoder for each line
 
 
 class JsonLines(logging.Formatter):
@@ -22,7 +23,7 @@ class JsonLines(logging.Formatter):
         line |= {name: value for name, value in vars(record).items() if name not in _STANDARD}
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False, default=str)
+        return _encode(line)
 
 
 def configure_logging(level: str = "info") -> None:
