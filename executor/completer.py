@@ -30,6 +30,7 @@ from tidewheel.postgres.session import RowsLocked, Session, is_data_fault
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.service import Backoff, Shutdown
 from tidewheel.transitions.attempts import save_progress
+from tidewheel.transitions.finish import allow_waits
 from tidewheel.transitions.installation import Installation
 
 _LOG = logging.getLogger("tidewheel.executor")
@@ -277,6 +278,8 @@ class Completer:
     def _write_once(self, session: Session, batch: Sequence[Item], *, uniform: bool) -> list[Item]:
         reports = self.progress.unsaved_of(item[0].key for item in batch)
         with session.transaction() as connection:
+            if not uniform:
+                allow_waits(connection)
             # Before the end of their attempts: the message of the next attempt carries the checkpoint.
             save_progress(connection, reports)
             done = record_outcomes(connection, self._installation, batch, self._executor_id, uniform=uniform)

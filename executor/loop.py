@@ -36,7 +36,7 @@ from tidewheel.executor.watchdog import Watchdog
 from tidewheel.jobs.targets import TARGETS
 from tidewheel.kafka.topics import queue_names
 from tidewheel.postgres.notify import Channel, Listener, Notifier
-from tidewheel.postgres.session import UNIFORM, Session
+from tidewheel.postgres.session import KEPT_PLANS, UNIFORM, Session
 from tidewheel.process.clock_skew import ClockSkew
 from tidewheel.process.metrics import metrics
 from tidewheel.process.service import Shutdown
@@ -275,7 +275,7 @@ class Executor:
         )
 
     def _claimer(self, name: str) -> Claimer:
-        session = Session(self._url, name, options=UNIFORM)
+        session = Session(self._url, name, options=KEPT_PLANS)
         return Claimer(
             session,
             self._installation,

@@ -14,9 +14,9 @@ RETURNING last_heartbeat_at, heartbeat_count
 -- Lock this executor's lease for a claim; no row means that a reaper has ended it.
 -- Index: executors_pkey.
 -- Lock: its own row's key, shared; the advisory lock `claims`, shared.
--- Why: no reaper ends the lease during the claim, and cancellations are written either before the claim or after it. Both
--- in one statement, since every claim pays for it.
-SELECT pg_advisory_xact_lock_shared(hashtext('tidewheel.claims'))
+-- Why: no reaper ends the lease during the claim, and cancellations are written either before the claim or after it. The
+-- following statements wait for a locked run only briefly. All in one statement, since every claim pays for it.
+SELECT pg_advisory_xact_lock_shared(hashtext('tidewheel.claims')), set_config('lock_timeout', '50ms', true)
   FROM executors
  WHERE executor_id = %(executor_id)s
    FOR KEY SHARE

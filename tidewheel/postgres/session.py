@@ -43,8 +43,8 @@ BY_KEY = "-c enable_mergejoin=off -c enable_seqscan=off -c enable_bitmapscan=off
 # For those sessions whose statements can only use the key, whatever the statistics: planning a claim of a few runs took
 # as long as executing it. Not for statements on many partitions: a generic plan covers all of them.
 KEPT_PLANS = f"{BY_KEY} -c plan_cache_mode=force_generic_plan"
-# For those that claim and end runs by one statement a batch: it waits for locked rows, but not for long. Another
-# transaction may hold one for minutes, and all other runs of the batch would wait.
+# For those that end a batch of runs by one statement: it waits for locked rows, but not for long. Another transaction
+# may hold one for minutes, and all other runs of the batch would wait.
 UNIFORM = f"{KEPT_PLANS} -c lock_timeout=50ms"
 
 # Wrong SQL: a retry fails again.

@@ -103,8 +103,8 @@ def claim_uniform(connection: Conn, claims: Sequence[Claim], *, executor_id: UUI
     """Claim the runs that pass every gate, in the caller's transaction.
 
     Args:
-        connection: Inside a transaction of a session with the options `UNIFORM`: its plans lock rows in run_id order.
-            The executor owns the attempts once the caller has committed it.
+        connection: Inside a transaction of a session with the options `KEPT_PLANS`: its plans lock rows in run_id
+            order. The executor owns the attempts once the caller has committed it.
         claims: The requests, at most one per run.
         executor_id: The executor.
 

@@ -31,6 +31,7 @@ from tidewheel.transitions.run_messages import Definitions, build_requests
 
 _SQL = Statements("tidewheel.transitions")
 _CLOSE_UNIFORM = _SQL["close_uniform"]
+_SET_WAITS = _SQL["set_waits"]
 _CLOSE_RUNS = _SQL["close_runs"]
 _FIND_STILL_OPEN = _SQL["find_still_open"]
 _DROP_SIGNALS = _SQL["drop_signals"]
@@ -73,6 +74,8 @@ def finish_runs(
     if not ends:
         return result
     rows = _close_uniform(connection, ends) if uniform else []
+    if uniform and (len(rows) < len(ends) or any(row.gates for row in rows) or _may_wait(ends)):
+        allow_waits(connection)
     if len(rows) < len(ends):
         closed = {row.place for row in rows}
         rest = [(place, end) for place, end in enumerate(ends, 1) if place not in closed]
@@ -103,6 +106,19 @@ def finish_runs(
     result.states = {run.end.run_id: run.state for run in finished}
     _count(finished)
     return result
+
+
+def allow_waits(connection: Conn) -> None:
+    """Let the following statements of a transaction wait for locks, in a session with the options `UNIFORM`."""
+    connection.execute(_SET_WAITS, {"lock_timeout": "10s"})
+
+
+def _may_wait(ends: Sequence[RunEnd]) -> bool:
+    """Return True if the end of a run may wait for its job's timer or row."""
+    return any(
+        end.definition is None or end.definition.fixed_delay or end.definition.pause_on_failure is not None
+        for end in ends
+    )
 
 
 def _close_uniform(connection: Conn, ends: Sequence[RunEnd]) -> list[ClosedRun]:
