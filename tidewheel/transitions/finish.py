@@ -109,7 +109,7 @@ def finish_runs(
 
 
 def allow_waits(connection: Conn) -> None:
-    """Let the following statements of a transaction wait for locks, in a session with the options `UNIFORM`."""
+    """Let the following statements of a transaction wait for locks, in a session of `UNIFORM`."""
     connection.execute(_SET_WAITS, {"lock_timeout": "10s"})
 
 
