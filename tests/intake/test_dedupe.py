@@ -2,11 +2,22 @@
 
 from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
 import pytest
 
-from tests.fixtures.database import Database
-from tests.transitions.acts import about, apply_batch, apply_batch_within, job_runs, submission, submit
+from tests.fixtures.database import ClockedDatabase, Database
+from tests.transitions.acts import (
+    about,
+    apply_batch,
+    apply_batch_within,
+    begin,
+    job_runs,
+    requests,
+    submission,
+    submit,
+    succeed,
+)
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.errors import Unavailable
 from tidewheel.intake.apply import apply_requests
@@ -97,6 +108,28 @@ def test_concurrent_duplicate_is_retried_and_gets_the_first_reply(with_job: Data
     second.rollback()
     assert apply_batch_within(second, with_job, TRIGGER) == [answer]
     assert len(job_runs(with_job)) == 1
+
+
+@pytest.mark.parametrize("ended", ["cancelled", "succeeded"])
+def test_trigger_of_an_instant_repeated_after_the_end_makes_no_second_run(clocked: ClockedDatabase, ended: str) -> None:
+    """Also once the first reply is purged: the run's id holds the instant and the request_id."""
+    at = clocked.stop_clock() + timedelta(minutes=1)
+    submit(clocked)
+    asked = TRIGGER | {"run_at": at.isoformat(), "payload": 1}
+    [first] = apply_batch(clocked, asked)
+    run = UUID(first.run_id)
+    if ended == "cancelled":
+        apply_batch(clocked, {"type": "run.cancel", "run_id": str(run)})
+    else:
+        clocked.stop_clock(at)
+        succeed(clocked, begin(clocked, run))
+    sent = len(requests(clocked))
+    clocked.execute("DELETE FROM requests")
+    [again, other] = apply_batch(clocked, asked, TRIGGER | {"request_id": "r-2", "run_at": at.isoformat()})
+    assert (again.status, again.run_id) == ("accepted", str(run))
+    assert [str(opened.run_id) for opened in job_runs(clocked)] == [other.run_id]
+    assert clocked.rows("SELECT run_id, state FROM finished_runs") == [(run, ended)]
+    assert (len(requests(clocked)), clocked.count("run_inputs")) == (sent + 1, 1)
 
 
 def test_redelivered_trigger_without_a_request_id_is_one_run(with_job: Database) -> None:

@@ -1,4 +1,4 @@
-"""`create_runs`: run, open run, inputs and message are written together or not at all, and once."""
+"""`create_runs`: run, inputs and message are written together or not at all, and once, even if the run has ended."""
 
 from datetime import datetime, timedelta
 from uuid import UUID
@@ -7,12 +7,13 @@ import psycopg
 import pytest
 
 from tests.fixtures.database import Database
-from tests.transitions.acts import HANDLER, job_runs, requests, submit
+from tests.transitions.acts import EXECUTOR, HANDLER, begin, ending, job_runs, requests, submit, succeed
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.ids import JobId, job_id, run_id
-from tidewheel.outbox import unpack_slice_lane
-from tidewheel.runs import Cause
+from tidewheel.runs import Cause, RunState
+from tidewheel.transitions.claim import Claim, claim_runs
 from tidewheel.transitions.create import NewRun, RunInputs, create_runs
+from tidewheel.transitions.finish import finish_runs
 
 JOB = job_id("default", "job")
 
@@ -50,7 +51,7 @@ def write(database: Database, *runs: NewRun, now: datetime, repeats: bool = Fals
         return create_runs(connection, database.installation, runs, now=now, repeats=repeats)
 
 
-def test_run_open_run_and_message_agree(database: Database, now: datetime) -> None:
+def test_run_and_message_agree(database: Database, now: datetime) -> None:
     at = now + timedelta(seconds=5)
     run = new_run(database, at)
     assert write(database, run, now=now) == {run.run_id}
@@ -61,10 +62,9 @@ def test_run_open_run_and_message_agree(database: Database, now: datetime) -> No
     [message] = requests(database)
     assert (message.run_id, message.attempt, message.job_version) == (str(run.run_id), 1, 1)
     assert (message.scheduled_at, message.publish_at, message.definition) == (at, at, run.definition)
-    [(key, publish_at, slice_lane)] = database.rows(
-        "SELECT key, publish_at, slice_lane FROM outbox WHERE topic LIKE '%.runs.%'"
-    )
-    assert (key, publish_at, unpack_slice_lane(slice_lane)[1]) == (str(run.run_id).encode(), at, "standard")
+    assert database.rows("SELECT key, publish_at, lane FROM outbox WHERE topic LIKE '%.runs.%'") == [
+        (str(run.run_id).encode(), at, "standard")
+    ]
     assert database.count("run_inputs") == 0
 
 
@@ -94,6 +94,54 @@ def test_second_concurrent_writer_of_an_occurrence_creates_nothing(database: Dat
     assert waiting.result(10) == set()
     second.commit()
     assert len(job_runs(database)) == len(requests(database)) == 1
+
+
+def test_run_that_has_finished_is_not_created_again(database: Database, now: datetime) -> None:
+    finished, new = (new_run(database, now - timedelta(seconds=n)) for n in (2, 1))
+    finished = finished._replace(inputs=RunInputs(payload=b"1"))
+    write(database, finished, now=now)
+    succeed(database, begin(database, finished.run_id))
+    assert write(database, finished, new, now=now, repeats=True) == {new.run_id}
+    assert write(database, finished, new, now=now, repeats=True) == set()
+    assert [run.run_id for run in job_runs(database)] == [new.run_id]
+    assert (len(requests(database)), database.count("run_inputs"), database.count("finished_runs")) == (2, 1, 1)
+
+
+def test_repeat_of_an_open_run_does_not_wait_for_its_end(database: Database, now: datetime) -> None:
+    """A client's own transaction may end it and stay open for minutes."""
+    run = new_run(database, now)
+    write(database, run, now=now)
+    started = begin(database, run.run_id)
+    ending_it, repeating = database.connection(), database.connection()
+    finish_runs(ending_it, database.installation, [ending(started, RunState.SUCCEEDED)])
+    assert create_runs(repeating, database.installation, [run], now=now, repeats=True) == set()
+    ending_it.commit()
+    repeating.commit()
+    assert (job_runs(database), len(requests(database)), database.count("finished_runs")) == ([], 1, 1)
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_repeat_that_waits_for_the_end_of_its_run_creates_nothing(
+    database: Database, now: datetime, commits: bool
+) -> None:
+    """The repeat saw neither the open run nor the finished one before it waited."""
+    run, other = (new_run(database, now - timedelta(seconds=n), inputs=RunInputs(payload=b"1")) for n in (2, 1))
+    first, second = database.connection(), database.connection()
+    create_runs(first, database.installation, [run], now=now)
+    [started] = claim_runs(
+        first, database.installation, [Claim(run.run_id, 1, 1, "t/0/0@0")], executor_id=EXECUTOR
+    ).started
+    finish_runs(first, database.installation, [ending(started, RunState.SUCCEEDED)])
+    waiting = in_background(lambda: create_runs(second, database.installation, [run, other], now=now, repeats=True))
+    until_blocked(database, second)
+    first.commit() if commits else first.rollback()
+    new = [other] if commits else [run, other]
+    assert waiting.result(10) == {each.run_id for each in new}
+    second.commit()
+    assert {each.run_id for each in job_runs(database)} == {each.run_id for each in new}
+    assert len(requests(database)) == database.count("run_inputs") == 2
+    assert [message.run_id for message in requests(database)].count(str(run.run_id)) == 1
+    assert database.count("finished_runs") == commits
 
 
 def test_run_inputs_are_stored_and_sent(database: Database, now: datetime) -> None:

@@ -8,13 +8,14 @@ from uuid import UUID, uuid4
 import pytest
 from psycopg import sql
 
-from tests.fixtures.database import Database
+from tests.fixtures.database import ClockedDatabase, Database
 from tests.transitions.acts import (
     EXECUTOR,
     apply_batch,
     attempts,
     begin,
     begun,
+    claim,
     completions,
     dead_letters,
     end,
@@ -307,6 +308,26 @@ def test_end_recreates_a_dropped_partition(database: Database, monkeypatch: pyte
     assert database.rows("SELECT result FROM attempt_outputs") == [(b"1",)]
 
 
+def test_inputs_of_a_run_that_was_open_for_long_move_with_its_end(clocked: ClockedDatabase) -> None:
+    """They last as long as the row of the finished run, from which a retry takes them."""
+    created_at = clocked.stop_clock()
+    submit(clocked)
+    kept, moved = trigger(clocked, payload="kept", delay="30h"), trigger(clocked, payload="moved")
+    clocked.advance(timedelta(hours=30))
+    late = trigger(clocked, payload="late")
+    ended_at = clocked.advance(timedelta(seconds=1))
+    runs = claim(clocked, moved, late).started
+    end(clocked, *(ending(started, RunState.FAILED, error_type="ValueError") for started in runs))
+    placed = clocked.rows("SELECT run_id, created_at, tableoid::regclass::text FROM run_inputs")
+    expected = {kept: created_at, moved: ended_at, late: ended_at - timedelta(seconds=1)}
+    assert {run: (at, table) for run, at, table in placed} == {
+        run: (at, f"run_inputs_{at:%Y%m%d}") for run, at in expected.items()
+    }
+    [reply] = apply_batch(clocked, {"type": "run.retry", "run_id": str(moved)})
+    assert reply.status == "accepted", reply.errors
+    assert requests(clocked)[-1].payload == b'"moved"'
+
+
 @pytest.mark.parametrize("stamp", [0, 0x7FFF_FFFF_FFFF, 0xFFFF_FFFF_FFFF])
 def test_report_of_an_unknown_run_creates_no_partition(database: Database, stamp: int) -> None:
     submit(database)
@@ -315,6 +336,23 @@ def test_report_of_an_unknown_run_creates_no_partition(database: Database, stamp
     done = end(database, ending(good, RunState.SUCCEEDED), RunEnd(unknown, 1, RunState.SUCCEEDED, EXECUTOR))
     assert (set(done.states), done.superseded) == ({good.run_id}, {unknown})
     assert database.count("pg_class") == before
+
+
+@pytest.mark.parametrize("tenure", [timedelta(0), timedelta(days=40)])
+def test_run_lies_in_the_partition_of_its_end(clocked: ClockedDatabase, tenure: timedelta) -> None:
+    clocked.stop_clock()
+    submit(clocked)
+    started = begun(clocked)
+    ended_at = clocked.advance(tenure)
+    end(clocked, ending(started, RunState.FAILED, error_type="ValueError", output=b"out"))
+    places = {
+        "finished_runs": ended_at,
+        "attempts": started.started_at,
+        "attempt_outputs": started.started_at,
+    }
+    for table, at in places.items():
+        query = sql.SQL("SELECT tableoid::regclass::text FROM {}").format(sql.Identifier(table))
+        assert clocked.rows(query) == [(f"{table}_{at:%Y%m%d}",)]
 
 
 def test_ending_no_runs_changes_nothing(database: Database) -> None:
