@@ -27,7 +27,7 @@ from tidewheel.schedules.timer_state import DaySets, timer_state
 
 _SHIFTS_BY = ("exclude_calendars", "include_calendars", "on_excluded")
 
-OLDEST_ONCE = timedelta(days=90)  # the retention of runs: the partition of an older run is dropped
+OLDEST_ONCE = timedelta(days=90)  # the retention of runs: an older run may be dropped, so that its id is free
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ table, so a move that is not drawn changes nothing.
 _TAIL = """\
 ## What holds in every state
 
-- A terminal run never changes. One transaction deletes its row in `job_runs`, writes its outcome to `runs` and
+- A terminal run never changes. One transaction deletes its row in `job_runs`, writes that in `finished_runs` and
   appends its completion event. A retry on request is a new run.
 - `lost` is an attempt's outcome, never a run's state: the run goes back to `retrying`, and only `max_lost` such losses
   make it `failed`.

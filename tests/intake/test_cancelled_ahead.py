@@ -1,5 +1,6 @@
 """A run that was cancelled ahead of its time has an id that a change makes again: it never runs."""
 
+import itertools
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from uuid import UUID
@@ -71,17 +72,13 @@ def once(now: datetime) -> object:
     return {"once": (now + SECOND).isoformat()}
 
 
-@pytest.mark.parametrize(
-    ("schedule", "change"),
-    [
-        *(
-            (schedule, change)
-            for schedule in (each_second, once)
-            for change in (edit, resume, edit_and_resume, edit_twice)
-        ),
-        *((schedule, recreate) for schedule in (each_second_by_cron, once)),
-    ],
-)
+CHANGES = [
+    *itertools.product((each_second, once), (edit, resume, edit_and_resume, edit_twice)),
+    *itertools.product((each_second_by_cron, once), (recreate,)),
+]
+
+
+@pytest.mark.parametrize(("schedule", "change"), CHANGES)
 def test_cancelled_run_is_not_created_again_by_a_change(
     clocked: ClockedDatabase,
     schedule: Callable[[datetime], object],
@@ -92,7 +89,7 @@ def test_cancelled_run_is_not_created_again_by_a_change(
     submit(clocked, schedule=made, overlap="allow_all")
     fire_due(clocked, lookahead=AHEAD)
     before = {run.run_id for run in job_runs(clocked)}
-    cancelled = job_runs(clocked)[0].run_id
+    cancelled = [run.run_id for run in job_runs(clocked)][:2][-1]
     cancel(clocked, cancelled)
     sent = len(requests(clocked))
     change(clocked, made)

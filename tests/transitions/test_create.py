@@ -1,4 +1,7 @@
-"""`create_runs`: run, inputs and message are written together or not at all, and once, even if the run has ended."""
+"""`create_runs`: run, inputs and message are written together or not at all, and once.
+
+Also if the run has ended.
+"""
 
 from datetime import datetime, timedelta
 from uuid import UUID
@@ -10,6 +13,7 @@ from tests.fixtures.database import Database
 from tests.transitions.acts import EXECUTOR, HANDLER, begin, ending, job_runs, requests, submit, succeed
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.ids import JobId, job_id, run_id
+from tidewheel.outbox import unpack_slice_lane
 from tidewheel.runs import Cause, RunState
 from tidewheel.transitions.claim import Claim, claim_runs
 from tidewheel.transitions.create import NewRun, RunInputs, create_runs
@@ -62,9 +66,10 @@ def test_run_and_message_agree(database: Database, now: datetime) -> None:
     [message] = requests(database)
     assert (message.run_id, message.attempt, message.job_version) == (str(run.run_id), 1, 1)
     assert (message.scheduled_at, message.publish_at, message.definition) == (at, at, run.definition)
-    assert database.rows("SELECT key, publish_at, lane FROM outbox WHERE topic LIKE '%.runs.%'") == [
-        (str(run.run_id).encode(), at, "standard")
-    ]
+    [(key, publish_at, slice_lane)] = database.rows(
+        "SELECT key, publish_at, slice_lane FROM outbox WHERE topic LIKE '%.runs.%'"
+    )
+    assert (key, publish_at, unpack_slice_lane(slice_lane)[1]) == (str(run.run_id).encode(), at, "standard")
     assert database.count("run_inputs") == 0
 
 
@@ -120,28 +125,27 @@ def test_repeat_of_an_open_run_does_not_wait_for_its_end(database: Database, now
     assert (job_runs(database), len(requests(database)), database.count("finished_runs")) == ([], 1, 1)
 
 
-@pytest.mark.parametrize("commits", [True, False])
-def test_repeat_that_waits_for_the_end_of_its_run_creates_nothing(
-    database: Database, now: datetime, commits: bool
+@pytest.mark.parametrize("outcome", ["commit", "rollback"])
+def test_repeat_that_waits_for_the_end_of_its_run_creates_no_second_one(
+    database: Database, now: datetime, outcome: str
 ) -> None:
     """The repeat saw neither the open run nor the finished one before it waited."""
     run, other = (new_run(database, now - timedelta(seconds=n), inputs=RunInputs(payload=b"1")) for n in (2, 1))
     first, second = database.connection(), database.connection()
     create_runs(first, database.installation, [run], now=now)
-    [started] = claim_runs(
-        first, database.installation, [Claim(run.run_id, 1, 1, "t/0/0@0")], executor_id=EXECUTOR
-    ).started
+    claims = [Claim(run.run_id, 1, 1, "t/0/0@0")]
+    [started] = claim_runs(first, database.installation, claims, executor_id=EXECUTOR).started
     finish_runs(first, database.installation, [ending(started, RunState.SUCCEEDED)])
     waiting = in_background(lambda: create_runs(second, database.installation, [run, other], now=now, repeats=True))
     until_blocked(database, second)
-    first.commit() if commits else first.rollback()
-    new = [other] if commits else [run, other]
+    getattr(first, outcome)()
+    new = [other] if outcome == "commit" else [run, other]
     assert waiting.result(10) == {each.run_id for each in new}
     second.commit()
     assert {each.run_id for each in job_runs(database)} == {each.run_id for each in new}
     assert len(requests(database)) == database.count("run_inputs") == 2
     assert [message.run_id for message in requests(database)].count(str(run.run_id)) == 1
-    assert database.count("finished_runs") == commits
+    assert database.count("finished_runs") == (outcome == "commit")
 
 
 def test_run_inputs_are_stored_and_sent(database: Database, now: datetime) -> None:
