@@ -656,7 +656,7 @@ SELECT run_id FROM runs WHERE run_id = ANY (%(run_ids)s::uuid[])
 
 -- name: add_job_runs
 -- Inserts runs that may exist already; returns the new ones.
--- Index: job_runs_pkey; job_runs_due, job_runs_by_job and job_runs_deadline grow.
+-- Index: job_runs_pkey; job_runs_due, job_runs_by_job, job_runs_moved_ahead and job_runs_deadline grow.
 -- Lock: waits for an uncommitted row with the same id, and for the end of a run with this id that is under way.
 INSERT INTO job_runs (run_id, job_id, tenant, shard, queue, lane, handler, cause, overlap, state, job_version, scheduled_at,
                       publish_at, moved_ahead, created_at, deadline_at, schedule_to_close_at, parent_run_id, root_run_id,
