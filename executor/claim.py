@@ -29,7 +29,7 @@ from tidewheel.process.service import Backoff, Shutdown
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.definitions import needs
 from tidewheel.schemas.generated.records import JobDefinition, RunRequest
-from tidewheel.transitions.claim import Claim, Claimed, Started, claim_runs, claim_uniform, read_claims
+from tidewheel.transitions.claim import Claim, Claimed, Started, claim_runs, claim_uniform, contest_runs, read_claims
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.run_messages import Definitions
 
@@ -231,7 +231,7 @@ class Claimer:
         if not rest:
             return claimed
         try:
-            decided = self._claim(rest, self._decide)
+            decided = self._claim_contested(rest)
         except Unavailable as error:
             if not claimed.started:
                 raise
@@ -248,7 +248,13 @@ class Claimer:
         return Claimed(started=claim_uniform(connection, claims, executor_id=self._executor_id))
 
     def _decide(self, connection: Conn, claims: Sequence[Claim]) -> Claimed:
-        return claim_runs(connection, self._installation, claims, executor_id=self._executor_id)
+        return claim_runs(connection, self._installation, claims, executor_id=self._executor_id, contested=True)
+
+    def _claim_contested(self, claims: Sequence[Claim]) -> Claimed:
+        """Decide about runs that may meet others, after their gates are set and committed."""
+        with self._session.transaction() as connection:
+            contest_runs(connection, [claim.run_id for claim in claims])
+        return self._claim(claims, self._decide)
 
     def _claim(self, claims: Sequence[Claim], write: Callable[[Conn, Sequence[Claim]], Claimed]) -> Claimed:
         self._require_heartbeat()
@@ -285,7 +291,7 @@ class Claimer:
     def _claim_again(self, claims: Sequence[Claim]) -> list[Started]:
         self._stop.wait(_LOCKED_SECONDS)
         try:
-            return self._claim(claims, self._decide).started
+            return self._claim_contested(claims).started
         except Unavailable as error:
             # The runs claimed before must start in any case.
             _LOG.info("%d runs are left to the sweep: %s", len(claims), error)

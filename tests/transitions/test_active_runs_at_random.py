@@ -18,10 +18,10 @@ from tests.transitions.acts import job_runs, submit
 from tests.transitions.overlapping import make
 from tests.transitions.stepping import in_background
 from tidewheel.errors import Unavailable
-from tidewheel.postgres.session import UNIFORM, Conn, Session
+from tidewheel.postgres.session import UNIFORM, Conn, RowsLocked, Session
 from tidewheel.runs import FINAL, AttemptOutcome, Overlap, RunState
 from tidewheel.scheduler.active_run_repair import ActiveRunRepair
-from tidewheel.transitions.claim import Claim, Started, claim_runs, claim_uniform
+from tidewheel.transitions.claim import Claim, Started, claim_runs, claim_uniform, contest_runs
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.requeue import Requeue, requeue_runs
@@ -62,8 +62,6 @@ NOT_STARTED: LiteralString = (
 RUNNING: LiteralString = (
     "SELECT run_id, attempt FROM job_runs WHERE run_id = ANY (%s) AND state = 'running' AND executor_id = %s"
 )
-# Rows are locked by key, in order, as executors do; but no statement gives up.
-OPTIONS = f"{UNIFORM} -c lock_timeout=10s"
 DEADLOCKS: LiteralString = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
 
 
@@ -104,6 +102,8 @@ class Actor:
                     self.chance.choice(acts)(connection)
                     if self.chance.random() < 0.1:
                         connection.rollback()  # killed before the commit
+            except RowsLocked:
+                continue  # as executors do, which decide about the batch instead
             except Unavailable as error:
                 self.turned_away.append(str(error))
 
@@ -119,10 +119,12 @@ class Actor:
             connection.commit()
             begun = {each.run_id for each in started}
             claims = [claim for claim in claims if claim.run_id not in begun]
-        self.check(
-            connection,
-            claim_runs(connection, self.database.installation, claims, executor_id=self.executor_id).started,
+        contest_runs(connection, [claim.run_id for claim in claims])
+        connection.commit()
+        claimed = claim_runs(
+            connection, self.database.installation, claims, executor_id=self.executor_id, contested=True
         )
+        self.check(connection, claimed.started)
 
     def check(self, connection: Conn, started: list[Started]) -> None:
         # Whatever is in it is begun after the commit.
@@ -196,7 +198,7 @@ def test_concurrent_claims_and_ends_never_overlap_and_finish_every_run(
     policies = NEEDING if cancels else [*NEEDING, *WAITING]
     runs = [make(database, chance.choice(policies), key=key) for _ in range(40) for key in JOBS]
     chances = [random.Random(seed * 100 + number) for number in range(THREADS)]  # noqa: S311
-    actors = [Actor(database, database.session(options=OPTIONS), each, cancels) for each in chances]
+    actors = [Actor(database, database.session(options=UNIFORM), each, cancels) for each in chances]
     living = [in_background(actor.live) for actor in actors]
     for each in living:
         each.result(120)

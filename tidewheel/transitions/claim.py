@@ -138,7 +138,28 @@ def claim_uniform(connection: Conn, claims: Sequence[Claim], *, executor_id: UUI
     return started
 
 
-def claim_runs(connection: Conn, installation: Installation, claims: Sequence[Claim], *, executor_id: UUID) -> Claimed:
+def contest_runs(connection: Conn, run_ids: Iterable[UUID]) -> None:
+    """Set the gates of the runs that these may meet, but of none that another transaction holds for long.
+
+    Best in a transaction of its own: it may lock runs that it leaves as they are, such as one that was just buffered.
+    """
+    columns = {"run_ids": uuids(run_ids), "free": Overlap.ALLOW_ALL}
+    connection.execute(_SET_WAITS, {"lock_timeout": "50ms"})
+    try:
+        with connection.transaction():
+            connection.execute(_CONTEST_RUNS, columns)
+    except psycopg.errors.LockNotAvailable:
+        connection.execute(_CONTEST_FREE_RUNS, columns)
+
+
+def claim_runs(
+    connection: Conn,
+    installation: Installation,
+    claims: Sequence[Claim],
+    *,
+    executor_id: UUID,
+    contested: bool = False,
+) -> Claimed:
     """Claim runs whatever they meet, in the caller's transaction; locked rows are left.
 
     Args:
@@ -146,11 +167,14 @@ def claim_runs(connection: Conn, installation: Installation, claims: Sequence[Cl
         installation: For the events of runs that end, and the messages of runs that are promoted.
         claims: The requests; several for one run count as one.
         executor_id: The executor.
+        contested: True if the caller has committed `contest_runs` for these runs.
     """
     requested = {claim.run_id: claim for claim in claims}
     if not requested:
         return Claimed()
-    _contest(connection, requested)
+    if not contested:
+        contest_runs(connection, requested)
+    connection.execute(_SET_WAITS, {"lock_timeout": "10s"})
     candidates = _lock(connection, requested)
     limited = [candidate for candidate in candidates if candidate.overlap != Overlap.ALLOW_ALL]
     overlaps = resolve_overlaps(connection, installation, limited) if limited else OverlapResult()
@@ -173,18 +197,6 @@ def read_claims(connection: Conn, claims: Sequence[Claim], *, executor_id: UUID)
     connection.execute(_WAIT_FOR_CLAIMS, columns)
     with connection.cursor(row_factory=rows_of(Started._make), binary=True) as cursor:
         return cursor.execute(_READ_CLAIMS, columns).fetchall()
-
-
-def _contest(connection: Conn, requested: Iterable[UUID]) -> None:
-    """Set the gates of the runs that these may meet, but of none that another transaction holds for long."""
-    columns = {"run_ids": uuids(requested), "free": Overlap.ALLOW_ALL}
-    connection.execute(_SET_WAITS, {"lock_timeout": "50ms"})
-    try:
-        with connection.transaction():
-            connection.execute(_CONTEST_RUNS, columns)
-    except psycopg.errors.LockNotAvailable:
-        connection.execute(_CONTEST_FREE_RUNS, columns)
-    connection.execute(_SET_WAITS, {"lock_timeout": "10s"})
 
 
 def _lock(connection: Conn, requested: Mapping[UUID, Claim]) -> list[LockedRun]:
