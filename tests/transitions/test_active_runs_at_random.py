@@ -90,6 +90,7 @@ class Actor:
     session: Session
     chance: random.Random
     cancels: bool
+    leaves: bool = True  # at times the runs that one statement cannot claim, as a claim does that fails
     executor_id: UUID = field(default_factory=uuid4)
     turned_away: list[str] = field(default_factory=list[str])
 
@@ -114,7 +115,7 @@ class Actor:
         if self.chance.random() < 0.7:  # as executors do: all in one statement, and then what it leaves
             started = claim_uniform(connection, claims, executor_id=self.executor_id)
             self.check(connection, started)
-            if self.chance.random() < 0.2:
+            if self.leaves and self.chance.random() < 0.2:
                 return
             connection.commit()
             begun = {each.run_id for each in started}
@@ -168,7 +169,7 @@ def _wish(run_id: UUID, attempt: int, job_version: int) -> Claim:
 
 def settle(actor: Actor) -> None:
     """Claim and end what there is, for as long as anything comes of it."""
-    database = actor.database
+    database, actor.leaves = actor.database, False
     sweeping = ActiveRunRepair(actor.session, database.installation)
     for _ in range(1000):
         sweeping.step()
