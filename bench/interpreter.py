@@ -13,7 +13,7 @@ from importlib.util import find_spec
 
 WITHOUT_PGO = "this Python was built without PGO: all Python code costs about a fifth more CPU than with it"
 
-_OLDEST = (3, 11)
+_OLDEST = (3, 11, 5)  # before, a pool may wait for ever for a process that was killed (CPython gh-94777)
 _NEEDED = ("venv", "ensurepip")
 _FLAGS = ("PY_CFLAGS_NODIST", "PY_CORE_CFLAGS", "PY_LDFLAGS_NODIST", "PY_CORE_LDFLAGS")
 

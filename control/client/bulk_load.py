@@ -199,6 +199,8 @@ def load_in_processes(
             while waiting:
                 yield _first(pool, waiting)
         except (Exception, KeyboardInterrupt) as error:
+            if isinstance(error, BrokenProcessPool):
+                _end_feeding(pool)
             # A process ends the batch that it has begun, unless it died: that batch counts too.
             pool.shutdown(wait=True, cancel_futures=True)
             yield from (future.result() for future in waiting if _is_loaded(future))
@@ -218,6 +220,14 @@ def _first(pool: ProcessPoolExecutor, waiting: deque[Future[LoadResult]]) -> Loa
     done = waiting[0].result()  # it stays in the queue until then: an interrupt must not lose it
     waiting.popleft()
     return done
+
+
+def _end_feeding(pool: ProcessPoolExecutor) -> None:
+    """Let the pool's thread fail that writes a batch to a dead process.
+
+    Before CPython 3.11.5 it waits for ever, and a shutdown waits for it (gh-94777). Later ones close the pipe likewise.
+    """
+    pool._call_queue._reader.close()  # type: ignore[attr-defined]  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue, reportUnknownMemberType]
 
 
 def _is_loaded(batch: Future[LoadResult]) -> bool:
