@@ -45,7 +45,7 @@ _DEFER_SECONDS = 0.3  # the longest delay of the first outcomes of a burst. Sour
 _BURST_CHECK_SECONDS = 1.0  # between two checks for the end of a burst, while no outcome arrives
 _MAX_DEFERRED = 3000  # outcomes that end the delay; a thousand more would stop the claims
 _LOCKED_SECONDS = 0.05  # until the next try of a row that another transaction has locked
-_HELD_SECONDS = 5.0  # after a batch that met such a row, all are written by the statement that skips locked rows
+_HELD_SECONDS = 5.0  # after a batch that met a locked row, all are written by the statement that skips such rows
 
 Item = tuple[Attempt, Outcome]
 

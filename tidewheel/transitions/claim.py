@@ -21,6 +21,7 @@ from tidewheel.postgres.pg_arrays import integers, texts, uuids, words
 from tidewheel.postgres.session import Conn, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Move, Overlap, RunState, sources, target
+from tidewheel.transitions.finish import allow_waits
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.overlap_rows import LockedRun, OverlapResult, resolve_overlaps
 
@@ -174,7 +175,7 @@ def claim_runs(
         return Claimed()
     if not contested:
         contest_runs(connection, requested)
-    connection.execute(_SET_WAITS, {"lock_timeout": "10s"})
+    allow_waits(connection)
     candidates = _lock(connection, requested)
     limited = [candidate for candidate in candidates if candidate.overlap != Overlap.ALLOW_ALL]
     overlaps = resolve_overlaps(connection, installation, limited) if limited else OverlapResult()
