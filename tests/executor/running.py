@@ -125,13 +125,17 @@ class Executing:
         """Trigger a run and wait for its end."""
         return self.ended(self.trigger(handler, payload, **job))
 
-    def publish(self, run_id: UUID) -> None:
-        """Do for one run what the relay does: its newest message goes to Kafka, its outbox row goes."""
+    def publish(self, *run_ids: UUID) -> None:
+        """Do for runs what the relay does: their newest messages go to Kafka, their outbox rows go."""
         producer = Producer({"bootstrap.servers": self.bootstrap})
-        key = str(run_id).encode()
-        [(topic, value)] = self.database.rows(
-            "SELECT topic, value FROM outbox WHERE key = %s AND topic LIKE '%%.runs.%%' ORDER BY id DESC LIMIT 1", [key]
+        keys = [str(run_id).encode() for run_id in run_ids]
+        found = self.database.rows(
+            "SELECT DISTINCT ON (key) topic, key, value FROM outbox WHERE key = ANY (%s) AND topic LIKE '%%.runs.%%'"
+            " ORDER BY key, id DESC",
+            [keys],
         )
-        producer.produce(topic, key=key, value=value)
+        assert len(found) == len(keys)
+        for topic, key, value in found:
+            producer.produce(topic, key=key, value=value)
         assert producer.flush(_SECONDS) == 0
-        self.database.execute("DELETE FROM outbox WHERE key = %s", [key])
+        self.database.execute("DELETE FROM outbox WHERE key = ANY (%s)", [keys])

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 from confluent_kafka import Producer
@@ -12,7 +12,7 @@ from tests.executor.handlers import GATES, Gate, handlers
 from tests.executor.running import Executing
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
-from tests.transitions.acts import attempts, begin, open_run, some_executor
+from tests.transitions.acts import attempts, begin, completions, open_run, some_executor
 from tidewheel.local.stack import StackInfo
 from tidewheel.process.service import Shutdown
 from tidewheel.runs import RunState
@@ -140,6 +140,59 @@ def test_full_executor_reserves_a_slot_for_the_critical_lane(executing: Executin
         assert len(GATES[gate].entered) == 9
         GATES[gate].opened.set()
         assert {executing.ended(run_id).state for run_id in held} == {"succeeded"}
+
+
+@pytest.mark.parametrize("overlap", ["allow_all", "skip"])
+@pytest.mark.parametrize("by_message", [True, False], ids=["by message", "by sweep"])
+def test_locked_run_delays_no_other_start_and_starts_when_it_is_free(
+    executing: Executing,
+    overlap: str,
+    by_message: bool,  # noqa: FBT001
+) -> None:
+    """Another transaction holds one row of a batch for longer than a claim waits."""
+    database = executing.database
+    runs = [executing.trigger("acts.echo", 1, description=f"job {n}", overlap=overlap) for n in range(20)]
+    locked, others = runs[10], runs[:10] + runs[11:]
+    holding = database.connection()
+    holding.execute("SELECT FROM job_runs WHERE run_id = %s FOR UPDATE", [locked])
+    if by_message:
+        executing.publish(*runs)
+    with executing.running(**NO_SWEEP if by_message else {}):
+        assert {executing.ended(run_id).state for run_id in others} == {"succeeded"}
+        later = executing.trigger("acts.echo", 2, overlap=overlap)
+        if by_message:
+            executing.publish(later)
+        assert executing.ended(later).state == "succeeded"
+        assert executing.state(locked) is RunState.QUEUED
+        holding.rollback()
+        if not by_message:
+            executing.ended(locked)
+    with executing.running():
+        assert (executing.ended(locked).state, executing.ended(locked).attempt) == ("succeeded", 1)
+    assert sorted(UUID(event.run_id) for event in completions(database)) == sorted([*runs, later])
+    assert database.count("active_runs") == 0
+
+
+@pytest.mark.parametrize("overlap", ["allow_all", "skip"])
+def test_locked_run_delays_no_other_end_and_ends_when_it_is_free(executing: Executing, gate: str, overlap: str) -> None:
+    """Another transaction holds one row of a batch for longer than an end waits."""
+    database = executing.database
+    with executing.running(slots=30):
+        runs = [executing.trigger("acts.wait", gate, description=f"job {n}", overlap=overlap) for n in range(20)]
+        until(lambda: len(GATES[gate].entered) == 20, "all run")
+        locked, others = runs[10], runs[:10] + runs[11:]
+        holding = database.connection()
+        holding.execute("SELECT FROM job_runs WHERE run_id = %s FOR UPDATE", [locked])
+        GATES[gate].opened.set()
+        assert {executing.ended(run_id).state for run_id in others} == {"succeeded"}
+        later = executing.trigger("acts.echo", 2, overlap=overlap)
+        assert executing.ended(later).state == "succeeded"
+        assert executing.state(locked) is RunState.RUNNING
+        holding.rollback()
+        assert (executing.ended(locked).state, executing.ended(locked).attempt) == ("succeeded", 1)
+    assert len(GATES[gate].entered) == 20
+    assert sorted(UUID(event.run_id) for event in completions(database)) == sorted([*runs, later])
+    assert database.count("active_runs") == 0
 
 
 def test_shutdown_releases_attempts_uncounted(executing: Executing, gate: str) -> None:
