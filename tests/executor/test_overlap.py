@@ -1,5 +1,6 @@
 """Overlapping runs on real executors: the active one is signalled within a second and frees its slot."""
 
+from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from itertools import pairwise
@@ -12,7 +13,19 @@ from tests.executor.handlers import GATES, Gate
 from tests.executor.running import Executing
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
-from tests.transitions.acts import EXECUTOR, attempts, begin, claim, open_run, some_executor, submit, trigger
+from tests.transitions.acts import (
+    EXECUTOR,
+    about,
+    apply_batch,
+    attempts,
+    begin,
+    claim,
+    completions,
+    open_run,
+    some_executor,
+    submit,
+    trigger,
+)
 from tests.transitions.overlapping import make, signals
 from tidewheel.executor.heartbeat import Heartbeat
 from tidewheel.local.stack import StackInfo
@@ -124,6 +137,38 @@ def test_buffered_runs_follow_one_another(executing: Executing, gate: str) -> No
     assert {each.state for each in ended} == {"succeeded"}
     spans = sorted((each.started_at, each.finished_at) for each in ended if each.started_at and each.finished_at)
     assert all(earlier[1] <= later[0] for earlier, later in pairwise(spans))
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("policy", ["skip", "buffer_all", "allow_all", "cancel_other"])
+def test_each_of_a_thousand_due_runs_of_one_job_is_decided_by_its_policy(
+    executing: Executing, gate: str, policy: str
+) -> None:
+    database = executing.database
+    submit(database, target="acts.echo" if policy == "allow_all" else "acts.wait", overlap=policy)
+    asked = [about("job.trigger", payload=gate)] * 500
+    executing.publish(*(UUID(reply.run_id) for _ in range(2) for reply in apply_batch(database, *asked)))
+
+    def states() -> Counter[str]:
+        return Counter(dict(database.rows("SELECT state, count(*) FROM runs GROUP BY state")))
+
+    with executing.running(slots=1200):
+        if policy != "allow_all":
+            until(lambda: not states().keys() & {"queued", "cancelling"}, "each is decided")
+            waiting = 999 if policy == "buffer_all" else 0
+            assert (states()["running"], states()["buffered"]) == (1, waiting)
+            apply_batch(database, about("job.delete"))
+        GATES[gate].opened.set()
+        until(lambda: database.count("job_runs") == 0, "all have ended")
+    ended = {
+        "skip": {"succeeded": 1, "skipped": 999},
+        "buffer_all": {"succeeded": 1, "cancelled": 999},
+        "allow_all": {"succeeded": 1000},
+        "cancel_other": {"succeeded": 1, "skipped": 999 - states()["cancelled"], "cancelled": states()["cancelled"]},
+    }
+    assert states() == Counter(ended[policy])
+    assert len(completions(database)) == 1000
+    assert database.count("active_runs") == database.count("signals") == 0
 
 
 class Beating:

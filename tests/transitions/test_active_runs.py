@@ -1,13 +1,17 @@
 """Runs of a job that may not overlap: the second is skipped until the active run is terminal."""
 
+from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any, Self
 from uuid import UUID, uuid4
 
+import psycopg
 import pytest
 
 from tests.fixtures.database import Database
 from tests.transitions.acts import (
     EXECUTOR,
+    about,
     active_run_of,
     apply_batch,
     attempts,
@@ -17,6 +21,7 @@ from tests.transitions.acts import (
     end,
     ending,
     final_state,
+    job_runs,
     open_run,
     requested_claim,
     requeue,
@@ -26,8 +31,8 @@ from tests.transitions.acts import (
 )
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.ids import job_id
-from tidewheel.runs import AttemptOutcome, RunState
-from tidewheel.transitions.claim import claim_runs
+from tidewheel.runs import AttemptOutcome, Overlap, RunState
+from tidewheel.transitions.claim import Claim, Claimed, claim_runs
 from tidewheel.transitions.finish import finish_runs
 
 JOB = job_id("default", "job")
@@ -142,3 +147,64 @@ def test_active_run_keeps_its_place_during_a_retry_delay(skipping: Database) -> 
     assert open_run(skipping, first.run_id).state == "retrying"
     late = trigger(skipping)
     assert claim(skipping, late).overlaps.skipped == {late}
+
+
+@pytest.mark.slow
+def test_thousand_buffered_runs_of_one_job_follow_one_another_until_none_is_left(database: Database) -> None:
+    submit(database)
+    [started] = _claim_all(database, _triggered(database, "job", 1000, Overlap.BUFFER_ALL)).started
+    order = list[UUID]()
+    while True:
+        order.append(started.run_id)
+        succeed(database, started)
+        active = active_run_of(database, JOB)
+        if active is None:
+            break
+        [started] = _claim_all(database, [Claim(active, 1, 1, "test/0/0@0")]).started
+    assert order == [run for (run,) in database.rows("SELECT run_id FROM runs ORDER BY scheduled_at, run_id")]
+    assert (len(order), job_runs(database)) == (1000, [])
+
+
+def _triggered(database: Database, key: str, count: int, policy: Overlap) -> list[Claim]:
+    """Trigger a job so many times; return the claims of its due runs."""
+    asked = about("job.trigger", key, overlap=policy)
+    replies = [reply for _ in range(10) for reply in apply_batch(database, *[asked] * (count // 10))]
+    return [Claim(UUID(reply.run_id), 1, 1, "test/0/0@0") for reply in replies]
+
+
+def _claim_all(database: Database, claims: Sequence[Claim]) -> Claimed:
+    with database.transaction() as connection:
+        return claim_runs(connection, database.installation, claims, executor_id=EXECUTOR)
+
+
+@pytest.mark.parametrize("policy", [Overlap.SKIP, Overlap.BUFFER_ALL, Overlap.CANCEL_OTHER, Overlap.ALLOW_ALL])
+def test_statements_and_locks_of_a_claim_do_not_grow_with_the_runs_of_its_job(
+    database: Database, policy: Overlap
+) -> None:
+    for key in ("few", "many"):
+        submit(database, key)
+    few, many = (_claim_counted(database, key, count, policy) for key, count in (("few", 10), ("many", 1000)))
+    assert all(more <= less for more, less in zip(many, few, strict=True))
+
+
+def _claim_counted(database: Database, key: str, count: int, policy: Overlap) -> tuple[int, int]:
+    """Claim due runs of one job in one transaction; return the numbers of statements and of table locks."""
+    claims = _triggered(database, key, count, policy)
+    connection = database.connection()
+    statements = list[str]()
+
+    class Counting(psycopg.Cursor[Any]):
+        def execute(self, query: Any, *given: Any, **named: Any) -> Self:  # noqa: ANN401 - passed on
+            statements.append(str(query))
+            return super().execute(query, *given, **named)
+
+    connection.cursor_factory = Counting
+    claimed = claim_runs(connection, database.installation, claims, executor_id=EXECUTOR)
+    number = len(statements)
+    locks = connection.execute("SELECT count(*)::integer FROM pg_locks WHERE pid = pg_backend_pid()").fetchone()
+    connection.commit()
+    assert locks is not None
+    assert len(claimed.started) == (count if policy is Overlap.ALLOW_ALL else 1)
+    assert len(claimed.overlaps.not_started) == count - len(claimed.started)
+    assert claimed.overlaps.undecided == set()
+    return number, int(str(locks[0]))
