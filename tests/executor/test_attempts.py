@@ -11,7 +11,8 @@ from tests.executor.http_target import Answer, serving
 from tests.executor.running import Executing
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
-from tests.transitions.acts import apply_batch, attempts, completions, dead_letters
+from tests.transitions.acts import about, apply_batch, attempts, completions, dead_letters, submit
+from tidewheel.jobs.values import MAX_RESULT_BYTES
 from tidewheel.local.stack import StackInfo
 from tidewheel.process.metrics import metrics
 from tidewheel.runs import RunState
@@ -63,6 +64,25 @@ def test_invalid_payload_fails_permanently_at_the_first_attempt(executing: Execu
 def test_unstorable_result_fails_permanently_with_its_reason(executing: Executing, what: str, error_type: str) -> None:
     ended = executing.run("acts.return", what, retry=SOON)
     assert (ended.state, ended.attempt, ended.error_type, ended.result) == ("failed", 1, error_type, None)
+
+
+@pytest.mark.parametrize("handler", ["acts.echo", "acts.echo-on-thread"])
+def test_too_large_result_fails_only_its_own_run_of_a_batch(executing: Executing, handler: str) -> None:
+    """The results of the others are stored, up to the last byte of 64 KiB."""
+    submit(executing.database, f"large-{handler}", target=handler, retry=SOON)
+    fits, exceeds = "x" * (MAX_RESULT_BYTES - 2), "x" * (MAX_RESULT_BYTES - 1)  # two bytes are quotes
+    payloads = ["small", fits, exceeds] * 10
+    asked = [about("job.trigger", f"large-{handler}", payload=payload) for payload in payloads]
+    runs = [UUID(reply.run_id) for reply in apply_batch(executing.database, *asked)]
+    ended = [executing.ended(run_id) for run_id in runs]
+    for one, payload in zip(ended, payloads, strict=True):
+        if payload == exceeds:
+            assert (one.state, one.attempt, one.error_type, one.result) == ("failed", 1, "ResultTooLarge", None)
+            assert one.error_message == "the result has 65537 bytes, more than 65536; return a reference instead"
+        else:
+            assert (one.state, one.attempt, one.result) == ("succeeded", 1, f'"{payload}"'.encode())
+    published = {UUID(event.run_id): event.result for event in completions(executing.database)}
+    assert [published[run_id] for run_id in runs] == [one.result for one in ended]
 
 
 def test_failure_is_retried_until_success(executing: Executing) -> None:

@@ -30,6 +30,7 @@ from tidewheel.executor.isolation.pool import WorkerPool
 from tidewheel.executor.isolation.process import Setup
 from tidewheel.executor.outcome import CANCELLED, RELEASED, Outcome, timed_out
 from tidewheel.executor.runners.python import PythonRunner, modules_of
+from tidewheel.jobs.values import MAX_RESULT_BYTES
 from tidewheel.local.stack import StackInfo
 from tidewheel.runs import AttemptOutcome
 
@@ -157,6 +158,10 @@ def test_limits_are_set_and_no_core_is_left() -> None:
 def test_unserializable_result_of_a_worker_is_reported(payload: str, error_type: str) -> None:
     outcome = run("return", payload)
     assert (outcome.error_type, outcome.permanent) == (error_type, True)
+
+
+def test_result_of_64_kib_arrives_from_a_worker() -> None:
+    assert len(run("echo", "x" * (MAX_RESULT_BYTES - 2)).result or b"") == MAX_RESULT_BYTES
 
 
 def test_output_of_a_worker_is_kept_and_bounded() -> None:
