@@ -14,15 +14,15 @@ import pytest
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.scheduler.firing import look_at
-from tests.transitions.acts import EXECUTOR, submit, trigger
+from tests.transitions.acts import EXECUTOR, requests, submit, trigger
 from tidewheel.postgres.partitions import ensure_days
-from tidewheel.postgres.session import BY_KEY, KEPT_PLANS, Session
+from tidewheel.postgres.session import BY_KEY, KEPT_PLANS, UNIFORM, Session
 from tidewheel.process.service import Shutdown
 from tidewheel.runs import RunState
 from tidewheel.scheduler.firing import fire
 from tidewheel.scheduler.loop import Scheduler
 from tidewheel.settings import SchedulerSettings
-from tidewheel.transitions.claim import Claim, claim_runs
+from tidewheel.transitions.claim import Claim, claim_runs, claim_uniform
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
 
@@ -121,8 +121,9 @@ def load_due_jobs(database: Database, within: timedelta = timedelta(0)) -> None:
         )
 
 
-def test_firing_after_idling_reads_only_due_rows(idle: Database) -> None:
-    session = idle.session()
+@pytest.mark.parametrize("options", ["", BY_KEY], ids=["", "by key"])
+def test_firing_after_idling_reads_only_due_rows(idle: Database, options: str) -> None:
+    session = idle.session(options=options)
     for _ in range(POLLS):
         assert fire(session, idle.installation, look_at(idle, batch=BATCH)) == 0
     assert prepared(session) > 0
@@ -192,6 +193,44 @@ def test_claims_and_ends_after_idling_read_only_their_rows(idle: Database) -> No
     assert idle.count("job_runs") == 0
     assert rows_read(idle, "job_runs", "active_runs") - before < 2 * MAX_READ
     assert generic_plans(ending) == 0
+
+
+def test_uniform_claims_and_ends_after_idling_read_only_their_rows(idle: Database) -> None:
+    """Both keep the plans that they made for empty tables."""
+    claiming, ending = idle.session(options=KEPT_PLANS), idle.session(options=UNIFORM)
+    submit(idle, "early")
+    trigger(idle, "early")
+    [message] = requests(idle)
+    idle.execute("TRUNCATE job_runs, outbox")
+    no_run = UUID(int=0)
+    for _ in range(POLLS):
+        with claiming.transaction() as connection:
+            assert claim_uniform(connection, [Claim(no_run, 1, 1, "t")], executor_id=EXECUTOR) == []
+        with ending.transaction() as connection:
+            end = RunEnd(no_run, 1, RunState.SUCCEEDED, EXECUTOR, request=message)
+            assert not finish_runs(connection, idle.installation, [end], uniform=True).states
+    kept = generic_plans(claiming), generic_plans(ending)
+    assert all(kept)
+    load_due_jobs(idle)
+    firing = idle.session()
+    while fire(firing, idle.installation, look_at(idle, batch=BATCH)):
+        pass
+    runs = {UUID(request.run_id): request for request in requests(idle)}
+    assert len(runs) == BURST
+    before = rows_read(idle, "job_runs", "active_runs")
+    for start in range(0, BURST, BATCH):
+        chosen = list(runs)[start : start + BATCH]
+        with claiming.transaction() as connection:
+            claims = [Claim(run_id, 1, 1, "t") for run_id in chosen]
+            assert len(claim_uniform(connection, claims, executor_id=EXECUTOR)) == len(chosen)
+        with ending.transaction() as connection:
+            ends = [RunEnd(each, 1, RunState.SUCCEEDED, EXECUTOR, request=runs[each]) for each in chosen]
+            assert len(finish_runs(connection, idle.installation, ends, uniform=True).states) == len(chosen)
+    flush(claiming)
+    flush(ending)
+    assert idle.count("job_runs") == 0
+    assert rows_read(idle, "job_runs", "active_runs") - before < MAX_READ
+    assert all(now > then for now, then in zip((generic_plans(claiming), generic_plans(ending)), kept, strict=True))
 
 
 def test_conflicting_claim_reads_partitions_of_its_runs_only(idle: Database) -> None:

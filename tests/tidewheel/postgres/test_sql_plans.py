@@ -12,6 +12,7 @@ from typing import Any, LiteralString
 from uuid import UUID
 
 import pytest
+from psycopg import ClientCursor
 from psycopg.types.json import Jsonb
 
 from tests.fixtures.database import Database, Template
@@ -21,12 +22,14 @@ from tidewheel.ids import run_instant, run_range
 from tidewheel.outbox import slice_lane_of
 from tidewheel.postgres.session import BY_KEY, KEPT_PLANS, UNIFORM, Conn, connect
 from tidewheel.postgres.statements import Statements
+from tidewheel.relay.due_rows import SESSION_OPTIONS
 from tidewheel.runs import Move, RunState, sources
 from tidewheel.transitions.overlap import REPLACING
 
 ROWS = 50_000
 FEWER = 20_000  # where the plan does not turn on how many there are
 BATCH = 60
+PLACEHOLDER = re.compile(r"%\((\w+)\)s")
 PARTITION = re.compile(r"^(finished_runs|run_inputs|attempts|attempt_outputs)_\d{8}")
 
 _LOAD: tuple[LiteralString, ...] = (
@@ -123,14 +126,19 @@ _LOAD: tuple[LiteralString, ...] = (
 def loaded(template: Template) -> Iterator[Database]:
     """A database with many rows in every table that grows, analyzed."""
     made = Database(template.copy(), template.installation)
-    midnight = SystemClock().now().replace(hour=12, minute=0, second=0, microsecond=0)
-    stamp = f"{int(midnight.timestamp() * 1000):012x}"
-    with made.transaction() as connection:
-        for statement in _LOAD:
-            connection.execute(statement, {"rows": ROWS, "fewer": FEWER, "prefix": stamp})
+    load(made)
     made.execute("VACUUM ANALYZE")
     yield made
     made.close()
+
+
+def load(database: Database) -> None:
+    """Insert many rows into every table that grows."""
+    midnight = SystemClock().now().replace(hour=12, minute=0, second=0, microsecond=0)
+    stamp = f"{int(midnight.timestamp() * 1000):012x}"
+    with database.transaction() as connection:
+        for statement in _LOAD:
+            connection.execute(statement, {"rows": ROWS, "fewer": FEWER, "prefix": stamp})
 
 
 def some(database: Database, query: LiteralString) -> list[Any]:
@@ -225,6 +233,11 @@ _LETTERS: Mapping[str, object] = {
     **_UNFILTERED, **_RANGE, "before_at": _FAR_AHEAD, "before_id": (1 << 63) - 1, "after_at": _LONG_AGO, "after_id": 0
 }  # fmt: skip
 _RUNS: Mapping[str, object] = {**_UNFILTERED, **_RANGE, "before_at": _FAR_AHEAD, "before_id": _BEYOND}
+
+# One attempt number and version for a batch.
+_EARLY: Mapping[str, object] = {
+    "attempt": 0, "job_version": 1, "free": "allow_all", "running": RunState.RUNNING, "succeeded": RunState.SUCCEEDED
+}  # fmt: skip
 
 CALENDARS = [f"calendar-{number}" for number in range(BATCH)]
 
@@ -378,6 +391,11 @@ def plan_of(connection: Conn, statement: str, values: Mapping[str, object] | Non
         kind, statement = f"GENERIC_PLAN, {kind}", numbered(statement)
     explained = connection.execute(f"EXPLAIN ({kind}) {statement}".encode(), values).fetchone()
     connection.rollback()
+    return nodes_of(explained)
+
+
+def nodes_of(explained: tuple[Any, ...] | None) -> list[Mapping[str, Any]]:
+    """All nodes of an explained plan."""
     assert explained is not None
     document: Any = explained[0]
     found: Any = json.loads(document) if isinstance(document, str) else document
@@ -387,7 +405,7 @@ def plan_of(connection: Conn, statement: str, values: Mapping[str, object] | Non
 def numbered(statement: str) -> str:
     """A statement with PostgreSQL's own placeholders."""
     numbers: dict[str, int] = {}
-    return re.sub(r"%\((\w+)\)s", lambda name: f"${numbers.setdefault(name[1], len(numbers) + 1)}", statement)
+    return PLACEHOLDER.sub(lambda name: f"${numbers.setdefault(name[1], len(numbers) + 1)}", statement)
 
 
 def indexes_of(plan: Sequence[Mapping[str, Any]]) -> set[str]:
@@ -526,14 +544,69 @@ def test_kept_plan_of_a_uniform_statement_locks_runs_in_the_order_of_their_key(l
     try:
         for rows in (0, 10, 1000, 100_000):
             pretend_open_runs(connection, rows)
-            plan = plan_of(connection, Statements("tidewheel.transitions")[name])
-            first, *others = looks_at_open_runs(plan)
-            assert re.match(r"job_runs_pkey \(run_id = ANY \(", first), (rows, first)
-            assert all(BY_JOB.match(look) for look in others), (rows, others)
-            assert not [node for node in plan if node["Node Type"] == "Nested Loop"]
-            assert not [node for node in plan if node["Node Type"].startswith("Bitmap")]
+            assert_locks_runs_by_key(plan_of(connection, Statements("tidewheel.transitions")[name]))
     finally:
         connection.close()
+
+
+def assert_locks_runs_by_key(plan: Sequence[Mapping[str, Any]]) -> None:
+    first, *others = looks_at_open_runs(plan)
+    assert re.match(r"job_runs_pkey \(run_id = ANY \(", first), first
+    assert all(BY_JOB.match(look) for look in others), others
+    assert not [node for node in plan if node["Node Type"] == "Nested Loop"]
+    assert not [node for node in plan if node["Node Type"].startswith("Bitmap")]
+
+
+# Statements that services execute while the tables are empty, with the options of the session that does.
+PLANNED_EARLY = {
+    "claim_uniform": ("tidewheel.transitions", KEPT_PLANS),
+    "close_uniform": ("tidewheel.transitions", UNIFORM),
+    "find_due_runs": ("tidewheel.executor", ""),
+    "probe_outbox": ("tidewheel.relay", SESSION_OPTIONS),
+    "read_outbox": ("tidewheel.relay", SESSION_OPTIONS),
+    "probe_timers": ("tidewheel.scheduler", BY_KEY),
+    "lock_due_timers": ("tidewheel.scheduler", BY_KEY),
+}
+POLLS = 20  # at the sixth execution the server decides whether it keeps a plan
+
+
+@pytest.fixture(scope="module")
+def plans_after_growth(template: Template, facts: Mapping[str, object]) -> Iterator[dict[str, list[Mapping[str, Any]]]]:
+    """Plans for 50,000 rows without statistics, in the sessions that executed the statements on no rows."""
+    grown = Database(template.copy(), template.installation)
+    grown.execute("VACUUM ANALYZE")
+    sessions: dict[str, tuple[Conn, str]] = {}
+    for name, (package, options) in PLANNED_EARLY.items():
+        connection = connect(grown.url, "test", options=options, autocommit=True)
+        statement = Statements(package)[name]
+        connection.execute(f"PREPARE early AS {numbered(statement)}".encode())
+        names = dict.fromkeys(PLACEHOLDER.findall(statement))
+        call = f"EXECUTE early ({', '.join(f'%({each})s' for each in names)})"
+        sessions[name] = (
+            connection,
+            ClientCursor(connection).mogrify(call.encode(), {**facts, **SPECIAL.get(name, {}), **_EARLY}),
+        )
+        for _ in range(POLLS):
+            connection.execute(sessions[name][1].encode())
+    load(grown)
+    yield {
+        name: nodes_of(connection.execute(f"EXPLAIN (FORMAT JSON) {call}".encode()).fetchone())
+        for name, (connection, call) in sessions.items()
+    }
+    for connection, _ in sessions.values():
+        connection.close()
+    grown.close()
+
+
+@pytest.mark.parametrize("name", PLANNED_EARLY)
+def test_plan_made_on_empty_tables_uses_the_index_after_they_have_grown(
+    loaded: Database, plans_after_growth: Mapping[str, list[Mapping[str, Any]]], name: str
+) -> None:
+    plan = plans_after_growth[name]
+    assert not {str(node.get("Relation Name")) for node in plan if node["Node Type"] == "Seq Scan"} & big(loaded)
+    if name in {"claim_uniform", "close_uniform"}:
+        assert_locks_runs_by_key(plan)
+    assert promised(Statements(PLANNED_EARLY[name][0])[name]) <= indexes_of(plan), plan
 
 
 def pretend_open_runs(connection: Conn, rows: int) -> None:
