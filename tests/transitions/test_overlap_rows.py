@@ -214,6 +214,29 @@ def test_promoted_run_that_has_not_started_is_replaced(job: Database, policy: Ov
 
 
 @pytest.mark.parametrize("policy", REPLACING)
+def test_end_of_a_run_that_replaced_one_of_its_claim_promotes_the_next(job: Database, policy: Overlap) -> None:
+    runs = [make(job, ALL) for _ in range(3)]
+    [first] = claim(job, *runs).started
+    succeed(job, first)
+    replacing = make(job, policy)
+    [started] = claim(job, runs[1], replacing).started
+    assert started.run_id == replacing
+    succeed(job, started)
+    assert active_run_of(job, JOB) == runs[2]
+
+
+@pytest.mark.parametrize("policy", REPLACING)
+def test_end_of_a_run_that_replaced_a_retry_of_its_claim_releases_the_active_run(
+    job: Database, policy: Overlap
+) -> None:
+    first = holding(job)
+    requeue(job, first, AttemptOutcome.FAILED)
+    [started] = claim(job, first.run_id, make(job, policy)).started
+    succeed(job, started)
+    assert active_run_of(job, JOB) is None
+
+
+@pytest.mark.parametrize("policy", REPLACING)
 def test_only_the_newest_replacing_run_of_a_claim_starts(job: Database, policy: Overlap) -> None:
     first = holding(job)
     runs = [make(job, policy) for _ in range(3)]

@@ -216,6 +216,7 @@ def _start(
         "claimed_from": texts([requested[run_id].claimed_from for run_id in winners]),
         "executor_id": executor_id,
         "target": _CLAIM_TARGET,
+        "free": Overlap.ALLOW_ALL,
     }
     with connection.cursor(row_factory=rows_of(Started._make), binary=True) as cursor:
         return cursor.execute(_START_ATTEMPTS, columns).fetchall()

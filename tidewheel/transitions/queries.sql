@@ -210,8 +210,11 @@ SELECT requested.job_id, requested.tenant, %(no_run)s, true
 -- Index: job_runs_pkey.
 -- Lock: rows that lock_claims has locked, at the same physical address. Changes no indexed column (HOT), unless it
 -- clears a schedule_to_start.
+-- Why gates: a run that takes the active run over from another one of its batch was left uncontested, and its end must
+-- release the active run.
 UPDATE job_runs AS o
    SET state = %(target)s,
+       gates = CASE WHEN o.overlap = %(free)s THEN o.gates ELSE 1 END,
        attempt = o.attempt + 1,
        executor_id = %(executor_id)s,
        started_at = (SELECT tidewheel_now()),
