@@ -38,10 +38,9 @@ _LOG = logging.getLogger("tidewheel.executor")
 # Outcomes in one transaction during a backlog: of 500 each costs 1 us more, of 2,000 nothing less.
 _BATCH = 1000
 _LINGER_SECONDS = 0.002
-_MIN_ROUND_SECONDS = 0.010  # between the starts of two small batches; the first after a pause waits for the linger only
-_BUSY_LINGER_SECONDS = 0.01  # after a batch of at least `_LARGE`: as many again arrive within this time
-_LARGE = 100
+_MIN_ROUND_SECONDS = 0.025  # between the starts of two batches that are not full; the first after a pause lingers only
 _DEFER_SECONDS = 0.3  # the longest delay of the first outcomes of a burst. Source: docs/adr/0026
+_BURST_STEP_SECONDS = 0.01  # between two checks while they are delayed
 _BURST_CHECK_SECONDS = 1.0  # between two checks for the end of a burst, while no outcome arrives
 _MAX_DEFERRED = 3000  # outcomes that end the delay; a thousand more would stop the claims
 _LOCKED_SECONDS = 0.05  # until the next try of a row that another transaction has locked
@@ -124,25 +123,23 @@ class Completer:
     def _run(self) -> None:
         backoff = Backoff(self._stop, "recording outcomes")
         left: list[Item] = []
-        last, began = 0, 0.0
+        began = 0.0
         while not self._stop.requested():
             self._wake.wait(_LOCKED_SECONDS if left else self._idle_seconds())
             # A transaction costs as much for one outcome as for a dozen.
             if len(self._items) < _BATCH:
-                linger = _BUSY_LINGER_SECONDS if last >= _LARGE else _LINGER_SECONDS
-                self._stop.wait(max(linger, began + _MIN_ROUND_SECONDS - monotonic_seconds()))
+                self._stop.wait(max(_LINGER_SECONDS, began + _MIN_ROUND_SECONDS - monotonic_seconds()))
                 self._defer_to_claims()
             began = monotonic_seconds()
             self._wake.clear()
             # A user's transaction may lock a row for minutes (`complete_in`); this thread does not wait for it.
             self._put_back(left)
-            left = []
-            last = len(self._items)
-            while self._items and not self._stop.requested():
-                batch = self._take_batch()
-                if len(self._items) >= _BATCH // 2:
-                    self._backlog_event.set()
-                left += self._write_with_retries(self._session, batch, backoff)
+            batch = self._take_batch()
+            if self._items:
+                self._wake.set()
+            if len(self._items) >= _BATCH // 2:
+                self._backlog_event.set()
+            left = self._write_with_retries(self._session, batch, backoff)
             if self.progress.seconds_until_save() == 0.0:
                 self._save_progress(backoff)
 
@@ -161,7 +158,7 @@ class Completer:
             until = monotonic_seconds() + _DEFER_SECONDS
             self._deferring = self._has_deferred = True
             while len(self._items) < _MAX_DEFERRED and self._in_burst() and monotonic_seconds() < until:
-                if self._stop.wait(_BUSY_LINGER_SECONDS):
+                if self._stop.wait(_BURST_STEP_SECONDS):
                     break
             self._deferring = False
 
