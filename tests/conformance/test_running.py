@@ -149,7 +149,7 @@ def test_attempt_may_wait_for_an_external_end(kit: Kit) -> None:
     ("job", "timeout"),
     [
         ({"start_to_close": "1s"}, "start_to_close"),
-        ({"schedule_to_close": "4s"}, "schedule_to_close"),
+        ({"schedule_to_close": "15s"}, "schedule_to_close"),
         ({"heartbeat": "1s"}, "heartbeat"),
     ],
 )
