@@ -13,6 +13,7 @@ from importlib.util import find_spec
 
 WITHOUT_PGO = "this Python was built without PGO: all Python code costs about a fifth more CPU than with it"
 
+_OLDEST = (3, 11)
 _NEEDED = ("venv", "ensurepip")
 _FLAGS = ("PY_CFLAGS_NODIST", "PY_CORE_CFLAGS", "PY_LDFLAGS_NODIST", "PY_CORE_LDFLAGS")
 
@@ -61,7 +62,7 @@ def main() -> int:
     """Print the running interpreter's build; return 0 if `make setup` prefers it."""
     build = read_build()
     print(build)
-    return int(not build.pgo or None in map(find_spec, _NEEDED))
+    return int(not build.pgo or sys.version_info < _OLDEST or None in map(find_spec, _NEEDED))
 
 
 if __name__ == "__main__":
