@@ -38,7 +38,8 @@ _LOG = logging.getLogger("tidewheel.executor")
 # Outcomes in one transaction during a backlog: of 500 each costs 1 us more, of 2,000 nothing less.
 _BATCH = 1000
 _LINGER_SECONDS = 0.002
-_MIN_ROUND_SECONDS = 0.025  # between the starts of two batches that are not full; the first after a pause lingers only
+# Between the starts of two batches that are not full; the first after a pause lingers only.
+_MIN_ROUND_SECONDS = 0.025  # Source: bench/results/costs-by-change.md
 _DEFER_SECONDS = 0.3  # the longest delay of the first outcomes of a burst. Source: docs/adr/0026
 _BURST_STEP_SECONDS = 0.01  # between two checks while they are delayed
 _BURST_CHECK_SECONDS = 1.0  # between two checks for the end of a burst, while no outcome arrives

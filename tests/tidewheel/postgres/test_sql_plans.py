@@ -264,7 +264,6 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
         "cancelled": RunState.CANCELLED,
     },
     "find_still_open": {"allowed": ["succeeded:running"]},
-    "claim_runs": {"free": "allow_all", "replacing": sorted(REPLACING)},
     "start_attempts": {"free": "allow_all"},
     "wait_runs": {"timeouts": [timedelta(hours=1)] * BATCH, "heartbeats": [None] * BATCH},
     "find_due_runs": {
