@@ -67,7 +67,7 @@ SCENARIOS: dict[str, tuple[Part, ...]] = {
     "hot-second": (Part(hot_second.measure),),
     "latency": (Part(latency.measure),),
     "idle": (Part(idle.measure, once=True),),
-    "soak": (Part(soak.free, once=True), Part(soak.held, once=True)),
+    "soak": (Part(soak.free, once=True), Part(soak.held, once=True), Part(soak.skip, once=True)),
     "submit": (Part(submit.measure),),
     "http": (Part(http.measure),),
     "overlap": (Part(overlap.measure_meeting), Part(overlap.measure_apart)),

@@ -25,10 +25,9 @@ from tidewheel.executor.output_capture import Flusher, OutputTopic
 from tidewheel.executor.reaper import Reaper
 from tidewheel.executor.run_queue import RunQueue
 from tidewheel.executor.runners.aws import LambdaRunner, has_boto
-from tidewheel.executor.runners.http import http_runner
 from tidewheel.executor.runners.kafka import KafkaRunner
 from tidewheel.executor.runners.python import python_runner
-from tidewheel.executor.runners.runner import Runner
+from tidewheel.executor.runners.runner import DeferredRunner, Runner
 from tidewheel.executor.runners.shell import ShellRunner
 from tidewheel.executor.slots import Slots
 from tidewheel.executor.sweep import Sweep
@@ -253,12 +252,18 @@ class Executor:
     def _make_runners(self, kafka: Mapping[str, str], handlers: Mapping[str, Handler]) -> dict[TargetKind, Runner]:
         factories: dict[TargetKind, Callable[[], Runner]] = {
             TargetKind.HANDLER: lambda: python_runner(self._settings, handlers, self._completion),
-            TargetKind.HTTP: lambda: http_runner(self._settings, self._installation, self._heartbeat.is_silent),
+            TargetKind.HTTP: lambda: DeferredRunner(self._load_http_runner),
             TargetKind.KAFKA: lambda: KafkaRunner(kafka, self._installation),
             TargetKind.SHELL: lambda: ShellRunner(self._settings),
             TargetKind.LAMBDA: LambdaRunner,
         }
         return {kind: factories[kind]() for kind in self._kinds}
+
+    def _load_http_runner(self) -> Runner:
+        """Import aiohttp, which takes 9 MB, and return the runner."""
+        from tidewheel.executor.runners.http import http_runner
+
+        return http_runner(self._settings, self._installation, self._heartbeat.is_silent)
 
     def _make_sweep(self) -> Sweep:
         return Sweep(

@@ -1,5 +1,8 @@
 """`soak`: a steady load for a quarter of an hour, without and with a long open transaction.
 
+The third part has jobs of 1 s with `skip`, beside an open transaction: each claim looks for other runs of its job, and
+the rows of the runs that have ended remain for as long as the transaction is open.
+
 What is looked for is what changes: throughput and latency flat, tables and WAL bounded, dead rows kept down.
 """
 
@@ -7,15 +10,16 @@ import math
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import cast
 
 import psycopg
 
-from tidewheel.bench.complete import Ends, check_runs, check_starts, describe_counts, until_empty
+from tidewheel.bench.complete import Ends, check_runs, check_starts, count_skipped, describe_counts, until_empty
 from tidewheel.bench.environment import Environment, Server
 from tidewheel.bench.load import load_steady
-from tidewheel.bench.measurement import Incomplete, Options, Round, least, percentile, rate
+from tidewheel.bench.measurement import Figure, Incomplete, Options, Round, least, percentile, rate
 from tidewheel.bench.scenarios.pipeline import (
     EXECUTORS,
     WARM_RUNS,
@@ -30,9 +34,11 @@ from tidewheel.clock import monotonic_seconds
 from tidewheel.postgres.session import Conn
 
 MINUTES = 15.0
+SKIP_RATE = 500.0
 SHARE = 0.6  # of what the warm-up has shown, where no rate is given
 _HELD_SHARE = 2 / 3  # of the time: ten of fifteen minutes
 _PERIOD = timedelta(seconds=100)  # of a job: later than this, its next run is passed over; a soak is so many whole ones
+_SHORT = timedelta(seconds=1)
 _SAMPLE_SECONDS = 5.0
 _TABLES = ("timers", "job_runs", "active_runs", "outbox")
 _MAX_LATE_SECONDS = _PERIOD.total_seconds()  # after the last due run
@@ -46,26 +52,31 @@ Series = dict[str, list[tuple[float, float]]]
 
 def free(server: Server, options: Options) -> Round:
     """Run without an open transaction."""
-    return _soak(server, options, held=False)
+    return _soak(server, options, "free", held=False)
 
 
 def held(server: Server, options: Options) -> Round:
     """Run beside an open transaction."""
-    return _soak(server, options, held=True)
+    return _soak(server, options, "held", held=True)
 
 
-def _soak(server: Server, options: Options, *, held: bool) -> Round:
-    name = "held" if held else "free"
+def skip(server: Server, options: Options) -> Round:
+    """Run jobs of 1 s with `skip` beside an open transaction."""
+    options = replace(options, rate=options.rate or SKIP_RATE)
+    return _soak(server, options, "skip", held=True, period=_SHORT)
+
+
+def _soak(server: Server, options: Options, name: str, *, held: bool, period: timedelta = _PERIOD) -> Round:
     with server.environment() as environment, environment.connect() as connection:
         ends = Ends(environment, environment.installation.topics.completions)
         with all_services(environment, executors=EXECUTORS) as processes, environment.meter(processes) as meter:
             warm_rate = warm_up(environment, connection, ends, options)
             per_second = options.rate or warm_rate * SHARE
-            rounds = max(1, math.ceil((options.minutes or MINUTES) * 60 / _PERIOD.total_seconds()))
-            jobs, seconds = int(per_second * _PERIOD.total_seconds()), rounds * _PERIOD.total_seconds()
+            rounds = max(1, math.ceil((options.minutes or MINUTES) * 60 / period.total_seconds()))
+            jobs, seconds = int(per_second * period.total_seconds()), rounds * period.total_seconds()
             due_at = due_after_loading(environment, connection, jobs)
             load_steady(
-                connection, environment.installation, jobs, due_at=due_at, period=_PERIOD, rounds=rounds, prefix="soak"
+                connection, environment.installation, jobs, due_at=due_at, period=period, rounds=rounds, prefix="soak"
             )
             runs = jobs * rounds
             options.report(f"{name}: {per_second:,.0f} runs/s for {seconds / 60:.1f} minutes")
@@ -74,9 +85,10 @@ def _soak(server: Server, options: Options, *, held: bool) -> Round:
                 series = _sample(connection, ends, WARM_RUNS + runs, due_at, seconds)
             spent = meter.since(before, runs)
             until_empty(connection, "job_runs", "outbox")
-        check_runs(connection, WARM_RUNS + runs, environment.starts())
+        skipped = count_skipped(connection) if period == _SHORT else 0
+        check_runs(connection, WARM_RUNS + runs, environment.starts(), skipped=skipped)
         starts = [start for start in environment.starts().read() if start.due]
-        check_starts(starts, runs)
+        check_starts(starts, runs - skipped)
     lateness, late = lateness_ms(starts), p99_by_second(starts)
     tenth = max(1, len(late) // 10)
     reached = runs / series["events"][-1][0]
@@ -92,6 +104,8 @@ def _soak(server: Server, options: Options, *, held: bool) -> Round:
         "most_hot_table_mib": least(max(value for _, value in series["MiB of hot tables"]), "MiB"),
         "most_wal_mib": least(max(value for _, value in series["MiB in pg_wal"]), "MiB"),
     }
+    if period == _SHORT:
+        figures["skipped_percent"] = Figure(100 * skipped / runs, "percent", less_is_better=True)
     series["due to start, p99 of a second, ms"] = list(late)
     return Round(
         {f"{name}_{figure}": value for figure, value in figures.items()},
