@@ -232,11 +232,10 @@ class Claimer:
             return claimed
         try:
             decided = self._claim_contested(rest)
-        except Unavailable as error:
+        except Exception as error:
             if not claimed.started:
                 raise
-            # The runs claimed before must start in any case.
-            _LOG.info("%d runs are left to the sweep: %s", len(rest), error)
+            _log_left(rest, error)
             return claimed
         if locked:
             until = now + _HELD_SECONDS
@@ -292,9 +291,8 @@ class Claimer:
         self._stop.wait(_LOCKED_SECONDS)
         try:
             return self._claim_contested(claims).started
-        except Unavailable as error:
-            # The runs claimed before must start in any case.
-            _LOG.info("%d runs are left to the sweep: %s", len(claims), error)
+        except Exception as error:  # noqa: BLE001 - as in `_log_left`
+            _log_left(claims, error)
             return []
 
     def _notify_executors(self, claimed: Claimed) -> None:
@@ -323,6 +321,17 @@ class Claimer:
             backoff.reset()
             by_id = {claim.run_id: claim for claim in claims}
             return [one._replace(claimed_from=by_id[one.run_id].claimed_from) for one in found]
+
+
+def _log_left(claims: Sequence[Claim], error: Exception) -> None:
+    """Log an error of a second transaction, which does not stop the runs that the first one has claimed."""
+    _LOG.log(
+        logging.INFO if isinstance(error, Unavailable) else logging.ERROR,
+        "%d runs are left to the sweep: %s",
+        len(claims),
+        error,
+        exc_info=None if isinstance(error, Unavailable) else error,
+    )
 
 
 def _without(claims: Sequence[Claim], started: Sequence[Started]) -> list[Claim]:

@@ -2,6 +2,7 @@
 
 from uuid import UUID
 
+import psycopg
 import pytest
 
 from tests.fixtures.database import Database
@@ -19,6 +20,11 @@ ENTER = (
     "INSERT INTO executors (executor_id, name, queues, handlers, slots, last_heartbeat_at, started_at)"
     " VALUES (%s, 'mine', '{default}', '{}', 1, now(), now())"
 )
+REFUSE_ACTIVE_RUNS = """
+CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN RAISE EXCEPTION 'refused' USING ERRCODE = '22023'; END $$;
+CREATE TRIGGER refuse BEFORE INSERT ON active_runs FOR EACH ROW EXECUTE FUNCTION refuse();
+"""
 KILL_FIRST_COMMIT = """
 CREATE SEQUENCE commits;
 CREATE FUNCTION die_once() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -98,6 +104,22 @@ def test_locked_active_run_is_tried_once_more_then_left_to_the_sweep(database: D
     waiting = in_background(lambda: claiming.claim([second], source="sweep"))
     somebody.rollback()
     assert len(waiting.result(10).started) + len(claiming.claim([second], source="sweep").started) == 1
+
+
+def test_runs_claimed_before_an_error_of_the_others_start(fresh_database: Database) -> None:
+    """Runs that meet others are claimed after the rest, in a transaction of their own."""
+    database = fresh_database
+    database.execute(REFUSE_ACTIVE_RUNS)
+    submit(database, overlap="skip")
+    submit(database, "free", overlap="allow_all")
+    database.execute(ENTER, [EXECUTOR])
+    meeting = [requested_claim(database, trigger(database)) for _ in range(2)]
+    free = requested_claim(database, trigger(database, "free"))
+    claimed = claimer(database).claim([*meeting, free], source="message")
+    assert [each.run_id for each in claimed.started] == [free.run_id]
+    with pytest.raises(psycopg.errors.DataError):
+        claimer(database).claim(meeting, source="message")
+    assert {open_run(database, each.run_id).state for each in meeting} == {"queued"}
 
 
 def test_claim_protects_the_lease_and_does_not_block_the_heartbeat(database: Database) -> None:

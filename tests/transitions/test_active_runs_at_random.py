@@ -1,12 +1,15 @@
-"""Claimers and enders at random, several at once, some of which die before they commit.
+"""Runs that come, are claimed and end at random, by several threads at once.
 
-The database itself watches: an index that holds one begun run a job, a trigger that sees every release. In the end
-nothing is left behind. Runs that are cancelled while they wait, and rows that are held for long, take a sweep.
+Some transactions die before they commit. The database itself watches: an index that holds one begun run a job, a
+trigger that sees every release. In the end nothing is left behind. Runs that are cancelled while they wait, and rows
+that are held for long, take a sweep.
 """
 
 import random
+import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import LiteralString
 from uuid import UUID, uuid4
 
@@ -18,6 +21,7 @@ from tests.transitions.acts import job_runs, submit
 from tests.transitions.overlapping import make
 from tests.transitions.stepping import in_background
 from tidewheel.errors import Unavailable
+from tidewheel.ids import job_id
 from tidewheel.postgres.session import UNIFORM, Conn, RowsLocked, Session
 from tidewheel.runs import FINAL, AttemptOutcome, Overlap, RunState
 from tidewheel.scheduler.active_run_repair import ActiveRunRepair
@@ -27,9 +31,11 @@ from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.requeue import Requeue, requeue_runs
 from tidewheel.transitions.run_messages import build_requests
 
-JOBS = ("a", "b", "c")
+JOBS = tuple("abcdefgh")
 THREADS = 4
-STEPS = 120
+STEPS = 160
+RUNS = 240  # of all jobs
+AT_ONCE = 2  # open runs of a job, with which no actor creates one: some runs meet none
 NEEDING = sorted(set(Overlap) - {Overlap.ALLOW_ALL})
 WAITING = [Overlap.BUFFER_ALL, Overlap.BUFFER_ONE]
 
@@ -56,6 +62,7 @@ ROWS: LiteralString = """
 SELECT run_id, job_id, shard, queue, lane, cause, job_version, attempt, scheduled_at, publish_at, created_at
   FROM job_runs WHERE run_id = ANY (%s)
 """
+OPEN: LiteralString = "SELECT count(*) FROM job_runs WHERE job_id = %s"
 NOT_STARTED: LiteralString = (
     "SELECT run_id, attempt, NULL FROM job_runs WHERE state IN ('queued', 'buffered', 'retrying')"
 )
@@ -82,6 +89,30 @@ class Row:
     created_at: datetime
 
 
+class Making:
+    """Creates runs, each a millisecond after the one before it.
+
+    Args:
+        database: With the jobs.
+        policies: Of the runs.
+        chance: Chooses a run's job and policy.
+    """
+
+    def __init__(self, database: Database, policies: Sequence[str], chance: random.Random) -> None:
+        self._database, self._policies, self._chance = database, policies, chance
+        self._lock, self._last = threading.Lock(), database.now()
+        self.made: list[UUID] = []
+
+    def one(self) -> None:
+        """Create a run, unless its job has enough open ones, or enough were made."""
+        with self._lock:
+            key = self._chance.choice(JOBS)
+            if len(self.made) == RUNS or self._database.value(OPEN, [job_id("default", key)]) >= AT_ONCE:
+                return
+            self._last = max(self._database.now(), self._last + timedelta(milliseconds=1))
+            self.made.append(make(self._database, self._chance.choice(self._policies), key=key, at=self._last))
+
+
 @dataclass
 class Actor:
     """One of those who claim and end."""
@@ -89,15 +120,18 @@ class Actor:
     database: Database
     session: Session
     chance: random.Random
+    making: Making
     cancels: bool
     leaves: bool = True  # at times the runs that one statement cannot claim, as a claim does that fails
     executor_id: UUID = field(default_factory=uuid4)
     turned_away: list[str] = field(default_factory=list[str])
+    uniform: int = 0  # runs that the uniform statement has started
 
     def live(self) -> None:
         """Do something, many times over."""
         acts = [self.claim, self.claim, self.end, self.end, self.go_back] + [self.cancel] * self.cancels
         for _ in range(STEPS):
+            self.making.one()
             try:
                 with self.session.transaction() as connection:
                     self.chance.choice(acts)(connection)
@@ -115,6 +149,7 @@ class Actor:
         if self.chance.random() < 0.7:  # as executors do: all in one statement, and then what it leaves
             started = claim_uniform(connection, claims, executor_id=self.executor_id)
             self.check(connection, started)
+            self.uniform += len(started)
             if self.leaves and self.chance.random() < 0.2:
                 return
             connection.commit()
@@ -197,15 +232,16 @@ def test_concurrent_claims_and_ends_never_overlap_and_finish_every_run(
     for key in JOBS:
         submit(database, key)
     policies = NEEDING if cancels else [*NEEDING, *WAITING]
-    runs = [make(database, chance.choice(policies), key=key) for _ in range(40) for key in JOBS]
+    making = Making(database, policies, chance)
     chances = [random.Random(seed * 100 + number) for number in range(THREADS)]  # noqa: S311
-    actors = [Actor(database, database.session(options=UNIFORM), each, cancels) for each in chances]
+    actors = [Actor(database, database.session(options=UNIFORM), each, making, cancels) for each in chances]
     living = [in_background(actor.live) for actor in actors]
     for each in living:
         each.result(120)
     settle(actors[0])
     final = dict(database.rows("SELECT run_id, state FROM runs"))
-    assert set(final) == set(runs)
+    assert set(final) == set(making.made)
+    assert sum(actor.uniform for actor in actors) > 10, "the uniform statement starts nearly nothing"
     assert {RunState(state) for state in final.values()} <= FINAL
     assert (database.count("job_runs"), database.count("active_runs")) == (0, 0)
     assert [actor.turned_away for actor in actors] == [[]] * THREADS

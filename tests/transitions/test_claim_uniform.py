@@ -10,6 +10,7 @@ from tests.fixtures.database import Database
 from tests.transitions.acts import (
     EXECUTOR,
     claim,
+    completions,
     end,
     ending,
     final_state,
@@ -24,7 +25,7 @@ from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.postgres.session import UNIFORM, Conn, connect
 from tidewheel.runs import Overlap, RunState
 from tidewheel.scheduler.active_run_repair import ActiveRunRepair
-from tidewheel.transitions.claim import Claim, Started, claim_runs, claim_uniform
+from tidewheel.transitions.claim import Claim, Started, claim_runs, claim_uniform, contest_runs
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
 
@@ -214,6 +215,38 @@ def test_end_in_one_statement_leaves_cancelled_and_foreign_runs_to_the_other(job
         runs[0]: RunState.SUCCEEDED, runs[1]: RunState.CANCELLED, runs[3]: RunState.SUCCEEDED
     }  # fmt: skip
     assert (done.superseded, done.busy) == ({runs[2]}, set())
+    # Rows of two statements, whose instants differ.
+    ends_of_rows = dict(job.rows("SELECT run_id, finished_at FROM finished_runs"))
+    assert {UUID(event.run_id): event.finished_at for event in completions(job)} == ends_of_rows
+    assert len(set(ends_of_rows.values())) == 2
+
+
+def test_started_run_counts_although_the_clock_went_back(job: Database) -> None:
+    [first] = start(job, *wanted(job, make(job, Overlap.SKIP)))
+    second = make(job, Overlap.SKIP)
+    job.execute("UPDATE job_runs SET scheduled_at = now() + interval '4 s' WHERE run_id = %s", [first.run_id])
+    assert start(job, *wanted(job, second)) == []
+    assert claim(job, second).overlaps.skipped == {second}
+
+
+def test_end_waits_for_a_decision_and_promotes_the_run_that_it_buffers(job: Database) -> None:
+    """The end of a run that had met no other before does not miss the first one that waits for it."""
+    [first] = start(job, *wanted(job, make(job, Overlap.SKIP)))
+    second = make(job, Overlap.BUFFER_ALL)
+    deciding, ending_one = job.connection(), patient(job)
+    claims = wanted(job, second)
+    contest_runs(deciding, [second])
+    deciding.commit()
+    decided = claim_runs(deciding, job.installation, claims, executor_id=EXECUTOR, contested=True)
+    assert decided.overlaps.buffered == {second}
+    success = success_of(job, first)
+    ended = in_background(lambda: finish_runs(ending_one, job.installation, success, uniform=True))
+    until_blocked(job, ending_one)
+    deciding.commit()
+    assert ended.result(10).states == {first.run_id: RunState.SUCCEEDED}
+    ending_one.commit()
+    assert job.rows("SELECT run_id, has_waiters FROM active_runs") == [(second, False)]
+    assert open_run(job, second).state == RunState.QUEUED
 
 
 def test_decision_and_end_of_the_active_run_wait_for_each_other(job: Database) -> None:

@@ -21,10 +21,10 @@ _KINDS = {state: state.encode() for state in RunState}
 _ID = PLACEHOLDER.encode()
 
 
-def completions(finished: Iterable[FinishedRun], installation: Installation, ended_at: datetime) -> Iterator[OutboxRow]:
-    """Yield the completion event of each run that ends in one transaction, all with one `ended_at`."""
+def completions(finished: Iterable[FinishedRun], installation: Installation) -> Iterator[OutboxRow]:
+    """Yield the completion event of each run that ends in one transaction."""
     topic, as_json = installation.topics.completions, installation.content_type == "application/json"
-    headers = _Headers(installation, ended_at)
+    headers: _Headers | None = None
     executor_id: UUID | None = None
     executor: str | None = None
     started_at: datetime | None = None
@@ -35,6 +35,10 @@ def completions(finished: Iterable[FinishedRun], installation: Installation, end
         # The encoder finds a cached instant faster if it is the same object; messages share theirs.
         if row.started_at != started_at:
             started_at = row.started_at
+        # Rows of one statement share theirs.
+        if headers is None or row.ended_at != headers.ended_at:
+            headers = _Headers(installation, row.ended_at)
+        ended_at = headers.ended_at
         scheduled_at = request.scheduled_at if request.scheduled_at == row.scheduled_at else row.scheduled_at
         published_at = request.publish_at if request.publish_at == row.publish_at else row.publish_at
         sequence = sequence_of(row.attempt, ended_running=started_at is not None)
@@ -79,10 +83,10 @@ def completions(finished: Iterable[FinishedRun], installation: Installation, end
 
 
 class _Headers:
-    """The encoded headers of a batch's completions; within one state most differ in two ids alone."""
+    """The encoded headers of completions at one instant; within one state most differ in two ids alone."""
 
     def __init__(self, installation: Installation, ended_at: datetime) -> None:
-        self._installation, self._ended_at = installation, ended_at
+        self._installation, self.ended_at = installation, ended_at
         self._pieces: dict[RunState, list[bytes]] = {}
 
     def of(self, event_id: bytes, run_id: bytes, state: RunState, traceparent: str | None) -> bytes:
@@ -101,7 +105,7 @@ class _Headers:
             event_id=event_id,
             run_id=run_id,
             status=state,
-            finished_at=self._ended_at,
+            finished_at=self.ended_at,
             traceparent=traceparent,
             content_type=self._installation.content_type,
         )

@@ -93,7 +93,7 @@ def finish_runs(
     dead = [run for run in finished if run.state in DEAD_LETTERED]
     letters = [dead_letter_run(connection, installation, run) for run in dead]
     triggers = failure_triggers(installation, dead)
-    events = completions(finished, installation, rows[0].ended_at)
+    events = completions(finished, installation)
     append(connection, chain(events, letters, pauses, triggers), shards=installation.shards)
     if lasting:
         add_deferred_effects(connection, finished)

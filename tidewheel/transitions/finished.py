@@ -63,7 +63,7 @@ class ClosedRun(NamedTuple):
         run: The run's id, as text.
         job: The job's id, as text.
         gates: Not 0 if it may be its job's active run.
-        ended_at: The database's clock; the same for the whole batch.
+        ended_at: The database's clock; the same for the rows of one statement.
     """
 
     place: int

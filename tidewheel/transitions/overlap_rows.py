@@ -163,7 +163,7 @@ def _respect_contenders(
     """Find started runs of jobs that had no active run, and make them active in place of a candidate.
 
     A run that another transaction holds and that has not started may be about to start, unseen: its job is removed from
-    `by_job`. One that has started is not marked, so its end does not release the active run: the scheduler does.
+    `by_job`. The end of one that has started may miss the active run: the scheduler releases it.
 
     Returns:
         The candidates of the removed jobs.

@@ -20,7 +20,8 @@ c.finished_at IS NULL
 -- Lock: each run in run_id order, waiting for at most the session's lock_timeout.
 -- Why: a claim of another run of the job sets `gates`, so that a claim that waits for the row, or began before, matches
 -- nothing. The CASE keeps publish_at from being an index condition: with statistics of a nearly empty table the planner
--- would scan all due runs. OFFSET 0 keeps a look from becoming a hashed read of the whole table.
+-- would scan all due runs. OFFSET 0 keeps a look from becoming a hashed read of the whole table. A run that has started
+-- counts although it has not come: the database's clock may have gone back, by up to 5 s.
 UPDATE job_runs AS o
    SET state = %(target)s,
        attempt = o.attempt + 1,
@@ -38,8 +39,9 @@ UPDATE job_runs AS o
    AND (SELECT NOT EXISTS (SELECT FROM cancellations WHERE finished_at IS NULL))
    AND CASE WHEN o.overlap = %(free)s THEN true
             ELSE NOT EXISTS (SELECT FROM job_runs AS other
-                              WHERE other.job_id = o.job_id AND other.scheduled_at <= (SELECT tidewheel_now() + interval '100 ms') AND other.run_id <> o.run_id
-                                AND other.overlap <> %(free)s
+                              WHERE other.job_id = o.job_id AND other.run_id <> o.run_id AND other.overlap <> %(free)s
+                                AND other.scheduled_at <= (SELECT tidewheel_now() + interval '5 s')
+                                AND (other.scheduled_at <= (SELECT tidewheel_now() + interval '100 ms') OR other.attempt > 0)
                              OFFSET 0)
                  AND NOT EXISTS (SELECT FROM job_runs AS other
                                   WHERE other.job_id = o.job_id AND other.moved_ahead AND other.run_id <> o.run_id
@@ -83,11 +85,17 @@ UPDATE job_runs AS o SET gates = 1 WHERE o.run_id IN (SELECT c.run_id FROM conte
 -- name: find_contenders
 -- Returns the runs of these jobs that may be active though the job has no active run: those that have started, and
 -- those that another transaction holds, uncontested.
--- Index: job_runs_by_job.
--- No lock.
--- Why: a later statement than contest_runs and acquire_active_runs, so that it sees the end that they waited for.
-SELECT r.run_id, r.job_id, r.attempt > 0 AS started, r.gates = 0 AS uncontested
+-- Index: job_runs_by_job, job_runs_pkey.
+-- Lock: each started run; locked rows are skipped, and count as uncontested: a transaction with a locked active run waits
+-- for no open run.
+-- Why: a later statement than contest_runs and acquire_active_runs, so that it sees the end that they waited for. Without
+-- the lock, an end that begins now would not see the active run, which it has to release.
+SELECT r.run_id, r.job_id, r.attempt > 0 AS started,
+       r.gates = 0 OR (r.attempt > 0 AND locked.run_id IS NULL) AS uncontested
   FROM job_runs AS r
+  LEFT JOIN LATERAL (
+    SELECT p.run_id FROM job_runs AS p WHERE p.run_id = r.run_id AND p.attempt > 0 FOR UPDATE SKIP LOCKED
+  ) AS locked ON true
  WHERE r.job_id = ANY (%(job_ids)s::uuid[])
    AND r.overlap <> %(free)s
    AND (r.attempt > 0 OR (r.gates = 0 AND (r.scheduled_at <= (SELECT tidewheel_now() + interval '100 ms') OR r.moved_ahead)))
