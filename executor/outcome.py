@@ -19,7 +19,7 @@ class Outcome:
     """The end of one attempt.
 
     Args:
-        kind: The outcome in the attempt's row.
+        kind: The outcome of the attempt.
         result: JSON text of the returned value, at most 64 KiB.
         error_type: Name of the error's type, such as `ValueError` or `http_500`.
         error_message: Text of the error, cut to 4096 characters.

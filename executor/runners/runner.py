@@ -2,10 +2,11 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 from tidewheel.executor.attempt import Attempt
-from tidewheel.executor.outcome import Outcome
+from tidewheel.executor.outcome import Outcome, from_exception
 
 
 class Runner(Protocol):
@@ -27,24 +28,44 @@ class Runner(Protocol):
 class DeferredRunner:
     """Loads a runner with its first attempt, in a thread: most executors never need its modules.
 
+    An attempt that waits for the load has not started: its time does not count, and a stop releases it as not started.
+
     Args:
-        load: Imports and returns the runner.
+        load: Imports and returns the runner. If it raises, the attempts that wait fail and the next one calls it again.
     """
 
     def __init__(self, load: Callable[[], Runner]) -> None:
         self._load = load
-        self._loading = asyncio.Lock()
+        self._loading: asyncio.Task[Runner | Outcome] | None = None
         self._runner: Runner | None = None
 
     async def run(self, attempt: Attempt) -> Outcome:
         """Run an attempt and return its outcome."""
-        if self._runner is None:
-            async with self._loading:
-                if self._runner is None:
-                    self._runner = await asyncio.to_thread(self._load)
-        return await self._runner.run(attempt)
+        loaded = self._runner or await self._wait_for_load(attempt)
+        return loaded if isinstance(loaded, Outcome) else await loaded.run(attempt)
 
     async def close(self) -> None:
         """Release what was loaded."""
+        if self._loading is not None:
+            await self._loading
         if self._runner is not None:
             await self._runner.close()
+
+    async def _wait_for_load(self, attempt: Attempt) -> Runner | Outcome:
+        if self._loading is None:
+            self._loading = asyncio.create_task(self._load_once())
+        loading = asyncio.shield(self._loading)  # other attempts wait for it too
+        attempt.wait_for_worker(loading.cancel)
+        loaded = await loading
+        attempt.restart_clock(asyncio.get_running_loop())
+        return loaded
+
+    async def _load_once(self) -> Runner | Outcome:
+        """Return the runner, or the outcome of the attempts that wait for it."""
+        try:
+            self._runner = loaded = await asyncio.to_thread(self._load)
+            return loaded
+        except Exception as error:  # noqa: BLE001 - whatever the import of a library raises
+            return replace(from_exception(error), not_started=True)
+        finally:
+            self._loading = None
