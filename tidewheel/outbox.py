@@ -33,8 +33,7 @@ class OutboxLane(StrEnum):
     EVENTS = "events"
 
 
-_LANES = tuple(OutboxLane)
-_POSITIONS: dict[str, int] = {lane: position for position, lane in enumerate(_LANES)}
+_POSITIONS: dict[str, int] = {lane: position for position, lane in enumerate(OutboxLane)}
 
 
 class OutboxRow(NamedTuple):
@@ -67,16 +66,10 @@ def slice_of(shard: int, shards: int) -> int:
 def slice_lane_of(number: int, lane: str) -> int:
     """Return the number of a slice and lane in a row: the lane's position times SLICES, plus the slice.
 
-    >>> slice_lane_of(3, "batch"), unpack_slice_lane(19)
-    (19, (3, <OutboxLane.BATCH: 'batch'>))
+    >>> slice_lane_of(3, "batch")
+    19
     """
     return _POSITIONS[lane] * SLICES + number
-
-
-def unpack_slice_lane(slice_lane: int) -> tuple[int, OutboxLane]:
-    """Return the slice and lane of a row's number."""
-    position, number = divmod(slice_lane, SLICES)
-    return number, _LANES[position]
 
 
 def append(connection: Conn, rows: Iterable[OutboxRow], *, shards: int) -> None:

@@ -13,7 +13,7 @@ from tests.fixtures.database import Database
 from tests.transitions.acts import EXECUTOR, HANDLER, begin, ending, job_runs, requests, submit, succeed
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.ids import JobId, job_id, run_id
-from tidewheel.outbox import unpack_slice_lane
+from tidewheel.outbox import slice_lane_of, slice_of
 from tidewheel.runs import Cause, RunState
 from tidewheel.transitions.claim import Claim, claim_runs
 from tidewheel.transitions.create import NewRun, RunInputs, create_runs
@@ -69,7 +69,8 @@ def test_run_and_message_agree(database: Database, now: datetime) -> None:
     [(key, publish_at, slice_lane)] = database.rows(
         "SELECT key, publish_at, slice_lane FROM outbox WHERE topic LIKE '%.runs.%'"
     )
-    assert (key, publish_at, unpack_slice_lane(slice_lane)[1]) == (str(run.run_id).encode(), at, "standard")
+    expected = slice_lane_of(slice_of(run.shard, database.installation.shards), "standard")
+    assert (key, publish_at, slice_lane) == (str(run.run_id).encode(), at, expected)
     assert database.count("run_inputs") == 0
 
 
