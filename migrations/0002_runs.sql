@@ -117,11 +117,12 @@ CREATE TABLE run_inputs (
     progress_attempt     integer,
     PRIMARY KEY (run_id, created_at)
 ) PARTITION BY RANGE (created_at);
-COMMENT ON COLUMN run_inputs.created_at IS 'that of the run';
+COMMENT ON COLUMN run_inputs.created_at IS 'that of the run; the time of its end if it was open for more than a day';
 COMMENT ON COLUMN run_inputs.late_ms IS 'the delay of a run that catches up a missed occurrence';
 COMMENT ON COLUMN run_inputs.progress_attempt IS 'the attempt that reported progress';
 
--- The active run of each job whose policy limits overlaps. Claim and end lock this row before they read further.
+-- The active run of each job whose runs have met, where the policy limits overlaps. A claim that decides about them
+-- locks this row before it reads further, and the active run's end deletes it.
 CREATE TABLE active_runs (
     job_id      uuid PRIMARY KEY,
     tenant      text NOT NULL,
