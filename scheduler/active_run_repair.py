@@ -3,6 +3,7 @@
 A run that ends transfers its place as active run in the same transaction, so there is little to repair:
 
 - an active run all of whose waiters were locked by another transaction at that moment
+- an active run that another transaction had locked when it became active: its end may not release it (ADR 0008)
 - runs that ended, or active runs that were removed, by something other than Tidewheel
 - signals for executors that have died
 

@@ -1,1 +1,1 @@
-"""The only writers of runs: `create_runs`, `claim_runs`, `finish_runs` and what lies between."""
+"""The only writers of runs: `create_runs`, the claims, `finish_runs` and what lies between."""

@@ -1,12 +1,12 @@
 """The active run of each job: acquire, transfer, release, and promote the run that waits.
 
-A run whose policy is not `allow_all` starts only as its job's active run, and stays it until it is terminal. A buffered
-run waits for that. Buffering and promoting happen under the lock of the job's row in `active_runs` alone. So a release
-that finds `has_waiters` false need not look for waiting runs; one that finds it true promotes the oldest.
+Unless its policy is `allow_all`, a run that meets another one of its job starts only as the job's active run. It stays
+that until it is terminal. A run that meets none starts without a row here. A buffered run waits for the active run's
+end. Buffering and promoting happen under the lock of the job's row in `active_runs` alone. So a release that finds
+`has_waiters` false need not look for waiting runs; one that finds it true promotes the oldest.
 
-No other module writes active runs, with one exception: the claim statement (`claim_runs`) acquires free ones while it
-locks its runs. ADR 0008 holds the order of locks: open runs first, then active runs. A transaction that has locked an
-active run waits for no open run.
+No other module writes active runs. ADR 0008 holds the order of locks: open runs first, then active runs. A transaction
+that has locked an active run waits for no open run.
 """
 
 from collections.abc import Iterable, Sequence
