@@ -6,8 +6,7 @@ a missing one is an error and rows never pile up unseen. Partitions are created 
 writers.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from datetime import UTC, date, datetime, timedelta
 from types import MappingProxyType
 from typing import TYPE_CHECKING, LiteralString, NamedTuple, cast
@@ -16,32 +15,14 @@ import psycopg
 from psycopg import sql
 
 from tidewheel.postgres.database_clock import read_now
-from tidewheel.postgres.statements import trusted
 
 if TYPE_CHECKING:
     from tidewheel.postgres.session import Conn
 
 
-@dataclass(frozen=True, slots=True)
-class Partitioned:
-    """A table with a partition per day.
-
-    Args:
-        parameters: Storage parameters of its partitions.
-        unique: Columns that are unique within a partition, though they do not contain the partition key.
-    """
-
-    parameters: str = "fillfactor = 100"
-    unique: str | None = None
-
-
-TABLES = MappingProxyType(
-    {
-        "finished_runs": Partitioned(unique="run_id"),
-        "run_inputs": Partitioned(),
-        "attempts": Partitioned(),
-        "attempt_outputs": Partitioned(),
-    }
+# Each table with the column that is unique within a partition, though it is not the partition key.
+TABLES: Mapping[str, str | None] = MappingProxyType(
+    {"finished_runs": "run_id", "run_inputs": None, "attempts": None, "attempt_outputs": None}
 )
 _STORED_DAYS: LiteralString = """
 SELECT c.relname::text, c.relispartition, coalesce(i.inhdetachpending, false)
@@ -143,8 +124,8 @@ def _create_day(connection: "Conn", day: date) -> None:
     connection.execute("SELECT pg_advisory_xact_lock(hashtext('tidewheel.postgres.partitions'))")
     start = datetime(day.year, day.month, day.day, tzinfo=UTC)
     bounds = sql.SQL("FROM ({}) TO ({})").format(sql.Literal(str(start)), sql.Literal(str(start + timedelta(days=1))))
-    for table, partitioned in TABLES.items():
-        _ensure_partition(connection, table, f"{table}{_suffix(day)}", partitioned, bounds)
+    for table, unique in TABLES.items():
+        _ensure_partition(connection, table, f"{table}{_suffix(day)}", unique, bounds)
 
 
 def _database(connection: "Conn") -> str:
@@ -159,14 +140,11 @@ def _exists(connection: "Conn", table: str) -> bool:
     return connection.execute("SELECT to_regclass(%s) IS NOT NULL", [table]).fetchone() == (True,)
 
 
-def _ensure_partition(
-    connection: "Conn", table: str, partition: str, partitioned: Partitioned, bounds: sql.Composed
-) -> None:
+def _ensure_partition(connection: "Conn", table: str, partition: str, unique: str | None, bounds: sql.Composed) -> None:
     if _exists(connection, partition):
         return
     name, parent = sql.Identifier(partition), sql.Identifier(table)
-    parameters = sql.SQL(trusted(partitioned.parameters))
-    connection.execute(sql.SQL("CREATE TABLE {} (LIKE {} INCLUDING ALL) WITH ({})").format(name, parent, parameters))
-    if partitioned.unique:
-        connection.execute(sql.SQL("CREATE UNIQUE INDEX ON {} ({})").format(name, sql.Identifier(partitioned.unique)))
+    connection.execute(sql.SQL("CREATE TABLE {} (LIKE {} INCLUDING ALL)").format(name, parent))
+    if unique:
+        connection.execute(sql.SQL("CREATE UNIQUE INDEX ON {} ({})").format(name, sql.Identifier(unique)))
     connection.execute(sql.SQL("ALTER TABLE {} ATTACH PARTITION {} FOR VALUES {}").format(parent, name, bounds))

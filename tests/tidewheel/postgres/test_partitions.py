@@ -249,10 +249,10 @@ def test_partition_has_its_parents_indexes_and_constraints(cut: Database, day: d
     """
     indexes = "SELECT count(*) FROM pg_index WHERE indrelid = %s::text::regclass"
     checks = "SELECT count(*) FROM pg_constraint WHERE contype IN ('c', 'p') AND conrelid = %s::text::regclass"
-    for table, partitioned in TABLES.items():
+    for table, unique in TABLES.items():
         partition = f"{table}{day:_%Y%m%d}"
         definitions = [definition for (definition,) in cut.rows(own, [partition])]
-        expected = [f" ON public.{partition} USING btree ({partitioned.unique})"] if partitioned.unique else []
+        expected = [f" ON public.{partition} USING btree ({unique})"] if unique else []
         assert [definition[definition.index(" ON ") :] for definition in definitions] == expected
         assert cut.value(indexes, [partition]) == cut.value(indexes, [table]) + len(expected), table
         assert cut.value(checks, [partition]) == cut.value(checks, [table]), table
