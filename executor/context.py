@@ -245,6 +245,8 @@ class Context:
             AttemptOver: The run was cancelled, has timed out, or belongs to another executor. The transaction has
                 failed and can only be rolled back. Do not catch this error.
             InvalidInput: The connection or the result does not fit; nothing was written.
+            Unavailable: The database had no partition of this day, so the transaction has failed. The partition exists
+                now: roll back, and do the work again.
         """
         self._channel.completing().complete_in(connection, result)
 

@@ -55,6 +55,8 @@ def enqueue(
 
     Raises:
         Refused: There is no such job, or an argument does not fit; nothing was written.
+        Unavailable: The database had no partition of this day, so the transaction has failed. The partition exists now:
+            roll back, and do the work again.
     """
     document = trigger_document(
         key, payload, tenant=tenant, delay=delay, run_at=run_at, labels=labels, request_id=request_id

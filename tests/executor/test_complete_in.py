@@ -8,6 +8,7 @@ from uuid import UUID
 
 import psycopg
 import pytest
+from psycopg import sql
 from psycopg.conninfo import make_conninfo
 from psycopg.rows import DictRow, dict_row
 from psycopg.types.string import TextLoader
@@ -51,10 +52,11 @@ from tests.transitions.acts import (
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.clock import SystemClock
 from tidewheel.control.client.enqueue import enqueue
-from tidewheel.errors import AttemptOver, InvalidInput, Refused
+from tidewheel.errors import AttemptOver, InvalidInput, Refused, Unavailable
 from tidewheel.executor.complete_in import Completion
 from tidewheel.executor.context import Context, Flag
 from tidewheel.local.stack import StackInfo
+from tidewheel.postgres.partitions import day_of
 from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.scheduler.repair import release_stuck_chains
 from tidewheel.transitions.claim import Started
@@ -362,6 +364,20 @@ def test_job_without_follow_ups_stores_no_deferred_effects(shop: Database, own: 
     work(own, completion(shop, begun(shop)))
     own.commit()
     assert shop.count("deferred_effects") == 0
+
+
+def test_missing_partition_exists_for_the_next_try(shop: ClockedDatabase, own: Own) -> None:
+    """An operator has dropped it: the transaction that meets it is lost, and no other."""
+    day = day_of(shop.stop_clock())
+    started = begun(shop)
+    shop.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier(f"finished_runs_{day:%Y%m%d}")))
+    with pytest.raises(Unavailable, match=r'no partition of relation "finished_runs" .*; it exists now: roll back'):
+        work(own, completion(shop, started))
+    own.rollback()
+    assert not one_or_none(shop, started.run_id)
+    work(own, completion(shop, started))
+    own.commit()
+    assert one_or_none(shop, started.run_id)
 
 
 def test_connection_keeps_its_settings(shop: Database) -> None:

@@ -10,11 +10,13 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from typing import TypeVar, cast
 
+import psycopg
 from psycopg import AsyncConnection, Connection
 from psycopg.pq import PipelineStatus, TransactionStatus
 
-from tidewheel.errors import FieldError, InvalidInput
-from tidewheel.postgres.session import Conn
+from tidewheel.errors import FieldError, InvalidInput, Unavailable
+from tidewheel.postgres.partitions import repair_days
+from tidewheel.postgres.session import Conn, lacks_partition
 
 T = TypeVar("T")
 
@@ -30,6 +32,7 @@ def use_connection(connection: Connection[object]) -> Generator[Conn]:
 
     Raises:
         InvalidInput: The connection cannot be used for this.
+        Unavailable: A partition was missing, so the transaction has failed; the partition exists now.
     """
     if not isinstance(cast("object", connection), Connection):
         problem = f"a {_name(connection)} was given"
@@ -46,6 +49,7 @@ async def use_async_connection(connection: AsyncConnection[object], work: Callab
 
     Raises:
         InvalidInput: The connection cannot be used for this.
+        Unavailable: As `use_connection`.
     """
     if not isinstance(cast("object", connection), AsyncConnection):
         problem = f"a {_name(connection)} was given"
@@ -88,6 +92,13 @@ def _wrap(connection: _CallerConnection) -> Generator[Conn]:
                     yield wrapped
                 return
         yield wrapped
+    except psycopg.errors.CheckViolation as error:
+        if not lacks_partition(error):
+            raise
+        # On a connection of its own, for the transaction has failed.
+        repair_days(wrapped)
+        message = f"{error.diag.message_primary}; it exists now: roll back, and do the work again"
+        raise Unavailable(message) from error
     finally:
         del wrapped.pgconn  # else psycopg warns, at its collection, of a connection that was not closed
 

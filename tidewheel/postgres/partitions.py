@@ -54,17 +54,11 @@ def ensure_days(connection: "Conn", days: Iterable[date]) -> None:
     requested = sorted(day for day in set(days) if (database, day) not in _known)
     missing = [day for day in requested if not all(_exists(connection, f"{table}{_suffix(day)}") for table in TABLES)]
     if missing:
-        parameters = {**connection.info.get_parameters(), "application_name": "tidewheel-partitions"}
-        with psycopg.connect(**parameters, password=connection.info.password, autocommit=True) as own:  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        with _connect_again(connection) as own:
             for day in missing:
                 with own.transaction():
                     _create_day(own, day)
     _known.update((database, day) for day in requested)
-
-
-def forget_days() -> None:
-    """Drop the cache: an insert found no partition for its row (SQLSTATE 23514)."""
-    _known.clear()
 
 
 def ensure_coming_days(connection: "Conn") -> None:
@@ -75,6 +69,20 @@ def ensure_coming_days(connection: "Conn") -> None:
     """
     today = day_of(read_now(connection))
     ensure_days(connection, [today + timedelta(days=ahead) for ahead in range(-1, AHEAD_DAYS + 1)])
+
+
+def repair_days(connection: "Conn") -> None:
+    """Create the partitions of these days: an insert found none for its row (SQLSTATE 23514).
+
+    No scheduler has created it, or an operator has dropped it. The caller's transaction may have failed: none of its
+    statements runs.
+
+    Raises:
+        psycopg.Error: They cannot be created.
+    """
+    _known.clear()
+    with _connect_again(connection) as own:
+        ensure_coming_days(own)
 
 
 class StoredDay(NamedTuple):
@@ -118,6 +126,11 @@ def drop_day(connection: "Conn", stored: StoredDay) -> None:
         how = sql.SQL("FINALIZE" if stored.pending else "CONCURRENTLY")
         connection.execute(sql.SQL("ALTER TABLE {} DETACH PARTITION {} {}").format(parent, name, how))
     connection.execute(sql.SQL("DROP TABLE {}").format(name))
+
+
+def _connect_again(connection: "Conn") -> "Conn":
+    parameters = {**connection.info.get_parameters(), "application_name": "tidewheel-partitions"}
+    return psycopg.connect(**parameters, password=connection.info.password, autocommit=True)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 def _create_day(connection: "Conn", day: date) -> None:

@@ -14,7 +14,7 @@ from psycopg import Connection
 from psycopg.rows import RowFactory
 
 from tidewheel.errors import Unavailable
-from tidewheel.postgres.partitions import ensure_coming_days, forget_days
+from tidewheel.postgres.partitions import repair_days
 
 Conn: TypeAlias = Connection[tuple[object, ...]]
 R = TypeVar("R")
@@ -130,8 +130,9 @@ class Session:
             yield connection
         except psycopg.Error as error:
             self._abandon(connection)
-            if _lacks_partition(error):
-                self._make_partitions()
+            if lacks_partition(error):
+                with suppress(psycopg.Error):
+                    repair_days(connection)
             elif is_data_fault(error) or isinstance(error, _OURS):
                 raise
             if isinstance(error, psycopg.errors.LockNotAvailable):
@@ -162,14 +163,6 @@ class Session:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
-
-    def _make_partitions(self) -> None:
-        """Create the partitions of these days: no scheduler has, or an operator has dropped one."""
-        forget_days()
-        with suppress(psycopg.Error):
-            connection = self.connection()
-            ensure_coming_days(connection)
-            connection.rollback()
 
     def _abandon(self, connection: Conn) -> None:
         try:
@@ -209,7 +202,7 @@ def is_time_limit(error: BaseException) -> bool:
     return getattr(cause, "sqlstate", None) in _TIME_LIMITS
 
 
-def _lacks_partition(error: psycopg.Error) -> bool:
+def lacks_partition(error: psycopg.Error) -> bool:
     """Return True if a row's partition is missing.
 
     A violated CHECK constraint has the same SQLSTATE, but a name.

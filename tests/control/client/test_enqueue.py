@@ -14,9 +14,10 @@ from tests.fixtures.services import until
 from tests.transitions.acts import submit
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.control.client.enqueue import enqueue
-from tidewheel.errors import Refused
+from tidewheel.errors import Refused, Unavailable
 from tidewheel.ids import RunId
 from tidewheel.postgres.notify import Channel
+from tidewheel.postgres.partitions import day_of
 
 ORDER: LiteralString = "INSERT INTO orders (name) VALUES ('socks')"
 READ_RUN: LiteralString = "SELECT publish_at, handler, cause, job_version FROM job_runs WHERE run_id = %s"
@@ -164,6 +165,21 @@ def test_concurrent_equal_requests_return_the_same_run(shop: Database) -> None:
     assert second.result(20) == first
     other.commit()
     assert written(shop)[:2] == (1, 1)
+
+
+def test_missing_partition_exists_for_the_next_try(shop: Database, own: psycopg.Connection[TupleRow]) -> None:
+    """An operator has dropped it: the transaction that meets it is lost."""
+    enqueue(own, "charge", {"cents": 1})
+    own.rollback()
+    now = shop.now()
+    for day in {day_of(now), day_of(now + timedelta(minutes=5))}:
+        shop.execute(SQL("DROP TABLE {}").format(Identifier(f"run_inputs_{day:%Y%m%d}")))
+    with pytest.raises(Unavailable, match=r'no partition of relation "run_inputs" .*; it exists now: roll back'):
+        enqueue(own, "charge", {"cents": 2})
+    own.rollback()
+    run = enqueue(own, "charge", {"cents": 2})
+    own.commit()
+    assert shop.value("SELECT payload FROM run_inputs WHERE run_id = %s", [run]) == b'{"cents":2}'
 
 
 def test_unknown_job_is_refused_and_the_callers_transaction_continues(
