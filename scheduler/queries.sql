@@ -10,7 +10,7 @@ SELECT pg_advisory_unlock(hashtext('tidewheel.retention'))
 
 -- name: find_days_in_use
 -- Returns the days on which open runs were created, and those on which their attempts started.
--- No index: all open runs are read, once an hour. No lock.
+-- No index: all open runs are read, when there is an old partition. No lock.
 SELECT DISTINCT (created_at AT TIME ZONE 'UTC')::date, (started_at AT TIME ZONE 'UTC')::date FROM job_runs
 
 -- name: probe_timers

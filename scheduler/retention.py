@@ -4,14 +4,16 @@ A partition is dropped when its whole day is older than the retention. The input
 creation lie in the partition of its creation, so inputs are kept a day longer. Partitions stay while open runs were
 created, or started their attempts, on their days: such runs still read and write them.
 
-Detaching waits for all transactions that have used the table, so this is a thread of its own. A process that dies in
-between leaves a partition that is detached, or about to be: the next round drops it.
+Detaching waits for all transactions that have used the table, so this is a thread of its own. A process that dies, or
+waits for too long, leaves a partition that is detached, or about to be: the next round drops it.
 """
 
 import logging
 import threading
 from datetime import date, timedelta
 from typing import cast
+
+import psycopg
 
 from tidewheel.errors import Unavailable
 from tidewheel.postgres.database_clock import read_now
@@ -71,20 +73,23 @@ class Retention:
         while not self._stop.requested():
             try:
                 self.step()
-            except Unavailable as error:
+            except (Unavailable, psycopg.Error) as error:
                 _LOG.warning("old partitions are dropped later: %s", error)
             self.close()
             self._stop.wait(_EVERY_SECONDS)
 
     def _drop(self, connection: Conn) -> list[StoredDay]:
         oldest = day_of(read_now(connection) - self._keep)
+        first = {"run_inputs": oldest - _DAY}
+        old = [stored for stored in stored_days(connection) if stored.day < first.get(stored.table, oldest)]
+        if not old:
+            return []
         in_use = cast("list[tuple[date, date | None]]", connection.execute(_FIND_DAYS_IN_USE).fetchall())
         started = {day for _, day in in_use if day is not None}
         kept = {"finished_runs": set[date](), "run_inputs": {day for day, _ in in_use}}
         dropped: list[StoredDay] = []
-        for stored in stored_days(connection):
-            first = oldest - _DAY if stored.table == "run_inputs" else oldest
-            if stored.day < first and stored.day not in kept.get(stored.table, started):
+        for stored in old:
+            if stored.day not in kept.get(stored.table, started):
                 drop_day(connection, stored)
                 dropped.append(stored)
                 _LOG.info("the partition of %s for %s is dropped", stored.table, stored.day)

@@ -8,6 +8,7 @@ import pytest
 from psycopg import sql
 
 from tests.fixtures.database import Database
+from tests.fixtures.services import until
 from tests.transitions.acts import begin, end, ending, submit, trigger
 from tidewheel.errors import Unavailable
 from tidewheel.postgres.partitions import TABLES, day_of, ensure_days, stored_days
@@ -17,6 +18,10 @@ from tidewheel.scheduler.retention import Retention
 
 KEEP = timedelta(days=10)
 DAY = timedelta(days=1)
+WAITING: LiteralString = """
+SELECT count(*) FROM pg_stat_activity
+ WHERE datname = current_database() AND application_name = 'tidewheel-scheduler-retention' AND wait_event_type = 'Lock'
+"""
 LOCK: LiteralString = "SELECT pg_advisory_lock(hashtext('tidewheel.retention'))"
 
 
@@ -36,6 +41,23 @@ def made(database: Database, *ages: int) -> list[date]:
 
 def stored(database: Database, table: str) -> set[date]:
     return {each.day for each in stored_days(database.connection(autocommit=True)) if each.table == table}
+
+
+def partition(day: date) -> sql.Identifier:
+    """The partition of attempts."""
+    return sql.Identifier(f"attempts_{day:%Y%m%d}")
+
+
+def interrupt_detaching(database: Database, day: date) -> None:
+    """Leave the partition of a day about to be detached, as a process does that waits for too long."""
+    reading = database.connection()
+    reading.execute("SELECT count(*) FROM attempts")
+    cutting = database.connection(autocommit=True)
+    cutting.execute("SET lock_timeout = '50ms'")
+    with pytest.raises(Exception, match="lock timeout"):
+        cutting.execute(sql.SQL("ALTER TABLE attempts DETACH PARTITION {} CONCURRENTLY").format(partition(day)))
+    reading.rollback()
+    assert [each.day for each in stored_days(cutting) if each.pending] == [day]
 
 
 def test_days_older_than_the_retention_are_dropped(fresh_database: Database, retention: Retention) -> None:
@@ -74,19 +96,35 @@ def test_days_of_open_runs_are_kept(fresh_database: Database, retention: Retenti
 def test_interrupted_drops_are_completed(fresh_database: Database, retention: Retention) -> None:
     """A process that dies leaves a detached partition, or one that is about to be detached."""
     [detached, pending] = made(fresh_database, 20, 21)
-    name = sql.Identifier(f"attempts_{detached:%Y%m%d}")
-    fresh_database.execute(sql.SQL("ALTER TABLE attempts DETACH PARTITION {}").format(name))
-    reading = fresh_database.connection()
-    reading.execute("SELECT count(*) FROM attempts")
-    cutting = fresh_database.connection(autocommit=True)
-    cutting.execute("SET lock_timeout = '50ms'")
-    statement = sql.SQL("ALTER TABLE attempts DETACH PARTITION {} CONCURRENTLY")
-    with pytest.raises(Exception, match="lock timeout"):
-        cutting.execute(statement.format(sql.Identifier(f"attempts_{pending:%Y%m%d}")))
-    reading.rollback()
-    assert [each.day for each in stored_days(cutting) if each.pending] == [pending]
+    fresh_database.execute(sql.SQL("ALTER TABLE attempts DETACH PARTITION {}").format(partition(detached)))
+    interrupt_detaching(fresh_database, pending)
     retention.step()
     assert not stored(fresh_database, "attempts") & {detached, pending}
+
+
+def test_interrupted_drop_does_not_stop_that_of_an_older_day(fresh_database: Database, retention: Retention) -> None:
+    """An open run has kept it. PostgreSQL detaches one partition of a table at a time."""
+    [older, pending] = made(fresh_database, 30, 20)
+    interrupt_detaching(fresh_database, pending)
+    retention.step()
+    assert not stored(fresh_database, "attempts") & {older, pending}
+
+
+def test_thread_survives_an_operators_drop(fresh_database: Database, caplog: pytest.LogCaptureFixture) -> None:
+    [old] = made(fresh_database, 20)
+    operator = fresh_database.connection()
+    operator.execute(sql.SQL("DROP TABLE {}").format(partition(old)))
+    stop = Shutdown()
+    Retention(fresh_database.url, KEEP, stop).start()
+    until(lambda: fresh_database.value(WAITING) == 1, "it waits for the operator")
+    operator.commit()
+    until(lambda: "old partitions are dropped later" in caplog.text, "it has noticed")
+    stop.request()
+
+
+def test_without_old_partitions_no_run_is_read(fresh_database: Database, retention: Retention) -> None:
+    fresh_database.execute("ALTER TABLE job_runs RENAME TO elsewhere")
+    assert retention.step() == []
 
 
 def test_one_scheduler_at_a_time_drops(fresh_database: Database, retention: Retention) -> None:

@@ -92,7 +92,7 @@ class StoredDay(NamedTuple):
         table: The partitioned table.
         day: The day.
         attached: False if a process died after it had detached the partition.
-        pending: True if it died while it detached it.
+        pending: True if it died, or waited for too long, while it detached it.
     """
 
     table: str
@@ -102,7 +102,10 @@ class StoredDay(NamedTuple):
 
 
 def stored_days(connection: "Conn") -> list[StoredDay]:
-    """Return the partitions that exist, the oldest first."""
+    """Return the partitions that exist: those about to be detached, then the oldest first.
+
+    While one of a table is about to be detached, PostgreSQL refuses to detach another one of it.
+    """
     rows = connection.execute(_STORED_DAYS, [rf"^({'|'.join(TABLES)})_\d{{8}}$"]).fetchall()
     found: list[StoredDay] = []
     for name, attached, pending in cast("list[tuple[str, bool, bool]]", rows):
@@ -110,7 +113,7 @@ def stored_days(connection: "Conn") -> list[StoredDay]:
         found.append(
             StoredDay(table, datetime.strptime(digits, "%Y%m%d").replace(tzinfo=UTC).date(), attached, pending)
         )
-    return sorted(found, key=lambda each: (each.day, each.table))
+    return sorted(found, key=lambda each: (not each.pending, each.day, each.table))
 
 
 def drop_day(connection: "Conn", stored: StoredDay) -> None:
