@@ -33,7 +33,7 @@ from tidewheel.executor import record_outcomes
 from tidewheel.executor.attempt import Attempt
 from tidewheel.executor.completer import Completer, Item
 from tidewheel.executor.outcome import CANCELLED, RELEASED, failed, succeeded, timed_out
-from tidewheel.ids import run_instant
+from tidewheel.postgres.partitions import day_of
 from tidewheel.postgres.session import Conn
 from tidewheel.runs import AttemptOutcome
 from tidewheel.schemas.codec import decode
@@ -290,15 +290,27 @@ def test_outcome_that_cannot_be_stored_at_all_delays_no_other(fresh_database: Da
 def test_outcome_recreates_a_partition_dropped_while_its_run_was_open(with_job: Database) -> None:
     started = begun(with_job)
     attempt = attempt_at(with_job, started)
-    day = f"{run_instant(started.run_id):%Y%m%d}"
+    day = day_of(started.started_at)
     for table in ("attempt_outputs", "attempts"):
-        with_job.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier(f"{table}_{day}")))
+        with_job.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier(f"{table}_{day:%Y%m%d}")))
     with completing(with_job) as completer:
         completer.add(attempt, succeeded(b"1"))
         assert completer.drain(30)
     assert final_state(with_job, started.run_id) == ("succeeded", None)
     assert attempts(with_job, started.run_id) == [(1, "succeeded")]
     assert with_job.rows("SELECT result FROM attempt_outputs") == [(b"1",)]
+
+
+def test_outcome_creates_the_missing_partition_of_its_end(with_job: Database) -> None:
+    started = begun(with_job)
+    attempt = attempt_at(with_job, started)
+    day = day_of(with_job.now())
+    with_job.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier(f"finished_runs_{day:%Y%m%d}")))
+    with completing(with_job) as completer:
+        completer.add(attempt, succeeded(b"1"))
+        assert completer.drain(30)
+    assert final_state(with_job, started.run_id) == ("succeeded", None)
+    assert len(completions(with_job)) == 1
 
 
 def test_outcomes_wait_during_a_database_outage(with_job: Database) -> None:

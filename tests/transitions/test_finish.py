@@ -29,8 +29,9 @@ from tests.transitions.acts import (
     succeed,
     trigger,
 )
-from tidewheel.ids import event_id, run_instant
+from tidewheel.ids import event_id
 from tidewheel.postgres import partitions
+from tidewheel.postgres.partitions import day_of
 from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.generated.records import RunCompleted
@@ -299,9 +300,9 @@ def test_run_labels_override_job_labels(database: Database) -> None:
 def test_end_recreates_a_dropped_partition(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     submit(database)
     started = begun(database)
-    day = f"{run_instant(started.run_id):%Y%m%d}"
+    day = day_of(started.started_at)
     for table in ("attempts", "attempt_outputs"):
-        database.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier(f"{table}_{day}")))
+        database.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier(f"{table}_{day:%Y%m%d}")))
     monkeypatch.setattr(partitions, "_known", set[object]())
     end(database, ending(started, RunState.SUCCEEDED, result=b"1"))
     assert attempts(database, started.run_id) == [(1, "succeeded")]
