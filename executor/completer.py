@@ -29,7 +29,7 @@ from tidewheel.executor.record_outcomes import record_outcomes
 from tidewheel.postgres.session import RowsLocked, Session, is_data_fault
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.service import Backoff, Shutdown
-from tidewheel.transitions.attempts import save_progress
+from tidewheel.transitions.attempts import ProgressReport, save_progress
 from tidewheel.transitions.finish import allow_waits
 from tidewheel.transitions.installation import Installation
 
@@ -196,9 +196,10 @@ class Completer:
     def _save_progress(self, backoff: Backoff) -> None:
         """Save the progress of running attempts; without a database only the newest values are kept."""
         reports = self.progress.take_all()
+        busy: set[UUID] = set()
         try:
             with self._session.transaction() as connection:
-                save_progress(connection, reports)
+                busy = save_progress(connection, reports).busy
         except Unavailable as error:
             backoff.wait(error)
             return
@@ -208,7 +209,10 @@ class Completer:
             )
         else:
             backoff.reset()
-        self.progress.mark_saved(reports)
+        self._mark_saved(reports, busy)
+
+    def _mark_saved(self, reports: Sequence[ProgressReport], busy: set[UUID]) -> None:
+        self.progress.mark_saved(report for report in reports if report.run_id not in busy)
 
     def _write_with_retries(self, session: Session, batch: list[Item], backoff: Backoff) -> list[Item]:
         """Write a batch as soon as the database accepts it; return the items that are left for a later batch.
@@ -279,18 +283,20 @@ class Completer:
             if not uniform:
                 allow_waits(connection)
             # Before the end of their attempts: the message of the next attempt carries the checkpoint.
-            save_progress(connection, reports)
-            done = record_outcomes(connection, self._installation, batch, self._executor_id, uniform=uniform)
+            busy = save_progress(connection, reports).busy
+            free = [item for item in batch if item[0].run_id not in busy] if busy else batch
+            done = record_outcomes(connection, self._installation, free, self._executor_id, uniform=uniform)
             failpoint("completion.before_commit")
             if done.requeued:
                 failpoint("retry.before_commit")
-        self.progress.mark_saved(reports)
+        self._mark_saved(reports, busy)
         failpoint("completion.after_commit")
         if done.requeued:
             failpoint("retry.after_commit")
         for run_id in done.superseded:
             _LOG.info("a superseded report changes nothing", extra={"run_id": str(run_id)})
-        return [item for item in batch if item[0].run_id in done.busy] if done.busy else []
+        busy |= done.busy
+        return [item for item in batch if item[0].run_id in busy] if busy else []
 
     def _write_alone(self, session: Session, item: Item) -> list[Item]:
         """Write one outcome; one that cannot be stored becomes the failure `UnrecordableOutcome`."""

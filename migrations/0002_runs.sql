@@ -241,10 +241,12 @@ CREATE TABLE deferred_effects (
     ended_at       timestamptz NOT NULL,
     chain_at       timestamptz,
     reset_failures boolean NOT NULL,
+    inputs_at      timestamptz,
     release_job    boolean NOT NULL
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 COMMENT ON COLUMN deferred_effects.chain_at IS 'the run''s scheduled time, if the job''s next fire time counts from its end';
 COMMENT ON COLUMN deferred_effects.reset_failures IS 'true if the job''s consecutive failures are to be reset';
+COMMENT ON COLUMN deferred_effects.inputs_at IS 'the run''s creation, if its inputs move to the day of its end';
 COMMENT ON COLUMN deferred_effects.release_job IS 'true if the run may be its job''s active run';
 
 CREATE TABLE failed_runs (

@@ -9,9 +9,12 @@ SELECT pg_try_advisory_lock(hashtext('tidewheel.retention'))
 SELECT pg_advisory_unlock(hashtext('tidewheel.retention'))
 
 -- name: find_days_in_use
--- Returns the days on which open runs were created, and those on which their attempts started.
+-- Returns the days on which open runs were created, and those on which their attempts started. Runs whose inputs are
+-- still to move count as open.
 -- No index: all open runs are read, when there is an old partition. No lock.
-SELECT DISTINCT (created_at AT TIME ZONE 'UTC')::date, (started_at AT TIME ZONE 'UTC')::date FROM job_runs
+SELECT (created_at AT TIME ZONE 'UTC')::date, (started_at AT TIME ZONE 'UTC')::date FROM job_runs
+ UNION
+SELECT (inputs_at AT TIME ZONE 'UTC')::date, NULL FROM deferred_effects WHERE inputs_at IS NOT NULL
 
 -- name: probe_timers
 -- Returns the database's clock, and the earliest due_at of each of these shards.

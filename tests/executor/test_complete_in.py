@@ -57,8 +57,10 @@ from tidewheel.executor.complete_in import Completion
 from tidewheel.executor.context import Context, Flag
 from tidewheel.local.stack import StackInfo
 from tidewheel.postgres.partitions import day_of
+from tidewheel.postgres.session import UNIFORM
 from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.scheduler.repair import release_stuck_chains
+from tidewheel.transitions.attempts import ProgressReport, Saved, save_progress
 from tidewheel.transitions.claim import Started
 from tidewheel.transitions.deferred_effects import apply_deferred_effects
 
@@ -282,6 +284,29 @@ def test_active_run_is_transferred_after_the_commit(shop: Database, own: Own) ->
     assert (open_run(shop, second).state, active_run_of(shop, job)) == ("queued", second)
     assert str(second) in {request.run_id for request in requests(shop)}
     assert shop.count("deferred_effects") == 0
+
+
+def test_long_transaction_of_an_old_run_delays_no_progress(shop: ClockedDatabase, own: Own) -> None:
+    """The end of such a run moves its inputs, where its attempts keep their progress."""
+    shop.stop_clock()
+    run_id = trigger(shop, payload="kept")
+    ended_at = shop.advance(timedelta(hours=30))
+    old, other = begin(shop, run_id), begun(shop)
+    reports = [ProgressReport(each.run_id, each.attempt, EXECUTOR, progress=b"1") for each in (old, other)]
+    session = shop.session(options=UNIFORM)
+
+    def save() -> Saved:
+        with session.transaction() as connection:
+            return save_progress(connection, reports)
+
+    work(own, completion(shop, old))
+    assert save() == Saved({other.run_id}, {run_id})
+    own.commit()
+    assert save() == Saved({other.run_id})
+    assert apply_effects(shop) == 1
+    assert save() == Saved({other.run_id})
+    kept = shop.rows("SELECT created_at, payload, tableoid::regclass::text FROM run_inputs WHERE run_id = %s", [run_id])
+    assert kept == [(ended_at, b'"kept"', f"run_inputs_{day_of(ended_at):%Y%m%d}")]
 
 
 def test_new_run_does_not_need_deferred_effects_applied(shop: Database, own: Own) -> None:

@@ -325,6 +325,44 @@ def test_outcomes_wait_during_a_database_outage(with_job: Database) -> None:
     assert final_state(with_job, started.run_id) == ("succeeded", None)
 
 
+def test_progress_of_a_locked_run_is_saved_later(with_job: Database) -> None:
+    held, over = begun(with_job), begun(with_job)
+    requeue(with_job, over, AttemptOutcome.LOST)
+    holding = with_job.connection()
+    holding.execute("SELECT FROM job_runs WHERE run_id = %s FOR UPDATE", [held.run_id])
+    with completing(with_job) as completer:
+        progress = completer.progress
+        for started in (held, over):
+            progress.put((started.run_id, started.attempt), b'"half"', None)
+        until(lambda: list(progress._unsaved) == [(held.run_id, 1)], "only that of the locked run is left")
+        assert with_job.count("run_inputs") == 0
+        holding.rollback()
+        until(lambda: progress.seconds_until_save() is None, "it is saved")
+    assert with_job.rows("SELECT run_id, progress FROM run_inputs") == [(held.run_id, b'"half"')]
+
+
+def test_run_that_is_free_again_does_not_go_on_without_its_checkpoint(
+    with_job: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is locked when its checkpoint is saved, and free when its attempt ends."""
+    started = begun(with_job)
+    attempt = attempt_at(with_job, started)
+    holding = with_job.connection()
+    holding.execute("SELECT FROM job_runs WHERE run_id = %s FOR UPDATE", [started.run_id])
+
+    def end_after_the_lock(*given: Any, **named: Any) -> record_outcomes.Recorded:  # noqa: ANN401 - passed on
+        holding.rollback()
+        return record_outcomes.record_outcomes(*given, **named)
+
+    monkeypatch.setattr(completer_module, "record_outcomes", end_after_the_lock)
+    with completing(with_job) as completer:
+        completer.progress.put(attempt.key, None, b'"here"')
+        completer.add(attempt, RELEASED)
+        assert completer.drain(30)
+    assert open_run(with_job, started.run_id).state == "queued"
+    assert with_job.rows("SELECT run_id, checkpoint FROM run_inputs") == [(started.run_id, b'"here"')]
+
+
 def test_second_writer_leaves_attempts_with_unsaved_progress(
     with_job: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

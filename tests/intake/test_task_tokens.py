@@ -65,7 +65,7 @@ def stored(database: Database, run_id: UUID) -> tuple[object, ...]:
 
 def save(database: Database, *beats: ProgressReport) -> set[UUID]:
     with database.transaction() as connection:
-        return save_progress(connection, beats)
+        return save_progress(connection, beats).stored
 
 
 def test_success_ends_the_waiting_run_with_its_result(with_job: Database) -> None:

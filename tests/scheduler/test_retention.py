@@ -110,6 +110,20 @@ def test_interrupted_drop_does_not_stop_that_of_an_older_day(fresh_database: Dat
     assert not stored(fresh_database, "attempts") & {older, pending}
 
 
+def test_inputs_that_are_to_move_are_kept(fresh_database: Database, retention: Retention) -> None:
+    """Their run has ended in a client's own transaction, and the scheduler has not applied it yet."""
+    [created, neither] = made(fresh_database, 40, 30)
+    fresh_database.execute(
+        "INSERT INTO deferred_effects (run_id, job_id, tenant, ended_at, reset_failures, inputs_at, release_job)"
+        " SELECT gen_random_uuid(), gen_random_uuid(), 'default', now, false, now - %s, false"
+        "   FROM tidewheel_now() AS now",
+        [40 * DAY],
+    )
+    retention.step()
+    assert stored(fresh_database, "run_inputs") >= {created}
+    assert not stored(fresh_database, "run_inputs") & {neither}
+
+
 def test_thread_survives_an_operators_drop(fresh_database: Database, caplog: pytest.LogCaptureFixture) -> None:
     [old] = made(fresh_database, 20)
     operator = fresh_database.connection()

@@ -35,6 +35,7 @@ from tidewheel.postgres.partitions import day_of
 from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.generated.records import RunCompleted
+from tidewheel.transitions.attempts import ProgressReport, Saved, save_progress
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
 
@@ -327,6 +328,26 @@ def test_inputs_of_a_run_that_was_open_for_long_move_with_its_end(clocked: Clock
     [reply] = apply_batch(clocked, {"type": "run.retry", "run_id": str(moved)})
     assert reply.status == "accepted", reply.errors
     assert requests(clocked)[-1].payload == b'"moved"'
+
+
+def test_progress_and_the_end_of_an_old_run_exclude_each_other(clocked: ClockedDatabase) -> None:
+    """The end moves the inputs: progress that is inserted after it would be a second row of them."""
+    clocked.stop_clock()
+    submit(clocked)
+    run_id = trigger(clocked, payload="kept")
+    clocked.advance(timedelta(hours=30))
+    started = begin(clocked, run_id)
+    wanted, report = ending(started, RunState.SUCCEEDED), ProgressReport(run_id, 1, EXECUTOR, progress=b"1")
+    closing, saving = clocked.connection(), clocked.connection()
+    assert save_progress(saving, [report]) == Saved({run_id})
+    assert finish_runs(closing, clocked.installation, [wanted]).busy == {run_id}
+    saving.rollback()
+    assert finish_runs(closing, clocked.installation, [wanted]).states == {run_id: RunState.SUCCEEDED}
+    assert save_progress(saving, [report]) == Saved(busy={run_id})
+    closing.commit()
+    assert save_progress(saving, [report]) == Saved()
+    saving.commit()
+    assert clocked.rows("SELECT payload, progress FROM run_inputs") == [(b'"kept"', None)]
 
 
 @pytest.mark.parametrize("stamp", [0, 0x7FFF_FFFF_FFFF, 0xFFFF_FFFF_FFFF])

@@ -1,4 +1,4 @@
-"""Apply the effects of a run's end: failure policies, and the next fire time of a fixed_delay.
+"""Apply the effects of a run's end: failure policies, the next time of a fixed_delay, its inputs.
 
 `pause_on_failure` pauses a job after some consecutive failures. `on_failure` triggers another job. Both requests go
 through the outbox, in the ending transaction, and come back by intake like every request. So one piece of code pauses
@@ -35,10 +35,31 @@ _LOCK_COUNTED_JOBS = _SQL["lock_counted_jobs"]
 _COUNT_FAILURES = _SQL["count_failures"]
 _LOCK_CHAINED_TIMERS = _SQL["lock_chained_timers"]
 _MOVE_CHAINED_TIMERS = _SQL["move_chained_timers"]
+_KEEP_INPUTS = _SQL["keep_inputs"]
 
 _PAUSE = "pause-on-failure"
 _ON_FAILURE = "on-failure"
 ON_FAILURE_OF = "tidewheel.on_failure_of"  # label of a run that on_failure triggers: the id of the failed run
+
+
+def keep_inputs(connection: Conn, ended: Sequence[tuple[UUID, datetime, datetime]]) -> None:
+    """Move the inputs of runs that were open for long to the day of the latest end.
+
+    Their first partition may be dropped before the rows of the finished runs.
+
+    Args:
+        connection: Inside the transaction that ends the runs, or a later one.
+        ended: The id, the creation and the end of each run.
+    """
+    if ended:
+        created = [created_at for _, created_at, _ in ended]
+        columns: dict[str, object] = {
+            "run_ids": uuids(run_id for run_id, _, _ in ended),
+            "first": min(created),
+            "last": max(created),
+            "now": max(ended_at for _, _, ended_at in ended),
+        }
+        connection.execute(_KEEP_INPUTS, columns)
 
 
 def schedule_after_end(connection: Conn, ended: Iterable[tuple[UUID, datetime, datetime]]) -> int:

@@ -8,14 +8,16 @@ row, shared, for one statement, and skips rows that another transaction holds; a
 So no flush of an attempt is under way once its end holds the row, and none comes after it.
 
 Progress and checkpoints are columns of `run_inputs`, which no other module writes. A report of an older attempt that
-comes after a newer attempt's report changes nothing, so this needs no lock. A caller that needs the run's state to stay
-the same locks the run's row.
+comes after a newer attempt's report changes nothing. A report locks the open run's row against its end, which may move
+the inputs, and skips rows that another transaction holds. A caller that needs the run's state to stay the same locks
+the run's row.
 """
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
+from typing import LiteralString
 from uuid import UUID
 
 from tidewheel.postgres.partitions import day_of, ensure_days
@@ -30,6 +32,7 @@ _SQL = Statements("tidewheel.transitions")
 _ADD_OUTPUTS = _SQL["add_outputs"]
 _FLUSH_OUTPUTS = _SQL["flush_outputs"]
 _SAVE_PROGRESS = _SQL["save_progress"]
+_FIND_BUSY_ATTEMPTS = _SQL["find_busy_attempts"]
 
 # Started and not ended: a run that is being cancelled may still report its progress.
 REPORTING = [RunState.RUNNING, RunState.WAITING, RunState.CANCELLING]
@@ -194,18 +197,28 @@ class ProgressReport:
     checkpoint: bytes | None = None
 
 
-def save_progress(connection: Conn, reports: Sequence[ProgressReport]) -> set[UUID]:
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """The result of storing progress; a run in neither part has ended or started another attempt.
+
+    Args:
+        stored: The runs whose report is stored.
+        busy: Runs whose row another transaction holds; repeat their reports.
+    """
+
+    stored: set[UUID] = field(default_factory=set[UUID])
+    busy: set[UUID] = field(default_factory=set[UUID])
+
+
+def save_progress(connection: Conn, reports: Sequence[ProgressReport]) -> Saved:
     """Store the progress and checkpoints of attempts, in the caller's transaction.
 
     Args:
         connection: Inside a transaction.
         reports: At most one per run: the newest, with the last progress and the last checkpoint.
-
-    Returns:
-        The runs whose report is stored. The rest has ended or started another attempt.
     """
     if not reports:
-        return set()
+        return Saved()
     columns: dict[str, object] = {
         "run_ids": uuids(report.run_id for report in reports),
         "attempts": integers(report.attempt for report in reports),
@@ -213,6 +226,14 @@ def save_progress(connection: Conn, reports: Sequence[ProgressReport]) -> set[UU
         "progress": [report.progress for report in reports],
         "checkpoints": [report.checkpoint for report in reports],
         "states": REPORTING,
+        "sources": REPORTING,
     }
-    rows = connection.execute(_SAVE_PROGRESS, columns, binary=True).fetchall()
+    stored = _runs(connection, _SAVE_PROGRESS, columns)
+    if len(stored) == len(reports):
+        return Saved(stored)
+    return Saved(stored, _runs(connection, _FIND_BUSY_ATTEMPTS, columns) - stored)
+
+
+def _runs(connection: Conn, statement: LiteralString, columns: dict[str, object]) -> set[UUID]:
+    rows = connection.execute(statement, columns, binary=True).fetchall()
     return {run_id for (run_id,) in rows if isinstance(run_id, UUID)}

@@ -1,9 +1,9 @@
 """Defer the effects of a run's end that was written in a client's own transaction.
 
-Such a transaction may stay open for long, so it must lock no timer, job or active run. A completion there (`lasting`)
-inserts rows with the effects that are left, which commit or roll back with it. The scheduler applies them within about
-a second: the next fire time of a fixed_delay, the reset of consecutive failures, the release of the active run. After a
-crash in between the row is still there.
+Such a transaction may stay open for long, so it must lock no timer, job, inputs or active run. A completion there
+(`lasting`) inserts rows with the effects that are left, which commit or roll back with it. The scheduler applies them
+within about a second: the next fire time of a fixed_delay, the reset of consecutive failures, the move of the inputs,
+the release of the active run. After a crash in between the row is still there.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import RunState
 from tidewheel.transitions.active_runs import release_active_runs
-from tidewheel.transitions.after_end import reset_failures, schedule_after_end
+from tidewheel.transitions.after_end import keep_inputs, reset_failures, schedule_after_end
 from tidewheel.transitions.finished import FinishedRun
 from tidewheel.transitions.installation import Installation
 
@@ -41,6 +41,7 @@ class DeferredEffect:
         ended_at: The time of its end.
         chain_at: Its scheduled time, if the job's next fire time counts from its end.
         reset_failures: True if the job's consecutive failures are to be reset.
+        inputs_at: Its creation, if its inputs move to the day of its end.
         release_job: True if it may be its job's active run.
     """
 
@@ -50,12 +51,15 @@ class DeferredEffect:
     ended_at: datetime
     chain_at: datetime | None
     reset_failures: bool
+    inputs_at: datetime | None
     release_job: bool
 
 
 def add_deferred_effects(connection: Conn, finished: Sequence[FinishedRun]) -> None:
     """Store the effects that the scheduler has to apply, in the transaction that ends the runs."""
-    deferred = [run for run in finished if run.sets_next_time or _succeeds(run) or run.may_be_active]
+    deferred = [
+        run for run in finished if run.sets_next_time or _succeeds(run) or run.moves_inputs or run.may_be_active
+    ]
     if not deferred:
         return
     columns: dict[str, object] = {
@@ -65,6 +69,7 @@ def add_deferred_effects(connection: Conn, finished: Sequence[FinishedRun]) -> N
         "ended_at": instants(run.row.ended_at for run in deferred),
         "chain_at": instants(run.row.scheduled_at if run.sets_next_time else None for run in deferred),
         "reset_failures": [_succeeds(run) for run in deferred],
+        "inputs_at": instants(run.row.created_at if run.moves_inputs else None for run in deferred),
         "release_job": [run.may_be_active for run in deferred],
     }
     connection.execute(_ADD_DEFERRED_EFFECTS, columns)
@@ -79,8 +84,9 @@ def apply_deferred_effects(connection: Conn, installation: Installation) -> int:
     """Apply the effects of up to `MAX_APPLIED` ends; return the number of ends."""
     with connection.cursor(row_factory=class_row(DeferredEffect), binary=True) as cursor:
         effects = cursor.execute(_TAKE_DEFERRED_EFFECTS, {"limit": MAX_APPLIED}).fetchall()
-    # Timers, then jobs, then active runs: with an active run locked, no statement may wait for the rest (ADR 0008).
+    # Timers, jobs, inputs, then active runs: with an active run locked, no statement may wait for the rest (ADR 0008).
     schedule_after_end(connection, [(end.job_id, end.chain_at, end.ended_at) for end in effects if end.chain_at])
     reset_failures(connection, (end.job_id for end in effects if end.reset_failures))
+    keep_inputs(connection, [(end.run_id, end.inputs_at, end.ended_at) for end in effects if end.inputs_at])
     release_active_runs(connection, installation, [(end.job_id, end.run_id) for end in effects if end.release_job])
     return len(effects)

@@ -7,7 +7,7 @@ superseded: the report comes from a zombie and changes nothing.
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from itertools import chain
 from typing import cast
 from uuid import UUID
@@ -20,7 +20,7 @@ from tidewheel.process.metrics import metrics
 from tidewheel.runs import DEAD_LETTERED, FINAL, OPEN, AttemptOutcome, RunState, end_of
 from tidewheel.schemas.generated import records
 from tidewheel.transitions.active_runs import release_active_runs
-from tidewheel.transitions.after_end import count_failures, failure_triggers, schedule_after_end
+from tidewheel.transitions.after_end import count_failures, failure_triggers, keep_inputs, schedule_after_end
 from tidewheel.transitions.attempts import AttemptEnd, write_attempts, write_outputs
 from tidewheel.transitions.completions import completions
 from tidewheel.transitions.dead_letters import dead_letter_run
@@ -35,9 +35,6 @@ _SET_WAITS = _SQL["set_waits"]
 _CLOSE_RUNS = _SQL["close_runs"]
 _FIND_STILL_OPEN = _SQL["find_still_open"]
 _DROP_SIGNALS = _SQL["drop_signals"]
-_KEEP_INPUTS = _SQL["keep_inputs"]
-
-_LONG = timedelta(days=1)  # inputs of runs that end sooner are dropped a day after them
 
 # The state machine for SQL: each end with a state that allows it.
 _ALLOWED = words(f"{end}:{state}" for end in sorted(FINAL) for state in sorted(OPEN) if end_of(state, end) is not None)
@@ -62,8 +59,8 @@ def finish_runs(
         connection: Inside a transaction.
         installation: Topic names and encoding.
         ends: At most one per run.
-        lasting: True for a client's own transaction, which may stay open: timers, jobs and active runs are not locked.
-            Their part is stored as deferred effects, which the scheduler applies within about a second.
+        lasting: True for a client's own transaction, which may stay open: timers, jobs, inputs and active runs are not
+            locked. Their part is stored as deferred effects, which the scheduler applies within about a second.
         uniform: True in a session with the options `UNIFORM`, if the caller repeats everything without it when the
             transaction meets a lock: successes end by one statement that waits for locks, in run_id order.
 
@@ -87,7 +84,6 @@ def finish_runs(
     finished = _join(connection, ends, rows)
     write_attempts(connection, [_attempt(run) for run in finished if run.leaves_attempt])
     write_outputs(connection, [run for run in finished if run.has_output])
-    _keep_inputs(connection, rows)
     # Statements that may wait for timers or jobs come here: with an active run locked, none may wait (ADR 0008).
     pauses = [] if lasting else _apply_follow_ups(connection, installation, finished)
     dead = [run for run in finished if run.state in DEAD_LETTERED]
@@ -234,24 +230,11 @@ def _attempt(run: FinishedRun) -> AttemptEnd:
     )
 
 
-def _keep_inputs(connection: Conn, rows: Sequence[ClosedRun]) -> None:
-    """Move the inputs of runs that were open for long to this day's partition.
-
-    Their first partition may be dropped before the rows of the finished runs.
-    """
-    old = [row for row in rows if row.ended_at - row.created_at > _LONG]
-    if old:
-        columns: dict[str, object] = {
-            "run_ids": uuids(row.run_id for row in old),
-            "first": min(row.created_at for row in old),
-            "last": max(row.created_at for row in old),
-            "now": old[0].ended_at,
-        }
-        connection.execute(_KEEP_INPUTS, columns)
-
-
 def _apply_follow_ups(connection: Conn, installation: Installation, finished: Sequence[FinishedRun]) -> list[OutboxRow]:
-    """Set next fire times and count failures; return the requests to pause jobs."""
+    """Move inputs, set next fire times and count failures; return the requests to pause jobs."""
+    keep_inputs(
+        connection, [(run.end.run_id, run.row.created_at, run.row.ended_at) for run in finished if run.moves_inputs]
+    )
     schedule_after_end(
         connection, [(run.row.job_id, run.row.scheduled_at, run.row.ended_at) for run in finished if run.sets_next_time]
     )

@@ -4,13 +4,15 @@ Every table and event that an end writes is filled from `FinishedRun`, so that t
 """
 
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
 
 from tidewheel.ids import read_uuid
 from tidewheel.runs import AttemptOutcome, Cause, RunState
 from tidewheel.schemas.generated import records
+
+_LONG = timedelta(days=1)  # inputs of runs that end sooner are dropped a day after them
 
 
 class RunEnd(NamedTuple):
@@ -139,6 +141,11 @@ class FinishedRun(NamedTuple):
     def counts_failures(self) -> bool:
         """True if the job counts its consecutive failures."""
         return self.definition.pause_on_failure is not None
+
+    @property
+    def moves_inputs(self) -> bool:
+        """True if it was open for so long that its inputs move to the day of its end."""
+        return self.row.ended_at - self.row.created_at > _LONG
 
     @property
     def may_be_active(self) -> bool:

@@ -340,7 +340,7 @@ SELECT o.run_id
 -- name: keep_inputs
 -- Moves the inputs of finished runs to the partition of this day.
 -- Index: the partitions' primary keys.
--- Lock: the rows.
+-- Lock: the rows, which no report of progress has: the end of the run has locked it, or is committed.
 UPDATE run_inputs SET created_at = %(now)s
  WHERE run_id = ANY (%(run_ids)s::uuid[]) AND created_at BETWEEN %(first)s AND %(last)s
 
@@ -594,19 +594,26 @@ DELETE FROM dead_letters
 -- Stores progress and checkpoints of running attempts, in a new row if the run has no inputs. A late report of an older
 -- attempt changes nothing.
 -- Index: job_runs_pkey, the partition's primary key.
--- Lock: the rows of run_inputs in run_id order.
+-- Lock: the open runs' rows in run_id order, against their ends alone, locked rows are skipped; then their rows of
+-- run_inputs.
+-- Why: the end of a run may move its inputs to another partition. A row inserted here after that would be a second one.
 INSERT INTO run_inputs AS i (run_id, created_at, tenant, progress, checkpoint, checkpoint_attempt, progress_at, progress_attempt)
-SELECT o.run_id, o.created_at, o.tenant, given.progress, given.checkpoint,
+SELECT given.run_id, o.created_at, o.tenant, given.progress, given.checkpoint,
        CASE WHEN given.checkpoint IS NOT NULL THEN given.attempt END, tidewheel_now(), given.attempt
-  FROM unnest(
-        %(run_ids)s::uuid[], %(attempts)s::integer[], %(executor_ids)s::uuid[], %(progress)s::bytea[],
-        %(checkpoints)s::bytea[]
-       ) AS given (run_id, attempt, executor_id, progress, checkpoint)
- CROSS JOIN LATERAL (SELECT * FROM job_runs AS p WHERE p.run_id = given.run_id OFFSET 0) AS o
- WHERE o.attempt = given.attempt
-   AND o.state = ANY (%(states)s)
-   AND (given.executor_id IS NULL OR o.executor_id = given.executor_id)
- ORDER BY o.run_id
+  FROM (SELECT *
+          FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[], %(executor_ids)s::uuid[], %(progress)s::bytea[],
+                      %(checkpoints)s::bytea[])
+               AS input (run_id, attempt, executor_id, progress, checkpoint)
+         ORDER BY run_id) AS given
+ CROSS JOIN LATERAL (
+    SELECT p.created_at, p.tenant
+      FROM job_runs AS p
+     WHERE p.run_id = given.run_id
+       AND p.attempt = given.attempt
+       AND p.state = ANY (%(states)s)
+       AND (given.executor_id IS NULL OR p.executor_id = given.executor_id)
+       FOR KEY SHARE SKIP LOCKED
+  ) AS o
     ON CONFLICT (run_id, created_at) DO UPDATE
    SET progress = CASE WHEN i.progress_attempt = excluded.progress_attempt THEN coalesce(excluded.progress, i.progress)
                        ELSE excluded.progress END,
@@ -956,10 +963,11 @@ SELECT v.scheduled_at
 -- Inserts the effects of ends in clients' own transactions, which the scheduler applies.
 -- Index: deferred_effects_pkey.
 -- No lock but its own new rows.
-INSERT INTO deferred_effects (run_id, job_id, tenant, ended_at, chain_at, reset_failures, release_job)
+INSERT INTO deferred_effects (run_id, job_id, tenant, ended_at, chain_at, reset_failures, inputs_at, release_job)
 SELECT *
   FROM unnest(%(run_ids)s::uuid[], %(job_ids)s::uuid[], %(tenants)s::text[], %(ended_at)s::timestamptz[],
-              %(chain_at)s::timestamptz[], %(reset_failures)s::boolean[], %(release_job)s::boolean[])
+              %(chain_at)s::timestamptz[], %(reset_failures)s::boolean[], %(inputs_at)s::timestamptz[],
+              %(release_job)s::boolean[])
 
 -- name: take_deferred_effects
 -- Deletes and returns some deferred effects, which this transaction applies.
@@ -967,7 +975,7 @@ SELECT *
 -- Lock: the rows, locked rows are skipped.
 DELETE FROM deferred_effects
  WHERE run_id IN (SELECT l.run_id FROM deferred_effects AS l ORDER BY l.run_id LIMIT %(limit)s FOR UPDATE SKIP LOCKED)
-RETURNING run_id, job_id, tenant, ended_at, chain_at, reset_failures, release_job
+RETURNING run_id, job_id, tenant, ended_at, chain_at, reset_failures, inputs_at, release_job
 
 -- name: record_topic_prefix
 -- Records the prefix of this installation's topics, unless it is recorded already.
