@@ -138,11 +138,6 @@ def run_bucket(run: UUID) -> int:
     return (run.int >> 64) & 0xFFF
 
 
-def run_instant(run: UUID) -> datetime:
-    """The instant in a run_id, to the millisecond."""
-    return _EPOCH + (run.int >> 80) * _MILLISECOND
-
-
 def run_range(job: UUID, at: datetime) -> tuple[UUID, UUID]:
     """Return the first and the last possible run_id of this job's bucket and this millisecond."""
     first = ((at - _EPOCH) // _MILLISECOND << 80) | _VERSION_8 | (bucket_of(job) << 64) | _VARIANT

@@ -6,6 +6,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from tests.fixtures.database import Database
+from tests.fixtures.run_ids import run_instant
 from tests.transitions.acts import (
     about,
     active_run_of,
@@ -26,7 +27,7 @@ from tests.transitions.acts import (
     succeed,
     trigger,
 )
-from tidewheel.ids import job_id, run_bucket, run_id, run_instant
+from tidewheel.ids import job_id, run_bucket, run_id
 from tidewheel.runs import AttemptOutcome, Cause, RunState
 from tidewheel.schemas.generated.records import Reply, ReplyStatus, RunRequest
 

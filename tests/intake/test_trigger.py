@@ -7,6 +7,7 @@ from uuid import UUID
 import pytest
 
 from tests.fixtures.database import ClockedDatabase, Database
+from tests.fixtures.run_ids import run_instant
 from tests.transitions.acts import (
     about,
     apply_batch,
@@ -21,7 +22,7 @@ from tests.transitions.acts import (
 )
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.errors import InvalidInput
-from tidewheel.ids import job_id, run_id, run_instant
+from tidewheel.ids import job_id, run_id
 from tidewheel.runs import Cause
 from tidewheel.schemas.generated.records import ReplyStatus
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fixtures.examples import examples
+from tests.fixtures.run_ids import run_instant
 from tidewheel.ids import (
     BUCKETS,
     bucket_of,
@@ -21,7 +22,6 @@ from tidewheel.ids import (
     micros,
     run_bucket,
     run_id,
-    run_instant,
     shard_of,
 )
 from tidewheel.outbox import SLICES

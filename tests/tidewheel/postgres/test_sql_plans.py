@@ -16,9 +16,10 @@ from psycopg import ClientCursor
 from psycopg.types.json import Jsonb
 
 from tests.fixtures.database import Database, Template
+from tests.fixtures.run_ids import run_instant
 from tests.tidewheel.postgres.test_statements import INDEX_LINE, INDEX_NAME
 from tidewheel.clock import SystemClock
-from tidewheel.ids import run_instant, run_range
+from tidewheel.ids import run_range
 from tidewheel.outbox import slice_lane_of
 from tidewheel.postgres.session import BY_KEY, KEPT_PLANS, UNIFORM, Conn, connect
 from tidewheel.postgres.statements import Statements
