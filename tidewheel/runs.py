@@ -40,7 +40,7 @@ class RunState(StrEnum):
     CANCELLED = "cancelled"
     """Ended on request of a client, of its handler, or because its job was deleted."""
     SKIPPED = "skipped"
-    """Never started, because another run of its job was active; the reason names the overlap policy."""
+    """Never started, because another run of its job was active; the reason is `overlap`."""
 
 
 class Cause(StrEnum):

@@ -6,6 +6,7 @@ import pytest
 
 from tidewheel.bench.command import compare, read_baseline, table
 from tidewheel.bench.measurement import Round, rate, summarise
+from tidewheel.bench.scenarios.http import IN_FLIGHT
 from tidewheel.errors import InvalidInput
 
 LINES = summarise("relay", [Round({"messages_per_second": rate(30, "messages/s", floor=100)})])
@@ -40,4 +41,8 @@ def test_stored_ratios_equal_the_measured_set() -> None:
         "latency.due_to_start_p99_ms",
         "latency.request_to_start_p50_ms",
         "latency.request_to_start_p99_ms",
+        *(f"http.call_{in_flight}_us" for in_flight in IN_FLIGHT),
+        *(f"http.calls_{in_flight}_per_second" for in_flight in IN_FLIGHT),
+        "http.calls_per_second",
+        "http.backlog_calls_per_second",
     }
