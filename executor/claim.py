@@ -325,13 +325,9 @@ class Claimer:
 
 def _log_left(claims: Sequence[Claim], error: Exception) -> None:
     """Log an error of a second transaction, which does not stop the runs that the first one has claimed."""
-    _LOG.log(
-        logging.INFO if isinstance(error, Unavailable) else logging.ERROR,
-        "%d runs are left to the sweep: %s",
-        len(claims),
-        error,
-        exc_info=None if isinstance(error, Unavailable) else error,
-    )
+    expected = isinstance(error, Unavailable)
+    level = logging.INFO if expected else logging.ERROR
+    _LOG.log(level, "%d runs are left to the sweep: %s", len(claims), error, exc_info=not expected)
 
 
 def _without(claims: Sequence[Claim], started: Sequence[Started]) -> list[Claim]:
