@@ -5,9 +5,10 @@ Every transaction goes through `Session.transaction`, which distinguishes three 
 the data is psycopg's own, and the caller quarantines the row.
 """
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TypeAlias, TypeVar
+from typing import LiteralString, TypeAlias, TypeVar
+from uuid import UUID
 
 import psycopg
 from psycopg import Connection
@@ -181,6 +182,12 @@ def rows_of(make: Callable[[Iterable[object]], R]) -> RowFactory[R]:
         return make
 
     return row_maker
+
+
+def read_ids(connection: Conn, statement: LiteralString, columns: Mapping[str, object]) -> set[UUID]:
+    """Return the ids that a statement finds, its only column."""
+    found = connection.execute(statement, columns, binary=True).fetchall()
+    return {each for (each,) in found if isinstance(each, UUID)}
 
 
 def is_data_fault(error: BaseException) -> bool:

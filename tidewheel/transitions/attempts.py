@@ -17,12 +17,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import LiteralString
 from uuid import UUID
 
 from tidewheel.postgres.partitions import day_of, ensure_days
 from tidewheel.postgres.pg_arrays import instants, integers, uuids
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session import Conn, read_ids
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
 from tidewheel.runs import OWNED, AttemptOutcome, RunState
@@ -228,12 +227,7 @@ def save_progress(connection: Conn, reports: Sequence[ProgressReport]) -> Saved:
         "states": REPORTING,
         "sources": REPORTING,
     }
-    stored = _runs(connection, _SAVE_PROGRESS, columns)
+    stored = read_ids(connection, _SAVE_PROGRESS, columns)
     if len(stored) == len(reports):
         return Saved(stored)
-    return Saved(stored, _runs(connection, _FIND_BUSY_ATTEMPTS, columns) - stored)
-
-
-def _runs(connection: Conn, statement: LiteralString, columns: dict[str, object]) -> set[UUID]:
-    rows = connection.execute(statement, columns, binary=True).fetchall()
-    return {run_id for (run_id,) in rows if isinstance(run_id, UUID)}
+    return Saved(stored, read_ids(connection, _FIND_BUSY_ATTEMPTS, columns) - stored)

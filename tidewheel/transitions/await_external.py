@@ -10,7 +10,7 @@ from datetime import timedelta
 from uuid import UUID
 
 from tidewheel.postgres.pg_arrays import integers, uuids
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session import Conn, read_ids
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Move, RunState, sources, target
 from tidewheel.transitions.finish import finish_runs
@@ -90,5 +90,4 @@ def _find(connection: Conn, waits: Sequence[Wait], states: Sequence[str]) -> set
         "executor_ids": uuids(wait.executor_id for wait in waits),
         "sources": list(states),
     }
-    found = connection.execute(_FIND_BUSY_ATTEMPTS, columns, binary=True).fetchall()
-    return {run_id for (run_id,) in found if isinstance(run_id, UUID)}
+    return read_ids(connection, _FIND_BUSY_ATTEMPTS, columns)

@@ -12,7 +12,7 @@ from uuid import UUID
 from psycopg.rows import class_row
 
 from tidewheel.postgres.pg_arrays import integers, uuids
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session import Conn, read_ids
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Move, sources, target
 
@@ -58,8 +58,7 @@ def start_cancelling(connection: Conn, attempts: Sequence[tuple[UUID, int]], exe
         "target": target(move),
     }
     connection.execute(_START_CANCELLING, columns)
-    found = connection.execute(_FIND_BUSY_ATTEMPTS, columns, binary=True).fetchall()
-    return {run_id for (run_id,) in found if isinstance(run_id, UUID)}
+    return read_ids(connection, _FIND_BUSY_ATTEMPTS, columns)
 
 
 def request_cancel(connection: Conn, run_ids: Sequence[UUID]) -> set[UUID]:

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from tidewheel.outbox import OutboxRow, append
 from tidewheel.postgres.pg_arrays import integers, uuids, words
-from tidewheel.postgres.session import Conn, rows_of
+from tidewheel.postgres.session import Conn, read_ids, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
 from tidewheel.runs import DEAD_LETTERED, FINAL, OPEN, AttemptOutcome, RunState, end_of
@@ -177,13 +177,8 @@ def _close(connection: Conn, ends: Sequence[RunEnd]) -> list[ClosedRun]:
 def _classify_rest(connection: Conn, ends: Sequence[RunEnd], rows: Sequence[ClosedRun], result: Ended) -> None:
     closed = {row.place for row in rows}
     rest = [end for place, end in enumerate(ends, 1) if place not in closed]
-    result.busy = _find_still_open(connection, rest)
+    result.busy = read_ids(connection, _FIND_STILL_OPEN, _fences(rest))
     result.superseded = {end.run_id for end in rest} - result.busy
-
-
-def _find_still_open(connection: Conn, ends: Sequence[RunEnd]) -> set[UUID]:
-    found = connection.execute(_FIND_STILL_OPEN, _fences(ends), binary=True).fetchall()
-    return {run_id for (run_id,) in found if isinstance(run_id, UUID)}
 
 
 def _fences(ends: Sequence[RunEnd]) -> dict[str, object]:

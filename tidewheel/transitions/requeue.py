@@ -12,7 +12,7 @@ from uuid import UUID
 from psycopg.rows import class_row
 
 from tidewheel.outbox import append
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session import Conn, read_ids
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import AttemptOutcome, Move, RunState, sources, target
 from tidewheel.transitions.attempts import AttemptEnd, write_attempts
@@ -170,8 +170,7 @@ def _busy(connection: Conn, move: Move, requeues: Sequence[Requeue]) -> set[UUID
         "executor_ids": [requeue.executor_id for requeue in requeues],
         "sources": sources(move),
     }
-    rows = connection.execute(_FIND_BUSY_ATTEMPTS, columns, binary=True).fetchall()
-    return {run_id for (run_id,) in rows if isinstance(run_id, UUID)}
+    return read_ids(connection, _FIND_BUSY_ATTEMPTS, columns)
 
 
 def _attempt(row: RequeuedRun, requeue: Requeue) -> AttemptEnd:
