@@ -6,8 +6,9 @@ repeated: the next `up` finishes a stack left half-way, and the next `down` stop
 A database or brokers given to the stack take the place of its own part, which is then not started.
 """
 
+import socket
 from collections.abc import Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,7 +33,8 @@ from tidewheel.local.state import (
     write_state,
 )
 
-_ANSWER_SECONDS = 5  # for a database that was given to us
+_CONNECT_SECONDS = 5  # for servers that were given to us
+_METADATA_SECONDS = 30  # of a broker that accepts connections: a busy one has needed more than 5 s
 _MAX_BROKERS = 3
 _SIZES = (1, _MAX_BROKERS)  # two nodes lose their quorum with either one
 
@@ -250,7 +252,7 @@ def _start_postgres(parts: Parts, undo: ExitStack, progress: Progress) -> None:
 
 def _check_database(url: str) -> None:
     try:
-        psycopg.connect(url, connect_timeout=_ANSWER_SECONDS).close()
+        psycopg.connect(url, connect_timeout=_CONNECT_SECONDS).close()
     except psycopg.Error as error:
         message = f"the database of TIDEWHEEL_DATABASE_URL does not answer: {error}"
         raise StackError(message) from error
@@ -260,11 +262,22 @@ def _check_brokers(bootstrap: str) -> None:
     from confluent_kafka import KafkaException  # here: `running_stack`, which every command may call, needs none
     from confluent_kafka.admin import AdminClient
 
+    seconds = _METADATA_SECONDS if _one_accepts(bootstrap) else _CONNECT_SECONDS
     try:
-        AdminClient({"bootstrap.servers": bootstrap, "log_level": 0}).list_topics(timeout=_ANSWER_SECONDS)
+        AdminClient({"bootstrap.servers": bootstrap, "log_level": 0}).list_topics(timeout=seconds)
     except KafkaException as error:
         message = f"no Kafka broker of TIDEWHEEL_KAFKA_BOOTSTRAP answers at {bootstrap}: {error.args[0].str()}"
         raise StackError(message) from error
+
+
+def _one_accepts(bootstrap: str) -> bool:
+    """Return True if a server accepts connections at one of the addresses."""
+    for address in bootstrap.split(","):
+        host, _, port = address.rpartition("://")[2].rpartition(":")
+        with suppress(OSError, ValueError):
+            socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
+            return True
+    return False
 
 
 def _info(home: Path, parts: Parts) -> StackInfo:

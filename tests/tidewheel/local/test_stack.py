@@ -130,6 +130,20 @@ def test_given_servers_are_used_and_not_stopped(own: LocalStack, tmp_path: Path)
     assert running_stack(own.home) == given
 
 
+@pytest.mark.slow
+def test_given_broker_that_answers_late_is_used(own: LocalStack, tmp_path: Path) -> None:
+    given = own.up()
+    own.broker(1).pause()
+    late = threading.Timer(8, own.broker(1).resume)  # longer than a refused connection is tried for
+    late.start()
+    try:
+        other = LocalStack(tmp_path / "late", database_url=given.database_url, bootstrap=given.bootstrap)
+        assert other.up().bootstrap == given.bootstrap
+    finally:
+        late.join()
+    other.down(erase=True)
+
+
 def test_unreachable_given_database_is_named_without_its_password(tmp_path: Path) -> None:
     stack = LocalStack(tmp_path, database_url="postgresql://me:secret@127.0.0.1:1/db", bootstrap="127.0.0.1:1")
     with pytest.raises(StackError, match="TIDEWHEEL_DATABASE_URL does not answer") as refused:
