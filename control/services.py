@@ -1,18 +1,29 @@
-"""Start each service: check its dependencies, then run its loop until SIGTERM.
+"""Start each service: wait for its dependencies, then run its loop until SIGTERM.
 
 Each function imports its own service: all of them together take 20 MB, which a process would hold for ever.
 """
 
 import logging
 import os
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TypeVar
 
-from tidewheel.errors import Unavailable
-from tidewheel.kafka.clients import check_bootstrap, why_kafka_is_away
+import psycopg
+
+from tidewheel.errors import SettingsError, Unavailable
+from tidewheel.kafka.clients import bootstrap_check, why_kafka_is_away
 from tidewheel.migrations.runner import require_current
 from tidewheel.migrations.stored_schemas import lookup_in
-from tidewheel.postgres.session import Conn, connect
+from tidewheel.postgres.session import Conn, connect, is_refusal
 from tidewheel.process.health import health, serve_health
-from tidewheel.process.service import Shutdown, end_process_with_threads, tune_garbage_collector
+from tidewheel.process.service import (
+    Shutdown,
+    end_process_late,
+    end_process_with_threads,
+    tune_garbage_collector,
+    wait_until_available,
+)
 from tidewheel.schemas.codec import install_lookup
 from tidewheel.settings import (
     ApiSettings,
@@ -24,6 +35,10 @@ from tidewheel.settings import (
 )
 from tidewheel.transitions.installation import Installation, read_installation, record_topic_prefix
 
+R = TypeVar("R")
+
+_STOP_SECONDS = 15.0  # beside the drain; half of what Kubernetes grants by default
+
 _LOG = logging.getLogger("tidewheel.process.service")
 
 
@@ -31,27 +46,33 @@ def run_intake(settings: IntakeSettings) -> None:
     """Apply requests until SIGTERM."""
     from tidewheel.intake.service import Intake
 
-    url, kafka, installation, stop = _prepare("intake", settings)
-    Intake(settings, url, kafka, installation, stop).run()
+    start = _Start("intake", settings)
+    url, installation = start.database()
+    kafka = start.kafka(installation)
+    start.announce()
+    Intake(settings, url, kafka, installation, start.stop).run()
 
 
 def run_scheduler(settings: SchedulerSettings) -> None:
     """Create the runs of due occurrences until SIGTERM; needs no Kafka."""
     from tidewheel.scheduler.loop import Scheduler
 
-    stop = _prepare_process()
-    url, installation = _prepare_database(settings)
-    _announce("scheduler", settings)
-    Scheduler(settings, url, installation, stop).run()
+    start = _Start("scheduler", settings)
+    url, installation = start.database()
+    start.announce()
+    Scheduler(settings, url, installation, start.stop).run()
 
 
 def run_relay(settings: RelaySettings) -> None:
     """Publish outbox rows until SIGTERM."""
     from tidewheel.relay.loop import Relay
 
-    url, kafka, installation, stop = _prepare("relay", settings)
+    start = _Start("relay", settings)
+    url, installation = start.database()
+    kafka = start.kafka(installation)
+    start.announce()
     named = settings.model_copy(update={"topic_prefix": installation.topics.prefix})
-    Relay(named, url, kafka, stop).run()
+    Relay(named, url, kafka, start.stop).run()
 
 
 def run_executor(settings: ExecutorSettings) -> None:
@@ -59,9 +80,11 @@ def run_executor(settings: ExecutorSettings) -> None:
     import uvloop
 
     from tidewheel.executor.handlers import import_handlers, registered
+    from tidewheel.executor.lanes import choose_lanes
     from tidewheel.executor.loop import Executor
     from tidewheel.executor.output_capture import captured
     from tidewheel.executor.programs.process import hide_from_programs
+    from tidewheel.kafka.topics import queue_names
 
     import_handlers(settings.handlers)
     handlers = registered()
@@ -70,8 +93,15 @@ def run_executor(settings: ExecutorSettings) -> None:
         _LOG.info("no handlers named (TIDEWHEEL_HANDLERS): this executor runs no Python")
     if settings.shell:
         hide_from_programs()
-    url, kafka, installation, stop = _prepare("executor", settings)
-    executor = Executor(settings, url, kafka, installation=installation, handlers=handlers, stop=stop)
+    start = _Start("executor", settings, drain=settings.drain_timeout)
+    url, installation = start.database()
+    kafka = start.kafka(installation)
+    queues = queue_names(settings.queues)
+    lanes = start.wait(lambda: choose_lanes(settings, kafka, installation.topics, queues))
+    start.announce()
+    executor = Executor(
+        settings, url, kafka, installation=installation, handlers=handlers, stop=start.stop, lanes=lanes
+    )
     health.requires("executor", executor.why_not_ready)
     with captured():
         uvloop.run(executor.run())
@@ -84,21 +114,93 @@ def run_api(settings: ApiSettings) -> None:
     """Serve HTTP until SIGTERM; needs no Kafka."""
     from tidewheel.control.api.service import Api
 
-    stop = _prepare_process()
-    url, installation = _prepare_database(settings)
-    api = Api(settings, url, installation, stop)
-    _announce("api", settings)
+    start = _Start("api", settings)
+    url, installation = start.database()
+    api = Api(settings, url, installation, start.stop)
+    start.announce()
     api.run()
 
 
-def _prepare(role: str, settings: Connections) -> tuple[str, dict[str, str], Installation, Shutdown]:
-    stop = _prepare_process()
-    kafka = settings.kafka_config()
-    url, installation = _prepare_database(settings)
-    check_bootstrap(kafka)
-    health.requires("kafka", why_kafka_is_away(kafka, installation.topics.completions))
-    _announce(role, settings)
-    return url, kafka, installation, stop
+class _Start:
+    """The start of a service: signals and health, then PostgreSQL and Kafka as soon as they answer.
+
+    What no time mends ends the process: a refused password, a database that does not exist or lacks migrations.
+    """
+
+    def __init__(self, role: str, settings: Connections, *, drain: timedelta = timedelta(0)) -> None:
+        self._role, self._settings = role, settings
+        self.stop = Shutdown()
+        tune_garbage_collector()
+        health.requires("service", lambda: "stop requested" if self.stop.requested() else self._why_waiting)
+        self.stop.on_signals()
+        end_process_with_threads()
+        end_process_late(self.stop, _STOP_SECONDS + drain.total_seconds())
+        self._why_waiting: str | None = "is starting"
+        self._port = serve_health(settings.metrics_port)
+
+    def database(self) -> tuple[str, Installation]:
+        """Wait until the database answers, and read the installation.
+
+        Raises:
+            SettingsError: The database refuses, or is away and the service must fail fast.
+            MigrationError: It lacks migrations.
+        """
+        url = self._settings.database()
+        installation = self.wait(lambda: _read(url, self._settings))
+        install_lookup(lookup_in(url))
+        health.requires("database", lambda: _why_away(url))
+        return url, installation
+
+    def kafka(self, installation: Installation) -> dict[str, str]:
+        """Wait until a broker answers; return the configuration of clients.
+
+        Raises:
+            SettingsError: A setting is invalid, the brokers refuse it, or are away and the service must fail fast.
+        """
+        config = self._settings.kafka_config()
+        self.wait(bootstrap_check(config))
+        health.requires("kafka", why_kafka_is_away(config, installation.topics.completions))
+        return config
+
+    def announce(self) -> None:
+        """Log that the service has started."""
+        self._why_waiting = None
+        _LOG.info("%s started%s", self._role, f", {self._metrics}" if self._port else "")
+
+    def wait(self, ask: Callable[[], R]) -> R:
+        """Return what `ask` returns, as soon as PostgreSQL and Kafka answer it.
+
+        Raises:
+            SettingsError: The server refuses, or is away and the service must fail fast.
+        """
+
+        def ask_once() -> R:
+            try:
+                return ask()
+            except Unavailable as error:
+                self._why_waiting = f"waits to start: {error}"
+                if self._settings.fail_fast or is_refusal(error):
+                    raise SettingsError(str(error)) from error
+                raise
+
+        what = f"{self._role} ({self._metrics})" if self._port else self._role
+        return wait_until_available(self.stop, what, ask_once)
+
+    @property
+    def _metrics(self) -> str:
+        return f"metrics on port {self._port}"
+
+
+def _read(url: str, settings: Connections) -> Installation:
+    """Check that the database answers and is migrated, and read the installation."""
+    with _named(url) as connection:
+        try:
+            require_current(connection)
+            record_topic_prefix(connection, settings)
+            return read_installation(connection, settings)
+        except psycopg.OperationalError as error:
+            message = f"the database does not answer: {error}"
+            raise Unavailable(message) from error
 
 
 def _named(url: str) -> Conn:
@@ -118,34 +220,3 @@ def _why_away(url: str) -> str | None:
     except Unavailable as error:
         return f"does not answer: {error}"
     return None
-
-
-def _prepare_process() -> Shutdown:
-    tune_garbage_collector()
-    stop = Shutdown()
-    health.requires("service", lambda: "stop requested" if stop.requested() else None)
-    stop.on_signals()
-    end_process_with_threads()
-    return stop
-
-
-def _prepare_database(settings: Connections) -> tuple[str, Installation]:
-    """Check that the database answers and is migrated.
-
-    Raises:
-        Unavailable: It does not answer.
-        MigrationError: It lacks migrations.
-    """
-    url = settings.database()
-    with _named(url) as connection:
-        require_current(connection)
-        record_topic_prefix(connection, settings)
-        installation = read_installation(connection, settings)
-    install_lookup(lookup_in(url))
-    health.requires("database", lambda: _why_away(url))
-    return url, installation
-
-
-def _announce(role: str, settings: Connections) -> None:
-    port = serve_health(settings.metrics_port)
-    _LOG.info("%s started%s", role, f", metrics on port {port}" if port else "")

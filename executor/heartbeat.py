@@ -32,6 +32,8 @@ _READ_SIGNALS = _SQL["read_signals"]
 _DROP_TERMINATES = _SQL["drop_terminates"]
 
 _SIGNALS_SECONDS = 0.5
+# With the 3 s of a connection attempt, a live executor's heartbeat comes before a reaper counts again (docs/adr/0007).
+_LONGEST_PAUSE_SECONDS = 1.0
 _STRAY_AFTER = timedelta(seconds=10)  # a committed claim is in memory long before
 
 # Returns False if there is no such attempt here.
@@ -123,7 +125,7 @@ class Heartbeat:
         self._session.close()
 
     def _run(self) -> None:
-        backoff = Backoff(self._stop, "heartbeat")
+        backoff = Backoff(self._stop, "heartbeat", longest=_LONGEST_PAUSE_SECONDS)
         while not self._stop.requested():
             health.report("heartbeat")
             try:

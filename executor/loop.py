@@ -234,7 +234,7 @@ class Executor:
 
     def _make_heartbeat(self) -> Heartbeat:
         return Heartbeat(
-            Session(self._url, "tidewheel-executor-heartbeat"),
+            Session(self._url, "tidewheel-executor-heartbeat", prompt=True),
             executor_id=self.executor_id,
             name=f"{socket.gethostname()}:{os.getpid()}",
             queues=self._queues,

@@ -108,6 +108,7 @@ SELECT o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.a
          LIMIT 20000
       ) AS d
      WHERE (SELECT true FROM cancellations AS c WHERE {{tidewheel.transitions.names_run(d)}} LIMIT 1) IS NULL
+       AND {{tidewheel.transitions.no_cancel_pends(d)}}
      ORDER BY d.publish_at
      LIMIT s.row_limit
   ) AS o
@@ -185,6 +186,7 @@ SELECT o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.a
          LIMIT 20000
       ) AS d
      WHERE (SELECT true FROM cancellations AS c WHERE {{tidewheel.transitions.names_run(d)}} LIMIT 1) IS NULL
+       AND {{tidewheel.transitions.no_cancel_pends(d)}}
      ORDER BY d.publish_at
      LIMIT %(limit)s
   ) AS o
@@ -218,11 +220,13 @@ DELETE FROM signals AS s
 
 -- name: lock_attempt
 -- Lock an attempt that may still complete its run; from then on no other transaction ends, cancels or requeues it.
--- Index: job_runs_pkey.
+-- Index: job_runs_pkey; pending_cancels_by_run, if that is not tiny.
 -- Lock: the row, waiting for another transaction and then reading the row's new version.
-SELECT run_id FROM job_runs
- WHERE run_id = %(run_id)s AND attempt = %(attempt)s AND executor_id = %(executor_id)s AND state = %(running)s
-   FOR UPDATE
+SELECT o.run_id
+  FROM job_runs AS o
+ WHERE o.run_id = %(run_id)s AND o.attempt = %(attempt)s AND o.executor_id = %(executor_id)s AND o.state = %(running)s
+   AND {{tidewheel.transitions.no_cancel_pends(o)}}
+   FOR UPDATE OF o
 
 -- name: refuse_completion
 -- Fail, so that the transaction is never committed. No index, no lock.

@@ -1,9 +1,9 @@
 """Reaper: end the attempts of executors that missed their lease.
 
 An executor is lost only after this process itself has seen its counter unchanged for the whole lease, by its own
-monotonic clock, while the database answered throughout with an unchanged start time. So a database restart, a long
-fail-over or a suspended reaper ends no run. Every executor runs a reaper, and deleting the row decides which one acts.
-Another attempt follows a lost one, except for an at-most-once run: its end is unknown.
+monotonic clock, counting only time in which the database answered. So a database restart, a long fail-over or a
+suspended reaper ends no run. Every executor runs a reaper, and deleting the row decides which one acts. Another attempt
+follows a lost one, except for an at-most-once run: its end is unknown.
 """
 
 import logging
@@ -43,17 +43,21 @@ _FIND_ORPHANS = _SQL["find_orphans"]
 
 _POLL_SECONDS = 1.0
 _ORPHANS_SECONDS = 60.0
-# Two polls further apart than this count for nothing: this process was suspended, or a reap waited for a lock. The
-# watch cannot distinguish the two, for a process can be suspended while it waits.
+# Two polls further apart than this have a break between them: this process was suspended, or a reap waited for a lock.
+# The watch cannot distinguish the two, for a process can be suspended while it waits.
 _GAP_SECONDS = 3.0
+# After a break nothing counts for a third of the lease, which is an executor's interval of heartbeats, or for this
+# time: an executor whose heartbeat failed repeats it within 4 s of the database's return (docs/adr/0007).
+_GRACE_SECONDS = 5.0
+_GRACE_FRACTION = 3
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Watched:
-    """A counter, and since when it has this value."""
+    """A counter, and the seconds for which the database answered while it had this value."""
 
     counter: int
-    since: float
+    answered: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +82,12 @@ class Watch:
         self._lease_seconds = lease.total_seconds()
         self._seen: dict[UUID, Watched] = {}
         self._server_start: object = None
-        self._last_poll = 0.0
+        self._last_poll: float | None = None  # None after a failed poll
+        self._returned_at = float("-inf")  # the first poll after the last break
 
-    def forget(self) -> None:
-        """Drop everything seen: the database did not answer."""
-        self._seen.clear()
+    def interrupt(self) -> None:
+        """Record a break: the database did not answer."""
+        self._last_poll = None
 
     def observe(
         self, counters: dict[UUID, int], server_start: object, now: float, leases: Mapping[UUID, float] | None = None
@@ -96,21 +101,33 @@ class Watch:
             leases: Leases of the executors in seconds. The longer of its own and this process's applies: a reaper with
                 a short lease must not end the attempts of an executor that is configured to send heartbeats less often.
         """
-        if server_start != self._server_start or now - self._last_poll > _GAP_SECONDS:
-            self._seen.clear()
-        self._server_start, self._last_poll = server_start, now
-        known = self._seen
-        self._seen = {
-            executor: known[executor]
-            if executor in known and known[executor].counter == counter
-            else Watched(counter, now)
-            for executor, counter in counters.items()
-        }
-        return [
-            (executor, watched.counter)
-            for executor, watched in self._seen.items()
-            if now - watched.since >= max(self._lease_seconds, (leases or {}).get(executor, 0.0))
-        ]
+        answered = self._answered(server_start, now)
+        since_return = now - self._returned_at
+        known, self._seen = self._seen, {}
+        missed: list[tuple[UUID, int]] = []
+        for executor, counter in counters.items():
+            lease = max(self._lease_seconds, (leases or {}).get(executor, 0.0))
+            after_grace = since_return - max(lease / _GRACE_FRACTION, _GRACE_SECONDS)
+            watched = known.get(executor)
+            if watched is None or watched.counter != counter:
+                watched = Watched(counter)
+            else:
+                watched.answered += max(0.0, min(answered, after_grace))
+            self._seen[executor] = watched
+            if watched.answered >= lease and after_grace >= 0:
+                missed.append((executor, counter))
+        return missed
+
+    def _answered(self, server_start: object, now: float) -> float:
+        """Return the seconds since the last poll, 0 after a break."""
+        last, self._last_poll = self._last_poll, now
+        same_server = server_start == self._server_start
+        self._server_start = server_start
+        if last is not None and same_server and now - last <= _GAP_SECONDS:
+            return now - last
+        if self._seen:  # else nothing is known from before, and every lease begins with this poll
+            self._returned_at = now
+        return 0.0
 
 
 class Reaper:
@@ -122,6 +139,7 @@ class Reaper:
         self._session, self._installation, self._max_lost, self._stop = session, installation, max_lost, stop
         self._watch = Watch(lease)
         self._definitions = Definitions()
+        self._locked: set[UUID] = set()  # silent executors with an attempt that another transaction holds
         self._orphans: set[UUID] = set()
         self._next_orphans = monotonic_seconds() + _ORPHANS_SECONDS
         self._thread = threading.Thread(target=self._run, name="reaper", daemon=True)
@@ -144,7 +162,7 @@ class Reaper:
             with self._session.transaction() as connection:
                 rows = connection.execute(_WATCH_EXECUTORS, binary=True).fetchall()
         except Unavailable:
-            self._watch.forget()
+            self._watch.interrupt()
             raise
         counters = {cast("UUID", executor): cast("int", counter) for executor, counter, _, _ in rows}
         leases = {cast("UUID", executor): cast("float", lease) for executor, _, _, lease in rows}
@@ -171,13 +189,26 @@ class Reaper:
                 failpoint("reap.before_commit")
         except Unavailable as error:
             # A timer or a job that an end needs is locked. Other silent executors are reaped in this step. A wait above
-            # 3 s is a gap: afterwards every watch begins again.
+            # 3 s is a break.
             _LOG.info("executor %s is not reaped yet: %s", executor_id, error)
             return
         failpoint("reap.after_commit")
         metrics.count("leases_lost", lost)
-        if lost or locked:
+        self._log_reaped(executor_id, lost, busy, ended=locked and not busy)
+
+    def _log_reaped(self, executor_id: UUID, lost: int, busy: int, *, ended: bool) -> None:
+        """Log what a reap has done; one line for attempts that it finds locked again and again."""
+        if lost or ended:
             _LOG.warning("executor %s missed its lease; its %d attempts end as lost", executor_id, lost)
+        if busy and executor_id not in self._locked:
+            self._locked.add(executor_id)
+            _LOG.info(
+                "executor %s missed its lease, but other transactions hold %d of its runs; they end as lost afterwards",
+                executor_id,
+                busy,
+            )
+        if not busy:
+            self._locked.discard(executor_id)
 
     def _find_orphans(self) -> None:
         """Send back attempts whose executor has no row, if two polls find them; no code path should leave any."""

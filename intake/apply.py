@@ -7,6 +7,7 @@ request_id that is used for another request is rejected.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import groupby
 from typing import TypeAlias, cast
 
@@ -106,6 +107,7 @@ def apply_requests(connection: Conn, installation: Installation, batch: Sequence
     Raises:
         Unavailable: Another transaction stored a reply for the same request_id, or holds a row that a request needs
             (RowLocked): roll back and try again.
+        CancelNeedsClaims: A cancel among other requests met a locked run: roll back and apply it alone.
         psycopg.Error: A request's data does not fit the database: roll back and apply the requests one by one.
     """
     if len(batch) > 1 and any(isinstance(received.request, RunsCancel) for received in batch):
@@ -131,10 +133,13 @@ def apply_requests(connection: Conn, installation: Installation, batch: Sequence
                 first[name] = index
             new.append(index)
     for indexes in _batches(batch, new):
-        apply = _APPLY[type(batch[indexes[0]].request)]
-        for index, reply in zip(
-            indexes, apply(connection, installation, [batch[index] for index in indexes]), strict=True
-        ):
+        chosen = [batch[index] for index in indexes]
+        apply = _APPLY[type(chosen[0].request)]
+        if apply is apply_cancels:
+            # A direct caller's batch is not applied again: it may meet a claim, and PostgreSQL resolves the deadlock.
+            alone = len(batch) == 1 or all(received.origin is None for received in batch)
+            apply = partial(apply_cancels, may_block_claims=alone)
+        for index, reply in zip(indexes, apply(connection, installation, chosen), strict=True):
             replies[index] = reply
     for index, original in repeats:
         earlier = replies[original]

@@ -17,6 +17,7 @@ from confluent_kafka import Message
 
 from tidewheel.errors import FieldError, UndecodableMessage
 from tidewheel.intake.apply import apply_requests
+from tidewheel.intake.lock_wait import CancelNeedsClaims
 from tidewheel.intake.request import ReceivedRequest, rejected_unread, reply_row
 from tidewheel.jobs.invalid import UnreadableValue
 from tidewheel.jobs.parsing import RequestRefused, parse_request, request_identity
@@ -56,7 +57,7 @@ class NeedsOwnTransaction(Exception):
     """
 
     def __init__(self, messages: Sequence[Message]) -> None:
-        super().__init__("cancellations by filter are applied one by one")
+        super().__init__("cancellations by filter, and cancels of locked runs, are applied one by one")
         self.messages = messages
 
 
@@ -73,8 +74,8 @@ def apply_batch(
         now: The time by the database's clock.
 
     Raises:
-        NeedsOwnTransaction: The batch contains cancellations by filter beside other messages. They block all claims
-            until their commit: roll back and apply each of those alone.
+        NeedsOwnTransaction: The batch contains cancellations by filter, or a cancel of a locked run, beside other
+            messages. They block all claims until their commit: roll back and apply each of those alone.
     """
     replies = [message for message in messages if message.topic() == installation.topics.target_replies]
     requests = [message for message in messages if message.topic() != installation.topics.target_replies]
@@ -84,7 +85,10 @@ def apply_batch(
     ]
     if alone and len(messages) > 1:
         raise NeedsOwnTransaction(alone)
-    rows = _apply_requests(connection, installation, decoded, now) if requests else []
+    try:
+        rows = _apply_requests(connection, installation, decoded, now) if requests else []
+    except CancelNeedsClaims as error:
+        raise NeedsOwnTransaction([one for one in requests if origin_of(one) == error.origin]) from error
     rows += _apply_target_replies(connection, installation, replies, failure, now) if replies else []
     append(connection, rows, shards=installation.shards)
 

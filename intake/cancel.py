@@ -2,8 +2,9 @@
 
 `run.cancel` works in every state, is idempotent, and replies with the state that it found. A run without a running
 attempt ends at once. A running attempt gets a cancel signal, and can only become cancelled from then on. If another
-transaction holds the run for longer than 200 ms, the cancel is stored in `pending_cancels`. The scheduler then cancels
-the run as soon as it is free, unless it has ended.
+transaction holds the run for longer than 200 ms, the cancel is stored in `pending_cancels`, under the lock `claims`.
+From its commit on no claim starts the run, and no other transaction ends it as other than cancelled. The scheduler
+cancels it as soon as it is free, unless the transaction that held it has ended it.
 
 `runs.cancel` writes one row that every claim reads, so that it takes effect at once for any number of runs. The row is
 written under the lock `claims`: a batch of claims comes wholly before it, or sees it. The scheduler ends the runs in
@@ -18,7 +19,7 @@ from uuid import UUID
 from psycopg.types.json import Jsonb
 
 from tidewheel.errors import Refused, UnknownJob, UnknownRun, refuse
-from tidewheel.intake.lock_wait import still_open, try_lock_runs
+from tidewheel.intake.lock_wait import CancelNeedsClaims, RowLocked, still_open, try_lock, try_lock_runs
 from tidewheel.intake.request import ReceivedRequest, accepted, rejected
 from tidewheel.jobs.requests import RunCancel, RunsCancel
 from tidewheel.jobs.values import format_timestamp
@@ -50,17 +51,31 @@ _REQUESTED = "requested"  # the reason when the request gives none
 MAX_JOBS = 10_000  # jobs of one cancellation by labels: a row each, a few hundredths of a second in all
 
 
-def apply_cancels(connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:
-    """Cancel runs in the caller's transaction; return a reply for each request, in their order."""
-    cancels = _Cancels(connection, installation)
+def apply_cancels(
+    connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest], *, may_block_claims: bool = False
+) -> list[Reply]:
+    """Cancel runs in the caller's transaction; return a reply for each request, in their order.
+
+    Args:
+        connection: Inside a transaction.
+        installation: For the events of runs that end.
+        batch: The requests.
+        may_block_claims: True if the transaction holds no lock that a claim waits for.
+
+    Raises:
+        CancelNeedsClaims: Another transaction holds a run, and this one must not block claims.
+        RowLocked: A claim has been under way for longer than 200 ms: roll back and try again.
+    """
+    cancels = _Cancels(connection, installation, may_block_claims=may_block_claims)
     return [cancels.apply(received) for received in batch]
 
 
 class _Cancels:
     """The cancels of one batch; after one has waited for a lock in vain, the rest do not wait."""
 
-    def __init__(self, connection: Conn, installation: Installation) -> None:
+    def __init__(self, connection: Conn, installation: Installation, *, may_block_claims: bool) -> None:
         self._connection, self._installation = connection, installation
+        self._may_block_claims = may_block_claims
         self._may_wait = True
 
     def apply(self, received: ReceivedRequest) -> Reply:
@@ -72,7 +87,7 @@ class _Cancels:
             return rejected(received, UnknownRun(request.run_id))
         job_id, version, final = found
         # The open row has the state. Without one the run has ended, and runs may be newer than the row read above.
-        state = self._cancel(columns, request.reason or _REQUESTED)
+        state = self._cancel(received, columns, request.reason or _REQUESTED)
         if state is None:
             again = self._connection.execute(_READ_RUN, columns, binary=True).fetchone()
             state = RunState(str(again[2] if again else final))
@@ -80,7 +95,7 @@ class _Cancels:
             received, job_id=str(job_id), job_version=version, run_id=request.run_id, run_status=state.value
         )
 
-    def _cancel(self, columns: dict[str, object], reason: str) -> RunState | None:
+    def _cancel(self, received: ReceivedRequest, columns: dict[str, object], reason: str) -> RunState | None:
         """Cancel a run now or later; return the state that it was in, None if it has ended."""
         run_id = cast("UUID", columns["run_id"])
         found = self._connection.execute(_LOCK_RUN, columns, binary=True).fetchone()
@@ -88,7 +103,7 @@ class _Cancels:
             self._may_wait = self._may_wait and try_lock_runs(self._connection, [run_id])
             found = self._connection.execute(_LOCK_RUN, columns, binary=True).fetchone()
         if found is None:
-            return self._cancel_later(columns, reason)
+            return self._cancel_later(received, columns, reason)
         state = RunState(str(found[0]))
         attempt, executor_id = cast("tuple[int, UUID | None]", found[1:])
         if state in MOVES[Move.REQUEST_CANCEL].sources:
@@ -98,9 +113,15 @@ class _Cancels:
             finish_runs(self._connection, self._installation, [end])
         return state
 
-    def _cancel_later(self, columns: dict[str, object], reason: str) -> RunState | None:
+    def _cancel_later(self, received: ReceivedRequest, columns: dict[str, object], reason: str) -> RunState | None:
         """Store the cancel of a run that another transaction holds; not if the run has ended."""
         run_id = cast("UUID", columns["run_id"])
+        if not self._may_block_claims:
+            raise CancelNeedsClaims(received)
+        # A claim that began before would not see the row, and could start the run after the reply.
+        if not try_lock(self._connection, _BLOCK_CLAIMS, {}):
+            claims = "the lock on claims"
+            raise RowLocked(claims, [received])
         left = still_open(self._connection, [run_id]).get(run_id)
         if left is None:
             return None

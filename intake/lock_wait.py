@@ -40,6 +40,18 @@ class RowLocked(Unavailable):
         self.origins: tuple[RequestOrigin, ...] = tuple(each.origin for each in requests if each.origin is not None)
 
 
+class CancelNeedsClaims(Exception):
+    """A cancel of a locked run must block claims until its commit; nothing was written.
+
+    Args:
+        received: The request. It has to be the only one of its transaction: claims wait for rows of the others.
+    """
+
+    def __init__(self, received: ReceivedRequest) -> None:
+        super().__init__("a cancel of a locked run is applied alone")
+        self.origin = received.origin
+
+
 def try_lock(connection: Conn, statement: LiteralString, columns: dict[str, object]) -> bool:
     """Run a locking statement that waits for 200 ms at most; return True if its rows are locked now."""
     row = connection.execute(_READ_LOCK_TIMEOUT).fetchone()

@@ -220,9 +220,9 @@ CREATE TABLE cancelled_jobs (
 );
 COMMENT ON TABLE cancelled_jobs IS 'the jobs with the labels of a cancellation when it was accepted';
 
--- Cancels by id that met a run whose row a long transaction holds. The scheduler applies them within about a second of
--- that transaction's end, unless the run is over then. No index by run: the table is mostly empty, and two requests to
--- cancel one run do no harm.
+-- Cancels by id that met a run whose row a long transaction holds. From the commit of such a row on no executor claims the
+-- run, and no attempt ends it as other than cancelled. The scheduler ends it, or requests its attempt to stop, within about a
+-- second of that transaction's end. Two requests to cancel one run do no harm.
 CREATE TABLE pending_cancels (
     id         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     run_id     uuid NOT NULL,
@@ -230,6 +230,7 @@ CREATE TABLE pending_cancels (
     reason     text NOT NULL,
     created_at timestamptz NOT NULL DEFAULT tidewheel_now()
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+CREATE INDEX pending_cancels_by_run ON pending_cancels (run_id);
 COMMENT ON TABLE pending_cancels IS 'run.cancel requests for runs whose rows another transaction held';
 
 -- The effects of a completion in a client's own transaction. A row commits or rolls back with the completion. The

@@ -99,6 +99,10 @@ class Connections(BaseSettings):
     outputs_topic: bool = Field(
         default=False, description="publish the output of attempts to the topic `<prefix>.outputs`"
     )
+    fail_fast: bool = Field(
+        default=False,
+        description="a service that starts while PostgreSQL or Kafka is away ends with an error instead of waiting",
+    )
     metrics_port: int | None = Field(
         None,
         ge=0,

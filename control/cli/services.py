@@ -19,24 +19,28 @@ MetricsPort = Annotated[
         metavar="PORT", help="Serve /metrics, /healthz and /readyz on this port of 127.0.0.1; 0 picks a free one."
     ),
 ]
+FailFast = Annotated[
+    bool | None,
+    typer.Option("--fail-fast", help="End with an error if PostgreSQL or Kafka is away at the start; do not wait."),
+]
 
 
-def intake(log_level: LogLevel = "info", metrics_port: MetricsPort = None) -> None:
+def intake(log_level: LogLevel = "info", metrics_port: MetricsPort = None, fail_fast: FailFast = None) -> None:
     """Apply the requests of the requests topic."""
     configure_logging(log_level)
-    run.run_intake(IntakeSettings.load(metrics_port=metrics_port))
+    run.run_intake(IntakeSettings.load(metrics_port=metrics_port, fail_fast=fail_fast))
 
 
-def scheduler(log_level: LogLevel = "info", metrics_port: MetricsPort = None) -> None:
+def scheduler(log_level: LogLevel = "info", metrics_port: MetricsPort = None, fail_fast: FailFast = None) -> None:
     """Create the runs of due occurrences."""
     configure_logging(log_level)
-    run.run_scheduler(SchedulerSettings.load(metrics_port=metrics_port))
+    run.run_scheduler(SchedulerSettings.load(metrics_port=metrics_port, fail_fast=fail_fast))
 
 
-def relay(log_level: LogLevel = "info", metrics_port: MetricsPort = None) -> None:
+def relay(log_level: LogLevel = "info", metrics_port: MetricsPort = None, fail_fast: FailFast = None) -> None:
     """Publish outbox rows to Kafka."""
     configure_logging(log_level)
-    run.run_relay(RelaySettings.load(metrics_port=metrics_port))
+    run.run_relay(RelaySettings.load(metrics_port=metrics_port, fail_fast=fail_fast))
 
 
 def executor(
@@ -49,12 +53,16 @@ def executor(
         int | None,
         typer.Option(metavar="N", help="The largest number of runs that this executor executes in parallel."),
     ] = None,
+    *,
     log_level: LogLevel = "info",
     metrics_port: MetricsPort = None,
+    fail_fast: FailFast = None,
 ) -> None:
     """Claim and execute runs, and record their outcomes."""
     configure_logging(log_level)
-    settings = ExecutorSettings.load(handlers=handlers, queues=queues, slots=slots, metrics_port=metrics_port)
+    settings = ExecutorSettings.load(
+        handlers=handlers, queues=queues, slots=slots, metrics_port=metrics_port, fail_fast=fail_fast
+    )
     run.run_executor(settings)
 
 
@@ -65,7 +73,8 @@ def api(
     port: Annotated[int | None, typer.Option(metavar="PORT", help="Port to listen on; 0 picks a free one.")] = None,
     log_level: LogLevel = "info",
     metrics_port: MetricsPort = None,
+    fail_fast: FailFast = None,
 ) -> None:
     """Serve HTTP for executors in other languages and for task tokens."""
     configure_logging(log_level)
-    run.run_api(ApiSettings.load(api_host=host, api_port=port, metrics_port=metrics_port))
+    run.run_api(ApiSettings.load(api_host=host, api_port=port, metrics_port=metrics_port, fail_fast=fail_fast))

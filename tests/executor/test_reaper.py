@@ -58,22 +58,34 @@ def test_database_restart_ends_no_lease() -> None:
     for now in range(15):
         assert watch.observe({A: 5}, "before", float(now)) == []
     assert watch.observe({A: 5}, "after", 15.0) == []
-    for now in range(16, 30):
-        assert watch.observe({A: 5}, "after", float(now)) == []
-    assert watch.observe({A: 5}, "after", 30.0) == [(A, 5)]
+    for now in range(16, 21):
+        assert watch.observe({A: 5}, "after", float(now)) == []  # it may beat only now
+    assert watch.observe({A: 5}, "after", 21.0) == [(A, 5)]  # 14 s before, 1 s after
 
 
-def test_suspended_reaper_restarts_its_watch() -> None:
-    found = silent(*each_second(14, {A: 5}), (20.0, {A: 5}), (21.0, {A: 5}))
-    assert found == [[]] * 16
+def test_suspended_reaper_counts_no_gap() -> None:
+    found = silent(*each_second(14, {A: 5}), *((float(now), {A: 5}) for now in range(20, 28)))
+    assert found == [[]] * 21 + [[A]]  # 13 s before the gap, two after five of grace
 
 
-def test_database_outage_restarts_the_watch() -> None:
+def test_database_outage_counts_for_no_lease() -> None:
     watch = Watch(LEASE)
     for now in range(15):
         watch.observe({A: 5}, "s", float(now))
-    watch.forget()
+    watch.interrupt()
     assert watch.observe({A: 5}, "s", 15.0) == []
+    assert [watch.observe({A: 5}, "s", float(now)) for now in range(100, 106)] == [[]] * 6
+    assert watch.observe({A: 5}, "s", 106.0) == [(A, 5)]
+
+
+def test_silence_that_was_seen_before_a_break_ends_no_lease_during_the_grace() -> None:
+    found = silent(*each_second(17, {A: 5}), *((float(now), {A: 5}) for now in range(20, 26)))
+    assert found[17:] == [[]] * 5 + [[A]]
+
+
+def test_heartbeat_after_a_break_starts_a_new_lease() -> None:
+    looks = [(float(now), {A: 5}) for now in range(14)] + [(float(now), {A: 6}) for now in range(20, 40)]
+    assert [bool(each) for each in silent(*looks)] == [False] * 14 + [now >= 40 for now in range(20, 40)]
 
 
 def test_returning_executor_starts_a_new_lease() -> None:
@@ -83,22 +95,69 @@ def test_returning_executor_starts_a_new_lease() -> None:
     assert found == [[]] * 14
 
 
-@given(
-    st.lists(st.tuples(st.floats(0.01, 6.0), st.integers(0, 3), st.sampled_from(["s", "t"])), min_size=1, max_size=60)
-)
-def test_silent_executors_were_watched_for_the_whole_lease(looks: list[tuple[float, int, str]]) -> None:
-    watch, now = Watch(LEASE), 0.0
-    seen: list[tuple[float, int, str]] = []
-    for step, counter, start in looks:
-        now += step
-        seen.append((now, counter, start))
-        if watch.observe({A: counter}, start, now):
-            unbroken = [seen[-1]]
-            for earlier in reversed(seen[:-1]):
-                if earlier[1:] != seen[-1][1:] or unbroken[-1][0] - earlier[0] > 3.0:
-                    break
-                unbroken.append(earlier)
-            assert now - unbroken[-1][0] >= LEASE.total_seconds()
+Outages = list[tuple[float, float]]
+
+
+def starts_after(outages: Outages) -> tuple[list[tuple[float, float]], float]:
+    """Turn pairs of answering and silent seconds into outages with their instants; return also the end."""
+    found, now = [], 0.0
+    for answering, away in outages:
+        found.append((now + answering, now + answering + away))
+        now += answering + away
+    return found, now + 60.0
+
+
+def away(outages: list[tuple[float, float]], now: float) -> int | None:
+    """Return the number of the outage that this instant is in."""
+    return next((number for number, (start, end) in enumerate(outages) if start <= now < end), None)
+
+
+def first_reaped(outages: list[tuple[float, float]], until: float, *, dies_at: float, beat_phase: float) -> float:
+    """Play an executor and a reaper beside a server that goes away and returns.
+
+    The executor sends a heartbeat every 5 s, and a failed one again after 4 s.
+
+    Returns:
+        The instant at which the reaper finds the executor silent; infinity if it does not.
+    """
+    watch, counter, next_beat, next_poll, tick = Watch(LEASE), 1, beat_phase, 0.0, 0.1
+    for step in range(int(until / tick)):
+        now = step * tick
+        if next_beat <= now < dies_at:
+            answered = away(outages, now) is None
+            counter += answered
+            next_beat = now + (5.0 if answered else 4.0)
+        if next_poll <= now:
+            next_poll = now + 1.0
+            if away(outages, now) is not None:
+                watch.interrupt()
+            else:
+                restarts = sum(end <= now for _, end in outages)
+                if watch.observe({A: counter}, restarts, now):
+                    return now
+    return float("inf")
+
+
+GAPS = st.lists(st.tuples(st.floats(0.5, 40.0), st.floats(0.1, 20.0)), max_size=20)
+
+
+@given(GAPS, st.floats(0.0, 5.0))
+def test_no_sequence_of_outages_ends_the_lease_of_a_live_executor(gaps: Outages, beat_phase: float) -> None:
+    outages, until = starts_after(gaps)
+    assert first_reaped(outages, until, dies_at=until, beat_phase=beat_phase) == float("inf")
+
+
+@given(st.lists(st.tuples(st.floats(10.0, 12.0), st.floats(0.1, 3.0)), min_size=10, max_size=10), st.floats(0.0, 40.0))
+def test_frequent_short_outages_delay_a_reap_to_three_leases_of_answering_time(gaps: Outages, dies_at: float) -> None:
+    outages, until = starts_after(gaps)
+    reaped = first_reaped(outages, until, dies_at=dies_at, beat_phase=0.0)
+    answering = sum(1 for tenth in range(int(dies_at * 10), int(reaped * 10)) if away(outages, tenth / 10) is None) / 10
+    assert answering <= 3 * LEASE.total_seconds()
+
+
+def test_outage_each_quarter_of_a_minute_delays_a_reap_to_two_leases() -> None:
+    outages, until = starts_after([(15.0, 1.0)] * 10)
+    assert first_reaped(outages, until, dies_at=1.0, beat_phase=0.0) <= 2 * LEASE.total_seconds() + 5.0
 
 
 @pytest.fixture
@@ -213,14 +272,20 @@ def test_late_report_of_a_lost_executor_changes_nothing(database: Database, ghos
     assert completions(database) == []
 
 
-def test_locked_row_is_reaped_later(database: Database, ghost: UUID) -> None:
+def test_locked_row_is_reaped_later(database: Database, ghost: UUID, caplog: pytest.LogCaptureFixture) -> None:
     """The others go back at once; the lease stays open until the last of its runs is off it."""
     held, free = trigger(database), trigger(database)
     for run_id in (held, free):
         begin(database, run_id, ghost)
     holding = database.connection()
     holding.execute("SELECT FROM job_runs WHERE run_id = %s FOR UPDATE", [held])
-    reap(database)
+    with caplog.at_level("INFO", "tidewheel.executor"):
+        reap(database, looks=3)
+    lines = [record.getMessage().removeprefix(f"executor {ghost} ") for record in caplog.records]
+    assert lines == [
+        "missed its lease; its 1 attempts end as lost",
+        "missed its lease, but other transactions hold 1 of its runs; they end as lost afterwards",
+    ]
     assert open_run(database, free).state == "retrying"
     assert open_run(database, held).state == "running"
     assert database.count("executors") == 1

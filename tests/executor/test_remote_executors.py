@@ -21,3 +21,16 @@ def test_sweep_of_remote_executors_skips_cancelled_runs(database: Database) -> N
     mine = remote.register("theirs", ["default"], ["a"], 1, lease=timedelta(seconds=15))
     claimed = remote.claim(RemoteClaim(mine, 1, sweep=1))
     assert [one.run_id for one in claimed.started] == [wanted]
+
+
+def test_sweep_of_remote_executors_skips_pending_cancels(database: Database) -> None:
+    remote = RemoteExecutors(database.session(), database.installation, notify=lambda _: None, stop=Shutdown())
+    submit(database, target="a")
+    cancelled, wanted = trigger(database), trigger(database)
+    with database.transaction() as holding:
+        holding.execute("SELECT FROM job_runs WHERE run_id = %s FOR UPDATE", [cancelled])
+        apply_batch(database, {"type": "run.cancel", "run_id": str(cancelled)})
+    database.execute("UPDATE job_runs SET publish_at = publish_at - interval '10 seconds'")
+    mine = remote.register("theirs", ["default"], ["a"], 1, lease=timedelta(seconds=15))
+    claimed = remote.claim(RemoteClaim(mine, 1, sweep=1))
+    assert [one.run_id for one in claimed.started] == [wanted]

@@ -2,6 +2,7 @@
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import replace
 from uuid import UUID
 
 import psycopg
@@ -14,12 +15,31 @@ from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.intake.running import Requests
 from tests.intake.waiting import beating, completing, token_of
-from tests.transitions.acts import about, apply_batch, begun, claim, final_state, open_run, submission, submit, trigger
+from tests.transitions.acts import (
+    EXECUTOR,
+    about,
+    apply_batch,
+    begun,
+    claim,
+    completions,
+    ending,
+    final_state,
+    open_run,
+    requested_claim,
+    requests,
+    submission,
+    submit,
+    trigger,
+)
 from tests.transitions.overlapping import signals
+from tidewheel.errors import AttemptOver
 from tidewheel.intake.lock_wait import RowLocked
 from tidewheel.local.stack import StackInfo
+from tidewheel.postgres.session import UNIFORM, connect
+from tidewheel.runs import RunState
 from tidewheel.scheduler.pending_cancels import PendingCancels
-from tidewheel.transitions.claim import Started
+from tidewheel.transitions.claim import Started, claim_uniform
+from tidewheel.transitions.finish import finish_runs
 
 SHARED = "SELECT pg_try_advisory_xact_lock_shared(hashtext('tidewheel.claims'))"
 
@@ -82,6 +102,93 @@ def test_pending_cancel_ends_a_waiting_run_with_its_reason(shop: Database) -> No
     assert final_state(shop, run_id) == ("cancelled", "no longer wanted")
     assert shop.count("pending_cancels") == 0
     assert claim(shop, trigger(shop)).started
+
+
+def uniform(database: Database, run_id: UUID) -> list[Started]:
+    with connect(database.url, "test", options=UNIFORM) as connection:
+        return claim_uniform(connection, [requested_claim(database, run_id)], executor_id=EXECUTOR)
+
+
+def cancel_while_locked(database: Database, run_id: UUID) -> None:
+    """Cancel a run while another transaction holds it, which then rolls back."""
+    with database.transaction() as holding:
+        holding.execute("SELECT FROM job_runs WHERE run_id = %s FOR UPDATE", [run_id])
+        [reply] = apply_batch(database, cancel(run_id))
+    assert reply.status == "accepted"
+    assert database.count("pending_cancels") == 1
+
+
+@pytest.mark.parametrize("overlap", ["allow_all", "skip"])
+def test_no_attempt_of_a_run_starts_after_its_pending_cancel_was_accepted(shop: Database, overlap: str) -> None:
+    submit(shop, overlap=overlap)
+    run_id, other = trigger(shop), trigger(shop)
+    cancel_while_locked(shop, run_id)
+    assert uniform(shop, run_id) == []
+    assert claim(shop, run_id).started == []
+    if overlap == "allow_all":
+        assert [started.run_id for started in uniform(shop, other)] == [other]  # others do not go the slow way
+    assert apply_pending_cancels(shop) == (1, 0)
+    assert final_state(shop, run_id) == ("cancelled", "no longer wanted")
+
+
+@pytest.mark.parametrize("state", [RunState.SUCCEEDED, RunState.FAILED])
+@pytest.mark.parametrize("by", ["one statement", "decision"])
+def test_attempt_records_no_other_end_after_its_pending_cancel_was_accepted(
+    shop: Database, state: RunState, by: str
+) -> None:
+    started = begun(shop)
+    other = begun(shop)
+    message = requests(shop)[0]
+    cancel_while_locked(shop, started.run_id)
+    options = UNIFORM if by == "one statement" else ""
+    with connect(shop.url, "test", options=options) as connection:
+        ends = [
+            ending(one, state)._replace(request=replace(message, run_id=str(one.run_id))) for one in (started, other)
+        ]
+        finish_runs(connection, shop.installation, ends, uniform=by == "one statement")
+    assert final_state(shop, started.run_id) == ("cancelled", "no longer wanted")
+    assert final_state(shop, other.run_id) == (state, None)
+    assert apply_pending_cancels(shop) == (0, 0)
+    assert shop.count("pending_cancels") == 0
+    assert {(event.run_id, event.status) for event in completions(shop)} == {
+        (str(started.run_id), "cancelled"),
+        (str(other.run_id), state),
+    }
+
+
+def test_own_transaction_cannot_complete_a_run_after_its_pending_cancel_was_accepted(shop: Database) -> None:
+    started = begun(shop)
+    cancel_while_locked(shop, started.run_id)
+    with psycopg.connect(shop.url) as own, pytest.raises(AttemptOver):
+        work(own, completion(shop, started))
+    assert shop.count("effects") == 0
+
+
+def test_cancel_is_not_accepted_while_a_claim_that_cannot_see_it_is_under_way(shop: Database) -> None:
+    run_id = trigger(shop)
+    with connect(shop.url, "test", options=UNIFORM) as claiming:
+        claiming.execute("SELECT pg_advisory_xact_lock_shared(hashtext('tidewheel.claims'))")
+        [started] = claim_uniform(claiming, [requested_claim(shop, run_id)], executor_id=EXECUTOR)
+        with pytest.raises(RowLocked, match="lock on claims"):
+            apply_batch(shop, cancel(run_id))
+        assert shop.count("pending_cancels") == 0
+        claiming.commit()
+    assert [reply.run_status for reply in apply_batch(shop, cancel(run_id))] == ["running"]
+    assert open_run(shop, started.run_id).state == "cancelling"
+
+
+@pytest.mark.kafka
+def test_cancel_of_a_locked_run_is_applied_apart_from_its_batch(shop: Database, info: StackInfo) -> None:
+    run_id, other = trigger(shop), trigger(shop)
+    requests_sent = Requests(shop, info.bootstrap)
+    with shop.transaction() as holding:
+        holding.execute("SELECT FROM job_runs WHERE run_id = %s FOR UPDATE", [run_id])
+        with requests_sent.running():
+            requests_sent.send(submission("before"), cancel(other), cancel(run_id), cancel(run_id), submission("after"))
+            requests_sent.until_read(4)
+        assert [reply.status for reply in requests_sent.replies()] == ["accepted"] * 5
+    assert uniform(shop, run_id) == []
+    assert final_state(shop, other) == ("cancelled", "no longer wanted")
 
 
 def test_cancel_by_filter_with_a_locked_run_does_not_block_claims(shop: Database) -> None:

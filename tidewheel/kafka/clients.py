@@ -4,43 +4,63 @@ docs/adr/0005-kafka-settings.md gives the reasons for the settings. Users' own s
 through untouched; those that would weaken a promise are refused.
 """
 
-import logging
 from collections.abc import Callable, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, ShareConsumer
 from confluent_kafka.admin import AdminClient
 
 from tidewheel.errors import SettingsError, Unavailable
-
-_LOG = logging.getLogger("tidewheel.kafka.clients")
+from tidewheel.kafka.connection_log import CONNECT_SECONDS, ConnectionLog
 
 _ADMIN_SECONDS = 10.0
 _READY_SECONDS = 2.0
 _SHARE_CLOSE_MS = 10_000  # how long closing a share consumer may wait for a broker that is away
 _RECONNECT_MS = 1000  # a broker that is back is used within a second, not within the client's ten
-_FIRST_RECONNECT_MS = 500  # each try of each client is a line in the log while the broker is away
+_FIRST_RECONNECT_MS = 500
+_CONNECTING = {
+    "reconnect.backoff.ms": _FIRST_RECONNECT_MS,
+    "reconnect.backoff.max.ms": _RECONNECT_MS,
+    "socket.connection.setup.timeout.ms": int(CONNECT_SECONDS * 1000),
+}
 
 _NOT_YOURS = frozenset(
     {"acks", "enable.idempotence", "enable.auto.commit", "enable.auto.offset.store", "auto.offset.reset", "partitioner"}
 )
 
 
-def check_bootstrap(config: Mapping[str, str]) -> None:
-    """Check that a broker answers.
+def bootstrap_check(config: Mapping[str, str]) -> Callable[[], None]:
+    """Return a check that a broker answers; it may be repeated.
+
+    The check raises `Unavailable` if none does within ten seconds; the message names the address. It raises
+    `SettingsError` if the brokers refuse the credentials.
 
     Raises:
-        Unavailable: None does within ten seconds; the message names the address.
         SettingsError: A setting was passed through that would break a promise, or that no client knows.
     """
     _refuse_overrides(config)
-    admin = _checked_admin(config)
-    try:
-        admin.list_topics(timeout=_ADMIN_SECONDS)
-    except KafkaException as error:
-        where = config.get("bootstrap.servers")
-        message = f"no Kafka broker answers at {where} (TIDEWHEEL_KAFKA_BOOTSTRAP): {error.args[0].str()}"
-        raise Unavailable(message) from error
+    where = config.get("bootstrap.servers")
+    refusals: list[str] = []
+
+    def on_error(error: KafkaError) -> None:
+        if error.code() == KafkaError._AUTHENTICATION:
+            refusals.append(error.str())
+
+    admin = _checked_admin(config, on_error)
+
+    def check() -> None:
+        refusals.clear()
+        try:
+            admin.list_topics(timeout=_ADMIN_SECONDS)
+        except KafkaException as error:
+            admin.poll(0)
+            if refusals:
+                message = f"the Kafka brokers at {where} refuse TIDEWHEEL_KAFKA_CONFIG_SASL_…: {refusals[-1]}"
+                raise SettingsError(message) from error
+            message = f"no Kafka broker answers at {where} (TIDEWHEEL_KAFKA_BOOTSTRAP): {error.args[0].str()}"
+            raise Unavailable(message) from error
+
+    return check
 
 
 def why_kafka_is_away(config: Mapping[str, str], topic: str) -> Callable[[], str | None]:
@@ -79,9 +99,8 @@ def producer(
     _refuse_overrides(config)
     return Producer(
         {
+            **_CONNECTING,
             "queue.buffering.max.messages": 200_000,
-            "reconnect.backoff.ms": _FIRST_RECONNECT_MS,
-            "reconnect.backoff.max.ms": _RECONNECT_MS,
             "queue.buffering.max.kbytes": 262_144,
             "log_level": 4,
             **config,
@@ -95,7 +114,7 @@ def producer(
             "message.max.bytes": 1024 * 1024 + 32 * 1024,
             **({"on_delivery": on_delivery, "delivery.report.only.error": True} if on_delivery else {}),
         },
-        logger=_LOG,
+        logger=ConnectionLog(role),
     )
 
 
@@ -119,8 +138,7 @@ def consumer(
     return Consumer(
         {
             "log_level": 4,
-            "reconnect.backoff.ms": _FIRST_RECONNECT_MS,
-            "reconnect.backoff.max.ms": _RECONNECT_MS,
+            **_CONNECTING,
             **config,
             **grouping,
             "client.id": f"tidewheel-{role}",
@@ -135,7 +153,7 @@ def consumer(
             "fetch.queue.backoff.ms": 10,
             "fetch.wait.max.ms": 100,
         },
-        logger=_LOG,
+        logger=ConnectionLog(role),
     )
 
 
@@ -160,8 +178,7 @@ def share_consumer(
     return ShareConsumer(
         {
             "log_level": 3,  # at 4 each client says once more that share groups are a preview
-            "reconnect.backoff.ms": _FIRST_RECONNECT_MS,
-            "reconnect.backoff.max.ms": _RECONNECT_MS,
+            **_CONNECTING,
             **config,
             "client.id": f"tidewheel-{role}",
             "group.id": group,
@@ -171,13 +188,14 @@ def share_consumer(
             "socket.timeout.ms": _SHARE_CLOSE_MS,
             **({"statistics.interval.ms": 100, "stats_cb": on_statistics} if on_statistics else {}),
         },
-        logger=_LOG,
+        logger=ConnectionLog(role),
     )
 
 
-def _checked_admin(config: Mapping[str, str]) -> AdminClient:
+def _checked_admin(config: Mapping[str, str], on_error: Callable[[KafkaError], None]) -> AdminClient:
+    check: dict[str, Any] = {"client.id": "tidewheel-check", "log_level": 0, "error_cb": on_error}
     try:
-        return AdminClient({**config, "client.id": "tidewheel-check", "log_level": 2})
+        return AdminClient({**_CONNECTING, **config, **check})
     except KafkaException as error:
         passed = ", ".join(_variable(name) for name in sorted(set(config) - {"bootstrap.servers"}))
         message = f"a Kafka client cannot be made with {passed or 'these settings'}: {error.args[0].str()}"

@@ -20,7 +20,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stub re
 )
 
 from tidewheel.clock import monotonic_seconds
-from tidewheel.errors import SettingsError
+from tidewheel.errors import SettingsError, Unavailable
 from tidewheel.kafka.clients import consumer, share_consumer
 
 _LOG = logging.getLogger("tidewheel.kafka.clients")
@@ -33,6 +33,7 @@ _POLL_SECONDS = 0.1
 _CONSUMER_SECONDS, _SHARE_SECONDS = 2.0, 5.0
 
 _CANNOT = frozenset({KafkaError.UNSUPPORTED_VERSION, KafkaError._UNSUPPORTED_FEATURE, KafkaError._FATAL})
+_AWAY = frozenset({KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT})
 _LACKS = {
     "consumer": "the consumer group protocol (KIP-848): Kafka 4.0 with the feature group.version=1",
     "share": "share groups (KIP-932): Kafka 4.2 with the feature share.version=1",
@@ -59,6 +60,7 @@ def group_protocol(
 
     Raises:
         SettingsError: The brokers lack the requested protocol; the message names it and those that work.
+        Unavailable: The brokers do not answer.
     """
     match setting:
         case "classic":
@@ -79,7 +81,11 @@ def group_protocol(
 
 
 def quickest_protocol(config: Mapping[str, str], *, topic: str, probe: str) -> ConsumerProtocol:
-    """`consumer` where the brokers have it and notice a dead member soon, else `classic`."""
+    """`consumer` where the brokers have it and notice a dead member soon, else `classic`.
+
+    Raises:
+        Unavailable: The brokers do not answer, so that neither is known.
+    """
     if not _takes_over_quickly(config) or _refusal_of_consumer(config, topic, f"{probe}.consumer") is not None:
         return "classic"
     return "consumer"
@@ -97,12 +103,12 @@ def read_from_start(config: Mapping[str, str], groups: Sequence[str]) -> None:
         altered = cast("Mapping[object, Future[None]]", admin.incremental_alter_configs(resources))  # pyright: ignore[reportUnknownMemberType]
         for future in altered.values():
             future.result(timeout=_ADMIN_SECONDS)
-    except KafkaException as error:
+    except (KafkaException, TimeoutError) as error:
         # It takes a grant that an executor ought not to have. The sweep claims what the group never sees.
         _LOG.warning(
             "share groups keep the broker's share.auto.offset.reset (%s); by default, messages older than the group "
             "are left to the sweep",
-            error.args[0].str(),
+            error,
         )
 
 
@@ -114,7 +120,13 @@ def _takes_over_quickly(config: Mapping[str, str]) -> bool:
         futures = cast("Mapping[object, Future[Mapping[str, _Entry]]]", admin.describe_configs([resource]))  # pyright: ignore[reportUnknownMemberType]
         found = futures[resource].result(timeout=_ADMIN_SECONDS)
         return int(found["group.consumer.session.timeout.ms"].value) <= _QUICK_TAKEOVER_MS
+    except TimeoutError as error:
+        message = "the brokers do not answer"
+        raise Unavailable(message) from error
     except (KafkaException, KeyError, TypeError, ValueError, StopIteration) as error:
+        if isinstance(error, KafkaException) and error.args[0].code() in _AWAY:
+            message = f"the brokers do not answer: {error.args[0].str()}"
+            raise Unavailable(message) from error
         # Reading broker settings needs a cluster grant that an executor ought not to have.
         _LOG.info("group protocol: classic, the broker's session timeout cannot be read (%s)", error)
         return False

@@ -26,6 +26,7 @@ from tidewheel.errors import StackError
 from tidewheel.local.daemon import Daemon
 from tidewheel.local.postgres_program import find_programs, server_account
 from tidewheel.local.program import Account, run_program
+from tidewheel.local.progress import Progress, Step, in_silence
 
 StopMode = Literal["smart", "fast", "immediate"]
 
@@ -33,6 +34,7 @@ _NAME = "tidewheel"  # of the role and of the database
 _SIGNALS = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.SIGQUIT}  # Source: postgres(1)
 _START_SECONDS = 120.0  # recovery after a crash replays up to max_wal_size; a clean start takes 0.2 s
 _POLL_SECONDS = 0.03
+_SILENT_SECONDS = 1.0  # a start takes 0.2 to 0.7 s
 _STOP_TIMEOUT = timedelta(seconds=30)
 _LOG_TAIL_LINES = 5
 
@@ -102,8 +104,10 @@ class Postgres:
         """True if the server runs, by its recorded pid alone."""
         return self._daemon.is_noted_alive()
 
-    def start(self) -> bool:
+    def start(self, progress: Progress = in_silence) -> bool:
         """Start the server and wait until the database answers. Return False if it ran already.
+
+        A wait of more than a second is reported with its reason, such as a server without a free connection.
 
         Raises:
             StackError: It does not come up; the message ends with the last lines of its log.
@@ -111,7 +115,7 @@ class Postgres:
         started = self._daemon.process() is None
         if started:
             self._launch()
-        self._wait_until_ready()
+        self._wait_until_ready(progress)
         return started
 
     def stop(self, mode: StopMode = "fast") -> None:
@@ -151,8 +155,9 @@ class Postgres:
     def _data_name(self, account: Account | None) -> str:
         return str(self._data) if account is None else "/proc/self/cwd"
 
-    def _wait_until_ready(self) -> None:
-        deadline = time.monotonic() + _START_SECONDS
+    def _wait_until_ready(self, progress: Progress) -> None:
+        began = time.monotonic()
+        deadline = began + _START_SECONDS
         while True:
             try:
                 return self._ensure_database()
@@ -163,6 +168,8 @@ class Postgres:
                 if "password authentication failed" in str(error) or time.monotonic() > deadline:
                     message = f"PostgreSQL refuses the connection on port {self._port}: {error}; {self._log_tail()}"
                     raise StackError(message) from error
+                if time.monotonic() > began + _SILENT_SECONDS:
+                    progress(Step(f"waiting for PostgreSQL, {_reason(error)}"))
             threading.Event().wait(_POLL_SECONDS)
 
     def _ensure_database(self) -> None:
@@ -183,6 +190,12 @@ _INITDB = (
     *("--username", _NAME, "--pwfile=/dev/stdin", "--auth=scram-sha-256", "--encoding=UTF8"),
     *("--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8"),
 )
+
+
+def _reason(error: psycopg.OperationalError) -> str:
+    """Return the server's own words, without the address."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[-1].rpartition("FATAL:")[2].strip()
 
 
 def _tail(lines: Sequence[str]) -> str:

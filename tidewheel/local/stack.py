@@ -247,7 +247,7 @@ def _start_postgres(parts: Parts, undo: ExitStack, progress: Progress) -> None:
     if parts.postgres.pid is None:
         progress(Step("starting PostgreSQL"))
         undo.callback(parts.postgres.stop)
-    parts.postgres.start()
+    parts.postgres.start(progress)
 
 
 def _check_database(url: str) -> None:

@@ -12,6 +12,8 @@ from uuid import UUID
 
 import psycopg
 from psycopg import Connection
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.pq import Conninfo
 from psycopg.rows import RowFactory
 
 from tidewheel.errors import Unavailable
@@ -32,6 +34,7 @@ _DURABLE = "-c synchronous_commit=on"
 # A statement that waits for a lock, or runs, longer than this blocks another transaction, or another blocks it. Its
 # transaction is rolled back, which releases all its locks, and the caller retries.
 _STATEMENT_LIMITS = "-c lock_timeout=10s -c statement_timeout=30s"
+_OPTIONS = f"{_FORCE_CUSTOM_PLAN} {_IDLE_LIMIT} {_UTC} {_DURABLE} {_STATEMENT_LIMITS}"
 _CANCEL_SECONDS = 5.0  # as for connecting: a cancel opens its own connection
 # A process that is stopped inside a COPY is not idle: only the limit on the whole transaction releases its locks.
 _WHOLE_TRANSACTION = "60s"
@@ -57,6 +60,20 @@ _TIME_LIMITS = frozenset({"57014", "25P04", "25P03"})
 _DATA_CLASSES = frozenset({"22", "23", "54"})
 
 
+# Source: PostgreSQL's src/backend/libpq/auth.c and utils/init/postinit.c, libpq's fe-connect.c and fe-secure-openssl.c.
+_REFUSALS = (
+    "authentication failed",
+    "no password supplied",
+    "no pg_hba.conf entry",
+    "pg_hba.conf rejects connection",
+    '" does not exist',
+    "is not permitted to log in",
+    "permission denied for database",
+    "certificate verify failed",
+    "server does not support SSL",
+)
+
+
 class RowsLocked(Unavailable):
     """A statement waited for a lock for longer than its session allows; nothing was written."""
 
@@ -65,14 +82,16 @@ class CommitUnknown(Unavailable):
     """The connection broke during COMMIT: the transaction may have committed or not."""
 
 
-def connect(url: str, name: str, *, autocommit: bool = False, options: str = "") -> Conn:
+def connect(url: str, name: str, *, autocommit: bool = False, options: str = "", prompt: bool = False) -> Conn:
     """Open one connection.
 
     Args:
         url: A libpq connection string; empty takes the `PG*` variables.
         name: The application_name in pg_stat_activity, such as `tidewheel-relay`.
         autocommit: For LISTEN, advisory locks and single statements.
-        options: Further server settings of this session, as `-c name=value`.
+        options: Further server settings of this session, as `-c name=value`. Those of the URL, or of PGOPTIONS, apply
+            too, except where Tidewheel sets them itself.
+        prompt: Notice a lost server, or one that returned, within 4 s: for heartbeats.
 
     Raises:
         Unavailable: The server cannot be reached, or refuses.
@@ -82,14 +101,14 @@ def connect(url: str, name: str, *, autocommit: bool = False, options: str = "")
             url,
             autocommit=autocommit,
             application_name=name,
-            connect_timeout=5,
+            connect_timeout=3 if prompt else 5,
             target_session_attrs="read-write",
             client_encoding="UTF8",  # `pg_arrays` and `pg_copy` write UTF-8, whatever PGCLIENTENCODING is
             keepalives_idle=10,
             keepalives_interval=5,
             keepalives_count=3,
-            tcp_user_timeout=20000,
-            options=f"{_FORCE_CUSTOM_PLAN} {_IDLE_LIMIT} {_UTC} {_DURABLE} {_STATEMENT_LIMITS} {options}",
+            tcp_user_timeout=4000 if prompt else 20000,
+            options=f"{_options_of(url)} {_OPTIONS} {options}".strip(),
         )
     except psycopg.Error as error:
         raise Unavailable(_first_line(error)) from error
@@ -98,8 +117,10 @@ def connect(url: str, name: str, *, autocommit: bool = False, options: str = "")
 class Session:
     """One connection for one thread, opened on first use and reopened after it broke."""
 
-    def __init__(self, url: str, name: str, *, options: str = "", autocommit: bool = False) -> None:
-        self._url, self._name, self._options, self._autocommit = url, name, options, autocommit
+    def __init__(
+        self, url: str, name: str, *, options: str = "", autocommit: bool = False, prompt: bool = False
+    ) -> None:
+        self._url, self._name, self._options, self._autocommit, self._prompt = url, name, options, autocommit, prompt
         self._connection: Conn | None = None
 
     def connection(self) -> Conn:
@@ -109,7 +130,9 @@ class Session:
             Unavailable: It cannot be opened now.
         """
         if self._connection is None or self._connection.closed:
-            self._connection = connect(self._url, self._name, options=self._options, autocommit=self._autocommit)
+            self._connection = connect(
+                self._url, self._name, options=self._options, autocommit=self._autocommit, prompt=self._prompt
+            )
             if self._connection.info.server_version >= _HAS_TRANSACTION_TIMEOUT:
                 self._connection.execute("SELECT set_config('transaction_timeout', %s, false)", [_WHOLE_TRANSACTION])
                 self._connection.commit()
@@ -215,6 +238,23 @@ def lacks_partition(error: psycopg.Error) -> bool:
     A violated CHECK constraint has the same SQLSTATE, but a name.
     """
     return isinstance(error, psycopg.errors.CheckViolation) and error.diag.constraint_name is None
+
+
+def is_refusal(error: Unavailable) -> bool:
+    """Return True if the server refused the user, the password, the address or the database.
+
+    No time mends that. libpq has no SQLSTATE for a failed connection, only text. A server with messages in another
+    language is waited for.
+    """
+    return any(text in str(error) for text in _REFUSALS)
+
+
+def _options_of(url: str) -> str:
+    """Return the options of the URL, else of PGOPTIONS or PGSERVICE: an argument would replace them."""
+    if (own := conninfo_to_dict(url).get("options")) is not None:
+        return str(own)
+    defaults = {each.keyword: each.val for each in Conninfo.get_defaults()}
+    return (defaults[b"options"] or b"").decode()
 
 
 def _first_line(error: BaseException) -> str:

@@ -11,10 +11,13 @@ from contextlib import suppress
 from mmap import PAGESIZE
 from pathlib import Path
 from types import FrameType
+from typing import TypeVar
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
 from tidewheel.process.health import health
+
+R = TypeVar("R")
 
 _LOG = logging.getLogger("tidewheel.process.service")
 
@@ -23,7 +26,7 @@ _COLLECT_SECONDS = 10.0
 _COLLECT_GROWTH_BYTES = 16 << 20  # of the process since the last collection: then the collector does not wait
 _CHECK_GROWTH_SECONDS = 1.0
 _STATM = Path("/proc/self/statm")
-_LONGEST_PAUSE_SECONDS = 5.0  # a database that comes back is noticed within this time
+_LONGEST_PAUSE_SECONDS = 2.0  # a server that comes back is noticed within this time
 
 
 class Shutdown:
@@ -36,6 +39,8 @@ class Shutdown:
     def wakes(self, event: threading.Event) -> None:
         """Set `event` too when the shutdown is requested: for loops that sleep on an event of their own."""
         self._wakes.append(event)
+        if self._event.is_set():
+            event.set()
 
     def requested(self) -> bool:
         """Return True if a shutdown was requested."""
@@ -110,18 +115,37 @@ def end_process_with_threads() -> None:
     threading.excepthook = report
 
 
+def end_process_late(stop: Shutdown, seconds: float) -> None:
+    """End the process this long after a shutdown was requested, if it still runs.
+
+    A call that waits for a broker or a server can be cut short by nothing else. Open transactions are rolled back, as
+    when the process is killed.
+    """
+
+    def watch() -> None:
+        requested, never = threading.Event(), threading.Event()
+        stop.wakes(requested)
+        requested.wait()
+        never.wait(seconds)
+        _LOG.warning("the process is ended %.0f s after its shutdown was requested: a thread still waits", seconds)
+        logging.shutdown()
+        os._exit(0)
+
+    threading.Thread(target=watch, name="late-end", daemon=True).start()
+
+
 class Backoff:
     """Pauses that grow while a server is away, with a log line at the first failure and at the recovery."""
 
-    def __init__(self, stop: Shutdown, what: str) -> None:
-        self._stop, self._what = stop, what
+    def __init__(self, stop: Shutdown, what: str, *, longest: float = _LONGEST_PAUSE_SECONDS) -> None:
+        self._stop, self._what, self._longest = stop, what, longest
         self._pause = 0.0
 
     def wait(self, error: BaseException) -> None:
         """Pause after a failure; log the first of a series."""
         if self._pause == 0.0:
             _LOG.warning("%s: %s; this process tries again until it succeeds", self._what, error)
-        self._pause = min(max(self._pause * 2, _FIRST_PAUSE_SECONDS), _LONGEST_PAUSE_SECONDS)
+        self._pause = min(max(self._pause * 2, _FIRST_PAUSE_SECONDS), self._longest)
         health.report_waiting()
         self._stop.wait(self._pause * random.uniform(0.5, 1.0))  # noqa: S311 - spreads reconnects, guards nothing
 
@@ -130,6 +154,24 @@ class Backoff:
         if self._pause:
             _LOG.info("%s: works again", self._what)
             self._pause = 0.0
+
+
+def wait_until_available(stop: Shutdown, what: str, ask: Callable[[], R]) -> R:
+    """Return what `ask` returns, as soon as it raises no `Unavailable`.
+
+    Raises:
+        SystemExit: A shutdown was requested meanwhile.
+    """
+    backoff = Backoff(stop, what)
+    while not stop.requested():
+        try:
+            found = ask()
+        except Unavailable as error:
+            backoff.wait(error)
+        else:
+            backoff.reset()
+            return found
+    raise SystemExit(0)
 
 
 def run_loop(stop: Shutdown, what: str, step: Callable[[], float], *, wake: threading.Event | None = None) -> None:

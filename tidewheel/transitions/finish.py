@@ -60,7 +60,8 @@ def finish_runs(
         installation: Topic names and encoding.
         ends: At most one per run.
         lasting: True for a client's own transaction, which may stay open: timers, jobs, inputs and active runs are not
-            locked. Their part is stored as deferred effects, which the scheduler applies within about a second.
+            locked. Their part is stored as deferred effects, which the scheduler applies within about a second. The
+            transaction holds the runs, so a cancel that was accepted meanwhile comes too late.
         uniform: True in a session with the options `UNIFORM`, if the caller repeats everything without it when the
             transaction meets a lock: successes end by one statement that waits for locks, in run_id order.
 
@@ -76,7 +77,8 @@ def finish_runs(
     if len(rows) < len(ends):
         closed = {row.place for row in rows}
         rest = [(place, end) for place, end in enumerate(ends, 1) if place not in closed]
-        rows += [row._replace(place=rest[row.place - 1][0]) for row in _close(connection, [end for _, end in rest])]
+        closing = _close(connection, [end for _, end in rest], held=lasting)
+        rows += [row._replace(place=rest[row.place - 1][0]) for row in closing]
     if len(rows) < len(ends):
         _classify_rest(connection, ends, rows, result)
     if not rows:
@@ -161,7 +163,7 @@ def _close_alike(
     return rows
 
 
-def _close(connection: Conn, ends: Sequence[RunEnd]) -> list[ClosedRun]:
+def _close(connection: Conn, ends: Sequence[RunEnd], *, held: bool) -> list[ClosedRun]:
     columns = {
         **_fences(ends),
         "reasons": _sparse([end.reason for end in ends]),
@@ -169,6 +171,7 @@ def _close(connection: Conn, ends: Sequence[RunEnd]) -> list[ClosedRun]:
         "claimed_from": _sparse([end.claimed_from for end in ends]),
         "cancelling": RunState.CANCELLING,
         "cancelled": RunState.CANCELLED,
+        "held": held,
     }
     with connection.cursor(row_factory=rows_of(ClosedRun._make), binary=True) as cursor:
         return cursor.execute(_CLOSE_RUNS, columns).fetchall()

@@ -13,10 +13,17 @@ c.finished_at IS NULL
   AND (c.labels IS NULL
        OR EXISTS (SELECT FROM cancelled_jobs AS j WHERE j.cancellation_id = c.id AND j.job_id = run.job_id))
 
+-- part: no_cancel_pends(run)
+-- True unless the cancel of the open run was accepted while another transaction held it, and is applied soon.
+-- Index: pending_cancels_by_run, read only while there is such a cancel. No lock.
+CASE WHEN (SELECT EXISTS (SELECT FROM pending_cancels))
+     THEN NOT EXISTS (SELECT FROM pending_cancels AS w WHERE w.run_id = run.run_id OFFSET 0)
+     ELSE true END
+
 -- name: claim_uniform
--- Claims runs of one attempt number and one version that pass every gate: the fence, no open cancellation, and, where the
--- policy limits overlaps, no other run of the job that has come. The rest is left to lock_claims.
--- Index: job_runs_pkey, job_runs_by_job, job_runs_moved_ahead, active_runs_pkey. Changes no indexed column (HOT).
+-- Claims runs of one attempt number and one version that pass every gate: the fence, no open cancellation, no pending cancel,
+-- and, where the policy limits overlaps, no other run of the job that has come. The rest is left to lock_claims.
+-- Index: job_runs_pkey, job_runs_by_job, job_runs_moved_ahead, active_runs_pkey; pending_cancels_by_run. Changes no indexed column (HOT).
 -- Lock: each run in run_id order, waiting for at most the session's lock_timeout.
 -- Why: a claim of another run of the job sets `gates`, so that a claim that waits for the row, or began before, matches
 -- nothing. The CASE keeps publish_at from being an index condition: with statistics of a nearly empty table the planner
@@ -37,6 +44,7 @@ UPDATE job_runs AS o
    AND CASE WHEN o.publish_at <= (SELECT tidewheel_now()) THEN true ELSE false END
    AND (o.deadline_at IS NULL OR o.deadline_at > (SELECT tidewheel_now()))
    AND (SELECT NOT EXISTS (SELECT FROM cancellations WHERE finished_at IS NULL))
+   AND {{no_cancel_pends(o)}}
    AND CASE WHEN o.overlap = %(free)s THEN true
             ELSE NOT EXISTS (SELECT FROM job_runs AS other
                               WHERE other.job_id = o.job_id AND other.run_id <> o.run_id AND other.overlap <> %(free)s
@@ -131,6 +139,7 @@ SELECT o.*
        AND NOT EXISTS (
             SELECT FROM cancellations AS c WHERE {{names_run(o)}}
            )
+       AND {{no_cancel_pends(o)}}
        FOR UPDATE OF o SKIP LOCKED
  ) AS o
 
@@ -253,7 +262,7 @@ SELECT o.run_id, o.attempt, o.failed_attempts, o.lost_attempts, o.publish_at, o.
 -- name: close_uniform
 -- Ends runs that succeeded, all in one attempt number of one executor: deletes the rows of the open runs and inserts those
 -- of the finished runs. A run that is being cancelled does not match: close_runs ends it.
--- Index: job_runs_pkey; the partition of this day grows.
+-- Index: job_runs_pkey; pending_cancels_by_run, if that is not tiny; the partition of this day grows.
 -- Lock: each run in run_id order, waiting for at most the session's lock_timeout.
 -- Why FULL JOIN: it can only be hashed; for a nested loop the planner would expect a few rows. The CASE keeps the planner
 -- from reducing it to another join.
@@ -263,6 +272,7 @@ WITH gone AS (
        AND o.attempt = %(attempt)s
        AND o.executor_id = %(executor_id)s
        AND o.state = %(running)s
+       AND {{no_cancel_pends(o)}}
     RETURNING o.*, (SELECT tidewheel_now()) AS ended_at
 ), finished AS (
     INSERT INTO finished_runs (run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, publish_at,
@@ -279,15 +289,16 @@ SELECT run_id, publish_at, created_at, started_at, gates, ended_at FROM gone
 
 -- name: close_runs
 -- Ends runs: deletes the row of the open run and inserts that of the finished run. The attempt must be the current one,
--- of the same executor, in a state that allows the end. A run that is being cancelled ends as cancelled.
--- Index: job_runs_pkey; the partition of this day grows.
+-- of the same executor, in a state that allows the end. A run that is being cancelled ends as cancelled, and so does one
+-- with a pending cancel, unless the caller held the run before that was accepted.
+-- Index: job_runs_pkey; pending_cancels_by_run, if that is not tiny; the partition of this day grows.
 -- Lock: each run in run_id order, locked rows are skipped and retried.
 -- Why: the executor belongs to the fence, because a requeued run keeps its attempt number but has no owner. A row that
 -- changed after this statement began stays and counts as locked: its new version is invisible here.
 WITH gone AS (
     DELETE FROM job_runs AS o
      USING (
-        SELECT found.at, requested.*
+        SELECT found.at, pending.reason AS cancel_reason, requested.*
           FROM (SELECT *
                   FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[], %(executor_ids)s::uuid[], %(states)s::text[],
                               %(reasons)s::text[], %(error_types)s::text[], %(claimed_from)s::text[])
@@ -304,14 +315,22 @@ WITH gone AS (
                AND requested.requested_state || ':' || p.state = ANY (%(allowed)s::text[])
                FOR UPDATE SKIP LOCKED
          ) AS found
+          LEFT JOIN LATERAL (
+            SELECT w.reason
+              FROM pending_cancels AS w
+             WHERE w.run_id = requested.requested_id AND (SELECT NOT %(held)s AND EXISTS (SELECT FROM pending_cancels))
+             LIMIT 1
+         ) AS pending ON true
      ) AS chosen
      WHERE o.ctid = chosen.at
-    RETURNING chosen.position, chosen.reason, chosen.error_type, o.*,
+    RETURNING chosen.position, coalesce(chosen.cancel_reason, chosen.reason) AS reason, chosen.error_type, o.*,
+              CASE WHEN chosen.cancel_reason IS NULL THEN o.state ELSE %(cancelling)s END AS found_as,
               coalesce(chosen.given_claimed_from, o.claimed_from) AS claimed_by,
               CASE WHEN isfinite(o.publish_at) THEN o.publish_at ELSE greatest(o.scheduled_at, o.created_at) END
                   AS published_at,
               (SELECT tidewheel_now()) AS ended_at,
-              CASE WHEN o.state = %(cancelling)s THEN %(cancelled)s ELSE chosen.requested_state END AS ended_as
+              CASE WHEN o.state = %(cancelling)s OR chosen.cancel_reason IS NOT NULL THEN %(cancelled)s
+                   ELSE chosen.requested_state END AS ended_as
 ), finished AS (
     INSERT INTO finished_runs (run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, publish_at,
                                created_at, started_at, finished_at, state, attempt, executor_id, claimed_from,
@@ -321,7 +340,7 @@ WITH gone AS (
            g.root_run_id, g.request_id, g.reason, g.error_type
       FROM gone AS g
 )
-SELECT position, ended_as, run_id::text, job_id::text, tenant, shard, queue, lane, cause, gates, state, job_version, attempt,
+SELECT position, ended_as, run_id::text, job_id::text, tenant, shard, queue, lane, cause, gates, found_as, job_version, attempt,
        scheduled_at, published_at, created_at, started_at, claimed_by, ended_at
   FROM gone
 

@@ -2,6 +2,8 @@ import os
 import stat
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import psutil
@@ -10,6 +12,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
+from tests.fixtures.services import until
 from tidewheel.errors import StackError
 from tidewheel.local.daemon import Daemon
 from tidewheel.local.parts import PartState
@@ -117,6 +120,20 @@ def test_up_restarts_dead_processes(own: LocalStack) -> None:
     assert [part.state for part in own.status().parts] == [PartState.STOPPED, PartState.STOPPED]
     assert running_stack(own.home) is None
     assert own.up() == info
+
+
+def test_up_reports_that_the_server_has_no_connection_free(own: LocalStack) -> None:
+    info = own.up()
+    steps: list[str] = []
+    with ExitStack() as held:
+        with suppress(psycopg.OperationalError):
+            while True:
+                held.enter_context(psycopg.connect(info.database_url))
+        with ThreadPoolExecutor(1) as pool:
+            again = pool.submit(own.up, lambda step: steps.append(step.what))
+            until(lambda: "waiting for PostgreSQL, sorry, too many clients already" in steps, "it names the reason")
+            held.close()
+            assert again.result(timeout=30) == info
 
 
 def test_given_servers_are_used_and_not_stopped(own: LocalStack, tmp_path: Path) -> None:

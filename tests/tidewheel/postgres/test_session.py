@@ -1,12 +1,15 @@
 """Sessions distinguish the kinds of failure for their caller."""
 
+from contextlib import closing
+
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from tests.fixtures.database import Database
 from tidewheel.errors import Unavailable
 from tidewheel.postgres.pg_arrays import texts
-from tidewheel.postgres.session import is_data_fault, is_time_limit
+from tidewheel.postgres.session import connect, is_data_fault, is_time_limit
 
 LIMITED = {
     "statement": "SET statement_timeout = '50ms'",
@@ -45,3 +48,17 @@ def test_session_uses_utf8_in_every_environment(database: Database, monkeypatch:
     with database.session().transaction() as connection:
         found = connection.execute("SELECT %s::text[]", [texts(["grün €"])]).fetchone()
     assert found == (["grün €"],)
+
+
+@pytest.mark.parametrize("source", ["URL", "PGOPTIONS"])
+def test_server_settings_of_the_operator_apply_beside_tidewheels(
+    database: Database, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, url = "-c work_mem=7MB -c synchronous_commit=off", database.url
+    if source == "URL":
+        url = make_conninfo(url, options=own)
+    else:
+        monkeypatch.setenv("PGOPTIONS", own)
+    with closing(connect(url, "test")) as connection:
+        shown = [connection.execute(f"SHOW {name}".encode()).fetchone() for name in ("work_mem", "synchronous_commit")]
+    assert shown == [("7MB",), ("on",)]

@@ -262,6 +262,7 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     "close_runs": {
         "allowed": ["succeeded:running"],
         "cancelling": RunState.CANCELLING,
+        "held": False,
         "cancelled": RunState.CANCELLED,
     },
     "find_still_open": {"allowed": ["succeeded:running"]},

@@ -133,13 +133,13 @@ def test_process_end_stops_its_loops() -> None:
         run_loop(Shutdown(), "test", step)
 
 
-def test_backoff_grows_to_five_seconds_and_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_backoff_grows_to_two_seconds_and_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "tidewheel.process.service")
     stop = Watched()
     backoff = Backoff(stop, "the broker")
     for _ in range(9):
         backoff.wait(Unavailable("no answer"))
-    longest = [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0]
+    longest = [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0, 2.0]
     assert all(most / 2 <= slept <= most for most, slept in zip(longest, stop.slept, strict=True))
     assert [r.getMessage() for r in caplog.records] == [
         "the broker: no answer; this process tries again until it succeeds"
@@ -203,3 +203,28 @@ def test_failed_thread_ends_the_process() -> None:
     assert (done.stdout, done.returncode) == ("", 1)
     assert done.stderr.startswith("thread firing failed; the process ends\n")
     assert "ValueError: half a service" in done.stderr
+
+
+LATE = """
+import threading
+from datetime import timedelta
+from tidewheel.process.service import Shutdown, end_process_late
+stop = Shutdown()
+stop.on_signals()
+end_process_late(stop, 0.2)
+print("ready", flush=True)
+threading.Event().wait() if {ends_in_time} is False else stop.wait(60)
+print("ended in time", flush=True)
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("ends_in_time", [True, False])
+def test_process_that_a_call_holds_up_ends_after_its_limit(ends_in_time: bool) -> None:  # noqa: FBT001 - a parameter
+    script = LATE.format(ends_in_time=ends_in_time)
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.terminate()
+        assert process.wait(10) == 0
+        assert process.stdout.read() == ("ended in time\n" if ends_in_time else "")
