@@ -50,8 +50,8 @@ test-long: $(STAMP) ## What `make test` leaves out: slow tests, and every exampl
 test-all: check ## All checks and every test, before a release: about twenty minutes
 	TIDEWHEEL_TEST_EXAMPLES=full $(PARALLEL)
 
-faults: $(STAMP) ## The tests that kill, pause and cut
-	$(PYTEST) tests/faults
+faults: $(STAMP) ## The tests that kill, pause and cut; every fault under load, and mutants: about half an hour
+	TIDEWHEEL_FAULTS=full $(PYTEST) tests/faults
 
 proof: $(STAMP) ## Compare recurrence with a brute-force evaluator, every zone, 1970-2040
 	TIDEWHEEL_PROOF=full $(PYTEST) -s tests/schedules/test_proof.py

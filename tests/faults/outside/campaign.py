@@ -1,0 +1,233 @@
+"""A campaign: an installation under load, one fault after another, and the verdict on its history."""
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+import psycopg
+
+from tests.faults.outside.checks import Enough, Report, check, recoveries
+from tests.faults.outside.client import Client
+from tests.faults.outside.load import STEADY, Load
+from tests.faults.outside.records import (
+    SECOND,
+    Fault,
+    History,
+    Log,
+    Tables,
+    fold_effects,
+    fold_faults,
+    fold_operations,
+    now_us,
+    read_lines,
+    write_messages,
+)
+from tests.faults.outside.rows import Row
+from tests.faults.outside.site import LANES, LEASE_SECONDS, PREFIX, SERVICES, TOPICS, Site
+from tests.faults.outside.topics import read_topics
+
+_PATIENCE_SECONDS = 90.0
+_SETTLE_SECONDS = 120.0
+_LOOK_SECONDS = 0.1
+_BEHIND = 2 * SECOND  # a steady job is served if what was due so long ago has run
+_AHEAD_SECONDS = 8.0  # a `once` or a delayed trigger is at most so far ahead when the load ends
+_NEVER = threading.Event()
+_EMPTY = ("job_runs", "active_runs", "outbox", "quarantine", "signals")
+
+
+class Steady:
+    """The steady jobs as their target sees them: which of their instants have run."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._place = path, 0
+        self._seen: dict[str, set[int]] = {f"steady-{number}": set() for number in range(STEADY)}
+        self._next: dict[str, int] = {}
+
+    def is_served(self) -> bool:
+        """Return True if nothing that is due is left."""
+        self._read()
+        now = now_us()
+        for key, seen in self._seen.items():
+            if key not in self._next:
+                if not seen:
+                    return False
+                self._next[key] = min(seen)
+            while self._next[key] in seen:
+                seen.discard(self._next[key])
+                self._next[key] += SECOND
+        return all(at > now - _BEHIND for at in self._next.values())
+
+    def _read(self) -> None:
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._place)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._place += len(whole)
+        for line in whole.splitlines():
+            found = json.loads(line)
+            if found["kind"] == "received" and found["job_key"] in self._seen:
+                self._seen[found["job_key"]].add(found["scheduled_at"])
+
+
+@dataclass
+class Campaign:
+    """One campaign.
+
+    Args:
+        site: The installation; not up yet.
+        seed: Of everything random.
+        rows: The faults, in their order.
+        enough: The least that a verdict other than `unknown` needs.
+        calm: Seconds before each fault.
+        policies: True to submit a job of each `catch_up` too.
+        edits: False to leave the jobs as they are.
+    """
+
+    site: Site
+    seed: int
+    rows: Sequence[type[Row]]
+    enough: Enough = field(default_factory=Enough)
+    calm: float = 2.0
+    policies: bool = False
+    edits: bool = True
+
+    def run(self) -> tuple[History, Report]:
+        """Live through it; return its history and the verdict."""
+        try:
+            self.site.up()
+            history = self._live()
+        finally:
+            self.site.down()
+        report = check(history, self.enough)
+        (self.site.folder / "report.txt").write_text(f"{report}\n{table([history])}\n")
+        return history, report
+
+    def _live(self) -> History:
+        site = self.site
+        log, steady = Log(site.folder / "faults.jsonl"), Steady(site.effects)
+        self._faults, self._number = log, 0
+        client = Client(site.kafka, PREFIX, site.folder / "client.jsonl")
+        load = Load(client, self.seed, site.receiver_port)
+        site.start(*SERVICES, wait=True)
+        begun = now_us()
+        self._note("injected", "start of everything")
+        load.submit()
+        if self.policies:
+            load.submit_policies()
+        self._note("healed", "start of everything")
+        self._recover("start of everything", steady)
+        if self.edits:
+            load.start()
+        for row in self.rows:
+            _NEVER.wait(self.calm)
+            self._inject(row(site, load, self.seed), steady)
+        _NEVER.wait(self.calm)
+        answered = load.stop()
+        ended = now_us()
+        _NEVER.wait(_AHEAD_SECONDS)
+        quiet = now_us() if _within(_SETTLE_SECONDS, site.is_settled) and answered else None
+        tables = self._dump()
+        client.close()
+        self._stop_all()
+        first = read_topics(site.kafka, PREFIX, [*TOPICS, *LANES])
+        again = read_topics(site.kafka, PREFIX, [*TOPICS, *LANES])
+        write_messages(site.folder / "topics.jsonl", first)
+        log.close()
+        return History(
+            operations=fold_operations(read_lines(site.folder / "client.jsonl")),
+            effects=fold_effects(read_lines(site.effects)),
+            messages=first,
+            again=again,
+            faults=fold_faults(read_lines(log.path)),
+            tables=tables,
+            begun=begun,
+            ended=ended,
+            quiet=quiet,
+            lease=LEASE_SECONDS * SECOND,
+            misfire_after=SECOND if self.policies else 3600 * SECOND,
+        )
+
+    def _inject(self, row: Row, steady: Steady) -> None:
+        self._number += 1
+        self._note("injected", row.name)
+        row.inject()
+        _NEVER.wait(row.hold)
+        row.heal()
+        self._note("healed", row.name, **row.detail)
+        self._recover(row.name, steady)
+
+    def _recover(self, name: str, steady: Steady) -> None:
+        if _within(_PATIENCE_SECONDS, steady.is_served):
+            self._note("recovered", name)
+
+    def _note(self, kind: str, name: str, **detail: object) -> None:
+        self._faults.append({"number": self._number, "kind": kind, "row": name, "at": now_us(), "detail": detail})
+
+    def _stop_all(self) -> None:
+        """Stop everything, and record how long it took."""
+        self._number += 1
+        self._note("injected", "stop of everything")
+        stopped = self.site.stop(*SERVICES)
+        self._note("healed", "stop of everything", stopped=stopped, exits=self.site.exits)
+        self._note("recovered", "stop of everything")
+
+    def _dump(self) -> Tables:
+        with self.site.database() as connection:
+            states = {str(run): str(state) for run, state in connection.execute("SELECT run_id, state FROM runs")}
+            left = {name: _rows(connection, name) for name in _EMPTY}
+        _within(_PATIENCE_SECONDS / 3, lambda: self.site.lag() == 0)
+        tables = Tables(states, left, self.site.lag())
+        (self.site.folder / "dump.jsonl").write_text(json.dumps({"states": states, "left": left, "lag": tables.lag}))
+        return tables
+
+
+def table(histories: Sequence[History]) -> str:
+    """Return the rows with their rounds, and their median and worst time to recover."""
+    faults: list[Fault] = [fault for history in histories for fault in history.faults]
+    known_times: dict[str, list[float | None]] = {}
+    for history in histories:
+        for row, times in recoveries(history).items():
+            known_times.setdefault(row, []).extend(times)
+    lines = ["| row | rounds | median to recover | worst |", "| --- | --- | --- | --- |"]
+    for row, times in known_times.items():
+        known = [seconds for seconds in times if seconds is not None]
+        worst = "never" if len(known) < len(times) else f"{max(known):.1f} s"
+        lines.append(f"| {row} | {len(times)} | {f'{median(known):.1f} s' if known else 'never'} | {worst} |")
+    stops = [(f.row, f.detail["stopped"]) for f in faults if "stopped" in f.detail]
+    for row, stopped in stops:
+        lines.append(f"{row}: " + ", ".join(f"{name} {took:g} s" for name, (took, _) in stopped.items()))
+    exits = [f"{f.row}: {f.detail['exits']} ended by themselves" for f in faults if f.detail.get("exits")]
+    return "\n".join([*lines, *exits])
+
+
+def print_now(text: str) -> None:
+    """Print past pytest's capture."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def seed_of(variable: str) -> int:
+    """Return the seed that a variable has, else a new one."""
+    return int(os.environ.get(variable) or int.from_bytes(os.urandom(4), "big"))
+
+
+def _rows(connection: psycopg.Connection[object], name: str) -> int:
+    row = connection.execute(f"SELECT count(*) FROM {name}").fetchone()  # noqa: S608  # type: ignore[arg-type]
+    return int(row[0]) if row else 0  # type: ignore[index]
+
+
+def _within(seconds: float, condition: object) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        if time.monotonic() > deadline:
+            return False
+        _NEVER.wait(_LOOK_SECONDS)
+    return True

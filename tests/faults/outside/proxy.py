@@ -1,0 +1,80 @@
+"""A TCP proxy in this process that delays, resets or swallows what passes."""
+
+import asyncio
+import random
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+
+_PIECE = 65536
+
+
+@dataclass
+class Line:
+    """The state of the line, read for each piece that passes.
+
+    Args:
+        delay: Seconds, from and to.
+        resets: The part of the pieces after which both sides are reset.
+        silent: True if nothing passes, while both connections stay open.
+    """
+
+    delay: tuple[float, float] = (0.0, 0.0)
+    resets: float = 0.0
+    silent: bool = False
+
+
+class Proxy:
+    """A proxy to a port of this machine."""
+
+    def __init__(self, target: int, seed: int) -> None:
+        self.line = Line()
+        self._target, self._random = target, random.Random(seed)  # noqa: S311
+        self._ready = threading.Event()
+        self._loop = asyncio.new_event_loop()
+        self.port = 0
+        self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
+        self._thread.start()
+        self._ready.wait()
+
+    def close(self) -> None:
+        """Cut every connection and end."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        server = self._loop.run_until_complete(asyncio.start_server(self._serve, "127.0.0.1", 0))
+        self.port = server.sockets[0].getsockname()[1]
+        self._ready.set()
+        self._loop.run_forever()
+        server.close()
+        tasks = asyncio.all_tasks(self._loop)
+        for task in tasks:
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        self._loop.close()
+
+    async def _serve(self, near: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            far, forth = await asyncio.open_connection("127.0.0.1", self._target)
+            ways = [asyncio.ensure_future(self._pass(near, forth)), asyncio.ensure_future(self._pass(far, back))]
+            try:
+                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for way in ways:
+                    way.cancel()
+                forth.transport.abort()
+        back.transport.abort()
+
+    async def _pass(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while piece := await source.read(_PIECE):
+                while self.line.silent:
+                    await asyncio.sleep(0.05)
+                if self.line.delay[1]:
+                    await asyncio.sleep(self._random.uniform(*self.line.delay))
+                if self._random.random() < self.line.resets:
+                    return
+                sink.write(piece)
+                await sink.drain()

@@ -1,0 +1,251 @@
+"""The logs of one history, as JSON lines: what was recorded outside of Tidewheel.
+
+All instants are whole microseconds since 1970 by the clock of the machine, which the database shares.
+"""
+
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+SECOND = 1_000_000
+
+R = TypeVar("R")
+
+
+def now_us() -> int:
+    """The machine's clock."""
+    return time.time_ns() // 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One request: `client.jsonl`, folded.
+
+    Args:
+        id: Its request_id.
+        request: The document without the request_id.
+        invoked: When the client produced it.
+        answered: When the client had the reply; None while its outcome is unknown.
+        accepted: False if it was rejected.
+        reply: The reply's fields.
+        place: Topic, partition and offset that the broker acknowledged; None without an acknowledgement.
+    """
+
+    id: str
+    request: Mapping[str, Any]
+    invoked: int
+    answered: int | None = None
+    accepted: bool = True
+    reply: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    place: tuple[str, int, int] | None = None
+
+    @property
+    def type(self) -> str:
+        """Its type, such as `job.submit`."""
+        return str(self.request["type"])
+
+    @property
+    def key(self) -> str:
+        """The job that it concerns."""
+        job = self.request.get("job", self.request)
+        return str(job.get("key", ""))
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """One call of a target: `effects.jsonl`, folded.
+
+    Args:
+        run_id: As the call named it.
+        attempt: Likewise.
+        job_key: Likewise.
+        scheduled_at: Likewise.
+        received: When the call arrived whole.
+        answered: When the whole answer was written; None if it was cut, or never written.
+        status: The answer's status; 0 if it was cut.
+        genuine: False if signature or body are not those that were expected.
+        pid: The process that called, where the target is in it.
+    """
+
+    run_id: str
+    attempt: int
+    job_key: str
+    scheduled_at: int
+    received: int
+    answered: int | None = None
+    status: int = 0
+    genuine: bool = True
+    pid: int | None = None
+
+    @property
+    def succeeded(self) -> bool:
+        """True if the target has answered that it succeeded."""
+        return self.answered is not None and 200 <= self.status < 300
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a topic: `topics.jsonl`.
+
+    Args:
+        topic: Without the prefix.
+        partition: Of the topic.
+        offset: In the partition.
+        at: The broker's timestamp.
+        key: As text.
+        digest: Of key, value and headers.
+        kind: Name of the value's schema; empty if it has none.
+        value: The decoded value; bytes as text.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    at: int
+    key: str
+    digest: str
+    kind: str
+    value: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One injection: `faults.jsonl`, folded.
+
+    Args:
+        row: Its row of the matrix.
+        injected: When it began.
+        healed: When its cause was gone.
+        recovered: When everything due had run again; None if it never was.
+        detail: The victims, the times to stop.
+    """
+
+    row: str
+    injected: int
+    healed: int
+    recovered: int | None = None
+    detail: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """The content of the database after quiet: `dump.jsonl`. Only H8 to H10 read it.
+
+    Args:
+        states: State of each run, open or finished.
+        left: Rows of tables that must be empty.
+        lag: Messages that no executor has taken.
+    """
+
+    states: Mapping[str, str]
+    left: Mapping[str, int]
+    lag: int = 0
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class History:
+    """Everything that was recorded of one campaign.
+
+    Args:
+        operations: In the order of their invocation.
+        effects: In the order of their arrival.
+        messages: As the first reading found them.
+        again: As the second did.
+        faults: In the order of their injection.
+        tables: After quiet.
+        begun: From when on instants are judged.
+        ended: Until when.
+        quiet: When nothing was left to do; None if there always was something.
+        lease: The executors' lease.
+        misfire_after: As the services were configured.
+    """
+
+    operations: tuple[Operation, ...]
+    effects: tuple[Effect, ...]
+    messages: tuple[Message, ...]
+    again: tuple[Message, ...]
+    faults: tuple[Fault, ...]
+    tables: Tables
+    begun: int
+    ended: int
+    quiet: int | None
+    lease: int
+    misfire_after: int
+
+    def __repr__(self) -> str:
+        return f"History({len(self.operations)} requests, {len(self.effects)} effects, {len(self.faults)} faults)"
+
+
+class Log:
+    """A file to which whole lines are appended; several processes may share it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+    def append(self, line: Mapping[str, Any]) -> None:
+        """Append one line by one write."""
+        os.write(self._file, json.dumps(line, default=str).encode() + b"\n")
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the whole lines of a log."""
+    if not path.exists():
+        return []
+    text = path.read_text()
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
+def fold_operations(lines: Iterable[Mapping[str, Any]]) -> tuple[Operation, ...]:
+    """Fold invoke, place, ok, fail and info into operations.
+
+    An operation with `info` alone, or with nothing, has an unknown outcome.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for line in lines:
+        held = found.setdefault(line["id"], {"id": line["id"]})
+        match line["kind"]:
+            case "invoke":
+                held.update(request=line["request"], invoked=line["at"])
+            case "placed":
+                held["place"] = (line["topic"], line["partition"], line["offset"])
+            case "ok" | "fail":
+                if "answered" not in held:
+                    held.update(answered=line["at"], accepted=line["kind"] == "ok", reply=line["reply"])
+            case _:
+                pass
+    return tuple(Operation(**held) for held in sorted(found.values(), key=lambda held: held["invoked"]))
+
+
+def fold_effects(lines: Iterable[Mapping[str, Any]]) -> tuple[Effect, ...]:
+    """Fold calls and their answers into effects."""
+    found: dict[str, dict[str, Any]] = {}
+    for line in lines:
+        if line["kind"] == "received":
+            found[line["call"]] = {name: value for name, value in line.items() if name not in ("kind", "call")}
+        elif line["call"] in found:
+            found[line["call"]].update(answered=line["answered"], status=line["status"])
+    return tuple(Effect(**held) for held in sorted(found.values(), key=lambda held: held["received"]))
+
+
+def fold_faults(lines: Iterable[Mapping[str, Any]]) -> tuple[Fault, ...]:
+    """Fold inject, heal and recovered into faults."""
+    found: dict[int, dict[str, Any]] = {}
+    for line in lines:
+        held = found.setdefault(line["number"], {"row": line["row"], "detail": {}})
+        held[line["kind"]] = line["at"]
+        held["detail"].update(line.get("detail", {}))
+    return tuple(Fault(**held) for _, held in sorted(found.items()) if "injected" in held and "healed" in held)
+
+
+def write_messages(path: Path, messages: Iterable[Message]) -> None:
+    """Write one reading of the topics."""
+    path.write_text("".join(json.dumps(asdict(message), default=str) + "\n" for message in messages))

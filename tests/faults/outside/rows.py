@@ -1,0 +1,440 @@
+"""The rows of the fault matrix: each injects a fault, and heals it."""
+
+import os
+import random
+import signal
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, ClassVar
+
+from tests.faults.outside.load import Load
+from tests.faults.outside.site import LEASE_SECONDS, SERVICES, Site, fill
+
+PAST_LEASE = LEASE_SECONDS + 3.0
+
+
+class Row:
+    """One row.
+
+    `hold` is the time in seconds between fault and heal. Every check holds in every row. `expected` is for the report.
+    """
+
+    name: ClassVar[str]
+    hold: ClassVar[float] = 3.0
+    expected: ClassVar[str] = "other processes take over"
+
+    def __init__(self, site: Site, load: Load, seed: int) -> None:
+        self.site, self.load = site, load
+        self.random = random.Random(f"{seed} {self.name}")  # noqa: S311
+        self.detail: dict[str, Any] = {}
+
+    def inject(self) -> None:
+        """Begin."""
+        raise NotImplementedError
+
+    def heal(self) -> None:
+        """Remove the cause; everything has to recover by itself from here."""
+        raise NotImplementedError
+
+    def choose(self, role: str) -> str:
+        """Choose a service of a role."""
+        name = self.random.choice(self.site.named(role))
+        self.detail["victim"] = name
+        return name
+
+
+class Crash(Row):
+    """SIGKILL one service; it is started again up to three seconds later."""
+
+    role: ClassVar[str]
+
+    def inject(self) -> None:
+        self.victim = self.choose(self.role)
+        self.site.kill(self.victim)
+
+    def heal(self) -> None:
+        self.site.start(self.victim)
+
+
+class CrashIntake(Crash):
+    name, role, hold = "crash of intake", "intake", 1.0
+    expected = "requests wait; each is applied once"
+
+
+class CrashScheduler(Crash):
+    name, role = "crash of a scheduler", "scheduler"
+
+
+class CrashRelay(Crash):
+    name, role = "crash of a relay", "relay"
+
+
+class CrashExecutor(Crash):
+    name, role = "crash of an executor", "executor"
+    expected = "its attempts are lost after the lease, and run again"
+
+
+class CrashAll(Row):
+    name, hold = "crash of all services", 2.0
+    expected = "everything due meanwhile fires late"
+
+    def inject(self) -> None:
+        self.site.kill(*SERVICES)
+
+    def heal(self) -> None:
+        self.site.start(*SERVICES)
+
+
+class Pause(Row):
+    """SIGSTOP one service past the lease."""
+
+    role: ClassVar[str]
+    hold = PAST_LEASE
+    expected = "other processes take over; what it does afterwards changes nothing"
+
+    def inject(self) -> None:
+        self.victim = self.choose(self.role)
+        self.site.pause(self.victim)
+
+    def heal(self) -> None:
+        self.site.resume(self.victim)
+
+
+class PauseIntake(Pause):
+    name, role = "pause of intake", "intake"
+
+
+class PauseScheduler(Pause):
+    name, role = "pause of a scheduler", "scheduler"
+
+
+class PauseRelay(Pause):
+    name, role = "pause of a relay", "relay"
+
+
+class PauseExecutor(Pause):
+    name, role = "pause of an executor", "executor"
+
+
+class PauseBroker(Row):
+    name, hold = "pause of the broker", PAST_LEASE
+    expected = "due runs are claimed from the table; messages wait"
+
+    def inject(self) -> None:
+        self.site.stack.broker(1).pause()
+
+    def heal(self) -> None:
+        self.site.stack.broker(1).resume()
+
+
+class PauseServerProcess(Row):
+    name, hold = "pause of a server process of PostgreSQL", PAST_LEASE
+    expected = "the service that it serves stands still, and what its transaction has locked"
+
+    def inject(self) -> None:
+        self.pid = self.random.choice(self.site.backends())
+        self.detail["victim"] = self.pid
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def heal(self) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGCONT)
+
+
+class CutSessions(Row):
+    name, hold = "end of every session", 1.0
+    expected = "a commit with a lost answer is looked up, not repeated"
+
+    def inject(self) -> None:
+        with self.site.database() as connection:
+            for pid in self.site.backends():
+                connection.execute("SELECT pg_terminate_backend(%s)", [pid])
+
+    def heal(self) -> None:
+        """Nothing is to be healed."""
+
+
+class KillPostmaster(Row):
+    name = "SIGKILL of the postmaster"
+    expected = "a database restart ends no attempt"
+
+    def inject(self) -> None:
+        self.site.kill_postmaster()
+
+    def heal(self) -> None:
+        self.site.start_database()
+
+
+class KillBroker(Row):
+    name, hold = "SIGKILL of the broker", 6.0
+    expected = "due runs are claimed from the table; messages wait"
+
+    def inject(self) -> None:
+        self.site.stack.broker(1).kill()
+
+    def heal(self) -> None:
+        self.site.start_broker()
+
+
+class KillBoth(Row):
+    name, hold = "SIGKILL of the postmaster and the broker", 5.0
+
+    def inject(self) -> None:
+        self.site.kill_postmaster()
+        self.site.stack.broker(1).kill()
+
+    def heal(self) -> None:
+        self.site.start_database()
+        self.site.start_broker()
+
+
+class StartMeanwhile(Row):
+    name, hold = "services that start without PostgreSQL and broker", 8.0
+    expected = "they wait, as services at work do"
+
+    def inject(self) -> None:
+        self.site.kill_postmaster()
+        self.site.stack.broker(1).kill()
+        self.site.kill(*SERVICES)
+        self.exits = len(self.site.exits)
+        self.site.start(*SERVICES)
+
+    def heal(self) -> None:
+        self.site.start_database()
+        self.site.start_broker()
+        self.detail["exits"] = len(self.site.exits) - self.exits
+
+
+class FullSlots(Row):
+    name, hold = "executors whose slots are full, and one is killed", 4.0
+    expected = "runs wait for a slot; none is lost"
+
+    def inject(self) -> None:
+        self.load.hold_slots(160)
+        self.victim = self.choose("executor")
+
+    def heal(self) -> None:
+        self.site.kill(self.victim)
+        self.site.start(self.victim)
+
+
+class PauseTarget(Row):
+    name, hold = "pause of the HTTP target", 6.0
+    expected = "calls wait or time out"
+
+    def inject(self) -> None:
+        os.kill(self.site.receiver.pid, signal.SIGSTOP)
+
+    def heal(self) -> None:
+        os.kill(self.site.receiver.pid, signal.SIGCONT)
+
+
+class KillTarget(Row):
+    name, hold = "SIGKILL of the HTTP target", 4.0
+    expected = "refused calls are retried"
+
+    def inject(self) -> None:
+        self.site.receiver.kill()
+        self.site.receiver.wait()
+
+    def heal(self) -> None:
+        self.site.start_receiver()
+
+
+class RollingRestart(Row):
+    name, hold = "rolling restart of everything", 0.0
+    expected = "each service ends by itself in time"
+
+    def inject(self) -> None:
+        took: dict[str, list[float]] = {}
+        for name in SERVICES:
+            took |= self.site.stop(name)
+            self.site.start(name, wait=True)
+        self.detail["stopped"] = took
+
+    def heal(self) -> None:
+        """Nothing is to be healed."""
+
+
+class StopAfterOutage(Row):
+    name, hold = "stop of everything after a restart of the broker", 1.0
+    expected = "each service ends by itself in time"
+
+    def inject(self) -> None:
+        self.site.stack.broker(1).kill()
+        self.site.start_broker()
+
+    def heal(self) -> None:
+        self.detail["stopped"] = self.site.stop(*SERVICES)
+        self.site.start(*SERVICES)
+
+
+class Away(Row):
+    name, hold = "everything down for a while", 15.0
+    expected = "catch_up decides what is missed, and it is recorded"
+
+    def inject(self) -> None:
+        self.site.kill(*SERVICES)
+        self.site.kill_postmaster()
+        self.site.stack.broker(1).kill()
+
+    def heal(self) -> None:
+        self.site.start_database()
+        self.site.start_broker()
+        self.site.start(*SERVICES)
+
+
+class Cut(Row):
+    """A partition of one service, in its network namespace."""
+
+    role: ClassVar[str]
+    hold = PAST_LEASE
+    to: ClassVar[str] = "all"
+    expected = "as a pause; nothing runs without a claim"
+
+    def inject(self) -> None:
+        self.space = self.site.spaces[self.choose(self.role)]
+        if self.to == "all":
+            self.space.cut()
+        else:
+            self.space.cut_port(self._port())
+
+    def heal(self) -> None:
+        if self.to == "all":
+            self.space.mend()
+        else:
+            self.space.mend_port(self._port())
+
+    def _port(self) -> int:
+        return self.site.database_port if self.to == "database" else self.site.broker_port
+
+
+class CutExecutor(Cut):
+    name, role = "partition of an executor", "executor"
+
+
+class CutScheduler(Cut):
+    name, role = "partition of a scheduler", "scheduler"
+
+
+class CutRelay(Cut):
+    name, role = "partition of a relay", "relay"
+
+
+class CutIntake(Cut):
+    name, role = "partition of intake", "intake"
+
+
+class CutExecutorFromDatabase(Cut):
+    name, role, to = "one-way partition of an executor from PostgreSQL", "executor", "database"
+
+
+class CutExecutorFromBroker(Cut):
+    name, role, to = "one-way partition of an executor from the broker", "executor", "broker"
+
+
+class CutRelayFromBroker(Cut):
+    name, role, to = "one-way partition of a relay from the broker", "relay", "broker"
+
+
+class SlowDatabase(Row):
+    name, hold = "slow and lossy line to PostgreSQL", 10.0
+    expected = "lateness grows"
+
+    def inject(self) -> None:
+        assert self.site.proxy is not None
+        self.site.proxy.line.delay, self.site.proxy.line.resets = (0.02, 0.1), 0.005
+
+    def heal(self) -> None:
+        assert self.site.proxy is not None
+        self.site.proxy.line.delay, self.site.proxy.line.resets = (0.0, 0.0), 0.0
+
+
+class SilentDatabase(Row):
+    name, hold = "silent line to PostgreSQL", PAST_LEASE
+    expected = "everything stands still"
+
+    def inject(self) -> None:
+        assert self.site.proxy is not None
+        self.site.proxy.line.silent = True
+
+    def heal(self) -> None:
+        assert self.site.proxy is not None
+        self.site.proxy.line.silent = False
+
+
+class FullDisk(Row):
+    """A full file system."""
+
+    place: ClassVar[str]
+    hold = 8.0
+
+    def inject(self) -> None:
+        self.ballast = fill(self.site.home / self.place)
+
+    def heal(self) -> None:
+        self.ballast.unlink()
+        self.site.start_database()
+
+
+class FullData(FullDisk):
+    name, place = "full disk of PostgreSQL's data", "postgres"
+    expected = "the server refuses what needs space, and stays up"
+
+
+class FullWal(FullDisk):
+    name, place = "full disk of PostgreSQL's WAL", "postgres/data/pg_wal"
+    expected = "the server goes down; a supervisor starts it once there is space"
+
+
+class FullBroker(FullDisk):
+    name, place = "full disk of the broker", "kafka"
+    expected = "the broker goes down, or refuses; nothing is deleted without a report"
+
+    def heal(self) -> None:
+        self.ballast.unlink()
+        if self.site.stack.broker(1).pid is None:
+            self.site.start_broker()
+
+
+PROCESSES: tuple[type[Row], ...] = (
+    CrashIntake,
+    CrashScheduler,
+    CrashRelay,
+    CrashExecutor,
+    PauseIntake,
+    PauseScheduler,
+    PauseRelay,
+    PauseExecutor,
+    CutSessions,
+    PauseServerProcess,
+    KillPostmaster,
+    PauseBroker,
+    KillBroker,
+    KillBoth,
+    StartMeanwhile,
+    CrashAll,
+    FullSlots,
+    PauseTarget,
+    KillTarget,
+    RollingRestart,
+    StopAfterOutage,
+)
+SHORT: tuple[type[Row], ...] = (CrashExecutor, PauseExecutor, KillBoth)
+MISSED: tuple[type[Row], ...] = (Away,)
+NETWORK: tuple[type[Row], ...] = (
+    CutExecutor,
+    CutScheduler,
+    CutRelay,
+    CutIntake,
+    CutExecutorFromDatabase,
+    CutExecutorFromBroker,
+    CutRelayFromBroker,
+)
+LINES: tuple[type[Row], ...] = (SlowDatabase, SilentDatabase)
+DISKS: tuple[type[Row], ...] = (FullData, FullWal, FullBroker)
+
+
+def describe(row: type[Row]) -> Mapping[str, str]:
+    """Return a row for the report."""
+    return {"row": row.name, "expected": row.expected}

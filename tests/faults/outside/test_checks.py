@@ -1,0 +1,102 @@
+"""The checks are tested themselves: no right history is flagged, and every doctored one is (H12)."""
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.faults.outside.checks import Enough, check, match
+from tests.faults.outside.doctors import DOCTORS, Doctor
+from tests.faults.outside.due import instants
+from tests.faults.outside.records import SECOND, History
+from tests.faults.outside.right import BEGUN, Maker, interval, job, plain
+from tests.fixtures.examples import examples
+
+NO_LEAST = Enough(targets=0, faults=0)
+_LENGTH = 40
+
+
+def test_right_history_passes() -> None:
+    report = check(plain(), NO_LEAST)
+    assert report.verdict == "pass", report
+    assert report.counts["targets"] > 100
+
+
+def test_verdict_is_unknown_when_too_little_was_seen() -> None:
+    report = check(plain(), Enough())
+    assert report.verdict == "unknown"
+    assert len(report.lacking) == 2
+
+
+@pytest.mark.parametrize("doctor", DOCTORS, ids=lambda doctor: doctor.__name__)
+def test_doctored_history_is_flagged(doctor: Doctor) -> None:
+    report = check(doctor(plain()), NO_LEAST)
+    assert report.verdict == "fail"
+    assert DOCTORS[doctor] in {anomaly.check for anomaly in report.anomalies}, report
+
+
+def right_history(draw: Random) -> History:
+    """Make a history of random requests, faults and delays, in which everything due has run."""
+    begun = draw.randint(5, 15)
+    made = Maker(length=_LENGTH, faults=((begun, begun + draw.randint(0, 8)),))
+    for number in range(draw.randint(1, 3)):
+        key, at, exists = f"job-{number}", 0.1, False
+        for _ in range(draw.randint(1, 5)):
+            at += draw.uniform(0.05, 8)
+            took = draw.uniform(0.01, 2)
+            kinds = ("job.submit", "job.pause", "job.resume", "job.delete") if exists else ("job.submit",)
+            kind = draw.choice(kinds)
+            submit = job(key, interval(draw.randint(1, 3), draw.random()))
+            made.request(submit if kind == "job.submit" else {"type": kind, "key": key}, at, took)
+            exists = kind != "job.delete"
+            at += took
+    for target in list(made.due()):
+        if target.certain or draw.random() < 0.5:
+            late = int(draw.uniform(0.001, 9.9) * SECOND)
+            faulty = begun <= (target.due + late - BEGUN) / SECOND <= begun + 30
+            repeated = (200, 200) if faulty else (200,)
+            attempts = draw.choice(((200,), (200,), (500, 200), (0, 200), repeated))
+            made.fire(target.job_key, target.at, target.due + late, attempts=attempts)
+    return made.history()
+
+
+@examples(100)
+@given(st.randoms(use_true_random=False))
+def test_right_histories_are_never_flagged(draw: Random) -> None:
+    report = check(right_history(draw), NO_LEAST)
+    assert report.verdict == "pass", report
+
+
+@examples(200)
+@given(st.data())
+def test_matching_finds_every_pair_that_brute_force_finds(data: st.DataObject) -> None:
+    starts = data.draw(st.lists(st.integers(0, 12), max_size=5))
+    windows = data.draw(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 6)), max_size=5))
+    spans = [(first, first + length) for first, length in windows]
+    assert match(starts, spans) == _brute(starts, spans)
+
+
+def _brute(starts: list[int], spans: list[tuple[int, int]]) -> int:
+    if not starts:
+        return 0
+    start, *others = starts
+    best = _brute(others, spans)
+    for place, (first, last) in enumerate(spans):
+        if first <= start <= last:
+            best = max(best, 1 + _brute(others, spans[:place] + spans[place + 1 :]))
+    return best
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ({"interval": "2s", "anchor": "1970-01-01T00:00:01.5+00:00"}, [1.5, 3.5]),
+        ({"cron": "*/2 * * * * *", "timezone": "UTC"}, [0, 2, 4]),
+        ({"cron": "1-4/3 0 1 * * *", "timezone": "Europe/Berlin"}, [1, 4]),
+        ({"once": "1970-01-01T00:00:03+00:00"}, [3]),
+        ("manual", []),
+    ],
+)
+def test_instants_are_those_of_the_calendar(schedule: object, expected: list[float]) -> None:
+    assert [at / SECOND for at in instants(schedule, 0, 5 * SECOND)] == expected
