@@ -412,11 +412,11 @@ def _unmatched(view: View, key: str, mine: Mapping[int, Target]) -> Iterator[Ano
         return
     runs = [run for (job, _), found in view.timer_runs.items() if job == key for run in found]
     starts = sorted(effect.received for run in runs if (effect := view.first_effect(run)) is not None)
-    windows = [(target.due, view.deadline(target.due)) for target in mine.values() if target.certain]
+    windows = [(target.at, view.deadline(target.due)) for target in mine.values() if target.certain]
     lost = len(windows) - match(starts, windows)
     if lost:
         yield Anomaly("H1", f"{key}: {lost} of {len(windows)} certain targets match no start by their times")
-    windows = [(target.due, view.deadline(target.due)) for target in mine.values()]
+    windows = [(target.at, view.deadline(target.due)) for target in mine.values()]
     extra = len(starts) - match(starts, windows)
     if extra:
         yield Anomaly("H2", f"{key}: {extra} of {len(starts)} starts match no target by their times")

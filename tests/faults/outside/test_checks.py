@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.faults.outside.checks import Enough, check, match
 from tests.faults.outside.doctors import DOCTORS, Doctor
-from tests.faults.outside.due import instants
+from tests.faults.outside.due import instants, text
 from tests.faults.outside.records import SECOND, History
 from tests.faults.outside.right import BEGUN, Maker, interval, job, plain
 from tests.fixtures.examples import examples
@@ -51,7 +51,14 @@ def right_history(draw: Random) -> History:
             made.request(submit if kind == "job.submit" else {"type": kind, "key": key}, at, took)
             exists = kind != "job.delete"
             at += took
+    for number in range(draw.randint(0, 2)):
+        asked = draw.uniform(1, 20)
+        instant = BEGUN + int((asked + draw.uniform(-1, 3)) * SECOND)
+        op = made.request(job(f"once-{number}", {"once": text(instant)}), asked, draw.uniform(0.01, 5))
+        made.fire(f"once-{number}", instant, max(instant, op.invoked) + draw.randint(0, 4 * SECOND))
     for target in list(made.due()):
+        if target.job_key.startswith("once"):
+            continue
         if target.certain or draw.random() < 0.5:
             late = int(draw.uniform(0.001, 9.9) * SECOND)
             faulty = begun <= (target.due + late - BEGUN) / SECOND <= begun + 30
