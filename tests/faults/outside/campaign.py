@@ -204,8 +204,7 @@ def table(histories: Sequence[History]) -> str:
     stops = [(f.row, f.detail["stopped"]) for f in faults if "stopped" in f.detail]
     for row, stopped in stops:
         lines.append(f"{row}: " + ", ".join(f"{name} {took:g} s" for name, (took, _) in stopped.items()))
-    exits = [f"{f.row}: {f.detail['exits']} ended by themselves" for f in faults if f.detail.get("exits")]
-    return "\n".join([*lines, *exits])
+    return "\n".join(lines)
 
 
 def print_now(text: str) -> None:

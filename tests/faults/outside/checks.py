@@ -16,7 +16,7 @@ from tests.faults.outside.records import SECOND, Effect, History, Message
 from tests.faults.outside.view import PROMPT, RECOVERY, View
 
 SETTLED = 60 * SECOND  # after the last fault nothing is left to do by then
-STOPPED_SECONDS = 15.0  # the drain timeout of these services is 5 s
+STOPPED_SECONDS = 17.0  # a service ends itself 15 s after SIGTERM
 CALL = SECOND  # between a claim and the call that it leads to
 _SHOWN = 600  # characters of a record in a message
 _SHOWN_OF_CHECK = 8  # the history has them all
@@ -282,6 +282,8 @@ def find_stuck(view: View) -> Iterator[Anomaly]:
         for name, (seconds, code) in fault.detail.get("stopped", {}).items():
             if seconds > STOPPED_SECONDS or code:
                 yield Anomaly("H10", f"{fault.row}: {name} ended after {seconds:g} s with exit code {code:g}", (fault,))
+        if fault.detail.get("exits"):
+            yield Anomaly("H10", f"{fault.row}: {fault.detail['exits']} ended by themselves", (fault,))
     for op in view.operations:
         if op.answered is None and op.place is not None:
             yield Anomaly("H10", f"request {op.id} was never answered", (op,))

@@ -233,6 +233,11 @@ def a_service_that_does_not_stop(history: History) -> History:
     return replace(history, faults=(*history.faults, stop))
 
 
+def a_service_that_ended_by_itself(history: History) -> History:
+    [fault] = history.faults
+    return replace(history, faults=(replace(fault, detail={"exits": ["intake-1 1"]}),))
+
+
 def a_span_passed_over_in_calm(history: History) -> History:
     effect = _calm(history)
     detail = {"first_at": text(effect.scheduled_at), "last_at": text(effect.scheduled_at), "occurrences": "1"}
@@ -290,6 +295,7 @@ DOCTORS: dict[Doctor, str] = {
     never_quiet: "H10",
     a_request_never_answered: "H10",
     a_service_that_does_not_stop: "H10",
+    a_service_that_ended_by_itself: "H10",
 }
 
 

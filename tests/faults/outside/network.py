@@ -12,6 +12,8 @@ from pathlib import Path
 from shutil import which
 
 _SINK = "100"  # number of the routing table that leads nowhere
+# Fixed addresses of the link's ends: else ARP fails after a cut, and connections end with "no route to host".
+_HERE, _THERE = "02:00:00:00:01:01", "02:00:00:00:01:02"
 
 
 class Namespace:
@@ -27,13 +29,17 @@ class Namespace:
         self._here, self._there = f"10.213.{number}.1", f"10.213.{number}.2"
         self.remove()
         _run("ip", "netns", "add", self.name)
-        _run("ip", "link", "add", self._link, "type", "veth", "peer", "name", self._far, "netns", self.name)
+        pair = (
+            f"link add {self._link} address {_HERE} type veth peer name {self._far} address {_THERE} netns {self.name}"
+        )
+        _run("ip", *pair.split())
         _run("ip", "addr", "add", f"{self._here}/30", "dev", self._link)
         self.mend()
         Path(f"/proc/sys/net/ipv4/conf/{self._link}/route_localnet").write_text("1")
         for command in (
             f"link set {self._far} up",
             f"addr add {self._there}/30 dev {self._far}",
+            f"neigh add {self._here} lladdr {_HERE} dev {self._far} nud permanent",
             "link set lo up",
             "route del local 127.0.0.0/8 dev lo table local",
             "route del local 127.0.0.1 dev lo table local",
@@ -64,6 +70,7 @@ class Namespace:
     def mend(self) -> None:
         """Undo `cut`."""
         _run("ip", "link", "set", self._link, "up")
+        _run("ip", *f"neigh replace {self._there} lladdr {_THERE} dev {self._link} nud permanent".split())
 
     def cut_port(self, port: int) -> None:
         """Drop what is sent to one port; what comes from it arrives."""

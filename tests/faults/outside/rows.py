@@ -196,13 +196,11 @@ class StartMeanwhile(Row):
         self.site.kill_postmaster()
         self.site.stack.broker(1).kill()
         self.site.kill(*SERVICES)
-        self.exits = len(self.site.exits)
         self.site.start(*SERVICES)
 
     def heal(self) -> None:
         self.site.start_database()
         self.site.start_broker()
-        self.detail["exits"] = len(self.site.exits) - self.exits
 
 
 class FullSlots(Row):

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from tests.faults.outside.checks import Enough, check, match
 from tests.faults.outside.doctors import DOCTORS, Doctor
 from tests.faults.outside.due import instants, text
+from tests.faults.outside.mutants import MUTANTS
 from tests.faults.outside.records import SECOND, History
 from tests.faults.outside.right import BEGUN, Maker, interval, job, plain
 from tests.fixtures.examples import examples
+from tests.strict_types import ROOT
 
 NO_LEAST = Enough(targets=0, faults=0)
 _LENGTH = 40
@@ -107,3 +109,12 @@ def _brute(starts: list[int], spans: list[tuple[int, int]]) -> int:
 )
 def test_instants_are_those_of_the_calendar(schedule: object, expected: list[float]) -> None:
     assert [at / SECOND for at in instants(schedule, 0, 5 * SECOND)] == expected
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutant_changes_the_product(name: str) -> None:
+    written = "".join(path.read_text() for path in ROOT.glob("*/queries.sql"))
+    written += (ROOT / "tidewheel" / "transitions" / "queries.sql").read_text()
+    for old in MUTANTS[name].texts:
+        assert old in written
+    assert MUTANTS[name].texts or MUTANTS[name].patch is not None
