@@ -33,7 +33,7 @@ from tidewheel.kafka.topics import Futures, PartitionCounts, Topics, apply_topic
 from tidewheel.local.stack import LocalStack, StackInfo
 from tidewheel.migrations.runner import migrate
 from tidewheel.postgres.session import Conn, connect
-from tidewheel.settings import Connections
+from tidewheel.settings import Connections, client_variables
 from tidewheel.transitions.installation import Installation, read_installation, record_topic_prefix
 
 BUFFERS_MEGABYTES = 1024  # as the peers were measured, so that figures stand side by side
@@ -67,13 +67,13 @@ class Server:
         url = self._make(f"tidewheel_{prefix[6:]}", template)
         settings = Connections.load(
             database_url=url,
-            kafka_bootstrap=self.info.bootstrap,
             topic_prefix=prefix,
             replication=self.info.replication,
         )
+        kafka = dict(self.info.kafka)
         counts = PartitionCounts(settings.runs_partitions, settings.events_partitions)
-        apply_topics(settings.kafka_config(), Topics(prefix), replication=settings.replication, counts=counts)
-        _wait_for_leaders(settings.kafka_config(), Topics(prefix), counts)
+        apply_topics(kafka, Topics(prefix), replication=settings.replication, counts=counts)
+        _wait_for_leaders(kafka, Topics(prefix), counts)
         with connect(url, "tidewheel-bench") as connection:
             connection.execute("DELETE FROM settings WHERE name = 'topic_prefix'")  # a template's
             record_topic_prefix(connection, settings)
@@ -84,16 +84,16 @@ class Server:
         variables = {
             **kept,
             "TIDEWHEEL_DATABASE_URL": url,
-            "TIDEWHEEL_KAFKA_BOOTSTRAP": self.info.bootstrap,
+            **client_variables(kafka),
             "TIDEWHEEL_TOPIC_PREFIX": prefix,
             STARTS_VARIABLE: str(home),
         }
-        made = Environment(url, self.info.bootstrap, installation, variables, home, settings.kafka_config(), self)
+        made = Environment(url, installation, variables, home, kafka, self)
         try:
             yield made
         finally:
             self._drop(cast("str", conninfo_to_dict(url)["dbname"]))
-            self._drop_topics(settings.kafka_config(), prefix)
+            self._drop_topics(kafka, prefix)
 
     @contextmanager
     def database(self, name: str) -> Generator[str]:
@@ -183,7 +183,6 @@ class Environment:
     """One round's environment: an empty, migrated database and its topics."""
 
     url: str
-    bootstrap: str
     installation: Installation
     variables: dict[str, str]
     home: Path
@@ -261,7 +260,8 @@ def open_server() -> Generator[Server]:
             Path(folder) / "stack",
             brokers=1,
             database_url=given,
-            bootstrap=settings.kafka_bootstrap,
+            bootstrap=settings.named_brokers(),
+            client=settings.kafka_client(),
             shared_buffers_megabytes=BUFFERS_MEGABYTES,
             max_wal_size_megabytes=WAL_MEGABYTES,
         )

@@ -9,7 +9,7 @@ import yaml
 
 from tests.strict_types import ROOT
 from tidewheel.control.cli.commands import root_command
-from tidewheel.local.broker_config import Node, server_properties
+from tidewheel.local.broker_config import KafkaPasswords, Node, server_properties
 from tidewheel.settings import (
     ApiSettings,
     Connections,
@@ -96,7 +96,9 @@ def test_images_have_the_versions_of_the_embedded_stack(services: dict[str, Serv
 def test_brokers_have_the_settings_of_the_embedded_one(file: str) -> None:
     count = 1 if file == "compose.yaml" else 3
     nodes = [Node(node_id=number, port=number, controller_port=number) for number in range(1, count + 1)]
-    wanted = dict(line.split("=", 1) for line in server_properties(nodes[0], nodes, Path("/data")).splitlines())
+    passwords = KafkaPasswords(client="one", node="other")
+    lines = server_properties(nodes[0], nodes, Path("/data"), passwords).splitlines()
+    wanted = dict(line.split("=", 1) for line in lines)
     told: dict[str, str] = load(file)["kafka"]["environment"]
     alike = {name for name in told if name.startswith(("KAFKA_GROUP_", "KAFKA_AUTO_", "KAFKA_MIN_"))}
     alike |= {name for name in told if name.endswith(("_REPLICATION_FACTOR", "_MIN_ISR"))}

@@ -63,6 +63,11 @@ class Connections(BaseSettings):
     kafka_bootstrap: str | None = Field(
         None, description="brokers, `host:port` separated by commas; default: the running local stack"
     )
+    kafka_properties: Path | None = Field(
+        None,
+        description="file of Kafka client settings, lines `sasl.password=…`; it may name the brokers; "
+        "`TIDEWHEEL_KAFKA_CONFIG_…` wins over it",
+    )
     topic_prefix: str = Field("tidewheel", pattern=r"^[a-zA-Z0-9._-]{1,64}$", description="first part of every topic")
     replication: int = Field(1, ge=1, le=7, description="copies of each partition; 3 in production")
     runs_partitions: int = Field(
@@ -180,17 +185,34 @@ class Connections(BaseSettings):
         Raises:
             SettingsError: No broker is named and no local stack is running.
         """
-        if self.kafka_bootstrap:
-            return self.kafka_bootstrap
+        return self.kafka_config()["bootstrap.servers"]
+
+    def kafka_config(self) -> dict[str, str]:
+        """Return the configuration of every Kafka client, `bootstrap.servers` and passwords included.
+
+        Raises:
+            SettingsError: No broker is named and no local stack is running, or the properties file cannot be read.
+        """
+        given = self.kafka_client()
+        if brokers := self.named_brokers():
+            return given | {"bootstrap.servers": brokers}
         local = _running_stack()
         if local is None:
             message = f"no Kafka broker: {_start_stack()}, or set TIDEWHEEL_KAFKA_BOOTSTRAP"
             raise SettingsError(message)
-        return local.bootstrap
+        return given | dict(local.kafka)
 
-    def kafka_config(self) -> dict[str, str]:
-        """Return the configuration of every Kafka client, such as `sasl.username`."""
-        return client_config(os.environ) | {"bootstrap.servers": self.bootstrap()}
+    def named_brokers(self) -> str | None:
+        """Return the brokers that the settings name; None where the local stack's apply."""
+        return self.kafka_bootstrap or self.kafka_client().get("bootstrap.servers")
+
+    def kafka_client(self) -> dict[str, str]:
+        """Return the Kafka client settings of the file and of the environment.
+
+        Raises:
+            SettingsError: The file cannot be read.
+        """
+        return (_read_properties(self.kafka_properties) if self.kafka_properties else {}) | client_config(os.environ)
 
 
 class IntakeSettings(Connections):
@@ -437,10 +459,39 @@ def client_config(environment: Mapping[str, str]) -> dict[str, str]:
     {'sasl.username': 'ann'}
     """
     return {
-        name.removeprefix(_KAFKA_PREFIX).lower().replace("_", "."): value
+        name.removeprefix(_KAFKA_PREFIX).lower().replace("_", ".").replace("log.level", "log_level"): value
         for name, value in environment.items()
         if name.startswith(_KAFKA_PREFIX)
     }
+
+
+def client_variables(config: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of an environment that has these Kafka client settings.
+
+    >>> client_variables({"sasl.username": "ann"})
+    {'TIDEWHEEL_KAFKA_CONFIG_SASL_USERNAME': 'ann'}
+    """
+    return {f"{_KAFKA_PREFIX}{name.upper().replace('.', '_')}": value for name, value in config.items()}
+
+
+def _read_properties(path: Path) -> dict[str, str]:
+    """Read a file of lines `name=value`; blank lines and those that begin with # are ignored."""
+    at = f"TIDEWHEEL_KAFKA_PROPERTIES names {path}"
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        message = f"{at}, which cannot be read: {error}; correct it or unset the variable"
+        raise SettingsError(message) from error
+    read: dict[str, str] = {}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        name, separator, value = (part.strip() for part in line.partition("="))
+        if not separator:
+            message = f"{at}, whose line {number} is not `name=value`; correct it"  # not shown: it may be a password
+            raise SettingsError(message)
+        read[name] = value
+    return read
 
 
 def _refuse_unknown(given: Mapping[str, object], path: str) -> None:

@@ -110,7 +110,7 @@ def _tidewheel(environment: Environment, work: Sequence[Arrival]) -> list[Piece]
     topics = environment.installation.topics
     _make_topics(environment, [topics.runs(_QUEUE, lane) for lane in Lane])
     executor = ["executor", "--handlers", "tidewheel.bench.handlers", "--queues", _QUEUE, "--slots", str(SLOTS)]
-    producer = Producer({"bootstrap.servers": environment.bootstrap, "linger.ms": 0})
+    producer = Producer({**environment.kafka, "linger.ms": 0})
     job = {"key": "mixed", "schedule": "manual", "target": "sleep", "queue": _QUEUE}
     producer.produce(topics.requests, key=b"mixed", value=json.dumps({"type": "job.submit", "job": job}).encode())
     producer.flush()
@@ -138,8 +138,8 @@ def _plain_group(environment: Environment, work: Sequence[Arrival]) -> list[Piec
     topic = f"{environment.prefix}.plain-{uuid4().hex[:8]}"
     _make_topics(environment, [topic])
     done: list[Piece] = []
-    consumers = [_PlainConsumer(environment.bootstrap, topic, done) for _ in range(EXECUTORS)]
-    producer = Producer({"bootstrap.servers": environment.bootstrap, "linger.ms": 0})
+    consumers = [_PlainConsumer(environment.kafka, topic, done) for _ in range(EXECUTORS)]
+    producer = Producer({**environment.kafka, "linger.ms": 0})
     threading.Event().wait(10)  # groups are formed
     started, rng = monotonic_seconds(), random.Random(11)  # noqa: S311 - spreads keys, guards nothing
     for at, seconds in work:
@@ -161,7 +161,7 @@ def _plain_group(environment: Environment, work: Sequence[Arrival]) -> list[Piec
 class _PlainConsumer:
     """A member of a plain consumer group that pauses a partition during its message's work."""
 
-    bootstrap: str
+    kafka: dict[str, str]
     topic: str
     done: list[Piece]
     _stopped: threading.Event = field(default_factory=threading.Event)
@@ -177,7 +177,7 @@ class _PlainConsumer:
     def _run(self) -> None:
         client = Consumer(
             {
-                "bootstrap.servers": self.bootstrap,
+                **self.kafka,
                 "group.id": self.topic,
                 "group.protocol": "consumer",
                 "auto.offset.reset": "earliest",
@@ -212,7 +212,7 @@ class _PlainConsumer:
 
 
 def _make_topics(environment: Environment, names: Sequence[str]) -> None:
-    admin = AdminClient({"bootstrap.servers": environment.bootstrap})
+    admin = AdminClient(dict(environment.kafka))
     made = cast("dict[str, Future[None]]", admin.create_topics([NewTopic(name, PARTITIONS, 1) for name in names]))  # pyright: ignore[reportUnknownMemberType]
     for future in made.values():
         future.result(30)

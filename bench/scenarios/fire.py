@@ -71,9 +71,7 @@ def _measure(server: Server, template: str, jobs: int, options: Options, *, sche
 
 def settings_of(environment: Environment) -> SchedulerSettings:
     """Return the scheduler's settings in an environment, with the variables of the process."""
-    return SchedulerSettings.load(
-        database_url=environment.url, kafka_bootstrap=environment.bootstrap, topic_prefix=environment.prefix
-    )
+    return SchedulerSettings.load(database_url=environment.url, topic_prefix=environment.prefix)
 
 
 def fire_all(environment: Environment) -> None:

@@ -58,9 +58,7 @@ def measure(server: Server, options: Options) -> Round:
 
 def relay_of(environment: Environment) -> Relay:
     """A relay in this process."""
-    settings = RelaySettings.load(
-        database_url=environment.url, kafka_bootstrap=environment.bootstrap, topic_prefix=environment.prefix
-    )
+    settings = RelaySettings.load(database_url=environment.url, topic_prefix=environment.prefix)
     return Relay(settings, environment.url, environment.kafka, Shutdown())
 
 

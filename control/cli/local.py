@@ -64,7 +64,8 @@ def up(
             home,
             brokers=brokers,
             database_url=settings.database_url.get_secret_value() if settings.database_url else None,
-            bootstrap=settings.kafka_bootstrap,
+            bootstrap=settings.named_brokers(),
+            client=settings.kafka_client(),
         )
         info = stack.up(watch)
         watch(Step("creating the schema and the topics"))
@@ -117,7 +118,7 @@ def _furnish(info: StackInfo) -> None:
 
     Every queue that a job names has topics afterwards.
     """
-    settings = Connections.load(database_url=info.database_url, kafka_bootstrap=info.bootstrap)
+    settings = Connections.load(database_url=info.database_url)
     migrate(info.database_url)
     with connect(info.database_url, "tidewheel-up") as connection:
         record_topic_prefix(connection, settings)
@@ -125,7 +126,7 @@ def _furnish(info: StackInfo) -> None:
         named = [str(queue) for (queue,) in connection.execute(_READ_QUEUES)]
     replication = info.replication or settings.replication
     queues = list(dict.fromkeys([DEFAULT_QUEUE, *named]))
-    config, outputs = settings.kafka_config(), settings.outputs_topic
+    config, outputs = dict(info.kafka), settings.outputs_topic
     counts = PartitionCounts(settings.runs_partitions, settings.events_partitions)
     apply_topics(config, topics, replication=replication, queues=queues, outputs=outputs, counts=counts)
 
@@ -133,10 +134,13 @@ def _furnish(info: StackInfo) -> None:
 def _print_started(info: StackInfo, status: StackStatus, output: Output) -> None:
     if output is Output.JSON:
         reached = {"database_url": info.database_url, "bootstrap": info.bootstrap, "replication": info.replication}
+        reached["kafka_properties"] = info.kafka_properties and str(info.kafka_properties)
         typer.echo(json.dumps(_as_json(status) | reached))
         return
     for part in status.parts:
         typer.echo(f"{part.name:<13} {part.address}")
+    if info.kafka_properties:
+        typer.echo(f"{'client':<13} {info.kafka_properties}")
     typer.echo(f"{'data':<13} {info.data_dir}")
     if info.data_dir != default_home().absolute():
         typer.echo(f"\nnext: export {HOME_VARIABLE}={info.data_dir}; then tidewheel demo")

@@ -7,7 +7,7 @@ sees its jobs. `DatabaseClock` is the clock that decides due instants and measur
 
 import shutil
 import uuid
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -40,8 +40,7 @@ class Environment:
 
     Args:
         database_url: The demo's own database.
-        bootstrap: The brokers.
-        kafka: The settings of the demo's own Kafka clients.
+        kafka: The settings of Kafka clients, `bootstrap.servers` included.
         topics: The names of the demo's own topics.
         logs: The folder of the services' logs.
         description: The stack in words.
@@ -50,7 +49,6 @@ class Environment:
     """
 
     database_url: str = field(repr=False)
-    bootstrap: str
     kafka: dict[str, str] = field(repr=False)
     topics: Topics
     logs: Path
@@ -81,12 +79,11 @@ def open_environment(*, keep: bool, progress: Progress) -> Generator[Environment
             name = f"tidewheel_demo_{uuid.uuid4().hex[:8]}"
             topics = Topics(name.replace("_", "-"))
             database_url = undo.enter_context(_own_database(database_url, name))
-            undo.callback(_delete_topics, found.bootstrap, topics, progress)
+            undo.callback(_delete_topics, found.kafka, topics, progress)
             description = f"{description}, with its own database {name} and topics {topics.prefix}.*"
         environment = Environment(
             database_url=database_url,
-            bootstrap=found.bootstrap,
-            kafka=Connections.load(kafka_bootstrap=found.bootstrap).kafka_config(),
+            kafka=found.kafka,
             topics=topics,
             logs=home / "demo-logs",
             description=description,
@@ -104,7 +101,7 @@ class _Stack:
     """The addresses of a stack, its description, and True if all of it is the demo's own."""
 
     database_url: str
-    bootstrap: str
+    kafka: dict[str, str]
     description: str
     is_ours: bool
 
@@ -113,22 +110,23 @@ def _existing_stack(settings: Connections) -> _Stack | None:
     """Return the running stack, None if a part is missing."""
     named, local = _named_database(settings), running_stack()
     database = named or (local.database_url if local else None)
-    brokers = settings.kafka_bootstrap or (local.bootstrap if local else None)
-    if database is None or brokers is None:
+    if database is None or (local is None and settings.named_brokers() is None):
         return None
-    if local is None or named or settings.kafka_bootstrap:
-        return _Stack(database, brokers, "the servers that the settings name", is_ours=False)
-    return _Stack(database, brokers, f"the one that runs already in {local.data_dir}", is_ours=False)
+    kafka = settings.kafka_config()
+    if local is None or named or settings.named_brokers():
+        return _Stack(database, kafka, "the servers that the settings name", is_ours=False)
+    return _Stack(database, kafka, f"the one that runs already in {local.data_dir}", is_ours=False)
 
 
 def _start_stack(home: Path, settings: Connections, progress: Progress, undo: ExitStack) -> _Stack:
     """Start a stack of the demo's own, except for the servers that the settings name."""
     named = _named_database(settings)
-    stack = LocalStack(home, brokers=1, database_url=named, bootstrap=settings.kafka_bootstrap)
+    brokers = settings.named_brokers()
+    stack = LocalStack(home, brokers=1, database_url=named, bootstrap=brokers, client=settings.kafka_client())
     undo.callback(stack.down, erase=True, progress=progress)
     info = stack.up(progress)
-    is_ours = named is None and settings.kafka_bootstrap is None
-    return _Stack(info.database_url, info.bootstrap, f"a PostgreSQL and a Kafka of its own in {home}", is_ours)
+    is_ours = named is None and brokers is None
+    return _Stack(info.database_url, dict(info.kafka), f"a PostgreSQL and a Kafka of its own in {home}", is_ours)
 
 
 def _named_database(settings: Connections) -> str | None:
@@ -164,10 +162,9 @@ def _execute(url: str, statement: sql.Composed) -> None:
         connection.execute(statement)
 
 
-def _delete_topics(bootstrap: str, topics: Topics, progress: Progress) -> None:
+def _delete_topics(kafka: Mapping[str, str], topics: Topics, progress: Progress) -> None:
     progress(Step("removing the demo's topics"))
-    config = Connections.load(kafka_bootstrap=bootstrap).kafka_config()
-    admin = AdminClient({**config, "client.id": "tidewheel-demo", "log_level": 2})
+    admin = AdminClient({**kafka, "client.id": "tidewheel-demo", "log_level": 2})
     names = [topic.name for topic in topics.plan()]
     gone = admin.delete_topics(names, operation_timeout=_DELETE_SECONDS)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType] - its stub leaves a Future bare
     for future in cast("dict[str, Future[None]]", gone).values():

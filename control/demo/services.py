@@ -24,6 +24,7 @@ from tidewheel.kafka.topics import DEFAULT_QUEUE, Topics
 from tidewheel.postgres.session import Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Lane
+from tidewheel.settings import client_variables
 
 EXECUTORS = ("executor 1", "executor 2")
 LEASE_SECONDS = 5  # a third of the default, so that the killed executor's runs are retried within the demo's minute
@@ -31,7 +32,6 @@ HEARTBEAT_SECONDS = 1
 
 _COUNT_READY = Statements("tidewheel.control.demo")["count_ready"]
 _COMMAND = "from tidewheel.control.cli.main import main; main()"
-_KAFKA_PREFIX = "TIDEWHEEL_KAFKA_CONFIG_"
 _STOP_SECONDS = 10.0
 _TAIL_LINES = 5
 _REQUEST_TIMEOUT_SECONDS = 5.0
@@ -149,15 +149,11 @@ class Services:
 
 def _variables(environment: Environment, settings: Mapping[str, str]) -> dict[str, str]:
     """Return the user's variables without Tidewheel settings, so that figures are comparable."""
-    inherited = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith("TIDEWHEEL_") or name.startswith(_KAFKA_PREFIX)
-    }
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TIDEWHEEL_")}
     return {
         **inherited,
         "TIDEWHEEL_DATABASE_URL": environment.database_url,
-        "TIDEWHEEL_KAFKA_BOOTSTRAP": environment.bootstrap,
+        **client_variables(environment.kafka),
         "TIDEWHEEL_TOPIC_PREFIX": environment.topics.prefix,
         **settings,
     }

@@ -18,7 +18,7 @@ export class Executor {
   #reporting = false
   #stopping = false
 
-  // Options: brokers, groupProtocol, queues, slots, handlers, name, graceMs, drainMs.
+  // Options: brokers, sasl, groupProtocol, queues, slots, handlers, name, graceMs, drainMs.
   constructor({ apiUrl, apiToken, ...options }) {
     Object.assign(this, options)
     this.api = new Api(apiUrl, apiToken)
@@ -85,8 +85,8 @@ export class Executor {
 
   async #consume({ topic, group }) {
     while (!this.#stopping) {
-      const { name: clientId, brokers: bootstrapBrokers, groupProtocol } = this
-      const consumer = new Consumer({ clientId, bootstrapBrokers, groupId: group, groupProtocol, autocommit: false })
+      const { name: clientId, brokers: bootstrapBrokers, sasl, groupProtocol } = this
+      const consumer = new Consumer({ clientId, bootstrapBrokers, sasl, groupId: group, groupProtocol, autocommit: false })
       this.#consumers.add(consumer)
       try {
         const stream = await consumer.consume({ topics: [topic], mode: 'committed', fallbackMode: 'earliest' })

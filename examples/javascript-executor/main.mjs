@@ -19,6 +19,11 @@ const executor = new Executor({
   apiUrl: setting('API_URL', 'http://127.0.0.1:8080'),
   apiToken: setting('API_TOKEN'),
   brokers: setting('KAFKA_BOOTSTRAP', '127.0.0.1:9092').split(','),
+  sasl: setting('KAFKA_CONFIG_SASL_PASSWORD') && {
+    mechanism: setting('KAFKA_CONFIG_SASL_MECHANISM', 'SCRAM-SHA-256'),
+    username: setting('KAFKA_CONFIG_SASL_USERNAME'),
+    password: setting('KAFKA_CONFIG_SASL_PASSWORD')
+  },
   groupProtocol: setting('EXECUTOR_GROUP', 'consumer'), // or classic, like the other executors of the queue
   queues: setting('QUEUES', 'default').split(','),
   slots: Number(setting('SLOTS', '100')),

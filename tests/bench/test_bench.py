@@ -44,7 +44,10 @@ def bench(*arguments: str, stack: StackInfo | None = None, before: str = "") -> 
     """Run the command as a process, on a given server or on none."""
     named = {name: value for name, value in os.environ.items() if not name.startswith("TIDEWHEEL_")}
     if stack is not None:
-        named |= {"TIDEWHEEL_DATABASE_URL": stack.database_url, "TIDEWHEEL_KAFKA_BOOTSTRAP": stack.bootstrap}
+        named |= {
+            "TIDEWHEEL_DATABASE_URL": stack.database_url,
+            "TIDEWHEEL_KAFKA_PROPERTIES": str(stack.kafka_properties),
+        }
     program = [sys.executable, "-c", before + MAIN, "bench", *arguments]
     return subprocess.run(program, env=named, capture_output=True, text=True, check=False)
 

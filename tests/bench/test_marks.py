@@ -18,7 +18,7 @@ def test_mark_waits_for_the_last_moment_and_refuses_what_was_fired(
     info: StackInfo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TIDEWHEEL_DATABASE_URL", info.database_url)
-    monkeypatch.setenv("TIDEWHEEL_KAFKA_BOOTSTRAP", info.bootstrap)
+    monkeypatch.setenv("TIDEWHEEL_KAFKA_PROPERTIES", str(info.kafka_properties))
     with open_server() as server, server.environment() as environment, environment.connect() as connection:
         earliest = settings_of(environment).lookahead + timedelta(seconds=3)
         due_at = database_now(connection) + earliest

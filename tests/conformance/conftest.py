@@ -55,7 +55,7 @@ def own(template: Template, info: StackInfo, command: Sequence[str], tmp_path: P
 def make_kit(template: Template, info: StackInfo, command: Sequence[str], folder: Path) -> Kit:
     """A kit with a database and topics of its own."""
     database = Database(template.copy(), template.installation)
-    fleet = make_fleet(database, info.bootstrap, folder)
+    fleet = make_fleet(database, info.kafka, folder)
     database.installation = replace(database.installation, topics=fleet.topics)
     return Kit(fleet, command)
 

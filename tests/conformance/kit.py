@@ -21,6 +21,7 @@ from tidewheel.control.client.results import Run
 from tidewheel.kafka.topics import DEFAULT_QUEUE
 from tidewheel.local.ports import free_port
 from tidewheel.runs import Lane
+from tidewheel.settings import client_variables
 
 Target = str | Mapping[str, object]
 
@@ -112,14 +113,15 @@ class Kit:
         """Start an executor; what is in `settings` goes before the usual."""
         settings_given = {
             "API_URL": f"http://127.0.0.1:{self.port}",
-            "KAFKA_BOOTSTRAP": self.fleet.bootstrap,
+            "KAFKA_BOOTSTRAP": self.fleet.kafka["bootstrap.servers"],
             "QUEUES": self.queue,
             "CONFORMANCE_EFFECTS": str(self.fleet.effects),
             **SETTINGS,
             **settings,
         }
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("TIDEWHEEL_", "PG"))}
-        environment = kept | {f"TIDEWHEEL_{name}": value for name, value in settings_given.items()}
+        environment = kept | client_variables(self.fleet.kafka)
+        environment |= {f"TIDEWHEEL_{name}": value for name, value in settings_given.items()}
         log = self.fleet.folder / f"subject-{len(self.subjects)}.log"
         with log.open("wb") as output:
             process = subprocess.Popen(

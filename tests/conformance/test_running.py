@@ -36,7 +36,7 @@ def test_redelivered_message_starts_nothing(kit: Kit) -> None:
     """[8] [9]."""
     first = kit.trigger("conformance.end", {"how": "fail", "times": 1}, retry={"initial": "1ms"})
     assert kit.ended(first).attempt == 2
-    reader = TopicReader(kit.fleet.bootstrap, [kit.topic()])
+    reader = TopicReader(kit.fleet.kafka, [kit.topic()])
     reader.read_to_end()
     mine = [seen for seen in reader.seen if seen.key == str(first).encode()]
     assert len(mine) == 2
@@ -220,7 +220,7 @@ def passed_over(kit: Kit, *, all_but: int = 0) -> None:
     """Wait until the group has gone past every message there is."""
 
     def all_gone() -> bool:
-        reader = TopicReader(kit.fleet.bootstrap, [kit.topic()])
+        reader = TopicReader(kit.fleet.kafka, [kit.topic()])
         reader.read_to_end()
         reader.close()
         left = kit.fleet.database.value("SELECT count(*) FROM outbox WHERE publish_at <= tidewheel_now()")

@@ -177,6 +177,7 @@ def _kind(annotation: object) -> str:
         float: "a number",
         bool: "`true` or `false`",
         str: "text",
+        Path: "a path",
         SecretStr: "text, never shown",
     }
     return names[annotation]

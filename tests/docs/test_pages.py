@@ -9,6 +9,7 @@ import pytest
 from tests.docs.pages import Shell, blocks, fits
 from tests.strict_types import ROOT
 from tidewheel.local.stack import LocalStack, StackInfo
+from tidewheel.settings import client_variables
 from tidewheel.testing.plugin import DATABASE_VARIABLE, KAFKA_VARIABLE
 
 PAGES = ("README.md", "docs/quickstart.md", "docs/occurrences.md", "docs/testing.md")
@@ -26,6 +27,7 @@ def test_blocks_of_a_page_run_and_print_the_shown_output(
         # A reader's tests start a stack of their own; these use the running one.
         DATABASE_VARIABLE: info.database_url,
         KAFKA_VARIABLE: info.bootstrap,
+        **{name: value for name, value in client_variables(info.kafka).items() if "BOOTSTRAP" not in name},
     }
     shell, printed = Shell(tmp_path, environment), ""
     try:

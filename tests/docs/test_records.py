@@ -71,14 +71,14 @@ def records(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
     """Run jobs that succeed, fail and are missed, and a request that is none."""
     monkeypatch.setenv("TIDEWHEEL_EVENTS_ENCODING", "json")
     tidewheel = cast("Tidewheel", request.getfixturevalue("tidewheel"))
-    reader = TopicReader(tidewheel.bootstrap, [topic.name for topic in tidewheel.topics.plan(["default"])])
+    reader = TopicReader(tidewheel.kafka, [topic.name for topic in tidewheel.topics.plan(["default"])])
     reader.read_to_end()
     before = len(reader.seen)
 
     tidewheel.submit(SEND_EMAIL)
     tidewheel.submit({"key": "fails", "schedule": "manual", "target": "fails", "retry": {"max_attempts": 2}})
     tidewheel.submit(SEND_EMAIL | {"key": "tick", "schedule": "@every 5s"})
-    producer = Producer({"bootstrap.servers": tidewheel.bootstrap})
+    producer = Producer({**tidewheel.kafka})
     producer.produce(tidewheel.topics.requests, key="send-email", value=json.dumps(TRIGGER))
     producer.produce(tidewheel.topics.requests, key="x", value='{"type": "job.submit", ')
     producer.flush()
@@ -122,12 +122,12 @@ def test_replies_and_run_messages_of_pages_have_the_real_fields(records: Records
 
 @pytest.mark.kafka
 def test_record_of_an_output_is_real(database: Database, info: StackInfo) -> None:
-    executing = Executing(database, info.bootstrap)
+    executing = Executing(database, info.kafka)
     executing.make_topics()
-    make_topics(info.bootstrap, [executing.topics.outputs])
+    make_topics(info.kafka, [executing.topics.outputs])
     with captured(), executing.running(known=registered(), outputs_topic=True):
         assert executing.run("print-pages").state == "succeeded"
-    reader = TopicReader(info.bootstrap, [executing.topics.outputs])
+    reader = TopicReader(info.kafka, [executing.topics.outputs])
     reader.read_to_end()
     [piece] = reader.seen
     reader.close()

@@ -58,7 +58,7 @@ class Executing:
     """A database whose runs are executed."""
 
     database: Database
-    bootstrap: str
+    kafka: Mapping[str, str]
     topics: Topics = field(default_factory=lambda: Topics(f"t{uuid4().hex[:10]}"))
     _jobs: set[str] = field(default_factory=set[str])
 
@@ -68,14 +68,14 @@ class Executing:
     def make_topics(self) -> None:
         """Make the topics of the default queue, one partition each."""
         names = [self.topics.runs("default", lane) for lane in Lane]
-        make_topics(self.bootstrap, names, groups=[f"{name}.executors" for name in names])
+        make_topics(self.kafka, names, groups=[f"{name}.executors" for name in names])
 
     def start(self, stop: Shutdown, *, known: Mapping[str, Handler] | None = None, **settings: object) -> Future[None]:
         """An executor on a thread of its own, until it is stopped."""
         made = Executor(
             ExecutorSettings.load(**(QUICK | settings)),
             self.database.url,
-            {"bootstrap.servers": self.bootstrap},
+            dict(self.kafka),
             installation=self.database.installation,
             handlers=handlers() if known is None else known,
             stop=stop,
@@ -127,7 +127,7 @@ class Executing:
 
     def publish(self, *run_ids: UUID) -> None:
         """Do for runs what the relay does: their newest messages go to Kafka, their outbox rows go."""
-        producer = Producer({"bootstrap.servers": self.bootstrap})
+        producer = Producer({**self.kafka})
         keys = [str(run_id).encode() for run_id in run_ids]
         found = self.database.rows(
             "SELECT DISTINCT ON (key) topic, key, value FROM outbox WHERE key = ANY (%s) AND topic LIKE '%%.runs.%%'"

@@ -24,7 +24,7 @@ ONCE: dict[str, Any] = {
 
 @pytest.fixture
 def executing(database: Database, info: StackInfo) -> Executing:
-    made = Executing(database, info.bootstrap)
+    made = Executing(database, info.kafka)
     made.make_topics()
     return made
 

@@ -74,7 +74,7 @@ def test_first_output_during_the_end_is_not_flushed() -> None:
 
 @pytest.fixture
 def executing(database: Database, info: StackInfo) -> Executing:
-    made = Executing(database, info.bootstrap)
+    made = Executing(database, info.kafka)
     made.make_topics()
     return made
 
@@ -214,12 +214,12 @@ def stored(executing: Executing, run_id: UUID) -> list[tuple[int, bytes, int]]:
 @pytest.mark.kafka
 def test_all_output_is_published_to_a_topic_if_configured(executing: Executing) -> None:
     topic = executing.topics.outputs
-    make_topics(executing.bootstrap, [topic])
+    make_topics(executing.kafka, [topic])
     with captured(), executing.running(known=HANDLERS, outputs_topic=True):
         run_id = executing.trigger("noisy.much", 5000)
         assert executing.ended(run_id).state == "succeeded"
     received = bytearray()
-    consumer = Consumer({"bootstrap.servers": executing.bootstrap, "group.id": topic, "auto.offset.reset": "earliest"})
+    consumer = Consumer({**executing.kafka, "group.id": topic, "auto.offset.reset": "earliest"})
     consumer.subscribe([topic])
     deadline = monotonic_seconds() + PATIENCE_SECONDS
     while len(received) < 500_000 and monotonic_seconds() < deadline:

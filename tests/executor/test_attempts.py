@@ -25,7 +25,7 @@ SOON = {"max_attempts": 3, "initial": "10ms", "jitter": "0%"}
 @pytest.fixture(scope="module")
 def executing(shared_database: Database, info: StackInfo) -> Iterator[Executing]:
     """One executor for all tests here."""
-    made = Executing(shared_database, info.bootstrap)
+    made = Executing(shared_database, info.kafka)
     made.make_topics()
     with made.running(http_allow_private=True):
         yield made

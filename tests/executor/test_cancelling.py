@@ -27,7 +27,7 @@ BACKLOG = 4000
 
 @pytest.fixture
 def executing(database: Database, info: StackInfo) -> Executing:
-    made = Executing(database, info.bootstrap)
+    made = Executing(database, info.kafka)
     made.make_topics()
     return made
 
@@ -67,7 +67,7 @@ def backlog(executing: Executing, key: str, payload: str) -> list[UUID]:
         trigger = {"type": "job.trigger", "key": key, "payload": payload}
         runs += [UUID(reply.run_id) for reply in apply_batch(executing.database, *([trigger] * 500))]
     topic = executing.topics.runs("default", "standard")
-    producer = Producer({"bootstrap.servers": executing.bootstrap, "linger.ms": 20})
+    producer = Producer({**executing.kafka, "linger.ms": 20})
     for run, value in executing.database.rows("SELECT key, value FROM outbox WHERE topic = %s ORDER BY id", [topic]):
         producer.produce(topic, key=run, value=value)
         producer.poll(0)

@@ -24,7 +24,7 @@ ONCE = {"delivery": "at_most_once"}
 
 @pytest.fixture
 def executing(database: Database, info: StackInfo) -> Executing:
-    made = Executing(database, info.bootstrap)
+    made = Executing(database, info.kafka)
     made.make_topics()
     database.execute(ENTER, [EXECUTOR])
     return made
@@ -78,7 +78,7 @@ def _batch_claimer(executing: Executing, begun: list[ClaimedRun]) -> BatchClaime
 
 def _read(executing: Executing, count: int) -> Sequence[Message]:
     topic = executing.topics.runs("default", "standard")
-    config = {"bootstrap.servers": executing.bootstrap, "group.id": f"{topic}.test", "auto.offset.reset": "earliest"}
+    config = {**executing.kafka, "group.id": f"{topic}.test", "auto.offset.reset": "earliest"}
     consumer = Consumer(config)
     consumer.subscribe([topic])
     found: list[Message] = []

@@ -22,7 +22,7 @@ def executing(template: Template, info: StackInfo) -> Iterator[Executing]:
     """One executor for all tests here, on a database that holds an application's rows too."""
     database = Database(template.copy(), template.installation)
     database.execute(MAKE_EFFECTS)
-    made = Executing(database, info.bootstrap)
+    made = Executing(database, info.kafka)
     made.make_topics()
     with made.running(known=own_handlers()):
         yield made

@@ -1,7 +1,7 @@
 """Messages of a lane: stale copies, topics created later, a change of the group's protocol."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from itertools import pairwise
 from typing import Any, LiteralString
@@ -40,7 +40,7 @@ A_MESSAGE = "SELECT value FROM outbox WHERE key = %s AND topic LIKE '%%.runs.%%'
 
 @pytest.fixture
 def executing(database: Database, info: StackInfo) -> Executing:
-    return Executing(database, info.bootstrap)
+    return Executing(database, info.kafka)
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_stale_message_does_not_replace_the_current_one(executing: Executing) ->
     requeue(executing.database, begin(executing.database, run_id), AttemptOutcome.RELEASED)
     good = executing.database.value(A_MESSAGE, [key])
     executing.database.execute("TRUNCATE outbox")
-    producer = Producer({"bootstrap.servers": executing.bootstrap})
+    producer = Producer({**executing.kafka})
     for value in (good, old):
         producer.produce(executing.topics.runs("default", "standard"), key=key, value=value)
     assert producer.flush(30) == 0
@@ -82,7 +82,7 @@ def test_full_executor_leaves_messages_to_the_sweep(executing: Executing, gate: 
         waiting = [executing.trigger("acts.echo", number) for number in range(5)]
         for run_id in waiting:
             executing.publish(run_id)
-        until(lambda: committed(executing.bootstrap, topic) == 6, "it has let go of the five behind the first")
+        until(lambda: committed(executing.kafka, topic) == 6, "it has let go of the five behind the first")
         assert {executing.state(run_id) for run_id in waiting} == {RunState.QUEUED}
         GATES[gate].opened.set()
         assert {executing.ended(run_id).state for run_id in waiting} == {"succeeded"}
@@ -102,13 +102,13 @@ def test_failed_claim_is_retried_before_later_messages(executing: Executing) -> 
             [(pid,)] = executing.database.rows(CLAIMING)
             executing.database.execute("SELECT pg_terminate_backend(%s)", [pid])
             until(lambda: executing.database.rows(CLAIMING) not in ([], [(pid,)]), "it is tried again")
-            assert committed(executing.bootstrap, executing.topics.runs("default", "standard")) <= 0
+            assert committed(executing.kafka, executing.topics.runs("default", "standard")) <= 0
             lock.rollback()
             assert {executing.ended(run_id).state for run_id in runs} == {"succeeded"}
     assert [attempts(executing.database, run_id) for run_id in runs] == [[(1, "succeeded")]] * 20
     first = executing.database.rows("SELECT run_id FROM ended_attempts ORDER BY started_at LIMIT 2")
     assert {run_id for (run_id,) in first} == set(runs[:2])
-    assert committed(executing.bootstrap, executing.topics.runs("default", "standard")) == 20
+    assert committed(executing.kafka, executing.topics.runs("default", "standard")) == 20
 
 
 def test_outcomes_wait_no_longer_than_the_burst(executing: Executing, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,9 +167,9 @@ def let_in(database: Database, info: StackInfo, *, allowed: bool) -> None:
             connection.execute(LEAVE, [name])
 
 
-def committed(bootstrap: str, topic: str) -> int:
+def committed(kafka: Mapping[str, str], topic: str) -> int:
     """Return the executors' committed offset on the one partition of a topic."""
-    client = Consumer({"bootstrap.servers": bootstrap, "group.id": f"{topic}.executors"})
+    client = Consumer({**kafka, "group.id": f"{topic}.executors"})
     [partition] = client.committed([TopicPartition(topic, 0)], timeout=30)
     client.close()
     return partition.offset
@@ -181,7 +181,7 @@ def test_queue_is_swept_until_its_topics_exist(executing: Executing, protocol: s
     with executing.running(queues="reports", executor_group=protocol, sweep=timedelta(milliseconds=500)):
         assert executing.run("acts.echo", 1, **queue).claimed_from == "sweep"
         topics = [executing.topics.runs("reports", lane) for lane in Lane]
-        make_topics(executing.bootstrap, topics)
+        make_topics(executing.kafka, topics)
 
         def consumed() -> bool:
             run_id = executing.trigger("acts.echo", 2, **queue)

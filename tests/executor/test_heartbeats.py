@@ -25,7 +25,7 @@ SOON: dict[str, Any] = {"retry": {"max_attempts": 50, "backoff": "fixed", "initi
 
 @pytest.fixture
 def executing(database: Database, info: StackInfo) -> Executing:
-    made = Executing(database, info.bootstrap)
+    made = Executing(database, info.kafka)
     made.make_topics()
     return made
 

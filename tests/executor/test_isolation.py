@@ -426,7 +426,7 @@ def test_unknown_isolation_is_refused(refused: _Refused) -> None:
 
 @pytest.fixture
 def executing(database: Database, info: StackInfo) -> Executing:
-    made = Executing(database, info.bootstrap)
+    made = Executing(database, info.kafka)
     made.make_topics()
     return made
 

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
 from typing import Any
 from uuid import uuid4
@@ -30,14 +30,12 @@ TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 class Sending:
     """A runner for one broker, and topics of a test's own."""
 
-    def __init__(self, database: Database, bootstrap: str) -> None:
-        self.installation, self.bootstrap = database.installation, bootstrap
+    def __init__(self, database: Database, kafka: Mapping[str, str]) -> None:
+        self.installation, self.kafka = database.installation, kafka
         self.topic = f"orders-{uuid4().hex[:8]}"
 
     def make_topic(self, **config: str) -> None:
-        make_topics(
-            self.bootstrap, [self.topic], config={name.replace("_", "."): text for name, text in config.items()}
-        )
+        make_topics(self.kafka, [self.topic], config={name.replace("_", "."): text for name, text in config.items()})
 
     def attempt(
         self, job: dict[str, Any] | None = None, *, run: dict[str, Any] | None = None, **target: object
@@ -45,11 +43,11 @@ class Sending:
         described = {"type": "kafka", "topic": self.topic} | target
         return attempt_of({"target": described} | (job or {}), **(run or {}))
 
-    def within(self, work: Callable[[KafkaRunner], Awaitable[Any]], bootstrap: str | None = None) -> Any:  # noqa: ANN401 - the work's
+    def within(self, work: Callable[[KafkaRunner], Awaitable[Any]], kafka: Mapping[str, str] | None = None) -> Any:  # noqa: ANN401 - the work's
         """Do something with a runner that is closed afterwards."""
 
         async def around() -> Any:  # noqa: ANN401 - the work's
-            runner = KafkaRunner({"bootstrap.servers": bootstrap or self.bootstrap}, self.installation)
+            runner = KafkaRunner(kafka or self.kafka, self.installation)
             try:
                 return await work(runner)
             finally:
@@ -65,7 +63,7 @@ class Sending:
 
     def written(self, count: int = 1) -> list[Seen]:
         """Return the messages of the topic, once there are this many."""
-        reader = TopicReader(self.bootstrap, [self.topic])
+        reader = TopicReader(self.kafka, [self.topic])
 
         def there() -> bool:
             reader.poll()
@@ -77,7 +75,7 @@ class Sending:
 
 @pytest.fixture
 def sending(database: Database, info: StackInfo) -> Sending:
-    return Sending(database, info.bootstrap)
+    return Sending(database, info.kafka)
 
 
 def test_message_has_the_payload_and_the_runs_identity(sending: Sending) -> None:
@@ -163,6 +161,6 @@ def test_interrupted_attempt_notes_that_its_message_may_be_written(sending: Send
             async with asyncio.timeout(0.3):
                 await runner.run(attempt)
 
-    sending.within(work, bootstrap="127.0.0.1:1")
+    sending.within(work, {"bootstrap.servers": "127.0.0.1:1"})
     assert attempt.output is not None
     assert f"may have been written to {sending.topic}" in (attempt.output.tail() or b"").decode()

@@ -24,7 +24,7 @@ NO_SWEEP: dict[str, Any] = {"sweep": timedelta(days=1)}
 
 @pytest.fixture
 def executing(database: Database, info: StackInfo) -> Executing:
-    made = Executing(database, info.bootstrap)
+    made = Executing(database, info.kafka)
     made.make_topics()
     return made
 
@@ -68,7 +68,7 @@ def test_redelivered_message_starts_no_second_attempt(executing: Executing) -> N
 
 def test_unreadable_message_blocks_no_later_one(executing: Executing) -> None:
     topic = executing.topics.runs("default", "standard")
-    producer = Producer({"bootstrap.servers": executing.bootstrap})
+    producer = Producer({**executing.kafka})
     for value in (b"garbage", b"", None, b"\xc3\x01" + b"\x00" * 8):
         producer.produce(topic, value=value)
     assert producer.flush(30) == 0

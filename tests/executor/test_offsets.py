@@ -21,8 +21,8 @@ EACH = 8  # messages in each of two partitions
 @pytest.fixture
 def topic(info: StackInfo) -> str:
     name = f"offsets-{uuid4().hex[:8]}"
-    make_topics(info.bootstrap, [name], partitions=2)
-    producer = Producer({"bootstrap.servers": info.bootstrap})
+    make_topics(info.kafka, [name], partitions=2)
+    producer = Producer({**info.kafka})
     for partition in (0, 1):
         for number in range(EACH):
             producer.produce(name, value=b"%d" % number, partition=partition)
@@ -33,9 +33,7 @@ def topic(info: StackInfo) -> str:
 @pytest.fixture
 def client(info: StackInfo, topic: str) -> Iterator[Consumer]:
     """A consumer that has read both partitions."""
-    made = consumer(
-        {"bootstrap.servers": info.bootstrap}, group=f"g-{uuid4().hex[:8]}", role="test", protocol="classic"
-    )
+    made = consumer(dict(info.kafka), group=f"g-{uuid4().hex[:8]}", role="test", protocol="classic")
     made.assign([TopicPartition(topic, partition, 0) for partition in (0, 1)])
     yield made
     made.close()

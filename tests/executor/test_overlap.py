@@ -42,7 +42,7 @@ DEAF: dict[str, Any] = {"cancel_grace": timedelta(seconds=60)}
 
 @pytest.fixture
 def executing(database: Database, info: StackInfo) -> Executing:
-    made = Executing(database, info.bootstrap)
+    made = Executing(database, info.kafka)
     made.make_topics()
     return made
 

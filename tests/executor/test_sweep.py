@@ -24,7 +24,7 @@ HALF_A_SECOND: dict[str, Any] = {"sweep": timedelta(milliseconds=500)}
 
 @pytest.fixture
 def executing(database: Database, info: StackInfo) -> Executing:
-    made = Executing(database, info.bootstrap)
+    made = Executing(database, info.kafka)
     made.make_topics()
     return made
 

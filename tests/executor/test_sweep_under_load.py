@@ -60,7 +60,7 @@ async def other(context: tidewheel.Context, payload: str) -> None:
 
 @pytest.fixture
 def executing(fresh_database: Database, info: StackInfo) -> Executing:
-    made = Executing(fresh_database, info.bootstrap)
+    made = Executing(fresh_database, info.kafka)
     made.make_topics()
     return made
 
@@ -91,7 +91,7 @@ def test_lost_message_is_swept_while_messages_fill_every_slot(executing: Executi
 def keep_flooding(executing: Executing, name: str) -> None:
     """Publish more whenever little is left, until the flood is over."""
     flood, topic = FLOODS[name], executing.topics.runs("default", Lane.STANDARD)
-    producer = Producer({"bootstrap.servers": executing.bootstrap})
+    producer = Producer({**executing.kafka})
     some = [{"type": "job.trigger", "key": "drops", "payload": name}] * (MAX_OUTSTANDING // 2)
     while not flood.over.is_set():
         apply_batch(executing.database, *some)

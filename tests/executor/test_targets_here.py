@@ -19,7 +19,7 @@ PROGRAMS: dict[str, Any] = {"shell": True}
 
 @pytest.fixture
 def executing(database: Database, info: StackInfo) -> Executing:
-    made = Executing(database, info.bootstrap)
+    made = Executing(database, info.kafka)
     made.make_topics()
     return made
 

@@ -23,7 +23,7 @@ KEPT_HERE = ("start_to_close", "heartbeat", "schedule_to_close")
 
 @pytest.fixture
 def executing(database: Database, info: StackInfo) -> Executing:
-    made = Executing(database, info.bootstrap)
+    made = Executing(database, info.kafka)
     made.make_topics()
     return made
 

@@ -24,7 +24,7 @@ NEVER = {"stall_after": timedelta(hours=1), "lease": timedelta(seconds=60)}
 
 @pytest.fixture
 def executing(database: Database, info: StackInfo) -> Executing:
-    made = Executing(database, info.bootstrap)
+    made = Executing(database, info.kafka)
     made.make_topics()
     return made
 

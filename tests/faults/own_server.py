@@ -23,7 +23,7 @@ from tidewheel.transitions.installation import read_installation
 @contextmanager
 def own_server(info: StackInfo, folder: Path) -> Generator[LocalStack]:
     """A server beside the broker that all tests share."""
-    local = LocalStack(folder, bootstrap=info.bootstrap)
+    local = LocalStack(folder, bootstrap=info.bootstrap, client=info.kafka)
     local.up()
     yield local
     local.down(erase=True)
@@ -40,7 +40,7 @@ def fleet_on(server: LocalStack, folder: Path) -> Generator[Fleet]:
     migrate(url)
     with connect(url, "test") as connection:
         database = Database(url, read_installation(connection, Connections.load()))
-    made = make_fleet(database, at.bootstrap, folder)
+    made = make_fleet(database, at.kafka, folder)
     try:
         yield made
     finally:

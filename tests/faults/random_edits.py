@@ -74,7 +74,7 @@ class RandomEdits:
     def __init__(self, fleet: Fleet, client: Client, seed: int) -> None:
         self._fleet, self._client, self._random = fleet, client, Random(seed)  # noqa: S311 - reproducible on purpose
         self._clock = fleet.database.connection(autocommit=True)
-        self._reader = TopicReader(fleet.bootstrap, [fleet.topics.replies, fleet.topics.completions])
+        self._reader = TopicReader(fleet.kafka, [fleet.topics.replies, fleet.topics.completions])
         self._read = 0
         self._tokens = 0
         self._replies: dict[str, Reply] = {}

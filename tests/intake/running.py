@@ -33,19 +33,19 @@ class Requests:
     """A requests topic with what intakes make of it in one database."""
 
     database: Database
-    bootstrap: str
+    kafka: Mapping[str, str]
     partitions: int = 1
     topics: Topics = field(default_factory=lambda: Topics(f"t{uuid4().hex[:10]}"))
 
     def __post_init__(self) -> None:
         names = [self.topics.requests, self.topics.target_replies]
         make_topics(
-            self.bootstrap,
+            self.kafka,
             names,
             partitions=self.partitions,
             groups=[f"{names[0]}.intake", f"{names[0]}.intake.replies"],
         )
-        self._producer = Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 0})
+        self._producer = Producer({**self.kafka, "linger.ms": 0})
 
     @property
     def installation(self) -> Installation:
@@ -54,7 +54,7 @@ class Requests:
 
     def start(self, stop: Shutdown) -> Future[None]:
         """Run an intake until its shutdown; the future has the exception that it raised."""
-        kafka = {"bootstrap.servers": self.bootstrap}
+        kafka = dict(self.kafka)
         intake = Intake(IntakeSettings.load(), self.database.url, kafka, self.installation, stop, members=1)
         return in_background(intake.run)
 

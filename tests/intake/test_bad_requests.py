@@ -28,7 +28,7 @@ pytestmark = pytest.mark.kafka
 @pytest.fixture(scope="module")
 def requests(shared_database: Database, info: StackInfo) -> Iterator[Requests]:
     """One intake for all tests here: what one of them sends must not disturb the others."""
-    made = Requests(shared_database, info.bootstrap)
+    made = Requests(shared_database, info.kafka)
     with made.running():
         yield made
 
@@ -165,7 +165,7 @@ def test_replies_have_the_requests_key_and_order(requests: Requests) -> None:
 
 def test_replies_keep_their_order_around_a_refused_request(database: Database, info: StackInfo) -> None:
     """In one batch a refusal does not overtake the reply to an earlier request."""
-    requests = Requests(database, info.bootstrap)
+    requests = Requests(database, info.kafka)
     offsets = requests.send(submission("one", payload=1), job(key="one", scedule="manual"), submission("one"))
     with requests.running():
         requests.until_read(offsets[-1])

@@ -26,7 +26,7 @@ TOKEN = task_token(KEY, RunId(UUID(int=1)), 1)
 @pytest.fixture
 def requests(database: Database, info: StackInfo) -> Requests:
     submit(database)
-    return Requests(database, info.bootstrap)
+    return Requests(database, info.kafka)
 
 
 def read(requests: Requests, value: bytes | None, *, key: bytes | None = None, **headers: str) -> None:
@@ -125,7 +125,7 @@ def test_target_reply_refused_by_the_database_is_dead_lettered_alone(fresh_datab
     submit(database)
     poisoned, fine = waiting(database), waiting(database)
     database.execute("ALTER TABLE attempt_outputs ADD CONSTRAINT poison CHECK (result <> '13')")
-    requests = Requests(database, info.bootstrap)
+    requests = Requests(database, info.kafka)
     requests.reply(b"13", key=b"poison", task_token=token_of(database, poisoned))
     last = requests.reply(b"14", task_token=token_of(database, fine))
     with requests.running():
@@ -144,7 +144,7 @@ def test_redriven_target_reply_ends_its_run(fresh_database: Database, info: Stac
     submit(database)
     started = waiting(database)
     database.execute("ALTER TABLE attempts ADD CONSTRAINT poison CHECK (error_type <> 'NoPaper')")
-    requests = Requests(database, info.bootstrap)
+    requests = Requests(database, info.kafka)
     headers = {"task_token": token_of(database, started), "status": "failed", "error_type": "NoPaper"}
     with requests.running():
         read(requests, b"empty", key=b"k", **headers)

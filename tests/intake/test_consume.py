@@ -19,7 +19,7 @@ pytestmark = pytest.mark.kafka
 
 @pytest.fixture
 def requests(database: Database, info: StackInfo) -> Requests:
-    return Requests(database, info.bootstrap)
+    return Requests(database, info.kafka)
 
 
 def test_fenced_off_member_writes_nothing(requests: Requests) -> None:
@@ -114,7 +114,7 @@ def test_member_gives_up_only_after_a_time_without_progress(
     """The batch fails, its first request takes longer than the limit, and the second one fails once."""
     monkeypatch.setattr(consume, "_GIVE_UP_SECONDS", 3.0)
     fresh_database.execute(SLOW_THEN_FAILING)
-    requests = Requests(fresh_database, info.bootstrap)
+    requests = Requests(fresh_database, info.kafka)
     offsets = requests.send(submission("first"), submission("second"))
     with requests.running():
         requests.until_read(offsets[-1])
@@ -127,7 +127,7 @@ def test_batch_with_invalid_data_is_retried_request_by_request(
 ) -> None:
     """A request that only the database refuses is rejected alone; a constraint is the fault."""
     fresh_database.execute("ALTER TABLE jobs ADD CONSTRAINT poison CHECK (key <> 'poison')")
-    requests = Requests(fresh_database, info.bootstrap)
+    requests = Requests(fresh_database, info.kafka)
     documents = [submission(key) | {"request_id": key} for key in ("a", "poison", "b", "c")]
     offsets = requests.send(*documents, key=b"k")
     with caplog.at_level(logging.WARNING, "tidewheel.intake"), requests.running():
@@ -148,7 +148,7 @@ def test_batch_with_invalid_data_is_retried_request_by_request(
 def test_transient_error_is_retried_and_rejects_no_request(
     fresh_database: Database, info: StackInfo, caplog: pytest.LogCaptureFixture
 ) -> None:
-    requests = Requests(fresh_database, info.bootstrap)
+    requests = Requests(fresh_database, info.kafka)
     fresh_database.execute("ALTER TABLE jobs RENAME TO jobs_elsewhere")
     offsets = requests.send(submission("a"), submission("b"), key=b"k")
     with caplog.at_level(logging.WARNING, "tidewheel.process.service"), requests.running():
@@ -161,7 +161,7 @@ def test_transient_error_is_retried_and_rejects_no_request(
 
 def test_messages_are_applied_once_during_a_rebalance(database: Database, info: StackInfo) -> None:
     """A second member joins and takes partitions; a trigger applied twice would be two runs."""
-    requests = Requests(database, info.bootstrap, partitions=4)
+    requests = Requests(database, info.kafka, partitions=4)
     sent: dict[int, int] = {}
 
     def send(count: int) -> None:
@@ -195,7 +195,7 @@ def test_partition_with_a_missing_offset_is_logged_and_others_continue(
     database: Database, info: StackInfo, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Requests that expired unread need an operator's decision: none is skipped in silence."""
-    requests = Requests(database, info.bootstrap, partitions=2)
+    requests = Requests(database, info.kafka, partitions=2)
     with requests.running():
         for partition in (0, 1):
             requests.until_read(requests.send(submission(), partition=partition)[0], partition)
@@ -229,7 +229,7 @@ def test_timed_out_batch_is_retried_in_halves_down_to_one_rejection(
     fresh_database: Database, info: StackInfo, caplog: pytest.LogCaptureFixture
 ) -> None:
     fresh_database.execute(TOO_LONG)
-    requests = Requests(fresh_database, info.bootstrap)
+    requests = Requests(fresh_database, info.kafka)
     keys = [*(f"k{number}" for number in range(10)), "endless", *(f"l{number}" for number in range(10))]
     offsets = requests.send(*(submission(key) | {"request_id": key} for key in keys), key=b"k")
     with caplog.at_level(logging.WARNING, "tidewheel.intake"), requests.running():

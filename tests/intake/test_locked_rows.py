@@ -180,7 +180,7 @@ def test_cancel_is_not_accepted_while_a_claim_that_cannot_see_it_is_under_way(sh
 @pytest.mark.kafka
 def test_cancel_of_a_locked_run_is_applied_apart_from_its_batch(shop: Database, info: StackInfo) -> None:
     run_id, other = trigger(shop), trigger(shop)
-    requests_sent = Requests(shop, info.bootstrap)
+    requests_sent = Requests(shop, info.kafka)
     with shop.transaction() as holding:
         holding.execute("SELECT FROM job_runs WHERE run_id = %s FOR UPDATE", [run_id])
         with requests_sent.running():
@@ -224,7 +224,7 @@ def test_deletion_does_not_wait_for_a_triggering_transaction(shop: Database) -> 
 @pytest.mark.kafka
 def test_cancel_of_a_locked_run_blocks_no_later_request(shop: Database, info: StackInfo) -> None:
     started = begun(shop)
-    requests = Requests(shop, info.bootstrap)
+    requests = Requests(shop, info.kafka)
     with completing_transaction(shop, started), requests.running():
         by_filter = {"type": "runs.cancel", "key": "job", "include_started": False}
         requests.send(by_filter, cancel(started.run_id), by_filter, submission("other"), b"{")
@@ -238,7 +238,7 @@ def test_cancel_of_a_locked_run_blocks_no_later_request(shop: Database, info: St
 @pytest.mark.kafka
 def test_completion_of_a_locked_run_blocks_only_its_partition(shop: Database, info: StackInfo) -> None:
     started, other = begun(shop), begun(shop)
-    requests = Requests(shop, info.bootstrap, partitions=2)
+    requests = Requests(shop, info.kafka, partitions=2)
     with requests.running():
         with completing_transaction(shop, started):
             said = [beating(token_of(shop, started)), submission("before"), completing(token_of(shop, started))]
@@ -262,7 +262,7 @@ def test_completion_of_a_locked_run_blocks_only_its_partition(shop: Database, in
 @pytest.mark.kafka
 def test_blocked_requests_are_redelivered_to_the_next_intake(shop: Database, info: StackInfo) -> None:
     started = begun(shop)
-    requests = Requests(shop, info.bootstrap)
+    requests = Requests(shop, info.kafka)
     with completing_transaction(shop, started):
         with requests.running():
             requests.send(submission("before"), completing(token_of(shop, started)), submission("behind"))
@@ -275,7 +275,7 @@ def test_blocked_requests_are_redelivered_to_the_next_intake(shop: Database, inf
 
 @pytest.mark.kafka
 def test_deletion_of_a_locked_job_blocks_only_its_partition(shop: Database, info: StackInfo) -> None:
-    requests = Requests(shop, info.bootstrap, partitions=2)
+    requests = Requests(shop, info.kafka, partitions=2)
     with requests.running():
         with psycopg.connect(shop.url) as own:
             tidewheel.enqueue(own, "job")

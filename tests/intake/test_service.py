@@ -29,13 +29,13 @@ THEFT: LiteralString = "UPDATE intake_offsets SET epoch = epoch + 1 WHERE topic 
 
 
 def intake(requests: Requests, stop: Shutdown) -> Intake:
-    kafka = {"bootstrap.servers": requests.bootstrap}
+    kafka = dict(requests.kafka)
     return Intake(IntakeSettings.load(), requests.database.url, kafka, requests.installation, stop)
 
 
 def test_both_members_apply_each_request_once_during_a_rebalance(database: Database, info: StackInfo) -> None:
     """A trigger that is applied twice would be two runs, during the rebalance too."""
-    requests, stop = Requests(database, info.bootstrap, partitions=4), Shutdown()
+    requests, stop = Requests(database, info.kafka, partitions=4), Shutdown()
     ended = in_background(intake(requests, stop).run)
     [made] = requests.send(submission())
     requests.until_read(made)
@@ -53,7 +53,7 @@ def test_both_members_apply_each_request_once_during_a_rebalance(database: Datab
 
 
 def test_failed_member_ends_the_process_with_a_reason(database: Database, info: StackInfo) -> None:
-    requests = Requests(database, info.bootstrap)
+    requests = Requests(database, info.kafka)
     with requests.running():
         requests.until_read(requests.send(submission())[0])
     database.execute("UPDATE intake_offsets SET topic_id = 'another life'")
@@ -69,7 +69,7 @@ def test_member_that_lost_its_partitions_rejoins_and_duplicates_nothing(
     It is logged as a rebalance, not as an error that ends later.
     """
     caplog.set_level(logging.INFO)
-    requests, stop = Requests(database, info.bootstrap, partitions=4), Shutdown()
+    requests, stop = Requests(database, info.kafka, partitions=4), Shutdown()
     ended = in_background(intake(requests, stop).run)
     requests.until_read(requests.send(submission())[0])
     for thefts in range(1, 3):
@@ -101,9 +101,9 @@ def test_member_that_lost_its_partitions_rejoins_and_duplicates_nothing(
 def test_member_without_its_topic_is_named_and_others_continue(
     database: Database, info: StackInfo, caplog: pytest.LogCaptureFixture
 ) -> None:
-    requests, stop = Requests(database, info.bootstrap), Shutdown()
+    requests, stop = Requests(database, info.kafka), Shutdown()
     replies = requests.topics.target_replies
-    delete_topic(info.bootstrap, replies)
+    delete_topic(info.kafka, replies)
     ended = in_background(intake(requests, stop).run)
     requests.until_read(requests.send(submission())[0])
     name = f"intake of {replies}, member 1"

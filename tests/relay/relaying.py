@@ -3,7 +3,7 @@
 # pyright: reportPrivateImportUsage=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # The admin client's stubs name neither all it exports nor what its futures hold.
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -42,7 +42,7 @@ class Relaying:
     """A database, topics, and a relay between them."""
 
     database: Database
-    bootstrap: str
+    kafka: Mapping[str, str]
     prefix: str = field(default_factory=lambda: f"t{uuid4().hex[:10]}")
     client: dict[str, str] = field(default_factory=dict[str, str])
 
@@ -54,18 +54,18 @@ class Relaying:
     @property
     def config(self) -> dict[str, Any]:
         """The client's configuration, with a test's additions."""
-        return {"bootstrap.servers": self.bootstrap, **self.client}
+        return {**self.kafka, **self.client}
 
     def topic(self, name: str, *, partitions: int = 1, max_bytes: int | None = None) -> str:
         """Make a topic; returns its full name."""
         full = f"{self.prefix}.{name}"
         config = {} if max_bytes is None else {"max.message.bytes": str(max_bytes)}
-        make_topics(self.bootstrap, [full], partitions=partitions, config=config)
+        make_topics(self.kafka, [full], partitions=partitions, config=config)
         return full
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic, by its full name."""
-        delete_topic(self.bootstrap, name)
+        delete_topic(self.kafka, name)
 
     def row(self, topic: str, value: bytes | None = b"v", key: bytes | None = b"k", **fields: Any) -> OutboxRow:  # noqa: ANN401
         """Build a row, due by default."""

@@ -4,6 +4,7 @@
 
 import logging
 import os
+from collections.abc import Mapping
 from datetime import timedelta
 
 import pytest
@@ -27,20 +28,20 @@ _BEFORE = "message.timestamp.before.max.ms"
 
 @pytest.fixture
 def relaying(database: Database, info: StackInfo) -> Relaying:
-    return Relaying(database, info.bootstrap)
+    return Relaying(database, info.kafka)
 
 
 def test_message_refused_for_timestamp_is_retried(relaying: Relaying, caplog: pytest.LogCaptureFixture) -> None:
     """A broker that allows no age refuses every sender's clock."""
     caplog.set_level(logging.WARNING)
     topic = f"{relaying.prefix}.strict"
-    make_topics(relaying.bootstrap, [topic], config={_BEFORE: "0"})
+    make_topics(relaying.kafka, [topic], config={_BEFORE: "0"})
     kept = os.urandom(900_000)  # takes milliseconds to arrive: a short one may come in the millisecond it was sent in
     relaying.write(relaying.row(topic, kept))
     with relaying.running():
         until(lambda: "did not accept a message" in caplog.text, "the broker has refused it")
         assert (relaying.left(), relaying.database.count("quarantine")) == (1, 0)
-        lift(relaying.bootstrap, topic)
+        lift(relaying.kafka, topic)
         relaying.until_empty()
     assert relaying.values(topic) == [kept]
     assert relaying.database.count("quarantine") == 0
@@ -48,7 +49,7 @@ def test_message_refused_for_timestamp_is_retried(relaying: Relaying, caplog: py
 
 def test_clock_set_back_delays_old_rows_only(clocked: ClockedDatabase, info: StackInfo) -> None:
     """New rows are then due before rows that the relay has published already."""
-    relaying = Relaying(clocked, info.bootstrap)
+    relaying = Relaying(clocked, info.kafka)
     topic = relaying.topic("a")
     clocked.stop_clock()
     relaying.write(relaying.row(topic, b"before"))
@@ -68,7 +69,7 @@ def test_clock_set_back_delays_old_rows_only(clocked: ClockedDatabase, info: Sta
 
 def test_lost_relay_with_future_heartbeat_is_replaced(clocked: ClockedDatabase, info: StackInfo) -> None:
     """Its last heartbeat lies in the future; live relays send new ones."""
-    relaying = Relaying(clocked, info.bootstrap)
+    relaying = Relaying(clocked, info.kafka)
     topic = relaying.topic("a")
     clocked.execute(
         "INSERT INTO members (member_id, role, name, last_heartbeat_at, started_at)"
@@ -80,9 +81,9 @@ def test_lost_relay_with_future_heartbeat_is_replaced(clocked: ClockedDatabase, 
         relaying.until_empty()
 
 
-def lift(bootstrap: str, topic: str) -> None:
+def lift(kafka: Mapping[str, str], topic: str) -> None:
     entry = ConfigEntry(_BEFORE, "9223372036854775807", incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
-    admin = admin_of(bootstrap)
+    admin = admin_of(kafka)
     for future in admin.incremental_alter_configs([resource]).values():
         future.result(30)

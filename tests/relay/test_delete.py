@@ -20,7 +20,7 @@ CREATE TRIGGER refuse BEFORE DELETE ON outbox FOR EACH ROW EXECUTE FUNCTION refu
 
 @pytest.fixture
 def relaying(database: Database, info: StackInfo) -> Relaying:
-    return Relaying(database, info.bootstrap)
+    return Relaying(database, info.kafka)
 
 
 def test_failed_deletion_is_retried_without_second_publish(

@@ -33,7 +33,7 @@ def relaying(database: Database, info: StackInfo, monkeypatch: pytest.MonkeyPatc
         "tidewheel.postgres.low_water._QUICK_SECONDS", 0.0
     )  # what is long does not depend on the machine
     monkeypatch.setattr("tidewheel.relay.read._MAX_SCAN_PAUSE_SECONDS", 0.0)  # short walks too
-    return Relaying(database, info.bootstrap)
+    return Relaying(database, info.kafka)
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ SECOND = timedelta(seconds=1)
 
 @pytest.fixture
 def relaying(database: Database, info: StackInfo) -> Relaying:
-    return Relaying(database, info.bootstrap)
+    return Relaying(database, info.kafka)
 
 
 def quarantined(database: Database) -> list[tuple[str, bytes | None]]:

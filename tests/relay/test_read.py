@@ -21,7 +21,7 @@ MEBIBYTE = 1 << 20
 
 @pytest.fixture
 def relaying(database: Database, info: StackInfo) -> Relaying:
-    return Relaying(database, info.bootstrap)
+    return Relaying(database, info.kafka)
 
 
 def test_backlog_of_one_instant_is_read_once_in_order(relaying: Relaying) -> None:

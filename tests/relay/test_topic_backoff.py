@@ -23,13 +23,13 @@ ROWS = 40
 
 @pytest.fixture
 def relaying(database: Database, info: StackInfo) -> Relaying:
-    return Relaying(database, info.bootstrap)
+    return Relaying(database, info.kafka)
 
 
 @pytest.fixture
 def publisher(info: StackInfo) -> Iterator[Publisher]:
     made = Publisher(
-        {"bootstrap.servers": info.bootstrap},
+        dict(info.kafka),
         timeout_ms=10_000,
         batch=1000,
         runs_prefix="none.",
@@ -99,7 +99,7 @@ def test_rows_read_before_pause_do_not_overtake(relaying: Relaying, publisher: P
     topic, other = f"{relaying.prefix}.new", relaying.topic("other")
     assert publisher.paused_topics() == []
     assert values(published(publisher, *rows(topic, b"1"), *rows(other, b"2"))) == [b"2"]
-    make_topics(relaying.bootstrap, [topic])
+    make_topics(relaying.kafka, [topic])
     assert values(published(publisher, *rows(topic, b"3"), *rows(other, b"4"))) == [b"4"], "read before, as it were"
     until(lambda: publisher.paused_topics() == [], "it may be read again")
     assert values(published(publisher, *rows(topic, b"1", b"3"))) == [b"1", b"3"]
@@ -113,7 +113,7 @@ def test_rows_of_new_topic_are_published_once_in_order(
 ) -> None:
     """Unknown to the broker, or known without leaders: a row stays until it is acknowledged."""
     caplog.set_level(logging.ERROR, "tidewheel.relay")
-    admin, old = admin_of(relaying.bootstrap), relaying.topic("old")
+    admin, old = admin_of(relaying.kafka), relaying.topic("old")
     new = [f"{relaying.prefix}.new-{number}" for number in range(5)]
     with relaying.running(relay_batch=80):
         for topic in new:
@@ -151,6 +151,6 @@ def test_rows_of_recreated_topic_are_published(relaying: Relaying) -> None:
         relaying.until_empty()
         relaying.delete_topic(topic)
         relaying.write(relaying.row(topic, b"2"), relaying.row(topic, b"3"))
-        make_topics(relaying.bootstrap, [topic], partitions=3)
+        make_topics(relaying.kafka, [topic], partitions=3)
         relaying.until_empty()
     assert relaying.values(topic) == [b"2", b"3"]

@@ -17,7 +17,7 @@ _SECONDS = 30.0
 
 
 def make_topics(
-    bootstrap: str,
+    kafka: Mapping[str, str],
     names: Sequence[str],
     *,
     partitions: int = 1,
@@ -25,7 +25,7 @@ def make_topics(
     groups: Sequence[str] = (),
 ) -> None:
     """Make topics, and let the members of these groups beat each second."""
-    admin = admin_of(bootstrap)
+    admin = admin_of(kafka)
     new = [NewTopic(name, num_partitions=partitions, replication_factor=1, config=dict(config or {})) for name in names]
     futures: list[Any] = [*admin.create_topics(new, operation_timeout=_SECONDS).values()]
     if groups:
@@ -37,8 +37,8 @@ def make_topics(
     until(lambda: set(names) <= set(admin.list_topics(timeout=_SECONDS).topics), "the broker knows the topics")
 
 
-def delete_topic(bootstrap: str, name: str) -> None:
+def delete_topic(kafka: Mapping[str, str], name: str) -> None:
     """Delete a topic; returns when the broker has forgotten it."""
-    admin = admin_of(bootstrap)
+    admin = admin_of(kafka)
     admin.delete_topics([name], operation_timeout=_SECONDS)[name].result(_SECONDS)
     until(lambda: name not in admin.list_topics(timeout=_SECONDS).topics, "the broker has forgotten the topic")

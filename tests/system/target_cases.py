@@ -96,7 +96,7 @@ class Cases:
         new = NewTopic(self.topic, num_partitions=1, replication_factor=1)
         admin.create_topics([new])[self.topic].result(60)
         self.fleet.until(lambda: self.topic in admin.list_topics(timeout=10).topics, "its topic is known")
-        self._reader = TopicReader(self.fleet.bootstrap, [self.topic])
+        self._reader = TopicReader(self.fleet.kafka, [self.topic])
         Path(f"{self.gate}-2").touch()  # later attempts of handlers end at once
 
     def targets(self, timeout: str) -> dict[str, object]:
@@ -204,7 +204,7 @@ class Cases:
             if way == "http":
                 self.fleet.ask({"type": "run.complete", "token": token, "result": 1})
             else:
-                producer = Producer({"bootstrap.servers": self.fleet.bootstrap, "log_level": 0})
+                producer = Producer({**self.fleet.kafka, "log_level": 0})
                 producer.produce(self.fleet.topics.target_replies, value=b"1", headers={TASK_TOKEN_HEADER: token})
                 assert producer.flush(60) == 0
         self.fleet.flush()

@@ -76,8 +76,8 @@ def test_waiting_run_is_cancelled_at_once(fleet: Fleet, client: Client) -> None:
 
 def test_kafka_target_ends_with_its_reply(fleet: Fleet, client: Client) -> None:
     topic = f"orders-{uuid4().hex[:8]}"
-    make_topics(fleet.bootstrap, [topic])
-    reader = TopicReader(fleet.bootstrap, [topic])
+    make_topics(fleet.kafka, [topic])
+    reader = TopicReader(fleet.kafka, [topic])
     described = {"type": "kafka", "topic": topic, "await_reply": True}
     runs = [triggered(client, described, retry={"max_attempts": 1}) for _ in range(3)]
 
@@ -86,7 +86,7 @@ def test_kafka_target_ends_with_its_reply(fleet: Fleet, client: Client) -> None:
         return len(reader.seen) == len(runs)
 
     fleet.until(all_received, "each run has its message")
-    replying = Producer({"bootstrap.servers": fleet.bootstrap})
+    replying = Producer({**fleet.kafka})
     succeeding, failing, cancelled = (next(m for m in reader.seen if run_of(m) == run) for run in runs)
     client.runs.cancel(runs[2])
     reply(replying, succeeding, json.dumps({"rows": 7}).encode())

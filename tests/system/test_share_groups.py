@@ -28,7 +28,7 @@ BY_MESSAGE: dict[str, Any] = {"executor_group": "share", "sweep": timedelta(days
 
 @pytest.fixture
 def executing(fresh_database: Database, info: StackInfo) -> Executing:
-    made = Executing(fresh_database, info.bootstrap)
+    made = Executing(fresh_database, info.kafka)
     made.make_topics()
     return made
 
@@ -123,7 +123,7 @@ def test_returning_member_reads_only_missed_messages(fleet: Fleet, oracle: Oracl
 
 def test_invalid_message_blocks_no_share_group(executing: Executing) -> None:
     topic = executing.topics.runs("default", "standard")
-    producer = Producer({"bootstrap.servers": executing.bootstrap})
+    producer = Producer({**executing.kafka})
     for value in (b"garbage", b"", None):
         producer.produce(topic, value=value)
     assert producer.flush(30) == 0
@@ -157,7 +157,7 @@ def test_messages_are_released_during_a_database_outage(executing: Executing, cl
     with executing.running(**BY_MESSAGE):
         executing.publish(first := executing.trigger("acts.echo", 0))
         executing.ended(first)
-        producer = Producer({"bootstrap.servers": executing.bootstrap})
+        producer = Producer({**executing.kafka})
         waiting = [executing.trigger("acts.echo", number) for number in range(5)]
         rows = executing.database.rows("SELECT topic, key, value FROM outbox WHERE topic LIKE '%.runs.%'")
         executing.database.close()

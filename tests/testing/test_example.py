@@ -42,6 +42,7 @@ def test_tests_of_the_example_pass_and_leave_nothing_behind(info: StackInfo, tmp
     shutil.copytree(ROOT / "examples" / "shop", tmp_path / "shop")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("TIDEWHEEL_", "PG"))}
     environment |= {DATABASE_VARIABLE: info.database_url, KAFKA_VARIABLE: info.bootstrap}
+    environment["TIDEWHEEL_KAFKA_PROPERTIES"] = str(info.kafka_properties)
     (tmp_path / "shop" / "conftest.py").write_text(NOTING)
     done = subprocess.run(
         [
@@ -71,5 +72,5 @@ def test_tests_of_the_example_pass_and_leave_nothing_behind(info: StackInfo, tmp
     with connect(info.database_url, "test") as connection:
         there = {str(name) for (name,) in connection.execute("SELECT datname FROM pg_database").fetchall()}
     assert there.isdisjoint(made["databases"])
-    topics = admin_of(info.bootstrap).list_topics(timeout=30).topics
+    topics = admin_of(info.kafka).list_topics(timeout=30).topics
     assert not [name for name in topics if name.startswith(made["prefix"])]

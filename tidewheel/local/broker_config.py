@@ -1,9 +1,13 @@
-"""Configuration of one node of the embedded cluster: `server.properties` and logging, as text."""
+"""Configuration of one node of the embedded cluster and of its clients, as text.
+
+Invariant: no listener admits a connection without a password, and the authorizer allows nothing to other users.
+docs/adr/0033 gives the reasons for the mechanisms.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 # Each partition's first message touches two index files of this size, by default 10 MiB, which are mapped into memory:
 # 2.5 ms each where Linux has large folios on ext4, and 0.05 ms of this size.
@@ -19,6 +23,24 @@ _QUICK_TAKEOVER_MS = {
     "min.heartbeat.interval.ms": 1000,
     "heartbeat.interval.ms": 2000,
 }
+# The client's password never crosses the network, and the client checks that the server knows it: a rogue server on a
+# node's port learns nothing. Source: RFC 5802.
+_CLIENT_MECHANISM = "SCRAM-SHA-256"
+USER = "tidewheel"
+_NODE_USER = "node"
+_LOGIN = "org.apache.kafka.common.security"
+
+
+class KafkaPasswords(BaseModel, frozen=True):
+    """The passwords of one embedded cluster.
+
+    Args:
+        client: Of the user `tidewheel`, for clients and between brokers, stored in the cluster's metadata.
+        node: Of the user `node`, for controllers and for storing the other one; known by `server.properties` alone.
+    """
+
+    client: str = Field(repr=False)
+    node: str = Field(repr=False)
 
 
 class Node(BaseModel, frozen=True):
@@ -45,18 +67,33 @@ def replication_of(nodes: Sequence[Node]) -> int:
     return min(3, len(nodes))
 
 
-def server_properties(node: Node, nodes: Sequence[Node], data: Path) -> str:
-    """Return the node's `server.properties`."""
+def client_settings(bootstrap: str, password: str) -> dict[str, str]:
+    """Return the settings with which a client enters."""
+    return _sasl(bootstrap, _CLIENT_MECHANISM, USER, password)
+
+
+def password_admin_settings(bootstrap: str, password: str) -> dict[str, str]:
+    """Return the settings of the client that stores the other user's password."""
+    return _sasl(bootstrap, "PLAIN", _NODE_USER, password)
+
+
+def client_properties(settings: Mapping[str, str]) -> str:
+    """Return a client's settings as lines `name=value`, as librdkafka's programs read them."""
+    return _lines(settings)
+
+
+def server_properties(node: Node, nodes: Sequence[Node], data: Path, passwords: KafkaPasswords) -> str:
+    """Return the node's `server.properties`, passwords included."""
     return _lines(
         {
             "process.roles": "broker,controller",
             "node.id": node.node_id,
             "controller.quorum.voters": ",".join(f"{n.node_id}@127.0.0.1:{n.controller_port}" for n in nodes),
-            "listeners": f"PLAINTEXT://{node.address},CONTROLLER://127.0.0.1:{node.controller_port}",
-            "advertised.listeners": f"PLAINTEXT://{node.address}",
+            "listeners": f"CLIENT://{node.address},CONTROLLER://127.0.0.1:{node.controller_port}",
+            "advertised.listeners": f"CLIENT://{node.address}",
             "controller.listener.names": "CONTROLLER",
-            "inter.broker.listener.name": "PLAINTEXT",
-            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "inter.broker.listener.name": "CLIENT",
+            **_access(passwords),
             "log.dirs": data,
             "log.retention.hours": 168,
             "log.index.size.max.bytes": _INDEX_BYTES,
@@ -93,6 +130,36 @@ def logging_properties(log: Path) -> str:
             "rootLogger.appenderRef.file.ref": "file",
         }
     )
+
+
+def _access(passwords: KafkaPasswords) -> dict[str, str]:
+    plain = f'{_LOGIN}.plain.PlainLoginModule required username="{_NODE_USER}" password="{passwords.node}"'
+    scram = f'{_LOGIN}.scram.ScramLoginModule required username="{USER}" password="{passwords.client}"'
+    plain = f'{plain} user_{_NODE_USER}="{passwords.node}";'
+    return {
+        "listener.security.protocol.map": "CLIENT:SASL_PLAINTEXT,CONTROLLER:SASL_PLAINTEXT",
+        "listener.name.client.sasl.enabled.mechanisms": f"{_CLIENT_MECHANISM},PLAIN",
+        f"listener.name.client.{_CLIENT_MECHANISM.lower()}.sasl.jaas.config": f"{scram};",
+        "listener.name.client.plain.sasl.jaas.config": plain,
+        "sasl.mechanism.inter.broker.protocol": _CLIENT_MECHANISM,
+        # Controllers elect their leader before any of them can read the passwords that the cluster stores.
+        "listener.name.controller.sasl.enabled.mechanisms": "PLAIN",
+        "listener.name.controller.plain.sasl.jaas.config": plain,
+        "sasl.mechanism.controller.protocol": "PLAIN",
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "allow.everyone.if.no.acl.found": "false",
+        "super.users": f"User:{USER};User:{_NODE_USER}",
+    }
+
+
+def _sasl(bootstrap: str, mechanism: str, user: str, password: str) -> dict[str, str]:
+    return {
+        "bootstrap.servers": bootstrap,
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": mechanism,
+        "sasl.username": user,
+        "sasl.password": password,
+    }
 
 
 def _group_timeouts() -> dict[str, int]:

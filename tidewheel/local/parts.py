@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from tidewheel.local.jars import broker_jars
 from tidewheel.local.kafka import Cluster
 from tidewheel.local.postgres import Postgres
-from tidewheel.local.state import StackState
+from tidewheel.local.state import StackState, new_kafka_passwords
 
 
 class PartState(StrEnum):
@@ -73,6 +73,7 @@ class Parts:
             state.nodes,
             logs=self._logs,
             cluster_id=state.cluster_id,
+            passwords=state.kafka_passwords or new_kafka_passwords(),
             jars=lambda: broker_jars(cache),
         )
 

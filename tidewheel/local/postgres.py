@@ -178,7 +178,9 @@ class Postgres:
                 connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(_NAME)))
 
     def _url_of(self, database: str) -> str:
-        return f"postgresql://{_NAME}:{self._password}@127.0.0.1:{self._port}/{database}"
+        # Without the last part a client sends the password in clear to any server that asks for it on this port.
+        address = f"{_NAME}:{self._password}@127.0.0.1:{self._port}"
+        return f"postgresql://{address}/{database}?require_auth=scram-sha-256"
 
     def _log_tail(self) -> str:
         lines = self._log.read_text(errors="replace").splitlines() if self._log.exists() else []

@@ -7,7 +7,7 @@ A database or brokers given to the stack take the place of its own part, which i
 """
 
 import socket
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,17 +15,19 @@ from pathlib import Path
 import psycopg
 
 from tidewheel.errors import StackError
-from tidewheel.local.broker_config import replication_of
+from tidewheel.local.broker_config import client_properties, replication_of
 from tidewheel.local.jars import broker_jars
 from tidewheel.local.kafka import Broker
 from tidewheel.local.lock import locked
 from tidewheel.local.parts import Parts, PartState, PartStatus
 from tidewheel.local.postgres import Postgres
+from tidewheel.local.private_file import write_private
 from tidewheel.local.progress import Progress, Step, in_silence
 from tidewheel.local.state import (
     StackState,
     default_home,
     erase_state,
+    new_kafka_passwords,
     new_state,
     read_state,
     with_free_node_ports,
@@ -47,12 +49,16 @@ class StackInfo:
         data_dir: The stack's home; all it keeps is below.
         database_url: libpq URL, password included.
         bootstrap: host:port of each broker.
+        kafka: The settings of a Kafka client, `bootstrap.servers` and passwords included.
+        kafka_properties: The file with these settings; None where the brokers were given.
         replication: How many copies its topics are to have; None where the brokers were given and may differ.
     """
 
     data_dir: Path
     database_url: str = field(repr=False)
     bootstrap: str
+    kafka: Mapping[str, str] = field(repr=False)
+    kafka_properties: Path | None
     replication: int | None
 
 
@@ -76,7 +82,7 @@ def running_stack(home: Path | None = None) -> StackInfo | None:
     if state is None:
         return None
     parts = Parts(folder, state)
-    return _info(folder, parts) if parts.are_noted_alive() else None
+    return _info(folder, parts, {}) if parts.are_noted_alive() else None
 
 
 class LocalStack:
@@ -86,8 +92,8 @@ class LocalStack:
         home: Its folder; by default that of `tidewheel.local.state.default_home`.
         brokers: 1 or 3; by default as many as the stack has, 1 for a new one.
         database_url: A database to use instead of the embedded one.
-        bootstrap: Brokers to use instead of the embedded ones; no request is sent to them here, for it may take a
-            user's own client settings to reach them.
+        bootstrap: Brokers to use instead of the embedded ones.
+        client: The settings with which a client enters them.
         cache: Where the broker's jars are kept; by default that of `tidewheel.local.jars.default_cache`.
         shared_buffers_megabytes: PostgreSQL's page cache, from its next start; measurements use 1024.
         max_wal_size_megabytes: WAL between PostgreSQL's checkpoints, likewise.
@@ -100,6 +106,7 @@ class LocalStack:
         brokers: int | None = None,
         database_url: str | None = None,
         bootstrap: str | None = None,
+        client: Mapping[str, str] | None = None,
         cache: Path | None = None,
         shared_buffers_megabytes: int = 128,
         max_wal_size_megabytes: int = 2048,
@@ -110,6 +117,7 @@ class LocalStack:
         self.home = (home or default_home()).absolute()
         self._brokers = brokers
         self._given = {"database_url": database_url, "bootstrap": bootstrap}
+        self._client = client or {}
         self._cache = cache
         self._shared_buffers_megabytes = shared_buffers_megabytes
         self._max_wal_size_megabytes = max_wal_size_megabytes
@@ -135,7 +143,7 @@ class LocalStack:
                 progress(Step("waiting for Kafka"))
                 parts.cluster.wait_until_ready()
             undo.pop_all()
-        return _info(self.home, parts)
+        return _info(self.home, parts, self._client)
 
     def down(self, *, erase: bool = False, progress: Progress = in_silence) -> None:
         """Stop what runs; with `erase`, remove all data too. Does nothing where nothing is."""
@@ -150,6 +158,7 @@ class LocalStack:
             if erase:
                 progress(Step("removing all data"))
                 parts.erase()
+                _properties_file(self.home).unlink(missing_ok=True)
                 erase_state(self.home)
 
     def status(self) -> StackStatus:
@@ -193,6 +202,9 @@ class LocalStack:
             )
             raise StackError(message)
         parts = self._parts(state)
+        if state.kafka_passwords is None:  # of an older release, whose nodes admit every user of this machine
+            parts.cluster.stop()
+            state = state.model_copy(update={"kafka_passwords": new_kafka_passwords()})
         if parts.postgres.pid is None:
             state = with_free_postgres_port(state)
         if all(broker.pid is None for broker in parts.cluster.brokers):
@@ -201,10 +213,13 @@ class LocalStack:
         if url := self._given["database_url"]:
             _check_database(url)
         if bootstrap := self._given["bootstrap"]:
-            _check_brokers(bootstrap)
+            _check_brokers(bootstrap, self._client)
         state = state.model_copy(update=self._given)
         write_state(self.home, state)
-        return self._parts(state)
+        parts = self._parts(state)
+        if state.bootstrap is None:
+            write_private(_properties_file(self.home), client_properties(parts.cluster.settings))
+        return parts
 
     def _left(self, *, unreadable_too: bool) -> Parts:
         """Return all parts that may run here: those of the largest stack if no state is stored."""
@@ -233,6 +248,10 @@ class LocalStack:
         )
 
 
+def _properties_file(home: Path) -> Path:
+    return home / "client.properties"
+
+
 def _start_cluster(parts: Parts, undo: ExitStack, progress: Progress) -> None:
     for broker in parts.cluster.brokers:
         if broker.pid is None:
@@ -258,13 +277,13 @@ def _check_database(url: str) -> None:
         raise StackError(message) from error
 
 
-def _check_brokers(bootstrap: str) -> None:
+def _check_brokers(bootstrap: str, client: Mapping[str, str]) -> None:
     from confluent_kafka import KafkaException  # here: `running_stack`, which every command may call, needs none
     from confluent_kafka.admin import AdminClient
 
     seconds = _METADATA_SECONDS if _one_accepts(bootstrap) else _CONNECT_SECONDS
     try:
-        AdminClient({"bootstrap.servers": bootstrap, "log_level": 0}).list_topics(timeout=seconds)
+        AdminClient({**client, "bootstrap.servers": bootstrap, "log_level": 0}).list_topics(timeout=seconds)
     except KafkaException as error:
         message = f"no Kafka broker of TIDEWHEEL_KAFKA_BOOTSTRAP answers at {bootstrap}: {error.args[0].str()}"
         raise StackError(message) from error
@@ -280,11 +299,15 @@ def _one_accepts(bootstrap: str) -> bool:
     return False
 
 
-def _info(home: Path, parts: Parts) -> StackInfo:
+def _info(home: Path, parts: Parts, client: Mapping[str, str]) -> StackInfo:
     state = parts.state
+    bootstrap = state.bootstrap or parts.cluster.bootstrap
+    has_password = state.bootstrap is None and state.kafka_passwords is not None
     return StackInfo(
         data_dir=home,
         database_url=state.database_url or parts.postgres.url,
-        bootstrap=state.bootstrap or parts.cluster.bootstrap,
+        bootstrap=bootstrap,
+        kafka=parts.cluster.settings if has_password else {**client, "bootstrap.servers": bootstrap},
+        kafka_properties=_properties_file(home) if has_password else None,
         replication=None if state.bootstrap else replication_of(state.nodes),
     )

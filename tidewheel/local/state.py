@@ -1,4 +1,4 @@
-"""The stored state of a stack, `stack.json`: ports, password, cluster id, external parts.
+"""The stored state of a stack, `stack.json`: ports, passwords, cluster id, external parts.
 
 Invariant: all parameters of a part are written before the part is created. The next `up` can therefore adopt what a
 crash leaves behind, and the next `down` can remove it. Pids are not here: `tidewheel.local.daemon` records them.
@@ -15,8 +15,9 @@ import platformdirs
 from pydantic import BaseModel, ValidationError
 
 from tidewheel.errors import StackError
-from tidewheel.local.broker_config import Node
+from tidewheel.local.broker_config import KafkaPasswords, Node
 from tidewheel.local.ports import answers, free_port
+from tidewheel.local.private_file import write_private
 
 HOME_VARIABLE = "TIDEWHEEL_HOME"
 
@@ -37,6 +38,7 @@ class StackState(BaseModel, frozen=True):
         postgres_port: Of the embedded database.
         cluster_id: Of the embedded Kafka, 16 bytes in base 64.
         nodes: Of the embedded Kafka.
+        kafka_passwords: Of the embedded Kafka; None in the file of an older release, whose nodes ask for none.
         database_url: A database given instead of the embedded one, or None.
         bootstrap: Brokers given instead of the embedded ones, or None.
     """
@@ -45,6 +47,7 @@ class StackState(BaseModel, frozen=True):
     postgres_port: int
     cluster_id: str
     nodes: tuple[Node, ...]
+    kafka_passwords: KafkaPasswords | None = None
     database_url: str | None = None
     bootstrap: str | None = None
 
@@ -67,13 +70,7 @@ def read_state(home: Path) -> StackState | None:
 
 def write_state(home: Path, state: StackState) -> None:
     """Put `state` in place of what was remembered, readable by the owner alone."""
-    scratch = home / f"{_FILE}.new"
-    scratch.unlink(missing_ok=True)
-    with open(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:  # noqa: PTH123 - a descriptor
-        file.write(state.model_dump_json(indent=2))
-        file.flush()
-        os.fsync(file.fileno())
-    scratch.replace(home / _FILE)
+    write_private(home / _FILE, state.model_dump_json(indent=2))
 
 
 def erase_state(home: Path) -> None:
@@ -82,13 +79,14 @@ def erase_state(home: Path) -> None:
 
 
 def new_state(brokers: int) -> StackState:
-    """Return the state of a new stack: free ports and a random password."""
+    """Return the state of a new stack: free ports and random passwords."""
     ports = free_ports(1 + 2 * brokers)
     return StackState(
-        password=secrets.token_urlsafe(24),
+        password=_new_password(),
         postgres_port=ports[0],
         cluster_id=base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("="),
         nodes=_nodes(ports[1:]),
+        kafka_passwords=new_kafka_passwords(),
     )
 
 
@@ -111,6 +109,15 @@ def free_ports(count: int) -> list[int]:
     while len(ports) < count:
         ports.append(free_port(ports))
     return ports
+
+
+def new_kafka_passwords() -> KafkaPasswords:
+    """Return random passwords for Kafka."""
+    return KafkaPasswords(client=_new_password(), node=_new_password())
+
+
+def _new_password() -> str:
+    return secrets.token_urlsafe(24)  # letters, digits, - and _: no escapes in a URL or a properties file
 
 
 def _nodes(ports: Iterable[int]) -> tuple[Node, ...]:

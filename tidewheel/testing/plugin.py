@@ -30,6 +30,7 @@ _SHARED_HOME = "tidewheel_home"  # in what the controller passes to each worker 
 def tidewheel_stack(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> "Generator[Stack]":
     """PostgreSQL and Kafka for all tests, started once; removed at the end, also after Ctrl-C."""
     from tidewheel.local import require_installed
+    from tidewheel.settings import Connections
     from tidewheel.testing.stack import Stack
 
     database_url, bootstrap = os.environ.get(DATABASE_VARIABLE), os.environ.get(KAFKA_VARIABLE)
@@ -38,8 +39,11 @@ def tidewheel_stack(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPa
         patch.delenv("TIDEWHEEL_DATABASE_URL", raising=False)
         patch.delenv("TIDEWHEEL_KAFKA_BOOTSTRAP", raising=False)
         patch.delenv("TIDEWHEEL_TOPIC_PREFIX", raising=False)
+        if bootstrap is None:
+            patch.delenv("TIDEWHEEL_KAFKA_PROPERTIES", raising=False)
+        kafka = Connections.load(kafka_bootstrap=bootstrap).kafka_client()
         if database_url and bootstrap:
-            given = Stack(database_url, bootstrap)
+            given = Stack(database_url, kafka | {"bootstrap.servers": bootstrap})
             yield given
             given.close()
             return
@@ -49,12 +53,12 @@ def tidewheel_stack(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPa
 
         shared = getattr(pytestconfig, "workerinput", {}).get(_SHARED_HOME)
         home = Path(shared) if shared else tmp_path_factory.mktemp("tidewheel")
-        local = LocalStack(home, brokers=1, database_url=database_url, bootstrap=bootstrap)
+        local = LocalStack(home, brokers=1, database_url=database_url, bootstrap=bootstrap, client=kafka)
         patch.setenv(HOME_VARIABLE, str(local.home))
         before = _interrupt_on_sigterm()
         try:
             info = local.up()  # waits while another worker starts it
-            created = Stack(info.database_url, info.bootstrap, stack=local)
+            created = Stack(info.database_url, info.kafka, stack=local)
             yield created
             created.close()
         finally:

@@ -52,13 +52,12 @@ class Stack:
     Args:
         stack: The embedded one, which runs; or none, where the two others name servers.
         database_url: A database of the server on which databases for tests are made.
-        bootstrap: The brokers.
+        kafka: The settings of a Kafka client, `bootstrap.servers` included.
     """
 
-    def __init__(self, database_url: str, bootstrap: str, *, stack: "LocalStack | None" = None) -> None:
-        self.database_url, self.bootstrap, self.embedded = database_url, bootstrap, stack
+    def __init__(self, database_url: str, kafka: Mapping[str, str], *, stack: "LocalStack | None" = None) -> None:
+        self.database_url, self.kafka, self.embedded = database_url, dict(kafka), stack
         self.topics = Topics(f"test-{uuid4().hex[:10]}")
-        self.kafka = Connections.load(kafka_bootstrap=bootstrap).kafka_config()
         self._template: Template | None = None
         self._inbox: Inbox | None = None
         self._created: set[str] = set()
@@ -113,7 +112,7 @@ class Tidewheel:
     """
 
     def __init__(self, stack: Stack, url: str) -> None:
-        self.url, self.bootstrap, self.topics = url, stack.bootstrap, stack.topics
+        self.url, self.kafka, self.topics = url, stack.kafka, stack.topics
         self._stack, inbox = stack, stack.inbox
         self._session = Session(url, "tidewheel-test")
         self._installation = self._furnish()

@@ -19,9 +19,9 @@ def prefix(info: StackInfo, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Topics of this test's own, deleted at the end."""
     made = f"t{uuid4().hex[:10]}"
     monkeypatch.setenv("TIDEWHEEL_TOPIC_PREFIX", made)
-    monkeypatch.setenv("TIDEWHEEL_KAFKA_BOOTSTRAP", info.bootstrap)
+    monkeypatch.setenv("TIDEWHEEL_KAFKA_PROPERTIES", str(info.kafka_properties))
     yield made
-    admin = admin_of(info.bootstrap)
+    admin = admin_of(info.kafka)
     mine = [name for name in admin.list_topics(timeout=30).topics if name.startswith(f"{made}.")]
     for future in admin.delete_topics(mine, operation_timeout=30).values() if mine else ():
         future.result(30)

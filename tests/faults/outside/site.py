@@ -124,7 +124,7 @@ class Site:
         self._mount()
         self._tidewheel("up", "--home", str(self.home))
         self.info = self.stack.up()
-        self.kafka = {"bootstrap.servers": self.info.bootstrap}
+        self.kafka = dict(self.info.kafka)
         if self.disks.wal:
             self._move_wal()
         self.url = self.info.database_url
@@ -314,7 +314,7 @@ class Site:
         told = {
             **SETTINGS,
             "DATABASE_URL": self.url,
-            "KAFKA_BOOTSTRAP": self.info.bootstrap,
+            "KAFKA_PROPERTIES": str(self.info.kafka_properties),
             **self.settings,
         }
         prefixed = {f"TIDEWHEEL_{name}": value for name, value in told.items()}

@@ -1,6 +1,6 @@
 """The group protocol is chosen by setting, and refused at start where the brokers cannot do it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from subprocess import CompletedProcess
 from uuid import uuid4
@@ -25,14 +25,14 @@ def topic() -> str:
 
 
 @pytest.fixture(scope="module")
-def able(info: StackInfo, topic: str) -> str:
+def able(info: StackInfo, topic: str) -> Mapping[str, str]:
     """A broker that can do all of them."""
-    make_topics(info.bootstrap, [topic])
-    return info.bootstrap
+    make_topics(info.kafka, [topic])
+    return info.kafka
 
 
 @pytest.fixture(scope="module")
-def unable(info: StackInfo, topic: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def unable(info: StackInfo, topic: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, str]]:
     """A broker on which both features are off, as after an upgrade that was never finished."""
 
     def format_without(command: Sequence[str], *, cwd: Path) -> CompletedProcess[str]:
@@ -41,35 +41,35 @@ def unable(info: StackInfo, topic: str, tmp_path_factory: pytest.TempPathFactory
     local = LocalStack(tmp_path_factory.mktemp("old"), brokers=1, database_url=info.database_url)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kafka, "run_program", format_without)
-        bootstrap = local.up().bootstrap
+        config = local.up().kafka
     try:
-        make_topics(bootstrap, [topic])
-        yield bootstrap
+        make_topics(config, [topic])
+        yield config
     finally:
         local.down(erase=True)
 
 
 @pytest.mark.parametrize("wanted", ["classic", "consumer", "share"])
-def test_supported_group_protocol_is_used_as_configured(able: str, topic: str, wanted: GroupProtocol) -> None:
-    config = {"bootstrap.servers": able}
-    assert group_protocol(config, wanted, topic=topic, probe=f"{topic}.probe") == wanted
+def test_supported_group_protocol_is_used_as_configured(
+    able: Mapping[str, str], topic: str, wanted: GroupProtocol
+) -> None:
+    assert group_protocol(able, wanted, topic=topic, probe=f"{topic}.probe") == wanted
 
 
-def test_auto_selects_the_new_protocol_with_a_short_session_timeout(able: str, topic: str) -> None:
-    assert quickest_protocol({"bootstrap.servers": able}, topic=topic, probe=f"{topic}.probe") == "consumer"
+def test_auto_selects_the_new_protocol_with_a_short_session_timeout(able: Mapping[str, str], topic: str) -> None:
+    assert quickest_protocol(able, topic=topic, probe=f"{topic}.probe") == "consumer"
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_missing_topic_does_not_fail_the_protocol_check(able: str, topic: str, *, there: bool) -> None:
+def test_missing_topic_does_not_fail_the_protocol_check(able: Mapping[str, str], topic: str, *, there: bool) -> None:
     named = topic if there else f"{topic}.missing"
-    config = {"bootstrap.servers": able}
-    assert group_protocol(config, "share", topic=named, probe=f"{topic}.probe") == "share"
-    assert group_protocol(config, "consumer", topic=named, probe=f"{topic}.probe") == "consumer"
+    assert group_protocol(able, "share", topic=named, probe=f"{topic}.probe") == "share"
+    assert group_protocol(able, "consumer", topic=named, probe=f"{topic}.probe") == "consumer"
 
 
 @pytest.mark.slow
-def test_unsupported_group_protocol_is_refused_with_a_remedy(unable: str, topic: str) -> None:
-    config, probe = {"bootstrap.servers": unable}, f"{topic}.probe"
+def test_unsupported_group_protocol_is_refused_with_a_remedy(unable: Mapping[str, str], topic: str) -> None:
+    config, probe = unable, f"{topic}.probe"
     with pytest.raises(SettingsError, match=r"EXECUTOR_GROUP=share: .* lack share groups .*share\.version=1.*classic"):
         group_protocol(config, "share", topic=topic, probe=probe)
     with pytest.raises(SettingsError, match=r"EXECUTOR_GROUP=consumer: .* lack the .*group\.version=1.*classic"):

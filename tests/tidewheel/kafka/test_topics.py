@@ -25,7 +25,7 @@ def topics(info: StackInfo) -> Iterator[Topics]:
     """Yield this test's own names; delete the topics at the end, for each partition is files."""
     made = Topics(f"t{uuid4().hex[:10]}")
     yield made
-    admin = admin_of(info.bootstrap)
+    admin = admin_of(info.kafka)
     mine = [name for name in admin.list_topics(timeout=30).topics if name.startswith(f"{made.prefix}.")]
     if mine:
         for future in admin.delete_topics(mine, operation_timeout=30).values():
@@ -47,7 +47,7 @@ def test_invalid_queue_is_refused_by_name(text: str, what: str) -> None:
 
 @pytest.mark.kafka
 def test_missing_topics_are_listed_first_and_created_once(info: StackInfo, topics: Topics) -> None:
-    config = {"bootstrap.servers": info.bootstrap}
+    config = dict(info.kafka)
     planned = [topic.name for topic in topics.plan(["default", "reports"])]
     would = apply_topics(config, topics, queues=["default", "reports"], dry_run=True)
     assert would == [f"{name} would be created" for name in planned]
@@ -69,9 +69,9 @@ def test_missing_topics_are_listed_first_and_created_once(info: StackInfo, topic
 
 @pytest.mark.kafka
 def test_too_few_partitions_are_increased_and_more_are_kept(info: StackInfo, topics: Topics) -> None:
-    make_topics(info.bootstrap, [topics.runs("default", "batch")], partitions=3)
-    make_topics(info.bootstrap, [topics.runs("default", "critical")], partitions=13)
-    config = {"bootstrap.servers": info.bootstrap}
+    make_topics(info.kafka, [topics.runs("default", "batch")], partitions=3)
+    make_topics(info.kafka, [topics.runs("default", "critical")], partitions=13)
+    config = dict(info.kafka)
     until(lambda: sum(each.partitions for each in topic_statuses(config, topics)) == 16, "both are there")
     done = apply_topics(config, topics)
     assert f"{topics.runs('default', 'batch')} given more partitions" in done

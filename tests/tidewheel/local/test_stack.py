@@ -138,7 +138,9 @@ def test_up_reports_that_the_server_has_no_connection_free(own: LocalStack) -> N
 
 def test_given_servers_are_used_and_not_stopped(own: LocalStack, tmp_path: Path) -> None:
     given = own.up()
-    other = LocalStack(tmp_path / "other", database_url=given.database_url, bootstrap=given.bootstrap)
+    other = LocalStack(
+        tmp_path / "other", database_url=given.database_url, bootstrap=given.bootstrap, client=given.kafka
+    )
     info = other.up()
     assert (info.database_url, info.bootstrap, info.replication) == (given.database_url, given.bootstrap, None)
     assert [part.state for part in other.status().parts] == [PartState.GIVEN, PartState.GIVEN]
@@ -154,7 +156,9 @@ def test_given_broker_that_answers_late_is_used(own: LocalStack, tmp_path: Path)
     late = threading.Timer(8, own.broker(1).resume)  # longer than a refused connection is tried for
     late.start()
     try:
-        other = LocalStack(tmp_path / "late", database_url=given.database_url, bootstrap=given.bootstrap)
+        other = LocalStack(
+            tmp_path / "late", database_url=given.database_url, bootstrap=given.bootstrap, client=given.kafka
+        )
         assert other.up().bootstrap == given.bootstrap
     finally:
         late.join()
@@ -198,10 +202,10 @@ def test_three_brokers_survive_the_loss_of_a_leader(tmp_path: Path) -> None:
     try:
         info = stack.up()
         assert info.replication == 3
-        admin = AdminClient({"bootstrap.servers": info.bootstrap, "log_level": 0})
+        admin = AdminClient({**info.kafka, "log_level": 0})
         stack.broker(admin.list_topics("local-stack-probe").topics["local-stack-probe"].partitions[0].leader).kill()
         failures: list[object] = []
-        producer = Producer({"bootstrap.servers": info.bootstrap, "acks": "all", "log_level": 0})
+        producer = Producer({**info.kafka, "acks": "all", "log_level": 0})
         for number in range(100):
             producer.produce("local-stack-probe", str(number).encode(), on_delivery=lambda e, _: failures.append(e))
         assert producer.flush(60) == 0
