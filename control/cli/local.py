@@ -133,8 +133,12 @@ def _furnish(info: StackInfo) -> None:
 
 def _print_started(info: StackInfo, status: StackStatus, output: Output) -> None:
     if output is Output.JSON:
-        reached = {"database_url": info.database_url, "bootstrap": info.bootstrap, "replication": info.replication}
-        reached["kafka_properties"] = info.kafka_properties and str(info.kafka_properties)
+        reached = {
+            "database_url": info.database_url,
+            "bootstrap": info.bootstrap,
+            "kafka_properties": str(info.kafka_properties) if info.kafka_properties else None,
+            "replication": info.replication,
+        }
         typer.echo(json.dumps(_as_json(status) | reached))
         return
     for part in status.parts:

