@@ -136,7 +136,8 @@ class _Start:
         end_process_with_threads()
         end_process_late(self.stop, _STOP_SECONDS + drain.total_seconds())
         self._why_waiting: str | None = "is starting"
-        self._port = serve_health(settings.metrics_port)
+        names = [name.strip() for name in settings.metrics_hosts.split(",") if name.strip()]
+        self._port = serve_health(settings.metrics_port, host=settings.metrics_host, names=names)
 
     def database(self) -> tuple[str, Installation]:
         """Wait until the database answers, and read the installation.

@@ -7,6 +7,7 @@ generated from here.
 
 import os
 import re
+import ssl
 from collections.abc import Mapping
 from datetime import timedelta
 from difflib import get_close_matches
@@ -112,7 +113,14 @@ class Connections(BaseSettings):
         None,
         ge=0,
         le=65535,
-        description="serve /metrics, /healthz and /readyz on 127.0.0.1; 0 picks a free port, no value turns them off",
+        description="serve /metrics, /healthz and /readyz; 0 picks a free port, no value turns them off",
+    )
+    metrics_host: str = Field(
+        "127.0.0.1", description="address on which metrics and health are served; 0.0.0.0 for a Prometheus elsewhere"
+    )
+    metrics_hosts: str = Field(
+        "",
+        description="names under which metrics may be requested, separated by commas; addresses and `localhost` always",
     )
 
     @classmethod
@@ -337,6 +345,9 @@ class ExecutorSettings(Connections):
     http_allow_private: bool = Field(
         default=False, description="allow HTTP targets on loopback, private and link-local addresses"
     )
+    http_ca_file: Path | None = Field(
+        None, description="PEM file of an internal authority; HTTP targets may use its certificates besides public ones"
+    )
     webhook_secret: SecretStr | None = Field(
         None, description="secret that signs HTTP requests, `whsec_…`; several, for rotation, separated by blanks"
     )
@@ -383,6 +394,18 @@ class ExecutorSettings(Connections):
             )
             raise ValueError(message)
         return lease
+
+    @field_validator("http_ca_file")
+    @classmethod
+    def _has_certificates(cls, file: Path | None) -> Path | None:
+        """Refuse a file without a certificate: each call would fail."""
+        if file is not None:
+            try:
+                ssl.create_default_context(cafile=file)
+            except OSError as error:  # ssl.SSLError is one
+                message = f"has no certificate in PEM: {error.strerror or error}; name a readable file"
+                raise ValueError(message) from None
+        return file
 
     @field_validator("webhook_secret")
     @classmethod

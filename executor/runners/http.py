@@ -11,6 +11,7 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
+from pathlib import Path
 
 import aiohttp
 
@@ -137,6 +138,7 @@ class HttpRunner:
         task_token_key: Key of task tokens.
         lost_lease: Returns True if this executor may no longer start anything.
         resolve: Resolves names in place of the system.
+        ca_file: Roots that are accepted besides the bundled ones, in PEM.
     """
 
     def __init__(
@@ -147,7 +149,9 @@ class HttpRunner:
         task_token_key: bytes = b"",
         lost_lease: Callable[[], bool] = lambda: False,
         resolve: Resolve | None = None,
+        ca_file: Path | None = None,
     ) -> None:
+        self._ca_file = ca_file
         self._secrets, self._task_token_key, self._lost_lease = secrets, task_token_key, lost_lease
         self._guard = AddressGuard(allow_private=allow_private, resolve=resolve)
         self._client: HttpClient | None = None
@@ -162,7 +166,7 @@ class HttpRunner:
         except ValueError as error:
             return failed("InvalidURL", str(error), permanent=True, not_started=True)
         if self._client is None:
-            self._client = HttpClient(self._guard, self._lost_lease)  # needs the running loop
+            self._client = HttpClient(self._guard, self._lost_lease, self._ca_file)  # needs the running loop
         seconds = min(CONNECT_SECONDS, attempt.start_to_close_seconds)
         request = self._client.request(
             target.method, url, headers=self._headers(attempt, target), content=attempt.payload, seconds=seconds
@@ -197,6 +201,7 @@ def http_runner(settings: ExecutorSettings, installation: Installation, lost_lea
         secrets=read_secrets(secret.get_secret_value()) if secret else (),
         task_token_key=installation.task_token_key,
         lost_lease=lost_lease,
+        ca_file=settings.http_ca_file,
     )
 
 

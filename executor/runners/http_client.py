@@ -12,6 +12,7 @@ import string
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import cache, lru_cache, partial
+from pathlib import Path
 from typing import NamedTuple, cast
 from urllib.parse import quote, urlsplit
 from weakref import WeakSet
@@ -112,14 +113,14 @@ class _Connection(ResponseHandler):
 class _Connector(aiohttp.TCPConnector):
     """Connections to checked addresses; `sockets` are the open ones, for a closed transport drops its own."""
 
-    def __init__(self, guard: AddressGuard) -> None:
+    def __init__(self, guard: AddressGuard, ca_file: Path | None) -> None:
         super().__init__(  # pyright: ignore[reportUnknownMemberType]
             limit=0,  # slots bound them: no attempt waits behind targets that hang
             keepalive_timeout=_KEPT_SECONDS,
             use_dns_cache=False,  # each connection is checked anew
             resolver=guard,
             socket_factory=self._make_socket,
-            ssl=_bundled_roots(),
+            ssl=_roots(ca_file),
         )
         self._factory = cast("partial[ResponseHandler]", partial(_Connection, loop=asyncio.get_running_loop()))
         self._guard, self.sockets = guard, WeakSet[socket.socket]()
@@ -136,11 +137,12 @@ class HttpClient:
     Args:
         guard: Resolves names and makes sockets.
         lost_lease: Returns True if this executor may no longer start anything.
+        ca_file: Roots that are accepted besides the bundled ones, in PEM.
     """
 
-    def __init__(self, guard: AddressGuard, lost_lease: Callable[[], bool]) -> None:
+    def __init__(self, guard: AddressGuard, lost_lease: Callable[[], bool], ca_file: Path | None = None) -> None:
         self._lost_lease, self._in_use = lost_lease, 0
-        self._connector = _Connector(guard)
+        self._connector = _Connector(guard, ca_file)
         self._session = aiohttp.ClientSession(
             connector=self._connector,
             cookie_jar=aiohttp.DummyCookieJar(),  # or other jobs' requests would carry them
@@ -240,8 +242,11 @@ def _escaped(text: str, kept: str) -> str:
 
 
 @cache
-def _bundled_roots() -> ssl.SSLContext:
-    return ssl.create_default_context(cafile=certifi.where())
+def _roots(ca_file: Path | None) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=certifi.where())
+    if ca_file is not None:
+        context.load_verify_locations(ca_file)
+    return context
 
 
 @lru_cache(maxsize=64)

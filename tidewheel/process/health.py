@@ -5,15 +5,18 @@ loop that waits for PostgreSQL or Kafka still reports, because a restart would n
 request, by the registered checks.
 """
 
+import socket
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from http import HTTPStatus
+from ipaddress import ip_address
 from socketserver import ThreadingMixIn
 from threading import Thread
 from typing import TYPE_CHECKING
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from tidewheel.clock import monotonic_seconds
+from tidewheel.errors import SettingsError
 from tidewheel.process.metrics import metrics_page
 
 if TYPE_CHECKING:
@@ -72,12 +75,29 @@ class Health:
 health = Health()
 
 
-def serve_health(port: int | None, state: Health = health) -> int | None:
-    """Serve /metrics, /healthz and /readyz on 127.0.0.1; return the port, None if it is off."""
+def serve_health(
+    port: int | None, state: Health = health, *, host: str = "127.0.0.1", names: Collection[str] = ()
+) -> int | None:
+    """Serve /metrics, /healthz and /readyz; return the port, None if it is off.
+
+    Args:
+        port: The TCP port; 0 picks a free one.
+        state: The process's health.
+        host: The address to listen on.
+        names: The names, besides addresses and `localhost`, under which requests may arrive. Others are refused: a web
+            page could otherwise read the metrics through a visitor's browser, by a name that resolves to this machine.
+
+    Raises:
+        SettingsError: The address is not this machine's, or the port is taken.
+    """
     if port is None:
         return None
+    known = {"localhost", *(name.lower() for name in names)}
 
     def answer(environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
+        if not _is_known(environ.get("HTTP_HOST"), known):
+            text = b"this name is not one of TIDEWHEEL_METRICS_HOSTS\n"
+            return _respond(start_response, HTTPStatus.MISDIRECTED_REQUEST, text)
         match environ["PATH_INFO"]:
             case "/metrics":
                 return metrics_page(environ, start_response)
@@ -89,9 +109,31 @@ def serve_health(port: int | None, state: Health = health) -> int | None:
                 text = b"there are /metrics, /healthz and /readyz\n"
                 return _respond(start_response, HTTPStatus.NOT_FOUND, text)
 
-    server = make_server("127.0.0.1", port, answer, server_class=_Server, handler_class=_Silent)
+    try:
+        version = _Server6 if ":" in host else _Server
+        server = make_server(host, port, answer, server_class=version, handler_class=_Silent)
+    except OSError as error:
+        message = f"metrics cannot be served on {host} port {port}: {error}; correct TIDEWHEEL_METRICS_HOST and _PORT"
+        raise SettingsError(message) from error
     Thread(target=server.serve_forever, name="metrics", daemon=True).start()
     return int(server.server_port)
+
+
+def _is_known(host: object, known: Collection[str]) -> bool:
+    """Return True if a Host header has an address or a known name; a client without one is no browser.
+
+    >>> [_is_known(host, {"localhost"}) for host in (None, "10.1.2.3:9464", "[::1]:9464", "Localhost", "evil.example")]
+    [True, True, True, True, False]
+    """
+    if host is None:
+        return True
+    name = str(host).lower()
+    bare = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
+    try:
+        ip_address(bare)
+    except ValueError:
+        return bare in known
+    return True
 
 
 def _respond_with(start_response: "StartResponse", reasons: list[str]) -> Iterable[bytes]:
@@ -109,6 +151,12 @@ class _Server(ThreadingMixIn, WSGIServer):
     """Answer each request on its own thread, so that a slow reader delays no other."""
 
     daemon_threads = True
+
+
+class _Server6(_Server):
+    """The same on an IPv6 address."""
+
+    address_family = socket.AF_INET6
 
 
 class _Silent(WSGIRequestHandler):

@@ -1,11 +1,13 @@
 """Liveness comes from loops, readiness from checks; both are served with a reason per line."""
 
 import threading
+from http.client import HTTPConnection
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
 
+from tidewheel.errors import SettingsError
 from tidewheel.process import health as module
 from tidewheel.process.health import Health, serve_health
 
@@ -45,6 +47,45 @@ def test_server_has_health_and_metrics_only(port: int) -> None:
 def test_service_without_checks_is_live_and_ready(port: int) -> None:
     assert get(port, "/healthz") == (200, "ok\n")
     assert get(port, "/readyz") == (200, "ok\n")
+
+
+def test_request_under_an_unknown_name_is_refused(state: Health) -> None:
+    """A name that a web page controls may resolve to this machine: its scripts must not read the metrics."""
+    port = serve_health(0, state, host="0.0.0.0", names=["Metrics.internal"])  # noqa: S104 - as in a container
+    assert port is not None
+    for host, status in (
+        ("rebound.example", 421),
+        ("localhost.rebound.example", 421),
+        ("127.0.0.1.rebound.example", 421),
+        ("metrics.internal:9464", 200),
+        ("LOCALHOST", 200),
+        (f"127.0.0.1:{port}", 200),
+        ("[::1]:9464", 200),
+    ):
+        for path in ("/metrics", "/healthz", "/readyz"):
+            assert answer(port, path, host)[0] == status, (host, path)
+    assert "TIDEWHEEL_METRICS_HOSTS" in answer(port, "/metrics", "rebound.example")[1]
+
+
+def test_metrics_are_served_on_the_configured_address_only(state: Health) -> None:
+    port = serve_health(0, state, host="127.0.0.2")
+    assert port is not None
+    with pytest.raises(OSError, match="refused"):
+        get(port, "/metrics")
+    with urlopen(f"http://127.0.0.2:{port}/healthz", timeout=10) as served:
+        assert served.status == 200
+    assert serve_health(0, state, host="::1")
+    with pytest.raises(SettingsError, match="TIDEWHEEL_METRICS_HOST"):
+        serve_health(port, state, host="127.0.0.2")
+
+
+def answer(port: int, path: str, host: str) -> tuple[int, str]:
+    connection = HTTPConnection("127.0.0.1", port, timeout=10)
+    connection.request("GET", path, headers={"Host": host})
+    with connection.getresponse() as response:
+        read = response.read().decode()
+    connection.close()
+    return response.status, read
 
 
 def test_stuck_loop_is_reported_by_name(state: Health, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
