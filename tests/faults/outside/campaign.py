@@ -12,7 +12,6 @@ from statistics import median
 
 import psycopg
 
-from tests.faults.outside.checks import Enough, Report, check, recoveries
 from tests.faults.outside.client import Client
 from tests.faults.outside.load import STEADY, Load
 from tests.faults.outside.records import (
@@ -31,6 +30,7 @@ from tests.faults.outside.records import (
 from tests.faults.outside.rows import Row
 from tests.faults.outside.site import LANES, LEASE_SECONDS, PREFIX, SERVICES, TOPICS, Site
 from tests.faults.outside.topics import read_topics
+from tests.faults.outside.verdict import Enough, Report, check, recoveries
 
 _PATIENCE_SECONDS = 90.0
 _SETTLE_SECONDS = 120.0

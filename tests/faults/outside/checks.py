@@ -1,6 +1,6 @@
-"""The checks H1 to H11 of a history: pure functions of what was recorded outside.
+"""The checks H1 to H10 of a history: pure functions of what was recorded outside.
 
-Each check returns its anomalies with their evidence. A verdict is `pass` only if enough was seen; else it is `unknown`.
+Each check returns its anomalies with their evidence.
 """
 
 from collections import Counter, defaultdict
@@ -8,23 +8,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import pairwise
-from statistics import median, quantiles
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from tests.faults.outside.due import Target, text
-from tests.faults.outside.records import SECOND, Effect, History, Message
-from tests.faults.outside.view import PROMPT, RECOVERY, View
+from tests.faults.outside.records import SECOND, Effect, Message
+from tests.faults.outside.view import RECOVERY, View
 
 SETTLED = 60 * SECOND  # after the last fault nothing is left to do by then
 STOPPED_SECONDS = 17.0  # a service ends itself 15 s after SIGTERM
 CALL = SECOND  # between a claim and the call that it leads to
 _SHOWN = 600  # characters of a record in a message
-_SHOWN_OF_CHECK = 8  # the history has them all
 ENDED = ("succeeded", "failed", "timed_out", "cancelled", "skipped")
-
-PROMPT_JOBS = ("steady", "note", "cron-utc", "missed")  # their targets answer at once
-
-Verdict = Literal["pass", "fail", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,50 +38,6 @@ class Anomaly:
     def __str__(self) -> str:
         shown = (f"{record!s:.{_SHOWN}}" for record in self.evidence[:4])
         return "\n    ".join([f"{self.check} {self.what}", *shown])
-
-
-@dataclass(frozen=True, slots=True)
-class Enough:
-    """The least that a verdict other than `unknown` needs."""
-
-    targets: int = 1000
-    faults: int = 20
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """The result of all checks."""
-
-    verdict: Verdict
-    anomalies: tuple[Anomaly, ...]
-    counts: Mapping[str, int]
-    lateness: Mapping[str, float]
-    lacking: tuple[str, ...]
-
-    def __str__(self) -> str:
-        counts = ", ".join(f"{count} {name}" for name, count in self.counts.items())
-        late = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in self.lateness.items())
-        lacking = f" ({'; '.join(self.lacking)})" if self.lacking else ""
-        lines = [f"{self.verdict}{lacking}: {counts}; {late}"]
-        by_check = Counter(anomaly.check for anomaly in self.anomalies)
-        for check, number in sorted(by_check.items()):
-            lines.append(f"{number} x {check}")
-            lines.extend([str(anomaly) for anomaly in self.anomalies if anomaly.check == check][:_SHOWN_OF_CHECK])
-        return "\n".join(lines)
-
-
-def check(history: History, enough: Enough) -> Report:
-    """Return the verdict of a history."""
-    view = View(history)
-    anomalies = tuple(anomaly for one in CHECKS for anomaly in one(view))
-    counts = count(view)
-    lacking = tuple(
-        f"{counts[name]} of {least} {name}"
-        for name, least in (("targets", enough.targets), ("faults", enough.faults))
-        if counts[name] < least
-    )
-    verdict: Verdict = "fail" if anomalies else "unknown" if lacking else "pass"
-    return Report(verdict, anomalies, counts, lateness(view), lacking)
 
 
 def find_lost(view: View) -> Iterator[Anomaly]:
@@ -156,7 +106,7 @@ def find_early(view: View) -> Iterator[Anomaly]:
 
 def find_late(view: View) -> Iterator[Anomaly]:
     """H5: certain targets start promptly, or soon after the end of a fault."""
-    for key, target, effect in _first_effects(view):
+    for key, target, effect in view.first_effects():
         late = effect.received - view.deadline(target.due)
         if target.certain and late > 0:
             after = (effect.received - target.due) / 1e6
@@ -334,64 +284,6 @@ CHECKS: tuple[Callable[[View], Iterable[Anomaly]], ...] = (
 )
 
 
-def count(view: View) -> dict[str, int]:
-    """Return the counts that every verdict names."""
-    mine = [target for found in view.targets.values() for target in found.values()]
-    repeats = sum(len(found) - 1 for found in view.effects.values())
-    copies = Counter(message.value["event_id"] for message in view.of_kind("RunCompleted"))
-    return {
-        "targets": sum(target.certain for target in mine),
-        "possible": sum(not target.certain for target in mine),
-        "requests": len(view.operations),
-        "unanswered": sum(op.answered is None for op in view.operations),
-        "runs": len(view.completions),
-        "effects": len(view.history.effects),
-        "repeated effects": repeats,
-        "repeated events": sum(copies.values()) - len(copies),
-        "faults": len(view.history.faults),
-    }
-
-
-def lateness(view: View) -> dict[str, float]:
-    """Return how late certain targets took effect, in seconds: without a fault, and with one."""
-    calm: list[float] = []
-    faulty: list[float] = []
-    for _, target, effect in _first_effects(view):
-        if target.certain:
-            late = (effect.received - target.due) / SECOND
-            (faulty if view.touched(target.due, effect.received) else calm).append(late)
-    found: dict[str, float] = {}
-    for name, times in (("calm", calm), ("faulty", faulty)):
-        if len(times) > 1:
-            found |= {
-                f"{name} p50": median(times),
-                f"{name} p99": quantiles(times, n=100)[98],
-                f"{name} max": max(times),
-            }
-    return found
-
-
-def recoveries(history: History) -> dict[str, list[float | None]]:
-    """Return the times to recover of each row, in seconds.
-
-    A fault is over when what was due before its end has run, by the jobs whose targets answer at once.
-    """
-    found: defaultdict[str, list[float | None]] = defaultdict(list)
-    for fault in history.faults:
-        last = max(
-            (
-                effect.received
-                for effect in history.effects
-                if effect.job_key.startswith(PROMPT_JOBS)
-                and fault.injected - PROMPT < effect.scheduled_at <= fault.healed
-            ),
-            default=fault.healed,
-        )
-        took = max(last - fault.healed, 0) / SECOND
-        found[fault.row].append(None if fault.recovered is None else took)
-    return found
-
-
 def _is_accounted(view: View, key: str, target: Target) -> bool:
     """Return True if a target fired, or something that may take its place is recorded."""
     for run_id in view.timer_runs.get((key, target.at), ()):
@@ -451,14 +343,6 @@ def _wrong_replies(view: View) -> Iterator[Anomaly]:
     for request_id, found in replies.items():
         if len(found) > 1:
             yield Anomaly("H8", f"request {request_id} has {len(found)} different replies", tuple(found))
-
-
-def _first_effects(view: View) -> Iterator[tuple[str, Target, Effect]]:
-    for (key, at), runs in view.timer_runs.items():
-        target = view.targets.get(key, {}).get(at)
-        effect = view.first_effect(runs[0])
-        if target is not None and effect is not None:
-            yield key, target, effect
 
 
 def _claimed_before(view: View, effect: Effect, at: int) -> bool:

@@ -1,4 +1,4 @@
-"""Network namespaces for services, with links that a test cuts without a sign to either side.
+"""Network namespaces with links that are cut in silence, and small file systems.
 
 The servers listen on 127.0.0.1 of the machine. In a namespace that address is not local: a route leads to the machine
 over a veth pair, and the machine accepts the packets (`route_localnet`). No setting of the servers changes except
@@ -8,6 +8,7 @@ One port is cut by a rule that routes its packets to a link whose far end drops 
 """
 
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from shutil import which
 
@@ -118,6 +119,17 @@ def mount(folder: Path, megabytes: int) -> None:
 def unmount(folder: Path) -> None:
     """Undo `mount`, also while a process is still there."""
     _run("umount", "-l", str(folder))
+
+
+def fill(folder: Path) -> Path:
+    """Fill a file system to its last byte; return the file that does so."""
+    ballast = folder / "ballast"
+    with suppress(OSError), ballast.open("wb", buffering=0) as file:
+        for size in (1 << 20, 4096, 1):
+            with suppress(OSError):
+                while file.write(b"\0" * size):
+                    pass
+    return ballast
 
 
 def _run(*command: str) -> None:

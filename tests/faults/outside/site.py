@@ -5,23 +5,22 @@ A service that ends by itself is started again half a second later, as a supervi
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
 import psycopg
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from tests.faults.outside.network import Namespace, mount, unmount
+from tests.faults.outside.process import Process, free_port, has_started, insist, listens, send_signal, until
 from tests.faults.outside.proxy import Proxy
 from tidewheel.errors import StackError
 from tidewheel.local.stack import LocalStack
@@ -70,26 +69,6 @@ class Disks:
     broker: int = 0
 
 
-@dataclass(eq=False)
-class Process:
-    """One service."""
-
-    name: str
-    child: subprocess.Popen[bytes]
-    log: Path
-    expected: bool = False  # its end
-
-    @property
-    def alive(self) -> bool:
-        """True if it runs, or is stopped."""
-        return self.child.poll() is None
-
-    @property
-    def role(self) -> str:
-        """The kind of service."""
-        return self.name.partition("-")[0]
-
-
 @dataclass
 class Site:
     """One installation in a folder.
@@ -133,7 +112,7 @@ class Site:
             self.url = self.url.replace(f":{self.database_port}/", f":{self.proxy.port}/")
         if self.namespaces:
             self._make_namespaces()
-        self.receiver_port = _free_port()
+        self.receiver_port = free_port()
         self.start_receiver()
         self._ended = threading.Event()
         self._lock = threading.RLock()
@@ -148,7 +127,7 @@ class Site:
         for process in self.processes.values():
             self._finish(process)
         if hasattr(self, "receiver"):
-            _signal(self.receiver.pid, signal.SIGKILL)
+            send_signal(self.receiver.pid, signal.SIGKILL)
             self.receiver.wait()
         if self.proxy is not None:
             self.proxy.close()
@@ -181,14 +160,14 @@ class Site:
         arguments = [str(self.receiver_port), str(self.effects), str(self.seed), SECRET]
         command = [sys.executable, "-m", "tests.faults.outside.receiver", *arguments]
         self.receiver = subprocess.Popen([sys.executable, "-c", _BOUND, *command], cwd=_ROOT)
-        _until(lambda: _listens(self.receiver_port), "the receiver listens")
+        until(lambda: listens(self.receiver_port), "the receiver listens")
 
     def start(self, *names: str, wait: bool = False) -> None:
         """Start services; with `wait`, until each serves."""
         with self._lock:
             started = [self._start(name) for name in names]
         if wait:
-            _until(lambda: all(_has_started(process) for process in started), f"{names} have started")
+            until(lambda: all(has_started(process) for process in started), f"{names} have started")
 
     def named(self, role: str) -> list[str]:
         """Return the names of a role's services."""
@@ -198,26 +177,26 @@ class Site:
         """Send SIGKILL to services."""
         for name in names:
             self.processes[name].expected = True
-            _signal(self.processes[name].child.pid, signal.SIGKILL)
+            send_signal(self.processes[name].child.pid, signal.SIGKILL)
         for name in names:
             self.processes[name].child.wait()
 
     def pause(self, *names: str) -> None:
         """Send SIGSTOP to services."""
         for name in names:
-            _signal(self.processes[name].child.pid, signal.SIGSTOP)
+            send_signal(self.processes[name].child.pid, signal.SIGSTOP)
 
     def resume(self, *names: str) -> None:
         """Send SIGCONT to services."""
         for name in names:
-            _signal(self.processes[name].child.pid, signal.SIGCONT)
+            send_signal(self.processes[name].child.pid, signal.SIGCONT)
 
     def stop(self, *names: str) -> dict[str, list[float]]:
         """Send SIGTERM to services; return the seconds that each took, and its exit code."""
         begun = time.monotonic()
         for name in names:
             self.processes[name].expected = True
-            _signal(self.processes[name].child.pid, signal.SIGTERM)
+            send_signal(self.processes[name].child.pid, signal.SIGTERM)
         took: dict[str, list[float]] = {}
         while len(took) < len(names) and time.monotonic() < begun + _STOP_SECONDS:
             for name in names:
@@ -235,16 +214,16 @@ class Site:
         """Send SIGKILL to PostgreSQL's first process alone."""
         pid = self.stack.postgres.pid
         assert pid is not None
-        _signal(pid, signal.SIGKILL)
-        _until(lambda: self.stack.postgres.pid is None, "the postmaster is gone")
+        send_signal(pid, signal.SIGKILL)
+        until(lambda: self.stack.postgres.pid is None, "the postmaster is gone")
 
     def start_database(self) -> None:
         """Start PostgreSQL, as often as it takes: the processes of a killed one delay it."""
-        _insist(self.stack.postgres.start)
+        insist(self.stack.postgres.start)
 
     def start_broker(self) -> None:
         """Start the broker, as often as it takes: a client's connection may have its port for a moment."""
-        _insist(self.stack.broker(1).start)
+        insist(self.stack.broker(1).start)
 
     @contextmanager
     def database(self) -> Generator[psycopg.Connection[Any]]:
@@ -346,7 +325,7 @@ class Site:
 
     def _finish(self, process: Process) -> None:
         if process.alive:
-            _signal(process.child.pid, signal.SIGKILL)
+            send_signal(process.child.pid, signal.SIGKILL)
         process.child.wait()
 
     def _make_namespaces(self) -> None:
@@ -355,7 +334,7 @@ class Site:
             file.write("host all all 10.213.0.0/16 scram-sha-256\n")
         pid = self.stack.postgres.pid
         assert pid is not None
-        _signal(pid, signal.SIGHUP)
+        send_signal(pid, signal.SIGHUP)
         for number, name in enumerate(SERVICES):
             self.spaces[name] = Namespace(number)
 
@@ -384,55 +363,3 @@ class Site:
         for place in (*places, "kafka" if self.disks.broker else ""):
             if place and (self.home / place).is_mount():
                 unmount(self.home / place)
-
-
-def fill(folder: Path) -> Path:
-    """Fill a file system to its last byte; return the file that does so."""
-    ballast = folder / "ballast"
-    with suppress(OSError), ballast.open("wb", buffering=0) as file:
-        for size in (1 << 20, 4096, 1):
-            with suppress(OSError):
-                while file.write(b"\0" * size):
-                    pass
-    return ballast
-
-
-def _insist(start: Callable[[], object]) -> None:
-    deadline = time.monotonic() + _START_SECONDS
-    while True:
-        try:
-            start()
-        except StackError:
-            if time.monotonic() > deadline:
-                raise
-            _NEVER.wait(_RESTART_SECONDS)
-        else:
-            return
-
-
-def _signal(pid: int, how: signal.Signals) -> None:
-    with suppress(ProcessLookupError, psutil.NoSuchProcess):
-        os.kill(pid, how)
-
-
-def _has_started(process: Process) -> bool:
-    return f"{process.role} started" in process.log.read_text(errors="replace")
-
-
-def _listens(port: int) -> bool:
-    with suppress(OSError):
-        socket.create_connection(("127.0.0.1", port), timeout=1).close()
-        return True
-    return False
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
-def _until(condition: Callable[[], object], what: str, seconds: float = _START_SECONDS) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
-        _NEVER.wait(_LOOK_SECONDS)

@@ -6,12 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.faults.outside.checks import Enough, check, match
+from tests.faults.outside.checks import match
 from tests.faults.outside.doctors import DOCTORS, Doctor
 from tests.faults.outside.due import instants, text
 from tests.faults.outside.mutants import MUTANTS
 from tests.faults.outside.records import SECOND, History
 from tests.faults.outside.right import BEGUN, Maker, interval, job, plain
+from tests.faults.outside.verdict import Enough, check
 from tests.fixtures.examples import examples
 from tests.strict_types import ROOT
 

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.outside.network import Namespace, mount, unmount, why_no_mounts, why_no_namespaces
+from tests.faults.outside.network import Namespace, fill, mount, unmount, why_no_mounts, why_no_namespaces
 from tests.faults.outside.proxy import Proxy
-from tests.faults.outside.site import fill
 
 pytestmark = pytest.mark.process
 

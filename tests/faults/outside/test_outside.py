@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.outside import rows
+from tests.faults.outside import machine_rows, rows
 from tests.faults.outside.campaign import Campaign, print_now, seed_of, table
-from tests.faults.outside.checks import Enough, Report
 from tests.faults.outside.mutants import MUTANTS
 from tests.faults.outside.network import why_no_mounts, why_no_namespaces
 from tests.faults.outside.records import History
 from tests.faults.outside.rows import Row
 from tests.faults.outside.site import Disks, Site
+from tests.faults.outside.verdict import Enough, Report
 from tidewheel.clock import monotonic_seconds
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
@@ -74,7 +74,7 @@ def test_downtime_with_missed_occurrences(tmp_path: Path, capsys: pytest.Capture
 def test_slow_lossy_and_silent_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     seed = seed_of("TIDEWHEEL_FAULTS_SEED")
     site = Site(tmp_path, seed, proxied=True)
-    _, report = judge(Campaign(site, seed, rows.LINES, Enough(targets=300, faults=3)), capsys)
+    _, report = judge(Campaign(site, seed, machine_rows.LINES, Enough(targets=300, faults=3)), capsys)
     assert report.verdict == "pass", f"seed {seed}"
 
 
@@ -84,7 +84,7 @@ def test_partitions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         pytest.skip(f"not run: {reason}")
     seed = seed_of("TIDEWHEEL_FAULTS_SEED")
     site = Site(tmp_path, seed, namespaces=True)
-    _, report = judge(Campaign(site, seed, rows.NETWORK, Enough(targets=500, faults=8)), capsys)
+    _, report = judge(Campaign(site, seed, machine_rows.NETWORK, Enough(targets=500, faults=8)), capsys)
     assert report.verdict == "pass", f"seed {seed}"
 
 
@@ -94,7 +94,7 @@ def test_full_disks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         pytest.skip(f"not run: {reason}")
     seed = seed_of("TIDEWHEEL_FAULTS_SEED")
     site = Site(tmp_path, seed, disks=Disks(data=512, wal=144, broker=512))
-    _, report = judge(Campaign(site, seed, rows.DISKS, Enough(targets=400, faults=4)), capsys)
+    _, report = judge(Campaign(site, seed, machine_rows.DISKS, Enough(targets=400, faults=4)), capsys)
     assert report.verdict == "pass", f"seed {seed}"
 
 

@@ -112,6 +112,13 @@ class View:
         """Return the first effect of a run."""
         return next(iter(self.effects.get(run_id, ())), None)
 
+    def first_effects(self) -> Iterator[tuple[str, Target, Effect]]:
+        """Yield the first effect of each target that has one."""
+        for (key, at), runs in self.timer_runs.items():
+            target, effect = self.targets.get(key, {}).get(at), self.first_effect(runs[0])
+            if target is not None and effect is not None:
+                yield key, target, effect
+
     def _window(self, since: int, until: int) -> tuple[int, int] | None:
         place = bisect_right(self.windows, (until, 1 << 62)) - 1
         return self.windows[place] if place >= 0 and self.windows[place][1] >= since else None

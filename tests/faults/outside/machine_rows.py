@@ -1,0 +1,132 @@
+"""The rows of the fault matrix that need a right of the session: partitions, bad lines, full disks."""
+
+from typing import ClassVar
+
+from tests.faults.outside.network import fill
+from tests.faults.outside.rows import PAST_LEASE, Row
+
+
+class Cut(Row):
+    """A partition of one service, in its network namespace."""
+
+    role: ClassVar[str]
+    hold = PAST_LEASE
+    to: ClassVar[str] = "all"
+    expected = "as a pause; nothing runs without a claim"
+
+    def inject(self) -> None:
+        self.space = self.site.spaces[self.choose(self.role)]
+        if self.to == "all":
+            self.space.cut()
+        else:
+            self.space.cut_port(self._port())
+
+    def heal(self) -> None:
+        if self.to == "all":
+            self.space.mend()
+        else:
+            self.space.mend_port(self._port())
+
+    def _port(self) -> int:
+        return self.site.database_port if self.to == "database" else self.site.broker_port
+
+
+class CutExecutor(Cut):
+    name, role = "partition of an executor", "executor"
+
+
+class CutScheduler(Cut):
+    name, role = "partition of a scheduler", "scheduler"
+
+
+class CutRelay(Cut):
+    name, role = "partition of a relay", "relay"
+
+
+class CutIntake(Cut):
+    name, role = "partition of intake", "intake"
+
+
+class CutExecutorFromDatabase(Cut):
+    name, role, to = "one-way partition of an executor from PostgreSQL", "executor", "database"
+
+
+class CutExecutorFromBroker(Cut):
+    name, role, to = "one-way partition of an executor from the broker", "executor", "broker"
+
+
+class CutRelayFromBroker(Cut):
+    name, role, to = "one-way partition of a relay from the broker", "relay", "broker"
+
+
+class SlowDatabase(Row):
+    name, hold = "slow and lossy line to PostgreSQL", 10.0
+    expected = "lateness grows"
+
+    def inject(self) -> None:
+        assert self.site.proxy is not None
+        self.site.proxy.line.delay, self.site.proxy.line.resets = (0.02, 0.1), 0.005
+
+    def heal(self) -> None:
+        assert self.site.proxy is not None
+        self.site.proxy.line.delay, self.site.proxy.line.resets = (0.0, 0.0), 0.0
+
+
+class SilentDatabase(Row):
+    name, hold = "silent line to PostgreSQL", PAST_LEASE
+    expected = "everything stands still"
+
+    def inject(self) -> None:
+        assert self.site.proxy is not None
+        self.site.proxy.line.silent = True
+
+    def heal(self) -> None:
+        assert self.site.proxy is not None
+        self.site.proxy.line.silent = False
+
+
+class FullDisk(Row):
+    """A full file system."""
+
+    place: ClassVar[str]
+    hold = 8.0
+
+    def inject(self) -> None:
+        self.ballast = fill(self.site.home / self.place)
+
+    def heal(self) -> None:
+        self.ballast.unlink()
+        self.site.start_database()
+
+
+class FullData(FullDisk):
+    name, place = "full disk of PostgreSQL's data", "postgres"
+    expected = "the server refuses what needs space, and stays up"
+
+
+class FullWal(FullDisk):
+    name, place = "full disk of PostgreSQL's WAL", "postgres/data/pg_wal"
+    expected = "the server goes down; a supervisor starts it once there is space"
+
+
+class FullBroker(FullDisk):
+    name, place = "full disk of the broker", "kafka"
+    expected = "the broker goes down, or refuses; nothing is deleted without a report"
+
+    def heal(self) -> None:
+        self.ballast.unlink()
+        if self.site.stack.broker(1).pid is None:
+            self.site.start_broker()
+
+
+NETWORK: tuple[type[Row], ...] = (
+    CutExecutor,
+    CutScheduler,
+    CutRelay,
+    CutIntake,
+    CutExecutorFromDatabase,
+    CutExecutorFromBroker,
+    CutRelayFromBroker,
+)
+LINES: tuple[type[Row], ...] = (SlowDatabase, SilentDatabase)
+DISKS: tuple[type[Row], ...] = (FullData, FullWal, FullBroker)
