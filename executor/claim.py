@@ -19,6 +19,7 @@ from confluent_kafka import KafkaError, Message
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable, UndecodableMessage
+from tidewheel.executor.message_check import MessageCheck
 from tidewheel.ids import read_uuid
 from tidewheel.postgres.notify import Channel
 from tidewheel.postgres.session import CommitUnknown, Conn, RowsLocked, Session
@@ -60,7 +61,7 @@ class RunMessage(NamedTuple):
 
 
 class FetchedMessage(NamedTuple):
-    """A message, and its decoded form; None if it is not for this executor."""
+    """A message, and its decoded form; None if it is not for this executor, or no relay has signed it."""
 
     message: Message
     run: RunMessage | None
@@ -79,12 +80,15 @@ class BatchClaimer:
     Args:
         topic: The lane's topic, for log lines.
         claimer: Claims in the database.
+        check: Decides which messages may be used.
         handlers: Names that this executor can run.
         start: Starts claimed runs.
     """
 
-    def __init__(self, topic: str, *, claimer: "Claimer", handlers: frozenset[str], start: StartRuns) -> None:
-        self._topic, self._claimer, self._handlers, self._start = topic, claimer, handlers, start
+    def __init__(
+        self, topic: str, *, claimer: "Claimer", check: MessageCheck, handlers: frozenset[str], start: StartRuns
+    ) -> None:
+        self._topic, self._claimer, self._check, self._handlers, self._start = topic, claimer, check, handlers, start
         self._definitions = Definitions()
         self._warned_at: dict[str, float] = {}
 
@@ -133,13 +137,15 @@ class BatchClaimer:
         self._claimer.close()
 
     def _decode_one(self, message: Message) -> RunMessage | None:
+        if not self._check.accepts(message):
+            return None
         value = message.value()
         try:
             request = decode(value if isinstance(value, bytes) else b"", RunRequest)
             definition = self._definitions.of(request.definition)
             claim = Claim(read_uuid(request.run_id), request.attempt, request.job_version, _source_of(message))
         except (UndecodableMessage, ValueError) as error:
-            # Only the relay should write here. In any case the run is in the table, and the sweep finds it.
+            # Of a newer release's relay. In any case the run is in the table, and the sweep finds it.
             _LOG.error("the message %s cannot be decoded: %s; the sweep finds its run", _source_of(message), error)
             return None
         name = needs(definition.target)

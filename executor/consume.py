@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from itertools import islice
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
@@ -168,9 +169,15 @@ class LaneConsumer:
         self._fetched = self._fetched + more
         self._has_backlog = len(self._fetched) >= limit
         self._finish_claim()
-        taken, real = self._slots.take_overcommit(self._lane, min(len(self._fetched), _MAX_CLAIMS))
+        runs = sum(run is not None for _, run in self._fetched)
+        if not runs:
+            # These take no slots: a flood of them would keep the sweep from all.
+            self._offsets.note([message for message, _ in self._fetched])
+            self._fetched = []
+            return
+        taken, real = self._slots.take_overcommit(self._lane, min(runs, _MAX_CLAIMS))
         if taken:
-            self._start_claim(taken, real)
+            self._start_claim(len(self._fetched) if taken == runs else _end_of(self._fetched, taken), taken, real)
 
     def _wait_for_slots(self) -> bool:
         """Wait until a slot is free; keep polling meanwhile, as the group protocol requires."""
@@ -221,12 +228,12 @@ class LaneConsumer:
             return []
         return self._claimer.decode(without_errors(self._consumer.consume(limit, 0), self._topic))
 
-    def _start_claim(self, taken: int, real: int) -> None:
+    def _start_claim(self, end: int, taken: int, real: int) -> None:
         self._claim_started = monotonic_seconds()
-        batch = self._fetched[:taken]
+        batch = self._fetched[:end]
         claim = partial(self._claimer.claim, batch, real=real)
         self._pending = _PendingClaim(batch, taken, claim)
-        self._fetched = self._fetched[taken:]
+        self._fetched = self._fetched[end:]
         # A claim after a failed one is waited for: only its end shows that claims work again.
         if self._has_backlog and not self._last_claim_failed:
             self._pending.result = self._claiming.submit(claim).result
@@ -297,3 +304,9 @@ class LaneConsumer:
         self._fetched = [each for each in self._fetched if each.message.partition() not in gone]
         if self._pending is not None:
             self._pending.batch = [each for each in self._pending.batch if each.message.partition() not in gone]
+
+
+def _end_of(fetched: Sequence[FetchedMessage], runs: int) -> int:
+    """Return the number of messages up to and including so many for runs of this executor."""
+    of_runs = (place for place, (_, run) in enumerate(fetched, start=1) if run is not None)
+    return next(islice(of_runs, runs - 1, None))

@@ -1,4 +1,4 @@
-"""Heartbeat: renew this executor's lease, and read the signals for its attempts.
+"""Heartbeat: renew this executor's lease; read its signals and the keys of run messages.
 
 It runs on a thread of its own, so that a blocked event loop does not cost the lease.
 """
@@ -14,6 +14,7 @@ import psycopg
 
 from tidewheel.clock import boot_seconds, monotonic_seconds
 from tidewheel.errors import Unavailable
+from tidewheel.message_signatures import MessageKeys
 from tidewheel.postgres.pg_arrays import integers, uuids
 from tidewheel.postgres.session import Conn, Session
 from tidewheel.postgres.statements import Statements
@@ -57,11 +58,12 @@ class Heartbeat:
         lease: timedelta,
         on_signal: OnSignal,
         busy: Callable[[], bool],
+        keys: MessageKeys,
         skew: ClockSkew,
         on_reentry: Callable[[], None] = lambda: None,
     ) -> None:
         self._session, self._every, self._on_signal, self._busy = session, every, on_signal, busy
-        self._skew, self._on_reentry = skew, on_reentry
+        self._keys, self._skew, self._on_reentry = keys, skew, on_reentry
         self._lease_seconds = lease.total_seconds()
         self._columns: dict[str, object] = {
             "executor_id": executor_id,
@@ -173,6 +175,7 @@ class Heartbeat:
         row = connection.execute(_HEARTBEAT_EXECUTOR, self._columns, binary=True).fetchone()
         assert row is not None  # noqa: S101 - inserted or updated
         self._skew.record(cast("datetime", row[0]), since=sent_at)
+        self._keys.refresh(connection)  # so that a new key is known before a relay signs with it
         if self.entered and (row[1] == 0 or self.is_silent()):
             # Its lease was ended: its attempts may run elsewhere, so those that have not started must not start here.
             # If it was suspended inside a claim, its row stays, but its attempts were taken all the same.

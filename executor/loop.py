@@ -20,6 +20,7 @@ from tidewheel.executor.handler_services import HandlerServices, PreviousRuns
 from tidewheel.executor.handlers import Handler
 from tidewheel.executor.heartbeat import Heartbeat
 from tidewheel.executor.lanes import Lanes, choose_lanes
+from tidewheel.executor.message_check import MessageCheck, key_look_up
 from tidewheel.executor.outcome import CANCELLED, NOT_STARTED, RELEASED, Outcome
 from tidewheel.executor.output_capture import Flusher, OutputTopic
 from tidewheel.executor.reaper import Reaper
@@ -34,6 +35,7 @@ from tidewheel.executor.sweep import Sweep
 from tidewheel.executor.watchdog import Watchdog
 from tidewheel.jobs.targets import TARGETS
 from tidewheel.kafka.topics import queue_names
+from tidewheel.message_signatures import MessageKeys
 from tidewheel.postgres.notify import Channel, Listener, Notifier
 from tidewheel.postgres.session import KEPT_PLANS, UNIFORM, Session
 from tidewheel.process.clock_skew import ClockSkew
@@ -85,6 +87,8 @@ class Executor:
             in_burst=self._in_burst,
             second_session=Session(url, "tidewheel-executor-complete-2", options=UNIFORM),
         )
+        self._keys = MessageKeys()
+        self._check = MessageCheck(self._keys, settings.message_signatures, key_look_up(url, self._keys))
         self._heartbeat = self._make_heartbeat()
         self._reaper = Reaper(
             Session(url, "tidewheel-executor-reap"),
@@ -230,7 +234,7 @@ class Executor:
 
     def _batch_claimer(self, topic: str, lane: Lane) -> BatchClaimer:
         claimer = self._claimer(f"tidewheel-executor-{lane}")
-        return BatchClaimer(topic, claimer=claimer, handlers=self._names, start=self._start)
+        return BatchClaimer(topic, claimer=claimer, check=self._check, handlers=self._names, start=self._start)
 
     def _make_heartbeat(self) -> Heartbeat:
         return Heartbeat(
@@ -245,6 +249,7 @@ class Executor:
             lease=self._settings.lease,
             on_signal=self._on_signal,
             busy=lambda: bool(self._running),
+            keys=self._keys,
             skew=ClockSkew(self._settings.max_clock_skew),
             on_reentry=self._release_not_started,
         )

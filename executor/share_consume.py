@@ -14,7 +14,7 @@ from confluent_kafka import AcknowledgeType, KafkaException, Message, ShareConsu
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
-from tidewheel.executor.claim import BatchClaimer, without_errors
+from tidewheel.executor.claim import BatchClaimer, FetchedMessage, without_errors
 from tidewheel.executor.slots import Slots
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.health import health
@@ -118,9 +118,14 @@ class ShareLaneConsumer:
             self._serve(client, messages)
 
     def _serve(self, client: ShareConsumer, messages: Sequence[Message]) -> None:
-        """Claim messages as slots come free, leave the rest to the sweep, and acknowledge all of them."""
+        """Claim messages as slots come free, leave the rest to the sweep, and acknowledge all of them.
+
+        Messages that are not for this executor take no slot.
+        """
         until = monotonic_seconds() + self._max_wait_seconds
-        left = messages
+        fetched = self._claimer.decode(messages)
+        self._acknowledge(client, [each for each in fetched if each.run is None], AcknowledgeType.ACCEPT)
+        left: Sequence[FetchedMessage] = [each for each in fetched if each.run is not None]
         try:
             while left and not self._stop.requested() and self._wait_free(until):
                 left = self._claim_some(client, left)
@@ -129,14 +134,14 @@ class ShareLaneConsumer:
             failed = left and (self._claim_failed or self._stop.requested())
             self._acknowledge(client, left, AcknowledgeType.RELEASE if failed else AcknowledgeType.ACCEPT)
 
-    def _claim_some(self, client: ShareConsumer, messages: Sequence[Message]) -> Sequence[Message]:
-        taken = self._slots.take(self._lane, min(len(messages), _MAX_CLAIMS))
-        batch, left = messages[:taken], messages[taken:]
+    def _claim_some(self, client: ShareConsumer, fetched: Sequence[FetchedMessage]) -> Sequence[FetchedMessage]:
+        taken = self._slots.take(self._lane, min(len(fetched), _MAX_CLAIMS))
+        batch, left = fetched[:taken], fetched[taken:]
         started = 0
         try:
             if batch:
                 self._claim_failed = True
-                started = self._claimer.claim(self._claimer.decode(batch), real=taken).started
+                started = self._claimer.claim(batch, real=taken).started
                 self._claim_failed = False
         finally:
             self._slots.release(self._lane, taken - started)
@@ -144,11 +149,11 @@ class ShareLaneConsumer:
         failpoint("claim.offsets_committed")
         return left
 
-    def _acknowledge(self, client: ShareConsumer, messages: Sequence[Message], kind: AcknowledgeType) -> None:
-        if not messages:
+    def _acknowledge(self, client: ShareConsumer, fetched: Sequence[FetchedMessage], kind: AcknowledgeType) -> None:
+        if not fetched:
             return
         try:
-            for message in messages:
+            for message, _ in fetched:
                 client.acknowledge(message, kind)
             client.commit_async()
         except KafkaException as error:

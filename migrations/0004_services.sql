@@ -1,4 +1,4 @@
--- Services: processes with their heartbeats, replies to requests, consumed offsets, stored schemas.
+-- Services: processes with their heartbeats, replies to requests, consumed offsets, stored schemas, keys of messages.
 
 CREATE TABLE members (
     member_id         uuid PRIMARY KEY,
@@ -68,3 +68,13 @@ CREATE TABLE schemas (
     stored_at   timestamptz NOT NULL DEFAULT tidewheel_now()
 );
 COMMENT ON TABLE schemas IS 'every released schema, so that an older reader finds the schema of a newer writer';
+
+-- Every key in the table verifies run messages, and the newest one signs them. `gen_random_uuid` has 122 random bits.
+CREATE TABLE message_keys (
+    key_id     integer GENERATED ALWAYS AS IDENTITY (MAXVALUE 16777215) PRIMARY KEY,
+    secret     bytea NOT NULL DEFAULT sha256((gen_random_uuid()::text || gen_random_uuid()::text || gen_random_uuid()::text)::bytea)
+               CHECK (octet_length(secret) = 32),
+    created_at timestamptz NOT NULL DEFAULT tidewheel_now()
+);
+COMMENT ON TABLE message_keys IS 'keys of the signatures of run messages; `tidewheel topics rotate-key` adds one';
+INSERT INTO message_keys DEFAULT VALUES;

@@ -13,6 +13,7 @@ import psycopg
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
 from tidewheel.membership import Membership
+from tidewheel.message_signatures import MessageKeys
 from tidewheel.outbox import OutboxLane
 from tidewheel.postgres.notify import Channel, Listener
 from tidewheel.process.clock_skew import ClockSkew
@@ -51,11 +52,13 @@ class Relay:
         self._slices = Slices(url, self._membership)
         self._wake = threading.Event()
         self._listener = Listener(url, "tidewheel-relay-listen", (Channel.OUTBOX,), self._wake)
+        self._keys = MessageKeys()
         self._publisher = Publisher(
             kafka,
             timeout_ms=int(settings.delivery_timeout.total_seconds() * 1000),
             batch=settings.producer_batch,
             runs_prefix=f"{settings.topic_prefix}.runs.",
+            keys=self._keys,
             stop=stop,
             keep_alive=self._slices.keep,
         )
@@ -111,6 +114,7 @@ class Relay:
         if not held:
             self._reader.drop_slices()
         began = monotonic_seconds()
+        self._reader.refresh_keys(self._keys)
         batch = self._reader.read(held, self._publisher.paused_topics(), self._in_flight()) if held else None
         if batch:
             failpoint("relay.read")

@@ -18,6 +18,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from tidewheel.errors import Unavailable
 from tidewheel.kafka.clients import producer
+from tidewheel.message_signatures import SIGNATURE_HEADER, MessageKeys
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.service import Shutdown
 from tidewheel.relay.due_rows import HEADERS, ID, KEY, TOPIC, VALUE, DueRow, Published
@@ -57,11 +58,12 @@ class Publisher:
         timeout_ms: int,
         batch: int,
         runs_prefix: str,
+        keys: MessageKeys,
         stop: Shutdown,
         keep_alive: Callable[[], None],
     ) -> None:
         self._config, self._timeout_ms, self._batch, self._stop = config, timeout_ms, batch, stop
-        self._runs_prefix, self._keep_alive = runs_prefix, keep_alive
+        self._runs_prefix, self._keys, self._keep_alive = runs_prefix, keys, keep_alive
         self._dropped: list[DueRow] = []
         self._failed: list[tuple[KafkaError, str, bytes | None]] = []
         self._sent: Sequence[DueRow] = ()
@@ -150,7 +152,9 @@ class Publisher:
                 continue
             try:
                 try:
-                    if headers is None:
+                    if topic.startswith(self._runs_prefix):
+                        produce(topic, value, key, headers=self._signed(row))
+                    elif headers is None:
                         produce(topic, value, key)
                     else:
                         produce(topic, value, key, headers=_headers(headers))
@@ -167,6 +171,8 @@ class Publisher:
 
     def _produce_when_there_is_room(self, row: DueRow) -> None:
         """Produce a row when the producer's queue is full: the broker is slow or unreachable."""
+        topic, parts = row[TOPIC], row[HEADERS] or []
+        headers = self._signed(row) if topic.startswith(self._runs_prefix) else _headers(parts)
         while True:
             self._keep_alive()
             self._producer.poll(0.1)
@@ -174,8 +180,13 @@ class Publisher:
                 message = "stopped before the broker answered"
                 raise Unavailable(message)
             with suppress(BufferError):
-                self._producer.produce(row[TOPIC], row[VALUE], row[KEY], headers=_headers(row[HEADERS] or []))
+                self._producer.produce(topic, row[VALUE], row[KEY], headers=headers)
                 return
+
+    def _signed(self, row: DueRow) -> list[tuple[str, str | bytes | None]]:
+        """Return the headers of a run message: executors refuse one without a signature."""
+        signature = self._keys.sign(row[TOPIC], row[KEY] or b"", row[VALUE] or b"")
+        return [*_headers(row[HEADERS] or []), (SIGNATURE_HEADER, signature)]
 
     def _why_not_taken(self, topic: str, failure: KafkaException) -> str | None:
         """Return the error of a message that is refused for good; None if its topic is paused for it.

@@ -17,6 +17,7 @@ from datetime import datetime, timedelta
 from typing import cast
 
 from tidewheel.clock import monotonic_seconds
+from tidewheel.message_signatures import MessageKeys
 from tidewheel.outbox import OutboxLane
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.low_water import LATE_COMMIT, FullScanPacer
@@ -55,6 +56,7 @@ _MAX_SCAN_PAUSE_SECONDS = 15.0  # between full scans; above it short scans run t
 _SHORT_SCANS_SHARE = 10  # short scans meet the rows deleted since the one before, and 15 s: at 10,000 runs/s 3 s in 30
 _SMALL_BATCH_ROWS = 16  # a quick poll follows a batch of so few
 _MIN_QUICK_ROWS = 4  # of each slice and lane, in a quick poll; a full read follows where there are as many
+_KEYS_SECONDS = 2.0  # a key signs 10 s after its creation, and no longer than this after its deletion
 _MARKS_SECONDS = 1.0  # the longest delay of a read by the search for the first marks of new slices
 
 
@@ -79,6 +81,16 @@ class Reader:
         self._late: dict[Pair, Sequence[DueRow]] = {}  # its results
         self._marks_seconds = 0.0
         self._was_full = self._was_small = False  # of the previous batch
+
+    def refresh_keys(self, keys: MessageKeys) -> None:
+        """Read the keys that sign run messages, every few seconds.
+
+        Raises:
+            Unavailable: PostgreSQL does not answer, or has no key.
+        """
+        with self._session.transaction() as connection:
+            keys.refresh(connection, max_age=_KEYS_SECONDS)
+        keys.require()
 
     def read(self, held: Sequence[int], paused: list[str], in_flight: Sequence[DueRow]) -> Batch:
         """Read the next batch.

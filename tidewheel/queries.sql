@@ -28,3 +28,28 @@ SELECT tidewheel_now()
 -- Deletes a member that stops, so that the others need not wait for its timeout.
 -- Index: members_pkey. Lock: its own row.
 DELETE FROM members WHERE member_id = %(member_id)s
+
+-- name: read_message_keys
+-- Returns the keys of run messages, and true for those old enough to sign.
+-- No index: two rows. No lock.
+SELECT key_id, secret, created_at <= tidewheel_now() - make_interval(secs => %(signs_after)s) FROM message_keys
+
+-- name: lock_message_keys
+-- Allows one rotation at a time.
+-- Lock: the table, against other writers; readers go on.
+LOCK TABLE message_keys IN SHARE ROW EXCLUSIVE MODE
+
+-- name: read_message_key_age
+-- Returns the age of the newest key of run messages, in seconds.
+-- Index: message_keys_pkey. No lock.
+SELECT extract(epoch FROM tidewheel_now() - created_at)::double precision FROM message_keys ORDER BY key_id DESC LIMIT 1
+
+-- name: add_message_key
+-- Adds a random key of run messages; returns its id.
+-- Index: message_keys_pkey. Lock: its own row.
+INSERT INTO message_keys DEFAULT VALUES RETURNING key_id
+
+-- name: delete_message_keys
+-- Deletes the keys of run messages but the newest.
+-- No index: a few rows. Lock: the deleted rows.
+DELETE FROM message_keys WHERE key_id NOT IN (SELECT key_id FROM message_keys ORDER BY key_id DESC LIMIT %(kept)s)

@@ -295,6 +295,11 @@ _SWEEP: Final[timedelta] = Field(
     gt=timedelta(0),
     description="executors claim a run from the table, without its message, once it is overdue by this long",
 )
+_MESSAGE_SIGNATURES: Final[Literal["refuse", "warn"]] = Field(
+    "refuse",
+    description="what happens to a run message that no relay has signed: `refuse` leaves it to the sweep; `warn` uses "
+    "it, while relays are upgraded that do not sign yet; both count it",
+)
 _MAX_LOST: Final[int] = Field(10, ge=1, description="a run fails after this many lost executors")
 
 
@@ -331,6 +336,7 @@ class ExecutorSettings(Connections):
     )
     lease: Duration = _LEASE
     sweep: Duration = _SWEEP
+    message_signatures: Literal["refuse", "warn"] = _MESSAGE_SIGNATURES
     drain_timeout: Duration = Field(
         timedelta(seconds=30),
         ge=timedelta(0),
@@ -444,6 +450,7 @@ class ApiSettings(Connections):
         description="heartbeat interval of executors in other languages; a cancel reaches them with the response",
     )
     sweep: Duration = _SWEEP
+    message_signatures: Literal["refuse", "warn"] = _MESSAGE_SIGNATURES
     lease: Duration = _LEASE
     max_lost: int = _MAX_LOST
 

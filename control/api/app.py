@@ -10,6 +10,8 @@ from tidewheel.control.api.problems import HANDLERS
 from tidewheel.control.api.runs import RunsApi
 from tidewheel.control.api.schemas import SchemasApi
 from tidewheel.control.api.workers import Workers
+from tidewheel.executor.message_check import MessageCheck
+from tidewheel.message_signatures import MessageKeys
 from tidewheel.process.service import Shutdown
 from tidewheel.settings import ApiSettings
 from tidewheel.transitions.installation import Installation
@@ -17,8 +19,10 @@ from tidewheel.transitions.installation import Installation
 
 def make_app(settings: ApiSettings, installation: Installation, workers: Workers, *, stop: Shutdown) -> Starlette:
     """Return the HTTP API on these workers."""
+    keys = MessageKeys()
+    check = MessageCheck(keys, settings.message_signatures)
     apis = (
-        ExecutorsApi(workers, installation, settings),
+        ExecutorsApi(workers, installation, settings, keys, check),
         RunsApi(workers, installation),
         SchemasApi(workers),
         HealthApi(workers, stop),

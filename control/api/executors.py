@@ -16,9 +16,11 @@ from starlette.routing import Route
 
 from tidewheel.control.api.bodies import read_body
 from tidewheel.control.api.models import MAX_SWEEP, ClaimRequest, Heartbeat, OutcomesRequest, Registration
-from tidewheel.control.api.workers import Workers
+from tidewheel.control.api.workers import Workers, WorkerState
+from tidewheel.executor.message_check import MessageCheck
 from tidewheel.executor.remote_executors import RemoteClaim, RemoteClaimResult
 from tidewheel.jobs.values import MAX_ELEMENTS
+from tidewheel.message_signatures import MessageKeys
 from tidewheel.runs import Lane
 from tidewheel.schemas.codec import encode
 from tidewheel.settings import ApiSettings
@@ -26,14 +28,26 @@ from tidewheel.task_tokens import task_token
 from tidewheel.transitions.claim import Started
 from tidewheel.transitions.installation import Installation
 
+_KEYS_SECONDS = 1.0  # between two look-ups of the keys of run messages
+
 
 @dataclass(frozen=True, slots=True)
 class ExecutorsApi:
-    """Calls of executors."""
+    """Calls of executors.
+
+    Args:
+        workers: The threads of the database work.
+        installation: For topics and task tokens.
+        settings: For intervals.
+        keys: The keys of run messages.
+        check: Checks the signatures of claimed messages by these keys.
+    """
 
     workers: Workers
     installation: Installation
     settings: ApiSettings
+    keys: MessageKeys
+    check: MessageCheck
 
     def routes(self) -> list[Route]:
         """Return the routes."""
@@ -76,9 +90,7 @@ class ExecutorsApi:
     async def claim(self, request: Request) -> Response:
         """Claim runs."""
         body, executor_id = await read_body(request, ClaimRequest), _executor_id(request)
-        claims = [run.claim() for run in body.runs]
-        claim = RemoteClaim(executor_id, body.claim_id, claims, body.sweep, self.settings.sweep)
-        claimed = await self.workers.do(lambda state: state.executors.claim(claim))
+        claimed = await self.workers.do(lambda state: self._claim(state, executor_id, body))
         return JSONResponse({"started": [self._started(each, claimed) for each in claimed.started]})
 
     async def finish(self, request: Request) -> Response:
@@ -97,6 +109,14 @@ class ExecutorsApi:
         executor_id = _executor_id(request)
         await self.workers.do(lambda state: state.executors.leave(executor_id))
         return Response(status_code=HTTPStatus.NO_CONTENT)
+
+    def _claim(self, state: WorkerState, executor_id: UUID, body: ClaimRequest) -> RemoteClaimResult:
+        """Claim the runs whose messages a relay has signed. The others come by a sweep."""
+        if body.runs:
+            with state.session.transaction() as connection:
+                self.keys.refresh(connection, max_age=_KEYS_SECONDS)
+        claims = [run.claim() for run in body.runs if run.is_accepted(self.check)]
+        return state.executors.claim(RemoteClaim(executor_id, body.claim_id, claims, body.sweep, self.settings.sweep))
 
     def _topics(self, body: Registration) -> list[dict[str, str]]:
         names = [self.installation.topics.runs(queue, lane) for queue in body.queues for lane in Lane]

@@ -8,10 +8,12 @@ from uuid import UUID
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from tidewheel.executor.attempt_output import OUTPUT_BYTES, Output
+from tidewheel.executor.message_check import MessageCheck
 from tidewheel.executor.outcome import CANCELLED, NOT_STARTED, RELEASED, Outcome, failed, succeeded, timed_out, waiting
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.validation import StrictModel
 from tidewheel.jobs.values import MAX_RESULT_BYTES, Key, Queue, RunId, bounded_json, few, one_line, span
+from tidewheel.message_signatures import SIGNATURE_CHARACTERS
 from tidewheel.runs import AttemptOutcome
 from tidewheel.schemas.generated.records import JobDefinition
 from tidewheel.transitions.claim import Claim
@@ -78,12 +80,24 @@ class RunToClaim(StrictModel):
         attempt: As in the message.
         job_version: As in the message.
         claimed_from: `<topic>/<partition>/<offset>@<timestamp>` of the message.
+        signature: The content of the message's header `signature`.
+        digest: SHA-256 of the message's value, in hexadecimal digits.
     """
 
     run_id: RunId
     attempt: AttemptNumber
     job_version: Annotated[int, Field(ge=1, le=2**31 - 1)]
     claimed_from: Annotated[str, AfterValidator(one_line(512))]
+    signature: Annotated[str, Field(pattern=rf"^[!-~]{{{SIGNATURE_CHARACTERS}}}$")] | None = None
+    digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
+
+    def is_accepted(self, check: MessageCheck) -> bool:
+        """Return True if the executor may use the message."""
+        topic, _, _ = self.claimed_from.partition("/")
+        signature = None if self.signature is None or self.digest is None else self.signature.encode()
+        digest = bytes.fromhex(self.digest or "")
+        key = str(UUID(self.run_id)).encode()
+        return check.accepts_parts(signature, topic, key, digest, source=self.claimed_from)
 
     def claim(self) -> Claim:
         """Return the request in the form of the claim code."""

@@ -5,10 +5,12 @@ from typing import Annotated
 
 import typer
 
+from tidewheel import message_signatures
 from tidewheel.control.cli.output import Output, OutputOption, print_json, print_result, print_table
 from tidewheel.kafka import topics
 from tidewheel.kafka.topics import PartitionCounts, Topics, queue_names, queues_with_topics, topic_statuses
 from tidewheel.migrations import runner
+from tidewheel.postgres.session import connect
 from tidewheel.schemas.compatibility import check
 from tidewheel.settings import Connections
 
@@ -108,6 +110,19 @@ def list_topics(queues: Queues = None, output: OutputOption = Output.TEXT) -> No
             for each in found
         ],
     )
+
+
+def rotate_key(
+    revoke: Annotated[  # noqa: FBT002
+        bool, typer.Option("--revoke", help="Delete all other keys at once, such as one that has become known.")
+    ] = False,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Add a key that signs run messages, and delete all but the one before."""
+    with connect(Connections.load().database(), "tidewheel-topics") as connection:
+        key_id = message_signatures.rotate_key(connection, revoke=revoke)
+    signs = "at once" if revoke else f"in {message_signatures.SIGNS_AFTER_SECONDS} s"
+    print_result([f"added key {key_id}, which signs {signs}"], {"key_id": key_id}, output)
 
 
 def _queues(given: str | None, config: dict[str, str], names: Topics) -> list[str]:

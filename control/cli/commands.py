@@ -156,6 +156,9 @@ COMMANDS: Mapping[str, Command | Group] = {
                 "admin", "apply_topics", "Create missing topics; raise partition counts that are too low."
             ),
             "list": Command("admin", "list_topics", "List the topics and what `topics apply` would change."),
+            "rotate-key": Command(
+                "admin", "rotate_key", "Add a key that signs run messages, and delete all but the one before."
+            ),
         },
     ),
     "schemas": Group(

@@ -3,7 +3,7 @@
 import { Consumer } from '@platformatic/kafka'
 import { Attempt } from './attempt.mjs'
 import { Api, LeaseLost, pause } from './api.mjs'
-import { readMessage } from './messages.mjs'
+import { proofOf, readMessage } from './messages.mjs'
 
 const NOT_STARTED = { status: 'released', started: false }
 const keyOf = ({ run_id, attempt }) => `${run_id}/${attempt}`
@@ -119,13 +119,14 @@ export class Executor {
 
   async #readMessages(messages) {
     const requested = new Map()
-    for (const { topic, partition, offset, timestamp, value } of messages) {
+    for (const { topic, partition, offset, timestamp, value, headers } of messages) {
       const skip = error => console.error(`message skipped: ${error.message}`)
-      const request = await readMessage(value, this.api).catch(skip) // [6]
+      const proof = proofOf(value, headers)
+      const request = proof && await readMessage(value, this.api).catch(skip) // [6]
       if (!request || !Object.hasOwn(this.handlers, request.definition.target.handler)) continue // [7]
       const { run_id, attempt, job_version } = request
       const claimed_from = `${topic}/${partition}/${offset}@${timestamp}`
-      requested.set(run_id, { request, run: { run_id, attempt, job_version, claimed_from } })
+      requested.set(run_id, { request, run: { run_id, attempt, job_version, claimed_from, ...proof } })
     }
     return requested
   }

@@ -1,8 +1,17 @@
 // Avro single-object encoding: C3 01, the fingerprint of the writer's schema, the record.
 
+import { createHash } from 'node:crypto'
 import avro from 'avsc'
 
 const types = new Map()
+
+// The relay's signature, and the digest of the value that the API checks it with. Undefined without a signature. [6]
+export function proofOf(value, headers) {
+  for (const [name, content] of headers ?? []) {
+    if (String(name) !== 'signature' || content?.length !== 28 || !value) continue
+    return { signature: content.toString('latin1'), digest: createHash('sha256').update(value).digest('hex') }
+  }
+}
 
 export async function readMessage(value, api) {
   const request = await decode(value, api)

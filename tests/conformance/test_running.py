@@ -41,7 +41,7 @@ def test_redelivered_message_starts_nothing(kit: Kit) -> None:
     mine = [seen for seen in reader.seen if seen.key == str(first).encode()]
     assert len(mine) == 2
     for seen in mine * 2:
-        kit.fleet.produce(kit.topic(), seen.key, seen.value)
+        kit.fleet.produce(kit.topic(), seen.key, seen.value, seen.headers)
     kit.fleet.flush()
     passed_over(kit)
     assert [each["attempt"] for each in kit.effects(first)] == [1, 2]
@@ -52,7 +52,7 @@ def test_unreadable_message_is_skipped(kit: Kit) -> None:
     """[6]."""
     for value in (b"", b"garbage", b"\xc3\x01" + bytes(8) + b"nobody knows its schema", None):
         for key in (b"a", b"b", b"c", b"d"):
-            kit.fleet.produce(kit.topic(), key, value)
+            kit.fleet.produce(kit.topic(), key, value, kit.fleet.database.signed(kit.topic(), key, value))
     kit.fleet.flush()
     passed_over(kit)
     assert kit.run("conformance.echo").state == "succeeded"

@@ -17,6 +17,7 @@ from tests.fixtures.database import Database
 from tests.strict_types import ROOT
 from tests.transitions.acts import apply_batch, submit, trigger
 from tidewheel.jobs.strict_json import as_list, as_object
+from tidewheel.message_signatures import digest_of
 from tidewheel.schemas.codec import FORMS
 from tidewheel.schemas.generated.records import JobDefinition, RunRequest
 
@@ -90,6 +91,7 @@ def test_every_call_of_the_page_gets_the_shown_answer(client: httpx.Client, data
         registered = Conversation(usual, conversation.prefix).send(register)
     conversation.real[register.answer["executor_id"]] = registered["executor_id"]
     conversation.real[by_message] = str(trigger(database, "send-email"))
+    conversation.real.update(_proof(database, claim, conversation.real[by_message]))
     claimed = conversation.send(claim)
     conversation.real[by_sweep] = str(trigger(database, "send-email"))
     swept = conversation.send(sweep)
@@ -149,6 +151,15 @@ def _calls(text: str) -> Iterator[Call]:
         body, end = read(text, start.end())
         status, answer = text[end:].strip().split("\n", 1)
         yield Call(start[1], body, int(status), read(answer)[0])
+
+
+def _proof(database: Database, claim: Call, run_id: str) -> dict[str, str]:
+    """Return the real signature and digest of a run's message, by those of the page."""
+    [run] = claim.body["runs"]
+    [(topic, key, value)] = database.rows("SELECT topic, key, value FROM outbox WHERE key = %s", [run_id.encode()])
+    [(_, signature)] = database.signed(topic, key, value)
+    assert isinstance(signature, bytes)
+    return {run["signature"]: signature.decode(), run["digest"]: digest_of(value).hex()}
 
 
 def _run_of(call: Call) -> str:

@@ -136,6 +136,6 @@ class Executing:
         )
         assert len(found) == len(keys)
         for topic, key, value in found:
-            producer.produce(topic, key=key, value=value)
+            producer.produce(topic, key=key, value=value, headers=self.database.signed(topic, key, value))
         assert producer.flush(_SECONDS) == 0
         self.database.execute("DELETE FROM outbox WHERE key = ANY (%s)", [keys])

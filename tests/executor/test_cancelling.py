@@ -69,7 +69,7 @@ def backlog(executing: Executing, key: str, payload: str) -> list[UUID]:
     topic = executing.topics.runs("default", "standard")
     producer = Producer({**executing.kafka, "linger.ms": 20})
     for run, value in executing.database.rows("SELECT key, value FROM outbox WHERE topic = %s ORDER BY id", [topic]):
-        producer.produce(topic, key=run, value=value)
+        producer.produce(topic, key=run, value=value, headers=executing.database.signed(topic, run, value))
         producer.poll(0)
     assert producer.flush(60) == 0
     executing.database.execute("DELETE FROM outbox WHERE topic = %s", [topic])

@@ -10,7 +10,9 @@ from tests.executor.running import Executing
 from tests.fixtures.database import Database
 from tests.transitions.acts import EXECUTOR
 from tidewheel.executor.claim import BatchClaimer, ClaimedRun, Claimer
+from tidewheel.executor.message_check import MessageCheck
 from tidewheel.local.stack import StackInfo
+from tidewheel.message_signatures import MessageKeys
 from tidewheel.process.service import Shutdown
 
 pytestmark = pytest.mark.kafka
@@ -73,7 +75,11 @@ def _batch_claimer(executing: Executing, begun: list[ClaimedRun]) -> BatchClaime
         notify=lambda _: None,
     )
     topic = executing.topics.runs("default", "standard")
-    return BatchClaimer(topic, claimer=claimer, handlers=frozenset(handlers()), start=begun.extend)
+    keys = MessageKeys()
+    with executing.database.transaction() as connection:
+        keys.refresh(connection)
+    check = MessageCheck(keys, "refuse")
+    return BatchClaimer(topic, claimer=claimer, check=check, handlers=frozenset(handlers()), start=begun.extend)
 
 
 def _read(executing: Executing, count: int) -> Sequence[Message]:

@@ -62,8 +62,9 @@ def test_stale_message_does_not_replace_the_current_one(executing: Executing) ->
     good = executing.database.value(A_MESSAGE, [key])
     executing.database.execute("TRUNCATE outbox")
     producer = Producer({**executing.kafka})
+    topic = executing.topics.runs("default", "standard")
     for value in (good, old):
-        producer.produce(executing.topics.runs("default", "standard"), key=key, value=value)
+        producer.produce(topic, key=key, value=value, headers=executing.database.signed(topic, key, value))
     assert producer.flush(30) == 0
     with executing.running(**NO_SWEEP):
         ended = executing.ended(run_id)

@@ -70,7 +70,7 @@ def test_unreadable_message_blocks_no_later_one(executing: Executing) -> None:
     topic = executing.topics.runs("default", "standard")
     producer = Producer({**executing.kafka})
     for value in (b"garbage", b"", None, b"\xc3\x01" + b"\x00" * 8):
-        producer.produce(topic, value=value)
+        producer.produce(topic, value=value, headers=executing.database.signed(topic, None, value))
     assert producer.flush(30) == 0
     with executing.running(**NO_SWEEP):
         run_id = executing.trigger("acts.echo", 1)

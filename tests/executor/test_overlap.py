@@ -29,6 +29,7 @@ from tests.transitions.acts import (
 from tests.transitions.overlapping import make, signals
 from tidewheel.executor.heartbeat import Heartbeat
 from tidewheel.local.stack import StackInfo
+from tidewheel.message_signatures import MessageKeys
 from tidewheel.process.clock_skew import ClockSkew
 from tidewheel.process.service import Shutdown
 from tidewheel.runs import RunState
@@ -189,6 +190,7 @@ class Beating:
             lease=timedelta(seconds=15),
             on_signal=self._on_signal,
             busy=lambda: True,
+            keys=MessageKeys(),
             skew=ClockSkew(ExecutorSettings.load().max_clock_skew),
         )
 

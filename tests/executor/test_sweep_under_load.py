@@ -96,10 +96,10 @@ def keep_flooding(executing: Executing, name: str) -> None:
     while not flood.over.is_set():
         apply_batch(executing.database, *some)
         flood.published += len(some)
-        for value in executing.database.rows(
+        for (value,) in executing.database.rows(
             "DELETE FROM outbox WHERE topic = %s AND value LIKE '%%flood.drop%%'::bytea RETURNING value", [topic]
         ):
-            producer.produce(topic, value=value[0])
+            producer.produce(topic, value=value, headers=executing.database.signed(topic, None, value))
         assert producer.flush(30) == 0
         until(lambda: flood.over.is_set() or flood.published - flood.worked_off < MAX_OUTSTANDING, "most is worked off")
 

@@ -54,7 +54,7 @@ def test_redelivered_messages_are_dropped(fleet: Fleet, oracle: Oracle) -> None:
     for seen, request in oracle.run_requests():
         if request.run_id in oracle.completed():
             for _ in range(2):
-                fleet.produce(seen.topic, seen.key, seen.value)
+                fleet.produce(seen.topic, seen.key, seen.value, seen.headers)
                 again += 1
     assert again > 20
     fleet.flush()
@@ -130,7 +130,7 @@ def test_early_message_starts_nothing(fleet: Fleet, oracle: Oracle) -> None:
     fleet.start_all(LEASE=LONG_LEASE)
     fleet.until(lambda: len(fleet.database.rows(NEXT_MESSAGE)) == 3, "three runs wait for their second attempt")
     for topic, key, value in fleet.database.rows(NEXT_MESSAGE):
-        fleet.produce(topic, key, value)
+        fleet.produce(topic, key, value, fleet.database.signed(topic, key, value))
     fleet.flush()
     fleet.until(lambda: consumed(fleet), "the early messages have been consumed")
     assert [effect.attempt for effect in oracle.effects()] == [1, 1, 1]

@@ -46,6 +46,7 @@ OF_WORDS = {
 OTHERS = {
     ("jobs", f"CHECK (((bucket >= 0) AND (bucket <= {BUCKETS - 1})))"),
     ("job_versions", "CHECK ((version > 0))"),
+    ("message_keys", "CHECK ((octet_length(secret) = 32))"),
 }
 
 

@@ -5,7 +5,16 @@ from tests.transitions.acts import EXECUTOR, about, apply_batch, submit
 from tidewheel.transitions.claim import Claim, claim_runs
 
 # Facts of the installation, of processes and of messages; everything else belongs to a tenant.
-WITHOUT_TENANT = {"tidewheel_migrations", "settings", "members", "executors", "intake_offsets", "schemas", "outbox"}
+WITHOUT_TENANT = {
+    "tidewheel_migrations",
+    "settings",
+    "members",
+    "executors",
+    "intake_offsets",
+    "schemas",
+    "outbox",
+    "message_keys",
+}
 
 
 def test_every_table_but_the_listed_ones_has_a_tenant(shared_database: Database) -> None:

@@ -311,3 +311,28 @@ def test_far_past_and_future_rows_are_read(relaying: Relaying) -> None:
     with relaying.running():
         until(lambda: relaying.left() == 1, "the past leaves")
     assert relaying.values(topic) == [b"past"]
+
+
+def test_run_messages_are_signed_and_no_others(relaying: Relaying) -> None:
+    runs, events = relaying.topic("runs.standard"), relaying.topic("events")
+    given = [("traceparent", b"00-1")]
+    relaying.write(
+        relaying.row(runs), relaying.row(runs, headers=given, value=b"w"), relaying.row(events, headers=given)
+    )
+    with relaying.running(topic_prefix=relaying.prefix):
+        relaying.until_empty()
+    first, second = relaying.arrived(runs)
+    assert first.headers == relaying.database.signed(runs, b"k", b"v")
+    assert second.headers == [*given, *relaying.database.signed(runs, b"k", b"w")]
+    assert [one.headers for one in relaying.arrived(events)] == [given]
+
+
+def test_relay_without_a_key_publishes_nothing_until_there_is_one(relaying: Relaying) -> None:
+    database, topic = relaying.database, relaying.topic("runs.standard")
+    database.execute("CREATE TABLE kept AS TABLE message_keys")
+    database.execute("DELETE FROM message_keys")
+    relaying.write(relaying.row(topic))
+    with relaying.running(topic_prefix=relaying.prefix):
+        database.execute("INSERT INTO message_keys OVERRIDING SYSTEM VALUE TABLE kept")
+        relaying.until_empty()
+    assert relaying.arrived(topic)[0].headers == database.signed(topic, b"k", b"v")

@@ -13,6 +13,7 @@ from tests.fixtures.services import admin_of, until
 from tests.relay.relaying import Relaying
 from tests.relay.topics import make_topics
 from tidewheel.local.stack import StackInfo
+from tidewheel.message_signatures import MessageKeys
 from tidewheel.process.service import Shutdown
 from tidewheel.relay.due_rows import VALUE, DueRow, Published
 from tidewheel.relay.publish import Publisher
@@ -33,6 +34,7 @@ def publisher(info: StackInfo) -> Iterator[Publisher]:
         timeout_ms=10_000,
         batch=1000,
         runs_prefix="none.",
+        keys=MessageKeys(),
         stop=Shutdown(),
         keep_alive=lambda: None,
     )

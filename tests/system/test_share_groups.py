@@ -125,7 +125,7 @@ def test_invalid_message_blocks_no_share_group(executing: Executing) -> None:
     topic = executing.topics.runs("default", "standard")
     producer = Producer({**executing.kafka})
     for value in (b"garbage", b"", None):
-        producer.produce(topic, value=value)
+        producer.produce(topic, value=value, headers=executing.database.signed(topic, None, value))
     assert producer.flush(30) == 0
     before = executing.trigger("acts.echo", 0)
     executing.publish(before)
@@ -160,11 +160,12 @@ def test_messages_are_released_during_a_database_outage(executing: Executing, cl
         producer = Producer({**executing.kafka})
         waiting = [executing.trigger("acts.echo", number) for number in range(5)]
         rows = executing.database.rows("SELECT topic, key, value FROM outbox WHERE topic LIKE '%.runs.%'")
+        headers = {key: executing.database.signed(topic, key, value) for topic, key, value in rows}
         executing.database.close()
         closed.set()
         until(lambda: refuses(executing.database), "the database refuses connections")
         for topic, key, value in rows:
-            producer.produce(topic, key=key, value=value)
+            producer.produce(topic, key=key, value=value, headers=headers[key])
         assert producer.flush(30) == 0
         threading.Event().wait(4)
         closed.clear()

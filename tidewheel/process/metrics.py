@@ -99,6 +99,13 @@ METRICS = (
     Metric(
         "unknown_handlers", Kind.COUNTER, "messages", (), "run messages skipped because this executor lacks the handler"
     ),
+    Metric(
+        "messages_unverified",
+        Kind.COUNTER,
+        "messages",
+        ("reason",),
+        "run messages without a valid signature: missing, unknown_key or wrong",
+    ),
     Metric("event_loop_stalls", Kind.COUNTER, "stalls", (), "times that a handler blocked the event loop"),
     Metric("event_loop_blocked_seconds", Kind.GAUGE, "seconds", (), "age of the event loop's current block; 0 if none"),
     Metric("worker_processes_lost", Kind.COUNTER, "processes", (), "worker processes that died or were killed"),

@@ -32,7 +32,7 @@ CREATE OR REPLACE FUNCTION tidewheel_now() RETURNS timestamptz
 """
 
 # What no test made.
-_KEPT = ["tidewheel_migrations", "settings", "schemas"]
+_KEPT = ["tidewheel_migrations", "settings", "schemas", "message_keys"]
 _TABLES: LiteralString = """
 SELECT c.relname FROM pg_class AS c
  WHERE c.relnamespace = 'public'::regnamespace AND c.relkind IN ('r', 'p') AND NOT c.relispartition

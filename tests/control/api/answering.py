@@ -14,15 +14,23 @@ import httpx
 from tests.fixtures.database import Database
 from tests.transitions.acts import HANDLER
 from tidewheel.control.api.service import Api
+from tidewheel.message_signatures import digest_of
 from tidewheel.process.service import Shutdown
 from tidewheel.settings import ApiSettings
 
 _SECONDS = 60.0
+TOPIC = "t.runs.standard"
 QUICK = {"api_port": 0, "sweep": timedelta(milliseconds=1)}
 
 
+class ApiClient(httpx.Client):
+    """A client of the API, which knows the database behind it."""
+
+    database: Database
+
+
 @contextmanager
-def answering(database: Database, *, token: str | None = None, **settings: object) -> Generator[httpx.Client]:
+def answering(database: Database, *, token: str | None = None, **settings: object) -> Generator[ApiClient]:
     """The door as long as the block, and a client of it."""
     stop = Shutdown()
     told = ApiSettings.load(**(QUICK | settings), api_token=token, database_url=database.url)
@@ -31,9 +39,10 @@ def answering(database: Database, *, token: str | None = None, **settings: objec
     serving.start()
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
-        with httpx.Client(
+        with ApiClient(
             base_url=f"http://127.0.0.1:{api.port}", headers=headers, timeout=_SECONDS, trust_env=False
         ) as client:
+            client.database = database
             yield client
     finally:
         stop.request()
@@ -64,13 +73,16 @@ class Executor:
 
     def repeat_claim(self, run_id: UUID, *, attempt: int = 1, version: int = 1) -> list[dict[str, Any]]:
         """The last claim, sent once more."""
-        run = {
-            "run_id": str(run_id),
-            "attempt": attempt,
-            "job_version": version,
-            "claimed_from": "t.runs.standard/0/7@0",
-        }
-        return answer_of(self.ask("claim", claim_id=self.claims, runs=[run]))["started"]
+        signed = self.proof(run_id)
+        run = {"run_id": str(run_id), "attempt": attempt, "job_version": version, "claimed_from": f"{TOPIC}/0/7@0"}
+        return answer_of(self.ask("claim", claim_id=self.claims, runs=[run | signed]))["started"]
+
+    def proof(self, run_id: UUID, value: bytes = b"the message") -> dict[str, str]:
+        """Return what a claim says of a message that a relay has signed."""
+        assert isinstance(self.client, ApiClient)
+        [(_, signature)] = self.client.database.signed(TOPIC, str(run_id).encode(), value)
+        assert isinstance(signature, bytes)
+        return {"signature": signature.decode(), "digest": digest_of(value).hex()}
 
     def sweep(self, most: int = 10) -> list[dict[str, Any]]:
         """Claim what is due."""

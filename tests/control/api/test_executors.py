@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 import httpx
 import pytest
 
-from tests.control.api.answering import Executor, answering, enter, refusal
+from tests.control.api.answering import TOPIC, Executor, answering, enter, refusal
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.transitions.acts import (
@@ -71,6 +71,54 @@ def test_claim_starts_the_attempt_and_returns_its_token(executor: Executor, data
         "t.runs.standard/0/7@0",
         UUID(executor.executor_id),
     )
+
+
+def test_claim_without_the_proof_of_its_message_starts_nothing(executor: Executor, database: Database) -> None:
+    """And the run stays for the sweep, which brings the database's own message."""
+    run_id, other = a_run(database), trigger(database)
+    good = executor.proof(run_id)
+    run = {"run_id": str(run_id), "attempt": 1, "job_version": 1, "claimed_from": f"{TOPIC}/0/7@0"}
+    forgeries: list[dict[str, object]] = [
+        {},
+        {"signature": good["signature"]},
+        {"digest": good["digest"]},
+        good | {"digest": executor.proof(run_id, b"another payload")["digest"]},
+        good | {"signature": executor.proof(other)["signature"]},
+        good | {"signature": "A" * 28},
+        good | {"claimed_from": "t.runs.batch/0/7@0"},
+    ]
+    for number, forged in enumerate(forgeries, start=1):
+        answer = executor.ask("claim", claim_id=number, runs=[run | forged])
+        assert (answer.status_code, answer.json()) == (HTTPStatus.OK, {"started": []}), forged
+    assert open_run(database, run_id).state == "queued"
+    executor.claims = len(forgeries)
+    assert {each["run_id"] for each in executor.sweep()} == {str(run_id), str(other)}
+
+
+def test_forged_run_of_a_batch_does_not_keep_back_the_others(executor: Executor, database: Database) -> None:
+    runs = [a_run(database), trigger(database)]
+    body = [
+        {"run_id": str(run_id), "attempt": 1, "job_version": 1, "claimed_from": f"{TOPIC}/0/7@0"} for run_id in runs
+    ]
+    body[1] |= executor.proof(runs[1])
+    for _ in range(2):  # a repeat gets the same answer
+        answer = executor.ask("claim", claim_id=1, runs=body).json()
+        assert [each["run_id"] for each in answer["started"]] == [str(runs[1])]
+
+
+def test_claim_accepts_unsigned_messages_while_the_policy_is_warn(database: Database) -> None:
+    run_id = a_run(database)
+    run = {"run_id": str(run_id), "attempt": 1, "job_version": 1, "claimed_from": f"{TOPIC}/0/7@0"}
+    with answering(database, message_signatures="warn") as warned:
+        answer = enter(warned).ask("claim", claim_id=1, runs=[run])
+    assert [each["run_id"] for each in answer.json()["started"]] == [str(run_id)]
+
+
+@pytest.mark.parametrize(("field", "value"), [("signature", "short"), ("signature", "ä" * 28), ("digest", "A" * 64)])
+def test_malformed_proof_is_refused_by_its_name(executor: Executor, field: str, value: str) -> None:
+    run = {"run_id": str(uuid4()), "attempt": 1, "job_version": 1, "claimed_from": "t/0/0@0", field: value}
+    problem = refusal(executor.ask("claim", claim_id=1, runs=[run]), HTTPStatus.UNPROCESSABLE_ENTITY)
+    assert problem["errors"][0]["path"] == f"runs.0.{field}"
 
 
 def test_one_of_two_executors_wins_the_claim(client: httpx.Client, executor: Executor, database: Database) -> None:

@@ -7,6 +7,7 @@ from uuid import uuid4
 import pytest
 
 from tests.control.cli.command import NO_DATABASE, tidewheel
+from tests.fixtures.database import Database
 from tests.fixtures.services import admin_of, until
 from tidewheel.local.stack import StackInfo
 from tidewheel.runs import Lane
@@ -45,6 +46,15 @@ def test_topics_are_listed_created_and_listed_again(prefix: str) -> None:
         [f"{prefix}.runs.other.batch", "0", "of", "6", "0", "would", "be", "created"]
     ]
     assert tidewheel(NO_DATABASE, "topics", "apply").lines == ["nothing to do"]
+
+
+def test_rotated_key_is_added_once_a_minute(fresh_database: Database) -> None:
+    fresh_database.execute("UPDATE message_keys SET created_at = created_at - interval '1 hour'")
+    assert tidewheel(fresh_database, "topics", "rotate-key").lines == ["added key 2, which signs in 10 s"]
+    [refusal] = tidewheel(fresh_database, "topics", "rotate-key").refusals
+    assert "or revoke all other keys at once with --revoke" in refusal
+    assert tidewheel(fresh_database, "topics", "rotate-key", "--revoke", "--output", "json").json == {"key_id": 3}
+    assert fresh_database.rows("SELECT key_id FROM message_keys") == [(3,)]
 
 
 def test_settings_raise_partition_counts_and_never_lower_them(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:

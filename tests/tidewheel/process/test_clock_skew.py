@@ -12,6 +12,7 @@ from tests.fixtures.services import until
 from tidewheel.clock import SettableClock, monotonic_seconds
 from tidewheel.executor.heartbeat import Heartbeat
 from tidewheel.membership import Membership
+from tidewheel.message_signatures import MessageKeys
 from tidewheel.process.clock_skew import ClockSkew
 from tidewheel.process.service import Shutdown
 from tidewheel.transitions.cancel_signals import Signal
@@ -96,6 +97,7 @@ def test_executor_measures_skew_with_each_heartbeat(clocked: ClockedDatabase) ->
         lease=timedelta(seconds=15),
         on_signal=never_here,
         busy=lambda: False,
+        keys=MessageKeys(),
         skew=ClockSkew(MAX_SKEW),
     )
     beating.start(Shutdown())
