@@ -19,7 +19,7 @@ from tidewheel.jobs.strict_json import Json, canonical
 from tidewheel.postgres.session import Conn
 from tidewheel.schedules.zones import tzdata_version
 from tidewheel.schemas.codec import encode
-from tidewheel.schemas.definitions import definition_record
+from tidewheel.schemas.definitions import definition_record, needs
 from tidewheel.transitions.installation import Installation
 
 _JOBS = (
@@ -91,10 +91,10 @@ def load_jobs(
     request = parse_request({"type": "job.submit", "job": cast("Json", job)})
     assert isinstance(request, JobSubmit)
     document = {**schedule_document(request.job), "anchor_fires": True}
-    requires = None if target else handler
-    texts = (canonical(policy_document(request.job)).decode(), requires, "default", "standard", overlap)
     name = job_id("default", _key(prefix, 0))
     record = definition_record(request.job, tenant="default", job_id=str(name), job_version=1, job_key=_key(prefix, 0))
+    policy = canonical(policy_document(request.job)).decode()
+    texts = (policy, needs(record.target), "default", "standard", overlap)
     mould = _Mould(encode(record), str(name).encode(), _key(prefix, 0).encode())
     interval_us = int(every.total_seconds() * 1e6)
 

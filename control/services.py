@@ -84,14 +84,17 @@ def run_executor(settings: ExecutorSettings) -> None:
     from tidewheel.executor.loop import Executor
     from tidewheel.executor.output_capture import captured
     from tidewheel.executor.programs.process import hide_from_programs
+    from tidewheel.executor.runners.kinds import target_kinds
     from tidewheel.kafka.topics import queue_names
+    from tidewheel.schemas.generated.records import TargetKind
 
+    kinds = target_kinds(settings)  # before anything is connected to
     import_handlers(settings.handlers)
     handlers = registered()
     health.requires("executor", lambda: "has not entered yet")
     if not settings.handlers:
         _LOG.info("no handlers named (TIDEWHEEL_HANDLERS): this executor runs no Python")
-    if settings.shell:
+    if TargetKind.SHELL in kinds:
         hide_from_programs()
     start = _Start("executor", settings, drain=settings.drain_timeout)
     url, installation = start.database()

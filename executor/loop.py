@@ -25,15 +25,15 @@ from tidewheel.executor.outcome import CANCELLED, NOT_STARTED, RELEASED, Outcome
 from tidewheel.executor.output_capture import Flusher, OutputTopic
 from tidewheel.executor.reaper import Reaper
 from tidewheel.executor.run_queue import RunQueue
-from tidewheel.executor.runners.aws import LambdaRunner, has_boto
+from tidewheel.executor.runners.aws import LambdaRunner
 from tidewheel.executor.runners.kafka import KafkaRunner
+from tidewheel.executor.runners.kinds import capabilities, target_kinds
 from tidewheel.executor.runners.python import python_runner
 from tidewheel.executor.runners.runner import DeferredRunner, Runner
 from tidewheel.executor.runners.shell import ShellRunner
 from tidewheel.executor.slots import Slots
 from tidewheel.executor.sweep import Sweep
 from tidewheel.executor.watchdog import Watchdog
-from tidewheel.jobs.targets import TARGETS
 from tidewheel.kafka.topics import queue_names
 from tidewheel.message_signatures import MessageKeys
 from tidewheel.postgres.notify import Channel, Listener, Notifier
@@ -71,8 +71,9 @@ class Executor:
     ) -> None:
         self.executor_id = uuid4()
         self._settings, self._url, self._installation, self._stop = settings, url, installation, stop
-        self._kinds = _target_kinds(settings)
-        self._names = frozenset(handlers) | {name for kind in self._kinds if (name := TARGETS[kind].requires)}
+        self._kinds = target_kinds(settings)
+        handlers = handlers if TargetKind.HANDLER in self._kinds else {}
+        self._names = frozenset(handlers) | capabilities(self._kinds)
         self._queues = queue_names(settings.queues)
         lanes = lanes or choose_lanes(settings, kafka, installation.topics, self._queues)
         self._protocol = lanes.protocol
@@ -255,12 +256,13 @@ class Executor:
         )
 
     def _make_runners(self, kafka: Mapping[str, str], handlers: Mapping[str, Handler]) -> dict[TargetKind, Runner]:
+        allow_lists = self._settings.allow_lists(self._installation.topics.prefix, enforces=True)
         factories: dict[TargetKind, Callable[[], Runner]] = {
             TargetKind.HANDLER: lambda: python_runner(self._settings, handlers, self._completion),
             TargetKind.HTTP: lambda: DeferredRunner(self._load_http_runner),
-            TargetKind.KAFKA: lambda: KafkaRunner(kafka, self._installation),
+            TargetKind.KAFKA: lambda: KafkaRunner(kafka, self._installation, allow_lists),
             TargetKind.SHELL: lambda: ShellRunner(self._settings),
-            TargetKind.LAMBDA: LambdaRunner,
+            TargetKind.LAMBDA: lambda: LambdaRunner(allow_lists),
         }
         return {kind: factories[kind]() for kind in self._kinds}
 
@@ -301,9 +303,3 @@ class Executor:
 
     def _overloaded(self) -> bool:
         return self._completer.backlog() > _MAX_BACKLOG or self._watchdog.blocked()
-
-
-def _target_kinds(settings: ExecutorSettings) -> list[TargetKind]:
-    """Return the types of targets that this executor runs."""
-    here = {TargetKind.SHELL: settings.shell, TargetKind.LAMBDA: has_boto()}
-    return [kind for kind in map(TargetKind, TARGETS) if here.get(kind, True)]

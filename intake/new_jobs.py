@@ -12,6 +12,7 @@ from typing import NamedTuple, cast
 from uuid import UUID
 
 from tidewheel.errors import Refused, Unavailable, VersionConflict
+from tidewheel.intake.allowed_targets import ensure_allowed
 from tidewheel.intake.calendars import unknown_calendars, write_job_calendars
 from tidewheel.intake.job_rows import NewJob, ScheduleStart, write_new_jobs
 from tidewheel.intake.locks import absent_job
@@ -26,6 +27,7 @@ from tidewheel.intake.next_version import (
     next_version,
 )
 from tidewheel.intake.request import ReceivedRequest
+from tidewheel.jobs.allow_lists import AllowLists
 from tidewheel.jobs.requests import JobSubmit
 from tidewheel.jobs.spec_cache import CachedSpec, ScheduleTemplate
 from tidewheel.jobs.strict_json import canonical
@@ -86,7 +88,7 @@ def create_jobs(
         new = [received for received in batch if received.job_id not in existing]
         if not new:
             return Created({}, {})
-        creation = _Creation(connection, read_now(connection), day_sets, spread=spread)
+        creation = _Creation(connection, installation.allow_lists, read_now(connection), day_sets, spread=spread)
         created = creation.prepare(new)
         jobs = list(created.jobs.values())
         if write_new_jobs(connection, installation, jobs, creation.now, emit_events=emit_events):
@@ -107,8 +109,10 @@ def find_jobs(connection: Conn, job_ids: Collection[UUID]) -> set[UUID]:
 class _Creation:
     """One try to create jobs, at one time."""
 
-    def __init__(self, connection: Conn, now: datetime, day_sets: DaySets, *, spread: bool) -> None:
-        self.now = now
+    def __init__(
+        self, connection: Conn, allow_lists: AllowLists, now: datetime, day_sets: DaySets, *, spread: bool
+    ) -> None:
+        self.now, self._allow_lists = now, allow_lists
         self._connection, self._day_sets, self._spread = connection, day_sets, spread
         self._starts = _ScheduleStarts(now, spread=spread)
 
@@ -125,6 +129,7 @@ class _Creation:
     def _job(self, received: ReceivedRequest) -> NewJob:
         request = received.request
         assert isinstance(request, JobSubmit)  # noqa: S101 - by the table of `apply`
+        ensure_allowed(request.job.target, self._allow_lists)
         cached, job_id = request.cached, received.job_id
         start = self._starts.of(cached, job_id) if cached and received.key else None
         if start is None:

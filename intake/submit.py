@@ -13,6 +13,7 @@ from uuid import UUID
 from psycopg.types.json import Jsonb
 
 from tidewheel.errors import Refused, VersionConflict
+from tidewheel.intake.allowed_targets import ensure_allowed
 from tidewheel.intake.calendars import lock_calendars, unknown_calendars, write_job_calendars
 from tidewheel.intake.job_rows import write_next_versions
 from tidewheel.intake.locks import JobRow, Locked, lock_jobs
@@ -107,7 +108,8 @@ def _apply_edits(
     refused = {
         e.job_id: error
         for e in edits
-        if (error := _refusal(e, locked, day_sets, unknown[e.job_id], fired.get(e.job_id))) is not None
+        if (error := _disallowed(e, installation)) is not None
+        or (error := _refusal(e, locked, day_sets, unknown[e.job_id], fired.get(e.job_id))) is not None
     }
     taken = [e for e in edits if e.job_id not in refused]
     changed = [e for e in taken if not _unchanged(e, locked.jobs[e.job_id])]
@@ -138,6 +140,15 @@ def _fired(connection: Conn, edits: Sequence[ReceivedRequest], locked: Locked) -
         if at is not None and at <= locked.now and not (job.exists and job.schedule_json == once_text(_submit(e).job)):
             passed.append((e.job_id, at))
     return {job: state for (job, _), state in read_timer_runs(connection, passed).items()}
+
+
+def _disallowed(edit: ReceivedRequest, installation: Installation) -> Refused | None:
+    """Return the refusal of a submit whose target the allow-lists do not name."""
+    try:
+        ensure_allowed(_submit(edit).job.target, installation.allow_lists)
+    except Refused as refused:
+        return refused
+    return None
 
 
 def _refusal(

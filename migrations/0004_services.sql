@@ -23,7 +23,7 @@ CREATE TABLE executors (
     lease             interval,
     last_claim_seq    bigint
 );
-COMMENT ON COLUMN executors.handlers IS 'the names of its handlers, with tidewheel.shell or tidewheel.lambda if it runs such targets';
+COMMENT ON COLUMN executors.handlers IS 'the names of its handlers, with tidewheel. and the type of each other target that it runs';
 COMMENT ON COLUMN executors.heartbeat_count IS 'the lease: if the reaper sees it unchanged for that long, the attempts are lost';
 COMMENT ON COLUMN executors.lease IS 'its own setting of how long heartbeat_count may stay unchanged; null: the reaper''s setting';
 COMMENT ON COLUMN executors.last_claim_seq IS 'of an executor in another language: its latest claim; else null';

@@ -19,6 +19,7 @@ from psycopg.rows import class_row
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
+from tidewheel.jobs.targets import RESERVED
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.outbox import OutboxRow, append
 from tidewheel.postgres.background import BackgroundQuery
@@ -69,6 +70,9 @@ class Unhandled:
     @property
     def reason(self) -> str:
         """The reason for logs and events."""
+        if self.handler.startswith(RESERVED):
+            kind = self.handler.removeprefix(RESERVED)
+            return f"no executor of queue {self.queue!r} runs {kind} targets (TIDEWHEEL_TARGETS)"
         if self.handler:
             return f"no executor of queue {self.queue!r} has the handler {self.handler!r}"
         return f"no executor serves the queue {self.queue!r}"

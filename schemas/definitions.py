@@ -73,7 +73,7 @@ def definition_record(
 
 
 def needs(target: Target) -> str | None:
-    """Return the handler or capability that a target requires; None if every executor can run it."""
+    """Return the handler or capability that a target requires; None if it has none."""
     return _REQUIRED.get(target.kind, target.handler)
 
 

@@ -8,19 +8,26 @@ generated from here.
 import os
 import re
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from difflib import get_close_matches
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Final, Literal, Self, cast
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from pydantic import BeforeValidator, Field, SecretStr, ValidationError, ValidationInfo, field_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+from pydantic_settings import (
+    BaseSettings,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
 
 from tidewheel.errors import SettingsError
+from tidewheel.jobs.allow_lists import AllowLists, ProgramPattern, read_folder, read_host_pattern, read_port
 from tidewheel.jobs.values import format_duration, parse_duration
 from tidewheel.local import INSTALL, is_installed
 from tidewheel.webhooks import read_secrets
@@ -51,6 +58,18 @@ def _duration(value: object) -> timedelta:
 
 
 Duration = Annotated[timedelta, BeforeValidator(_duration)]
+
+
+def _entries(value: object) -> object:
+    """Return the entries of a list: of the file, or of a variable, separated by commas or line ends."""
+    parts = re.split(r"[,\n]", value) if isinstance(value, str) else value
+    if not isinstance(parts, list | tuple):
+        message = "write entries separated by commas or line ends, or a list in the file"
+        raise ValueError(message)  # noqa: TRY004 - pydantic reports a ValueError
+    return tuple(entry for part in cast("list[object]", parts) if (entry := str(part).strip()))
+
+
+Entries = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_entries)]
 
 
 class Connections(BaseSettings):
@@ -109,6 +128,39 @@ class Connections(BaseSettings):
         default=False,
         description="a service that starts while PostgreSQL or Kafka is away ends with an error instead of waiting",
     )
+    http_allow_private: bool = Field(
+        default=False, description="allow HTTP targets on loopback, private and link-local addresses"
+    )
+    http_hosts: Entries = Field(
+        ("*",), description="hosts that HTTP targets may call: names, addresses, `*.example.org` (all below it), `*`"
+    )
+    http_ports: Entries = Field(
+        (),
+        description="ports that HTTP targets may call, or `*`; without entries 80 and 443, and any port while "
+        "http_allow_private is on",
+    )
+    kafka_topics: Entries = Field(
+        (),
+        description="topics that Kafka targets may write to, such as `orders.*`; an executor of such targets needs it",
+    )
+    lambda_functions: Entries = Field(
+        (),
+        description="functions that Lambda targets may invoke, as jobs name them, such as "
+        "`arn:aws:lambda:eu-west-1:123456789012:function:report-*`; an executor of such targets needs it",
+    )
+    shell_allow: Entries = Field(
+        (),
+        description="command lines that shell targets may run: an absolute path and a pattern for each argument, "
+        "`...` for any further ones; an executor of such targets needs it",
+    )
+    shell_cwd: Entries = Field(
+        (), description="folders that shell targets may name as cwd, with all below them; without entries none"
+    )
+    shell_job_env: Entries = Field(
+        (),
+        description="variables that a job may set, unless shell_allow is `*`; interpreters run some of them as code "
+        "(BASH_ENV, PYTHONPATH)",
+    )
     metrics_port: int | None = Field(
         None,
         ge=0,
@@ -158,6 +210,37 @@ class Connections(BaseSettings):
             message = "is not a libpq connection string; write postgresql://user:password@host:5432/name"
             raise ValueError(message) from None
         return url
+
+    @field_validator("http_hosts", "http_ports", "shell_allow", "shell_cwd")
+    @classmethod
+    def _can_be_read(cls, entries: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        """Refuse an entry that would never match, or not as it is meant."""
+        for entry in entries:
+            _READERS[info.field_name or ""](entry)
+        return entries
+
+    def allow_lists(self, topic_prefix: str | None = None, *, enforces: bool = False) -> AllowLists:
+        """Return the allow-lists of targets.
+
+        Args:
+            topic_prefix: The installation's, if it differs from the setting.
+            enforces: True for an executor.
+        """
+        ports = {read_port(entry) for entry in self.http_ports}
+        defaults = {None} if self.http_allow_private else {80, 443}
+        numbers = {port for port in ports or defaults if port is not None}
+        return AllowLists(
+            enforces=enforces,
+            topic_prefix=topic_prefix or self.topic_prefix,
+            allow_private=self.http_allow_private,
+            hosts=tuple(read_host_pattern(entry) for entry in self.http_hosts),
+            ports=None if None in (ports or defaults) else frozenset(numbers),
+            topics=self.kafka_topics,
+            functions=self.lambda_functions,
+            programs=tuple(ProgramPattern.read(entry) for entry in self.shell_allow),
+            folders=self.shell_cwd,
+            variables=frozenset(self.shell_job_env),
+        )
 
     @classmethod
     def load(cls, **flags: object) -> Self:
@@ -221,6 +304,14 @@ class Connections(BaseSettings):
             SettingsError: The file cannot be read.
         """
         return (_read_properties(self.kafka_properties) if self.kafka_properties else {}) | client_config(os.environ)
+
+
+_READERS: Final[Mapping[str, Callable[[str], object]]] = {
+    "http_hosts": read_host_pattern,
+    "http_ports": read_port,
+    "shell_allow": ProgramPattern.read,
+    "shell_cwd": read_folder,
+}
 
 
 class IntakeSettings(Connections):
@@ -307,6 +398,11 @@ class ExecutorSettings(Connections):
     """Settings of executors."""
 
     queues: str = Field("default", description="the queues served, separated by commas")
+    targets: Entries = Field(
+        ("handler", "http"),
+        description="types of targets that this executor runs: handler, http, kafka, shell, lambda; it lends jobs its "
+        "rights, so name what jobs need; runs of other types wait for an executor that runs them",
+    )
     handlers: str | None = Field(None, description="modules with handlers to import, separated by commas")
     slots: int | None = Field(None, ge=1, le=10000, description="most runs at once; default 100, of which 8 on threads")
     threads: int = Field(8, ge=1, le=1000, description="most synchronous handlers at once")
@@ -348,29 +444,15 @@ class ExecutorSettings(Connections):
         ge=timedelta(0),
         description="time for an attempt to end after its cancel is requested; then it ends without its report",
     )
-    http_allow_private: bool = Field(
-        default=False, description="allow HTTP targets on loopback, private and link-local addresses"
-    )
     http_ca_file: Path | None = Field(
         None, description="PEM file of an internal authority; HTTP targets may use its certificates besides public ones"
     )
     webhook_secret: SecretStr | None = Field(
         None, description="secret that signs HTTP requests, `whsec_…`; several, for rotation, separated by blanks"
     )
-    shell: bool = Field(
-        default=False, description="run shell targets: every client that submits jobs can then run programs here"
-    )
-    shell_allow: str | None = Field(
-        None, description="programs that shell targets may name, exactly as written, separated by commas; none: all"
-    )
     shell_env: str = Field(
         "PATH,HOME,LANG,TZ",
         description="environment variables of the executor that shell targets inherit, separated by commas",
-    )
-    shell_job_env: str = Field(
-        "",
-        description="variables that a job may set while shell_allow restricts programs, separated by commas; "
-        "interpreters run some of them as code (BASH_ENV, PYTHONPATH)",
     )
     shell_memory_bytes: int | None = Field(
         None,

@@ -15,6 +15,7 @@ from tidewheel.control.client.runs import FIRST_POLL_SECONDS, LONGEST_POLL_SECON
 from tidewheel.ids import RunId
 from tidewheel.jobs.spec import JobSpec
 from tidewheel.runs import RunState
+from tidewheel.settings import Connections
 
 T = TypeVar("T")
 
@@ -30,8 +31,10 @@ class AsyncClient:
         task_tokens: Complete, fail and keep alive an attempt by its task token.
     """
 
-    def __init__(self, database_url: str | None = None, *, tenant: str = "default") -> None:
-        self._client = Client(database_url, tenant=tenant)
+    def __init__(
+        self, database_url: str | None = None, *, tenant: str = "default", settings: Connections | None = None
+    ) -> None:
+        self._client = Client(database_url, tenant=tenant, settings=settings)
         self._thread = _Thread()
         self.runs = AsyncRuns(self._client, self._thread)
         self.task_tokens = AsyncTaskTokens(self._client, self._thread)

@@ -24,10 +24,16 @@ from tidewheel.control.explain.upcoming import Upcoming, upcoming
 from tidewheel.control.reads.versions import Change, Version, diff, versions
 from tidewheel.ids import RunId
 from tidewheel.jobs.spec import JobSpec
+from tidewheel.settings import Connections
 
 
 class Client:
     """A client of Tidewheel for one thread; a context manager.
+
+    Args:
+        database_url: The database; else that of the settings.
+        tenant: The tenant of every request and read.
+        settings: In place of those of the environment.
 
     Attributes:
         runs: List, read, wait for, cancel and retry runs.
@@ -37,8 +43,10 @@ class Client:
         calendars: Put, read and delete calendars.
     """
 
-    def __init__(self, database_url: str | None = None, *, tenant: str = "default") -> None:
-        self._connection = Connection(database_url, tenant=tenant)
+    def __init__(
+        self, database_url: str | None = None, *, tenant: str = "default", settings: Connections | None = None
+    ) -> None:
+        self._connection = Connection(database_url, tenant=tenant, settings=settings)
         self.runs = Runs(self._connection)
         self.dead_letters = DeadLetters(self._connection)
         self.task_tokens = TaskTokens(self._connection)

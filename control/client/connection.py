@@ -42,6 +42,7 @@ class Connection:
         tenant: The tenant of every request and read.
         application: The name of its sessions in PostgreSQL.
         options: libpq options of its session.
+        settings: In place of those of the environment.
     """
 
     def __init__(
@@ -51,8 +52,9 @@ class Connection:
         tenant: str = "default",
         application: str = "tidewheel-client",
         options: str = "",
+        settings: Connections | None = None,
     ) -> None:
-        settings = Connections.load(database_url=database_url)
+        settings = settings or Connections.load(database_url=database_url)
         self.url = settings.database()
         self.tenant = tenant
         self._session = Session(self.url, application, options=options)

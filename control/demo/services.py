@@ -66,7 +66,6 @@ class Services:
             self._start(name, [name], {})
         handlers = ["executor", "--handlers", "tidewheel.control.demo.handlers"]
         settings = {
-            "TIDEWHEEL_HTTP_ALLOW_PRIVATE": "true",
             "TIDEWHEEL_LEASE": f"PT{LEASE_SECONDS}S",
             "TIDEWHEEL_HEARTBEAT": f"PT{HEARTBEAT_SECONDS}S",
             RECEIVER_VARIABLE: receiver,
@@ -155,6 +154,7 @@ def _variables(environment: Environment, settings: Mapping[str, str]) -> dict[st
         "TIDEWHEEL_DATABASE_URL": environment.database_url,
         **client_variables(environment.kafka),
         "TIDEWHEEL_TOPIC_PREFIX": environment.topics.prefix,
+        "TIDEWHEEL_HTTP_ALLOW_PRIVATE": "true",  # the receiver is on this machine
         **settings,
     }
 

@@ -42,14 +42,12 @@ class Command(TypedDict):
     """A program to run.
 
     Attributes:
-        program: Path of the file.
-        argv: Its arguments, starting with its own name.
+        argv: Absolute path of the file, and its arguments.
         env: Its whole environment.
-        cwd: Absolute path; None is a new folder that is removed afterwards.
+        cwd: Absolute path without links; None is a new folder that is removed afterwards.
         limits: By their names in setrlimit(2).
     """
 
-    program: str
     argv: list[str] | tuple[str, ...]
     env: Mapping[str, str]
     cwd: str | None
@@ -163,9 +161,11 @@ def _start(libc: ctypes.CDLL, command: Command, cwd: str, streams: tuple[int, ..
             if os.getppid() != supervisor:
                 os._exit(1)
             _prepare(streams, cwd)
+            if command["cwd"] is not None and os.getcwd() != cwd:  # noqa: PTH109 - a string, as compared
+                raise OSError(errno.ELOOP, "it was replaced by a link")  # noqa: TRY301 - reported below
             step = command["argv"][0]
             _limit(command["limits"])
-            os.execve(command["program"], command["argv"], command["env"])  # noqa: S606 - no shell, on purpose
+            os.execve(command["argv"][0], command["argv"], command["env"])  # noqa: S606 - no shell, on purpose
         except OSError as error:
             os.write(failure_writes, f"{error.errno}:{step}: {error.strerror}".encode(errors="replace"))
         except ValueError as error:  # text that no program can receive, such as half a surrogate pair

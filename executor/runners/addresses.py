@@ -10,10 +10,12 @@ import socket
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from ipaddress import ip_address
 from typing import TypeAlias
 
 from aiohttp.abc import AbstractResolver, ResolveResult
+
+from tidewheel.jobs.hosts import is_public
 
 CONNECT_SECONDS = 5.0  # for look-up and connection each; a working network answers within one retransmission
 
@@ -21,48 +23,9 @@ CONNECT_SECONDS = 5.0  # for look-up and connection each; a working network answ
 # after 5 s, but its thread may be blocked for half a minute.
 _LOOK_UPS = 32
 
-Address: TypeAlias = IPv4Address | IPv6Address
 # Family, kind, protocol, name, and the address itself, as `getaddrinfo` returns them.
 AddressInfo: TypeAlias = tuple[int, int, int, str, tuple[object, ...]]
-Network: TypeAlias = IPv4Network | IPv6Network
 Resolve: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
-
-# The refused networks. Sources: IANA IPv4 and IPv6 Special-Purpose Address Registries (RFC 6890) with every entry, also
-# those that are globally reachable, for no target is there; IANA IPv4 Multicast (RFC 5771) and IPv6 Address Space (RFC
-# 4291), in which 2000::/3 alone is global unicast; the documentation of cloud providers for their metadata addresses.
-_REFUSED = """
-0.0.0.0/8            this network, RFC 791
-10.0.0.0/8           private, RFC 1918
-100.64.0.0/10        shared, RFC 6598; has 100.100.100.200, the metadata of Alibaba Cloud
-127.0.0.0/8          loopback, RFC 1122
-168.63.129.16/32     metadata of Azure ("What is IP address 168.63.129.16?")
-169.254.0.0/16       link-local, RFC 3927; has 169.254.169.254, metadata, and 169.254.170.2, credentials of AWS ECS
-172.16.0.0/12        private, RFC 1918
-192.0.0.0/24         IETF protocol assignments, RFC 6890; has 192.0.0.192, the metadata of Oracle Cloud
-192.0.2.0/24         documentation, RFC 5737
-192.31.196.0/24      AS112, RFC 7535
-192.52.193.0/24      automatic multicast tunneling, RFC 7450
-192.88.99.0/24       6to4 relay, RFC 7526
-192.168.0.0/16       private, RFC 1918
-192.175.48.0/24      AS112, RFC 7534
-198.18.0.0/15        benchmarking, RFC 2544
-198.51.100.0/24      documentation, RFC 5737
-203.0.113.0/24       documentation, RFC 5737
-224.0.0.0/4          multicast, RFC 5771
-240.0.0.0/4          reserved, RFC 1112; has the limited broadcast, RFC 919
-::/3                 no global unicast: unspecified, loopback, 64:ff9b:1::/48 (RFC 8215), 100::/64, 100:0:0:1::/64
-2001::/23            IETF protocol assignments, RFC 2928: Teredo, benchmarking, ORCHID and others
-2001:db8::/32        documentation, RFC 3849
-2620:4f:8000::/48    AS112, RFC 7534
-3fff::/20            documentation, RFC 9637
-4000::/2             no global unicast: 5f00::/16 (RFC 9602)
-8000::/1             no global unicast: unique-local with fd00:ec2::254 of AWS, link-local, site-local, multicast
-"""
-REFUSED: tuple[Network, ...] = tuple(ip_network(line.split()[0]) for line in _REFUSED.strip().splitlines())
-
-# The bits above an IPv4 address that alone decides: IPv4-mapped (RFC 4291 section 2.5.5.2), NAT64 (RFC 6052), 6to4 (RFC
-# 3056). They are in the registries too.
-_WITH_V4 = ((IPv6Network("::ffff:0:0/96"), 0), (IPv6Network("64:ff9b::/96"), 0), (IPv6Network("2002::/16"), 80))
 
 # The time limit of a look-up, set by the attempt whose task resolves.
 look_up_seconds = ContextVar("look_up_seconds", default=CONNECT_SECONDS)
@@ -141,17 +104,3 @@ class AddressGuard(AbstractResolver):
             return list(dict.fromkeys(str(entry[4][0]).partition("%")[0] for entry in found))
 
         return await asyncio.get_running_loop().run_in_executor(self._threads, resolve)
-
-
-def is_public(address: Address) -> bool:
-    """Return True if targets may reach an address without a permission.
-
-    >>> [is_public(ip_address(text)) for text in ("127.0.0.1", "::ffff:10.0.0.1", "1.1.1.1")]
-    [False, False, True]
-    """
-    if isinstance(address, IPv6Address):
-        address = IPv6Address(int(address))  # without a scope id, with which it equals no other address
-        for network, bits in _WITH_V4:
-            if address in network:
-                return is_public(IPv4Address(int(address) >> bits & 0xFFFFFFFF))
-    return not any(address in network for network in REFUSED)

@@ -18,6 +18,8 @@ from typing import Protocol, TypedDict, cast
 
 from tidewheel.executor.attempt import Attempt
 from tidewheel.executor.outcome import Outcome, failed, succeeded
+from tidewheel.jobs.allow_lists import AllowLists
+from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.values import MAX_RESULT_BYTES
 from tidewheel.schemas.generated.records import LambdaTarget
 
@@ -64,9 +66,14 @@ def has_boto() -> bool:
 
 
 class LambdaRunner:
-    """Invokes Lambda functions."""
+    """Invokes Lambda functions.
 
-    def __init__(self) -> None:
+    Args:
+        allow_lists: The functions that may be invoked.
+    """
+
+    def __init__(self, allow_lists: AllowLists) -> None:
+        self._allow_lists = allow_lists
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="lambda")
         self._session: _Session | None = None
         self._clients: dict[tuple[str | None, int], _Client] = {}
@@ -77,6 +84,10 @@ class LambdaRunner:
         target = attempt.definition.target.aws_lambda
         if target is None:
             return failed("InvalidTarget", "the job's version has no function", permanent=True, not_started=True)
+        try:
+            self._allow_lists.check_function(target.function, target.qualifier, target.region)
+        except InvalidValue as refusal:
+            return failed("FunctionRefused", str(refusal), permanent=True, not_started=True)
         future = self._threads.submit(self._invoke, attempt, target)
         try:
             return await asyncio.shield(asyncio.wrap_future(future))

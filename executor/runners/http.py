@@ -26,6 +26,8 @@ from tidewheel.executor.runners.addresses import (
     Resolve,
 )
 from tidewheel.executor.runners.http_client import HttpClient, LeaseLost, NotRepeated, read_place
+from tidewheel.jobs.allow_lists import AllowLists
+from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.values import MAX_RESULT_BYTES
 from tidewheel.schemas.generated.records import HttpTarget
 from tidewheel.settings import ExecutorSettings
@@ -139,6 +141,7 @@ class HttpRunner:
         lost_lease: Returns True if this executor may no longer start anything.
         resolve: Resolves names in place of the system.
         ca_file: Roots that are accepted besides the bundled ones, in PEM.
+        allow_lists: Hosts and ports that may be called; by default any.
     """
 
     def __init__(
@@ -150,7 +153,9 @@ class HttpRunner:
         lost_lease: Callable[[], bool] = lambda: False,
         resolve: Resolve | None = None,
         ca_file: Path | None = None,
+        allow_lists: AllowLists | None = None,
     ) -> None:
+        self._allow_lists = allow_lists or AllowLists(allow_private=allow_private, ports=None)
         self._ca_file = ca_file
         self._secrets, self._task_token_key, self._lost_lease = secrets, task_token_key, lost_lease
         self._guard = AddressGuard(allow_private=allow_private, resolve=resolve)
@@ -163,8 +168,12 @@ class HttpRunner:
             return failed("InvalidTarget", "the job's version has no HTTP target", permanent=True)
         try:
             url, shown = read_place(target.url)
-        except ValueError as error:
+        except InvalidValue as error:
             return failed("InvalidURL", str(error), permanent=True, not_started=True)
+        try:
+            self._allow_lists.check_url(target.url)
+        except InvalidValue as refusal:
+            return failed("AddressRefused", str(refusal), permanent=True, not_started=True)
         if self._client is None:
             self._client = HttpClient(self._guard, self._lost_lease, self._ca_file)  # needs the running loop
         seconds = min(CONNECT_SECONDS, attempt.start_to_close_seconds)
@@ -202,6 +211,7 @@ def http_runner(settings: ExecutorSettings, installation: Installation, lost_lea
         task_token_key=installation.task_token_key,
         lost_lease=lost_lease,
         ca_file=settings.http_ca_file,
+        allow_lists=settings.allow_lists(enforces=True),
     )
 
 

@@ -17,6 +17,8 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from tidewheel.executor.attempt import Attempt
 from tidewheel.executor.outcome import Outcome, failed, succeeded, waiting
+from tidewheel.jobs.allow_lists import AllowLists
+from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.kafka.clients import producer
 from tidewheel.kafka.topics import Topics
 from tidewheel.schemas.generated.records import KafkaTarget
@@ -69,10 +71,12 @@ class KafkaRunner:
 
     Args:
         config: Bootstrap servers and the users' client settings.
-        installation: For its topics, which are no targets, and its key of task tokens.
+        installation: For its topic of replies, and its key of task tokens.
+        allow_lists: The topics that may be written to.
     """
 
-    def __init__(self, config: Mapping[str, str], installation: Installation) -> None:
+    def __init__(self, config: Mapping[str, str], installation: Installation, allow_lists: AllowLists) -> None:
+        self._allow_lists = allow_lists
         self._config = {"topic.metadata.propagation.max.ms": str(_TOPIC_SEEN_MS), **config}
         self._topics: Topics = installation.topics
         self._task_token_key = installation.task_token_key
@@ -85,9 +89,11 @@ class KafkaRunner:
         target = attempt.definition.target.kafka
         if target is None:
             return failed("InvalidTarget", "the job's version has no Kafka target", permanent=True)
-        if self._is_own(target.topic):
-            message = f"{target.topic} is a topic of Tidewheel itself; name one that does not begin with its prefix"
-            return failed("OwnTopic", message, permanent=True, not_started=True)
+        try:
+            self._allow_lists.check_topic(target.topic)
+        except InvalidValue as refusal:
+            name = "OwnTopic" if self._allow_lists.is_own_topic(target.topic) else "TopicRefused"
+            return failed(name, str(refusal), permanent=True, not_started=True)
         try:
             report = await self._produce(attempt, target)
         except KafkaException as error:
@@ -184,9 +190,6 @@ class KafkaRunner:
             headers[TASK_TOKEN_HEADER] = task_token(self._task_token_key, *attempt.key)
             headers[REPLY_TOPIC_HEADER] = self._topics.target_replies
         return [(name, value.encode()) for name, value in headers.items()]
-
-    def _is_own(self, topic: str) -> bool:
-        return topic == self._topics.prefix or topic.startswith(f"{self._topics.prefix}.")
 
 
 def _undelivered(target: KafkaTarget, error: KafkaError) -> Outcome:

@@ -1,4 +1,4 @@
-"""Run programs of shell targets: disabled by default, bounded, killed as a whole at the end.
+"""Run allowed programs of shell targets: disabled by default, bounded, killed as a whole at the end.
 
 No shell reads the arguments. A program gets the allowed variables of the executor's environment, its job's and the
 run's, and no others. Its payload is its standard input. Its output is read as it arrives, and the last 64 KiB are kept.
@@ -7,14 +7,15 @@ run's, and no others. Its payload is its standard input. Its output is read as i
 import asyncio
 import errno
 import os
-import shutil
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 
 from tidewheel.executor.attempt import SHUTDOWN_GRACE_SECONDS, Attempt
 from tidewheel.executor.outcome import RELEASED, Outcome, failed, succeeded
 from tidewheel.executor.programs.process import Program, ProgramEnd, ProgramStarter, SupervisorGone
 from tidewheel.executor.programs.supervisor import Command
+from tidewheel.jobs.allow_lists import is_within
+from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.schemas.generated.records import ShellTarget
 from tidewheel.settings import ExecutorSettings
 
@@ -36,8 +37,7 @@ class ShellRunner:
 
     def __init__(self, settings: ExecutorSettings) -> None:
         self._settings = settings
-        self._allowed = None if settings.shell_allow is None else frozenset(names(settings.shell_allow))
-        self._settable = frozenset(names(settings.shell_job_env))
+        self._allow_lists = settings.allow_lists(enforces=True)
         self._passed = {name: os.environ[name] for name in names(settings.shell_env) if name in os.environ}
         self._grace = min(settings.cancel_grace.total_seconds() * _BEFORE_FENCE, settings.drain_timeout.total_seconds())
         self._starter = ProgramStarter()
@@ -47,9 +47,11 @@ class ShellRunner:
         target = attempt.definition.target.shell
         if target is None or not target.argv:
             return failed("InvalidTarget", "the job's version has no program", permanent=True, not_started=True)
-        program = self._find(target)
-        if isinstance(program, Outcome):
-            return program
+        try:
+            self._allow_lists.check_program(target.argv, target.cwd, target.env)
+            cwd = target.cwd and await asyncio.to_thread(_real_folder, target.cwd, self._allow_lists.folders)
+        except InvalidValue as refusal:
+            return failed("ProgramRefused", str(refusal), permanent=True, not_started=True)
         errors = bytearray()
 
         def write_error(data: bytes) -> None:
@@ -58,10 +60,9 @@ class ShellRunner:
             del errors[:-_TAIL_BYTES]
 
         command = Command(
-            program=program,
             argv=target.argv,
             env=self._environment(attempt, target),
-            cwd=target.cwd,
+            cwd=cwd,
             limits=self._limits(target),
         )
         starting = asyncio.ensure_future(self._starter.start(command, attempt.payload, (attempt.write, write_error)))
@@ -95,26 +96,6 @@ class ShellRunner:
         await program.drained(_DRAIN_SECONDS)
         program.close()
 
-    def _find(self, target: ShellTarget) -> str | Outcome:
-        """Return the file to run, or the outcome that refuses it."""
-        name = target.argv[0]
-        if self._allowed is not None:
-            if name not in self._allowed:
-                message = f"{name!r} is not among the programs that this executor runs (TIDEWHEEL_SHELL_ALLOW)"
-                return failed("ProgramRefused", message, permanent=True, not_started=True)
-            for variable in sorted(target.env.keys() - self._settable):
-                # A variable can make an allowed program run another one. A list of dangerous ones is never complete.
-                message = f"a job may not set {variable} here: it is not named in TIDEWHEEL_SHELL_JOB_ENV"
-                return failed("ProgramRefused", message, permanent=True, not_started=True)
-        if "/" in name:
-            return name
-        # By the executor's own PATH: a job's PATH must not choose the file of an allowed name.
-        found = shutil.which(name, path=os.environ.get("PATH", os.defpath))
-        if found is None:
-            message = f"{name!r} is not a program on the executor's PATH; write an absolute path"
-            return failed("ProgramNotStarted", message, permanent=True, not_started=True)
-        return os.path.abspath(found)  # noqa: PTH100 - links stay: some programs depend on the name they are called by
-
     def _environment(self, attempt: Attempt, target: ShellTarget) -> dict[str, str]:
         request = attempt.request
         ours = {
@@ -140,6 +121,19 @@ class ShellRunner:
             "RLIMIT_CPU": _lower(settings.shell_cpu_seconds, target.cpu_seconds),
         }
         return {name: bound for name, bound in bounds.items() if bound is not None}
+
+
+def _real_folder(cwd: str, folders: Sequence[str]) -> str:
+    """Return the folder that a path leads to, its links followed.
+
+    Raises:
+        InvalidValue: It lies outside the allowed folders.
+    """
+    real = os.path.realpath(cwd)
+    if any(is_within(real, os.path.realpath(folder)) for folder in folders):
+        return real
+    problem = f"{cwd!r} leads out of the folders that jobs may work in"
+    raise InvalidValue(problem=problem, remedy="TIDEWHEEL_SHELL_CWD names those")
 
 
 def names(listed: str) -> list[str]:

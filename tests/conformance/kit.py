@@ -21,7 +21,7 @@ from tidewheel.control.client.results import Run
 from tidewheel.kafka.topics import DEFAULT_QUEUE
 from tidewheel.local.ports import free_port
 from tidewheel.runs import Lane
-from tidewheel.settings import client_variables
+from tidewheel.settings import Connections, client_variables
 
 Target = str | Mapping[str, object]
 
@@ -96,7 +96,9 @@ class Kit:
     def client(self) -> Client:
         """The client that submits jobs and triggers runs."""
         if self._client is None:
-            self._client = Client(self.fleet.database.url)
+            self._client = Client(
+                settings=Connections.load(database_url=self.fleet.database.url, http_allow_private=True)
+            )
         return self._client
 
     def start_stack(self, **settings: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Literal, Union, get_args, get_origin
+from typing import Annotated, Literal, Union, cast, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le
 from pydantic import SecretStr
@@ -42,6 +42,9 @@ Generated from `tidewheel/settings.py` by `python -m tests.docs.reference`; a te
 A flag wins over the environment, the environment over the TOML file that `TIDEWHEEL_CONFIG` names. In the file a
 setting has its name in lower case without the prefix: `lease = "20s"`. One file may serve every service. An unknown
 name in it is refused, with the nearest known one. In the environment an unknown name is ignored.
+
+A **list** has commas or line ends between its entries in the environment: `orders.*,invoices`. In the file it is a TOML
+list: `kafka_topics = ["orders.*", "invoices"]`. An entry with a comma in it can stand in the file only.
 
 A **duration** is written as in requests: `10s`, `5m`, `1h30m`, `250ms`, ISO 8601 (`PT5S`), or a number of seconds. A
 value that does not fit ends the process with exit code 1 and one line that names the variable.
@@ -140,7 +143,7 @@ def _row(cells: tuple[str, ...]) -> str:
 
 
 def _default(field: FieldInfo) -> str:
-    return _NONE if field.default is None else f"`{_written(field.default)}`"
+    return _NONE if field.default is None or field.default == () else f"`{_written(field.default)}`"
 
 
 def _written(value: object) -> str:
@@ -150,6 +153,8 @@ def _written(value: object) -> str:
             return format_duration(value)
         case bool():
             return str(value).lower()
+        case tuple():
+            return ",".join(map(str, cast("tuple[object, ...]", value)))
         case _:
             return str(value)
 
@@ -167,6 +172,8 @@ def _kind(annotation: object) -> str:
     origin = get_origin(annotation)
     if origin is Annotated:
         return _kind(get_args(annotation)[0])
+    if origin is tuple:
+        return "a list"
     if origin in (Union, UnionType):
         return next(_kind(part) for part in get_args(annotation) if part is not type(None))
     if origin is Literal:

@@ -5,7 +5,7 @@ import socket
 import threading
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -13,6 +13,7 @@ from tests.executor.attempting import attempt_of
 from tidewheel.executor.outcome import Outcome
 from tidewheel.executor.runners.addresses import Resolve
 from tidewheel.executor.runners.http import HttpRunner
+from tidewheel.jobs.allow_lists import AllowLists
 
 
 @dataclass
@@ -180,6 +181,24 @@ def call(
                 async with asyncio.timeout(seconds):
                     outcomes.append(await runner.run(attempt_of(described)))
             return outcomes
+        finally:
+            await runner.close()
+
+    return asyncio.run(work())
+
+
+def call_message(url: str, *, allow_lists: AllowLists | None = None) -> list[Outcome]:
+    """Run an attempt at a URL that no submit has checked: its message has it."""
+    attempt = attempt_of({"target": {"type": "http", "url": "http://a"}})
+    http = attempt.definition.target.http
+    assert http is not None
+    target = replace(attempt.definition.target, http=replace(http, url=url))
+    attempt.definition = replace(attempt.definition, target=target)
+
+    async def work() -> list[Outcome]:
+        runner = HttpRunner(allow_private=True, allow_lists=allow_lists)
+        try:
+            return [await runner.run(attempt)]
         finally:
             await runner.close()
 

@@ -22,6 +22,7 @@ from tests.fixtures.services import until
 from tidewheel.executor.attempt import Attempt
 from tidewheel.executor.outcome import Outcome
 from tidewheel.executor.runners.aws import LambdaRunner
+from tidewheel.jobs.allow_lists import AllowLists
 from tidewheel.jobs.values import MAX_RESULT_BYTES
 from tidewheel.runs import AttemptOutcome
 
@@ -77,9 +78,9 @@ def job(function: str = "echo", **fields: object) -> dict[str, Any]:
     return {"target": {"type": "lambda", "function": function}} | fields
 
 
-def run(attempt: Attempt) -> Outcome:
+def run(attempt: Attempt, allow_lists: AllowLists | None = None) -> Outcome:
     async def work() -> Outcome:
-        runner = LambdaRunner()
+        runner = LambdaRunner(allow_lists or AllowLists(enforces=True, functions=("*",)))
         try:
             return await runner.run(attempt)
         finally:
@@ -210,6 +211,13 @@ def test_non_json_lambda_result_is_stored_as_text(target: HttpTarget, body: byte
     assert "body" in json.loads(run(attempt_of(job())).result or b"")
 
 
+def test_function_that_is_not_named_is_not_invoked(target: HttpTarget) -> None:
+    outcome = run(attempt_of(job("delete-all")), AllowLists(enforces=True, functions=("report*",)))
+    assert (outcome.error_type, outcome.permanent, outcome.not_started) == ("FunctionRefused", True, True)
+    assert "TIDEWHEEL_LAMBDA_FUNCTIONS" in (outcome.error_message or "")
+    assert target.received == []
+
+
 def test_abandoned_invocation_keeps_its_slot_until_it_returns(target: HttpTarget) -> None:
     answered = threading.Event()
     target.answers = [Answer(200, b"1", hold=answered)]
@@ -217,7 +225,7 @@ def test_abandoned_invocation_keeps_its_slot_until_it_returns(target: HttpTarget
     attempt = attempt_of(job(), reports=reports)
 
     async def work() -> None:
-        runner = LambdaRunner()
+        runner = LambdaRunner(AllowLists(enforces=True, functions=("*",)))
         task = asyncio.ensure_future(runner.run(attempt))
         while not target.received:
             await asyncio.sleep(0.01)

@@ -8,11 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.executor.http_target import call, serving
-from tidewheel.executor.runners import addresses as module
+from tests.executor.http_target import call, call_message, serving
 from tidewheel.executor.runners import http_client
-from tidewheel.executor.runners.addresses import REFUSED, AddressGuard, AddressRefused, is_public
+from tidewheel.executor.runners.addresses import AddressGuard, AddressRefused
 from tidewheel.executor.runners.http_client import read_place
+from tidewheel.jobs.hosts import REFUSED, is_public
+from tidewheel.runs import AttemptOutcome
+from tidewheel.settings import Connections
 
 INSIDE = [
     "0.0.0.0",  # noqa: S104 - nothing listens here
@@ -125,14 +127,37 @@ def test_spelling_of_a_private_address_does_not_pass(address: IPv4Address, spell
     assert (outcome.error_type, outcome.permanent, outcome.not_started) == ("AddressRefused", True, True)
 
 
-@pytest.mark.parametrize(
-    "host", ["[fe80::1%25lo]", "[::ffff:7f00:1]", "[64:ff9b::7f00:1]", "\uff11\uff12\uff17.0.0.1", "LOCALHOST"]
-)
+@pytest.mark.parametrize("host", ["[::ffff:7f00:1]", "[64:ff9b::7f00:1]", "\uff11\uff12\uff17.0.0.1", "LOCALHOST"])
 def test_unusual_host_does_not_pass(host: str) -> None:
     with serving() as target:
         [outcome] = call(target.url(host=host), allow_private=False)
     assert (outcome.error_type, outcome.not_started) == ("AddressRefused", True)
     assert target.connections == 0
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://a..b/", f"http://{'x' * 64}.example/", "http://1.2.3.4.5/", "http://[fe80::1%25lo]/", "http://u:p@a/"],
+)
+def test_host_that_can_never_be_called_is_not_retried(url: str) -> None:
+    [outcome] = call_message(url)
+    assert (outcome.error_type, outcome.permanent, outcome.not_started) == ("InvalidURL", True, True)
+
+
+def test_job_calls_named_hosts_and_ports_only() -> None:
+    """By the executor's own lists, whatever intake has let through."""
+    with serving() as target:
+        for settings in ({"http_hosts": "localhost"}, {"http_ports": "80"}, {"http_hosts": "*.example.org"}):
+            lists = Connections.load(http_allow_private=True, **settings).allow_lists(enforces=True)
+            [outcome] = call_message(target.url(), allow_lists=lists)
+            assert (outcome.error_type, outcome.permanent, outcome.not_started) == ("AddressRefused", True, True)
+            assert "TIDEWHEEL_HTTP_" in (outcome.error_message or "")
+        assert target.connections == 0
+        lists = Connections.load(
+            http_allow_private=True, http_hosts="127.0.0.1", http_ports=str(target.port)
+        ).allow_lists(enforces=True)
+        assert call_message(target.url(), allow_lists=lists)[0].kind is AttemptOutcome.SUCCEEDED
+        assert target.connections == 1
 
 
 @pytest.mark.parametrize(
@@ -155,6 +180,5 @@ def test_text_without_a_host_is_no_url(url: str) -> None:
         read_place(url)
 
 
-@pytest.mark.parametrize("documented", [module, http_client], ids=lambda each: each.__name__)
-def test_doctest_examples_run(documented: object) -> None:
-    assert doctest.testmod(documented).failed == 0  # type: ignore[arg-type]
+def test_doctest_examples_run() -> None:
+    assert doctest.testmod(http_client).failed == 0

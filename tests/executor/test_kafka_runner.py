@@ -18,6 +18,7 @@ from tests.relay.topics import make_topics
 from tidewheel.executor.attempt import Attempt
 from tidewheel.executor.outcome import Outcome
 from tidewheel.executor.runners.kafka import KafkaRunner
+from tidewheel.jobs.allow_lists import AllowLists
 from tidewheel.local.stack import StackInfo
 from tidewheel.runs import AttemptOutcome
 from tidewheel.task_tokens import read_task_token
@@ -33,6 +34,9 @@ class Sending:
     def __init__(self, database: Database, kafka: Mapping[str, str]) -> None:
         self.installation, self.kafka = database.installation, kafka
         self.topic = f"orders-{uuid4().hex[:8]}"
+        self.allow_lists = AllowLists(
+            enforces=True, topic_prefix=self.installation.topics.prefix, topics=("orders-*", "nowhere-*")
+        )
 
     def make_topic(self, **config: str) -> None:
         make_topics(self.kafka, [self.topic], config={name.replace("_", "."): text for name, text in config.items()})
@@ -47,7 +51,7 @@ class Sending:
         """Do something with a runner that is closed afterwards."""
 
         async def around() -> Any:  # noqa: ANN401 - the work's
-            runner = KafkaRunner(kafka or self.kafka, self.installation)
+            runner = KafkaRunner(kafka or self.kafka, self.installation, self.allow_lists)
             try:
                 return await work(runner)
             finally:
@@ -134,6 +138,8 @@ def test_concurrent_messages_share_one_producer_and_thread(sending: Sending) -> 
 @pytest.mark.parametrize("name", ["", ".requests", ".runs.standard", ".target-replies", ".anything"])
 def test_tidewheels_own_topics_are_refused(sending: Sending, name: str) -> None:
     topic = f"{sending.installation.topics.prefix}{name}"
+    for spelling in (topic.upper(), topic.replace(".", "_")):
+        assert sending.send(sending.attempt(topic=spelling)).error_type == "OwnTopic"
     outcome = sending.send(sending.attempt(topic=topic))
     assert (outcome.kind, outcome.error_type, outcome.permanent) == (AttemptOutcome.FAILED, "OwnTopic", True)
     assert topic in (outcome.error_message or "")
@@ -164,3 +170,9 @@ def test_interrupted_attempt_notes_that_its_message_may_be_written(sending: Send
     sending.within(work, {"bootstrap.servers": "127.0.0.1:1"})
     assert attempt.output is not None
     assert f"may have been written to {sending.topic}" in (attempt.output.tail() or b"").decode()
+
+
+def test_topic_that_is_not_named_is_refused_at_the_call(sending: Sending) -> None:
+    outcome = sending.send(sending.attempt(topic="invoices"))
+    assert (outcome.error_type, outcome.permanent, outcome.not_started) == ("TopicRefused", True, True)
+    assert "TIDEWHEEL_KAFKA_TOPICS" in (outcome.error_message or "")

@@ -1,13 +1,16 @@
 """Programs: their input, their outcomes, and the removal of every process they leave."""
 
 import asyncio
+import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,8 @@ from tidewheel.errors import SettingsError
 from tidewheel.executor.attempt import Attempt
 from tidewheel.executor.attempt_output import OUTPUT_BYTES
 from tidewheel.executor.outcome import Outcome
+from tidewheel.executor.programs.process import ProgramEnd, ProgramStarter
+from tidewheel.executor.programs.supervisor import Command
 from tidewheel.executor.runners.shell import ShellRunner
 from tidewheel.runs import AttemptOutcome
 from tidewheel.settings import ExecutorSettings
@@ -31,8 +36,10 @@ PATIENCE_SECONDS = 60
 DAEMON = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        print(os.getpid(), flush=True)\n        time.sleep(600)\n    os._exit(0)\nos.wait()\n"  # noqa: E501
 
 
-def shell(*argv: str, **target: object) -> dict[str, Any]:
-    return {"target": {"type": "shell", "argv": list(argv), **target}}
+def shell(program: str, *arguments: str, **target: object) -> dict[str, Any]:
+    """Return a job with a program; one without a path is looked up, since jobs name paths."""
+    path = program if "/" in program else shutil.which(program)
+    return {"target": {"type": "shell", "argv": [path, *arguments], **target}}
 
 
 def python(source: str, *arguments: str, **target: object) -> dict[str, Any]:
@@ -40,12 +47,16 @@ def python(source: str, *arguments: str, **target: object) -> dict[str, Any]:
 
 
 def load(**settings: object) -> ExecutorSettings:
-    return ExecutorSettings.load(**{"shell": True} | settings)
+    return ExecutorSettings.load(**{"shell_allow": "*", "shell_cwd": "/"} | settings)
 
 
 def run(job: dict[str, Any], **settings: object) -> tuple[Outcome, str]:
     """Run a program to its end; returns what became of it, and what it wrote."""
-    attempt = attempt_of(job)
+    return run_attempt(attempt_of(job), **settings)
+
+
+def run_attempt(attempt: Attempt, **settings: object) -> tuple[Outcome, str]:
+    """Run an attempt at a program to its end."""
 
     async def work() -> Outcome:
         runner = ShellRunner(load(**settings))
@@ -173,7 +184,6 @@ def test_error_message_is_the_tail_of_standard_error() -> None:
 @pytest.mark.parametrize(
     ("job", "said"),
     [
-        (shell("no-such-program"), "'no-such-program' is not a program on the executor's PATH"),
         (shell("/no/such/program"), "/no/such/program: No such file or directory"),
         (shell("/etc/passwd"), "/etc/passwd: Permission denied"),
         (shell("/"), "/: Permission denied"),
@@ -186,29 +196,106 @@ def test_program_that_cannot_be_started_is_a_permanent_non_start(job: dict[str, 
     assert said in (outcome.error_message or "")
 
 
-def test_only_allowed_programs_run() -> None:
-    outcome, _ = run(shell("env"), shell_allow="/bin/echo, true")
-    assert (outcome.error_type, outcome.permanent, outcome.not_started) == ("ProgramRefused", True, True)
-    assert "TIDEWHEEL_SHELL_ALLOW" in (outcome.error_message or "")
-    assert run(shell("true"), shell_allow="/bin/echo, true")[0].kind is AttemptOutcome.SUCCEEDED
-    assert run(shell("/bin/echo"), shell_allow="/bin/echo, true")[0].kind is AttemptOutcome.SUCCEEDED
-    assert run(shell("echo"), shell_allow="/bin/echo, true")[0].error_type == "ProgramRefused"
+ECHO = str(shutil.which("echo"))
+SH = str(shutil.which("sh"))
 
 
-def test_job_cannot_redirect_an_allowed_program_name(tmp_path: Path) -> None:
-    false = tmp_path / "true"
-    false.write_text("#!/bin/sh\necho mine\n")
-    false.chmod(0o755)
-    assert run(shell("true", env={"PATH": str(tmp_path)}))[1] == ""
+def refused(job: dict[str, Any], **settings: object) -> bool:
+    """Return True if a program is refused before it starts, for good; the message names the setting."""
+    outcome, output = run(job, **settings)
+    if outcome.error_type != "ProgramRefused":
+        return False
+    assert (outcome.permanent, outcome.not_started, output) == (True, True, "")
+    assert "TIDEWHEEL_SHELL_" in (outcome.error_message or "")
+    return True
+
+
+@pytest.mark.parametrize(
+    ("allowed", "argv", "passes"),
+    [
+        (ECHO, [ECHO], True),
+        (ECHO, [ECHO, "a"], False),  # a bare program has no arguments
+        (ECHO, [SH], False),
+        (f"{ECHO} ...", [ECHO], True),
+        (f"{ECHO} ...", [ECHO, "a", "b"], True),
+        (f"{ECHO} --name=* [0-9]*", [ECHO, "--name=a b", "7"], True),
+        (f"{ECHO} --name=* [0-9]*", [ECHO, "--name=a b", "x"], False),
+        (f"{ECHO} --name=* [0-9]*", [ECHO, "7", "--name=a b"], False),  # the whole line, in its order
+        (f"{ECHO} --name=* [0-9]*", [ECHO, "--name=a", "7", "--exec=sh"], False),
+        (f"{ECHO} --name=* [0-9]*", [ECHO, "--name=a"], False),
+        (f"{ECHO} a ...", [ECHO, "b", "a"], False),
+        (f"{SH} -c 'exit 0'\n{ECHO} a", [SH, "-c", "exit 0"], True),
+        (f"{SH} -c 'exit 0'\n{ECHO} a", [SH, "-c", "exit 0; id"], False),
+        ("*", [ECHO, "a"], True),
+    ],
+)
+def test_whole_command_line_must_be_allowed(allowed: str, argv: list[str], passes: bool) -> None:  # noqa: FBT001 - a case
+    assert refused(shell(*argv), shell_allow=allowed) is not passes
+
+
+def test_executor_without_a_list_runs_no_program() -> None:
+    assert refused(shell("true"), shell_allow="")
+
+
+def test_program_of_the_jobs_own_folder_does_not_run(tmp_path: Path) -> None:
+    """A relative name was run from `cwd`: a file of the job's own."""
+    mine = tmp_path / "backup"
+    mine.write_text("#!/bin/sh\necho mine\n")
+    mine.chmod(0o755)
+    settings = {"shell_allow": f"{ECHO} ...", "shell_cwd": str(tmp_path)}
+    for name in ("backup", "./backup", "bin/../backup"):
+        # As a message that did not pass intake has it.
+        attempt = attempt_of(shell("true", cwd=str(tmp_path)))
+        shell_target = attempt.definition.target.shell
+        assert shell_target is not None
+        forged = replace(shell_target, argv=(name,))
+        target = replace(attempt.definition.target, shell=forged)
+        attempt.definition = replace(attempt.definition, target=target)
+        for allowed in (settings, settings | {"shell_allow": "*"}):
+            outcome, output = run_attempt(attempt, **allowed)
+            assert (outcome.error_type, outcome.not_started, output) == ("ProgramRefused", True, "")
+
+
+def test_job_works_in_allowed_folders_only(tmp_path: Path) -> None:
+    """By default in none but its own new one; no link and no `..` leads out of them."""
+    inside, outside = tmp_path / "jobs", tmp_path / "jobs-of-others"
+    for folder in (inside / "a", outside):
+        folder.mkdir(parents=True)
+    (inside / "out").symlink_to(outside)
+    (inside / "in").symlink_to(inside / "a")
+    assert refused(shell("pwd", cwd=str(inside)), shell_cwd="")
+    for cwd in (outside, tmp_path, inside / "out", "/"):
+        assert refused(shell("pwd", cwd=str(cwd)), shell_cwd=str(inside))
+    for cwd, real in ((inside, inside), (inside / "a", inside / "a"), (inside / "in", inside / "a")):
+        assert run(shell("pwd", "-P", cwd=str(cwd)), shell_cwd=str(inside))[1].strip() == str(real.resolve())
+
+
+def test_link_that_is_put_in_after_the_check_starts_nothing(tmp_path: Path) -> None:
+    """The supervisor compares where it has arrived with the checked folder."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+
+    async def work() -> ProgramEnd:
+        starter = ProgramStarter()
+        command = Command(argv=[ECHO, "a"], env={}, cwd=str(tmp_path / "link"), limits={})
+        written: list[bytes] = []
+        program = await starter.start(command, b"", (written.append, written.append))
+        ended = await program.ended
+        program.close()
+        await starter.close()
+        return ended
+
+    ended = asyncio.run(work())
+    assert (ended.errno, "replaced by a link" in ended.message) == (errno.ELOOP, True)
 
 
 def test_restricted_programs_take_only_variables_that_the_operator_allows() -> None:
     """`BASH_ENV` or `PYTHONPATH` would make an allowed script run what the job likes."""
     for variable in ("PATH", "LD_PRELOAD", "BASH_ENV", "PYTHONPATH"):
-        outcome, _ = run(shell("true", env={"MODE": "full", variable: "x"}), shell_allow="true", shell_job_env="MODE")
+        outcome, _ = run(shell(ECHO, env={"MODE": "full", variable: "x"}), shell_allow=ECHO, shell_job_env="MODE")
         assert (outcome.error_type, outcome.not_started) == ("ProgramRefused", True)
         assert variable in (outcome.error_message or "")
-    outcome, _ = run(shell("true", env={"MODE": "full"}), shell_allow="true", shell_job_env="MODE")
+    outcome, _ = run(shell(ECHO, env={"MODE": "full"}), shell_allow=ECHO, shell_job_env="MODE")
     assert outcome.kind is AttemptOutcome.SUCCEEDED
 
 

@@ -43,7 +43,7 @@ JOBS: list[dict[str, Any]] = [
     {"schedule": "@every 5m", "payload_base64": "AAEC"},
     {
         "schedule": "@every 5m",
-        "target": {"type": "shell", "argv": ["true"]},
+        "target": {"type": "shell", "argv": ["/bin/true"]},
         "pause_on_failure": 3,
         "on_failure": "tell",
     },

@@ -66,15 +66,13 @@ def test_run_without_an_executor_for_its_handler_is_announced(still: ClockedData
     assert (run.state, run.attempt, run.failed_attempts) == ("queued", 0, 0)
 
 
-def test_queue_without_executors_is_announced_for_every_target(
-    still: ClockedDatabase,
-) -> None:
+def test_queue_without_executors_is_announced_for_every_target(still: ClockedDatabase) -> None:
     submit(still, "call", queue="web", target={"type": "http", "url": "https://example.org/"})
     trigger(still, "call")
     still.advance(LATER)
-    assert check(still) == [("web", "", 1)]
+    assert check(still) == [("web", "tidewheel.http", 1)]
     [event] = announced(still)
-    assert event.reason == "no executor serves the queue 'web'"
+    assert event.reason == "no executor of queue 'web' runs http targets (TIDEWHEEL_TARGETS)"
 
 
 def test_announcement_is_repeated_after_ten_minutes(still: ClockedDatabase) -> None:

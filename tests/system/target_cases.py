@@ -101,7 +101,7 @@ class Cases:
 
     def targets(self, timeout: str) -> dict[str, object]:
         """Every kind of target by its name here; where an answer is outstanding, for so long."""
-        program = ["sh", "-c", _PROGRAM, str(self.fleet.effects)]
+        program = ["/bin/sh", "-c", _PROGRAM, str(self.fleet.effects)]
         return {
             "handler on the loop": "gated",
             "handler on a thread": "gated-sync",

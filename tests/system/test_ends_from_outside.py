@@ -16,6 +16,7 @@ from tests.relay.topics import make_topics
 from tidewheel import Client
 from tidewheel.errors import StaleToken
 from tidewheel.runs import RunState
+from tidewheel.settings import Connections
 from tidewheel.task_tokens import TASK_TOKEN_HEADER
 
 pytestmark = pytest.mark.kafka
@@ -25,8 +26,9 @@ TOKEN = TASK_TOKEN_HEADER
 
 @pytest.fixture
 def client(fleet: Fleet) -> Iterator[Client]:
-    fleet.start_all("intake", "executor", HTTP_ALLOW_PRIVATE="true")
-    with Client(fleet.database.url) as made:
+    targets = {"TARGETS": "handler,http,kafka", "KAFKA_TOPICS": "orders-*"}
+    fleet.start_all("intake", "executor", HTTP_ALLOW_PRIVATE="true", **targets)
+    with Client(settings=Connections.load(database_url=fleet.database.url, http_allow_private=True)) as made:
         yield made
 
 

@@ -16,7 +16,10 @@ SETTINGS = {
     "THREADS": "20",
     "WORKER_PROCESSES": "4",
     "HTTP_ALLOW_PRIVATE": "true",
-    "SHELL": "true",
+    "TARGETS": "handler,http,kafka,shell,lambda",
+    "KAFKA_TOPICS": "*",
+    "SHELL_ALLOW": "/bin/sh ...",
+    "LAMBDA_FUNCTIONS": "held",
     "LEASE": "PT4S",  # only killed executors may miss their lease
     "CANCEL_GRACE": "PT1S",
     "DRAIN_TIMEOUT": "PT1S",
@@ -38,7 +41,7 @@ def cases(fleet: Fleet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iter
             monkeypatch.setenv(name, value)
         made = Cases(fleet, server, tmp_path / "gate")
         made.prepare()
-        fleet.start_all("intake", "scheduler", "relay")
+        fleet.start_all("intake", "scheduler", "relay", HTTP_ALLOW_PRIVATE="true")
         yield made
 
 

@@ -93,6 +93,14 @@ def test_invalid_toml_is_refused_by_variable_and_place(file: Path, content: byte
         (RelaySettings, "DELIVERY_TIMEOUT", "PT9S", "greater than or equal to 10 seconds"),
         (ExecutorSettings, "SLOTS", "0", "greater than or equal to 1"),
         (ExecutorSettings, "HTTP_ALLOW_PRIVATE", "perhaps", "valid boolean"),
+        (Connections, "HTTP_HOSTS", "*example.org", "no host name"),
+        (Connections, "HTTP_HOSTS", "*.127.0.0.1", "write the address alone"),
+        (Connections, "HTTP_PORTS", "80,0", "no port"),
+        (Connections, "SHELL_ALLOW", "backup", "not an absolute path"),
+        (Connections, "SHELL_ALLOW", "/srv/bin/*", "name each one"),
+        (Connections, "SHELL_ALLOW", "/bin/sh ... -c", "last word"),
+        (Connections, "SHELL_ALLOW", "/bin/sh 'a", "quotation"),
+        (Connections, "SHELL_CWD", "/srv/../etc", "'..'"),
     ],
 )
 def test_invalid_value_is_refused_by_variable_with_a_remedy(

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from datetime import timedelta
 from types import MappingProxyType
 from typing import Annotated, ClassVar, Literal, Self, TypeAlias, get_args
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from tidewheel.jobs.allow_lists import path_problem
+from tidewheel.jobs.hosts import MAX_URL, read_url
 from tidewheel.jobs.invalid import InvalidValue, UnreadableValue
 from tidewheel.jobs.strict_json import as_list, as_object
 from tidewheel.jobs.validation import StrictModel, shown, validate
 from tidewheel.jobs.values import Key, one_line, span
 
-MAX_URL = 2048
 MAX_HEADERS = 32
 MAX_HEADER = 1024
 
@@ -54,22 +54,7 @@ class HandlerTargetSpec(StrictModel):
 
 
 def _url(text: str) -> str:
-    if len(text) > MAX_URL:
-        raise InvalidValue(problem=f"it has {len(text)} characters", remedy=f"write at most {MAX_URL}")
-    try:
-        parts = urlsplit(text)
-        host, _ = parts.hostname, parts.port
-    except ValueError as error:
-        raise InvalidValue(
-            problem=f"{shown(text)} is no URL ({error})", remedy="write such as https://example.org/report"
-        ) from error
-    if parts.scheme not in ("http", "https") or not host or not text.isprintable() or re.search(r"[\s\\]", text):
-        raise InvalidValue(
-            problem=f"{shown(text)} is not an absolute http or https URL",
-            remedy="write such as https://example.org/report",
-        )
-    if parts.username is not None or parts.password is not None:
-        raise InvalidValue(problem="it holds a user name or password", remedy="send an Authorization header instead")
+    read_url(text)
     return text
 
 
@@ -119,15 +104,17 @@ def _answer_span(value: object) -> timedelta:
 
 
 def _argv(value: object) -> tuple[str, ...]:
-    remedy = 'write a list of words, such as ["report", "--day", "today"]; no shell reads them'
+    remedy = 'write a list of words, such as ["/srv/bin/report", "--day", "today"]; no shell reads them'
     if (given := as_list(value)) is None:
         problem = value.problem if isinstance(value, UnreadableValue) else f"{shown(value)} is not valid"
         raise InvalidValue(problem=problem, remedy=remedy)
     if not given or len(given) > MAX_ARGUMENTS:
         raise InvalidValue(problem=f"there are {len(given)} words", remedy=f"write 1 to {MAX_ARGUMENTS}")
     for index, word in enumerate(given):
-        if not isinstance(word, str) or "\0" in word or (index == 0 and not word):
+        if not isinstance(word, str) or "\0" in word:
             raise InvalidValue(problem=f"{shown(word)} is not valid", remedy=remedy, path=str(index))
+    if fault := path_problem(str(given[0])):
+        raise InvalidValue(problem=fault, remedy="write the program's path, such as /srv/bin/report", path="0")
     if sum(len(str(word).encode("utf-8", "surrogatepass")) for word in given) > MAX_ARGUMENT_BYTES:
         remedy = f"write at most {MAX_ARGUMENT_BYTES} bytes; the payload arrives on standard input"
         raise InvalidValue(problem="it is too long", remedy=remedy)
@@ -135,8 +122,8 @@ def _argv(value: object) -> tuple[str, ...]:
 
 
 def _absolute(path: str) -> str:
-    if not path.startswith("/") or "\0" in path or len(path) > MAX_URL:
-        raise InvalidValue(problem=f"{shown(path)} is not an absolute path", remedy="write such as /srv/reports")
+    if problem := path_problem(path):
+        raise InvalidValue(problem=problem, remedy="write such as /srv/reports")
     return path
 
 
@@ -208,7 +195,7 @@ class ShellTargetSpec(StrictModel):
     """A program with its arguments, run by an executor that allows it; the payload is its standard input."""
 
     elsewhere: ClassVar[Mapping[str, str]] = {
-        "command": 'write it as argv, a list of words: ["sh", "-c", "…"] where a shell is wanted',
+        "command": 'write it as argv, a list of words: ["/bin/sh", "-c", "…"] where a shell is wanted',
         "timeout": "write start_to_close, beside target",
     }
 
@@ -242,8 +229,6 @@ class TargetType:
         sets: The field that the flag sets; a list is set from words as a shell splits them.
         metavar: The flag's value in `--help`.
         help: The flag's line in `--help`.
-        requires: The capability an executor must have; None if every executor runs this type.
-        requires_text: The requirement as `tidewheel job explain` words it, after "an executor that serves queue …".
     """
 
     model: type[TargetSpec]
@@ -251,13 +236,21 @@ class TargetType:
     sets: str
     metavar: str
     help: str
-    requires: str | None = None
-    requires_text: str = ""
 
     @property
     def kind(self) -> str:
         """The target's `type` in requests, and its symbol of the wire enum `TargetKind`."""
         return str(get_args(self.model.model_fields["type"].annotation)[0])
+
+    @property
+    def requires(self) -> str | None:
+        """The capability that an executor must have; None for a handler, whose name is required."""
+        return None if self.model is HandlerTargetSpec else f"{RESERVED}{self.kind}"
+
+    @property
+    def requires_text(self) -> str:
+        """The requirement as `tidewheel job explain` words it, after "an executor that serves queue …"."""
+        return f"runs {self.kind} targets (TIDEWHEEL_TARGETS)"
 
     @property
     def durations(self) -> list[str]:
@@ -279,8 +272,6 @@ _TYPES = (
         sets="argv",
         metavar="'WORD …'",
         help="Target: a program and its arguments as one text; no shell reads it.",
-        requires=f"{RESERVED}shell",
-        requires_text="runs shell targets (TIDEWHEEL_SHELL)",
     ),
     TargetType(
         model=LambdaTargetSpec,
@@ -288,8 +279,6 @@ _TYPES = (
         sets="function",
         metavar="FUNCTION",
         help="Target: an AWS Lambda function, by its name or ARN.",
-        requires=f"{RESERVED}lambda",
-        requires_text="has boto3 (the extra `lambda`)",
     ),
 )
 TARGETS: Mapping[str, TargetType] = MappingProxyType({target.kind: target for target in _TYPES})

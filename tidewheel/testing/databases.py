@@ -66,7 +66,7 @@ class Template:
         with connect(url, "template") as connection:
             if extra:
                 connection.execute(extra)
-            self.installation = read_installation(connection, Connections.load())
+            self.installation = read_installation(connection, Connections.load(http_allow_private=True))
             self._tables = [str(name) for (name,) in connection.execute(_TABLES, [_KEPT])]
 
     def copy(self) -> str:

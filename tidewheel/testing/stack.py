@@ -18,13 +18,14 @@ from tidewheel.control.client.client import Client
 from tidewheel.control.client.results import Job, Run
 from tidewheel.errors import FieldError, InvalidInput
 from tidewheel.executor.handlers import registered
+from tidewheel.executor.runners.kinds import capabilities, target_kinds
 from tidewheel.ids import RunId, job_id
 from tidewheel.jobs.spec import JobSpec
 from tidewheel.kafka.topics import DEFAULT_QUEUE, Topics
 from tidewheel.postgres.session import Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import OWNED, Move, RunState, sources
-from tidewheel.settings import Connections
+from tidewheel.settings import Connections, ExecutorSettings
 from tidewheel.testing.databases import CLOCK, Template, stop_clock
 from tidewheel.testing.services import Inbox, Services
 from tidewheel.transitions.installation import Installation, read_installation, record_topic_prefix
@@ -116,7 +117,7 @@ class Tidewheel:
         self._stack, inbox = stack, stack.inbox
         self._session = Session(url, "tidewheel-test")
         self._installation = self._furnish()
-        self.client = Client(url)
+        self.client = Client(url, settings=Connections.load(database_url=url, http_allow_private=True))
         self._services = Services(url, stack.kafka, self._installation, inbox)
         self._never = threading.Event()
         self.set_time(SystemClock().now().replace(microsecond=0))
@@ -228,7 +229,7 @@ class Tidewheel:
         self._session.close()
 
     def _furnish(self) -> Installation:
-        settings = Connections.load(topic_prefix=self.topics.prefix)
+        settings = Connections.load(topic_prefix=self.topics.prefix, http_allow_private=True)
         with self._session.transaction() as connection:
             record_topic_prefix(connection, settings)
             return read_installation(connection, settings)
@@ -243,7 +244,7 @@ class Tidewheel:
         columns = {
             "owned": OWNED,
             "claimable": sources(Move.CLAIM),
-            "handlers": sorted(handlers),
+            "handlers": sorted(capabilities(target_kinds(ExecutorSettings.load())) | frozenset(handlers)),
             "prefix": f"{self.topics.prefix}.",
         }
         queues = self._queues()
@@ -282,7 +283,8 @@ class Tidewheel:
             rows = connection.execute(_READ_UNKNOWN_HANDLERS, columns).fetchall()
         if rows:
             missing = ", ".join(f"job {key!r} needs {handler!r}" for key, handler in rows)
-            message = f"no handler is registered: {missing}; import the module that registers it"
+            remedy = "import the module that registers it, or name the target's type in TIDEWHEEL_TARGETS"
+            message = f"no handler is registered: {missing}; {remedy}"
             raise LookupError(message)
 
 

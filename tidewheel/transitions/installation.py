@@ -1,11 +1,12 @@
 """The facts about this installation that every writer of rows needs."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import cast
 
 from tidewheel.errors import SettingsError
+from tidewheel.jobs.allow_lists import AllowLists
 from tidewheel.kafka.topics import Topics
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
@@ -34,6 +35,7 @@ class Installation:
         misfire_after: The delay after which an occurrence counts as missed.
         catch_up_rate: Caught-up runs per second, of the whole fleet.
         task_token_key: The key that signs task tokens.
+        allow_lists: The targets that jobs may name.
     """
 
     shards: int
@@ -44,6 +46,7 @@ class Installation:
     misfire_after: timedelta
     catch_up_rate: float = 1000.0
     task_token_key: bytes = b""
+    allow_lists: AllowLists = field(default_factory=AllowLists)
 
 
 def record_topic_prefix(connection: Conn, settings: Connections) -> None:
@@ -59,15 +62,17 @@ def read_installation(connection: Conn, settings: Connections) -> Installation:
     """
     facts = dict(cast("list[tuple[str, object]]", connection.execute(_READ_INSTALLATION).fetchall()))
     as_json = settings.events_encoding == "json"
+    topics = Topics(_prefix(facts.get("topic_prefix"), settings))
     return Installation(
         shards=cast("int", facts["shards"]),
-        topics=Topics(_prefix(facts.get("topic_prefix"), settings)),
+        topics=topics,
         source=settings.source,
         content_type="application/json" if as_json else "application/avro",
         encode_event=encode_json if as_json else encode,
         misfire_after=settings.misfire_after,
         catch_up_rate=settings.catch_up_rate,
         task_token_key=bytes.fromhex(str(facts["task_token_key"])),
+        allow_lists=settings.allow_lists(topics.prefix),
     )
 
 

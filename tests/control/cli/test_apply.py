@@ -152,7 +152,7 @@ def test_invalid_first_line_affects_no_other_line(database: Database, write: Wri
     done = tidewheel(database, "apply", path)
     assert (done.code, done.out) == (1, "2 created, 0 updated, 0 unchanged, 1 rejected\n")
     assert done.err.startswith(f"{path}:1: it is not valid JSON")
-    target = '{"key":"c","schedule":"manual","target":\n{"type":"shell","argv":["true"]}\n}'
+    target = '{"key":"c","schedule":"manual","target":\n{"type":"shell","argv":["/bin/true"]}\n}'
     assert tidewheel(database, "apply", write("job.json", target)).lines[0].startswith("1 created")
 
 

@@ -106,7 +106,10 @@ def test_local_time_is_read_in_the_zone(database: Database) -> None:
     ("arguments", "target"),
     [
         (("--kafka-topic", "orders"), {"type": "kafka", "topic": "orders"}),
-        (("--shell", "report '; rm' --day=today"), {"type": "shell", "argv": ["report", "; rm", "--day=today"]}),
+        (
+            ("--shell", "/bin/report '; rm' --day=today"),
+            {"type": "shell", "argv": ["/bin/report", "; rm", "--day=today"]},
+        ),
         (("--lambda", "report:live"), {"type": "lambda", "function": "report:live"}),
         (("--url", "http://a", "--method", "PUT"), {"type": "http", "url": "http://a", "method": "PUT"}),
     ],

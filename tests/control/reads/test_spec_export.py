@@ -29,7 +29,7 @@ from tidewheel.control.reads.jobs import show_job
         {"target": {"type": "http", "url": "http://a.example", "headers": {"X": "1us"}, "method": "PUT"}},
         {"target": {"type": "http", "url": "http://a.example", "async": True, "async_timeout": "36h"}},
         {"target": {"type": "kafka", "topic": "orders", "await_reply": True, "reply_timeout": "90s"}},
-        {"target": {"type": "shell", "argv": ["a", "1us"], "env": {"heartbeat": "1us"}, "memory_bytes": 1 << 30}},
+        {"target": {"type": "shell", "argv": ["/a", "1us"], "env": {"heartbeat": "1us"}, "memory_bytes": 1 << 30}},
         {"target": {"type": "lambda", "function": "report", "qualifier": "live"}},
         {"schedule_to_start": "90s", "schedule_to_close": "1h", "heartbeat": "1.5s", "delivery": "at_most_once"},
     ],

@@ -34,7 +34,7 @@ OTHERS: dict[str, st.SearchStrategy[Any]] = {
             "send-email",
             {"type": "handler", "name": "a"},
             {"type": "http", "url": "https://example.org", "async": True},
-            {"type": "shell", "argv": ["true"]},
+            {"type": "shell", "argv": ["/bin/true"]},
             {"type": "kafka", "topic": "t"},
             "",
             "tidewheel.shell",

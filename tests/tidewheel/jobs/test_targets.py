@@ -33,10 +33,10 @@ def carried(target: object) -> Target:
             {"kafka": KafkaTarget(topic="orders", key="ann", headers={"a": "b"}, reply_timeout_ms=None)},
         ),
         (
-            {"type": "shell", "argv": ["report", "; rm", ""], "cwd": "/srv", "env": {"A": "b"}, "cpu_seconds": 9},
+            {"type": "shell", "argv": ["/bin/report", "; rm", ""], "cwd": "/srv", "env": {"A": "b"}, "cpu_seconds": 9},
             {
                 "shell": ShellTarget(
-                    argv=("report", "; rm", ""), cwd="/srv", env={"A": "b"}, memory_bytes=None, cpu_seconds=9
+                    argv=("/bin/report", "; rm", ""), cwd="/srv", env={"A": "b"}, memory_bytes=None, cpu_seconds=9
                 )
             },
         ),
@@ -54,9 +54,9 @@ def test_target_reaches_executors_unchanged(target: dict[str, Any], part: dict[s
     ("target", "name"),
     [
         ("send-email", "send-email"),
-        ({"type": "http", "url": "http://a"}, None),
-        ({"type": "kafka", "topic": "orders"}, None),
-        ({"type": "shell", "argv": ["true"]}, "tidewheel.shell"),
+        ({"type": "http", "url": "http://a"}, "tidewheel.http"),
+        ({"type": "kafka", "topic": "orders"}, "tidewheel.kafka"),
+        ({"type": "shell", "argv": ["/bin/true"]}, "tidewheel.shell"),
         ({"type": "lambda", "function": "report"}, "tidewheel.lambda"),
     ],
 )
@@ -70,15 +70,20 @@ def test_requirement_of_a_target_is_one_name(target: object, name: str | None) -
         ({"type": "shell"}, "job.target.argv", "is missing"),
         ({"type": "shell", "argv": []}, "job.target.argv", "write 1 to 1000"),
         ({"type": "shell", "argv": "report --all"}, "job.target.argv", "write a list of words"),
-        ({"type": "shell", "argv": [""]}, "job.target.argv.0", "'' is not valid"),
-        ({"type": "shell", "argv": ["a", "b\0"]}, "job.target.argv.1", "is not valid"),
-        ({"type": "shell", "argv": ["a", "x" * 65_536]}, "job.target.argv", "standard input"),
-        ({"type": "shell", "command": "report | mail"}, "job.target.command", '["sh", "-c"'),
-        ({"type": "shell", "argv": ["a"], "timeout": "1s"}, "job.target.timeout", "start_to_close"),
-        ({"type": "shell", "argv": ["a"], "cwd": "reports"}, "job.target.cwd", "/srv/reports"),
-        ({"type": "shell", "argv": ["a"], "env": {"TIDEWHEEL_RUN_ID": "1"}}, "job.target.env", "Tidewheel sets those"),
-        ({"type": "shell", "argv": ["a"], "env": {"A": 1}}, "job.target.env.A", "1 is not valid"),
-        ({"type": "shell", "argv": ["a"], "memory_bytes": 1}, "job.target.memory_bytes", ""),
+        ({"type": "shell", "argv": [""]}, "job.target.argv.0", "'' is not an absolute path"),
+        ({"type": "shell", "argv": ["sh"]}, "job.target.argv.0", "write the program's path"),
+        ({"type": "shell", "argv": ["./sh"]}, "job.target.argv.0", "write the program's path"),
+        ({"type": "shell", "argv": ["/bin/../tmp/sh"]}, "job.target.argv.0", "'..'"),
+        ({"type": "shell", "argv": ["//bin/sh"]}, "job.target.argv.0", "'//'"),
+        ({"type": "shell", "argv": ["/a"], "cwd": "/srv/../etc"}, "job.target.cwd", "'..'"),
+        ({"type": "shell", "argv": ["/a", "b\0"]}, "job.target.argv.1", "is not valid"),
+        ({"type": "shell", "argv": ["/a", "x" * 65_536]}, "job.target.argv", "standard input"),
+        ({"type": "shell", "command": "report | mail"}, "job.target.command", '["/bin/sh", "-c"'),
+        ({"type": "shell", "argv": ["/a"], "timeout": "1s"}, "job.target.timeout", "start_to_close"),
+        ({"type": "shell", "argv": ["/a"], "cwd": "reports"}, "job.target.cwd", "/srv/reports"),
+        ({"type": "shell", "argv": ["/a"], "env": {"TIDEWHEEL_RUN_ID": "1"}}, "job.target.env", "Tidewheel sets those"),
+        ({"type": "shell", "argv": ["/a"], "env": {"A": 1}}, "job.target.env.A", "1 is not valid"),
+        ({"type": "shell", "argv": ["/a"], "memory_bytes": 1}, "job.target.memory_bytes", ""),
         ({"type": "lambda"}, "job.target.function", "is missing"),
         ({"type": "lambda", "function": "arn:aws:s3:::bucket"}, "job.target.function", "names no function"),
         ({"type": "lambda", "function": "a", "region": "Ireland"}, "job.target.region", ""),
@@ -87,7 +92,7 @@ def test_requirement_of_a_target_is_one_name(target: object, name: str | None) -
         ({"type": "kafka", "topic": "a", "reply_timeout": "1m"}, "job.target.reply_timeout", "await_reply: true"),
         ({"type": "http", "url": "http://a", "async_timeout": "1m"}, "job.target.async_timeout", "async: true"),
         ({"type": "http", "url": "http://a", "async": True, "async_timeout": "31d"}, "job.target.async_timeout", "30d"),
-        ({"type": "shel", "argv": ["a"]}, "job.target.type", "'shell' or 'lambda'"),
+        ({"type": "shel", "argv": ["/a"]}, "job.target.type", "'shell' or 'lambda'"),
         ({"type": "handler", "name": "tidewheel.shell"}, "job.target.name", "are reserved"),
     ],
 )

@@ -1,0 +1,252 @@
+"""Allow-lists of targets: hosts, ports, topics, functions, programs and folders that jobs may name.
+
+A refusal is an `InvalidValue`, so that intake adds the field's path and an executor's outcome has the same text. Intake
+refuses early, by its own settings. The executor that runs the target enforces.
+"""
+
+import posixpath
+import re
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from tidewheel.jobs.hosts import Host, read_host, read_ipv6, read_url
+from tidewheel.jobs.invalid import InvalidValue
+from tidewheel.jobs.validation import shown
+
+ANY = "*"
+MORE = "..."  # at the end of a program's patterns: any further arguments
+_MAX_PATH = 4096  # Source: limits.h, PATH_MAX
+_WEB_PORTS = frozenset((80, 443))
+
+
+def path_problem(path: str) -> str | None:
+    """Return what is wrong with a path; None if it is absolute and in its shortest form.
+
+    >>> path_problem("/usr/bin/make"), path_problem("/srv/../bin/sh")
+    (None, "'/srv/../bin/sh' has '.', '..' or '//' in it, or '/' at its end")
+    """
+    if not path.startswith("/") or "\0" in path or len(path) > _MAX_PATH:
+        return f"{shown(path)} is not an absolute path"
+    if path.startswith("//") or posixpath.normpath(path) != path:
+        return f"{shown(path)} has '.', '..' or '//' in it, or '/' at its end"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramPattern:
+    """One allowed command line.
+
+    Args:
+        program: Absolute path of the file; `*` is any.
+        arguments: A pattern for each argument.
+        more: True if any arguments may follow.
+    """
+
+    program: str
+    arguments: tuple[str, ...] = ()
+    more: bool = False
+
+    @classmethod
+    def read(cls, entry: str) -> "ProgramPattern":
+        """Return the pattern of one entry of the list: a program, then patterns as a shell would split them.
+
+        Raises:
+            ValueError: It is no such entry.
+
+        >>> ProgramPattern.read("/usr/bin/backup --name=* [0-9]*").allows(["/usr/bin/backup", "--name=a", "7"])
+        True
+        """
+        program, *arguments = shlex.split(entry) or [""]
+        if program == ANY and not arguments:
+            return cls(ANY, (), more=True)
+        if problem := path_problem(program):
+            message = f"{problem}; begin each entry with the absolute path of a program"
+            raise ValueError(message)
+        if re.search(r"[*?\[]", program):
+            message = f"{shown(program)} is no single program; name each one, and use patterns for its arguments only"
+            raise ValueError(message)
+        more = arguments[-1:] == [MORE]
+        if MORE in (arguments[:-1] if more else arguments):
+            message = f"in {shown(entry)} {MORE!r} is not the last word; it means any further arguments"
+            raise ValueError(message)
+        return cls(program, tuple(arguments[:-1] if more else arguments), more)
+
+    def allows(self, argv: Sequence[str]) -> bool:
+        """Return True if the whole command line matches."""
+        if not argv or self.program not in (ANY, argv[0]):
+            return False
+        given = argv[1:]
+        fits = len(given) >= len(self.arguments) if self.more else len(given) == len(self.arguments)
+        return fits and all(map(fnmatchcase, given, self.arguments))
+
+
+def read_host_pattern(text: str) -> str:
+    """Return a host pattern as hosts are compared: `*`, a name, `*.` and a name, or an address.
+
+    Raises:
+        ValueError: It is no such pattern.
+
+    >>> read_host_pattern("*.B\u00fccher.example."), read_host_pattern("0x7f.1"), read_host_pattern("[::1]")
+    ('*.xn--bcher-kva.example', '127.0.0.1', '::1')
+    """
+    if text == ANY:
+        return ANY
+    if text.startswith("[") and text.endswith("]"):
+        return read_ipv6(text[1:-1]).text
+    below = text.startswith("*.")
+    host = read_host(text.removeprefix("*."))
+    if below and host.address is not None:
+        message = f"{shown(text)} is no pattern of names; write the address alone"
+        raise ValueError(message)
+    return f"*.{host.name}" if below else host.name
+
+
+def read_port(text: str) -> int | None:
+    """Return a port; None for `*`, which is any.
+
+    Raises:
+        ValueError: It is neither.
+    """
+    if text == ANY:
+        return None
+    if not re.fullmatch(r"\d{1,5}", text, re.ASCII) or not 1 <= int(text) <= 65535:
+        message = f"{shown(text)} is no port; write 1 to 65535, or * for any"
+        raise ValueError(message)
+    return int(text)
+
+
+def read_folder(text: str) -> str:
+    """Return a folder.
+
+    Raises:
+        ValueError: It is not absolute, or not in its shortest form.
+    """
+    if problem := path_problem(text):
+        raise ValueError(problem)
+    return text
+
+
+def is_within(path: str, folder: str) -> bool:
+    """Return True if a path is a folder, or is below it.
+
+    >>> is_within("/srv/a", "/srv"), is_within("/srv2", "/srv")
+    (True, False)
+    """
+    return posixpath.commonpath((path, folder)) == folder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllowLists:
+    """The allow-lists that one process has.
+
+    Args:
+        enforces: True in an executor: an empty list of topics, functions or programs allows none. Elsewhere such a list
+            is unknown, and everything passes.
+        topic_prefix: First part of the installation's own topics, which no job writes to.
+        allow_private: True if HTTP targets may be on private addresses.
+        hosts: Patterns of hosts.
+        ports: Allowed ports; None is any.
+        topics: Patterns of topics.
+        functions: Patterns of Lambda functions.
+        programs: Allowed command lines.
+        folders: Working directories, with all below them.
+        variables: Names that a job's `env` may set.
+    """
+
+    enforces: bool = False
+    topic_prefix: str = "tidewheel"
+    allow_private: bool = False
+    hosts: tuple[str, ...] = (ANY,)
+    ports: frozenset[int] | None = _WEB_PORTS
+    topics: tuple[str, ...] = ()
+    functions: tuple[str, ...] = ()
+    programs: tuple[ProgramPattern, ...] = ()
+    folders: tuple[str, ...] = ()
+    variables: Collection[str] = ()
+
+    def check_url(self, text: str) -> None:
+        """Check the host and the port of an HTTP target.
+
+        Raises:
+            InvalidValue: It may not be called, or is no URL.
+        """
+        url = read_url(text)
+        if not self.allow_private and url.host.is_local:
+            problem = f"{url.host.text} is an address that targets must not reach"
+            raise InvalidValue(problem=problem, remedy="TIDEWHEEL_HTTP_ALLOW_PRIVATE allows it", path="url")
+        if ANY not in self.hosts and not any(_host_matches(url.host, pattern) for pattern in self.hosts):
+            problem = f"{url.host.text} is not a host that jobs may call"
+            raise InvalidValue(problem=problem, remedy="TIDEWHEEL_HTTP_HOSTS names those", path="url")
+        if self.ports is not None and url.called_port not in self.ports:
+            problem = f"{url.called_port} is not a port that jobs may call"
+            raise InvalidValue(problem=problem, remedy="TIDEWHEEL_HTTP_PORTS names those", path="url")
+
+    def is_own_topic(self, topic: str) -> bool:
+        """Return True for a topic of the installation, also in another spelling.
+
+        Kafka takes '.' and '_' for the same character where it names metrics, so no topic may differ in these alone.
+        """
+        name, prefix = (text.lower().replace("_", ".") for text in (topic, self.topic_prefix))
+        return name == prefix or name.startswith(f"{prefix}.")
+
+    def check_topic(self, topic: str) -> None:
+        """Check the topic of a Kafka target.
+
+        Raises:
+            InvalidValue: Jobs may not write to it.
+        """
+        if self.is_own_topic(topic):
+            problem = f"{topic} is a topic of Tidewheel itself"
+            remedy = f"name one that does not begin with {self.topic_prefix!r}"
+            raise InvalidValue(problem=problem, remedy=remedy, path="topic")
+        if not self._matches(topic, self.topics):
+            problem = f"{topic} is not a topic that jobs may write to"
+            raise InvalidValue(problem=problem, remedy="TIDEWHEEL_KAFKA_TOPICS names those", path="topic")
+
+    def check_function(self, function: str, qualifier: str | None, region: str | None) -> None:
+        """Check the function of a Lambda target, as it is written, with its qualifier.
+
+        Raises:
+            InvalidValue: Jobs may not invoke it.
+        """
+        name = function if qualifier is None else f"{function}:{qualifier}"
+        if region is not None and not function.startswith("arn:"):
+            name = f"{region}:{name}"
+        if not self._matches(name, self.functions):
+            problem = f"{name} is not a function that jobs may invoke"
+            raise InvalidValue(problem=problem, remedy="TIDEWHEEL_LAMBDA_FUNCTIONS names those", path="function")
+
+    def check_program(self, argv: Sequence[str], cwd: str | None, env: Mapping[str, str]) -> None:
+        """Check a shell target: its whole command line, its folder as written, and its variables.
+
+        Raises:
+            InvalidValue: Jobs may not run it.
+        """
+        if not self.programs and not self.enforces:
+            return
+        matching = [pattern for pattern in self.programs if pattern.allows(argv)]
+        if not matching or path_problem(argv[0]):
+            problem = f"{shown(shlex.join(argv))} is not a command line that jobs may run"
+            raise InvalidValue(problem=problem, remedy="TIDEWHEEL_SHELL_ALLOW names those", path="argv")
+        if cwd is not None and (path_problem(cwd) or not any(is_within(cwd, folder) for folder in self.folders)):
+            problem = f"{shown(cwd)} is not a folder that jobs may work in"
+            raise InvalidValue(problem=problem, remedy="TIDEWHEEL_SHELL_CWD names those; or leave it out", path="cwd")
+        if all(pattern.program != ANY for pattern in matching):
+            for name in sorted(set(env).difference(self.variables)):
+                # A variable can make an allowed program run another one. A list of dangerous ones is never complete.
+                raise InvalidValue(
+                    problem=f"a job may not set {name}",
+                    remedy="TIDEWHEEL_SHELL_JOB_ENV names those",
+                    path=f"env.{name}",
+                )
+
+    def _matches(self, name: str, patterns: Sequence[str]) -> bool:
+        return any(fnmatchcase(name, pattern) for pattern in patterns) or not (patterns or self.enforces)
+
+
+def _host_matches(host: Host, pattern: str) -> bool:
+    return pattern == host.name or (
+        pattern.startswith("*.") and host.address is None and host.name.endswith(pattern[1:])
+    )

@@ -1,0 +1,214 @@
+"""Hosts and URLs of HTTP targets, read in one way at submit and at the call.
+
+A host has many spellings: `127.1`, `0x7f000001`, full-width digits, a trailing dot. Each is read into the address that
+is connected to, or into the name in ASCII. A name that no name server can hold is an error before any look-up.
+"""
+
+import re
+import socket
+from functools import lru_cache
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
+from typing import NamedTuple, TypeAlias
+from urllib.parse import urlsplit
+
+from tidewheel.jobs.invalid import InvalidValue
+from tidewheel.jobs.validation import shown
+
+MAX_URL = 2048
+
+Address: TypeAlias = IPv4Address | IPv6Address
+Network: TypeAlias = IPv4Network | IPv6Network
+
+_REMEDY = "write such as https://example.org/report"
+_BRACKETED = re.compile(r"\[[^\[\]]*\](:\d*)?", re.ASCII)
+_NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*", re.ASCII)
+_LABEL = re.compile(
+    r"[a-z0-9_][a-z0-9_-]{0,62}", re.ASCII
+)  # Source: RFC 1123 section 2.1; '_' as many resolvers take it
+_MAX_NAME = 253  # Source: RFC 1035 section 2.3.4, without the length bytes
+
+# The refused networks. Sources: IANA IPv4 and IPv6 Special-Purpose Address Registries (RFC 6890) with every entry, also
+# those that are globally reachable, for no target is there; IANA IPv4 Multicast (RFC 5771) and IPv6 Address Space (RFC
+# 4291), in which 2000::/3 alone is global unicast; the documentation of cloud providers for their metadata addresses.
+_REFUSED = """
+0.0.0.0/8            this network, RFC 791
+10.0.0.0/8           private, RFC 1918
+100.64.0.0/10        shared, RFC 6598; has 100.100.100.200, the metadata of Alibaba Cloud
+127.0.0.0/8          loopback, RFC 1122
+168.63.129.16/32     metadata of Azure ("What is IP address 168.63.129.16?")
+169.254.0.0/16       link-local, RFC 3927; has 169.254.169.254, metadata, and 169.254.170.2, credentials of AWS ECS
+172.16.0.0/12        private, RFC 1918
+192.0.0.0/24         IETF protocol assignments, RFC 6890; has 192.0.0.192, the metadata of Oracle Cloud
+192.0.2.0/24         documentation, RFC 5737
+192.31.196.0/24      AS112, RFC 7535
+192.52.193.0/24      automatic multicast tunneling, RFC 7450
+192.88.99.0/24       6to4 relay, RFC 7526
+192.168.0.0/16       private, RFC 1918
+192.175.48.0/24      AS112, RFC 7534
+198.18.0.0/15        benchmarking, RFC 2544
+198.51.100.0/24      documentation, RFC 5737
+203.0.113.0/24       documentation, RFC 5737
+224.0.0.0/4          multicast, RFC 5771
+240.0.0.0/4          reserved, RFC 1112; has the limited broadcast, RFC 919
+::/3                 no global unicast: unspecified, loopback, 64:ff9b:1::/48 (RFC 8215), 100::/64, 100:0:0:1::/64
+2001::/23            IETF protocol assignments, RFC 2928: Teredo, benchmarking, ORCHID and others
+2001:db8::/32        documentation, RFC 3849
+2620:4f:8000::/48    AS112, RFC 7534
+3fff::/20            documentation, RFC 9637
+4000::/2             no global unicast: 5f00::/16 (RFC 9602)
+8000::/1             no global unicast: unique-local with fd00:ec2::254 of AWS, link-local, site-local, multicast
+"""
+REFUSED: tuple[Network, ...] = tuple(ip_network(line.split()[0]) for line in _REFUSED.strip().splitlines())
+
+# The bits above an IPv4 address that alone decides: IPv4-mapped (RFC 4291 section 2.5.5.2), NAT64 (RFC 6052), 6to4 (RFC
+# 3056). They are in the registries too.
+_WITH_V4 = ((IPv6Network("::ffff:0:0/96"), 0), (IPv6Network("64:ff9b::/96"), 0), (IPv6Network("2002::/16"), 80))
+
+
+class Host(NamedTuple):
+    """A host as it is connected to.
+
+    Attributes:
+        text: The address, or the name in ASCII and in lower case; a trailing dot of a name stays.
+        address: The address that it spells; None for a name.
+        is_local: True if it is private by itself, without a look-up.
+    """
+
+    text: str
+    address: Address | None
+    is_local: bool
+
+    @property
+    def name(self) -> str:
+        """The text without a trailing dot."""
+        return self.text.removesuffix(".")
+
+
+class TargetUrl(NamedTuple):
+    """The parts of a target's URL; `port` is the written one."""
+
+    scheme: str
+    host: Host
+    port: int | None
+    path: str
+    query: str
+
+    @property
+    def called_port(self) -> int:
+        """The port that is connected to."""
+        return self.port or (443 if self.scheme == "https" else 80)
+
+
+@lru_cache(maxsize=1024)
+def read_url(text: str) -> TargetUrl:
+    """Return the parts of a target's URL.
+
+    Raises:
+        InvalidValue: It is not an absolute http or https URL, or its host can never be reached by name.
+
+    >>> read_url("http://0x7f.1:8080/a?b").host.address
+    IPv4Address('127.0.0.1')
+    """
+    if len(text) > MAX_URL:
+        raise InvalidValue(problem=f"it has {len(text)} characters", remedy=f"write at most {MAX_URL}")
+    if not text.isprintable() or re.search(r"[\s\\]", text):
+        raise InvalidValue(problem=f"{shown(text)} is not an absolute http or https URL", remedy=_REMEDY)
+    try:
+        parts = urlsplit(text)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise InvalidValue(problem=f"{shown(text)} is no URL ({error})", remedy=_REMEDY) from error
+    if "@" in parts.netloc:
+        raise InvalidValue(problem="it holds a user name or password", remedy="send an Authorization header instead")
+    if parts.scheme not in ("http", "https") or not host:
+        raise InvalidValue(problem=f"{shown(text)} is not an absolute http or https URL", remedy=_REMEDY)
+    if port == 0:
+        raise InvalidValue(problem="no program listens on port 0", remedy="write another port, or leave it out")
+    bracketed = parts.netloc.startswith("[")
+    if bracketed and not _BRACKETED.fullmatch(parts.netloc):
+        raise InvalidValue(problem=f"{shown(text)} is no URL", remedy=_REMEDY)
+    return TargetUrl(parts.scheme, read_ipv6(host) if bracketed else read_host(host), port, parts.path, parts.query)
+
+
+def read_ipv6(text: str) -> Host:
+    """Return the host that an IPv6 address spells.
+
+    Raises:
+        InvalidValue: It is no IPv6 address, or has a scope.
+    """
+    try:
+        address = IPv6Address(text)
+    except ValueError as error:
+        raise InvalidValue(problem=f"{shown(text)} is no IPv6 address", remedy="write such as [2001:db8::1]") from error
+    if address.scope_id is not None:
+        remedy = "leave out what follows '%': it names an interface of one machine"
+        raise InvalidValue(problem=f"{shown(text)} has a scope", remedy=remedy)
+    return Host(str(address), address, not is_public(address))
+
+
+def read_host(text: str) -> Host:
+    """Return the host of a name, or of an IPv4 address in any of its spellings.
+
+    Raises:
+        InvalidValue: It can never be resolved.
+
+    >>> read_host("B\u00fccher.example").text, read_host("\uff11\uff12\uff17.1").address
+    ('xn--bcher-kva.example', IPv4Address('127.0.0.1'))
+    """
+    name = (text if text.isascii() else _to_ascii(text)).lower()
+    bare = name.removesuffix(".")
+    labels = bare.split(".")
+    # Source: WHATWG URL, "ends in a number checker": such a host is an IPv4 address or nothing.
+    if _NUMBER.fullmatch(labels[-1]):
+        try:
+            address = IPv4Address(socket.inet_aton(bare))
+        except OSError as error:
+            remedy = "write four numbers up to 255, or a name"
+            raise InvalidValue(problem=f"{shown(text)} is no IPv4 address", remedy=remedy) from error
+        return Host(str(address), address, not is_public(address))
+    bad = next((label for label in labels if not _LABEL.fullmatch(label) or not _is_encoded(label)), None)
+    if bad is not None:
+        problem = f"{shown(text)} is no host name: {shown(bad)} is no part of one"
+        remedy = "write parts of 1 to 63 letters, digits, '-' and '_', with a dot between them"
+        raise InvalidValue(problem=problem, remedy=remedy)
+    if len(bare) > _MAX_NAME:
+        raise InvalidValue(
+            problem=f"a host name of {len(bare)} characters does not exist", remedy=f"write at most {_MAX_NAME}"
+        )
+    local = bare == "localhost" or bare.endswith(".localhost")  # Source: RFC 6761 section 6.3
+    return Host(name, None, local)
+
+
+def is_public(address: Address) -> bool:
+    """Return True if targets may reach an address without a permission.
+
+    >>> from ipaddress import ip_address
+    >>> [is_public(ip_address(text)) for text in ("127.0.0.1", "::ffff:10.0.0.1", "1.1.1.1")]
+    [False, False, True]
+    """
+    if isinstance(address, IPv6Address):
+        address = IPv6Address(int(address))  # without a scope id, with which it equals no other address
+        for network, bits in _WITH_V4:
+            if address in network:
+                return is_public(IPv4Address(int(address) >> bits & 0xFFFFFFFF))
+    return not any(address in network for network in REFUSED)
+
+
+def _is_encoded(label: str) -> bool:
+    """Return False for a label in the ASCII form of other letters that encodes none."""
+    if not label.startswith("xn--"):
+        return True
+    try:
+        return bool(label[4:].encode().decode("punycode"))
+    except UnicodeError:
+        return False
+
+
+def _to_ascii(text: str) -> str:
+    import idna  # not at the top: its tables take 1 MB, and few hosts need them
+
+    try:
+        return idna.encode(text, uts46=True).decode()
+    except UnicodeError as error:
+        problem = f"{shown(text)} is no internationalised host name ({error})"
+        raise InvalidValue(problem=problem, remedy="write it in ASCII, such as xn--bcher-kva.example") from error
