@@ -1,9 +1,15 @@
 """The rows of the fault matrix that need a right of the session: partitions, bad lines, full disks."""
 
+from contextlib import suppress
 from typing import ClassVar
+
+import psycopg
 
 from tests.faults.outside.network import fill
 from tests.faults.outside.rows import PAST_LEASE, Row
+
+
+_SEGMENTS = 20  # of WAL; more than the small disk has room for
 
 
 class Cut(Row):
@@ -108,12 +114,21 @@ class FullWal(FullDisk):
     name, place = "full disk of PostgreSQL's WAL", "postgres/data/pg_wal"
     expected = "the server goes down; a supervisor starts it once there is space"
 
+    def inject(self) -> None:
+        super().inject()
+        with suppress(psycopg.Error), self.site.database() as connection:
+            for _ in range(_SEGMENTS):  # this load alone fills no segment in the time
+                connection.execute("SELECT pg_logical_emit_message(true, 'faults', repeat('x', 4000000))")
+                connection.execute("SELECT pg_switch_wal()")
+        self.detail["down"] = self.site.stack.postgres.pid is None
+
 
 class FullBroker(FullDisk):
     name, place = "full disk of the broker", "kafka"
     expected = "the broker goes down, or refuses; nothing is deleted without a report"
 
     def heal(self) -> None:
+        self.detail["down"] = self.site.stack.broker(1).pid is None
         self.ballast.unlink()
         if self.site.stack.broker(1).pid is None:
             self.site.start_broker()
