@@ -8,7 +8,6 @@ import psycopg
 from tests.faults.outside.network import fill
 from tests.faults.outside.rows import PAST_LEASE, Row
 
-
 _SEGMENTS = 20  # of WAL; more than the small disk has room for
 
 

@@ -175,6 +175,20 @@ class KillBroker(Row):
         self.site.start_broker()
 
 
+class CrashRelaysInOutage(Row):
+    name, hold = "crash of the relays while the broker is away", 4.0
+    expected = "no row is deleted without its delivery report"
+
+    def inject(self) -> None:
+        self.site.stack.broker(1).kill()
+
+    def heal(self) -> None:
+        relays = self.site.named("relay")
+        self.site.kill(*relays)
+        self.site.start_broker()
+        self.site.start(*relays)
+
+
 class KillBoth(Row):
     name, hold = "SIGKILL of the postmaster and the broker", 5.0
 
@@ -295,6 +309,7 @@ PROCESSES: tuple[type[Row], ...] = (
     KillPostmaster,
     PauseBroker,
     KillBroker,
+    CrashRelaysInOutage,
     KillBoth,
     StartMeanwhile,
     CrashAll,

@@ -32,7 +32,7 @@ _ROUND = 12  # rows of one campaign of a long run
 # The rows in which a mutant shows.
 _SHOWN_BY: dict[str, Sequence[type[Row]]] = {
     "claim-early": (rows.CrashIntake,),
-    "mark-before-report": (rows.StartMeanwhile, rows.StartMeanwhile),
+    "mark-before-report": (rows.CrashRelaysInOutage,),
     "complete-without-token": (rows.PauseExecutor, rows.PauseExecutor, rows.PauseExecutor),
     "no-lease": (rows.CrashIntake,),
     "no-reaper": (rows.CrashExecutor, rows.CrashExecutor, rows.CrashExecutor),
