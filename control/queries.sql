@@ -229,6 +229,28 @@ SELECT run_id, scheduled_at, publish_at FROM job_runs
 -- Index: quarantine_by_job. No lock.
 SELECT error, created_at FROM quarantine WHERE job_id = %(job_id)s ORDER BY id DESC LIMIT 1
 
+-- name: find_quarantined_jobs
+-- Returns some quarantined jobs of a tenant, each with its last error; by id, or by a text in the error.
+-- Index: quarantine_by_job, read from `after` on; jobs_pkey, timers_pkey. No lock: the release locks and checks again.
+SELECT last.job_id, j.key, last.error, last.created_at
+  FROM (
+    SELECT DISTINCT ON (q.job_id) q.job_id, q.error, q.created_at
+      FROM quarantine AS q
+     WHERE q.job_id > %(after)s AND q.tenant = %(tenant)s
+       AND (%(job_ids)s::uuid[] IS NULL OR q.job_id = ANY (%(job_ids)s))
+     ORDER BY q.job_id, q.id DESC
+  ) AS last
+  JOIN jobs AS j ON j.job_id = last.job_id
+ WHERE (%(error)s::text IS NULL OR strpos(last.error, %(error)s) > 0)
+   AND EXISTS (SELECT FROM timers AS t WHERE t.job_id = last.job_id AND t.hold_reason = 'quarantine')
+ ORDER BY last.job_id
+ LIMIT %(limit)s
+
+-- name: find_jobs
+-- Returns those of these jobs that exist.
+-- Index: jobs_pkey. No lock.
+SELECT job_id FROM jobs WHERE job_id = ANY (%(job_ids)s) AND version > 0 AND deleted_at IS NULL
+
 -- name: find_active_run_at
 -- Returns the run of a job that was active at a moment: the latest of the job's last 500 that had begun and not ended.
 -- Index: job_runs_by_job and by job in every partition; primary keys of the other tables. No lock.

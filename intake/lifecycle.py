@@ -121,7 +121,10 @@ def apply_deletes(connection: Conn, installation: Installation, batch: Sequence[
     refused = {received.job_id: error for received in batch if (error := _refusal(received, locked)) is not None}
     jobs = [job for job in existing_jobs(locked, batch) if job.job_id not in refused]
     ids = [job.job_id for job in jobs]
-    apply_overdue(connection, installation, locked.timers, ids, now=locked.now, drop_once=ids)
+    quarantined = {job.job_id: job.key for job in jobs if job.job_id in locked.quarantined}
+    apply_overdue(
+        connection, installation, locked.timers, ids, now=locked.now, drop_once=ids, skip_quarantined=quarantined
+    )
     delete_all_overrides(connection, installation, jobs, locked.now)
     drop_timers(connection, ids)
     write_job_calendars(connection, {job.job_id: (job.tenant, ()) for job in jobs})

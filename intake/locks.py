@@ -17,6 +17,7 @@ from tidewheel.intake.request import ReceivedRequest
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
+from tidewheel.schedules.decision import HoldReason
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.timers import LockedTimer
 
@@ -92,6 +93,11 @@ class Locked:
     now: datetime
     jobs: Mapping[UUID, JobRow]
     timers: Mapping[UUID, LockedTimer]
+
+    @property
+    def quarantined(self) -> set[UUID]:
+        """The jobs whose timers are quarantined."""
+        return {job for job, timer in self.timers.items() if timer.hold_reason == HoldReason.QUARANTINED}
 
 
 def lock_jobs(

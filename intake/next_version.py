@@ -39,7 +39,8 @@ class VersionInputs:
         remaining_from: The first instant that the version in force has still to fire; None if it has none.
         timer_used_up: True if applying the overdue occurrences has used up the timer.
         run_open: True if the run of the timer's instant is open.
-        keep_pause: True if the job is paused and its pause is kept: `remaining_from` stays its cursor.
+        keep_cursor: True if `remaining_from` stays its cursor: the job is paused or quarantined, and its schedule and
+            policies stay.
         spread_anchor: True if a new interval starts at an instant derived from the job's id, as in a bulk load.
     """
 
@@ -47,7 +48,7 @@ class VersionInputs:
     remaining_from: datetime | None = None
     timer_used_up: bool = False
     run_open: bool = False
-    keep_pause: bool = False
+    keep_cursor: bool = False
     spread_anchor: bool = False
 
 
@@ -119,7 +120,7 @@ def next_version(spec: JobSpec, job: JobRow, inputs: VersionInputs, day_sets: Da
     state = timer_state(_NextTimer(job, text, policy, inputs.now), day_sets)
     next_at: datetime | None
     due_at: datetime | None
-    if inputs.keep_pause and inputs.remaining_from is not None:
+    if inputs.keep_cursor and inputs.remaining_from is not None:
         next_at = due_at = inputs.remaining_from
     elif isinstance(schedule, Once):
         next_at = due_at = _once(schedule, job, text, inputs)

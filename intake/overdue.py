@@ -6,13 +6,14 @@ then writes its change.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
+from types import MappingProxyType
 from uuid import UUID
 
 from tidewheel.errors import ScheduleRefused
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.schedules.decide import MAX_CAUGHT_UP, decide, hold_for_run, on_resume, skip_paused, with_jitter
-from tidewheel.schedules.decision import Decision, HoldReason
+from tidewheel.schedules.decision import Decision, HoldReason, Skip, SkipReason
 from tidewheel.schedules.schedule import TICK
 from tidewheel.schedules.timer_state import TimerState, timer_state
 from tidewheel.transitions.decision_inputs import DecisionInputs, read_decision_inputs
@@ -64,10 +65,11 @@ def apply_overdue(
     now: datetime,
     keep_pauses: Collection[UUID] = (),
     drop_once: Collection[UUID] = (),
+    skip_quarantined: Mapping[UUID, str] = MappingProxyType({}),
 ) -> dict[UUID, datetime]:
     """Retract the runs whose instant is ahead, and fire the overdue occurrences by the version in force.
 
-    A quarantined job could not be fired by that version and is not tried again: its new version starts from now.
+    A quarantined job could not be fired by that version, and is not tried again here.
 
     Args:
         connection: Inside the transaction that has locked the jobs.
@@ -78,6 +80,8 @@ def apply_overdue(
         keep_pauses: Paused jobs whose skipped occurrences are decided when the pause ends. For other paused jobs they
             are recorded now, before their version is replaced.
         drop_once: Paused jobs whose `once` will not fire any more if its instant has come.
+        skip_quarantined: Quarantined jobs, with their keys, whose occurrences are recorded as missed now, since their
+            schedule ends. Those of other quarantined jobs are decided when the job is released.
 
     Returns:
         The instant that the version in force would fire next, of each job that keeps its timer or had a run retracted.
@@ -88,6 +92,8 @@ def apply_overdue(
     due = [timer for timer in moving if _is_due(timer, now)]
     paused = [timer for timer in due if timer.hold_reason == HoldReason.PAUSE and timer.job_id not in keep_pauses]
     _skip_paused(connection, installation, paused, now=now, drop_once=drop_once)
+    quarantined = [t for t in due if t.hold_reason == HoldReason.QUARANTINED and t.job_id in skip_quarantined]
+    _skip_quarantined(connection, installation, quarantined, skip_quarantined, now=now)
     overdue = [timer for timer in due if timer.hold_reason is None]
     while overdue:
         inputs = read_decision_inputs(connection, overdue)
@@ -125,6 +131,28 @@ def _skip_paused(
         return decision._replace(hold_reason=HoldReason.PAUSE, due_at=timer.due_at)
 
     advance_timers(connection, installation, paused, decide_by, now=now)
+
+
+def _skip_quarantined(
+    connection: Conn,
+    installation: Installation,
+    quarantined: Sequence[LockedTimer],
+    keys: Mapping[UUID, str],
+    *,
+    now: datetime,
+) -> None:
+    inputs = read_decision_inputs(connection, quarantined)
+
+    def decide_by(timer: LockedTimer) -> Decision:
+        try:
+            state = timer_state(timer, inputs.day_sets, inputs.of(timer))
+            decision = skip_paused(state, now=now, once_too=True, reason=SkipReason.MISFIRE)
+        except Exception:  # noqa: BLE001 - the error that quarantined it: only its first occurrence is known
+            first = Skip(SkipReason.MISFIRE, timer.scheduled_at, now, 1, exact=False)
+            decision = Decision(skips=(first,), next_at=now + TICK)
+        return decision._replace(hold_reason=HoldReason.QUARANTINED, due_at=None)
+
+    advance_timers(connection, installation, quarantined, decide_by, now=now, keys=keys)
 
 
 def _with_retracted(timer: LockedTimer, earliest: datetime | None) -> LockedTimer:

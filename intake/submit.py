@@ -1,9 +1,10 @@
 """`job.submit`: create jobs, and give existing jobs a new version.
 
-An identical spec changes nothing. An edit first fires the overdue occurrences by the version in force and retracts the
-runs whose instant is ahead. It then sets the timer to the first instant of the new version after now. Run ids do not
-change, so an instant near the edit cannot fire twice. Rows written: jobs, job_versions, timers. Firing and edits
-exclude each other by the timer's lock.
+An identical spec changes nothing. That of a quarantined job is written again as a new version, which releases it. An
+edit first fires the overdue occurrences by the version in force and retracts the runs whose instant is ahead. It then
+sets the timer to the first instant of the new version after now, or to the position of a quarantined job whose schedule
+stays. Run ids do not change, so an instant near the edit cannot fire twice. Rows written: jobs, job_versions, timers.
+Firing and edits exclude each other by the timer's lock.
 """
 
 from collections.abc import Mapping, Sequence
@@ -112,7 +113,7 @@ def _apply_edits(
         or (error := _refusal(e, locked, day_sets, unknown[e.job_id], fired.get(e.job_id))) is not None
     }
     taken = [e for e in edits if e.job_id not in refused]
-    changed = [e for e in taken if not _unchanged(e, locked.jobs[e.job_id])]
+    changed = [e for e in taken if not _unchanged(e, locked)]
     versions = _versions(connection, installation, changed, locked, day_sets)
     pairs = [(e, versions[e.job_id]) for e in changed]
     _write(connection, installation, pairs, locked.now)
@@ -158,7 +159,7 @@ def _refusal(
     job, expected = locked.jobs[edit.job_id], _submit(edit).if_version
     if expected is not None and expected != (job.version if job.exists else 0):
         return VersionConflict(expected, job.version if job.exists else None)
-    if _unchanged(edit, job):
+    if _identical(edit, job):
         return None  # also when nothing is left to fire: a deploy submits the same specs each time
     if unknown is not None:
         return unknown
@@ -182,6 +183,7 @@ def _versions(
         now=locked.now,
         keep_pauses=same,
         drop_once=[e.job_id for e in changed if locked.jobs[e.job_id].schedule_json != once_text(_submit(e).job)],
+        skip_quarantined={job: locked.jobs[job].key for job in locked.quarantined - same},
     )
     run_open = find_open_fixed_delay_runs(
         connection, [locked.timers[e.job_id] for e in changed if e.job_id in locked.timers]
@@ -195,7 +197,7 @@ def _versions(
                 remaining_from=remaining.get(e.job_id),
                 timer_used_up=e.job_id in locked.timers and e.job_id not in remaining,
                 run_open=e.job_id in run_open,
-                keep_pause=e.job_id in same and locked.jobs[e.job_id].paused,
+                keep_cursor=e.job_id in same and (locked.jobs[e.job_id].paused or e.job_id in locked.quarantined),
             ),
             day_sets,
         )
@@ -203,7 +205,11 @@ def _versions(
     }
 
 
-def _unchanged(edit: ReceivedRequest, job: JobRow) -> bool:
+def _unchanged(edit: ReceivedRequest, locked: Locked) -> bool:
+    return _identical(edit, locked.jobs[edit.job_id]) and edit.job_id not in locked.quarantined
+
+
+def _identical(edit: ReceivedRequest, job: JobRow) -> bool:
     return job.exists and job.spec_hash == edit.spec_hash
 
 

@@ -13,7 +13,6 @@ from datetime import datetime
 from typing import cast
 from uuid import UUID
 
-import psycopg
 from psycopg.rows import class_row
 
 from tidewheel.clock import monotonic_seconds
@@ -24,6 +23,7 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.metrics import metrics
 from tidewheel.scheduler.backfill_batch import next_batch
+from tidewheel.scheduler.job_faults import describe, is_jobs_own
 from tidewheel.schedules.decision import BackfillState
 from tidewheel.transitions.backfills import Backfill, append_backfill_event
 from tidewheel.transitions.create import create_runs
@@ -104,7 +104,7 @@ def create_next_runs(session: Session, installation: Installation, backfill_id: 
 
     A backfill without a remaining run is finished. One whose job was deleted is cancelled.
 
-    A backfill that fails for another reason than a lost database is paused, with the error as its reason.
+    A backfill whose own data fail, or whose next instants cannot be computed, is paused with the error as its reason.
 
     Returns:
         The number of created runs, and True if the next batch need not wait for a run to end.
@@ -118,7 +118,9 @@ def create_next_runs(session: Session, installation: Installation, backfill_id: 
             failpoint("backfilling.before_commit")
     except Unavailable:
         raise
-    except Exception as error:  # noqa: BLE001 - any error concerns one backfill, and all the others go on
+    except Exception as error:
+        if not (is_jobs_own(error) or isinstance(error, ValueError | ArithmeticError)):
+            raise  # code is wrong: every backfill may fail alike
         _pause_failed(session, installation, backfill_id, error)
         return 0, False
     failpoint("backfilling.after_commit")
@@ -196,9 +198,7 @@ def _end(
 
 
 def _pause_failed(session: Session, installation: Installation, backfill_id: UUID, error: Exception) -> None:
-    # The primary message of a PostgreSQL error, without the detail, which quotes the row.
-    message = (error.diag.message_primary if isinstance(error, psycopg.Error) else None) or str(error)
-    reason = f"{type(error).__name__}: {message}"[:1000]
+    reason = describe(error)[:1000]
     _LOG.error("backfill %s failed and is paused: %s; correct the error, then resume it", backfill_id, reason)
     with session.transaction() as connection:
         backfill = _lock(connection, backfill_id)

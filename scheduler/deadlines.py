@@ -21,6 +21,7 @@ from tidewheel.postgres.pg_arrays import uuids
 from tidewheel.postgres.session import Conn, Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import OWNED, AttemptOutcome, Cause, Move, RunState, sources
+from tidewheel.scheduler.set_aside import SetAside
 from tidewheel.schemas.generated.records import JobDefinition
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
@@ -77,7 +78,7 @@ class Deadlines:
     def __init__(self, session: Session, installation: Installation) -> None:
         self._session, self._installation = session, installation
         self._definitions = Definitions()
-        self._failed: set[UUID] = set()
+        self._failed = SetAside[UUID]()
         self._next_poll = 0.0
 
     def step(self) -> tuple[int, float]:
@@ -99,14 +100,14 @@ class Deadlines:
 
     def _pause(self) -> float:
         """Return the seconds until the next deadline, at most `_AHEAD`; 0 or less if one has passed."""
-        columns: dict[str, object] = {"ahead": _AHEAD, "states": _STATES, "left": uuids(self._failed)}
+        columns: dict[str, object] = {"ahead": _AHEAD, "states": _STATES, "left": uuids(self._failed.current())}
         with self._session.transaction() as connection:
             row = connection.execute(_PROBE_DEADLINES, columns, binary=True).fetchone()
         now, earliest = cast("tuple[datetime, datetime | None]", row)
         return (_AHEAD if earliest is None else earliest - now).total_seconds()
 
     def _time_out(self) -> int:
-        columns: dict[str, object] = {"states": _STATES, "left": uuids(self._failed), "limit": _MAX_RUNS}
+        columns: dict[str, object] = {"states": _STATES, "left": uuids(self._failed.current()), "limit": _MAX_RUNS}
         with (
             self._session.transaction() as connection,
             connection.cursor(row_factory=class_row(OverdueRun), binary=True) as cursor,
@@ -127,7 +128,7 @@ class Deadlines:
             raise
         except Exception:  # noqa: BLE001 - the remaining runs must not wait for it
             _LOG.exception(
-                "the scheduler cannot apply the timeout of run %s; the run stays open until this scheduler restarts",
+                "the scheduler cannot apply the timeout of run %s; the scheduler tries it again in a minute",
                 one.run_id,
                 extra={"run_id": str(one.run_id)},
             )

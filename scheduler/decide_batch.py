@@ -55,8 +55,10 @@ class BatchDecider:
             key = (timer.schedule_json, timer.policy_json, timer.scheduled_at, timer.catch_up_end)
             state, decision = self._decided.get(key) or self._decide(timer, key)
             return decision if state is None else with_jitter(decision, state, timer.job_id)
+        except MemoryError:
+            raise  # of this process
         except Exception as error:
-            # Any error concerns this job only, and all the others must fire.
+            # Only this job's schedule, policy and overrides are read here: the error is its own.
             raise DecisionFailed from error
 
     def _decide(self, timer: LockedTimer, key: _DecisionKey) -> tuple[TimerState | None, Decision]:

@@ -1,8 +1,8 @@
 """The firing transaction: due timers become runs, a batch at a time.
 
 Exactly one run per occurrence: the transaction locks the timers, and commits runs, outbox rows and advanced timers
-together. A batch that fails on its data is fired again job by job. So one poisoned job is quarantined, and all others
-fire.
+together. A batch that fails is fired again job by job. A job whose own data fail is quarantined, one that fails for
+another cause is postponed, and all others fire. An error of the installation fails the whole batch, which is due again.
 """
 
 import logging
@@ -13,7 +13,6 @@ from datetime import datetime, timedelta
 from typing import cast
 from uuid import UUID
 
-import psycopg
 from psycopg.rows import class_row
 
 from tidewheel.errors import Unavailable
@@ -24,6 +23,7 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.metrics import metrics
 from tidewheel.scheduler.decide_batch import BatchDecider
+from tidewheel.scheduler.job_faults import Breaker, describe
 from tidewheel.schedules.decision import Decision, HoldReason
 from tidewheel.transitions.decision_inputs import read_decision_inputs
 from tidewheel.transitions.events import lifecycle_row
@@ -36,6 +36,7 @@ _SQL = Statements("tidewheel.scheduler")
 _LOCK_DUE_TIMERS = _SQL["lock_due_timers"]
 _LOCK_TIMER = _SQL["lock_timer"]
 _QUARANTINE_TIMER = _SQL["quarantine_timer"]
+_POSTPONE_TIMER = _SQL["postpone_timer"]
 _QUARANTINE_JOB = _SQL["quarantine_job"]
 _READ_KEY = _SQL["read_key"]
 _RESUME_JOBS = _SQL["resume_jobs"]
@@ -66,14 +67,21 @@ class FireBatch:
     marks: Mapping[int, datetime] = field(default_factory=dict[int, datetime])
 
 
-def fire(session: Session, installation: Installation, batch: FireBatch) -> int:
+def fire(session: Session, installation: Installation, batch: FireBatch, breaker: Breaker | None = None) -> int:
     """Fire one batch of due timers.
+
+    Args:
+        session: The scheduler's.
+        installation: Shards and topics.
+        batch: The limits of the batch.
+        breaker: Counts the jobs that failed before; None: only those of this batch.
 
     Returns:
         The number of timers that were advanced.
 
     Raises:
-        Unavailable: The database was lost. The batch happened wholly, or not at all and is due again.
+        Unavailable: The database was lost, or refuses (InstallationFault). The batch happened wholly, or not at all
+            and is due again.
     """
     locked: list[LockedTimer] = []
     try:
@@ -84,13 +92,14 @@ def fire(session: Session, installation: Installation, batch: FireBatch) -> int:
             failpoint("firing.before_commit")
     except Unavailable:
         raise
-    except Exception as error:  # noqa: BLE001 - any error concerns one job, and all the others must fire
+    except Exception as error:  # noqa: BLE001 - any other error may concern one job, and all the others must fire
         _LOG.warning(
             "firing a batch of %d timers failed (%s); the scheduler fires job by job",
             len(locked),
             error.__cause__ or error,
         )
-        return sum(_fire_alone(session, installation, timer, batch) for timer in locked)
+        alike = breaker or Breaker()
+        return sum(_fire_alone(session, installation, timer, batch, alike) for timer in locked)
     failpoint("firing.after_commit")
     leads = Counter(fire.publish_at for decision in decisions for fire in decision.fires)
     metrics.observe("fire_lead_seconds", (((batch.now - at).total_seconds(), times) for at, times in leads.items()))
@@ -151,7 +160,9 @@ def _end_pauses(connection: Conn, installation: Installation, job_ids: Sequence[
     append(connection, events, shards=installation.shards)
 
 
-def _fire_alone(session: Session, installation: Installation, timer: LockedTimer, batch: FireBatch) -> int:
+def _fire_alone(
+    session: Session, installation: Installation, timer: LockedTimer, batch: FireBatch, breaker: Breaker
+) -> int:
     try:
         with session.transaction() as connection:
             with connection.cursor(row_factory=class_row(LockedTimer), binary=True) as cursor:
@@ -161,19 +172,32 @@ def _fire_alone(session: Session, installation: Installation, timer: LockedTimer
         return len(locked)
     except Unavailable:
         raise
-    except Exception as error:  # noqa: BLE001 - the error is this job's, and is recorded with it
-        _quarantine(session, installation, timer, error.__cause__ or error, batch.now)
+    except Exception as error:  # noqa: BLE001 - the breaker decides which errors are this job's
+        if breaker.quarantines(error, timer.job_id):
+            _quarantine(session, installation, timer, error, batch.now)
+        else:
+            _postpone(session, timer, max(batch.horizon, batch.now) + breaker.pause(error))
         return 1
+
+
+def _postpone(session: Session, timer: LockedTimer, until: datetime) -> None:
+    """Try a timer again later; its position stays, so no occurrence is lost."""
+    columns = {"job_id": timer.job_id, "version": timer.version, "scheduled_at": timer.scheduled_at, "until": until}
+    with session.transaction() as connection:
+        connection.execute(_POSTPONE_TIMER, columns)
 
 
 def _quarantine(
     session: Session, installation: Installation, timer: LockedTimer, error: BaseException, now: datetime
 ) -> None:
     job_id = timer.job_id
-    # The primary message of a PostgreSQL error, without the detail, which quotes the row.
-    message = error.diag.message_primary if isinstance(error, psycopg.Error) else str(error)
-    text = f"{type(error).__name__}: {message}"
-    _LOG.error("job %s is quarantined: %s; it fires again after an edit", job_id, text, extra={"job_id": str(job_id)})
+    text = describe(error)
+    _LOG.error(
+        "job %s is quarantined: %s; it fires again after a submit or `tidewheel job release`",
+        job_id,
+        text,
+        extra={"job_id": str(job_id)},
+    )
     with session.transaction() as connection:
         key_columns = {"job_id": job_id, "version": timer.version, "scheduled_at": timer.scheduled_at}
         disabled = connection.execute(_QUARANTINE_TIMER, key_columns).fetchone()

@@ -4,6 +4,7 @@ A scheduler owns a share of the shards, by rendezvous hashing among the live sch
 are overdue by more than a few seconds, so failover needs no election.
 """
 
+import logging
 import math
 import socket
 import threading
@@ -11,18 +12,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tidewheel.clock import monotonic_seconds
+from tidewheel.errors import InstallationFault, Unavailable
 from tidewheel.membership import Membership, rendezvous
 from tidewheel.postgres.low_water import LowWaterMarks
 from tidewheel.postgres.notify import Channel, Listener, Notifier
-from tidewheel.postgres.partitions import ensure_coming_days
-from tidewheel.postgres.session import BY_KEY, Session
+from tidewheel.postgres.session import BY_KEY, RowsLocked, Session, is_time_limit
 from tidewheel.process.clock_skew import ClockSkew
 from tidewheel.process.metrics import metrics
-from tidewheel.process.service import Shutdown, run_loop
+from tidewheel.process.service import Backoff, Shutdown, run_loop
 from tidewheel.scheduler.active_run_repair import ActiveRunRepair
 from tidewheel.scheduler.backfill_loop import BackfillLoop
 from tidewheel.scheduler.backlog import ShardRotation
 from tidewheel.scheduler.bulk_cancel import BulkCancel, CancelResult
+from tidewheel.scheduler.days_ahead import DaysAhead
 from tidewheel.scheduler.deadlines import Deadlines
 from tidewheel.scheduler.pending_cancels import PendingCancels
 from tidewheel.scheduler.poller import TimerPoller
@@ -34,10 +36,11 @@ from tidewheel.settings import SchedulerSettings
 from tidewheel.transitions.deferred_effects import MAX_APPLIED, apply_deferred_effects
 from tidewheel.transitions.installation import Installation
 
+_LOG = logging.getLogger("tidewheel.scheduler")
+
 _EACH_STEP = 0.0  # the duty keeps its own cadence
 _SECOND = 1.0
 _MINUTE = 60.0
-_TEN_MINUTES = 600.0
 
 
 @dataclass(slots=True)
@@ -48,26 +51,46 @@ class _Duty:
         name: As the README lists it.
         every: The least seconds between two starts.
         run: Does the work; returns the seconds until the next step should come, infinite if that does not matter.
+        backoff: Its pauses after errors that concern it alone.
         next_at: The monotonic time of the next start.
     """
 
     name: str
     every: float
     run: Callable[[], float]
+    backoff: Backoff
     next_at: float = 0.0
 
     def step(self) -> float:
-        """Run the duty if its time has come; return the seconds until the next step should come."""
+        """Run the duty if its time has come; return the seconds until the next step should come.
+
+        A duty that the installation refuses, that waits for a lock in vain, or whose code is wrong, is tried again
+        later: the others go on.
+
+        Raises:
+            Unavailable: The database does not answer, which concerns all duties.
+        """
         now = monotonic_seconds()
         if now < self.next_at:
-            return math.inf
+            return self.next_at - now if self.backoff.active else math.inf
         self.next_at = now + self.every
         try:
-            return self.run()
-        except BaseException:
-            if self.every > _SECOND:
-                self.next_at = now  # too long to wait: without its partition, for one, no run can be written
-            raise
+            pause = self.run()
+        except Exception as error:
+            if isinstance(error, Unavailable) and not _concerns_one_duty(error):
+                self.next_at = now
+                raise
+            if not isinstance(error, Unavailable):
+                _LOG.exception("%s failed; the scheduler tries it again", self.name)
+            seconds = self.backoff.failed(error)
+            self.next_at = monotonic_seconds() + seconds
+            return seconds
+        self.backoff.reset()
+        return pause
+
+
+def _concerns_one_duty(error: Unavailable) -> bool:
+    return isinstance(error, InstallationFault | RowsLocked) or is_time_limit(error)
 
 
 class Scheduler:
@@ -100,26 +123,29 @@ class Scheduler:
         self._backfills = BackfillLoop(self._session, installation)
         self._unhandled = UnhandledWatch(Session(url, "tidewheel-scheduler-unhandled", options=BY_KEY), installation)
         self._tzdata = TzdataRefresh(self._session, installation)
-        self._retention = Retention(url, settings.retention, stop)
-        self._duties = (  # in this order: partitions before any run is written, shards before their timers
-            _Duty("partitions", _TEN_MINUTES, self._ensure_partitions),
-            _Duty("repair", _MINUTE, self._repair),
-            _Duty("tzdata", _EACH_STEP, self._refresh_tzdata),
-            _Duty("shards", _EACH_STEP, self._assign_shards),
-            _Duty("timers", _EACH_STEP, self._poll_timers),
-            _Duty("overdue timers", _SECOND, self._poll_overdue_timers),
-            _Duty("deferred effects", _SECOND, self._apply_deferred_effects),
-            _Duty("active runs", _SECOND, self._repair_active_runs),
-            _Duty("unhandled runs", _SECOND, self._announce_unhandled),
-            _Duty("pending cancels", _SECOND, self._apply_pending_cancels),
-            _Duty("bulk cancel", _EACH_STEP, self._cancel_by_filter),
-            _Duty("deadlines", _EACH_STEP, self._time_out),
-            _Duty("backfills", _EACH_STEP, self._backfill),
+        self._days_ahead, self._retention = DaysAhead(url, stop), Retention(url, settings.retention, stop)
+        duties: tuple[tuple[str, float, Callable[[], float]], ...] = (  # in this order: shards before their timers
+            ("repair", _MINUTE, self._repair),
+            ("tzdata", _EACH_STEP, self._refresh_tzdata),
+            ("shards", _EACH_STEP, self._assign_shards),
+            ("timers", _EACH_STEP, self._poll_timers),
+            ("overdue timers", _SECOND, self._poll_overdue_timers),
+            ("deferred effects", _SECOND, self._apply_deferred_effects),
+            ("active runs", _SECOND, self._repair_active_runs),
+            ("unhandled runs", _SECOND, self._announce_unhandled),
+            ("pending cancels", _SECOND, self._apply_pending_cancels),
+            ("bulk cancel", _EACH_STEP, self._cancel_by_filter),
+            ("deadlines", _EACH_STEP, self._time_out),
+            ("backfills", _EACH_STEP, self._backfill),
+        )
+        self._duties = tuple(
+            _Duty(name, every, run, Backoff(stop, f"scheduler: {name}")) for name, every, run in duties
         )
 
     def run(self) -> None:
         """Fire until a shutdown is requested."""
         self._membership.start()
+        self._days_ahead.start()
         self._retention.start()
         try:
             run_loop(self._stop, "scheduler", self.step, wake=self._wake)
@@ -142,7 +168,7 @@ class Scheduler:
     def expedite(self) -> None:
         """Do the once-a-second duties in the next step."""
         for duty in self._duties:
-            if duty.every == _SECOND:
+            if duty.every == _SECOND and not duty.backoff.active:
                 duty.next_at = 0.0
 
     def close(self) -> None:
@@ -152,11 +178,6 @@ class Scheduler:
         self._poller.close()
         self._unhandled.close()
         self._session.close()
-
-    def _ensure_partitions(self) -> float:
-        with self._session.transaction() as connection:
-            ensure_coming_days(connection)
-        return math.inf
 
     def _repair(self) -> float:
         """Repair one shard: a pass over all 64 takes about an hour."""

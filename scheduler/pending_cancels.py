@@ -19,6 +19,7 @@ from tidewheel.postgres.session import Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import MOVES, Cause, Move, RunState, sources
 from tidewheel.scheduler.bulk_cancel import CancelResult
+from tidewheel.scheduler.set_aside import SetAside
 from tidewheel.transitions.cancel_signals import request_cancel
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
@@ -56,7 +57,7 @@ class PendingCancels:
     def __init__(self, session: Session, installation: Installation) -> None:
         self._session, self._installation = session, installation
         self._after = 0
-        self._failed: set[int] = set()
+        self._failed = SetAside[int]()
 
     def step(self) -> CancelResult:
         """Apply the cancels that can be applied. Those whose run another transaction holds stay pending.
@@ -71,7 +72,8 @@ class PendingCancels:
             found = cursor.execute(_FIND_PENDING_CANCELS, {"after": self._after, "limit": _MAX_APPLIED}).fetchall()
         # The next step begins behind these, so that runs held for long do not hide the rest.
         self._after = found[-1].id if len(found) == _MAX_APPLIED else 0
-        done = self._apply_or_split([one for one in found if one.id not in self._failed])
+        left = self._failed.current()
+        done = self._apply_or_split([one for one in found if one.id not in left])
         done.more = self._after > 0
         return done
 
@@ -84,7 +86,7 @@ class PendingCancels:
             if len(cancels) == 1:
                 run_id = cancels[0].run_id
                 _LOG.exception(
-                    "the scheduler cannot cancel run %s; the run stays open until this scheduler restarts",
+                    "the scheduler cannot cancel run %s; the scheduler tries it again in a minute",
                     run_id,
                     extra={"run_id": str(run_id)},
                 )

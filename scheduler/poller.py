@@ -19,6 +19,7 @@ from tidewheel.postgres.session import BY_KEY, Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.scheduler.backlog import BatchWidth, ShardRotation
 from tidewheel.scheduler.firing import FireBatch, fire
+from tidewheel.scheduler.job_faults import Breaker
 from tidewheel.settings import SchedulerSettings
 from tidewheel.transitions.installation import Installation
 
@@ -53,6 +54,7 @@ class TimerPoller:
         self._installation, self._settings, self._notifier = installation, settings, notifier
         self._second_thread = ThreadPoolExecutor(1, thread_name_prefix="fire-second")
         self._single_until = 0.0
+        self._breaker = Breaker()
 
     def close(self) -> None:
         """Close the second connection."""
@@ -76,6 +78,7 @@ class TimerPoller:
         Raises:
             Unavailable: The database does not answer.
         """
+        self._breaker.settle()
         if not shards:
             return self._settings.scheduler_poll.total_seconds()
         if rotation.active:
@@ -157,7 +160,7 @@ class TimerPoller:
         )
 
     def _fire(self, session: Session, batch: FireBatch) -> int:
-        fired = fire(session, self._installation, batch)
+        fired = fire(session, self._installation, batch, self._breaker)
         if fired:
             self._notifier.notify(Channel.OUTBOX)
         return fired

@@ -66,6 +66,14 @@ UPDATE timers
  WHERE job_id = %(job_id)s AND version = %(version)s AND scheduled_at = %(scheduled_at)s AND due_at < 'infinity'
 RETURNING tenant, shard, version
 
+-- name: postpone_timer
+-- Lets a timer be tried again later, unless an edit came first. A pause that has ended keeps its instant.
+-- Index: timers_pkey. Lock: the row.
+UPDATE timers
+   SET due_at = %(until)s
+ WHERE job_id = %(job_id)s AND version = %(version)s AND scheduled_at = %(scheduled_at)s AND due_at < %(until)s
+   AND hold_reason IS NULL
+
 -- name: quarantine_job
 -- Records the error of a job that could not be fired.
 -- No index, no lock.

@@ -16,6 +16,7 @@
     │   ├── VersionConflict      the job's current version differs from the expected one
     │   └── RequestConflict      a request_id used before with another body
     ├── Unavailable              try again: PostgreSQL or Kafka does not answer now
+    │   └── InstallationFault    PostgreSQL refuses: the operator corrects schema, grants or space, then it works again
     ├── Unusable                 stop and tell the operator: settings, schema, stack
     │   ├── SettingsError
     │   ├── MigrationError
@@ -231,6 +232,17 @@ class RequestConflict(Refused):
 
 class Unavailable(TidewheelError):
     """PostgreSQL or Kafka does not answer; the same call may succeed later."""
+
+
+class InstallationFault(Unavailable):
+    """PostgreSQL refuses a statement for a cause that no job, run or request has: schema, grants, space.
+
+    The same call succeeds once the operator has followed the remedy.
+    """
+
+    def __init__(self, problem: str, remedy: str, sqlstate: str) -> None:
+        self.problem, self.remedy, self.sqlstate = problem, remedy, sqlstate
+        super().__init__(f"{problem} (SQLSTATE {sqlstate}); {remedy}")
 
 
 class Unusable(TidewheelError):

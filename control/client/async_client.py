@@ -10,6 +10,7 @@ from uuid import UUID
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.client.client import Client
+from tidewheel.control.client.release import ReleaseResult
 from tidewheel.control.client.results import Job, Run
 from tidewheel.control.client.runs import FIRST_POLL_SECONDS, LONGEST_POLL_SECONDS
 from tidewheel.ids import RunId
@@ -21,7 +22,7 @@ T = TypeVar("T")
 
 
 class AsyncClient:
-    """`Client` for coroutines: submit, trigger, `runs.get`, `runs.wait`, `runs.cancel` and `task_tokens`.
+    """`Client` for coroutines: submit, trigger, release, `runs` and `task_tokens`.
 
     All calls run on one thread, one after another. A cancelled call still ends on its thread before the next one
     begins, so that the next call cannot commit half a transaction.
@@ -70,6 +71,14 @@ class AsyncClient:
             lambda: self._client.trigger(
                 key, payload, delay=delay, run_at=run_at, labels=labels, overlap=overlap, request_id=request_id
             )
+        )
+
+    async def release(
+        self, *keys: str, error: str | None = None, everything: bool = False, dry_run: bool = False
+    ) -> ReleaseResult:
+        """See `Client.release`."""
+        return await self._thread.call(
+            lambda: self._client.release(*keys, error=error, everything=everything, dry_run=dry_run)
         )
 
 

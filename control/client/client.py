@@ -14,6 +14,7 @@ from tidewheel.control.client.calendars import Calendars
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.client.dead_letters import DeadLetters
 from tidewheel.control.client.enqueue import trigger_document
+from tidewheel.control.client.release import OnProgress, ReleaseResult, release
 from tidewheel.control.client.results import BackfillResult, Job, backfill_of, job_of
 from tidewheel.control.client.runs import Runs
 from tidewheel.control.client.task_tokens import TaskTokens
@@ -128,6 +129,33 @@ class Client:
     def delete(self, key: str, *, if_version: int | None = None) -> Job:
         """Delete a job, with `if_version` only while that is its version; started runs finish."""
         return self._about_job("job.delete", key, if_version=if_version)
+
+    def release(
+        self,
+        *keys: str,
+        error: str | None = None,
+        everything: bool = False,
+        dry_run: bool = False,
+        on_progress: OnProgress | None = None,
+    ) -> ReleaseResult:
+        """Release quarantined jobs; the next firing decides what passed meanwhile by `catch_up`.
+
+        A released job that fails again is quarantined again. An interrupted call can be repeated.
+
+        Args:
+            *keys: Only these jobs.
+            error: Only those whose error contains this text.
+            everything: Release all; needed without keys or an error.
+            dry_run: Only count them, and return the first ten.
+            on_progress: Called after each batch with the number done.
+
+        Raises:
+            Refused: There is no such job, or nothing is selected.
+            Unavailable: The database does not answer; repeat the call to continue.
+        """
+        return release(
+            self._connection, keys, error=error, everything=everything, dry_run=dry_run, on_progress=on_progress
+        )
 
     def rollback(self, key: str, version: int, *, if_version: int | None = None) -> Job:
         """Restore the spec of an earlier version, as a new version."""

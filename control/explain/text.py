@@ -127,6 +127,7 @@ def skipped(facts: InstantFacts, span: SkipSpan, version_span: VersionSpan | Non
             words = (
                 f"It was missed{among}: it had not fired {length(facts.misfire_after)} after its time. At "
                 f"{instant(span.created_at)}, {_caught_up(span, version_span)} Backfill the range to run it."
+                f"{_in_quarantine(facts, span)}"
             )
         case SkipReason.CATCH_UP_LIMIT:
             words = (
@@ -144,6 +145,14 @@ def skipped(facts: InstantFacts, span: SkipSpan, version_span: VersionSpan | Non
         case SkipReason.OVERLAP:
             words = f"Another run of the job was active{among}."
     return words
+
+
+def _in_quarantine(facts: InstantFacts, span: SkipSpan) -> str:
+    """Return the error that kept the job from firing, if it was quarantined in that time."""
+    error = facts.error()
+    if error is None or not span.first_at - facts.misfire_after <= error[1] <= span.created_at:
+        return ""
+    return f" The job was quarantined at {instant(error[1])}: {error[0]}."
 
 
 def _skipped_in_pause(facts: InstantFacts, span: SkipSpan, version_span: VersionSpan | None) -> str:
@@ -287,7 +296,7 @@ def _delay(schedule: FixedDelay) -> str:
 def quarantined(error: tuple[str, datetime] | None) -> str:
     """Return why a job is quarantined."""
     why = f": {error[0]} (at {instant(error[1])})" if error else ""
-    return f"The job could not be fired and is quarantined{why}. Correct it and submit it again."
+    return f"The job could not be fired and is quarantined{why}. Correct it and submit it again, or release it."
 
 
 def paused_by(who: str) -> str:

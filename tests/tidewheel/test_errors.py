@@ -27,6 +27,7 @@ _EXAMPLES: list[TidewheelError] = [
     errors.VersionConflict(1, 2),
     errors.RequestConflict("r-7"),
     errors.Unavailable("the server is away"),
+    errors.InstallationFault("column x does not exist", "run `tidewheel migrate`", "42703"),
     errors.RetryAfter(timedelta(seconds=5)),
     errors.Snooze(5),
     RowLocked("job 'report'", []),

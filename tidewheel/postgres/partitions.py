@@ -6,7 +6,7 @@ a missing one is an error and rows never pile up unseen. Partitions are created 
 writers.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from types import MappingProxyType
 from typing import TYPE_CHECKING, LiteralString, NamedTuple, cast
@@ -30,6 +30,12 @@ SELECT c.relname::text, c.relispartition, coalesce(i.inhdetachpending, false)
   LEFT JOIN pg_inherits AS i ON i.inhrelid = c.oid
  WHERE c.relkind = 'r' AND c.relnamespace = current_schema()::regnamespace AND c.relname ~ %s
 """
+_ATTACHED: LiteralString = """
+SELECT c.relname::text FROM pg_class AS c
+ WHERE c.relispartition AND c.relkind = 'r' AND c.relnamespace = current_schema()::regnamespace AND c.relname = ANY (%s)
+"""
+# Another transaction may lock a parent for minutes (VACUUM, ANALYZE, a migration): retry, and create the others first.
+_LOCK_TIMEOUT: LiteralString = "SET lock_timeout = '2s'"
 AHEAD_DAYS = 3  # created by the scheduler ahead of need; a weekend without a scheduler still has partitions
 
 _known: set[tuple[str, date]] = set()
@@ -43,32 +49,66 @@ def day_of(instant: datetime) -> date:
 def ensure_days(connection: "Conn", days: Iterable[date]) -> None:
     """Create the missing partitions of these days.
 
-    It uses its own connection and one transaction per day: a caller's transaction that stays open (a user's, in
+    It uses its own connection and one transaction per partition: a caller's transaction that stays open (a user's, in
     `enqueue`) must not block other processes from creating theirs. Existing partitions are cached per database, so the
-    usual call costs nothing.
+    usual call costs nothing. `repair_days` empties the cache when a row finds no partition.
 
     Raises:
-        psycopg.OperationalError: The connection cannot be made.
+        psycopg.OperationalError: The connection cannot be made, or another transaction locks a table.
     """
     database = _database(connection)
     requested = sorted(day for day in set(days) if (database, day) not in _known)
-    missing = [day for day in requested if not all(_exists(connection, f"{table}{_suffix(day)}") for table in TABLES)]
-    if missing:
+    if _missing(connection, requested):
         with _connect_again(connection) as own:
-            for day in missing:
-                with own.transaction():
-                    _create_day(own, day)
+            create_missing(own, requested)
     _known.update((database, day) for day in requested)
 
 
 def ensure_coming_days(connection: "Conn") -> None:
-    """Create the partitions of yesterday, today and the days ahead, by the database's clock.
+    """Create the partitions of `coming_days`.
 
     Raises:
-        psycopg.OperationalError: The connection cannot be made.
+        psycopg.OperationalError: The connection cannot be made, or another transaction locks a table.
     """
+    ensure_days(connection, coming_days(connection))
+
+
+def coming_days(connection: "Conn") -> list[date]:
+    """Return yesterday, today and the days ahead, by the database's clock."""
     today = day_of(read_now(connection))
-    ensure_days(connection, [today + timedelta(days=ahead) for ahead in range(-1, AHEAD_DAYS + 1)])
+    return [today + timedelta(days=ahead) for ahead in range(-1, AHEAD_DAYS + 1)]
+
+
+def create_missing(connection: "Conn", days: Sequence[date]) -> None:
+    """Create the missing partitions of these days, whatever the cache holds.
+
+    A table that another transaction locks delays no other table: its error is raised at the end.
+
+    Args:
+        connection: With autocommit.
+        days: The days, the most urgent first.
+
+    Raises:
+        psycopg.errors.LockNotAvailable: Another transaction locks a table; the partitions of the others exist.
+    """
+    connection.execute(_LOCK_TIMEOUT)
+    locked: dict[str, psycopg.errors.LockNotAvailable] = {}
+    for table, day in _missing(connection, days):
+        if table not in locked:
+            try:
+                with connection.transaction():
+                    _create_partition(connection, table, day)
+            except psycopg.errors.LockNotAvailable as error:
+                locked[table] = error
+    if locked:
+        raise next(iter(locked.values()))
+
+
+def days_ahead(connection: "Conn") -> int:
+    """Return how many days after today have all their partitions, without a gap."""
+    _, today, *ahead = coming_days(connection)
+    missing = {day for _, day in _missing(connection, [today, *ahead])}
+    return next((number for number, day in enumerate([today, *ahead]) if day in missing), AHEAD_DAYS + 1) - 1
 
 
 def repair_days(connection: "Conn") -> None:
@@ -82,7 +122,7 @@ def repair_days(connection: "Conn") -> None:
     """
     _known.clear()
     with _connect_again(connection) as own:
-        ensure_coming_days(own)
+        create_missing(own, coming_days(own))
 
 
 class StoredDay(NamedTuple):
@@ -136,12 +176,26 @@ def _connect_again(connection: "Conn") -> "Conn":
     return psycopg.connect(**parameters, password=connection.info.password, autocommit=True)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
-def _create_day(connection: "Conn", day: date) -> None:
+def _create_partition(connection: "Conn", table: str, day: date) -> None:
     connection.execute("SELECT pg_advisory_xact_lock(hashtext('tidewheel.postgres.partitions'))")
+    if not _missing(connection, [day], [table]):
+        return  # another process has created it since
     start = datetime(day.year, day.month, day.day, tzinfo=UTC)
     bounds = sql.SQL("FROM ({}) TO ({})").format(sql.Literal(str(start)), sql.Literal(str(start + timedelta(days=1))))
-    for table, unique in TABLES.items():
-        _ensure_partition(connection, table, f"{table}{_suffix(day)}", unique, bounds)
+    name, parent = sql.Identifier(f"{table}{_suffix(day)}"), sql.Identifier(table)
+    connection.execute(sql.SQL("CREATE TABLE {} (LIKE {} INCLUDING ALL)").format(name, parent))
+    if unique := TABLES[table]:
+        connection.execute(sql.SQL("CREATE UNIQUE INDEX ON {} ({})").format(name, sql.Identifier(unique)))
+    connection.execute(sql.SQL("ALTER TABLE {} ATTACH PARTITION {} FOR VALUES {}").format(parent, name, bounds))
+
+
+def _missing(connection: "Conn", days: Iterable[date], tables: Iterable[str] = TABLES) -> list[tuple[str, date]]:
+    """Return the partitions of these days that are not attached."""
+    named = {f"{table}{_suffix(day)}": (table, day) for day in days for table in tables}
+    if not named:
+        return []
+    attached = {name for (name,) in connection.execute(_ATTACHED, [list(named)]).fetchall()}
+    return [partition for name, partition in named.items() if name not in attached]
 
 
 def _database(connection: "Conn") -> str:
@@ -150,17 +204,3 @@ def _database(connection: "Conn") -> str:
 
 def _suffix(day: date) -> str:
     return f"_{day:%Y%m%d}"
-
-
-def _exists(connection: "Conn", table: str) -> bool:
-    return connection.execute("SELECT to_regclass(%s) IS NOT NULL", [table]).fetchone() == (True,)
-
-
-def _ensure_partition(connection: "Conn", table: str, partition: str, unique: str | None, bounds: sql.Composed) -> None:
-    if _exists(connection, partition):
-        return
-    name, parent = sql.Identifier(partition), sql.Identifier(table)
-    connection.execute(sql.SQL("CREATE TABLE {} (LIKE {} INCLUDING ALL)").format(name, parent))
-    if unique:
-        connection.execute(sql.SQL("CREATE UNIQUE INDEX ON {} ({})").format(name, sql.Identifier(unique)))
-    connection.execute(sql.SQL("ALTER TABLE {} ATTACH PARTITION {} FOR VALUES {}").format(parent, name, bounds))

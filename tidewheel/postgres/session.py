@@ -2,7 +2,8 @@
 
 Every transaction goes through `Session.transaction`, which distinguishes three failures. The database does not answer
 (`Unavailable`): nothing was written. The answer to COMMIT was lost (`CommitUnknown`): read back the result. An error of
-the data is psycopg's own, and the caller quarantines the row.
+the data is psycopg's own, and the caller quarantines the row. An error that an operator corrects is an
+`InstallationFault`, which is an `Unavailable`: no row is its cause.
 """
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -17,6 +18,7 @@ from psycopg.pq import Conninfo
 from psycopg.rows import RowFactory
 
 from tidewheel.errors import Unavailable
+from tidewheel.postgres.installation_faults import first_line, without_partition, without_rows_fault
 from tidewheel.postgres.partitions import repair_days
 
 Conn: TypeAlias = Connection[tuple[object, ...]]
@@ -50,9 +52,6 @@ KEPT_PLANS = f"{BY_KEY} -c plan_cache_mode=force_generic_plan"
 # For those that end a batch of runs by one statement: it waits for locked rows, but not for long. Another transaction
 # may hold one for minutes, and all other runs of the batch would wait.
 UNIFORM = f"{KEPT_PLANS} -c lock_timeout=50ms"
-
-# Wrong SQL: a retry fails again.
-_OURS = psycopg.ProgrammingError | psycopg.NotSupportedError
 
 # The limits on a statement (also sent by a manual cancel), on a transaction, on idle time inside one.
 _TIME_LIMITS = frozenset({"57014", "25P04", "25P03"})
@@ -111,7 +110,7 @@ def connect(url: str, name: str, *, autocommit: bool = False, options: str = "",
             options=f"{_options_of(url)} {_OPTIONS} {options}".strip(),
         )
     except psycopg.Error as error:
-        raise Unavailable(_first_line(error)) from error
+        raise Unavailable(first_line(error)) from error
 
 
 class Session:
@@ -155,14 +154,16 @@ class Session:
         except psycopg.Error as error:
             self._abandon(connection)
             if lacks_partition(error):
-                with suppress(psycopg.Error):
+                try:
                     repair_days(connection)
-            elif is_data_fault(error) or isinstance(error, _OURS):
+                except psycopg.Error as failure:
+                    raise without_partition(error, failure) from error
+                raise Unavailable(first_line(error)) from error
+            if is_data_fault(error) or _is_misuse(error):
                 raise
             if isinstance(error, psycopg.errors.LockNotAvailable):
-                raise RowsLocked(_first_line(error)) from error
-            # All other errors are about the server, not the rows: lost, read-only, out of space, Tidewheel's limits.
-            raise Unavailable(_first_line(error)) from error
+                raise RowsLocked(first_line(error)) from error
+            raise without_rows_fault(error) from error
         except BaseException:
             self._abandon(connection)
             raise
@@ -172,8 +173,8 @@ class Session:
             self._abandon(connection)
             # The server refused before it committed (a deferred check, a conflict): the outcome is known.
             if error.sqlstate and not error.sqlstate.startswith(("08", "57")):
-                raise Unavailable(_first_line(error)) from error
-            raise CommitUnknown(_first_line(error)) from error
+                raise without_rows_fault(error) from error
+            raise CommitUnknown(first_line(error)) from error
 
     def cancel(self) -> None:
         """Cancel the statement that another thread waits for, which then gets `Unavailable`; never raises."""
@@ -257,6 +258,6 @@ def _options_of(url: str) -> str:
     return (defaults[b"options"] or b"").decode()
 
 
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
+def _is_misuse(error: psycopg.Error) -> bool:
+    """Return True if psycopg itself refused a call: code is wrong, and a retry fails again."""
+    return error.sqlstate is None and isinstance(error, psycopg.ProgrammingError | psycopg.NotSupportedError)

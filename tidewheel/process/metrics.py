@@ -69,6 +69,27 @@ METRICS = (
         "jobs that stopped with an error: no next time can be computed, or no row can be written",
     ),
     Metric(
+        "timers_postponed",
+        Kind.COUNTER,
+        "timers",
+        (),
+        "timers tried again later, because their jobs fail alike or by an error that is not their own",
+    ),
+    Metric(
+        "installation_faults",
+        Kind.GAUGE,
+        "faults",
+        ("work",),
+        "1 while some work waits for an operator: schema, grants, space, or jobs that fail alike",
+    ),
+    Metric(
+        "partition_days_ahead",
+        Kind.GAUGE,
+        "days",
+        (),
+        "days after today that have all their partitions; the scheduler creates three",
+    ),
+    Metric(
         "timers_rescheduled", Kind.COUNTER, "timers", (), "timers whose next time changed with a new tzdata release"
     ),
     Metric("timers_repaired", Kind.COUNTER, "timers", (), "missing timers that the scheduler created again"),

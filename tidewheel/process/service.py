@@ -14,7 +14,8 @@ from types import FrameType
 from typing import TypeVar
 
 from tidewheel.clock import monotonic_seconds
-from tidewheel.errors import Unavailable
+from tidewheel.errors import InstallationFault, Unavailable
+from tidewheel.process.faults import faults
 from tidewheel.process.health import health
 
 R = TypeVar("R")
@@ -143,16 +144,28 @@ class Backoff:
 
     def wait(self, error: BaseException) -> None:
         """Pause after a failure; log the first of a series."""
-        if self._pause == 0.0:
+        self._stop.wait(self.failed(error))
+
+    def failed(self, error: BaseException) -> float:
+        """Log the first failure of a series; return the seconds to pause."""
+        if isinstance(error, InstallationFault):
+            faults.report(self._what, str(error))
+        elif self._pause == 0.0:
             _LOG.warning("%s: %s; this process tries again until it succeeds", self._what, error)
         self._pause = min(max(self._pause * 2, _FIRST_PAUSE_SECONDS), self._longest)
         health.report_waiting()
-        self._stop.wait(self._pause * random.uniform(0.5, 1.0))  # noqa: S311 - spreads reconnects, guards nothing
+        return self._pause * random.uniform(0.5, 1.0)  # noqa: S311 - spreads reconnects, guards nothing
+
+    @property
+    def active(self) -> bool:
+        """True from a failure until the next success."""
+        return self._pause > 0.0
 
     def reset(self) -> None:
         """Record a success: log the recovery; the next pause is the first again."""
         if self._pause:
             _LOG.info("%s: works again", self._what)
+            faults.clear(self._what)
             self._pause = 0.0
 
 

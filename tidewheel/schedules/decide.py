@@ -107,8 +107,10 @@ def on_resume(state: TimerState, *, now: datetime) -> Decision:
     return done._replace(catch_up_end=end)
 
 
-def skip_paused(state: TimerState, *, now: datetime, once_too: bool = False) -> Decision:
-    """Skip a timer's instants up to now, as an edit of a paused job does.
+def skip_paused(
+    state: TimerState, *, now: datetime, once_too: bool = False, reason: SkipReason = SkipReason.PAUSED
+) -> Decision:
+    """Skip a timer's instants up to now, as an edit of a paused or quarantined job does.
 
     A `once` keeps waiting for the end of the pause, unless `once_too`.
     """
@@ -117,7 +119,7 @@ def skip_paused(state: TimerState, *, now: datetime, once_too: bool = False) -> 
         return _keep_position(state, state.cursor)
     live = state.live
     first = live.after(state.cursor - TICK)
-    skips = () if first is None else skip_span(live, first, now, reason=SkipReason.PAUSED)
+    skips = () if first is None else skip_span(live, first, now, reason=reason)
     done = Decision((), skips, next_at=live.after(now))
     if state.plain:
         return done

@@ -83,7 +83,10 @@ def _shared(days: DaySet) -> DaySet:
 
 
 def _names(policy: str) -> list[str]:
-    document = cast("Mapping[str, list[str]]", json.loads(policy))
+    try:
+        document = cast("Mapping[str, list[str]]", json.loads(policy))
+    except ValueError:
+        return []  # the decision about this timer fails, and concerns no other
     return [*document.get("exclude_calendars", ()), *document.get("include_calendars", ())]
 
 

@@ -4,8 +4,9 @@ The caller has locked the timer rows, which makes an occurrence exactly one run.
 occurrences fire, which are skipped and which comes next. This module only writes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
+from types import MappingProxyType
 from typing import NamedTuple, cast
 from uuid import UUID
 
@@ -87,6 +88,7 @@ def advance_timers(
     *,
     now: datetime,
     repeats: bool = False,
+    keys: Mapping[UUID, str] = MappingProxyType({}),
 ) -> list[Decision]:
     """Fire the due occurrences of locked timers and move the timers on, in the caller's transaction.
 
@@ -97,6 +99,7 @@ def advance_timers(
         decide: Pure; called once per timer.
         now: The database's clock, read after the locks were acquired.
         repeats: True if a run may exist already; see `create_runs`.
+        keys: The keys of jobs whose definitions may be unreadable, for the events of their skips.
 
     Returns:
         The decisions, in the order of `timers`.
@@ -110,7 +113,7 @@ def advance_timers(
     create_runs(connection, installation, [run for run, may in zip(runs, again, strict=True) if not may], now=now)
     repeated = [run for run, may in zip(runs, again, strict=True) if may]
     create_runs(connection, installation, repeated, now=now, repeats=True)
-    _write_skips(connection, installation, pairs, now)
+    _write_skips(connection, installation, pairs, now, keys)
     _mark_moves_done(connection, pairs, now)
     move_timers(connection, [(timer.job_id, decision) for timer, decision in pairs if decision.next_at is not None])
     finished = sorted(timer.job_id for timer, decision in pairs if decision.next_at is None)
@@ -270,7 +273,11 @@ def _mark_moves_done(connection: Conn, pairs: Sequence[tuple[LockedTimer, Decisi
 
 
 def _write_skips(
-    connection: Conn, installation: Installation, pairs: Sequence[tuple[LockedTimer, Decision]], now: datetime
+    connection: Conn,
+    installation: Installation,
+    pairs: Sequence[tuple[LockedTimer, Decision]],
+    now: datetime,
+    keys: Mapping[UUID, str],
 ) -> None:
     skips = [(timer, skip) for timer, decision in pairs for skip in decision.skips]
     if not skips:
@@ -283,7 +290,10 @@ def _write_skips(
             )
             metrics.count("occurrences", s.occurrences, s.reason)
     events = [
-        skip_event(installation, timer, decode(timer.definition, JobDefinition).job_key, skip, now)
-        for timer, skip in skips
+        skip_event(installation, timer, keys.get(timer.job_id) or _key(timer), skip, now) for timer, skip in skips
     ]
     append(connection, events, shards=installation.shards)
+
+
+def _key(timer: LockedTimer) -> str:
+    return decode(timer.definition, JobDefinition).job_key

@@ -1,0 +1,43 @@
+"""`tidewheel job release`: release quarantined jobs."""
+
+from typing import Annotated
+
+import typer
+
+from tidewheel.control.cli.options import DEFAULT_TENANT, Tenant, requesting
+from tidewheel.control.cli.output import Output, OutputOption, print_json, print_table, progress_bar
+from tidewheel.control.cli.time_options import rfc3339
+
+Keys = Annotated[list[str] | None, typer.Argument(metavar="KEY", help="Quarantined jobs, by key.")]
+
+
+def release(
+    keys: Keys = None,
+    *,
+    error: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Only those whose error contains this text.")
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="All quarantined jobs; needed without a key or an error.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print their number and the first ten; change nothing.")
+    ] = False,
+    tenant: Tenant = DEFAULT_TENANT,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Release quarantined jobs; catch_up decides what passed meanwhile."""
+    with requesting(tenant) as client, progress_bar("releasing", None) as on_progress:
+        result = client.release(
+            *(keys or ()), error=error, everything=everything, dry_run=dry_run, on_progress=on_progress
+        )
+    if output is Output.JSON:
+        print_json(result)
+        return
+    if dry_run:
+        typer.echo(f"jobs that would be released: {result.matched:,}")
+        if result.first:
+            rows = ((job.key, rfc3339(job.created_at), job.error) for job in result.first)
+            print_table(("key", "quarantined", "error"), rows)
+        return
+    typer.echo(f"jobs released: {result.released:,}")

@@ -1,0 +1,66 @@
+"""Create the partitions of the days ahead, beside firing.
+
+ATTACH waits for another transaction's lock on the parent (VACUUM, ANALYZE, a migration), for minutes at worst. So this
+thread has a connection of its own and a short lock_timeout, and retries until all are there. Firing never waits for it:
+it needs today's partitions only, which have existed for three days by then.
+"""
+
+import threading
+
+import psycopg
+
+from tidewheel.errors import Unavailable
+from tidewheel.postgres.partitions import coming_days, create_missing, days_ahead
+from tidewheel.postgres.session import Session
+from tidewheel.process.metrics import metrics
+from tidewheel.process.service import Backoff, Shutdown
+
+_EVERY_SECONDS = 600.0
+
+
+class DaysAhead:
+    """The thread of a scheduler that creates the partitions of the days ahead.
+
+    Args:
+        url: The database.
+        stop: The scheduler's shutdown.
+    """
+
+    def __init__(self, url: str, stop: Shutdown) -> None:
+        self._session = Session(url, "tidewheel-scheduler-days", autocommit=True)
+        self._stop = stop
+        self._backoff = Backoff(stop, "scheduler: partitions of the days ahead")
+        self._thread = threading.Thread(target=self._run, name="days-ahead", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def step(self) -> int:
+        """Create what is missing; return the number of days ahead that have all their partitions.
+
+        Raises:
+            Unavailable: The database does not answer, or another transaction locks a table.
+        """
+        with self._session.transaction() as connection:
+            try:
+                create_missing(connection, coming_days(connection))
+            finally:
+                ahead = days_ahead(connection)
+                metrics.set("partition_days_ahead", ahead)
+        return ahead
+
+    def close(self) -> None:
+        """Close the session."""
+        self._session.close()
+
+    def _run(self) -> None:
+        while not self._stop.requested():
+            try:
+                self.step()
+            except (Unavailable, psycopg.Error) as error:
+                self._backoff.wait(error)
+                continue
+            self._backoff.reset()
+            self.close()
+            self._stop.wait(_EVERY_SECONDS)

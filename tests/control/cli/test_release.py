@@ -1,0 +1,44 @@
+"""`tidewheel job release`, on a real database."""
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+
+from tests.control.cli.command import json_output, tidewheel
+from tests.fixtures.database import ClockedDatabase
+from tests.scheduler.firing import fire_due
+from tests.transitions.acts import apply_batch, submission
+from tidewheel.control.client.async_client import AsyncClient
+
+
+@pytest.fixture
+def held(clocked: ClockedDatabase) -> ClockedDatabase:
+    """Two quarantined jobs."""
+    clocked.stop_clock()
+    apply_batch(clocked, *(submission(key, schedule="@every 10s") for key in ("one", "two")))
+    clocked.execute("UPDATE job_versions SET lane = 'nonsense'")
+    clocked.advance(timedelta(seconds=10))
+    fire_due(clocked)
+    return clocked
+
+
+def test_jobs_are_released_by_key_by_error_or_all(held: ClockedDatabase) -> None:
+    [refusal] = tidewheel(held, "job", "release").refusals
+    assert refusal.startswith("KEY: no job is selected")
+    found = json_output(held, "job", "release", "--error", "CheckViolation", "--dry-run")
+    assert (found["matched"], found["released"], [job["key"] for job in found["first"]]) == (2, 0, ["one", "two"])
+    lines = tidewheel(held, "job", "release", "--all", "--dry-run").lines
+    assert lines[0] == "jobs that would be released: 2"
+    assert lines[2].split()[0] == "one"
+    assert tidewheel(held, "job", "release", "one").lines == ["jobs released: 1"]
+    assert tidewheel(held, "job", "release", "--error", "CheckViolation").lines == ["jobs released: 1"]
+    assert json_output(held, "job", "release", "--all")["released"] == 0
+
+
+def test_coroutines_release_jobs(held: ClockedDatabase) -> None:
+    async def release() -> int:
+        async with AsyncClient(held.url) as client:
+            return (await client.release("one", "two")).released
+
+    assert asyncio.run(release()) == 2

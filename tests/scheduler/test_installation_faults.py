@@ -1,0 +1,150 @@
+"""Errors of the installation park no job: firing backs off, reports them, and goes on afterwards."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from itertools import pairwise
+from typing import LiteralString
+from uuid import UUID, uuid4
+
+import pytest
+from prometheus_client import REGISTRY
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from tests.fixtures.database import ClockedDatabase, Database
+from tests.fixtures.services import until
+from tests.scheduler.firing import fire_due, look_at
+from tests.scheduler.test_loop import running
+from tests.transitions.acts import apply_batch, submission
+from tidewheel.process.faults import faults
+from tidewheel.scheduler.firing import fire
+from tidewheel.scheduler.job_faults import MAX_ALIKE, Breaker
+
+SECOND = timedelta(seconds=1)
+EACH_SECOND = {"schedule": "@every 1s", "overlap": "allow_all"}
+JOBS = 20
+KEYS = [f"job-{number}" for number in range(JOBS)]
+QUARANTINED: LiteralString = "SELECT count(*) FROM timers WHERE due_at = 'infinity' OR hold_reason IS NOT NULL"
+OVERDUE: LiteralString = "SELECT count(*) FROM timers WHERE due_at < tidewheel_now() - interval '3 s'"
+FUTURE_CHECK: LiteralString = "ALTER TABLE job_runs ADD CONSTRAINT of_a_newer_release CHECK (false) NOT VALID"
+
+# What breaks, and what mends it; {} is the scheduler's role.
+FAULTS: dict[str, tuple[LiteralString, LiteralString, str]] = {
+    "column renamed by a newer release": (
+        "ALTER TABLE job_runs RENAME COLUMN moved_ahead TO moved",
+        "ALTER TABLE job_runs RENAME COLUMN moved TO moved_ahead",
+        "tidewheel migrate",
+    ),
+    "column of the timers renamed": (
+        "ALTER TABLE timers RENAME COLUMN catch_up_end TO ends",
+        "ALTER TABLE timers RENAME COLUMN ends TO catch_up_end",
+        "tidewheel migrate",
+    ),
+    "grant revoked": ("REVOKE INSERT ON outbox FROM {}", "GRANT INSERT ON outbox TO {}", "grant"),
+}  # fmt: skip
+
+
+@pytest.fixture
+def role(fresh_database: Database) -> Iterator[sql.Identifier]:
+    """A role of the scheduler's own, which owns nothing."""
+    name = sql.Identifier(f"scheduler_{uuid4().hex[:8]}")
+    fresh_database.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD 'scheduler'").format(name))
+    for what in ("TABLES", "SEQUENCES", "FUNCTIONS"):
+        fresh_database.execute(sql.SQL("GRANT ALL ON ALL {} IN SCHEMA public TO {}").format(sql.SQL(what), name))
+    yield name
+    fresh_database.execute(sql.SQL("DROP OWNED BY {}").format(name))
+    fresh_database.execute(sql.SQL("DROP ROLE {}").format(name))
+
+
+def instants_of(database: Database) -> dict[UUID, list[datetime]]:
+    """Return the instants of the timers' runs, by job."""
+    found: defaultdict[UUID, list[datetime]] = defaultdict(list)
+    for job, at in database.rows("SELECT job_id, scheduled_at FROM runs ORDER BY job_id, scheduled_at"):
+        found[job].append(at)
+    return found
+
+
+def assert_no_gap(fired: dict[UUID, list[datetime]]) -> None:
+    for instants in fired.values():
+        assert [later - earlier for earlier, later in pairwise(instants)] == [SECOND] * (len(instants) - 1)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_fault_under_a_running_scheduler_loses_no_occurrence(
+    fresh_database: Database, role: sql.Identifier, fault: str
+) -> None:
+    broken, mended, remedy = FAULTS[fault]
+    database = fresh_database
+    own = make_conninfo(database.url, user=role.as_string(None).strip('"'), password="scheduler")
+    apply_batch(database, *(submission(key, **EACH_SECOND) for key in KEYS))
+    with running(Database(own, database.installation), lookahead=timedelta(0)):
+        until(lambda: len(instants_of(database)) == JOBS, "all jobs fire")
+        database.execute(sql.SQL(broken).format(role))
+        until(lambda: faults.why_not_ready(), "it is reported")
+        assert remedy in str(faults.why_not_ready())
+        until(lambda: database.value(OVERDUE) == JOBS, "it has lasted for three occurrences of each job")
+        assert database.value(QUARANTINED) == 0
+        assert database.count("quarantine") == 0
+        database.execute(sql.SQL(mended).format(role))
+        until(lambda: database.value(OVERDUE) == 0, "firing goes on by itself")
+        until(lambda: faults.why_not_ready() is None, "nothing is reported any more")
+    fired = instants_of(database)
+    assert len(fired) == JOBS
+    assert_no_gap(fired)
+    assert database.count("skips") == 0
+
+
+def test_fault_of_another_duty_delays_no_firing(fresh_database: Database) -> None:
+    """Cancelling by filter lacks its column: firing needs none of it."""
+    database = fresh_database
+    apply_batch(database, *(submission(key, **EACH_SECOND) for key in KEYS))
+    database.execute("ALTER TABLE cancellations RENAME COLUMN finished_at TO ended_at")
+    with running(database, lookahead=timedelta(0)):
+        until(lambda: "bulk cancel" in str(faults.why_not_ready()), "it is reported")
+        before = database.count("job_runs")
+        until(lambda: database.count("job_runs") >= before + 3 * JOBS, "firing goes on")
+        assert "bulk cancel" in str(faults.why_not_ready())
+        database.execute("ALTER TABLE cancellations RENAME COLUMN ended_at TO finished_at")
+        until(lambda: faults.why_not_ready() is None, "it works again")
+
+
+def test_one_error_of_many_jobs_quarantines_few(fresh_database: Database) -> None:
+    """A newer release's constraint: each row is refused as if its job were poisoned."""
+    database = fresh_database
+    apply_batch(database, *(submission(key, **EACH_SECOND) for key in KEYS))
+    until(lambda: database.value("SELECT count(*) FROM timers WHERE due_at <= tidewheel_now()") == JOBS, "all are due")
+    database.execute(FUTURE_CHECK)
+    breaker, session = Breaker(), database.session()
+    assert fire(session, database.installation, look_at(database), breaker) == JOBS
+    assert database.value(QUARANTINED) == database.count("quarantine") == MAX_ALIKE
+    assert "of_a_newer_release" in str(faults.why_not_ready())
+    assert REGISTRY.get_sample_value("tidewheel_installation_faults", {"work": "jobs that fail alike"}) == 1
+    # The others are tried again, and still not parked.
+    until(lambda: fire(session, database.installation, look_at(database), breaker) > 0, "they are tried again")
+    assert database.value(QUARANTINED) == MAX_ALIKE
+    database.execute("ALTER TABLE job_runs DROP CONSTRAINT of_a_newer_release")
+
+    def all_fired() -> bool:
+        fire(session, database.installation, look_at(database), breaker)
+        return len(instants_of(database)) == JOBS - MAX_ALIKE
+
+    until(all_fired, "they fire")
+    assert_no_gap(instants_of(database))
+    faults.clear("jobs that fail alike")
+
+
+def test_some_poisoned_jobs_are_quarantined_and_others_fire(clocked: ClockedDatabase) -> None:
+    clocked.stop_clock()
+    apply_batch(clocked, *(submission(key, **EACH_SECOND) for key in KEYS))
+    poisoned = KEYS[:MAX_ALIKE]
+    clocked.execute(
+        "UPDATE job_versions SET lane = 'nonsense' WHERE job_id IN (SELECT job_id FROM jobs WHERE key = ANY (%s))",
+        [poisoned],
+    )
+    clocked.advance(SECOND)
+    fire_due(clocked)
+    held = clocked.rows("SELECT key FROM timers JOIN jobs USING (job_id) WHERE hold_reason = 'quarantine'")
+    assert sorted(key for (key,) in held) == poisoned
+    assert len(instants_of(clocked)) == JOBS - MAX_ALIKE
+    assert faults.why_not_ready() is None
