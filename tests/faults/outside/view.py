@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import cached_property
 
 from tests.faults.outside.due import Target, micros, targets
-from tests.faults.outside.records import SECOND, Effect, History, Message, Operation
+from tests.faults.outside.records import SECOND, Effect, Fault, History, Message, Operation
 
 PROMPT = 10 * SECOND  # an occurrence that no fault touches starts this soon, on a machine that does other work too
 RECOVERY = 30 * SECOND  # and this soon after the end of a fault
@@ -81,10 +81,15 @@ class View:
         return found
 
     @cached_property
+    def faults(self) -> list[Fault]:
+        """The faults in the order of their injection."""
+        return sorted(self.history.faults, key=lambda fault: fault.injected)
+
+    @cached_property
     def windows(self) -> list[tuple[int, int]]:
         """Times in which a fault may still show, in order and without overlap."""
         found: list[tuple[int, int]] = []
-        for fault in sorted(self.history.faults, key=lambda fault: fault.injected):
+        for fault in self.faults:
             end = max(fault.healed, fault.recovered or fault.healed) + RECOVERY
             if found and fault.injected <= found[-1][1]:
                 found[-1] = (found[-1][0], max(found[-1][1], end))
@@ -97,12 +102,17 @@ class View:
         return self._window(since, until) is not None
 
     def deadline(self, due: int) -> int:
-        """Return the instant by which what is due then has to start."""
-        prompt = due + PROMPT
-        for fault in sorted(self.history.faults, key=lambda fault: fault.injected):
-            if fault.injected <= prompt and fault.healed + RECOVERY >= due:
-                prompt = max(prompt, fault.healed + RECOVERY)
-        return prompt
+        """Return the instant by which what is due then has to start.
+
+        A fault that begins soon after `due` extends it. A later one does so only if the one before was not over: the
+        driver waits for recovery between two faults.
+        """
+        end, reach = due + PROMPT, due + PROMPT
+        for fault in self.faults:
+            if fault.injected <= reach and fault.healed + RECOVERY >= due:
+                end = max(end, fault.healed + RECOVERY)
+                reach = max(reach, fault.healed + RECOVERY if fault.recovered is None else fault.recovered)
+        return end
 
     def of_kind(self, kind: str) -> Iterator[Message]:
         """Yield the messages of one schema."""
