@@ -1,5 +1,6 @@
 """The compose files say what the code knows: commands, settings, health, order."""
 
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -10,6 +11,7 @@ import yaml
 from tests.strict_types import ROOT
 from tidewheel.control.cli.commands import root_command
 from tidewheel.local.broker_config import KafkaPasswords, Node, server_properties
+from tidewheel.local.postgres_program import find_programs
 from tidewheel.settings import (
     ApiSettings,
     Connections,
@@ -84,11 +86,14 @@ def test_all_services_have_health_checks_and_restart(services: dict[str, Service
         assert services[name]["restart"] == "on-failure:5", name
 
 
+@pytest.mark.process
 def test_images_have_the_versions_of_the_embedded_stack(services: dict[str, Service]) -> None:
     from tidewheel.local.jars import KAFKA_VERSION
 
-    assert services["kafka"]["image"] == f"apache/kafka:{KAFKA_VERSION}"
-    assert services["postgres"]["image"] == "postgres:18"
+    assert services["kafka"]["image"] == f"${{KAFKA_IMAGE:-apache/kafka:{KAFKA_VERSION}}}"
+    programs = find_programs(None)
+    version = subprocess.run([programs / "postgres", "--version"], capture_output=True, text=True, check=True).stdout
+    assert services["postgres"]["image"] == f"${{POSTGRES_IMAGE:-postgres:{version.split()[-1]}}}"
     assert len({services[name]["image"] for name in OURS}) == 1
 
 
@@ -107,11 +112,36 @@ def test_brokers_have_the_settings_of_the_embedded_one(file: str) -> None:
     assert len(alike) >= 6
 
 
-def test_the_only_secret_is_required() -> None:
+def test_passwords_are_secret_files_in_no_variable(services: dict[str, Service]) -> None:
     for name, environment in environments():
         for variable, value in environment.items():
-            if "PASSWORD" in variable or "SECRET" in variable or "://tidewheel:" in value:
-                assert "${POSTGRES_PASSWORD:?" in value, (name, variable)
+            if "PASSWORD" in variable or "SECRET" in variable:
+                assert (variable.endswith("_FILE"), value) == (True, "/run/secrets/postgres_password"), (name, variable)
+            assert "://tidewheel:" not in value, (name, variable)
+    for name in (*OURS, "postgres"):
+        assert services[name]["secrets"] == ["postgres_password"], name
+
+
+@pytest.mark.parametrize("file", ["compose.yaml", "three-brokers.yaml"])
+def test_containers_are_confined(file: str) -> None:
+    base = load("compose.yaml")
+    for name, service in load(file).items():
+        confined = service if file == "compose.yaml" else base[service.get("extends", {}).get("service", name)]
+        assert confined["read_only"] is True, name
+        assert confined["cap_drop"] == ["ALL"], name
+        assert "cap_add" not in service | confined, name
+        assert confined["security_opt"] == ["no-new-privileges:true"], name
+        assert any(path.startswith("/tmp:") for path in confined["tmpfs"]), name  # noqa: S108 - in a container
+        assert service.get("user", confined.get("user")) not in ("root", "0", 0), name
+    assert {base[name]["user"] for name in OURS} == {"10001:10001"}
+    assert base["postgres"]["user"] == "postgres"
+
+
+def test_prometheus_in_the_network_reaches_every_service_by_its_name(services: dict[str, Service]) -> None:
+    for name in SERVICES:
+        told = services[name]["environment"]
+        assert told["TIDEWHEEL_METRICS_HOST"] == "0.0.0.0"  # noqa: S104 - in a container
+        assert name in told["TIDEWHEEL_METRICS_HOSTS"].split(",")
 
 
 def test_nothing_is_published_beyond_this_machine() -> None:
@@ -122,6 +152,6 @@ def test_nothing_is_published_beyond_this_machine() -> None:
 
 def test_image_runs_unprivileged_with_the_locked_set() -> None:
     lines = (ROOT / "compose" / "Dockerfile").read_text().splitlines()
-    assert "USER 10001" in lines
+    assert "USER 10001:10001" in lines
     assert any("--require-hashes -r requirements/runtime.lock" in line for line in lines)
     assert lines[-2:] == ['ENTRYPOINT ["tidewheel"]', 'CMD ["--help"]']

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal, Self, cast
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from pydantic import BeforeValidator, Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import (
     BaseSettings,
@@ -79,6 +79,9 @@ class Connections(BaseSettings):
 
     database_url: SecretStr | None = Field(
         None, description="libpq URL of the database; default: `PG*` variables, else the running local stack"
+    )
+    database_password_file: Path | None = Field(
+        None, description="file with the password, for a URL without one or `PG*` variables: a secret of a container"
     )
     kafka_bootstrap: str | None = Field(
         None, description="brokers, `host:port` separated by commas; default: the running local stack"
@@ -258,17 +261,29 @@ class Connections(BaseSettings):
         """Return the libpq connection string.
 
         Raises:
-            SettingsError: No database is named and no local stack is running.
+            SettingsError: No database is named and no local stack is running, or the password's file cannot be read.
         """
         if self.database_url:
-            return self.database_url.get_secret_value()
+            return self._with_password(self.database_url.get_secret_value())
         if any(os.environ.get(name) for name in _LIBPQ):
-            return ""
+            return self._with_password("")
         local = _running_stack()
         if local is None:
             message = f"no database: {_start_stack()}, or set TIDEWHEEL_DATABASE_URL"
             raise SettingsError(message)
         return local.database_url
+
+    def _with_password(self, url: str) -> str:
+        if self.database_password_file is None:
+            return url
+        try:
+            password = self.database_password_file.read_text().rstrip("\r\n")
+        except (OSError, UnicodeDecodeError) as error:
+            message = (
+                f"TIDEWHEEL_DATABASE_PASSWORD_FILE cannot be read: {error}; correct the path or unset the variable"
+            )
+            raise SettingsError(message) from error
+        return make_conninfo(url, password=password)
 
     def bootstrap(self) -> str:
         """Return the brokers, `host:port` separated by commas.

@@ -6,12 +6,20 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 from pydantic import ValidationError
 
 from tidewheel.errors import SettingsError
 from tidewheel.local.stack import LocalStack, running_stack
 from tidewheel.local.state import HOME_VARIABLE
-from tidewheel.settings import Connections, ExecutorSettings, RelaySettings, SchedulerSettings, client_config
+from tidewheel.settings import (
+    Connections,
+    ExecutorSettings,
+    RelaySettings,
+    SchedulerSettings,
+    client_config,
+    client_variables,
+)
 
 SECRET = "hunter2hunter2"
 URL = f"postgresql://ann:{SECRET}@db.example:5432/jobs"
@@ -245,3 +253,39 @@ def test_only_prefixed_names_are_kafka_settings() -> None:
     environment = {"TIDEWHEEL_KAFKA_BOOTSTRAP": "one:9092", "KAFKA_CONFIG_ACKS": "0", "HOME": "/"}
     assert client_config(environment) == {}
     assert client_config({"TIDEWHEEL_KAFKA_CONFIG_SSL_CA_LOCATION": "/Ca.pem"}) == {"ssl.ca.location": "/Ca.pem"}
+
+
+def test_password_of_the_database_is_read_from_its_file(environment: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    secret = tmp_path / "password"
+    environment.setenv("TIDEWHEEL_DATABASE_PASSWORD_FILE", str(secret))
+    environment.setenv("TIDEWHEEL_DATABASE_URL", "postgresql://ann@db.example/jobs?require_auth=scram-sha-256")
+    with pytest.raises(SettingsError, match=r"TIDEWHEEL_DATABASE_PASSWORD_FILE cannot be read: .*No such file"):
+        Connections.load().database()
+    secret.write_text("it's a \\ secret\n")
+    assert conninfo_to_dict(Connections.load().database()) == {
+        "user": "ann",
+        "password": "it's a \\ secret",
+        "host": "db.example",
+        "dbname": "jobs",
+        "require_auth": "scram-sha-256",
+    }
+
+
+def test_file_of_kafka_settings_is_read_and_the_environment_wins(
+    environment: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    properties = tmp_path / "client.properties"
+    environment.setenv("TIDEWHEEL_KAFKA_PROPERTIES", str(properties))
+    with pytest.raises(SettingsError, match=r"TIDEWHEEL_KAFKA_PROPERTIES names .* cannot be read"):
+        Connections.load().kafka_config()
+    properties.write_text("# mine\n\nbootstrap.servers=one:9092\nsasl.username = ann\nsasl.password=a=b\n")
+    environment.setenv("TIDEWHEEL_KAFKA_CONFIG_SASL_USERNAME", "bob")
+    read = {"bootstrap.servers": "one:9092", "sasl.username": "bob", "sasl.password": "a=b"}
+    assert Connections.load().kafka_config() == read
+    assert client_config(client_variables(read | {"log_level": "7"})) == read | {"log_level": "7"}
+    environment.setenv("TIDEWHEEL_KAFKA_BOOTSTRAP", "two:9092")
+    assert Connections.load().bootstrap() == "two:9092"
+    properties.write_text(f"sasl.username=ann\n{SECRET}\n")
+    with pytest.raises(SettingsError, match="line 2 is not `name=value`") as refused:
+        Connections.load().kafka_config()
+    assert SECRET not in str(refused.value)
