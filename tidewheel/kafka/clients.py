@@ -41,15 +41,19 @@ def bootstrap_check(config: Mapping[str, str]) -> Callable[[], None]:
     _refuse_overrides(config)
     where = config.get("bootstrap.servers")
     refusals: list[str] = []
+    reasons: list[str] = []
 
     def on_error(error: KafkaError) -> None:
         if error.code() == KafkaError._AUTHENTICATION:
             refusals.append(error.str())
+        elif error.code() != KafkaError._ALL_BROKERS_DOWN:
+            reasons.append(error.str())
 
     admin = _checked_admin(config, on_error)
 
     def check() -> None:
         refusals.clear()
+        reasons.clear()
         try:
             admin.list_topics(timeout=_ADMIN_SECONDS)
         except KafkaException as error:
@@ -57,7 +61,8 @@ def bootstrap_check(config: Mapping[str, str]) -> Callable[[], None]:
             if refusals:
                 message = f"the Kafka brokers at {where} refuse TIDEWHEEL_KAFKA_CONFIG_SASL_…: {refusals[-1]}"
                 raise SettingsError(message) from error
-            message = f"no Kafka broker answers at {where} (TIDEWHEEL_KAFKA_BOOTSTRAP): {error.args[0].str()}"
+            reason = reasons[-1] if reasons else error.args[0].str()
+            message = f"no Kafka broker answers at {where} (TIDEWHEEL_KAFKA_BOOTSTRAP): {reason}"
             raise Unavailable(message) from error
 
     return check
