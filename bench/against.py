@@ -31,7 +31,9 @@ _ROOT = Path(__file__).absolute().parents[2]  # of the package: the clone, or th
 _PROGRAM = Path(".venv", "bin", "tidewheel")
 _MARKS = ("bench", "tidewheel", "pyproject.toml")
 # Each build has its own modules and servers.
-_NOT_INHERITED = frozenset({"PYTHONPATH", "TIDEWHEEL_DATABASE_URL", "TIDEWHEEL_KAFKA_BOOTSTRAP"})
+_NOT_INHERITED = frozenset(
+    {"PYTHONPATH", "TIDEWHEEL_DATABASE_URL", "TIDEWHEEL_KAFKA_BOOTSTRAP", "TIDEWHEEL_KAFKA_PROPERTIES"}
+)
 _SHOWN_OF_LOG = 5  # lines
 
 

@@ -21,7 +21,7 @@ import pytest
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from psycopg import sql
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from tests.fixtures.certificates import Authority
 from tests.fixtures.database import Database
@@ -59,7 +59,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     local = LocalStack(folder / "stack")
     try:
         info = local.up()
-        port = int(psycopg.conninfo.conninfo_to_dict(info.database_url)["port"] or 0)
+        port = int(conninfo_to_dict(info.database_url)["port"] or 0)
         local.broker(1).stop()
         with pytest.MonkeyPatch.context() as patch, gate(port, authority) as gate_port:
             patch.setattr(kafka, "server_properties", with_tls(folder, authority))
