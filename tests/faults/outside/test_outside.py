@@ -75,7 +75,7 @@ def test_downtime_with_missed_occurrences(tmp_path: Path, capsys: pytest.Capture
 def test_slow_lossy_and_silent_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     seed = seed_of("TIDEWHEEL_FAULTS_SEED")
     site = Site(tmp_path, seed, proxied=True)
-    _, report = judge(Campaign(site, seed, machine_rows.LINES, Enough(targets=300, faults=3)), capsys)
+    _, report = judge(Campaign(site, seed, machine_rows.LINES * 2, Enough(targets=250, faults=5)), capsys)
     assert report.verdict == "pass", f"seed {seed}"
 
 
@@ -95,7 +95,7 @@ def test_full_disks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         pytest.skip(f"not run: {reason}")
     seed = seed_of("TIDEWHEEL_FAULTS_SEED")
     site = Site(tmp_path, seed, disks=Disks(data=512, wal=144, broker=512))
-    _, report = judge(Campaign(site, seed, machine_rows.DISKS, Enough(targets=400, faults=4)), capsys)
+    _, report = judge(Campaign(site, seed, machine_rows.DISKS, Enough(targets=250, faults=4)), capsys)
     assert report.verdict == "pass", f"seed {seed}"
 
 
