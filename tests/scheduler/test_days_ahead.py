@@ -57,6 +57,7 @@ def test_locked_table_delays_no_firing(fresh_database: Database) -> None:
     missing = today + 2 * DAY
     drop(database, missing)
     holding = database.connection()
+    holding.execute("SET idle_in_transaction_session_timeout = 0")
     holding.execute(LOCK)
     submit(database, "tick", **EACH_SECOND)
     with running(database, lookahead=timedelta(0)):
