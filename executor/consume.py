@@ -221,12 +221,14 @@ class LaneConsumer:
     def _poll(self, seconds: float) -> list[FetchedMessage]:
         message = self._consumer.poll(seconds)
         self._last_poll_empty = message is None or message.error() is not None
-        return [] if message is None else self._claimer.decode(without_errors([message], self._topic))
+        found = [] if message is None else self._offsets.step_over([message])
+        return self._claimer.decode(without_errors(found, self._topic))
 
     def _consume(self, limit: int) -> list[FetchedMessage]:
         if limit <= 0:
             return []
-        return self._claimer.decode(without_errors(self._consumer.consume(limit, 0), self._topic))
+        found = self._offsets.step_over(self._consumer.consume(limit, 0))
+        return self._claimer.decode(without_errors(found, self._topic))
 
     def _start_claim(self, end: int, taken: int, real: int) -> None:
         self._claim_started = monotonic_seconds()

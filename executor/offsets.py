@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
 from tidewheel.clock import monotonic_seconds
+from tidewheel.kafka.unreadable import is_unreadable
 from tidewheel.process.failpoint import failpoint
 
 _LOG = logging.getLogger("tidewheel.executor")
@@ -25,6 +26,7 @@ class Offsets:
         self._consumer, self._topic = consumer, topic
         self._noted: dict[int, int] = {}  # of the assigned partitions
         self._uncommitted: set[int] = set()
+        self._unreadable: dict[int, tuple[int, int]] = {}  # by partition: a batch's first offset, and the last step
         self._committed_at = 0.0
 
     def assign(self, partitions: Iterable[int]) -> None:
@@ -40,6 +42,31 @@ class Offsets:
             if partition is not None and offset is not None and offset >= self._noted.get(partition, offset + 1):
                 self._noted[partition] = offset + 1
                 self._uncommitted.add(partition)
+
+    def step_over(self, messages: Iterable[Message]) -> list[Message]:
+        """Step over batches that the client cannot unpack, and return the other messages.
+
+        The client names the first offset of such a batch, not the last. So the steps double while it names the same
+        one. Readable messages that are stepped over are left to the sweep, as those of the batch are.
+        """
+        found: list[Message] = []
+        for message in messages:
+            error, partition, first = message.error(), message.partition(), message.offset()
+            if error is None or partition is None or first is None or not is_unreadable(error):
+                found.append(message)
+                continue
+            known, step = self._unreadable.get(partition, (first, 0))
+            step = 2 * step or 1 if known == first else 1
+            self._unreadable[partition] = first, step
+            _LOG.error(
+                "%s/%d: the batch at offset %d cannot be read (%s); the sweep finds its runs",
+                *(self._topic, partition, first, error.str()),
+            )
+            try:
+                self._consumer.seek(TopicPartition(self._topic, partition, first + step))
+            except KafkaException as failure:  # a partition that was revoked meanwhile
+                _LOG.info("%s/%d: %s", self._topic, partition, failure)
+        return found
 
     def commit_if_due(self) -> None:
         """Commit noted offsets, unless the last commit is less than 0.2 s old."""

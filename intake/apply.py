@@ -2,14 +2,15 @@
 
 A batch is applied in the caller's transaction, in the order of its requests. Neighbours of one type are applied
 together if they concern different jobs. Each request gets a reply. A repeated request_id gets the first reply again. A
-request_id that is used for another request is rejected.
+request_id that is used for another request is rejected. The ids of reports by task token are names within their
+attempt, so no report uses up the id of a client's request.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
-from typing import TypeAlias, cast
+from typing import NamedTuple, TypeAlias, cast
 
 import psycopg
 
@@ -55,6 +56,7 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
 from tidewheel.schemas.codec import decode, encode
 from tidewheel.schemas.generated.records import Reply
+from tidewheel.task_tokens import read_task_token
 from tidewheel.transitions.installation import Installation
 
 _SQL = Statements("tidewheel.intake")
@@ -66,6 +68,8 @@ _REPLY = columns(5)
 
 # Requests of which one batch may hold several about one job, or about none: all neighbours are one batch.
 _ANY_JOBS = frozenset({JobTrigger, RunCancel, RunComplete, RunHeartbeat, RunRetry, RunsCancel})
+
+_SEPARATOR = "\x1f"  # between the attempt and the request_id of a report
 
 Apply: TypeAlias = Callable[[Conn, Installation, Sequence[ReceivedRequest]], list[Reply]]
 
@@ -93,6 +97,17 @@ _APPLY: dict[type, Apply] = {
 }
 
 
+_Name: TypeAlias = tuple[str, str]  # tenant, and request_id or its form by token
+
+
+class _Named(NamedTuple):
+    """A request with the reply to store, and their name."""
+
+    name: _Name
+    received: ReceivedRequest
+    reply: Reply
+
+
 def apply_requests(connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:
     """Apply requests in the caller's transaction.
 
@@ -116,12 +131,12 @@ def apply_requests(connection: Conn, installation: Installation, batch: Sequence
         block_claims(connection)
     replies: list[Reply | None] = [None] * len(batch)
     unknown = unknown_tenants(connection, batch)
-    stored = _find_replies(connection, batch)
+    names = [_name(received, installation) for received in batch]
+    stored = _find_replies(connection, names)
     new: list[int] = []
     repeats: list[tuple[int, int]] = []
-    first: dict[tuple[str, str], int] = {}
-    for index, received in enumerate(batch):
-        name = _name(received)
+    first: dict[_Name, int] = {}
+    for index, (received, name) in enumerate(zip(batch, names, strict=True)):
         if received.tenant in unknown:
             replies[index] = rejected(received, unknown_tenant(received.tenant))
         elif name in stored:
@@ -145,8 +160,9 @@ def apply_requests(connection: Conn, installation: Installation, batch: Sequence
         earlier = replies[original]
         assert earlier is not None  # noqa: S101 - set above
         replies[index] = _first_reply(batch[index], batch[original].body_hash(), earlier)
-    _store(connection, [(batch[index], replies[index]) for index in new])
-    return _counted(replies)
+    complete = _counted(replies)
+    _store(connection, [_Named(name, batch[index], complete[index]) for index in new if (name := names[index])])
+    return complete
 
 
 def unknown_tenants(connection: Conn, batch: Sequence[ReceivedRequest]) -> set[str]:
@@ -177,19 +193,29 @@ def _batches(batch: Sequence[ReceivedRequest], indexes: Sequence[int]) -> Iterat
             yield together
 
 
-def _name(received: ReceivedRequest) -> tuple[str, str] | None:
-    request_id = received.request.request_id
-    return None if request_id is None else (received.tenant, request_id)
+def _name(received: ReceivedRequest, installation: Installation) -> _Name | None:
+    """Return the name under which a request's reply is stored; None if it is not stored.
+
+    A report's name begins with the attempt of its token. The separator is a control character, which no request_id
+    contains. A report with a forged token has no name: the refusal of any caller would be kept for days.
+    """
+    request = received.request
+    if request.request_id is None:
+        return None
+    if not isinstance(request, RunComplete | RunHeartbeat):
+        return received.tenant, request.request_id
+    named = read_task_token(installation.task_token_key, request.token)
+    return named and (received.tenant, f"{named[0]}/{named[1]}{_SEPARATOR}{request.request_id}")
 
 
-def _find_replies(connection: Conn, batch: Sequence[ReceivedRequest]) -> dict[tuple[str, str], tuple[bytes, Reply]]:
-    """Return the stored replies of this batch's request_ids, each with the hash of its request."""
-    names = [name for received in batch if (name := _name(received)) is not None]
-    if not names:
+def _find_replies(connection: Conn, names: Sequence[_Name | None]) -> dict[_Name | None, tuple[bytes, Reply]]:
+    """Return the stored replies of these names, each with the hash of its request."""
+    wanted = [name for name in names if name is not None]
+    if not wanted:
         return {}
     params = {
-        "tenants": texts([tenant for tenant, _ in names]),
-        "request_ids": texts([request_id for _, request_id in names]),
+        "tenants": texts([tenant for tenant, _ in wanted]),
+        "request_ids": texts([request_id for _, request_id in wanted]),
     }
     found = connection.execute(_FIND_REPLIES, params, binary=True).fetchall()
     rows = cast("list[tuple[str, str, bytes, bytes]]", found)
@@ -202,14 +228,13 @@ def _first_reply(received: ReceivedRequest, body_hash: bytes, first: Reply) -> R
     return first
 
 
-def _store(connection: Conn, replied: Sequence[tuple[ReceivedRequest, Reply | None]]) -> None:
-    named = [(received, reply) for received, reply in replied if received.request.request_id and reply]
+def _store(connection: Conn, named: list[_Named]) -> None:
     if not named:
         return
     # In one order, since another transaction that stores one of them waits for this one.
-    named.sort(key=lambda pair: (pair[0].tenant, pair[0].request.request_id))
+    named.sort(key=lambda each: each.name)
     created_at = instant(read_now(connection))
-    rows = (_reply_columns(received, reply) + created_at for received, reply in named)
+    rows = (_reply_columns(each) + created_at for each in named)
     try:
         copy_rows(connection, _COPY_REPLIES, rows)
     except psycopg.errors.UniqueViolation as error:
@@ -217,9 +242,10 @@ def _store(connection: Conn, replied: Sequence[tuple[ReceivedRequest, Reply | No
         raise Unavailable(message) from error
 
 
-def _reply_columns(received: ReceivedRequest, reply: Reply) -> bytes:
-    name = text(received.tenant) + text(received.request.request_id)
-    return b"".join((_REPLY, name, bytea(received.body_hash()), bytea(encode(reply))))
+def _reply_columns(named: _Named) -> bytes:
+    tenant, request_id = named.name
+    body_hash, reply = bytea(named.received.body_hash()), bytea(encode(named.reply))
+    return b"".join((_REPLY, text(tenant), text(request_id), body_hash, reply))
 
 
 def _counted(replies: Sequence[Reply | None]) -> list[Reply]:

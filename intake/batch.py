@@ -1,15 +1,16 @@
 """Apply a batch of messages and write the replies, in the transaction that stores their offsets.
 
-A message that cannot be decoded goes to the dead letters byte for byte. A refused request gets a reply. Neither blocks
-the messages behind it.
+A message that cannot be decoded goes to the dead letters byte for byte; of one that is too long, the head, the length
+and the SHA-256 digest are kept. A refused request gets a reply. None of them blocks the messages behind it.
 
 A Kafka target replies with a message that carries its task token in a header, so that the value is the result as it is.
 The reply ends the attempt and gets no reply itself: one that comes too late is logged and dropped.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from hashlib import sha256
 from typing import TypeAlias
 
 import psycopg
@@ -22,7 +23,7 @@ from tidewheel.intake.request import ReceivedRequest, rejected_unread, reply_row
 from tidewheel.jobs.invalid import UnreadableValue
 from tidewheel.jobs.parsing import RequestRefused, parse_request, request_identity
 from tidewheel.jobs.requests import RunComplete, RunsCancel
-from tidewheel.jobs.strict_json import read_value
+from tidewheel.jobs.strict_json import MAX_DOCUMENT_BYTES, read_value
 from tidewheel.jobs.values import MAX_ERROR_CHARACTERS, MAX_RESULT_BYTES
 from tidewheel.outbox import OutboxRow, append
 from tidewheel.postgres.session import Conn
@@ -35,6 +36,9 @@ from tidewheel.transitions.dead_letters import DeadMessage, dead_letter_message
 from tidewheel.transitions.installation import Installation
 
 _LOG = logging.getLogger("tidewheel.intake")
+
+_MAX_OTHER_BYTES = 64 * 1024  # of a message's key and headers together, which a reply or a republished message repeats
+_HEAD_BYTES = 4096  # of a value or a key that is too long: enough to recognize its sender
 
 STATUS_HEADER = "tidewheel-status"
 ERROR_TYPE_HEADER = "tidewheel-error-type"
@@ -93,6 +97,25 @@ def apply_batch(
     append(connection, rows, shards=installation.shards)
 
 
+def bury_batch(connection: Conn, installation: Installation, first: Message, end: int, now: datetime) -> None:
+    """Store a dead letter in the place of a batch that the client cannot unpack.
+
+    Args:
+        connection: Inside a transaction.
+        installation: Topics and shards.
+        first: The error in the place of the batch's first message.
+        end: The offset behind the batch.
+        now: The time by the database's clock.
+    """
+    origin = origin_of(first)
+    reason = (
+        f"the batch of {end - origin.offset} messages from this offset cannot be unpacked, or only to too many bytes"
+    )
+    metrics.count("undecodable_requests", end - origin.offset)
+    dead = DeadMessage(origin.topic, origin.partition, origin.offset, None, None, reason, cut_from=0)
+    append(connection, [dead_letter_message(connection, installation, dead, now)], shards=installation.shards)
+
+
 def origin_of(message: Message) -> RequestOrigin:
     """Return the topic, the partition and the offset of a message."""
     return RequestOrigin(topic=message.topic() or "", partition=message.partition() or 0, offset=message.offset() or 0)
@@ -102,6 +125,7 @@ def _decode(message: Message, failure: Exception | None) -> _Decoded:
     """Decode a message into a request, or into the reason why it cannot be applied."""
     value = _bytes(message.value()) or b""
     try:
+        _ensure_short(message)
         if failure is not None:
             return _refused_by_failure(value, failure)
         request, encoding = read_request(value)
@@ -144,6 +168,7 @@ def _apply_target_replies(
             rows.append(_dead_letter(connection, installation, message, _why(failure), now))
             continue
         try:
+            _ensure_short(message)
             request = read_target_reply(message.headers(), _bytes(message.value()), installation.task_token_key)
             batch.append(ReceivedRequest(request, origin_of(message)))
         except UndecodableMessage as error:
@@ -160,17 +185,47 @@ def _dead_letter(
 ) -> OutboxRow:
     metrics.count("undecodable_requests")
     origin = origin_of(message)
+    place = origin.topic, origin.partition, origin.offset
     key, value = _bytes(message.key()), _bytes(message.value())
-    # The token of a reply is a header; the headers of a request are not used.
-    headers = _headers(message) if origin.topic == installation.topics.target_replies else ()
-    dead = DeadMessage(origin.topic, origin.partition, origin.offset, key, value, reason, headers)
+    if _why_too_long(message) is not None:
+        size, head = len(value or b""), (value or b"")[:_HEAD_BYTES]
+        reason = (
+            f"{reason}; the first {len(head)} of {size} bytes are stored, SHA-256 {sha256(value or b'').hexdigest()}"
+        )
+        dead = DeadMessage(*place, key and key[:_HEAD_BYTES], head, reason, cut_from=size)
+    else:
+        # The token of a reply is a header; the headers of a request are not used.
+        headers = _headers(message) if origin.topic == installation.topics.target_replies else ()
+        dead = DeadMessage(*place, key, value, reason, headers)
     return dead_letter_message(connection, installation, dead, now)
 
 
+def _ensure_short(message: Message) -> None:
+    """Refuse a message by its length, before any of it is read.
+
+    Raises:
+        UndecodableMessage: It is too long.
+    """
+    if (why := _why_too_long(message)) is not None:
+        raise UndecodableMessage(why)
+
+
+def _why_too_long(message: Message) -> str | None:
+    if (size := len(_bytes(message.value()) or b"")) > MAX_DOCUMENT_BYTES:
+        return f"the message has {size} bytes; send at most {MAX_DOCUMENT_BYTES}"
+    others = (_bytes(message.key()), *(part for pair in _pairs(message) for part in pair))
+    if (size := sum(map(len, filter(None, others)))) > _MAX_OTHER_BYTES:
+        return f"the key and the headers have {size} bytes; send at most {_MAX_OTHER_BYTES}"
+    return None
+
+
 def _headers(message: Message) -> list[tuple[str, bytes]]:
+    return [(name, value) for name, value in _pairs(message) if isinstance(value, bytes)]
+
+
+def _pairs(message: Message) -> Iterable[tuple[str, bytes | str | None]]:
     headers = message.headers() or ()
-    pairs = headers.items() if isinstance(headers, Mapping) else headers
-    return [(name, value) for name, value in pairs if isinstance(value, bytes)]
+    return headers.items() if isinstance(headers, Mapping) else headers
 
 
 def _bytes(value: object) -> bytes | None:

@@ -20,12 +20,13 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
-from tidewheel.intake.batch import NeedsOwnTransaction, RequestTimedOut, apply_batch, origin_of
+from tidewheel.intake.batch import NeedsOwnTransaction, RequestTimedOut, apply_batch, bury_batch, origin_of
 from tidewheel.intake.lock_wait import RowLocked
 from tidewheel.intake.offsets import DeferredPartitions, Fenced, Partition, StoredOffsets, ends_of, partition_of
 from tidewheel.kafka.clients import consumer
 from tidewheel.kafka.groups import quickest_protocol
 from tidewheel.kafka.topics import read_topic_id
+from tidewheel.kafka.unreadable import end_of_batch, is_unreadable
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.notify import Channel, Notifier
 from tidewheel.postgres.session import BY_KEY, CommitUnknown, Conn, Session, is_data_fault, is_time_limit
@@ -164,6 +165,10 @@ class Member:
                 # Kafka may still deliver messages of a revoked assignment, or from before the stored offset.
                 if self._offsets.is_pending(message):
                     good.append(message)
+            elif is_unreadable(error):
+                # Reported again, and buried then, if messages before it are still to be applied.
+                if not good and partition_of(message) not in self._deferred.partitions:
+                    self._bury_batch(client, message, error)
             elif error.code() == KafkaError._AUTO_OFFSET_RESET:
                 self._abandon_partition(client, message, error)
             elif error.code() != KafkaError._PARTITION_EOF:
@@ -184,6 +189,19 @@ class Member:
             number,
             error.str(),
         )
+
+    def _bury_batch(self, client: Consumer, message: Message, error: KafkaError) -> None:
+        """Step over a batch that the client cannot unpack; its place goes to the dead letters."""
+        partition, first = partition_of(message), message.offset() or 0
+        if not self._offsets.is_pending(message):
+            return
+        end = end_of_batch(self._kafka, self._group, TopicPartition(*partition, first))
+        _LOG.error("the batch of messages at %s/%d/%d cannot be read: %s", *partition, first, error.str())
+        with self._session.transaction() as connection:
+            self._offsets.store(connection, {partition: end})
+            bury_batch(connection, self._installation, message, end, self._read_clock(connection))
+        self._offsets.committed({partition: end})
+        client.seek(TopicPartition(*partition, end))
 
     def _process(self, client: Consumer, messages: Sequence[Message]) -> None:
         self._apply_with_recovery(messages)

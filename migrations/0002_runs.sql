@@ -285,9 +285,11 @@ CREATE TABLE dead_letters (
     redriven_run_id uuid,
     redriven_at     timestamptz,
     headers         bytea[],
+    cut_from        bigint,
     UNIQUE (topic, partition, "offset")
 );
 COMMENT ON COLUMN dead_letters.redriven_run_id IS 'the latest run that it was redriven as; null for a message';
+COMMENT ON COLUMN dead_letters.cut_from IS 'the bytes of the whole value, of which only the first 4 KiB are stored; null if all of it is stored';
 COMMENT ON COLUMN dead_letters.headers IS 'of a target''s reply, as in outbox; they hold its task token, so they are published nowhere';
 CREATE INDEX dead_letters_by_tenant ON dead_letters (tenant, created_at, id);
 CREATE INDEX dead_letters_by_job ON dead_letters (job_id, created_at, id) WHERE job_id IS NOT NULL;

@@ -539,7 +539,13 @@ class ApiSettings(Connections):
         description="bearer token that executors send; without one the API listens on loopback addresses only",
     )
     api_threads: int = Field(
-        8, ge=1, le=64, description="most requests served at once, each with a database connection"
+        8, ge=1, le=64, description="most calls of executors served at once, each with a database connection"
+    )
+    api_connections_per_address: int = Field(
+        64,
+        ge=1,
+        le=500,
+        description="open connections of one address that have not shown the token; raise it behind a proxy",
     )
     api_heartbeat: Duration = Field(
         timedelta(seconds=1),

@@ -9,7 +9,7 @@ from tidewheel.control.api.health import HealthApi
 from tidewheel.control.api.problems import HANDLERS
 from tidewheel.control.api.runs import RunsApi
 from tidewheel.control.api.schemas import SchemasApi
-from tidewheel.control.api.workers import Workers
+from tidewheel.control.api.workers import Pools
 from tidewheel.executor.message_check import MessageCheck
 from tidewheel.message_signatures import MessageKeys
 from tidewheel.process.service import Shutdown
@@ -17,18 +17,20 @@ from tidewheel.settings import ApiSettings
 from tidewheel.transitions.installation import Installation
 
 
-def make_app(settings: ApiSettings, installation: Installation, workers: Workers, *, stop: Shutdown) -> Starlette:
+def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *, stop: Shutdown) -> Starlette:
     """Return the HTTP API on these workers."""
     keys = MessageKeys()
     check = MessageCheck(keys, settings.message_signatures)
     apis = (
-        ExecutorsApi(workers, installation, settings, keys, check),
-        RunsApi(workers, installation),
-        SchemasApi(workers),
-        HealthApi(workers, stop),
+        ExecutorsApi(pools.executors, installation, settings, keys, check),
+        RunsApi(pools.reports, installation),
+        SchemasApi(pools.strangers),
+        HealthApi(pools.probes, stop),
     )
-    return Starlette(
+    app = Starlette(
         routes=[route for api in apis for route in api.routes()],
-        middleware=[Middleware(Guard, settings=settings)],
+        middleware=[Middleware(Guard, settings=settings, task_token_key=installation.task_token_key)],
         exception_handlers=HANDLERS,
     )
+    app.router.redirect_slashes = False  # a redirect would go to the host that the caller names
+    return app

@@ -1,18 +1,34 @@
-"""Authorize callers: the configured token for executors, the attempt's task token for runs."""
+"""Authorize callers: the configured token for executors, the attempt's task token for runs.
 
+A forged token is refused here, before the body is read and before any transaction. Strangers, which have shown no
+token, share a small allowance of memory for their bodies, and are served at a limited rate.
+"""
+
+import asyncio
 import hmac
 import re
 from http import HTTPStatus
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tidewheel.control.api.problems import problem
+from tidewheel.control.api.problems import Overloaded, problem
 from tidewheel.settings import ApiSettings, is_loopback
+from tidewheel.task_tokens import read_task_token
+
+TRUSTED = "tidewheel.trusted"  # in a request's scope: it may use the calls of executors
 
 # Paths without the configured token: probes, schemas, and runs, which need an attempt's task token.
-_OPEN = re.compile(r"/healthz|/readyz|/api/v1/schemas/[^/]+|/api/v1/runs/[^/]+:(complete|heartbeat)")
+_RUNS = re.compile(r"/api/v1/runs/[^/]+:(complete|heartbeat)")
+_OPEN = re.compile(r"/healthz|/readyz|/api/v1/schemas/[^/]+")
+
+# Bodies in memory at once, in bytes. A parsed document takes up to twenty times as much as its text.
+_ALLOWANCES = {"executors": 8 << 20, "reports": 4 << 20, "strangers": 4 << 20}
+
+# One event loop serves all callers. 200 strangers that repeat their request at once took a beat from 5 to 300 ms.
+_TURN_SECONDS = 0.005  # between two requests of strangers
+_BURST_SECONDS = 0.25  # for which turns are saved
 
 
 def bearer(request: Request) -> str | None:
@@ -21,33 +37,80 @@ def bearer(request: Request) -> str | None:
     return token.strip() if scheme.lower() == "bearer" and token else None
 
 
+def unauthorized(detail: str) -> Response:
+    """Return the answer to a request without the right to be read."""
+    return problem(HTTPStatus.UNAUTHORIZED, "unauthorized", detail, headers={"WWW-Authenticate": "Bearer"})
+
+
 class Guard:
-    """Middleware that authorizes a request before its body is read.
+    """Middleware that authorizes a request before its body is read, and limits the memory of bodies.
 
     Without a configured token the API listens on this machine only. A request that names another host is refused: a
     page in a browser of this machine could have made that name resolve to it (DNS rebinding).
     """
 
-    def __init__(self, app: ASGIApp, settings: ApiSettings) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, settings: ApiSettings, task_token_key: bytes) -> None:
+        self._app, self._key = app, task_token_key
         self._token = None if settings.api_token is None else settings.api_token.get_secret_value().encode()
+        self._held = dict.fromkeys(_ALLOWANCES, 0)
+        self._next_turn = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or refuse it."""
-        refusal = self._refusal(Request(scope)) if scope["type"] == "http" else None
-        await (refusal or self._app)(scope, receive, send)
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        who = self._caller(Request(scope))
+        if who == "strangers" or isinstance(who, Response):
+            await self._wait_for_turn()
+        if isinstance(who, Response):
+            await who(scope, receive, send)
+            return
+        scope[TRUSTED] = who == "executors"
+        taken = 0
 
-    def _refusal(self, request: Request) -> Response | None:
-        if self._token is None:
-            if not is_loopback(request.url.hostname or ""):
-                detail = (
-                    f"the API listens for this machine alone, not for {request.url.hostname}; set TIDEWHEEL_API_TOKEN"
-                )
-                return problem(HTTPStatus.MISDIRECTED_REQUEST, "misdirected", detail)
-        elif not _OPEN.fullmatch(request.scope["path"]):
-            given = bearer(request)
-            if given is None or not hmac.compare_digest(given.encode(), self._token):
-                detail = "send Authorization: Bearer and the token that TIDEWHEEL_API_TOKEN names"
-                headers = {"WWW-Authenticate": "Bearer"}
-                return problem(HTTPStatus.UNAUTHORIZED, "unauthorized", detail, headers=headers)
-        return None
+        async def receive_within() -> Message:
+            nonlocal taken
+            message = await receive()
+            size = len(message.get("body", b""))
+            taken += size
+            self._held[who] += size
+            if self._held[who] > _ALLOWANCES[who]:
+                text = "the bodies of other requests take all the memory for them; repeat the request in a moment"
+                raise Overloaded(text)
+            return message
+
+        try:
+            await self._app(scope, receive_within, send)
+        finally:
+            self._held[who] -= taken
+
+    async def _wait_for_turn(self) -> None:
+        now = asyncio.get_running_loop().time()
+        turn = max(self._next_turn, now - _BURST_SECONDS)
+        self._next_turn = turn + _TURN_SECONDS
+        if turn > now:
+            await asyncio.sleep(turn - now)
+
+    def _caller(self, request: Request) -> str | Response:
+        """Return the caller's allowance, or the refusal of the request."""
+        path, given = request.scope["path"], bearer(request)
+        if self._token is None and not is_loopback(host := _host(request)):
+            detail = f"the API listens for this machine alone, not for {host}; set TIDEWHEEL_API_TOKEN"
+            return problem(HTTPStatus.MISDIRECTED_REQUEST, "misdirected", detail)
+        if _RUNS.fullmatch(path):
+            if given is not None and read_task_token(self._key, given) is None:
+                return unauthorized("the bearer token is not a task token of this installation; send it back unchanged")
+            return "strangers" if given is None else "reports"  # the body may have the token
+        if _OPEN.fullmatch(path):
+            return "strangers"
+        if self._token is not None and (given is None or not hmac.compare_digest(given.encode(), self._token)):
+            return unauthorized("send Authorization: Bearer and the token that TIDEWHEEL_API_TOKEN names")
+        return "executors"
+
+
+def _host(request: Request) -> str:
+    try:
+        return request.url.hostname or ""
+    except ValueError:  # such as an unclosed bracket
+        return ""

@@ -1,56 +1,90 @@
-"""Close idle connections, so that they do not block active ones.
+"""Limit connections, so that idle and slow ones do not block others.
 
 uvicorn closes a connection only if no byte follows a response. A connection without a request, or with part of a head,
-would stay open for ever. Each counts towards `limit_concurrency`, beyond which every request is answered with 503. Here
-a connection has a request in progress or is closed after `timeout_keep_alive` seconds. At the limit, a new connection
-closes the one that has been idle for longest.
+would stay open for ever. Each counts towards `limit_concurrency`, beyond which every request is answered with 503.
+
+A stranger is a connection whose last request did not show the token of executors. A stranger has ten seconds for a
+complete head and a minute for a request. One address has a limited number of strangers, and all of them have at most
+half of the connections. Above a limit, a new connection closes the stranger that has been idle for longest. If none is
+idle, it closes the one that has been at its request for longest. So a new executor always has time to show its token.
+An executor's connection is closed after `timeout_keep_alive` seconds without a request.
 """
 
 import asyncio
-from typing import cast
+from collections.abc import Sequence
+from typing import ClassVar, cast
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from tidewheel.control.api.bearer import TRUSTED
+
+_HEAD_SECONDS = 10.0
+_REQUEST_SECONDS = 60.0  # more than the waits for locks that one request may have
+_READ_BYTES = 64 * 1024  # from the socket at once; asyncio's own 256 KiB would count for each stranger
+
 
 class Connection(H11Protocol):
-    """HTTP protocol of one connection, with an idle timeout."""
+    """HTTP protocol of one connection, with timeouts."""
+
+    per_address: ClassVar[int]
 
     _closing: asyncio.TimerHandle | None = None
-    _quiet_since = 0.0
+    _state: tuple[bool, bool] | None = None  # quiet, trusted
+    _since = 0.0  # when it became quiet, or stopped being quiet
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
-        """Start the idle timeout, and close an idle connection at the limit."""
+        """Start the timeout, and close another connection at a limit."""
         super().connection_made(transport)
-        self._quiet_since = self.loop.time()
-        self._make_room()
+        if hasattr(transport, "max_size"):
+            transport.max_size = _READ_BYTES
         self._watch()
+        self._make_room()
 
     def data_received(self, data: bytes) -> None:
-        """Read data, then start or stop the idle timeout; uvicorn's own ends at the first byte."""
+        """Read data; further bytes of a head do not extend its timeout."""
         super().data_received(data)
         self._watch()
 
     def on_response_complete(self) -> None:
         """Note the start of the idle time; uvicorn reads the part of the next head that has arrived."""
-        self._quiet_since = self.loop.time()
+        self._watch()
         super().on_response_complete()
+        self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the idle timeout."""
+        """Stop the timeout."""
         super().connection_lost(exc)
         self._unwatch()
 
-    def _is_quiet(self) -> bool:
-        """Return True if no request is in progress: its head, or an unread rest of a body, is incomplete."""
+    @property
+    def _quiet(self) -> bool:
+        """True if no request is in progress: its head, or an unread rest of a body, is incomplete."""
         # uvicorn's value is None until the first request, contrary to its annotation.
         return cast("object", self.cycle) is None or self.cycle.response_complete
 
+    @property
+    def _trusted(self) -> bool:
+        scope = cast("dict[str, object] | None", self.scope)  # None as above
+        return scope is not None and bool(scope.get(TRUSTED))
+
     def _watch(self) -> None:
-        """Start the idle timeout; only a complete head stops it, further bytes do not extend it."""
-        if not self._is_quiet():
-            self._unwatch()
-        elif self._closing is None and not self.transport.is_closing():
-            self._closing = self.loop.call_later(self.timeout_keep_alive, self._drop)
+        """Start the timeout of the present state, if the state has changed."""
+        before, self._state = self._state, (self._quiet, self._trusted)
+        if before == self._state or self.transport.is_closing():
+            return
+        self._unwatch()
+        if before is None or before[0] != self._quiet:
+            self._since = self.loop.time()
+        match self._state:
+            case True, trusted:
+                idle = float(self.timeout_keep_alive)
+                self._closing = self.loop.call_at(
+                    self._since + (idle if trusted else min(idle, _HEAD_SECONDS)), self._drop
+                )
+            case False, False:
+                self._closing = self.loop.call_at(self._since + _REQUEST_SECONDS, self._drop)
+            case _:  # an executor's request takes as long as it takes
+                pass
 
     def _unwatch(self) -> None:
         if self._closing is not None:
@@ -58,15 +92,33 @@ class Connection(H11Protocol):
             self._closing = None
 
     def _make_room(self) -> None:
-        if self.limit_concurrency is None or len(self.connections) < self.limit_concurrency:
-            return
         connections = cast("set[object]", self.connections)  # annotated with protocols that are not installed
         others = [other for other in connections if isinstance(other, Connection) and other is not self]
-        quiet = [other for other in others if other._is_quiet()]
-        if quiet:
-            min(quiet, key=lambda other: other._quiet_since)._drop()
+        strangers = [other for other in others if not other._trusted]
+        neighbours = [other for other in strangers if other._address == self._address]
+        if len(neighbours) >= self.per_address:
+            _drop_oldest(neighbours)
+        elif self.limit_concurrency is not None and len(strangers) >= self.limit_concurrency // 2:
+            _drop_oldest(strangers)
+        elif self.limit_concurrency is not None and len(connections) >= self.limit_concurrency:
+            _drop_oldest([other for other in others if other._quiet])
+
+    @property
+    def _address(self) -> str | None:
+        return self.client[0] if self.client else None
 
     def _drop(self) -> None:
         self.connections.discard(self)
         # Aborted, not closed: a close would wait for a peer that does not read.
         self.transport.abort()
+
+
+def connection_type(per_address: int) -> type[Connection]:
+    """Return the protocol with a limit on the strangers of one address."""
+    return type("LimitedConnection", (Connection,), {"per_address": per_address})
+
+
+def _drop_oldest(connections: Sequence[Connection]) -> None:
+    """Close the connection that is quiet for longest; if none is, the one longest at its request."""
+    if connections:
+        min(connections, key=lambda other: (not other._quiet, other._since))._drop()

@@ -1,12 +1,16 @@
-"""`/healthz`: the process is alive. `/readyz`: its database answers, and no stop is requested."""
+"""`/healthz`: the process is alive. `/readyz`: its database answers, and no stop is requested.
+
+Probes need no token. However many come, the database is checked once a second at most, on one connection.
+"""
 
 import asyncio
-from dataclasses import dataclass
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from tidewheel.clock import monotonic_seconds
+from tidewheel.control.api.problems import NotReady
 from tidewheel.control.api.workers import Workers, WorkerState
 from tidewheel.errors import Unavailable
 from tidewheel.postgres.statements import Statements
@@ -15,14 +19,16 @@ from tidewheel.process.service import Shutdown
 _PING = Statements("tidewheel.control")["ping"]
 
 _SECONDS = 3.0  # about the timeout of a probe
+_KEPT_SECONDS = 1.0  # for which an answer holds
 
 
-@dataclass(frozen=True, slots=True)
 class HealthApi:
     """Calls of probes."""
 
-    workers: Workers
-    stop: Shutdown
+    def __init__(self, workers: Workers, stop: Shutdown) -> None:
+        self._workers, self._stop = workers, stop
+        self._check: asyncio.Task[str | None] | None = None
+        self._checked_at = 0.0
 
     def routes(self) -> list[Route]:
         """Return the routes."""
@@ -36,18 +42,28 @@ class HealthApi:
         """Answer that the database answers.
 
         Raises:
-            Unavailable: The database does not answer, or a stop is requested.
+            NotReady: The database does not answer, or a stop is requested.
         """
-        if self.stop.requested():
+        if self._stop.requested():
             message = "stop requested"
-            raise Unavailable(message)
+            raise NotReady(message)
+        now = monotonic_seconds()
+        if self._check is None or (self._check.done() and now - self._checked_at >= _KEPT_SECONDS):
+            self._check, self._checked_at = asyncio.create_task(self._why_not()), now
+        # Shielded: a probe that disconnects must not cancel the check of the others.
+        if (why_not := await asyncio.shield(self._check)) is not None:
+            raise NotReady(why_not)
+        return PlainTextResponse("ready\n")
+
+    async def _why_not(self) -> str | None:
         try:
             async with asyncio.timeout(_SECONDS):
-                await self.workers.do(_check_database)
-        except TimeoutError as error:
-            message = f"the database has not answered within {_SECONDS:g} s"
-            raise Unavailable(message) from error
-        return PlainTextResponse("ready\n")
+                await self._workers.do(_check_database)
+        except TimeoutError:
+            return f"the database has not answered within {_SECONDS:g} s"
+        except Unavailable:
+            return "the database does not answer"
+        return None
 
 
 def _check_database(state: WorkerState) -> None:

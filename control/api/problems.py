@@ -1,5 +1,10 @@
-"""Problem documents (RFC 9457): `application/problem+json`, with every field that does not fit."""
+"""Problem documents (RFC 9457): `application/problem+json`, with every field that does not fit.
 
+A document has the words of Tidewheel and of the caller, never those of an exception from below: these name hosts, SQL
+and tables. They are in the log.
+"""
+
+import logging
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 
@@ -7,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import (
     FieldError,
     InvalidInput,
@@ -14,7 +20,6 @@ from tidewheel.errors import (
     RequestConflict,
     StaleToken,
     Unavailable,
-    UndecodableMessage,
     UnknownExecutor,
     UnknownJob,
     UnknownRun,
@@ -31,10 +36,21 @@ _STATUS: Mapping[str, HTTPStatus] = {
     RequestConflict.code: HTTPStatus.CONFLICT,
 }
 _AGAIN_SECONDS = 1
+_AWAY = "the service cannot do this now; repeat the request, which may have had its effect"
+_LOG = logging.getLogger("tidewheel.api")
+_LOG_SECONDS = 5.0  # between two lines about requests that were not served: clients repeat them
 
 
 class Overloaded(Unavailable):
     """The process has more concurrent requests than it can work on."""
+
+
+class NotReady(Unavailable):
+    """The process accepts no work now, for a reason that every caller may read."""
+
+
+class UnreadableBody(Exception):
+    """A request's body is no JSON object."""
 
 
 def problem(
@@ -83,8 +99,11 @@ async def on_unavailable(_: Request, error: Exception) -> Response:
     The request had no effect, or its effect is unknown.
     """
     code = "overloaded" if isinstance(error, Overloaded) else "unavailable"
+    ours = isinstance(error, Overloaded | NotReady)
+    if not ours:
+        _not_served.log(error)
     again = {"Retry-After": str(_AGAIN_SECONDS)}
-    return problem(HTTPStatus.SERVICE_UNAVAILABLE, code, str(error), headers=again)
+    return problem(HTTPStatus.SERVICE_UNAVAILABLE, code, str(error) if ours else _AWAY, headers=again)
 
 
 async def on_http(_: Request, error: Exception) -> Response:
@@ -95,14 +114,28 @@ async def on_http(_: Request, error: Exception) -> Response:
 
 
 async def on_fault(_: Request, error: Exception) -> Response:
-    """Answer a request that an internal error ended: log the error, and hide its text from the caller."""
-    status = HTTPStatus.INTERNAL_SERVER_ERROR
-    return problem(status, "internal", f"{type(error).__name__}: see the log of `tidewheel api`")
+    """Answer a request that an internal error ended; the server logs the error."""
+    del error
+    return problem(HTTPStatus.INTERNAL_SERVER_ERROR, "internal", "see the log of `tidewheel api`")
+
+
+class _NotServed:
+    """The log of requests that were not served, a line every five seconds."""
+
+    _next = float("-inf")
+
+    def log(self, error: Exception) -> None:
+        if monotonic_seconds() >= self._next:
+            self._next = monotonic_seconds() + _LOG_SECONDS
+            _LOG.warning("requests are answered with 503: %s", error)
+
+
+_not_served = _NotServed()
 
 
 HANDLERS = {
     Refused: on_refused,
-    UndecodableMessage: on_unreadable,
+    UnreadableBody: on_unreadable,
     Unavailable: on_unavailable,
     HTTPException: on_http,
     Exception: on_fault,

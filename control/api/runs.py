@@ -1,19 +1,22 @@
 """External completions and heartbeats: `/api/v1/runs/{run_id}:complete` and `:heartbeat`.
 
-The task token is the only authorization: in the `Authorization` header, or in the body as in requests by Kafka.
+The task token is the only authorization: in the `Authorization` header, or in the body as in requests by Kafka. Its
+signature is checked before any transaction.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import cast
 from uuid import uuid4
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tidewheel.control.api.bearer import bearer
-from tidewheel.control.api.bodies import read_document
+from tidewheel.control.api.bodies import MAX_REPORT_BYTES, read_document
 from tidewheel.control.api.workers import Workers
 from tidewheel.errors import FieldError, InvalidInput
 from tidewheel.task_tokens import read_task_token
@@ -45,7 +48,8 @@ class RunsApi:
         return await self._apply(request, "run.heartbeat", {})
 
     async def _apply(self, request: Request, kind: str, defaults: Mapping[str, object]) -> Response:
-        document = {**defaults, **self._document(request, await read_document(request), kind)}
+        body = await read_document(request, MAX_REPORT_BYTES)
+        document = {**defaults, **self._document(request, body, kind)}
         request_id = cast("str | None", document.get("request_id"))
         reply = await self.workers.do(lambda state: state.connection().request(document, request_id))
         return JSONResponse({"run_id": reply.run_id, "run_status": reply.run_status})
@@ -55,10 +59,13 @@ class RunsApi:
         document: dict[str, object] = dict(body)
         if token is not None and document.setdefault("token", token) != token:
             raise InvalidInput([FieldError("token", "the header has another one", "send it once")])
+        named = read_task_token(self.installation.task_token_key, str(document.get("token", "")))
+        if named is None:
+            detail = "send the attempt's task token, unchanged: as bearer token, or as `token` in the body"
+            raise HTTPException(HTTPStatus.UNAUTHORIZED, detail, {"WWW-Authenticate": "Bearer"})
         if document.setdefault("type", kind) != kind:
             raise InvalidInput([FieldError("type", f"this address is for {kind}", "leave it out")])
-        named = read_task_token(self.installation.task_token_key, str(document.get("token", "")))
-        if named is not None and named[0] != request.path_params["run_id"]:
+        if named[0] != request.path_params["run_id"]:
             problem = "it belongs to another run than the address names"
             raise InvalidInput([FieldError("token", problem, "correct the address")])
         return document

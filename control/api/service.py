@@ -10,8 +10,8 @@ import threading
 import uvicorn
 
 from tidewheel.control.api.app import make_app
-from tidewheel.control.api.connections import Connection
-from tidewheel.control.api.workers import Workers
+from tidewheel.control.api.connections import connection_type
+from tidewheel.control.api.workers import Pools
 from tidewheel.errors import SettingsError
 from tidewheel.executor.reaper import Reaper
 from tidewheel.postgres.session import Session
@@ -33,7 +33,7 @@ class Api:
     def __init__(self, settings: ApiSettings, url: str, installation: Installation, stop: Shutdown) -> None:
         self._settings, self._stop = settings, stop
         self._socket = _listen(settings)
-        self._workers = Workers(url, installation, threads=settings.api_threads, stop=stop)
+        self._pools = Pools(url, installation, threads=settings.api_threads, stop=stop)
         self._reaper = Reaper(
             Session(url, "tidewheel-api-reap"),
             installation,
@@ -42,10 +42,10 @@ class Api:
             stop=stop,
         )
         config = uvicorn.Config(
-            make_app(settings, installation, self._workers, stop=stop),
-            http=Connection,
+            make_app(settings, installation, self._pools, stop=stop),
+            http=connection_type(settings.api_connections_per_address),
             log_config=None,
-            log_level="warning",
+            log_level="error",
             access_log=False,
             server_header=False,
             proxy_headers=False,
@@ -76,7 +76,7 @@ class Api:
         serving.join(timeout=_GRACE_SECONDS * 2)
         self._stop.request()
         self._reaper.join()
-        self._workers.close()
+        self._pools.close()
 
 
 def _listen(settings: ApiSettings) -> socket.socket:

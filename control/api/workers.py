@@ -1,4 +1,7 @@
-"""Threads for the database work of HTTP requests, so that it never blocks the event loop."""
+"""Threads for the database work of HTTP requests, so that it never blocks the event loop.
+
+Each kind of caller has threads, a queue and connections of its own, so executors never wait for strangers.
+"""
 
 import asyncio
 import threading
@@ -16,6 +19,7 @@ from tidewheel.transitions.installation import Installation
 
 T = TypeVar("T")
 
+_REPORT_THREADS = _STRANGER_THREADS = 2
 _QUEUED = 16  # requests per thread: at some milliseconds each, more would wait for seconds
 
 
@@ -94,3 +98,18 @@ class Workers:
             state = self._local.state = WorkerState(self._url, self._installation, self._notifier, self._stop)
             self._states.append(state)
         return work(state)
+
+
+class Pools:
+    """The workers of each kind of caller."""
+
+    def __init__(self, url: str, installation: Installation, *, threads: int, stop: Shutdown) -> None:
+        self.executors = Workers(url, installation, threads=threads, stop=stop)
+        self.reports = Workers(url, installation, threads=_REPORT_THREADS, stop=stop)
+        self.strangers = Workers(url, installation, threads=_STRANGER_THREADS, stop=stop)
+        self.probes = Workers(url, installation, threads=1, stop=stop)
+
+    def close(self) -> None:
+        """Finish the work in progress, and close every connection."""
+        for workers in (self.executors, self.reports, self.strangers, self.probes):
+            workers.close()

@@ -4,7 +4,9 @@ One job is a JSON object or a YAML mapping. Many jobs are JSON lines, one JSON o
 list, or several documents. JSON lines are read one at a time, in any number. Any other form is read whole. A job that
 cannot be read is reported with its place, and the other jobs are read.
 
-YAML has JSON's types: a date, a time or `yes` is text, names are text, and a repeated name is refused.
+YAML has JSON's types: a date, a time or `yes` is text, names are text, and a repeated name is refused. A job whose
+aliases repeat so much that it would be longer than a request is refused before it is made: nine lines of YAML may stand
+for a billion values.
 """
 
 import codecs
@@ -62,13 +64,16 @@ def read_bytes(source: str, path: str) -> bytes:
 def _mapping(data: bytes) -> dict[str, object]:
     try:
         loader = JobLoader(data.decode())
-        found = as_object(cast("object", loader.get_single_data()))
+        node = loader.get_single_node()
+        found = None if node is None else as_object(_constructed(loader, node))
     except UnicodeDecodeError as error:
         message = f"it is not valid UTF-8: byte {data[error.start]:#04x} at position {error.start}"
         raise UndecodableMessage(message) from error
     except yaml.YAMLError as error:
         message = f"it is not valid YAML: {' '.join(str(error).split())}"
         raise UndecodableMessage(message) from error
+    except RecursionError as error:
+        raise UndecodableMessage(_TOO_DEEP) from error
     if found is None:
         message = "it is neither a JSON object nor a YAML mapping"
         raise UndecodableMessage(message)
@@ -93,6 +98,53 @@ class JobLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=True)
 
 
+def _constructed(loader: JobLoader, node: yaml.Node) -> object:
+    """Return the value of a node.
+
+    Raises:
+        ConstructorError: Its aliases make it longer than a request, or endless.
+    """
+    ensure_bounded(node)
+    return cast("object", loader.construct_document(node))  # pyright: ignore[reportUnknownMemberType]
+
+
+def ensure_bounded(root: yaml.Node) -> None:
+    """Refuse a node that would be too long with each alias written out; each node is counted once."""
+    sizes: dict[int, int | None] = {}  # by identity; None while its parts are counted
+    pending = [root]
+    while pending:
+        node = pending[-1]
+        parts = _parts(node)
+        if id(node) not in sizes:
+            sizes[id(node)] = None
+            unknown = [part for part in parts if id(part) not in sizes]
+            if unknown:
+                pending += unknown
+                continue
+        pending.pop()
+        if sizes[id(node)] is not None:
+            continue  # met twice before it was counted
+        lengths = [sizes[id(part)] for part in parts]
+        if None in lengths:
+            raise yaml.constructor.ConstructorError(None, None, "an alias contains itself", node.start_mark)
+        own = len(node.value) if isinstance(node, yaml.ScalarNode) else 0
+        sizes[id(node)] = size = 1 + own + sum(length for length in lengths if length is not None)
+        if size > MAX_DOCUMENT_BYTES:
+            problem = f"its aliases stand for more than {MAX_DOCUMENT_BYTES} characters"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+
+
+def _parts(node: yaml.Node) -> list[yaml.Node]:
+    match node:
+        case yaml.SequenceNode():
+            return cast("list[yaml.Node]", node.value)
+        case yaml.MappingNode():
+            return [part for pair in cast("list[tuple[yaml.Node, yaml.Node]]", node.value) for part in pair]
+        case _:
+            return []
+
+
+_TOO_DEEP = "it is nested too deep"
 _TEXT = "tag:yaml.org,2002:str"
 _SCALARS = (
     ("null", r"null|~|", ["n", "~", ""]),
@@ -239,7 +291,7 @@ def _values(name: str, number: int, data: bytes) -> Iterator[Written]:
         try:
             _, end = _DECODER.raw_decode(text, at)
         except (ValueError, RecursionError) as error:
-            problem = f"it is not valid JSON: {error}" if isinstance(error, ValueError) else "it is nested too deep"
+            problem = f"it is not valid JSON: {error}" if isinstance(error, ValueError) else _TOO_DEEP
             yield Written(f"{name}:{number}", _no_job(problem), len(data))
             return
         yield Written(f"{name}:{number}", text[at:end].encode("utf-8", "surrogatepass"), len(data) * end // len(text))
@@ -274,12 +326,13 @@ def _yaml(name: str, before: int, data: bytes) -> Iterator[Written]:
             node = cast("yaml.Node", loader.get_node())
             for one in node.value if isinstance(node, yaml.SequenceNode) else [node]:
                 place = f"{name}:{before + one.start_mark.line + 1}"
-                document = cast("object", loader.construct_document(one))  # pyright: ignore[reportUnknownMemberType]
-                found = as_object(document)
+                found = as_object(_constructed(loader, one))
                 content = _no_job("it is not a mapping") if found is None else found
                 yield Written(place, content, len(data))
     except UnicodeDecodeError as error:
         yield Written(f"{name}:{before + 1}", _no_job(f"it is not valid UTF-8: {error.reason}"), len(data))
+    except RecursionError:
+        yield Written(f"{name}:{before + 1}", _no_job(_TOO_DEEP), len(data))
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{name}:{before + (mark.line + 1 if mark else 1)}"

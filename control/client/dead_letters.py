@@ -222,7 +222,11 @@ class DeadLetters:
             self._retry(runs, result)
         messages = [each.id for each in batch if each.kind == DeadLetterKind.MESSAGE]
         if messages:
-            result.redriven += len(self._republish(messages))
+            published, cut = self._republish(messages)
+            result.redriven += len(published)
+            for number, size in cut.items():
+                problem = f"the message had {size} bytes, of which only the first are stored"
+                _reject(result, number, (FieldError("id", problem, "send a shorter message"),))
 
     def _retry(self, ids: Sequence[int], result: RedriveResult) -> None:
         # Repeated after a lost COMMIT, this finds the dead letters marked with their new runs.
@@ -233,18 +237,21 @@ class DeadLetters:
             if reply is None or reply.status is ReplyStatus.ACCEPTED:
                 result.redriven += 1
                 continue
-            result.rejected += 1
-            if len(result.rejections) < _MAX_REJECTIONS:
-                errors = tuple(FieldError(error.path, error.problem, error.remedy) for error in reply.errors)
-                result.rejections.append(Rejection(number, errors))
+            _reject(result, number, tuple(FieldError(each.path, each.problem, each.remedy) for each in reply.errors))
 
-    def _republish(self, ids: Sequence[int]) -> set[int]:
+    def _republish(self, ids: Sequence[int]) -> tuple[set[int], dict[int, int]]:
         installation = self._connection.installation
         published = self._connection.write(
             lambda connection: republish(connection, installation, ids, read_now(connection))
         )
         self._connection.notify(Channel.OUTBOX)
         return published
+
+
+def _reject(result: RedriveResult, number: int, errors: tuple[FieldError, ...]) -> None:
+    result.rejected += 1
+    if len(result.rejections) < _MAX_REJECTIONS:
+        result.rejections.append(Rejection(number, errors))
 
 
 def _capped(counted: int) -> tuple[int, bool]:

@@ -117,3 +117,28 @@ def test_revoked_partition_is_not_committed(
     mine.note(fetched[0][2:3])
     mine.commit()
     until(lambda: committed_offsets(client, topic) == [None, 2], "the other one is committed")
+
+
+@pytest.mark.usefixtures("fetched")
+@pytest.mark.parametrize("messages", [1, 3, 50])
+def test_batch_that_cannot_be_unpacked_is_stepped_over(
+    mine: Offsets, client: Consumer, topic: str, info: StackInfo, messages: int
+) -> None:
+    sizes = {"message.max.bytes": 1_000_000_000, "batch.size": 1_000_000_000, "linger.ms": 500}
+    producer = Producer({**info.kafka, **sizes, "compression.type": "zstd"})
+    for _ in range(messages):
+        producer.produce(topic, bytes(60_000_000 // messages), partition=0)
+    assert producer.flush(60) == 0
+    for number in range(messages):  # as many as a step may skip
+        producer.produce(topic, b"%d" % number, partition=0)
+        producer.produce(topic, b"other", partition=1)
+    assert producer.flush(60) == 0
+    found: set[int | None] = set()
+
+    def reads_on() -> bool:
+        for message in mine.step_over(client.consume(100, 0.2)):
+            assert message.error() is None
+            found.add(message.partition())
+        return found == {0, 1}
+
+    until(reads_on, "messages behind it are read")

@@ -312,3 +312,23 @@ def test_late_heartbeat_of_an_earlier_attempt_changes_nothing(with_heartbeat: Da
     assert save(with_heartbeat, ProgressReport(again.run_id, 2, EXECUTOR, checkpoint=b"2")) == {started.run_id}
     assert save(with_heartbeat, ProgressReport(again.run_id, 1, EXECUTOR, checkpoint=b"1")) == set()
     assert stored(with_heartbeat, started.run_id) == (None, 2, b"2", 2)
+
+
+def test_forged_report_uses_up_no_request_id(database: Database) -> None:
+    submit(database)
+    started = waiting(database)
+    forged = completing(task_token(b"another key", started.run_id, 1), request_id="order-7")
+    assert apply_batch(database, forged)[0].code == "invalid"
+    assert database.count("requests") == 0
+    assert complete(database, started, request_id="order-7").status == "accepted"
+
+
+def test_request_id_of_a_report_is_a_name_within_its_attempt(database: Database) -> None:
+    submit(database, retry={"initial": "1ms"})
+    first, second = waiting(database), waiting(database)
+    for started in (first, second):
+        assert complete(database, started, request_id="order-7").status == "accepted"
+        assert complete(database, started, request_id="order-7").status == "accepted"
+    assert complete(database, first, request_id="order-7", status="failed").code == "request_conflict"
+    [reply] = apply_batch(database, {"type": "job.trigger", "key": "job", "request_id": "order-7"})
+    assert reply.status == "accepted"

@@ -24,6 +24,14 @@ _CONNECTING = {
     "socket.connection.setup.timeout.ms": int(CONNECT_SECONDS * 1000),
 }
 
+# A batch of 200 bytes by zstd may hold megabytes, and the client unpacks all of a response at once. So a response has
+# two thousand bytes, or one batch if that is longer. A batch by zstd that unpacks to more than 2 MiB is reported as
+# unreadable. No setting limits lz4 and gzip (docs/adr/0031).
+_FETCH: Mapping[str, int] = {
+    "fetch.max.bytes": 2000,
+    "receive.message.max.bytes": 2 * 1024 * 1024,
+}
+
 _NOT_YOURS = frozenset(
     {"acks", "enable.idempotence", "enable.auto.commit", "enable.auto.offset.store", "auto.offset.reset", "partitioner"}
 )
@@ -151,6 +159,8 @@ def consumer(
             "enable.auto.commit": False,
             "enable.auto.offset.store": False,
             "auto.offset.reset": reset,
+            **_FETCH,
+            "message.max.bytes": _FETCH["fetch.max.bytes"],  # of a consumer only the least that it may fetch
             # A message prefetched here is invisible to an idle executor. With a low threshold the default pause of
             # one second between fetches would be felt.
             "queued.min.messages": 2000,
@@ -189,6 +199,7 @@ def share_consumer(
             "group.id": group,
             "share.acknowledgement.mode": "explicit",
             "max.poll.records": max_records,
+            **_FETCH,
             "fetch.wait.max.ms": 100,
             "socket.timeout.ms": _SHARE_CLOSE_MS,
             **({"statistics.interval.ms": 100, "stats_cb": on_statistics} if on_statistics else {}),

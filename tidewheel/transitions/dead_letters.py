@@ -42,10 +42,11 @@ class DeadMessage:
         topic: Its topic.
         partition: Its partition.
         offset: Its offset.
-        key: Its key, byte for byte.
-        value: Its value, byte for byte.
+        key: Its key, byte for byte, or the head of it.
+        value: Its value, byte for byte, or the head of it.
         reason: The reason why it cannot be read.
         headers: The headers of a target's reply, which needs its task token.
+        cut_from: The bytes of the whole value, if only its head is kept.
     """
 
     topic: str
@@ -55,6 +56,7 @@ class DeadMessage:
     value: bytes | None
     reason: str
     headers: Headers = ()
+    cut_from: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +153,7 @@ def dead_letter_run(connection: Conn, installation: Installation, run: FinishedR
 def dead_letter_message(connection: Conn, installation: Installation, dead: DeadMessage, now: datetime) -> OutboxRow:
     """Store a message that cannot be read as a dead letter; return the message that publishes it.
 
-    The value and the key are kept byte for byte. The headers are not published: a task token is a secret of its target.
+    The headers are not published: a task token is a secret of its target.
     """
     connection.execute(
         _ADD_DEAD_MESSAGE,
@@ -162,6 +164,7 @@ def dead_letter_message(connection: Conn, installation: Installation, dead: Dead
             "key": dead.key,
             "value": dead.value,
             "headers": parts_of(dead.headers),
+            "cut_from": dead.cut_from,
             "reason": dead.reason,
             "created_at": now,
         },
@@ -197,14 +200,17 @@ def lock_dead_runs(connection: Conn, ids: Sequence[int]) -> list[DeadRun]:
         return cursor.execute(_LOCK_DEAD_RUNS, {"ids": list(ids)}).fetchall()
 
 
-def republish(connection: Conn, installation: Installation, ids: Sequence[int], now: datetime) -> set[int]:
+def republish(
+    connection: Conn, installation: Installation, ids: Sequence[int], now: datetime
+) -> tuple[set[int], dict[int, int]]:
     """Publish messages that could not be read on their topic again, in the caller's transaction.
 
     Returns:
-        The ids of the published ones. The rest are not dead messages, or were published again before.
+        The ids of the published ones, and the ids of those whose head alone is stored, with the bytes of the whole. The
+        rest are not dead messages, or were published again before.
     """
     rows = cast(
-        "list[tuple[int, str, int, bytes | None, bytes | None, list[bytes] | None]]",
+        "list[tuple[int, str, int, bytes | None, bytes | None, list[bytes] | None, int | None]]",
         connection.execute(_LOCK_DEAD_MESSAGES, {"ids": list(ids)}, binary=True).fetchall(),
     )
     messages = [
@@ -217,12 +223,14 @@ def republish(connection: Conn, installation: Installation, ids: Sequence[int], 
             publish_at=now,
             headers=headers_of(parts),
         )
-        for _, topic, partition, key, value, parts in rows
+        for _, topic, partition, key, value, parts, cut_from in rows
+        if cut_from is None
     ]
     append(connection, messages, shards=installation.shards)
-    sent = [number for number, *_ in rows]
+    cut = {number: cut_from for number, *_, cut_from in rows if cut_from is not None}
+    sent = [number for number, *_ in rows if number not in cut]
     connection.execute(_MARK_REPUBLISHED, {"ids": sent})
-    return set(sent)
+    return set(sent), cut
 
 
 def purge(connection: Conn, ids: Sequence[int]) -> int:

@@ -454,12 +454,12 @@ VALUES (%(tenant)s, 'run', %(run_id)s, %(job_id)s, %(reason)s, %(created_at)s)
 ON CONFLICT (run_id) DO NOTHING
 
 -- name: add_dead_message
--- Inserts the dead letter of a message, byte for byte. Its tenant is unreadable, so the default tenant owns it. A
--- repeat after a crash changes nothing.
+-- Inserts the dead letter of a message. Its tenant is unreadable, so the default tenant owns it. A repeat after a
+-- crash changes nothing.
 -- Index: dead_letters_topic_partition_offset_key.
 -- No lock.
-INSERT INTO dead_letters (tenant, kind, topic, partition, "offset", key, value, headers, reason, created_at)
-VALUES ('default', 'message', %(topic)s, %(partition)s, %(offset)s, %(key)s, %(value)s, %(headers)s, %(reason)s, %(created_at)s)
+INSERT INTO dead_letters (tenant, kind, topic, partition, "offset", key, value, headers, cut_from, reason, created_at)
+VALUES ('default', 'message', %(topic)s, %(partition)s, %(offset)s, %(key)s, %(value)s, %(headers)s, %(cut_from)s, %(reason)s, %(created_at)s)
 ON CONFLICT (topic, partition, "offset") DO NOTHING
 
 -- name: read_attempts
@@ -590,7 +590,7 @@ SELECT d.id, d.run_id, d.redriven_run_id
 -- Locks dead messages that have not been published again; returns the parts of the message.
 -- Index: dead_letters_pkey.
 -- Lock: each row in id order.
-SELECT d.id, d.topic, d.partition, d.key, d.value, d.headers
+SELECT d.id, d.topic, d.partition, d.key, d.value, d.headers, d.cut_from
   FROM dead_letters AS d
  WHERE d.id = ANY (%(ids)s) AND d.kind = 'message' AND d.redriven_at IS NULL
  ORDER BY d.id

@@ -6,6 +6,7 @@ from uuid import uuid4
 
 import httpx
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from tests.control.api.answering import answering, refusal
 from tests.fixtures.database import Database
@@ -70,16 +71,35 @@ def test_completion_of_an_ended_attempt_changes_nothing(client: httpx.Client, da
     assert len(completions(database)) == 1
 
 
-def test_forged_token_is_refused(client: httpx.Client, database: Database) -> None:
+@pytest.mark.parametrize("verb", ["complete", "heartbeat"])
+@pytest.mark.parametrize("in_header", [True, False])
+def test_forged_token_is_refused_without_a_transaction_and_uses_up_no_request_id(
+    database: Database, *, verb: str, in_header: bool
+) -> None:
     started = a_waiting_run(database)
+    path, honest = f"/api/v1/runs/{started.run_id}:{verb}", {"request_id": "order-7"}
+    nowhere = Database(make_conninfo(database.url, dbname="there_is_none"), database.installation)
     forged = task_token(b"another key", started.run_id, 1)
+    with answering(nowhere, token="correct-horse-battery") as client:  # a transaction would be answered with 503
+        for token in (forged, forged[:-1], "nonsense", "\u00fc"):
+            shown = {"Authorization": f"Bearer {token}".encode()} if in_header else {"Authorization": b""}
+            body = honest if in_header else honest | {"token": token}
+            answer = client.post(path, headers=shown, json=body)
+            assert refusal(answer, HTTPStatus.UNAUTHORIZED)["code"] == "unauthorized"
+            assert answer.headers["www-authenticate"] == "Bearer"
+    with answering(database, token="correct-horse-battery") as client:
+        client.post(path, headers={"Authorization": f"Bearer {forged}"}, json=honest)
+        assert database.count("requests") == 0
+        bearer = {"Authorization": f"Bearer {token_of(database, started)}"}
+        assert client.post(path, headers=bearer, json=honest).status_code == HTTPStatus.OK
+
+
+def test_token_of_another_run_than_the_address_names_is_refused(client: httpx.Client, database: Database) -> None:
+    started = a_waiting_run(database)
     others = task_token(database.installation.task_token_key, uuid4(), 1)
-    for token in (forged, others, "nonsense"):
-        answer = client.post(
-            f"/api/v1/runs/{started.run_id}:complete", headers={"Authorization": f"Bearer {token}"}, json={}
-        )
-        [error] = refusal(answer, HTTPStatus.UNPROCESSABLE_ENTITY)["errors"]
-        assert error["path"] == "token"
+    answer = client.post(f"/api/v1/runs/{started.run_id}:complete", headers={"Authorization": f"Bearer {others}"})
+    [error] = refusal(answer, HTTPStatus.UNPROCESSABLE_ENTITY)["errors"]
+    assert error["path"] == "token"
     assert open_run(database, started.run_id).state == "waiting"
 
 

@@ -1,0 +1,73 @@
+"""Aliases in YAML: they may share a part of a job, and cannot make one too long."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidewheel.control.cli import job_files
+from tidewheel.control.cli.job_files import JobLoader, read_job, read_jobs
+from tidewheel.errors import FieldError, InvalidInput
+
+LAUGHS = "\n".join(
+    ["a0: &a0 [lol, lol, lol, lol, lol, lol, lol, lol, lol]"]
+    + [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 30)]
+)
+ENDLESS = "key: k\npayload: &p [*p]"
+
+
+@pytest.mark.parametrize("form", ["{}", "- {}", "---\nkey: first\n---\n{}"])
+@pytest.mark.parametrize(("bomb", "problem"), [(LAUGHS, "its aliases stand for more"), (ENDLESS, "contains itself")])
+def test_alias_bomb_is_refused(tmp_path: Path, form: str, bomb: str, problem: str) -> None:
+    file = tmp_path / "jobs.yaml"
+    indented = bomb.replace("\n", "\n  ") if form.startswith("- ") else bomb
+    file.write_text(form.format(indented))
+    *_, last = read_jobs(str(file))
+    assert isinstance(last.content, FieldError)
+    assert problem in last.content.problem
+
+
+@pytest.mark.parametrize("bomb", [LAUGHS, ENDLESS, "a: " + "[" * 5000 + "]" * 5000])
+def test_alias_bomb_and_deep_nesting_are_refused_as_one_job(tmp_path: Path, bomb: str) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(bomb)
+    with pytest.raises(InvalidInput) as raised:
+        read_job(str(file))
+    assert raised.value.errors[0].path == "--file"
+
+
+def test_deep_nesting_is_reported(tmp_path: Path) -> None:
+    file = tmp_path / "jobs.yaml"
+    file.write_text("a: " + "[" * 5000 + "]" * 5000)
+    [found] = read_jobs(str(file))
+    assert isinstance(found.content, FieldError)
+    assert found.content.problem == "it is nested too deep"
+
+
+def test_jobs_may_share_a_part(tmp_path: Path) -> None:
+    file = tmp_path / "jobs.yaml"
+    file.write_text("- {key: a, target: &t {type: http, url: 'https://x'}}\n- {key: b, target: *t}\n")
+    first, second = (found.content for found in read_jobs(str(file)))
+    assert isinstance(first, dict)
+    assert isinstance(second, dict)
+    assert first["target"] == second["target"] == {"type": "http", "url": "https://x"}
+
+
+@given(st.lists(st.lists(st.integers(0, 20), max_size=3), min_size=1, max_size=6))
+def test_length_of_a_job_is_that_of_its_aliases_written_out(shape: list[list[int]]) -> None:
+    """Each list holds the ones before it that its numbers name."""
+    lines = [f"a{n}: &a{n} [x{''.join(f', *a{of % n}' for of in parts if n)}]" for n, parts in enumerate(shape)]
+    text = "\n".join(lines)
+    value = yaml.load(text, JobLoader)  # noqa: S506 - it is a safe loader
+    nodes = json.dumps(value).count("[") + json.dumps(value).count('"x"') * 2 + 1
+    nodes += sum(1 + len(name) for name in value)
+    [node] = yaml.compose_all(text, JobLoader)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(job_files, "MAX_DOCUMENT_BYTES", nodes)
+        job_files.ensure_bounded(node)
+        patched.setattr(job_files, "MAX_DOCUMENT_BYTES", nodes - 1)
+        with pytest.raises(yaml.YAMLError, match="its aliases stand for more"):
+            job_files.ensure_bounded(node)
