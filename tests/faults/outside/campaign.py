@@ -33,7 +33,6 @@ from tests.faults.outside.topics import read_topics
 from tests.faults.outside.verdict import Enough, Report, check, recoveries
 
 _PATIENCE_SECONDS = 90.0
-_SETTLE_SECONDS = 120.0
 _LOOK_SECONDS = 0.1
 _BEHIND = 2 * SECOND  # a steady job is served if what was due so long ago has run
 _AHEAD_SECONDS = 8.0  # a `once` or a delayed trigger is at most so far ahead when the load ends
@@ -89,6 +88,7 @@ class Campaign:
         calm: Seconds before each fault.
         policies: True to submit a job of each `catch_up` too.
         edits: False to leave the jobs as they are.
+        patience: Seconds to wait for replies, and for quiet, at the end.
     """
 
     site: Site
@@ -98,6 +98,7 @@ class Campaign:
     calm: float = 2.0
     policies: bool = False
     edits: bool = True
+    patience: float = 90.0
 
     def run(self) -> tuple[History, Report]:
         """Live through it; return its history and the verdict."""
@@ -130,10 +131,10 @@ class Campaign:
             _NEVER.wait(self.calm)
             self._inject(row(site, load, self.seed), steady)
         _NEVER.wait(self.calm)
-        answered = load.stop()
+        answered = load.stop(self.patience)
         ended = now_us()
         _NEVER.wait(_AHEAD_SECONDS)
-        quiet = now_us() if _within(_SETTLE_SECONDS, site.is_settled) and answered else None
+        quiet = now_us() if _within(self.patience, site.is_settled) and answered else None
         tables = self._dump()
         client.close()
         self._stop_all()
@@ -183,7 +184,7 @@ class Campaign:
         with self.site.database() as connection:
             states = {str(run): str(state) for run, state in connection.execute("SELECT run_id, state FROM runs")}
             left = {name: _rows(connection, name) for name in _EMPTY}
-        _within(_PATIENCE_SECONDS / 3, lambda: self.site.lag() == 0)
+        _within(self.patience / 3, lambda: self.site.lag() == 0)
         tables = Tables(states, left, self.site.lag())
         (self.site.folder / "dump.jsonl").write_text(json.dumps({"states": states, "left": left, "lag": tables.lag}))
         return tables

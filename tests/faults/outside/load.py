@@ -70,15 +70,15 @@ class Load:
         for _ in range(runs):
             self._client.request({"type": "job.trigger", "key": "held"}, "held")
 
-    def stop(self) -> bool:
-        """Edit no more and pause what recurs; return True when every request is answered."""
+    def stop(self, patience: float) -> bool:
+        """Edit no more and pause what recurs; return True if every request is answered within these seconds."""
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join()
-        answered = self._client.wait_answered(_WAIT_SECONDS)
+        answered = self._client.wait_answered(patience)
         for key in self._jobs:
             self._client.request({"type": "job.pause", "key": key}, key)
-        return self._client.wait_answered(_WAIT_SECONDS) and answered
+        return self._client.wait_answered(patience) and answered
 
     def _run(self) -> None:
         acts = (self._edit, self._edit, self._pause, self._trigger, self._trigger, self._cancel, self._once)

@@ -104,7 +104,7 @@ def test_full_disks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_mutant_is_found(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     seed = seed_of("TIDEWHEEL_FAULTS_SEED")
     site, calm = Site(tmp_path, seed, mutant=name), _CALM.get(name, 2.0)
-    _, report = judge(Campaign(site, seed, _SHOWN_BY[name], Enough(0, 0), calm), capsys)
+    _, report = judge(Campaign(site, seed, _SHOWN_BY[name], Enough(0, 0), calm, patience=20), capsys)
     found = sorted({anomaly.check for anomaly in report.anomalies})
     with capsys.disabled():
         print_now(f"mutant {name} ({MUTANTS[name].what}): {', '.join(found) or 'not found'}")
