@@ -1,0 +1,147 @@
+"""Memory of every service under hostile input: no process exceeds 256 MB."""
+
+import gzip
+import json
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from random import Random
+
+import httpx
+import pytest
+from confluent_kafka import Producer
+
+from tests.control.api.answering import enter
+from tests.fixtures.services import Fleet, Role, Service
+from tests.transitions.acts import submission
+from tidewheel.kafka.topics import DEFAULT_QUEUE
+from tidewheel.runs import Lane
+from tidewheel.schemas.codec import FORMS
+from tidewheel.schemas.generated.records import Request, RunRequest
+
+pytestmark = [pytest.mark.slow, pytest.mark.kafka]
+
+MEGABYTE = 1 << 20
+LIMIT = 256 * MEGABYTE
+TOKEN = "correct-horse-battery"
+
+HEADERS = (FORMS[Request].header, FORMS[RunRequest].header)
+LONGEST = b"\xfe\xff\xff\xff\xff\xff\xff\xff\xff\x01"  # 2^63 - 1, as a length or a count
+CHANCE = Random(19)  # noqa: S311 - examples, the same in every run
+UNREADABLE = (
+    b'{"a":' * 200_000,
+    b"[" * MEGABYTE,
+    b'{"type": "job.submit", "job": {"payload": ' + b"[" * 30_000 + b"]" * 30_000 + b"}}",
+    json.dumps({"type": "job.submit", "labels": {f"{n:04}": "x" for n in range(70_000)}}).encode(),
+    json.dumps({"type": "job.trigger", "key": "k", "payload": [f"{n:02}" for n in range(150_000)]}).encode(),
+    *(header + LONGEST * 100 for header in HEADERS),
+    *(header + bytes(MEGABYTE - 100) for header in HEADERS),
+    *(header + b"\x02" * (MEGABYTE - 100) for header in HEADERS),
+    *(header + CHANCE.randbytes(100_000) for header in HEADERS),
+)
+
+
+def peak(service: Service) -> int:
+    """The most memory that a process has had, in bytes."""
+    lines = Path(f"/proc/{service.process.pid}/status").read_text().splitlines()
+    [line] = [each for each in lines if each.startswith("VmHWM:")]
+    return int(line.split()[1]) * 1024
+
+
+def send_to_all(fleet: Fleet, values: list[bytes], codec: str) -> None:
+    """Produce to each topic that a service reads; each value as a batch of its own, all in one partition."""
+    told = {"message.max.bytes": 1_000_000_000, "batch.size": 1_000_000_000, "batch.num.messages": 1}
+    producer = Producer({**fleet.kafka, **told, "compression.type": codec})
+    for topic in (
+        fleet.topics.requests,
+        fleet.topics.target_replies,
+        *(fleet.topics.runs(DEFAULT_QUEUE, lane) for lane in Lane),
+    ):
+        for value in values:
+            producer.produce(topic, value, partition=0)
+            assert producer.flush(60) == 0
+
+
+@pytest.mark.parametrize("sizes", [[60, 80] * 6, [1] * 100], ids=["huge", "small"])
+def test_zstd_that_unpacks_to_megabytes(fleet: Fleet, sizes: list[int]) -> None:
+    services = fleet.start_all()
+    fleet.wait_started()
+    send_to_all(fleet, [bytes(size * 1_000_000) for size in sizes], "zstd")
+    assert_reads_on(fleet)
+    report("zstd", services)
+
+
+@pytest.mark.parametrize("codec", ["lz4", "gzip"])
+def test_other_codecs_are_unpacked_one_batch_at_a_time(fleet: Fleet, codec: str) -> None:
+    """No setting of the client bounds them: twelve at once would be more than a gigabyte."""
+    services = fleet.start_all()
+    fleet.wait_started()
+    send_to_all(fleet, [bytes(60_000_000)] * 12, codec)
+    assert_reads_on(fleet)
+    report(codec, services, limit=1 << 30)
+
+
+def test_messages_that_are_deep_or_count_too_much(fleet: Fleet) -> None:
+    services = fleet.start_all()
+    fleet.wait_started()
+    send_to_all(fleet, [*UNREADABLE] * 3, "none")
+    for number in range(40):
+        job = submission(
+            f"big-{number}", target="note", schedule={"once": "2020-01-01T00:00:00Z"}, payload="x" * 250_000
+        )
+        fleet.ask(job)
+    fleet.flush()
+    assert_reads_on(fleet)
+    fleet.until(fleet.settled, "every run has ended")
+    report("deep", services)
+
+
+def test_bodies_of_requests_to_the_api(fleet: Fleet) -> None:
+    port = 20_000 + os.getpid() % 10_000
+    api = fleet.start("api", API_PORT=str(port), API_TOKEN=TOKEN)
+    fleet.wait_started()
+    url = f"http://127.0.0.1:{port}"
+    strings = json.dumps({"a": [f"{n:02}" for n in range(150_000)]}).encode()
+    names = json.dumps({f"{n:05}": n for n in range(80_000)}).encode()
+    bodies = (*UNREADABLE, strings, names, bytes(50_000_000), gzip.compress(bytes(500_000_000)))
+    run = "/api/v1/runs/01a1f866-b48a-80af-96e8-cb1df771f593:complete"
+
+    def ask(number: int) -> int:
+        body, path = bodies[number % len(bodies)], (run, "/api/v1/executors")[number % 2]
+        headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+        if number % 2:
+            headers["Authorization"] = f"Bearer {TOKEN}"
+        try:
+            content = iter([body]) if number % 3 else body  # chunked, or with its length
+            return httpx.post(url + path, content=content, headers=headers, timeout=60, trust_env=False).status_code
+        except httpx.HTTPError:  # closed before all was sent
+            return 413
+
+    with ThreadPoolExecutor(40) as askers:
+        found = set(askers.map(ask, range(30 * len(bodies))))
+    assert found <= {400, 401, 413, 415, 422, 503}
+    with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {TOKEN}"}, trust_env=False) as client:
+        assert enter(client).heartbeat() == []
+    report("bodies", {"api": api})
+
+
+def assert_reads_on(fleet: Fleet) -> None:
+    """Wait until a job that is submitted and triggered behind all this has run."""
+    fleet.ask(submission("behind", target="note"))
+    fleet.ask({"type": "job.trigger", "key": "behind"})
+    fleet.flush()
+    fleet.until(
+        lambda: fleet.database.value(
+            "SELECT count(*) FROM finished_runs JOIN jobs USING (job_id) WHERE key = 'behind'"
+        ),
+        "the job behind has run",
+        seconds=120,
+    )
+
+
+def report(what: str, services: Mapping[Role, Service], *, limit: int = LIMIT) -> None:
+    """Check the most memory that each service has had."""
+    peaks = {role: peak(service) for role, service in services.items()}
+    print("PEAK", what, {role: f"{size // MEGABYTE} MB" for role, size in peaks.items()})  # noqa: T201
+    assert all(size < limit for size in peaks.values()), peaks
