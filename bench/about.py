@@ -15,7 +15,7 @@ from tidewheel.settings import ExecutorSettings, RelaySettings, SchedulerSetting
 
 _LIBRARIES = ("tidewheel", "psycopg", "confluent-kafka", "fastavro", "pydantic", "uvloop")
 _SHOWN_SETTINGS = (SchedulerSettings, RelaySettings, ExecutorSettings)
-_HIDDEN = frozenset({"database_url", "kafka_bootstrap", "webhook_secret", "topic_prefix"})
+_HIDDEN = frozenset({"database_url", "kafka_bootstrap", "webhook_secrets", "topic_prefix"})
 
 
 def describe(server: Server) -> dict[str, object]:

@@ -462,8 +462,10 @@ class ExecutorSettings(Connections):
     http_ca_file: Path | None = Field(
         None, description="PEM file of an internal authority; HTTP targets may use its certificates besides public ones"
     )
-    webhook_secret: SecretStr | None = Field(
-        None, description="secret that signs HTTP requests, `whsec_…`; several, for rotation, separated by blanks"
+    webhook_secrets: SecretStr | None = Field(
+        None,
+        description="secrets that sign HTTP requests, each for one host: `host=whsec_…`, separated by blanks; several "
+        "for one host, for rotation, all sign",
     )
     shell_env: str = Field(
         "PATH,HOME,LANG,TZ",
@@ -510,7 +512,7 @@ class ExecutorSettings(Connections):
                 raise ValueError(message) from None
         return file
 
-    @field_validator("webhook_secret")
+    @field_validator("webhook_secrets")
     @classmethod
     def _are_secrets(cls, written: SecretStr | None) -> SecretStr | None:
         """Refuse a secret that receivers could not verify signatures with."""

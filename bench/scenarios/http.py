@@ -83,7 +83,7 @@ async def _by_aiohttp(url: str, calls: int, in_flight: int) -> tuple[float, floa
 
 
 async def _by_runner(url: str, calls: int, in_flight: int) -> tuple[float, float]:
-    runner = HttpRunner(allow_private=True, secrets=(_SECRET,))
+    runner = HttpRunner(allow_private=True, secrets={"127.0.0.1": (_SECRET,)})
     attempt = _attempt(url)
 
     async def call() -> None:

@@ -33,7 +33,7 @@ from tidewheel.schemas.generated.records import HttpTarget
 from tidewheel.settings import ExecutorSettings
 from tidewheel.task_tokens import TASK_TOKEN_HEADER, task_token
 from tidewheel.transitions.installation import Installation
-from tidewheel.webhooks import read_secrets, signature_headers
+from tidewheel.webhooks import host_key, read_secrets, signature_headers
 
 _BODY_BYTES = 48 * 1024  # of the response; as text below the 64 KiB of a result, unless JSON escapes it
 _CUT_CHARACTERS = 8192  # each takes at most 6 bytes as JSON: 48 KiB together
@@ -136,7 +136,7 @@ class HttpRunner:
 
     Args:
         allow_private: True if targets may reach loopback, private and link-local addresses.
-        secrets: Keys that sign requests.
+        secrets: Keys that sign requests, by host: `read_secrets`.
         task_token_key: Key of task tokens.
         lost_lease: Returns True if this executor may no longer start anything.
         resolve: Resolves names in place of the system.
@@ -148,7 +148,7 @@ class HttpRunner:
         self,
         *,
         allow_private: bool,
-        secrets: Sequence[bytes] = (),
+        secrets: Mapping[str, Sequence[bytes]] | None = None,
         task_token_key: bytes = b"",
         lost_lease: Callable[[], bool] = lambda: False,
         resolve: Resolve | None = None,
@@ -157,7 +157,7 @@ class HttpRunner:
     ) -> None:
         self._allow_lists = allow_lists or AllowLists(allow_private=allow_private, ports=None)
         self._ca_file = ca_file
-        self._secrets, self._task_token_key, self._lost_lease = secrets, task_token_key, lost_lease
+        self._secrets, self._task_token_key, self._lost_lease = secrets or {}, task_token_key, lost_lease
         self._guard = AddressGuard(allow_private=allow_private, resolve=resolve)
         self._client: HttpClient | None = None
 
@@ -178,7 +178,11 @@ class HttpRunner:
             self._client = HttpClient(self._guard, self._lost_lease, self._ca_file)  # needs the running loop
         seconds = min(CONNECT_SECONDS, attempt.start_to_close_seconds)
         request = self._client.request(
-            target.method, url, headers=self._headers(attempt, target), content=attempt.payload, seconds=seconds
+            target.method,
+            url,
+            headers=self._headers(attempt, target, url.raw_host or ""),
+            content=attempt.payload,
+            seconds=seconds,
         )
         try:
             async with request as response:
@@ -192,11 +196,12 @@ class HttpRunner:
             await self._client.close()
         await self._guard.close()
 
-    def _headers(self, attempt: Attempt, target: HttpTarget) -> dict[str, str]:
+    def _headers(self, attempt: Attempt, target: HttpTarget, host: str) -> dict[str, str]:
         headers = _headers(attempt, target.headers)
-        if self._secrets:
+        secrets = self._secrets.get(host_key(host), ())
+        if secrets:
             now = SystemClock().now()
-            headers |= signature_headers(self._secrets, name=attempt.request.run_id, at=now, body=attempt.payload)
+            headers |= signature_headers(secrets, name=attempt.request.run_id, at=now, body=attempt.payload)
         if target.async_timeout_ms is not None:
             headers[TASK_TOKEN_HEADER] = task_token(self._task_token_key, *attempt.key)
         return headers
@@ -204,10 +209,10 @@ class HttpRunner:
 
 def http_runner(settings: ExecutorSettings, installation: Installation, lost_lease: Callable[[], bool]) -> HttpRunner:
     """Return the runner of an executor with these settings."""
-    secret = settings.webhook_secret
+    secrets = settings.webhook_secrets
     return HttpRunner(
         allow_private=settings.http_allow_private,
-        secrets=read_secrets(secret.get_secret_value()) if secret else (),
+        secrets=read_secrets(secrets.get_secret_value()) if secrets else None,
         task_token_key=installation.task_token_key,
         lost_lease=lost_lease,
         ca_file=settings.http_ca_file,

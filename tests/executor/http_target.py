@@ -157,6 +157,7 @@ def call(
     job: dict[str, Any] | None = None,
     seconds: float = 60.0,
     secrets: tuple[bytes, ...] = (),
+    host: str = "127.0.0.1",
     resolve: Resolve | None = None,
     target: Mapping[str, object] | None = None,
 ) -> list[Outcome]:
@@ -168,12 +169,14 @@ def call(
         job: More of the job.
         seconds: The time each attempt has.
         secrets: What to sign with.
+        host: Whose requests these sign.
         resolve: As the runner's.
         target: More of the target.
     """
 
     async def work() -> list[Outcome]:
-        runner = HttpRunner(allow_private=allow_private, secrets=secrets, task_token_key=b"of tests", resolve=resolve)
+        known = {host: secrets} if secrets else None
+        runner = HttpRunner(allow_private=allow_private, secrets=known, task_token_key=b"of tests", resolve=resolve)
         try:
             outcomes: list[Outcome] = []
             for url in urls:

@@ -45,6 +45,22 @@ def test_during_a_rotation_each_secret_signs() -> None:
     assert not verifies(b"another secret altogether", request)
 
 
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.2", "example.org", "0.0.1"])
+def test_secret_of_another_host_signs_nothing(host: str) -> None:
+    """Or each receiver could sign requests to all the others."""
+    with serving() as target:
+        [outcome] = call(target.url(), secrets=(NEW,), host=host)
+    assert outcome.kind == AttemptOutcome.SUCCEEDED
+    assert not [name for name in target.received[0].headers if name.startswith("webhook-")]
+
+
+def test_secret_signs_however_the_url_writes_its_host() -> None:
+    with serving() as target:
+        call(target.url().replace("127.0.0.1", "0x7f000001"), secrets=(NEW,))
+        call(target.url().replace("127.0.0.1", "LocalHost"), secrets=(NEW,), host="localhost")
+    assert [verifies(NEW, request) for request in target.received] == [True, True]
+
+
 def test_without_a_secret_nothing_is_signed() -> None:
     with serving() as target:
         call(target.url())

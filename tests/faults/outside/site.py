@@ -37,7 +37,7 @@ LANES = ("runs.critical", "runs.standard", "runs.batch")
 SETTINGS = {
     "HANDLERS": "tests.faults.outside.handlers",
     "HTTP_ALLOW_PRIVATE": "true",
-    "WEBHOOK_SECRET": SECRET,
+    "WEBHOOK_SECRETS": f"127.0.0.1={SECRET}",
     "HEARTBEAT": "1s",
     "LEASE": f"{LEASE_SECONDS}s",
     "LOOKAHEAD": "2s",
