@@ -120,13 +120,14 @@ PRIVATE_V4 = st.sampled_from([each for each in REFUSED if each.version == 4]).fl
     PRIVATE_V4,
     st.sampled_from(["{0}", "{0:#x}", "0{0:o}", "{1}.{2}", "{1:#x}.{2}", "0{1:o}.{3}.{4}", "{1}.{3:#x}.{5}.{6}"]),
     st.sampled_from(["", "."]),
-    st.sampled_from([str, str.upper, lambda text: text.translate({n: n + 0xFEE0 for n in range(0x30, 0x3A)})]),
+    st.sampled_from([{}, {n: n + 0xFEE0 for n in range(0x30, 0x3A)}]),  # full-width digits
 )
 def test_any_spelling_of_a_private_address_is_refused(
-    address: IPv4Address, spelling: str, end: str, written: type[str]
+    address: IPv4Address, spelling: str, end: str, letters: dict[int, int]
 ) -> None:
     n = int(address)
-    host = written(spelling.format(n, n >> 24, n & 0xFFFFFF, n >> 16 & 0xFF, n & 0xFFFF, n >> 8 & 0xFF, n & 0xFF) + end)
+    parts = (n, n >> 24, n & 0xFFFFFF, n >> 16 & 0xFF, n & 0xFFFF, n >> 8 & 0xFF, n & 0xFF)
+    host = (spelling.format(*parts) + end).translate(letters)
     assert read_url(f"http://{host}/").host.address == ip_address(n)
     assert "targets must not reach" in refusal(f"http://{host}/")
 
