@@ -24,6 +24,9 @@ from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.requeue import Requeue, requeue_runs
 from tidewheel.transitions.retry import UNKNOWN_OUTCOME, Failure, next_attempt
 
+LEAST_SNOOZE = timedelta(seconds=1)
+"""A shorter one, in a loop, would keep PostgreSQL busy with one run."""
+
 _ENDS = {
     AttemptOutcome.SUCCEEDED: RunState.SUCCEEDED,
     AttemptOutcome.CANCELLED: RunState.CANCELLED,
@@ -146,7 +149,7 @@ def requeue(attempt: RecordableAttempt, outcome: Outcome, executor_id: UUID) -> 
         attempt=attempt.started.attempt,
         executor_id=executor_id,
         outcome=outcome.kind,
-        delay=outcome.snooze if delay is None else delay,
+        delay=_pause(outcome) if delay is None else delay,
         error_type=outcome.error_type,
         error_message=outcome.error_message,
         trace=outcome.trace,
@@ -155,6 +158,11 @@ def requeue(attempt: RecordableAttempt, outcome: Outcome, executor_id: UUID) -> 
         output_bytes=attempt.output.written if attempt.output else None,
         claimed_from=attempt.started.claimed_from,
     )
+
+
+def _pause(outcome: Outcome) -> timedelta:
+    """Return the delay of a run that goes back uncounted; a snooze is no shorter than `LEAST_SNOOZE`."""
+    return max(outcome.snooze, LEAST_SNOOZE) if outcome.kind is AttemptOutcome.SNOOZED else outcome.snooze
 
 
 def next_delay(attempt: RecordableAttempt, outcome: Outcome) -> timedelta | None:

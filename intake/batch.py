@@ -131,7 +131,7 @@ def _decode(message: Message, failure: Exception | None) -> _Decoded:
         request, encoding = read_request(value)
     except (UndecodableMessage, RequestRefused) as error:
         return error
-    return ReceivedRequest(request, origin_of(message), encoding, _bytes(message.key()))
+    return ReceivedRequest(request, origin_of(message), encoding, _bytes(message.key()), message.timestamp()[1])
 
 
 def _apply_requests(

@@ -107,7 +107,7 @@ class _Cancels:
         state = RunState(str(found[0]))
         attempt, executor_id = cast("tuple[int, UUID | None]", found[1:])
         if state in MOVES[Move.REQUEST_CANCEL].sources:
-            request_cancel(self._connection, [run_id])
+            request_cancel(self._connection, {run_id: reason})
         elif state is not RunState.CANCELLING:
             end = RunEnd(run_id, attempt, RunState.CANCELLED, executor_id, reason=reason)
             finish_runs(self._connection, self._installation, [end])

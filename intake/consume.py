@@ -51,8 +51,10 @@ _GIVE_UP_SECONDS = 60.0
 _REJOIN_SECONDS = 0.2  # joining takes longer than that by itself
 _NO_TROUBLE = "", float("-inf")
 _TROUBLED_SECONDS = 30.0  # longer than the longest pause between two tries, plus the duration of one try
-# A request is rejected after so many timeouts alone: the first may be due to a slow database.
-_MAX_TIMEOUTS = 2
+# A request is rejected after so many timeouts alone, each followed by a quick answer to a trivial one. With a slower
+# answer the machine is at fault, and the request waits.
+_MAX_TIMEOUTS = 3
+_QUICK_SECONDS = 0.5  # a trivial transaction takes 1 ms
 _PURGE_LIMIT = 5000  # the LIMIT of purge_replies: more rows are due when it was reached
 
 
@@ -247,7 +249,7 @@ class Member:
         | the result of a COMMIT is unknown | the same |
         | another transaction holds a row | defers the request's partition; the other partitions go on |
         | a request needs its own transaction | applies it alone, in its place |
-        | a statement or transaction timeout | halves the batch; rejects a request that times out alone twice |
+        | a statement or transaction timeout | halves the batch; rejects a request that times out alone three times |
         | the database is unavailable | retries for 60 s without a success, then leaves the group |
         | data that does not fit, or a fault of ours | applies each request alone; rejects the one that fails alone |
 
@@ -315,7 +317,18 @@ class Member:
                 self._batch_size,
             )
             return
-        self._timeouts[_address(messages[0])] += 1
+        if self._is_database_quick():
+            self._timeouts[_address(messages[0])] += 1
+
+    def _is_database_quick(self) -> bool:
+        """Return True if a trivial request is answered at once: then the one that timed out is at fault."""
+        began = monotonic_seconds()
+        try:
+            with self._session.transaction() as connection:
+                read_now(connection)
+        except Unavailable:
+            return False
+        return monotonic_seconds() - began < _QUICK_SECONDS
 
     def _apply_piece(self, piece: _Piece) -> None:
         ends = ends_of(piece.messages)

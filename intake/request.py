@@ -43,12 +43,14 @@ class ReceivedRequest:
         reply_key: The key of its message.
         tenant: The tenant of the request.
         key: The key of its job; a job submitted without one gets the request_id, or the message's coordinates.
+        sent_ms: The timestamp of its message. A topic that was created again repeats offsets, but no timestamps.
     """
 
     request: Request
     origin: RequestOrigin | None = None
     encoding: Encoding = "json"
     reply_key: bytes | None = None
+    sent_ms: int | None = None
     tenant: str = field(init=False)
     key: str | None = field(init=False)
     _job_id: JobId | None = field(init=False, default=None)
@@ -114,7 +116,10 @@ class ReceivedRequest:
         return name.encode() if name else None
 
     def _coordinates(self) -> str | None:
-        return f"{self.origin.topic}/{self.origin.partition}/{self.origin.offset}" if self.origin else None
+        if self.origin is None:
+            return None
+        sent = "" if self.sent_ms is None else f"@{self.sent_ms}"
+        return f"{self.origin.topic}/{self.origin.partition}/{self.origin.offset}{sent}"
 
 
 def accepted(received: ReceivedRequest, **facts: object) -> Reply:

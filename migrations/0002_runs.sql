@@ -184,6 +184,7 @@ CREATE TABLE signals (
     tenant      text NOT NULL,
     executor_id uuid NOT NULL,
     created_at  timestamptz NOT NULL,
+    reason      text, -- of the cancel, for the end of the run
     PRIMARY KEY (run_id, attempt, kind)
 );
 CREATE INDEX signals_by_executor ON signals (executor_id);

@@ -22,7 +22,7 @@ from psycopg.rows import class_row
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
 from tidewheel.postgres.pg_arrays import uuids
-from tidewheel.postgres.session import Conn, Session
+from tidewheel.postgres.session import Conn, Session, read_ids
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import MOVES, Cause, Move, RunState, sources
 from tidewheel.transitions.cancel_signals import request_cancel
@@ -284,15 +284,16 @@ class BulkCancel:
                 if RunState(row.state) not in _TO_SIGNAL
             ]
             ended = finish_runs(connection, self._installation, ends)
-            signalled = _signal(connection, [row.run_id for row in rows if RunState(row.state) in _TO_SIGNAL])
+            signalled = _signal(
+                connection, [row.run_id for row in rows if RunState(row.state) in _TO_SIGNAL], cancellation.reason
+            )
             done = CancelResult(len(ended.states), len(signalled))
             connection.execute(_COUNT_CANCELLED, {"id": cancellation.id, "more": done.ended + done.signalled})
         return done
 
 
-def _signal(connection: Conn, run_ids: Sequence[UUID]) -> set[UUID]:
+def _signal(connection: Conn, run_ids: Sequence[UUID], reason: str) -> set[UUID]:
     if not run_ids:
         return set()
     columns: dict[str, object] = {"run_ids": uuids(run_ids), "states": sources(Move.REQUEST_CANCEL)}
-    rows = connection.execute(_LOCK_CANCELLED, columns, binary=True).fetchall()
-    return request_cancel(connection, [cast("UUID", run) for (run,) in rows])
+    return request_cancel(connection, dict.fromkeys(read_ids(connection, _LOCK_CANCELLED, columns), reason))

@@ -8,14 +8,13 @@ line leaves it pending.
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 from uuid import UUID
 
 from psycopg.rows import class_row
 
 from tidewheel.errors import Unavailable
 from tidewheel.postgres.pg_arrays import uuids
-from tidewheel.postgres.session import Session
+from tidewheel.postgres.session import Session, read_ids
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import MOVES, Cause, Move, RunState, sources
 from tidewheel.scheduler.bulk_cancel import CancelResult
@@ -106,8 +105,8 @@ class PendingCancels:
             chained = {one.job_id for one in runs.values() if one.job_id and one.cause == Cause.TIMER}
             connection.execute(_LOCK_CANCELLED_CHAINS, {"job_ids": uuids(chained)})
             columns: dict[str, object] = {"run_ids": uuids(running), "states": sources(Move.REQUEST_CANCEL)}
-            rows = connection.execute(_LOCK_CANCELLED, columns, binary=True).fetchall()
-            signalled = request_cancel(connection, [cast("UUID", run) for (run,) in rows]) if rows else set[UUID]()
+            locked = read_ids(connection, _LOCK_CANCELLED, columns)
+            signalled = request_cancel(connection, {run: runs[run].reason for run in locked}) if locked else set[UUID]()
             ends = [_end(one) for run_id, one in runs.items() if run_id not in over and run_id not in running]
             ended = set(finish_runs(connection, self._installation, ends).states)
             done = [one.id for one in cancels if one.run_id in over | signalled | ended]

@@ -282,7 +282,7 @@ class RetryAfter(HandlerSignal):
 
 
 class Snooze(HandlerSignal):
-    """Run again after `delay`; the attempt is not counted."""
+    """Run again after `delay`, at least one second; the attempt is not counted."""
 
     def __init__(self, delay: timedelta | float) -> None:
         self.delay = delay if isinstance(delay, timedelta) else timedelta(seconds=delay)

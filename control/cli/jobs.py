@@ -153,4 +153,4 @@ def _last_run_text(run: read.LastRun | None) -> str | None:
         return None
     scheduled = f"scheduled at {rfc3339(run.scheduled_at)}"
     parts = (run.state, run.reason, run.error_type, duration_text(run.duration), scheduled, str(run.run_id))
-    return ", ".join(part for part in parts if part)
+    return ", ".join(dict.fromkeys(part for part in parts if part))

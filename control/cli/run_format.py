@@ -62,7 +62,7 @@ def run_row(run: RunSummary) -> tuple[str, ...]:
         rfc3339(run.scheduled_at),
         str(run.attempt),
         _duration(run.started_at, run.finished_at),
-        ": ".join(part for part in (run.error_type, run.reason) if part),
+        ": ".join(dict.fromkeys(part for part in (run.error_type, run.reason) if part)),
     )
 
 

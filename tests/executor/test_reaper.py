@@ -208,7 +208,7 @@ def test_lost_run_under_cancellation_ends_cancelled(database: Database, ghost: U
     begin(database, run_id, ghost)
     apply_batch(database, {"type": "run.cancel", "run_id": str(run_id)})
     reap(database)
-    assert final_state(database, run_id) == ("cancelled", "lost")
+    assert final_state(database, run_id) == ("cancelled", "requested")
     assert database.count("signals") == 0
 
 
@@ -249,7 +249,7 @@ def test_lost_at_most_once_run_ends_cancelled_if_requested(database: Database, g
     begin(database, run_id, ghost)
     apply_batch(database, {"type": "run.cancel", "run_id": str(run_id)})
     reap(database)
-    assert final_state(database, run_id) == ("cancelled", "lost")
+    assert final_state(database, run_id) == ("cancelled", "requested")
 
 
 def test_executor_with_a_new_heartbeat_is_not_reaped(database: Database, ghost: UUID) -> None:

@@ -9,6 +9,7 @@ import pytest
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.scheduler.firing import fire_due
 from tests.transitions.acts import HANDLER, about, apply_batch, job_runs, lifecycle, submission, submit
+from tidewheel.errors import Refused
 from tidewheel.ids import bucket_of, job_id, shard_of
 from tidewheel.intake.apply import apply_requests
 from tidewheel.intake.request import ReceivedRequest
@@ -110,6 +111,32 @@ def test_job_without_a_key_is_named_by_request_id_or_offset(database: Database) 
         replies = apply_requests(connection, database.installation, [named, placed])
     assert [reply.key for reply in replies] == ["r-9", "tidewheel.requests/3/17"]
     assert {key for (key,) in database.rows("SELECT key FROM jobs")} == {"r-9", "tidewheel.requests/3/17"}
+
+
+def test_keyless_job_of_a_topic_created_again_is_another_job(database: Database) -> None:
+    """Its topic, partition and offset are those of a message of the topic before; its timestamp is not."""
+    keyless = parse_request({"type": "job.submit", "job": {"schedule": "manual", "target": "a"}})
+    origin = RequestOrigin(topic="tidewheel.requests", partition=3, offset=17)
+    with database.transaction() as connection:
+        for sent in (1_700_000_000_000, 1_800_000_000_000, 1_800_000_000_000):
+            apply_requests(connection, database.installation, [ReceivedRequest(keyless, origin, sent_ms=sent)])
+    assert {key for (key,) in database.rows("SELECT key FROM jobs")} == {
+        "tidewheel.requests/3/17@1700000000000",
+        "tidewheel.requests/3/17@1800000000000",
+    }
+
+
+@pytest.mark.parametrize("key", [" a", "a ", "a\t", "\u3000a", "a\x00", "a\nb"])
+@pytest.mark.parametrize("field", ["key", "request_id"])
+def test_name_with_a_blank_at_an_end_or_a_control_character_is_refused(key: str, field: str) -> None:
+    """No HTTP header could carry it."""
+    job = {"key": key if field == "key" else "a", "schedule": "manual", "target": "a"}
+    document = {"type": "job.submit", "job": job} | ({"request_id": key} if field == "request_id" else {})
+    with pytest.raises(Refused) as raised:
+        parse_request(document)
+    [error] = raised.value.errors
+    assert error.path == ("job.key" if field == "key" else "request_id")
+    assert error.remedy
 
 
 def test_two_submits_of_one_job_in_one_batch_are_applied_in_their_order(database: Database) -> None:

@@ -125,7 +125,7 @@ def test_cancel_other_sends_a_signal_and_waits(job: Database, cause: Cause) -> N
     assert open_run(job, first.run_id).state == RunState.CANCELLING
     assert signals(job) == [(first.run_id, 1, "cancel", EXECUTOR)]
     succeed(job, first)
-    assert final_state(job, first.run_id) == ("cancelled", None)
+    assert final_state(job, first.run_id) == ("cancelled", "overlap")
     assert (active_run_of(job, JOB), open_run(job, second).state, signals(job)) == (second, "queued", [])
 
 
@@ -380,3 +380,37 @@ def test_jobs_do_not_wait_for_each_other(job: Database) -> None:
     claim(job, mine, others)
     succeed(job, first)
     assert [open_run(job, run).state for run in (mine, others)] == ["buffered", "queued"]
+
+
+@pytest.mark.parametrize("state", [RunState.SUCCEEDED, RunState.FAILED, RunState.CANCELLED, RunState.TIMED_OUT])
+def test_run_replaced_by_cancel_other_has_its_reason_whatever_its_attempt_reports(
+    job: Database, state: RunState
+) -> None:
+    first = holding(job)
+    claim(job, make(job, CANCEL))
+    end(job, ending(first, state))
+    assert final_state(job, first.run_id) == ("cancelled", "overlap")
+    [event] = completions(job)
+    assert (event.status, event.reason) == ("cancelled", "overlap")
+
+
+def test_first_of_two_cancels_gives_the_reason(job: Database) -> None:
+    first = holding(job)
+    apply_batch(job, {"type": "run.cancel", "run_id": str(first.run_id), "reason": "not needed"})
+    claim(job, make(job, CANCEL))
+    succeed(job, first)
+    assert final_state(job, first.run_id) == ("cancelled", "not needed")
+
+
+@pytest.mark.parametrize("ended_before", [True, False])
+def test_every_skipped_run_and_its_event_have_the_reason(job: Database, ended_before: bool) -> None:  # noqa: FBT001
+    first = holding(job)
+    older, newer = make(job, CANCEL), make(job, CANCEL)
+    if ended_before:
+        claim(job, older)
+        claim(job, newer)
+    else:
+        claim(job, older, newer)
+    assert final_state(job, older) == ("skipped", "overlap")
+    assert [event.reason for event in completions(job) if event.run_id == str(older)] == ["overlap"]
+    succeed(job, first)

@@ -91,7 +91,7 @@ def make(database: Database, move: Move, run_id: UUID) -> bool:
             wanted = Claim(run_id, attempt + 1, 1, "test/0/0@0")
             return bool(claim_runs(connection, database.installation, [wanted], executor_id=uuid4()).started)
         if move is Move.REQUEST_CANCEL:
-            return request_cancel(connection, [run_id]) == {run_id}
+            return request_cancel(connection, {run_id: "requested"}) == {run_id}
         if move is Move.BUFFER:
             return buffer_runs(connection, [AcquireRequest(JOB, "default", run_id)]) == {run_id}
         if move is Move.PROMOTE:

@@ -152,6 +152,13 @@ def one_line(maximum: int) -> Callable[[str], str]:
     return check
 
 
+def _bare(text: str) -> str:
+    """Refuse blanks at the ends of a name: no header value can have them, and two names look alike."""
+    if text != text.strip():
+        raise InvalidValue(problem=f"{shown(text)} begins or ends with a blank", remedy=f"write {shown(text.strip())}")
+    return text
+
+
 def several_lines(maximum: int) -> Callable[[str], str]:
     """Return a check for text that may have lines and tabs, of at most `most` characters."""
 
@@ -182,7 +189,9 @@ def span(minimum: timedelta, maximum: timedelta) -> Callable[[object], timedelta
 
 def is_plain_key(value: object) -> bool:
     """Return True if a value is certainly a valid key; the document's model decides about any other."""
-    return type(value) is str and 0 < len(value) <= MAX_TEXT and value.isprintable()
+    return (
+        type(value) is str and 0 < len(value) <= MAX_TEXT and value.isprintable() and " " not in (value[0], value[-1])
+    )
 
 
 def is_tenant(value: object) -> bool:
@@ -405,7 +414,7 @@ if TYPE_CHECKING:
 else:
     OverlapPolicy = Literal[tuple(policy.value for policy in Overlap)]  # `Overlap` is the one list of the policies
 
-Key = Annotated[str, AfterValidator(one_line(MAX_TEXT))]
+Key = Annotated[str, AfterValidator(one_line(MAX_TEXT)), AfterValidator(_bare)]
 Reason = Annotated[str, AfterValidator(several_lines(1000))]
 Description = Annotated[str, AfterValidator(several_lines(4096))]
 Tenant = Annotated[str, AfterValidator(_tenant)]

@@ -152,6 +152,7 @@ class Session:
         try:
             yield connection
         except psycopg.Error as error:
+            hide_values(error)
             self._abandon(connection)
             if lacks_partition(error):
                 try:
@@ -170,6 +171,7 @@ class Session:
         try:
             connection.commit()
         except psycopg.Error as error:
+            hide_values(error)
             self._abandon(connection)
             # The server refused before it committed (a deferred check, a conflict): the outcome is known.
             if error.sqlstate and not error.sqlstate.startswith(("08", "57")):
@@ -222,6 +224,15 @@ def is_data_fault(error: BaseException) -> bool:
     """
     state = getattr(error, "sqlstate", None)
     return isinstance(error, psycopg.DataError) or (isinstance(state, str) and state[:2] in _DATA_CLASSES)
+
+
+def hide_values(error: psycopg.Error) -> None:
+    """Reduce an error to its first line: DETAIL and CONTEXT quote rows, so payloads and secrets.
+
+    `diag` keeps them for code that decides. Callers log, store and reply with the error's text.
+    """
+    if error.args:
+        error.args = (_first_line(error), *error.args[1:])
 
 
 def is_time_limit(error: BaseException) -> bool:

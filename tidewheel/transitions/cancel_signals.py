@@ -4,9 +4,10 @@ The end of the run deletes its `cancel` signal. A `terminate` signal is written 
 that has stopped the attempt deletes it. If that executor is gone, the scheduler deletes it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 from uuid import UUID
 
 from psycopg.rows import class_row
@@ -21,6 +22,8 @@ _REQUEST_CANCEL = _SQL["request_cancel"]
 _START_CANCELLING = _SQL["start_cancelling"]
 _FIND_BUSY_ATTEMPTS = _SQL["find_busy_attempts"]
 _ADD_SIGNALS = _SQL["add_signals"]
+
+_NO_REASONS: Mapping[UUID, str] = MappingProxyType({})
 
 
 class Signal(StrEnum):
@@ -61,17 +64,23 @@ def start_cancelling(connection: Conn, attempts: Sequence[tuple[UUID, int]], exe
     return read_ids(connection, _FIND_BUSY_ATTEMPTS, columns)
 
 
-def request_cancel(connection: Conn, run_ids: Sequence[UUID]) -> set[UUID]:
-    """Request the cancellation of runs that the caller has locked; return those that an executor runs."""
+def request_cancel(connection: Conn, reasons: Mapping[UUID, str]) -> set[UUID]:
+    """Request the cancellation of runs that the caller has locked, each with the reason of its end.
+
+    Returns:
+        Those that an executor runs.
+    """
     move = Move.REQUEST_CANCEL
-    columns = {"run_ids": uuids(run_ids), "sources": sources(move), "target": target(move)}
+    columns = {"run_ids": uuids(reasons), "sources": sources(move), "target": target(move)}
     with connection.cursor(row_factory=class_row(RunningAttempt), binary=True) as cursor:
         running = cursor.execute(_REQUEST_CANCEL, columns).fetchall()
-    add_signals(connection, Signal.CANCEL, running)
+    add_signals(connection, Signal.CANCEL, running, reasons)
     return {each.run_id for each in running}
 
 
-def add_signals(connection: Conn, kind: Signal, attempts: Sequence[RunningAttempt]) -> None:
+def add_signals(
+    connection: Conn, kind: Signal, attempts: Sequence[RunningAttempt], reasons: Mapping[UUID, str] = _NO_REASONS
+) -> None:
     """Insert signals for the executors of these attempts; a repeat changes nothing."""
     if not attempts:
         return
@@ -81,5 +90,6 @@ def add_signals(connection: Conn, kind: Signal, attempts: Sequence[RunningAttemp
         "attempts": integers(each.attempt for each in attempts),
         "tenants": [each.tenant for each in attempts],
         "executor_ids": uuids(each.executor_id for each in attempts),
+        "reasons": [reasons.get(each.run_id) for each in attempts],
     }
     connection.execute(_ADD_SIGNALS, columns)

@@ -205,6 +205,8 @@ def _join(connection: Conn, ends: Sequence[RunEnd], rows: Sequence[ClosedRun]) -
     finished: list[FinishedRun] = []
     for row in rows:
         end = ends[row.place - 1]
+        if row.cancel_reason is not None:
+            end = end._replace(reason=row.cancel_reason)
         request = end.request or built[end.run_id]
         definition = end.definition or _DEFINITIONS.of(request.definition)
         finished.append(FinishedRun(row, end, _STATES[row.ended_as], request, definition))

@@ -66,6 +66,7 @@ class ClosedRun(NamedTuple):
         job: The job's id, as text.
         gates: Not 0 if it may be its job's active run.
         ended_at: The database's clock; the same for the rows of one statement.
+        cancel_reason: The reason of its cancel, which the end has instead of its own.
     """
 
     place: int
@@ -87,6 +88,7 @@ class ClosedRun(NamedTuple):
     started_at: datetime | None
     claimed_from: str | None
     ended_at: datetime
+    cancel_reason: str | None = None
 
     @property
     def run_id(self) -> UUID:

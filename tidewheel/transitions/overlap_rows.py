@@ -250,7 +250,7 @@ def _apply(connection: Conn, installation: Installation, cases: Sequence[_Case])
         connection, [(c.active.job_id, c.decision.active) for c in cases if c.decision.active != c.active.run_id]
     )
     affected = [c.holder for c in cases if c.holder and c.decision.holder_action is not HolderAction.KEEP]
-    requested = request_cancel(connection, [holder.run_id for holder in affected]) if affected else set[UUID]()
+    requested = request_cancel(connection, {holder.run_id: _REASON for holder in affected}) if affected else set[UUID]()
     ended = [c.holder for c in cases if c.holder and c.decision.holder_action is HolderAction.END]
     ends = [_end(each.run_id, each.attempt, RunState.CANCELLED, each.executor_id) for each in ended]
     ends += [_end(run, c.attempt_of(run), RunState.CANCELLED) for c in cases for run in c.decision.cancelled]

@@ -290,7 +290,7 @@ SELECT run_id, publish_at, created_at, started_at, gates, ended_at FROM gone
 -- name: close_runs
 -- Ends runs: deletes the row of the open run and inserts that of the finished run. The attempt must be the current one,
 -- of the same executor, in a state that allows the end. A run that is being cancelled ends as cancelled, and so does one
--- with a pending cancel, unless the caller held the run before that was accepted.
+-- with a pending cancel, unless the caller held the run before that was accepted. The reason is then that of the cancel.
 -- Index: job_runs_pkey; pending_cancels_by_run, if that is not tiny; the partition of this day grows.
 -- Lock: each run in run_id order, locked rows are skipped and retried.
 -- Why: the executor belongs to the fence, because a requeued run keeps its attempt number but has no owner. A row that
@@ -298,7 +298,8 @@ SELECT run_id, publish_at, created_at, started_at, gates, ended_at FROM gone
 WITH gone AS (
     DELETE FROM job_runs AS o
      USING (
-        SELECT found.at, pending.reason AS cancel_reason, requested.*
+        SELECT found.at, pending.reason AS pending_reason, coalesce(pending.reason, signal.reason) AS cancel_reason,
+               requested.*
           FROM (SELECT *
                   FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[], %(executor_ids)s::uuid[], %(states)s::text[],
                               %(reasons)s::text[], %(error_types)s::text[], %(claimed_from)s::text[])
@@ -307,7 +308,7 @@ WITH gone AS (
                                  given_claimed_from, position)
                  ORDER BY requested_id) AS requested
          CROSS JOIN LATERAL (
-            SELECT p.ctid AS at
+            SELECT p.ctid AS at, p.state
               FROM job_runs AS p
              WHERE p.run_id = requested.requested_id
                AND p.attempt = requested.requested_attempt
@@ -321,15 +322,22 @@ WITH gone AS (
              WHERE w.run_id = requested.requested_id AND (SELECT NOT %(held)s AND EXISTS (SELECT FROM pending_cancels))
              LIMIT 1
          ) AS pending ON true
+          LEFT JOIN LATERAL (
+            SELECT s.reason
+              FROM signals AS s
+             WHERE s.run_id = requested.requested_id AND s.attempt = requested.requested_attempt AND s.kind = 'cancel'
+               AND found.state = %(cancelling)s
+         ) AS signal ON true
      ) AS chosen
      WHERE o.ctid = chosen.at
-    RETURNING chosen.position, coalesce(chosen.cancel_reason, chosen.reason) AS reason, chosen.error_type, o.*,
-              CASE WHEN chosen.cancel_reason IS NULL THEN o.state ELSE %(cancelling)s END AS found_as,
+    RETURNING chosen.position, chosen.cancel_reason, coalesce(chosen.cancel_reason, chosen.reason) AS reason,
+              chosen.error_type, o.*,
+              CASE WHEN chosen.pending_reason IS NULL THEN o.state ELSE %(cancelling)s END AS found_as,
               coalesce(chosen.given_claimed_from, o.claimed_from) AS claimed_by,
               CASE WHEN isfinite(o.publish_at) THEN o.publish_at ELSE greatest(o.scheduled_at, o.created_at) END
                   AS published_at,
               (SELECT tidewheel_now()) AS ended_at,
-              CASE WHEN o.state = %(cancelling)s OR chosen.cancel_reason IS NOT NULL THEN %(cancelled)s
+              CASE WHEN o.state = %(cancelling)s OR chosen.pending_reason IS NOT NULL THEN %(cancelled)s
                    ELSE chosen.requested_state END AS ended_as
 ), finished AS (
     INSERT INTO finished_runs (run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, publish_at,
@@ -341,7 +349,7 @@ WITH gone AS (
       FROM gone AS g
 )
 SELECT position, ended_as, run_id::text, job_id::text, tenant, shard, queue, lane, cause, gates, found_as, job_version, attempt,
-       scheduled_at, published_at, created_at, started_at, claimed_by, ended_at
+       scheduled_at, published_at, created_at, started_at, claimed_by, ended_at, cancel_reason
   FROM gone
 
 -- name: find_still_open
@@ -865,10 +873,10 @@ UPDATE job_runs AS o
 -- Inserts signals for executors to stop attempts; a repeat changes nothing.
 -- Index: signals_pkey.
 -- No lock.
-INSERT INTO signals (run_id, attempt, kind, tenant, executor_id, created_at)
-SELECT given.run_id, given.attempt, %(kind)s, given.tenant, given.executor_id, tidewheel_now()
-  FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[], %(tenants)s::text[], %(executor_ids)s::uuid[])
-       AS given (run_id, attempt, tenant, executor_id)
+INSERT INTO signals (run_id, attempt, kind, tenant, executor_id, created_at, reason)
+SELECT given.run_id, given.attempt, %(kind)s, given.tenant, given.executor_id, tidewheel_now(), given.reason
+  FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[], %(tenants)s::text[], %(executor_ids)s::uuid[], %(reasons)s::text[])
+       AS given (run_id, attempt, tenant, executor_id, reason)
     ON CONFLICT DO NOTHING
 
 -- name: read_installation

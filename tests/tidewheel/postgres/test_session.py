@@ -1,5 +1,6 @@
 """Sessions distinguish the kinds of failure for their caller."""
 
+import logging
 from contextlib import closing
 
 import psycopg
@@ -9,7 +10,8 @@ from psycopg.conninfo import make_conninfo
 from tests.fixtures.database import Database
 from tidewheel.errors import Unavailable
 from tidewheel.postgres.pg_arrays import texts
-from tidewheel.postgres.session import connect, is_data_fault, is_time_limit
+from tidewheel.postgres.session import Conn, connect, is_data_fault, is_time_limit
+from tidewheel.process.json_logging import JsonLines
 
 LIMITED = {
     "statement": "SET statement_timeout = '50ms'",
@@ -62,3 +64,28 @@ def test_server_settings_of_the_operator_apply_beside_tidewheels(
     with closing(connect(url, "test")) as connection:
         shown = [connection.execute(f"SHOW {name}".encode()).fetchone() for name in ("work_mem", "synchronous_commit")]
     assert shown == [("7MB",), ("on",)]
+
+
+def test_text_of_an_error_quotes_no_row(database: Database) -> None:
+    """DETAIL and CONTEXT would; errors are logged, stored and sent in replies."""
+    with pytest.raises(psycopg.errors.UniqueViolation) as raised, database.session().transaction() as connection:
+        connection.execute("INSERT INTO tenants (tenant) VALUES ('canary'), ('canary')")
+    assert "canary" in str(raised.value.diag.message_detail)
+    assert "duplicate key" in str(raised.value)
+    facts = (type(raised.value), raised.value, raised.value.__traceback__)
+    record = logging.LogRecord("test", logging.ERROR, "", 0, "failed: %s", (raised.value,), facts)
+    line = JsonLines().format(record)
+    assert "Key (tenant)" not in line
+    assert "DETAIL" not in line
+
+
+def test_text_of_a_failed_copy_quotes_no_row(database: Database) -> None:
+    with pytest.raises(psycopg.errors.NotNullViolation) as raised, database.session().transaction() as connection:
+        copy_canary(connection)
+    assert "canary" in str(raised.value.diag.context)
+    assert "canary" not in str(raised.value)
+
+
+def copy_canary(connection: Conn) -> None:
+    with connection.cursor().copy("COPY tenants (tenant, created_at) FROM STDIN") as copy:
+        copy.write_row(["canary", None])
