@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
@@ -28,11 +29,12 @@ from tests.transitions.acts import (
     submit,
     trigger,
 )
+from tidewheel.errors import Snooze
 from tidewheel.executor import completer as completer_module
 from tidewheel.executor import record_outcomes
 from tidewheel.executor.attempt import Attempt
 from tidewheel.executor.completer import Completer, Item
-from tidewheel.executor.outcome import CANCELLED, RELEASED, failed, succeeded, timed_out
+from tidewheel.executor.outcome import CANCELLED, RELEASED, failed, from_exception, succeeded, timed_out
 from tidewheel.postgres.partitions import day_of
 from tidewheel.postgres.session import Conn
 from tidewheel.runs import AttemptOutcome
@@ -428,3 +430,17 @@ def test_second_writer_helps_until_little_is_left(
         all_came.set()
         assert completer.drain(30)
     assert sorted(writers.values()) == ["completer"] * 2 + ["completer-2"] * 6
+
+
+@pytest.mark.parametrize(("delay", "pause"), [(0, 1), (-5, 1), (0.05, 1), (90, 90)])
+def test_snooze_lasts_a_second_at_least(with_job: Database, delay: float, pause: float) -> None:
+    """In a loop, a shorter one would keep PostgreSQL busy with one run."""
+    started = begun(with_job)
+    attempt = attempt_at(with_job, started)
+    before = with_job.now()
+    with completing(with_job) as completer:
+        completer.add(attempt, from_exception(Snooze(delay)))
+        assert completer.drain(30)
+    run = open_run(with_job, started.run_id)
+    assert (run.state, run.failed_attempts) == ("queued", 0)
+    assert run.publish_at >= before + timedelta(seconds=pause)

@@ -1,5 +1,9 @@
 """`@tidewheel.handler`: what is registered under which name, and what is refused with the reason."""
 
+import json
+import os
+import subprocess
+import sys
 from typing import cast
 
 import pytest
@@ -97,3 +101,37 @@ def test_documented_names_exist() -> None:
         assert getattr(tidewheel, name).__name__ == name
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = tidewheel.nothing  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+
+
+STARTED = """
+import json, sys
+from tidewheel.control.cli.main import main
+from tidewheel.executor.handlers import registered
+sys.argv = ["tidewheel", "executor", "--fail-fast", *sys.argv[1:]]
+try:
+    main()
+except SystemExit:
+    print(json.dumps([each.function.__module__ for each in registered().values()]))
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("arguments", "prefix"),
+    [([], ""), (["--handlers", "tests.executor.noisy_handlers"], "noisy.")],
+    ids=["none", "named"],
+)
+def test_executor_registers_the_named_handlers_only(arguments: list[str], prefix: str) -> None:
+    """Not those of the demo, which the same command runs."""
+    nowhere = {"TIDEWHEEL_DATABASE_URL": "postgresql://127.0.0.1:1/none", "TIDEWHEEL_KAFKA_BOOTSTRAP": "127.0.0.1:1"}
+    done = subprocess.run(
+        [sys.executable, "-c", STARTED, *arguments],
+        env=os.environ | nowhere,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "the database does not answer" in done.stderr
+    found = json.loads(done.stdout)
+    assert bool(found) == bool(prefix)
+    assert not [module for module in found if module.startswith("tidewheel.")]

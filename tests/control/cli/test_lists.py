@@ -1,10 +1,14 @@
 """Next occurrences and unknown tenants in lists; repeated keys and durations in files and flags."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from uuid import UUID
 
 from tests.control.cli.command import json_output, tidewheel
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.scheduler.firing import fire_due
+from tidewheel.control.cli.run_format import run_row
+from tidewheel.control.reads.runs import RunSummary
 
 
 def next_of(database: Database, key: str) -> tuple[str | None, str | None]:
@@ -65,3 +69,13 @@ def test_repeated_key_in_a_file_is_refused(database: Database) -> None:
     [refusal] = tidewheel(database, "job", "create", "-f", "-", "--max-attempts", 3, stdin=text).refusals
     assert refusal.startswith("retry: 'retry' is given twice")
     assert database.count("jobs") == 0
+
+
+def test_error_that_is_its_own_reason_is_shown_once() -> None:
+    now = datetime(2026, 3, 6, tzinfo=UTC)
+    run = RunSummary(
+        UUID(int=1), "job", UUID(int=2), 1, "failed", "trigger", "default", "standard", 1, now, now, None, now, now,
+        "unknown_outcome", "unknown_outcome",
+    )  # fmt: skip
+    assert run_row(run)[-1] == "unknown_outcome"
+    assert run_row(replace(run, reason="max_lost", error_type="Lost"))[-1] == "Lost: max_lost"

@@ -226,3 +226,22 @@ def test_application_needs_only_the_right_to_execute_it(shop: Database) -> None:
     finally:
         shop.execute(SQL("DROP OWNED BY {}").format(role))
         shop.execute(SQL("DROP ROLE {}").format(role))
+
+
+def test_names_that_a_caller_puts_before_tidewheels_change_nothing(shop: Database) -> None:
+    """Else the function, which has its owner's rights, would read and write the caller's tables."""
+    with psycopg.connect(shop.url) as own:
+        own.execute("CREATE SCHEMA hostile")
+        own.execute(
+            "CREATE FUNCTION hostile.tidewheel_now() RETURNS timestamptz LANGUAGE sql AS $$ SELECT to_timestamp(0) $$"
+        )
+        own.execute("CREATE TABLE hostile.jobs (LIKE public.jobs)")
+        own.execute("CREATE TEMPORARY TABLE outbox (LIKE public.outbox)")
+        own.execute("SET LOCAL search_path = pg_temp, hostile, public")
+        own.execute("SELECT public.tidewheel_enqueue('charge', request_id => 'r')")
+        assert own.execute("SELECT count(*) FROM pg_temp.outbox").fetchone() == (0,)
+        found = own.execute(
+            "SELECT count(*) FROM public.outbox WHERE publish_at > now() - interval '1 minute'"
+        ).fetchone()
+        assert found == (1,)
+        own.rollback()
