@@ -232,7 +232,7 @@ def hide_values(error: psycopg.Error) -> None:
     `diag` keeps them for code that decides. Callers log, store and reply with the error's text.
     """
     if error.args:
-        error.args = (_first_line(error), *error.args[1:])
+        error.args = (first_line(error), *error.args[1:])
 
 
 def is_time_limit(error: BaseException) -> bool:
