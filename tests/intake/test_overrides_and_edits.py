@@ -86,19 +86,6 @@ def test_occurrence_moved_ahead_into_a_pause_stays_skipped(minutely: ClockedData
     assert skipped(minutely, "paused")[-1] == (6, 6, 1)
 
 
-def test_occurrence_moved_ahead_into_a_pause_is_skipped_by_an_edit_inside_it(minutely: ClockedDatabase) -> None:
-    submit(minutely, **MINUTELY, on_resume="fire_once")
-    override(minutely, "move", 6, to=0.5)
-    apply_batch(minutely, about("job.pause"))
-    minutely.advance(0.75 * MINUTE)
-    submit(minutely, **MINUTELY, on_resume="fire_once", payload=1)
-    assert skipped(minutely, "paused") == [(6, 6, 1)]
-    apply_batch(minutely, about("job.resume"))
-    fire_for(minutely, 7)
-    assert {6, 7} & {nominal for nominal, _ in runs(minutely)} == {7}
-    assert skipped(minutely, "paused")[-1] == (6, 6, 1)
-
-
 def test_occurrence_moved_past_its_own_instant_survives_an_edit(minutely: ClockedDatabase) -> None:
     """It was an occurrence when its instant came: it is owed, whatever the schedule says by now."""
     override(minutely, "move", 1, to=3.5)

@@ -169,14 +169,6 @@ def test_edit_of_paused_job_records_user_skips() -> None:
     assert (decision.next_at, decision.due_at, decision.moved) == (minute(5), minute(5), (minute(3),))
 
 
-@pytest.mark.parametrize("policy", ["skip", "fire_once", "fire_all"])
-def test_edit_of_a_paused_job_skips_an_occurrence_moved_into_the_pause_before_any_other_has_come(policy: str) -> None:
-    """As it does where the job's other instants have passed too."""
-    where = state_of(said(m5=3.5), Row(minute(4), policies=f'{{"on_resume":"{policy}"}}'))
-    decision = skip_paused(where, now=minute(3.75))
-    assert (skipped(decision), decision.next_at, decision.moved) == ([("paused", 5, 5, 1)], minute(4), (minute(5),))
-
-
 @dataclass
 class Life:
     """A timer as firing moves it, and what came of it."""

@@ -115,18 +115,16 @@ def skip_paused(
     A `once` keeps waiting for the end of the pause, unless `once_too`.
     """
     waits = isinstance(state.schedule, FixedDelay) or (isinstance(state.schedule, Once) and not once_too)
-    overdue = any(to <= now for to in state.moved.values())
-    if waits or (state.cursor > now and not overdue):
+    if waits or state.cursor > now:
         return _keep_position(state, state.cursor)
     live = state.live
     first = live.after(state.cursor - TICK)
     skips = () if first is None else skip_span(live, first, now, reason=reason)
-    recorded = max(now, state.cursor - TICK)
-    done = Decision((), skips, next_at=live.after(recorded))
+    done = Decision((), skips, next_at=live.after(now))
     if state.plain:
         return done
     skipping = replace(state, policies=replace(state.policies, on_resume=CatchUp.SKIP))
-    return _with_overrides(skipping, done, recorded, now=now, horizon=None, missed_until=now)
+    return _with_overrides(skipping, done, now, now=now, horizon=None, missed_until=now)
 
 
 def skip_span(live: Schedule, first_at: datetime, until: datetime, *, reason: SkipReason) -> tuple[Skip, ...]:
