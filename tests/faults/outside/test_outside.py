@@ -33,7 +33,6 @@ _ROUND = 12  # rows of one campaign of a long run
 _SHOWN_BY: dict[str, Sequence[type[Row]]] = {
     "claim-early": (rows.CrashIntake,),
     "mark-before-report": (rows.CrashRelaysInOutage,),
-    "complete-without-token": (rows.PauseExecutor, rows.PauseExecutor, rows.PauseExecutor),
     "no-lease": (rows.CrashIntake,),
     "no-reaper": (rows.CrashExecutor, rows.CrashExecutor, rows.CrashExecutor),
     "pause-ignored": (rows.CrashIntake, rows.CrashIntake, rows.CrashIntake),
