@@ -24,7 +24,7 @@ _RUNS = re.compile(r"/api/v1/runs/[^/]+:(complete|heartbeat)")
 _OPEN = re.compile(r"/healthz|/readyz|/api/v1/schemas/[^/]+")
 
 # Bodies in memory at once, in bytes. A parsed document takes up to twenty times as much as its text.
-_ALLOWANCES = {"executors": 8 << 20, "reports": 4 << 20, "strangers": 4 << 20}
+ALLOWANCES = {"executors": 8 << 20, "reports": 4 << 20, "strangers": 4 << 20}
 
 # One event loop serves all callers. 200 strangers that repeat their request at once took a beat from 5 to 300 ms.
 _TURN_SECONDS = 0.005  # between two requests of strangers
@@ -52,7 +52,7 @@ class Guard:
     def __init__(self, app: ASGIApp, settings: ApiSettings, task_token_key: bytes) -> None:
         self._app, self._key = app, task_token_key
         self._token = None if settings.api_token is None else settings.api_token.get_secret_value().encode()
-        self._held = dict.fromkeys(_ALLOWANCES, 0)
+        self._held = dict.fromkeys(ALLOWANCES, 0)
         self._next_turn = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -75,7 +75,7 @@ class Guard:
             size = len(message.get("body", b""))
             taken += size
             self._held[who] += size
-            if self._held[who] > _ALLOWANCES[who]:
+            if self._held[who] > ALLOWANCES[who]:
                 text = "the bodies of other requests take all the memory for them; repeat the request in a moment"
                 raise Overloaded(text)
             return message

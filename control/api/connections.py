@@ -97,11 +97,17 @@ class Connection(H11Protocol):
         strangers = [other for other in others if not other._trusted]
         neighbours = [other for other in strangers if other._address == self._address]
         if len(neighbours) >= self.per_address:
-            _drop_oldest(neighbours)
+            self._drop_oldest(neighbours)
         elif self.limit_concurrency is not None and len(strangers) >= self.limit_concurrency // 2:
-            _drop_oldest(strangers)
+            self._drop_oldest(strangers)
         elif self.limit_concurrency is not None and len(connections) >= self.limit_concurrency:
-            _drop_oldest([other for other in others if other._quiet])
+            self._drop_oldest([other for other in others if other._quiet])
+
+    @staticmethod
+    def _drop_oldest(connections: Sequence["Connection"]) -> None:
+        """Close the connection that is quiet for longest; if none is, the one longest at its request."""
+        if connections:
+            min(connections, key=lambda other: (not other._quiet, other._since))._drop()
 
     @property
     def _address(self) -> str | None:
@@ -116,9 +122,3 @@ class Connection(H11Protocol):
 def connection_type(per_address: int) -> type[Connection]:
     """Return the protocol with a limit on the strangers of one address."""
     return type("LimitedConnection", (Connection,), {"per_address": per_address})
-
-
-def _drop_oldest(connections: Sequence[Connection]) -> None:
-    """Close the connection that is quiet for longest; if none is, the one longest at its request."""
-    if connections:
-        min(connections, key=lambda other: (not other._quiet, other._since))._drop()

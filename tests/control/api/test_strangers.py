@@ -3,7 +3,7 @@
 import json
 import re
 import socket
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from http import HTTPStatus
@@ -39,7 +39,24 @@ PATHS = (
     f"/api/v1/executors/{uuid4()}:finish",
 )
 FIELDS = ("token", "request_id", "tenant", "type", "result", "runs", "sweep", "claim_id", "name", "handlers", "slots")
-VALUES = (None, 0, -1, 2**70, 1e308, "", "x", "\x00", "\ud800", "%s", "';--", [], [None], [[]], {}, {"a": {}})
+VALUES: Sequence[object] = (
+    None,
+    0,
+    -1,
+    2**70,
+    1e308,
+    "",
+    "x",
+    "\x00",
+    "\ud800",
+    "%s",
+    "';--",
+    [],
+    [None],
+    [[]],
+    {},
+    {"a": {}},
+)
 BODIES = (b"", b"\xff\x00", b"[" * 1000, b'{"a":' * 1000, b"null", b'{"token": "x"', b'{"a": 1, "a": 2}', b"9" * 5000)
 # Words of PostgreSQL, of its driver and of Python.
 SECRETS = re.compile(r"postgres|psycopg|libpq|select |insert |relation \"|database \"|traceback|errno|port \d", re.I)
@@ -99,7 +116,7 @@ def test_many_probes_check_the_database_once_a_second(database: Database) -> Non
     sessions += "current_database()"
     before = database.value(sessions)
     with answering(database, token=TOKEN) as client, ThreadPoolExecutor(20) as probes:
-        answers = list(probes.map(lambda _: client.get("/readyz").status_code, range(400)))
+        answers = [each.result().status_code for each in [probes.submit(client.get, "/readyz") for _ in range(400)]]
         assert set(answers) == {HTTPStatus.OK}
         assert database.value(sessions) - before <= 1
 
@@ -127,7 +144,7 @@ def test_strangers_of_one_address_do_not_keep_an_executor_out(
 
 
 def test_bodies_of_strangers_take_a_bounded_part_of_memory(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(bearer._ALLOWANCES, "strangers", 10_000)
+    monkeypatch.setitem(bearer.ALLOWANCES, "strangers", 10_000)
     part = b"POST /api/v1/runs/%s:complete HTTP/1.1\r\nHost: x\r\nContent-Length: 9000\r\n\r\n" % str(uuid4()).encode()
     with answering(database, token=TOKEN) as client, stranger(client, part + b" " * 8000):
         path, body = f"/api/v1/runs/{uuid4()}:complete", b" " * 5000
