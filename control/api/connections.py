@@ -36,7 +36,7 @@ class Connection(H11Protocol):
         """Start the timeout, and close another connection at a limit."""
         super().connection_made(transport)
         if hasattr(transport, "max_size"):
-            transport.max_size = _READ_BYTES
+            setattr(transport, "max_size", _READ_BYTES)  # noqa: B010 - of asyncio's own transport, which has no stub for it
         self._watch()
         self._make_room()
 

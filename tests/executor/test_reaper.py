@@ -100,7 +100,8 @@ Outages = list[tuple[float, float]]
 
 def starts_after(outages: Outages) -> tuple[list[tuple[float, float]], float]:
     """Turn pairs of answering and silent seconds into outages with their instants; return also the end."""
-    found, now = [], 0.0
+    found: list[tuple[float, float]] = []
+    now = 0.0
     for answering, away in outages:
         found.append((now + answering, now + answering + away))
         now += answering + away

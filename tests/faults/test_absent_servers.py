@@ -89,6 +89,7 @@ def test_services_that_start_without_a_broker_wait_for_it(servers: LocalStack, f
     servers.broker(1).kill()
     services = fleet.start_all(*ALL_ROLES, **NO_PORT)
     fleet.until(lambda: all(services[role].started for role in ("scheduler", "api")), "these need no broker")
+    role: Role
     for role in NEEDS_KAFKA:
         fleet.until(lambda: "waits to start: no Kafka broker answers" in ready(services[role])[1], role)  # noqa: B023
         assert not services[role].started
@@ -159,7 +160,7 @@ def test_every_service_ends_soon_after_a_fault(servers: LocalStack, fleet: Fleet
         fleet.until(lambda: all(ready(each)[0] == 503 for each in services.values()), "all have noticed")
     if fault.endswith("back"):
         servers.up()
-    took = {}
+    took: dict[str, float] = {}
     for service in services.values():
         service.ask_to_stop()
     began = monotonic_seconds()

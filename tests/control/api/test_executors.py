@@ -78,7 +78,7 @@ def test_claim_without_the_proof_of_its_message_starts_nothing(executor: Executo
     run_id, other = a_run(database), trigger(database)
     good = executor.proof(run_id)
     run = {"run_id": str(run_id), "attempt": 1, "job_version": 1, "claimed_from": f"{TOPIC}/0/7@0"}
-    forgeries: list[dict[str, object]] = [
+    forgeries: list[dict[str, str]] = [
         {},
         {"signature": good["signature"]},
         {"digest": good["digest"]},

@@ -82,7 +82,7 @@ def test_forged_token_is_refused_without_a_transaction_and_uses_up_no_request_id
     forged = task_token(b"another key", started.run_id, 1)
     with answering(nowhere, token="correct-horse-battery") as client:  # a transaction would be answered with 503
         for token in (forged, forged[:-1], "nonsense", "\u00fc"):
-            shown = {"Authorization": f"Bearer {token}".encode()} if in_header else {"Authorization": b""}
+            shown: list[tuple[bytes, bytes]] = [(b"Authorization", f"Bearer {token}".encode() if in_header else b"")]
             body = honest if in_header else honest | {"token": token}
             answer = client.post(path, headers=shown, json=body)
             assert refusal(answer, HTTPStatus.UNAUTHORIZED)["code"] == "unauthorized"

@@ -51,11 +51,9 @@ VALUES: Sequence[object] = (
     "\ud800",
     "%s",
     "';--",
-    [],
     [None],
-    [[]],
-    {},
-    {"a": {}},
+    {"a": None},
+    *(json.loads(text) for text in ("[]", "[[]]", "{}", '{"a": {}}')),
 )
 BODIES = (b"", b"\xff\x00", b"[" * 1000, b'{"a":' * 1000, b"null", b'{"token": "x"', b'{"a": 1, "a": 2}', b"9" * 5000)
 # Words of PostgreSQL, of its driver and of Python.
