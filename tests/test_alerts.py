@@ -16,15 +16,15 @@ PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
 
 # The words of an expression besides metrics and their labels.
 # Source: Prometheus documentation, "Querying basics", "Operators", "Functions".
-FUNCTIONS = {"abs", "histogram_quantile", "increase", "max", "rate", "sum"}
-WORDS = {"by", "le"}
+FUNCTIONS = {"abs", "histogram_quantile", "increase", "max", "min", "rate", "sum"}
+WORDS = {"by", "instance", "le"}  # Prometheus itself adds the instance
 LABELS = {label for metric in METRICS for label in metric.labels}
 SUFFIXES = {Kind.COUNTER: ("_total",), Kind.GAUGE: ("",), Kind.HISTOGRAM: ("_bucket", "_sum", "_count")}
 SERIES = {f"tidewheel_{metric.name}{suffix}": metric for metric in METRICS for suffix in SUFFIXES[metric.kind]}
 
 TOKENS = re.compile(
     r"""\s*(?:(?P<word>[a-z_]+)|(?P<number>\d+(?:\.\d+)?)|(?P<range>\[\d+[smhd]\])
-          |(?P<matcher>\{[^}]*\})|(?P<sign>[-+*/(),]|>))""",
+          |(?P<matcher>\{[^}]*\})|(?P<sign>[-+*/(),<>]))""",
     re.VERBOSE,
 )
 SPAN = re.compile(r"\d+[smhd]")
