@@ -13,14 +13,20 @@ from typing import Protocol
 from uuid import UUID
 
 from tidewheel.clock import monotonic_seconds
+from tidewheel.errors import AttemptOver
 from tidewheel.executor.attempt_output import LogForwarder, Output
 from tidewheel.executor.complete_in import Completion, verify_completion
 from tidewheel.executor.context import Flag, Previous
 from tidewheel.executor.handler_services import NO_SERVICES, HandlerServices
+from tidewheel.executor.lease import ENDLESS, Lease
 from tidewheel.executor.outcome import Outcome
 from tidewheel.schemas.generated.records import JobDefinition, RunRequest
 from tidewheel.transitions.claim import Started
 
+OVER = (
+    "attempt {attempt} of run {run_id} is over: this executor was stopped for longer than its lease,"
+    " and another one may run the run by now"
+)
 SHUTDOWN_GRACE_SECONDS = 1.0  # for attempts to stop when the executor shuts down; then they are released
 
 
@@ -47,6 +53,7 @@ class Attempt:
         on_report: Called once, with the first outcome reported.
         on_release: Called once, when its code has ended and the slot is free.
         services: Of the executor, for its handler.
+        lease: Under which it was claimed; once that is over, nothing of the attempt is sent any more.
         cancelled: Set when the attempt is requested to stop; its handler sees it.
         stop_outcome: Why its task is being cancelled: a timeout, or the executor's shutdown. None while it is not.
         on_thread: True if the slot waits for a thread and not for the task.
@@ -62,6 +69,7 @@ class Attempt:
     on_report: Callable[["Attempt", Outcome], None]
     on_release: Callable[["Attempt"], None]
     services: HandlerServices = NO_SERVICES
+    lease: Lease = ENDLESS
     cancelled: Flag = field(default_factory=Flag)
     stop_outcome: Outcome | None = field(default=None, init=False)
     on_thread: bool = field(default=False, init=False)
@@ -76,6 +84,7 @@ class Attempt:
     _completion: Completion | None = field(default=None, init=False)
     _output_sealed: bool = field(default=False, init=False)
     _reported: bool = field(default=False, init=False)
+    _lost: bool = field(default=False, init=False)
     _released: bool = field(default=False, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
@@ -199,6 +208,11 @@ class Attempt:
         self.stop_outcome = outcome
         return True
 
+    def lose(self) -> None:
+        """Record that the attempt is over: its lease was, and its run is no longer this executor's."""
+        self._lost = True
+        self.cancelled.set()
+
     def expire(self, outcome: Outcome) -> bool:
         """Cancel its task because a timeout has expired; return False if it is being stopped already."""
         if not self.stop_as(outcome):
@@ -215,7 +229,12 @@ class Attempt:
     # What its handler does, called from any thread.
 
     def heartbeat(self, progress: bytes | None, checkpoint: bytes | None) -> None:
-        """Record a heartbeat; one after its end is ignored."""
+        """Record a heartbeat; one after its end is ignored.
+
+        Raises:
+            AttemptOver: Another executor may run its run by now.
+        """
+        self._require_owned()
         if self._reported:
             return
         self.last_heartbeat = monotonic_seconds()
@@ -234,6 +253,7 @@ class Attempt:
 
     def completing(self) -> Completion:
         """Return the completion of its run inside a transaction of its handler."""
+        self._require_owned()
         config = self.services.completion
         if config is None:
             message = "this attempt has no executor"
@@ -259,6 +279,10 @@ class Attempt:
             output, forwarder = self.output, self._forwarder
         output.write(data)
         return forwarder
+
+    def _require_owned(self) -> None:
+        if self._lost:
+            raise AttemptOver(OVER.format(attempt=self.started.attempt, run_id=self.run_id))
 
     # How it ends, called from any thread.
 

@@ -12,13 +12,14 @@ A run that would replace the active run of its job, while another transaction ha
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 from uuid import UUID
 
 from confluent_kafka import KafkaError, Message
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable, UndecodableMessage
+from tidewheel.executor.lease import ENDLESS, Lease
 from tidewheel.executor.message_check import MessageCheck
 from tidewheel.ids import read_uuid
 from tidewheel.postgres.notify import Channel
@@ -180,7 +181,7 @@ class Claimer:
         stop: The executor's shutdown.
         lease_lost: Called when the lease was ended or is overdue.
         notify: Notifies other processes after a commit.
-        silent: Returns True if this executor's heartbeat is older than its lease.
+        lease: Returns the executor's lease.
     """
 
     def __init__(
@@ -192,11 +193,11 @@ class Claimer:
         *,
         lease_lost: Callable[[], None],
         notify: Callable[[Channel], None],
-        silent: Callable[[], bool] = lambda: False,
+        lease: Callable[[], Lease] = lambda: ENDLESS,
     ) -> None:
         self._session, self._installation = session, installation
         self._executor_id, self._stop, self._lease_lost, self._notify = executor_id, stop, lease_lost, notify
-        self._silent = silent
+        self._read_lease, self.lease = lease, lease()
         self._held: dict[UUID, float] = {}  # rows that another transaction held, and until when to expect that
 
     def claim(self, claims: Sequence[Claim], *, source: str) -> Claimed:
@@ -212,6 +213,8 @@ class Claimer:
         Raises:
             Unavailable: Nothing was claimed.
         """
+        # Read before the claim: a process that is stopped inside it may have lost the runs when it goes on.
+        self.lease = self._read_lease()
         claimed = self._claim_all(claims)
         if claimed.overlaps.undecided:
             left = [claim for claim in claims if claim.run_id in claimed.overlaps.undecided]
@@ -262,7 +265,8 @@ class Claimer:
         return self._claim(claims, self._decide)
 
     def _claim(self, claims: Sequence[Claim], write: Callable[[Conn, Sequence[Claim]], Claimed]) -> Claimed:
-        self._require_heartbeat()
+        if self.lease.is_over():
+            self._refuse_without_lease()
         claimed = Claimed()
         try:
             with self._session.transaction() as connection:
@@ -282,16 +286,15 @@ class Claimer:
         self._notify_executors(claimed)
         return claimed
 
-    def _require_heartbeat(self) -> None:
+    def _refuse_without_lease(self) -> NoReturn:
         """Refuse to claim without a recent heartbeat: another executor may have taken this one for lost.
 
         Raises:
-            Unavailable: This executor's heartbeat is older than its lease.
+            Unavailable: Always.
         """
-        if self._silent():
-            self._lease_lost()
-            message = "this executor's heartbeat is overdue; it claims no run before the next heartbeat"
-            raise Unavailable(message)
+        self._lease_lost()
+        message = "this executor's heartbeat is overdue; it claims no run before the next heartbeat"
+        raise Unavailable(message)
 
     def _claim_again(self, claims: Sequence[Claim]) -> list[Started]:
         self._stop.wait(_LOCKED_SECONDS)
@@ -315,7 +318,9 @@ class Claimer:
         backoff = Backoff(self._stop, "reading back a claim")
         while True:
             try:
-                self._require_heartbeat()
+                # Runs that were claimed under a lease that is over are read back too, and released.
+                if self._read_lease().is_over():
+                    self._refuse_without_lease()
                 with self._session.transaction() as connection:
                     found = read_claims(connection, claims, executor_id=self._executor_id)
             except Unavailable as error:

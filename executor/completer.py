@@ -12,10 +12,11 @@ An end is idempotent: its open row is gone once it is committed. So after a lost
 """
 
 import logging
+import random
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from typing import NamedTuple
 from uuid import UUID
 
 import psycopg
@@ -26,8 +27,9 @@ from tidewheel.executor.attempt import Attempt
 from tidewheel.executor.handler_services import ProgressBuffer
 from tidewheel.executor.outcome import Outcome, failed
 from tidewheel.executor.record_outcomes import record_outcomes
-from tidewheel.postgres.session import RowsLocked, Session, is_data_fault
+from tidewheel.postgres.session import RowsLocked, Session, is_data_fault, is_refused
 from tidewheel.process.failpoint import failpoint
+from tidewheel.process.metrics import metrics
 from tidewheel.process.service import Backoff, Shutdown
 from tidewheel.transitions.attempts import ProgressReport, save_progress
 from tidewheel.transitions.finish import allow_waits
@@ -47,7 +49,20 @@ _MAX_DEFERRED = 3000  # outcomes that end the delay; a thousand more would stop 
 _LOCKED_SECONDS = 0.05  # until the next try of a row that another transaction has locked
 _HELD_SECONDS = 5.0  # after a batch that met a locked row, all are written by the statement that skips such rows
 
+_REFUSALS = 2  # of one batch, before it is written in parts: the first may have created a missing partition
+_REFUSED_ALIKE = 3  # single outcomes, while none is accepted: then the installation is the cause, and all wait
+_ASIDE_SECONDS = 1.0  # until an outcome that is refused alone is tried again; doubled each time
+_LONGEST_ASIDE_SECONDS = 15.0
+
 Item = tuple[Attempt, Outcome]
+
+
+class _Aside(NamedTuple):
+    """An outcome that is refused alone, the number of its tries, and the monotonic time of the next."""
+
+    item: Item
+    tries: int
+    due: float
 
 
 class Completer:
@@ -84,6 +99,7 @@ class Completer:
         self._backlog_event = threading.Event()  # there is work for two writers
         self._stop.wakes(self._backlog_event)
         self._deferring = self._has_deferred = False  # now; since the burst began
+        self._aside: dict[tuple[UUID, int], _Aside] = {}  # counted in `_being_written`
         self._careful_until = 0.0
         self._threads = [threading.Thread(target=self._run, name="completer", daemon=True)]
         if second_session is not None:
@@ -141,15 +157,20 @@ class Completer:
             if len(self._items) >= _BATCH // 2:
                 self._backlog_event.set()
             left = self._write_with_retries(self._session, batch, backoff)
+            if due := self._due_aside():
+                left += self._write_with_retries(self._session, due, backoff, retried=True)
             if self.progress.seconds_until_save() == 0.0:
                 self._save_progress(backoff)
 
     def _idle_seconds(self) -> float | None:
         """Return how long to sleep without outcomes: until progress is due, or the end of a burst is checked."""
-        due = self.progress.seconds_until_save()
-        if not self._has_deferred:
-            return due
-        return _BURST_CHECK_SECONDS if due is None else min(due, _BURST_CHECK_SECONDS)
+        waits = [_BURST_CHECK_SECONDS] if self._has_deferred else []
+        if (due := self.progress.seconds_until_save()) is not None:
+            waits.append(due)
+        if self._aside:
+            with self._changed:
+                waits.append(min(one.due for one in self._aside.values()) - monotonic_seconds())
+        return max(min(waits), 0.0) if waits else None
 
     def _defer_to_claims(self) -> None:
         """Leave PostgreSQL and the processor to claims at the start of a burst."""
@@ -196,50 +217,116 @@ class Completer:
     def _save_progress(self, backoff: Backoff) -> None:
         """Save the progress of running attempts; without a database only the newest values are kept."""
         reports = self.progress.take_all()
-        busy: set[UUID] = set()
         try:
-            with self._session.transaction() as connection:
-                busy = save_progress(connection, reports).busy
+            self._save(reports)
         except Unavailable as error:
-            backoff.wait(error)
-            return
-        except Exception:  # noqa: BLE001 - this thread must not end; attempts go on without it
-            _LOG.exception(
-                "the progress of %d attempts cannot be stored and is dropped; the attempts go on", len(reports)
-            )
+            if not is_refused(error):
+                backoff.wait(error)
+                return
+        except Exception:  # noqa: BLE001 - this thread must not end, and one report must not stop the others
+            _LOG.warning("the progress of %d attempts was refused; the executor saves it one by one", len(reports))
         else:
             backoff.reset()
+            return
+        for report in reports:
+            try:
+                self._save([report])
+            except Unavailable as error:
+                _LOG.warning("the progress of run %s is saved later: %s", report.run_id, error)
+            except Exception:  # noqa: BLE001 - as above
+                _LOG.exception("the progress of run %s cannot be stored; its attempt goes on without", report.run_id)
+                self.progress.mark_saved([report])
+
+    def _save(self, reports: Sequence[ProgressReport]) -> None:
+        with self._session.transaction() as connection:
+            busy = save_progress(connection, reports).busy
         self._mark_saved(reports, busy)
 
     def _mark_saved(self, reports: Sequence[ProgressReport], busy: set[UUID]) -> None:
         self.progress.mark_saved(report for report in reports if report.run_id not in busy)
 
-    def _write_with_retries(self, session: Session, batch: list[Item], backoff: Backoff) -> list[Item]:
-        """Write a batch as soon as the database accepts it; return the items that are left for a later batch.
+    def _write_with_retries(
+        self, session: Session, batch: list[Item], backoff: Backoff, *, retried: bool = False
+    ) -> list[Item]:
+        """Write a batch as soon as the database accepts it; return the items to be tried again with others.
 
-        Their rows are locked, or they cannot be stored at all.
+        Their rows are locked, or the database refuses all alike. An item that it refuses alone is set aside.
+
+        Args:
+            session: Of the writer.
+            batch: The items.
+            backoff: Of the writer.
+            retried: True for items that were set aside before.
         """
-        batch = self._latest_per_run(batch)
+        batch, refusals = self._latest_per_run(batch), 0
         while batch and not self._stop.requested():
             try:
                 left = self._write(session, batch) if len(batch) > 1 else self._write_alone(session, batch[0])
             except Unavailable as error:
+                refusals += is_refused(error)
+                if refusals >= _REFUSALS:
+                    return self._write_parts(session, batch, error, backoff, retried=retried)
                 backoff.wait(error)
                 continue
-            except Exception as error:  # noqa: BLE001 - this thread must not end; single writes find the faulty item
-                if len(batch) == 1:
-                    backoff.wait(error)
-                    return batch
-                _LOG.warning(
-                    "recording %d outcomes failed (%s); the executor records them one by one", len(batch), error
-                )
-                return [left for item in batch for left in self._write_with_retries(session, [item], backoff)]
+            except Exception as error:  # noqa: BLE001 - this thread must not end; writes of parts find the faulty item
+                return self._write_parts(session, batch, error, backoff, retried=retried)
             backoff.reset()
-            if len(left) < len(batch):
-                self._count_written(len(batch) - len(left))
-                self._on_written()
+            self._note_written(batch, left)
             return left
         return []
+
+    def _write_parts(
+        self, session: Session, batch: list[Item], error: Exception, backoff: Backoff, *, retried: bool
+    ) -> list[Item]:
+        """Write a refused batch in halves of halves; return the items to be tried again with others."""
+        if len(batch) == 1:
+            self._set_aside(batch[0], error)
+            return []
+        _LOG.warning("recording %d outcomes failed (%s); the executor records them in parts", len(batch), error)
+        batch = random.sample(batch, len(batch))  # faulty ones side by side do not look like a faulty database
+        parts, left, refused, accepted = [batch], list[Item](), list[tuple[Item, Exception]](), retried
+        while parts and not self._stop.requested() and (accepted or len(refused) < _REFUSED_ALIKE):
+            part = parts.pop()
+            try:
+                locked = self._write(session, part) if len(part) > 1 else self._write_alone(session, part[0])
+            except Exception as failure:  # noqa: BLE001 - as in `_write_with_retries`
+                middle = len(part) // 2
+                if middle:
+                    parts += [part[middle:], part[:middle]]
+                else:
+                    refused.append((part[0], failure))
+            else:
+                accepted = True
+                self._note_written(part, locked)
+                left += locked
+        left += [item for part in parts for item in part]
+        if accepted:
+            for item, reason in refused:
+                self._set_aside(item, reason)
+        else:  # the cause is the installation, not an outcome
+            left += [item for item, _ in refused]
+            backoff.wait(error)
+        return left
+
+    def _set_aside(self, item: Item, error: Exception) -> None:
+        """Keep an outcome that is refused alone, to be tried again later; the lease is kept meanwhile."""
+        metrics.count("outcomes_set_aside")
+        with self._changed:
+            tries = self._aside[item[0].key].tries if item[0].key in self._aside else 0
+            seconds = min(_ASIDE_SECONDS * 2.0**tries, _LONGEST_ASIDE_SECONDS)
+            self._aside[item[0].key] = _Aside(item, tries + 1, monotonic_seconds() + seconds)
+        self._wake.set()
+        about = {"run_id": str(item[0].run_id), "attempt": item[0].started.attempt}
+        text = "the outcome of run %s cannot be recorded (%s); the executor tries it again in %.0f s, others meanwhile"
+        _LOG.error(text, item[0].run_id, error, seconds, extra=about)
+
+    def _due_aside(self) -> list[Item]:
+        """Return the outcomes that were set aside and are to be tried again now."""
+        if not self._aside:
+            return []
+        now = monotonic_seconds()
+        with self._changed:
+            return [one.item for one in self._aside.values() if one.due <= now][:_BATCH]
 
     def _latest_per_run(self, batch: Sequence[Item]) -> list[Item]:
         """Return one outcome per run, of its latest attempt; outcomes of earlier ones are superseded."""
@@ -250,13 +337,23 @@ class Completer:
             known = latest.get(item[0].run_id)
             if known is None or known[0].started.attempt < item[0].started.attempt:
                 latest[item[0].run_id] = item
-        self._count_written(len(batch) - len(latest))
+        superseded = [item for item in batch if latest[item[0].run_id] is not item]
+        self._note_written(superseded, ())
         return list(latest.values())
 
-    def _count_written(self, count: int) -> None:
+    def _note_written(self, batch: Sequence[Item], left: Sequence[Item]) -> None:
+        """Count the items of a batch that are not left."""
+        if len(left) == len(batch):
+            return
         with self._changed:
-            self._being_written -= count
+            self._being_written -= len(batch) - len(left)
+            if self._aside:
+                stay = {item[0].key for item in left}
+                for item in batch:
+                    if item[0].key not in stay:
+                        self._aside.pop(item[0].key, None)
             self._changed.notify_all()
+        self._on_written()
 
     def _write(self, session: Session, batch: Sequence[Item]) -> list[Item]:
         """Write a batch in one transaction; return the items whose rows are locked.
@@ -267,9 +364,12 @@ class Completer:
         """
         try:
             if monotonic_seconds() >= self._careful_until:
-                with suppress(RowsLocked):
+                try:
                     return self._write_once(session, batch, uniform=True)
-                self._careful_until = monotonic_seconds() + _HELD_SECONDS
+                except RowsLocked:
+                    self._careful_until = monotonic_seconds() + _HELD_SECONDS
+                except psycopg.errors.UniqueViolation:
+                    pass  # a run that had ended before: the other statement announces it
             return self._write_once(session, batch, uniform=False)
         except psycopg.Error as error:
             if is_data_fault(error):

@@ -206,6 +206,7 @@ class Context:
 
         Raises:
             ValueError: A value does not serialize to JSON, or is too large; nothing was reported.
+            AttemptOver: The executor was stopped for longer than its lease, and no longer owns the run.
         """
         self._channel.heartbeat(_to_json("progress", progress), _to_json("checkpoint", checkpoint))
 

@@ -27,13 +27,10 @@ class TargetDispatcher:
     Args:
         runners: By kind.
         grace_seconds: Between cancelling an attempt's task and fencing the attempt off.
-        is_silent: Returns True if this executor's heartbeat is older than its lease.
     """
 
-    def __init__(
-        self, runners: Mapping[TargetKind, Runner], *, grace_seconds: float, is_silent: Callable[[], bool]
-    ) -> None:
-        self._runners, self._grace_seconds, self._is_silent = runners, grace_seconds, is_silent
+    def __init__(self, runners: Mapping[TargetKind, Runner], *, grace_seconds: float) -> None:
+        self._runners, self._grace_seconds = runners, grace_seconds
 
     def watch(self, attempt: Attempt, task: "asyncio.Task[None]", began: float) -> "Timeouts":
         """Start the timeouts of an attempt that has a task of its own."""
@@ -42,8 +39,7 @@ class TargetDispatcher:
 
     async def run(self, attempt: Attempt) -> None:
         """Run one attempt and report its end."""
-        if attempt.cancelled.is_set() or self._is_silent():
-            # A silent executor was suspended since its claim: another one may have taken its attempts for lost.
+        if attempt.cancelled.is_set() or attempt.lease.is_over():
             attempt.report(CANCELLED if attempt.cancelled.is_set() else NOT_STARTED)
             return
         failpoint("attempt.before_effect")

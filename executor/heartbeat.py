@@ -14,6 +14,7 @@ import psycopg
 
 from tidewheel.clock import boot_seconds, monotonic_seconds
 from tidewheel.errors import Unavailable
+from tidewheel.executor.lease import Lease
 from tidewheel.message_signatures import MessageKeys
 from tidewheel.postgres.pg_arrays import integers, uuids
 from tidewheel.postgres.session import Conn, Session
@@ -31,6 +32,7 @@ _HEARTBEAT_EXECUTOR = _SQL["heartbeat_executor"]
 _DELETE_EXECUTOR = _SQL["delete_executor"]
 _READ_SIGNALS = _SQL["read_signals"]
 _DROP_TERMINATES = _SQL["drop_terminates"]
+_READ_OWNED_ATTEMPTS = _SQL["read_owned_attempts"]
 
 _SIGNALS_SECONDS = 0.5
 # With the 3 s of a connection attempt, a live executor's heartbeat comes before a reaper counts again (docs/adr/0007).
@@ -39,6 +41,18 @@ _STRAY_AFTER = timedelta(seconds=10)  # a committed claim is in memory long befo
 
 # Returns False if there is no such attempt here.
 OnSignal = Callable[[UUID, int, Signal], bool]
+
+
+def read_owned(connection: Conn, executor_id: UUID, fences: Sequence[tuple[UUID, int]]) -> set[tuple[UUID, int]]:
+    """Return those of these attempts that the executor still owns."""
+    columns = {
+        "run_ids": uuids(run_id for run_id, _ in fences),
+        "attempts": integers(attempt for _, attempt in fences),
+        "executor_id": executor_id,
+        "states": OWNED,
+    }
+    rows = connection.execute(_READ_OWNED_ATTEMPTS, columns, binary=True).fetchall()
+    return {(cast("UUID", row[2]), cast("int", row[3])) for row in rows}
 
 
 class Heartbeat:
@@ -60,7 +74,7 @@ class Heartbeat:
         busy: Callable[[], bool],
         keys: MessageKeys,
         skew: ClockSkew,
-        on_reentry: Callable[[], None] = lambda: None,
+        on_reentry: Callable[[Conn], None] = lambda _: None,
     ) -> None:
         self._session, self._every, self._on_signal, self._busy = session, every, on_signal, busy
         self._keys, self._skew, self._on_reentry = keys, skew, on_reentry
@@ -83,6 +97,7 @@ class Heartbeat:
         self._entered = threading.Event()
         self._next_at = 0.0
         self._last_heartbeat = boot_seconds()
+        self._lease, self._renews = Lease(self._last_heartbeat + self._lease_seconds), True
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def start(self, stop: Shutdown) -> None:
@@ -105,9 +120,9 @@ class Heartbeat:
         """Return the age of the last heartbeat."""
         return boot_seconds() - self._last_heartbeat
 
-    def is_silent(self) -> bool:
-        """Return True if that is longer than the lease: another executor may have taken this one for lost."""
-        return boot_seconds() - self._last_heartbeat > self._lease_seconds
+    def lease(self) -> Lease:
+        """Return the lease under which runs are claimed now."""
+        return self._lease
 
     def stopping(self) -> None:
         """Record that this executor is shutting down."""
@@ -150,7 +165,7 @@ class Heartbeat:
                 self._send(connection)
             rows = connection.execute(_READ_SIGNALS, self._columns, binary=True).fetchall()
         if due:
-            self._last_heartbeat = now  # the time before the write: a reaper sees the write no earlier
+            self._renew(now)
             self._next_at = boot_seconds() + self._every.total_seconds()
             self._entered.set()
         self._deliver(rows)
@@ -170,15 +185,25 @@ class Heartbeat:
             with self._session.transaction() as connection:
                 connection.execute(_DROP_TERMINATES, {**columns, "terminate": Signal.TERMINATE})
 
+    def _renew(self, now: float) -> None:
+        """Extend the lease from the time before the write, or start another: a reaper sees it no earlier."""
+        self._last_heartbeat, until = now, now + self._lease_seconds
+        if self._renews:
+            self._lease.extend(until)
+        else:
+            self._lease, self._renews = Lease(until), True
+
     def _send(self, connection: Conn) -> None:
         sent_at = monotonic_seconds()
         row = connection.execute(_HEARTBEAT_EXECUTOR, self._columns, binary=True).fetchone()
         assert row is not None  # noqa: S101 - inserted or updated
         self._skew.record(cast("datetime", row[0]), since=sent_at)
         self._keys.refresh(connection)  # so that a new key is known before a relay signs with it
-        if self.entered and (row[1] == 0 or self.is_silent()):
+        if self.entered and (row[1] == 0 or self._lease.is_over()):
             # Its lease was ended: its attempts may run elsewhere, so those that have not started must not start here.
             # If it was suspended inside a claim, its row stays, but its attempts were taken all the same.
+            self._lease.end()
+            self._renews = False
             what = "was ended" if row[1] == 0 else "was over"
             _LOG.warning("the lease of executor %s %s; registered again", self._columns["executor_id"], what)
-            self._on_reentry()
+            self._on_reentry(connection)

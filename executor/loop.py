@@ -12,14 +12,15 @@ from datetime import datetime
 from uuid import UUID, uuid4
 
 from tidewheel.executor.attempt import SHUTDOWN_GRACE_SECONDS, Attempt
-from tidewheel.executor.claim import BatchClaimer, Claimer
+from tidewheel.executor.claim import BatchClaimer, Claimer, StartRuns
 from tidewheel.executor.complete_in import CompletionConfig
 from tidewheel.executor.completer import Completer
 from tidewheel.executor.dispatch import TargetDispatcher, report_end
 from tidewheel.executor.handler_services import HandlerServices, PreviousRuns
 from tidewheel.executor.handlers import Handler
-from tidewheel.executor.heartbeat import Heartbeat
+from tidewheel.executor.heartbeat import Heartbeat, read_owned
 from tidewheel.executor.lanes import Lanes, choose_lanes
+from tidewheel.executor.lease import Lease
 from tidewheel.executor.message_check import MessageCheck, key_look_up
 from tidewheel.executor.outcome import CANCELLED, NOT_STARTED, RELEASED, Outcome
 from tidewheel.executor.output_capture import Flusher, OutputTopic
@@ -29,7 +30,7 @@ from tidewheel.executor.runners.aws import LambdaRunner
 from tidewheel.executor.runners.kafka import KafkaRunner
 from tidewheel.executor.runners.kinds import capabilities, target_kinds
 from tidewheel.executor.runners.python import python_runner
-from tidewheel.executor.runners.runner import DeferredRunner, Runner
+from tidewheel.executor.runners.runner import DeferredRunner, Recalling, Runner
 from tidewheel.executor.runners.shell import ShellRunner
 from tidewheel.executor.slots import Slots
 from tidewheel.executor.sweep import Sweep
@@ -37,7 +38,7 @@ from tidewheel.executor.watchdog import Watchdog
 from tidewheel.kafka.topics import queue_names
 from tidewheel.message_signatures import MessageKeys
 from tidewheel.postgres.notify import Channel, Listener, Notifier
-from tidewheel.postgres.session import KEPT_PLANS, UNIFORM, Session
+from tidewheel.postgres.session import KEPT_PLANS, UNIFORM, Conn, Session
 from tidewheel.process.clock_skew import ClockSkew
 from tidewheel.process.metrics import metrics
 from tidewheel.process.service import Shutdown
@@ -112,9 +113,7 @@ class Executor:
         self._services = HandlerServices(
             self._completer.progress, self._previous_runs, self._completion, stream_output=self._stream is not None
         )
-        dispatcher = TargetDispatcher(
-            self._runners, grace_seconds=settings.cancel_grace.total_seconds(), is_silent=self._heartbeat.is_silent
-        )
+        dispatcher = TargetDispatcher(self._runners, grace_seconds=settings.cancel_grace.total_seconds())
         inline = [name for name, handler in handlers.items() if handler.is_async and not handler.own_process]
         self._run_queue = RunQueue(self._slots, inline, run=dispatcher.run, watch=dispatcher.watch, on_end=self._on_end)
         self._loop: asyncio.AbstractEventLoop
@@ -183,10 +182,10 @@ class Executor:
         for runner in self._runners.values():
             await runner.close()
 
-    def _start(self, claimed: Sequence[tuple[Started, RunRequest, JobDefinition]]) -> None:
+    def _start(self, claimed: Sequence[tuple[Started, RunRequest, JobDefinition]], lease: Lease) -> None:
         """Queue claimed runs whose slots are taken; called from the claiming threads."""
         on_report, on_release, services = self._on_report, self._run_queue.release, self._services
-        attempts = [Attempt(*run, on_report, on_release, services) for run in claimed]
+        attempts = [Attempt(*run, on_report, on_release, services, lease) for run in claimed]
         waited: Counter[tuple[str, datetime, datetime]] = Counter()
         for attempt in attempts:
             started = attempt.started
@@ -212,6 +211,19 @@ class Executor:
             if attempt.report_not_started(NOT_STARTED):
                 _LOG.info("released before its start", extra=attempt.about)
 
+    def _on_reentry(self, connection: Conn) -> None:
+        """Release what has not started or is not sent, and end what is no longer owned."""
+        self._release_not_started()
+        for runner in self._runners.values():
+            if isinstance(runner, Recalling):
+                runner.recall()
+        running = [one for one in list(self._running.values()) if one.has_started and not one.reported]
+        owned = read_owned(connection, self.executor_id, [attempt.key for attempt in running]) if running else ()
+        for attempt in running:
+            if attempt.key not in owned:
+                _LOG.warning("the attempt is over: its executor's lease was", extra=attempt.about)
+                attempt.lose()
+
     def _on_end(self, attempt: Attempt) -> None:
         self._running.pop(attempt.key, None)
 
@@ -235,7 +247,11 @@ class Executor:
 
     def _batch_claimer(self, topic: str, lane: Lane) -> BatchClaimer:
         claimer = self._claimer(f"tidewheel-executor-{lane}")
-        return BatchClaimer(topic, claimer=claimer, check=self._check, handlers=self._names, start=self._start)
+        start = self._starter(claimer)
+        return BatchClaimer(topic, claimer=claimer, check=self._check, handlers=self._names, start=start)
+
+    def _starter(self, claimer: Claimer) -> StartRuns:
+        return lambda claimed: self._start(claimed, claimer.lease)
 
     def _make_heartbeat(self) -> Heartbeat:
         return Heartbeat(
@@ -252,7 +268,7 @@ class Executor:
             busy=lambda: bool(self._running),
             keys=self._keys,
             skew=ClockSkew(self._settings.max_clock_skew),
-            on_reentry=self._release_not_started,
+            on_reentry=self._on_reentry,
         )
 
     def _make_runners(self, kafka: Mapping[str, str], handlers: Mapping[str, Handler]) -> dict[TargetKind, Runner]:
@@ -260,7 +276,7 @@ class Executor:
         factories: dict[TargetKind, Callable[[], Runner]] = {
             TargetKind.HANDLER: lambda: python_runner(self._settings, handlers, self._completion),
             TargetKind.HTTP: lambda: DeferredRunner(self._load_http_runner),
-            TargetKind.KAFKA: lambda: KafkaRunner(kafka, self._installation, allow_lists),
+            TargetKind.KAFKA: lambda: KafkaRunner(kafka, self._installation, self._settings.lease, allow_lists),
             TargetKind.SHELL: lambda: ShellRunner(self._settings),
             TargetKind.LAMBDA: lambda: LambdaRunner(allow_lists),
         }
@@ -270,16 +286,17 @@ class Executor:
         """Import aiohttp, which takes 9 MB, and return the runner."""
         from tidewheel.executor.runners.http import http_runner
 
-        return http_runner(self._settings, self._installation, self._heartbeat.is_silent)
+        return http_runner(self._settings, self._installation)
 
     def _make_sweep(self) -> Sweep:
+        claimer = self._claimer("tidewheel-executor-sweep")
         return Sweep(
             Session(self._url, "tidewheel-executor-sweep"),
-            claimer=self._claimer("tidewheel-executor-sweep"),
+            claimer=claimer,
             slots=self._slots,
             queues=self._queues,
             handlers=self._names,
-            start=self._start,
+            start=self._starter(claimer),
             idle=lambda: all(each.idle for each in self._consumers),
             overloaded=self._overloaded,
             every=self._settings.sweep,
@@ -295,7 +312,7 @@ class Executor:
             self._stop,
             lease_lost=lambda: self._heartbeat.send_now(),
             notify=self._notifier.notify,
-            silent=self._heartbeat.is_silent,
+            lease=self._heartbeat.lease,
         )
 
     def _in_burst(self) -> bool:

@@ -26,7 +26,7 @@ from tidewheel.executor.attempt import Attempt
 from tidewheel.executor.attempt_output import LOGGER, forwarding
 from tidewheel.executor.context import LOG_FORMAT
 from tidewheel.kafka.clients import producer
-from tidewheel.postgres.session import Session
+from tidewheel.postgres.session import Session, is_refused
 from tidewheel.process.metrics import metrics
 from tidewheel.process.service import Shutdown, run_loop
 from tidewheel.transitions.attempts import AttemptOutput, flush_outputs
@@ -122,6 +122,8 @@ class _Records(logging.Handler):
         return attempt.keep(line).allows(len(line))
 
 
+_LOG = logging.getLogger("tidewheel.executor")
+
 _EVERY_SECONDS = 1.0
 _BATCH = 100  # attempts in one statement: 6.4 MB at most
 _LAST_SECONDS = 2.0  # for sending the rest to the topic when the executor ends
@@ -168,8 +170,21 @@ class Flusher:
             self._stream.send(attempts)
         unwritten = [(attempt, written) for attempt in attempts if (written := _new(attempt)) is not None]
         for start in range(0, len(unwritten), _BATCH):
-            self._flush(unwritten[start : start + _BATCH])
+            self._flush_batch(unwritten[start : start + _BATCH])
         return _EVERY_SECONDS
+
+    def _flush_batch(self, unwritten: list[tuple[Attempt, AttemptOutput]]) -> None:
+        """Flush these; one by one if the database refuses them together."""
+        try:
+            self._flush(unwritten)
+        except Unavailable as error:
+            if not is_refused(error) or len(unwritten) == 1:
+                raise
+            for one in unwritten:
+                try:
+                    self._flush([one])
+                except Unavailable as refused:
+                    _LOG.warning("the output of run %s is flushed later: %s", one[0].run_id, refused)
 
     def _flush(self, unwritten: list[tuple[Attempt, AttemptOutput]]) -> None:
         try:

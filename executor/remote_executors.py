@@ -15,16 +15,17 @@ from datetime import datetime, timedelta
 from typing import LiteralString, Protocol, cast
 from uuid import UUID, uuid4
 
+import psycopg
 from psycopg.rows import class_row
 
-from tidewheel.errors import UnknownExecutor
+from tidewheel.errors import Unavailable, UnknownExecutor
 from tidewheel.executor.attempt_output import Output
 from tidewheel.executor.outcome import Outcome
 from tidewheel.executor.record_outcomes import record_outcomes
 from tidewheel.executor.sweep import DueRun
 from tidewheel.postgres.notify import Channel
 from tidewheel.postgres.pg_arrays import integers, uuids
-from tidewheel.postgres.session import Conn, Session
+from tidewheel.postgres.session import Conn, Session, is_refused
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.metrics import metrics
@@ -224,10 +225,7 @@ class RemoteExecutors:
         for tried in range(_TRIES):
             if tried:
                 self._stop.wait(_LOCKED_SECONDS)
-            with self._session.transaction() as connection:
-                answers |= self._record(connection, executor_id, left)
-                failpoint("completion.before_commit")
-            failpoint("completion.after_commit")
+            answers |= self._record_batch(executor_id, left)
             left = [report for report in left if answers[report.fence] == "busy"]
             if not left or self._stop.requested():
                 break
@@ -238,6 +236,35 @@ class RemoteExecutors:
         """Remove an executor; attempts it still owns go back when its lease ends."""
         with self._session.transaction() as connection:
             connection.execute(_DELETE_EXECUTOR, {"executor_id": executor_id, "states": OWNED})
+
+    def _record_batch(self, executor_id: UUID, reports: Sequence[AttemptReport]) -> dict[Fence, str]:
+        """Record reports, one by one if the database refuses them together; what it refuses alone is busy."""
+        try:
+            return self._record_together(executor_id, reports)
+        except (Unavailable, psycopg.Error) as error:
+            if not is_refused(error) or len(reports) == 1:
+                raise
+            refusal = error
+        answers: dict[Fence, str] = {}
+        for report in reports:
+            try:
+                answers |= self._record_together(executor_id, [report])
+            except (Unavailable, psycopg.Error) as error:
+                if not is_refused(error):
+                    raise
+                metrics.count("outcomes_set_aside")
+                _LOG.error("the outcome of run %s cannot be recorded: %s", report.fence[0], error)
+                answers[report.fence] = "busy"
+        if set(answers.values()) == {"busy"}:
+            raise refusal
+        return answers
+
+    def _record_together(self, executor_id: UUID, reports: Sequence[AttemptReport]) -> dict[Fence, str]:
+        with self._session.transaction() as connection:
+            answers = self._record(connection, executor_id, reports)
+            failpoint("completion.before_commit")
+        failpoint("completion.after_commit")
+        return answers
 
     def _record(self, connection: Conn, executor_id: UUID, reports: Sequence[AttemptReport]) -> dict[Fence, str]:
         fences = [report.fence for report in reports]

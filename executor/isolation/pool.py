@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
-from tidewheel.errors import Unavailable
+from tidewheel.errors import AttemptOver, Unavailable
 from tidewheel.executor.attempt import Attempt
 from tidewheel.executor.context import Previous
 from tidewheel.executor.isolation.process import Died, Setup, WorkerProcess
@@ -27,7 +27,7 @@ from tidewheel.executor.isolation.protocol import (
     outcome_of,
     previous_frame,
 )
-from tidewheel.executor.outcome import Outcome, failed
+from tidewheel.executor.outcome import NOT_STARTED, Outcome, failed
 from tidewheel.process.metrics import metrics
 
 _LOG = logging.getLogger("tidewheel.executor")
@@ -211,6 +211,9 @@ class _WorkerThread:
         if problem:
             queued.future.set_result(failed(UNUSABLE, problem, not_started=True))
             return
+        if queued.attempt.lease.is_over():
+            queued.future.set_result(NOT_STARTED)
+            return
         queued.on_start()
         try:
             outcome = self._converse(queued)
@@ -277,7 +280,10 @@ class _WorkerThread:
                         self._drop()
                     return outcome_of(frame)
                 case Kind.HEARTBEAT if _is_of(frame, attempt):
-                    attempt.heartbeat(frame.parts[0], frame.parts[1])
+                    try:
+                        attempt.heartbeat(frame.parts[0], frame.parts[1])
+                    except AttemptOver as error:
+                        process.send(Frame(Kind.CANCEL, {**attempt_head(*attempt.key), "over": str(error)}))
                 case Kind.READ_PREVIOUS if _is_of(frame, attempt):
                     threading.Thread(target=self._reply, args=(frame, attempt), daemon=True).start()
                 case Kind.READ_PREVIOUS:
@@ -323,5 +329,6 @@ def _attempt_frame(attempt: Attempt) -> Frame:
         "deadline_seconds": attempt.left_seconds,
         "labels": {**definition.labels, **(request.labels or {})},
         "traceparent": request.traceparent,
+        "not_after": attempt.lease.until,
     }
     return Frame(Kind.ATTEMPT, head, [attempt.payload, request.checkpoint])

@@ -21,7 +21,8 @@ from contextlib import suppress
 from contextvars import copy_context
 from typing import NoReturn, cast
 
-from tidewheel.errors import TidewheelError
+from tidewheel.clock import boot_seconds
+from tidewheel.errors import AttemptOver, TidewheelError
 from tidewheel.executor.complete_in import Completion, CompletionConfig, verify_completion
 from tidewheel.executor.context import LOG_FORMAT, Completing, Context, Flag, Previous
 from tidewheel.executor.handlers import Handler, import_handlers, invalid_payload, registered
@@ -36,7 +37,7 @@ from tidewheel.executor.isolation.protocol import (
     outcome_frame,
     previous_of,
 )
-from tidewheel.executor.outcome import CANCELLED, Outcome, failed, from_exception
+from tidewheel.executor.outcome import CANCELLED, NOT_STARTED, Outcome, failed, from_exception
 
 _PR_SET_PDEATHSIG = 1  # Source: prctl(2)
 _READ_BYTES = 64 * 1024
@@ -93,7 +94,9 @@ class Worker:
             payload = handler.read_payload(frame.parts[0] or b"", str(frame.head["content_type"]))
         except ValueError as error:
             return invalid_payload(error)
-        channel = _PipeChannel(self, frame)
+        if boot_seconds() > cast("float", frame.head["not_after"]):
+            return NOT_STARTED
+        channel = _PipeChannel(self, frame, task)
         context = context_of(frame, task.cancelled, channel)
         try:
             if handler.is_async:
@@ -156,6 +159,7 @@ class Worker:
                 self._tasks.put(self._task)
             case Kind.CANCEL:
                 if self._task is not None and attempt_key(self._task.frame) == attempt_key(frame):
+                    self._task.over = cast("str | None", frame.head.get("over"))
                     self._task.cancel()
             case _:
                 if (reply := self._replies.pop(attempt_key(frame), None)) is not None:
@@ -169,10 +173,11 @@ class _Task:
         self.frame = frame
         self.cancelled = Flag()
         self.on_cancel: Callable[[], object] | None = None
+        self.over: str | None = None  # the reason for which its run is no longer the executor's
 
     def cancel(self) -> None:
         self.cancelled.set()
-        if self.on_cancel is not None:
+        if self.on_cancel is not None and self.over is None:
             self.on_cancel()
 
 
@@ -191,13 +196,14 @@ async def _on_loop(work: _Task, handler: Handler, context: Context, payload: obj
 class _PipeChannel:
     """The channel of one attempt to the executor, over the pipe."""
 
-    def __init__(self, worker: Worker, frame: Frame) -> None:
-        self._worker, self._frame = worker, frame
+    def __init__(self, worker: Worker, frame: Frame, task: _Task) -> None:
+        self._worker, self._frame, self._task = worker, frame, task
         self._head = attempt_head(*attempt_key(frame))
         self._lock = threading.Lock()
         self._completion: Completion | None = None
 
     def heartbeat(self, progress: bytes | None, checkpoint: bytes | None) -> None:
+        self._require_owned()
         self._worker.send(Frame(Kind.HEARTBEAT, self._head, [progress, checkpoint]))
 
     def previous(self) -> Previous:
@@ -205,11 +211,16 @@ class _PipeChannel:
             return previous_of(self._worker.request(Frame(Kind.READ_PREVIOUS, self._head)))
 
     def completing(self) -> Completing:
+        self._require_owned()
         with self._lock:
             if self._completion is None:
                 context = context_of(self._frame, Flag(), self)
                 self._completion = Completion(self._worker.completion_config(), context.run_id, context.attempt)
             return self._completion
+
+    def _require_owned(self) -> None:
+        if self._task.over is not None:
+            raise AttemptOver(self._task.over)
 
     def verify_completion(self, outcome: Outcome) -> Outcome:
         return outcome if self._completion is None else verify_completion(outcome, self._completion)

@@ -21,16 +21,19 @@ import socket
 import struct
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypedDict, cast
 
 TERMINATE, KILL = b"t", b"k"  # commands to the supervisor of one program
 LENGTH = struct.Struct("!I")  # goes before a command
+LEASE_OVER = errno.ETIME  # the error of a start that came too late; execve(2) has no such error
 DESCRIPTORS = 4  # control, standard input, output, error
 
 _PR_SET_PDEATHSIG = 1  # Source: prctl(2)
 _PR_SET_CHILD_SUBREAPER = 36
+_BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # as in tidewheel.clock
 _SHUTDOWN_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # for the executor; this process ends with it
 _RESET = (*_SHUTDOWN_SIGNALS, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD)  # ignored here or by Python
 _AFTER_XCPU_SECONDS = 5  # between SIGXCPU, which names the limit, and SIGKILL
@@ -46,12 +49,14 @@ class Command(TypedDict):
         env: Its whole environment.
         cwd: Absolute path without links; None is a new folder that is removed afterwards.
         limits: By their names in setrlimit(2).
+        not_after: End of the executor's lease, in seconds of the clock that goes on while processes are stopped.
     """
 
     argv: list[str] | tuple[str, ...]
     env: Mapping[str, str]
     cwd: str | None
     limits: Mapping[str, int]
+    not_after: float
 
 
 class ProgramExit(TypedDict, total=False):
@@ -165,6 +170,7 @@ def _start(libc: ctypes.CDLL, command: Command, cwd: str, streams: tuple[int, ..
                 raise OSError(errno.ELOOP, "it was replaced by a link")  # noqa: TRY301 - reported below
             step = command["argv"][0]
             _limit(command["limits"])
+            _check_lease(command["not_after"])
             os.execve(command["argv"][0], command["argv"], command["env"])  # noqa: S606 - no shell, on purpose
         except OSError as error:
             os.write(failure_writes, f"{error.errno}:{step}: {error.strerror}".encode(errors="replace"))
@@ -188,6 +194,11 @@ def _prepare(streams: tuple[int, ...], cwd: str) -> None:
     for target, descriptor in enumerate(streams):
         os.dup2(descriptor, target)
     os.chdir(cwd)
+
+
+def _check_lease(not_after: float) -> None:
+    if time.clock_gettime(_BOOT_CLOCK) > not_after:
+        raise OSError(LEASE_OVER, os.strerror(LEASE_OVER))
 
 
 def _limit(limits: Mapping[str, int]) -> None:

@@ -7,6 +7,7 @@ or a shutdown it ends by itself, and its response is ignored.
 
 import asyncio
 import base64
+import io
 import json
 import threading
 from collections.abc import Mapping
@@ -17,7 +18,8 @@ from importlib.util import find_spec
 from typing import Protocol, TypedDict, cast
 
 from tidewheel.executor.attempt import Attempt
-from tidewheel.executor.outcome import Outcome, failed, succeeded
+from tidewheel.executor.lease import Lease, LeaseOver
+from tidewheel.executor.outcome import NOT_STARTED, Outcome, failed, succeeded
 from tidewheel.jobs.allow_lists import AllowLists
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.values import MAX_RESULT_BYTES
@@ -26,6 +28,7 @@ from tidewheel.schemas.generated.records import LambdaTarget
 _CONNECT_SECONDS = 5
 _LONGEST_SECONDS = 1024  # AWS ends an invocation after 15 minutes at the latest. Source: Lambda quotas, "Timeout"
 _THREADS = 200  # invocations at once; as many as the HTTP client keeps connections
+_NO_EVENT = b"{}"  # as AWS passes to a function that is invoked without an event
 _CUT_CHARACTERS = 8192  # each takes at most 6 bytes as JSON: 48 KiB together
 _THROTTLED = timedelta(seconds=1)  # if the response names no delay
 _RETRIED_4XX = frozenset({408, 409, 425, 429})  # 409: the function is being updated
@@ -63,6 +66,23 @@ class _Session(Protocol):
 def has_boto() -> bool:
     """Return True if this executor can invoke functions: boto3 is installed."""
     return find_spec("boto3") is not None
+
+
+class _Event(io.BytesIO):
+    """The event of an invocation, of which boto reads each piece of 16 KiB right before it sends it.
+
+    Credentials, names, connections and TLS come before, and may take seconds. Without its event no function is invoked.
+    """
+
+    def __init__(self, content: bytes, lease: Lease) -> None:
+        super().__init__(content)
+        self._lease, self._length, self.refused = lease, len(content), False
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if self.tell() < self._length and self._lease.is_over():
+            self.refused = True
+            raise LeaseOver
+        return super().read(size)
 
 
 class LambdaRunner:
@@ -103,7 +123,9 @@ class LambdaRunner:
             client.close()
 
     def _invoke(self, attempt: Attempt, target: LambdaTarget) -> Outcome:
+        event = _Event(_event(attempt) or _NO_EVENT, attempt.lease)
         request: dict[str, object] = {
+            "Payload": event,
             "FunctionName": target.function,
             "InvocationType": "RequestResponse",
             "LogType": "Tail",
@@ -111,13 +133,11 @@ class LambdaRunner:
         }
         if target.qualifier is not None:
             request["Qualifier"] = target.qualifier
-        if payload := _event(attempt):
-            request["Payload"] = payload
         try:
             response = self._client(target, attempt.start_to_close_seconds).invoke(**request)
             return _judge(attempt, response)
         except Exception as error:  # noqa: BLE001 - any exception of boto is the attempt's outcome
-            return _refused(error)
+            return NOT_STARTED if event.refused else _refused(error)
 
     def _client(self, target: LambdaTarget, seconds: float) -> _Client:
         """Return the client for a region with at least this read timeout; it keeps its connections."""

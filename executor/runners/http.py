@@ -6,7 +6,7 @@ runner follows no redirect, uses no proxy of the environment, and keeps no cooki
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
@@ -17,7 +17,8 @@ import aiohttp
 
 from tidewheel.clock import SystemClock
 from tidewheel.executor.attempt import Attempt
-from tidewheel.executor.outcome import NOT_STARTED, Outcome, failed, succeeded, waiting
+from tidewheel.executor.lease import LeaseOver
+from tidewheel.executor.outcome import NOT_STARTED, RELEASED, Outcome, failed, succeeded, waiting
 from tidewheel.executor.runners.addresses import (
     CONNECT_SECONDS,
     AddressGuard,
@@ -25,7 +26,7 @@ from tidewheel.executor.runners.addresses import (
     LookUpTimedOut,
     Resolve,
 )
-from tidewheel.executor.runners.http_client import HttpClient, LeaseLost, NotRepeated, read_place
+from tidewheel.executor.runners.http_client import HttpClient, NotRepeated, read_place
 from tidewheel.jobs.allow_lists import AllowLists
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.values import MAX_RESULT_BYTES
@@ -138,7 +139,6 @@ class HttpRunner:
         allow_private: True if targets may reach loopback, private and link-local addresses.
         secrets: Keys that sign requests, by host: `read_secrets`.
         task_token_key: Key of task tokens.
-        lost_lease: Returns True if this executor may no longer start anything.
         resolve: Resolves names in place of the system.
         ca_file: Roots that are accepted besides the bundled ones, in PEM.
         allow_lists: Hosts and ports that may be called; by default any.
@@ -150,14 +150,13 @@ class HttpRunner:
         allow_private: bool,
         secrets: Mapping[str, Sequence[bytes]] | None = None,
         task_token_key: bytes = b"",
-        lost_lease: Callable[[], bool] = lambda: False,
         resolve: Resolve | None = None,
         ca_file: Path | None = None,
         allow_lists: AllowLists | None = None,
     ) -> None:
         self._allow_lists = allow_lists or AllowLists(allow_private=allow_private, ports=None)
         self._ca_file = ca_file
-        self._secrets, self._task_token_key, self._lost_lease = secrets or {}, task_token_key, lost_lease
+        self._secrets, self._task_token_key = secrets or {}, task_token_key
         self._guard = AddressGuard(allow_private=allow_private, resolve=resolve)
         self._client: HttpClient | None = None
 
@@ -175,7 +174,7 @@ class HttpRunner:
         except InvalidValue as refusal:
             return failed("AddressRefused", str(refusal), permanent=True, not_started=True)
         if self._client is None:
-            self._client = HttpClient(self._guard, self._lost_lease, self._ca_file)  # needs the running loop
+            self._client = HttpClient(self._guard, self._ca_file)  # needs the running loop
         seconds = min(CONNECT_SECONDS, attempt.start_to_close_seconds)
         request = self._client.request(
             target.method,
@@ -183,11 +182,12 @@ class HttpRunner:
             headers=self._headers(attempt, target, url.raw_host or ""),
             content=attempt.payload,
             seconds=seconds,
+            lease=attempt.lease,
         )
         try:
             async with request as response:
                 return await _outcome(response, target, shown)
-        except (AddressRefused, LeaseLost, LookUpTimedOut, NotRepeated, aiohttp.ClientError) as error:
+        except (AddressRefused, LeaseOver, LookUpTimedOut, NotRepeated, aiohttp.ClientError) as error:
             return _outcome_of_error(error)
 
     async def close(self) -> None:
@@ -207,14 +207,13 @@ class HttpRunner:
         return headers
 
 
-def http_runner(settings: ExecutorSettings, installation: Installation, lost_lease: Callable[[], bool]) -> HttpRunner:
+def http_runner(settings: ExecutorSettings, installation: Installation) -> HttpRunner:
     """Return the runner of an executor with these settings."""
     secrets = settings.webhook_secrets
     return HttpRunner(
         allow_private=settings.http_allow_private,
         secrets=read_secrets(secrets.get_secret_value()) if secrets else None,
         task_token_key=installation.task_token_key,
-        lost_lease=lost_lease,
         ca_file=settings.http_ca_file,
         allow_lists=settings.allow_lists(enforces=True),
     )
@@ -233,9 +232,8 @@ async def _outcome(response: aiohttp.ClientResponse, target: HttpTarget, url: st
 def _outcome_of_error(error: Exception) -> Outcome:
     if isinstance(error, AddressRefused):
         return failed("AddressRefused", str(error), permanent=True, not_started=True)
-    # aiohttp wraps an error of the body.
-    if isinstance(error, LeaseLost) or isinstance(error.__cause__, LeaseLost):
-        return NOT_STARTED
+    if isinstance(error, LeaseOver):
+        return RELEASED if error.begun else NOT_STARTED
     return connection_failed(error.__cause__ if isinstance(error, NotRepeated) else error)
 
 

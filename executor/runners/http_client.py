@@ -1,4 +1,4 @@
-"""HTTP client of the runner: checked connections, and a last look at the lease before each write.
+"""HTTP client of the runner: checked connections that look at the lease before each write.
 
 It follows no redirect, uses no proxy of the environment, keeps no cookie, unpacks nothing, and repeats no request.
 """
@@ -11,20 +11,23 @@ import ssl
 import string
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from functools import cache, lru_cache, partial
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 from urllib.parse import quote
 from weakref import WeakSet
 
 import aiohttp
 import certifi
-from aiohttp.abc import AbstractStreamWriter
+from aiohappyeyeballs import start_connection  # pyright: ignore[reportUnknownVariableType] - an address has no type
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.connector import Connection
 from yarl import URL
 
+from tidewheel.executor.lease import Lease, LeaseOver
 from tidewheel.executor.runners.addresses import AddressGuard, AddressInfo, look_up_seconds
+from tidewheel.executor.runners.http_transport import LeasedTransport, Sending, Tls
 from tidewheel.jobs.hosts import read_url
 
 _KEPT_CONNECTIONS = 200  # beyond those in use
@@ -37,15 +40,14 @@ _IN_PATH = "".join(set(_IN_QUERY) - set("?`{}"))
 _LONE_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
 
+_sending: ContextVar[Sending] = ContextVar("tidewheel_http_sending")
+
+
 class Place(NamedTuple):
     """A target's URL as it is requested, and as messages show it: without its query, often secret."""
 
     url: URL
     shown: str
-
-
-class LeaseLost(Exception):
-    """The executor's lease was over before the request was written: nothing was sent."""
 
 
 class NotRepeated(Exception):
@@ -56,36 +58,10 @@ class _ConnectionOver(Exception):
     """The other side has closed a kept connection, or has sent something on it: nothing was sent."""
 
 
-class Body(aiohttp.BytesPayload):
-    """The body of a request, and the last look at the lease.
-
-    aiohttp writes head and body in one call, right after this look.
-    """
-
-    def __init__(self, content: bytes, lost_lease: Callable[[], bool]) -> None:
-        super().__init__(content)
-        self._lost_lease = lost_lease
-
-    async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
-        """Write the body, and the head that waits for it.
-
-        Raises:
-            LeaseLost: Nothing was sent.
-        """
-        if self._lost_lease():
-            raise LeaseLost
-        await super().write_with_length(writer, content_length)
-
-
 class _Connection(ResponseHandler):
     """A connection. `used`: it has carried a request before."""
 
     used = False
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        # Written at once, not at the end of the loop's turn as uvloop would: nothing comes between look and write.
-        cast("asyncio.WriteTransport", transport).set_write_buffer_limits(high=0)
 
     def data_received(self, data: bytes) -> None:
         # The head by itself, or an error in the body would keep the status of an accepted request from the runner.
@@ -126,6 +102,46 @@ class _Connector(aiohttp.TCPConnector):
         self._factory = cast("partial[ResponseHandler]", partial(_Connection, loop=asyncio.get_running_loop()))
         self._guard, self.sockets = guard, WeakSet[socket.socket]()
 
+    async def _wrap_create_connection(
+        self,
+        *args: Any,  # noqa: ANN401 - as aiohttp's own, and so below
+        addr_infos: list[AddressInfo],
+        req: aiohttp.ClientRequest,
+        timeout: aiohttp.ClientTimeout,
+        client_error: type[Exception] = aiohttp.ClientConnectorError,
+        **kwargs: Any,  # noqa: ANN401
+    ) -> tuple[asyncio.Transport, ResponseHandler]:
+        """Connect as aiohttp does, but with a transport of our own."""
+        del client_error
+        context = cast("ssl.SSLContext | None", kwargs["ssl"])
+        try:
+            async with asyncio.timeout(timeout.sock_connect):
+                sock = await start_connection(
+                    addr_infos,
+                    happy_eyeballs_delay=self._happy_eyeballs_delay,
+                    interleave=self._interleave,
+                    loop=self._loop,
+                    socket_factory=self._make_socket,
+                )
+                try:
+                    tls = None
+                    if context is not None:
+                        tls = Tls(context, cast("str", kwargs["server_hostname"]))
+                        await tls.shake_hands(sock)
+                    protocol = cast("Callable[[], ResponseHandler]", args[0])()
+                    return LeasedTransport(sock, protocol, tls), protocol
+                except BaseException:
+                    sock.close()
+                    raise
+        except ssl.CertificateError as error:
+            raise aiohttp.ClientConnectorCertificateError(req.connection_key, error) from error
+        except ssl.SSLError as error:
+            raise aiohttp.ClientConnectorSSLError(req.connection_key, error) from error
+        except TimeoutError:
+            raise
+        except OSError as error:
+            raise aiohttp.ClientConnectorError(req.connection_key, error) from error
+
     def _make_socket(self, address: AddressInfo) -> socket.socket:
         made = self._guard.make_socket(address)
         self.sockets.add(made)
@@ -137,12 +153,11 @@ class HttpClient:
 
     Args:
         guard: Resolves names and makes sockets.
-        lost_lease: Returns True if this executor may no longer start anything.
         ca_file: Roots that are accepted besides the bundled ones, in PEM.
     """
 
-    def __init__(self, guard: AddressGuard, lost_lease: Callable[[], bool], ca_file: Path | None = None) -> None:
-        self._lost_lease, self._in_use = lost_lease, 0
+    def __init__(self, guard: AddressGuard, ca_file: Path | None = None) -> None:
+        self._in_use = 0
         self._connector = _Connector(guard, ca_file)
         self._session = aiohttp.ClientSession(
             connector=self._connector,
@@ -156,7 +171,7 @@ class HttpClient:
 
     @asynccontextmanager
     async def request(
-        self, method: str, url: URL, *, headers: Mapping[str, str], content: bytes, seconds: float
+        self, method: str, url: URL, *, headers: Mapping[str, str], content: bytes, seconds: float, lease: Lease
     ) -> AsyncGenerator[aiohttp.ClientResponse]:
         """Send a request; the block has the response, whose body is still to be read.
 
@@ -166,19 +181,27 @@ class HttpClient:
             headers: Of the request; aiohttp adds host and content-length.
             content: The body.
             seconds: The time limit of the look-up, and of the connection with TLS.
+            lease: Of the attempt; once it is over, nothing more is sent.
 
         Raises:
-            LeaseLost, AddressRefused: Nothing was sent.
+            LeaseOver: Nothing was sent, or no more than a part of the request.
+            AddressRefused: Nothing was sent.
             LookUpTimedOut, aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError: Nothing was sent.
             NotRepeated, aiohttp.ClientError: The request may have been sent.
         """
         look_up_seconds.set(seconds)
-        body = Body(content, self._lost_lease) if content else None
+        sending = Sending(lease)
+        _sending.set(sending)
         self._in_use += 1
         try:
-            response = await self._session.request(
-                method, url, headers=headers, data=body, allow_redirects=False, timeout=_timeout(seconds)
-            )
+            try:
+                response = await self._session.request(
+                    method, url, headers=headers, data=content or None, allow_redirects=False, timeout=_timeout(seconds)
+                )
+            except Exception as error:
+                if sending.cut:
+                    raise LeaseOver(begun=sending.begun) from error
+                raise
             try:
                 yield response
             finally:
@@ -191,11 +214,14 @@ class HttpClient:
         await self._session.close()
 
     def _prepare(self, connection: Connection) -> None:
-        """Look at the lease and at the connection before a request is written to it."""
-        if self._lost_lease():
-            raise LeaseLost
-        protocol = connection.protocol
+        """Look at the connection before a request is written to it, and give it the request's lease."""
+        protocol, sending = connection.protocol, _sending.get()
         assert isinstance(protocol, _Connection)  # noqa: S101 - of this connector
+        if sending.lease.is_over():
+            sending.cut = True
+            raise LeaseOver
+        if protocol.transport is not None:
+            cast("LeasedTransport", protocol.transport).sending = sending
         if protocol.used:
             if protocol.is_over():
                 raise _ConnectionOver

@@ -1,9 +1,10 @@
 """Produce to Kafka targets: the payload, with the run's headers.
 
 All attempts share one producer, created with the first. One thread serves the delivery reports, so that an attempt that
-waits for its own costs a future. A message that the client has accepted cannot be recalled: the output of an
-interrupted attempt notes that it may still be written. Tidewheel's own topics are refused as targets: a job could then
-feed itself.
+waits for its own costs a future. The client's thread sends by itself, also after the process was stopped. So no message
+stays in the client for longer than the lease lasts: it expires there, and is produced again while the lease goes on.
+The output of an interrupted attempt notes that its message may still be written. Tidewheel's own topics are refused as
+targets: a job could then feed itself.
 """
 
 import asyncio
@@ -15,8 +16,10 @@ from typing import cast
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
+from tidewheel.clock import boot_seconds, monotonic_seconds
 from tidewheel.executor.attempt import Attempt
-from tidewheel.executor.outcome import Outcome, failed, succeeded, waiting
+from tidewheel.executor.lease import LeaseOver
+from tidewheel.executor.outcome import NOT_STARTED, RELEASED, Outcome, failed, succeeded, waiting
 from tidewheel.jobs.allow_lists import AllowLists
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.kafka.clients import producer
@@ -30,8 +33,14 @@ REPLY_TOPIC_HEADER = "tidewheel-reply-topic"
 _POLL_SECONDS = 0.5  # the longest sleep of the report thread, which wakes with each report; bounds the time of closing
 _FULL_SECONDS = 0.05  # the client's queue is full: by then its oldest message has left, or Kafka is down
 _LEAVE_SECONDS = 1.0
+_RENEWAL_SECONDS = 0.05  # between two looks at a lease that must be renewed before a message is produced
 # For an unknown topic: a new one may not have reached every broker yet.
-_TOPIC_SEEN_MS = 5000
+_TOPIC_SEEN = 0.6  # of the time that a message may stay in the client, or it would expire before that error
+_PATIENCE_SECONDS = 120.0  # of one attempt, while Kafka does not take its message
+_IN_CLIENT = 1 / 3  # of the lease, the time that a message may stay in the client
+# Between two removals of expired messages by the client. Source: librdkafka, rd_kafka_broker_producer_serve
+_EXPIRY_SECONDS = 1.0
+_MOST_OF_LEASE = 0.8  # what produce waits for where the lease is too short for both
 
 # Errors that the next attempt would meet again. Source: librdkafka, rdkafka.h, rd_kafka_resp_err_t.
 _FOR_GOOD = frozenset(
@@ -72,12 +81,18 @@ class KafkaRunner:
     Args:
         config: Bootstrap servers and the users' client settings.
         installation: For its topic of replies, and its key of task tokens.
+        lease: How long the executor's lease lasts after a heartbeat.
         allow_lists: The topics that may be written to.
     """
 
-    def __init__(self, config: Mapping[str, str], installation: Installation, allow_lists: AllowLists) -> None:
+    def __init__(
+        self, config: Mapping[str, str], installation: Installation, lease: timedelta, allow_lists: AllowLists
+    ) -> None:
         self._allow_lists = allow_lists
-        self._config = {"topic.metadata.propagation.max.ms": str(_TOPIC_SEEN_MS), **config}
+        seconds = lease.total_seconds()
+        self._in_client_ms = int(seconds * _IN_CLIENT * 1000)
+        self._needed_seconds = min(seconds * _IN_CLIENT + _EXPIRY_SECONDS, seconds * _MOST_OF_LEASE)
+        self._config = {"topic.metadata.propagation.max.ms": str(int(self._in_client_ms * _TOPIC_SEEN)), **config}
         self._topics: Topics = installation.topics
         self._task_token_key = installation.task_token_key
         self._producer: Producer | None = None
@@ -94,16 +109,34 @@ class KafkaRunner:
         except InvalidValue as refusal:
             name = "OwnTopic" if self._allow_lists.is_own_topic(target.topic) else "TopicRefused"
             return failed(name, str(refusal), permanent=True, not_started=True)
-        try:
-            report = await self._produce(attempt, target)
-        except KafkaException as error:
-            return _undelivered(target, cast("KafkaError", error.args[0]))
-        if (fault := report.error()) is not None:
-            return _undelivered(target, fault)
+        report = await self._deliver(attempt, target)
+        if isinstance(report, Outcome):
+            return report
         if target.reply_timeout_ms is not None:
             return waiting(timedelta(milliseconds=target.reply_timeout_ms))
         place = f'{{"topic":"{target.topic}","partition":{report.partition()},"offset":{report.offset()}}}'
         return succeeded(place.encode())
+
+    async def _deliver(self, attempt: Attempt, target: KafkaTarget) -> Message | Outcome:
+        """Produce the message, again each time it expires in the client; return its report or the outcome."""
+        give_up = monotonic_seconds() + _PATIENCE_SECONDS
+        while True:
+            try:
+                report = await self._produce(attempt, target)
+            except LeaseOver:
+                return NOT_STARTED
+            except KafkaException as error:
+                return _undelivered(target, cast("KafkaError", error.args[0]))
+            fault = report.error()
+            if fault is None:
+                return report
+            if (outcome := _outcome_of_fault(attempt, target, fault, late=monotonic_seconds() > give_up)) is not None:
+                return outcome
+
+    def recall(self) -> None:
+        """Remove from the client what it has not sent yet; its attempts are released."""
+        if (client := self._producer) is not None:
+            _recall(client)
 
     async def close(self) -> None:
         """Close the producer; unsent messages are dropped."""
@@ -119,6 +152,7 @@ class KafkaRunner:
         """Produce the message and wait for its report.
 
         Raises:
+            LeaseOver: Nothing was sent.
             KafkaException: The client refuses it.
         """
         loop = asyncio.get_running_loop()
@@ -134,10 +168,16 @@ class KafkaRunner:
         headers = self._headers(attempt, target)
         while True:
             client = self._get_producer()
+            while (left := attempt.lease.until - boot_seconds()) < self._needed_seconds:
+                if left < 0:
+                    raise LeaseOver
+                await asyncio.sleep(_RENEWAL_SECONDS)
             try:
                 client.produce(
                     target.topic, value=attempt.payload, key=key.encode(), headers=headers, on_delivery=report
                 )
+                if attempt.lease.is_over():  # stopped right here: the message lingers in the client for a moment
+                    _recall(client)
                 break
             except BufferError:
                 await asyncio.sleep(_FULL_SECONDS)
@@ -155,7 +195,7 @@ class KafkaRunner:
 
     def _get_producer(self) -> Producer:
         if self._producer is None:
-            self._producer = client = producer(self._config, role="executor-target")
+            self._producer = client = producer(self._config, role="executor-target", timeout_ms=self._in_client_ms)
             self._threads = [thread for thread in self._threads if thread.is_alive()]
             self._threads.append(
                 threading.Thread(target=self._report, args=(client,), name="kafka-reports", daemon=True)
@@ -190,6 +230,22 @@ class KafkaRunner:
             headers[TASK_TOKEN_HEADER] = task_token(self._task_token_key, *attempt.key)
             headers[REPLY_TOPIC_HEADER] = self._topics.target_replies
         return [(name, value.encode()) for name, value in headers.items()]
+
+
+def _recall(client: Producer) -> None:
+    client.purge(in_queue=True, in_flight=False, blocking=False)
+
+
+def _outcome_of_fault(attempt: Attempt, target: KafkaTarget, fault: KafkaError, *, late: bool) -> Outcome | None:
+    """Return the outcome of a message that was not delivered; None if it is to be produced again."""
+    if fault.code() == KafkaError._PURGE_QUEUE:
+        return NOT_STARTED
+    if fault.code() == KafkaError._MSG_TIMED_OUT:
+        if attempt.lease.is_over():
+            return RELEASED  # it may have been written
+        if not late and not attempt.definition.at_most_once:
+            return None
+    return _undelivered(target, fault)
 
 
 def _undelivered(target: KafkaTarget, error: KafkaError) -> Outcome:

@@ -14,7 +14,7 @@ from tidewheel.executor.context import Context
 from tidewheel.executor.handlers import Handler, invalid_payload
 from tidewheel.executor.isolation.pool import WorkerPool
 from tidewheel.executor.isolation.process import Setup
-from tidewheel.executor.outcome import Outcome
+from tidewheel.executor.outcome import NOT_STARTED, Outcome
 from tidewheel.executor.output_capture import current
 from tidewheel.settings import ExecutorSettings
 
@@ -62,6 +62,8 @@ class PythonRunner:
             attempt.restart_clock(loop)
             writer = current.set(attempt)
             try:
+                if attempt.lease.is_over():
+                    return NOT_STARTED
                 return handler.call(make_context(attempt), payload)
             finally:
                 current.reset(writer)

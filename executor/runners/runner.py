@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from tidewheel.executor.attempt import Attempt
 from tidewheel.executor.outcome import Outcome, from_exception
@@ -16,12 +16,22 @@ class Runner(Protocol):
         """Run an attempt and return its outcome.
 
         A cancellation of the task means that the attempt's time is over or that it is requested to stop: clean up and
-        re-raise. Any other exception is the attempt's failure.
+        re-raise. Any other exception is the attempt's failure. Look at `attempt.lease` right before each write to the
+        target: once it is over, nothing may be sent, and `NOT_STARTED` is the outcome if nothing was.
         """
         ...
 
     async def close(self) -> None:
         """Release connections and threads."""
+        ...
+
+
+@runtime_checkable
+class Recalling(Protocol):
+    """A runner whose client queues what is to be sent."""
+
+    def recall(self) -> None:
+        """Take back what is not sent yet: the lease is over. Called from the thread of the heartbeat."""
         ...
 
 

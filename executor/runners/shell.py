@@ -11,9 +11,9 @@ from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 
 from tidewheel.executor.attempt import SHUTDOWN_GRACE_SECONDS, Attempt
-from tidewheel.executor.outcome import RELEASED, Outcome, failed, succeeded
+from tidewheel.executor.outcome import NOT_STARTED, RELEASED, Outcome, failed, succeeded
 from tidewheel.executor.programs.process import Program, ProgramEnd, ProgramStarter, SupervisorGone
-from tidewheel.executor.programs.supervisor import Command
+from tidewheel.executor.programs.supervisor import LEASE_OVER, Command
 from tidewheel.jobs.allow_lists import is_within
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.schemas.generated.records import ShellTarget
@@ -64,6 +64,7 @@ class ShellRunner:
             env=self._environment(attempt, target),
             cwd=cwd,
             limits=self._limits(target),
+            not_after=attempt.lease.until,  # looked at right before the program begins
         )
         starting = asyncio.ensure_future(self._starter.start(command, attempt.payload, (attempt.write, write_error)))
         try:
@@ -162,6 +163,8 @@ def _outcome_of(ending: ProgramEnd, errors: bytes) -> Outcome:
         return failed(f"exit_{ending.exit_code}", _last_lines(errors) or f"it ended with code {ending.exit_code}")
     if ending.signal_name is not None:
         return failed(f"signal_{ending.signal_name}", _last_lines(errors) or f"it was killed by {ending.signal_name}")
+    if ending.errno == LEASE_OVER:
+        return NOT_STARTED
     if ending.errno is None:
         return failed("SupervisorGone", f"the program's end is unknown: {ending.message}")
     return failed("ProgramNotStarted", ending.message, permanent=ending.errno in _PERMANENT, not_started=True)

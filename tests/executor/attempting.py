@@ -6,6 +6,7 @@ from typing import Any
 from uuid import UUID
 
 from tidewheel.executor.attempt import Attempt
+from tidewheel.executor.lease import ENDLESS, Lease
 from tidewheel.executor.outcome import Outcome
 from tidewheel.jobs.spec import JobSpec
 from tidewheel.schemas.codec import encode
@@ -29,6 +30,7 @@ def attempt_of(
     reports: Reports | None = None,
     number: int = 1,
     failed_attempts: int = 0,
+    lease: Lease = ENDLESS,
     **run: object,
 ) -> Attempt:
     """An attempt at a job; `run` is what the run carries itself, such as payload and labels."""
@@ -56,4 +58,5 @@ def attempt_of(
         definition,
         on_report=lambda _, outcome: kept.append(outcome),
         on_release=released,
+        lease=lease,
     )

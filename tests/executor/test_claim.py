@@ -1,5 +1,6 @@
 """Claims in one transaction under a valid lease; after a lost COMMIT they are read back."""
 
+import math
 from uuid import UUID
 
 import psycopg
@@ -10,6 +11,7 @@ from tests.transitions.acts import EXECUTOR, open_run, requested_claim, submit, 
 from tests.transitions.stepping import in_background
 from tidewheel.errors import Unavailable
 from tidewheel.executor.claim import Claimer, LeaseLost
+from tidewheel.executor.lease import Lease
 from tidewheel.postgres.notify import Channel
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.service import Shutdown
@@ -46,7 +48,7 @@ def claimer(database: Database, told: list[str] | None = None, *, silent: bool =
         Shutdown(),
         lease_lost=lambda: heard.append("lease lost"),
         notify=heard.append,
-        silent=lambda: silent,
+        lease=lambda: Lease(-math.inf if silent else math.inf),
     )
 
 

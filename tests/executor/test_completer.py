@@ -289,6 +289,61 @@ def test_outcome_that_cannot_be_stored_at_all_delays_no_other(fresh_database: Da
     assert job_runs(fresh_database) == []
 
 
+def test_outcome_that_is_refused_alone_is_set_aside_and_recorded_later(fresh_database: Database) -> None:
+    """PostgreSQL refuses attempts that fail, in a way that is no fault of their data."""
+    submit(fresh_database, retry={"max_attempts": 1})
+    bad, *others = [attempt_at(fresh_database, begun(fresh_database)) for _ in range(40)]
+    fresh_database.execute("ALTER TABLE attempts RENAME COLUMN error_message TO elsewhere")
+    with completing(fresh_database) as completer:
+        completer.add(bad, failed("ValueError", "no"))
+        for attempt in others:
+            completer.add(attempt, succeeded(None))
+        until(lambda: completer.backlog() == 1, "the others are recorded")
+        until(lambda: bad.key in completer._aside, "it is set aside")
+        fresh_database.execute("ALTER TABLE attempts RENAME COLUMN elsewhere TO error_message")
+        assert completer.drain(30)
+        assert completer._aside == {}
+    assert final_state(fresh_database, bad.run_id)[0] == "failed"
+    assert {final_state(fresh_database, one.run_id)[0] for one in others} == {"succeeded"}
+
+
+def test_error_of_the_installation_loses_no_outcome(fresh_database: Database) -> None:
+    submit(fresh_database)
+    items = [attempt_at(fresh_database, begun(fresh_database)) for _ in range(20)]
+    fresh_database.execute("ALTER TABLE finished_runs RENAME COLUMN lane TO elsewhere")
+    with completing(fresh_database) as completer:
+        for attempt in items:
+            completer.add(attempt, succeeded(None))
+        assert not completer.drain(1.0)
+        assert completer.backlog() == len(items)
+        fresh_database.execute("ALTER TABLE finished_runs RENAME COLUMN elsewhere TO lane")
+        assert completer.drain(30)
+    assert {final_state(fresh_database, one.run_id) for one in items} == {("succeeded", None)}
+
+
+def test_end_of_a_run_that_had_ended_is_counted_and_stops_no_other(
+    fresh_database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    submit(fresh_database)
+    again, other = (attempt_at(fresh_database, begun(fresh_database)) for _ in range(2))
+    fresh_database.execute(
+        "INSERT INTO finished_runs (run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at,"
+        " publish_at, created_at, finished_at, state, attempt) SELECT run_id, job_id, tenant, job_version, shard,"
+        " cause, queue, lane, scheduled_at, publish_at, created_at, now(), 'cancelled', 0 FROM job_runs"
+        " WHERE run_id = %s",
+        [again.run_id],
+    )
+    with completing(fresh_database) as completer:
+        for attempt in (again, other):
+            completer.add(attempt, succeeded(None))
+        assert completer.drain(30)
+    assert fresh_database.rows("SELECT state FROM finished_runs WHERE run_id = %s", [again.run_id]) == [("cancelled",)]
+    assert final_state(fresh_database, other.run_id)[0] == "succeeded"
+    assert job_runs(fresh_database) == []
+    assert len(completions(fresh_database)) == 1
+    assert "its first end stays" in caplog.text
+
+
 def test_outcome_recreates_a_partition_dropped_while_its_run_was_open(with_job: Database) -> None:
     started = begun(with_job)
     attempt = attempt_at(with_job, started)

@@ -154,7 +154,7 @@ def dispatched(load: Loading, meanwhile: Callable[[Attempt], None], **job: objec
     attempt = attempt_of(job, reports=reports)
 
     async def work(runner: DeferredRunner) -> None:
-        dispatcher = TargetDispatcher({TargetKind.HANDLER: runner}, grace_seconds=1, is_silent=lambda: False)
+        dispatcher = TargetDispatcher({TargetKind.HANDLER: runner}, grace_seconds=1)
 
         async def watched() -> None:
             task = asyncio.current_task()
@@ -187,9 +187,9 @@ def test_at_most_once_run_released_during_the_load_may_start_again(
 ) -> None:
     load, real = Loading(), http.http_runner
 
-    def slow(settings: ExecutorSettings, installation: Installation, lost_lease: Callable[[], bool]) -> Runner:
+    def slow(settings: ExecutorSettings, installation: Installation) -> Runner:
         load()
-        return real(settings, installation, lost_lease)
+        return real(settings, installation)
 
     monkeypatch.setattr(http, "http_runner", slow)
     executing = Executing(database, info.kafka)

@@ -1,6 +1,7 @@
 """HTTP targets and the lease: what has lost it sends nothing; kept connections carry no request twice."""
 
 import asyncio
+import math
 import os
 import select
 import signal
@@ -12,12 +13,14 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+import psutil
 import pytest
 import uvloop
 
 from tests.executor.attempting import attempt_of
 from tests.executor.http_target import HttpTarget, conversing, serving
 from tidewheel.clock import boot_seconds
+from tidewheel.executor.lease import Lease
 from tidewheel.executor.outcome import NOT_STARTED, Outcome
 from tidewheel.executor.runners.http import HttpRunner
 from tidewheel.runs import AttemptOutcome
@@ -31,15 +34,28 @@ CHILD = f"""
 import sys, uvloop
 from tests.executor.attempting import attempt_of
 from tidewheel.clock import boot_seconds
+from tidewheel.executor.lease import Lease
 from tidewheel.executor.runners.http import HttpRunner
 async def work():
-    began = boot_seconds()
-    runner = HttpRunner(allow_private=True, lost_lease=lambda: boot_seconds() - began > {LEASE_SECONDS})
-    outcome = await runner.run(attempt_of({{"target": {{"type": "http", "url": sys.argv[1]}}, "payload": 1}}))
+    lease = Lease(boot_seconds() + {LEASE_SECONDS})
+    runner = HttpRunner(allow_private=True)
+    described = {{"target": {{"type": "http", "url": sys.argv[1]}}, "payload": 1}}
+    outcome = await runner.run(attempt_of(described, lease=lease))
     print(outcome.kind, outcome.error_type, outcome.not_started, flush=True)
     await runner.close()
 uvloop.run(work())
 """
+
+
+class Looked(Lease):
+    """A lease that is over when a function says so."""
+
+    def __init__(self, over: Callable[[], bool]) -> None:
+        super().__init__(math.inf)
+        self._over = over
+
+    def is_over(self) -> bool:
+        return self._over()
 
 
 def calls(
@@ -49,11 +65,12 @@ def calls(
 
     async def work() -> list[Outcome]:
         outcomes: list[Outcome] = []
-        runner = HttpRunner(allow_private=True, lost_lease=lambda: lost(len(outcomes)))
+        runner = HttpRunner(allow_private=True)
+        lease = Looked(lambda: lost(len(outcomes)))
         described = {"target": {"type": "http", "url": target.url(), "method": method}, "payload": payload}
         try:
             while len(outcomes) < count:
-                outcomes.append(await runner.run(attempt_of(described)))
+                outcomes.append(await runner.run(attempt_of(described, lease=lease)))
         finally:
             await runner.close()
         return outcomes
@@ -72,10 +89,10 @@ def test_lease_lost_while_waiting_for_a_connection_sends_nothing(method: str, pa
         return ["127.0.0.1"]
 
     async def work(url: str) -> Outcome:
-        runner = HttpRunner(allow_private=True, lost_lease=resolved.is_set, resolve=resolve)
+        runner = HttpRunner(allow_private=True, resolve=resolve)
         described = {"target": {"type": "http", "url": url, "method": method}, "payload": payload}
         try:
-            return await runner.run(attempt_of(described))
+            return await runner.run(attempt_of(described, lease=Looked(resolved.is_set)))
         finally:
             await runner.close()
 
@@ -92,20 +109,6 @@ def test_lease_lost_on_a_kept_connection_sends_nothing(payload: object) -> None:
         AttemptOutcome.SUCCEEDED, AttemptOutcome.RELEASED, AttemptOutcome.SUCCEEDED,
     ]  # fmt: skip
     assert len(target.received) == 2
-
-
-def test_lease_is_looked_at_again_when_the_body_is_written() -> None:
-    """A loop's turn lies between the choice of a connection and the write."""
-    looks: list[int] = []
-
-    def lost(number: int) -> bool:
-        looks.append(number)
-        return len(looks) == 2
-
-    with serving() as target:
-        [outcome] = calls(target, 1, lost)
-    assert outcome is NOT_STARTED
-    assert target.received == []
 
 
 @pytest.mark.process
@@ -209,13 +212,14 @@ def test_request_is_in_the_kernel_right_after_the_look_at_the_lease(uv: bool) ->
         def lost() -> bool:
             nonlocal looks
             looks += 1
-            if looks == 2:
+            if looks == 2:  # the look before was at the connection
                 loop.call_soon(arrived)  # the loop's next code after the write
             return False
 
-        runner = HttpRunner(allow_private=True, lost_lease=lost)
+        runner = HttpRunner(allow_private=True)
         url = f"http://127.0.0.1:{listening.getsockname()[1]}/"
-        task = asyncio.create_task(runner.run(attempt_of({"target": {"type": "http", "url": url}, "payload": "x"})))
+        attempt = attempt_of({"target": {"type": "http", "url": url}, "payload": "x"}, lease=Looked(lost))
+        task = asyncio.create_task(runner.run(attempt))
         while not seen:
             await asyncio.sleep(0)
         accepted[0].sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
@@ -226,6 +230,54 @@ def test_request_is_in_the_kernel_right_after_the_look_at_the_lease(uv: bool) ->
     with socket.create_server(("127.0.0.1", 0)) as listening:
         (uvloop.run if uv else asyncio.run)(work(listening))
     assert seen == [True]
+
+
+def test_rest_of_a_large_request_is_not_sent_after_the_lease() -> None:
+    """The target reads nothing until the lease has ended, so the kernel takes only a part."""
+    looks, body, over = 0, "x" * 250_000, threading.Event()
+
+    def lost() -> bool:
+        nonlocal looks
+        looks += 1
+        if looks == 2:  # right before the first bytes; the look before was at the connection
+            bound_what_the_kernel_takes(listening.getsockname()[1])
+        return over.is_set()
+
+    async def work(listening: socket.socket) -> tuple[Outcome, int]:
+        runner = HttpRunner(allow_private=True)
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}/"
+        attempt = attempt_of({"target": {"type": "http", "url": url}, "payload": body}, lease=Looked(lost))
+        task = asyncio.create_task(runner.run(attempt))
+        loop = asyncio.get_running_loop()
+        accepted, _ = await loop.sock_accept(listening)
+        async with asyncio.timeout(30):
+            while looks < 2:
+                await asyncio.sleep(0)
+        over.set()
+        received = 0
+        with accepted:
+            while data := await loop.sock_recv(accepted, 65_536):
+                received += len(data)
+        outcome = await task
+        await runner.close()
+        return outcome, received
+
+    with socket.socket() as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        listening.setblocking(False)  # noqa: FBT003 - the socket's own signature
+        outcome, received = uvloop.run(work(listening))
+    assert 0 < received < len(body)
+    assert (outcome.kind, outcome.not_started) == (AttemptOutcome.RELEASED, False)
+
+
+def bound_what_the_kernel_takes(port: int) -> None:
+    """Give this process's connections to a port a small send buffer: a large one takes the whole request."""
+    for each in psutil.Process().net_connections("tcp"):
+        if each.raddr and each.raddr.port == port:
+            with socket.socket(fileno=os.dup(each.fd)) as found:
+                found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
 
 
 def test_few_connections_are_kept_to_many_hosts() -> None:

@@ -25,6 +25,7 @@ from tidewheel.task_tokens import read_task_token
 
 pytestmark = pytest.mark.kafka
 
+LEASE = timedelta(seconds=15)
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
@@ -51,7 +52,7 @@ class Sending:
         """Do something with a runner that is closed afterwards."""
 
         async def around() -> Any:  # noqa: ANN401 - the work's
-            runner = KafkaRunner(kafka or self.kafka, self.installation, self.allow_lists)
+            runner = KafkaRunner(kafka or self.kafka, self.installation, LEASE, self.allow_lists)
             try:
                 return await work(runner)
             finally:

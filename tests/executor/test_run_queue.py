@@ -68,7 +68,7 @@ class Running:
         self.slots = Slots(slots)
         self.ended: list[Attempt] = []
         self.outcomes: dict[int, Outcome] = {}
-        work = TargetDispatcher({TargetKind.HANDLER: Runner(does)}, grace_seconds=1, is_silent=lambda: False)
+        work = TargetDispatcher({TargetKind.HANDLER: Runner(does)}, grace_seconds=1)
         self.line = RunQueue(self.slots, ["brief"], run=work.run, watch=work.watch, on_end=self.ended.append)
         self.line.start()
 

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import json
+import math
 import os
 import shutil
 import signal
@@ -277,7 +278,7 @@ def test_link_that_is_put_in_after_the_check_starts_nothing(tmp_path: Path) -> N
 
     async def work() -> ProgramEnd:
         starter = ProgramStarter()
-        command = Command(argv=[ECHO, "a"], env={}, cwd=str(tmp_path / "link"), limits={})
+        command = Command(argv=[ECHO, "a"], env={}, cwd=str(tmp_path / "link"), limits={}, not_after=math.inf)
         written: list[bytes] = []
         program = await starter.start(command, b"", (written.append, written.append))
         ended = await program.ended

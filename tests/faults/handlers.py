@@ -31,6 +31,12 @@ def note_sync(context: Context, payload: object) -> None:
     _effect(context)
 
 
+@tidewheel.handler("note-process", isolation="process")
+def note_process(context: Context, payload: object) -> None:
+    """An effect, at once, in a worker process."""
+    _effect(context)
+
+
 @tidewheel.handler("shaky")
 async def shaky(context: Context, payload: object) -> object:
     """An effect; the first attempt fails after it, a later one returns what it was given."""

@@ -56,6 +56,10 @@ UNIFORM = f"{KEPT_PLANS} -c lock_timeout=50ms"
 # The limits on a statement (also sent by a manual cancel), on a transaction, on idle time inside one.
 _TIME_LIMITS = frozenset({"57014", "25P04", "25P03"})
 
+# SQLSTATE classes of errors about the server, whatever the rows: connection, read-only, rollback, resources, operator.
+_OF_SERVER = frozenset({"08", "25", "40", "53", "57", "58"})
+_STATEMENT_TIMEOUT = "57014"
+
 _DATA_CLASSES = frozenset({"22", "23", "54"})
 
 
@@ -242,6 +246,15 @@ def is_time_limit(error: BaseException) -> bool:
     """
     cause = error.__cause__ if isinstance(error, Unavailable) else error
     return getattr(cause, "sqlstate", None) in _TIME_LIMITS
+
+
+def is_refused(error: BaseException) -> bool:
+    """Return True if a part of a batch may be the cause of an error, and a smaller batch may succeed.
+
+    A missing partition, a lock, a table or column of some rows only: not the connection, nor the server as a whole.
+    """
+    state = getattr(error.__cause__ if isinstance(error, Unavailable) else error, "sqlstate", None)
+    return isinstance(state, str) and (state[:2] not in _OF_SERVER or state == _STATEMENT_TIMEOUT)
 
 
 def lacks_partition(error: psycopg.Error) -> bool:

@@ -115,6 +115,14 @@ METRICS = (
     Metric("start_lateness_seconds", Kind.HISTOGRAM, "seconds", ("lane",), "time from a run's publish_at to its claim"),
     Metric("attempts", Kind.COUNTER, "attempts", ("outcome",), "ended attempts, by outcome"),
     Metric("runs_ended", Kind.COUNTER, "runs", ("state",), "runs that reached a terminal state"),
+    Metric("ends_refused", Kind.COUNTER, "runs", (), "ends of runs that had ended before; the first end stays"),
+    Metric(
+        "outcomes_set_aside",
+        Kind.COUNTER,
+        "outcomes",
+        (),
+        "tries of single outcomes that could not be recorded; each is tried again later",
+    ),
     Metric("leases_lost", Kind.COUNTER, "attempts", (), "attempts ended because their executor missed its lease"),
     Metric("runs_without_executor", Kind.GAUGE, "runs", (), "due runs that no live executor can handle"),
     Metric(

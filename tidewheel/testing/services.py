@@ -184,11 +184,13 @@ class _GatedClaimer(Claimer):
     """Claims while the gate is open."""
 
     def __init__(self, claimer: Claimer, gate: _Gate) -> None:
-        self._behind, self._gate = claimer, gate
+        self._behind, self._gate, self.lease = claimer, gate, claimer.lease
 
     def claim(self, claims: Sequence[Claim], *, source: str) -> Claimed:
         with self._gate.lock:
-            return self._behind.claim(claims, source=source) if self._gate.is_open else Claimed()
+            claimed = self._behind.claim(claims, source=source) if self._gate.is_open else Claimed()
+            self.lease = self._behind.lease
+            return claimed
 
     def close(self) -> None:
         self._behind.close()

@@ -5,6 +5,7 @@ another transaction holds is reported as busy: the caller retries. A row that is
 superseded: the report comes from a zombie and changes nothing.
 """
 
+import logging
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from datetime import datetime
@@ -28,6 +29,8 @@ from tidewheel.transitions.deferred_effects import add_deferred_effects
 from tidewheel.transitions.finished import ClosedRun, Ended, FinishedRun, RunEnd
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.run_messages import Definitions, build_requests
+
+_LOG = logging.getLogger("tidewheel.transitions")
 
 _SQL = Statements("tidewheel.transitions")
 _CLOSE_UNIFORM = _SQL["close_uniform"]
@@ -84,14 +87,15 @@ def finish_runs(
     if not rows:
         return result
     finished = _join(connection, ends, rows)
-    write_attempts(connection, [_attempt(run) for run in finished if run.leaves_attempt])
-    write_outputs(connection, [run for run in finished if run.has_output])
+    first = [run for run in finished if not run.row.refused]
+    write_attempts(connection, [_attempt(run) for run in first if run.leaves_attempt])
+    write_outputs(connection, [run for run in first if run.has_output])
     # Statements that may wait for timers or jobs come here: with an active run locked, none may wait (ADR 0008).
     pauses = [] if lasting else _apply_follow_ups(connection, installation, finished)
-    dead = [run for run in finished if run.state in DEAD_LETTERED]
+    dead = [run for run in first if run.state in DEAD_LETTERED]
     letters = [dead_letter_run(connection, installation, run) for run in dead]
     triggers = failure_triggers(installation, dead)
-    events = completions(finished, installation)
+    events = completions(first, installation)
     append(connection, chain(events, letters, pauses, triggers), shards=installation.shards)
     if lasting:
         add_deferred_effects(connection, finished)
@@ -102,7 +106,8 @@ def finish_runs(
     if cancelled:
         connection.execute(_DROP_SIGNALS, {"run_ids": cancelled})
     result.states = {run.end.run_id: run.state for run in finished}
-    _count(finished)
+    _count(first)
+    _announce([run for run in finished if run.row.refused])
     return result
 
 
@@ -238,7 +243,16 @@ def _apply_follow_ups(connection: Conn, installation: Installation, finished: Se
     schedule_after_end(
         connection, [(run.row.job_id, run.row.scheduled_at, run.row.ended_at) for run in finished if run.sets_next_time]
     )
-    return count_failures(connection, installation, [run for run in finished if run.counts_failures])
+    counted = [run for run in finished if run.counts_failures and not run.row.refused]
+    return count_failures(connection, installation, counted)
+
+
+def _announce(refused: Sequence[FinishedRun]) -> None:
+    """Log and count ends of runs that had ended before, and whose first end stays."""
+    for run in refused:
+        metrics.count("ends_refused")
+        text = "the run had ended before it was created again; its first end stays, and attempt %d left no other"
+        _LOG.error(text, run.row.attempt, extra={"run_id": str(run.end.run_id), "attempt": run.row.attempt})
 
 
 def _count(finished: Sequence[FinishedRun]) -> None:

@@ -67,6 +67,7 @@ class ClosedRun(NamedTuple):
         gates: Not 0 if it may be its job's active run.
         ended_at: The database's clock; the same for the rows of one statement.
         cancel_reason: The reason of its cancel, which the end has instead of its own.
+        refused: True if the run had ended before, and this end is not recorded.
     """
 
     place: int
@@ -89,6 +90,7 @@ class ClosedRun(NamedTuple):
     claimed_from: str | None
     ended_at: datetime
     cancel_reason: str | None = None
+    refused: bool = False
 
     @property
     def run_id(self) -> UUID:

@@ -291,6 +291,7 @@ SELECT run_id, publish_at, created_at, started_at, gates, ended_at FROM gone
 -- Ends runs: deletes the row of the open run and inserts that of the finished run. The attempt must be the current one,
 -- of the same executor, in a state that allows the end. A run that is being cancelled ends as cancelled, and so does one
 -- with a pending cancel, unless the caller held the run before that was accepted. The reason is then that of the cancel.
+-- The row of a run that has a finished row of this day is deleted too, and returned as refused: the first end stays.
 -- Index: job_runs_pkey; pending_cancels_by_run, if that is not tiny; the partition of this day grows.
 -- Lock: each run in run_id order, locked rows are skipped and retried.
 -- Why: the executor belongs to the fence, because a requeued run keeps its attempt number but has no owner. A row that
@@ -347,9 +348,12 @@ WITH gone AS (
            g.created_at, g.started_at, g.ended_at, g.ended_as, g.attempt, g.executor_id, g.claimed_by, g.parent_run_id,
            g.root_run_id, g.request_id, g.reason, g.error_type
       FROM gone AS g
+    ON CONFLICT DO NOTHING
+    RETURNING run_id
 )
 SELECT position, ended_as, run_id::text, job_id::text, tenant, shard, queue, lane, cause, gates, found_as, job_version, attempt,
-       scheduled_at, published_at, created_at, started_at, claimed_by, ended_at, cancel_reason
+       scheduled_at, published_at, created_at, started_at, claimed_by, ended_at, cancel_reason,
+       run_id NOT IN (SELECT run_id FROM finished) AS refused
   FROM gone
 
 -- name: find_still_open

@@ -1,0 +1,260 @@
+"""Transport of the HTTP client: it looks at the lease before each write to the kernel.
+
+The transports of asyncio and uvloop keep what the kernel does not take at once, and write it later by themselves; with
+TLS, at the end of the loop's turn. A process that was stopped in between would complete a request after its lease. This
+transport keeps the rest too, and drops the connection if the lease is over by then.
+"""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Iterable
+from contextlib import suppress
+
+from tidewheel.executor.lease import ENDLESS, Lease
+
+_READ_BYTES = 256 * 1024
+
+
+class Sending:
+    """One request on its way to the kernel.
+
+    Args:
+        lease: Of its attempt.
+        begun: True once any byte of it was handed to the kernel.
+        cut: True if the lease was over before the last one.
+    """
+
+    __slots__ = ("begun", "cut", "lease")
+
+    def __init__(self, lease: Lease) -> None:
+        self.lease, self.begun, self.cut = lease, False, False
+
+
+class LeasedTransport(asyncio.Transport):
+    """A connection over a socket, with or without TLS.
+
+    Args:
+        sock: Connected and non-blocking; the transport closes it.
+        protocol: Its protocol.
+        tls: For encrypted bytes; its handshake is over.
+    """
+
+    def __init__(self, sock: socket.socket, protocol: asyncio.Protocol, tls: "Tls | None") -> None:
+        secured = {} if tls is None else {"ssl_object": tls.object, "sslcontext": tls.object.context}
+        super().__init__({"socket": sock, "peername": sock.getpeername(), **secured})
+        self.sending = Sending(ENDLESS)  # the request that the connection carries now
+        self._loop, self._socket, self._fd = asyncio.get_running_loop(), sock, sock.fileno()
+        self._protocol, self._tls = protocol, tls
+        self._unsent = bytearray()
+        self._closing = self._waits = self._reads = False
+        protocol.connection_made(self)
+        self.resume_reading()
+        if tls is not None:
+            self._loop.call_soon(self._decrypt)  # what came with the end of the handshake
+
+    def is_closing(self) -> bool:
+        """Return True if it is closed, or about to be."""
+        return self._closing
+
+    def is_reading(self) -> bool:
+        """Return True unless reading is paused."""
+        return self._reads
+
+    def pause_reading(self) -> None:
+        """Read nothing until `resume_reading`."""
+        if self._reads:
+            self._reads = False
+            self._loop.remove_reader(self._fd)
+
+    def resume_reading(self) -> None:
+        """Read again."""
+        if not self._reads and not self._closing:
+            self._reads = True
+            self._loop.add_reader(self._fd, self._read)
+
+    def get_write_buffer_size(self) -> int:
+        """Return the number of bytes that the kernel has not taken yet."""
+        return len(self._unsent)
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Hand bytes to the kernel at once, as many as it takes; the rest when it takes more."""
+        if self._closing:
+            return
+        self._unsent += data if self._tls is None else self._tls.encrypt(data)
+        if not self._waits:
+            self._send()
+
+    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
+        """Write all of these at once."""
+        self.write(b"".join(list_of_data))
+
+    def close(self) -> None:
+        """Close it; what the kernel has not taken is dropped."""
+        if self._tls is not None and not self._closing and not self._unsent:
+            with suppress(OSError):
+                self._socket.send(self._tls.end())
+        self._end(None)
+
+    def abort(self) -> None:
+        """Close it."""
+        self._end(None)
+
+    def _send(self) -> None:
+        sending = self.sending
+        try:
+            while self._unsent:
+                if sending.lease.is_over():  # nothing may come between this look and the write
+                    sending.cut = True
+                    self._end(ConnectionAbortedError("the lease is over"))
+                    return
+                sent = self._socket.send(self._unsent)
+                sending.begun = True
+                del self._unsent[:sent]
+        except (BlockingIOError, InterruptedError):
+            if not self._waits:
+                self._waits = True
+                self._loop.add_writer(self._fd, self._send)
+                self._protocol.pause_writing()
+        except OSError as error:
+            self._end(error)
+        else:
+            if self._waits:
+                self._waits = False
+                self._loop.remove_writer(self._fd)
+                self._protocol.resume_writing()
+
+    def _read(self) -> None:
+        try:
+            data = self._socket.recv(_READ_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._end(error)
+            return
+        if self._tls is not None:
+            self._tls.take(data)
+            self._decrypt()
+        elif data:
+            self._protocol.data_received(data)
+        else:
+            self._end_of_input()
+
+    def _decrypt(self) -> None:
+        if self._tls is None or self._closing:
+            return
+        try:
+            data, ended = self._tls.decrypt()
+        except ssl.SSLError as error:
+            self._end(error)
+            return
+        self._unsent += self._tls.pending()
+        if self._unsent and not self._waits:
+            self._send()
+        if data:
+            self._protocol.data_received(data)
+        if ended:
+            self._end_of_input()
+
+    def _end_of_input(self) -> None:
+        if not self._closing:
+            self._protocol.eof_received()
+            self.close()
+
+    def _end(self, error: Exception | None) -> None:
+        if self._closing:
+            return
+        self._closing = True
+        self._unsent.clear()
+        self.pause_reading()
+        if self._waits:
+            self._loop.remove_writer(self._fd)
+        self._loop.call_soon(self._lose, error)
+
+    def _lose(self, error: Exception | None) -> None:
+        try:
+            self._protocol.connection_lost(error)
+        finally:
+            self._socket.close()
+
+
+class Tls:
+    """TLS of one connection, between bytes in memory.
+
+    Args:
+        context: With the roots.
+        server_hostname: The name that the certificate must have.
+    """
+
+    def __init__(self, context: ssl.SSLContext, server_hostname: str | None) -> None:
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.object = context.wrap_bio(self._incoming, self._outgoing, server_hostname=server_hostname)
+
+    async def shake_hands(self, sock: socket.socket) -> None:
+        """Exchange keys and check the certificate; none of the request is sent.
+
+        Raises:
+            ssl.SSLError: The other side speaks no TLS, or its certificate is refused.
+            OSError: The connection is lost.
+        """
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                self.object.do_handshake()
+            except ssl.SSLWantReadError:
+                done = False
+            except ssl.SSLError:
+                with suppress(OSError):
+                    await loop.sock_sendall(sock, self.pending())  # the alert with the reason
+                raise
+            else:
+                done = True
+            if pending := self.pending():
+                await loop.sock_sendall(sock, pending)
+            if done:
+                return
+            data = await loop.sock_recv(sock, _READ_BYTES)
+            if not data:
+                message = "the server closed the connection during the TLS handshake"
+                raise ConnectionResetError(message)
+            self.take(data)
+
+    def take(self, data: bytes) -> None:
+        """Keep received bytes to decrypt; no bytes are the end."""
+        if data:
+            self._incoming.write(data)
+        else:
+            self._incoming.write_eof()
+
+    def decrypt(self) -> tuple[bytes, bool]:
+        """Return what can be decrypted, and True if the other side sends no more.
+
+        Raises:
+            ssl.SSLError: The bytes are no TLS.
+        """
+        data = bytearray()
+        try:
+            while piece := self.object.read(_READ_BYTES):
+                data += piece
+        except ssl.SSLWantReadError:
+            return bytes(data), False
+        except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
+            pass  # many servers close without the end of TLS; the length of a body shows if it was cut
+        return bytes(data), True
+
+    def encrypt(self, data: bytes | bytearray | memoryview) -> bytes:
+        """Return bytes encrypted."""
+        left = memoryview(data)
+        while left:
+            left = left[self.object.write(left) :]
+        return self.pending()
+
+    def pending(self) -> bytes:
+        """Return bytes that TLS itself has to send."""
+        return self._outgoing.read()
+
+    def end(self) -> bytes:
+        """Return the end of TLS."""
+        with suppress(ssl.SSLError):
+            self.object.unwrap()
+        return self.pending()

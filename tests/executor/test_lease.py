@@ -1,0 +1,162 @@
+"""Attempts keep the lease under which they were claimed, and call no target once it is over."""
+
+import asyncio
+import math
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import pytest
+
+from tests.executor.attempting import attempt_of
+from tests.executor.handlers import handlers
+from tests.executor.http_target import serving
+from tests.fixtures.database import Database
+from tests.fixtures.services import until
+from tests.relay.topics import make_topics
+from tidewheel.clock import boot_seconds
+from tidewheel.errors import AttemptOver
+from tidewheel.executor.attempt import Attempt
+from tidewheel.executor.heartbeat import Heartbeat
+from tidewheel.executor.lease import Lease
+from tidewheel.executor.outcome import NOT_STARTED, Outcome
+from tidewheel.executor.runners.aws import LambdaRunner
+from tidewheel.executor.runners.http import HttpRunner
+from tidewheel.executor.runners.kafka import KafkaRunner
+from tidewheel.executor.runners.python import LOSSES, PythonRunner
+from tidewheel.executor.runners.runner import Runner
+from tidewheel.executor.runners.shell import ShellRunner
+from tidewheel.jobs.allow_lists import AllowLists
+from tidewheel.local.stack import StackInfo
+from tidewheel.message_signatures import MessageKeys
+from tidewheel.postgres.session import Conn
+from tidewheel.process.clock_skew import ClockSkew
+from tidewheel.process.service import Shutdown
+from tidewheel.settings import ExecutorSettings
+from tidewheel.transitions.cancel_signals import Signal
+
+OVER = Lease(-math.inf)
+
+
+def run(make: Callable[[], Runner], attempt: Attempt) -> Outcome:
+    """Run an attempt by a runner of its own."""
+
+    async def work() -> Outcome:
+        runner = make()
+        try:
+            return await runner.run(attempt)
+        finally:
+            await runner.close()
+
+    return asyncio.run(work())
+
+
+def test_late_heartbeat_starts_another_lease_and_the_old_one_stays_over(database: Database) -> None:
+    seen: list[bool] = []
+
+    def accept(run_id: UUID, attempt: int, signal: Signal) -> bool:
+        del run_id, attempt, signal
+        return True
+
+    def reenter(connection: Conn) -> None:
+        del connection
+        seen.append(old.is_over())
+
+    beat = Heartbeat(
+        database.session(), executor_id=uuid4(), name="mine", queues=["default"], handlers=[], slots=1,
+        group_protocol="classic", every=timedelta(milliseconds=50), lease=timedelta(seconds=2),
+        on_signal=accept, busy=lambda: True, keys=MessageKeys(), skew=ClockSkew(timedelta(seconds=60)),
+        on_reentry=reenter,
+    )  # fmt: skip
+    beat.start(Shutdown())
+    old = beat.lease()
+    first_end = old.until
+    until(lambda: old.until > first_end, "it is renewed")
+    assert beat.lease() is old
+    holding = database.connection()
+    holding.execute("SELECT FROM executors FOR UPDATE")
+    until(old.is_over, "no heartbeat is written")
+    holding.rollback()
+    until(lambda: not beat.lease().is_over(), "the executor has another lease")
+    beat.leave(clean=True)
+    assert seen[0], "what waits is released while the lease is over"
+    assert beat.lease() is not old
+    assert old.is_over()
+    assert old.until < boot_seconds()
+
+
+def test_context_of_a_lost_attempt_refuses() -> None:
+    attempt = attempt_of()
+    attempt.heartbeat(None, None)
+    attempt.lose()
+    for refused in (lambda: attempt.heartbeat(b"1", None), attempt.completing):
+        with pytest.raises(AttemptOver, match="stopped for longer than its lease"):
+            refused()
+    assert attempt.cancelled.is_set()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("lost", [0, LOSSES])
+def test_no_handler_is_called_after_the_lease(lost: int) -> None:
+    """On a thread, and in a worker process."""
+    known = handlers()
+    plain = next(one for one in known.values() if not one.is_async and not one.own_process)
+    attempt = attempt_of({"target": plain.name}, lease=OVER)
+    attempt.started = attempt.started._replace(lost_attempts=lost)
+    assert run(lambda: PythonRunner(known, threads=1), attempt) == NOT_STARTED
+
+
+@pytest.mark.process
+def test_no_target_is_called_after_the_lease(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    program: dict[str, object] = {"type": "shell", "argv": ["/bin/sh", "-c", f"touch {made}"]}
+    with serving() as target:
+        for variable, text in (
+            ("AWS_ENDPOINT_URL", target.url("")), ("AWS_ACCESS_KEY_ID", "a"), ("AWS_SECRET_ACCESS_KEY", "b"),
+            ("AWS_DEFAULT_REGION", "eu-west-1"), ("AWS_EC2_METADATA_DISABLED", "true"),
+        ):  # fmt: skip
+            monkeypatch.setenv(variable, text)
+        cases: list[tuple[Callable[[], Runner], dict[str, object]]] = [
+            (lambda: HttpRunner(allow_private=True), {"type": "http", "url": target.url()}),
+            (lambda: LambdaRunner(AllowLists(enforces=True, functions=("*",))), {"type": "lambda", "function": "echo"}),
+            (lambda: ShellRunner(ExecutorSettings.load(shell_allow="*", shell_cwd="/")), program),
+        ]
+        for make, described in cases:
+            for payload in ({"a": 1}, None):
+                attempt = attempt_of({"target": described, "payload": payload}, lease=OVER)
+                assert run(make, attempt) is NOT_STARTED
+    assert target.received == []
+    assert not made.exists()
+
+
+@pytest.mark.kafka
+def test_message_is_neither_produced_nor_left_in_the_client_after_the_lease(
+    database: Database, info: StackInfo
+) -> None:
+    topic, lease = f"orders-{uuid4().hex[:8]}", timedelta(seconds=15)
+    allowed = AllowLists(enforces=True, topics=("*",), topic_prefix=database.installation.topics.prefix)
+    make_topics(info.kafka, [topic])
+    target = {"target": {"type": "kafka", "topic": topic}}
+    known = info.kafka
+    assert (
+        run(lambda: KafkaRunner(known, database.installation, lease, allowed), attempt_of(target, lease=OVER))
+        is NOT_STARTED
+    )
+
+    async def recalled() -> object:
+        runner = KafkaRunner(
+            {"bootstrap.servers": "127.0.0.1:1"}, database.installation, lease, allowed
+        )  # nothing is there
+        mine = Lease(math.inf)
+        task = asyncio.create_task(runner.run(attempt_of(target, lease=mine)))
+        async with asyncio.timeout(30):
+            while runner._producer is None or not len(runner._producer):  # pyright: ignore[reportPrivateUsage]
+                await asyncio.sleep(0.01)
+        mine.end()
+        await asyncio.to_thread(runner.recall)
+        outcome = await task
+        await runner.close()
+        return outcome
+
+    assert asyncio.run(recalled()) is NOT_STARTED
