@@ -27,6 +27,7 @@ _COLLECT_SECONDS = 10.0
 _COLLECT_GROWTH_BYTES = 16 << 20  # of the process since the last collection: then the collector does not wait
 _CHECK_GROWTH_SECONDS = 1.0
 _STATM = Path("/proc/self/statm")
+_STATM_BYTES = 256  # seven numbers
 _LONGEST_PAUSE_SECONDS = 2.0  # a server that comes back is noticed within this time
 
 
@@ -100,8 +101,13 @@ def _collect() -> None:
 
 def _resident_bytes() -> int:
     """Return the memory of this process; 0 without /proc, so that the collector runs by time alone."""
+    # A process that was stopped amid the read gets EAGAIN, for which files of Python return None.
     with suppress(OSError):
-        return int(_STATM.read_bytes().split()[1]) * PAGESIZE
+        file = os.open(_STATM, os.O_RDONLY)
+        try:
+            return int(os.read(file, _STATM_BYTES).split()[1]) * PAGESIZE
+        finally:
+            os.close(file)
     return 0
 
 
