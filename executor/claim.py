@@ -318,8 +318,9 @@ class Claimer:
         backoff = Backoff(self._stop, "reading back a claim")
         while True:
             try:
-                # Runs that were claimed under a lease that is over are read back too, and released.
-                if self._read_lease().is_over():
+                # Runs that are still this executor's belong to its present lease, also if that of their claim is over.
+                self.lease = self._read_lease()
+                if self.lease.is_over():
                     self._refuse_without_lease()
                 with self._session.transaction() as connection:
                     found = read_claims(connection, claims, executor_id=self._executor_id)
