@@ -104,7 +104,7 @@ def test_rounds_are_measured_with_their_floors_and_plotted(given: StackInfo, tmp
 @pytest.mark.kafka
 @pytest.mark.slow
 def test_an_executor_is_measured(info: StackInfo) -> None:
-    line = figures(document(bench("execute", "--jobs", "5000", "--rounds", "1", "--output", "json", stack=info)))
+    line = figures(document(bench("execute", "--jobs", "40000", "--rounds", "1", "--output", "json", stack=info)))
     assert line["runs_per_second"]["median"] > 0
     assert line["runs_per_second"]["ratio"] > 0
 
