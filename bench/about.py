@@ -11,7 +11,8 @@ import psutil
 
 from tidewheel.bench.environment import Server, where
 from tidewheel.bench.interpreter import read_build
-from tidewheel.settings import ExecutorSettings, RelaySettings, SchedulerSettings
+from tidewheel.settings.executor import ExecutorSettings
+from tidewheel.settings.services import RelaySettings, SchedulerSettings
 
 _LIBRARIES = ("tidewheel", "psycopg", "confluent-kafka", "fastavro", "pydantic", "uvloop")
 _SHOWN_SETTINGS = (SchedulerSettings, RelaySettings, ExecutorSettings)

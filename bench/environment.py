@@ -33,7 +33,8 @@ from tidewheel.kafka.topics import Futures, PartitionCounts, Topics, apply_topic
 from tidewheel.local.stack import LocalStack, StackInfo
 from tidewheel.migrations.runner import migrate
 from tidewheel.postgres.session import Conn, connect
-from tidewheel.settings import Connections, client_variables
+from tidewheel.settings.connections import Connections
+from tidewheel.settings.kafka_client import client_variables
 from tidewheel.transitions.installation import Installation, read_installation, record_topic_prefix
 
 BUFFERS_MEGABYTES = 1024  # as the peers were measured, so that figures stand side by side

@@ -25,14 +25,10 @@ from tidewheel.process.service import (
     wait_until_available,
 )
 from tidewheel.schemas.codec import install_lookup
-from tidewheel.settings import (
-    ApiSettings,
-    Connections,
-    ExecutorSettings,
-    IntakeSettings,
-    RelaySettings,
-    SchedulerSettings,
-)
+from tidewheel.settings.api import ApiSettings
+from tidewheel.settings.connections import Connections
+from tidewheel.settings.executor import ExecutorSettings
+from tidewheel.settings.services import IntakeSettings, RelaySettings, SchedulerSettings
 from tidewheel.transitions.installation import Installation, read_installation, record_topic_prefix
 
 R = TypeVar("R")

@@ -15,7 +15,7 @@ from tidewheel.kafka.groups import GroupProtocol, group_protocol, read_from_star
 from tidewheel.kafka.topics import Topics
 from tidewheel.process.service import Shutdown
 from tidewheel.runs import Lane
-from tidewheel.settings import ExecutorSettings
+from tidewheel.settings.executor import ExecutorSettings
 
 _MAX_SHARED = 500  # messages requested from a share group at once
 _LONGEST_WAIT = timedelta(seconds=5)  # far below 15 s, the shortest lock on a message that a broker may set

@@ -44,7 +44,7 @@ from tidewheel.process.metrics import metrics
 from tidewheel.process.service import Shutdown
 from tidewheel.runs import Lane
 from tidewheel.schemas.generated.records import JobDefinition, RunRequest, TargetKind
-from tidewheel.settings import ExecutorSettings
+from tidewheel.settings.executor import ExecutorSettings
 from tidewheel.transitions.cancel_signals import Signal
 from tidewheel.transitions.claim import Started
 from tidewheel.transitions.installation import Installation

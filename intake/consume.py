@@ -36,7 +36,7 @@ from tidewheel.process.failpoint import failpoint
 from tidewheel.process.health import health
 from tidewheel.process.metrics import metrics
 from tidewheel.process.service import Backoff, Shutdown
-from tidewheel.settings import IntakeSettings
+from tidewheel.settings.services import IntakeSettings
 from tidewheel.transitions.installation import Installation
 
 _LOG = logging.getLogger("tidewheel.intake")

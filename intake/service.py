@@ -10,7 +10,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from tidewheel.intake.consume import Member
 from tidewheel.process.clock_skew import ClockSkew
 from tidewheel.process.service import Shutdown
-from tidewheel.settings import IntakeSettings
+from tidewheel.settings.services import IntakeSettings
 from tidewheel.transitions.installation import Installation
 
 MEMBERS = 2

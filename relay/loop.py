@@ -25,7 +25,7 @@ from tidewheel.relay.due_rows import Batch, DueRow, Published, counts_of
 from tidewheel.relay.publish import Publisher
 from tidewheel.relay.read import Reader
 from tidewheel.relay.slices import Slices
-from tidewheel.settings import RelaySettings
+from tidewheel.settings.services import RelaySettings
 
 # A batch costs as much as hundreds of its rows, above all for the broker. So the relay lingers after a batch that is
 # not full, in proportion to its rows. The first rows after a pause leave at once, and thousands a second leave in tens

@@ -32,7 +32,7 @@ from tidewheel.scheduler.repair import release_stuck_chains, repair_missing_time
 from tidewheel.scheduler.retention import Retention
 from tidewheel.scheduler.tzdata_refresh import TzdataRefresh
 from tidewheel.scheduler.unhandled import UnhandledWatch
-from tidewheel.settings import SchedulerSettings
+from tidewheel.settings.services import SchedulerSettings
 from tidewheel.transitions.deferred_effects import MAX_APPLIED, apply_deferred_effects
 from tidewheel.transitions.installation import Installation
 

@@ -20,7 +20,7 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.scheduler.backlog import BatchWidth, ShardRotation
 from tidewheel.scheduler.firing import FireBatch, fire
 from tidewheel.scheduler.job_faults import Breaker
-from tidewheel.settings import SchedulerSettings
+from tidewheel.settings.services import SchedulerSettings
 from tidewheel.transitions.installation import Installation
 
 _LOG = logging.getLogger("tidewheel.scheduler")

@@ -12,14 +12,10 @@ from tests.strict_types import ROOT
 from tidewheel.control.cli.commands import root_command
 from tidewheel.local.broker_config import KafkaPasswords, Node, server_properties
 from tidewheel.local.postgres_program import find_programs
-from tidewheel.settings import (
-    ApiSettings,
-    Connections,
-    ExecutorSettings,
-    IntakeSettings,
-    RelaySettings,
-    SchedulerSettings,
-)
+from tidewheel.settings.api import ApiSettings
+from tidewheel.settings.connections import Connections
+from tidewheel.settings.executor import ExecutorSettings
+from tidewheel.settings.services import IntakeSettings, RelaySettings, SchedulerSettings
 
 SERVICES = ("intake", "scheduler", "relay", "executor", "api")
 ONCE = ("migrate", "topics")

@@ -13,7 +13,7 @@ from tidewheel.clock import monotonic_seconds
 from tidewheel.postgres.session import Conn
 from tidewheel.process.service import Shutdown
 from tidewheel.scheduler.loop import Scheduler
-from tidewheel.settings import SchedulerSettings
+from tidewheel.settings.services import SchedulerSettings
 
 JOBS = 1_000_000
 _WARM_SHARE = 20  # the first of so many parts is not timed

@@ -27,7 +27,7 @@ from tidewheel.bench.scenarios.pipeline import (
 from tidewheel.bench.usage import Meter
 from tidewheel.jobs.strict_json import Json
 from tidewheel.postgres.session import Conn
-from tidewheel.settings import ExecutorSettings
+from tidewheel.settings.executor import ExecutorSettings
 
 WARM_RUNS = 30_000
 _PER_SECOND = 15_000  # offered: more than can be done

@@ -16,7 +16,7 @@ from tidewheel.outbox import OutboxRow, append
 from tidewheel.postgres.session import Conn
 from tidewheel.process.service import Shutdown
 from tidewheel.relay.loop import Relay
-from tidewheel.settings import RelaySettings
+from tidewheel.settings.services import RelaySettings
 
 MESSAGES = 300_000
 _WARM_BATCHES = 4

@@ -13,7 +13,7 @@ from tidewheel.control.api.workers import Pools
 from tidewheel.executor.message_check import MessageCheck
 from tidewheel.message_signatures import MessageKeys
 from tidewheel.process.service import Shutdown
-from tidewheel.settings import ApiSettings
+from tidewheel.settings.api import ApiSettings
 from tidewheel.transitions.installation import Installation
 
 

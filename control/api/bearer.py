@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tidewheel.control.api.problems import Overloaded, problem
-from tidewheel.settings import ApiSettings, is_loopback
+from tidewheel.settings.api import ApiSettings, is_loopback
 from tidewheel.task_tokens import read_task_token
 
 TRUSTED = "tidewheel.trusted"  # in a request's scope: it may use the calls of executors

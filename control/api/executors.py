@@ -23,7 +23,7 @@ from tidewheel.jobs.values import MAX_ELEMENTS
 from tidewheel.message_signatures import MessageKeys
 from tidewheel.runs import Lane
 from tidewheel.schemas.codec import encode
-from tidewheel.settings import ApiSettings
+from tidewheel.settings.api import ApiSettings
 from tidewheel.task_tokens import task_token
 from tidewheel.transitions.claim import Started
 from tidewheel.transitions.installation import Installation

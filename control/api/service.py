@@ -16,7 +16,7 @@ from tidewheel.errors import SettingsError
 from tidewheel.executor.reaper import Reaper
 from tidewheel.postgres.session import Session
 from tidewheel.process.service import Shutdown
-from tidewheel.settings import ApiSettings
+from tidewheel.settings.api import ApiSettings
 from tidewheel.transitions.installation import Installation
 
 _LOG = logging.getLogger("tidewheel.api")

@@ -12,7 +12,7 @@ from tidewheel.kafka.topics import PartitionCounts, Topics, queue_names, queues_
 from tidewheel.migrations import runner
 from tidewheel.postgres.session import connect
 from tidewheel.schemas.compatibility import check
-from tidewheel.settings import Connections
+from tidewheel.settings.connections import Connections
 
 
 def migrate(

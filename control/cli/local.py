@@ -30,7 +30,7 @@ from tidewheel.local.state import HOME_VARIABLE, default_home
 from tidewheel.migrations.runner import migrate
 from tidewheel.postgres.session import connect
 from tidewheel.postgres.statements import Statements
-from tidewheel.settings import Connections
+from tidewheel.settings.connections import Connections
 from tidewheel.transitions.installation import read_installation, record_topic_prefix
 
 _READ_QUEUES = Statements("tidewheel.control")["read_queues"]

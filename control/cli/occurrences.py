@@ -30,7 +30,7 @@ from tidewheel.control.explain.upcoming import MAX_SHOWN, UpcomingOccurrence, up
 from tidewheel.control.reads.jobs import show_job
 from tidewheel.errors import UnknownJob
 from tidewheel.postgres.session import Conn
-from tidewheel.settings import Connections
+from tidewheel.settings.connections import Connections
 
 AnyInstant = Annotated[str, typer.Option("--at", metavar="TIME", help="Any past or future instant.")]
 At = Annotated[str, typer.Option("--at", metavar="TIME", help="The occurrence's nominal instant.")]

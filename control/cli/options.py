@@ -16,7 +16,7 @@ from psycopg import IsolationLevel
 from tidewheel.errors import Unavailable, refuse
 from tidewheel.migrations.runner import require_current
 from tidewheel.postgres.session import Conn, Session, connect
-from tidewheel.settings import Connections
+from tidewheel.settings.connections import Connections
 
 if TYPE_CHECKING:
     from tidewheel.control.client.client import Client

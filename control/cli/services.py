@@ -10,7 +10,9 @@ import typer
 
 from tidewheel.control import services as run
 from tidewheel.process.json_logging import configure_logging
-from tidewheel.settings import ApiSettings, ExecutorSettings, IntakeSettings, RelaySettings, SchedulerSettings
+from tidewheel.settings.api import ApiSettings
+from tidewheel.settings.executor import ExecutorSettings
+from tidewheel.settings.services import IntakeSettings, RelaySettings, SchedulerSettings
 
 LogLevel = Annotated[str, typer.Option(metavar="LEVEL", help="Log level: debug, info, warning or error.")]
 MetricsPort = Annotated[

@@ -16,7 +16,7 @@ from tidewheel.control.client.runs import FIRST_POLL_SECONDS, LONGEST_POLL_SECON
 from tidewheel.ids import RunId
 from tidewheel.jobs.spec import JobSpec
 from tidewheel.runs import RunState
-from tidewheel.settings import Connections
+from tidewheel.settings.connections import Connections
 
 T = TypeVar("T")
 

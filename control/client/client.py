@@ -25,7 +25,7 @@ from tidewheel.control.explain.upcoming import Upcoming, upcoming
 from tidewheel.control.reads.versions import Change, Version, diff, versions
 from tidewheel.ids import RunId
 from tidewheel.jobs.spec import JobSpec
-from tidewheel.settings import Connections
+from tidewheel.settings.connections import Connections
 
 
 class Client:

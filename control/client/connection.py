@@ -20,7 +20,7 @@ from tidewheel.postgres.notify import Channel, Notifier
 from tidewheel.postgres.session import CommitUnknown, Conn, Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.schemas.generated.records import Reply
-from tidewheel.settings import Connections
+from tidewheel.settings.connections import Connections
 from tidewheel.transitions.installation import read_installation
 
 _SET_REPEATABLE_READ = Statements("tidewheel.control")["set_repeatable_read"]

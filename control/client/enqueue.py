@@ -20,7 +20,7 @@ from tidewheel.jobs.parsing import parse_request
 from tidewheel.postgres.caller_connection import use_async_connection, use_connection
 from tidewheel.postgres.session import Conn
 from tidewheel.schemas.generated.records import Reply, ReplyStatus
-from tidewheel.settings import Connections
+from tidewheel.settings.connections import Connections
 from tidewheel.transitions.installation import Installation, read_installation
 
 _TRIES = 2  # the second reads the reply that a concurrent transaction stored

@@ -29,7 +29,7 @@ from tidewheel.local.stack import LocalStack, running_stack
 from tidewheel.migrations.runner import migrate
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import connect
-from tidewheel.settings import Connections
+from tidewheel.settings.connections import Connections
 
 _DELETE_SECONDS = 30.0
 

@@ -24,7 +24,7 @@ from tidewheel.kafka.topics import DEFAULT_QUEUE, Topics
 from tidewheel.postgres.session import Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Lane
-from tidewheel.settings import client_variables
+from tidewheel.settings.kafka_client import client_variables
 
 EXECUTORS = ("executor 1", "executor 2")
 LEASE_SECONDS = 5  # a third of the default, so that the killed executor's runs are retried within the demo's minute

@@ -31,7 +31,7 @@ from tidewheel.jobs.allow_lists import AllowLists
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.values import MAX_RESULT_BYTES
 from tidewheel.schemas.generated.records import HttpTarget
-from tidewheel.settings import ExecutorSettings
+from tidewheel.settings.executor import ExecutorSettings
 from tidewheel.task_tokens import TASK_TOKEN_HEADER, task_token
 from tidewheel.transitions.installation import Installation
 from tidewheel.webhooks import host_key, read_secrets, signature_headers

@@ -7,7 +7,7 @@ from tidewheel.errors import SettingsError
 from tidewheel.executor.runners.aws import has_boto
 from tidewheel.jobs.targets import TARGETS
 from tidewheel.schemas.generated.records import TargetKind
-from tidewheel.settings import ExecutorSettings
+from tidewheel.settings.executor import ExecutorSettings
 
 
 def target_kinds(settings: ExecutorSettings) -> list[TargetKind]:

@@ -16,7 +16,7 @@ from tidewheel.executor.isolation.pool import WorkerPool
 from tidewheel.executor.isolation.process import Setup
 from tidewheel.executor.outcome import NOT_STARTED, Outcome
 from tidewheel.executor.output_capture import current
-from tidewheel.settings import ExecutorSettings
+from tidewheel.settings.executor import ExecutorSettings
 
 LOSSES = 2  # lost executors of a run, after which it runs in a worker process, away from other attempts
 

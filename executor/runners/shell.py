@@ -17,7 +17,7 @@ from tidewheel.executor.programs.supervisor import LEASE_OVER, Command
 from tidewheel.jobs.allow_lists import is_within
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.schemas.generated.records import ShellTarget
-from tidewheel.settings import ExecutorSettings
+from tidewheel.settings.executor import ExecutorSettings
 
 _TAIL_BYTES = 2048  # of standard error in the message; this much is never cut
 _TAIL_LINES = 20

@@ -21,7 +21,8 @@ from tidewheel.control.client.results import Run
 from tidewheel.kafka.topics import DEFAULT_QUEUE
 from tidewheel.local.ports import free_port
 from tidewheel.runs import Lane
-from tidewheel.settings import Connections, client_variables
+from tidewheel.settings.connections import Connections
+from tidewheel.settings.kafka_client import client_variables
 
 Target = str | Mapping[str, object]
 

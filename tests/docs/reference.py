@@ -16,14 +16,10 @@ from pydantic.fields import FieldInfo
 
 from tidewheel.jobs.values import format_duration
 from tidewheel.process.metrics import METRICS, Kind
-from tidewheel.settings import (
-    ApiSettings,
-    Connections,
-    ExecutorSettings,
-    IntakeSettings,
-    RelaySettings,
-    SchedulerSettings,
-)
+from tidewheel.settings.api import ApiSettings
+from tidewheel.settings.connections import Connections
+from tidewheel.settings.executor import ExecutorSettings
+from tidewheel.settings.services import IntakeSettings, RelaySettings, SchedulerSettings
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -37,7 +33,7 @@ _SERVICES: dict[str, type[Connections]] = {
 _SETTINGS_HEAD = """\
 # Settings
 
-Generated from `tidewheel/settings.py` by `python -m tests.docs.reference`; a test compares the two. Edit the models.
+Generated from `tidewheel/settings/` by `python -m tests.docs.reference`; a test compares the two. Edit the models.
 
 A flag wins over the environment, the environment over the TOML file that `TIDEWHEEL_CONFIG` names. In the file a
 setting has its name in lower case without the prefix: `lease = "20s"`. One file may serve every service. An unknown

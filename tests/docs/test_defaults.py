@@ -13,7 +13,7 @@ from tidewheel.jobs.spec import JobSpec
 from tidewheel.jobs.values import format_duration
 from tidewheel.kafka.topics import PartitionCounts, Topics
 from tidewheel.schemas.definitions import definition_record
-from tidewheel.settings import Connections
+from tidewheel.settings.connections import Connections
 
 DOCS = ROOT / "docs"
 # A completion of the job `send-email`, which has the default policy.

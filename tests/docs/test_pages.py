@@ -9,7 +9,7 @@ import pytest
 from tests.docs.pages import Shell, blocks, fits
 from tests.strict_types import ROOT
 from tidewheel.local.stack import LocalStack, StackInfo
-from tidewheel.settings import client_variables
+from tidewheel.settings.kafka_client import client_variables
 from tidewheel.testing.plugin import DATABASE_VARIABLE, KAFKA_VARIABLE
 
 PAGES = ("README.md", "docs/quickstart.md", "docs/occurrences.md", "docs/testing.md")

@@ -25,7 +25,7 @@ from tidewheel.executor.loop import Executor
 from tidewheel.kafka.topics import Topics
 from tidewheel.process.service import Shutdown
 from tidewheel.runs import FINAL, Lane, RunState
-from tidewheel.settings import ExecutorSettings
+from tidewheel.settings.executor import ExecutorSettings
 
 _SECONDS = 30.0
 QUICK = {

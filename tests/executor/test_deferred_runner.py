@@ -26,7 +26,7 @@ from tidewheel.executor.runners.runner import DeferredRunner, Runner
 from tidewheel.local.stack import StackInfo
 from tidewheel.runs import AttemptOutcome
 from tidewheel.schemas.generated.records import TargetKind
-from tidewheel.settings import ExecutorSettings
+from tidewheel.settings.executor import ExecutorSettings
 from tidewheel.transitions.installation import Installation
 
 T = TypeVar("T")

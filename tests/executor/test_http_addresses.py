@@ -14,7 +14,7 @@ from tidewheel.executor.runners.addresses import AddressGuard, AddressRefused
 from tidewheel.executor.runners.http_client import read_place
 from tidewheel.jobs.hosts import REFUSED, is_public
 from tidewheel.runs import AttemptOutcome
-from tidewheel.settings import Connections
+from tidewheel.settings.connections import Connections
 
 INSIDE = [
     "0.0.0.0",  # noqa: S104 - nothing listens here

@@ -15,7 +15,7 @@ from tidewheel.errors import SettingsError
 from tidewheel.executor.outcome import Outcome
 from tidewheel.executor.runners.http import HttpRunner
 from tidewheel.runs import AttemptOutcome
-from tidewheel.settings import ExecutorSettings
+from tidewheel.settings.executor import ExecutorSettings
 
 
 class _Ok(BaseHTTPRequestHandler):

@@ -33,7 +33,7 @@ from tidewheel.message_signatures import MessageKeys
 from tidewheel.postgres.session import Conn
 from tidewheel.process.clock_skew import ClockSkew
 from tidewheel.process.service import Shutdown
-from tidewheel.settings import ExecutorSettings
+from tidewheel.settings.executor import ExecutorSettings
 from tidewheel.transitions.cancel_signals import Signal
 
 OVER = Lease(-math.inf)

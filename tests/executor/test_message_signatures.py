@@ -35,7 +35,7 @@ from tidewheel.relay.loop import Relay
 from tidewheel.runs import Lane, RunState
 from tidewheel.schemas.codec import decode, encode
 from tidewheel.schemas.generated.records import JobDefinition, RunRequest
-from tidewheel.settings import RelaySettings
+from tidewheel.settings.services import RelaySettings
 
 pytestmark = pytest.mark.kafka
 

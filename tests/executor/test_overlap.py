@@ -33,7 +33,7 @@ from tidewheel.message_signatures import MessageKeys
 from tidewheel.process.clock_skew import ClockSkew
 from tidewheel.process.service import Shutdown
 from tidewheel.runs import RunState
-from tidewheel.settings import ExecutorSettings
+from tidewheel.settings.executor import ExecutorSettings
 from tidewheel.transitions.cancel_signals import RunningAttempt, Signal, add_signals
 
 A_SECOND = timedelta(seconds=1)

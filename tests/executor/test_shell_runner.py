@@ -29,7 +29,7 @@ from tidewheel.executor.programs.process import ProgramEnd, ProgramStarter
 from tidewheel.executor.programs.supervisor import Command
 from tidewheel.executor.runners.shell import ShellRunner
 from tidewheel.runs import AttemptOutcome
-from tidewheel.settings import ExecutorSettings
+from tidewheel.settings.executor import ExecutorSettings
 
 pytestmark = pytest.mark.process
 

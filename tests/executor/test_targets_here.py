@@ -17,7 +17,7 @@ from tidewheel.executor.runners.kinds import target_kinds
 from tidewheel.local.stack import StackInfo
 from tidewheel.scheduler.unhandled import UnhandledWatch
 from tidewheel.schemas.generated.records import TargetKind
-from tidewheel.settings import ExecutorSettings
+from tidewheel.settings.executor import ExecutorSettings
 
 pytestmark = pytest.mark.kafka
 

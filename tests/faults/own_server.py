@@ -16,7 +16,7 @@ from tests.fixtures.services import Fleet, make_fleet
 from tidewheel.local.stack import LocalStack, StackInfo
 from tidewheel.migrations.runner import migrate
 from tidewheel.postgres.session import connect
-from tidewheel.settings import Connections
+from tidewheel.settings.connections import Connections
 from tidewheel.transitions.installation import read_installation
 
 

@@ -22,7 +22,7 @@ from tidewheel.process.service import Shutdown
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.generated.records import Reply
 from tidewheel.schemas.json_form import from_json
-from tidewheel.settings import IntakeSettings
+from tidewheel.settings.services import IntakeSettings
 from tidewheel.transitions.installation import Installation
 
 _SECONDS = 30.0

@@ -11,7 +11,7 @@ from tidewheel.control.client.bulk_load import BulkLoader, JobText
 from tidewheel.control.client.client import Client
 from tidewheel.errors import Refused
 from tidewheel.schemas.generated.records import Reply, ReplyStatus
-from tidewheel.settings import Connections
+from tidewheel.settings.connections import Connections
 
 LISTS = {
     "http_hosts": "*.example.org",

@@ -17,7 +17,7 @@ from tidewheel.intake.service import MEMBERS, Intake
 from tidewheel.local.stack import StackInfo
 from tidewheel.process.health import health
 from tidewheel.process.service import Shutdown
-from tidewheel.settings import IntakeSettings
+from tidewheel.settings.services import IntakeSettings
 
 pytestmark = pytest.mark.kafka
 

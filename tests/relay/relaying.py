@@ -21,7 +21,7 @@ from tidewheel.clock import monotonic_seconds
 from tidewheel.outbox import OutboxLane, OutboxRow, append
 from tidewheel.process.service import Shutdown
 from tidewheel.relay.loop import Relay
-from tidewheel.settings import RelaySettings
+from tidewheel.settings.services import RelaySettings
 
 _SECONDS = 30.0
 

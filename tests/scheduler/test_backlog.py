@@ -12,7 +12,7 @@ from tests.transitions.acts import submit
 from tidewheel.process.service import Shutdown
 from tidewheel.scheduler.backlog import BatchWidth, ShardRotation
 from tidewheel.scheduler.loop import Scheduler
-from tidewheel.settings import SchedulerSettings
+from tidewheel.settings.services import SchedulerSettings
 
 
 @given(st.lists(st.integers(0, 4095), unique=True), st.lists(st.integers(1, 64), min_size=1))

@@ -21,7 +21,7 @@ from tidewheel.process.service import Shutdown
 from tidewheel.runs import RunState
 from tidewheel.scheduler.firing import fire
 from tidewheel.scheduler.loop import Scheduler
-from tidewheel.settings import SchedulerSettings
+from tidewheel.settings.services import SchedulerSettings
 from tidewheel.transitions.claim import Claim, claim_runs, claim_uniform
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd

@@ -15,7 +15,7 @@ from tests.transitions.stepping import in_background
 from tidewheel.postgres.partitions import TABLES
 from tidewheel.process.service import Shutdown
 from tidewheel.scheduler.loop import Scheduler
-from tidewheel.settings import SchedulerSettings
+from tidewheel.settings.services import SchedulerSettings
 
 NOON = datetime(2026, 3, 2, 12, tzinfo=UTC)
 SECOND, MINUTE, HOUR, DAY = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)

@@ -17,7 +17,7 @@ from tidewheel.jobs.values import format_timestamp
 from tidewheel.process.service import Shutdown
 from tidewheel.scheduler.firing import fire
 from tidewheel.scheduler.loop import Scheduler
-from tidewheel.settings import SchedulerSettings
+from tidewheel.settings.services import SchedulerSettings
 
 SECOND = timedelta(seconds=1)
 HOUR = timedelta(hours=1)

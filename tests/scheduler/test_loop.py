@@ -19,7 +19,7 @@ from tidewheel.postgres.notify import Channel, Notifier
 from tidewheel.postgres.partitions import AHEAD_DAYS, TABLES, day_of
 from tidewheel.process.service import Shutdown
 from tidewheel.scheduler.loop import Scheduler
-from tidewheel.settings import SchedulerSettings
+from tidewheel.settings.services import SchedulerSettings
 
 SECOND = timedelta(seconds=1)
 EACH_SECOND = {"schedule": "@every 1s", "overlap": "allow_all"}

@@ -12,7 +12,7 @@ from tidewheel.runs import RunState
 from tidewheel.scheduler import pending_cancels as module
 from tidewheel.scheduler.loop import Scheduler
 from tidewheel.scheduler.pending_cancels import PendingCancels
-from tidewheel.settings import SchedulerSettings
+from tidewheel.settings.services import SchedulerSettings
 from tidewheel.transitions.finish import finish_runs
 
 

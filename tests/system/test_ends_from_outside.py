@@ -16,7 +16,7 @@ from tests.relay.topics import make_topics
 from tidewheel import Client
 from tidewheel.errors import StaleToken
 from tidewheel.runs import RunState
-from tidewheel.settings import Connections
+from tidewheel.settings.connections import Connections
 from tidewheel.task_tokens import TASK_TOKEN_HEADER
 
 pytestmark = pytest.mark.kafka

@@ -12,14 +12,10 @@ from pydantic import ValidationError
 from tidewheel.errors import SettingsError
 from tidewheel.local.stack import LocalStack, running_stack
 from tidewheel.local.state import HOME_VARIABLE
-from tidewheel.settings import (
-    Connections,
-    ExecutorSettings,
-    RelaySettings,
-    SchedulerSettings,
-    client_config,
-    client_variables,
-)
+from tidewheel.settings.connections import Connections
+from tidewheel.settings.executor import ExecutorSettings
+from tidewheel.settings.kafka_client import client_config, client_variables
+from tidewheel.settings.services import RelaySettings, SchedulerSettings
 
 SECRET = "hunter2hunter2"
 URL = f"postgresql://ann:{SECRET}@db.example:5432/jobs"

@@ -8,7 +8,7 @@ import pytest
 
 from tidewheel import webhooks
 from tidewheel.errors import SettingsError
-from tidewheel.settings import ExecutorSettings
+from tidewheel.settings.executor import ExecutorSettings
 from tidewheel.webhooks import read_secrets, signature_headers
 
 GOOD = "whsec_" + b64encode(b"x" * 24).decode()

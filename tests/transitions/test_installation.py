@@ -4,7 +4,7 @@ import pytest
 
 from tests.fixtures.database import Database
 from tidewheel.errors import SettingsError
-from tidewheel.settings import Connections
+from tidewheel.settings.connections import Connections
 from tidewheel.transitions.installation import read_installation, record_topic_prefix
 
 

@@ -19,7 +19,7 @@ from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.partitions import day_of, ensure_days
 from tidewheel.postgres.session import Conn, connect
 from tidewheel.postgres.statements import trusted
-from tidewheel.settings import Connections
+from tidewheel.settings.connections import Connections
 from tidewheel.transitions.installation import read_installation
 
 # As in production databases, but for the offset and the instant, which only databases made for tests have.

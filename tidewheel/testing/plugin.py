@@ -30,7 +30,7 @@ _SHARED_HOME = "tidewheel_home"  # in what the controller passes to each worker 
 def tidewheel_stack(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> "Generator[Stack]":
     """PostgreSQL and Kafka for all tests, started once; removed at the end, also after Ctrl-C."""
     from tidewheel.local import require_installed
-    from tidewheel.settings import Connections
+    from tidewheel.settings.connections import Connections
     from tidewheel.testing.stack import Stack
 
     database_url, bootstrap = os.environ.get(DATABASE_VARIABLE), os.environ.get(KAFKA_VARIABLE)

@@ -28,7 +28,8 @@ from tidewheel.postgres.session import Session, is_data_fault
 from tidewheel.process.service import Backoff, Shutdown
 from tidewheel.relay.loop import Relay
 from tidewheel.scheduler.loop import Scheduler
-from tidewheel.settings import ExecutorSettings, RelaySettings, SchedulerSettings
+from tidewheel.settings.executor import ExecutorSettings
+from tidewheel.settings.services import RelaySettings, SchedulerSettings
 from tidewheel.transitions.claim import Claim, Claimed
 from tidewheel.transitions.installation import Installation
 

@@ -25,7 +25,8 @@ from tidewheel.kafka.topics import DEFAULT_QUEUE, Topics
 from tidewheel.postgres.session import Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import OWNED, Move, RunState, sources
-from tidewheel.settings import Connections, ExecutorSettings
+from tidewheel.settings.connections import Connections
+from tidewheel.settings.executor import ExecutorSettings
 from tidewheel.testing.databases import CLOCK, Template, stop_clock
 from tidewheel.testing.services import Inbox, Services
 from tidewheel.transitions.installation import Installation, read_installation, record_topic_prefix

@@ -13,7 +13,7 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.schemas.cloudevents import ContentType
 from tidewheel.schemas.codec import encode, encode_json
 from tidewheel.schemas.generated.records import DeadLetter, LifecycleEvent, RunCompleted
-from tidewheel.settings import Connections
+from tidewheel.settings.connections import Connections
 
 _SQL = Statements("tidewheel.transitions")
 _READ_INSTALLATION = _SQL["read_installation"]

@@ -16,7 +16,7 @@ from tests.transitions.acts import HANDLER
 from tidewheel.control.api.service import Api
 from tidewheel.message_signatures import digest_of
 from tidewheel.process.service import Shutdown
-from tidewheel.settings import ApiSettings
+from tidewheel.settings.api import ApiSettings
 
 _SECONDS = 60.0
 TOPIC = "t.runs.standard"

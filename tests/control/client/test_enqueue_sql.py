@@ -19,7 +19,7 @@ from tidewheel.intake.request import ReceivedRequest
 from tidewheel.outbox import slice_lane_of, slice_of
 from tidewheel.schemas.generated.records import Reply, ReplyStatus
 from tidewheel.schemas.requests import read_request
-from tidewheel.settings import Connections
+from tidewheel.settings.connections import Connections
 from tidewheel.transitions.installation import record_topic_prefix
 
 CHARGE: LiteralString = "SELECT tidewheel_enqueue('charge', request_id => %s)"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tidewheel.jobs import allow_lists as module
 from tidewheel.jobs.allow_lists import AllowLists, ProgramPattern
 from tidewheel.jobs.invalid import InvalidValue
-from tidewheel.settings import Connections
+from tidewheel.settings.connections import Connections
 
 
 def lists(**settings: object) -> AllowLists:

@@ -1,0 +1,71 @@
+"""Settings of the HTTP API."""
+
+import re
+from datetime import timedelta
+from ipaddress import ip_address
+from typing import Final, Literal
+
+from pydantic import Field, SecretStr, ValidationInfo, field_validator
+
+from tidewheel.settings.connections import Connections
+from tidewheel.settings.executor import LEASE, MAX_LOST, MESSAGE_SIGNATURES, SWEEP
+from tidewheel.settings.values import Duration
+
+_API_TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/-]{16,}=*", re.ASCII)  # Source: RFC 6750, section 2.1
+
+
+class ApiSettings(Connections):
+    """Settings of the HTTP API."""
+
+    api_host: str = Field("127.0.0.1", description="address on which the API listens")
+    api_port: int = Field(8080, ge=0, le=65535, description="port of the API; 0 picks a free one")
+    api_token: SecretStr | None = Field(
+        None,
+        validate_default=True,
+        description="bearer token that executors send; without one the API listens on loopback addresses only",
+    )
+    api_threads: int = Field(
+        8, ge=1, le=64, description="most calls of executors served at once, each with a database connection"
+    )
+    api_connections_per_address: int = Field(
+        64,
+        ge=1,
+        le=500,
+        description="open connections of one address that have not shown the token; raise it behind a proxy",
+    )
+    api_heartbeat: Duration = Field(
+        timedelta(seconds=1),
+        gt=timedelta(0),
+        description="heartbeat interval of executors in other languages; a cancel reaches them with the response",
+    )
+    sweep: Duration = SWEEP
+    message_signatures: Literal["refuse", "warn"] = MESSAGE_SIGNATURES
+    lease: Duration = LEASE
+    max_lost: int = MAX_LOST
+
+    @field_validator("api_token")
+    @classmethod
+    def _guards_what_others_reach(cls, token: SecretStr | None, info: ValidationInfo) -> SecretStr | None:
+        """Refuse an API that other machines reach without a token: any client could read payloads."""
+        host = str(info.data.get("api_host", ""))
+        if token is None and not is_loopback(host):
+            message = f"is missing while TIDEWHEEL_API_HOST is {host}: set one, or listen on 127.0.0.1"
+            raise ValueError(message)
+        if token is not None and not _API_TOKEN.fullmatch(token.get_secret_value()):
+            message = (
+                "is not a bearer token: write at least 16 letters and digits, such as `openssl rand -hex 24` prints"
+            )
+            raise ValueError(message)
+        return token
+
+
+def is_loopback(host: str) -> bool:
+    """Return True if only this machine reaches an address.
+
+    >>> [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "example.org")]
+    [True, True, True, False, False]
+    """
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,254 @@
+"""Settings of every service: PostgreSQL, Kafka, allow-lists of targets, metrics."""
+
+import os
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from pydantic import Field, SecretStr, ValidationInfo, field_validator
+
+from tidewheel.errors import SettingsError
+from tidewheel.jobs.allow_lists import AllowLists, ProgramPattern, read_folder, read_host_pattern, read_port
+from tidewheel.local import INSTALL, is_installed
+from tidewheel.settings.kafka_client import client_config, read_properties
+from tidewheel.settings.sources import Settings
+from tidewheel.settings.values import Duration, Entries
+
+if TYPE_CHECKING:
+    from tidewheel.local.stack import StackInfo
+
+_LIBPQ: Final = ("PGHOST", "PGHOSTADDR", "PGSERVICE", "PGDATABASE")
+
+
+class Connections(Settings):
+    """Connections to PostgreSQL and Kafka, and settings that all services share."""
+
+    database_url: SecretStr | None = Field(
+        None, description="libpq URL of the database; default: `PG*` variables, else the running local stack"
+    )
+    database_password_file: Path | None = Field(
+        None, description="file with the password, for a URL without one or `PG*` variables: a secret of a container"
+    )
+    kafka_bootstrap: str | None = Field(
+        None, description="brokers, `host:port` separated by commas; default: the running local stack"
+    )
+    kafka_properties: Path | None = Field(
+        None,
+        description="file of Kafka client settings, lines `sasl.password=…`; it may name the brokers; "
+        "`TIDEWHEEL_KAFKA_CONFIG_…` wins over it",
+    )
+    topic_prefix: str = Field("tidewheel", pattern=r"^[a-zA-Z0-9._-]{1,64}$", description="first part of every topic")
+    replication: int = Field(1, ge=1, le=7, description="copies of each partition; 3 in production")
+    runs_partitions: int = Field(
+        6,
+        ge=1,
+        le=10_000,
+        description="partitions of each runs topic; at least the executors of a queue, unless share groups are used",
+    )
+    events_partitions: int = Field(
+        12, ge=1, le=10_000, description="partitions of `completions` and `events`; fixed early, for they have an order"
+    )
+    events_encoding: Literal["avro", "json"] = Field(
+        "avro", description="encoding of completions, events and dead letters"
+    )
+    source: str = Field("tidewheel", description="name of this installation: `ce_source` of every event")
+    misfire_after: Duration = Field(
+        timedelta(seconds=60),
+        ge=timedelta(seconds=1),
+        le=timedelta(hours=1),
+        description="an unfired occurrence older than this is missed: `catch_up` applies; the same in all processes",
+    )
+    max_clock_skew: Duration = Field(
+        timedelta(seconds=2),
+        gt=timedelta(0),
+        le=timedelta(hours=1),
+        description="a larger clock skew against the database logs a warning and has no other effect",
+    )
+    catch_up_rate: float = Field(
+        1000.0,
+        gt=0,
+        le=1_000_000,
+        description="most missed occurrences that fire per second, over all schedulers; the same in all processes",
+    )
+    outputs_topic: bool = Field(
+        default=False, description="publish the output of attempts to the topic `<prefix>.outputs`"
+    )
+    fail_fast: bool = Field(
+        default=False,
+        description="a service that starts while PostgreSQL or Kafka is away ends with an error instead of waiting",
+    )
+    http_allow_private: bool = Field(
+        default=False, description="allow HTTP targets on loopback, private and link-local addresses"
+    )
+    http_hosts: Entries = Field(
+        ("*",), description="hosts that HTTP targets may call: names, addresses, `*.example.org` (all below it), `*`"
+    )
+    http_ports: Entries = Field(
+        (),
+        description="ports that HTTP targets may call, or `*`; without entries 80 and 443, and any port while "
+        "http_allow_private is on",
+    )
+    kafka_topics: Entries = Field(
+        (),
+        description="topics that Kafka targets may write to, such as `orders.*`; an executor of such targets needs it",
+    )
+    lambda_functions: Entries = Field(
+        (),
+        description="functions that Lambda targets may invoke, as jobs name them, such as "
+        "`arn:aws:lambda:eu-west-1:123456789012:function:report-*`; an executor of such targets needs it",
+    )
+    shell_allow: Entries = Field(
+        (),
+        description="command lines that shell targets may run: an absolute path and a pattern for each argument, "
+        "`...` for any further ones; an executor of such targets needs it",
+    )
+    shell_cwd: Entries = Field(
+        (), description="folders that shell targets may name as cwd, with all below them; without entries none"
+    )
+    shell_job_env: Entries = Field(
+        (),
+        description="variables that a job may set, unless shell_allow is `*`; interpreters run some of them as code "
+        "(BASH_ENV, PYTHONPATH)",
+    )
+    metrics_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="serve /metrics, /healthz and /readyz; 0 picks a free port, no value turns them off",
+    )
+    metrics_host: str = Field(
+        "127.0.0.1", description="address on which metrics and health are served; 0.0.0.0 for a Prometheus elsewhere"
+    )
+    metrics_hosts: str = Field(
+        "",
+        description="names under which metrics may be requested, separated by commas; addresses and `localhost` always",
+    )
+
+    @field_validator("database_url")
+    @classmethod
+    def _is_a_connection_string(cls, url: SecretStr | None) -> SecretStr | None:
+        """Refuse a URL that libpq cannot read: libpq's own error would show the password."""
+        try:
+            conninfo_to_dict(url.get_secret_value() if url else "")
+        except psycopg.ProgrammingError:
+            message = "is not a libpq connection string; write postgresql://user:password@host:5432/name"
+            raise ValueError(message) from None
+        return url
+
+    @field_validator("http_hosts", "http_ports", "shell_allow", "shell_cwd")
+    @classmethod
+    def _can_be_read(cls, entries: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        """Refuse an entry that would never match, or not as it is meant."""
+        for entry in entries:
+            _READERS[info.field_name or ""](entry)
+        return entries
+
+    def allow_lists(self, topic_prefix: str | None = None, *, enforces: bool = False) -> AllowLists:
+        """Return the allow-lists of targets.
+
+        Args:
+            topic_prefix: The installation's, if it differs from the setting.
+            enforces: True for an executor.
+        """
+        ports = {read_port(entry) for entry in self.http_ports}
+        defaults = {None} if self.http_allow_private else {80, 443}
+        numbers = {port for port in ports or defaults if port is not None}
+        return AllowLists(
+            enforces=enforces,
+            topic_prefix=topic_prefix or self.topic_prefix,
+            allow_private=self.http_allow_private,
+            hosts=tuple(read_host_pattern(entry) for entry in self.http_hosts),
+            ports=None if None in (ports or defaults) else frozenset(numbers),
+            topics=self.kafka_topics,
+            functions=self.lambda_functions,
+            programs=tuple(ProgramPattern.read(entry) for entry in self.shell_allow),
+            folders=self.shell_cwd,
+            variables=frozenset(self.shell_job_env),
+        )
+
+    def database(self) -> str:
+        """Return the libpq connection string.
+
+        Raises:
+            SettingsError: No database is named and no local stack is running, or the password's file cannot be read.
+        """
+        if self.database_url:
+            return self._with_password(self.database_url.get_secret_value())
+        if any(os.environ.get(name) for name in _LIBPQ):
+            return self._with_password("")
+        local = _running_stack()
+        if local is None:
+            message = f"no database: {_start_stack()}, or set TIDEWHEEL_DATABASE_URL"
+            raise SettingsError(message)
+        return local.database_url
+
+    def _with_password(self, url: str) -> str:
+        if self.database_password_file is None:
+            return url
+        try:
+            password = self.database_password_file.read_text().rstrip("\r\n")
+        except (OSError, UnicodeDecodeError) as error:
+            message = (
+                f"TIDEWHEEL_DATABASE_PASSWORD_FILE cannot be read: {error}; correct the path or unset the variable"
+            )
+            raise SettingsError(message) from error
+        return make_conninfo(url, password=password)
+
+    def bootstrap(self) -> str:
+        """Return the brokers, `host:port` separated by commas.
+
+        Raises:
+            SettingsError: No broker is named and no local stack is running.
+        """
+        return self.kafka_config()["bootstrap.servers"]
+
+    def kafka_config(self) -> dict[str, str]:
+        """Return the configuration of every Kafka client, `bootstrap.servers` and passwords included.
+
+        Raises:
+            SettingsError: No broker is named and no local stack is running, or the properties file cannot be read.
+        """
+        given = self.kafka_client()
+        if brokers := self.named_brokers():
+            return given | {"bootstrap.servers": brokers}
+        local = _running_stack()
+        if local is None:
+            message = f"no Kafka broker: {_start_stack()}, or set TIDEWHEEL_KAFKA_BOOTSTRAP"
+            raise SettingsError(message)
+        return given | dict(local.kafka)
+
+    def named_brokers(self) -> str | None:
+        """Return the brokers that the settings name; None where the local stack's apply."""
+        return self.kafka_bootstrap or self.kafka_client().get("bootstrap.servers")
+
+    def kafka_client(self) -> dict[str, str]:
+        """Return the Kafka client settings of the file and of the environment.
+
+        Raises:
+            SettingsError: The file cannot be read.
+        """
+        return (read_properties(self.kafka_properties) if self.kafka_properties else {}) | client_config(os.environ)
+
+
+_READERS: Final[Mapping[str, Callable[[str], object]]] = {
+    "http_hosts": read_host_pattern,
+    "http_ports": read_port,
+    "shell_allow": ProgramPattern.read,
+    "shell_cwd": read_folder,
+}
+
+
+def _running_stack() -> "StackInfo | None":
+    """Return the running local stack. None where none runs or its packages are not installed."""
+    if not is_installed():
+        return None
+    from tidewheel.local.stack import running_stack  # not at the top: its packages are an extra
+
+    return running_stack()
+
+
+def _start_stack() -> str:
+    return "run `tidewheel up`" if is_installed() else f"run `{INSTALL}` and `tidewheel up`"

@@ -1,0 +1,68 @@
+"""Settings of intake, of schedulers and of relays."""
+
+from datetime import timedelta
+
+from pydantic import Field
+
+from tidewheel.settings.connections import Connections
+from tidewheel.settings.values import Duration
+
+
+class IntakeSettings(Connections):
+    """Settings of intake."""
+
+    intake_batch: int = Field(2000, ge=1, le=5000, description="most requests applied in one transaction")
+    requests_kept: Duration = Field(
+        timedelta(days=8),
+        description="time for which a request_id is remembered: a repeated request gets the original reply",
+    )
+
+
+class SchedulerSettings(Connections):
+    """Settings of schedulers."""
+
+    lookahead: Duration = Field(
+        timedelta(seconds=5),
+        ge=timedelta(0),
+        le=timedelta(seconds=60),
+        description="runs are written this long before they are due",
+    )
+    fire_batch: int = Field(2000, ge=1, le=20000, description="most timers taken in one transaction")
+    scheduler_poll: Duration = Field(
+        timedelta(milliseconds=500), gt=timedelta(0), description="longest pause between two polls of the timers"
+    )
+    overdue_after: Duration = Field(
+        timedelta(seconds=3),
+        description="any scheduler takes a timer that is later than this, whichever scheduler owns its shard",
+    )
+    member_timeout: Duration = Field(
+        timedelta(seconds=10), description="a scheduler without a heartbeat for this long owns no shards"
+    )
+    retention: Duration = Field(
+        timedelta(days=90),
+        ge=timedelta(days=1),
+        description="finished runs, their inputs, attempts and output are deleted by whole days after this time",
+    )
+
+
+class RelaySettings(Connections):
+    """Settings of relays."""
+
+    relay_batch: int = Field(10_000, ge=1, le=20000, description="most rows published and acknowledged together")
+    relay_poll: Duration = Field(
+        timedelta(milliseconds=200), gt=timedelta(0), description="longest pause between two polls of the outbox"
+    )
+    producer_batch: int = Field(
+        1000,
+        ge=1,
+        le=10_000,
+        description="most messages in one Kafka batch; 20 with share groups, where one executor gets a whole batch",
+    )
+    member_timeout: Duration = Field(
+        timedelta(seconds=10), description="a relay without a heartbeat for this long owns no slices"
+    )
+    delivery_timeout: Duration = Field(
+        timedelta(seconds=120),
+        ge=timedelta(seconds=10),
+        description="time for which the producer retries a message; then the relay reads the row again",
+    )
