@@ -83,7 +83,14 @@ def _target(target: targets.TargetSpec) -> Target:
             return Target(kind=TargetKind.HANDLER, handler=target.name)
         case targets.HttpTargetSpec():
             waits = _milliseconds(target.async_timeout) if target.is_async else None
-            http = HttpTarget(method=target.method, url=target.url, headers=target.headers, async_timeout_ms=waits)
+            named = {name: value.secret for name, value in target.headers.items() if not isinstance(value, str)}
+            http = HttpTarget(
+                method=target.method,
+                url=target.url,
+                headers={name: value for name, value in target.headers.items() if isinstance(value, str)},
+                async_timeout_ms=waits,
+                secret_headers=named or None,
+            )
             return Target(kind=TargetKind.HTTP, http=http)
         case targets.KafkaTargetSpec():
             waits = _milliseconds(target.reply_timeout) if target.await_reply else None

@@ -5,6 +5,7 @@ from dataclasses import fields, is_dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
+from tidewheel.jobs.headers import merged_headers
 from tidewheel.jobs.invalid import UnreadableValue
 from tidewheel.jobs.parsing import parse_request
 from tidewheel.jobs.payload import BYTES_CONTENT, JSON_CONTENT
@@ -55,6 +56,8 @@ def request_document(record: records.Request) -> dict[str, object]:
 def _document(record: object) -> dict[str, object]:
     names = (field.name for field in fields(cast("DataclassInstance", record)))
     given = {name: value for name in names if (value := getattr(record, name)) is not None}
+    if isinstance(record, records.TargetSubmission) and record.secret_headers is not None:
+        given["headers"] = merged_headers(record.headers or {}, given.pop("secret_headers"))
     content, content_type = given.pop("payload", None), given.pop("payload_content_type", JSON_CONTENT)
     texts = {_JSON_TEXTS[name]: read_value(given.pop(name).encode()) for name in _JSON_TEXTS if name in given}
     made = {_JSON_NAMES.get(name, name): _plain(value) for name, value in given.items()} | texts

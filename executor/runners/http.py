@@ -165,6 +165,8 @@ class HttpRunner:
         target = attempt.definition.target.http
         if target is None:
             return failed("InvalidTarget", "the job's version has no HTTP target", permanent=True)
+        if target.secret_headers:
+            return failed("SecretMissing", "this executor has no secrets", not_started=True)
         try:
             url, shown = read_place(target.url)
         except InvalidValue as error:

@@ -245,12 +245,14 @@ class HttpTarget:
         headers: Headers of the job; the executor adds Idempotency-Key, signature and traceparent.
         async_timeout_ms: Longest wait for the completion after a response of 202, in milliseconds; null: a response of
             202 ends the attempt.
+        secret_headers: Headers whose value is a secret of the executor, each with the secret's name; null: none.
     """
 
     method: str
     url: str
     headers: Mapping[str, str]
     async_timeout_ms: int | None = None
+    secret_headers: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -572,6 +574,7 @@ class TargetSubmission:
         function: With `lambda`: name or ARN of the function.
         qualifier: With `lambda`: version or alias.
         region: With `lambda`: the region.
+        secret_headers: With `http`: headers whose value is a secret of the executor, each with the secret's name.
     """
 
     type: str | None = None
@@ -593,6 +596,7 @@ class TargetSubmission:
     function: str | None = None
     qualifier: str | None = None
     region: str | None = None
+    secret_headers: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -329,6 +329,7 @@ def _http_target(record: HttpTarget) -> bytes:
             text(record.url),
             strings(record.headers),
             b"\0" if record.async_timeout_ms is None else b"\2" + long(record.async_timeout_ms),
+            b"\0" if record.secret_headers is None else b"\2" + strings(record.secret_headers),
         )
     )
 
@@ -338,11 +339,13 @@ def _read_http_target(data: bytes, at: int) -> tuple[HttpTarget, int]:
     url, at = text_at(data, at)
     headers, at = strings_at(data, at)
     async_timeout_ms, at = optional_at(data, at, long_at)
+    secret_headers, at = optional_at(data, at, strings_at)
     record = HttpTarget(
         method=method,
         url=url,
         headers=headers,
         async_timeout_ms=async_timeout_ms,
+        secret_headers=secret_headers,
     )
     return record, at
 
@@ -523,7 +526,7 @@ def _read_retry(data: bytes, at: int) -> tuple[Retry, int]:
     return record, at
 
 
-JOB_DEFINITION_HEADER = bytes.fromhex("c30178c4863a69a5c8eb")
+JOB_DEFINITION_HEADER = bytes.fromhex("c3010529520364e2be86")
 
 
 def encode_job_definition(record: JobDefinition) -> bytes:
@@ -1037,6 +1040,7 @@ def _target_submission(record: TargetSubmission) -> bytes:
             b"\0" if record.function is None else b"\2" + text(record.function),
             b"\0" if record.qualifier is None else b"\2" + text(record.qualifier),
             b"\0" if record.region is None else b"\2" + text(record.region),
+            b"\0" if record.secret_headers is None else b"\2" + strings(record.secret_headers),
         )
     )
 
@@ -1065,6 +1069,7 @@ def _read_target_submission(data: bytes, at: int) -> tuple[TargetSubmission, int
     function, at = optional_at(data, at, text_at)
     qualifier, at = optional_at(data, at, text_at)
     region, at = optional_at(data, at, text_at)
+    secret_headers, at = optional_at(data, at, strings_at)
     record = TargetSubmission(
         type=type,
         name=name,
@@ -1085,6 +1090,7 @@ def _read_target_submission(data: bytes, at: int) -> tuple[TargetSubmission, int
         function=function,
         qualifier=qualifier,
         region=region,
+        secret_headers=secret_headers,
     )
     return record, at
 
@@ -1242,7 +1248,7 @@ def _read_job_submission(data: bytes, at: int) -> tuple[JobSubmission, int]:
     return record, at
 
 
-REQUEST_HEADER = bytes.fromhex("c301652287290bfcbfab")
+REQUEST_HEADER = bytes.fromhex("c301ef70b36641b33e6e")
 
 
 def encode_request(record: Request) -> bytes:

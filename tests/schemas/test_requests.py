@@ -90,6 +90,32 @@ def test_avro_field_is_converted_to_its_json_form(fields: dict[str, object], doc
     assert request_document(trigger(**fields)) == {"type": "job.trigger", "key": "k", **document}
 
 
+def _calling(**fields: object) -> Request:
+    target = TargetSubmission(type="http", url="https://example.org/report", **cast(dict[str, Any], fields))
+    job = JobSubmission(key="k", schedule=ScheduleSubmission(text="manual"), target=target)
+    return Request(type=RequestType.JOB_SUBMIT, request_id="r-1", job=job)
+
+
+def test_secret_header_is_the_same_reference_in_avro_and_json() -> None:
+    record = _calling(headers={"X-A": "1"}, secret_headers={"Authorization": "BILLING"})
+    headers = {"X-A": "1", "Authorization": {"secret": "BILLING"}}
+    target = {"type": "http", "url": "https://example.org/report"}
+    job = {"key": "k", "schedule": "manual", "target": {**target, "headers": headers}}
+    from_json, _ = read_request(json.dumps({"type": "job.submit", "request_id": "r-1", "job": job}).encode())
+    assert read_request(encode(record))[0] == from_json
+    assert request_document(_calling(secret_headers={"Authorization": "BILLING"}))["job"] == {
+        **job,
+        "target": {**target, "headers": {"Authorization": {"secret": "BILLING"}}},
+    }
+
+
+def test_header_with_a_value_and_a_secret_is_refused_by_its_name() -> None:
+    record = _calling(headers={"Authorization": "x"}, secret_headers={"Authorization": "BILLING"})
+    with pytest.raises(InvalidInput, match="it is in headers and in secret_headers") as caught:
+        read_request(encode(record))
+    assert caught.value.errors[0].path == "job.target.headers.Authorization"
+
+
 def test_schedule_text_is_a_plain_string() -> None:
     record = Request(type=RequestType.JOB_SUBMIT, job=JobSubmission(schedule=ScheduleSubmission(text="manual")))
     assert request_document(record)["job"] == {"schedule": "manual"}

@@ -20,6 +20,7 @@ Address: TypeAlias = IPv4Address | IPv6Address
 Network: TypeAlias = IPv4Network | IPv6Network
 
 _REMEDY = "write such as https://example.org/report"
+_CREDENTIALS = 'leave it out, and name a secret of the executor: headers {"Authorization": {"secret": "NAME"}}'
 _BRACKETED = re.compile(r"\[[^\[\]]*\](:\d*)?", re.ASCII)
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*", re.ASCII)
 _LABEL = re.compile(
@@ -119,7 +120,7 @@ def read_url(text: str) -> TargetUrl:
     except ValueError as error:
         raise InvalidValue(problem=f"{shown(text)} is no URL ({error})", remedy=_REMEDY) from error
     if "@" in parts.netloc:
-        raise InvalidValue(problem="it holds a user name or password", remedy="send an Authorization header instead")
+        raise InvalidValue(problem="it holds a user name or password", remedy=_CREDENTIALS)
     if parts.scheme not in ("http", "https") or not host:
         raise InvalidValue(problem=f"{shown(text)} is not an absolute http or https URL", remedy=_REMEDY)
     if port == 0:

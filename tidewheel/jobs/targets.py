@@ -10,14 +10,12 @@ from typing import Annotated, ClassVar, Literal, Self, TypeAlias, get_args
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from tidewheel.jobs.allow_lists import path_problem
+from tidewheel.jobs.headers import MAX_HEADER, SecretReference, read_headers, read_literal_headers
 from tidewheel.jobs.hosts import MAX_URL, read_url
 from tidewheel.jobs.invalid import InvalidValue, UnreadableValue
 from tidewheel.jobs.strict_json import as_list, as_object
 from tidewheel.jobs.validation import StrictModel, shown, validate
 from tidewheel.jobs.values import Key, one_line, span
-
-MAX_HEADERS = 32
-MAX_HEADER = 1024
 
 LONGEST_ANSWER = timedelta(days=30)  # how late a target may report an end by token or reply
 MAX_ARGUMENTS = 1000
@@ -26,18 +24,12 @@ MAX_VARIABLES = 100
 MAX_MEMORY_BYTES = 1 << 40
 RESERVED = "tidewheel."  # prefix of capabilities in the list of handlers an executor registers; no handler has it
 
-_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}", re.ASCII)  # Source: RFC 9110 section 5.6.2, "Tokens"
-_NOT_IN_A_VALUE = re.compile(r"[^\x20-\x7e\t]")  # Source: RFC 9110 section 5.5, "Field Values"; sent as ASCII
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}", re.ASCII)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
 # Source: AWS Lambda API reference, "Invoke", FunctionName.
 _FUNCTION = re.compile(
     r"(arn:aws[a-zA-Z-]*:lambda:[a-z0-9-]+:\d{12}:function:)?[a-zA-Z0-9_-]{1,64}(:[a-zA-Z0-9$_-]{1,128})?", re.ASCII
 )
-_OWN_HEADERS = frozenset(
-    ("connection", "content-length", "host", "idempotency-key", "te", "trailer", "traceparent", "transfer-encoding")
-)
-_OWN_PREFIXES = ("tidewheel-", "webhook-", "proxy-")
 
 
 def _unreserved(name: str) -> str:
@@ -56,40 +48,6 @@ class HandlerTargetSpec(StrictModel):
 def _url(text: str) -> str:
     read_url(text)
     return text
-
-
-def _headers(value: object) -> dict[str, str]:
-    if (given := as_object(value)) is None:
-        problem = value.problem if isinstance(value, UnreadableValue) else f"{shown(value)} is not valid"
-        raise InvalidValue(problem=problem, remedy="write an object of names and values")
-    if len(given) > MAX_HEADERS:
-        raise InvalidValue(problem=f"there are {len(given)} headers", remedy=f"write at most {MAX_HEADERS}")
-    seen: set[str] = set()
-    for name, content in given.items():
-        _check_header(name, content)
-        if name.lower() in seen:
-            raise InvalidValue(problem=f"the header {name!r} is given twice", remedy="give it once", path=name)
-        seen.add(name.lower())
-    return {name: str(content) for name, content in given.items()}
-
-
-def _check_header(name: str, content: object) -> None:
-    if not _TOKEN.fullmatch(name):
-        raise InvalidValue(
-            problem=f"{shown(name)} is not a header name", remedy="write 1 to 64 letters, digits and hyphens"
-        )
-    if name.lower() in _OWN_HEADERS or name.lower().startswith(_OWN_PREFIXES):
-        raise InvalidValue(problem="Tidewheel sets this header itself", remedy="leave it out", path=name)
-    if not isinstance(content, str) or len(content) > MAX_HEADER:
-        remedy = f"write text of one line, at most {MAX_HEADER} characters"
-        raise InvalidValue(problem=f"{shown(content)} is not valid", remedy=remedy, path=name)
-    if found := _NOT_IN_A_VALUE.search(content):
-        remedy = "write ASCII text of one line; percent-encode the rest, or send it in the payload"
-        raise InvalidValue(problem=f"it holds {found.group()!a}, which no header carries", remedy=remedy, path=name)
-    if content != content.strip():
-        raise InvalidValue(
-            problem="it begins or ends with a blank, which no header keeps", remedy="leave it out", path=name
-        )
 
 
 def _topic(name: str) -> str:
@@ -160,12 +118,15 @@ def _only_with(target: StrictModel, name: str, flag: str, *, given: bool) -> Non
 class HttpTargetSpec(StrictModel):
     """A request to a URL; the payload is its body."""
 
-    elsewhere: ClassVar[Mapping[str, str]] = {"is_async": "write it as async"}
+    elsewhere: ClassVar[Mapping[str, str]] = {
+        "is_async": "write it as async",
+        "secret_headers": 'write it in headers: {"Authorization": {"secret": "NAME"}}',
+    }
 
     type: Literal["http"]
     url: Annotated[str, AfterValidator(_url)]
     method: Literal["POST", "GET", "HEAD", "PUT", "PATCH", "DELETE"] = "POST"
-    headers: Annotated[dict[str, str], BeforeValidator(_headers)] = {}  # noqa: RUF012 - pydantic copies it
+    headers: Annotated[dict[str, str | SecretReference], BeforeValidator(read_headers)] = {}  # noqa: RUF012 - pydantic copies it
     is_async: bool = Field(default=False, alias="async")
     async_timeout: Annotated[timedelta, BeforeValidator(_answer_span)] = timedelta(hours=24)
 
@@ -181,7 +142,7 @@ class KafkaTargetSpec(StrictModel):
     type: Literal["kafka"]
     topic: Annotated[str, AfterValidator(_topic)]
     key: Annotated[str, AfterValidator(one_line(MAX_HEADER))] | None = None
-    headers: Annotated[dict[str, str], BeforeValidator(_headers)] = {}  # noqa: RUF012 - pydantic copies it
+    headers: Annotated[dict[str, str], BeforeValidator(read_literal_headers)] = {}  # noqa: RUF012 - pydantic copies it
     await_reply: bool = False
     reply_timeout: Annotated[timedelta, BeforeValidator(_answer_span)] = timedelta(hours=24)
 

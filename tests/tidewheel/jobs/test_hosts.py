@@ -82,7 +82,7 @@ def test_user_name_never_hides_the_host(userinfo: str) -> None:
         assert "job.target.url" in refused_job(target={"type": "http", "url": url})
         with pytest.raises(InvalidValue):
             read_place(url)
-    assert read or "Authorization header" in refusal("http://u@a.example/")
+    assert read or "name a secret of the executor" in refusal("http://u@a.example/")
 
 
 @pytest.mark.parametrize(

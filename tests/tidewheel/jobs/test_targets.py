@@ -1,10 +1,12 @@
 """Targets as submitted: valid ones reach executors unchanged, invalid ones are refused by path."""
 
+import json
 from typing import Any
 
 import pytest
 
 from tests.tidewheel.jobs.submitting import refused_job, submitted
+from tidewheel.jobs.spec import canonical_spec
 from tidewheel.schemas.definitions import definition_record, needs
 from tidewheel.schemas.generated.records import HttpTarget, KafkaTarget, LambdaTarget, ShellTarget, Target, TargetKind
 
@@ -23,6 +25,18 @@ def carried(target: object) -> Target:
         (
             {"type": "http", "url": "http://a", "async": True},
             {"http": HttpTarget(method="POST", url="http://a", headers={}, async_timeout_ms=DAY_MS)},
+        ),
+        (
+            {"type": "http", "url": "http://a", "headers": {"Authorization": {"secret": "BILLING"}, "X-A": "1"}},
+            {
+                "http": HttpTarget(
+                    method="POST",
+                    url="http://a",
+                    headers={"X-A": "1"},
+                    async_timeout_ms=None,
+                    secret_headers={"Authorization": "BILLING"},
+                )
+            },
         ),
         (
             {"type": "kafka", "topic": "orders", "await_reply": True, "reply_timeout": "1m"},
@@ -98,3 +112,50 @@ def test_requirement_of_a_target_is_one_name(target: object, name: str | None) -
 )
 def test_invalid_field_is_refused_by_its_path(target: dict[str, object], path: str, words: str) -> None:
     assert words in refused_job(target=target)[path]
+
+
+@pytest.mark.parametrize(
+    ("value", "path", "words"),
+    [
+        ({"secret": "billing"}, "Authorization.secret", "such as BILLING for TIDEWHEEL_SECRET_BILLING"),
+        ({"secret": "../BILLING"}, "Authorization.secret", "write 1 to 64 of A-Z"),
+        ({"secret": "B" * 65}, "Authorization.secret", "write 1 to 64 of A-Z"),
+        ({"secret": "BILLING\n"}, "Authorization.secret", "write 1 to 64 of A-Z"),
+        ({"secret": None}, "Authorization.secret", "write 1 to 64 of A-Z"),
+        ({"secret": "BILLING", "prefix": "Bearer "}, "Authorization", '{"secret": "NAME"} alone'),
+        ({"name": "BILLING"}, "Authorization", "other fields than secret"),
+        ({}, "Authorization", "an empty object"),
+    ],
+)
+def test_reference_to_a_secret_is_refused_without_showing_its_value(value: object, path: str, words: str) -> None:
+    errors = refused_job(target={"type": "http", "url": "http://a", "headers": {"Authorization": value}})
+    assert list(errors) == [f"job.target.headers.{path}"]
+    told = errors[f"job.target.headers.{path}"]
+    assert words in told
+    assert "../" not in told
+    assert "Bearer" not in told
+
+
+def test_header_has_either_a_value_or_a_secret() -> None:
+    headers = {"X-Key": "1", "x-key": {"secret": "BILLING"}}
+    assert (
+        "given twice"
+        in refused_job(target={"type": "http", "url": "http://a", "headers": headers})["job.target.headers.x-key"]
+    )
+
+
+def test_secrets_are_for_http_targets_only() -> None:
+    target = {"type": "kafka", "topic": "orders", "headers": {"a": {"secret": "BILLING"}}}
+    assert "only a target of type http" in refused_job(target=target)["job.target.headers.a"]
+
+
+def test_field_of_avro_requests_is_refused_in_json_with_its_place() -> None:
+    errors = refused_job(target={"type": "http", "url": "http://a", "secret_headers": {"Authorization": "BILLING"}})
+    assert '{"secret": "NAME"}' in errors["job.target.secret_headers"]
+
+
+def test_reference_is_stored_as_it_was_submitted() -> None:
+    target = {"type": "http", "url": "http://a", "headers": {"Authorization": {"secret": "BILLING"}}}
+    stored = json.loads(canonical_spec(submitted(target=target)))
+    assert stored["target"] == target
+    assert canonical_spec(submitted(target=stored["target"])) == canonical_spec(submitted(target=target))

@@ -76,7 +76,7 @@ def test_unsupported_feature_is_refused_with_an_alternative(job: dict[str, objec
         ({"target": {"type": "handler"}}, "job.target.name", "is missing"),
         ({"target": {"type": "http"}}, "job.target.url", "is missing"),
         ({"target": {"type": "http", "url": "ftp://a"}}, "job.target.url", "not an absolute http or https URL"),
-        ({"target": {"type": "http", "url": "http://u:p@a"}}, "job.target.url", "Authorization header"),
+        ({"target": {"type": "http", "url": "http://u:p@a"}}, "job.target.url", "name a secret of the executor"),
         ({"target": {"type": "http", "url": "http://a:99999"}}, "job.target.url", "no URL"),
         ({"target": {"type": "http", "url": "http://a", "method": "BREW"}}, "job.target.method", "'BREW' is not valid"),
         (
