@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Generator, Mapping
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,8 +42,21 @@ WAVE = {"http": 24, "kafka": 6, "shell": 4, "lambda": 6, "note": 4, "note-sync":
 # Between the look and the user's first line lie some Python and the lock of the interpreter, so a stop may hit them.
 INSIDE = frozenset({"note", "note-sync", "note-process"})
 ONE_IN = 100  # stops
-_FREED_SECONDS = 120.0  # PostgreSQL keeps the rows of a process that was stopped inside a COPY for 60 s
-LONG = pytest.mark.skipif("TIDEWHEEL_FAULTS_MINUTES" not in os.environ, reason="set TIDEWHEEL_FAULTS_MINUTES; hours")
+_WATCHERS = 2  # executors that are never stopped: a reaper that was stopped counts nothing for 5 s
+_LEAST_STOP_SECONDS = 2.5  # longer than the lease
+_FREED_SECONDS = 60.0
+_FULL = 300  # open runs, above which no wave is added
+_WAVE_SECONDS = 0.5
+LONG = pytest.mark.skipif("TIDEWHEEL_FAULTS_MINUTES" not in os.environ, reason="set TIDEWHEEL_FAULTS_MINUTES; long")
+# The server does this too, after 15 s or 60 s: of a process stopped inside a transaction, or inside a COPY.
+_END_STOPPED = """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+WHERE datname = current_database() AND wait_event = 'ClientRead' AND state <> 'idle'
+    AND xact_start < clock_timestamp() - interval '3 seconds'
+"""
+_NAMES = "SELECT name FROM executors"
+
+SEED = int(os.environ.get("TIDEWHEEL_TEST_SEED", "19"))
 
 Arrivals = Mapping[str, list[tuple[str, int, float]]]
 Claims = Mapping[tuple[str, int], float]
@@ -69,6 +82,45 @@ def test_late_attempt_is_found() -> None:
     assert sent_too_late({"http": [("a", 1, 13.2)], "kafka": [("b", 1, 15.5)]}, claims) == {"http": 1, "kafka": 1}
 
 
+@dataclass(eq=False)
+class Stopped:
+    """An executor that is stopped and goes on, again and again, each time at a random moment.
+
+    Args:
+        service: Its process.
+        choose: Chooses the moments.
+        next_at: When it is stopped, or goes on; in a stop None until another executor has ended its lease.
+        since: When it was stopped; None while it runs.
+    """
+
+    service: Service
+    choose: random.Random
+    next_at: float | None
+    since: float | None = None
+
+    def step(self, names: Collection[str]) -> bool:
+        """Stop it or let it go on if it is time; return True if it was stopped.
+
+        Args:
+            names: Ends of the names of the executors whose lease goes on.
+        """
+        now = monotonic_seconds()
+        if self.since is not None and self.next_at is None:
+            stopped = now - self.since
+            assert stopped < _FREED_SECONDS, f"executor {self.service.process.pid} keeps its lease while it is stopped"
+            if stopped > _LEAST_STOP_SECONDS and str(self.service.process.pid) not in names:
+                self.next_at = now + self.choose.uniform(0.05, 0.6)  # the others claim what was its
+        if self.next_at is None or now < self.next_at:
+            return False
+        if self.since is None:
+            self.service.pause()
+            self.since, self.next_at = monotonic_seconds(), None
+            return True
+        self.service.resume()
+        self.since, self.next_at = None, now + self.choose.uniform(0.05, 2.5)
+        return False
+
+
 @dataclass
 class Field:
     """A fleet of executors, with a receiver for each kind of target."""
@@ -79,6 +131,8 @@ class Field:
     topic: str = "orders"
     runs: dict[str, str] = field(default_factory=dict[str, str])
     stops: int = 0
+    ended_sessions: int = 0
+    never: threading.Event = field(default_factory=threading.Event)
 
     def submit(self) -> None:
         """Submit a job for each target."""
@@ -106,25 +160,37 @@ class Field:
         replies = apply_batch(self.fleet.database, *({"type": "job.trigger", "key": key} for key in keys))
         self.runs |= {str(reply.run_id): key for key, reply in zip(keys, replies, strict=True)}
 
-    def stop_some(self, executors: list[Service], count: int) -> None:
-        """Stop executors at random moments of a wave, until others have claimed what they had."""
-        never = threading.Event()
-        chosen = self.choose.sample(executors, count)
-        self.wave()
-        for each in chosen:
-            never.wait(self.choose.uniform(0.02, 0.25))
-            each.pause()
-            self.stops += 1
-        stopped_at = monotonic_seconds()
-        names = [f"%:{each.process.pid}" for each in chosen]
-        held = "SELECT count(*) FROM executors WHERE name LIKE ANY (%s)"
-        self.fleet.until(
-            lambda: self.fleet.database.value(held, [names]) == 0, "their leases have ended", seconds=_FREED_SECONDS
-        )
-        assert monotonic_seconds() - stopped_at > 1.0
-        never.wait(self.choose.uniform(0.1, 0.6))  # the others claim what was theirs
-        for each in chosen:
-            each.resume()
+    def stop_often(self, executors: Sequence[Service], stops: int) -> None:
+        """Stop each of these again and again under load, at moments of its own; then let all go on."""
+        now = monotonic_seconds()
+        each = [Stopped(service, self.choose, now + self.choose.uniform(0.1, 2.5)) for service in executors]
+        next_wave = next_end = 0.0
+        while self.stops < stops:
+            self.fleet.assert_well()
+            now = monotonic_seconds()
+            if now > next_wave and self.fleet.database.count("job_runs") < _FULL:
+                self.wave()
+                next_wave = now + _WAVE_SECONDS
+            if now > next_end:
+                self.ended_sessions += len(self.fleet.database.rows(_END_STOPPED))
+                next_end = now + 1.0
+            names = {str(name).rpartition(":")[2] for (name,) in self.fleet.database.rows(_NAMES)}
+            for one in each:
+                if one.step(names):
+                    self.stops += 1
+                    if self.stops % ONE_IN == 0:
+                        print(f"{self.stops} stops, {len(self.runs)} runs", flush=True)  # noqa: T201 - of a long run
+            self.never.wait(self.choose.uniform(0.005, 0.03))
+        self.fleet.until(lambda: self.all_go_on(each), "every executor goes on")
+
+    def all_go_on(self, each: Iterable[Stopped]) -> bool:
+        """Let those go on whose lease was ended; return True if all do."""
+        self.fleet.database.rows(_END_STOPPED)
+        names = {str(name).rpartition(":")[2] for (name,) in self.fleet.database.rows(_NAMES)}
+        left = [one for one in each if one.since is not None]
+        for one in left:
+            one.step(names)
+        return not left
 
     def arrivals(self, log: Path) -> Arrivals:
         """Read what every receiver has."""
@@ -178,31 +244,58 @@ def receiver(tmp_path: Path) -> Generator[tuple[int, Path]]:
             process.kill()
 
 
-@pytest.mark.skipif(os.environ.get("TIDEWHEEL_FAULTS") != "full", reason="run by `make faults`")
-@pytest.mark.slow
-@pytest.mark.parametrize(("executors", "stops"), [(3, 12), pytest.param(6, 1000, marks=LONG)])
-def test_stopped_executor_sends_nothing_after_its_lease(
-    fleet: Fleet, receiver: tuple[int, Path], monkeypatch: pytest.MonkeyPatch, executors: int, stops: int
-) -> None:
-    seed = int(os.environ.get("TIDEWHEEL_TEST_SEED", "19"))
-    port, log = receiver
-    for name, text in (FAKE_AWS | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}).items():
-        monkeypatch.setenv(name, text)
-    work = Field(fleet, port, random.Random(seed))  # noqa: S311 - a test's
+@dataclass(frozen=True)
+class Verdict:
+    """Result of stopping executors: the repeated and the late attempts, by target."""
+
+    repeated: Counter[str]
+    late: Counter[str]
+    reached: frozenset[str]
+
+
+def stop_and_judge(work: Field, log: Path, *, executors: int, stops: int, **settings: str) -> Verdict:
+    """Stop executors, except two, until so many stops have been; let every run end, and judge."""
     work.submit()
-    started = [fleet.start("executor", **SETTINGS) for _ in range(executors)]
-    fleet.wait_started()
-    while work.stops < stops:
-        work.stop_some(started, executors * 2 // 3)
-    fleet.until(lambda: fleet.database.count("job_runs") == 0, "every run has ended", seconds=120)
+    started = [work.fleet.start("executor", **SETTINGS, **settings) for _ in range(executors)]
+    work.fleet.wait_started()
+    work.stop_often(started[_WATCHERS:], stops)
+    work.fleet.until(lambda: work.fleet.database.count("job_runs") == 0, "every run has ended", seconds=120)
     arrivals, claims = work.arrivals(log), work.claims()
-    fleet.stop()
     repeated = Counter(work.runs[run] for run, attempt in claims if attempt > 1)
     late = sent_too_late(arrivals, claims)
-    shown = f"seed {seed}: {work.stops} stops, {len(work.runs)} runs, repeated {dict(repeated)}, late {dict(late)}"
-    print(shown)  # noqa: T201 - the verdict of a long run
-    assert {work.runs[run] for run, _, _ in (one for seen in arrivals.values() for one in seen)} == set(WAVE)
-    assert repeated["http"] >= work.stops // 4, "too few attempts were interrupted to show anything"
-    inside = sum(late[target] for target in INSIDE)
-    assert inside <= work.stops / ONE_IN
-    assert +late - Counter({target: late[target] for target in INSIDE}) == Counter()
+    reached = frozenset(work.runs[run] for seen in arrivals.values() for run, _, _ in seen)
+    counts = f"{work.stops} stops, {len(work.runs)} runs, {work.ended_sessions} sessions ended"
+    print(f"seed {SEED}: {counts}, repeated {dict(repeated)}, late {dict(late)}")  # noqa: T201 - of a long run
+    return Verdict(repeated, late, reached)
+
+
+FULL_FAULTS = pytest.mark.skipif(os.environ.get("TIDEWHEEL_FAULTS") != "full", reason="run by `make faults`")
+
+
+@pytest.fixture
+def work(fleet: Fleet, receiver: tuple[int, Path], monkeypatch: pytest.MonkeyPatch) -> Field:
+    """A field without executors."""
+    for name, text in (FAKE_AWS | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{receiver[0]}"}).items():
+        monkeypatch.setenv(name, text)
+    return Field(fleet, receiver[0], random.Random(SEED))  # noqa: S311 - a test's
+
+
+@FULL_FAULTS
+@pytest.mark.slow
+@pytest.mark.parametrize(("executors", "stops"), [(5, 24), pytest.param(8, 1000, marks=LONG)])
+def test_stopped_executor_sends_nothing_after_its_lease(
+    work: Field, receiver: tuple[int, Path], executors: int, stops: int
+) -> None:
+    found = stop_and_judge(work, receiver[1], executors=executors, stops=stops)
+    work.fleet.stop()
+    assert found.reached == set(WAVE)
+    assert found.repeated["http"] >= work.stops // 4, "too few attempts were interrupted to show anything"
+    assert sum(found.late[target] for target in INSIDE) <= work.stops / ONE_IN
+    assert not {target: count for target, count in found.late.items() if target not in INSIDE}
+
+
+@FULL_FAULTS
+@pytest.mark.slow
+def test_executor_that_does_not_look_at_its_lease_is_found(work: Field, receiver: tuple[int, Path]) -> None:
+    found = stop_and_judge(work, receiver[1], executors=5, stops=24, HANDLERS="tests.faults.endless_leases")
+    assert found.late["http"]
