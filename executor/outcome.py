@@ -8,6 +8,7 @@ from pydantic_core import PydanticSerializationError, to_json
 
 from tidewheel.errors import Cancel, Permanent, RetryAfter, Snooze
 from tidewheel.jobs.values import MAX_ERROR_CHARACTERS, MAX_RESULT_BYTES
+from tidewheel.redaction import redact
 from tidewheel.runs import AttemptOutcome
 from tidewheel.transitions.retry import FINAL_TIMEOUTS, timeout_message, timeout_of, timeout_type
 
@@ -77,12 +78,12 @@ def failed(
     retry_after: timedelta | None = None,
     not_started: bool = False,
 ) -> Outcome:
-    """Return a failure. Its texts are cut, and cleaned of characters that PostgreSQL cannot store."""
+    """Return a failure. Its texts are redacted, cut, and cleaned of what PostgreSQL cannot store."""
     return Outcome(
         AttemptOutcome.FAILED,
         error_type=_clean(error_type)[:255],
-        error_message=_clean(message)[:MAX_ERROR_CHARACTERS],
-        trace=_clean(trace)[-_TRACE_CHARACTERS:] or None,
+        error_message=_clean(redact(message))[:MAX_ERROR_CHARACTERS],
+        trace=_clean(redact(trace))[-_TRACE_CHARACTERS:] or None,
         permanent=permanent,
         retry_after=retry_after,
         not_started=not_started,

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tidewheel.control.api.problems import Overloaded, problem
+from tidewheel.redaction import protect
 from tidewheel.settings.api import ApiSettings, is_loopback
 from tidewheel.task_tokens import read_task_token
 
@@ -51,6 +52,7 @@ class Guard:
 
     def __init__(self, app: ASGIApp, settings: ApiSettings, task_token_key: bytes) -> None:
         self._app, self._key = app, task_token_key
+        protect(settings.api_token.get_secret_value() if settings.api_token else None)
         self._token = None if settings.api_token is None else settings.api_token.get_secret_value().encode()
         self._held = dict.fromkeys(ALLOWANCES, 0)
         self._next_turn = 0.0

@@ -16,6 +16,7 @@ from typer.main import get_command, get_group
 
 from tidewheel.errors import Refused, TidewheelError
 from tidewheel.local import require_installed
+from tidewheel.redaction import redact
 
 COLUMNS = 100  # widest help and text output where no terminal says otherwise
 _PACKAGE = "tidewheel.control.cli"
@@ -250,5 +251,5 @@ def _options(
 
 def _exit_with(*lines: str) -> None:
     for line in lines:
-        sys.stderr.write(f"tidewheel: {line}\n")
+        sys.stderr.write(f"tidewheel: {redact(line)}\n")
     sys.exit(1)

@@ -9,6 +9,7 @@ import re
 from base64 import b64encode
 from collections.abc import Callable, Mapping
 
+from tidewheel.jobs.credential_headers import without_literal_credentials
 from tidewheel.jobs.payload import JSON_CONTENT
 from tidewheel.jobs.strict_json import as_list, as_object
 from tidewheel.jobs.targets import TARGETS
@@ -79,9 +80,18 @@ def _jitter(value: object) -> object:
 _RETRY: Reading = {"initial": _duration, "max": _duration, "intervals": _duration, "jitter": _fraction}
 _SCHEDULE: Reading = {"interval": _duration, "fixed_delay": _duration}
 _TARGET: Reading = {name: _duration for target in TARGETS.values() for name in target.durations}
+
+
+def _target(value: object) -> object:
+    read = _within(_TARGET)(value)
+    target = as_object(read) or {}
+    headers = as_object(target.get("headers")) if target.get("type") == "http" else None
+    return read if headers is None else {**target, "headers": without_literal_credentials(headers)}
+
+
 _JOB: Reading = {
     "schedule": _within(_SCHEDULE),
-    "target": _within(_TARGET),
+    "target": _target,
     "retry": _within(_RETRY),
     "jitter": _jitter,
     "window": _duration,

@@ -109,7 +109,8 @@ def _text(name: str, content: object) -> str:
         raise InvalidValue(problem=content.problem, remedy=content.remedy, path=name)
     if not isinstance(content, str) or len(content) > MAX_HEADER:
         remedy = f"write text of one line, at most {MAX_HEADER} characters"
-        raise InvalidValue(problem=f"{shown(content)} is not valid", remedy=remedy, path=name)
+        problem = "its text is too long" if isinstance(content, str) else f"{shown(content)} is not valid"
+        raise InvalidValue(problem=problem, remedy=remedy, path=name)
     if found := _NOT_IN_A_VALUE.search(content):
         remedy = "write ASCII text of one line; percent-encode the rest, or send it in the payload"
         raise InvalidValue(problem=f"it holds {found.group()!a}, which no header carries", remedy=remedy, path=name)

@@ -113,22 +113,29 @@ def read_url(text: str) -> TargetUrl:
     if len(text) > MAX_URL:
         raise InvalidValue(problem=f"it has {len(text)} characters", remedy=f"write at most {MAX_URL}")
     if not text.isprintable() or re.search(r"[\s\\]", text):
-        raise InvalidValue(problem=f"{shown(text)} is not an absolute http or https URL", remedy=_REMEDY)
+        raise InvalidValue(problem=f"{_shown(text)} is not an absolute http or https URL", remedy=_REMEDY)
     try:
         parts = urlsplit(text)
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        raise InvalidValue(problem=f"{shown(text)} is no URL ({error})", remedy=_REMEDY) from error
+        why = "" if "@" in text else f" ({error})"
+        raise InvalidValue(problem=f"{_shown(text)} is no URL{why}", remedy=_REMEDY) from error
     if "@" in parts.netloc:
         raise InvalidValue(problem="it holds a user name or password", remedy=_CREDENTIALS)
     if parts.scheme not in ("http", "https") or not host:
-        raise InvalidValue(problem=f"{shown(text)} is not an absolute http or https URL", remedy=_REMEDY)
+        raise InvalidValue(problem=f"{_shown(text)} is not an absolute http or https URL", remedy=_REMEDY)
     if port == 0:
         raise InvalidValue(problem="no program listens on port 0", remedy="write another port, or leave it out")
     bracketed = parts.netloc.startswith("[")
     if bracketed and not _BRACKETED.fullmatch(parts.netloc):
-        raise InvalidValue(problem=f"{shown(text)} is no URL", remedy=_REMEDY)
+        raise InvalidValue(problem=f"{_shown(text)} is no URL", remedy=_REMEDY)
     return TargetUrl(parts.scheme, read_ipv6(host) if bracketed else read_host(host), port, parts.path, parts.query)
+
+
+def _shown(text: str) -> str:
+    """Return a URL as errors show it: without its query, and not at all with a user name or password."""
+    place = re.split(r"[?#]", text, maxsplit=1)[0]
+    return "it" if "@" in place else shown(place)
 
 
 def read_ipv6(text: str) -> Host:

@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar, Literal, Self, TypeAlias, get_args
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from tidewheel.jobs.allow_lists import path_problem
+from tidewheel.jobs.credential_headers import refuse_literal_credentials
 from tidewheel.jobs.headers import MAX_HEADER, SecretReference, read_headers, read_literal_headers
 from tidewheel.jobs.hosts import MAX_URL, read_url
 from tidewheel.jobs.invalid import InvalidValue, UnreadableValue
@@ -95,9 +96,10 @@ def _environment(value: object) -> dict[str, str]:
             remedy = "write letters, digits and '_', no digit first; Tidewheel sets those that begin with TIDEWHEEL_"
             raise InvalidValue(problem=f"{shown(name)} cannot be set", remedy=remedy)
         if not isinstance(content, str) or "\0" in content or len(content) > MAX_URL:
-            raise InvalidValue(
-                problem=f"{shown(content)} is not valid", remedy=f"write at most {MAX_URL} characters", path=name
-            )
+            remedy = f"write text of at most {MAX_URL} characters, without NUL"
+            # Text is not shown: it is often a secret.
+            problem = f"{'its text' if isinstance(content, str) else shown(content)} is not valid"
+            raise InvalidValue(problem=problem, remedy=remedy, path=name)
     return {name: str(content) for name, content in given.items()}
 
 
@@ -126,7 +128,9 @@ class HttpTargetSpec(StrictModel):
     type: Literal["http"]
     url: Annotated[str, AfterValidator(_url)]
     method: Literal["POST", "GET", "HEAD", "PUT", "PATCH", "DELETE"] = "POST"
-    headers: Annotated[dict[str, str | SecretReference], BeforeValidator(read_headers)] = {}  # noqa: RUF012 - pydantic copies it
+    headers: Annotated[
+        dict[str, str | SecretReference], BeforeValidator(read_headers), BeforeValidator(refuse_literal_credentials)
+    ] = {}  # noqa: RUF012 - pydantic copies it
     is_async: bool = Field(default=False, alias="async")
     async_timeout: Annotated[timedelta, BeforeValidator(_answer_span)] = timedelta(hours=24)
 

@@ -1,9 +1,13 @@
-"""Logs: one JSON object a line on standard error, with run_id wherever there is one."""
+"""Logs: one JSON object a line on standard error, with run_id wherever known, without secrets."""
 
 import json
 import logging
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import cast
+
+from tidewheel.redaction import redact
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "taskName"}
 _encode = json.JSONEncoder(ensure_ascii=False, default=str).encode  # `json.dumps` creates an encoder for each line
@@ -18,11 +22,11 @@ class JsonLines(logging.Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": redact(record.getMessage()),
         }
-        line |= {name: value for name, value in vars(record).items() if name not in _STANDARD}
+        line |= {name: _redacted(value) for name, value in vars(record).items() if name not in _STANDARD}
         if record.exc_info:
-            line["error"] = self.formatException(record.exc_info)
+            line["error"] = redact(self.formatException(record.exc_info))
         return _encode(line)
 
 
@@ -33,3 +37,13 @@ def configure_logging(level: str = "info") -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+
+
+def _redacted(value: object) -> object:
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, dict):
+        return {str(name): _redacted(part) for name, part in cast("dict[object, object]", value).items()}
+    if isinstance(value, list | tuple):
+        return [_redacted(part) for part in cast("Sequence[object]", value)]
+    return redact(str(value))

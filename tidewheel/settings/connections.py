@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, cast
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -13,6 +13,7 @@ from pydantic import Field, SecretStr, ValidationInfo, field_validator
 from tidewheel.errors import SettingsError
 from tidewheel.jobs.allow_lists import AllowLists, ProgramPattern, read_folder, read_host_pattern, read_port
 from tidewheel.local import INSTALL, is_installed
+from tidewheel.redaction import protect
 from tidewheel.settings.kafka_client import client_config, read_properties
 from tidewheel.settings.sources import Settings
 from tidewheel.settings.values import Duration, Entries
@@ -175,6 +176,11 @@ class Connections(Settings):
         Raises:
             SettingsError: No database is named and no local stack is running, or the password's file cannot be read.
         """
+        url = self._database()
+        protect(cast("str | None", conninfo_to_dict(url).get("password")), os.environ.get("PGPASSWORD"))
+        return url
+
+    def _database(self) -> str:
         if self.database_url:
             return self._with_password(self.database_url.get_secret_value())
         if any(os.environ.get(name) for name in _LIBPQ):
@@ -211,6 +217,11 @@ class Connections(Settings):
         Raises:
             SettingsError: No broker is named and no local stack is running, or the properties file cannot be read.
         """
+        config = self._kafka_config()
+        protect(*(value for name, value in config.items() if any(part in name for part in _SECRET_PARTS)))
+        return config
+
+    def _kafka_config(self) -> dict[str, str]:
         given = self.kafka_client()
         if brokers := self.named_brokers():
             return given | {"bootstrap.servers": brokers}
@@ -232,6 +243,8 @@ class Connections(Settings):
         """
         return (read_properties(self.kafka_properties) if self.kafka_properties else {}) | client_config(os.environ)
 
+
+_SECRET_PARTS = ("password", "secret", "key.pem", "oauthbearer.config")  # of the names of Kafka clients' settings
 
 _READERS: Final[Mapping[str, Callable[[str], object]]] = {
     "http_hosts": read_host_pattern,

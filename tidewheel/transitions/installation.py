@@ -10,6 +10,7 @@ from tidewheel.jobs.allow_lists import AllowLists
 from tidewheel.kafka.topics import Topics
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
+from tidewheel.redaction import protect
 from tidewheel.schemas.cloudevents import ContentType
 from tidewheel.schemas.codec import encode, encode_json
 from tidewheel.schemas.generated.records import DeadLetter, LifecycleEvent, RunCompleted
@@ -45,7 +46,7 @@ class Installation:
     encode_event: Callable[[Event], bytes]
     misfire_after: timedelta
     catch_up_rate: float = 1000.0
-    task_token_key: bytes = b""
+    task_token_key: bytes = field(default=b"", repr=False)
     allow_lists: AllowLists = field(default_factory=AllowLists)
 
 
@@ -63,6 +64,7 @@ def read_installation(connection: Conn, settings: Connections) -> Installation:
     facts = dict(cast("list[tuple[str, object]]", connection.execute(_READ_INSTALLATION).fetchall()))
     as_json = settings.events_encoding == "json"
     topics = Topics(_prefix(facts.get("topic_prefix"), settings))
+    protect(str(facts["task_token_key"]))
     return Installation(
         shards=cast("int", facts["shards"]),
         topics=topics,

@@ -1,0 +1,161 @@
+"""Credentials in headers of HTTP targets: refused on every way in, redacted in stored jobs."""
+
+import json
+from typing import Any, cast
+
+import pytest
+
+from tests.control.cli.command import tidewheel
+from tests.fixtures.database import Database
+from tests.tidewheel.jobs.submitting import refused_job, submitted
+from tests.transitions.acts import about, apply_batch, requests, submit, trigger
+from tidewheel.control.client.bulk_load import BulkLoader, JobText
+from tidewheel.control.client.client import Client
+from tidewheel.control.reads.jobs import show_job
+from tidewheel.errors import InvalidInput
+from tidewheel.jobs.targets import HttpTargetSpec
+from tidewheel.redaction import CREDENTIAL_HEADERS, REDACTED
+from tidewheel.schemas.codec import decode, encode
+from tidewheel.schemas.generated.records import (
+    JobDefinition,
+    JobSubmission,
+    Request,
+    RequestType,
+    ScheduleSubmission,
+    TargetSubmission,
+)
+from tidewheel.schemas.requests import read_request
+
+CANARY = "canary-3f1c9a"
+REMEDY = 'write {"secret": "NAME"} and set TIDEWHEEL_SECRET_NAME on the executors'
+
+
+def target(**headers: object) -> dict[str, object]:
+    return {"type": "http", "url": "https://example.org/report", "headers": headers}
+
+
+@pytest.mark.parametrize("name", [*CREDENTIAL_HEADERS, "AUTHORIZATION", "X-Api-Key"])
+@pytest.mark.parametrize("value", [f"Bearer {CANARY}", f"{CANARY}\n", CANARY * 100, 31, [CANARY], None], ids=repr)
+def test_literal_credential_is_refused_by_its_name(name: str, value: object) -> None:
+    """The error names the field and the remedy, and shows no value, whatever else is wrong with it."""
+    assert refused_job(target=target(**{name: value})) == {
+        f"job.target.headers.{name}": f"it is a credential; {REMEDY}"
+    }
+
+
+def test_every_literal_credential_is_refused_at_once() -> None:
+    errors = refused_job(target=target(Authorization=CANARY, Cookie=CANARY, **{"X-Day": "1"}))
+    assert list(errors) == ["job.target.headers.Authorization", "job.target.headers.Cookie"]
+
+
+def test_proxy_authorization_is_refused_as_a_header_of_tidewheel() -> None:
+    errors = refused_job(target=target(**{"Proxy-Authorization": CANARY}))
+    assert errors == {"job.target.headers.Proxy-Authorization": "Tidewheel sets this header itself; leave it out"}
+
+
+def test_values_of_other_headers_are_not_examined() -> None:
+    given = target(**{"X-Day": f"Bearer {CANARY}", "Authorization": {"secret": "CRM"}})
+    assert submitted(target=given).target.type == "http"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"http://ann:{CANARY}@example.org/",
+        f"http://ann:{CANARY} @example.org/",
+        f"ftp://ann:{CANARY}@example.org/",
+        f"http://ann:{CANARY}@[::1/",
+        f"http://example.org\\@{CANARY}@a/",
+        f"ftp://example.org/?token={CANARY}",
+    ],
+)
+def test_refused_url_shows_neither_its_user_nor_its_query(url: str) -> None:
+    [(path, shown)] = refused_job(target={"type": "http", "url": url}).items()
+    assert path == "job.target.url"
+    assert CANARY not in shown
+
+
+def test_refused_variable_of_a_program_does_not_show_its_value() -> None:
+    given = {"type": "shell", "argv": ["/bin/true"], "env": {"PASSWORD": f"{CANARY}\0"}}
+    [(path, shown)] = refused_job(target=given).items()
+    assert path == "job.target.env.PASSWORD"
+    assert CANARY not in shown
+
+
+def test_every_way_in_refuses_a_literal_credential(database: Database) -> None:
+    """Kafka in JSON and Avro, the client, files by submit, dry run and bulk load, the commands."""
+    job = {"key": "a", "schedule": "manual", "target": target(Authorization=CANARY)}
+    said = f"job.target.headers.Authorization: it is a credential; {REMEDY}"
+    record = Request(
+        type=RequestType.JOB_SUBMIT,
+        job=JobSubmission(
+            key="a",
+            schedule=ScheduleSubmission(text="manual"),
+            target=TargetSubmission(type="http", url="https://example.org/report", headers={"Authorization": CANARY}),
+        ),
+    )
+    for message in (json.dumps({"type": "job.submit", "job": job}).encode(), encode(record)):
+        with pytest.raises(InvalidInput) as caught:
+            read_request(message)
+        assert str(caught.value) == said
+    with Client(database.url) as client, pytest.raises(InvalidInput) as caught:
+        client.submit(job)
+    assert str(caught.value) == said
+    given = [JobText("1", job)]
+    with BulkLoader(database.url) as loader:
+        results = [loader.apply(given), loader.apply(given, dry_run=True), loader.load(given)]
+    assert [(done.rejected, done.created) for done in results] == [(1, 0)] * 3
+    assert CANARY not in repr(results)
+    for arguments in (("job", "create", "-f", "-"), ("job", "preview", "-f", "-"), ("apply", "-")):
+        done = tidewheel(database, *arguments, stdin=json.dumps(job))
+        assert done.code == 1
+        assert "headers.Authorization" in done.err + done.out
+        assert REMEDY in done.err + done.out
+        assert CANARY not in done.err + done.out
+    assert database.value("SELECT count(*) FROM jobs") == 0
+
+
+def store_literal(database: Database, **headers: str) -> None:
+    """Store a job as a release without this rule did."""
+    spec = submitted(key="old", target=target())
+    old = cast("HttpTargetSpec", spec.target).model_copy(update={"headers": headers})
+    old.model_fields_set.add("headers")
+    [reply] = apply_batch(database, {"type": "job.submit", "job": spec.model_copy(update={"target": old})})
+    assert not reply.errors
+
+
+def test_stored_literal_is_redacted_in_every_output_and_its_job_still_runs(database: Database) -> None:
+    store_literal(database, Authorization=f"Bearer {CANARY}", **{"X-Day": "1"})
+    trigger(database, "old")
+    [request] = requests(database)
+    definition = decode(request.definition, JobDefinition)
+    assert definition.target.http is not None
+    assert definition.target.http.headers == {"Authorization": f"Bearer {CANARY}", "X-Day": "1"}
+    with database.transaction() as connection:
+        shown = cast("dict[str, Any]", show_job(connection, "default", "old").job)
+    assert shown["target"]["headers"] == {"Authorization": REDACTED, "X-Day": "1"}
+    for command in (["show", "old"], ["list"], ["versions", "old"], ["explain", "old"], ["next", "old"]):
+        for output in ("text", "json"):
+            done = tidewheel(database, "job", *command, "--output", output)
+            assert CANARY not in done.out + done.err
+    with Client(database.url) as client:
+        assert CANARY not in repr(
+            (client, client.versions("old"), client.next("old"), client.preview(shown | {"target": "a"}))
+        )
+
+
+def test_stored_literal_cannot_be_submitted_again_nor_rolled_back_to(database: Database) -> None:
+    """The export is no job that can be submitted, and each error says how to write it."""
+    store_literal(database, Authorization=CANARY)
+    with database.transaction() as connection:
+        shown = show_job(connection, "default", "old").job
+    with pytest.raises(InvalidInput, match="it is a credential"):
+        apply_batch(database, {"type": "job.submit", "job": dict(shown)})
+    done = tidewheel(database, "job", "update", "old", "--url", "https://example.org/other")
+    assert (done.code, REMEDY in done.err) == (1, True)
+    submit(database, "old", target=target(Authorization={"secret": "CRM"}))
+    [reply] = apply_batch(database, about("job.rollback", "old", version=1))
+    [error] = reply.errors
+    assert error.path == "version"
+    assert "headers.Authorization of version 1: it is a credential" in error.problem
+    assert error.remedy == REMEDY
