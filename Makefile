@@ -51,7 +51,7 @@ test-all: check ## All checks and every test, before a release: about twenty min
 	TIDEWHEEL_TEST_EXAMPLES=full $(PARALLEL)
 
 faults: $(STAMP) ## The tests that kill, pause and cut; every fault under load, and mutants: about half an hour
-	TIDEWHEEL_FAULTS=full $(PYTEST) tests/faults
+	TIDEWHEEL_FAULTS=full TIDEWHEEL_FAULTS_REPORT=$${TIDEWHEEL_FAULTS_REPORT:-faults-report.md} $(PYTEST) --durations=30 tests/faults
 
 proof: $(STAMP) ## Compare recurrence with a brute-force evaluator, every zone, 1970-2040
 	TIDEWHEEL_PROOF=full $(PYTEST) -s tests/schedules/test_proof.py

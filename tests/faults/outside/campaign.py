@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
 
 import psycopg
 
@@ -16,10 +15,10 @@ from tests.faults.outside.client import Client
 from tests.faults.outside.load import STEADY, Load
 from tests.faults.outside.records import (
     SECOND,
-    Fault,
     History,
     Log,
     Tables,
+    Tail,
     fold_effects,
     fold_faults,
     fold_operations,
@@ -29,8 +28,10 @@ from tests.faults.outside.records import (
 )
 from tests.faults.outside.rows import Row
 from tests.faults.outside.site import LANES, LEASE_SECONDS, PREFIX, SERVICES, TOPICS, Site
+from tests.faults.outside.summary import table
+from tests.faults.outside.tokens import Completer
 from tests.faults.outside.topics import read_topics
-from tests.faults.outside.verdict import Enough, Report, check, recoveries
+from tests.faults.outside.verdict import Enough, Report, check
 
 _PATIENCE_SECONDS = 90.0
 _LOOK_SECONDS = 0.1
@@ -44,7 +45,7 @@ class Steady:
     """The steady jobs as their target sees them: which of their instants have run."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._place = path, 0
+        self._tail = Tail(path)
         self._seen: dict[str, set[int]] = {f"steady-{number}": set() for number in range(STEADY)}
         self._next: dict[str, int] = {}
 
@@ -63,15 +64,7 @@ class Steady:
         return all(at > now - _BEHIND for at in self._next.values())
 
     def _read(self) -> None:
-        if not self._path.exists():
-            return
-        with self._path.open("rb") as file:
-            file.seek(self._place)
-            data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        self._place += len(whole)
-        for line in whole.splitlines():
-            found = json.loads(line)
+        for found in self._tail.read():
             if found["kind"] == "received" and found["job_key"] in self._seen:
                 self._seen[found["job_key"]].add(found["scheduled_at"])
 
@@ -117,6 +110,7 @@ class Campaign:
         self._faults, self._number = log, 0
         client = Client(site.kafka, PREFIX, site.folder / "client.jsonl")
         load = Load(client, self.seed, site.receiver_port)
+        completer = Completer(Tail(site.effects), load.complete)
         site.start(*SERVICES, wait=True)
         begun = now_us()
         self._note("injected", "start of everything")
@@ -135,6 +129,7 @@ class Campaign:
         ended = now_us()
         _NEVER.wait(_AHEAD_SECONDS)
         quiet = now_us() if _within(self.patience, site.is_settled) and answered else None
+        completer.close()
         tables = self._dump()
         client.close()
         self._stop_all()
@@ -188,24 +183,6 @@ class Campaign:
         tables = Tables(states, left, self.site.lag())
         (self.site.folder / "dump.jsonl").write_text(json.dumps({"states": states, "left": left, "lag": tables.lag}))
         return tables
-
-
-def table(histories: Sequence[History]) -> str:
-    """Return the rows with their rounds, and their median and worst time to recover."""
-    faults: list[Fault] = [fault for history in histories for fault in history.faults]
-    known_times: dict[str, list[float | None]] = {}
-    for history in histories:
-        for row, times in recoveries(history).items():
-            known_times.setdefault(row, []).extend(times)
-    lines = ["| row | rounds | median to recover | worst |", "| --- | --- | --- | --- |"]
-    for row, times in known_times.items():
-        known = [seconds for seconds in times if seconds is not None]
-        worst = "never" if len(known) < len(times) else f"{max(known):.1f} s"
-        lines.append(f"| {row} | {len(times)} | {f'{median(known):.1f} s' if known else 'never'} | {worst} |")
-    stops = [(f.row, f.detail["stopped"]) for f in faults if "stopped" in f.detail]
-    for row, stopped in stops:
-        lines.append(f"{row}: " + ", ".join(f"{name} {took:g} s" for name, (took, _) in stopped.items()))
-    return "\n".join(lines)
 
 
 def print_now(text: str) -> None:

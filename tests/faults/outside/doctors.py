@@ -157,6 +157,28 @@ def a_success_without_its_answer(history: History) -> History:
     return _altered(history, _calm(history), answered=None, status=0)
 
 
+def an_end_before_the_answer_to_its_attempt(history: History) -> History:
+    """Let an earlier attempt end the run, while the call of the later one is open."""
+    _, second = _retried(history)
+    assert second.answered is not None
+    return _altered(history, second, answered=second.answered + SECOND)
+
+
+def an_end_before_its_token(history: History) -> History:
+    [op] = [op for op in history.operations if op.type == "run.complete"]
+    assert op.answered is not None
+    return _with_operation(history, op, replace(op, invoked=op.invoked + SECOND, answered=op.answered + SECOND))
+
+
+def a_token_of_another_attempt(history: History) -> History:
+    first, second = _retried(history)
+    [op] = [op for op in history.operations if op.type == "run.complete"]
+    altered = {effect: replace(effect, token="") for effect in history.effects if effect.token}
+    altered[first] = replace(first, token=op.request["token"])
+    assert first.run_id == second.run_id
+    return replace(history, effects=tuple(altered.get(effect, effect) for effect in history.effects))
+
+
 def a_failure_after_a_success(history: History) -> History:
     return _with_status(history, "succeeded", "failed")
 
@@ -288,6 +310,9 @@ DOCTORS: dict[Doctor, str] = {
     a_reply_that_differs: "H8",
     a_row_of_another_state: "H9",
     a_success_without_its_answer: "H9",
+    an_end_before_the_answer_to_its_attempt: "H9",
+    an_end_before_its_token: "H9",
+    a_token_of_another_attempt: "H9",
     a_failure_after_a_success: "H9",
     a_wrong_signature: "H9",
     work_left: "H10",

@@ -27,7 +27,7 @@ class Target:
         due: When it could fire at the earliest: later than `at` for a `once` that was accepted after its instant.
         certain: False if it may fire, and need not.
         spec: The job's spec.
-        recalled: True if a deletion may have cancelled what it made.
+        recalled: True if a later deletion may have cancelled its run, while that waited for a slot.
     """
 
     job_key: str
@@ -60,7 +60,6 @@ class Stretch:
     until: int
     certain: bool
     accepted: int  # when the definition was accepted, at the latest
-    deleted: bool = False  # at its end
 
 
 def micros(text: str) -> int:
@@ -102,15 +101,15 @@ def stretches(operations: Sequence[Operation], begun: int, ended: int) -> Iterat
     for operation in operations:
         if operation.answered is not None and not operation.accepted:
             continue
-        after, deleted = _apply(state, operation), operation.type == "job.delete"
-        yield _stretch(state, since, operation.invoked, since, certain=True, deleted=deleted)
+        after = _apply(state, operation)
+        yield _stretch(state, since, operation.invoked, since, certain=True)
         until = ended if operation.answered is None else operation.answered
         for possible in (state, after):
-            yield _stretch(possible, operation.invoked, until, until, certain=False, deleted=deleted)
+            yield _stretch(possible, operation.invoked, until, until, certain=False)
         if operation.answered is None:
             return
         state, since = after, operation.answered
-    yield _stretch(state, since, ended, since, certain=True, deleted=False)
+    yield _stretch(state, since, ended, since, certain=True)
 
 
 def targets(operations: Iterable[Operation], begun: int, ended: int) -> dict[str, list[Target]]:
@@ -124,6 +123,8 @@ def targets(operations: Iterable[Operation], begun: int, ended: int) -> dict[str
 
 def _of_job(key: str, operations: Sequence[Operation], begun: int, ended: int) -> list[Target]:
     found: dict[int, Target] = {}
+    deletions = [op.answered or ended for op in operations if op.type == "job.delete" and op.accepted]
+    last = max(deletions, default=begun)
     for stretch in stretches(operations, begun, ended):
         if stretch.spec is None:
             continue
@@ -131,7 +132,7 @@ def _of_job(key: str, operations: Sequence[Operation], begun: int, ended: int) -
             made = [_once(key, stretch)]
         else:
             made = [
-                Target(key, at, at, stretch.certain, stretch.spec, stretch.deleted)
+                Target(key, at, at, stretch.certain, stretch.spec, recalled=at <= last)
                 for at in instants(stretch.schedule, stretch.since, stretch.until)
                 if not stretch.certain or stretch.since < at < stretch.until
             ]
@@ -153,8 +154,8 @@ def _once(key: str, stretch: Stretch) -> Target:
     return Target(key, at, max(at, stretch.accepted), stretch.certain, stretch.spec)
 
 
-def _stretch(state: _State, since: int, until: int, accepted: int, *, certain: bool, deleted: bool) -> Stretch:
-    return Stretch(state.spec, state.schedule, since, until, certain, accepted, deleted)
+def _stretch(state: _State, since: int, until: int, accepted: int, *, certain: bool) -> Stretch:
+    return Stretch(state.spec, state.schedule, since, until, certain, accepted)
 
 
 def _apply(state: _State, operation: Operation) -> _State:

@@ -49,7 +49,10 @@ class Load:
         self._submit({**self._job("turns", self._interval(1), "slow"), "overlap": "skip"})
         self._submit({**self._job("note", self._interval(1), "steady"), "target": "outside-note"})
         self._submit(self._job("task", "manual", "random"))
-        self._submit(self._job("held", "manual", "held"))
+        for path in ("held", "long"):
+            self._submit(self._job(path, "manual", path))
+        outside = self._job("outside", self._interval(1), "outside")
+        self._submit({**outside, "target": {**outside["target"], "async": True, "async_timeout": "40s"}})
         self._submit({**self._job("doomed", "manual", "doomed"), "retry": {**_RETRY, "max_attempts": 2}})
         assert self._client.wait_answered(_WAIT_SECONDS), "the jobs are not accepted"
 
@@ -65,10 +68,14 @@ class Load:
         """Begin to edit."""
         self._thread.start()
 
-    def hold_slots(self, runs: int) -> None:
+    def hold_slots(self, runs: int, key: str = "held") -> None:
         """Trigger runs that take seconds each."""
         for _ in range(runs):
-            self._client.request({"type": "job.trigger", "key": "held"}, "held")
+            self._client.request({"type": "job.trigger", "key": key}, key)
+
+    def complete(self, token: str) -> None:
+        """Complete an attempt from outside."""
+        self._client.request({"type": "run.complete", "token": token, "result": {"rows": 7}}, "outside")
 
     def stop(self, patience: float) -> bool:
         """Edit no more and pause what recurs; return True if every request is answered within these seconds."""

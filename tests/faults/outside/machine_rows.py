@@ -1,5 +1,6 @@
 """The rows of the fault matrix that need a right of the session: partitions, bad lines, full disks."""
 
+import threading
 from contextlib import suppress
 from typing import ClassVar
 
@@ -8,6 +9,8 @@ import psycopg
 from tests.faults.outside.network import fill
 from tests.faults.outside.rows import PAST_LEASE, Row
 
+_LOSSY_SECONDS = 10
+_NEVER = threading.Event()
 _SEGMENTS = 20  # of WAL; more than the small disk has room for
 
 
@@ -18,6 +21,7 @@ class Cut(Row):
     hold = PAST_LEASE
     to: ClassVar[str] = "all"
     expected = "as a pause; nothing runs without a claim"
+    holds_commits = True
 
     def inject(self) -> None:
         self.space = self.site.spaces[self.choose(self.role)]
@@ -64,9 +68,30 @@ class CutRelayFromBroker(Cut):
     name, role, to = "one-way partition of a relay from the broker", "relay", "broker"
 
 
+class LossyBroker(Row):
+    """Lines of all services to the broker that lose everything for a part of each second."""
+
+    name, hold = "lossy lines to the broker", 0.0
+    expected = "lateness grows; what is sent again is stored once"
+
+    def inject(self) -> None:
+        spaces, port = list(self.site.spaces.values()), self.site.broker_port
+        for _ in range(_LOSSY_SECONDS):
+            for space in spaces:
+                space.cut_port(port)
+            _NEVER.wait(self.random.uniform(0.3, 0.7))
+            for space in spaces:
+                space.mend_port(port)
+            _NEVER.wait(self.random.uniform(0.2, 0.5))
+
+    def heal(self) -> None:
+        """The lines are whole."""
+
+
 class SlowDatabase(Row):
     name, hold = "slow and lossy line to PostgreSQL", 10.0
     expected = "lateness grows"
+    holds_commits = True
 
     def inject(self) -> None:
         assert self.site.proxy is not None
@@ -80,6 +105,7 @@ class SlowDatabase(Row):
 class SilentDatabase(Row):
     name, hold = "silent line to PostgreSQL", PAST_LEASE
     expected = "everything stands still"
+    holds_commits = True
 
     def inject(self) -> None:
         assert self.site.proxy is not None
@@ -141,6 +167,7 @@ NETWORK: tuple[type[Row], ...] = (
     CutExecutorFromDatabase,
     CutExecutorFromBroker,
     CutRelayFromBroker,
+    LossyBroker,
 )
 LINES: tuple[type[Row], ...] = (SlowDatabase, SilentDatabase)
 DISKS: tuple[type[Row], ...] = (FullData, FullWal, FullBroker)

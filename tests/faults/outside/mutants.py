@@ -85,6 +85,14 @@ MUTANTS: dict[str, Mutant] = {
     "mark-before-report": Mutant(
         "the relay deletes rows before their delivery is reported", patch=_acknowledge_without_report
     ),
+    "complete-without-token": Mutant(
+        "a superseded attempt ends its run",
+        {
+            "       AND o.attempt = %(attempt)s\n       AND o.executor_id = %(executor_id)s\n": "",
+            "               AND p.attempt = requested.requested_attempt\n"
+            "               AND p.executor_id IS NOT DISTINCT FROM requested.requested_executor_id\n": "",
+        },
+    ),
     "no-lease": Mutant("an executor is lost without waiting for its lease", patch=_watch(lambda _, now: list(now))),
     "no-reaper": Mutant("the attempts of a lost executor are never ended", patch=_watch(lambda _, __: [])),
     "pause-ignored": Mutant(

@@ -1,8 +1,9 @@
 """An HTTP receiver in a process of its own, with the effects of HTTP targets in a log of its own.
 
 ``python -m tests.faults.outside.receiver PORT LOG SEED SECRET``. The path names the answer: `/steady` succeeds at once,
-`/slow` after about a second, `/held` after four, `/doomed` fails always. A `/random` call is slow, gets a 500 or is
-cut, as the seed decides for its run and attempt. From the third attempt on it succeeds.
+`/slow` after about a second, `/held` after four, `/long` after ten, `/doomed` fails always. `/outside` answers 202, and
+another process completes the attempt by its token. A `/random` call is slow, gets a 500 or is cut, as the seed decides
+for its run and attempt. From the third attempt on it succeeds.
 """
 
 import base64
@@ -62,11 +63,16 @@ class _Call(BaseHTTPRequestHandler):
                 "scheduled_at": micros(self.headers["tidewheel-scheduled-at"]),
                 "received": now_us(),
                 "genuine": self._is_genuine(body),
+                "token": self.headers["tidewheel-task-token"] or "",
             }
         )
         status, delay = self._answer(run_id, attempt)
         if delay:
             _NEVER.wait(delay)
+        # Before the answer: once the caller has it, a fault of this process must not keep it out of the log.
+        self.receiver.log.append(
+            {"kind": "answered", "call": number, "answered": now_us() if status else None, "status": status}
+        )
         if status:
             self.send_response(status)
             self.send_header("content-length", "2")
@@ -75,9 +81,6 @@ class _Call(BaseHTTPRequestHandler):
             self.wfile.flush()
         else:
             self.close_connection = True
-        self.receiver.log.append(
-            {"kind": "answered", "call": number, "answered": now_us() if status else None, "status": status}
-        )
 
     def log_message(self, format: str, *args: object) -> None:
         """Log nothing: the log has it."""
@@ -88,6 +91,8 @@ class _Call(BaseHTTPRequestHandler):
             "/steady": (200, 0.0),
             "/slow": (200, draw.uniform(0.3, 1.4)),
             "/held": (200, 4.0),
+            "/long": (200, 10.0),
+            "/outside": (202, 0.0),
             "/doomed": (500, 0.0),
         }
         if self.path in fixed:

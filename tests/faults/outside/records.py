@@ -5,10 +5,10 @@ All instants are whole microseconds since 1970 by the clock of the machine, whic
 
 import json
 import os
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from time import time_ns  # its own: a row of the matrix replaces that of the module in a service
 from typing import Any, TypeVar
 
 SECOND = 1_000_000
@@ -18,7 +18,7 @@ R = TypeVar("R")
 
 def now_us() -> int:
     """The machine's clock."""
-    return time.time_ns() // 1000
+    return time_ns() // 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +65,11 @@ class Effect:
         job_key: Likewise.
         scheduled_at: Likewise.
         received: When the call arrived whole.
-        answered: When the whole answer was written; None if it was cut, or never written.
+        answered: When the answer was about to be written; None if it was cut, or never written.
         status: The answer's status; 0 if it was cut.
         genuine: False if signature or body are not those that were expected.
         pid: The process that called, where the target is in it.
+        token: Of the attempt, where it is completed from outside.
     """
 
     run_id: str
@@ -80,6 +81,7 @@ class Effect:
     status: int = 0
     genuine: bool = True
     pid: int | None = None
+    token: str = ""
 
     @property
     def succeeded(self) -> bool:
@@ -194,6 +196,24 @@ class Log:
     def close(self) -> None:
         """Close the file."""
         os.close(self._file)
+
+
+class Tail:
+    """Reads the whole lines that were appended to a log since the last look."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._place = path, 0
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return the new lines."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._place)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._place += len(whole)
+        return [json.loads(line) for line in whole.splitlines()]
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

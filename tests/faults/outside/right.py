@@ -1,7 +1,7 @@
 """Made-up histories that are right, as an installation without an error leaves them."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 from uuid import UUID
@@ -62,22 +62,34 @@ class Maker:
 
     def fire(self, key: str, at: int, start: int, *, attempts: tuple[int, ...] = (200,), cause: str = "timer") -> str:
         """Record one run: its attempts answer with these statuses, two seconds apart."""
-        run_id = self.new_id()
+        run_id, ended = self.new_id(), start
         for number, status in enumerate(attempts, 1):
             self._put("runs.standard", "RunRequest", {"run_id": run_id, "attempt": number}, start)
             self.effects.append(
                 Effect(run_id, number, key, at, start, start + 3 * _MILLISECOND if status else None, status)
             )
+            ended = start + 5 * _MILLISECOND
             start += 2 * SECOND + 10 * _MILLISECOND
-        self.end(run_id, key, at, "succeeded" if attempts[-1] == 200 else "failed", attempt=len(attempts), cause=cause)
+        status = "succeeded" if attempts[-1] == 200 else "failed"
+        self.end(run_id, key, at, status, attempt=len(attempts), cause=cause, ended=ended)
         return run_id
 
     def end(
-        self, run_id: str, key: str, at: int, status: str, *, attempt: int = 0, cause: str = "timer", reason: str = ""
+        self,
+        run_id: str,
+        key: str,
+        at: int,
+        status: str,
+        *,
+        attempt: int = 0,
+        cause: str = "timer",
+        reason: str = "",
+        ended: int = 0,
     ) -> None:
         """Record the end of a run."""
         value = {"run_id": run_id, "job_key": key, "scheduled_at": at, "status": status, "attempt": attempt}
         event = {"event_id": f"e-{run_id}", "cause": cause, "reason": reason or None, "sequence": 2, "started_at": at}
+        event["finished_at"] = ended or at
         self._put("completions", "RunCompleted", {**value, **event}, at)
         self.states[run_id] = status
         if status in ("failed", "timed_out"):
@@ -151,6 +163,8 @@ def plain() -> History:
     for number in range(3):
         attempts = ((200,), (500, 200), (500, 500))[number]
         made.fire("task", _at(7.05 + number), _at(7.06 + number), attempts=attempts, cause="trigger")
+    made.effects[0] = replace(made.effects[0], status=202, token="token")
+    made.request({"type": "run.complete", "token": "token"}, 7.063, 0.1, run_id=made.effects[0].run_id)
     made.end(made.new_id(), "task", _at(10.05), "cancelled", cause="trigger")
     for number, target in enumerate(made.due()):
         if target.job_key == "turns" and number % 5 == 0:

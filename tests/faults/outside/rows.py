@@ -7,25 +7,31 @@ from contextlib import suppress
 from typing import Any, ClassVar
 
 from tests.faults.outside.load import Load
+from tests.faults.outside.process import until
+from tests.faults.outside.records import now_us, read_lines
 from tests.faults.outside.site import LEASE_SECONDS, SERVICES, Site
 
 PAST_LEASE = LEASE_SECONDS + 3.0
+_LONG_CALLS = 24  # of both executors; far less than their slots
+_LONG_SECONDS = 30.0
 
 
 class Row:
     """One row.
 
     `hold` is the time in seconds between fault and heal. Every check holds in every row. `expected` is for the report.
+    `holds_commits` is True if a transaction may commit more than a second after it has read the clock.
     """
 
     name: ClassVar[str]
     hold: ClassVar[float] = 3.0
     expected: ClassVar[str] = "other processes take over"
+    holds_commits: ClassVar[bool] = False
 
     def __init__(self, site: Site, load: Load, seed: int) -> None:
         self.site, self.load = site, load
         self.random = random.Random(f"{seed} {self.name}")  # noqa: S311
-        self.detail: dict[str, Any] = {}
+        self.detail: dict[str, Any] = {"holds_commits": self.holds_commits}
 
     def inject(self) -> None:
         """Begin."""
@@ -90,6 +96,7 @@ class Pause(Row):
     role: ClassVar[str]
     hold = PAST_LEASE
     expected = "other processes take over; what it does afterwards changes nothing"
+    holds_commits = True
 
     def inject(self) -> None:
         self.victim = self.choose(self.role)
@@ -115,6 +122,33 @@ class PauseExecutor(Pause):
     name, role = "pause of an executor", "executor"
 
 
+class PauseExecutorInCalls(Row):
+    """SIGSTOP one executor while its calls are open, until another executor makes them as attempt 2."""
+
+    name, hold = "pause of an executor in the midst of long calls", 0.0
+    expected = "attempt 2 ends the run; the late outcome of attempt 1 changes nothing"
+    holds_commits = True
+
+    def inject(self) -> None:
+        since = now_us()
+        self.victim = self.choose("executor")
+        self.load.hold_slots(_LONG_CALLS, "long")
+        until(lambda: len(self._made(1, since)) == _LONG_CALLS, "the long calls are open", _LONG_SECONDS)
+        self.site.pause(self.victim)
+        self.paused = now_us()
+
+    def heal(self) -> None:
+        with suppress(AssertionError):  # another executor had them all
+            until(lambda: self._made(2, self.paused), "attempt 2 of a long call", _LONG_SECONDS)
+        self.detail["repeated"] = len(self._made(2, self.paused))
+        self.site.resume(self.victim)
+
+    def _made(self, attempt: int, since: int) -> list[dict[str, Any]]:
+        """Return the calls of long runs since an instant."""
+        lines = [line for line in read_lines(self.site.effects) if line.get("job_key") == "long"]
+        return [line for line in lines if line["attempt"] == attempt and line["received"] > since]
+
+
 class PauseBroker(Row):
     name, hold = "pause of the broker", PAST_LEASE
     expected = "due runs are claimed from the table; messages wait"
@@ -129,6 +163,7 @@ class PauseBroker(Row):
 class PauseServerProcess(Row):
     name, hold = "pause of a server process of PostgreSQL", PAST_LEASE
     expected = "the service that it serves stands still, and what its transaction has locked"
+    holds_commits = True
 
     def inject(self) -> None:
         self.pid = self.random.choice(self.site.backends())
@@ -252,6 +287,51 @@ class KillTarget(Row):
         self.site.start_receiver()
 
 
+class WrongClock(Row):
+    """Start one service again with another clock than the database's; afterwards with the right one."""
+
+    name, hold = "a service with a wrong clock", 6.0
+    expected = "the database's clock decides what is due"
+
+    def inject(self) -> None:
+        self.victim = self.random.choice(SERVICES)
+        self.detail["victim"] = self.victim
+        self.detail["clock"] = self.random.choice(("ahead 120", "ahead -120", "fast 2"))
+        self.site.kill(self.victim)
+        self.site.start(self.victim, clock=self.detail["clock"], wait=True)
+
+    def heal(self) -> None:
+        self.site.kill(self.victim)
+        self.site.start(self.victim)
+
+
+class KillOneBroker(Row):
+    """SIGKILL one broker of three."""
+
+    name, hold = "SIGKILL of one broker of three", 8.0
+    expected = "the other two lead its partitions; nothing that was acknowledged is lost"
+
+    def inject(self) -> None:
+        self.number = self.random.randint(1, self.site.brokers)
+        self.detail["victim"] = self.number
+        self.site.stack.broker(self.number).kill()
+
+    def heal(self) -> None:
+        self.site.start_broker(self.number)
+
+
+class PauseOneBroker(KillOneBroker):
+    name = "pause of one broker of three"
+
+    def inject(self) -> None:
+        self.number = self.random.randint(1, self.site.brokers)
+        self.detail["victim"] = self.number
+        self.site.stack.broker(self.number).pause()
+
+    def heal(self) -> None:
+        self.site.stack.broker(self.number).resume()
+
+
 class RollingRestart(Row):
     name, hold = "rolling restart of everything", 0.0
     expected = "each service ends by itself in time"
@@ -304,6 +384,7 @@ PROCESSES: tuple[type[Row], ...] = (
     PauseScheduler,
     PauseRelay,
     PauseExecutor,
+    PauseExecutorInCalls,
     CutSessions,
     PauseServerProcess,
     KillPostmaster,
@@ -316,8 +397,10 @@ PROCESSES: tuple[type[Row], ...] = (
     FullSlots,
     PauseTarget,
     KillTarget,
+    WrongClock,
     RollingRestart,
     StopAfterOutage,
 )
 SHORT: tuple[type[Row], ...] = (CrashExecutor, PauseExecutor, KillBoth)
+BROKERS: tuple[type[Row], ...] = (KillOneBroker, PauseOneBroker, KillOneBroker)
 MISSED: tuple[type[Row], ...] = (Away,)

@@ -81,6 +81,7 @@ class Site:
         disks: File systems that faults fill.
         proxied: True to lead the services to PostgreSQL through a proxy.
         mutant: A fault of the product to plant in the services.
+        brokers: 1 or 3.
     """
 
     folder: Path
@@ -90,6 +91,7 @@ class Site:
     disks: Disks = field(default_factory=Disks)
     proxied: bool = False
     mutant: str = ""
+    brokers: int = 1
     processes: dict[str, Process] = field(default_factory=dict[str, Process])
     exits: list[str] = field(default_factory=list[str])
     spaces: dict[str, Namespace] = field(default_factory=dict[str, Namespace])
@@ -101,7 +103,7 @@ class Site:
         self.home = self.folder / "stack"
         self.stack = LocalStack(self.home, max_wal_size_megabytes=64 if self.disks.wal else 2048)
         self._mount()
-        self._tidewheel("up", "--home", str(self.home))
+        self._tidewheel("up", "--home", str(self.home), "--brokers", str(self.brokers))
         self.info = self.stack.up()
         self.kafka = dict(self.info.kafka)
         if self.disks.wal:
@@ -132,8 +134,9 @@ class Site:
         if self.proxy is not None:
             self.proxy.close()
         with suppress(StackError):
-            self.stack.broker(1).resume()
-            self.stack.broker(1).kill()
+            for number in range(1, self.brokers + 1):
+                self.stack.broker(number).resume()
+                self.stack.broker(number).kill()
             self.stack.postgres.stop("immediate")
         self._unmount()
         self.stack.down(erase=True)
@@ -162,10 +165,10 @@ class Site:
         self.receiver = subprocess.Popen([sys.executable, "-c", _BOUND, *command], cwd=_ROOT)
         until(lambda: listens(self.receiver_port), "the receiver listens")
 
-    def start(self, *names: str, wait: bool = False) -> None:
-        """Start services; with `wait`, until each serves."""
+    def start(self, *names: str, wait: bool = False, clock: str = "") -> None:
+        """Start services; with `wait`, until each serves; with `clock`, by a wrong one."""
         with self._lock:
-            started = [self._start(name) for name in names]
+            started = [self._start(name, clock) for name in names]
         if wait:
             until(lambda: all(has_started(process) for process in started), f"{names} have started")
 
@@ -221,9 +224,9 @@ class Site:
         """Start PostgreSQL, as often as it takes: the processes of a killed one delay it."""
         insist(self.stack.postgres.start)
 
-    def start_broker(self) -> None:
-        """Start the broker, as often as it takes: a client's connection may have its port for a moment."""
-        insist(self.stack.broker(1).start)
+    def start_broker(self, number: int = 1) -> None:
+        """Start a broker, as often as it takes: a client's connection may have its port for a moment."""
+        insist(self.stack.broker(number).start)
 
     @contextmanager
     def database(self) -> Generator[psycopg.Connection[Any]]:
@@ -268,13 +271,15 @@ class Site:
             consumer.close()
         return lag
 
-    def _start(self, name: str) -> Process:
+    def _start(self, name: str, clock: str = "") -> Process:
         role = name.partition("-")[0]
         number = len(list(self.folder.glob(f"{name}.*.log")))
         log = self.folder / f"{name}.{number}.log"
         program = [str(Path(sys.executable).with_name("tidewheel")), role]
         if self.mutant:
             program = [sys.executable, "-m", "tests.faults.outside.mutants", self.mutant, role]
+        elif clock:
+            program = [sys.executable, "-m", "tests.faults.outside.clocks", clock, role]
         within = self.spaces[name].command if name in self.spaces else ()
         with log.open("ab") as output:
             child = subprocess.Popen(

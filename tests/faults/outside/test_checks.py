@@ -1,5 +1,6 @@
 """The checks are tested themselves: no right history is flagged, and every doctored one is (H12)."""
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.faults.outside.checks import match
-from tests.faults.outside.doctors import DOCTORS, Doctor
+from tests.faults.outside.doctors import DOCTORS, Doctor, requests_of_attempts_out_of_order
 from tests.faults.outside.due import instants, text
 from tests.faults.outside.mutants import MUTANTS
 from tests.faults.outside.records import SECOND, History
@@ -37,6 +38,38 @@ def test_doctored_history_is_flagged(doctor: Doctor) -> None:
     report = check(doctor(plain()), NO_LEAST)
     assert report.verdict == "fail"
     assert DOCTORS[doctor] in {anomaly.check for anomaly in report.anomalies}, report
+
+
+def test_deletion_may_cancel_what_waits_for_a_slot_since_an_edit() -> None:
+    made = Maker(length=_LENGTH, faults=((10, 20),))
+    made.request(job("waits", interval(10, 2)), 5, 0.1)
+    made.end(made.new_id(), "waits", BEGUN + 12 * SECOND, "cancelled", reason="job_deleted")
+    made.request(job("waits", interval(10, 5)), 13, 0.1)
+    made.request({"type": "job.delete", "key": "waits"}, 14, 0.1)
+    assert check(made.history(), NO_LEAST).verdict == "pass"
+
+
+def test_row_of_a_held_transaction_may_leave_late() -> None:
+    history = requests_of_attempts_out_of_order(plain())
+    late = [
+        replace(message, at=message.at + 5 * SECOND, value={**message.value, "publish_at": message.at})
+        if message.kind == "RunRequest" and message.value["attempt"] == 1
+        else message
+        for message in history.messages
+    ]
+    history = replace(history, messages=tuple(late))
+    assert "H6" in {anomaly.check for anomaly in check(history, NO_LEAST).anomalies}
+    held = replace(history.faults[0], injected=history.begun, detail={"holds_commits": True})
+    assert check(replace(history, faults=(held,)), NO_LEAST).verdict == "pass"
+
+
+def test_message_that_the_broker_has_written_twice_is_no_gap() -> None:
+    history = plain()
+    first = history.messages[0]
+    twice = replace(history, messages=(first, *history.messages))
+    assert check(twice, NO_LEAST).verdict == "pass"
+    other = replace(first, digest="another")
+    assert check(replace(history, messages=(other, *history.messages)), NO_LEAST).verdict == "fail"
 
 
 def right_history(draw: Random) -> History:

@@ -52,6 +52,15 @@ class View:
         return found
 
     @cached_property
+    def by_token(self) -> dict[str, list[Effect]]:
+        """The calls with each task token."""
+        found: defaultdict[str, list[Effect]] = defaultdict(list)
+        for effect in self.history.effects:
+            if effect.token:
+                found[effect.token].append(effect)
+        return found
+
+    @cached_property
     def skips(self) -> dict[str, list[tuple[int, int, str, int]]]:
         """Recorded skips of each job: first and last instant, reason, number."""
         found: defaultdict[str, list[tuple[int, int, str, int]]] = defaultdict(list)
