@@ -31,6 +31,7 @@ from tidewheel.executor.runners.kafka import KafkaRunner
 from tidewheel.executor.runners.kinds import capabilities, target_kinds
 from tidewheel.executor.runners.python import python_runner
 from tidewheel.executor.runners.runner import DeferredRunner, Recalling, Runner
+from tidewheel.executor.runners.secret_store import SecretStore, secret_store
 from tidewheel.executor.runners.shell import ShellRunner
 from tidewheel.executor.slots import Slots
 from tidewheel.executor.sweep import Sweep
@@ -273,20 +274,21 @@ class Executor:
 
     def _make_runners(self, kafka: Mapping[str, str], handlers: Mapping[str, Handler]) -> dict[TargetKind, Runner]:
         allow_lists = self._settings.allow_lists(self._installation.topics.prefix, enforces=True)
+        store = secret_store(self._settings)  # here, so that a broken variable ends the start
         factories: dict[TargetKind, Callable[[], Runner]] = {
             TargetKind.HANDLER: lambda: python_runner(self._settings, handlers, self._completion),
-            TargetKind.HTTP: lambda: DeferredRunner(self._load_http_runner),
+            TargetKind.HTTP: lambda: DeferredRunner(lambda: self._load_http_runner(store)),
             TargetKind.KAFKA: lambda: KafkaRunner(kafka, self._installation, self._settings.lease, allow_lists),
             TargetKind.SHELL: lambda: ShellRunner(self._settings),
             TargetKind.LAMBDA: lambda: LambdaRunner(allow_lists),
         }
         return {kind: factories[kind]() for kind in self._kinds}
 
-    def _load_http_runner(self) -> Runner:
+    def _load_http_runner(self, store: SecretStore) -> Runner:
         """Import aiohttp, which takes 9 MB, and return the runner."""
         from tidewheel.executor.runners.http import http_runner
 
-        return http_runner(self._settings, self._installation)
+        return http_runner(self._settings, self._installation, store)
 
     def _make_sweep(self) -> Sweep:
         claimer = self._claimer("tidewheel-executor-sweep")

@@ -20,6 +20,7 @@ from typing import IO, cast
 from tidewheel.clock import monotonic_seconds
 from tidewheel.executor.complete_in import CompletionConfig
 from tidewheel.executor.isolation.protocol import Frame, FrameReader, Kind, ProtocolError, encode_frame
+from tidewheel.http_secrets import without_secrets
 
 _KILL_SECONDS = 0.5  # between SIGTERM and SIGKILL; a draining executor waits a second for it
 _CHECK_SECONDS = 0.1  # between two checks on systems without pidfd_open
@@ -70,7 +71,7 @@ class WorkerProcess:
                 stderr=subprocess.STDOUT,
                 pass_fds=theirs,
                 start_new_session=True,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+                env={**without_secrets(os.environ), "PYTHONPATH": os.pathsep.join(sys.path)},
             )
         except OSError:
             for pipe in (self._life, self._to_child, self._from_child):

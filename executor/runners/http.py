@@ -27,7 +27,9 @@ from tidewheel.executor.runners.addresses import (
     Resolve,
 )
 from tidewheel.executor.runners.http_client import HttpClient, NotRepeated, read_place
+from tidewheel.executor.runners.secret_store import SecretMissing, SecretRefused, SecretStore
 from tidewheel.jobs.allow_lists import AllowLists
+from tidewheel.jobs.hosts import read_url
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.values import MAX_RESULT_BYTES
 from tidewheel.schemas.generated.records import HttpTarget
@@ -142,6 +144,7 @@ class HttpRunner:
         resolve: Resolves names in place of the system.
         ca_file: Roots that are accepted besides the bundled ones, in PEM.
         allow_lists: Hosts and ports that may be called; by default any.
+        store: Secrets that jobs name in headers; by default none.
     """
 
     def __init__(
@@ -153,7 +156,9 @@ class HttpRunner:
         resolve: Resolve | None = None,
         ca_file: Path | None = None,
         allow_lists: AllowLists | None = None,
+        store: SecretStore | None = None,
     ) -> None:
+        self._store = store or SecretStore()
         self._allow_lists = allow_lists or AllowLists(allow_private=allow_private, ports=None)
         self._ca_file = ca_file
         self._secrets, self._task_token_key = secrets or {}, task_token_key
@@ -165,8 +170,6 @@ class HttpRunner:
         target = attempt.definition.target.http
         if target is None:
             return failed("InvalidTarget", "the job's version has no HTTP target", permanent=True)
-        if target.secret_headers:
-            return failed("SecretMissing", "this executor has no secrets", not_started=True)
         try:
             url, shown = read_place(target.url)
         except InvalidValue as error:
@@ -175,13 +178,18 @@ class HttpRunner:
             self._allow_lists.check_url(target.url)
         except InvalidValue as refusal:
             return failed("AddressRefused", str(refusal), permanent=True, not_started=True)
+        try:
+            given = self._given(attempt, target)
+        except (SecretMissing, SecretRefused) as error:  # one that is missing may come: the run is retried
+            permanent = isinstance(error, SecretRefused)
+            return failed(type(error).__name__, str(error), permanent=permanent, not_started=True)
         if self._client is None:
             self._client = HttpClient(self._guard, self._ca_file)  # needs the running loop
         seconds = min(CONNECT_SECONDS, attempt.start_to_close_seconds)
         request = self._client.request(
             target.method,
             url,
-            headers=self._headers(attempt, target, url.raw_host or ""),
+            headers=self._headers(attempt, target, given, url.raw_host or ""),
             content=attempt.payload,
             seconds=seconds,
             lease=attempt.lease,
@@ -198,8 +206,16 @@ class HttpRunner:
             await self._client.close()
         await self._guard.close()
 
-    def _headers(self, attempt: Attempt, target: HttpTarget, host: str) -> dict[str, str]:
-        headers = _headers(attempt, target.headers)
+    def _given(self, attempt: Attempt, target: HttpTarget) -> Mapping[str, str]:
+        """Return the job's headers, with the values of secrets."""
+        if not target.secret_headers:
+            return target.headers
+        url, tenant = read_url(target.url), attempt.definition.tenant
+        values = {name: self._store.value(tenant, secret, url) for name, secret in target.secret_headers.items()}
+        return {**target.headers, **values}
+
+    def _headers(self, attempt: Attempt, target: HttpTarget, given: Mapping[str, str], host: str) -> dict[str, str]:
+        headers = _headers(attempt, given)
         secrets = self._secrets.get(host_key(host), ())
         if secrets:
             now = SystemClock().now()
@@ -209,7 +225,7 @@ class HttpRunner:
         return headers
 
 
-def http_runner(settings: ExecutorSettings, installation: Installation) -> HttpRunner:
+def http_runner(settings: ExecutorSettings, installation: Installation, store: SecretStore) -> HttpRunner:
     """Return the runner of an executor with these settings."""
     secrets = settings.webhook_secrets
     return HttpRunner(
@@ -218,6 +234,7 @@ def http_runner(settings: ExecutorSettings, installation: Installation) -> HttpR
         task_token_key=installation.task_token_key,
         ca_file=settings.http_ca_file,
         allow_lists=settings.allow_lists(enforces=True),
+        store=store,
     )
 
 

@@ -13,6 +13,7 @@ from tests.executor.attempting import attempt_of
 from tidewheel.executor.outcome import Outcome
 from tidewheel.executor.runners.addresses import Resolve
 from tidewheel.executor.runners.http import HttpRunner
+from tidewheel.executor.runners.secret_store import SecretStore
 from tidewheel.jobs.allow_lists import AllowLists
 
 
@@ -160,6 +161,7 @@ def call(
     host: str = "127.0.0.1",
     resolve: Resolve | None = None,
     target: Mapping[str, object] | None = None,
+    store: SecretStore | None = None,
 ) -> list[Outcome]:
     """Run an attempt at each URL to its end, one after another, by one runner.
 
@@ -172,11 +174,14 @@ def call(
         host: Whose requests these sign.
         resolve: As the runner's.
         target: More of the target.
+        store: As the runner's.
     """
 
     async def work() -> list[Outcome]:
         known = {host: secrets} if secrets else None
-        runner = HttpRunner(allow_private=allow_private, secrets=known, task_token_key=b"of tests", resolve=resolve)
+        runner = HttpRunner(
+            allow_private=allow_private, secrets=known, task_token_key=b"of tests", resolve=resolve, store=store
+        )
         try:
             outcomes: list[Outcome] = []
             for url in urls:

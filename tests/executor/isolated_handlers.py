@@ -28,6 +28,13 @@ async def echo(context: tidewheel.Context, payload: object) -> object:
     return payload
 
 
+@tidewheel.handler("alone.environment", isolation="process")
+def environment(context: tidewheel.Context, payload: object) -> list[str]:
+    """Return what its process and that of its supervisor have in their environments."""
+    del context, payload
+    return [*os.environ.values(), Path(f"/proc/{os.getppid()}/environ").read_text()]
+
+
 @tidewheel.handler("alone.where", isolation="process")
 def where(context: tidewheel.Context, payload: object) -> dict[str, object]:
     """Return the process and the payload."""

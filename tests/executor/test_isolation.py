@@ -70,6 +70,15 @@ def run(handler: str, payload: object = None, *, memory_bytes: int | None = None
     return asyncio.run(work())
 
 
+def test_worker_processes_have_no_secret_of_http_targets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIDEWHEEL_SECRET_BILLING", "api.example.org=hunter2")
+    monkeypatch.setenv("TIDEWHEEL_WEBHOOK_SECRETS", "api.example.org=whsec_hunter2")
+    monkeypatch.setenv("OTHER", "seen")
+    result = run("environment").result or b""
+    assert b"seen" in result
+    assert b"hunter2" not in result
+
+
 def read_written(path: Path) -> str:
     until(path.exists, f"{path} is written")
     return path.read_text()

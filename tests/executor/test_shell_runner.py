@@ -120,7 +120,8 @@ def test_no_shell_reads_the_arguments() -> None:
 def test_program_gets_allowed_job_and_run_variables_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name in ("TIDEWHEEL_DATABASE_URL", "PGPASSWORD", "AWS_SECRET_ACCESS_KEY", "OTHER"):
+    executors = ("TIDEWHEEL_DATABASE_URL", "TIDEWHEEL_SECRET_BILLING", "PGPASSWORD", "AWS_SECRET_ACCESS_KEY")
+    for name in (*executors, "OTHER"):
         monkeypatch.setenv(name, "password=hunter2")
     monkeypatch.setenv("LANG", "C.UTF-8")
     job = python("import json, os; print(json.dumps(dict(os.environ)))", env={"MODE": "fast", "HOME": "/jobs"})
@@ -140,12 +141,15 @@ def test_program_gets_allowed_job_and_run_variables_only(
 def test_supervisor_of_a_program_has_no_secret_in_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program may read its parent's environment."""
     monkeypatch.setenv("TIDEWHEEL_DATABASE_URL", "password=hunter2")
+    monkeypatch.setenv("TIDEWHEEL_SECRET_BILLING", "api.example.org=hunter2")
     _, output = run(python("import os; print(open(f'/proc/{os.getppid()}/environ').read(), 'read')"))
     assert output.strip().endswith("read")
     assert "hunter2" not in output
 
 
-@pytest.mark.parametrize("name", ["TIDEWHEEL_DATABASE_URL", "PGPASSWORD", "AWS_SECRET_ACCESS_KEY"])
+@pytest.mark.parametrize(
+    "name", ["TIDEWHEEL_DATABASE_URL", "TIDEWHEEL_SECRET_BILLING", "PGPASSWORD", "AWS_SECRET_ACCESS_KEY"]
+)
 def test_executors_secrets_cannot_be_allowed_for_programs(name: str) -> None:
     with pytest.raises(SettingsError, match=f"{name} belongs to the executor"):
         load(shell_env=f"PATH, {name}")

@@ -13,7 +13,7 @@ MAX_HEADER = 1024
 SECRET_NAME = re.compile(r"[A-Z][A-Z0-9_]{0,63}", re.ASCII)  # as in TIDEWHEEL_SECRET_<NAME>; no path can be made of it
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}", re.ASCII)  # Source: RFC 9110 section 5.6.2, "Tokens"
-_NOT_IN_A_VALUE = re.compile(r"[^\x20-\x7e\t]")  # Source: RFC 9110 section 5.5, "Field Values"; sent as ASCII
+NOT_IN_A_VALUE = re.compile(r"[^\x20-\x7e\t]")  # Source: RFC 9110 section 5.5, "Field Values"; sent as ASCII
 _OWN_HEADERS = frozenset(
     ("connection", "content-length", "host", "idempotency-key", "te", "trailer", "traceparent", "transfer-encoding")
 )
@@ -111,7 +111,7 @@ def _text(name: str, content: object) -> str:
         remedy = f"write text of one line, at most {MAX_HEADER} characters"
         problem = "its text is too long" if isinstance(content, str) else f"{shown(content)} is not valid"
         raise InvalidValue(problem=problem, remedy=remedy, path=name)
-    if found := _NOT_IN_A_VALUE.search(content):
+    if found := NOT_IN_A_VALUE.search(content):
         remedy = "write ASCII text of one line; percent-encode the rest, or send it in the payload"
         raise InvalidValue(problem=f"it holds {found.group()!a}, which no header carries", remedy=remedy, path=name)
     if content != content.strip():

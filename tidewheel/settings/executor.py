@@ -92,6 +92,11 @@ class ExecutorSettings(Connections):
         description="secrets that sign HTTP requests, each for one host: `host=whsec_…`, separated by blanks; several "
         "for one host, for rotation, all sign",
     )
+    secrets_dir: Path | None = Field(
+        None,
+        description="folder of the secrets that jobs name in headers of HTTP targets: a folder for each tenant, with a "
+        "file for the value and one of that name with `.hosts`; each change holds for the next calls",
+    )
     shell_env: str = Field(
         "PATH,HOME,LANG,TZ",
         description="environment variables of the executor that shell targets inherit, separated by commas",
@@ -136,6 +141,15 @@ class ExecutorSettings(Connections):
                 message = f"has no certificate in PEM: {error.strerror or error}; name a readable file"
                 raise ValueError(message) from None
         return file
+
+    @field_validator("secrets_dir")
+    @classmethod
+    def _is_a_folder(cls, folder: Path | None) -> Path | None:
+        """Refuse what is no folder: each call with a secret would fail."""
+        if folder is not None and not folder.is_dir():
+            message = "names no folder; correct the path or unset the variable"
+            raise ValueError(message)
+        return folder
 
     @field_validator("webhook_secrets")
     @classmethod

@@ -16,6 +16,7 @@ from pydantic_settings import (
 )
 
 from tidewheel.errors import SettingsError
+from tidewheel.http_secrets import PREFIX as SECRET_PREFIX
 from tidewheel.jobs.values import format_duration
 from tidewheel.settings.kafka_client import KAFKA_PREFIX
 
@@ -75,6 +76,8 @@ def _refuse_unknown(given: Mapping[str, object], path: str) -> None:
         remedy = f"did you mean {near[0]!r}?" if near else "docs/settings.md names them all"
         if bare.startswith("kafka_config"):
             remedy = f"Kafka clients' settings are read from the environment: {KAFKA_PREFIX}<KEY>"
+        elif bare.startswith("secret_"):
+            remedy = f"secrets are read from the environment, {SECRET_PREFIX}<NAME>, or from files in secrets_dir"
         problems.append(f"there is no setting {name!r}; {remedy}")
     if problems:
         message = f"TIDEWHEEL_CONFIG names {path}: {'; '.join(problems)}"

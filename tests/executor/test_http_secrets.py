@@ -1,0 +1,241 @@
+"""Secrets in headers of HTTP targets: sent to their hosts, for their tenants, and to no others."""
+
+import asyncio
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.executor.attempting import attempt_of
+from tests.executor.http_target import HttpTarget, serving
+from tidewheel.executor.outcome import Outcome
+from tidewheel.executor.runners.http import HttpRunner
+from tidewheel.executor.runners.secret_store import SecretStore
+from tidewheel.http_secrets import read_entry
+from tidewheel.runs import AttemptOutcome
+
+ENTRY = read_entry("127.0.0.1=Bearer t0k=en=")
+REFERENCE = {"Authorization": {"secret": "BILLING"}}
+
+
+class Clock:
+    """Seconds that a test moves on."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def call(
+    url: str, store: SecretStore, *, tenant: str = "default", headers: object = REFERENCE, allow_private: bool = True
+) -> Outcome:
+    """Run an attempt at a URL for a tenant."""
+    attempt = attempt_of({"target": {"type": "http", "url": url, "headers": headers}})
+    attempt.definition = replace(attempt.definition, tenant=tenant)
+
+    async def resolve(host: str, port: int) -> list[str]:
+        del host, port
+        return ["127.0.0.1"]
+
+    async def work() -> Outcome:
+        runner = HttpRunner(allow_private=allow_private, store=store, resolve=resolve)
+        try:
+            async with asyncio.timeout(60):
+                return await runner.run(attempt)
+        finally:
+            await runner.close()
+
+    return asyncio.run(work())
+
+
+def sent(target: HttpTarget) -> list[str | None]:
+    """The credentials that the receiver got."""
+    return [request.headers.get("authorization") for request in target.received]
+
+
+def put(folder: Path, name: str, value: str | bytes, *hosts: str) -> None:
+    """Write a secret's files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_bytes(value if isinstance(value, bytes) else value.encode())
+    (folder / f"{name}.hosts").write_text("".join(f"{host}\n" for host in hosts))
+
+
+def assert_missing(outcome: Outcome, words: str) -> None:
+    """It is retried, also at most once, and tells what to do."""
+    assert (outcome.kind, outcome.error_type) == (AttemptOutcome.FAILED, "SecretMissing")
+    assert (outcome.permanent, outcome.not_started) == (False, True)
+    assert words in (outcome.error_message or "")
+
+
+def assert_refused(outcome: Outcome, words: str) -> None:
+    assert (outcome.kind, outcome.error_type) == (AttemptOutcome.FAILED, "SecretRefused")
+    assert (outcome.permanent, outcome.not_started) == (True, True)
+    assert words in (outcome.error_message or "")
+    assert "t0k" not in str(outcome)
+
+
+def test_secret_is_the_whole_value_of_its_header() -> None:
+    headers = {**REFERENCE, "X-Team": "billing", "X-Key": {"secret": "KEY"}}
+    store = SecretStore({"BILLING": ENTRY, "KEY": read_entry("127.0.0.1,a.example=k")})
+    with serving() as target:
+        assert call(target.url(), store, headers=headers).kind is AttemptOutcome.SUCCEEDED
+    [request] = target.received
+    found = {name: request.headers.get(name) for name in ("authorization", "x-team", "x-key")}
+    assert found == {"authorization": "Bearer t0k=en=", "x-team": "billing", "x-key": "k"}
+
+
+@pytest.mark.parametrize("host", ["127.0.0.2", "localhost", "127.0.0.1.example", "xn--bcher-kva.example"])
+def test_secret_is_sent_to_no_host_that_it_does_not_name(host: str) -> None:
+    with serving() as target:
+        outcome = call(target.url(host=host), SecretStore({"BILLING": ENTRY}))
+    assert_refused(outcome, f"secret BILLING is not for {host}")
+    assert target.received == []
+
+
+@pytest.mark.parametrize("host", ["127.1", "0x7f000001", "\uff11\uff12\uff17.0.0.1"])
+def test_host_is_compared_as_it_is_called(host: str) -> None:
+    with serving() as target:
+        assert call(target.url(host=host), SecretStore({"BILLING": ENTRY})).kind is AttemptOutcome.SUCCEEDED
+    assert sent(target) == ["Bearer t0k=en="]
+
+
+def test_secret_is_sent_by_http_to_private_addresses_only() -> None:
+    """A name may have another address at the next look-up."""
+    store = SecretStore({"BILLING": read_entry("receiver.example=Bearer t0k")})
+    with serving() as target:
+        assert_refused(call(target.url(host="receiver.example"), store), "by https only")
+        outcome = call(target.url(), SecretStore({"BILLING": ENTRY}), allow_private=False)
+    assert outcome.error_type == "AddressRefused"
+    assert target.received == []
+
+
+def test_secret_that_is_not_there_is_named_with_its_remedy(tmp_path: Path) -> None:
+    with serving() as target:
+        assert_missing(call(target.url(), SecretStore()), "no secret BILLING of tenant default; set TIDEWHEEL_SECRET_B")
+        assert_missing(call(target.url(), SecretStore(folder=tmp_path)), "write the files default/BILLING and")
+        assert_missing(call(target.url(), SecretStore(), tenant="acme"), "write the files acme/BILLING and")
+    assert target.received == []
+
+
+def test_tenant_has_no_secret_of_the_environment_or_of_another_tenant(tmp_path: Path) -> None:
+    put(tmp_path / "acme", "BILLING", "of acme", "127.0.0.1")
+    put(tmp_path / "default", "OTHER", "of default", "127.0.0.1")
+    store = SecretStore({"BILLING": ENTRY}, tmp_path)
+    with serving() as target:
+        assert call(target.url(), store, tenant="acme").kind is AttemptOutcome.SUCCEEDED
+        assert call(target.url(), store).kind is AttemptOutcome.SUCCEEDED
+        assert_missing(call(target.url(), store, tenant="globex"), "no secret BILLING of tenant globex")
+        other = {"Authorization": {"secret": "OTHER"}}
+        assert_missing(call(target.url(), store, tenant="acme", headers=other), "no secret OTHER of tenant acme")
+    assert sent(target) == ["of acme", "Bearer t0k=en="]
+
+
+@pytest.mark.parametrize("tenant", ["..", ".", "", "a/b", "../default", "DEFAULT", "a\0"])
+def test_tenant_of_a_message_is_no_path(tmp_path: Path, tenant: str) -> None:
+    put(tmp_path / "default", "BILLING", "x", "127.0.0.1")
+    put(tmp_path, "BILLING", "x", "127.0.0.1")
+    with serving() as target:
+        assert_missing(call(target.url(), SecretStore(folder=tmp_path / "default"), tenant=tenant), "")
+        assert_missing(call(target.url(), SecretStore(folder=tmp_path), tenant=tenant), "")
+    assert target.received == []
+
+
+def test_file_wins_over_the_environment_and_one_line_end_is_no_part_of_it(tmp_path: Path) -> None:
+    put(tmp_path / "default", "BILLING", "of a file\n", "127.0.0.1")
+    put(tmp_path / "default", "DOS", "of dos\r\n", " 127.0.0.1\r", "")
+    store = SecretStore({"BILLING": ENTRY}, tmp_path)
+    with serving() as target:
+        assert call(target.url(), store).kind is AttemptOutcome.SUCCEEDED
+        assert call(target.url(), store, headers={"Authorization": {"secret": "DOS"}}).kind is AttemptOutcome.SUCCEEDED
+    assert sent(target) == ["of a file", "of dos"]
+
+
+def test_replaced_file_is_sent_a_second_later_without_a_restart(tmp_path: Path) -> None:
+    clock, folder = Clock(), tmp_path / "default"
+    store = SecretStore(folder=tmp_path, seconds=clock)
+    with serving() as target:
+        for value, at in (("first", 0.0), ("second", 0.9), ("second", 1.0)):
+            put(folder, "BILLING", value, "127.0.0.1")
+            clock.now = at
+            assert call(target.url(), store).kind is AttemptOutcome.SUCCEEDED
+        put(folder, "BILLING", "third", "a.example")
+        clock.now = 2.0
+        assert_refused(call(target.url(), store), "is not for 127.0.0.1")
+        (folder / "BILLING").unlink()
+        clock.now = 3.0
+        assert_missing(call(target.url(), store), "no secret BILLING")
+    assert sent(target) == ["first", "first", "second"]
+
+
+def test_mounted_kubernetes_secret_is_followed_through_its_replacement(tmp_path: Path) -> None:
+    clock, folder = Clock(), tmp_path / "default"
+    store = SecretStore(folder=tmp_path, seconds=clock)
+    put(folder / "..2026_1", "BILLING", "first", "127.0.0.1")
+    put(folder / "..2026_2", "BILLING", "second", "127.0.0.1")
+    (folder / "..data").symlink_to("..2026_1")
+    for name in ("BILLING", "BILLING.hosts"):
+        (folder / name).symlink_to(f"..data/{name}")
+    with serving() as target:
+        assert call(target.url(), store).kind is AttemptOutcome.SUCCEEDED
+        (folder / "..next").symlink_to("..2026_2")
+        (folder / "..next").rename(folder / "..data")
+        clock.now = 1.0
+        assert call(target.url(), store).kind is AttemptOutcome.SUCCEEDED
+    assert sent(target) == ["first", "second"]
+
+
+def _link_elsewhere(folder: Path) -> None:
+    put(folder.parent.parent / "elsewhere", "BILLING", "t0k", "127.0.0.1")
+    for name in ("BILLING", "BILLING.hosts"):
+        (folder / name).symlink_to(folder.parent.parent / "elsewhere" / name)
+
+
+def _link_to_another_tenant(folder: Path) -> None:
+    put(folder.parent / "acme", "BILLING", "t0k", "127.0.0.1")
+    for name in ("BILLING", "BILLING.hosts"):
+        (folder / name).symlink_to(f"../acme/{name}")
+
+
+def _link_in_a_circle(folder: Path) -> None:
+    (folder / "BILLING").symlink_to("BILLING")
+
+
+def _pipe(folder: Path) -> None:
+    put(folder, "BILLING", "t0k", "127.0.0.1")
+    (folder / "BILLING").unlink()
+    os.mkfifo(folder / "BILLING")
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (_link_elsewhere, "BILLING leads out of the tenant's folder"),
+        (_link_to_another_tenant, "BILLING leads out of the tenant's folder"),
+        (_link_in_a_circle, "Too many levels of symbolic links"),
+        (_pipe, "BILLING is not a file"),
+        (lambda folder: (folder / "BILLING").mkdir(), "BILLING.hosts is missing"),
+        (lambda folder: (folder / "BILLING").write_text("t0k"), "BILLING.hosts is missing; name in it the hosts"),
+        (lambda folder: put(folder, "BILLING", "t0k", "", " "), "BILLING.hosts names no host; name in it"),
+        (lambda folder: put(folder, "BILLING", "t0k", "*"), "host 1 is none"),
+        (lambda folder: put(folder, "BILLING", "t0k\n\n", "127.0.0.1"), "character 4 of the value"),
+        (lambda folder: put(folder, "BILLING", "t0k\r\nX: 1", "127.0.0.1"), "character 4 of the value"),
+        (lambda folder: put(folder, "BILLING", b"t0k\xff", "127.0.0.1"), "character 4 of the value"),
+        (lambda folder: put(folder, "BILLING", "", "127.0.0.1"), "the value is empty"),
+        (lambda folder: put(folder, "BILLING", "t0k" * 30_000, "127.0.0.1"), "more than 65536 bytes"),
+    ],
+)  # fmt: skip
+def test_unusable_file_is_missing_and_nothing_is_sent(
+    tmp_path: Path, make: Callable[[Path], object], words: str
+) -> None:
+    """Also where the environment has a secret of that name: an operator replaced it."""
+    folder = tmp_path / "secrets" / "default"
+    folder.mkdir(parents=True)
+    make(folder)
+    with serving() as target:
+        outcome = call(target.url(), SecretStore({"BILLING": ENTRY}, tmp_path / "secrets"))
+    assert_missing(outcome, words)
+    assert "t0k" not in str(outcome)
+    assert target.received == []

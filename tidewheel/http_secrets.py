@@ -1,0 +1,108 @@
+"""Secrets that HTTP targets send as a header, each for the hosts that it names."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from tidewheel.errors import SettingsError
+from tidewheel.jobs.headers import NOT_IN_A_VALUE, SECRET_NAME
+from tidewheel.jobs.hosts import read_host, read_ipv6
+from tidewheel.jobs.invalid import InvalidValue
+from tidewheel.redaction import protect
+
+PREFIX: Final = "TIDEWHEEL_SECRET_"
+MAX_VALUE: Final = 8192  # a token with many claims has 4 KiB; servers refuse a head of more than 8 or 16 KiB
+_NOT_PASSED: Final = (PREFIX, "TIDEWHEEL_WEBHOOK_SECRETS")
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSecret:
+    """A header's whole value, and the hosts that it may be sent to, as `Host.name` has them."""
+
+    value: str = field(repr=False)
+    hosts: frozenset[str]
+
+
+def read_entry(written: str) -> HttpSecret:
+    """Return the secret of a variable: `host[,host…]=value`.
+
+    Raises:
+        ValueError: It has no host or no value; the message shows neither.
+
+    >>> secret = read_entry("api.example.org,[::1]=Basic dXNlcjpwYXNz=")
+    >>> secret.value, sorted(secret.hosts)
+    ('Basic dXNlcjpwYXNz=', ['::1', 'api.example.org'])
+    """
+    hosts, equals, value = written.partition("=")
+    if not equals:
+        message = "names no host: write <host>=<value>, several hosts with commas between them"
+        raise ValueError(message)
+    return make_secret(value, hosts.split(","))
+
+
+def make_secret(value: str, hosts: Iterable[str]) -> HttpSecret:
+    """Return a secret of its parts.
+
+    Raises:
+        ValueError: A host or the value is invalid; the message shows neither.
+    """
+    allowed = frozenset(_host(host.strip(), number) for number, host in enumerate(hosts, 1))
+    return HttpSecret(_value(value), allowed)
+
+
+def environment_secrets(environment: Mapping[str, str]) -> dict[str, HttpSecret]:
+    """Return the secrets in an environment by their names.
+
+    Raises:
+        SettingsError: A variable is invalid; the message names it and shows nothing of its value.
+    """
+    secrets: dict[str, HttpSecret] = {}
+    for variable, written in environment.items():
+        if not variable.upper().startswith(PREFIX):
+            continue
+        name = variable[len(PREFIX) :]
+        if not variable.startswith(PREFIX) or not SECRET_NAME.fullmatch(name):
+            message = f"{variable} names no secret: write {PREFIX} and 1 to 64 of A-Z, 0-9 and '_', a letter first"
+            raise SettingsError(message)
+        try:
+            secrets[name] = read_entry(written)
+        except ValueError as error:
+            message = f"{variable}: {error}"
+            raise SettingsError(message) from None
+        protect(secrets[name].value)
+    return secrets
+
+
+def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment for other processes: they have no use for these secrets.
+
+    >>> without_secrets({"TIDEWHEEL_SECRET_BILLING": "a.example=x", "HOME": "/"})
+    {'HOME': '/'}
+    """
+    return {name: value for name, value in environment.items() if not name.upper().startswith(_NOT_PASSED)}
+
+
+def _host(written: str, number: int) -> str:
+    bracketed = written.startswith("[") and written.endswith("]")
+    try:
+        return (read_ipv6(written[1:-1]) if bracketed else read_host(written)).name
+    except InvalidValue:
+        # Not shown: where the host is left out, this is a part of the secret.
+        message = f"host {number} is none: write it as in URLs of targets, without a port and without *"
+        raise ValueError(message) from None
+
+
+def _value(value: str) -> str:
+    if not value:
+        message = "the value is empty: write the header's whole value, such as Bearer and a token"
+        raise ValueError(message)
+    if len(value) > MAX_VALUE:
+        message = f"the value has {len(value)} characters: write at most {MAX_VALUE}"
+        raise ValueError(message)
+    if found := NOT_IN_A_VALUE.search(value):
+        message = f"character {found.start() + 1} of the value is none that a header carries: write ASCII, one line"
+        raise ValueError(message)
+    if value != value.strip():
+        message = "the value begins or ends with a blank, which no header keeps: leave it out"
+        raise ValueError(message)
+    return value
