@@ -2,12 +2,13 @@
 
 A message is acknowledged after the durable claim, whichever executor won it, and never kept for the work. A message
 that finds no slot in time is acknowledged too: from then on the sweep of an executor with a free slot finds its run. It
-is released to the group only if the database did not answer, or when this member leaves.
+is released to the group only if the database did not answer, or when this member leaves. A batch that cannot be
+unpacked is rejected.
 """
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 
 from confluent_kafka import AcknowledgeType, KafkaException, Message, ShareConsumer, TopicPartition
@@ -16,6 +17,7 @@ from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
 from tidewheel.executor.claim import BatchClaimer, FetchedMessage, without_errors
 from tidewheel.executor.slots import Slots
+from tidewheel.kafka.unreadable import is_unreadable
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.health import health
 from tidewheel.process.service import Backoff, Shutdown
@@ -111,11 +113,29 @@ class ShareLaneConsumer:
             self._claimer.check()
             self._claim_failed = False
         client = self._client or self._join()
-        delivered = client.poll(_POLL_SECONDS)
-        messages = without_errors(delivered, self._topic)
+        messages = without_errors(self._reject_unreadable(client, client.poll(_POLL_SECONDS)), self._topic)
         self._idle = not messages
         if messages:
             self._serve(client, messages)
+
+    def _reject_unreadable(self, client: ShareConsumer, delivered: Iterable[Message]) -> list[Message]:
+        """Reject messages that the client cannot unpack, and return the others; the sweep finds their runs.
+
+        The client would release them. The broker delivers a released batch five times, to one member after another.
+        """
+        found: list[Message] = []
+        unreadable: list[Message] = []
+        for message in delivered:
+            error = message.error()
+            (unreadable if error is not None and is_unreadable(error) else found).append(message)
+        if unreadable:
+            first = unreadable[0]
+            _LOG.error(
+                "%s/%s: %d messages from offset %s cannot be read (%s); the sweep finds their runs",
+                *(self._topic, first.partition(), len(unreadable), first.offset(), first.error()),
+            )
+            self._acknowledge(client, unreadable, AcknowledgeType.REJECT)
+        return found
 
     def _serve(self, client: ShareConsumer, messages: Sequence[Message]) -> None:
         """Claim messages as slots come free, leave the rest to the sweep, and acknowledge all of them.
@@ -124,7 +144,7 @@ class ShareLaneConsumer:
         """
         until = monotonic_seconds() + self._max_wait_seconds
         fetched = self._claimer.decode(messages)
-        self._acknowledge(client, [each for each in fetched if each.run is None], AcknowledgeType.ACCEPT)
+        self._acknowledge(client, [each.message for each in fetched if each.run is None], AcknowledgeType.ACCEPT)
         left: Sequence[FetchedMessage] = [each for each in fetched if each.run is not None]
         try:
             while left and not self._stop.requested() and self._wait_free(until):
@@ -132,7 +152,8 @@ class ShareLaneConsumer:
         finally:
             # After an error or during a shutdown: another member may get them at once.
             failed = left and (self._claim_failed or self._stop.requested())
-            self._acknowledge(client, left, AcknowledgeType.RELEASE if failed else AcknowledgeType.ACCEPT)
+            kind = AcknowledgeType.RELEASE if failed else AcknowledgeType.ACCEPT
+            self._acknowledge(client, [each.message for each in left], kind)
 
     def _claim_some(self, client: ShareConsumer, fetched: Sequence[FetchedMessage]) -> Sequence[FetchedMessage]:
         taken = self._slots.take(self._lane, min(len(fetched), _MAX_CLAIMS))
@@ -145,15 +166,15 @@ class ShareLaneConsumer:
                 self._claim_failed = False
         finally:
             self._slots.release(self._lane, taken - started)
-        self._acknowledge(client, batch, AcknowledgeType.ACCEPT)
+        self._acknowledge(client, [each.message for each in batch], AcknowledgeType.ACCEPT)
         failpoint("claim.offsets_committed")
         return left
 
-    def _acknowledge(self, client: ShareConsumer, fetched: Sequence[FetchedMessage], kind: AcknowledgeType) -> None:
-        if not fetched:
+    def _acknowledge(self, client: ShareConsumer, messages: Sequence[Message], kind: AcknowledgeType) -> None:
+        if not messages:
             return
         try:
-            for message, _ in fetched:
+            for message in messages:
                 client.acknowledge(message, kind)
             client.commit_async()
         except KafkaException as error:

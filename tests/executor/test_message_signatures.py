@@ -125,7 +125,7 @@ def test_forged_message_changes_nothing_and_its_run_runs_from_its_row(executing:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["unsigned", "other value"])
+@pytest.mark.parametrize("kind", FORGERIES)
 def test_share_group_refuses_forged_messages(executing: Executing, kind: str) -> None:
     refused_and_swept(executing, kind, {"executor_group": "share"})
 

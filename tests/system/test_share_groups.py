@@ -19,10 +19,14 @@ from tests.fixtures.services import LONG_LEASE, Fleet, until
 from tests.transitions.acts import attempts
 from tidewheel.local.stack import StackInfo
 from tidewheel.runs import AttemptOutcome
+from tidewheel.schemas.codec import FORMS
+from tidewheel.schemas.generated.records import JobDefinition, RunRequest
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 
 SHARE = {"EXECUTOR_GROUP": "share", "PRODUCER_BATCH": "20"}
+HEADERS = (FORMS[JobDefinition].header, FORMS[RunRequest].header)
+LONGEST = b"\xfe\xff\xff\xff\xff\xff\xff\xff\xff\x01"  # 2^63 - 1, as a length or a count
 BY_MESSAGE: dict[str, Any] = {"executor_group": "share", "sweep": timedelta(days=1)}
 
 
@@ -135,6 +139,53 @@ def test_invalid_message_blocks_no_share_group(executing: Executing) -> None:
         for run_id in (before, after):
             assert (executing.ended(run_id).claimed_from or "").startswith(f"{topic}/0/")
     assert attempts(executing.database, before) == [(1, "succeeded")]
+
+
+def send_packed(executing: Executing, topic: str, codec: str, *values: bytes) -> None:
+    """Produce one batch of signed messages, as one record batch however large it is."""
+    told = {"message.max.bytes": 1_000_000_000, "batch.size": 1_000_000_000, "batch.num.messages": 1_000_000}
+    producer = Producer({**executing.kafka, **told, "linger.ms": 5000, "compression.type": codec})
+    failures: list[object] = []
+    for value in values:
+        producer.produce(
+            topic,
+            value,
+            headers=executing.database.signed(topic, None, value),
+            on_delivery=lambda error, _: failures.append(error) if error else None,
+        )
+    assert producer.flush(60) == 0
+    assert failures == []
+
+
+HOSTILE = {
+    "undecodable": ("none", [b"garbage", b"", b"\x00" * 500, *(header + LONGEST * 100 for header in HEADERS)]),
+    "too long, by lz4": ("lz4", [bytes(20_000_000)]),
+    "too long, by gzip": ("gzip", [bytes(20_000_000)]),
+    "too long, by snappy": ("snappy", [bytes(15_000_000)]),
+    "one that cannot be unpacked": ("zstd", [bytes(60_000_000)]),
+    "three that cannot be unpacked": ("zstd", [bytes(20_000_000)] * 3),
+    "many that cannot be unpacked": ("zstd", [bytes(40_000)] * 1000),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_hostile_batch_blocks_no_share_group(executing: Executing, kind: str) -> None:
+    """The run behind it is claimed by its message: the sweep is off."""
+    topic = executing.topics.runs("default", "standard")
+    codec, values = HOSTILE[kind]
+    before = executing.trigger("acts.echo", 0)
+    executing.publish(before)
+    for _ in range(3):
+        send_packed(executing, topic, codec, *values)
+    behind = executing.trigger("acts.echo", 1)
+    executing.publish(behind)
+    with executing.running(**BY_MESSAGE):
+        later = executing.trigger("acts.echo", 2)
+        executing.publish(later)
+        for run_id in (before, behind, later):
+            assert (executing.ended(run_id).claimed_from or "").startswith(f"{topic}/0/")
+            assert attempts(executing.database, run_id) == [(1, "succeeded")]
 
 
 def test_second_message_for_a_run_is_acknowledged(executing: Executing) -> None:
