@@ -145,12 +145,12 @@ class BatchClaimer:
             request = decode(value if isinstance(value, bytes) else b"", RunRequest)
             definition = self._definitions.of(request.definition)
             claim = Claim(read_uuid(request.run_id), request.attempt, request.job_version, _source_of(message))
+            name = needs(definition.target)
         except (UndecodableMessage, ValueError) as error:
             # Of a newer release's relay. In any case the run is in the table, and the sweep finds it.
             _LOG.error("the message %s cannot be decoded: %s; the sweep finds its run", _source_of(message), error)
             return None
-        name = needs(definition.target)
-        if name is not None and name not in self._handlers:
+        if name not in self._handlers:
             metrics.count("unknown_handlers")
             self._warn_unknown(name, request.run_id)
             return None

@@ -27,6 +27,7 @@ from tidewheel.executor.attempt import Attempt
 from tidewheel.executor.handler_services import ProgressBuffer
 from tidewheel.executor.outcome import Outcome, failed
 from tidewheel.executor.record_outcomes import record_outcomes
+from tidewheel.executor.set_aside import ASIDE_SECONDS, LONGEST_ASIDE_SECONDS, REFUSED_ALIKE
 from tidewheel.postgres.session import RowsLocked, Session, is_data_fault, is_refused
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.metrics import metrics
@@ -50,9 +51,6 @@ _LOCKED_SECONDS = 0.05  # until the next try of a row that another transaction h
 _HELD_SECONDS = 5.0  # after a batch that met a locked row, all are written by the statement that skips such rows
 
 _REFUSALS = 2  # of one batch, before it is written in parts: the first may have created a missing partition
-_REFUSED_ALIKE = 3  # single outcomes, while none is accepted: then the installation is the cause, and all wait
-_ASIDE_SECONDS = 1.0  # until an outcome that is refused alone is tried again; doubled each time
-_LONGEST_ASIDE_SECONDS = 15.0
 
 Item = tuple[Attempt, Outcome]
 
@@ -216,26 +214,36 @@ class Completer:
 
     def _save_progress(self, backoff: Backoff) -> None:
         """Save the progress of running attempts; without a database only the newest values are kept."""
-        reports = self.progress.take_all()
+        if not (reports := self.progress.take_all()):
+            return
         try:
             self._save(reports)
-        except Unavailable as error:
-            if not is_refused(error):
+        except Exception as error:  # noqa: BLE001 - this thread must not end, and one report must not stop the others
+            if isinstance(error, Unavailable) and not is_refused(error):
                 backoff.wait(error)
-                return
-        except Exception:  # noqa: BLE001 - this thread must not end, and one report must not stop the others
-            _LOG.warning("the progress of %d attempts was refused; the executor saves it one by one", len(reports))
+            else:
+                self._save_apart(reports, backoff)
         else:
             backoff.reset()
-            return
-        for report in reports:
+
+    def _save_apart(self, reports: Sequence[ProgressReport], backoff: Backoff) -> None:
+        """Save refused reports one by one; what is refused alone is set aside."""
+        refused: list[tuple[ProgressReport, Exception]] = []
+        # In random order: refused ones side by side do not look like a fault of the installation.
+        for number, report in enumerate(random.sample(reports, len(reports)), start=1):
             try:
                 self._save([report])
-            except Unavailable as error:
-                _LOG.warning("the progress of run %s is saved later: %s", report.run_id, error)
-            except Exception:  # noqa: BLE001 - as above
-                _LOG.exception("the progress of run %s cannot be stored; its attempt goes on without", report.run_id)
-                self.progress.mark_saved([report])
+            except Exception as error:  # noqa: BLE001 - as above
+                refused.append((report, error))
+                if (isinstance(error, Unavailable) and not is_refused(error)) or (
+                    number == len(refused) == REFUSED_ALIKE
+                ):
+                    backoff.wait(error)
+                    return
+        for report, reason in refused:
+            seconds = self.progress.set_aside(report)
+            text = "the progress of run %s cannot be saved (%s); the executor tries it again in %.0f s"
+            _LOG.warning(text, report.run_id, reason, seconds)
 
     def _save(self, reports: Sequence[ProgressReport]) -> None:
         with self._session.transaction() as connection:
@@ -285,7 +293,7 @@ class Completer:
         _LOG.warning("recording %d outcomes failed (%s); the executor records them in parts", len(batch), error)
         batch = random.sample(batch, len(batch))  # faulty ones side by side do not look like a faulty database
         parts, left, refused, accepted = [batch], list[Item](), list[tuple[Item, Exception]](), retried
-        while parts and not self._stop.requested() and (accepted or len(refused) < _REFUSED_ALIKE):
+        while parts and not self._stop.requested() and (accepted or len(refused) < REFUSED_ALIKE):
             part = parts.pop()
             try:
                 locked = self._write(session, part) if len(part) > 1 else self._write_alone(session, part[0])
@@ -313,7 +321,7 @@ class Completer:
         metrics.count("outcomes_set_aside")
         with self._changed:
             tries = self._aside[item[0].key].tries if item[0].key in self._aside else 0
-            seconds = min(_ASIDE_SECONDS * 2.0**tries, _LONGEST_ASIDE_SECONDS)
+            seconds = min(ASIDE_SECONDS * 2.0**tries, LONGEST_ASIDE_SECONDS)
             self._aside[item[0].key] = _Aside(item, tries + 1, monotonic_seconds() + seconds)
         self._wake.set()
         about = {"run_id": str(item[0].run_id), "attempt": item[0].started.attempt}

@@ -16,7 +16,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from itertools import islice
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
@@ -169,15 +168,15 @@ class LaneConsumer:
         self._fetched = self._fetched + more
         self._has_backlog = len(self._fetched) >= limit
         self._finish_claim()
-        runs = sum(run is not None for _, run in self._fetched)
-        if not runs:
+        ends = [end for end, (_, run) in enumerate(self._fetched, start=1) if run is not None]
+        if not ends:
             # These take no slots: a flood of them would keep the sweep from all.
             self._offsets.note([message for message, _ in self._fetched])
             self._fetched = []
             return
-        taken, real = self._slots.take_overcommit(self._lane, min(runs, _MAX_CLAIMS))
+        taken, real = self._slots.take_overcommit(self._lane, min(len(ends), _MAX_CLAIMS))
         if taken:
-            self._start_claim(len(self._fetched) if taken == runs else _end_of(self._fetched, taken), taken, real)
+            self._start_claim(len(self._fetched) if taken == len(ends) else ends[taken - 1], taken, real)
 
     def _wait_for_slots(self) -> bool:
         """Wait until a slot is free; keep polling meanwhile, as the group protocol requires."""
@@ -306,9 +305,3 @@ class LaneConsumer:
         self._fetched = [each for each in self._fetched if each.message.partition() not in gone]
         if self._pending is not None:
             self._pending.batch = [each for each in self._pending.batch if each.message.partition() not in gone]
-
-
-def _end_of(fetched: Sequence[FetchedMessage], runs: int) -> int:
-    """Return the number of messages up to and including so many for runs of this executor."""
-    of_runs = (place for place, (_, run) in enumerate(fetched, start=1) if run is not None)
-    return next(islice(of_runs, runs - 1, None))

@@ -18,6 +18,7 @@ from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
 from tidewheel.executor.complete_in import CompletionConfig
 from tidewheel.executor.context import Previous
+from tidewheel.executor.set_aside import SetAside
 from tidewheel.postgres.session import Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Cause, RunState
@@ -42,6 +43,7 @@ class ProgressBuffer:
     def __init__(self, executor_id: UUID, wake: Callable[[], None]) -> None:
         self._executor_id, self._wake = executor_id, wake
         self._unsaved: dict[Key, ProgressReport] = {}
+        self._aside = SetAside[Key]()
         self._lock = threading.Lock()
         self._next_save = 0.0
 
@@ -61,22 +63,28 @@ class ProgressBuffer:
         return max(self._next_save - monotonic_seconds(), 0.0) if self._unsaved else None
 
     def take_all(self) -> list[ProgressReport]:
-        """Return everything that is unsaved, and set the next save to one second from now."""
+        """Return everything that is unsaved and not set aside, and set the next save to one second from now."""
         self._next_save = monotonic_seconds() + SAVE_SECONDS
         with self._lock:
-            return list(self._unsaved.values())
+            return [report for key, report in self._unsaved.items() if not self._aside.waits(key)]
 
     def unsaved_of(self, keys: Iterable[Key]) -> list[ProgressReport]:
-        """Return the unsaved progress of these attempts."""
+        """Return the unsaved progress of these attempts, without what was set aside."""
         if not self._unsaved:  # nearly always, and then no lock is needed
             return []
         with self._lock:
-            return [self._unsaved[key] for key in keys if key in self._unsaved]
+            return [self._unsaved[key] for key in keys if key in self._unsaved and key not in self._aside]
+
+    def set_aside(self, report: ProgressReport) -> float:
+        """Keep progress that the database refuses alone for a later try; return the seconds until then."""
+        with self._lock:
+            return self._aside.add((report.run_id, report.attempt))
 
     def mark_saved(self, reports: Iterable[ProgressReport]) -> None:
         """Drop what was saved; progress that was put since stays."""
         with self._lock:
             for report in reports:
+                self._aside.drop((report.run_id, report.attempt))
                 if self._unsaved.get((report.run_id, report.attempt)) is report:
                     del self._unsaved[report.run_id, report.attempt]
 

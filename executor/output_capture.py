@@ -9,6 +9,7 @@ dropped from the topic on purpose, and counted: no attempt waits for its log.
 """
 
 import logging
+import random
 import sys
 import threading
 from collections import deque
@@ -25,6 +26,7 @@ from tidewheel.errors import Unavailable
 from tidewheel.executor.attempt import Attempt
 from tidewheel.executor.attempt_output import LOGGER, forwarding
 from tidewheel.executor.context import LOG_FORMAT
+from tidewheel.executor.set_aside import REFUSED_ALIKE, SetAside
 from tidewheel.kafka.clients import producer
 from tidewheel.postgres.session import Session, is_refused
 from tidewheel.process.metrics import metrics
@@ -145,6 +147,7 @@ class Flusher:
 
     def __init__(self, session: Session, executor_id: UUID, running: Running, stream: "OutputTopic | None") -> None:
         self._session, self._executor_id, self._running, self._stream = session, executor_id, running, stream
+        self._aside = SetAside[tuple[UUID, int]]()
         self._stop = Shutdown()
         self._thread = threading.Thread(target=self._run, name="output", daemon=True)
 
@@ -168,23 +171,34 @@ class Flusher:
         attempts = [attempt for attempt in self._running() if attempt.output is not None]
         if self._stream is not None:
             self._stream.send(attempts)
-        unwritten = [(attempt, written) for attempt in attempts if (written := _new(attempt)) is not None]
+        self._aside.keep({attempt.key for attempt in attempts})
+        due = [attempt for attempt in attempts if not self._aside.waits(attempt.key)]
+        unwritten = [(attempt, written) for attempt in due if (written := _new(attempt)) is not None]
         for start in range(0, len(unwritten), _BATCH):
             self._flush_batch(unwritten[start : start + _BATCH])
         return _EVERY_SECONDS
 
     def _flush_batch(self, unwritten: list[tuple[Attempt, AttemptOutput]]) -> None:
-        """Flush these; one by one if the database refuses them together."""
+        """Flush these; one by one if the database refuses them together. What it refuses alone is set aside."""
         try:
             self._flush(unwritten)
         except Unavailable as error:
-            if not is_refused(error) or len(unwritten) == 1:
+            if not is_refused(error):
                 raise
-            for one in unwritten:
-                try:
-                    self._flush([one])
-                except Unavailable as refused:
-                    _LOG.warning("the output of run %s is flushed later: %s", one[0].run_id, refused)
+        else:
+            return
+        refused: list[tuple[Attempt, Unavailable]] = []
+        for number, one in enumerate(random.sample(unwritten, len(unwritten)), start=1):  # as in `Completer`
+            try:
+                self._flush([one])
+            except Unavailable as error:
+                refused.append((one[0], error))
+                if not is_refused(error) or number == len(refused) == REFUSED_ALIKE:
+                    raise
+        for attempt, reason in refused:
+            seconds = self._aside.add(attempt.key)
+            text = "the output of run %s cannot be flushed (%s); the executor tries it again in %.0f s"
+            _LOG.warning(text, attempt.run_id, reason, seconds, extra=attempt.about)
 
     def _flush(self, unwritten: list[tuple[Attempt, AttemptOutput]]) -> None:
         try:
@@ -193,6 +207,7 @@ class Flusher:
         except psycopg.Error as error:
             raise Unavailable(str(error)) from error
         for attempt, written in unwritten:
+            self._aside.drop(attempt.key)
             if attempt.output is not None and attempt.key in stored:
                 attempt.output.flushed(written.output_bytes)
 

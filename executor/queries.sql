@@ -103,7 +103,7 @@ SELECT o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.a
            AND r.publish_at <= (SELECT tidewheel_now())
            AND (r.deadline_at IS NULL OR r.deadline_at > (SELECT tidewheel_now()))
            AND r.state = ANY (%(sources)s)
-           AND (r.handler IS NULL OR r.handler = ANY (%(handlers)s))
+           AND r.handler = ANY (%(handlers)s)
          ORDER BY r.publish_at
          LIMIT 20000
       ) AS d

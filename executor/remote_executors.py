@@ -25,7 +25,7 @@ from tidewheel.executor.record_outcomes import record_outcomes
 from tidewheel.executor.sweep import DueRun
 from tidewheel.postgres.notify import Channel
 from tidewheel.postgres.pg_arrays import integers, uuids
-from tidewheel.postgres.session import Conn, Session, is_refused
+from tidewheel.postgres.session import Conn, Session, is_data_fault, is_refused
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.metrics import metrics
@@ -55,6 +55,7 @@ _DELETE_EXECUTOR = _SQL["delete_executor"]
 _STRAY_AFTER = timedelta(seconds=60)
 _LOCKED_SECONDS = 0.05  # until the next try of a row that another transaction has locked
 _TRIES = 20
+_REFUSED = "refused"  # by the database: not tried again in the same call
 
 _DEFINITIONS = Definitions()
 
@@ -218,45 +219,49 @@ class RemoteExecutors:
 
         Returns:
             For each: `recorded`; `superseded` if this executor no longer owns the attempt, and nothing was changed;
-            `busy` if another transaction has its row locked: the report must be repeated.
+            `busy` if another transaction has its row locked, or the database refuses this report alone: it must be
+            repeated.
+
+        Raises:
+            Unavailable: The database refuses every report.
         """
         answers: dict[Fence, str] = {}
+        refusals: list[Exception] = []
         left = list({report.fence: report for report in reports}.values())
         for tried in range(_TRIES):
             if tried:
                 self._stop.wait(_LOCKED_SECONDS)
-            answers |= self._record_batch(executor_id, left)
+            answers |= self._record_batch(executor_id, left, refusals)
             left = [report for report in left if answers[report.fence] == "busy"]
             if not left or self._stop.requested():
                 break
+        if refusals and set(answers.values()) == {_REFUSED}:
+            raise Unavailable(str(refusals[0])) from refusals[0]
         self._notify(Channel.OUTBOX)
-        return answers
+        return {fence: "busy" if answer == _REFUSED else answer for fence, answer in answers.items()}
 
     def leave(self, executor_id: UUID) -> None:
         """Remove an executor; attempts it still owns go back when its lease ends."""
         with self._session.transaction() as connection:
             connection.execute(_DELETE_EXECUTOR, {"executor_id": executor_id, "states": OWNED})
 
-    def _record_batch(self, executor_id: UUID, reports: Sequence[AttemptReport]) -> dict[Fence, str]:
-        """Record reports, one by one if the database refuses them together; what it refuses alone is busy."""
+    def _record_batch(
+        self, executor_id: UUID, reports: Sequence[AttemptReport], refusals: list[Exception]
+    ) -> dict[Fence, str]:
+        """Record reports, one by one if the database refuses them together; add the refusals of single ones."""
         try:
             return self._record_together(executor_id, reports)
         except (Unavailable, psycopg.Error) as error:
-            if not is_refused(error) or len(reports) == 1:
+            if not (is_refused(error) or is_data_fault(error)):
                 raise
-            refusal = error
+            if len(reports) == 1:
+                metrics.count("outcomes_set_aside")
+                _LOG.error("the outcome of run %s cannot be recorded: %s", reports[0].fence[0], error)
+                refusals.append(error)
+                return {reports[0].fence: _REFUSED}
         answers: dict[Fence, str] = {}
         for report in reports:
-            try:
-                answers |= self._record_together(executor_id, [report])
-            except (Unavailable, psycopg.Error) as error:
-                if not is_refused(error):
-                    raise
-                metrics.count("outcomes_set_aside")
-                _LOG.error("the outcome of run %s cannot be recorded: %s", report.fence[0], error)
-                answers[report.fence] = "busy"
-        if set(answers.values()) == {"busy"}:
-            raise refusal
+            answers |= self._record_batch(executor_id, [report], refusals)
         return answers
 
     def _record_together(self, executor_id: UUID, reports: Sequence[AttemptReport]) -> dict[Fence, str]:

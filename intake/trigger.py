@@ -37,7 +37,7 @@ class TriggeredJob(NamedTuple):
     shard: int
     version: int
     deleted_at: datetime | None
-    handler: str | None
+    handler: str
     queue: str
     lane: str
     overlap: str

@@ -69,7 +69,7 @@ CREATE TABLE job_versions (
     effective_at  timestamptz NOT NULL,
     spec          jsonb NOT NULL,
     schedule_json text NOT NULL,
-    handler       text,
+    handler       text NOT NULL,
     queue         text NOT NULL,
     lane          text NOT NULL,
     overlap       text NOT NULL,

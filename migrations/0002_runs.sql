@@ -11,7 +11,7 @@ CREATE TABLE job_runs (
     shard                smallint NOT NULL,
     queue                text NOT NULL,
     lane                 text NOT NULL CHECK (lane IN ('critical', 'standard', 'batch')),
-    handler              text,
+    handler              text NOT NULL,
     cause                text NOT NULL CHECK (cause IN ('timer', 'trigger', 'backfill', 'workflow', 'retry')),
     overlap              text NOT NULL CHECK (overlap IN (
         'skip', 'buffer_one', 'buffer_all', 'cancel_other', 'terminate_other', 'allow_all')),
@@ -43,7 +43,7 @@ CREATE TABLE job_runs (
     autovacuum_vacuum_threshold = 5000,
     autovacuum_vacuum_cost_delay = 0
 );
-COMMENT ON COLUMN job_runs.handler IS 'what an executor must have: a handler''s name, or tidewheel. and the type of another target; null if any executor will do';
+COMMENT ON COLUMN job_runs.handler IS 'what an executor must have: a handler''s name, or tidewheel. and the type of another target';
 COMMENT ON COLUMN job_runs.gates IS 'not 0: only a claim that decides about all runs of the job may start the run. 1: another run of the job has come, or the run is the job''s active run';
 COMMENT ON COLUMN job_runs.moved_ahead IS 'true if the run may start before its scheduled time';
 COMMENT ON COLUMN job_runs.publish_at IS 'the earliest time of a claim; infinity while buffered, blocked or waiting';

@@ -88,8 +88,7 @@ class Reader:
         Raises:
             Unavailable: PostgreSQL does not answer, or has no key.
         """
-        with self._session.transaction() as connection:
-            keys.refresh(connection, max_age=_KEYS_SECONDS)
+        keys.refresh_aged(self._session, _KEYS_SECONDS)
         keys.require()
 
     def read(self, held: Sequence[int], paused: list[str], in_flight: Sequence[DueRow]) -> Batch:

@@ -51,7 +51,7 @@ class _Facts:
     """The columns of a version that its runs need."""
 
     version: int
-    handler: str | None
+    handler: str
     queue: str
     lane: str
     overlap: str

@@ -491,7 +491,7 @@ WITH RECURSIVE lanes AS (
          LIMIT 1
       ) AS n
 ), waiting AS (
-    SELECT r.tenant, r.queue, coalesce(r.handler, '') AS handler, count(*) AS runs,
+    SELECT r.tenant, r.queue, r.handler, count(*) AS runs,
            (array_agg(r.run_id ORDER BY r.publish_at))[1] AS run_id, min(r.publish_at) AS since
       FROM lanes AS l
      CROSS JOIN LATERAL (
@@ -504,14 +504,14 @@ WITH RECURSIVE lanes AS (
          ORDER BY o.publish_at
          LIMIT %(limit)s
       ) AS r
-     GROUP BY r.tenant, r.queue, coalesce(r.handler, '')
+     GROUP BY r.tenant, r.queue, r.handler
 )
 SELECT w.tenant, w.queue, w.handler, w.runs, w.run_id, w.since
   FROM waiting AS w
  WHERE NOT EXISTS (
     SELECT FROM executors AS e
      WHERE w.queue = ANY (e.queues)
-       AND (w.handler = '' OR w.handler = ANY (e.handlers))
+       AND w.handler = ANY (e.handlers)
        AND NOT e.stopping
        AND e.last_heartbeat_at > (SELECT tidewheel_now()) - %(silent_for)s::interval
  )

@@ -54,7 +54,7 @@ class Unhandled:
     Args:
         tenant: Their tenant.
         queue: Their queue.
-        handler: The handler that its executors lack; empty if the queue has no executor.
+        handler: The handler or capability that the queue's executors lack, if it has any.
         runs: Their number, among those checked.
         run_id: The run that has waited longest.
         since: The instant since which it is due.
@@ -73,9 +73,7 @@ class Unhandled:
         if self.handler.startswith(RESERVED):
             kind = self.handler.removeprefix(RESERVED)
             return f"no executor of queue {self.queue!r} runs {kind} targets (TIDEWHEEL_TARGETS)"
-        if self.handler:
-            return f"no executor of queue {self.queue!r} has the handler {self.handler!r}"
-        return f"no executor serves the queue {self.queue!r}"
+        return f"no executor of queue {self.queue!r} has the handler {self.handler!r}"
 
 
 class UnhandledWatch:

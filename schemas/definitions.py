@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 
+from tidewheel.errors import UndecodableMessage
 from tidewheel.jobs import targets
 from tidewheel.jobs.payload import JSON_CONTENT, Payload
 from tidewheel.jobs.retry import RetryPolicy
@@ -72,9 +73,17 @@ def definition_record(
     )
 
 
-def needs(target: Target) -> str | None:
-    """Return the handler or capability that a target requires; None if it has none."""
-    return _REQUIRED.get(target.kind, target.handler)
+def needs(target: Target) -> str:
+    """Return the handler or capability that a target requires.
+
+    Raises:
+        UndecodableMessage: It names no handler.
+    """
+    name = _REQUIRED.get(target.kind, target.handler)
+    if name is None:
+        message = "the definition's target has no handler"
+        raise UndecodableMessage(message)
+    return name
 
 
 def _target(target: targets.TargetSpec) -> Target:

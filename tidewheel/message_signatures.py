@@ -14,7 +14,7 @@ from typing import Final, cast
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import SettingsError, Unavailable
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session import Conn, Session
 from tidewheel.postgres.statements import Statements
 
 SIGNATURE_HEADER: Final = "signature"
@@ -91,11 +91,15 @@ class MessageKeys:
         self._by_head: dict[bytes, MessageKey] = {}  # replaced, never changed: other threads read it
         self._use(dict(secrets or {}), max(secrets or {}, default=None))
 
-    def refresh(self, connection: Conn, *, max_age: float = 0.0) -> None:
-        """Read the keys, unless they were read less than `max_age` seconds ago."""
+    def refresh_aged(self, session: Session, max_age: float) -> None:
+        """Read the keys in a transaction of their own, unless they were read less than `max_age` seconds ago."""
+        if monotonic_seconds() - self._read_at >= max_age:
+            with session.transaction() as connection:
+                self.refresh(connection)
+
+    def refresh(self, connection: Conn) -> None:
+        """Read the keys."""
         now = monotonic_seconds()
-        if now - self._read_at < max_age:
-            return
         found = connection.execute(_READ_MESSAGE_KEYS, {"signs_after": SIGNS_AFTER_SECONDS}, binary=True).fetchall()
         rows = cast("list[tuple[int, bytes, bool]]", found)
         secrets = {key_id: bytes(secret) for key_id, secret, _ in rows}

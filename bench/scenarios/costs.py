@@ -170,9 +170,9 @@ def _skip_by_overlap(connection: Conn, environment: Environment) -> float:
         )
     # Open holders, so that no claim takes over their turns.
     connection.execute(
-        "INSERT INTO job_runs (run_id, job_id, tenant, shard, queue, lane, cause, overlap, state, job_version,"
+        "INSERT INTO job_runs (run_id, job_id, tenant, shard, queue, lane, handler, cause, overlap, state, job_version,"
         " attempt, scheduled_at, publish_at, created_at) SELECT t.run_id, t.job_id, 'default', 0, 'held', 'batch',"
-        " 'trigger', 'skip', 'running', 1, 1, now(), now(), now() FROM active_runs AS t"
+        " '-', 'trigger', 'skip', 'running', 1, 1, now(), now(), now() FROM active_runs AS t"
     )
     connection.commit()
     started = monotonic_seconds()

@@ -113,8 +113,7 @@ class ExecutorsApi:
     def _claim(self, state: WorkerState, executor_id: UUID, body: ClaimRequest) -> RemoteClaimResult:
         """Claim the runs whose messages a relay has signed. The others come by a sweep."""
         if body.runs:
-            with state.session.transaction() as connection:
-                self.keys.refresh(connection, max_age=_KEYS_SECONDS)
+            self.keys.refresh_aged(state.session, _KEYS_SECONDS)
         claims = [run.claim() for run in body.runs if run.is_accepted(self.check)]
         return state.executors.claim(RemoteClaim(executor_id, body.claim_id, claims, body.sweep, self.settings.sweep))
 

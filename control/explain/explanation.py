@@ -76,7 +76,7 @@ class RunFacts:
         reason: The reason of a skip or a cancellation, or the timeout that fired.
         job_version: The version that it was created from.
         queue: Its queue.
-        handler: Its handler; None if any executor can run it.
+        handler: The handler or capability that its executor must have.
         created_at: When it was created, ahead of its time or late.
         publish_at: While it is open: when it may be published, or retried.
         late: How long after its time it was created; None if in time.
@@ -94,7 +94,7 @@ class RunFacts:
     reason: str | None
     job_version: int
     queue: str
-    handler: str | None
+    handler: str
     created_at: datetime
     publish_at: datetime | None
     late: timedelta | None

@@ -180,7 +180,7 @@ class _RunRow:
     reason: str | None
     job_version: int
     queue: str
-    handler: str | None
+    handler: str
     created_at: datetime
     publish_at: datetime | None
     late_ms: int | None

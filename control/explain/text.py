@@ -87,7 +87,7 @@ def _state_text(facts: InstantFacts, run: RunFacts) -> str:
 def _queued(facts: InstantFacts, run: RunFacts) -> str:
     if run.publish_at is not None and run.publish_at > facts.job.now:
         return f"Its run exists and may start at {_publish(run)}."
-    knows = _REQUIREMENTS.get(run.handler or "", f" and has the handler {run.handler!r}" if run.handler else "")
+    knows = _REQUIREMENTS.get(run.handler, f" and has the handler {run.handler!r}")
     waited = f" for {length(facts.job.now - run.publish_at)}" if run.publish_at else ""
     return f"Its run has waited{waited} for an executor: check that one serves queue {run.queue!r}{knows}."
 

@@ -37,7 +37,7 @@ class VersionRow:
     schedule_json: str
     policy_json: str
     overlap: str
-    handler: str | None
+    handler: str
     queue: str
     max_runs: int | None
 

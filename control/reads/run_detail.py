@@ -83,7 +83,7 @@ class RunDetail:
     """
 
     summary: RunSummary
-    handler: str | None
+    handler: str
     labels: Mapping[str, str]
     failed_attempts: int | None
     lost_attempts: int | None
@@ -152,7 +152,7 @@ def past_attempts(connection: Conn, run_id: UUID) -> list[PastAttempt]:
 
 @dataclass(frozen=True, slots=True)
 class _RunDetailRow(RunRow):
-    handler: str | None
+    handler: str
     failed_attempts: int | None
     lost_attempts: int | None
     deadline_at: datetime | None

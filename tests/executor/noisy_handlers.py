@@ -71,6 +71,16 @@ def wait(context: tidewheel.Context, payload: str) -> None:
     print("after")  # noqa: T201
 
 
+@tidewheel.handler("noisy.say-and-wait")
+def say_and_wait(context: tidewheel.Context, payload: list[str]) -> None:
+    """Write a text, and wait at a gate."""
+    del context
+    text, gate = payload
+    print(text)  # noqa: T201
+    GATES[gate].opened.wait(60)
+    print("after")  # noqa: T201
+
+
 @tidewheel.handler("noisy.silent")
 async def silent(context: tidewheel.Context, payload: object) -> object:
     """Write nothing."""

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import cast
 from uuid import UUID, uuid4
 
@@ -200,6 +201,33 @@ def test_output_of_released_attempts_is_kept(executing: Executing, gate: str) ->
         run_id = executing.trigger("noisy.wait", gate)
         until(lambda: GATES[gate].entered, "it runs")
     assert stored(executing, run_id) == [(1, b"before\n", 7)]
+
+
+@pytest.mark.kafka
+def test_output_that_is_refused_alone_stops_no_other_and_is_flushed_later(
+    fresh_database: Database, info: StackInfo, gate: str
+) -> None:
+    """Neither that of attempts beside it, nor that of attempts which begin while it is refused."""
+    fresh_database.execute("ALTER TABLE attempt_outputs ADD CONSTRAINT poison CHECK (output <> 'poison\n'::bytea)")
+    executing = Executing(fresh_database, info.kafka)
+    executing.make_topics()
+    with captured(), executing.running(known=HANDLERS):
+        bad = executing.trigger("noisy.say-and-wait", ["poison", gate])
+        for text in ("beside", "after a while", "at last"):
+            good = executing.trigger("noisy.say-and-wait", [text, gate])
+            output = f"{text}\n".encode()
+            until(partial(holds, executing, good, output), f"{text!r} is flushed", seconds=5)
+        assert stored(executing, bad) == []
+        fresh_database.execute("ALTER TABLE attempt_outputs DROP CONSTRAINT poison")
+        until(partial(holds, executing, bad, b"poison\n"), "the refused output is flushed")
+        GATES[gate].opened.set()
+        assert executing.ended(bad).state == "succeeded"
+    assert stored(executing, bad) == [(1, b"poison\nafter\n", 13)]
+
+
+def holds(executing: Executing, run_id: UUID, output: bytes) -> bool:
+    """Return True if this is the stored output of the run's first attempt."""
+    return stored(executing, run_id) == [(1, output, len(output))]
 
 
 def stored(executing: Executing, run_id: UUID) -> list[tuple[int, bytes, int]]:

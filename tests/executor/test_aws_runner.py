@@ -5,11 +5,13 @@ import base64
 import io
 import json
 import logging
+import math
 import threading
 import zipfile
 from collections.abc import Iterator
 from datetime import timedelta
 from importlib import import_module
+from types import FrameType
 from typing import Any
 
 import httpx
@@ -20,6 +22,7 @@ from tests.executor.attempting import RUN, Reports, attempt_of
 from tests.executor.http_target import Answer, HttpTarget, serving
 from tests.fixtures.services import until
 from tidewheel.executor.attempt import Attempt
+from tidewheel.executor.lease import Lease
 from tidewheel.executor.outcome import Outcome
 from tidewheel.executor.runners.aws import LambdaRunner
 from tidewheel.jobs.allow_lists import AllowLists
@@ -239,3 +242,30 @@ def test_abandoned_invocation_keeps_its_slot_until_it_returns(target: HttpTarget
         await runner.close()
 
     asyncio.run(work())
+
+
+@pytest.mark.parametrize("size", [10, 40_000])
+def test_event_is_in_the_kernel_right_after_the_look_at_the_lease(target: HttpTarget, size: int) -> None:
+    """No other Python function runs in between: under load a stop, or another thread, would meet it there."""
+    since: list[str] = []  # the functions called since the last look
+    at_sends: list[list[str]] = []
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        if not threading.current_thread().name.startswith("lambda"):
+            return
+        if event == "return" and frame.f_code is Lease.is_over.__code__:
+            since.clear()
+        elif event == "call":
+            since.append(frame.f_code.co_name)
+        elif event == "c_call" and getattr(argument, "__name__", "") == "sendall":
+            at_sends.append(since[:])
+
+    attempt = attempt_of(job(payload="x" * size), lease=Lease(math.inf))
+    threading.setprofile(note)
+    try:
+        assert run(attempt).kind is AttemptOutcome.SUCCEEDED
+    finally:
+        threading.setprofile(None)
+    _headers, *pieces = at_sends
+    assert pieces == [[]] * (size // (16 * 1024) + 1)
+    assert len(target.received[-1].body) == size + 2

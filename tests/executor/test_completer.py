@@ -398,6 +398,31 @@ def test_progress_of_a_locked_run_is_saved_later(with_job: Database) -> None:
     assert with_job.rows("SELECT run_id, progress FROM run_inputs") == [(held.run_id, b'"half"')]
 
 
+def test_progress_that_is_refused_alone_stops_no_other_and_is_saved_later(fresh_database: Database) -> None:
+    submit(fresh_database)
+    bad, other, ended, later = (attempt_at(fresh_database, begun(fresh_database)) for _ in range(4))
+    fresh_database.execute("ALTER TABLE run_inputs ADD CONSTRAINT poison CHECK (progress <> '\"poison\"'::bytea)")
+    with completing(fresh_database) as completer:
+        for attempt, progress in ((bad, b'"poison"'), (other, b'"half"'), (ended, b'"poison"')):
+            completer.progress.put(attempt.key, progress, None)
+        until(lambda: saved(fresh_database) == {other.run_id: b'"half"'}, "that of the other is saved")
+        completer.add(ended, succeeded(None))
+        completer.progress.put(later.key, b'"begun"', None)
+        until(lambda: later.run_id in saved(fresh_database), "that of a later one is saved", seconds=5)
+        assert completer.drain(30)
+        assert final_state(fresh_database, ended.run_id)[0] == "succeeded"
+        assert bad.run_id not in saved(fresh_database)
+        fresh_database.execute("ALTER TABLE run_inputs DROP CONSTRAINT poison")
+        until(lambda: saved(fresh_database).get(bad.run_id) == b'"poison"', "the refused one is saved")
+        until(lambda: not completer.progress._unsaved, "nothing is kept")
+        assert not completer.progress._aside._tries
+
+
+def saved(database: Database) -> dict[UUID, bytes]:
+    """Return the progress of open runs."""
+    return {run: bytes(progress) for run, progress in database.rows("SELECT run_id, progress FROM run_inputs")}
+
+
 def test_run_that_is_free_again_does_not_go_on_without_its_checkpoint(
     with_job: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -297,8 +297,9 @@ def test_failing_backfill_is_paused_with_reason_and_others_continue(hourly: Cloc
     bad, good = accept(hourly, *RANGE), accept(hourly, *RANGE, what="all")
     hourly.execute("UPDATE backfills SET versions = 'current', job_version = 99 WHERE backfill_id = %s", [bad])
     hourly.execute(
-        "INSERT INTO job_versions (job_id, version, tenant, effective_at, spec, schedule_json, queue, lane, overlap,"
-        " definition) SELECT job_id, 99, tenant, '2100-01-01', '{}', '{}', 'default', 'standard', 'skip', '' FROM jobs"
+        "INSERT INTO job_versions (job_id, version, tenant, effective_at, spec, schedule_json, handler, queue, lane,"
+        " overlap, definition) SELECT job_id, 99, tenant, '2100-01-01', '{}', '{}', '-', 'default', 'standard',"
+        " 'skip', '' FROM jobs"
     )
     look(hourly)
     summary = progress(hourly, bad).summary

@@ -15,6 +15,7 @@ from tidewheel.message_signatures import (
     digest_of,
     rotate_key,
 )
+from tidewheel.postgres.session import Session
 
 SECRETS = st.binary(min_size=32, max_size=32)
 IDS = st.integers(1, 2**24 - 1)
@@ -88,6 +89,13 @@ def test_first_migration_makes_a_random_key(fresh_database: Database) -> None:
     [(first, secret)] = fresh_database.rows("SELECT key_id, secret FROM message_keys")
     assert (first, len(secret), len(set(secret)) > 16) == (1, 32, True)
     keys_of(fresh_database).require()
+
+
+def test_keys_that_were_just_read_cost_no_transaction(fresh_database: Database) -> None:
+    keys, nowhere = keys_of(fresh_database), Session("host=127.0.0.1 port=1", "tidewheel-test")
+    keys.refresh_aged(nowhere, 60.0)
+    with pytest.raises(Unavailable):
+        keys.refresh_aged(nowhere, 0.0)
 
 
 def test_new_key_signs_when_executors_know_it_and_both_verify(fresh_database: Database) -> None:

@@ -9,7 +9,7 @@ SELECT 'due runs', count(*)
   FROM job_runs
  WHERE state = ANY (%(claimable)s) AND publish_at <= tidewheel_now()
    AND (deadline_at IS NULL OR deadline_at > tidewheel_now())
-   AND (handler IS NULL OR handler = ANY (%(handlers)s))
+   AND handler = ANY (%(handlers)s)
 UNION ALL
 SELECT 'overdue runs', count(*)
   FROM job_runs

@@ -67,7 +67,7 @@ class NewRun(NamedTuple):
         cause: The cause of the run.
         queue: The queue, whose executors may claim it.
         lane: Its priority class.
-        handler: The handler's name, or None for a target that any executor can run.
+        handler: The handler's name, or the capability that another target requires.
         overlap: The overlap policy of this run.
         scheduled_at: The scheduled time.
         publish_at: The earliest time of a claim.
@@ -87,7 +87,7 @@ class NewRun(NamedTuple):
     cause: Cause
     queue: str
     lane: str
-    handler: str | None
+    handler: str
     overlap: str
     scheduled_at: datetime
     publish_at: datetime

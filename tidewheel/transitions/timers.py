@@ -58,7 +58,7 @@ class LockedTimer(NamedTuple):
     scheduled_at: datetime
     version: int
     schedule_json: str
-    handler: str | None
+    handler: str
     queue: str
     lane: str
     overlap: str

@@ -8,6 +8,7 @@ from uuid import UUID, uuid4
 
 import httpx
 import pytest
+from psycopg import sql
 
 from tests.control.api.answering import TOPIC, Executor, answering, enter, refusal
 from tests.fixtures.database import Database
@@ -340,3 +341,23 @@ def test_python_executor_cannot_be_used_over_http(client: httpx.Client, database
     other = Executor(client, str(known))
     refusal(other.ask("heartbeat"), HTTPStatus.NOT_FOUND)
     refusal(other.ask("claim", claim_id=1, sweep=1), HTTPStatus.NOT_FOUND)
+
+
+def test_outcome_that_is_refused_alone_is_busy_and_recorded_later(fresh_database: Database) -> None:
+    """The others of its call are recorded once, and the call is answered."""
+    with answering(fresh_database) as made:
+        executor = enter(made)
+        runs = [a_run(fresh_database), trigger(fresh_database), trigger(fresh_database)]
+        for run_id in runs:
+            executor.claim(run_id)
+        forbid = sql.SQL("ALTER TABLE finished_runs ADD CONSTRAINT poison CHECK (run_id <> {})")
+        fresh_database.execute(forbid.format(sql.Literal(runs[1])))
+        outcomes = [{"run_id": str(run_id), "attempt": 1, "status": "succeeded"} for run_id in runs]
+        answer = executor.ask("finish", outcomes=outcomes)
+        assert [each["answer"] for each in answer.json()["outcomes"]] == ["recorded", "busy", "recorded"]
+        alone = executor.ask("finish", outcomes=outcomes[1:2])
+        assert alone.status_code == HTTPStatus.SERVICE_UNAVAILABLE
+        fresh_database.execute("ALTER TABLE finished_runs DROP CONSTRAINT poison")
+        assert executor.finish(runs[1], "succeeded") == "recorded"
+    assert {final_state(fresh_database, run_id)[0] for run_id in runs} == {"succeeded"}
+    assert len(completions(fresh_database)) == len(runs)
