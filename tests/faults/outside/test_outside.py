@@ -9,7 +9,7 @@ import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -49,7 +49,7 @@ Judge: TypeAlias = Callable[[Campaign], Report]
 @pytest.fixture(scope="module", autouse=True)
 def report_at_the_end(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
-    capture = request.config.pluginmanager.getplugin("capturemanager")
+    capture: Any = request.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():
         print_now(f"\n{summary(_RESULTS)}")
 
