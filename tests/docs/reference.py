@@ -55,6 +55,11 @@ _OUTSIDE: tuple[tuple[str, str, str], ...] = (
         " `partitioner`",
     ),
     (
+        "`TIDEWHEEL_SECRET_<NAME>`",
+        "`executor`",
+        "`host[,host…]=value`: a [secret](targets.md#secrets) that jobs of the tenant `default` name in headers",
+    ),
+    (
         "`PGHOST`, `PGHOSTADDR`, `PGSERVICE`, `PGDATABASE`",
         "every command",
         "where one of them is set and `TIDEWHEEL_DATABASE_URL` is not, libpq's own variables name the database",
