@@ -73,11 +73,10 @@ def test_secret_of_every_way_in_is_sent_and_replaced_without_a_restart(fleet: Fl
         (folder / "next").rename(folder / "BILLING")
 
         def is_replaced() -> bool:
-            client.trigger("json")
+            client.runs.wait(client.trigger("json"), timeout=30)
             return credentials(target)["json"] == "Bearer second-s3cr3t"
 
         fleet.until(is_replaced, "the new value is sent")
-        fleet.until(fleet.settled, "all runs have ended")
         for key in WAYS:
             shown = tidewheel(fleet.database, "job", "show", key, "--output", "json").json["job"]
             assert shown["target"]["headers"] == HEADERS
