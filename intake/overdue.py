@@ -90,7 +90,9 @@ def apply_overdue(
     moving = [_with_retracted(timers[job], retracted.get(job)) for job in job_ids if job in timers]
     next_at = retracted | {timer.job_id: timer.scheduled_at for timer in moving}
     due = [timer for timer in moving if _is_due(timer, now)]
-    paused = [timer for timer in due if timer.hold_reason == HoldReason.PAUSE and timer.job_id not in keep_pauses]
+    # A paused timer's due_at is the end of the pause: only its state has the occurrences that were moved ahead.
+    may_be_due = [timer for timer in moving if timer.overridden or _is_due(timer, now)]
+    paused = [t for t in may_be_due if t.hold_reason == HoldReason.PAUSE and t.job_id not in keep_pauses]
     _skip_paused(connection, installation, paused, now=now, drop_once=drop_once)
     quarantined = [t for t in due if t.hold_reason == HoldReason.QUARANTINED and t.job_id in skip_quarantined]
     _skip_quarantined(connection, installation, quarantined, skip_quarantined, now=now)

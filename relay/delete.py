@@ -19,6 +19,7 @@ from tidewheel.relay.due_rows import SESSION_OPTIONS, Batch, DueRow, Published, 
 _SQL = Statements("tidewheel.relay")
 _DELETE_OUTBOX = _SQL["delete_outbox"]
 _QUARANTINE_OUTBOX_ROW = _SQL["quarantine_outbox_row"]
+_POSTPONE_OUTBOX = _SQL["postpone_outbox"]
 
 
 _SMALL_ROWS = 64  # deleted on the caller's thread: handing over so few costs more than their statement
@@ -40,7 +41,7 @@ class Deleter:
         if self._current is None:
             return []
         _, published = self._current
-        return [*published.acknowledged, *(row for row, _ in published.refused)]
+        return [*published.acknowledged, *published.set_aside()]
 
     def start(self, batch: Batch, published: Published) -> None:
         """Start to delete a batch, or leave a small one to `wait`; `wait` for the one before first."""
@@ -74,11 +75,14 @@ class Deleter:
 
     def _delete(self, published: Published) -> None:
         failpoint("relay.acknowledged")
-        if published.acknowledged or published.refused:
+        if published.acknowledged or published.refused or published.postponed:
             with self._session.transaction() as connection:
                 for row, error in published.refused:
                     columns = {"ctids": addresses([row]), "ids": ids([row]), "error": error}
                     connection.execute(_QUARANTINE_OUTBOX_ROW, columns)
+                for pause in {pause for _, pause in published.postponed}:
+                    rows = [row for row, each in published.postponed if each == pause]
+                    connection.execute(_POSTPONE_OUTBOX, {"ctids": addresses(rows), "ids": ids(rows), "pause": pause})
                 if published.acknowledged:
                     acknowledged = {"ctids": addresses(published.acknowledged), "ids": ids(published.acknowledged)}
                     # A kept plan compares the ids one by one: cheap for few, and planning is half of their cost.

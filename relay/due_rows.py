@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from struct import pack
 from typing import Final, TypeAlias, cast
 
@@ -77,10 +77,15 @@ class Batch:
 
 @dataclass(slots=True)
 class Published:
-    """The result of a batch. A row in neither list stays in the outbox and is published again."""
+    """The result of a batch. A row in none of the lists stays in the outbox and is published again."""
 
     acknowledged: list[DueRow] = field(default_factory=list[DueRow])
     refused: list[tuple[DueRow, str]] = field(default_factory=list[tuple[DueRow, str]])
+    postponed: list[tuple[DueRow, timedelta]] = field(default_factory=list[tuple[DueRow, timedelta]])
+
+    def set_aside(self) -> list[DueRow]:
+        """Return the rows that are neither acknowledged nor published again now."""
+        return [row for row, _ in (*self.refused, *self.postponed)]
 
 
 def position_of(row: DueRow) -> OutboxPosition:

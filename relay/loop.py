@@ -195,3 +195,5 @@ def _count(batch: Batch, published: Published) -> None:
         metrics.count("outbox_published", count, name)
     if published.refused:
         metrics.count("outbox_quarantined", len(published.refused))
+    if published.postponed:
+        metrics.count("outbox_postponed", len(published.postponed))

@@ -1,9 +1,10 @@
 """Produce a batch of rows and wait for its acknowledgement.
 
-A batch is acknowledged when the producer's queue is empty and no failure was reported. There are three kinds of
+A batch is acknowledged when the producer's queue is empty and no failure was reported. There are four kinds of
 failure:
 
 - Kafka refuses a row for good. Bisection finds it, since one such row fails the whole record batch that holds it.
+- A topic accepts less than Tidewheel sends. Bisection finds the row, which is postponed.
 - A topic does not exist or is not authorized. The relay backs off from this topic only.
 - Everything else is produced again.
 
@@ -23,20 +24,19 @@ from tidewheel.process.failpoint import failpoint
 from tidewheel.process.service import Shutdown
 from tidewheel.relay.due_rows import HEADERS, ID, KEY, TOPIC, VALUE, DueRow, Published
 from tidewheel.relay.topic_backoff import TopicBackoff
+from tidewheel.relay.topic_limits import TopicLimits, size_of
 
 _METADATA_SECONDS = 10.0
 _FLUSH_SECONDS = 1.0  # between two checks for a shutdown
 
-_REFUSED_FOR_GOOD = frozenset(
-    {
-        KafkaError.MSG_SIZE_TOO_LARGE,
-        KafkaError.INVALID_MSG,
-        KafkaError.INVALID_MSG_SIZE,
-        KafkaError.INVALID_RECORD,
-        KafkaError.RECORD_LIST_TOO_LARGE,
-        KafkaError._INVALID_ARG,
-    }
-)
+# By the broker, of a row that the producer has accepted: the topic's limit is lower than Tidewheel's.
+_TOO_LARGE_FOR_TOPIC = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE})
+_REFUSED_FOR_GOOD = _TOO_LARGE_FOR_TOPIC | {
+    KafkaError.INVALID_MSG,
+    KafkaError.INVALID_MSG_SIZE,
+    KafkaError.INVALID_RECORD,
+    KafkaError._INVALID_ARG,
+}
 _TOPIC_TROUBLE = frozenset(
     {
         KafkaError.UNKNOWN_TOPIC_OR_PART,
@@ -72,9 +72,12 @@ class Publisher:
         self._producer = self._new_producer()
         self._topics: frozenset[str] = frozenset()
         self._backoff = TopicBackoff()
+        self._limits = TopicLimits()
+        self._too_large: list[DueRow] = []
 
     def paused_topics(self) -> list[str]:
         """Return the topics whose rows must not be read now; call it before each read."""
+        self._limits.settle()
         return self._backoff.paused_topics()
 
     def send(self, rows: Sequence[DueRow]) -> None:
@@ -83,6 +86,7 @@ class Publisher:
         Raises:
             Unavailable: The broker does not accept them now.
         """
+        self._too_large = []
         self._sent, self._refused = self._produce(self._sendable(rows))
         failpoint("relay.produced")
 
@@ -97,6 +101,9 @@ class Publisher:
         result.acknowledged, self._dropped = self._dropped, []
         self._collect_acks(rows, result)
         self._backoff.reset_retried()
+        too_large, self._too_large = self._too_large, []
+        pauses = {topic: self._limits.pause(topic) for topic in {row[TOPIC] for row in too_large}}
+        result.postponed.extend((row, pauses[row[TOPIC]]) for row in too_large)
         return result
 
     def close(self) -> None:
@@ -123,7 +130,13 @@ class Publisher:
         self, rows: Sequence[DueRow], failed: Sequence[tuple[KafkaError, str, bytes | None]], result: Published
     ) -> None:
         if len(rows) == 1:
-            result.refused.append((rows[0], failed[0][0].str()))
+            row = rows[0]
+            error = next(e for e, topic, _ in failed if topic == row[TOPIC] and e.code() in _REFUSED_FOR_GOOD)
+            if error.code() in _TOO_LARGE_FOR_TOPIC:
+                self._limits.refuse(row, error.str())
+                self._too_large.append(row)
+            else:
+                result.refused.append((row, error.str()))
         elif rows:
             middle = len(rows) // 2
             for half in (rows[:middle], rows[middle:]):
@@ -135,12 +148,17 @@ class Publisher:
         for error, topic, _ in failed:
             if error.code() in _TOPIC_TROUBLE:
                 self._backoff.back_off(topic, error.str())
-            elif error.code() not in _REFUSED_FOR_GOOD:
+            elif error.code() not in _REFUSED_FOR_GOOD | {KafkaError._INVALID_DIFFERENT_RECORD}:
                 message = f"Kafka did not accept a message for {topic}: {error.str()}"
                 raise Unavailable(message)
 
     def _produce(self, rows: Sequence[DueRow]) -> tuple[Sequence[DueRow], list[tuple[DueRow, str]]]:
         """Give rows to the producer. Return those it accepted and those it refuses for good; the rest stay."""
+        if limits := self._limits.in_force():
+            smaller = [row for row in rows if row[TOPIC] not in limits or size_of(row) < limits[row[TOPIC]]]
+            left = {row[ID] for row in smaller}
+            self._too_large.extend(row for row in rows if row[ID] not in left)
+            rows = smaller
         not_taken: set[bytes] = set()
         troubled: set[str] = set()
         refused: list[tuple[DueRow, str]] = []

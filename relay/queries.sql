@@ -54,6 +54,13 @@ WITH refused AS (
 INSERT INTO quarantine (kind, topic, key, value, headers, error, created_at)
 SELECT 'outbox', topic, key, value, headers, %(error)s, tidewheel_now() FROM refused
 
+-- name: postpone_outbox
+-- Makes rows that are too large for their topic due later; does nothing to a row that is gone, or was moved before.
+-- Index: none, by tid. Lock: the rows, which no other transaction touches.
+-- Why: a row that stays due is read again at once, with all that are behind it.
+UPDATE outbox SET publish_at = tidewheel_now() + %(pause)s
+ WHERE ctid = ANY (%(ctids)s::tid[]) AND id + 0 = ANY (%(ids)s::bigint[])
+
 -- name: try_lock_slice
 -- Returns whether the slice could be locked for this relay.
 -- Lock: a session-wide advisory lock, one per slice, released with the session.

@@ -192,10 +192,11 @@ class Reader:
         self._late.clear()
 
     def acknowledged(self, batch: Batch, published: Published) -> None:
-        """Process the result of a batch: rows that are neither published nor refused are read again."""
+        """Process the result of a batch: rows that are neither published nor set aside are read again."""
         self._unacknowledged = [one for one in self._unacknowledged if one is not batch]
-        if len(batch.rows) > len(published.acknowledged) + len(published.refused):
-            done = {row[ID] for row in published.acknowledged} | {row[ID] for row, _ in published.refused}
+        set_aside = published.set_aside()
+        if len(batch.rows) > len(published.acknowledged) + len(set_aside):
+            done = {row[ID] for row in (*published.acknowledged, *set_aside)}
             self._marks.reread((row for row in batch.rows if row[ID] not in done), batch.pairs)
 
     def close(self) -> None:

@@ -118,11 +118,17 @@ def rotate_key(
     ] = False,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Add a key that signs run messages, and delete all but the one before."""
+    """Add a key that signs run messages, and delete all but the one before.
+
+    Services learn the new key by themselves; nothing has to be restarted. Messages of the key before stay valid until
+    the next rotation. Use --revoke if a key has become known: only the new one is valid then, and the sweep brings
+    the runs of older messages.
+    """
     with connect(Connections.load().database(), "tidewheel-topics") as connection:
         key_id = message_signatures.rotate_key(connection, revoke=revoke)
     signs = "at once" if revoke else f"in {message_signatures.SIGNS_AFTER_SECONDS} s"
-    print_result([f"added key {key_id}, which signs {signs}"], {"key_id": key_id}, output)
+    others = "all other keys are deleted" if revoke else "messages of the key before stay valid"
+    print_result([f"added key {key_id}, which signs {signs}; {others}"], {"key_id": key_id}, output)
 
 
 def _queues(given: str | None, config: dict[str, str], names: Topics) -> list[str]:

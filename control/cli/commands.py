@@ -83,7 +83,9 @@ COMMANDS: Mapping[str, Command | Group] = {
             "pause": Command("job_edit", "pause", "Pause a job's schedule; triggers still run."),
             "resume": Command("job_edit", "resume", "Resume a paused job."),
             "release": Command(
-                "release", "release", "Release quarantined jobs; catch_up decides what passed meanwhile."
+                "release",
+                "release",
+                "Release quarantined jobs, once their cause is corrected; catch_up decides what passed meanwhile.",
             ),
             "delete": Command("job_edit", "delete", "Delete a job; started runs finish, the rest are cancelled."),
             "trigger": Command("job_edit", "trigger", "Run a job once, now or later; print the run's id."),

@@ -26,7 +26,11 @@ def release(
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Release quarantined jobs; catch_up decides what passed meanwhile."""
+    """Release quarantined jobs, once their cause is corrected; catch_up decides what passed meanwhile.
+
+    A job is quarantined when its own data fail as it is fired. Name jobs, or select all with an error, or all.
+    A job that fails again is quarantined again, and a repeat releases nothing twice.
+    """
     with requesting(tenant) as client, progress_bar("releasing", None) as on_progress:
         result = client.release(
             *(keys or ()), error=error, everything=everything, dry_run=dry_run, on_progress=on_progress
@@ -41,3 +45,5 @@ def release(
             print_table(("key", "quarantined", "error"), rows)
         return
     typer.echo(f"jobs released: {result.released:,}")
+    if result.released:
+        typer.echo("each fires from where it stopped; `tidewheel job list` shows those that are quarantined again")

@@ -165,15 +165,11 @@ class Standing:
         # to a time that has passed has fired there, or was passed over in a pause, and does neither again.
         keeps = {pair for pair in self.moved if act.grid and (min(pair) <= act.sent or act.grid.holds(pair[0]))}
         doubtful = {at for at, _ in self.moved if act.grid is None or act.sent < at <= act.answered}
-        # Where the new definition lacks it: whether it is done with, or forgotten, may be for the pause's end to say.
+        # Where the new definition lacks it: the edit may come before the time it was moved to, or after it.
         doubtful |= {
             at
             for at, to in self.moved
-            if act.grid
-            and not act.grid.holds(at)
-            and act.sent < at
-            and (self.paused or act.sent < to)
-            and to <= act.answered
+            if act.grid and not act.grid.holds(at) and act.sent < at and act.sent < to <= act.answered
         }
         return replace(
             self,

@@ -86,6 +86,45 @@ def test_occurrence_moved_ahead_into_a_pause_stays_skipped(minutely: ClockedData
     assert skipped(minutely, "paused")[-1] == (6, 6, 1)
 
 
+@pytest.mark.parametrize("schedule", ["@every 1m", "@every 10m"], ids=["with the instant", "without it"])
+@pytest.mark.parametrize("on_resume", ["skip", "fire_once", "fire_all"])
+def test_edit_amid_a_pause_records_an_occurrence_moved_ahead_into_it(
+    minutely: ClockedDatabase, schedule: str, on_resume: str
+) -> None:
+    """As any other occurrence of the pause: its own instant is ahead, and does not fire it again."""
+    fire_for(minutely, 1.2)
+    submit(minutely, **MINUTELY, on_resume=on_resume)
+    override(minutely, "move", 6, to=1.5)
+    apply_batch(minutely, about("job.pause"))
+    minutely.advance(0.5 * MINUTE)
+    every = {"interval": schedule.removeprefix("@every "), "anchor": minute(minutely, 0).isoformat()}
+    submit(minutely, schedule=every, overlap="allow_all", on_resume=on_resume)
+    assert skipped(minutely, "paused") == [(6, 6, 1)], "by the edit, whatever on_resume says"
+    apply_batch(minutely, about("job.resume"))
+    assert "which has passed" in refusal(request_override(minutely, "unskip", 6))[1]
+    fire_for(minutely, 10)
+    nominal = [each for each, _ in runs(minutely)]
+    assert nominal == ([1, 2, 3, 4, 5, 7, 8, 9, 10, 11] if schedule == "@every 1m" else [1, 10])
+    assert skipped(minutely, "paused") == [(6, 6, 1)]
+
+
+@pytest.mark.parametrize("on_resume", ["skip", "fire_all"])
+def test_other_edits_leave_an_occurrence_moved_ahead_into_a_pause_to_on_resume(
+    minutely: ClockedDatabase, on_resume: str
+) -> None:
+    fire_for(minutely, 1.2)
+    submit(minutely, **MINUTELY, on_resume=on_resume)
+    override(minutely, "move", 6, to=1.5)
+    apply_batch(minutely, about("job.pause"))
+    minutely.advance(0.5 * MINUTE)
+    submit(minutely, **MINUTELY, on_resume=on_resume, payload=1)
+    assert skipped(minutely, "paused") == []
+    apply_batch(minutely, about("job.resume"))
+    fire_for(minutely, 6)
+    assert (6 in {nominal for nominal, _ in runs(minutely)}) == (on_resume == "fire_all")
+    assert skipped(minutely, "paused") == ([(6, 6, 1)] if on_resume == "skip" else [])
+
+
 def test_occurrence_moved_past_its_own_instant_survives_an_edit(minutely: ClockedDatabase) -> None:
     """It was an occurrence when its instant came: it is owed, whatever the schedule says by now."""
     override(minutely, "move", 1, to=3.5)

@@ -56,12 +56,15 @@ class Relaying:
         """The client's configuration, with a test's additions."""
         return {**self.kafka, **self.client}
 
-    def topic(self, name: str, *, partitions: int = 1, max_bytes: int | None = None) -> str:
+    def topic(self, name: str, *, partitions: int = 1, config: Mapping[str, str] | None = None) -> str:
         """Make a topic; returns its full name."""
         full = f"{self.prefix}.{name}"
-        config = {} if max_bytes is None else {"max.message.bytes": str(max_bytes)}
         make_topics(self.kafka, [full], partitions=partitions, config=config)
         return full
+
+    def compacted_topic(self, name: str) -> str:
+        """Make a topic that refuses messages without a key for good; returns its full name."""
+        return self.topic(name, config={"cleanup.policy": "compact"})
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic, by its full name."""

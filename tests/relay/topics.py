@@ -42,3 +42,11 @@ def delete_topic(kafka: Mapping[str, str], name: str) -> None:
     admin = admin_of(kafka)
     admin.delete_topics([name], operation_timeout=_SECONDS)[name].result(_SECONDS)
     until(lambda: name not in admin.list_topics(timeout=_SECONDS).topics, "the broker has forgotten the topic")
+
+
+def set_topic_config(kafka: Mapping[str, str], name: str, config: Mapping[str, str]) -> None:
+    """Change a topic's configuration, as an operator does."""
+    entries = [ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET) for key, value in config.items()]
+    resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=entries)
+    admin = admin_of(kafka)  # kept until the result: its end would abort the request
+    admin.incremental_alter_configs([resource])[resource].result(_SECONDS)

@@ -169,6 +169,39 @@ def test_edit_of_paused_job_records_user_skips() -> None:
     assert (decision.next_at, decision.due_at, decision.moved) == (minute(5), minute(5), (minute(3),))
 
 
+def test_edit_amid_pause_skips_an_occurrence_moved_ahead_of_its_instant() -> None:
+    """Its own instant is ahead of the cursor, but the time it was moved to has passed in the pause."""
+    row = Row(minute(4), policies='{"on_resume":"fire_all"}')
+    decision = skip_paused(state_of(said(m5=3.5, m8=9), row), now=minute(3.75))
+    assert (skipped(decision), decision.moved) == ([("paused", 5, 5, 1)], (minute(5),))
+    assert (decision.next_at, decision.due_at, decision.overridden) == (minute(4), minute(4), True)
+
+
+@given(
+    cursor=st.integers(0, 6), quarters=st.integers(0, 32),
+    moves=st.dictionaries(st.integers(0, 12), st.integers(1, 52).map(lambda quarters: quarters / 4)),
+    policy=st.sampled_from(["skip", "fire_once", "fire_all"]),
+)  # fmt: skip
+def test_edit_amid_pause_skips_all_that_has_passed_in_it_and_no_more(
+    cursor: int, quarters: int, moves: dict[int, float], policy: str
+) -> None:
+    """Whatever `on_resume` says: a minute has passed by the time it was moved to, else by its own instant."""
+    now = quarters / 4
+    row = Row(minute(cursor), policies=json.dumps({"on_resume": policy}))
+    moves = {number: to for number, to in moves.items() if number >= cursor}
+    overrides = said(**{f"m{number}": to for number, to in moves.items()})
+    passed = {number for number in range(cursor, 13) if moves.get(number, number) <= now}
+    decision = skip_paused(state_of(overrides, row), now=minute(now))
+    assert decision.fires == ()
+    assert {reason for reason, *_ in skipped(decision)} <= {"paused"}
+    assert sum(count for *_, count in skipped(decision)) == len(passed)
+    assert set(decision.moved) == {minute(number) for number in passed & moves.keys()}
+    assert decision.next_at is not None
+    left = [each for each in overrides if each.scheduled_at not in decision.moved]
+    again = skip_paused(state_of(left, replace(row, scheduled_at=decision.next_at)), now=minute(now))
+    assert (again.skips, again.fires) == ((), ()), "recorded once"
+
+
 @dataclass
 class Life:
     """A timer as firing moves it, and what came of it."""

@@ -110,6 +110,7 @@ METRICS = (
     ),
     Metric("outbox_published", Kind.COUNTER, "messages", ("lane",), "messages acknowledged by the broker"),
     Metric("outbox_quarantined", Kind.COUNTER, "messages", (), "messages that the broker refused for good"),
+    Metric("outbox_postponed", Kind.COUNTER, "messages", (), "tries put off: larger than the topic's limit"),
     Metric("outbox_oldest_seconds", Kind.GAUGE, "seconds", ("lane",), "age of the oldest due message in the outbox"),
     Metric("claims", Kind.COUNTER, "claims", ("result", "source"), "claims won or lost, by message or by sweep"),
     Metric("start_lateness_seconds", Kind.HISTOGRAM, "seconds", ("lane",), "time from a run's publish_at to its claim"),

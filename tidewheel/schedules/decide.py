@@ -86,8 +86,7 @@ def on_resume(state: TimerState, *, now: datetime) -> Decision:
 
     The decision fires nothing. It skips instants of the pause, and leaves the rest to the next firing.
     """
-    overdue = any(to <= now for to in state.moved.values())
-    if isinstance(state.schedule, FixedDelay | Once) or (state.cursor > now and not overdue):
+    if isinstance(state.schedule, FixedDelay | Once) or _has_none_until(state, now):
         return _keep_position(state, state.cursor)
     live = state.live
     first, latest = live.after(state.cursor - TICK), live.before(now + TICK)
@@ -98,8 +97,7 @@ def on_resume(state: TimerState, *, now: datetime) -> Decision:
             state, first, latest, policy=state.policies.on_resume, now=now, reason=SkipReason.PAUSED
         )
         end = None if first is None else latest
-    # With the cursor ahead of now, all up to it is recorded. Only occurrences moved into the pause are decided.
-    recorded = max(now, state.cursor - TICK) if first is None or first > now else first - TICK
+    recorded = _recorded(state, now) if first is None or first > now else first - TICK
     following = first if first is not None and first <= now else live.after(recorded)
     done = Decision((), tuple(skips), next_at=following)
     if not state.plain:
@@ -112,19 +110,20 @@ def skip_paused(
 ) -> Decision:
     """Skip a timer's instants up to now, as an edit of a paused or quarantined job does.
 
-    A `once` keeps waiting for the end of the pause, unless `once_too`.
+    An occurrence that was moved to an instant up to now is skipped too, even if its own instant is ahead. A `once`
+    keeps waiting for the end of the pause, unless `once_too`.
     """
     waits = isinstance(state.schedule, FixedDelay) or (isinstance(state.schedule, Once) and not once_too)
-    if waits or state.cursor > now:
+    if waits or _has_none_until(state, now):
         return _keep_position(state, state.cursor)
-    live = state.live
+    live, recorded = state.live, _recorded(state, now)
     first = live.after(state.cursor - TICK)
     skips = () if first is None else skip_span(live, first, now, reason=reason)
-    done = Decision((), skips, next_at=live.after(now))
+    done = Decision((), skips, next_at=live.after(recorded))
     if state.plain:
         return done
     skipping = replace(state, policies=replace(state.policies, on_resume=CatchUp.SKIP))
-    return _with_overrides(skipping, done, now, now=now, horizon=None, missed_until=now)
+    return _with_overrides(skipping, done, recorded, now=now, horizon=None, missed_until=now)
 
 
 def skip_span(live: Schedule, first_at: datetime, until: datetime, *, reason: SkipReason) -> tuple[Skip, ...]:
@@ -211,6 +210,16 @@ def _fixed_delay(state: TimerState, schedule: FixedDelay, horizon: datetime) -> 
         return Decision(next_at=at)
     # Only fired instants are occurrences of a fixed_delay, so a late one is never missed.
     return Decision((Fire(at, at),), next_at=at, hold_reason=HoldReason.RUN)
+
+
+def _has_none_until(state: TimerState, now: datetime) -> bool:
+    """Return True if no occurrence is due up to now, by its own instant or by one it was moved to."""
+    return state.cursor > now and not any(to <= now for to in state.moved.values())
+
+
+def _recorded(state: TimerState, now: datetime) -> datetime:
+    """Return the end of the recorded instants: now, or the cursor where it is ahead of now."""
+    return max(now, state.cursor - TICK)
 
 
 def _keep_position(state: TimerState, at: datetime) -> Decision:
