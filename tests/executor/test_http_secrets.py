@@ -209,24 +209,24 @@ def _pipe(folder: Path) -> None:
     os.mkfifo(folder / "BILLING")
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (_link_elsewhere, "BILLING leads out of the tenant's folder"),
-        (_link_to_another_tenant, "BILLING leads out of the tenant's folder"),
-        (_link_in_a_circle, "Too many levels of symbolic links"),
-        (_pipe, "BILLING is not a file"),
-        (lambda folder: (folder / "BILLING").mkdir(), "BILLING.hosts is missing"),
-        (lambda folder: (folder / "BILLING").write_text("t0k"), "BILLING.hosts is missing; name in it the hosts"),
-        (lambda folder: put(folder, "BILLING", "t0k", "", " "), "BILLING.hosts names no host; name in it"),
-        (lambda folder: put(folder, "BILLING", "t0k", "*"), "host 1 is none"),
-        (lambda folder: put(folder, "BILLING", "t0k\n\n", "127.0.0.1"), "character 4 of the value"),
-        (lambda folder: put(folder, "BILLING", "t0k\r\nX: 1", "127.0.0.1"), "character 4 of the value"),
-        (lambda folder: put(folder, "BILLING", b"t0k\xff", "127.0.0.1"), "character 4 of the value"),
-        (lambda folder: put(folder, "BILLING", "", "127.0.0.1"), "the value is empty"),
-        (lambda folder: put(folder, "BILLING", "t0k" * 30_000, "127.0.0.1"), "more than 65536 bytes"),
-    ],
-)  # fmt: skip
+_UNUSABLE: list[tuple[Callable[[Path], object], str]] = [
+    (_link_elsewhere, "BILLING leads out of the tenant's folder"),
+    (_link_to_another_tenant, "BILLING leads out of the tenant's folder"),
+    (_link_in_a_circle, "Too many levels of symbolic links"),
+    (_pipe, "BILLING is not a file"),
+    (lambda folder: (folder / "BILLING").mkdir(), "BILLING.hosts is missing"),
+    (lambda folder: (folder / "BILLING").write_text("t0k"), "BILLING.hosts is missing; name in it the hosts"),
+    (lambda folder: put(folder, "BILLING", "t0k", "", " "), "BILLING.hosts names no host; name in it"),
+    (lambda folder: put(folder, "BILLING", "t0k", "*"), "host 1 is none"),
+    (lambda folder: put(folder, "BILLING", "t0k\n\n", "127.0.0.1"), "character 4 of the value"),
+    (lambda folder: put(folder, "BILLING", "t0k\r\nX: 1", "127.0.0.1"), "character 4 of the value"),
+    (lambda folder: put(folder, "BILLING", b"t0k\xff", "127.0.0.1"), "character 4 of the value"),
+    (lambda folder: put(folder, "BILLING", "", "127.0.0.1"), "the value is empty"),
+    (lambda folder: put(folder, "BILLING", "t0k" * 30_000, "127.0.0.1"), "more than 65536 bytes"),
+]
+
+
+@pytest.mark.parametrize(("make", "words"), _UNUSABLE)
 def test_unusable_file_is_missing_and_nothing_is_sent(
     tmp_path: Path, make: Callable[[Path], object], words: str
 ) -> None:

@@ -28,10 +28,8 @@ def submit_every_way(fleet: Fleet, url: str) -> None:
     """Submit one job by each way in, under the way's name."""
     target = {"type": "http", "url": url, "headers": HEADERS}
     fleet.ask({"type": "job.submit", "job": {"key": "json", "schedule": "manual", "target": target}})
-    named = {"headers": {"X-Team": "a"}, "secret_headers": {"Authorization": "BILLING"}}
-    job = JobSubmission(
-        key="avro", schedule=ScheduleSubmission(text="manual"), target=TargetSubmission(type="http", url=url, **named)
-    )
+    named = TargetSubmission(type="http", url=url, headers={"X-Team": "a"}, secret_headers={"Authorization": "BILLING"})
+    job = JobSubmission(key="avro", schedule=ScheduleSubmission(text="manual"), target=named)
     fleet.produce(fleet.topics.requests, b"avro", encode(Request(type=RequestType.JOB_SUBMIT, request_id="a", job=job)))
     fleet.flush()
     with Client(fleet.database.url) as client:
