@@ -72,12 +72,25 @@ def test_zstd_that_unpacks_to_megabytes(fleet: Fleet, sizes: list[int]) -> None:
     report("zstd", services)
 
 
-@pytest.mark.parametrize("codec", ["lz4", "gzip"])
-def test_other_codecs_are_unpacked_one_batch_at_a_time(fleet: Fleet, codec: str) -> None:
-    """No setting of the client bounds them: twelve at once would be more than a gigabyte."""
+@pytest.mark.parametrize("sizes", [[60, 80] * 6, [1] * 100], ids=["huge", "small"])
+def test_zstd_that_unpacks_to_megabytes_in_a_share_group(fleet: Fleet, sizes: list[int]) -> None:
+    services = fleet.start_all(EXECUTOR_GROUP="share", PRODUCER_BATCH="20")
+    fleet.wait_started()
+    send_to_all(fleet, [bytes(size * 1_000_000) for size in sizes], "zstd")
+    assert_reads_on(fleet)
+    report("zstd, share", services)
+
+
+@pytest.mark.parametrize(
+    ("codec", "size"),
+    [("snappy", 20), ("lz4", 60), ("gzip", 60)],
+    ids=["snappy", "lz4", "gzip"],
+)
+def test_other_codecs_are_unpacked_one_batch_at_a_time(fleet: Fleet, codec: str, size: int) -> None:
+    """No setting of the client bounds them: twelve of lz4 at once would be more than a gigabyte."""
     services = fleet.start_all()
     fleet.wait_started()
-    send_to_all(fleet, [bytes(60_000_000)] * 12, codec)
+    send_to_all(fleet, [bytes(size * 1_000_000)] * 12, codec)
     assert_reads_on(fleet)
     report(codec, services, limit=1 << 30)
 
