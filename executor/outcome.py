@@ -78,16 +78,26 @@ def failed(
     retry_after: timedelta | None = None,
     not_started: bool = False,
 ) -> Outcome:
-    """Return a failure. Its texts are redacted, cut, and cleaned of what PostgreSQL cannot store."""
+    """Return a failure."""
     return Outcome(
         AttemptOutcome.FAILED,
         error_type=_clean(error_type)[:255],
-        error_message=_clean(redact(message))[:MAX_ERROR_CHARACTERS],
-        trace=_clean(redact(trace))[-_TRACE_CHARACTERS:] or None,
+        error_message=error_text(message),
+        trace=trace_text(trace),
         permanent=permanent,
         retry_after=retry_after,
         not_started=not_started,
     )
+
+
+def error_text(text: str) -> str:
+    """Return an error's message as it is stored: redacted, cut, without what PostgreSQL cannot store."""
+    return _clean(redact(text))[:MAX_ERROR_CHARACTERS]
+
+
+def trace_text(text: str) -> str | None:
+    """Return a traceback as it is stored: redacted, its end, without what PostgreSQL cannot store."""
+    return _clean(redact(text))[-_TRACE_CHARACTERS:] or None
 
 
 def timed_out(which: str, seconds: float) -> Outcome:

@@ -31,6 +31,7 @@ from tidewheel.kafka.clients import producer
 from tidewheel.postgres.session import Session, is_refused
 from tidewheel.process.metrics import metrics
 from tidewheel.process.service import Shutdown, run_loop
+from tidewheel.redaction import redact
 from tidewheel.transitions.attempts import AttemptOutput, flush_outputs
 
 current: ContextVar[Attempt | None] = ContextVar("tidewheel_attempt", default=None)
@@ -113,7 +114,7 @@ class _Records(logging.Handler):
 
     def _keep(self, attempt: Attempt, record: logging.LogRecord) -> bool:
         try:
-            text = self.format(record)
+            text = redact(self.format(record))
         except Exception:  # noqa: BLE001 - a record that cannot be formatted must not raise in the code that logs it
             self.handleError(record)
             return False

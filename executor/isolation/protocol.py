@@ -17,7 +17,7 @@ from pydantic_core import to_json
 
 from tidewheel.errors import Unavailable
 from tidewheel.executor.context import Context, Flag, HandlerChannel, Previous, logger_of
-from tidewheel.executor.outcome import Outcome
+from tidewheel.executor.outcome import Outcome, error_text, trace_text
 from tidewheel.runs import AttemptOutcome
 
 _SIZES = struct.Struct("!II")
@@ -130,15 +130,16 @@ def outcome_frame(outcome: Outcome, *, spent: bool) -> Frame:
 
 
 def outcome_of(frame: Frame) -> Outcome:
-    """Return the outcome in a frame."""
+    """Return the outcome in a frame; its worker does not know what to redact."""
     head = frame.head
+    message, trace = cast("str | None", head["error_message"]), cast("str | None", head["trace"])
     after = cast("float | None", head["retry_after"])
     return Outcome(
         AttemptOutcome(str(head["outcome"])),
         result=frame.parts[0],
         error_type=cast("str | None", head["error_type"]),
-        error_message=cast("str | None", head["error_message"]),
-        trace=cast("str | None", head["trace"]),
+        error_message=None if message is None else error_text(message),
+        trace=None if trace is None else trace_text(trace),
         permanent=bool(head["permanent"]),
         retry_after=None if after is None else timedelta(seconds=after),
         snooze=timedelta(seconds=cast("float", head["snooze"])),

@@ -26,12 +26,14 @@ from tidewheel.executor.runners.addresses import (
     LookUpTimedOut,
     Resolve,
 )
+from tidewheel.executor.runners.echoes import redactor_of
 from tidewheel.executor.runners.http_client import HttpClient, NotRepeated, read_place
 from tidewheel.executor.runners.secret_store import SecretMissing, SecretRefused, SecretStore
 from tidewheel.jobs.allow_lists import AllowLists
 from tidewheel.jobs.hosts import read_url
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.values import MAX_RESULT_BYTES
+from tidewheel.redaction import Redactor
 from tidewheel.schemas.generated.records import HttpTarget
 from tidewheel.settings.executor import ExecutorSettings
 from tidewheel.task_tokens import TASK_TOKEN_HEADER, task_token
@@ -66,9 +68,18 @@ async def read_bounded(response: aiohttp.ClientResponse) -> bytes:
     return bytes(body[:_BODY_BYTES])
 
 
-def outcome_of_response(response: aiohttp.ClientResponse, body: bytes, url: str) -> Outcome:
-    """Return the outcome of a response: 2xx succeeds."""
-    text = body.decode("utf-8", "replace").replace("\0", "\ufffd")
+def outcome_of_response(response: aiohttp.ClientResponse, body: bytes, url: str, sent: Redactor) -> Outcome:
+    """Return the outcome of a response: 2xx succeeds.
+
+    Args:
+        response: The response's head.
+        body: The beginning of its body.
+        url: The target's URL as messages show it.
+        sent: Redacts the credentials of the call, which receivers repeat.
+    """
+    text = body.decode("utf-8", "replace")
+    text = sent.redact_cut(text) if len(body) == _BODY_BYTES else sent.redact(text)
+    text = text.replace("\0", "\ufffd")
     status, headers = response.status, response.headers
     if 200 <= status < 300:
         # Cut again as JSON: escapes and replacements can make the text several times as long.
@@ -77,18 +88,20 @@ def outcome_of_response(response: aiohttp.ClientResponse, body: bytes, url: str)
             result = _result({"status": status, "body": text[:_CUT_CHARACTERS], "cut": True})
         return succeeded(result)
     permanent = status < 500 and status not in _RETRIED_4XX
-    description = f"{url} answered {status} {response.reason}"
+    description = f"{url} answered {status} {sent.redact(response.reason or '')}"
     if status in _REDIRECTS and "location" in headers:
-        description += f", a redirect to {headers['location'][:_SHOWN_CHARACTERS]}, which is not followed"
+        description += f", a redirect to {sent.redact(headers['location'])[:_SHOWN_CHARACTERS]}, which is not followed"
     message = f"{description}: {text[:_SHOWN_CHARACTERS]}"
     return failed(f"http_{status}", message, permanent=permanent, retry_after=_retry_after(headers))
 
 
-def connection_failed(error: BaseException | None) -> Outcome:
+def connection_failed(error: BaseException | None, sent: Redactor) -> Outcome:
     """Return the outcome of a call without a response, or with a broken one."""
+    message = sent.redact(_message(error) or type(error).__name__)
     name = next((name for kind, name in _NAMES if isinstance(error, kind)), f"http_{type(error).__name__}")
     # Before the connection nothing was sent. An at-most-once run may then start again.
-    return failed(name, _message(error) or type(error).__name__, not_started=isinstance(error, _NOTHING_SENT))
+    not_started = isinstance(error, _NOTHING_SENT)
+    return failed(name, message, not_started=not_started)
 
 
 def _message(error: BaseException | None) -> str:
@@ -183,6 +196,7 @@ class HttpRunner:
         except (SecretMissing, SecretRefused) as error:  # one that is missing may come: the run is retried
             permanent = isinstance(error, SecretRefused)
             return failed(type(error).__name__, str(error), permanent=permanent, not_started=True)
+        sent = redactor_of(target, given)
         if self._client is None:
             self._client = HttpClient(self._guard, self._ca_file)  # needs the running loop
         seconds = min(CONNECT_SECONDS, attempt.start_to_close_seconds)
@@ -196,9 +210,9 @@ class HttpRunner:
         )
         try:
             async with request as response:
-                return await _outcome(response, target, shown)
+                return await _outcome(response, target, shown, sent)
         except (AddressRefused, LeaseOver, LookUpTimedOut, NotRepeated, aiohttp.ClientError) as error:
-            return _outcome_of_error(error)
+            return _outcome_of_error(error, sent)
 
     async def close(self) -> None:
         """Close the kept connections."""
@@ -238,22 +252,22 @@ def http_runner(settings: ExecutorSettings, installation: Installation, store: S
     )
 
 
-async def _outcome(response: aiohttp.ClientResponse, target: HttpTarget, url: str) -> Outcome:
+async def _outcome(response: aiohttp.ClientResponse, target: HttpTarget, url: str, sent: Redactor) -> Outcome:
     if response.status == HTTPStatus.ACCEPTED and target.async_timeout_ms is not None:
         # The target has accepted the request. A failure in the rest of its response must not repeat it.
         with suppress(aiohttp.ClientError, TimeoutError):
             async with asyncio.timeout(_LEFT_SECONDS):
                 await read_bounded(response)
         return waiting(timedelta(milliseconds=target.async_timeout_ms))
-    return outcome_of_response(response, await read_bounded(response), url)
+    return outcome_of_response(response, await read_bounded(response), url, sent)
 
 
-def _outcome_of_error(error: Exception) -> Outcome:
+def _outcome_of_error(error: Exception, sent: Redactor) -> Outcome:
     if isinstance(error, AddressRefused):
         return failed("AddressRefused", str(error), permanent=True, not_started=True)
     if isinstance(error, LeaseOver):
         return RELEASED if error.begun else NOT_STARTED
-    return connection_failed(error.__cause__ if isinstance(error, NotRepeated) else error)
+    return connection_failed(error.__cause__ if isinstance(error, NotRepeated) else error, sent)
 
 
 def _headers(attempt: Attempt, given: Mapping[str, str]) -> dict[str, str]:
