@@ -125,10 +125,8 @@ class LaneConsumer:
                 # Messages that were fetched and not claimed are kept and tried again; the sweep may be faster.
                 backoff.wait(error)
                 continue
-            except Exception as error:  # noqa: BLE001 - see below
-                # For any fault: a lane that stops in silence is worse than one that logs it and tries again.
-                _LOG.exception("consuming %s failed; the executor tries again", self._topic)
-                backoff.wait(error)
+            except Exception as error:  # noqa: BLE001 - a lane that stops in silence is worse than any error
+                backoff.wait(error, unexpected=True)
                 continue
             if not self._last_claim_failed:
                 backoff.reset()

@@ -94,11 +94,9 @@ class ShareLaneConsumer:
                 self._drop_if_fatal(error)
                 backoff.wait(error)
                 continue
-            except Exception as error:  # noqa: BLE001 - see below
-                # For any fault: a lane that stops in silence is worse than one that logs it and tries again.
-                _LOG.exception("consuming %s failed; the executor tries again", self._topic)
+            except Exception as error:  # noqa: BLE001 - a lane that stops in silence is worse than any error
                 self._leave()
-                backoff.wait(error)
+                backoff.wait(error, unexpected=True)
                 continue
             backoff.reset()
         health.remove_loop()

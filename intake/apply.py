@@ -128,7 +128,7 @@ def apply_requests(connection: Conn, installation: Installation, batch: Sequence
     if len(batch) > 1 and any(isinstance(received.request, RunsCancel) for received in batch):
         # Only direct callers send such a batch; a Kafka batch is split, since no claim can start until the commit.
         # Before any other lock: claims wait for a job's active run, so its holder must not wait for claims (ADR 0008).
-        block_claims(connection)
+        block_claims(connection, batch)
     replies: list[Reply | None] = [None] * len(batch)
     unknown = unknown_tenants(connection, batch)
     names = [_name(received, installation) for received in batch]

@@ -119,9 +119,7 @@ class _Cancels:
         if not self._may_block_claims:
             raise CancelNeedsClaims(received)
         # A claim that began before would not see the row, and could start the run after the reply.
-        if not try_lock(self._connection, _BLOCK_CLAIMS, {}):
-            claims = "the lock on claims"
-            raise RowLocked(claims, [received])
+        block_claims(self._connection, [received])
         left = still_open(self._connection, [run_id]).get(run_id)
         if left is None:
             return None
@@ -130,14 +128,27 @@ class _Cancels:
 
 
 def apply_cancel_filters(connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:
-    """Write cancellations in the caller's transaction; return a reply for each request, in their order."""
+    """Write cancellations in the caller's transaction; return a reply for each request, in their order.
+
+    Raises:
+        RowLocked: A claim has been under way for longer than 200 ms: roll back and try again.
+    """
     del installation
     return [_apply(connection, received) for received in batch]
 
 
-def block_claims(connection: Conn) -> None:
-    """Wait for the claims under way, and block new ones until the end of the caller's transaction."""
-    connection.execute(_BLOCK_CLAIMS)
+def block_claims(connection: Conn, batch: Sequence[ReceivedRequest]) -> None:
+    """Wait for the claims under way, and block new ones until the end of the caller's transaction.
+
+    New claims queue behind the waiting lock. An executor that is frozen within a claim holds its share until the server
+    ends its transaction: so this waits for 200 ms at most, and all other claims go on between two tries.
+
+    Raises:
+        RowLocked: A claim has been under way for longer: roll back and try again.
+    """
+    if not try_lock(connection, _BLOCK_CLAIMS, {}):
+        claims = "the lock on claims"
+        raise RowLocked(claims, batch)
 
 
 def _apply(connection: Conn, received: ReceivedRequest) -> Reply:
@@ -154,7 +165,7 @@ def _apply(connection: Conn, received: ReceivedRequest) -> Reply:
         columns: dict[str, object] = {"id": number, "tenant": received.tenant, "job_ids": labelled}
         connection.execute(_ADD_CANCELLED_JOBS, columns)
     # As late as possible: no executor can claim from here to the commit.
-    block_claims(connection)
+    block_claims(connection, [received])
     columns = {
         "id": number,
         "tenant": received.tenant,

@@ -7,13 +7,10 @@ it needs today's partitions only, which have existed for three days by then.
 
 import threading
 
-import psycopg
-
-from tidewheel.errors import Unavailable
 from tidewheel.postgres.partitions import coming_days, create_missing, days_ahead
 from tidewheel.postgres.session import Session
 from tidewheel.process.metrics import metrics
-from tidewheel.process.service import Backoff, Shutdown
+from tidewheel.process.service import Shutdown, run_loop
 
 _EVERY_SECONDS = 600.0
 
@@ -29,7 +26,6 @@ class DaysAhead:
     def __init__(self, url: str, stop: Shutdown) -> None:
         self._session = Session(url, "tidewheel-scheduler-days", autocommit=True)
         self._stop = stop
-        self._backoff = Backoff(stop, "scheduler: partitions of the days ahead")
         self._thread = threading.Thread(target=self._run, name="days-ahead", daemon=True)
 
     def start(self) -> None:
@@ -55,12 +51,9 @@ class DaysAhead:
         self._session.close()
 
     def _run(self) -> None:
-        while not self._stop.requested():
-            try:
-                self.step()
-            except (Unavailable, psycopg.Error) as error:
-                self._backoff.wait(error)
-                continue
-            self._backoff.reset()
-            self.close()
-            self._stop.wait(_EVERY_SECONDS)
+        run_loop(self._stop, "scheduler: partitions of the days ahead", self._round)
+
+    def _round(self) -> float:
+        self.step()
+        self.close()
+        return _EVERY_SECONDS

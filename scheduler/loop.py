@@ -80,9 +80,7 @@ class _Duty:
             if isinstance(error, Unavailable) and not _concerns_one_duty(error):
                 self.next_at = now
                 raise
-            if not isinstance(error, Unavailable):
-                _LOG.exception("%s failed; the scheduler tries it again", self.name)
-            seconds = self.backoff.failed(error)
+            seconds = self.backoff.failed(error, unexpected=not isinstance(error, Unavailable))
             self.next_at = monotonic_seconds() + seconds
             return seconds
         self.backoff.reset()

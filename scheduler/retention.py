@@ -13,14 +13,12 @@ import threading
 from datetime import date, timedelta
 from typing import cast
 
-import psycopg
-
-from tidewheel.errors import Unavailable
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.partitions import StoredDay, day_of, drop_day, stored_days
 from tidewheel.postgres.session import Conn, Session
 from tidewheel.postgres.statements import Statements
-from tidewheel.process.service import Shutdown
+from tidewheel.process.health import health
+from tidewheel.process.service import Shutdown, run_loop
 
 _LOG = logging.getLogger("tidewheel.scheduler")
 
@@ -70,13 +68,14 @@ class Retention:
         self._session.close()
 
     def _run(self) -> None:
-        while not self._stop.requested():
-            try:
-                self.step()
-            except (Unavailable, psycopg.Error) as error:
-                _LOG.warning("old partitions are dropped later: %s", error)
+        run_loop(self._stop, "scheduler: dropping old partitions", self._round, longest_pause=_EVERY_SECONDS)
+
+    def _round(self) -> float:
+        try:
+            self.step()
+        finally:
             self.close()
-            self._stop.wait(_EVERY_SECONDS)
+        return _EVERY_SECONDS
 
     def _drop(self, connection: Conn) -> list[StoredDay]:
         oldest = day_of(read_now(connection) - self._keep)
@@ -90,6 +89,7 @@ class Retention:
         dropped: list[StoredDay] = []
         for stored in old:
             if stored.day not in kept.get(stored.table, started):
+                health.report_waiting()  # each may wait for seconds, and a year's are many
                 drop_day(connection, stored)
                 dropped.append(stored)
                 _LOG.info("the partition of %s for %s is dropped", stored.table, stored.day)

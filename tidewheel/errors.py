@@ -32,6 +32,7 @@
 A lost claim is no error: it is a return value.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -217,6 +218,16 @@ class VersionConflict(Refused):
         if expected == 0:
             problem, remedy = f"the job exists already, at version {current}", "change it instead of creating it"
         super().__init__((FieldError("if_version", problem, remedy),))
+
+    @classmethod
+    def from_problem(cls, problem: str, expected: int) -> "VersionConflict":
+        """Return the error that a reply describes.
+
+        >>> VersionConflict.from_problem(VersionConflict(3, 4).errors[0].problem, 3).current
+        4
+        """
+        found = re.search(r"(?:current version is|at version) (\d+)", problem)
+        return cls(expected, int(found[1]) if found else None)
 
 
 class RequestConflict(Refused):

@@ -23,7 +23,7 @@ from tidewheel.control.cli.output import Output, OutputOption, as_json, print_re
 from tidewheel.control.cli.time_options import Tz, read_duration, read_instant, utc_and_local
 from tidewheel.control.client.results import Job
 from tidewheel.control.reads import jobs as read
-from tidewheel.errors import Refused, VersionConflict, refuse
+from tidewheel.errors import VersionConflict, refuse
 from tidewheel.jobs.strict_json import as_object
 
 Named = Annotated[str | None, typer.Option("--key", metavar="KEY", help="The job's key, instead of the argument KEY.")]
@@ -50,9 +50,7 @@ def create(
     with requesting(tenant) as client:
         try:
             result = client.submit(document, if_version=0)
-        except Refused as refused:
-            if refused.code != VersionConflict.code:
-                raise
+        except VersionConflict as refused:
             refuse("KEY", refused.errors[0].problem, "change it with `tidewheel job update`, or choose another key")
     print_job_change(str(document["key"]), "created", result, output, zone=flags.tz or _zone(document))
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.client.enqueue import raise_if_rejected
-from tidewheel.errors import Unavailable
+from tidewheel.errors import Unavailable, VersionConflict
 from tidewheel.intake.apply import apply_requests
 from tidewheel.intake.lock_wait import RowLocked
 from tidewheel.intake.request import ReceivedRequest
@@ -89,6 +89,8 @@ class Connection:
             Unavailable: The database does not answer.
         """
         [reply] = self.request_all([{**document, "request_id": request_id}])
+        if reply.code == VersionConflict.code and isinstance(expected := document.get("if_version"), int):
+            raise VersionConflict.from_problem(reply.errors[0].problem, expected)
         raise_if_rejected(reply)
         return reply
 

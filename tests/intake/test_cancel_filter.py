@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 from datetime import timedelta
+from typing import LiteralString
 from uuid import UUID
 
 import pytest
 
 from tests.fixtures.database import Database
+from tests.fixtures.services import until
 from tests.transitions.acts import (
     EXECUTOR,
     about,
@@ -21,7 +23,9 @@ from tests.transitions.acts import (
     trigger,
 )
 from tests.transitions.stepping import in_background, until_blocked
+from tidewheel.control.client.client import Client
 from tidewheel.intake import cancel as cancel_filter
+from tidewheel.intake.lock_wait import RowLocked
 from tidewheel.postgres.session import BY_KEY, Conn, connect
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import AttemptOutcome
@@ -29,6 +33,11 @@ from tidewheel.schemas.generated.records import Reply, ReplyStatus
 from tidewheel.transitions.claim import Claim, Claimed, claim_runs
 
 LOCK_LEASE_FOR_CLAIM = Statements("tidewheel.executor")["lock_lease_for_claim"]
+
+WAITING: LiteralString = """
+SELECT count(*) FROM pg_stat_activity
+ WHERE datname = current_database() AND application_name = 'tidewheel-client' AND wait_event = 'advisory'
+"""
 
 
 @pytest.fixture
@@ -186,23 +195,62 @@ def test_labels_that_match_too_many_jobs_are_refused(with_jobs: Database, monkey
     cancel(with_jobs, labels={"tier": "1"})
 
 
-def test_cancellation_waits_for_concurrent_claims_and_refuses_new_ones(with_jobs: Database) -> None:
+def test_cancellation_is_accepted_after_the_claims_under_way_and_blocks_new_ones(with_jobs: Database) -> None:
     """Claim as executors do: share the lock in a statement before the cancellations are read."""
     enter(with_jobs)
     first, second = trigger(with_jobs), trigger(with_jobs)
     claims = {run: requested_claim(with_jobs, run) for run in (first, second)}
     claiming, cancelled, late = (with_jobs.connection() for _ in range(3))
     assert len(claim_as_executors_do(with_jobs, claiming, claims[first]).started) == 1
-    accepting = in_background(lambda: apply_batch_within(cancelled, with_jobs, cancelling(key="job")))
-    until_blocked(with_jobs, cancelled)
+    with pytest.raises(RowLocked, match="lock on claims"):
+        apply_batch_within(cancelled, with_jobs, cancelling(key="job"))
+    cancelled.rollback()
+    claiming.commit()
+    [reply] = apply_batch_within(cancelled, with_jobs, cancelling(key="job"))
+    assert reply.status is ReplyStatus.ACCEPTED
     start = in_background(lambda: claim_as_executors_do(with_jobs, late, claims[second]))
     until_blocked(with_jobs, late)
-    claiming.commit()
-    assert [reply.status for reply in accepting.result(30)] == [ReplyStatus.ACCEPTED]
     cancelled.commit()
     assert start.result(30).started == []
     late.commit()
     assert open_run(with_jobs, first).state == "running"
+
+
+@pytest.mark.parametrize("beside", [(), (about("job.delete", "other"),)], ids=["alone", "in-a-batch"])
+def test_cancellation_behind_a_frozen_claim_holds_up_other_claims_for_a_fraction_of_a_second(
+    with_jobs: Database, beside: tuple[dict[str, object], ...]
+) -> None:
+    """Others claim while an executor that is stopped within a claim keeps its share of the lock: 15 s.
+
+    A waiting exclusive lock makes them queue: it once waited for 10 s, and again after each failure.
+    """
+    enter(with_jobs)
+    first, second = trigger(with_jobs), trigger(with_jobs)
+    frozen, cancelled, other = (with_jobs.connection() for _ in range(3))
+    claim_as_executors_do(with_jobs, frozen, requested_claim(with_jobs, first))
+    documents = [cancelling(key="job"), *beside]
+    accepting = in_background(lambda: apply_batch_within(cancelled, with_jobs, *documents))
+    until_blocked(with_jobs, cancelled)
+    other.execute("SET lock_timeout = '5s'")  # half of what a claim waited
+    assert len(claim_as_executors_do(with_jobs, other, requested_claim(with_jobs, second)).started) == 1
+    other.commit()
+    with pytest.raises(RowLocked, match="lock on claims"):
+        accepting.result(30)
+    cancelled.rollback()
+    frozen.rollback()
+    assert with_jobs.count("cancellations") == 0
+
+
+def test_client_that_cancels_by_filter_waits_for_the_claims_under_way(with_jobs: Database) -> None:
+    enter(with_jobs)
+    run_id = trigger(with_jobs)
+    claiming = with_jobs.connection()
+    claim_as_executors_do(with_jobs, claiming, requested_claim(with_jobs, run_id))
+    with Client(with_jobs.url) as client:
+        accepting = in_background(lambda: client.runs.cancel_all(key="job"))
+        until(lambda: with_jobs.value(WAITING) == 1, "it waits for the claim")
+        claiming.commit()
+        assert accepting.result(30)
 
 
 def test_batch_locks_claims_before_any_run(with_jobs: Database) -> None:

@@ -1,5 +1,6 @@
 """Retention: the partitions of old days are dropped, and nothing that an open run needs."""
 
+import logging
 from collections.abc import Iterator
 from datetime import date, timedelta
 from typing import LiteralString
@@ -132,8 +133,26 @@ def test_thread_survives_an_operators_drop(fresh_database: Database, caplog: pyt
     Retention(fresh_database.url, KEEP, stop).start()
     until(lambda: fresh_database.value(WAITING) == 1, "it waits for the operator")
     operator.commit()
-    until(lambda: "old partitions are dropped later" in caplog.text, "it has noticed")
+    until(lambda: "dropping old partitions: " in caplog.text, "it has noticed")
     stop.request()
+
+
+def test_partition_that_another_transaction_holds_is_dropped_soon_after(
+    fresh_database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The thread tries again after seconds, not after an hour."""
+    [old] = made(fresh_database, 20)
+    caplog.set_level(logging.INFO, "tidewheel.process.service")
+    operator = fresh_database.connection()
+    operator.execute(sql.SQL("LOCK TABLE {}").format(partition(old)))
+    stop = Shutdown()
+    Retention(fresh_database.url, KEEP, stop).start()
+    until(lambda: "dropping old partitions: " in caplog.text, "its wait for the lock has ended")
+    operator.rollback()
+    until(lambda: old not in stored(fresh_database, "attempts"), "it is dropped")
+    until(lambda: "dropping old partitions: works again" in caplog.text, "the recovery is logged")
+    stop.request()
+    assert caplog.text.count("tries again until it succeeds") == 1
 
 
 def test_without_old_partitions_no_run_is_read(fresh_database: Database, retention: Retention) -> None:

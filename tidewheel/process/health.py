@@ -5,14 +5,18 @@ loop that waits for PostgreSQL or Kafka still reports, because a restart would n
 request, by the registered checks.
 """
 
+import logging
 import socket
+import sys
 import threading
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from http import HTTPStatus
 from ipaddress import ip_address
+from itertools import islice
 from socketserver import ThreadingMixIn
 from threading import Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias, cast
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from tidewheel.clock import monotonic_seconds
@@ -22,11 +26,16 @@ from tidewheel.process.metrics import metrics_page
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment
 
+_LOG = logging.getLogger("tidewheel.process.health")
+
 # Longer than every limit on a statement, a transaction, a delivery: a loop that is so late does not recover.
 _STUCK_SECONDS = 300.0
+_SILENT_SECONDS = 10.0  # a client sends its request, or reads its answer, or loses its connection
+_MAX_CONNECTIONS = 32  # each has a thread; a Prometheus and two probes need one each
 _ANSWER_KEPT_SECONDS = 1.0  # further requests get the same answer: a check may query a database
 
 WhyNot = Callable[[], str | None]
+_Request: TypeAlias = socket.socket | tuple[bytes, socket.socket]  # as socketserver declares it; a socket here
 
 
 class Health:
@@ -43,10 +52,10 @@ class Health:
         """Report that a loop makes progress, and the time until its next report."""
         self._due[threading.get_ident()] = loop, monotonic_seconds() + sleeps_seconds + _STUCK_SECONDS
 
-    def report_waiting(self) -> None:
-        """Report that the loop of this thread, if any, waits for a server and will retry."""
+    def report_waiting(self, sleeps_seconds: float = 0.0) -> None:
+        """Report that the loop of this thread, if any, waits for a server, and the time until it retries."""
         if (known := self._due.get(threading.get_ident())) is not None:
-            self.report(known[0])
+            self.report(known[0], sleeps_seconds)
 
     def remove_loop(self) -> None:
         """Remove the loop of this thread, which has ended normally."""
@@ -148,9 +157,43 @@ def _respond(start_response: "StartResponse", status: HTTPStatus, text: bytes) -
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """Answer each request on its own thread, so that a slow reader delays no other."""
+    """Answer each request on its own thread, so that a slow reader delays no other.
+
+    The oldest connection is closed for one above the limit. So silent clients take few threads, and keep no probe away.
+    """
 
     daemon_threads = True
+    request_queue_size = 128
+
+    def server_activate(self) -> None:
+        """Listen."""
+        self._lock = threading.Lock()
+        self._open: dict[_Request, None] = {}  # in the order of their arrival, until their threads end
+        super().server_activate()
+
+    def verify_request(self, request: _Request, client_address: object) -> bool:
+        """Make room for a connection; False closes it, since a check holds up the threads of closed ones."""
+        with self._lock:
+            for oldest in islice(self._open, max(0, len(self._open) + 1 - _MAX_CONNECTIONS)):
+                with suppress(OSError):  # its client was faster
+                    cast("socket.socket", oldest).shutdown(socket.SHUT_RDWR)
+            if len(self._open) >= 2 * _MAX_CONNECTIONS:
+                return False
+            self._open[request] = None
+        return True
+
+    def process_request_thread(self, request: _Request, client_address: object) -> None:
+        """Answer one request."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            with self._lock:
+                del self._open[request]
+
+    def handle_error(self, request: _Request, client_address: object) -> None:
+        """Log an error; a client that is silent, or has gone, is none."""
+        if not isinstance(sys.exception(), OSError):
+            _LOG.exception("a request for metrics or health failed")
 
 
 class _Server6(_Server):
@@ -160,7 +203,9 @@ class _Server6(_Server):
 
 
 class _Silent(WSGIRequestHandler):
-    """Log no line per request."""
+    """Log no line per request, and wait for no silent client."""
+
+    timeout = _SILENT_SECONDS
 
     def log_message(self, format: str, *args: object) -> None:
         """Log nothing."""

@@ -4,6 +4,7 @@ import gc
 import logging
 import os
 import random
+import re
 import signal
 import threading
 from collections.abc import Callable
@@ -26,6 +27,7 @@ _FIRST_PAUSE_SECONDS = 0.1
 _COLLECT_SECONDS = 10.0
 _COLLECT_GROWTH_BYTES = 16 << 20  # of the process since the last collection: then the collector does not wait
 _CHECK_GROWTH_SECONDS = 1.0
+_DIGITS = re.compile(r"\d+")
 _STATM = Path("/proc/self/statm")
 _STATM_BYTES = 256  # seven numbers
 _LONGEST_PAUSE_SECONDS = 2.0  # a server that comes back is noticed within this time
@@ -142,25 +144,35 @@ def end_process_late(stop: Shutdown, seconds: float) -> None:
 
 
 class Backoff:
-    """Pauses that grow while a server is away, with a log line at the first failure and at the recovery."""
+    """Pauses that grow while a server is away, with a log line at each new error and at the recovery."""
 
     def __init__(self, stop: Shutdown, what: str, *, longest: float = _LONGEST_PAUSE_SECONDS) -> None:
         self._stop, self._what, self._longest = stop, what, longest
         self._pause = 0.0
+        self._logged = ""
 
-    def wait(self, error: BaseException) -> None:
-        """Pause after a failure; log the first of a series."""
-        self._stop.wait(self.failed(error))
+    def wait(self, error: BaseException, *, unexpected: bool = False) -> None:
+        """Pause after a failure; log it, as `failed` does."""
+        self._stop.wait(self.failed(error, unexpected=unexpected))
 
-    def failed(self, error: BaseException) -> float:
-        """Log the first failure of a series; return the seconds to pause."""
+    def failed(self, error: BaseException, *, unexpected: bool = False) -> float:
+        """Log a failure unless the last one was the same; return the seconds to pause.
+
+        Args:
+            error: The failure.
+            unexpected: True for a fault of the code, which is logged with its traceback.
+        """
         if isinstance(error, InstallationFault):
             faults.report(self._what, str(error))
-        elif self._pause == 0.0:
-            _LOG.warning("%s: %s; this process tries again until it succeeds", self._what, error)
+        elif (same := _without_numbers(error)) != self._logged:
+            self._logged = same
+            level, shown = (logging.ERROR, repr(error)) if unexpected else (logging.WARNING, error)
+            text = "%s: %s; this process tries again until it succeeds"
+            _LOG.log(level, text, self._what, shown, exc_info=error if unexpected else None)
         self._pause = min(max(self._pause * 2, _FIRST_PAUSE_SECONDS), self._longest)
-        health.report_waiting()
-        return self._pause * random.uniform(0.5, 1.0)  # noqa: S311 - spreads reconnects, guards nothing
+        seconds = self._pause * random.uniform(0.5, 1.0)  # noqa: S311 - spreads reconnects, guards nothing
+        health.report_waiting(seconds)
+        return seconds
 
     @property
     def active(self) -> bool:
@@ -172,7 +184,16 @@ class Backoff:
         if self._pause:
             _LOG.info("%s: works again", self._what)
             faults.clear(self._what)
-            self._pause = 0.0
+            self._pause, self._logged = 0.0, ""
+
+
+def _without_numbers(error: BaseException) -> str:
+    """Return an error's type and text: times, ports and process ids make no new error.
+
+    >>> _without_numbers(TimeoutError("no reply for 52 ms"))
+    'TimeoutError: no reply for  ms'
+    """
+    return f"{type(error).__name__}: {_DIGITS.sub('', str(error))}"
 
 
 def wait_until_available(stop: Shutdown, what: str, ask: Callable[[], R]) -> R:
@@ -193,7 +214,14 @@ def wait_until_available(stop: Shutdown, what: str, ask: Callable[[], R]) -> R:
     raise SystemExit(0)
 
 
-def run_loop(stop: Shutdown, what: str, step: Callable[[], float], *, wake: threading.Event | None = None) -> None:
+def run_loop(
+    stop: Shutdown,
+    what: str,
+    step: Callable[[], float],
+    *,
+    wake: threading.Event | None = None,
+    longest_pause: float = _LONGEST_PAUSE_SECONDS,
+) -> None:
     """Call `step` until the shutdown is requested, sleeping the seconds it returns; back off on errors.
 
     Args:
@@ -201,10 +229,11 @@ def run_loop(stop: Shutdown, what: str, step: Callable[[], float], *, wake: thre
         what: The loop's name in logs and health.
         step: One cycle of the loop; returns the seconds to sleep.
         wake: Cuts a sleep short when set; cleared before each cycle, so that a wake-up during a cycle is kept.
+        longest_pause: The longest pause after an error, in seconds.
     """
     if wake is not None:
         stop.wakes(wake)
-    backoff = Backoff(stop, what)
+    backoff = Backoff(stop, what, longest=longest_pause)
     while not stop.requested():
         health.report(what)
         if wake is not None:
@@ -214,10 +243,8 @@ def run_loop(stop: Shutdown, what: str, step: Callable[[], float], *, wake: thre
         except Unavailable as error:
             backoff.wait(error)
             continue
-        except Exception as error:  # noqa: BLE001 - see below
-            # A loop that ends in silence is worse than any error: log it, and retry.
-            _LOG.exception("%s failed; this process tries again", what)
-            backoff.wait(error)
+        except Exception as error:  # noqa: BLE001 - a loop that ends in silence is worse than any error
+            backoff.wait(error, unexpected=True)
             continue
         backoff.reset()
         if seconds > 0 and not stop.requested():

@@ -16,7 +16,7 @@ from tests.transitions.stepping import in_background
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.client.async_client import AsyncClient
 from tidewheel.control.client.client import Client
-from tidewheel.errors import InvalidInput, Refused, Unavailable, UnknownRun
+from tidewheel.errors import InvalidInput, Refused, Unavailable, UnknownRun, VersionConflict
 from tidewheel.ids import RunId, job_id
 from tidewheel.jobs.spec import JobSpec
 from tidewheel.runs import RunState
@@ -200,6 +200,21 @@ def test_cancel_returns_the_state_before(client: Client, database: Database) -> 
 @pytest.mark.parametrize("call", [Client.trigger, Client.pause, Client.resume, Client.delete])
 def test_unknown_job_is_refused(client: Client, call: Callable[[Client, str], object]) -> None:
     assert refusal_code(lambda: call(client, "nobody")) == "unknown_job"
+
+
+def test_version_conflict_has_an_error_of_its_own(client: Client) -> None:
+    """A caller reads the job again and repeats the change: it needs no text for that."""
+    client.submit(job())
+    for expected in (0, 7):
+        with pytest.raises(VersionConflict) as caught:
+            client.submit(job(schedule="@every 1h"), if_version=expected)
+        assert (caught.value.expected, caught.value.current) == (expected, 1)
+    with pytest.raises(VersionConflict) as caught:
+        client.delete("job", if_version=7)
+    assert (caught.value.expected, caught.value.current) == (7, 1)
+    with pytest.raises(VersionConflict) as caught:
+        client.submit(job("none"), if_version=3)
+    assert (caught.value.expected, caught.value.current) == (3, None)
 
 
 def test_unknown_run_is_refused(client: Client) -> None:

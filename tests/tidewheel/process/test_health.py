@@ -1,15 +1,20 @@
 """Liveness comes from loops, readiness from checks; both are served with a reason per line."""
 
+import socket
 import threading
+from contextlib import ExitStack, suppress
 from http.client import HTTPConnection
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
 
+from tests.fixtures.services import until
 from tidewheel.errors import SettingsError
 from tidewheel.process import health as module
 from tidewheel.process.health import Health, serve_health
+
+MOST = 32  # connections
 
 
 @pytest.fixture
@@ -77,6 +82,58 @@ def test_metrics_are_served_on_the_configured_address_only(state: Health) -> Non
     assert serve_health(0, state, host="::1")
     with pytest.raises(SettingsError, match="TIDEWHEEL_METRICS_HOST"):
         serve_health(port, state, host="127.0.0.2")
+
+
+def answers(port: int) -> bool:
+    with suppress(OSError):  # refused while the threads of those closed end
+        return get(port, "/healthz") == (200, "ok\n")
+    return False
+
+
+def silent(port: int) -> socket.socket:
+    """A client that has connected, and sends nothing."""
+    return socket.create_connection(("127.0.0.1", port), timeout=30)
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /healthz HTTP/1.1\r\nHost: loc"])
+def test_client_that_sends_no_request_loses_its_connection(
+    port: int, sent: bytes, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert module._Silent.timeout == 10.0  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(module._Silent, "timeout", 0.2)  # pyright: ignore[reportPrivateUsage]
+    with silent(port) as client:
+        client.sendall(sent)
+        assert client.recv(1000) == b""
+    assert get(port, "/healthz") == (200, "ok\n")
+    assert capfd.readouterr().err == "", "no traceback for a client's silence"
+
+
+def test_silent_clients_take_few_threads_and_keep_no_probe_away(port: int) -> None:
+    before = threading.active_count()
+    with ExitStack() as clients:
+        opened = [clients.enter_context(silent(port)) for _ in range(100)]
+        assert opened[0].recv(1) == b"", "the oldest is closed"
+        until(lambda: answers(port), "a probe has its answer")
+        assert threading.active_count() - before <= 2 * MOST
+
+
+def test_requests_held_up_by_a_check_take_few_threads(state: Health, port: int) -> None:
+    """A check that waits for a database, and probes that do not wait for it."""
+    before, answered, asked = threading.active_count(), threading.Event(), threading.Event()
+
+    def check() -> None:
+        asked.set()
+        answered.wait(30)
+
+    state.requires("database", check)
+    with ExitStack() as clients:
+        for _ in range(100):
+            with suppress(OSError):  # closed already
+                clients.enter_context(silent(port)).sendall(b"GET /readyz HTTP/1.0\r\n\r\n")
+        assert asked.wait(30)
+        assert threading.active_count() - before <= 2 * MOST
+        answered.set()
+    until(lambda: answers(port), "the threads end")
 
 
 def answer(port: int, path: str, host: str) -> tuple[int, str]:

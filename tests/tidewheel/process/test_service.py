@@ -11,6 +11,8 @@ import pytest
 
 from tests.transitions.stepping import in_background
 from tidewheel.errors import Unavailable
+from tidewheel.process import health as module
+from tidewheel.process.health import health
 from tidewheel.process.service import Backoff, Shutdown, run_loop
 
 NEVER_SECONDS = 3600.0  # a test that slept it would fail by its own time limit
@@ -23,9 +25,11 @@ class Watched(Shutdown):
     def __init__(self) -> None:
         super().__init__()
         self.slept: list[float] = []
+        self.stuck: list[str] = []
 
     def wait(self, seconds: float) -> bool:
         self.slept.append(seconds)
+        self.stuck += health.not_alive()
         return super().wait(0)
 
 
@@ -115,14 +119,47 @@ def test_loop_survives_every_exception_of_its_polls(failure: Exception, caplog: 
     run_loop(stop, "firing", step)
     assert rounds == 4
     assert len(stop.slept) == 3
-    warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert [record.getMessage() for record in warnings] == [
-        f"firing: {failure}; this process tries again until it succeeds"
+    expected = isinstance(failure, Unavailable)
+    shown = failure if expected else repr(failure)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"firing: {shown}; this process tries again until it succeeds",
+        "firing: works again",
     ]
-    assert caplog.records[-1].getMessage() == "firing: works again"
-    told = [record for record in caplog.records if record.levelno == logging.ERROR]
-    # An unexpected error is logged each time, with its traceback.
-    assert [record.exc_info is not None for record in told] == [True] * (0 if isinstance(failure, Unavailable) else 3)
+    assert caplog.records[0].levelno == (logging.WARNING if expected else logging.ERROR)
+    assert bool(caplog.records[0].exc_info) != expected, "only an unexpected error is logged with its traceback"
+
+
+@pytest.mark.parametrize("kind", [Unavailable, ValueError])
+def test_loop_logs_an_error_again_when_it_changes(kind: type[Exception], caplog: pytest.LogCaptureFixture) -> None:
+    """A second cause is not hidden behind the first; numbers in a text are no second cause."""
+    texts = iter(["no reply for 12 ms", "no reply for 2007 ms", "the disk is full", "the disk is full", "no reply"])
+    stop = Watched()
+
+    def step() -> float:
+        if (text := next(texts, None)) is not None:
+            raise kind(text)
+        stop.request()
+        return NEVER_SECONDS
+
+    run_loop(stop, "firing", step)
+    logged = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(logged) == 3
+    assert all(text in line for line, text in zip(logged, ("for 12 ms", "disk is full", "no reply"), strict=True))
+
+
+def test_loop_whose_pause_is_longer_than_the_limit_is_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_STUCK_SECONDS", 0.0)
+    stop = Watched()
+
+    def step() -> float:
+        if len(stop.slept) == 3:
+            stop.request()
+        message = "the table is locked"
+        raise Unavailable(message)
+
+    run_loop(stop, "dropping old partitions", step, longest_pause=3600.0)
+    assert len(stop.slept) == 4
+    assert stop.stuck == []
 
 
 def test_process_end_stops_its_loops() -> None:
