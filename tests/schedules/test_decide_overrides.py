@@ -189,7 +189,7 @@ def test_edit_amid_pause_skips_all_that_has_passed_in_it_and_no_more(
     now = quarters / 4
     row = Row(minute(cursor), policies=json.dumps({"on_resume": policy}))
     moves = {number: to for number, to in moves.items() if number >= cursor}
-    overrides = said(**{f"m{number}": to for number, to in moves.items()})
+    overrides = [Override(minute(number), minute(to)) for number, to in moves.items()]
     passed = {number for number in range(cursor, 13) if moves.get(number, number) <= now}
     decision = skip_paused(state_of(overrides, row), now=minute(now))
     assert decision.fires == ()
