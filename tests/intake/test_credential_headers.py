@@ -84,7 +84,7 @@ def test_refused_variable_of_a_program_does_not_show_its_value() -> None:
 
 def test_every_way_in_refuses_a_literal_credential(database: Database) -> None:
     """Kafka in JSON and Avro, the client, files by submit, dry run and bulk load, the commands."""
-    job = {"key": "a", "schedule": "manual", "target": target(Authorization=CANARY)}
+    job: dict[str, object] = {"key": "a", "schedule": "manual", "target": target(Authorization=CANARY)}
     said = f"job.target.headers.Authorization: it is a credential; {REMEDY}"
     record = Request(
         type=RequestType.JOB_SUBMIT,
@@ -101,7 +101,7 @@ def test_every_way_in_refuses_a_literal_credential(database: Database) -> None:
     with Client(database.url) as client, pytest.raises(InvalidInput) as caught:
         client.submit(job)
     assert str(caught.value) == said
-    given = [JobText("1", job)]
+    given = [JobText("1", dict(job))]
     with BulkLoader(database.url) as loader:
         results = [loader.apply(given), loader.apply(given, dry_run=True), loader.load(given)]
     assert [(done.rejected, done.created) for done in results] == [(1, 0)] * 3

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import httpx
 import pytest
@@ -81,7 +81,7 @@ class Site:
                     done = tidewheel(database, *call, "--output", output)
                     yield f"command {call[0]} {call[1]}", (done.out + done.err).encode()
             yield "client", repr([client, *(client.versions(key) for key in jobs)]).encode()
-            yield "client", repr([client.runs.get(run) for run in runs]).encode()
+            yield "client", repr([client.runs.get(UUID(run)) for run in runs]).encode()
 
     def responses(self) -> Iterator[tuple[str, bytes]]:
         """Return what the services respond by HTTP."""
