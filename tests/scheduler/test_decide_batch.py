@@ -74,7 +74,7 @@ def policies(draw: st.DrawFn) -> str:
 def locked_timer(at: datetime, schedule: str, policy: str = "{}", *, number: int = 1) -> LockedTimer:
     return LockedTimer(
         job_id=UUID(int=number), tenant="default", shard=0, scheduled_at=at, version=1, schedule_json=schedule,
-        handler=None, queue="default", lane="standard", overlap="skip", definition=b"", has_deadlines=False,
+        handler="a", queue="default", lane="standard", overlap="skip", definition=b"", has_deadlines=False,
         policy_json=policy, due_at=at,
     )  # fmt: skip
 
