@@ -59,11 +59,20 @@ class _ConnectionOver(Exception):
 
 
 class _Connection(ResponseHandler):
-    """A connection. `used`: it has carried a request before."""
+    """A connection. `used`: it has carried a request before. `idle`: it is kept, and carries none now."""
 
-    used = False
+    used = idle = False
+
+    def rest(self) -> None:
+        """Note that its response has come."""
+        self.idle = True
 
     def data_received(self, data: bytes) -> None:
+        if self.idle:
+            # Else it would stay in memory without a bound, and be the response of the next request.
+            if data and self.transport is not None:  # aiohttp calls this without data when reading resumes
+                self.transport.abort()
+            return
         # The head by itself, or an error in the body would keep the status of an accepted request from the runner.
         end = data.find(b"\r\n\r\n") + 4
         if 4 <= end < len(data):
@@ -80,7 +89,7 @@ class _Connection(ResponseHandler):
     def is_over(self) -> bool:
         """Return True if the other side has closed it or has sent something, which no request is waiting for."""
         transport = self.transport
-        if transport is None:
+        if transport is None or transport.is_closing():
             return True
         poll = select.poll()
         poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
@@ -222,9 +231,11 @@ class HttpClient:
             raise LeaseOver
         if protocol.transport is not None:
             cast("LeasedTransport", protocol.transport).sending = sending
+        if protocol.used and protocol.is_over():
+            raise _ConnectionOver
+        protocol.idle = False
+        connection.add_callback(protocol.rest)
         if protocol.used:
-            if protocol.is_over():
-                raise _ConnectionOver
             return
         protocol.used = True
         if len(self._connector.sockets) - self._in_use > _KEPT_CONNECTIONS:

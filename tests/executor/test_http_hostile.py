@@ -2,16 +2,21 @@
 
 import asyncio
 import itertools
+import json
 import socket
 import threading
 import tracemalloc
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 
 import pytest
 
+from tests.executor.attempting import attempt_of
 from tests.executor.http_target import Answer, call, conversing, serving
+from tidewheel.executor.outcome import Outcome
 from tidewheel.executor.runners.addresses import Resolve
+from tidewheel.executor.runners.http import HttpRunner
 from tidewheel.runs import AttemptOutcome
 
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -201,6 +206,42 @@ def test_closed_idle_connection_is_replaced() -> None:
     assert not any(first and second for first, second in itertools.pairwise([True, *failed]))
     assert target.connections == failed.count(False) >= 3
     assert {outcome.error_type for outcome in outcomes} <= {None, "http_protocol", "http_reset"}
+
+
+@pytest.mark.parametrize("flood", [1, 20_000])
+def test_what_a_kept_connection_receives_unrequested_is_no_response_and_not_kept(flood: int) -> None:
+    """A response after the response: a request of another run would get it."""
+    closed = threading.Event()
+    more = threading.Semaphore(1)
+
+    def talk(connection: socket.socket) -> None:
+        with suppress(OSError):
+            connection.sendall(OK + b"content-length: 4\r\n\r\nmine")
+            if more.acquire(blocking=False):
+                threading.Event().wait(0.3)  # until the connection is kept
+                for _ in range(flood):
+                    connection.sendall((OK + b"content-length: 6\r\n\r\nforged") * 500)
+                connection.recv(1)
+        closed.set()
+
+    async def work(url: str) -> list[Outcome]:
+        runner = HttpRunner(allow_private=True)
+        first = await runner.run(attempt_of({"target": {"type": "http", "url": url}}))
+        await asyncio.to_thread(closed.wait, 30)
+        second = await runner.run(attempt_of({"target": {"type": "http", "url": url}}))
+        await runner.close()
+        return [first, second]
+
+    with conversing(talk) as target:
+        tracemalloc.start()
+        try:
+            outcomes = asyncio.run(work(target.url()))
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert [json.loads(outcome.result or b"")["body"] for outcome in outcomes] == ["mine", "mine"]
+    assert target.connections == 2
+    assert peak < MAX_BYTES
 
 
 @pytest.mark.parametrize(
