@@ -165,8 +165,8 @@ class Heartbeat:
                 self._send(connection)
             rows = connection.execute(_READ_SIGNALS, self._columns, binary=True).fetchall()
         if due:
-            self._renew(now)
-            self._next_at = boot_seconds() + self._every.total_seconds()
+            renewed = self._renew(now)
+            self._next_at = boot_seconds() + self._every.total_seconds() if renewed else 0.0
             self._entered.set()
         self._deliver(rows)
 
@@ -185,13 +185,21 @@ class Heartbeat:
             with self._session.transaction() as connection:
                 connection.execute(_DROP_TERMINATES, {**columns, "terminate": Signal.TERMINATE})
 
-    def _renew(self, now: float) -> None:
-        """Extend the lease from the time before the write, or start another: a reaper sees it no earlier."""
+    def _renew(self, now: float) -> bool:
+        """Extend the lease from the time before the write, or start another: a reaper sees it no earlier.
+
+        Returns:
+            False for a lease that was over before COMMIT had ended: a reaper that saw the counter unchanged may have
+            taken its attempts meanwhile. It stays over, and the next heartbeat starts another.
+        """
         self._last_heartbeat, until = now, now + self._lease_seconds
-        if self._renews:
-            self._lease.extend(until)
-        else:
+        if not self._renews:
             self._lease, self._renews = Lease(until), True
+        elif self.entered and self._lease.is_over():
+            return False
+        else:
+            self._lease.extend(until)
+        return True
 
     def _send(self, connection: Conn) -> None:
         sent_at = monotonic_seconds()

@@ -239,7 +239,7 @@ def _recall(client: Producer) -> None:
 def _outcome_of_fault(attempt: Attempt, target: KafkaTarget, fault: KafkaError, *, late: bool) -> Outcome | None:
     """Return the outcome of a message that was not delivered; None if it is to be produced again."""
     if fault.code() == KafkaError._PURGE_QUEUE:
-        return NOT_STARTED
+        return RELEASED  # also where it was sent, without a response, and waits to be sent again
     if fault.code() == KafkaError._MSG_TIMED_OUT:
         if attempt.lease.is_over():
             return RELEASED  # it may have been written

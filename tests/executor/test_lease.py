@@ -1,10 +1,15 @@
 """Attempts keep the lease under which they were claimed, and call no target once it is over."""
 
 import asyncio
+import json
 import math
+import os
+import socket
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
+from typing import cast
 from uuid import UUID, uuid4
 
 import pytest
@@ -20,7 +25,7 @@ from tidewheel.errors import AttemptOver
 from tidewheel.executor.attempt import Attempt
 from tidewheel.executor.heartbeat import Heartbeat
 from tidewheel.executor.lease import Lease
-from tidewheel.executor.outcome import NOT_STARTED, Outcome
+from tidewheel.executor.outcome import NOT_STARTED, RELEASED, Outcome
 from tidewheel.executor.runners.aws import LambdaRunner
 from tidewheel.executor.runners.http import HttpRunner
 from tidewheel.executor.runners.kafka import KafkaRunner
@@ -33,6 +38,7 @@ from tidewheel.message_signatures import MessageKeys
 from tidewheel.postgres.session import Conn
 from tidewheel.process.clock_skew import ClockSkew
 from tidewheel.process.service import Shutdown
+from tidewheel.runs import AttemptOutcome
 from tidewheel.settings.executor import ExecutorSettings
 from tidewheel.transitions.cancel_signals import Signal
 
@@ -84,6 +90,31 @@ def test_late_heartbeat_starts_another_lease_and_the_old_one_stays_over(database
     assert beat.lease() is not old
     assert old.is_over()
     assert old.until < boot_seconds()
+
+
+def test_lease_that_ended_before_the_heartbeats_commit_stays_over(database: Database) -> None:
+    """A reaper sees the old counter until then, and takes the attempts.
+
+    The read of the signals waits for a lock.
+    """
+    reentries: list[bool] = []
+    beat = Heartbeat(
+        database.session(), executor_id=uuid4(), name="mine", queues=["default"], handlers=[], slots=1,
+        group_protocol="classic", every=timedelta(milliseconds=50), lease=timedelta(seconds=3),
+        on_signal=lambda *_: True, busy=lambda: False, keys=MessageKeys(), skew=ClockSkew(timedelta(seconds=60)),
+        on_reentry=lambda _: reentries.append(old.is_over()),
+    )  # fmt: skip
+    beat.start(Shutdown())
+    old = beat.lease()
+    holding = database.connection()
+    holding.execute("LOCK TABLE signals IN ACCESS EXCLUSIVE MODE")
+    until(old.is_over, "no heartbeat is committed")
+    holding.rollback()
+    until(lambda: not beat.lease().is_over(), "the executor has a lease again")
+    beat.leave(clean=True)
+    assert beat.lease() is not old
+    assert old.is_over()
+    assert reentries == [True]
 
 
 def test_context_of_a_lost_attempt_refuses() -> None:
@@ -159,4 +190,49 @@ def test_message_is_neither_produced_nor_left_in_the_client_after_the_lease(
         await runner.close()
         return outcome
 
-    assert asyncio.run(recalled()) is NOT_STARTED
+    assert asyncio.run(recalled()) is RELEASED
+
+
+def test_recalled_message_that_was_sent_without_a_response_may_have_been_written(database: Database) -> None:
+    """The client counts it as queued while it waits to be sent again: no at-most-once run may start again.
+
+    The broker is the client's own. Its connection is lost after the message was sent, and before the response.
+    """
+    broker = {"bootstrap.servers": "unused", "test.mock.num.brokers": "1", "test.mock.broker.rtt": "700"}
+    waits = {"retry.backoff.ms": "60000", "retry.backoff.max.ms": "60000", "statistics.interval.ms": "20"}
+    sent_to: list[int] = []
+
+    def note(statistics: str) -> None:
+        brokers = json.loads(statistics)["brokers"].values()
+        sent_to.extend(int(one["nodename"].rpartition(":")[2]) for one in brokers if one["req"].get("Produce"))
+
+    async def recalled() -> Outcome:
+        config = cast("dict[str, str]", {**broker, **waits, "stats_cb": note})
+        allowed = AllowLists(enforces=True, topics=("*",))
+        runner = KafkaRunner(config, database.installation, timedelta(seconds=60), allowed)
+        mine = Lease(math.inf)
+        task = asyncio.create_task(runner.run(attempt_of({"target": {"type": "kafka", "topic": "orders"}}, lease=mine)))
+        async with asyncio.timeout(60):
+            while not sent_to:
+                await asyncio.sleep(0.01)
+        assert lose_connections(sent_to[0])
+        await asyncio.sleep(1.0)
+        mine.end()
+        await asyncio.to_thread(runner.recall)
+        outcome = await task
+        await runner.close()
+        return outcome
+
+    outcome = asyncio.run(recalled())
+    assert (outcome.kind, outcome.not_started) == (AttemptOutcome.RELEASED, False)
+
+
+def lose_connections(port: int) -> int:
+    """Shut down this process's connections to a port; return their number."""
+    lost = 0
+    for each in Path("/proc/self/fd").iterdir():
+        with suppress(OSError), socket.socket(fileno=os.dup(int(each.name))) as connection:
+            if connection.getpeername()[1:] == (port,):
+                connection.shutdown(socket.SHUT_RDWR)
+                lost += 1
+    return lost
