@@ -214,11 +214,15 @@ class Claimer:
             Unavailable: Nothing was claimed.
         """
         # Read before the claim: a process that is stopped inside it may have lost the runs when it goes on.
-        self.lease = self._read_lease()
+        self.lease = lease = self._read_lease()
         claimed = self._claim_all(claims)
         if claimed.overlaps.undecided:
             left = [claim for claim in claims if claim.run_id in claimed.overlaps.undecided]
             claimed.started = claimed.started + self._claim_again(left)
+        if self.lease is not lease:
+            # Some were read back under another lease. The others were claimed under one that may be over.
+            started = {one.run_id for one in claimed.started}
+            claimed.started = self._read_back([claim for claim in claims if claim.run_id in started])
         metrics.count("claims", len(claimed.started), "won", source)
         metrics.count("claims", len(claims) - len(claimed.started), "lost", source)
         return claimed
@@ -278,7 +282,8 @@ class Claimer:
             self._notify_executors(claimed)
             # Only runs that were started here: another thread of this executor may have claimed the others before.
             started = {one.run_id for one in claimed.started}
-            return Claimed(started=self._read_back([claim for claim in claims if claim.run_id in started], error))
+            _LOG.warning("the reply to a claim's COMMIT was lost (%s); the executor reads the claim back", error)
+            return Claimed(started=self._read_back([claim for claim in claims if claim.run_id in started]))
         except LeaseLost:
             self._lease_lost()
             raise
@@ -313,8 +318,7 @@ class Claimer:
             message = "this executor's lease was ended after its heartbeats stopped; the executor registers again"
             raise LeaseLost(message)
 
-    def _read_back(self, claims: Sequence[Claim], lost: CommitUnknown) -> list[Started]:
-        _LOG.warning("the reply to a claim's COMMIT was lost (%s); the executor reads the claim back", lost)
+    def _read_back(self, claims: Sequence[Claim]) -> list[Started]:
         backoff = Backoff(self._stop, "reading back a claim")
         while True:
             try:

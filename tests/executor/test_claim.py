@@ -15,6 +15,8 @@ from tidewheel.executor.lease import Lease
 from tidewheel.postgres.notify import Channel
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.service import Shutdown
+from tidewheel.runs import AttemptOutcome
+from tidewheel.transitions.requeue import Requeue, requeue_runs
 
 SQL = Statements("tidewheel.executor")
 
@@ -166,3 +168,39 @@ def test_claims_of_another_thread_are_not_read_back(fresh_database: Database) ->
     fresh_database.execute(KILL_FIRST_COMMIT)
     started = claimer(fresh_database).claim([first, second], source="sweep").started
     assert [one.run_id for one in started] == [second.run_id]
+
+
+def test_runs_claimed_under_a_lease_that_ended_do_not_start_with_those_read_back_under_the_next(
+    fresh_database: Database,
+) -> None:
+    """The free run is claimed first; a reaper takes it while the claim of the others loses its COMMIT."""
+    database = fresh_database
+    database.execute(KILL_FIRST_COMMIT.replace("AFTER UPDATE ON job_runs", "AFTER INSERT ON active_runs"))
+    submit(database, overlap="skip")
+    submit(database, "free", overlap="allow_all")
+    database.execute(ENTER, [EXECUTOR])
+    meeting = [requested_claim(database, trigger(database)) for _ in range(2)]
+    free = requested_claim(database, trigger(database, "free"))
+    first, second, read = Lease(math.inf), Lease(math.inf), list[Lease]()
+
+    def lease() -> Lease:
+        """Return the lease, which is the second once the first claim is committed."""
+        run = open_run(database, free.run_id)
+        if run.state == "running":
+            with database.transaction() as connection:
+                requeue_runs(
+                    connection,
+                    database.installation,
+                    [Requeue(free.run_id, run.attempt, EXECUTOR, AttemptOutcome.LOST, error_type="Lost")],
+                )
+            first.end()
+        read.append(second if first.is_over() else first)
+        return read[-1]
+
+    claiming = Claimer(
+        database.session(), database.installation, EXECUTOR, Shutdown(),
+        lease_lost=lambda: None, notify=lambda _: None, lease=lease,
+    )  # fmt: skip
+    started = claiming.claim([*meeting, free], source="message").started
+    assert (read[0], claiming.lease) == (first, second)
+    assert free.run_id not in {one.run_id for one in started}
