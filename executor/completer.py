@@ -156,7 +156,7 @@ class Completer:
                 self._backlog_event.set()
             left = self._write_with_retries(self._session, batch, backoff)
             if due := self._due_aside():
-                left += self._write_with_retries(self._session, due, backoff, retried=True)
+                self._keep_aside(self._write_with_retries(self._session, due, backoff, retried=True))
             if self.progress.seconds_until_save() == 0.0:
                 self._save_progress(backoff)
 
@@ -327,6 +327,12 @@ class Completer:
         about = {"run_id": str(item[0].run_id), "attempt": item[0].started.attempt}
         text = "the outcome of run %s cannot be recorded (%s); the executor tries it again in %.0f s, others meanwhile"
         _LOG.error(text, item[0].run_id, error, seconds, extra=about)
+
+    def _keep_aside(self, items: Sequence[Item]) -> None:
+        """Try these again in a second: their rows are locked. Queued too, each would be counted twice."""
+        due = monotonic_seconds() + ASIDE_SECONDS
+        with self._changed:
+            self._aside |= {item[0].key: self._aside[item[0].key]._replace(due=due) for item in items}
 
     def _due_aside(self) -> list[Item]:
         """Return the outcomes that were set aside and are to be tried again now."""

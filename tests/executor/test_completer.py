@@ -307,6 +307,26 @@ def test_outcome_that_is_refused_alone_is_set_aside_and_recorded_later(fresh_dat
     assert {final_state(fresh_database, one.run_id)[0] for one in others} == {"succeeded"}
 
 
+def test_outcome_set_aside_is_counted_once_while_its_row_is_locked(fresh_database: Database) -> None:
+    """Counted again and again, it would soon be a backlog above which nothing is claimed."""
+    submit(fresh_database, retry={"max_attempts": 1})
+    bad, *others = [attempt_at(fresh_database, begun(fresh_database)) for _ in range(40)]
+    fresh_database.execute("ALTER TABLE attempts RENAME COLUMN error_message TO elsewhere")
+    holding = fresh_database.connection()
+    with completing(fresh_database) as completer:
+        completer.add(bad, failed("ValueError", "no"))
+        for attempt in others:
+            completer.add(attempt, succeeded(None))
+        until(lambda: bad.key in completer._aside, "it is set aside")
+        holding.execute("SELECT FROM job_runs WHERE run_id = %s FOR UPDATE", [bad.run_id])
+        fresh_database.execute("ALTER TABLE attempts RENAME COLUMN elsewhere TO error_message")
+        assert not completer.drain(4.0)
+        assert completer.backlog() == 1
+        holding.rollback()
+        assert completer.drain(30)
+    assert final_state(fresh_database, bad.run_id)[0] == "failed"
+
+
 def test_error_of_the_installation_loses_no_outcome(fresh_database: Database) -> None:
     submit(fresh_database)
     items = [attempt_at(fresh_database, begun(fresh_database)) for _ in range(20)]
