@@ -30,6 +30,8 @@ ALLOWANCES = {"executors": 8 << 20, "reports": 4 << 20, "strangers": 4 << 20}
 # One event loop serves all callers. 200 strangers that repeat their request at once took a beat from 5 to 300 ms.
 _TURN_SECONDS = 0.005  # between two requests of strangers
 _BURST_SECONDS = 0.25  # for which turns are saved
+_LONGEST_QUEUE_SECONDS = 0.5  # a request waits on, and counts as one in progress, when its stranger has hung up
+_MANY_STRANGERS = "too many requests without a token are waiting; repeat the request in a moment"
 
 
 def bearer(request: Request) -> str | None:
@@ -63,8 +65,8 @@ class Guard:
             await self._app(scope, receive, send)
             return
         who = self._caller(Request(scope))
-        if who == "strangers" or isinstance(who, Response):
-            await self._wait_for_turn()
+        if (who == "strangers" or isinstance(who, Response)) and not await self._wait_for_turn():
+            who = problem(HTTPStatus.SERVICE_UNAVAILABLE, "overloaded", _MANY_STRANGERS, headers={"Retry-After": "1"})
         if isinstance(who, Response):
             await who(scope, receive, send)
             return
@@ -87,12 +89,16 @@ class Guard:
         finally:
             self._held[who] -= taken
 
-    async def _wait_for_turn(self) -> None:
+    async def _wait_for_turn(self) -> bool:
+        """Wait for a stranger's turn; return False at once if too many wait already."""
         now = asyncio.get_running_loop().time()
         turn = max(self._next_turn, now - _BURST_SECONDS)
+        if turn > now + _LONGEST_QUEUE_SECONDS:
+            return False
         self._next_turn = turn + _TURN_SECONDS
         if turn > now:
             await asyncio.sleep(turn - now)
+        return True
 
     def _caller(self, request: Request) -> str | Response:
         """Return the caller's allowance, or the refusal of the request."""

@@ -3,6 +3,7 @@
 import json
 import re
 import socket
+import threading
 from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -179,3 +180,27 @@ def test_two_hundred_strangers_do_not_slow_down_beats(database: Database, kind: 
             took.append(monotonic_seconds() - since)
             others[number].send(b"x")
         assert sorted(took)[BEATS // 2] < 0.1
+
+
+def test_strangers_that_hang_up_do_not_use_up_the_requests_in_progress(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each leaves a request that waits for its turn, and so many would keep out the beats of executors."""
+    monkeypatch.setattr(service, "_CONNECTIONS", 300)
+    with answering(database, token=TOKEN) as client, ThreadPoolExecutor(2) as floods:
+        executor = enter(client)
+        over = threading.Event()
+
+        def flood() -> None:
+            while not over.is_set():
+                with stranger(client, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"):
+                    pass
+
+        flooding = [floods.submit(flood) for _ in range(2)]
+        try:
+            until_over = monotonic_seconds() + 5.0
+            while monotonic_seconds() < until_over:
+                assert executor.ask("heartbeat").status_code == HTTPStatus.OK
+        finally:
+            over.set()
+        assert [each.result() for each in flooding] == [None, None]
