@@ -137,8 +137,14 @@ class Session:
                 self._url, self._name, options=self._options, autocommit=self._autocommit, prompt=self._prompt
             )
             if self._connection.info.server_version >= _HAS_TRANSACTION_TIMEOUT:
-                self._connection.execute("SELECT set_config('transaction_timeout', %s, false)", [_WHOLE_TRANSACTION])
-                self._connection.commit()
+                try:
+                    self._connection.execute(
+                        "SELECT set_config('transaction_timeout', %s, false)", [_WHOLE_TRANSACTION]
+                    )
+                    self._connection.commit()
+                except psycopg.Error as error:  # a server that ends right after it has accepted the connection
+                    self.close()
+                    raise Unavailable(first_line(error)) from error
         return self._connection
 
     @contextmanager

@@ -1,16 +1,19 @@
 """Sessions distinguish the kinds of failure for their caller."""
 
 import logging
+import select
+import socket
+import threading
 from contextlib import closing
 
 import psycopg
 import pytest
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from tests.fixtures.database import Database
 from tidewheel.errors import Unavailable
 from tidewheel.postgres.pg_arrays import texts
-from tidewheel.postgres.session import Conn, connect, is_data_fault, is_time_limit
+from tidewheel.postgres.session import Conn, Session, connect, is_data_fault, is_time_limit
 from tidewheel.process.json_logging import JsonLines
 
 LIMITED = {
@@ -84,6 +87,32 @@ def test_text_of_a_failed_copy_quotes_no_row(database: Database) -> None:
         copy_canary(connection)
     assert "canary" in str(raised.value.diag.context)
     assert "canary" not in str(raised.value)
+
+
+def test_server_lost_right_after_the_connection_is_unavailable(database: Database) -> None:
+    """A caller that waits for the database, such as a claim's that reads back, must go on waiting."""
+    told = conninfo_to_dict(database.url)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def relay_until_ready() -> None:
+            ours, _ = listening.accept()
+            with ours, socket.create_connection((str(told["host"]), int(str(told["port"])))) as theirs:
+                sent = b""
+                while not sent.endswith(b"Z\x00\x00\x00\x05I"):  # ReadyForQuery
+                    ready, _, _ = select.select([ours, theirs], [], [])
+                    for one in ready:
+                        data = one.recv(65_536)
+                        (theirs if one is ours else ours).sendall(data)
+                        sent = data if one is theirs else sent
+                ours.recv(1)
+
+        relaying = threading.Thread(target=relay_until_ready)
+        relaying.start()
+        session = Session(make_conninfo(database.url, port=listening.getsockname()[1], gssencmode="disable"), "test")
+        with pytest.raises(Unavailable), session.transaction() as connection:
+            connection.execute("SELECT")
+        session.close()
+        relaying.join()
 
 
 def copy_canary(connection: Conn) -> None:
