@@ -298,6 +298,9 @@ class Completer:
             try:
                 locked = self._write(session, part) if len(part) > 1 else self._write_alone(session, part[0])
             except Exception as failure:  # noqa: BLE001 - as in `_write_with_retries`
+                if isinstance(failure, Unavailable) and not is_refused(failure):
+                    parts.append(part)  # the server has gone: each further part would wait for it
+                    break
                 middle = len(part) // 2
                 if middle:
                     parts += [part[middle:], part[:middle]]

@@ -62,9 +62,10 @@ class Breaker:
         now, kind = monotonic_seconds(), _kind(error)
         with self._lock:
             jobs = self._failed.setdefault(kind, {})
-            for job in [job for job, at in jobs.items() if at < now - _WINDOW_SECONDS]:
-                del jobs[job]
-            jobs[job_id] = now
+            jobs.pop(job_id, None)
+            jobs[job_id] = now  # the oldest are in front
+            while jobs[oldest := next(iter(jobs))] < now - _WINDOW_SECONDS:
+                del jobs[oldest]
             alike = len(jobs)
             own = is_jobs_own(error) and alike <= MAX_ALIKE
             if not own:

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tidewheel.control.api.health import PROBES
 from tidewheel.control.api.problems import Overloaded, problem
 from tidewheel.redaction import protect
 from tidewheel.settings.api import ApiSettings, is_loopback
@@ -22,7 +23,7 @@ TRUSTED = "tidewheel.trusted"  # in a request's scope: it may use the calls of e
 
 # Paths without the configured token: probes, schemas, and runs, which need an attempt's task token.
 _RUNS = re.compile(r"/api/v1/runs/[^/]+:(complete|heartbeat)")
-_OPEN = re.compile(r"/healthz|/readyz|/api/v1/schemas/[^/]+")
+_OPEN = re.compile("|".join((*PROBES, r"/api/v1/schemas/[^/]+")))
 
 # Bodies in memory at once, in bytes. A parsed document takes up to twenty times as much as its text.
 ALLOWANCES = {"executors": 8 << 20, "reports": 4 << 20, "strangers": 4 << 20}
@@ -65,7 +66,9 @@ class Guard:
             await self._app(scope, receive, send)
             return
         who = self._caller(Request(scope))
-        if (who == "strangers" or isinstance(who, Response)) and not await self._wait_for_turn():
+        stranger = who == "strangers" or isinstance(who, Response)
+        # A full queue fails no probe: its answer costs as little as the refusal.
+        if stranger and not await self._wait_for_turn() and scope["path"] not in PROBES:
             who = problem(HTTPStatus.SERVICE_UNAVAILABLE, "overloaded", _MANY_STRANGERS, headers={"Retry-After": "1"})
         if isinstance(who, Response):
             await who(scope, receive, send)

@@ -18,6 +18,8 @@ from tidewheel.process.service import Shutdown
 
 _PING = Statements("tidewheel.control")["ping"]
 
+PROBES = ("/healthz", "/readyz")
+
 _SECONDS = 3.0  # about the timeout of a probe
 _KEPT_SECONDS = 1.0  # for which an answer holds
 
@@ -32,7 +34,7 @@ class HealthApi:
 
     def routes(self) -> list[Route]:
         """Return the routes."""
-        return [Route("/healthz", self.healthz), Route("/readyz", self.readyz)]
+        return [Route(path, probe) for path, probe in zip(PROBES, (self.healthz, self.readyz), strict=True)]
 
     async def healthz(self, _: Request) -> Response:
         """Answer that the event loop runs."""

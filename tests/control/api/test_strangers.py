@@ -182,10 +182,10 @@ def test_two_hundred_strangers_do_not_slow_down_beats(database: Database, kind: 
         assert sorted(took)[BEATS // 2] < 0.1
 
 
-def test_strangers_that_hang_up_do_not_use_up_the_requests_in_progress(
+def test_strangers_that_hang_up_keep_out_neither_beats_nor_probes(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each leaves a request that waits for its turn, and so many would keep out the beats of executors."""
+    """Each leaves a request that waits for its turn: so many would keep out beats and probes."""
     monkeypatch.setattr(service, "_CONNECTIONS", 300)
     with answering(database, token=TOKEN) as client, ThreadPoolExecutor(2) as floods:
         executor = enter(client)
@@ -201,6 +201,7 @@ def test_strangers_that_hang_up_do_not_use_up_the_requests_in_progress(
             until_over = monotonic_seconds() + 5.0
             while monotonic_seconds() < until_over:
                 assert executor.ask("heartbeat").status_code == HTTPStatus.OK
+                assert client.get("/healthz").status_code == HTTPStatus.OK
         finally:
             over.set()
         assert [each.result() for each in flooding] == [None, None]
