@@ -23,6 +23,7 @@ from tidewheel.executor.dispatch import TargetDispatcher
 from tidewheel.executor.outcome import CANCELLED, Outcome, succeeded
 from tidewheel.executor.runners import http
 from tidewheel.executor.runners.runner import DeferredRunner, Runner
+from tidewheel.executor.runners.secret_store import SecretStore
 from tidewheel.local.stack import StackInfo
 from tidewheel.runs import AttemptOutcome
 from tidewheel.schemas.generated.records import TargetKind
@@ -187,9 +188,9 @@ def test_at_most_once_run_released_during_the_load_may_start_again(
 ) -> None:
     load, real = Loading(), http.http_runner
 
-    def slow(settings: ExecutorSettings, installation: Installation) -> Runner:
+    def slow(settings: ExecutorSettings, installation: Installation, store: SecretStore) -> Runner:
         load()
-        return real(settings, installation)
+        return real(settings, installation, store)
 
     monkeypatch.setattr(http, "http_runner", slow)
     executing = Executing(database, info.kafka)
