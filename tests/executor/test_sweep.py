@@ -1,5 +1,6 @@
 """The sweep: runs that an executor with free slots claims from the table, also during messages."""
 
+import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -9,12 +10,15 @@ import pytest
 
 from tests.executor.handlers import GATES, Gate
 from tests.executor.running import Executing
+from tests.executor.test_claim import ENTER, claimer
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
-from tests.transitions.acts import attempts
+from tests.transitions.acts import EXECUTOR, HANDLER, attempts, submit, trigger
+from tests.transitions.stepping import in_background
 from tidewheel.executor.slots import Slots
-from tidewheel.executor.sweep import LaneSchedule
+from tidewheel.executor.sweep import LaneSchedule, Sweep
 from tidewheel.local.stack import StackInfo
+from tidewheel.process.service import Shutdown
 from tidewheel.runs import Lane
 
 pytestmark = pytest.mark.kafka
@@ -103,6 +107,33 @@ def test_unused_slots_are_those_free_all_the_time() -> None:
     assert slots.unused(Lane.STANDARD) == 15
 
 
+def test_overdue_runs_get_a_tenth_of_the_slots_by_one_claim(database: Database) -> None:
+    """Slots are free for moments only, for messages fill them at once."""
+    database.execute(ENTER, [EXECUTOR])
+    submit(database)
+    for _ in range(4):
+        trigger(database)
+    slots, swept = Slots(30), list[int]()
+    slots.take(Lane.STANDARD, 27)  # all but the critical lane's
+    sweep = Sweep(
+        database.session(),
+        claimer=claimer(database),
+        slots=slots,
+        queues=["default"],
+        handlers=frozenset({HANDLER}),
+        start=lambda claimed: swept.append(len(claimed)),
+        idle=lambda: False,
+        overloaded=lambda: False,
+        every=timedelta(milliseconds=10),
+        stop=Shutdown(),
+    )
+    refilling = in_background(lambda: free_and_fill(slots, 3))
+    while not refilling.done():
+        sweep.step()
+    refilling.result()
+    assert swept == [3]
+
+
 def test_lane_is_served_after_ten_intervals_with_backoff() -> None:
     turns, now, waits = LaneSchedule(timedelta(seconds=1), now=0.0), 10.0, list[float]()
     assert turns.next_lane(9.9) is None
@@ -130,6 +161,15 @@ def test_lane_that_waited_longest_is_served_first() -> None:
     assert turns.next_lane(20.0) is Lane.BATCH
     turns.missed(Lane.BATCH, 20.0)
     assert turns.next_lane(20.0) is Lane.CRITICAL
+
+
+def free_and_fill(slots: Slots, count: int) -> None:
+    """Free slots and take them as a message would, until another thread has taken them."""
+    pause = threading.Event()
+    slots.release(Lane.STANDARD, count)
+    while slots.take(Lane.STANDARD, count):
+        pause.wait(0.001)
+        slots.release(Lane.STANDARD, count)
 
 
 def is_over(executing: Executing, run_id: UUID) -> bool:

@@ -82,8 +82,9 @@ def test_lost_message_is_swept_while_messages_fill_every_slot(executing: Executi
             flood.over.set()
             flooding.result(60)
         until(lambda: flood.worked_off >= flood.published, "the flood is worked off")
-    assert {(one.state, one.claimed_from) for one in ended} == {("succeeded", "sweep")}
-    assert len({one.started_at for one in ended}) == 1  # one turn, one claim
+    # A slow processor frees fewer slots in time than one turn may take: then the runs start in several turns.
+    assert {(one.state, one.attempt, one.claimed_from) for one in ended} == {("succeeded", 1, "sweep")}
+    assert (flood.others, flood.worked_off) == (LOST, flood.published)  # each started once
     assert flood.outstanding is not None
     assert flood.outstanding > 0
 
