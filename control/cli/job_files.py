@@ -1,8 +1,9 @@
 """Jobs in files: one job for `job create`, many for `apply`.
 
 One job is a JSON object or a YAML mapping. Many jobs are JSON lines, one JSON object, a JSON array, or YAML: one job, a
-list, or several documents. JSON lines are read one at a time, in any number. Any other form is read whole. A job that
-cannot be read is reported with its place, and the other jobs are read.
+list, or several documents. JSON lines are read one at a time, in any number. Any other form is read whole, up to
+64 MiB, and its jobs are made one at a time. A job that cannot be read is reported with its place, and the other jobs
+are read.
 
 YAML has JSON's types: a date, a time or `yes` is text, names are text, and a repeated name is refused. A job whose
 aliases repeat so much that it would be longer than a request is refused before it is made: nine lines of YAML may stand
@@ -13,8 +14,8 @@ import codecs
 import json
 import re
 import sys
-from collections.abc import Generator, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Hashable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
@@ -26,6 +27,7 @@ from tidewheel.jobs.invalid import UnreadableValue
 from tidewheel.jobs.strict_json import MAX_DOCUMENT_BYTES, as_object, read_object
 
 STANDARD_INPUT = "-"
+MAX_VALUES = MAX_DOCUMENT_BYTES // 2  # of one job: a value takes two bytes of JSON, and a kilobyte of memory here
 
 
 def read_job(source: str) -> dict[str, object]:
@@ -53,11 +55,13 @@ def read_bytes(source: str, path: str) -> bytes:
         InvalidInput: It cannot be read, or is longer than the longest request.
     """
     try:
-        data = sys.stdin.buffer.read() if source == STANDARD_INPUT else Path(source).read_bytes()
+        with nullcontext(sys.stdin.buffer) if source == STANDARD_INPUT else Path(source).open("rb") as stream:
+            data = stream.read(MAX_DOCUMENT_BYTES + 1)
     except OSError as error:
         refuse(path, f"{source} cannot be read ({error.strerror})", "name a file, or - for standard input")
     if len(data) > MAX_DOCUMENT_BYTES:
-        refuse(path, f"{source} has {len(data)} bytes", f"write at most {MAX_DOCUMENT_BYTES}")
+        problem = f"{source} has more than {MAX_DOCUMENT_BYTES} bytes, the most of one request"
+        refuse(path, problem, "shorten it; `tidewheel apply` reads many jobs")
     return data
 
 
@@ -84,6 +88,21 @@ class JobLoader(yaml.SafeLoader):
     """YAML with JSON's scalars and unique names."""
 
     yaml_implicit_resolvers = {}  # noqa: RUF012 - filled below, of this class alone
+    composed = 0  # nodes of the current job
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """Refuse a job of more values than a request can have, before all of them are in memory."""
+        self.composed += 1
+        if self.composed > MAX_VALUES:
+            problem = f"one job has more than {MAX_VALUES} values, more than a request; shorten its payload"
+            mark = cast("yaml.error.Mark", self.next_event(peek=True).start_mark)
+            raise yaml.MarkedYAMLError(None, None, problem, mark)
+        return super().compose_node(parent, index)
+
+    def next_event(self, *, peek: bool = False) -> yaml.Event:
+        """Return the next event, and leave it there for another call if `peek`."""
+        read = self.peek_event if peek else self.get_event  # pyright: ignore[reportUnknownMemberType]  # no types in the stubs
+        return cast("Callable[[], yaml.Event]", read)()
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: FBT001, FBT002
         """Refuse names that are not text, and repeated names."""
@@ -243,7 +262,7 @@ def _whole(stream: BinaryIO, source: str, start: bytes) -> bytes:
 def _ensure_short(data: bytes, source: str) -> None:
     if len(data) > MAX_WHOLE_BYTES:
         problem = f"{source} has more than {MAX_WHOLE_BYTES} bytes, too many to be read whole"
-        refuse("FILE", problem, "write one JSON object on each line")
+        refuse("FILE", problem, "write one JSON object on each line, or several files")
 
 
 def _is_whole(line: bytes) -> bool:
@@ -323,8 +342,7 @@ def _yaml(name: str, before: int, data: bytes) -> Iterator[Written]:
     try:
         loader = JobLoader(data.decode())
         while loader.check_node():
-            node = cast("yaml.Node", loader.get_node())
-            for one in node.value if isinstance(node, yaml.SequenceNode) else [node]:
+            for one in _composed(loader):
                 place = f"{name}:{before + one.start_mark.line + 1}"
                 found = as_object(_constructed(loader, one))
                 content = _no_job("it is not a mapping") if found is None else found
@@ -337,6 +355,21 @@ def _yaml(name: str, before: int, data: bytes) -> Iterator[Written]:
         mark = getattr(error, "problem_mark", None)
         place = f"{name}:{before + (mark.line + 1 if mark else 1)}"
         yield Written(place, _no_job(f"it is not valid YAML: {' '.join(str(error).split())}"), len(data))
+
+
+def _composed(loader: JobLoader) -> Iterator[yaml.Node]:
+    """Compose the jobs of the next document one at a time: nodes take a hundred times their text."""
+    loader.next_event()  # the document's start
+    listed = loader.check_event(yaml.SequenceStartEvent)
+    if listed:
+        loader.next_event()
+    while not loader.check_event(yaml.SequenceEndEvent, yaml.DocumentEndEvent):
+        loader.composed = 0
+        yield cast("yaml.Node", loader.compose_node(None, 0))
+    if listed:
+        loader.next_event()
+    loader.next_event()
+    loader.anchors = {}
 
 
 def _no_job(problem: str) -> FieldError:

@@ -1,6 +1,8 @@
 """Aliases in YAML: they may share a part of a job, and cannot make one too long."""
 
 import json
+import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -71,3 +73,52 @@ def test_length_of_a_job_is_that_of_its_aliases_written_out(shape: list[list[int
         patched.setattr(job_files, "MAX_DOCUMENT_BYTES", nodes - 1)
         with pytest.raises(yaml.YAMLError, match="its aliases stand for more"):
             job_files.ensure_bounded(node)
+
+
+def written(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "jobs.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_job_before_an_unreadable_one_is_read(tmp_path: Path) -> None:
+    first, second = read_jobs(written(tmp_path, "- key: a\n- key: [b\n"))
+    assert first.content == {"key": "a"}
+    assert isinstance(second.content, FieldError)
+    assert "not valid YAML" in second.content.problem
+
+
+def test_memory_of_yaml_is_that_of_one_job(tmp_path: Path) -> None:
+    """Nodes take a hundred times their text: a list of 64 MiB took 6 GiB."""
+    text = "- {key: k, payload: [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20]}\n" * 1000
+    source = written(tmp_path, text)
+    tracemalloc.start()
+    try:
+        jobs = read_jobs(source)
+        next(jobs)
+        tracemalloc.reset_peak()  # reading reserves the longest file's length
+        assert sum(1 for _ in jobs) == 999
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 20 * len(text)
+
+
+def test_job_of_too_many_values_is_refused_by_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_files, "MAX_VALUES", 100)
+    jobs = list(read_jobs(written(tmp_path, f"- key: a\n- key: b\n  payload: {list(range(200))}\n")))
+    assert jobs[0].content == {"key": "a"}
+    assert isinstance(jobs[1].content, FieldError)
+    assert "one job has more than 100 values" in jobs[1].content.problem
+
+
+def test_file_of_one_job_is_not_read_beyond_the_longest_request(tmp_path: Path) -> None:
+    long = Path(written(tmp_path, ""))
+    os.truncate(long, 64 << 20)
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidInput, match=r"has more than 1048576 bytes.*tidewheel apply"):
+            read_job(str(long))
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
