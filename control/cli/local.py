@@ -7,6 +7,7 @@ stack does not run. `demo`: 0 if every figure is correct, 1 if one is not or the
 """
 
 import json
+import shlex
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.table import Table
@@ -25,8 +27,8 @@ from tidewheel.kafka.topics import DEFAULT_QUEUE, PartitionCounts, apply_topics
 from tidewheel.local.parts import PartState
 from tidewheel.local.progress import Progress as Watcher
 from tidewheel.local.progress import Step, in_silence
-from tidewheel.local.stack import LocalStack, StackInfo, StackStatus
-from tidewheel.local.state import HOME_VARIABLE, default_home
+from tidewheel.local.stack import LocalStack, StackInfo, StackStatus, running_stack
+from tidewheel.local.state import HOME_VARIABLE, STATE_FILE, default_home
 from tidewheel.migrations.runner import migrate
 from tidewheel.postgres.session import connect
 from tidewheel.postgres.statements import Statements
@@ -99,6 +101,7 @@ def status(home: Home = None, output: OutputOption = Output.TEXT) -> None:
         typer.echo(json.dumps(_as_json(found)))
     elif found.parts:
         Console(width=None if sys.stdout.isatty() else _UNBROKEN).print(_table(found))
+        _print_access(running_stack(home) if found.is_running else None)
     else:
         typer.echo(f"there is no stack in {found.data_dir}; `tidewheel up` makes one")
     if not found.is_running:
@@ -133,8 +136,10 @@ def _furnish(info: StackInfo) -> None:
 
 def _print_started(info: StackInfo, status: StackStatus, output: Output) -> None:
     if output is Output.JSON:
+        named, public = _database_address(info)
         reached = {
-            "database_url": info.database_url,
+            "database_url": make_conninfo(**public),
+            "password_file": str(info.data_dir / STATE_FILE) if public != named else None,
             "bootstrap": info.bootstrap,
             "kafka_properties": str(info.kafka_properties) if info.kafka_properties else None,
             "replication": info.replication,
@@ -143,13 +148,31 @@ def _print_started(info: StackInfo, status: StackStatus, output: Output) -> None
         return
     for part in status.parts:
         typer.echo(f"{part.name:<13} {part.address}")
-    if info.kafka_properties:
-        typer.echo(f"{'client':<13} {info.kafka_properties}")
+    _print_access(info)
     typer.echo(f"{'data':<13} {info.data_dir}")
     if info.data_dir != default_home().absolute():
         typer.echo(f"\nnext: export {HOME_VARIABLE}={info.data_dir}; then tidewheel demo")
     else:
         typer.echo("\nnext: tidewheel demo, or tidewheel --help")
+
+
+def _print_access(info: StackInfo | None) -> None:
+    """Print how clients reach a running stack; files have the passwords."""
+    if info is None:
+        return
+    named, public = _database_address(info)
+    typer.echo(f"{'psql':<13} psql {shlex.quote(make_conninfo(**public))}")
+    if public != named:
+        typer.echo(f"{'password':<13} of PostgreSQL: in {info.data_dir / STATE_FILE}")
+    if info.kafka_properties:
+        typer.echo(f"{'client':<13} {info.kafka_properties}")
+    typer.echo(f"{'HTTP API':<13} no part of the stack: `tidewheel api` starts it and logs its URL")
+
+
+def _database_address(info: StackInfo) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the parts of the database's address: all, and those that are no password."""
+    named = {name: str(value) for name, value in conninfo_to_dict(info.database_url).items()}
+    return named, {name: value for name, value in named.items() if "password" not in name}
 
 
 def _as_json(status: StackStatus) -> dict[str, object]:

@@ -33,7 +33,7 @@ _VARYING = (
     (re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d(:\d\d)?)"), "<instant>"),
     (re.compile(r"\b(Mon|Tue|Wed|Thu|Fri|Sat|Sun) <instant>"), "<day> <instant>"),
     (re.compile(r"(?<=signature: )[A-Za-z0-9+/]{28}"), "<signature>"),
-    (re.compile(r"127\.0\.0\.1:\d+"), "127.0.0.1:<port>"),
+    (re.compile(r"127\.0\.0\.1(:| port=)\d+"), r"127.0.0.1\1<port>"),
 )
 _TIMEOUT_SECONDS = 60.0
 

@@ -21,7 +21,7 @@ from tidewheel.local.private_file import write_private
 
 HOME_VARIABLE = "TIDEWHEEL_HOME"
 
-_FILE = "stack.json"
+STATE_FILE = "stack.json"
 
 
 def default_home() -> Path:
@@ -58,7 +58,7 @@ def read_state(home: Path) -> StackState | None:
     Raises:
         StackError: The file cannot be read.
     """
-    path = home / _FILE
+    path = home / STATE_FILE
     try:
         return StackState.model_validate_json(path.read_bytes())
     except FileNotFoundError:
@@ -70,12 +70,12 @@ def read_state(home: Path) -> StackState | None:
 
 def write_state(home: Path, state: StackState) -> None:
     """Put `state` in place of what was remembered, readable by the owner alone."""
-    write_private(home / _FILE, state.model_dump_json(indent=2))
+    write_private(home / STATE_FILE, state.model_dump_json(indent=2))
 
 
 def erase_state(home: Path) -> None:
     """Forget everything."""
-    (home / _FILE).unlink(missing_ok=True)
+    (home / STATE_FILE).unlink(missing_ok=True)
 
 
 def new_state(brokers: int) -> StackState:

@@ -1,9 +1,13 @@
 import json
+import shlex
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from tests.control.cli.command import process as tidewheel
+from tidewheel.local.stack import LocalStack
+from tidewheel.local.state import read_state
 
 
 @pytest.mark.process
@@ -34,3 +38,30 @@ def test_down_without_a_stack_does_nothing_and_reports_it(tmp_path: Path) -> Non
         assert (done.code, done.err) == (0, "")
         assert done.out == f"there is no stack in {home}; `tidewheel up` makes one\n"
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.kafka
+@pytest.mark.process
+def test_status_shows_how_to_reach_the_stack_and_no_password(stack: LocalStack) -> None:
+    done = tidewheel("status", "--home", str(stack.home))
+    assert (done.code, done.err) == (0, "")
+    shown = dict(line.split(maxsplit=1) for line in done.out.splitlines() if line.startswith(("psql", "password")))
+    file = Path(shown["password"].removeprefix("of PostgreSQL: in "))
+    state = read_state(file.parent)
+    assert state is not None
+    assert file.is_file()
+    assert state.kafka_passwords is not None
+    for secret in (state.password, *state.kafka_passwords.model_dump().values()):
+        assert secret not in done.out
+    [program, address] = shlex.split(shown["psql"])
+    assert program == "psql"
+    with psycopg.connect(address, password=state.password) as connection:
+        assert connection.execute("SELECT 1").fetchone() == (1,)
+    assert str(stack.home / "client.properties") in done.out
+    up = tidewheel("up", "--home", str(stack.home), "--output", "json")
+    printed = json.loads(up.out)
+    assert state.password not in up.out
+    assert Path(printed["password_file"]) == file
+    with psycopg.connect(printed["database_url"], password=state.password) as connection:
+        assert connection.execute("SELECT 1").fetchone() == (1,)
+    assert "tidewheel api" in done.out
