@@ -42,6 +42,7 @@ from tests.transitions.acts import (
     final_state,
     job_runs,
     open_run,
+    requested_claim,
     requests,
     requeue,
     submission,
@@ -61,7 +62,7 @@ from tidewheel.postgres.session import UNIFORM
 from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.scheduler.repair import release_stuck_chains
 from tidewheel.transitions.attempts import ProgressReport, Saved, save_progress
-from tidewheel.transitions.claim import Started
+from tidewheel.transitions.claim import Started, claim_runs, claim_uniform
 from tidewheel.transitions.deferred_effects import apply_deferred_effects
 
 MINUTE = timedelta(minutes=1)
@@ -307,6 +308,39 @@ def test_long_transaction_of_an_old_run_delays_no_progress(shop: ClockedDatabase
     assert save() == Saved({other.run_id})
     kept = shop.rows("SELECT created_at, payload, tableoid::regclass::text FROM run_inputs WHERE run_id = %s", [run_id])
     assert kept == [(ended_at, b'"kept"', f"run_inputs_{day_of(ended_at):%Y%m%d}")]
+
+
+@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize("committed", [True, False])
+def test_run_is_active_until_its_completion_commits(
+    shop: Database,
+    own: Own,
+    alone: bool,  # noqa: FBT001 - a parameter of the test
+    committed: bool,  # noqa: FBT001
+) -> None:
+    """Its job skips at once what comes meanwhile, also if it started alone, without an active run."""
+    submit(shop, "single", schedule="@every 1h", overlap="skip")
+    wanted = requested_claim(shop, trigger(shop, "single"))
+    with shop.session(options=UNIFORM).transaction() as connection:
+        if alone:
+            [started] = claim_uniform(connection, [wanted], executor_id=EXECUTOR)
+        else:
+            [started] = claim_runs(connection, shop.installation, [wanted], executor_id=EXECUTOR).started
+    assert shop.count("active_runs") == (0 if alone else 1)
+    work(own, completion(shop, started))
+    meanwhile = trigger(shop, "single")
+    assert claim(shop, meanwhile).overlaps.skipped == {meanwhile}
+    if committed:
+        own.commit()
+        assert (effects(shop, started.run_id), final_state(shop, started.run_id)) == (1, ("succeeded", None))
+        ends = shop.rows("SELECT run_id FROM finished_runs ORDER BY finished_at")
+        assert ends == [(started.run_id,), (meanwhile,)], "by the time of the call, not of the commit"
+        assert begun(shop, "single").attempt == 1
+    else:
+        own.rollback()
+        assert open_run(shop, started.run_id).state == "running"
+        later = trigger(shop, "single")
+        assert claim(shop, later).overlaps.skipped == {later}
 
 
 def test_new_run_does_not_need_deferred_effects_applied(shop: Database, own: Own) -> None:
