@@ -42,6 +42,7 @@ from tidewheel.jobs.requests import (
     JobSubmit,
     JobTrigger,
     JobUnskip,
+    Request,
     RunCancel,
     RunComplete,
     RunHeartbeat,
@@ -54,8 +55,9 @@ from tidewheel.postgres.pg_copy import bytea, columns, copy_rows, instant, text
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
+from tidewheel.runs import FINAL, RunState
 from tidewheel.schemas.codec import decode, encode
-from tidewheel.schemas.generated.records import Reply
+from tidewheel.schemas.generated.records import Reply, ReplyStatus, RequestType
 from tidewheel.task_tokens import read_task_token
 from tidewheel.transitions.installation import Installation
 
@@ -108,13 +110,20 @@ class _Named(NamedTuple):
     reply: Reply
 
 
-def apply_requests(connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:
+def apply_requests(
+    connection: Conn,
+    installation: Installation,
+    batch: Sequence[ReceivedRequest],
+    *,
+    written: set[RequestType] | None = None,
+) -> list[Reply]:
     """Apply requests in the caller's transaction.
 
     Args:
         connection: Inside a transaction.
         installation: Shards, topics, encoding.
         batch: The requests, in the order to apply them.
+        written: Gets the types of the requests that are accepted and change rows.
 
     Returns:
         A reply for each, in their order.
@@ -161,6 +170,8 @@ def apply_requests(connection: Conn, installation: Installation, batch: Sequence
         assert earlier is not None  # noqa: S101 - set above
         replies[index] = _first_reply(batch[index], batch[original].body_hash(), earlier)
     complete = _counted(replies)
+    if written is not None:
+        written.update(complete[index].type for index in new if _has_written(batch[index].request, complete[index]))
     _store(connection, [_Named(name, batch[index], complete[index]) for index in new if (name := names[index])])
     return complete
 
@@ -191,6 +202,14 @@ def _batches(batch: Sequence[ReceivedRequest], indexes: Sequence[int]) -> Iterat
             jobs.add(job)
         if together:
             yield together
+
+
+def _has_written(request: Request, reply: Reply) -> bool:
+    if reply.status is not ReplyStatus.ACCEPTED or reply.unchanged:
+        return False
+    if isinstance(request, RunCancel):
+        return reply.run_status not in {RunState.CANCELLING, *FINAL}  # the state before
+    return not (isinstance(request, JobBackfill) and request.dry_run)
 
 
 def _name(received: ReceivedRequest, installation: Installation) -> _Name | None:

@@ -19,7 +19,7 @@ from confluent_kafka import Message
 from tidewheel.errors import FieldError, UndecodableMessage
 from tidewheel.intake.apply import apply_requests
 from tidewheel.intake.lock_wait import CancelNeedsClaims
-from tidewheel.intake.request import ReceivedRequest, rejected_unread, reply_row
+from tidewheel.intake.request import ReceivedRequest, rejected_unread, reply_row, type_by_name
 from tidewheel.jobs.invalid import UnreadableValue
 from tidewheel.jobs.parsing import RequestRefused, parse_request, request_identity
 from tidewheel.jobs.requests import RunComplete, RunsCancel
@@ -29,7 +29,7 @@ from tidewheel.outbox import OutboxRow, append
 from tidewheel.postgres.session import Conn
 from tidewheel.process.metrics import metrics
 from tidewheel.schemas.codec import is_avro
-from tidewheel.schemas.generated.records import RequestOrigin
+from tidewheel.schemas.generated.records import RequestOrigin, RequestType
 from tidewheel.schemas.requests import Encoding, read_document, read_request
 from tidewheel.task_tokens import TASK_TOKEN_HEADER, read_task_token
 from tidewheel.transitions.dead_letters import DeadMessage, dead_letter_message
@@ -66,7 +66,13 @@ class NeedsOwnTransaction(Exception):
 
 
 def apply_batch(
-    connection: Conn, installation: Installation, messages: Sequence[Message], failure: Exception | None, now: datetime
+    connection: Conn,
+    installation: Installation,
+    messages: Sequence[Message],
+    failure: Exception | None,
+    now: datetime,
+    *,
+    written: set[RequestType] | None = None,
 ) -> None:
     """Apply messages in the caller's transaction.
 
@@ -76,6 +82,7 @@ def apply_batch(
         messages: Messages of one topic or both, each topic's in the order to apply them. Replies come after requests.
         failure: The failure of an earlier try. With it requests are rejected, and replies become dead letters.
         now: The time by the database's clock.
+        written: Gets the types of the requests that are accepted and change rows.
 
     Raises:
         NeedsOwnTransaction: The batch contains cancellations by filter, or a cancel of a locked run, beside other
@@ -90,10 +97,11 @@ def apply_batch(
     if alone and len(messages) > 1:
         raise NeedsOwnTransaction(alone)
     try:
-        rows = _apply_requests(connection, installation, decoded, now) if requests else []
+        rows = _apply_requests(connection, installation, decoded, now, written=written) if requests else []
     except CancelNeedsClaims as error:
         raise NeedsOwnTransaction([one for one in requests if origin_of(one) == error.origin]) from error
-    rows += _apply_target_replies(connection, installation, replies, failure, now) if replies else []
+    if replies:
+        rows += _apply_target_replies(connection, installation, replies, failure, now, written=written)
     append(connection, rows, shards=installation.shards)
 
 
@@ -121,6 +129,17 @@ def origin_of(message: Message) -> RequestOrigin:
     return RequestOrigin(topic=message.topic() or "", partition=message.partition() or 0, offset=message.offset() or 0)
 
 
+def type_of(message: Message, installation: Installation) -> RequestType:
+    """Return the type of a message's request, however wrong the rest of it is."""
+    if message.topic() == installation.topics.target_replies:
+        return RequestType.RUN_COMPLETE
+    try:
+        document, _ = read_document(_bytes(message.value()) or b"")
+        return type_by_name(request_identity(document).type)
+    except (UndecodableMessage, RequestRefused):
+        return RequestType.UNKNOWN
+
+
 def _decode(message: Message, failure: Exception | None) -> _Decoded:
     """Decode a message into a request, or into the reason why it cannot be applied."""
     value = _bytes(message.value()) or b""
@@ -139,10 +158,11 @@ def _apply_requests(
     installation: Installation,
     decoded: Sequence[tuple[Message, _Decoded]],
     now: datetime,
+    *,
+    written: set[RequestType] | None,
 ) -> list[OutboxRow]:
-    replies = iter(
-        apply_requests(connection, installation, [one for _, one in decoded if isinstance(one, ReceivedRequest)])
-    )
+    received = [one for _, one in decoded if isinstance(one, ReceivedRequest)]
+    replies = iter(apply_requests(connection, installation, received, written=written))
     rows: list[OutboxRow] = []
     # In the order of the requests: a client that sends several under one key gets the replies in that order.
     for message, one in decoded:
@@ -159,7 +179,13 @@ def _apply_requests(
 
 
 def _apply_target_replies(
-    connection: Conn, installation: Installation, messages: Sequence[Message], failure: Exception | None, now: datetime
+    connection: Conn,
+    installation: Installation,
+    messages: Sequence[Message],
+    failure: Exception | None,
+    now: datetime,
+    *,
+    written: set[RequestType] | None,
 ) -> list[OutboxRow]:
     rows: list[OutboxRow] = []
     batch: list[ReceivedRequest] = []
@@ -173,7 +199,7 @@ def _apply_target_replies(
             batch.append(ReceivedRequest(request, origin_of(message)))
         except UndecodableMessage as error:
             rows.append(_dead_letter(connection, installation, message, str(error), now))
-    for reply in apply_requests(connection, installation, batch):
+    for reply in apply_requests(connection, installation, batch, written=written):
         if reply.code is not None:
             problems = "; ".join(f"{error.path}: {error.problem}" for error in reply.errors)
             _LOG.info("a target's reply changes nothing: %s", problems, extra={"run_id": reply.run_id})

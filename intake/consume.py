@@ -21,6 +21,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
 from tidewheel.intake.batch import NeedsOwnTransaction, RequestTimedOut, apply_batch, bury_batch, origin_of
+from tidewheel.intake.breaker import Address, LoneFailures, RequestBreaker, Verdict, address_of
 from tidewheel.intake.lock_wait import RowLocked
 from tidewheel.intake.offsets import DeferredPartitions, Fenced, Partition, StoredOffsets, ends_of, partition_of
 from tidewheel.kafka.clients import consumer
@@ -36,6 +37,7 @@ from tidewheel.process.failpoint import failpoint
 from tidewheel.process.health import health
 from tidewheel.process.metrics import metrics
 from tidewheel.process.service import Backoff, Shutdown
+from tidewheel.schemas.generated.records import RequestType
 from tidewheel.settings.services import IntakeSettings
 from tidewheel.transitions.installation import Installation
 
@@ -55,6 +57,7 @@ _TROUBLED_SECONDS = 30.0  # longer than the longest pause between two tries, plu
 # answer the machine is at fault, and the request waits.
 _MAX_TIMEOUTS = 3
 _QUICK_SECONDS = 0.5  # a trivial transaction takes 1 ms
+_READ_AHEAD = 100  # messages that are read behind a postponed request, to find such a request
 _PURGE_LIMIT = 5000  # the LIMIT of purge_replies: more rows are due when it was reached
 
 
@@ -75,6 +78,7 @@ class Member:
         topic: The topic it reads.
         number: Its number among this process's members for this topic, from 1.
         skew: The clock skew of this process.
+        breaker: The failures of all members of this process.
         installation: Shards, topics, encoding.
         stop: The shutdown flag.
     """
@@ -88,6 +92,7 @@ class Member:
         topic: str,
         number: int,
         skew: ClockSkew,
+        breaker: RequestBreaker,
         installation: Installation,
         stop: Shutdown,
     ) -> None:
@@ -96,16 +101,17 @@ class Member:
         self._settings, self._kafka, self._installation, self._stop = settings, kafka, installation, stop
         self._topic, self._group = topic, group_of(topic, installation)
         self._session = Session(url, "tidewheel-intake", options=BY_KEY)
+        self._lone_failures = LoneFailures(self._session, installation, breaker)
         self._notifier = Notifier(url, "tidewheel-intake-notify")
         self._owner = f"{socket.gethostname()}/{uuid4()}"
-        self._skew = skew
+        self._skew, self._breaker = skew, breaker
         self._offsets = StoredOffsets(self._owner, {})
         self._deferred = DeferredPartitions()
         self._paused: set[Partition] = set()
         self._next_housekeeping = 0.0
         # Both outlive the membership: a timeout can end it, and the batch must not be tried again at its full size.
         self._batch_size = settings.intake_batch
-        self._timeouts = Counter[tuple[Partition, int]]()
+        self._timeouts = Counter[Address]()
 
     def run(self) -> None:
         """Process messages until shutdown is requested."""
@@ -138,6 +144,7 @@ class Member:
 
     def _membership(self, backoff: Backoff) -> None:
         """Join the group and process messages until an error or a shutdown."""
+        self._breaker.forget(self._offsets.partitions)
         self._offsets = StoredOffsets(self._owner, {self._topic: read_topic_id(self._kafka, self._topic)})
         self._deferred, self._paused = DeferredPartitions(), set()
         protocol = quickest_protocol(self._kafka, topic=self._topic, probe=f"{self._group}.probe")
@@ -207,8 +214,12 @@ class Member:
 
     def _process(self, client: Consumer, messages: Sequence[Message]) -> None:
         self._apply_with_recovery(messages)
-        # Nothing more is read from a deferred partition.
-        deferred = set(self._deferred.partitions)
+        # Nothing more is read from a deferred partition, but for a few requests behind a postponed one.
+        deferred = {
+            partition
+            for partition in self._deferred.partitions
+            if len(self._deferred) >= _READ_AHEAD or not self._breaker.is_postponed(partition)
+        }
         client.pause([TopicPartition(*partition) for partition in deferred - self._paused])
         client.resume([TopicPartition(*partition) for partition in self._paused - deferred])
         self._paused = deferred
@@ -251,7 +262,8 @@ class Member:
         | a request needs its own transaction | applies it alone, in its place |
         | a statement or transaction timeout | halves the batch; rejects a request that times out alone three times |
         | the database is unavailable | retries for 60 s without a success, then leaves the group |
-        | data that does not fit, or a fault of ours | applies each request alone; rejects the one that fails alone |
+        | data that does not fit, or a fault of ours | applies each request alone |
+        | the same of one request alone | rejects it, unless requests fail alike: then defers its partition |
 
         Returns:
             The pieces to apply in its place; None to begin again with what is still pending.
@@ -277,21 +289,38 @@ class Member:
                 backoff.wait(failure)
                 return None
             case _ if len(failed.messages) > 1:
-                _LOG.warning(
-                    "a batch of %d requests failed (%s); intake applies them one by one", len(failed.messages), failure
-                )
+                if not self._breaker.waits_for(failure):
+                    _LOG.warning(
+                        "a batch of %d requests failed (%s); intake applies them one by one",
+                        len(failed.messages),
+                        failure,
+                    )
                 return [_Piece([message]) for message in failed.messages]
-            case _ if failed.refusal is None or isinstance(failed.refusal, RequestTimedOut):
-                origin = origin_of(failed.messages[0])
-                _LOG.exception("intake cannot apply the request at %s and rejects it", origin, extra={"origin": origin})
-                return [_Piece(failed.messages, failure)]
             case _:
-                raise failure
+                return self._recover_alone(failure, failed, pending)
+
+    def _recover_alone(self, failure: Exception, failed: _Piece, pending: Sequence[Message]) -> list[_Piece] | None:
+        """Reject a request that fails alone, or postpone it.
+
+        It waits if its own data may not be the cause, and if the rejection fails too.
+        """
+        message = failed.messages[0]
+        if failed.refusal is None or isinstance(failed.refusal, RequestTimedOut):
+            others = [each for each in pending if each is not message and self._offsets.is_pending(each)]
+            verdict = self._lone_failures.judge(failure, message, others)
+            if verdict is not Verdict.POSTPONE:
+                return [_Piece(failed.messages, failure if verdict is Verdict.REJECT else None)]
+        address = address_of(message)
+        if not self._breaker.waits(address):
+            _LOG.info("the request at %s waits: %s", origin_of(message), failure)
+        self._breaker.postpone(failure, address)
+        self._deferred.add(_behind(address, pending))
+        return None
 
     def _first_piece(self, pending: Sequence[Message]) -> _Piece:
         """Cut the first piece; reject a request that has timed out alone too often."""
-        messages = pending[: self._batch_size]
-        if len(messages) > 1 or self._timeouts[_address(messages[0])] < _MAX_TIMEOUTS:
+        messages = pending[: 1 if self._breaker.waits(address_of(pending[0])) else self._batch_size]
+        if len(messages) > 1 or self._timeouts[address_of(messages[0])] < _MAX_TIMEOUTS:
             return _Piece(messages)
         origin = origin_of(messages[0])
         _LOG.error(
@@ -302,8 +331,7 @@ class Member:
     def _defer(self, pending: Sequence[Message], locked: RowLocked) -> None:
         for origin in locked.origins:
             partition = (origin.topic, origin.partition)
-            same_partition = [message for message in pending if partition_of(message) == partition]
-            deferred = [message for message in same_partition if (message.offset() or 0) >= origin.offset]
+            deferred = _behind((partition, origin.offset), pending)
             self._deferred.add(deferred)
             _LOG.info("%s/%d is deferred with %d requests: %s", *partition, len(deferred), locked)
 
@@ -318,7 +346,7 @@ class Member:
             )
             return
         if self._is_database_quick():
-            self._timeouts[_address(messages[0])] += 1
+            self._timeouts[address_of(messages[0])] += 1
 
     def _is_database_quick(self) -> bool:
         """Return True if a trivial request is answered at once: then the one that timed out is at fault."""
@@ -332,12 +360,25 @@ class Member:
 
     def _apply_piece(self, piece: _Piece) -> None:
         ends = ends_of(piece.messages)
+        written = None if self._breaker.is_idle else set[RequestType]()
         with self._session.transaction() as connection:
             self._offsets.store(connection, ends)
-            apply_batch(connection, self._installation, piece.messages, piece.refusal, self._read_clock(connection))
+            now = self._read_clock(connection)
+            apply_batch(connection, self._installation, piece.messages, piece.refusal, now, written=written)
             failpoint("intake.before_commit")
         failpoint("intake.after_commit")
         self._offsets.committed(ends)
+        self._breaker.applied(ends)
+        if piece.refusal is not None and not isinstance(piece.refusal, RequestTimedOut):
+            origin = origin_of(piece.messages[0])
+            _LOG.error(
+                "intake cannot apply the request at %s and rejects it",
+                origin,
+                exc_info=piece.refusal,
+                extra={"origin": origin},
+            )
+        if written:
+            self._breaker.restart(written)
         for channel in (Channel.TIMERS, Channel.OUTBOX, Channel.SIGNALS):
             self._notifier.notify(channel)
 
@@ -364,6 +405,7 @@ class Member:
         with suppress(KafkaException):  # a lost partition cannot be resumed
             client.resume([TopicPartition(*partition) for partition in revoked & self._paused])
         self._paused -= revoked
+        self._breaker.forget(revoked)
         for partition in revoked:
             self._offsets.drop(partition)
             self._deferred.drop(partition)
@@ -412,8 +454,10 @@ def group_of(topic: str, installation: Installation) -> str:
     return requests if topic == installation.topics.requests else f"{requests}.replies"
 
 
-def _address(message: Message) -> tuple[Partition, int]:
-    return partition_of(message), message.offset() or 0
+def _behind(address: Address, messages: Sequence[Message]) -> list[Message]:
+    """Return the messages of a partition from an offset on."""
+    partition, offset = address
+    return [message for message in messages if partition_of(message) == partition and (message.offset() or 0) >= offset]
 
 
 def _cut(messages: Sequence[Message], alone: Sequence[Message]) -> list[list[Message]]:

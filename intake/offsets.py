@@ -1,10 +1,11 @@
-"""The stored offset of each partition, and the partitions that wait for a row lock.
+"""The stored offset of each partition, and the partitions that wait for a row lock or an operator.
 
 Stored offsets are rows of `intake_offsets`, updated in the transaction that applies the messages. Each assignment
 raises the partition's epoch, so a previous owner's transaction updates no row. `StoredOffsets` is the owner's copy.
 
-A deferred partition waits for a row that another transaction holds; later messages of it wait behind the first one.
-Deferred messages are held in memory only. Their offsets are not stored, so the next owner reads them again.
+A deferred partition waits for a row that another transaction holds, or for an operator (`RequestBreaker`). Later
+messages of it wait behind the first one. Deferred messages are held in memory only. Their offsets are not stored, so
+the next owner reads them again.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -76,6 +77,11 @@ class StoredOffsets:
         self._positions[partition] = _Position(epoch, next_offset)
         return next_offset
 
+    @property
+    def partitions(self) -> list[Partition]:
+        """The owned partitions."""
+        return list(self._positions)
+
     def drop(self, partition: Partition) -> None:
         """Forget a partition that is no longer owned."""
         self._positions.pop(partition, None)
@@ -133,7 +139,7 @@ def ends_of(messages: Sequence[Message]) -> dict[Partition, int]:
 
 
 class DeferredPartitions:
-    """Messages that wait for a row which another transaction holds; one partition is retried at a time."""
+    """Messages that wait, the first of each partition for a cause; one partition is retried at a time."""
 
     def __init__(self) -> None:
         self._deferred: dict[Partition, list[Message]] = {}
@@ -143,6 +149,10 @@ class DeferredPartitions:
         """Return True if a message is deferred, or comes after one that is."""
         deferred = self._deferred.get(partition_of(message)) if self._deferred else None
         return deferred is not None and _offset(message) >= _offset(deferred[0])
+
+    def __len__(self) -> int:
+        """Return the number of messages that wait."""
+        return sum(map(len, self._deferred.values()))
 
     @property
     def partitions(self) -> list[Partition]:

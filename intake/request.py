@@ -152,10 +152,9 @@ def rejected(received: ReceivedRequest, refused: Refused) -> Reply:
 
 def rejected_unread(identity: RequestIdentity, refused: Refused, origin: RequestOrigin | None) -> Reply:
     """Return the reply to a message that can be decoded but is no valid request."""
-    kind = RequestType.UNKNOWN if identity.type is None else RequestType(identity.type.replace(".", "_"))
     return Reply(
         request_id=identity.request_id,
-        type=kind,
+        type=type_by_name(identity.type),
         tenant=identity.tenant or "default",
         key=identity.key,
         run_id=identity.run_id,
@@ -165,6 +164,11 @@ def rejected_unread(identity: RequestIdentity, refused: Refused, origin: Request
         errors=tuple(reply_error(error) for error in refused.errors),
         origin=origin,
     )
+
+
+def type_by_name(name: str | None) -> RequestType:
+    """Return the type with a name such as `job.submit`."""
+    return RequestType.UNKNOWN if name is None else _TYPES_BY_NAME[name]
 
 
 def reply_error(error: FieldError) -> ReplyError:

@@ -7,6 +7,7 @@ member owns at a time.
 
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 
+from tidewheel.intake.breaker import RequestBreaker
 from tidewheel.intake.consume import Member
 from tidewheel.process.clock_skew import ClockSkew
 from tidewheel.process.service import Shutdown
@@ -43,8 +44,19 @@ class Intake:
         topics = installation.topics
         numbered = [*((topics.requests, number) for number in range(1, members + 1)), (topics.target_replies, 1)]
         skew = ClockSkew(settings.max_clock_skew)
+        breaker = RequestBreaker()
         self._members = [
-            Member(settings, url, kafka, topic=topic, number=number, skew=skew, installation=installation, stop=stop)
+            Member(
+                settings,
+                url,
+                kafka,
+                topic=topic,
+                number=number,
+                skew=skew,
+                breaker=breaker,
+                installation=installation,
+                stop=stop,
+            )
             for topic, number in numbered
         ]
 

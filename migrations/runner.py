@@ -146,6 +146,12 @@ def require_current(connection: Conn) -> None:
         raise MigrationError(message)
 
 
+def has_newer(connection: Conn) -> bool:
+    """Return True if a newer release has migrated the database: it records a file that this release lacks."""
+    applied = {str(name) for name, *_ in connection.execute(_APPLIED)}
+    return not applied <= {migration.name for migration in migrations()}
+
+
 def _read_applied(connection: Conn) -> dict[str, datetime]:
     if connection.execute(_TABLE_EXISTS).fetchone() != (True,):
         return {}

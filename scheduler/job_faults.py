@@ -13,13 +13,11 @@ import psycopg
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import UndecodableMessage
+from tidewheel.postgres.alike import MAX_ALIKE, cause_of, kind_of
 from tidewheel.postgres.session import is_data_fault
 from tidewheel.process.faults import faults
 from tidewheel.process.metrics import metrics
 from tidewheel.scheduler.decide_batch import DecisionFailed
-
-MAX_ALIKE = 3
-"""Jobs that one kind of error quarantines within an hour."""
 
 _WINDOW_SECONDS = 3600.0
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 30.0
@@ -39,7 +37,7 @@ def is_jobs_own(error: BaseException) -> bool:
 
 def describe(error: BaseException) -> str:
     """Return an error's type and text, without PostgreSQL's detail, which quotes the row."""
-    cause = _cause(error)
+    cause = cause_of(error)
     message = cause.diag.message_primary if isinstance(cause, psycopg.Error) else None
     return f"{type(cause).__name__}: {message or cause}"
 
@@ -59,7 +57,7 @@ class Breaker:
 
     def quarantines(self, error: BaseException, job_id: UUID) -> bool:
         """Record that a job failed alone; return True if its timer is to be quarantined."""
-        now, kind = monotonic_seconds(), _kind(error)
+        now, kind = monotonic_seconds(), kind_of(error)
         with self._lock:
             jobs = self._failed.setdefault(kind, {})
             jobs.pop(job_id, None)
@@ -80,7 +78,7 @@ class Breaker:
     def pause(self, error: BaseException) -> timedelta:
         """Return the time until a postponed job is tried again: as long as its error has lasted."""
         with self._lock:
-            since = self._open_since.get(_kind(error), monotonic_seconds())
+            since = self._open_since.get(kind_of(error), monotonic_seconds())
         lasted = monotonic_seconds() - since
         return timedelta(seconds=min(max(lasted, _FIRST_PAUSE_SECONDS), _LONGEST_PAUSE_SECONDS))
 
@@ -90,15 +88,3 @@ class Breaker:
             with self._lock:
                 self._open_since.clear()
             faults.clear(_WORK)
-
-
-def _kind(error: BaseException) -> str:
-    cause = _cause(error)
-    if isinstance(cause, psycopg.Error) and cause.sqlstate:
-        named = cause.diag.constraint_name or cause.diag.column_name
-        return f"SQLSTATE {cause.sqlstate} ({named})" if named else f"SQLSTATE {cause.sqlstate}"
-    return type(cause).__name__
-
-
-def _cause(error: BaseException) -> BaseException:
-    return error.__cause__ or error

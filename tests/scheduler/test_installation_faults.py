@@ -17,9 +17,10 @@ from tests.fixtures.services import until
 from tests.scheduler.firing import fire_due, look_at
 from tests.scheduler.test_loop import running
 from tests.transitions.acts import apply_batch, submission
+from tidewheel.postgres.alike import MAX_ALIKE
 from tidewheel.process.faults import faults
 from tidewheel.scheduler.firing import fire
-from tidewheel.scheduler.job_faults import MAX_ALIKE, Breaker
+from tidewheel.scheduler.job_faults import Breaker
 
 SECOND = timedelta(seconds=1)
 EACH_SECOND = {"schedule": "@every 1s", "overlap": "allow_all"}
