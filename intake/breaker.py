@@ -66,12 +66,10 @@ class RequestBreaker:
             return len(failed) <= allowed
 
     def restart(self, kinds: Collection[RequestType]) -> None:
-        """Start the counts of these types anew: a request of each was, or would be, accepted with a write."""
+        """Start the counts with one of these types anew: a request of it would be accepted with a write."""
         with self._lock:
-            for name, failed in list(self._failed.items()):
-                self._failed[name] = {address: kind for address, kind in failed.items() if kind not in kinds}
-                if not self._failed[name]:
-                    del self._failed[name], self._last[name]
+            for name in [name for name, failed in self._failed.items() if set(kinds) & set(failed.values())]:
+                del self._failed[name], self._last[name]
 
     def postpone(self, error: BaseException, address: Address) -> None:
         """Report that a request waits, with its partition."""
@@ -97,8 +95,8 @@ class RequestBreaker:
 
     def applied(self, ends: Mapping[Partition, int]) -> None:
         """Record that everything before these offsets is applied."""
-        if self._waiting:
-            self.forget([each for each, end in ends.items() if each in self._waiting and self._waiting[each][0] < end])
+        if done := [each for each, end in ends.items() if (first := self._waiting.get(each)) and first[0] < end]:
+            self.forget(done)
 
     def forget(self, partitions: Collection[Partition]) -> None:
         """Remove the requests that wait in these partitions."""
