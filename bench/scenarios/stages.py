@@ -1,4 +1,4 @@
-"""`stages`: CPU of PostgreSQL and Python, and WAL bytes, of firing, claim and end, one session each.
+"""`stages`: CPU of PostgreSQL and Python, and bytes, of firing, claim and end, one session each.
 
 A pipeline round cannot show what a statement or a table costs: its processes disturb each other. Here one thread does
 20,000 runs stage after stage, with the product's functions and its sessions' settings. No service and no broker runs.
@@ -21,16 +21,22 @@ import psutil
 from tidewheel.bench.environment import Environment, Server
 from tidewheel.bench.load import database_now, load_jobs, vacuum
 from tidewheel.bench.measurement import Figure, Incomplete, Options, Round, least
+from tidewheel.executor.claim import Claimer
 from tidewheel.ids import read_uuid
-from tidewheel.postgres.session import BY_KEY, UNIFORM, Conn, Session
+from tidewheel.kafka.topics import DEFAULT_QUEUE
+from tidewheel.postgres.session import BY_KEY, KEPT_PLANS, UNIFORM, Conn, Session
+from tidewheel.postgres.statements import Statements
+from tidewheel.process.service import Shutdown
 from tidewheel.runs import RunState
 from tidewheel.scheduler.firing import FireBatch, fire
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.generated.records import JobDefinition, RunRequest
-from tidewheel.transitions.claim import Claim, Started, claim_uniform
+from tidewheel.transitions.claim import Claim, Started
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.run_messages import Definitions
+
+_HEARTBEAT_EXECUTOR = Statements("tidewheel.executor")["heartbeat_executor"]
 
 RUNS = 20_000
 _BATCH = 1000  # runs of a claim or an end, which a busy executor reaches
@@ -41,6 +47,7 @@ _ROW = b"\0\2" + b"\0\0\0\x10%b" + b"\0\0\1\x2c" + b"x" * 300
 _COPY: LiteralString = "COPY bench_calibration (id, value) FROM STDIN (FORMAT BINARY)"
 _MESSAGES: LiteralString = "SELECT value FROM outbox ORDER BY slice_lane, publish_at, id"
 _WAL: LiteralString = "SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn"
+_KEPT: LiteralString = "SELECT sum(pg_total_relation_size(relid)) FROM pg_partition_tree('finished_runs')"
 
 Message = tuple[Claim, RunRequest, JobDefinition]
 
@@ -65,8 +72,10 @@ def measure(server: Server, options: Options) -> Round:
         messages = _read_messages(admin, runs)
         vacuum(admin, ["job_runs"])
         executor_id = uuid4()
+        _enter(environment, executor_id)
         started = _claim(environment, stages, messages, executor_id)
         _end(environment, stages, messages, started, executor_id)
+        stages.measure_kept()
     return Round(stages.figures)
 
 
@@ -102,6 +111,12 @@ class _Stages:
         if done != self.runs:
             message = f"{name}: {done:,} of {self.runs:,} runs"
             raise Incomplete(message)
+
+    def measure_kept(self) -> None:
+        """Measure what stays of a run until its retention ends, indexes included."""
+        row = self._admin.execute(_KEPT).fetchone()
+        assert row is not None
+        self.figures["kept"] = least(int(str(row[0])) / self.runs, "bytes a run")
 
     def _wal_bytes(self) -> int:
         row = self._admin.execute(_WAL).fetchone()
@@ -158,14 +173,32 @@ def _read_messages(admin: Conn, runs: int) -> list[Message]:
     return found
 
 
+def _enter(environment: Environment, executor_id: UUID) -> None:
+    """Register the executor: a claim locks its row."""
+    about = {
+        "executor_id": executor_id,
+        "name": "bench",
+        "queues": [DEFAULT_QUEUE],
+        "handlers": [],
+        "slots": _BATCH,
+        "group_protocol": "classic",
+        "lease": _HOUR,
+        "stopping": False,
+    }
+    with environment.connect() as connection:
+        connection.execute(_HEARTBEAT_EXECUTOR, about)
+
+
 def _claim(environment: Environment, stages: _Stages, messages: list[Message], executor_id: UUID) -> list[Started]:
-    session, started = Session(environment.url, "tidewheel-executor", options=UNIFORM), list[Started]()
+    session, started = Session(environment.url, "tidewheel-executor", options=KEPT_PLANS), list[Started]()
+    claimer = Claimer(
+        session, environment.installation, executor_id, Shutdown(), lease_lost=lambda: None, notify=lambda _: None
+    )
     with stages.stage("claim", session.connection()):
         for first in range(0, len(messages), _BATCH):
             claims = [claim for claim, _, _ in messages[first : first + _BATCH]]
-            with session.transaction() as connection:
-                started += claim_uniform(connection, claims, executor_id=executor_id)
-    session.close()
+            started += claimer.claim(claims, source="message").started
+    claimer.close()
     stages.check("claim", len(started))
     return started
 
