@@ -101,8 +101,9 @@ class JobLoader(yaml.SafeLoader):
 
     def next_event(self, *, peek: bool = False) -> yaml.Event:
         """Return the next event, and leave it there for another call if `peek`."""
-        read = self.peek_event if peek else self.get_event  # pyright: ignore[reportUnknownMemberType]  # no types in the stubs
-        return cast("Callable[[], yaml.Event]", read)()
+        # Typed here, because PyYAML's stubs leave both out.
+        read = cast("Callable[[], yaml.Event]", self.peek_event if peek else self.get_event)  # pyright: ignore[reportUnknownMemberType]
+        return read()
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: FBT001, FBT002
         """Refuse names that are not text, and repeated names."""
