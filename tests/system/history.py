@@ -18,6 +18,8 @@ from tests.scheduler.firing import fire_due
 from tests.schedules.brute_force import Reading, matcher, occurrences, pinned_zone, wall_clock
 from tests.transitions.acts import EXECUTOR, about, apply_batch, submission
 from tests.transitions.acts import end as finish_runs
+from tidewheel.ids import job_id
+from tidewheel.intake.release import release_jobs
 from tidewheel.runs import RunState
 from tidewheel.schemas.generated.records import Reply, ReplyStatus
 from tidewheel.transitions.claim import Claim, claim_runs
@@ -50,6 +52,9 @@ SELECT run_id, attempt, job_version FROM job_runs
  WHERE state = ANY (%(states)s) AND publish_at <= %(now)s ORDER BY run_id DESC LIMIT 6
 """
 _TO_END: LiteralString = "SELECT run_id, attempt FROM job_runs WHERE state = ANY (%(states)s) ORDER BY run_id"
+_POISON: LiteralString = "UPDATE job_versions SET lane = 'nonsense' WHERE job_id = %s"
+_HEAL: LiteralString = "UPDATE job_versions SET lane = 'standard' WHERE job_id = %s"
+_QUARANTINED: LiteralString = "SELECT scheduled_at FROM timers WHERE job_id = %s AND hold_reason = 'quarantine'"
 CALENDARS: tuple[tuple[dict[str, object], frozenset[date], frozenset[int]], ...] = (
     ({"weekdays": ["SUN"]}, frozenset(), frozenset({0})),
     ({"weekdays": ["SAT", "SUN"]}, frozenset(), frozenset({0, 6})),
@@ -77,12 +82,14 @@ class Pause:
         ends_at: When it ends by itself.
         until: The last instant it holds; None while it goes on.
         calendars: How many changes of the calendar there had been when it was decided.
+        quarantine: True if firing failed by the job's own data, so that the timer keeps its position until a release.
     """
 
     since: datetime
     ends_at: datetime | None
     until: datetime | None = None
     calendars: int = 0
+    quarantine: bool = False
 
 
 @dataclass
@@ -128,6 +135,8 @@ class History:
         self._calendar()
         while self.now < END:
             self._advance()
+            if self.rng.random() < 0.2:
+                self._quarantine(self.rng.choice(self.jobs))
             for _ in range(self.rng.choice((0, 1, 1, 2, 5))):
                 self._fire()
             for _ in range(self.rng.choice((0, 1, 1, 3))):
@@ -161,6 +170,9 @@ class History:
         if not job.exists:
             self._submit(job)
             return
+        if job.pause is not None and job.pause.quarantine:
+            self._mend(job)
+            return
         acts = (self._submit, self._pause, self._resume, self._resume, self._skip, self._move, self._unskip)
         if self.rng.random() < 0.04:
             self._delete(job)
@@ -183,7 +195,7 @@ class History:
         if job.exists:
             job.ends.append(self.now)
             pause = self._decide_pause(job, self.now)
-            if pause is not None:
+            if pause is not None and not pause.quarantine:
                 job.pauses.append(Pause(self.now, pause.ends_at))
         job.versions.append(Version(spec, self.now, anchor, first))
         job.exists = True
@@ -239,6 +251,38 @@ class History:
         job.ends.append(self.now)
         job.skipped = {at for at in job.skipped if at <= self.now}
         job.moved = {at for at in job.moved if at <= self.now}
+
+    def _quarantine(self, job: Job) -> None:
+        """Fire the job while its data cannot be written; then correct them: it waits to be released."""
+        if not job.exists or job.pause is not None:
+            return
+        place = [job_id("default", job.key)]
+        self.database.execute(_POISON, place)
+        self._fire()
+        self.database.execute(_HEAL, place)
+        for (position,) in self.database.rows(_QUARANTINED, place):
+            job.pauses.append(Pause(position - _TICK, None, quarantine=True))
+            self._count("quarantined")
+            self.log.append((self.now, f"quarantine {job.key!r}"))
+
+    def _mend(self, job: Job) -> None:
+        """Release a quarantined job in one of the ways there are, or leave it."""
+        match self.rng.choice(("release", "release", "again", "edit", "delete", "wait", "wait")):
+            case "release":
+                with self.database.transaction() as connection:
+                    [_] = release_jobs(connection, self.database.installation, [job_id("default", job.key)])
+                self.log.append((self.now, f"release {job.key!r}"))
+                self._decide_pause(job, self.now)
+                self._count("released")
+            case "again":
+                if self._ask(submission(job.key, **job.versions[-1].spec)) is not None:
+                    self._decide_pause(job, self.now)
+            case "edit":
+                self._submit(job)
+            case "delete":
+                self._delete(job)
+            case _:
+                pass
 
     def _skip(self, job: Job) -> None:
         at = self._coming(job)

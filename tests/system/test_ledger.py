@@ -84,6 +84,7 @@ def test_every_occurrence_of_a_random_history_is_fired_or_skipped_once(clocked: 
     print(f"seed {seed}: {dict(sorted(history.counts.items()))}; {dict(sorted(tally.items()))}")  # noqa: T201
     assert tally["occurrences"] == tally["fired"] + sum(tally[reason] for reason in SkipReason)
     assert tally["rows"] < tally["occurrences"] / 4, "long spans are ranges"
+    assert history.counts["quarantined"] > history.counts["released"] > 0
 
 
 def audited(database: ClockedDatabase, history: History, job: Job) -> Counter[str]:
