@@ -6,12 +6,14 @@ runner follows no redirect, uses no proxy of the environment, and keeps no cooki
 
 import asyncio
 import json
+import string
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from pathlib import Path
+from urllib.parse import quote
 
 import aiohttp
 
@@ -43,6 +45,7 @@ from tidewheel.webhooks import host_key, read_secrets, signature_headers
 _BODY_BYTES = 48 * 1024  # of the response; as text below the 64 KiB of a result, unless JSON escapes it
 _CUT_CHARACTERS = 8192  # each takes at most 6 bytes as JSON: 48 KiB together
 _RETRIED_4XX = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS})
+_IN_HEADER = " " + string.punctuation.replace("%", "")  # in a job's key; all else but letters and digits is encoded
 _SHOWN_CHARACTERS = 1024  # of a response or a location, in an error's message
 
 _NAMES: Sequence[tuple[type[Exception], str]] = (
@@ -280,7 +283,7 @@ def _headers(attempt: Attempt, given: Mapping[str, str]) -> dict[str, str]:
         "idempotency-key": attempt.request.run_id,
         "tidewheel-run-id": attempt.request.run_id,
         "tidewheel-attempt": str(attempt.started.attempt),
-        "tidewheel-job-key": attempt.definition.job_key.encode("ascii", "backslashreplace").decode(),
+        "tidewheel-job-key": quote(attempt.definition.job_key, safe=_IN_HEADER),
         "tidewheel-scheduled-at": attempt.request.scheduled_at.isoformat(),
     }
     ours.pop("expect", None)  # aiohttp would wait for a 100 response that few servers send

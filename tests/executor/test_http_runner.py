@@ -3,6 +3,7 @@
 import json
 from datetime import datetime, timedelta
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 
@@ -187,10 +188,20 @@ def test_environment_proxies_are_not_used(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(target.received) == 1
 
 
-def test_non_ascii_job_key_is_sent_escaped() -> None:
+@pytest.mark.parametrize(
+    ("key", "sent"),
+    [
+        ("Bücher\U0001f4da", "B%C3%BCcher%F0%9F%93%9A"),
+        (r"B\xfccher", r"B\xfccher"),
+        ("B%C3%BCcher", "B%25C3%25BCcher"),
+        ("a daily/report+1", "a daily/report+1"),
+    ],
+)
+def test_each_job_key_is_sent_as_a_text_of_its_own(key: str, sent: str) -> None:
     with serving() as target:
-        call(target.url(), job={"key": "Bücher\U0001f4da"})
-    assert target.received[0].headers["tidewheel-job-key"] == "B\\xfccher\\U0001f4da"
+        call(target.url(), job={"key": key})
+    assert target.received[0].headers["tidewheel-job-key"] == sent
+    assert unquote(sent) == key
 
 
 def test_gzipped_response_is_not_unpacked() -> None:

@@ -9,6 +9,7 @@ Source: RFC 3339 section 5.6, "Internet Date/Time Format".
 import base64
 import math
 import re
+import unicodedata
 import uuid
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
@@ -156,6 +157,14 @@ def _bare(text: str) -> str:
     """Refuse blanks at the ends of a name: no header value can have them, and two names look alike."""
     if text != text.strip():
         raise InvalidValue(problem=f"{shown(text)} begins or ends with a blank", remedy=f"write {shown(text.strip())}")
+    return text
+
+
+def _visible(text: str) -> str:
+    """Refuse format characters, private and unassigned code points in a name: two names look alike."""
+    for character in () if text.isprintable() else text:
+        if unicodedata.category(character).startswith("C"):
+            raise InvalidValue(problem=f"it holds {character!r}, which is no visible character", remedy="remove it")
     return text
 
 
@@ -414,7 +423,7 @@ if TYPE_CHECKING:
 else:
     OverlapPolicy = Literal[tuple(policy.value for policy in Overlap)]  # `Overlap` is the one list of the policies
 
-Key = Annotated[str, AfterValidator(one_line(MAX_TEXT)), AfterValidator(_bare)]
+Key = Annotated[str, AfterValidator(one_line(MAX_TEXT)), AfterValidator(_visible), AfterValidator(_bare)]
 Reason = Annotated[str, AfterValidator(several_lines(1000))]
 Description = Annotated[str, AfterValidator(several_lines(4096))]
 Tenant = Annotated[str, AfterValidator(_tenant)]
@@ -431,7 +440,7 @@ Instant = Annotated[datetime, BeforeValidator(_instant)]
 # The outermost type, so that null is read too: null is a payload, not the lack of one.
 JsonPayload = Annotated[bytes | None, BeforeValidator(json_payload)]
 BytesPayload = Annotated[bytes, BeforeValidator(_payload_base64)]
-LabelName = Annotated[str, AfterValidator(one_line(MAX_LABEL_NAME))]
+LabelName = Annotated[str, AfterValidator(one_line(MAX_LABEL_NAME)), AfterValidator(_visible)]
 Labels = Annotated[
     dict[LabelName, Annotated[str, AfterValidator(several_lines(MAX_TEXT))]], BeforeValidator(_few_labels)
 ]
