@@ -17,6 +17,7 @@ from tidewheel.jobs.validation import shown
 
 ANY = "*"
 MORE = "..."  # at the end of a program's patterns: any further arguments
+_INTERNAL = "__"  # first part of __consumer_offsets, __transaction_state, __share_group_state, __cluster_metadata
 _MAX_PATH = 4096  # Source: limits.h, PATH_MAX
 _WEB_PORTS = frozenset((80, 443))
 
@@ -201,6 +202,9 @@ class AllowLists:
             problem = f"{topic} is a topic of Tidewheel itself"
             remedy = f"name one that does not begin with {self.topic_prefix!r}"
             raise InvalidValue(problem=problem, remedy=remedy, path="topic")
+        if topic.startswith(_INTERNAL):
+            problem = f"{topic} is an internal topic of Kafka"
+            raise InvalidValue(problem=problem, remedy=f"name one that does not begin with {_INTERNAL!r}", path="topic")
         if not self._matches(topic, self.topics):
             problem = f"{topic} is not a topic that jobs may write to"
             raise InvalidValue(problem=problem, remedy="TIDEWHEEL_KAFKA_TOPICS names those", path="topic")

@@ -6,6 +6,7 @@ is connected to, or into the name in ASCII. A name that no name server can hold 
 
 import re
 import socket
+import unicodedata
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
 from typing import NamedTuple, TypeAlias
@@ -26,6 +27,7 @@ _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*", re.ASCII)
 _LABEL = re.compile(
     r"[a-z0-9_][a-z0-9_-]{0,62}", re.ASCII
 )  # Source: RFC 1123 section 2.1; '_' as many resolvers take it
+_NO_LETTER = frozenset(("Cc", "Co", "Cs", "Zl", "Zp", "Zs"))  # Cf and Cn may be valid: a joiner, a new script
 _MAX_NAME = 253  # Source: RFC 1035 section 2.3.4, without the length bytes
 
 # The refused networks. Sources: IANA IPv4 and IPv6 Special-Purpose Address Registries (RFC 6890) with every entry, also
@@ -207,9 +209,10 @@ def _is_encoded(label: str) -> bool:
     if not label.startswith("xn--"):
         return True
     try:
-        return bool(label[4:].encode().decode("punycode"))
+        letters = label[4:].encode().decode("punycode")
     except UnicodeError:
         return False
+    return not letters.isascii() and not any(unicodedata.category(letter) in _NO_LETTER for letter in letters)
 
 
 def _to_ascii(text: str) -> str:

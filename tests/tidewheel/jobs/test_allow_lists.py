@@ -100,6 +100,14 @@ def test_own_topics_are_never_written(topic: str) -> None:
     assert written(topic, kafka_topics="*", topic_prefix="my.prefix")
 
 
+@pytest.mark.parametrize("topic", ["__consumer_offsets", "__transaction_state", "__share_group_state", "__orders"])
+def test_internal_topics_of_kafka_are_never_written(topic: str) -> None:
+    assert not written(topic, kafka_topics="*")
+    assert not written(topic, kafka_topics=topic)
+    with pytest.raises(InvalidValue, match="an internal topic of Kafka"):
+        AllowLists().check_topic(topic)  # of intake, which knows no list
+
+
 @pytest.mark.parametrize(
     ("topics", "topic", "passes"),
     [

@@ -34,6 +34,7 @@ BROKEN = [
     "a..b", ".a", ".", "..", "a.example..", "x" * 64, f"a.{'x' * 64}.example", ".".join(["x" * 60] * 5), "a b", "a!b",
     "-a.example", "a.-b.example", "a%2eb", "%31%32%37.0.0.1", "1.2.3.4.5", "256.0.0.1", "127.0.0.08", "0x", "0xg.1.1",
     "1.2.3.0x100", "xn--\u00fc", "xn--.example", "xn--a\u200d",
+    "xn--a", "XN--A.example", "xn--a-",
     "\u200d", "b\u00fc\u0301\u0301-\u0600.example", "\u00ad",
     "a\u2024\u2024b", "127.0.0.\u0661", "[::1%25lo]", "[fe80::1%1]", "[::1", "::1]", "[127.0.0.1]", "[v1.a]",
     "[]", "[::g]", "x[::1]", "[::1]x",
@@ -100,6 +101,7 @@ def test_url_that_nothing_answers_is_refused(url: str) -> None:
         ("http://A.example./", "a.example.", 80),
         ("https://my_service.internal", "my_service.internal", 443),
         ("http://b\u00fccher.example:81", "xn--bcher-kva.example", 81),
+        ("http://xn--i-7iq.ws", "xn--i-7iq.ws", 80),  # a heart: no letter of IDNA 2008, and registered
         ("http://fa\u00df.example:", "xn--fa-hia.example", 80),
         ("http://1.1.1.1", "1.1.1.1", 80),
         ("http://1a.example", "1a.example", 80),
