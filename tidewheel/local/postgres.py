@@ -195,9 +195,9 @@ _INITDB = (
 
 
 def _reason(error: psycopg.OperationalError) -> str:
-    """Return the server's own words, without the address."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[-1].rpartition("FATAL:")[2].strip()
+    """Return the server's own error, without the address before it and the detail below it."""
+    first = str(error).strip().partition("\n")[0] or type(error).__name__
+    return first.rpartition(" failed: ")[2].removeprefix("FATAL:").strip()
 
 
 def _tail(lines: Sequence[str]) -> str:
