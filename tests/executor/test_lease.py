@@ -101,7 +101,8 @@ def test_lease_that_ended_before_the_heartbeats_commit_stays_over(database: Data
     beat = Heartbeat(
         database.session(), executor_id=uuid4(), name="mine", queues=["default"], handlers=[], slots=1,
         group_protocol="classic", every=timedelta(milliseconds=50), lease=timedelta(seconds=3),
-        on_signal=lambda *_: True, busy=lambda: False, keys=MessageKeys(), skew=ClockSkew(timedelta(seconds=60)),
+        on_signal=lambda _run, _attempt, _kind: True, busy=lambda: False, keys=MessageKeys(),
+        skew=ClockSkew(timedelta(seconds=60)),
         on_reentry=lambda _: reentries.append(old.is_over()),
     )  # fmt: skip
     beat.start(Shutdown())
