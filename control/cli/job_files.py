@@ -341,13 +341,14 @@ def _after_blanks(text: str, at: int) -> int:
 
 def _yaml(name: str, before: int, data: bytes) -> Iterator[Written]:
     try:
-        loader = JobLoader(data.decode())
+        text = data.decode()
+        loader = JobLoader(text)
         while loader.check_node():
             for one in _composed(loader):
                 place = f"{name}:{before + one.start_mark.line + 1}"
                 found = as_object(_constructed(loader, one))
                 content = _no_job("it is not a mapping") if found is None else found
-                yield Written(place, content, len(data))
+                yield Written(place, content, len(data) * one.end_mark.index // len(text))
     except UnicodeDecodeError as error:
         yield Written(f"{name}:{before + 1}", _no_job(f"it is not valid UTF-8: {error.reason}"), len(data))
     except RecursionError:

@@ -10,7 +10,7 @@ import pytest
 from tests.control.cli.command import process, tidewheel
 from tests.fixtures.database import Database
 from tests.transitions.acts import submit
-from tidewheel.control.cli.job_files import MAX_WHOLE_BYTES
+from tidewheel.control.cli.job_files import MAX_WHOLE_BYTES, read_jobs
 from tidewheel.control.client.bulk_load import SUBMIT_BATCH
 
 Write = Callable[[str, str], str]
@@ -55,6 +55,21 @@ def test_every_form_of_file_is_read(
     found = tidewheel(database, "apply", path, *bulk, "--output", "json").json
     assert (found["created"], found["rejected"], found["problems"]) == (2, 0, [])
     assert keys(database) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("jobs.jsonl", f"{GOOD}\n" * 10),
+        ("jobs.json", f"[{','.join([GOOD] * 10)}]"),
+        ("jobs.yaml", "- {key: ü, schedule: manual, target: x}\n" * 10),
+        ("jobs.yaml", "key: ü\nschedule: manual\ntarget: x\n---\n" * 10),
+    ],
+)
+def test_bytes_read_grow_with_each_job_for_the_progress_bar(write: Write, name: str, content: str) -> None:
+    total = len(content.encode())
+    read = [job.bytes_read for job in read_jobs(write(name, content))][:10]
+    assert [round(10 * each / total) for each in read] == list(range(1, 11))
 
 
 def test_a_single_object_over_several_lines_is_one_job(database: Database, write: Write) -> None:
