@@ -30,7 +30,7 @@ SELECT r.state, r.attempt AS newest, x.attempt, a.outcome,
 -- Returns a page of a tenant's jobs by key, each with its schedule, timer, first run created ahead, and latest run whose
 -- instant has come.
 -- Index: jobs_by_key, walked from the page's start; job_versions_pkey, timers_pkey, job_runs_by_job; by job in every
--- partition of finished_runs. No lock.
+-- partition of finished_runs. For quarantined jobs only, quarantine is read once, and timers_pkey. No lock.
 SELECT j.key, j.job_id, j.version, v.schedule_json, j.labels, j.paused, j.paused_until, j.finished_at, t.scheduled_at AS next_at,
        a.ahead_at, t.hold_reason, t.overridden OR v.policy_json LIKE '%%calendars":["%%' AS leaves_out, r.run_id, r.state, r.scheduled_at,
        r.started_at, r.finished_at AS ended_at, r.reason, r.error_type
@@ -40,6 +40,8 @@ SELECT j.key, j.job_id, j.version, v.schedule_json, j.labels, j.paused, j.paused
            AND starts_with(key, %(prefix)s) AND coalesce(labels, '{}') @> %(labels)s
            AND (%(paused)s::boolean IS NULL OR paused = %(paused)s)
            AND (%(kind)s::text IS NULL OR schedule_kind = %(kind)s)
+           AND (NOT %(quarantined)s::boolean OR job_id IN (
+                SELECT q.job_id FROM quarantine AS q JOIN timers AS h USING (job_id) WHERE h.hold_reason = 'quarantine'))
          ORDER BY key
          LIMIT %(limit)s) AS j
   JOIN job_versions AS v ON v.job_id = j.job_id AND v.version = j.version

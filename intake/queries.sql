@@ -219,7 +219,8 @@ SELECT new.job_id, new.tenant, new.shard,
 -- name: read_timers
 -- The next fire times of these jobs for replies: of the run written ahead, else of the timer, unless it is on hold.
 -- Index: timers_pkey, job_versions_pkey, job_runs_by_job. No lock.
-SELECT t.job_id, t.due_at, t.overridden OR v.policy_json LIKE '%%calendars":["%%',
+-- Why scheduled_at: due_at of a timer that firing has postponed is no instant of the schedule.
+SELECT t.job_id, t.scheduled_at, t.overridden OR v.policy_json LIKE '%%calendars":["%%',
        (SELECT min(o.scheduled_at) FROM job_runs AS o
          WHERE o.job_id = t.job_id AND o.cause = 'timer' AND o.attempt = 0 AND o.scheduled_at > (SELECT tidewheel_now()))
   FROM timers AS t

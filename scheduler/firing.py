@@ -23,7 +23,8 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.metrics import metrics
 from tidewheel.scheduler.decide_batch import BatchDecider
-from tidewheel.scheduler.job_faults import Breaker, describe
+from tidewheel.scheduler.job_faults import Breaker
+from tidewheel.scheduler.quarantine import free, postpone, quarantine
 from tidewheel.schedules.decision import Decision, HoldReason
 from tidewheel.transitions.decision_inputs import read_decision_inputs
 from tidewheel.transitions.events import lifecycle_row
@@ -35,10 +36,6 @@ _LOG = logging.getLogger("tidewheel.scheduler")
 _SQL = Statements("tidewheel.scheduler")
 _LOCK_DUE_TIMERS = _SQL["lock_due_timers"]
 _LOCK_TIMER = _SQL["lock_timer"]
-_QUARANTINE_TIMER = _SQL["quarantine_timer"]
-_POSTPONE_TIMER = _SQL["postpone_timer"]
-_QUARANTINE_JOB = _SQL["quarantine_job"]
-_READ_KEY = _SQL["read_key"]
 _RESUME_JOBS = _SQL["resume_jobs"]
 
 
@@ -174,48 +171,12 @@ def _fire_alone(
         raise
     except Exception as error:  # noqa: BLE001 - the breaker decides which errors are this job's
         if breaker.quarantines(error, timer.job_id):
-            _quarantine(session, installation, timer, error, batch.now)
+            quarantine(session, installation, timer, error, batch.now)
+            breaker.add_quarantined(error, timer)
         else:
-            _postpone(session, timer, max(batch.horizon, batch.now) + breaker.pause(error))
+            until = max(batch.horizon, batch.now) + breaker.pause(error)
+            postpone(session, timer, until)
+            if common := breaker.quarantined(error):
+                free(session, installation, common, error, now=batch.now, until=until)
+                breaker.forget_quarantined(error, common)
         return 1
-
-
-def _postpone(session: Session, timer: LockedTimer, until: datetime) -> None:
-    """Try a timer again later; its position stays, so no occurrence is lost."""
-    columns = {"job_id": timer.job_id, "version": timer.version, "scheduled_at": timer.scheduled_at, "until": until}
-    with session.transaction() as connection:
-        connection.execute(_POSTPONE_TIMER, columns)
-
-
-def _quarantine(
-    session: Session, installation: Installation, timer: LockedTimer, error: BaseException, now: datetime
-) -> None:
-    job_id = timer.job_id
-    text = describe(error)
-    _LOG.error(
-        "job %s is quarantined: %s; it fires again after a submit or `tidewheel job release`",
-        job_id,
-        text,
-        extra={"job_id": str(job_id)},
-    )
-    with session.transaction() as connection:
-        key_columns = {"job_id": job_id, "version": timer.version, "scheduled_at": timer.scheduled_at}
-        disabled = connection.execute(_QUARANTINE_TIMER, key_columns).fetchone()
-        if disabled is None:
-            return
-        tenant, shard, version = disabled
-        key = connection.execute(_READ_KEY, {"job_id": job_id}).fetchone()
-        connection.execute(_QUARANTINE_JOB, {"tenant": tenant, "job_id": job_id, "error": text})
-        event = lifecycle_row(
-            installation,
-            kind="job.quarantined",
-            tenant=str(tenant),
-            job_id=job_id,
-            job_key=str(key[0]) if key else "",
-            job_version=version if isinstance(version, int) else None,
-            shard=shard if isinstance(shard, int) else 0,
-            now=now,
-            reason=text[:1000],
-        )
-        append(connection, [event], shards=installation.shards)
-    metrics.count("jobs_quarantined")

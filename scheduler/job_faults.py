@@ -2,10 +2,11 @@
 
 Firing quarantines a job for an error of its own data only: SQLSTATE classes 22, 23 and 54 of its row, or an error of
 computing its next instant. Any other error leaves the timer due, a little later. So does an error of a job's own that
-more than `MAX_ALIKE` jobs have: it is not their data (docs/adr/0029).
+more than `MAX_ALIKE` jobs have: it is not their data, and the first of them are freed again (docs/adr/0029).
 """
 
 import threading
+from collections.abc import Sequence
 from datetime import timedelta
 from uuid import UUID
 
@@ -18,6 +19,7 @@ from tidewheel.postgres.session import is_data_fault
 from tidewheel.process.faults import faults
 from tidewheel.process.metrics import metrics
 from tidewheel.scheduler.decide_batch import DecisionFailed
+from tidewheel.transitions.timers import LockedTimer
 
 _WINDOW_SECONDS = 3600.0
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 30.0
@@ -52,6 +54,7 @@ class Breaker:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._failed: dict[str, dict[UUID, float]] = {}
+        self._quarantined: dict[str, dict[UUID, LockedTimer]] = {}
         self._open_since: dict[str, float] = {}
         self._last = 0.0
 
@@ -74,6 +77,28 @@ class Breaker:
             text = f"more than {MAX_ALIKE} jobs fail with {kind}" if alike > MAX_ALIKE else describe(error)
             faults.report(_WORK, f"{text}; they are not quarantined but tried again. Correct the cause")
         return own
+
+    def add_quarantined(self, error: BaseException, timer: LockedTimer) -> None:
+        """Remember a job that was quarantined for an error, with its position."""
+        with self._lock:
+            timers, failed = self._quarantined.setdefault(kind_of(error), {}), self._failed[kind_of(error)]
+            timers[timer.job_id] = timer
+            for gone in [job_id for job_id in timers if job_id not in failed]:
+                del timers[gone]
+
+    def quarantined(self, error: BaseException) -> list[LockedTimer]:
+        """Return the jobs quarantined for an error within the window, once more than `MAX_ALIKE` have it."""
+        with self._lock:
+            failed = self._failed.get(kind_of(error), {})
+            timers = self._quarantined.get(kind_of(error), {}) if len(failed) > MAX_ALIKE else {}
+            return [timer for job_id, timer in sorted(timers.items()) if job_id in failed]
+
+    def forget_quarantined(self, error: BaseException, timers: Sequence[LockedTimer]) -> None:
+        """Forget quarantined jobs that are freed."""
+        with self._lock:
+            known = self._quarantined.get(kind_of(error), {})
+            for timer in timers:
+                known.pop(timer.job_id, None)
 
     def pause(self, error: BaseException) -> timedelta:
         """Return the time until a postponed job is tried again: as long as its error has lasted."""

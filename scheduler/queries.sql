@@ -80,6 +80,27 @@ UPDATE timers
 INSERT INTO quarantine (kind, tenant, job_id, error, created_at)
 VALUES ('job', %(tenant)s, %(job_id)s, %(error)s, tidewheel_now())
 
+-- name: lock_quarantined_timers
+-- Locks the timers of jobs to free.
+-- Index: timers_pkey. Lock: each timer, in job_id order; waits for an edit or a release.
+-- Why: alone, since a transaction that it waited for may have released or paused the job.
+SELECT job_id FROM timers WHERE job_id = ANY (%(job_ids)s::uuid[]) ORDER BY job_id FOR UPDATE
+
+-- name: free_timers
+-- Enables the timers of quarantined jobs, unless an edit or a release came first. A pause or an open run holds them.
+-- Index: timers_pkey, jobs_pkey. Lock: the timers, already locked; the jobs' rows change only under these locks.
+UPDATE timers AS t
+   SET due_at = CASE WHEN j.paused THEN coalesce(j.paused_until, 'infinity')
+                     WHEN j.job_id = ANY (%(waiting)s::uuid[]) THEN 'infinity'
+                     ELSE %(until)s END,
+       hold_reason = CASE WHEN j.paused THEN 'pause'
+                          WHEN j.job_id = ANY (%(waiting)s::uuid[]) THEN 'run' END
+  FROM unnest(%(job_ids)s::uuid[], %(positions)s::timestamptz[]) AS held (job_id, scheduled_at)
+  JOIN jobs AS j ON j.job_id = held.job_id
+ WHERE t.job_id = held.job_id AND t.scheduled_at = held.scheduled_at AND t.hold_reason = 'quarantine'
+   AND j.deleted_at IS NULL
+RETURNING j.job_id, j.tenant, j.key, j.shard, j.version
+
 -- name: resume_jobs
 -- Resumes jobs whose paused_until has passed.
 -- Index: jobs_pkey. Lock: the jobs' rows, in job_id order, after their timers'.

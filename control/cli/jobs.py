@@ -1,6 +1,7 @@
 """`tidewheel job list | show`: read jobs."""
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Annotated
@@ -23,6 +24,8 @@ from tidewheel.jobs.strict_json import as_list, as_object
 from tidewheel.jobs.values import format_duration
 from tidewheel.schedules.decision import HoldReason
 
+_RELEASE = "correct the cause, then run `tidewheel job release {key}`; or correct the job and submit it"
+
 
 def list_jobs(
     *,
@@ -37,6 +40,7 @@ def list_jobs(
         str | None,
         typer.Option(metavar="KIND", help="Only this kind of schedule: once, interval, fixed_delay, cron or manual."),
     ] = None,
+    quarantined: Annotated[bool, typer.Option("--quarantined", help="Only quarantined jobs.")] = False,
     after: Annotated[
         str, typer.Option(metavar="KEY", help="Begin after this key; the last line of a page names it.")
     ] = "",
@@ -47,8 +51,8 @@ def list_jobs(
     """List jobs by key, each with its next occurrence and last run."""
     with reading() as connection:
         page = read.list_jobs(
-            connection, tenant, prefix=prefix, labels=read_labels(label or []), paused=paused, kind=kind, after=after,
-            limit=number,
+            connection, tenant, prefix=prefix, labels=read_labels(label or []), paused=paused, kind=kind,
+            quarantined=quarantined, after=after, limit=number,
         )  # fmt: skip
     if output is Output.JSON:
         print_json(page)
@@ -97,6 +101,8 @@ def _facts(job: read.JobDetail, zone: str | None) -> Iterator[tuple[str, str | N
     yield "created", rfc3339(job.created_at)
     yield "schedule", _schedule_text(summary.schedule)
     yield "state", _state_text(summary)
+    yield "quarantined", f"since {rfc3339(job.quarantined_at)}, {job.error}" if job.quarantined_at else None
+    yield "remedy", _RELEASE.format(key=shlex.quote(summary.key)) if job.quarantined_at else None
     yield "paused", _pause_text(job)
     yield "next", utc_and_local(summary.next_at, zone) if summary.next_at else None
     yield "last run", _last_run_text(summary.last_run)

@@ -17,6 +17,7 @@ from tidewheel.control.explain.text import (
     jitter_until,
     late,
     late_moved,
+    late_postponed,
     moved,
     next_poll_skips,
     no_chained_occurrence,
@@ -58,7 +59,8 @@ def moved_to_future(facts: InstantFacts, override: OverrideFacts, version_span: 
         return Verdict(held.outcome, f"{words} {held.words}", MOVED, moved_to=to)
     if to > now:
         return Verdict(OccurrenceOutcome.WILL_BE_MOVED, will_fire_moved(override, zone), MOVED, moved_to=to)
-    return Verdict(OccurrenceOutcome.WAITING, late_moved(override, zone, now - to), MOVED, moved_to=to)
+    words = late_moved(override, zone, now - to, _postponed_until(facts, to))
+    return Verdict(OccurrenceOutcome.WAITING, words, MOVED, moved_to=to)
 
 
 def chained(facts: InstantFacts, schedule: FixedDelay) -> Verdict:
@@ -82,7 +84,19 @@ def _held(facts: InstantFacts, due: datetime) -> Verdict | None:
 def _ahead_or_late(facts: InstantFacts, why: str) -> Verdict:
     if facts.at > facts.job.now:
         return Verdict(OccurrenceOutcome.SCHEDULED, will_fire(why))
+    again_at = _postponed_until(facts, facts.at)
+    if again_at is not None:
+        return Verdict(OccurrenceOutcome.WAITING, late_postponed(facts, again_at))
     return Verdict(OccurrenceOutcome.WAITING, late(facts, _next_poll(facts)))
+
+
+def _postponed_until(facts: InstantFacts, due: datetime) -> datetime | None:
+    """Return the time of the next try of an occurrence that was due and could not be fired, else None.
+
+    Without a hold, only firing sets a timer later than an occurrence that it has not recorded.
+    """
+    job = facts.job
+    return job.due_at if job.hold_reason is None and job.due_at is not None and job.due_at > due else None
 
 
 def _next_poll(facts: InstantFacts) -> str:

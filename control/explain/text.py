@@ -232,9 +232,10 @@ def will_fire_moved(override: OverrideFacts, zone: str) -> str:
     )
 
 
-def late_moved(override: OverrideFacts, zone: str, late: timedelta) -> str:
+def late_moved(override: OverrideFacts, zone: str, late: timedelta, again_at: datetime | None) -> str:
     """Return the state of a moved occurrence that is late."""
-    return f"{moved(override, zone)} It is {length(late)} late and has not fired yet. {_CHECK_SCHEDULER}"
+    remedy = _CHECK_SCHEDULER if again_at is None else _postponed(again_at)
+    return f"{moved(override, zone)} It is {length(late)} late and has not fired yet. {remedy}"
 
 
 def _new_time(override: OverrideFacts, zone: str) -> str:
@@ -258,6 +259,18 @@ def late(facts: InstantFacts, next_poll: str) -> str:
     timer = f" The timer is at {instant(cursor)}." if cursor is not None and cursor != facts.at else ""
     since = length(facts.job.now - facts.at)
     return f"It is {since} late and has not fired yet. {next_poll}{timer} {_CHECK_SCHEDULER}"
+
+
+def late_postponed(facts: InstantFacts, again_at: datetime) -> str:
+    """Return the state of an occurrence whose firing failed for a cause outside of its job."""
+    return f"It is {length(facts.job.now - facts.at)} late and has not fired yet. {_postponed(again_at)}"
+
+
+def _postponed(again_at: datetime) -> str:
+    return (
+        f"Firing it failed and is postponed: a scheduler tries again from {instant(again_at)} on. The error is in the "
+        "schedulers' logs, and in `/readyz` of the scheduler that met it. Correct the cause; it then fires by itself."
+    )
 
 
 def next_poll_skips(version_span: VersionSpan) -> str:

@@ -21,6 +21,7 @@ from tidewheel.ids import job_id
 from tidewheel.jobs.strict_json import as_object
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
+from tidewheel.schedules.decision import HoldReason
 
 _SQL = Statements("tidewheel.control")
 _LIST_JOBS = _SQL["list_jobs"]
@@ -113,6 +114,8 @@ class JobDetail:
         pause_reason: The reason of the pause.
         paused_at: When it was paused.
         consecutive_failures: How many runs in a row have failed.
+        error: The error that quarantined it, while it is quarantined.
+        quarantined_at: When that was.
     """
 
     summary: JobSummary
@@ -123,6 +126,8 @@ class JobDetail:
     pause_reason: str | None
     paused_at: datetime | None
     consecutive_failures: int
+    error: str | None
+    quarantined_at: datetime | None
 
 
 def list_jobs(
@@ -133,6 +138,7 @@ def list_jobs(
     labels: Mapping[str, str] | None = None,
     paused: bool | None = None,
     kind: str | None = None,
+    quarantined: bool = False,
     after: str = "",
     limit: int = 50,
 ) -> JobPage:
@@ -145,6 +151,7 @@ def list_jobs(
         labels: Only jobs with all of these.
         paused: True for paused jobs only, False for all others.
         kind: Only schedules of this kind.
+        quarantined: True for quarantined jobs only.
         after: Begin after this key.
         limit: How many at most.
 
@@ -154,7 +161,7 @@ def list_jobs(
     require_tenant(connection, tenant)
     columns: dict[str, object] = {
         "tenant": tenant, "after": after, "prefix": prefix, "labels": Jsonb(dict(labels or {})), "paused": paused,
-        "kind": kind, "limit": limit + 1,
+        "kind": kind, "quarantined": quarantined, "limit": limit + 1,
     }  # fmt: skip
     with connection.cursor(row_factory=class_row(_JobRow), binary=True) as cursor:
         found = cursor.execute(_LIST_JOBS, columns).fetchall()
@@ -168,6 +175,7 @@ def show_job(connection: Conn, tenant: str, key: str) -> JobDetail:
     Raises:
         UnknownJob: The tenant has no job of this key.
     """
+    from tidewheel.control.explain.facts import read_job_error
     from tidewheel.control.reads.spec_export import submitted_job  # here: a list of jobs needs no codec
     from tidewheel.schemas.codec import decode
     from tidewheel.schemas.generated.records import JobDefinition
@@ -177,6 +185,8 @@ def show_job(connection: Conn, tenant: str, key: str) -> JobDetail:
     if row is None:
         raise UnknownJob(tenant, key)
     definition = decode(row.definition, JobDefinition)
+    held = row.hold_reason == HoldReason.QUARANTINED
+    error, quarantined_at = (read_job_error(connection, row.job_id) if held else None) or (None, None)
     return JobDetail(
         summary=_summary(row, _next_at(connection, tenant, row)),
         job=submitted_job(row.key, row.spec, definition.payload, definition.payload_content_type),
@@ -186,6 +196,8 @@ def show_job(connection: Conn, tenant: str, key: str) -> JobDetail:
         pause_reason=row.pause_reason,
         paused_at=row.paused_at,
         consecutive_failures=row.consecutive_failures,
+        error=error,
+        quarantined_at=quarantined_at,
     )
 
 

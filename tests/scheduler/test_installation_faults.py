@@ -1,6 +1,6 @@
 """Errors of the installation park no job: firing backs off, reports them, and goes on afterwards."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from itertools import pairwise
@@ -16,7 +16,10 @@ from tests.fixtures.database import ClockedDatabase, Database
 from tests.fixtures.services import until
 from tests.scheduler.firing import fire_due, look_at
 from tests.scheduler.test_loop import running
-from tests.transitions.acts import apply_batch, submission
+from tests.transitions.acts import apply_batch, lifecycle, submission
+from tidewheel.control.explain.explain import explain
+from tidewheel.control.explain.explanation import OccurrenceOutcome
+from tidewheel.ids import job_id
 from tidewheel.postgres.alike import MAX_ALIKE
 from tidewheel.process.faults import faults
 from tidewheel.scheduler.firing import fire
@@ -110,7 +113,9 @@ def test_fault_of_another_duty_delays_no_firing(fresh_database: Database) -> Non
         until(lambda: faults.why_not_ready() is None, "it works again")
 
 
-def test_one_error_of_many_jobs_quarantines_few(fresh_database: Database) -> None:
+def test_one_error_of_many_jobs_leaves_none_quarantined(
+    fresh_database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
     """A newer release's constraint: each row is refused as if its job were poisoned."""
     database = fresh_database
     apply_batch(database, *(submission(key, **EACH_SECOND) for key in KEYS))
@@ -118,20 +123,82 @@ def test_one_error_of_many_jobs_quarantines_few(fresh_database: Database) -> Non
     database.execute(FUTURE_CHECK)
     breaker, session = Breaker(), database.session()
     assert fire(session, database.installation, look_at(database), breaker) == JOBS
-    assert database.value(QUARANTINED) == database.count("quarantine") == MAX_ALIKE
+    # The first three are quarantined; the fourth shows that the cause is common, and frees them.
+    assert database.count("quarantine") == MAX_ALIKE
+    assert database.value(QUARANTINED) == 0
+    events = [event.type.split(".")[-2] for event in lifecycle(database) if event.type.endswith("ed.v1")]
+    assert Counter(events) == {"created": JOBS, "quarantined": MAX_ALIKE, "released": MAX_ALIKE}
+    assert "quarantined jobs are released and tried again" in caplog.text
     assert "of_a_newer_release" in str(faults.why_not_ready())
     assert REGISTRY.get_sample_value("tidewheel_installation_faults", {"work": "jobs that fail alike"}) == 1
-    # The others are tried again, and still not parked.
+    # All are tried again, and still not parked.
     until(lambda: fire(session, database.installation, look_at(database), breaker) > 0, "they are tried again")
-    assert database.value(QUARANTINED) == MAX_ALIKE
+    assert database.value(QUARANTINED) == 0
+    assert database.count("quarantine") == MAX_ALIKE
     database.execute("ALTER TABLE job_runs DROP CONSTRAINT of_a_newer_release")
 
     def all_fired() -> bool:
         fire(session, database.installation, look_at(database), breaker)
-        return len(instants_of(database)) == JOBS - MAX_ALIKE
+        return len(instants_of(database)) == JOBS
 
     until(all_fired, "they fire")
     assert_no_gap(instants_of(database))
+    faults.clear("jobs that fail alike")
+
+
+def test_freed_jobs_keep_their_pause_and_edits(clocked: ClockedDatabase) -> None:
+    """Before a fourth job fails, one of three is paused and one is submitted again."""
+    clocked.stop_clock()
+    breaker, session = Breaker(), clocked.session()
+    apply_batch(clocked, *(submission(key, **EACH_SECOND) for key in KEYS[:MAX_ALIKE]))
+    clocked.execute("UPDATE job_versions SET lane = 'nonsense'")
+    clocked.advance(SECOND)
+    fire(session, clocked.installation, look_at(clocked), breaker)
+    assert clocked.value(QUARANTINED) == MAX_ALIKE
+    paused, edited, parked = KEYS[:MAX_ALIKE]
+    later = submission(KEYS[MAX_ALIKE], **EACH_SECOND)
+    apply_batch(clocked, submission(edited, schedule="@every 1h"), later)
+    clocked.execute("UPDATE jobs SET paused = true WHERE key = %s", [paused])  # as pause_on_failure does
+    clocked.execute("UPDATE job_versions SET lane = 'nonsense'")
+    position = clocked.value("SELECT scheduled_at FROM timers WHERE job_id = %s", [job_id("default", parked)])
+    clocked.advance(SECOND)
+    fire(session, clocked.installation, look_at(clocked), breaker)
+    held = dict(clocked.rows("SELECT key, hold_reason FROM timers JOIN jobs USING (job_id)"))
+    assert held == {paused: "pause", edited: None, parked: None, KEYS[MAX_ALIKE]: None}
+    [(at, due)] = clocked.rows("SELECT scheduled_at, due_at FROM timers WHERE job_id = %s", [job_id("default", parked)])
+    assert (at, due > clocked.now()) == (position, True)
+    released = [event.job_key for event in lifecycle(clocked) if event.type == "io.tidewheel.job.released.v1"]
+    assert sorted(released) == sorted([paused, parked])
+    faults.clear("jobs that fail alike")
+
+
+@pytest.fixture
+def of_a_newer_release(clocked: ClockedDatabase) -> Iterator[ClockedDatabase]:
+    """A database with a newer release's constraint, which accepts no run."""
+    clocked.execute(FUTURE_CHECK)
+    yield clocked
+    clocked.execute("ALTER TABLE job_runs DROP CONSTRAINT of_a_newer_release")
+
+
+def test_postponed_job_is_explained_and_replies_with_an_occurrence(of_a_newer_release: ClockedDatabase) -> None:
+    clocked = of_a_newer_release
+    clocked.stop_clock()
+    documents = [submission(key, **EACH_SECOND) for key in KEYS]
+    apply_batch(clocked, *documents)
+    [(first,)] = clocked.rows("SELECT DISTINCT scheduled_at FROM timers")
+    clocked.stop_clock(first)
+    fire_due(clocked)
+    due = clocked.value("SELECT max(due_at) FROM timers")
+    assert due > first
+    for again in apply_batch(clocked, *documents):
+        assert (again.unchanged, again.next_run_at) == (True, first)
+    clocked.stop_clock(first + timedelta(milliseconds=500))
+    with clocked.transaction() as connection:
+        explained = explain(connection, "default", KEYS[-1], first)
+    assert explained.outcome is OccurrenceOutcome.WAITING
+    assert "postponed" in explained.words
+    assert "/readyz" in explained.words
+    assert "Check that a `tidewheel scheduler` process runs" not in explained.words
     faults.clear("jobs that fail alike")
 
 

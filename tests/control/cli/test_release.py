@@ -42,3 +42,17 @@ def test_coroutines_release_jobs(held: ClockedDatabase) -> None:
             return (await client.release("one", "two")).released
 
     assert asyncio.run(release()) == 2
+
+
+def test_quarantined_job_is_found_with_its_error(held: ClockedDatabase) -> None:
+    apply_batch(held, submission("sound", schedule="@every 10s"))
+    found = json_output(held, "job", "list", "--quarantined")["jobs"]
+    assert [(job["key"], job["hold_reason"]) for job in found] == [("one", "quarantine"), ("two", "quarantine")]
+    assert "CheckViolation" in json_output(held, "job", "show", "one")["error"]
+    text = tidewheel(held, "job", "show", "one").out
+    assert "CheckViolation" in text
+    assert "tidewheel job release one" in text
+    assert json_output(held, "job", "show", "sound")["error"] is None
+    tidewheel(held, "job", "release", "one")
+    assert [job["key"] for job in json_output(held, "job", "list", "--quarantined")["jobs"]] == ["two"]
+    assert json_output(held, "job", "show", "one")["error"] is None

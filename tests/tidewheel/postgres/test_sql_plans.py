@@ -336,7 +336,15 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     "find_chain": {"at": _NOON},
     "find_runs_ahead": {"states": [RunState.QUEUED], "limit": 10},
     "read_versions": {"before": 9, "limit": 21},
-    "list_jobs": {"after": "job-2", "prefix": "", "labels": Jsonb({}), "paused": None, "kind": None, "limit": 51},
+    "list_jobs": {
+        "after": "job-2",
+        "prefix": "",
+        "labels": Jsonb({}),
+        "paused": None,
+        "kind": None,
+        "quarantined": False,
+        "limit": 51,
+    },
 }
 _HOT = {
     "tidewheel.transitions": """
