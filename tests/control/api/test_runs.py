@@ -79,9 +79,10 @@ def test_forged_token_is_refused_without_a_transaction_and_uses_up_no_request_id
     started = a_waiting_run(database)
     path, honest = f"/api/v1/runs/{started.run_id}:{verb}", {"request_id": "order-7"}
     nowhere = Database(make_conninfo(database.url, dbname="there_is_none"), database.installation)
-    forged = task_token(b"another key", started.run_id, 1)
+    forged, genuine = task_token(b"another key", started.run_id, 1), token_of(database, started)
+    altered = (f"{genuine}=", f"{genuine}====", f"{genuine[:5]}!{genuine[5:]}", f"{genuine}\u00e9")
     with answering(nowhere, token="correct-horse-battery") as client:  # a transaction would be answered with 503
-        for token in (forged, forged[:-1], "nonsense", "\u00fc"):
+        for token in (forged, forged[:-1], "nonsense", "\u00fc", *altered):
             shown: list[tuple[bytes, bytes]] = [(b"Authorization", f"Bearer {token}".encode() if in_header else b"")]
             body = honest if in_header else honest | {"token": token}
             answer = client.post(path, headers=shown, json=body)
