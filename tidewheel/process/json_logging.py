@@ -9,7 +9,8 @@ from typing import cast
 
 from tidewheel.redaction import redact
 
-_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "taskName"}
+# Other formatters of a record set `message` and `asctime` on it.
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _encode = json.JSONEncoder(ensure_ascii=False, default=str).encode  # `json.dumps` creates an encoder for each line
 
 
