@@ -8,6 +8,7 @@ value behind the name of a credential header.
 import json
 import re
 from collections.abc import Mapping, Sequence
+from html.entities import codepoint2name
 from threading import Lock
 from typing import NamedTuple
 from urllib.parse import quote
@@ -38,27 +39,46 @@ _SHOWN_HEADERS = (*CREDENTIAL_HEADERS, "set-cookie", "webhook-signature", "tidew
 
 
 class _Form(NamedTuple):
-    """A form of secrets. `hints`: a text with none of them, in lower case, has no such secret."""
+    """A form of secrets. `hints`: a text with none of them, in lower case, has no such secret.
+
+    The first group of the pattern stays, the rest of a match is the secret.
+    """
 
     hints: Sequence[str]
     pattern: re.Pattern[str]
-    replacement: str
 
+
+_MARK = r"\[secret [A-Z][A-Z0-9_]{0,63}\]"  # in the place of a secret that a receiver repeated
+_MARK_OR_TEXT = re.compile(rf"({_MARK})|(?:(?!{_MARK}).)+", re.DOTALL)
+_QUOTE = r"(?:\\*['\"]|&(?:quot|apos|#39|#34|#x27|#x22);)"
+_SCHEME = rf"(?:{'|'.join(_SCHEMES)})\s+"
+# Not the path of a field in an error: `headers.Authorization: …`.
+_HEADER = rf"(?i)((?<![.\w])(?:{'|'.join(_SHOWN_HEADERS)}){_QUOTE}?\s*[:=]\s*"
+_PART = rf"(?:{_MARK}|[^\s'\",;])+"
+
+_ENTITIES = codepoint2name | {ord("'"): "apos"}  # which HTML has since version 5
 
 _FORMS = (
     # Not the example of an error's remedy.
-    _Form(("://",), re.compile(r"(\b[A-Za-z][A-Za-z0-9+.-]*://)(?!user:password@)[^\s/?#\"'<>]*@"), rf"\1{REDACTED}@"),
-    _Form(("://",), re.compile(r"(?i)\b(https?://[^\s?#\"'<>]*\?)[^\s#\"'<>]+"), rf"\1{REDACTED}"),
-    _Form(("whsec_",), re.compile(r"\bwhsec_[A-Za-z0-9+/=_-]+"), REDACTED),
-    _Form(("password",), re.compile(r"(?i)(password\s*=\s*)('(?:[^'\\]|\\.)*'|[^\s;,&\"']+)"), rf"\1{REDACTED}"),
+    _Form(
+        ("://",),
+        re.compile(rf"(\b[A-Za-z][A-Za-z0-9+.-]*://)(?!user:password@)(?:{_MARK}|[^\s/?#\"'<>])*(?=@)"),
+    ),
+    _Form(
+        ("://",),
+        re.compile(rf"(?i)(\bhttps?://(?:[^\s?#\"'<>\[]++|{_MARK}|\[)*+\?)(?:{_MARK}|[^\s,#\"'<>]|,(?=[^\s#\"'<>]))+"),
+    ),
+    _Form(("whsec_",), re.compile(r"()\bwhsec_[A-Za-z0-9+/=_-]+")),
+    _Form(("password",), re.compile(r"(?i)(password\s*=\s*')(?:[^'\\]|\\.)*(?=')")),
+    _Form(("password",), re.compile(rf"(?i)(password\s*=\s*)(?:{_MARK}|[^\s;,&\"'])+")),
+    _Form(_SHOWN_HEADERS, re.compile(rf"{_HEADER}b?({_QUOTE})(?:{_SCHEME}(?={_MARK}))?)(?:(?!\2)(?:\\.|.))+")),
     _Form(
         _SHOWN_HEADERS,
-        # Not the path of a field in an error: `headers.Authorization: …`.
+        # Parts of cookies, and of signatures: `v1,… v1,…`.
         re.compile(
-            rf"(?i)(?<![.\w])({'|'.join(_SHOWN_HEADERS)})(['\"]?\s*[:=]\s*(?:b?['\"])?)"
-            rf"(?:(?:{'|'.join(_SCHEMES)})\s+)?[^\s'\",;]+(?:;\s*[^\s'\",;]+)*"
+            rf"{_HEADER}(?:{_SCHEME}(?={_MARK}))?)(?!b?{_QUOTE})(?:{_SCHEME})?"
+            rf"{_PART}(?:(?:,|;\s*|\s+(?=v\d+a?,)){_PART})*"
         ),
-        rf"\1\2{REDACTED}",
     ),
 )
 
@@ -72,31 +92,26 @@ class Redactor:
     """
 
     def __init__(self, values: Mapping[str, str], *, shortest: int = 1) -> None:
-        self._places = {
-            spelling: place
-            for value, place in values.items()
-            for part in _parts(value)
-            if len(part) >= shortest
-            for spelling in _spellings(part)
-        }
-        longest_first = sorted(self._places, key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+        places = {part: place for value, place in values.items() for part in _parts(value) if len(part) >= shortest}
+        longest_first = sorted(places, key=len, reverse=True)
+        self._places = [places[part] for part in longest_first]
+        # What is redacted already stays. The empty group of a part has its number.
+        kept = "|".join(re.escape(mark) for mark in sorted({REDACTED, *values.values()}))
+        whole = "|".join(f"{''.join(map(_escaped, part))}()" for part in longest_first)
+        self._pattern = re.compile(f"{kept}|{whole}") if whole else None
+        self._cut = "|".join(f"{_cut(part)}()" for part in longest_first if len(part) > _SHORTEST)
 
     def redact(self, text: str) -> str:
         """Return the text with each value replaced."""
-        return text if self._pattern is None else self._pattern.sub(lambda found: self._places[found.group()], text)
+        return text if self._pattern is None else self._pattern.sub(self._place, text)
 
     def redact_cut(self, text: str) -> str:
         """Do the same in a text that was cut off: a value may have lost its end."""
         text = self.redact(text)
-        ends = (
-            (length, spelling)
-            for spelling in self._places
-            for length in range(min(len(spelling) - 1, len(text)), _SHORTEST - 1, -1)
-            if text.endswith(spelling[:length])
-        )
-        length, spelling = max(ends, default=(0, ""))
-        return text[:-length] + self._places[spelling] if length else text
+        return re.sub(self._cut, self._place, text) if self._cut else text
+
+    def _place(self, found: re.Match[str]) -> str:
+        return found[0] if found.lastindex is None else self._places[found.lastindex - 1]
 
 
 class _Known:
@@ -129,12 +144,23 @@ def redact(text: str) -> str:
     >>> redact("GET https://ann:pw@example.org/a?key=1 failed")
     'GET https://[redacted]@example.org/a?[redacted] failed'
     """
+    while (hidden := _redact_once(text)) != text:  # a replacement can complete another form
+        text = hidden
+    return text
+
+
+def _redact_once(text: str) -> str:
     text = _known.redactor.redact(text)
     lower = text.lower()
     for form in _FORMS:
         if any(hint in lower for hint in form.hints):
-            text = form.pattern.sub(form.replacement, text)
+            text = form.pattern.sub(_hide, text)
     return text
+
+
+def _hide(found: re.Match[str]) -> str:
+    """Return a match without its secret; the names of secrets in it stay."""
+    return found[1] + _MARK_OR_TEXT.sub(lambda part: part[1] or REDACTED, found[0][len(found[1]) :])
 
 
 def _parts(value: str) -> set[str]:
@@ -144,6 +170,20 @@ def _parts(value: str) -> set[str]:
     return {value, credential.strip()} if known else {value}
 
 
-def _spellings(value: str) -> set[str]:
-    """Return a value as it is, and as JSON and URLs escape it."""
-    return {value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], quote(value), quote(value, "")}
+def _escaped(letter: str) -> str:
+    """Return the pattern of a character as it is, and as JSON, URLs and HTML escape it."""
+    if letter.isascii() and letter.isalnum():
+        return letter
+    code = ord(letter)
+    named = {f"&{_ENTITIES[code]};"} if code in _ENTITIES else set[str]()
+    fixed = sorted(named | {json.dumps(letter)[1:-1], f"\\u{code:04x}", quote(letter, "")})
+    escapes = "|".join(map(re.escape, fixed))
+    # A quote in JSON has a backslash, which stays when another escape is added.
+    return rf"(?:\\|%5C)?(?:{re.escape(letter)}|(?i:{escapes}|&\#0*{code};|&\#x0*{code:x};))"
+
+
+def _cut(value: str) -> str:
+    """Return the pattern of a value's beginning at the end of a text."""
+    first, rest = value[:_SHORTEST], value[_SHORTEST:]
+    end = r"(?:[&%\\][#\w]{0,8})?\Z"
+    return "".join(map(_escaped, first)) + "".join(f"(?:{end}|{_escaped(letter)})" for letter in rest)

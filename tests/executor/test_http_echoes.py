@@ -1,5 +1,7 @@
 """Receivers that repeat the credentials of a call: neither results nor errors have them."""
 
+import html
+
 import pytest
 
 from tests.executor.http_target import Answer, call, serving
@@ -27,7 +29,16 @@ def outcome_of(answer: Answer) -> tuple[Outcome, Receiver]:
 
 @pytest.mark.parametrize(
     "echo",
-    [f"it is Bearer {CANARY}", CANARY, '{"token":"canary-3f1\\"c9/a"}', "canary-3f1%22c9/a", "canary-3f1%22c9%2Fa"],
+    [
+        f"it is Bearer {CANARY}",
+        CANARY,
+        '{"token":"canary-3f1\\"c9/a"}',
+        "canary-3f1%22c9/a",
+        "canary-3f1%22c9%2Fa",
+        html.escape(CANARY),
+        '{"authorization": "Bearer canary-3f1\\"c9/a"}',
+        f"webhook-signature: v1,c2ln, authorization: Bearer {CANARY}",
+    ],
 )
 @pytest.mark.parametrize("status", [200, 400, 500])
 def test_secret_in_a_body_is_replaced_by_its_name(status: int, echo: str) -> None:
@@ -35,6 +46,7 @@ def test_secret_in_a_body_is_replaced_by_its_name(status: int, echo: str) -> Non
     kept = (outcome.result or b"").decode() + (outcome.error_message or "")
     assert "canary" not in kept
     assert MARK in kept
+    assert kept.replace(MARK, "").count("]") == kept.replace(MARK, "").count("[redacted]")
 
 
 def test_secret_in_a_location_is_replaced() -> None:
@@ -42,6 +54,12 @@ def test_secret_in_a_location_is_replaced() -> None:
     assert outcome.error_message is not None
     assert "canary" not in outcome.error_message
     assert f"/{MARK}" in outcome.error_message
+
+
+def test_secret_in_the_query_of_a_location_is_replaced_by_its_name() -> None:
+    outcome, _ = outcome_of(Answer(302, headers={"Location": f"http://x/?Bearer {CANARY}"}))
+    assert outcome.error_message is not None
+    assert f"a redirect to http://x/?{MARK}, which" in outcome.error_message
 
 
 def test_secret_that_the_limit_of_a_body_cuts_is_replaced() -> None:

@@ -1,8 +1,11 @@
 """Text that leaves a process: without the secrets that it has read, nor those that their form shows."""
 
+import html
 import json
 import logging
+import re
 import sys
+from collections.abc import Callable
 from urllib.parse import quote
 
 import pytest
@@ -32,6 +35,13 @@ SECRET = "hunter2-and-more"
         f"Set-Cookie: session={SECRET}; Path=/",
         f"webhook-signature: v1:{SECRET}",
         f"tidewheel-task-token={SECRET}",
+        f'"webhook-signature": "v1,{SECRET}="',
+        f'"webhook-signature": "v1,abc= v1,{SECRET}="',
+        f"webhook-signature: v1,abc= v1a,{SECRET}=",
+        f'"authorization": "Digest username=\\"ann\\", response=\\"{SECRET}\\""',
+        f'{{"body": "{{\\"authorization\\": \\"Bearer {SECRET}\\"}}"}}',
+        f"{{&quot;authorization&quot;: &quot;Bearer {SECRET}&quot;}}",
+        f"http://[secret CRM]/?[secret CRM]&a={SECRET}",
     ],
 )
 def test_secret_of_a_known_form_is_redacted(text: str) -> None:
@@ -47,10 +57,34 @@ def test_secret_of_a_known_form_is_redacted(text: str) -> None:
         "http_500: https://example.org/report answered 500 Internal Server Error: no token",
         "the message tidewheel.runs.default/3/17 may be forged: it has no signature",
         "authorization failed for ann@example.org",
+        '"authorization": "[secret BILLING]"',
+        "authorization: Bearer [secret BILLING]",
+        "{b'x-api-key': b'[redacted]'}",
+        "http://x/?[secret BILLING] answered 302",
+        "password='[secret BILLING]' password=[redacted]",
+        "https://[secret BILLING]@example.org/",
     ],
 )
 def test_other_text_stays(text: str) -> None:
     assert redact(text) == text
+
+
+PIECES = st.sampled_from(
+    [
+        *("authorization", "Bearer ", "webhook-signature", "v1,", "http://", "whsec_", "password=", "user:password@"),
+        *("[redacted]", "[secret CRM]", "[secret CRM", "redacted]", "&quot;", "a-value-that-was-read", "[redacted"),
+        *":=?@/#;,'\"\\ &b\n",
+    ]
+)
+MARK = "[secret CRM]"
+
+
+@given(st.lists(PIECES | st.text(max_size=3), max_size=25).map("".join))
+def test_redacting_again_changes_nothing_and_names_of_secrets_stay(text: str) -> None:
+    protect("a-value-that-was-read", "[redacted")
+    once = redact(text)
+    assert redact(once) == once
+    assert once.count(MARK) >= text.count(MARK)
 
 
 def test_log_lines_have_no_secret_that_the_process_has_read() -> None:
@@ -89,19 +123,55 @@ def test_short_values_are_left_for_logs_stay_readable() -> None:
     assert redact("relay started") == "relay started"
 
 
+def test_log_line_has_its_time_once() -> None:
+    """Also after a formatter that sets its own on the record."""
+    record = logging.makeLogRecord({"msg": "text"})
+    logging.Formatter("%(asctime)s %(message)s").format(record)
+    assert json.loads(JsonLines().format(record)).keys() == {"time", "level", "logger", "message"}
+
+
+SPELLINGS: dict[str, Callable[[str], str]] = {
+    "plain": str,
+    "json": json.dumps,
+    "json for html": lambda value: re.sub("[<>&]", lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value)),
+    "url": quote,
+    "url in lower case": lambda value: re.sub("%..", lambda found: found[0].lower(), quote(value)),
+    "credential": lambda value: value.removeprefix("Bearer "),
+    "html": html.escape,
+    "html text": lambda value: html.escape(value, quote=False),
+    "html apos": lambda value: html.escape(value).replace("&#x27;", "&apos;"),
+    "html decimal": lambda value: re.sub(r"\W", lambda found: f"&#{ord(found[0]):03};", value),
+    "html hexadecimal": lambda value: re.sub(r"\W", lambda found: f"&#X{ord(found[0]):X};", value),
+    "json in html": lambda value: html.escape(json.dumps(value)),
+    "html in json": lambda value: json.dumps(html.escape(value)),
+}
 SECRETS = st.text(st.characters(codec="ascii", categories=("L", "N", "P", "S")), min_size=8, max_size=40)
 
 
-@given(SECRETS, st.text(max_size=20), st.text(max_size=20), st.sampled_from(["plain", "json", "url", "credential"]))
-def test_sent_secret_is_found_in_each_spelling(secret: str, before: str, after: str, spelling: str) -> None:
-    value = f"Bearer {secret}"
-    echoed = {"plain": value, "json": json.dumps(value), "url": quote(value), "credential": secret}[spelling]
-    cleaned = Redactor({value: "[secret CRM]"}).redact(f"{before}{echoed}{after}")
-    assert "[secret CRM]" in cleaned
-    assert secret not in cleaned.replace("[secret CRM]", "")
+@pytest.mark.parametrize("spelling", SPELLINGS)
+@given(SECRETS, st.text(max_size=20), st.text(max_size=20))
+def test_sent_secret_is_found_in_each_spelling(spelling: str, secret: str, before: str, after: str) -> None:
+    spell = SPELLINGS[spelling]
+    redactor = Redactor({f"Bearer {secret}": MARK})
+    cleaned = redactor.redact(f"{before}{spell(f'Bearer {secret}')}{after}")
+    assert MARK in cleaned
+    assert secret not in cleaned.replace(MARK, "")
+    assert redactor.redact(cleaned) == cleaned
 
 
 @given(SECRETS, st.integers(min_value=8, max_value=40))
 def test_beginning_of_a_secret_at_a_cut_is_redacted(secret: str, kept: int) -> None:
     cleaned = Redactor({secret: "[secret CRM]"}).redact_cut(f"{{ {secret[:kept]}")
     assert cleaned == "{ [secret CRM]"
+
+
+def test_secret_that_ends_within_an_escape_is_redacted() -> None:
+    redactor = Redactor({"Bearer canary&more": MARK})
+    for cut in (
+        "Bearer canary&am",
+        "Bearer canary&#x2",
+        "Bearer canary%2",
+        "Bearer canary\\u00",
+        "Bearer canary&amp;mo",
+    ):
+        assert redactor.redact_cut(f"{{ {cut}") == f"{{ {MARK}"
