@@ -66,7 +66,11 @@ _FORMS = (
     ),
     _Form(
         ("://",),
-        re.compile(rf"(?i)(\bhttps?://(?:[^\s?#\"'<>\[]++|{_MARK}|\[)*+\?)(?:{_MARK}|[^\s,#\"'<>]|,(?=[^\s#\"'<>]))+"),
+        # A path ends where another URL begins, or a text full of these would be read to its end for each of them.
+        re.compile(
+            rf"(?i)(\bhttps?://(?:[^\s?#\"'<>\[h]++|(?!\bhttps?://)h|{_MARK}|\[)*+\?)"
+            rf"(?:{_MARK}|[^\s,#\"'<>]|,(?=[^\s#\"'<>]))+"
+        ),
     ),
     _Form(("whsec_",), re.compile(r"()\bwhsec_[A-Za-z0-9+/=_-]+")),
     _Form(("password",), re.compile(r"(?i)(password\s*=\s*')(?:[^'\\]|\\.)*(?=')")),

@@ -42,6 +42,8 @@ SECRET = "hunter2-and-more"
         f'{{"body": "{{\\"authorization\\": \\"Bearer {SECRET}\\"}}"}}',
         f"{{&quot;authorization&quot;: &quot;Bearer {SECRET}&quot;}}",
         f"http://[secret CRM]/?[secret CRM]&a={SECRET}",
+        f"https://a.example/http://b.example/http/?a={SECRET}",
+        f"https://a.example/xhttps://b.example?a={SECRET}",
     ],
 )
 def test_secret_of_a_known_form_is_redacted(text: str) -> None:
