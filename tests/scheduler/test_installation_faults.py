@@ -19,6 +19,7 @@ from tests.scheduler.test_loop import running
 from tests.transitions.acts import apply_batch, lifecycle, submission
 from tidewheel.control.explain.explain import explain
 from tidewheel.control.explain.explanation import OccurrenceOutcome
+from tidewheel.errors import Unavailable
 from tidewheel.ids import job_id
 from tidewheel.postgres.alike import MAX_ALIKE
 from tidewheel.process.faults import faults
@@ -169,6 +170,28 @@ def test_freed_jobs_keep_their_pause_and_edits(clocked: ClockedDatabase) -> None
     assert (at, due > clocked.now()) == (position, True)
     released = [event.job_key for event in lifecycle(clocked) if event.type == "io.tidewheel.job.released.v1"]
     assert sorted(released) == sorted([paused, parked])
+    faults.clear("jobs that fail alike")
+
+
+def test_jobs_that_could_not_be_freed_are_freed_by_the_next_failure(clocked: ClockedDatabase) -> None:
+    """An edit holds a quarantined timer for longer than lock_timeout."""
+    clocked.stop_clock()
+    breaker, session, edit = Breaker(), clocked.session(options="-c lock_timeout=100ms"), clocked.connection()
+    apply_batch(clocked, *(submission(key, **EACH_SECOND) for key in KEYS[:MAX_ALIKE]))
+    clocked.execute("UPDATE job_versions SET lane = 'nonsense'")
+    clocked.advance(SECOND)
+    fire(session, clocked.installation, look_at(clocked), breaker)
+    apply_batch(clocked, submission(KEYS[MAX_ALIKE], **EACH_SECOND))
+    clocked.execute("UPDATE job_versions SET lane = 'nonsense'")
+    clocked.advance(SECOND)
+    edit.execute("SELECT FROM timers WHERE job_id = %s FOR UPDATE", [job_id("default", KEYS[0])])
+    with pytest.raises(Unavailable):
+        fire(session, clocked.installation, look_at(clocked), breaker)
+    assert clocked.value(QUARANTINED) == MAX_ALIKE
+    edit.rollback()
+    clocked.advance(2 * SECOND)
+    fire(session, clocked.installation, look_at(clocked), breaker)
+    assert clocked.value(QUARANTINED) == 0
     faults.clear("jobs that fail alike")
 
 
