@@ -206,6 +206,7 @@ def test_locked_row_is_retried_until_it_is_written(with_job: Database) -> None:
     assert len(completions(with_job)) == 1
 
 
+@pytest.mark.slow
 def test_locked_row_delays_no_other_outcome(with_job: Database) -> None:
     """Such as a handler that has called `complete_in`, and whose own transaction lasts."""
     started, other, later = begun(with_job), begun(with_job), begun(with_job)
@@ -307,6 +308,7 @@ def test_outcome_that_is_refused_alone_is_set_aside_and_recorded_later(fresh_dat
     assert {final_state(fresh_database, one.run_id)[0] for one in others} == {"succeeded"}
 
 
+@pytest.mark.slow
 def test_outcome_set_aside_is_counted_once_while_its_row_is_locked(fresh_database: Database) -> None:
     """Counted again and again, it would soon be a backlog above which nothing is claimed."""
     submit(fresh_database, retry={"max_attempts": 1})

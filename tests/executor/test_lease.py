@@ -92,6 +92,7 @@ def test_late_heartbeat_starts_another_lease_and_the_old_one_stays_over(database
     assert old.until < boot_seconds()
 
 
+@pytest.mark.slow
 def test_lease_that_ended_before_the_heartbeats_commit_stays_over(database: Database) -> None:
     """A reaper sees the old counter until then, and takes the attempts.
 
@@ -194,6 +195,7 @@ def test_message_is_neither_produced_nor_left_in_the_client_after_the_lease(
     assert asyncio.run(recalled()) is RELEASED
 
 
+@pytest.mark.slow
 def test_recalled_message_that_was_sent_without_a_response_may_have_been_written(database: Database) -> None:
     """The client counts it as queued while it waits to be sent again: no at-most-once run may start again.
 

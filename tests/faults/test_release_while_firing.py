@@ -86,6 +86,7 @@ def release_by_client(database: Database) -> int:
         return client.release(everything=True).released
 
 
+@pytest.mark.slow
 def test_release_beside_firing_schedulers_loses_and_doubles_nothing(fleet: Fleet) -> None:
     database = fleet.database
     settings = {"MISFIRE_AFTER": f"PT{MISFIRE_AFTER.seconds}S", "LOOKAHEAD": "PT0S"}

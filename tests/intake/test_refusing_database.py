@@ -177,6 +177,7 @@ def test_outbox_that_refuses_rejections_ends_no_member(fresh_database: Database,
     assert [reply.status for reply in requests.replies()] == ["accepted"] * len(KEYS)
 
 
+@pytest.mark.slow
 def test_crash_while_requests_wait_loses_none(fleet: Fleet) -> None:
     """The offset of a request that waits is not stored, so the next intake reads it again."""
     database = fleet.database

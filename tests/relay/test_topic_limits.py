@@ -23,6 +23,7 @@ def relaying(database: Database, info: StackInfo) -> Relaying:
     return Relaying(database, info.kafka)
 
 
+@pytest.mark.slow
 def test_rows_above_a_lowered_limit_wait_and_leave_once_it_is_raised(relaying: Relaying) -> None:
     topic, other = relaying.topic("a", config=USUAL), relaying.topic("b")
     with relaying.running():

@@ -182,6 +182,7 @@ def test_two_hundred_strangers_do_not_slow_down_beats(database: Database, kind: 
         assert sorted(took)[BEATS // 2] < 0.1
 
 
+@pytest.mark.slow
 def test_strangers_that_hang_up_keep_out_neither_beats_nor_probes(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
