@@ -27,7 +27,7 @@ from tidewheel.executor.attempt import Attempt
 from tidewheel.executor.handler_services import ProgressBuffer
 from tidewheel.executor.outcome import Outcome, failed
 from tidewheel.executor.record_outcomes import record_outcomes
-from tidewheel.executor.set_aside import ASIDE_SECONDS, LONGEST_ASIDE_SECONDS, REFUSED_ALIKE
+from tidewheel.executor.set_aside import ASIDE_SECONDS, REFUSED_ALIKE, pause_seconds
 from tidewheel.postgres.session import RowsLocked, Session, is_data_fault, is_refused
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.metrics import metrics
@@ -324,7 +324,7 @@ class Completer:
         metrics.count("outcomes_set_aside")
         with self._changed:
             tries = self._aside[item[0].key].tries if item[0].key in self._aside else 0
-            seconds = min(ASIDE_SECONDS * 2.0**tries, LONGEST_ASIDE_SECONDS)
+            seconds = pause_seconds(tries)
             self._aside[item[0].key] = _Aside(item, tries + 1, monotonic_seconds() + seconds)
         self._wake.set()
         about = {"run_id": str(item[0].run_id), "attempt": item[0].started.attempt}

@@ -11,7 +11,12 @@ REFUSED_ALIKE = 3
 """If so many single writes are refused and none is accepted, the cause is the installation, and all wait."""
 ASIDE_SECONDS = 1.0
 """Until the next try; doubled each time."""
-LONGEST_ASIDE_SECONDS = 15.0
+_LONGEST_ASIDE_SECONDS = 15.0
+
+
+def pause_seconds(tries: int) -> float:
+    """Return the seconds until the next try of a write that was set aside so often before."""
+    return min(ASIDE_SECONDS * 2.0**tries, _LONGEST_ASIDE_SECONDS)
 
 
 class SetAside(Generic[K]):
@@ -30,7 +35,7 @@ class SetAside(Generic[K]):
     def add(self, key: K) -> float:
         """Set a refused write aside; return the seconds until its next try."""
         tries = self._tries[key][0] if key in self._tries else 0
-        seconds = min(ASIDE_SECONDS * 2.0**tries, LONGEST_ASIDE_SECONDS)
+        seconds = pause_seconds(tries)
         self._tries[key] = tries + 1, monotonic_seconds() + seconds
         return seconds
 

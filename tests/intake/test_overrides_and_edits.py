@@ -86,17 +86,22 @@ def test_occurrence_moved_ahead_into_a_pause_stays_skipped(minutely: ClockedData
     assert skipped(minutely, "paused")[-1] == (6, 6, 1)
 
 
+def move_into_a_pause(minutely: ClockedDatabase, on_resume: str) -> None:
+    """Move the sixth occurrence ahead, pause the job before it, and let it pass."""
+    fire_for(minutely, 1.2)
+    submit(minutely, **MINUTELY, on_resume=on_resume)
+    override(minutely, "move", 6, to=1.5)
+    apply_batch(minutely, about("job.pause"))
+    minutely.advance(0.5 * MINUTE)
+
+
 @pytest.mark.parametrize("schedule", ["@every 1m", "@every 10m"], ids=["with the instant", "without it"])
 @pytest.mark.parametrize("on_resume", ["skip", "fire_once", "fire_all"])
 def test_edit_amid_a_pause_records_an_occurrence_moved_ahead_into_it(
     minutely: ClockedDatabase, schedule: str, on_resume: str
 ) -> None:
     """As any other occurrence of the pause: its own instant is ahead, and does not fire it again."""
-    fire_for(minutely, 1.2)
-    submit(minutely, **MINUTELY, on_resume=on_resume)
-    override(minutely, "move", 6, to=1.5)
-    apply_batch(minutely, about("job.pause"))
-    minutely.advance(0.5 * MINUTE)
+    move_into_a_pause(minutely, on_resume)
     every = {"interval": schedule.removeprefix("@every "), "anchor": minute(minutely, 0).isoformat()}
     submit(minutely, schedule=every, overlap="allow_all", on_resume=on_resume)
     assert skipped(minutely, "paused") == [(6, 6, 1)], "by the edit, whatever on_resume says"
@@ -112,11 +117,7 @@ def test_edit_amid_a_pause_records_an_occurrence_moved_ahead_into_it(
 def test_other_edits_leave_an_occurrence_moved_ahead_into_a_pause_to_on_resume(
     minutely: ClockedDatabase, on_resume: str
 ) -> None:
-    fire_for(minutely, 1.2)
-    submit(minutely, **MINUTELY, on_resume=on_resume)
-    override(minutely, "move", 6, to=1.5)
-    apply_batch(minutely, about("job.pause"))
-    minutely.advance(0.5 * MINUTE)
+    move_into_a_pause(minutely, on_resume)
     submit(minutely, **MINUTELY, on_resume=on_resume, payload=1)
     assert skipped(minutely, "paused") == []
     apply_batch(minutely, about("job.resume"))
