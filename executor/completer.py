@@ -219,7 +219,7 @@ class Completer:
         try:
             self._save(reports)
         except Exception as error:  # noqa: BLE001 - this thread must not end, and one report must not stop the others
-            if isinstance(error, Unavailable) and not is_refused(error):
+            if _is_away(error):
                 backoff.wait(error)
             else:
                 self._save_apart(reports, backoff)
@@ -235,9 +235,7 @@ class Completer:
                 self._save([report])
             except Exception as error:  # noqa: BLE001 - as above
                 refused.append((report, error))
-                if (isinstance(error, Unavailable) and not is_refused(error)) or (
-                    number == len(refused) == REFUSED_ALIKE
-                ):
+                if _is_away(error) or number == len(refused) == REFUSED_ALIKE:
                     backoff.wait(error)
                     return
         for report, reason in refused:
@@ -298,8 +296,8 @@ class Completer:
             try:
                 locked = self._write(session, part) if len(part) > 1 else self._write_alone(session, part[0])
             except Exception as failure:  # noqa: BLE001 - as in `_write_with_retries`
-                if isinstance(failure, Unavailable) and not is_refused(failure):
-                    parts.append(part)  # the server has gone: each further part would wait for it
+                if _is_away(failure):  # each further part would wait for it
+                    parts.append(part)
                     break
                 middle = len(part) // 2
                 if middle:
@@ -430,3 +428,8 @@ class Completer:
             )
             message = f"the outcome could not be stored: {type(error).__name__}"
             return self._write(session, [(item[0], failed("UnrecordableOutcome", message, permanent=True))])
+
+
+def _is_away(error: Exception) -> bool:
+    """Return True if the database cannot be reached, in contrast to one that refuses a write."""
+    return isinstance(error, Unavailable) and not is_refused(error)
