@@ -31,6 +31,7 @@ _DIGITS = re.compile(r"\d+")
 _STATM = Path("/proc/self/statm")
 _STATM_BYTES = 256  # seven numbers
 _LONGEST_PAUSE_SECONDS = 2.0  # a server that comes back is noticed within this time
+_LOGGED_ERRORS = 100  # different ones of one outage that are logged once each
 
 
 class Shutdown:
@@ -149,14 +150,14 @@ class Backoff:
     def __init__(self, stop: Shutdown, what: str, *, longest: float = _LONGEST_PAUSE_SECONDS) -> None:
         self._stop, self._what, self._longest = stop, what, longest
         self._pause = 0.0
-        self._logged = ""
+        self._logged: set[str] = set()
 
     def wait(self, error: BaseException, *, unexpected: bool = False) -> None:
         """Pause after a failure; log it, as `failed` does."""
         self._stop.wait(self.failed(error, unexpected=unexpected))
 
     def failed(self, error: BaseException, *, unexpected: bool = False) -> float:
-        """Log a failure unless the last one was the same; return the seconds to pause.
+        """Log a failure unless the same one was logged since the last success; return the seconds to pause.
 
         Args:
             error: The failure.
@@ -164,8 +165,9 @@ class Backoff:
         """
         if isinstance(error, InstallationFault):
             faults.report(self._what, str(error))
-        elif (same := _without_numbers(error)) != self._logged:
-            self._logged = same
+        elif (same := _without_numbers(error)) not in self._logged:
+            if len(self._logged) < _LOGGED_ERRORS:
+                self._logged.add(same)
             level, shown = (logging.ERROR, repr(error)) if unexpected else (logging.WARNING, error)
             text = "%s: %s; this process tries again until it succeeds"
             _LOG.log(level, text, self._what, shown, exc_info=error if unexpected else None)
@@ -184,7 +186,8 @@ class Backoff:
         if self._pause:
             _LOG.info("%s: works again", self._what)
             faults.clear(self._what)
-            self._pause, self._logged = 0.0, ""
+            self._pause = 0.0
+            self._logged.clear()
 
 
 def _without_numbers(error: BaseException) -> str:

@@ -183,6 +183,20 @@ def test_backoff_grows_to_two_seconds_and_is_logged_once(caplog: pytest.LogCaptu
     ]
 
 
+def test_errors_that_alternate_are_logged_once_each(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "tidewheel.process.service")
+    backoff = Backoff(Watched(), "the broker")
+    for _ in range(5):
+        backoff.wait(Unavailable("refused"))
+        backoff.wait(Unavailable("no reply for 52 ms"))
+        backoff.wait(Unavailable("no reply for 61 ms"))
+    backoff.reset()
+    backoff.wait(Unavailable("refused"))
+    texts = [record.getMessage().partition("; ")[0] for record in caplog.records]
+    expected = ["refused", "no reply for 52 ms", "works again", "refused"]
+    assert texts == [f"the broker: {each}" for each in expected]
+
+
 def test_backoff_starts_again_after_reset(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "tidewheel.process.service")
     stop = Watched()
