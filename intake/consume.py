@@ -1,43 +1,35 @@
 """Read requests, or targets' replies, and apply each exactly once.
 
 A batch is applied in the transaction that stores its offsets. The offsets that count are rows of `intake_offsets`. Each
-assignment raises the partition's epoch, so the transaction of a previous owner updates no row. `Member._recover` lists
-the failures and what the member does about each. The offsets committed to Kafka serve lag tools only and are never read
-back.
+assignment raises the partition's epoch, so the transaction of a previous owner updates no row. The offsets committed to
+Kafka serve lag tools only and are never read back.
 """
 
 import logging
 import socket
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
-from typing import NamedTuple
 from uuid import uuid4
 
-import psycopg
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
-from tidewheel.intake.batch import NeedsOwnTransaction, RequestTimedOut, apply_batch, bury_batch, origin_of
-from tidewheel.intake.breaker import Address, LoneFailures, RequestBreaker, Verdict, address_of
-from tidewheel.intake.lock_wait import RowLocked
-from tidewheel.intake.offsets import DeferredPartitions, Fenced, Partition, StoredOffsets, ends_of, partition_of
+from tidewheel.intake.batch import bury_batch
+from tidewheel.intake.breaker import RequestBreaker
+from tidewheel.intake.offsets import DeferredPartitions, Fenced, Partition, StoredOffsets, partition_of
+from tidewheel.intake.recovery import Applier, read_clock
 from tidewheel.kafka.clients import consumer
 from tidewheel.kafka.groups import quickest_protocol
 from tidewheel.kafka.topics import read_topic_id
 from tidewheel.kafka.unreadable import end_of_batch, is_unreadable
-from tidewheel.postgres.database_clock import read_now
-from tidewheel.postgres.notify import Channel, Notifier
-from tidewheel.postgres.session import BY_KEY, CommitUnknown, Conn, Session, is_data_fault, is_time_limit
+from tidewheel.postgres.notify import Notifier
+from tidewheel.postgres.session import BY_KEY, Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.clock_skew import ClockSkew
-from tidewheel.process.failpoint import failpoint
 from tidewheel.process.health import health
 from tidewheel.process.metrics import metrics
 from tidewheel.process.service import Backoff, Shutdown
-from tidewheel.schemas.generated.records import RequestType
 from tidewheel.settings.services import IntakeSettings
 from tidewheel.transitions.installation import Installation
 
@@ -48,24 +40,11 @@ _PURGE_REPLIES = Statements("tidewheel.intake")["purge_replies"]
 _POLL_SECONDS = 0.2
 _KAFKA_SECONDS = 10.0
 _HOUSEKEEPING_SECONDS = 60.0
-# A member that cannot write a batch for so long leaves the group, before the group evicts it for not polling (300 s).
-_GIVE_UP_SECONDS = 60.0
 _REJOIN_SECONDS = 0.2  # joining takes longer than that by itself
 _NO_TROUBLE = "", float("-inf")
 _TROUBLED_SECONDS = 30.0  # longer than the longest pause between two tries, plus the duration of one try
-# A request is rejected after so many timeouts alone, each followed by a quick answer to a trivial one. With a slower
-# answer the machine is at fault, and the request waits.
-_MAX_TIMEOUTS = 3
-_QUICK_SECONDS = 0.5  # a trivial transaction takes 1 ms
 _READ_AHEAD = 100  # messages that are read behind a postponed request, to find such a request
 _PURGE_LIMIT = 5000  # the LIMIT of purge_replies: more rows are due when it was reached
-
-
-class _Piece(NamedTuple):
-    """Messages that are applied in one transaction; with `refusal`, they are rejected instead."""
-
-    messages: Sequence[Message]
-    refusal: Exception | None = None
 
 
 class Member:
@@ -101,7 +80,6 @@ class Member:
         self._settings, self._kafka, self._installation, self._stop = settings, kafka, installation, stop
         self._topic, self._group = topic, group_of(topic, installation)
         self._session = Session(url, "tidewheel-intake", options=BY_KEY)
-        self._lone_failures = LoneFailures(self._session, installation, breaker)
         self._notifier = Notifier(url, "tidewheel-intake-notify")
         self._owner = f"{socket.gethostname()}/{uuid4()}"
         self._skew, self._breaker = skew, breaker
@@ -109,9 +87,15 @@ class Member:
         self._deferred = DeferredPartitions()
         self._paused: set[Partition] = set()
         self._next_housekeeping = 0.0
-        # Both outlive the membership: a timeout can end it, and the batch must not be tried again at its full size.
-        self._batch_size = settings.intake_batch
-        self._timeouts = Counter[Address]()
+        self._applier = Applier(
+            self._session,
+            self._notifier,
+            installation,
+            breaker=breaker,
+            skew=skew,
+            max_batch=settings.intake_batch,
+            stop=stop,
+        )
 
     def run(self) -> None:
         """Process messages until shutdown is requested."""
@@ -147,6 +131,7 @@ class Member:
         self._breaker.forget(self._offsets.partitions)
         self._offsets = StoredOffsets(self._owner, {self._topic: read_topic_id(self._kafka, self._topic)})
         self._deferred, self._paused = DeferredPartitions(), set()
+        self._applier.begin(self._offsets, self._deferred)
         protocol = quickest_protocol(self._kafka, topic=self._topic, probe=f"{self._group}.probe")
         client = consumer(self._kafka, group=self._group, role="intake", protocol=protocol, reset="error")
         client.subscribe([self._topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_revoke)
@@ -208,12 +193,12 @@ class Member:
         _LOG.error("the batch of messages at %s/%d/%d cannot be read: %s", *partition, first, error.str())
         with self._session.transaction() as connection:
             self._offsets.store(connection, {partition: end})
-            bury_batch(connection, self._installation, message, end, self._read_clock(connection))
+            bury_batch(connection, self._installation, message, end, read_clock(connection, self._skew))
         self._offsets.committed({partition: end})
         client.seek(TopicPartition(*partition, end))
 
     def _process(self, client: Consumer, messages: Sequence[Message]) -> None:
-        self._apply_with_recovery(messages)
+        self._applier.apply(messages)
         # Nothing more is read from a deferred partition, but for a few requests behind a postponed one.
         deferred = {
             partition
@@ -224,163 +209,6 @@ class Member:
         client.resume([TopicPartition(*partition) for partition in self._paused - deferred])
         self._paused = deferred
         self._commit(client, self._offsets.next_offsets({partition_of(message) for message in messages}))
-
-    def _apply_with_recovery(self, messages: Sequence[Message]) -> None:
-        """Apply messages in pieces of one transaction each; `_recover` handles every failure."""
-        failpoint("intake.received")
-        backoff = Backoff(self._stop, "applying requests")
-        give_up_at = monotonic_seconds() + _GIVE_UP_SECONDS
-        self._deferred.add([message for message in messages if message in self._deferred])
-        while pending := [m for m in messages if self._offsets.is_pending(m) and m not in self._deferred]:
-            pieces = [self._first_piece(pending)]
-            while pieces:
-                piece = pieces.pop(0)
-                try:
-                    self._apply_piece(piece)
-                except Exception as error:  # noqa: BLE001 - what `_recover` does not handle, it raises
-                    instead = self._recover(error, piece, pending, backoff, give_up_at)
-                    if instead is None:
-                        break
-                    pieces[:0] = instead
-                else:
-                    give_up_at = monotonic_seconds() + _GIVE_UP_SECONDS
-            else:
-                backoff.reset()
-                self._batch_size = min(2 * self._batch_size, self._settings.intake_batch)
-        self._timeouts.clear()
-
-    def _recover(
-        self, failure: Exception, failed: _Piece, pending: Sequence[Message], backoff: Backoff, give_up_at: float
-    ) -> list[_Piece] | None:
-        """Handle the failure of a piece.
-
-        | Failure | What the member does |
-        | --- | --- |
-        | another member owns the partition | leaves the group, joins again, and reads the stored offsets |
-        | the result of a COMMIT is unknown | the same |
-        | another transaction holds a row | defers the request's partition; the other partitions go on |
-        | a request needs its own transaction | applies it alone, in its place |
-        | a statement or transaction timeout | halves the batch; rejects a request that times out alone three times |
-        | the database is unavailable | retries for 60 s without a success, then leaves the group |
-        | data that does not fit, or a fault of ours | applies each request alone |
-        | the same of one request alone | rejects it, unless requests fail alike: then defers its partition |
-
-        Returns:
-            The pieces to apply in its place; None to begin again with what is still pending.
-        """
-        if isinstance(failure, psycopg.Error) and not is_data_fault(failure):
-            cause, failure = failure, Unavailable(str(failure))
-            failure.__cause__ = cause
-        match failure:
-            case Fenced():
-                raise failure
-            case CommitUnknown():
-                raise Fenced(str(failure)) from failure
-            case RowLocked():
-                self._defer(pending, failure)
-                return None
-            case NeedsOwnTransaction():
-                return [_Piece(messages) for messages in _cut(failed.messages, failure.messages)]
-            case Unavailable():
-                if is_time_limit(failure):
-                    self._halve_batch(failed.messages, failure)
-                if self._stop.requested() or monotonic_seconds() > give_up_at:
-                    raise Fenced(str(failure)) from failure
-                backoff.wait(failure)
-                return None
-            case _ if len(failed.messages) > 1:
-                if not self._breaker.waits_for(failure):
-                    _LOG.warning(
-                        "a batch of %d requests failed (%s); intake applies them one by one",
-                        len(failed.messages),
-                        failure,
-                    )
-                return [_Piece([message]) for message in failed.messages]
-            case _:
-                return self._recover_alone(failure, failed, pending)
-
-    def _recover_alone(self, failure: Exception, failed: _Piece, pending: Sequence[Message]) -> list[_Piece] | None:
-        """Reject a request that fails alone, or postpone it.
-
-        It waits if its own data may not be the cause, and if the rejection fails too.
-        """
-        message = failed.messages[0]
-        if failed.refusal is None or isinstance(failed.refusal, RequestTimedOut):
-            others = [each for each in pending if each is not message and self._offsets.is_pending(each)]
-            verdict = self._lone_failures.judge(failure, message, others)
-            if verdict is not Verdict.POSTPONE:
-                return [_Piece(failed.messages, failure if verdict is Verdict.REJECT else None)]
-        address = address_of(message)
-        if not self._breaker.waits(address):
-            _LOG.info("the request at %s waits: %s", origin_of(message), failure)
-        self._breaker.postpone(failure, address)
-        self._deferred.add(_behind(address, pending))
-        return None
-
-    def _first_piece(self, pending: Sequence[Message]) -> _Piece:
-        """Cut the first piece; reject a request that has timed out alone too often."""
-        messages = pending[: 1 if self._breaker.waits(address_of(pending[0])) else self._batch_size]
-        if len(messages) > 1 or self._timeouts[address_of(messages[0])] < _MAX_TIMEOUTS:
-            return _Piece(messages)
-        origin = origin_of(messages[0])
-        _LOG.error(
-            "the request at %s timed out %d times; intake rejects it", origin, _MAX_TIMEOUTS, extra={"origin": origin}
-        )
-        return _Piece(messages, RequestTimedOut())
-
-    def _defer(self, pending: Sequence[Message], locked: RowLocked) -> None:
-        for origin in locked.origins:
-            partition = (origin.topic, origin.partition)
-            deferred = _behind((partition, origin.offset), pending)
-            self._deferred.add(deferred)
-            _LOG.info("%s/%d is deferred with %d requests: %s", *partition, len(deferred), locked)
-
-    def _halve_batch(self, messages: Sequence[Message], error: Unavailable) -> None:
-        self._batch_size = max(len(messages) // 2, 1)
-        if len(messages) > 1:
-            _LOG.warning(
-                "a batch of %d requests took too long (%s); intake applies at most %d in one batch",
-                len(messages),
-                error,
-                self._batch_size,
-            )
-            return
-        if self._is_database_quick():
-            self._timeouts[address_of(messages[0])] += 1
-
-    def _is_database_quick(self) -> bool:
-        """Return True if a trivial request is answered at once: then the one that timed out is at fault."""
-        began = monotonic_seconds()
-        try:
-            with self._session.transaction() as connection:
-                read_now(connection)
-        except Unavailable:
-            return False
-        return monotonic_seconds() - began < _QUICK_SECONDS
-
-    def _apply_piece(self, piece: _Piece) -> None:
-        ends = ends_of(piece.messages)
-        written = None if self._breaker.is_idle else set[RequestType]()
-        with self._session.transaction() as connection:
-            self._offsets.store(connection, ends)
-            now = self._read_clock(connection)
-            apply_batch(connection, self._installation, piece.messages, piece.refusal, now, written=written)
-            failpoint("intake.before_commit")
-        failpoint("intake.after_commit")
-        self._offsets.committed(ends)
-        self._breaker.applied(ends)
-        if piece.refusal is not None and not isinstance(piece.refusal, RequestTimedOut):
-            origin = origin_of(piece.messages[0])
-            _LOG.error(
-                "intake cannot apply the request at %s and rejects it",
-                origin,
-                exc_info=piece.refusal,
-                extra={"origin": origin},
-            )
-        if written:
-            self._breaker.restart(written)
-        for channel in (Channel.TIMERS, Channel.OUTBOX, Channel.SIGNALS):
-            self._notifier.notify(channel)
 
     def _on_assign(self, client: Consumer, partitions: list[TopicPartition]) -> None:
         backoff = Backoff(self._stop, "acquiring partitions")
@@ -434,14 +262,8 @@ class Member:
 
     def _purge_replies(self) -> int:
         with self._session.transaction() as connection:
-            self._read_clock(connection)
+            read_clock(connection, self._skew)
             return connection.execute(_PURGE_REPLIES, {"kept": self._settings.requests_kept}).rowcount
-
-    def _read_clock(self, connection: Conn) -> datetime:
-        since = monotonic_seconds()
-        now = read_now(connection)
-        self._skew.record(now, since=since)
-        return now
 
 
 def group_of(topic: str, installation: Installation) -> str:
@@ -452,20 +274,3 @@ def group_of(topic: str, installation: Installation) -> str:
     """
     requests = f"{installation.topics.requests}.intake"
     return requests if topic == installation.topics.requests else f"{requests}.replies"
-
-
-def _behind(address: Address, messages: Sequence[Message]) -> list[Message]:
-    """Return the messages of a partition from an offset on."""
-    partition, offset = address
-    return [message for message in messages if partition_of(message) == partition and (message.offset() or 0) >= offset]
-
-
-def _cut(messages: Sequence[Message], alone: Sequence[Message]) -> list[list[Message]]:
-    """Split messages in their order, each of `alone` into a part of its own."""
-    parts: list[list[Message]] = [[]]
-    for message in messages:
-        if message in alone:
-            parts += [[message], []]
-        else:
-            parts[-1].append(message)
-    return [part for part in parts if part]

@@ -10,7 +10,7 @@ from tests.fixtures.services import until
 from tests.intake.running import Requests
 from tests.transitions.acts import about, job_runs, submission
 from tidewheel.errors import Unusable
-from tidewheel.intake import consume
+from tidewheel.intake import consume, recovery
 from tidewheel.local.stack import StackInfo
 from tidewheel.process.service import Shutdown
 
@@ -112,7 +112,7 @@ def test_member_gives_up_only_after_a_time_without_progress(
     fresh_database: Database, info: StackInfo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The batch fails, its first request takes longer than the limit, and the second one fails once."""
-    monkeypatch.setattr(consume, "_GIVE_UP_SECONDS", 3.0)
+    monkeypatch.setattr(recovery, "_GIVE_UP_SECONDS", 3.0)
     fresh_database.execute(SLOW_THEN_FAILING)
     requests = Requests(fresh_database, info.kafka)
     offsets = requests.send(submission("first"), submission("second"))
