@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 from tidewheel import message_signatures
-from tidewheel.control.cli.output import Output, OutputOption, print_json, print_result, print_table
+from tidewheel.control.cli.exit_codes import ExitCode
+from tidewheel.control.cli.output import Output, OutputOption, print_document, print_result, print_table
 from tidewheel.kafka import topics
 from tidewheel.kafka.topics import PartitionCounts, Topics, queue_names, queues_with_topics, topic_statuses
 from tidewheel.migrations import runner
@@ -36,11 +37,11 @@ def check_schemas(output: OutputOption = Output.TEXT) -> None:
     found = check()
     _print(found or ["all schemas are compatible with every released version"], {"problems": found}, output)
     if found:
-        raise typer.Exit(1)
+        raise typer.Exit(ExitCode.FAILED)
 
 
 def _print(lines: list[str], document: dict[str, object], output: Output) -> None:
-    typer.echo(json.dumps(document, default=str) if output is Output.JSON else "\n".join(lines))
+    typer.echo(json.dumps(document, default=str) if output is not Output.TEXT else "\n".join(lines))
 
 
 Queues = Annotated[
@@ -85,7 +86,7 @@ def list_topics(queues: Queues = None, output: OutputOption = Output.TEXT) -> No
         outputs=settings.outputs_topic,
         counts=PartitionCounts(settings.runs_partitions, settings.events_partitions),
     )
-    if output is Output.JSON:
+    if output is not Output.TEXT:
         rows = [
             {
                 "topic": each.topic.name,
@@ -96,10 +97,10 @@ def list_topics(queues: Queues = None, output: OutputOption = Output.TEXT) -> No
             }
             for each in found
         ]
-        print_json({"topics": rows})
+        print_document({"topics": rows}, output)
         return
     print_table(
-        ["TOPIC", "PARTITIONS", "COPIES", "APPLY"],
+        ["topic", "partitions", "copies", "apply"],
         [
             (
                 each.topic.name,

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.cli.job_files import STANDARD_INPUT, Written, ensure_readable, read_jobs
 from tidewheel.control.cli.options import DEFAULT_TENANT, Tenant, checked_url
 from tidewheel.control.cli.output import Output, OutputOption, print_result, progress_bar
@@ -81,7 +82,7 @@ def apply(
         # An interrupt does not undo the batches that are committed.
         _print_load_result(done, output, bulk=bulk, dry_run=dry_run, ended=ended)
     if done.rejected:
-        raise typer.Exit(1)
+        raise typer.Exit(ExitCode.FAILED)
 
 
 def _add(done: LoadResult, parts: Iterable[LoadResult]) -> None:

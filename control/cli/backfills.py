@@ -6,13 +6,14 @@ from uuid import UUID
 
 import typer
 
+from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.cli.options import DEFAULT_TENANT, Key, Limit, Reason, RequestId, Tenant, reading, requesting
 from tidewheel.control.cli.output import (
     Output,
     OutputOption,
     as_json,
+    print_document,
     print_facts,
-    print_json,
     print_result,
     print_table,
 )
@@ -84,12 +85,12 @@ def list_backfills(
     """List backfills, the newest first."""
     with reading() as connection:
         found = read.backfills(connection, tenant, key, limit=number)
-    if output is Output.JSON:
-        print_json({"backfills": found})
+    if output is not Output.TEXT:
+        print_document({"backfills": found}, output)
     elif found:
         print_table(("id", "key", "state", "processed", "runs"), map(_row, found))
     else:
-        typer.echo("no backfills match")
+        typer.echo("no backfills")
 
 
 def show_backfill(
@@ -98,8 +99,10 @@ def show_backfill(
     """Show a backfill: its range, progress and runs."""
     with reading() as connection:
         found = read.backfill(connection, tenant, backfill_id)
-    if output is Output.JSON:
-        print_json({**(as_object(as_json(found.summary)) or {}), "processed": found.processed, "runs": found.runs})
+    if output is not Output.TEXT:
+        print_document(
+            {**(as_object(as_json(found.summary)) or {}), "processed": found.processed, "runs": found.runs}, output
+        )
     else:
         print_facts(_facts(found, timezone))
 
@@ -179,4 +182,4 @@ def _print_new_state(
     document = {"backfill_id": backfill_id, "unchanged": done.unchanged, "status": done.status}
     print_result([f"backfill {backfill_id}: {text}"], document, output)
     if not reached:
-        raise typer.Exit(1)
+        raise typer.Exit(ExitCode.FAILED)

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.cli.output import Output, OutputOption
 
 _SCENARIOS = (
@@ -38,8 +39,6 @@ Against = Annotated[
 ]
 Update = Annotated[bool, typer.Option("--update-baseline", help="With --quick: store the measured ratios.")]
 
-_INTERRUPTED = 130  # as in shells: 128 + SIGINT
-
 
 def bench(
     scenarios: Scenarios = None,
@@ -68,7 +67,7 @@ def bench(
             scenarios or [],
             rounds=rounds,
             options=options,
-            as_json=output is Output.JSON,
+            as_json=output is not Output.TEXT,
             plots=plots,
             quick=quick,
             update_baseline=update_baseline,
@@ -76,6 +75,6 @@ def bench(
         )
     except KeyboardInterrupt:
         typer.echo("interrupted: everything the benchmark had started is stopped and removed", err=True)
-        raise typer.Exit(_INTERRUPTED) from None
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
     if not reached:
-        raise typer.Exit(1)
+        raise typer.Exit(ExitCode.FAILED)

@@ -11,8 +11,8 @@ from tidewheel.control.cli.output import (
     Output,
     OutputOption,
     as_json,
+    print_document,
     print_facts,
-    print_json,
     print_result,
     print_table,
     wrapped,
@@ -72,11 +72,11 @@ def list_all(*, tenant: Tenant = DEFAULT_TENANT, output: OutputOption = Output.T
     """List the calendars of a tenant."""
     with reading() as connection:
         found = list_calendars(connection, tenant)
-    if output is Output.JSON:
-        print_json({"calendars": found})
+    if output is not Output.TEXT:
+        print_document({"calendars": found}, output)
         return
     if not found:
-        typer.echo(f"tenant {tenant!r} has no calendars")
+        typer.echo("no calendars")
         return
     print_table(
         ("name", "version", "days", "weekdays", "jobs", "source"),
@@ -91,8 +91,8 @@ def show(name: Name, *, tenant: Tenant = DEFAULT_TENANT, output: OutputOption = 
     """Show a calendar: its days and the jobs that name it."""
     with reading() as connection:
         calendar = show_calendar(connection, tenant, name)
-    if output is Output.JSON:
-        print_json(calendar)
+    if output is not Output.TEXT:
+        print_document(calendar, output)
         return
     more = calendar.jobs - len(calendar.keys)
     print_facts(

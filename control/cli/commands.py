@@ -4,21 +4,25 @@
 line of the function's docstring.
 """
 
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import wraps
 from importlib import import_module
 from importlib.metadata import version as installed_version
 from typing import Annotated, Any, NamedTuple
 
 import typer
 from typer.core import TyperCommand, TyperGroup
-from typer.main import get_command, get_group
+from typer.main import get_command
 
+from tidewheel.control.cli.exit_codes import ExitCode, exit_code
 from tidewheel.errors import Refused, TidewheelError
 from tidewheel.local import require_installed
 from tidewheel.redaction import redact
 
 COLUMNS = 100  # widest help and text output where no terminal says otherwise
+_CONTEXT = {"max_content_width": COLUMNS, "help_option_names": ["-h", "--help"]}
 _PACKAGE = "tidewheel.control.cli"
 
 
@@ -183,9 +187,9 @@ def run() -> None:
     try:
         root_command()()
     except Refused as refused:
-        _exit_with(*map(str, refused.errors))
+        _exit_with(exit_code(refused), *map(str, refused.errors))
     except TidewheelError as error:
-        _exit_with(str(error))
+        _exit_with(exit_code(error), str(error))
 
 
 class _LazyCommand(TyperCommand):
@@ -201,15 +205,16 @@ class _LazyCommand(TyperCommand):
             require_installed(f"`tidewheel {self.name}`")
         module = import_module(f"{_PACKAGE}.{self._command.module}")
         app = _app()
-        app.command(self.name)(getattr(module, self._command.function))
+        app.command(self.name)(_until_closed(getattr(module, self._command.function)))
         return get_command(app).make_context(*arguments, **options)
 
 
 def root_command() -> TyperGroup:
     """Return the command line, with every command of the table."""
-    app = _app()
+    app = _app(add_completion=True)
     app.callback()(_options)
-    root = get_group(app)
+    root = get_command(app)
+    assert isinstance(root, TyperGroup)  # noqa: S101 - it has a callback
     for name, command in COMMANDS.items():
         if isinstance(command, Command):
             root.add_command(_LazyCommand(name, command))
@@ -219,21 +224,23 @@ def root_command() -> TyperGroup:
 
 
 def _group(name: str, group: Group) -> TyperGroup:
-    typer_group = TyperGroup(name=name, help=group.help, no_args_is_help=True, rich_markup_mode=None)
+    typer_group = TyperGroup(
+        name=name, help=group.help, no_args_is_help=True, rich_markup_mode=None, context_settings=dict(_CONTEXT)
+    )
     for command_name, command in group.commands.items():
         typer_group.add_command(_LazyCommand(command_name, command))
     return typer_group
 
 
-def _app() -> typer.Typer:
+def _app(*, add_completion: bool = False) -> typer.Typer:
     return typer.Typer(
         name="tidewheel",
         help="A distributed job scheduler: PostgreSQL is the truth, Kafka carries the work.",
         no_args_is_help=True,
-        add_completion=False,
+        add_completion=add_completion,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
-        context_settings={"max_content_width": COLUMNS},
+        context_settings=_CONTEXT,
     )
 
 
@@ -251,7 +258,23 @@ def _options(
     """Options of every command."""
 
 
-def _exit_with(*lines: str) -> None:
+def _exit_with(code: ExitCode, *lines: str) -> None:
     for line in lines:
         sys.stderr.write(f"tidewheel: {redact(line)}\n")
-    sys.exit(1)
+    sys.exit(code)
+
+
+def _until_closed(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command that ends quietly when the reader of its output closes the pipe."""
+
+    @wraps(command)
+    def run_quietly(*arguments: object, **options: object) -> None:
+        try:
+            command(*arguments, **options)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # What is buffered is written at the process's end, which would fail again.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(ExitCode.CLOSED_PIPE) from None
+
+    return run_quietly

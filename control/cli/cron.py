@@ -68,9 +68,7 @@ def explain(
     expressions: Annotated[list[str], typer.Argument(metavar="EXPR", help='Each in quotes, such as "0 8 * * *".')],
     *,
     timezone: Annotated[str, typer.Option("--tz", metavar="ZONE", help="IANA time zone of the expressions.")] = "UTC",
-    after: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Begin after this time, RFC 3339 or local to ZONE; default: now.")
-    ] = None,
+    after: Annotated[str | None, typer.Option(metavar="TIME", help="Begin after this time; default: now.")] = None,
     number: Annotated[
         int, typer.Option("-n", metavar="N", min=1, max=_MAX_SHOWN, help="Show this many instants.")
     ] = 10,
@@ -89,7 +87,7 @@ def explain(
     if key is None and any(map(uses_hash, expressions)):
         problem = "`H` depends on the job's id, and no job is given"
         raise ScheduleRefused(problem, "add --key with the job's key, or write a number", "cron")
-    begin = read_instant(after, "--after", timezone) if after else SystemClock().now()
+    begin = read_instant(after, "--after", timezone, ahead=True) if after else SystemClock().now()
     job = job_id(tenant, key) if key is not None else None
     read: dict[str, object] = {"expressions": expressions, "timezone": timezone}
     chosen: dict[str, DstGap | DstOverlap] = {"dst_gap": dst_gap, "dst_overlap": dst_overlap}

@@ -8,20 +8,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.cli.options import DEFAULT_TENANT, Limit, Tenant, reading, requesting, with_options
 from tidewheel.control.cli.output import (
     Output,
     OutputOption,
     as_json,
+    print_document,
     print_facts,
-    print_json,
     print_result,
     print_table,
     progress_bar,
     total_text,
 )
 from tidewheel.control.cli.run_format import attempt_facts, attempt_row, retry_chain_facts
-from tidewheel.control.cli.time_options import Tz, read_instant, rfc3339, utc_and_local
+from tidewheel.control.cli.tables import Cell
+from tidewheel.control.cli.time_options import Tz, read_instant, utc_and_local
 from tidewheel.control.reads import dead_letters as read
 from tidewheel.errors import refuse
 from tidewheel.jobs.strict_json import as_object
@@ -91,11 +93,11 @@ def list_dead_letters(
     filters["redriven"] = redriven
     with reading() as connection:
         page = read.list_dead_letters(connection, tenant, filters, after=after, limit=number)
-    if output is Output.JSON:
-        print_json(page)
+    if output is not Output.TEXT:
+        print_document(page, output)
         return
     if not page.dead_letters:
-        typer.echo("no dead letters match")
+        typer.echo("no dead letters")
         return
     print_table(_COLUMNS, map(_row, page.dead_letters))
     typer.echo(total_text(page.total, at_least=page.at_least, shown=len(page.dead_letters), noun="dead letter"))
@@ -113,10 +115,10 @@ def show(
     """Show a dead letter: attempts, errors, output and retry chain."""
     with reading() as connection:
         found = read.show_dead_letter(connection, tenant, number)
-    if output is Output.JSON:
+    if output is not Output.TEXT:
         rest = as_object(as_json(found)) or {}
         exactly = {} if found.message_value is None else {"message_base64": b64encode(found.message_value).decode()}
-        print_json({**(as_object(rest.pop("summary")) or {}), **rest, **exactly})
+        print_document({**(as_object(rest.pop("summary")) or {}), **rest, **exactly}, output)
         return
     print_facts(_facts(found, timezone))
     for attempt in found.run.attempts if found.run else ():
@@ -150,7 +152,7 @@ def redrive(
             result = client.dead_letters.redrive(**filters, rate=per_second, on_progress=on_progress)
     _print_redriven(result, output, already_redriven=max(len(set(ids or ())) - found.matched, 0))
     if result.rejected:
-        raise typer.Exit(1)
+        raise typer.Exit(ExitCode.FAILED)
 
 
 @with_options(FilterFlags, "flags")
@@ -193,12 +195,12 @@ def _read_rate(text: str) -> float:
     return float(found[1]) / _SECONDS[found[2]]
 
 
-def _row(each: read.DeadLetterSummary) -> tuple[str, ...]:
+def _row(each: read.DeadLetterSummary) -> tuple[Cell, ...]:
     message = f"{each.topic}/{each.partition}/{each.offset}"
     republished = "republished" if each.redriven_at else ""
     return (
         str(each.id),
-        rfc3339(each.created_at),
+        each.created_at,
         each.key or "",
         each.status or "invalid message",
         each.error_type or each.reason,
@@ -234,8 +236,8 @@ def _message_text(value: bytes | None) -> str | None:
 def _print_dry_run(
     verb: str, matched: int, first: Iterable[read.DeadLetterSummary], output: Output, *, at_least: bool
 ) -> None:
-    if output is Output.JSON:
-        print_json({"matched": matched, "at_least": at_least, "first": first})
+    if output is not Output.TEXT:
+        print_document({"matched": matched, "at_least": at_least, "first": first}, output)
         return
     typer.echo(f"dead letters that would be {verb}: {'at least ' if at_least else ''}{matched:,}")
     if rows := list(map(_row, first)):
@@ -243,14 +245,15 @@ def _print_dry_run(
 
 
 def _print_redriven(result: "RedriveResult", output: Output, *, already_redriven: int) -> None:
-    if output is Output.JSON:
-        print_json(
+    if output is not Output.TEXT:
+        print_document(
             {
                 "redriven": result.redriven,
                 "already_redriven": already_redriven,
                 "rejected": result.rejected,
                 "rejections": result.rejections,
-            }
+            },
+            output,
         )
         return
     already = f"; already redriven before: {already_redriven:,}" if already_redriven else ""

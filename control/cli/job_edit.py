@@ -93,7 +93,7 @@ def pause(
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Pause a job's schedule; triggers still run."""
-    end = read_instant(until, "--until", timezone) if until else None
+    end = read_instant(until, "--until", timezone, ahead=True) if until else None
     with requesting(tenant) as client:
         done = client.pause(key, until=end, reason=reason)
     text = f"paused until {utc_and_local(end, timezone)}" if end else "paused"
@@ -143,7 +143,7 @@ def trigger(
             key,
             None if payload is None else read_payload(payload),
             delay=None if delay is None else read_duration(delay, "--delay"),
-            run_at=read_instant(run_at, "--run-at", timezone) if run_at else None,
+            run_at=read_instant(run_at, "--run-at", timezone, ahead=True) if run_at else None,
             labels=read_labels(label) if label else None,
             overlap=overlap,
             request_id=request_id,

@@ -250,7 +250,7 @@ def _words(text: str) -> list[str]:
 
 
 def _instant(text: str, name: str, flags: JobFlags) -> str:
-    return format_timestamp(read_instant(text, f"--{name.replace('_', '-')}", flags.tz))
+    return format_timestamp(read_instant(text, f"--{name.replace('_', '-')}", flags.tz, ahead=True))
 
 
 def _put(job: dict[str, object], name: str, value: object) -> None:

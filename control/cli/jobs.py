@@ -14,10 +14,11 @@ from tidewheel.control.cli.output import (
     OutputOption,
     as_json,
     duration_text,
+    print_document,
     print_facts,
-    print_json,
     print_table,
 )
+from tidewheel.control.cli.tables import Cell
 from tidewheel.control.cli.time_options import Tz, rfc3339, utc_and_local
 from tidewheel.control.reads import jobs as read
 from tidewheel.jobs.strict_json import as_list, as_object
@@ -54,11 +55,11 @@ def list_jobs(
             connection, tenant, prefix=prefix, labels=read_labels(label or []), paused=paused, kind=kind,
             quarantined=quarantined, after=after, limit=number,
         )  # fmt: skip
-    if output is Output.JSON:
-        print_json(page)
+    if output is not Output.TEXT:
+        print_document(page, output)
         return
     if not page.jobs:
-        typer.echo("no jobs match")
+        typer.echo("no jobs")
         return
     print_table(("key", "schedule", "state", "next", "last run", "duration"), map(_row, page.jobs))
     if page.next_cursor is not None:
@@ -75,19 +76,19 @@ def show(
     """Show a job: its spec, state, pause and last run."""
     with reading() as connection:
         job = read.show_job(connection, tenant, key)
-    if output is Output.JSON:
+    if output is not Output.TEXT:
         rest = as_object(as_json(job)) or {}
-        print_json({**(as_object(rest.pop("summary")) or {}), **rest})
+        print_document({**(as_object(rest.pop("summary")) or {}), **rest}, output)
     else:
         print_facts(_facts(job, timezone or job.summary.timezone))
 
 
-def _row(job: read.JobSummary) -> tuple[str, ...]:
+def _row(job: read.JobSummary) -> tuple[Cell, ...]:
     return (
         job.key,
         _schedule_text(job.schedule),
         _state_text(job),
-        rfc3339(job.next_at) if job.next_at else "",
+        job.next_at,
         job.last_run.state if job.last_run else "",
         duration_text(job.last_run.duration if job.last_run else None),
     )

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
-from tidewheel.control.cli.output import Output, OutputOption
+from tidewheel.control.cli.output import Output, OutputOption, print_document
 from tidewheel.control.demo.run import run_demo
 from tidewheel.errors import StackError
 from tidewheel.kafka.topics import DEFAULT_QUEUE, PartitionCounts, apply_topics
@@ -86,8 +86,8 @@ def down(
     exists = _exists(stack)
     with _shown() as watch:
         stack.down(erase=erase, progress=watch if exists else in_silence)
-    if output is Output.JSON:
-        typer.echo(json.dumps({"home": str(stack.home), "running": False, "erased": erase}))
+    if output is not Output.TEXT:
+        print_document({"home": str(stack.home), "running": False, "erased": erase}, output)
     elif exists:
         typer.echo(f"stopped; the data in {stack.home} is {'gone' if erase else 'kept'}")
     else:
@@ -97,8 +97,8 @@ def down(
 def status(home: Home = None, output: OutputOption = Output.TEXT) -> None:
     """Show the parts of the local stack. Exit code 3 unless all of them run."""
     found = LocalStack(home).status()
-    if output is Output.JSON:
-        typer.echo(json.dumps(_as_json(found)))
+    if output is not Output.TEXT:
+        print_document(_as_json(found), output)
     elif found.parts:
         Console(width=None if sys.stdout.isatty() else _UNBROKEN).print(_table(found))
         _print_access(running_stack(home) if found.is_running else None)
@@ -135,7 +135,7 @@ def _furnish(info: StackInfo) -> None:
 
 
 def _print_started(info: StackInfo, status: StackStatus, output: Output) -> None:
-    if output is Output.JSON:
+    if output is not Output.TEXT:
         named, public = _database_address(info)
         reached = {
             "database_url": make_conninfo(**public),

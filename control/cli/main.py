@@ -1,6 +1,6 @@
 """Entry point of the `tidewheel` command. Sub-commands and their modules: `commands.py`.
 
-Exit codes: 0 success, 1 with a line on standard error for each problem, 2 for a wrong flag.
+Exit codes: `exit_codes.py`. A refusal is a line on standard error for each problem.
 """
 
 import sys

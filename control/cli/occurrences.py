@@ -15,12 +15,13 @@ from tidewheel.control.cli.options import DEFAULT_TENANT, Key, Reason, Tenant, r
 from tidewheel.control.cli.output import (
     Output,
     OutputOption,
+    print_document,
     print_facts,
-    print_json,
     print_result,
     print_table,
     wrapped,
 )
+from tidewheel.control.cli.tables import Cell
 from tidewheel.control.cli.time_options import Tz, read_instant, rfc3339, utc_and_local
 from tidewheel.control.explain import explain as explanations
 from tidewheel.control.explain import preview as previews
@@ -49,8 +50,8 @@ def explain(
     misfire_after = Connections.load().misfire_after
     with reading() as connection:
         found = explanations.explain(connection, tenant, key, instant, misfire_after=misfire_after)
-    if output is Output.JSON:
-        print_json(found)
+    if output is not Output.TEXT:
+        print_document(found, output)
         return
     zone = timezone or found.zone
     typer.echo(wrapped(f"{found.key} at {utc_and_local(found.at, zone)}: {found.outcome.replace('_', ' ')}", "  "))
@@ -74,7 +75,7 @@ def skip(
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Skip one future occurrence of a job."""
-    instant = read_instant(at, "--at", timezone)
+    instant = read_instant(at, "--at", timezone, ahead=True)
     with requesting(tenant) as client:
         done = client.skip(key, instant, reason=reason)
     print_job_change(
@@ -98,7 +99,7 @@ def move(
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Move one future occurrence of a job to another time."""
-    instant, instead = read_instant(at, "--at", timezone), read_instant(to, "--to", timezone)
+    instant, instead = read_instant(at, "--at", timezone, ahead=True), read_instant(to, "--to", timezone, ahead=True)
     with requesting(tenant) as client:
         done = client.move(key, instant, instead, reason=reason)
     change = f"moves {utc_and_local(instant, timezone)} to {utc_and_local(instead, timezone)}"
@@ -111,7 +112,7 @@ def unskip(
     key: Key, *, at: At, timezone: Tz = None, tenant: Tenant = DEFAULT_TENANT, output: OutputOption = Output.TEXT
 ) -> None:
     """Undo a skip or a move of a future occurrence."""
-    instant = read_instant(at, "--at", timezone)
+    instant = read_instant(at, "--at", timezone, ahead=True)
     with requesting(tenant) as client:
         done = client.unskip(key, instant)
     print_job_change(
@@ -143,10 +144,9 @@ def _facts(found: Explanation, zone: str) -> Iterator[tuple[str, str | None]]:
     yield "after", utc_and_local(found.after, zone) if found.after else None
 
 
-def _attempt_row(attempt: AttemptFacts) -> tuple[str, ...]:
+def _attempt_row(attempt: AttemptFacts) -> tuple[Cell, ...]:
     error = ": ".join(part for part in (attempt.error_type, attempt.error_message) if part)
-    began, ended = (rfc3339(at) if at else "" for at in (attempt.started_at, attempt.finished_at))
-    return str(attempt.attempt), attempt.outcome or "running", began, ended, error
+    return str(attempt.attempt), attempt.outcome or "running", attempt.started_at, attempt.finished_at, error
 
 
 Number = Annotated[int, typer.Option("-n", metavar="N", min=1, max=MAX_SHOWN, help="Show this many instants.")]
@@ -174,15 +174,13 @@ def preview(
     *,
     flags: JobFlags,
     named: Named = None,
-    after: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Begin after this time, RFC 3339 or local to ZONE; default: now.")
-    ] = None,
+    after: Annotated[str | None, typer.Option(metavar="TIME", help="Begin after this time; default: now.")] = None,
     number: Number = 10,
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Show what an unsaved job would do, from a file or from flags."""
-    begin = read_instant(after, "--after", flags.tz) if after else None
+    begin = read_instant(after, "--after", flags.tz, ahead=True) if after else None
     given = read_job(flags.file) if flags.file else None
     job_key = key_of(key, named, given or {}) if key or named or (given or {}).get("key") else None
     with reading() as connection:

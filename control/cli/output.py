@@ -1,10 +1,12 @@
-"""Output of every command: text for people, JSON for scripts, a progress bar for long work.
+"""Output of every command: text for readers, JSON and YAML for scripts, a bar for long work.
 
-JSON shows the same facts as the text: instants in RFC 3339, durations and ids as text. Text is wrapped at 100 columns
-where standard output is no terminal. A table row is one line there.
+JSON and YAML show the same facts as the text: instants in RFC 3339, durations and ids as text. Text is wrapped at 100
+columns where standard output is no terminal. A table row is one line there, without colour.
 """
 
 import json
+import os
+import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -17,36 +19,46 @@ from uuid import UUID
 
 import typer
 
+from tidewheel.clock import SystemClock
 from tidewheel.control.cli.commands import COLUMNS
+from tidewheel.control.cli.tables import Cell, state_text, table_lines
 from tidewheel.control.cli.time_options import rfc3339
 from tidewheel.jobs.strict_json import Json
 from tidewheel.jobs.values import format_duration
 
-# Rich is imported in the functions that draw: a list into a pipe and `--output json` do not need it.
+# Rich is imported where a progress bar is drawn: no list needs it.
 
 
 class Output(StrEnum):
     """Form of a command's output."""
 
-    TEXT = "text"
+    TEXT = "table"
     JSON = "json"
+    YAML = "yaml"
 
 
-OutputOption = Annotated[Output, typer.Option("--output", help="Output format.")]
+OutputOption = Annotated[Output, typer.Option("--output", "-o", help="Output format.")]
 
 
 def print_result(lines: Iterable[str], document: object, output: Output) -> None:
-    """Print lines of text, or the same facts as one JSON document."""
-    if output is Output.JSON:
-        print_json(document)
-    else:
+    """Print lines of text, or the same facts as one document."""
+    if output is Output.TEXT:
         for line in lines:
             typer.echo(line)
+    else:
+        print_document(document, output)
 
 
-def print_json(document: object) -> None:
-    """Print one JSON document on one line."""
-    typer.echo(json.dumps(as_json(document), ensure_ascii=False))
+def print_document(document: object, output: Output) -> None:
+    """Print one document: JSON on one line, or YAML."""
+    if output is Output.YAML:
+        import yaml  # here: a list as a table needs none
+
+        typer.echo(
+            yaml.safe_dump(as_json(document), allow_unicode=True, sort_keys=False, explicit_start=True), nl=False
+        )
+    else:
+        typer.echo(json.dumps(as_json(document), ensure_ascii=False))
 
 
 def as_json(value: object) -> Json:
@@ -68,24 +80,16 @@ def wrapped(text: str, indent: str = "") -> str:
     return textwrap.fill(text, width(), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
-def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print rows in columns without borders; the last column takes the rest of the width.
-
-    Where standard output is no terminal, each row is one line of any length, for other programs to read.
-    """
-    if not sys.stdout.isatty():
-        _print_lines([list(headings), *([" ".join(cell.splitlines()) for cell in row] for row in rows)])
-        return
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for heading in headings:
-        table.add_column(heading, overflow="fold", no_wrap=heading != headings[-1] and heading not in _MAY_WRAP)
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    Console(width=width(), highlight=False, emoji=False).print(table)
+def print_table(headings: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:
+    """Print rows in columns, or as records where the terminal is too narrow for ids and keys."""
+    for line in table_lines(
+        headings,
+        rows,
+        columns=width() if sys.stdout.isatty() else None,
+        now=SystemClock().now() if sys.stdout.isatty() else None,
+        colour=has_colour(),
+    ):
+        typer.echo(line, color=True)
 
 
 def print_facts(facts: Iterable[tuple[str, str | None]]) -> None:
@@ -94,9 +98,15 @@ def print_facts(facts: Iterable[tuple[str, str | None]]) -> None:
     longest = max((len(name) for name, _ in known), default=0)
     for name, value in known:
         first, *rest = value.splitlines()
-        typer.echo(f"{name:<{longest}}  {first}")
+        shown = state_text(first, colour=has_colour()) if name in _STATES else first
+        typer.echo(f"{name:<{longest}}  {shown}", color=True)
         for line in rest:
             typer.echo(f"{'':<{longest}}  {line}")
+
+
+def has_colour() -> bool:
+    """Return True if standard output is a terminal and NO_COLOR is not set."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def total_text(total: int, *, at_least: bool, shown: int, noun: str) -> str:
@@ -137,27 +147,14 @@ def progress_bar(title: str, total: int | None) -> Generator[Callable[[int], Non
 
 def width() -> int:
     """Return the width of the terminal, or 100 where standard output is none."""
-    if not sys.stdout.isatty():
-        return COLUMNS
-    from rich.console import Console
-
-    return Console().width
-
-
-def _print_lines(rows: Sequence[Sequence[str]]) -> None:
-    from rich.cells import cell_len
-
-    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (cell + " " * (wide - cell_len(cell)) for cell, wide in zip(row, widths, strict=True))
-        typer.echo("  ".join(cells).rstrip())
+    return shutil.get_terminal_size((COLUMNS, 24)).columns if sys.stdout.isatty() else COLUMNS
 
 
 def _ignore(done: int) -> None:
     del done
 
 
-_MAY_WRAP = frozenset({"key", "schedule"})
+_STATES = frozenset({"state", "status"})  # of facts
 
 _TEXTS: tuple[tuple[type, Callable[[Any], str]], ...] = (
     (Enum, lambda value: str(value.value)),

@@ -5,8 +5,7 @@ from typing import Annotated
 import typer
 
 from tidewheel.control.cli.options import DEFAULT_TENANT, Tenant, requesting
-from tidewheel.control.cli.output import Output, OutputOption, print_json, print_table, progress_bar
-from tidewheel.control.cli.time_options import rfc3339
+from tidewheel.control.cli.output import Output, OutputOption, print_document, print_table, progress_bar
 
 Keys = Annotated[list[str] | None, typer.Argument(metavar="KEY", help="Quarantined jobs, by key.")]
 
@@ -35,13 +34,13 @@ def release(
         result = client.release(
             *(keys or ()), error=error, everything=everything, dry_run=dry_run, on_progress=on_progress
         )
-    if output is Output.JSON:
-        print_json(result)
+    if output is not Output.TEXT:
+        print_document(result, output)
         return
     if dry_run:
         typer.echo(f"jobs that would be released: {result.matched:,}")
         if result.first:
-            rows = ((job.key, rfc3339(job.created_at), job.error) for job in result.first)
+            rows = ((job.key, job.created_at, job.error) for job in result.first)
             print_table(("key", "quarantined", "error"), rows)
         return
     typer.echo(f"jobs released: {result.released:,}")

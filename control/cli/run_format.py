@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from tidewheel.control.cli.output import duration_text
-from tidewheel.control.cli.time_options import rfc3339, utc_and_local
+from tidewheel.control.cli.tables import Cell, seconds_text
+from tidewheel.control.cli.time_options import utc_and_local
 from tidewheel.control.reads.retry_chain import RelatedRun
 from tidewheel.control.reads.run_detail import PastAttempt, RunDetail
 from tidewheel.control.reads.runs import RunSummary
@@ -52,14 +53,14 @@ def claim_message(attempt: int, text: str) -> ClaimMessage:
     return ClaimMessage(attempt, found["topic"], int(found["partition"]), int(found["offset"]), at, text)
 
 
-def run_row(run: RunSummary) -> tuple[str, ...]:
+def run_row(run: RunSummary) -> tuple[Cell, ...]:
     """Return a run as a row of a list."""
     return (
         str(run.run_id),
         run.key,
         run.status,
         run.cause,
-        rfc3339(run.scheduled_at),
+        run.scheduled_at,
         str(run.attempt),
         _duration(run.started_at, run.finished_at),
         ": ".join(dict.fromkeys(part for part in (run.error_type, run.reason) if part)),
@@ -71,7 +72,7 @@ def attempt_row(attempt: PastAttempt) -> tuple[str, ...]:
     return (
         str(attempt.attempt),
         attempt.outcome,
-        rfc3339(attempt.started_at) if attempt.started_at else "",
+        seconds_text(attempt.started_at) if attempt.started_at else "",
         _duration(attempt.started_at, attempt.finished_at),
         str(attempt.executor_id or ""),
         ": ".join(part for part in (attempt.error_type, attempt.error_message) if part),

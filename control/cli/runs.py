@@ -28,8 +28,8 @@ from tidewheel.control.cli.output import (
     Output,
     OutputOption,
     as_json,
+    print_document,
     print_facts,
-    print_json,
     print_result,
     print_table,
     progress_bar,
@@ -89,11 +89,11 @@ def list_runs(
     )
     with reading() as connection:
         page = read.list_runs(connection, tenant, filters, after=after, limit=number)
-    if output is Output.JSON:
-        print_json(page)
+    if output is not Output.TEXT:
+        print_document(page, output)
         return
     if not page.runs:
-        typer.echo("no runs match")
+        typer.echo("no runs")
         return
     print_table(("run", "key", "status", "cause", "scheduled", "attempt", "duration", "why"), map(run_row, page.runs))
     typer.echo(total_text(page.total, at_least=page.at_least, shown=len(page.runs), noun="run"))
@@ -107,9 +107,9 @@ def show(
     """Show a run: state, attempts, result, deadlines and retry chain."""
     with reading() as connection:
         found = read_one.show_run(connection, tenant, run_id)
-    if output is Output.JSON:
+    if output is not Output.TEXT:
         rest = as_object(as_json(found)) or {}
-        print_json({**(as_object(rest.pop("summary")) or {}), **rest})
+        print_document({**(as_object(rest.pop("summary")) or {}), **rest}, output)
     else:
         print_facts(run_facts(found, timezone))
 
@@ -118,8 +118,8 @@ def attempts(run_id: RunId, *, tenant: Tenant = DEFAULT_TENANT, output: OutputOp
     """List a run's attempts, with their errors and results."""
     with reading() as connection:
         found = read_one.show_run(connection, tenant, run_id)
-    if output is Output.JSON:
-        print_json({"run_id": run_id, "attempts": found.attempts})
+    if output is not Output.TEXT:
+        print_document({"run_id": run_id, "attempts": found.attempts}, output)
         return
     if not found.attempts:
         typer.echo("no attempt has ended")
@@ -139,8 +139,8 @@ def where(run_id: RunId, *, tenant: Tenant = DEFAULT_TENANT, output: OutputOptio
     if found.claimed_from is not None and found.summary.attempt not in dict(claims):
         claims.append((found.summary.attempt, found.claimed_from))
     places = [claim_message(attempt, text) for attempt, text in claims if text is not None]
-    if output is Output.JSON:
-        print_json({"run_id": run_id, "messages": places})
+    if output is not Output.TEXT:
+        print_document({"run_id": run_id, "messages": places}, output)
     elif places:
         rows = [
             (str(place.attempt), place.topic or "none: by the sweep", *map(_cell, (place.partition, place.offset)),
@@ -192,14 +192,14 @@ def logs(
     """
     with requesting(tenant) as client:
         pieces = client.runs.follow_logs(run_id, attempt) if follow else iter(client.runs.logs(run_id, attempt))
-        if output is Output.JSON and not follow:
-            print_json({"run_id": run_id, "attempts": list(pieces)})
+        if output is not Output.TEXT and not follow:
+            print_document({"run_id": run_id, "attempts": list(pieces)}, output)
             return
         texts = _Texts()
         for piece in pieces:
             text = texts.of(piece)
-            if output is Output.JSON:
-                print_json({**cast("dict[str, object]", as_json(piece)), "output": text})
+            if output is not Output.TEXT:
+                print_document({**cast("dict[str, object]", as_json(piece)), "output": text}, output)
             else:
                 _print_piece(piece, text, new=texts.new)
             sys.stdout.flush()
@@ -287,8 +287,8 @@ def cancel(
 
 def _cancel_each(client: "Client", runs: Sequence[UUID], reason: str | None, output: Output, *, dry_run: bool) -> None:
     found = [(run, client.runs.get(run).state if dry_run else client.runs.cancel(run, reason=reason)) for run in runs]
-    if output is Output.JSON:
-        print_json({"runs": [{"run_id": run, "found": state} for run, state in found]})
+    if output is not Output.TEXT:
+        print_document({"runs": [{"run_id": run, "found": state} for run, state in found]}, output)
         return
     for run, state in found:
         if dry_run:

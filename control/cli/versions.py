@@ -8,7 +8,8 @@ import typer
 
 from tidewheel.control.cli.job_edit import print_job_change
 from tidewheel.control.cli.options import DEFAULT_TENANT, IfVersion, Key, Tenant, reading, requesting
-from tidewheel.control.cli.output import Output, OutputOption, print_json, print_result, print_table, wrapped
+from tidewheel.control.cli.output import Output, OutputOption, print_document, print_result, print_table, wrapped
+from tidewheel.control.cli.tables import Cell
 from tidewheel.control.cli.time_options import rfc3339
 from tidewheel.control.reads import versions as read
 
@@ -26,8 +27,8 @@ def versions(
     """List a job's versions, the newest first, each with its changes."""
     with reading() as connection:
         found = read.versions(connection, tenant, key, limit=number, before=before)
-    if output is Output.JSON:
-        print_json({"key": key, "versions": found})
+    if output is not Output.TEXT:
+        print_document({"key": key, "versions": found}, output)
     else:
         print_table(("version", "in force after", "until", "changed"), map(_row, found))
 
@@ -64,11 +65,11 @@ def rollback(
     print_job_change(key, f"rolled back to version {version}", job, output)
 
 
-def _row(version: read.Version) -> tuple[str, ...]:
+def _row(version: read.Version) -> tuple[Cell, ...]:
     changed = ", ".join(change.path for change in version.changes)
     if version.retired_at is not None:
         changed = f"{changed}; deleted at {rfc3339(version.retired_at)}".removeprefix("; ")
-    return str(version.number), rfc3339(version.effective_at), rfc3339(version.until) if version.until else "", changed
+    return str(version.number), version.effective_at, version.until, changed
 
 
 def _changes(found: Sequence[read.Change]) -> list[str]:

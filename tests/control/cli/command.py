@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.fixtures.database import Database
+from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.cli.main import main
 
 NO_DATABASE = "postgresql://127.0.0.1:1/none"
@@ -39,7 +40,8 @@ class Done:
     @property
     def refusals(self) -> list[str]:
         """The lines of a refusal, each after the command's name."""
-        assert (self.code, self.out) == (1, ""), self
+        assert self.code in {ExitCode.FAILED, ExitCode.NOT_FOUND, ExitCode.REFUSED, ExitCode.UNAVAILABLE}, self
+        assert not self.out, self
         return [line.removeprefix("tidewheel: ") for line in self.err.splitlines()]
 
 

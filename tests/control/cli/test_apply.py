@@ -10,6 +10,7 @@ import pytest
 from tests.control.cli.command import process, tidewheel
 from tests.fixtures.database import Database
 from tests.transitions.acts import submit
+from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.cli.job_files import MAX_WHOLE_BYTES, read_jobs
 from tidewheel.control.client.bulk_load import SUBMIT_BATCH
 
@@ -192,7 +193,7 @@ def test_applied_jobs_are_counted_if_the_rest_is_unreadable(database: Database, 
     long = write("long", begun)
     os.truncate(long, MAX_WHOLE_BYTES + 1000)
     done = tidewheel(database, "apply", write("jobs.jsonl", jobs), long)
-    assert done.code == 1
+    assert done.code == ExitCode.REFUSED
     assert done.out == f"stopped; so far at least {SUBMIT_BATCH} created, 0 updated, 0 unchanged, 0 rejected\n"
     assert "too many to be read whole; write one JSON object on each line" in done.err
 
@@ -204,7 +205,7 @@ def test_json_reports_an_interrupted_apply(database: Database, write: Write, bul
     long = write("long", "[\n")
     os.truncate(long, MAX_WHOLE_BYTES + 1000)
     done = tidewheel(database, "apply", whole, long, *bulk, "--output", "json")
-    assert done.code == 1
+    assert done.code == ExitCode.REFUSED
     assert json.loads(done.out)["stopped"] is True
 
 

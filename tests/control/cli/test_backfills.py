@@ -61,7 +61,7 @@ def test_dry_run_only_counts(hourly: ClockedDatabase) -> None:
     assert tidewheel(hourly, "job", "backfill", "hourly", *RANGE, "--dry-run").lines == ["24 occurrences would be run"]
     made = json_output(hourly, "job", "backfill", "hourly", *RANGE, "--dry-run", "--what", "all")
     assert (made["backfill_id"], made["occurrences"]) == (None, 24)
-    assert tidewheel(hourly, "backfill", "list").lines == ["no backfills match"]
+    assert tidewheel(hourly, "backfill", "list").lines == ["no backfills"]
 
 
 def test_repeated_request_returns_the_same_backfill(hourly: ClockedDatabase) -> None:

@@ -62,7 +62,7 @@ def test_invalid_value_is_refused_with_its_place(database: Database) -> None:
 
 
 def test_calendars_are_listed_with_the_jobs_that_name_them(database: Database) -> None:
-    assert tidewheel(database, "calendar", "list").lines == ["tenant 'default' has no calendars"]
+    assert tidewheel(database, "calendar", "list").lines == ["no calendars"]
     json_output(database, "calendar", "put", "closed", "--days", "2026-12-25", "--source", "the works council")
     submit(database, "report", schedule={"cron": "0 9 * * *"}, exclude_calendars=["closed"])
     [listed] = json_output(database, "calendar", "list")["calendars"]

@@ -34,7 +34,7 @@ def test_dead_letters_are_listed_by_filter_and_page(letters: Database) -> None:
     assert lines[1].split()[0] == str(newest)
     assert "invalid message" in lines[1]
     assert lines[-1] == "3 of 3 dead letters"
-    assert tidewheel(letters, "dlq", "list", "--redriven").lines == ["no dead letters match"]
+    assert tidewheel(letters, "dlq", "list", "--redriven").lines == ["no dead letters"]
     [refusal] = tidewheel(letters, "dlq", "list", "--kind", "letter").refusals
     assert refusal.startswith("kind: 'letter' is not valid")
 

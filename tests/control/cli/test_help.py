@@ -11,6 +11,7 @@ import pytest
 from tests.control.cli.command import NO_DATABASE, tidewheel
 from tests.fixtures.database import Database
 from tidewheel.control.cli.commands import COMMANDS, Command, Group
+from tidewheel.control.cli.exit_codes import ExitCode
 
 ALL: dict[tuple[str, ...], Command] = {}
 for _name, _entry in COMMANDS.items():
@@ -38,7 +39,7 @@ def test_every_command_has_help_and_json_output(words: tuple[str, ...]) -> None:
     done = tidewheel(NO_DATABASE, *words, "--help")
     assert (done.code, done.err) == (0, "")
     if words[0] not in SERVICES | {"demo"}:
-        assert "--output <text|json>" in done.out
+        assert "--output <table|json|yaml>" in done.out
     assert not [line for line in done.out.splitlines() if len(line) > 100]
 
 
@@ -71,7 +72,7 @@ def test_version_and_help_import_no_command() -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(("group", "printed"), [("job", "no jobs match\n"), ("run", "no runs match\n")])
+@pytest.mark.parametrize(("group", "printed"), [("job", "no jobs\n"), ("run", "no runs\n")])
 def test_a_list_imports_no_service(database: Database, group: str, printed: str) -> None:
     out, modules = imported(group, "list", TIDEWHEEL_DATABASE_URL=database.url)
     assert out == printed
@@ -115,3 +116,57 @@ def imported(*arguments: str, **environment: str) -> tuple[str, list[str]]:
 
 def below(name: str, packages: tuple[str, ...]) -> bool:
     return any(name == package or name.startswith(f"{package}.") for package in packages)
+
+
+@pytest.mark.process
+def test_exit_codes_tell_not_found_refused_and_unavailable_apart(database: Database) -> None:
+    assert tidewheel(database, "job", "show", "none").code == ExitCode.NOT_FOUND
+    assert tidewheel(database, "run", "list", "--since", "soon").code == ExitCode.REFUSED
+    assert tidewheel(NO_DATABASE, "job", "list").code == ExitCode.UNAVAILABLE
+    assert tidewheel(database, "job", "list", "--no-such-flag").code == ExitCode.USAGE
+
+
+@pytest.mark.process
+def test_a_closed_pipe_ends_quietly(database: Database) -> None:
+    command = "from tidewheel.control.cli.main import main; main()"
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-c", command, "job", "list"],
+        env={**os.environ, "TIDEWHEEL_DATABASE_URL": database.url},
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (ExitCode.CLOSED_PIPE, "")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("words", "offered"), [("job li", "list"), ("run list --st", "--status")])
+def test_the_shell_completes_commands_and_their_options(words: str, offered: str) -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys; sys.argv[0] = 'tidewheel'; from tidewheel.control.cli.main import main; main()",
+        ],
+        env={
+            **os.environ,
+            "_TIDEWHEEL_COMPLETE": "complete_bash",
+            "COMP_WORDS": f"tidewheel {words}",
+            "COMP_CWORD": str(len(words.split())),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert offered in done.stdout.split(), done
+
+
+def test_h_is_help() -> None:
+    for words in ((), ("job",), ("job", "list")):
+        done = tidewheel(NO_DATABASE, *words, "-h")
+        assert done.code == 0
+        assert "Show this message and exit." in done.out

@@ -306,7 +306,7 @@ def test_a_list_is_narrowed_and_paged(database: Database) -> None:
     assert keys("-n", 4, "--after", "a-3") == ["a-4", "b"]
     assert json_output(database, "job", "list", "-n", 6)["next_cursor"] is None
     assert tidewheel(database, "job", "list", "-n", 4).lines[-1] == "more: add --after 'a-3'"
-    assert tidewheel(database, "job", "list", "--prefix", "z").lines == ["no jobs match"]
+    assert tidewheel(database, "job", "list", "--prefix", "z").lines == ["no jobs"]
 
 
 def test_tenants_see_only_their_own_jobs(database: Database) -> None:

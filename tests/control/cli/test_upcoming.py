@@ -6,6 +6,7 @@ import pytest
 
 from tests.control.cli.command import json_output, tidewheel
 from tests.fixtures.database import ClockedDatabase
+from tidewheel.control.cli.exit_codes import ExitCode
 
 BERLIN = ("--tz", "Europe/Berlin")
 NIGHTLY = ("--cron", "30 2 * * *", *BERLIN)
@@ -88,4 +89,4 @@ def test_preview_applies_flags_to_the_stored_job(spring: ClockedDatabase) -> Non
 def test_preview_refuses_what_a_submit_refuses(spring: ClockedDatabase) -> None:
     refusals = tidewheel(spring, "job", "preview", "--cron", "0 25 * * *", "--handler", "h").refusals
     assert refusals == ["job.schedule.cron: hour 25 is outside 0\N{EN DASH}23; the nearest that works is `0 23 * * *`"]
-    assert tidewheel(spring, "job", "preview", "--cron", "0 8 30 2 *", "--handler", "h").code == 1
+    assert tidewheel(spring, "job", "preview", "--cron", "0 8 30 2 *", "--handler", "h").code == ExitCode.REFUSED

@@ -1,0 +1,40 @@
+"""Exit codes of every command, as docs/command-line.md lists them."""
+
+from enum import IntEnum
+
+from tidewheel.errors import Refused, TidewheelError, Unavailable
+
+
+class ExitCode(IntEnum):
+    """Exit code of a command."""
+
+    DONE = 0
+    """The command did all of its work."""
+    FAILED = 1
+    """It did a part of its work, the run it waited for failed, or an operator must correct settings or the schema."""
+    USAGE = 2
+    """A flag or an argument is wrong."""
+    NOT_RUNNING = 3
+    """The local stack does not run, or a part of it; as in `systemctl status`."""
+    NOT_FOUND = 4
+    """There is no such job, run, backfill, redrive, dead letter or calendar."""
+    REFUSED = 5
+    """The input was refused."""
+    UNAVAILABLE = 6
+    """PostgreSQL or Kafka does not answer; the same command may succeed later."""
+    INTERRUPTED = 130
+    """Ctrl-C, as in shells."""
+    CLOSED_PIPE = 141
+    """The reader of the output closed it, such as `head`."""
+
+
+def exit_code(error: TidewheelError) -> ExitCode:
+    """Return the exit code of an error.
+
+    >>> from tidewheel.errors import UnknownJob
+    >>> exit_code(UnknownJob("default", "daily")), exit_code(Unavailable("away"))
+    (<ExitCode.NOT_FOUND: 4>, <ExitCode.UNAVAILABLE: 6>)
+    """
+    if isinstance(error, Refused):
+        return ExitCode.NOT_FOUND if error.code.startswith("unknown_") else ExitCode.REFUSED
+    return ExitCode.UNAVAILABLE if isinstance(error, Unavailable) else ExitCode.FAILED

@@ -1,0 +1,180 @@
+"""Tables of every list, at any width of the terminal: ids and keys are never cut or broken.
+
+A table that is too wide folds its sentences at spaces. One that is still too wide becomes records: each row is a block
+of lines, with a heading and a value on each. A value longer than the line is left whole: the terminal continues it on
+the next line, and a copy of it has no break.
+
+Without a terminal each row is one line of any length, for other programs to read.
+"""
+
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import TypeAlias
+
+Cell: TypeAlias = str | datetime | None
+
+_GAP = 2
+_LEAST_FOLDED = 16  # columns of a folded sentence: below it, records are easier to read
+_FOLDED = frozenset({"schedule", "why", "error", "changed", "reason", "problem", "description", "handlers", "apply"})
+_STATES = frozenset({"state", "status", "last run", "outcome"})
+_DAY_SECONDS = 86_400
+_UNITS = ((3600, "h"), (60, "min"), (1, "s"))
+
+_GREEN, _YELLOW, _RED, _CYAN, _DIM = "32", "33", "31", "36", "2"
+_COLOURS = {
+    **dict.fromkeys(("succeeded", "finished", "active", "fired", "ok"), _GREEN),
+    **dict.fromkeys(("running", "queued", "scheduled", "cancelling"), _CYAN),
+    **dict.fromkeys(("retrying", "paused", "buffered", "waiting", "waits", "blocked", "released", "snoozed"), _YELLOW),
+    **dict.fromkeys(("failed", "timed_out", "quarantined", "lost", "invalid"), _RED),
+    **dict.fromkeys(("cancelled", "skipped"), _DIM),
+}
+
+
+def table_lines(
+    headings: Sequence[str],
+    rows: Iterable[Sequence[Cell]],
+    *,
+    columns: int | None = None,
+    now: datetime | None = None,
+    colour: bool = False,
+) -> Iterator[str]:
+    """Yield the lines of a table.
+
+    Args:
+        headings: The headings.
+        rows: The cells; an instant is shown in whole seconds.
+        columns: The terminal's width; None where there is no terminal.
+        now: If given, instants of the day before and after are shown relative to it.
+        colour: True to colour headings and states.
+
+    >>> list(table_lines(("key", "state"), [("daily", "active")], columns=80))
+    ['key    state', 'daily  active']
+    >>> list(table_lines(("key", "state"), [("daily-report", "active")], columns=16))
+    ['key    daily-report', 'state  active']
+    """
+    texts = [[cell_text(cell, now) for cell in row] for row in rows]
+    if columns is None:
+        yield from _aligned(headings, [[[cell] for cell in row] for row in texts], colour=colour)
+        return
+    widths = [max(map(text_width, column)) for column in zip(headings, *texts, strict=True)]
+    folded = _folded_widths(headings, widths, columns)
+    if folded is None:
+        yield from _records(headings, texts, columns, colour=colour)
+        return
+    cells = [
+        [_fold(cell, width) if text_width(cell) > width else [cell] for cell, width in zip(row, folded, strict=True)]
+        for row in texts
+    ]
+    yield from _aligned(headings, cells, colour=colour)
+
+
+def cell_text(cell: Cell, now: datetime | None = None) -> str:
+    """Return a cell on one line; an instant relative to `now` if it is given.
+
+    >>> cell_text(datetime(2026, 3, 6, 9, 0, 1, 250_000, tzinfo=UTC))
+    '2026-03-06T09:00:01Z'
+    """
+    if isinstance(cell, datetime):
+        return seconds_text(cell) if now is None else relative_text(cell, now)
+    return " ".join((cell or "").splitlines())
+
+
+def seconds_text(at: datetime) -> str:
+    """Return an instant in UTC, in whole seconds."""
+    return at.astimezone(UTC).replace(microsecond=0, tzinfo=None).isoformat() + "Z"
+
+
+def relative_text(at: datetime, now: datetime) -> str:
+    """Return the distance of an instant within a day of `now`, else the instant.
+
+    >>> now = datetime(2026, 3, 6, 9, tzinfo=UTC)
+    >>> from datetime import timedelta
+    >>> [relative_text(now + timedelta(seconds=each), now) for each in (-3.2, 0, 90, 7300, 90_000)]
+    ['3 s ago', 'now', 'in 1 min', 'in 2 h', '2026-03-07T10:00:00Z']
+    """
+    seconds = int((at - now).total_seconds())
+    if abs(seconds) >= _DAY_SECONDS:
+        return seconds_text(at)
+    size, unit = next((each for each in _UNITS if abs(seconds) >= each[0]), _UNITS[-1])
+    if not seconds:
+        return "now"
+    few = f"{abs(seconds) // size} {unit}"
+    return f"in {few}" if seconds > 0 else f"{few} ago"
+
+
+def state_text(text: str, *, colour: bool) -> str:
+    """Return a state in its colour; other text as it is."""
+    code = _COLOURS.get(text.partition(" ")[0]) if colour else None
+    return f"\x1b[{code}m{text}\x1b[0m" if code else text
+
+
+def text_width(text: str) -> int:
+    """Return the columns that a text takes on a terminal."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len  # here: most text is ASCII, and needs no tables of widths
+
+    return cell_len(text)
+
+
+def _folded_widths(headings: Sequence[str], widths: Sequence[int], columns: int) -> list[int] | None:
+    """Return the width of each column; None if ids, keys and short sentences do not fit."""
+    over = sum(widths) + _GAP * (len(widths) - 1) - columns
+    found = list(widths)
+    foldable = [place for place, heading in enumerate(headings) if heading.lower() in _FOLDED]
+    # The widest sentence gives up its columns first.
+    while over > 0:
+        widest = max(foldable, key=lambda place: found[place], default=None)
+        if widest is None or found[widest] <= max(_LEAST_FOLDED, len(headings[widest])):
+            return None
+        found[widest] -= 1
+        over -= 1
+    return found
+
+
+def _aligned(headings: Sequence[str], rows: Sequence[Sequence[Sequence[str]]], *, colour: bool) -> Iterator[str]:
+    """Yield rows in columns; each cell is one or several lines."""
+    widths = [
+        max([len(heading), *(text_width(line) for row in rows for line in row[place])])
+        for place, heading in enumerate(headings)
+    ]
+    heading = _line(headings, widths)
+    yield f"\x1b[1m{heading}\x1b[0m" if colour else heading
+    for row in rows:
+        for number in range(max(map(len, row))):
+            cells = [cell[number] if number < len(cell) else "" for cell in row]
+            yield _line(cells, widths, headings if colour else None)
+
+
+def _line(cells: Sequence[str], widths: Sequence[int], coloured: Sequence[str] | None = None) -> str:
+    padded = [cell + " " * (width - text_width(cell)) for cell, width in zip(cells, widths, strict=True)]
+    last = max((place for place, cell in enumerate(cells) if cell), default=0)
+    padded = [*padded[:last], cells[last]]
+    if coloured:
+        padded = [
+            state_text(cells[place], colour=True) + cell[len(cells[place]) :] if coloured[place] in _STATES else cell
+            for place, cell in enumerate(padded)
+        ]
+    return (" " * _GAP).join(padded)
+
+
+def _records(headings: Sequence[str], rows: Sequence[Sequence[str]], columns: int, *, colour: bool) -> Iterator[str]:
+    longest = max(map(len, headings))
+    indent = " " * (longest + _GAP)
+    for number, row in enumerate(rows):
+        if number:
+            yield ""
+        for heading, cell in zip(headings, row, strict=True):
+            if not cell:
+                continue
+            room = max(columns - len(indent), _LEAST_FOLDED)
+            first, *rest = _fold(cell, room) if heading.lower() in _FOLDED else [cell]
+            label = f"{heading:<{longest}}"
+            shown = state_text(first, colour=colour) if heading in _STATES else first
+            yield f"\x1b[1m{label}\x1b[0m  {shown}" if colour else f"{label}  {shown}"
+            yield from (f"{indent}{line}" for line in rest)
+
+
+def _fold(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]

@@ -1,0 +1,87 @@
+"""Tables: ids and keys whole at any width, colour and relative times on a terminal only."""
+
+import io
+import re
+from contextlib import redirect_stdout
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.control.cli.command import tidewheel
+from tests.fixtures.database import Database
+from tidewheel.clock import SystemClock
+from tidewheel.control.cli.output import print_table
+from tidewheel.control.cli.tables import Cell, table_lines
+
+HEADINGS = ("run", "key", "status", "scheduled", "why")
+NOW = datetime(2026, 3, 6, 9, tzinfo=UTC)
+RUN = "0199c0de-1234-7abc-8def-0123456789ab"
+KEYS = st.text("abcdefghijklmnop.-_/:", min_size=1, max_size=255)
+SENTENCES = st.lists(st.text("abcdefgh", min_size=1, max_size=12), max_size=40).map(" ".join)
+
+
+class Terminal(io.StringIO):
+    """Standard output that is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def printed(monkeypatch: pytest.MonkeyPatch, rows: list[tuple[Cell, ...]], **environment: str) -> str:
+    """Return the text that a terminal receives."""
+    for name in ("NO_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"COLUMNS": "120", **environment}.items():
+        monkeypatch.setenv(name, value)
+    with redirect_stdout(Terminal()) as out:
+        print_table(HEADINGS, rows)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("columns", [40, 80, 100, 120, 160])
+@given(rows=st.lists(st.tuples(KEYS, SENTENCES), min_size=1, max_size=5))
+def test_ids_and_keys_are_whole_at_any_width(columns: int, rows: list[tuple[str, str]]) -> None:
+    lines = list(table_lines(HEADINGS, [(RUN, key, "failed", NOW, why) for key, why in rows], columns=columns))
+    words = [word for line in lines for word in line.split()]
+    assert words.count(RUN) == len(rows)
+    for key, why in rows:
+        assert key in words
+        assert not set(why.split()) - set(words)
+    longest = max(len(RUN), *(len(key) for key, _ in rows)) + len("scheduled  ")
+    assert all(len(line) <= max(columns, longest) for line in lines)
+
+
+def test_a_wide_table_folds_its_sentences_before_it_becomes_records() -> None:
+    row = (RUN, "daily", "failed", NOW, "a sentence of many words " * 4)
+    wide, folded, records = (list(table_lines(HEADINGS, [row, row], columns=width)) for width in (300, 110, 60))
+    assert len(wide) == 3
+    assert len(folded) > 3
+    assert folded[0].split() == list(HEADINGS)
+    assert records[0].split() == ["run", RUN]
+    assert "" in records, "a blank line between two records"
+
+
+def test_a_terminal_gets_colour_and_relative_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    row: tuple[Cell, ...] = (RUN, "daily", "failed", SystemClock().now() - timedelta(seconds=3.5), "")
+    shown = printed(monkeypatch, [row])
+    assert "\x1b[31mfailed\x1b[0m" in shown
+    assert re.search(r"\d s ago", shown)
+    for name, value in (("NO_COLOR", "1"), ("TERM", "dumb")):
+        assert "\x1b" not in printed(monkeypatch, [row], **{name: value})
+
+
+def test_a_pipe_gets_plain_lines_in_whole_seconds() -> None:
+    with redirect_stdout(io.StringIO()) as out:
+        print_table(HEADINGS, [(RUN, "k" * 255, "failed", NOW + timedelta(microseconds=1), "x\ny")])
+    heading, row = out.getvalue().splitlines()
+    assert heading.split() == list(HEADINGS)
+    assert row.split() == [RUN, "k" * 255, "failed", "2026-03-06T09:00:00Z", "x", "y"]
+
+
+def test_a_listing_is_json_yaml_or_a_table(database: Database) -> None:
+    assert tidewheel(database, "job", "create", "a", "--every", "1h", "--handler", "h").code == 0
+    assert '{"jobs": [{"key": "a"' in tidewheel(database, "job", "list", "-o", "json").out
+    assert tidewheel(database, "job", "list", "-o", "yaml").out.startswith("---\njobs:\n- key: a\n")
+    assert tidewheel(database, "job", "list", "-o", "table").lines[1].startswith("a    every 1h  active")

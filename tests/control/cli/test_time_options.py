@@ -1,0 +1,68 @@
+"""Times on the command line, as every option reads them."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tests.control.cli.command import NO_DATABASE, tidewheel
+from tidewheel.control.cli.time_options import read_instant, rfc3339
+from tidewheel.errors import InvalidInput
+from tidewheel.jobs.values import format_duration
+
+NOW = datetime(2026, 3, 29, 12, tzinfo=UTC)
+SPANS = st.timedeltas(timedelta(0), timedelta(days=365))
+
+
+@given(SPANS)
+@example(timedelta(hours=24))
+def test_a_duration_is_ago_or_from_now_on(span: timedelta) -> None:
+    text = format_duration(span)
+    assert read_instant(f"+{text}", "--since", now=NOW) == NOW + span
+    assert read_instant(f"-{text}", "--run-at", now=NOW, ahead=True) == NOW - span
+    assert read_instant(text, "--since", now=NOW) == NOW - span
+    assert read_instant(text, "--run-at", now=NOW, ahead=True) == NOW + span
+
+
+@given(st.timedeltas(timedelta(days=-20_000), timedelta(days=2_000_000)).map(NOW.__add__))
+def test_a_printed_instant_is_read_back(at: datetime) -> None:
+    assert read_instant(rfc3339(at), "--at") == at
+
+
+@given(st.text(max_size=40))
+@example("24h ago")
+@example("+")
+@example("2026")
+@example("yesterday 25:00")
+@example("+99999d")
+def test_other_text_is_refused_with_its_option(text: str) -> None:
+    try:
+        read_instant(text, "--since", now=NOW)
+    except InvalidInput as refused:
+        assert {error.path for error in refused.errors} == {"--since"}  # noqa: PT017 - some text is a time
+        assert all(error.remedy for error in refused.errors)  # noqa: PT017
+
+
+@pytest.mark.parametrize(
+    ("text", "utc"),
+    [
+        ("now", "2026-03-29T12:00:00Z"),
+        ("yesterday", "2026-03-27T23:00:00Z"),
+        ("today", "2026-03-28T23:00:00Z"),
+        ("tomorrow 09:30", "2026-03-30T07:30:00Z"),
+    ],
+)
+def test_a_named_day_is_one_of_the_zone(text: str, utc: str) -> None:
+    assert rfc3339(read_instant(text, "--since", "Europe/Berlin", now=NOW)) == utc
+
+
+def test_a_named_day_at_a_time_that_the_clock_skips_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="does not exist in Europe/Berlin"):
+        read_instant("today 02:30", "--at", "Europe/Berlin", now=NOW)
+
+
+def test_a_wrong_time_names_the_forms() -> None:
+    [refusal] = tidewheel(NO_DATABASE, "run", "list", "--since", "24 hours").refusals
+    assert refusal.startswith("--since: ")
+    assert refusal.endswith("write RFC 3339 such as 2026-03-29T08:00:00Z, or now, +5m, 24h, yesterday")
