@@ -10,6 +10,24 @@ SELECT r.run_id, r.job_id, r.state, r.attempt, r.scheduled_at,
   LEFT JOIN run_inputs AS i ON i.run_id = r.run_id
  WHERE r.run_id = %(run_id)s AND r.tenant = %(tenant)s
 
+-- name: enqueue_by_topic
+-- Writes a trigger request to the outbox by the SQL function, for drivers other than psycopg; returns its request_id.
+-- Index: jobs_by_key. Lock: the new row.
+SELECT tidewheel_enqueue(CAST(%(key)s AS text), CAST(CAST(%(payload)s AS text) AS jsonb), CAST(%(tenant)s AS text),
+                         CAST(CAST(%(delay)s AS text) AS interval), CAST(CAST(%(run_at)s AS text) AS timestamptz),
+                         CAST(CAST(%(labels)s AS text) AS jsonb), CAST(%(request_id)s AS text))
+
+-- name: cancel_in_transaction
+-- Writes a pending cancel by the SQL function; returns the state of the run.
+-- Index: job_runs_pkey, the partitions' index by run. Lock: the new row.
+SELECT tidewheel_cancel(CAST(CAST(%(run_id)s AS text) AS uuid), CAST(%(tenant)s AS text), CAST(%(reason)s AS text))
+
+-- name: status_in_transaction
+-- Returns a run as the caller's transaction sees it.
+-- Index: job_runs_pkey, the partitions' indexes by run. No lock.
+SELECT job_id, state, attempt, scheduled_at, started_at, finished_at, reason, error_type, error_message, result, progress,
+       progress_at, deadline_at
+  FROM tidewheel_status(CAST(CAST(%(run_id)s AS text) AS uuid), CAST(%(tenant)s AS text))
 
 -- name: read_logs
 -- Returns a run's state and the attempts with output beyond what was read; at least one row if the run exists.

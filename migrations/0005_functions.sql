@@ -123,11 +123,78 @@ END
 $$;
 COMMENT ON FUNCTION tidewheel_enqueue IS 'triggers a run in the caller''s own transaction; returns the request_id';
 
--- It runs with its owner's rights, so that an application needs only the right to call it, which must be granted. Names
--- in it are looked up in the schema of these tables, and never in temporary tables that a caller may have created.
-REVOKE ALL ON FUNCTION tidewheel_enqueue FROM PUBLIC;
+-- Requests the cancellation of a run in the caller's own transaction, from any language; returns the run's state. The row
+-- commits or rolls back with the caller's rows, and locks no run: the scheduler applies it within about a second.
+CREATE FUNCTION tidewheel_cancel(
+    run_id uuid,
+    tenant text DEFAULT 'default',
+    reason text DEFAULT NULL
+) RETURNS text
+    LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+AS $$
+#variable_conflict use_variable
+DECLARE
+    v_state    text;
+    v_finished timestamptz;
+BEGIN
+    tenant := coalesce(tenant, 'default');
+    IF length(reason) > 1000 OR reason ~ '[\u0001-\u0008\u000b\u000c\u000e-\u001f\u007f]' THEN
+        RAISE EXCEPTION 'reason: it has % characters, or some that cannot be shown', length(reason)
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'give at most 1000 printable characters, or leave it out';
+    END IF;
+    SELECT r.state, r.finished_at INTO v_state, v_finished
+      FROM runs AS r
+     WHERE r.run_id = tidewheel_cancel.run_id AND r.tenant = tidewheel_cancel.tenant;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'run_id: tenant % has no run %', quote_literal(tenant), run_id
+            USING ERRCODE = 'no_data_found', HINT = 'correct the id; runs are kept for the period of retention';
+    END IF;
+    IF v_finished IS NULL AND v_state <> 'cancelling' THEN
+        INSERT INTO pending_cancels (run_id, tenant, reason) VALUES (run_id, tenant, coalesce(reason, 'requested'));
+    END IF;
+    RETURN v_state;
+END
+$$;
+COMMENT ON FUNCTION tidewheel_cancel IS 'cancels a run in the caller''s own transaction; returns the state that it found';
+
+-- The state of a run as the caller's own transaction sees it; no row if the tenant has no such run.
+CREATE FUNCTION tidewheel_status(
+    run_id uuid,
+    tenant text DEFAULT 'default'
+) RETURNS TABLE (
+    job_id        uuid,
+    state         text,
+    attempt       integer,
+    scheduled_at  timestamptz,
+    started_at    timestamptz,
+    finished_at   timestamptz,
+    reason        text,
+    error_type    text,
+    error_message text,
+    result        bytea,
+    progress      bytea,
+    progress_at   timestamptz,
+    deadline_at   timestamptz
+)
+    LANGUAGE sql STABLE SECURITY DEFINER
+AS $$
+SELECT r.job_id, r.state, r.attempt, r.scheduled_at, r.started_at, r.finished_at, r.reason,
+       coalesce(r.error_type, a.error_type), a.error_message, x.result, i.progress, i.progress_at, r.deadline_at
+  FROM runs AS r
+  LEFT JOIN attempts AS a ON r.finished_at IS NOT NULL AND a.run_id = r.run_id AND a.attempt = r.attempt
+  LEFT JOIN attempt_outputs AS x ON x.run_id = r.run_id AND x.attempt = r.attempt
+  LEFT JOIN run_inputs AS i ON i.run_id = r.run_id
+ WHERE r.run_id = tidewheel_status.run_id AND r.tenant = tidewheel_status.tenant
+$$;
+COMMENT ON FUNCTION tidewheel_status IS 'a run as the caller''s own transaction sees it';
+
+-- They run with their owner's rights, so that an application needs only the right to call them, which must be granted.
+-- Names in them are looked up in the schema of these tables, and never in temporary tables that a caller may have created.
+REVOKE ALL ON FUNCTION tidewheel_enqueue, tidewheel_cancel, tidewheel_status FROM PUBLIC;
 DO $$
 BEGIN
     EXECUTE format('ALTER FUNCTION tidewheel_enqueue SET search_path = %I, pg_temp', current_schema());
+    EXECUTE format('ALTER FUNCTION tidewheel_cancel SET search_path = %I, pg_temp', current_schema());
+    EXECUTE format('ALTER FUNCTION tidewheel_status SET search_path = %I, pg_temp', current_schema());
 END
 $$;

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from tidewheel.control.client.async_client import AsyncClient
     from tidewheel.control.client.client import Client
     from tidewheel.control.client.enqueue import enqueue, enqueue_async
+    from tidewheel.control.client.own_runs import cancel, cancel_async, status, status_async
     from tidewheel.errors import AttemptOver, Cancel, Permanent, RetryAfter, Snooze
     from tidewheel.executor.context import Context
     from tidewheel.executor.handlers import handler
@@ -23,9 +24,13 @@ __all__ = [
     "Permanent",
     "RetryAfter",
     "Snooze",
+    "cancel",
+    "cancel_async",
     "enqueue",
     "enqueue_async",
     "handler",
+    "status",
+    "status_async",
 ]
 
 _WHERE = {
@@ -33,6 +38,10 @@ _WHERE = {
     "Client": "tidewheel.control.client.client",
     "enqueue": "tidewheel.control.client.enqueue",
     "enqueue_async": "tidewheel.control.client.enqueue",
+    "cancel": "tidewheel.control.client.own_runs",
+    "cancel_async": "tidewheel.control.client.own_runs",
+    "status": "tidewheel.control.client.own_runs",
+    "status_async": "tidewheel.control.client.own_runs",
     "AttemptOver": "tidewheel.errors",
     "Cancel": "tidewheel.errors",
     "Permanent": "tidewheel.errors",

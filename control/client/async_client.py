@@ -1,44 +1,141 @@
 """`tidewheel.AsyncClient`: the client for coroutines, with its calls in order on one thread."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime, timedelta
+from datetime import timedelta
+from functools import wraps
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast
 from uuid import UUID
 
 from tidewheel.clock import monotonic_seconds
+from tidewheel.control.client.backfills import Backfills
+from tidewheel.control.client.calendars import Calendars
 from tidewheel.control.client.client import Client
-from tidewheel.control.client.release import ReleaseResult
-from tidewheel.control.client.results import Job, Run
-from tidewheel.control.client.runs import FIRST_POLL_SECONDS, LONGEST_POLL_SECONDS
-from tidewheel.ids import RunId
-from tidewheel.jobs.spec import JobSpec
-from tidewheel.runs import RunState
+from tidewheel.control.client.dead_letters import DeadLetters
+from tidewheel.control.client.logs import FOLLOW_SECONDS, LogPiece
+from tidewheel.control.client.results import Run
+from tidewheel.control.client.runs import FIRST_POLL_SECONDS, LONGEST_POLL_SECONDS, Runs
+from tidewheel.control.client.task_tokens import TaskTokens
 from tidewheel.settings.connections import Connections
 
+P = ParamSpec("P")
+S = TypeVar("S")
 T = TypeVar("T")
 
 
-class AsyncClient:
-    """`Client` for coroutines: submit, trigger, release, `runs` and `task_tokens`.
+class _Part(Generic[S]):
+    """A part of a client, with the thread that runs its calls."""
+
+    def __init__(self, part: S, thread: "_Thread") -> None:
+        self._part, self._thread = part, thread
+
+
+def _call(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[_Part[S], P], Coroutine[Any, Any, T]]:
+    """Return the method for coroutines: same arguments, the call on the client's thread."""
+
+    @wraps(method)
+    async def call(self: _Part[S], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._thread.call(lambda: method(self._part, *args, **kwargs))
+
+    return cast("Callable[Concatenate[_Part[S], P], Coroutine[Any, Any, T]]", call)
+
+
+class AsyncRuns(_Part[Runs]):
+    """`Client.runs` for coroutines; between two reads `wait` leaves the thread to other calls."""
+
+    list = _call(Runs.list)
+    get = _call(Runs.get)
+    detail = _call(Runs.detail)
+    cancel = _call(Runs.cancel)
+    retry = _call(Runs.retry)
+    cancel_all = _call(Runs.cancel_all)
+    count = _call(Runs.count)
+    cancellation = _call(Runs.cancellation)
+    logs = _call(Runs.logs)
+
+    @wraps(Runs.wait)
+    async def wait(self, run_id: UUID, timeout: timedelta | float = 60.0) -> Run:
+        """See `Runs.wait`."""
+        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        deadline, pause = monotonic_seconds() + seconds, FIRST_POLL_SECONDS
+        while not (run := await self.get(run_id)).final:
+            if monotonic_seconds() >= deadline:
+                message = f"run {run_id} is {run.state} after {seconds:g} s"
+                raise TimeoutError(message)
+            await asyncio.sleep(pause)
+            pause = min(pause * 1.5, LONGEST_POLL_SECONDS)
+        return run
+
+    async def follow_logs(self, run_id: UUID, attempt: int | None = None) -> AsyncGenerator[LogPiece]:
+        """See `Runs.follow_logs`."""
+        following = self._part.follow_logs(run_id, attempt)
+        while (page := await self._thread.call(following.page)) is not None:
+            for piece in page:
+                yield piece
+            if not page:
+                await asyncio.sleep(FOLLOW_SECONDS)
+
+
+class AsyncDeadLetters(_Part[DeadLetters]):
+    """`Client.dead_letters` for coroutines."""
+
+    list = _call(DeadLetters.list)
+    get = _call(DeadLetters.get)
+    redrive = _call(DeadLetters.redrive)
+    purge = _call(DeadLetters.purge)
+
+
+class AsyncTaskTokens(_Part[TaskTokens]):
+    """`Client.task_tokens` for coroutines."""
+
+    complete = _call(TaskTokens.complete)
+    fail = _call(TaskTokens.fail)
+    heartbeat = _call(TaskTokens.heartbeat)
+
+
+class AsyncBackfills(_Part[Backfills]):
+    """`Client.backfills` for coroutines."""
+
+    pause = _call(Backfills.pause)
+    resume = _call(Backfills.resume)
+    cancel = _call(Backfills.cancel)
+
+
+class AsyncCalendars(_Part[Calendars]):
+    """`Client.calendars` for coroutines."""
+
+    put = _call(Calendars.put)
+    delete = _call(Calendars.delete)
+    list = _call(Calendars.list)
+    get = _call(Calendars.get)
+
+
+class AsyncClient(_Part[Client]):
+    """`Client` for coroutines: every method, with the same arguments.
 
     All calls run on one thread, one after another. A cancelled call still ends on its thread before the next one
     begins, so that the next call cannot commit half a transaction.
 
     Attributes:
-        runs: Read, wait for and cancel runs.
+        runs: List, read, wait for, cancel and retry runs.
+        dead_letters: List, redrive and purge dead letters.
         task_tokens: Complete, fail and keep alive an attempt by its task token.
+        backfills: Pause, resume and cancel backfills.
+        calendars: Put, read and delete calendars.
     """
 
     def __init__(
         self, database_url: str | None = None, *, tenant: str = "default", settings: Connections | None = None
     ) -> None:
-        self._client = Client(database_url, tenant=tenant, settings=settings)
-        self._thread = _Thread()
-        self.runs = AsyncRuns(self._client, self._thread)
-        self.task_tokens = AsyncTaskTokens(self._client, self._thread)
+        client = Client(database_url, tenant=tenant, settings=settings)
+        super().__init__(client, _Thread())
+        self.runs = AsyncRuns(client.runs, self._thread)
+        self.dead_letters = AsyncDeadLetters(client.dead_letters, self._thread)
+        self.task_tokens = AsyncTaskTokens(client.task_tokens, self._thread)
+        self.backfills = AsyncBackfills(client.backfills, self._thread)
+        self.calendars = AsyncCalendars(client.calendars, self._thread)
 
     async def __aenter__(self) -> Self:
         return self
@@ -46,40 +143,30 @@ class AsyncClient:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._thread.call(self._client.close)
+        await self.close()
+
+    async def close(self) -> None:
+        """Close its connections and its thread."""
+        await self._thread.call(self._part.close)
         self._thread.close()
 
-    async def submit(
-        self, job: Mapping[str, object] | JobSpec, *, if_version: int | None = None, request_id: str | None = None
-    ) -> Job:
-        """See `Client.submit`."""
-        return await self._thread.call(lambda: self._client.submit(job, if_version=if_version, request_id=request_id))
-
-    async def trigger(
-        self,
-        key: str,
-        payload: object = None,
-        *,
-        delay: timedelta | float | None = None,
-        run_at: datetime | None = None,
-        labels: dict[str, str] | None = None,
-        overlap: str | None = None,
-        request_id: str | None = None,
-    ) -> RunId:
-        """See `Client.trigger`."""
-        return await self._thread.call(
-            lambda: self._client.trigger(
-                key, payload, delay=delay, run_at=run_at, labels=labels, overlap=overlap, request_id=request_id
-            )
-        )
-
-    async def release(
-        self, *keys: str, error: str | None = None, everything: bool = False, dry_run: bool = False
-    ) -> ReleaseResult:
-        """See `Client.release`."""
-        return await self._thread.call(
-            lambda: self._client.release(*keys, error=error, everything=everything, dry_run=dry_run)
-        )
+    submit = _call(Client.submit)
+    trigger = _call(Client.trigger)
+    run_later = _call(Client.run_later)
+    pause = _call(Client.pause)
+    resume = _call(Client.resume)
+    delete = _call(Client.delete)
+    release = _call(Client.release)
+    rollback = _call(Client.rollback)
+    skip = _call(Client.skip)
+    move = _call(Client.move)
+    unskip = _call(Client.unskip)
+    backfill = _call(Client.backfill)
+    explain = _call(Client.explain)
+    next = _call(Client.next)
+    preview = _call(Client.preview)
+    versions = _call(Client.versions)
+    diff = _call(Client.diff)
 
 
 class _Thread:
@@ -93,59 +180,3 @@ class _Thread:
 
     def close(self) -> None:
         self._pool.shutdown(wait=False)
-
-
-class AsyncRuns:
-    """`Client.runs` for coroutines."""
-
-    def __init__(self, client: Client, thread: _Thread) -> None:
-        self._runs, self._thread = client.runs, thread
-
-    async def get(self, run_id: UUID) -> Run:
-        """See `Runs.get`."""
-        return await self._thread.call(lambda: self._runs.get(run_id))
-
-    async def cancel(self, run_id: UUID, *, reason: str | None = None) -> RunState:
-        """See `Runs.cancel`."""
-        return await self._thread.call(lambda: self._runs.cancel(run_id, reason=reason))
-
-    async def wait(self, run_id: UUID, timeout: timedelta | float = 60.0) -> Run:
-        """See `Runs.wait`."""
-        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-        deadline, pause = monotonic_seconds() + seconds, FIRST_POLL_SECONDS
-        while not (run := await self.get(run_id)).final:
-            if monotonic_seconds() >= deadline:
-                message = f"run {run_id} is {run.state} after {seconds:g} s"
-                raise TimeoutError(message)
-            await asyncio.sleep(pause)
-            pause = min(pause * 1.5, LONGEST_POLL_SECONDS)
-        return run
-
-
-class AsyncTaskTokens:
-    """`Client.task_tokens` for coroutines."""
-
-    def __init__(self, client: Client, thread: _Thread) -> None:
-        self._tokens, self._thread = client.task_tokens, thread
-
-    async def complete(self, token: str, result: object = None, *, request_id: str | None = None) -> RunState:
-        """See `TaskTokens.complete`."""
-        return await self._thread.call(lambda: self._tokens.complete(token, result, request_id=request_id))
-
-    async def fail(
-        self,
-        token: str,
-        error_type: str | None = None,
-        error_message: str | None = None,
-        *,
-        permanent: bool = False,
-        request_id: str | None = None,
-    ) -> RunState:
-        """See `TaskTokens.fail`."""
-        return await self._thread.call(
-            lambda: self._tokens.fail(token, error_type, error_message, permanent=permanent, request_id=request_id)
-        )
-
-    async def heartbeat(self, token: str, progress: object = None, checkpoint: object = None) -> RunState:
-        """See `TaskTokens.heartbeat`."""
-        return await self._thread.call(lambda: self._tokens.heartbeat(token, progress, checkpoint))

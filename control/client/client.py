@@ -90,13 +90,13 @@ class Client:
         key: str,
         payload: object = None,
         *,
-        delay: timedelta | float | None = None,
+        delay: timedelta | float | str | None = None,
         run_at: datetime | None = None,
         labels: dict[str, str] | None = None,
         overlap: str | None = None,
         request_id: str | None = None,
     ) -> RunId:
-        """Run a job once: now, after `delay` (a timedelta or seconds), or at `run_at`.
+        """Run a job once: now, after `delay` (a timedelta, seconds, or a text such as `5m`), or at `run_at`.
 
         `overlap` replaces the job's policy.
 
@@ -117,6 +117,42 @@ class Client:
             request_id=request_id,
         )
         return RunId(UUID(self._connection.request({**document, "overlap": overlap}, request_id).run_id))
+
+    def run_later(
+        self,
+        handler: str,
+        payload: object = None,
+        *,
+        delay: timedelta | float | str | None = None,
+        run_at: datetime | None = None,
+        labels: dict[str, str] | None = None,
+        request_id: str | None = None,
+    ) -> RunId:
+        """Run a Python handler once, without a job of yours: now, after `delay`, or at `run_at`.
+
+        The run belongs to the job `later/<handler>`. The first call creates it, with the default policies. Submit a job
+        of this key to give its runs other ones.
+
+        Returns:
+            The run's id, for `runs.wait` and `runs.get`.
+
+        Raises:
+            Refused: An argument does not fit.
+            Unavailable: The database does not answer.
+        """
+        key = f"later/{handler}"
+        document = trigger_document(
+            key,
+            payload,
+            tenant=self._connection.tenant,
+            delay=delay,
+            run_at=run_at,
+            labels=labels,
+            request_id=request_id,
+        )
+        job: dict[str, object] = {"key": key, "schedule": "manual", "target": handler}
+        reply = self._connection.request_with_job(document, {"type": "job.submit", "job": job, "if_version": 0})
+        return RunId(UUID(reply.run_id))
 
     def pause(self, key: str, *, until: datetime | None = None, reason: str | None = None) -> Job:
         """Pause a job's schedule until it is resumed, by request or at `until`; triggers still run."""

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.client.enqueue import raise_if_rejected
-from tidewheel.errors import Unavailable, VersionConflict
+from tidewheel.errors import Unavailable, UnknownJob, VersionConflict
 from tidewheel.intake.apply import apply_requests
 from tidewheel.intake.lock_wait import RowLocked
 from tidewheel.intake.request import ReceivedRequest
@@ -92,6 +92,34 @@ class Connection:
         if reply.code == VersionConflict.code and isinstance(expected := document.get("if_version"), int):
             raise VersionConflict.from_problem(reply.errors[0].problem, expected)
         raise_if_rejected(reply)
+        return reply
+
+    def request_with_job(self, trigger: Mapping[str, object], submit: Mapping[str, object]) -> Reply:
+        """Apply a trigger; where its job does not exist, create the job in the same transaction.
+
+        Raises:
+            Refused: One of the two is rejected; nothing was written.
+            Unavailable: The database does not answer.
+        """
+        wanted, new = (
+            ReceivedRequest(parse_request(drop_none({**document, "tenant": self.tenant})))
+            for document in (trigger, submit)
+        )
+
+        def work(connection: Conn, *first: ReceivedRequest) -> Reply:
+            *before, reply = apply_requests(connection, self.installation, [*first, wanted])
+            for each in before:
+                if each.code != VersionConflict.code:  # another client has created it meanwhile
+                    raise_if_rejected(each)
+            raise_if_rejected(reply)  # rolls back: no reply is stored for the request_id
+            return reply
+
+        once = wanted.request.request_id is None
+        try:
+            reply = self.write(work, once=once)
+        except UnknownJob:
+            reply = self.write(lambda connection: work(connection, new), once=once)
+        self.notify(Channel.TIMERS, Channel.OUTBOX)
         return reply
 
     def request_all(self, documents: Sequence[Mapping[str, object]]) -> list[Reply]:

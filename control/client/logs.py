@@ -4,6 +4,7 @@ PostgreSQL keeps the last 64 KiB of each attempt's output and a count of all byt
 takes the difference of the counts as the new bytes. New bytes that are no longer stored were dropped in between.
 """
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import cast
@@ -20,7 +21,7 @@ from tidewheel.runs import FINAL, RunState
 _READ_LOGS = Statements("tidewheel.control")["read_logs"]
 
 _PAGE = 20  # attempts in one read, 64 KiB each
-_POLL_SECONDS = 0.5
+FOLLOW_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,16 +108,26 @@ def read_logs(connection: Connection, run_id: UUID, attempt: int | None = None) 
     return pieces
 
 
-def follow_logs(connection: Connection, run_id: UUID, attempt: int | None = None) -> Iterator[LogPiece]:
-    """Yield the output of a run's attempts until the run ends; see `Runs.follow_logs`."""
-    reader = _LogReader(connection.tenant, run_id, attempt)
-    while True:
-        page = _page(connection, reader)
-        yield from page
-        if not page:
-            if reader.is_over:
-                return
-            connection.sleep(_POLL_SECONDS)
+class LogFollower(Iterator[LogPiece]):
+    """Iterate over the output of a run's attempts until the run ends; see `Runs.follow_logs`."""
+
+    def __init__(self, connection: Connection, run_id: UUID, attempt: int | None = None) -> None:
+        self._connection, self._reader = connection, _LogReader(connection.tenant, run_id, attempt)
+        self._ready: deque[LogPiece] = deque()
+
+    def page(self) -> list[LogPiece] | None:
+        """Return the output since the last page, which may be empty; None when no more can follow."""
+        return _page(self._connection, self._reader) or (None if self._reader.is_over else [])
+
+    def __next__(self) -> LogPiece:
+        """Return the next piece of output; wait for it while the run goes on."""
+        while not self._ready:
+            if (page := self.page()) is None:
+                raise StopIteration
+            self._ready.extend(page)
+            if not page:
+                self._connection.sleep(FOLLOW_SECONDS)
+        return self._ready.popleft()
 
 
 def _page(connection: Connection, reader: _LogReader) -> list[LogPiece]:

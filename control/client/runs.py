@@ -1,6 +1,6 @@
 """`client.runs`: list, read, wait for, cancel and retry runs, and read their output."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Unpack
 from uuid import UUID
@@ -9,7 +9,7 @@ from psycopg.rows import class_row
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.client.connection import Connection, drop_none
-from tidewheel.control.client.logs import LogPiece, follow_logs, read_logs
+from tidewheel.control.client.logs import LogFollower, LogPiece, read_logs
 from tidewheel.control.client.results import Run
 from tidewheel.control.reads.cancellations import CancelFilter, Cancellation, count_matching, show_cancellation
 from tidewheel.control.reads.run_detail import RunDetail, show_run
@@ -187,10 +187,10 @@ class Runs:
         """
         return read_logs(self._connection, run_id, attempt)
 
-    def follow_logs(self, run_id: UUID, attempt: int | None = None) -> Iterator[LogPiece]:
-        """Yield the output of a run's attempts, and new output until the run (or that attempt) ends.
+    def follow_logs(self, run_id: UUID, attempt: int | None = None) -> LogFollower:
+        """Iterate over the output of a run's attempts, and new output until the run (or that attempt) ends.
 
         Raises:
             UnknownRun: The tenant has no run of this id.
         """
-        return follow_logs(self._connection, run_id, attempt)
+        return LogFollower(self._connection, run_id, attempt)

@@ -122,7 +122,7 @@ def _remedy(given: object, expected: str) -> str:
         return "call the one without _async"
     if isinstance(given, AsyncConnection):
         return "await the one that ends with _async"
-    return f"give {expected}; in other languages and for other drivers there is the SQL function tidewheel_enqueue"
+    return f"give {expected}, or one of the other drivers on the page own-transactions; each has its SQL function too"
 
 
 def _name(given: object) -> str:

@@ -329,3 +329,42 @@ def test_triggered_run_is_executed_by_the_services_and_awaited(
             times = [at for at in (run.scheduled_at, run.started_at, run.finished_at) if at is not None]
             assert (len(times), times) == (3, sorted(times))
     fleet.stop()
+
+
+def test_handler_runs_later_without_a_job_made_first(client: Client, database: Database) -> None:
+    run = client.run_later("send-email", {"to": "a@example.org"}, delay="5m", labels={"a": "b"})
+    wait = database.value("SELECT publish_at - created_at FROM job_runs WHERE run_id = %s", [run])
+    assert timedelta(minutes=5) <= wait < timedelta(minutes=6)
+    again = client.run_later("send-email", request_id="once")
+    assert client.run_later("send-email", request_id="once") == again != run
+    assert database.rows("SELECT key, version FROM jobs") == [("later/send-email", 1)]
+    assert database.rows("SELECT DISTINCT handler FROM job_runs") == [("send-email",)]
+
+
+def test_job_of_a_later_run_keeps_the_policies_that_were_submitted(client: Client, database: Database) -> None:
+    client.submit(job("later/send-email", retry={"max_attempts": 9}))
+    client.run_later("send-email")
+    assert database.rows("SELECT version FROM jobs") == [(1,)]
+    client.delete("later/send-email")
+    client.run_later("send-email")
+    assert database.count("job_runs") == 1
+
+
+def test_refused_later_run_writes_nothing(client: Client, database: Database) -> None:
+    for call in (
+        lambda: client.run_later("send-email", delay="soon", request_id="once"),
+        lambda: client.run_later("", request_id="once"),
+    ):
+        refusal_code(call)
+    assert (database.count("jobs"), database.count("requests")) == (0, 0)
+    client.run_later("send-email", request_id="once")
+
+
+def test_clients_that_first_run_a_handler_at_once_create_one_job(database: Database) -> None:
+    def first(number: int) -> RunId:
+        with Client(database.url) as one:
+            return one.run_later("send-email", number)
+
+    runs = [in_background(lambda number=number: first(number)) for number in range(4)]
+    assert len({run.result(60) for run in runs}) == 4
+    assert database.rows("SELECT key, version FROM jobs") == [("later/send-email", 1)]

@@ -1,0 +1,129 @@
+"""`tidewheel.cancel`, `tidewheel.status`: cancel and read a run in the caller's transaction.
+
+A cancel is a row. It commits or rolls back with the caller's rows and locks no run. The scheduler applies it within
+about a second of the commit.
+"""
+
+from typing import TYPE_CHECKING, cast
+from uuid import UUID
+
+import psycopg
+from psycopg import AsyncConnection, Connection
+
+from tidewheel.control.client.callers import (
+    Row,
+    fetch_row,
+    fetch_row_async,
+    is_foreign,
+    is_foreign_async,
+    psycopg_beneath,
+    psycopg_beneath_async,
+)
+from tidewheel.control.client.results import Run
+from tidewheel.errors import UnknownRun
+from tidewheel.jobs.parsing import parse_request
+from tidewheel.postgres.caller_connection import use_async_connection, use_connection
+from tidewheel.postgres.database_clock import read_now
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+from tidewheel.runs import RunState
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import LiteralString
+
+    from tidewheel.control.client.callers import AsyncCaller, Caller
+
+_SQL = Statements("tidewheel.control")
+_CANCEL, _STATUS = _SQL["cancel_in_transaction"], _SQL["status_in_transaction"]
+
+
+def cancel(connection: "Caller", run_id: UUID, *, reason: str | None = None, tenant: str = "default") -> RunState:
+    """Cancel a run inside the caller's transaction.
+
+    The cancel takes effect within about a second of the commit. A run that an executor starts in between gets the
+    signal to stop.
+
+    Args:
+        connection: As of `enqueue`.
+        run_id: The run; it may be one that this transaction has enqueued.
+        reason: Stored, and published with the run.
+        tenant: The run's tenant.
+
+    Returns:
+        The state in which the transaction sees the run. A terminal run does not change.
+
+    Raises:
+        UnknownRun: The tenant has no such run; nothing was written.
+        Refused: An argument does not fit; nothing was written.
+    """
+    return _state(run_id, _row(connection, _CANCEL, _cancel_columns(run_id, reason, tenant)))
+
+
+async def cancel_async(
+    connection: "AsyncCaller", run_id: UUID, *, reason: str | None = None, tenant: str = "default"
+) -> RunState:
+    """As `cancel`, on an asynchronous connection."""
+    return _state(run_id, await _row_async(connection, _CANCEL, _cancel_columns(run_id, reason, tenant)))
+
+
+def status(connection: "Caller", run_id: UUID, *, tenant: str = "default") -> Run:
+    """Return a run as the caller's transaction sees it.
+
+    Raises:
+        UnknownRun: The tenant has no such run.
+    """
+    return _run(run_id, _row(connection, _STATUS, {"run_id": str(run_id), "tenant": tenant}))
+
+
+async def status_async(connection: "AsyncCaller", run_id: UUID, *, tenant: str = "default") -> Run:
+    """As `status`, on an asynchronous connection."""
+    return _run(run_id, await _row_async(connection, _STATUS, {"run_id": str(run_id), "tenant": tenant}))
+
+
+def _cancel_columns(run_id: UUID, reason: str | None, tenant: str) -> dict[str, object]:
+    document = {"type": "run.cancel", "run_id": str(run_id), "tenant": tenant}
+    parse_request(document if reason is None else document | {"reason": reason})  # refuses what does not fit
+    return {"run_id": str(run_id), "tenant": tenant, "reason": reason}
+
+
+def _row(connection: "Caller", statement: "LiteralString", columns: "Mapping[str, object]") -> Row | None:
+    given = psycopg_beneath(connection)
+    try:
+        if is_foreign(given):
+            return fetch_row(given, statement, columns)
+        with use_connection(cast("Connection[object]", given)) as own:
+            return _fetch(own, statement, columns)
+    except (LookupError, psycopg.errors.NoDataFound):
+        return None
+
+
+async def _row_async(
+    connection: "AsyncCaller", statement: "LiteralString", columns: "Mapping[str, object]"
+) -> Row | None:
+    given = await psycopg_beneath_async(connection)
+    try:
+        if is_foreign_async(given):
+            return await fetch_row_async(given, statement, columns)
+        over = cast("AsyncConnection[object]", given)
+        return await use_async_connection(over, lambda own: _fetch(own, statement, columns))
+    except (LookupError, psycopg.errors.NoDataFound):
+        return None
+
+
+def _fetch(connection: Conn, statement: "LiteralString", columns: "Mapping[str, object]") -> Row | None:
+    read_now(connection)  # begins the caller's transaction: the block below would commit one of its own
+    with connection.transaction():
+        return cast("Row | None", connection.execute(statement, columns, binary=True).fetchone())
+
+
+def _state(run_id: UUID, row: Row | None) -> RunState:
+    if row is None:
+        raise UnknownRun(str(run_id))
+    return RunState(str(row[0]))
+
+
+def _run(run_id: UUID, row: Row | None) -> Run:
+    if row is None:
+        raise UnknownRun(str(run_id))
+    return Run(run_id, *row)  # type: ignore[arg-type]  # in the order of the fields
