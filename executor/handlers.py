@@ -148,7 +148,8 @@ def import_handlers(modules: str | None) -> None:
             import_module(name)
         except (Exception, SystemExit) as error:
             message = (
-                f"handlers: module {name!r} cannot be imported: {type(error).__name__}: {error}{_advice(name, error)}"
+                f"handlers: module {name!r} cannot be imported: {type(error).__name__}: "
+                f"{error.msg if isinstance(error, SyntaxError) else error}{_advice(name, error)}"
             )
             raise SettingsError(message) from error
         if not any(f"{each.function.__module__}.".startswith(f"{name}.") for each in _HANDLERS.values()):
@@ -179,6 +180,8 @@ def _advice(name: str, error: BaseException) -> str:
         return f"; write {name.removesuffix('.py')}, a module's name and not a file's"
     if isinstance(error, ModuleNotFoundError) and error.name == name.partition(".")[0]:
         return "; is it in this folder? then run `PYTHONPATH=. tidewheel executor …`"
+    if isinstance(error, SyntaxError) and error.filename:
+        return f" ({error.filename}, line {error.lineno})"
     last = traceback.extract_tb(error.__traceback__)[-1]
     return f" ({last.filename}, line {last.lineno})"
 

@@ -22,7 +22,8 @@ from tidewheel.local import require_installed
 from tidewheel.redaction import redact
 
 COLUMNS = 100  # widest help and text output where no terminal says otherwise
-_CONTEXT = {"max_content_width": COLUMNS, "help_option_names": ["-h", "--help"]}
+_HELP = ["-h", "--help"]
+_CONTEXT = {"max_content_width": COLUMNS, "help_option_names": _HELP}
 _PACKAGE = "tidewheel.control.cli"
 
 
@@ -34,12 +35,14 @@ class Command(NamedTuple):
         function: Its function there.
         help: The first line of the function's docstring.
         is_local: True if it needs the packages of `tidewheel[local]`.
+        passes_arguments: True if unknown options are arguments, which it passes on.
     """
 
     module: str
     function: str
     help: str
     is_local: bool = False
+    passes_arguments: bool = False
 
 
 class Group(NamedTuple):
@@ -48,13 +51,21 @@ class Group(NamedTuple):
     Args:
         help: Its help line.
         commands: Its commands by name.
+        by_flags: The command if the first argument is a flag.
     """
 
     help: str
     commands: Mapping[str, Command]
+    by_flags: Command | None = None
 
 
 COMMANDS: Mapping[str, Command | Group] = {
+    "dev": Command(
+        "dev",
+        "dev",
+        "Run all of Tidewheel in this terminal for development; reload handlers when they are saved.",
+        is_local=True,
+    ),
     "up": Command(
         "local", "up", "Start PostgreSQL and Kafka on this machine; create the schema and the topics.", is_local=True
     ),
@@ -71,6 +82,10 @@ COMMANDS: Mapping[str, Command | Group] = {
     "relay": Command("services", "relay", "Publish outbox rows to Kafka."),
     "executor": Command("services", "executor", "Claim and execute runs, and record their outcomes."),
     "api": Command("services", "api", "Serve HTTP for executors in other languages and for task tokens."),
+    "env": Command("connect", "env", 'Print what a shell, a Kafka client or psql needs: eval "$(tidewheel env)".'),
+    "psql": Command(
+        "connect", "psql", "Open psql on the database; further arguments are psql's.", passes_arguments=True
+    ),
     "migrate": Command("admin", "migrate", "Migrate the database to this release's schema."),
     "apply": Command("apply", "apply", "Submit every job in some files; report rejected ones, apply the rest."),
     "job": Group(
@@ -135,7 +150,7 @@ COMMANDS: Mapping[str, Command | Group] = {
         },
     ),
     "run": Group(
-        "Runs and their attempts.",
+        "Runs and their attempts. With --roles instead of a command: run services as one unit.",
         {
             "list": Command("runs", "list_runs", "List runs, the newest first."),
             "show": Command("runs", "show", "Show a run: state, attempts, result, deadlines and retry chain."),
@@ -145,6 +160,9 @@ COMMANDS: Mapping[str, Command | Group] = {
             "retry": Command("runs", "retry", "Create a new run of a finished one; print its id."),
             "logs": Command("runs", "logs", "Print the output of a run's attempts: the last 64 KiB of each."),
         },
+        by_flags=Command(
+            "dev", "run", "Run several services as one unit, for a small installation; restart one that ends."
+        ),
     ),
     "dlq": Group(
         "Dead letters: failed runs, and messages that are not requests.",
@@ -205,8 +223,24 @@ class _LazyCommand(TyperCommand):
             require_installed(f"`tidewheel {self.name}`")
         module = import_module(f"{_PACKAGE}.{self._command.module}")
         app = _app()
-        app.command(self.name)(_until_closed(getattr(module, self._command.function)))
+        context = {**_CONTEXT, "ignore_unknown_options": self._command.passes_arguments}
+        app.command(self.name, context_settings=context)(_until_closed(getattr(module, self._command.function)))
         return get_command(app).make_context(*arguments, **options)
+
+
+class _Group(TyperGroup):
+    """A group of commands, or of one more that needs no name: the flags do."""
+
+    def __init__(self, by_flags: Command | None, **options: Any) -> None:  # noqa: ANN401 - as above
+        super().__init__(**options)
+        self._by_flags = by_flags
+
+    def make_context(self, info_name: str | None, args: list[str], *rest: Any, **options: Any) -> Any:  # noqa: ANN401
+        """Parse the arguments, by the command without a name if the first one is a flag of it."""
+        is_flag = bool(args) and args[0].startswith("-") and args[0] not in _HELP
+        if self._by_flags is None or not is_flag:
+            return super().make_context(info_name, args, *rest, **options)
+        return _LazyCommand(info_name or "", self._by_flags).make_context(info_name, args, *rest, **options)
 
 
 def root_command() -> TyperGroup:
@@ -224,8 +258,13 @@ def root_command() -> TyperGroup:
 
 
 def _group(name: str, group: Group) -> TyperGroup:
-    typer_group = TyperGroup(
-        name=name, help=group.help, no_args_is_help=True, rich_markup_mode=None, context_settings=dict(_CONTEXT)
+    typer_group = _Group(
+        group.by_flags,
+        name=name,
+        help=group.help,
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        context_settings=dict(_CONTEXT),
     )
     for command_name, command in group.commands.items():
         typer_group.add_command(_LazyCommand(command_name, command))

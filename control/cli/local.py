@@ -11,7 +11,6 @@ import shlex
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -21,32 +20,18 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
 from tidewheel.control.cli.output import Output, OutputOption, print_document
+from tidewheel.control.cli.service_options import Home
 from tidewheel.control.demo.run import run_demo
+from tidewheel.control.local_stack import make_stack, start_stack
 from tidewheel.errors import StackError
-from tidewheel.kafka.topics import DEFAULT_QUEUE, PartitionCounts, apply_topics
 from tidewheel.local.parts import PartState
 from tidewheel.local.progress import Progress as Watcher
 from tidewheel.local.progress import Step, in_silence
 from tidewheel.local.stack import LocalStack, StackInfo, StackStatus, running_stack
 from tidewheel.local.state import HOME_VARIABLE, STATE_FILE, default_home
-from tidewheel.migrations.runner import migrate
-from tidewheel.postgres.session import connect
-from tidewheel.postgres.statements import Statements
-from tidewheel.settings.connections import Connections
-from tidewheel.transitions.installation import read_installation, record_topic_prefix
-
-_READ_QUEUES = Statements("tidewheel.control")["read_queues"]
 
 _NOT_RUNNING = 3  # as in `systemctl status` and pg_ctl
 _UNBROKEN = 1_000  # columns without a terminal: wider than any address, so that no row is wrapped
-
-
-Home = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="DIR", help="Folder of the stack's data; default: TIDEWHEEL_HOME, else one in the user's data folder."
-    ),
-]
 
 
 def up(
@@ -61,17 +46,8 @@ def up(
     A service that TIDEWHEEL_DATABASE_URL or TIDEWHEEL_KAFKA_BOOTSTRAP names is used instead.
     """
     with _shown() as watch:
-        settings = Connections.load()
-        stack = LocalStack(
-            home,
-            brokers=brokers,
-            database_url=settings.database_url.get_secret_value() if settings.database_url else None,
-            bootstrap=settings.named_brokers(),
-            client=settings.kafka_client(),
-        )
-        info = stack.up(watch)
-        watch(Step("creating the schema and the topics"))
-        _furnish(info)
+        stack = make_stack(home, brokers=brokers)
+        info = start_stack(stack, watch)
         status = stack.status()
     _print_started(info, status, output)
 
@@ -114,24 +90,6 @@ def _exists(stack: LocalStack) -> bool:
         return bool(stack.status().parts)
     except StackError:
         return True
-
-
-def _furnish(info: StackInfo) -> None:
-    """Bring the schema and the topics to this release's state; both are idempotent.
-
-    Every queue that a job names has topics afterwards.
-    """
-    settings = Connections.load(database_url=info.database_url)
-    migrate(info.database_url)
-    with connect(info.database_url, "tidewheel-up") as connection:
-        record_topic_prefix(connection, settings)
-        topics = read_installation(connection, settings).topics
-        named = [str(queue) for (queue,) in connection.execute(_READ_QUEUES)]
-    replication = info.replication or settings.replication
-    queues = list(dict.fromkeys([DEFAULT_QUEUE, *named]))
-    config, outputs = dict(info.kafka), settings.outputs_topic
-    counts = PartitionCounts(settings.runs_partitions, settings.events_partitions)
-    apply_topics(config, topics, replication=replication, queues=queues, outputs=outputs, counts=counts)
 
 
 def _print_started(info: StackInfo, status: StackStatus, output: Output) -> None:

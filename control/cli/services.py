@@ -9,12 +9,12 @@ from typing import Annotated
 import typer
 
 from tidewheel.control import services as run
+from tidewheel.control.cli.service_options import LogLevel
 from tidewheel.process.json_logging import configure_logging
 from tidewheel.settings.api import ApiSettings
 from tidewheel.settings.executor import ExecutorSettings
 from tidewheel.settings.services import IntakeSettings, RelaySettings, SchedulerSettings
 
-LogLevel = Annotated[str, typer.Option(metavar="LEVEL", help="Log level: debug, info, warning or error.")]
 MetricsPort = Annotated[
     int | None,
     typer.Option(

@@ -90,6 +90,11 @@ class Postgres:
         self._daemon = Daemon(folder / "pid", self._marker)
 
     @property
+    def pgpass(self) -> str:
+        """The line by which libpq finds the password (PGPASSFILE)."""
+        return f"127.0.0.1:{self._port}:*:{_NAME}:{self._password}\n"
+
+    @property
     def url(self) -> str:
         """The libpq URL, password included."""
         return self._url_of(_NAME)

@@ -52,6 +52,7 @@ class StackInfo:
         kafka: The settings of a Kafka client, `bootstrap.servers` and passwords included.
         kafka_properties: The file with these settings; None where the brokers were given.
         replication: How many copies its topics are to have; None where the brokers were given and may differ.
+        pgpass: The file with the database's password, as libpq reads it; None where the database was given.
     """
 
     data_dir: Path
@@ -60,6 +61,7 @@ class StackInfo:
     kafka: Mapping[str, str] = field(repr=False)
     kafka_properties: Path | None
     replication: int | None
+    pgpass: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +161,7 @@ class LocalStack:
                 progress(Step("removing all data"))
                 parts.erase()
                 _properties_file(self.home).unlink(missing_ok=True)
+                _pgpass_file(self.home).unlink(missing_ok=True)
                 erase_state(self.home)
 
     def status(self) -> StackStatus:
@@ -219,6 +222,8 @@ class LocalStack:
         parts = self._parts(state)
         if state.bootstrap is None:
             write_private(_properties_file(self.home), client_properties(parts.cluster.settings))
+        if state.database_url is None:
+            write_private(_pgpass_file(self.home), parts.postgres.pgpass)
         return parts
 
     def _left(self, *, unreadable_too: bool) -> Parts:
@@ -250,6 +255,10 @@ class LocalStack:
 
 def _properties_file(home: Path) -> Path:
     return home / "client.properties"
+
+
+def _pgpass_file(home: Path) -> Path:
+    return home / "pgpass"
 
 
 def _start_cluster(parts: Parts, undo: ExitStack, progress: Progress) -> None:
@@ -310,4 +319,5 @@ def _info(home: Path, parts: Parts, client: Mapping[str, str]) -> StackInfo:
         kafka=parts.cluster.settings if has_password else {**client, "bootstrap.servers": bootstrap},
         kafka_properties=_properties_file(home) if has_password else None,
         replication=None if state.bootstrap else replication_of(state.nodes),
+        pgpass=_pgpass_file(home) if state.database_url is None and _pgpass_file(home).exists() else None,
     )

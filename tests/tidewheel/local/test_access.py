@@ -84,7 +84,7 @@ def test_passwords_are_in_private_files_and_on_no_command_line(own: LocalStack) 
         for path in own.home.rglob("*")
         if path.is_file() and any(password in path.read_bytes() for password in passwords)
     ]
-    assert {path.name for path in holding} == {"stack.json", "client.properties", "server.properties"}
+    assert {path.name for path in holding} == {"stack.json", "client.properties", "pgpass", "server.properties"}
     assert {stat.S_IMODE(path.stat().st_mode) for path in holding} == {0o600}
     for process in psutil.process_iter(["cmdline"]):
         line = " ".join(process.info["cmdline"] or []).encode()

@@ -1,0 +1,264 @@
+"""`tidewheel env` and `tidewheel psql`: the addresses of the installation, for other programs.
+
+Passwords stay in files of mode 0600 that the printed text names. Only `--secrets` prints them.
+"""
+
+import json
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tidewheel.control.cli.service_options import Home
+from tidewheel.errors import SettingsError
+from tidewheel.local import is_installed
+
+if TYPE_CHECKING:
+    from tidewheel.local.stack import StackInfo
+
+_SECRET_PARTS = ("password", "secret", "jaas", "key.pem", "oauthbearer.config")
+
+
+class Format(StrEnum):
+    """Form in which the addresses are printed."""
+
+    SHELL = "shell"
+    DOTENV = "dotenv"
+    JSON = "json"
+    KAFKA = "kafka"
+    JAVA = "java"
+    URL = "url"
+
+
+@dataclass(frozen=True, slots=True)
+class _Reached:
+    """The addresses of an installation.
+
+    Args:
+        database_url: libpq URL or connection string, with its password if that has one.
+        kafka: Settings of a Kafka client, with passwords.
+        stack: The running local stack, where it is the one.
+    """
+
+    database_url: str
+    kafka: Mapping[str, str]
+    stack: "StackInfo | None"
+
+
+def env(
+    home: Home = None,
+    form: Annotated[
+        Format,
+        typer.Option(
+            "--format",
+            help="shell and dotenv: variables; kafka: properties of librdkafka and kcat; java: those of Kafka's own "
+            "clients; url: of the database.",
+        ),
+    ] = Format.SHELL,
+    secrets: Annotated[bool, typer.Option("--secrets", help="Print passwords too.")] = False,  # noqa: FBT002 - a flag
+) -> None:
+    """Print what a shell, a Kafka client or psql needs: eval "$(tidewheel env)".
+
+    Without --secrets the text names files that have the passwords, or leaves them out and notes it on standard error.
+    """
+    reached = _reach(home)
+    if secrets and sys.stdout.isatty():
+        typer.echo("tidewheel: warning: passwords follow, on a screen", err=True)
+    url = reached.database_url if secrets else _without_password(reached.database_url)
+    kafka = {
+        name: value
+        for name, value in reached.kafka.items()
+        if secrets or not any(part in name for part in _SECRET_PARTS)
+    }
+    match form:
+        case Format.SHELL:
+            lines = [
+                f"export {name}={shlex.quote(value)}"
+                for name, value in _variables(reached, url, kafka, secrets=secrets)
+            ]
+        case Format.DOTENV:
+            lines = [f"{name}={value}" for name, value in _variables(reached, url, kafka, secrets=secrets)]
+        case Format.JSON:
+            lines = [json.dumps(_document(reached, url, kafka))]
+        case Format.KAFKA:
+            lines = [f"{name}={value}" for name, value in kafka.items()]
+        case Format.JAVA:
+            lines = [f"{name}={value}" for name, value in _java(reached.kafka, secrets=secrets)]
+        case Format.URL:
+            lines = [url]
+    typer.echo("\n".join(lines))
+    _note_omissions(reached, form, url, kafka, secrets=secrets)
+
+
+def psql(
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGUMENTS...", help="Passed to psql.")] = None,
+    home: Home = None,
+) -> None:
+    """Open psql on the database; further arguments are psql's.
+
+    The password is in no argument. Write `tidewheel psql -- --help` for psql's own help.
+    """
+    from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+    reached = _reach(home)
+    url = reached.database_url
+    parts = {name: str(value) for name, value in conninfo_to_dict(url).items()}
+    password = parts.pop("password", None)
+    # The embedded server comes with a psql of its release; one before release 16 refuses `require_auth`.
+    program = (_embedded_psql() if reached.stack else None) or shutil.which("psql")
+    address = make_conninfo(**parts)
+    if program is None:
+        typer.echo(f"tidewheel: psql is not installed; the database is {_without_password(url)}", err=True)
+        raise typer.Exit(1)
+    variables = {**os.environ, **({"PGPASSWORD": password} if password else {})}
+    sys.stdout.flush()
+    os.execve(program, ["psql", *([f"--dbname={address}"] if address else []), *(arguments or [])], variables)  # noqa: S606 - psql takes this process's place
+
+
+def _reach(home: Path | None) -> _Reached:
+    """Return the addresses that a command would use, or those of the stack in `home`.
+
+    Raises:
+        SettingsError: There are none, or no stack runs in `home`.
+    """
+    from tidewheel.settings.connections import Connections
+
+    stack = _running(home)
+    if home is not None:
+        if stack is None:
+            message = f"no stack runs in {home}: `tidewheel up --home {home}` starts one"
+            raise SettingsError(message)
+        return _Reached(stack.database_url, stack.kafka, stack)
+    settings = Connections.load()
+    url, kafka = settings.database(), settings.kafka_config()
+    is_local = stack is not None and (url, kafka["bootstrap.servers"]) == (stack.database_url, stack.bootstrap)
+    return _Reached(url, kafka, stack if is_local else None)
+
+
+def _running(home: Path | None) -> "StackInfo | None":
+    if not is_installed():
+        return None
+    from tidewheel.local.stack import running_stack
+
+    return running_stack(home)
+
+
+def _variables(reached: _Reached, url: str, kafka: Mapping[str, str], *, secrets: bool) -> Iterator[tuple[str, str]]:
+    from psycopg.conninfo import conninfo_to_dict
+
+    from tidewheel.settings.kafka_client import client_variables
+
+    stack = reached.stack
+    if stack is not None:
+        yield "TIDEWHEEL_HOME", str(stack.data_dir)
+    if url:
+        yield "TIDEWHEEL_DATABASE_URL", url
+    parts = conninfo_to_dict(url)
+    for name, variable in _PSQL.items():
+        if name in parts:
+            yield variable, str(parts[name])
+    if stack is not None and stack.pgpass is not None:
+        yield "PGPASSFILE", str(stack.pgpass)
+    if stack is not None and stack.kafka_properties is not None and not secrets:
+        yield "TIDEWHEEL_KAFKA_PROPERTIES", str(stack.kafka_properties)
+    else:
+        yield "TIDEWHEEL_KAFKA_BOOTSTRAP", kafka["bootstrap.servers"]
+        rest = {name: value for name, value in kafka.items() if name != "bootstrap.servers"}
+        yield from client_variables(rest).items()
+
+
+_PSQL = {
+    "host": "PGHOST",
+    "port": "PGPORT",
+    "user": "PGUSER",
+    "password": "PGPASSWORD",
+    "dbname": "PGDATABASE",
+    "sslmode": "PGSSLMODE",
+    "sslrootcert": "PGSSLROOTCERT",
+    "require_auth": "PGREQUIREAUTH",
+}
+
+
+def _document(reached: _Reached, url: str, kafka: Mapping[str, str]) -> dict[str, object]:
+    stack = reached.stack
+    return {
+        "database_url": url,
+        "kafka": dict(kafka),
+        "home": str(stack.data_dir) if stack else None,
+        "pgpass": str(stack.pgpass) if stack and stack.pgpass else None,
+        "kafka_properties": str(stack.kafka_properties) if stack and stack.kafka_properties else None,
+    }
+
+
+def _java(kafka: Mapping[str, str], *, secrets: bool) -> Iterator[tuple[str, str]]:
+    """Yield the settings of a client by the names of Kafka's own clients.
+
+    Names that begin with `sasl.` or `ssl.` differ there; the others of librdkafka have no effect.
+    """
+    yield "bootstrap.servers", kafka["bootstrap.servers"]
+    if "security.protocol" in kafka:
+        yield "security.protocol", kafka["security.protocol"].upper()
+    mechanism = kafka.get("sasl.mechanism") or kafka.get("sasl.mechanisms")
+    if mechanism:
+        yield "sasl.mechanism", mechanism
+        kind = "scram.ScramLoginModule" if mechanism.startswith("SCRAM") else "plain.PlainLoginModule"
+        if secrets:
+            user, password = (_quoted(kafka.get(f"sasl.{name}", "")) for name in ("username", "password"))
+            login = f"org.apache.kafka.common.security.{kind} required username={user} password={password};"
+            yield "sasl.jaas.config", login
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _note_omissions(reached: _Reached, form: Format, url: str, kafka: Mapping[str, str], *, secrets: bool) -> None:
+    """Print a line on standard error if the text lacks a password that no named file has."""
+    if secrets:
+        return
+    stack = reached.stack
+    database = url != reached.database_url and not (stack and stack.pgpass)
+    broker = len(kafka) < len(reached.kafka) and not (stack and stack.kafka_properties)
+    incomplete = {
+        Format.KAFKA: len(kafka) < len(reached.kafka),
+        Format.JAVA: len(kafka) < len(reached.kafka),
+        Format.URL: url != reached.database_url,
+    }.get(form, database or broker)
+    if incomplete:
+        typer.echo("tidewheel: passwords are left out: --secrets prints them", err=True)
+
+
+def _without_password(url: str) -> str:
+    """Return a connection string without its password, in its own form.
+
+    >>> _without_password("postgresql://ann:pw@db:5432/app?sslmode=require")
+    'postgresql://ann@db:5432/app?sslmode=require'
+    """
+    from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+    parts = {name: value for name, value in conninfo_to_dict(url).items() if name != "password"}
+    if "://" not in url:
+        return make_conninfo("", **parts)
+    scheme, _, rest = url.partition("://")
+    user, at, address = rest.rpartition("@")
+    address, _, query = address.partition("?")
+    kept = "&".join(part for part in query.split("&") if part and not part.startswith("password="))
+    return f"{scheme}://{user.partition(':')[0]}{at}{address}{'?' if kept else ''}{kept}"
+
+
+def _embedded_psql() -> str | None:
+    """Return the psql beside the embedded server's programs."""
+    if not is_installed():
+        return None
+    from tidewheel.local.postgres_program import find_programs
+
+    path = find_programs(None) / "psql"
+    return str(path) if os.access(path, os.X_OK) else None

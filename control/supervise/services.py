@@ -1,0 +1,103 @@
+"""The roles of a command as services: checked settings, variables, modules with handlers."""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from tidewheel.control.supervise.child import CODE
+from tidewheel.control.supervise.process import Service
+from tidewheel.errors import refuse
+from tidewheel.settings.api import ApiSettings
+from tidewheel.settings.connections import Connections
+from tidewheel.settings.executor import ExecutorSettings
+from tidewheel.settings.services import IntakeSettings, RelaySettings, SchedulerSettings
+
+ROLES = tuple(CODE)
+
+_SETTINGS: Mapping[str, type[Connections]] = {
+    "intake": IntakeSettings,
+    "scheduler": SchedulerSettings,
+    "relay": RelaySettings,
+    "executor": ExecutorSettings,
+    "api": ApiSettings,
+}
+_STOP_SECONDS = 20.0  # beside the drain: longer than a service takes to end itself
+
+
+def read_roles(text: str) -> list[str]:
+    """Return the roles that a list names, each once.
+
+    Raises:
+        InvalidInput: A name is no role, or there is none.
+    """
+    names = list(dict.fromkeys(filter(None, (part.strip() for part in text.split(",")))))
+    for name in names:
+        if name not in ROLES:
+            refuse("--roles", f"{name!r} is no role", f"the roles are {', '.join(ROLES)}")
+    if not names:
+        refuse("--roles", "it names no role", f"write some of {','.join(ROLES)}")
+    return names
+
+
+def make_services(
+    roles: Sequence[str], variables: Mapping[str, str], flags: Sequence[str], metrics_port: int | None
+) -> list[Service]:
+    """Return the services of some roles.
+
+    Args:
+        roles: The roles.
+        variables: Their variables, beside those of this process.
+        flags: Flags of every service.
+        metrics_port: The first role's port of metrics; each further role has the next one. 0 picks free ones.
+
+    Raises:
+        SettingsError: A setting of a role is invalid.
+    """
+    services: list[Service] = []
+    first = Connections.load(metrics_port=metrics_port).metrics_port
+    for number, role in enumerate(roles):
+        settings = _SETTINGS[role].load(**_given(variables, _SETTINGS[role]))
+        drain = settings.drain_timeout.total_seconds() if isinstance(settings, ExecutorSettings) else 0.0
+        ports = [] if first is None else ["--metrics-port", str(first + number if first else 0)]
+        services.append(
+            Service(
+                role=role,
+                flags=[*flags, *ports],
+                variables=variables if role != "executor" else {**variables, **_with_folder(Path.cwd())},
+                stop_seconds=_STOP_SECONDS + drain,
+            )
+        )
+    return services
+
+
+def module_files(handlers: str | None) -> list[Path]:
+    """Return the files of the modules with handlers, without importing one.
+
+    Raises:
+        InvalidInput: A name is a file's, or there is no such module.
+    """
+    files: list[Path] = []
+    for name in filter(None, (part.strip() for part in (handlers or "").split(","))):
+        if name.endswith(".py"):
+            refuse("--handlers", f"{name} is a file", f"write the module's name, {name.removesuffix('.py')}")
+        top, *rest = name.split(".")
+        spec = PathFinder.find_spec(top, [str(Path.cwd()), *sys.path])
+        if spec is None:
+            problem = f"there is no module {name!r} in this folder, and none is installed"
+            refuse("--handlers", problem, f"run the command in the folder of {top}.py, or install the package")
+        if spec.origin and spec.has_location and not rest:
+            files.append(Path(spec.origin))
+    return files
+
+
+def _with_folder(folder: Path) -> dict[str, str]:
+    path = os.environ.get("PYTHONPATH")
+    return {"PYTHONPATH": os.pathsep.join([str(folder), path] if path else [str(folder)])}
+
+
+def _given(variables: Mapping[str, str], model: type[Connections]) -> dict[str, object]:
+    """Return the variables that are settings of a model, by the names of its fields."""
+    fields = {f"TIDEWHEEL_{name.upper()}": name for name in model.model_fields}
+    return {fields[name]: value for name, value in variables.items() if name in fields}
