@@ -58,6 +58,9 @@ class Attempt:
         stop_outcome: Why its task is being cancelled: a timeout, or the executor's shutdown. None while it is not.
         on_thread: True if the slot waits for a thread and not for the task.
         has_started: True if its target may have started.
+        claimed_at: Monotonic seconds at which its claim was complete.
+        began_at: Monotonic seconds at which its target may have started.
+        ended_at: Monotonic seconds of its report.
         last_heartbeat: Monotonic seconds of its last heartbeat, or of its start; None while it waits for a thread.
         closes_at: Monotonic seconds at which schedule_to_close expires; None without that timeout.
         output: Its output, from the first byte on.
@@ -74,6 +77,9 @@ class Attempt:
     stop_outcome: Outcome | None = field(default=None, init=False)
     on_thread: bool = field(default=False, init=False)
     has_started: bool = field(default=False, init=False)
+    claimed_at: float = field(default_factory=monotonic_seconds, init=False)
+    began_at: float = field(default=0.0, init=False)
+    ended_at: float = field(default=0.0, init=False)
     last_heartbeat: float | None = field(default=None, init=False)
     closes_at: float | None = field(default=None, init=False)
     output: Output | None = field(default=None, init=False)
@@ -149,6 +155,7 @@ class Attempt:
             if self._reported:
                 return False
             self.has_started = True
+            self.began_at = monotonic_seconds()
             return True
 
     def attach(self, cancel_task: Callable[[], object], clock: AttemptClock) -> None:
@@ -292,6 +299,7 @@ class Attempt:
             if self._reported:
                 return False
             self._reported = True
+        self.ended_at = monotonic_seconds()
         self._report_first(outcome)
         return True
 

@@ -28,6 +28,7 @@ from tidewheel.executor.handler_services import ProgressBuffer
 from tidewheel.executor.outcome import Outcome, failed
 from tidewheel.executor.record_outcomes import record_outcomes
 from tidewheel.executor.set_aside import ASIDE_SECONDS, REFUSED_ALIKE, pause_seconds
+from tidewheel.executor.stage_times import observe_ended
 from tidewheel.postgres.session import RowsLocked, Session, is_data_fault, is_refused
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.metrics import metrics
@@ -360,12 +361,13 @@ class Completer:
         """Count the items of a batch that are not left."""
         if len(left) == len(batch):
             return
+        stays = {item[0].key for item in left}
+        observe_ended(attempt for attempt, _ in batch if attempt.key not in stays)
         with self._changed:
             self._being_written -= len(batch) - len(left)
             if self._aside:
-                stay = {item[0].key for item in left}
                 for item in batch:
-                    if item[0].key not in stay:
+                    if item[0].key not in stays:
                         self._aside.pop(item[0].key, None)
             self._changed.notify_all()
         self._on_written()

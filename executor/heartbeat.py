@@ -5,6 +5,7 @@ It runs on a thread of its own, so that a blocked event loop does not cost the l
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import cast
@@ -21,6 +22,7 @@ from tidewheel.postgres.session import Conn, Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.clock_skew import ClockSkew
 from tidewheel.process.health import health
+from tidewheel.process.metrics import metrics
 from tidewheel.process.service import Backoff, Shutdown
 from tidewheel.runs import OWNED
 from tidewheel.transitions.cancel_signals import Signal
@@ -35,6 +37,7 @@ _DROP_TERMINATES = _SQL["drop_terminates"]
 _READ_OWNED_ATTEMPTS = _SQL["read_owned_attempts"]
 
 _SIGNALS_SECONDS = 0.5
+_GAPS_SECONDS = 60.0  # four scrapes of a Prometheus at its usual interval
 # With the 3 s of a connection attempt, a live executor's heartbeat comes before a reaper counts again (docs/adr/0007).
 _LONGEST_PAUSE_SECONDS = 1.0
 _STRAY_AFTER = timedelta(seconds=10)  # a committed claim is in memory long before
@@ -98,6 +101,7 @@ class Heartbeat:
         self._next_at = 0.0
         self._last_heartbeat = boot_seconds()
         self._lease, self._renews = Lease(self._last_heartbeat + self._lease_seconds), True
+        self._gaps: deque[tuple[float, float]] = deque()  # ends and lengths of the gaps between heartbeats
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def start(self, stop: Shutdown) -> None:
@@ -151,6 +155,7 @@ class Heartbeat:
                 backoff.wait(error)
                 continue
             backoff.reset()
+            self._report_lease()
             self.wake.wait(_SIGNALS_SECONDS)
             self.wake.clear()
         health.remove_loop()
@@ -192,6 +197,7 @@ class Heartbeat:
             False for a lease that was over before COMMIT had ended: a reaper that saw the counter unchanged may have
             taken its attempts meanwhile. It stays over, and the next heartbeat starts another.
         """
+        self._gaps.append((now, now - self._last_heartbeat))
         self._last_heartbeat, until = now, now + self._lease_seconds
         if not self._renews:
             self._lease, self._renews = Lease(until), True
@@ -200,6 +206,13 @@ class Heartbeat:
         else:
             self._lease.extend(until)
         return True
+
+    def _report_lease(self) -> None:
+        """Update the gauge of the longest gap of the last minute: a scrape would miss one that is over."""
+        while self._gaps and self._gaps[0][0] < boot_seconds() - _GAPS_SECONDS:
+            self._gaps.popleft()
+        longest = max([self.silent_seconds(), *(gap for _, gap in self._gaps)])
+        metrics.set("lease_used_ratio", longest / self._lease_seconds)
 
     def _send(self, connection: Conn) -> None:
         sent_at = monotonic_seconds()

@@ -5,10 +5,8 @@ import logging
 import os
 import socket
 import threading
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
 from uuid import UUID, uuid4
 
 from tidewheel.executor.attempt import SHUTDOWN_GRACE_SECONDS, Attempt
@@ -34,6 +32,7 @@ from tidewheel.executor.runners.runner import DeferredRunner, Recalling, Runner
 from tidewheel.executor.runners.secret_store import SecretStore, secret_store
 from tidewheel.executor.runners.shell import ShellRunner
 from tidewheel.executor.slots import Slots
+from tidewheel.executor.stage_times import observe_claimed
 from tidewheel.executor.sweep import Sweep
 from tidewheel.executor.watchdog import Watchdog
 from tidewheel.kafka.topics import queue_names
@@ -41,7 +40,6 @@ from tidewheel.message_signatures import MessageKeys
 from tidewheel.postgres.notify import Channel, Listener, Notifier
 from tidewheel.postgres.session import KEPT_PLANS, UNIFORM, Conn, Session
 from tidewheel.process.clock_skew import ClockSkew
-from tidewheel.process.metrics import metrics
 from tidewheel.process.service import Shutdown
 from tidewheel.runs import Lane
 from tidewheel.schemas.generated.records import JobDefinition, RunRequest, TargetKind
@@ -187,13 +185,9 @@ class Executor:
         """Queue claimed runs whose slots are taken; called from the claiming threads."""
         on_report, on_release, services = self._on_report, self._run_queue.release, self._services
         attempts = [Attempt(*run, on_report, on_release, services, lease) for run in claimed]
-        waited: Counter[tuple[str, datetime, datetime]] = Counter()
         for attempt in attempts:
-            started = attempt.started
-            self._running[started.run_id, started.attempt] = attempt
-            waited[attempt.definition.lane, started.publish_at, started.started_at] += 1
-        for (lane, due, began), times in waited.items():
-            metrics.observe("start_lateness_seconds", [((began - due).total_seconds(), times)], lane)
+            self._running[attempt.key] = attempt
+        observe_claimed(attempts)
         if attempts:
             self._run_queue.add(attempts)
 

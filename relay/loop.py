@@ -6,7 +6,9 @@ never loses one. During a backlog three batches are in flight: one is read, one 
 
 import socket
 import threading
+from collections import defaultdict
 from contextlib import suppress
+from datetime import datetime
 
 import psycopg
 
@@ -21,7 +23,7 @@ from tidewheel.process.failpoint import failpoint
 from tidewheel.process.metrics import metrics
 from tidewheel.process.service import Shutdown, run_loop
 from tidewheel.relay.delete import Deleter
-from tidewheel.relay.due_rows import Batch, DueRow, Published, counts_of
+from tidewheel.relay.due_rows import PAIR_INDEX, PUBLISH_AT, Batch, DueRow, Published, counts_of
 from tidewheel.relay.publish import Publisher
 from tidewheel.relay.read import Reader
 from tidewheel.relay.slices import Slices
@@ -33,7 +35,6 @@ from tidewheel.settings.services import RelaySettings
 _LINGER_SECONDS_PER_ROW = 0.000_2
 _MIN_ROUND_SECONDS = 0.010  # from one read that finds rows to the next. Source: docs/adr/0004
 _MAX_LINGER_SECONDS = 0.050  # reached from some thousand rows a second on. Source: docs/adr/0004
-_AGES_SECONDS = 1.0  # the longest interval between two updates of the age metrics under load
 
 
 class Relay:
@@ -42,12 +43,9 @@ class Relay:
     def __init__(self, settings: RelaySettings, url: str, kafka: dict[str, str], stop: Shutdown) -> None:
         self._stop = stop
         self._poll = settings.relay_poll.total_seconds()
+        self._skew = ClockSkew(settings.max_clock_skew)
         self._membership = Membership(
-            url,
-            role="relay",
-            name=socket.gethostname(),
-            timeout=settings.member_timeout,
-            skew=ClockSkew(settings.max_clock_skew),
+            url, role="relay", name=socket.gethostname(), timeout=settings.member_timeout, skew=self._skew
         )
         self._slices = Slices(url, self._membership)
         self._wake = threading.Event()
@@ -66,7 +64,6 @@ class Relay:
         self._deleter = Deleter(url)
         self._sent: Batch | None = None
         self._sleeps_until = 0.0
-        self._next_ages = 0.0
 
     def run(self) -> None:
         """Publish until a shutdown is requested."""
@@ -125,7 +122,6 @@ class Relay:
             self._sent = batch
             if not batch.full:
                 self._linger(batch, began)
-            self._report_ages(held)
             return 0.0
         return self._until_due(held)
 
@@ -140,6 +136,7 @@ class Relay:
         except BaseException:
             self._reader.acknowledged(batch, Published())
             raise
+        _observe(batch, published, self._skew.database_now())
         self._reader.acknowledged(batch, published)
         self._deleter.start(batch, published)
 
@@ -169,24 +166,22 @@ class Relay:
         self._await_delete()
         if not held:
             return self._poll
-        left = self._quick_poll(held, all_read=True)
+        now, earliest = self._reader.earliest(held, self._publisher.paused_topics(), all_read=True)
+        seconds = (min(earliest.values()) - now).total_seconds() if earliest else self._poll
+        left = min(max(seconds, 0.0), self._poll)
         if left == self._poll:
             self._sleeps_until = monotonic_seconds() + self._poll
         return left
 
-    def _report_ages(self, held: list[int]) -> None:
-        """Update the age metrics while the relay does not sleep."""
-        if monotonic_seconds() >= self._next_ages:
-            self._quick_poll(held)
 
-    def _quick_poll(self, held: list[int], *, all_read: bool = False) -> float:
-        now, earliest = self._reader.earliest(held, self._publisher.paused_topics(), all_read=all_read)
-        for name in OutboxLane:
-            age = now - earliest.get(name, now)
-            metrics.set("outbox_oldest_seconds", max(age.total_seconds(), 0.0), name)
-        self._next_ages = monotonic_seconds() + _AGES_SECONDS
-        left = (min(earliest.values()) - now).total_seconds() if earliest else self._poll
-        return min(max(left, 0.0), self._poll)
+def _observe(batch: Batch, published: Published, now: datetime) -> None:
+    """Observe how late the broker has acknowledged the rows of a batch, lane by lane."""
+    late: defaultdict[OutboxLane, list[float]] = defaultdict(list)
+    lanes = [lane for _, lane in batch.pairs]
+    for row in published.acknowledged:
+        late[lanes[row[PAIR_INDEX] - 1]].append((now - row[PUBLISH_AT]).total_seconds())
+    for lane, seconds in late.items():
+        metrics.observe("lateness_seconds", seconds, "event" if lane is OutboxLane.EVENTS else "acknowledged", lane)
 
 
 def _count(batch: Batch, published: Published) -> None:

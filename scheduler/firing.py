@@ -6,7 +6,7 @@ another cause is postponed, and all others fire. An error of the installation fa
 """
 
 import logging
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -98,8 +98,11 @@ def fire(session: Session, installation: Installation, batch: FireBatch, breaker
         alike = breaker or Breaker()
         return sum(_fire_alone(session, installation, timer, batch, alike) for timer in locked)
     failpoint("firing.after_commit")
-    leads = Counter(fire.publish_at for decision in decisions for fire in decision.fires)
-    metrics.observe("fire_lead_seconds", (((batch.now - at).total_seconds(), times) for at, times in leads.items()))
+    late: defaultdict[str, list[float]] = defaultdict(list)
+    for timer, decision in zip(locked, decisions, strict=True):
+        late[timer.lane] += [(batch.now - fire.publish_at).total_seconds() for fire in decision.fires]
+    for lane, seconds in late.items():
+        metrics.observe("lateness_seconds", seconds, "written", lane)
     return len(locked)
 
 

@@ -23,6 +23,7 @@ from tidewheel.process.service import Backoff, Shutdown, run_loop
 from tidewheel.scheduler.active_run_repair import ActiveRunRepair
 from tidewheel.scheduler.backfill_loop import BackfillLoop
 from tidewheel.scheduler.backlog import ShardRotation
+from tidewheel.scheduler.backlog_metrics import BacklogMetrics
 from tidewheel.scheduler.bulk_cancel import BulkCancel, CancelResult
 from tidewheel.scheduler.days_ahead import DaysAhead
 from tidewheel.scheduler.deadlines import Deadlines
@@ -120,6 +121,7 @@ class Scheduler:
         self._deadlines = Deadlines(self._session, installation)
         self._backfills = BackfillLoop(self._session, installation)
         self._unhandled = UnhandledWatch(Session(url, "tidewheel-scheduler-unhandled", options=BY_KEY), installation)
+        self._metrics = BacklogMetrics(Session(url, "tidewheel-scheduler-metrics", options=BY_KEY), installation)
         self._tzdata = TzdataRefresh(self._session, installation)
         self._days_ahead, self._retention = DaysAhead(url, stop), Retention(url, settings.retention, stop)
         duties: tuple[tuple[str, float, Callable[[], float]], ...] = (  # in this order: shards before their timers
@@ -131,6 +133,7 @@ class Scheduler:
             ("deferred effects", _SECOND, self._apply_deferred_effects),
             ("active runs", _SECOND, self._repair_active_runs),
             ("unhandled runs", _SECOND, self._announce_unhandled),
+            ("metrics", _SECOND, self._measure),
             ("pending cancels", _SECOND, self._apply_pending_cancels),
             ("bulk cancel", _EACH_STEP, self._cancel_by_filter),
             ("deadlines", _EACH_STEP, self._time_out),
@@ -175,6 +178,7 @@ class Scheduler:
         self._notifier.close()
         self._poller.close()
         self._unhandled.close()
+        self._metrics.close()
         self._session.close()
 
     def _repair(self) -> float:
@@ -228,6 +232,10 @@ class Scheduler:
     def _announce_unhandled(self) -> float:
         if self._unhandled.step():
             self._notifier.notify(Channel.OUTBOX)
+        return math.inf
+
+    def _measure(self) -> float:
+        self._metrics.step(measures=0 in self._shards)
         return math.inf
 
     def _apply_pending_cancels(self) -> float:

@@ -560,3 +560,96 @@ SELECT o.run_id, o.job_id, j.key, o.shard, o.job_version
   FROM job_runs AS o
   JOIN jobs AS j USING (job_id)
  WHERE o.run_id = ANY (%(run_ids)s::uuid[])
+
+-- name: measure_runs
+-- Returns of each queue and lane the number of due runs, the time for which the oldest is due, and the number of orphans.
+-- Index: job_runs_due, from one queue and lane to the next, then its head. No lock.
+-- Why: an attempt of an executor that is silent for twice its lease should have been ended by another executor.
+WITH RECURSIVE lanes AS (
+    (SELECT o.queue, o.lane FROM job_runs AS o ORDER BY o.queue, o.lane LIMIT 1)
+    UNION ALL
+    SELECT n.queue, n.lane
+      FROM lanes AS l
+     CROSS JOIN LATERAL (
+        SELECT o.queue, o.lane
+          FROM job_runs AS o
+         WHERE (o.queue, o.lane) > (l.queue, l.lane)
+         ORDER BY o.queue, o.lane
+         LIMIT 1
+      ) AS n
+)
+SELECT l.queue, l.lane, m.due, coalesce((SELECT tidewheel_now()) - m.since, interval '0') AS age, m.orphaned
+  FROM lanes AS l
+ CROSS JOIN LATERAL (
+    SELECT count(*) FILTER (WHERE r.state = ANY (%(sources)s)) AS due,
+           min(r.publish_at) FILTER (WHERE r.state = ANY (%(sources)s)) AS since,
+           count(*) FILTER (WHERE r.state = ANY (%(owned)s) AND r.executor_id <> ALL (ARRAY(
+               SELECT e.executor_id
+                 FROM executors AS e
+                WHERE e.last_heartbeat_at > (SELECT tidewheel_now()) - 2 * coalesce(e.lease, %(lease)s::interval)
+           ))) AS orphaned
+      FROM (
+        SELECT o.state, o.publish_at, o.executor_id
+          FROM job_runs AS o
+         WHERE o.queue = l.queue AND o.lane = l.lane AND o.publish_at <= (SELECT tidewheel_now())
+         ORDER BY o.publish_at
+         LIMIT %(limit)s
+      ) AS r
+  ) AS m
+
+-- name: measure_outbox
+-- Returns of each slice and lane with due messages their number, and the time for which the oldest is due.
+-- Index: outbox_due, its head. No lock.
+SELECT s.slice_lane, m.due, (SELECT tidewheel_now()) - m.since AS age
+  FROM unnest(%(slice_lanes)s::smallint[]) AS s (slice_lane)
+ CROSS JOIN LATERAL (
+    SELECT count(*) AS due, min(r.publish_at) AS since
+      FROM (
+        SELECT o.publish_at
+          FROM outbox AS o
+         WHERE o.slice_lane = s.slice_lane AND o.publish_at <= (SELECT tidewheel_now())
+         ORDER BY o.publish_at, o.id
+         LIMIT %(limit)s
+      ) AS r
+  ) AS m
+ WHERE m.due > 0
+
+-- name: measure_timers
+-- Returns the number of overdue timers, the time for which the oldest is due, and the database's clock.
+-- Index: timers_due, the head of each shard. No lock.
+SELECT coalesce(sum(m.overdue), 0)::bigint AS overdue,
+       coalesce((SELECT tidewheel_now()) - min(m.since), interval '0') AS age, (SELECT tidewheel_now()) AS now
+  FROM unnest(%(shards)s::smallint[]) AS s (shard)
+ CROSS JOIN LATERAL (
+    SELECT count(*) AS overdue, min(r.due_at) AS since
+      FROM (
+        SELECT t.due_at
+          FROM timers AS t
+         WHERE t.shard = s.shard AND t.due_at <= (SELECT tidewheel_now()) - %(late)s::interval
+         ORDER BY t.due_at
+         LIMIT %(limit)s
+      ) AS r
+  ) AS m
+
+-- name: read_overdue_timers
+-- Returns overdue timers, the same number of each shard, with the columns of their versions that a decision needs.
+-- Index: timers_due, the head of each shard; job_versions_pkey. No lock.
+SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule_json, v.handler, v.queue, v.lane, v.overlap,
+       v.definition, v.has_deadlines, v.policy_json, t.due_at, t.catch_up_end, t.hold_reason, t.overridden, t.repeats_until
+  FROM unnest(%(shards)s::smallint[]) AS s (shard)
+ CROSS JOIN LATERAL (
+    SELECT d.job_id, d.tenant, d.shard, d.scheduled_at, d.version, d.due_at, d.catch_up_end, d.hold_reason, d.overridden,
+           d.repeats_until
+      FROM timers AS d
+     WHERE d.shard = s.shard AND d.due_at <= (SELECT tidewheel_now()) - %(late)s::interval
+     ORDER BY d.due_at
+     LIMIT %(limit)s
+  ) AS t
+  JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
+
+-- name: measure_leases
+-- Returns the largest part of a lease that has passed without a heartbeat, of executors that have a lease of their own.
+-- No index: as many rows as executors. No lock.
+SELECT coalesce(max(extract(epoch FROM (SELECT tidewheel_now()) - e.last_heartbeat_at) / extract(epoch FROM e.lease)), 0)::float8
+  FROM executors AS e
+ WHERE e.lease > interval '0'

@@ -7,4 +7,5 @@ pytest_plugins = [
     "tests.fixtures.database",
     "tests.fixtures.services",
     "tests.fixtures.oracle",
+    "tests.fixtures.prometheus",
 ]

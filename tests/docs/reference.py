@@ -82,9 +82,9 @@ Generated from `METRICS` in `tidewheel/process/metrics.py` by `python -m tests.d
 Edit the table.
 
 A service serves them in Prometheus text on 127.0.0.1 when it has a port: `--metrics-port 9464`, or
-`TIDEWHEEL_METRICS_PORT`; `0` takes a free port and logs it. Every service registers every metric. Metrics of other
-services stay at 0 or have no sample. A histogram has `_bucket`, `_sum` and `_count`. Alert rules:
-[operations](operations.md#alerts).
+`TIDEWHEEL_METRICS_PORT`; `0` takes a free port and logs it. `TIDEWHEEL_METRICS_HOST` is the address. Every service
+registers every metric. Metrics of other services stay at 0 or have no sample. A histogram has `_bucket`, `_sum` and
+`_count`. Alert rules and a dashboard: [telemetry](telemetry.md).
 
 `requests`, `occurrences`, `attempts` and `runs_ended` are counted before their transaction's COMMIT: one that is rolled
 back and repeated counts twice. They show rates; the exact numbers are in the tables and on the topics.

@@ -26,7 +26,12 @@ class ClockSkew:
         self._limit, self._clock = limit, clock or SystemClock()
         self._warned = False
         self._warning = threading.Lock()
+        self._skew = timedelta(0)
         metrics.set("max_clock_skew_seconds", limit.total_seconds())
+
+    def database_now(self) -> datetime:
+        """Return the time of the database's clock, by the last reading; for measurements only."""
+        return self._clock.now() - self._skew
 
     def record(self, instant: datetime, *, since: float) -> None:
         """Record one reading of the database's clock.
@@ -41,7 +46,7 @@ class ClockSkew:
         bound = timedelta(seconds=max(monotonic_seconds() - since, 0.0) / 2)
         if bound > self._limit:
             return  # the statement waited: the reading is less exact than the limit
-        skew = self._clock.now() - bound - instant
+        self._skew = skew = self._clock.now() - bound - instant
         metrics.set("clock_skew_seconds", skew.total_seconds())
         metrics.set("clock_skew_bound_seconds", bound.total_seconds())
         with self._warning:

@@ -4,8 +4,8 @@ A test compares `docs/metrics.md` with the table.
 """
 
 import threading
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, cast
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 # Lateness: the promise is seconds, the aim is milliseconds, an outage is minutes.
 _LATENESS_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 60, 300, 3600)
+_BOUNDS = (*(str(float(bound)) for bound in _LATENESS_BUCKETS), "+Inf")
 
 
 class Kind(StrEnum):
@@ -101,19 +102,48 @@ METRICS = (
         (),
         "active runs that had ended while other runs waited, released by the scheduler",
     ),
+    Metric("timers_overdue", Kind.GAUGE, "timers", (), "timers that are due for more than a second and have not fired"),
+    Metric("timers_overdue_oldest_seconds", Kind.GAUGE, "seconds", (), "time for which the oldest of them is due"),
     Metric(
-        "fire_lead_seconds",
+        "occurrences_missing",
+        Kind.GAUGE,
+        "occurrences",
+        (),
+        "instants of overdue timers that have passed without a record",
+    ),
+    Metric("jobs_behind", Kind.GAUGE, "jobs", (), "recurring jobs that are two of their own intervals behind"),
+    Metric(
+        "lateness_seconds",
         Kind.HISTOGRAM,
         "seconds",
-        (),
-        "time from a run's instant to its creation; 0 if created ahead",
+        ("stage", "lane"),
+        "time from the instant at which a run is due to a stage: written (0 if ahead), acknowledged (by the broker),"
+        " claimed, started, ended; event: from a run's end to the broker's acknowledgement of its events",
+    ),
+    Metric(
+        "attempt_duration_seconds", Kind.HISTOGRAM, "seconds", ("lane",), "time from an attempt's start to its report"
     ),
     Metric("outbox_published", Kind.COUNTER, "messages", ("lane",), "messages acknowledged by the broker"),
     Metric("outbox_quarantined", Kind.COUNTER, "messages", (), "messages that the broker refused for good"),
     Metric("outbox_postponed", Kind.COUNTER, "messages", (), "tries put off: larger than the topic's limit"),
+    Metric("outbox_due", Kind.GAUGE, "messages", ("lane",), "due messages in the outbox; counted up to 100,000"),
     Metric("outbox_oldest_seconds", Kind.GAUGE, "seconds", ("lane",), "age of the oldest due message in the outbox"),
     Metric("claims", Kind.COUNTER, "claims", ("result", "source"), "claims won or lost, by message or by sweep"),
-    Metric("start_lateness_seconds", Kind.HISTOGRAM, "seconds", ("lane",), "time from a run's publish_at to its claim"),
+    Metric(
+        "runs_due",
+        Kind.GAUGE,
+        "runs",
+        ("queue", "lane"),
+        "due runs that no executor has claimed; counted up to 100,000 for each queue and lane",
+    ),
+    Metric("runs_due_oldest_seconds", Kind.GAUGE, "seconds", ("queue", "lane"), "time for which the oldest is due"),
+    Metric(
+        "runs_orphaned",
+        Kind.GAUGE,
+        "runs",
+        (),
+        "running attempts whose executor has been silent for twice its lease, and that no other executor has ended",
+    ),
     Metric("attempts", Kind.COUNTER, "attempts", ("outcome",), "ended attempts, by outcome"),
     Metric("runs_ended", Kind.COUNTER, "runs", ("state",), "runs that reached a terminal state"),
     Metric("ends_refused", Kind.COUNTER, "runs", (), "ends of runs that had ended before; the first end stays"),
@@ -125,6 +155,14 @@ METRICS = (
         "tries of single outcomes that could not be recorded; each is tried again later",
     ),
     Metric("leases_lost", Kind.COUNTER, "attempts", (), "attempts ended because their executor missed its lease"),
+    Metric(
+        "lease_used_ratio",
+        Kind.GAUGE,
+        "ratio",
+        (),
+        "largest part of an executor's lease without a heartbeat: in the last minute, of itself; now, of all as a"
+        " scheduler sees them",
+    ),
     Metric("runs_without_executor", Kind.GAUGE, "runs", (), "due runs that no live executor can handle"),
     Metric(
         "unknown_handlers", Kind.COUNTER, "messages", (), "run messages skipped because this executor lacks the handler"
@@ -175,8 +213,8 @@ class Metrics:
         assert isinstance(metric, Gauge)  # noqa: S101 - the table says so
         (metric.labels(*labels) if labels else metric).set(value)
 
-    def observe(self, name: str, values: Iterable[tuple[float, int]], *labels: str) -> None:
-        """Add to a histogram: values, and how often each came; negative ones count as 0."""
+    def observe(self, name: str, values: Sequence[float], *labels: str) -> None:
+        """Add the values of a batch to a histogram; negative ones count as 0."""
         metric = self._metrics[name]
         assert isinstance(metric, _Lateness)  # noqa: S101 - the table says so
         metric.observe(values, labels)
@@ -184,43 +222,37 @@ class Metrics:
 
 @dataclass(slots=True)
 class _Series:
-    """One histogram's counts by bucket, the last without a bound, and the sum of what was observed."""
+    """One histogram's counts up to each bound, the last of all values, and the sum of the values."""
 
-    counts: list[int] = field(default_factory=lambda: [0] * (len(_LATENESS_BUCKETS) + 1))
+    counts: list[int] = field(default_factory=lambda: [0] * len(_BOUNDS))
     total: float = 0.0
 
 
 class _Lateness(Collector):
-    """A histogram that takes a batch at once; the library's takes 2 us per value, for every run."""
+    """A histogram that takes a batch at once: 0.1 us per value, where the library's takes 2 us."""
 
     def __init__(self, name: str, meaning: str, labels: tuple[str, ...]) -> None:
         self._name, self._meaning, self._labels = name, meaning, labels
         self._series: dict[tuple[str, ...], _Series] = {} if labels else {(): _Series()}
         self._lock = threading.Lock()
 
-    def observe(self, values: Iterable[tuple[float, int]], labels: tuple[str, ...]) -> None:
-        """Add values, each so many times."""
+    def observe(self, values: Sequence[float], labels: tuple[str, ...]) -> None:
+        """Add values."""
+        ordered = sorted(values)
+        total = sum(ordered[bisect_left(ordered, 0.0) :])
+        ends = [*(bisect_right(ordered, bound) for bound in _LATENESS_BUCKETS), len(ordered)]
         with self._lock:
             series = self._series.setdefault(labels, _Series())
-            for value, times in values:
-                seconds = max(value, 0.0)
-                series.counts[bisect_left(_LATENESS_BUCKETS, seconds)] += times
-                series.total += seconds * times
+            series.counts = [count + end for count, end in zip(series.counts, ends, strict=True)]
+            series.total += total
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
         """Yield the histogram with its present counts."""
         family = HistogramMetricFamily(self._name, self._meaning, labels=self._labels)
         with self._lock:
             for labels, series in self._series.items():
-                family.add_metric(labels, list(_cumulated(series.counts)), sum_value=series.total)
+                family.add_metric(labels, list(zip(_BOUNDS, series.counts, strict=True)), sum_value=series.total)
         yield family
-
-
-def _cumulated(counts: Iterable[int]) -> Iterator[tuple[str, float]]:
-    so_far = 0
-    for bound, count in zip((*map(float, _LATENESS_BUCKETS), float("inf")), counts, strict=True):
-        so_far += count
-        yield ("+Inf" if bound == float("inf") else str(bound)), so_far
 
 
 metrics = Metrics(REGISTRY)

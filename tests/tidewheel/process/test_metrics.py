@@ -43,7 +43,8 @@ def test_metric_has_the_labels_of_its_row(way: str, name: str, labels: int) -> N
 @pytest.mark.parametrize("row", METRICS, ids=lambda row: row.name)
 def test_metric_has_a_name_and_a_description(row: Metric) -> None:
     assert re.fullmatch(r"[a-z]+(_[a-z]+)*", row.name)
-    assert row.name.endswith("_seconds") == (row.unit == "seconds")
+    assert row.name.endswith("_seconds") == (row.unit == "seconds")  # base units alone
+    assert row.name.endswith("_ratio") == (row.unit == "ratio")
     assert row.meaning
     assert not row.meaning.endswith(".")
 
@@ -58,9 +59,12 @@ def test_exported_metrics_equal_the_written_ones() -> None:
     own.count("claims", 2, "won", "sweep")
     own.count("leases_lost")
     own.set("slots_busy", 3)
-    own.observe("fire_lead_seconds", [(-5, 1)])
+    own.observe("lateness_seconds", [-5, 0.02, 7200], "written", "batch")
     text = generate_latest(registry).decode()
     assert 'tidewheel_claims_total{result="won",source="sweep"} 2.0' in text
     assert "tidewheel_leases_lost_total 1.0" in text
     assert "tidewheel_slots_busy 3.0" in text
-    assert 'tidewheel_fire_lead_seconds_bucket{le="0.005"} 1.0' in text
+    series = 'tidewheel_lateness_seconds{}{{lane="batch",{}stage="written"}} {}'
+    for bound, count in (("0.005", 1), ("0.025", 2), ("3600.0", 2), ("+Inf", 3)):
+        assert series.format("_bucket", f'le="{bound}",', f"{count}.0") in text
+    assert series.format("_sum", "", "7200.02") in text

@@ -1,0 +1,171 @@
+"""Measure what is due and not done: runs, timers, messages of the outbox, silent executors.
+
+The scheduler that owns shard 0 measures for the whole installation, so each number is exported once. It does so on a
+thread of its own, every five seconds and for one part in a hundred of the time at most. A scrape costs no statement.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import cast
+
+import psycopg
+
+from tidewheel.clock import monotonic_seconds
+from tidewheel.errors import Unavailable
+from tidewheel.outbox import SLICES, OutboxLane, slice_lane_of
+from tidewheel.postgres.background import BackgroundQuery
+from tidewheel.postgres.low_water import FullScanPacer
+from tidewheel.postgres.pg_arrays import integers
+from tidewheel.postgres.session import Conn, Session, rows_of
+from tidewheel.postgres.statements import Statements
+from tidewheel.process.metrics import metrics
+from tidewheel.runs import OWNED, Move, sources
+from tidewheel.schedules.schedule import TICK
+from tidewheel.schedules.simple import FixedDelay
+from tidewheel.schedules.timer_state import timer_state
+from tidewheel.transitions.decision_inputs import DecisionInputs, read_decision_inputs
+from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.timers import LockedTimer
+
+_LOG = logging.getLogger("tidewheel.scheduler")
+
+_SQL = Statements("tidewheel.scheduler")
+_MEASURE_RUNS = _SQL["measure_runs"]
+_MEASURE_OUTBOX = _SQL["measure_outbox"]
+_MEASURE_TIMERS = _SQL["measure_timers"]
+_READ_OVERDUE_TIMERS = _SQL["read_overdue_timers"]
+_MEASURE_LEASES = _SQL["measure_leases"]
+
+_EVERY_SECONDS = 5.0
+_SHARE = 100
+_COUNTED = 100_000  # more wait in a lane or in the outbox: "at least"
+_LATE = timedelta(seconds=1)  # timers fire ahead of their time
+_TIMERS = 1000  # of each shard that are counted
+_EXAMINED = 10  # of each shard whose instants are counted
+_INSTANTS = 10_000  # of a timer that are counted
+_BEHIND = 2  # instants without a record that make a job count as behind
+_LEASE = timedelta(seconds=30)  # of an executor in another language, which records none
+
+Series = tuple[str, ...]
+
+
+class BacklogMetrics:
+    """Measures on its own thread and connection, which it closes."""
+
+    def __init__(self, session: Session, installation: Installation) -> None:
+        self._session = session
+        self._background = BackgroundQuery[None](session, "metrics")
+        self._pacer = FullScanPacer(_EVERY_SECONDS, share=_SHARE)
+        self._shards = range(installation.shards)
+        self._slice_lanes = {slice_lane_of(part, lane): lane for lane in OutboxLane for part in range(SLICES)}
+        self._lanes: set[tuple[str, str]] = set()
+        self._measures = False
+
+    def step(self, *, measures: bool) -> None:
+        """Start a measurement when one is due; reset the gauges when another scheduler measures from now on."""
+        self._background.take()
+        if self._background.busy:
+            return
+        if measures and self._pacer.start():
+            self._background.start(self._scan)
+        elif self._measures and not measures:
+            self._reset()
+        self._measures = measures
+
+    def close(self) -> None:
+        """Cancel the measurement under way, and close the connection."""
+        self._background.close()
+
+    def _scan(self) -> None:
+        began = monotonic_seconds()
+        try:
+            self.measure()
+        except (Unavailable, psycopg.Error) as error:
+            _LOG.warning("the backlog cannot be measured: %s; the scheduler tries again later", error)
+        self._pacer.record(monotonic_seconds() - began)
+
+    def measure(self) -> None:
+        """Measure now.
+
+        Raises:
+            Unavailable: The database does not answer.
+        """
+        with self._session.transaction() as connection:
+            self._measure_runs(connection)
+            self._measure_outbox(connection)
+            self._measure_timers(connection)
+            row = connection.execute(_MEASURE_LEASES, binary=True).fetchone()
+            metrics.set("lease_used_ratio", cast("tuple[float]", row)[0])
+
+    def _measure_runs(self, connection: Conn) -> None:
+        columns = {"sources": sources(Move.CLAIM), "owned": OWNED, "lease": _LEASE, "limit": _COUNTED}
+        rows = connection.execute(_MEASURE_RUNS, columns, binary=True).fetchall()
+        orphaned = 0
+        empty = self._lanes - {(str(queue), str(lane)) for queue, lane, *_ in rows}
+        for queue, lane, due, age, orphans in [*rows, *((*lane, 0, timedelta(0), 0) for lane in empty)]:
+            metrics.set("runs_due", cast("int", due), str(queue), str(lane))
+            metrics.set("runs_due_oldest_seconds", cast("timedelta", age).total_seconds(), str(queue), str(lane))
+            orphaned += cast("int", orphans)
+            self._lanes.add((str(queue), str(lane)))
+        metrics.set("runs_orphaned", orphaned)
+
+    def _measure_outbox(self, connection: Conn) -> None:
+        columns = {"slice_lanes": integers(self._slice_lanes), "limit": _COUNTED // SLICES}
+        due: Counter[OutboxLane] = Counter()
+        oldest: dict[OutboxLane, float] = {}
+        for slice_lane, count, age in connection.execute(_MEASURE_OUTBOX, columns, binary=True):
+            lane = self._slice_lanes[cast("int", slice_lane)]
+            due[lane] += cast("int", count)
+            oldest[lane] = max(oldest.get(lane, 0.0), cast("timedelta", age).total_seconds())
+        _set_outbox(due, oldest)
+
+    def _measure_timers(self, connection: Conn) -> None:
+        shards = {"shards": integers(self._shards), "late": _LATE}
+        row = connection.execute(_MEASURE_TIMERS, shards | {"limit": _TIMERS}, binary=True).fetchone()
+        overdue, age, now = cast("tuple[int, timedelta, datetime]", row)
+        timers: Sequence[LockedTimer] = ()
+        if overdue:
+            with connection.cursor(row_factory=rows_of(LockedTimer._make), binary=True) as cursor:
+                timers = cursor.execute(_READ_OVERDUE_TIMERS, shards | {"limit": _EXAMINED}).fetchall()
+        inputs = read_decision_inputs(connection, timers)
+        missing = [_missing(timer, inputs, now) for timer in timers]
+        _set_timers(overdue, age, missing=sum(missing) + overdue - len(missing), behind=_behind(missing))
+
+    def _reset(self) -> None:
+        for queue, lane in self._lanes:
+            metrics.set("runs_due", 0, queue, lane)
+            metrics.set("runs_due_oldest_seconds", 0, queue, lane)
+        metrics.set("runs_orphaned", 0)
+        metrics.set("lease_used_ratio", 0)
+        _set_outbox({}, {})
+        _set_timers(0, timedelta(0), missing=0, behind=0)
+
+
+def _set_outbox(due: Mapping[OutboxLane, int], oldest: Mapping[OutboxLane, float]) -> None:
+    for lane in OutboxLane:
+        metrics.set("outbox_due", due.get(lane, 0), lane)
+        metrics.set("outbox_oldest_seconds", oldest.get(lane, 0.0), lane)
+
+
+def _set_timers(overdue: int, age: timedelta, *, missing: int, behind: int) -> None:
+    metrics.set("timers_overdue", overdue)
+    metrics.set("timers_overdue_oldest_seconds", age.total_seconds())
+    metrics.set("occurrences_missing", missing)
+    metrics.set("jobs_behind", behind)
+
+
+def _behind(missing: Sequence[int]) -> int:
+    return sum(count >= _BEHIND for count in missing)
+
+
+def _missing(timer: LockedTimer, inputs: DecisionInputs, now: datetime) -> int:
+    """Count the instants of a timer that have passed without a record; 1 if that cannot be computed."""
+    try:
+        live = timer_state(timer, inputs.day_sets, inputs.of(timer)).live
+        if isinstance(live, FixedDelay):
+            return 1
+        return max(live.count(timer.scheduled_at - TICK, now, _INSTANTS)[0], 1)
+    except Exception:  # noqa: BLE001 - a schedule that cannot be read is quarantined by firing, which logs it
+        return 1

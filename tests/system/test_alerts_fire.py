@@ -1,0 +1,151 @@
+"""Each alert fires in a disturbed installation, and every panel of the dashboard has data.
+
+A real Prometheus scrapes real services and evaluates the shipped rules. Only their `for` is left out, which waits.
+"""
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.fixtures.database import ClockedDatabase
+from tests.fixtures.prometheus import Launcher, Prometheus
+from tests.fixtures.services import Fleet, Service, make_fleet
+from tests.strict_types import ROOT
+from tidewheel.local.stack import StackInfo
+
+pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.slow]
+
+RULES = ROOT / "compose" / "alerts.yml"
+DASHBOARD = ROOT / "compose" / "dashboard.json"
+LATER = timedelta(minutes=2)
+HELD = 120
+BACKLOG = 10_100
+SEEN = {
+    "TidewheelOutboxBehind",
+    "TidewheelTimersOverdue",
+    "TidewheelJobsBehind",
+    "TidewheelRunsFailing",
+    "TidewheelSuccessLow",
+    "TidewheelBacklog",
+    "TidewheelLeaseNearlyOver",
+    "TidewheelRunsOrphaned",
+    "TidewheelNoScheduler",
+}
+JOBS: tuple[dict[str, object], ...] = (
+    {"key": "tick", "schedule": {"interval": "1s"}, "target": "note"},
+    {"key": "errand", "schedule": "manual", "target": "note"},
+    {"key": "lost-cause", "schedule": "manual", "target": "lost-cause", "retry": {"max_attempts": 1}},
+)
+
+
+@pytest.fixture
+def fleet(clocked: ClockedDatabase, info: StackInfo, tmp_path: Path) -> Iterator[Fleet]:
+    """A fleet whose database's clock the test moves."""
+    made = make_fleet(clocked, info.kafka, tmp_path)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def rules_at_once() -> dict[str, Any]:
+    rules = yaml.safe_load(RULES.read_text(encoding="utf-8"))
+    for group in rules["groups"]:
+        for rule in group["rules"]:
+            rule.pop("for", None)
+    return rules
+
+
+def port_of(service: Service) -> int:
+    [port] = {m[1] for line in service.log_lines() if (m := re.search(r"on port (\d+)", str(line.get("message"))))}
+    return int(port)
+
+
+def queries(dashboard: Path) -> dict[str, str]:
+    panels = json.loads(dashboard.read_text(encoding="utf-8"))["panels"]
+    return {f"{panel['title']} {target['refId']}": target["expr"] for panel in panels for target in panel["targets"]}
+
+
+def test_promtool_accepts_the_rules(prometheus_programs: Path) -> None:
+    checked = subprocess.run(
+        [prometheus_programs / "promtool", "check", "rules", RULES], capture_output=True, check=False
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_each_alert_fires_and_each_panel_has_data(
+    fleet: Fleet, clocked: ClockedDatabase, prometheus: Launcher, tmp_path: Path
+) -> None:
+    services = fleet.start_all(METRICS_PORT="0", LEASE="PT5S", SLOTS=str(HELD + 30))
+    fleet.wait_started()
+    for job in JOBS:
+        fleet.ask({"type": "job.submit", "job": job})
+    fleet.flush()
+    seen = prometheus.start({role: port_of(service) for role, service in services.items()}, rules_at_once())
+
+    def fires(*names: str) -> None:
+        fleet.until(lambda: seen.firing() >= set(names), f"{names} fire")
+
+    def resolves(*names: str) -> None:
+        fleet.until(lambda: not seen.firing() & set(names), f"{names} fire no more")
+
+    fleet.until(lambda: on_time(seen) > 0.9, "runs start on time")
+    assert coverage(seen) == 1.0
+    assert not seen.firing() & SEEN
+
+    services["relay"].pause()
+    clocked.advance(LATER)
+    fires("TidewheelOutboxBehind")
+    services["relay"].resume()
+    resolves("TidewheelOutboxBehind")
+
+    with clocked.transaction() as connection:
+        connection.execute("SELECT FROM timers FOR UPDATE")
+        clocked.advance(LATER)
+        fires("TidewheelTimersOverdue", "TidewheelJobsBehind")
+        assert coverage(seen) < 1.0
+    resolves("TidewheelTimersOverdue", "TidewheelJobsBehind")
+
+    trigger(fleet, "lost-cause", 50)
+    fires("TidewheelRunsFailing", "TidewheelSuccessLow")
+
+    gated = {"key": "gated", "schedule": "manual", "target": "gated", "payload": str(tmp_path / "gate")}
+    fleet.ask({"type": "job.submit", "job": gated})
+    trigger(fleet, "gated", HELD)
+    fleet.until(lambda: running(clocked) >= HELD, "the runs are held")
+    without_data = {title for title, expression in queries(DASHBOARD).items() if not seen.query(expression)}
+    assert without_data == set()
+
+    services["executor"].pause()
+    trigger(fleet, "errand", BACKLOG)
+    fires("TidewheelLeaseNearlyOver", "TidewheelRunsOrphaned", "TidewheelBacklog")
+
+    services["scheduler"].kill()
+    fires("TidewheelNoScheduler")
+    fleet.kill()
+
+
+def trigger(fleet: Fleet, key: str, count: int) -> None:
+    request = json.dumps({"type": "job.trigger", "key": key}).encode()
+    for _ in range(count):
+        fleet.produce(fleet.topics.requests, key.encode(), request)
+    fleet.flush()
+
+
+def running(database: ClockedDatabase) -> int:
+    return int(database.value("SELECT count(*) FROM job_runs WHERE state = 'running'"))
+
+
+def on_time(seen: Prometheus) -> float:
+    return max((float(each["value"][1]) for each in seen.query("tidewheel:runs_on_time:ratio_rate5m")), default=0.0)
+
+
+def coverage(seen: Prometheus) -> float:
+    return max(float(each["value"][1]) for each in seen.query("tidewheel:schedule_coverage:ratio_increase1h"))
