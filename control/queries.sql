@@ -50,7 +50,7 @@ SELECT r.state, r.attempt AS newest, x.attempt, a.outcome,
 -- Index: jobs_by_key, walked from the page's start; job_versions_pkey, timers_pkey, job_runs_by_job; by job in every
 -- partition of finished_runs. For quarantined jobs only, quarantine is read once, and timers_pkey. No lock.
 SELECT j.key, j.job_id, j.version, v.schedule_json, j.labels, j.paused, j.paused_until, j.finished_at, t.scheduled_at AS next_at,
-       a.ahead_at, t.hold_reason, t.overridden OR v.policy_json LIKE '%%calendars":["%%' AS leaves_out, r.run_id, r.state, r.scheduled_at,
+       nullif(t.due_at, 'infinity') AS due_at, a.ahead_at, t.hold_reason, t.overridden OR v.policy_json LIKE '%%calendars":["%%' AS leaves_out, r.run_id, r.state, r.scheduled_at,
        r.started_at, r.finished_at AS ended_at, r.reason, r.error_type
   FROM (SELECT *
           FROM jobs
@@ -78,7 +78,7 @@ SELECT j.key, j.job_id, j.version, v.schedule_json, j.labels, j.paused, j.paused
 -- Returns one job with its current version as submitted, its pause, its timer and its latest run.
 -- Index: jobs_pkey, job_versions_pkey, timers_pkey, job_runs_by_job and by job in every partition. No lock.
 SELECT j.key, j.job_id, j.version, v.schedule_json, j.labels, j.paused, j.paused_until, j.finished_at, t.scheduled_at AS next_at,
-       a.ahead_at, t.hold_reason, t.overridden OR v.policy_json LIKE '%%calendars":["%%' AS leaves_out, r.run_id, r.state, r.scheduled_at,
+       nullif(t.due_at, 'infinity') AS due_at, a.ahead_at, t.hold_reason, t.overridden OR v.policy_json LIKE '%%calendars":["%%' AS leaves_out, r.run_id, r.state, r.scheduled_at,
        r.started_at, r.finished_at AS ended_at, r.reason, r.error_type,
        v.spec, v.definition, v.effective_at, j.paused_by, j.pause_reason, j.paused_at, j.consecutive_failures, j.created_at
   FROM jobs AS j

@@ -7,6 +7,7 @@ then writes its change.
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
+from typing import Protocol
 from uuid import UUID
 
 from tidewheel.errors import ScheduleRefused
@@ -24,34 +25,43 @@ from tidewheel.transitions.timers import LockedTimer, advance_timers, find_open_
 _RESUME_JOBS = Statements("tidewheel.intake")["resume_jobs"]
 
 
+class PausableJob(JobFields, Protocol):
+    """The columns of a job that the end of its pause needs."""
+
+    @property
+    def paused_until(self) -> datetime | None: ...  # noqa: D102 - the column of that name
+
+
 def lift_ended_pauses(
     connection: Conn,
     installation: Installation,
-    jobs: Mapping[UUID, JobFields],
+    jobs: Mapping[UUID, PausableJob],
     timers: Mapping[UUID, LockedTimer],
     now: datetime,
 ) -> bool:
     """End the overdue pauses of locked jobs as firing would; return True if there were any."""
-    ended = [t for t in timers.values() if t.hold_reason == HoldReason.PAUSE and t.due_at and t.due_at <= now]
-    if not ended:
+    held = [jobs[job] for job, timer in timers.items() if timer.hold_reason == HoldReason.PAUSE]
+    ends = {job.job_id: job.paused_until for job in held if job.paused_until and job.paused_until <= now}
+    if not ends:
         return False
+    ended = [timers[job] for job in ends]
     inputs, waiting = read_decision_inputs(connection, ended), find_open_fixed_delay_runs(connection, ended)
 
     def decide_by(timer: LockedTimer) -> Decision:
-        decision = after_pause(timer, inputs, (timer.due_at or now) - TICK)
+        decision = after_pause(timer, inputs, ends[timer.job_id] - TICK)
         return hold_for_run(decision) if timer.job_id in waiting else decision
 
     advance_timers(connection, installation, ended, decide_by, now=now, repeats=True)
-    columns: dict[str, object] = {"job_ids": [timer.job_id for timer in ended], "now": now}
+    columns: dict[str, object] = {"job_ids": list(ends), "now": now}
     connection.execute(_RESUME_JOBS, columns)
-    resumed = [jobs[timer.job_id] for timer in ended]
+    resumed = [jobs[job] for job in ends]
     append_job_events(
         connection,
         installation,
         "job.resumed",
         resumed,
         now=now,
-        reasons=dict.fromkeys((job.job_id for job in resumed), "paused_until has passed"),
+        reasons=dict.fromkeys(ends, "paused_until has passed"),
     )
     return True
 

@@ -107,7 +107,7 @@ CREATE TABLE timers (
 COMMENT ON COLUMN timers.due_at IS 'the time at which the scheduler must decide; infinity while paused without an end';
 COMMENT ON COLUMN timers.scheduled_at IS 'the first occurrence without a record; the position of a catch-up';
 COMMENT ON COLUMN timers.catch_up_end IS 'the end of a catch-up that was decided: occurrences up to it fire without a new decision';
-COMMENT ON COLUMN timers.hold_reason IS 'pause: due_at is paused_until or infinity; quarantine: firing failed; run: a fixed_delay job with an open run';
+COMMENT ON COLUMN timers.hold_reason IS 'pause: due_at is paused_until, or infinity, or later after a failure; quarantine: firing failed; run: a fixed_delay job with an open run';
 COMMENT ON COLUMN timers.repeats_until IS 'firing looks for runs of occurrences before this time: they may exist, because the timer was set back';
 COMMENT ON COLUMN timers.overridden IS 'true if firing must read overrides';
 CREATE INDEX timers_due ON timers (shard, due_at);

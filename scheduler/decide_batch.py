@@ -1,6 +1,6 @@
 """Decide about the timers of one batch, once for all timers with the same inputs. Pure."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
 from uuid import UUID
 
@@ -25,6 +25,7 @@ class BatchDecider:
     Args:
         inputs: Calendars and overrides of the timers.
         waiting: The fixed_delay jobs whose last run is open.
+        pause_ends: The ends of pauses that are over, by job.
         now: The database's clock.
         horizon: Instants up to here become runs.
         misfire_after: How late an occurrence may be before it is missed.
@@ -34,12 +35,13 @@ class BatchDecider:
         self,
         inputs: DecisionInputs,
         waiting: Collection[UUID],
+        pause_ends: Mapping[UUID, datetime],
         *,
         now: datetime,
         horizon: datetime,
         misfire_after: timedelta,
     ) -> None:
-        self._inputs, self._waiting = inputs, waiting
+        self._inputs, self._waiting, self._pause_ends = inputs, waiting, pause_ends
         self._now, self._horizon, self._misfire_after = now, horizon, misfire_after
         self._decided: dict[_DecisionKey, tuple[TimerState | None, Decision]] = {}
 
@@ -77,7 +79,7 @@ class BatchDecider:
         state = self._state(timer)
         if timer.hold_reason == HoldReason.PAUSE:
             # The pause ended at `paused_until`, not at this poll. The time since then counts as downtime.
-            ended = on_resume(state, now=(timer.due_at or self._now) - TICK)
+            ended = on_resume(state, now=self._pause_ends.get(timer.job_id, self._now) - TICK)
             return hold_for_run(ended) if timer.job_id in self._waiting else ended
         decision = decide(state, now=self._now, horizon=self._horizon, misfire_after=self._misfire_after)
         return with_jitter(decision, state, timer.job_id)

@@ -36,6 +36,7 @@ _LOG = logging.getLogger("tidewheel.scheduler")
 _SQL = Statements("tidewheel.scheduler")
 _LOCK_DUE_TIMERS = _SQL["lock_due_timers"]
 _LOCK_TIMER = _SQL["lock_timer"]
+_READ_PAUSE_ENDS = _SQL["read_pause_ends"]
 _RESUME_JOBS = _SQL["resume_jobs"]
 
 
@@ -129,6 +130,7 @@ def _advance(
     decide = BatchDecider(
         read_decision_inputs(connection, locked),
         find_open_fixed_delay_runs(connection, resuming),
+        _read_pause_ends(connection, resuming),
         now=batch.now,
         horizon=batch.horizon,
         misfire_after=batch.misfire_after,
@@ -136,6 +138,15 @@ def _advance(
     decisions = advance_timers(connection, installation, locked, decide, now=batch.now, repeats=repeats)
     _end_pauses(connection, installation, [timer.job_id for timer in resuming], batch.now)
     return decisions
+
+
+def _read_pause_ends(connection: Conn, resuming: Sequence[LockedTimer]) -> dict[UUID, datetime]:
+    if not resuming:
+        return {}
+    columns = {"job_ids": [timer.job_id for timer in resuming]}
+    return dict(
+        cast("list[tuple[UUID, datetime]]", connection.execute(_READ_PAUSE_ENDS, columns, binary=True).fetchall())
+    )
 
 
 def _end_pauses(connection: Conn, installation: Installation, job_ids: Sequence[UUID], now: datetime) -> None:

@@ -6,21 +6,19 @@ due and fails again, or the job stays quarantined until a submit or `tidewheel j
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
-from uuid import UUID
-
-from psycopg.rows import class_row
 
 from tidewheel.outbox import append
 from tidewheel.postgres.alike import kind_of
 from tidewheel.postgres.session import Session
 from tidewheel.postgres.statements import Statements
+from tidewheel.process.failpoint import failpoint
 from tidewheel.process.metrics import metrics
 from tidewheel.scheduler.job_faults import describe
-from tidewheel.transitions.events import append_job_events, lifecycle_row
+from tidewheel.transitions.events import lifecycle_row
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.timers import LockedTimer, find_open_fixed_delay_runs
+from tidewheel.transitions.release import release_quarantined
+from tidewheel.transitions.timers import LockedTimer
 
 _LOG = logging.getLogger("tidewheel.scheduler")
 
@@ -30,12 +28,17 @@ _POSTPONE_TIMER = _SQL["postpone_timer"]
 _QUARANTINE_JOB = _SQL["quarantine_job"]
 _READ_KEY = _SQL["read_key"]
 _LOCK_QUARANTINED_TIMERS = _SQL["lock_quarantined_timers"]
-_FREE_TIMERS = _SQL["free_timers"]
 
 
 def postpone(session: Session, timer: LockedTimer, until: datetime) -> None:
     """Try a timer again later."""
-    columns = {"job_id": timer.job_id, "version": timer.version, "scheduled_at": timer.scheduled_at, "until": until}
+    columns = {
+        "job_id": timer.job_id,
+        "version": timer.version,
+        "scheduled_at": timer.scheduled_at,
+        "due_at": timer.due_at,
+        "until": until,
+    }
     with session.transaction() as connection:
         connection.execute(_POSTPONE_TIMER, columns)
 
@@ -95,26 +98,11 @@ def free(
         until: The time of their next try.
     """
     common = f"more jobs fail with {kind_of(error)}"
-    columns: dict[str, object] = {
-        "job_ids": [timer.job_id for timer in timers],
-        "positions": [timer.scheduled_at for timer in timers],
-    }
     with session.transaction() as connection:
-        connection.execute(_LOCK_QUARANTINED_TIMERS, columns)
-        waiting = find_open_fixed_delay_runs(connection, timers)
-        with connection.cursor(row_factory=class_row(_FreedJob), binary=True) as cursor:
-            freed = cursor.execute(_FREE_TIMERS, {**columns, "waiting": list(waiting), "until": until}).fetchall()
-        reasons = {job.job_id: common for job in freed}
-        append_job_events(connection, installation, "job.released", freed, now=now, reasons=reasons)
+        connection.execute(_LOCK_QUARANTINED_TIMERS, {"job_ids": [timer.job_id for timer in timers]})
+        freed = release_quarantined(connection, installation, timers, now=now, until=until, reason=common)
+        failpoint("freeing.before_commit")
+    failpoint("freeing.after_commit")
     if freed:
         keys = ", ".join(job.key for job in freed)
         _LOG.warning("quarantined jobs are released and tried again, since %s: %s", common, keys)
-
-
-@dataclass(frozen=True, slots=True)
-class _FreedJob:
-    job_id: UUID
-    tenant: str
-    key: str
-    shard: int
-    version: int

@@ -67,12 +67,12 @@ UPDATE timers
 RETURNING tenant, shard, version
 
 -- name: postpone_timer
--- Lets a timer be tried again later, unless an edit came first. A pause that has ended keeps its instant.
+-- Lets a timer be tried again later, unless an edit or another scheduler came first.
 -- Index: timers_pkey. Lock: the row.
+-- Why due_at: a pause that was set meanwhile keeps its end.
 UPDATE timers
    SET due_at = %(until)s
- WHERE job_id = %(job_id)s AND version = %(version)s AND scheduled_at = %(scheduled_at)s AND due_at < %(until)s
-   AND hold_reason IS NULL
+ WHERE job_id = %(job_id)s AND version = %(version)s AND scheduled_at = %(scheduled_at)s AND due_at = %(due_at)s
 
 -- name: quarantine_job
 -- Records the error of a job that could not be fired.
@@ -86,20 +86,11 @@ VALUES ('job', %(tenant)s, %(job_id)s, %(error)s, tidewheel_now())
 -- Why: alone, since a transaction that it waited for may have released or paused the job.
 SELECT job_id FROM timers WHERE job_id = ANY (%(job_ids)s::uuid[]) ORDER BY job_id FOR UPDATE
 
--- name: free_timers
--- Enables the timers of quarantined jobs, unless an edit or a release came first. A pause or an open run holds them.
--- Index: timers_pkey, jobs_pkey. Lock: the timers, already locked; the jobs' rows change only under these locks.
-UPDATE timers AS t
-   SET due_at = CASE WHEN j.paused THEN coalesce(j.paused_until, 'infinity')
-                     WHEN j.job_id = ANY (%(waiting)s::uuid[]) THEN 'infinity'
-                     ELSE %(until)s END,
-       hold_reason = CASE WHEN j.paused THEN 'pause'
-                          WHEN j.job_id = ANY (%(waiting)s::uuid[]) THEN 'run' END
-  FROM unnest(%(job_ids)s::uuid[], %(positions)s::timestamptz[]) AS held (job_id, scheduled_at)
-  JOIN jobs AS j ON j.job_id = held.job_id
- WHERE t.job_id = held.job_id AND t.scheduled_at = held.scheduled_at AND t.hold_reason = 'quarantine'
-   AND j.deleted_at IS NULL
-RETURNING j.job_id, j.tenant, j.key, j.shard, j.version
+-- name: read_pause_ends
+-- Returns the ends of these jobs' pauses.
+-- Index: jobs_pkey. No lock: a pause changes under its timer's lock, which the caller has.
+-- Why not due_at: firing may have postponed the timer of a pause that had ended.
+SELECT job_id, paused_until FROM jobs WHERE job_id = ANY (%(job_ids)s) AND paused_until IS NOT NULL
 
 -- name: resume_jobs
 -- Resumes jobs whose paused_until has passed.

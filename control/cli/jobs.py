@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tidewheel.control.cli.options import DEFAULT_TENANT, Key, Limit, Tenant, read_labels, reading
+from tidewheel.control.cli.options import DEFAULT_TENANT, Key, Limit, Tenant, read_labels, reading, tenant_flag
 from tidewheel.control.cli.output import (
     Output,
     OutputOption,
@@ -25,7 +25,8 @@ from tidewheel.jobs.strict_json import as_list, as_object
 from tidewheel.jobs.values import format_duration
 from tidewheel.schedules.decision import HoldReason
 
-_RELEASE = "correct the cause, then run `tidewheel job release {key}`; or correct the job and submit it"
+_RELEASE = "correct the cause, then run `tidewheel job release {key}{tenant}`; or correct the job and submit it"
+_POSTPONED = "correct the cause, which the schedulers' logs and `/readyz` have; the job then fires by itself"
 
 
 def list_jobs(
@@ -80,7 +81,7 @@ def show(
         rest = as_object(as_json(job)) or {}
         print_document({**(as_object(rest.pop("summary")) or {}), **rest}, output)
     else:
-        print_facts(_facts(job, timezone or job.summary.timezone))
+        print_facts(_facts(job, timezone or job.summary.timezone, tenant))
 
 
 def _row(job: read.JobSummary) -> tuple[Cell, ...]:
@@ -94,7 +95,7 @@ def _row(job: read.JobSummary) -> tuple[Cell, ...]:
     )
 
 
-def _facts(job: read.JobDetail, zone: str | None) -> Iterator[tuple[str, str | None]]:
+def _facts(job: read.JobDetail, zone: str | None, tenant: str) -> Iterator[tuple[str, str | None]]:
     summary = job.summary
     yield "key", summary.key
     yield "job id", str(summary.job_id)
@@ -103,7 +104,10 @@ def _facts(job: read.JobDetail, zone: str | None) -> Iterator[tuple[str, str | N
     yield "schedule", _schedule_text(summary.schedule)
     yield "state", _state_text(summary)
     yield "quarantined", f"since {rfc3339(job.quarantined_at)}, {job.error}" if job.quarantined_at else None
-    yield "remedy", _RELEASE.format(key=shlex.quote(summary.key)) if job.quarantined_at else None
+    if job.quarantined_at:
+        yield "remedy", _RELEASE.format(key=shlex.quote(summary.key), tenant=tenant_flag(tenant))
+    elif summary.postponed_until:
+        yield "remedy", _POSTPONED
     yield "paused", _pause_text(job)
     yield "next", utc_and_local(summary.next_at, zone) if summary.next_at else None
     yield "last run", _last_run_text(summary.last_run)
@@ -136,6 +140,8 @@ def _schedule_text(schedule: Mapping[str, object]) -> str:
 
 
 def _state_text(job: read.JobSummary) -> str:
+    if job.postponed_until:
+        return f"postponed until {rfc3339(job.postponed_until)}"
     if job.paused:
         return f"paused until {rfc3339(job.paused_until)}" if job.paused_until else "paused"
     if job.hold_reason == HoldReason.QUARANTINED:

@@ -4,6 +4,7 @@ Both check the database first, so that a missing one is reported in one line.
 """
 
 import inspect
+import shlex
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
@@ -34,6 +35,15 @@ IfVersion = Annotated[
 Limit = Annotated[int, typer.Option("-n", metavar="N", min=1, max=1000, help="Show at most this many.")]
 
 DEFAULT_TENANT = "default"
+
+
+def tenant_flag(tenant: str) -> str:
+    """Return the flag that a command in a remedy needs.
+
+    >>> tenant_flag("default"), tenant_flag("acme")
+    ('', ' --tenant acme')
+    """
+    return "" if tenant == DEFAULT_TENANT else f" --tenant {shlex.quote(tenant)}"
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from tidewheel.control.cli.options import DEFAULT_TENANT, Tenant, requesting
+from tidewheel.control.cli.options import DEFAULT_TENANT, Tenant, requesting, tenant_flag
 from tidewheel.control.cli.output import Output, OutputOption, print_document, print_table, progress_bar
 
 Keys = Annotated[list[str] | None, typer.Argument(metavar="KEY", help="Quarantined jobs, by key.")]
@@ -45,4 +45,5 @@ def release(
         return
     typer.echo(f"jobs released: {result.released:,}")
     if result.released:
-        typer.echo("each fires from where it stopped; `tidewheel job list` shows those that are quarantined again")
+        command = f"tidewheel job list --quarantined{tenant_flag(tenant)}"
+        typer.echo(f"each fires from where it stopped; `{command}` shows those that fail again")

@@ -21,6 +21,7 @@ from tidewheel.control.explain.text import (
     moved,
     next_poll_skips,
     no_chained_occurrence,
+    postponed,
     quarantined,
     skipped_manually,
     will_fire,
@@ -77,7 +78,9 @@ def _held(facts: InstantFacts, due: datetime) -> Verdict | None:
     if job.hold_reason == HoldReason.QUARANTINED:
         return Verdict(OccurrenceOutcome.WAITING, quarantined(facts.error()))
     if job.hold_reason == HoldReason.PAUSE and (job.paused_until is None or due <= job.paused_until):
-        return Verdict(OccurrenceOutcome.PAUSED, in_pause(facts, due), SkipReason.PAUSED)
+        again_at = _postponed_until(facts, job.paused_until) if job.paused_until is not None else None
+        words = in_pause(facts, due) if again_at is None else f"{in_pause(facts, due)} {postponed(again_at)}"
+        return Verdict(OccurrenceOutcome.PAUSED, words, SkipReason.PAUSED)
     return None
 
 
@@ -93,10 +96,11 @@ def _ahead_or_late(facts: InstantFacts, why: str) -> Verdict:
 def _postponed_until(facts: InstantFacts, due: datetime) -> datetime | None:
     """Return the time of the next try of an occurrence that was due and could not be fired, else None.
 
-    Without a hold, only firing sets a timer later than an occurrence that it has not recorded.
+    Only firing sets a timer later than an occurrence that it has not recorded, or than the end of a pause.
     """
     job = facts.job
-    return job.due_at if job.hold_reason is None and job.due_at is not None and job.due_at > due else None
+    held = job.hold_reason not in {None, HoldReason.PAUSE}
+    return job.due_at if not held and job.due_at is not None and job.due_at > due else None
 
 
 def _next_poll(facts: InstantFacts) -> str:

@@ -234,7 +234,7 @@ def will_fire_moved(override: OverrideFacts, zone: str) -> str:
 
 def late_moved(override: OverrideFacts, zone: str, late: timedelta, again_at: datetime | None) -> str:
     """Return the state of a moved occurrence that is late."""
-    remedy = _CHECK_SCHEDULER if again_at is None else _postponed(again_at)
+    remedy = _CHECK_SCHEDULER if again_at is None else postponed(again_at)
     return f"{moved(override, zone)} It is {length(late)} late and has not fired yet. {remedy}"
 
 
@@ -263,10 +263,11 @@ def late(facts: InstantFacts, next_poll: str) -> str:
 
 def late_postponed(facts: InstantFacts, again_at: datetime) -> str:
     """Return the state of an occurrence whose firing failed for a cause outside of its job."""
-    return f"It is {length(facts.job.now - facts.at)} late and has not fired yet. {_postponed(again_at)}"
+    return f"It is {length(facts.job.now - facts.at)} late and has not fired yet. {postponed(again_at)}"
 
 
-def _postponed(again_at: datetime) -> str:
+def postponed(again_at: datetime) -> str:
+    """Return when an occurrence is tried again whose firing failed, and the remedy."""
     return (
         f"Firing it failed and is postponed: a scheduler tries again from {instant(again_at)} on. The error is in the "
         "schedulers' logs, and in `/readyz` of the scheduler that met it. Correct the cause; it then fires by itself."

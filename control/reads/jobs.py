@@ -70,6 +70,7 @@ class JobSummary:
         finished_at: When the scheduler found no occurrence left.
         hold_reason: The reason why its timer is held: `pause`, `quarantine` or `run`.
         next_at: The next occurrence; None if there is none, or the timer is held.
+        postponed_until: When a scheduler tries again to fire a job that failed for a cause outside of its own data.
         last_run: The latest run whose instant has come.
     """
 
@@ -85,6 +86,7 @@ class JobSummary:
     finished_at: datetime | None
     hold_reason: str | None
     next_at: datetime | None
+    postponed_until: datetime | None
     last_run: LastRun | None
 
 
@@ -165,7 +167,7 @@ def list_jobs(
     }  # fmt: skip
     with connection.cursor(row_factory=class_row(_JobRow), binary=True) as cursor:
         found = cursor.execute(_LIST_JOBS, columns).fetchall()
-    page = tuple(_summary(row, _next_at(connection, tenant, row)) for row in found[:limit])
+    page = tuple(_summary(connection, tenant, row) for row in found[:limit])
     return JobPage(page, page[-1].key if len(found) > limit else None)
 
 
@@ -188,7 +190,7 @@ def show_job(connection: Conn, tenant: str, key: str) -> JobDetail:
     held = row.hold_reason == HoldReason.QUARANTINED
     error, quarantined_at = (read_job_error(connection, row.job_id) if held else None) or (None, None)
     return JobDetail(
-        summary=_summary(row, _next_at(connection, tenant, row)),
+        summary=_summary(connection, tenant, row),
         job=submitted_job(row.key, row.spec, definition.payload, definition.payload_content_type),
         effective_at=row.effective_at,
         created_at=row.created_at,
@@ -212,6 +214,7 @@ class _JobRow:
     paused_until: datetime | None
     finished_at: datetime | None
     next_at: datetime | None
+    due_at: datetime | None
     ahead_at: datetime | None
     hold_reason: str | None
     leaves_out: bool | None
@@ -236,20 +239,24 @@ class _JobDetailRow(_JobRow):
     created_at: datetime
 
 
-def _next_at(connection: Conn, tenant: str, row: _JobRow) -> datetime | None:
-    """Return the time of the next occurrence that fires."""
+def _next_at(connection: Conn, tenant: str, row: _JobRow) -> tuple[datetime | None, datetime | None]:
+    """Return the time of the next occurrence that fires, and the time by which its timer must be due."""
     if row.hold_reason is not None or not row.leaves_out:
         known = (row.ahead_at, row.next_at if row.hold_reason is None else None)
-        return min((at for at in known if at is not None), default=None)
+        next_at = min((at for at in known if at is not None), default=None)
+        return next_at, row.paused_until if row.hold_reason == HoldReason.PAUSE else row.next_at
     from tidewheel.control.explain.upcoming import upcoming  # here: only jobs with calendars or overrides need it
 
-    firing = [each for each in upcoming(connection, tenant, row.key, 1).occurrences if each.leaves_at is not None]
-    return next(
-        (each.leaves_at if each.outcome is OccurrenceOutcome.WILL_BE_MOVED else each.at for each in firing), None
-    )
+    occurrences = upcoming(connection, tenant, row.key, 1).occurrences
+    first = next((each for each in occurrences if each.leaves_at is not None), None)
+    if first is None:
+        return None, None
+    next_at = first.leaves_at if first.outcome is OccurrenceOutcome.WILL_BE_MOVED else first.at
+    return next_at, first.leaves_at if first.outcome is OccurrenceOutcome.WAITING else None
 
 
-def _summary(row: _JobRow, next_at: datetime | None) -> JobSummary:
+def _summary(connection: Conn, tenant: str, row: _JobRow) -> JobSummary:
+    next_at, due = _next_at(connection, tenant, row)
     schedule = as_object(json.loads(row.schedule_json)) or {}
     timezone = schedule.get("timezone")
     return JobSummary(
@@ -265,6 +272,8 @@ def _summary(row: _JobRow, next_at: datetime | None) -> JobSummary:
         finished_at=row.finished_at,
         hold_reason=row.hold_reason,
         next_at=next_at,
+        # Only firing sets a timer later than that, after a failure.
+        postponed_until=row.due_at if row.due_at is not None and due is not None and row.due_at > due else None,
         last_run=_last_run(row),
     )
 

@@ -110,7 +110,9 @@ def test_batch_decisions_equal_single_decisions(data: st.DataObject) -> None:
     late = data.draw(st.one_of(st.timedeltas(timedelta(0), 2 * MINUTE), st.sampled_from([timedelta(0), MISFIRE_AFTER])))
     now = some[0].scheduled_at + late
     horizon = now + data.draw(st.sampled_from([timedelta(0), 5 * SECOND, -3 * SECOND]))
-    decider = BatchDecider(DecisionInputs(DAY_SETS, said), (), now=now, horizon=horizon, misfire_after=MISFIRE_AFTER)
+    decider = BatchDecider(
+        DecisionInputs(DAY_SETS, said), (), {}, now=now, horizon=horizon, misfire_after=MISFIRE_AFTER
+    )
     for timer in some:
         assert decider(timer) == long_way(timer, list(said.get(timer.job_id, ())), now, horizon)
 
@@ -144,6 +146,6 @@ def test_fast_path_decides_single_occurrence_on_time(schedule: str, since: datet
 def test_fast_path_leaves_unreadable_schedule_to_general_path(schedule: str) -> None:
     timer = locked_timer(START, schedule)
     assert decide_on_time(timer, now=START, horizon=START, misfire_after=MISFIRE_AFTER) is None
-    decider = BatchDecider(DecisionInputs(), (), now=START, horizon=START, misfire_after=MISFIRE_AFTER)
+    decider = BatchDecider(DecisionInputs(), (), {}, now=START, horizon=START, misfire_after=MISFIRE_AFTER)
     with pytest.raises(DecisionFailed):
         decider(timer)

@@ -19,6 +19,7 @@ from tests.scheduler.test_loop import running
 from tests.transitions.acts import apply_batch, lifecycle, submission
 from tidewheel.control.explain.explain import explain
 from tidewheel.control.explain.explanation import OccurrenceOutcome
+from tidewheel.control.reads.jobs import show_job
 from tidewheel.errors import Unavailable
 from tidewheel.ids import job_id
 from tidewheel.postgres.alike import MAX_ALIKE
@@ -32,6 +33,7 @@ JOBS = 20
 KEYS = [f"job-{number}" for number in range(JOBS)]
 QUARANTINED: LiteralString = "SELECT count(*) FROM timers WHERE due_at = 'infinity' OR hold_reason IS NOT NULL"
 OVERDUE: LiteralString = "SELECT count(*) FROM timers WHERE due_at < tidewheel_now() - interval '3 s'"
+ZONE_THAT_IS_GONE = '{"kind": "cron", "expressions": ["* * * * *"], "timezone": "Mars/Olympus"}'
 FUTURE_CHECK: LiteralString = "ALTER TABLE job_runs ADD CONSTRAINT of_a_newer_release CHECK (false) NOT VALID"
 
 # What breaks, and what mends it; {} is the scheduler's role.
@@ -224,6 +226,46 @@ def test_postponed_job_is_explained_and_replies_with_an_occurrence(of_a_newer_re
     assert "postponed" in explained.words
     assert "/readyz" in explained.words
     assert "Check that a `tidewheel scheduler` process runs" not in explained.words
+    faults.clear("jobs that fail alike")
+
+
+@pytest.mark.parametrize("ended_by", ["firing", "edit"])
+def test_ended_pauses_that_fail_alike_are_postponed_and_end_at_their_instant(
+    clocked: ClockedDatabase, ended_by: str
+) -> None:
+    clocked.stop_clock()
+    breaker, session = Breaker(), clocked.session()
+    apply_batch(clocked, *(submission(key, **EACH_SECOND, catch_up="fire_all") for key in KEYS))
+    ends_at = clocked.now() + 3 * SECOND
+    apply_batch(clocked, *({"type": "job.pause", "key": key, "until": ends_at.isoformat()} for key in KEYS))
+    schedules = clocked.rows("SELECT schedule_json, job_id FROM job_versions")
+    clocked.execute("UPDATE job_versions SET schedule_json = %s", [ZONE_THAT_IS_GONE])
+    clocked.advance(5 * SECOND)
+    assert fire(session, clocked.installation, look_at(clocked), breaker) == JOBS
+    assert clocked.value("SELECT count(*) FROM timers WHERE hold_reason = 'pause'") == JOBS
+    assert fire(session, clocked.installation, look_at(clocked), breaker) == 0, "the next poll takes none of them"
+    with clocked.transaction() as connection:
+        detail = show_job(connection, "default", KEYS[-1])
+    assert detail.summary.postponed_until is not None
+    assert detail.summary.postponed_until > clocked.now()
+    for schedule in schedules:
+        clocked.execute("UPDATE job_versions SET schedule_json = %s WHERE job_id = %s", schedule)
+    with clocked.transaction() as connection:
+        explained = explain(connection, "default", KEYS[-1], ends_at - SECOND)
+    assert (explained.outcome, "postponed" in explained.words) == (OccurrenceOutcome.PAUSED, True)
+    if ended_by == "edit":
+        replies = apply_batch(clocked, *(submission(key, **EACH_SECOND, payload=2) for key in KEYS))
+        assert {reply.status for reply in replies} == {"accepted"}
+        assert clocked.value("SELECT count(*) FROM jobs WHERE paused") == 0
+    else:
+        clocked.advance(2 * SECOND)  # the first pause between two tries takes 1 s
+    while fire(session, clocked.installation, look_at(clocked), breaker):
+        pass
+    since = (clocked.now() - ends_at) // SECOND
+    assert set(instants_of(clocked)) == {job_id("default", key) for key in KEYS}
+    for instants in instants_of(clocked).values():
+        assert instants == [ends_at + number * SECOND for number in range(since + 1)]
+    assert clocked.rows("SELECT reason, sum(occurrences) FROM skips GROUP BY reason") == [("paused", 2 * JOBS)]
     faults.clear("jobs that fail alike")
 
 

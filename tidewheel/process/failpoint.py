@@ -17,6 +17,8 @@ POINTS = frozenset(
         "firing.locked",
         "firing.before_commit",
         "firing.after_commit",
+        "freeing.before_commit",
+        "freeing.after_commit",
         "backfilling.before_commit",
         "backfilling.after_commit",
         "relay.read",

@@ -770,6 +770,27 @@ SELECT t.job_id
                 WHERE o.job_id = t.job_id AND o.scheduled_at = t.scheduled_at AND o.cause = 'timer')
     OR EXISTS (SELECT FROM deferred_effects AS l WHERE l.job_id = t.job_id AND l.chain_at = t.scheduled_at)
 
+-- name: release_timers
+-- Enables the timers of quarantined jobs, unless an edit or a release came first. A pause or an open run holds them.
+-- Index: timers_pkey, jobs_pkey, overrides_pkey. Lock: the timers, already locked; the jobs' rows change only under these
+-- locks.
+-- Why least: a moved occurrence that has not fired may be due before the position. Why greatest: it ignores a NULL.
+UPDATE timers AS t
+   SET due_at = greatest(
+         %(until)s::timestamptz,
+         CASE WHEN j.paused THEN coalesce(j.paused_until, 'infinity')
+              WHEN j.job_id = ANY (%(waiting)s::uuid[]) THEN 'infinity'
+              ELSE least(t.scheduled_at, (SELECT min(v.moved_to) FROM overrides AS v
+                                           WHERE v.job_id = t.job_id AND v.kind = 'move' AND v.done_at IS NULL))
+         END),
+       hold_reason = CASE WHEN j.paused THEN 'pause'
+                          WHEN j.job_id = ANY (%(waiting)s::uuid[]) THEN 'run' END
+  FROM unnest(%(job_ids)s::uuid[], %(positions)s::timestamptz[]) AS held (job_id, scheduled_at)
+  JOIN jobs AS j ON j.job_id = held.job_id
+ WHERE t.job_id = held.job_id AND t.scheduled_at = held.scheduled_at AND t.hold_reason = 'quarantine'
+   AND j.deleted_at IS NULL
+RETURNING j.job_id, j.tenant, j.key, j.shard, j.version
+
 -- name: reserve_catch_up_slots
 -- Reserves publish times for caught-up runs, for good, even if the transaction rolls back. Two transactions may get the
 -- same times: the rate holds on average, not to the microsecond.

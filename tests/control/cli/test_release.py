@@ -1,7 +1,7 @@
 """`tidewheel job release`, on a real database."""
 
 import asyncio
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 
@@ -10,6 +10,8 @@ from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
 from tests.transitions.acts import apply_batch, submission
 from tidewheel.control.client.async_client import AsyncClient
+from tidewheel.postgres.alike import MAX_ALIKE
+from tidewheel.process.faults import faults
 
 
 @pytest.fixture
@@ -56,3 +58,38 @@ def test_quarantined_job_is_found_with_its_error(held: ClockedDatabase) -> None:
     tidewheel(held, "job", "release", "one")
     assert [job["key"] for job in json_output(held, "job", "list", "--quarantined")["jobs"]] == ["two"]
     assert json_output(held, "job", "show", "one")["error"] is None
+
+
+def test_remedy_of_a_quarantined_job_names_its_tenant(clocked: ClockedDatabase) -> None:
+    clocked.stop_clock()
+    clocked.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
+    tidewheel(clocked, "job", "create", "one", "--every", "10s", "--handler", "note", "--tenant", "acme")
+    clocked.execute("UPDATE job_versions SET lane = 'nonsense'")
+    clocked.advance(timedelta(seconds=10))
+    fire_due(clocked)
+    text = tidewheel(clocked, "job", "show", "one", "--tenant", "acme").out
+    assert "`tidewheel job release one --tenant acme`" in text
+    released = tidewheel(clocked, "job", "release", "one", "--tenant", "acme")
+    assert released.lines[0] == "jobs released: 1"
+    assert "`tidewheel job list --quarantined --tenant acme`" in released.lines[1]
+
+
+def test_postponed_job_is_shown_with_its_next_try_and_remedy(clocked: ClockedDatabase) -> None:
+    clocked.stop_clock()
+    keys = [f"job-{number}" for number in range(MAX_ALIKE + 1)]
+    apply_batch(clocked, *(submission(key, schedule="@every 10s") for key in keys))
+    assert json_output(clocked, "job", "show", keys[0])["postponed_until"] is None
+    clocked.execute("UPDATE job_versions SET lane = 'nonsense'")
+    clocked.advance(timedelta(seconds=10))
+    fire_due(clocked)
+    for key in keys:
+        shown = json_output(clocked, "job", "show", key)
+        assert (
+            datetime.fromisoformat(shown["postponed_until"]) > clocked.now() == datetime.fromisoformat(shown["next_at"])
+        )
+        text = tidewheel(clocked, "job", "show", key).out
+        assert f"postponed until {shown['postponed_until']}" in text
+        assert "correct the cause" in text
+    rows = tidewheel(clocked, "job", "list").lines[1:]
+    assert all("postponed until" in row for row in rows)
+    faults.clear("jobs that fail alike")
