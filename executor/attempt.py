@@ -27,6 +27,7 @@ OVER = (
     "attempt {attempt} of run {run_id} is over: this executor was stopped for longer than its lease,"
     " and another one may run the run by now"
 )
+_SAVED_CHECK_SECONDS = 0.5
 SHUTDOWN_GRACE_SECONDS = 1.0  # for attempts to stop when the executor shuts down; then they are released
 
 
@@ -247,6 +248,24 @@ class Attempt:
         self.last_heartbeat = monotonic_seconds()
         if self.services.progress is not None:
             self.services.progress.put(self.key, progress, checkpoint)
+
+    def wait_saved(self) -> None:
+        """Wait until the newest progress and checkpoint are saved, or the attempt's end was reported.
+
+        Raises:
+            AttemptOver: Another executor may run its run by now.
+            RuntimeError: The run's row is locked by the handler's own transaction.
+        """
+        if self._completion is not None:
+            message = "complete_in comes last: no step can be saved after it"
+            raise RuntimeError(message)
+        if self.services.progress is None:
+            return
+        saved = self.services.progress.save_now(self.key)
+        while not saved.wait(_SAVED_CHECK_SECONDS):
+            self._require_owned()
+            if self._reported:
+                return
 
     def previous(self) -> Previous:
         """Return the job's runs before this one; waits for the database.

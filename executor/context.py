@@ -3,14 +3,18 @@
 import asyncio
 import json
 import logging
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Protocol
+from inspect import isawaitable
+from typing import TYPE_CHECKING, Any, Protocol
 from uuid import UUID
 
 from pydantic_core import PydanticSerializationError, to_json
 
 from tidewheel.clock import SystemClock, monotonic_seconds
+from tidewheel.executor.steps import Steps, has_steps, own_checkpoint
 from tidewheel.jobs.values import MAX_PROGRESS_BYTES, MAX_RESULT_BYTES
 from tidewheel.schemas.primitives import slot
 
@@ -81,6 +85,10 @@ class HandlerChannel(Protocol):
         """Record a heartbeat with JSON texts to be saved; never waits."""
         ...
 
+    def wait_saved(self) -> None:
+        """Wait until what was recorded is saved."""
+        ...
+
     def previous(self) -> Previous:
         """Look up the job's earlier runs; waits for the database."""
         ...
@@ -95,6 +103,9 @@ class NoChannel:
 
     def heartbeat(self, progress: bytes | None, checkpoint: bytes | None) -> None:
         """Do nothing."""
+
+    def wait_saved(self) -> None:
+        """Return at once."""
 
     def previous(self) -> Previous:
         """Return that there are no earlier runs."""
@@ -140,6 +151,7 @@ class Context:
     _cancelled: Flag
     _channel: HandlerChannel = field(default_factory=NoChannel)
     _checkpoint: bytes | None = None
+    _steps: Steps | None = None
     _began: float = field(default_factory=monotonic_seconds)
 
     @classmethod
@@ -172,6 +184,7 @@ class Context:
         _set_cancelled(context, cancelled)
         _set_channel(context, channel)
         _set_checkpoint(context, request.checkpoint)
+        _set_steps(context, None)
         _set_began(context, monotonic_seconds())
         return context
 
@@ -193,7 +206,7 @@ class Context:
     @property
     def checkpoint(self) -> object:
         """The last checkpoint of an earlier attempt of this run, as plain values; None if there is none."""
-        return None if self._checkpoint is None else json.loads(self._checkpoint)
+        return own_checkpoint(self._checkpoint)
 
     def heartbeat(self, progress: object = None, checkpoint: object = None) -> None:
         """Report that the attempt is alive; callable from coroutines and threads, at any rate.
@@ -208,7 +221,58 @@ class Context:
             ValueError: A value does not serialize to JSON, or is too large; nothing was reported.
             AttemptOver: The executor was stopped for longer than its lease, and no longer owns the run.
         """
-        self._channel.heartbeat(_to_json("progress", progress), _to_json("checkpoint", checkpoint))
+        reported, saved = _to_json("progress", progress), _to_json("checkpoint", checkpoint)
+        if saved is not None and (self._steps is not None or has_steps(self._checkpoint)):
+            self._all_steps().keep(saved, lambda whole: self._channel.heartbeat(reported, whole))
+        else:
+            self._channel.heartbeat(reported, saved)
+
+    def step(self, name: str, function: Callable[[], object]) -> Any:  # noqa: ANN401 - any JSON value
+        """Run a step once: a later attempt of the run gets the saved result, and does not call the function.
+
+        The result is saved when this returns. An attempt that dies within the function repeats it. It blocks, so a
+        coroutine awaits `step_async` instead.
+
+        Args:
+            name: Unique within the handler, and the same in each attempt.
+            function: Called without arguments; its result serializes to JSON. All results of a run and its checkpoint
+                have 64 KiB together.
+
+        Returns:
+            The result after its way through JSON, as a later attempt gets it.
+
+        Raises:
+            ValueError: The attempt has used the name before.
+            Permanent: The result is no JSON or too large.
+            AttemptOver: The executor was stopped for longer than its lease, and no longer owns the run.
+            RuntimeError: It was called on the event loop, which it would block.
+        """
+        _refuse_loop("step", f"{name!r}, …")
+        steps = self._all_steps()
+        if (saved := steps.begin(name)) is None:
+            saved = steps.finish(name, function(), self._save)
+            self._channel.wait_saved()
+        return json.loads(saved)
+
+    async def step_async(self, name: str, function: Callable[[], object]) -> Any:  # noqa: ANN401 - as above
+        """As `step`, for a coroutine; the function may be one too, and others run meanwhile."""
+        steps = self._all_steps()
+        if (saved := steps.begin(name)) is None:
+            result = function()
+            saved = steps.finish(name, await result if isawaitable(result) else result, self._save)
+            await asyncio.to_thread(self._channel.wait_saved)
+        return json.loads(saved)
+
+    def _save(self, checkpoint: bytes) -> None:
+        self._channel.heartbeat(None, checkpoint)
+
+    def _all_steps(self) -> Steps:
+        with _FIRST_STEP:
+            if self._steps is None:
+                _set_steps(self, Steps(self._checkpoint))
+            steps = self._steps
+        assert steps is not None  # noqa: S101 - set above
+        return steps
 
     def previous(self) -> Previous:
         """Return the job's runs before this one; blocks, so a coroutine awaits `previous_async` instead.
@@ -217,12 +281,8 @@ class Context:
             Unavailable: The database does not answer.
             RuntimeError: It was called on the event loop, which it would block.
         """
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return self._channel.previous()
-        message = "ctx.previous() would block the event loop; write `await ctx.previous_async()`"
-        raise RuntimeError(message)
+        _refuse_loop("previous", "")
+        return self._channel.previous()
 
     async def previous_async(self) -> Previous:
         """Return the job's runs before this one, without blocking the loop.
@@ -262,12 +322,24 @@ _set_scheduled_at, _set_deadline_seconds = slot(Context, "scheduled_at"), slot(C
 _set_labels, _set_idempotency_key = slot(Context, "labels"), slot(Context, "idempotency_key")
 _set_traceparent, _set_logger = slot(Context, "traceparent"), slot(Context, "logger")
 _set_cancelled, _set_channel = slot(Context, "_cancelled"), slot(Context, "_channel")
-_set_checkpoint, _set_began = slot(Context, "_checkpoint"), slot(Context, "_began")
+_set_checkpoint, _set_steps = slot(Context, "_checkpoint"), slot(Context, "_steps")
+_set_began = slot(Context, "_began")
+_FIRST_STEP = threading.Lock()
 
 
 def logger_of(run_id: str, attempt: int, job_key: str) -> "logging.LoggerAdapter[logging.Logger]":
     """Return a logger whose lines carry the attempt."""
     return logging.LoggerAdapter(_LOG, {"run_id": run_id, "attempt": attempt, "job_key": job_key})
+
+
+def _refuse_loop(method: str, arguments: str) -> None:
+    """Refuse a call that blocks, on the event loop."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    message = f"ctx.{method}({arguments}) would block the event loop; write `await ctx.{method}_async({arguments})`"
+    raise RuntimeError(message)
 
 
 def _to_json(name: str, value: object) -> bytes | None:

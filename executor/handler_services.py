@@ -32,6 +32,15 @@ _MAX_RUNS = 1000  # of the job, searched backwards for one that succeeded
 Key = tuple[UUID, int]
 
 
+@dataclass(slots=True, eq=False)
+class _Awaited:
+    """A wait for a save: of the report itself, or of the newest one, which has its values too."""
+
+    report: ProgressReport
+    newest: ProgressReport
+    saved: threading.Event
+
+
 class ProgressBuffer:
     """Progress and checkpoints that are not saved yet, the newest of each attempt; safe from every thread.
 
@@ -44,6 +53,7 @@ class ProgressBuffer:
         self._executor_id, self._wake = executor_id, wake
         self._unsaved: dict[Key, ProgressReport] = {}
         self._aside = SetAside[Key]()
+        self._awaited: dict[Key, list[_Awaited]] = {}
         self._lock = threading.Lock()
         self._next_save = 0.0
 
@@ -54,9 +64,24 @@ class ProgressBuffer:
             if before is not None:
                 progress = before.progress if progress is None else progress
                 checkpoint = before.checkpoint if checkpoint is None else checkpoint
-            self._unsaved[key] = ProgressReport(*key, self._executor_id, progress, checkpoint)
+            self._unsaved[key] = report = ProgressReport(*key, self._executor_id, progress, checkpoint)
+            for awaited in self._awaited.get(key, ()):
+                awaited.newest = report
         if first:
             self._wake()
+
+    def save_now(self, key: Key) -> threading.Event:
+        """Request a save without a pause; return an event that is set when the values are saved."""
+        saved = threading.Event()
+        with self._lock:
+            report = self._unsaved.get(key)
+            if report is None:
+                saved.set()
+                return saved
+            self._awaited.setdefault(key, []).append(_Awaited(report, report, saved))
+            self._next_save = 0.0
+        self._wake()
+        return saved
 
     def seconds_until_save(self) -> float | None:
         """Return the seconds until the next save; None while nothing is unsaved."""
@@ -84,9 +109,22 @@ class ProgressBuffer:
         """Drop what was saved; progress that was put since stays."""
         with self._lock:
             for report in reports:
-                self._aside.drop((report.run_id, report.attempt))
-                if self._unsaved.get((report.run_id, report.attempt)) is report:
-                    del self._unsaved[report.run_id, report.attempt]
+                key = report.run_id, report.attempt
+                self._aside.drop(key)
+                if self._unsaved.get(key) is report:
+                    del self._unsaved[key]
+                if key in self._awaited:
+                    self._end_waits(key, report)
+
+    def _end_waits(self, key: Key, report: ProgressReport) -> None:
+        left: list[_Awaited] = []
+        for awaited in self._awaited.pop(key):
+            if report is awaited.report or report is awaited.newest:
+                awaited.saved.set()
+            else:
+                left.append(awaited)
+        if left:
+            self._awaited[key] = left
 
 
 class PreviousRuns:

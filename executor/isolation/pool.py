@@ -26,6 +26,7 @@ from tidewheel.executor.isolation.protocol import (
     attempt_key,
     outcome_of,
     previous_frame,
+    saved_frame,
 )
 from tidewheel.executor.outcome import NOT_STARTED, Outcome, failed
 from tidewheel.process.metrics import metrics
@@ -284,15 +285,20 @@ class _WorkerThread:
                         attempt.heartbeat(frame.parts[0], frame.parts[1])
                     except AttemptOver as error:
                         process.send(Frame(Kind.CANCEL, {**attempt_head(*attempt.key), "over": str(error)}))
-                case Kind.READ_PREVIOUS if _is_of(frame, attempt):
+                case Kind.READ_PREVIOUS | Kind.SAVE if _is_of(frame, attempt):
                     threading.Thread(target=self._reply, args=(frame, attempt), daemon=True).start()
                 case Kind.READ_PREVIOUS:
                     process.send(previous_frame(frame, _refuse_ended))
+                case Kind.SAVE:
+                    process.send(saved_frame(frame, _refuse_save))
                 case _:
                     pass
 
     def _reply(self, request: Frame, attempt: Attempt) -> None:
-        self._replies.put(previous_frame(request, attempt.previous))
+        if request.kind is Kind.SAVE:
+            self._replies.put(saved_frame(request, attempt.wait_saved))
+        else:
+            self._replies.put(previous_frame(request, attempt.previous))
         self._wake()
 
     def _on_wakeup(self) -> None:
@@ -315,6 +321,11 @@ def _is_of(frame: Frame, attempt: Attempt) -> bool:
 def _refuse_ended() -> Previous:
     message = "the requesting attempt is over"
     raise Unavailable(message)
+
+
+def _refuse_save() -> None:
+    message = "the requesting attempt is over"
+    raise AttemptOver(message)
 
 
 def _attempt_frame(attempt: Attempt) -> Frame:

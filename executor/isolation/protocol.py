@@ -15,7 +15,7 @@ from uuid import UUID
 
 from pydantic_core import to_json
 
-from tidewheel.errors import Unavailable
+from tidewheel.errors import AttemptOver, Unavailable
 from tidewheel.executor.context import Context, Flag, HandlerChannel, Previous, logger_of
 from tidewheel.executor.outcome import Outcome, error_text, trace_text
 from tidewheel.runs import AttemptOutcome
@@ -28,8 +28,8 @@ _NO_PART = -1
 class Kind(StrEnum):
     """Kinds of frames.
 
-    To the worker: setup, attempt, cancel, previous runs. From the worker: ready, unready, outcome, heartbeat, request
-    for previous runs.
+    To the worker: setup, attempt, cancel, previous runs, saved. From the worker: ready, unready, outcome, heartbeat,
+    request for previous runs, request for a save.
     """
 
     SETUP = "setup"
@@ -41,6 +41,8 @@ class Kind(StrEnum):
     OUTCOME = "outcome"
     HEARTBEAT = "heartbeat"
     READ_PREVIOUS = "read_previous"
+    SAVE = "save"
+    SAVED = "saved"
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +191,26 @@ def previous_of(frame: Frame) -> Previous:
         raise Unavailable(str(frame.head["error"]))
     result = json.loads(frame.parts[0] or b"null")
     return Previous(_instant(frame.head["at"]), result, _instant(frame.head["result_at"]))
+
+
+def saved_frame(request: Frame, wait_saved: Callable[[], None]) -> Frame:
+    """Return the reply to a request for a save: it was saved, or the error of waiting for it."""
+    attempt = attempt_head(*attempt_key(request))
+    try:
+        wait_saved()
+    except AttemptOver as over:
+        return Frame(Kind.SAVED, {**attempt, "over": str(over)})
+    return Frame(Kind.SAVED, attempt)
+
+
+def verify_saved(frame: Frame) -> None:
+    """Raise the error of a save.
+
+    Raises:
+        AttemptOver: Another executor may run the run by now.
+    """
+    if "over" in frame.head:
+        raise AttemptOver(str(frame.head["over"]))
 
 
 def _text(at: datetime | None) -> str | None:

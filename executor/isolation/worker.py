@@ -36,6 +36,7 @@ from tidewheel.executor.isolation.protocol import (
     encode_frame,
     outcome_frame,
     previous_of,
+    verify_saved,
 )
 from tidewheel.executor.outcome import CANCELLED, NOT_STARTED, Outcome, failed, from_exception
 
@@ -205,6 +206,13 @@ class _PipeChannel:
     def heartbeat(self, progress: bytes | None, checkpoint: bytes | None) -> None:
         self._require_owned()
         self._worker.send(Frame(Kind.HEARTBEAT, self._head, [progress, checkpoint]))
+
+    def wait_saved(self) -> None:
+        if self._completion is not None:
+            message = "complete_in comes last: no step can be saved after it"
+            raise RuntimeError(message)
+        with self._lock:
+            verify_saved(self._worker.request(Frame(Kind.SAVE, self._head)))
 
     def previous(self) -> Previous:
         with self._lock:

@@ -7,6 +7,7 @@ process that is killed leaves a whole line or none.
 import asyncio
 import json
 import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -93,13 +94,50 @@ async def blocking(context: Context, payload: object) -> None:
         never.wait(_LOOK_SECONDS)
 
 
+@tidewheel.handler("steps")
+async def steps(context: Context, payload: object) -> list[int]:
+    """Three steps with an effect each; the first attempt's process is killed right after the second."""
+    results: list[int] = []
+    for number in range(3):
+        results.append(await context.step_async(f"step-{number}", lambda number=number: _step(context, number)))
+        _die_after_the_second(context, number)
+    return results
+
+
+@tidewheel.handler("steps-sync")
+def steps_sync(context: Context, payload: object) -> list[int]:
+    """The same on a thread."""
+    results: list[int] = []
+    for number in range(3):
+        results.append(context.step(f"step-{number}", lambda number=number: _step(context, number)))
+        _die_after_the_second(context, number)
+    return results
+
+
+@tidewheel.handler("steps-process", isolation="process")
+def steps_process(context: Context, payload: object) -> list[int]:
+    """The same in a worker process."""
+    return steps_sync(context, payload)
+
+
+def _step(context: Context, number: int) -> int:
+    _effect(context, step=number)
+    return number * 10 + context.attempt
+
+
+def _die_after_the_second(context: Context, number: int) -> None:
+    if context.attempt == 1 and number == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def _let_go(context: Context, payload: object) -> bool:
     """Return True if the payload's file exists, or the one for this attempt alone."""
     return Path(str(payload)).exists() or Path(f"{payload}-{context.attempt}").exists()
 
 
-def _effect(context: Context) -> None:
+def _effect(context: Context, **more: object) -> None:
     line = {
+        **more,
         "run_id": str(context.run_id),
         "attempt": context.attempt,
         "job_key": context.job_key,

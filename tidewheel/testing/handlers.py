@@ -199,6 +199,9 @@ class _Attempt(Attempt):
         self.progress = self.progress if progress is None else progress
         self.checkpoint = self.checkpoint if checkpoint is None else checkpoint
 
+    def wait_saved(self) -> None:
+        pass
+
     def previous(self) -> Previous:
         return self.given_previous
 
