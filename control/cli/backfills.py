@@ -11,7 +11,6 @@ from tidewheel.control.cli.options import DEFAULT_TENANT, Key, Limit, Reason, Re
 from tidewheel.control.cli.output import (
     Output,
     OutputOption,
-    as_json,
     print_document,
     print_facts,
     print_result,
@@ -20,6 +19,7 @@ from tidewheel.control.cli.output import (
 from tidewheel.control.cli.time_options import Tz, read_instant, utc_and_local
 from tidewheel.control.client.results import BackfillResult
 from tidewheel.control.reads import backfills as read
+from tidewheel.control.reads.json_form import as_json
 from tidewheel.jobs.strict_json import as_object
 from tidewheel.schedules.decision import BackfillState
 

@@ -10,7 +10,6 @@ from tidewheel.control.cli.options import DEFAULT_TENANT, Tenant, reading, reque
 from tidewheel.control.cli.output import (
     Output,
     OutputOption,
-    as_json,
     print_document,
     print_facts,
     print_result,
@@ -20,6 +19,7 @@ from tidewheel.control.cli.output import (
 from tidewheel.control.cli.time_options import rfc3339
 from tidewheel.control.ical import HORIZON_YEARS, read_calendar_file
 from tidewheel.control.reads.calendars import CalendarDetail, list_calendars, show_calendar
+from tidewheel.control.reads.json_form import as_json
 from tidewheel.errors import refuse
 from tidewheel.jobs.strict_json import as_object
 

@@ -13,7 +13,6 @@ from tidewheel.control.cli.options import DEFAULT_TENANT, Limit, Tenant, reading
 from tidewheel.control.cli.output import (
     Output,
     OutputOption,
-    as_json,
     print_document,
     print_facts,
     print_result,
@@ -25,6 +24,7 @@ from tidewheel.control.cli.run_format import attempt_facts, attempt_row, retry_c
 from tidewheel.control.cli.tables import Cell
 from tidewheel.control.cli.time_options import Tz, read_instant, utc_and_local
 from tidewheel.control.reads import dead_letters as read
+from tidewheel.control.reads.json_form import as_json
 from tidewheel.errors import refuse
 from tidewheel.jobs.strict_json import as_object
 

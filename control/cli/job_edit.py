@@ -19,10 +19,11 @@ from tidewheel.control.cli.options import (
     requesting,
     with_options,
 )
-from tidewheel.control.cli.output import Output, OutputOption, as_json, print_result
+from tidewheel.control.cli.output import Output, OutputOption, print_result
 from tidewheel.control.cli.time_options import Tz, read_duration, read_instant, utc_and_local
 from tidewheel.control.client.results import Job
 from tidewheel.control.reads import jobs as read
+from tidewheel.control.reads.json_form import as_json
 from tidewheel.errors import VersionConflict, refuse
 from tidewheel.jobs.strict_json import as_object
 

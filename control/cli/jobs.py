@@ -12,7 +12,6 @@ from tidewheel.control.cli.options import DEFAULT_TENANT, Key, Limit, Tenant, re
 from tidewheel.control.cli.output import (
     Output,
     OutputOption,
-    as_json,
     duration_text,
     print_document,
     print_facts,
@@ -21,6 +20,7 @@ from tidewheel.control.cli.output import (
 from tidewheel.control.cli.tables import Cell
 from tidewheel.control.cli.time_options import Tz, rfc3339, utc_and_local
 from tidewheel.control.reads import jobs as read
+from tidewheel.control.reads.json_form import as_json
 from tidewheel.jobs.strict_json import as_list, as_object
 from tidewheel.jobs.values import format_duration
 from tidewheel.schedules.decision import HoldReason

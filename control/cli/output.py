@@ -9,21 +9,18 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
-from datetime import date, datetime, timedelta
-from enum import Enum, StrEnum
-from typing import Annotated, Any, cast
-from uuid import UUID
+from datetime import timedelta
+from enum import StrEnum
+from typing import Annotated
 
 import typer
 
 from tidewheel.clock import SystemClock
 from tidewheel.control.cli.commands import COLUMNS
 from tidewheel.control.cli.tables import Cell, state_text, table_lines
-from tidewheel.control.cli.time_options import rfc3339
-from tidewheel.jobs.strict_json import Json
+from tidewheel.control.reads.json_form import as_json
 from tidewheel.jobs.values import format_duration
 
 # Rich is imported where a progress bar is drawn: no list needs it.
@@ -59,20 +56,6 @@ def print_document(document: object, output: Output) -> None:
         )
     else:
         typer.echo(json.dumps(as_json(document), ensure_ascii=False))
-
-
-def as_json(value: object) -> Json:
-    """Return the JSON form: a dataclass as its fields, an instant, a duration or an id as text."""
-    if value is None or type(value) in (bool, int, float, str):
-        return cast("Json", value)
-    for kind, show in _TEXTS:
-        if isinstance(value, kind):
-            return show(value)
-    if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: as_json(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(name): as_json(part) for name, part in cast("Mapping[object, object]", value).items()}
-    return [as_json(part) for part in cast("Iterable[object]", value)]
 
 
 def wrapped(text: str, indent: str = "") -> str:
@@ -155,12 +138,3 @@ def _ignore(done: int) -> None:
 
 
 _STATES = frozenset({"state", "status"})  # of facts
-
-_TEXTS: tuple[tuple[type, Callable[[Any], str]], ...] = (
-    (Enum, lambda value: str(value.value)),
-    (datetime, lambda value: value.isoformat() if value.utcoffset() else rfc3339(value)),
-    (date, date.isoformat),
-    (timedelta, format_duration),
-    (UUID, str),
-    (bytes, lambda value: value.decode(errors="replace")),
-)

@@ -27,7 +27,6 @@ from tidewheel.control.cli.options import (
 from tidewheel.control.cli.output import (
     Output,
     OutputOption,
-    as_json,
     print_document,
     print_facts,
     print_result,
@@ -39,6 +38,7 @@ from tidewheel.control.cli.run_format import attempt_facts, attempt_row, claim_m
 from tidewheel.control.cli.time_options import Tz, read_duration, read_instant
 from tidewheel.control.reads import run_detail as read_one
 from tidewheel.control.reads import runs as read
+from tidewheel.control.reads.json_form import as_json
 from tidewheel.errors import refuse
 from tidewheel.jobs.strict_json import as_object
 from tidewheel.runs import FINAL
