@@ -47,20 +47,30 @@ SELECT r.state, r.attempt AS newest, x.attempt, a.outcome,
 -- name: list_jobs
 -- Returns a page of a tenant's jobs by key, each with its schedule, timer, first run created ahead, and latest run whose
 -- instant has come.
--- Index: jobs_by_key, walked from the page's start; job_versions_pkey, timers_pkey, job_runs_by_job; by job in every
--- partition of finished_runs. For quarantined jobs only, quarantine is read once, and timers_pkey. No lock.
+-- Index: jobs_by_key, walked from the page's start over at most `look` rows; job_versions_pkey, timers_pkey,
+-- job_runs_by_job; by job in every partition of finished_runs. For quarantined jobs only, quarantine is read once. No lock.
 SELECT j.key, j.job_id, j.version, v.schedule_json, j.labels, j.paused, j.paused_until, j.finished_at, t.scheduled_at AS next_at,
        nullif(t.due_at, 'infinity') AS due_at, a.ahead_at, t.hold_reason, t.overridden OR v.policy_json LIKE '%%calendars":["%%' AS leaves_out, r.run_id, r.state, r.scheduled_at,
        r.started_at, r.finished_at AS ended_at, r.reason, r.error_type
   FROM (SELECT *
-          FROM jobs
-         WHERE tenant = %(tenant)s AND key > %(after)s AND version > 0 AND deleted_at IS NULL
-           AND starts_with(key, %(prefix)s) AND coalesce(labels, '{}') @> %(labels)s
+          FROM (SELECT * FROM jobs
+                 WHERE tenant = %(tenant)s AND version > 0 AND deleted_at IS NULL
+                   AND key COLLATE "C" >= %(prefix)s AND key COLLATE "C" > %(after)s
+                   AND (%(beyond)s::text IS NULL OR key COLLATE "C" < %(beyond)s)
+                 ORDER BY key COLLATE "C"
+                 LIMIT %(look)s) AS seen
+         WHERE coalesce(labels, '{}') @> %(labels)s
            AND (%(paused)s::boolean IS NULL OR paused = %(paused)s)
+           AND (%(finished)s::boolean IS NULL OR (finished_at IS NOT NULL) = %(finished)s)
            AND (%(kind)s::text IS NULL OR schedule_kind = %(kind)s)
-           AND (NOT %(quarantined)s::boolean OR job_id IN (
-                SELECT q.job_id FROM quarantine AS q JOIN timers AS h USING (job_id) WHERE h.hold_reason = 'quarantine'))
-         ORDER BY key
+           AND (%(lane)s::text IS NULL AND %(queue)s::text IS NULL OR EXISTS (
+                SELECT FROM job_versions AS w
+                 WHERE w.job_id = seen.job_id AND w.version = seen.version
+                   AND (%(lane)s::text IS NULL OR w.lane = %(lane)s)
+                   AND (%(queue)s::text IS NULL OR w.queue = %(queue)s)))
+           AND (%(quarantined)s::boolean IS NULL OR %(quarantined)s = (job_id IN (
+                SELECT q.job_id FROM quarantine AS q JOIN timers AS h USING (job_id) WHERE h.hold_reason = 'quarantine')))
+         ORDER BY key COLLATE "C"
          LIMIT %(limit)s) AS j
   JOIN job_versions AS v ON v.job_id = j.job_id AND v.version = j.version
   LEFT JOIN timers AS t ON t.job_id = j.job_id
@@ -72,7 +82,44 @@ SELECT j.key, j.job_id, j.version, v.schedule_json, j.labels, j.paused, j.paused
  CROSS JOIN LATERAL (
         SELECT min(w.scheduled_at) AS ahead_at FROM job_runs AS w
          WHERE w.job_id = j.job_id AND w.cause = 'timer' AND w.attempt = 0 AND w.scheduled_at > tidewheel_now()) AS a
- ORDER BY j.key
+ ORDER BY j.key COLLATE "C"
+
+-- name: count_jobs
+-- Returns the number of matching jobs among the first `look` of a tenant, at most `limit`, and the number of these.
+-- Index: jobs_by_key, job_versions_pkey. For quarantined jobs only, quarantine is read once, and timers_pkey. No lock.
+WITH seen AS MATERIALIZED (
+    SELECT job_id, version, labels, paused, finished_at, schedule_kind FROM jobs
+     WHERE tenant = %(tenant)s AND version > 0 AND deleted_at IS NULL
+       AND key COLLATE "C" >= %(prefix)s AND key COLLATE "C" > %(after)s
+       AND (%(beyond)s::text IS NULL OR key COLLATE "C" < %(beyond)s)
+     ORDER BY key COLLATE "C"
+     LIMIT %(look)s
+)
+SELECT count(*), (SELECT count(*) FROM seen)
+  FROM (SELECT 1 FROM seen
+         WHERE coalesce(labels, '{}') @> %(labels)s
+           AND (%(paused)s::boolean IS NULL OR paused = %(paused)s)
+           AND (%(finished)s::boolean IS NULL OR (finished_at IS NOT NULL) = %(finished)s)
+           AND (%(kind)s::text IS NULL OR schedule_kind = %(kind)s)
+           AND (%(lane)s::text IS NULL AND %(queue)s::text IS NULL OR EXISTS (
+                SELECT FROM job_versions AS w
+                 WHERE w.job_id = seen.job_id AND w.version = seen.version
+                   AND (%(lane)s::text IS NULL OR w.lane = %(lane)s)
+                   AND (%(queue)s::text IS NULL OR w.queue = %(queue)s)))
+           AND (%(quarantined)s::boolean IS NULL OR %(quarantined)s = (job_id IN (
+                SELECT q.job_id FROM quarantine AS q JOIN timers AS h USING (job_id) WHERE h.hold_reason = 'quarantine')))
+         LIMIT %(limit)s) AS matching
+
+-- name: last_job_looked_at
+-- Returns the last key that a page of jobs has looked at, if there are so many.
+-- Index: jobs_by_key, walked from the page's start. No lock.
+SELECT key FROM jobs
+ WHERE tenant = %(tenant)s AND version > 0 AND deleted_at IS NULL
+   AND key COLLATE "C" >= %(prefix)s AND key COLLATE "C" > %(after)s
+   AND (%(beyond)s::text IS NULL OR key COLLATE "C" < %(beyond)s)
+ ORDER BY key COLLATE "C"
+OFFSET %(look)s - 1
+ LIMIT 1
 
 -- name: show_job
 -- Returns one job with its current version as submitted, its pause, its timer and its latest run.

@@ -57,7 +57,7 @@ CREATE TABLE jobs (
 COMMENT ON COLUMN jobs.version IS '0 only inside the transaction that creates the job';
 COMMENT ON COLUMN jobs.interval_anchor IS 'the time at which an interval was first accepted; kept across edits that keep interval_us';
 COMMENT ON COLUMN jobs.deleted_at IS 'set on a deleted job; creating it again continues its versions';
-CREATE INDEX jobs_by_key ON jobs (tenant, key);
+CREATE INDEX jobs_by_key ON jobs (tenant, key COLLATE "C"); -- in the order of bytes, so that a prefix is a range
 CREATE INDEX jobs_fixed_delay ON jobs (job_id) WHERE schedule_kind = 'fixed_delay' AND deleted_at IS NULL;
 
 -- No foreign key to jobs, as above: a version is written in the transaction that writes its job, and nowhere else. Code

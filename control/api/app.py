@@ -1,14 +1,19 @@
-"""Create the ASGI application: routes, authorization, and errors as problem documents."""
+"""Create the ASGI application: routes, authorization, errors as problem documents, OpenAPI."""
 
-from starlette.applications import Starlette
+from fastapi import FastAPI
 from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
 
+from tidewheel.control.api.answers import encoded
 from tidewheel.control.api.bearer import Guard
 from tidewheel.control.api.executors import ExecutorsApi
 from tidewheel.control.api.health import HealthApi
+from tidewheel.control.api.jobs import JobsApi
+from tidewheel.control.api.openapi import openapi
 from tidewheel.control.api.problems import HANDLERS
-from tidewheel.control.api.runs import RunsApi
 from tidewheel.control.api.schemas import SchemasApi
+from tidewheel.control.api.task_tokens import TaskTokensApi
 from tidewheel.control.api.workers import Pools
 from tidewheel.executor.message_check import MessageCheck
 from tidewheel.message_signatures import MessageKeys
@@ -16,21 +21,34 @@ from tidewheel.process.service import Shutdown
 from tidewheel.settings.api import ApiSettings
 from tidewheel.transitions.installation import Installation
 
+_ABOUT = "Jobs, runs and dead letters of Tidewheel, and the calls of executors in other languages."
 
-def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *, stop: Shutdown) -> Starlette:
+
+def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *, stop: Shutdown) -> FastAPI:
     """Return the HTTP API on these workers."""
     keys = MessageKeys()
     check = MessageCheck(keys, settings.message_signatures)
     apis = (
         ExecutorsApi(pools.executors, installation, settings, keys, check),
-        RunsApi(pools.reports, installation),
+        TaskTokensApi(pools.reports, installation),
+        JobsApi(pools.reads, pools.writes),
         SchemasApi(pools.strangers),
         HealthApi(pools.probes, stop),
     )
-    app = Starlette(
-        routes=[route for api in apis for route in api.routes()],
+    app = FastAPI(
+        title="Tidewheel",
+        description=_ABOUT,
+        openapi_url=None,
         middleware=[Middleware(Guard, settings=settings, task_token_key=installation.task_token_key)],
         exception_handlers=HANDLERS,
+        redirect_slashes=False,  # a redirect would go to the host that the caller names
     )
-    app.router.redirect_slashes = False  # a redirect would go to the host that the caller names
+    for api in apis:
+        api.add_to(app.router)
+
+    async def document(_: Request) -> Response:
+        """Return this document."""
+        return Response(encoded(openapi(app)), media_type="application/json")
+
+    app.router.add_api_route("/api/v1/openapi.json", document, methods=["GET"], response_model=None)
     return app

@@ -13,12 +13,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tidewheel.control.api.health import PROBES
 from tidewheel.control.api.problems import Overloaded, problem
 from tidewheel.redaction import protect
 from tidewheel.settings.api import ApiSettings, is_loopback
 from tidewheel.task_tokens import read_task_token
 
+PROBES = ("/healthz", "/readyz")
 TRUSTED = "tidewheel.trusted"  # in a request's scope: it may use the calls of executors
 
 # Paths without the configured token: probes, schemas, and runs, which need an attempt's task token.
@@ -65,6 +65,8 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        # Authorization and routes both see the path as it was sent: an encoded slash is a part of a key.
+        scope["path"] = scope["raw_path"].decode("latin-1")
         who = self._caller(Request(scope))
         stranger = who == "strangers" or isinstance(who, Response)
         # A full queue fails no probe: its answer costs as little as the refusal.

@@ -1,6 +1,7 @@
 """Read a request's body: bounded in size and time, strict JSON, validated by a model."""
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import TypeVar
 
@@ -8,7 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
 from tidewheel.control.api.problems import UnreadableBody
-from tidewheel.errors import InvalidInput, UndecodableMessage
+from tidewheel.errors import FieldError, InvalidInput, UndecodableMessage
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.strict_json import MAX_DOCUMENT_BYTES, read_object
 from tidewheel.jobs.validation import StrictModel, validate
@@ -20,7 +21,18 @@ MAX_REPORT_BYTES = 512 * 1024  # a result of 64 KiB, with every character escape
 _SECONDS = 10.0  # for a body of at most 1 MiB: a slower client is stuck or malicious
 
 
-async def read_document(request: Request, limit: int = MAX_DOCUMENT_BYTES) -> dict[str, object]:
+_JSON = ("application/json",)
+_ELSEWHERE: Mapping[str, str] = {
+    "type": "leave it out: the address names it",
+    "tenant": "write it in the query, as ?tenant=",
+    "request_id": "send it as the header Idempotency-Key",
+    "if_version": "send it as the header If-Match",
+}
+
+
+async def read_document(
+    request: Request, limit: int = MAX_DOCUMENT_BYTES, *, kinds: Sequence[str] = _JSON
+) -> dict[str, object]:
     """Return the JSON object of the body; an empty body is an empty object.
 
     Raises:
@@ -31,8 +43,8 @@ async def read_document(request: Request, limit: int = MAX_DOCUMENT_BYTES) -> di
     if not body:
         return {}
     # A browser page may send other types cross-site without a preflight request, but not JSON.
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise HTTPException(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "send the body as content-type: application/json")
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() not in kinds:
+        raise HTTPException(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"send the body as content-type: {' or '.join(kinds)}")
     try:
         return read_object(body)
     except UndecodableMessage as error:
@@ -52,6 +64,27 @@ async def read_body(request: Request, model: type[M]) -> M:
         return validate(model, document)
     except InvalidValue as error:
         raise InvalidInput(error.errors) from error
+
+
+async def read_verb(request: Request, kind: str, **fields: object) -> dict[str, object]:
+    """Return the request of intake that a body and an address describe.
+
+    Args:
+        request: The request.
+        kind: The type of intake's request.
+        **fields: The fields that the address and the headers give.
+
+    Raises:
+        InvalidInput: The body has a field of these.
+        HTTPException: As `read_document`.
+        UnreadableBody: As `read_document`.
+    """
+    body = await read_document(request)
+    wrong = [name for name in body if name in _ELSEWHERE or name in fields]
+    if wrong:
+        remedies = ((name, _ELSEWHERE.get(name, "leave it out: the address has it")) for name in wrong)
+        raise InvalidInput([FieldError(name, f"{name!r} does not belong here", remedy) for name, remedy in remedies])
+    return {**body, "type": kind, **fields}
 
 
 async def _read(request: Request, limit: int) -> bytes:

@@ -4,21 +4,27 @@ docs/wire-contract.md defines the order of their calls.
 """
 
 from base64 import b64encode
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from http import HTTPStatus
 from typing import cast
 from uuid import UUID
 
+from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
+from tidewheel.control.api import examples
 from tidewheel.control.api.bodies import read_body
+from tidewheel.control.api.callers import Scope
 from tidewheel.control.api.models import MAX_SWEEP, ClaimRequest, Heartbeat, OutcomesRequest, Registration
+from tidewheel.control.api.openapi import add_route, body_of
 from tidewheel.control.api.workers import Workers, WorkerState
 from tidewheel.executor.message_check import MessageCheck
 from tidewheel.executor.remote_executors import RemoteClaim, RemoteClaimResult
+from tidewheel.jobs.strict_json import Json
 from tidewheel.jobs.values import MAX_ELEMENTS
 from tidewheel.message_signatures import MessageKeys
 from tidewheel.runs import Lane
@@ -28,6 +34,7 @@ from tidewheel.task_tokens import task_token
 from tidewheel.transitions.claim import Started
 from tidewheel.transitions.installation import Installation
 
+_OBJECT: Mapping[str, object] = {"type": "object"}
 _KEYS_SECONDS = 1.0  # between two look-ups of the keys of run messages
 
 
@@ -49,16 +56,22 @@ class ExecutorsApi:
     keys: MessageKeys
     check: MessageCheck
 
-    def routes(self) -> list[Route]:
-        """Return the routes."""
+    def add_to(self, router: APIRouter) -> None:
+        """Add the routes."""
         one = "/api/v1/executors/{executor_id:uuid}"
-        return [
-            Route("/api/v1/executors", self.register, methods=["POST"]),
-            Route(f"{one}:heartbeat", self.heartbeat, methods=["POST"]),
-            Route(f"{one}:claim", self.claim, methods=["POST"]),
-            Route(f"{one}:finish", self.finish, methods=["POST"]),
-            Route(f"{one}:leave", self.leave, methods=["POST"]),
-        ]
+        heartbeat = body_of(Heartbeat)
+
+        route = partial(add_route, router, "POST", scope=Scope.OPERATE, answer=_OBJECT)
+        route("/api/v1/executors", self.register, status=HTTPStatus.CREATED, example=examples.REGISTERED,
+              body=body_of(Registration), sent=examples.REGISTRATION)  # fmt: skip
+        route(f"{one}:heartbeat", self.heartbeat, body=heartbeat, sent={}, example={"signals": []})
+        route(f"{one}:claim", self.claim, body=body_of(ClaimRequest), sent={"claim_id": 1, "sweep": 10},
+              example=examples.STARTED)  # fmt: skip
+        finished: dict[str, Json] = {"run_id": examples.RUN_ID, "attempt": 1}
+        route(f"{one}:finish", self.finish, body=body_of(OutcomesRequest),
+              sent={"outcomes": [{**finished, "status": "succeeded", "result": {"rows": 7}}]},
+              example={"outcomes": [{**finished, "answer": "ok"}]})  # fmt: skip
+        route(f"{one}:leave", self.leave, status=HTTPStatus.NO_CONTENT, body=heartbeat, sent={}, example=None)
 
     async def register(self, request: Request) -> Response:
         """Register an executor."""

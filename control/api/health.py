@@ -5,11 +5,13 @@ Probes need no token. However many come, the database is checked once a second a
 
 import asyncio
 
+from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
 
 from tidewheel.clock import monotonic_seconds
+from tidewheel.control.api.bearer import PROBES
+from tidewheel.control.api.openapi import add_route
 from tidewheel.control.api.problems import NotReady
 from tidewheel.control.api.workers import Workers, WorkerState
 from tidewheel.errors import Unavailable
@@ -17,8 +19,6 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.process.service import Shutdown
 
 _PING = Statements("tidewheel.control")["ping"]
-
-PROBES = ("/healthz", "/readyz")
 
 _SECONDS = 3.0  # about the timeout of a probe
 _KEPT_SECONDS = 1.0  # for which an answer holds
@@ -32,9 +32,13 @@ class HealthApi:
         self._check: asyncio.Task[str | None] | None = None
         self._checked_at = 0.0
 
-    def routes(self) -> list[Route]:
-        """Return the routes."""
-        return [Route(path, probe) for path, probe in zip(PROBES, (self.healthz, self.readyz), strict=True)]
+    def add_to(self, router: APIRouter) -> None:
+        """Add the routes."""
+        for path, probe, text in zip(PROBES, (self.healthz, self.readyz), ("ok\n", "ready\n"), strict=True):
+            for method in ("GET", "HEAD"):
+                add_route(
+                    router, method, path, probe, scope=None, answer={"type": "string"}, example=text, media="text/plain"
+                )
 
     async def healthz(self, _: Request) -> Response:
         """Answer that the event loop runs."""

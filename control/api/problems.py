@@ -5,8 +5,9 @@ and tables. They are in the log.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from http import HTTPStatus
+from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -35,6 +36,7 @@ _STATUS: Mapping[str, HTTPStatus] = {
     VersionConflict.code: HTTPStatus.CONFLICT,
     RequestConflict.code: HTTPStatus.CONFLICT,
 }
+_PRECONDITIONS = ("if-match", "if-none-match")
 _AGAIN_SECONDS = 1
 _AWAY = "the service cannot do this now; repeat the request, which may have had its effect"
 _LOG = logging.getLogger("tidewheel.api")
@@ -81,10 +83,12 @@ def problem(
     return JSONResponse(content, status.value, headers, media_type="application/problem+json")
 
 
-async def on_refused(_: Request, error: Exception) -> Response:
+async def on_refused(request: Request, error: Exception) -> Response:
     """Answer a request whose input is refused."""
     assert isinstance(error, Refused)  # noqa: S101 - registered for it
     status = _STATUS.get(error.code, HTTPStatus.UNPROCESSABLE_ENTITY)
+    if error.code == VersionConflict.code and any(name in request.headers for name in _PRECONDITIONS):
+        status = HTTPStatus.PRECONDITION_FAILED
     return problem(status, error.code, str(error), error.errors)
 
 
@@ -133,7 +137,7 @@ class _NotServed:
 _not_served = _NotServed()
 
 
-HANDLERS = {
+HANDLERS: dict[int | type[Exception], Callable[[Request, Any], Coroutine[Any, Any, Response]]] = {
     Refused: on_refused,
     UnreadableBody: on_unreadable,
     Unavailable: on_unavailable,

@@ -8,13 +8,15 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from threading import Lock
 
+from fastapi import APIRouter
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
+from tidewheel.control.api.openapi import add_route
 from tidewheel.control.api.problems import Overloaded
 from tidewheel.control.api.workers import Workers, WorkerState
+from tidewheel.jobs.strict_json import Json
 from tidewheel.migrations.stored_schemas import find_schema
 from tidewheel.schemas.codec import all_schemas
 
@@ -37,9 +39,10 @@ class SchemasApi:
     _known: dict[bytes, str] = field(default_factory=_own)
     _one: Lock = field(default_factory=Lock)  # callers without a token occupy one thread at most
 
-    def routes(self) -> list[Route]:
-        """Return the routes."""
-        return [Route("/api/v1/schemas/{fingerprint}", self.read, methods=["GET"])]
+    def add_to(self, router: APIRouter) -> None:
+        """Add the route."""
+        example: dict[str, Json] = {"type": "record", "name": "RunRequest"}
+        add_route(router, "GET", "/api/v1/schemas/{fingerprint}", self.read, scope=None, answer={}, example=example)
 
     async def read(self, request: Request) -> Response:
         """Return a schema as JSON."""

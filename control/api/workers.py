@@ -20,26 +20,30 @@ from tidewheel.transitions.installation import Installation
 T = TypeVar("T")
 
 _REPORT_THREADS = _STRANGER_THREADS = 2
+_READ_THREADS = _WRITE_THREADS = 4
+# A read that takes longer would keep others out. Its answer is 503.
+_READ_LIMIT = "-c statement_timeout=10s"
 _QUEUED = 16  # requests per thread: at some milliseconds each, more would wait for seconds
 
 
 class WorkerState:
     """Connections of one thread."""
 
-    def __init__(self, url: str, installation: Installation, notifier: Notifier, stop: Shutdown) -> None:
-        self._url = url
+    def __init__(self, url: str, installation: Installation, notifier: Notifier, stop: Shutdown, options: str) -> None:
+        self._url, self._options = url, options
         self._connection: Connection | None = None
         self.session = Session(url, "tidewheel-api")
         self.executors = RemoteExecutors(self.session, installation, notify=notifier.notify, stop=stop)
 
-    def connection(self) -> Connection:
-        """Return the connection that applies requests; opened on first use.
+    def connection(self, tenant: str = "default") -> Connection:
+        """Return the connection that reads and applies requests, for a tenant; opened on first use.
 
         Raises:
             Unavailable: The database does not answer.
         """
         if self._connection is None:
-            self._connection = Connection(self._url)
+            self._connection = Connection(self._url, application="tidewheel-api", options=self._options)
+        self._connection.tenant = tenant
         return self._connection
 
     def close(self) -> None:
@@ -52,8 +56,10 @@ class WorkerState:
 class Workers:
     """A few threads with a bounded queue."""
 
-    def __init__(self, url: str, installation: Installation, *, threads: int, stop: Shutdown) -> None:
-        self._url, self._installation, self._stop = url, installation, stop
+    def __init__(
+        self, url: str, installation: Installation, *, threads: int, stop: Shutdown, options: str = ""
+    ) -> None:
+        self._url, self._installation, self._stop, self._options = url, installation, stop, options
         self._notifier = Notifier(url, "tidewheel-api-notify")
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="api")
         self._limit = threads * (1 + _QUEUED)
@@ -95,7 +101,9 @@ class Workers:
     def _with_state(self, work: Callable[[WorkerState], T]) -> T:
         state = getattr(self._local, "state", None)
         if state is None:
-            state = self._local.state = WorkerState(self._url, self._installation, self._notifier, self._stop)
+            state = self._local.state = WorkerState(
+                self._url, self._installation, self._notifier, self._stop, self._options
+            )
             self._states.append(state)
         return work(state)
 
@@ -107,9 +115,11 @@ class Pools:
         self.executors = Workers(url, installation, threads=threads, stop=stop)
         self.reports = Workers(url, installation, threads=_REPORT_THREADS, stop=stop)
         self.strangers = Workers(url, installation, threads=_STRANGER_THREADS, stop=stop)
+        self.reads = Workers(url, installation, threads=_READ_THREADS, stop=stop, options=_READ_LIMIT)
+        self.writes = Workers(url, installation, threads=_WRITE_THREADS, stop=stop)
         self.probes = Workers(url, installation, threads=1, stop=stop)
 
     def close(self) -> None:
         """Finish the work in progress, and close every connection."""
-        for workers in (self.executors, self.reports, self.strangers, self.probes):
+        for workers in (self.executors, self.reports, self.strangers, self.reads, self.writes, self.probes):
             workers.close()

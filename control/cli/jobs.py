@@ -54,7 +54,7 @@ def list_jobs(
     with reading() as connection:
         page = read.list_jobs(
             connection, tenant, prefix=prefix, labels=read_labels(label or []), paused=paused, kind=kind,
-            quarantined=quarantined, after=after, limit=number,
+            quarantined=quarantined or None, after=after, limit=number,
         )  # fmt: skip
     if output is not Output.TEXT:
         print_document(page, output)

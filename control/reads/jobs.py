@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import cast
 from uuid import UUID
 
 from psycopg.rows import class_row
@@ -26,6 +27,11 @@ from tidewheel.schedules.decision import HoldReason
 _SQL = Statements("tidewheel.control")
 _LIST_JOBS = _SQL["list_jobs"]
 _SHOW_JOB = _SQL["show_job"]
+_COUNT_JOBS = _SQL["count_jobs"]
+_LAST_JOB_LOOKED_AT = _SQL["last_job_looked_at"]
+
+COUNTED = 10_000  # matches beyond this are not counted: no client pages through more
+LOOKED_AT = 20_000  # rows of a page, matching or not: some tens of milliseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +103,14 @@ class JobPage:
     Args:
         jobs: The page.
         next_cursor: The key to continue after; None on the last page.
+        total: How many all pages have, or a lower bound.
+        at_least: True if there may be more than `total`.
     """
 
     jobs: tuple[JobSummary, ...]
     next_cursor: str | None
+    total: int
+    at_least: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,12 +149,17 @@ def list_jobs(
     prefix: str = "",
     labels: Mapping[str, str] | None = None,
     paused: bool | None = None,
+    finished: bool | None = None,
     kind: str | None = None,
-    quarantined: bool = False,
+    lane: str | None = None,
+    queue: str | None = None,
+    quarantined: bool | None = None,
     after: str = "",
     limit: int = 50,
 ) -> JobPage:
     """Return a page of a tenant's jobs, in the order of their keys.
+
+    A page looks at 20,000 jobs at most. With a filter that few match, it may be short, or empty, and have a cursor.
 
     Args:
         connection: Reads the rows.
@@ -152,8 +167,11 @@ def list_jobs(
         prefix: Only keys with this prefix.
         labels: Only jobs with all of these.
         paused: True for paused jobs only, False for all others.
+        finished: True for jobs without a further occurrence only, False for all others.
         kind: Only schedules of this kind.
-        quarantined: True for quarantined jobs only.
+        lane: Only jobs of this lane.
+        queue: Only jobs of this queue.
+        quarantined: True for quarantined jobs only, False for all others.
         after: Begin after this key.
         limit: How many at most.
 
@@ -162,13 +180,23 @@ def list_jobs(
     """
     require_tenant(connection, tenant)
     columns: dict[str, object] = {
-        "tenant": tenant, "after": after, "prefix": prefix, "labels": Jsonb(dict(labels or {})), "paused": paused,
-        "kind": kind, "quarantined": quarantined, "limit": limit + 1,
+        "tenant": tenant, "prefix": prefix, "beyond": _beyond(prefix), "labels": Jsonb(dict(labels or {})),
+        "paused": paused, "finished": finished, "kind": kind, "lane": lane, "queue": queue,
+        "quarantined": quarantined, "look": LOOKED_AT,
     }  # fmt: skip
+    whole = {**columns, "after": "", "limit": COUNTED + 1}
+    counted = connection.execute(_COUNT_JOBS, whole, binary=True).fetchone()
+    total, seen = cast("tuple[int, int]", counted)
+    columns["after"] = after
     with connection.cursor(row_factory=class_row(_JobRow), binary=True) as cursor:
-        found = cursor.execute(_LIST_JOBS, columns).fetchall()
+        found = cursor.execute(_LIST_JOBS, {**columns, "limit": limit + 1}).fetchall()
     page = tuple(_summary(connection, tenant, row) for row in found[:limit])
-    return JobPage(page, page[-1].key if len(found) > limit else None)
+    return JobPage(
+        jobs=page,
+        next_cursor=page[-1].key if len(found) > limit else _last_looked_at(connection, columns),
+        total=min(total, COUNTED),
+        at_least=total > COUNTED or seen == LOOKED_AT,
+    )
 
 
 def show_job(connection: Conn, tenant: str, key: str) -> JobDetail:
@@ -201,6 +229,24 @@ def show_job(connection: Conn, tenant: str, key: str) -> JobDetail:
         error=error,
         quarantined_at=quarantined_at,
     )
+
+
+def _beyond(prefix: str) -> str | None:
+    """Return the first text after all keys with a prefix; None if there is none.
+
+    >>> _beyond("job-"), _beyond("")
+    ('job.', None)
+    """
+    rest = prefix.rstrip(chr(0x10FFFF))
+    if not rest:
+        return None
+    after = ord(rest[-1]) + 1
+    return rest[:-1] + chr(0xE000 if after == 0xD800 else after)
+
+
+def _last_looked_at(connection: Conn, columns: Mapping[str, object]) -> str | None:
+    row = connection.execute(_LAST_JOB_LOOKED_AT, columns, binary=True).fetchone()
+    return None if row is None else str(row[0])
 
 
 @dataclass(frozen=True, slots=True)

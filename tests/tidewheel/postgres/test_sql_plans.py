@@ -235,6 +235,11 @@ _LETTERS: Mapping[str, object] = {
 }  # fmt: skip
 _RUNS: Mapping[str, object] = {**_UNFILTERED, **_RANGE, "before_at": _FAR_AHEAD, "before_id": _BEYOND}
 
+_JOBS: Mapping[str, object] = {
+    **_UNFILTERED, "after": "job-2", "prefix": "", "beyond": None, "labels": Jsonb({}), "paused": None,
+    "finished": None, "quarantined": None, "look": 20_000, "limit": 51,
+}  # fmt: skip
+
 # One attempt number and version for a batch.
 _EARLY: Mapping[str, object] = {
     "attempt": 0, "job_version": 1, "free": "allow_all", "running": RunState.RUNNING, "succeeded": RunState.SUCCEEDED
@@ -336,15 +341,9 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     "find_chain": {"at": _NOON},
     "find_runs_ahead": {"states": [RunState.QUEUED], "limit": 10},
     "read_versions": {"before": 9, "limit": 21},
-    "list_jobs": {
-        "after": "job-2",
-        "prefix": "",
-        "labels": Jsonb({}),
-        "paused": None,
-        "kind": None,
-        "quarantined": False,
-        "limit": 51,
-    },
+    "list_jobs": _JOBS,
+    "count_jobs": _JOBS,
+    "last_job_looked_at": _JOBS,
 }
 _HOT = {
     "tidewheel.transitions": """
@@ -377,7 +376,8 @@ _HOT = {
     "tidewheel.relay": "read_outbox probe_outbox delete_outbox",
     "tidewheel.executor": "find_due_runs find_due_handled read_owned_attempts read_previous read_signals lock_attempt",
     "tidewheel.control": """
-        read_logs read_run list_jobs show_job count_backfilled read_job_position read_versions_near read_runs_at
+        read_logs read_run list_jobs last_job_looked_at show_job count_backfilled read_job_position
+        read_versions_near read_runs_at
         read_attempts_of read_skips_at read_overrides_around find_active_run
         find_chain find_runs_ahead read_versions read_two_versions
         find_runs find_runs_of_job find_failed_runs read_runs show_run read_past_attempts list_dead_letters

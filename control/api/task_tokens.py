@@ -6,37 +6,49 @@ signature is checked before any transaction.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from typing import cast
 from uuid import uuid4
 
+from fastapi import APIRouter
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
+from tidewheel.control.api import examples
 from tidewheel.control.api.bearer import bearer
 from tidewheel.control.api.bodies import MAX_REPORT_BYTES, read_document
+from tidewheel.control.api.openapi import add_route, body_of
 from tidewheel.control.api.workers import Workers
 from tidewheel.errors import FieldError, InvalidInput
+from tidewheel.jobs.requests import RunComplete, RunHeartbeat
+from tidewheel.jobs.strict_json import Json
 from tidewheel.task_tokens import read_task_token
 from tidewheel.transitions.installation import Installation
 
+_ANSWER: Mapping[str, object] = {
+    "type": "object",
+    "required": ["run_id", "run_status"],
+    "properties": {"run_id": {"type": "string"}, "run_status": {"type": ["string", "null"]}},
+}
+
 
 @dataclass(frozen=True, slots=True)
-class RunsApi:
+class TaskTokensApi:
     """Requests of a client that has a task token."""
 
     workers: Workers
     installation: Installation
 
-    def routes(self) -> list[Route]:
-        """Return the routes."""
+    def add_to(self, router: APIRouter) -> None:
+        """Add the routes."""
         one = "/api/v1/runs/{run_id:uuid}"
-        return [
-            Route(f"{one}:complete", self.complete, methods=["POST"]),
-            Route(f"{one}:heartbeat", self.heartbeat, methods=["POST"]),
-        ]
+        route = partial(add_route, router, "POST", scope=None, answer=_ANSWER, sent={"token": "AZ06HH8A"})
+        done: dict[str, Json] = {"run_id": examples.RUN_ID, "run_status": "waiting"}
+        without = ("type", "tenant")
+        route(f"{one}:complete", self.complete, body=body_of(RunComplete, without=without), example=done)
+        route(f"{one}:heartbeat", self.heartbeat, body=body_of(RunHeartbeat, without=without), example=done)
 
     async def complete(self, request: Request) -> Response:
         """End an attempt."""

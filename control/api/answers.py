@@ -1,0 +1,73 @@
+"""Answers: the JSON of records, encoded on a worker's thread, and the headers of a job's version."""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tidewheel.control.api.callers import Caller
+from tidewheel.control.api.workers import Workers
+from tidewheel.control.client.connection import Connection
+from tidewheel.control.reads.json_form import as_json
+from tidewheel.errors import refuse
+from tidewheel.jobs.validation import shown
+
+_ENTITY_TAG = re.compile(r'(?:W/)?"(\d{1,9})"', re.ASCII)
+
+IDEMPOTENCY_KEY = {"Idempotency-Key": "A repeated key returns the first answer, for 8 days"}
+IF_MATCH = {"If-Match": "The ETag of the version to change; 412 if it is no longer the current one"}
+IF_NONE_MATCH = {"If-None-Match": "`*` to create only; 412 if the job exists"}
+
+
+async def answer(
+    workers: Workers,
+    caller: Caller,
+    work: Callable[[Connection], object],
+    *,
+    status: HTTPStatus = HTTPStatus.OK,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """Run work on a thread, and return its result as JSON.
+
+    Raises:
+        Refused: The input is refused.
+        Unavailable: All threads are busy, or the database does not answer.
+    """
+    content = await workers.do(lambda state: encoded(work(state.connection(caller.tenant))))
+    return Response(content, status, dict(headers or {}), media_type="application/json")
+
+
+def encoded(value: object) -> bytes:
+    """Return the JSON text of a value."""
+    return json.dumps(as_json(value), ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+
+
+def entity_tag(version: int) -> dict[str, str]:
+    """Return the header with a job's version."""
+    return {"ETag": f'"{version}"'}
+
+
+def idempotency_key(request: Request) -> str | None:
+    """Return the request_id that the caller has given."""
+    return request.headers.get("idempotency-key")
+
+
+def expected_version(request: Request) -> int | None:
+    """Return the version that the caller expects: 0 for none, None for any.
+
+    Raises:
+        InvalidInput: A precondition is neither an ETag of this API nor `*`.
+    """
+    if (only_new := request.headers.get("if-none-match")) is not None:
+        if only_new.strip() != "*":
+            refuse("If-None-Match", f"{shown(only_new)} is not valid", "write *, or use If-Match")
+        return 0
+    given = request.headers.get("if-match")
+    if given is None or given.strip() == "*":
+        return None
+    if (found := _ENTITY_TAG.fullmatch(given.strip())) is None:
+        refuse("If-Match", f"{shown(given)} is not valid", 'write the ETag of an answer, such as "3"')
+    return int(found[1])

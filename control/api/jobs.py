@@ -1,0 +1,507 @@
+"""Jobs: `/api/v1/jobs`. Reads by control/reads and control/explain, changes by the requests of intake."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from http import HTTPStatus
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from fastapi import APIRouter
+from pydantic import BeforeValidator, Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tidewheel.control.api import examples
+from tidewheel.control.api.answers import (
+    IDEMPOTENCY_KEY,
+    IF_MATCH,
+    IF_NONE_MATCH,
+    answer,
+    encoded,
+    entity_tag,
+    expected_version,
+    idempotency_key,
+)
+from tidewheel.control.api.bodies import read_body, read_document, read_verb
+from tidewheel.control.api.callers import Caller, Operator, Reader, Scope, Writer
+from tidewheel.control.api.openapi import IN_ADDRESS, add_route, body_of
+from tidewheel.control.api.queries import (
+    LabelFilter,
+    PageQuery,
+    TenantQuery,
+    Text,
+    read_cursor,
+    read_key,
+    read_query,
+    whole,
+    write_cursor,
+)
+from tidewheel.control.api.workers import Workers
+from tidewheel.control.client.connection import Connection, drop_none
+from tidewheel.control.client.release import ReleaseResult, release
+from tidewheel.control.client.results import BackfillResult, backfill_of, job_of
+from tidewheel.control.explain.explain import explain
+from tidewheel.control.explain.explanation import Explanation
+from tidewheel.control.explain.preview import Preview, preview
+from tidewheel.control.explain.upcoming import Upcoming, upcoming
+from tidewheel.control.reads.jobs import JobDetail, JobSummary, list_jobs, show_job
+from tidewheel.control.reads.versions import MAX_VERSIONS, Version, versions
+from tidewheel.errors import FieldError, VersionConflict, refuse
+from tidewheel.jobs.parsing import RequestRefused, parse_request
+from tidewheel.jobs.requests import JobBackfill, JobPause, JobResume, JobTrigger
+from tidewheel.jobs.spec import JobSpec
+from tidewheel.jobs.strict_json import as_object
+from tidewheel.jobs.validation import StrictModel
+from tidewheel.jobs.values import Instant, Queue
+from tidewheel.schemas.generated.records import Reply, ReplyStatus
+
+_JOBS = "/api/v1/jobs"
+_ONE = f"{_JOBS}/{{key}}"
+_MOST_JOBS = 500  # of one bulk: about as many fit into a body, and one transaction
+_MERGES = 3  # of a patch without If-Match that loses a race
+_STATES: Mapping[str | None, Mapping[str, bool]] = {
+    "active": {"paused": False, "finished": False, "quarantined": False},
+    "paused": {"paused": True},
+    "finished": {"finished": True},
+    "quarantined": {"quarantined": True},
+}
+_MERGE_PATCH = "application/merge-patch+json"
+
+
+class JobsQuery(PageQuery):
+    """Filter of a list of jobs.
+
+    Attributes:
+        tenant: The tenant; `default` if it is left out.
+        limit: How many at most.
+        cursor: The `next_cursor` of the page before.
+        prefix: Only keys with this prefix.
+        status: Only jobs in this state.
+        label: Only jobs with this label, as name=value; repeatable.
+        lane: Only jobs of this lane.
+        queue: Only jobs of this queue.
+        kind: Only schedules of this kind.
+    """
+
+    prefix: Text = ""
+    status: Literal["active", "paused", "finished", "quarantined"] | None = None
+    label: LabelFilter = Field(default_factory=dict[str, str])
+    lane: Literal["critical", "standard", "batch"] | None = None
+    queue: Queue | None = None
+    kind: Literal["once", "interval", "fixed_delay", "cron", "manual"] | None = None
+
+
+class NextQuery(TenantQuery):
+    """Query of the next occurrences.
+
+    Attributes:
+        tenant: The tenant; `default` if it is left out.
+        limit: How many at most.
+    """
+
+    limit: Annotated[int, Field(ge=1, le=100), BeforeValidator(whole)] = 10
+
+
+class VersionsQuery(PageQuery):
+    """Query of a list of versions.
+
+    Attributes:
+        tenant: The tenant; `default` if it is left out.
+        limit: How many at most.
+        cursor: The `next_cursor` of the page before.
+    """
+
+    limit: Annotated[int, Field(ge=1, le=MAX_VERSIONS), BeforeValidator(whole)] = 20
+
+
+class ExplainQuery(TenantQuery):
+    """Query of an explanation.
+
+    Attributes:
+        tenant: The tenant; `default` if it is left out.
+        at: The instant.
+    """
+
+    at: Instant
+
+
+class PreviewBody(StrictModel):
+    """Body of a preview.
+
+    Attributes:
+        job: The job as in a submit; its key may be left out.
+        limit: How many occurrences.
+        after: The occurrences after this instant; by default now.
+    """
+
+    job: dict[str, object]
+    limit: Annotated[int, Field(ge=1, le=100)] = 10
+    after: Instant | None = None
+
+
+class BulkBody(StrictModel):
+    """Body of a bulk.
+
+    Attributes:
+        jobs: The jobs, each as in a submit.
+    """
+
+    jobs: Annotated[list[dict[str, object]], Field(min_length=1, max_length=_MOST_JOBS)]
+
+
+class ReleaseBody(StrictModel):
+    """Body of a release of quarantined jobs.
+
+    Attributes:
+        keys: Only these jobs.
+        error: Only those whose error contains this text.
+        everything: True to release all.
+        dry_run: Only count them.
+    """
+
+    keys: list[str] = Field(default_factory=list[str], max_length=_MOST_JOBS)
+    error: Text | None = None
+    everything: bool = False
+    dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class JobsPage:
+    """Jobs in the order of their keys; `at_least` is true if there are more than `total`."""
+
+    jobs: tuple[JobSummary, ...]
+    next_cursor: str | None
+    total: int
+    at_least: bool
+
+
+@dataclass(frozen=True, slots=True)
+class VersionsPage:
+    """Versions of a job, the newest first."""
+
+    versions: tuple[Version, ...]
+    next_cursor: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedJob:
+    """A job after a request."""
+
+    key: str
+    job_id: UUID
+    version: int
+    unchanged: bool
+    next_run_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class CreatedRun:
+    """A run that a request has created."""
+
+    run_id: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class BulkResult:
+    """Result of one job of a bulk: a changed job, or the errors of a rejected one."""
+
+    key: str | None
+    accepted: bool
+    job: ChangedJob | None
+    errors: tuple[FieldError, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BulkResults:
+    """Results of a bulk, in the order of its jobs."""
+
+    accepted: int
+    rejected: int
+    results: tuple[BulkResult, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JobsApi:
+    """Calls about jobs.
+
+    Args:
+        reads: The threads of reads.
+        writes: The threads of changes.
+    """
+
+    reads: Workers
+    writes: Workers
+
+    def add_to(self, router: APIRouter) -> None:
+        """Add the routes."""
+        submitted = body_of(JobSpec)
+        read, write, operate = Scope.READ, Scope.WRITE, Scope.OPERATE
+
+        route = partial(add_route, router)
+        changed = partial(route, query=TenantQuery, answer=ChangedJob, example=examples.CHANGED_JOB)
+        edit = partial(changed, headers=IDEMPOTENCY_KEY | IF_MATCH | IF_NONE_MATCH, scope=write)
+        about = partial(route, query=TenantQuery, headers=IDEMPOTENCY_KEY)
+        route("GET", _JOBS, self.list, scope=read, query=JobsQuery, answer=JobsPage, example=examples.JOBS)
+        edit("POST", _JOBS, self.create, body=submitted, sent=examples.JOB_SPEC)
+        about("POST", f"{_JOBS}:bulk", self.bulk, scope=write, answer=BulkResults, example=examples.BULK,
+              body=body_of(BulkBody),
+              sent={"jobs": [examples.JOB_SPEC]})  # fmt: skip
+        route("POST", f"{_JOBS}:preview", self.preview, scope=read, query=TenantQuery, answer=Preview,
+              example=examples.PREVIEW, body=body_of(PreviewBody),
+              sent={"job": examples.JOB_SPEC, "limit": 3})  # fmt: skip
+        route("POST", f"{_JOBS}:release", self.release, scope=operate, query=TenantQuery, answer=ReleaseResult,
+              example=examples.RELEASED, body=body_of(ReleaseBody), sent={"keys": ["nightly"]})  # fmt: skip
+        pause, resume = (body_of(model, without=IN_ADDRESS) for model in (JobPause, JobResume))
+        verb = partial(changed, "POST", headers=IDEMPOTENCY_KEY, scope=operate)
+        verb(f"{_ONE}:pause", self.pause, body=pause, sent={"reason": "maintenance"})
+        verb(f"{_ONE}:resume", self.resume, body=resume, sent={})
+        about("POST", f"{_ONE}:trigger", self.trigger, scope=write, status=HTTPStatus.CREATED, answer=CreatedRun,
+              example={"run_id": examples.RUN_ID}, body=body_of(JobTrigger, without=IN_ADDRESS),
+              sent={"payload": {"to": "a@example.org"}, "delay": "10s"})  # fmt: skip
+        about("POST", f"{_ONE}:backfill", self.backfill, scope=operate, answer=BackfillResult,
+              example=examples.BACKFILL, body=body_of(JobBackfill, without=IN_ADDRESS),
+              sent={"from": "2026-11-01T00:00:00Z", "to": "2026-11-08T00:00:00Z"})  # fmt: skip
+        route("GET", f"{_ONE}:explain", self.explain, scope=read, query=ExplainQuery, answer=Explanation,
+              example=examples.EXPLANATION)  # fmt: skip
+        route("GET", f"{_ONE}/next", self.next, scope=read, query=NextQuery, answer=Upcoming, example=examples.UPCOMING)
+        route("GET", f"{_ONE}/versions", self.versions, scope=read, query=VersionsQuery, answer=VersionsPage,
+              example=examples.VERSIONS)  # fmt: skip
+        route("GET", _ONE, self.get, scope=read, query=TenantQuery, answer=JobDetail, example=examples.JOB)
+        edit("PUT", _ONE, self.put, body=_keyless(submitted), sent=examples.KEYLESS_SPEC)
+        edit("PATCH", _ONE, self.patch, body={"type": "object"}, sent={"labels": {"team": "billing"}},
+             content=("application/json", _MERGE_PATCH))  # fmt: skip
+        edit("DELETE", _ONE, self.delete)
+
+    async def list(self, request: Request, caller: Reader) -> Response:
+        """List jobs in the order of their keys."""
+        query = read_query(request, JobsQuery)
+        [after] = read_cursor(query.cursor, str) if query.cursor else [""]
+
+        def read(connection: Connection) -> JobsPage:
+            with connection.snapshot() as reading:
+                page = list_jobs(
+                    reading, caller.tenant, prefix=query.prefix, labels=query.label, kind=query.kind, lane=query.lane,
+                    queue=query.queue, after=str(after), limit=query.limit, **_STATES.get(query.status, {}),
+                )  # fmt: skip
+            cursor = None if page.next_cursor is None else write_cursor(page.next_cursor)
+            return JobsPage(page.jobs, cursor, page.total, page.at_least)
+
+        return await answer(self.reads, caller, read)
+
+    async def get(self, request: Request, caller: Reader) -> Response:
+        """Return one job, with its next occurrence and its last run."""
+        read_query(request, TenantQuery)
+        key = read_key(request)
+
+        def read(connection: Connection) -> tuple[bytes, int]:
+            with connection.snapshot() as reading:
+                found = show_job(reading, caller.tenant, key)
+            return encoded(found), found.summary.version
+
+        content, version = await self.reads.do(lambda state: read(state.connection(caller.tenant)))
+        return Response(content, headers=entity_tag(version), media_type="application/json")
+
+    async def next(self, request: Request, caller: Reader) -> Response:
+        """Return the next occurrences of a job, with skipped ones between them."""
+        query, key = read_query(request, NextQuery), read_key(request)
+
+        def read(connection: Connection) -> Upcoming:
+            late = connection.installation.misfire_after
+            with connection.snapshot() as reading:
+                return upcoming(reading, caller.tenant, key, query.limit, misfire_after=late)
+
+        return await answer(self.reads, caller, read)
+
+    async def explain(self, request: Request, caller: Reader) -> Response:
+        """Explain what happened, or will happen, at an instant of a job."""
+        query, key = read_query(request, ExplainQuery), read_key(request)
+
+        def read(connection: Connection) -> Explanation:
+            late = connection.installation.misfire_after
+            with connection.snapshot() as reading:
+                return explain(reading, caller.tenant, key, query.at, misfire_after=late)
+
+        return await answer(self.reads, caller, read)
+
+    async def versions(self, request: Request, caller: Reader) -> Response:
+        """Return the versions of a job, each with its changes."""
+        query, key = read_query(request, VersionsQuery), read_key(request)
+        [before] = read_cursor(query.cursor, int) if query.cursor else [None]
+
+        def read(connection: Connection) -> VersionsPage:
+            with connection.snapshot() as reading:
+                found = versions(
+                    reading, caller.tenant, key, limit=query.limit, before=before if isinstance(before, int) else None
+                )
+            more = len(found) == query.limit and found[-1].number > 1
+            return VersionsPage(tuple(found), write_cursor(found[-1].number) if more else None)
+
+        return await answer(self.reads, caller, read)
+
+    async def preview(self, request: Request, caller: Reader) -> Response:
+        """Return what an unsaved job would do: its policies in words, and its next occurrences."""
+        read_query(request, TenantQuery)
+        body = await read_body(request, PreviewBody)
+
+        def read(connection: Connection) -> Preview:
+            with connection.snapshot() as reading:
+                return preview(reading, caller.tenant, body.job, body.limit, body.after)
+
+        return await answer(self.reads, caller, read)
+
+    async def create(self, request: Request, caller: Writer) -> Response:
+        """Create a job, or change it to this spec; an identical spec changes nothing."""
+        read_query(request, TenantQuery)
+        return await self._submit(request, caller, await read_document(request))
+
+    async def put(self, request: Request, caller: Writer) -> Response:
+        """Create the job of this key, or change it to this spec."""
+        read_query(request, TenantQuery)
+        key, body = read_key(request), await read_document(request)
+        if body.setdefault("key", key) != key:
+            refuse("key", "the address has another one", "leave it out")
+        return await self._submit(request, caller, body)
+
+    async def patch(self, request: Request, caller: Writer) -> Response:
+        """Change single fields of a job, by a JSON merge patch (RFC 7396)."""
+        read_query(request, TenantQuery)
+        key, expected, request_id = read_key(request), expected_version(request), idempotency_key(request)
+        patch = await read_document(request, kinds=("application/json", _MERGE_PATCH))
+
+        def change(connection: Connection) -> Reply:
+            for left in reversed(range(_MERGES)):
+                with connection.snapshot() as reading:
+                    current = show_job(reading, caller.tenant, key)
+                job = as_object(_merged(current.job, patch)) or {}
+                if job.get("key") != key:
+                    refuse("key", "a job keeps its key", "leave it out")
+                version = current.summary.version if expected is None else expected
+                submit = {"type": "job.submit", "job": job, "if_version": version}
+                try:
+                    return connection.request(submit, request_id)
+                except VersionConflict:
+                    if expected is not None or not left:
+                        raise
+            raise AssertionError
+
+        return await self._changed(caller, change)
+
+    async def delete(self, request: Request, caller: Writer) -> Response:
+        """Delete a job; started runs finish."""
+        return await self._about(request, caller, "job.delete", if_version=expected_version(request))
+
+    async def pause(self, request: Request, caller: Operator) -> Response:
+        """Fire no occurrence of a job until it is resumed; triggers still run."""
+        return await self._about(request, caller, "job.pause")
+
+    async def resume(self, request: Request, caller: Operator) -> Response:
+        """Resume a paused job."""
+        return await self._about(request, caller, "job.resume")
+
+    async def trigger(self, request: Request, caller: Writer) -> Response:
+        """Run a job once, now or later."""
+        sent, request_id = await read_verb(request, "job.trigger", key=read_key(request)), idempotency_key(request)
+        reply = await self.writes.do(lambda state: state.connection(caller.tenant).request(sent, request_id))
+        where = {"Location": f"/api/v1/runs/{reply.run_id}"}
+        return Response(encoded({"run_id": reply.run_id}), HTTPStatus.CREATED, where, media_type="application/json")
+
+    async def backfill(self, request: Request, caller: Operator) -> Response:
+        """Run the occurrences of a past range."""
+        sent, request_id = await read_verb(request, "job.backfill", key=read_key(request)), idempotency_key(request)
+        return await answer(self.writes, caller, lambda each: backfill_of(each.request(sent, request_id)))
+
+    async def release(self, request: Request, caller: Operator) -> Response:
+        """Release quarantined jobs."""
+        read_query(request, TenantQuery)
+        body = await read_body(request, ReleaseBody)
+
+        def change(connection: Connection) -> ReleaseResult:
+            return release(connection, body.keys, error=body.error, everything=body.everything, dry_run=body.dry_run)
+
+        return await answer(self.writes, caller, change)
+
+    async def bulk(self, request: Request, caller: Writer) -> Response:
+        """Submit up to 500 jobs in one transaction; a rejected job keeps none of the others out."""
+        read_query(request, TenantQuery)
+        body, request_id = await read_body(request, BulkBody), idempotency_key(request)
+        documents = [
+            {"type": "job.submit", "job": job, "request_id": request_id and f"{request_id}/{number}"}
+            for number, job in enumerate(body.jobs)
+        ]
+        return await answer(self.writes, caller, lambda connection: _bulk(connection, documents))
+
+    async def _submit(self, request: Request, caller: Caller, job: Mapping[str, object]) -> Response:
+        expected, request_id = expected_version(request), idempotency_key(request)
+        document = {"type": "job.submit", "job": job, "if_version": expected}
+        return await self._changed(caller, lambda each: each.request(document, request_id), creates=True)
+
+    async def _about(self, request: Request, caller: Caller, kind: str, **fields: object) -> Response:
+        key, request_id = read_key(request), idempotency_key(request)
+        sent = await read_verb(request, kind, key=key, **fields)
+        return await self._changed(caller, lambda each: each.request(sent, request_id))
+
+    async def _changed(
+        self, caller: Caller, change: Callable[[Connection], Reply], *, creates: bool = False
+    ) -> Response:
+        reply = await self.writes.do(lambda state: change(state.connection(caller.tenant)))
+        job = _changed_job(reply)
+        created = creates and job.version == 1 and not job.unchanged
+        status = HTTPStatus.CREATED if created else HTTPStatus.OK
+        return Response(encoded(job), status, entity_tag(job.version), media_type="application/json")
+
+
+def _changed_job(reply: Reply) -> ChangedJob:
+    job = job_of(reply)
+    return ChangedJob(reply.key or "", job.job_id, job.version, job.unchanged, job.next_run_at)
+
+
+def _bulk(connection: Connection, documents: Sequence[Mapping[str, object]]) -> BulkResults:
+    """Submit jobs; a document that is no request is rejected here, the others by intake."""
+    refused: dict[int, RequestRefused] = {}
+    for number, each in enumerate(documents):
+        try:
+            parse_request(drop_none({**each, "tenant": connection.tenant}))
+        except RequestRefused as error:
+            refused[number] = error
+    replies = iter(connection.request_all([each for at, each in enumerate(documents) if at not in refused]))
+    results = [
+        _bulk_refused(refused[at].identity.key, refused[at].errors) if at in refused else _bulk_result(next(replies))
+        for at in range(len(documents))
+    ]
+    accepted = sum(each.accepted for each in results)
+    return BulkResults(accepted, len(results) - accepted, tuple(results))
+
+
+def _bulk_result(reply: Reply) -> BulkResult:
+    if reply.status is ReplyStatus.ACCEPTED:
+        return BulkResult(reply.key, accepted=True, job=_changed_job(reply), errors=())
+    return _bulk_refused(reply.key, [FieldError(each.path, each.problem, each.remedy) for each in reply.errors])
+
+
+def _bulk_refused(key: str | None, errors: Sequence[FieldError]) -> BulkResult:
+    return BulkResult(key, accepted=False, job=None, errors=tuple(errors))
+
+
+def _merged(target: object, patch: object) -> object:
+    """Return a JSON value with a merge patch applied. Source: RFC 7396, section 2.
+
+    >>> _merged({"a": 1, "b": {"c": 2, "d": 3}}, {"a": None, "b": {"c": 4}})
+    {'b': {'c': 4, 'd': 3}}
+    """
+    if (changes := as_object(patch)) is None:
+        return patch
+    result = dict(as_object(target) or {})
+    for name, value in changes.items():
+        if value is None:
+            result.pop(name, None)
+        else:
+            result[name] = _merged(result.get(name), value)
+    return result
+
+
+def _keyless(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schema of a job whose key is in the address."""
+    required = [name for name in schema.get("required", []) if name != "key"]
+    return {**schema, "required": required}

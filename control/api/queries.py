@@ -1,0 +1,154 @@
+"""Read the query of a request by a model, with refusals as of bodies; opaque cursors."""
+
+import binascii
+import json
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Collection, Mapping, Sequence
+from typing import Annotated, TypeVar, get_origin
+from urllib.parse import unquote_to_bytes
+
+from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter
+from starlette.requests import Request
+
+from tidewheel.errors import InvalidInput, refuse
+from tidewheel.jobs.invalid import InvalidValue
+from tidewheel.jobs.strict_json import as_list
+from tidewheel.jobs.validation import StrictModel, shown, validate
+from tidewheel.jobs.values import Key, Tenant, one_line
+
+M = TypeVar("M", bound=StrictModel)
+
+MAX_LIMIT = 1000
+_MAX_PARAMETERS = 100
+
+
+def whole(value: object) -> object:
+    """Return the number of a text of digits; another value unchanged."""
+    if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) <= 19:
+        return int(value)
+    return value
+
+
+def _flag(value: object) -> object:
+    return {"true": True, "false": False}.get(value, value) if isinstance(value, str) else value
+
+
+def _labels(value: object) -> object:
+    """Return the labels of `label=name=value`."""
+    if not isinstance(value, tuple | list):
+        return value
+    found: dict[str, str] = {}
+    for each in value:
+        name, equals, text = str(each).partition("=")
+        if not equals or not name:
+            raise InvalidValue(problem=f"{shown(each)} is not valid", remedy="write name=value")
+        found[name] = text
+    return found
+
+
+Whole = Annotated[int, Field(ge=0, le=2**63 - 1), BeforeValidator(whole)]
+Limit = Annotated[int, Field(ge=1, le=MAX_LIMIT), BeforeValidator(whole)]
+Flag = Annotated[bool, BeforeValidator(_flag)]
+Text = Annotated[str, AfterValidator(one_line(255))]
+LabelFilter = Annotated[Mapping[str, Text], Field(max_length=20), BeforeValidator(_labels)]
+
+
+class TenantQuery(StrictModel):
+    """The part of a query that every route has.
+
+    Attributes:
+        tenant: The tenant; `default` if it is left out.
+    """
+
+    tenant: Tenant = "default"
+
+
+class PageQuery(TenantQuery):
+    """The part of a query that every list has.
+
+    Attributes:
+        tenant: The tenant; `default` if it is left out.
+        limit: How many at most.
+        cursor: The `next_cursor` of the page before.
+    """
+
+    limit: Limit = 50
+    cursor: Text | None = None
+
+
+def read_query(request: Request, model: type[M], *, names: Collection[str] | None = None) -> M:
+    """Return the query as a model.
+
+    Args:
+        request: The request.
+        model: The model; a field that may be repeated is a tuple or labels.
+        names: Only these parameters; others are not looked at.
+
+    Raises:
+        InvalidInput: The query does not fit the model.
+    """
+    items = request.query_params.multi_items()
+    if len(items) > _MAX_PARAMETERS:
+        refuse("", f"a query of {len(items)} parameters is too long", "send the documented ones")
+    given: dict[str, object] = {}
+    for name, value in items:
+        if names is not None and name not in names:
+            continue
+        if _is_repeatable(model, name):
+            given[name] = (*_parts(given.get(name)), value)
+        elif name in given:
+            refuse(name, "it is given twice", "send it once")
+        else:
+            given[name] = value
+    try:
+        return validate(model, given)
+    except InvalidValue as error:
+        raise InvalidInput(error.errors) from error
+
+
+def read_key(request: Request) -> str:
+    """Return the key of a job in the path, which is percent-encoded.
+
+    Raises:
+        InvalidInput: It is no key.
+    """
+    try:
+        key = unquote_to_bytes(str(request.path_params["key"])).decode()
+    except UnicodeDecodeError:
+        refuse("key", "it is not UTF-8", "percent-encode the key in UTF-8")
+    try:
+        return validate(_KeyInPath, {"key": key}).key
+    except InvalidValue as error:
+        raise InvalidInput(error.errors) from error
+
+
+class _KeyInPath(StrictModel):
+    key: Key
+
+
+def write_cursor(*parts: object) -> str:
+    """Return an opaque cursor."""
+    return urlsafe_b64encode(json.dumps([str(part) for part in parts]).encode()).decode().rstrip("=")
+
+
+def read_cursor(text: str, *kinds: type) -> list[object]:
+    """Return the parts of a cursor.
+
+    Raises:
+        InvalidInput: It is no cursor of this list.
+    """
+    try:
+        raw = urlsafe_b64decode(text + "=" * (-len(text) % 4))
+        parts = as_list(json.loads(raw)) or ()
+        return [TypeAdapter(kind).validate_python(part) for kind, part in zip(kinds, parts, strict=True)]
+    except (ValueError, binascii.Error):
+        refuse("cursor", f"{shown(text)} is no cursor of this list", "copy next_cursor, or leave it out")
+
+
+def _is_repeatable(model: type[StrictModel], name: str) -> bool:
+    field = model.model_fields.get(name)
+    return field is not None and get_origin(field.annotation) in {tuple, Mapping}
+
+
+def _parts(value: object) -> Sequence[object]:
+    return value if isinstance(value, tuple) else ()

@@ -1,0 +1,212 @@
+"""Jobs over HTTP: lists, details, changes with versions, and refusals with paths."""
+
+from collections.abc import Iterator
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import pytest
+
+from tests.control.api.answering import answer_of, answering, refusal
+from tests.fixtures.database import Database
+from tests.transitions.acts import HANDLER, begun, submit, succeed
+from tidewheel.control.reads import jobs as reads
+
+SPEC: dict[str, Any] = {"schedule": "@every 1h", "target": HANDLER}
+
+
+@pytest.fixture
+def client(database: Database) -> Iterator[httpx.Client]:
+    with answering(database) as made:
+        yield made
+
+
+def keys(answer: httpx.Response) -> list[str]:
+    return [job["key"] for job in answer_of(answer)["jobs"]]
+
+
+def test_created_job_is_read_with_its_version_as_etag(client: httpx.Client) -> None:
+    made = client.post("/api/v1/jobs", json={"key": "a", **SPEC})
+    assert (made.status_code, made.headers["etag"], made.json()["version"]) == (HTTPStatus.CREATED, '"1"', 1)
+    again = client.post("/api/v1/jobs", json={"key": "a", **SPEC})
+    assert (again.status_code, again.json()["unchanged"]) == (HTTPStatus.OK, True)
+    found = client.get("/api/v1/jobs/a")
+    assert (found.headers["etag"], found.json()["job"]["key"]) == ('"1"', "a")
+    assert found.json()["summary"]["next_at"] == made.json()["next_run_at"]
+
+
+def test_list_pages_and_filters(client: httpx.Client, database: Database) -> None:
+    for key in ("b-1", "b-2", "b-3", "c"):
+        submit(
+            database,
+            key,
+            labels={"team": "billing"} if key == "b-2" else {},
+            lane="batch" if key == "c" else "standard",
+        )
+    first = answer_of(client.get("/api/v1/jobs", params={"limit": 3}))
+    assert ([job["key"] for job in first["jobs"]], first["total"], first["at_least"]) == (
+        ["b-1", "b-2", "b-3"],
+        4,
+        False,
+    )
+    rest = answer_of(client.get("/api/v1/jobs", params={"limit": 3, "cursor": first["next_cursor"]}))
+    assert ([job["key"] for job in rest["jobs"]], rest["next_cursor"]) == (["c"], None)
+    assert keys(client.get("/api/v1/jobs?prefix=b-")) == ["b-1", "b-2", "b-3"]
+    assert keys(client.get("/api/v1/jobs?label=team=billing")) == ["b-2"]
+    assert keys(client.get("/api/v1/jobs?lane=batch")) == ["c"]
+    assert keys(client.get("/api/v1/jobs?queue=other")) == []
+    client.post("/api/v1/jobs/b-1:pause")
+    assert keys(client.get("/api/v1/jobs?status=paused")) == ["b-1"]
+    assert keys(client.get("/api/v1/jobs?status=active")) == ["b-2", "b-3", "c"]
+
+
+def test_page_that_looked_at_its_share_has_a_cursor_and_goes_on(
+    client: httpx.Client, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reads, "LOOKED_AT", 3)
+    for number in range(8):
+        submit(database, f"j{number}", labels={"rare": "yes"} if number == 7 else {})
+    found: list[str] = []
+    cursor, pages = "", 0
+    while pages < 5:
+        answer = answer_of(client.get(f"/api/v1/jobs?label=rare=yes{cursor}"))
+        found += [job["key"] for job in answer["jobs"]]
+        pages += 1
+        assert (answer["total"], answer["at_least"]) == (0, True)
+        if answer["next_cursor"] is None:
+            break
+        cursor = f"&cursor={answer['next_cursor']}"
+    assert (found, pages) == (["j7"], 3)
+
+
+@pytest.mark.parametrize("key", ["a/b", "a:pause", "ü b", "50%", "next?", "a/next"])
+def test_any_key_is_reached_percent_encoded(client: httpx.Client, key: str) -> None:
+    path = f"/api/v1/jobs/{quote(key, safe='')}"
+    assert client.put(path, json=SPEC).status_code == HTTPStatus.CREATED
+    assert client.get(path).json()["summary"]["key"] == key
+    assert client.post(f"{path}:pause", json={}).status_code == HTTPStatus.OK
+    assert client.get(f"{path}/next").json()["key"] == key
+
+
+def test_change_that_lost_the_race_is_refused_with_412(client: httpx.Client) -> None:
+    client.put("/api/v1/jobs/a", json=SPEC)
+    won = client.patch("/api/v1/jobs/a", json={"labels": {"n": "1"}}, headers={"If-Match": '"1"'})
+    assert (won.status_code, won.headers["etag"]) == (HTTPStatus.OK, '"2"')
+    for lost in (
+        client.patch("/api/v1/jobs/a", json={"labels": {"n": "2"}}, headers={"If-Match": '"1"'}),
+        client.put("/api/v1/jobs/a", json=SPEC, headers={"If-Match": '"1"'}),
+        client.put("/api/v1/jobs/a", json=SPEC, headers={"If-None-Match": "*"}),
+        client.delete("/api/v1/jobs/a", headers={"If-Match": '"1"'}),
+    ):
+        assert refusal(lost, HTTPStatus.PRECONDITION_FAILED)["code"] == "version_conflict"
+    assert client.get("/api/v1/jobs/a").json()["summary"]["labels"] == {"n": "1"}
+    assert client.delete("/api/v1/jobs/a", headers={"If-Match": '"2"'}).status_code == HTTPStatus.OK
+    assert refusal(client.get("/api/v1/jobs/a"), HTTPStatus.NOT_FOUND)["code"] == "unknown_job"
+
+
+def test_merge_patch_changes_one_field_and_null_resets_it(client: httpx.Client) -> None:
+    client.put("/api/v1/jobs/a", json={**SPEC, "labels": {"a": "1", "b": "2"}, "lane": "batch"})
+    client.patch("/api/v1/jobs/a", json={"labels": {"a": None}, "lane": None})
+    job = client.get("/api/v1/jobs/a").json()["job"]
+    assert (job["labels"], "lane" in job) == ({"b": "2"}, False)
+
+
+def test_repeated_idempotency_key_gets_the_first_answer(client: httpx.Client, database: Database) -> None:
+    submit(database)
+    told = {"Idempotency-Key": "order-7"}
+    first, again = (client.post("/api/v1/jobs/job:trigger", json={"payload": 1}, headers=told) for _ in range(2))
+    assert (first.status_code, again.json()) == (HTTPStatus.CREATED, first.json())
+    assert first.headers["location"] == f"/api/v1/runs/{first.json()['run_id']}"
+    other = client.post("/api/v1/jobs/job:trigger", json={"payload": 2}, headers=told)
+    assert refusal(other, HTTPStatus.CONFLICT)["code"] == "request_conflict"
+    assert database.count("job_runs") == 1
+
+
+def test_bulk_rejects_one_job_and_keeps_the_others(client: httpx.Client) -> None:
+    jobs: list[dict[str, object]] = [{"key": "a", **SPEC}, {"key": "b", "schedule": "nonsense"}, {"key": "c", **SPEC}]
+    answer = answer_of(client.post("/api/v1/jobs:bulk", json={"jobs": jobs}))
+    assert (answer["accepted"], answer["rejected"]) == (2, 1)
+    assert [each["accepted"] for each in answer["results"]] == [True, False, True]
+    assert {error["path"] for error in answer["results"][1]["errors"]} >= {"job.target"}
+    assert keys(client.get("/api/v1/jobs")) == ["a", "c"]
+
+
+def test_next_versions_preview_and_explain_answer_for_a_job(client: httpx.Client) -> None:
+    client.put("/api/v1/jobs/a", json={"schedule": "0 9 * * *", "target": HANDLER})
+    client.put("/api/v1/jobs/a", json={"schedule": "0 8 * * *", "target": HANDLER})
+    coming = answer_of(client.get("/api/v1/jobs/a/next?limit=2"))["occurrences"]
+    assert [each["at"][11:16] for each in coming] == ["08:00", "08:00"]
+    [newest, _] = answer_of(client.get("/api/v1/jobs/a/versions"))["versions"]
+    assert newest["changes"] == [{"path": "schedule.cron", "before": ["0 9 * * *"], "after": ["0 8 * * *"]}]
+    page = answer_of(client.get("/api/v1/jobs/a/versions?limit=1"))
+    assert [each["number"] for each in page["versions"]] == [2]
+    rest = answer_of(client.get(f"/api/v1/jobs/a/versions?limit=1&cursor={page['next_cursor']}"))
+    assert ([each["number"] for each in rest["versions"]], rest["next_cursor"]) == ([1], None)
+    shown = answer_of(client.post("/api/v1/jobs:preview", json={"job": {"key": "a", **SPEC}, "limit": 1}))
+    assert (shown["version"], len(shown["occurrences"])) == (3, 1)
+    told = answer_of(client.get("/api/v1/jobs/a:explain", params={"at": coming[0]["at"]}))
+    assert told["outcome"] == coming[0]["outcome"]
+
+
+def test_last_run_has_its_status_and_duration(client: httpx.Client, database: Database) -> None:
+    submit(database)
+    succeed(database, begun(database))
+    last = answer_of(client.get("/api/v1/jobs/job"))["summary"]["last_run"]
+    assert last["state"] == "succeeded"
+    assert last["duration"] is not None
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        ("/api/v1/jobs?limit=0", "limit"),
+        ("/api/v1/jobs?limit=1001", "limit"),
+        ("/api/v1/jobs?limit=1&limit=2", "limit"),
+        ("/api/v1/jobs?pre=a", "pre"),
+        ("/api/v1/jobs?status=broken", "status"),
+        ("/api/v1/jobs?cursor=x", "cursor"),
+        ("/api/v1/jobs?label=team", "label"),
+        ("/api/v1/jobs?prefix=%00", "prefix"),
+        ("/api/v1/jobs?tenant=nobody", "tenant"),
+        ("/api/v1/jobs/%00", "key"),
+        ("/api/v1/jobs/%ff", "key"),
+        ("/api/v1/jobs/a:explain", "at"),
+        ("/api/v1/jobs/a:explain?at=now", "at"),
+    ],
+)
+def test_query_that_does_not_fit_is_refused_by_its_name(client: httpx.Client, path: str, field: str) -> None:
+    told = refusal(client.get(path), HTTPStatus.UNPROCESSABLE_ENTITY)
+    assert told["errors"][0]["path"] == field
+    assert told["errors"][0]["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/api/v1/jobs", {"key": "a", **SPEC, "concurency": 1}, "job.concurency"),
+        ("/api/v1/jobs/a:trigger", {"tenant": "x"}, "tenant"),
+        ("/api/v1/jobs/a:trigger", {"key": "b"}, "key"),
+        ("/api/v1/jobs/a:pause", {"until": "soon"}, "until"),
+        ("/api/v1/jobs:bulk", {"jobs": []}, "jobs"),
+    ],
+)
+def test_body_that_does_not_fit_is_refused_by_its_path(
+    client: httpx.Client, path: str, body: dict[str, object], field: str
+) -> None:
+    told = refusal(client.post(path, json=body), HTTPStatus.UNPROCESSABLE_ENTITY)
+    assert field in {error["path"] for error in told["errors"]}
+
+
+def test_page_of_another_site_changes_nothing(client: httpx.Client, database: Database) -> None:
+    submit(database)
+    refusal(client.post("/api/v1/jobs/job:pause", headers={"Origin": "https://evil.example"}), HTTPStatus.FORBIDDEN)
+    own = str(client.base_url).rstrip("/")
+    assert client.post("/api/v1/jobs/job:pause", headers={"Origin": own}).status_code == HTTPStatus.OK
+
+
+def test_without_the_token_nothing_is_read_or_changed(database: Database) -> None:
+    with answering(database, token="correct-horse-battery") as client:
+        for method, path in (("GET", "/api/v1/jobs"), ("POST", "/api/v1/jobs"), ("GET", "/api/v1/openapi.json"),
+                             ("GET", "/api/v1/jobs/x%2F..%2Fruns%2Fa:complete")):  # fmt: skip
+            refusal(client.request(method, path, headers={"Authorization": ""}), HTTPStatus.UNAUTHORIZED)
