@@ -539,25 +539,6 @@ SELECT d.id, d.kind, d.run_id, j.key, d.job_id, f.state AS status, f.cause, f.qu
  ORDER BY d.created_at DESC, d.id DESC
  LIMIT %(limit)s
 
--- name: scan_dead_letters
--- Returns a batch of a tenant's dead letters, the oldest first, with the columns that a redrive or a purge needs.
--- Index: dead_letters_by_tenant; dead_letters_by_job if a job is given; failed_runs_pkey. No lock.
-SELECT d.id, d.kind, d.run_id, d.created_at, d.redriven_at
-  FROM dead_letters AS d
-  LEFT JOIN failed_runs AS f ON f.run_id = d.run_id
- WHERE d.tenant = %(tenant)s AND (d.created_at, d.id) > (%(after_at)s, %(after_id)s)
-   AND d.created_at BETWEEN %(since)s AND %(until)s
-   AND (%(ids)s::bigint[] IS NULL OR d.id = ANY (%(ids)s))
-   AND (%(kind)s::text IS NULL OR d.kind = %(kind)s)
-   AND (%(job_id)s::uuid IS NULL OR d.job_id = %(job_id)s)
-   AND (%(redriven)s::boolean IS NULL OR (d.redriven_at IS NOT NULL) = %(redriven)s)
-   AND (%(status)s::text IS NULL OR f.state = %(status)s)
-   AND (%(error_type)s::text IS NULL OR f.error_type = %(error_type)s)
-   AND (%(queue)s::text IS NULL OR f.queue = %(queue)s)
-   AND (%(lane)s::text IS NULL OR f.lane = %(lane)s)
- ORDER BY d.created_at, d.id
- LIMIT %(limit)s
-
 -- name: read_dead_letter
 -- Returns a dead letter's creation time, and the key and value of a message.
 -- Index: dead_letters_pkey. No lock.
@@ -568,3 +549,23 @@ SELECT created_at, "key", value FROM dead_letters WHERE id = %(id)s AND tenant =
 -- No index: the table is read whole when the local stack starts. No lock.
 -- Why: runs of an old version may be open.
 SELECT DISTINCT queue FROM job_versions ORDER BY queue
+
+-- name: list_redrives
+-- Returns a tenant's redrives, the newest first.
+-- Index: redrives_by_tenant, from its end; jobs_pkey. No lock.
+SELECT r.redrive_id, r.state, r.kind, r.ids, j.key, r.status, r.error_type, r.queue, r.lane, r.since_at, r.until_at, r.rate,
+       r.matched_count, r.redriven_count, r.rejected_count, r.rejections, r.reason, r.created_at, r.finished_at
+  FROM redrives AS r
+  LEFT JOIN jobs AS j ON j.job_id = r.job_id
+ WHERE r.tenant = %(tenant)s
+ ORDER BY r.created_at DESC
+ LIMIT %(limit)s
+
+-- name: show_redrive
+-- Returns one redrive.
+-- Index: redrives_pkey, jobs_pkey. No lock.
+SELECT r.redrive_id, r.state, r.kind, r.ids, j.key, r.status, r.error_type, r.queue, r.lane, r.since_at, r.until_at, r.rate,
+       r.matched_count, r.redriven_count, r.rejected_count, r.rejections, r.reason, r.created_at, r.finished_at
+  FROM redrives AS r
+  LEFT JOIN jobs AS j ON j.job_id = r.job_id
+ WHERE r.redrive_id = %(redrive_id)s AND r.tenant = %(tenant)s

@@ -39,7 +39,7 @@ _READ_BACKFILLED_JOBS = _SQL["read_backfilled_jobs"]
 _FIND_BACKFILL = _SQL["find_backfill"]
 _ADD_BACKFILL = _SQL["add_backfill"]
 _LOCK_BACKFILL = _SQL["lock_backfill"]
-_READ_JOB_KEY = _SQL["read_job_key"]
+_READ_JOB_KEY = Statements("tidewheel.transitions")["read_job_key"]
 _SET_BACKFILL_STATE = _SQL["set_backfill_state"]
 _LOCK_UNSTARTED_BACKFILL_RUNS = _SQL["lock_unstarted_backfill_runs"]
 

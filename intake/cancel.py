@@ -38,7 +38,7 @@ _LOCK_RUN = _SQL["lock_run"]
 _READ_RUN = _SQL["read_run"]
 _ADD_PENDING_CANCEL = _SQL["add_pending_cancel"]
 
-_READ_JOB_KEY = _SQL["read_job_key"]
+_READ_JOB_KEY = Statements("tidewheel.transitions")["read_job_key"]
 _RESET_PLAN_MODE = _SQL["reset_plan_mode"]
 _FIND_LABELLED_JOBS = _SQL["find_labelled_jobs"]
 _NEXT_CANCELLATION_ID = _SQL["next_cancellation_id"]

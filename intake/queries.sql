@@ -147,20 +147,6 @@ SELECT j.job_id, j.tenant, j.shard, %(now)s::timestamptz AS scheduled_at, j.vers
 -- Index: jobs_pkey. Lock: rows that are locked already.
 UPDATE jobs SET finished_at = NULL WHERE job_id = ANY (%(job_ids)s)
 
--- name: lock_jobs_for_share
--- Locks jobs against deletion until their triggered runs are written.
--- Index: jobs_pkey. Lock: each job's key, shared, so that triggers and firing do not wait for each other.
--- Why without a join: as lock_timers.
-SELECT job_id FROM jobs WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR KEY SHARE
-
--- name: read_shared_jobs
--- The columns that triggered runs need of the jobs just locked.
--- Index: jobs_pkey, job_versions_pkey. No lock.
-SELECT j.job_id, j.shard, j.version, j.deleted_at, v.handler, v.queue, v.lane, v.overlap, v.definition
-  FROM jobs AS j
-  JOIN job_versions AS v ON v.job_id = j.job_id AND v.version = j.version
- WHERE j.job_id = ANY (%(job_ids)s)
-
 -- name: update_jobs
 -- Updates the jobs' rows after an edit.
 -- Index: jobs_pkey. Lock: rows that are locked already.
@@ -377,15 +363,6 @@ INSERT INTO pending_cancels (run_id, tenant, reason) VALUES (%(run_id)s, %(tenan
 -- Index: job_runs_pkey, the partitions' index by run. No lock.
 SELECT job_id, job_version, state FROM runs WHERE run_id = %(run_id)s AND tenant = %(tenant)s
 
--- name: read_retried_runs
--- The runs to retry, with their inputs; an ended run never changes.
--- Index: job_runs_pkey, the partitions' indexes by run. No lock.
-SELECT r.run_id, r.tenant, r.job_id, r.job_version, r.state, r.scheduled_at, r.root_run_id,
-       i.payload, i.payload_content_type, i.labels, i.traceparent
-  FROM runs AS r
-  LEFT JOIN run_inputs AS i ON i.run_id = r.run_id AND i.run_id = ANY (%(run_ids)s)
- WHERE r.run_id = ANY (%(run_ids)s)
-
 -- name: reset_plan_mode
 -- Allows sequential and bitmap scans until the end of the savepoint.
 -- No index, no lock.
@@ -504,11 +481,6 @@ SELECT backfill_id, tenant, job_id, shard, job_version, state, first_at, last_at
   FROM backfills
  WHERE backfill_id = %(backfill_id)s AND tenant = %(tenant)s
    FOR UPDATE
-
--- name: read_job_key
--- The key of a job.
--- Index: jobs_pkey. No lock.
-SELECT key FROM jobs WHERE job_id = %(job_id)s
 
 -- name: set_backfill_state
 -- Sets the state of a backfill.

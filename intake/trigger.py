@@ -7,41 +7,21 @@ and the first replies prevent that.
 """
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import NamedTuple, cast
-from uuid import UUID
+from typing import cast
 
 from tidewheel.errors import FieldError, InvalidInput, UnknownJob
 from tidewheel.ids import JobId, RunId, run_id
 from tidewheel.intake.request import ReceivedRequest, accepted, rejected
 from tidewheel.jobs.requests import LONGEST_DELAY, JobTrigger
 from tidewheel.postgres.database_clock import read_now
-from tidewheel.postgres.pg_arrays import uuids
-from tidewheel.postgres.session import Conn, rows_of
-from tidewheel.postgres.statements import Statements
+from tidewheel.postgres.session import Conn
 from tidewheel.runs import Cause
 from tidewheel.schemas.generated.records import Reply
 from tidewheel.transitions.create import NewRun, RunInputs, create_runs
 from tidewheel.transitions.installation import Installation
-
-_SQL = Statements("tidewheel.intake")
-_LOCK_JOBS_FOR_SHARE = _SQL["lock_jobs_for_share"]
-_READ_SHARED_JOBS = _SQL["read_shared_jobs"]
-
-
-class TriggeredJob(NamedTuple):
-    """The columns that a run needs of a job whose key is locked for share."""
-
-    job_id: UUID
-    shard: int
-    version: int
-    deleted_at: datetime | None
-    handler: str
-    queue: str
-    lane: str
-    overlap: str
-    definition: bytes
+from tidewheel.transitions.shared_jobs import SharedJob, lock_jobs_for_share
 
 
 def apply_triggers(connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:
@@ -82,16 +62,7 @@ def apply_triggers(connection: Conn, installation: Installation, batch: Sequence
     return replies
 
 
-def lock_jobs_for_share(connection: Conn, job_ids: Collection[UUID]) -> dict[UUID, TriggeredJob]:
-    """Lock jobs against deletion until their runs are written; return those that exist."""
-    columns = {"job_ids": uuids(job_ids)}
-    connection.execute(_LOCK_JOBS_FOR_SHARE, columns)
-    with connection.cursor(row_factory=rows_of(TriggeredJob._make), binary=True) as cursor:
-        found = cursor.execute(_READ_SHARED_JOBS, columns)
-        return {job.job_id: job for job in found if job.deleted_at is None}
-
-
-def _run(received: ReceivedRequest, job: TriggeredJob, now: datetime) -> NewRun:
+def _run(received: ReceivedRequest, job: SharedJob, now: datetime) -> NewRun:
     request = received.request
     assert isinstance(request, JobTrigger)  # noqa: S101 - by the table of `apply`
     at = _instant(request, now)

@@ -295,6 +295,41 @@ COMMENT ON COLUMN dead_letters.headers IS 'of a target''s reply, as in outbox; t
 CREATE INDEX dead_letters_by_tenant ON dead_letters (tenant, created_at, id);
 CREATE INDEX dead_letters_by_job ON dead_letters (job_id, created_at, id) WHERE job_id IS NOT NULL;
 
+-- Redrives of the dead letters that match all filters; schedulers work them off at their rate, the oldest letter first.
+CREATE TABLE redrives (
+    redrive_id     uuid PRIMARY KEY,
+    tenant         text NOT NULL,
+    state          text NOT NULL CHECK (state IN ('running', 'paused', 'finished', 'cancelled')),
+    kind           text CHECK (kind IN ('run', 'message')),
+    ids            bigint[],
+    job_id         uuid,
+    status         text,
+    error_type     text,
+    queue          text,
+    lane           text,
+    since_at       timestamptz NOT NULL,
+    until_at       timestamptz NOT NULL,
+    rate           double precision,
+    matched_count  bigint NOT NULL,
+    redriven_count bigint NOT NULL DEFAULT 0,
+    rejected_count bigint NOT NULL DEFAULT 0,
+    rejections     jsonb NOT NULL,
+    after_at       timestamptz NOT NULL,
+    after_id       bigint NOT NULL,
+    next_at        timestamptz NOT NULL,
+    reason         text,
+    created_at     timestamptz NOT NULL,
+    finished_at    timestamptz
+);
+COMMENT ON COLUMN redrives.until_at IS 'the creation of the newest dead letter at the acceptance, or before';
+COMMENT ON COLUMN redrives.rate IS 'dead letters a second; null for no bound';
+COMMENT ON COLUMN redrives.matched_count IS 'the number of matching dead letters at the acceptance, counted to 10,001';
+COMMENT ON COLUMN redrives.rejections IS 'the first hundred dead letters that could not be redriven, with the errors of each';
+COMMENT ON COLUMN redrives.after_at IS 'with after_id: the last dead letter that was processed';
+COMMENT ON COLUMN redrives.next_at IS 'the time of the next batch, by the rate';
+CREATE INDEX redrives_open ON redrives (next_at) WHERE state = 'running';
+CREATE INDEX redrives_by_tenant ON redrives (tenant, created_at);
+
 -- Past ranges that are run on request; the scheduler creates their runs a few at a time. The ids of a backfill's runs
 -- hold its created_at in their first 48 bits, and no other backfill of the job has the same.
 CREATE TABLE backfills (

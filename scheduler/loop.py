@@ -29,6 +29,7 @@ from tidewheel.scheduler.days_ahead import DaysAhead
 from tidewheel.scheduler.deadlines import Deadlines
 from tidewheel.scheduler.pending_cancels import PendingCancels
 from tidewheel.scheduler.poller import TimerPoller
+from tidewheel.scheduler.redrive_loop import RedriveLoop
 from tidewheel.scheduler.repair import release_stuck_chains, repair_missing_timers
 from tidewheel.scheduler.retention import Retention
 from tidewheel.scheduler.tzdata_refresh import TzdataRefresh
@@ -120,6 +121,7 @@ class Scheduler:
         self._active_runs = ActiveRunRepair(self._session, installation)
         self._deadlines = Deadlines(self._session, installation)
         self._backfills = BackfillLoop(self._session, installation)
+        self._redrives = RedriveLoop(self._session, installation)
         self._unhandled = UnhandledWatch(Session(url, "tidewheel-scheduler-unhandled", options=BY_KEY), installation)
         self._metrics = BacklogMetrics(Session(url, "tidewheel-scheduler-metrics", options=BY_KEY), installation)
         self._tzdata = TzdataRefresh(self._session, installation)
@@ -138,6 +140,7 @@ class Scheduler:
             ("bulk cancel", _EACH_STEP, self._cancel_by_filter),
             ("deadlines", _EACH_STEP, self._time_out),
             ("backfills", _EACH_STEP, self._backfill),
+            ("redrives", _EACH_STEP, self._redrive),
         )
         self._duties = tuple(
             _Duty(name, every, run, Backoff(stop, f"scheduler: {name}")) for name, every, run in duties
@@ -263,5 +266,11 @@ class Scheduler:
     def _backfill(self) -> float:
         created, until_next = self._backfills.step(self._shards)
         if created:
+            self._notifier.notify(Channel.OUTBOX)
+        return until_next
+
+    def _redrive(self) -> float:
+        redriven, until_next = self._redrives.step()
+        if redriven:
             self._notifier.notify(Channel.OUTBOX)
         return until_next

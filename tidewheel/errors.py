@@ -12,6 +12,7 @@
     │   ├── UnknownBackfill      no such backfill in this tenant
     │   ├── UnknownCancellation  no such cancellation by filter in this tenant
     │   ├── UnknownDeadLetter    no such dead letter in this tenant
+    │   ├── UnknownRedrive       no such redrive in this tenant
     │   ├── UnknownCalendar      no such calendar in this tenant
     │   ├── VersionConflict      the job's current version differs from the expected one
     │   └── RequestConflict      a request_id used before with another body
@@ -194,6 +195,17 @@ class UnknownDeadLetter(Refused):
         self.number = number
         remedy = "copy the id from `tidewheel dlq list`; it may have been purged"
         super().__init__((FieldError("id", f"there is no dead letter {number}", remedy),))
+
+
+class UnknownRedrive(Refused):
+    """No redrive of this id in this tenant."""
+
+    code = "unknown_redrive"
+
+    def __init__(self, redrive_id: str) -> None:
+        self.redrive_id = redrive_id
+        remedy = "copy the id from `tidewheel redrive list`"
+        super().__init__((FieldError("redrive_id", f"there is no redrive {redrive_id}", remedy),))
 
 
 class UnknownCalendar(Refused):

@@ -176,10 +176,10 @@ def _facts(progress: read.BackfillProgress, zone: str | None) -> Iterator[tuple[
 def _print_new_state(
     done: BackfillResult, requested: BackfillState, what: str, backfill_id: UUID, output: Output
 ) -> None:
-    """Print a backfill's new state; exit with code 1 if its old state does not allow the change."""
+    """Print a backfill's new state; exit with code 5 if its old state does not allow the change."""
     reached = not done.unchanged or done.status == requested
     text = f"unchanged: the backfill is {'already ' if reached else ''}{done.status}" if done.unchanged else what
     document = {"backfill_id": backfill_id, "unchanged": done.unchanged, "status": done.status}
     print_result([f"backfill {backfill_id}: {text}"], document, output)
     if not reached:
-        raise typer.Exit(ExitCode.FAILED)
+        raise typer.Exit(ExitCode.REFUSED)

@@ -169,8 +169,24 @@ COMMANDS: Mapping[str, Command | Group] = {
         {
             "list": Command("dlq", "list_dead_letters", "List dead letters, the newest first."),
             "show": Command("dlq", "show", "Show a dead letter: attempts, errors, output and retry chain."),
-            "redrive": Command("dlq", "redrive", "Redrive dead letters, the oldest first; skip redriven ones."),
+            "redrive": Command(
+                "dlq", "redrive", "Redrive dead letters of runs, the oldest first; of messages with --kind message."
+            ),
             "purge": Command("dlq", "purge", "Delete dead letters; their runs stay."),
+        },
+    ),
+    "redrive": Group(
+        "Redrives of dead letters.",
+        {
+            "list": Command("redrives", "list_redrives", "List redrives, the newest first."),
+            "show": Command(
+                "redrives", "show_redrive", "Show a redrive: its filter, progress and rejected dead letters."
+            ),
+            "pause": Command(
+                "redrives", "pause_redrive", "Redrive no further dead letter until the redrive is resumed."
+            ),
+            "resume": Command("redrives", "resume_redrive", "Resume a redrive."),
+            "cancel": Command("redrives", "cancel_redrive", "Stop a redrive; the runs that it has created go on."),
         },
     ),
     "cron": Group(

@@ -4,12 +4,11 @@ import re
 from base64 import b64encode
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from tidewheel.control.cli.exit_codes import ExitCode
-from tidewheel.control.cli.options import DEFAULT_TENANT, Limit, Tenant, reading, requesting, with_options
+from tidewheel.control.cli.options import DEFAULT_TENANT, Limit, Reason, Tenant, reading, requesting, with_options
 from tidewheel.control.cli.output import (
     Output,
     OutputOption,
@@ -20,6 +19,7 @@ from tidewheel.control.cli.output import (
     progress_bar,
     total_text,
 )
+from tidewheel.control.cli.redrives import follow_redrive, print_redrive
 from tidewheel.control.cli.run_format import attempt_facts, attempt_row, retry_chain_facts
 from tidewheel.control.cli.tables import Cell
 from tidewheel.control.cli.time_options import Tz, read_instant, utc_and_local
@@ -27,9 +27,6 @@ from tidewheel.control.reads import dead_letters as read
 from tidewheel.control.reads.json_form import as_json
 from tidewheel.errors import refuse
 from tidewheel.jobs.strict_json import as_object
-
-if TYPE_CHECKING:
-    from tidewheel.control.client.dead_letters import RedriveResult
 
 Ids = Annotated[list[int] | None, typer.Argument(metavar="ID", help="Dead letters, by id.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print their number and the first ten; change nothing.")]
@@ -136,23 +133,38 @@ def redrive(
         str | None, typer.Option(metavar="N/s", help="Redrive at most this many a second; also N/m or N/h.")
     ] = None,
     dry_run: DryRun = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the redrive is finished.")] = False,
+    reason: Reason = None,
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Redrive dead letters, the oldest first; skip redriven ones."""
+    """Redrive dead letters of runs, the oldest first; of messages with --kind message.
+
+    Schedulers do the work, also after this command has ended. `tidewheel redrive` shows, pauses and cancels it.
+    """
     filters = flags.read(ids)
     _require_filter(filters, everything=everything)
     per_second = None if rate is None else _read_rate(rate)
     with requesting(tenant) as client:
-        found = client.dead_letters.redrive(**filters, dry_run=True)
+        done = client.dead_letters.redrive(**filters, rate=per_second, dry_run=dry_run, reason=reason)
         if dry_run:
-            _print_dry_run("redriven", found.matched, found.first, output, at_least=found.at_least)
+            _print_dry_run("redriven", done.matched, done.first, output, at_least=done.at_least)
             return
-        with progress_bar("redriving", found.matched) as on_progress:
-            result = client.dead_letters.redrive(**filters, rate=per_second, on_progress=on_progress)
-    _print_redriven(result, output, already_redriven=max(len(set(ids or ())) - found.matched, 0))
-    if result.rejected:
-        raise typer.Exit(ExitCode.FAILED)
+        if wait and done.redrive_id is not None:
+            print_redrive(follow_redrive(client, done.redrive_id), flags.timezone, output)
+            return
+    already = max(len(set(ids or ())) - done.matched, 0)
+    lines = [f"redrive {done.redrive_id}"] if done.redrive_id else []
+    lines.append(f"dead letters to redrive: {'at least ' if done.at_least else ''}{done.matched:,}")
+    if already:
+        lines[-1] += f"; already redriven before: {already:,}"
+    document = {
+        "redrive_id": done.redrive_id,
+        "matched": done.matched,
+        "at_least": done.at_least,
+        "already_redriven": already,
+    }
+    print_result(lines, document, output)
 
 
 @with_options(FilterFlags, "flags")
@@ -242,23 +254,3 @@ def _print_dry_run(
     typer.echo(f"dead letters that would be {verb}: {'at least ' if at_least else ''}{matched:,}")
     if rows := list(map(_row, first)):
         print_table(_COLUMNS, rows)
-
-
-def _print_redriven(result: "RedriveResult", output: Output, *, already_redriven: int) -> None:
-    if output is not Output.TEXT:
-        print_document(
-            {
-                "redriven": result.redriven,
-                "already_redriven": already_redriven,
-                "rejected": result.rejected,
-                "rejections": result.rejections,
-            },
-            output,
-        )
-        return
-    already = f"; already redriven before: {already_redriven:,}" if already_redriven else ""
-    typer.echo(f"dead letters redriven: {result.redriven:,}{already}")
-    if result.rejected:
-        typer.echo(f"rejected: {result.rejected:,}")
-        for rejection in result.rejections:
-            typer.echo(f"{rejection.id}: {'; '.join(map(str, rejection.errors))}")

@@ -14,6 +14,7 @@ from tidewheel.control.client.calendars import Calendars
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.client.dead_letters import DeadLetters
 from tidewheel.control.client.enqueue import trigger_document
+from tidewheel.control.client.redrives import Redrives
 from tidewheel.control.client.release import OnProgress, ReleaseResult, release
 from tidewheel.control.client.results import BackfillResult, Job, backfill_of, job_of
 from tidewheel.control.client.runs import Runs
@@ -39,6 +40,7 @@ class Client:
     Attributes:
         runs: List, read, wait for, cancel and retry runs.
         dead_letters: List, redrive and purge dead letters.
+        redrives: Follow, pause, resume and cancel redrives.
         task_tokens: Complete, fail and keep alive an attempt by its task token.
         backfills: Pause, resume and cancel backfills.
         calendars: Put, read and delete calendars.
@@ -50,6 +52,7 @@ class Client:
         self._connection = Connection(database_url, tenant=tenant, settings=settings)
         self.runs = Runs(self._connection)
         self.dead_letters = DeadLetters(self._connection)
+        self.redrives = Redrives(self._connection)
         self.task_tokens = TaskTokens(self._connection)
         self.backfills = Backfills(self._connection)
         self.calendars = Calendars(self._connection)

@@ -1,83 +1,63 @@
 """`client.dead_letters`: list, redrive and purge dead letters.
 
-Each dead letter is redriven once: its new run is written in the transaction that locks and marks it. So an interrupted
-call can be repeated, and so can one whose dead letters were rejected for a reason that is corrected now. A redriven run
-that fails again is a new dead letter, which the same call does not redrive.
+A redrive is a row that schedulers work off at its rate; `client.redrives` follows it. Each dead letter is redriven
+once: its new run is written in the transaction that locks and marks it. A redriven run that fails again is a new dead
+letter, which the same redrive leaves alone.
 """
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
-from typing import Unpack
+from typing import Unpack, cast
+from uuid import UUID, uuid4
 
-from tidewheel.clock import monotonic_seconds
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.reads.dead_letters import (
     COUNTED,
+    EARLIEST,
     DeadLetterDetail,
     DeadLetterFilter,
     DeadLetterKind,
     DeadLetterPage,
-    DeadLetterRef,
     DeadLetterSummary,
     count_dead_letters,
+    filter_columns,
     list_dead_letters,
     oldest_dead_letters,
     scan_dead_letters,
     show_dead_letter,
 )
-from tidewheel.errors import FieldError
-from tidewheel.intake.apply import apply_requests
-from tidewheel.intake.request import ReceivedRequest
-from tidewheel.jobs.parsing import parse_request
+from tidewheel.errors import refuse
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.notify import Channel
 from tidewheel.postgres.session import Conn
-from tidewheel.schemas.generated.records import Reply, ReplyStatus
-from tidewheel.transitions.dead_letters import lock_dead_runs, purge, republish
-from tidewheel.transitions.installation import Installation
+from tidewheel.schedules.decision import BackfillState
+from tidewheel.transitions.dead_letters import purge
+from tidewheel.transitions.redrives import DeadLetterRef, Redrive, add_redrive
 
-_REDRIVE_BATCH = 50  # dead letters redriven in one transaction: some tens of milliseconds
-_BATCHES_PER_SECOND = 10.0  # with a rate, as long as each batch has a dead letter
+MAX_RATE = 1_000_000
 _PURGE_BATCH = 1000
 _SHOWN = 10  # of a dry run
-_MAX_REJECTIONS = 100  # listed one by one
 
 OnProgress = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Rejection:
-    """A dead letter that could not be redriven.
-
-    Args:
-        id: Its id.
-        errors: The reasons.
-    """
-
-    id: int
-    errors: tuple[FieldError, ...]
-
-
-@dataclass(slots=True)
 class RedriveResult:
-    """Result of a redrive.
+    """Result of a request to redrive.
 
     Args:
+        redrive_id: The redrive's id; None of a dry run, and if nothing matched.
         matched: How many matching dead letters had not been redriven before; counted to 10,000.
         at_least: True if there were more than `matched`.
         first: Of a dry run: the first ten.
-        redriven: How many were redriven.
-        rejected: How many could not be.
-        rejections: The first hundred of these.
     """
 
+    redrive_id: UUID | None
     matched: int
     at_least: bool
     first: tuple[DeadLetterSummary, ...] = ()
-    redriven: int = 0
-    rejected: int = 0
-    rejections: list[Rejection] = field(default_factory=list[Rejection])
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,42 +111,63 @@ class DeadLetters:
         *,
         rate: float | None = None,
         dry_run: bool = False,
-        on_progress: OnProgress | None = None,
+        reason: str | None = None,
         **filters: Unpack[DeadLetterFilter],
     ) -> RedriveResult:
-        """Create new runs of dead runs, and publish dead messages to their topic again; the oldest first.
+        """Request new runs of dead runs, and that dead messages are published again; the oldest first.
 
-        Redriven dead letters are skipped, so that an interrupted call can be repeated.
+        Schedulers do the work, also if this process ends. Runs are redriven unless `kind` or `ids` name messages.
+        Redriven dead letters are skipped, and those of a later time are not redriven.
 
         Args:
             rate: How many a second at most.
             dry_run: Only count them, and return the first ten.
-            on_progress: Called after each batch with the number done.
+            reason: Stored with the redrive.
             **filters: Only those that match all of these.
 
         Raises:
-            Refused: A filter does not fit, or there is no such job. A single dead letter that cannot be redriven is
-                listed in the result.
-            Unavailable: The database does not answer; repeat the call to continue.
+            Refused: A filter does not fit, or there is no such job.
+            Unavailable: The database does not answer.
         """
+        if rate is not None and not 0 < rate <= MAX_RATE:
+            refuse("rate", f"{rate} is not a rate", f"write a number of dead letters a second, at most {MAX_RATE}")
         filters = {**filters, "redriven": False}
+        if not filters.get("ids") and not filters.get("kind"):
+            filters["kind"] = DeadLetterKind.RUN
         counted, first, newest = self._survey(filters)
-        result = RedriveResult(*_capped(counted))
         if dry_run or newest is None:
-            result.first = first
-            return result
-        # A run that is redriven now and fails again is a dead letter of a later time.
-        filters["until"] = newest.created_at
-        size = _REDRIVE_BATCH if rate is None else max(1, min(_REDRIVE_BATCH, int(rate / _BATCHES_PER_SECOND)))
-        started, done = monotonic_seconds(), 0
-        for batch in self._scan(filters, size):
-            if rate is not None:
-                self._connection.sleep(max(started + done / rate - monotonic_seconds(), 0.0))
-            self._redrive(batch, result)
-            done += len(batch)
-            if on_progress is not None:
-                on_progress(done)
-        return result
+            return RedriveResult(None, *_capped(counted), first=first)
+        redrive_id, until, tenant = uuid4(), newest.created_at, self._connection.tenant
+
+        def add(connection: Conn) -> None:
+            columns = filter_columns(connection, tenant, filters)
+            now = read_now(connection)
+            redrive = Redrive(
+                redrive_id=redrive_id,
+                tenant=tenant,
+                state=BackfillState.RUNNING,
+                kind=filters.get("kind"),
+                ids=filters.get("ids"),
+                job_id=cast("UUID | None", columns["job_id"]),
+                status=filters.get("status"),
+                error_type=filters.get("error_type"),
+                queue=filters.get("queue"),
+                lane=filters.get("lane"),
+                since_at=cast("datetime", columns["since"]),
+                until_at=until,  # a run that is redriven now and fails again is a dead letter of a later time
+                rate=rate,
+                matched_count=counted,
+                after_at=EARLIEST,
+                after_id=0,
+                next_at=now,
+                reason=reason,
+                created_at=now,
+            )
+            add_redrive(connection, redrive)
+
+        self._connection.write(add)
+        self._connection.notify(Channel.TIMERS)
+        return RedriveResult(redrive_id, *_capped(counted))
 
     def purge(
         self, *, dry_run: bool = False, on_progress: OnProgress | None = None, **filters: Unpack[DeadLetterFilter]
@@ -216,63 +217,9 @@ class DeadLetters:
             last = batch[-1]
             yield batch
 
-    def _redrive(self, batch: Sequence[DeadLetterRef], result: RedriveResult) -> None:
-        runs = [each.id for each in batch if each.kind == DeadLetterKind.RUN]
-        if runs:
-            self._retry(runs, result)
-        messages = [each.id for each in batch if each.kind == DeadLetterKind.MESSAGE]
-        if messages:
-            published, cut = self._republish(messages)
-            result.redriven += len(published)
-            for number, size in cut.items():
-                problem = f"the message had {size} bytes, of which only the first are stored"
-                _reject(result, number, (FieldError("id", problem, "send a shorter message"),))
-
-    def _retry(self, ids: Sequence[int], result: RedriveResult) -> None:
-        # Repeated after a lost COMMIT, this finds the dead letters marked with their new runs.
-        connection = self._connection
-        replies = connection.write(partial(_retry, connection.installation, connection.tenant, ids))
-        connection.notify(Channel.TIMERS, Channel.OUTBOX)
-        for number, reply in replies:
-            if reply is None or reply.status is ReplyStatus.ACCEPTED:
-                result.redriven += 1
-                continue
-            _reject(result, number, tuple(FieldError(each.path, each.problem, each.remedy) for each in reply.errors))
-
-    def _republish(self, ids: Sequence[int]) -> tuple[set[int], dict[int, int]]:
-        installation = self._connection.installation
-        published = self._connection.write(
-            lambda connection: republish(connection, installation, ids, read_now(connection))
-        )
-        self._connection.notify(Channel.OUTBOX)
-        return published
-
-
-def _reject(result: RedriveResult, number: int, errors: tuple[FieldError, ...]) -> None:
-    result.rejected += 1
-    if len(result.rejections) < _MAX_REJECTIONS:
-        result.rejections.append(Rejection(number, errors))
-
 
 def _capped(counted: int) -> tuple[int, bool]:
     return min(counted, COUNTED), counted > COUNTED
-
-
-def _retry(
-    installation: Installation, tenant: str, ids: Sequence[int], connection: Conn
-) -> Sequence[tuple[int, Reply | None]]:
-    """Create new runs of dead runs that have none; return each id with its reply, None if redriven.
-
-    Without a request_id, which would repeat a rejection for as long as replies are stored, though its reason may have
-    been corrected. The row locks ensure that each dead letter gets one new run.
-    """
-    dead = lock_dead_runs(connection, ids)
-    pending = [each for each in dead if each.redriven_run_id is None]
-    documents = ({"type": "run.retry", "tenant": tenant, "run_id": str(each.run_id)} for each in pending)
-    requests = [ReceivedRequest(parse_request(document)) for document in documents]
-    replies = apply_requests(connection, installation, requests)
-    by_id = {each.id: reply for each, reply in zip(pending, replies, strict=True)}
-    return [(each.id, by_id.get(each.id)) for each in dead]
 
 
 def _purge(ids: Sequence[int], connection: Conn) -> int:

@@ -20,15 +20,16 @@ from tidewheel.ids import job_id
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import DEAD_LETTERED, Lane
+from tidewheel.transitions import redrives
+from tidewheel.transitions.redrives import DeadLetterRef
 
 _SQL = Statements("tidewheel.control")
 _LIST_DEAD_LETTERS = _SQL["list_dead_letters"]
-_SCAN_DEAD_LETTERS = _SQL["scan_dead_letters"]
 _READ_DEAD_LETTER = _SQL["read_dead_letter"]
 
 COUNTED = 10_000  # matches beyond this are not counted: no client pages through more
 
-_EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
+EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 _LATEST = datetime(9999, 12, 31, tzinfo=UTC)
 _LAST_ID = (1 << 63) - 1
 
@@ -149,17 +150,6 @@ class DeadLetterDetail:
     message_value: bytes | None
 
 
-@dataclass(frozen=True, slots=True)
-class DeadLetterRef:
-    """The columns of a dead letter that a redrive or a purge needs."""
-
-    id: int
-    kind: str
-    run_id: UUID | None
-    created_at: datetime
-    redriven_at: datetime | None
-
-
 def list_dead_letters(
     connection: Conn, tenant: str, filters: DeadLetterFilter, *, after: int | None = None, limit: int = 50
 ) -> DeadLetterPage:
@@ -177,7 +167,7 @@ def list_dead_letters(
         UnknownJob: There is no such job and never was one.
         UnknownDeadLetter: There is no dead letter `after`.
     """
-    columns = _columns(connection, tenant, filters)
+    columns = filter_columns(connection, tenant, filters)
     counted = count_dead_letters(connection, tenant, filters)
     before = _LATEST if after is None else _created_at(connection, tenant, after)
     columns |= {"before_at": before, "before_id": _LAST_ID if after is None else after, "limit": limit + 1}
@@ -196,7 +186,7 @@ def show_dead_letter(connection: Conn, tenant: str, number: int) -> DeadLetterDe
     Raises:
         UnknownDeadLetter: The tenant has no dead letter of this id.
     """
-    columns = _columns(connection, tenant, {"ids": [number]})
+    columns = filter_columns(connection, tenant, {"ids": [number]})
     found = _list(connection, {**columns, "before_at": _LATEST, "before_id": _LAST_ID, "limit": 1})
     row = connection.execute(_READ_DEAD_LETTER, {"id": number, "tenant": tenant}, binary=True).fetchone()
     if not found or row is None:
@@ -215,7 +205,7 @@ def oldest_dead_letters(
 ) -> tuple[DeadLetterSummary, ...]:
     """Return the oldest of a tenant's dead letters, in order."""
     ids = [letter.id for letter in scan_dead_letters(connection, tenant, filters, after=None, limit=limit)]
-    columns = _columns(connection, tenant, {"ids": ids})
+    columns = filter_columns(connection, tenant, {"ids": ids})
     found = _list(connection, {**columns, "before_at": _LATEST, "before_id": _LAST_ID, "limit": limit})
     return tuple(reversed(found))
 
@@ -234,15 +224,20 @@ def scan_dead_letters(
         InvalidInput: There is no such tenant, kind, status or lane.
         UnknownJob: There is no such job and never was one.
     """
-    columns = _columns(connection, tenant, filters) | {
-        "after_at": _EARLIEST if after is None else after.created_at, "after_id": 0 if after is None else after.id,
+    columns = filter_columns(connection, tenant, filters) | {
+        "after_at": EARLIEST if after is None else after.created_at, "after_id": 0 if after is None else after.id,
         "limit": limit,
     }  # fmt: skip
-    with connection.cursor(row_factory=class_row(DeadLetterRef), binary=True) as cursor:
-        return cursor.execute(_SCAN_DEAD_LETTERS, columns).fetchall()
+    return redrives.scan_dead_letters(connection, columns)
 
 
-def _columns(connection: Conn, tenant: str, filters: DeadLetterFilter) -> dict[str, object]:
+def filter_columns(connection: Conn, tenant: str, filters: DeadLetterFilter) -> dict[str, object]:
+    """Return the parameters of a filter in SQL.
+
+    Raises:
+        InvalidInput: There is no such tenant, kind, status or lane.
+        UnknownJob: There is no such job and never was one.
+    """
     require_tenant(connection, tenant)
     for path, allowed in _ALLOWED:
         value = filters.get(path)
@@ -260,7 +255,7 @@ def _columns(connection: Conn, tenant: str, filters: DeadLetterFilter) -> dict[s
         "error_type": filters.get("error_type"),
         "queue": filters.get("queue"),
         "lane": filters.get("lane"),
-        "since": filters.get("since") or _EARLIEST,
+        "since": filters.get("since") or EARLIEST,
         "until": filters.get("until") or _LATEST,
         "redriven": filters.get("redriven"),
     }

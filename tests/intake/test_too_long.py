@@ -5,6 +5,7 @@ from hashlib import sha256
 import pytest
 from confluent_kafka import Producer
 
+from tests.control.client.test_dead_letters import redrive
 from tests.fixtures.database import Database
 from tests.intake.running import Requests
 from tests.transitions.acts import submission
@@ -62,9 +63,9 @@ def test_head_length_and_digest_of_a_message_that_is_too_long_are_kept(requests:
     stored = database.value("SELECT max(length(value)) FROM outbox WHERE value LIKE %s", [b"{%00000000%"])
     assert stored == 4096
     with Client(database.url) as client:
-        redriven = client.dead_letters.redrive(kind="message")
-    assert (redriven.redriven, redriven.rejected) == (1, 1)
-    assert "only the first are stored" in redriven.rejections[0].errors[0].problem
+        redriven = redrive(client, database, kind="message")
+    assert (redriven.redriven_count, redriven.rejected_count) == (1, 1)
+    assert "only the first are stored" in str(redriven.rejections[0]["errors"])
 
 
 @pytest.mark.parametrize("messages", [1, 3, 100])

@@ -10,7 +10,7 @@ from tidewheel.ids import BUCKETS
 from tidewheel.outbox import SLICES
 from tidewheel.postgres.partitions import TABLES
 from tidewheel.runs import DEAD_LETTERED, FINAL, OPEN, AttemptOutcome, Cause, Lane, Overlap, RunState
-from tidewheel.schedules.decision import HoldReason, SkipReason
+from tidewheel.schedules.decision import BackfillState, HoldReason, SkipReason
 from tidewheel.schemas.generated import records
 
 CHECKS: LiteralString = """
@@ -40,6 +40,8 @@ OF_WORDS = {
     ("dead_letters", "kind"): {"run", "message"},
     ("members", "role"): {"scheduler", "relay"},
     ("backfills", "state"): {"running", "paused", "finished", "cancelled"},
+    ("redrives", "state"): set(BackfillState),
+    ("redrives", "kind"): {"run", "message"},
     ("backfills", "what"): {"missing_only", "all"},
     ("backfills", "versions"): {"as_of", "current"},
 }

@@ -1034,3 +1034,98 @@ RETURNING run_id, job_id, tenant, ended_at, chain_at, reset_failures, inputs_at,
 -- Index: settings_pkey.
 -- Lock: its own new row.
 INSERT INTO settings (name, value) VALUES ('topic_prefix', to_jsonb(%(prefix)s::text)) ON CONFLICT (name) DO NOTHING
+
+-- name: read_retried_runs
+-- The runs to retry, with their inputs; an ended run never changes.
+-- Index: job_runs_pkey, the partitions' indexes by run. No lock.
+SELECT r.run_id, r.tenant, r.job_id, r.job_version, r.state, r.scheduled_at, r.root_run_id,
+       i.payload, i.payload_content_type, i.labels, i.traceparent
+  FROM runs AS r
+  LEFT JOIN run_inputs AS i ON i.run_id = r.run_id AND i.run_id = ANY (%(run_ids)s)
+ WHERE r.run_id = ANY (%(run_ids)s)
+
+-- name: lock_jobs_for_share
+-- Locks jobs against deletion until their triggered runs are written.
+-- Index: jobs_pkey. Lock: each job's key, shared, so that triggers and firing do not wait for each other.
+-- Why without a join: as lock_timers.
+SELECT job_id FROM jobs WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR KEY SHARE
+
+-- name: read_shared_jobs
+-- The columns that triggered runs need of the jobs just locked.
+-- Index: jobs_pkey, job_versions_pkey. No lock.
+SELECT j.job_id, j.shard, j.version, j.deleted_at, v.handler, v.queue, v.lane, v.overlap, v.definition
+  FROM jobs AS j
+  JOIN job_versions AS v ON v.job_id = j.job_id AND v.version = j.version
+ WHERE j.job_id = ANY (%(job_ids)s)
+
+-- name: scan_dead_letters
+-- Returns a batch of a tenant's dead letters, the oldest first, with the columns that a redrive or a purge needs.
+-- Index: dead_letters_by_tenant; dead_letters_by_job if a job is given; failed_runs_pkey. No lock.
+SELECT d.id, d.kind, d.run_id, d.created_at, d.redriven_at
+  FROM dead_letters AS d
+  LEFT JOIN failed_runs AS f ON f.run_id = d.run_id
+ WHERE d.tenant = %(tenant)s AND (d.created_at, d.id) > (%(after_at)s, %(after_id)s)
+   AND d.created_at BETWEEN %(since)s AND %(until)s
+   AND (%(ids)s::bigint[] IS NULL OR d.id = ANY (%(ids)s))
+   AND (%(kind)s::text IS NULL OR d.kind = %(kind)s)
+   AND (%(job_id)s::uuid IS NULL OR d.job_id = %(job_id)s)
+   AND (%(redriven)s::boolean IS NULL OR (d.redriven_at IS NOT NULL) = %(redriven)s)
+   AND (%(status)s::text IS NULL OR f.state = %(status)s)
+   AND (%(error_type)s::text IS NULL OR f.error_type = %(error_type)s)
+   AND (%(queue)s::text IS NULL OR f.queue = %(queue)s)
+   AND (%(lane)s::text IS NULL OR f.lane = %(lane)s)
+ ORDER BY d.created_at, d.id
+ LIMIT %(limit)s
+
+-- name: find_due_redrives
+-- Returns the running redrives whose next batch is due.
+-- Index: redrives_open. No lock.
+SELECT redrive_id FROM redrives WHERE state = 'running' AND next_at <= %(now)s ORDER BY next_at LIMIT 100
+
+-- name: lock_due_redrive
+-- Locks a running redrive and returns it.
+-- Index: redrives_pkey. Lock: the row, skipped if a request or another scheduler holds it.
+SELECT redrive_id, tenant, state, kind, ids, job_id, status, error_type, queue, lane, since_at, until_at, rate, matched_count,
+       redriven_count, rejected_count, rejections, after_at, after_id, next_at, reason, created_at, finished_at
+  FROM redrives
+ WHERE redrive_id = %(redrive_id)s AND state = 'running' AND next_at <= %(now)s
+   FOR UPDATE SKIP LOCKED
+
+-- name: add_redrive
+-- Inserts a redrive; a repeated one changes nothing.
+-- Index: redrives_pkey. Lock: a new row.
+INSERT INTO redrives (redrive_id, tenant, state, kind, ids, job_id, status, error_type, queue, lane, since_at, until_at, rate,
+                      matched_count, rejections, after_at, after_id, next_at, reason, created_at, finished_at)
+VALUES (%(redrive_id)s, %(tenant)s, %(state)s, %(kind)s, %(ids)s, %(job_id)s, %(status)s, %(error_type)s, %(queue)s,
+        %(lane)s, %(since_at)s, %(until_at)s, %(rate)s, %(matched_count)s, %(rejections)s, %(after_at)s, %(after_id)s,
+        %(next_at)s, %(reason)s, %(created_at)s, %(finished_at)s)
+ON CONFLICT (redrive_id) DO NOTHING
+
+-- name: advance_redrive
+-- Moves a redrive's cursor after a batch.
+-- Index: redrives_pkey. Lock: a row that is locked already.
+UPDATE redrives
+   SET redriven_count = redriven_count + %(redriven)s,
+       rejected_count = rejected_count + %(rejected)s,
+       rejections = %(rejections)s,
+       after_at = %(after_at)s,
+       after_id = %(after_id)s,
+       next_at = %(next_at)s
+ WHERE redrive_id = %(redrive_id)s
+
+-- name: set_redrive_state
+-- Changes the state of a redrive.
+-- Index: redrives_pkey. Lock: a row that is locked already.
+UPDATE redrives
+   SET state = %(state)s, reason = coalesce(%(reason)s, reason), finished_at = %(finished_at)s
+ WHERE redrive_id = %(redrive_id)s
+
+-- name: lock_redrive
+-- Locks a tenant's redrive and returns its state.
+-- Index: redrives_pkey. Lock: the row.
+SELECT state FROM redrives WHERE redrive_id = %(redrive_id)s AND tenant = %(tenant)s FOR UPDATE
+
+-- name: read_job_key
+-- The key of a job.
+-- Index: jobs_pkey. No lock.
+SELECT key FROM jobs WHERE job_id = %(job_id)s

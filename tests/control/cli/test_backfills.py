@@ -8,6 +8,7 @@ import pytest
 from tests.control.cli.command import json_output, tidewheel
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
+from tidewheel.control.cli.exit_codes import ExitCode
 
 RANGE = ("--from", "2026-03-28T12:00", "--to", "2026-03-29T12:00", "--tz", "Europe/Berlin")
 
@@ -46,7 +47,10 @@ def test_a_past_range_is_backfilled_shown_paused_resumed_and_cancelled(hourly: C
     ]
     for command in ("pause", "resume"):
         too_late = tidewheel(hourly, "backfill", command, backfill_id)
-        assert (too_late.code, too_late.out) == (1, f"backfill {backfill_id}: unchanged: the backfill is cancelled\n")
+        assert (too_late.code, too_late.out) == (
+            ExitCode.REFUSED,
+            f"backfill {backfill_id}: unchanged: the backfill is cancelled\n",
+        )
         assert '"status": "cancelled"' in tidewheel(hourly, "backfill", command, backfill_id, "--output", "json").out
     assert tidewheel(hourly, "backfill", "cancel", backfill_id).code == 0
     shown = tidewheel(hourly, "backfill", "show", backfill_id, "--tz", "Europe/Berlin").lines

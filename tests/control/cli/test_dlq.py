@@ -1,11 +1,18 @@
 """`tidewheel dlq list | show | redrive | purge`, on a real database."""
 
+from uuid import UUID
+
 import pytest
 
 from tests.control.cli.command import json_output, tidewheel
-from tests.control.client.test_dead_letters import fail, garble
+from tests.control.client.test_dead_letters import fail, garble, work_off
 from tests.fixtures.database import Database
+from tests.fixtures.services import until
 from tests.transitions.acts import about, apply_batch, job_runs, submit
+from tests.transitions.stepping import in_background
+from tidewheel.control.cli.exit_codes import ExitCode
+
+ENDED = "SELECT count(*) > 0 FROM redrives WHERE finished_at IS NOT NULL"
 
 
 @pytest.fixture
@@ -57,24 +64,53 @@ def test_dead_letters_are_redriven_by_id_and_by_filter(letters: Database) -> Non
     message, late, plain = numbers(letters)
     dry = json_output(letters, "dlq", "redrive", "--job", "job", "--dry-run")
     assert (dry["matched"], [letter["id"] for letter in dry["first"]]) == (1, [plain])
-    assert tidewheel(letters, "dlq", "redrive", plain, "--rate", "10/s").lines == ["dead letters redriven: 1"]
-    assert tidewheel(letters, "dlq", "redrive", plain).lines == ["dead letters redriven: 0; already redriven before: 1"]
-    assert json_output(letters, "dlq", "redrive", "--all")["redriven"] == 2
+    [first, counted] = tidewheel(letters, "dlq", "redrive", plain, "--rate", "10/s").lines
+    assert (first.split()[0], counted) == ("redrive", "dead letters to redrive: 1")
+    work_off(letters)
+    assert tidewheel(letters, "dlq", "redrive", plain).lines == [
+        "dead letters to redrive: 0; already redriven before: 1"
+    ]
+    assert json_output(letters, "dlq", "redrive", "--all")["matched"] == 1, "runs, unless messages are named"
+    assert json_output(letters, "dlq", "redrive", "--kind", "message")["matched"] == 1
+    work_off(letters)
     assert len(job_runs(letters)) == 2
     assert numbers(letters, "--redriven") == [message, late, plain]
     assert f"{job_runs(letters)[0].run_id}" in "\n".join(tidewheel(letters, "dlq", "show", plain).lines)
 
 
+def test_a_redrive_is_listed_shown_paused_resumed_and_cancelled(letters: Database) -> None:
+    assert tidewheel(letters, "redrive", "list").lines == ["no redrives"]
+    asked = json_output(letters, "dlq", "redrive", "--all", "--rate", "60/m", "--reason", "mended")
+    redrive_id = asked["redrive_id"]
+    assert tidewheel(letters, "redrive", "pause", redrive_id).lines == [f"redrive {redrive_id}: paused"]
+    assert tidewheel(letters, "redrive", "pause", redrive_id).lines == [
+        f"redrive {redrive_id}: unchanged: the redrive is already paused"
+    ]
+    work_off(letters)
+    assert json_output(letters, "redrive", "show", redrive_id)["redriven_count"] == 0
+    assert not json_output(letters, "redrive", "resume", redrive_id)["unchanged"]
+    assert tidewheel(letters, "redrive", "cancel", redrive_id).lines == [f"redrive {redrive_id}: cancelled"]
+    assert tidewheel(letters, "redrive", "resume", redrive_id).code == ExitCode.REFUSED
+    shown = tidewheel(letters, "redrive", "show", redrive_id).lines
+    assert [line.split() for line in shown[1:4]] == [
+        ["state", "cancelled"], ["redriven", "0", "of", "2", "dead", "letters"], ["rate", "1/s"]
+    ]  # fmt: skip
+    assert tidewheel(letters, "redrive", "list").lines[1].endswith("cancelled  0 of 2    0         1/s   mended")
+    assert tidewheel(letters, "redrive", "show", UUID(int=0)).code == ExitCode.NOT_FOUND
+
+
 def test_rejected_redrive_is_reported_with_exit_code_1(letters: Database) -> None:
     apply_batch(letters, about("job.delete", "other"))
-    done = tidewheel(letters, "dlq", "redrive", "--all")
-    assert done.code == 1
     _, late, _ = numbers(letters)
-    assert done.out.splitlines() == [
-        "dead letters redriven: 2",
-        "rejected: 1",
-        f"{late}: key: tenant 'default' has no job 'other'; submit the job first, or correct the key",
-    ]
+    scheduler = in_background(lambda: until(lambda: work_off(letters) or letters.value(ENDED), "it has ended"))
+    done = tidewheel(letters, "dlq", "redrive", "--all", "--wait")
+    scheduler.result(60)
+    assert done.code == ExitCode.FAILED
+    lines = [" ".join(line.split()) for line in done.out.splitlines()]
+    assert {"state finished", "redriven 1 of 2 dead letters", "rejected 1"} < set(lines)
+    assert lines[-1] == (
+        f"rejections {late}: key: tenant 'default' has no job 'other'; submit the job first, or correct the key"
+    )
 
 
 def test_purge_needs_a_confirmation(letters: Database) -> None:

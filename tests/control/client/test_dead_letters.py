@@ -1,7 +1,10 @@
 """Dead letters: listed by any filter, shown whole, redriven once each, purged on request."""
 
+import math
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import timedelta
+from typing import Unpack
 from uuid import UUID
 
 import pytest
@@ -22,18 +25,21 @@ from tests.transitions.acts import (
     submit,
 )
 from tests.transitions.stepping import in_background
-from tidewheel.clock import monotonic_seconds
 from tidewheel.control.client import dead_letters as client_module
 from tidewheel.control.client.client import Client
 from tidewheel.control.reads import dead_letters as module
 from tidewheel.control.reads.dead_letters import DeadLetterFilter, DeadLetterPage
+from tidewheel.control.reads.redrives import Redriving
 from tidewheel.errors import InvalidInput, UnknownDeadLetter, UnknownJob
+from tidewheel.postgres.session import Session
 from tidewheel.runs import AttemptOutcome, RunState
+from tidewheel.scheduler import redrive_loop
+from tidewheel.scheduler.redrive_loop import RedriveLoop, redrive_batch
 from tidewheel.transitions.dead_letters import DeadMessage, dead_letter_message
 
 WAITS = """
     SELECT count(*) > 0 FROM pg_stat_activity
-     WHERE application_name = 'tidewheel-client' AND cardinality(pg_blocking_pids(pid)) > 0
+     WHERE application_name = 'scheduler' AND cardinality(pg_blocking_pids(pid)) > 0
        AND datname = current_database()
 """
 
@@ -67,6 +73,21 @@ def runs(page: DeadLetterPage) -> list[UUID | None]:
 
 def redriven(database: Database) -> dict[UUID, UUID]:
     return dict(database.rows("SELECT run_id, redriven_run_id FROM dead_letters WHERE redriven_run_id IS NOT NULL"))
+
+
+def work_off(database: Database) -> None:
+    """Work off every redrive, as a scheduler does."""
+    with closing(Session(database.url, "scheduler")) as session:
+        loop = RedriveLoop(session, database.installation)
+        until(lambda: loop.step()[1] == math.inf, "nothing is due")
+
+
+def redrive(client: Client, database: Database, **filters: Unpack[DeadLetterFilter]) -> Redriving:
+    """Redrive dead letters and return the finished redrive."""
+    requested = client.dead_letters.redrive(**filters)
+    assert requested.redrive_id is not None
+    work_off(database)
+    return client.redrives.wait(requested.redrive_id, timeout=60)
 
 
 def test_every_filter_finds_its_dead_letters(client: Client, database: Database) -> None:
@@ -152,45 +173,45 @@ def test_a_message_is_shown_byte_for_byte(client: Client, database: Database) ->
 
 def test_each_dead_letter_is_redriven_once(client: Client, database: Database) -> None:
     failed = [fail(database) for _ in range(3)]
-    done = client.dead_letters.redrive(key="job")
-    assert (done.matched, done.redriven, done.rejected) == (3, 3, 0)
+    done = redrive(client, database, key="job")
+    assert (done.matched_count, done.redriven_count, done.rejected_count) == (3, 3, 0)
     made = redriven(database)
     assert set(made) == set(failed)
     assert {run.run_id for run in job_runs(database)} == set(made.values())
     again = client.dead_letters.redrive(key="job")
-    assert (again.matched, again.redriven, redriven(database)) == (0, 0, made)
+    assert (again.redrive_id, again.matched, redriven(database)) == (None, 0, made)
 
 
-def test_interrupted_redrive_can_be_repeated(
-    client: Client, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(client_module, "_REDRIVE_BATCH", 2)
+def test_interrupted_redrive_goes_on(client: Client, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redrive_loop, "_BATCH", 2)
     failed = [fail(database) for _ in range(5)]
-
-    def interrupted(handled: int) -> None:
-        if handled == 4:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        client.dead_letters.redrive(kind="run", on_progress=interrupted)
+    requested = client.dead_letters.redrive()
+    assert requested.redrive_id is not None
+    with closing(Session(database.url, "scheduler")) as session:
+        for _ in range(2):
+            assert redrive_batch(session, database.installation, requested.redrive_id) == 2
     assert set(redriven(database)) == set(failed[:4])
-    assert client.dead_letters.redrive(kind="run").redriven == 1
+    assert client.redrives.get(requested.redrive_id).processed == 4
+    work_off(database)
+    assert client.redrives.get(requested.redrive_id).state == "finished"
     assert len(job_runs(database)) == len(redriven(database)) == 5
 
 
 def test_concurrent_redrives_create_one_run_of_each(client: Client, database: Database) -> None:
     run = fail(database)
-    [letter] = client.dead_letters.list().dead_letters
+    for _ in range(2):
+        client.dead_letters.redrive(key="job")
     with database.transaction() as connection:
         # Both have looked before either has written.
         apply_batch_within(connection, database, {"type": "run.retry", "run_id": str(run)})
-        other = in_background(lambda: client.dead_letters.redrive(ids=[letter.id]))
+        other = in_background(lambda: work_off(database))
         until(lambda: database.value(WAITS), "it waits for the letter")
-    assert other.result(60).redriven == 1
+    other.result(60)
     assert [open_run.run_id for open_run in job_runs(database)] == list(redriven(database).values())
+    assert [each.state for each in client.redrives.list()] == ["finished"] * 2
 
 
-def test_lost_commit_reply_creates_no_second_run(
+def test_lost_commit_reply_creates_no_second_redrive(
     client: Client, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fail(database)
@@ -199,71 +220,68 @@ def test_lost_commit_reply_creates_no_second_run(
 
     def committing(self: Connection) -> None:
         commit(self)
-        if not lost and redriven(database):
+        if not lost and database.count("redrives"):
             lost.append(True)
             raise OperationalError
 
     monkeypatch.setattr(Connection, "commit", committing)
-    done = client.dead_letters.redrive(key="job")
-    assert (lost, done.redriven, len(job_runs(database))) == ([True], 1, 1)
+    client.dead_letters.redrive(key="job")
+    work_off(database)
+    assert (lost, database.count("redrives"), len(job_runs(database))) == ([True], 1, 1)
 
 
 def test_rejected_dead_letter_can_be_redriven_after_a_correction(client: Client, database: Database) -> None:
     run = fail(database, "other")
     apply_batch(database, about("job.delete", "other"))
     for _ in range(2):
-        assert client.dead_letters.redrive(kind="run").rejected == 1
+        assert redrive(client, database).rejected_count == 1
     submit(database, "other")
-    done = client.dead_letters.redrive(kind="run")
-    assert (done.redriven, done.rejected) == (1, 0)
+    done = redrive(client, database)
+    assert (done.redriven_count, done.rejected_count) == (1, 0)
     assert set(redriven(database)) == {run}
 
 
-def test_run_that_fails_again_is_not_redriven_by_the_same_call(client: Client, database: Database) -> None:
+def test_run_that_fails_again_is_not_redriven_by_the_same_redrive(client: Client, database: Database) -> None:
     fail(database)
-
-    def fails_again(handled: int) -> None:
-        del handled
-        for run in job_runs(database):
-            end(database, ending(begin(database, run.run_id), RunState.FAILED, error_type="ValueError"))
-
-    assert client.dead_letters.redrive(key="job", on_progress=fails_again).redriven == 1
+    requested = client.dead_letters.redrive(key="job")
+    assert requested.redrive_id is not None
+    with closing(Session(database.url, "scheduler")) as session:
+        assert redrive_batch(session, database.installation, requested.redrive_id) == 1
+    for run in job_runs(database):
+        end(database, ending(begin(database, run.run_id), RunState.FAILED, error_type="ValueError"))
+    work_off(database)
+    assert client.redrives.get(requested.redrive_id).redriven_count == 1
     assert client.dead_letters.list(redriven=False).total == 1
 
 
 def test_a_dry_run_counts_and_shows_the_oldest_ten(client: Client, database: Database) -> None:
     failed = [fail(database) for _ in range(12)]
     counted = client.dead_letters.redrive(key="job", dry_run=True)
-    assert (counted.matched, counted.redriven) == (12, 0)
+    assert (counted.matched, counted.redrive_id) == (12, None)
     assert [letter.run_id for letter in counted.first] == failed[:10]
     assert redriven(database) == {}
-
-
-def test_a_rate_is_kept(client: Client, database: Database) -> None:
-    for _ in range(4):
-        fail(database)
-    begun_at = monotonic_seconds()
-    assert client.dead_letters.redrive(key="job", rate=10.0).redriven == 4
-    assert monotonic_seconds() - begun_at >= 0.3
 
 
 def test_rejected_dead_letter_does_not_stop_the_others(client: Client, database: Database) -> None:
     kept, gone = fail(database), fail(database, "other")
     apply_batch(database, about("job.delete", "other"))
-    done = client.dead_letters.redrive(kind="run")
-    assert (done.redriven, done.rejected) == (1, 1)
+    done = redrive(client, database)
+    assert (done.redriven_count, done.rejected_count) == (1, 1)
     [refusal] = done.rejections
-    assert [error.path for error in refusal.errors] == ["key"]
+    assert "'path': 'key'" in str(refusal["errors"])
     assert set(redriven(database)) == {kept}
     assert runs(client.dead_letters.list(redriven=False)) == [gone]
 
 
-def test_message_is_published_again_unchanged(client: Client, database: Database) -> None:
+def test_messages_are_redriven_only_on_request(client: Client, database: Database) -> None:
     garble(database)
-    assert client.dead_letters.redrive(kind="message").redriven == 1
+    assert client.dead_letters.redrive().matched == 0
+    [letter] = client.dead_letters.list().dead_letters
+    assert client.dead_letters.redrive(ids=[letter.id], dry_run=True).matched == 1
+    assert redrive(client, database, kind="message").redriven_count == 1
     requests = database.installation.topics.requests
     assert database.rows("SELECT key, value FROM outbox WHERE topic = %s", [requests]) == [(b"k", b"\xff{")]
-    assert client.dead_letters.redrive(kind="message").redriven == 0
+    assert client.dead_letters.redrive(kind="message").matched == 0
     [letter] = client.dead_letters.list(redriven=True).dead_letters
     assert (letter.redriven_run_id, letter.redriven_at is not None) == (None, True)
 
@@ -288,7 +306,7 @@ def test_another_tenant_cannot_read_or_redrive(client: Client, database: Databas
     garble(database)
     [_, letter] = client.dead_letters.list().dead_letters
     with Client(database.url, tenant="acme") as other:
-        assert (other.dead_letters.list().total, other.dead_letters.redrive(kind="run").redriven) == (0, 0)
+        assert (other.dead_letters.list().total, other.dead_letters.redrive().matched) == (0, 0)
         assert other.dead_letters.purge().purged == 0
         with pytest.raises(UnknownDeadLetter):
             other.dead_letters.get(letter.id)

@@ -356,15 +356,15 @@ _HOT = {
         mark_waiters promote_next_runs promote_waiting_runs
         read_versions_in_force read_undecided read_recorded save_progress
         flush_outputs add_outputs read_ancestors mark_redriven
+        lock_jobs_for_share read_shared_jobs read_retried_runs scan_dead_letters
     """,
     "tidewheel.intake": """
         find_replies find_jobs lock_timers read_locked_timers
-        lock_jobs read_locked_jobs lock_jobs_for_share read_shared_jobs
+        lock_jobs read_locked_jobs
         lock_unstarted_runs lock_run read_run read_open_states wait_for_runs lock_attempts read_final_states
         extend_deadlines read_timers read_timer_runs resume_jobs
         lock_calendars_for_share find_calendar_jobs drop_job_calendars
         lock_unstarted_backfill_runs read_upcoming_overrides delete_overrides drop_moves read_requested_versions
-        read_retried_runs
     """,
     "tidewheel.scheduler": """
         probe_timers lock_due_timers lock_timer
@@ -381,7 +381,6 @@ _HOT = {
         read_attempts_of read_skips_at read_overrides_around find_active_run
         find_chain find_runs_ahead read_versions read_two_versions
         find_runs find_runs_of_job find_failed_runs read_runs show_run read_past_attempts list_dead_letters
-        scan_dead_letters
     """,
 }
 HOT = [(package, name) for package, names in _HOT.items() for name in names.split()]

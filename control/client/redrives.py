@@ -1,0 +1,110 @@
+"""`client.redrives`: follow, pause, resume and cancel redrives of dead letters."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from uuid import UUID
+
+from tidewheel.clock import monotonic_seconds
+from tidewheel.control.client.connection import Connection
+from tidewheel.control.reads.redrives import Redriving, redrive, redrives
+from tidewheel.errors import UnknownRedrive
+from tidewheel.postgres.database_clock import read_now
+from tidewheel.postgres.notify import Channel
+from tidewheel.postgres.session import Conn
+from tidewheel.schedules.decision import BackfillState
+from tidewheel.transitions.redrives import lock_redrive, set_redrive_state
+
+_POLL_SECONDS = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class RedriveChange:
+    """Result of a pause, a resume or a cancellation.
+
+    Args:
+        status: The redrive's state.
+        unchanged: True if its state did not allow the change, or it had been made already.
+    """
+
+    status: str
+    unchanged: bool
+
+
+class Redrives:
+    """Requests about existing redrives."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def list(self, *, limit: int = 50) -> list[Redriving]:
+        """List redrives, the newest first."""
+        with self._connection.snapshot() as connection:
+            return redrives(connection, self._connection.tenant, limit=limit)
+
+    def get(self, redrive_id: UUID) -> Redriving:
+        """Return a redrive with its progress.
+
+        Raises:
+            UnknownRedrive: The tenant has no redrive of this id.
+        """
+        with self._connection.snapshot() as connection:
+            return redrive(connection, self._connection.tenant, redrive_id)
+
+    def wait(
+        self,
+        redrive_id: UUID,
+        *,
+        timeout: float | None = None,
+        on_progress: Callable[[Redriving], None] | None = None,
+    ) -> Redriving:
+        """Wait until a redrive is finished or cancelled; return it.
+
+        Args:
+            redrive_id: The redrive.
+            timeout: The most seconds to wait.
+            on_progress: Called with the redrive several times a second.
+
+        Raises:
+            UnknownRedrive: The tenant has no redrive of this id.
+            TimeoutError: It has not ended in time.
+        """
+        started = monotonic_seconds()
+        while (found := self.get(redrive_id)).finished_at is None:
+            if on_progress is not None:
+                on_progress(found)
+            if timeout is not None and monotonic_seconds() - started > timeout:
+                message = f"redrive {redrive_id} is {found.state} after {timeout:g} s"
+                raise TimeoutError(message)
+            self._connection.sleep(_POLL_SECONDS)
+        return found
+
+    def pause(self, redrive_id: UUID, *, reason: str | None = None) -> RedriveChange:
+        """Redrive no further dead letter until the redrive is resumed."""
+        return self._change(redrive_id, (BackfillState.RUNNING,), BackfillState.PAUSED, reason)
+
+    def resume(self, redrive_id: UUID) -> RedriveChange:
+        """Resume a redrive."""
+        return self._change(redrive_id, (BackfillState.PAUSED,), BackfillState.RUNNING, None)
+
+    def cancel(self, redrive_id: UUID, *, reason: str | None = None) -> RedriveChange:
+        """Stop a redrive; the runs that it has created go on."""
+        sources = (BackfillState.RUNNING, BackfillState.PAUSED)
+        return self._change(redrive_id, sources, BackfillState.CANCELLED, reason)
+
+    def _change(
+        self, redrive_id: UUID, sources: tuple[BackfillState, ...], target: BackfillState, reason: str | None
+    ) -> RedriveChange:
+        tenant = self._connection.tenant
+
+        def change(connection: Conn) -> RedriveChange:
+            state = lock_redrive(connection, tenant, redrive_id)
+            if state is None:
+                raise UnknownRedrive(str(redrive_id))
+            if state not in sources:
+                return RedriveChange(state, unchanged=True)
+            set_redrive_state(connection, redrive_id, target, read_now(connection), reason=reason)
+            return RedriveChange(target, unchanged=False)
+
+        done = self._connection.write(change)
+        self._connection.notify(Channel.TIMERS)
+        return done

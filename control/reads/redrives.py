@@ -1,0 +1,94 @@
+"""Read redrives: those of a tenant, or one with its rejections."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+from psycopg.rows import class_row
+
+from tidewheel.control.reads.tenants import require_tenant
+from tidewheel.errors import UnknownRedrive
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+
+_SQL = Statements("tidewheel.control")
+_LIST_REDRIVES = _SQL["list_redrives"]
+_SHOW_REDRIVE = _SQL["show_redrive"]
+
+
+@dataclass(frozen=True, slots=True)
+class Redriving:
+    """A redrive with its progress.
+
+    Args:
+        redrive_id: Its id.
+        state: `running`, `paused`, `finished` or `cancelled`.
+        kind: Only dead letters of this kind.
+        ids: Only these.
+        key: Only of this job.
+        status: Only of runs in this final state.
+        error_type: Only with this error type.
+        queue: Only of this queue.
+        lane: Only of this lane.
+        since_at: Only those created at this instant or later.
+        until_at: Only those created at this instant or before.
+        rate: Dead letters a second at most; None for no bound.
+        matched_count: How many matched at its acceptance; counted to 10,001.
+        redriven_count: How many were redriven so far.
+        rejected_count: How many could not be redriven so far.
+        rejections: The first hundred of these: `id` and `errors` of each.
+        reason: The reason of its request, pause or cancellation.
+        created_at: When it was accepted.
+        finished_at: When it was finished or cancelled.
+    """
+
+    redrive_id: UUID
+    state: str
+    kind: str | None
+    ids: Sequence[int] | None
+    key: str | None
+    status: str | None
+    error_type: str | None
+    queue: str | None
+    lane: str | None
+    since_at: datetime
+    until_at: datetime
+    rate: float | None
+    matched_count: int
+    redriven_count: int
+    rejected_count: int
+    rejections: Sequence[Mapping[str, object]]
+    reason: str | None
+    created_at: datetime
+    finished_at: datetime | None
+
+    @property
+    def processed(self) -> int:
+        """Dead letters that were redriven or rejected, of `matched_count`."""
+        return self.redriven_count + self.rejected_count
+
+
+def redrives(connection: Conn, tenant: str, *, limit: int = 100) -> list[Redriving]:
+    """Return a tenant's redrives, the newest first.
+
+    Raises:
+        InvalidInput: There is no such tenant.
+    """
+    require_tenant(connection, tenant)
+    with connection.cursor(row_factory=class_row(Redriving), binary=True) as cursor:
+        return cursor.execute(_LIST_REDRIVES, {"tenant": tenant, "limit": limit}).fetchall()
+
+
+def redrive(connection: Conn, tenant: str, redrive_id: UUID) -> Redriving:
+    """Return one redrive.
+
+    Raises:
+        UnknownRedrive: The tenant has no redrive of this id.
+    """
+    columns = {"tenant": tenant, "redrive_id": redrive_id}
+    with connection.cursor(row_factory=class_row(Redriving), binary=True) as cursor:
+        found = cursor.execute(_SHOW_REDRIVE, columns).fetchone()
+    if found is None:
+        raise UnknownRedrive(str(redrive_id))
+    return found

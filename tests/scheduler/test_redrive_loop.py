@@ -1,0 +1,104 @@
+"""Redrives: their rate, over all schedulers; a pause, a crash, a dead letter whose own data fail."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from uuid import UUID
+
+import pytest
+
+from tests.control.client.test_dead_letters import fail, redriven, work_off
+from tests.fixtures.database import ClockedDatabase, Database
+from tests.transitions.acts import submit
+from tidewheel.control.client.client import Client
+from tidewheel.postgres.session import Session
+from tidewheel.scheduler.redrive_loop import RedriveLoop, redrive_batch
+
+
+@pytest.fixture
+def client(clocked: ClockedDatabase) -> Iterator[Client]:
+    clocked.stop_clock(datetime(2026, 3, 6, 9, tzinfo=UTC))
+    submit(clocked)
+    with Client(clocked.url) as made:
+        yield made
+
+
+def requested(client: Client, rate: float | None = None) -> UUID:
+    """Request a redrive of all dead runs."""
+    redrive_id = client.dead_letters.redrive(rate=rate).redrive_id
+    assert redrive_id is not None
+    return redrive_id
+
+
+def test_a_rate_holds_over_all_schedulers(client: Client, clocked: ClockedDatabase) -> None:
+    for _ in range(30):
+        fail(clocked)
+    requested(client, rate=2.0)
+    done: list[int] = []
+    for _ in range(10):
+        for _ in range(2):  # schedulers
+            work_off(clocked)
+        done.append(len(redriven(clocked)))
+        clocked.advance(timedelta(seconds=1))
+    assert all(later - earlier == 2 for earlier, later in pairwise(done)), done
+    clocked.advance(timedelta(minutes=10))
+    work_off(clocked)
+    assert len(redriven(clocked)) <= done[-1] + 5, "time without a scheduler is not made up in a burst"
+
+
+def test_a_paused_redrive_waits_and_a_cancelled_one_ends(client: Client, clocked: ClockedDatabase) -> None:
+    for _ in range(3):
+        fail(clocked)
+    redrive_id = requested(client, rate=1.0)
+    work_off(clocked)
+    began = len(redriven(clocked))
+    client.redrives.pause(redrive_id, reason="later")
+    clocked.advance(timedelta(minutes=1))
+    work_off(clocked)
+    assert (began, len(redriven(clocked))) == (1, 1)
+    client.redrives.resume(redrive_id)
+    work_off(clocked)
+    assert 1 < len(redriven(clocked)) <= 3
+    client.redrives.cancel(redrive_id)
+    assert client.redrives.get(redrive_id).finished_at is not None
+    assert client.redrives.resume(redrive_id).unchanged
+
+
+def test_a_batch_that_is_not_committed_is_done_again(
+    client: Client, clocked: ClockedDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail(clocked)
+    redrive_id = requested(client)
+    with monkeypatch.context() as patch, closing(Session(clocked.url, "scheduler")) as session:
+        patch.delattr("tidewheel.scheduler.redrive_loop.advance_redrive")  # an error after the runs are written
+        with pytest.raises(NameError):
+            redrive_batch(session, clocked.installation, redrive_id)
+        assert not redriven(clocked)
+    work_off(clocked)
+    assert len(redriven(clocked)) == 1
+
+
+def test_a_dead_letter_whose_data_fail_stops_no_other(client: Client, clocked: ClockedDatabase) -> None:
+    submit(clocked, "poisoned", target="poison")
+    fail(clocked)
+    bad = fail(clocked, "poisoned")
+    fail(clocked)
+    spoil(clocked)
+    redrive_id = requested(client)
+    work_off(clocked)
+    found = client.redrives.get(redrive_id)
+    assert (found.state, found.redriven_count, found.rejected_count) == ("finished", 2, 1)
+    assert bad not in redriven(clocked)
+    assert "purge this dead letter" in str(found.rejections)
+
+
+def spoil(database: Database) -> None:
+    """Refuse the runs of one handler, as an error of their own data does."""
+    database.execute("ALTER TABLE job_runs ADD CONSTRAINT spoilt CHECK (handler <> 'poison') NOT VALID")
+
+
+def test_nothing_due_costs_a_statement_and_no_wake(clocked: ClockedDatabase) -> None:
+    with closing(Session(clocked.url, "scheduler")) as session:
+        loop = RedriveLoop(session, clocked.installation)
+        assert loop.step() == (0, float("inf"))

@@ -1,0 +1,177 @@
+"""Create new runs of ended ones, under the current version of their job: manual retries and redrives.
+
+The old run keeps its state. The new run has its payload, and names it as its parent, and the root of the retry chain.
+If the old run is a dead letter, the same transaction stores the new run's id in it.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from psycopg.rows import class_row
+
+from tidewheel.errors import FieldError, InvalidInput, Refused, UnknownJob, UnknownRun
+from tidewheel.ids import JobId, RunId, run_id
+from tidewheel.jobs.payload import Payload
+from tidewheel.postgres.database_clock import read_now
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+from tidewheel.runs import FINAL, Cause, RunState
+from tidewheel.transitions.create import NewRun, RunInputs, create_runs
+from tidewheel.transitions.dead_letters import mark_redriven
+from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.run_messages import Definitions, read_definitions
+from tidewheel.transitions.shared_jobs import SharedJob, lock_jobs_for_share
+
+_SQL = Statements("tidewheel.transitions")
+_READ_RETRIED_RUNS = _SQL["read_retried_runs"]
+_READ_JOB_KEY = _SQL["read_job_key"]
+
+
+@dataclass(frozen=True, slots=True)
+class _OldRun:
+    """A run to retry, with the inputs that it had beyond its version."""
+
+    run_id: UUID
+    tenant: str
+    job_id: UUID
+    job_version: int
+    state: str
+    scheduled_at: datetime
+    root_run_id: UUID | None
+    payload: bytes | None
+    payload_content_type: str | None
+    labels: dict[str, str] | None
+    traceparent: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RetryRequest:
+    """A run to retry.
+
+    Args:
+        tenant: The tenant of the request.
+        run_id: The run.
+        seed: Makes the new run's id, so that a repeated request finds it; None if it is not repeated.
+        delay: The delay before the new run.
+        traceparent: In place of the old run's.
+        request_id: Stored with the new run.
+    """
+
+    tenant: str
+    run_id: UUID
+    seed: bytes | None = None
+    delay: timedelta | None = None
+    traceparent: str | None = None
+    request_id: str | None = None
+
+
+def retry_runs(connection: Conn, installation: Installation, batch: Sequence[RetryRequest]) -> list[NewRun | Refused]:
+    """Retry runs in the caller's transaction; return the new run or the refusal of each, in their order."""
+    old = _read(connection, [request.run_id for request in batch])
+    jobs = lock_jobs_for_share(connection, {run.job_id for run in old.values()})
+    payloads = _Payloads(connection, old, jobs)
+    now = read_now(connection)
+    done: list[NewRun | Refused] = []
+    runs: dict[UUID, NewRun] = {}
+    redriven: dict[UUID, UUID] = {}
+    for request in batch:
+        try:
+            run = _finished_run(connection, request, old, jobs)
+        except Refused as refused:
+            done.append(refused)
+            continue
+        new = _new_run(request, run, jobs[run.job_id], payloads.of(run), now=now)
+        runs[new.run_id] = new
+        redriven[run.run_id] = new.run_id
+        done.append(new)
+    create_runs(connection, installation, list(runs.values()), now=now)
+    mark_redriven(connection, redriven, now)
+    return done
+
+
+def _read(connection: Conn, run_ids: Sequence[UUID]) -> dict[UUID, _OldRun]:
+    with connection.cursor(row_factory=class_row(_OldRun), binary=True) as cursor:
+        found = cursor.execute(_READ_RETRIED_RUNS, {"run_ids": sorted(set(run_ids))})
+        return {row.run_id: row for row in found}
+
+
+def _finished_run(
+    connection: Conn, request: RetryRequest, old: Mapping[UUID, _OldRun], jobs: Mapping[UUID, SharedJob]
+) -> _OldRun:
+    """Return the run to retry.
+
+    Raises:
+        Refused: The run does not exist, has not ended, or its job is deleted.
+    """
+    run = old.get(request.run_id)
+    if run is None or run.tenant != request.tenant:
+        raise UnknownRun(str(request.run_id))
+    if RunState(run.state) not in FINAL:
+        problem = f"run {run.run_id} is {run.state}: it has not ended"
+        raise InvalidInput([FieldError("run_id", problem, "wait until it has ended, or cancel it first")])
+    if run.job_id not in jobs:
+        row = connection.execute(_READ_JOB_KEY, {"job_id": run.job_id}, binary=True).fetchone()
+        raise UnknownJob(run.tenant, str(row[0]) if row else "")
+    return run
+
+
+def _new_run(request: RetryRequest, old: _OldRun, job: SharedJob, payload: Payload | None, *, now: datetime) -> NewRun:
+    origin = old.run_id.bytes + (request.seed or os.urandom(16))
+    inputs = RunInputs(
+        payload=payload.content if payload else None,
+        payload_content_type=payload.content_type if payload else None,
+        labels=old.labels,
+        traceparent=request.traceparent or old.traceparent,
+    )
+    return NewRun(
+        run_id=run_id(job.job_id, old.scheduled_at, Cause.RETRY, origin, at=now),
+        job_id=JobId(job.job_id),
+        tenant=old.tenant,
+        job_version=job.version,
+        shard=job.shard,
+        cause=Cause.RETRY,
+        queue=job.queue,
+        lane=job.lane,
+        handler=job.handler,
+        overlap=job.overlap,
+        scheduled_at=old.scheduled_at,
+        publish_at=now + (request.delay or timedelta(0)),
+        definition=job.definition,
+        inputs=None if inputs == RunInputs() else inputs,
+        parent_run_id=RunId(old.run_id),
+        root_run_id=RunId(old.root_run_id or old.run_id),
+        request_id=request.request_id,
+    )
+
+
+class _Payloads:
+    """The payloads of old runs, where the job's current version has another one."""
+
+    def __init__(self, connection: Conn, old: Mapping[UUID, _OldRun], jobs: Mapping[UUID, SharedJob]) -> None:
+        self._jobs = jobs
+        edited = [
+            (run.job_id, run.job_version)
+            for run in old.values()
+            if run.job_id in jobs and run.job_version != jobs[run.job_id].version
+        ]
+        self._definitions = read_definitions(connection, edited) if edited else {}
+
+    def of(self, run: _OldRun) -> Payload | None:
+        """Return the payload that the new run needs; None if its version has the same."""
+        current = self._jobs[run.job_id].definition
+        definition = self._definitions.get((run.job_id, run.job_version), current)
+        if run.payload is not None:
+            return Payload(run.payload, run.payload_content_type or _payload(definition).content_type)
+        payload = _payload(definition)
+        return None if payload == _payload(current) else payload
+
+
+def _payload(definition: bytes) -> Payload:
+    decoded = _DEFINITIONS.of(definition)
+    return Payload(decoded.payload, decoded.payload_content_type)
+
+
+_DEFINITIONS = Definitions()
