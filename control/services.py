@@ -16,6 +16,7 @@ from tidewheel.kafka.clients import bootstrap_check, why_kafka_is_away
 from tidewheel.migrations.runner import require_current
 from tidewheel.migrations.stored_schemas import lookup_in
 from tidewheel.postgres.session import Conn, connect, is_refusal
+from tidewheel.process import tracing
 from tidewheel.process.health import health, serve_health
 from tidewheel.process.service import (
     Shutdown,
@@ -104,6 +105,7 @@ def run_executor(settings: ExecutorSettings) -> None:
     health.requires("executor", executor.why_not_ready)
     with captured():
         uvloop.run(executor.run())
+    tracing.stop()
     # A handler's thread that does not end must not block the exit: its attempt was released.
     logging.shutdown()
     os._exit(0)
@@ -135,6 +137,8 @@ class _Start:
         end_process_with_threads()
         end_process_late(self.stop, _STOP_SECONDS + drain.total_seconds())
         self._why_waiting: str | None = "is starting"
+        if settings.traces:
+            tracing.start(role)
         names = [name.strip() for name in settings.metrics_hosts.split(",") if name.strip()]
         self._port = serve_health(settings.metrics_port, host=settings.metrics_host, names=names)
 

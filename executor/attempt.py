@@ -20,6 +20,7 @@ from tidewheel.executor.context import Flag, Previous
 from tidewheel.executor.handler_services import NO_SERVICES, HandlerServices
 from tidewheel.executor.lease import ENDLESS, Lease
 from tidewheel.executor.outcome import Outcome
+from tidewheel.process.tracing import trace_id_of
 from tidewheel.schemas.generated.records import JobDefinition, RunRequest
 from tidewheel.transitions.claim import Started
 
@@ -62,6 +63,7 @@ class Attempt:
         claimed_at: Monotonic seconds at which its claim was complete.
         began_at: Monotonic seconds at which its target may have started.
         ended_at: Monotonic seconds of its report.
+        span: The trace context of its own span, while traces are on.
         last_heartbeat: Monotonic seconds of its last heartbeat, or of its start; None while it waits for a thread.
         closes_at: Monotonic seconds at which schedule_to_close expires; None without that timeout.
         output: Its output, from the first byte on.
@@ -81,6 +83,7 @@ class Attempt:
     claimed_at: float = field(default_factory=monotonic_seconds, init=False)
     began_at: float = field(default=0.0, init=False)
     ended_at: float = field(default=0.0, init=False)
+    span: str | None = field(default=None, init=False)
     last_heartbeat: float | None = field(default=None, init=False)
     closes_at: float | None = field(default=None, init=False)
     output: Output | None = field(default=None, init=False)
@@ -140,13 +143,21 @@ class Attempt:
         return self._reported
 
     @property
+    def traceparent(self) -> str | None:
+        """The trace context that its target gets: its own span, else its request's."""
+        return self.span or self.request.traceparent
+
+    @property
     def about(self) -> dict[str, object]:
         """The fields that log lines carry about it."""
-        return {
+        known: dict[str, object] = {
             "run_id": str(self.run_id),
             "attempt": self.started.attempt,
             "job_key": self.definition.job_key,
         }
+        if self.traceparent is not None:
+            known["trace_id"] = trace_id_of(self.run_id, self.traceparent)
+        return known
 
     # How it runs, called by the code that runs it.
 

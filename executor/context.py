@@ -134,7 +134,7 @@ class Context:
         deadline_seconds: Time limit of the attempt.
         labels: The run's labels.
         idempotency_key: Send this with every effect: it is the same for all attempts of a run.
-        traceparent: W3C trace context of the request, if it had one.
+        traceparent: W3C trace context: of the attempt while traces are on, else of the request, if it had one.
         logger: A logger whose lines carry run_id, attempt and job_key.
     """
 
@@ -161,6 +161,7 @@ class Context:
         request: "RunRequest",
         definition: "JobDefinition",
         *,
+        traceparent: str | None,
         deadline_seconds: float,
         cancelled: Flag,
         channel: HandlerChannel,
@@ -179,7 +180,7 @@ class Context:
         _set_deadline_seconds(context, deadline_seconds)
         _set_labels(context, {**definition.labels, **(request.labels or {})})
         _set_idempotency_key(context, run_id)
-        _set_traceparent(context, request.traceparent)
+        _set_traceparent(context, traceparent)
         _set_logger(context, logger_of(run_id, attempt, job_key))
         _set_cancelled(context, cancelled)
         _set_channel(context, channel)

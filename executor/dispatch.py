@@ -8,15 +8,20 @@ its code has ended.
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.executor.attempt import Attempt
 from tidewheel.executor.outcome import CANCELLED, NOT_STARTED, Outcome, failed, from_exception, timed_out
 from tidewheel.executor.runners.runner import Runner
+from tidewheel.process import tracing
 from tidewheel.process.failpoint import failpoint
 from tidewheel.runs import AttemptOutcome
 from tidewheel.schemas.generated.records import TargetKind
 from tidewheel.transitions.retry import Timeout
+
+if TYPE_CHECKING:
+    from tidewheel.process.spans import Spans
 
 _LOG = logging.getLogger("tidewheel.executor")
 
@@ -49,7 +54,12 @@ class TargetDispatcher:
             attempt.note_start(monotonic_seconds())
         runner = self._runners.get(attempt.definition.target.kind)
         try:
-            outcome = await runner.run(attempt) if runner else _unsupported(attempt)
+            if runner is None:
+                outcome = _unsupported(attempt)
+            elif tracing.spans is None:
+                outcome = await runner.run(attempt)
+            else:
+                outcome = await _traced(tracing.spans, runner, attempt)
         except asyncio.CancelledError as error:
             # Requested by this executor, or raised by the handler's own code, which is a failure like any other.
             outcome = CANCELLED if attempt.cancelled.is_set() else from_exception(error)
@@ -59,6 +69,29 @@ class TargetDispatcher:
             outcome = attempt.stop_outcome
         failpoint("attempt.after_effect")
         report_end(attempt, outcome)
+
+
+async def _traced(spans: "Spans", runner: Runner, attempt: Attempt) -> Outcome:
+    """Run an attempt within a span, which its target sees as the parent."""
+    definition = attempt.definition
+    about: dict[str, str | int | bool] = {
+        "messaging.system": "kafka",
+        "messaging.operation.name": "process",
+        "messaging.operation.type": "process",
+        "tidewheel.run_id": str(attempt.run_id),
+        "tidewheel.attempt": attempt.started.attempt,
+        "tidewheel.job.key": definition.job_key,
+        "tidewheel.tenant": definition.tenant,
+        "tidewheel.queue": definition.queue,
+        "tidewheel.lane": definition.lane.value,
+        "tidewheel.cause": attempt.request.cause.value,
+    }
+    name = f"process {definition.target.handler or definition.target.kind.value}"
+    with spans.attempt(attempt.run_id, attempt.started.attempt, attempt.request.traceparent, name, about) as span:
+        attempt.span = span.traceparent
+        outcome = await runner.run(attempt)
+        span.end(outcome.kind.value, outcome.error_type, outcome.error_message)
+        return outcome
 
 
 def report_end(attempt: Attempt, outcome: Outcome) -> None:

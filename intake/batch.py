@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from hashlib import sha256
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import psycopg
 from confluent_kafka import Message
@@ -27,13 +27,17 @@ from tidewheel.jobs.strict_json import MAX_DOCUMENT_BYTES, read_value
 from tidewheel.jobs.values import MAX_ERROR_CHARACTERS, MAX_RESULT_BYTES
 from tidewheel.outbox import OutboxRow, append
 from tidewheel.postgres.session import Conn
+from tidewheel.process import tracing
 from tidewheel.process.metrics import metrics
 from tidewheel.schemas.codec import is_avro
-from tidewheel.schemas.generated.records import RequestOrigin, RequestType
+from tidewheel.schemas.generated.records import Reply, RequestOrigin, RequestType
 from tidewheel.schemas.requests import Encoding, read_document, read_request
 from tidewheel.task_tokens import TASK_TOKEN_HEADER, read_task_token
 from tidewheel.transitions.dead_letters import DeadMessage, dead_letter_message
 from tidewheel.transitions.installation import Installation
+
+if TYPE_CHECKING:
+    from tidewheel.process.spans import Spans
 
 _LOG = logging.getLogger("tidewheel.intake")
 
@@ -168,6 +172,8 @@ def _apply_requests(
     for message, one in decoded:
         if isinstance(one, ReceivedRequest):
             reply = next(replies)
+            if tracing.spans is not None and one.request.traceparent is not None:
+                _trace(tracing.spans, one, reply, one.request.traceparent, now)
             rows.append(reply_row(installation, reply, one.reply_key, one.encoding, now, about=one.job_id))
         elif isinstance(one, UndecodableMessage):
             rows.append(_dead_letter(connection, installation, message, str(one), now))
@@ -176,6 +182,22 @@ def _apply_requests(
             metrics.count("requests", 1, reply.type, reply.status)
             rows.append(reply_row(installation, reply, _bytes(message.key()), _encoding(_bytes(message.value())), now))
     return rows
+
+
+def _trace(spans: "Spans", received: ReceivedRequest, reply: Reply, traceparent: str, began: datetime) -> None:
+    """Record the span of a request."""
+    origin = received.origin
+    assert origin is not None  # noqa: S101 - it came by Kafka
+    about: dict[str, str | int | bool] = {
+        "messaging.destination.partition.id": str(origin.partition),
+        "messaging.kafka.offset": origin.offset,
+        "tidewheel.request.type": received.request.type,
+        "tidewheel.request.status": reply.status.value,
+        "tidewheel.tenant": received.tenant,
+        "tidewheel.job.key": received.key or "",
+        "tidewheel.run_id": reply.run_id or "",
+    }
+    spans.request(traceparent, origin.topic, began, about)
 
 
 def _apply_target_replies(

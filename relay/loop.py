@@ -6,6 +6,7 @@ never loses one. During a backlog three batches are in flight: one is read, one 
 
 import socket
 import threading
+import time
 from collections import defaultdict
 from contextlib import suppress
 from datetime import datetime
@@ -18,6 +19,7 @@ from tidewheel.membership import Membership
 from tidewheel.message_signatures import MessageKeys
 from tidewheel.outbox import OutboxLane
 from tidewheel.postgres.notify import Channel, Listener
+from tidewheel.process import tracing
 from tidewheel.process.clock_skew import ClockSkew
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.metrics import metrics
@@ -51,11 +53,12 @@ class Relay:
         self._wake = threading.Event()
         self._listener = Listener(url, "tidewheel-relay-listen", (Channel.OUTBOX,), self._wake)
         self._keys = MessageKeys()
+        self._runs_prefix = f"{settings.topic_prefix}.runs."
         self._publisher = Publisher(
             kafka,
             timeout_ms=int(settings.delivery_timeout.total_seconds() * 1000),
             batch=settings.producer_batch,
-            runs_prefix=f"{settings.topic_prefix}.runs.",
+            runs_prefix=self._runs_prefix,
             keys=self._keys,
             stop=stop,
             keep_alive=self._slices.keep,
@@ -63,6 +66,7 @@ class Relay:
         self._reader = Reader(url, settings.relay_batch)
         self._deleter = Deleter(url)
         self._sent: Batch | None = None
+        self._sent_at = 0  # nanoseconds since 1970
         self._sleeps_until = 0.0
 
     def run(self) -> None:
@@ -118,6 +122,7 @@ class Relay:
         self._await_acks()
         if batch:
             # The broker receives it while the one before is deleted and the next one is read.
+            self._sent_at = time.time_ns()
             self._publisher.send(batch.rows)
             self._sent = batch
             if not batch.full:
@@ -137,6 +142,10 @@ class Relay:
             self._reader.acknowledged(batch, Published())
             raise
         _observe(batch, published, self._skew.database_now())
+        if tracing.spans is not None:
+            from tidewheel.relay.trace_sent import trace_sent
+
+            trace_sent(tracing.spans, published.acknowledged, self._runs_prefix, self._sent_at)
         self._reader.acknowledged(batch, published)
         self._deleter.start(batch, published)
 

@@ -339,7 +339,7 @@ def _attempt_frame(attempt: Attempt) -> Frame:
         "scheduled_at": request.scheduled_at.isoformat(),
         "deadline_seconds": attempt.left_seconds,
         "labels": {**definition.labels, **(request.labels or {})},
-        "traceparent": request.traceparent,
+        "traceparent": attempt.traceparent,
         "not_after": attempt.lease.until,
     }
     return Frame(Kind.ATTEMPT, head, [attempt.payload, request.checkpoint])

@@ -21,6 +21,7 @@ from tidewheel.clock import monotonic_seconds
 from tidewheel.executor.complete_in import CompletionConfig
 from tidewheel.executor.isolation.protocol import Frame, FrameReader, Kind, ProtocolError, encode_frame
 from tidewheel.http_secrets import without_secrets
+from tidewheel.process import tracing
 
 _KILL_SECONDS = 0.5  # between SIGTERM and SIGKILL; a draining executor waits a second for it
 _CHECK_SECONDS = 0.1  # between two checks on systems without pidfd_open
@@ -268,6 +269,7 @@ def _setup_frame(setup: Setup) -> Frame:
         "modules": setup.modules,
         "memory_bytes": setup.memory_bytes,
         "level": logging.getLogger().level,
+        "traces": tracing.spans is not None,
     }
     return Frame(Kind.SETUP, head, [pickle.dumps(setup.completion)])
 

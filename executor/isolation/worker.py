@@ -39,6 +39,7 @@ from tidewheel.executor.isolation.protocol import (
     verify_saved,
 )
 from tidewheel.executor.outcome import CANCELLED, NOT_STARTED, Outcome, failed, from_exception
+from tidewheel.process import tracing
 
 _PR_SET_PDEATHSIG = 1  # Source: prctl(2)
 _READ_BYTES = 64 * 1024
@@ -80,6 +81,8 @@ class Worker:
         logging.basicConfig(stream=sys.stderr, level=cast("int", head["level"]), format=LOG_FORMAT)
         self._completion = pickle.loads(setup.parts[0]) if setup.parts[0] else None  # noqa: S301 - our own executor's
         import_handlers(str(head["modules"]))
+        if head["traces"]:
+            tracing.start("worker")
         if head["memory_bytes"]:
             limit = cast("int", head["memory_bytes"])
             resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -100,10 +103,11 @@ class Worker:
         channel = _PipeChannel(self, frame, task)
         context = context_of(frame, task.cancelled, channel)
         try:
-            if handler.is_async:
-                outcome = loop.run(_on_loop(task, handler, context, payload), context=copy_context())
-            else:
-                outcome = handler.call(context, payload)
+            with tracing.entered(context.traceparent):
+                if handler.is_async:
+                    outcome = loop.run(_on_loop(task, handler, context, payload), context=copy_context())
+                else:
+                    outcome = handler.call(context, payload)
         except asyncio.CancelledError as error:
             outcome = CANCELLED if task.cancelled.is_set() else from_exception(error)
         except BaseException as error:  # noqa: BLE001 - any exception of a handler is its attempt's outcome

@@ -287,6 +287,6 @@ def _headers(attempt: Attempt, given: Mapping[str, str]) -> dict[str, str]:
         "tidewheel-scheduled-at": attempt.request.scheduled_at.isoformat(),
     }
     ours.pop("expect", None)  # aiohttp would wait for a 100 response that few servers send
-    if attempt.request.traceparent:
-        ours["traceparent"] = attempt.request.traceparent
+    if attempt.traceparent:
+        ours["traceparent"] = attempt.traceparent
     return ours

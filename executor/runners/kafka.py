@@ -224,8 +224,8 @@ class KafkaRunner:
             "tidewheel-job-key": attempt.definition.job_key,
             "tidewheel-scheduled-at": request.scheduled_at.isoformat(),
         }
-        if request.traceparent:
-            headers["traceparent"] = request.traceparent
+        if attempt.traceparent:
+            headers["traceparent"] = attempt.traceparent
         if target.reply_timeout_ms is not None:
             headers[TASK_TOKEN_HEADER] = task_token(self._task_token_key, *attempt.key)
             headers[REPLY_TOPIC_HEADER] = self._topics.target_replies

@@ -7,6 +7,8 @@ import asyncio
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from functools import partial
 
 from tidewheel.executor.attempt import Attempt
 from tidewheel.executor.complete_in import CompletionConfig
@@ -16,6 +18,7 @@ from tidewheel.executor.isolation.pool import WorkerPool
 from tidewheel.executor.isolation.process import Setup
 from tidewheel.executor.outcome import NOT_STARTED, Outcome
 from tidewheel.executor.output_capture import current
+from tidewheel.process import tracing
 from tidewheel.settings.executor import ExecutorSettings
 
 LOSSES = 2  # lost executors of a run, after which it runs in a worker process, away from other attempts
@@ -68,7 +71,8 @@ class PythonRunner:
             finally:
                 current.reset(writer)
 
-        future = self._threads.submit(work)
+        # With the span of the attempt, which is a context variable.
+        future = self._threads.submit(work if tracing.spans is None else partial(copy_context().run, work))
         attempt.release_with(future)
         attempt.wait_for_worker(future.cancel)
         try:
@@ -105,6 +109,7 @@ def make_context(attempt: Attempt) -> Context:
         attempt.started,
         attempt.request,
         attempt.definition,
+        traceparent=attempt.traceparent,
         deadline_seconds=attempt.left_seconds,
         cancelled=attempt.cancelled,
         channel=attempt,

@@ -108,8 +108,8 @@ class ShellRunner:
         }
         if request.checkpoint is not None:
             ours["TIDEWHEEL_CHECKPOINT"] = request.checkpoint.decode()
-        if request.traceparent:
-            ours["TRACEPARENT"] = request.traceparent
+        if attempt.traceparent:
+            ours["TRACEPARENT"] = attempt.traceparent
         return {**self._passed, **target.env, **ours}
 
     def _limits(self, target: ShellTarget) -> Mapping[str, int]:

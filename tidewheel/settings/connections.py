@@ -128,6 +128,12 @@ class Connections(Settings):
         description="names under which metrics may be requested, separated by commas; addresses and `localhost` always",
     )
 
+    traces: bool = Field(
+        default=False,
+        description="export traces by OTLP over HTTP where `OTEL_EXPORTER_OTLP_ENDPOINT` says; needs the extra"
+        " `telemetry`",
+    )
+
     @field_validator("database_url")
     @classmethod
     def _is_a_connection_string(cls, url: SecretStr | None) -> SecretStr | None:

@@ -5,10 +5,13 @@ Hot path: every run that ends runs this code, so values that are equal within th
 
 from collections.abc import Iterable, Iterator
 from datetime import datetime
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 from tidewheel.ids import event_text
+from tidewheel.jobs.values import format_timestamp
 from tidewheel.outbox import OutboxLane, OutboxRow, pack
+from tidewheel.process import tracing
 from tidewheel.runs import DEAD_LETTERED, RunState, sequence_of
 from tidewheel.schemas.cloudevents import completion_headers
 from tidewheel.schemas.generated.records import RunError
@@ -16,6 +19,9 @@ from tidewheel.schemas.generated.wire import read_run_completed, run_completed
 from tidewheel.schemas.templates import PLACEHOLDER, split_at
 from tidewheel.transitions.finished import FinishedRun, RunEnd
 from tidewheel.transitions.installation import Installation
+
+if TYPE_CHECKING:
+    from tidewheel.process.spans import Spans
 
 _KINDS = {state: state.encode() for state in RunState}
 _ID = PLACEHOLDER.encode()
@@ -28,7 +34,8 @@ def completions(finished: Iterable[FinishedRun], installation: Installation) -> 
     executor_id: UUID | None = None
     executor: str | None = None
     started_at: datetime | None = None
-    for row, end, state, request, definition in finished:
+    for run in finished:
+        row, end, state, request, definition = run
         if end.executor_id is not executor_id:
             executor_id = end.executor_id
             executor = None if executor_id is None else str(executor_id)
@@ -69,6 +76,9 @@ def completions(finished: Iterable[FinishedRun], installation: Installation) -> 
             request.late_ms,
             end.reason,
         )
+        traceparent = request.traceparent
+        if tracing.spans is not None:
+            traceparent = _trace(tracing.spans, run)
         if as_json:
             value = installation.encode_event(read_run_completed(value)[0])
         yield OutboxRow(
@@ -78,8 +88,34 @@ def completions(finished: Iterable[FinishedRun], installation: Installation) -> 
             row.job.encode(),
             value,
             ended_at,
-            headers.of(event_id.encode(), row.run.encode(), state, request.traceparent),
+            headers.of(event_id.encode(), row.run.encode(), state, traceparent),
         )
+
+
+def _trace(spans: "Spans", run: FinishedRun) -> str:
+    """Record the span of a run that ends; return the context that its completion carries."""
+    row, end, state, request, definition = run
+    spans.ended(
+        end.run_id,
+        request.traceparent,
+        due=row.publish_at,
+        ended=row.ended_at,
+        error=(end.error_type or state.value) if state in DEAD_LETTERED else None,
+        about={
+            "tidewheel.run_id": row.run,
+            "tidewheel.job.key": definition.job_key,
+            "tidewheel.job.version": row.job_version,
+            "tidewheel.tenant": row.tenant,
+            "tidewheel.queue": definition.queue,
+            "tidewheel.lane": str(row.lane),
+            "tidewheel.cause": str(row.cause),
+            "tidewheel.scheduled_at": format_timestamp(row.scheduled_at),
+            "tidewheel.state": state.value,
+            "tidewheel.attempt": row.attempt,
+        },
+        retried=UUID(request.parent_run_id) if request.parent_run_id else None,
+    )
+    return spans.traceparent(end.run_id, request.traceparent)
 
 
 class _Headers:

@@ -263,7 +263,8 @@ def _outbox_rows(runs: Sequence[NewRun], installation: Installation) -> Iterator
             str(run.root_run_id) if run.root_run_id else None,
             run.definition,
         )
-        yield OutboxRow(run.shard, run.lane, topic, run_id.encode(), value, run.publish_at)
+        headers = NULL if inputs.traceparent is None else [("traceparent", inputs.traceparent.encode())]
+        yield OutboxRow(run.shard, run.lane, topic, run_id.encode(), value, run.publish_at, headers)
 
 
 _NO_INPUTS = RunInputs()

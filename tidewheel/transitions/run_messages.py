@@ -150,8 +150,9 @@ def request_rows(
             lane=run.lane,
             topic=installation.topics.runs(run.queue, run.lane),
             key=str(run.run_id).encode(),
-            value=encode(requests[run.run_id]),
+            value=encode(request := requests[run.run_id]),
             publish_at=run.publish_at,
+            headers=[("traceparent", request.traceparent.encode())] if request.traceparent else (),
         )
         for run in runs
     ]

@@ -16,6 +16,7 @@ from tidewheel.postgres.pg_arrays import NEVER, instants, instants_of, uuids, wo
 from tidewheel.postgres.pg_copy import instant
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
+from tidewheel.process import tracing
 from tidewheel.process.metrics import metrics
 from tidewheel.runs import Cause, Move, Overlap, sources
 from tidewheel.schedules.decision import Decision, Fire
@@ -121,6 +122,8 @@ def advance_timers(
         drop_timers(connection, finished)
         connection.execute(_FINISH_JOBS, {"job_ids": finished, "now": now})
     metrics.count("occurrences", len(runs), "fired")
+    if tracing.spans is not None and runs:
+        tracing.spans.fired([run.run_id for run in runs], now)
     return decisions
 
 

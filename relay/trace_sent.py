@@ -1,0 +1,30 @@
+"""Record the spans of acknowledged messages of runs: their requests, completions and events."""
+
+from collections.abc import Iterable
+from uuid import UUID
+
+from tidewheel.process.spans import Spans, harmless
+from tidewheel.relay.due_rows import HEADERS, KEY, TOPIC, DueRow
+
+
+@harmless
+def trace_sent(spans: Spans, rows: Iterable[DueRow], runs_prefix: str, began: int) -> None:
+    """Record a span for each of these rows.
+
+    Args:
+        spans: Of this process.
+        rows: Acknowledged now.
+        runs_prefix: The beginning of the names of runs topics.
+        began: Nanoseconds since 1970 at which they were given to the producer.
+    """
+    for row in rows:
+        parts = row[HEADERS] or []
+        headers = dict(zip(parts[::2], parts[1::2], strict=True))
+        if row[TOPIC].startswith(runs_prefix):
+            run_id = row[KEY]
+        elif headers.get(b"ce_type", b"").startswith(b"io.tidewheel.run."):
+            run_id = headers[b"ce_subject"]
+        else:
+            continue
+        given = headers.get(b"traceparent")
+        spans.sent(UUID((run_id or b"").decode()), given.decode() if given else None, row[TOPIC], began)

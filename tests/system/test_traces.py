@@ -1,0 +1,168 @@
+"""A run's way is one trace: request, messages, attempts, the handler's own spans, the completion.
+
+The services export over real HTTP to a receiver of the test.
+"""
+
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from uuid import UUID
+
+import pytest
+from confluent_kafka import Consumer
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from tests.fixtures.services import Fleet
+
+pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.slow]
+
+TRACE, CLIENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+TRACEPARENT = f"00-{TRACE}-{CLIENT}-01"
+ERROR = 2  # Source: OTLP, trace.proto, Status.StatusCode
+
+
+class Receiver:
+    """The spans that the services have exported."""
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+        self.port = 0
+
+    def named(self, name: str, trace: str = TRACE) -> list[Span]:
+        """Return the spans of one name in one trace."""
+        return [span for span in self.spans if span.name == name and span.trace_id.hex() == trace]
+
+
+@contextmanager
+def receiving() -> Generator[Receiver]:
+    """Receive OTLP over HTTP."""
+    receiver = Receiver()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            for part in ExportTraceServiceRequest.FromString(body).resource_spans:
+                receiver.spans += [span for scope in part.scope_spans for span in scope.spans]
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        receiver.port = server.server_port
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield receiver
+        finally:
+            server.shutdown()
+
+
+@pytest.fixture
+def receiver(monkeypatch: pytest.MonkeyPatch) -> Generator[Receiver]:
+    """A collector that the services know."""
+    with receiving() as made:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{made.port}")
+        monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
+        yield made
+
+
+@pytest.fixture
+def traced(fleet: Fleet, receiver: Receiver) -> Fleet:
+    """A fleet that exports traces; its jobs are there."""
+    fleet.start_all(TRACES="true", HANDLERS="tests.system.traced_handlers")
+    retry = {"max_attempts": 2, "backoff": "fixed", "initial": "50ms", "jitter": "0%"}
+    for handler in ("traced", "traced-sync", "traced-process"):
+        job = {"key": handler, "schedule": "manual", "target": handler, "retry": retry}
+        fleet.ask({"type": "job.submit", "job": job})
+    fleet.flush()
+    return fleet
+
+
+def attributes(span: Span) -> dict[str, object]:
+    return {each.key: each.value.string_value or each.value.int_value for each in span.attributes}
+
+
+def completion(fleet: Fleet) -> dict[str, bytes]:
+    """The headers of the first completion."""
+    consumer = Consumer({**fleet.kafka, "group.id": "look", "auto.offset.reset": "earliest"})
+    consumer.subscribe([fleet.topics.completions])
+    message = None
+    while message is None or message.error():
+        message = consumer.poll(10)
+    consumer.close()
+    return {name: bytes(value or b"") for name, value in message.headers() or []}  # type: ignore[misc, arg-type]
+
+
+def test_request_with_a_traceparent_is_one_trace_up_to_its_completion(traced: Fleet, receiver: Receiver) -> None:
+    traced.ask({"type": "job.trigger", "key": "traced", "traceparent": TRACEPARENT})
+    traced.flush()
+    runs, completions = f"{traced.topics.prefix}.runs.standard", traced.topics.completions
+
+    def one(name: str) -> Span:
+        traced.until(lambda: receiver.named(name), f"a span {name!r}")
+        [span] = receiver.named(name)
+        return span
+
+    run, request, completed = one("run"), one(f"process {traced.topics.requests}"), one(f"send {completions}")
+    assert {run.parent_span_id.hex(), request.parent_span_id.hex()} == {CLIENT}
+    assert completed.parent_span_id == run.span_id
+    assert attributes(run)["tidewheel.state"] == "succeeded"
+    assert run.span_id == UUID(str(attributes(run)["tidewheel.run_id"])).bytes[8:]
+    assert attributes(request)["tidewheel.run_id"] == attributes(run)["tidewheel.run_id"]
+    traced.until(lambda: len(receiver.named(f"send {runs}")) == 2, "both messages are sent")
+    assert {span.parent_span_id for span in receiver.named(f"send {runs}")} == {run.span_id}
+    assert attributes(receiver.named(f"send {runs}")[0])["messaging.system"] == "kafka"
+
+    first, second = sorted(receiver.named("process traced"), key=lambda span: span.start_time_unix_nano)
+    assert {first.parent_span_id, second.parent_span_id} == {run.span_id}
+    assert [link.span_id for link in second.links] == [first.span_id]
+    assert (first.status.code, attributes(first)["error.type"], second.status.code) == (ERROR, "ValueError", 0)
+    works = receiver.named("work in a coroutine")
+    assert {work.parent_span_id for work in works} == {first.span_id, second.span_id}
+    assert completion(traced)["traceparent"].decode() == TRACEPARENT
+
+
+@pytest.mark.parametrize(("handler", "where"), [("traced-sync", "a thread"), ("traced-process", "a process")])
+def test_span_of_a_handler_is_a_child_of_its_attempt(
+    traced: Fleet, receiver: Receiver, handler: str, where: str
+) -> None:
+    traced.ask({"type": "job.trigger", "key": handler, "traceparent": TRACEPARENT})
+    traced.flush()
+    traced.until(lambda: receiver.named(f"work in {where}"), "the handler's span")
+    traced.until(lambda: receiver.named(f"process {handler}"), "the attempt's span")
+    [work], [attempt] = receiver.named(f"work in {where}"), receiver.named(f"process {handler}")
+    assert work.parent_span_id == attempt.span_id
+    [line] = [line for line in lines(traced) if line.get("message", "").endswith(f"worked in {where}")]
+    assert (line["trace_id"], line["run_id"]) == (TRACE, attributes(attempt)["tidewheel.run_id"])
+
+
+def lines(fleet: Fleet) -> list[dict[str, str]]:
+    return [line for service in fleet.services for line in service.log_lines()]
+
+
+def test_run_by_timer_is_a_trace_with_its_own_id_and_linked_to_its_firing(traced: Fleet, receiver: Receiver) -> None:
+    traced.ask({"type": "job.submit", "job": {"key": "tick", "schedule": {"interval": "1s"}, "target": "traced-sync"}})
+    traced.flush()
+    ended: Callable[[], list[Span]] = lambda: [each for each in receiver.spans if each.name == "run"]  # noqa: E731
+    traced.until(ended, "a run has ended")
+    run = ended()[0]
+    run_id = UUID(str(attributes(run)["tidewheel.run_id"]))
+    assert (run.trace_id, run.parent_span_id) == (run_id.bytes, b"")
+    traced.until(lambda: receiver.named("process traced-sync", run_id.hex), "its attempt's span")
+    [attempt] = receiver.named("process traced-sync", run_id.hex)
+    assert attempt.parent_span_id == run.span_id
+    linked = [link.trace_id for span in receiver.spans if span.name == "fire" for link in span.links]
+    assert run_id.bytes in linked
+    assert completion(traced)["traceparent"].startswith(b"00-")
+
+
+def test_request_that_is_not_sampled_makes_no_span(traced: Fleet, receiver: Receiver) -> None:
+    traced.ask({"type": "job.trigger", "key": "traced-sync", "traceparent": f"00-{TRACE}-{CLIENT}-00"})
+    traced.ask({"type": "job.trigger", "key": "traced-sync"})
+    traced.flush()
+    traced.until(lambda: any(span.name == "run" for span in receiver.spans), "the sampled run has ended")
+    traced.until(traced.settled, "both runs have ended")
+    assert [span.name for span in receiver.spans if span.trace_id.hex() == TRACE] == []

@@ -1,0 +1,57 @@
+"""Traces by OpenTelemetry, of which nothing is imported unless `start` is called.
+
+Callers look at `spans`, which is None while traces are off. `tidewheel.process.spans` makes the spans.
+"""
+
+import logging
+from contextlib import AbstractContextManager, nullcontext
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from tidewheel.errors import SettingsError
+
+if TYPE_CHECKING:
+    from tidewheel.process.spans import Spans
+
+_LOG = logging.getLogger("tidewheel.process.service")
+
+spans: "Spans | None" = None
+
+
+def start(role: str) -> None:
+    """Export the spans of this process by OTLP over HTTP, as the variables `OTEL_…` say.
+
+    Raises:
+        SettingsError: The packages are not installed.
+    """
+    global spans
+    if find_spec("opentelemetry") is None or find_spec("opentelemetry.sdk") is None:
+        message = "TIDEWHEEL_TRACES needs OpenTelemetry: pip install 'tidewheel[telemetry]', or unset the variable"
+        raise SettingsError(message)
+    from tidewheel.process.spans import Spans
+
+    spans = Spans.exporting(role)
+    _LOG.info("%s exports traces", role)
+
+
+def stop() -> None:
+    """Export what is left."""
+    if spans is not None:
+        spans.close()
+
+
+def entered(traceparent: str | None) -> AbstractContextManager[None]:
+    """Make a span of another process the parent of the spans in the block, while traces are on."""
+    return nullcontext() if spans is None or traceparent is None else spans.entered(traceparent)
+
+
+def trace_id_of(run_id: UUID, traceparent: str | None) -> str:
+    """Return the trace of a run: its request's, else one that is named as the run.
+
+    >>> trace_id_of(UUID(int=255), None)
+    '000000000000000000000000000000ff'
+    >>> trace_id_of(UUID(int=255), "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
+    '4bf92f3577b34da6a3ce929d0e0e4736'
+    """
+    return run_id.hex if traceparent is None else traceparent[3:35]
