@@ -569,3 +569,37 @@ SELECT r.redrive_id, r.state, r.kind, r.ids, j.key, r.status, r.error_type, r.qu
   FROM redrives AS r
   LEFT JOIN jobs AS j ON j.job_id = r.job_id
  WHERE r.redrive_id = %(redrive_id)s AND r.tenant = %(tenant)s
+
+-- name: list_freezes
+-- Returns the standing freezes of a tenant and of the fleet, each with its jobs and what waits under it.
+-- Index: freezes_pkey; frozen_jobs_pkey and job_runs_by_job for a freeze by jobs; else the open runs up to the limit, or
+-- all of them if few fit. timers_frozen, job_versions_pkey. No lock.
+SELECT f.tenant, f.queue, f.labels, f.key_prefix, f.created_by AS by, f.reason, f.created_at AS since,
+       CASE WHEN f.by_job THEN (SELECT count(*) FROM frozen_jobs AS k WHERE k.freeze_id = f.id) END AS jobs,
+       (SELECT count(*) FROM (
+            SELECT FROM job_runs AS o
+             WHERE (f.tenant IS NULL OR o.tenant = f.tenant) AND (f.queue IS NULL OR o.queue = f.queue)
+               AND (NOT f.by_job OR o.job_id IN (SELECT k.job_id FROM frozen_jobs AS k WHERE k.freeze_id = f.id))
+               AND o.state = ANY (%(states)s) AND o.publish_at <= (SELECT tidewheel_now())
+             LIMIT %(limit)s) AS counted) AS waiting,
+       (SELECT count(*) FROM (
+            SELECT FROM timers AS t
+              JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
+             WHERE t.hold_reason = 'freeze'
+               AND (f.tenant IS NULL OR t.tenant = f.tenant) AND (f.queue IS NULL OR v.queue = f.queue)
+               AND (NOT f.by_job OR t.job_id IN (SELECT k.job_id FROM frozen_jobs AS k WHERE k.freeze_id = f.id))
+             LIMIT %(limit)s) AS counted) AS held
+  FROM freezes AS f
+ WHERE f.thawed_at IS NULL AND (f.tenant IS NULL OR f.tenant = %(tenant)s)
+ ORDER BY f.id
+
+-- name: find_freezes_of
+-- Returns the standing freezes that name a run of a job in a queue.
+-- Index: freezes_pkey, frozen_jobs_pkey. No lock.
+SELECT f.tenant, f.queue, f.labels, f.key_prefix, f.created_by AS by, f.reason, f.created_at AS since
+  FROM freezes AS f
+ WHERE f.thawed_at IS NULL
+   AND (f.tenant IS NULL OR f.tenant = %(tenant)s)
+   AND (f.queue IS NULL OR f.queue = %(queue)s)
+   AND (NOT f.by_job OR EXISTS (SELECT FROM frozen_jobs AS k WHERE k.freeze_id = f.id AND k.job_id = %(job_id)s))
+ ORDER BY f.id

@@ -82,10 +82,17 @@ SELECT DISTINCT o.executor_id
    AND o.state = ANY (%(states)s)
    AND NOT EXISTS (SELECT FROM executors AS e WHERE e.executor_id = o.executor_id)
 
+-- part: queue_thawed(source)
+-- True unless a freeze names all runs of the queue: then none of them is read, however many wait.
+-- Index: freezes_pkey, tenants_pkey. No lock.
+NOT EXISTS (SELECT FROM freezes AS z
+             WHERE z.thawed_at IS NULL AND NOT z.by_job AND (z.queue IS NULL OR z.queue = source.queue)
+               AND (z.tenant IS NULL OR NOT EXISTS (SELECT FROM tenants AS n WHERE n.tenant <> z.tenant)))
+
 -- name: find_due_runs
 -- Return due open runs that this executor can run, the oldest first, with their age, for the sweep.
--- Index: job_runs_due, from the low-water mark; reads at most 20,000 rows of a lane. No lock; the claim decides.
--- Why: runs that a cancellation names are left out, or a backlog of them would hide the runs behind it. A subquery for each
+-- Index: job_runs_due, from the low-water mark; reads at most 20,000 rows of a lane that no freeze names. No lock; the claim decides.
+-- Why: runs that a cancellation or a freeze names are left out, or a backlog of them would hide the runs behind it. A subquery for each
 -- row lets the scan end at the last row needed.
 SELECT o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.attempt, o.scheduled_at, o.publish_at,
        o.created_at, (SELECT tidewheel_now()) - o.publish_at AS age
@@ -104,6 +111,7 @@ SELECT o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.a
            AND (r.deadline_at IS NULL OR r.deadline_at > (SELECT tidewheel_now()))
            AND r.state = ANY (%(sources)s)
            AND r.handler = ANY (%(handlers)s)
+           AND {{tidewheel.transitions.not_frozen(r)}}
          ORDER BY r.publish_at
          LIMIT 20000
       ) AS d
@@ -112,6 +120,7 @@ SELECT o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.a
      ORDER BY d.publish_at
      LIMIT s.row_limit
   ) AS o
+ WHERE {{queue_thawed(s)}}
 
 -- name: read_signals
 -- Return the signals for attempts of this executor, and whether each is old.
@@ -182,6 +191,7 @@ SELECT o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.a
            AND (r.deadline_at IS NULL OR r.deadline_at > (SELECT tidewheel_now()))
            AND r.state = ANY (%(sources)s)
            AND r.handler = ANY (%(handlers)s)
+           AND {{tidewheel.transitions.not_frozen(r)}}
          ORDER BY r.publish_at
          LIMIT 20000
       ) AS d
@@ -190,6 +200,7 @@ SELECT o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.a
      ORDER BY d.publish_at
      LIMIT %(limit)s
   ) AS o
+ WHERE {{queue_thawed(s)}}
  ORDER BY s.rank, o.publish_at
  LIMIT %(limit)s
 

@@ -18,6 +18,7 @@ from tidewheel.errors import FieldError, InvalidInput, RequestConflict, Unavaila
 from tidewheel.intake.backfills import apply_backfill_changes, apply_backfills
 from tidewheel.intake.calendars import apply_calendar_deletes, apply_calendar_puts
 from tidewheel.intake.cancel import apply_cancel_filters, apply_cancels, block_claims
+from tidewheel.intake.freezes import apply_freezes, apply_thaws
 from tidewheel.intake.lifecycle import apply_deletes, apply_pauses, apply_resumes
 from tidewheel.intake.overrides import apply_overrides
 from tidewheel.intake.request import ReceivedRequest, rejected
@@ -32,6 +33,7 @@ from tidewheel.jobs.requests import (
     BackfillResume,
     CalendarDelete,
     CalendarPut,
+    Freeze,
     JobBackfill,
     JobDelete,
     JobMove,
@@ -48,6 +50,7 @@ from tidewheel.jobs.requests import (
     RunHeartbeat,
     RunRetry,
     RunsCancel,
+    Thaw,
 )
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.pg_arrays import texts
@@ -69,7 +72,10 @@ _COPY_REPLIES = "COPY requests (tenant, request_id, body_hash, reply, created_at
 _REPLY = columns(5)
 
 # Requests of which one batch may hold several about one job, or about none: all neighbours are one batch.
-_ANY_JOBS = frozenset({JobTrigger, RunCancel, RunComplete, RunHeartbeat, RunRetry, RunsCancel})
+_ANY_JOBS = frozenset({JobTrigger, RunCancel, RunComplete, RunHeartbeat, RunRetry, RunsCancel, Freeze, Thaw})
+
+# Requests that block all claims until their commit: each in a transaction of its own, if it comes by Kafka.
+BLOCKS_CLAIMS = (RunsCancel, Freeze)
 
 _SEPARATOR = "\x1f"  # between the attempt and the request_id of a report
 
@@ -96,6 +102,8 @@ _APPLY: dict[type, Apply] = {
     RunHeartbeat: apply_heartbeats,
     RunRetry: apply_retries,
     RunsCancel: apply_cancel_filters,
+    Freeze: apply_freezes,
+    Thaw: apply_thaws,
 }
 
 
@@ -134,7 +142,7 @@ def apply_requests(
         CancelNeedsClaims: A cancel among other requests met a locked run: roll back and apply it alone.
         psycopg.Error: A request's data does not fit the database: roll back and apply the requests one by one.
     """
-    if len(batch) > 1 and any(isinstance(received.request, RunsCancel) for received in batch):
+    if len(batch) > 1 and any(isinstance(received.request, BLOCKS_CLAIMS) for received in batch):
         # Only direct callers send such a batch; a Kafka batch is split, since no claim can start until the commit.
         # Before any other lock: claims wait for a job's active run, so its holder must not wait for claims (ADR 0008).
         block_claims(connection, batch)

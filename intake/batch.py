@@ -17,12 +17,12 @@ import psycopg
 from confluent_kafka import Message
 
 from tidewheel.errors import FieldError, UndecodableMessage
-from tidewheel.intake.apply import apply_requests
+from tidewheel.intake.apply import BLOCKS_CLAIMS, apply_requests
 from tidewheel.intake.lock_wait import CancelNeedsClaims
 from tidewheel.intake.request import ReceivedRequest, rejected_unread, reply_row, type_by_name
 from tidewheel.jobs.invalid import UnreadableValue
 from tidewheel.jobs.parsing import RequestRefused, parse_request, request_identity
-from tidewheel.jobs.requests import RunComplete, RunsCancel
+from tidewheel.jobs.requests import RunComplete
 from tidewheel.jobs.strict_json import MAX_DOCUMENT_BYTES, read_value
 from tidewheel.jobs.values import MAX_ERROR_CHARACTERS, MAX_RESULT_BYTES
 from tidewheel.outbox import OutboxRow, append
@@ -65,7 +65,7 @@ class NeedsOwnTransaction(Exception):
     """
 
     def __init__(self, messages: Sequence[Message]) -> None:
-        super().__init__("cancellations by filter, and cancels of locked runs, are applied one by one")
+        super().__init__("cancellations by filter, freezes, and cancels of locked runs are applied one by one")
         self.messages = messages
 
 
@@ -89,14 +89,16 @@ def apply_batch(
         written: Gets the types of the requests that are accepted and change rows.
 
     Raises:
-        NeedsOwnTransaction: The batch contains cancellations by filter, or a cancel of a locked run, beside other
-            messages. They block all claims until their commit: roll back and apply each of those alone.
+        NeedsOwnTransaction: The batch contains cancellations by filter, freezes, or a cancel of a locked run, beside
+            other messages. They block all claims until their commit: roll back and apply each of those alone.
     """
     replies = [message for message in messages if message.topic() == installation.topics.target_replies]
     requests = [message for message in messages if message.topic() != installation.topics.target_replies]
     decoded = [(message, _decode(message, failure)) for message in requests]
     alone = [
-        message for message, one in decoded if isinstance(one, ReceivedRequest) and isinstance(one.request, RunsCancel)
+        message
+        for message, one in decoded
+        if isinstance(one, ReceivedRequest) and isinstance(one.request, BLOCKS_CLAIMS)
     ]
     if alone and len(messages) > 1:
         raise NeedsOwnTransaction(alone)

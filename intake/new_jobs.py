@@ -14,6 +14,7 @@ from uuid import UUID
 from tidewheel.errors import Refused, Unavailable, VersionConflict
 from tidewheel.intake.allowed_targets import ensure_allowed
 from tidewheel.intake.calendars import unknown_calendars, write_job_calendars
+from tidewheel.intake.freezes import keep_frozen_jobs
 from tidewheel.intake.job_rows import NewJob, ScheduleStart, write_new_jobs
 from tidewheel.intake.locks import absent_job
 from tidewheel.intake.next_version import (
@@ -95,6 +96,7 @@ def create_jobs(
             write_job_calendars(
                 connection, {job.job_id: (job.tenant, named) for job in jobs if (named := _calendars(job))}
             )
+            keep_frozen_jobs(connection, created.jobs)
             return created
     message = "other transactions have created some of these jobs at the same time"
     raise Unavailable(message)

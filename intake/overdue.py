@@ -39,11 +39,18 @@ def lift_ended_pauses(
     timers: Mapping[UUID, LockedTimer],
     now: datetime,
 ) -> bool:
-    """End the overdue pauses of locked jobs as firing would; return True if there were any."""
+    """End the overdue pauses of locked jobs as firing would, and holds by freezes; True if there were any.
+
+    A change decides what a freeze has held so far. Until the thaw firing holds the timer again, and no claim starts
+    the runs.
+    """
+    frozen = [timer for timer in timers.values() if timer.hold_reason == HoldReason.FREEZE]
+    if frozen:
+        _lift_holds(connection, installation, frozen, now)
     held = [jobs[job] for job, timer in timers.items() if timer.hold_reason == HoldReason.PAUSE]
     ends = {job.job_id: job.paused_until for job in held if job.paused_until and job.paused_until <= now}
     if not ends:
-        return False
+        return bool(frozen)
     ended = [timers[job] for job in ends]
     inputs, waiting = read_decision_inputs(connection, ended), find_open_fixed_delay_runs(connection, ended)
 
@@ -64,6 +71,16 @@ def lift_ended_pauses(
         reasons=dict.fromkeys(ends, "paused_until has passed"),
     )
     return True
+
+
+def _lift_holds(connection: Conn, installation: Installation, frozen: Sequence[LockedTimer], now: datetime) -> None:
+    inputs, waiting = read_decision_inputs(connection, frozen), find_open_fixed_delay_runs(connection, frozen)
+
+    def decide_by(timer: LockedTimer) -> Decision:
+        decision = _by(timer, inputs, lambda state: on_resume(state, now=now, reason=SkipReason.FROZEN))
+        return hold_for_run(decision) if timer.job_id in waiting else decision
+
+    advance_timers(connection, installation, frozen, decide_by, now=now)
 
 
 def apply_overdue(

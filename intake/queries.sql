@@ -399,6 +399,77 @@ OVERRIDING SYSTEM VALUE
 VALUES (%(id)s, %(tenant)s, %(job_id)s, %(labels)s, %(queue)s, %(lane)s, %(handler)s, %(cause)s, %(created_before)s, %(include_started)s,
         %(reason)s, 'requested')
 
+-- part: same_scope(freeze)
+-- True if the freeze is not thawed and has exactly this scope.
+-- Index: freezes_pkey; a few rows. No lock.
+freeze.thawed_at IS NULL
+  AND freeze.tenant IS NOT DISTINCT FROM %(tenant)s
+  AND freeze.queue IS NOT DISTINCT FROM %(queue)s
+  AND freeze.labels IS NOT DISTINCT FROM %(labels)s::jsonb
+  AND freeze.key_prefix IS NOT DISTINCT FROM %(key_prefix)s
+
+-- name: find_freeze
+-- The standing freeze of exactly this scope.
+-- Index: freezes_pkey; a few rows. No lock.
+SELECT f.id FROM freezes AS f WHERE {{same_scope(f)}}
+
+-- name: next_freeze_id
+-- The id of the freeze that is written next.
+-- No index, no lock.
+SELECT nextval(pg_get_serial_sequence('freezes', 'id'))
+
+-- name: find_jobs_to_freeze
+-- The jobs of a tenant that have all of these labels, and whose keys begin with this prefix.
+-- Index: jobs_by_key for a tenant with few of the jobs; else a sequential scan. No lock.
+SELECT job_id FROM jobs
+ WHERE tenant = %(tenant)s AND version > 0 AND deleted_at IS NULL
+   AND (%(labels)s::jsonb IS NULL OR labels @> %(labels)s)
+   AND (%(key_prefix)s::text IS NULL OR starts_with(key, %(key_prefix)s))
+ LIMIT %(limit)s
+
+-- name: add_frozen_jobs
+-- Inserts the jobs of a freeze; those that are there already stay.
+-- Index: frozen_jobs_pkey. Lock: new rows.
+INSERT INTO frozen_jobs (freeze_id, job_id, tenant)
+SELECT %(id)s, given.job_id, %(tenant)s FROM unnest(%(job_ids)s::uuid[]) AS given (job_id)
+    ON CONFLICT DO NOTHING
+
+-- name: keep_frozen_jobs
+-- Adds jobs that were just written to the standing freezes that they fit, and removes them from those that they do not fit.
+-- Index: jobs_pkey, frozen_jobs_pkey; without a freeze by jobs none is read. Lock: the rows.
+-- Why: after the jobs' rows, so that a freeze that this does not see is committed after the transaction has its id.
+WITH fits AS MATERIALIZED (
+    SELECT f.id, j.job_id, j.tenant,
+           (f.labels IS NULL OR j.labels @> f.labels) AND (f.key_prefix IS NULL OR starts_with(j.key, f.key_prefix)) AS named
+      FROM freezes AS f
+     CROSS JOIN unnest(%(job_ids)s::uuid[]) AS given (job_id)
+      JOIN jobs AS j ON j.job_id = given.job_id AND j.tenant = f.tenant
+     WHERE f.by_job AND f.thawed_at IS NULL
+), removed AS (
+    DELETE FROM frozen_jobs AS k USING fits AS t WHERE NOT t.named AND k.freeze_id = t.id AND k.job_id = t.job_id
+)
+INSERT INTO frozen_jobs (freeze_id, job_id, tenant)
+SELECT t.id, t.job_id, t.tenant FROM fits AS t WHERE t.named
+    ON CONFLICT DO NOTHING
+
+-- name: add_freeze
+-- Inserts a freeze, unless there is a standing one of the same scope: from its commit on no claim takes the runs that it names.
+-- Index: freezes_pkey. Lock: the new row.
+INSERT INTO freezes (id, tenant, queue, labels, key_prefix, reason, created_by)
+OVERRIDING SYSTEM VALUE
+SELECT %(id)s, %(tenant)s, %(queue)s, %(labels)s, %(key_prefix)s, %(reason)s, %(by)s
+ WHERE NOT EXISTS (SELECT FROM freezes AS f WHERE {{same_scope(f)}})
+
+-- name: lock_freeze
+-- Locks a freeze to thaw it: waits for the firings that hold timers by it.
+-- Index: freezes_pkey. Lock: the row.
+SELECT id FROM freezes WHERE id = %(id)s FOR NO KEY UPDATE
+
+-- name: thaw
+-- Ends a freeze: it names nothing from now on. The scheduler releases its timers and deletes the row.
+-- Index: freezes_pkey. Lock: the row, already locked.
+UPDATE freezes SET thawed_at = tidewheel_now() WHERE id = %(id)s AND thawed_at IS NULL
+
 -- name: lock_attempts
 -- Open runs that a task token names, locked.
 -- Index: job_runs_pkey. Lock: each row in run_id order; skips rows that another transaction holds.

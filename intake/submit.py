@@ -16,6 +16,7 @@ from psycopg.types.json import Jsonb
 from tidewheel.errors import Refused, VersionConflict
 from tidewheel.intake.allowed_targets import ensure_allowed
 from tidewheel.intake.calendars import lock_calendars, unknown_calendars, write_job_calendars
+from tidewheel.intake.freezes import keep_frozen_jobs
 from tidewheel.intake.job_rows import write_next_versions
 from tidewheel.intake.locks import JobRow, Locked, lock_jobs
 from tidewheel.intake.new_jobs import create_jobs
@@ -224,6 +225,7 @@ def _write(
     write_job_calendars(connection, {v.job.job_id: (v.job.tenant, v.calendars) for v in versions})
     fit_moves(connection, installation, {v.job.job_id: (v.job, v.effective) for v in versions}, now)
     put_timers(connection, [_timer(version) for version in versions if version.next_at is not None])
+    keep_frozen_jobs(connection, [version.job.job_id for version in versions])
     without = [version.job.job_id for version in versions if version.next_at is None]
     if without:
         drop_timers(connection, without)

@@ -95,7 +95,7 @@ CREATE TABLE timers (
     scheduled_at timestamptz NOT NULL,
     version      integer NOT NULL,
     catch_up_end timestamptz,
-    hold_reason  text CHECK (hold_reason IN ('pause', 'quarantine', 'run')),
+    hold_reason  text CHECK (hold_reason IN ('pause', 'quarantine', 'run', 'freeze')),
     overridden   boolean NOT NULL DEFAULT false,
     repeats_until timestamptz
 ) WITH (
@@ -107,10 +107,11 @@ CREATE TABLE timers (
 COMMENT ON COLUMN timers.due_at IS 'the time at which the scheduler must decide; infinity while paused without an end';
 COMMENT ON COLUMN timers.scheduled_at IS 'the first occurrence without a record; the position of a catch-up';
 COMMENT ON COLUMN timers.catch_up_end IS 'the end of a catch-up that was decided: occurrences up to it fire without a new decision';
-COMMENT ON COLUMN timers.hold_reason IS 'pause: due_at is paused_until, or infinity, or later after a failure; quarantine: firing failed; run: a fixed_delay job with an open run';
+COMMENT ON COLUMN timers.hold_reason IS 'pause: due_at is paused_until, or infinity, or later after a failure; quarantine: firing failed; run: a fixed_delay job with an open run; freeze: it came due under a freeze';
 COMMENT ON COLUMN timers.repeats_until IS 'firing looks for runs of occurrences before this time: they may exist, because the timer was set back';
 COMMENT ON COLUMN timers.overridden IS 'true if firing must read overrides';
 CREATE INDEX timers_due ON timers (shard, due_at);
+CREATE INDEX timers_frozen ON timers (job_id) WHERE hold_reason = 'freeze';
 
 -- The time from which the next caught-up run may be published, in microseconds since 1970. A sequence, because moving
 -- it takes no lock until commit: punctual firing does not wait for a catch-up.
@@ -138,7 +139,7 @@ CREATE TABLE skips (
     job_id      uuid NOT NULL,
     tenant      text NOT NULL,
     job_version integer NOT NULL,
-    reason      text NOT NULL CHECK (reason IN ('overlap', 'misfire', 'paused', 'excluded', 'manual', 'catch_up_limit')),
+    reason      text NOT NULL CHECK (reason IN ('overlap', 'misfire', 'paused', 'excluded', 'manual', 'catch_up_limit', 'frozen')),
     first_at    timestamptz NOT NULL,
     last_at     timestamptz NOT NULL,
     occurrences bigint NOT NULL,

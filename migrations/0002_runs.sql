@@ -234,6 +234,37 @@ CREATE TABLE pending_cancels (
 CREATE INDEX pending_cancels_by_run ON pending_cancels (run_id);
 COMMENT ON TABLE pending_cancels IS 'run.cancel requests for runs whose rows another transaction held';
 
+-- Freezes: claims refuse the runs that a row names, and firing holds the timers that it names. A thawed row goes when the
+-- scheduler has released its timers, so this table is tiny: a claim looks into it for each run while it has a row.
+CREATE TABLE freezes (
+    id         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    tenant     text,
+    queue      text,
+    labels     jsonb,
+    key_prefix text,
+    by_job     boolean NOT NULL GENERATED ALWAYS AS (labels IS NOT NULL OR key_prefix IS NOT NULL) STORED,
+    reason     text,
+    created_by text,
+    created_at timestamptz NOT NULL DEFAULT tidewheel_now(),
+    thawed_at  timestamptz,
+    settles_at xid8,
+    settled    boolean NOT NULL DEFAULT false
+);
+COMMENT ON TABLE freezes IS 'a column that is null does not narrow the freeze';
+COMMENT ON COLUMN freezes.by_job IS 'true if frozen_jobs holds its jobs: a run shows neither labels nor key';
+COMMENT ON COLUMN freezes.created_by IS 'the name that the request gives, which nothing verifies';
+COMMENT ON COLUMN freezes.thawed_at IS 'from here on it names nothing; its timers are still to be released';
+COMMENT ON COLUMN freezes.settles_at IS 'once all transactions below have ended, every later submit sees the freeze';
+COMMENT ON COLUMN freezes.settled IS 'true if the jobs of those transactions are in frozen_jobs too';
+
+CREATE TABLE frozen_jobs (
+    freeze_id bigint NOT NULL,
+    job_id    uuid NOT NULL,
+    tenant    text NOT NULL,
+    PRIMARY KEY (freeze_id, job_id)
+);
+COMMENT ON TABLE frozen_jobs IS 'the jobs with the labels and the key prefix of a freeze, kept by each submit while it stands';
+
 -- The effects of a completion in a client's own transaction. A row commits or rolls back with the completion. The
 -- scheduler applies and deletes it within about a second. The run is the primary key: a run ends once.
 CREATE TABLE deferred_effects (

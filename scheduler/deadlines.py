@@ -39,6 +39,8 @@ _LOCK_OVERDUE_RUNS = _SQL["lock_overdue_runs"]
 _LOCK_OVERDUE_RUNS_TIMERS = _SQL["lock_overdue_runs_timers"]
 _LOCK_OVERDUE_RUNS_JOBS = _SQL["lock_overdue_runs_jobs"]
 
+FROZEN = "frozen"  # the reason of a run whose deadline passed under a freeze
+
 _STATES = [state for state in sources(Move.TIME_OUT) if state not in OWNED]
 _AHEAD = timedelta(seconds=1)  # the range of a probe, and the time for which its result holds
 _BUSY_SECONDS = 0.05  # until the next step when other transactions hold all overdue rows
@@ -70,6 +72,7 @@ class LockedOverdueRun:
     schedule_to_close_at: datetime | None
     external_deadline_at: datetime | None
     now: datetime
+    frozen: bool = False
 
 
 class Deadlines:
@@ -181,7 +184,8 @@ def decide_timeout(row: LockedOverdueRun, definition: JobDefinition) -> RunEnd |
     )
     if delay is None:
         state = RunState.TIMED_OUT
-        return RunEnd(row.run_id, row.attempt, state, row.executor_id, str(which), error_type, message)
+        reason = FROZEN if row.frozen else str(which)
+        return RunEnd(row.run_id, row.attempt, state, row.executor_id, reason, error_type, message)
     return Requeue(row.run_id, row.attempt, row.executor_id, AttemptOutcome.TIMED_OUT, delay, error_type, message)
 
 
@@ -211,6 +215,10 @@ def _lock_before(
 
 
 def _lock(connection: Conn, found: Sequence[OverdueRun]) -> list[LockedOverdueRun]:
-    columns: dict[str, object] = {"run_ids": uuids(one.run_id for one in found), "states": _STATES}
+    columns: dict[str, object] = {
+        "run_ids": uuids(one.run_id for one in found),
+        "states": _STATES,
+        "waiting": RunState.WAITING,
+    }
     with connection.cursor(row_factory=class_row(LockedOverdueRun), binary=True) as cursor:
         return cursor.execute(_LOCK_OVERDUE_RUNS, columns).fetchall()

@@ -23,6 +23,7 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.metrics import metrics
 from tidewheel.scheduler.decide_batch import BatchDecider
+from tidewheel.scheduler.freezing import hold_frozen
 from tidewheel.scheduler.job_faults import Breaker
 from tidewheel.scheduler.quarantine import free, postpone, quarantine
 from tidewheel.schedules.decision import Decision, HoldReason
@@ -86,7 +87,8 @@ def fire(session: Session, installation: Installation, batch: FireBatch, breaker
         with session.transaction() as connection:
             locked = _lock_due(connection, batch)
             failpoint("firing.locked")
-            decisions = _advance(connection, installation, locked, batch)
+            firing = _hold_frozen(connection, installation, locked, batch.now)
+            decisions = _advance(connection, installation, firing, batch)
             failpoint("firing.before_commit")
     except Unavailable:
         raise
@@ -100,7 +102,7 @@ def fire(session: Session, installation: Installation, batch: FireBatch, breaker
         return sum(_fire_alone(session, installation, timer, batch, alike) for timer in locked)
     failpoint("firing.after_commit")
     late: defaultdict[str, list[float]] = defaultdict(list)
-    for timer, decision in zip(locked, decisions, strict=True):
+    for timer, decision in zip(firing, decisions, strict=True):
         late[timer.lane] += [(batch.now - fire.publish_at).total_seconds() for fire in decision.fires]
     for lane, seconds in late.items():
         metrics.observe("lateness_seconds", seconds, "written", lane)
@@ -121,6 +123,18 @@ def _lock_due(connection: Conn, batch: FireBatch) -> list[LockedTimer]:
     # In the order of the indexes that are written next.
     locked.sort(key=lambda timer: timer.job_id.int)
     return locked
+
+
+def _hold_frozen(
+    connection: Conn, installation: Installation, locked: list[LockedTimer], now: datetime
+) -> list[LockedTimer]:
+    """Hold the timers that a freeze names; return the others."""
+    frozen = [timer for timer in locked if timer.hold_reason == HoldReason.FREEZE]
+    if not frozen:
+        return locked
+    # A pause that has ended is over: the freeze holds its timer from here on.
+    _end_pauses(connection, installation, hold_frozen(connection, frozen), now)
+    return [timer for timer in locked if timer.hold_reason != HoldReason.FREEZE]
 
 
 def _advance(
@@ -179,7 +193,8 @@ def _fire_alone(
             with connection.cursor(row_factory=class_row(LockedTimer), binary=True) as cursor:
                 columns = {"job_id": timer.job_id, "horizon": batch.horizon, "now": batch.now}
                 locked = cursor.execute(_LOCK_TIMER, columns).fetchall()
-            _advance(connection, installation, locked, batch, repeats=True)
+            firing = _hold_frozen(connection, installation, locked, batch.now)
+            _advance(connection, installation, firing, batch, repeats=True)
         return len(locked)
     except Unavailable:
         raise

@@ -27,6 +27,7 @@ from tidewheel.scheduler.backlog_metrics import BacklogMetrics
 from tidewheel.scheduler.bulk_cancel import BulkCancel, CancelResult
 from tidewheel.scheduler.days_ahead import DaysAhead
 from tidewheel.scheduler.deadlines import Deadlines
+from tidewheel.scheduler.freezing import Thaws
 from tidewheel.scheduler.pending_cancels import PendingCancels
 from tidewheel.scheduler.poller import TimerPoller
 from tidewheel.scheduler.redrive_loop import RedriveLoop
@@ -120,6 +121,7 @@ class Scheduler:
         self._pending_cancels = PendingCancels(self._session, installation)
         self._active_runs = ActiveRunRepair(self._session, installation)
         self._deadlines = Deadlines(self._session, installation)
+        self._thaws = Thaws(self._session, installation)
         self._backfills = BackfillLoop(self._session, installation)
         self._redrives = RedriveLoop(self._session, installation)
         self._unhandled = UnhandledWatch(Session(url, "tidewheel-scheduler-unhandled", options=BY_KEY), installation)
@@ -138,6 +140,7 @@ class Scheduler:
             ("metrics", _SECOND, self._measure),
             ("pending cancels", _SECOND, self._apply_pending_cancels),
             ("bulk cancel", _EACH_STEP, self._cancel_by_filter),
+            ("thaws", _EACH_STEP, self._thaw),
             ("deadlines", _EACH_STEP, self._time_out),
             ("backfills", _EACH_STEP, self._backfill),
             ("redrives", _EACH_STEP, self._redrive),
@@ -256,6 +259,9 @@ class Scheduler:
         if cancelled.signalled:
             self._notifier.notify(Channel.SIGNALS)
         return cancelled.more
+
+    def _thaw(self) -> float:
+        return 0.0 if self._thaws.step() else math.inf
 
     def _time_out(self) -> float:
         timed_out, until_deadline = self._deadlines.step()

@@ -32,9 +32,12 @@ SELECT s.shard, earliest.due_at, (SELECT tidewheel_now()) AS now
 -- name: lock_due_timers
 -- Locks due timers and returns them with the columns of their versions that firing needs.
 -- Index: timers_due, job_versions_pkey. Lock: each timer; rows that another transaction holds are skipped.
--- Why: a pause ends at its instant, never ahead of it.
+-- Why: a pause ends at its instant, never ahead of it. A timer that a freeze names is returned as held by it, unless it
+-- catches up: that was decided before.
 SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule_json, v.handler, v.queue, v.lane, v.overlap,
-       v.definition, v.has_deadlines, v.policy_json, t.due_at, t.catch_up_end, t.hold_reason, t.overridden, t.repeats_until
+       v.definition, v.has_deadlines, v.policy_json, t.due_at, t.catch_up_end,
+       CASE WHEN t.catch_up_end IS NOT NULL OR {{tidewheel.transitions.not_frozen(v)}} THEN t.hold_reason ELSE 'freeze' END
+           AS hold_reason, t.overridden, t.repeats_until
   FROM unnest(%(shards)s::smallint[], %(since)s::timestamptz[]) AS s (shard, since)
  CROSS JOIN LATERAL (
     SELECT d.job_id, d.tenant, d.shard, d.scheduled_at, d.version, d.due_at, d.catch_up_end, d.hold_reason, d.overridden,
@@ -52,11 +55,89 @@ SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule_json, 
 -- Locks one timer, to fire job by job after a batch has failed.
 -- Index: timers_pkey, job_versions_pkey. Lock: the timer, skipped if another transaction holds it.
 SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule_json, v.handler, v.queue, v.lane, v.overlap,
-       v.definition, v.has_deadlines, v.policy_json, t.due_at, t.catch_up_end, t.hold_reason, t.overridden, t.repeats_until
+       v.definition, v.has_deadlines, v.policy_json, t.due_at, t.catch_up_end,
+       CASE WHEN t.catch_up_end IS NOT NULL OR {{tidewheel.transitions.not_frozen(v)}} THEN t.hold_reason ELSE 'freeze' END
+           AS hold_reason, t.overridden, t.repeats_until
   FROM timers AS t
   JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
  WHERE t.job_id = %(job_id)s AND t.due_at <= %(horizon)s AND (t.hold_reason IS NULL OR t.due_at <= %(now)s)
    FOR UPDATE OF t SKIP LOCKED
+
+-- name: lock_freezes
+-- Locks the standing freezes for a firing that holds timers by them: a thaw comes wholly before, or sees these timers.
+-- Index: freezes_pkey. Lock: each row, shared, in id order; waits for a thaw under way.
+SELECT id FROM freezes WHERE thawed_at IS NULL ORDER BY id FOR SHARE
+
+-- name: find_frozen_timers
+-- Returns those of these jobs that a standing freeze names. A later statement than lock_freezes.
+-- Index: job_versions_pkey, freezes_pkey, frozen_jobs_pkey. No lock.
+SELECT v.job_id
+  FROM unnest(%(job_ids)s::uuid[], %(versions)s::integer[]) AS given (job_id, version)
+  JOIN job_versions AS v USING (job_id, version)
+ WHERE NOT {{tidewheel.transitions.not_frozen(v)}}
+
+-- name: find_thaws
+-- Returns the freezes that are thawed, and those whose jobs are not settled.
+-- Index: freezes_pkey; a few rows. No lock.
+SELECT id, thawed_at IS NOT NULL AS thawed FROM freezes WHERE thawed_at IS NOT NULL OR (by_job AND NOT settled) ORDER BY id
+
+-- name: find_held_timers
+-- Returns some timers that a freeze has held, in job_id order, and whether no standing freeze names them.
+-- Index: timers_frozen, job_versions_pkey. No lock.
+SELECT t.job_id, {{tidewheel.transitions.not_frozen(v)}} AS thawed
+  FROM (SELECT h.job_id, h.version
+          FROM timers AS h
+         WHERE h.hold_reason = 'freeze' AND h.job_id > %(after)s
+         ORDER BY h.job_id
+         LIMIT %(limit)s) AS t
+  JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
+ ORDER BY t.job_id
+
+-- name: lock_held_timers
+-- Locks timers to release.
+-- Index: timers_pkey, job_versions_pkey. Lock: each timer; rows that another transaction holds are skipped, and found again.
+SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule_json, v.handler, v.queue, v.lane, v.overlap,
+       v.definition, v.has_deadlines, v.policy_json, nullif(t.due_at, 'infinity') AS due_at, t.catch_up_end, t.hold_reason,
+       t.overridden, t.repeats_until
+  FROM timers AS t
+  JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
+ WHERE t.job_id = ANY (%(job_ids)s::uuid[]) AND t.hold_reason = 'freeze'
+ ORDER BY t.job_id
+   FOR UPDATE OF t SKIP LOCKED
+
+-- name: drop_thawed
+-- Deletes thawed freezes that hold no timer any more, and their jobs.
+-- Index: freezes_pkey, frozen_jobs_pkey. Lock: the rows.
+WITH gone AS (DELETE FROM freezes WHERE id = ANY (%(ids)s) AND thawed_at IS NOT NULL RETURNING id)
+DELETE FROM frozen_jobs WHERE freeze_id IN (SELECT id FROM gone)
+
+-- name: begin_settling
+-- Records the transactions that may have missed a freeze: all that have an id by now.
+-- Index: freezes_pkey. Lock: the rows.
+UPDATE freezes SET settles_at = pg_snapshot_xmax(pg_current_snapshot())
+ WHERE id = ANY (%(ids)s) AND settles_at IS NULL AND thawed_at IS NULL
+
+-- name: find_settled
+-- Returns those of these freezes whose transactions have all ended.
+-- Index: freezes_pkey. No lock.
+SELECT id FROM freezes WHERE id = ANY (%(ids)s) AND settles_at <= pg_snapshot_xmin(pg_current_snapshot())
+
+-- name: resolve_freezes
+-- Adds the jobs of freezes by labels or key prefix that are not in their rows yet.
+-- Index: jobs_by_key for a tenant with few of the jobs; frozen_jobs_pkey. Lock: new rows.
+INSERT INTO frozen_jobs (freeze_id, job_id, tenant)
+SELECT f.id, j.job_id, j.tenant
+  FROM freezes AS f
+  JOIN jobs AS j ON j.tenant = f.tenant
+ WHERE f.id = ANY (%(ids)s) AND f.by_job AND f.thawed_at IS NULL AND j.version > 0 AND j.deleted_at IS NULL
+   AND (f.labels IS NULL OR j.labels @> f.labels)
+   AND (f.key_prefix IS NULL OR starts_with(j.key, f.key_prefix))
+    ON CONFLICT DO NOTHING
+
+-- name: settle_freezes
+-- Records that all jobs of these freezes are known. A later statement than the one that resolves them.
+-- Index: freezes_pkey. Lock: the rows.
+UPDATE freezes SET settled = true WHERE id = ANY (%(ids)s)
 
 -- name: quarantine_timer
 -- Disables the timer of a quarantined job, unless an edit came first; an edit enables it again.
@@ -478,7 +559,8 @@ SELECT job_id FROM jobs WHERE job_id = ANY (%(job_ids)s::uuid[]) ORDER BY job_id
 -- Index: job_runs_pkey. Lock: each row in run_id order; rows that another transaction holds (a heartbeat, a result, a
 -- cancel, another scheduler) are skipped.
 SELECT o.run_id, o.job_id, o.job_version, o.state, o.attempt, o.failed_attempts, o.executor_id, o.deadline_at, o.schedule_to_close_at,
-       o.external_deadline_at, (SELECT tidewheel_now()) AS now
+       o.external_deadline_at, (SELECT tidewheel_now()) AS now,
+       o.state <> %(waiting)s AND NOT {{tidewheel.transitions.not_frozen(o)}} AS frozen
   FROM job_runs AS o
  WHERE o.run_id = ANY (%(run_ids)s::uuid[])
    AND o.deadline_at <= (SELECT tidewheel_now())

@@ -186,6 +186,16 @@ class UnknownCancellation(Refused):
         super().__init__((FieldError("cancellation_id", f"there is no cancellation {number}", remedy),))
 
 
+class UnknownFreeze(Refused):
+    """No standing freeze of exactly this scope."""
+
+    code = "unknown_freeze"
+
+    def __init__(self, path: str) -> None:
+        remedy = "thaw what `tidewheel freezes` lists, with the same scope"
+        super().__init__((FieldError(path, "no standing freeze has this scope", remedy),))
+
+
 class UnknownDeadLetter(Refused):
     """No dead letter of this id in this tenant."""
 

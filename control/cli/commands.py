@@ -128,6 +128,9 @@ COMMANDS: Mapping[str, Command | Group] = {
             "rollback": Command("versions", "rollback", "Restore the spec of an earlier version, as a new version."),
         },
     ),
+    "freeze": Command("freezes", "freeze", "Start no run of a scope until its thaw; what runs goes on."),
+    "thaw": Command("freezes", "thaw", "End the freeze of a scope; on_resume decides what came due meanwhile."),
+    "freezes": Command("freezes", "list_all", "List what is frozen: since when, by whom, why, and what waits."),
     "backfill": Group(
         "Backfills of past ranges.",
         {

@@ -14,6 +14,7 @@ from tidewheel.control.client.backfills import Backfills
 from tidewheel.control.client.calendars import Calendars
 from tidewheel.control.client.client import Client
 from tidewheel.control.client.dead_letters import DeadLetters
+from tidewheel.control.client.freezes import Freezes
 from tidewheel.control.client.logs import FOLLOW_SECONDS, LogPiece
 from tidewheel.control.client.results import Run
 from tidewheel.control.client.runs import FIRST_POLL_SECONDS, LONGEST_POLL_SECONDS, Runs
@@ -112,6 +113,14 @@ class AsyncCalendars(_Part[Calendars]):
     get = _call(Calendars.get)
 
 
+class AsyncFreezes(_Part[Freezes]):
+    """`Client.freezes` for coroutines."""
+
+    freeze = _call(Freezes.freeze)
+    thaw = _call(Freezes.thaw)
+    list = _call(Freezes.list)
+
+
 class AsyncClient(_Part[Client]):
     """`Client` for coroutines: every method, with the same arguments.
 
@@ -124,6 +133,7 @@ class AsyncClient(_Part[Client]):
         task_tokens: Complete, fail and keep alive an attempt by its task token.
         backfills: Pause, resume and cancel backfills.
         calendars: Put, read and delete calendars.
+        freezes: Freeze and thaw scopes, and list what is frozen.
     """
 
     def __init__(
@@ -136,6 +146,7 @@ class AsyncClient(_Part[Client]):
         self.task_tokens = AsyncTaskTokens(client.task_tokens, self._thread)
         self.backfills = AsyncBackfills(client.backfills, self._thread)
         self.calendars = AsyncCalendars(client.calendars, self._thread)
+        self.freezes = AsyncFreezes(client.freezes, self._thread)
 
     async def __aenter__(self) -> Self:
         return self

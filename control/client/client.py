@@ -14,6 +14,7 @@ from tidewheel.control.client.calendars import Calendars
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.client.dead_letters import DeadLetters
 from tidewheel.control.client.enqueue import trigger_document
+from tidewheel.control.client.freezes import Freezes
 from tidewheel.control.client.redrives import Redrives
 from tidewheel.control.client.release import OnProgress, ReleaseResult, release
 from tidewheel.control.client.results import BackfillResult, Job, backfill_of, job_of
@@ -44,6 +45,7 @@ class Client:
         task_tokens: Complete, fail and keep alive an attempt by its task token.
         backfills: Pause, resume and cancel backfills.
         calendars: Put, read and delete calendars.
+        freezes: Freeze and thaw scopes, and list what is frozen.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Client:
         self.task_tokens = TaskTokens(self._connection)
         self.backfills = Backfills(self._connection)
         self.calendars = Calendars(self._connection)
+        self.freezes = Freezes(self._connection)
 
     def __enter__(self) -> Self:
         return self

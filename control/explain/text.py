@@ -135,7 +135,9 @@ def skipped(facts: InstantFacts, span: SkipSpan, version_span: VersionSpan | Non
                 "Backfill the range to run the others."
             )
         case SkipReason.PAUSED:
-            words = _skipped_in_pause(facts, span, version_span)
+            words = _skipped_in_hold(facts, span, version_span, "pause")
+        case SkipReason.FROZEN:
+            words = _skipped_in_hold(facts, span, version_span, "freeze")
         case SkipReason.EXCLUDED:
             words = excluded(version_span, facts)
         case SkipReason.MANUAL:
@@ -155,15 +157,15 @@ def _in_quarantine(facts: InstantFacts, span: SkipSpan) -> str:
     return f" The job was quarantined at {instant(error[1])}: {error[0]}."
 
 
-def _skipped_in_pause(facts: InstantFacts, span: SkipSpan, version_span: VersionSpan | None) -> str:
-    override, within = facts.own_override, f"It was in a pause{_among(span)}"
+def _skipped_in_hold(facts: InstantFacts, span: SkipSpan, version_span: VersionSpan | None, hold: str) -> str:
+    override, within = facts.own_override, f"It was in a {hold}{_among(span)}"
     if override is not None and override.moved_to is not None:
-        within = f"It was moved to {instant(override.moved_to)}, {override_source(override)}, which was in a pause"
+        within = f"It was moved to {instant(override.moved_to)}, {override_source(override)}, which was in a {hold}"
     policy = f" (on_resume is {version_span.policies.on_resume})" if version_span else ""
     # A backfill cannot create runs of the future.
     remedy = "Backfill the range to run it." if facts.at <= facts.job.now else "Trigger the job to run it."
     return (
-        f"{within}. It was skipped at {instant(span.created_at)}, when the pause ended or the job changed{policy}. "
+        f"{within}. It was skipped at {instant(span.created_at)}, when the {hold} ended or the job changed{policy}. "
         f"{remedy}"
     )
 

@@ -117,6 +117,8 @@ class RequestType(StrEnum):
     RUN_COMPLETE = "run_complete"
     RUN_HEARTBEAT = "run_heartbeat"
     RUNS_CANCEL = "runs_cancel"
+    FREEZE = "freeze"
+    THAW = "thaw"
 
 
 class ReplyStatus(StrEnum):
@@ -713,8 +715,8 @@ class Request:
         payload_content_type: Content type of the payload: application/json, the default, or application/octet-stream.
         delay: With job_trigger: the delay from acceptance to the run, a duration.
         run_at: With job_trigger: the instant of the run.
-        labels: With job_trigger: labels of the run in place of the job's; with runs_cancel: only runs of jobs with
-            these labels.
+        labels: With job_trigger: labels of the run in place of the job's; with runs_cancel, freeze and thaw: only runs
+            of jobs with these labels.
         overlap: With job_trigger and job_backfill: overlap policy of the runs in place of the job's.
         if_version: With job_submit, job_delete and job_rollback: the required current version; 0: the job must not
             exist.
@@ -741,7 +743,7 @@ class Request:
         permanent: With run_complete and failed: true if no further attempt may follow.
         progress_json: With run_heartbeat: the progress, as JSON text.
         checkpoint_json: With run_heartbeat: the checkpoint for the next attempt, as JSON text.
-        queue: With runs_cancel: only runs of this queue.
+        queue: With runs_cancel, freeze and thaw: only runs of this queue.
         lane: With runs_cancel: only runs of this lane.
         handler: With runs_cancel: only runs of this handler.
         cause: With runs_cancel: only runs of this cause.
@@ -750,6 +752,9 @@ class Request:
         include_started: With runs_cancel: false to spare runs that have started; true when null.
         reason: Reason of the request, stored and shown.
         traceparent: W3C trace context, passed on to the run and its completion.
+        scope: With freeze and thaw: `fleet`, the runs of all tenants, or `tenant`, those of this one.
+        key_prefix: With freeze and thaw: only runs of jobs whose keys begin so.
+        by: With freeze: the name of the operator, which nothing verifies.
     """
 
     type: RequestType
@@ -796,6 +801,9 @@ class Request:
     include_started: bool | None = None
     reason: str | None = None
     traceparent: str | None = None
+    scope: str | None = None
+    key_prefix: str | None = None
+    by: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -901,7 +901,7 @@ def _read_request_origin(data: bytes, at: int) -> tuple[RequestOrigin, int]:
     return record, at
 
 
-REPLY_HEADER = bytes.fromhex("c3014f5f3edf5e5eef32")
+REPLY_HEADER = bytes.fromhex("c30180619118da838fbf")
 
 
 def encode_reply(record: Reply) -> bytes:
@@ -1248,7 +1248,7 @@ def _read_job_submission(data: bytes, at: int) -> tuple[JobSubmission, int]:
     return record, at
 
 
-REQUEST_HEADER = bytes.fromhex("c301ef70b36641b33e6e")
+REQUEST_HEADER = bytes.fromhex("c3012295ba8b92ecb283")
 
 
 def encode_request(record: Request) -> bytes:
@@ -1300,6 +1300,9 @@ def encode_request(record: Request) -> bytes:
             b"\0" if record.include_started is None else b"\2" + boolean(record.include_started),
             b"\0" if record.reason is None else b"\2" + text(record.reason),
             b"\0" if record.traceparent is None else b"\2" + text(record.traceparent),
+            b"\0" if record.scope is None else b"\2" + text(record.scope),
+            b"\0" if record.key_prefix is None else b"\2" + text(record.key_prefix),
+            b"\0" if record.by is None else b"\2" + text(record.by),
         )
     )
 
@@ -1358,6 +1361,9 @@ def read_request(data: bytes, at: int = 10) -> tuple[Request, int]:
     include_started, at = optional_at(data, at, boolean_at)
     reason, at = optional_at(data, at, text_at)
     traceparent, at = optional_at(data, at, text_at)
+    scope, at = optional_at(data, at, text_at)
+    key_prefix, at = optional_at(data, at, text_at)
+    by, at = optional_at(data, at, text_at)
     record = Request(
         type=type,
         request_id=request_id,
@@ -1403,6 +1409,9 @@ def read_request(data: bytes, at: int = 10) -> tuple[Request, int]:
         include_started=include_started,
         reason=reason,
         traceparent=traceparent,
+        scope=scope,
+        key_prefix=key_prefix,
+        by=by,
     )
     return record, at
 

@@ -363,6 +363,57 @@ class RunsCancel(_Request):
         return self
 
 
+class _AboutScope(_Request):
+    """Base of requests about a scope: the runs that fit all of its fields.
+
+    Attributes:
+        scope: `fleet`, the runs of all tenants, or `tenant`, those of the request's tenant.
+        queue: Of this queue; with `scope: fleet` of all tenants.
+        labels: Of the tenant's jobs that have all of these labels.
+        key_prefix: Of the tenant's jobs whose keys begin so.
+    """
+
+    elsewhere: ClassVar[Mapping[str, str]] = {
+        "key": "write key_prefix, or send job.pause, which is about one job",
+        "label": "write labels, as an object",
+    }
+
+    scope: Literal["fleet", "tenant"] | None = None
+    queue: Queue | None = None
+    labels: Labels | None = None
+    key_prefix: Key | None = None
+
+    @model_validator(mode="after")
+    def _named(self) -> Self:
+        if not any((self.scope, self.queue, self.labels, self.key_prefix)):
+            remedy = "write scope (fleet or tenant), queue, labels or key_prefix"
+            raise InvalidValue(problem="it names no scope", remedy=remedy, path="scope")
+        if self.scope == "fleet" and (self.labels or self.key_prefix):
+            path = "labels" if self.labels else "key_prefix"
+            problem = "labels and keys are those of one tenant's jobs"
+            raise InvalidValue(problem=problem, remedy="leave it out, or leave out scope: fleet", path=path)
+        return self
+
+
+class Freeze(_AboutScope):
+    """Start no run of a scope until it is thawed; what runs goes on.
+
+    Attributes:
+        reason: Shown until the thaw.
+        by: The name of the operator, which nothing verifies.
+    """
+
+    type: Literal["freeze"]
+    reason: Reason | None = None
+    by: Key | None = None
+
+
+class Thaw(_AboutScope):
+    """End the freeze of a scope."""
+
+    type: Literal["thaw"]
+
+
 AnyRequest: TypeAlias = (
     JobSubmit
     | JobTrigger
@@ -384,5 +435,7 @@ AnyRequest: TypeAlias = (
     | RunComplete
     | RunHeartbeat
     | RunsCancel
+    | Freeze
+    | Thaw
 )
 Request: TypeAlias = Annotated[AnyRequest, Field(discriminator="type")]

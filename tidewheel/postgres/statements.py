@@ -4,8 +4,8 @@ A block begins with `-- name: claim_runs`. Its comment says what the statement r
 locks. Blocks are read once, at import: a missing statement fails when the process starts.
 
 A text that several statements share is written once, as a part: `-- part: names_run(run)`. A statement takes it over
-with `{{names_run(o)}}`, which puts the alias `o` in place of `run`. A part of another package has that package's name
-in front: `{{tidewheel.transitions.names_run(o)}}`.
+with `{{names_run(o)}}`, which puts the alias `o` in place of `run`. A part takes over another one likewise. A part of
+another package has that package's name in front: `{{tidewheel.transitions.names_run(o)}}`.
 """
 
 import re
@@ -80,6 +80,7 @@ def _spliced(package: str, body: str) -> str:
         if part is None or part.kind != "part":
             message = f"{package}/queries.sql names the part {splice['part']!r}, which {owner}/queries.sql lacks"
             raise ValueError(message)
-        return re.sub(rf"\b{part.alias}\.", f"{splice['alias']}.", _COMMENT.sub("", part.body))
+        body = _spliced(owner, _COMMENT.sub("", part.body))
+        return re.sub(rf"\b{part.alias}\.", f"{splice['alias']}.", body)
 
     return _SPLICE.sub(text_of, body)

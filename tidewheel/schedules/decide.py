@@ -81,8 +81,8 @@ def decide(
     return done._replace(catch_up_end=end if still else None)
 
 
-def on_resume(state: TimerState, *, now: datetime) -> Decision:
-    """Decide about a timer when its job's pause ends, by the policy `on_resume`.
+def on_resume(state: TimerState, *, now: datetime, reason: SkipReason = SkipReason.PAUSED) -> Decision:
+    """Decide about a timer when its job's pause or its freeze ends, by the policy `on_resume`.
 
     The decision fires nothing. It skips instants of the pause, and leaves the rest to the next firing.
     """
@@ -93,15 +93,13 @@ def on_resume(state: TimerState, *, now: datetime) -> Decision:
     skips: list[Skip] = []
     end: datetime | None = None
     if first is not None and latest is not None and first <= latest:
-        skips, first = _catch_up(
-            state, first, latest, policy=state.policies.on_resume, now=now, reason=SkipReason.PAUSED
-        )
+        skips, first = _catch_up(state, first, latest, policy=state.policies.on_resume, now=now, reason=reason)
         end = None if first is None else latest
     recorded = _recorded(state, now) if first is None or first > now else first - TICK
     following = first if first is not None and first <= now else live.after(recorded)
     done = Decision((), tuple(skips), next_at=following)
     if not state.plain:
-        done = _with_overrides(state, done, recorded, now=now, horizon=None, missed_until=now)
+        done = _with_overrides(state, done, recorded, now=now, horizon=None, missed_until=now, reason=reason)
     return done._replace(catch_up_end=end)
 
 
@@ -263,10 +261,12 @@ def _with_overrides(
     now: datetime,
     horizon: datetime | None,
     missed_until: datetime,
+    reason: SkipReason = SkipReason.PAUSED,
 ) -> Decision:
     """Add skips by calendars and users, and moved occurrences, up to `recorded`.
 
-    Without a horizon no moved occurrence fires. One inside the pause is skipped, and a later one is left to firing.
+    Without a horizon no moved occurrence fires. One inside the pause is skipped for `reason`, and a later one is left
+    to firing.
     """
     fires, skips = list(done.fires), list(done.skips)
     moved: list[datetime] = []
@@ -277,8 +277,7 @@ def _with_overrides(
     for nominal, to in sorted(state.moved.items(), key=lambda pair: pair[1]):
         late = now - to if to <= missed_until else None
         if late is not None and policy is CatchUp.SKIP and not _always_fires(state):
-            reason = SkipReason.MISFIRE if horizon is not None else SkipReason.PAUSED
-            skips.append(Skip(reason, nominal, nominal, 1))
+            skips.append(Skip(SkipReason.MISFIRE if horizon is not None else reason, nominal, nominal, 1))
         elif horizon is not None and to <= horizon:
             fires.append(Fire(nominal, to, late))
         else:

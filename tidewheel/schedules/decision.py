@@ -19,18 +19,20 @@ class SkipReason(StrEnum):
     BOUND = "bound"
     MANUAL = "manual"
     CATCH_UP_LIMIT = "catch_up_limit"
+    FROZEN = "frozen"
 
 
 class HoldReason(StrEnum):
     """The reason for which a timer's `due_at` is not its next instant.
 
     A pause ends by a request or at `paused_until`. A quarantined job waits for an edit. A fixed_delay job waits for the
-    end of its run.
+    end of its run. A timer that came due under a freeze waits for its thaw.
     """
 
     PAUSE = "pause"
     QUARANTINED = "quarantine"
     RUN = "run"
+    FREEZE = "freeze"
 
 
 class BackfillState(StrEnum):

@@ -20,9 +20,23 @@ CASE WHEN (SELECT EXISTS (SELECT FROM pending_cancels))
      THEN NOT EXISTS (SELECT FROM pending_cancels AS w WHERE w.run_id = run.run_id OFFSET 0)
      ELSE true END
 
+-- part: not_frozen(run)
+-- True if no standing freeze names the open run; also for a version of a job, whose timer is due.
+-- Index: freezes_pkey, frozen_jobs_pkey for a freeze by jobs. No lock.
+-- Why: without a freeze it is one look a statement. With one, the look for each run costs under a microsecond.
+CASE WHEN (SELECT EXISTS (SELECT FROM freezes))
+     THEN NOT EXISTS (SELECT FROM freezes AS z
+                       WHERE z.thawed_at IS NULL
+                         AND (z.queue IS NULL OR z.queue = run.queue)
+                         AND (z.tenant IS NULL OR z.tenant = run.tenant)
+                         AND (NOT z.by_job
+                              OR EXISTS (SELECT FROM frozen_jobs AS k WHERE k.freeze_id = z.id AND k.job_id = run.job_id OFFSET 0))
+                      OFFSET 0)
+     ELSE true END
+
 -- name: claim_uniform
 -- Claims runs of one attempt number and one version that pass every gate: the fence, no open cancellation, no pending cancel,
--- and, where the policy limits overlaps, no other run of the job that has come. The rest is left to lock_claims.
+-- no freeze, and, where the policy limits overlaps, no other run of the job that has come. The rest is left to lock_claims.
 -- Index: job_runs_pkey, job_runs_by_job, job_runs_moved_ahead, active_runs_pkey; pending_cancels_by_run. Changes no indexed column (HOT).
 -- Lock: each run in run_id order, waiting for at most the session's lock_timeout.
 -- Why: a claim of another run of the job sets `gates`, so that a claim that waits for the row, or began before, matches
@@ -45,6 +59,7 @@ UPDATE job_runs AS o
    AND (o.deadline_at IS NULL OR o.deadline_at > (SELECT tidewheel_now()))
    AND (SELECT NOT EXISTS (SELECT FROM cancellations WHERE finished_at IS NULL))
    AND {{no_cancel_pends(o)}}
+   AND {{not_frozen(o)}}
    AND CASE WHEN o.overlap = %(free)s THEN true
             ELSE NOT EXISTS (SELECT FROM job_runs AS other
                               WHERE other.job_id = o.job_id AND other.run_id <> o.run_id AND other.overlap <> %(free)s
@@ -71,6 +86,7 @@ SELECT r.run_id
                       FROM job_runs AS o
                      WHERE o.run_id = ANY (%(run_ids)s::uuid[])
                        AND o.overlap <> %(free)s
+                       AND {{not_frozen(o)}}
                        AND NOT EXISTS (SELECT FROM active_runs AS t
                                         WHERE t.job_id = o.job_id AND t.run_id = ANY (%(run_ids)s::uuid[])))
  ORDER BY r.run_id
@@ -120,7 +136,7 @@ SELECT set_config('lock_timeout', %(lock_timeout)s, true), set_config('plan_cach
 -- Index: job_runs_pkey.
 -- Lock: each run, locked rows are skipped (the sweep comes back to them).
 -- Why: a later statement than the one that locks `claims` for share, so that it sees every cancellation that was
--- accepted before.
+-- accepted before, and every freeze.
 SELECT o.*
   FROM (SELECT *
           FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[], %(versions)s::integer[])
@@ -140,6 +156,7 @@ SELECT o.*
             SELECT FROM cancellations AS c WHERE {{names_run(o)}}
            )
        AND {{no_cancel_pends(o)}}
+       AND {{not_frozen(o)}}
        FOR UPDATE OF o SKIP LOCKED
  ) AS o
 
@@ -986,8 +1003,8 @@ SELECT v.version, v.schedule_json, v.policy_json, NULL::timestamptz AS after, NU
  WHERE v.job_id = %(job_id)s AND v.version = %(version)s
 
 -- name: read_undecided
--- Returns the time from which a job's timer has not decided. A quarantined timer decides nothing, nor does a pause that
--- skips its occurrences.
+-- Returns the time from which a job's timer has not decided. A quarantined timer decides nothing, nor does a pause or
+-- a freeze that skips its occurrences.
 -- Index: timers_pkey, job_versions_pkey.
 -- No lock: a later statement sees what the timer decides from now on.
 SELECT t.scheduled_at
@@ -995,7 +1012,7 @@ SELECT t.scheduled_at
   JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
  WHERE t.job_id = %(job_id)s
    AND t.hold_reason IS DISTINCT FROM 'quarantine'
-   AND NOT (t.hold_reason IS NOT DISTINCT FROM 'pause'
+   AND NOT (coalesce(t.hold_reason, '') IN ('pause', 'freeze')
             AND coalesce(v.policy_json::jsonb ->> 'on_resume', 'skip') = 'skip' AND v.schedule_json::jsonb ->> 'kind' <> 'once')
 
 -- name: read_recorded

@@ -295,7 +295,7 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     "mark_waiters": {"no_run": UUID(int=0)},
     "probe_deadlines": {"states": [RunState.QUEUED], "left": [], "ahead": timedelta(seconds=1)},
     "find_overdue_runs": {"states": [RunState.QUEUED], "left": [], "limit": 500},
-    "lock_overdue_runs": {"states": [RunState.QUEUED]},
+    "lock_overdue_runs": {"states": [RunState.QUEUED], "waiting": RunState.WAITING},
     "read_previous": {
         "at": _NOON,
         "causes": ["timer", "backfill"],

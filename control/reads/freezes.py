@@ -1,0 +1,110 @@
+"""Read the standing freezes, and those that name a job or a run."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+from psycopg.rows import class_row
+
+from tidewheel.jobs.values import format_timestamp
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+from tidewheel.runs import Move, sources
+
+_SQL = Statements("tidewheel.control")
+_LIST_FREEZES = _SQL["list_freezes"]
+_FIND_FREEZES_OF = _SQL["find_freezes_of"]
+
+MAX_WAITING = 10_000
+"""The runs that are counted for each freeze: more are shown as at least so many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Freeze:
+    """A standing freeze. It names the runs that fit all its fields.
+
+    Args:
+        tenant: The tenant; None for the fleet.
+        queue: The queue, if it names one.
+        labels: The labels of its jobs, if it names some.
+        key_prefix: The beginning of its jobs' keys, if it names one.
+        by: The name in the request, which nothing verifies.
+        reason: The reason in the request.
+        since: When it was written.
+    """
+
+    tenant: str | None
+    queue: str | None
+    labels: Mapping[str, str] | None
+    key_prefix: str | None
+    by: str | None
+    reason: str | None
+    since: datetime
+
+    @property
+    def scope(self) -> str:
+        """The scope in words.
+
+        >>> from datetime import UTC
+        >>> Freeze(None, "reports", None, None, None, None, datetime(2026, 11, 22, tzinfo=UTC)).scope
+        'the fleet, queue reports'
+        """
+        parts = ["the fleet" if self.tenant is None else f"tenant {self.tenant}"]
+        if self.queue is not None:
+            parts.append(f"queue {self.queue}")
+        if self.labels:
+            parts += [f"label {name}={value}" for name, value in self.labels.items()]
+        if self.key_prefix is not None:
+            parts.append(f"keys that begin with {self.key_prefix!r}")
+        return ", ".join(parts)
+
+    @property
+    def words(self) -> str:
+        """The scope, the time, the operator and the reason, as part of a sentence."""
+        by = f" by {self.by}" if self.by else ""
+        why = f": {self.reason}" if self.reason else ""
+        return f"frozen since {format_timestamp(self.since)}{by} ({self.scope}){why}"
+
+
+@dataclass(frozen=True, slots=True)
+class FreezeSummary:
+    """A standing freeze with what waits under it.
+
+    Args:
+        freeze: The freeze.
+        jobs: The number of its jobs, if it names labels or a key prefix.
+        waiting: The number of its runs that would start without it and other freezes, `MAX_WAITING` at most.
+        held: The number of jobs whose timer it has held, `MAX_WAITING` at most.
+    """
+
+    freeze: Freeze
+    jobs: int | None
+    waiting: int
+    held: int
+
+
+def list_freezes(connection: Conn, tenant: str) -> list[FreezeSummary]:
+    """Return the standing freezes of a tenant and of the fleet, the oldest first."""
+    columns: dict[str, object] = {"tenant": tenant, "states": sources(Move.CLAIM), "limit": MAX_WAITING}
+    with connection.cursor(row_factory=class_row(_Row), binary=True) as cursor:
+        rows = cursor.execute(_LIST_FREEZES, columns).fetchall()
+    return [FreezeSummary(row.freeze, row.jobs, row.waiting, row.held) for row in rows]
+
+
+def freezes_of(connection: Conn, tenant: str, queue: str, job_id: UUID) -> Sequence[Freeze]:
+    """Return the standing freezes that name a run of this job in this queue, the oldest first."""
+    columns: dict[str, object] = {"tenant": tenant, "queue": queue, "job_id": job_id}
+    with connection.cursor(row_factory=class_row(Freeze), binary=True) as cursor:
+        return cursor.execute(_FIND_FREEZES_OF, columns).fetchall()
+
+
+@dataclass(frozen=True, slots=True)
+class _Row(Freeze):
+    jobs: int | None
+    waiting: int
+    held: int
+
+    @property
+    def freeze(self) -> Freeze:
+        return Freeze(self.tenant, self.queue, self.labels, self.key_prefix, self.by, self.reason, self.since)

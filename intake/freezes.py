@@ -1,0 +1,138 @@
+"""`freeze` starts no run of a scope until `thaw` (ADR 0043).
+
+A scope is the fleet, a tenant, a queue, labels, a key prefix, or what fits several of them.
+
+A freeze is one row that every claim reads. It is written under the lock `claims`: a batch of claims comes wholly before
+it, or sees it. Firing holds the timers that come due under it. A thaw ends the freeze at once, and the scheduler then
+releases these timers (scheduler/freezing.py). The sweeps of the executors find the runs that waited.
+
+A run shows neither its job's labels nor its key. So a freeze by them has a row for each job, and each submit keeps
+these rows. A submit that is not committed when the freeze is written may miss it: the scheduler then adds the job.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import cast
+from uuid import UUID
+
+import psycopg
+from psycopg.types.json import Jsonb
+
+from tidewheel.errors import Refused, UnknownFreeze, refuse
+from tidewheel.intake.cancel import block_claims
+from tidewheel.intake.lock_wait import RowLocked, try_lock
+from tidewheel.intake.request import ReceivedRequest, accepted, rejected
+from tidewheel.jobs.requests import Freeze, Thaw
+from tidewheel.postgres.pg_arrays import uuids
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+from tidewheel.schemas.generated.records import Reply
+from tidewheel.transitions.installation import Installation
+
+_SQL = Statements("tidewheel.intake")
+_FIND_FREEZE = _SQL["find_freeze"]
+_NEXT_FREEZE_ID = _SQL["next_freeze_id"]
+_RESET_PLAN_MODE = _SQL["reset_plan_mode"]
+_FIND_JOBS_TO_FREEZE = _SQL["find_jobs_to_freeze"]
+_ADD_FROZEN_JOBS = _SQL["add_frozen_jobs"]
+_ADD_FREEZE = _SQL["add_freeze"]
+_LOCK_FREEZE = _SQL["lock_freeze"]
+_THAW = _SQL["thaw"]
+_KEEP_FROZEN_JOBS = _SQL["keep_frozen_jobs"]
+
+MAX_JOBS = 100_000  # jobs of one freeze: a row each, about a second in all
+
+
+def apply_freezes(connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:
+    """Write freezes in the caller's transaction; return a reply for each request, in their order.
+
+    Raises:
+        RowLocked: A claim has been under way for longer than 200 ms: roll back and try again.
+    """
+    del installation
+    return [_freeze(connection, received) for received in batch]
+
+
+def apply_thaws(connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:
+    """End freezes in the caller's transaction; return a reply for each request, in their order.
+
+    Raises:
+        RowLocked: A firing that holds timers has been under way for longer than 200 ms: roll back and try again.
+    """
+    del installation
+    return [_thaw(connection, received) for received in batch]
+
+
+def keep_frozen_jobs(connection: Conn, job_ids: Iterable[UUID]) -> None:
+    """Add jobs that were just written to the standing freezes that they fit; remove them from the others."""
+    connection.execute(_KEEP_FROZEN_JOBS, {"job_ids": uuids(job_ids)})
+
+
+def _freeze(connection: Conn, received: ReceivedRequest) -> Reply:
+    request = received.request
+    assert isinstance(request, Freeze)  # noqa: S101 - by the table of `apply`
+    scope = _scope(received, request)
+    if _find(connection, scope) is not None:
+        return accepted(received, unchanged=True)
+    number = cast("tuple[int]", connection.execute(_NEXT_FREEZE_ID, binary=True).fetchone())[0]
+    columns: dict[str, object] = {**scope, "id": number, "reason": request.reason, "by": request.by}
+    added = 0
+    try:
+        with connection.transaction() as savepoint:
+            _add_jobs(connection, columns)
+            # As late as possible: no executor can claim from here to the commit.
+            block_claims(connection, [received])
+            # Freezes come one after another from here on, so this sees one that was written meanwhile.
+            added = connection.execute(_ADD_FREEZE, columns).rowcount
+            if not added:
+                raise psycopg.Rollback(savepoint)
+    except Refused as refused:
+        return rejected(received, refused)
+    return accepted(received, unchanged=not added)
+
+
+def _thaw(connection: Conn, received: ReceivedRequest) -> Reply:
+    request = received.request
+    assert isinstance(request, Thaw)  # noqa: S101 - by the table of `apply`
+    number = _find(connection, _scope(received, request))
+    if number is None:
+        named = ("key_prefix", "labels", "queue", "scope")
+        return rejected(received, UnknownFreeze(next(name for name in named if getattr(request, name))))
+    if not try_lock(connection, _LOCK_FREEZE, {"id": number}):
+        freeze = "the freeze"
+        raise RowLocked(freeze, [received])
+    thawed = connection.execute(_THAW, {"id": number}).rowcount
+    return accepted(received, unchanged=not thawed)
+
+
+def _scope(received: ReceivedRequest, request: Freeze | Thaw) -> dict[str, object]:
+    return {
+        "tenant": None if request.scope == "fleet" else received.tenant,
+        "queue": request.queue,
+        "labels": Jsonb(request.labels) if request.labels else None,
+        "key_prefix": request.key_prefix,
+    }
+
+
+def _find(connection: Conn, scope: dict[str, object]) -> int | None:
+    """Return the id of the standing freeze of exactly this scope."""
+    row = connection.execute(_FIND_FREEZE, scope, binary=True).fetchone()
+    return None if row is None else cast("int", row[0])
+
+
+def _add_jobs(connection: Conn, columns: dict[str, object]) -> None:
+    """Write the jobs of a freeze by labels or key prefix.
+
+    Raises:
+        InvalidInput: They are too many.
+    """
+    if columns["labels"] is None and columns["key_prefix"] is None:
+        return
+    # Labels have no index. Under `BY_KEY`, intake's plan mode, a tenant's jobs would be read one by one in key order.
+    with connection.transaction(force_rollback=True):  # a savepoint: the plan mode is restored
+        connection.execute(_RESET_PLAN_MODE)
+        found = connection.execute(_FIND_JOBS_TO_FREEZE, {**columns, "limit": MAX_JOBS + 1}, binary=True).fetchall()
+    if len(found) > MAX_JOBS:
+        path = "labels" if columns["labels"] is not None else "key_prefix"
+        refuse(path, f"more than {MAX_JOBS} jobs fit", "narrow it, or freeze a queue or the tenant")
+    jobs = cast("list[tuple[UUID]]", found)
+    connection.execute(_ADD_FROZEN_JOBS, {**columns, "job_ids": uuids(job for (job,) in jobs)})

@@ -1,0 +1,36 @@
+"""`tidewheel freeze | thaw | freezes`: scopes, operators and reasons, and refusals with what works."""
+
+from tests.control.cli.command import json_output, tidewheel
+from tests.fixtures.database import Database
+from tests.transitions.acts import submit, trigger
+
+
+def test_freeze_is_listed_with_author_reason_and_what_waits(database: Database) -> None:
+    submit(database, queue="reports")
+    trigger(database)
+    frozen = tidewheel(database, "freeze", "--queue", "reports", "--reason", "printer swap", "--by", "anna")
+    assert frozen.lines == ["frozen"]
+    assert tidewheel(database, "freeze", "--queue", "reports").lines == ["unchanged: this scope was frozen already"]
+    [found] = json_output(database, "freezes")["freezes"]
+    freeze = found["freeze"]
+    assert (freeze["tenant"], freeze["queue"], freeze["by"], freeze["reason"]) == (
+        "default", "reports", "anna", "printer swap",
+    )  # fmt: skip
+    assert (found["waiting"], found["held"], found["jobs"]) == (1, 0, None)
+    [heading, row] = tidewheel(database, "freezes").lines
+    assert heading.split("  ")[0] == "scope"
+    assert row.startswith("tenant default, queue reports")
+    assert tidewheel(database, "thaw", "--queue", "reports").lines == ["thawed"]
+    assert tidewheel(database, "freezes").lines == ["nothing is frozen"]
+
+
+def test_scopes_that_fit_nothing_or_everything_are_refused(database: Database) -> None:
+    assert tidewheel(database, "freeze").refusals == [
+        "--queue: no scope is named; write --fleet, --all, --queue, --label or --key-prefix"
+    ]
+    [both] = tidewheel(database, "freeze", "--fleet", "--label", "a=b").refusals
+    assert both.startswith("labels: labels and keys are those of one tenant's jobs")
+    [unknown] = tidewheel(database, "thaw", "--all").refusals
+    assert (
+        unknown == "scope: no standing freeze has this scope; thaw what `tidewheel freezes` lists, with the same scope"
+    )

@@ -1,0 +1,262 @@
+"""Timers under a freeze: held at their cursor, once, and decided by `on_resume` after the thaw."""
+
+from datetime import timedelta
+from typing import LiteralString
+
+import pytest
+
+from tests.fixtures.database import ClockedDatabase
+from tests.scheduler.firing import fire_due
+from tests.transitions.acts import (
+    about,
+    apply_batch,
+    apply_batch_within,
+    begin,
+    end,
+    ending,
+    final_state,
+    job_runs,
+    lifecycle,
+    submit,
+    trigger,
+)
+from tests.transitions.stepping import in_background, until_blocked
+from tidewheel.intake.lock_wait import RowLocked
+from tidewheel.runs import RunState
+from tidewheel.scheduler.deadlines import Deadlines
+from tidewheel.scheduler.freezing import Thaws, hold_frozen
+
+SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)
+HELD: LiteralString = "SELECT key FROM timers JOIN jobs USING (job_id) WHERE hold_reason = 'freeze' ORDER BY key"
+HOLDS: LiteralString = "SELECT hold_reason FROM timers"
+MINUTELY = {"schedule": "@every 1m", "overlap": "allow_all"}
+
+
+@pytest.fixture
+def ticking(clocked: ClockedDatabase) -> ClockedDatabase:
+    clocked.stop_clock()
+    return clocked
+
+
+def ask(database: ClockedDatabase, kind: str, **scope: object) -> None:
+    [reply] = apply_batch(database, {"type": kind} | (scope or {"scope": "tenant"}))
+    assert reply.status == "accepted", reply.errors
+
+
+def release(database: ClockedDatabase) -> None:
+    """Release the timers of thawed freezes, as a scheduler that has just started does."""
+    thaws = Thaws(database.session(), database.installation)
+    while thaws.step():
+        pass
+
+
+def fire_all(database: ClockedDatabase) -> None:
+    while fire_due(database):
+        pass
+
+
+def instants(database: ClockedDatabase) -> list[float]:
+    [(accepted_at,)] = database.rows("SELECT min(created_at) FROM jobs")
+    return [(run.scheduled_at - accepted_at) / MINUTE for run in job_runs(database)]
+
+
+def skips(database: ClockedDatabase) -> list[tuple[str, int]]:
+    return database.rows("SELECT reason, occurrences FROM skips ORDER BY first_at")
+
+
+@pytest.mark.parametrize(
+    ("policy", "made", "spans"),
+    [("skip", [], [("frozen", 3)]), ("fire_once", [3.0], [("frozen", 2)]), ("fire_all", [1.0, 2.0, 3.0], [])],
+)
+def test_on_resume_decides_what_a_freeze_has_held(
+    ticking: ClockedDatabase, policy: str, made: list[float], spans: list[tuple[str, int]]
+) -> None:
+    submit(ticking, **MINUTELY, on_resume=policy)
+    ask(ticking, "freeze")
+    ticking.advance(MINUTE)
+    fire_all(ticking)
+    assert [held for (held,) in ticking.rows(HELD)] == ["job"]
+    ticking.advance(2 * MINUTE)
+    assert fire_due(ticking) == 0
+    ask(ticking, "thaw")
+    release(ticking)
+    fire_all(ticking)
+    assert (instants(ticking), skips(ticking)) == (made, spans)
+    ticking.advance(MINUTE)
+    fire_all(ticking)
+    assert instants(ticking) == [*made, 4.0]
+    assert (ticking.count("freezes"), ticking.rows(HOLDS)) == (0, [(None,)])
+
+
+def test_once_fires_after_the_thaw(ticking: ClockedDatabase) -> None:
+    submit(ticking, schedule={"once": (ticking.now() + MINUTE).isoformat()})
+    ask(ticking, "freeze")
+    ticking.advance(10 * MINUTE)
+    fire_all(ticking)
+    assert job_runs(ticking) == []
+    ask(ticking, "thaw")
+    release(ticking)
+    fire_all(ticking)
+    assert len(job_runs(ticking)) == 1
+
+
+def test_timer_not_due_under_the_freeze_is_not_touched(ticking: ClockedDatabase) -> None:
+    submit(ticking, **MINUTELY)
+    ask(ticking, "freeze")
+    ask(ticking, "thaw")
+    ticking.advance(MINUTE)
+    fire_all(ticking)
+    assert (instants(ticking), skips(ticking)) == ([1.0], [])
+
+
+def test_overlapping_freezes_hold_until_the_last_thaw(ticking: ClockedDatabase) -> None:
+    submit(ticking, **MINUTELY, on_resume="fire_all", labels={"team": "billing"})
+    submit(ticking, "other", **MINUTELY, on_resume="fire_all")
+    ask(ticking, "freeze", queue="default")
+    ask(ticking, "freeze", labels={"team": "billing"})
+    ticking.advance(MINUTE)
+    fire_all(ticking)
+    assert [key for (key,) in ticking.rows(HELD)] == ["job", "other"]
+    ask(ticking, "thaw", queue="default")
+    release(ticking)
+    assert [key for (key,) in ticking.rows(HELD)] == ["job"]
+    ask(ticking, "thaw", labels={"team": "billing"})
+    release(ticking)
+    fire_all(ticking)
+    assert (ticking.rows(HELD), instants(ticking)) == ([], [1.0, 1.0])
+    assert (ticking.count("freezes"), ticking.count("frozen_jobs")) == (0, 0)
+
+
+def test_pause_and_freeze_end_each_by_itself(ticking: ClockedDatabase) -> None:
+    submit(ticking, **MINUTELY, on_resume="fire_all")
+    apply_batch(ticking, about("job.pause"))
+    ask(ticking, "freeze")
+    ticking.advance(MINUTE)
+    fire_all(ticking)
+    ask(ticking, "thaw")
+    release(ticking)
+    fire_all(ticking)
+    assert (ticking.rows(HOLDS), job_runs(ticking)) == ([("pause",)], [])
+    apply_batch(ticking, about("job.resume"))
+    fire_all(ticking)
+    assert instants(ticking) == [1.0]
+
+
+def test_pause_within_a_freeze_stays_after_the_thaw(ticking: ClockedDatabase) -> None:
+    submit(ticking, **MINUTELY)
+    ask(ticking, "freeze")
+    ticking.advance(MINUTE)
+    fire_all(ticking)
+    apply_batch(ticking, about("job.pause"))
+    ask(ticking, "thaw")
+    release(ticking)
+    assert ticking.rows(HOLDS) == [("pause",)]
+    ticking.advance(MINUTE)
+    apply_batch(ticking, about("job.resume"))
+    assert skips(ticking) == [("frozen", 1), ("paused", 1)]
+
+
+def test_pause_that_ends_under_a_freeze_is_over_and_the_freeze_holds(ticking: ClockedDatabase) -> None:
+    submit(ticking, **MINUTELY)
+    apply_batch(ticking, about("job.pause", until=(ticking.now() + 2 * MINUTE).isoformat()))
+    ask(ticking, "freeze")
+    ticking.advance(3 * MINUTE)
+    fire_all(ticking)
+    assert ticking.rows("SELECT paused, hold_reason FROM jobs JOIN timers USING (job_id)") == [(False, "freeze")]
+    assert "io.tidewheel.job.resumed.v1" in {event.type for event in lifecycle(ticking)}
+    ask(ticking, "thaw")
+    release(ticking)
+    assert skips(ticking) == [("frozen", 3)]
+
+
+def test_edit_of_a_held_job_decides_by_the_version_that_was_in_force(ticking: ClockedDatabase) -> None:
+    submit(ticking, **MINUTELY, on_resume="fire_all")
+    ask(ticking, "freeze")
+    ticking.advance(2 * MINUTE)
+    fire_all(ticking)
+    submit(ticking, schedule="@every 10m", overlap="allow_all")
+    assert [(run.state, run.job_version) for run in job_runs(ticking)] == [("queued", 1)] * 2
+    ticking.advance(10 * MINUTE)
+    fire_all(ticking)
+    assert [held for (held,) in ticking.rows(HELD)] == ["job"]
+
+
+def test_deleted_job_of_a_freeze_leaves_no_timer(ticking: ClockedDatabase) -> None:
+    submit(ticking, **MINUTELY)
+    ask(ticking, "freeze")
+    ticking.advance(2 * MINUTE)
+    fire_all(ticking)
+    apply_batch(ticking, about("job.delete"))
+    ask(ticking, "thaw")
+    release(ticking)
+    assert (ticking.count("timers"), ticking.count("freezes"), skips(ticking)) == (0, 0, [("frozen", 2)])
+
+
+def test_fixed_delay_goes_on_after_the_thaw(ticking: ClockedDatabase) -> None:
+    submit(ticking, schedule={"fixed_delay": "1m"})
+    ticking.advance(MINUTE)
+    fire_all(ticking)
+    [run] = job_runs(ticking)
+    started = begin(ticking, run.run_id)
+    ask(ticking, "freeze")
+    end(ticking, ending(started, RunState.SUCCEEDED))
+    ticking.advance(5 * MINUTE)
+    fire_all(ticking)
+    assert ticking.rows(HOLDS) == [("freeze",)]
+    ask(ticking, "thaw")
+    release(ticking)
+    fire_all(ticking)
+    assert (len(job_runs(ticking)), ticking.rows(HOLDS)) == (1, [("run",)])
+
+
+def test_catch_up_that_was_decided_before_the_freeze_goes_on(ticking: ClockedDatabase) -> None:
+    submit(ticking, schedule="@every 1s", overlap="allow_all", catch_up="fire_all", window="1h")
+    ticking.advance(5 * MINUTE)
+    assert fire_due(ticking) == 1
+    ask(ticking, "freeze")
+    fire_all(ticking)
+    assert (len(job_runs(ticking)), skips(ticking)) == (300, [])
+
+
+def test_thaw_waits_for_a_firing_that_holds_timers(ticking: ClockedDatabase) -> None:
+    """Else that firing would hold its timers for a freeze that is gone, and nothing would release them."""
+    submit(ticking, **MINUTELY)
+    ask(ticking, "freeze")
+    firing, thawing = ticking.connection(), ticking.connection()
+    hold_frozen(firing, [])
+    with pytest.raises(RowLocked, match="the freeze"):
+        apply_batch_within(thawing, ticking, {"type": "thaw", "scope": "tenant"})
+    thawing.rollback()
+    firing.rollback()
+    apply_batch_within(thawing, ticking, {"type": "thaw", "scope": "tenant"})
+    late = in_background(lambda: hold_frozen(firing, []))
+    until_blocked(ticking, firing)
+    thawing.commit()
+    assert late.result(30) == []
+
+
+def test_timer_that_another_transaction_holds_keeps_the_thaw_open(ticking: ClockedDatabase) -> None:
+    submit(ticking, **MINUTELY)
+    ask(ticking, "freeze")
+    ticking.advance(MINUTE)
+    fire_all(ticking)
+    ask(ticking, "thaw")
+    holder = ticking.connection()
+    holder.execute("SELECT FROM timers FOR UPDATE")
+    thaws = Thaws(ticking.session(), ticking.installation)
+    thaws.step()
+    assert (ticking.count("freezes"), ticking.rows(HOLDS)) == (1, [("freeze",)])
+    holder.rollback()
+    release(ticking)
+    assert (ticking.count("freezes"), ticking.rows(HOLDS)) == (0, [(None,)])
+
+
+def test_run_whose_deadline_passes_under_a_freeze_says_frozen(ticking: ClockedDatabase) -> None:
+    for key, queue in (("job", "default"), ("other", "reports")):
+        submit(ticking, key, queue=queue, schedule_to_start="1m")
+    frozen, other = trigger(ticking), trigger(ticking, "other")
+    ask(ticking, "freeze", queue="default")
+    ticking.advance(2 * MINUTE)
+    assert Deadlines(ticking.session(), ticking.installation).step()[0] == 2
+    assert final_state(ticking, frozen) == ("timed_out", "frozen")
+    assert final_state(ticking, other) == ("timed_out", "schedule_to_start")
