@@ -35,6 +35,7 @@ _NOT_INHERITED = frozenset(
     {"PYTHONPATH", "TIDEWHEEL_DATABASE_URL", "TIDEWHEEL_KAFKA_BOOTSTRAP", "TIDEWHEEL_KAFKA_PROPERTIES"}
 )
 _SHOWN_OF_LOG = 5  # lines
+_NO_SCENARIO = "tidewheel: scenario: "
 
 
 def check_checkout(other: Path) -> Path:
@@ -55,13 +56,14 @@ def run(scenarios: Sequence[str], other: Path, *, rounds: int | None, options: O
     """Measure both builds in turns and print their ratios; returns whether all figures are there.
 
     Raises:
-        Refused: The other checkout cannot be used.
+        Refused: The other checkout cannot be used, or lacks a scenario.
         Unusable: A build gives no figures at all.
     """
     programs = {
         THIS: ([sys.executable, "-m", "tidewheel.control.cli"], _ROOT),
         OTHER: ([str(check_checkout(other))], other.absolute()),
     }
+    _check_scenarios(scenarios, *programs[OTHER])
     found, count = Comparison(), rounds or ROUNDS
     with runner.progress(2 * count) as report:
         for done, side in enumerate(sides(count)):
@@ -78,6 +80,24 @@ def run(scenarios: Sequence[str], other: Path, *, rounds: int | None, options: O
     for name, why in found.failed.items():
         print(f"tidewheel: bench {name}: {why}", file=sys.stderr)
     return not found.failed
+
+
+def _check_scenarios(scenarios: Sequence[str], command: Sequence[str], folder: Path) -> None:
+    """Refuse scenarios that the other build lacks, before the first turn.
+
+    Its command checks the scenarios first, and then refuses to compare with a folder that is no checkout.
+    """
+    done = subprocess.run(
+        [*command, "bench", *scenarios, "--against", os.devnull],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    for line in done.stderr.splitlines():
+        if line.startswith(_NO_SCENARIO):
+            problem = line.removeprefix(_NO_SCENARIO).partition(";")[0]
+            refuse("scenario", f"{problem} in {folder}", "leave it out, or name a newer checkout")
 
 
 def sides(rounds: int) -> list[str]:

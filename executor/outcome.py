@@ -13,6 +13,7 @@ from tidewheel.runs import AttemptOutcome
 from tidewheel.transitions.retry import FINAL_TIMEOUTS, timeout_message, timeout_of, timeout_type
 
 _TRACE_CHARACTERS = 32 * 1024
+_UNCUT_TIMES = 32  # a worker process keeps so much more: redaction does not shorten a text to a part so small
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +91,25 @@ def failed(
     )
 
 
+class _Limits:
+    """The characters that this process keeps of texts."""
+
+    message, trace = MAX_ERROR_CHARACTERS, _TRACE_CHARACTERS
+
+
+def leave_cuts_to_executor() -> None:
+    """Keep longer texts: only the executor knows what to redact, and a secret that is cut is not found."""
+    _Limits.message, _Limits.trace = MAX_ERROR_CHARACTERS * _UNCUT_TIMES, _TRACE_CHARACTERS * _UNCUT_TIMES
+
+
 def error_text(text: str) -> str:
     """Return an error's message as it is stored: redacted, cut, without what PostgreSQL cannot store."""
-    return _clean(redact(text))[:MAX_ERROR_CHARACTERS]
+    return _clean(redact(text))[: _Limits.message]
 
 
 def trace_text(text: str) -> str | None:
     """Return a traceback as it is stored: redacted, its end, without what PostgreSQL cannot store."""
-    return _clean(redact(text))[-_TRACE_CHARACTERS:] or None
+    return _clean(redact(text))[-_Limits.trace :] or None
 
 
 def timed_out(which: str, seconds: float) -> Outcome:

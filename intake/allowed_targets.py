@@ -2,6 +2,7 @@
 
 from tidewheel.errors import FieldError, InvalidInput
 from tidewheel.jobs.allow_lists import AllowLists
+from tidewheel.jobs.hosts import read_url
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.targets import HttpTargetSpec, KafkaTargetSpec, LambdaTargetSpec, ShellTargetSpec, TargetSpec
 
@@ -15,7 +16,7 @@ def ensure_allowed(target: TargetSpec, allow_lists: AllowLists) -> None:
     try:
         match target:
             case HttpTargetSpec():
-                allow_lists.check_url(target.url)
+                allow_lists.check_url(read_url(target.url))
             case KafkaTargetSpec():
                 allow_lists.check_topic(target.topic)
             case ShellTargetSpec():

@@ -115,15 +115,18 @@ def list_topics(queues: Queues = None, output: OutputOption = Output.TEXT) -> No
 
 def rotate_key(
     revoke: Annotated[  # noqa: FBT002
-        bool, typer.Option("--revoke", help="Delete all other keys at once, such as one that has become known.")
+        bool, typer.Option("--revoke", help="A key has become known: make all but the new one invalid at once.")
     ] = False,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Add a key that signs run messages, and delete all but the one before.
 
-    Services learn the new key by themselves; nothing has to be restarted. Messages of the key before stay valid until
-    the next rotation. Use --revoke if a key has become known: only the new one is valid then, and the sweep brings
-    the runs of older messages.
+    Relays sign each message that brings a run to executors. Executors run no message without a valid signature, so no
+    other client of Kafka can start a run. The database has the keys, and services read a new one within seconds:
+    nothing has to be restarted. Rotate the key as often as your rules for passwords require.
+
+    Messages of the key before stay valid until the next rotation. With --revoke executors leave them, and read their
+    runs from the database some seconds later: no run is lost.
     """
     with connect(Connections.load().database(), "tidewheel-topics") as connection:
         key_id = message_signatures.rotate_key(connection, revoke=revoke)

@@ -104,7 +104,7 @@ COMMANDS: Mapping[str, Command | Group] = {
             "release": Command(
                 "release",
                 "release",
-                "Release quarantined jobs, once their cause is corrected; catch_up decides what passed meanwhile.",
+                "Let quarantined jobs fire again, once the cause of their error is corrected.",
             ),
             "delete": Command("job_edit", "delete", "Delete a job; started runs finish, the rest are cancelled."),
             "trigger": Command("job_edit", "trigger", "Run a job once, now or later; print the run's id."),

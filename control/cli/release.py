@@ -25,10 +25,14 @@ def release(
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Release quarantined jobs, once their cause is corrected; catch_up decides what passed meanwhile.
+    """Let quarantined jobs fire again, once the cause of their error is corrected.
 
-    A job is quarantined when its own data fail as it is fired. Name jobs, or select all with an error, or all.
-    A job that fails again is quarantined again, and a repeat releases nothing twice.
+    A scheduler quarantines a job that it cannot fire, such as one whose time zone no longer exists. The job then fires
+    nothing more, and all others go on. `job list --quarantined` lists such jobs, and `job show KEY` has the error.
+    Name jobs by their keys, or select all whose error contains a text, or all.
+
+    A released job fires from where it stopped. Its catch_up decides about the occurrences that have passed meanwhile.
+    A job that fails again is quarantined again. The command can be repeated: it changes quarantined jobs only.
     """
     with requesting(tenant) as client, progress_bar("releasing", None) as on_progress:
         result = client.release(

@@ -30,6 +30,7 @@ from tidewheel.executor.isolation.protocol import (
 )
 from tidewheel.executor.outcome import NOT_STARTED, Outcome, failed
 from tidewheel.process.metrics import metrics
+from tidewheel.redaction import redact
 
 _LOG = logging.getLogger("tidewheel.executor")
 
@@ -41,7 +42,8 @@ _WARM_SECONDS = 5.0
 _START_SECONDS = 60.0  # for importing handlers on a busy machine; a process that takes longer hangs
 _DYING_SECONDS = 2.0  # SIGTERM, half a second, SIGKILL, and a busy machine
 _CLOSE_SECONDS = 5.0
-_ERROR_OUTPUT_BYTES = 2048  # of the output of a process that did not become ready
+_OUTPUT_CHARACTERS = 2048  # of the output of a process that did not become ready
+_KEPT_BYTES = 16 * _OUTPUT_CHARACTERS  # a secret that was cut in half is not among the characters that are shown
 
 
 @dataclass(eq=False)
@@ -233,7 +235,7 @@ class _WorkerThread:
 
         def keep(data: bytes) -> None:
             output.extend(data)
-            del output[:-_ERROR_OUTPUT_BYTES]
+            del output[:-_KEPT_BYTES]
 
         try:
             self._process = WorkerProcess(self._setup, self._wakeup)
@@ -247,7 +249,7 @@ class _WorkerThread:
                 return None
             problem = str(frame.head.get("error"))
         self._drop()
-        text = output.decode("utf-8", "replace").strip()
+        text = redact(output.decode("utf-8", "replace").strip())[-_OUTPUT_CHARACTERS:]
         return f"a worker process did not become ready: {problem}" + (f"; it wrote: {text}" if text else "")
 
     def _converse(self, queued: _QueuedAttempt) -> Outcome:

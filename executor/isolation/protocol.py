@@ -132,7 +132,7 @@ def outcome_frame(outcome: Outcome, *, spent: bool) -> Frame:
 
 
 def outcome_of(frame: Frame) -> Outcome:
-    """Return the outcome in a frame; its worker does not know what to redact."""
+    """Return the outcome in a frame; its worker does not know what to redact, and cuts no text before."""
     head = frame.head
     message, trace = cast("str | None", head["error_message"]), cast("str | None", head["trace"])
     after = cast("float | None", head["retry_after"])

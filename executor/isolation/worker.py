@@ -38,7 +38,7 @@ from tidewheel.executor.isolation.protocol import (
     previous_of,
     verify_saved,
 )
-from tidewheel.executor.outcome import CANCELLED, NOT_STARTED, Outcome, failed, from_exception
+from tidewheel.executor.outcome import CANCELLED, NOT_STARTED, Outcome, failed, from_exception, leave_cuts_to_executor
 from tidewheel.process import tracing
 
 _PR_SET_PDEATHSIG = 1  # Source: prctl(2)
@@ -66,6 +66,7 @@ class Worker:
         except (TidewheelError, OSError, ValueError) as error:
             self._send(Frame(Kind.UNREADY, {"error": str(error)}))
             sys.exit(1)
+        leave_cuts_to_executor()
         self._send(Frame(Kind.READY, {}))
         with asyncio.Runner() as loop:
             while True:

@@ -32,10 +32,10 @@ from tidewheel.executor.runners.echoes import redactor_of
 from tidewheel.executor.runners.http_client import HttpClient, NotRepeated, read_place
 from tidewheel.executor.runners.secret_store import SecretMissing, SecretRefused, SecretStore
 from tidewheel.jobs.allow_lists import AllowLists
-from tidewheel.jobs.hosts import read_url
+from tidewheel.jobs.hosts import TargetUrl
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.values import MAX_RESULT_BYTES
-from tidewheel.redaction import Redactor
+from tidewheel.redaction import Redactor, redact
 from tidewheel.schemas.generated.records import HttpTarget
 from tidewheel.settings.executor import ExecutorSettings
 from tidewheel.task_tokens import TASK_TOKEN_HEADER, task_token
@@ -93,8 +93,10 @@ def outcome_of_response(response: aiohttp.ClientResponse, body: bytes, url: str,
     permanent = status < 500 and status not in _RETRIED_4XX
     description = f"{url} answered {status} {sent.redact(response.reason or '')}"
     if status in _REDIRECTS and "location" in headers:
-        description += f", a redirect to {sent.redact(headers['location'])[:_SHOWN_CHARACTERS]}, which is not followed"
-    message = f"{description}: {text[:_SHOWN_CHARACTERS]}"
+        location = redact(sent.redact(headers["location"]))[:_SHOWN_CHARACTERS]
+        description += f", a redirect to {location}, which is not followed"
+    # Redacted before each cut, which could end within a secret.
+    message = f"{description}: {redact(text)[:_SHOWN_CHARACTERS]}"
     return failed(f"http_{status}", message, permanent=permanent, retry_after=_retry_after(headers))
 
 
@@ -187,15 +189,15 @@ class HttpRunner:
         if target is None:
             return failed("InvalidTarget", "the job's version has no HTTP target", permanent=True)
         try:
-            url, shown = read_place(target.url)
+            place = read_place(target.url)
         except InvalidValue as error:
             return failed("InvalidURL", str(error), permanent=True, not_started=True)
         try:
-            self._allow_lists.check_url(target.url)
+            self._allow_lists.check_url(place.parts)
         except InvalidValue as refusal:
             return failed("AddressRefused", str(refusal), permanent=True, not_started=True)
         try:
-            given = self._given(attempt, target)
+            given = self._given(attempt, target, place.parts)
         except (SecretMissing, SecretRefused) as error:  # one that is missing may come: the run is retried
             permanent = isinstance(error, SecretRefused)
             return failed(type(error).__name__, str(error), permanent=permanent, not_started=True)
@@ -205,15 +207,15 @@ class HttpRunner:
         seconds = min(CONNECT_SECONDS, attempt.start_to_close_seconds)
         request = self._client.request(
             target.method,
-            url,
-            headers=self._headers(attempt, target, given, url.raw_host or ""),
+            place.url,
+            headers=self._headers(attempt, target, given, place.url.raw_host or ""),
             content=attempt.payload,
             seconds=seconds,
             lease=attempt.lease,
         )
         try:
             async with request as response:
-                return await _outcome(response, target, shown, sent)
+                return await _outcome(response, target, place.shown, sent)
         except (AddressRefused, LeaseOver, LookUpTimedOut, NotRepeated, aiohttp.ClientError) as error:
             return _outcome_of_error(error, sent)
 
@@ -223,11 +225,11 @@ class HttpRunner:
             await self._client.close()
         await self._guard.close()
 
-    def _given(self, attempt: Attempt, target: HttpTarget) -> Mapping[str, str]:
+    def _given(self, attempt: Attempt, target: HttpTarget, url: TargetUrl) -> Mapping[str, str]:
         """Return the job's headers, with the values of secrets."""
         if not target.secret_headers:
             return target.headers
-        url, tenant = read_url(target.url), attempt.definition.tenant
+        tenant = attempt.definition.tenant
         values = {name: self._store.value(tenant, secret, url) for name, secret in target.secret_headers.items()}
         return {**target.headers, **values}
 

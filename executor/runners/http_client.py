@@ -28,7 +28,7 @@ from yarl import URL
 from tidewheel.executor.lease import Lease, LeaseOver
 from tidewheel.executor.runners.addresses import AddressGuard, AddressInfo, look_up_seconds
 from tidewheel.executor.runners.http_transport import LeasedTransport, Sending, Tls
-from tidewheel.jobs.hosts import read_url
+from tidewheel.jobs.hosts import TargetUrl, read_url
 
 _KEPT_CONNECTIONS = 200  # beyond those in use
 _KEPT_SECONDS = 30
@@ -44,8 +44,9 @@ _sending: ContextVar[Sending] = ContextVar("tidewheel_http_sending")
 
 
 class Place(NamedTuple):
-    """A target's URL as it is requested, and as messages show it: without its query, often secret."""
+    """A target's URL in parts, as it is requested, and as messages show it: without its query."""
 
+    parts: TargetUrl
     url: URL
     shown: str
 
@@ -259,14 +260,14 @@ def read_place(text: str) -> Place:
     Raises:
         InvalidValue: It is no URL with a host that can exist, or holds a user name.
 
-    >>> read_place("http://b\u00fccher.example/a%zzb%2f?q=%7e#part")
-    Place(url=URL('http://xn--bcher-kva.example/a%25zzb%2f?q=%7e'), shown='http://xn--bcher-kva.example/a%25zzb%2f')
+    >>> read_place("http://b\u00fccher.example/a%zzb%2f?q=%7e#part")[1:]
+    (URL('http://xn--bcher-kva.example/a%25zzb%2f?q=%7e'), 'http://xn--bcher-kva.example/a%25zzb%2f')
     """
     parts = read_url(text)
     authority = URL.build(scheme=parts.scheme, host=parts.host.text, port=parts.port).raw_authority
     shown = f"{parts.scheme}://{authority}{_escaped(parts.path or '/', _IN_PATH)}"
     query = f"?{_escaped(parts.query, _IN_QUERY)}" if parts.query else ""
-    return Place(URL(shown + query, encoded=True), shown)
+    return Place(parts, URL(shown + query, encoded=True), shown)
 
 
 def _escaped(text: str, kept: str) -> str:

@@ -16,10 +16,12 @@ from tidewheel.executor.programs.process import Program, ProgramEnd, ProgramStar
 from tidewheel.executor.programs.supervisor import LEASE_OVER, Command
 from tidewheel.jobs.allow_lists import is_within
 from tidewheel.jobs.invalid import InvalidValue
+from tidewheel.redaction import redact
 from tidewheel.schemas.generated.records import ShellTarget
 from tidewheel.settings.executor import ExecutorSettings
 
-_TAIL_BYTES = 2048  # of standard error in the message; this much is never cut
+_TAIL_CHARACTERS = 2048  # of standard error in the message; this much is never cut
+_KEPT_BYTES = 16 * _TAIL_CHARACTERS  # a secret that was cut in half is not among the characters that are shown
 _TAIL_LINES = 20
 _DRAIN_SECONDS = 1.0  # for reading its pipes: its processes are dead, only an unrelated one could keep them open
 _KILLED_SECONDS = 5.0  # after SIGKILL; longer only if the kernel hangs, as on a lost network disk
@@ -56,8 +58,8 @@ class ShellRunner:
 
         def write_error(data: bytes) -> None:
             attempt.write(data)
-            errors.extend(data[-_TAIL_BYTES:])
-            del errors[:-_TAIL_BYTES]
+            errors.extend(data[-_KEPT_BYTES:])
+            del errors[:-_KEPT_BYTES]
 
         command = Command(
             argv=target.argv,
@@ -171,5 +173,5 @@ def _outcome_of(ending: ProgramEnd, errors: bytes) -> Outcome:
 
 
 def _last_lines(errors: bytes) -> str:
-    lines = errors.decode("utf-8", "replace").strip().splitlines()
-    return "\n".join(lines[-_TAIL_LINES:])
+    lines = redact(errors.decode("utf-8", "replace").strip()).splitlines()
+    return "\n".join(lines[-_TAIL_LINES:])[-_TAIL_CHARACTERS:]

@@ -14,6 +14,7 @@ import pytest
 from tests.strict_types import ROOT
 from tidewheel.bench.measurement import Speed
 from tidewheel.bench.ratios import OTHER, THIS, Comparison, Turn, as_document, compare, words
+from tidewheel.control.cli.exit_codes import ExitCode
 
 PROGRAM = Path(".venv", "bin", "tidewheel")
 
@@ -63,7 +64,7 @@ def bench(*arguments: str) -> "subprocess.CompletedProcess[str]":
 @pytest.mark.process
 def test_folder_that_is_no_checkout_is_refused_with_a_remedy(tmp_path: Path) -> None:
     done = bench("fire", "--against", str(tmp_path))
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (ExitCode.REFUSED, "")
     said = f"--against: {tmp_path} is no checkout of Tidewheel; name the folder of a clone\n"
     assert done.stderr == f"tidewheel: {said}"
 
@@ -84,7 +85,7 @@ def checkout(folder: Path, program: str | None) -> Path:
 @pytest.mark.process
 def test_checkout_without_an_environment_is_refused_with_a_remedy(tmp_path: Path) -> None:
     done = bench("fire", "--against", str(checkout(tmp_path, None)))
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (ExitCode.REFUSED, "")
     said = f"--against: {tmp_path} has no .venv/bin/tidewheel; run make -C {tmp_path} setup\n"
     assert done.stderr == f"tidewheel: {said}"
 
@@ -93,8 +94,25 @@ def test_checkout_without_an_environment_is_refused_with_a_remedy(tmp_path: Path
 @pytest.mark.parametrize("more", [["--quick"], ["fire", "--plots", "plots"]], ids=["quick", "plots"])
 def test_options_that_do_not_compare_are_refused(more: list[str]) -> None:
     done = bench(*more, "--against", str(ROOT))
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (ExitCode.REFUSED, "")
     assert "--against: it compares named scenarios and draws no plots" in done.stderr
+
+
+@pytest.mark.process
+def test_scenario_that_the_other_build_lacks_is_refused_before_the_first_turn(tmp_path: Path) -> None:
+    program = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from tidewheel.bench import command
+command.NAMES = tuple(name for name in command.NAMES if name != "rolling")
+from tidewheel.control.cli.main import main
+main()
+"""
+    other = checkout(tmp_path, program)
+    done = bench("relay", "rolling", "--against", str(other))
+    assert (done.returncode, done.stdout) == (ExitCode.REFUSED, "")
+    remedy = "leave it out, or name a newer checkout"
+    assert done.stderr == f"tidewheel: scenario: there is no 'rolling' in {tmp_path}; {remedy}\n"
 
 
 @pytest.mark.kafka

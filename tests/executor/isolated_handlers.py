@@ -28,6 +28,13 @@ async def echo(context: tidewheel.Context, payload: object) -> object:
     return payload
 
 
+@tidewheel.handler("alone.refuse", isolation="process")
+def refuse(context: tidewheel.Context, payload: object) -> None:
+    """Raise an error with the payload in its text."""
+    del context
+    raise ValueError(payload)
+
+
 @tidewheel.handler("alone.environment", isolation="process")
 def environment(context: tidewheel.Context, payload: object) -> list[str]:
     """Return what its process and that of its supervisor have in their environments."""

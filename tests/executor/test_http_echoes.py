@@ -80,3 +80,12 @@ def test_literal_credential_of_an_older_job_is_redacted() -> None:
     headers = {"X-Api-Key": CANARY, "X-Day": "monday"}
     old = HttpTarget(method="POST", url="http://a.example", headers=headers)
     assert redactor_of(old, headers).redact(f"monday {CANARY}") == f"monday {REDACTED}"
+
+
+@pytest.mark.parametrize("kept", [5, 12, 20])
+def test_secret_of_a_known_form_at_the_cut_of_a_message_is_redacted(kept: int) -> None:
+    """Its form ends behind the cut: `user:password` is none without the `@` and the host."""
+    url = "https://ann:canary-of-a-url@example.org/"
+    outcome, _ = outcome_of(Answer(500, f"{'x' * (1023 - len('https://ann:') - kept)} {url}".encode()))
+    assert outcome.error_message is not None
+    assert "canary"[:5] not in outcome.error_message

@@ -30,8 +30,9 @@ from tidewheel.executor.isolation.pool import WorkerPool
 from tidewheel.executor.isolation.process import Setup
 from tidewheel.executor.outcome import CANCELLED, RELEASED, Outcome, timed_out
 from tidewheel.executor.runners.python import PythonRunner, modules_of
-from tidewheel.jobs.values import MAX_RESULT_BYTES
+from tidewheel.jobs.values import MAX_ERROR_CHARACTERS, MAX_RESULT_BYTES
 from tidewheel.local.stack import StackInfo
+from tidewheel.redaction import protect
 from tidewheel.runs import AttemptOutcome
 
 pytestmark = pytest.mark.process
@@ -482,3 +483,18 @@ def test_heartbeats_of_a_worker_are_saved(executing: Executing) -> None:
         assert executing.ended(run_id).result == b"[null,null]"
     found = executing.database.rows("SELECT progress, checkpoint FROM run_inputs WHERE run_id = %s", [run_id])
     assert found == [(b'{"done":1}', b'{"next":2}')]
+
+
+@pytest.mark.parametrize("shown", [5, 20])
+def test_secret_at_the_cut_of_an_isolated_handlers_error_is_redacted(shown: int) -> None:
+    """The worker process does not know the secret: a half of it would pass the executor's redaction."""
+    secret = "canary-of-an-isolated-handler"
+    protect(secret)
+    outcome = run("refuse", f"{'x' * (MAX_ERROR_CHARACTERS - shown)}{secret}{'y' * 32_768}")
+    assert outcome.error_message is not None
+    assert len(outcome.error_message) == MAX_ERROR_CHARACTERS
+    assert outcome.trace is not None
+    # The cut of a traceback is at its beginning.
+    of_trace = run("refuse", f"{secret}{'y' * (32_768 - len('ValueError: ') - shown)}").trace
+    for text in (outcome.error_message, outcome.trace, of_trace or ""):
+        assert not any(secret[at : at + 5] in text for at in range(len(secret) - 4))

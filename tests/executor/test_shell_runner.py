@@ -28,6 +28,7 @@ from tidewheel.executor.outcome import Outcome
 from tidewheel.executor.programs.process import ProgramEnd, ProgramStarter
 from tidewheel.executor.programs.supervisor import Command
 from tidewheel.executor.runners.shell import ShellRunner
+from tidewheel.redaction import protect
 from tidewheel.runs import AttemptOutcome
 from tidewheel.settings.executor import ExecutorSettings
 
@@ -461,3 +462,12 @@ def test_program_and_its_daemon_are_killed_with_the_executor() -> None:
         process.send_signal(signal.SIGKILL)
         process.wait(PATIENCE_SECONDS)
         until(lambda: all(gone(pid) for pid in pids), "both are dead")
+
+
+def test_secret_at_the_cut_of_standard_error_is_redacted() -> None:
+    secret = "canary-of-a-program"
+    protect(secret)
+    outcome, _ = run(python(f"import sys; sys.exit({secret!r} + 'y' * 2040)"))
+    assert outcome.error_message is not None
+    assert len(outcome.error_message) == 2048
+    assert "program" not in outcome.error_message

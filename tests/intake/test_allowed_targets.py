@@ -10,6 +10,7 @@ from tests.transitions.acts import about, apply_batch, submission, submit
 from tidewheel.control.client.bulk_load import BulkLoader, JobText
 from tidewheel.control.client.client import Client
 from tidewheel.errors import Refused
+from tidewheel.jobs.hosts import read_url
 from tidewheel.schemas.generated.records import Reply, ReplyStatus
 from tidewheel.settings.connections import Connections
 
@@ -112,5 +113,5 @@ def test_one_file_serves_every_process(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("TIDEWHEEL_CONFIG", str(file))
     lists = Connections.load().allow_lists()
     lists.check_program(["/bin/echo", "--days=1,2"], None, {})
-    lists.check_url("http://a.example:8080/")
+    lists.check_url(read_url("http://a.example:8080/"))
     assert lists.ports == {8080}

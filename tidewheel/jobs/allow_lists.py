@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from tidewheel.jobs.hosts import Host, read_host, read_ipv6, read_url
+from tidewheel.jobs.hosts import Host, TargetUrl, read_host, read_ipv6
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.validation import shown
 
@@ -167,13 +167,12 @@ class AllowLists:
     folders: tuple[str, ...] = ()
     variables: Collection[str] = ()
 
-    def check_url(self, text: str) -> None:
+    def check_url(self, url: TargetUrl) -> None:
         """Check the host and the port of an HTTP target.
 
         Raises:
-            InvalidValue: It may not be called, or is no URL.
+            InvalidValue: It may not be called.
         """
-        url = read_url(text)
         if not self.allow_private and url.host.is_local:
             problem = f"{url.host.text} is an address that targets must not reach"
             raise InvalidValue(problem=problem, remedy="TIDEWHEEL_HTTP_ALLOW_PRIVATE allows it", path="url")

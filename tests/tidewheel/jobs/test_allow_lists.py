@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tidewheel.jobs import allow_lists as module
 from tidewheel.jobs.allow_lists import AllowLists, ProgramPattern
+from tidewheel.jobs.hosts import read_url
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.settings.connections import Connections
 
@@ -19,7 +20,7 @@ def lists(**settings: object) -> AllowLists:
 
 def called(url: str, **settings: object) -> bool:
     try:
-        lists(**settings).check_url(url)
+        lists(**settings).check_url(read_url(url))
     except InvalidValue:
         return False
     return True

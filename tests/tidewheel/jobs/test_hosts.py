@@ -45,7 +45,7 @@ BROKEN = [
 def refusal(url: str) -> str:
     """Return why a submit with this URL is refused: when it is read, or by the allow-lists."""
     try:
-        AllowLists(ports=None).check_url(url)
+        AllowLists(ports=None).check_url(read_url(url))
     except InvalidValue as error:
         return str(error)
     return ""
@@ -55,7 +55,7 @@ def refusal(url: str) -> str:
 def test_spelling_of_a_private_address_is_refused_at_submit(host: str) -> None:
     for url in (f"http://{host}/", f"https://{host}:8443/x?y"):
         assert "targets must not reach" in refusal(url)
-        AllowLists(ports=None, allow_private=True).check_url(url)
+        AllowLists(ports=None, allow_private=True).check_url(read_url(url))
 
 
 @pytest.mark.parametrize("host", SPELLINGS)
