@@ -396,6 +396,31 @@ SELECT r.run_id
  ORDER BY r.run_id DESC
  LIMIT %(limit)s
 
+-- name: find_unfired
+-- Returns the spans and the skipped runs of a job that end after an instant, the newest first.
+-- Index: skips_by_job, by job in every partition, walked backwards. No lock.
+-- Why: a span may begin long before; the newest 5,000 are read, as for one instant.
+SELECT *
+  FROM (
+    SELECT near.first_at AS at, near.last_at, near.occurrences, near.is_exact AS exact, near.reason, '' AS words
+      FROM (
+        SELECT s.* FROM skips AS s
+         WHERE s.job_id = %(job_id)s AND s.first_at <= %(now)s
+         ORDER BY s.first_at DESC
+         LIMIT 5000
+      ) AS near
+     WHERE near.last_at >= %(since)s
+     UNION ALL
+    (SELECT r.scheduled_at, r.scheduled_at, 1, true, coalesce(r.reason, r.state), ''
+       FROM runs AS r
+      WHERE r.job_id = %(job_id)s AND r.cause = 'timer' AND r.state = %(skipped)s
+        AND r.scheduled_at BETWEEN %(since)s AND %(now)s
+      ORDER BY r.scheduled_at DESC
+      LIMIT %(limit)s)
+  ) AS unfired
+ ORDER BY at DESC
+ LIMIT %(limit)s
+
 -- name: find_runs_of_job
 -- Returns a page of run ids of a job, the newest instant first.
 -- Index: job_runs_by_job and by job in every partition, walked backwards. No lock.

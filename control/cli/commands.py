@@ -117,7 +117,11 @@ COMMANDS: Mapping[str, Command | Group] = {
             "preview": Command(
                 "occurrences", "preview", "Show what an unsaved job would do, from a file or from flags."
             ),
-            "explain": Command("occurrences", "explain", "Explain why a job did or did not fire at an instant."),
+            "explain": Command(
+                "occurrences",
+                "explain",
+                "Explain why a job did or did not fire: the last due instant and the next, or any other.",
+            ),
             "skip": Command("occurrences", "skip", "Skip one future occurrence of a job."),
             "move": Command("occurrences", "move", "Move one future occurrence of a job to another time."),
             "unskip": Command("occurrences", "unskip", "Undo a skip or a move of a future occurrence."),

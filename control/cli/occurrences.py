@@ -21,35 +21,56 @@ from tidewheel.control.cli.output import (
     print_table,
     wrapped,
 )
-from tidewheel.control.cli.tables import Cell
-from tidewheel.control.cli.time_options import Tz, read_instant, rfc3339, utc_and_local
+from tidewheel.control.cli.tables import Cell, seconds_text
+from tidewheel.control.cli.time_options import Tz, read_duration, read_instant, rfc3339, utc_and_local
 from tidewheel.control.explain import explain as explanations
 from tidewheel.control.explain import preview as previews
+from tidewheel.control.explain import recent
 from tidewheel.control.explain.explanation import AttemptFacts, Explanation, OccurrenceOutcome
 from tidewheel.control.explain.preview import Preview
 from tidewheel.control.explain.upcoming import MAX_SHOWN, UpcomingOccurrence, upcoming
 from tidewheel.control.reads.jobs import show_job
-from tidewheel.errors import UnknownJob
+from tidewheel.errors import UnknownJob, refuse
 from tidewheel.postgres.session import Conn
 from tidewheel.settings.connections import Connections
 
-AnyInstant = Annotated[str, typer.Option("--at", metavar="TIME", help="Any past or future instant.")]
+AnyInstant = Annotated[str | None, typer.Option("--at", metavar="TIME", help="Any past or future instant.")]
 At = Annotated[str, typer.Option("--at", metavar="TIME", help="The occurrence's nominal instant.")]
 
 
 def explain(
     key: Key,
     *,
-    at: AnyInstant,
+    at: AnyInstant = None,
+    last: Annotated[
+        str | None,
+        typer.Option(metavar="DURATION", help="List all of a time such as 24h that did not fire."),
+    ] = None,
+    number: Annotated[
+        int, typer.Option("-n", metavar="N", min=1, max=recent.MAX_UNFIRED, help="With --last: show at most this many.")
+    ] = 50,
     timezone: Tz = None,
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Explain why a job did or did not fire at an instant."""
-    instant = read_instant(at, "--at", timezone)
+    """Explain why a job did or did not fire: the last due instant and the next, or any other."""
+    if at is not None and last is not None:
+        refuse("--last", "it looks back from now, and --at names an instant", "leave one of them out")
+    instant = None if at is None else read_instant(at, "--at", timezone)
+    span = None if last is None else read_duration(last, "--last")
     misfire_after = Connections.load().misfire_after
     with reading() as connection:
-        found = explanations.explain(connection, tenant, key, instant, misfire_after=misfire_after)
+        if instant is not None:
+            found = explanations.explain(connection, tenant, key, instant, misfire_after=misfire_after)
+            _print_explanation(found, timezone, output)
+        elif span is not None:
+            unfired = recent.unfired(connection, tenant, key, span, limit=number, misfire_after=misfire_after)
+            _print_unfired(unfired, timezone, output)
+        else:
+            _print_around(recent.around(connection, tenant, key, misfire_after=misfire_after), timezone, output)
+
+
+def _print_explanation(found: Explanation, timezone: str | None, output: Output) -> None:
     if output is not Output.TEXT:
         print_document(found, output)
         return
@@ -63,6 +84,36 @@ def explain(
     if found.run is not None and found.run.attempts:
         typer.echo("")
         print_table(("attempt", "outcome", "began", "ended", "error"), map(_attempt_row, found.run.attempts))
+
+
+def _print_around(found: recent.Around, timezone: str | None, output: Output) -> None:
+    if output is not Output.TEXT:
+        print_document(found, output)
+        return
+    parts = [each for each in (found.last, found.next) if each is not None] or [found.present]
+    for number, each in enumerate(parts):
+        if number:
+            typer.echo("")
+        _print_explanation(each, timezone, output)
+    if found.next is None and found.last is not None:
+        typer.echo("\nno further occurrence")
+
+
+def _print_unfired(found: recent.UnfiredOccurrences, timezone: str | None, output: Output) -> None:
+    if output is not Output.TEXT:
+        print_document(found, output)
+        return
+    if not found.unfired:
+        typer.echo(f"every occurrence since {seconds_text(found.since)} fired")
+        return
+    zone = timezone or found.zone
+    for each in found.unfired:
+        few = str(each.occurrences) if each.exact else f"more than {each.occurrences}"
+        span = f", {few} until {utc_and_local(each.last_at, zone)}" if each.last_at != each.at else ""
+        typer.echo(wrapped(f"{utc_and_local(each.at, zone)}{span}: {each.reason.replace('_', ' ')}", "  "))
+        typer.echo(wrapped(f"  {each.words}", "  "))
+    if found.has_more:
+        typer.echo("more: add -n, or write a shorter --last")
 
 
 def skip(

@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar, Literal, TypeAlias
 from pydantic import BeforeValidator
 
 from tidewheel.jobs.invalid import InvalidValue, UnreadableValue
+from tidewheel.jobs.peer_words import our_field
 from tidewheel.jobs.strict_json import Json, as_list, as_object
 from tidewheel.jobs.validation import StrictModel, shown, validate
 from tidewheel.jobs.values import Instant, format_timestamp, microseconds, span
@@ -137,7 +138,8 @@ def read_schedule(value: object) -> ScheduleSpec:
             problem=f"it has {' and '.join(kinds)}; a schedule has one kind", remedy="split it into several jobs"
         )
     if not kinds:
-        raise InvalidValue(problem=f"it has {_names(given)}, which is not a kind of schedule", remedy=_EXAMPLES)
+        ours = next(filter(None, (our_field(name, _KINDS) for name in given)), _EXAMPLES)
+        raise InvalidValue(problem=f"it has {_names(given)}, which is not a kind of schedule", remedy=ours)
     return validate(_KINDS[kinds[0]], given)
 
 

@@ -17,6 +17,7 @@ from pydantic_core import ErrorDetails
 
 from tidewheel.errors import FieldError
 from tidewheel.jobs.invalid import InvalidValue, UnreadableValue
+from tidewheel.jobs.peer_words import our_field, our_value
 from tidewheel.jobs.strict_json import as_object
 
 MAX_FIELDS = 100  # three times as many as any model has; a hostile object is refused before its names are read
@@ -174,6 +175,8 @@ def _unknown(name: str, model: type[StrictModel]) -> tuple[str, str]:
     if place := model.elsewhere.get(name):
         return f"{name!r} does not belong here", place
     known = [field.alias or name for name, field in model.model_fields.items()]
+    if len(name) <= _LONGEST_NAME and (remedy := our_field(name, known)):
+        return f"there is no field {shown(name)}", remedy
     near = get_close_matches(name, [*known, *model.later], n=1) if len(name) <= _LONGEST_NAME else []
     remedy = f"did you mean {near[0]!r}?" if near else f"the known fields are {', '.join(known)}"
     return f"there is no field {shown(name)}", remedy
@@ -183,7 +186,10 @@ def _none_of(name: str, value: object, expected: str, model: type[StrictModel]) 
     if isinstance(value, str) and value in model.later_values.get(name, ()):
         return f"{value!r} is not yet available in this release", f"write {expected}"
     known = expected.replace("'", "").replace(" or ", ", ").split(", ")
-    near = get_close_matches(value, known, n=1) if isinstance(value, str) and len(value) <= _LONGEST_NAME else []
+    if not isinstance(value, str) or len(value) > _LONGEST_NAME:
+        return f"{shown(value)} is not valid", f"write {expected}"
+    ours = our_value(name, value, known)
+    near = [ours] if ours else get_close_matches(value, known, n=1)
     return f"{shown(value)} is not valid", f"did you mean {near[0]!r}?" if near else f"write {expected}"
 
 

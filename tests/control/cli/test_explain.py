@@ -62,3 +62,47 @@ def test_instant_without_an_occurrence_is_explained_with_its_neighbours(nightly:
 def test_unknown_job_is_refused(nightly: ClockedDatabase) -> None:
     [refusal] = tidewheel(nightly, "job", "explain", "weekly", "--at", "2026-03-30T12:00:00Z").refusals
     assert refusal.startswith("key: tenant 'default' has no job 'weekly'")
+
+
+def test_key_alone_explains_the_last_due_instant_and_the_next(nightly: ClockedDatabase) -> None:
+    first = tidewheel(nightly, "job", "explain", "nightly", *BERLIN).lines
+    assert first[0].startswith("nightly at 2026-03-29T01:00:00Z"), "nothing was due before the job was created"
+    nightly.advance(timedelta(hours=3))
+    fire_due(nightly)
+    found = json_output(nightly, "job", "explain", "nightly")
+    assert (found["last"]["at"], found["last"]["outcome"]) == ("2026-03-29T01:00:00Z", "fired")
+    assert (found["next"]["at"], found["next"]["outcome"]) == ("2026-03-30T00:30:00Z", "scheduled")
+    lines = tidewheel(nightly, "job", "explain", "nightly").lines
+    assert [line.rpartition(": ")[2] for line in lines if line.startswith("nightly at ")] == ["fired", "scheduled"]
+
+
+def test_manual_job_alone_is_explained(nightly: ClockedDatabase) -> None:
+    assert tidewheel(nightly, "job", "create", "by-hand", "--manual", "--handler", "h").code == 0
+    nightly.advance(timedelta(seconds=1))
+    assert any("manual" in line for line in tidewheel(nightly, "job", "explain", "by-hand").lines)
+
+
+def test_everything_that_did_not_fire_is_listed_with_its_reason(nightly: ClockedDatabase) -> None:
+    def unfired(*flags: object) -> list[tuple[str, str]]:
+        found = json_output(nightly, "job", "explain", "nightly", "--last", *flags)
+        return [(each["at"], each["reason"]) for each in found["unfired"]]
+
+    assert unfired("24h") == []
+    assert tidewheel(nightly, "job", "explain", "nightly", "--last", "24h").lines == [
+        "every occurrence since 2026-03-27T23:00:00Z fired"
+    ]
+    assert tidewheel(nightly, "job", "skip", "nightly", "--at", "2026-03-29T01:00:00Z").code == 0
+    nightly.advance(timedelta(days=1))
+    fire_due(nightly)
+    assert unfired("24h") == [("2026-03-29T01:00:00Z", "manual")]
+    assert tidewheel(nightly, "job", "pause", "nightly").code == 0
+    nightly.advance(timedelta(days=2))
+    fire_due(nightly)
+    assert unfired("48h") == [("2026-03-30T00:30:00Z", "paused")]
+    assert tidewheel(nightly, "job", "resume", "nightly").code == 0
+    fire_due(nightly)
+    assert unfired("72h") == [("2026-03-30T00:30:00Z", "paused"), ("2026-03-29T01:00:00Z", "manual")]
+    lines = tidewheel(nightly, "job", "explain", "nightly", "--last", "72h", *BERLIN).lines
+    assert lines[0].startswith("2026-03-30T00:30:00Z  Mon 2026-03-30T02:30:00+02:00 CEST")
+    [refusal] = tidewheel(nightly, "job", "explain", "nightly", "--last", "1d", "--at", "now").refusals
+    assert refusal.startswith("--last: ")

@@ -339,6 +339,7 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     "read_skips_at": {"at": _NOON},
     "read_overrides_around": {"at": _NOON, "cursor_at": _NOON},
     "find_chain": {"at": _NOON},
+    "find_unfired": {"since": _NOON, "skipped": RunState.SKIPPED, "limit": 51},
     "find_runs_ahead": {"states": [RunState.QUEUED], "limit": 10},
     "read_versions": {"before": 9, "limit": 21},
     "list_jobs": _JOBS,
@@ -379,7 +380,7 @@ _HOT = {
         read_logs read_run list_jobs last_job_looked_at show_job count_backfilled read_job_position
         read_versions_near read_runs_at
         read_attempts_of read_skips_at read_overrides_around find_active_run
-        find_chain find_runs_ahead read_versions read_two_versions
+        find_chain find_runs_ahead find_unfired read_versions read_two_versions
         find_runs find_runs_of_job find_failed_runs read_runs show_run read_past_attempts list_dead_letters
     """,
 }

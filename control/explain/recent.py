@@ -1,0 +1,141 @@
+"""`explain` without an instant: the last and the next occurrence, or all that did not fire."""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from psycopg.rows import class_row
+
+from tidewheel.control.explain.explain import explain
+from tidewheel.control.explain.explanation import MISFIRE_AFTER, Explanation, OccurrenceOutcome
+from tidewheel.control.reads.job_position import read_job_position
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+from tidewheel.runs import RunState
+
+_FIND_UNFIRED = Statements("tidewheel.control")["find_unfired"]
+
+MAX_UNFIRED = 1_000
+_HELD = (OccurrenceOutcome.PAUSED, OccurrenceOutcome.WAITING)
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """The occurrences around the present.
+
+    Args:
+        key: The job.
+        now: The database's clock.
+        last: The last due occurrence; None if there was none.
+        next: The next occurrence; None if there is none.
+        present: The present instant, whose words say why there is no occurrence.
+    """
+
+    key: str
+    now: datetime
+    last: Explanation | None
+    next: Explanation | None
+    present: Explanation
+
+
+@dataclass(frozen=True, slots=True)
+class Unfired:
+    """An occurrence that did not fire, or a span of them.
+
+    Args:
+        at: Its nominal instant; of a span the first.
+        last_at: The last instant of a span; the same as `at` for one occurrence.
+        occurrences: How many.
+        exact: False if there are more than that.
+        reason: The ledger's word for the reason; `paused` or `waiting` if nothing is recorded yet.
+        words: The reason in sentences, of the first.
+    """
+
+    at: datetime
+    last_at: datetime
+    occurrences: int
+    exact: bool
+    reason: str
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class UnfiredOccurrences:
+    """The occurrences of a time that did not fire.
+
+    Args:
+        key: The job.
+        zone: The zone of its schedule.
+        since: The begin of the time.
+        now: Its end: the database's clock.
+        unfired: The newest first.
+        has_more: True if there are more than the limit.
+    """
+
+    key: str
+    zone: str
+    since: datetime
+    now: datetime
+    unfired: tuple[Unfired, ...]
+    has_more: bool
+
+
+def around(connection: Conn, tenant: str, key: str, *, misfire_after: timedelta = MISFIRE_AFTER) -> Around:
+    """Explain the last due occurrence of a job and the next one.
+
+    Raises:
+        UnknownJob: There is no such job and never was one.
+    """
+    now = read_job_position(connection, tenant, key).now
+
+    def explained(at: datetime | None) -> Explanation | None:
+        return None if at is None else explain(connection, tenant, key, at, misfire_after=misfire_after)
+
+    present = explain(connection, tenant, key, now, misfire_after=misfire_after)
+    is_due_now = present.outcome is not OccurrenceOutcome.NO_OCCURRENCE and present.version is not None
+    return Around(key, now, present if is_due_now else explained(present.before), explained(present.after), present)
+
+
+def unfired(
+    connection: Conn,
+    tenant: str,
+    key: str,
+    span: timedelta,
+    *,
+    limit: int = 50,
+    misfire_after: timedelta = MISFIRE_AFTER,
+) -> UnfiredOccurrences:
+    """Return the occurrences of the last `span` that did not fire, the newest first, each with its reason.
+
+    Args:
+        connection: Reads in REPEATABLE READ, so that all rows are of one snapshot.
+        tenant: The tenant.
+        key: The job.
+        span: How far to look back.
+        limit: How many rows at most; a long span of occurrences is one row.
+        misfire_after: How late an occurrence may be before it is missed: the scheduler's setting.
+
+    Raises:
+        UnknownJob: There is no such job and never was one.
+    """
+    job = read_job_position(connection, tenant, key)
+    since = job.now - span
+
+    def words(at: datetime) -> Explanation:
+        return explain(connection, tenant, key, at, misfire_after=misfire_after)
+
+    columns: dict[str, object] = {
+        "job_id": job.job_id, "since": since, "now": job.now, "skipped": RunState.SKIPPED, "limit": limit + 1
+    }  # fmt: skip
+    with connection.cursor(row_factory=class_row(Unfired), binary=True) as cursor:
+        recorded = cursor.execute(_FIND_UNFIRED, columns).fetchall()
+    found = [
+        Unfired(each.at, each.last_at, each.occurrences, each.exact, each.reason, words(each.at).words)
+        for each in recorded[:limit]
+    ]
+    present = words(job.now)
+    if job.cursor_at is not None and job.cursor_at <= job.now:
+        held = words(job.cursor_at)
+        if held.outcome in _HELD:
+            last = present.before if present.before and present.before > held.at else held.at
+            found.insert(0, Unfired(held.at, last, 1, last == held.at, held.outcome, held.words))
+    return UnfiredOccurrences(key, present.zone, since, job.now, tuple(found), len(recorded) > limit)

@@ -1,0 +1,74 @@
+"""Words of other schedulers: the refusal of a field or a value names Tidewheel's."""
+
+import pytest
+
+from tidewheel.errors import InvalidInput
+from tidewheel.jobs.parsing import parse_request
+
+
+def refused(document: dict[str, object]) -> dict[str, str]:
+    """Return the remedy for each refused field."""
+    with pytest.raises(InvalidInput) as refusal:
+        parse_request(document)
+    return {error.path: error.remedy for error in refusal.value.errors}
+
+
+def submitted(**job: object) -> dict[str, str]:
+    """Return the remedies of a job."""
+    document = {"key": "k", "schedule": "manual", "target": "h", **job}
+    found = refused({"type": "job.submit", "job": document})
+    return {path.removeprefix("job."): remedy for path, remedy in found.items()}
+
+
+@pytest.mark.parametrize(
+    ("word", "ours"),
+    [
+        ("concurrencyPolicy", "overlap"),  # Kubernetes
+        ("startingDeadlineSeconds", "window"),
+        ("backoffLimit", "max_attempts"),
+        ("suspend", "paused"),
+        ("timeZone", "timezone"),
+        ("taskQueue", "queue"),  # Temporal
+        ("startToCloseTimeout", "start_to_close"),
+        ("retryPolicy", "retry"),
+        ("catchupWindow", "window"),
+        ("MaxAttempts", "max_attempts"),  # River
+        ("ScheduledAt", "run_at"),
+        ("Tags", "labels"),
+        ("worker", "target"),  # Oban
+        ("schedule_in", "delay"),
+        ("queue_name", "queue"),
+        ("kwargs", "payload"),  # Celery
+        ("max_retries", "max_attempts"),
+        ("countdown", "delay"),
+        ("eta", "run_at"),
+        ("misfireInstruction", "catch_up"),  # Quartz
+        ("cronExpression", "cron"),
+        ("jobDataMap", "payload"),
+        ("rrule", "cron"),  # iCalendar
+    ],
+)
+def test_refusal_of_a_peers_field_names_ours(word: str, ours: str) -> None:
+    assert ours in submitted(**{word: "x"})[word]
+
+
+def test_field_inside_its_own_object_is_named_alone() -> None:
+    assert submitted(retry={"maximumAttempts": 3})["retry.maximumAttempts"].startswith("write it as max_attempts")
+    assert submitted(schedule={"cron": "0 8 * * *", "tz": "UTC"})["schedule.tz"] == "write it as timezone"
+    assert "write it as cron" in submitted(schedule={"cronExpression": "0 8 * * *"})["schedule"]
+    remedies = refused({"type": "job.trigger", "key": "k", "args": [1], "countdown": 5})
+    assert remedies == {"args": "write it as payload", "countdown": "write it as delay"}
+
+
+@pytest.mark.parametrize(
+    ("value", "ours"),
+    [("Forbid", "skip"), ("Replace", "cancel_other"), ("Allow", "allow_all"),
+     ("SCHEDULE_OVERLAP_POLICY_BUFFER_ONE", "buffer_one"), ("BufferAll", "buffer_all")],
+)  # fmt: skip
+def test_refusal_of_a_peers_overlap_policy_names_ours(value: str, ours: str) -> None:
+    assert submitted(overlap=value)["overlap"] == f"did you mean {ours!r}?"
+
+
+def test_our_own_word_is_known_in_any_spelling() -> None:
+    for word, ours in (("startAt", "start_at"), ("onFailure", "on_failure"), ("max-attempts", "max_attempts")):
+        assert ours in submitted(**{word: 1})[word]
