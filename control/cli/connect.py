@@ -138,8 +138,11 @@ def _reach(home: Path | None) -> _Reached:
         return _Reached(stack.database_url, stack.kafka, stack)
     settings = Connections.load()
     url, kafka = settings.database(), settings.kafka_config()
-    is_local = stack is not None and (url, kafka["bootstrap.servers"]) == (stack.database_url, stack.bootstrap)
-    return _Reached(url, kafka, stack if is_local else None)
+    # A shell that has evaluated `tidewheel env` has the same address, with the password in a file.
+    addresses = (stack.database_url, _without_password(stack.database_url)) if stack else ()
+    if stack is not None and url in addresses and kafka["bootstrap.servers"] == stack.bootstrap:
+        return _Reached(stack.database_url, stack.kafka, stack)
+    return _Reached(url, kafka, None)
 
 
 def _running(home: Path | None) -> "StackInfo | None":

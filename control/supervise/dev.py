@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import platformdirs
-
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.local_stack import make_stack, start_stack
 from tidewheel.control.supervise.dev_lock import DevLock
@@ -79,7 +77,16 @@ async def run_dev(options: DevOptions, log: Log) -> bool:
                 info = await _start(stack, lock, supervisor, log)
                 if info is not None:
                     supervisor.release()
-                    showing = asyncio.create_task(_show(supervisor, log, info, f"http://{host}:{port}", began))
+                    showing = asyncio.create_task(
+                        _show(
+                            supervisor,
+                            log,
+                            info,
+                            f"http://{host}:{port}",
+                            began,
+                            named_home=options.home is not None,
+                        )
+                    )
                     await supervisor.wait_stopping()
                     showing.cancel()
             finally:
@@ -129,7 +136,7 @@ class _StopRequested(StackError):
     """A stop was requested while the stack starts."""
 
 
-async def _show(supervisor: Supervisor, log: Log, info: StackInfo, api: str, began: float) -> None:
+async def _show(supervisor: Supervisor, log: Log, info: StackInfo, api: str, began: float, *, named_home: bool) -> None:
     await supervisor.wait_settled()
     handlers = supervisor.last_report("executor").handlers
     facts: Mapping[str, object] = {
@@ -139,12 +146,11 @@ async def _show(supervisor: Supervisor, log: Log, info: StackInfo, api: str, beg
         "handlers": handlers,
         "seconds": round(monotonic_seconds() - began, 1),
     }
-    log.banner(_banner(info, api, handlers, began), "ready", facts)
+    log.banner(_banner(info, api, handlers, began, named_home=named_home), "ready", facts)
 
 
-def _banner(info: StackInfo, api: str, handlers: Sequence[str], began: float) -> list[str]:
+def _banner(info: StackInfo, api: str, handlers: Sequence[str], began: float, *, named_home: bool) -> list[str]:
     target = f"--handler {handlers[0]}" if handlers else "--url https://example.org/"
-    is_default = info.data_dir == platformdirs.user_data_path("tidewheel")
     return [
         f"Tidewheel is ready, after {monotonic_seconds() - began:.1f} s.",
         "",
@@ -155,7 +161,7 @@ def _banner(info: StackInfo, api: str, handlers: Sequence[str], began: float) ->
         f"  data        {info.data_dir}",
         "",
         "Next, in another terminal:",
-        *([] if is_default else [f"  export {HOME_VARIABLE}={shlex.quote(str(info.data_dir))}"]),
+        *([f"  export {HOME_VARIABLE}={shlex.quote(str(info.data_dir))}"] if named_home else []),
         f"  tidewheel job create first --manual {target}",
         "  tidewheel job trigger first",
         "  tidewheel run list",

@@ -10,6 +10,7 @@ import queue
 import sys
 import threading
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TextIO
 
@@ -61,11 +62,11 @@ class Log:
 
     def close(self) -> None:
         """Write what waits, for at most two seconds."""
-        try:
+        with suppress(queue.Full):
+            if self._dropped:
+                self._lines.put(self._omission(), timeout=_FLUSH_SECONDS)
             self._lines.put(None, timeout=_FLUSH_SECONDS)
-        except queue.Full:
-            return
-        self._writer.join(_FLUSH_SECONDS)
+            self._writer.join(_FLUSH_SECONDS)
 
     def _put(self, service: str, record: Mapping[str, object]) -> None:
         self._queue(self._line(service, record))
@@ -78,12 +79,15 @@ class Log:
     def _queue(self, line: str) -> None:
         try:
             if self._dropped:
-                message = f"{self._dropped} lines dropped: this log is not read fast enough"
-                self._lines.put_nowait(self._line(self._name, {"time": _now(), "level": "warning", "message": message}))
+                self._lines.put_nowait(self._omission())
                 self._dropped = 0
             self._lines.put_nowait(line)
         except queue.Full:
             self._dropped += 1
+
+    def _omission(self) -> str:
+        message = f"{self._dropped} lines dropped: this log is not read fast enough"
+        return self._line(self._name, {"time": _now(), "level": "warning", "message": message})
 
     def _write(self) -> None:
         readable = True

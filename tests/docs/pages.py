@@ -6,14 +6,19 @@ An HTML comment on the line before the fence marks a block:
 | --- | --- | --- |
 | `<!-- run -->` | `sh` | the commands run in the page's shell, in which `export`, `cd` and `&` last to its end |
 | `<!-- run -->` | `python` | the program runs as a file, by `python` in that shell |
+| `<!-- terminal: FIRST … LAST -->` | `sh` | the command runs in a terminal of its own, until Ctrl-C |
 | `<!-- file: NAME -->` | any | the text is written to a file of that name |
 | `<!-- output -->` | any | compared with the standard output of the block before it |
 | `<!-- record: NAME -->` | any | compared with a real record (`test_records.py`) |
+
+The page goes on when a terminal shows the text LAST; its output begins with FIRST. Ctrl-C is pressed before the next
+such block and at the end of the page.
 
 Values that differ between runs are shown as in one run: before the comparison every UUID, instant (with its day) and
 port is replaced on both sides. `…` matches any text within a line.
 """
 
+import base64
 import os
 import re
 import secrets
@@ -24,8 +29,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.fixtures.terminal import CTRL_C, Terminal
+
 _BLOCK = re.compile(
-    r"^<!-- (?P<what>run|output|(?:file|record): (?P<name>[^\n]+?)) -->\n```(?P<language>\w+)\n(?P<text>.*?)^```$",
+    r"^<!-- (?P<what>run|output|(?:file|record|terminal): (?P<name>[^\n]+?)) -->\n"
+    r"```(?P<language>\w+)\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
 _VARYING = (
@@ -44,8 +52,8 @@ class Block:
 
     Args:
         line: Line of its fence in the page.
-        what: `run`, `output`, `file` or `record`.
-        name: Of the file or the record.
+        what: `run`, `output`, `terminal`, `file` or `record`.
+        name: Of the file or the record, or the texts of the terminal.
         language: As the fence says.
         text: Its content.
     """
@@ -83,6 +91,7 @@ class Shell:
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
         self._folder = folder
+        self._terminal: Terminal | None = None
         with (folder / "stderr.log").open("wb") as errors:
             self._process = subprocess.Popen(
                 ["bash", "--norc"],  # noqa: S607 - the reader's
@@ -110,6 +119,32 @@ class Shell:
         assert status == 0, f"exit status {status} of the block at line {block.line}:\n{printed}{self.errors()}"
         return printed
 
+    def open_terminal(self, block: Block) -> str:
+        """Run a block in a terminal, in place of the one before; return what it shows from the first text on."""
+        self.close_terminal()
+        first, _, last = block.name.partition(" … ")
+        # With the variables that the page's shell has exported by now.
+        exported, _ = self._execute("env -0 | base64 -w 0")
+        pairs = (pair.partition("=") for pair in base64.b64decode(exported).decode().split("\0") if pair)
+        command = ["bash", "--norc", "-c", block.text]
+        self._terminal = Terminal(command, folder=self._folder, environment={name: value for name, _, value in pairs})
+        screen = self._terminal.until(last, after=first)
+        return (
+            first
+            + screen[: screen.index(last) + len(last)]
+            + screen[screen.index(last) + len(last) :].partition("\n")[0]
+        )
+
+    def close_terminal(self) -> None:
+        """Press Ctrl-C in the terminal, after which the command ends without an error."""
+        if self._terminal is not None:
+            terminal, self._terminal = self._terminal, None
+            terminal.press(CTRL_C)
+            try:
+                assert terminal.wait() == 0, terminal.screen
+            finally:
+                terminal.close()
+
     def write(self, block: Block) -> None:
         """Write a block to its file."""
         (self._folder / block.name).write_text(block.text, encoding="utf-8")
@@ -120,6 +155,7 @@ class Shell:
 
     def close(self) -> None:
         """End its processes and wait for them."""
+        self.close_terminal()
         if self._process.poll() is None:
             self._execute("kill $(jobs -p) 2>/dev/null; wait\n")
         assert self._process.stdin is not None

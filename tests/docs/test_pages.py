@@ -8,6 +8,7 @@ import pytest
 
 from tests.docs.pages import Shell, blocks, fits
 from tests.strict_types import ROOT
+from tidewheel.local.lock import locked
 from tidewheel.local.stack import LocalStack, StackInfo
 from tidewheel.settings.kafka_client import client_variables
 from tidewheel.testing.plugin import DATABASE_VARIABLE, KAFKA_VARIABLE
@@ -29,13 +30,22 @@ def test_blocks_of_a_page_run_and_print_the_shown_output(
         KAFKA_VARIABLE: info.bootstrap,
         **{name: value for name, value in client_variables(info.kafka).items() if "BOOTSTRAP" not in name},
     }
-    shell, printed = Shell(tmp_path, environment), ""
+    # Pages in other workers have the same stack, on which one `tidewheel dev` may run.
+    with locked(stack.home / "tests.lock"):
+        follow(page, Shell(tmp_path, environment))
+
+
+def follow(page: str, shell: Shell) -> None:
+    """Run the blocks of a page in their order."""
+    printed = ""
     try:
         for block in blocks(ROOT / page):
             if block.what == "file":
                 shell.write(block)
             elif block.what == "run":
                 printed = shell.run(block)
+            elif block.what == "terminal":
+                printed = shell.open_terminal(block)
             else:
                 assert fits(block.text, printed), f"{page}:{block.line} shows\n{block.text}\nand got\n{printed}"
     finally:
@@ -45,5 +55,5 @@ def test_blocks_of_a_page_run_and_print_the_shown_output(
 @pytest.mark.parametrize("page", PAGES)
 def test_page_has_blocks_that_run(page: str) -> None:
     found = [block.what for block in blocks(ROOT / page)]
-    assert found.count("run") >= 3
+    assert found.count("run") + found.count("terminal") >= 3
     assert found.count("output") >= 2

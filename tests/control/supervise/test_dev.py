@@ -1,0 +1,283 @@
+"""`tidewheel dev` in a real terminal, on the tests' stack unless the test is about the stack."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.fixtures.services import until
+from tests.fixtures.terminal import CTRL_C, Terminal, terminal
+from tidewheel.clock import monotonic_seconds
+from tidewheel.local.lock import locked
+from tidewheel.local.ports import free_port
+from tidewheel.local.stack import LocalStack, StackInfo, running_stack
+
+pytestmark = [pytest.mark.slow, pytest.mark.kafka]
+
+TIDEWHEEL = str(Path(sys.executable).parent / "tidewheel")
+READY = "Ctrl-C stops all"
+ROLES = ("intake", "scheduler", "relay", "executor", "api")
+HANDLERS = """
+import threading
+
+import greeting
+import tidewheel
+
+
+@tidewheel.handler("dev-greet")
+def greet(ctx, payload):
+    return greeting.TEXT
+
+
+@tidewheel.handler("dev-hang")
+def hang(ctx, payload):
+    print("hanging", flush=True)
+    threading.Event().wait(600)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "shop.py").write_text(HANDLERS)
+    (tmp_path / "greeting.py").write_text('TEXT = "hello"\n')
+    return tmp_path
+
+
+@pytest.fixture
+def home(stack: LocalStack, info: StackInfo) -> Iterator[Path]:
+    """The home of the tests' stack, on which no other worker runs `dev` meanwhile."""
+    del info  # it runs
+    with locked(stack.home / "tests.lock"):
+        yield stack.home
+        for handler in ("dev-greet", "dev-hang"):  # the database is that of the pages' tests too
+            subprocess.run(
+                [TIDEWHEEL, "job", "delete", handler], env=variables(stack.home), capture_output=True, check=False
+            )
+
+
+def variables(home: Path, **more: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("TIDEWHEEL_", "PG"))}
+    return {
+        **kept,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}",
+        "TERM": "xterm",
+        "TIDEWHEEL_HOME": str(home),
+        "TIDEWHEEL_API_PORT": str(free_port()),
+        **more,
+    }
+
+
+@contextmanager
+def dev(folder: Path, home: Path, *flags: str, **more: str) -> Generator[Terminal]:
+    """Run `tidewheel dev` until it is ready."""
+    command = ["tidewheel", "dev", "--handlers", "shop", *flags]
+    with terminal(command, folder=folder, environment=variables(home, **more)) as opened:
+        opened.until(READY)
+        yield opened
+
+
+def command(home: Path, *arguments: str) -> str:
+    done = subprocess.run([TIDEWHEEL, *arguments], env=variables(home), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def result_of(home: Path, handler: str = "dev-greet") -> str:
+    """Trigger a job of a handler, and return the result of its run."""
+    trigger(home, handler)
+    code = f"""
+import tidewheel
+with tidewheel.Client() as client:
+    print(client.runs.wait(client.trigger({handler!r})).result.decode())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=variables(home), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def trigger(home: Path, handler: str) -> None:
+    """Make the job of a handler."""
+    subprocess.run(
+        [TIDEWHEEL, "job", "create", handler, "--manual", "--handler", handler],
+        env=variables(home),
+        capture_output=True,
+        check=False,
+    )
+
+
+def services_of(opened: Terminal) -> list[psutil.Process]:
+    """Return the processes of its services: not those of the stack."""
+    children = psutil.Process(opened.pid).children(recursive=True)
+    return [child for child in children if "tidewheel.control.supervise.child" in " ".join(child.cmdline())]
+
+
+def service(opened: Terminal, role: str) -> psutil.Process:
+    [found] = [process for process in services_of(opened) if role in process.cmdline()]
+    return found
+
+
+def test_first_run_succeeds_and_ctrl_c_keeps_the_data(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    home = tmp_path_factory.mktemp("dev-home")
+    try:
+        with dev(folder, home) as opened:
+            assert "dev-greet, dev-hang" in opened.screen
+            assert opened.colours
+            assert result_of(home) == '"hello"'
+            opened.press(CTRL_C)
+            assert opened.wait() == 0
+            assert f"stopped; the data in {home} is kept" in opened.screen
+        assert running_stack(home) is None
+        assert not LocalStack(home).status().is_running
+        with dev(folder, home) as opened:
+            assert "dev-greet" in command(home, "job", "list")
+            services = services_of(opened)
+            opened.signal(signal.SIGKILL)
+            psutil.wait_procs(services, timeout=10)
+            assert not [process for process in services if process.is_running()]
+        assert running_stack(home) is not None
+        with dev(folder, home) as opened:  # it stops the stack that the killed one had started
+            assert result_of(home) == '"hello"'
+            opened.press(CTRL_C)
+            assert opened.wait() == 0
+        assert not LocalStack(home).status().is_running
+    finally:
+        LocalStack(home).down(erase=True)
+
+
+def test_saved_files_replace_the_executor_and_errors_do_not(folder: Path, home: Path) -> None:
+    with dev(folder, home) as opened:
+        first = service(opened, "executor")
+        assert result_of(home) == '"hello"'
+        (folder / "shop.py").write_text(HANDLERS.replace("def greet(ctx", "def greet(ctx,,"))
+        shown = opened.until("goes on with those before")
+        assert f"SyntaxError: invalid syntax ({folder}/shop.py, line 9)" in shown
+        assert result_of(home) == '"hello"'
+        assert service(opened, "executor") == first
+        (folder / "shop.py").write_text(HANDLERS)
+        opened.until("executor started", after="handlers changed")
+        assert service(opened, "executor") != first
+        (folder / "new.py").write_text('TEXT = "moin"\n')
+        before = opened.screen
+        (folder / "new.py").replace(folder / "greeting.py")  # as editors save; a module that the handlers import
+        opened.until("executor started", after=before)
+        assert result_of(home) == '"moin"'
+        opened.press(CTRL_C)
+        assert opened.wait() == 0
+    assert running_stack(home) is not None  # it ran before
+
+
+def test_faulty_handlers_at_the_start_wait_for_their_correction(folder: Path, home: Path) -> None:
+    (folder / "shop.py").write_text("import missing_module\n")
+    command = ["tidewheel", "dev", "--handlers", "shop"]
+    with terminal(command, folder=folder, environment=variables(home)) as opened:
+        shown = opened.until(READY)
+        assert "No module named 'missing_module'" in shown
+        assert "there is no executor until they are corrected" in shown
+        (folder / "shop.py").write_text(HANDLERS)
+        opened.until("executor started")
+        assert result_of(home) == '"hello"'
+        opened.press(CTRL_C)
+        assert opened.wait() == 0
+
+
+def test_a_service_that_dies_starts_again(folder: Path, home: Path) -> None:
+    with dev(folder, home) as opened:
+        killed = service(opened, "scheduler")
+        killed.kill()
+        opened.until("scheduler started", after="scheduler ended by SIGKILL; it starts again in 0.5 s")
+        assert service(opened, "scheduler") != killed
+        opened.signal(signal.SIGTERM)
+        assert opened.wait() == 0
+
+
+def test_a_service_that_fails_at_once_ends_dev_with_its_last_lines(folder: Path, home: Path) -> None:
+    command = ["tidewheel", "dev", "--handlers", "shop"]
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        flags = ["--metrics-port", str(port - 2)]  # the third role's
+        with terminal([*command, *flags], folder=folder, environment=variables(home)) as opened:
+            shown = opened.until("relay has failed 5 times at once and last ended with exit code 1: all is stopped")
+            assert shown.count("relay ended with exit code 1; it starts again") == 4
+            assert opened.wait() == 1
+            assert f"port {port}" in opened.screen.partition("all is stopped")[2]
+        assert not psutil.pid_exists(opened.pid)
+
+
+def test_a_second_dev_is_refused_and_a_closed_window_stops_the_first(folder: Path, home: Path) -> None:
+    with dev(folder, home) as opened:
+        services = services_of(opened)
+        second = ["tidewheel", "dev", "--handlers", "shop"]
+        with terminal(second, folder=folder, environment=variables(home)) as other:
+            assert other.wait() == 1
+            assert f"`tidewheel dev` runs already on the stack in {home} (pid {opened.pid}" in other.screen
+        opened.close_window()
+        assert opened.wait() == 0
+        assert not [process for process in services if process.is_running()]
+
+
+def test_a_port_in_use_is_named_with_its_process(folder: Path, home: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        environment = variables(home, TIDEWHEEL_API_PORT=str(port))
+        with terminal(["tidewheel", "dev"], folder=folder, environment=environment) as opened:
+            assert opened.wait() == 1
+            assert f"TIDEWHEEL_API_PORT: port {port} is in use by " in opened.screen
+            assert f"(pid {os.getpid()})" in opened.screen
+
+
+def test_a_second_ctrl_c_ends_at_once(folder: Path, home: Path) -> None:
+    with dev(folder, home, TIDEWHEEL_DRAIN_TIMEOUT="60s") as opened:
+        trigger(home, "dev-hang")
+        command(home, "job", "trigger", "dev-hang")
+        opened.until("hanging")
+        services = services_of(opened)
+        opened.press(CTRL_C)
+        opened.until("executor   stop requested")
+        began = monotonic_seconds()
+        opened.press(CTRL_C)
+        assert opened.wait() == 130
+        assert monotonic_seconds() - began < 5
+        psutil.wait_procs(services, timeout=10)
+        assert not [process for process in services if process.is_running()]
+
+
+def test_without_a_terminal_every_line_is_json(folder: Path, home: Path) -> None:
+    log = folder / "dev.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [TIDEWHEEL, "dev", "--handlers", "shop"],
+            cwd=folder,
+            env=variables(home),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=output,
+        )
+    try:
+        until(lambda: '"message": "ready"' in log.read_text(), "dev is ready")
+        process.terminate()
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert {line["service"] for line in lines} == {"dev", *ROLES}
+    assert all({"time", "level", "message"} <= set(line) for line in lines)
+    [ready] = [line for line in lines if line["message"] == "ready"]
+    assert ready["handlers"] == ["dev-greet", "dev-hang"]
+    ends = [line["service"] for line in lines if line["message"].startswith("stop requested")]
+    assert set(ends[:3]) == {"api", "intake", "scheduler"}
+    assert ends[3:] == ["executor", "relay"]
