@@ -16,6 +16,7 @@ import pytest
 from tests.fixtures.services import until
 from tests.fixtures.terminal import CTRL_C, Terminal, terminal
 from tidewheel.clock import monotonic_seconds
+from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.local.lock import locked
 from tidewheel.local.ports import free_port
 from tidewheel.local.stack import LocalStack, StackInfo, running_stack
@@ -234,7 +235,7 @@ def test_a_port_in_use_is_named_with_its_process(folder: Path, home: Path) -> No
         port = taken.getsockname()[1]
         environment = variables(home, TIDEWHEEL_API_PORT=str(port))
         with terminal(["tidewheel", "dev"], folder=folder, environment=environment) as opened:
-            assert opened.wait() == 1
+            assert opened.wait() == ExitCode.REFUSED
             assert f"TIDEWHEEL_API_PORT: port {port} is in use by " in opened.screen
             assert f"(pid {os.getpid()})" in opened.screen
 

@@ -13,8 +13,8 @@ from urllib.request import urlopen
 
 import psutil
 import pytest
+from psycopg.conninfo import make_conninfo
 
-from tests.fixtures.database import Database
 from tests.fixtures.services import Fleet, until
 from tidewheel.local.ports import free_port
 from tidewheel.settings.kafka_client import client_variables
@@ -98,10 +98,11 @@ def test_no_service_outlives_a_killed_unit(fleet: Fleet) -> None:
         assert not [service for service in services if service.is_running()]
 
 
-def test_a_unit_ends_with_an_error_if_a_service_cannot_be_kept_running(fleet: Fleet, database: Database) -> None:
-    del database
-    with run(fleet, "--roles", "scheduler,relay", TIDEWHEEL_DATABASE_URL=f"{fleet.database.url}&dbname=none") as unit:
-        assert unit.process.wait(60) == 1
+def test_a_unit_ends_with_an_error_if_a_service_cannot_be_kept_running(fleet: Fleet) -> None:
+    url = make_conninfo(fleet.database.url, dbname="none")
+    with run(fleet, "--roles", "scheduler,relay", TIDEWHEEL_DATABASE_URL=url) as unit:
+        until(lambda: unit.process.poll() is not None, f"the unit ends: {unit.lines()}")
+        assert unit.process.wait() == 1
         failed = [line for line in unit.lines("run") if "has failed 5 times at once" in line["message"]]
         assert failed
         assert 'database "none" does not exist' in failed[0]["error"]
