@@ -33,6 +33,7 @@ from tidewheel.schemas.definitions import needs
 from tidewheel.schemas.generated.records import JobDefinition, RunRequest
 from tidewheel.transitions.claim import Claim, Claimed, Started, claim_runs, claim_uniform, contest_runs, read_claims
 from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.run_events import append_started
 from tidewheel.transitions.run_messages import Definitions
 
 _LOG = logging.getLogger("tidewheel.executor")
@@ -276,6 +277,7 @@ class Claimer:
             with self._session.transaction() as connection:
                 self._lock_lease(connection)
                 claimed = write(connection, claims)
+                append_started(connection, self._installation, claimed.started, self._executor_id)
                 failpoint("claim.before_commit")
         except CommitUnknown as error:
             # Notified although the commit is uncertain: a needless wake-up costs less than a late grace period.

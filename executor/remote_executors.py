@@ -35,6 +35,7 @@ from tidewheel.schemas.generated.records import JobDefinition, RunRequest
 from tidewheel.transitions.cancel_signals import Signal
 from tidewheel.transitions.claim import Claim, Started, claim_runs, read_claims
 from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.run_events import append_started
 from tidewheel.transitions.run_messages import Definitions, build_requests, read_definitions
 
 _LOG = logging.getLogger("tidewheel.executor")
@@ -311,6 +312,7 @@ def claim_remotely(connection: Conn, installation: Installation, claim: RemoteCl
     claims = [*claim.claims, *_swept_claims(swept, claim)]
     connection.execute(_STORE_CLAIM_SEQ, {"executor_id": claim.executor_id, "claim_seq": claim.number})
     claimed = claim_runs(connection, installation, claims, executor_id=claim.executor_id)
+    append_started(connection, installation, claimed.started, claim.executor_id)
     failpoint("claim.before_commit")
     source = "sweep" if claim.sweep else "message"
     metrics.count("claims", len(claimed.started), "won", source)

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, TypeAlias
 import psycopg
 from confluent_kafka import Message
 
-from tidewheel.errors import FieldError, UndecodableMessage
+from tidewheel.errors import FieldError, Refused, UndecodableMessage
 from tidewheel.intake.apply import BLOCKS_CLAIMS, apply_requests
 from tidewheel.intake.lock_wait import CancelNeedsClaims
 from tidewheel.intake.request import ReceivedRequest, rejected_unread, reply_row, type_by_name
 from tidewheel.jobs.invalid import UnreadableValue
-from tidewheel.jobs.parsing import RequestRefused, parse_request, request_identity
+from tidewheel.jobs.parsing import RequestIdentity, RequestRefused, parse_request, request_identity
 from tidewheel.jobs.requests import RunComplete
 from tidewheel.jobs.strict_json import MAX_DOCUMENT_BYTES, read_value
 from tidewheel.jobs.values import MAX_ERROR_CHARACTERS, MAX_RESULT_BYTES
@@ -179,10 +179,10 @@ def _apply_requests(
             rows.append(reply_row(installation, reply, one.reply_key, one.encoding, now, about=one.job_id))
         elif isinstance(one, UndecodableMessage):
             rows.append(_dead_letter(connection, installation, message, str(one), now))
+            if (key := _bytes(message.key())) is not None and len(key) <= _MAX_OTHER_BYTES:
+                rows.append(_rejection(installation, message, *_undecodable(key, one), now))
         else:
-            reply = rejected_unread(one.identity, one, origin_of(message))
-            metrics.count("requests", 1, reply.type, reply.status)
-            rows.append(reply_row(installation, reply, _bytes(message.key()), _encoding(_bytes(message.value())), now))
+            rows.append(_rejection(installation, message, one.identity, one, now))
     return rows
 
 
@@ -200,6 +200,25 @@ def _trace(spans: "Spans", received: ReceivedRequest, reply: Reply, traceparent:
         "tidewheel.run_id": reply.run_id or "",
     }
     spans.request(traceparent, origin.topic, began, about)
+
+
+def _rejection(
+    installation: Installation, message: Message, identity: RequestIdentity, refused: Refused, now: datetime
+) -> OutboxRow:
+    reply = rejected_unread(identity, refused, origin_of(message))
+    metrics.count("requests", 1, reply.type, reply.status)
+    return reply_row(installation, reply, _bytes(message.key()), _encoding(_bytes(message.value())), now)
+
+
+def _undecodable(key: bytes, error: UndecodableMessage) -> tuple[RequestIdentity, Refused]:
+    """Return the identity and the error of the reply to a dead-lettered message."""
+    try:
+        name = key.decode()
+    except UnicodeDecodeError:
+        name = None  # the reply's own key has the bytes
+    refused = Refused([FieldError("", str(error), "send it again as a request; the message is among the dead letters")])
+    refused.code = "undecodable"
+    return RequestIdentity(None, None, None, name, None), refused
 
 
 def _apply_target_replies(

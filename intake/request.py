@@ -115,6 +115,12 @@ class ReceivedRequest:
         name = self.request.request_id or self._coordinates()
         return name.encode() if name else None
 
+    @property
+    def requested_from(self) -> str | None:
+        """Coordinates of its message as text; None if it did not come from Kafka."""
+        origin = self.origin
+        return None if origin is None else f"{origin.topic}/{origin.partition}/{origin.offset}"
+
     def _coordinates(self) -> str | None:
         if self.origin is None:
             return None

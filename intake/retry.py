@@ -33,6 +33,7 @@ def _request(received: ReceivedRequest) -> RetryRequest:
         delay=request.delay,
         traceparent=request.traceparent,
         request_id=request.request_id,
+        requested_from=received.requested_from,
     )
 
 

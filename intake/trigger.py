@@ -85,6 +85,7 @@ def _run(received: ReceivedRequest, job: SharedJob, now: datetime) -> NewRun:
         definition=job.definition,
         inputs=None if inputs == _NOTHING else inputs,
         request_id=request.request_id,
+        requested_from=received.requested_from,
     )
 
 

@@ -34,7 +34,8 @@ CREATE TABLE job_runs (
     external_deadline_at timestamptz,
     parent_run_id        uuid,
     root_run_id          uuid,
-    request_id           text
+    request_id           text,
+    requested_from       text
 ) WITH (
     -- A claim makes the row longer and changes no indexed column. With room for a second version of each row it stays
     -- on its page and touches no index (docs/performance.md).
@@ -50,6 +51,7 @@ COMMENT ON COLUMN job_runs.publish_at IS 'the earliest time of a claim; infinity
 COMMENT ON COLUMN job_runs.deadline_at IS 'the earliest timeout that the scheduler enforces: schedule_to_start until an attempt starts, schedule_to_close_at, external_deadline_at, an external heartbeat';
 COMMENT ON COLUMN job_runs.executor_id IS 'the executor that owns the attempt; of a waiting run the one that started it';
 COMMENT ON COLUMN job_runs.claimed_from IS 'the message of the last claim as topic/partition/offset@timestamp, or sweep; null while the executor keeps it, until the attempt ends';
+COMMENT ON COLUMN job_runs.requested_from IS 'the message of the request that created the run as topic/partition/offset; null if it did not come through Kafka';
 COMMENT ON COLUMN job_runs.schedule_to_close_at IS 'the time at which schedule_to_close expires';
 COMMENT ON COLUMN job_runs.external_deadline_at IS 'the time limit for the external completion of a waiting run';
 CREATE INDEX job_runs_due ON job_runs (queue, lane, publish_at);
@@ -81,7 +83,8 @@ CREATE TABLE finished_runs (
     root_run_id   uuid,
     request_id    text,
     reason        text,
-    error_type    text
+    error_type    text,
+    requested_from text
 ) PARTITION BY RANGE (finished_at);
 COMMENT ON TABLE finished_runs IS 'each partition has a unique index on run_id as well';
 COMMENT ON COLUMN finished_runs.started_at IS 'the start of the last attempt; null if the run ended between two attempts, or before the first';
@@ -91,12 +94,12 @@ CREATE INDEX finished_runs_by_job ON finished_runs (job_id, scheduled_at);
 CREATE VIEW runs AS
 SELECT run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, publish_at, created_at, started_at,
        NULL::timestamptz AS finished_at, state, attempt, executor_id, claimed_from, parent_run_id, root_run_id, request_id,
-       NULL::text AS reason, NULL::text AS error_type, deadline_at
+       NULL::text AS reason, NULL::text AS error_type, deadline_at, requested_from
   FROM job_runs
  UNION ALL
 SELECT run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, publish_at, created_at, started_at,
        finished_at, state, attempt, executor_id, claimed_from, parent_run_id, root_run_id, request_id,
-       reason, error_type, NULL::timestamptz
+       reason, error_type, NULL::timestamptz, requested_from
   FROM finished_runs;
 
 -- The inputs of a run beyond its job's version, and the progress of its attempt. Most runs have no row here.

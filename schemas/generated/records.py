@@ -837,6 +837,8 @@ class RunCompleted:
         sequence: Position of this event among the events of the run, ascending.
         late_ms: For a caught-up occurrence: time from its instant to the creation of the run, in milliseconds.
         reason: Reason of a skip or a cancellation, or the timeout that fired, such as `start_to_close`.
+        request_id: Id of the request that created the run; null without one.
+        origin: Position in Kafka of the request that created the run; null if it did not come through Kafka.
     """
 
     event_id: str
@@ -863,6 +865,8 @@ class RunCompleted:
     sequence: int
     late_ms: int | None = None
     reason: str | None = None
+    request_id: str | None = None
+    origin: RequestOrigin | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -130,6 +130,8 @@ _set_run_completed_root_run_id = slot(RunCompleted, "root_run_id")
 _set_run_completed_sequence = slot(RunCompleted, "sequence")
 _set_run_completed_late_ms = slot(RunCompleted, "late_ms")
 _set_run_completed_reason = slot(RunCompleted, "reason")
+_set_run_completed_request_id = slot(RunCompleted, "request_id")
+_set_run_completed_origin = slot(RunCompleted, "origin")
 _set_job_definition_tenant = slot(JobDefinition, "tenant")
 _set_job_definition_job_id = slot(JobDefinition, "job_id")
 _set_job_definition_job_key = slot(JobDefinition, "job_key")
@@ -1416,7 +1418,7 @@ def read_request(data: bytes, at: int = 10) -> tuple[Request, int]:
     return record, at
 
 
-RUN_COMPLETED_HEADER = bytes.fromhex("c301a1c410fd071d37bd")
+RUN_COMPLETED_HEADER = bytes.fromhex("c3017459ee57351c252d")
 
 
 def run_completed(
@@ -1444,6 +1446,8 @@ def run_completed(
     sequence: int,
     late_ms: int | None,
     reason: str | None,
+    request_id: str | None,
+    origin: RequestOrigin | None,
 ) -> bytes:
     """Return the whole message that carries one RunCompleted of these fields."""
     return b"".join(
@@ -1478,6 +1482,8 @@ def run_completed(
             LONGS[sequence],
             b"\0" if late_ms is None else b"\2" + LONGS[late_ms],
             b"\0" if reason is None else b"\2" + LONGS[len(raw := reason.encode())] + raw,
+            b"\0" if request_id is None else b"\2" + LONGS[len(raw := request_id.encode())] + raw,
+            b"\0" if origin is None else b"\2" + _request_origin(origin),
         )
     )
 
@@ -1509,6 +1515,8 @@ def encode_run_completed(record: RunCompleted) -> bytes:
         record.sequence,
         record.late_ms,
         record.reason,
+        record.request_id,
+        record.origin,
     )
 
 
@@ -1624,6 +1632,19 @@ def read_run_completed(data: bytes, at: int = 10) -> tuple[RunCompleted, int]:
         if n & 0x81:
             n, at = size_at(data, at - 1)
         reason = data[at : (at := at + (n >> 1))].decode()
+    request_id: str | None = None
+    n, at = data[at], at + 1
+    if n:
+        require_value(n)
+        n, at = data[at], at + 1
+        if n & 0x81:
+            n, at = size_at(data, at - 1)
+        request_id = data[at : (at := at + (n >> 1))].decode()
+    origin: RequestOrigin | None = None
+    n, at = data[at], at + 1
+    if n:
+        require_value(n)
+        origin, at = _read_request_origin(data, at)
     record = _blank(RunCompleted)
     _set_run_completed_event_id(record, event_id)
     _set_run_completed_run_id(record, run_id)
@@ -1649,6 +1670,8 @@ def read_run_completed(data: bytes, at: int = 10) -> tuple[RunCompleted, int]:
     _set_run_completed_sequence(record, sequence)
     _set_run_completed_late_ms(record, late_ms)
     _set_run_completed_reason(record, reason)
+    _set_run_completed_request_id(record, request_id)
+    _set_run_completed_origin(record, origin)
     return record, at
 
 

@@ -16,6 +16,7 @@ from tidewheel.schemas.generated.records import (
     JobSubmission,
     Reply,
     Request,
+    RequestOrigin,
     RequestType,
     ScheduleSubmission,
     TargetSubmission,
@@ -105,7 +106,11 @@ def test_unreadable_message_is_dead_lettered_unchanged_with_its_offset(
     name = request.node.callspec.id.replace(" ", "-").replace("'", "")
     before = undecodable()
     offset = between_two_good_ones(requests, bad, name)
-    assert [reply.status for reply in requests.replies(name.encode())] == ["accepted", "accepted"]
+    first, refused, last = requests.replies(name.encode())
+    assert [first.status, refused.status, last.status] == ["accepted", "rejected", "accepted"]
+    assert (refused.code, refused.key, refused.type) == ("undecodable", name, RequestType.UNKNOWN)
+    assert reason in refused.errors[0].problem
+    assert refused.origin == RequestOrigin(topic=requests.topics.requests, partition=0, offset=offset)
     [kept] = requests.database.rows(
         'SELECT kind, topic, partition, key, value, reason FROM dead_letters WHERE "offset" = %s', [offset]
     )

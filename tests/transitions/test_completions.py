@@ -1,15 +1,19 @@
 """Completion events of a batch: each has its own headers and ids."""
 
 from dataclasses import replace
+from uuid import UUID
 
 import pytest
 
 from tests.fixtures.database import Database
 from tests.transitions.acts import EXECUTOR, begin, begun, completions, end, ending, submit, trigger
+from tidewheel.intake.apply import apply_requests
+from tidewheel.intake.request import ReceivedRequest
+from tidewheel.jobs.parsing import parse_request
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.runs import RunState
 from tidewheel.schemas.codec import decode, encode_json
-from tidewheel.schemas.generated.records import RunCompleted
+from tidewheel.schemas.generated.records import RequestOrigin, RunCompleted
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
 
@@ -75,3 +79,17 @@ def test_completions_name_the_executor_of_each_run(database: Database) -> None:
         str(held.run_id): (str(EXECUTOR), held.started_at, None),
         str(waiting): (None, None, "asked"),
     }
+
+
+@pytest.mark.parametrize("state", [RunState.SUCCEEDED, RunState.FAILED])
+def test_completion_names_the_request_that_created_its_run(database: Database, state: RunState) -> None:
+    submit(database)
+    origin = RequestOrigin(topic="tidewheel.requests", partition=3, offset=7)
+    wanted = parse_request({"type": "job.trigger", "key": "job", "request_id": "r-1"})
+    with database.transaction() as connection:
+        [reply] = apply_requests(connection, database.installation, [ReceivedRequest(wanted, origin)])
+    end(database, ending(begin(database, UUID(reply.run_id)), state))
+    own = begun(database)
+    end(database, ending(own, state))
+    found = {event.run_id: (event.request_id, event.origin) for event in completions(database)}
+    assert found == {reply.run_id: ("r-1", origin), str(own.run_id): (None, None)}

@@ -55,6 +55,11 @@ class Connections(Settings):
     events_encoding: Literal["avro", "json"] = Field(
         "avro", description="encoding of completions, events and dead letters"
     )
+    events_runs: Literal["ends", "all"] = Field(
+        "ends",
+        description="events of runs: their ends alone, or `run.started` and `run.retrying` on `events` too; "
+        "the same in all processes",
+    )
     source: str = Field("tidewheel", description="name of this installation: `ce_source` of every event")
     misfire_after: Duration = Field(
         timedelta(seconds=60),

@@ -14,7 +14,7 @@ from tidewheel.outbox import OutboxLane, OutboxRow, pack
 from tidewheel.process import tracing
 from tidewheel.runs import DEAD_LETTERED, RunState, sequence_of
 from tidewheel.schemas.cloudevents import completion_headers
-from tidewheel.schemas.generated.records import RunError
+from tidewheel.schemas.generated.records import RequestOrigin, RunError
 from tidewheel.schemas.generated.wire import read_run_completed, run_completed
 from tidewheel.schemas.templates import PLACEHOLDER, split_at
 from tidewheel.transitions.finished import FinishedRun, RunEnd
@@ -75,6 +75,8 @@ def completions(finished: Iterable[FinishedRun], installation: Installation) -> 
             sequence,
             request.late_ms,
             end.reason,
+            row.request_id,
+            None if row.requested_from is None else _origin(row.requested_from),
         )
         traceparent = request.traceparent
         if tracing.spans is not None:
@@ -146,6 +148,12 @@ class _Headers:
             content_type=self._installation.content_type,
         )
         return pack(headers)
+
+
+def _origin(requested_from: str) -> RequestOrigin:
+    """Return the coordinates of a message."""
+    topic, partition, offset = requested_from.split("/")
+    return RequestOrigin(topic=topic, partition=int(partition), offset=int(offset))
 
 
 def _error(end: RunEnd, state: RunState) -> RunError | None:

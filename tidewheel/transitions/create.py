@@ -33,9 +33,9 @@ _DROP_REPEATED_RUNS = _SQL["drop_repeated_runs"]
 _COPY_JOB_RUNS = (
     "COPY job_runs (run_id, job_id, tenant, shard, queue, lane, handler, cause, overlap, state, job_version, "
     "scheduled_at, publish_at, moved_ahead, created_at, deadline_at, schedule_to_close_at, parent_run_id, root_run_id, "
-    "request_id) FROM STDIN (FORMAT BINARY)"
+    "request_id, requested_from) FROM STDIN (FORMAT BINARY)"
 )
-_JOB_RUN = columns(20)
+_JOB_RUN = columns(21)
 _COPY_INPUTS = (
     "COPY run_inputs (run_id, created_at, tenant, payload, payload_content_type, labels, overlap, traceparent, "
     "late_ms) FROM STDIN (FORMAT BINARY)"
@@ -77,6 +77,7 @@ class NewRun(NamedTuple):
         parent_run_id: The run that it retries.
         root_run_id: The first run of its retry chain.
         request_id: Of the request that created it.
+        requested_from: Coordinates of that request's message; None if it did not come through Kafka.
     """
 
     run_id: RunId
@@ -97,6 +98,7 @@ class NewRun(NamedTuple):
     parent_run_id: RunId | None = None
     root_run_id: RunId | None = None
     request_id: str | None = None
+    requested_from: str | None = None
 
 
 def create_runs(
@@ -171,6 +173,7 @@ def _add_new(connection: Conn, runs: dict[RunId, NewRun], now: datetime) -> set[
             "parents": uuids(run.parent_run_id for run in new),
             "roots": uuids(run.root_run_id for run in new),
             "request_ids": [run.request_id for run in new],
+            "requested_from": [run.requested_from for run in new],
         },
     )
     return added - _ids(connection, _DROP_REPEATED_RUNS, {"run_ids": uuids(added)}) if added else added
@@ -203,8 +206,8 @@ def _job_runs(runs: Sequence[NewRun], now: datetime) -> Iterator[bytes]:
         earliest, closes = _deadlines(run)
         deadlines = _NO_DEADLINES if earliest is None else instant(earliest) + instant(closes)
         origin = _NO_ORIGIN
-        if run.parent_run_id is not None or run.root_run_id is not None or run.request_id is not None:
-            origin = uuid(run.parent_run_id) + uuid(run.root_run_id) + text(run.request_id)
+        if (run.parent_run_id or run.root_run_id or run.request_id or run.requested_from) is not None:
+            origin = uuid(run.parent_run_id) + uuid(run.root_run_id) + text(run.request_id) + text(run.requested_from)
         yield b"".join((_JOB_RUN, uuid(run.run_id), uuid(run.job_id), fields, at, deadlines, origin))
 
 
@@ -269,5 +272,5 @@ def _outbox_rows(runs: Sequence[NewRun], installation: Installation) -> Iterator
 
 _NO_INPUTS = RunInputs()
 _NO_DEADLINES = NULL + NULL
-_NO_ORIGIN = NULL + NULL + NULL
+_NO_ORIGIN = NULL + NULL + NULL + NULL
 _DEFINITIONS = Definitions()

@@ -27,6 +27,7 @@ def lifecycle_row(
     job_version: int | None = None,
     reason: str | None = None,
     detail: Mapping[str, str] | None = None,
+    run: tuple[UUID, int, int] | None = None,
 ) -> OutboxRow:
     """Return the outbox row of one lifecycle event.
 
@@ -41,9 +42,13 @@ def lifecycle_row(
         job_version: The version in force.
         reason: The reason of the change.
         detail: Further fields of this kind.
+        run: The run, its attempt, and the event's position within the run.
     """
     # The id is derived from the content, so that a repeated event has the same id.
     content = f"{job_id}|{kind}|{job_version}|{micros(now)}|{reason}|{sorted((detail or {}).items())}"
+    run_id, attempt, sequence = run or (None, None, None)
+    if run_id is not None:
+        content = f"{run_id}|{kind}|{sequence}"
     event = records.LifecycleEvent(
         event_id=str(hashed_id(content.encode())),
         type=f"io.tidewheel.{kind}.v1",
@@ -52,9 +57,9 @@ def lifecycle_row(
         job_id=str(job_id),
         job_key=job_key,
         job_version=job_version,
-        run_id=None,
-        attempt=None,
-        sequence=None,
+        run_id=None if run_id is None else str(run_id),
+        attempt=attempt,
+        sequence=sequence,
         reason=reason,
         actor=None,
         detail=dict(detail or {}),

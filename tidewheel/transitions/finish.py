@@ -45,7 +45,7 @@ _STATES = {state.value: state for state in RunState}
 
 _DEFINITIONS = Definitions()
 
-_UniformRow = tuple[UUID, datetime, datetime, datetime, int, datetime]
+_UniformRow = tuple[UUID, datetime, datetime, datetime, int, datetime, str | None, str | None]
 
 
 def finish_runs(
@@ -152,7 +152,9 @@ def _close_alike(
     by_id = {end.run_id.int: place for place, end in zip(places, chosen, strict=True)}
     rows: list[ClosedRun] = []
     found = connection.execute(_CLOSE_UNIFORM, columns, binary=True).fetchall()
-    for run_id, publish_at, created_at, started_at, gates, ended_at in cast("list[_UniformRow]", found):
+    for run_id, publish_at, created_at, started_at, gates, ended_at, request_id, requested_from in cast(
+        "list[_UniformRow]", found
+    ):
         place = by_id[run_id.int]
         end = ends[place - 1]
         request = cast("records.RunRequest", end.request)
@@ -163,6 +165,7 @@ def _close_alike(
                 place, RunState.SUCCEEDED, request.run_id, request.job_id, definition.tenant, request.shard,
                 definition.queue, definition.lane, request.cause, gates, RunState.RUNNING, request.job_version, attempt,
                 request.scheduled_at, publish_at, created_at, started_at, end.claimed_from, ended_at,
+                request_id, requested_from,
             )
         )  # fmt: skip
     return rows

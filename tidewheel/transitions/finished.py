@@ -66,6 +66,8 @@ class ClosedRun(NamedTuple):
         job: The job's id, as text.
         gates: Not 0 if it may be its job's active run.
         ended_at: The database's clock; the same for the rows of one statement.
+        request_id: Of the request that created it.
+        requested_from: Coordinates of that request's message.
         cancel_reason: The reason of its cancel, which the end has instead of its own.
         refused: True if the run had ended before, and this end is not recorded.
     """
@@ -89,6 +91,8 @@ class ClosedRun(NamedTuple):
     started_at: datetime | None
     claimed_from: str | None
     ended_at: datetime
+    request_id: str | None = None
+    requested_from: str | None = None
     cancel_reason: str | None = None
     refused: bool = False
 

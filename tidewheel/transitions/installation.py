@@ -33,6 +33,7 @@ class Installation:
         source: `ce_source` of every event.
         content_type: The MIME type of the result of `encode_event`.
         encode_event: The encoding of completions, events and dead letters.
+        run_events: True if starts and retries of runs are events too.
         misfire_after: The delay after which an occurrence counts as missed.
         catch_up_rate: Caught-up runs per second, of the whole fleet.
         task_token_key: The key that signs task tokens.
@@ -45,6 +46,7 @@ class Installation:
     content_type: ContentType
     encode_event: Callable[[Event], bytes]
     misfire_after: timedelta
+    run_events: bool = False
     catch_up_rate: float = 1000.0
     task_token_key: bytes = field(default=b"", repr=False)
     allow_lists: AllowLists = field(default_factory=AllowLists)
@@ -72,6 +74,7 @@ def read_installation(connection: Conn, settings: Connections) -> Installation:
         content_type="application/json" if as_json else "application/avro",
         encode_event=encode_json if as_json else encode,
         misfire_after=settings.misfire_after,
+        run_events=settings.events_runs == "all",
         catch_up_rate=settings.catch_up_rate,
         task_token_key=bytes.fromhex(str(facts["task_token_key"])),
         allow_lists=settings.allow_lists(topics.prefix),

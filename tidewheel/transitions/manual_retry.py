@@ -58,6 +58,7 @@ class RetryRequest:
         delay: The delay before the new run.
         traceparent: In place of the old run's.
         request_id: Stored with the new run.
+        requested_from: Coordinates of the request's message, likewise.
     """
 
     tenant: str
@@ -66,6 +67,7 @@ class RetryRequest:
     delay: timedelta | None = None
     traceparent: str | None = None
     request_id: str | None = None
+    requested_from: str | None = None
 
 
 def retry_runs(connection: Conn, installation: Installation, batch: Sequence[RetryRequest]) -> list[NewRun | Refused]:
@@ -144,6 +146,7 @@ def _new_run(request: RetryRequest, old: _OldRun, job: SharedJob, payload: Paylo
         parent_run_id=RunId(old.run_id),
         root_run_id=RunId(old.root_run_id or old.run_id),
         request_id=request.request_id,
+        requested_from=request.requested_from,
     )
 
 

@@ -266,6 +266,14 @@ RETURNING o.run_id, o.attempt, o.failed_attempts, o.lost_attempts, o.publish_at,
 -- Lock: each run, shared, in run_id order.
 SELECT run_id FROM job_runs WHERE run_id = ANY (%(run_ids)s) ORDER BY run_id FOR SHARE
 
+-- name: read_started
+-- Returns the columns of started runs that their events need; read only while starts are events.
+-- Index: job_runs_pkey, jobs_pkey. No lock: this transaction has the rows.
+SELECT o.run_id, o.job_id, j.key, o.tenant, o.shard, o.queue, o.lane, o.job_version
+  FROM job_runs AS o
+  JOIN jobs AS j ON j.job_id = o.job_id
+ WHERE o.run_id = ANY (%(run_ids)s::uuid[])
+
 -- name: read_claims
 -- Returns the attempts of such a claim that this executor owns. A later statement, so that it sees what was waited for.
 -- Index: job_runs_pkey.
@@ -294,15 +302,16 @@ WITH gone AS (
 ), finished AS (
     INSERT INTO finished_runs (run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, publish_at,
                                created_at, started_at, finished_at, state, attempt, executor_id, claimed_from,
-                               parent_run_id, root_run_id, request_id)
+                               parent_run_id, root_run_id, request_id, requested_from)
     SELECT g.run_id, g.job_id, g.tenant, g.job_version, g.shard, g.cause, g.queue, g.lane, g.scheduled_at, g.publish_at,
            g.created_at, g.started_at, g.ended_at, %(succeeded)s, g.attempt, g.executor_id,
-           coalesce(given.claimed_from, g.claimed_from), g.parent_run_id, g.root_run_id, g.request_id
+           coalesce(given.claimed_from, g.claimed_from), g.parent_run_id, g.root_run_id, g.request_id,
+           g.requested_from
       FROM gone AS g
       FULL JOIN unnest(%(run_ids)s::uuid[], %(claimed_from)s::text[]) AS given (run_id, claimed_from) USING (run_id)
      WHERE CASE WHEN g.job_id IS NULL THEN false ELSE true END
 )
-SELECT run_id, publish_at, created_at, started_at, gates, ended_at FROM gone
+SELECT run_id, publish_at, created_at, started_at, gates, ended_at, request_id, requested_from FROM gone
 
 -- name: close_runs
 -- Ends runs: deletes the row of the open run and inserts that of the finished run. The attempt must be the current one,
@@ -360,16 +369,16 @@ WITH gone AS (
 ), finished AS (
     INSERT INTO finished_runs (run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, publish_at,
                                created_at, started_at, finished_at, state, attempt, executor_id, claimed_from,
-                               parent_run_id, root_run_id, request_id, reason, error_type)
+                               parent_run_id, root_run_id, request_id, reason, error_type, requested_from)
     SELECT g.run_id, g.job_id, g.tenant, g.job_version, g.shard, g.cause, g.queue, g.lane, g.scheduled_at, g.published_at,
            g.created_at, g.started_at, g.ended_at, g.ended_as, g.attempt, g.executor_id, g.claimed_by, g.parent_run_id,
-           g.root_run_id, g.request_id, g.reason, g.error_type
+           g.root_run_id, g.request_id, g.reason, g.error_type, g.requested_from
       FROM gone AS g
     ON CONFLICT DO NOTHING
     RETURNING run_id
 )
 SELECT position, ended_as, run_id::text, job_id::text, tenant, shard, queue, lane, cause, gates, found_as, job_version, attempt,
-       scheduled_at, published_at, created_at, started_at, claimed_by, ended_at, cancel_reason,
+       scheduled_at, published_at, created_at, started_at, claimed_by, ended_at, request_id, requested_from, cancel_reason,
        run_id NOT IN (SELECT run_id FROM finished) AS refused
   FROM gone
 
@@ -726,14 +735,14 @@ SELECT run_id FROM runs WHERE run_id = ANY (%(run_ids)s::uuid[])
 -- Lock: waits for an uncommitted row with the same id, and for the end of a run with this id that is under way.
 INSERT INTO job_runs (run_id, job_id, tenant, shard, queue, lane, handler, cause, overlap, state, job_version, scheduled_at,
                       publish_at, moved_ahead, created_at, deadline_at, schedule_to_close_at, parent_run_id, root_run_id,
-                      request_id)
+                      request_id, requested_from)
 SELECT new.*
   FROM unnest(
         %(run_ids)s::uuid[], %(job_ids)s::uuid[], %(tenants)s::text[], %(shards)s::smallint[], %(queues)s::text[],
         %(lanes)s::text[], %(handlers)s::text[], %(causes)s::text[], %(overlaps)s::text[], %(states)s::text[],
         %(versions)s::integer[], %(scheduled_at)s::timestamptz[], %(publish_at)s::timestamptz[],
         %(moved_ahead)s::boolean[], %(created_at)s::timestamptz[], %(deadline_at)s::timestamptz[], %(close_at)s::timestamptz[], %(parents)s::uuid[],
-        %(roots)s::uuid[], %(request_ids)s::text[]
+        %(roots)s::uuid[], %(request_ids)s::text[], %(requested_from)s::text[]
        ) AS new
     ON CONFLICT (run_id) DO NOTHING
 RETURNING run_id

@@ -19,6 +19,7 @@ from tidewheel.transitions.attempts import AttemptEnd, write_attempts
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.run_events import append_retrying
 from tidewheel.transitions.run_messages import build_requests, request_rows
 
 _SQL = Statements("tidewheel.transitions")
@@ -132,7 +133,10 @@ def requeue_runs(connection: Conn, installation: Installation, requeues: Sequenc
         return done
     rows = list(done.runs.values())
     write_attempts(connection, [_attempt(done.runs[r.run_id], r) for r in requeues if r.run_id in done.runs])
-    append(connection, request_rows(rows, build_requests(connection, rows), installation), shards=installation.shards)
+    requests = build_requests(connection, rows)
+    append(connection, request_rows(rows, requests, installation), shards=installation.shards)
+    retried = [(r, done.runs[r.run_id]) for r in requeues if r.run_id in done.runs and r.move is Move.RETRY]
+    append_retrying(connection, installation, retried, requests)
     return done
 
 

@@ -177,6 +177,7 @@ def batches(loaded: Database) -> dict[str, list[Any]]:
         "charges": [1] * BATCH,
         "losses": [0] * BATCH,
         "request_ids": [f"r-{number}" for number in range(BATCH)],
+        "requested_from": [f"tidewheel.requests/0/{number}" for number in range(BATCH)],
         "new_run_ids": runs,
         "ctids": some(loaded, "SELECT ctid::text FROM outbox LIMIT %s"),
         "ids": some(loaded, "SELECT id FROM outbox LIMIT %s"),

@@ -1,0 +1,53 @@
+"""Starts and retries of runs are events where `events.runs` is `all`, and cost nothing elsewhere."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.executor.running import Executing
+from tests.fixtures.database import Database
+from tests.transitions.acts import completions, lifecycle
+from tidewheel.local.stack import StackInfo
+
+pytestmark = pytest.mark.kafka
+
+RETRIES = {"retry": {"max_attempts": 4, "intervals": ["1ms"]}}
+
+
+@pytest.fixture
+def executing(database: Database, info: StackInfo) -> Executing:
+    made = Executing(database, info.kafka)
+    made.make_topics()
+    return made
+
+
+def test_starts_and_retries_are_events_in_the_order_of_the_run(executing: Executing) -> None:
+    database = executing.database
+    database.installation = replace(database.installation, run_events=True)
+    with executing.running():
+        run = executing.trigger("acts.fail-until", 3, **RETRIES)
+        assert executing.ended(run).state == "succeeded"
+    events = [event for event in lifecycle(database) if event.run_id is not None]
+    assert {event.run_id for event in events} == {str(run)}
+    [completion] = completions(database)
+    assert [(event.type.split(".")[3], event.attempt, event.sequence, event.reason) for event in events] == [
+        ("started", 1, 1, None),
+        ("retrying", 1, 2, "failed"),
+        ("started", 2, 3, None),
+        ("retrying", 2, 4, "failed"),
+        ("started", 3, 5, None),
+    ]
+    assert completion.sequence == 6
+    assert {(event.job_id, event.job_key, event.job_version) for event in events} == {
+        (completion.job_id, completion.job_key, 1)
+    }
+    started, retrying = events[0], events[1]
+    assert started.detail == {"executor_id": completion.executor_id, "queue": "default", "lane": "standard"}
+    assert retrying.detail.keys() == {"next_attempt_at", "error_type", "error_message"}
+    assert len({event.event_id for event in events}) == 5
+
+
+def test_runs_have_no_events_before_their_end_by_default(executing: Executing) -> None:
+    with executing.running():
+        assert executing.run("acts.fail-until", 2, **RETRIES).state == "succeeded"
+    assert [event for event in lifecycle(executing.database) if event.run_id is not None] == []
