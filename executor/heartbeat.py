@@ -149,13 +149,13 @@ class Heartbeat:
         backoff = Backoff(self._stop, "heartbeat", longest=_LONGEST_PAUSE_SECONDS)
         while not self._stop.requested():
             health.report("heartbeat")
+            self._report_lease()
             try:
                 self._cycle()
             except (Unavailable, psycopg.Error) as error:
                 backoff.wait(error)
                 continue
             backoff.reset()
-            self._report_lease()
             self.wake.wait(_SIGNALS_SECONDS)
             self.wake.clear()
         health.remove_loop()

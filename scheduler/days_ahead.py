@@ -13,6 +13,7 @@ from tidewheel.process.metrics import metrics
 from tidewheel.process.service import Shutdown, run_loop
 
 _EVERY_SECONDS = 600.0
+_DAY_SECONDS = 86_400
 
 
 class DaysAhead:
@@ -43,7 +44,7 @@ class DaysAhead:
                 create_missing(connection, coming_days(connection))
             finally:
                 ahead = days_ahead(connection)
-                metrics.set("partition_days_ahead", ahead)
+                metrics.set("partitions_ahead_seconds", ahead * _DAY_SECONDS)
         return ahead
 
     def close(self) -> None:

@@ -44,7 +44,8 @@ def tables_of(database: Database, day: date) -> set[str]:
 
 
 def reported_days() -> float | None:
-    return REGISTRY.get_sample_value("tidewheel_partition_days_ahead")
+    seconds = REGISTRY.get_sample_value("tidewheel_partitions_ahead_seconds")
+    return None if seconds is None else seconds / DAY.total_seconds()
 
 
 def instants(database: Database, key: str) -> list[datetime]:

@@ -13,18 +13,21 @@ from typing import Any
 
 import pytest
 import yaml
+from prometheus_client import CollectorRegistry, generate_latest
 
 from tests.fixtures.database import ClockedDatabase
 from tests.fixtures.prometheus import Launcher, Prometheus
 from tests.fixtures.services import Fleet, Service, make_fleet
 from tests.strict_types import ROOT
 from tidewheel.local.stack import StackInfo
+from tidewheel.process.metrics import METRICS, Kind, Metrics
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.slow]
 
 RULES = ROOT / "compose" / "alerts.yml"
 DASHBOARD = ROOT / "compose" / "dashboard.json"
 LATER = timedelta(minutes=2)
+FAILED = 500
 HELD = 120
 BACKLOG = 10_100
 SEEN = {
@@ -80,6 +83,25 @@ def test_promtool_accepts_the_rules(prometheus_programs: Path) -> None:
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
+def test_promtool_finds_nothing_to_mend_in_the_metrics(prometheus_programs: Path) -> None:
+    registry = CollectorRegistry()
+    metrics = Metrics(registry)
+    for row in METRICS:
+        labels = ["value"] * len(row.labels)
+        match row.kind:
+            case Kind.COUNTER:
+                metrics.count(row.name, 1, *labels)
+            case Kind.GAUGE:
+                metrics.set(row.name, 1, *labels)
+            case Kind.HISTOGRAM:
+                metrics.observe(row.name, [1], *labels)
+    text = generate_latest(registry)
+    checked = subprocess.run(
+        [prometheus_programs / "promtool", "check", "metrics"], input=text, capture_output=True, check=False
+    )
+    assert (checked.returncode, checked.stdout + checked.stderr) == (0, b"")
+
+
 def test_each_alert_fires_and_each_panel_has_data(
     fleet: Fleet, clocked: ClockedDatabase, prometheus: Launcher, tmp_path: Path
 ) -> None:
@@ -113,7 +135,7 @@ def test_each_alert_fires_and_each_panel_has_data(
         assert coverage(seen) < 1.0
     resolves("TidewheelTimersOverdue", "TidewheelJobsBehind")
 
-    trigger(fleet, "lost-cause", 50)
+    trigger(fleet, "lost-cause", FAILED)
     fires("TidewheelRunsFailing", "TidewheelSuccessLow")
 
     gated = {"key": "gated", "schedule": "manual", "target": "gated", "payload": str(tmp_path / "gate")}
@@ -126,6 +148,8 @@ def test_each_alert_fires_and_each_panel_has_data(
     services["executor"].pause()
     trigger(fleet, "errand", BACKLOG)
     fires("TidewheelLeaseNearlyOver", "TidewheelRunsOrphaned", "TidewheelBacklog")
+    [scaled_by] = seen.query(scaler_query())
+    assert float(scaled_by["value"][1]) > BACKLOG / 2
 
     services["scheduler"].kill()
     fires("TidewheelNoScheduler")
@@ -137,6 +161,12 @@ def trigger(fleet: Fleet, key: str, count: int) -> None:
     for _ in range(count):
         fleet.produce(fleet.topics.requests, key.encode(), request)
     fleet.flush()
+
+
+def scaler_query() -> str:
+    """The query that the page gives to KEDA."""
+    [query] = re.findall(r"^ +query: (.*)$", (ROOT / "docs" / "telemetry.md").read_text(encoding="utf-8"), re.MULTILINE)
+    return query
 
 
 def running(database: ClockedDatabase) -> int:

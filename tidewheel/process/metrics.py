@@ -84,11 +84,11 @@ METRICS = (
         "1 while some work waits for an operator: schema, grants, space, or jobs that fail alike",
     ),
     Metric(
-        "partition_days_ahead",
+        "partitions_ahead_seconds",
         Kind.GAUGE,
-        "days",
+        "seconds",
         (),
-        "days after today that have all their partitions; the scheduler creates three",
+        "the days after today that have all their partitions; the scheduler creates three",
     ),
     Metric(
         "timers_rescheduled", Kind.COUNTER, "timers", (), "timers whose next time changed with a new tzdata release"

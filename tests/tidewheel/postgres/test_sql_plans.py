@@ -24,7 +24,7 @@ from tidewheel.outbox import slice_lane_of
 from tidewheel.postgres.session import BY_KEY, KEPT_PLANS, UNIFORM, Conn, connect
 from tidewheel.postgres.statements import Statements
 from tidewheel.relay.due_rows import SESSION_OPTIONS
-from tidewheel.runs import Move, RunState, sources
+from tidewheel.runs import OWNED, Move, RunState, sources
 from tidewheel.transitions.overlap import REPLACING
 
 ROWS = 50_000
@@ -289,6 +289,15 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
         "min_age": timedelta(seconds=1),
         "sources": sources(Move.CLAIM),
     },
+    "measure_runs": {
+        "sources": sources(Move.CLAIM),
+        "owned": OWNED,
+        "lease": timedelta(seconds=30),
+        "limit": 100_000,
+    },
+    "measure_outbox": {"slice_lanes": list(range(32)), "limit": 12_500},
+    "measure_timers": {"late": timedelta(seconds=1), "limit": 1000},
+    "read_overdue_timers": {"late": timedelta(seconds=1), "limit": 10},
     "find_unhandled": {"min_age": timedelta(seconds=10), "silent_for": timedelta(seconds=60), "limit": 10_000},
     "find_waiting_runs": {"buffered": RunState.BUFFERED, "replacing": sorted(REPLACING)},
     "promote_next_runs": {"buffered": RunState.BUFFERED},
@@ -372,6 +381,7 @@ _HOT = {
         probe_timers lock_due_timers lock_timer
         lock_job_without_timer scan_active_runs lock_active_runs find_unmarked_waiters
         lock_backfilled_job read_backfill_progress read_version_facts find_unhandled
+        measure_runs measure_outbox measure_timers read_overdue_timers
         probe_deadlines find_overdue_runs lock_overdue_runs lock_overdue_runs_timers lock_overdue_runs_jobs
         find_cancelled_of_job find_cancelled lock_cancelled lock_cancelled_chains
     """,

@@ -21,6 +21,9 @@ def test_services_import_nothing_of_opentelemetry_while_traces_are_off() -> None
 
 
 def test_missing_packages_are_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracing, "find_spec", lambda _: None)
+    def finds_nothing(_name: str) -> None:
+        return None
+
+    monkeypatch.setattr(tracing, "find_spec", finds_nothing)
     with pytest.raises(SettingsError, match=r"tidewheel\[telemetry\]"):
         tracing.start("relay")

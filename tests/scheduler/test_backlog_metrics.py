@@ -1,0 +1,115 @@
+"""The scheduler of shard 0 exports what is due and not done, for the whole installation."""
+
+from datetime import timedelta
+from uuid import uuid4
+
+import pytest
+from prometheus_client import REGISTRY
+
+from tests.fixtures.database import ClockedDatabase
+from tests.fixtures.services import until
+from tests.transitions.acts import about, apply_batch, begin, submit, trigger
+from tidewheel.scheduler.backlog_metrics import BacklogMetrics
+
+MINUTE = timedelta(minutes=1)
+
+
+@pytest.fixture
+def still(clocked: ClockedDatabase) -> ClockedDatabase:
+    clocked.stop_clock()
+    return clocked
+
+
+def measure(database: ClockedDatabase) -> None:
+    BacklogMetrics(database.session(), database.installation).measure()
+
+
+def value(name: str, **labels: str) -> float | None:
+    return REGISTRY.get_sample_value(f"tidewheel_{name}", labels)
+
+
+def executor(database: ClockedDatabase, lease: timedelta) -> None:
+    database.execute(
+        "INSERT INTO executors (executor_id, name, queues, handlers, slots, last_heartbeat_at, started_at, lease)"
+        " VALUES (%s, 'test', '{}', '{}', 1, tidewheel_now(), tidewheel_now(), %s)",
+        [uuid4(), lease],
+    )
+
+
+def test_due_runs_are_counted_by_queue_and_lane_with_the_age_of_the_oldest(still: ClockedDatabase) -> None:
+    submit(still, "report", queue="reports", lane="batch")
+    submit(still, "mail")
+    trigger(still, "report")
+    still.advance(MINUTE)
+    trigger(still, "report")
+    trigger(still, "mail")
+    trigger(still, "mail", delay="1h")
+    measure(still)
+    assert value("runs_due", queue="reports", lane="batch") == 2
+    assert value("runs_due_oldest_seconds", queue="reports", lane="batch") == 60
+    assert value("runs_due", queue="default", lane="standard") == 1
+    assert value("outbox_due", lane="batch") == 2
+    assert value("outbox_oldest_seconds", lane="batch") == 60
+
+
+def test_queue_that_has_been_worked_off_has_no_due_runs(still: ClockedDatabase) -> None:
+    submit(still)
+    run_id = trigger(still)
+    own = BacklogMetrics(still.session(), still.installation)
+    own.measure()
+    assert value("runs_due", queue="default", lane="standard") == 1
+    begin(still, run_id)
+    own.measure()
+    assert value("runs_due", queue="default", lane="standard") == 0
+    still.execute("DELETE FROM job_runs")
+    own.measure()
+    assert value("runs_due", queue="default", lane="standard") == 0
+
+
+def test_attempt_of_an_executor_that_is_gone_is_an_orphan(still: ClockedDatabase) -> None:
+    submit(still)
+    begin(still, trigger(still))
+    measure(still)
+    assert value("runs_orphaned") == 1
+
+
+def test_instants_of_overdue_timers_are_counted(still: ClockedDatabase) -> None:
+    submit(still, "minutely", schedule={"interval": "1m"})
+    submit(still, "daily", schedule={"interval": "1d"})
+    submit(still, "held", schedule={"interval": "1m"})
+    apply_batch(still, about("job.pause", "held"))
+    still.advance(timedelta(minutes=5))
+    measure(still)
+    assert value("timers_overdue") == 1
+    assert value("occurrences_missing") == 5
+    assert value("jobs_behind") == 1
+    assert value("timers_overdue_oldest_seconds") == 240
+
+
+def test_part_of_a_lease_without_a_heartbeat_is_the_largest_of_all(still: ClockedDatabase) -> None:
+    executor(still, MINUTE)
+    executor(still, timedelta(minutes=10))
+    still.advance(timedelta(seconds=30))
+    measure(still)
+    assert value("lease_used_ratio") == 0.5
+
+
+def test_scheduler_that_loses_shard_0_exports_zeros(still: ClockedDatabase) -> None:
+    submit(still)
+    trigger(still)
+    own = BacklogMetrics(still.session(), still.installation)
+    own.step(measures=True)
+
+    def measured() -> bool:
+        own.step(measures=True)
+        return value("runs_due", queue="default", lane="standard") == 1
+
+    until(measured, "the backlog is measured")
+
+    def reset() -> bool:
+        own.step(measures=False)
+        return value("runs_due", queue="default", lane="standard") == 0
+
+    until(reset, "the gauges are reset")
+    assert value("outbox_due", lane="standard") == 0
+    own.close()
