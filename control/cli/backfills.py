@@ -17,6 +17,7 @@ from tidewheel.control.cli.output import (
     print_table,
 )
 from tidewheel.control.cli.time_options import Tz, read_instant, utc_and_local
+from tidewheel.control.cli.waiting import Follow, Wait, wait_for_backfill
 from tidewheel.control.client.results import BackfillResult
 from tidewheel.control.reads import backfills as read
 from tidewheel.control.reads.json_form import as_json
@@ -46,6 +47,7 @@ def backfill_job(
         str | None, typer.Option(metavar="ORDER", help="Order of the runs: oldest_first or newest_first.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the number of occurrences; run none.")] = False,
+    wait: Wait = False,
     reason: Reason = None,
     request_id: RequestId = None,
     timezone: Tz = None,
@@ -68,6 +70,9 @@ def backfill_job(
             reason=reason,
             request_id=request_id,
         )
+        if wait and done.backfill_id is not None:
+            _print_progress(wait_for_backfill(client, done.backfill_id), timezone, output, ended=True)
+            return
     if done.backfill_id is None:
         lines = [f"{done.occurrences} occurrences would be run"]
     else:
@@ -94,17 +99,32 @@ def list_backfills(
 
 
 def show_backfill(
-    backfill_id: BackfillId, *, timezone: Tz = None, tenant: Tenant = DEFAULT_TENANT, output: OutputOption = Output.TEXT
+    backfill_id: BackfillId,
+    *,
+    follow: Follow = False,
+    timezone: Tz = None,
+    tenant: Tenant = DEFAULT_TENANT,
+    output: OutputOption = Output.TEXT,
 ) -> None:
     """Show a backfill: its range, progress and runs."""
+    if follow:
+        with requesting(tenant) as client:
+            _print_progress(wait_for_backfill(client, backfill_id), timezone, output, ended=True)
+        return
     with reading() as connection:
         found = read.backfill(connection, tenant, backfill_id)
+    _print_progress(found, timezone, output, ended=False)
+
+
+def _print_progress(found: read.BackfillProgress, timezone: str | None, output: Output, *, ended: bool) -> None:
+    """Print a backfill; exit with code 1 if it has ended, and not all of its runs succeeded."""
     if output is not Output.TEXT:
-        print_document(
-            {**(as_object(as_json(found.summary)) or {}), "processed": found.processed, "runs": found.runs}, output
-        )
+        summary = as_object(as_json(found.summary)) or {}
+        print_document({**summary, "processed": found.processed, "runs": found.runs}, output)
     else:
         print_facts(_facts(found, timezone))
+    if ended and (found.failed or found.undone or found.summary.state != BackfillState.FINISHED):
+        raise typer.Exit(ExitCode.FAILED)
 
 
 def pause_backfill(

@@ -21,6 +21,7 @@ from tidewheel.control.cli.options import (
 )
 from tidewheel.control.cli.output import Output, OutputOption, print_result
 from tidewheel.control.cli.time_options import Tz, read_duration, read_instant, utc_and_local
+from tidewheel.control.cli.waiting import Wait, print_ended_run, wait_for_run
 from tidewheel.control.client.results import Job
 from tidewheel.control.reads import jobs as read
 from tidewheel.control.reads.json_form import as_json
@@ -133,6 +134,7 @@ def trigger(
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="Label instead of the job's labels; repeatable.")
     ] = None,
     overlap: Annotated[str | None, typer.Option(metavar="POLICY", help="Overlap policy instead of the job's.")] = None,
+    wait: Wait = False,
     request_id: RequestId = None,
     timezone: Tz = None,
     tenant: Tenant = DEFAULT_TENANT,
@@ -149,6 +151,9 @@ def trigger(
             overlap=overlap,
             request_id=request_id,
         )
+        if wait:
+            print_ended_run(wait_for_run(client, run_id), {"key": key, "run_id": run_id}, output)
+            return
     print_result([f"run {run_id}"], {"key": key, "run_id": run_id}, output)
 
 

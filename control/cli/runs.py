@@ -36,6 +36,7 @@ from tidewheel.control.cli.output import (
 )
 from tidewheel.control.cli.run_format import attempt_facts, attempt_row, claim_message, run_facts, run_row
 from tidewheel.control.cli.time_options import Tz, read_duration, read_instant
+from tidewheel.control.cli.waiting import Follow, Wait, print_ended_run, wait_for_run
 from tidewheel.control.reads import run_detail as read_one
 from tidewheel.control.reads import runs as read
 from tidewheel.control.reads.json_form import as_json
@@ -102,9 +103,17 @@ def list_runs(
 
 
 def show(
-    run_id: RunId, *, timezone: Tz = None, tenant: Tenant = DEFAULT_TENANT, output: OutputOption = Output.TEXT
+    run_id: RunId,
+    *,
+    follow: Follow = False,
+    timezone: Tz = None,
+    tenant: Tenant = DEFAULT_TENANT,
+    output: OutputOption = Output.TEXT,
 ) -> None:
     """Show a run: state, attempts, result, deadlines and retry chain."""
+    if follow:
+        with requesting(tenant) as client:
+            wait_for_run(client, run_id)
     with reading() as connection:
         found = read_one.show_run(connection, tenant, run_id)
     if output is not Output.TEXT:
@@ -158,6 +167,7 @@ def retry(
     delay: Annotated[
         str | None, typer.Option(metavar="DURATION", help="The delay before the run, such as 10m.")
     ] = None,
+    wait: Wait = False,
     request_id: RequestId = None,
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,
@@ -167,7 +177,11 @@ def retry(
         new_run_id = client.runs.retry(
             run_id, delay=None if delay is None else read_duration(delay, "--delay"), request_id=request_id
         )
-    print_result([f"run {new_run_id}"], {"run_id": new_run_id, "parent_run_id": run_id}, output)
+        document: dict[str, object] = {"run_id": new_run_id, "parent_run_id": run_id}
+        if wait:
+            print_ended_run(wait_for_run(client, new_run_id), document, output)
+            return
+    print_result([f"run {new_run_id}"], document, output)
 
 
 def _cell(value: object) -> str:

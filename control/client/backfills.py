@@ -1,9 +1,14 @@
-"""`client.backfills`: pause, resume and cancel backfills. `Client.backfill` creates one."""
+"""`client.backfills`: follow, pause, resume and cancel backfills. `Client.backfill` creates one."""
 
+from collections.abc import Callable
 from uuid import UUID
 
+from tidewheel.clock import monotonic_seconds
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.client.results import BackfillResult, backfill_of
+from tidewheel.control.reads.backfills import BackfillProgress, backfill
+
+_POLL_SECONDS = 0.5  # each poll counts the states of its runs
 
 
 class Backfills:
@@ -11,6 +16,43 @@ class Backfills:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+
+    def get(self, backfill_id: UUID) -> BackfillProgress:
+        """Return a backfill with the states of its runs.
+
+        Raises:
+            UnknownBackfill: The tenant has no backfill of this id.
+        """
+        with self._connection.snapshot() as connection:
+            return backfill(connection, self._connection.tenant, backfill_id)
+
+    def wait(
+        self,
+        backfill_id: UUID,
+        *,
+        timeout: float | None = None,
+        on_progress: Callable[[BackfillProgress], None] | None = None,
+    ) -> BackfillProgress:
+        """Wait until a backfill is finished or cancelled; return it.
+
+        Args:
+            backfill_id: The backfill.
+            timeout: The most seconds to wait.
+            on_progress: Called with the backfill twice a second.
+
+        Raises:
+            UnknownBackfill: The tenant has no backfill of this id.
+            TimeoutError: It has not ended in time.
+        """
+        started = monotonic_seconds()
+        while (found := self.get(backfill_id)).summary.finished_at is None:
+            if on_progress is not None:
+                on_progress(found)
+            if timeout is not None and monotonic_seconds() - started > timeout:
+                message = f"backfill {backfill_id} is {found.summary.state} after {timeout:g} s"
+                raise TimeoutError(message)
+            self._connection.sleep(_POLL_SECONDS)
+        return found
 
     def pause(self, backfill_id: UUID, *, reason: str | None = None) -> BackfillResult:
         """Create no further run of a backfill until it is resumed."""

@@ -61,6 +61,14 @@ def test_a_past_range_is_backfilled_shown_paused_resumed_and_cancelled(hourly: C
     assert lines[1].split()[:3] == [backfill_id, "hourly", "cancelled"]
 
 
+def test_show_follows_a_backfill_to_its_end(hourly: ClockedDatabase) -> None:
+    backfill_id = json_output(hourly, "job", "backfill", "hourly", *RANGE)["backfill_id"]
+    assert tidewheel(hourly, "backfill", "cancel", backfill_id).code == 0
+    done = tidewheel(hourly, "backfill", "show", backfill_id, "--follow")
+    assert done.code == ExitCode.FAILED
+    assert ["state", "cancelled"] in [line.split() for line in done.out.splitlines()]
+
+
 def test_dry_run_only_counts(hourly: ClockedDatabase) -> None:
     assert tidewheel(hourly, "job", "backfill", "hourly", *RANGE, "--dry-run").lines == ["24 occurrences would be run"]
     made = json_output(hourly, "job", "backfill", "hourly", *RANGE, "--dry-run", "--what", "all")

@@ -30,6 +30,13 @@ NEVER_FOR_LISTS = (
     "confluent_kafka",
     "uvicorn",
     "fastavro",
+    "aiohttp",
+    "botocore",
+    "fastapi",
+    "opentelemetry",
+    "psutil",
+    "rich.console",
+    "yaml",
 )
 NEVER_FOR_HELP = (*NEVER_FOR_LISTS, "tidewheel.settings", "pydantic_settings", "psycopg", "rich.console")
 

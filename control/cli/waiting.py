@@ -1,0 +1,63 @@
+"""`--wait` and `--follow`: wait for a run or a backfill that a command has started, or shows.
+
+An interrupt ends the command and leaves the run or the backfill going.
+"""
+
+import math
+import sys
+from typing import TYPE_CHECKING, Annotated
+from uuid import UUID
+
+import typer
+
+from tidewheel.control.cli.exit_codes import ExitCode
+from tidewheel.control.cli.output import Output, has_colour, print_result, progress_bar
+from tidewheel.control.cli.tables import state_text
+from tidewheel.runs import RunState
+
+if TYPE_CHECKING:
+    from tidewheel.control.client.client import Client
+    from tidewheel.control.client.results import Run
+    from tidewheel.control.reads.backfills import BackfillProgress
+
+Wait = Annotated[bool, typer.Option("--wait", help="Wait until it has ended; exit code 1 unless it succeeded.")]
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Wait until it has ended, then show it.")]
+
+
+def wait_for_run(client: "Client", run_id: UUID) -> "Run":
+    """Wait until a run has ended; show each of its states on standard error where that is a terminal."""
+    if not sys.stderr.isatty():
+        return client.runs.wait(run_id, math.inf)
+    seen = ""
+    while True:
+        try:
+            run = client.runs.wait(run_id, 1.0)
+        except TimeoutError:
+            run = client.runs.get(run_id)
+        if run.state != seen and not run.final:
+            sys.stderr.write(f"run {run_id} is {run.state}\n")
+        seen = run.state
+        if run.final:
+            return run
+
+
+def print_ended_run(run: "Run", document: dict[str, object], output: Output) -> None:
+    """Print the end of a run; exit with code 1 unless it succeeded."""
+    error = ": ".join(part for part in (run.error_type, run.error_message) if part)
+    why = ", ".join(dict.fromkeys(part for part in (run.reason, error) if part))
+    line = f"run {run.run_id}: {state_text(run.state, colour=has_colour())}"
+    ended = {
+        "status": run.state,
+        "reason": run.reason,
+        "error_type": run.error_type,
+        "error_message": run.error_message,
+    }
+    print_result([f"{line}: {why}" if why else line], {**document, **ended, "result": run.result}, output)
+    if run.state != RunState.SUCCEEDED:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def wait_for_backfill(client: "Client", backfill_id: UUID) -> "BackfillProgress":
+    """Wait until a backfill has ended, with a progress bar."""
+    with progress_bar("backfilling", client.backfills.get(backfill_id).summary.occurrences) as show:
+        return client.backfills.wait(backfill_id, on_progress=lambda progress: show(progress.processed))

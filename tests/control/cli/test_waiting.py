@@ -1,0 +1,47 @@
+"""`--wait` and `--follow`: a command ends with what it has started, and its exit code says how."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.control.cli.command import Done, tidewheel
+from tests.fixtures.database import Database
+from tests.fixtures.services import until
+from tests.transitions.acts import begin, end, ending, job_runs, submit, trigger
+from tests.transitions.stepping import in_background
+from tidewheel.control.cli.exit_codes import ExitCode
+from tidewheel.runs import RunState
+
+
+def ended(database: Database, state: RunState, command: Callable[[], Done]) -> Done:
+    """Run a command that waits, and end the only open run meanwhile."""
+    waiting = in_background(command)
+    until(lambda: job_runs(database), "there is a run")
+    [run] = job_runs(database)
+    error = None if state is RunState.SUCCEEDED else "ValueError"
+    end(database, ending(begin(database, run.run_id), state, error_type=error))
+    return waiting.result(60)
+
+
+@pytest.mark.parametrize(("state", "code"), [(RunState.SUCCEEDED, ExitCode.DONE), (RunState.FAILED, ExitCode.FAILED)])
+def test_trigger_waits_for_its_run(database: Database, state: RunState, code: ExitCode) -> None:
+    submit(database)
+    done = ended(database, state, lambda: tidewheel(database, "job", "trigger", "job", "--wait"))
+    assert done.code == code
+    assert f": {state}" in done.out
+    assert ("ValueError" in done.out) == (state is RunState.FAILED)
+
+
+def test_retry_waits_for_its_run(database: Database) -> None:
+    submit(database)
+    old = trigger(database)
+    end(database, ending(begin(database, old), RunState.FAILED, error_type="ValueError"))
+    done = ended(database, RunState.SUCCEEDED, lambda: tidewheel(database, "run", "retry", old, "--wait"))
+    assert (done.code, done.out.split()[-1]) == (ExitCode.DONE, "succeeded")
+
+
+def test_show_follows_a_run_to_its_end(database: Database) -> None:
+    submit(database)
+    run = trigger(database)
+    done = ended(database, RunState.FAILED, lambda: tidewheel(database, "run", "show", run, "--follow"))
+    assert ["status", "failed"] in [line.split() for line in done.out.splitlines()]
