@@ -285,6 +285,7 @@ class LaneConsumer:
             self._paused = False
 
     def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self._offsets.step_over_killers(partitions)
         consumer.incremental_assign(partitions)
         if self._paused:
             consumer.pause(partitions)

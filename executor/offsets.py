@@ -3,6 +3,10 @@
 Invariant: an offset is noted after the durable claim of all messages before it, and committed after it is noted. It is
 committed five times a second, and at once when its partition is revoked: a commit for each claim was a tenth of the
 broker's work. After a crash, messages behind a late commit are read again, and the claim drops them.
+
+A batch that unpacks to more than the memory of a container kills the process before it commits. So each assignment
+commits the same offset again, with a count as its metadata. The third one in a row starts behind all messages, and the
+sweep finds their runs. A commit after a claim has no count.
 """
 
 import logging
@@ -17,6 +21,8 @@ from tidewheel.process.failpoint import failpoint
 _LOG = logging.getLogger("tidewheel.executor")
 
 _COMMIT_SECONDS = 0.2  # between two commits
+_KAFKA_SECONDS = 10.0
+_MAX_UNMOVED = 2  # assignments without progress; an honest start commits within a second
 
 
 class Offsets:
@@ -32,6 +38,31 @@ class Offsets:
     def assign(self, partitions: Iterable[int]) -> None:
         """Add partitions that were assigned."""
         self._noted |= dict.fromkeys(partitions, 0)
+
+    def step_over_killers(self, partitions: Sequence[TopicPartition]) -> None:
+        """Set the first offset of partitions that are about to be assigned, and count their assignments."""
+        try:
+            counted: list[TopicPartition] = []
+            for known in self._consumer.committed(list(partitions), timeout=_KAFKA_SECONDS):
+                low, end = self._consumer.get_watermark_offsets(known, timeout=_KAFKA_SECONDS, cached=False)
+                first, unmoved = max(known.offset, low), int(known.metadata or 0)
+                if first >= end:
+                    continue
+                if unmoved >= _MAX_UNMOVED:
+                    _LOG.error(
+                        "%s/%d: %d processes ended before they had read offset %d; the sweep finds the runs up to %d",
+                        *(self._topic, known.partition, unmoved, first, end),
+                    )
+                    first, unmoved = end, -1
+                counted.append(TopicPartition(self._topic, known.partition, first, str(unmoved + 1)))
+            if counted:
+                self._consumer.commit(offsets=counted, asynchronous=False)
+        except KafkaException as error:
+            _LOG.info("assignments of %s are not counted: %s", self._topic, error)
+            return
+        starts = {each.partition: each.offset for each in counted}
+        for partition in partitions:
+            partition.offset = starts.get(partition.partition, partition.offset)
 
     def note(self, messages: Sequence[Message]) -> None:
         """Note messages that were claimed, refused or left to the sweep."""

@@ -111,17 +111,16 @@ def apply_batch(
     append(connection, rows, shards=installation.shards)
 
 
-def bury_batch(connection: Conn, installation: Installation, first: Message, end: int, now: datetime) -> None:
+def bury_batch(connection: Conn, installation: Installation, origin: RequestOrigin, end: int, now: datetime) -> None:
     """Store a dead letter in the place of a batch that the client cannot unpack.
 
     Args:
         connection: Inside a transaction.
         installation: Topics and shards.
-        first: The error in the place of the batch's first message.
+        origin: The batch's first message.
         end: The offset behind the batch.
         now: The time by the database's clock.
     """
-    origin = origin_of(first)
     reason = (
         f"the batch of {end - origin.offset} messages from this offset cannot be unpacked, or only to too many bytes"
     )

@@ -11,14 +11,15 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from uuid import uuid4
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
-from tidewheel.intake.batch import bury_batch
+from tidewheel.intake.batch import bury_batch, origin_of
 from tidewheel.intake.breaker import RequestBreaker
 from tidewheel.intake.offsets import DeferredPartitions, Fenced, Partition, StoredOffsets, partition_of
 from tidewheel.intake.recovery import Applier, read_clock
+from tidewheel.intake.suspect import RequestWaits, SuspectReader
 from tidewheel.kafka.clients import consumer
 from tidewheel.kafka.groups import quickest_protocol
 from tidewheel.kafka.topics import read_topic_id
@@ -27,9 +28,11 @@ from tidewheel.postgres.notify import Notifier
 from tidewheel.postgres.session import BY_KEY, Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.clock_skew import ClockSkew
+from tidewheel.process.failpoint import failpoint
 from tidewheel.process.health import health
 from tidewheel.process.metrics import metrics
 from tidewheel.process.service import Backoff, Shutdown
+from tidewheel.schemas.generated.records import RequestOrigin
 from tidewheel.settings.services import IntakeSettings
 from tidewheel.transitions.installation import Installation
 
@@ -43,6 +46,7 @@ _HOUSEKEEPING_SECONDS = 60.0
 _REJOIN_SECONDS = 0.2  # joining takes longer than that by itself
 _NO_TROUBLE = "", float("-inf")
 _TROUBLED_SECONDS = 30.0  # longer than the longest pause between two tries, plus the duration of one try
+_SUSPECT_SECONDS = 30.0  # until a suspect partition is read again that waits behind a request: all join again for it
 _READ_AHEAD = 100  # messages that are read behind a postponed request, to find such a request
 _PURGE_LIMIT = 5000  # the LIMIT of purge_replies: more rows are due when it was reached
 
@@ -86,6 +90,8 @@ class Member:
         self._offsets = StoredOffsets(self._owner, {})
         self._deferred = DeferredPartitions()
         self._paused: set[Partition] = set()
+        self._fenced: Fenced | None = None  # by a callback
+        self._rejoin_at = float("inf")
         self._next_housekeeping = 0.0
         self._applier = Applier(
             self._session,
@@ -132,6 +138,7 @@ class Member:
         self._offsets = StoredOffsets(self._owner, {self._topic: read_topic_id(self._kafka, self._topic)})
         self._deferred, self._paused = DeferredPartitions(), set()
         self._applier.begin(self._offsets, self._deferred)
+        self._fenced, self._rejoin_at = None, float("inf")
         protocol = quickest_protocol(self._kafka, topic=self._topic, probe=f"{self._group}.probe")
         client = consumer(self._kafka, group=self._group, role="intake", protocol=protocol, reset="error")
         client.subscribe([self._topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_revoke)
@@ -149,6 +156,8 @@ class Member:
 
     def _poll(self, client: Consumer) -> list[Message]:
         first = client.poll(_POLL_SECONDS)
+        if self._fenced is not None or monotonic_seconds() > self._rejoin_at:
+            raise self._fenced or Fenced("a suspect partition is read again")
         if first is None:
             return []
         messages = [first, *client.consume(self._settings.intake_batch - 1, 0)]
@@ -185,17 +194,26 @@ class Member:
         )
 
     def _bury_batch(self, client: Consumer, message: Message, error: KafkaError) -> None:
-        """Step over a batch that the client cannot unpack; its place goes to the dead letters."""
-        partition, first = partition_of(message), message.offset() or 0
+        """Step over a batch that the client cannot unpack."""
         if not self._offsets.is_pending(message):
             return
-        end = end_of_batch(self._kafka, self._group, TopicPartition(*partition, first))
-        _LOG.error("the batch of messages at %s/%d/%d cannot be read: %s", *partition, first, error.str())
+        first = TopicPartition(*partition_of(message), message.offset() or 0)
+        end = end_of_batch(self._kafka, self._group, first)
+        self._bury(first, end, error.str())
+        client.seek(TopicPartition(first.topic, first.partition, end))
+
+    def _bury(self, first: TopicPartition, end: int, reason: str = "it is too large") -> None:
+        """Store a dead letter in the place of a batch, and the offset behind it."""
+        ends = {(first.topic, first.partition): end}
+        _LOG.error(
+            "the batch of messages at %s/%d/%d cannot be read: %s", first.topic, first.partition, first.offset, reason
+        )
+        origin = RequestOrigin(topic=first.topic, partition=first.partition, offset=first.offset)
         with self._session.transaction() as connection:
-            self._offsets.store(connection, {partition: end})
-            bury_batch(connection, self._installation, message, end, read_clock(connection, self._skew))
-        self._offsets.committed({partition: end})
-        client.seek(TopicPartition(*partition, end))
+            self._offsets.store(connection, ends)
+            bury_batch(connection, self._installation, origin, end, read_clock(connection, self._skew))
+            failpoint("intake.before_commit")
+        self._offsets.committed(ends)
 
     def _process(self, client: Consumer, messages: Sequence[Message]) -> None:
         self._applier.apply(messages)
@@ -216,17 +234,76 @@ class Member:
             try:
                 for partition in partitions:
                     partition.offset = self._acquire(client, partition)
+                unreadable = [each for each in partitions if not self._read_suspect(each)]
                 break
             except (Unavailable, KafkaException) as error:
                 backoff.wait(error)
+            except Fenced as error:
+                # Raised by the loop: after an exception from here the client reads from the committed offsets.
+                self._fenced = error
+                unreadable, partitions = [], []
+                break
+        else:
+            unreadable, partitions = [], []
         backoff.reset()
         client.incremental_assign(partitions)
+        if unreadable:
+            client.pause(unreadable)
         self._trouble = _NO_TROUBLE
 
     def _acquire(self, client: Consumer, partition: TopicPartition) -> int:
-        low, _ = client.get_watermark_offsets(partition, timeout=_KAFKA_SECONDS, cached=False)
+        low, end = client.get_watermark_offsets(partition, timeout=_KAFKA_SECONDS, cached=False)
         with self._session.transaction() as connection:
-            return self._offsets.acquire(connection, (partition.topic, partition.partition), low)
+            return self._offsets.acquire(connection, (partition.topic, partition.partition), low, end)
+
+    def _read_suspect(self, partition: TopicPartition) -> bool:
+        """Read the next messages of a suspect partition; return False if the client must not read it."""
+        address = (partition.topic, partition.partition)
+        if not self._offsets.is_suspect(address):
+            return True
+        _LOG.warning("%s/%d: no progress at several starts; its messages are read under a memory limit", *address)
+        reader = SuspectReader(
+            self._kafka,
+            self._group,
+            batch=self._settings.intake_batch,
+            apply=self._apply_suspect,
+            bury=self._bury,
+            on_step=self._go_on,
+        )
+        try:
+            offset = reader.read(partition)
+        except RequestWaits as wait:
+            _LOG.info("%s/%d is read again in %d s: %s", *address, _SUSPECT_SECONDS, wait)
+            self._rejoin_at = monotonic_seconds() + _SUSPECT_SECONDS
+            offset = None
+        else:
+            if offset is None:
+                metrics.count("intake_partitions_abandoned")
+                _LOG.error(
+                    "partition %s/%d is paused: the batch at its next_offset in intake_offsets is too large, and its"
+                    " end is not found. Set the next_offset behind the batch, and restart intake",
+                    *address,
+                )
+        if offset is None:
+            self._offsets.drop(address)
+            self._deferred.drop(address)
+            partition.offset = OFFSET_END
+            return False
+        self._offsets.trust(address)
+        partition.offset = offset
+        return True
+
+    def _apply_suspect(self, messages: Sequence[Message]) -> None:
+        self._applier.apply(messages)
+        if partition_of(messages[0]) in self._deferred.partitions:
+            text = f"a request at or behind {origin_of(messages[0])} waits"
+            raise RequestWaits(text)
+
+    def _go_on(self) -> None:
+        """Report progress in the middle of an assignment, and end it at a shutdown."""
+        health.report(self._name)
+        if self._stop.requested():
+            raise Fenced(self._name)
 
     def _on_revoke(self, client: Consumer, partitions: list[TopicPartition]) -> None:
         revoked = {(partition.topic, partition.partition) for partition in partitions}

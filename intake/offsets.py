@@ -23,6 +23,8 @@ _SQL = Statements("tidewheel.intake")
 _ACQUIRE_PARTITION = _SQL["acquire_partition"]
 _STORE_OFFSETS = _SQL["store_offsets"]
 
+# An honest start reads and stores within a second, so that three in a row were most likely killed by what they read.
+_SUSPECT_FROM = 3
 _RETRY_SECONDS = 0.5  # a try waits 0.2 s at most for the lock: the other partitions get the rest
 
 Partition: TypeAlias = tuple[str, int]
@@ -34,10 +36,16 @@ class Fenced(Exception):
 
 @dataclass(slots=True)
 class _Position:
-    """The epoch and the next offset of an owned partition."""
+    """The epoch and the next offset of an owned partition, and its assignments in a row without progress."""
 
     epoch: int
     next_offset: int
+    unmoved: int
+
+    @property
+    def suspect_count(self) -> int:
+        """The number of assignments without progress, if these are too many; else 0."""
+        return self.unmoved if self.unmoved >= _SUSPECT_FROM else 0
 
 
 class StoredOffsets:
@@ -47,13 +55,14 @@ class StoredOffsets:
         self._owner, self._topic_ids = owner, topic_ids
         self._positions: dict[Partition, _Position] = {}
 
-    def acquire(self, connection: Conn, partition: Partition, first_offset: int) -> int:
+    def acquire(self, connection: Conn, partition: Partition, first_offset: int, end: int) -> int:
         """Acquire a partition in the caller's transaction, and return its next offset.
 
         Args:
             connection: Inside a transaction.
             partition: The assigned partition.
             first_offset: The next offset when none is stored.
+            end: The offset behind the last message.
 
         Raises:
             Unusable: The stored offset belongs to a topic that was deleted and created again.
@@ -64,23 +73,32 @@ class StoredOffsets:
             "partition": number,
             "topic_id": self._topic_ids[topic],
             "first_offset": first_offset,
+            "end": end,
             "owner": self._owner,
         }
         row = connection.execute(_ACQUIRE_PARTITION, columns).fetchone()
-        next_offset, epoch, topic_id = cast("tuple[int, int, str]", row)
+        next_offset, epoch, topic_id, unmoved = cast("tuple[int, int, str, int]", row)
         if topic_id != self._topic_ids[topic]:
             message = (
                 f"{topic} was deleted and created again: its stored offsets are no longer valid. If its old requests"
                 " are no longer needed, delete the topic's rows from intake_offsets"
             )
             raise Unusable(message)
-        self._positions[partition] = _Position(epoch, next_offset)
+        self._positions[partition] = _Position(epoch, next_offset, unmoved)
         return next_offset
 
     @property
     def partitions(self) -> list[Partition]:
         """The owned partitions."""
         return list(self._positions)
+
+    def is_suspect(self, partition: Partition) -> bool:
+        """Return True if its offset has not moved at three assignments in a row, although there was a message."""
+        return self._positions[partition].suspect_count > 0
+
+    def trust(self, partition: Partition) -> None:
+        """Let the next stored offset end the count of assignments."""
+        self._positions[partition].unmoved = 0
 
     def drop(self, partition: Partition) -> None:
         """Forget a partition that is no longer owned."""
@@ -104,6 +122,8 @@ class StoredOffsets:
             "epochs": [self._positions[partition].epoch for partition in partitions],
             "bases": [self._positions[partition].next_offset for partition in partitions],
             "next_offsets": [ends[partition] for partition in partitions],
+            # Not 0 while a suspect partition is read: a death meanwhile leaves it suspect.
+            "unmoved": [self._positions[partition].suspect_count for partition in partitions],
         }
         if len(connection.execute(_STORE_OFFSETS, columns).fetchall()) < len(partitions):
             message = "another intake has acquired a partition"

@@ -496,21 +496,28 @@ UPDATE job_runs AS o
 -- name: acquire_partition
 -- Claims a partition of a topic; the raised epoch fences off the previous owner.
 -- Index: intake_offsets_pkey. Lock: the row.
-INSERT INTO intake_offsets (topic, partition, topic_id, next_offset, epoch, owner)
-VALUES (%(topic)s, %(partition)s, %(topic_id)s, %(first_offset)s, 1, %(owner)s)
+-- Why: an owner that joins again was not killed, and where nothing is to be read no offset can move.
+INSERT INTO intake_offsets (topic, partition, topic_id, next_offset, epoch, owner, unmoved)
+VALUES (%(topic)s, %(partition)s, %(topic_id)s, %(first_offset)s, 1, %(owner)s, 1)
 ON CONFLICT (topic, partition) DO UPDATE
-   SET epoch = intake_offsets.epoch + 1, owner = excluded.owner
-RETURNING next_offset, epoch, topic_id
+   SET epoch = intake_offsets.epoch + 1,
+       owner = excluded.owner,
+       unmoved = CASE
+           WHEN intake_offsets.next_offset >= %(end)s THEN 0
+           WHEN intake_offsets.owner = excluded.owner THEN intake_offsets.unmoved
+           ELSE intake_offsets.unmoved + 1
+       END
+RETURNING next_offset, epoch, topic_id, unmoved
 
 -- name: store_offsets
 -- Stores the offsets of a batch, if the owner's epoch and last offset are unchanged: the fence of the batch.
 -- Index: intake_offsets_pkey. Lock: the rows.
 UPDATE intake_offsets AS o
-   SET next_offset = moved.next_offset
+   SET next_offset = moved.next_offset, unmoved = moved.unmoved
   FROM unnest(
         %(topics)s::text[], %(partitions)s::integer[], %(epochs)s::bigint[], %(bases)s::bigint[],
-        %(next_offsets)s::bigint[]
-       ) AS moved (topic, partition, epoch, base, next_offset)
+        %(next_offsets)s::bigint[], %(unmoved)s::integer[]
+       ) AS moved (topic, partition, epoch, base, next_offset, unmoved)
  WHERE o.topic = moved.topic
    AND o.partition = moved.partition
    AND o.epoch = moved.epoch

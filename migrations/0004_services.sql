@@ -50,6 +50,7 @@ COMMENT ON TABLE requests IS 'replies to requests with a request_id, kept 8 days
 CREATE INDEX requests_by_age ON requests (created_at);
 
 -- The offsets from which intake consumes. The epoch is the fence: an update by an outdated member matches no row.
+-- `unmoved` counts the assignments in a row that found a message and moved no offset.
 CREATE TABLE intake_offsets (
     topic       text NOT NULL,
     partition   integer NOT NULL,
@@ -57,6 +58,7 @@ CREATE TABLE intake_offsets (
     next_offset bigint NOT NULL,
     epoch       bigint NOT NULL,
     owner       text NOT NULL,
+    unmoved     integer NOT NULL,
     PRIMARY KEY (topic, partition)
 );
 

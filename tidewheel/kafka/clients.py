@@ -32,6 +32,15 @@ _FETCH: Mapping[str, int] = {
     "receive.message.max.bytes": 2 * 1024 * 1024,
 }
 
+# The broker keeps back a response below its least size until the time is over, and no batch is so long. So the next
+# batch arrives half a second after this one.
+_ONE_BATCH: Mapping[str, int] = {
+    "fetch.max.bytes": _FETCH["receive.message.max.bytes"] - 1024,
+    "fetch.min.bytes": _FETCH["receive.message.max.bytes"] - 1024,
+    "max.partition.fetch.bytes": 1,
+    "fetch.wait.max.ms": 500,
+}
+
 _NOT_YOURS = frozenset(
     {"acks", "enable.idempotence", "enable.auto.commit", "enable.auto.offset.store", "auto.offset.reset", "partitioner"}
 )
@@ -138,8 +147,18 @@ def consumer(
     role: str,
     protocol: Literal["consumer", "classic"],
     reset: str = "earliest",
+    one_batch: bool = False,
 ) -> Consumer:
-    """Return a consumer that commits nothing by itself."""
+    """Return a consumer that commits nothing by itself.
+
+    Args:
+        config: Bootstrap servers and what users pass through.
+        group: Its group.
+        role: Part of the client id.
+        protocol: The group's protocol.
+        reset: The first offset of a partition that has none.
+        one_batch: True if it fetches the next batch half a second later.
+    """
     _refuse_overrides(config)
     grouping: dict[str, str | int] = {"group.protocol": "consumer"}
     if protocol == "classic":
@@ -167,6 +186,7 @@ def consumer(
             "queued.max.messages.kbytes": 4096,
             "fetch.queue.backoff.ms": 10,
             "fetch.wait.max.ms": 100,
+            **(_ONE_BATCH if one_batch else {}),
         },
         logger=ConnectionLog(role),
     )

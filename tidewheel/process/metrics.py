@@ -57,7 +57,7 @@ METRICS = (
         Kind.COUNTER,
         "partitions",
         (),
-        "requests partitions that intake stopped reading because its next offset expired",
+        "requests partitions that intake stopped reading: the next offset expired, or the end of a batch was not found",
     ),
     Metric("occurrences", Kind.COUNTER, "occurrences", ("outcome",), "fired occurrences, and skipped ones by reason"),
     Metric("occurrences_caught_up", Kind.COUNTER, "occurrences", (), "missed occurrences that fired late"),
