@@ -13,6 +13,7 @@ from tidewheel.bench.scenarios import (
     costs,
     execute,
     fire,
+    freeze,
     handlers,
     hot_second,
     http,
@@ -78,6 +79,7 @@ SCENARIOS: dict[str, tuple[Part, ...]] = {
     "conservation": (Part(_plain(conservation.measure), once=True),),
     "rolling": (Part(_plain(rolling.measure), once=True),),
     "cancel": (Part(_plain(cancel.measure)),),
+    "freeze": (Part(freeze.measure_claims), Part(freeze.measure_thaw, once=True)),
     "stages": (Part(stages.measure),),
     "peers": (Part(peers.measure),),
 }

@@ -69,10 +69,10 @@ def measure(server: Server, options: Options) -> Round:
         options.report(f"{runs:,} runs: fire, claim, end")
         _load(environment, runs)
         _fire(environment, stages)
-        messages = _read_messages(admin, runs)
+        messages = read_messages(admin, runs)
         vacuum(admin, ["job_runs"])
         executor_id = uuid4()
-        _enter(environment, executor_id)
+        register_executor(environment, executor_id)
         started = _claim(environment, stages, messages, executor_id)
         _end(environment, stages, messages, started, executor_id)
         stages.measure_kept()
@@ -94,10 +94,10 @@ class _Stages:
         gc.collect()
         gc.disable()
         try:
-            wal, postgres, python = self._wal_bytes(), _backend_seconds(connection), thread_time()
+            wal, postgres, python = self._wal_bytes(), backend_seconds(connection), thread_time()
             yield
             python = thread_time() - python
-            postgres = _backend_seconds(connection) - postgres
+            postgres = backend_seconds(connection) - postgres
         finally:
             gc.enable()
         self.figures |= {
@@ -162,7 +162,7 @@ def _fire(environment: Environment, stages: _Stages) -> None:
     stages.check("fire", fired)
 
 
-def _read_messages(admin: Conn, runs: int) -> list[Message]:
+def read_messages(admin: Conn, runs: int) -> list[Message]:
     """The messages in the order in which the relay reads them, decoded as by the executor."""
     definitions, found = Definitions(), list[Message]()
     for (value,) in admin.execute(_MESSAGES).fetchall():
@@ -173,7 +173,7 @@ def _read_messages(admin: Conn, runs: int) -> list[Message]:
     return found
 
 
-def _enter(environment: Environment, executor_id: UUID) -> None:
+def register_executor(environment: Environment, executor_id: UUID) -> None:
     """Register the executor: a claim locks its row."""
     about = {
         "executor_id": executor_id,
@@ -229,7 +229,7 @@ def _end(
     stages.check("end", ended)
 
 
-def _backend_seconds(connection: Conn) -> float:
+def backend_seconds(connection: Conn) -> float:
     """CPU seconds of a connection's server process: by the nanosecond on Linux, else by the tick."""
     pid = connection.info.backend_pid
     schedule = Path(f"/proc/{pid}/schedstat")

@@ -10,13 +10,13 @@ import pytest
 from tests.docs.json_blocks import documents
 from tests.strict_types import ROOT
 from tidewheel.jobs.parsing import parse_request
-from tidewheel.jobs.requests import JobBackfill, RunComplete, RunsCancel
+from tidewheel.jobs.requests import Freeze, JobBackfill, RunComplete, RunsCancel
 from tidewheel.jobs.spec import JobSpec
 from tidewheel.runs import Overlap
 
 PAGE = ROOT / "docs" / "requests.md"
 PAGES = (PAGE, ROOT / "README.md", ROOT / "docs" / "quickstart.md")
-TABLES = {"job.submit": JobSpec, "job.backfill": JobBackfill, "runs.cancel": RunsCancel, "run.complete": RunComplete}
+TABLES = {"job.submit": JobSpec, "job.backfill": JobBackfill, "runs.cancel": RunsCancel, "freeze, thaw": Freeze, "run.complete": RunComplete}
 _FIELD = re.compile(r"`(\w+)`")
 
 
