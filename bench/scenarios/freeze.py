@@ -152,7 +152,7 @@ def _trigger(environment: Environment, connection: Conn, runs: int) -> None:
 
 
 def _others(connection: Conn, client: Client, busy: Callable[[], bool]) -> tuple[float, float]:
-    """Trigger runs of another job while it is busy; return the median and p99 milliseconds until they start."""
+    """Trigger runs of another job while it is busy; return median and p99 milliseconds of their starts."""
     first, deadline = database_now(connection), monotonic_seconds() + _GIVE_UP_SECONDS
     while True:
         client.trigger("other")

@@ -109,6 +109,7 @@ def _facts(job: read.JobDetail, zone: str | None, tenant: str) -> Iterator[tuple
     elif summary.postponed_until:
         yield "remedy", _POSTPONED
     yield "paused", _pause_text(job)
+    yield "frozen", "\n".join(freeze.words for freeze in job.freezes)
     yield "next", utc_and_local(summary.next_at, zone) if summary.next_at else None
     yield "last run", _last_run_text(summary.last_run)
     yield "failures in a row", str(job.consecutive_failures) if job.consecutive_failures else None
@@ -148,6 +149,8 @@ def _state_text(job: read.JobSummary) -> str:
         return "quarantined"
     if job.hold_reason == HoldReason.RUN:
         return "waits for its run"
+    if job.hold_reason == HoldReason.FREEZE:
+        return "frozen"
     return "finished" if job.finished_at else "active"
 
 

@@ -100,6 +100,7 @@ def run_facts(run: RunDetail, zone: str | None) -> Iterator[tuple[str, str | Non
     yield "key", summary.key
     yield "version", str(summary.job_version)
     yield "status", ", ".join(part for part in (summary.status, summary.reason) if part)
+    yield "waits", "\n".join(freeze.words for freeze in run.freezes)
     yield "cause", summary.cause
     yield "scheduled", at(summary.scheduled_at)
     yield "late", format_duration(run.late) if run.late else None

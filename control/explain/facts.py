@@ -10,6 +10,7 @@ from psycopg.rows import class_row
 
 from tidewheel.control.explain.explanation import AttemptFacts, RunFacts, SkipSpan
 from tidewheel.control.explain.version_timeline import VersionSpan, VersionTimeline, read_version_timeline
+from tidewheel.control.reads.freezes import Freeze, freezes_of
 from tidewheel.control.reads.job_position import JobPosition, read_job_position
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
@@ -108,6 +109,10 @@ class InstantFacts:
     def error(self) -> tuple[str, datetime] | None:
         """Return the error that quarantined the job, and its time."""
         return read_job_error(self.connection, self.job.job_id)
+
+    def freezes(self, queue: str | None = None) -> tuple[Freeze, ...]:
+        """Return the standing freezes that name the job's runs, of this queue or of its current one."""
+        return freezes_of(self.connection, self.job.tenant, self.job.job_id, queue)
 
     def holder(self, then: datetime, run_id: UUID) -> UUID | None:
         """Return the run that was active while another one was refused, if the records still show it."""

@@ -13,6 +13,7 @@ from tidewheel.control.explain.text import (
     TIMER_MISSING,
     after_last_run,
     excluded,
+    in_freeze,
     in_pause,
     jitter_until,
     late,
@@ -81,6 +82,9 @@ def _held(facts: InstantFacts, due: datetime) -> Verdict | None:
         again_at = _postponed_until(facts, job.paused_until) if job.paused_until is not None else None
         words = in_pause(facts, due) if again_at is None else f"{in_pause(facts, due)} {postponed(again_at)}"
         return Verdict(OccurrenceOutcome.PAUSED, words, SkipReason.PAUSED)
+    freezes = facts.freezes()
+    if freezes and (job.hold_reason == HoldReason.FREEZE or due > job.now):
+        return Verdict(OccurrenceOutcome.PAUSED, in_freeze(facts, freezes, due), SkipReason.FROZEN)
     return None
 
 

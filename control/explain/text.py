@@ -4,11 +4,13 @@
 those about clock changes.
 """
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 from tidewheel.control.explain.explanation import RunFacts, SkipSpan
 from tidewheel.control.explain.facts import InstantFacts, OverrideFacts
 from tidewheel.control.explain.version_timeline import VersionSpan
+from tidewheel.control.reads.freezes import Freeze
 from tidewheel.jobs.targets import TARGETS
 from tidewheel.jobs.values import format_duration
 from tidewheel.runs import Overlap, RunState
@@ -87,6 +89,9 @@ def _state_text(facts: InstantFacts, run: RunFacts) -> str:
 def _queued(facts: InstantFacts, run: RunFacts) -> str:
     if run.publish_at is not None and run.publish_at > facts.job.now:
         return f"Its run exists and may start at {_publish(run)}."
+    freezes = facts.freezes(run.queue)
+    if freezes:
+        return f"Its run waits: {'; '.join(freeze.words for freeze in freezes)}."
     knows = _REQUIREMENTS.get(run.handler, f" and has the handler {run.handler!r}")
     waited = f" for {length(facts.job.now - run.publish_at)}" if run.publish_at else ""
     return f"Its run has waited{waited} for an executor: check that one serves queue {run.queue!r}{knows}."
@@ -345,17 +350,25 @@ def in_pause(facts: InstantFacts, due: datetime) -> str:
     return f"{pause} {_on_resume(facts, version_span, due)}" if version_span else pause
 
 
-def _on_resume(facts: InstantFacts, version_span: VersionSpan, due: datetime) -> str:
+def in_freeze(facts: InstantFacts, freezes: Sequence[Freeze], due: datetime) -> str:
+    """Return the freezes that hold an occurrence, and the effect of their end."""
+    words = f"The job is {'; '.join(freeze.words for freeze in freezes)}."
+    version_span = facts.version_span
+    return f"{words} {_on_resume(facts, version_span, due, 'freeze')}" if version_span else words
+
+
+def _on_resume(facts: InstantFacts, version_span: VersionSpan, due: datetime, hold: str = "pause") -> str:
     if isinstance(version_span.schedule, Once | FixedDelay):
-        return "It fires when the pause ends."
+        return f"It fires when the {hold} ends."
     on_resume = version_span.policies.on_resume
     effect = policy_effect("on_resume", on_resume, version_span.policies.window)
     if due != facts.at:
         skipped_or_not = "are skipped" if on_resume is CatchUp.SKIP else "fire"
         effect = f"on_resume is {on_resume}: moved occurrences {skipped_or_not}."
     if due > facts.job.now:
-        return f"If it is still paused then, on_resume applies when the pause ends. {effect}"
-    return f"on_resume applies when the pause ends. {effect}"
+        still = "paused" if hold == "pause" else "frozen"
+        return f"If it is still {still} then, on_resume applies when the {hold} ends. {effect}"
+    return f"on_resume applies when the {hold} ends. {effect}"
 
 
 def not_yet(first_at: datetime | None) -> str:

@@ -1,6 +1,6 @@
 """Read the standing freezes, and those that name a job or a run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
@@ -92,11 +92,18 @@ def list_freezes(connection: Conn, tenant: str) -> list[FreezeSummary]:
     return [FreezeSummary(row.freeze, row.jobs, row.waiting, row.held) for row in rows]
 
 
-def freezes_of(connection: Conn, tenant: str, queue: str, job_id: UUID) -> Sequence[Freeze]:
-    """Return the standing freezes that name a run of this job in this queue, the oldest first."""
+def freezes_of(connection: Conn, tenant: str, job_id: UUID, queue: str | None = None) -> tuple[Freeze, ...]:
+    """Return the standing freezes that name runs of a job, the oldest first.
+
+    Args:
+        connection: The reader's.
+        tenant: The job's tenant.
+        job_id: The job.
+        queue: The queue of the runs; None for that of the job's current version.
+    """
     columns: dict[str, object] = {"tenant": tenant, "queue": queue, "job_id": job_id}
     with connection.cursor(row_factory=class_row(Freeze), binary=True) as cursor:
-        return cursor.execute(_FIND_FREEZES_OF, columns).fetchall()
+        return tuple(cursor.execute(_FIND_FREEZES_OF, columns))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from psycopg.rows import class_row
 from psycopg.types.json import Jsonb
 
 from tidewheel.control.explain.explanation import OccurrenceOutcome
+from tidewheel.control.reads.freezes import Freeze, freezes_of
 from tidewheel.control.reads.tenants import require_tenant
 from tidewheel.errors import UnknownJob
 from tidewheel.ids import job_id
@@ -74,7 +75,7 @@ class JobSummary:
         paused: True if it is paused.
         paused_until: When the pause ends by itself.
         finished_at: When the scheduler found no occurrence left.
-        hold_reason: The reason why its timer is held: `pause`, `quarantine` or `run`.
+        hold_reason: The reason why its timer is held: `pause`, `quarantine`, `run` or `freeze`.
         next_at: The next occurrence; None if there is none, or the timer is held.
         postponed_until: When a scheduler tries again to fire a job that failed for a cause outside of its own data.
         last_run: The latest run whose instant has come.
@@ -128,6 +129,7 @@ class JobDetail:
         consecutive_failures: How many runs in a row have failed.
         error: The error that quarantined it, while it is quarantined.
         quarantined_at: When that was.
+        freezes: The standing freezes that name its runs.
     """
 
     summary: JobSummary
@@ -140,6 +142,7 @@ class JobDetail:
     consecutive_failures: int
     error: str | None
     quarantined_at: datetime | None
+    freezes: tuple[Freeze, ...] = ()
 
 
 def list_jobs(
@@ -228,6 +231,7 @@ def show_job(connection: Conn, tenant: str, key: str) -> JobDetail:
         consecutive_failures=row.consecutive_failures,
         error=error,
         quarantined_at=quarantined_at,
+        freezes=freezes_of(connection, tenant, row.job_id),
     )
 
 

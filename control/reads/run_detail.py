@@ -7,16 +7,20 @@ from uuid import UUID
 
 from psycopg.rows import class_row
 
+from tidewheel.control.reads.freezes import Freeze, freezes_of
 from tidewheel.control.reads.retry_chain import RelatedRun, RetryChain, retry_chain_of
 from tidewheel.control.reads.runs import RunRow, RunSummary, summary_of
 from tidewheel.errors import UnknownRun
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
+from tidewheel.runs import Move, sources
 
 _SQL = Statements("tidewheel.control")
 _SHOW_RUN = _SQL["show_run"]
 _READ_PAST_ATTEMPTS = _SQL["read_past_attempts"]
 _READ_RETRY_CHAIN = _SQL["read_retry_chain"]
+
+_CLAIMABLE = frozenset(sources(Move.CLAIM))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,7 @@ class RunDetail:
         dead_letter: Its dead letter, if it is one.
         retry_chain: The runs that it retries, and its retries.
         attempts: The last hundred that have ended, the oldest first.
+        freezes: The standing freezes for which it waits.
     """
 
     summary: RunSummary
@@ -105,6 +110,7 @@ class RunDetail:
     dead_letter: int | None
     retry_chain: RetryChain
     attempts: tuple[PastAttempt, ...]
+    freezes: tuple[Freeze, ...] = ()
 
 
 def show_run(connection: Conn, tenant: str, run_id: UUID) -> RunDetail:
@@ -141,6 +147,7 @@ def show_run(connection: Conn, tenant: str, run_id: UUID) -> RunDetail:
         dead_letter=row.dead_letter,
         retry_chain=retry_chain_of(run_id, row.parent_run_id, row.root_run_id, _read_retry_chain(connection, row)),
         attempts=tuple(past_attempts(connection, run_id)),
+        freezes=freezes_of(connection, tenant, row.job_id, row.queue) if row.state in _CLAIMABLE else (),
     )
 
 

@@ -16,7 +16,13 @@ from tidewheel.runs import Overlap
 
 PAGE = ROOT / "docs" / "requests.md"
 PAGES = (PAGE, ROOT / "README.md", ROOT / "docs" / "quickstart.md")
-TABLES = {"job.submit": JobSpec, "job.backfill": JobBackfill, "runs.cancel": RunsCancel, "freeze, thaw": Freeze, "run.complete": RunComplete}
+TABLES = {
+    "job.submit": JobSpec,
+    "job.backfill": JobBackfill,
+    "runs.cancel": RunsCancel,
+    "freeze, thaw": Freeze,
+    "run.complete": RunComplete,
+}
 _FIELD = re.compile(r"`(\w+)`")
 
 
