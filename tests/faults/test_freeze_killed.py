@@ -1,4 +1,4 @@
-"""Every service is killed under a freeze: none of its runs starts, and the thaw loses and doubles nothing."""
+"""Services killed under a freeze: none of its runs starts, and the thaw loses and doubles nothing."""
 
 from collections import Counter
 from datetime import datetime, timedelta
@@ -7,14 +7,14 @@ from typing import LiteralString
 import pytest
 
 from tests.fixtures.oracle import read_effects
-from tests.fixtures.services import Fleet
+from tests.fixtures.services import Fleet, Role
 from tidewheel.control.client.client import Client
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.slow]
 
 SECOND = timedelta(seconds=1)
 KEYS = [f"frozen/{number}" for number in range(10)]
-SERVICES = ("intake", "scheduler", "relay", "executor")
+SERVICES: tuple[Role, ...] = ("intake", "scheduler", "relay", "executor")
 STARTED: LiteralString = """
 SELECT count(*) FROM runs AS r JOIN jobs AS j USING (job_id) WHERE j.key LIKE 'frozen/%%' AND r.started_at > %s
 """
