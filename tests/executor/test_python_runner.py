@@ -11,6 +11,7 @@ import pytest
 from pydantic import BaseModel, TypeAdapter
 
 from tests.executor.attempting import NOON, RUN, Reports, attempt_of
+from tests.fixtures.services import until
 from tidewheel.errors import Permanent
 from tidewheel.executor.context import Context
 from tidewheel.executor.handlers import Handler
@@ -178,10 +179,11 @@ def test_context_identifies_the_run() -> None:
 
 def test_abandoned_thread_keeps_its_slot_until_it_returns() -> None:
     """A thread cannot be stopped: its flag is set, and the slot is free when the function has ended."""
-    told, may_end = threading.Event(), threading.Event()
+    began, told, may_end = threading.Event(), threading.Event(), threading.Event()
 
     def stubborn(context: Context, payload: object) -> None:
         del payload
+        began.set()
         while not context.cancelled:
             threading.Event().wait(0.005)
         told.set()
@@ -192,7 +194,7 @@ def test_abandoned_thread_keeps_its_slot_until_it_returns() -> None:
 
     async def work() -> None:
         task = asyncio.create_task(runner.run(attempt_of(reports=reports)))
-        await asyncio.sleep(0.02)
+        assert await asyncio.to_thread(began.wait, 30)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -202,8 +204,4 @@ def test_abandoned_thread_keeps_its_slot_until_it_returns() -> None:
     assert reports.released == 0
     may_end.set()
     asyncio.run(runner.close())
-    for _ in range(1000):
-        if reports.released:
-            break
-        threading.Event().wait(0.01)
-    assert reports.released == 1
+    until(lambda: reports.released == 1, "its slot is free")

@@ -5,6 +5,7 @@ from datetime import timedelta
 from typing import LiteralString
 
 import pytest
+from psycopg import sql
 
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
@@ -37,7 +38,8 @@ def due(clocked: ClockedDatabase) -> ClockedDatabase:
 
 
 def poison(database: ClockedDatabase, change: LiteralString) -> None:
-    database.execute(f"UPDATE job_versions SET {change} WHERE job_id = %s", [POISON])  # noqa: S608
+    statement = sql.SQL("UPDATE job_versions SET {} WHERE job_id = %s").format(sql.SQL(change))
+    database.execute(statement, [POISON])
 
 
 def keys_fired(database: ClockedDatabase) -> set[str]:

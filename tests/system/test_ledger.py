@@ -11,7 +11,8 @@ import pytest
 
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
-from tests.system.history import History, Job
+from tests.system.history import History
+from tests.system.history_model import Job
 from tests.transitions.acts import about, apply_batch, submit
 from tidewheel.ids import job_id
 from tidewheel.runs import RunState
@@ -62,11 +63,11 @@ class Expected:
 def expected(history: History, job: Job, cursor: datetime | None) -> Expected:
     found = Expected(set(), set(), set(), set())
     for version, since, until in job.spans():
-        effective = history.effective(job, version, since, until)
+        effective = history.model.effective(job, version, since, until)
         found.live |= effective - job.skipped - job.moved
         found.moved |= effective & job.moved
         found.by_hand |= effective & job.skipped
-        found.excluded |= history.excluded(job, version, since, until)
+        found.excluded |= history.model.excluded(job, version, since, until)
     for kind in (found.live, found.moved, found.excluded, found.by_hand):
         kind -= {at for at in kind if cursor is not None and at >= cursor}
     return found

@@ -7,7 +7,7 @@ from typing import ClassVar
 import psycopg
 
 from tests.faults.outside.network import fill
-from tests.faults.outside.rows import PAST_LEASE, Row
+from tests.faults.outside.rows import ONE, PAST_LEASE, Row
 
 _LOSSY_SECONDS = 10
 _NEVER = threading.Event()
@@ -40,32 +40,15 @@ class Cut(Row):
         return self.site.database_port if self.to == "database" else self.site.broker_port
 
 
-class CutExecutor(Cut):
-    name, role = "partition of an executor", "executor"
-
-
-class CutScheduler(Cut):
-    name, role = "partition of a scheduler", "scheduler"
-
-
-class CutRelay(Cut):
-    name, role = "partition of a relay", "relay"
-
-
-class CutIntake(Cut):
-    name, role = "partition of intake", "intake"
-
-
-class CutExecutorFromDatabase(Cut):
-    name, role, to = "one-way partition of an executor from PostgreSQL", "executor", "database"
-
-
-class CutExecutorFromBroker(Cut):
-    name, role, to = "one-way partition of an executor from the broker", "executor", "broker"
-
-
-class CutRelayFromBroker(Cut):
-    name, role, to = "one-way partition of a relay from the broker", "relay", "broker"
+_ONE_WAY = (
+    ("executor", "database", "PostgreSQL"),
+    ("executor", "broker", "the broker"),
+    ("relay", "broker", "the broker"),
+)
+CUTS: tuple[type[Row], ...] = (
+    *(Cut.of(name=f"partition of {ONE[role]}", role=role) for role in ("executor", "scheduler", "relay", "intake")),
+    *(Cut.of(name=f"one-way partition of {ONE[role]} from {other}", role=role, to=to) for role, to, other in _ONE_WAY),
+)
 
 
 class LossyBroker(Row):
@@ -159,15 +142,6 @@ class FullBroker(FullDisk):
             self.site.start_broker()
 
 
-NETWORK: tuple[type[Row], ...] = (
-    CutExecutor,
-    CutScheduler,
-    CutRelay,
-    CutIntake,
-    CutExecutorFromDatabase,
-    CutExecutorFromBroker,
-    CutRelayFromBroker,
-    LossyBroker,
-)
+NETWORK: tuple[type[Row], ...] = (*CUTS, LossyBroker)
 LINES: tuple[type[Row], ...] = (SlowDatabase, SilentDatabase)
 DISKS: tuple[type[Row], ...] = (FullData, FullWal, FullBroker)

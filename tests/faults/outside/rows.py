@@ -12,6 +12,7 @@ from tests.faults.outside.records import now_us, read_lines
 from tests.faults.outside.site import LEASE_SECONDS, SERVICES, Site
 
 PAST_LEASE = LEASE_SECONDS + 3.0
+ONE = {"intake": "intake", "scheduler": "a scheduler", "relay": "a relay", "executor": "an executor"}
 _LONG_CALLS = 24  # of both executors; far less than their slots
 _LONG_SECONDS = 30.0
 
@@ -27,6 +28,11 @@ class Row:
     hold: ClassVar[float] = 3.0
     expected: ClassVar[str] = "other processes take over"
     holds_commits: ClassVar[bool] = False
+
+    @classmethod
+    def of(cls, **values: object) -> "type[Row]":
+        """Return a row that differs from this one in these values alone."""
+        return type(cls.__name__, (cls,), values)
 
     def __init__(self, site: Site, load: Load, seed: int) -> None:
         self.site, self.load = site, load
@@ -61,22 +67,14 @@ class Crash(Row):
         self.site.start(self.victim)
 
 
-class CrashIntake(Crash):
-    name, role, hold = "crash of intake", "intake", 1.0
-    expected = "requests wait; each is applied once"
-
-
-class CrashScheduler(Crash):
-    name, role = "crash of a scheduler", "scheduler"
-
-
-class CrashRelay(Crash):
-    name, role = "crash of a relay", "relay"
-
-
-class CrashExecutor(Crash):
-    name, role = "crash of an executor", "executor"
-    expected = "its attempts are lost after the lease, and run again"
+CRASH: dict[str, type[Row]] = {
+    "intake": Crash.of(name="crash of intake", role="intake", hold=1.0, expected="requests wait; each is applied once"),
+    "scheduler": Crash.of(name="crash of a scheduler", role="scheduler"),
+    "relay": Crash.of(name="crash of a relay", role="relay"),
+    "executor": Crash.of(
+        name="crash of an executor", role="executor", expected="its attempts are lost after the lease, and run again"
+    ),
+}
 
 
 class CrashAll(Row):
@@ -106,20 +104,7 @@ class Pause(Row):
         self.site.resume(self.victim)
 
 
-class PauseIntake(Pause):
-    name, role = "pause of intake", "intake"
-
-
-class PauseScheduler(Pause):
-    name, role = "pause of a scheduler", "scheduler"
-
-
-class PauseRelay(Pause):
-    name, role = "pause of a relay", "relay"
-
-
-class PauseExecutor(Pause):
-    name, role = "pause of an executor", "executor"
+PAUSE: dict[str, type[Row]] = {role: Pause.of(name=f"pause of {one}", role=role) for role, one in ONE.items()}
 
 
 class PauseExecutorInCalls(Row):
@@ -376,14 +361,8 @@ class Away(Row):
 
 
 PROCESSES: tuple[type[Row], ...] = (
-    CrashIntake,
-    CrashScheduler,
-    CrashRelay,
-    CrashExecutor,
-    PauseIntake,
-    PauseScheduler,
-    PauseRelay,
-    PauseExecutor,
+    *CRASH.values(),
+    *PAUSE.values(),
     PauseExecutorInCalls,
     CutSessions,
     PauseServerProcess,
@@ -401,6 +380,6 @@ PROCESSES: tuple[type[Row], ...] = (
     RollingRestart,
     StopAfterOutage,
 )
-SHORT: tuple[type[Row], ...] = (CrashExecutor, PauseExecutor, KillBoth)
+SHORT: tuple[type[Row], ...] = (CRASH["executor"], PAUSE["executor"], KillBoth)
 BROKERS: tuple[type[Row], ...] = (KillOneBroker, PauseOneBroker, KillOneBroker)
 MISSED: tuple[type[Row], ...] = (Away,)

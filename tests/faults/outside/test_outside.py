@@ -32,12 +32,12 @@ _ROUND = 12  # rows of one campaign of a long run
 
 # The rows in which a mutant shows.
 _SHOWN_BY: dict[str, Sequence[type[Row]]] = {
-    "claim-early": (rows.CrashIntake,),
+    "claim-early": (rows.CRASH["intake"],),
     "complete-without-token": (rows.PauseExecutorInCalls,),
     "mark-before-report": (rows.CrashRelaysInOutage,),
-    "no-lease": (rows.CrashIntake,),
+    "no-lease": (rows.CRASH["intake"],),
     "no-reaper": (rows.FullSlots,),
-    "pause-ignored": (rows.CrashIntake, rows.CrashIntake, rows.CrashIntake),
+    "pause-ignored": (rows.CRASH["intake"], rows.CRASH["intake"], rows.CRASH["intake"]),
 }
 _CALM = {"no-lease": 40.0}  # seconds, so that a repeat has no fault near it
 
