@@ -2,14 +2,15 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.cli.job_files import STANDARD_INPUT, Written, ensure_readable, read_jobs
-from tidewheel.control.cli.options import DEFAULT_TENANT, Tenant, checked_url
+from tidewheel.control.cli.options import DEFAULT_TENANT, Tenant, checked_url, read_labels, reading
 from tidewheel.control.cli.output import Output, OutputOption, print_result, progress_bar
 from tidewheel.control.client.bulk_load import (
     MAX_PROBLEMS,
@@ -20,7 +21,9 @@ from tidewheel.control.client.bulk_load import (
     batches,
     load_in_processes,
 )
-from tidewheel.errors import refuse
+from tidewheel.control.client.client import Client
+from tidewheel.control.reads.jobs import list_jobs
+from tidewheel.errors import UnknownJob, refuse
 
 _MAX_PROCESSES = 32  # each has a connection, and up to three batches of 16 MiB
 
@@ -37,6 +40,16 @@ def apply(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check the jobs and count the changes; make none.")
     ] = False,
+    prune: Annotated[
+        bool,
+        typer.Option("--prune", help="Delete the jobs in the scope of --label, --prefix or --all that no file has."),
+    ] = False,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="With --prune: only jobs with this label; repeatable."),
+    ] = None,
+    prefix: Annotated[str, typer.Option(metavar="TEXT", help="With --prune: only jobs whose key begins so.")] = "",
+    everything: Annotated[bool, typer.Option("--all", help="With --prune: all jobs of the tenant.")] = False,
     bulk: Annotated[
         bool, typer.Option("--bulk", help="Load new jobs only, up to millions; jobs that exist stay as they are.")
     ] = False,
@@ -54,6 +67,15 @@ def apply(
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Submit every job in some files; report rejected ones, apply the rest."""
+    scope = _read_scope(label, prefix, everything=everything) if prune else None
+    if scope is None and (label or prefix or everything):
+        refuse(
+            "--label" if label else "--prefix" if prefix else "--all",
+            "it needs --prune",
+            "leave it out, or write --prune",
+        )
+    if bulk and prune:
+        refuse("--prune", "--bulk only creates jobs", "leave one of them out")
     if bulk and dry_run:
         refuse("--dry-run", "--bulk has no dry run", "leave out --bulk: the checks are the same")
     if not bulk and (events or processes):
@@ -65,6 +87,7 @@ def apply(
         ensure_readable(source)
     url = checked_url()
     done, ended = LoadResult(), False
+    pruned: list[str] = []
     try:
         with progress_bar("loading" if bulk else "applying", _total_bytes(sources)) as seen:
             given = _all(sources, seen)
@@ -77,10 +100,12 @@ def apply(
                 )
             else:
                 _add(done, _applied(given, url, tenant, dry_run=dry_run))
+                if scope is not None:
+                    pruned += _prune(url, tenant, done, scope, dry_run=dry_run)
         ended = True
     finally:
         # An interrupt does not undo the batches that are committed.
-        _print_load_result(done, output, bulk=bulk, dry_run=dry_run, ended=ended)
+        _print_load_result(done, pruned if prune else None, output, bulk=bulk, dry_run=dry_run, ended=ended)
     if done.rejected:
         raise typer.Exit(ExitCode.FAILED)
 
@@ -125,8 +150,51 @@ def _total_bytes(files: Sequence[str]) -> int | None:
     return sum(sizes)
 
 
-def _print_load_result(done: LoadResult, output: Output, *, bulk: bool, dry_run: bool, ended: bool) -> None:
+class _Scope(NamedTuple):
+    """The jobs that may be pruned."""
+
+    labels: dict[str, str]
+    prefix: str
+
+
+def _read_scope(label: list[str] | None, prefix: str, *, everything: bool) -> _Scope:
+    if everything == bool(label or prefix):
+        remedy = "write --label or --prefix that all jobs of the files have, or --all for the whole tenant"
+        refuse("--prune", "exactly one of a scope and --all is needed", remedy)
+    return _Scope(read_labels(label or []), prefix)
+
+
+def _prune(url: str, tenant: str, done: LoadResult, scope: _Scope, *, dry_run: bool) -> list[str]:
+    """Delete the jobs in scope that no file has; return their keys. With a rejected job, delete none."""
+    if done.rejected or not done.keys:
+        why = "a job was rejected: correct it" if done.rejected else "the files have no job: add some"
+        typer.echo(f"nothing is pruned, for {why}, then apply again", err=True)
+        return []
+    with Client(url, tenant=tenant) as client:
+        gone = [key for key in _keys(tenant, scope) if key not in done.keys]
+        for key in () if dry_run else gone:
+            with suppress(UnknownJob):  # deleted by another client meanwhile
+                client.delete(key)
+    return gone
+
+
+def _keys(tenant: str, scope: _Scope) -> Iterator[str]:
+    with reading() as connection:
+        after: str | None = ""
+        while after is not None:
+            page = list_jobs(connection, tenant, prefix=scope.prefix, labels=scope.labels, after=after, limit=1000)
+            yield from (job.key for job in page.jobs)
+            after = page.next_cursor
+
+
+def _print_load_result(
+    done: LoadResult, pruned: Sequence[str] | None, output: Output, *, bulk: bool, dry_run: bool, ended: bool
+) -> None:
     counts = {"created": done.created, "updated": done.updated, "unchanged": done.unchanged, "rejected": done.rejected}
+    if pruned is not None:
+        counts["deleted"] = len(pruned)
+        for key in pruned:
+            typer.echo(f"{key}: {'would be deleted' if dry_run else 'deleted'}", err=True)
     words = {"updated": "", "unchanged": "existed"} if bulk else {}
     parts = [f"{number} {words.get(name, name)}" for name, number in counts.items() if words.get(name, name)]
     line = ("" if ended else "stopped; so far at least ") + ", ".join(parts)
@@ -136,5 +204,5 @@ def _print_load_result(done: LoadResult, output: Output, *, bulk: bool, dry_run:
         {"place": place, "path": error.path, "problem": error.problem, "remedy": error.remedy}
         for place, error in done.problems
     ]
-    document = {**counts, "dry_run": dry_run, "stopped": not ended, "problems": problems}
+    document = {**counts, "pruned": pruned or [], "dry_run": dry_run, "stopped": not ended, "problems": problems}
     print_result([f"dry run, nothing is stored: {line}" if dry_run else line], document, output)

@@ -55,6 +55,7 @@ class LoadResult:
         unchanged: How many did not change; of a bulk load, how many existed.
         rejected: How many were rejected.
         problems: The first hundred errors, each with the place of the job.
+        keys: The keys of the submitted jobs; empty of a bulk load.
     """
 
     created: int = 0
@@ -62,6 +63,7 @@ class LoadResult:
     unchanged: int = 0
     rejected: int = 0
     problems: list[tuple[str, FieldError]] = field(default_factory=list[tuple[str, FieldError]])
+    keys: set[str] = field(default_factory=set[str])
 
     def reject(self, place: str, errors: Iterable[FieldError]) -> None:
         """Count a rejected job."""
@@ -75,6 +77,7 @@ class LoadResult:
         self.unchanged += other.unchanged
         self.rejected += other.rejected
         self.problems += other.problems[: max(MAX_PROBLEMS - len(self.problems), 0)]
+        self.keys |= other.keys
 
 
 class BulkLoader:
@@ -96,6 +99,7 @@ class BulkLoader:
         """Submit jobs; with `dry_run`, roll back at the end."""
         done, placed = _read(given, self._connection.tenant)
         batch = [received for _, received in placed]
+        done.keys.update(received.key for received in batch if received.key is not None)
         try:
             replies = self._submit(batch, dry_run=dry_run)
         except psycopg.Error as error:

@@ -243,3 +243,38 @@ def test_files_are_named_by_argument_or_flag(database: Database, write: Write) -
     found = tidewheel(database, "apply", write("a.json", GOOD), "-f", write("b.json", OTHER), "--output", "json").json
     assert found["created"] == 2
     assert tidewheel(database, "apply").refusals[0].startswith("FILE: it is missing")
+
+
+TEAM = '{"key": "%s", "schedule": "manual", "target": "x", "labels": {"team": "billing"}}'
+
+
+def test_prune_deletes_the_jobs_in_scope_that_no_file_has(database: Database, write: Write) -> None:
+    path = write("jobs.jsonl", "\n".join([*(TEAM % key for key in ("kept", "gone")), OTHER]))
+    assert tidewheel(database, "apply", path).code == 0
+    path = write("jobs.jsonl", TEAM % "kept")
+    dry = tidewheel(database, "apply", path, "--prune", "--label", "team=billing", "--dry-run")
+    assert (dry.code, dry.err) == (0, "gone: would be deleted\n")
+    assert living(database) == ["b", "gone", "kept"]
+    done = tidewheel(database, "apply", path, "--prune", "--label", "team=billing")
+    assert done.out == "0 created, 0 updated, 1 unchanged, 0 rejected, 1 deleted\n"
+    assert living(database) == ["b", "kept"], "a job without the label is out of scope"
+    assert tidewheel(database, "apply", path, "--prune", "--all").code == 0
+    assert living(database) == ["kept"]
+
+
+def test_prune_needs_a_scope_and_files_without_a_mistake(database: Database, write: Write) -> None:
+    assert tidewheel(database, "apply", write("jobs.jsonl", OTHER)).code == 0
+    good = write("good.jsonl", GOOD)
+    refused = (("--prune",), ("--prune", "--all", "--prefix", "a"), ("--prefix", "a"), ("--bulk", "--prune", "--all"))
+    for flags in refused:
+        assert tidewheel(database, "apply", good, *flags).code == ExitCode.REFUSED
+    rejected = tidewheel(database, "apply", write("bad.jsonl", f'{GOOD}\n{{"key": 1}}'), "--prune", "--all")
+    assert rejected.code == ExitCode.FAILED
+    assert "nothing is pruned, for a job was rejected" in rejected.err
+    assert "the files have no job" in tidewheel(database, "apply", write("empty.jsonl", ""), "--prune", "--all").err
+    assert living(database) == ["a", "b"]
+
+
+def living(database: Database) -> list[str]:
+    """Return the keys of the jobs that are not deleted."""
+    return [key for (key,) in database.rows("SELECT key FROM jobs WHERE deleted_at IS NULL ORDER BY key")]
