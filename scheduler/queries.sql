@@ -637,7 +637,8 @@ SELECT o.run_id, o.job_id, j.key, o.shard, o.job_version
 -- name: measure_runs
 -- Returns of each queue and lane the number of due runs, the time for which the oldest is due, and the number of orphans.
 -- Index: job_runs_due, from one queue and lane to the next, then its head. No lock.
--- Why: an attempt of an executor that is silent for twice its lease should have been ended by another executor.
+-- Why: an attempt of an executor that is silent for twice its lease should have been ended by another executor. More executors
+-- would not start a frozen run.
 WITH RECURSIVE lanes AS (
     (SELECT o.queue, o.lane FROM job_runs AS o ORDER BY o.queue, o.lane LIMIT 1)
     UNION ALL
@@ -665,6 +666,7 @@ SELECT l.queue, l.lane, m.due, coalesce((SELECT tidewheel_now()) - m.since, inte
         SELECT o.state, o.publish_at, o.executor_id
           FROM job_runs AS o
          WHERE o.queue = l.queue AND o.lane = l.lane AND o.publish_at <= (SELECT tidewheel_now())
+           AND (o.state = ANY (%(owned)s) OR {{tidewheel.transitions.not_frozen(o)}})
          ORDER BY o.publish_at
          LIMIT %(limit)s
       ) AS r

@@ -8,6 +8,7 @@ from prometheus_client import REGISTRY
 
 from tests.fixtures.database import ClockedDatabase
 from tests.fixtures.services import until
+from tests.scheduler.firing import fire_due
 from tests.transitions.acts import about, apply_batch, begin, submit, trigger
 from tidewheel.scheduler.backlog_metrics import BacklogMetrics
 
@@ -64,6 +65,28 @@ def test_queue_that_has_been_worked_off_has_no_due_runs(still: ClockedDatabase) 
     still.execute("DELETE FROM job_runs")
     own.measure()
     assert value("runs_due", queue="default", lane="standard") == 0
+
+
+def test_frozen_run_is_not_due(still: ClockedDatabase) -> None:
+    submit(still, "report", queue="reports")
+    submit(still, "mail")
+    trigger(still, "report")
+    trigger(still, "mail")
+    [reply] = apply_batch(still, {"type": "freeze", "queue": "reports"})
+    assert reply.status == "accepted", reply.errors
+    measure(still)
+    assert value("runs_due", queue="reports", lane="standard") == 0
+    assert value("runs_due", queue="default", lane="standard") == 1
+
+
+def test_timer_that_a_freeze_holds_is_not_overdue(still: ClockedDatabase) -> None:
+    submit(still, "minutely", schedule={"interval": "1m"})
+    apply_batch(still, {"type": "freeze", "scope": "tenant"})
+    still.advance(MINUTE)
+    assert fire_due(still) == 1
+    still.advance(5 * MINUTE)
+    measure(still)
+    assert (value("timers_overdue"), value("jobs_behind")) == (0, 0)
 
 
 def test_attempt_of_an_executor_that_is_gone_is_an_orphan(still: ClockedDatabase) -> None:

@@ -134,7 +134,7 @@ METRICS = (
         Kind.GAUGE,
         "runs",
         ("queue", "lane"),
-        "due runs that no executor has claimed; counted up to 100,000 for each queue and lane",
+        "due runs that no executor has claimed and no freeze names; counted up to 100,000 for each queue and lane",
     ),
     Metric("runs_due_oldest_seconds", Kind.GAUGE, "seconds", ("queue", "lane"), "time for which the oldest is due"),
     Metric(
