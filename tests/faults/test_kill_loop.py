@@ -67,7 +67,7 @@ def test_huge_batch_of_requests_stops_no_intake_for_ever(fleet: Fleet, codec: st
         send(fleet, topic, request(f"before-{number}"))
         send(fleet, topic, *[bytes(size)] * messages, codec=codec)
         send(fleet, topic, request(f"after-{number}"))
-    starts = 0
+    starts, service = 0, first
     while database.count("jobs") < 5:
         assert starts < MAX_STARTS, "each start was killed"
         starts += 1
