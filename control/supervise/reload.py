@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Collection
 from pathlib import Path
 
-from watchfiles import awatch
+from watchfiles import awatch  # pyright: ignore[reportUnknownVariableType] - trio, which it also takes, is not here
 
 from tidewheel.control.supervise.supervisor import Supervisor
 
