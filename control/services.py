@@ -25,7 +25,8 @@ from tidewheel.process.service import (
     tune_garbage_collector,
     wait_until_available,
 )
-from tidewheel.schemas.codec import install_lookup
+from tidewheel.schemas.codec import install_lookup, install_registry
+from tidewheel.schemas.registry import Registry, lookup_in_registry
 from tidewheel.settings.api import ApiSettings
 from tidewheel.settings.connections import Connections
 from tidewheel.settings.executor import ExecutorSettings
@@ -152,6 +153,8 @@ class _Start:
         url = self._settings.database()
         installation = self.wait(lambda: _read(url, self._settings))
         install_lookup(lookup_in(url))
+        if (registry := self._settings.schema_registry_url) is not None:
+            install_registry(lookup_in_registry(Registry(registry.get_secret_value())))
         health.requires("database", lambda: _why_away(url))
         return url, installation
 

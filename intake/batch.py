@@ -29,9 +29,8 @@ from tidewheel.outbox import OutboxRow, append
 from tidewheel.postgres.session import Conn
 from tidewheel.process import tracing
 from tidewheel.process.metrics import metrics
-from tidewheel.schemas.codec import is_avro
 from tidewheel.schemas.generated.records import Reply, RequestOrigin, RequestType
-from tidewheel.schemas.requests import Encoding, read_document, read_request
+from tidewheel.schemas.requests import Encoding, encoding_of, read_document, read_request
 from tidewheel.task_tokens import TASK_TOKEN_HEADER, read_task_token
 from tidewheel.transitions.dead_letters import DeadMessage, dead_letter_message
 from tidewheel.transitions.installation import Installation
@@ -301,7 +300,7 @@ def _bytes(value: object) -> bytes | None:
 
 
 def _encoding(value: bytes | None) -> Encoding:
-    return "avro" if value and is_avro(value) else "json"
+    return encoding_of(value or b"")
 
 
 def _refused_by_failure(value: bytes | None, failure: Exception) -> RequestRefused:

@@ -21,6 +21,7 @@ from tidewheel.jobs.values import format_timestamp
 from tidewheel.outbox import OutboxLane, OutboxRow, pack
 from tidewheel.schemas.codec import encode, encode_json
 from tidewheel.schemas.generated.records import Reply, ReplyError, ReplyStatus, RequestOrigin, RequestType
+from tidewheel.schemas.registry import framed
 from tidewheel.schemas.requests import Encoding
 from tidewheel.transitions.installation import Installation
 
@@ -28,6 +29,7 @@ _TYPES_BY_NAME = {kind.replace("_", "."): kind for kind in RequestType}
 _CONTENT_TYPES = {
     "json": pack([("content-type", b"application/json")]),
     "avro": pack([("content-type", b"application/avro")]),
+    "registry": pack([("content-type", b"application/avro")]),
 }
 _NAMES_BY_TYPE = {kind: kind.value.replace("_", ".") for kind in RequestType}
 
@@ -202,7 +204,10 @@ def reply_row(
         about: The id of the request's job, if it is known.
     """
     shard = shard_of(bucket_of(about or job_id(reply.tenant, reply.key or "")), installation.shards)
-    value = _json_reply(reply) if encoding == "json" else encode(reply)
+    if encoding == "registry" and "Reply" in installation.frames:
+        value = framed(installation.frames, reply)
+    else:
+        value = _json_reply(reply) if encoding == "json" else encode(reply)
     topic = installation.topics.replies
     return OutboxRow(shard, OutboxLane.EVENTS, topic, key, value, now, _CONTENT_TYPES[encoding])
 

@@ -23,12 +23,15 @@ from fastavro import (
 from fastavro.types import Schema
 
 from tidewheel.errors import UndecodableMessage
-from tidewheel.schemas.files import HEADER_BYTES, MAGIC, current, fingerprint, released
+from tidewheel.schemas.files import HEADER_BYTES, MAGIC, REGISTRY_MAGIC, current, fingerprint, released
 from tidewheel.schemas.generated import records, wire
 from tidewheel.schemas.json_form import from_json, to_json
 
 R = TypeVar("R")
 Lookup = Callable[[bytes], str | None]
+RegistryLookup = Callable[[int], str | None]
+
+_REGISTRY_HEADER_BYTES = 5
 
 MAX_MESSAGE_BYTES = 1 << 20  # Kafka's default max.message.bytes; Tidewheel writes no larger message
 
@@ -103,7 +106,9 @@ def decode(data: bytes, record_type: type[R]) -> R:
     if data.startswith(form.header):
         return _read(data, form)
     if data.startswith(MAGIC):
-        return _read(_resolved(data, form), form)
+        return _read(_resolved(data, HEADER_BYTES, _schema_named(data[len(MAGIC) : HEADER_BYTES]), form), form)
+    if is_registry_format(data) and (lookup := _registry.get("lookup")) is not None:
+        return _read(_resolved(data, _REGISTRY_HEADER_BYTES, _schema_numbered(data, lookup), form), form)
     if data.lstrip()[:1] == b"{":
         return from_json(data, record_type)
     raise UndecodableMessage(_unrecognised(data))
@@ -112,6 +117,11 @@ def decode(data: bytes, record_type: type[R]) -> R:
 def is_avro(data: bytes) -> bool:
     """Return True if a message begins as Avro single-object encoding does."""
     return data.startswith(MAGIC)
+
+
+def is_registry_format(data: bytes) -> bool:
+    """Return True if a message begins as the wire format of a schema registry does."""
+    return data.startswith(REGISTRY_MAGIC)
 
 
 def all_schemas() -> list[StoredSchema]:
@@ -134,6 +144,14 @@ def install_lookup(lookup: Lookup | None) -> None:
     _looked_up.clear()
 
 
+def install_registry(lookup: RegistryLookup | None) -> None:
+    """Set the look-up of a schema registry's ids, for the whole process. A found schema is kept."""
+    _registry["lookup"] = lookup
+    _numbered.clear()
+
+
+_registry: dict[str, RegistryLookup | None] = {"lookup": None}
+_numbered: dict[int, str] = {}
 _state: dict[str, Lookup | None] = {"lookup": None}
 _looked_up: dict[bytes, str] = {}
 
@@ -151,14 +169,13 @@ def _read(data: bytes, form: Form[R]) -> R:
     return record
 
 
-def _resolved(data: bytes, form: Form[R]) -> bytes:
-    """Return a message of a foreign schema as this release would have written it."""
-    writer = _schema_named(data[len(MAGIC) : HEADER_BYTES])
+def _resolved(data: bytes, start: int, writer: str, form: Form[R]) -> bytes:
+    """Return a message of a foreign schema, with its body at `start`, as this release writes it."""
     if (name := _name(writer)) != form.name:
         msg = f"the message is a {name}, and a {form.name} is expected"
         raise UndecodableMessage(msg)
     source, target = BytesIO(data), BytesIO()
-    source.seek(HEADER_BYTES)
+    source.seek(start)
     try:
         datum = schemaless_reader(source, _parsed(writer), _parsed(form.schema))
         target.write(form.header)
@@ -185,6 +202,20 @@ def _schema_named(name: bytes) -> str:
     raise UndecodableMessage(msg)
 
 
+def _schema_numbered(data: bytes, lookup: RegistryLookup) -> str:
+    if len(data) < _REGISTRY_HEADER_BYTES:
+        msg = "the message is cut short within the schema id of its registry's wire format"
+        raise UndecodableMessage(msg)
+    number = int.from_bytes(data[len(REGISTRY_MAGIC) : _REGISTRY_HEADER_BYTES])
+    if number not in _numbered:
+        found = lookup(number)
+        if found is None:
+            msg = f"the schema registry has no Avro schema of id {number}; register it there, or send JSON"
+            raise UndecodableMessage(msg)
+        _numbered[number] = found
+    return _numbered[number]
+
+
 def _checked(schema: str, name: bytes) -> str:
     """Return a schema that was looked up if it has the expected fingerprint."""
     try:
@@ -207,7 +238,7 @@ def _unrecognised(data: bytes) -> str:
     if not data:
         return "the message is empty"
     if data[0] == 0:
-        hint = "; 00 begins the wire format of a schema registry, which Tidewheel does not read"
+        hint = "; 00 begins the wire format of a schema registry: set TIDEWHEEL_SCHEMA_REGISTRY_URL"
     elif data.startswith(b"\xef\xbb\xbf"):
         hint = "; EF BB BF is a byte order mark: send JSON without it"
     else:
@@ -227,4 +258,5 @@ def _parsed(schema: str) -> Schema:
 
 @cache
 def _name(schema: str) -> str:
-    return str(json.loads(schema)["name"])
+    parsed = json.loads(schema)
+    return str(parsed.get("name")) if isinstance(parsed, dict) else str(parsed)  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]

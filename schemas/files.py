@@ -15,6 +15,7 @@ from fastavro.schema import to_parsing_canonical_form
 
 MAGIC = b"\xc3\x01"
 HEADER_BYTES = 10
+REGISTRY_MAGIC = b"\0"  # begins the wire format of a schema registry, before four bytes of id
 
 _HERE: Traversable = files("tidewheel.schemas")
 

@@ -13,13 +13,13 @@ from tidewheel.jobs.requests import Request as ParsedRequest
 from tidewheel.jobs.strict_json import read_object, read_value
 from tidewheel.jobs.validation import shown
 from tidewheel.jobs.values import format_timestamp
-from tidewheel.schemas.codec import decode, is_avro
+from tidewheel.schemas.codec import decode, is_avro, is_registry_format
 from tidewheel.schemas.generated import records
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-Encoding: TypeAlias = Literal["json", "avro"]
+Encoding: TypeAlias = Literal["json", "avro", "registry"]
 
 # Names that are not possible or not clear in Python.
 _JSON_NAMES = {"from_at": "from", "to_at": "to", "occurrence_at": "at", "is_async": "async"}
@@ -45,7 +45,12 @@ def read_document(value: bytes) -> tuple[dict[str, object], Encoding]:
     """
     if not is_avro(value) and value.lstrip()[:1] in (b"{", b"["):
         return read_object(value), "json"
-    return request_document(decode(value, records.Request)), "avro"
+    return request_document(decode(value, records.Request)), encoding_of(value)
+
+
+def encoding_of(value: bytes) -> Encoding:
+    """Return the encoding of a message, by its first bytes."""
+    return "avro" if is_avro(value) else "registry" if is_registry_format(value) else "json"
 
 
 def request_document(record: records.Request) -> dict[str, object]:

@@ -8,12 +8,16 @@ import typer
 from tidewheel import message_signatures
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.cli.output import Output, OutputOption, print_document, print_result, print_table
+from tidewheel.errors import SettingsError
 from tidewheel.kafka import topics
 from tidewheel.kafka.topics import PartitionCounts, Topics, queue_names, queues_with_topics, topic_statuses
 from tidewheel.migrations import runner
 from tidewheel.postgres.session import connect
+from tidewheel.schemas import registry
 from tidewheel.schemas.compatibility import check
+from tidewheel.schemas.generated.records import DeadLetter, LifecycleEvent, Reply, Request, RunCompleted
 from tidewheel.settings.connections import Connections
+from tidewheel.transitions.installation import record_schema_ids
 
 
 def migrate(
@@ -38,6 +42,28 @@ def check_schemas(output: OutputOption = Output.TEXT) -> None:
     _print(found or ["all schemas are compatible with every released version"], {"problems": found}, output)
     if found:
         raise typer.Exit(ExitCode.FAILED)
+
+
+def register_schemas(output: OutputOption = Output.TEXT) -> None:
+    """Register this release's schemas in the schema registry, and record their ids in the database."""
+    settings = Connections.load()
+    if settings.schema_registry_url is None:
+        message = "TIDEWHEEL_SCHEMA_REGISTRY_URL is not set; write http://host:port"
+        raise SettingsError(message)
+    names = Topics(settings.topic_prefix)
+    subjects = {
+        f"{names.completions}-value": RunCompleted,
+        f"{names.events}-value": LifecycleEvent,
+        f"{names.dead_letters}-value": DeadLetter,
+        f"{names.replies}-value": Reply,
+        f"{names.requests}-value": Request,
+    }
+    recorded = registry.register_schemas(registry.Registry(settings.schema_registry_url.get_secret_value()), subjects)
+    with connect(settings.database(), "tidewheel-schemas") as connection:
+        record_schema_ids(connection, recorded)
+        connection.commit()
+    lines = [f"{facts['id']:>6} {facts['subject']} ({name})" for name, facts in recorded.items()]
+    _print(lines, {"schemas": recorded}, output)
 
 
 def _print(lines: list[str], document: dict[str, object], output: Output) -> None:

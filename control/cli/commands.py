@@ -217,7 +217,10 @@ COMMANDS: Mapping[str, Command | Group] = {
         {
             "check": Command(
                 "admin", "check_schemas", "Check the schemas against every released version; exit code 1 on a conflict."
-            )
+            ),
+            "register": Command(
+                "admin", "register_schemas", "Register the schemas in a schema registry, and record their ids."
+            ),
         },
     ),
 }

@@ -52,8 +52,13 @@ class Connections(Settings):
     events_partitions: int = Field(
         12, ge=1, le=10_000, description="partitions of `completions` and `events`; fixed early, for they have an order"
     )
-    events_encoding: Literal["avro", "json"] = Field(
-        "avro", description="encoding of completions, events and dead letters"
+    events_encoding: Literal["avro", "json", "registry"] = Field(
+        "avro",
+        description="encoding of completions, events and dead letters; `registry` is the wire format of a Confluent "
+        "schema registry, after `tidewheel schemas register`",
+    )
+    schema_registry_url: SecretStr | None = Field(
+        None, description="address of a Confluent schema registry, with user and password if it needs them"
     )
     events_runs: Literal["ends", "all"] = Field(
         "ends",

@@ -14,6 +14,7 @@ from tidewheel.outbox import OutboxLane, OutboxRow, pack
 from tidewheel.process import tracing
 from tidewheel.runs import DEAD_LETTERED, RunState, sequence_of
 from tidewheel.schemas.cloudevents import completion_headers
+from tidewheel.schemas.files import HEADER_BYTES
 from tidewheel.schemas.generated.records import RequestOrigin, RunError
 from tidewheel.schemas.generated.wire import read_run_completed, run_completed
 from tidewheel.schemas.templates import PLACEHOLDER, split_at
@@ -30,6 +31,7 @@ _ID = PLACEHOLDER.encode()
 def completions(finished: Iterable[FinishedRun], installation: Installation) -> Iterator[OutboxRow]:
     """Yield the completion event of each run that ends in one transaction."""
     topic, as_json = installation.topics.completions, installation.content_type == "application/json"
+    frame = installation.frames["RunCompleted"] if installation.as_registry else None
     headers: _Headers | None = None
     executor_id: UUID | None = None
     executor: str | None = None
@@ -81,7 +83,9 @@ def completions(finished: Iterable[FinishedRun], installation: Installation) -> 
         traceparent = request.traceparent
         if tracing.spans is not None:
             traceparent = _trace(tracing.spans, run)
-        if as_json:
+        if frame is not None:
+            value = frame + value[HEADER_BYTES:]
+        elif as_json:
             value = installation.encode_event(read_run_completed(value)[0])
         yield OutboxRow(
             row.shard,

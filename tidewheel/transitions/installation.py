@@ -1,9 +1,11 @@
 """The facts about this installation that every writer of rows needs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import cast
+from typing import cast, get_args
+
+from psycopg.types.json import Jsonb
 
 from tidewheel.errors import SettingsError
 from tidewheel.jobs.allow_lists import AllowLists
@@ -14,10 +16,12 @@ from tidewheel.redaction import protect
 from tidewheel.schemas.cloudevents import ContentType
 from tidewheel.schemas.codec import encode, encode_json
 from tidewheel.schemas.generated.records import DeadLetter, LifecycleEvent, RunCompleted
+from tidewheel.schemas.registry import Recorded, framed, frames_of
 from tidewheel.settings.connections import Connections
 
 _SQL = Statements("tidewheel.transitions")
 _READ_INSTALLATION = _SQL["read_installation"]
+_RECORD_SCHEMA_IDS = _SQL["record_schema_ids"]
 _RECORD_TOPIC_PREFIX = _SQL["record_topic_prefix"]
 
 Event = RunCompleted | LifecycleEvent | DeadLetter
@@ -34,6 +38,8 @@ class Installation:
         content_type: The MIME type of the result of `encode_event`.
         encode_event: The encoding of completions, events and dead letters.
         run_events: True if starts and retries of runs are events too.
+        frames: The first bytes of messages in a schema registry's wire format, by the record's name.
+        as_registry: True if events have that format.
         misfire_after: The delay after which an occurrence counts as missed.
         catch_up_rate: Caught-up runs per second, of the whole fleet.
         task_token_key: The key that signs task tokens.
@@ -47,6 +53,8 @@ class Installation:
     encode_event: Callable[[Event], bytes]
     misfire_after: timedelta
     run_events: bool = False
+    as_registry: bool = False
+    frames: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
     catch_up_rate: float = 1000.0
     task_token_key: bytes = field(default=b"", repr=False)
     allow_lists: AllowLists = field(default_factory=AllowLists)
@@ -64,21 +72,40 @@ def read_installation(connection: Conn, settings: Connections) -> Installation:
         SettingsError: The settings name another topic prefix than the installation's.
     """
     facts = dict(cast("list[tuple[str, object]]", connection.execute(_READ_INSTALLATION).fetchall()))
-    as_json = settings.events_encoding == "json"
+    frames = frames_of(cast("Recorded", facts.get("schema_ids") or {}))
     topics = Topics(_prefix(facts.get("topic_prefix"), settings))
     protect(str(facts["task_token_key"]))
     return Installation(
         shards=cast("int", facts["shards"]),
         topics=topics,
         source=settings.source,
-        content_type="application/json" if as_json else "application/avro",
-        encode_event=encode_json if as_json else encode,
+        content_type="application/json" if settings.events_encoding == "json" else "application/avro",
+        encode_event=_encoder(settings, frames),
+        frames=frames,
+        as_registry=settings.events_encoding == "registry",
         misfire_after=settings.misfire_after,
         run_events=settings.events_runs == "all",
         catch_up_rate=settings.catch_up_rate,
         task_token_key=bytes.fromhex(str(facts["task_token_key"])),
         allow_lists=settings.allow_lists(topics.prefix),
     )
+
+
+def _encoder(settings: Connections, frames: Mapping[str, bytes]) -> Callable[[Event], bytes]:
+    if settings.events_encoding != "registry":
+        return encode_json if settings.events_encoding == "json" else encode
+    if missing := {each.__name__ for each in get_args(Event)} - frames.keys():
+        message = (
+            f"TIDEWHEEL_EVENTS_ENCODING is registry, but no id of {', '.join(sorted(missing))} is recorded for this"
+            " release; run `tidewheel schemas register`"
+        )
+        raise SettingsError(message)
+    return lambda event: framed(frames, event)
+
+
+def record_schema_ids(connection: Conn, recorded: Recorded) -> None:
+    """Record the ids of this release's schemas in a schema registry, in the caller's transaction."""
+    connection.execute(_RECORD_SCHEMA_IDS, {"recorded": Jsonb(recorded)})
 
 
 def _prefix(recorded: object, settings: Connections) -> str:

@@ -931,10 +931,10 @@ SELECT given.run_id, given.attempt, %(kind)s, given.tenant, given.executor_id, t
     ON CONFLICT DO NOTHING
 
 -- name: read_installation
--- Returns the number of shards, the signing key and the recorded topic prefix.
+-- Returns the number of shards, the signing key, the recorded topic prefix and the schemas' ids in a registry.
 -- Index: settings_pkey.
 -- No lock.
-SELECT name, value FROM settings WHERE name IN ('shards', 'task_token_key', 'topic_prefix')
+SELECT name, value FROM settings WHERE name IN ('shards', 'task_token_key', 'topic_prefix', 'schema_ids')
 
 -- name: find_busy_attempts
 -- Returns the attempts that a move did not change only because another transaction holds their row; the caller retries.
@@ -1054,6 +1054,13 @@ SELECT *
 DELETE FROM deferred_effects
  WHERE run_id IN (SELECT l.run_id FROM deferred_effects AS l ORDER BY l.run_id LIMIT %(limit)s FOR UPDATE SKIP LOCKED)
 RETURNING run_id, job_id, tenant, ended_at, chain_at, reset_failures, inputs_at, release_job
+
+-- name: record_schema_ids
+-- Records the ids of a release's schemas in a schema registry, in place of the release's before.
+-- Index: settings_pkey.
+-- Lock: the row.
+INSERT INTO settings (name, value) VALUES ('schema_ids', %(recorded)s)
+    ON CONFLICT (name) DO UPDATE SET value = excluded.value
 
 -- name: record_topic_prefix
 -- Records the prefix of this installation's topics, unless it is recorded already.

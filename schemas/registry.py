@@ -1,0 +1,155 @@
+"""A Confluent schema registry: register schemas, look them up by id, and frame messages with an id.
+
+A message in the registry's wire format is a zero byte, the schema's id in four bytes, and the Avro body.
+"""
+
+import base64
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+from urllib.error import HTTPError
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
+from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+from tidewheel.clock import monotonic_seconds
+from tidewheel.errors import SettingsError, Unavailable
+from tidewheel.schemas.codec import FORMS, encode
+from tidewheel.schemas.files import HEADER_BYTES, REGISTRY_MAGIC
+
+_SECONDS = 5.0  # for an answer: intake's transaction waits meanwhile
+_MAX_BYTES = 4 << 20  # of an answer
+_UNKNOWN_SCHEMA = 40403  # error_code of an id that the registry does not have
+_MISSING_SECONDS = 5.0  # an unknown id is looked up again after this
+_MISSING_KEPT = 1000
+_CONTENT_TYPE = "application/vnd.schemaregistry.v1+json"
+
+Recorded = Mapping[str, Mapping[str, object]]
+
+
+class Registry:
+    """A client of one registry.
+
+    Args:
+        url: Its base address, with user and password if it needs them.
+    """
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            message = "TIDEWHEEL_SCHEMA_REGISTRY_URL is no http or https address; write http://host:port"
+            raise SettingsError(message)
+        host = parts.netloc.rpartition("@")[2]
+        self._base = urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", ""))
+        self._headers = {"Accept": f"{_CONTENT_TYPE}, application/json"}
+        if parts.username is not None:
+            pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+            self._headers["Authorization"] = "Basic " + base64.b64encode(pair.encode()).decode()
+        self._open = build_opener(_NoRedirect).open
+
+    def register(self, subject: str, schema: str) -> int:
+        """Register a schema under a subject; return its id, the same for a schema that is registered already.
+
+        Raises:
+            SettingsError: The registry refuses the schema.
+            Unavailable: The registry does not answer.
+        """
+        body = json.dumps({"schema": schema, "schemaType": "AVRO"}).encode()
+        status, answer = self._send(f"/subjects/{quote(subject, safe='')}/versions", body)
+        if status in (409, 422):
+            message = f"the registry refuses the schema of subject {subject!r}: {answer.get('message')}"
+            raise SettingsError(message)
+        number = answer.get("id")
+        if status != 200 or not isinstance(number, int):
+            raise self._unexpected(status, answer)
+        return number
+
+    def schema(self, number: int) -> str | None:
+        """Return the Avro schema of an id; None if the registry has none.
+
+        Raises:
+            Unavailable: The registry does not answer.
+        """
+        status, answer = self._send(f"/schemas/ids/{number}")
+        if status == 404 and answer.get("error_code") == _UNKNOWN_SCHEMA:
+            return None
+        text = answer.get("schema")
+        if status != 200 or not isinstance(text, str):
+            raise self._unexpected(status, answer)
+        return text if answer.get("schemaType", "AVRO") == "AVRO" else None
+
+    def _send(self, path: str, body: bytes | None = None) -> tuple[int, Mapping[str, Any]]:
+        headers = self._headers if body is None else {**self._headers, "Content-Type": _CONTENT_TYPE}
+        request = Request(self._base + path, data=body, headers=headers)  # noqa: S310 - http or https, checked above
+        try:
+            with self._open(request, timeout=_SECONDS) as answer:
+                return answer.status, _object(answer.read(_MAX_BYTES))
+        except HTTPError as error:
+            with error:
+                return error.code, _object(error.read(_MAX_BYTES))
+        except OSError as error:
+            message = f"the schema registry {self._base} does not answer: {error}"
+            raise Unavailable(message) from error
+
+    def _unexpected(self, status: int, answer: Mapping[str, Any]) -> Unavailable:
+        said = str(answer.get("message", ""))[:200]
+        return Unavailable(f"the schema registry {self._base} answers with status {status} {said}".rstrip())
+
+
+class _NoRedirect(HTTPRedirectHandler):
+    """Follows no redirect: the credentials are for one host."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+def lookup_in_registry(registry: Registry) -> Callable[[int], str | None]:
+    """Return a look-up for the codec; an unknown id is looked up again after some seconds."""
+    missing: dict[int, float] = {}
+
+    def lookup(number: int) -> str | None:
+        if missing.get(number, 0.0) > monotonic_seconds():
+            return None
+        found = registry.schema(number)
+        if found is None:
+            if len(missing) >= _MISSING_KEPT:
+                missing.clear()
+            missing[number] = monotonic_seconds() + _MISSING_SECONDS
+        return found
+
+    return lookup
+
+
+def register_schemas(registry: Registry, subjects: Mapping[str, type]) -> dict[str, dict[str, object]]:
+    """Register the schema of each subject; return what the database records, by the record's name."""
+    recorded: dict[str, dict[str, object]] = {}
+    for subject, record in subjects.items():
+        form = FORMS[record]
+        number = registry.register(subject, form.schema)
+        recorded[form.name] = {"header": form.header.hex(), "id": number, "subject": subject}
+    return recorded
+
+
+def frames_of(recorded: Recorded) -> dict[str, bytes]:
+    """Return the first five bytes of the messages of each registered record, by its name.
+
+    A schema that was registered by another release and differs is left out.
+    """
+    current = {form.name: form.header.hex() for form in FORMS.values()}
+    return {
+        name: REGISTRY_MAGIC + cast("int", facts["id"]).to_bytes(4)
+        for name, facts in recorded.items()
+        if current.get(name) == facts["header"]
+    }
+
+
+def framed(frames: Mapping[str, bytes], record: object) -> bytes:
+    """Return a record in the registry's wire format."""
+    return frames[type(record).__name__] + encode(record)[HEADER_BYTES:]
+
+
+def _object(body: bytes) -> Mapping[str, Any]:
+    try:
+        found = json.loads(body)
+    except ValueError:
+        return {}
+    return cast("Mapping[str, Any]", found) if isinstance(found, dict) else {}
