@@ -8,6 +8,7 @@ from starlette.responses import Response
 from tidewheel.control.api.answers import encoded
 from tidewheel.control.api.bearer import Guard
 from tidewheel.control.api.executors import ExecutorsApi
+from tidewheel.control.api.freezes import FreezesApi
 from tidewheel.control.api.health import HealthApi
 from tidewheel.control.api.jobs import JobsApi
 from tidewheel.control.api.openapi import openapi
@@ -32,6 +33,7 @@ def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *,
         ExecutorsApi(pools.executors, installation, settings, keys, check),
         TaskTokensApi(pools.reports, installation),
         JobsApi(pools.reads, pools.writes),
+        FreezesApi(pools.reads, pools.writes),
         SchemasApi(pools.strangers),
         HealthApi(pools.probes, stop),
     )

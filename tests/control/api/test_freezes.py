@@ -1,0 +1,22 @@
+"""Freezes over HTTP: listed, idempotent by scope, and refused with the field."""
+
+from http import HTTPStatus
+
+from tests.control.api.answering import answer_of, answering, refusal
+from tests.fixtures.database import Database
+
+
+def test_freeze_is_listed_until_its_thaw(database: Database) -> None:
+    with answering(database) as client:
+        scope = {"queue": "reports"}
+        made = client.post("/api/v1/freezes", json={**scope, "reason": "printer swap", "by": "anna"})
+        assert answer_of(made) == {"unchanged": False}
+        assert answer_of(client.post("/api/v1/freezes", json=scope)) == {"unchanged": True}
+        [found] = answer_of(client.get("/api/v1/freezes"))["freezes"]
+        assert (found["freeze"]["queue"], found["freeze"]["by"], found["waiting"]) == ("reports", "anna", 0)
+        assert answer_of(client.post("/api/v1/freezes:thaw", json=scope)) == {"unchanged": False}
+        assert answer_of(client.get("/api/v1/freezes")) == {"freezes": []}
+        again = client.post("/api/v1/freezes:thaw", json=scope)
+        assert refusal(again, HTTPStatus.NOT_FOUND)["code"] == "unknown_freeze"
+        empty = refusal(client.post("/api/v1/freezes", json={}), HTTPStatus.UNPROCESSABLE_ENTITY)
+        assert [error["path"] for error in empty["errors"]] == ["scope"]
