@@ -27,8 +27,12 @@ from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import Decision
 from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
+from tidewheel.clock import monotonic_seconds
+
 _HALF = (1 << 64) - 1
 _LINKS = 128  # what the SDK keeps of one span by default
+_CLOSE_SECONDS = 2.0
+_LOG_SECONDS = 60.0
 
 Attributes = Mapping[str, str | int | bool]
 P = ParamSpec("P")
@@ -47,6 +51,19 @@ def harmless(record: Callable[P, None]) -> Callable[P, None]:
             _LOG.exception("a span could not be recorded; the work goes on")
 
     return recorded
+
+
+class _OncePerMinute(logging.Filter):
+    """Lets one line a minute pass: the exporter logs several for each batch while the collector is away."""
+
+    _next = 0.0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return True for the first line of a minute."""
+        if monotonic_seconds() < self._next:
+            return False
+        self._next = monotonic_seconds() + _LOG_SECONDS
+        return True
 
 
 class _Ids(RandomIdGenerator):
@@ -94,15 +111,18 @@ class Spans:
         ids = _Ids()
         named = os.environ.get("OTEL_SERVICE_NAME") or "service.name=" in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
         resource = Resource.create({} if named else {"service.name": f"tidewheel-{role}"})
-        provider = TracerProvider(resource=resource, id_generator=ids)
+        provider = TracerProvider(resource=resource, id_generator=ids, shutdown_on_exit=False)
+        logging.getLogger(OTLPSpanExporter.__module__).addFilter(_OncePerMinute())
         provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
         if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):  # a handler's module has set none
             trace.set_tracer_provider(provider)
         return cls(provider, ids)
 
     def close(self) -> None:
-        """Export what is left."""
-        self._provider.shutdown()
+        """Export what is left, within two seconds: a collector that is away delays no end of a service."""
+        closing = threading.Thread(target=self._provider.shutdown, name="traces-end", daemon=True)
+        closing.start()
+        closing.join(_CLOSE_SECONDS)
 
     def traceparent(self, run_id: UUID, given: str | None) -> str:
         """Return the context that events of a run carry: its request's, else that of the run."""

@@ -3,6 +3,7 @@
 Callers look at `spans`, which is None while traces are off. `tidewheel.process.spans` makes the spans.
 """
 
+import atexit
 import logging
 from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
@@ -32,11 +33,12 @@ def start(role: str) -> None:
     from tidewheel.process.spans import Spans
 
     spans = Spans.exporting(role)
+    atexit.register(stop)
     _LOG.info("%s exports traces", role)
 
 
 def stop() -> None:
-    """Export what is left."""
+    """Export what is left, within two seconds."""
     if spans is not None:
         spans.close()
 
