@@ -11,6 +11,7 @@ from tidewheel.control.cli.options import DEFAULT_TENANT, Key, Limit, Reason, Re
 from tidewheel.control.cli.output import (
     Output,
     OutputOption,
+    moment,
     print_document,
     print_facts,
     print_result,
@@ -189,8 +190,8 @@ def _facts(progress: read.BackfillProgress, zone: str | None) -> Iterator[tuple[
     yield "order", "newest first" if backfill.newest_first else "oldest first"
     yield "open runs", f"at most {backfill.max_concurrent}"
     yield "reason", backfill.reason
-    yield "created", utc_and_local(backfill.created_at, zone)
-    yield "finished", utc_and_local(backfill.finished_at, zone) if backfill.finished_at else None
+    yield "created", moment(backfill.created_at, zone)
+    yield "finished", moment(backfill.finished_at, zone) if backfill.finished_at else None
 
 
 def _print_new_state(

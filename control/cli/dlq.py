@@ -12,6 +12,7 @@ from tidewheel.control.cli.options import DEFAULT_TENANT, Limit, Reason, Tenant,
 from tidewheel.control.cli.output import (
     Output,
     OutputOption,
+    moment,
     print_document,
     print_facts,
     print_result,
@@ -22,7 +23,7 @@ from tidewheel.control.cli.output import (
 from tidewheel.control.cli.redrives import follow_redrive, print_redrive
 from tidewheel.control.cli.run_format import attempt_facts, attempt_row, retry_chain_facts
 from tidewheel.control.cli.tables import Cell
-from tidewheel.control.cli.time_options import Tz, read_instant, utc_and_local
+from tidewheel.control.cli.time_options import Tz, read_instant
 from tidewheel.control.reads import dead_letters as read
 from tidewheel.control.reads.json_form import as_json
 from tidewheel.errors import refuse
@@ -224,7 +225,7 @@ def _row(each: read.DeadLetterSummary) -> tuple[Cell, ...]:
 def _facts(found: read.DeadLetterDetail, zone: str | None) -> Iterator[tuple[str, str | None]]:
     summary = found.summary
     yield "dead letter", str(summary.id)
-    yield "created", utc_and_local(summary.created_at, zone)
+    yield "created", moment(summary.created_at, zone)
     yield "job", summary.key
     yield "run", str(summary.run_id) if summary.run_id else None
     yield "status", summary.status
@@ -235,7 +236,7 @@ def _facts(found: read.DeadLetterDetail, zone: str | None) -> Iterator[tuple[str
     yield "value", _message_text(found.message_value)
     yield "error", summary.error_type
     yield "reason", summary.reason
-    yield "redriven", utc_and_local(summary.redriven_at, zone) if summary.redriven_at else None
+    yield "redriven", moment(summary.redriven_at, zone) if summary.redriven_at else None
     yield "redriven as", str(summary.redriven_run_id) if summary.redriven_run_id else None
     if found.run is not None:
         yield from retry_chain_facts(found.run)

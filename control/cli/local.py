@@ -6,9 +6,7 @@ Exit codes: 0 on success, 1 with one line that names the reason (`tidewheel.cont
 stack does not run. `demo`: 0 if every figure is correct, 1 if one is not or the demo cannot run, 130 if interrupted.
 """
 
-import json
 import shlex
-import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Annotated
@@ -17,21 +15,18 @@ import typer
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
-from rich.table import Table
 
-from tidewheel.control.cli.output import Output, OutputOption, print_document
+from tidewheel.control.cli.output import Output, OutputOption, print_document, print_table
 from tidewheel.control.cli.service_options import Home
 from tidewheel.control.demo.run import run_demo
 from tidewheel.control.local_stack import make_stack, start_stack
 from tidewheel.errors import StackError
-from tidewheel.local.parts import PartState
 from tidewheel.local.progress import Progress as Watcher
 from tidewheel.local.progress import Step, in_silence
 from tidewheel.local.stack import LocalStack, StackInfo, StackStatus, running_stack
 from tidewheel.local.state import HOME_VARIABLE, STATE_FILE, default_home
 
 _NOT_RUNNING = 3  # as in `systemctl status` and pg_ctl
-_UNBROKEN = 1_000  # columns without a terminal: wider than any address, so that no row is wrapped
 
 
 def up(
@@ -76,7 +71,9 @@ def status(home: Home = None, output: OutputOption = Output.TEXT) -> None:
     if output is not Output.TEXT:
         print_document(_as_json(found), output)
     elif found.parts:
-        Console(width=None if sys.stdout.isatty() else _UNBROKEN).print(_table(found))
+        typer.echo(str(found.data_dir))
+        rows = ((part.name, part.state, part.address, str(part.pid or "")) for part in found.parts)
+        print_table(("part", "state", "address", "pid"), rows)
         _print_access(running_stack(home) if found.is_running else None)
     else:
         typer.echo(f"there is no stack in {found.data_dir}; `tidewheel up` makes one")
@@ -102,7 +99,7 @@ def _print_started(info: StackInfo, status: StackStatus, output: Output) -> None
             "kafka_properties": str(info.kafka_properties) if info.kafka_properties else None,
             "replication": info.replication,
         }
-        typer.echo(json.dumps(_as_json(status) | reached))
+        print_document(_as_json(status) | reached, output)
         return
     for part in status.parts:
         typer.echo(f"{part.name:<13} {part.address}")
@@ -139,14 +136,6 @@ def _as_json(status: StackStatus) -> dict[str, object]:
         for part in status.parts
     ]
     return {"home": str(status.data_dir), "running": status.is_running, "parts": parts}
-
-
-def _table(status: StackStatus) -> Table:
-    colours = {PartState.RUNNING: "green", PartState.STOPPED: "red", PartState.GIVEN: "cyan"}
-    table = Table("part", "state", "address", "pid", title=str(status.data_dir), title_justify="left")
-    for part in status.parts:
-        table.add_row(part.name, f"[{colours[part.state]}]{part.state}[/]", part.address, str(part.pid or ""))
-    return table
 
 
 @contextmanager

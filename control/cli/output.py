@@ -11,7 +11,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Annotated
 
@@ -19,7 +19,8 @@ import typer
 
 from tidewheel.clock import SystemClock
 from tidewheel.control.cli.commands import COLUMNS
-from tidewheel.control.cli.tables import Cell, state_text, table_lines
+from tidewheel.control.cli.tables import Cell, relative_text, seconds_text, state_text, table_lines
+from tidewheel.control.cli.time_options import utc_and_local
 from tidewheel.control.reads.json_form import as_json
 from tidewheel.jobs.values import format_duration
 
@@ -85,6 +86,15 @@ def print_facts(facts: Iterable[tuple[str, str | None]]) -> None:
         typer.echo(f"{name:<{longest}}  {shown}", color=True)
         for line in rest:
             typer.echo(f"{'':<{longest}}  {line}")
+
+
+def moment(at: datetime, zone: str | None) -> str:
+    """Return an instant in whole seconds, in UTC and the zone; on a terminal also relative to the present."""
+    text = utc_and_local(at.replace(microsecond=0), zone)
+    if not sys.stdout.isatty():
+        return text
+    relative = relative_text(at, SystemClock().now())
+    return text if relative == seconds_text(at) else f"{text}  ({relative})"
 
 
 def has_colour() -> bool:

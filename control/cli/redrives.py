@@ -11,6 +11,7 @@ from tidewheel.control.cli.options import DEFAULT_TENANT, Limit, Reason, Tenant,
 from tidewheel.control.cli.output import (
     Output,
     OutputOption,
+    moment,
     print_document,
     print_facts,
     print_result,
@@ -18,7 +19,7 @@ from tidewheel.control.cli.output import (
     progress_bar,
 )
 from tidewheel.control.cli.tables import Cell
-from tidewheel.control.cli.time_options import Tz, utc_and_local
+from tidewheel.control.cli.time_options import Tz
 from tidewheel.control.reads import redrives as read
 from tidewheel.jobs.strict_json import as_list, as_object
 from tidewheel.schedules.decision import BackfillState
@@ -133,10 +134,10 @@ def _facts(redrive: read.Redriving, zone: str | None) -> Iterator[tuple[str, str
     yield "error type", redrive.error_type
     yield "queue", redrive.queue
     yield "lane", redrive.lane
-    yield "until", utc_and_local(redrive.until_at, zone)
+    yield "until", moment(redrive.until_at, zone)
     yield "reason", redrive.reason
-    yield "created", utc_and_local(redrive.created_at, zone)
-    yield "ended", utc_and_local(redrive.finished_at, zone) if redrive.finished_at else None
+    yield "created", moment(redrive.created_at, zone)
+    yield "ended", moment(redrive.finished_at, zone) if redrive.finished_at else None
     yield "rejections", "\n".join(f"{each['id']}: {_problems(each['errors'])}" for each in redrive.rejections)
 
 

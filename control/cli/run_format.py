@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from tidewheel.control.cli.output import duration_text
+from tidewheel.control.cli.output import duration_text, moment
 from tidewheel.control.cli.tables import Cell, seconds_text
 from tidewheel.control.cli.time_options import utc_and_local
 from tidewheel.control.reads.retry_chain import RelatedRun
@@ -94,7 +94,7 @@ def run_facts(run: RunDetail, zone: str | None) -> Iterator[tuple[str, str | Non
     summary = run.summary
 
     def at(instant: datetime | None) -> str | None:
-        return None if instant is None else utc_and_local(instant, zone)
+        return None if instant is None else moment(instant, zone)
 
     yield "run", str(summary.run_id)
     yield "key", summary.key
@@ -102,7 +102,7 @@ def run_facts(run: RunDetail, zone: str | None) -> Iterator[tuple[str, str | Non
     yield "status", ", ".join(part for part in (summary.status, summary.reason) if part)
     yield "waits", "\n".join(freeze.words for freeze in run.freezes)
     yield "cause", summary.cause
-    yield "scheduled", at(summary.scheduled_at)
+    yield "scheduled", utc_and_local(summary.scheduled_at, zone)  # exactly, as `explain --at` takes it
     yield "late", format_duration(run.late) if run.late else None
     yield "created", at(summary.created_at)
     yield "claimable", at(summary.publish_at)

@@ -25,8 +25,10 @@ _GREEN, _YELLOW, _RED, _CYAN, _DIM = "32", "33", "31", "36", "2"
 _COLOURS = {
     **dict.fromkeys(("succeeded", "finished", "active", "fired", "ok"), _GREEN),
     **dict.fromkeys(("running", "queued", "scheduled", "cancelling"), _CYAN),
-    **dict.fromkeys(("retrying", "paused", "buffered", "waiting", "waits", "blocked", "released", "snoozed"), _YELLOW),
-    **dict.fromkeys(("failed", "timed_out", "quarantined", "lost", "invalid"), _RED),
+    **dict.fromkeys(
+        ("retrying", "paused", "buffered", "waiting", "waits", "blocked", "released", "snoozed", "given"), _YELLOW
+    ),
+    **dict.fromkeys(("failed", "timed_out", "quarantined", "lost", "invalid", "stopped"), _RED),
     **dict.fromkeys(("cancelled", "skipped"), _DIM),
 }
 
