@@ -98,7 +98,7 @@ class Registry:
 class _NoRedirect(HTTPRedirectHandler):
     """Follows no redirect: the credentials are for one host."""
 
-    def redirect_request(self, *_: object) -> None:
+    def redirect_request(self, *_: object) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         return None
 
 

@@ -38,7 +38,7 @@ def _call(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[_Part[
 
     @wraps(method)
     async def call(self: _Part[S], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._thread.call(lambda: method(self._part, *args, **kwargs))
+        return await self._thread.call(lambda: method(self._part, *args, **kwargs))  # pyright: ignore[reportPrivateUsage]
 
     return cast("Callable[Concatenate[_Part[S], P], Coroutine[Any, Any, T]]", call)
 
@@ -56,7 +56,6 @@ class AsyncRuns(_Part[Runs]):
     cancellation = _call(Runs.cancellation)
     logs = _call(Runs.logs)
 
-    @wraps(Runs.wait)
     async def wait(self, run_id: UUID, timeout: timedelta | float = 60.0) -> Run:
         """See `Runs.wait`."""
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout

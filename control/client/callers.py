@@ -7,22 +7,37 @@ caller that has one of its objects has imported it.
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, LiteralString, TypeAlias, cast
+from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any, LiteralString, Protocol, TypeAlias, cast
 
 import psycopg
 
 if TYPE_CHECKING:
-    import asyncpg
     import sqlalchemy
     import sqlalchemy.ext.asyncio as sqlalchemy_async
     import sqlalchemy.orm as sqlalchemy_orm
 
     Caller: TypeAlias = "psycopg.Connection[Any] | sqlalchemy_orm.Session | sqlalchemy.Connection"
     AsyncCaller: TypeAlias = (
-        "psycopg.AsyncConnection[Any] | sqlalchemy_async.AsyncSession | sqlalchemy_async.AsyncConnection"
-        " | asyncpg.Connection[Any] | asyncpg.pool.PoolConnectionProxy[Any]"
+        psycopg.AsyncConnection[Any]
+        | sqlalchemy_async.AsyncSession
+        | sqlalchemy_async.AsyncConnection
+        | "AsyncpgConnection"
     )
+
+
+class AsyncpgConnection(Protocol):
+    """The part of a connection of asyncpg, or of its pool, that is used here; asyncpg has no types."""
+
+    def fetchrow(self, query: str, *args: Any) -> Coroutine[Any, Any, Any]:  # noqa: ANN401 - as asyncpg has it
+        """Return the first row of a statement."""
+        ...
+
+    def transaction(self) -> AbstractAsyncContextManager[Any]:
+        """Open a transaction or a savepoint."""
+        ...
+
 
 Row: TypeAlias = Sequence[object]
 
@@ -41,7 +56,7 @@ def psycopg_beneath(given: object) -> object:
 
 async def psycopg_beneath_async(given: object) -> object:
     """As `psycopg_beneath`, for asynchronous sessions and connections."""
-    library = sys.modules.get("sqlalchemy.ext.asyncio")
+    library: Any = sys.modules.get("sqlalchemy.ext.asyncio")
     if library is not None and isinstance(given, library.AsyncSession | library.async_scoped_session):
         given = await cast("sqlalchemy_async.AsyncSession", given).connection()
     if library is None or not isinstance(given, library.AsyncConnection):
@@ -58,7 +73,7 @@ def is_foreign(given: object) -> bool:
 
 def is_foreign_async(given: object) -> bool:
     """Return True for a connection of asyncpg, or an asynchronous one of SQLAlchemy over such a driver."""
-    library = sys.modules.get("sqlalchemy.ext.asyncio")
+    library: Any = sys.modules.get("sqlalchemy.ext.asyncio")
     return _is_asyncpg(given) or (library is not None and isinstance(given, library.AsyncConnection))
 
 
@@ -81,14 +96,12 @@ def fetch_row(connection: object, statement: LiteralString, columns: Mapping[str
 async def fetch_row_async(connection: object, statement: LiteralString, columns: Mapping[str, object]) -> Row | None:
     """As `fetch_row`, over asyncpg or an asynchronous connection of SQLAlchemy."""
     if _is_asyncpg(connection):
-        import asyncpg
-
-        given = cast("asyncpg.Connection[Any]", connection)
+        given = cast("AsyncpgConnection", connection)
         text, names = _numbered(statement)
         try:
             async with given.transaction():
                 return cast("Row | None", await given.fetchrow(text, *(columns[name] for name in names)))
-        except asyncpg.PostgresError as error:
+        except Exception as error:
             raise _lookup_error(error) from error
     import sqlalchemy
 
@@ -101,7 +114,8 @@ async def fetch_row_async(connection: object, statement: LiteralString, columns:
 
 
 def _sqlalchemy_connection(given: object) -> "sqlalchemy.Connection | None":
-    library, orm = sys.modules.get("sqlalchemy"), sys.modules.get("sqlalchemy.orm")
+    library: Any = sys.modules.get("sqlalchemy")
+    orm: Any = sys.modules.get("sqlalchemy.orm")
     if orm is not None and isinstance(given, orm.Session | orm.scoped_session):
         return cast("sqlalchemy_orm.Session", given).connection()
     if library is not None and isinstance(given, library.Connection):
@@ -110,7 +124,7 @@ def _sqlalchemy_connection(given: object) -> "sqlalchemy.Connection | None":
 
 
 def _is_asyncpg(given: object) -> bool:
-    library = sys.modules.get("asyncpg")
+    library: Any = sys.modules.get("asyncpg")
     return library is not None and isinstance(given, library.Connection | library.pool.PoolConnectionProxy)
 
 

@@ -1,5 +1,8 @@
 """Runs in the transactions of asyncpg connections and SQLAlchemy sessions."""
 
+# pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+# asyncpg has no types.
+
 import asyncio
 import subprocess
 import sys
