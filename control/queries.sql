@@ -384,17 +384,29 @@ SELECT v.version, v.effective_at, v.retired_at, NULL::timestamptz AS superseded_
 SELECT 1
 
 -- name: find_runs
--- Returns a page of run ids of a tenant, the newest first.
--- Index: job_runs_pkey and the partitions' index by run, walked backwards. No lock.
-SELECT r.run_id
-  FROM runs AS r
- WHERE r.tenant = %(tenant)s AND r.run_id < %(before_id)s AND r.run_id >= %(first_id)s
-   AND (%(state)s::text IS NULL OR r.state = %(state)s)
-   AND (%(labels)s::jsonb IS NULL
-        OR (SELECT coalesce(j.labels, '{}') FROM jobs AS j WHERE j.job_id = r.job_id)
-           || coalesce((SELECT i.labels FROM run_inputs AS i WHERE i.run_id = r.run_id), '{}') @> %(labels)s)
- ORDER BY r.run_id DESC
- LIMIT %(limit)s
+-- Returns the first matching ids among the newest `look` runs, open ones of any tenant included, their number, that of all looked at, the last id.
+-- Index: job_runs_pkey and by tenant in every partition, walked backwards. No lock.
+WITH seen AS MATERIALIZED (
+    SELECT u.run_id,
+           u.tenant = %(tenant)s AND (%(state)s::text IS NULL OR u.state = %(state)s)
+           AND (%(queue)s::text IS NULL OR u.queue = %(queue)s) AND (%(lane)s::text IS NULL OR u.lane = %(lane)s)
+           AND (%(cause)s::text IS NULL OR u.cause = %(cause)s)
+           AND (%(labels)s::jsonb IS NULL
+                OR (SELECT coalesce(j.labels, '{}') FROM jobs AS j WHERE j.job_id = u.job_id)
+                   || coalesce((SELECT i.labels FROM run_inputs AS i WHERE i.run_id = u.run_id), '{}') @> %(labels)s) AS matches
+      FROM ((SELECT run_id, tenant, job_id, state, queue, lane, cause FROM job_runs
+              WHERE run_id < %(before_id)s AND run_id >= %(first_id)s
+              ORDER BY run_id DESC LIMIT %(look)s)
+             UNION ALL
+            (SELECT run_id, tenant, job_id, state, queue, lane, cause FROM finished_runs
+              WHERE tenant = %(tenant)s AND run_id < %(before_id)s AND run_id >= %(first_id)s
+              ORDER BY run_id DESC LIMIT %(look)s)) AS u
+     ORDER BY u.run_id DESC
+     LIMIT %(look)s
+)
+SELECT ARRAY(SELECT run_id FROM seen WHERE matches ORDER BY run_id DESC LIMIT %(limit)s) AS run_ids,
+       (SELECT count(*) FROM seen WHERE matches) AS matching, (SELECT count(*) FROM seen) AS seen,
+       (SELECT run_id FROM seen ORDER BY run_id LIMIT 1) AS last_seen
 
 -- name: find_unfired
 -- Returns the spans and the skipped runs of a job that end after an instant, the newest first.
@@ -422,45 +434,68 @@ SELECT *
  LIMIT %(limit)s
 
 -- name: find_runs_of_job
--- Returns a page of run ids of a job, the newest instant first.
+-- Returns the first matching ids among the newest `look` runs of a job by instant, their number, that of all looked at, the last id.
 -- Index: job_runs_by_job and by job in every partition, walked backwards. No lock.
-SELECT r.run_id
-  FROM runs AS r
- WHERE r.job_id = %(job_id)s AND (r.scheduled_at, r.run_id) < (%(before_at)s, %(before_id)s)
-   AND r.scheduled_at BETWEEN %(since)s AND %(until)s
-   AND (%(state)s::text IS NULL OR r.state = %(state)s)
-   AND (%(labels)s::jsonb IS NULL
-        OR (SELECT coalesce(j.labels, '{}') FROM jobs AS j WHERE j.job_id = r.job_id)
-           || coalesce((SELECT i.labels FROM run_inputs AS i WHERE i.run_id = r.run_id), '{}') @> %(labels)s)
- ORDER BY r.scheduled_at DESC, r.run_id DESC
- LIMIT %(limit)s
+WITH seen AS MATERIALIZED (
+    SELECT u.run_id, u.scheduled_at,
+           (%(state)s::text IS NULL OR u.state = %(state)s)
+           AND (%(queue)s::text IS NULL OR u.queue = %(queue)s) AND (%(lane)s::text IS NULL OR u.lane = %(lane)s)
+           AND (%(cause)s::text IS NULL OR u.cause = %(cause)s)
+           AND (%(labels)s::jsonb IS NULL
+                OR (SELECT coalesce(j.labels, '{}') FROM jobs AS j WHERE j.job_id = u.job_id)
+                   || coalesce((SELECT i.labels FROM run_inputs AS i WHERE i.run_id = u.run_id), '{}') @> %(labels)s) AS matches
+      FROM (SELECT * FROM runs AS r
+             WHERE r.job_id = %(job_id)s AND (r.scheduled_at, r.run_id) < (%(before_at)s, %(before_id)s)
+               AND r.scheduled_at BETWEEN %(since)s AND %(until)s) AS u
+     ORDER BY u.scheduled_at DESC, u.run_id DESC
+     LIMIT %(look)s
+)
+SELECT ARRAY(SELECT run_id FROM seen WHERE matches ORDER BY scheduled_at DESC, run_id DESC LIMIT %(limit)s) AS run_ids,
+       (SELECT count(*) FROM seen WHERE matches) AS matching, (SELECT count(*) FROM seen) AS seen,
+       (SELECT run_id FROM seen ORDER BY scheduled_at, run_id LIMIT 1) AS last_seen
 
 -- name: find_open_runs
--- Returns a page of ids of a tenant's open runs in the given states, the newest first.
+-- Returns the first matching ids among the newest `look` open runs of any tenant, their number, that of all looked at, the last id.
 -- Index: job_runs_pkey walked backwards, or job_runs_by_job. No lock.
-SELECT o.run_id
-  FROM job_runs AS o
- WHERE o.tenant = %(tenant)s AND o.state = ANY (%(states)s)
-   AND (%(job_id)s::uuid IS NULL OR o.job_id = %(job_id)s)
-   AND (%(ahead)s::boolean IS NULL OR (o.publish_at > tidewheel_now()) = %(ahead)s)
-   AND o.run_id < %(before_id)s AND o.run_id >= %(first_id)s AND o.scheduled_at BETWEEN %(since)s AND %(until)s
-   AND (%(labels)s::jsonb IS NULL
-        OR (SELECT coalesce(j.labels, '{}') FROM jobs AS j WHERE j.job_id = o.job_id)
-           || coalesce((SELECT i.labels FROM run_inputs AS i WHERE i.run_id = o.run_id), '{}') @> %(labels)s)
- ORDER BY o.run_id DESC
- LIMIT %(limit)s
+WITH seen AS MATERIALIZED (
+    SELECT u.run_id,
+           u.tenant = %(tenant)s AND u.state = ANY (%(states)s)
+           AND (%(ahead)s::boolean IS NULL OR (u.publish_at > tidewheel_now()) = %(ahead)s)
+           AND (%(queue)s::text IS NULL OR u.queue = %(queue)s) AND (%(lane)s::text IS NULL OR u.lane = %(lane)s)
+           AND (%(cause)s::text IS NULL OR u.cause = %(cause)s)
+           AND (%(labels)s::jsonb IS NULL
+                OR (SELECT coalesce(j.labels, '{}') FROM jobs AS j WHERE j.job_id = u.job_id)
+                   || coalesce((SELECT i.labels FROM run_inputs AS i WHERE i.run_id = u.run_id), '{}') @> %(labels)s) AS matches
+      FROM (SELECT run_id, tenant, job_id, state, queue, lane, cause, publish_at FROM job_runs
+             WHERE (%(job_id)s::uuid IS NULL OR job_id = %(job_id)s)
+               AND run_id < %(before_id)s AND run_id >= %(first_id)s
+               AND scheduled_at BETWEEN %(since)s AND %(until)s) AS u
+     ORDER BY u.run_id DESC
+     LIMIT %(look)s
+)
+SELECT ARRAY(SELECT run_id FROM seen WHERE matches ORDER BY run_id DESC LIMIT %(limit)s) AS run_ids,
+       (SELECT count(*) FROM seen WHERE matches) AS matching, (SELECT count(*) FROM seen) AS seen,
+       (SELECT run_id FROM seen ORDER BY run_id LIMIT 1) AS last_seen
 
 -- name: find_failed_runs
--- Returns a page of ids of a tenant's failed or timed-out runs, the newest first.
--- Index: failed_runs_pkey, walked backwards. No lock.
-SELECT f.run_id
-  FROM failed_runs AS f
- WHERE f.tenant = %(tenant)s AND f.state = %(state)s AND f.run_id < %(before_id)s AND f.run_id >= %(first_id)s
-   AND (%(labels)s::jsonb IS NULL
-        OR (SELECT coalesce(j.labels, '{}') FROM jobs AS j WHERE j.job_id = f.job_id)
-           || coalesce((SELECT i.labels FROM run_inputs AS i WHERE i.run_id = f.run_id), '{}') @> %(labels)s)
- ORDER BY f.run_id DESC
- LIMIT %(limit)s
+-- Returns the first matching ids among the newest `look` failed and timed-out runs of a tenant, their number, that of all looked at, the last id.
+-- Index: failed_runs_by_tenant, walked backwards. No lock.
+WITH seen AS MATERIALIZED (
+    SELECT u.run_id,
+           u.state = %(state)s
+           AND (%(queue)s::text IS NULL OR u.queue = %(queue)s) AND (%(lane)s::text IS NULL OR u.lane = %(lane)s)
+           AND (%(cause)s::text IS NULL OR u.cause = %(cause)s)
+           AND (%(labels)s::jsonb IS NULL
+                OR (SELECT coalesce(j.labels, '{}') FROM jobs AS j WHERE j.job_id = u.job_id)
+                   || coalesce((SELECT i.labels FROM run_inputs AS i WHERE i.run_id = u.run_id), '{}') @> %(labels)s) AS matches
+      FROM (SELECT run_id, tenant, job_id, state, queue, lane, cause FROM failed_runs
+             WHERE tenant = %(tenant)s AND run_id < %(before_id)s AND run_id >= %(first_id)s) AS u
+     ORDER BY u.run_id DESC
+     LIMIT %(look)s
+)
+SELECT ARRAY(SELECT run_id FROM seen WHERE matches ORDER BY run_id DESC LIMIT %(limit)s) AS run_ids,
+       (SELECT count(*) FROM seen WHERE matches) AS matching, (SELECT count(*) FROM seen) AS seen,
+       (SELECT run_id FROM seen ORDER BY run_id LIMIT 1) AS last_seen
 
 -- name: read_runs
 -- Returns the given runs in their current state.
@@ -630,3 +665,49 @@ SELECT f.tenant, f.queue, f.labels, f.key_prefix, f.created_by AS by, f.reason, 
                                            WHERE j.job_id = %(job_id)s)))
    AND (NOT f.by_job OR EXISTS (SELECT FROM frozen_jobs AS k WHERE k.freeze_id = f.id AND k.job_id = %(job_id)s))
  ORDER BY f.id
+
+-- name: list_executors
+-- Returns a page of the executors by id.
+-- Index: executors_pkey. No lock.
+SELECT executor_id, name, queues, handlers, slots, stopping, started_at, last_heartbeat_at
+  FROM executors
+ WHERE executor_id > %(after)s
+ ORDER BY executor_id
+ LIMIT %(limit)s
+
+-- name: list_schedulers
+-- Returns the schedulers with a recent heartbeat, as `live_members` counts them.
+-- Index: none, a row for each scheduler and relay. No lock.
+SELECT member_id, name, last_heartbeat_at
+  FROM members
+ WHERE role = 'scheduler' AND last_heartbeat_at > tidewheel_now() - %(timeout)s::interval
+   AND last_heartbeat_at < tidewheel_now() + %(timeout)s::interval
+
+-- name: list_tenants
+-- Returns a page of the tenants by name.
+-- Index: tenants_pkey. No lock.
+SELECT tenant, created_at
+  FROM tenants
+ WHERE tenant > %(after)s
+ ORDER BY tenant
+ LIMIT %(limit)s
+
+-- name: find_run_changes
+-- Returns the database's clock, the newest open runs among the newest `look`, and the oldest ends since an instant that
+-- are not known, each with state, attempt and end.
+-- Index: job_runs_pkey walked backwards, or job_runs_by_job; finished_runs_by_end of the days since. No lock.
+SELECT o.run_id, o.state, o.attempt, NULL::timestamptz AS finished_at, tidewheel_now() AS now
+  FROM (SELECT u.run_id, u.state, u.attempt
+          FROM (SELECT run_id, tenant, state, attempt FROM job_runs
+                 WHERE %(job_id)s::uuid IS NULL OR job_id = %(job_id)s
+                 ORDER BY run_id DESC LIMIT %(look)s) AS u
+         WHERE u.tenant = %(tenant)s
+         ORDER BY u.run_id DESC
+         LIMIT %(open_limit)s) AS o
+ UNION ALL
+SELECT f.run_id, f.state, f.attempt, f.finished_at, tidewheel_now()
+  FROM (SELECT run_id, state, attempt, finished_at FROM finished_runs
+         WHERE finished_at >= %(since)s AND tenant = %(tenant)s
+           AND (%(job_id)s::uuid IS NULL OR job_id = %(job_id)s) AND NOT run_id = ANY (%(known)s)
+         ORDER BY finished_at, run_id
+         LIMIT %(limit)s) AS f

@@ -89,6 +89,8 @@ CREATE TABLE finished_runs (
 COMMENT ON TABLE finished_runs IS 'each partition has a unique index on run_id as well';
 COMMENT ON COLUMN finished_runs.started_at IS 'the start of the last attempt; null if the run ended between two attempts, or before the first';
 CREATE INDEX finished_runs_by_job ON finished_runs (job_id, scheduled_at);
+CREATE INDEX finished_runs_by_tenant ON finished_runs (tenant, run_id); -- lists of a tenant never walk another's rows
+CREATE INDEX finished_runs_by_end ON finished_runs USING brin (finished_at) WITH (pages_per_range = 16, autosummarize = on); -- for the stream of changes
 
 -- All runs, open and finished, in one statement: a run that ends between two statements is in neither result.
 CREATE VIEW runs AS
@@ -302,7 +304,7 @@ CREATE TABLE failed_runs (
     error_message text
 );
 COMMENT ON TABLE failed_runs IS 'copies of failed runs, which outlive their partition of finished_runs';
-CREATE INDEX failed_runs_by_tenant ON failed_runs (tenant, finished_at);
+CREATE INDEX failed_runs_by_tenant ON failed_runs (tenant, run_id);
 
 CREATE TABLE dead_letters (
     id              bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

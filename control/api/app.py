@@ -7,12 +7,17 @@ from starlette.responses import Response
 
 from tidewheel.control.api.answers import encoded
 from tidewheel.control.api.bearer import Guard
+from tidewheel.control.api.callers import Scope
+from tidewheel.control.api.dead_letters import DeadLettersApi
 from tidewheel.control.api.executors import ExecutorsApi
+from tidewheel.control.api.fleet import FleetApi
 from tidewheel.control.api.freezes import FreezesApi
 from tidewheel.control.api.health import HealthApi
 from tidewheel.control.api.jobs import JobsApi
-from tidewheel.control.api.openapi import openapi
+from tidewheel.control.api.openapi import add_route, openapi
 from tidewheel.control.api.problems import HANDLERS
+from tidewheel.control.api.run_events import RunEventsApi
+from tidewheel.control.api.runs import RunsApi
 from tidewheel.control.api.schemas import SchemasApi
 from tidewheel.control.api.task_tokens import TaskTokensApi
 from tidewheel.control.api.workers import Pools
@@ -34,6 +39,10 @@ def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *,
         TaskTokensApi(pools.reports, installation),
         JobsApi(pools.reads, pools.writes),
         FreezesApi(pools.reads, pools.writes),
+        RunsApi(pools.reads, pools.writes),
+        DeadLettersApi(pools.reads, pools.writes),
+        FleetApi(pools.reads),
+        RunEventsApi(pools.streams, stop),
         SchemasApi(pools.strangers),
         HealthApi(pools.probes, stop),
     )
@@ -52,5 +61,8 @@ def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *,
         """Return this document."""
         return Response(encoded(openapi(app)), media_type="application/json")
 
-    app.router.add_api_route("/api/v1/openapi.json", document, methods=["GET"], response_model=None)
+    add_route(
+        app.router, "GET", "/api/v1/openapi.json", document, scope=Scope.READ, answer={"type": "object"},
+        example={"openapi": "3.1.0", "paths": {}},
+    )  # fmt: skip
     return app

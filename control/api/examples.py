@@ -19,7 +19,7 @@ _JOB_SUMMARY: dict[str, Json] = {
     "key": "nightly", "job_id": JOB_ID, "version": 3, "kind": "cron",
     "schedule": {"kind": "cron", "expressions": ["0 2 * * *"], "timezone": "Europe/Berlin"},
     "timezone": "Europe/Berlin", "labels": {"team": "billing"}, "paused": False, "paused_until": None,
-    "finished_at": None, "hold_reason": None, "next_at": _NEXT, "last_run": _LAST_RUN,
+    "finished_at": None, "hold_reason": None, "postponed_until": None, "next_at": _NEXT, "last_run": _LAST_RUN,
 }  # fmt: skip
 JOBS: Json = {"jobs": [_JOB_SUMMARY], "next_cursor": None, "total": 1, "at_least": False}
 JOB: Json = {
@@ -73,3 +73,53 @@ FREEZES: Json = {"freezes": [{
     },
     "jobs": None, "waiting": 312, "held": 14,
 }]}  # fmt: skip
+_RUN: dict[str, Json] = {
+    "run_id": RUN_ID, "key": "nightly", "job_id": JOB_ID, "job_version": 3, "status": "succeeded", "cause": "timer",
+    "queue": "default", "lane": "standard", "attempt": 1, "scheduled_at": _AT, "created_at": "2026-11-20T00:59:59.8Z",
+    "publish_at": None, "started_at": "2026-11-20T01:00:00.021Z", "finished_at": "2026-11-20T01:00:04.221Z",
+    "reason": None, "error_type": None,
+}  # fmt: skip
+RUNS: Json = {"runs": [_RUN], "next_cursor": None, "total": 1, "at_least": False}
+_ATTEMPT: dict[str, Json] = {
+    "attempt": 1, "outcome": "succeeded", "executor_id": EXECUTOR_ID, "started_at": "2026-11-20T01:00:00.021Z",
+    "finished_at": "2026-11-20T01:00:04.221Z", "error_type": None, "error_message": None,
+    "claimed_from": "tidewheel.runs.standard/3/1841@1795568400004", "trace": None, "output_bytes": 0,
+    "result": {"rows": 7},
+}  # fmt: skip
+ATTEMPTS: Json = {"attempts": [_ATTEMPT]}
+RUN: Json = {
+    **_RUN, "handler": "nightly-report", "labels": {"team": "billing"}, "failed_attempts": None, "lost_attempts": None,
+    "deadline_at": None, "schedule_to_close_at": None, "external_deadline_at": None, "executor_id": None,
+    "executor": None, "claimed_from": None, "progress": None, "progress_at": None, "checkpoint": None,
+    "checkpoint_attempt": None, "error_message": None, "result": {"rows": 7}, "late": None, "request_id": None,
+    "traceparent": None, "dead_letter": None,
+    "retry_chain": {"parent_run_id": None, "root_run_id": None, "previous": [], "next": []}, "attempts": [_ATTEMPT],
+}  # fmt: skip
+LOGS: Json = {"logs": [{"attempt": 1, "outcome": "succeeded", "dropped_bytes": 0, "output": "7 rows\n"}]}
+CANCELLED: Json = {"run_id": RUN_ID, "run_status": "queued"}
+_LETTER: dict[str, Json] = {
+    "id": 41, "kind": "run", "run_id": RUN_ID, "key": "nightly", "job_id": JOB_ID, "status": "failed", "cause": "timer",
+    "queue": "default", "lane": "standard", "attempt": 5, "error_type": "TimeoutError", "topic": None,
+    "partition": None, "offset": None, "reason": "no retry is left", "created_at": _AT, "redriven_run_id": None,
+    "redriven_at": None,
+}  # fmt: skip
+DEAD_LETTERS: Json = {"dead_letters": [_LETTER], "next_cursor": None, "total": 1, "at_least": False}
+DEAD_LETTER: Json = {**_LETTER, "run": RUN, "message_key_base64": None, "message_value_base64": None}
+REDRIVE_ID = "3f2c6f6e-8a5d-4a44-8c7e-0d6f0d9a9c11"
+REDRIVE_RESULT: Json = {"redrive_id": REDRIVE_ID, "matched": 12, "at_least": False, "first": []}
+EXECUTORS: Json = {"next_cursor": None, "executors": [{
+    "executor_id": EXECUTOR_ID, "name": "worker-1:7", "queues": ["default"], "handlers": ["nightly-report"],
+    "slots": 100, "stopping": False, "started_at": "2026-11-19T08:00:00Z", "last_heartbeat_at": _AT,
+}]}  # fmt: skip
+SHARDS: Json = {"shards": [{"shard": 0, "owner": {
+    "member_id": "8f8d3b0a-3f0a-4c57-a4b5-6d6f0c5d1e22", "name": "scheduler-1:12", "last_heartbeat_at": _AT,
+}}]}  # fmt: skip
+TENANTS: Json = {"tenants": [{"tenant": "default", "created_at": "2026-10-01T09:00:00Z"}], "next_cursor": None}
+REDRIVE: Json = {
+    "redrive_id": REDRIVE_ID, "state": "running", "kind": "run", "ids": None, "key": None, "status": None,
+    "error_type": "TimeoutError", "queue": None, "lane": None, "since_at": "1970-01-01T00:00:00Z", "until_at": _AT,
+    "rate": 10.0, "matched_count": 12, "redriven_count": 3, "rejected_count": 0, "rejections": [], "reason": None,
+    "created_at": _AT, "finished_at": None,
+}  # fmt: skip
+REDRIVES: Json = {"redrives": [REDRIVE]}
+RUN_EVENT = f'id: {_AT}\nevent: run\ndata: {{"run_id": "{RUN_ID}", "status": "succeeded"}}\n\n'

@@ -70,7 +70,7 @@ class ExecutorsApi:
         finished: dict[str, Json] = {"run_id": examples.RUN_ID, "attempt": 1}
         route(f"{one}:finish", self.finish, body=body_of(OutcomesRequest),
               sent={"outcomes": [{**finished, "status": "succeeded", "result": {"rows": 7}}]},
-              example={"outcomes": [{**finished, "answer": "ok"}]})  # fmt: skip
+              example={"outcomes": [{**finished, "answer": "recorded"}]})  # fmt: skip
         route(f"{one}:leave", self.leave, status=HTTPStatus.NO_CONTENT, body=heartbeat, sent={}, example=None)
 
     async def register(self, request: Request) -> Response:

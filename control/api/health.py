@@ -34,11 +34,11 @@ class HealthApi:
 
     def add_to(self, router: APIRouter) -> None:
         """Add the routes."""
-        for path, probe, text in zip(PROBES, (self.healthz, self.readyz), ("ok\n", "ready\n"), strict=True):
-            for method in ("GET", "HEAD"):
-                add_route(
-                    router, method, path, probe, scope=None, answer={"type": "string"}, example=text, media="text/plain"
-                )
+        for path, probe in zip(PROBES, (self.healthz, self.readyz), strict=True):
+            add_route(
+                router, "GET", path, probe, scope=None, answer={"type": "string"}, example="ok\n", media="text/plain"
+            )
+            router.add_api_route(path, probe, methods=["HEAD"], response_model=None, include_in_schema=False)
 
     async def healthz(self, _: Request) -> Response:
         """Answer that the event loop runs."""

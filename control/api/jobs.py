@@ -262,7 +262,7 @@ class JobsApi:
               sent={"payload": {"to": "a@example.org"}, "delay": "10s"})  # fmt: skip
         about("POST", f"{_ONE}:backfill", self.backfill, scope=operate, answer=BackfillResult,
               example=examples.BACKFILL, body=body_of(JobBackfill, without=IN_ADDRESS),
-              sent={"from": "2026-11-01T00:00:00Z", "to": "2026-11-08T00:00:00Z"})  # fmt: skip
+              sent={"from": "2026-11-01T00:00:00Z", "to": "2026-11-08T00:00:00Z", "versions": "current"})  # fmt: skip
         route("GET", f"{_ONE}:explain", self.explain, scope=read, query=ExplainQuery, answer=Explanation,
               example=examples.EXPLANATION)  # fmt: skip
         route("GET", f"{_ONE}/next", self.next, scope=read, query=NextQuery, answer=Upcoming, example=examples.UPCOMING)

@@ -15,7 +15,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode, JsonSchemaValue
 from pydantic_core import core_schema
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from tidewheel.control.api.callers import Scope
 from tidewheel.jobs.strict_json import Json, as_list, as_object
@@ -25,12 +25,15 @@ Endpoint = Callable[..., Coroutine[Any, Any, Response]]
 # Fields of a request of intake that the address, the query or a header gives.
 IN_ADDRESS = ("type", "tenant", "request_id", "traceparent", "key", "run_id", "if_version")
 
+_SHORT_FORMS = frozenset({"schedule", "target", "cron"})  # fields of a job that may be a text too
+
 _REFERENCE = "#/components/schemas/{model}"
 _IN_PATH = re.compile(r"\{(\w+)\}")
 _PATH_SCHEMAS: Mapping[str, dict[str, object]] = {
     "key": {"type": "string", "minLength": 1, "maxLength": 255},
     "run_id": {"type": "string", "format": "uuid"},
     "executor_id": {"type": "string", "format": "uuid"},
+    "redrive_id": {"type": "string", "format": "uuid"},
     "number": {"type": "integer", "minimum": 1, "maximum": 2**63 - 1},
     "fingerprint": {"type": "string", "pattern": "^[0-9a-fA-F]{16}$"},
 }
@@ -89,6 +92,9 @@ def body_of(model: type[BaseModel], *, without: Sequence[str] = ()) -> dict[str,
         schema["properties"].pop(name, None)
         if name in schema.get("required", []):
             schema["required"].remove(name)
+    for owner in (schema, *schema.get("$defs", {}).values()):
+        for name in _SHORT_FORMS & owner.get("properties", {}).keys():
+            owner["properties"][name] = {"anyOf": [owner["properties"][name], {"type": "string"}]}
     return schema
 
 
@@ -143,6 +149,7 @@ def add_route(
         extra["requestBody"] = {"required": bool(body.get("required")), "content": dict.fromkeys(content, described)}
     described = {media: {"schema": schema, "example": example}}
     success = {"description": status.phrase, **({} if status is HTTPStatus.NO_CONTENT else {"content": described})}
+    text = type("Text", (Response,), {"media_type": media})
     router.add_api_route(
         path,
         endpoint,
@@ -151,6 +158,7 @@ def add_route(
         summary=(endpoint.__doc__ or "").partition("\n")[0].rstrip("."),
         operation_id=f"{path.split('/')[3 if path.startswith('/api/') else 1].partition(':')[0]}_{endpoint.__name__}",
         response_model=None,
+        response_class=JSONResponse if media == "application/json" else text,
         openapi_extra=extra,
         responses={status.value: success, "4XX": _REFUSAL, "503": _REFUSAL},
     )

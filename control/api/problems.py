@@ -21,19 +21,22 @@ from tidewheel.errors import (
     RequestConflict,
     StaleToken,
     Unavailable,
+    UnknownBackfill,
+    UnknownDeadLetter,
     UnknownExecutor,
     UnknownFreeze,
     UnknownJob,
+    UnknownRedrive,
     UnknownRun,
     VersionConflict,
 )
 
+_UNKNOWN = (
+    UnknownBackfill, UnknownDeadLetter, UnknownExecutor, UnknownFreeze, UnknownJob, UnknownRedrive, UnknownRun,
+)  # fmt: skip
 _STATUS: Mapping[str, HTTPStatus] = {
     InvalidInput.code: HTTPStatus.UNPROCESSABLE_ENTITY,
-    UnknownJob.code: HTTPStatus.NOT_FOUND,
-    UnknownRun.code: HTTPStatus.NOT_FOUND,
-    UnknownExecutor.code: HTTPStatus.NOT_FOUND,
-    UnknownFreeze.code: HTTPStatus.NOT_FOUND,
+    **dict.fromkeys((each.code for each in _UNKNOWN), HTTPStatus.NOT_FOUND),
     StaleToken.code: HTTPStatus.CONFLICT,
     VersionConflict.code: HTTPStatus.CONFLICT,
     RequestConflict.code: HTTPStatus.CONFLICT,

@@ -21,6 +21,7 @@ T = TypeVar("T")
 
 _REPORT_THREADS = _STRANGER_THREADS = 2
 _READ_THREADS = _WRITE_THREADS = 4
+_STREAM_THREADS = 2
 # A read that takes longer would keep others out. Its answer is 503.
 _READ_LIMIT = "-c statement_timeout=10s"
 _QUEUED = 16  # requests per thread: at some milliseconds each, more would wait for seconds
@@ -116,10 +117,19 @@ class Pools:
         self.reports = Workers(url, installation, threads=_REPORT_THREADS, stop=stop)
         self.strangers = Workers(url, installation, threads=_STRANGER_THREADS, stop=stop)
         self.reads = Workers(url, installation, threads=_READ_THREADS, stop=stop, options=_READ_LIMIT)
+        self.streams = Workers(url, installation, threads=_STREAM_THREADS, stop=stop, options=_READ_LIMIT)
         self.writes = Workers(url, installation, threads=_WRITE_THREADS, stop=stop)
         self.probes = Workers(url, installation, threads=1, stop=stop)
 
     def close(self) -> None:
         """Finish the work in progress, and close every connection."""
-        for workers in (self.executors, self.reports, self.strangers, self.reads, self.writes, self.probes):
+        for workers in (
+            self.streams,
+            self.executors,
+            self.reports,
+            self.strangers,
+            self.reads,
+            self.writes,
+            self.probes,
+        ):
             workers.close()

@@ -39,6 +39,9 @@ class Runs:
         status: str | None = None,
         key: str | None = None,
         labels: Mapping[str, str] | None = None,
+        lane: str | None = None,
+        queue: str | None = None,
+        cause: str | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
         after: UUID | None = None,
@@ -50,6 +53,9 @@ class Runs:
             status: Only runs in this state; `scheduled` for queued ones that are not due yet.
             key: Only this job's.
             labels: Only runs with all of these; needs `key` or `since`.
+            lane: Only runs of this lane.
+            queue: Only runs of this queue.
+            cause: Only runs of this cause.
             since: From this instant on.
             until: Up to this instant.
             after: Begin after this run.
@@ -58,7 +64,7 @@ class Runs:
         Raises:
             Refused: A filter does not fit, or there is no such job.
         """
-        filters = RunFilter(status=status, key=key, labels=labels, since=since, until=until)
+        filters = RunFilter(status, key, labels, lane, queue, cause, since, until)
         with self._connection.snapshot() as connection:
             return list_runs(connection, self._connection.tenant, filters, after=after, limit=limit)
 

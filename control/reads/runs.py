@@ -8,6 +8,7 @@ timer or trigger, and with the time of the request of a backfill or retry.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import cast
 from uuid import UUID
 
 from psycopg.rows import class_row
@@ -19,7 +20,7 @@ from tidewheel.errors import UnknownRun, refuse
 from tidewheel.ids import first_run_id, job_id
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
-from tidewheel.runs import DEAD_LETTERED, FINAL, OPEN, SCHEDULED, RunState
+from tidewheel.runs import DEAD_LETTERED, OPEN, SCHEDULED, Cause, Lane, RunState
 
 _SQL = Statements("tidewheel.control")
 _FIND_RUNS = _SQL["find_runs"]
@@ -29,6 +30,8 @@ _FIND_FAILED_RUNS = _SQL["find_failed_runs"]
 _READ_RUNS = _SQL["read_runs"]
 
 COUNTED = 10_000  # matches beyond this are not counted: no client pages through more
+LOOKED_AT = 20_000  # rows of a page, matching or not: some tens of milliseconds
+LOOKED_AT_WITH_LABELS = 1_000  # each needs its job, and its inputs in every partition
 STATUSES = (*sorted(RunState), SCHEDULED)
 
 _EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
@@ -86,7 +89,7 @@ class RunPage:
         runs: The page.
         next_cursor: The run to continue after; None on the last page.
         total: How many all pages have, or a lower bound.
-        at_least: True if there are more than `total`.
+        at_least: True if there may be more than `total`.
     """
 
     runs: tuple[RunSummary, ...]
@@ -126,6 +129,9 @@ class RunFilter:
         status: Only runs in this state, or `scheduled`.
         key: Only this job's.
         labels: Only runs with all of these, among their own and their job's current labels.
+        lane: Only runs of this lane.
+        queue: Only runs of this queue.
+        cause: Only runs of this cause.
         since: From this instant on.
         until: Up to this instant.
     """
@@ -133,6 +139,9 @@ class RunFilter:
     status: str | None = None
     key: str | None = None
     labels: Mapping[str, str] | None = None
+    lane: str | None = None
+    queue: str | None = None
+    cause: str | None = None
     since: datetime | None = None
     until: datetime | None = None
 
@@ -141,6 +150,9 @@ def list_runs(
     connection: Conn, tenant: str, filters: RunFilter, *, after: UUID | None = None, limit: int = 50
 ) -> RunPage:
     """Return a page of a tenant's runs, the newest first.
+
+    A page looks at a limited number of runs. With a filter that few match, it may be
+    short, or empty, and have a cursor.
 
     Args:
         connection: Reads the rows.
@@ -158,37 +170,48 @@ def list_runs(
     _require_narrow(filters)
     if filters.key is not None:
         read_job_position(connection, tenant, filters.key)
-    counted = _find(connection, tenant, filters, None, COUNTED + 1)
-    found = counted[: limit + 1] if after is None else _find(connection, tenant, filters, after, limit + 1)
-    page = _read(connection, found[:limit])
+    counted = _find(connection, tenant, filters, None, limit + 1)
+    found = counted if after is None else _find(connection, tenant, filters, after, limit + 1)
+    more = len(found.run_ids) > limit
     return RunPage(
-        runs=tuple(page),
-        next_cursor=found[limit - 1] if len(found) > limit else None,
-        total=min(len(counted), COUNTED),
-        at_least=len(counted) > COUNTED,
+        runs=tuple(read_runs(connection, found.run_ids[:limit])),
+        next_cursor=found.run_ids[limit - 1] if more else found.goes_on_after,
+        total=min(counted.matching, COUNTED),
+        at_least=counted.matching > COUNTED or counted.goes_on_after is not None,
     )
 
 
 def _require_narrow(filters: RunFilter) -> None:
-    if filters.status is not None and filters.status not in STATUSES:
-        refuse("status", f"{filters.status!r} is not valid", f"write one of {', '.join(STATUSES)}")
-    if filters.key is not None or filters.since is not None:
-        return
-    if filters.labels:
+    for path, allowed in (("status", STATUSES), ("lane", tuple(Lane)), ("cause", tuple(Cause))):
+        value = getattr(filters, path)
+        if value is not None and value not in allowed:
+            refuse(path, f"{value!r} is not valid", f"write one of {', '.join(allowed)}")
+    if filters.labels and filters.key is None and filters.since is None:
         refuse("labels", "a filter by labels alone would read all runs", "name the job, or the earliest time")
-    if filters.status in _SELDOM:
-        problem = f"few runs are {filters.status}: the search would read all runs"
-        refuse("status", problem, "name the job, or the earliest time")
 
 
-_SELDOM = FINAL - DEAD_LETTERED - {RunState.SUCCEEDED}
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Result of a search.
+
+    Args:
+        run_ids: The first matching ids.
+        matching: How many of the looked at match.
+        goes_on_after: The last run looked at, if there may be more.
+    """
+
+    run_ids: Sequence[UUID]
+    matching: int
+    goes_on_after: UUID | None
 
 
-def _find(connection: Conn, tenant: str, filters: RunFilter, after: UUID | None, limit: int) -> list[UUID]:
-    """Return the ids of the matching runs, in order, after one of them."""
+def _find(connection: Conn, tenant: str, filters: RunFilter, after: UUID | None, limit: int) -> _Found:
+    """Look for matching runs after one of them."""
     since, until = filters.since or _EARLIEST, filters.until or _LATEST
+    look = LOOKED_AT_WITH_LABELS if filters.labels else LOOKED_AT
     columns: dict[str, object] = {
         "tenant": tenant, "labels": Jsonb(dict(filters.labels)) if filters.labels else None, "limit": limit,
+        "queue": filters.queue, "lane": filters.lane, "cause": filters.cause, "look": look,
         "job_id": None, "state": None, "since": _EARLIEST, "until": _LATEST,
         "first_id": first_run_id(since), "before_id": after or _LAST,
     }  # fmt: skip
@@ -210,18 +233,20 @@ def _find(connection: Conn, tenant: str, filters: RunFilter, after: UUID | None,
             statement = _FIND_FAILED_RUNS
         else:
             statement = _FIND_RUNS
-    rows = connection.execute(statement, columns, binary=True).fetchall()
-    return [run_id for (run_id,) in rows if isinstance(run_id, UUID)]
+    row = connection.execute(statement, columns, binary=True).fetchone()
+    run_ids, matching, seen, last_seen = cast("tuple[list[UUID], int, int, UUID | None]", row)
+    return _Found(run_ids, matching, last_seen if seen >= look else None)
 
 
 def _instant_of(connection: Conn, run_id: UUID) -> datetime:
-    found = _read(connection, [run_id])
+    found = read_runs(connection, [run_id])
     if not found:
         raise UnknownRun(str(run_id))
     return found[0].scheduled_at
 
 
-def _read(connection: Conn, run_ids: Sequence[UUID]) -> list[RunSummary]:
+def read_runs(connection: Conn, run_ids: Sequence[UUID]) -> list[RunSummary]:
+    """Return the runs of these ids that are stored, in their order."""
     with connection.cursor(row_factory=class_row(RunRow), binary=True) as cursor:
         found = {row.run_id: row for row in cursor.execute(_READ_RUNS, {"run_ids": list(run_ids)})}
     return [summary_of(found[run_id]) for run_id in run_ids if run_id in found]

@@ -128,7 +128,7 @@ def test_invalid_body_is_refused(client: httpx.Client, body: bytes, kind: str, s
 def test_unknown_path_and_method_are_refused(client: httpx.Client) -> None:
     refusal(client.post("/api/v1/nothing"), HTTPStatus.NOT_FOUND)
     refusal(client.post("/api/v1/executors/no-id:heartbeat"), HTTPStatus.NOT_FOUND)
-    refusal(client.get("/api/v1/executors"), HTTPStatus.METHOD_NOT_ALLOWED)
+    refusal(client.delete("/api/v1/executors"), HTTPStatus.METHOD_NOT_ALLOWED)
 
 
 def test_without_token_other_host_names_are_refused(client: httpx.Client) -> None:

@@ -1,4 +1,4 @@
-"""External completions and heartbeats by an attempt's task token."""
+"""Runs, dead letters and the fleet over HTTP."""
 
 from collections.abc import Iterator
 from http import HTTPStatus
@@ -6,106 +6,163 @@ from uuid import uuid4
 
 import httpx
 import pytest
-from psycopg.conninfo import make_conninfo
 
-from tests.control.api.answering import answering, refusal
+from tests.control.api.answering import answer_of, answering, enter, refusal
 from tests.fixtures.database import Database
-from tests.intake.waiting import token_of, waiting
-from tests.transitions.acts import completions, final_state, open_run, submit
-from tidewheel.task_tokens import task_token
-from tidewheel.transitions.claim import Started
+from tests.transitions.acts import begun, end, ending, submit, succeed, trigger
+from tidewheel.control.reads import runs as reads
+from tidewheel.runs import RunState
 
 
 @pytest.fixture
 def client(database: Database) -> Iterator[httpx.Client]:
-    with answering(database, token="correct-horse-battery") as made:
+    submit(database, "job", labels={"team": "billing"})
+    submit(database, "other", lane="batch")
+    with answering(database) as made:
         yield made
 
 
-def a_waiting_run(database: Database) -> Started:
-    submit(database)
-    return waiting(database)
+def ids(answer: httpx.Response) -> list[str]:
+    return [run["run_id"] for run in answer_of(answer)["runs"]]
 
 
-@pytest.mark.parametrize("in_header", [True, False])
-def test_task_token_alone_authorizes(client: httpx.Client, database: Database, in_header: bool) -> None:  # noqa: FBT001
-    started = a_waiting_run(database)
-    token = token_of(database, started)
-    body: dict[str, object] = {"status": "failed", "error_type": "Broken", "error_message": "no", "permanent": True}
-    headers = {"Authorization": f"Bearer {token}"} if in_header else {"Authorization": ""}
-    answer = client.post(
-        f"/api/v1/runs/{started.run_id}:complete", json=body if in_header else body | {"token": token}, headers=headers
-    )
-    assert answer.json() == {"run_id": str(started.run_id), "run_status": "failed"}
-    assert final_state(database, started.run_id)[0] == "failed"
+def failed(database: Database) -> str:
+    started = begun(database)
+    end(database, ending(started, RunState.FAILED, error_type="ValueError", error_message="no"))
+    return str(started.run_id)
 
 
-def test_a_heartbeat_keeps_progress_and_checkpoint(client: httpx.Client, database: Database) -> None:
-    started = a_waiting_run(database)
-    answer = client.post(
-        f"/api/v1/runs/{started.run_id}:heartbeat",
-        json={"token": token_of(database, started), "progress": {"done": 3}, "checkpoint": [1, 2]},
-        headers={"Authorization": ""},
-    )
-    assert answer.json() == {"run_id": str(started.run_id), "run_status": "waiting"}
-    assert database.rows("SELECT progress, checkpoint FROM run_inputs") == [(b'{"done":3}', b"[1,2]")]
-    assert open_run(database, started.run_id).state == "waiting"
+def test_each_filter_lists_its_runs(client: httpx.Client, database: Database) -> None:
+    bad = failed(database)
+    done = begun(database)
+    succeed(database, done)
+    batch = str(trigger(database, "other"))
+    asked = {
+        "status=failed": [bad],
+        "status=succeeded": [str(done.run_id)],
+        "status=queued": [batch],
+        "status=skipped": [],
+        "lane=batch": [batch],
+        "queue=default&job=other": [batch],
+        "job=job&label=team=billing": [str(done.run_id), bad],
+        "cause=timer": [],
+        "since=2999-01-01T00:00:00Z": [],
+    }
+    for query, wanted in asked.items():
+        assert sorted(ids(client.get(f"/api/v1/runs?{query}"))) == sorted(wanted), query
+    assert ids(client.get("/api/v1/jobs/other/runs")) == [batch]
 
 
-def test_repeated_request_id_gets_the_first_reply(client: httpx.Client, database: Database) -> None:
-    started = a_waiting_run(database)
-    bearer = {"Authorization": f"Bearer {token_of(database, started)}"}
-    path, body = f"/api/v1/runs/{started.run_id}:complete", {"request_id": "c-1", "result": 7}
-    first, again = (client.post(path, json=body, headers=bearer) for _ in range(2))
-    assert (again.status_code, again.json()) == (HTTPStatus.OK, first.json())
-    assert len(completions(database)) == 1
-
-
-def test_completion_of_an_ended_attempt_changes_nothing(client: httpx.Client, database: Database) -> None:
-    started = a_waiting_run(database)
-    bearer = {"Authorization": f"Bearer {token_of(database, started)}"}
-    path = f"/api/v1/runs/{started.run_id}:complete"
-    assert client.post(path, headers=bearer).status_code == HTTPStatus.OK
-    told = refusal(client.post(path, json={"status": "failed"}, headers=bearer), HTTPStatus.CONFLICT)
-    assert told["code"] == "attempt_over"
-    assert len(completions(database)) == 1
-
-
-@pytest.mark.parametrize("verb", ["complete", "heartbeat"])
-@pytest.mark.parametrize("in_header", [True, False])
-def test_forged_token_is_refused_without_a_transaction_and_uses_up_no_request_id(
-    database: Database, *, verb: str, in_header: bool
+def test_list_goes_on_where_its_page_has_looked_at_its_share(
+    client: httpx.Client, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started = a_waiting_run(database)
-    path, honest = f"/api/v1/runs/{started.run_id}:{verb}", {"request_id": "order-7"}
-    nowhere = Database(make_conninfo(database.url, dbname="there_is_none"), database.installation)
-    forged, genuine = task_token(b"another key", started.run_id, 1), token_of(database, started)
-    altered = (f"{genuine}=", f"{genuine}====", f"{genuine[:5]}!{genuine[5:]}", f"{genuine}\u00e9")
-    with answering(nowhere, token="correct-horse-battery") as client:  # a transaction would be answered with 503
-        for token in (forged, forged[:-1], "nonsense", "\u00fc", *altered):
-            shown: list[tuple[bytes, bytes]] = [(b"Authorization", f"Bearer {token}".encode() if in_header else b"")]
-            body = honest if in_header else honest | {"token": token}
-            answer = client.post(path, headers=shown, json=body)
-            assert refusal(answer, HTTPStatus.UNAUTHORIZED)["code"] == "unauthorized"
-            assert answer.headers["www-authenticate"] == "Bearer"
-    with answering(database, token="correct-horse-battery") as client:
-        client.post(path, headers={"Authorization": f"Bearer {forged}"}, json=honest)
-        assert database.count("requests") == 0
-        bearer = {"Authorization": f"Bearer {token_of(database, started)}"}
-        assert client.post(path, headers=bearer, json=honest).status_code == HTTPStatus.OK
+    monkeypatch.setattr(reads, "LOOKED_AT", 4)
+    wanted = str(trigger(database, "other"))
+    for _ in range(9):
+        succeed(database, begun(database))
+    found: list[str] = []
+    cursor, pages = "", 0
+    while True:
+        answer = answer_of(client.get(f"/api/v1/runs?lane=batch{cursor}"))
+        found += [run["run_id"] for run in answer["runs"]]
+        pages += 1
+        if answer["next_cursor"] is None:
+            break
+        assert answer["at_least"]
+        cursor = f"&cursor={answer['next_cursor']}"
+    assert (found, pages) == ([wanted], 3)
 
 
-def test_token_of_another_run_than_the_address_names_is_refused(client: httpx.Client, database: Database) -> None:
-    started = a_waiting_run(database)
-    others = task_token(database.installation.task_token_key, uuid4(), 1)
-    answer = client.post(f"/api/v1/runs/{started.run_id}:complete", headers={"Authorization": f"Bearer {others}"})
-    [error] = refusal(answer, HTTPStatus.UNPROCESSABLE_ENTITY)["errors"]
-    assert error["path"] == "token"
-    assert open_run(database, started.run_id).state == "waiting"
+def test_pages_hold_each_run_once(client: httpx.Client, database: Database) -> None:
+    runs = {str(trigger(database)) for _ in range(5)}
+    for path in ("/api/v1/runs", "/api/v1/jobs/job/runs"):
+        seen: list[str] = []
+        cursor: str | None = ""
+        while cursor is not None:
+            page = answer_of(client.get(path, params={"limit": 2} | ({"cursor": cursor} if cursor else {})))
+            assert (page["total"], page["at_least"]) == (5, False)
+            seen += [run["run_id"] for run in page["runs"]]
+            cursor = page["next_cursor"]
+        assert (len(seen), set(seen)) == (5, runs)
 
 
-def test_request_of_another_kind_is_refused(client: httpx.Client, database: Database) -> None:
-    started = a_waiting_run(database)
-    body = {"type": "run.heartbeat", "token": token_of(database, started)}
-    answer = client.post(f"/api/v1/runs/{started.run_id}:complete", json=body, headers={"Authorization": ""})
-    assert refusal(answer, HTTPStatus.UNPROCESSABLE_ENTITY)["errors"][0]["path"] == "type"
+def test_run_shows_its_attempts_result_and_output(client: httpx.Client, database: Database) -> None:
+    run_id = trigger(database)
+    executor = enter(client)
+    executor.claim(run_id)
+    assert executor.finish(run_id, "succeeded", result={"rows": 7}, output="done\n") == "recorded"
+    path = f"/api/v1/runs/{run_id}"
+    run = answer_of(client.get(path))
+    assert (run["status"], run["result"], run["labels"]) == ("succeeded", {"rows": 7}, {"team": "billing"})
+    [attempt] = answer_of(client.get(f"{path}/attempts"))["attempts"]
+    assert (attempt["outcome"], attempt["result"]) == ("succeeded", {"rows": 7})
+    [log] = answer_of(client.get(f"{path}/logs"))["logs"]
+    assert (log["output"], log["dropped_bytes"]) == ("done\n", 0)
+    told = refusal(client.get(f"{path}/logs?attempt=2"), HTTPStatus.UNPROCESSABLE_ENTITY)
+    assert told["errors"][0]["path"] == "attempt"
+
+
+def test_cancel_and_retry_answer_as_requests_of_intake(client: httpx.Client, database: Database) -> None:
+    run_id = trigger(database)
+    path = f"/api/v1/runs/{run_id}"
+    refused = refusal(client.post(f"{path}:retry"), HTTPStatus.UNPROCESSABLE_ENTITY)
+    assert refused["errors"][0]["path"] == "run_id"
+    assert answer_of(client.post(f"{path}:cancel", json={"reason": "why not"}))["run_status"] == "queued"
+    assert answer_of(client.get(path))["reason"] == "why not"
+    again = client.post(f"{path}:retry", headers={"Idempotency-Key": "k"})
+    assert again.status_code == HTTPStatus.CREATED
+    assert client.post(f"{path}:retry", headers={"Idempotency-Key": "k"}).json() == again.json()
+    assert answer_of(client.get(again.headers["location"]))["cause"] == "retry"
+
+
+def test_another_tenants_rows_are_not_seen(client: httpx.Client, database: Database) -> None:
+    database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
+    run_id, bad = trigger(database), failed(database)
+    number = database.value("SELECT id FROM dead_letters WHERE run_id = %s", [bad])
+    for path in ("runs", "jobs", "dead-letters", "redrives"):
+        answer = answer_of(client.get(f"/api/v1/{path}?tenant=acme"))
+        assert answer[path.replace("-", "_")] == []
+    for path in (
+        f"runs/{run_id}",
+        f"runs/{run_id}/attempts",
+        f"runs/{run_id}/logs",
+        "jobs/job",
+        f"dead-letters/{number}",
+    ):
+        refusal(client.get(f"/api/v1/{path}?tenant=acme"), HTTPStatus.NOT_FOUND)
+    refusal(client.post(f"/api/v1/runs/{run_id}:cancel?tenant=acme"), HTTPStatus.NOT_FOUND)
+
+
+def test_unknown_ids_are_not_found(client: httpx.Client) -> None:
+    ids = ("7", "99999999999999999999", "x")
+    jobs = ("nope", "nope/next", "nope/versions", "nope/runs")
+    paths = [f"runs/{uuid4()}", f"redrives/{uuid4()}", *(f"dead-letters/{each}" for each in ids)]
+    for path in (*paths, *(f"jobs/{each}" for each in jobs)):
+        refusal(client.get(f"/api/v1/{path}"), HTTPStatus.NOT_FOUND)
+
+
+def test_dead_letter_is_listed_shown_and_redriven_by_a_row(client: httpx.Client, database: Database) -> None:
+    bad = failed(database)
+    [letter] = answer_of(client.get("/api/v1/dead-letters?status=failed"))["dead_letters"]
+    shown = answer_of(client.get(f"/api/v1/dead-letters/{letter['id']}"))
+    assert (shown["run_id"], shown["run"]["error_message"]) == (bad, "no")
+    planned = answer_of(client.post("/api/v1/dead-letters:redrive", json={"dry_run": True}))
+    assert (planned["matched"], planned["redrive_id"]) == (1, None)
+    redrive = answer_of(client.post("/api/v1/dead-letters:redrive", json={"ids": [letter["id"]]}))["redrive_id"]
+    path = f"/api/v1/redrives/{redrive}"
+    assert answer_of(client.post(f"{path}:pause"))["status"] == "paused"
+    assert answer_of(client.get(path))["matched_count"] == 1
+    assert answer_of(client.post(f"{path}:cancel"))["status"] == "cancelled"
+
+
+def test_fleet_is_listed(client: httpx.Client, database: Database) -> None:
+    executor = enter(client)
+    [listed] = answer_of(client.get("/api/v1/executors"))["executors"]
+    assert (listed["executor_id"], listed["slots"]) == (executor.executor_id, 4)
+    assert [each["tenant"] for each in answer_of(client.get("/api/v1/tenants"))["tenants"]] == ["default"]
+    shards = answer_of(client.get("/api/v1/shards"))["shards"]
+    assert ([each["shard"] for each in shards], shards[0]["owner"]) == (list(range(64)), None)
+    database.execute(
+        "INSERT INTO members SELECT gen_random_uuid(), 'scheduler', 's', 1, tidewheel_now(), tidewheel_now()"
+    )
+    assert {each["owner"]["name"] for each in answer_of(client.get("/api/v1/shards"))["shards"]} == {"s"}

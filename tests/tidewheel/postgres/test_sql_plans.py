@@ -234,7 +234,7 @@ _WALK: Mapping[str, object] = {
 _LETTERS: Mapping[str, object] = {
     **_UNFILTERED, **_RANGE, "before_at": _FAR_AHEAD, "before_id": (1 << 63) - 1, "after_at": _LONG_AGO, "after_id": 0
 }  # fmt: skip
-_RUNS: Mapping[str, object] = {**_UNFILTERED, **_RANGE, "before_at": _FAR_AHEAD, "before_id": _BEYOND}
+_RUNS: Mapping[str, object] = {**_UNFILTERED, **_RANGE, "before_at": _FAR_AHEAD, "before_id": _BEYOND, "look": 51}
 
 _JOBS: Mapping[str, object] = {
     **_UNFILTERED, "after": "job-2", "prefix": "", "beyond": None, "labels": Jsonb({}), "paused": None,

@@ -1,0 +1,106 @@
+"""The fleet: the lists of `/api/v1/executors`, `shards` and `tenants`."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import cast
+from uuid import UUID
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tidewheel.control.api import examples
+from tidewheel.control.api.answers import answer
+from tidewheel.control.api.callers import Admin, Reader, Scope
+from tidewheel.control.api.openapi import add_route
+from tidewheel.control.api.queries import PageQuery, TenantQuery, read_cursor, read_query, write_cursor
+from tidewheel.control.api.workers import Workers
+from tidewheel.control.client.connection import Connection
+from tidewheel.control.reads.fleet import (
+    ExecutorSummary,
+    ShardOwner,
+    TenantSummary,
+    list_executors,
+    list_shards,
+    list_tenants,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorsPage:
+    """Executors in the order of their ids."""
+
+    executors: tuple[ExecutorSummary, ...]
+    next_cursor: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Shards:
+    """Every shard with its owner."""
+
+    shards: tuple[ShardOwner, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TenantsPage:
+    """Tenants in the order of their names."""
+
+    tenants: tuple[TenantSummary, ...]
+    next_cursor: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class FleetApi:
+    """Calls about the whole installation.
+
+    Args:
+        reads: The threads of reads.
+    """
+
+    reads: Workers
+
+    def add_to(self, router: APIRouter) -> None:
+        """Add the routes."""
+        read = partial(add_route, router, "GET")
+        read("/api/v1/executors", self.executors, scope=Scope.READ, query=PageQuery, answer=ExecutorsPage,
+             example=examples.EXECUTORS)  # fmt: skip
+        read("/api/v1/shards", self.shards, scope=Scope.READ, query=TenantQuery, answer=Shards,
+             example=examples.SHARDS)  # fmt: skip
+        read("/api/v1/tenants", self.tenants, scope=Scope.ADMIN, query=PageQuery, answer=TenantsPage,
+             example=examples.TENANTS)  # fmt: skip
+
+    async def executors(self, request: Request, caller: Reader) -> Response:
+        """List executors, with their handlers and their last heartbeat."""
+        query = read_query(request, PageQuery)
+        [after] = read_cursor(query.cursor, UUID) if query.cursor else [None]
+
+        def read(connection: Connection) -> ExecutorsPage:
+            with connection.snapshot() as reading:
+                found = list_executors(reading, after=cast("UUID | None", after), limit=query.limit + 1)
+            page = found[: query.limit]
+            return ExecutorsPage(tuple(page), write_cursor(page[-1].executor_id) if len(found) > len(page) else None)
+
+        return await answer(self.reads, caller, read)
+
+    async def shards(self, request: Request, caller: Reader) -> Response:
+        """Return each shard with the scheduler that owns it."""
+        read_query(request, TenantQuery)
+
+        def read(connection: Connection) -> Shards:
+            with connection.snapshot() as reading:
+                return Shards(tuple(list_shards(reading, connection.installation.shards)))
+
+        return await answer(self.reads, caller, read)
+
+    async def tenants(self, request: Request, caller: Admin) -> Response:
+        """List tenants."""
+        query = read_query(request, PageQuery)
+        [after] = read_cursor(query.cursor, str) if query.cursor else [""]
+
+        def read(connection: Connection) -> TenantsPage:
+            with connection.snapshot() as reading:
+                found = list_tenants(reading, after=str(after), limit=query.limit + 1)
+            page = found[: query.limit]
+            return TenantsPage(tuple(page), write_cursor(page[-1].tenant) if len(found) > len(page) else None)
+
+        return await answer(self.reads, caller, read)

@@ -1,0 +1,180 @@
+"""`/api/v1/run-events`: changes of a tenant's runs as server-sent events.
+
+Each stream polls: the ends since its last event, by the time of the end, and the newest open runs, which it compares
+with those that it has sent. So a change is sent within a second, a run's end always, and a change of an open run while
+it is among the newest 500. An event's id is the time of the last end that the client has seen. A client that connects
+again with it gets later ends, some perhaps twice, and the open runs as they are now.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import cast
+from uuid import UUID
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Message, Send
+
+from tidewheel.control.api import examples
+from tidewheel.control.api.answers import encoded
+from tidewheel.control.api.callers import Reader, Scope
+from tidewheel.control.api.openapi import add_route
+from tidewheel.control.api.problems import Overloaded
+from tidewheel.control.api.queries import TenantQuery, read_query
+from tidewheel.control.api.workers import Workers, WorkerState
+from tidewheel.control.reads.run_changes import ENDS, read_run_changes, start_of_changes
+from tidewheel.control.reads.runs import RunSummary, read_runs
+from tidewheel.errors import Unavailable, refuse
+from tidewheel.jobs.validation import shown
+from tidewheel.jobs.values import Key
+from tidewheel.process.service import Shutdown
+
+_STREAMS = 64  # of one process: each costs a poll a second
+_POLL_SECONDS = 1.0
+_ALIVE_SECONDS = 15.0  # between two comments, so that proxies keep the connection
+_WRITE_SECONDS = 30.0  # for a client to read an event; the socket's buffers hold the rest
+_REMEMBERED = 10_000  # ends that are not sent again
+_COMMITS_WITHIN = timedelta(seconds=5)
+_OLDEST = timedelta(hours=1)  # of a Last-Event-ID: older ends are listed by GET /runs
+
+
+class EventsQuery(TenantQuery):
+    """Filter of a stream.
+
+    Attributes:
+        tenant: The tenant; `default` if it is left out.
+        job: Only runs of the job with this key.
+    """
+
+    job: Key | None = None
+
+
+@dataclass(slots=True)
+class RunEventsApi:
+    """Calls that stream the changes of runs.
+
+    Args:
+        reads: The threads of reads.
+        stop: Ends every stream.
+    """
+
+    reads: Workers
+    stop: Shutdown
+    _streams: int = 0
+
+    def add_to(self, router: APIRouter) -> None:
+        """Add the route."""
+        add_route(
+            router, "GET", "/api/v1/run-events", self.stream, scope=Scope.READ, query=EventsQuery,
+            answer={"type": "string"}, example=examples.RUN_EVENT, media="text/event-stream",
+            headers={"Last-Event-ID": "The id of the last event that was read"},
+        )  # fmt: skip
+
+    async def stream(self, request: Request, caller: Reader) -> Response:
+        """Stream the changes of runs as server-sent events."""
+        query = read_query(request, EventsQuery)
+        since = _instant(request.headers.get("last-event-id"))
+        if self._streams >= _STREAMS:
+            message = f"{self._streams} streams are open; close one, or repeat the request in a moment"
+            raise Overloaded(message)
+        stream = _Stream(caller.tenant, query.job, since)
+        first = await self.reads.do(stream.read)  # a refusal is still an answer of its own
+        headers = {"Cache-Control": "no-store"}
+        return _Bounded(self._events(stream, first), media_type="text/event-stream", headers=headers)
+
+    async def _events(self, stream: "_Stream", text: bytes) -> AsyncGenerator[bytes]:
+        self._streams += 1
+        quiet = 0.0
+        try:
+            yield b"retry: 2000\n\n" + text
+            while not self.stop.requested():
+                await asyncio.sleep(0.0 if stream.full else _POLL_SECONDS)
+                try:
+                    text = await self.reads.do(stream.read)
+                except Unavailable:
+                    text = b""  # the next poll reads the same changes
+                quiet = 0.0 if text else quiet + _POLL_SECONDS
+                if text or quiet >= _ALIVE_SECONDS:
+                    quiet = 0.0
+                    yield text or b": alive\n\n"
+        finally:
+            self._streams -= 1
+
+
+class _Bounded(StreamingResponse):
+    """A stream that ends if its client does not read: uvicorn waits until the socket takes more."""
+
+    async def stream_response(self, send: Send) -> None:
+        async def send_in_time(message: Message) -> None:
+            async with asyncio.timeout(_WRITE_SECONDS):
+                await send(message)
+
+        await super().stream_response(send_in_time)
+
+
+@dataclass(slots=True)
+class _Stream:
+    """The position of one stream, used by one thread at a time; its memory is bounded.
+
+    Args:
+        tenant: The tenant.
+        job: Only runs of this job.
+        since: The end that the client has seen last.
+    """
+
+    tenant: str
+    job: str | None
+    since: datetime | None
+    full: bool = False
+    _oldest: datetime | None = None
+    _open: dict[UUID, tuple[str, int]] | None = None
+    _ended: OrderedDict[UUID, datetime] = field(default_factory=OrderedDict[UUID, datetime])
+
+    def read(self, state: WorkerState) -> bytes:
+        """Return the events since the last call."""
+        with state.connection(self.tenant).snapshot() as reading:
+            if self._oldest is None:
+                now = start_of_changes(reading, self.tenant, self.job)
+                if self.since is None:
+                    self.since = now
+                else:
+                    self._open = {}  # every open run is sent as it is now
+                self._oldest = max(self.since, now - _OLDEST)
+            start = max(self.since or self._oldest, self._oldest)
+            # A transaction that sets the time of its ends commits later.
+            first = max(start - _COMMITS_WITHIN, self._oldest)
+            found = read_run_changes(reading, self.tenant, self.job, since=first, known=list(self._ended))
+            ended = [each for each in found if each.finished_at is not None]
+            standing = {each.run_id: (each.state, each.attempt) for each in found if each.finished_at is None}
+            before = standing if self._open is None else self._open
+            moved = [run_id for run_id, at in standing.items() if before.get(run_id) != at]
+            runs = {run.run_id: run for run in read_runs(reading, [*moved, *(each.run_id for each in ended)])}
+        self._open, self.full = standing, len(ended) >= ENDS
+        text = b"".join(_event(runs[run_id], None) for run_id in reversed(moved) if run_id in runs)
+        for each in ended:
+            finished_at = cast("datetime", each.finished_at)
+            self.since = max(self.since or finished_at, finished_at)
+            self._ended[each.run_id] = finished_at
+            if each.run_id in runs:
+                text += _event(runs[each.run_id], self.since)
+        while len(self._ended) > _REMEMBERED:
+            _, self._oldest = self._ended.popitem(last=False)
+        return text
+
+
+def _event(run: RunSummary, at: datetime | None) -> bytes:
+    name = b"" if at is None else f"id: {at.isoformat()}\n".encode()
+    return name + b"event: run\ndata: " + encoded(run) + b"\n\n"
+
+
+def _instant(text: str | None) -> datetime | None:
+    if text is None:
+        return None
+    try:
+        return datetime.fromisoformat(text).astimezone(UTC)
+    except (ValueError, OverflowError):
+        refuse("Last-Event-ID", f"{shown(text)} is no id of this stream", "send the id of an event, or leave it out")

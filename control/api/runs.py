@@ -1,0 +1,326 @@
+"""Runs: `/api/v1/runs`. Reads by control/reads, cancel and retry by the requests of intake."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from datetime import datetime
+from functools import partial
+from http import HTTPStatus
+from typing import Any, Literal, cast
+from uuid import UUID
+
+from fastapi import APIRouter
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tidewheel.control.api import examples
+from tidewheel.control.api.answers import IDEMPOTENCY_KEY, answer, encoded, idempotency_key
+from tidewheel.control.api.bodies import read_verb
+from tidewheel.control.api.callers import Caller, Operator, Reader, Scope
+from tidewheel.control.api.openapi import IN_ADDRESS, add_route, body_of
+from tidewheel.control.api.queries import (
+    LabelFilter,
+    PageQuery,
+    TenantQuery,
+    Whole,
+    read_cursor,
+    read_key,
+    read_query,
+    write_cursor,
+)
+from tidewheel.control.api.workers import Workers
+from tidewheel.control.client.connection import Connection
+from tidewheel.control.client.logs import read_logs
+from tidewheel.control.reads.retry_chain import RetryChain
+from tidewheel.control.reads.run_detail import PastAttempt, RunDetail, show_run
+from tidewheel.control.reads.runs import RunFilter, RunSummary, list_runs
+from tidewheel.jobs.requests import RunCancel, RunRetry
+from tidewheel.jobs.values import Instant, Key, Queue
+
+_RUNS = "/api/v1/runs"
+_ONE = f"{_RUNS}/{{run_id:uuid}}"
+
+Status = Literal[
+    "scheduled", "queued", "buffered", "running", "waiting", "retrying", "cancelling", "blocked", "succeeded", "failed",
+    "timed_out", "cancelled", "skipped",
+]  # fmt: skip
+
+
+class RunsOfJobQuery(PageQuery):
+    """Filter of a list of one job's runs.
+
+    Attributes:
+        tenant: The tenant; `default` if it is left out.
+        limit: How many at most.
+        cursor: The `next_cursor` of the page before.
+        status: Only runs in this state.
+        label: Only runs with this label, as name=value; repeatable. It needs `job` or `since`.
+        lane: Only runs of this lane.
+        queue: Only runs of this queue.
+        cause: Only runs of this cause.
+        since: From this instant on.
+        until: Up to this instant.
+    """
+
+    status: Status | None = None
+    label: LabelFilter = Field(default_factory=dict[str, str])
+    lane: Literal["critical", "standard", "batch"] | None = None
+    queue: Queue | None = None
+    cause: Literal["timer", "trigger", "backfill", "workflow", "retry"] | None = None
+    since: Instant | None = None
+    until: Instant | None = None
+
+
+class RunsQuery(RunsOfJobQuery):
+    """Filter of a list of runs.
+
+    Attributes:
+        tenant: The tenant; `default` if it is left out.
+        limit: How many at most.
+        cursor: The `next_cursor` of the page before.
+        status: Only runs in this state.
+        label: Only runs with this label, as name=value; repeatable. It needs `job` or `since`.
+        lane: Only runs of this lane.
+        queue: Only runs of this queue.
+        cause: Only runs of this cause.
+        since: From this instant on.
+        until: Up to this instant.
+        job: Only runs of the job with this key.
+    """
+
+    job: Key | None = None
+
+
+class LogsQuery(TenantQuery):
+    """Query of the output of a run.
+
+    Attributes:
+        tenant: The tenant; `default` if it is left out.
+        attempt: Only this attempt.
+    """
+
+    attempt: Whole | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunsPage:
+    """Runs, the newest first; `at_least` is true if there may be more than `total`."""
+
+    runs: tuple[RunSummary, ...]
+    next_cursor: str | None
+    total: int
+    at_least: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """An attempt that has ended."""
+
+    attempt: int
+    outcome: str
+    executor_id: UUID | None
+    started_at: datetime | None
+    finished_at: datetime
+    error_type: str | None
+    error_message: str | None
+    claimed_from: str | None
+    trace: str | None
+    output_bytes: int | None
+    result: object
+
+
+@dataclass(frozen=True, slots=True)
+class Attempts:
+    """The last hundred attempts that have ended, the oldest first."""
+
+    attempts: tuple[Attempt, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunWithAttempts(RunSummary):
+    """A run with its attempts, deadlines and retry chain."""
+
+    handler: str
+    labels: Mapping[str, str]
+    failed_attempts: int | None
+    lost_attempts: int | None
+    deadline_at: datetime | None
+    schedule_to_close_at: datetime | None
+    external_deadline_at: datetime | None
+    executor_id: UUID | None
+    executor: str | None
+    claimed_from: str | None
+    progress: object
+    progress_at: datetime | None
+    checkpoint: object
+    checkpoint_attempt: int | None
+    error_message: str | None
+    result: object
+    late: str | None
+    request_id: str | None
+    traceparent: str | None
+    dead_letter: int | None
+    retry_chain: RetryChain
+    attempts: tuple[Attempt, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """The output of an attempt; `dropped_bytes` before it are no longer stored."""
+
+    attempt: int
+    outcome: str | None
+    dropped_bytes: int
+    output: str
+
+
+@dataclass(frozen=True, slots=True)
+class Logs:
+    """The output of a run's attempts, the oldest first."""
+
+    logs: tuple[Log, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CancelledRun:
+    """A run whose cancel is requested, with the state it was in."""
+
+    run_id: UUID
+    run_status: str
+
+
+@dataclass(frozen=True, slots=True)
+class RetriedRun:
+    """The new run of a retry."""
+
+    run_id: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class RunsApi:
+    """Calls about runs.
+
+    Args:
+        reads: The threads of reads.
+        writes: The threads of changes.
+    """
+
+    reads: Workers
+    writes: Workers
+
+    def add_to(self, router: APIRouter) -> None:
+        """Add the routes."""
+        read = partial(add_route, router, "GET", scope=Scope.READ)
+        listed = partial(read, answer=RunsPage, example=examples.RUNS)
+        listed(_RUNS, self.list, query=RunsQuery)
+        listed("/api/v1/jobs/{key}/runs", self.list_of_job, query=RunsOfJobQuery)
+        read(_ONE, self.get, query=TenantQuery, answer=RunWithAttempts, example=examples.RUN)
+        read(f"{_ONE}/attempts", self.attempts, query=TenantQuery, answer=Attempts, example=examples.ATTEMPTS)
+        read(f"{_ONE}/logs", self.logs, query=LogsQuery, answer=Logs, example=examples.LOGS)
+        verb = partial(add_route, router, "POST", scope=Scope.OPERATE, query=TenantQuery, headers=IDEMPOTENCY_KEY)
+        verb(f"{_ONE}:cancel", self.cancel, answer=CancelledRun, example=examples.CANCELLED,
+             body=body_of(RunCancel, without=IN_ADDRESS), sent={"reason": "no longer needed"})  # fmt: skip
+        verb(f"{_ONE}:retry", self.retry, status=HTTPStatus.CREATED, answer=RetriedRun,
+             example={"run_id": examples.RUN_ID}, body=body_of(RunRetry, without=IN_ADDRESS),
+             sent={"delay": "10s"})  # fmt: skip
+
+    async def list(self, request: Request, caller: Reader) -> Response:
+        """List runs, the newest first."""
+        query = read_query(request, RunsQuery)
+        return await self._list(caller, query, query.job)
+
+    async def list_of_job(self, request: Request, caller: Reader) -> Response:
+        """List the runs of a job, the newest instant first."""
+        return await self._list(caller, read_query(request, RunsOfJobQuery), read_key(request))
+
+    async def get(self, request: Request, caller: Reader) -> Response:
+        """Return one run, with its attempts, deadlines and retry chain."""
+        read_query(request, TenantQuery)
+        run_id = _run_id(request)
+        return await answer(self.reads, caller, lambda each: with_attempts(_show(each, caller, run_id)))
+
+    async def attempts(self, request: Request, caller: Reader) -> Response:
+        """Return the attempts of a run that have ended."""
+        read_query(request, TenantQuery)
+        run_id = _run_id(request)
+        return await answer(self.reads, caller, lambda each: Attempts(_attempts(_show(each, caller, run_id).attempts)))
+
+    async def logs(self, request: Request, caller: Reader) -> Response:
+        """Return the stored output of a run's attempts, 64 KiB of each."""
+        query, run_id = read_query(request, LogsQuery), _run_id(request)
+
+        def read(connection: Connection) -> Logs:
+            pieces = read_logs(connection, run_id, query.attempt)
+            return Logs(
+                tuple(
+                    Log(each.attempt, each.outcome, each.dropped_bytes, each.output.decode(errors="replace"))
+                    for each in pieces
+                )
+            )
+
+        return await answer(self.reads, caller, read)
+
+    async def cancel(self, request: Request, caller: Operator) -> Response:
+        """Cancel a run in any state; the answer has the state it was in."""
+        run_id, request_id = _run_id(request), idempotency_key(request)
+        sent = await read_verb(request, "run.cancel", run_id=str(run_id))
+
+        def change(connection: Connection) -> CancelledRun:
+            return CancelledRun(run_id, connection.request(sent, request_id).run_status or "")
+
+        return await answer(self.writes, caller, change)
+
+    async def retry(self, request: Request, caller: Operator) -> Response:
+        """Create a new run of one that has ended: its payload, its job's current version."""
+        run_id, request_id = _run_id(request), idempotency_key(request)
+        sent = await read_verb(request, "run.retry", run_id=str(run_id))
+        reply = await self.writes.do(lambda state: state.connection(caller.tenant).request(sent, request_id))
+        where = {"Location": f"{_RUNS}/{reply.run_id}"}
+        return Response(encoded({"run_id": reply.run_id}), HTTPStatus.CREATED, where, media_type="application/json")
+
+    async def _list(self, caller: Caller, query: RunsOfJobQuery, key: str | None) -> Response:
+        [after] = read_cursor(query.cursor, UUID) if query.cursor else [None]
+        filters = RunFilter(
+            query.status, key, query.label or None, query.lane, query.queue, query.cause, query.since, query.until
+        )
+
+        def read(connection: Connection) -> RunsPage:
+            with connection.snapshot() as reading:
+                page = list_runs(
+                    reading, caller.tenant, filters, after=after if isinstance(after, UUID) else None, limit=query.limit
+                )
+            cursor = None if page.next_cursor is None else write_cursor(page.next_cursor)
+            return RunsPage(page.runs, cursor, page.total, page.at_least)
+
+        return await answer(self.reads, caller, read)
+
+
+def _run_id(request: Request) -> UUID:
+    return cast("UUID", request.path_params["run_id"])
+
+
+def _show(connection: Connection, caller: Caller, run_id: UUID) -> RunDetail:
+    with connection.snapshot() as reading:
+        return show_run(reading, caller.tenant, run_id)
+
+
+def with_attempts(found: RunDetail) -> dict[str, Any]:
+    """Return the document of a run: its summary and details on one level, stored JSON as JSON."""
+    document: dict[str, Any] = {each.name: getattr(found.summary, each.name) for each in fields(found.summary)}
+    document |= {each.name: getattr(found, each.name) for each in fields(found) if each.name != "summary"}
+    document |= {name: _json(document[name]) for name in ("progress", "checkpoint", "result")}
+    return {**document, "attempts": _attempts(found.attempts)}
+
+
+def _attempts(found: Sequence[PastAttempt]) -> tuple[Attempt, ...]:
+    return tuple(
+        Attempt(
+            **{name: value for name, value in asdict(each).items() if name != "output"} | {"result": _json(each.result)}
+        )
+        for each in found
+    )
+
+
+def _json(text: bytes | None) -> object:
+    return None if text is None else json.loads(text)

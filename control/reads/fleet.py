@@ -1,0 +1,90 @@
+"""Read the fleet: executors, the owner of each shard, tenants."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from psycopg.rows import class_row
+
+from tidewheel.membership import rendezvous
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+
+_SQL = Statements("tidewheel.control")
+_LIST_EXECUTORS = _SQL["list_executors"]
+_LIST_SCHEDULERS = _SQL["list_schedulers"]
+_LIST_TENANTS = _SQL["list_tenants"]
+
+_FIRST = UUID(int=0)
+_TIMEOUT = timedelta(seconds=10)  # the default of TIDEWHEEL_MEMBER_TIMEOUT
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorSummary:
+    """An executor as lists show it.
+
+    Args:
+        executor_id: Its id.
+        name: Its host and process.
+        queues: The queues that it serves.
+        handlers: The handlers that it has.
+        slots: How many attempts it executes at once.
+        stopping: True while it shuts down.
+        started_at: When it registered.
+        last_heartbeat_at: When its last heartbeat came.
+    """
+
+    executor_id: UUID
+    name: str
+    queues: Sequence[str]
+    handlers: Sequence[str]
+    slots: int
+    stopping: bool
+    started_at: datetime
+    last_heartbeat_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerSummary:
+    """A scheduler with a recent heartbeat."""
+
+    member_id: UUID
+    name: str
+    last_heartbeat_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class ShardOwner:
+    """A shard with the scheduler that owns it; None while no scheduler is alive."""
+
+    shard: int
+    owner: SchedulerSummary | None
+
+
+@dataclass(frozen=True, slots=True)
+class TenantSummary:
+    """A tenant."""
+
+    tenant: str
+    created_at: datetime
+
+
+def list_executors(connection: Conn, *, after: UUID | None = None, limit: int = 50) -> list[ExecutorSummary]:
+    """Return a page of the executors, in the order of their ids."""
+    with connection.cursor(row_factory=class_row(ExecutorSummary), binary=True) as cursor:
+        return cursor.execute(_LIST_EXECUTORS, {"after": after or _FIRST, "limit": limit}).fetchall()
+
+
+def list_shards(connection: Conn, shards: int) -> list[ShardOwner]:
+    """Return each shard with the scheduler that owns it by the latest heartbeats."""
+    with connection.cursor(row_factory=class_row(SchedulerSummary), binary=True) as cursor:
+        alive = {each.member_id: each for each in cursor.execute(_LIST_SCHEDULERS, {"timeout": _TIMEOUT})}
+    owned = {shard: alive[member] for member in alive for shard in rendezvous(shards, list(alive), member)}
+    return [ShardOwner(shard, owned.get(shard)) for shard in range(shards)]
+
+
+def list_tenants(connection: Conn, *, after: str = "", limit: int = 50) -> list[TenantSummary]:
+    """Return a page of the tenants, in the order of their names."""
+    with connection.cursor(row_factory=class_row(TenantSummary), binary=True) as cursor:
+        return cursor.execute(_LIST_TENANTS, {"after": after, "limit": limit}).fetchall()

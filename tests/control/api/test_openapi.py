@@ -1,0 +1,114 @@
+"""The OpenAPI document: complete, with an example for each route, and true of what the API answers."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import jsonschema_rs
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.generation import GenerationMode
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    negative_data_rejection,
+    response_schema_conformance,
+    status_code_conformance,
+    unsupported_method,
+)
+
+from tests.control.api.answering import answer_of, answering, enter
+from tests.fixtures.database import Database
+from tests.transitions.acts import begun, end, ending, submit, succeed, trigger
+from tidewheel.control.api.callers import Scope
+from tidewheel.runs import RunState
+
+_METHODS = {"get", "head", "post", "put", "patch", "delete"}
+
+
+@pytest.fixture
+def client(database: Database) -> Iterator[httpx.Client]:
+    submit(database)
+    with answering(database) as made:
+        yield made
+
+
+def operations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            assert method in _METHODS
+            yield f"{method} {path}", operation
+
+
+def test_each_route_has_its_scope_and_examples_that_fit_their_schemas(client: httpx.Client) -> None:
+    document = answer_of(client.get("/api/v1/openapi.json"))
+    assert document["openapi"].startswith("3.1")
+    seen: set[str] = set()
+    for name, operation in operations(document):
+        assert operation["summary"], name
+        assert operation["operationId"] not in seen or name.startswith("head"), name
+        seen.add(operation["operationId"])
+        assert operation.get("x-tidewheel-scope", "read") in set(Scope), name
+        described = [(code, each) for code, each in operation["responses"].items() if code.startswith("2")]
+        contents = [each.get("content", {}) for _, each in described]
+        if "requestBody" in operation:
+            contents.append(operation["requestBody"]["content"])
+        for content in contents:
+            for media, each in content.items():
+                assert "example" in each, (name, media)
+                schema = {**each["schema"], "components": document["components"]}
+                jsonschema_rs.Draft202012Validator(schema).validate(each["example"])
+
+
+def test_examples_of_bodies_are_accepted(client: httpx.Client, database: Database) -> None:
+    """Those of executors, task tokens and ids need rows that exist."""
+    submit(database, "nightly", schedule="0 2 * * *")
+    document = answer_of(client.get("/api/v1/openapi.json"))
+    for path, methods in document["paths"].items():
+        if "/jobs" not in path or path.endswith(":release"):
+            continue
+        for method, operation in methods.items():
+            if method in {"post", "put", "patch"}:
+                body = operation["requestBody"]["content"]["application/json"]["example"]
+                answer = client.request(method, path.replace("{key}", "nightly"), json=body)
+                assert answer.is_success, (method, path, answer.text)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=str)
+def test_generated_requests_find_nothing(database: Database, mode: GenerationMode) -> None:
+    """No internal error, no undocumented answer, no accepted request that the document forbids."""
+    submit(database)
+    started = begun(database)
+    end(database, ending(started, RunState.FAILED, error_type="ValueError", error_message="no"))
+    succeed(database, begun(database))
+    trigger(database, delay="1h")
+    checks = [
+        not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance,
+        unsupported_method,
+    ]  # fmt: skip
+    if mode is GenerationMode.NEGATIVE:
+        checks.append(negative_data_rejection)
+    asked = 0
+    with answering(database) as client:
+        enter(client)
+        base_url = str(client.base_url).rstrip("/")
+        document = answer_of(client.get("/api/v1/openapi.json"))
+        del document["paths"]["/api/v1/run-events"]  # its answer does not end
+        schema = schemathesis.openapi.from_dict(document)
+        for result in schema.get_all_operations():
+            operation = result.ok()
+
+            @settings(
+                max_examples=25, deadline=None, database=None, derandomize=True, phases=[Phase.generate],
+                suppress_health_check=list(HealthCheck),
+            )  # fmt: skip
+            @given(case=operation.as_strategy(generation_mode=mode))
+            def ask(case: schemathesis.Case) -> None:
+                nonlocal asked
+                asked += 1
+                case.call_and_validate(base_url, checks=checks, timeout=60)
+
+            ask()
+    assert asked > 500
