@@ -51,7 +51,7 @@ def psycopg_beneath(given: object) -> object:
     if connection is None:
         return given
     driver = connection.connection.driver_connection
-    return driver if isinstance(driver, psycopg.Connection) else connection
+    return cast("object", driver) if isinstance(driver, psycopg.Connection) else connection
 
 
 async def psycopg_beneath_async(given: object) -> object:
@@ -63,7 +63,7 @@ async def psycopg_beneath_async(given: object) -> object:
         return given
     raw = await cast("sqlalchemy_async.AsyncConnection", given).get_raw_connection()
     driver = raw.driver_connection
-    return driver if isinstance(driver, psycopg.AsyncConnection) else given
+    return cast("object", driver) if isinstance(driver, psycopg.AsyncConnection) else given
 
 
 def is_foreign(given: object) -> bool:
@@ -84,12 +84,13 @@ def fetch_row(connection: object, statement: LiteralString, columns: Mapping[str
         LookupError: A SQL function has raised `no_data_found`.
     """
     import sqlalchemy
+    from sqlalchemy.exc import DBAPIError
 
     given = cast("sqlalchemy.Connection", connection)
     try:
         with given.begin_nested():
             return cast("Row | None", given.execute(sqlalchemy.text(_named(statement)), columns).fetchone())
-    except sqlalchemy.exc.DBAPIError as error:
+    except DBAPIError as error:
         raise _lookup_error(error) from error
 
 
@@ -104,12 +105,13 @@ async def fetch_row_async(connection: object, statement: LiteralString, columns:
         except Exception as error:
             raise _lookup_error(error) from error
     import sqlalchemy
+    from sqlalchemy.exc import DBAPIError
 
     over = cast("sqlalchemy_async.AsyncConnection", connection)
     try:
         async with over.begin_nested():
             return cast("Row | None", (await over.execute(sqlalchemy.text(_named(statement)), columns)).fetchone())
-    except sqlalchemy.exc.DBAPIError as error:
+    except DBAPIError as error:
         raise _lookup_error(error) from error
 
 
