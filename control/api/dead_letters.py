@@ -241,7 +241,7 @@ class DeadLettersApi:
         return await answer(self.writes, caller, lambda each: Redrives(each).cancel(_redrive_id(request)))
 
 
-def _filters(given: LettersQuery | RedriveBody) -> dict[str, object]:
+def _filters(given: LettersQuery | RedriveBody) -> dict[str, Any]:
     return {name: getattr(given, name) for name in _NAMES} | {"key": given.job}
 
 

@@ -4,7 +4,7 @@ import binascii
 import json
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Collection, Mapping, Sequence
-from typing import Annotated, TypeVar, get_origin
+from typing import Annotated, TypeVar, cast, get_origin
 from urllib.parse import unquote_to_bytes
 
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter
@@ -38,7 +38,7 @@ def _labels(value: object) -> object:
     if not isinstance(value, tuple | list):
         return value
     found: dict[str, str] = {}
-    for each in value:
+    for each in cast("Sequence[object]", value):
         name, equals, text = str(each).partition("=")
         if not equals or not name:
             raise InvalidValue(problem=f"{shown(each)} is not valid", remedy="write name=value")
@@ -151,4 +151,4 @@ def _is_repeatable(model: type[StrictModel], name: str) -> bool:
 
 
 def _parts(value: object) -> Sequence[object]:
-    return value if isinstance(value, tuple) else ()
+    return cast("Sequence[object]", value) if isinstance(value, tuple) else ()

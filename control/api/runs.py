@@ -314,12 +314,12 @@ def with_attempts(found: RunDetail) -> dict[str, Any]:
 
 
 def _attempts(found: Sequence[PastAttempt]) -> tuple[Attempt, ...]:
-    return tuple(
-        Attempt(
-            **{name: value for name, value in asdict(each).items() if name != "output"} | {"result": _json(each.result)}
-        )
-        for each in found
-    )
+    attempts: list[Attempt] = []
+    for each in found:
+        values: dict[str, Any] = {**asdict(each), "result": _json(each.result)}
+        del values["output"]
+        attempts.append(Attempt(**values))
+    return tuple(attempts)
 
 
 def _json(text: bytes | None) -> object:

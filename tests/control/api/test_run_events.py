@@ -1,7 +1,7 @@
 """The stream of changes of runs: each end once it has happened, from where the client left off."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any
@@ -25,7 +25,7 @@ def client(database: Database) -> Iterator[httpx.Client]:
 
 
 @contextmanager
-def following(client: httpx.Client, last: str | None = None, query: str = "") -> Iterator[Iterator[dict[str, Any]]]:
+def following(client: httpx.Client, last: str | None = None, query: str = "") -> Generator[Iterator[dict[str, Any]]]:
     headers = {"Last-Event-ID": last} if last else {}
     with client.stream("GET", PATH + query, headers=headers) as answer:
         assert answer.status_code == HTTPStatus.OK

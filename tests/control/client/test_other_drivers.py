@@ -7,7 +7,7 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 from uuid import UUID, uuid4
 
 import asyncpg
@@ -20,6 +20,7 @@ from sqlalchemy.orm import Session
 import tidewheel
 from tests.fixtures.database import Database
 from tests.transitions.acts import submit, trigger
+from tidewheel.control.client.callers import AsyncpgConnection
 from tidewheel.errors import InvalidInput, Refused, UnknownJob, UnknownRun
 from tidewheel.intake.apply import apply_requests
 from tidewheel.intake.request import ReceivedRequest
@@ -121,7 +122,7 @@ def test_a_run_is_cancelled_and_read_over_asyncpg(shop: Database) -> None:
 def test_a_pools_connection_is_accepted(shop: Database) -> None:
     async def run() -> None:
         async with asyncpg.create_pool(url(shop), min_size=1, max_size=1) as pool, pool.acquire() as connection:
-            await tidewheel.enqueue_async(connection, "charge")
+            await tidewheel.enqueue_async(cast("AsyncpgConnection", connection), "charge")
 
     asyncio.run(run())
     assert len(requests(shop)) == 1
