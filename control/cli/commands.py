@@ -219,7 +219,9 @@ COMMANDS: Mapping[str, Command | Group] = {
                 "admin", "check_schemas", "Check the schemas against every released version; exit code 1 on a conflict."
             ),
             "register": Command(
-                "admin", "register_schemas", "Register the schemas in a schema registry, and record their ids."
+                "admin",
+                "register_schemas",
+                "Register this release's schemas in the schema registry, and record their ids in the database.",
             ),
         },
     ),

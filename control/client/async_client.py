@@ -4,21 +4,24 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from functools import wraps
+from functools import partial, wraps
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast
 from uuid import UUID
 
 from tidewheel.clock import monotonic_seconds
-from tidewheel.control.client.backfills import Backfills
+from tidewheel.control.client.backfills import POLL_SECONDS, Backfills
 from tidewheel.control.client.calendars import Calendars
 from tidewheel.control.client.client import Client
 from tidewheel.control.client.dead_letters import DeadLetters
 from tidewheel.control.client.freezes import Freezes
 from tidewheel.control.client.logs import FOLLOW_SECONDS, LogPiece
+from tidewheel.control.client.redrives import Redrives
 from tidewheel.control.client.results import Run
 from tidewheel.control.client.runs import FIRST_POLL_SECONDS, LONGEST_POLL_SECONDS, Runs
 from tidewheel.control.client.task_tokens import TaskTokens
+from tidewheel.control.reads.backfills import BackfillProgress
+from tidewheel.control.reads.redrives import Redriving
 from tidewheel.settings.connections import Connections
 
 P = ParamSpec("P")
@@ -41,6 +44,23 @@ def _call(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[_Part[
         return await self._thread.call(lambda: method(self._part, *args, **kwargs))  # pyright: ignore[reportPrivateUsage]
 
     return cast("Callable[Concatenate[_Part[S], P], Coroutine[Any, Any, T]]", call)
+
+
+async def _until(
+    has_ended: Callable[[T], bool],
+    read: Callable[[], Coroutine[Any, Any, T]],
+    timeout: float | None,
+    on_progress: Callable[[T], None] | None,
+) -> T:
+    started = monotonic_seconds()
+    while not has_ended(found := await read()):
+        if on_progress is not None:
+            on_progress(found)
+        if timeout is not None and monotonic_seconds() - started > timeout:
+            message = f"it has not ended after {timeout:g} s"
+            raise TimeoutError(message)
+        await asyncio.sleep(POLL_SECONDS)
+    return found
 
 
 class AsyncRuns(_Part[Runs]):
@@ -98,9 +118,42 @@ class AsyncTaskTokens(_Part[TaskTokens]):
 class AsyncBackfills(_Part[Backfills]):
     """`Client.backfills` for coroutines."""
 
+    get = _call(Backfills.get)
     pause = _call(Backfills.pause)
     resume = _call(Backfills.resume)
     cancel = _call(Backfills.cancel)
+
+    async def wait(
+        self,
+        backfill_id: UUID,
+        *,
+        timeout: float | None = None,
+        on_progress: Callable[[BackfillProgress], None] | None = None,
+    ) -> BackfillProgress:
+        """See `Backfills.wait`."""
+        read = partial(self.get, backfill_id)
+        return await _until(lambda each: each.summary.finished_at is not None, read, timeout, on_progress)
+
+
+class AsyncRedrives(_Part[Redrives]):
+    """`Client.redrives` for coroutines."""
+
+    list = _call(Redrives.list)
+    get = _call(Redrives.get)
+    pause = _call(Redrives.pause)
+    resume = _call(Redrives.resume)
+    cancel = _call(Redrives.cancel)
+
+    async def wait(
+        self,
+        redrive_id: UUID,
+        *,
+        timeout: float | None = None,
+        on_progress: Callable[[Redriving], None] | None = None,
+    ) -> Redriving:
+        """See `Redrives.wait`."""
+        read = partial(self.get, redrive_id)
+        return await _until(lambda each: each.finished_at is not None, read, timeout, on_progress)
 
 
 class AsyncCalendars(_Part[Calendars]):
@@ -129,6 +182,7 @@ class AsyncClient(_Part[Client]):
     Attributes:
         runs: List, read, wait for, cancel and retry runs.
         dead_letters: List, redrive and purge dead letters.
+        redrives: Follow, pause, resume and cancel redrives.
         task_tokens: Complete, fail and keep alive an attempt by its task token.
         backfills: Pause, resume and cancel backfills.
         calendars: Put, read and delete calendars.
@@ -142,6 +196,7 @@ class AsyncClient(_Part[Client]):
         super().__init__(client, _Thread())
         self.runs = AsyncRuns(client.runs, self._thread)
         self.dead_letters = AsyncDeadLetters(client.dead_letters, self._thread)
+        self.redrives = AsyncRedrives(client.redrives, self._thread)
         self.task_tokens = AsyncTaskTokens(client.task_tokens, self._thread)
         self.backfills = AsyncBackfills(client.backfills, self._thread)
         self.calendars = AsyncCalendars(client.calendars, self._thread)

@@ -8,7 +8,7 @@ from tidewheel.control.client.connection import Connection
 from tidewheel.control.client.results import BackfillResult, backfill_of
 from tidewheel.control.reads.backfills import BackfillProgress, backfill
 
-_POLL_SECONDS = 0.5  # each poll counts the states of its runs
+POLL_SECONDS = 0.5  # each poll counts the states of its runs
 
 
 class Backfills:
@@ -51,7 +51,7 @@ class Backfills:
             if timeout is not None and monotonic_seconds() - started > timeout:
                 message = f"backfill {backfill_id} is {found.summary.state} after {timeout:g} s"
                 raise TimeoutError(message)
-            self._connection.sleep(_POLL_SECONDS)
+            self._connection.sleep(POLL_SECONDS)
         return found
 
     def pause(self, backfill_id: UUID, *, reason: str | None = None) -> BackfillResult:

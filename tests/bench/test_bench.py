@@ -149,7 +149,7 @@ def test_overlap_policies_are_measured_beside_allow_all(info: StackInfo) -> None
 
 def test_unknown_scenario_is_refused_with_the_nearest_name() -> None:
     done = bench("fier")
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (5, "")
     assert done.stderr == "tidewheel: scenario: there is no 'fier'; write fire\n"
 
 
@@ -160,7 +160,7 @@ def test_help_names_every_scenario() -> None:
 
 def test_missing_scenario_is_refused_with_the_known_names() -> None:
     done = bench()
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (5, "")
     assert "name some of fire, relay, execute" in done.stderr
 
 
@@ -176,20 +176,20 @@ def test_missing_scenario_is_refused_with_the_known_names() -> None:
 )
 def test_conflicting_options_are_refused(arguments: Sequence[str], said: str) -> None:
     done = bench(*arguments)
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"tidewheel: {said}\n")
+    assert (done.returncode, done.stdout, done.stderr) == (5, "", f"tidewheel: {said}\n")
 
 
 def test_file_as_plot_folder_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "plots"
     file.touch()
     done = bench("fire", "--plots", str(file))
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (5, "")
     assert done.stderr.endswith("File exists; name a folder, or leave out --plots\n")
 
 
 def test_plots_without_matplotlib_are_refused_before_any_measurement(tmp_path: Path) -> None:
     done = bench("fire", "--plots", str(tmp_path), before="import sys; sys.modules['matplotlib'] = None; ")
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (5, "")
     assert (
         done.stderr == "tidewheel: plots: matplotlib is not installed; install tidewheel[bench], or leave out --plots\n"
     )

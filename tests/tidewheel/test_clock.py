@@ -19,6 +19,11 @@ PYTHON = {
     "tidewheel/testing/stack.py": "first value of the clock of a test's database",
     "control/cli/calendars.py": "which years of a calendar file a person means, without a database",
     "control/cli/cron.py": "explains an expression to a person, without a database",
+    "control/cli/output.py": "shows a person how long ago an instant was",
+    "control/cli/time_options.py": "reads what a person writes, such as yesterday, before a database is known",
+    "control/supervise/log.py": "when a line of a service arrived, for people",
+    "relay/loop.py": "begin of the spans of a trace, as other programs on this machine measure it",
+    "tidewheel/process/spans.py": "begin and end of the spans of a trace",
     "control/demo/environment.py": "the demo's figures, with its own measurement of the difference",
 }
 SQL = {

@@ -23,6 +23,8 @@ _EXAMPLES: list[TidewheelError] = [
     errors.UnknownBackfill("7"),
     errors.UnknownCancellation(7),
     errors.UnknownDeadLetter(7),
+    errors.UnknownRedrive("7"),
+    errors.UnknownFreeze("queue"),
     errors.UnknownCalendar("default", "holidays", "make it"),
     errors.VersionConflict(1, 2),
     errors.RequestConflict("r-7"),

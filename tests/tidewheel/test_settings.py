@@ -87,7 +87,7 @@ def test_invalid_toml_is_refused_by_variable_and_place(file: Path, content: byte
         (Connections, "TOPIC_PREFIX", "a/b", "match pattern"),
         (Connections, "REPLICATION", "0", "greater than or equal to 1"),
         (Connections, "REPLICATION", "many", "valid integer"),
-        (Connections, "EVENTS_ENCODING", "xml", "'avro' or 'json'"),
+        (Connections, "EVENTS_ENCODING", "xml", "'avro', 'json' or 'registry'"),
         (Connections, "METRICS_PORT", "65536", "less than or equal to 65535"),
         (Connections, "MISFIRE_AFTER", "PT0.999S", "greater than or equal to 1 second"),
         (Connections, "MISFIRE_AFTER", "PT1H0.001S", "less than or equal to 1 hour"),
