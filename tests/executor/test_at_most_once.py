@@ -76,6 +76,7 @@ def test_started_at_most_once_run_has_an_unknown_outcome_after_shutdown(
     assert GATES[gate].entered == [str(run_id)]
 
 
+@pytest.mark.slow
 def test_queued_at_most_once_run_is_released_at_shutdown(executing: Executing, gate: str) -> None:
     """It is certain that it has not begun, so that another executor may begin it."""
     with executing.running(threads=1, drain_timeout=timedelta(0)):

@@ -4,6 +4,7 @@ import multiprocessing
 import signal
 
 import psycopg
+import pytest
 
 from tests.executor.own_transactions import MAKE_EFFECTS, completion, die_at, effects, one_or_none, wait_gone, work
 from tests.fixtures.database import Database
@@ -16,6 +17,7 @@ _MAX_STEPS = 100
 _PATIENCE_SECONDS = 60
 
 
+@pytest.mark.slow
 def test_crash_between_any_two_statements_leaves_one_effect(fresh_database: Database) -> None:
     """The job may not overlap, so that the completion writes all there is to write."""
     shop = fresh_database

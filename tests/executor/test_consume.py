@@ -177,6 +177,7 @@ def committed(kafka: Mapping[str, str], topic: str) -> int:
     return partition.offset
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["classic", "consumer", "share"])
 def test_queue_is_swept_until_its_topics_exist(executing: Executing, protocol: str) -> None:
     queue: dict[str, Any] = {"queue": "reports"}

@@ -214,6 +214,7 @@ def test_warn_uses_an_unsigned_message_and_counts_it(executing: Executing) -> No
     assert unverified("missing") == before + 1
 
 
+@pytest.mark.slow
 def test_rotation_under_load_refuses_no_message(executing: Executing) -> None:
     """Keys are made old by SQL, since one signs ten seconds after its creation."""
     database, stop, sent = executing.database, Shutdown(), list[UUID]()

@@ -65,6 +65,7 @@ def executing(fresh_database: Database, info: StackInfo) -> Executing:
     return made
 
 
+@pytest.mark.slow
 def test_lost_message_is_swept_while_messages_fill_every_slot(executing: Executing) -> None:
     name = uuid4().hex
     flood = FLOODS[name] = Flood()

@@ -52,6 +52,7 @@ def test_program_waits_for_an_executor_that_allows_programs(executing: Executing
     assert output == b"here\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["http", "kafka", "lambda"])
 def test_run_of_a_type_that_is_off_waits_uncharged_with_an_alert(executing: Executing, kind: str) -> None:
     """By message and by sweep; handlers run meanwhile, also where they alone are on."""

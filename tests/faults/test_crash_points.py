@@ -65,6 +65,7 @@ def test_every_point_has_its_case() -> None:
     assert set(CASES) | REAPING | BACKFILLING | FREEING | OWN_TRANSACTIONS == POINTS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", _MARKED)
 def test_kill_at_a_crash_point_loses_and_doubles_nothing(point: str, fleet: Fleet, oracle: Oracle) -> None:
     case = CASES[point]

@@ -32,6 +32,7 @@ def have_all_fired(database: Database, since: datetime) -> bool:
     return all(any(at > since for at in fired(database, key)) for key in KEYS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("point", "held"), [("freeing.before_commit", MAX_ALIKE), ("freeing.after_commit", 0)])
 def test_scheduler_killed_while_it_frees_loses_and_doubles_nothing(point: str, held: int, fleet: Fleet) -> None:
     database = fleet.database

@@ -111,6 +111,7 @@ def test_dropped_day_refuses_no_request(fresh_database: Database) -> None:
     assert len(job_runs(fresh_database)) == 2
 
 
+@pytest.mark.slow
 def test_400_days_named_by_one_client_create_no_partition(fresh_database: Database) -> None:
     """Triggers and `once` jobs of days past and future; an unrelated job goes on firing meanwhile."""
     database, now = fresh_database, fresh_database.now()

@@ -137,6 +137,7 @@ def test_thread_survives_an_operators_drop(fresh_database: Database, caplog: pyt
     stop.request()
 
 
+@pytest.mark.slow
 def test_partition_that_another_transaction_holds_is_dropped_soon_after(
     fresh_database: Database, caplog: pytest.LogCaptureFixture
 ) -> None:

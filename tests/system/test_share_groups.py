@@ -125,6 +125,7 @@ def test_returning_member_reads_only_missed_messages(fleet: Fleet, oracle: Oracl
     oracle.check(failures=DOOMED)
 
 
+@pytest.mark.slow
 def test_invalid_message_blocks_no_share_group(executing: Executing) -> None:
     topic = executing.topics.runs("default", "standard")
     producer = Producer({**executing.kafka})

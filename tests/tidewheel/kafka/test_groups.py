@@ -60,6 +60,7 @@ def test_auto_selects_the_new_protocol_with_a_short_session_timeout(able: Mappin
     assert quickest_protocol(able, topic=topic, probe=f"{topic}.probe") == "consumer"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("there", [True, False])
 def test_missing_topic_does_not_fail_the_protocol_check(able: Mapping[str, str], topic: str, *, there: bool) -> None:
     named = topic if there else f"{topic}.missing"

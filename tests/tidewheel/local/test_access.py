@@ -47,6 +47,7 @@ def enters(settings: dict[str, str]) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_broker_admits_no_client_without_its_password(own: LocalStack) -> None:
     info = own.up()
     anybody = {"bootstrap.servers": info.bootstrap}
@@ -91,6 +92,7 @@ def test_passwords_are_in_private_files_and_on_no_command_line(own: LocalStack) 
         assert not any(password in line for password in passwords)
 
 
+@pytest.mark.slow
 def test_stack_of_an_older_release_keeps_its_data_and_gets_a_password(own: LocalStack) -> None:
     info = own.up()
     producer = Producer({**info.kafka, "log_level": 0})

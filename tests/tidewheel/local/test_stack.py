@@ -50,6 +50,7 @@ def pids(local: LocalStack) -> list[int | None]:
     return [part.pid for part in local.status().parts]
 
 
+@pytest.mark.slow
 def test_repeated_up_is_one_stack_readable_by_its_owner_only(own: LocalStack) -> None:
     first = own.up()
     before = pids(own)
@@ -113,6 +114,7 @@ def test_stack_without_recorded_pids_is_found(own: LocalStack) -> None:
     assert pids(own) == before
 
 
+@pytest.mark.slow
 def test_up_restarts_dead_processes(own: LocalStack) -> None:
     info = own.up()
     own.postgres.stop("immediate")
