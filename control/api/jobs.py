@@ -244,7 +244,7 @@ class JobsApi:
         edit = partial(changed, headers=IDEMPOTENCY_KEY | IF_MATCH | IF_NONE_MATCH, scope=write)
         about = partial(route, query=TenantQuery, headers=IDEMPOTENCY_KEY)
         route("GET", _JOBS, self.list, scope=read, query=JobsQuery, answer=JobsPage, example=examples.JOBS)
-        edit("POST", _JOBS, self.create, body=submitted, sent=examples.JOB_SPEC)
+        edit("POST", _JOBS, self.create, creates=True, body=submitted, sent=examples.JOB_SPEC)
         about("POST", f"{_JOBS}:bulk", self.bulk, scope=write, answer=BulkResults, example=examples.BULK,
               body=body_of(BulkBody),
               sent={"jobs": [examples.JOB_SPEC]})  # fmt: skip
@@ -269,7 +269,7 @@ class JobsApi:
         route("GET", f"{_ONE}/versions", self.versions, scope=read, query=VersionsQuery, answer=VersionsPage,
               example=examples.VERSIONS)  # fmt: skip
         route("GET", _ONE, self.get, scope=read, query=TenantQuery, answer=JobDetail, example=examples.JOB)
-        edit("PUT", _ONE, self.put, body=_keyless(submitted), sent=examples.KEYLESS_SPEC)
+        edit("PUT", _ONE, self.put, creates=True, body=_keyless(submitted), sent=examples.KEYLESS_SPEC)
         edit("PATCH", _ONE, self.patch, body={"type": "object"}, sent={"labels": {"team": "billing"}},
              content=("application/json", _MERGE_PATCH))  # fmt: skip
         edit("DELETE", _ONE, self.delete)

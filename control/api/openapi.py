@@ -108,6 +108,7 @@ def add_route(
     answer: type[Any] | Mapping[str, Any],
     example: Json,
     status: HTTPStatus = HTTPStatus.OK,
+    creates: bool = False,
     query: type[BaseModel] | None = None,
     body: Mapping[str, Any] | None = None,
     sent: Json = None,
@@ -126,6 +127,7 @@ def add_route(
         answer: The type of its answer, or a JSON schema.
         example: An answer.
         status: The status of success.
+        creates: True if it may also create something, which is 201 with the same answer.
         query: The model of its query.
         body: The schema of its body.
         sent: A body.
@@ -149,6 +151,7 @@ def add_route(
         extra["requestBody"] = {"required": bool(body.get("required")), "content": dict.fromkeys(content, described)}
     described = {media: {"schema": schema, "example": example}}
     success = {"description": status.phrase, **({} if status is HTTPStatus.NO_CONTENT else {"content": described})}
+    created = {HTTPStatus.CREATED.value: {**success, "description": HTTPStatus.CREATED.phrase}} if creates else {}
     text = type("Text", (Response,), {"media_type": media})
     router.add_api_route(
         path,
@@ -160,7 +163,7 @@ def add_route(
         response_model=None,
         response_class=JSONResponse if media == "application/json" else text,
         openapi_extra=extra,
-        responses={status.value: success, "4XX": _REFUSAL, "503": _REFUSAL},
+        responses={status.value: success, **created, "4XX": _REFUSAL, "503": _REFUSAL},
     )
 
 
