@@ -151,7 +151,9 @@ def add_route(
         extra["requestBody"] = {"required": bool(body.get("required")), "content": dict.fromkeys(content, described)}
     described = {media: {"schema": schema, "example": example}}
     success = {"description": status.phrase, **({} if status is HTTPStatus.NO_CONTENT else {"content": described})}
-    created = {HTTPStatus.CREATED.value: {**success, "description": HTTPStatus.CREATED.phrase}} if creates else {}
+    answers: dict[int | str, dict[str, Any]] = {status.value: success, "4XX": _REFUSAL, "503": _REFUSAL}
+    if creates:
+        answers[HTTPStatus.CREATED.value] = {**success, "description": HTTPStatus.CREATED.phrase}
     text = type("Text", (Response,), {"media_type": media})
     router.add_api_route(
         path,
@@ -163,7 +165,7 @@ def add_route(
         response_model=None,
         response_class=JSONResponse if media == "application/json" else text,
         openapi_extra=extra,
-        responses={status.value: success, **created, "4XX": _REFUSAL, "503": _REFUSAL},
+        responses=answers,
     )
 
 
