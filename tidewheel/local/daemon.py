@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -49,12 +50,16 @@ class Daemon:
         self._pid_file.write_text(f"{child.pid}\n")
 
     def process(self) -> psutil.Process | None:
-        """Return the process if it runs: by its recorded pid, else by a scan of all processes."""
+        """Return the process if it runs: by its recorded pid, else by a scan, which records the pid."""
         _reap()
         noted = self._noted()
         if noted is not None and self._carries_marker(noted):
             return noted
-        return next((process for process in psutil.process_iter() if self._carries_marker(process)), None)
+        found = next((process for process in psutil.process_iter() if self._carries_marker(process)), None)
+        if found is not None:
+            with suppress(OSError):  # a folder that is gone, or of another account
+                self._pid_file.write_text(f"{found.pid}\n")
+        return found
 
     def is_noted_alive(self) -> bool:
         """True if the process with the recorded pid runs; cheaper than `process`, blind to other pids."""

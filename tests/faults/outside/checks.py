@@ -143,7 +143,7 @@ def find_attempts(view: View) -> Iterator[Anomaly]:
                 yield Anomaly("H6", f"run {run_id}: attempt {second.attempt} came before its delay", (first, second))
         failures = sum(effect.status >= 400 for effect in found)
         # A failure that a fault kept from its record is a lost attempt, which is not counted.
-        failures -= sum(one.status >= 400 and view.touched(one.received, two.received) for one, two in pairwise(found))
+        failures -= sum(effect.status >= 400 and view.cut_off(effect.received) for effect in found[:-1])
         if failures > retry.get("max_attempts", 4):
             yield Anomaly("H6", f"run {run_id} failed {failures} times", tuple(found))
     first_asked: defaultdict[str, dict[int, Message]] = defaultdict(dict)

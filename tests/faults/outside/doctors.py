@@ -67,8 +67,8 @@ def a_success_repeated(history: History) -> History:
 
 def one_failure_too_many(history: History) -> History:
     first, second = _retried(history)
-    more = [replace(second, attempt=n, received=second.received + n * 3 * SECOND, status=500) for n in range(3, 13)]
-    return _with_effects(replace(history), *more, replace(first, attempt=13, received=second.received + 60 * SECOND))
+    more = [replace(second, attempt=n, received=second.received + n * 3 * SECOND, status=500) for n in range(3, 16)]
+    return _with_effects(replace(history), *more, replace(first, attempt=16, received=second.received + 60 * SECOND))
 
 
 def a_run_invented(history: History) -> History:

@@ -9,6 +9,7 @@ from tests.faults.outside.due import Target, micros, targets
 from tests.faults.outside.records import SECOND, Effect, Fault, History, Message, Operation
 
 PROMPT = 10 * SECOND  # an occurrence that no fault touches starts this soon, on a machine that does other work too
+RECORD = SECOND  # from a response to the record of its outcome
 RECOVERY = 30 * SECOND  # and this soon after the end of a fault
 
 
@@ -109,6 +110,10 @@ class View:
     def touched(self, since: int, until: int) -> bool:
         """Return True if a fault may show between two instants."""
         return self._window(since, until) is not None
+
+    def cut_off(self, at: int) -> bool:
+        """Return True if a fault may have kept the outcome of that instant from its record."""
+        return any(fault.injected <= at + RECORD and at <= fault.healed for fault in self.faults)
 
     def deadline(self, due: int) -> int:
         """Return the instant by which what is due then has to start.

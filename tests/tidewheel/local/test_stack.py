@@ -106,12 +106,13 @@ def test_data_survive_down_and_concurrent_ups_start_one_stack(own: LocalStack) -
 
 
 def test_stack_without_recorded_pids_is_found(own: LocalStack) -> None:
-    own.up()
+    info = own.up()
     before = pids(own)
     for pid_file in own.home.rglob("pid"):
         pid_file.unlink()
     own.up()
     assert pids(own) == before
+    assert running_stack(own.home) == info
 
 
 @pytest.mark.slow
