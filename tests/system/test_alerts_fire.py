@@ -113,7 +113,7 @@ def test_each_alert_fires_and_each_panel_has_data(
     seen = prometheus.start({role: port_of(service) for role, service in services.items()}, rules_at_once())
 
     def fires(*names: str) -> None:
-        fleet.until(lambda: seen.firing() >= set(names), f"{names} fire")
+        fleet.until(lambda: seen.firing() >= set(names), f"{names} fire", seconds=180)
 
     def resolves(*names: str) -> None:
         fleet.until(lambda: not seen.firing() & set(names), f"{names} fire no more")
