@@ -44,6 +44,21 @@ SELECT r.state, r.attempt AS newest, x.attempt, a.outcome,
  ORDER BY x.attempt
  LIMIT %(limit)s
 
+-- part: job_matches(seen)
+-- True if a job fits the filters of a list.
+-- Index: job_versions_pkey. For quarantined jobs only, quarantine is read once, and timers_pkey. No lock.
+coalesce(labels, '{}') @> %(labels)s
+  AND (%(paused)s::boolean IS NULL OR paused = %(paused)s)
+  AND (%(finished)s::boolean IS NULL OR (finished_at IS NOT NULL) = %(finished)s)
+  AND (%(kind)s::text IS NULL OR schedule_kind = %(kind)s)
+  AND (%(lane)s::text IS NULL AND %(queue)s::text IS NULL OR EXISTS (
+       SELECT FROM job_versions AS w
+        WHERE w.job_id = seen.job_id AND w.version = seen.version
+          AND (%(lane)s::text IS NULL OR w.lane = %(lane)s)
+          AND (%(queue)s::text IS NULL OR w.queue = %(queue)s)))
+  AND (%(quarantined)s::boolean IS NULL OR %(quarantined)s = (job_id IN (
+       SELECT q.job_id FROM quarantine AS q JOIN timers AS h USING (job_id) WHERE h.hold_reason = 'quarantine')))
+
 -- name: list_jobs
 -- Returns a page of a tenant's jobs by key, each with its schedule, timer, first run created ahead, and latest run whose
 -- instant has come.
@@ -59,17 +74,7 @@ SELECT j.key, j.job_id, j.version, v.schedule_json, j.labels, j.paused, j.paused
                    AND (%(beyond)s::text IS NULL OR key COLLATE "C" < %(beyond)s)
                  ORDER BY key COLLATE "C"
                  LIMIT %(look)s) AS seen
-         WHERE coalesce(labels, '{}') @> %(labels)s
-           AND (%(paused)s::boolean IS NULL OR paused = %(paused)s)
-           AND (%(finished)s::boolean IS NULL OR (finished_at IS NOT NULL) = %(finished)s)
-           AND (%(kind)s::text IS NULL OR schedule_kind = %(kind)s)
-           AND (%(lane)s::text IS NULL AND %(queue)s::text IS NULL OR EXISTS (
-                SELECT FROM job_versions AS w
-                 WHERE w.job_id = seen.job_id AND w.version = seen.version
-                   AND (%(lane)s::text IS NULL OR w.lane = %(lane)s)
-                   AND (%(queue)s::text IS NULL OR w.queue = %(queue)s)))
-           AND (%(quarantined)s::boolean IS NULL OR %(quarantined)s = (job_id IN (
-                SELECT q.job_id FROM quarantine AS q JOIN timers AS h USING (job_id) WHERE h.hold_reason = 'quarantine')))
+         WHERE {{job_matches(seen)}}
          ORDER BY key COLLATE "C"
          LIMIT %(limit)s) AS j
   JOIN job_versions AS v ON v.job_id = j.job_id AND v.version = j.version
@@ -97,17 +102,7 @@ WITH seen AS MATERIALIZED (
 )
 SELECT count(*), (SELECT count(*) FROM seen)
   FROM (SELECT 1 FROM seen
-         WHERE coalesce(labels, '{}') @> %(labels)s
-           AND (%(paused)s::boolean IS NULL OR paused = %(paused)s)
-           AND (%(finished)s::boolean IS NULL OR (finished_at IS NOT NULL) = %(finished)s)
-           AND (%(kind)s::text IS NULL OR schedule_kind = %(kind)s)
-           AND (%(lane)s::text IS NULL AND %(queue)s::text IS NULL OR EXISTS (
-                SELECT FROM job_versions AS w
-                 WHERE w.job_id = seen.job_id AND w.version = seen.version
-                   AND (%(lane)s::text IS NULL OR w.lane = %(lane)s)
-                   AND (%(queue)s::text IS NULL OR w.queue = %(queue)s)))
-           AND (%(quarantined)s::boolean IS NULL OR %(quarantined)s = (job_id IN (
-                SELECT q.job_id FROM quarantine AS q JOIN timers AS h USING (job_id) WHERE h.hold_reason = 'quarantine')))
+         WHERE {{job_matches(seen)}}
          LIMIT %(limit)s) AS matching
 
 -- name: last_job_looked_at

@@ -568,11 +568,10 @@ SELECT o.run_id, o.job_id, o.job_version, o.state, o.attempt, o.failed_attempts,
  ORDER BY o.run_id
    FOR UPDATE SKIP LOCKED
 
--- name: find_unhandled
--- Returns the handlers and queues that due runs need and no live executor has, with the number of runs and the oldest.
--- Index: job_runs_due, from one queue and lane to the next, then its head. No lock.
--- Why: it checks the oldest runs of each queue and lane, since runs that no executor claims stay among them.
-WITH RECURSIVE lanes AS (
+-- part: queues_and_lanes(lanes)
+-- Returns each queue and lane of open runs, as the recursive query of that name.
+-- Index: job_runs_due, from one queue and lane to the next. No lock.
+(
     (SELECT o.queue, o.lane FROM job_runs AS o ORDER BY o.queue, o.lane LIMIT 1)
     UNION ALL
     SELECT n.queue, n.lane
@@ -584,7 +583,13 @@ WITH RECURSIVE lanes AS (
          ORDER BY o.queue, o.lane
          LIMIT 1
       ) AS n
-), waiting AS (
+)
+
+-- name: find_unhandled
+-- Returns the handlers and queues that due runs need and no live executor has, with the number of runs and the oldest.
+-- Index: job_runs_due, from one queue and lane to the next, then its head. No lock.
+-- Why: it checks the oldest runs of each queue and lane, since runs that no executor claims stay among them.
+WITH RECURSIVE lanes AS {{queues_and_lanes(lanes)}}, waiting AS (
     SELECT r.tenant, r.queue, r.handler, count(*) AS runs,
            (array_agg(r.run_id ORDER BY r.publish_at))[1] AS run_id, min(r.publish_at) AS since
       FROM lanes AS l
@@ -639,19 +644,7 @@ SELECT o.run_id, o.job_id, j.key, o.shard, o.job_version
 -- Index: job_runs_due, from one queue and lane to the next, then its head. No lock.
 -- Why: an attempt of an executor that is silent for twice its lease should have been ended by another executor. More executors
 -- would not start a frozen run.
-WITH RECURSIVE lanes AS (
-    (SELECT o.queue, o.lane FROM job_runs AS o ORDER BY o.queue, o.lane LIMIT 1)
-    UNION ALL
-    SELECT n.queue, n.lane
-      FROM lanes AS l
-     CROSS JOIN LATERAL (
-        SELECT o.queue, o.lane
-          FROM job_runs AS o
-         WHERE (o.queue, o.lane) > (l.queue, l.lane)
-         ORDER BY o.queue, o.lane
-         LIMIT 1
-      ) AS n
-)
+WITH RECURSIVE lanes AS {{queues_and_lanes(lanes)}}
 SELECT l.queue, l.lane, m.due, coalesce((SELECT tidewheel_now()) - m.since, interval '0') AS age, m.orphaned
   FROM lanes AS l
  CROSS JOIN LATERAL (
