@@ -706,3 +706,72 @@ SELECT f.run_id, f.state, f.attempt, f.finished_at, tidewheel_now()
            AND (%(job_id)s::uuid IS NULL OR job_id = %(job_id)s) AND NOT run_id = ANY (%(known)s)
          ORDER BY finished_at, run_id
          LIMIT %(limit)s) AS f
+
+-- name: read_waits
+-- Returns what decides for what open runs wait: their rows, active runs, executors, and the executors that could run them.
+-- Index: job_runs_pkey, active_runs_pkey, executors_pkey, pending_cancels_by_run; executors as a whole, a row a process. No lock.
+SELECT o.run_id, o.state, o.queue, o.handler, o.attempt, nullif(o.publish_at, 'infinity') AS publish_at,
+       o.publish_at > (SELECT tidewheel_now()) AS is_ahead, o.started_at, o.external_deadline_at,
+       t.run_id AS behind_run_id, b.state AS behind_state, o.executor_id, e.name AS executor, e.last_heartbeat_at AS seen_at,
+       coalesce(e.last_heartbeat_at <= (SELECT tidewheel_now()) - coalesce(e.lease, %(lease)s::interval), true) AS is_silent,
+       EXISTS (SELECT FROM pending_cancels AS c WHERE c.run_id = o.run_id) AS cancel_requested,
+       f.able, f.serving, f.able_seen_at
+  FROM job_runs AS o
+  LEFT JOIN active_runs AS t ON t.job_id = o.job_id AND t.run_id <> o.run_id
+  LEFT JOIN job_runs AS b ON b.run_id = t.run_id
+  LEFT JOIN executors AS e ON e.executor_id = o.executor_id
+ CROSS JOIN LATERAL (
+    SELECT count(*) FILTER (WHERE x.is_live AND x.has_handler) AS able, count(*) FILTER (WHERE x.is_live) AS serving,
+           max(x.last_heartbeat_at) FILTER (WHERE x.has_handler) AS able_seen_at
+      FROM (
+        SELECT g.last_heartbeat_at, o.handler = ANY (g.handlers) AS has_handler,
+               NOT g.stopping
+               AND g.last_heartbeat_at > (SELECT tidewheel_now()) - coalesce(g.lease, %(lease)s::interval) AS is_live
+          FROM executors AS g
+         WHERE o.queue = ANY (g.queues)
+      ) AS x
+  ) AS f
+ WHERE o.run_id = ANY (%(run_ids)s)
+
+-- name: find_freezes_of_runs
+-- Returns the standing freezes of each of these runs.
+-- Index: job_runs_pkey, freezes_pkey, frozen_jobs_pkey. No lock.
+SELECT o.run_id, f.tenant, f.queue, f.labels, f.key_prefix, f.created_by AS by, f.reason, f.created_at AS since
+  FROM freezes AS f
+  JOIN job_runs AS o ON (f.tenant IS NULL OR f.tenant = o.tenant) AND (f.queue IS NULL OR f.queue = o.queue)
+ WHERE f.thawed_at IS NULL
+   AND o.run_id = ANY (%(run_ids)s)
+   AND (NOT f.by_job OR EXISTS (SELECT FROM frozen_jobs AS k WHERE k.freeze_id = f.id AND k.job_id = o.job_id))
+ ORDER BY f.id
+
+-- name: read_services
+-- Returns the processes of all services, and executors in other languages, with their heartbeats.
+-- No index: a row a process. No lock.
+SELECT coalesce(p.role, 'executor') AS role, coalesce(p.process_id, e.executor_id) AS process_id,
+       coalesce(p.host, e.name) AS host, p.pid, p.version, coalesce(p.started_at, e.started_at) AS started_at,
+       coalesce(e.last_heartbeat_at, p.last_heartbeat_at) AS last_heartbeat_at,
+       coalesce(e.last_heartbeat_at <= (SELECT tidewheel_now()) - coalesce(e.lease, %(lease)s::interval),
+                p.last_heartbeat_at <= (SELECT tidewheel_now()) - %(silent_after)s::interval) AS is_silent,
+       coalesce(e.stopping, false) AS is_stopping, e.queues, e.handlers, e.slots, p.settings,
+       extract(epoch FROM p.sent_at - p.last_heartbeat_at)::float8 AS skew_seconds
+  FROM processes AS p
+  FULL JOIN executors AS e ON e.executor_id = p.process_id
+ ORDER BY 1, 6, 2
+
+-- name: read_fleet_facts
+-- Returns the database's clock, and true if there is a job that is not deleted.
+-- Index: jobs_pkey, up to the first row that fits. No lock.
+SELECT tidewheel_now(), EXISTS (SELECT FROM jobs WHERE deleted_at IS NULL)
+
+-- name: list_all_freezes
+-- Returns the standing freezes of all tenants.
+-- No index: a handful of rows. No lock.
+SELECT f.tenant, f.queue, f.labels, f.key_prefix, f.created_by AS by, f.reason, f.created_at AS since
+  FROM freezes AS f
+ WHERE f.thawed_at IS NULL
+ ORDER BY f.id
+
+-- name: read_intake_offsets
+-- Returns the offsets from which intake reads next.
+-- No index: a row a partition. No lock.
+SELECT topic, partition, next_offset FROM intake_offsets

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TypeVar
+from uuid import UUID, uuid4
 
 import psycopg
 
@@ -16,6 +17,7 @@ from tidewheel.kafka.clients import bootstrap_check, why_kafka_is_away
 from tidewheel.migrations.runner import require_current
 from tidewheel.migrations.stored_schemas import lookup_in
 from tidewheel.postgres.session import Conn, connect, is_refusal
+from tidewheel.presence import Presence
 from tidewheel.process import tracing
 from tidewheel.process.health import health, serve_health
 from tidewheel.process.service import (
@@ -49,6 +51,7 @@ def run_intake(settings: IntakeSettings) -> None:
     kafka = start.kafka(installation)
     start.announce()
     Intake(settings, url, kafka, installation, start.stop).run()
+    start.leave()
 
 
 def run_scheduler(settings: SchedulerSettings) -> None:
@@ -59,6 +62,7 @@ def run_scheduler(settings: SchedulerSettings) -> None:
     url, installation = start.database()
     start.announce()
     Scheduler(settings, url, installation, start.stop).run()
+    start.leave()
 
 
 def run_relay(settings: RelaySettings) -> None:
@@ -71,6 +75,7 @@ def run_relay(settings: RelaySettings) -> None:
     start.announce()
     named = settings.model_copy(update={"topic_prefix": installation.topics.prefix})
     Relay(named, url, kafka, start.stop).run()
+    start.leave()
 
 
 def run_executor(settings: ExecutorSettings) -> None:
@@ -99,13 +104,14 @@ def run_executor(settings: ExecutorSettings) -> None:
     kafka = start.kafka(installation)
     queues = queue_names(settings.queues)
     lanes = start.wait(lambda: choose_lanes(settings, kafka, installation.topics, queues))
-    start.announce()
     executor = Executor(
         settings, url, kafka, installation=installation, handlers=handlers, stop=start.stop, lanes=lanes
     )
+    start.announce(executor.executor_id)
     health.requires("executor", executor.why_not_ready)
     with captured():
         uvloop.run(executor.run())
+    start.leave()
     tracing.stop()
     # A handler's thread that does not end must not block the exit: its attempt was released.
     logging.shutdown()
@@ -121,6 +127,7 @@ def run_api(settings: ApiSettings) -> None:
     api = Api(settings, url, installation, start.stop)
     start.announce()
     api.run()
+    start.leave()
 
 
 class _Start:
@@ -150,7 +157,7 @@ class _Start:
             SettingsError: The database refuses, or is away and the service must fail fast.
             MigrationError: It lacks migrations.
         """
-        url = self._settings.database()
+        self._url = url = self._settings.database()
         installation = self.wait(lambda: _read(url, self._settings))
         install_lookup(lookup_in(url))
         if (registry := self._settings.schema_registry_url) is not None:
@@ -169,10 +176,16 @@ class _Start:
         health.requires("kafka", why_kafka_is_away(config, installation.topics.completions))
         return config
 
-    def announce(self) -> None:
-        """Log that the service has started."""
+    def announce(self, process_id: UUID | None = None) -> None:
+        """Log that the service has started, and keep its row in `processes` from now on."""
         self._why_waiting = None
+        self._presence = Presence(self._url, self._settings, role=self._role, process_id=process_id or uuid4())
+        self._presence.start()
         _LOG.info("%s started%s", self._role, f", {self._metrics}" if self._port else "")
+
+    def leave(self) -> None:
+        """Delete the row of this process; never raises."""
+        self._presence.leave()
 
     def wait(self, ask: Callable[[], R]) -> R:
         """Return what `ask` returns, as soon as PostgreSQL and Kafka answer it.

@@ -28,6 +28,22 @@ COMMENT ON COLUMN executors.heartbeat_count IS 'the lease: if the reaper sees it
 COMMENT ON COLUMN executors.lease IS 'its own setting of how long heartbeat_count may stay unchanged; null: the reaper''s setting';
 COMMENT ON COLUMN executors.last_claim_seq IS 'of an executor in another language: its latest claim; else null';
 
+-- One row for each process of a service. Operators read it, and no service decides by it.
+CREATE TABLE processes (
+    process_id        uuid PRIMARY KEY,
+    role              text NOT NULL CHECK (role IN ('intake', 'scheduler', 'relay', 'executor', 'api')),
+    host              text NOT NULL,
+    pid               integer NOT NULL,
+    version           text NOT NULL,
+    settings          jsonb NOT NULL,
+    sent_at           timestamptz NOT NULL,
+    last_heartbeat_at timestamptz NOT NULL,
+    started_at        timestamptz NOT NULL
+);
+COMMENT ON COLUMN processes.process_id IS 'of an executor: its executor_id, so that executors has its slots and handlers';
+COMMENT ON COLUMN processes.settings IS 'the settings that all processes must share: values, and of secrets a digest';
+COMMENT ON COLUMN processes.sent_at IS 'the last heartbeat by the clock of the process; last_heartbeat_at is by the database''s clock';
+
 -- Handlers that runs need and no executor has.
 CREATE TABLE unhandled_announcements (
     tenant       text NOT NULL,

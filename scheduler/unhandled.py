@@ -19,8 +19,7 @@ from psycopg.rows import class_row
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
-from tidewheel.jobs.targets import RESERVED
-from tidewheel.jobs.values import format_timestamp
+from tidewheel.jobs.values import RESERVED, format_timestamp
 from tidewheel.outbox import OutboxRow, append
 from tidewheel.postgres.background import BackgroundQuery
 from tidewheel.postgres.low_water import FullScanPacer

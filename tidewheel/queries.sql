@@ -19,6 +19,22 @@ SELECT member_id FROM members
    AND last_heartbeat_at < tidewheel_now() + %(timeout)s::interval
  ORDER BY member_id
 
+-- name: heartbeat_process
+-- Records a heartbeat of a process; the first one inserts its row. Deletes rows that are a day old.
+-- Index: processes_pkey; a handful of rows. Lock: its own row, and the deleted rows.
+WITH gone AS (
+    DELETE FROM processes
+     WHERE last_heartbeat_at < tidewheel_now() - interval '1 day' AND process_id <> %(process_id)s
+)
+INSERT INTO processes (process_id, role, host, pid, version, settings, sent_at, last_heartbeat_at, started_at)
+VALUES (%(process_id)s, %(role)s, %(host)s, %(pid)s, %(version)s, %(settings)s, %(sent_at)s, tidewheel_now(), tidewheel_now())
+ON CONFLICT (process_id) DO UPDATE SET sent_at = excluded.sent_at, last_heartbeat_at = excluded.last_heartbeat_at
+
+-- name: delete_process
+-- Deletes the row of a process that stops.
+-- Index: processes_pkey. Lock: its own row.
+DELETE FROM processes WHERE process_id = %(process_id)s
+
 -- name: read_now
 -- Returns the time by the database's clock, which decides what is due.
 -- No index, no lock.

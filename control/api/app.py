@@ -19,6 +19,7 @@ from tidewheel.control.api.problems import HANDLERS
 from tidewheel.control.api.run_events import RunEventsApi
 from tidewheel.control.api.runs import RunsApi
 from tidewheel.control.api.schemas import SchemasApi
+from tidewheel.control.api.status import StatusApi
 from tidewheel.control.api.task_tokens import TaskTokensApi
 from tidewheel.control.api.workers import Pools
 from tidewheel.executor.message_check import MessageCheck
@@ -43,6 +44,7 @@ def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *,
         DeadLettersApi(pools.reads, pools.writes),
         FleetApi(pools.reads),
         RunEventsApi(pools.streams, stop),
+        StatusApi(pools.reads, installation.shards),
         SchemasApi(pools.strangers),
         HealthApi(pools.probes, stop),
     )

@@ -77,7 +77,7 @@ _RUN: dict[str, Json] = {
     "run_id": RUN_ID, "key": "nightly", "job_id": JOB_ID, "job_version": 3, "status": "succeeded", "cause": "timer",
     "queue": "default", "lane": "standard", "attempt": 1, "scheduled_at": _AT, "created_at": "2026-11-20T00:59:59.8Z",
     "publish_at": None, "started_at": "2026-11-20T01:00:00.021Z", "finished_at": "2026-11-20T01:00:04.221Z",
-    "reason": None, "error_type": None,
+    "reason": None, "error_type": None, "why": None,
 }  # fmt: skip
 RUNS: Json = {"runs": [_RUN], "next_cursor": None, "total": 1, "at_least": False}
 _ATTEMPT: dict[str, Json] = {
@@ -123,3 +123,16 @@ REDRIVE: Json = {
 }  # fmt: skip
 REDRIVES: Json = {"redrives": [REDRIVE]}
 RUN_EVENT = f'id: {_AT}\nevent: run\ndata: {{"run_id": "{RUN_ID}", "status": "succeeded"}}\n\n'
+STATUS: Json = {
+    "now": _NEXT, "services": [{
+        "role": "executor", "process_id": EXECUTOR_ID, "host": "worker-1", "pid": 4711, "version": "0.1.0",
+        "started_at": _AT, "last_heartbeat_at": _NEXT, "is_silent": False, "is_stopping": False, "queues": ["default"],
+        "handlers": ["nightly-report"], "slots": 100, "settings": {"source": "tidewheel"}, "skew_seconds": 0.002,
+    }],
+    "due": [{"queue": "default", "lane": "standard", "due": 3, "oldest": "2s", "orphaned": 0}],
+    "outbox": [{"lane": "standard", "due": 1, "oldest": "40ms"}], "overdue_timers": 0, "overdue_by": "0s",
+    "freezes": [], "problems": [{
+        "check": "services", "severity": "error", "what": "no relay lives: no message leaves",
+        "evidence": "no relay has a row in processes", "remedy": "tidewheel relay",
+    }],
+}  # fmt: skip

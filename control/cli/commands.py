@@ -71,8 +71,9 @@ COMMANDS: Mapping[str, Command | Group] = {
     ),
     "down": Command("local", "down", "Stop the local stack. Its data stays unless --erase is given.", is_local=True),
     "status": Command(
-        "local", "status", "Show the parts of the local stack. Exit code 3 unless all of them run.", is_local=True
+        "status", "status", "Show services, what is due and not done, and what is wrong. Exit code 1 if something is."
     ),
+    "doctor": Command("doctor", "doctor", "Check the installation; print each finding with its evidence and a remedy."),
     "demo": Command(
         "local", "demo", "Run hundreds of jobs end to end, kill an executor and verify the result.", is_local=True
     ),

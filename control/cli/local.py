@@ -1,9 +1,9 @@
-"""`tidewheel up`, `down`, `status` and `demo`: the local stack and the demo.
+"""`tidewheel up`, `down` and `demo`: the local stack and the demo.
 
 `demo` runs the whole pipeline on real input, in about a minute.
 
-Exit codes: 0 on success, 1 with one line that names the reason (`tidewheel.control.cli.main`), 3 from `status` if the
-stack does not run. `demo`: 0 if every figure is correct, 1 if one is not or the demo cannot run, 130 if interrupted.
+Exit codes: 0 on success, 1 with one line that names the reason (`tidewheel.control.cli.main`). `demo`: 0 if every
+figure is correct, 1 if one is not or the demo cannot run, 130 if interrupted.
 """
 
 import shlex
@@ -16,17 +16,15 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
-from tidewheel.control.cli.output import Output, OutputOption, print_document, print_table
+from tidewheel.control.cli.output import Output, OutputOption, print_document
 from tidewheel.control.cli.service_options import Home
 from tidewheel.control.demo.run import run_demo
 from tidewheel.control.local_stack import make_stack, start_stack
 from tidewheel.errors import StackError
 from tidewheel.local.progress import Progress as Watcher
 from tidewheel.local.progress import Step, in_silence
-from tidewheel.local.stack import LocalStack, StackInfo, StackStatus, running_stack
+from tidewheel.local.stack import LocalStack, StackInfo, StackStatus
 from tidewheel.local.state import HOME_VARIABLE, STATE_FILE, default_home
-
-_NOT_RUNNING = 3  # as in `systemctl status` and pg_ctl
 
 
 def up(
@@ -65,22 +63,6 @@ def down(
         typer.echo(f"there is no stack in {stack.home}; `tidewheel up` makes one")
 
 
-def status(home: Home = None, output: OutputOption = Output.TEXT) -> None:
-    """Show the parts of the local stack. Exit code 3 unless all of them run."""
-    found = LocalStack(home).status()
-    if output is not Output.TEXT:
-        print_document(_as_json(found), output)
-    elif found.parts:
-        typer.echo(str(found.data_dir))
-        rows = ((part.name, part.state, part.address, str(part.pid or "")) for part in found.parts)
-        print_table(("part", "state", "address", "pid"), rows)
-        _print_access(running_stack(home) if found.is_running else None)
-    else:
-        typer.echo(f"there is no stack in {found.data_dir}; `tidewheel up` makes one")
-    if not found.is_running:
-        raise typer.Exit(_NOT_RUNNING)
-
-
 def _exists(stack: LocalStack) -> bool:
     """Return True if there is a stack, even with an unreadable state file."""
     try:
@@ -99,11 +81,11 @@ def _print_started(info: StackInfo, status: StackStatus, output: Output) -> None
             "kafka_properties": str(info.kafka_properties) if info.kafka_properties else None,
             "replication": info.replication,
         }
-        print_document(_as_json(status) | reached, output)
+        print_document(stack_json(status) | reached, output)
         return
     for part in status.parts:
         typer.echo(f"{part.name:<13} {part.address}")
-    _print_access(info)
+    print_access(info)
     typer.echo(f"{'data':<13} {info.data_dir}")
     if info.data_dir != default_home().absolute():
         typer.echo(f"\nnext: export {HOME_VARIABLE}={info.data_dir}; then tidewheel demo")
@@ -111,10 +93,8 @@ def _print_started(info: StackInfo, status: StackStatus, output: Output) -> None
         typer.echo("\nnext: tidewheel demo, or tidewheel --help")
 
 
-def _print_access(info: StackInfo | None) -> None:
+def print_access(info: StackInfo) -> None:
     """Print how clients reach a running stack; files have the passwords."""
-    if info is None:
-        return
     named, public = _database_address(info)
     typer.echo(f"{'psql':<13} psql {shlex.quote(make_conninfo(**public))}")
     if public != named:
@@ -130,7 +110,8 @@ def _database_address(info: StackInfo) -> tuple[dict[str, str], dict[str, str]]:
     return named, {name: value for name, value in named.items() if "password" not in name}
 
 
-def _as_json(status: StackStatus) -> dict[str, object]:
+def stack_json(status: StackStatus) -> dict[str, object]:
+    """Return the parts of a stack as a document."""
     parts = [
         {"name": part.name, "state": part.state.value, "address": part.address, "pid": part.pid}
         for part in status.parts

@@ -63,7 +63,7 @@ def run_row(run: RunSummary) -> tuple[Cell, ...]:
         run.scheduled_at,
         str(run.attempt),
         _duration(run.started_at, run.finished_at),
-        ": ".join(dict.fromkeys(part for part in (run.error_type, run.reason) if part)),
+        run.why.words if run.why else ": ".join(dict.fromkeys(part for part in (run.error_type, run.reason) if part)),
     )
 
 
@@ -100,7 +100,8 @@ def run_facts(run: RunDetail, zone: str | None) -> Iterator[tuple[str, str | Non
     yield "key", summary.key
     yield "version", str(summary.job_version)
     yield "status", ", ".join(part for part in (summary.status, summary.reason) if part)
-    yield "waits", "\n".join(freeze.words for freeze in run.freezes)
+    yield "why", summary.why.words if summary.why else None
+    yield "remedy", summary.why.remedy if summary.why else None
     yield "cause", summary.cause
     yield "scheduled", utc_and_local(summary.scheduled_at, zone)  # exactly, as `explain --at` takes it
     yield "late", format_duration(run.late) if run.late else None

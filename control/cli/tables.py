@@ -23,12 +23,13 @@ _UNITS = ((3600, "h"), (60, "min"), (1, "s"))
 
 _GREEN, _YELLOW, _RED, _CYAN, _DIM = "32", "33", "31", "36", "2"
 _COLOURS = {
-    **dict.fromkeys(("succeeded", "finished", "active", "fired", "ok"), _GREEN),
+    **dict.fromkeys(("succeeded", "finished", "active", "fired", "ok", "alive"), _GREEN),
     **dict.fromkeys(("running", "queued", "scheduled", "cancelling"), _CYAN),
     **dict.fromkeys(
-        ("retrying", "paused", "buffered", "waiting", "waits", "blocked", "released", "snoozed", "given"), _YELLOW
+        ("retrying", "paused", "buffered", "waiting", "waits", "blocked", "released", "snoozed", "given", "stopping"),
+        _YELLOW,
     ),
-    **dict.fromkeys(("failed", "timed_out", "quarantined", "lost", "invalid", "stopped"), _RED),
+    **dict.fromkeys(("failed", "timed_out", "quarantined", "lost", "invalid", "stopped", "silent"), _RED),
     **dict.fromkeys(("cancelled", "skipped"), _DIM),
 }
 

@@ -1,26 +1,23 @@
 """Read one run with its attempts, deadlines and retry chain."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from uuid import UUID
 
 from psycopg.rows import class_row
 
-from tidewheel.control.reads.freezes import Freeze, freezes_of
 from tidewheel.control.reads.retry_chain import RelatedRun, RetryChain, retry_chain_of
 from tidewheel.control.reads.runs import RunRow, RunSummary, summary_of
+from tidewheel.control.reads.waits import read_waits
 from tidewheel.errors import UnknownRun
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
-from tidewheel.runs import Move, sources
 
 _SQL = Statements("tidewheel.control")
 _SHOW_RUN = _SQL["show_run"]
 _READ_PAST_ATTEMPTS = _SQL["read_past_attempts"]
 _READ_RETRY_CHAIN = _SQL["read_retry_chain"]
-
-_CLAIMABLE = frozenset(sources(Move.CLAIM))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +81,6 @@ class RunDetail:
         dead_letter: Its dead letter, if it is one.
         retry_chain: The runs that it retries, and its retries.
         attempts: The last hundred that have ended, the oldest first.
-        freezes: The standing freezes for which it waits.
     """
 
     summary: RunSummary
@@ -110,7 +106,6 @@ class RunDetail:
     dead_letter: int | None
     retry_chain: RetryChain
     attempts: tuple[PastAttempt, ...]
-    freezes: tuple[Freeze, ...] = ()
 
 
 def show_run(connection: Conn, tenant: str, run_id: UUID) -> RunDetail:
@@ -123,8 +118,9 @@ def show_run(connection: Conn, tenant: str, run_id: UUID) -> RunDetail:
         row = cursor.execute(_SHOW_RUN, {"run_id": run_id, "tenant": tenant}).fetchone()
     if row is None:
         raise UnknownRun(str(run_id))
+    why = read_waits(connection, [run_id]).get(run_id) if row.finished_at is None else None
     return RunDetail(
-        summary=summary_of(row),
+        summary=replace(summary_of(row), why=why),
         handler=row.handler,
         labels=row.labels,
         failed_attempts=row.failed_attempts,
@@ -147,7 +143,6 @@ def show_run(connection: Conn, tenant: str, run_id: UUID) -> RunDetail:
         dead_letter=row.dead_letter,
         retry_chain=retry_chain_of(run_id, row.parent_run_id, row.root_run_id, _read_retry_chain(connection, row)),
         attempts=tuple(past_attempts(connection, run_id)),
-        freezes=freezes_of(connection, tenant, row.job_id, row.queue) if row.state in _CLAIMABLE else (),
     )
 
 

@@ -6,7 +6,7 @@ timer or trigger, and with the time of the request of a backfill or retry.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import cast
 from uuid import UUID
@@ -16,6 +16,7 @@ from psycopg.types.json import Jsonb
 
 from tidewheel.control.reads.job_position import read_job_position
 from tidewheel.control.reads.tenants import require_tenant
+from tidewheel.control.reads.waits import Wait, read_waits
 from tidewheel.errors import UnknownRun, refuse
 from tidewheel.ids import first_run_id, job_id
 from tidewheel.postgres.session import Conn
@@ -61,6 +62,7 @@ class RunSummary:
         finished_at: When it ended.
         reason: The reason of a skip or a cancellation, or the timeout that fired.
         error_type: The error type of its last attempt, once it is terminal.
+        why: The reason for which it waits, of an open run in a list or by itself.
     """
 
     run_id: UUID
@@ -79,6 +81,7 @@ class RunSummary:
     finished_at: datetime | None
     reason: str | None
     error_type: str | None
+    why: Wait | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +176,10 @@ def list_runs(
     counted = _find(connection, tenant, filters, None, limit + 1)
     found = counted if after is None else _find(connection, tenant, filters, after, limit + 1)
     more = len(found.run_ids) > limit
+    runs = read_runs(connection, found.run_ids[:limit])
+    waits = read_waits(connection, [run.run_id for run in runs if run.finished_at is None])
     return RunPage(
-        runs=tuple(read_runs(connection, found.run_ids[:limit])),
+        runs=tuple(replace(run, why=waits.get(run.run_id)) for run in runs),
         next_cursor=found.run_ids[limit - 1] if more else found.goes_on_after,
         total=min(counted.matching, COUNTED),
         at_least=counted.matching > COUNTED or counted.goes_on_after is not None,
@@ -271,4 +276,5 @@ def summary_of(row: RunRow) -> RunSummary:
         finished_at=row.finished_at,
         reason=row.reason,
         error_type=row.error_type,
+        why=None,
     )

@@ -39,6 +39,7 @@ OF_WORDS = {
     ("signals", "kind"): {"cancel", "terminate"},
     ("dead_letters", "kind"): {"run", "message"},
     ("members", "role"): {"scheduler", "relay"},
+    ("processes", "role"): {"intake", "scheduler", "relay", "executor", "api"},
     ("backfills", "state"): {"running", "paused", "finished", "cancelled"},
     ("redrives", "state"): set(BackfillState),
     ("redrives", "kind"): {"run", "message"},

@@ -10,6 +10,7 @@ WITHOUT_TENANT = {
     "settings",
     "members",
     "executors",
+    "processes",
     "intake_offsets",
     "schemas",
     "outbox",

@@ -16,14 +16,13 @@ from tidewheel.jobs.hosts import MAX_URL, read_url
 from tidewheel.jobs.invalid import InvalidValue, UnreadableValue
 from tidewheel.jobs.strict_json import as_list, as_object
 from tidewheel.jobs.validation import StrictModel, shown, validate
-from tidewheel.jobs.values import Key, one_line, span
+from tidewheel.jobs.values import RESERVED, Key, one_line, span
 
 LONGEST_ANSWER = timedelta(days=30)  # how late a target may report an end by token or reply
 MAX_ARGUMENTS = 1000
 MAX_ARGUMENT_BYTES = 64 * 1024
 MAX_VARIABLES = 100
 MAX_MEMORY_BYTES = 1 << 40
-RESERVED = "tidewheel."  # prefix of capabilities in the list of handlers an executor registers; no handler has it
 
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}", re.ASCII)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)

@@ -33,6 +33,7 @@ MAX_RESULT_BYTES = 64 * 1024  # of a result, and of a checkpoint
 MAX_PROGRESS_BYTES = 4 * 1024
 MAX_ERROR_CHARACTERS = 4096  # of an attempt's error message; the rest is cut off
 MAX_DAYS = 10_000  # of one calendar: a century of a country's holidays
+RESERVED = "tidewheel."  # prefix of capabilities in the list of handlers an executor registers; no handler has it
 QUEUE = re.compile(r"[a-z0-9._-]{1,64}", re.ASCII)
 
 _NUMBER = r"(\d{1,12}(?:\.\d{1,9})?)"

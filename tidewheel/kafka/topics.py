@@ -8,8 +8,16 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol, cast
 
-from confluent_kafka import KafkaException, TopicCollection
-from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic, TopicMetadata  # type: ignore[attr-defined]
+from confluent_kafka import KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stub re-exports none of the others
+    AdminClient,
+    ConfigResource,  # pyright: ignore[reportPrivateImportUsage]
+    NewPartitions,  # pyright: ignore[reportPrivateImportUsage]
+    NewTopic,  # pyright: ignore[reportPrivateImportUsage]
+    OffsetSpec,  # pyright: ignore[reportPrivateImportUsage]
+    ResourceType,  # pyright: ignore[reportPrivateImportUsage]
+    TopicMetadata,  # pyright: ignore[reportPrivateImportUsage]
+)
 
 from tidewheel.errors import SettingsError, Unavailable, Unusable
 from tidewheel.jobs.values import QUEUE
@@ -20,12 +28,22 @@ DEFAULT_QUEUE = "default"
 _DAY_MS = 24 * 60 * 60 * 1000
 _APPLY_SECONDS = 30.0
 _DESCRIBE_SECONDS = 10.0
+_LOOK_SECONDS = 3.0  # of a status page: it goes on without
+_AT_LEAST = frozenset({"retention.ms", "max.message.bytes", "min.insync.replicas"})
 
 Futures = Mapping[str, Future[None]]
 
 
 class _TopicDescription(Protocol):
     topic_id: object
+
+
+class _Offset(Protocol):
+    offset: int
+
+
+class _Entry(Protocol):
+    value: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +268,84 @@ def read_topic_id(config: Mapping[str, str], name: str) -> str:
         raise Unavailable(message) from error
 
 
+def read_end_offsets(config: Mapping[str, str], name: str) -> dict[int, tuple[int, int]]:
+    """Return the first and the next offset of each partition of a topic.
+
+    Raises:
+        Unavailable: The broker does not answer in time, or the topic does not exist.
+    """
+    admin = _admin(config)
+    try:
+        found = admin.list_topics(name, timeout=_LOOK_SECONDS).topics[name]
+        places = [TopicPartition(name, partition) for partition in found.partitions]
+        ends: list[list[Future[_Offset]]] = []
+        for spec in (OffsetSpec.earliest(), OffsetSpec.latest()):  # type: ignore[no-untyped-call]
+            asking = dict.fromkeys(places, cast("OffsetSpec", spec))
+            futures = cast(
+                "Mapping[TopicPartition, Future[_Offset]]",
+                admin.list_offsets(asking, request_timeout=_LOOK_SECONDS),  # pyright: ignore[reportUnknownMemberType]
+            )
+            ends.append([futures[place] for place in places])
+        return {
+            place.partition: (first.result().offset, last.result().offset)
+            for place, first, last in zip(places, *ends, strict=True)
+        }
+    except KafkaException as error:
+        message = f"the offsets of {name} cannot be read: {error.args[0].str()}"
+        raise Unavailable(message) from error
+
+
+@dataclass(frozen=True, slots=True)
+class SettingDeviation:
+    """A setting of a topic that breaks a promise.
+
+    Args:
+        topic: The topic.
+        setting: The setting's name in Kafka.
+        value: Its value.
+        wanted: The value that `topics apply` gives a new topic.
+    """
+
+    topic: str
+    setting: str
+    value: str
+    wanted: str
+
+
+def setting_deviations(
+    config: Mapping[str, str], statuses: Sequence[TopicStatus], *, replication: int
+) -> list[SettingDeviation]:
+    """Return the settings of the topics that exist and differ from those that `topics apply` gives.
+
+    A larger retention, or room for larger messages, is no deviation.
+
+    Raises:
+        Unavailable: The broker does not answer, or does not allow to read settings.
+    """
+    admin, found = _admin(config), list[SettingDeviation]()
+    present = {ConfigResource(ResourceType.TOPIC, each.topic.name): each for each in statuses if each.partitions}
+    if not present:
+        return found
+    futures = cast("Mapping[ConfigResource, Future[Mapping[str, _Entry]]]", admin.describe_configs(list(present)))  # pyright: ignore[reportUnknownMemberType]
+    for resource, status in present.items():
+        try:
+            actual = futures[resource].result(timeout=_DESCRIBE_SECONDS)
+        except (KafkaException, TimeoutError) as error:
+            message = f"the settings of {status.topic.name} cannot be read: {error}"
+            raise Unavailable(message) from error
+        for name, wanted in _settings_of(status.topic, replication).items():
+            value = actual[name].value
+            if name in _AT_LEAST and _is_at_least(value, wanted):
+                continue
+            if value != wanted:
+                found.append(SettingDeviation(status.topic.name, name, value, wanted))
+    return found
+
+
+def _is_at_least(value: str, wanted: str) -> bool:
+    return int(value) < 0 or int(value) >= int(wanted)  # a retention of -1 is for ever
+
+
 def _admin(config: Mapping[str, str]) -> AdminClient:
     return AdminClient({**config, "client.id": "tidewheel-topics", "log_level": 2})
 
@@ -268,7 +364,12 @@ def _size(meta: TopicMetadata) -> tuple[int, int]:
 
 
 def _new_topic(topic: Topic, replication: int) -> NewTopic:
-    config = {
+    config = _settings_of(topic, replication)
+    return NewTopic(topic.name, num_partitions=topic.partitions, replication_factor=replication, config=config)
+
+
+def _settings_of(topic: Topic, replication: int) -> dict[str, str]:
+    return {
         "retention.ms": str(topic.retention_ms),
         "min.insync.replicas": "2" if replication >= 3 else "1",
         "unclean.leader.election.enable": "false",
@@ -276,7 +377,6 @@ def _new_topic(topic: Topic, replication: int) -> NewTopic:
         # A producer's wrong clock neither gets a message refused nor drops it before its time.
         "message.timestamp.type": "LogAppendTime",
     }
-    return NewTopic(topic.name, num_partitions=topic.partitions, replication_factor=replication, config=config)
 
 
 def _await(futures: Futures, what: str) -> list[str]:

@@ -58,7 +58,7 @@ def ensure_days(connection: "Conn", days: Iterable[date]) -> None:
     """
     database = _database(connection)
     requested = sorted(day for day in set(days) if (database, day) not in _known)
-    if _missing(connection, requested):
+    if missing_partitions(connection, requested):
         with _connect_again(connection) as own:
             create_missing(own, requested)
     _known.update((database, day) for day in requested)
@@ -93,7 +93,7 @@ def create_missing(connection: "Conn", days: Sequence[date]) -> None:
     """
     connection.execute(_LOCK_TIMEOUT)
     locked: dict[str, psycopg.errors.LockNotAvailable] = {}
-    for table, day in _missing(connection, days):
+    for table, day in missing_partitions(connection, days):
         if table not in locked:
             try:
                 with connection.transaction():
@@ -107,7 +107,7 @@ def create_missing(connection: "Conn", days: Sequence[date]) -> None:
 def days_ahead(connection: "Conn") -> int:
     """Return how many days after today have all their partitions, without a gap."""
     _, today, *ahead = coming_days(connection)
-    missing = {day for _, day in _missing(connection, [today, *ahead])}
+    missing = {day for _, day in missing_partitions(connection, [today, *ahead])}
     return next((number for number, day in enumerate([today, *ahead]) if day in missing), AHEAD_DAYS + 1) - 1
 
 
@@ -178,7 +178,7 @@ def _connect_again(connection: "Conn") -> "Conn":
 
 def _create_partition(connection: "Conn", table: str, day: date) -> None:
     connection.execute("SELECT pg_advisory_xact_lock(hashtext('tidewheel.postgres.partitions'))")
-    if not _missing(connection, [day], [table]):
+    if not missing_partitions(connection, [day], [table]):
         return  # another process has created it since
     start = datetime(day.year, day.month, day.day, tzinfo=UTC)
     bounds = sql.SQL("FROM ({}) TO ({})").format(sql.Literal(str(start)), sql.Literal(str(start + timedelta(days=1))))
@@ -189,7 +189,9 @@ def _create_partition(connection: "Conn", table: str, day: date) -> None:
     connection.execute(sql.SQL("ALTER TABLE {} ATTACH PARTITION {} FOR VALUES {}").format(parent, name, bounds))
 
 
-def _missing(connection: "Conn", days: Iterable[date], tables: Iterable[str] = TABLES) -> list[tuple[str, date]]:
+def missing_partitions(
+    connection: "Conn", days: Iterable[date], tables: Iterable[str] = TABLES
+) -> list[tuple[str, date]]:
     """Return the partitions of these days that are not attached."""
     named = {f"{table}{_suffix(day)}": (table, day) for day in days for table in tables}
     if not named:

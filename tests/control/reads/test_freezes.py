@@ -31,7 +31,9 @@ def test_run_job_and_occurrence_say_frozen(frozen: ClockedDatabase) -> None:
     words = "by anna (tenant default, label team=billing): audit"
     run_id = trigger(frozen)
     with Client(frozen.url) as client:
-        [freeze] = client.runs.detail(run_id).freezes
+        why = client.runs.detail(run_id).summary.why
+        assert why is not None
+        [freeze] = why.freezes
         assert freeze.words.endswith(words)
         [found] = client.freezes.list()
         assert (found.freeze, found.waiting, found.held, found.jobs) == (freeze, 1, 1, 1)
@@ -55,5 +57,7 @@ def test_skipped_occurrence_says_frozen_after_the_thaw(frozen: ClockedDatabase) 
         skipped = client.explain("job", at)
         assert (skipped.outcome, skipped.reason) == (OccurrenceOutcome.SKIPPED, "frozen")
         assert skipped.words.startswith("It was in a freeze, one of 2 occurrences")
-        assert client.runs.detail(trigger(frozen)).freezes == ()
+        why = client.runs.detail(trigger(frozen)).summary.why
+        assert why is not None
+        assert why.freezes == ()
         assert client.freezes.list() == []

@@ -1,0 +1,217 @@
+"""`tidewheel status`: services with their heartbeats, what is due and not done, and what is wrong.
+
+The parts of the local stack come first where one exists. Exit codes: 0 if nothing is wrong, 1 if something is, 3 if the
+local stack is used and does not run, 6 if PostgreSQL does not answer.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+from typing import TYPE_CHECKING, Annotated
+
+import psycopg
+import typer
+
+from tidewheel.control.cli.exit_codes import ExitCode
+from tidewheel.control.cli.output import Output, OutputOption, print_document, print_facts, print_table, wrapped
+from tidewheel.control.cli.service_options import Home
+from tidewheel.control.reads.findings import Finding
+from tidewheel.control.reads.json_form import as_json
+from tidewheel.control.reads.status import COUNTED, FleetStatus, Service, age_text, read_intake_offsets, read_status
+from tidewheel.errors import SettingsError, Unavailable
+from tidewheel.jobs.strict_json import as_object
+from tidewheel.kafka.topics import read_end_offsets
+from tidewheel.local import is_installed
+from tidewheel.migrations.runner import require_current
+from tidewheel.postgres.installation_faults import first_line
+from tidewheel.postgres.session import Conn, connect
+from tidewheel.settings.connections import Connections
+from tidewheel.transitions.installation import read_installation
+
+if TYPE_CHECKING:
+    from tidewheel.local.stack import StackStatus
+
+_WATCH_SECONDS = 2.0
+_CLEAR = "\x1b[H\x1b[2J"
+
+Watch = Annotated[bool, typer.Option("--watch", "-w", help="Show it again every two seconds, until Ctrl-C.")]
+
+
+def status(home: Home = None, *, watch: Watch = False, output: OutputOption = Output.TEXT) -> None:
+    """Show services, what is due and not done, and what is wrong. Exit code 1 if something is."""
+    code = _show(home, output)
+    while watch:
+        Event().wait(_WATCH_SECONDS)
+        if output is Output.TEXT and sys.stdout.isatty():
+            sys.stdout.write(_CLEAR)
+        code = _show(home, output)
+        sys.stdout.flush()
+    if code:
+        raise typer.Exit(code)
+
+
+def _show(home: Path | None, output: Output) -> int:
+    """Print the state of now; return the exit code."""
+    stack = _local_stack(home)
+    found = _read(home)
+    if isinstance(found, SettingsError) and (stack is None or stack.is_running):
+        raise found
+    if output is not Output.TEXT:
+        print_document({**_stack_json(stack), **_fleet_json(found)}, output)
+    else:
+        if stack is not None and (stack.parts or isinstance(found, SettingsError)):
+            _print_stack(stack, home)
+        if isinstance(found, _Found):
+            if stack is not None and stack.parts:
+                typer.echo()
+            _print_fleet(found)
+        elif stack is None or isinstance(found, Unavailable):
+            typer.echo(str(found), err=True)
+    if isinstance(found, SettingsError) or (stack is not None and stack.parts and not stack.is_running):
+        return ExitCode.NOT_RUNNING
+    if isinstance(found, Unavailable):
+        return ExitCode.UNAVAILABLE
+    return ExitCode.FAILED if found.fleet.problems else ExitCode.DONE
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The fleet, and the requests on Kafka that intake has not read; None if Kafka does not answer."""
+
+    fleet: FleetStatus
+    requests_behind: int | None
+
+
+def _read(home: Path | None) -> _Found | SettingsError | Unavailable:
+    """Return the fleet, or the reason why it is unknown."""
+    settings = Connections.load()
+    try:
+        with connect(_url(settings, home), "tidewheel-cli") as connection:
+            require_current(connection)
+            installation = read_installation(connection, settings)
+            fleet = read_status(connection, installation.shards)
+            return _Found(fleet, _requests_behind(connection, settings, installation.topics.requests))
+    except (SettingsError, Unavailable) as error:
+        return error
+    except psycopg.OperationalError as error:
+        return Unavailable(f"the database does not answer: {first_line(error)}")
+
+
+def _fleet_json(found: _Found | SettingsError | Unavailable) -> dict[str, object]:
+    if not isinstance(found, _Found):
+        return {"unknown": str(found), "services": None, "problems": None}
+    fields = as_object(as_json(found.fleet)) or {}
+    return {"unknown": None, **fields, "requests_behind": found.requests_behind}
+
+
+def _stack_json(stack: "StackStatus | None") -> dict[str, object]:
+    if stack is None:
+        return {"home": None, "running": None, "parts": []}
+    from tidewheel.control.cli.local import stack_json
+
+    return stack_json(stack)
+
+
+def _url(settings: Connections, home: Path | None) -> str:
+    if home is not None and is_installed():
+        from tidewheel.local.stack import running_stack  # its packages are an extra
+
+        if (info := running_stack(home)) is not None:
+            return info.database_url
+    return settings.database()
+
+
+def _requests_behind(connection: Conn, settings: Connections, topic: str) -> int | None:
+    """Return how many messages intake has not read; None if Kafka does not answer."""
+    known = {
+        partition: offset for (name, partition), offset in read_intake_offsets(connection).items() if name == topic
+    }
+    with suppress(SettingsError, Unavailable):
+        ends = read_end_offsets(settings.kafka_config(), topic)
+        return sum(max(end - known.get(partition, start), 0) for partition, (start, end) in ends.items())
+    return None
+
+
+def _local_stack(home: Path | None) -> "StackStatus | None":
+    """Return the parts of the local stack; None where its packages are not installed."""
+    if not is_installed():
+        return None
+    from tidewheel.local.stack import LocalStack
+
+    return LocalStack(home).status()
+
+
+def _print_stack(stack: "StackStatus", home: Path | None) -> None:
+    if not stack.parts:
+        typer.echo(f"there is no stack in {stack.data_dir}; `tidewheel up` makes one")
+        return
+    from tidewheel.control.cli.local import print_access
+    from tidewheel.local.stack import running_stack
+
+    typer.echo(stack.data_dir)
+    rows = [(part.name, part.state.value, part.address, str(part.pid or "")) for part in stack.parts]
+    print_table(("part", "state", "address", "pid"), rows)
+    if (info := running_stack(home) if stack.is_running else None) is not None:
+        print_access(info)
+
+
+def _print_fleet(found: _Found) -> None:
+    fleet = found.fleet
+    if fleet.services:
+        rows = [_service_row(each, fleet) for each in fleet.services]
+        print_table(("service", "state", "host", "pid", "version", "heartbeat", "slots", "queues", "handlers"), rows)
+    else:
+        typer.echo("no service runs: `tidewheel run --handlers MODULES` starts all, `tidewheel dev` for development")
+    typer.echo()
+    print_facts(_facts(fleet, found.requests_behind))
+    if fleet.due:
+        typer.echo()
+        print_table(
+            ("queue", "lane", "due", "oldest", "orphaned"),
+            [
+                (each.queue, each.lane, _count(each.due), age_text(each.oldest), str(each.orphaned))
+                for each in fleet.due
+            ],
+        )
+    for finding in fleet.problems:
+        typer.echo()
+        print_finding(finding)
+
+
+def _service_row(each: Service, fleet: FleetStatus) -> tuple[str, ...]:
+    state = "silent" if each.is_silent else "stopping" if each.is_stopping else "alive"
+    return (
+        each.role,
+        state,
+        each.host,
+        str(each.pid or ""),
+        each.version or "",
+        f"{age_text(fleet.now - each.last_heartbeat_at)} ago",
+        str(each.slots or ""),
+        ", ".join(each.queues or ()),
+        ", ".join(each.handlers or ()),
+    )
+
+
+def _facts(fleet: FleetStatus, behind: int | None) -> Iterator[tuple[str, str | None]]:
+    yield "due runs", _count(sum(each.due for each in fleet.due))
+    overdue = f", the oldest for {age_text(fleet.overdue_by)}" if fleet.overdue_timers else ""
+    yield "overdue timers", f"{_count(fleet.overdue_timers)}{overdue}"
+    oldest = max((each.oldest for each in fleet.outbox), default=None)
+    waits = _count(sum(each.due for each in fleet.outbox))
+    yield "outbox", waits if oldest is None else f"{waits}, the oldest for {age_text(oldest)}"
+    yield "requests", "Kafka does not answer" if behind is None else f"{_count(behind)} not read by intake"
+
+
+def _count(number: int) -> str:
+    return f"at least {number:,}" if number >= COUNTED else f"{number:,}"
+
+
+def print_finding(finding: Finding) -> None:
+    """Print what is wrong, its evidence and the remedy."""
+    typer.echo(wrapped(f"{finding.severity}: {finding.what}", "  "))
+    typer.echo(wrapped(f"  evidence: {finding.evidence}", "    "))
+    typer.echo(f"  remedy: {finding.remedy}")  # on one line: it can be copied

@@ -1,0 +1,1 @@
+"""`tidewheel doctor`: checks of an installation, each with evidence and a remedy."""

@@ -1,0 +1,152 @@
+"""Checks of an installation: their order, limits and results.
+
+Each check runs on a thread of its own for a limited time. A check that fails, or does not end, is a finding like any
+other, and the next check runs all the same.
+"""
+
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+
+from tidewheel.clock import monotonic_seconds
+from tidewheel.control.reads.findings import Finding, Severity
+from tidewheel.postgres.session import Conn, connect
+from tidewheel.redaction import redact
+from tidewheel.settings.connections import Connections
+from tidewheel.transitions.installation import Installation
+
+_STATEMENT_LIMIT = "-c statement_timeout=5s -c lock_timeout=2s"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits beyond which something is a finding.
+
+    Args:
+        check_seconds: The longest time of one check.
+        transaction_age: An older transaction holds vacuum back.
+        free_bytes: The least free space of the local stack's disk.
+        slot_bytes: The most WAL that an unread replication slot keeps.
+        message_age: An older message of the outbox means that none leaves.
+        timer_age: A timer that is overdue for longer means that nothing fires.
+        key_age: An older key of run messages is to be rotated.
+        connections_share: The part of the server's connections in use.
+    """
+
+    check_seconds: float = 15.0
+    transaction_age: timedelta = timedelta(minutes=10)
+    free_bytes: int = 2 << 30
+    slot_bytes: int = 1 << 30
+    message_age: timedelta = timedelta(seconds=30)
+    timer_age: timedelta = timedelta(seconds=60)
+    key_age: timedelta = timedelta(days=365)
+    connections_share: float = 0.9
+
+
+@dataclass(slots=True)
+class Context:
+    """The state that checks share.
+
+    Args:
+        settings: The settings of this process.
+        limits: The limits beyond which something is a finding.
+        data_dir: The folder of the local stack, if its database is used.
+        url: The database, once it has answered.
+        installation: The installation, once it was read.
+    """
+
+    settings: Connections
+    limits: Limits = field(default_factory=Limits)
+    data_dir: Path | None = None
+    url: str | None = None
+    installation: Installation | None = None
+
+    @contextmanager
+    def connection(self) -> Generator[Conn]:
+        """Open a connection whose statements are limited in time.
+
+        Raises:
+            Unavailable: The database does not answer.
+        """
+        url = self.url or self.settings.database()
+        with connect(url, "tidewheel-doctor", options=_STATEMENT_LIMIT) as connection:
+            yield connection
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A check.
+
+    Args:
+        name: Its name.
+        run: Yields its findings.
+        needs: The check without which it cannot run.
+    """
+
+    name: str
+    run: Callable[[Context], Iterable[Finding]]
+    needs: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The result of all checks.
+
+    Args:
+        findings: The findings, errors first.
+        passed: The checks that found nothing.
+        skipped: The checks that could not run, because another one failed.
+    """
+
+    findings: tuple[Finding, ...]
+    passed: tuple[str, ...]
+    skipped: tuple[str, ...]
+
+
+def run_checks(checks: Sequence[Check], context: Context) -> Report:
+    """Run the checks in order."""
+    findings: list[Finding] = []
+    passed: list[str] = []
+    unusable: list[str] = []
+    skipped: list[str] = []
+    for check in checks:
+        if check.needs in {*unusable, *skipped}:
+            skipped.append(check.name)
+            continue
+        found = list(_bounded(check, context))
+        findings += found
+        if not found:
+            passed.append(check.name)
+        elif any(each.severity is Severity.ERROR for each in found):
+            unusable.append(check.name)
+    findings.sort(key=lambda each: each.severity is not Severity.ERROR)
+    return Report(tuple(findings), tuple(passed), tuple(skipped))
+
+
+def _bounded(check: Check, context: Context) -> Iterator[Finding]:
+    found: list[Finding] = []
+    errors: list[Exception] = []
+
+    def work() -> None:
+        try:
+            found.extend(check.run(context))
+        except Exception as error:  # noqa: BLE001 - one failing check does not end the others
+            errors.append(error)
+
+    thread = threading.Thread(target=work, name=f"check {check.name}", daemon=True)
+    began = monotonic_seconds()
+    thread.start()
+    thread.join(context.limits.check_seconds)
+    if thread.is_alive():
+        took = f"no result after {monotonic_seconds() - began:.0f} s"
+        remedy = "see that the server runs and is not overloaded, then run tidewheel doctor again"
+        yield Finding(check.name, Severity.ERROR, f"the check {check.name} did not end", took, remedy)
+        return
+    yield from found
+    for error in errors:
+        evidence = redact(f"{type(error).__name__}: {error}")
+        remedy = "correct what the error names, then run tidewheel doctor again"
+        yield Finding(check.name, Severity.ERROR, f"the check {check.name} failed", evidence, remedy)

@@ -1,0 +1,243 @@
+"""Checks that read PostgreSQL."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from typing import cast
+
+from psycopg.rows import class_row
+
+from tidewheel.clock import SystemClock
+from tidewheel.control.doctor.check import Context
+from tidewheel.control.reads.findings import Finding, Severity
+from tidewheel.control.reads.status import age_text, read_outbox, read_overdue, read_services, read_status
+from tidewheel.control.reads.waits import start_executor
+from tidewheel.errors import MigrationError, SettingsError, Unavailable
+from tidewheel.migrations.runner import MigrationState, migrations, status
+from tidewheel.postgres.partitions import TABLES, coming_days, days_ahead, missing_partitions
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+from tidewheel.runs import Move, sources
+from tidewheel.scheduler.unhandled import Unhandled
+from tidewheel.transitions.installation import Installation, read_installation
+
+_SQL = Statements("tidewheel.control.doctor")
+_READ_SERVER = _SQL["read_server"]
+_FIND_MISSING_RELATIONS = _SQL["find_missing_relations"]
+_FIND_SNAPSHOT_HOLDERS = _SQL["find_snapshot_holders"]
+_FIND_IDLE_SLOTS = _SQL["find_idle_slots"]
+_FIND_QUARANTINED = _SQL["find_quarantined"]
+_READ_KEY_AGES = _SQL["read_key_ages"]
+_FIND_UNHANDLED = Statements("tidewheel.scheduler")["find_unhandled"]
+
+_CREATED = re.compile(r"^CREATE (?:UNIQUE )?(TABLE|INDEX|VIEW) (\w+)", re.MULTILINE)
+_SHOWN = 5  # of many alike
+_UNHANDLED_AGE, _UNHANDLED_SILENT, _UNHANDLED_RUNS = timedelta(seconds=10), timedelta(seconds=60), 10_000
+_MEBIBYTE = 1 << 20
+
+
+def check_database(context: Context) -> Iterator[Finding]:
+    """Check that the database answers, can be written to, and has connections left."""
+    try:
+        context.url = context.settings.database()
+        with context.connection():
+            pass
+    except SettingsError as error:
+        yield Finding("database", Severity.ERROR, "no database is named", str(error), "tidewheel up")
+        return
+    except Unavailable as error:
+        remedy = "start PostgreSQL, or correct TIDEWHEEL_DATABASE_URL; `tidewheel status` shows the local stack"
+        yield Finding("database", Severity.ERROR, "the database does not answer", str(error), remedy)
+
+
+def check_schema(context: Context) -> Iterator[Finding]:
+    """Check that every migration of this release is applied, and that its tables and indexes exist."""
+    try:
+        pending = [each.name for each in status(context.url or "") if each.state is MigrationState.PENDING]
+    except MigrationError as error:
+        remedy = "install the release that migrated this database, or restore the released file"
+        yield Finding("schema", Severity.ERROR, "an applied migration differs from its file", str(error), remedy)
+        return
+    if pending:
+        what = "the database lacks migrations of this release"
+        yield Finding("schema", Severity.ERROR, what, ", ".join(pending), "tidewheel migrate")
+        return
+    with context.connection() as connection:
+        kinds = {name: kind for each in migrations() for kind, name in _CREATED.findall(each.text)}
+        rows = connection.execute(_FIND_MISSING_RELATIONS, {"names": list(kinds)}).fetchall()
+        context.installation = read_installation(connection, context.settings)
+    for name, is_invalid in cast("list[tuple[str, bool]]", rows):
+        kind = kinds[name].lower()
+        if is_invalid:
+            remedy = f"tidewheel psql -c 'REINDEX INDEX CONCURRENTLY {name}'"
+            yield Finding("schema", Severity.WARNING, f"the index {name} is invalid", "pg_index.indisvalid", remedy)
+        else:
+            severity = Severity.WARNING if kind == "index" else Severity.ERROR
+            what = f"the {kind} {name} is missing, although its migration is applied"
+            remedy = f"create it again, as the files of tidewheel/migrations have it: CREATE {kind.upper()} {name} …"
+            yield Finding("schema", severity, what, "no relation of this name", remedy)
+
+
+def check_server(context: Context) -> Iterator[Finding]:
+    """Check that the server has connections left, and that its clock is near this machine's."""
+    before = SystemClock().now()
+    with context.connection() as connection:
+        row = connection.execute(_READ_SERVER, binary=True).fetchone()
+        after = SystemClock().now()
+    now, used, allowed = cast("tuple[datetime, int, int]", row)
+    if used > allowed * context.limits.connections_share:
+        what = "the server has few connections left: services that start are refused"
+        remedy = "raise max_connections, or put a pooler in session mode in front"
+        yield Finding("server", Severity.WARNING, what, f"{used} of {allowed} connections are open", remedy)
+    limit = context.settings.max_clock_skew
+    skew = max(before - now, now - after, timedelta(0))
+    if skew > limit:
+        what = "the clock of this machine differs from the database's: its logs show another time"
+        remedy = "synchronise both clocks (chrony or systemd-timesyncd)"
+        yield Finding(
+            "clock", Severity.WARNING, what, f"{skew.total_seconds():.3f} s, allowed {age_text(limit)}", remedy
+        )
+
+
+def check_fleet(context: Context) -> Iterator[Finding]:
+    """Check that each role lives, nothing is frozen, and clocks, releases and settings agree."""
+    with context.connection() as connection:
+        found = read_status(connection, _installation(context).shards)
+    yield from found.problems
+    live = [each for each in found.services if not each.is_silent]
+    limit = context.settings.max_clock_skew
+    for each in live:
+        if abs(each.skew_seconds or 0.0) > limit.total_seconds():
+            what = f"the clock of {each.name} differs from the database's"
+            evidence = f"{each.skew_seconds:+.3f} s, allowed {age_text(limit)}"
+            yield Finding("clock", Severity.WARNING, what, evidence, f"synchronise the clock of {each.host}")
+    releases = sorted({each.version for each in live if each.version})
+    if len(releases) > 1:
+        what = "processes of several releases run"
+        yield Finding("releases", Severity.WARNING, what, ", ".join(releases), "end the deploy: restart the older ones")
+    values: defaultdict[str, defaultdict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for each in live:
+        for name, value in (each.settings or {}).items():
+            values[name][value].append(each.name)
+    for name, by_value in sorted(values.items()):
+        if len(by_value) > 1:
+            what = f"TIDEWHEEL_{name.upper()} differs between processes, which must share it"
+            evidence = "; ".join(f"{value} on {', '.join(sorted(names))}" for value, names in sorted(by_value.items()))
+            remedy = "set one value for all processes, and restart those that have another"
+            yield Finding("settings", Severity.WARNING, what, evidence, remedy)
+    if accepting := values["message_signatures"]["warn"]:
+        what = "executors accept run messages that no relay has signed"
+        evidence = f"message_signatures is warn on {', '.join(accepting)}"
+        remedy = "unset TIDEWHEEL_MESSAGE_SIGNATURES once all relays sign"
+        yield Finding("signatures", Severity.WARNING, what, evidence, remedy)
+
+
+def check_timers(context: Context) -> Iterator[Finding]:
+    """Check that timers fire in time."""
+    with context.connection() as connection:
+        overdue, age = read_overdue(connection, _installation(context).shards)
+    if age > context.limits.timer_age:
+        evidence = f"{overdue:,} timers are overdue, the oldest for {age_text(age)}"
+        remedy = "start a scheduler: tidewheel scheduler; if one lives, its log names the error"
+        yield Finding("timers", Severity.ERROR, "due jobs do not fire", evidence, remedy)
+
+
+def check_outbox(context: Context) -> Iterator[Finding]:
+    """Check that messages leave the outbox."""
+    with context.connection() as connection:
+        lanes = read_outbox(connection)
+    for each in lanes:
+        if each.oldest > context.limits.message_age:
+            evidence = f"{each.due:,} messages wait, the oldest for {age_text(each.oldest)}"
+            remedy = "start a relay: tidewheel relay; if one lives, `tidewheel topics list` and its log name the cause"
+            yield Finding("outbox", Severity.ERROR, f"messages of lane {each.lane} do not leave", evidence, remedy)
+
+
+def check_handlers(context: Context) -> Iterator[Finding]:
+    """Check that each due run has a live executor with its handler or target."""
+    columns = {
+        "min_age": _UNHANDLED_AGE,
+        "silent_for": _UNHANDLED_SILENT,
+        "sources": sources(Move.CLAIM),
+        "limit": _UNHANDLED_RUNS,
+    }
+    with context.connection() as connection, connection.cursor(row_factory=class_row(Unhandled), binary=True) as cursor:
+        found = cursor.execute(_FIND_UNHANDLED, columns).fetchall()
+    for each in found:
+        evidence = f"{each.runs:,} runs of tenant {each.tenant} wait, such as {each.run_id}"
+        yield Finding("handlers", Severity.ERROR, each.reason, evidence, start_executor(each.queue, each.handler))
+
+
+def check_partitions(context: Context) -> Iterator[Finding]:
+    """Check that the partitions of today and of the coming days exist."""
+    with context.connection() as connection:
+        missing = missing_partitions(connection, coming_days(connection))
+        ahead = days_ahead(connection)
+    if missing:
+        names = ", ".join(f"{table} of {day}" for table, day in missing[:_SHOWN])
+        severity = Severity.ERROR if ahead < 0 else Severity.WARNING
+        evidence = f"{len(missing)} of {len(TABLES) * 5}: {names}"
+        remedy = "start a scheduler, which creates them: tidewheel scheduler; or `tidewheel migrate`, which does so too"
+        yield Finding("partitions", severity, "partitions of these days are missing", evidence, remedy)
+
+
+def check_vacuum(context: Context) -> Iterator[Finding]:
+    """Check that nothing keeps vacuum from removing dead rows, or the server from removing WAL."""
+    with context.connection() as connection:
+        holders = connection.execute(_FIND_SNAPSHOT_HOLDERS, {"older_than": context.limits.transaction_age}).fetchall()
+        slots = connection.execute(_FIND_IDLE_SLOTS).fetchall()
+    for kind, name, application, age in cast("list[tuple[str, str, str, timedelta]]", holders):
+        what = "an old transaction keeps vacuum from removing dead rows: claims and polls become slower"
+        if kind == "prepared":
+            evidence, end = f"prepared transaction {name!r}, {age_text(age)} old", f"ROLLBACK PREPARED '{name}'"
+        else:
+            evidence = f"process {name} ({application or 'no application_name'}), {age_text(age)} old"
+            end = f"SELECT pg_terminate_backend({name})"
+        yield Finding("vacuum", Severity.WARNING, what, evidence, f'tidewheel psql -c "{end}"')
+    for name, kept in cast("list[tuple[str, int]]", slots):
+        if kept >= context.limits.slot_bytes:
+            what = f"the replication slot {name} has no reader, and the server keeps WAL for it"
+            end = f"SELECT pg_drop_replication_slot('{name}')"
+            evidence = f"{kept // _MEBIBYTE:,} MiB of WAL"
+            yield Finding("vacuum", Severity.WARNING, what, evidence, f'tidewheel psql -c "{end}", or start its reader')
+
+
+def check_quarantine(context: Context) -> Iterator[Finding]:
+    """Check that no job and no message is set aside."""
+    with context.connection() as connection:
+        rows = connection.execute(_FIND_QUARANTINED).fetchall()
+    jobs = [(str(tenant), str(name), str(error)) for kind, tenant, name, error in rows if kind == "job"]
+    if jobs:
+        tenant, key, error = jobs[0]
+        what = f"{len(jobs)} {'jobs are' if len(jobs) > 1 else 'job is'} quarantined and fire no more"
+        remedy = f"correct the cause, then tidewheel job release {key} --tenant {tenant}"
+        yield Finding("quarantine", Severity.ERROR, what, f"{key}: {error}", remedy)
+    for topic, error in ((str(name), str(error)) for kind, _, name, error in rows if kind == "outbox"):
+        what = f"Kafka has refused messages of {topic} for good; they lie in the table quarantine"
+        remedy = "read and delete them: tidewheel psql -c \"SELECT * FROM quarantine WHERE kind = 'outbox'\""
+        yield Finding("quarantine", Severity.WARNING, what, error, remedy)
+
+
+def check_signatures(context: Context) -> Iterator[Finding]:
+    """Check that there is a key to sign run messages, and that it is not old."""
+    with context.connection() as connection:
+        row = connection.execute(_READ_KEY_AGES, binary=True).fetchone()
+    count, age = cast("tuple[int, timedelta | None]", row)
+    remedy = "tidewheel topics rotate-key"
+    if age is None:
+        what = "there is no key to sign run messages: executors leave all of them to the sweep"
+        yield Finding("signatures", Severity.ERROR, what, f"{count} rows in message_keys", remedy)
+    elif age > context.limits.key_age:
+        what = "the key that signs run messages is old"
+        yield Finding("signatures", Severity.WARNING, what, f"created {age.days} days ago", remedy)
+
+
+def live_queues(connection: Conn) -> set[str]:
+    """Return the queues that live executors serve."""
+    return {queue for each in read_services(connection) if not each.is_silent for queue in each.queues or ()}
+
+
+def _installation(context: Context) -> Installation:
+    assert context.installation is not None  # noqa: S101 - the check of the schema has read it
+    return context.installation

@@ -1,0 +1,60 @@
+-- name: read_server
+-- Returns the database's clock, and the server's connections: used and allowed.
+-- No index, no lock.
+SELECT tidewheel_now(), (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'),
+       current_setting('max_connections')::integer - current_setting('superuser_reserved_connections')::integer
+
+-- name: find_missing_relations
+-- Returns those of these names that are no relation of the schema, and those that are invalid indexes.
+-- Index: pg_class by name. No lock.
+SELECT w.name, i.indexrelid IS NOT NULL AS is_invalid
+  FROM unnest(%(names)s::text[]) AS w (name)
+  LEFT JOIN pg_class AS c ON c.relname = w.name AND c.relnamespace = current_schema()::regnamespace
+  LEFT JOIN pg_index AS i ON i.indexrelid = c.oid AND NOT i.indisvalid
+ WHERE c.oid IS NULL OR i.indexrelid IS NOT NULL
+ ORDER BY w.name
+
+-- name: find_snapshot_holders
+-- Returns transactions and prepared transactions that are older than a limit: vacuum removes no row that died since.
+-- No index, no lock.
+SELECT 'transaction' AS kind, a.pid::text AS name, coalesce(a.application_name, '') AS application,
+       clock_timestamp() - a.xact_start AS age
+  FROM pg_stat_activity AS a
+ WHERE a.datname = current_database() AND a.pid <> pg_backend_pid()
+   AND a.xact_start < clock_timestamp() - %(older_than)s::interval
+   AND (a.backend_xmin IS NOT NULL OR a.backend_xid IS NOT NULL)
+   AND a.backend_type = 'client backend'
+UNION ALL
+SELECT 'prepared', p.gid, '', clock_timestamp() - p.prepared
+  FROM pg_prepared_xacts AS p
+ WHERE p.database = current_database() AND p.prepared < clock_timestamp() - %(older_than)s::interval
+ ORDER BY 4 DESC
+
+-- name: find_idle_slots
+-- Returns replication slots without a reader that keep WAL or dead rows, with the bytes of WAL.
+-- No index, no lock.
+SELECT s.slot_name::text, coalesce(pg_wal_lsn_diff(
+           CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END, s.restart_lsn), 0)::bigint
+  FROM pg_replication_slots AS s
+ WHERE NOT s.active AND (s.restart_lsn IS NOT NULL OR s.xmin IS NOT NULL OR s.catalog_xmin IS NOT NULL)
+ ORDER BY 1
+
+-- name: find_quarantined
+-- Returns quarantined jobs with their last error, and refused messages of the outbox by topic.
+-- Index: quarantine_by_job, timers_pkey, jobs_pkey; quarantine as a whole: each row is a fault that an operator looks at. No lock.
+SELECT 'job' AS kind, j.tenant, j.key, last.error
+  FROM (SELECT DISTINCT ON (q.job_id) q.job_id, q.error FROM quarantine AS q WHERE q.job_id IS NOT NULL
+         ORDER BY q.job_id, q.id DESC) AS last
+  JOIN timers AS t ON t.job_id = last.job_id AND t.hold_reason = 'quarantine'
+  JOIN jobs AS j ON j.job_id = last.job_id
+UNION ALL
+SELECT 'outbox', '', q.topic, max(q.error)
+  FROM quarantine AS q
+ WHERE q.kind = 'outbox'
+ GROUP BY q.topic
+ LIMIT 1000
+
+-- name: read_key_ages
+-- Returns the number of keys of run messages, and the age of the newest.
+-- No index: two rows. No lock.
+SELECT count(*), tidewheel_now() - max(created_at) FROM message_keys

@@ -1,0 +1,235 @@
+"""Read the state of the fleet: services with their heartbeats, what is due and not done, and findings.
+
+The measurements are the statements of the scheduler's metrics, so that a page and a gauge show the same number.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import cast
+from uuid import UUID
+
+from psycopg.rows import class_row
+
+from tidewheel.control.reads.findings import Finding, Severity
+from tidewheel.control.reads.freezes import Freeze
+from tidewheel.control.reads.waits import LEASE
+from tidewheel.jobs.values import format_duration, format_timestamp
+from tidewheel.outbox import SLICES, OutboxLane, slice_lane_of
+from tidewheel.postgres.pg_arrays import integers
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+from tidewheel.presence import SILENT_SECONDS
+from tidewheel.runs import OWNED, Move, sources
+
+_SQL = Statements("tidewheel.control")
+_READ_SERVICES = _SQL["read_services"]
+_READ_FLEET_FACTS = _SQL["read_fleet_facts"]
+_LIST_ALL_FREEZES = _SQL["list_all_freezes"]
+_READ_INTAKE_OFFSETS = _SQL["read_intake_offsets"]
+_SCHEDULER_SQL = Statements("tidewheel.scheduler")
+_MEASURE_RUNS = _SCHEDULER_SQL["measure_runs"]
+_MEASURE_OUTBOX = _SCHEDULER_SQL["measure_outbox"]
+_MEASURE_TIMERS = _SCHEDULER_SQL["measure_timers"]
+
+COUNTED = 10_000
+"""The due runs of a lane, and messages of a slice, that are counted: more are shown as at least so many."""
+
+_LATE = timedelta(seconds=1)
+_TIMERS = 1000  # of each shard that are counted
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A process of a service, or an executor in another language.
+
+    Args:
+        role: Its role.
+        process_id: Its id; of an executor its executor_id.
+        host: Its host.
+        pid: Its process id there; None for an executor in another language.
+        version: Its release; None for an executor in another language.
+        started_at: When it started.
+        last_heartbeat_at: Its last heartbeat.
+        is_silent: True without a heartbeat for longer than its lease, or four heartbeats.
+        is_stopping: True while an executor drains.
+        queues: The queues of an executor.
+        handlers: The handlers and capabilities of an executor.
+        slots: The slots of an executor.
+        settings: The settings that all processes must share.
+        skew_seconds: Its clock minus the database's at its last heartbeat.
+    """
+
+    role: str
+    process_id: UUID
+    host: str
+    pid: int | None
+    version: str | None
+    started_at: datetime
+    last_heartbeat_at: datetime
+    is_silent: bool
+    is_stopping: bool
+    queues: Sequence[str] | None
+    handlers: Sequence[str] | None
+    slots: int | None
+    settings: Mapping[str, str] | None
+    skew_seconds: float | None
+
+    @property
+    def name(self) -> str:
+        """Its role, host and process id."""
+        return f"{self.role} {self.host}" + (f" pid {self.pid}" if self.pid else "")
+
+
+@dataclass(frozen=True, slots=True)
+class DueRuns:
+    """Runs of one queue and lane that are due and have not started.
+
+    Args:
+        queue: The queue.
+        lane: The lane.
+        due: Their number, `COUNTED` at most. Frozen ones are left out.
+        oldest: The time for which the oldest is due.
+        orphaned: Attempts whose executor is silent.
+    """
+
+    queue: str
+    lane: str
+    due: int
+    oldest: timedelta
+    orphaned: int
+
+
+@dataclass(frozen=True, slots=True)
+class DueMessages:
+    """Messages of one lane of the outbox that no broker has acknowledged.
+
+    Args:
+        lane: The lane.
+        due: Their number, `COUNTED` at most for each slice.
+        oldest: The time for which the oldest is due.
+    """
+
+    lane: str
+    due: int
+    oldest: timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class FleetStatus:
+    """The state of the fleet.
+
+    Args:
+        now: The database's clock.
+        services: The processes, by role.
+        due: The due runs of each queue and lane that has some.
+        outbox: The messages of each lane of the outbox that has some.
+        overdue_timers: The number of timers that are overdue.
+        overdue_by: The time for which the oldest timer is overdue.
+        freezes: The standing freezes of all tenants.
+        problems: The findings.
+    """
+
+    now: datetime
+    services: tuple[Service, ...]
+    due: tuple[DueRuns, ...]
+    outbox: tuple[DueMessages, ...]
+    overdue_timers: int
+    overdue_by: timedelta
+    freezes: tuple[Freeze, ...]
+    problems: tuple[Finding, ...]
+
+
+def read_status(connection: Conn, shards: int) -> FleetStatus:
+    """Return the state of the fleet, by a fixed number of statements that read heads of indexes."""
+    now, has_jobs = cast("tuple[datetime, bool]", connection.execute(_READ_FLEET_FACTS, binary=True).fetchone())
+    services = read_services(connection)
+    with connection.cursor(row_factory=class_row(Freeze), binary=True) as cursor:
+        freezes = tuple(cursor.execute(_LIST_ALL_FREEZES))
+    overdue, overdue_by = read_overdue(connection, shards)
+    due = read_due_runs(connection)
+    return FleetStatus(
+        now=now,
+        services=services,
+        due=tuple(each for each in due if each.due or each.orphaned),
+        outbox=tuple(read_outbox(connection)),
+        overdue_timers=overdue,
+        overdue_by=overdue_by,
+        freezes=freezes,
+        problems=(*_missing_roles(services, has_jobs=has_jobs), *map(_frozen, freezes)),
+    )
+
+
+def read_services(connection: Conn) -> tuple[Service, ...]:
+    """Return the processes of all services."""
+    columns = {"lease": LEASE, "silent_after": timedelta(seconds=SILENT_SECONDS)}
+    with connection.cursor(row_factory=class_row(Service), binary=True) as cursor:
+        return tuple(cursor.execute(_READ_SERVICES, columns))
+
+
+def read_due_runs(connection: Conn) -> list[DueRuns]:
+    """Return what is due of each queue and lane with open runs."""
+    columns = {"sources": sources(Move.CLAIM), "owned": OWNED, "lease": LEASE, "limit": COUNTED}
+    rows = connection.execute(_MEASURE_RUNS, columns, binary=True).fetchall()
+    return [DueRuns(*cast("tuple[str, str, int, timedelta, int]", row)) for row in rows]
+
+
+def read_outbox(connection: Conn) -> list[DueMessages]:
+    """Return what is due of each lane of the outbox that has some."""
+    lanes = {slice_lane_of(part, lane): lane for lane in OutboxLane for part in range(SLICES)}
+    found: dict[OutboxLane, tuple[int, timedelta]] = {}
+    columns = {"slice_lanes": integers(lanes), "limit": COUNTED}
+    for slice_lane, due, age in connection.execute(_MEASURE_OUTBOX, columns, binary=True):
+        lane = lanes[cast("int", slice_lane)]
+        before, oldest = found.get(lane, (0, timedelta(0)))
+        found[lane] = before + cast("int", due), max(oldest, cast("timedelta", age))
+    return [DueMessages(lane, *figures) for lane, figures in found.items()]
+
+
+def read_overdue(connection: Conn, shards: int) -> tuple[int, timedelta]:
+    """Return the number of overdue timers, and the time for which the oldest is due."""
+    columns = {"shards": integers(range(shards)), "late": _LATE, "limit": _TIMERS}
+    row = connection.execute(_MEASURE_TIMERS, columns, binary=True).fetchone()
+    overdue, age, _ = cast("tuple[int, timedelta, datetime]", row)
+    return overdue, age
+
+
+def read_intake_offsets(connection: Conn) -> dict[tuple[str, int], int]:
+    """Return the offset from which intake reads next, by topic and partition."""
+    rows = connection.execute(_READ_INTAKE_OFFSETS, binary=True).fetchall()
+    return {(str(topic), cast("int", partition)): cast("int", offset) for topic, partition, offset in rows}
+
+
+_ROLES: Mapping[str, tuple[Severity, str]] = {
+    "scheduler": (Severity.ERROR, "nothing fires, and no deadline ends a run"),
+    "relay": (Severity.ERROR, "no message leaves: no completion, no event, and runs start by the sweep alone"),
+    "executor": (Severity.ERROR, "no run starts"),
+    "intake": (Severity.WARNING, "requests on Kafka wait"),
+}
+
+
+def _missing_roles(services: Sequence[Service], *, has_jobs: bool) -> Iterator[Finding]:
+    if not has_jobs and not services:
+        return  # an installation that nothing uses yet
+    for role, (severity, effect) in _ROLES.items():
+        known = [each for each in services if each.role == role]
+        if any(not each.is_silent for each in known):
+            continue
+        latest = max(known, key=lambda each: each.last_heartbeat_at, default=None)
+        what = f"no {role} lives: {effect}"
+        evidence = f"no {role} has a row in processes"
+        if latest is not None:
+            only = "the only one" if len(known) == 1 else f"the last of {len(known)}"
+            since = format_timestamp(latest.last_heartbeat_at.replace(microsecond=0))
+            evidence = f"{only}, {latest.name}, is silent since {since}"
+        yield Finding("services", severity, what, evidence, f"tidewheel {role}")
+
+
+def _frozen(freeze: Freeze) -> Finding:
+    what = f"a freeze is in force: runs of {freeze.scope} do not start"
+    return Finding("freezes", Severity.WARNING, what, freeze.words, "tidewheel freezes; tidewheel thaw with its scope")
+
+
+def age_text(age: timedelta) -> str:
+    """Return an age in whole seconds."""
+    return format_duration(timedelta(seconds=max(round(age.total_seconds()), 0)))

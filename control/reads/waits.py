@@ -1,0 +1,234 @@
+"""The reasons for which open runs wait, for a page of runs at once.
+
+Each reason is a code with a sentence and a remedy. The command line and REST show these sentences and write none of
+their own. A pause makes no run wait, for it holds timers alone. Nor does a missing topic: the sweep of executors starts
+the run a second later.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from uuid import UUID
+
+from psycopg.rows import class_row
+
+from tidewheel.control.reads.freezes import Freeze
+from tidewheel.jobs.values import RESERVED, format_timestamp
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+from tidewheel.runs import Move, RunState, sources
+
+_SQL = Statements("tidewheel.control")
+_READ_WAITS = _SQL["read_waits"]
+_FIND_FREEZES_OF_RUNS = _SQL["find_freezes_of_runs"]
+
+LEASE = timedelta(seconds=30)
+"""The lease of an executor that has recorded none."""
+
+_CLAIMABLE = frozenset(sources(Move.CLAIM))
+
+
+class WaitCode(StrEnum):
+    """The kind of a reason."""
+
+    CANCEL = "cancel"
+    FROZEN = "frozen"
+    NOT_YET = "not_yet"
+    RETRY = "retry"
+    NO_EXECUTOR = "no_executor"
+    NO_HANDLER = "no_handler"
+    NO_TARGET = "no_target"
+    SLOT = "slot"
+    TURN = "turn"
+    EXTERNAL = "external"
+    RUNNING = "running"
+    EXECUTOR_SILENT = "executor_silent"
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """The reason for which an open run has not ended.
+
+    Args:
+        code: Its kind.
+        words: The reason as a sentence.
+        remedy: What an operator can do; None where nothing is wrong.
+        until: When it ends, if that is known.
+        behind_run_id: The run whose end it awaits.
+        executor_id: The executor that owns its attempt.
+        freezes: The standing freezes that name it.
+    """
+
+    code: WaitCode
+    words: str
+    remedy: str | None = None
+    until: datetime | None = None
+    behind_run_id: UUID | None = None
+    executor_id: UUID | None = None
+    freezes: tuple[Freeze, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WaitFacts:
+    """The rows that decide for what an open run waits.
+
+    Args:
+        run_id: The run.
+        state: Its state.
+        queue: Its queue.
+        handler: The handler or capability that its executor must have.
+        attempt: The last attempt begun.
+        publish_at: When it may be claimed.
+        is_ahead: True if that is in the future.
+        started_at: When the last attempt began.
+        external_deadline_at: Until when it waits for an external completion.
+        behind_run_id: Its job's active run, if that is another.
+        behind_state: That run's state.
+        executor_id: The executor that owns its attempt.
+        executor: That executor's name.
+        seen_at: That executor's last heartbeat.
+        is_silent: True if its lease is over, or it has no row.
+        cancel_requested: True if a cancel waits for the row of the run.
+        able: The number of live executors that can run it.
+        serving: The number of live executors of its queue.
+        able_seen_at: The last heartbeat of any executor that could run it.
+    """
+
+    run_id: UUID
+    state: str
+    queue: str
+    handler: str
+    attempt: int
+    publish_at: datetime | None
+    is_ahead: bool
+    started_at: datetime | None
+    external_deadline_at: datetime | None
+    behind_run_id: UUID | None
+    behind_state: str | None
+    executor_id: UUID | None
+    executor: str | None
+    seen_at: datetime | None
+    is_silent: bool
+    cancel_requested: bool
+    able: int
+    serving: int
+    able_seen_at: datetime | None
+
+
+def read_waits(connection: Conn, run_ids: Sequence[UUID]) -> dict[UUID, Wait]:
+    """Return the reasons of those of these runs that are open, by two statements at most."""
+    if not run_ids:
+        return {}
+    columns: dict[str, object] = {"run_ids": list(run_ids), "lease": LEASE}
+    with connection.cursor(row_factory=class_row(WaitFacts), binary=True) as cursor:
+        found = cursor.execute(_READ_WAITS, columns).fetchall()
+    claimable = [facts.run_id for facts in found if facts.state in _CLAIMABLE]
+    freezes: dict[UUID, list[Freeze]] = {}
+    if claimable:
+        with connection.cursor(row_factory=class_row(_FrozenRun), binary=True) as cursor:
+            for row in cursor.execute(_FIND_FREEZES_OF_RUNS, {"run_ids": claimable}):
+                freezes.setdefault(row.run_id, []).append(row.freeze)
+    return {facts.run_id: wait_of(facts, tuple(freezes.get(facts.run_id, ()))) for facts in found}
+
+
+def wait_of(facts: WaitFacts, freezes: Sequence[Freeze] = ()) -> Wait:
+    """Return the reason for which a run waits."""
+    match facts.state:
+        case RunState.BUFFERED | RunState.BLOCKED:
+            return _turn(facts)
+        case RunState.WAITING:
+            return _external(facts)
+        case RunState.RUNNING | RunState.CANCELLING:
+            return _owned(facts)
+        case _:
+            return _claimable(facts, tuple(freezes))
+
+
+def _claimable(facts: WaitFacts, freezes: tuple[Freeze, ...]) -> Wait:
+    if facts.cancel_requested:
+        words = "its cancel is accepted; a scheduler ends it once another transaction releases its row"
+        return Wait(WaitCode.CANCEL, words)
+    if freezes:
+        words = "\n".join(freeze.words for freeze in freezes)
+        return Wait(WaitCode.FROZEN, words, "`tidewheel thaw` with the scope of the freeze ends it", freezes=freezes)
+    if facts.is_ahead and facts.publish_at is not None:
+        at = _at(facts.publish_at)
+        if facts.state == RunState.RETRYING:
+            words = f"attempt {facts.attempt + 1} may start from {at} on: a retry waits for its backoff"
+            return Wait(WaitCode.RETRY, words, until=facts.publish_at)
+        return Wait(WaitCode.NOT_YET, f"may start from {at} on", until=facts.publish_at)
+    if facts.able:
+        have = "executor has" if facts.able == 1 else "executors have"
+        words = f"waits for a free slot: {facts.able} live {have} what it needs"
+        return Wait(WaitCode.SLOT, words, "`tidewheel status` shows slots and what is due; start more executors")
+    return _without_executor(facts)
+
+
+def _without_executor(facts: WaitFacts) -> Wait:
+    queue = facts.queue
+    last = f"; the last one is silent since {_at(facts.able_seen_at)}" if facts.able_seen_at else ""
+    remedy = start_executor(queue, facts.handler)
+    if not facts.serving:
+        return Wait(WaitCode.NO_EXECUTOR, f"no live executor serves queue {queue!r}{last}", remedy)
+    if facts.handler.startswith(RESERVED):
+        kind = facts.handler.removeprefix(RESERVED)
+        return Wait(WaitCode.NO_TARGET, f"no live executor of queue {queue!r} runs {kind} targets{last}", remedy)
+    words = f"no live executor of queue {queue!r} has the handler {facts.handler!r}{last}"
+    return Wait(WaitCode.NO_HANDLER, words, remedy)
+
+
+def start_executor(queue: str, handler: str) -> str:
+    """Return the remedy for runs that no live executor can run.
+
+    >>> start_executor("reports", "tidewheel.shell")
+    'TIDEWHEEL_TARGETS=shell tidewheel executor --queues reports, with what jobs may use in its allow-list'
+    """
+    if handler.startswith(RESERVED):
+        kind = handler.removeprefix(RESERVED)
+        start = f"TIDEWHEEL_TARGETS={kind} tidewheel executor --queues {queue}"
+        return f"{start}, with what jobs may use in its allow-list"
+    return f"tidewheel executor --queues {queue} --handlers MODULES, with the module that has {handler}"
+
+
+def _turn(facts: WaitFacts) -> Wait:
+    if facts.behind_run_id is None:
+        return Wait(WaitCode.TURN, "its job's active run has ended; a scheduler or an executor queues it next")
+    words = f"waits behind run {facts.behind_run_id}, its job's active run, which is {facts.behind_state}"
+    remedy = f"tidewheel run show {facts.behind_run_id}"
+    return Wait(WaitCode.TURN, words, remedy, behind_run_id=facts.behind_run_id)
+
+
+def _external(facts: WaitFacts) -> Wait:
+    until = facts.external_deadline_at
+    words = "its end is reported from outside, by task token or reply"
+    words += f", until {_at(until)}" if until else ""
+    return Wait(WaitCode.EXTERNAL, words, until=until, executor_id=facts.executor_id)
+
+
+def _owned(facts: WaitFacts) -> Wait:
+    name = f"executor {facts.executor or facts.executor_id}"
+    if facts.is_silent:
+        since = f" since {_at(facts.seen_at)}" if facts.seen_at else ""
+        words = f"{name} owns its attempt and is silent{since}; another executor ends the attempt and the run goes on"
+        remedy = f"start an executor of queue {facts.queue!r} if none lives"
+        return Wait(WaitCode.EXECUTOR_SILENT, words, remedy, executor_id=facts.executor_id)
+    since = f" since {_at(facts.started_at)}" if facts.started_at else ""
+    runs = "runs its attempt"
+    if facts.state == RunState.CANCELLING:
+        runs = "still runs its attempt, whose cancel is requested,"
+    return Wait(WaitCode.RUNNING, f"{name} {runs}{since}", executor_id=facts.executor_id)
+
+
+def _at(instant: datetime) -> str:
+    """Return an instant in whole seconds: `until` has the rest."""
+    return format_timestamp(instant.replace(microsecond=0))
+
+
+@dataclass(frozen=True, slots=True)
+class _FrozenRun(Freeze):
+    run_id: UUID
+
+    @property
+    def freeze(self) -> Freeze:
+        return Freeze(self.tenant, self.queue, self.labels, self.key_prefix, self.by, self.reason, self.since)

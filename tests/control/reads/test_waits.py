@@ -1,0 +1,141 @@
+"""Each open run has the reason for which it waits, with what to do."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+
+from tests.control.cli.command import json_output, tidewheel
+from tests.fixtures.database import Database
+from tests.transitions.acts import EXECUTOR, HANDLER, apply_batch, begin, claim, requeue, submit, trigger
+from tidewheel.control.client.client import Client
+from tidewheel.control.reads.waits import Wait, WaitCode, read_waits
+from tidewheel.runs import AttemptOutcome
+
+
+def executor(
+    database: Database, *handlers: str, executor_id: UUID | None = None, queue: str = "default", silent: str = "0 s"
+) -> None:
+    """Enter an executor with its last heartbeat so long ago."""
+    database.execute(
+        "INSERT INTO executors (executor_id, name, queues, handlers, slots, last_heartbeat_at, started_at, lease)"
+        " VALUES (%s, 'worker-1', %s, %s, 4, tidewheel_now() - %s::interval, tidewheel_now(), '15 s')",
+        [executor_id or uuid4(), [queue], list(handlers), silent],
+    )
+
+
+def why(database: Database, run_id: UUID) -> Wait:
+    with database.transaction() as connection:
+        return read_waits(connection, [run_id])[run_id]
+
+
+@pytest.fixture
+def job(database: Database) -> Database:
+    submit(database)
+    return database
+
+
+def test_run_without_a_live_executor_has_what_is_missing(job: Database) -> None:
+    run_id = trigger(job)
+    found = why(job, run_id)
+    assert (found.code, found.words) == (WaitCode.NO_EXECUTOR, "no live executor serves queue 'default'")
+    assert found.remedy == f"tidewheel executor --queues default --handlers MODULES, with the module that has {HANDLER}"
+    executor(job, "other")
+    executor(job, HANDLER, queue="reports")
+    found = why(job, run_id)
+    assert (found.code, found.words) == (
+        WaitCode.NO_HANDLER, f"no live executor of queue 'default' has the handler {HANDLER!r}",
+    )  # fmt: skip
+    executor(job, HANDLER, silent="1 h")
+    assert why(job, run_id).words.startswith(f"{found.words}; the last one is silent since ")
+    executor(job, HANDLER)
+    found = why(job, run_id)
+    assert (found.code, found.words) == (WaitCode.SLOT, "waits for a free slot: 1 live executor has what it needs")
+
+
+def test_run_of_a_target_that_no_executor_runs_names_the_setting(database: Database) -> None:
+    submit(database, target={"type": "http", "url": "https://example.org/"})
+    executor(database, HANDLER)
+    found = why(database, trigger(database))
+    assert (found.code, found.words) == (WaitCode.NO_TARGET, "no live executor of queue 'default' runs http targets")
+    assert found.remedy is not None
+    assert "TIDEWHEEL_TARGETS" in found.remedy
+
+
+def test_run_whose_time_has_not_come_has_its_instant(job: Database) -> None:
+    ahead = why(job, trigger(job, delay="1h"))
+    assert ahead.code is WaitCode.NOT_YET
+    assert ahead.until is not None
+    assert ahead.until > job.now() + timedelta(minutes=50)
+    failed = begin(job, trigger(job))
+    requeue(job, failed, AttemptOutcome.FAILED, timedelta(hours=1))
+    found = why(job, failed.run_id)
+    assert (found.code, found.words.partition(" from ")[0]) == (WaitCode.RETRY, "attempt 2 may start")
+
+
+def test_run_behind_its_jobs_active_run_has_its_id(database: Database) -> None:
+    submit(database, overlap="buffer_all")
+    first, second = trigger(database), trigger(database)
+    begin(database, first)
+    assert not claim(database, second).started
+    found = why(database, second)
+    assert (found.code, found.behind_run_id) == (WaitCode.TURN, first)
+    assert found.words == f"waits behind run {first}, its job's active run, which is running"
+
+
+def test_run_under_way_has_its_executor_and_the_silence_of_it(job: Database) -> None:
+    executor(job, HANDLER, executor_id=EXECUTOR)
+    started = begin(job, trigger(job))
+    found = why(job, started.run_id)
+    assert (found.code, found.executor_id) == (WaitCode.RUNNING, EXECUTOR)
+    assert found.words.startswith("executor worker-1 runs its attempt since ")
+    job.execute("UPDATE executors SET last_heartbeat_at = tidewheel_now() - interval '1 min'")
+    found = why(job, started.run_id)
+    assert (found.code, found.remedy) == (
+        WaitCode.EXECUTOR_SILENT, "start an executor of queue 'default' if none lives",
+    )  # fmt: skip
+
+
+def test_frozen_run_has_its_freezes_and_one_to_cancel_its_cancel(job: Database) -> None:
+    run_id = trigger(job)
+    with Client(job.url) as client:
+        client.freezes.freeze(queue="default", reason="printer swap", by="anna")
+    found = why(job, run_id)
+    assert (found.code, len(found.freezes)) == (WaitCode.FROZEN, 1)
+    assert found.words.endswith("by anna (tenant default, queue default): printer swap")
+    job.execute("INSERT INTO pending_cancels (run_id, tenant, reason) VALUES (%s, 'default', 'cancelled')", [run_id])
+    assert why(job, run_id).code is WaitCode.CANCEL
+
+
+def test_lists_and_details_have_the_same_reason(job: Database) -> None:
+    run_id = trigger(job)
+    [listed] = json_output(job, "run", "list")["runs"]
+    shown = json_output(job, "run", "show", run_id)
+    assert listed["why"] == shown["why"]
+    assert listed["why"]["code"] == "no_executor"
+    assert tidewheel(job, "run", "list").lines[1].endswith("no live executor serves queue 'default'")
+    facts = dict(line.split(maxsplit=1) for line in tidewheel(job, "run", "show", run_id).lines)
+    assert facts["why"] == listed["why"]["words"]
+    assert facts["remedy"] == listed["why"]["remedy"]
+
+
+class Counted(psycopg.Cursor[tuple[Any, ...]]):
+    """A cursor that counts statements."""
+
+    statements: Sequence[object] = ()
+
+    def execute(self, query: Any, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - as the base class
+        Counted.statements = [*Counted.statements, query]
+        return super().execute(query, *arguments, **options)
+
+
+def test_number_of_statements_does_not_grow_with_the_page(job: Database) -> None:
+    apply_batch(job, *({"type": "job.trigger", "key": "job"} for _ in range(30)))
+    runs = [run_id for (run_id,) in job.rows("SELECT run_id FROM job_runs")]
+    connection = job.connection()
+    connection.cursor_factory = Counted  # type: ignore[assignment]
+    assert len(read_waits(connection, runs)) == 30
+    assert len(Counted.statements) == 2

@@ -1,0 +1,258 @@
+"""Each finding of `tidewheel doctor`, where it is true on a real installation."""
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from threading import Event
+from uuid import uuid4
+
+import pytest
+from confluent_kafka.admin import (
+    AlterConfigOpType,  # type: ignore[attr-defined]
+    ConfigEntry,  # type: ignore[attr-defined]
+    ConfigResource,  # type: ignore[attr-defined]
+    ResourceType,  # type: ignore[attr-defined]
+)
+from psycopg import sql
+from pydantic import SecretStr
+
+from tests.control.cli.command import NO_DATABASE, tidewheel
+from tests.fixtures.database import Database
+from tests.fixtures.services import Fleet, admin_of, until
+from tests.transitions.acts import submit, trigger
+from tidewheel.control.doctor.check import Check, Context, Limits, Report, run_checks
+from tidewheel.control.doctor.doctor import CHECKS, diagnose
+from tidewheel.control.reads.findings import Finding, Severity
+from tidewheel.jobs.values import format_duration
+from tidewheel.kafka.topics import Topics, apply_topics
+from tidewheel.local.stack import StackInfo
+from tidewheel.postgres.partitions import coming_days
+from tidewheel.presence import Presence
+from tidewheel.settings.connections import Connections
+
+_OF_KAFKA = {"broker", "topics"}
+
+
+def examine(database: Database, limits: Limits | None = None) -> list[Finding]:
+    """Return the findings of all checks but those that ask Kafka."""
+    settings = Connections.load(database_url=SecretStr(database.url))
+    checks = [check for check in CHECKS if check.name not in _OF_KAFKA]
+    return list(run_checks(checks, Context(settings, limits or Limits())).findings)
+
+
+def about(findings: list[Finding], check: str) -> Finding:
+    found = next(each for each in findings if each.check == check)
+    assert found.remedy
+    assert found.evidence
+    return found
+
+
+def overdue_timer(database: Database) -> None:
+    submit(database, schedule="@every 1h")
+    database.execute("UPDATE timers SET due_at = tidewheel_now() - interval '1 h'")
+
+
+def old_message(database: Database) -> None:
+    submit(database)
+    trigger(database)
+    database.execute("UPDATE outbox SET publish_at = tidewheel_now() - interval '1 h'")
+
+
+def unhandled_run(database: Database) -> None:
+    submit(database)
+    trigger(database)
+    database.execute("UPDATE job_runs SET publish_at = tidewheel_now() - interval '1 min'")
+
+
+def old_transaction(database: Database) -> None:
+    database.connection().execute("SELECT txid_current()")
+
+
+def quarantined_job(database: Database) -> None:
+    submit(database, schedule="@every 1h")
+    database.execute("UPDATE timers SET due_at = 'infinity', hold_reason = 'quarantine'")
+    database.execute(
+        "INSERT INTO quarantine (kind, tenant, job_id, error, created_at)"
+        " SELECT 'job', tenant, job_id, 'no such zone', tidewheel_now() FROM jobs"
+    )
+
+
+def no_key(database: Database) -> None:
+    database.execute("DELETE FROM message_keys")
+
+
+def dead_fleet(database: Database) -> None:
+    submit(database)
+
+
+FAULTS: dict[str, tuple[Callable[[Database], None], Severity, str]] = {
+    "timers": (overdue_timer, Severity.ERROR, "tidewheel scheduler"),
+    "outbox": (old_message, Severity.ERROR, "tidewheel relay"),
+    "handlers": (unhandled_run, Severity.ERROR, "tidewheel executor --queues default"),
+    "vacuum": (old_transaction, Severity.WARNING, "SELECT pg_terminate_backend("),
+    "quarantine": (quarantined_job, Severity.ERROR, "tidewheel job release job"),
+    "signatures": (no_key, Severity.ERROR, "tidewheel topics rotate-key"),
+}
+
+
+@pytest.mark.parametrize("check", FAULTS)
+def test_each_fault_of_the_database_is_found(database: Database, check: str) -> None:
+    limits = Limits(transaction_age=timedelta(0) if check == "vacuum" else Limits().transaction_age)
+    assert [each for each in examine(database, limits) if each.check == check] == []
+    make, severity, remedy = FAULTS[check]
+    make(database)
+    found = about(examine(database, limits), check)
+    assert found.severity is severity
+    assert remedy in found.remedy
+
+
+def test_roles_that_do_not_live_are_found(database: Database) -> None:
+    submit(database)
+    whats = [each.what for each in examine(database) if each.check == "services"]
+    assert [what.split(":")[0] for what in whats] == [
+        "no scheduler lives", "no relay lives", "no executor lives", "no intake lives",
+    ]  # fmt: skip
+
+
+def test_drift_of_the_schema_is_found(fresh_database: Database) -> None:
+    fresh_database.execute("DROP INDEX job_runs_by_job")
+    found = about(examine(fresh_database), "schema")
+    assert (found.severity, found.what) == (
+        Severity.WARNING, "the index job_runs_by_job is missing, although its migration is applied",
+    )  # fmt: skip
+    fresh_database.execute("DROP TABLE cancelled_jobs")
+    assert any("the table cancelled_jobs is missing" in each.what for each in examine(fresh_database))
+    fresh_database.execute("DELETE FROM tidewheel_migrations WHERE name = (SELECT max(name) FROM tidewheel_migrations)")
+    found = about(examine(fresh_database), "schema")
+    assert (found.severity, found.remedy) == (Severity.ERROR, "tidewheel migrate")
+
+
+def test_missing_partitions_are_found(fresh_database: Database) -> None:
+    with fresh_database.transaction() as connection:
+        last = coming_days(connection)[-1]
+    fresh_database.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier(f"attempts_{last:%Y%m%d}")))
+    found = about(examine(fresh_database), "partitions")
+    assert (found.severity, found.evidence) == (Severity.WARNING, f"1 of 20: attempts of {last}")
+
+
+def test_differing_settings_clocks_and_releases_are_found(database: Database) -> None:
+    settings = (Connections.load(), Connections.load(misfire_after=timedelta(seconds=90)))
+    rows = [Presence(database.url, each, role="relay", process_id=uuid4()) for each in settings]
+    for each in rows:
+        each.start()
+    try:
+        until(lambda: database.count("processes") == 2, "both have rows")
+        found = about(examine(database), "settings")
+        assert found.what == "TIDEWHEEL_MISFIRE_AFTER differs between processes, which must share it"
+        for each in settings:
+            assert f"{format_duration(each.misfire_after)} on relay " in found.evidence
+    finally:
+        for each in rows:
+            each.leave()
+    database.execute(
+        "INSERT INTO processes SELECT gen_random_uuid(), 'api', 'host-' || v, 7, v, '{}', at + interval '1 h', at, at"
+        "  FROM unnest(ARRAY['0.1.0', '0.2.0']) AS v, (SELECT tidewheel_now() AS at) AS seen"
+    )
+    findings = examine(database)
+    assert about(findings, "releases").evidence == "0.1.0, 0.2.0"
+    assert [each.what for each in findings if each.check == "clock"] == [
+        "the clock of api host-0.1.0 pid 7 differs from the database's",
+        "the clock of api host-0.2.0 pid 7 differs from the database's",
+    ]
+
+
+def test_full_disk_of_the_local_stack_is_found(tmp_path: Path) -> None:
+    [disk] = [check for check in CHECKS if check.name == "disk"]
+    for limit, count in ((0, 0), (1 << 62, 1)):
+        context = Context(Connections.load(), Limits(free_bytes=limit), data_dir=tmp_path)
+        assert len(run_checks([disk], context).findings) == count
+
+
+def test_check_that_fails_or_hangs_ends_no_other() -> None:
+    def fail(context: Context) -> Iterator[Finding]:
+        del context
+        message = "postgresql://anna:secret@db/x"
+        raise OSError(message)
+        yield
+
+    def hang(context: Context) -> Iterator[Finding]:
+        del context
+        Event().wait()
+        yield from ()
+
+    def well(context: Context) -> Iterator[Finding]:
+        del context
+        yield from ()
+
+    checks = [Check("fails", fail), Check("hangs", hang), Check("well", well), Check("after", well, needs="hangs")]
+    report = run_checks(checks, Context(Connections.load(), Limits(check_seconds=0.1)))
+    assert [each.what for each in report.findings] == ["the check fails failed", "the check hangs did not end"]
+    assert "secret" not in report.findings[0].evidence
+    assert (report.passed, report.skipped) == (("well",), ("after",))
+
+
+@pytest.fixture
+def topics(info: StackInfo) -> Iterator[Topics]:
+    """Topics of this test's own, deleted at the end."""
+    made = Topics(f"t{uuid4().hex[:10]}")
+    yield made
+    admin = admin_of(info.kafka)
+    mine = [name for name in admin.list_topics(timeout=30).topics if name.startswith(f"{made.prefix}.")]
+    for future in admin.delete_topics(mine, operation_timeout=30).values() if mine else ():
+        future.result(30)
+
+
+@pytest.mark.kafka
+def test_missing_topics_and_changed_settings_are_found(topics: Topics, info: StackInfo) -> None:
+    settings = Connections.load(
+        topic_prefix=topics.prefix, kafka_properties=info.kafka_properties, kafka_bootstrap=info.bootstrap
+    )
+    checks = [check for check in CHECKS if check.name in _OF_KAFKA]
+
+    def findings() -> list[Finding]:
+        return list(run_checks(checks, Context(settings)).findings)
+
+    missing = findings()
+    assert {each.severity for each in missing} == {Severity.ERROR}
+    assert f"the topic {topics.requests} would be created" in {each.what for each in missing}
+    apply_topics(info.kafka, topics)
+    until(lambda: not findings(), "nothing is wrong")
+    entry = ConfigEntry("retention.ms", "1000", incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, topics.completions, incremental_configs=[entry])
+    admin = admin_of(info.kafka)  # kept until the result: its end would abort the request
+    for future in admin.incremental_alter_configs([resource]).values():
+        future.result(30)
+    until(findings, "the broker has the change")
+    [found] = findings()
+    assert (found.severity, found.what) == (
+        Severity.WARNING, f"retention.ms of the topic {topics.completions} differs from what Tidewheel sets",
+    )  # fmt: skip
+    assert found.evidence == "it is 1000, Tidewheel sets 604800000"
+
+
+@pytest.mark.slow  # a Kafka client tries for ten seconds
+def test_doctor_works_while_database_and_broker_are_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Connections.load(database_url=SecretStr(NO_DATABASE), kafka_bootstrap="127.0.0.1:1")
+    report: Report = diagnose(settings)
+    assert [(each.check, each.severity) for each in report.findings] == [
+        ("database", Severity.ERROR), ("broker", Severity.ERROR),
+    ]  # fmt: skip
+    assert (report.passed, report.skipped[-1]) == (("disk",), "topics")
+    monkeypatch.setenv("TIDEWHEEL_KAFKA_BOOTSTRAP", "127.0.0.1:1")
+    done = tidewheel(NO_DATABASE, "doctor")
+    assert done.code == 2
+    assert done.out.startswith("error: the database does not answer\n  evidence: ")
+
+
+@pytest.mark.slow
+@pytest.mark.kafka
+def test_healthy_installation_has_no_finding(fleet: Fleet, info: StackInfo, monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet.start_all()
+    fleet.wait_started()
+    monkeypatch.setenv("TIDEWHEEL_TOPIC_PREFIX", fleet.topics.prefix)
+    monkeypatch.setenv("TIDEWHEEL_KAFKA_PROPERTIES", str(info.kafka_properties))
+    monkeypatch.setenv("TIDEWHEEL_KAFKA_BOOTSTRAP", info.bootstrap)
+    fleet.until(lambda: fleet.database.count("processes") >= 4, "each process has a row")
+    settings = Connections.load(database_url=SecretStr(fleet.database.url))
+    # The fleet's topics have fewer partitions than an installation's.
+    assert [each for each in diagnose(settings).findings if each.check != "topics"] == []

@@ -1,0 +1,73 @@
+"""The row of this process in `processes`: role, host, version, settings and heartbeat, for operators.
+
+No service decides by these rows. Shares are divided by `tidewheel.membership`, and leases end by the rows of executors.
+"""
+
+import os
+import socket
+import threading
+from contextlib import suppress
+from importlib.metadata import version
+from typing import Final
+from uuid import UUID
+
+import psycopg
+from psycopg.types.json import Jsonb
+
+from tidewheel.clock import SystemClock
+from tidewheel.errors import Unavailable
+from tidewheel.postgres.session import Session
+from tidewheel.postgres.statements import Statements
+from tidewheel.process.service import Backoff, Shutdown
+from tidewheel.settings.connections import Connections
+from tidewheel.settings.shared import shared_settings
+
+_SQL = Statements("tidewheel")
+_HEARTBEAT_PROCESS = _SQL["heartbeat_process"]
+_DELETE_PROCESS = _SQL["delete_process"]
+
+EVERY_SECONDS: Final = 5.0
+SILENT_SECONDS: Final = 4 * EVERY_SECONDS  # without a heartbeat: three were lost
+
+
+class Presence:
+    """The thread that keeps the row of this process."""
+
+    def __init__(self, url: str, settings: Connections, *, role: str, process_id: UUID) -> None:
+        self._stop = Shutdown()
+        self._session = Session(url, f"tidewheel-{role}-process", autocommit=True)
+        self._columns: dict[str, object] = {
+            "process_id": process_id,
+            "role": role,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "version": version("tidewheel"),
+            "settings": Jsonb(shared_settings(settings)),
+        }
+        self._backoff = Backoff(self._stop, f"{role} process row")
+        self._thread = threading.Thread(target=self._run, name="presence", daemon=True)
+
+    def start(self) -> None:
+        """Begin to send heartbeats; does not wait for the first."""
+        self._thread.start()
+
+    def leave(self) -> None:
+        """Delete the row; never raises."""
+        self._stop.request()
+        self._thread.join(timeout=5)
+        if self._thread.is_alive() or self._backoff.active:
+            return  # the database does not answer, and the row becomes old
+        with suppress(Unavailable, psycopg.Error), self._session.transaction() as connection:
+            connection.execute(_DELETE_PROCESS, self._columns)
+        self._session.close()
+
+    def _run(self) -> None:
+        while not self._stop.requested():
+            try:
+                with self._session.transaction() as connection:
+                    connection.execute(_HEARTBEAT_PROCESS, {**self._columns, "sent_at": SystemClock().now()})
+            except (Unavailable, psycopg.Error) as error:
+                self._backoff.wait(error)
+                continue
+            self._backoff.reset()
+            self._stop.wait(EVERY_SECONDS)
