@@ -775,3 +775,111 @@ SELECT f.tenant, f.queue, f.labels, f.key_prefix, f.created_by AS by, f.reason, 
 -- Returns the offsets from which intake reads next.
 -- No index: a row a partition. No lock.
 SELECT topic, partition, next_offset FROM intake_offsets
+
+-- name: add_api_key
+-- Writes a key of the HTTP API; returns its instants.
+-- Index: api_keys_pkey. Lock: the new row.
+INSERT INTO api_keys (key_id, tenant, name, secret_hash, scopes, rate, expires_at)
+VALUES (%(key_id)s, %(tenant)s, %(name)s, %(secret_hash)s, %(scopes)s, %(rate)s, tidewheel_now() + %(lifetime)s::interval)
+RETURNING created_at, expires_at
+
+-- name: list_api_keys
+-- Returns a page of the keys of a tenant, or of all, the newest first.
+-- Index: api_keys_by_tenant, from its end; for all tenants the table is read whole. No lock.
+SELECT key_id, name, tenant, scopes, rate, created_at, expires_at, revoked_at, last_used_at
+  FROM api_keys
+ WHERE (%(tenant)s::text IS NULL OR tenant = %(tenant)s) AND (created_at, key_id) < (%(before_at)s, %(before_id)s)
+ ORDER BY created_at DESC, key_id DESC
+ LIMIT %(limit)s
+
+-- name: revoke_api_key
+-- Revokes a key; returns its tenant, and true if it was revoked before.
+-- Index: api_keys_pkey. Lock: the row, before it is read.
+WITH locked AS MATERIALIZED (
+    SELECT key_id, tenant, revoked_at FROM api_keys
+     WHERE key_id = %(key_id)s AND (%(tenant)s::text IS NULL OR tenant = %(tenant)s) FOR UPDATE
+), revoked AS (
+    UPDATE api_keys SET revoked_at = tidewheel_now() WHERE key_id IN (SELECT key_id FROM locked WHERE revoked_at IS NULL)
+)
+SELECT tenant, revoked_at IS NOT NULL FROM locked
+
+-- name: find_api_key
+-- Returns a key, and true if its last use was recorded more than a minute ago.
+-- Index: api_keys_pkey. No lock.
+SELECT key_id, tenant, name, secret_hash, scopes, rate, revoked_at IS NOT NULL AS revoked,
+       coalesce(expires_at <= tidewheel_now(), false) AS expired,
+       coalesce(last_used_at < tidewheel_now() - interval '1 minute', true) AS to_record
+  FROM api_keys
+ WHERE key_id = %(key_id)s
+
+-- name: record_api_key_use
+-- Records the use of a key, once a minute.
+-- Index: api_keys_pkey. Lock: the row.
+UPDATE api_keys SET last_used_at = tidewheel_now()
+ WHERE key_id = %(key_id)s AND coalesce(last_used_at < tidewheel_now() - interval '1 minute', true)
+
+-- part: entry_of_audit_log(l)
+-- The columns of an entry.
+l.id, l.at, l.tenant, l.door, l.actor_kind, l.actor, l.named, l.key_id, l.action, l.object, l.request_id, l.version_before,
+       l.version_after, l.objects, l.result
+
+-- part: fits_audit_filter(l)
+-- True if an entry fits the filter of a list.
+(%(actor)s::text IS NULL OR %(actor)s IN (l.actor, l.named, l.key_id))
+   AND (%(object)s::text IS NULL OR l.object = %(object)s)
+   AND (%(action)s::text IS NULL OR l.action = %(action)s)
+   AND (%(door)s::text IS NULL OR l.door = %(door)s)
+
+-- name: list_audit_log
+-- Returns the end of what a page has looked at, and the entries of a tenant that fit, the newest first; one row at least.
+-- Index: audit_log_by_tenant, walked backwards over at most `look` rows. No lock.
+WITH looked AS MATERIALIZED (
+    SELECT * FROM audit_log
+     WHERE tenant = %(tenant)s AND (at, id) < (%(before_at)s, %(before_id)s) AND at >= %(since)s
+     ORDER BY at DESC, id DESC
+     LIMIT %(look)s
+)
+SELECT e.at, e.id, f.*
+  FROM (SELECT count(*) = %(look)s AS is_full FROM looked) AS c
+  LEFT JOIN LATERAL (SELECT at, id FROM looked WHERE c.is_full ORDER BY at, id LIMIT 1) AS e ON true
+  LEFT JOIN LATERAL (
+    SELECT {{entry_of_audit_log(l)}} FROM looked AS l WHERE {{fits_audit_filter(l)}}
+     ORDER BY l.at DESC, l.id DESC LIMIT %(limit)s
+  ) AS f ON true
+ ORDER BY f.at DESC, f.id DESC
+
+-- name: list_audit_log_of_object
+-- Returns the same for one object.
+-- Index: audit_log_by_object, walked backwards over at most `look` rows. No lock.
+WITH looked AS MATERIALIZED (
+    SELECT * FROM audit_log
+     WHERE tenant = %(tenant)s AND object = %(object)s AND (at, id) < (%(before_at)s, %(before_id)s) AND at >= %(since)s
+     ORDER BY at DESC, id DESC
+     LIMIT %(look)s
+)
+SELECT e.at, e.id, f.*
+  FROM (SELECT count(*) = %(look)s AS is_full FROM looked) AS c
+  LEFT JOIN LATERAL (SELECT at, id FROM looked WHERE c.is_full ORDER BY at, id LIMIT 1) AS e ON true
+  LEFT JOIN LATERAL (
+    SELECT {{entry_of_audit_log(l)}} FROM looked AS l WHERE {{fits_audit_filter(l)}}
+     ORDER BY l.at DESC, l.id DESC LIMIT %(limit)s
+  ) AS f ON true
+ ORDER BY f.at DESC, f.id DESC
+
+-- name: list_audit_log_of_all
+-- Returns the same for all tenants.
+-- Index: audit_log_pkey, walked backwards over at most `look` rows. No lock.
+WITH looked AS MATERIALIZED (
+    SELECT * FROM audit_log
+     WHERE (at, id) < (%(before_at)s, %(before_id)s) AND at >= %(since)s
+     ORDER BY at DESC, id DESC
+     LIMIT %(look)s
+)
+SELECT e.at, e.id, f.*
+  FROM (SELECT count(*) = %(look)s AS is_full FROM looked) AS c
+  LEFT JOIN LATERAL (SELECT at, id FROM looked WHERE c.is_full ORDER BY at, id LIMIT 1) AS e ON true
+  LEFT JOIN LATERAL (
+    SELECT {{entry_of_audit_log(l)}} FROM looked AS l WHERE {{fits_audit_filter(l)}}
+     ORDER BY l.at DESC, l.id DESC LIMIT %(limit)s
+  ) AS f ON true
+ ORDER BY f.at DESC, f.id DESC

@@ -14,7 +14,9 @@ from typing import NamedTuple, TypeAlias, cast
 
 import psycopg
 
+from tidewheel.audit import Actor
 from tidewheel.errors import FieldError, InvalidInput, RequestConflict, Unavailable
+from tidewheel.intake.audit import is_recorded, record_requests
 from tidewheel.intake.backfills import apply_backfill_changes, apply_backfills
 from tidewheel.intake.calendars import apply_calendar_deletes, apply_calendar_puts
 from tidewheel.intake.cancel import apply_cancel_filters, apply_cancels, block_claims
@@ -124,6 +126,7 @@ def apply_requests(
     batch: Sequence[ReceivedRequest],
     *,
     written: set[RequestType] | None = None,
+    actor: Actor | None = None,
 ) -> list[Reply]:
     """Apply requests in the caller's transaction.
 
@@ -132,6 +135,7 @@ def apply_requests(
         installation: Shards, topics, encoding.
         batch: The requests, in the order to apply them.
         written: Gets the types of the requests that are accepted and change rows.
+        actor: The origin of those that did not come by Kafka, for the audit log; by default the user of this process.
 
     Returns:
         A reply for each, in their order.
@@ -180,6 +184,8 @@ def apply_requests(
     complete = _counted(replies)
     if written is not None:
         written.update(complete[index].type for index in new if _has_written(batch[index].request, complete[index]))
+    recorded = ((batch[index], complete[index]) for index in new if is_recorded(batch[index]))
+    record_requests(connection, actor, ((one, reply) for one, reply in recorded if _is_news(one.request, reply)))
     _store(connection, [_Named(name, batch[index], complete[index]) for index in new if (name := names[index])])
     return complete
 
@@ -210,6 +216,10 @@ def _batches(batch: Sequence[ReceivedRequest], indexes: Sequence[int]) -> Iterat
             jobs.add(job)
         if together:
             yield together
+
+
+def _is_news(request: Request, reply: Reply) -> bool:
+    return reply.status is not ReplyStatus.ACCEPTED or _has_written(request, reply)
 
 
 def _has_written(request: Request, reply: Reply) -> bool:

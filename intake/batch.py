@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, TypeAlias
 import psycopg
 from confluent_kafka import Message
 
+from tidewheel.audit import ACTOR_HEADER, person
 from tidewheel.errors import FieldError, Refused, UndecodableMessage
 from tidewheel.intake.apply import BLOCKS_CLAIMS, apply_requests
+from tidewheel.intake.audit import is_recorded
 from tidewheel.intake.lock_wait import CancelNeedsClaims
 from tidewheel.intake.request import ReceivedRequest, rejected_unread, reply_row, type_by_name
 from tidewheel.jobs.invalid import UnreadableValue
@@ -154,7 +156,10 @@ def _decode(message: Message, failure: Exception | None) -> _Decoded:
         request, encoding = read_request(value)
     except (UndecodableMessage, RequestRefused) as error:
         return error
-    return ReceivedRequest(request, origin_of(message), encoding, _bytes(message.key()), message.timestamp()[1])
+    received = ReceivedRequest(request, origin_of(message), encoding, _bytes(message.key()), message.timestamp()[1])
+    if is_recorded(received):
+        received.named = person(dict(_pairs(message)).get(ACTOR_HEADER))
+    return received
 
 
 def _apply_requests(

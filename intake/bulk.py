@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
+from tidewheel.audit import Actor, Change, process_actor, record_change
 from tidewheel.intake.apply import unknown_tenant, unknown_tenants
 from tidewheel.intake.calendars import lock_calendars
 from tidewheel.intake.new_jobs import create_jobs
@@ -34,7 +35,12 @@ class Loaded:
 
 
 def load_jobs(
-    connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest], *, emit_events: bool = False
+    connection: Conn,
+    installation: Installation,
+    batch: Sequence[ReceivedRequest],
+    *,
+    emit_events: bool = False,
+    actor: Actor | None = None,
 ) -> Loaded:
     """Create the jobs of a batch that do not exist, in the caller's transaction.
 
@@ -43,6 +49,7 @@ def load_jobs(
         installation: Shards and topics.
         batch: Submits; of several submits of one job the first counts.
         emit_events: Append the event `job.created` of each job that is created.
+        actor: The origin, for the audit log, which gets a row for the batch; by default the user of this process.
 
     Raises:
         Unavailable: Other transactions have created some of the jobs again and again: roll back and try again.
@@ -60,5 +67,8 @@ def load_jobs(
     submits = [batch[index] for index in first.values()]
     day_sets = lock_calendars(connection, named_calendars(submits))
     created = create_jobs(connection, installation, submits, day_sets, spread=True, emit_events=emit_events)
+    if created.jobs:
+        change = Change(submits[0].tenant, "job.load", "jobs", objects=len(created.jobs))
+        record_change(connection, actor or process_actor(), change)
     refused |= {first[job]: rejected(batch[first[job]], error) for job, error in created.refused.items()}
     return Loaded(len(created.jobs), len(batch) - len(refused) - len(created.jobs), refused)

@@ -46,6 +46,7 @@ class ReceivedRequest:
         tenant: The tenant of the request.
         key: The key of its job; a job submitted without one gets the request_id, or the message's coordinates.
         sent_ms: The timestamp of its message. A topic that was created again repeats offsets, but no timestamps.
+        named: The person that the message's header names, for the audit log.
     """
 
     request: Request
@@ -53,6 +54,7 @@ class ReceivedRequest:
     encoding: Encoding = "json"
     reply_key: bytes | None = None
     sent_ms: int | None = None
+    named: str | None = None
     tenant: str = field(init=False)
     key: str | None = field(init=False)
     _job_id: JobId | None = field(init=False, default=None)

@@ -189,16 +189,3 @@ CREATE TABLE quarantine (
     created_at timestamptz NOT NULL
 );
 CREATE INDEX quarantine_by_job ON quarantine (job_id) WHERE job_id IS NOT NULL;
-
--- Changes of operators and clients, appended only. No code writes it yet.
-CREATE TABLE audit_log (
-    id          bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    created_at  timestamptz NOT NULL,
-    tenant      text NOT NULL,
-    actor       text,
-    action      text NOT NULL,
-    subject     text NOT NULL,
-    before_hash bytea,
-    after_hash  bytea
-);
-CREATE INDEX audit_log_by_tenant ON audit_log (tenant, created_at);

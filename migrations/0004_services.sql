@@ -96,3 +96,64 @@ CREATE TABLE message_keys (
 );
 COMMENT ON TABLE message_keys IS 'keys of the signatures of run messages; `tidewheel topics rotate-key` adds one';
 INSERT INTO message_keys DEFAULT VALUES;
+
+-- Keys of clients of the HTTP API. A key is known by its id and shown by its secret, of which only a digest is stored.
+CREATE TABLE api_keys (
+    key_id       text PRIMARY KEY,
+    tenant       text NOT NULL,
+    name         text NOT NULL,
+    secret_hash  bytea NOT NULL CHECK (octet_length(secret_hash) = 32),
+    scopes       text[] NOT NULL CHECK (cardinality(scopes) > 0 AND scopes <@ ARRAY['read', 'write', 'operate', 'admin']),
+    rate         double precision CHECK (rate > 0),
+    created_at   timestamptz NOT NULL DEFAULT tidewheel_now(),
+    expires_at   timestamptz,
+    revoked_at   timestamptz,
+    last_used_at timestamptz
+);
+COMMENT ON COLUMN api_keys.tenant IS '* for all tenants';
+COMMENT ON COLUMN api_keys.secret_hash IS 'SHA-256 of a secret with 256 random bits';
+COMMENT ON COLUMN api_keys.rate IS 'requests a second; null: the setting of the process';
+COMMENT ON COLUMN api_keys.last_used_at IS 'written at most once a minute';
+CREATE INDEX api_keys_by_tenant ON api_keys (tenant, created_at, key_id);
+
+-- Changes and operations, by whichever door. Rows are written in the transaction of their change.
+CREATE TABLE audit_log (
+    id             bigint GENERATED ALWAYS AS IDENTITY,
+    at             timestamptz NOT NULL DEFAULT tidewheel_now(),
+    tenant         text NOT NULL,
+    door           text NOT NULL CHECK (door IN ('rest', 'kafka', 'cli', 'client', 'console')),
+    actor_kind     text NOT NULL CHECK (actor_kind IN ('key', 'local', 'user', 'message', 'role', 'system')),
+    actor          text NOT NULL,
+    named          text,
+    key_id         text,
+    action         text NOT NULL,
+    object         text NOT NULL,
+    request_id     text,
+    version_before integer,
+    version_after  integer,
+    objects        bigint NOT NULL DEFAULT 1,
+    result         text NOT NULL DEFAULT 'accepted',
+    PRIMARY KEY (at, id)
+);
+COMMENT ON COLUMN audit_log.tenant IS '* for what concerns the whole installation';
+COMMENT ON COLUMN audit_log.actor IS 'name of the key, the user of the operating system, or the coordinates of the message';
+COMMENT ON COLUMN audit_log.named IS 'the person that the sender has named; nothing verifies it';
+COMMENT ON COLUMN audit_log.objects IS 'how many objects a batch has changed';
+COMMENT ON COLUMN audit_log.result IS 'accepted, or the code of the refusal';
+CREATE INDEX audit_log_by_tenant ON audit_log (tenant, at, id);
+CREATE INDEX audit_log_by_object ON audit_log (tenant, object, at, id);
+
+-- Rows never change, and none is deleted before 30 days are over. Retention deletes later.
+CREATE FUNCTION tidewheel_refuse_audit_change() RETURNS trigger
+    LANGUAGE plpgsql
+AS $$
+BEGIN
+    IF TG_OP = 'DELETE' AND OLD.at < tidewheel_now() - interval '30 days' THEN
+        RETURN OLD;
+    END IF;
+    RAISE EXCEPTION 'audit_log: its rows are not changed, and not deleted before 30 days are over'
+        USING ERRCODE = 'insufficient_privilege', HINT = 'TIDEWHEEL_AUDIT_RETENTION is the period after which schedulers delete them';
+END
+$$;
+CREATE TRIGGER audit_log_append_only BEFORE UPDATE OR DELETE ON audit_log
+    FOR EACH ROW EXECUTE FUNCTION tidewheel_refuse_audit_change();

@@ -151,6 +151,8 @@ BEGIN
     END IF;
     IF v_finished IS NULL AND v_state <> 'cancelling' THEN
         INSERT INTO pending_cancels (run_id, tenant, reason) VALUES (run_id, tenant, coalesce(reason, 'requested'));
+        INSERT INTO audit_log (tenant, door, actor_kind, actor, action, object)
+        VALUES (tenant, 'client', 'role', session_user, 'run.cancel', 'run/' || run_id);
     END IF;
     RETURN v_state;
 END

@@ -127,7 +127,8 @@ class Scheduler:
         self._unhandled = UnhandledWatch(Session(url, "tidewheel-scheduler-unhandled", options=BY_KEY), installation)
         self._metrics = BacklogMetrics(Session(url, "tidewheel-scheduler-metrics", options=BY_KEY), installation)
         self._tzdata = TzdataRefresh(self._session, installation)
-        self._days_ahead, self._retention = DaysAhead(url, stop), Retention(url, settings.retention, stop)
+        self._days_ahead = DaysAhead(url, stop)
+        self._retention = Retention(url, settings.retention, settings.audit_retention, stop)
         duties: tuple[tuple[str, float, Callable[[], float]], ...] = (  # in this order: shards before their timers
             ("repair", _MINUTE, self._repair),
             ("tzdata", _EACH_STEP, self._refresh_tzdata),

@@ -16,6 +16,12 @@ SELECT (created_at AT TIME ZONE 'UTC')::date, (started_at AT TIME ZONE 'UTC')::d
  UNION
 SELECT (inputs_at AT TIME ZONE 'UTC')::date, NULL FROM deferred_effects WHERE inputs_at IS NOT NULL
 
+-- name: delete_old_audit
+-- Deletes some entries of the audit log that are older than its retention.
+-- Index: audit_log_pkey. Lock: the deleted rows, which are written once.
+DELETE FROM audit_log
+ WHERE (at, id) IN (SELECT at, id FROM audit_log WHERE at < tidewheel_now() - %(keep)s::interval ORDER BY at, id LIMIT %(limit)s)
+
 -- name: probe_timers
 -- Returns the database's clock, and the earliest due_at of each of these shards.
 -- Index: timers_due, one descent a shard, from its low-water mark. No lock.

@@ -1,4 +1,4 @@
-"""Delete finished runs by dropping the partitions of days that are over.
+"""Delete finished runs by dropping the partitions of old days; delete old entries of the audit log.
 
 A partition is dropped when its whole day is older than the retention. The inputs of a run that ends within a day of its
 creation lie in the partition of its creation, so inputs are kept a day longer. Partitions stay while open runs were
@@ -26,8 +26,10 @@ _SQL = Statements("tidewheel.scheduler")
 _LOCK_RETENTION = _SQL["lock_retention"]
 _UNLOCK_RETENTION = _SQL["unlock_retention"]
 _FIND_DAYS_IN_USE = _SQL["find_days_in_use"]
+_DELETE_OLD_AUDIT = _SQL["delete_old_audit"]
 
 _EVERY_SECONDS = 3600.0
+_AUDIT_BATCH = 10_000  # entries that one statement deletes: some tens of milliseconds
 _DAY = timedelta(days=1)
 
 
@@ -37,12 +39,13 @@ class Retention:
     Args:
         url: The database.
         keep: The time for which finished runs are kept.
+        keep_audit: The time for which entries of the audit log are kept.
         stop: The scheduler's shutdown.
     """
 
-    def __init__(self, url: str, keep: timedelta, stop: Shutdown) -> None:
+    def __init__(self, url: str, keep: timedelta, keep_audit: timedelta, stop: Shutdown) -> None:
         self._session = Session(url, "tidewheel-scheduler-retention", autocommit=True)
-        self._keep, self._stop = keep, stop
+        self._keep, self._keep_audit, self._stop = keep, keep_audit, stop
         self._thread = threading.Thread(target=self._run, name="retention", daemon=True)
 
     def start(self) -> None:
@@ -59,6 +62,7 @@ class Retention:
             if connection.execute(_LOCK_RETENTION).fetchone() != (True,):
                 return []
             try:
+                self._delete_audit(connection)
                 return self._drop(connection)
             finally:
                 connection.execute(_UNLOCK_RETENTION)
@@ -76,6 +80,11 @@ class Retention:
         finally:
             self.close()
         return _EVERY_SECONDS
+
+    def _delete_audit(self, connection: Conn) -> None:
+        columns: dict[str, object] = {"keep": self._keep_audit, "limit": _AUDIT_BATCH}
+        while connection.execute(_DELETE_OLD_AUDIT, columns).rowcount == _AUDIT_BATCH:
+            health.report_waiting()
 
     def _drop(self, connection: Conn) -> list[StoredDay]:
         oldest = day_of(read_now(connection) - self._keep)

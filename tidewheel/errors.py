@@ -14,6 +14,7 @@
     │   ├── UnknownDeadLetter    no such dead letter in this tenant
     │   ├── UnknownRedrive       no such redrive in this tenant
     │   ├── UnknownCalendar      no such calendar in this tenant
+    │   ├── UnknownApiKey        no such API key
     │   ├── VersionConflict      the job's current version differs from the expected one
     │   └── RequestConflict      a request_id used before with another body
     ├── Unavailable              try again: PostgreSQL or Kafka does not answer now
@@ -226,6 +227,17 @@ class UnknownCalendar(Refused):
     def __init__(self, tenant: str, name: str, remedy: str) -> None:
         self.tenant, self.name = tenant, name
         super().__init__((FieldError("name", f"tenant {tenant!r} has no calendar {name!r}", remedy),))
+
+
+class UnknownApiKey(Refused):
+    """No API key of this id."""
+
+    code = "unknown_api_key"
+
+    def __init__(self, key_id: str) -> None:
+        self.key_id = key_id
+        remedy = "copy the id from `tidewheel key list`"
+        super().__init__((FieldError("key_id", f"there is no API key {key_id}", remedy),))
 
 
 class VersionConflict(Refused):

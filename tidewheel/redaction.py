@@ -72,6 +72,7 @@ _FORMS = (
             rf"(?:{_MARK}|[^\s,#\"'<>]|,(?=[^\s#\"'<>]))+"
         ),
     ),
+    _Form(("tw_",), re.compile(r"(\btw_[0-9a-z]{10}_)[0-9A-Za-z]{49}")),  # an API key; its id stays
     _Form(("whsec_",), re.compile(r"()\bwhsec_[A-Za-z0-9+/=_-]+")),
     _Form(("password",), re.compile(r"(?i)(password\s*=\s*')(?:[^'\\]|\\.)*(?=')")),
     _Form(("password",), re.compile(rf"(?i)(password\s*=\s*)(?:{_MARK}|[^\s;,&\"'])+")),

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
+from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,6 +15,8 @@ from tidewheel.control.client.connection import Connection
 from tidewheel.control.reads.json_form import as_json
 from tidewheel.errors import refuse
 from tidewheel.jobs.validation import shown
+
+T = TypeVar("T")
 
 _ENTITY_TAG = re.compile(r'(?:W/)?"(\d{1,9})"', re.ASCII)
 
@@ -36,8 +39,13 @@ async def answer(
         Refused: The input is refused.
         Unavailable: All threads are busy, or the database does not answer.
     """
-    content = await workers.do(lambda state: encoded(work(state.connection(caller.tenant))))
+    content = await call(workers, caller, lambda connection: encoded(work(connection)))
     return Response(content, status, dict(headers or {}), media_type="application/json")
+
+
+async def call(workers: Workers, caller: Caller, work: Callable[[Connection], T]) -> T:
+    """Run work on a thread, with the tenant and the actor of a caller."""
+    return await workers.do(lambda state: work(state.connection(caller.tenant, caller.actor)))
 
 
 def encoded(value: object) -> bytes:

@@ -5,15 +5,17 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tidewheel.api_keys import Scope
 from tidewheel.control.api.answers import encoded
 from tidewheel.control.api.bearer import Guard
-from tidewheel.control.api.callers import Scope
 from tidewheel.control.api.dead_letters import DeadLettersApi
 from tidewheel.control.api.executors import ExecutorsApi
 from tidewheel.control.api.fleet import FleetApi
 from tidewheel.control.api.freezes import FreezesApi
 from tidewheel.control.api.health import HealthApi
 from tidewheel.control.api.jobs import JobsApi
+from tidewheel.control.api.key_check import KeyCheck
+from tidewheel.control.api.keys import KeysApi
 from tidewheel.control.api.openapi import add_route, openapi
 from tidewheel.control.api.problems import HANDLERS
 from tidewheel.control.api.run_events import RunEventsApi
@@ -45,14 +47,16 @@ def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *,
         FleetApi(pools.reads),
         RunEventsApi(pools.streams, stop),
         StatusApi(pools.reads, installation.shards),
+        KeysApi(pools.reads, pools.writes),
         SchemasApi(pools.strangers),
         HealthApi(pools.probes, stop),
     )
+    api_keys = KeyCheck(pools.keys, settings.api_key_rate)
     app = FastAPI(
         title="Tidewheel",
         description=_ABOUT,
         openapi_url=None,
-        middleware=[Middleware(Guard, settings=settings, task_token_key=installation.task_token_key)],
+        middleware=[Middleware(Guard, settings=settings, task_token_key=installation.task_token_key, keys=api_keys)],
         exception_handlers=HANDLERS,
         redirect_slashes=False,  # a redirect would go to the host that the caller names
     )

@@ -1,4 +1,4 @@
-"""Authorize callers: the configured token for executors, the attempt's task token for runs.
+"""Authorize callers: a token for executors, the attempt's task token for runs, API keys for the rest.
 
 A forged token is refused here, before the body is read and before any transaction. Strangers, which have shown no
 token, share a small allowance of memory for their bodies, and are served at a limited rate.
@@ -7,26 +7,34 @@ token, share a small allowance of memory for their bodies, and are served at a l
 import asyncio
 import hmac
 import re
+from functools import partial
 from http import HTTPStatus
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tidewheel.control.api.problems import Overloaded, problem
+from tidewheel.api_keys import PREFIX, ApiKey, read_key
+from tidewheel.control.api.key_check import BODY_BYTES, KeyCheck, KeyUse
+from tidewheel.control.api.problems import Overloaded, on_unavailable, problem, unauthorized
+from tidewheel.errors import Unavailable
 from tidewheel.redaction import protect
 from tidewheel.settings.api import ApiSettings, is_loopback
 from tidewheel.task_tokens import read_task_token
 
 PROBES = ("/healthz", "/readyz")
 TRUSTED = "tidewheel.trusted"  # in a request's scope: it may use the calls of executors
+KEY = "tidewheel.key"  # in a request's scope: the API key that it has shown
+IS_OPEN = "tidewheel.is_open"  # in a request's scope: checks that key again, for answers that take long
 
 # Paths without the configured token: probes, schemas, and runs, which need an attempt's task token.
 _RUNS = re.compile(r"/api/v1/runs/[^/]+:(complete|heartbeat)")
 _OPEN = re.compile("|".join((*PROBES, r"/api/v1/schemas/[^/]+")))
+_EXECUTORS = re.compile(r"/api/v1/executors(/.*)?")
+_DOCUMENT = "/api/v1/openapi.json"  # for executors too
 
 # Bodies in memory at once, in bytes. A parsed document takes up to twenty times as much as its text.
-ALLOWANCES = {"executors": 8 << 20, "reports": 4 << 20, "strangers": 4 << 20}
+ALLOWANCES = {"executors": 8 << 20, "keys": 8 << 20, "reports": 4 << 20, "strangers": 4 << 20}
 
 # One event loop serves all callers. 200 strangers that repeat their request at once took a beat from 5 to 300 ms.
 _TURN_SECONDS = 0.005  # between two requests of strangers
@@ -41,11 +49,6 @@ def bearer(request: Request) -> str | None:
     return token.strip() if scheme.lower() == "bearer" and token else None
 
 
-def unauthorized(detail: str) -> Response:
-    """Return the answer to a request without the right to be read."""
-    return problem(HTTPStatus.UNAUTHORIZED, "unauthorized", detail, headers={"WWW-Authenticate": "Bearer"})
-
-
 class Guard:
     """Middleware that authorizes a request before its body is read, and limits the memory of bodies.
 
@@ -53,8 +56,8 @@ class Guard:
     page in a browser of this machine could have made that name resolve to it (DNS rebinding).
     """
 
-    def __init__(self, app: ASGIApp, settings: ApiSettings, task_token_key: bytes) -> None:
-        self._app, self._key = app, task_token_key
+    def __init__(self, app: ASGIApp, settings: ApiSettings, task_token_key: bytes, keys: KeyCheck) -> None:
+        self._app, self._key, self._keys = app, task_token_key, keys
         protect(settings.api_token.get_secret_value() if settings.api_token else None)
         self._token = None if settings.api_token is None else settings.api_token.get_secret_value().encode()
         self._held = dict.fromkeys(ALLOWANCES, 0)
@@ -69,13 +72,33 @@ class Guard:
         scope["path"] = scope["raw_path"].decode("latin-1")
         who = self._caller(Request(scope))
         stranger = who == "strangers" or isinstance(who, Response)
+        if isinstance(who, ApiKey):
+            stranger = not self._keys.knows(who)
         # A full queue fails no probe: its answer costs as little as the refusal.
         if stranger and not await self._wait_for_turn() and scope["path"] not in PROBES:
             who = problem(HTTPStatus.SERVICE_UNAVAILABLE, "overloaded", _MANY_STRANGERS, headers={"Retry-After": "1"})
+        use = await self._begin(who, Request(scope)) if isinstance(who, ApiKey) else None
+        if isinstance(use, Response):
+            who = use
         if isinstance(who, Response):
             await who(scope, receive, send)
-            return
-        scope[TRUSTED] = who == "executors"
+        elif isinstance(who, ApiKey) and isinstance(use, KeyUse):
+            scope[KEY], scope[IS_OPEN] = use.stored, partial(self._keys.is_open, who)
+            try:
+                await self._serve("keys", scope, receive, send, use)
+            finally:
+                use.in_progress -= 1
+        elif isinstance(who, str):
+            scope[TRUSTED] = who == "executors"
+            await self._serve(who, scope, receive, send)
+
+    async def _begin(self, key: ApiKey, request: Request) -> KeyUse | Response:
+        try:
+            return await self._keys.begin(key)
+        except Unavailable as error:
+            return await on_unavailable(request, error)
+
+    async def _serve(self, who: str, scope: Scope, receive: Receive, send: Send, use: KeyUse | None = None) -> None:
         taken = 0
 
         async def receive_within() -> Message:
@@ -84,7 +107,9 @@ class Guard:
             size = len(message.get("body", b""))
             taken += size
             self._held[who] += size
-            if self._held[who] > ALLOWANCES[who]:
+            if use is not None:
+                use.body_bytes += size
+            if self._held[who] > ALLOWANCES[who] or (use is not None and use.body_bytes > BODY_BYTES):
                 text = "the bodies of other requests take all the memory for them; repeat the request in a moment"
                 raise Overloaded(text)
             return message
@@ -93,6 +118,8 @@ class Guard:
             await self._app(scope, receive_within, send)
         finally:
             self._held[who] -= taken
+            if use is not None:
+                use.body_bytes -= taken
 
     async def _wait_for_turn(self) -> bool:
         """Wait for a stranger's turn; return False at once if too many wait already."""
@@ -105,8 +132,8 @@ class Guard:
             await asyncio.sleep(turn - now)
         return True
 
-    def _caller(self, request: Request) -> str | Response:
-        """Return the caller's allowance, or the refusal of the request."""
+    def _caller(self, request: Request) -> str | ApiKey | Response:
+        """Return the caller's allowance, the key that it shows, or the refusal of the request."""
         path, given = request.scope["path"], bearer(request)
         if self._token is None and not is_loopback(host := _host(request)):
             detail = f"the API listens for this machine alone, not for {host}; set TIDEWHEEL_API_TOKEN"
@@ -117,9 +144,31 @@ class Guard:
             return "strangers" if given is None else "reports"  # the body may have the token
         if _OPEN.fullmatch(path):
             return "strangers"
-        if self._token is not None and (given is None or not hmac.compare_digest(given.encode(), self._token)):
-            return unauthorized("send Authorization: Bearer and the token that TIDEWHEEL_API_TOKEN names")
+        for_executors = _EXECUTORS.fullmatch(path) is not None and request.method != "GET"
+        if given is not None and given.startswith(PREFIX):
+            return _key(given, for_executors=for_executors)
+        return self._with_token(given, path, for_executors=for_executors)
+
+    def _with_token(self, given: str | None, path: str, *, for_executors: bool) -> str | Response:
+        """Return the allowance of executors, or the refusal of the request."""
+        if self._token is None:
+            return "executors"
+        if given is None or not hmac.compare_digest(given.encode(), self._token):
+            shown = "the token that TIDEWHEEL_API_TOKEN names" if for_executors else "an API key"
+            return unauthorized(f"send Authorization: Bearer and {shown}")
+        if not for_executors and path != _DOCUMENT:
+            detail = "the token of executors opens their calls alone; send a key of `tidewheel key create`"
+            return problem(HTTPStatus.FORBIDDEN, "forbidden", detail)
         return "executors"
+
+
+def _key(given: str, *, for_executors: bool) -> ApiKey | Response:
+    if (key := read_key(given)) is None:
+        return unauthorized("the API key has a typing error, or a part of it is missing; copy the whole key")
+    if for_executors:
+        detail = "an API key does not open the calls of executors; send the token that TIDEWHEEL_API_TOKEN names"
+        return problem(HTTPStatus.FORBIDDEN, "forbidden", detail)
+    return key
 
 
 def _host(request: Request) -> str:

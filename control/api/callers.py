@@ -1,10 +1,9 @@
-"""The caller of a route: its tenant and its scopes.
+"""The caller of a route: its tenant, its scopes, and its name for the audit log.
 
-`caller` is the one dependency that decides. The guard has refused forged tokens before the body is read.
+`caller` is the one dependency that decides. The guard has refused forged tokens and keys before the body is read.
 """
 
 from dataclasses import dataclass
-from enum import StrEnum
 from http import HTTPStatus
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -14,23 +13,13 @@ from fastapi.security import SecurityScopes
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from tidewheel.control.api.bearer import TRUSTED
+from tidewheel.api_keys import Scope
+from tidewheel.audit import ACTOR_HEADER, ALL_TENANTS, Actor, ActorKind, Door, person
+from tidewheel.control.api.bearer import KEY, TRUSTED
+from tidewheel.control.api.key_check import StoredKey
 from tidewheel.control.api.queries import TenantQuery, read_query
 
 _SAFE = frozenset({"GET", "HEAD"})
-
-
-class Scope(StrEnum):
-    """A right that a route needs."""
-
-    READ = "read"
-    """Lists and details."""
-    WRITE = "write"
-    """Jobs: create, change, delete, trigger."""
-    OPERATE = "operate"
-    """Runs and dead letters: cancel, retry, redrive, backfill, pause."""
-    ADMIN = "admin"
-    """Tenants and the whole installation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,26 +29,30 @@ class Caller:
     Args:
         tenant: The tenant of everything that the request reads and writes.
         scopes: Its rights.
+        actor: Its name for the audit log.
+        all_tenants: True if it may name any tenant, and the whole installation.
     """
 
     tenant: str
     scopes: frozenset[Scope]
+    actor: Actor
+    all_tenants: bool
 
 
 async def caller(request: Request, needed: SecurityScopes) -> Caller:
     """Return the caller, who has the scopes that the route needs.
 
     Raises:
-        HTTPException: The caller has shown no token, lacks a scope, or is a page of another site in a browser.
+        HTTPException: The caller has shown no key, lacks a scope, names a tenant of others, or is a page of another
+            site in a browser.
     """
-    if not request.scope.get(TRUSTED):
-        detail = "send Authorization: Bearer and the token that TIDEWHEEL_API_TOKEN names"
-        raise HTTPException(HTTPStatus.UNAUTHORIZED, detail, {"WWW-Authenticate": "Bearer"})
+    key: StoredKey | None = request.scope.get(KEY)
+    if key is None and not request.scope.get(TRUSTED):
+        raise HTTPException(HTTPStatus.UNAUTHORIZED, "send Authorization: Bearer and an API key", _BEARER)
     _refuse_other_sites(request)
-    tenant = read_query(request, TenantQuery, names={"tenant"}).tenant
-    found = Caller(tenant, frozenset(Scope))
+    found = _local(request) if key is None else _keyed(request, key)
     if missing := [scope for scope in needed.scopes if scope not in found.scopes]:
-        raise HTTPException(HTTPStatus.FORBIDDEN, f"the caller lacks the scope {missing[0]}")
+        raise _lacks(missing[0])
     return found
 
 
@@ -67,6 +60,47 @@ Reader = Annotated[Caller, Security(caller, scopes=[Scope.READ])]
 Writer = Annotated[Caller, Security(caller, scopes=[Scope.WRITE])]
 Operator = Annotated[Caller, Security(caller, scopes=[Scope.OPERATE])]
 Admin = Annotated[Caller, Security(caller, scopes=[Scope.ADMIN])]
+
+_BEARER = {"WWW-Authenticate": "Bearer"}
+
+
+def ensure_all_tenants(found: Caller) -> None:
+    """Refuse a call about the whole installation to a caller without its rights.
+
+    Raises:
+        HTTPException: It lacks the scope `admin`, or its key belongs to one tenant.
+    """
+    if Scope.ADMIN not in found.scopes:
+        raise _lacks(Scope.ADMIN)
+    if not found.all_tenants:
+        raise HTTPException(HTTPStatus.FORBIDDEN, f"the key belongs to tenant {found.tenant}; use one of all tenants")
+
+
+def _lacks(scope: str) -> HTTPException:
+    return HTTPException(HTTPStatus.FORBIDDEN, f"the caller lacks the scope {scope}; use a key that has it")
+
+
+def _local(request: Request) -> Caller:
+    """Return a caller on the machine of an API without a token."""
+    address = request.client.host if request.client else "unknown"
+    actor = Actor(Door.REST, ActorKind.LOCAL, address, person(request.headers.get(ACTOR_HEADER)))
+    return Caller(_tenant(request) or "default", frozenset(Scope), actor, all_tenants=True)
+
+
+def _keyed(request: Request, key: StoredKey) -> Caller:
+    everywhere = key.tenant == ALL_TENANTS
+    tenant = _tenant(request) or ("default" if everywhere else key.tenant)
+    if not everywhere and tenant != key.tenant:
+        # The same answer whether the tenant exists or not.
+        raise HTTPException(HTTPStatus.NOT_FOUND, f"there is no tenant {tenant!r}")
+    named = person(request.headers.get(ACTOR_HEADER))
+    actor = Actor(Door.REST, ActorKind.KEY, key.name, named, key.key_id)
+    return Caller(tenant, key.rights, actor, all_tenants=everywhere)
+
+
+def _tenant(request: Request) -> str | None:
+    """Return the tenant that the query names."""
+    return read_query(request, TenantQuery, names={"tenant"}).tenant if "tenant" in request.query_params else None
 
 
 def _refuse_other_sites(request: Request) -> None:

@@ -3,20 +3,21 @@
 uvicorn closes a connection only if no byte follows a response. A connection without a request, or with part of a head,
 would stay open for ever. Each counts towards `limit_concurrency`, beyond which every request is answered with 503.
 
-A stranger is a connection whose last request did not show the token of executors. A stranger has ten seconds for a
-complete head and a minute for a request. One address has a limited number of strangers, and all of them have at most
-half of the connections. Above a limit, a new connection closes the stranger that has been idle for longest. If none is
-idle, it closes the one that has been at its request for longest. So a new executor always has time to show its token.
-An executor's connection is closed after `timeout_keep_alive` seconds without a request.
+A stranger is a connection whose last request showed neither the token of executors nor an API key. It has ten seconds
+for a complete head and a minute for a request. In the limits that follow, connections with a key count as strangers.
+One address has a limited number of strangers, and all of them have at most half of the connections. Above a limit, a
+new connection closes the stranger that has been idle for longest. If none is idle, it closes the one that has been at
+its request for longest. So a new executor always has time to show its token. Other connections are closed after
+`timeout_keep_alive` seconds without a request.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, cast
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from tidewheel.control.api.bearer import TRUSTED
+from tidewheel.control.api.bearer import KEY, TRUSTED
 
 _HEAD_SECONDS = 10.0
 _REQUEST_SECONDS = 60.0  # more than the waits for locks that one request may have
@@ -64,8 +65,16 @@ class Connection(H11Protocol):
 
     @property
     def _trusted(self) -> bool:
-        scope = cast("dict[str, object] | None", self.scope)  # None as above
-        return scope is not None and bool(scope.get(TRUSTED))
+        """True if its last request has shown the token of executors, or an API key."""
+        return self._is_executors or KEY in self._last_scope
+
+    @property
+    def _is_executors(self) -> bool:
+        return bool(self._last_scope.get(TRUSTED))
+
+    @property
+    def _last_scope(self) -> Mapping[str, object]:
+        return cast("Mapping[str, object] | None", self.scope) or {}  # None as above
 
     def _watch(self) -> None:
         """Start the timeout of the present state, if the state has changed."""
@@ -82,9 +91,14 @@ class Connection(H11Protocol):
                     self._since + (idle if trusted else min(idle, _HEAD_SECONDS)), self._drop
                 )
             case False, False:
-                self._closing = self.loop.call_at(self._since + _REQUEST_SECONDS, self._drop)
-            case _:  # an executor's request takes as long as it takes
+                self._closing = self.loop.call_at(self._since + _REQUEST_SECONDS, self._drop_stranger)
+            case _:  # the request of an executor or of a key takes as long as it takes
                 pass
+
+    def _drop_stranger(self) -> None:
+        # The guard reads the token or the key after the timeout has been set.
+        if not self._trusted:
+            self._drop()
 
     def _unwatch(self) -> None:
         if self._closing is not None:
@@ -94,7 +108,7 @@ class Connection(H11Protocol):
     def _make_room(self) -> None:
         connections = cast("set[object]", self.connections)  # annotated with protocols that are not installed
         others = [other for other in connections if isinstance(other, Connection) and other is not self]
-        strangers = [other for other in others if not other._trusted]
+        strangers = [other for other in others if not other._is_executors]
         neighbours = [other for other in strangers if other._address == self._address]
         if len(neighbours) >= self.per_address:
             self._drop_oldest(neighbours)

@@ -11,10 +11,11 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tidewheel.api_keys import Scope
 from tidewheel.control.api import examples
 from tidewheel.control.api.answers import answer
 from tidewheel.control.api.bodies import read_body
-from tidewheel.control.api.callers import Operator, Reader, Scope
+from tidewheel.control.api.callers import Operator, Reader
 from tidewheel.control.api.openapi import add_route, body_of
 from tidewheel.control.api.queries import (
     Flag,

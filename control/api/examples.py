@@ -136,3 +136,14 @@ STATUS: Json = {
         "evidence": "no relay has a row in processes", "remedy": "tidewheel relay",
     }],
 }  # fmt: skip
+_KEY: dict[str, Json] = {
+    "key_id": "k3v9x0a1bc", "name": "ci", "tenant": "default", "scopes": ["write"], "rate": None, "created_at": _AT,
+    "expires_at": "2027-02-18T01:00:00Z", "revoked_at": None, "last_used_at": None,
+}  # fmt: skip
+KEYS: Json = {"keys": [_KEY], "next_cursor": None}
+NEW_KEY: Json = {"key": "tw_k3v9x0a1bc_…", "summary": _KEY}
+AUDIT_LOG: Json = {"next_cursor": None, "entries": [{
+    "id": 7, "at": _AT, "tenant": "default", "door": "rest", "actor_kind": "key", "actor": "ci", "verified": True,
+    "named": "anna", "key_id": "k3v9x0a1bc", "action": "job.submit", "object": "job/nightly", "request_id": None,
+    "version_before": 2, "version_after": 3, "objects": 1, "result": "accepted",
+}]}  # fmt: skip

@@ -16,9 +16,9 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from tidewheel.api_keys import Scope
 from tidewheel.control.api import examples
 from tidewheel.control.api.bodies import read_body
-from tidewheel.control.api.callers import Scope
 from tidewheel.control.api.models import MAX_SWEEP, ClaimRequest, Heartbeat, OutcomesRequest, Registration
 from tidewheel.control.api.openapi import add_route, body_of
 from tidewheel.control.api.workers import Workers, WorkerState

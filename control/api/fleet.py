@@ -9,9 +9,10 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tidewheel.api_keys import Scope
 from tidewheel.control.api import examples
 from tidewheel.control.api.answers import answer
-from tidewheel.control.api.callers import Admin, Reader, Scope
+from tidewheel.control.api.callers import Admin, Reader, ensure_all_tenants
 from tidewheel.control.api.openapi import add_route
 from tidewheel.control.api.queries import PageQuery, TenantQuery, read_cursor, read_query, write_cursor
 from tidewheel.control.api.workers import Workers
@@ -93,7 +94,8 @@ class FleetApi:
         return await answer(self.reads, caller, read)
 
     async def tenants(self, request: Request, caller: Admin) -> Response:
-        """List tenants."""
+        """List tenants, for a caller with the rights of all of them."""
+        ensure_all_tenants(caller)
         query = read_query(request, PageQuery)
         [after] = read_cursor(query.cursor, str) if query.cursor else [""]
 

@@ -1,19 +1,17 @@
 """Freezes: `/api/v1/freezes`. The list by control/reads, changes by the requests of intake."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from http import HTTPStatus
 
 from fastapi import APIRouter
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tidewheel.api_keys import Scope
 from tidewheel.control.api import examples
 from tidewheel.control.api.answers import IDEMPOTENCY_KEY, answer, idempotency_key
 from tidewheel.control.api.bodies import read_verb
-from tidewheel.control.api.callers import Caller, Operator, Reader, Scope
+from tidewheel.control.api.callers import Caller, Operator, Reader, ensure_all_tenants
 from tidewheel.control.api.openapi import IN_ADDRESS, add_route, body_of
 from tidewheel.control.api.queries import TenantQuery, read_query
 from tidewheel.control.api.workers import Workers
@@ -82,11 +80,6 @@ class FreezesApi:
     async def _change(self, request: Request, caller: Caller, kind: str) -> Response:
         read_query(request, TenantQuery)
         sent, request_id = await read_verb(request, kind), idempotency_key(request)
-        _ensure_may(caller, sent)
+        if sent.get("scope") == "fleet":
+            ensure_all_tenants(caller)
         return await answer(self.writes, caller, lambda each: ChangedFreeze(each.request(sent, request_id).unchanged))
-
-
-def _ensure_may(caller: Caller, sent: Mapping[str, object]) -> None:
-    """Refuse the fleet to a caller without the rights of the whole installation."""
-    if sent.get("scope") == "fleet" and Scope.ADMIN not in caller.scopes:
-        raise HTTPException(HTTPStatus.FORBIDDEN, f"the caller lacks the scope {Scope.ADMIN}")

@@ -13,19 +13,21 @@ from pydantic import BeforeValidator, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tidewheel.api_keys import Scope
 from tidewheel.control.api import examples
 from tidewheel.control.api.answers import (
     IDEMPOTENCY_KEY,
     IF_MATCH,
     IF_NONE_MATCH,
     answer,
+    call,
     encoded,
     entity_tag,
     expected_version,
     idempotency_key,
 )
 from tidewheel.control.api.bodies import read_body, read_document, read_verb
-from tidewheel.control.api.callers import Caller, Operator, Reader, Scope, Writer
+from tidewheel.control.api.callers import Caller, Operator, Reader, Writer
 from tidewheel.control.api.openapi import IN_ADDRESS, add_route, body_of
 from tidewheel.control.api.queries import (
     LabelFilter,
@@ -300,7 +302,7 @@ class JobsApi:
                 found = show_job(reading, caller.tenant, key)
             return encoded(found), found.summary.version
 
-        content, version = await self.reads.do(lambda state: read(state.connection(caller.tenant)))
+        content, version = await call(self.reads, caller, read)
         return Response(content, headers=entity_tag(version), media_type="application/json")
 
     async def next(self, request: Request, caller: Reader) -> Response:
@@ -403,7 +405,7 @@ class JobsApi:
     async def trigger(self, request: Request, caller: Writer) -> Response:
         """Run a job once, now or later."""
         sent, request_id = await read_verb(request, "job.trigger", key=read_key(request)), idempotency_key(request)
-        reply = await self.writes.do(lambda state: state.connection(caller.tenant).request(sent, request_id))
+        reply = await call(self.writes, caller, lambda each: each.request(sent, request_id))
         where = {"Location": f"/api/v1/runs/{reply.run_id}"}
         return Response(encoded({"run_id": reply.run_id}), HTTPStatus.CREATED, where, media_type="application/json")
 
@@ -445,7 +447,7 @@ class JobsApi:
     async def _changed(
         self, caller: Caller, change: Callable[[Connection], Reply], *, creates: bool = False
     ) -> Response:
-        reply = await self.writes.do(lambda state: change(state.connection(caller.tenant)))
+        reply = await call(self.writes, caller, change)
         job = _changed_job(reply)
         created = creates and job.version == 1 and not job.unchanged
         status = HTTPStatus.CREATED if created else HTTPStatus.OK

@@ -17,7 +17,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode, JsonSchemaV
 from pydantic_core import core_schema
 from starlette.responses import JSONResponse, Response
 
-from tidewheel.control.api.callers import Scope
+from tidewheel.api_keys import Scope
 from tidewheel.jobs.strict_json import Json, as_list, as_object
 
 Endpoint = Callable[..., Coroutine[Any, Any, Response]]
@@ -31,6 +31,7 @@ _REFERENCE = "#/components/schemas/{model}"
 _IN_PATH = re.compile(r"\{(\w+)\}")
 _PATH_SCHEMAS: Mapping[str, dict[str, object]] = {
     "key": {"type": "string", "minLength": 1, "maxLength": 255},
+    "key_id": {"type": "string", "pattern": "^[0-9a-z]{10}$"},
     "run_id": {"type": "string", "format": "uuid"},
     "executor_id": {"type": "string", "format": "uuid"},
     "redrive_id": {"type": "string", "format": "uuid"},

@@ -21,6 +21,7 @@ from tidewheel.errors import (
     RequestConflict,
     StaleToken,
     Unavailable,
+    UnknownApiKey,
     UnknownBackfill,
     UnknownDeadLetter,
     UnknownExecutor,
@@ -32,7 +33,8 @@ from tidewheel.errors import (
 )
 
 _UNKNOWN = (
-    UnknownBackfill, UnknownDeadLetter, UnknownExecutor, UnknownFreeze, UnknownJob, UnknownRedrive, UnknownRun,
+    UnknownApiKey, UnknownBackfill, UnknownDeadLetter, UnknownExecutor, UnknownFreeze, UnknownJob, UnknownRedrive,
+    UnknownRun,
 )  # fmt: skip
 _STATUS: Mapping[str, HTTPStatus] = {
     InvalidInput.code: HTTPStatus.UNPROCESSABLE_ENTITY,
@@ -86,6 +88,11 @@ def problem(
     if errors:
         content["errors"] = [{"path": e.path, "problem": e.problem, "remedy": e.remedy} for e in errors]
     return JSONResponse(content, status.value, headers, media_type="application/problem+json")
+
+
+def unauthorized(detail: str) -> Response:
+    """Return the answer to a request without the right to be read."""
+    return problem(HTTPStatus.UNAUTHORIZED, "unauthorized", detail, headers={"WWW-Authenticate": "Bearer"})
 
 
 async def on_refused(request: Request, error: Exception) -> Response:

@@ -8,7 +8,7 @@ again with it gets later ends, some perhaps twice, and the open runs as they are
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import cast
@@ -19,9 +19,11 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Message, Send
 
+from tidewheel.api_keys import Scope
 from tidewheel.control.api import examples
 from tidewheel.control.api.answers import encoded
-from tidewheel.control.api.callers import Reader, Scope
+from tidewheel.control.api.bearer import IS_OPEN
+from tidewheel.control.api.callers import Reader
 from tidewheel.control.api.openapi import add_route
 from tidewheel.control.api.problems import Overloaded
 from tidewheel.control.api.queries import TenantQuery, read_query
@@ -84,14 +86,17 @@ class RunEventsApi:
         stream = _Stream(caller.tenant, query.job, since)
         first = await self.reads.do(stream.read)  # a refusal is still an answer of its own
         headers = {"Cache-Control": "no-store"}
-        return _Bounded(self._events(stream, first), media_type="text/event-stream", headers=headers)
+        is_open = request.scope.get(IS_OPEN, _always)
+        return _Bounded(self._events(stream, first, is_open), media_type="text/event-stream", headers=headers)
 
-    async def _events(self, stream: "_Stream", text: bytes) -> AsyncGenerator[bytes]:
+    async def _events(
+        self, stream: "_Stream", text: bytes, is_open: Callable[[], Awaitable[bool]]
+    ) -> AsyncGenerator[bytes]:
         self._streams += 1
         quiet = 0.0
         try:
             yield b"retry: 2000\n\n" + text
-            while not self.stop.requested():
+            while not self.stop.requested() and await is_open():
                 await asyncio.sleep(0.0 if stream.full else _POLL_SECONDS)
                 try:
                     text = await self.reads.do(stream.read)
@@ -164,6 +169,10 @@ class _Stream:
         while len(self._ended) > _REMEMBERED:
             _, self._oldest = self._ended.popitem(last=False)
         return text
+
+
+async def _always() -> bool:
+    return True
 
 
 def _event(run: RunSummary, at: datetime | None) -> bytes:

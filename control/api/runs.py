@@ -14,10 +14,11 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tidewheel.api_keys import Scope
 from tidewheel.control.api import examples
-from tidewheel.control.api.answers import IDEMPOTENCY_KEY, answer, encoded, idempotency_key
+from tidewheel.control.api.answers import IDEMPOTENCY_KEY, answer, call, encoded, idempotency_key
 from tidewheel.control.api.bodies import read_verb
-from tidewheel.control.api.callers import Caller, Operator, Reader, Scope
+from tidewheel.control.api.callers import Caller, Operator, Reader
 from tidewheel.control.api.openapi import IN_ADDRESS, add_route, body_of
 from tidewheel.control.api.queries import (
     LabelFilter,
@@ -275,7 +276,7 @@ class RunsApi:
         """Create a new run of one that has ended: its payload, its job's current version."""
         run_id, request_id = _run_id(request), idempotency_key(request)
         sent = await read_verb(request, "run.retry", run_id=str(run_id))
-        reply = await self.writes.do(lambda state: state.connection(caller.tenant).request(sent, request_id))
+        reply = await call(self.writes, caller, lambda each: each.request(sent, request_id))
         where = {"Location": f"{_RUNS}/{reply.run_id}"}
         return Response(encoded({"run_id": reply.run_id}), HTTPStatus.CREATED, where, media_type="application/json")
 

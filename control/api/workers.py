@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from tidewheel.audit import Actor, Door, process_actor
 from tidewheel.control.api.problems import Overloaded
 from tidewheel.control.client.connection import Connection
 from tidewheel.executor.remote_executors import RemoteExecutors
@@ -19,7 +20,7 @@ from tidewheel.transitions.installation import Installation
 
 T = TypeVar("T")
 
-_REPORT_THREADS = _STRANGER_THREADS = 2
+_REPORT_THREADS = _STRANGER_THREADS = _KEY_THREADS = 2
 _READ_THREADS = _WRITE_THREADS = 4
 _STREAM_THREADS = 2
 # A read that takes longer would keep others out. Its answer is 503.
@@ -36,15 +37,15 @@ class WorkerState:
         self.session = Session(url, "tidewheel-api")
         self.executors = RemoteExecutors(self.session, installation, notify=notifier.notify, stop=stop)
 
-    def connection(self, tenant: str = "default") -> Connection:
-        """Return the connection that reads and applies requests, for a tenant; opened on first use.
+    def connection(self, tenant: str = "default", actor: Actor | None = None) -> Connection:
+        """Return the connection for requests of a tenant and an actor; opened on first use.
 
         Raises:
             Unavailable: The database does not answer.
         """
         if self._connection is None:
             self._connection = Connection(self._url, application="tidewheel-api", options=self._options)
-        self._connection.tenant = tenant
+        self._connection.tenant, self._connection.actor = tenant, actor or process_actor(Door.REST)
         return self._connection
 
     def close(self) -> None:
@@ -119,6 +120,7 @@ class Pools:
         self.reads = Workers(url, installation, threads=_READ_THREADS, stop=stop, options=_READ_LIMIT)
         self.streams = Workers(url, installation, threads=_STREAM_THREADS, stop=stop, options=_READ_LIMIT)
         self.writes = Workers(url, installation, threads=_WRITE_THREADS, stop=stop)
+        self.keys = Workers(url, installation, threads=_KEY_THREADS, stop=stop)
         self.probes = Workers(url, installation, threads=1, stop=stop)
 
     def close(self) -> None:
@@ -130,6 +132,7 @@ class Pools:
             self.strangers,
             self.reads,
             self.writes,
+            self.keys,
             self.probes,
         ):
             workers.close()

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from tidewheel import message_signatures
+from tidewheel.audit import ALL_TENANTS, Change, Door, process_actor, record_change
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.cli.output import Output, OutputOption, print_document, print_result, print_table
 from tidewheel.errors import SettingsError
@@ -156,6 +157,8 @@ def rotate_key(
     """
     with connect(Connections.load().database(), "tidewheel-topics") as connection:
         key_id = message_signatures.rotate_key(connection, revoke=revoke)
+        change = Change(ALL_TENANTS, "topics.rotate-key", f"message-key/{key_id}")
+        record_change(connection, process_actor(Door.CLI), change)
     signs = "at once" if revoke else f"in {message_signatures.SIGNS_AFTER_SECONDS} s"
     others = "all other keys are deleted" if revoke else "messages of the key before stay valid"
     print_result([f"added key {key_id}, which signs {signs}; {others}"], {"key_id": key_id}, output)

@@ -183,6 +183,23 @@ COMMANDS: Mapping[str, Command | Group] = {
             "purge": Command("dlq", "purge", "Delete dead letters; their runs stay."),
         },
     ),
+    "key": Group(
+        "Keys of the HTTP API.",
+        {
+            "create": Command("keys", "create", "Create a key of the HTTP API, and print it once."),
+            "list": Command("keys", "list_keys", "List keys, the newest first, each with its last use."),
+            "revoke": Command(
+                "keys",
+                "revoke",
+                "Revoke a key of any tenant; it opens nothing from the next second on.",
+            ),
+        },
+    ),
+    "audit-log": Command(
+        "audit_log",
+        "audit_log",
+        "List changes and operations, the newest first: when, by whom, by which door, with which result.",
+    ),
     "redrive": Group(
         "Redrives of dead letters.",
         {

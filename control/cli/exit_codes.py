@@ -17,7 +17,7 @@ class ExitCode(IntEnum):
     NOT_RUNNING = 3
     """The local stack does not run, or a part of it; as in `systemctl status`."""
     NOT_FOUND = 4
-    """There is no such job, run, backfill, redrive, dead letter or calendar."""
+    """There is no such job, run, backfill, redrive, dead letter, calendar or API key."""
     REFUSED = 5
     """The input was refused."""
     UNAVAILABLE = 6

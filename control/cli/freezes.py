@@ -1,11 +1,11 @@
 """`tidewheel freeze | thaw | freezes`: start no run of a scope, from one moment to another."""
 
-import getpass
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tidewheel.audit import process_user
 from tidewheel.control.cli.options import DEFAULT_TENANT, Reason, Tenant, read_labels, reading, requesting
 from tidewheel.control.cli.output import Output, OutputOption, print_document, print_result, print_table
 from tidewheel.control.cli.tables import Cell
@@ -41,7 +41,7 @@ def freeze(
     """Start no run of a scope until its thaw; what runs goes on."""
     scope = _scope(fleet, everything, queue, label, key_prefix)
     with requesting(tenant) as client:
-        changed = client.freezes.freeze(reason=reason, by=by or _user(), **scope)
+        changed = client.freezes.freeze(reason=reason, by=by or process_user(), **scope)
     print_result(
         ["frozen" if changed else "unchanged: this scope was frozen already"], {"unchanged": not changed}, output
     )
@@ -112,10 +112,3 @@ def _row(found: FreezeSummary) -> tuple[Cell, ...]:
 
 def _count(number: int) -> str:
     return f"{number:,} or more" if number >= MAX_WAITING else f"{number:,}"
-
-
-def _user() -> str | None:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container may run under a user id without a name
-        return None

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, get_type_hints
 import typer
 from psycopg import IsolationLevel
 
+from tidewheel.audit import Door, process_actor
 from tidewheel.errors import Unavailable, refuse
 from tidewheel.migrations.runner import require_current
 from tidewheel.postgres.session import Conn, Session, connect
@@ -69,7 +70,7 @@ def requesting(tenant: str) -> Generator["Client"]:
     from tidewheel.control.client.client import Client  # imports all of intake, which no list needs
 
     checked_url()
-    with Client(tenant=tenant) as client:
+    with Client(tenant=tenant, actor=process_actor(Door.CLI)) as client:
         yield client
 
 

@@ -9,7 +9,10 @@ from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast
 from uuid import UUID
 
+from tidewheel.audit import Actor
 from tidewheel.clock import monotonic_seconds
+from tidewheel.control.client.api_keys import ApiKeys
+from tidewheel.control.client.audit_log import AuditLog
 from tidewheel.control.client.backfills import POLL_SECONDS, Backfills
 from tidewheel.control.client.calendars import Calendars
 from tidewheel.control.client.client import Client
@@ -173,6 +176,20 @@ class AsyncFreezes(_Part[Freezes]):
     list = _call(Freezes.list)
 
 
+class AsyncApiKeys(_Part[ApiKeys]):
+    """`Client.api_keys` for coroutines."""
+
+    create = _call(ApiKeys.create)
+    list = _call(ApiKeys.list)
+    revoke = _call(ApiKeys.revoke)
+
+
+class AsyncAuditLog(_Part[AuditLog]):
+    """`Client.audit_log` for coroutines."""
+
+    list = _call(AuditLog.list)
+
+
 class AsyncClient(_Part[Client]):
     """`Client` for coroutines: every method, with the same arguments.
 
@@ -187,12 +204,19 @@ class AsyncClient(_Part[Client]):
         backfills: Pause, resume and cancel backfills.
         calendars: Put, read and delete calendars.
         freezes: Freeze and thaw scopes, and list what is frozen.
+        api_keys: Create, list and revoke keys of the HTTP API.
+        audit_log: List changes and operations with their actors.
     """
 
     def __init__(
-        self, database_url: str | None = None, *, tenant: str = "default", settings: Connections | None = None
+        self,
+        database_url: str | None = None,
+        *,
+        tenant: str = "default",
+        settings: Connections | None = None,
+        actor: Actor | None = None,
     ) -> None:
-        client = Client(database_url, tenant=tenant, settings=settings)
+        client = Client(database_url, tenant=tenant, settings=settings, actor=actor)
         super().__init__(client, _Thread())
         self.runs = AsyncRuns(client.runs, self._thread)
         self.dead_letters = AsyncDeadLetters(client.dead_letters, self._thread)
@@ -201,6 +225,8 @@ class AsyncClient(_Part[Client]):
         self.backfills = AsyncBackfills(client.backfills, self._thread)
         self.calendars = AsyncCalendars(client.calendars, self._thread)
         self.freezes = AsyncFreezes(client.freezes, self._thread)
+        self.api_keys = AsyncApiKeys(client.api_keys, self._thread)
+        self.audit_log = AsyncAuditLog(client.audit_log, self._thread)
 
     async def __aenter__(self) -> Self:
         return self

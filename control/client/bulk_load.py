@@ -16,6 +16,7 @@ from typing import NamedTuple, Self
 
 import psycopg
 
+from tidewheel.audit import Door, process_actor
 from tidewheel.control.client.connection import Connection
 from tidewheel.errors import FieldError, InvalidInput, Unavailable, UndecodableMessage
 from tidewheel.intake.apply import apply_requests
@@ -85,7 +86,9 @@ class BulkLoader:
 
     def __init__(self, database_url: str | None = None, *, tenant: str = "default") -> None:
         # The tables grow while a load looks up keys in them, and the planner's statistics lag behind.
-        self._connection = Connection(database_url, tenant=tenant, application="tidewheel-load", options=BY_KEY)
+        self._connection = Connection(
+            database_url, tenant=tenant, application="tidewheel-load", options=BY_KEY, actor=process_actor(Door.CLI)
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -129,7 +132,13 @@ class BulkLoader:
         batch = [received for _, received in placed]
         try:
             loaded = self._connection.write(
-                lambda connection: load_jobs(connection, self._connection.installation, batch, emit_events=emit_events)
+                lambda connection: load_jobs(
+                    connection,
+                    self._connection.installation,
+                    batch,
+                    emit_events=emit_events,
+                    actor=self._connection.actor,
+                )
             )
         except psycopg.Error as error:
             if not is_data_fault(error):
@@ -145,7 +154,7 @@ class BulkLoader:
 
     def _submit(self, batch: Sequence[ReceivedRequest], *, dry_run: bool) -> Sequence[Reply | FieldError]:
         def work(connection: Conn) -> list[Reply]:
-            replies = apply_requests(connection, self._connection.installation, batch)
+            replies = apply_requests(connection, self._connection.installation, batch, actor=self._connection.actor)
             if dry_run:
                 connection.rollback()
             return replies

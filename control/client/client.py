@@ -9,6 +9,9 @@ from types import TracebackType
 from typing import Self
 from uuid import UUID
 
+from tidewheel.audit import Actor
+from tidewheel.control.client.api_keys import ApiKeys
+from tidewheel.control.client.audit_log import AuditLog
 from tidewheel.control.client.backfills import Backfills
 from tidewheel.control.client.calendars import Calendars
 from tidewheel.control.client.connection import Connection
@@ -37,6 +40,7 @@ class Client:
         database_url: The database; else that of the settings.
         tenant: The tenant of every request and read.
         settings: In place of those of the environment.
+        actor: The origin of its changes, for the audit log; by default the user of this process.
 
     Attributes:
         runs: List, read, wait for, cancel and retry runs.
@@ -46,12 +50,19 @@ class Client:
         backfills: Pause, resume and cancel backfills.
         calendars: Put, read and delete calendars.
         freezes: Freeze and thaw scopes, and list what is frozen.
+        api_keys: Create, list and revoke keys of the HTTP API.
+        audit_log: List changes and operations with their actors.
     """
 
     def __init__(
-        self, database_url: str | None = None, *, tenant: str = "default", settings: Connections | None = None
+        self,
+        database_url: str | None = None,
+        *,
+        tenant: str = "default",
+        settings: Connections | None = None,
+        actor: Actor | None = None,
     ) -> None:
-        self._connection = Connection(database_url, tenant=tenant, settings=settings)
+        self._connection = Connection(database_url, tenant=tenant, settings=settings, actor=actor)
         self.runs = Runs(self._connection)
         self.dead_letters = DeadLetters(self._connection)
         self.redrives = Redrives(self._connection)
@@ -59,6 +70,8 @@ class Client:
         self.backfills = Backfills(self._connection)
         self.calendars = Calendars(self._connection)
         self.freezes = Freezes(self._connection)
+        self.api_keys = ApiKeys(self._connection)
+        self.audit_log = AuditLog(self._connection)
 
     def __enter__(self) -> Self:
         return self

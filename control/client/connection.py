@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
+from tidewheel.audit import Actor, Change, process_actor, record_change
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.client.enqueue import raise_if_rejected
 from tidewheel.errors import Unavailable, UnknownJob, VersionConflict
@@ -43,6 +44,7 @@ class Connection:
         application: The name of its sessions in PostgreSQL.
         options: libpq options of its session.
         settings: In place of those of the environment.
+        actor: The origin of its changes, for the audit log; by default the user of this process.
     """
 
     def __init__(
@@ -53,10 +55,11 @@ class Connection:
         application: str = "tidewheel-client",
         options: str = "",
         settings: Connections | None = None,
+        actor: Actor | None = None,
     ) -> None:
         settings = settings or Connections.load(database_url=database_url)
         self.url = settings.database()
-        self.tenant = tenant
+        self.tenant, self.actor = tenant, actor or process_actor()
         self._session = Session(self.url, application, options=options)
         with self._session.transaction() as connection:
             self.installation = read_installation(connection, settings)
@@ -107,7 +110,7 @@ class Connection:
         )
 
         def work(connection: Conn, *first: ReceivedRequest) -> Reply:
-            *before, reply = apply_requests(connection, self.installation, [*first, wanted])
+            *before, reply = apply_requests(connection, self.installation, [*first, wanted], actor=self.actor)
             for each in before:
                 if each.code != VersionConflict.code:  # another client has created it meanwhile
                     raise_if_rejected(each)
@@ -129,7 +132,9 @@ class Connection:
         ]
         # A request that creates runs and has no id would create them twice if it were repeated.
         once = any(one.request.request_id is None and one.request.type in _CREATES_RUNS for one in batch)
-        replies = self.write(lambda connection: apply_requests(connection, self.installation, batch), once=once)
+        replies = self.write(
+            lambda connection: apply_requests(connection, self.installation, batch, actor=self.actor), once=once
+        )
         self.notify(Channel.TIMERS, Channel.OUTBOX, Channel.SIGNALS)
         return replies
 
@@ -162,6 +167,10 @@ class Connection:
                     raise
                 _LOG.info("retrying: %s", error)
             tries += 1
+
+    def record(self, connection: Conn, action: str, changed: str, *, objects: int = 1) -> None:
+        """Append a change of this tenant to the audit log, in the caller's transaction."""
+        record_change(connection, self.actor, Change(self.tenant, action, changed, objects=objects))
 
     def notify(self, *channels: Channel) -> None:
         """Wake the services that listen on these channels."""

@@ -164,6 +164,7 @@ class DeadLetters:
                 created_at=now,
             )
             add_redrive(connection, redrive)
+            self._connection.record(connection, "dlq.redrive", f"redrive/{redrive_id}", objects=counted)
 
         self._connection.write(add)
         self._connection.notify(Channel.TIMERS)
@@ -189,7 +190,7 @@ class DeadLetters:
         filters = {**filters, "until": newest.created_at}
         purged = 0
         for batch in self._scan(filters, _PURGE_BATCH):
-            purged += self._connection.write(partial(_purge, [each.id for each in batch]))
+            purged += self._connection.write(partial(_purge, self._connection, [each.id for each in batch]))
             if on_progress is not None:
                 on_progress(purged)
         return PurgeResult(*_capped(counted), purged=purged)
@@ -222,5 +223,8 @@ def _capped(counted: int) -> tuple[int, bool]:
     return min(counted, COUNTED), counted > COUNTED
 
 
-def _purge(ids: Sequence[int], connection: Conn) -> int:
-    return purge(connection, ids)
+def _purge(over: Connection, ids: Sequence[int], connection: Conn) -> int:
+    purged = purge(connection, ids)
+    if purged:
+        over.record(connection, "dlq.purge", "dead-letters", objects=purged)
+    return purged

@@ -20,7 +20,6 @@ from tidewheel.intake.release import release_jobs
 from tidewheel.postgres.notify import Channel
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
-from tidewheel.transitions.installation import Installation
 
 _SQL = Statements("tidewheel.control")
 _FIND_QUARANTINED_JOBS = _SQL["find_quarantined_jobs"]
@@ -79,7 +78,7 @@ def release(
         first += batch[: _SHOWN - len(first)]
         matched += len(batch)
         if not dry_run:
-            released += connection.write(partial(_release, connection.installation, [job.job_id for job in batch]))
+            released += connection.write(partial(_release, connection, [job.job_id for job in batch]))
             connection.notify(Channel.TIMERS, Channel.OUTBOX)
         if on_progress is not None:
             on_progress(matched)
@@ -107,5 +106,8 @@ def _scan(connection: Connection, columns: dict[str, object]) -> Generator[list[
         yield found
 
 
-def _release(installation: Installation, ids: Sequence[UUID], connection: Conn) -> int:
-    return len(release_jobs(connection, installation, ids))
+def _release(over: Connection, ids: Sequence[UUID], connection: Conn) -> int:
+    released = len(release_jobs(connection, over.installation, ids))
+    if released:
+        over.record(connection, "job.release", "jobs", objects=released)
+    return released

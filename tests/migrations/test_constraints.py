@@ -6,6 +6,7 @@ from typing import LiteralString
 import pytest
 
 from tests.fixtures.database import Database
+from tidewheel.audit import ActorKind, Door
 from tidewheel.ids import BUCKETS
 from tidewheel.outbox import SLICES
 from tidewheel.postgres.partitions import TABLES
@@ -45,11 +46,20 @@ OF_WORDS = {
     ("redrives", "kind"): {"run", "message"},
     ("backfills", "what"): {"missing_only", "all"},
     ("backfills", "versions"): {"as_of", "current"},
+    ("audit_log", "door"): set(Door),
+    ("audit_log", "actor_kind"): set(ActorKind),
 }
 OTHERS = {
     ("jobs", f"CHECK (((bucket >= 0) AND (bucket <= {BUCKETS - 1})))"),
     ("job_versions", "CHECK ((version > 0))"),
     ("message_keys", "CHECK ((octet_length(secret) = 32))"),
+    ("api_keys", "CHECK ((octet_length(secret_hash) = 32))"),
+    ("api_keys", "CHECK ((rate > (0)::double precision))"),
+    (
+        "api_keys",
+        "CHECK (((cardinality(scopes) > 0) AND (scopes <@ ARRAY['read'::text, 'write'::text, 'operate'::text, "
+        "'admin'::text])))",
+    ),
 }
 
 

@@ -18,6 +18,7 @@ from tidewheel.runs import RunState
 from tidewheel.scheduler.retention import Retention
 
 KEEP = timedelta(days=10)
+KEEP_AUDIT = timedelta(days=400)
 DAY = timedelta(days=1)
 WAITING: LiteralString = """
 SELECT count(*) FROM pg_stat_activity
@@ -28,7 +29,7 @@ LOCK: LiteralString = "SELECT pg_advisory_lock(hashtext('tidewheel.retention'))"
 
 @pytest.fixture
 def retention(fresh_database: Database) -> Iterator[Retention]:
-    made = Retention(fresh_database.url, KEEP, Shutdown())
+    made = Retention(fresh_database.url, KEEP, KEEP_AUDIT, Shutdown())
     yield made
     made.close()
 
@@ -130,7 +131,7 @@ def test_thread_survives_an_operators_drop(fresh_database: Database, caplog: pyt
     operator = fresh_database.connection()
     operator.execute(sql.SQL("DROP TABLE {}").format(partition(old)))
     stop = Shutdown()
-    Retention(fresh_database.url, KEEP, stop).start()
+    Retention(fresh_database.url, KEEP, KEEP_AUDIT, stop).start()
     until(lambda: fresh_database.value(WAITING) == 1, "it waits for the operator")
     operator.commit()
     until(lambda: "dropping old partitions: " in caplog.text, "it has noticed")
@@ -147,7 +148,7 @@ def test_partition_that_another_transaction_holds_is_dropped_soon_after(
     operator = fresh_database.connection()
     operator.execute(sql.SQL("LOCK TABLE {}").format(partition(old)))
     stop = Shutdown()
-    Retention(fresh_database.url, KEEP, stop).start()
+    Retention(fresh_database.url, KEEP, KEEP_AUDIT, stop).start()
     until(lambda: "dropping old partitions: " in caplog.text, "its wait for the lock has ended")
     operator.rollback()
     until(lambda: old not in stored(fresh_database, "attempts"), "it is dropped")
@@ -171,4 +172,4 @@ def test_one_scheduler_at_a_time_drops(fresh_database: Database, retention: Rete
 
 def test_retention_without_a_database_raises_unavailable() -> None:
     with pytest.raises(Unavailable):
-        Retention("postgresql://127.0.0.1:1/none", KEEP, Shutdown()).step()
+        Retention("postgresql://127.0.0.1:1/none", KEEP, KEEP_AUDIT, Shutdown()).step()

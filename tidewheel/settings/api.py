@@ -33,6 +33,12 @@ class ApiSettings(Connections):
         le=500,
         description="open connections of one address that have not shown the token; raise it behind a proxy",
     )
+    api_key_rate: float = Field(
+        100.0,
+        gt=0,
+        le=1_000_000,
+        description="requests a second of each API key without a rate of its own, in each process; more get 429",
+    )
     api_heartbeat: Duration = Field(
         timedelta(seconds=1),
         gt=timedelta(0),

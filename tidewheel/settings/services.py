@@ -43,6 +43,11 @@ class SchedulerSettings(Connections):
         ge=timedelta(days=1),
         description="finished runs, their inputs, attempts and output are deleted by whole days after this time",
     )
+    audit_retention: Duration = Field(
+        timedelta(days=400),
+        ge=timedelta(days=31),
+        description="entries of the audit log are deleted after this time; the database refuses it before 30 days",
+    )
 
 
 class RelaySettings(Connections):

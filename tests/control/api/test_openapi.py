@@ -17,7 +17,7 @@ from schemathesis.specs.openapi import checks as openapi_checks
 from tests.control.api.answering import answer_of, answering, enter
 from tests.fixtures.database import Database
 from tests.transitions.acts import begun, end, ending, submit, succeed, trigger
-from tidewheel.control.api.callers import Scope
+from tidewheel.api_keys import Scope
 from tidewheel.runs import RunState
 
 _TOKEN = "token-of-this-test-only"

@@ -13,7 +13,9 @@ from tidewheel.control.client.client import Client
 from tidewheel.errors import UnknownJob
 from tidewheel.runs import RunState
 
-PARTS = ("runs", "dead_letters", "redrives", "task_tokens", "backfills", "calendars", "freezes")
+PARTS = (
+    "runs", "dead_letters", "redrives", "task_tokens", "backfills", "calendars", "freezes", "api_keys", "audit_log"
+)  # fmt: skip
 
 
 def methods(given: object) -> dict[str, Callable[..., object]]:

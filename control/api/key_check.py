@@ -1,0 +1,170 @@
+"""Check API keys before a body is read: secret, revocation, expiry, rate, concurrent requests.
+
+A key is read from the database at most once a second, so that a revocation acts within a second. The process keeps what
+it has read of real keys only. A key that it does not know waits for a stranger's turn before it is looked up.
+"""
+
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from http import HTTPStatus
+
+from psycopg.rows import class_row
+from starlette.responses import Response
+
+from tidewheel.api_keys import ApiKey, Bucket, Scope
+from tidewheel.control.api.problems import problem, unauthorized
+from tidewheel.control.api.workers import Workers, WorkerState
+from tidewheel.errors import Unavailable
+from tidewheel.postgres.statements import Statements
+
+_SQL = Statements("tidewheel.control")
+_FIND_API_KEY = _SQL["find_api_key"]
+_RECORD_API_KEY_USE = _SQL["record_api_key_use"]
+
+_FRESH_SECONDS = 1.0
+_MOST_AT_ONCE = 32  # requests of one key: half of what the threads of reads take, queue included
+_KEPT = 1000  # keys beyond which those that are not in use are forgotten
+
+BODY_BYTES = 4 << 20
+"""Bodies of one key in memory at once: half of those of all keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredKey:
+    """A key as the database has it."""
+
+    key_id: str
+    tenant: str
+    name: str
+    secret_hash: bytes
+    scopes: Sequence[str]
+    rate: float | None
+    revoked: bool
+    expired: bool
+    to_record: bool
+
+    @property
+    def rights(self) -> frozenset[Scope]:
+        """Its scopes: `admin` has all of them."""
+        scopes = frozenset(map(Scope, self.scopes))
+        return frozenset(Scope) if Scope.ADMIN in scopes else scopes
+
+
+class KeyUse:
+    """The use of one key in this process.
+
+    Attributes:
+        stored: The key.
+        read_at: When it was read.
+        in_progress: Its requests in progress.
+        body_bytes: The bytes of their bodies.
+    """
+
+    def __init__(self, stored: StoredKey, rate: float, now: float) -> None:
+        self.stored, self.read_at, self.in_progress, self.body_bytes = stored, now, 0, 0
+        self._bucket = Bucket(rate, now)
+
+    def renew(self, stored: StoredKey, rate: float, now: float) -> None:
+        """Keep what was read again."""
+        if stored.rate != self.stored.rate:
+            self._bucket.change(rate)
+        self.stored, self.read_at = stored, now
+
+    def wait(self, now: float) -> float:
+        """Take a request from the rate; return 0, or the seconds after which one may follow."""
+        return 1.0 if self.in_progress >= _MOST_AT_ONCE else self._bucket.take(now)
+
+
+class KeyCheck:
+    """The keys that this process has seen.
+
+    Args:
+        workers: The threads that read keys.
+        rate: Requests a second of a key without a rate of its own.
+    """
+
+    def __init__(self, workers: Workers, rate: float) -> None:
+        self._workers, self._rate = workers, rate
+        self._uses: dict[str, KeyUse] = {}
+        self._reading: dict[str, asyncio.Task[StoredKey | None]] = {}
+
+    def knows(self, key: ApiKey) -> bool:
+        """Return True if the process has seen a key of this id with this secret."""
+        use = self._uses.get(key.key_id)
+        return use is not None and key.fits(use.stored.secret_hash)
+
+    async def begin(self, key: ApiKey) -> KeyUse | Response:
+        """Return the use of a key, with one more request in progress; or the refusal.
+
+        Raises:
+            Unavailable: The database does not answer, or too many keys are being read.
+        """
+        use = await self._read(key)
+        if use is None or not key.fits(use.stored.secret_hash):
+            return unauthorized("there is no such API key; `tidewheel key list` shows the ids of those that exist")
+        if use.stored.revoked or use.stored.expired:
+            state = "was revoked" if use.stored.revoked else "has expired"
+            return unauthorized(f"the API key {key.key_id} {state}; use another one")
+        if (seconds := use.wait(asyncio.get_running_loop().time())) > 0:
+            detail = f"the API key {key.key_id} has sent too many requests at once; repeat the request later"
+            again = {"Retry-After": str(math.ceil(seconds))}
+            return problem(HTTPStatus.TOO_MANY_REQUESTS, "rate_limited", detail, headers=again)
+        use.in_progress += 1
+        return use
+
+    async def is_open(self, key: ApiKey) -> bool:
+        """Return False once a key that was accepted has been revoked or has expired."""
+        try:
+            use = await self._read(key)
+        except Unavailable:
+            return True  # then there is nothing to read either
+        return use is not None and not (use.stored.revoked or use.stored.expired)
+
+    async def _read(self, key: ApiKey) -> KeyUse | None:
+        now = asyncio.get_running_loop().time()
+        use = self._uses.get(key.key_id)
+        if use is not None and now - use.read_at < _FRESH_SECONDS:
+            return use
+        reading = self._reading.get(key.key_id)
+        if reading is None:
+            reading = asyncio.create_task(self._workers.do(partial(_find, key)))
+            self._reading[key.key_id] = reading
+            reading.add_done_callback(partial(self._over, key.key_id))
+        # Shielded: others may wait for it too.
+        stored = await asyncio.shield(reading)
+        if stored is None:
+            self._uses.pop(key.key_id, None)
+            return None
+        rate = stored.rate or self._rate
+        use = self._uses.get(key.key_id)
+        if use is None:
+            self._forget()
+            use = self._uses[key.key_id] = KeyUse(stored, rate, now)
+        elif use.stored is not stored:
+            use.renew(stored, rate, now)
+        return use
+
+    def _over(self, key_id: str, reading: "asyncio.Task[StoredKey | None]") -> None:
+        del self._reading[key_id]
+        if not reading.cancelled():
+            reading.exception()  # retrieved, also where no caller waits any longer
+
+    def _forget(self) -> None:
+        if len(self._uses) >= _KEPT:
+            self._uses = {key_id: use for key_id, use in self._uses.items() if use.in_progress}
+
+
+def _find(key: ApiKey, state: WorkerState) -> StoredKey | None:
+    """Read a key, and record its use if its secret was shown."""
+    columns: dict[str, object] = {"key_id": key.key_id}
+    with (
+        state.session.transaction() as connection,
+        connection.cursor(row_factory=class_row(StoredKey), binary=True) as cursor,
+    ):
+        found = cursor.execute(_FIND_API_KEY, columns).fetchone()
+        if found is not None and found.to_record and not found.revoked and key.fits(found.secret_hash):
+            connection.execute(_RECORD_API_KEY_USE, columns)
+    return found

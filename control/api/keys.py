@@ -1,0 +1,202 @@
+"""Keys and the audit log: `/api/v1/keys`, `/api/v1/audit-log`. Both by the code of the command line."""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import partial
+from http import HTTPStatus
+from typing import Annotated, Literal
+
+from fastapi import APIRouter
+from pydantic import AfterValidator, BeforeValidator, Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tidewheel.api_keys import Scope
+from tidewheel.audit import MAX_OBJECT
+from tidewheel.control.api import examples
+from tidewheel.control.api.answers import answer
+from tidewheel.control.api.bodies import read_body, read_document
+from tidewheel.control.api.callers import Admin, Caller, ensure_all_tenants
+from tidewheel.control.api.openapi import add_route, body_of
+from tidewheel.control.api.queries import Flag, PageQuery, TenantQuery, Text, read_cursor, read_query, write_cursor
+from tidewheel.control.api.workers import Workers
+from tidewheel.control.client.api_keys import MAX_LIFETIME, MAX_RATE, ApiKeys, NewApiKey
+from tidewheel.control.client.connection import Connection
+from tidewheel.control.reads.api_keys import ApiKeySummary, list_api_keys
+from tidewheel.control.reads.audit_log import AuditEntry, AuditFilter, list_audit_log
+from tidewheel.errors import UnknownApiKey
+from tidewheel.jobs.validation import StrictModel
+from tidewheel.jobs.values import Instant, Key, one_line, span
+
+_KEYS = "/api/v1/keys"
+
+
+class KeysQuery(PageQuery):
+    """Filter of a list of keys.
+
+    Attributes:
+        tenant: The tenant; that of the caller's key if it is left out.
+        limit: How many at most.
+        cursor: The `next_cursor` of the page before.
+        all_tenants: True for the keys of every tenant.
+    """
+
+    all_tenants: Flag = False
+
+
+class AuditQuery(PageQuery):
+    """Filter of the audit log.
+
+    Attributes:
+        tenant: The tenant; that of the caller's key if it is left out.
+        limit: How many at most.
+        cursor: The `next_cursor` of the page before.
+        all_tenants: True for the entries of every tenant and of the whole installation.
+        since: Only entries of this instant or later.
+        until: Only entries before this instant.
+        actor: Only those of this key, user, message or named person.
+        object: Only those of this object, such as job/nightly.
+        action: Only this action, such as job.submit.
+        door: Only by this door.
+    """
+
+    all_tenants: Flag = False
+    since: Instant | None = None
+    until: Instant | None = None
+    actor: Text | None = None
+    object: Annotated[str, AfterValidator(one_line(MAX_OBJECT))] | None = None
+    action: Text | None = None
+    door: Literal["rest", "kafka", "cli", "client", "console"] | None = None
+
+
+class KeyBody(StrictModel):
+    """Body of a new key.
+
+    Attributes:
+        name: Shown in lists and in the audit log.
+        scopes: Its rights; admin has all of them.
+        lifetime: The time after which it expires; by default never.
+        rate: Its requests a second; by default the setting of the API.
+        all_tenants: True for a key of all tenants.
+    """
+
+    name: Key
+    scopes: Annotated[list[Literal["read", "write", "operate", "admin"]], Field(min_length=1, max_length=4)]
+    lifetime: Annotated[timedelta, BeforeValidator(span(timedelta(seconds=1), MAX_LIFETIME))] | None = None
+    rate: Annotated[float, Field(gt=0, le=MAX_RATE)] | None = None
+    all_tenants: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class KeysPage:
+    """Keys, the newest first."""
+
+    keys: tuple[ApiKeySummary, ...]
+    next_cursor: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RevokedKey:
+    """Result of a revocation: `unchanged` if the key was revoked before."""
+
+    unchanged: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AuditLogPage:
+    """Entries of the audit log, the newest first. A page may be empty and have a cursor."""
+
+    entries: tuple[AuditEntry, ...]
+    next_cursor: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class KeysApi:
+    """Calls about keys and the audit log.
+
+    Args:
+        reads: The threads of reads.
+        writes: The threads of changes.
+    """
+
+    reads: Workers
+    writes: Workers
+
+    def add_to(self, router: APIRouter) -> None:
+        """Add the routes."""
+        route = partial(add_route, router, scope=Scope.ADMIN)
+        route("GET", _KEYS, self.list, query=KeysQuery, answer=KeysPage, example=examples.KEYS)
+        route("POST", _KEYS, self.create, query=TenantQuery, status=HTTPStatus.CREATED, answer=NewApiKey,
+              example=examples.NEW_KEY, body=body_of(KeyBody),
+              sent={"name": "ci", "scopes": ["write"], "lifetime": "90d"})  # fmt: skip
+        route("POST", f"{_KEYS}/{{key_id}}:revoke", self.revoke, query=TenantQuery, answer=RevokedKey,
+              example={"unchanged": False})  # fmt: skip
+        route("GET", "/api/v1/audit-log", self.audit_log, query=AuditQuery, answer=AuditLogPage,
+              example=examples.AUDIT_LOG)  # fmt: skip
+
+    async def list(self, request: Request, caller: Admin) -> Response:
+        """List keys, the newest first, each with its last use."""
+        query = read_query(request, KeysQuery)
+        tenant = _tenant(caller, all_tenants=query.all_tenants)
+        at, key_id = read_cursor(query.cursor, datetime, str) if query.cursor else (None, None)
+        after = (at, key_id) if isinstance(at, datetime) and isinstance(key_id, str) else None
+
+        def read(connection: Connection) -> KeysPage:
+            with connection.snapshot() as reading:
+                page = list_api_keys(reading, tenant, after=after, limit=query.limit)
+            return KeysPage(tuple(page.keys), None if page.next is None else write_cursor(*page.next))
+
+        return await answer(self.reads, caller, read)
+
+    async def create(self, request: Request, caller: Admin) -> Response:
+        """Create a key; the answer alone has its secret."""
+        read_query(request, TenantQuery)
+        body = await read_body(request, KeyBody)
+        if body.all_tenants:
+            ensure_all_tenants(caller)
+
+        def change(connection: Connection) -> NewApiKey:
+            return ApiKeys(connection).create(
+                body.name, body.scopes, all_tenants=body.all_tenants, lifetime=body.lifetime, rate=body.rate
+            )
+
+        return await answer(
+            self.writes, caller, change, status=HTTPStatus.CREATED, headers={"Cache-Control": "no-store"}
+        )
+
+    async def revoke(self, request: Request, caller: Admin) -> Response:
+        """Revoke a key; it opens nothing from the next second on."""
+        read_query(request, TenantQuery)
+        await read_document(request)
+        key_id = str(request.path_params["key_id"])
+        if not (key_id.isascii() and key_id.isalnum()):
+            raise UnknownApiKey(key_id[:40])
+
+        def change(connection: Connection) -> RevokedKey:
+            return RevokedKey(unchanged=not ApiKeys(connection).revoke(key_id, all_tenants=caller.all_tenants))
+
+        return await answer(self.writes, caller, change)
+
+    async def audit_log(self, request: Request, caller: Admin) -> Response:
+        """List changes and operations with their actors, the newest first."""
+        query = read_query(request, AuditQuery)
+        tenant = _tenant(caller, all_tenants=query.all_tenants)
+        at, number = read_cursor(query.cursor, datetime, int) if query.cursor else (None, None)
+        after = (at, number) if isinstance(at, datetime) and isinstance(number, int) else None
+        fits: AuditFilter = {
+            "since": query.since, "until": query.until, "actor": query.actor, "object": query.object,
+            "action": query.action, "door": query.door,
+        }  # fmt: skip
+
+        def read(connection: Connection) -> AuditLogPage:
+            with connection.snapshot() as reading:
+                page = list_audit_log(reading, tenant, after=after, limit=query.limit, **fits)
+            return AuditLogPage(tuple(page.entries), None if page.next is None else write_cursor(*page.next))
+
+        return await answer(self.reads, caller, read)
+
+
+def _tenant(caller: Caller, *, all_tenants: bool) -> str | None:
+    if all_tenants:
+        ensure_all_tenants(caller)
+    return None if all_tenants else caller.tenant

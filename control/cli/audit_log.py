@@ -1,0 +1,91 @@
+"""`tidewheel audit-log`: changes and operations with their actors."""
+
+import re
+from typing import Annotated
+
+import typer
+
+from tidewheel.control.cli.options import DEFAULT_TENANT, Limit, Tenant, reading
+from tidewheel.control.cli.output import Output, OutputOption, print_document, print_table
+from tidewheel.control.cli.tables import Cell
+from tidewheel.control.cli.time_options import Tz, read_instant
+from tidewheel.control.reads.audit_log import AuditEntry, Place, list_audit_log
+from tidewheel.errors import refuse
+from tidewheel.jobs.values import format_timestamp
+
+_PLACE = re.compile(r"(\S{20,40})/(\d{1,18})", re.ASCII)
+
+
+def audit_log(
+    *,
+    since: Annotated[str | None, typer.Option(metavar="TIME", help="Only entries of this time or later.")] = None,
+    until: Annotated[str | None, typer.Option(metavar="TIME", help="Only entries before this time.")] = None,
+    actor: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only those of this key, user, message or named person.")
+    ] = None,
+    changed: Annotated[
+        str | None, typer.Option("--object", metavar="OBJECT", help="Only those of this object, such as job/nightly.")
+    ] = None,
+    action: Annotated[str | None, typer.Option(metavar="TYPE", help="Only this action, such as job.submit.")] = None,
+    door: Annotated[
+        str | None, typer.Option(metavar="DOOR", help="Only by this door: rest, kafka, cli, client or console.")
+    ] = None,
+    after: Annotated[
+        str | None, typer.Option(metavar="PLACE", help="Begin after this place; the last line of a page names it.")
+    ] = None,
+    all_tenants: Annotated[
+        bool, typer.Option("--all-tenants", help="The entries of every tenant and of the whole installation.")
+    ] = False,
+    timezone: Tz = None,
+    number: Limit = 50,
+    tenant: Tenant = DEFAULT_TENANT,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """List changes and operations, the newest first: when, by whom, by which door, with which result.
+
+    Accepted triggers and unchanged submits are not recorded. Nothing verifies an actor that has a question mark.
+    """
+    with reading() as connection:
+        page = list_audit_log(
+            connection,
+            None if all_tenants else tenant,
+            after=_place(after) if after else None,
+            limit=number,
+            since=read_instant(since, "--since", timezone) if since else None,
+            until=read_instant(until, "--until", timezone) if until else None,
+            actor=actor,
+            object=changed,
+            action=action,
+            door=door,
+        )
+    if output is not Output.TEXT:
+        print_document(page, output)
+        return
+    if page.entries:
+        print_table(("at", "actor", "door", "action", "object", "version", "result"), map(_row, page.entries))
+    elif page.next is None:
+        typer.echo("no entries")
+    if page.next is not None:
+        at, entry_id = page.next
+        typer.echo(f"more: add --after {format_timestamp(at)}/{entry_id}")
+
+
+def _place(text: str) -> Place:
+    if (found := _PLACE.fullmatch(text)) is None:
+        refuse("--after", f"{text!r} is no place", "copy it from the last line of a page")
+    return read_instant(found[1], "--after"), int(found[2])
+
+
+def _row(entry: AuditEntry) -> tuple[Cell, ...]:
+    actor = f"{entry.named}?, {entry.actor}" if entry.named else entry.actor
+    before, after = entry.version_before, entry.version_after
+    versions = "" if before == after else f"{before or '-'} to {after or '-'}"
+    return (
+        entry.at,
+        actor if entry.verified else f"{actor}?",
+        entry.door,
+        entry.action,
+        entry.object if entry.objects == 1 else f"{entry.object} ({entry.objects:,})",
+        versions,
+        entry.result,
+    )

@@ -1,0 +1,91 @@
+"""`tidewheel key create | list | revoke`: keys of the HTTP API."""
+
+from typing import Annotated
+
+import typer
+
+from tidewheel.control.cli.options import DEFAULT_TENANT, Limit, Tenant, reading, requesting
+from tidewheel.control.cli.output import Output, OutputOption, print_document, print_result, print_table
+from tidewheel.control.cli.tables import Cell
+from tidewheel.control.reads.api_keys import ApiKeySummary, list_api_keys
+from tidewheel.errors import refuse
+from tidewheel.jobs.invalid import InvalidValue
+from tidewheel.jobs.values import parse_duration
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Shown in lists and in the audit log.")]
+KeyId = Annotated[str, typer.Argument(metavar="ID", help="The key's id, the part after tw_.")]
+AllTenants = Annotated[bool, typer.Option("--all-tenants", help="A key of all tenants.")]
+
+
+def create(
+    name: Name,
+    *,
+    scope: Annotated[
+        list[str],
+        typer.Option(metavar="SCOPE", help="A right: read, write, operate, or admin, which has all; repeatable."),
+    ],
+    expires: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="Lifetime, such as 90d; by default the key does not expire.")
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option(metavar="N", help="Requests a second, instead of TIDEWHEEL_API_KEY_RATE.")
+    ] = None,
+    all_tenants: AllTenants = False,
+    tenant: Tenant = DEFAULT_TENANT,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Create a key of the HTTP API, and print it once.
+
+    Clients send it as Authorization: Bearer. Only a digest of it is stored: a lost key is revoked and replaced.
+    """
+    try:
+        lifetime = None if expires is None else parse_duration(expires)
+    except InvalidValue as error:
+        refuse("--expires", error.errors[0].problem, error.errors[0].remedy)
+    with requesting(tenant) as client:
+        made = client.api_keys.create(name, scope, all_tenants=all_tenants, lifetime=lifetime, rate=rate)
+    if output is not Output.TEXT:
+        print_document(made, output)
+        return
+    typer.echo(made.key)
+    typer.echo(f"the key is not shown again; `tidewheel key revoke {made.summary.key_id}` ends it", err=True)
+
+
+def list_keys(
+    *,
+    number: Limit = 50,
+    all_tenants: Annotated[bool, typer.Option("--all-tenants", help="The keys of every tenant.")] = False,
+    tenant: Tenant = DEFAULT_TENANT,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """List keys, the newest first, each with its last use."""
+    with reading() as connection:
+        found = list_api_keys(connection, None if all_tenants else tenant, limit=number).keys
+    if output is not Output.TEXT:
+        print_document({"keys": found}, output)
+    elif found:
+        print_table(("id", "name", "tenant", "scopes", "created", "expires", "last used", "revoked"), map(_row, found))
+    else:
+        typer.echo("no keys")
+
+
+def revoke(key_id: KeyId, output: OutputOption = Output.TEXT) -> None:
+    """Revoke a key of any tenant; it opens nothing from the next second on."""
+    with requesting(DEFAULT_TENANT) as client:
+        changed = client.api_keys.revoke(key_id, all_tenants=True)
+    print_result(
+        ["revoked" if changed else "unchanged: the key was revoked already"], {"unchanged": not changed}, output
+    )
+
+
+def _row(key: ApiKeySummary) -> tuple[Cell, ...]:
+    return (
+        key.key_id,
+        key.name,
+        key.tenant,
+        " ".join(key.scopes),
+        key.created_at,
+        key.expires_at or "never",
+        key.last_used_at or "never",
+        key.revoked_at or "",
+    )

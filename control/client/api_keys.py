@@ -1,0 +1,133 @@
+"""`client.api_keys`: create, list and revoke keys of the HTTP API."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import cast
+
+from tidewheel.api_keys import Scope, new_key
+from tidewheel.audit import ALL_TENANTS, Change, record_change
+from tidewheel.control.client.connection import Connection
+from tidewheel.control.reads.api_keys import ApiKeyPage, ApiKeySummary, list_api_keys
+from tidewheel.control.reads.tenants import require_tenant
+from tidewheel.errors import UnknownApiKey, refuse
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+
+_SQL = Statements("tidewheel.control")
+_ADD_API_KEY = _SQL["add_api_key"]
+_REVOKE_API_KEY = _SQL["revoke_api_key"]
+
+MAX_RATE = 1_000_000
+MAX_LIFETIME = timedelta(days=3660)
+
+
+@dataclass(frozen=True, slots=True)
+class NewApiKey:
+    """A key that was created.
+
+    Args:
+        key: The whole key, which is not stored and is shown once.
+        summary: What is stored of it.
+    """
+
+    key: str
+    summary: ApiKeySummary
+
+
+class ApiKeys:
+    """Requests about keys of the HTTP API."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def create(
+        self,
+        name: str,
+        scopes: Sequence[Scope | str],
+        *,
+        all_tenants: bool = False,
+        lifetime: timedelta | None = None,
+        rate: float | None = None,
+    ) -> NewApiKey:
+        """Create a key of the client's tenant.
+
+        Args:
+            name: Shown in lists and in the audit log.
+            scopes: Its rights: read, write, operate, admin, which has all of them.
+            all_tenants: True for a key of all tenants.
+            lifetime: The time after which it expires; by default never.
+            rate: Its requests a second; by default the setting of the API.
+
+        Raises:
+            Refused: An argument does not fit, or there is no such tenant.
+            Unavailable: The database does not answer.
+        """
+        tenant = ALL_TENANTS if all_tenants else self._connection.tenant
+        known = sorted({_scope(each) for each in scopes}, key=list(Scope).index)
+        _ensure_fits(name, known, lifetime, rate)
+        made = new_key()
+        columns: dict[str, object] = {
+            "key_id": made.key_id, "tenant": tenant, "name": name, "secret_hash": made.hash,
+            "scopes": [scope.value for scope in known], "rate": rate, "lifetime": lifetime,
+        }  # fmt: skip
+
+        def add(connection: Conn) -> tuple[datetime, datetime | None]:
+            if not all_tenants:
+                require_tenant(connection, tenant)
+            row = connection.execute(_ADD_API_KEY, columns, binary=True).fetchone()
+            record_change(connection, self._connection.actor, Change(tenant, "key.create", f"key/{made.key_id}"))
+            return cast("tuple[datetime, datetime | None]", row)
+
+        created_at, expires_at = self._connection.write(add, once=True)
+        summary = ApiKeySummary(made.key_id, name, tenant, tuple(known), rate, created_at, expires_at, None, None)
+        return NewApiKey(made.text, summary)
+
+    def list(
+        self, *, all_tenants: bool = False, after: tuple[datetime, str] | None = None, limit: int = 50
+    ) -> ApiKeyPage:
+        """List the keys of the client's tenant, the newest first; with `all_tenants` every key."""
+        with self._connection.snapshot() as connection:
+            tenant = None if all_tenants else self._connection.tenant
+            return list_api_keys(connection, tenant, after=after, limit=limit)
+
+    def revoke(self, key_id: str, *, all_tenants: bool = False) -> bool:
+        """Revoke a key of the client's tenant, or of any; API processes refuse it within a second.
+
+        Returns:
+            False if it was revoked before.
+
+        Raises:
+            UnknownApiKey: There is no such key.
+            Unavailable: The database does not answer.
+        """
+        columns = {"key_id": key_id, "tenant": None if all_tenants else self._connection.tenant}
+
+        def revoke(connection: Conn) -> bool:
+            row = connection.execute(_REVOKE_API_KEY, columns, binary=True).fetchone()
+            if row is None:
+                raise UnknownApiKey(key_id)
+            tenant, was_revoked = cast("tuple[str, bool]", row)
+            if not was_revoked:
+                record_change(connection, self._connection.actor, Change(tenant, "key.revoke", f"key/{key_id}"))
+            return not was_revoked
+
+        return self._connection.write(revoke)
+
+
+def _scope(given: Scope | str) -> Scope:
+    try:
+        return Scope(given)
+    except ValueError:
+        refuse("scopes", f"{given!r} is no scope", f"write one of {', '.join(Scope)}")
+
+
+def _ensure_fits(name: str, scopes: Sequence[Scope], lifetime: timedelta | None, rate: float | None) -> None:
+    if not (name.strip() and name.isprintable() and len(name) <= 255):
+        refuse("name", "it is empty, too long, or has characters that cannot be shown", "write 1 to 255 characters")
+    if not scopes:
+        refuse("scopes", "a key without a scope opens nothing", f"write some of {', '.join(Scope)}")
+    if lifetime is not None and not timedelta(0) < lifetime <= MAX_LIFETIME:
+        refuse("lifetime", f"{lifetime} is not a lifetime", f"write at most {MAX_LIFETIME.days} days, such as 90d")
+    if rate is not None and not 0 < rate <= MAX_RATE:
+        refuse("rate", f"{rate} is not a rate", f"write a number of requests a second, at most {MAX_RATE}")

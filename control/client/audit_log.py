@@ -1,0 +1,33 @@
+"""`client.audit_log`: list changes and operations with their actors."""
+
+from typing import Unpack
+
+from tidewheel.control.client.connection import Connection
+from tidewheel.control.reads.audit_log import AuditFilter, AuditPage, Place, list_audit_log
+
+
+class AuditLog:
+    """Reads of the audit log."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def list(
+        self,
+        *,
+        all_tenants: bool = False,
+        after: Place | None = None,
+        limit: int = 50,
+        **fits: Unpack[AuditFilter],
+    ) -> AuditPage:
+        """List a page of the entries of the client's tenant, the newest first.
+
+        Args:
+            all_tenants: True for the entries of all tenants, and of the whole installation.
+            after: The `next` of the page before.
+            limit: How many at most.
+            **fits: Only the entries that fit all of these.
+        """
+        with self._connection.snapshot() as connection:
+            tenant = None if all_tenants else self._connection.tenant
+            return list_audit_log(connection, tenant, after=after, limit=limit, **fits)

@@ -1,0 +1,104 @@
+"""Changes for the audit log: a row for each request that changes or operates, accepted or refused.
+
+Accepted triggers and unchanged requests are left out, and so are refused triggers and the reports of attempts: one
+client in a loop would write more rows than all operators.
+"""
+
+from collections.abc import Iterable
+
+from tidewheel.audit import Actor, ActorKind, Change, Door, process_actor, record
+from tidewheel.intake.request import ReceivedRequest
+from tidewheel.jobs.requests import (
+    BackfillCancel,
+    BackfillPause,
+    BackfillResume,
+    CalendarDelete,
+    CalendarPut,
+    Freeze,
+    JobDelete,
+    JobRollback,
+    JobSubmit,
+    JobTrigger,
+    RunCancel,
+    RunComplete,
+    RunHeartbeat,
+    RunRetry,
+    RunsCancel,
+    Thaw,
+)
+from tidewheel.postgres.session import Conn
+from tidewheel.schemas.generated.records import Reply, ReplyStatus
+from tidewheel.transitions.after_end import is_pause_on_failure
+
+_UNRECORDED = frozenset({JobTrigger, RunComplete, RunHeartbeat})
+_SYSTEM = Actor(Door.KAFKA, ActorKind.SYSTEM, "pause_on_failure")
+
+
+def is_recorded(received: ReceivedRequest) -> bool:
+    """Return True if the type of a request belongs into the audit log."""
+    return type(received.request) not in _UNRECORDED
+
+
+def record_requests(connection: Conn, actor: Actor | None, changes: Iterable[tuple[ReceivedRequest, Reply]]) -> None:
+    """Record requests that were accepted and change rows, or were refused, in the caller's transaction.
+
+    Args:
+        connection: Inside a transaction.
+        actor: The origin of requests that did not come by Kafka; None for the user of this process.
+        changes: The requests, each with its reply.
+    """
+    record(connection, ((_actor(received, actor), _change(received, reply)) for received, reply in changes))
+
+
+def _actor(received: ReceivedRequest, actor: Actor | None) -> Actor:
+    if received.origin is None:
+        return actor or process_actor()
+    if is_pause_on_failure(received.request.request_id):
+        return _SYSTEM
+    request = received.request
+    named = received.named or (request.by if isinstance(request, Freeze) else None)
+    return Actor(Door.KAFKA, ActorKind.MESSAGE, received.requested_from or "", named)
+
+
+def _change(received: ReceivedRequest, reply: Reply) -> Change:
+    request = received.request
+    is_accepted = reply.status is ReplyStatus.ACCEPTED
+    before = after = reply.job_version if is_accepted else None
+    if isinstance(request, JobSubmit | JobRollback) and after is not None:
+        before = after - 1 or None
+    elif isinstance(request, JobDelete):
+        after = None
+    return Change(
+        received.tenant,
+        request.type,
+        _object(received, reply),
+        request.request_id,
+        before,
+        after,
+        result="accepted" if is_accepted else reply.code or "rejected",
+    )
+
+
+def _object(received: ReceivedRequest, reply: Reply) -> str:
+    request = received.request
+    match request:
+        case RunCancel() | RunRetry():
+            return f"run/{request.run_id}"
+        case RunsCancel():
+            return "runs" if reply.cancellation_id is None else f"cancellation/{reply.cancellation_id}"
+        case CalendarPut() | CalendarDelete():
+            return f"calendar/{request.name}"
+        case Freeze() | Thaw():
+            return f"freeze/{_scope(request)}"
+        case BackfillPause() | BackfillResume() | BackfillCancel():
+            return f"backfill/{request.backfill_id}"
+        case _:
+            return f"job/{received.key or ''}"
+
+
+def _scope(request: Freeze | Thaw) -> str:
+    parts = [request.scope] if request.scope else []
+    parts += [f"queue={request.queue}"] if request.queue else []
+    parts += [f"label={name}={value}" for name, value in (request.labels or {}).items()]
+    parts += [f"key_prefix={request.key_prefix}"] if request.key_prefix else []
+    return ",".join(parts)

@@ -1,0 +1,133 @@
+"""The audit log: a row for each change, in its transaction, by whichever door; and for nothing else."""
+
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.fixtures.database import Database
+from tests.transitions.acts import about, apply_batch, submission, submit, trigger
+from tidewheel.audit import process_user
+from tidewheel.control.client.bulk_load import BulkLoader, JobText
+from tidewheel.control.client.client import Client
+from tidewheel.control.client.own_runs import cancel
+from tidewheel.intake.apply import apply_requests
+from tidewheel.intake.request import ReceivedRequest
+from tidewheel.jobs.parsing import parse_request
+from tidewheel.process.service import Shutdown
+from tidewheel.scheduler.retention import Retention
+from tidewheel.schemas.generated.records import RequestOrigin
+
+
+def entries(database: Database) -> list[tuple[Any, ...]]:
+    """The action, the object and the result of each entry, in order."""
+    return database.rows("SELECT action, object, result FROM audit_log ORDER BY id")
+
+
+def test_changes_and_refusals_are_recorded_and_triggers_and_repeats_are_not(database: Database) -> None:
+    submit(database, "a")
+    submit(database, "a")  # unchanged
+    submit(database, "a", payload=2)
+    run = trigger(database, "a")
+    apply_batch(database, about("job.trigger", "none"))
+    apply_batch(database, about("job.pause", "a") | {"request_id": "r-1"})
+    apply_batch(database, about("job.pause", "a") | {"request_id": "r-1"})  # the first reply again
+    apply_batch(database, about("job.pause", "a"))  # paused already
+    apply_batch(database, about("job.rollback", "a", version=1))
+    apply_batch(database, about("job.delete", "none"))
+    apply_batch(database, {"type": "run.cancel", "run_id": str(run)})
+    apply_batch(database, {"type": "freeze", "queue": "q"})
+    apply_batch(database, {"type": "calendar.put", "name": "days", "days": ["2026-12-24"]})
+    apply_batch(database, about("job.delete", "a"))
+    assert entries(database) == [
+        ("job.submit", "job/a", "accepted"),
+        ("job.submit", "job/a", "accepted"),
+        ("job.pause", "job/a", "accepted"),
+        ("job.rollback", "job/a", "accepted"),
+        ("job.delete", "job/none", "unknown_job"),
+        ("run.cancel", f"run/{run}", "accepted"),
+        ("freeze", "freeze/queue=q", "accepted"),
+        ("calendar.put", "calendar/days", "accepted"),
+        ("job.delete", "job/a", "accepted"),
+    ]
+    versions = database.rows("SELECT version_before, version_after FROM audit_log WHERE object = 'job/a' ORDER BY id")
+    assert versions == [(None, 1), (1, 2), (2, 2), (2, 3), (3, None)]
+    [(door, kind, actor, request_id)] = database.rows(
+        "SELECT door, actor_kind, actor, request_id FROM audit_log WHERE action = 'job.pause'"
+    )
+    assert (door, kind, actor, request_id) == ("client", "user", process_user(), "r-1")
+
+
+def test_change_that_is_rolled_back_leaves_no_entry(database: Database) -> None:
+    with database.session().transaction() as connection:
+        apply_requests(connection, database.installation, [ReceivedRequest(parse_request(submission("a")))])
+        assert connection.execute("SELECT count(*) FROM audit_log").fetchone() == (1,)
+        connection.rollback()
+    assert entries(database) == []
+
+
+def test_message_is_recorded_by_its_coordinates_with_the_unverified_person_that_it_names(database: Database) -> None:
+    origin = RequestOrigin(topic="tidewheel.requests", partition=3, offset=17)
+    documents = (submission("a"), {"type": "freeze", "scope": "tenant", "by": "bob"})
+    with database.transaction() as connection:
+        for document, named in zip(documents, ("anna", None), strict=True):
+            received = ReceivedRequest(parse_request(document), origin, named=named)
+            apply_requests(connection, database.installation, [received])
+    found = database.rows("SELECT door, actor_kind, actor, named FROM audit_log ORDER BY id")
+    place = "tidewheel.requests/3/17"
+    assert found == [("kafka", "message", place, "anna"), ("kafka", "message", place, "bob")]
+    with Client(database.url) as client:
+        assert {entry.verified for entry in client.audit_log.list().entries} == {False}
+
+
+def test_bulk_load_writes_one_entry_for_a_batch(database: Database) -> None:
+    jobs = [JobText(f"line {n}", {"key": f"job-{n}", "schedule": "manual", "target": "a"}) for n in range(50)]
+    with BulkLoader(database.url) as loader:
+        loader.load(jobs)
+        loader.load(jobs)  # creates nothing
+    assert database.rows("SELECT action, object, objects, door FROM audit_log") == [("job.load", "jobs", 50, "cli")]
+
+
+def test_cancel_in_the_callers_transaction_is_recorded_with_its_role(database: Database) -> None:
+    submit(database)
+    run = trigger(database)
+    with database.transaction() as connection:
+        cancel(connection, run)
+    role = database.value("SELECT session_user::text")
+    found = database.rows("SELECT door, actor_kind, actor, object FROM audit_log WHERE action = 'run.cancel'")
+    assert found == [("client", "role", role, f"run/{run}")]
+
+
+def test_keys_are_recorded_when_they_are_created_and_revoked(database: Database) -> None:
+    with Client(database.url) as client:
+        made = client.api_keys.create("ci", ["write"]).summary
+        assert client.api_keys.revoke(made.key_id)
+        assert not client.api_keys.revoke(made.key_id)
+        page = client.audit_log.list(object=f"key/{made.key_id}")
+    assert [entry.action for entry in page.entries] == ["key.revoke", "key.create"]
+
+
+@pytest.mark.parametrize(
+    "statement", ["UPDATE audit_log SET actor = 'x'", "DELETE FROM audit_log", "DELETE FROM audit_log WHERE at < now()"]
+)
+def test_entries_are_neither_changed_nor_deleted(database: Database, statement: Any) -> None:  # noqa: ANN401 - a literal
+    submit(database)
+    with pytest.raises(psycopg.errors.InsufficientPrivilege, match="audit_log"):
+        database.execute(statement)
+    assert database.count("audit_log") == 1
+
+
+def test_retention_deletes_entries_older_than_its_setting(database: Database) -> None:
+    for age in (500, 300):
+        database.execute(
+            "INSERT INTO audit_log (at, tenant, door, actor_kind, actor, action, object)"
+            " VALUES (tidewheel_now() - make_interval(days => %s), 'default', 'cli', 'user', 'a', 'thaw', 'freeze/a')",
+            [age],
+        )
+    retention = Retention(database.url, timedelta(days=90), timedelta(days=400), Shutdown())
+    try:
+        retention.step()
+    finally:
+        retention.close()
+    assert database.count("audit_log") == 1

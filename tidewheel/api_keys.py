@@ -1,0 +1,126 @@
+"""API keys: their text, their scopes, and a limit on the rate of their requests.
+
+A key is `tw_<id>_<secret><checksum>`: ten characters, 43 that hold 256 random bits, and six. The checksum recognizes a
+typing error before any look-up, and a scanner of texts finds keys with few false alarms. The database has the SHA-256
+of the secret. A slow hash protects passwords, which can be guessed: 256 random bits cannot.
+"""
+
+import hmac
+import re
+import secrets
+import string
+from dataclasses import dataclass
+from enum import StrEnum
+from hashlib import sha256
+from zlib import crc32
+
+_LETTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase
+_ID_LETTERS = string.digits + string.ascii_lowercase
+_ID_CHARACTERS = 10
+_SECRET_CHARACTERS = 43  # 62 ** 43 is more than 2 ** 256
+_CHECKSUM_CHARACTERS = 6  # 62 ** 6 is more than 2 ** 32
+_KEY = re.compile(
+    rf"tw_([0-9a-z]{{{_ID_CHARACTERS}}})_([0-9A-Za-z]{{{_SECRET_CHARACTERS}}})([0-9A-Za-z]{{{_CHECKSUM_CHARACTERS}}})",
+    re.ASCII,
+)
+
+PREFIX = "tw_"
+
+
+class Scope(StrEnum):
+    """A right that a route needs."""
+
+    READ = "read"
+    """Lists and details."""
+    WRITE = "write"
+    """Jobs: create, change, delete, trigger."""
+    OPERATE = "operate"
+    """Runs and dead letters: cancel, retry, redrive, backfill, pause."""
+    ADMIN = "admin"
+    """All of these, keys and the audit log; with a key of all tenants, the whole installation."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """The parts of a key.
+
+    Args:
+        key_id: Its id, which is no secret.
+        secret: Its secret.
+    """
+
+    key_id: str
+    secret: str
+
+    @property
+    def text(self) -> str:
+        """The whole key, as a client sends it."""
+        body = f"{PREFIX}{self.key_id}_{self.secret}"
+        return body + _checksum(body)
+
+    @property
+    def hash(self) -> bytes:
+        """The digest that is stored."""
+        return sha256(self.secret.encode()).digest()
+
+    def fits(self, stored: bytes) -> bool:
+        """Compare with a stored digest, in a time that does not depend on the secret."""
+        return hmac.compare_digest(self.hash, stored)
+
+
+def new_key() -> ApiKey:
+    """Return a random key."""
+    key_id = "".join(secrets.choice(_ID_LETTERS) for _ in range(_ID_CHARACTERS))
+    return ApiKey(key_id, _digits(secrets.randbits(256), _SECRET_CHARACTERS))
+
+
+def read_key(text: str) -> ApiKey | None:
+    """Return the parts of a key; None if the text is no key, or has a typing error.
+
+    >>> key = new_key()
+    >>> read_key(key.text) == key, read_key(key.text[:-1] + "?"), read_key(key.text.swapcase())
+    (True, None, None)
+    """
+    found = _KEY.fullmatch(text)
+    if found is None or not hmac.compare_digest(_checksum(text[:-_CHECKSUM_CHARACTERS]), found[3]):
+        return None
+    return ApiKey(found[1], found[2])
+
+
+class Bucket:
+    """A token bucket: a number of requests a second, and those of two seconds at once.
+
+    Args:
+        rate: Requests a second.
+        now: Seconds of a monotonic clock.
+    """
+
+    def __init__(self, rate: float, now: float) -> None:
+        self._rate, self._most = rate, max(2 * rate, 1.0)
+        self._left, self._at = self._most, now
+
+    def take(self, now: float) -> float:
+        """Take a token; return 0, or the seconds until there is one."""
+        self._left = min(self._most, self._left + (now - self._at) * self._rate)
+        self._at = now
+        if self._left < 1:
+            return (1 - self._left) / self._rate
+        self._left -= 1
+        return 0.0
+
+    def change(self, rate: float) -> None:
+        """Use another rate from now on."""
+        self._rate, self._most = rate, max(2 * rate, 1.0)
+
+
+def _checksum(body: str) -> str:
+    return _digits(crc32(body.encode()), _CHECKSUM_CHARACTERS)
+
+
+def _digits(number: int, count: int) -> str:
+    """Return a number with digits of base 62, the last one first."""
+    found: list[str] = []
+    for _ in range(count):
+        number, digit = divmod(number, len(_LETTERS))
+        found.append(_LETTERS[digit])
+    return "".join(found)

@@ -1,0 +1,159 @@
+"""The audit log: changes and operations with their actor, written in the transaction of the change.
+
+Accepted triggers, unchanged submits and the reports of attempts are not recorded. A key is the one actor that Tidewheel
+verifies, beside the role of a session in PostgreSQL. A person that a sender names is stored beside the actor.
+"""
+
+import os
+import pwd
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+
+from tidewheel.postgres.pg_copy import NULL, columns, copy_rows, int4, int8, text
+from tidewheel.postgres.session import Conn
+
+ALL_TENANTS = "*"
+"""In the place of a tenant: a key of all tenants, or a change of the whole installation."""
+
+ACTOR_HEADER = "tidewheel-actor"
+"""Header of a message or of an HTTP request: the name of a person, which nothing verifies."""
+
+MAX_NAME = 255
+
+MAX_OBJECT = 300
+"""Characters of an object, which an index has: the labels of a freeze may be longer, and are cut off."""
+
+_COPY = """
+COPY audit_log (tenant, door, actor_kind, actor, named, key_id, action, object, request_id, version_before,
+                version_after, objects, result) FROM STDIN (FORMAT BINARY)
+"""
+_HEAD = columns(13)
+
+
+class Door(StrEnum):
+    """The way by which a change came."""
+
+    REST = "rest"
+    KAFKA = "kafka"
+    CLI = "cli"
+    CLIENT = "client"
+    CONSOLE = "console"
+
+
+class ActorKind(StrEnum):
+    """The kind of an actor's name."""
+
+    KEY = "key"
+    """The name of an API key, whose secret was shown."""
+    LOCAL = "local"
+    """A client on the machine of an API that has no token; its address."""
+    USER = "user"
+    """The user of the operating system, as the process reports it."""
+    MESSAGE = "message"
+    """The coordinates of a message."""
+    ROLE = "role"
+    """The role of a session in PostgreSQL."""
+    SYSTEM = "system"
+    """Tidewheel itself, by a rule of a job, as its request on the topic reports it."""
+
+    @property
+    def is_verified(self) -> bool:
+        """True if Tidewheel or PostgreSQL has verified the actor."""
+        return self in {ActorKind.KEY, ActorKind.ROLE}
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """The origin of a change.
+
+    Args:
+        door: The way by which it came.
+        kind: The kind of `name`.
+        name: The name of the key or the user, or the coordinates of the message.
+        named: The person that the sender has named.
+        key_id: The API key.
+    """
+
+    door: Door
+    kind: ActorKind
+    name: str
+    named: str | None = None
+    key_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change, or its refusal.
+
+    Args:
+        tenant: Its tenant; `*` for the whole installation.
+        action: The type of the request, such as `job.submit`.
+        object: The object, such as `job/nightly`.
+        request_id: The request's id.
+        before: The version of the job before.
+        after: The version of the job after.
+        objects: The number of objects that a batch has changed.
+        result: `accepted`, or the code of the refusal.
+    """
+
+    tenant: str
+    action: str
+    object: str
+    request_id: str | None = None
+    before: int | None = None
+    after: int | None = None
+    objects: int = 1
+    result: str = "accepted"
+
+
+@cache
+def process_actor(door: Door = Door.CLIENT) -> Actor:
+    """Return the user of this process as actor."""
+    return Actor(door, ActorKind.USER, process_user() or f"uid {os.getuid()}")
+
+
+def process_user() -> str | None:
+    """Return the name of the user of this process; None where the system has no name for it."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # a container may run under a user id without a name
+        return None
+
+
+def person(given: str | bytes | None) -> str | None:
+    r"""Return the name of a person in a header, or None: a name of other characters is left out.
+
+    >>> person(b"anna"), person(""), person("a\nb")
+    ('anna', None, None)
+    """
+    name = given.decode("utf-8", "replace") if isinstance(given, bytes) else given
+    name = (name or "").strip()
+    return name[:MAX_NAME] if name.isprintable() and name else None
+
+
+def record(connection: Conn, changes: Iterable[tuple[Actor, Change]]) -> None:
+    """Append changes to the audit log, in the caller's transaction; no change is no statement."""
+    found = list(changes)
+    if found:
+        copy_rows(connection, _COPY, [_row(actor, change) for actor, change in found])
+
+
+def record_change(connection: Conn, actor: Actor, change: Change) -> None:
+    """Append one change; see `record`."""
+    record(connection, [(actor, change)])
+
+
+def _row(actor: Actor, change: Change) -> bytes:
+    return b"".join(
+        (
+            _HEAD, text(change.tenant), text(actor.door), text(actor.kind), text(actor.name), text(actor.named),
+            text(actor.key_id), text(change.action), text(change.object[:MAX_OBJECT]), text(change.request_id),
+            _version(change.before), _version(change.after), int8(change.objects), text(change.result),
+        )
+    )  # fmt: skip
+
+
+def _version(number: int | None) -> bytes:
+    return NULL if number is None else int4(number)
