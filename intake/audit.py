@@ -97,7 +97,7 @@ def _object(received: ReceivedRequest, reply: Reply) -> str:
 
 
 def _scope(request: Freeze | Thaw) -> str:
-    parts = [request.scope] if request.scope else []
+    parts: list[str] = [request.scope] if request.scope else []
     parts += [f"queue={request.queue}"] if request.queue else []
     parts += [f"label={name}={value}" for name, value in (request.labels or {}).items()]
     parts += [f"key_prefix={request.key_prefix}"] if request.key_prefix else []

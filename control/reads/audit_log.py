@@ -128,5 +128,5 @@ def list_audit_log(
 
 
 def _entry(row: Sequence[Any]) -> AuditEntry:
-    head, (named, *rest) = row[:6], row[6:]
-    return AuditEntry(*head, ActorKind(head[4]).is_verified, named, *rest)
+    number, at, tenant, door, kind, actor, *rest = row
+    return AuditEntry(number, at, tenant, door, kind, actor, ActorKind(kind).is_verified, *rest)

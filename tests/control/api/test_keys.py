@@ -204,7 +204,7 @@ def test_long_answer_to_a_key_is_not_cut_as_a_strangers_is(door: ApiClient, monk
     [
         ({"name": "", "scopes": ["read"]}, "name"),
         ({"name": "n", "scopes": []}, "scopes"),
-        ({"name": "n", "scopes": ["reed"]}, "scopes[0]"),
+        ({"name": "n", "scopes": ["reed"]}, "scopes.0"),
         ({"name": "n", "scopes": ["read"], "lifetime": "-1d"}, "lifetime"),
         ({"name": "n", "scopes": ["read"], "rate": 0}, "rate"),
         ({"name": "n", "scopes": ["read"], "expires": "1d"}, "expires"),
@@ -276,7 +276,7 @@ def test_thousand_idle_connections_with_a_key_do_not_slow_down_beats(door: ApiCl
             since = monotonic_seconds()
             assert executor.heartbeat() == []
             took.append(monotonic_seconds() - since)
-        assert sorted(took)[BEATS // 2] < 0.1
+        assert sorted(took)[BEATS // 2] < 0.25  # of a heartbeat each second
         with httpx.Client(**executors) as another:  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
             assert enter(another).heartbeat() == []
         assert door.get("/api/v1/jobs", headers=with_key(key)).status_code == HTTPStatus.OK
