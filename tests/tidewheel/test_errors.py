@@ -25,6 +25,7 @@ _EXAMPLES: list[TidewheelError] = [
     errors.UnknownDeadLetter(7),
     errors.UnknownRedrive("7"),
     errors.UnknownFreeze("queue"),
+    errors.UnknownApiKey("k3v9x0a1bc"),
     errors.UnknownCalendar("default", "holidays", "make it"),
     errors.VersionConflict(1, 2),
     errors.RequestConflict("r-7"),
