@@ -6,9 +6,10 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tidewheel.api_keys import Scope
 from tidewheel.control.api import examples
 from tidewheel.control.api.answers import answer
-from tidewheel.control.api.callers import Admin, Scope
+from tidewheel.control.api.callers import Admin, ensure_all_tenants
 from tidewheel.control.api.openapi import add_route
 from tidewheel.control.api.queries import TenantQuery, read_query
 from tidewheel.control.api.workers import Workers
@@ -38,6 +39,7 @@ class StatusApi:
     async def status(self, request: Request, caller: Admin) -> Response:
         """Return services with their heartbeats, what is due and not done, and what is wrong."""
         read_query(request, TenantQuery)
+        ensure_all_tenants(caller)
 
         def read(connection: Connection) -> FleetStatus:
             with connection.snapshot() as reading:

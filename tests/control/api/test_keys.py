@@ -93,7 +93,8 @@ def test_tenant_of_others_is_answered_as_one_that_does_not_exist(door: ApiClient
     refusal(door.get("/api/v1/jobs/of-default", headers=acme), HTTPStatus.NOT_FOUND)
     for path in ("/api/v1/keys?all_tenants=true", "/api/v1/audit-log?all_tenants=true"):
         refusal(door.get(path, headers=acme), HTTPStatus.FORBIDDEN)
-    refusal(door.get("/api/v1/tenants", headers=acme), HTTPStatus.FORBIDDEN)
+    for path in ("/api/v1/tenants", "/api/v1/status"):
+        refusal(door.get(path, headers=acme), HTTPStatus.FORBIDDEN)
     refusal(door.post("/api/v1/freezes", json={"scope": "fleet"}, headers=acme), HTTPStatus.FORBIDDEN)
     theirs = created(door.database)[3:13]
     refusal(door.post(f"/api/v1/keys/{theirs}:revoke", headers=acme), HTTPStatus.NOT_FOUND)
