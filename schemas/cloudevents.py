@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Literal, TypeAlias
 
 from tidewheel.jobs.values import format_timestamp
+from tidewheel.schemas.files import json_schema_uri
 from tidewheel.schemas.generated.records import LifecycleEvent, RunStatus
 
 Headers: TypeAlias = list[tuple[str, bytes]]
@@ -17,6 +18,8 @@ _CONTENT_TYPES = {
     "application/avro": ("content-type", b"application/avro"),
     "application/json": ("content-type", b"application/json"),
 }
+_COMPLETION_SCHEMA = ("ce_dataschema", json_schema_uri("run_completed").encode())
+_LIFECYCLE_SCHEMA = ("ce_dataschema", json_schema_uri("lifecycle_event").encode())
 _COMPLETION_TYPES = {status.value: ("ce_type", f"io.tidewheel.run.{status.value}.v1".encode()) for status in RunStatus}
 
 
@@ -50,7 +53,7 @@ def completion_headers(
         _SPECVERSION,
         _CONTENT_TYPES[content_type],
     ]
-    return _traced(headers, traceparent)
+    return _completed(headers, _COMPLETION_SCHEMA, content_type, traceparent)
 
 
 def lifecycle_headers(
@@ -77,10 +80,15 @@ def lifecycle_headers(
         _SPECVERSION,
         _CONTENT_TYPES[content_type],
     ]
-    return _traced(headers, traceparent)
+    return _completed(headers, _LIFECYCLE_SCHEMA, content_type, traceparent)
 
 
-def _traced(headers: Headers, traceparent: str | None) -> Headers:
+def _completed(
+    headers: Headers, schema: tuple[str, bytes], content_type: ContentType, traceparent: str | None
+) -> Headers:
+    """Append the attributes that not all events have: Avro messages name their schema themselves."""
+    if content_type == "application/json":
+        headers.append(schema)
     if traceparent is not None:
         headers.append(("traceparent", traceparent.encode()))
     return headers

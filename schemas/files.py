@@ -6,6 +6,7 @@ fingerprints: Apache Avro 1.12 Specification, "Single-object encoding" and "Sche
 
 import json
 from functools import cache, lru_cache
+from importlib.metadata import version
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 
@@ -31,6 +32,15 @@ def released() -> dict[str, dict[str, str]]:
     """Return the texts of each released version, oldest version first."""
     versions = [folder for folder in (_HERE / "released").iterdir() if folder.is_dir()]
     return {folder.name: _texts(folder) for folder in sorted(versions, key=lambda folder: _order(folder.name))}
+
+
+@cache
+def json_schema_uri(stem: str) -> str:
+    """Return the name of the JSON schema of a record, by its file's stem: the `$id` of `json/<stem>.json`.
+
+    It names no address. It ends with this release, so that an event names the schema of the release that wrote it.
+    """
+    return f"urn:tidewheel:schema:{stem}:{version('tidewheel')}"
 
 
 @lru_cache(maxsize=1024)

@@ -10,7 +10,14 @@ import pytest
 
 from tests.strict_types import LINKED, ROOT
 
-DATA = ("tidewheel/py.typed", ".sql", ".avsc", ".sha256", "tidewheel/control/examples/")
+DATA = (
+    "tidewheel/py.typed",
+    ".sql",
+    ".avsc",
+    "tidewheel/schemas/json/request.json",
+    ".sha256",
+    "tidewheel/control/examples/",
+)
 
 
 @pytest.fixture(scope="module")

@@ -13,19 +13,17 @@ from fastapi import APIRouter, FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, TypeAdapter
-from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode, JsonSchemaValue
-from pydantic_core import core_schema
+from pydantic.json_schema import JsonSchemaMode
 from starlette.responses import JSONResponse, Response
 
 from tidewheel.api_keys import Scope
+from tidewheel.jobs.schema_forms import Forms, allow_short_forms
 from tidewheel.jobs.strict_json import Json, as_list, as_object
 
 Endpoint = Callable[..., Coroutine[Any, Any, Response]]
 
 # Fields of a request of intake that the address, the query or a header gives.
 IN_ADDRESS = ("type", "tenant", "request_id", "traceparent", "key", "run_id", "if_version")
-
-_SHORT_FORMS = frozenset({"schedule", "target", "cron"})  # fields of a job that may be a text too
 
 _REFERENCE = "#/components/schemas/{model}"
 _IN_PATH = re.compile(r"\{(\w+)\}")
@@ -61,29 +59,12 @@ _REFUSAL = {
     "description": "A problem document (RFC 9457)",
     "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}},
 }
-# The formats that a value may have beside the one that its model keeps.
-_DURATION: dict[str, object] = {
-    "description": "A duration, such as 90s, 5m, PT1H, or a number of seconds",
-    "anyOf": [{"type": "string"}, {"type": "number"}],
-}
-
-
-class _Forms(GenerateJsonSchema):
-    """Schemas of what is sent, where that differs from what a model keeps."""
-
-    def timedelta_schema(self, schema: core_schema.TimedeltaSchema) -> JsonSchemaValue:
-        del schema
-        return dict(_DURATION) if self.mode == "validation" else {"type": "string"}
-
-    def bytes_schema(self, schema: core_schema.BytesSchema) -> JsonSchemaValue:
-        del schema
-        return {} if self.mode == "validation" else {"type": "string"}
 
 
 def schema_of(kind: type[Any], mode: JsonSchemaMode = "serialization") -> dict[str, Any]:
     """Return the JSON schema of a type; its `$defs` become components of the document."""
     adapter: TypeAdapter[Any] = TypeAdapter(kind)
-    return adapter.json_schema(mode=mode, ref_template=_REFERENCE, schema_generator=_Forms)
+    return adapter.json_schema(mode=mode, ref_template=_REFERENCE, schema_generator=Forms)
 
 
 def body_of(model: type[BaseModel], *, without: Sequence[str] = ()) -> dict[str, Any]:
@@ -93,9 +74,7 @@ def body_of(model: type[BaseModel], *, without: Sequence[str] = ()) -> dict[str,
         schema["properties"].pop(name, None)
         if name in schema.get("required", []):
             schema["required"].remove(name)
-    for owner in (schema, *schema.get("$defs", {}).values()):
-        for name in _SHORT_FORMS & owner.get("properties", {}).keys():
-            owner["properties"][name] = {"anyOf": [owner["properties"][name], {"type": "string"}]}
+    allow_short_forms(schema)
     return schema
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import cast
 
+import jsonschema_rs
 import pytest
 from confluent_kafka import Producer
 
@@ -32,6 +33,9 @@ assert record_handlers
 TOPICS = ROOT / "docs" / "topics.md"
 REQUESTS = ROOT / "docs" / "requests.md"
 WIRE_CONTRACT = ROOT / "docs" / "wire-contract.md"
+SCHEMAS = {
+    "replies": "reply", "completions": "run_completed", "events": "lifecycle_event", "dead-letters": "dead_letter"
+}  # fmt: skip
 NAMES = ("reply", "run request", "completion", "event", "dead run", "dead message", "output")
 SEND_EMAIL = {"key": "send-email", "schedule": "manual", "target": "send-email"}
 TRIGGER = {"type": "job.trigger", "request_id": "r-2", "key": "send-email", "payload": {"to": "a@example.org"}}
@@ -70,6 +74,7 @@ class Records:
 def records(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Records:
     """Run jobs that succeed, fail and are missed, and a request that is none."""
     monkeypatch.setenv("TIDEWHEEL_EVENTS_ENCODING", "json")
+    monkeypatch.setenv("TIDEWHEEL_EVENTS_RUNS", "all")
     tidewheel = cast("Tidewheel", request.getfixturevalue("tidewheel"))
     reader = TopicReader(tidewheel.kafka, [topic.name for topic in tidewheel.topics.plan(["default"])])
     reader.read_to_end()
@@ -97,7 +102,19 @@ def records(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
 
 
 @pytest.mark.kafka
-def test_records_of_the_topics_page_are_real(records: Records) -> None:
+def test_records_of_the_topics_page_are_real_and_fit_their_json_schemas(records: Records) -> None:
+    types = {dict(event.headers)["ce_type"].split(b".")[3] for event in records.of("events")}
+    assert types >= {b"created", b"skipped", b"started", b"retrying"}
+    for topic, stem in SCHEMAS.items():
+        schema = json.loads((ROOT / "schemas" / "json" / f"{stem}.json").read_text("utf-8"))
+        validator = jsonschema_rs.Draft202012Validator(schema, validate_formats=True)
+        found = [seen for seen in records.of(topic) if dict(seen.headers).get("content-type") == b"application/json"]
+        assert found
+        for seen in found:
+            validator.validate(json.loads(seen.value or b""))
+            if topic in {"completions", "events"}:
+                assert dict(seen.headers)["ce_dataschema"].decode() == schema["$id"]
+
     real = records.shown()
     shown = {block.name: block for block in blocks(TOPICS) if block.what == "record"}
     assert tuple(shown) == NAMES

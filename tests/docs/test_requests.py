@@ -1,10 +1,12 @@
 """The requests that pages show are accepted by the parser, and their tables name real fields."""
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema_rs
 import pytest
 
 from tests.docs.json_blocks import documents
@@ -23,6 +25,7 @@ TABLES = {
     "freeze, thaw": Freeze,
     "run.complete": RunComplete,
 }
+_SCHEMA = jsonschema_rs.Draft202012Validator(json.loads((ROOT / "schemas/json/request.json").read_text("utf-8")))
 _FIELD = re.compile(r"`(\w+)`")
 
 
@@ -36,6 +39,24 @@ def _requests() -> Iterator[Any]:
 @pytest.mark.parametrize("document", [*_requests()])
 def test_request_of_a_page_is_accepted(document: dict[str, Any]) -> None:
     assert parse_request(document).type == document["type"]
+
+
+@pytest.mark.parametrize("document", [*_requests()])
+def test_request_of_a_page_fits_the_published_schema(document: dict[str, Any]) -> None:
+    _SCHEMA.validate(document)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"type": "job.trigger"},
+        {"type": "job.trigger", "key": 7},
+        {"type": "job.trigger", "key": "k", "delya": "5m"},
+        {"type": "job.submit", "job": {"key": "k", "schedule": "manual", "target": "t", "overlap": "sometimes"}},
+    ],
+)
+def test_request_that_is_wrong_does_not_fit_the_published_schema(document: dict[str, Any]) -> None:
+    assert not _SCHEMA.is_valid(document)
 
 
 @pytest.mark.parametrize("section", TABLES)

@@ -1,6 +1,7 @@
 """CloudEvents in binary mode: exactly the promised headers, in order."""
 
 from datetime import UTC, datetime
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -50,4 +51,12 @@ def test_subject_of_a_lifecycle_event_is_its_run_or_job(run_id: str | None, subj
     assert headers["ce_type"] == b"io.tidewheel.job.created.v1"
     assert headers["ce_subject"] == subject
     assert headers["content-type"] == b"application/json"
+    assert headers["ce_dataschema"].startswith(b"urn:tidewheel:schema:lifecycle_event:")
     assert headers["traceparent"] == TRACE.encode()
+
+
+def test_json_event_names_the_schema_of_its_value_and_an_avro_event_does_not(a_completion: RunCompleted) -> None:
+    assert dict(headers_of(a_completion, "/t", content_type="application/json"))["ce_dataschema"] == (
+        f"urn:tidewheel:schema:run_completed:{version('tidewheel')}".encode()
+    )
+    assert "ce_dataschema" not in dict(headers_of(a_completion, "/t"))

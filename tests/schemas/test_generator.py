@@ -14,12 +14,17 @@ from tidewheel.schemas.generator import main as generate
 from tidewheel.schemas.generator.shape import Field, Primitive, Record, Shape, snake
 from tidewheel.schemas.generator.wire import wire_module
 
-FOLDER = Path(generate.__file__).parents[1] / "generated"
+FOLDER = Path(generate.__file__).parents[1]
 
 
-@pytest.mark.parametrize("name", ["records.py", "wire.py"])
-def test_committed_modules_equal_generated_ones(name: str) -> None:
-    assert (FOLDER / name).read_text() == generate.modules()[name]
+@pytest.mark.parametrize("name", list(generate.generated_files()))
+def test_committed_file_equals_the_generated_one(name: str) -> None:
+    assert (FOLDER / name).read_text() == generate.generated_files()[name]
+
+
+def test_every_file_of_the_generated_folders_is_generated() -> None:
+    found = {str(path.relative_to(FOLDER)) for path in (*FOLDER.glob("generated/*.py"), *FOLDER.glob("json/*"))}
+    assert found - {"generated/__init__.py"} == generate.generated_files().keys()
 
 
 def test_check_passes_and_unknown_arguments_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -29,14 +34,14 @@ def test_check_passes_and_unknown_arguments_are_refused(capsys: pytest.CaptureFi
 
 
 def test_check_reports_stale_modules(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(generate, "modules", lambda: {"records.py": "changed\n"})
+    monkeypatch.setattr(generate, "generated_files", lambda: {"generated/records.py": "changed\n"})
     assert generate.main(["--check"]) == 1
     assert "records.py" in capsys.readouterr().out
 
 
 @pytest.mark.process
 def test_generated_modules_are_formatted() -> None:
-    files = [str(FOLDER / "records.py"), str(FOLDER / "wire.py")]
+    files = [str(FOLDER / "generated" / name) for name in ("records.py", "wire.py")]
     subprocess.run([sys.executable, "-m", "ruff", "format", "--check", *files], check=True, capture_output=True)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from tidewheel.jobs.invalid import InvalidValue, UnreadableValue
 from tidewheel.jobs.validation import StrictModel, shown
@@ -46,8 +46,8 @@ class RetryPolicy(StrictModel):
     initial: _Delay = timedelta(seconds=2)
     factor: Annotated[Finite, Field(ge=1, le=1000)] = 2.0
     max: _Delay = timedelta(hours=1)
-    jitter: Annotated[float, BeforeValidator(_percentage)] = 0.1
-    intervals: Annotated[tuple[_Delay, ...], BeforeValidator(few), Field(min_length=1)] | None = None
+    jitter: Annotated[float, BeforeValidator(_percentage), WithJsonSchema({"type": "string"}, mode="validation")] = 0.1
+    intervals: Annotated[tuple[_Delay, ...], Field(min_length=1), BeforeValidator(few)] | None = None
     non_retryable: Annotated[tuple[Key, ...], BeforeValidator(few)] = ()
 
     @property

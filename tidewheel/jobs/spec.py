@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Annotated, ClassVar, Literal, NamedTuple, Self, cast
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.payload import WithPayload
@@ -102,7 +102,9 @@ class JobSpec(WithPayload):
     start_at: Instant | None = None
     end_at: Instant | None = None
     max_runs: Annotated[int, Field(ge=1)] | None = None
-    jitter: Annotated[Jitter, BeforeValidator(_jitter)] = Jitter()
+    jitter: Annotated[
+        Jitter, BeforeValidator(_jitter), WithJsonSchema({"type": ["string", "number"]}, mode="validation")
+    ] = Jitter()
     target: TargetField
     lane: Literal["standard", "critical", "batch"] = "standard"
     queue: Queue = "default"

@@ -17,7 +17,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from tidewheel.jobs.invalid import InvalidValue, UnreadableValue
 from tidewheel.jobs.strict_json import as_list, as_object, compact
@@ -59,7 +59,8 @@ _CALENDAR = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
 _DAY = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 _TASK_TOKEN = re.compile(r"[A-Za-z0-9_-]{48}", re.ASCII)
 _WEEKDAYS = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT")
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}", re.ASCII)
+# Source: W3C Trace Context, "traceparent Header Field Values": neither id is all zeros, and ff is no version.
+_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}", re.ASCII)
 
 
 def parse_duration(value: str | float) -> timedelta:
@@ -433,7 +434,9 @@ RunId = Annotated[str, AfterValidator(_run_id)]
 BackfillId = Annotated[str, AfterValidator(_backfill_id)]
 CalendarName = Annotated[str, AfterValidator(_calendar_name)]
 Day = Annotated[date, BeforeValidator(_day)]
-Weekday = Annotated[int, BeforeValidator(_weekday)]
+Weekday = Annotated[
+    int, BeforeValidator(_weekday), WithJsonSchema({"type": ["string", "integer"]}, mode="validation")
+]  # fmt: skip
 IfVersion = Annotated[int, Field(ge=0)]  # 0: only where there is no such job
 TaskToken = Annotated[str, AfterValidator(_task_token)]
 Traceparent = Annotated[str, AfterValidator(_traceparent)]
