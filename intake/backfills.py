@@ -108,7 +108,7 @@ def _accept(
         return rejected(received, refused)
     if request.dry_run:
         return _accepted(received, job, occurrences=found.expected)
-    backfill = _backfill(backfill_id, request, job, found, _created_at(job, now))
+    backfill = _backfill(backfill_id, received, job, found, _created_at(job, now))
     connection.execute(_ADD_BACKFILL, asdict(backfill))
     append_backfill_event(
         connection, installation, "job.backfill_started", backfill, job_key=job.key, now=now, reason=request.reason
@@ -138,8 +138,10 @@ def _created_at(job: _BackfilledJob, now: datetime) -> datetime:
 
 
 def _backfill(
-    backfill_id: UUID, request: JobBackfill, job: _BackfilledJob, found: RangeCount, created_at: datetime
+    backfill_id: UUID, received: ReceivedRequest, job: _BackfilledJob, found: RangeCount, created_at: datetime
 ) -> Backfill:
+    request = received.request
+    assert isinstance(request, JobBackfill)  # noqa: S101 - by the table of `apply`
     newest_first = request.order == "newest_first"
     return Backfill(
         backfill_id=backfill_id,
@@ -159,7 +161,8 @@ def _backfill(
         expected_count=found.expected,
         cursor_at=request.to_at if newest_first else request.from_at,
         request_id=request.request_id,
-        traceparent=request.traceparent,
+        traceparent=received.traceparent,
+        requested_from=received.requested_from,
         reason=request.reason,
         created_at=created_at,
     )

@@ -26,7 +26,7 @@ from tidewheel.jobs.invalid import UnreadableValue
 from tidewheel.jobs.parsing import RequestIdentity, RequestRefused, parse_request, request_identity
 from tidewheel.jobs.requests import RunComplete
 from tidewheel.jobs.strict_json import MAX_DOCUMENT_BYTES, read_value
-from tidewheel.jobs.values import MAX_ERROR_CHARACTERS, MAX_RESULT_BYTES
+from tidewheel.jobs.values import MAX_ERROR_CHARACTERS, MAX_RESULT_BYTES, is_traceparent
 from tidewheel.outbox import OutboxRow, append
 from tidewheel.postgres.session import Conn
 from tidewheel.process import tracing
@@ -157,9 +157,17 @@ def _decode(message: Message, failure: Exception | None) -> _Decoded:
     except (UndecodableMessage, RequestRefused) as error:
         return error
     received = ReceivedRequest(request, origin_of(message), encoding, _bytes(message.key()), message.timestamp()[1])
-    if is_recorded(received):
-        received.named = person(dict(_pairs(message)).get(ACTOR_HEADER))
+    if headers := dict(_pairs(message)):
+        received.sent_traceparent = _traceparent(headers.get("traceparent"))
+        if is_recorded(received):
+            received.named = person(headers.get(ACTOR_HEADER))
     return received
+
+
+def _traceparent(header: bytes | str | None) -> str | None:
+    """Return the trace context of a header; None if it is not valid, as W3C Trace Context says."""
+    text = header.decode("ascii", "replace") if isinstance(header, bytes) else header
+    return text if is_traceparent(text) else None
 
 
 def _apply_requests(
@@ -177,8 +185,8 @@ def _apply_requests(
     for message, one in decoded:
         if isinstance(one, ReceivedRequest):
             reply = next(replies)
-            if tracing.spans is not None and one.request.traceparent is not None:
-                _trace(tracing.spans, one, reply, one.request.traceparent, now)
+            if tracing.spans is not None and one.traceparent is not None:
+                _trace(tracing.spans, one, reply, one.traceparent, now)
             rows.append(reply_row(installation, reply, one.reply_key, one.encoding, now, about=one.job_id))
         elif isinstance(one, UndecodableMessage):
             rows.append(_dead_letter(connection, installation, message, str(one), now))

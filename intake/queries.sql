@@ -545,17 +545,18 @@ SELECT expected_count FROM backfills WHERE backfill_id = %(backfill_id)s
 -- Inserts a backfill.
 -- Index: backfills_pkey. Lock: the new row, under its job's lock.
 INSERT INTO backfills (backfill_id, tenant, job_id, shard, state, first_at, last_at, what, versions, job_version, overlap,
-                       newest_first, max_concurrent, occurrences, expected_count, cursor_at, request_id, traceparent, reason,
-                       created_at)
+                       newest_first, max_concurrent, occurrences, expected_count, cursor_at, request_id, requested_from,
+                       traceparent, reason, created_at)
 VALUES (%(backfill_id)s, %(tenant)s, %(job_id)s, %(shard)s, %(state)s, %(first_at)s, %(last_at)s, %(what)s, %(versions)s,
         %(job_version)s, %(overlap)s, %(newest_first)s, %(max_concurrent)s, %(occurrences)s, %(expected_count)s, %(cursor_at)s,
-        %(request_id)s, %(traceparent)s, %(reason)s, %(created_at)s)
+        %(request_id)s, %(requested_from)s, %(traceparent)s, %(reason)s, %(created_at)s)
 
 -- name: lock_backfill
 -- A backfill to pause, resume or cancel, locked.
 -- Index: backfills_pkey. Lock: the row; waits for a batch of its runs that is being created.
 SELECT backfill_id, tenant, job_id, shard, job_version, state, first_at, last_at, what, versions, overlap, newest_first,
-       max_concurrent, occurrences, expected_count, cursor_at, request_id, traceparent, reason, created_at, created_count, existing_count
+       max_concurrent, occurrences, expected_count, cursor_at, request_id, requested_from, traceparent, reason, created_at,
+       created_count, existing_count
   FROM backfills
  WHERE backfill_id = %(backfill_id)s AND tenant = %(tenant)s
    FOR UPDATE

@@ -47,6 +47,8 @@ class ReceivedRequest:
         key: The key of its job; a job submitted without one gets the request_id, or the message's coordinates.
         sent_ms: The timestamp of its message. A topic that was created again repeats offsets, but no timestamps.
         named: The person that the message's header names, for the audit log.
+        sent_traceparent: The `traceparent` of the message's headers. It is no part of the request's content, so a
+            request that is sent again may have another one.
     """
 
     request: Request
@@ -55,6 +57,7 @@ class ReceivedRequest:
     reply_key: bytes | None = None
     sent_ms: int | None = None
     named: str | None = None
+    sent_traceparent: str | None = None
     tenant: str = field(init=False)
     key: str | None = field(init=False)
     _job_id: JobId | None = field(init=False, default=None)
@@ -73,6 +76,11 @@ class ReceivedRequest:
     def kind(self) -> RequestType:
         """The request's type, as the records have it."""
         return _TYPES_BY_NAME[self.request.type]
+
+    @property
+    def traceparent(self) -> str | None:
+        """The trace context of the request: its own field, else the header of its message."""
+        return self.request.traceparent or self.sent_traceparent
 
     @property
     def job_id(self) -> JobId:

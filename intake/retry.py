@@ -31,7 +31,7 @@ def _request(received: ReceivedRequest) -> RetryRequest:
         run_id=UUID(request.run_id),
         seed=received.seed(),
         delay=request.delay,
-        traceparent=request.traceparent,
+        traceparent=received.traceparent,
         request_id=request.request_id,
         requested_from=received.requested_from,
     )

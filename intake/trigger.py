@@ -68,7 +68,7 @@ def _run(received: ReceivedRequest, job: SharedJob, now: datetime) -> NewRun:
     at = _instant(request, now)
     payload = request.carried
     content, content_type = (payload.content, payload.content_type) if payload else (None, None)
-    inputs = RunInputs(content, content_type, request.labels, request.overlap, request.traceparent)
+    inputs = RunInputs(content, content_type, request.labels, request.overlap, received.traceparent)
     return NewRun(
         run_id=run_id(job.job_id, at, Cause.TRIGGER, received.seed() or os.urandom(16)),
         job_id=JobId(job.job_id),

@@ -388,11 +388,13 @@ CREATE TABLE backfills (
     existing_count bigint NOT NULL DEFAULT 0,
     cursor_at      timestamptz,
     request_id     text,
+    requested_from text,
     traceparent    text,
     reason         text,
     created_at     timestamptz NOT NULL,
     finished_at    timestamptz
 );
+COMMENT ON COLUMN backfills.requested_from IS 'the message of the request as topic/partition/offset; null if it did not come through Kafka';
 COMMENT ON COLUMN backfills.job_version IS 'the current version when the backfill was accepted';
 COMMENT ON COLUMN backfills.overlap IS 'null: the policy of the job, or one after another if that allows no overlap';
 COMMENT ON COLUMN backfills.occurrences IS 'the number of occurrences in the range when it was accepted';

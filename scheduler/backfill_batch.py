@@ -140,4 +140,5 @@ def _run(backfill: Backfill, at: datetime, facts: _Facts, now: datetime) -> NewR
         definition=facts.definition,
         inputs=None if inputs == RunInputs() else inputs,
         request_id=backfill.request_id,
+        requested_from=backfill.requested_from,
     )

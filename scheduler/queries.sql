@@ -482,7 +482,8 @@ SELECT b.backfill_id
 -- Locks an open backfill and returns it.
 -- Index: backfills_pkey. Lock: the row, skipped if a request or another scheduler holds it.
 SELECT backfill_id, tenant, job_id, shard, job_version, state, first_at, last_at, what, versions, overlap, newest_first,
-       max_concurrent, occurrences, expected_count, cursor_at, request_id, traceparent, reason, created_at, created_count, existing_count
+       max_concurrent, occurrences, expected_count, cursor_at, request_id, requested_from, traceparent, reason, created_at,
+       created_count, existing_count
   FROM backfills
  WHERE backfill_id = %(backfill_id)s AND state IN ('running', 'paused')
    FOR UPDATE SKIP LOCKED

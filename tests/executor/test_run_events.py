@@ -6,11 +6,12 @@ import pytest
 
 from tests.executor.running import Executing
 from tests.fixtures.database import Database
-from tests.transitions.acts import completions, lifecycle
+from tests.transitions.acts import completions, lifecycle, submit, trigger
 from tidewheel.local.stack import StackInfo
 
 pytestmark = pytest.mark.kafka
 
+TRACE = f"00-{'a' * 32}-{'b' * 16}-01"
 RETRIES = {"retry": {"max_attempts": 4, "intervals": ["1ms"]}}
 
 
@@ -24,8 +25,9 @@ def executing(database: Database, info: StackInfo) -> Executing:
 def test_starts_and_retries_are_events_in_the_order_of_the_run(executing: Executing) -> None:
     database = executing.database
     database.installation = replace(database.installation, run_events=True)
+    submit(database, "fails-twice", target="acts.fail-until", **RETRIES)
+    run = trigger(database, "fails-twice", payload=3, traceparent=TRACE)
     with executing.running():
-        run = executing.trigger("acts.fail-until", 3, **RETRIES)
         assert executing.ended(run).state == "succeeded"
     events = [event for event in lifecycle(database) if event.run_id is not None]
     assert {event.run_id for event in events} == {str(run)}
@@ -45,6 +47,9 @@ def test_starts_and_retries_are_events_in_the_order_of_the_run(executing: Execut
     assert started.detail == {"executor_id": completion.executor_id, "queue": "default", "lane": "standard"}
     assert retrying.detail.keys() == {"next_attempt_at", "error_type", "error_message"}
     assert len({event.event_id for event in events}) == 5
+    headers = database.rows("SELECT headers FROM outbox WHERE headers @> ARRAY[%s]::bytea[]", [str(run).encode()])
+    traces = [dict(zip(parts[::2], parts[1::2], strict=True))[b"traceparent"].decode() for (parts,) in headers]
+    assert traces == [TRACE] * 6  # of the completion too
 
 
 def test_runs_have_no_events_before_their_end_by_default(executing: Executing) -> None:

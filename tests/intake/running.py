@@ -69,8 +69,15 @@ class Requests:
             stop.request()
             ended.result(_SECONDS)
 
-    def send(self, *values: bytes | Mapping[str, object], key: bytes | None = None, partition: int = 0) -> list[int]:
+    def send(
+        self,
+        *values: bytes | Mapping[str, object],
+        key: bytes | None = None,
+        partition: int = 0,
+        headers: Mapping[str, str | bytes] | None = None,
+    ) -> list[int]:
         """Produce messages; returns their offsets."""
+        pairs: list[tuple[str, str | bytes | None]] = [*(headers or {}).items()]
         offsets: list[int] = []
         for value in values:
             data = value if isinstance(value, bytes) else json.dumps(value).encode()
@@ -79,6 +86,7 @@ class Requests:
                 value=data,
                 key=key,
                 partition=partition,
+                headers=pairs,
                 on_delivery=lambda _, message: offsets.append(message.offset() or 0),
             )
         assert self._producer.flush(_SECONDS) == 0

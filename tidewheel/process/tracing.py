@@ -48,6 +48,11 @@ def entered(traceparent: str | None) -> AbstractContextManager[None]:
     return nullcontext() if spans is None or traceparent is None else spans.entered(traceparent)
 
 
+def traceparent_of(run_id: UUID, given: str | None) -> str | None:
+    """Return the context that a run's events carry: its request's, else its own while traces are on."""
+    return given if spans is None else spans.traceparent(run_id, given)
+
+
 def trace_id_of(run_id: UUID, traceparent: str | None) -> str:
     """Return the trace of a run: its request's, else one that is named as the run.
 

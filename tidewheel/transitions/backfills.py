@@ -85,6 +85,7 @@ class Backfill:
         expected_count: The number of these that were to run.
         cursor_at: The next time to decide; None if none is left.
         request_id: The id of the request.
+        requested_from: Coordinates of the request's message; None if it did not come through Kafka.
         traceparent: The trace context of the request.
         reason: Why it was created, paused or cancelled.
         created_at: In whole milliseconds; part of the ids of its runs, and of no other backfill's.
@@ -109,6 +110,7 @@ class Backfill:
     expected_count: int
     cursor_at: datetime | None
     request_id: str | None
+    requested_from: str | None
     traceparent: str | None
     reason: str | None
     created_at: datetime

@@ -104,7 +104,8 @@ def _trace(spans: "Spans", run: FinishedRun) -> str:
     spans.ended(
         end.run_id,
         request.traceparent,
-        due=row.publish_at,
+        # A retry's publish_at is its own; a backfilled run's instant is long before the run.
+        due=row.publish_at if row.attempt <= 1 else max(row.scheduled_at, row.created_at),
         ended=row.ended_at,
         error=(end.error_type or state.value) if state in DEAD_LETTERED else None,
         about={

@@ -28,6 +28,7 @@ def lifecycle_row(
     reason: str | None = None,
     detail: Mapping[str, str] | None = None,
     run: tuple[UUID, int, int] | None = None,
+    traceparent: str | None = None,
 ) -> OutboxRow:
     """Return the outbox row of one lifecycle event.
 
@@ -43,6 +44,7 @@ def lifecycle_row(
         reason: The reason of the change.
         detail: Further fields of this kind.
         run: The run, its attempt, and the event's position within the run.
+        traceparent: The run's trace context.
     """
     # The id is derived from the content, so that a repeated event has the same id.
     content = f"{job_id}|{kind}|{job_version}|{micros(now)}|{reason}|{sorted((detail or {}).items())}"
@@ -71,7 +73,9 @@ def lifecycle_row(
         key=event.job_id.encode(),
         value=installation.encode_event(event),
         publish_at=now,
-        headers=lifecycle_headers(event, source=installation.source, content_type=installation.content_type),
+        headers=lifecycle_headers(
+            event, source=installation.source, traceparent=traceparent, content_type=installation.content_type
+        ),
     )
 
 

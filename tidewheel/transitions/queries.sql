@@ -268,8 +268,9 @@ SELECT run_id FROM job_runs WHERE run_id = ANY (%(run_ids)s) ORDER BY run_id FOR
 
 -- name: read_started
 -- Returns the columns of started runs that their events need; read only while starts are events.
--- Index: job_runs_pkey, jobs_pkey. No lock: this transaction has the rows.
-SELECT o.run_id, o.job_id, j.key, o.tenant, o.shard, o.queue, o.lane, o.job_version
+-- Index: job_runs_pkey, jobs_pkey, the partition's primary key. No lock: this transaction has the rows.
+SELECT o.run_id, o.job_id, j.key, o.tenant, o.shard, o.queue, o.lane, o.job_version,
+       (SELECT i.traceparent FROM run_inputs AS i WHERE i.run_id = o.run_id AND i.created_at = o.created_at)
   FROM job_runs AS o
   JOIN jobs AS j ON j.job_id = o.job_id
  WHERE o.run_id = ANY (%(run_ids)s::uuid[])

@@ -13,6 +13,7 @@ from tidewheel.outbox import append
 from tidewheel.postgres.pg_arrays import uuids
 from tidewheel.postgres.session import Conn, rows_of
 from tidewheel.postgres.statements import Statements
+from tidewheel.process import tracing
 from tidewheel.runs import sequence_of
 from tidewheel.schemas.generated import records
 from tidewheel.transitions.claim import Started
@@ -39,6 +40,7 @@ class _StartedRun(NamedTuple):
     queue: str
     lane: str
     job_version: int
+    traceparent: str | None
 
 
 def append_started(connection: Conn, installation: Installation, started: Sequence[Started], executor_id: UUID) -> None:
@@ -60,6 +62,7 @@ def append_started(connection: Conn, installation: Installation, started: Sequen
             now=one.started_at,
             detail={"executor_id": str(executor_id), "queue": run.queue, "lane": run.lane},
             run=(one.run_id, one.attempt, sequence_of(one.attempt, ended_running=None)),
+            traceparent=tracing.traceparent_of(one.run_id, run.traceparent),
         )
         for one in started
         if (run := runs.get(one.run_id)) is not None
@@ -89,6 +92,7 @@ def append_retrying(
             reason=end.outcome.value,
             detail=_detail(end, run),
             run=(run.run_id, end.attempt, sequence_of(end.attempt, ended_running=True)),
+            traceparent=tracing.traceparent_of(run.run_id, requests[run.run_id].traceparent),
         )
         for end, run in requeued
     )
