@@ -15,6 +15,7 @@ import psycopg
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
+from tidewheel.kafka.topics import Topics
 from tidewheel.membership import Membership
 from tidewheel.message_signatures import MessageKeys
 from tidewheel.outbox import OutboxLane
@@ -26,6 +27,7 @@ from tidewheel.process.metrics import metrics
 from tidewheel.process.service import Shutdown, run_loop
 from tidewheel.relay.delete import Deleter
 from tidewheel.relay.due_rows import PAIR_INDEX, PUBLISH_AT, Batch, DueRow, Published, counts_of
+from tidewheel.relay.group_lag import GroupLag
 from tidewheel.relay.publish import Publisher
 from tidewheel.relay.read import Reader
 from tidewheel.relay.slices import Slices
@@ -65,6 +67,7 @@ class Relay:
         )
         self._reader = Reader(url, settings.relay_batch)
         self._deleter = Deleter(url)
+        self._group_lag = GroupLag(kafka, Topics(settings.topic_prefix))
         self._sent: Batch | None = None
         self._sent_at = 0  # nanoseconds since 1970
         self._sleeps_until = 0.0
@@ -109,6 +112,7 @@ class Relay:
 
     def _step(self) -> float:
         held = self._slices.held()
+        self._group_lag.step(measures=0 in held)
         slept, self._sleeps_until = self._slept_through(), 0.0
         if held and slept:
             return self._until_due(held)

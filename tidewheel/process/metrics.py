@@ -178,6 +178,13 @@ METRICS = (
     Metric("event_loop_blocked_seconds", Kind.GAUGE, "seconds", (), "age of the event loop's current block; 0 if none"),
     Metric("worker_processes_lost", Kind.COUNTER, "processes", (), "worker processes that died or were killed"),
     Metric("output_bytes_dropped", Kind.COUNTER, "bytes", (), "output that was not published to the outputs topic"),
+    Metric(
+        "group_lag",
+        Kind.GAUGE,
+        "messages",
+        ("group", "topic"),
+        "messages that a consumer group of intake or of executors has not read; of 100 groups at most",
+    ),
     Metric("slots_busy", Kind.GAUGE, "slots", (), "slots in use"),
     Metric("shards_owned", Kind.GAUGE, "shards", (), "shards that this scheduler owns"),
     Metric("slices_owned", Kind.GAUGE, "slices", (), "outbox slices that this relay owns"),
