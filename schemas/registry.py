@@ -63,6 +63,29 @@ class Registry:
             raise self._unexpected(status, answer)
         return number
 
+    def registered(self, subject: str, schema: str) -> int | None:
+        """Return the id of a schema under a subject; None if it would be new there.
+
+        Raises:
+            SettingsError: The registry would refuse it.
+            Unavailable: The registry does not answer.
+        """
+        body = json.dumps({"schema": schema, "schemaType": "AVRO"}).encode()
+        path = f"/subjects/{quote(subject, safe='')}"
+        status, answer = self._send(path, body)
+        number = answer.get("id")
+        if status == 200 and isinstance(number, int):
+            return number
+        if status != 404:
+            raise self._unexpected(status, answer)
+        status, answer = self._send(f"/compatibility{path}/versions/latest", body)
+        if status == 200 and answer.get("is_compatible") is False:
+            message = f"the registry would refuse the schema of subject {subject!r}: the latest is incompatible"
+            raise SettingsError(message)
+        if status not in (200, 404):  # 404: the subject is new
+            raise self._unexpected(status, answer)
+        return None
+
     def schema(self, number: int) -> str | None:
         """Return the Avro schema of an id; None if the registry has none.
 
@@ -127,6 +150,11 @@ def register_schemas(registry: Registry, subjects: Mapping[str, type]) -> dict[s
         number = registry.register(subject, form.schema)
         recorded[form.name] = {"header": form.header.hex(), "id": number, "subject": subject}
     return recorded
+
+
+def registered_schemas(registry: Registry, subjects: Mapping[str, type]) -> dict[str, int | None]:
+    """Return the id of each subject's schema in the registry; None if `register_schemas` would add it."""
+    return {subject: registry.registered(subject, FORMS[record].schema) for subject, record in subjects.items()}
 
 
 def frames_of(recorded: Recorded) -> dict[str, bytes]:

@@ -45,8 +45,15 @@ def check_schemas(output: OutputOption = Output.TEXT) -> None:
         raise typer.Exit(ExitCode.FAILED)
 
 
-def register_schemas(output: OutputOption = Output.TEXT) -> None:
-    """Register this release's schemas in the schema registry, and record their ids in the database."""
+def register_schemas(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be registered; change nothing.")] = False,  # noqa: FBT002
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Register this release's schemas in the schema registry, and record their ids in the database.
+
+    A repeated call changes nothing. The exit code is 1 if the registry refuses a schema, or would refuse it with
+    --dry-run, and 6 if it does not answer. --dry-run does not need the database.
+    """
     settings = Connections.load()
     if settings.schema_registry_url is None:
         message = "TIDEWHEEL_SCHEMA_REGISTRY_URL is not set; write http://host:port"
@@ -59,7 +66,18 @@ def register_schemas(output: OutputOption = Output.TEXT) -> None:
         f"{names.replies}-value": Reply,
         f"{names.requests}-value": Request,
     }
-    recorded = registry.register_schemas(registry.Registry(settings.schema_registry_url.get_secret_value()), subjects)
+    client = registry.Registry(settings.schema_registry_url.get_secret_value())
+    if dry_run:
+        found = registry.registered_schemas(client, subjects)
+        facts = [{"subject": each, "name": subjects[each].__name__, "id": number} for each, number in found.items()]
+        lines = [
+            f"would register {subject} ({subjects[subject].__name__})" if number is None
+            else f"{number:>6} {subject} ({subjects[subject].__name__}) is registered"
+            for subject, number in found.items()
+        ]  # fmt: skip
+        _print(lines, {"would_register": [each for each in facts if each["id"] is None], "schemas": facts}, output)
+        return
+    recorded = registry.register_schemas(client, subjects)
     with connect(settings.database(), "tidewheel-schemas") as connection:
         record_schema_ids(connection, recorded)
         connection.commit()

@@ -34,11 +34,13 @@ from tidewheel.errors import SettingsError, Unavailable
 from tidewheel.local.jars import REPOSITORY_VARIABLE, default_cache
 from tidewheel.local.stack import StackInfo
 from tidewheel.runs import RunState
-from tidewheel.schemas.codec import encode, install_registry
+from tidewheel.schemas.codec import FORMS, encode, install_registry
 from tidewheel.schemas.generated.records import (
     JobSubmission,
+    LifecycleEvent,
     Request,
     RequestType,
+    RunCompleted,
     ScheduleSubmission,
     TargetSubmission,
 )
@@ -64,6 +66,11 @@ class Apicurio:
     def get(self, path: str) -> Any:  # noqa: ANN401 - any JSON
         with urllib.request.urlopen(self.url + path, timeout=5) as answer:  # noqa: S310 - http
             return json.load(answer)
+
+    def put(self, path: str, document: object) -> None:
+        body, kind = json.dumps(document).encode(), {"Content-Type": "application/json"}
+        request = urllib.request.Request(self.url + path, data=body, headers=kind, method="PUT")  # noqa: S310 - http
+        urllib.request.urlopen(request, timeout=5).close()  # noqa: S310 - http
 
     def answers(self) -> bool:
         assert self.process.poll() is None, "the registry has ended"
@@ -161,6 +168,39 @@ def test_registering_again_keeps_the_ids(registered: Database, apicurio: Apicuri
     register_schemas()
     assert registered.value("SELECT value FROM settings WHERE name = 'schema_ids'") == before
     assert "tidewheel.completions-value" in apicurio.get("/subjects")
+
+
+def test_dry_run_lists_what_would_be_registered_and_registers_nothing(
+    apicurio: Apicurio, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prefix = f"t{os.getpid()}"
+    monkeypatch.setenv("TIDEWHEEL_SCHEMA_REGISTRY_URL", apicurio.url)
+    monkeypatch.setenv("TIDEWHEEL_TOPIC_PREFIX", prefix)
+    monkeypatch.setenv("TIDEWHEEL_DATABASE_URL", "postgresql://127.0.0.1:1/none")  # it needs none
+    before = apicurio.get("/subjects")
+    register_schemas(dry_run=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 5
+    assert lines[0] == f"would register {prefix}.completions-value (RunCompleted)"
+    assert apicurio.get("/subjects") == before
+
+    schemas = {record: FORMS[record].schema for record in (RunCompleted, LifecycleEvent)}
+    number = Registry(apicurio.url).register(f"{prefix}.completions-value", schemas[RunCompleted])
+    Registry(apicurio.url).register(f"{prefix}.events-value", schemas[LifecycleEvent])
+    register_schemas(dry_run=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{number:>6} {prefix}.completions-value (RunCompleted) is registered"
+    assert [line.partition(" ")[0] for line in lines[2:]] == ["would"] * 3
+
+
+def test_dry_run_names_a_schema_that_the_registry_would_refuse(apicurio: Apicurio) -> None:
+    registry = Registry(apicurio.url)
+    registry.register("strict-value", '{"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}]}')
+    apicurio.put("/config/strict-value", {"compatibility": "FULL"})
+    with pytest.raises(SettingsError, match="would refuse the schema of subject 'strict-value'"):
+        registry.registered("strict-value", '{"type": "record", "name": "R", "fields": [{"name": "b", "type": "int"}]}')
+    with pytest.raises(Unavailable, match="does not answer"):
+        Registry("http://127.0.0.1:1").registered("strict-value", "{}")
 
 
 def test_events_are_read_by_the_schema_that_the_registry_has(registered: Database, apicurio: Apicurio) -> None:
