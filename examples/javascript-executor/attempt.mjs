@@ -74,6 +74,7 @@ export class Attempt {
       idempotencyKey: started.run_id, // send it with every effect: it is the same for all attempts
       scheduledAt: new Date(Number(request.scheduled_at) / 1000),
       checkpoint: request.checkpoint ? JSON.parse(request.checkpoint.toString()) : null,
+      traceparent: request.traceparent, // send it with every call, so that its spans are in the run's trace
       taskToken: started.task_token,
       signal: this.#stop.signal,
       log: text => { this.#output = (this.#output + text + '\n').slice(-2 * OUTPUT_CHARACTERS) },

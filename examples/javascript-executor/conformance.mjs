@@ -13,7 +13,7 @@ const typed = (error, type) => Object.assign(error, { type })
 
 export const handlers = {
   async 'conformance.echo'(ctx, payload) {
-    note(ctx, 'echo')
+    note(ctx, 'echo', { traceparent: ctx.traceparent })
     return payload
   },
   async 'conformance.hold'(ctx, { until }) {

@@ -7,6 +7,7 @@ import pytest
 
 from tests.conformance.kit import Kit
 from tests.fixtures.reader import TopicReader
+from tests.transitions.acts import trigger
 from tidewheel.runs import Lane
 from tidewheel.task_tokens import read_task_token
 
@@ -21,6 +22,27 @@ def test_each_run_runs_once_and_its_result_is_recorded(kit: Kit) -> None:
         assert (ended.state, ended.attempt) == ("succeeded", 1)
         assert ended.result == f'{{"n":{n},"text":"größer"}}'.encode()
         assert [each["attempt"] for each in kit.effects(run_id)] == [1]
+
+
+def test_handler_and_completion_have_the_trace_of_the_request(kit: Kit) -> None:
+    """[5]: the request's `traceparent` reaches the executor unchanged."""
+    kit.run("conformance.echo")
+    [(key,)] = kit.fleet.database.rows("SELECT key FROM jobs WHERE key LIKE 'conformance.echo %%' ORDER BY key LIMIT 1")
+    traceparent = f"00-{'a' * 32}-{'b' * 16}-01"
+    run_id = trigger(kit.fleet.database, key, traceparent=traceparent)
+    assert kit.ended(run_id).state == "succeeded"
+    assert [each["traceparent"] for each in kit.effects(run_id)] == [traceparent]
+    reader = TopicReader(kit.fleet.kafka, [kit.fleet.topics.completions])
+
+    def completed() -> list[dict[str, bytes]]:
+        reader.read_to_end()
+        return [
+            headers for seen in reader.seen if (headers := dict(seen.headers))["ce_subject"] == str(run_id).encode()
+        ]
+
+    kit.until(completed, "the completion is in Kafka")
+    assert completed()[0]["traceparent"].decode() == traceparent
+    reader.close()
 
 
 @pytest.mark.parametrize("lane", list(Lane))

@@ -3,6 +3,8 @@
 The services export over real HTTP to a receiver of the test.
 """
 
+import json
+import os
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -14,6 +16,7 @@ from confluent_kafka import Consumer
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from tests.docs.trace_picture import PICTURE, VARIABLE, Drawn, draw, structure
 from tests.fixtures.services import Fleet
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.slow]
@@ -28,6 +31,7 @@ class Receiver:
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
+        self.services: dict[bytes, str] = {}
         self.port = 0
 
     def named(self, name: str, trace: str = TRACE) -> list[Span]:
@@ -44,7 +48,10 @@ def receiving() -> Generator[Receiver]:
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             for part in ExportTraceServiceRequest.FromString(body).resource_spans:
-                receiver.spans += [span for scope in part.scope_spans for span in scope.spans]
+                [service] = [each.value.string_value for each in part.resource.attributes if each.key == "service.name"]
+                spans = [span for scope in part.scope_spans for span in scope.spans]
+                receiver.services |= {span.span_id: service for span in spans}
+                receiver.spans += spans
             self.send_response(200)
             self.end_headers()
 
@@ -97,7 +104,8 @@ def completion(fleet: Fleet) -> dict[str, bytes]:
 
 
 def test_request_with_a_traceparent_is_one_trace_up_to_its_completion(traced: Fleet, receiver: Receiver) -> None:
-    traced.ask({"type": "job.trigger", "key": "traced", "traceparent": TRACEPARENT})
+    trigger = json.dumps({"type": "job.trigger", "key": "traced"}).encode()
+    traced.produce(traced.topics.requests, b"traced", trigger, [("traceparent", TRACEPARENT)])
     traced.flush()
     runs, completions = f"{traced.topics.prefix}.runs.standard", traced.topics.completions
 
@@ -118,11 +126,31 @@ def test_request_with_a_traceparent_is_one_trace_up_to_its_completion(traced: Fl
 
     first, second = sorted(receiver.named("process traced"), key=lambda span: span.start_time_unix_nano)
     assert {first.parent_span_id, second.parent_span_id} == {run.span_id}
+    assert run.start_time_unix_nano <= first.start_time_unix_nano < second.end_time_unix_nano <= run.end_time_unix_nano
     assert [link.span_id for link in second.links] == [first.span_id]
     assert (first.status.code, attributes(first)["error.type"], second.status.code) == (ERROR, "ValueError", 0)
     works = receiver.named("work in a coroutine")
     assert {work.parent_span_id for work in works} == {first.span_id, second.span_id}
     assert completion(traced)["traceparent"].decode() == TRACEPARENT
+    picture = draw([drawn(span, receiver, traced) for span in receiver.spans if span.trace_id.hex() == TRACE])
+    if VARIABLE in os.environ:
+        PICTURE.parent.mkdir(exist_ok=True)
+        PICTURE.write_text(picture, encoding="utf-8")
+    shown = structure(PICTURE.read_text(encoding="utf-8"))
+    assert structure(picture) == shown, "run `python -m tests.docs.trace_picture`"
+
+
+def drawn(span: Span, receiver: Receiver, fleet: Fleet) -> Drawn:
+    return Drawn(
+        span_id=span.span_id,
+        parent_id=span.parent_span_id,
+        name=span.name.replace(fleet.topics.prefix, "tidewheel"),
+        service=receiver.services[span.span_id].removeprefix("tidewheel-"),
+        began=span.start_time_unix_nano,
+        ended=span.end_time_unix_nano,
+        error=str(attributes(span).get("error.type", "")),
+        links=tuple(link.span_id for link in span.links),
+    )
 
 
 @pytest.mark.parametrize(("handler", "where"), [("traced-sync", "a thread"), ("traced-process", "a process")])
