@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from functools import partial, wraps
+from functools import wraps
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast
 from uuid import UUID
@@ -13,12 +13,13 @@ from tidewheel.audit import Actor
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.client.api_keys import ApiKeys
 from tidewheel.control.client.audit_log import AuditLog
-from tidewheel.control.client.backfills import POLL_SECONDS, Backfills
+from tidewheel.control.client.backfills import Backfills
 from tidewheel.control.client.calendars import Calendars
 from tidewheel.control.client.client import Client
 from tidewheel.control.client.dead_letters import DeadLetters
 from tidewheel.control.client.freezes import Freezes
 from tidewheel.control.client.logs import FOLLOW_SECONDS, LogPiece
+from tidewheel.control.client.polling import POLL_SECONDS, Polling
 from tidewheel.control.client.redrives import Redrives
 from tidewheel.control.client.results import Run
 from tidewheel.control.client.runs import FIRST_POLL_SECONDS, LONGEST_POLL_SECONDS, Runs
@@ -47,23 +48,6 @@ def _call(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[_Part[
         return await self._thread.call(lambda: method(self._part, *args, **kwargs))  # pyright: ignore[reportPrivateUsage]
 
     return cast("Callable[Concatenate[_Part[S], P], Coroutine[Any, Any, T]]", call)
-
-
-async def _until(
-    has_ended: Callable[[T], bool],
-    read: Callable[[], Coroutine[Any, Any, T]],
-    timeout: float | None,
-    on_progress: Callable[[T], None] | None,
-) -> T:
-    started = monotonic_seconds()
-    while not has_ended(found := await read()):
-        if on_progress is not None:
-            on_progress(found)
-        if timeout is not None and monotonic_seconds() - started > timeout:
-            message = f"it has not ended after {timeout:g} s"
-            raise TimeoutError(message)
-        await asyncio.sleep(POLL_SECONDS)
-    return found
 
 
 class AsyncRuns(_Part[Runs]):
@@ -134,8 +118,10 @@ class AsyncBackfills(_Part[Backfills]):
         on_progress: Callable[[BackfillProgress], None] | None = None,
     ) -> BackfillProgress:
         """See `Backfills.wait`."""
-        read = partial(self.get, backfill_id)
-        return await _until(lambda each: each.summary.finished_at is not None, read, timeout, on_progress)
+        polling = Polling("backfill", backfill_id, timeout, on_progress)
+        while polling.goes_on(found := await self.get(backfill_id), found.summary):
+            await asyncio.sleep(POLL_SECONDS)
+        return found
 
 
 class AsyncRedrives(_Part[Redrives]):
@@ -155,8 +141,10 @@ class AsyncRedrives(_Part[Redrives]):
         on_progress: Callable[[Redriving], None] | None = None,
     ) -> Redriving:
         """See `Redrives.wait`."""
-        read = partial(self.get, redrive_id)
-        return await _until(lambda each: each.finished_at is not None, read, timeout, on_progress)
+        polling = Polling("redrive", redrive_id, timeout, on_progress)
+        while polling.goes_on(found := await self.get(redrive_id), found):
+            await asyncio.sleep(POLL_SECONDS)
+        return found
 
 
 class AsyncCalendars(_Part[Calendars]):

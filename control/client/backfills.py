@@ -3,12 +3,10 @@
 from collections.abc import Callable
 from uuid import UUID
 
-from tidewheel.clock import monotonic_seconds
 from tidewheel.control.client.connection import Connection
+from tidewheel.control.client.polling import POLL_SECONDS, Polling
 from tidewheel.control.client.results import BackfillResult, backfill_of
 from tidewheel.control.reads.backfills import BackfillProgress, backfill
-
-POLL_SECONDS = 0.5  # each poll counts the states of its runs
 
 
 class Backfills:
@@ -44,13 +42,8 @@ class Backfills:
             UnknownBackfill: The tenant has no backfill of this id.
             TimeoutError: It has not ended in time.
         """
-        started = monotonic_seconds()
-        while (found := self.get(backfill_id)).summary.finished_at is None:
-            if on_progress is not None:
-                on_progress(found)
-            if timeout is not None and monotonic_seconds() - started > timeout:
-                message = f"backfill {backfill_id} is {found.summary.state} after {timeout:g} s"
-                raise TimeoutError(message)
+        polling = Polling("backfill", backfill_id, timeout, on_progress)
+        while polling.goes_on(found := self.get(backfill_id), found.summary):
             self._connection.sleep(POLL_SECONDS)
         return found
 

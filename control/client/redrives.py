@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from uuid import UUID
 
-from tidewheel.clock import monotonic_seconds
 from tidewheel.control.client.connection import Connection
+from tidewheel.control.client.polling import POLL_SECONDS, Polling
 from tidewheel.control.reads.redrives import Redriving, redrive, redrives
 from tidewheel.errors import UnknownRedrive
 from tidewheel.postgres.database_clock import read_now
@@ -13,8 +13,6 @@ from tidewheel.postgres.notify import Channel
 from tidewheel.postgres.session import Conn
 from tidewheel.schedules.decision import BackfillState
 from tidewheel.transitions.redrives import lock_redrive, set_redrive_state
-
-_POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,20 +60,15 @@ class Redrives:
         Args:
             redrive_id: The redrive.
             timeout: The most seconds to wait.
-            on_progress: Called with the redrive several times a second.
+            on_progress: Called with the redrive twice a second.
 
         Raises:
             UnknownRedrive: The tenant has no redrive of this id.
             TimeoutError: It has not ended in time.
         """
-        started = monotonic_seconds()
-        while (found := self.get(redrive_id)).finished_at is None:
-            if on_progress is not None:
-                on_progress(found)
-            if timeout is not None and monotonic_seconds() - started > timeout:
-                message = f"redrive {redrive_id} is {found.state} after {timeout:g} s"
-                raise TimeoutError(message)
-            self._connection.sleep(_POLL_SECONDS)
+        polling = Polling("redrive", redrive_id, timeout, on_progress)
+        while polling.goes_on(found := self.get(redrive_id), found):
+            self._connection.sleep(POLL_SECONDS)
         return found
 
     def pause(self, redrive_id: UUID, *, reason: str | None = None) -> RedriveChange:
