@@ -1,6 +1,7 @@
 """Dead letters and redrives: `/api/v1/dead-letters`, `/api/v1/redrives`."""
 
 from base64 import b64encode
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal, cast
@@ -16,7 +17,7 @@ from tidewheel.control.api import examples
 from tidewheel.control.api.answers import answer
 from tidewheel.control.api.bodies import read_body
 from tidewheel.control.api.callers import Operator, Reader
-from tidewheel.control.api.openapi import add_route, body_of
+from tidewheel.control.api.openapi import add_route, body_of, schema_of
 from tidewheel.control.api.queries import (
     Flag,
     Limit,
@@ -27,7 +28,7 @@ from tidewheel.control.api.queries import (
     read_query,
     write_cursor,
 )
-from tidewheel.control.api.runs import RunWithAttempts, with_attempts
+from tidewheel.control.api.runs import RUN, with_attempts
 from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.client.dead_letters import DeadLetters, RedriveResult
@@ -49,9 +50,6 @@ class LettersQuery(PageQuery):
     """Filter of a list of dead letters.
 
     Attributes:
-        tenant: The tenant; `default` if it is left out.
-        limit: How many at most.
-        cursor: The `next_cursor` of the page before.
         kind: Only this kind.
         job: Only of the job with this key.
         status: Only runs in this final state.
@@ -110,7 +108,6 @@ class LimitQuery(TenantQuery):
     """Query of a list without pages.
 
     Attributes:
-        tenant: The tenant; `default` if it is left out.
         limit: How many at most.
     """
 
@@ -131,9 +128,13 @@ class LettersPage:
 class DeadLetter(DeadLetterSummary):
     """A dead letter with its run, or with its message."""
 
-    run: RunWithAttempts | None
+    run: Mapping[str, Any] | None
     message_key_base64: str | None
     message_value_base64: str | None
+
+
+_LETTER = schema_of(DeadLetter)
+_LETTER["properties"]["run"] = {"anyOf": [RUN, {"type": "null"}]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +161,7 @@ class DeadLettersApi:
         read = partial(add_route, router, "GET", scope=Scope.READ)
         operate = partial(add_route, router, "POST", scope=Scope.OPERATE, query=TenantQuery)
         read(_LETTERS, self.list, query=LettersQuery, answer=LettersPage, example=examples.DEAD_LETTERS)
-        read(f"{_LETTERS}/{{number}}", self.get, query=TenantQuery, answer=DeadLetter, example=examples.DEAD_LETTER)
+        read(f"{_LETTERS}/{{number}}", self.get, query=TenantQuery, answer=_LETTER, example=examples.DEAD_LETTER)
         operate(f"{_LETTERS}:redrive", self.redrive, answer=RedriveResult, example=examples.REDRIVE_RESULT,
                 body=body_of(RedriveBody), sent={"error_type": "TimeoutError", "rate": 10})  # fmt: skip
         read(_REDRIVES, self.redrives, query=LimitQuery, answer=RedrivesPage, example=examples.REDRIVES)

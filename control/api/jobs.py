@@ -76,9 +76,6 @@ class JobsQuery(PageQuery):
     """Filter of a list of jobs.
 
     Attributes:
-        tenant: The tenant; `default` if it is left out.
-        limit: How many at most.
-        cursor: The `next_cursor` of the page before.
         prefix: Only keys with this prefix.
         status: Only jobs in this state.
         label: Only jobs with this label, as name=value; repeatable.
@@ -99,7 +96,6 @@ class NextQuery(TenantQuery):
     """Query of the next occurrences.
 
     Attributes:
-        tenant: The tenant; `default` if it is left out.
         limit: How many at most.
     """
 
@@ -110,9 +106,7 @@ class VersionsQuery(PageQuery):
     """Query of a list of versions.
 
     Attributes:
-        tenant: The tenant; `default` if it is left out.
         limit: How many at most.
-        cursor: The `next_cursor` of the page before.
     """
 
     limit: Annotated[int, Field(ge=1, le=MAX_VERSIONS), BeforeValidator(whole)] = 20
@@ -122,7 +116,6 @@ class ExplainQuery(TenantQuery):
     """Query of an explanation.
 
     Attributes:
-        tenant: The tenant; `default` if it is left out.
         at: The instant.
     """
 

@@ -35,9 +35,6 @@ class KeysQuery(PageQuery):
     """Filter of a list of keys.
 
     Attributes:
-        tenant: The tenant; that of the caller's key if it is left out.
-        limit: How many at most.
-        cursor: The `next_cursor` of the page before.
         all_tenants: True for the keys of every tenant.
     """
 
@@ -48,9 +45,6 @@ class AuditQuery(PageQuery):
     """Filter of the audit log.
 
     Attributes:
-        tenant: The tenant; that of the caller's key if it is left out.
-        limit: How many at most.
-        cursor: The `next_cursor` of the page before.
         all_tenants: True for the entries of every tenant and of the whole installation.
         since: Only entries of this instant or later.
         until: Only entries before this instant.

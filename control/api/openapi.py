@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from http import HTTPStatus
 from importlib.metadata import version
+from inspect import cleandoc
 from typing import Any, Literal
 
 from fastapi import APIRouter, FastAPI
@@ -26,6 +27,7 @@ Endpoint = Callable[..., Coroutine[Any, Any, Response]]
 IN_ADDRESS = ("type", "tenant", "request_id", "traceparent", "key", "run_id", "if_version")
 
 _REFERENCE = "#/components/schemas/{model}"
+_ATTRIBUTE = re.compile(r"^    (\w+): (.+)$", re.MULTILINE)
 _IN_PATH = re.compile(r"\{(\w+)\}")
 _PATH_SCHEMAS: Mapping[str, dict[str, object]] = {
     "key": {"type": "string", "minLength": 1, "maxLength": 255},
@@ -65,6 +67,23 @@ def schema_of(kind: type[Any], mode: JsonSchemaMode = "serialization") -> dict[s
     """Return the JSON schema of a type; its `$defs` become components of the document."""
     adapter: TypeAdapter[Any] = TypeAdapter(kind)
     return adapter.json_schema(mode=mode, ref_template=_REFERENCE, schema_generator=Forms)
+
+
+def one_level(kind: type[Any], part: str, title: str, **others: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schema of a record with the fields of its part on the same level.
+
+    Args:
+        kind: The record.
+        part: The name of the part.
+        title: The name of the schema.
+        **others: The schemas of fields that are sent in another form.
+    """
+    schema = schema_of(kind)
+    definitions, properties = schema["$defs"], schema["properties"]
+    inner = definitions.pop(properties.pop(part)["$ref"].rpartition("/")[2])
+    properties = {**inner["properties"], **properties, **others}
+    definitions[title] = {"type": "object", "title": title, "required": [*properties], "properties": properties}
+    return {"$ref": _REFERENCE.format(model=title), "$defs": definitions}
 
 
 def body_of(model: type[BaseModel], *, without: Sequence[str] = ()) -> dict[str, Any]:
@@ -117,7 +136,7 @@ def add_route(
     """
     parameters = [_in_path(name) for name in _IN_PATH.findall(re.sub(r":\w+\}", "}", path))]
     if query is not None:
-        parameters += _in_query(schema_of(query, "validation"))
+        parameters += _in_query(query)
     parameters += [
         {"name": name, "in": "header", "required": False, "description": text, "schema": {"type": "string"}}
         for name, text in (headers or {}).items()
@@ -197,9 +216,12 @@ def _in_path(name: str) -> dict[str, Any]:
     return {"name": name, "in": "path", "required": True, "schema": _PATH_SCHEMAS[name]}
 
 
-def _in_query(schema: dict[str, Any]) -> list[dict[str, Any]]:
+def _in_query(model: type[BaseModel]) -> list[dict[str, Any]]:
     needed: Literal["required"] = "required"
-    texts = dict(re.findall(r"^    (\w+): (.+)$", str(schema.get("description", "")), re.MULTILINE))
+    schema = schema_of(model, "validation")
+    texts: dict[str, str] = {}
+    for each in reversed(model.__mro__):  # a docstring has the attributes that its class adds
+        texts |= dict(_ATTRIBUTE.findall(cleandoc(each.__doc__ or "")))
     return [
         {
             "name": name,

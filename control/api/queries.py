@@ -57,7 +57,7 @@ class TenantQuery(StrictModel):
     """The part of a query that every route has.
 
     Attributes:
-        tenant: The tenant; `default` if it is left out.
+        tenant: The tenant; that of the caller's key if it is left out, or `default`.
     """
 
     tenant: Tenant = "default"
@@ -67,7 +67,6 @@ class PageQuery(TenantQuery):
     """The part of a query that every list has.
 
     Attributes:
-        tenant: The tenant; `default` if it is left out.
         limit: How many at most.
         cursor: The `next_cursor` of the page before.
     """

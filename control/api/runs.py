@@ -19,7 +19,7 @@ from tidewheel.control.api import examples
 from tidewheel.control.api.answers import IDEMPOTENCY_KEY, answer, call, encoded, idempotency_key
 from tidewheel.control.api.bodies import read_verb
 from tidewheel.control.api.callers import Caller, Operator, Reader
-from tidewheel.control.api.openapi import IN_ADDRESS, add_route, body_of
+from tidewheel.control.api.openapi import IN_ADDRESS, add_route, body_of, one_level, schema_of
 from tidewheel.control.api.queries import (
     LabelFilter,
     PageQuery,
@@ -33,7 +33,6 @@ from tidewheel.control.api.queries import (
 from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.client.logs import read_logs
-from tidewheel.control.reads.retry_chain import RetryChain
 from tidewheel.control.reads.run_detail import PastAttempt, RunDetail, show_run
 from tidewheel.control.reads.runs import RunFilter, RunSummary, list_runs
 from tidewheel.jobs.requests import RunCancel, RunRetry
@@ -52,9 +51,6 @@ class RunsOfJobQuery(PageQuery):
     """Filter of a list of one job's runs.
 
     Attributes:
-        tenant: The tenant; `default` if it is left out.
-        limit: How many at most.
-        cursor: The `next_cursor` of the page before.
         status: Only runs in this state.
         label: Only runs with this label, as name=value; repeatable. It needs `job` or `since`.
         lane: Only runs of this lane.
@@ -77,16 +73,6 @@ class RunsQuery(RunsOfJobQuery):
     """Filter of a list of runs.
 
     Attributes:
-        tenant: The tenant; `default` if it is left out.
-        limit: How many at most.
-        cursor: The `next_cursor` of the page before.
-        status: Only runs in this state.
-        label: Only runs with this label, as name=value; repeatable. It needs `job` or `since`.
-        lane: Only runs of this lane.
-        queue: Only runs of this queue.
-        cause: Only runs of this cause.
-        since: From this instant on.
-        until: Up to this instant.
         job: Only runs of the job with this key.
     """
 
@@ -97,7 +83,6 @@ class LogsQuery(TenantQuery):
     """Query of the output of a run.
 
     Attributes:
-        tenant: The tenant; `default` if it is left out.
         attempt: Only this attempt.
     """
 
@@ -138,32 +123,11 @@ class Attempts:
     attempts: tuple[Attempt, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RunWithAttempts(RunSummary):
-    """A run with its attempts, deadlines and retry chain."""
-
-    handler: str
-    labels: Mapping[str, str]
-    failed_attempts: int | None
-    lost_attempts: int | None
-    deadline_at: datetime | None
-    schedule_to_close_at: datetime | None
-    external_deadline_at: datetime | None
-    executor_id: UUID | None
-    executor: str | None
-    claimed_from: str | None
-    progress: object
-    progress_at: datetime | None
-    checkpoint: object
-    checkpoint_attempt: int | None
-    error_message: str | None
-    result: object
-    late: str | None
-    request_id: str | None
-    traceparent: str | None
-    dead_letter: int | None
-    retry_chain: RetryChain
-    attempts: tuple[Attempt, ...]
+RUN: Mapping[str, Any] = one_level(
+    RunDetail, "summary", "RunWithAttempts", progress={}, checkpoint={}, result={},
+    attempts=schema_of(Attempts)["properties"]["attempts"],
+)  # fmt: skip
+"""The schema of a run with its attempts, deadlines and retry chain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +180,7 @@ class RunsApi:
         listed = partial(read, answer=RunsPage, example=examples.RUNS)
         listed(_RUNS, self.list, query=RunsQuery)
         listed("/api/v1/jobs/{key}/runs", self.list_of_job, query=RunsOfJobQuery)
-        read(_ONE, self.get, query=TenantQuery, answer=RunWithAttempts, example=examples.RUN)
+        read(_ONE, self.get, query=TenantQuery, answer=RUN, example=examples.RUN)
         read(f"{_ONE}/attempts", self.attempts, query=TenantQuery, answer=Attempts, example=examples.ATTEMPTS)
         read(f"{_ONE}/logs", self.logs, query=LogsQuery, answer=Logs, example=examples.LOGS)
         verb = partial(add_route, router, "POST", scope=Scope.OPERATE, query=TenantQuery, headers=IDEMPOTENCY_KEY)
