@@ -94,10 +94,11 @@ def list_dead_letters(
     if output is not Output.TEXT:
         print_document(page, output)
         return
-    if not page.dead_letters:
+    if not page.dead_letters and page.next_cursor is None:
         typer.echo("no dead letters")
         return
-    print_table(_COLUMNS, map(_row, page.dead_letters))
+    if page.dead_letters:
+        print_table(_COLUMNS, map(_row, page.dead_letters))
     typer.echo(total_text(page.total, at_least=page.at_least, shown=len(page.dead_letters), noun="dead letter"))
     if page.next_cursor is not None:
         typer.echo(f"more: add --after {page.next_cursor}")

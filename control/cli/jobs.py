@@ -59,10 +59,10 @@ def list_jobs(
     if output is not Output.TEXT:
         print_document(page, output)
         return
-    if not page.jobs:
+    if page.jobs:
+        print_table(("key", "schedule", "state", "next", "last run", "duration"), map(_row, page.jobs))
+    elif page.next_cursor is None:
         typer.echo("no jobs")
-        return
-    print_table(("key", "schedule", "state", "next", "last run", "duration"), map(_row, page.jobs))
     if page.next_cursor is not None:
         typer.echo(f"more: add --after {page.next_cursor!r}")
 

@@ -93,10 +93,13 @@ def list_runs(
     if output is not Output.TEXT:
         print_document(page, output)
         return
-    if not page.runs:
+    if not page.runs and page.next_cursor is None:
         typer.echo("no runs")
         return
-    print_table(("run", "key", "status", "cause", "scheduled", "attempt", "duration", "why"), map(run_row, page.runs))
+    if page.runs:
+        print_table(
+            ("run", "key", "status", "cause", "scheduled", "attempt", "duration", "why"), map(run_row, page.runs)
+        )
     typer.echo(total_text(page.total, at_least=page.at_least, shown=len(page.runs), noun="run"))
     if page.next_cursor is not None:
         typer.echo(f"more: add --after {page.next_cursor}")

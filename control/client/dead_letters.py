@@ -24,6 +24,7 @@ from tidewheel.control.reads.dead_letters import (
     count_dead_letters,
     filter_columns,
     list_dead_letters,
+    newest_dead_letter,
     oldest_dead_letters,
     scan_dead_letters,
     show_dead_letter,
@@ -201,11 +202,10 @@ class DeadLetters:
         with self._connection.snapshot() as connection:
             for number in filters.get("ids") or ():
                 show_dead_letter(connection, tenant, number)
-            newest = list_dead_letters(connection, tenant, filters, limit=1).dead_letters
             return (
                 count_dead_letters(connection, tenant, filters),
                 oldest_dead_letters(connection, tenant, filters, limit=_SHOWN),
-                newest[0] if newest else None,
+                newest_dead_letter(connection, tenant, filters),
             )
 
     def _scan(self, filters: DeadLetterFilter, limit: int) -> Generator[Sequence[DeadLetterRef]]:

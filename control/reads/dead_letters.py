@@ -3,11 +3,11 @@
 An unreadable message names no tenant and belongs to the default one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import TypedDict
+from typing import TypedDict, cast
 from uuid import UUID
 
 from psycopg.rows import class_row
@@ -25,13 +25,17 @@ from tidewheel.transitions.redrives import DeadLetterRef
 
 _SQL = Statements("tidewheel.control")
 _LIST_DEAD_LETTERS = _SQL["list_dead_letters"]
+_COUNT_DEAD_LETTERS = _SQL["count_dead_letters"]
+_LAST_DEAD_LETTER_LOOKED_AT = _SQL["last_dead_letter_looked_at"]
 _READ_DEAD_LETTER = _SQL["read_dead_letter"]
 
 COUNTED = 10_000  # matches beyond this are not counted: no client pages through more
+LOOKED_AT = 20_000  # rows of a page, matching or not: some tens of milliseconds
 
 EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 _LATEST = datetime(9999, 12, 31, tzinfo=UTC)
-_LAST_ID = (1 << 63) - 1
+_ALL = (1 << 63) - 1
+_NEWEST: dict[str, object] = {"before_at": _LATEST, "before_id": _ALL}  # the place of the first page
 
 
 class DeadLetterKind(StrEnum):
@@ -122,7 +126,7 @@ class DeadLetterPage:
 
     Args:
         dead_letters: The page.
-        next_cursor: The id to continue after; None on the last page.
+        next_cursor: The id to continue after; None on the last page. A page may be empty and have one.
         total: How many all pages have, or a lower bound.
         at_least: True if there are more than `total`.
     """
@@ -167,17 +171,24 @@ def list_dead_letters(
         UnknownJob: There is no such job and never was one.
         UnknownDeadLetter: There is no dead letter `after`.
     """
-    columns = filter_columns(connection, tenant, filters)
-    counted = count_dead_letters(connection, tenant, filters)
-    before = _LATEST if after is None else _created_at(connection, tenant, after)
-    columns |= {"before_at": before, "before_id": _LAST_ID if after is None else after, "limit": limit + 1}
+    columns = filter_columns(connection, tenant, filters) | {"look": LOOKED_AT, "limit": limit + 1} | _NEWEST
+    counted = connection.execute(_COUNT_DEAD_LETTERS, columns, binary=True).fetchone()
+    total, seen = cast("tuple[int, int]", counted)
+    if after is not None:
+        columns |= {"before_at": _created_at(connection, tenant, after), "before_id": after}
     found = _list(connection, columns)
     return DeadLetterPage(
         dead_letters=tuple(found[:limit]),
-        next_cursor=found[limit - 1].id if len(found) > limit else None,
-        total=min(counted, COUNTED),
-        at_least=counted > COUNTED,
+        next_cursor=found[limit - 1].id if len(found) > limit else _last_looked_at(connection, columns),
+        total=min(total, COUNTED),
+        at_least=total > COUNTED or seen == LOOKED_AT,
     )
+
+
+def newest_dead_letter(connection: Conn, tenant: str, filters: DeadLetterFilter) -> DeadLetterSummary | None:
+    """Return the newest dead letter that matches, however many are newer."""
+    columns = filter_columns(connection, tenant, filters) | {"look": _ALL, "limit": 1} | _NEWEST
+    return next(iter(_list(connection, columns)), None)
 
 
 def show_dead_letter(connection: Conn, tenant: str, number: int) -> DeadLetterDetail:
@@ -187,7 +198,7 @@ def show_dead_letter(connection: Conn, tenant: str, number: int) -> DeadLetterDe
         UnknownDeadLetter: The tenant has no dead letter of this id.
     """
     columns = filter_columns(connection, tenant, {"ids": [number]})
-    found = _list(connection, {**columns, "before_at": _LATEST, "before_id": _LAST_ID, "limit": 1})
+    found = _list(connection, {**columns, **_NEWEST, "look": 1, "limit": 1})
     row = connection.execute(_READ_DEAD_LETTER, {"id": number, "tenant": tenant}, binary=True).fetchone()
     if not found or row is None:
         raise UnknownDeadLetter(number)
@@ -206,7 +217,7 @@ def oldest_dead_letters(
     """Return the oldest of a tenant's dead letters, in order."""
     ids = [letter.id for letter in scan_dead_letters(connection, tenant, filters, after=None, limit=limit)]
     columns = filter_columns(connection, tenant, {"ids": ids})
-    found = _list(connection, {**columns, "before_at": _LATEST, "before_id": _LAST_ID, "limit": limit})
+    found = _list(connection, {**columns, **_NEWEST, "look": limit, "limit": limit})
     return tuple(reversed(found))
 
 
@@ -271,6 +282,11 @@ _ALLOWED: tuple[tuple[str, tuple[str, ...]], ...] = (
 def _list(connection: Conn, columns: dict[str, object]) -> list[DeadLetterSummary]:
     with connection.cursor(row_factory=class_row(DeadLetterSummary), binary=True) as cursor:
         return cursor.execute(_LIST_DEAD_LETTERS, columns).fetchall()
+
+
+def _last_looked_at(connection: Conn, columns: Mapping[str, object]) -> int | None:
+    row = connection.execute(_LAST_DEAD_LETTER_LOOKED_AT, columns, binary=True).fetchone()
+    return None if row is None else cast("int", row[0])
 
 
 def _created_at(connection: Conn, tenant: str, number: int) -> datetime:

@@ -129,6 +129,21 @@ def test_pages_are_consecutive_and_the_count_is_bounded(
     assert (first.total, first.at_least, third.next_cursor) == (3, True, None)
 
 
+def test_page_that_looked_at_its_share_has_a_cursor_and_goes_on(
+    client: Client, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LOOKED_AT", 3)
+    rare = fail(database, error="Rare")
+    for _ in range(7):
+        fail(database)
+    pages = [client.dead_letters.list(error_type="Rare")]
+    while (cursor := pages[-1].next_cursor) is not None:
+        pages.append(client.dead_letters.list(error_type="Rare", after=cursor))
+    assert [runs(page) for page in pages] == [[], [], [rare]]
+    assert {(page.total, page.at_least) for page in pages} == {(0, True)}
+    assert client.dead_letters.redrive(error_type="Rare", dry_run=True).matched == 1
+
+
 def test_invalid_filter_is_refused(client: Client) -> None:
     for path, value in {"kind": "letter", "status": "succeeded", "lane": "fast"}.items():
         with pytest.raises(InvalidInput) as refused:

@@ -232,7 +232,8 @@ _WALK: Mapping[str, object] = {
     "after_at": _LONG_AGO, "limit": 1000, "scan_limit": 20_000,
 }  # fmt: skip
 _LETTERS: Mapping[str, object] = {
-    **_UNFILTERED, **_RANGE, "before_at": _FAR_AHEAD, "before_id": (1 << 63) - 1, "after_at": _LONG_AGO, "after_id": 0
+    **_UNFILTERED, **_RANGE, "before_at": _FAR_AHEAD, "before_id": (1 << 63) - 1, "after_at": _LONG_AGO, "after_id": 0,
+    "look": 20_000,
 }  # fmt: skip
 _RUNS: Mapping[str, object] = {**_UNFILTERED, **_RANGE, "before_at": _FAR_AHEAD, "before_id": _BEYOND, "look": 51}
 
@@ -320,6 +321,8 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     "find_cancelled": _WALK,
     "lock_cancelled": {"states": [RunState.QUEUED]},
     "list_dead_letters": _LETTERS | {"job_id": None},
+    "last_dead_letter_looked_at": _LETTERS | {"job_id": None},
+    "count_dead_letters": _LETTERS | {"job_id": None},
     "scan_dead_letters": _LETTERS | {"job_id": None},
     "find_runs": _RUNS,
     "find_runs_of_job": _RUNS,
@@ -393,6 +396,7 @@ _HOT = {
         read_attempts_of read_skips_at read_overrides_around find_active_run
         find_chain find_runs_ahead find_unfired read_versions read_two_versions
         find_runs find_runs_of_job find_failed_runs read_runs show_run read_past_attempts list_dead_letters
+        last_dead_letter_looked_at
     """,
 }
 HOT = [(package, name) for package, names in _HOT.items() for name in names.split()]
