@@ -1,5 +1,7 @@
 """Create the ASGI application: routes, authorization, errors as problem documents, OpenAPI."""
 
+from functools import cache
+
 from fastapi import FastAPI
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -63,9 +65,11 @@ def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *,
     for api in apis:
         api.add_to(app.router)
 
+    text = cache(lambda: encoded(openapi(app)))
+
     async def document(_: Request) -> Response:
         """Return this document."""
-        return Response(encoded(openapi(app)), media_type="application/json")
+        return Response(text(), media_type="application/json")
 
     add_route(
         app.router, "GET", "/api/v1/openapi.json", document, scope=Scope.READ, answer={"type": "object"},

@@ -9,10 +9,14 @@ One address has a limited number of strangers, and all of them have at most half
 new connection closes the stranger that has been idle for longest. If none is idle, it closes the one that has been at
 its request for longest. So a new executor always has time to show its token. Other connections are closed after
 `timeout_keep_alive` seconds without a request.
+
+A client that does not read its answer leaves it in memory. It is disconnected after half a minute, and at once if all
+such answers take more than their part of memory: then the one that has read nothing for longest.
 """
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import ClassVar, cast
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -21,6 +25,8 @@ from tidewheel.control.api.bearer import KEY, TRUSTED
 
 _HEAD_SECONDS = 10.0
 _REQUEST_SECONDS = 60.0  # more than the waits for locks that one request may have
+_UNREAD_SECONDS = 30.0  # for a client to read what is more than uvicorn's 64 KiB
+_UNREAD_BYTES = 32 * 1024 * 1024  # of all answers; as many as the largest pages of eight clients
 _READ_BYTES = 64 * 1024  # from the socket at once; asyncio's own 256 KiB would count for each stranger
 
 
@@ -30,6 +36,7 @@ class Connection(H11Protocol):
     per_address: ClassVar[int]
 
     _closing: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None  # while more of an answer waits than uvicorn takes
     _state: tuple[bool, bool] | None = None  # quiet, trusted
     _since = 0.0  # when it became quiet, or stopped being quiet
 
@@ -56,6 +63,19 @@ class Connection(H11Protocol):
         """Stop the timeout."""
         super().connection_lost(exc)
         self._unwatch()
+        self._end_unread()
+
+    def pause_writing(self) -> None:
+        """Start the timeout of an answer that the client does not read, and bound the memory of all of them."""
+        super().pause_writing()
+        if self._unread is None:
+            self._unread = self.loop.call_later(_UNREAD_SECONDS, self._drop)
+        self.loop.call_soon(self._bound_unread)  # after the socket has taken its part
+
+    def resume_writing(self) -> None:
+        """Stop that timeout: the client reads."""
+        super().resume_writing()
+        self._end_unread()
 
     @property
     def _quiet(self) -> bool:
@@ -67,6 +87,11 @@ class Connection(H11Protocol):
     def _trusted(self) -> bool:
         """True if its last request has shown the token of executors, or an API key."""
         return self._is_executors or KEY in self._last_scope
+
+    @property
+    def _all(self) -> Sequence["Connection"]:
+        connections = cast("set[object]", self.connections)  # annotated with protocols that are not installed
+        return [each for each in connections if isinstance(each, Connection)]
 
     @property
     def _is_executors(self) -> bool:
@@ -105,16 +130,29 @@ class Connection(H11Protocol):
             self._closing.cancel()
             self._closing = None
 
+    def _end_unread(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
+    def _bound_unread(self) -> None:
+        waiting = [(each._unread.when(), each) for each in self._all if each._unread is not None]
+        total = sum(each.transport.get_write_buffer_size() for _, each in waiting)
+        for _, each in sorted(waiting, key=itemgetter(0)):
+            if total <= _UNREAD_BYTES:
+                break
+            total -= each.transport.get_write_buffer_size()
+            each._drop()
+
     def _make_room(self) -> None:
-        connections = cast("set[object]", self.connections)  # annotated with protocols that are not installed
-        others = [other for other in connections if isinstance(other, Connection) and other is not self]
+        others = [other for other in self._all if other is not self]
         strangers = [other for other in others if not other._is_executors]
         neighbours = [other for other in strangers if other._address == self._address]
         if len(neighbours) >= self.per_address:
             self._drop_oldest(neighbours)
         elif self.limit_concurrency is not None and len(strangers) >= self.limit_concurrency // 2:
             self._drop_oldest(strangers)
-        elif self.limit_concurrency is not None and len(connections) >= self.limit_concurrency:
+        elif self.limit_concurrency is not None and len(others) + 1 >= self.limit_concurrency:
             self._drop_oldest([other for other in others if other._quiet])
 
     @staticmethod

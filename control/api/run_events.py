@@ -17,7 +17,6 @@ from uuid import UUID
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.types import Message, Send
 
 from tidewheel.api_keys import Scope
 from tidewheel.control.api import examples
@@ -38,7 +37,6 @@ from tidewheel.process.service import Shutdown
 _STREAMS = 64  # of one process: each costs a poll a second
 _POLL_SECONDS = 1.0
 _ALIVE_SECONDS = 15.0  # between two comments, so that proxies keep the connection
-_WRITE_SECONDS = 30.0  # for a client to read an event; the socket's buffers hold the rest
 _REMEMBERED = 10_000  # ends that are not sent again
 _COMMITS_WITHIN = timedelta(seconds=5)
 _OLDEST = timedelta(hours=1)  # of a Last-Event-ID: older ends are listed by GET /runs
@@ -48,7 +46,6 @@ class EventsQuery(TenantQuery):
     """Filter of a stream.
 
     Attributes:
-        tenant: The tenant; `default` if it is left out.
         job: Only runs of the job with this key.
     """
 
@@ -87,7 +84,7 @@ class RunEventsApi:
         first = await self.reads.do(stream.read)  # a refusal is still an answer of its own
         headers = {"Cache-Control": "no-store"}
         is_open = request.scope.get(IS_OPEN, _always)
-        return _Bounded(self._events(stream, first, is_open), media_type="text/event-stream", headers=headers)
+        return StreamingResponse(self._events(stream, first, is_open), media_type="text/event-stream", headers=headers)
 
     async def _events(
         self, stream: "_Stream", text: bytes, is_open: Callable[[], Awaitable[bool]]
@@ -97,6 +94,7 @@ class RunEventsApi:
         try:
             yield b"retry: 2000\n\n" + text
             while not self.stop.requested() and await is_open():
+                yield b""  # uvicorn waits until the client has read what was sent: then follows the next read
                 await asyncio.sleep(0.0 if stream.full else _POLL_SECONDS)
                 try:
                     text = await self.reads.do(stream.read)
@@ -108,17 +106,6 @@ class RunEventsApi:
                     yield text or b": alive\n\n"
         finally:
             self._streams -= 1
-
-
-class _Bounded(StreamingResponse):
-    """A stream that ends if its client does not read: uvicorn waits until the socket takes more."""
-
-    async def stream_response(self, send: Send) -> None:
-        async def send_in_time(message: Message) -> None:
-            async with asyncio.timeout(_WRITE_SECONDS):
-                await send(message)
-
-        await super().stream_response(send_in_time)
 
 
 @dataclass(slots=True)

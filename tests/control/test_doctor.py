@@ -6,6 +6,7 @@ from pathlib import Path
 from threading import Event
 from uuid import uuid4
 
+import psycopg
 import pytest
 from confluent_kafka.admin import (
     AlterConfigOpType,  # type: ignore[attr-defined]
@@ -14,6 +15,7 @@ from confluent_kafka.admin import (
     ResourceType,  # type: ignore[attr-defined]
 )
 from psycopg import sql
+from psycopg.types.json import Jsonb
 from pydantic import SecretStr
 
 from tests.control.cli.command import NO_DATABASE, tidewheel
@@ -29,6 +31,8 @@ from tidewheel.local.stack import StackInfo
 from tidewheel.postgres.partitions import coming_days
 from tidewheel.presence import Presence
 from tidewheel.settings.connections import Connections
+from tidewheel.settings.executor import ExecutorSettings
+from tidewheel.settings.shared import shared_settings
 
 _OF_KAFKA = {"broker", "topics"}
 
@@ -77,12 +81,25 @@ def quarantined_job(database: Database) -> None:
     )
 
 
-def no_key(database: Database) -> None:
-    database.execute("DELETE FROM message_keys")
+def refused_message(database: Database) -> None:
+    database.execute(
+        "INSERT INTO quarantine (kind, topic, error, created_at) VALUES ('outbox', 'a.b', 'too large', tidewheel_now())"
+    )
 
 
-def dead_fleet(database: Database) -> None:
-    submit(database)
+def many_connections(database: Database) -> None:
+    """Open one: the limit of this test is below it."""
+    database.connection()
+
+
+def lenient_executor(database: Database) -> None:
+    settings = ExecutorSettings.load(message_signatures="warn")
+    at = {"settings": Jsonb(shared_settings(settings))}
+    database.execute(
+        "INSERT INTO processes SELECT gen_random_uuid(), 'executor', 'here', 7, '0.1.0', %(settings)s, now, now, now"
+        "  FROM tidewheel_now() AS now",
+        at,
+    )
 
 
 FAULTS: dict[str, tuple[Callable[[Database], None], Severity, str]] = {
@@ -91,8 +108,32 @@ FAULTS: dict[str, tuple[Callable[[Database], None], Severity, str]] = {
     "handlers": (unhandled_run, Severity.ERROR, "tidewheel executor --queues default"),
     "vacuum": (old_transaction, Severity.WARNING, "SELECT pg_terminate_backend("),
     "quarantine": (quarantined_job, Severity.ERROR, "tidewheel job release job"),
-    "signatures": (no_key, Severity.ERROR, "tidewheel topics rotate-key"),
 }
+
+
+OTHER_FAULTS: dict[str, tuple[str, Callable[[Database], None], Limits, str, str]] = {
+    "a lenient executor": (
+        "signatures", lenient_executor, Limits(), "message_signatures is warn on executor here pid 7",
+        "unset TIDEWHEEL_MESSAGE_SIGNATURES",
+    ),
+    "a message that Kafka has refused": (
+        "quarantine", refused_message, Limits(), "too large", "SELECT * FROM quarantine WHERE kind = 'outbox'",
+    ),
+    "few connections left": (
+        "server", many_connections, Limits(connections_share=0.0), "connections are open", "raise max_connections",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", OTHER_FAULTS)
+def test_each_warning_about_the_database_has_evidence_and_a_remedy(database: Database, fault: str) -> None:
+    check, make, limits, evidence, remedy = OTHER_FAULTS[fault]
+    assert [each for each in examine(database) if each.check == check] == []
+    make(database)
+    found = about(examine(database, limits), check)
+    assert found.severity is Severity.WARNING
+    assert evidence in found.evidence
+    assert remedy in found.remedy
 
 
 @pytest.mark.parametrize("check", FAULTS)
@@ -125,6 +166,45 @@ def test_drift_of_the_schema_is_found(fresh_database: Database) -> None:
     fresh_database.execute("DELETE FROM tidewheel_migrations WHERE name = (SELECT max(name) FROM tidewheel_migrations)")
     found = about(examine(fresh_database), "schema")
     assert (found.severity, found.remedy) == (Severity.ERROR, "tidewheel migrate")
+
+
+def test_old_and_missing_key_of_run_messages_are_found(fresh_database: Database) -> None:
+    assert [each for each in examine(fresh_database) if each.check == "signatures"] == []
+    fresh_database.execute("UPDATE message_keys SET created_at = created_at - interval '366 days'")
+    old = about(examine(fresh_database), "signatures")
+    assert (old.severity, old.evidence) == (Severity.WARNING, "created 366 days ago")
+    fresh_database.execute("DELETE FROM message_keys")
+    missing = about(examine(fresh_database), "signatures")
+    assert (missing.severity, missing.remedy) == (Severity.ERROR, "tidewheel topics rotate-key")
+
+
+def test_invalid_index_is_found(fresh_database: Database) -> None:
+    """A CREATE INDEX CONCURRENTLY that fails leaves one."""
+    for key in ("a", "b"):
+        submit(fresh_database, key)
+    fresh_database.execute("DROP INDEX job_runs_by_job")
+    with pytest.raises(psycopg.errors.UniqueViolation):
+        fresh_database.execute("CREATE UNIQUE INDEX CONCURRENTLY job_runs_by_job ON jobs (tenant)")
+    found = about(examine(fresh_database), "schema")
+    assert (found.severity, found.what) == (Severity.WARNING, "the index job_runs_by_job is invalid")
+    assert "REINDEX INDEX CONCURRENTLY job_runs_by_job" in found.remedy
+
+
+def test_replication_slot_without_a_reader_is_found(database: Database) -> None:
+    name = f"t{uuid4().hex[:10]}"
+    limits = Limits(slot_bytes=0)
+
+    def is_found() -> list[Finding]:
+        return [each for each in examine(database, limits) if f"slot {name} " in each.what]
+
+    assert is_found() == []
+    database.rows("SELECT pg_create_physical_replication_slot(%s, true)", [name])
+    try:
+        [found] = is_found()
+    finally:
+        database.rows("SELECT pg_drop_replication_slot(%s)", [name])
+    assert (found.severity, found.evidence.endswith(" MiB of WAL")) == (Severity.WARNING, True)
+    assert f"pg_drop_replication_slot('{name}')" in found.remedy
 
 
 def test_missing_partitions_are_found(fresh_database: Database) -> None:
@@ -217,6 +297,11 @@ def test_missing_topics_and_changed_settings_are_found(topics: Topics, info: Sta
     assert f"the topic {topics.requests} would be created" in {each.what for each in missing}
     apply_topics(info.kafka, topics)
     until(lambda: not findings(), "nothing is wrong")
+    strict = settings.model_copy(update={"replication": 3})
+    thin = {each.what: each for each in run_checks(checks, Context(strict)).findings}
+    few = thin[f"partitions of the topic {topics.requests} have too few copies"]
+    assert (few.severity, few.evidence) == (Severity.WARNING, "1, TIDEWHEEL_REPLICATION is 3")
+    assert "kafka-reassign-partitions.sh" in few.remedy
     entry = ConfigEntry("retention.ms", "1000", incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ResourceType.TOPIC, topics.completions, incremental_configs=[entry])
     admin = admin_of(info.kafka)  # kept until the result: its end would abort the request

@@ -3,8 +3,10 @@
 import gzip
 import json
 import os
+import socket
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from random import Random
 
@@ -14,7 +16,9 @@ from confluent_kafka import Producer
 
 from tests.control.api.answering import enter
 from tests.fixtures.services import Fleet, Role, Service
-from tests.transitions.acts import submission
+from tests.transitions.acts import begun, copy_ends, submission, submit, succeed
+from tidewheel.clock import monotonic_seconds
+from tidewheel.control.client.client import Client
 from tidewheel.kafka.topics import DEFAULT_QUEUE
 from tidewheel.runs import Lane
 from tidewheel.schemas.codec import FORMS
@@ -137,6 +141,39 @@ def test_bodies_of_requests_to_the_api(fleet: Fleet) -> None:
     with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {TOKEN}"}, trust_env=False) as client:
         assert enter(client).heartbeat() == []
     report("bodies", {"api": api})
+
+
+def test_answers_of_the_api_that_no_client_reads(fleet: Fleet) -> None:
+    """They are 1.5 GB: pages of 6 MB, and streams of 6 MB a read. The sockets take 4 MB of each."""
+    port = 20_000 + os.getpid() % 10_000
+    api = fleet.start("api", API_PORT=str(port), API_TOKEN=TOKEN, API_CONNECTIONS_PER_ADDRESS="400")
+    fleet.wait_started()
+    submit(fleet.database)
+    since = fleet.database.now().isoformat()
+    succeed(fleet.database, begun(fleet.database))
+    copy_ends(fleet.database, 3000, size=6000)
+    with Client(fleet.database.url) as client:
+        keys = [client.api_keys.create("reader", ["read"], rate=10_000).key for _ in range(5)]
+    asked = ["/api/v1/runs?limit=1000", "/api/v1/run-events"] * 60
+    url = f"http://127.0.0.1:{port}"
+    with (
+        ExitStack() as held,
+        httpx.Client(base_url=url, headers={"Authorization": f"Bearer {TOKEN}"}, timeout=60, trust_env=False) as own,
+    ):
+        executor = enter(own)
+        took: list[float] = []
+        for number, path in enumerate(asked):
+            one = held.enter_context(socket.socket())
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            one.connect(("127.0.0.1", port))
+            head = f"GET {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {keys[number % len(keys)]}\r\n"
+            one.sendall(f"{head}Last-Event-ID: {since}\r\n\r\n".encode())
+            began = monotonic_seconds()
+            assert executor.heartbeat() == []
+            took.append(monotonic_seconds() - began)
+        print("BEATS", f"{sorted(took)[len(took) // 2] * 1000:.0f} ms, worst {max(took) * 1000:.0f} ms")  # noqa: T201
+        assert sorted(took)[len(took) // 2] < 0.25  # of a heartbeat each second
+    report("unread", {"api": api})
 
 
 def assert_reads_on(fleet: Fleet) -> None:

@@ -124,6 +124,20 @@ def succeed(database: Database, started: Started) -> Ended:
     return end(database, ending(started, RunState.SUCCEEDED))
 
 
+_COPY_ENDS = """
+INSERT INTO finished_runs (run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, publish_at,
+                           created_at, finished_at, state, attempt, reason)
+SELECT gen_random_uuid(), job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, publish_at, created_at,
+       finished_at + each * interval '1 microsecond', state, attempt, repeat('x', %(size)s)
+  FROM finished_runs, generate_series(1, %(runs)s) AS each
+"""
+
+
+def copy_ends(database: Database, runs: int, *, size: int = 1000) -> None:
+    """Add so many copies of each end, with a reason of so many bytes."""
+    database.execute(_COPY_ENDS, {"runs": runs, "size": size})
+
+
 def requeue(database: Database, started: Started, outcome: AttemptOutcome, delay: timedelta = timedelta(0)) -> Requeued:
     """End an attempt and requeue its run."""
     with database.transaction() as connection:

@@ -1,6 +1,8 @@
 """Jobs over HTTP: lists, details, changes with versions, and refusals with paths."""
 
+import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
@@ -8,9 +10,10 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from tests.control.api.answering import answer_of, answering, refusal
+from tests.control.api.answering import answer_of, answering, enter, refusal
 from tests.fixtures.database import Database
 from tests.transitions.acts import HANDLER, begun, submit, succeed
+from tidewheel.control.api import bodies
 from tidewheel.control.reads import jobs as reads
 
 SPEC: dict[str, Any] = {"schedule": "@every 1h", "target": HANDLER}
@@ -103,6 +106,51 @@ def test_change_that_lost_the_race_is_refused_with_412(client: httpx.Client) -> 
     assert client.get("/api/v1/jobs/a").json()["summary"]["labels"] == {"n": "1"}
     assert client.delete("/api/v1/jobs/a", headers={"If-Match": '"2"'}).status_code == HTTPStatus.OK
     assert refusal(client.get("/api/v1/jobs/a"), HTTPStatus.NOT_FOUND)["code"] == "unknown_job"
+
+
+def test_one_of_many_changes_of_a_version_wins_and_the_others_are_refused(client: httpx.Client) -> None:
+    client.put("/api/v1/jobs/a", json=SPEC)
+
+    def change(number: int) -> httpx.Response:
+        return client.patch("/api/v1/jobs/a", json={"labels": {"n": str(number)}}, headers={"If-Match": '"1"'})
+
+    with ThreadPoolExecutor(8) as threads:
+        answers = list(threads.map(change, range(8)))
+    [won] = [number for number, answer in enumerate(answers) if answer.status_code == HTTPStatus.OK]
+    for lost in (*answers[:won], *answers[won + 1 :]):
+        assert refusal(lost, HTTPStatus.PRECONDITION_FAILED)["errors"][0]["remedy"]
+    job = client.get("/api/v1/jobs/a")
+    assert (job.headers["etag"], job.json()["summary"]["labels"]) == ('"2"', {"n": str(won)})
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "detail"),
+    [
+        (b"{" + b" " * (1 << 20) + b"}", HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "more than 1048576 bytes"),
+        (b'{"key": "\xff"}', HTTPStatus.BAD_REQUEST, "UTF-8"),
+        (b'{"payload": ' + b"[" * 10_000 + b"]" * 10_000 + b"}", HTTPStatus.BAD_REQUEST, "levels deep"),
+        (b'{"payload": ' + b"[" * 100_000, HTTPStatus.BAD_REQUEST, "arrays and objects"),
+    ],
+    ids=["too large", "not UTF-8", "deep", "deep and open"],
+)
+@pytest.mark.parametrize("call", ["POST /api/v1/jobs", "PATCH /api/v1/jobs/a"])
+def test_body_that_cannot_be_read_is_refused_with_its_cause(
+    client: httpx.Client, call: str, body: bytes, status: HTTPStatus, detail: str
+) -> None:
+    told = refusal(client.request(*call.split(), content=body, headers={"Content-Type": "application/json"}), status)
+    assert detail in told["detail"]
+
+
+def test_body_that_comes_too_slowly_is_refused_in_time(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "_SECONDS", 0.3)
+    executor = enter(client)
+    head = b"POST /api/v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with socket.create_connection((client.base_url.host, client.base_url.port or 0), timeout=60) as slow:
+        slow.sendall(head + b'Content-Length: 1000\r\n\r\n{"key"')
+        assert executor.heartbeat() == []
+        answer = slow.recv(65536)
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b"the body did not come within 0.3 s" in answer
 
 
 def test_merge_patch_changes_one_field_and_null_resets_it(client: httpx.Client) -> None:

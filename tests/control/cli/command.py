@@ -52,11 +52,20 @@ def process(*arguments: str) -> Done:
     return Done(done.returncode, done.stdout, done.stderr)
 
 
-def tidewheel(database: Database | str, *arguments: object, stdin: str = "") -> Done:
-    """Run the command's entry point on a database, or on what an URL names."""
-    out, err, code = io.StringIO(), io.StringIO(), 0
+class Terminal(io.StringIO):
+    """Standard output that is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def tidewheel(database: Database | str, *arguments: object, stdin: str = "", columns: int | None = None) -> Done:
+    """Run the command's entry point on a database, or on what an URL names; with `columns` on a terminal."""
+    out, err, code = io.StringIO() if columns is None else Terminal(), io.StringIO(), 0
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.setenv("TIDEWHEEL_DATABASE_URL", database if isinstance(database, str) else database.url)
+        if columns is not None:
+            patch.setenv("COLUMNS", str(columns))
         patch.setattr(sys, "argv", ["tidewheel", *map(str, arguments)])
         patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
         try:

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.control.cli.command import tidewheel
+from tests.control.cli.command import Terminal, tidewheel
 from tests.fixtures.database import Database
+from tests.transitions.acts import submit, trigger
 from tidewheel.clock import SystemClock
 from tidewheel.control.cli.output import print_table
 from tidewheel.control.cli.tables import Cell, table_lines
@@ -20,13 +21,6 @@ NOW = datetime(2026, 3, 6, 9, tzinfo=UTC)
 RUN = "0199c0de-1234-7abc-8def-0123456789ab"
 KEYS = st.text("abcdefghijklmnop.-_/:", min_size=1, max_size=255)
 SENTENCES = st.lists(st.text("abcdefgh", min_size=1, max_size=12), max_size=40).map(" ".join)
-
-
-class Terminal(io.StringIO):
-    """Standard output that is a terminal."""
-
-    def isatty(self) -> bool:
-        return True
 
 
 def printed(monkeypatch: pytest.MonkeyPatch, rows: list[tuple[Cell, ...]], **environment: str) -> str:
@@ -61,6 +55,29 @@ def test_a_wide_table_folds_its_sentences_before_it_becomes_records() -> None:
     assert folded[0].split() == list(HEADINGS)
     assert records[0].split() == ["run", RUN]
     assert "" in records, "a blank line between two records"
+
+
+def test_commands_on_a_terminal_of_40_columns_cut_nothing(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line of a list is longer only if one word is; facts and help are left to the terminal to wrap."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    key = "a-long-key.of-many/parts-" * 3
+    submit(database, key, labels={"team": "billing"})
+    run_id = str(trigger(database, key))
+    lists: dict[tuple[str, ...], str] = {
+        ("job", "list"): key, ("run", "list"): run_id, ("audit-log",): f"job/{key}", ("job", "versions", key): "1",
+        ("dlq", "list"): "no", ("key", "list"): "no",
+    }  # fmt: skip
+    facts = {
+        ("job", "show", key): key, ("run", "show", run_id): run_id, ("job", "explain", key): key,
+        ("run", "list", "--help"): "--status",
+    }  # fmt: skip
+    for command, word in (lists | facts).items():
+        done = tidewheel(database, *command, columns=40)
+        assert (done.code, done.err) == (0, ""), (command, done)
+        assert word in done.out.split(), (command, done.out)
+        longest = max(map(len, done.out.split())) + len("scheduled  ")
+        wide = [line for line in done.out.splitlines() if len(line.rstrip()) > max(40, longest)]
+        assert command in facts or wide == [], command
 
 
 def test_a_terminal_gets_colour_and_relative_times(monkeypatch: pytest.MonkeyPatch) -> None:
