@@ -16,7 +16,7 @@ from tidewheel.errors import SettingsError, Unavailable
 from tidewheel.kafka.clients import bootstrap_check, why_kafka_is_away
 from tidewheel.migrations.runner import require_current
 from tidewheel.migrations.stored_schemas import lookup_in
-from tidewheel.postgres.session import Conn, connect, is_refusal
+from tidewheel.postgres.session import connect, connect_configured
 from tidewheel.presence import Presence
 from tidewheel.process import tracing
 from tidewheel.process.health import health, serve_health
@@ -199,7 +199,7 @@ class _Start:
                 return ask()
             except Unavailable as error:
                 self._why_waiting = f"waits to start: {error}"
-                if self._settings.fail_fast or is_refusal(error):
+                if self._settings.fail_fast:
                     raise SettingsError(str(error)) from error
                 raise
 
@@ -213,7 +213,7 @@ class _Start:
 
 def _read(url: str, settings: Connections) -> Installation:
     """Check that the database answers and is migrated, and read the installation."""
-    with _named(url) as connection:
+    with connect_configured(url, "tidewheel-start") as connection:
         try:
             require_current(connection)
             record_topic_prefix(connection, settings)
@@ -221,17 +221,6 @@ def _read(url: str, settings: Connections) -> Installation:
         except psycopg.OperationalError as error:
             message = f"the database does not answer: {error}"
             raise Unavailable(message) from error
-
-
-def _named(url: str) -> Conn:
-    """Connect to the configured database; the error names the setting of its address."""
-    try:
-        return connect(url, "tidewheel-start")
-    except Unavailable as error:
-        message = (
-            f"the database does not answer: {error}; TIDEWHEEL_DATABASE_URL names it, else `tidewheel up` makes one"
-        )
-        raise Unavailable(message) from error
 
 
 def _why_away(url: str) -> str | None:

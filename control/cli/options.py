@@ -15,9 +15,9 @@ import typer
 from psycopg import IsolationLevel
 
 from tidewheel.audit import Door, process_actor
-from tidewheel.errors import Unavailable, refuse
+from tidewheel.errors import refuse
 from tidewheel.migrations.runner import require_current
-from tidewheel.postgres.session import Conn, Session, connect
+from tidewheel.postgres.session import Conn, Session, connect_configured
 from tidewheel.settings.connections import Connections
 
 if TYPE_CHECKING:
@@ -52,7 +52,8 @@ def reading() -> Generator[Conn]:
     """Open a transaction that reads one snapshot.
 
     Raises:
-        Unavailable: The database does not answer; the message names the setting that holds its address.
+        SettingsError: The database refuses the connection.
+        Unavailable: It does not answer; the message names the setting that holds its address.
         MigrationError: The database lacks migrations.
     """
     session = Session(checked_url(), "tidewheel-cli")
@@ -77,15 +78,8 @@ def requesting(tenant: str) -> Generator["Client"]:
 def checked_url() -> str:
     """Return the URL of the database after it answered; raises as `reading` does."""
     url = Connections.load().database()
-    try:
-        with connect(url, "tidewheel-cli", autocommit=True) as connection:
-            require_current(connection)
-    except Unavailable as error:
-        message = (
-            f"the database does not answer: {error}; "
-            "TIDEWHEEL_DATABASE_URL names it, else `tidewheel up` starts a local one"
-        )
-        raise Unavailable(message) from error
+    with connect_configured(url, "tidewheel-cli", autocommit=True) as connection:
+        require_current(connection)
     return url
 
 

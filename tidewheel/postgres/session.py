@@ -17,7 +17,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import Conninfo
 from psycopg.rows import RowFactory
 
-from tidewheel.errors import Unavailable
+from tidewheel.errors import SettingsError, Unavailable
 from tidewheel.postgres.installation_faults import first_line, without_partition, without_rows_fault
 from tidewheel.postgres.partitions import repair_days
 
@@ -81,6 +81,10 @@ class RowsLocked(Unavailable):
     """A statement waited for a lock for longer than its session allows; nothing was written."""
 
 
+class AccessRefused(Unavailable):
+    """The server refused the user, the password, the address or the database: no time mends that."""
+
+
 class CommitUnknown(Unavailable):
     """The connection broke during COMMIT: the transaction may have committed or not."""
 
@@ -97,7 +101,8 @@ def connect(url: str, name: str, *, autocommit: bool = False, options: str = "",
         prompt: Notice a lost server, or one that returned, within 4 s: for heartbeats.
 
     Raises:
-        Unavailable: The server cannot be reached, or refuses.
+        AccessRefused: The server refuses.
+        Unavailable: It cannot be reached.
     """
     try:
         return psycopg.connect(
@@ -114,7 +119,35 @@ def connect(url: str, name: str, *, autocommit: bool = False, options: str = "",
             options=f"{_options_of(url)} {_OPTIONS} {options}".strip(),
         )
     except psycopg.Error as error:
+        # The text has a line for each address of a name, and libpq no SQLSTATE for a failed connection. A server with
+        # messages in another language is waited for.
+        refusal = next((line for line in str(error).splitlines() if any(text in line for text in _REFUSALS)), None)
+        if refusal is not None:
+            raise AccessRefused(refusal) from error
         raise Unavailable(first_line(error)) from error
+
+
+def connect_configured(url: str, name: str, *, autocommit: bool = False) -> Conn:
+    """Open a connection to the configured database; an error names the settings of its address.
+
+    Raises:
+        SettingsError: The server refuses the user, the password, the address or the database.
+        Unavailable: It does not answer.
+    """
+    try:
+        return connect(url, name, autocommit=autocommit)
+    except AccessRefused as error:
+        message = (
+            f"the database refuses the connection: {error}; correct user, password, database or TLS in "
+            "TIDEWHEEL_DATABASE_URL or the PG* variables"
+        )
+        raise SettingsError(message) from error
+    except Unavailable as error:
+        message = (
+            f"the database does not answer: {error}; TIDEWHEEL_DATABASE_URL names it, else `tidewheel up` starts a "
+            "local one"
+        )
+        raise Unavailable(message) from error
 
 
 class Session:
@@ -269,15 +302,6 @@ def lacks_partition(error: psycopg.Error) -> bool:
     A violated CHECK constraint has the same SQLSTATE, but a name.
     """
     return isinstance(error, psycopg.errors.CheckViolation) and error.diag.constraint_name is None
-
-
-def is_refusal(error: Unavailable) -> bool:
-    """Return True if the server refused the user, the password, the address or the database.
-
-    No time mends that. libpq has no SQLSTATE for a failed connection, only text. A server with messages in another
-    language is waited for.
-    """
-    return any(text in str(error) for text in _REFUSALS)
 
 
 def _options_of(url: str) -> str:
