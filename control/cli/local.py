@@ -93,7 +93,7 @@ def _print_started(info: StackInfo, status: StackStatus, output: Output) -> None
         typer.echo("\nnext: tidewheel demo, or tidewheel --help")
 
 
-def print_access(info: StackInfo) -> None:
+def print_access(info: StackInfo, *, has_api: bool = False) -> None:
     """Print how clients reach a running stack; files have the passwords."""
     named, public = _database_address(info)
     typer.echo(f"{'psql':<13} psql {shlex.quote(make_conninfo(**public))}")
@@ -101,7 +101,8 @@ def print_access(info: StackInfo) -> None:
         typer.echo(f"{'password':<13} of PostgreSQL: in {info.data_dir / STATE_FILE}")
     if info.kafka_properties:
         typer.echo(f"{'client':<13} {info.kafka_properties}")
-    typer.echo(f"{'HTTP API':<13} no part of the stack: `tidewheel api` starts it and logs its URL")
+    if not has_api:
+        typer.echo(f"{'HTTP API':<13} no part of the stack: `tidewheel api` starts it and logs its URL")
 
 
 def _database_address(info: StackInfo) -> tuple[dict[str, str], dict[str, str]]:

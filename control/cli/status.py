@@ -21,7 +21,7 @@ from tidewheel.control.cli.service_options import Home
 from tidewheel.control.reads.findings import Finding
 from tidewheel.control.reads.json_form import as_json
 from tidewheel.control.reads.status import COUNTED, FleetStatus, Service, age_text, read_intake_offsets, read_status
-from tidewheel.errors import SettingsError, Unavailable
+from tidewheel.errors import MigrationError, SettingsError, Unavailable
 from tidewheel.jobs.strict_json import as_object
 from tidewheel.kafka.topics import read_end_offsets
 from tidewheel.local import is_installed
@@ -63,13 +63,16 @@ def _show(home: Path | None, output: Output) -> int:
         print_document({**_stack_json(stack), **_fleet_json(found)}, output)
     else:
         if stack is not None and (stack.parts or isinstance(found, SettingsError)):
-            _print_stack(stack, home)
+            services = found.fleet.services if isinstance(found, _Found) else ()
+            _print_stack(stack, home, has_api=any(each.role == "api" for each in services))
         if isinstance(found, _Found):
             if stack is not None and stack.parts:
                 typer.echo()
             _print_fleet(found)
         elif stack is None or isinstance(found, Unavailable):
             typer.echo(str(found), err=True)
+    if isinstance(found, MigrationError):  # after the parts: they run
+        raise found
     if isinstance(found, SettingsError) or (stack is not None and stack.parts and not stack.is_running):
         return ExitCode.NOT_RUNNING
     if isinstance(found, Unavailable):
@@ -85,7 +88,7 @@ class _Found:
     requests_behind: int | None
 
 
-def _read(home: Path | None) -> _Found | SettingsError | Unavailable:
+def _read(home: Path | None) -> _Found | SettingsError | MigrationError | Unavailable:
     """Return the fleet, or the reason why it is unknown."""
     settings = Connections.load()
     try:
@@ -94,13 +97,13 @@ def _read(home: Path | None) -> _Found | SettingsError | Unavailable:
             installation = read_installation(connection, settings)
             fleet = read_status(connection, installation.shards)
             return _Found(fleet, _requests_behind(connection, settings, installation.topics.requests))
-    except (SettingsError, Unavailable) as error:
+    except (SettingsError, MigrationError, Unavailable) as error:
         return error
     except psycopg.OperationalError as error:
         return Unavailable(f"the database does not answer: {first_line(error)}")
 
 
-def _fleet_json(found: _Found | SettingsError | Unavailable) -> dict[str, object]:
+def _fleet_json(found: _Found | SettingsError | MigrationError | Unavailable) -> dict[str, object]:
     if not isinstance(found, _Found):
         return {"unknown": str(found), "services": None, "problems": None}
     fields = as_object(as_json(found.fleet)) or {}
@@ -144,7 +147,7 @@ def _local_stack(home: Path | None) -> "StackStatus | None":
     return LocalStack(home).status()
 
 
-def _print_stack(stack: "StackStatus", home: Path | None) -> None:
+def _print_stack(stack: "StackStatus", home: Path | None, *, has_api: bool) -> None:
     if not stack.parts:
         typer.echo(f"there is no stack in {stack.data_dir}; `tidewheel up` makes one")
         return
@@ -155,7 +158,7 @@ def _print_stack(stack: "StackStatus", home: Path | None) -> None:
     rows = [(part.name, part.state.value, part.address, str(part.pid or "")) for part in stack.parts]
     print_table(("part", "state", "address", "pid"), rows)
     if (info := running_stack(home) if stack.is_running else None) is not None:
-        print_access(info)
+        print_access(info, has_api=has_api)
 
 
 def _print_fleet(found: _Found) -> None:
