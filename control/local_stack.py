@@ -2,13 +2,14 @@
 
 from pathlib import Path
 
-from tidewheel.kafka.topics import DEFAULT_QUEUE, PartitionCounts, apply_topics
+from tidewheel.kafka.topics import DEFAULT_QUEUE, PartitionCounts, apply_topics, queue_names
 from tidewheel.local.progress import Progress, Step
 from tidewheel.local.stack import LocalStack, StackInfo
 from tidewheel.migrations.runner import migrate
 from tidewheel.postgres.session import connect
 from tidewheel.postgres.statements import Statements
 from tidewheel.settings.connections import Connections
+from tidewheel.settings.executor import ExecutorSettings
 from tidewheel.transitions.installation import read_installation, record_topic_prefix
 
 _READ_QUEUES = Statements("tidewheel.control")["read_queues"]
@@ -29,8 +30,13 @@ def make_stack(home: Path | None, *, brokers: int | None = None) -> LocalStack:
 def start_stack(stack: LocalStack, progress: Progress) -> StackInfo:
     """Start the parts that do not run; bring the schema and the topics to this release's state.
 
-    Every queue that a job names has topics afterwards. All of it can be repeated.
+    Every queue that a job or TIDEWHEEL_QUEUES names has topics afterwards. All of it can be repeated.
+
+    Raises:
+        StackError: A part cannot be started.
+        SettingsError: A setting is invalid.
     """
+    served = queue_names(ExecutorSettings.load().queues)
     info = stack.up(progress)
     progress(Step("creating the schema and the topics"))
     settings = Connections.load(database_url=info.database_url)
@@ -43,7 +49,7 @@ def start_stack(stack: LocalStack, progress: Progress) -> StackInfo:
         dict(info.kafka),
         topics,
         replication=info.replication or settings.replication,
-        queues=list(dict.fromkeys([DEFAULT_QUEUE, *named])),
+        queues=list(dict.fromkeys([DEFAULT_QUEUE, *served, *named])),
         outputs=settings.outputs_topic,
         counts=PartitionCounts(settings.runs_partitions, settings.events_partitions),
     )

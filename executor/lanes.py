@@ -1,5 +1,6 @@
 """Create the consumers of an executor: one for each lane of each of its queues, by the group protocol."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -12,10 +13,12 @@ from tidewheel.executor.share_consume import ShareLaneConsumer
 from tidewheel.executor.slots import Slots
 from tidewheel.kafka.clients import consumer, share_consumer
 from tidewheel.kafka.groups import GroupProtocol, group_protocol, read_from_start
-from tidewheel.kafka.topics import Topics
+from tidewheel.kafka.topics import Topics, missing_topics
 from tidewheel.process.service import Shutdown
 from tidewheel.runs import Lane
 from tidewheel.settings.executor import ExecutorSettings
+
+_LOG = logging.getLogger("tidewheel.executor")
 
 _MAX_SHARED = 500  # messages requested from a share group at once
 _LONGEST_WAIT = timedelta(seconds=5)  # far below 15 s, the shortest lock on a message that a broker may set
@@ -95,10 +98,18 @@ class Lanes:
 def choose_lanes(settings: ExecutorSettings, kafka: Mapping[str, str], topics: Topics, queues: Sequence[str]) -> Lanes:
     """Return the lanes of an executor of these queues, with a group protocol that the brokers support.
 
+    A queue without topics is reported: its runs start by the sweep alone.
+
     Raises:
         SettingsError: The brokers do not support the configured protocol.
+        Unavailable: They do not answer.
     """
     found = [(topics.runs(queue, lane), lane) for queue in queues for lane in Lane]
+    if missing := missing_topics(kafka, [name for name, _ in found]):
+        remedy = f"run `tidewheel topics apply --queues {','.join(queues)}`, then restart this executor"
+        _LOG.error(
+            "there are no topics %s: until then the sweep alone starts their runs; %s", ", ".join(missing), remedy
+        )
     # Below `<prefix>.runs.`, like the executors' own groups: one ACL covers them all.
     probe = f"{topics.prefix}.runs.probe"
     return Lanes(kafka, group_protocol(kafka, settings.executor_group, topic=found[0][0], probe=probe), found)

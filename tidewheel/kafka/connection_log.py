@@ -33,7 +33,9 @@ class ConnectionLog:
     def log(self, level: int, message: str, *args: object) -> None:
         """Log a line of librdkafka: its facility, its client and its text."""
         if not args or args[0] not in _CONNECTION:
-            _LOG.log(level, message, *args)
+            # A new broker still loads its coordinator: the client reports that it is "retrying", and succeeds.
+            retries = bool(args) and str(args[-1]).endswith(": retrying")
+            _LOG.log(logging.DEBUG if retries else level, message, *args)
             return
         now = monotonic_seconds()
         with self._changing:

@@ -1,9 +1,9 @@
 """The topics: their names, keys, partitions and settings, written once.
 
-`tidewheel topics apply` makes them. No service makes a topic, nor looks at start whether it is there.
+`tidewheel topics apply` makes them, `up` and `dev` on the local stack. No service makes a topic.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol, cast
@@ -213,6 +213,16 @@ def queues_with_topics(config: Mapping[str, str], topics: Topics) -> list[str]:
     middles = [name.removeprefix(start) for name in _present(_admin(config), config) if name.startswith(start)]
     named = {queue for queue, _, lane in (middle.rpartition(".") for middle in middles) if queue and lane in set(Lane)}
     return [DEFAULT_QUEUE, *sorted(named - {DEFAULT_QUEUE})]
+
+
+def missing_topics(config: Mapping[str, str], names: Iterable[str]) -> list[str]:
+    """Return the topics that do not exist.
+
+    Raises:
+        Unavailable: The broker does not answer.
+    """
+    present = _present(_admin(config), config)
+    return [name for name in names if name not in present]
 
 
 def apply_topics(
