@@ -17,7 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from tidewheel.control.cli.exit_codes import ExitCode, exit_code
-from tidewheel.errors import Refused, TidewheelError
+from tidewheel.errors import Refused, TidewheelError, Unusable
 from tidewheel.local import require_installed
 from tidewheel.redaction import redact
 
@@ -246,12 +246,18 @@ COMMANDS: Mapping[str, Command | Group] = {
 }
 
 
-def run() -> None:
-    """Run the command that the arguments name; write a Tidewheel error to standard error, a line a field."""
+def run(*, unusable: int = ExitCode.FAILED) -> None:
+    """Run the command that the arguments name; write a Tidewheel error to standard error, a line a field.
+
+    Args:
+        unusable: Exit code for an error that only an operator can correct: a supervisor tells it from a crash.
+    """
     try:
         root_command()()
     except Refused as refused:
         _exit_with(exit_code(refused), *map(str, refused.errors))
+    except Unusable as error:
+        _exit_with(unusable, str(error))
     except TidewheelError as error:
         _exit_with(exit_code(error), str(error))
 
@@ -343,7 +349,7 @@ def _options(
     """Options of every command."""
 
 
-def _exit_with(code: ExitCode, *lines: str) -> None:
+def _exit_with(code: int, *lines: str) -> None:
     for line in lines:
         sys.stderr.write(f"tidewheel: {redact(line)}\n")
     sys.exit(code)

@@ -1,30 +1,36 @@
-"""`tidewheel dev`: the local stack and every service in one terminal.
+"""`tidewheel dev`: the local stack and every service in one terminal, with a reload of handlers.
 
 The processes import their code while the stack starts. A stack that runs already is used and left running; one that
 this command has started is stopped at its end, also by the next `dev` after this one was killed.
 """
 
 import asyncio
+import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+from watchfiles import awatch  # pyright: ignore[reportUnknownVariableType] - trio, which it also takes, is not here
+
 from tidewheel.clock import monotonic_seconds
-from tidewheel.control.local_stack import make_stack, start_stack
-from tidewheel.control.supervise.dev_lock import DevLock
+from tidewheel.control.local_stack import make_stack
+from tidewheel.control.supervise.dev_stack import DevLock, DevStack
 from tidewheel.control.supervise.log import Log
-from tidewheel.control.supervise.ports import choose_api_port
-from tidewheel.control.supervise.reload import reload_on_save
+from tidewheel.control.supervise.process import Report
+from tidewheel.control.supervise.run import stopping_by_signals
 from tidewheel.control.supervise.services import ROLES, make_services, module_files
-from tidewheel.control.supervise.signals import stopping_by_signals
 from tidewheel.control.supervise.supervisor import Supervisor
-from tidewheel.errors import StackError
-from tidewheel.local.progress import Step
-from tidewheel.local.stack import LocalStack, StackInfo
+from tidewheel.errors import refuse
+from tidewheel.local.ports import free_port, is_free
+from tidewheel.local.stack import StackInfo
 from tidewheel.local.state import HOME_VARIABLE
+from tidewheel.settings.api import ApiSettings
 from tidewheel.settings.executor import ExecutorSettings
 
+_QUIET_MILLISECONDS = 50  # editors write a file in several steps
+_LONGEST_MILLISECONDS = 500
 _DRAIN = "5s"  # a reload must not wait for a long attempt: it is released, uncounted, and the new executor runs it
 
 
@@ -66,90 +72,113 @@ async def run_dev(options: DevOptions, log: Log) -> bool:
     if "drain_timeout" not in settings.model_fields_set:
         variables["TIDEWHEEL_DRAIN_TIMEOUT"] = _DRAIN
     with DevLock(stack.home) as lock:
-        host, port = choose_api_port(options.api_port, log)
+        host, port = _choose_api_port(options.api_port, log)
         variables["TIDEWHEEL_API_PORT"] = str(port)
         services = make_services(ROLES, variables, options.flags, options.metrics_port)
         supervisor = Supervisor(services, log, keeps_waiting=True)
+        local = DevStack(stack, lock, supervisor, log)
         with stopping_by_signals(supervisor, log, "the services are killed; `tidewheel down` stops the stack"):
             supervisor.start()
-            watching = asyncio.create_task(reload_on_save(supervisor, modules))
+            supervisor.run_beside(_reload_on_save(supervisor, modules))
             try:
-                info = await _start(stack, lock, supervisor, log)
+                info = await local.start()
                 if info is not None:
                     supervisor.release()
-                    showing = asyncio.create_task(
-                        _show(
-                            supervisor,
-                            log,
-                            info,
-                            f"http://{host}:{port}",
-                            began,
-                            named_home=options.home is not None,
-                        )
-                    )
+                    supervisor.run_beside(local.keep(info))
+                    api, named_home = f"http://{host}:{port}", options.home is not None
+                    supervisor.run_beside(_show(supervisor, log, info, api, began, named_home=named_home))
                     await supervisor.wait_stopping()
-                    showing.cancel()
             finally:
-                watching.cancel()
                 await supervisor.stop()
-                await _stop(stack, lock, log)
+                await local.stop()
     return not supervisor.has_failed
 
 
-async def _start(stack: LocalStack, lock: DevLock, supervisor: Supervisor, log: Log) -> StackInfo | None:
-    """Start the stack on a thread; return None if a stop was requested meanwhile."""
-    stopping = asyncio.create_task(supervisor.wait_stopping())
-    last = ""
+def _choose_api_port(given: int | None, log: Log) -> tuple[str, int]:
+    """Return the API's address and port: the one given or set, else the default, else a free one.
 
-    def progress(step: Step) -> None:
-        nonlocal last
-        if stopping.done():
-            raise _StopRequested
-        what, _, _ = step.what.partition(":")
-        if what != last:
-            last = what
-            log.report(what)
+    Raises:
+        InvalidInput: The port that was given or set is in use.
+    """
+    settings = ApiSettings.load(api_port=given)
+    port = settings.api_port
+    if port == 0:
+        return settings.api_host, free_port()
+    if is_free(port):
+        return settings.api_host, port
+    problem = f"port {port} is in use by {_owner(port)}"
+    if "api_port" in settings.model_fields_set:
+        name = "--api-port" if given is not None else "TIDEWHEEL_API_PORT"
+        refuse(name, problem, "end that process, or choose another port; 0 is a free one")
+    chosen = free_port()
+    log.report(f"{problem}: the API listens on {chosen}", level="warning")
+    return settings.api_host, chosen
 
-    def start() -> StackInfo:
-        if not stack.status().is_running:
-            lock.own_stack()
-        return start_stack(stack, progress)
 
+def _owner(port: int) -> str:
+    """Return the process that listens on a port, as far as this user may see it."""
     try:
-        return await asyncio.to_thread(start)
-    except _StopRequested:
-        return None
+        for each in psutil.net_connections("tcp"):
+            if each.status == psutil.CONN_LISTEN and each.laddr and each.laddr.port == port and each.pid:
+                return f"{psutil.Process(each.pid).name()} (pid {each.pid})"
+    except psutil.Error:
+        pass
+    return "another process"
+
+
+async def _reload_on_save(supervisor: Supervisor, modules: Collection[Path]) -> None:
+    """Replace the executor when a file is saved that the present one has reported, until cancelled.
+
+    Args:
+        supervisor: Runs the executor.
+        modules: Files that are watched in any case.
+    """
+    files = {path.resolve() for path in modules}
+    watching: asyncio.Task[None] | None = None
+    watched: set[Path] = set()
+    try:
+        while True:
+            files |= {Path(file) for file in (await supervisor.next_report("executor")).files}
+            folders = {file.parent for file in files}
+            if folders and not folders <= watched:
+                # The next one watches before this one ends: no change is missed.
+                following = asyncio.create_task(_watch(supervisor, folders, files))
+                if watching is not None:
+                    watching.cancel()
+                watching, watched = following, folders
     finally:
-        stopping.cancel()
+        if watching is not None:
+            watching.cancel()
 
 
-async def _stop(stack: LocalStack, lock: DevLock, log: Log) -> None:
-    if lock.owns_stack:
-        await asyncio.to_thread(stack.down, progress=lambda step: log.report(step.what))
-        lock.release_stack()
-        log.report(f"stopped; the data in {stack.home} is kept")
-    else:
-        log.report("stopped; PostgreSQL and Kafka go on, as they ran before: `tidewheel down` stops them")
-
-
-class _StopRequested(StackError):
-    """A stop was requested while the stack starts."""
+async def _watch(supervisor: Supervisor, folders: Collection[Path], files: Collection[Path]) -> None:
+    changed = awatch(
+        *folders,
+        watch_filter=lambda _, path: Path(path) in files,
+        recursive=False,
+        step=_QUIET_MILLISECONDS,
+        debounce=_LONGEST_MILLISECONDS,
+    )
+    async for _ in changed:
+        supervisor.change("executor")
 
 
 async def _show(supervisor: Supervisor, log: Log, info: StackInfo, api: str, began: float, *, named_home: bool) -> None:
     await supervisor.wait_settled()
-    handlers = supervisor.last_report("executor").handlers
+    report = supervisor.last_report("executor")
     facts: Mapping[str, object] = {
         "api": api,
         "bootstrap": info.bootstrap,
         "home": str(info.data_dir),
-        "handlers": handlers,
+        "handlers": report.handlers,
         "seconds": round(monotonic_seconds() - began, 1),
     }
-    log.banner(_banner(info, api, handlers, began, named_home=named_home), "ready", facts)
+    log.banner(_banner(info, api, report, began, named_home=named_home), "ready", facts)
 
 
-def _banner(info: StackInfo, api: str, handlers: Sequence[str], began: float, *, named_home: bool) -> list[str]:
+def _banner(info: StackInfo, api: str, report: Report, began: float, *, named_home: bool) -> list[str]:
+    handlers = report.handlers
+    payload = json.dumps(report.payloads[handlers[0]]) if handlers and handlers[0] in report.payloads else None
     target = f"--handler {handlers[0]}" if handlers else "--url https://example.org/"
     return [
         f"Tidewheel is ready, after {monotonic_seconds() - began:.1f} s.",
@@ -163,7 +192,7 @@ def _banner(info: StackInfo, api: str, handlers: Sequence[str], began: float, *,
         "Next, in another terminal:",
         *([f"  export {HOME_VARIABLE}={shlex.quote(str(info.data_dir))}"] if named_home else []),
         f"  tidewheel job create first --manual {target}",
-        "  tidewheel job trigger first",
+        f"  tidewheel job trigger first{f' --payload {shlex.quote(payload)}' if payload else ''}",
         "  tidewheel run list",
         "",
         "A saved handler is reloaded. Ctrl-C stops all and keeps the data.",

@@ -101,7 +101,7 @@ class Log:
 
     def _readable(self, service: str, record: Mapping[str, object]) -> str:
         level = str(record.get("level", "info"))
-        rest = " ".join(f"{name}={value}" for name, value in record.items() if name not in _SHOWN)
+        rest = " ".join(f"{name}={value}" for name, value in record.items() if name not in _SHOWN and value is not None)
         first, *more = str(record.get("message", "")).splitlines() or [""]
         more += str(record.get("error") or "").splitlines()
         head = f"{_time_of_day(record)} {self._in(_COLOURS.get(service, 1), f'{service:<{_WIDTH}}')}"

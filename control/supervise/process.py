@@ -46,11 +46,13 @@ class Report:
         error: The reason for which the handlers cannot be imported; None if they can.
         files: The user's files that it imported, or that the error names.
         handlers: The names of the handlers.
+        payloads: An example of the payload of each handler that takes a model.
     """
 
     error: str | None = None
     files: frozenset[str] = frozenset()
     handlers: tuple[str, ...] = ()
+    payloads: Mapping[str, object] = field(default_factory=dict[str, object])
 
 
 class ServiceProcess:
@@ -110,6 +112,7 @@ class ServiceProcess:
                 error=None if error is None else str(error),
                 files=frozenset(map(str, as_list(found.get("files")) or ())),
                 handlers=tuple(map(str, as_list(found.get("handlers")) or ())),
+                payloads=as_object(found.get("payloads")) or {},
             )
         return Report()
 

@@ -5,10 +5,11 @@ Invariant: a process whose handlers cannot be imported replaces none. It imports
 
 import asyncio
 import signal
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from functools import partial
 
 from tidewheel.clock import monotonic_seconds
+from tidewheel.control.supervise.child import UNUSABLE
 from tidewheel.control.supervise.log import Log
 from tidewheel.control.supervise.process import Report, Service, ServiceProcess, end_text
 
@@ -16,8 +17,25 @@ _AT_ONCE_SECONDS = 10.0  # a process that lives longer has not failed at its sta
 _MAX_FAILURES = 5  # at once, in a row
 _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 30.0
+_ERROR = "tidewheel: "  # begins the last line of a command that refuses its settings
 # New work ends first, then attempts, then the relay: it publishes the events of the last outcomes.
 _STOP_ORDER = (("api", "intake", "scheduler"), ("executor",), ("relay",))
+
+
+class Restarts:
+    """Pauses before the next start of what has ended; none after several short lives in a row."""
+
+    limit = _MAX_FAILURES
+
+    def __init__(self) -> None:
+        self._failures = 0
+
+    def next_pause(self, lived: float) -> float | None:
+        """Return the seconds before the next start, after a process that lived so long; None if there is none."""
+        self._failures = self._failures + 1 if lived < _AT_ONCE_SECONDS else 1
+        if self._failures == self.limit:
+            return None
+        return min(_FIRST_PAUSE_SECONDS * 2.0 ** (self._failures - 1), _LONGEST_PAUSE_SECONDS)
 
 
 class Supervisor:
@@ -33,22 +51,42 @@ class Supervisor:
         self._slots = [_Slot(service) for service in services]
         self._log, self._keeps_waiting = log, keeps_waiting
         self._released, self._stopping = asyncio.Event(), asyncio.Event()
-        self._keepers: list[asyncio.Task[None]] = []
+        self._tasks: list[asyncio.Task[None]] = []
         self.has_failed = False
 
     def start(self) -> None:
         """Start the processes, which import their code and wait for `release`."""
-        self._keepers = [asyncio.create_task(self._keep(slot)) for slot in self._slots]
-        for keeper in self._keepers:
-            keeper.add_done_callback(self._on_end_of_keeper)
+        for slot in self._slots:
+            self.run_beside(self._keep(slot))
+
+    def run_beside(self, coroutine: Coroutine[None, None, None]) -> None:
+        """Run a coroutine until the stop; an error of it stops all."""
+        self._tasks.append(asyncio.create_task(coroutine))
+        self._tasks[-1].add_done_callback(self._on_end_of_task)
 
     def release(self) -> None:
         """Let the processes serve."""
         self._released.set()
 
+    def hold(self) -> None:
+        """Let no further process serve until the next `release`; those that serve go on."""
+        self._released.clear()
+
     def request_stop(self) -> None:
         """Cause `wait_stopping` to return."""
         self._stopping.set()
+
+    def fail(self, message: str, error: str = "") -> None:
+        """Report why no more can be kept running, once, and request the stop."""
+        if not self.has_failed:
+            self._log.report(message, level="error", **({"error": error} if error else {}))
+        self.has_failed = True
+        self.request_stop()
+
+    @property
+    def is_stopping(self) -> bool:
+        """True after the request of a stop."""
+        return self._stopping.is_set()
 
     async def wait_stopping(self) -> None:
         """Wait until a stop is requested or a service cannot be kept running."""
@@ -72,9 +110,9 @@ class Supervisor:
 
     async def stop(self) -> None:
         """Stop all processes, in order."""
-        for keeper in self._keepers:
-            keeper.cancel()
-        await asyncio.gather(*self._keepers, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         for roles in _STOP_ORDER:
             found = [process for slot in self._slots if slot.service.role in roles for process in slot.processes]
             await asyncio.gather(*(process.stop() for process in found))
@@ -89,7 +127,7 @@ class Supervisor:
         return next(slot for slot in self._slots if slot.service.role == role)
 
     async def _keep(self, slot: "_Slot") -> None:
-        failures = 0
+        restarts = Restarts()
         process = await self._prepared(slot)
         while not self._stopping.is_set():
             await self._released.wait()
@@ -103,13 +141,16 @@ class Supervisor:
                 process = successor
                 continue
             slot.processes.remove(process)
-            lived = monotonic_seconds() - began
-            failures = failures + 1 if lived < _AT_ONCE_SECONDS else 1
-            if failures == _MAX_FAILURES:
-                self._give_up(slot, process, ended.result())
+            code = ended.result()
+            if code == UNUSABLE and not slot.settled.is_set():
+                self.fail(f"{slot.service.role} cannot start: {_reason(process)}; all is stopped")
                 return
-            pause = min(_FIRST_PAUSE_SECONDS * 2 ** (failures - 1), _LONGEST_PAUSE_SECONDS)
-            message = f"{slot.service.role} {end_text(ended.result())}; it starts again in {pause:g} s"
+            pause = restarts.next_pause(monotonic_seconds() - began)
+            if pause is None:
+                message = f"has failed {restarts.limit} times at once and last {end_text(code)}: all is stopped"
+                self.fail(f"{slot.service.role} {message}", "\n".join(process.tail))
+                return
+            message = f"{slot.service.role} {end_text(code)}; it starts again in {pause:g} s"
             self._log.report(message, level="warning")
             await asyncio.sleep(pause)
             process = await self._prepared(slot)
@@ -154,24 +195,21 @@ class Supervisor:
         await process.wait()
         slot.processes.remove(process)
 
-    def _give_up(self, slot: "_Slot", process: ServiceProcess, code: int) -> None:
-        message = (
-            f"{slot.service.role} has failed {_MAX_FAILURES} times at once and last {end_text(code)}: all is stopped"
-        )
-        self._log.report(message, level="error", error="\n".join(process.tail))
-        self.has_failed = True
-        self.request_stop()
-
     def _on_line(self, slot: "_Slot", text: str) -> None:
         if not slot.settled.is_set() and f'"message": "{slot.service.role} started' in text:
             slot.settled.set()
         self._log.add(slot.service.role, text)
 
-    def _on_end_of_keeper(self, keeper: "asyncio.Task[None]") -> None:
-        if not keeper.cancelled() and (error := keeper.exception()):
-            self._log.report(f"the supervisor failed: {error!r}", level="error")
-            self.has_failed = True
-            self.request_stop()
+    def _on_end_of_task(self, task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and (error := task.exception()):
+            self.fail(f"the supervisor failed: {error!r}")
+
+
+def _reason(process: ServiceProcess) -> str:
+    """Return the last error line of a service, and those below it."""
+    lines = list(process.tail)
+    first = max((number for number, line in enumerate(lines) if line.startswith(_ERROR)), default=0)
+    return "\n".join(lines[first:]).removeprefix(_ERROR)
 
 
 class _Slot:

@@ -67,6 +67,11 @@ class Daemon:
         noted = self._noted()
         return noted is not None and self._carries_marker(noted)
 
+    @property
+    def is_noted(self) -> bool:
+        """True from its start until a command has stopped it: also after an end by itself."""
+        return self._pid_file.exists()
+
     def stop(self, how: signal.Signals, timeout: timedelta) -> bool:
         """Send `how` and wait. Return True if no SIGKILL was needed."""
         process = self.ask(how)

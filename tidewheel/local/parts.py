@@ -7,6 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from tidewheel.local.daemon import Daemon
 from tidewheel.local.jars import broker_jars
 from tidewheel.local.kafka import Cluster
 from tidewheel.local.postgres import Postgres
@@ -14,10 +15,11 @@ from tidewheel.local.state import StackState, new_kafka_passwords
 
 
 class PartState(StrEnum):
-    """The status of one part of a stack."""
+    """The status of one part of a stack: a dead one has ended without a command that stopped it."""
 
     RUNNING = "running"
     STOPPED = "stopped"
+    DEAD = "dead"
     GIVEN = "given"
 
 
@@ -99,19 +101,21 @@ class Parts:
         if given is not None:
             return PartStatus(name="PostgreSQL", state=PartState.GIVEN, address=_address(given))
         address = f"127.0.0.1:{self.state.postgres_port}"
-        return _status("PostgreSQL", address, self.postgres.pid)
+        return _status("PostgreSQL", address, self.postgres.daemon)
 
     def _kafka_status(self) -> Sequence[PartStatus]:
         given = self.state.bootstrap
         if given is not None:
             return [PartStatus(name="Kafka", state=PartState.GIVEN, address=given)]
         brokers = self.cluster.brokers
-        return [_status(f"Kafka node {broker.node.node_id}", broker.node.address, broker.pid) for broker in brokers]
+        return [_status(f"Kafka node {broker.node.node_id}", broker.node.address, broker.daemon) for broker in brokers]
 
 
-def _status(name: str, address: str, pid: int | None) -> PartStatus:
-    state = PartState.STOPPED if pid is None else PartState.RUNNING
-    return PartStatus(name=name, state=state, address=address, pid=pid)
+def _status(name: str, address: str, daemon: Daemon) -> PartStatus:
+    process = daemon.process()
+    if process is None:
+        return PartStatus(name=name, state=PartState.DEAD if daemon.is_noted else PartState.STOPPED, address=address)
+    return PartStatus(name=name, state=PartState.RUNNING, address=address, pid=process.pid)
 
 
 def _address(database_url: str) -> str:

@@ -105,6 +105,11 @@ class Postgres:
         process = self._daemon.process()
         return process.pid if process else None
 
+    @property
+    def daemon(self) -> Daemon:
+        """The server's process."""
+        return self._daemon
+
     def is_noted_alive(self) -> bool:
         """True if the server runs, by its recorded pid alone."""
         return self._daemon.is_noted_alive()

@@ -38,6 +38,7 @@ from tidewheel.local.state import (
 _CONNECT_SECONDS = 5  # for servers that were given to us
 _METADATA_SECONDS = 30  # of a broker that accepts connections: a busy one has needed more than 5 s
 _MAX_BROKERS = 3
+_RUNNING = (PartState.RUNNING, PartState.GIVEN)
 _SIZES = (1, _MAX_BROKERS)  # two nodes lose their quorum with either one
 
 
@@ -74,7 +75,7 @@ class StackStatus:
     @property
     def is_running(self) -> bool:
         """True if every part runs."""
-        return bool(self.parts) and all(part.state is not PartState.STOPPED for part in self.parts)
+        return bool(self.parts) and all(part.state in _RUNNING for part in self.parts)
 
 
 def running_stack(home: Path | None = None) -> StackInfo | None:
@@ -168,6 +169,11 @@ class LocalStack:
         """Return the status of every part of the stack."""
         state = read_state(self.home)
         return StackStatus(data_dir=self.home, parts=self._parts(state).status() if state else ())
+
+    def settled_status(self) -> StackStatus:
+        """Return the status after the command that changes the stack now, if there is one."""
+        with self._alone():
+            return self.status()
 
     @property
     def postgres(self) -> Postgres:

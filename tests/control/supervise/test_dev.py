@@ -201,7 +201,7 @@ def test_a_service_that_dies_starts_again(folder: Path, home: Path) -> None:
         assert opened.wait() == 0
 
 
-def test_a_service_that_fails_at_once_ends_dev_with_its_last_lines(folder: Path, home: Path) -> None:
+def test_a_service_whose_settings_are_refused_ends_dev_at_once(folder: Path, home: Path) -> None:
     command = ["tidewheel", "dev", "--handlers", "shop"]
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -209,11 +209,47 @@ def test_a_service_that_fails_at_once_ends_dev_with_its_last_lines(folder: Path,
         port = taken.getsockname()[1]
         flags = ["--metrics-port", str(port - 2)]  # the third role's
         with terminal([*command, *flags], folder=folder, environment=variables(home)) as opened:
-            shown = opened.until("relay has failed 5 times at once and last ended with exit code 1: all is stopped")
-            assert shown.count("relay ended with exit code 1; it starts again") == 4
+            shown = opened.until("all is stopped")
+            assert f"relay cannot start: metrics cannot be served on 127.0.0.1 port {port}" in shown
             assert opened.wait() == 1
-            assert f"port {port}" in opened.screen.partition("all is stopped")[2]
+            assert "it starts again" not in opened.screen
         assert not psutil.pid_exists(opened.pid)
+
+
+def test_postgresql_and_kafka_start_again_unless_a_command_has_stopped_them(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    home = tmp_path_factory.mktemp("dev-home")
+    stack = LocalStack(home)
+    try:
+        with dev(folder, home, TIDEWHEEL_QUEUES="default,reports") as opened:
+            assert result_of(home) == '"hello"'
+            assert "there are no topics" not in opened.screen
+            for part in ("PostgreSQL", "Kafka node 1"):
+                kill(stack, part)
+                opened.until(f"{part} runs again", after=f"{part} has ended by itself; it starts again in 0.5 s")
+                assert result_of(home) == '"hello"'
+            assert "tidewheel.runs.reports.standard" in command(home, "topics", "list")
+            command(home, "down")
+            assert opened.wait() == 0
+            assert "PostgreSQL was stopped by another command: all is stopped" in opened.screen
+        with dev(folder, home) as opened:
+            (home / "postgres/data/global/pg_control").unlink()
+            kill(stack, "PostgreSQL")
+            shown = opened.until("PostgreSQL has ended 5 times in a row: all is stopped")
+            assert shown.count("it starts again") == 4
+            assert "pg_control" in shown
+            assert opened.wait() == 1
+        assert not stack.status().is_running
+    finally:
+        stack.down(erase=True)
+
+
+def kill(stack: LocalStack, part: str) -> None:
+    """Kill a part of the stack, as a crash does."""
+    [pid] = [each.pid for each in stack.status().parts if each.name == part]
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
 
 
 def test_a_second_dev_is_refused_and_a_closed_window_stops_the_first(folder: Path, home: Path) -> None:

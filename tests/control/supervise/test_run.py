@@ -98,14 +98,49 @@ def test_no_service_outlives_a_killed_unit(fleet: Fleet) -> None:
         assert not [service for service in services if service.is_running()]
 
 
-def test_a_unit_ends_with_an_error_if_a_service_cannot_be_kept_running(fleet: Fleet) -> None:
-    url = make_conninfo(fleet.database.url, dbname="none")
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        ({"dbname": "none"}, 'database "none" does not exist'),
+        ({"password": "none"}, "password authentication failed"),
+        ({"dbname": "none", "host": "127.0.0.1,127.0.0.2"}, 'database "none" does not exist'),  # the second is away
+    ],
+)
+def test_a_unit_that_the_database_refuses_ends_at_once_with_the_remedy(
+    fleet: Fleet, wrong: dict[str, str], reason: str
+) -> None:
+    url = make_conninfo(fleet.database.url, **wrong)
     with run(fleet, "--roles", "scheduler,relay", TIDEWHEEL_DATABASE_URL=url) as unit:
         until(lambda: unit.process.poll() is not None, f"the unit ends: {unit.lines()}")
         assert unit.process.wait() == 1
-        failed = [line for line in unit.lines("run") if "has failed 5 times at once" in line["message"]]
-        assert failed
-        assert 'database "none" does not exist' in failed[0]["error"]
+        [failed] = [line for line in unit.lines("run") if "cannot start" in line["message"]]
+        assert reason in failed["message"]
+        assert "correct user, password, database or TLS in TIDEWHEEL_DATABASE_URL" in failed["message"]
+        assert not [message for message in unit.messages("run") if "starts again" in message]
+
+
+def test_a_unit_waits_for_a_database_that_is_away_and_for_topics_of_its_queues(fleet: Fleet) -> None:
+    away = make_conninfo(fleet.database.url, port=free_port())
+    with run(fleet, "--roles", "scheduler", TIDEWHEEL_DATABASE_URL=away) as unit:
+        unit.until("scheduler", "the database does not answer")
+        assert "this process tries again until it succeeds" in unit.messages("scheduler")[-1]
+        unit.process.terminate()
+        assert unit.process.wait(60) == 0
+    with run(fleet, "--roles", "executor", TIDEWHEEL_QUEUES="default,reports") as unit:
+        unit.until("executor", "run `tidewheel topics apply --queues default,reports`")
+
+
+def test_a_service_that_crashes_at_its_start_ends_the_unit_with_its_last_lines(fleet: Fleet) -> None:
+    (fleet.folder / "crashing.py").write_text('import os\nprint("last words", flush=True)\nos._exit(7)\n')
+    with run(fleet, "--roles", "executor", "--handlers", "crashing") as unit:
+        until(lambda: unit.process.poll() is not None, "the unit ends")
+        assert unit.process.wait() == 1
+        [failed] = [line for line in unit.lines("run") if line["level"] == "error" and "error" in line]
+        assert (
+            failed["message"] == "executor has failed 5 times at once and last ended with exit code 7: all is stopped"
+        )
+        assert "last words" in failed["error"]
+        assert sum("it starts again" in message for message in unit.messages("run")) == 4
 
 
 def children(unit: Unit) -> list[psutil.Process]:

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from tidewheel.control.supervise.child import CODE
-from tidewheel.control.supervise.dev_lock import DevLock
+from tidewheel.control.supervise.dev_stack import DevLock
 from tidewheel.control.supervise.services import make_services, module_files, read_roles
 from tidewheel.errors import InvalidInput, SettingsError, StackError
 

@@ -1,0 +1,223 @@
+"""The local stack of one `tidewheel dev`: its lock, its start, a part that dies, its stop.
+
+A part that ends by itself starts again, as services do. One that another command has stopped stays stopped.
+
+A locked file in the stack's home names the `dev` that uses it. The kernel releases the lock of a killed process; the
+file then still records if the stack was its own.
+"""
+
+import asyncio
+import fcntl
+import os
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from tidewheel.clock import monotonic_seconds
+from tidewheel.control.local_stack import start_stack
+from tidewheel.control.supervise.log import Log
+from tidewheel.control.supervise.supervisor import Restarts, Supervisor
+from tidewheel.errors import StackError
+from tidewheel.local.parts import PartState, PartStatus
+from tidewheel.local.progress import Progress, Step
+from tidewheel.local.stack import LocalStack, StackInfo
+
+R = TypeVar("R")
+
+
+class DevStack:
+    """The stack while `dev` runs.
+
+    Args:
+        stack: The stack.
+        lock: Its lock, held.
+        supervisor: Runs the services; its stop ends a start of the stack.
+        log: Receives each step.
+    """
+
+    def __init__(self, stack: LocalStack, lock: "DevLock", supervisor: Supervisor, log: Log) -> None:
+        self._stack, self._lock, self._supervisor, self._log = stack, lock, supervisor, log
+        self._is_stopped = False
+
+    async def start(self) -> StackInfo | None:
+        """Start what does not run, with schema and topics; None if a stop was requested meanwhile."""
+
+        def start(progress: Progress) -> StackInfo:
+            if not self._stack.status().is_running:
+                self._lock.own_stack()
+            return start_stack(self._stack, progress)
+
+        return await self._unless_stopping(start)
+
+    async def keep(self, info: StackInfo) -> None:
+        """Start parts that die again, until cancelled; stop all if that fails, or after `tidewheel down`."""
+        by_part = defaultdict[str, Restarts](Restarts)
+        while True:
+            began = monotonic_seconds()
+            part = await self._next_end()
+            self._supervisor.hold()
+            status = await asyncio.to_thread(self._stack.settled_status)
+            if PartState.DEAD not in [each.state for each in status.parts] and not status.is_running:
+                self._is_stopped = True
+                self._log.report(f"{part.name} was stopped by another command: all is stopped", level="warning")
+                self._supervisor.request_stop()
+                return
+            restarts = by_part[part.name]
+            problem, lived = f"{part.name} has ended by itself", monotonic_seconds() - began
+            while True:
+                pause = restarts.next_pause(lived)
+                if pause is None:
+                    message = f"{part.name} has ended {restarts.limit} times in a row: all is stopped"
+                    self._supervisor.fail(f"{message}; its log is in {self._stack.home / 'logs'}", problem)
+                    return
+                self._log.report(f"{problem}; it starts again in {pause:g} s", level="warning")
+                await asyncio.sleep(pause)
+                try:
+                    again = await self._unless_stopping(self._stack.up)
+                except StackError as error:
+                    problem, lived = str(error), 0.0
+                else:
+                    break
+            if again is None:
+                return
+            if again != info:
+                self._supervisor.fail("another process has taken a port of the stack: all is stopped; start it again")
+                return
+            self._log.report(f"{part.name} runs again")
+            self._supervisor.release()
+
+    async def stop(self) -> None:
+        """Stop what this `dev` has started, or a killed one before it."""
+        if self._is_stopped:
+            self._lock.release_stack()
+            self._log.report("stopped")
+        elif self._lock.owns_stack:
+            await asyncio.to_thread(self._stack.down, progress=lambda step: self._log.report(step.what))
+            self._lock.release_stack()
+            self._log.report(f"stopped; the data in {self._stack.home} is kept")
+        else:
+            self._log.report("stopped; PostgreSQL and Kafka go on, as they ran before: `tidewheel down` stops them")
+
+    async def _unless_stopping(self, start: Callable[[Progress], R]) -> R | None:
+        """Return what a start on a thread returns; None if a stop was requested meanwhile."""
+        last = ""
+
+        def progress(step: Step) -> None:
+            nonlocal last
+            if self._supervisor.is_stopping:
+                raise _StopRequested
+            what, _, _ = step.what.partition(":")
+            if what != last:
+                last = what
+                self._log.report(what)
+
+        try:
+            return await asyncio.to_thread(start, progress)
+        except _StopRequested:
+            return None
+
+    async def _next_end(self) -> PartStatus:
+        """Wait until a part of the stack has ended, and return it."""
+        parts = [part for part in self._stack.status().parts if part.state is not PartState.GIVEN]
+        loop, ended = asyncio.get_running_loop(), asyncio.Queue[PartStatus]()
+        watched: list[int] = []
+        try:
+            for part in parts:
+                try:
+                    if part.pid is None:
+                        return part
+                    watched.append(os.pidfd_open(part.pid))
+                except ProcessLookupError:
+                    return part
+                loop.add_reader(watched[-1], ended.put_nowait, part)
+            return await ended.get()
+        finally:
+            for descriptor in watched:
+                loop.remove_reader(descriptor)
+                os.close(descriptor)
+
+
+class _StopRequested(StackError):
+    """A stop was requested while the stack starts."""
+
+
+class _Owner(BaseModel):
+    """The content of the file.
+
+    Args:
+        pid: The process.
+        folder: The folder in which it was started.
+        owns_stack: True if it has started the stack, and stops it.
+    """
+
+    pid: int
+    folder: str
+    owns_stack: bool = False
+
+
+class DevLock:
+    """The lock of one stack's home.
+
+    Raises:
+        StackError: Another `tidewheel dev` has it.
+    """
+
+    def __init__(self, home: Path) -> None:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._home = home
+        self._file = (home / "dev.lock").open("a+")
+        self._owner = _Owner(pid=os.getpid(), folder=str(Path.cwd()))
+
+    def __enter__(self) -> Self:
+        """Take the lock, and the stack of a killed `dev`."""
+        before = self._read()
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._file.close()
+            named = f" (pid {before.pid}, started in {before.folder})" if before else ""
+            message = (
+                f"`tidewheel dev` runs already on the stack in {self._home}{named}: "
+                "stop it there, or give this one a --home of its own"
+            )
+            raise StackError(message) from None
+        self._owner.owns_stack = before is not None and before.owns_stack
+        self._write()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Release the lock; a stack that is still owned stays so for the next `dev`."""
+        if not self._owner.owns_stack:
+            self._file.truncate(0)
+        self._file.close()
+
+    @property
+    def owns_stack(self) -> bool:
+        """True if this `dev`, or a killed one before it, has started the stack."""
+        return self._owner.owns_stack
+
+    def own_stack(self) -> None:
+        """Record, before the stack starts, that this `dev` starts it."""
+        self._owner.owns_stack = True
+        self._write()
+
+    def release_stack(self) -> None:
+        """Record that the stack is stopped."""
+        self._owner.owns_stack = False
+        self._write()
+
+    def _read(self) -> _Owner | None:
+        self._file.seek(0)
+        with suppress(ValidationError):
+            return _Owner.model_validate_json(self._file.read())
+        return None
+
+    def _write(self) -> None:
+        self._file.truncate(0)
+        self._file.write(self._owner.model_dump_json())
+        self._file.flush()
