@@ -122,8 +122,10 @@ def _url(settings: Connections, home: Path | None) -> str:
     if home is not None and is_installed():
         from tidewheel.local.stack import running_stack  # its packages are an extra
 
-        if (info := running_stack(home)) is not None:
-            return info.database_url
+        if (info := running_stack(home)) is None:
+            message = f"no stack runs in {home}: `tidewheel up --home {home}` starts one"
+            raise SettingsError(message)
+        return info.database_url
     return settings.database()
 
 
