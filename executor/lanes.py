@@ -106,7 +106,7 @@ def choose_lanes(settings: ExecutorSettings, kafka: Mapping[str, str], topics: T
     """
     found = [(topics.runs(queue, lane), lane) for queue in queues for lane in Lane]
     if missing := missing_topics(kafka, [name for name, _ in found]):
-        remedy = f"run `tidewheel topics apply --queues {','.join(queues)}`, then restart this executor"
+        remedy = f"run `tidewheel topics apply --queues {','.join(queues)}`"
         _LOG.error(
             "there are no topics %s: until then the sweep alone starts their runs; %s", ", ".join(missing), remedy
         )
