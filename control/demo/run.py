@@ -106,5 +106,5 @@ def _stack_lines(environment: Environment) -> list[str]:
         return ["  tidewheel status                  your stack runs on; the demo's database and topics are gone"]
     return [
         "  tidewheel demo --keep             the same, and the stack stays up for inspection",
-        "  tidewheel dev                     a stack of your own with all services; README.md has its first job",
+        "  tidewheel dev                     a stack of your own with all services: README.md",
     ]
