@@ -22,6 +22,8 @@ _ENTITY_TAG = re.compile(r'(?:W/)?"(\d{1,9})"', re.ASCII)
 
 IDEMPOTENCY_KEY = {"Idempotency-Key": "A repeated key returns the first answer, for 8 days"}
 IF_MATCH = {"If-Match": "The ETag of the version to change; 412 if it is no longer the current one"}
+ENTITY_TAG = {"ETag": "The version of the job"}
+LOCATION = {"Location": "The path of what was created or accepted"}
 IF_NONE_MATCH = {"If-None-Match": "`*` to create only; 412 if the job exists"}
 
 
@@ -46,6 +48,14 @@ async def answer(
 async def call(workers: Workers, caller: Caller, work: Callable[[Connection], T]) -> T:
     """Run work on a thread, with the tenant and the actor of a caller."""
     return await workers.do(lambda state: work(state.connection(caller.tenant, caller.actor)))
+
+
+def accepted(result: object, where: str, name: str) -> Response:
+    """Answer 202 with the path of what schedulers work off, or 200 if nothing is left to do."""
+    following = getattr(result, name)
+    status = HTTPStatus.OK if following is None else HTTPStatus.ACCEPTED
+    headers = {} if following is None else {"Location": f"{where}/{following}"}
+    return Response(encoded(result), status, headers, media_type="application/json")
 
 
 def encoded(value: object) -> bytes:

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from tidewheel.api_keys import Scope
 from tidewheel.control.api.answers import encoded
+from tidewheel.control.api.backfills import BackfillsApi
 from tidewheel.control.api.bearer import Guard
 from tidewheel.control.api.dead_letters import DeadLettersApi
 from tidewheel.control.api.executors import ExecutorsApi
@@ -45,6 +46,7 @@ def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *,
         JobsApi(pools.reads, pools.writes),
         FreezesApi(pools.reads, pools.writes),
         RunsApi(pools.reads, pools.writes),
+        BackfillsApi(pools.reads, pools.writes),
         DeadLettersApi(pools.reads, pools.writes),
         FleetApi(pools.reads),
         RunEventsApi(pools.streams, stop),
@@ -67,12 +69,13 @@ def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *,
 
     text = cache(lambda: encoded(openapi(app)))
 
-    async def document(_: Request) -> Response:
+    async def get_document(_: Request) -> Response:
         """Return this document."""
         return Response(text(), media_type="application/json")
 
     add_route(
-        app.router, "GET", "/api/v1/openapi.json", document, scope=Scope.READ, answer={"type": "object"},
+        app.router, "GET", "/api/v1/openapi.json", get_document, scope=Scope.READ,
+        answer={"type": "object", "additionalProperties": True},
         example={"openapi": "3.1.0", "paths": {}},
     )  # fmt: skip
     return app

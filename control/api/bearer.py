@@ -24,6 +24,8 @@ from tidewheel.task_tokens import read_task_token
 
 PROBES = ("/healthz", "/readyz")
 TRUSTED = "tidewheel.trusted"  # in a request's scope: it may use the calls of executors
+HEAD = "tidewheel.head"  # in a request's scope: only the head of its answer is sent
+SAFE = frozenset({"GET", "HEAD"})
 KEY = "tidewheel.key"  # in a request's scope: the API key that it has shown
 IS_OPEN = "tidewheel.is_open"  # in a request's scope: checks that key again, for answers that take long
 
@@ -115,7 +117,7 @@ class Guard:
             return message
 
         try:
-            await self._app(scope, receive_within, send)
+            await self._app(_as_get(scope), receive_within, send)
         finally:
             self._held[who] -= taken
             if use is not None:
@@ -144,7 +146,7 @@ class Guard:
             return "strangers" if given is None else "reports"  # the body may have the token
         if _OPEN.fullmatch(path):
             return "strangers"
-        for_executors = _EXECUTORS.fullmatch(path) is not None and request.method != "GET"
+        for_executors = _EXECUTORS.fullmatch(path) is not None and request.method not in SAFE
         if given is not None and given.startswith(PREFIX):
             return _key(given, for_executors=for_executors)
         return self._with_token(given, path, for_executors=for_executors)
@@ -160,6 +162,11 @@ class Guard:
             detail = "the token of executors opens their calls alone; send a key of `tidewheel key create`"
             return problem(HTTPStatus.FORBIDDEN, "forbidden", detail)
         return "executors"
+
+
+def _as_get(scope: Scope) -> Scope:
+    """Return the scope of a GET in place of a HEAD, whose answer uvicorn sends without its content."""
+    return {**scope, "method": "GET", HEAD: True} if scope["method"] == "HEAD" else scope
 
 
 def _key(given: str, *, for_executors: bool) -> ApiKey | Response:

@@ -9,10 +9,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
 from tidewheel.control.api.problems import UnreadableBody
-from tidewheel.errors import FieldError, InvalidInput, UndecodableMessage
+from tidewheel.control.api.queries import TenantQuery, read_query
+from tidewheel.errors import FieldError, InvalidInput, UndecodableMessage, refuse
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.strict_json import MAX_DOCUMENT_BYTES, read_object
-from tidewheel.jobs.validation import StrictModel, validate
+from tidewheel.jobs.validation import StrictModel, shown, validate
 
 M = TypeVar("M", bound=StrictModel)
 
@@ -22,7 +23,7 @@ _SECONDS = 10.0  # for a body of at most 1 MiB: a slower client is stuck or mali
 
 
 _JSON = ("application/json",)
-_ELSEWHERE: Mapping[str, str] = {
+ELSEWHERE: Mapping[str, str] = {
     "type": "leave it out: the address names it",
     "tenant": "write it in the query, as ?tenant=",
     "request_id": "send it as the header Idempotency-Key",
@@ -67,7 +68,7 @@ async def read_body(request: Request, model: type[M]) -> M:
 
 
 async def read_verb(request: Request, kind: str, **fields: object) -> dict[str, object]:
-    """Return the request of intake that a body and an address describe.
+    """Return the request of intake that a body and an address describe; the query has the tenant at most.
 
     Args:
         request: The request.
@@ -75,14 +76,18 @@ async def read_verb(request: Request, kind: str, **fields: object) -> dict[str, 
         **fields: The fields that the address and the headers give.
 
     Raises:
-        InvalidInput: The body has a field of these.
+        InvalidInput: The body has a field of these, the query has one that is not documented, or a header states a
+            condition that nothing would check.
         HTTPException: As `read_document`.
         UnreadableBody: As `read_document`.
     """
+    read_query(request, TenantQuery)
+    if "if_version" not in fields and "if-match" in request.headers:
+        refuse("If-Match", "this call changes no version", "leave it out")
     body = await read_document(request)
-    wrong = [name for name in body if name in _ELSEWHERE or name in fields]
+    wrong = [name for name in body if name in ELSEWHERE or name in fields]
     if wrong:
-        remedies = ((name, _ELSEWHERE.get(name, "leave it out: the address has it")) for name in wrong)
+        remedies = ((name, ELSEWHERE.get(name, "leave it out: the address has it")) for name in wrong)
         raise InvalidInput([FieldError(name, f"{name!r} does not belong here", remedy) for name, remedy in remedies])
     return {**body, "type": kind, **fields}
 
@@ -92,6 +97,9 @@ async def _read(request: Request, limit: int) -> bytes:
     too_long = HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, detail, {"Connection": "close"})
     if int(request.headers.get("content-length", "0")) > limit:  # the server refuses any but digits
         raise too_long
+    if (coding := request.headers.get("content-encoding", "identity")).lower() != "identity":
+        detail = f"send the body without content-encoding {shown(coding)}"
+        raise HTTPException(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, detail, {"Accept-Encoding": "identity"})
     body = bytearray()
     try:
         async with asyncio.timeout(_SECONDS):

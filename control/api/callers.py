@@ -15,11 +15,9 @@ from starlette.requests import Request
 
 from tidewheel.api_keys import Scope
 from tidewheel.audit import ACTOR_HEADER, ALL_TENANTS, Actor, ActorKind, Door, person
-from tidewheel.control.api.bearer import KEY, TRUSTED
+from tidewheel.control.api.bearer import KEY, SAFE, TRUSTED
 from tidewheel.control.api.key_check import StoredKey
 from tidewheel.control.api.queries import TenantQuery, read_query
-
-_SAFE = frozenset({"GET", "HEAD"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +104,7 @@ def _tenant(request: Request) -> str | None:
 def _refuse_other_sites(request: Request) -> None:
     """Refuse a change that a page of another site sends: a POST without a body needs no preflight request."""
     origin = request.headers.get("origin")
-    if request.method in _SAFE or origin is None:
+    if request.method in SAFE or origin is None:
         return
     if urlsplit(origin).netloc != request.headers.get("host", ""):
         raise HTTPException(HTTPStatus.FORBIDDEN, "a page of another site may not change anything here")

@@ -4,6 +4,7 @@ from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from http import HTTPStatus
 from typing import Annotated, Any, Literal, cast
 from uuid import UUID
 
@@ -14,13 +15,14 @@ from starlette.responses import Response
 
 from tidewheel.api_keys import Scope
 from tidewheel.control.api import examples
-from tidewheel.control.api.answers import answer
+from tidewheel.control.api.answers import LOCATION, accepted, answer, call
 from tidewheel.control.api.bodies import read_body
 from tidewheel.control.api.callers import Operator, Reader
-from tidewheel.control.api.openapi import add_route, body_of, schema_of
+from tidewheel.control.api.json_schemas import body_of, schema_of
+from tidewheel.control.api.openapi import add_route
 from tidewheel.control.api.queries import (
     Flag,
-    Limit,
+    LimitQuery,
     PageQuery,
     TenantQuery,
     Text,
@@ -104,18 +106,18 @@ class RedriveBody(StrictModel):
     reason: Reason | None = None
 
 
-class LimitQuery(TenantQuery):
-    """Query of a list without pages.
+class ReasonBody(StrictModel):
+    """Body of a pause or a cancellation.
 
     Attributes:
-        limit: How many at most.
+        reason: Stored with the redrive.
     """
 
-    limit: Limit = 50
+    reason: Reason | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class LettersPage:
+class DeadLettersPage:
     """Dead letters, the newest first; `at_least` is true if there are more than `total`."""
 
     dead_letters: tuple[DeadLetterSummary, ...]
@@ -138,7 +140,7 @@ _LETTER["properties"]["run"] = {"anyOf": [RUN, {"type": "null"}]}
 
 
 @dataclass(frozen=True, slots=True)
-class RedrivesPage:
+class RedriveList:
     """Redrives, the newest first."""
 
     redrives: tuple[Redriving, ...]
@@ -160,32 +162,37 @@ class DeadLettersApi:
         """Add the routes."""
         read = partial(add_route, router, "GET", scope=Scope.READ)
         operate = partial(add_route, router, "POST", scope=Scope.OPERATE, query=TenantQuery)
-        read(_LETTERS, self.list, query=LettersQuery, answer=LettersPage, example=examples.DEAD_LETTERS)
-        read(f"{_LETTERS}/{{number}}", self.get, query=TenantQuery, answer=_LETTER, example=examples.DEAD_LETTER)
-        operate(f"{_LETTERS}:redrive", self.redrive, answer=RedriveResult, example=examples.REDRIVE_RESULT,
-                body=body_of(RedriveBody), sent={"error_type": "TimeoutError", "rate": 10})  # fmt: skip
-        read(_REDRIVES, self.redrives, query=LimitQuery, answer=RedrivesPage, example=examples.REDRIVES)
+        read(_LETTERS, self.list_dead_letters, query=LettersQuery, answer=DeadLettersPage,
+             example=examples.DEAD_LETTERS)  # fmt: skip
+        read(f"{_LETTERS}/{{number}}", self.get_dead_letter, query=TenantQuery, answer=_LETTER,
+             example=examples.DEAD_LETTER)  # fmt: skip
+        operate(f"{_LETTERS}:redrive", self.redrive_dead_letters, also=HTTPStatus.ACCEPTED, sets=LOCATION,
+                answer=RedriveResult, example=examples.REDRIVE_RESULT, body=body_of(RedriveBody),
+                sent={"error_type": "TimeoutError", "rate": 10})  # fmt: skip
+        read(_REDRIVES, self.list_redrives, query=LimitQuery, answer=RedriveList, example=examples.REDRIVES)
         read(_ONE_REDRIVE, self.get_redrive, query=TenantQuery, answer=Redriving, example=examples.REDRIVE)
-        for verb, endpoint in (("pause", self.pause), ("resume", self.resume), ("cancel", self.cancel)):
-            operate(f"{_ONE_REDRIVE}:{verb}", endpoint, answer=RedriveChange,
-                    example={"status": "paused", "unchanged": False})  # fmt: skip
+        change = partial(operate, answer=RedriveChange, example={"status": "paused", "unchanged": False})
+        explained = partial(change, body=body_of(ReasonBody), sent={"reason": "maintenance"})
+        explained(f"{_ONE_REDRIVE}:pause", self.pause_redrive)
+        change(f"{_ONE_REDRIVE}:resume", self.resume_redrive)
+        explained(f"{_ONE_REDRIVE}:cancel", self.cancel_redrive)
 
-    async def list(self, request: Request, caller: Reader) -> Response:
+    async def list_dead_letters(self, request: Request, caller: Reader) -> Response:
         """List dead letters, the newest first."""
         query = read_query(request, LettersQuery)
         [after] = read_cursor(query.cursor, int) if query.cursor else [None]
         filters = _filters(query) | {"redriven": query.redriven}
 
-        def read(connection: Connection) -> LettersPage:
+        def read(connection: Connection) -> DeadLettersPage:
             found = DeadLetters(connection).list(
                 after=cast("int | None", after), limit=query.limit, **cast("DeadLetterFilter", filters)
             )
             cursor = None if found.next_cursor is None else write_cursor(found.next_cursor)
-            return LettersPage(found.dead_letters, cursor, found.total, found.at_least)
+            return DeadLettersPage(found.dead_letters, cursor, found.total, found.at_least)
 
         return await answer(self.reads, caller, read)
 
-    async def get(self, request: Request, caller: Reader) -> Response:
+    async def get_dead_letter(self, request: Request, caller: Reader) -> Response:
         """Return one dead letter, with its run, or with its message."""
         read_query(request, TenantQuery)
         text = str(request.path_params["number"])
@@ -204,7 +211,7 @@ class DeadLettersApi:
 
         return await answer(self.reads, caller, read)
 
-    async def redrive(self, request: Request, caller: Operator) -> Response:
+    async def redrive_dead_letters(self, request: Request, caller: Operator) -> Response:
         """Redrive dead letters: schedulers create new runs, or publish messages again."""
         read_query(request, TenantQuery)
         body = await read_body(request, RedriveBody)
@@ -213,34 +220,37 @@ class DeadLettersApi:
         def change(connection: Connection) -> RedriveResult:
             return DeadLetters(connection).redrive(rate=body.rate, dry_run=body.dry_run, reason=body.reason, **filters)
 
-        return await answer(self.writes, caller, change)
+        return accepted(await call(self.writes, caller, change), _REDRIVES, "redrive_id")
 
-    async def redrives(self, request: Request, caller: Reader) -> Response:
+    async def list_redrives(self, request: Request, caller: Reader) -> Response:
         """List redrives, the newest first."""
         query = read_query(request, LimitQuery)
-        return await answer(
-            self.reads, caller, lambda each: RedrivesPage(tuple(Redrives(each).list(limit=query.limit)))
-        )
+        return await answer(self.reads, caller, lambda each: RedriveList(tuple(Redrives(each).list(limit=query.limit))))
 
     async def get_redrive(self, request: Request, caller: Reader) -> Response:
         """Return one redrive with its progress."""
         read_query(request, TenantQuery)
         return await answer(self.reads, caller, lambda each: Redrives(each).get(_redrive_id(request)))
 
-    async def pause(self, request: Request, caller: Operator) -> Response:
+    async def pause_redrive(self, request: Request, caller: Operator) -> Response:
         """Pause a redrive."""
         read_query(request, TenantQuery)
-        return await answer(self.writes, caller, lambda each: Redrives(each).pause(_redrive_id(request)))
+        body = await read_body(request, ReasonBody)
+        redrive_id = _redrive_id(request)
+        return await answer(self.writes, caller, lambda each: Redrives(each).pause(redrive_id, reason=body.reason))
 
-    async def resume(self, request: Request, caller: Operator) -> Response:
+    async def resume_redrive(self, request: Request, caller: Operator) -> Response:
         """Resume a redrive."""
         read_query(request, TenantQuery)
+        await read_body(request, StrictModel)
         return await answer(self.writes, caller, lambda each: Redrives(each).resume(_redrive_id(request)))
 
-    async def cancel(self, request: Request, caller: Operator) -> Response:
+    async def cancel_redrive(self, request: Request, caller: Operator) -> Response:
         """Cancel a redrive; what it has redriven stays."""
         read_query(request, TenantQuery)
-        return await answer(self.writes, caller, lambda each: Redrives(each).cancel(_redrive_id(request)))
+        body = await read_body(request, ReasonBody)
+        redrive_id = _redrive_id(request)
+        return await answer(self.writes, caller, lambda each: Redrives(each).cancel(redrive_id, reason=body.reason))
 
 
 def _filters(given: LettersQuery | RedriveBody) -> dict[str, Any]:

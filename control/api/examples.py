@@ -25,7 +25,7 @@ JOBS: Json = {"jobs": [_JOB_SUMMARY], "next_cursor": None, "total": 1, "at_least
 JOB: Json = {
     "summary": _JOB_SUMMARY, "job": JOB_SPEC, "effective_at": "2026-11-01T09:00:00Z",
     "created_at": "2026-10-01T09:00:00Z", "paused_by": None, "pause_reason": None, "paused_at": None,
-    "consecutive_failures": 0, "error": None, "quarantined_at": None,
+    "consecutive_failures": 0, "error": None, "quarantined_at": None, "freezes": [],
 }  # fmt: skip
 CHANGED_JOB: Json = {"key": "nightly", "job_id": JOB_ID, "version": 3, "unchanged": False, "next_run_at": _NEXT}
 BULK: Json = {
@@ -36,8 +36,19 @@ _OCCURRENCE: dict[str, Json] = {
     "at": _NEXT, "local": "2026-11-21T02:00:00+01:00", "outcome": "scheduled", "leaves_at": _NEXT, "run_id": None,
     "last_at": None, "occurrences": 1, "exact": True, "notes": [],
 }  # fmt: skip
-BACKFILL: Json = {"backfill_id": "019d3a1c-7f00-8123-8456-789abcdef013", "occurrences": 7, "unchanged": False,
-                  "status": None}  # fmt: skip
+BACKFILL: dict[str, Json] = {
+    "backfill_id": "019d3a1c-7f00-8123-8456-789abcdef013", "occurrences": 7, "unchanged": False, "status": None,
+}  # fmt: skip
+BACKFILL_CHANGE: Json = {**BACKFILL, "occurrences": None, "status": "paused"}
+_BACKFILL: dict[str, Json] = {
+    "backfill_id": BACKFILL["backfill_id"], "key": "nightly", "job_id": JOB_ID, "state": "running",
+    "first_at": "2026-11-01T01:00:00Z", "last_at": "2026-11-07T01:00:00Z", "what": "missing_only", "versions": "as_of",
+    "job_version": 3, "overlap": None, "newest_first": False, "max_concurrent": 10, "occurrences": 7,
+    "expected_count": 7, "created_count": 3, "existing_count": 0, "cursor_at": "2026-11-04T01:00:00Z",
+    "request_id": None, "reason": None, "created_at": _AT, "finished_at": None,
+}  # fmt: skip
+BACKFILLS: Json = {"backfills": [_BACKFILL]}
+BACKFILL_PROGRESS: Json = {"summary": _BACKFILL, "runs": {"running": 1, "succeeded": 2}}
 RELEASED: Json = {"released": 1, "matched": 1, "first": [
     {"job_id": JOB_ID, "key": "nightly", "error": "no such zone", "created_at": _AT}]}  # fmt: skip
 VERSIONS: Json = {"next_cursor": None, "versions": [

@@ -4,9 +4,8 @@ docs/wire-contract.md defines the order of their calls.
 """
 
 from base64 import b64encode
-from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from http import HTTPStatus
 from typing import cast
@@ -14,16 +13,17 @@ from uuid import UUID
 
 from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
-from tidewheel.api_keys import Scope
 from tidewheel.control.api import examples
+from tidewheel.control.api.answers import encoded
 from tidewheel.control.api.bodies import read_body
+from tidewheel.control.api.json_schemas import body_of
 from tidewheel.control.api.models import MAX_SWEEP, ClaimRequest, Heartbeat, OutcomesRequest, Registration
-from tidewheel.control.api.openapi import add_route, body_of
+from tidewheel.control.api.openapi import add_route
 from tidewheel.control.api.workers import Workers, WorkerState
 from tidewheel.executor.message_check import MessageCheck
-from tidewheel.executor.remote_executors import RemoteClaim, RemoteClaimResult
+from tidewheel.executor.remote_executors import RemoteClaim, RemoteClaimResult, StopSignal
 from tidewheel.jobs.strict_json import Json
 from tidewheel.jobs.values import MAX_ELEMENTS
 from tidewheel.message_signatures import MessageKeys
@@ -34,8 +34,101 @@ from tidewheel.task_tokens import task_token
 from tidewheel.transitions.claim import Started
 from tidewheel.transitions.installation import Installation
 
-_OBJECT: Mapping[str, object] = {"type": "object"}
 _KEYS_SECONDS = 1.0  # between two look-ups of the keys of run messages
+
+
+@dataclass(frozen=True, slots=True)
+class RunTopic:
+    """A topic of run messages, and the group that its executors share."""
+
+    topic: str
+    group: str
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredExecutor:
+    """A registered executor, with the intervals and limits that it keeps.
+
+    Args:
+        executor_id: Its id, which its further calls have in their address.
+        heartbeat_seconds: The interval of its heartbeats.
+        lease_seconds: The time after its last heartbeat at which its attempts count as lost.
+        sweep_seconds: The interval of its sweeps.
+        topics: The topics that it consumes.
+        max_runs: The most runs of one claim.
+        max_sweep: The most runs of one sweep.
+        max_outcomes: The most outcomes of one report.
+    """
+
+    executor_id: UUID
+    heartbeat_seconds: float
+    lease_seconds: float
+    sweep_seconds: float
+    topics: tuple[RunTopic, ...]
+    max_runs: int
+    max_sweep: int
+    max_outcomes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Signals:
+    """The attempts that the executor must stop."""
+
+    signals: tuple[StopSignal, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StartedAttempt:
+    """An attempt that the executor owns.
+
+    Args:
+        run_id: Its run.
+        attempt: Its number.
+        failed_attempts: The number of earlier attempts that failed.
+        lost_attempts: The number of earlier attempts that were lost.
+        started_at: The instant of its start.
+        schedule_to_close_remaining_seconds: The rest of the run's `schedule_to_close`.
+        task_token: Authorizes calls about this attempt.
+        request: The run's message in base 64, if the claim did not name it.
+    """
+
+    run_id: UUID
+    attempt: int
+    failed_attempts: int
+    lost_attempts: int
+    started_at: datetime
+    schedule_to_close_remaining_seconds: float | None
+    task_token: str
+    request: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class StartedAttempts:
+    """The attempts that a claim has started."""
+
+    started: tuple[StartedAttempt, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedOutcome:
+    """The answer to one outcome.
+
+    Args:
+        run_id: Its run.
+        attempt: Its attempt.
+        answer: `recorded`, `superseded` or `busy`; repeat the report of a busy one.
+    """
+
+    run_id: UUID
+    attempt: int
+    answer: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedOutcomes:
+    """The answers to outcomes."""
+
+    outcomes: tuple[RecordedOutcome, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +154,22 @@ class ExecutorsApi:
         one = "/api/v1/executors/{executor_id:uuid}"
         heartbeat = body_of(Heartbeat)
 
-        route = partial(add_route, router, "POST", scope=Scope.OPERATE, answer=_OBJECT)
-        route("/api/v1/executors", self.register, status=HTTPStatus.CREATED, example=examples.REGISTERED,
-              body=body_of(Registration), sent=examples.REGISTRATION)  # fmt: skip
-        route(f"{one}:heartbeat", self.heartbeat, body=heartbeat, sent={}, example={"signals": []})
-        route(f"{one}:claim", self.claim, body=body_of(ClaimRequest), sent={"claim_id": 1, "sweep": 10},
-              example=examples.STARTED)  # fmt: skip
+        route = partial(add_route, router, "POST", scope=None, shows="executorToken")
+        route("/api/v1/executors", self.register_executor, status=HTTPStatus.CREATED, answer=RegisteredExecutor,
+              example=examples.REGISTERED, body=body_of(Registration), sent=examples.REGISTRATION)  # fmt: skip
+        route(f"{one}:heartbeat", self.heartbeat_executor, body=heartbeat, sent={}, answer=Signals,
+              example={"signals": []})  # fmt: skip
+        route(f"{one}:claim", self.claim_runs, body=body_of(ClaimRequest), sent={"claim_id": 1, "sweep": 10},
+              answer=StartedAttempts, example=examples.STARTED)  # fmt: skip
         finished: dict[str, Json] = {"run_id": examples.RUN_ID, "attempt": 1}
-        route(f"{one}:finish", self.finish, body=body_of(OutcomesRequest),
+        route(f"{one}:finish", self.finish_attempts, body=body_of(OutcomesRequest),
               sent={"outcomes": [{**finished, "status": "succeeded", "result": {"rows": 7}}]},
+              answer=RecordedOutcomes,
               example={"outcomes": [{**finished, "answer": "recorded"}]})  # fmt: skip
-        route(f"{one}:leave", self.leave, status=HTTPStatus.NO_CONTENT, body=heartbeat, sent={}, example=None)
+        route(f"{one}:leave", self.unregister_executor, status=HTTPStatus.NO_CONTENT, body=heartbeat, sent={},
+              answer={}, example=None)  # fmt: skip
 
-    async def register(self, request: Request) -> Response:
+    async def register_executor(self, request: Request) -> Response:
         """Register an executor."""
         body = await read_body(request, Registration)
         executor_id = await self.workers.do(
@@ -81,42 +177,37 @@ class ExecutorsApi:
                 body.name, body.queues, body.handlers, body.slots, lease=self.settings.lease
             )
         )
-        answer = {
-            "executor_id": str(executor_id),
-            "heartbeat_seconds": self.settings.api_heartbeat.total_seconds(),
-            "lease_seconds": self.settings.lease.total_seconds(),
-            "sweep_seconds": self.settings.sweep.total_seconds(),
-            "topics": self._topics(body),
-            "max_runs": MAX_ELEMENTS,
-            "max_sweep": MAX_SWEEP,
-            "max_outcomes": MAX_ELEMENTS,
-        }
-        return JSONResponse(answer, HTTPStatus.CREATED)
+        registered = RegisteredExecutor(
+            executor_id,
+            heartbeat_seconds=self.settings.api_heartbeat.total_seconds(),
+            lease_seconds=self.settings.lease.total_seconds(),
+            sweep_seconds=self.settings.sweep.total_seconds(),
+            topics=self._topics(body),
+            max_runs=MAX_ELEMENTS,
+            max_sweep=MAX_SWEEP,
+            max_outcomes=MAX_ELEMENTS,
+        )
+        return _json(registered, HTTPStatus.CREATED)
 
-    async def heartbeat(self, request: Request) -> Response:
+    async def heartbeat_executor(self, request: Request) -> Response:
         """Renew a lease; return the attempts to stop."""
         body, executor_id = await read_body(request, Heartbeat), _executor_id(request)
         stops = await self.workers.do(lambda state: state.executors.heartbeat(executor_id, stopping=body.stopping))
-        signals = [{"run_id": str(each.run_id), "attempt": each.attempt, "kind": each.kind} for each in stops]
-        return JSONResponse({"signals": signals})
+        return _json(Signals(tuple(stops)))
 
-    async def claim(self, request: Request) -> Response:
+    async def claim_runs(self, request: Request) -> Response:
         """Claim runs."""
         body, executor_id = await read_body(request, ClaimRequest), _executor_id(request)
         claimed = await self.workers.do(lambda state: self._claim(state, executor_id, body))
-        return JSONResponse({"started": [self._started(each, claimed) for each in claimed.started]})
+        return _json(StartedAttempts(tuple(self._started(each, claimed) for each in claimed.started)))
 
-    async def finish(self, request: Request) -> Response:
+    async def finish_attempts(self, request: Request) -> Response:
         """Record the outcomes of attempts."""
         body, executor_id = await read_body(request, OutcomesRequest), _executor_id(request)
         answers = await self.workers.do(lambda state: state.executors.finish(executor_id, body.outcomes))
-        outcomes = [
-            {"run_id": str(run_id), "attempt": attempt, "answer": answer}
-            for (run_id, attempt), answer in answers.items()
-        ]
-        return JSONResponse({"outcomes": outcomes})
+        return _json(RecordedOutcomes(tuple(RecordedOutcome(*fence, answer) for fence, answer in answers.items())))
 
-    async def leave(self, request: Request) -> Response:
+    async def unregister_executor(self, request: Request) -> Response:
         """Unregister an executor."""
         await read_body(request, Heartbeat)
         executor_id = _executor_id(request)
@@ -130,26 +221,28 @@ class ExecutorsApi:
         claims = [run.claim() for run in body.runs if run.is_accepted(self.check)]
         return state.executors.claim(RemoteClaim(executor_id, body.claim_id, claims, body.sweep, self.settings.sweep))
 
-    def _topics(self, body: Registration) -> list[dict[str, str]]:
+    def _topics(self, body: Registration) -> tuple[RunTopic, ...]:
         names = [self.installation.topics.runs(queue, lane) for queue in body.queues for lane in Lane]
-        return [{"topic": name, "group": f"{name}.executors"} for name in names]
+        return tuple(RunTopic(name, f"{name}.executors") for name in names)
 
-    def _started(self, started: Started, claimed: RemoteClaimResult) -> dict[str, object]:
+    def _started(self, started: Started, claimed: RemoteClaimResult) -> StartedAttempt:
         remaining = None if started.schedule_to_close_at is None else started.schedule_to_close_at - started.started_at
         request = claimed.requests.get(started.run_id)
-        return {
-            "run_id": str(started.run_id),
-            "attempt": started.attempt,
-            "failed_attempts": started.failed_attempts,
-            "lost_attempts": started.lost_attempts,
-            "started_at": started.started_at.isoformat().replace("+00:00", "Z"),
-            "schedule_to_close_remaining_seconds": (
-                None if remaining is None else max(remaining, timedelta(0)).total_seconds()
-            ),
-            "task_token": task_token(self.installation.task_token_key, started.run_id, started.attempt),
-            "request": None if request is None else b64encode(encode(request)).decode(),
-        }
+        return StartedAttempt(
+            started.run_id,
+            started.attempt,
+            started.failed_attempts,
+            started.lost_attempts,
+            started.started_at,
+            None if remaining is None else max(remaining, timedelta(0)).total_seconds(),
+            task_token(self.installation.task_token_key, started.run_id, started.attempt),
+            None if request is None else b64encode(encode(request)).decode(),
+        )
 
 
 def _executor_id(request: Request) -> UUID:
     return cast("UUID", request.path_params["executor_id"])
+
+
+def _json(value: object, status: HTTPStatus = HTTPStatus.OK) -> Response:
+    return Response(encoded(value), status, media_type="application/json")

@@ -63,14 +63,14 @@ class FleetApi:
     def add_to(self, router: APIRouter) -> None:
         """Add the routes."""
         read = partial(add_route, router, "GET")
-        read("/api/v1/executors", self.executors, scope=Scope.READ, query=PageQuery, answer=ExecutorsPage,
+        read("/api/v1/executors", self.list_executors, scope=Scope.READ, query=PageQuery, answer=ExecutorsPage,
              example=examples.EXECUTORS)  # fmt: skip
-        read("/api/v1/shards", self.shards, scope=Scope.READ, query=TenantQuery, answer=Shards,
+        read("/api/v1/shards", self.list_shards, scope=Scope.READ, query=TenantQuery, answer=Shards,
              example=examples.SHARDS)  # fmt: skip
-        read("/api/v1/tenants", self.tenants, scope=Scope.ADMIN, query=PageQuery, answer=TenantsPage,
+        read("/api/v1/tenants", self.list_tenants, scope=Scope.ADMIN, query=PageQuery, answer=TenantsPage,
              example=examples.TENANTS)  # fmt: skip
 
-    async def executors(self, request: Request, caller: Reader) -> Response:
+    async def list_executors(self, request: Request, caller: Reader) -> Response:
         """List executors, with their handlers and their last heartbeat."""
         query = read_query(request, PageQuery)
         [after] = read_cursor(query.cursor, UUID) if query.cursor else [None]
@@ -83,7 +83,7 @@ class FleetApi:
 
         return await answer(self.reads, caller, read)
 
-    async def shards(self, request: Request, caller: Reader) -> Response:
+    async def list_shards(self, request: Request, caller: Reader) -> Response:
         """Return each shard with the scheduler that owns it."""
         read_query(request, TenantQuery)
 
@@ -93,7 +93,7 @@ class FleetApi:
 
         return await answer(self.reads, caller, read)
 
-    async def tenants(self, request: Request, caller: Admin) -> Response:
+    async def list_tenants(self, request: Request, caller: Admin) -> Response:
         """List tenants, for a caller with the rights of all of them."""
         ensure_all_tenants(caller)
         query = read_query(request, PageQuery)

@@ -12,7 +12,8 @@ from tidewheel.control.api import examples
 from tidewheel.control.api.answers import IDEMPOTENCY_KEY, answer, idempotency_key
 from tidewheel.control.api.bodies import read_verb
 from tidewheel.control.api.callers import Caller, Operator, Reader, ensure_all_tenants
-from tidewheel.control.api.openapi import IN_ADDRESS, add_route, body_of
+from tidewheel.control.api.json_schemas import IN_ADDRESS, body_of
+from tidewheel.control.api.openapi import add_route
 from tidewheel.control.api.queries import TenantQuery, read_query
 from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection
@@ -51,15 +52,15 @@ class FreezesApi:
     def add_to(self, router: APIRouter) -> None:
         """Add the routes."""
         route = partial(add_route, router, query=TenantQuery)
-        route("GET", _FREEZES, self.list, scope=Scope.READ, answer=FreezeList, example=examples.FREEZES)
+        route("GET", _FREEZES, self.list_freezes, scope=Scope.READ, answer=FreezeList, example=examples.FREEZES)
         change = partial(
             route, "POST", scope=Scope.OPERATE, answer=ChangedFreeze, example={"unchanged": False},
             headers=IDEMPOTENCY_KEY,
         )  # fmt: skip
-        change(_FREEZES, self.freeze, body=body_of(Freeze, without=IN_ADDRESS), sent=examples.FREEZE)
+        change(_FREEZES, self.freeze, body=body_of(Freeze, without=IN_ADDRESS, title="NewFreeze"), sent=examples.FREEZE)
         change(f"{_FREEZES}:thaw", self.thaw, body=body_of(Thaw, without=IN_ADDRESS), sent={"queue": "reports"})
 
-    async def list(self, request: Request, caller: Reader) -> Response:
+    async def list_freezes(self, request: Request, caller: Reader) -> Response:
         """List the standing freezes, with what waits under each."""
         read_query(request, TenantQuery)
 
@@ -78,7 +79,6 @@ class FreezesApi:
         return await self._change(request, caller, "thaw")
 
     async def _change(self, request: Request, caller: Caller, kind: str) -> Response:
-        read_query(request, TenantQuery)
         sent, request_id = await read_verb(request, kind), idempotency_key(request)
         if sent.get("scope") == "fleet":
             ensure_all_tenants(caller)

@@ -34,17 +34,16 @@ class HealthApi:
 
     def add_to(self, router: APIRouter) -> None:
         """Add the routes."""
-        for path, probe in zip(PROBES, (self.healthz, self.readyz), strict=True):
+        for path, probe in zip(PROBES, (self.get_health, self.get_readiness), strict=True):
             add_route(
                 router, "GET", path, probe, scope=None, answer={"type": "string"}, example="ok\n", media="text/plain"
             )
-            router.add_api_route(path, probe, methods=["HEAD"], response_model=None, include_in_schema=False)
 
-    async def healthz(self, _: Request) -> Response:
+    async def get_health(self, _: Request) -> Response:
         """Answer that the event loop runs."""
         return PlainTextResponse("ok\n")
 
-    async def readyz(self, _: Request) -> Response:
+    async def get_readiness(self, _: Request) -> Response:
         """Answer that the database answers.
 
         Raises:

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from http import HTTPStatus
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
+from urllib.parse import quote
 from uuid import UUID
 
 from fastapi import APIRouter
@@ -16,9 +17,12 @@ from starlette.responses import Response
 from tidewheel.api_keys import Scope
 from tidewheel.control.api import examples
 from tidewheel.control.api.answers import (
+    ENTITY_TAG,
     IDEMPOTENCY_KEY,
     IF_MATCH,
     IF_NONE_MATCH,
+    LOCATION,
+    accepted,
     answer,
     call,
     encoded,
@@ -26,9 +30,11 @@ from tidewheel.control.api.answers import (
     expected_version,
     idempotency_key,
 )
-from tidewheel.control.api.bodies import read_body, read_document, read_verb
+from tidewheel.control.api.backfills import BACKFILLS
+from tidewheel.control.api.bodies import ELSEWHERE, read_body, read_document, read_verb
 from tidewheel.control.api.callers import Caller, Operator, Reader, Writer
-from tidewheel.control.api.openapi import IN_ADDRESS, add_route, body_of
+from tidewheel.control.api.json_schemas import IN_ADDRESS, body_of, patch_of
+from tidewheel.control.api.openapi import add_route
 from tidewheel.control.api.queries import (
     LabelFilter,
     PageQuery,
@@ -50,7 +56,7 @@ from tidewheel.control.explain.preview import Preview, preview
 from tidewheel.control.explain.upcoming import Upcoming, upcoming
 from tidewheel.control.reads.jobs import JobDetail, JobSummary, list_jobs, show_job
 from tidewheel.control.reads.versions import MAX_VERSIONS, Version, versions
-from tidewheel.errors import FieldError, VersionConflict, refuse
+from tidewheel.errors import FieldError, Refused, VersionConflict, refuse
 from tidewheel.jobs.parsing import RequestRefused, parse_request
 from tidewheel.jobs.requests import JobBackfill, JobPause, JobResume, JobTrigger
 from tidewheel.jobs.spec import JobSpec
@@ -69,6 +75,7 @@ _STATES: Mapping[str | None, Mapping[str, bool]] = {
     "finished": {"finished": True},
     "quarantined": {"quarantined": True},
 }
+_SPEC = {"$ref": "#/components/schemas/JobSpec"}
 _MERGE_PATCH = "application/merge-patch+json"
 
 
@@ -235,41 +242,49 @@ class JobsApi:
         read, write, operate = Scope.READ, Scope.WRITE, Scope.OPERATE
 
         route = partial(add_route, router)
-        changed = partial(route, query=TenantQuery, answer=ChangedJob, example=examples.CHANGED_JOB)
+        changed = partial(
+            route, query=TenantQuery, answer=ChangedJob, example=examples.CHANGED_JOB, sets=ENTITY_TAG
+        )  # fmt: skip
         edit = partial(changed, headers=IDEMPOTENCY_KEY | IF_MATCH | IF_NONE_MATCH, scope=write)
         about = partial(route, query=TenantQuery, headers=IDEMPOTENCY_KEY)
-        route("GET", _JOBS, self.list, scope=read, query=JobsQuery, answer=JobsPage, example=examples.JOBS)
-        edit("POST", _JOBS, self.create, creates=True, body=submitted, sent=examples.JOB_SPEC)
-        about("POST", f"{_JOBS}:bulk", self.bulk, scope=write, answer=BulkResults, example=examples.BULK,
-              body=body_of(BulkBody),
-              sent={"jobs": [examples.JOB_SPEC]})  # fmt: skip
-        route("POST", f"{_JOBS}:preview", self.preview, scope=read, query=TenantQuery, answer=Preview,
-              example=examples.PREVIEW, body=body_of(PreviewBody),
+        route("GET", _JOBS, self.list_jobs, scope=read, query=JobsQuery, answer=JobsPage, example=examples.JOBS)
+        submit = partial(edit, also=HTTPStatus.CREATED, sets=ENTITY_TAG | LOCATION, body=submitted)
+        submit("POST", _JOBS, self.create_job, sent=examples.JOB_SPEC)
+        # A job that does not fit is no reason to refuse the others.
+        any_job = {"anyOf": [_SPEC, {"type": "object", "additionalProperties": True}]}
+        jobs = {"type": "array", "items": any_job, "minItems": 1, "maxItems": _MOST_JOBS}
+        about("POST", f"{_JOBS}:bulk", self.submit_jobs, scope=write, answer=BulkResults, example=examples.BULK,
+              body=body_of(BulkBody, typed={"jobs": jobs}), sent={"jobs": [examples.JOB_SPEC]})  # fmt: skip
+        route("POST", f"{_JOBS}:preview", self.preview_job, scope=read, query=TenantQuery, answer=Preview,
+              example=examples.PREVIEW, body=body_of(PreviewBody, typed={"job": _SPEC}),
               sent={"job": examples.JOB_SPEC, "limit": 3})  # fmt: skip
-        route("POST", f"{_JOBS}:release", self.release, scope=operate, query=TenantQuery, answer=ReleaseResult,
+        route("POST", f"{_JOBS}:release", self.release_jobs, scope=operate, query=TenantQuery, answer=ReleaseResult,
               example=examples.RELEASED, body=body_of(ReleaseBody), sent={"keys": ["nightly"]})  # fmt: skip
         pause, resume = (body_of(model, without=IN_ADDRESS) for model in (JobPause, JobResume))
         verb = partial(changed, "POST", headers=IDEMPOTENCY_KEY, scope=operate)
-        verb(f"{_ONE}:pause", self.pause, body=pause, sent={"reason": "maintenance"})
-        verb(f"{_ONE}:resume", self.resume, body=resume, sent={})
-        about("POST", f"{_ONE}:trigger", self.trigger, scope=write, status=HTTPStatus.CREATED, answer=CreatedRun,
-              example={"run_id": examples.RUN_ID}, body=body_of(JobTrigger, without=IN_ADDRESS),
+        verb(f"{_ONE}:pause", self.pause_job, body=pause, sent={"reason": "maintenance"})
+        verb(f"{_ONE}:resume", self.resume_job, body=resume, sent={})
+        about("POST", f"{_ONE}:trigger", self.trigger_job, scope=write, status=HTTPStatus.CREATED, sets=LOCATION,
+              answer=CreatedRun, example={"run_id": examples.RUN_ID}, body=body_of(JobTrigger, without=IN_ADDRESS),
               sent={"payload": {"to": "a@example.org"}, "delay": "10s"})  # fmt: skip
-        about("POST", f"{_ONE}:backfill", self.backfill, scope=operate, answer=BackfillResult,
+        about("POST", f"{_ONE}:backfill", self.backfill_job, scope=operate, also=HTTPStatus.ACCEPTED, sets=LOCATION,
+              answer=BackfillResult,
               example=examples.BACKFILL, body=body_of(JobBackfill, without=IN_ADDRESS),
               sent={"from": "2026-11-01T00:00:00Z", "to": "2026-11-08T00:00:00Z", "versions": "current"})  # fmt: skip
-        route("GET", f"{_ONE}:explain", self.explain, scope=read, query=ExplainQuery, answer=Explanation,
+        route("GET", f"{_ONE}:explain", self.explain_job, scope=read, query=ExplainQuery, answer=Explanation,
               example=examples.EXPLANATION)  # fmt: skip
-        route("GET", f"{_ONE}/next", self.next, scope=read, query=NextQuery, answer=Upcoming, example=examples.UPCOMING)
-        route("GET", f"{_ONE}/versions", self.versions, scope=read, query=VersionsQuery, answer=VersionsPage,
+        route("GET", f"{_ONE}/next", self.list_next_occurrences, scope=read, query=NextQuery, answer=Upcoming,
+              example=examples.UPCOMING)  # fmt: skip
+        route("GET", f"{_ONE}/versions", self.list_job_versions, scope=read, query=VersionsQuery, answer=VersionsPage,
               example=examples.VERSIONS)  # fmt: skip
-        route("GET", _ONE, self.get, scope=read, query=TenantQuery, answer=JobDetail, example=examples.JOB)
-        edit("PUT", _ONE, self.put, creates=True, body=_keyless(submitted), sent=examples.KEYLESS_SPEC)
-        edit("PATCH", _ONE, self.patch, body={"type": "object"}, sent={"labels": {"team": "billing"}},
+        route("GET", _ONE, self.get_job, scope=read, query=TenantQuery, answer=JobDetail, example=examples.JOB,
+              sets=ENTITY_TAG)  # fmt: skip
+        submit("PUT", _ONE, self.put_job, sent=examples.KEYLESS_SPEC)
+        edit("PATCH", _ONE, self.patch_job, body=patch_of(submitted, "JobPatch"), sent={"labels": {"team": "billing"}},
              content=("application/json", _MERGE_PATCH))  # fmt: skip
-        edit("DELETE", _ONE, self.delete)
+        edit("DELETE", _ONE, self.delete_job)
 
-    async def list(self, request: Request, caller: Reader) -> Response:
+    async def list_jobs(self, request: Request, caller: Reader) -> Response:
         """List jobs in the order of their keys."""
         query = read_query(request, JobsQuery)
         [after] = read_cursor(query.cursor, str) if query.cursor else [""]
@@ -285,7 +300,7 @@ class JobsApi:
 
         return await answer(self.reads, caller, read)
 
-    async def get(self, request: Request, caller: Reader) -> Response:
+    async def get_job(self, request: Request, caller: Reader) -> Response:
         """Return one job, with its next occurrence and its last run."""
         read_query(request, TenantQuery)
         key = read_key(request)
@@ -298,7 +313,7 @@ class JobsApi:
         content, version = await call(self.reads, caller, read)
         return Response(content, headers=entity_tag(version), media_type="application/json")
 
-    async def next(self, request: Request, caller: Reader) -> Response:
+    async def list_next_occurrences(self, request: Request, caller: Reader) -> Response:
         """Return the next occurrences of a job, with skipped ones between them."""
         query, key = read_query(request, NextQuery), read_key(request)
 
@@ -309,7 +324,7 @@ class JobsApi:
 
         return await answer(self.reads, caller, read)
 
-    async def explain(self, request: Request, caller: Reader) -> Response:
+    async def explain_job(self, request: Request, caller: Reader) -> Response:
         """Explain what happened, or will happen, at an instant of a job."""
         query, key = read_query(request, ExplainQuery), read_key(request)
 
@@ -320,7 +335,7 @@ class JobsApi:
 
         return await answer(self.reads, caller, read)
 
-    async def versions(self, request: Request, caller: Reader) -> Response:
+    async def list_job_versions(self, request: Request, caller: Reader) -> Response:
         """Return the versions of a job, each with its changes."""
         query, key = read_query(request, VersionsQuery), read_key(request)
         [before] = read_cursor(query.cursor, int) if query.cursor else [None]
@@ -335,7 +350,7 @@ class JobsApi:
 
         return await answer(self.reads, caller, read)
 
-    async def preview(self, request: Request, caller: Reader) -> Response:
+    async def preview_job(self, request: Request, caller: Reader) -> Response:
         """Return what an unsaved job would do: its policies in words, and its next occurrences."""
         read_query(request, TenantQuery)
         body = await read_body(request, PreviewBody)
@@ -346,12 +361,12 @@ class JobsApi:
 
         return await answer(self.reads, caller, read)
 
-    async def create(self, request: Request, caller: Writer) -> Response:
+    async def create_job(self, request: Request, caller: Writer) -> Response:
         """Create a job, or change it to this spec; an identical spec changes nothing."""
         read_query(request, TenantQuery)
         return await self._submit(request, caller, await read_document(request))
 
-    async def put(self, request: Request, caller: Writer) -> Response:
+    async def put_job(self, request: Request, caller: Writer) -> Response:
         """Create the job of this key, or change it to this spec."""
         read_query(request, TenantQuery)
         key, body = read_key(request), await read_document(request)
@@ -359,7 +374,7 @@ class JobsApi:
             refuse("key", "the address has another one", "leave it out")
         return await self._submit(request, caller, body)
 
-    async def patch(self, request: Request, caller: Writer) -> Response:
+    async def patch_job(self, request: Request, caller: Writer) -> Response:
         """Change single fields of a job, by a JSON merge patch (RFC 7396)."""
         read_query(request, TenantQuery)
         key, expected, request_id = read_key(request), expected_version(request), idempotency_key(request)
@@ -375,7 +390,7 @@ class JobsApi:
                 version = current.summary.version if expected is None else expected
                 submit = {"type": "job.submit", "job": job, "if_version": version}
                 try:
-                    return connection.request(submit, request_id)
+                    return _request_of_body(connection, submit, request_id)
                 except VersionConflict:
                     if expected is not None or not left:
                         raise
@@ -383,31 +398,32 @@ class JobsApi:
 
         return await self._changed(caller, change)
 
-    async def delete(self, request: Request, caller: Writer) -> Response:
+    async def delete_job(self, request: Request, caller: Writer) -> Response:
         """Delete a job; started runs finish."""
         return await self._about(request, caller, "job.delete", if_version=expected_version(request))
 
-    async def pause(self, request: Request, caller: Operator) -> Response:
+    async def pause_job(self, request: Request, caller: Operator) -> Response:
         """Fire no occurrence of a job until it is resumed; triggers still run."""
         return await self._about(request, caller, "job.pause")
 
-    async def resume(self, request: Request, caller: Operator) -> Response:
+    async def resume_job(self, request: Request, caller: Operator) -> Response:
         """Resume a paused job."""
         return await self._about(request, caller, "job.resume")
 
-    async def trigger(self, request: Request, caller: Writer) -> Response:
+    async def trigger_job(self, request: Request, caller: Writer) -> Response:
         """Run a job once, now or later."""
         sent, request_id = await read_verb(request, "job.trigger", key=read_key(request)), idempotency_key(request)
         reply = await call(self.writes, caller, lambda each: each.request(sent, request_id))
         where = {"Location": f"/api/v1/runs/{reply.run_id}"}
         return Response(encoded({"run_id": reply.run_id}), HTTPStatus.CREATED, where, media_type="application/json")
 
-    async def backfill(self, request: Request, caller: Operator) -> Response:
+    async def backfill_job(self, request: Request, caller: Operator) -> Response:
         """Run the occurrences of a past range."""
         sent, request_id = await read_verb(request, "job.backfill", key=read_key(request)), idempotency_key(request)
-        return await answer(self.writes, caller, lambda each: backfill_of(each.request(sent, request_id)))
+        result = await call(self.writes, caller, lambda each: backfill_of(each.request(sent, request_id)))
+        return accepted(result, BACKFILLS, "backfill_id")
 
-    async def release(self, request: Request, caller: Operator) -> Response:
+    async def release_jobs(self, request: Request, caller: Operator) -> Response:
         """Release quarantined jobs."""
         read_query(request, TenantQuery)
         body = await read_body(request, ReleaseBody)
@@ -417,7 +433,7 @@ class JobsApi:
 
         return await answer(self.writes, caller, change)
 
-    async def bulk(self, request: Request, caller: Writer) -> Response:
+    async def submit_jobs(self, request: Request, caller: Writer) -> Response:
         """Submit up to 500 jobs in one transaction; a rejected job keeps none of the others out."""
         read_query(request, TenantQuery)
         body, request_id = await read_body(request, BulkBody), idempotency_key(request)
@@ -430,7 +446,7 @@ class JobsApi:
     async def _submit(self, request: Request, caller: Caller, job: Mapping[str, object]) -> Response:
         expected, request_id = expected_version(request), idempotency_key(request)
         document = {"type": "job.submit", "job": job, "if_version": expected}
-        return await self._changed(caller, lambda each: each.request(document, request_id), creates=True)
+        return await self._changed(caller, lambda each: _request_of_body(each, document, request_id), creates=True)
 
     async def _about(self, request: Request, caller: Caller, kind: str, **fields: object) -> Response:
         key, request_id = read_key(request), idempotency_key(request)
@@ -443,8 +459,34 @@ class JobsApi:
         reply = await call(self.writes, caller, change)
         job = _changed_job(reply)
         created = creates and job.version == 1 and not job.unchanged
+        where = {"Location": f"{_JOBS}/{quote(job.key, safe='')}"} if created else {}
         status = HTTPStatus.CREATED if created else HTTPStatus.OK
-        return Response(encoded(job), status, entity_tag(job.version), media_type="application/json")
+        return Response(encoded(job), status, entity_tag(job.version) | where, media_type="application/json")
+
+
+def _request_of_body(connection: Connection, document: Mapping[str, object], request_id: str | None) -> Reply:
+    """Apply a request whose `job` is the body: the paths of a refusal begin in the body."""
+    try:
+        return connection.request(document, request_id)
+    except VersionConflict:
+        raise
+    except Refused as error:
+        refused = Refused(_in_body(error.errors))
+        refused.code = error.code
+        raise refused from error
+
+
+def _in_body(errors: Sequence[FieldError], at: str = "") -> list[FieldError]:
+    """Return errors of `job` as errors of a body that has the job at this path."""
+    found: list[FieldError] = []
+    for each in errors:
+        head, dot, name = each.path.partition(".")
+        if head == "job":
+            path, remedy = f"{at}{dot}{name}" if at else name, ELSEWHERE.get(name, each.remedy)
+            found.append(FieldError(path, each.problem, remedy))
+        else:
+            found.append(each)
+    return found
 
 
 def _changed_job(reply: Reply) -> ChangedJob:
@@ -462,21 +504,23 @@ def _bulk(connection: Connection, documents: Sequence[Mapping[str, object]]) -> 
             refused[number] = error
     replies = iter(connection.request_all([each for at, each in enumerate(documents) if at not in refused]))
     results = [
-        _bulk_refused(refused[at].identity.key, refused[at].errors) if at in refused else _bulk_result(next(replies))
+        _bulk_refused(at, refused[at].identity.key, refused[at].errors)
+        if at in refused
+        else _bulk_result(at, next(replies))
         for at in range(len(documents))
     ]
     accepted = sum(each.accepted for each in results)
     return BulkResults(accepted, len(results) - accepted, tuple(results))
 
 
-def _bulk_result(reply: Reply) -> BulkResult:
+def _bulk_result(at: int, reply: Reply) -> BulkResult:
     if reply.status is ReplyStatus.ACCEPTED:
         return BulkResult(reply.key, accepted=True, job=_changed_job(reply), errors=())
-    return _bulk_refused(reply.key, [FieldError(each.path, each.problem, each.remedy) for each in reply.errors])
+    return _bulk_refused(at, reply.key, [FieldError(each.path, each.problem, each.remedy) for each in reply.errors])
 
 
-def _bulk_refused(key: str | None, errors: Sequence[FieldError]) -> BulkResult:
-    return BulkResult(key, accepted=False, job=None, errors=tuple(errors))
+def _bulk_refused(at: int, key: str | None, errors: Sequence[FieldError]) -> BulkResult:
+    return BulkResult(key, accepted=False, job=None, errors=tuple(_in_body(errors, f"jobs.{at}")))
 
 
 def _merged(target: object, patch: object) -> object:
@@ -494,9 +538,3 @@ def _merged(target: object, patch: object) -> object:
         else:
             result[name] = _merged(result.get(name), value)
     return result
-
-
-def _keyless(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of a job whose key is in the address."""
-    required = [name for name in schema.get("required", []) if name != "key"]
-    return {**schema, "required": required}

@@ -15,9 +15,10 @@ from tidewheel.api_keys import Scope
 from tidewheel.audit import MAX_OBJECT
 from tidewheel.control.api import examples
 from tidewheel.control.api.answers import answer
-from tidewheel.control.api.bodies import read_body, read_document
+from tidewheel.control.api.bodies import read_body
 from tidewheel.control.api.callers import Admin, Caller, ensure_all_tenants
-from tidewheel.control.api.openapi import add_route, body_of
+from tidewheel.control.api.json_schemas import body_of
+from tidewheel.control.api.openapi import add_route
 from tidewheel.control.api.queries import Flag, PageQuery, TenantQuery, Text, read_cursor, read_query, write_cursor
 from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.api_keys import MAX_LIFETIME, MAX_RATE, ApiKeys, NewApiKey
@@ -119,16 +120,16 @@ class KeysApi:
     def add_to(self, router: APIRouter) -> None:
         """Add the routes."""
         route = partial(add_route, router, scope=Scope.ADMIN)
-        route("GET", _KEYS, self.list, query=KeysQuery, answer=KeysPage, example=examples.KEYS)
-        route("POST", _KEYS, self.create, query=TenantQuery, status=HTTPStatus.CREATED, answer=NewApiKey,
+        route("GET", _KEYS, self.list_keys, query=KeysQuery, answer=KeysPage, example=examples.KEYS)
+        route("POST", _KEYS, self.create_key, query=TenantQuery, status=HTTPStatus.CREATED, answer=NewApiKey,
               example=examples.NEW_KEY, body=body_of(KeyBody),
               sent={"name": "ci", "scopes": ["write"], "lifetime": "90d"})  # fmt: skip
-        route("POST", f"{_KEYS}/{{key_id}}:revoke", self.revoke, query=TenantQuery, answer=RevokedKey,
+        route("POST", f"{_KEYS}/{{key_id}}:revoke", self.revoke_key, query=TenantQuery, answer=RevokedKey,
               example={"unchanged": False})  # fmt: skip
-        route("GET", "/api/v1/audit-log", self.audit_log, query=AuditQuery, answer=AuditLogPage,
+        route("GET", "/api/v1/audit-log", self.list_audit_log, query=AuditQuery, answer=AuditLogPage,
               example=examples.AUDIT_LOG)  # fmt: skip
 
-    async def list(self, request: Request, caller: Admin) -> Response:
+    async def list_keys(self, request: Request, caller: Admin) -> Response:
         """List keys, the newest first, each with its last use."""
         query = read_query(request, KeysQuery)
         tenant = _tenant(caller, all_tenants=query.all_tenants)
@@ -142,7 +143,7 @@ class KeysApi:
 
         return await answer(self.reads, caller, read)
 
-    async def create(self, request: Request, caller: Admin) -> Response:
+    async def create_key(self, request: Request, caller: Admin) -> Response:
         """Create a key; the answer alone has its secret."""
         read_query(request, TenantQuery)
         body = await read_body(request, KeyBody)
@@ -158,10 +159,10 @@ class KeysApi:
             self.writes, caller, change, status=HTTPStatus.CREATED, headers={"Cache-Control": "no-store"}
         )
 
-    async def revoke(self, request: Request, caller: Admin) -> Response:
+    async def revoke_key(self, request: Request, caller: Admin) -> Response:
         """Revoke a key; it opens nothing from the next second on."""
         read_query(request, TenantQuery)
-        await read_document(request)
+        await read_body(request, StrictModel)
         key_id = str(request.path_params["key_id"])
         if not (key_id.isascii() and key_id.isalnum()):
             raise UnknownApiKey(key_id[:40])
@@ -171,7 +172,7 @@ class KeysApi:
 
         return await answer(self.writes, caller, change)
 
-    async def audit_log(self, request: Request, caller: Admin) -> Response:
+    async def list_audit_log(self, request: Request, caller: Admin) -> Response:
         """List changes and operations with their actors, the newest first."""
         query = read_query(request, AuditQuery)
         tenant = _tenant(caller, all_tenants=query.all_tenants)

@@ -12,6 +12,7 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import (
@@ -31,6 +32,7 @@ from tidewheel.errors import (
     UnknownRun,
     VersionConflict,
 )
+from tidewheel.jobs.validation import shown
 
 _UNKNOWN = (
     UnknownApiKey, UnknownBackfill, UnknownDeadLetter, UnknownExecutor, UnknownFreeze, UnknownJob, UnknownRedrive,
@@ -43,7 +45,10 @@ _STATUS: Mapping[str, HTTPStatus] = {
     VersionConflict.code: HTTPStatus.CONFLICT,
     RequestConflict.code: HTTPStatus.CONFLICT,
 }
+# Source: RFC 9110. Releases of Python differ in the names of these two, which are also codes.
+_TITLES = {HTTPStatus(413): "Content Too Large", HTTPStatus(422): "Unprocessable Content"}
 _PRECONDITIONS = ("if-match", "if-none-match")
+_ADDRESSES = "ids are UUIDs, no address ends with a slash, and /api/v1/openapi.json has all of them"
 _AGAIN_SECONDS = 1
 _AWAY = "the service cannot do this now; repeat the request, which may have had its effect"
 _LOG = logging.getLogger("tidewheel.api")
@@ -80,7 +85,7 @@ def problem(
     """
     content: dict[str, object] = {
         "type": f"urn:tidewheel:problem:{code}",
-        "title": status.phrase,
+        "title": _TITLES.get(status, status.phrase),
         "status": status.value,
         "code": code,
         "detail": detail,
@@ -122,11 +127,24 @@ async def on_unavailable(_: Request, error: Exception) -> Response:
     return problem(HTTPStatus.SERVICE_UNAVAILABLE, code, str(error) if ours else _AWAY, headers=again)
 
 
-async def on_http(_: Request, error: Exception) -> Response:
+async def on_http(request: Request, error: Exception) -> Response:
     """Answer a request that Starlette, or a check before the body is read, refuses."""
     assert isinstance(error, HTTPException)  # noqa: S101 - registered for it
-    status = HTTPStatus(error.status_code)
-    return problem(status, status.name.lower(), error.detail, headers=error.headers)
+    status, detail, headers = HTTPStatus(error.status_code), error.detail, error.headers
+    if status is HTTPStatus.METHOD_NOT_ALLOWED:
+        allowed = ", ".join(_methods(request))
+        detail, headers = f"this address has {allowed}, and no {request.method}", {"Allow": allowed}
+    elif detail == HTTPStatus.NOT_FOUND.phrase:  # of Starlette, which found no route
+        detail = f"there is no address {shown(request.scope['path'])}; {_ADDRESSES}"
+    code = _TITLES.get(status, status.phrase).lower().replace(" ", "_")
+    return problem(status, code, detail, headers=headers)
+
+
+def _methods(request: Request) -> Sequence[str]:
+    """Return the methods of all routes with the address of a request."""
+    routes = [each for each in request.app.routes if isinstance(each, Route)]
+    found = {method for each in routes if each.path_regex.match(request.scope["path"]) for method in each.methods or ()}
+    return sorted(found | {"HEAD"} if "GET" in found else found)
 
 
 async def on_fault(_: Request, error: Exception) -> Response:

@@ -63,15 +63,23 @@ class TenantQuery(StrictModel):
     tenant: Tenant = "default"
 
 
-class PageQuery(TenantQuery):
-    """The part of a query that every list has.
+class LimitQuery(TenantQuery):
+    """Query of a list without pages.
 
     Attributes:
         limit: How many at most.
-        cursor: The `next_cursor` of the page before.
     """
 
     limit: Limit = 50
+
+
+class PageQuery(LimitQuery):
+    """The part of a query that every list with pages has.
+
+    Attributes:
+        cursor: The `next_cursor` of the page before.
+    """
+
     cursor: Text | None = None
 
 

@@ -21,7 +21,7 @@ from starlette.responses import Response, StreamingResponse
 from tidewheel.api_keys import Scope
 from tidewheel.control.api import examples
 from tidewheel.control.api.answers import encoded
-from tidewheel.control.api.bearer import IS_OPEN
+from tidewheel.control.api.bearer import HEAD, IS_OPEN
 from tidewheel.control.api.callers import Reader
 from tidewheel.control.api.openapi import add_route
 from tidewheel.control.api.problems import Overloaded
@@ -68,12 +68,12 @@ class RunEventsApi:
     def add_to(self, router: APIRouter) -> None:
         """Add the route."""
         add_route(
-            router, "GET", "/api/v1/run-events", self.stream, scope=Scope.READ, query=EventsQuery,
+            router, "GET", "/api/v1/run-events", self.stream_run_events, scope=Scope.READ, query=EventsQuery,
             answer={"type": "string"}, example=examples.RUN_EVENT, media="text/event-stream",
             headers={"Last-Event-ID": "The id of the last event that was read"},
         )  # fmt: skip
 
-    async def stream(self, request: Request, caller: Reader) -> Response:
+    async def stream_run_events(self, request: Request, caller: Reader) -> Response:
         """Stream the changes of runs as server-sent events."""
         query = read_query(request, EventsQuery)
         since = _instant(request.headers.get("last-event-id"))
@@ -83,6 +83,8 @@ class RunEventsApi:
         stream = _Stream(caller.tenant, query.job, since)
         first = await self.reads.do(stream.read)  # a refusal is still an answer of its own
         headers = {"Cache-Control": "no-store"}
+        if request.scope.get(HEAD):
+            return Response(headers=headers, media_type="text/event-stream")
         is_open = request.scope.get(IS_OPEN, _always)
         return StreamingResponse(self._events(stream, first, is_open), media_type="text/event-stream", headers=headers)
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from functools import partial
 from http import HTTPStatus
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 from uuid import UUID
 
 from fastapi import APIRouter
@@ -16,10 +16,11 @@ from starlette.responses import Response
 
 from tidewheel.api_keys import Scope
 from tidewheel.control.api import examples
-from tidewheel.control.api.answers import IDEMPOTENCY_KEY, answer, call, encoded, idempotency_key
+from tidewheel.control.api.answers import IDEMPOTENCY_KEY, LOCATION, answer, call, encoded, idempotency_key
 from tidewheel.control.api.bodies import read_verb
 from tidewheel.control.api.callers import Caller, Operator, Reader
-from tidewheel.control.api.openapi import IN_ADDRESS, add_route, body_of, one_level, schema_of
+from tidewheel.control.api.json_schemas import IN_ADDRESS, body_of, one_level, schema_of
+from tidewheel.control.api.openapi import add_route
 from tidewheel.control.api.queries import (
     LabelFilter,
     PageQuery,
@@ -33,10 +34,12 @@ from tidewheel.control.api.queries import (
 from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.client.logs import read_logs
+from tidewheel.control.reads.json_form import one_of
 from tidewheel.control.reads.run_detail import PastAttempt, RunDetail, show_run
 from tidewheel.control.reads.runs import RunFilter, RunSummary, list_runs
 from tidewheel.jobs.requests import RunCancel, RunRetry
 from tidewheel.jobs.values import Instant, Key, Queue
+from tidewheel.runs import AttemptOutcome, RunState
 
 _RUNS = "/api/v1/runs"
 _ONE = f"{_RUNS}/{{run_id:uuid}}"
@@ -104,7 +107,7 @@ class Attempt:
     """An attempt that has ended."""
 
     attempt: int
-    outcome: str
+    outcome: Annotated[str, one_of(AttemptOutcome)]
     executor_id: UUID | None
     started_at: datetime | None
     finished_at: datetime
@@ -152,7 +155,7 @@ class CancelledRun:
     """A run whose cancel is requested, with the state it was in."""
 
     run_id: UUID
-    run_status: str
+    run_status: Annotated[str, one_of(RunState)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,40 +181,40 @@ class RunsApi:
         """Add the routes."""
         read = partial(add_route, router, "GET", scope=Scope.READ)
         listed = partial(read, answer=RunsPage, example=examples.RUNS)
-        listed(_RUNS, self.list, query=RunsQuery)
-        listed("/api/v1/jobs/{key}/runs", self.list_of_job, query=RunsOfJobQuery)
-        read(_ONE, self.get, query=TenantQuery, answer=RUN, example=examples.RUN)
-        read(f"{_ONE}/attempts", self.attempts, query=TenantQuery, answer=Attempts, example=examples.ATTEMPTS)
-        read(f"{_ONE}/logs", self.logs, query=LogsQuery, answer=Logs, example=examples.LOGS)
+        listed(_RUNS, self.list_runs, query=RunsQuery)
+        listed("/api/v1/jobs/{key}/runs", self.list_job_runs, query=RunsOfJobQuery)
+        read(_ONE, self.get_run, query=TenantQuery, answer=RUN, example=examples.RUN)
+        read(f"{_ONE}/attempts", self.list_run_attempts, query=TenantQuery, answer=Attempts, example=examples.ATTEMPTS)
+        read(f"{_ONE}/logs", self.get_run_logs, query=LogsQuery, answer=Logs, example=examples.LOGS)
         verb = partial(add_route, router, "POST", scope=Scope.OPERATE, query=TenantQuery, headers=IDEMPOTENCY_KEY)
-        verb(f"{_ONE}:cancel", self.cancel, answer=CancelledRun, example=examples.CANCELLED,
+        verb(f"{_ONE}:cancel", self.cancel_run, answer=CancelledRun, example=examples.CANCELLED,
              body=body_of(RunCancel, without=IN_ADDRESS), sent={"reason": "no longer needed"})  # fmt: skip
-        verb(f"{_ONE}:retry", self.retry, status=HTTPStatus.CREATED, answer=RetriedRun,
+        verb(f"{_ONE}:retry", self.retry_run, status=HTTPStatus.CREATED, sets=LOCATION, answer=RetriedRun,
              example={"run_id": examples.RUN_ID}, body=body_of(RunRetry, without=IN_ADDRESS),
              sent={"delay": "10s"})  # fmt: skip
 
-    async def list(self, request: Request, caller: Reader) -> Response:
+    async def list_runs(self, request: Request, caller: Reader) -> Response:
         """List runs, the newest first."""
         query = read_query(request, RunsQuery)
         return await self._list(caller, query, query.job)
 
-    async def list_of_job(self, request: Request, caller: Reader) -> Response:
+    async def list_job_runs(self, request: Request, caller: Reader) -> Response:
         """List the runs of a job, the newest instant first."""
         return await self._list(caller, read_query(request, RunsOfJobQuery), read_key(request))
 
-    async def get(self, request: Request, caller: Reader) -> Response:
+    async def get_run(self, request: Request, caller: Reader) -> Response:
         """Return one run, with its attempts, deadlines and retry chain."""
         read_query(request, TenantQuery)
         run_id = _run_id(request)
         return await answer(self.reads, caller, lambda each: with_attempts(_show(each, caller, run_id)))
 
-    async def attempts(self, request: Request, caller: Reader) -> Response:
+    async def list_run_attempts(self, request: Request, caller: Reader) -> Response:
         """Return the attempts of a run that have ended."""
         read_query(request, TenantQuery)
         run_id = _run_id(request)
         return await answer(self.reads, caller, lambda each: Attempts(_attempts(_show(each, caller, run_id).attempts)))
 
-    async def logs(self, request: Request, caller: Reader) -> Response:
+    async def get_run_logs(self, request: Request, caller: Reader) -> Response:
         """Return the stored output of a run's attempts, 64 KiB of each."""
         query, run_id = read_query(request, LogsQuery), _run_id(request)
 
@@ -226,7 +229,7 @@ class RunsApi:
 
         return await answer(self.reads, caller, read)
 
-    async def cancel(self, request: Request, caller: Operator) -> Response:
+    async def cancel_run(self, request: Request, caller: Operator) -> Response:
         """Cancel a run in any state; the answer has the state it was in."""
         run_id, request_id = _run_id(request), idempotency_key(request)
         sent = await read_verb(request, "run.cancel", run_id=str(run_id))
@@ -236,7 +239,7 @@ class RunsApi:
 
         return await answer(self.writes, caller, change)
 
-    async def retry(self, request: Request, caller: Operator) -> Response:
+    async def retry_run(self, request: Request, caller: Operator) -> Response:
         """Create a new run of one that has ended: its payload, its job's current version."""
         run_id, request_id = _run_id(request), idempotency_key(request)
         sent = await read_verb(request, "run.retry", run_id=str(run_id))

@@ -42,9 +42,11 @@ class SchemasApi:
     def add_to(self, router: APIRouter) -> None:
         """Add the route."""
         example: dict[str, Json] = {"type": "record", "name": "RunRequest"}
-        add_route(router, "GET", "/api/v1/schemas/{fingerprint}", self.read, scope=None, answer={}, example=example)
+        add_route(
+            router, "GET", "/api/v1/schemas/{fingerprint}", self.get_schema, scope=None, answer={}, example=example
+        )
 
-    async def read(self, request: Request) -> Response:
+    async def get_schema(self, request: Request) -> Response:
         """Return a schema as JSON."""
         text = str(request.path_params["fingerprint"])
         try:

@@ -32,11 +32,11 @@ class StatusApi:
     def add_to(self, router: APIRouter) -> None:
         """Add the route."""
         add_route(
-            router, "GET", "/api/v1/status", self.status, scope=Scope.ADMIN, query=TenantQuery, answer=FleetStatus,
+            router, "GET", "/api/v1/status", self.get_status, scope=Scope.ADMIN, query=TenantQuery, answer=FleetStatus,
             example=examples.STATUS,
         )  # fmt: skip
 
-    async def status(self, request: Request, caller: Admin) -> Response:
+    async def get_status(self, request: Request, caller: Admin) -> Response:
         """Return services with their heartbeats, what is due and not done, and what is wrong."""
         read_query(request, TenantQuery)
         ensure_all_tenants(caller)

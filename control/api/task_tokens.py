@@ -14,12 +14,14 @@ from uuid import uuid4
 from fastapi import APIRouter
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from tidewheel.control.api import examples
+from tidewheel.control.api.answers import encoded
 from tidewheel.control.api.bearer import bearer
 from tidewheel.control.api.bodies import MAX_REPORT_BYTES, read_document
-from tidewheel.control.api.openapi import add_route, body_of
+from tidewheel.control.api.json_schemas import body_of
+from tidewheel.control.api.openapi import add_route
 from tidewheel.control.api.workers import Workers
 from tidewheel.errors import FieldError, InvalidInput
 from tidewheel.jobs.requests import RunComplete, RunHeartbeat
@@ -27,11 +29,18 @@ from tidewheel.jobs.strict_json import Json
 from tidewheel.task_tokens import read_task_token
 from tidewheel.transitions.installation import Installation
 
-_ANSWER: Mapping[str, object] = {
-    "type": "object",
-    "required": ["run_id", "run_status"],
-    "properties": {"run_id": {"type": "string"}, "run_status": {"type": ["string", "null"]}},
-}
+
+@dataclass(frozen=True, slots=True)
+class ReportedRun:
+    """A run after a report.
+
+    Args:
+        run_id: Its id.
+        run_status: Its state; null if the report changed nothing.
+    """
+
+    run_id: str
+    run_status: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +53,19 @@ class TaskTokensApi:
     def add_to(self, router: APIRouter) -> None:
         """Add the routes."""
         one = "/api/v1/runs/{run_id:uuid}"
-        route = partial(add_route, router, "POST", scope=None, answer=_ANSWER, sent={"token": "AZ06HH8A"})
+        route = partial(add_route, router, "POST", scope=None, shows="taskToken", answer=ReportedRun,
+                        sent={"token": "AZ06HH8A"})  # fmt: skip
         done: dict[str, Json] = {"run_id": examples.RUN_ID, "run_status": "waiting"}
         without = ("type", "tenant")
-        route(f"{one}:complete", self.complete, body=body_of(RunComplete, without=without), example=done)
-        route(f"{one}:heartbeat", self.heartbeat, body=body_of(RunHeartbeat, without=without), example=done)
+        route(f"{one}:complete", self.complete_run, body=body_of(RunComplete, without=without), example=done)
+        route(f"{one}:heartbeat", self.heartbeat_run, body=body_of(RunHeartbeat, without=without), example=done)
 
-    async def complete(self, request: Request) -> Response:
+    async def complete_run(self, request: Request) -> Response:
         """End an attempt."""
         # With an id, a repeat after a lost COMMIT returns the first reply, not `stale_token`.
         return await self._apply(request, "run.complete", {"request_id": str(uuid4())})
 
-    async def heartbeat(self, request: Request) -> Response:
+    async def heartbeat_run(self, request: Request) -> Response:
         """Keep an attempt alive."""
         return await self._apply(request, "run.heartbeat", {})
 
@@ -64,7 +74,7 @@ class TaskTokensApi:
         document = {**defaults, **self._document(request, body, kind)}
         request_id = cast("str | None", document.get("request_id"))
         reply = await self.workers.do(lambda state: state.connection().request(document, request_id))
-        return JSONResponse({"run_id": reply.run_id, "run_status": reply.run_status})
+        return Response(encoded(ReportedRun(str(reply.run_id), reply.run_status)), media_type="application/json")
 
     def _document(self, request: Request, body: Mapping[str, object], kind: str) -> dict[str, object]:
         token = bearer(request)

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import cast
+from typing import Annotated, cast
 from uuid import UUID
 
 from psycopg.rows import class_row
@@ -17,12 +17,14 @@ from psycopg.types.json import Jsonb
 
 from tidewheel.control.explain.explanation import OccurrenceOutcome
 from tidewheel.control.reads.freezes import Freeze, freezes_of
+from tidewheel.control.reads.json_form import one_of
 from tidewheel.control.reads.tenants import require_tenant
 from tidewheel.errors import UnknownJob
 from tidewheel.ids import job_id
 from tidewheel.jobs.strict_json import as_object
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
+from tidewheel.runs import RunState
 from tidewheel.schedules.decision import HoldReason
 
 _SQL = Statements("tidewheel.control")
@@ -51,7 +53,7 @@ class LastRun:
     """
 
     run_id: UUID
-    state: str
+    state: Annotated[str, one_of(RunState)]
     scheduled_at: datetime
     started_at: datetime | None
     finished_at: datetime | None

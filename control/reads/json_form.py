@@ -7,6 +7,8 @@ from enum import Enum
 from typing import Any, cast
 from uuid import UUID
 
+from pydantic import WithJsonSchema
+
 from tidewheel.jobs.strict_json import Json
 from tidewheel.jobs.values import format_duration
 
@@ -23,6 +25,11 @@ def as_json(value: object) -> Json:
     if isinstance(value, Mapping):
         return {str(name): as_json(part) for name, part in cast("Mapping[object, object]", value).items()}
     return [as_json(part) for part in cast("Iterable[object]", value)]
+
+
+def one_of(values: Iterable[str]) -> WithJsonSchema:
+    """Annotate a text that has one of these values, for the schema of its record."""
+    return WithJsonSchema({"type": "string", "enum": [str(value) for value in values]})
 
 
 _TEXTS: tuple[tuple[type, Callable[[Any], str]], ...] = (

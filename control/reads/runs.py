@@ -8,13 +8,14 @@ timer or trigger, and with the time of the request of a backfill or retry.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import cast
+from typing import Annotated, cast
 from uuid import UUID
 
 from psycopg.rows import class_row
 from psycopg.types.json import Jsonb
 
 from tidewheel.control.reads.job_position import read_job_position
+from tidewheel.control.reads.json_form import one_of
 from tidewheel.control.reads.tenants import require_tenant
 from tidewheel.control.reads.waits import Wait, read_waits
 from tidewheel.errors import UnknownRun, refuse
@@ -69,10 +70,10 @@ class RunSummary:
     key: str
     job_id: UUID
     job_version: int
-    status: str
-    cause: str
+    status: Annotated[str, one_of(STATUSES)]
+    cause: Annotated[str, one_of(Cause)]
     queue: str
-    lane: str
+    lane: Annotated[str, one_of(Lane)]
     attempt: int
     scheduled_at: datetime
     created_at: datetime

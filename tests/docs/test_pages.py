@@ -9,11 +9,12 @@ import pytest
 from tests.docs.pages import Shell, blocks, fits
 from tests.strict_types import ROOT
 from tidewheel.local.lock import locked
+from tidewheel.local.ports import free_port
 from tidewheel.local.stack import LocalStack, StackInfo
 from tidewheel.settings.kafka_client import client_variables
 from tidewheel.testing.plugin import DATABASE_VARIABLE, KAFKA_VARIABLE
 
-PAGES = ("README.md", "docs/quickstart.md", "docs/occurrences.md", "docs/testing.md")
+PAGES = ("README.md", "docs/quickstart.md", "docs/occurrences.md", "docs/testing.md", "docs/rest.md")
 
 
 @pytest.mark.kafka
@@ -25,6 +26,7 @@ def test_blocks_of_a_page_run_and_print_the_shown_output(
     environment |= {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}",
         "TIDEWHEEL_HOME": str(stack.home),
+        "TIDEWHEEL_API_PORT": str(free_port()),  # the default one may be another program's
         # A reader's tests start a stack of their own; these use the running one.
         DATABASE_VARIABLE: info.database_url,
         KAFKA_VARIABLE: info.bootstrap,

@@ -35,7 +35,7 @@ class RetryPolicy(StrictModel):
         initial: The delay before the second attempt; with `fixed`, before every one.
         factor: With `exponential`: the factor from each delay to the next.
         max: With `exponential`: the longest delay, before jitter.
-        jitter: The largest random deviation of a delay, earlier or later (±), as a fraction of it.
+        jitter: The largest random deviation of a delay, earlier or later (±), as a percentage such as `10%`.
         intervals: The delays before attempts 2, 3, ...; the last one repeats.
     """
 

@@ -68,7 +68,31 @@ class JobSpec(WithPayload):
 
     Attributes:
         key: Unique in its tenant. If absent, intake takes the request_id or the message's coordinates.
-        overlap: None if not given: see `overlap_policy`.
+        schedule: When it is due: an object, or as text a cron expression, a duration, an instant, or `manual`.
+        start_at: The first instant of a recurring schedule.
+        end_at: The last instant of a recurring schedule.
+        max_runs: The number of occurrences of a recurring schedule.
+        jitter: The longest random delay of a run: a duration, or a percentage of the time to the next occurrence.
+        target: The work: an object, or as text the name of a handler.
+        lane: Its priority class.
+        queue: The queue of its runs.
+        overlap: The policy for a run while another one is active; `skip` for recurring jobs, `allow_all` for others.
+        catch_up: The occurrences that fire after downtime.
+        on_resume: The occurrences of a pause that fire after it.
+        window: The age up to which `fire_all` fires.
+        pause_on_failure: The number of failures in a row after which it is paused.
+        exclude_calendars: Calendars on whose days it does not fire.
+        include_calendars: Calendars on whose days alone it fires.
+        on_excluded: The fate of an occurrence on an excluded day.
+        on_failure: The key of a job to trigger after a run that fails for good.
+        delivery: The number of attempts that may start a run's work.
+        retry: The number of attempts, and the delays between them.
+        start_to_close: The longest time of one attempt.
+        schedule_to_start: The longest time until the first attempt begins.
+        schedule_to_close: The longest time of all attempts together.
+        heartbeat: The longest time between two heartbeats of an attempt.
+        labels: Names and texts to find it by.
+        description: A text for people.
         paused: Used only when the job is created; not part of the spec or its version.
     """
 

@@ -109,7 +109,7 @@ def enter(
 
 def answer_of(answer: httpx.Response) -> dict[str, Any]:
     """The content of an answer that is no refusal."""
-    assert answer.status_code == HTTPStatus.OK, answer.text
+    assert answer.status_code in {HTTPStatus.OK, HTTPStatus.ACCEPTED}, answer.text
     content: dict[str, Any] = answer.json()
     return content
 

@@ -176,7 +176,7 @@ def test_bulk_rejects_one_job_and_keeps_the_others(client: httpx.Client) -> None
     answer = answer_of(client.post("/api/v1/jobs:bulk", json={"jobs": jobs}))
     assert (answer["accepted"], answer["rejected"]) == (2, 1)
     assert [each["accepted"] for each in answer["results"]] == [True, False, True]
-    assert {error["path"] for error in answer["results"][1]["errors"]} >= {"job.target"}
+    assert {error["path"] for error in answer["results"][1]["errors"]} >= {"jobs.1.target"}
     assert keys(client.get("/api/v1/jobs")) == ["a", "c"]
 
 
@@ -232,7 +232,9 @@ def test_query_that_does_not_fit_is_refused_by_its_name(client: httpx.Client, pa
 @pytest.mark.parametrize(
     ("path", "body", "field"),
     [
-        ("/api/v1/jobs", {"key": "a", **SPEC, "concurency": 1}, "job.concurency"),
+        ("/api/v1/jobs", {"key": "a", **SPEC, "concurency": 1}, "concurency"),
+        ("/api/v1/jobs", {"key": "a", **SPEC, "tenant": "b"}, "tenant"),
+        ("/api/v1/jobs:preview", {"job": {**SPEC, "concurency": 1}}, "job.concurency"),
         ("/api/v1/jobs/a:trigger", {"tenant": "x"}, "tenant"),
         ("/api/v1/jobs/a:trigger", {"key": "b"}, "key"),
         ("/api/v1/jobs/a:pause", {"until": "soon"}, "until"),

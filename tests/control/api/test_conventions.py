@@ -1,0 +1,149 @@
+"""Rules of every address of the HTTP API: methods, queries, locations, contents."""
+
+import re
+from collections.abc import Iterator
+from datetime import timedelta
+from http import HTTPStatus
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.control.api.answering import answer_of, answering, refusal
+from tests.fixtures.database import Database
+from tests.transitions.acts import begun, end, ending, submit
+from tidewheel.clock import SystemClock
+from tidewheel.runs import RunState
+
+ID = "019d3a1c-7f00-8123-8456-789abcdef012"
+IN_PATH = {"{key}": "job", "{number}": "1", "{key_id}": "k3v9x0a1bc"}
+HOURLY = {"schedule": {"cron": "0 * * * *"}, "target": "a"}
+
+
+@pytest.fixture
+def client(database: Database) -> Iterator[httpx.Client]:
+    submit(database)
+    with answering(database) as made:
+        yield made
+
+
+def operations(client: httpx.Client) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield the method and an address of each documented operation."""
+    for path, methods in answer_of(client.get("/api/v1/openapi.json"))["paths"].items():
+        for method, operation in methods.items():
+            yield method, re.sub(r"\{\w+\}", lambda found: IN_PATH.get(found[0], ID), path), operation
+
+
+def a_past_day() -> dict[str, object]:
+    """Return a request to backfill 24 hours, of which both ends are occurrences."""
+    hour = SystemClock().now().replace(minute=0, second=0, microsecond=0)
+    first, last = (hour - timedelta(hours=hours) for hours in (48, 24))
+    return {"from": first.isoformat(), "to": last.isoformat(), "versions": "current"}
+
+
+def test_query_parameter_that_is_not_documented_is_refused_with_the_nearest_one(client: httpx.Client) -> None:
+    tried = 0
+    for method, path, operation in operations(client):
+        if any(each["in"] == "query" for each in operation["parameters"]):
+            told = refusal(client.request(method, f"{path}?tennant=a"), HTTPStatus.UNPROCESSABLE_ENTITY)
+            [error] = [each for each in told["errors"] if each["path"] == "tennant"]
+            assert error["remedy"] == "did you mean 'tenant'?", (method, path)
+            tried += 1
+    assert tried > 40
+
+
+def test_condition_that_nothing_would_check_is_refused(client: httpx.Client) -> None:
+    for path in ("jobs/job:pause", "jobs/job:trigger", f"runs/{ID}:cancel", "freezes"):
+        told = refusal(client.post(f"/api/v1/{path}", headers={"If-Match": '"1"'}), HTTPStatus.UNPROCESSABLE_ENTITY)
+        assert told["errors"][0]["path"] == "If-Match"
+    assert client.delete("/api/v1/jobs/job", headers={"If-Match": '"1"'}).status_code == HTTPStatus.OK
+
+
+def test_head_answers_as_get_without_content(client: httpx.Client) -> None:
+    tried = 0
+    for method, path, _ in operations(client):
+        if method == "get":
+            head = client.head(path, timeout=60)
+            assert (head.content, head.status_code == HTTPStatus.METHOD_NOT_ALLOWED) == (b"", False), path
+            tried += 1
+    assert tried > 20
+    read, head = client.get("/api/v1/jobs/job"), client.head("/api/v1/jobs/job")
+    for name in ("etag", "content-type", "content-length"):
+        assert head.headers[name] == read.headers[name]
+    assert client.head("/api/v1/run-events").headers["content-type"].startswith("text/event-stream")
+
+
+def test_method_that_an_address_lacks_is_refused_with_those_that_it_has(client: httpx.Client) -> None:
+    for method in ("DELETE", "OPTIONS", "TRACE"):
+        answer = client.request(method, "/api/v1/jobs")
+        told = refusal(answer, HTTPStatus.METHOD_NOT_ALLOWED)
+        assert answer.headers["allow"] == "GET, HEAD, POST"
+        assert (told["code"], method in told["detail"]) == ("method_not_allowed", True)
+    answer = client.post("/api/v1/jobs/job")
+    assert answer.headers["allow"] == "DELETE, GET, HEAD, PATCH, PUT"
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/docs", "/redoc", "/openapi.json", "/api/v1/jobs/", "/api/v1/job", "/api/v1/runs/1"]
+)
+def test_unknown_address_is_refused_without_a_redirect(client: httpx.Client, path: str) -> None:
+    told = refusal(client.get(path), HTTPStatus.NOT_FOUND)
+    assert told["code"] == "not_found"
+    assert path in told["detail"]
+
+
+def test_what_was_created_or_accepted_has_its_location(client: httpx.Client, database: Database) -> None:
+    started = begun(database)
+    end(database, ending(started, RunState.FAILED, error_type="ValueError", error_message="no"))
+    spec, past, created = HOURLY, a_past_day(), HTTPStatus.CREATED
+    for answer, status in (
+        (client.put("/api/v1/jobs/a%2Fb", json=spec), created),
+        (client.post("/api/v1/jobs", json={**spec, "key": "c"}), created),
+        (client.post("/api/v1/jobs/c:trigger"), created),
+        (client.post("/api/v1/jobs/c:backfill", json=past), HTTPStatus.ACCEPTED),
+        (client.post("/api/v1/dead-letters:redrive", json={}), HTTPStatus.ACCEPTED),
+        (client.post(f"/api/v1/runs/{started.run_id}:retry"), created),
+    ):
+        assert answer.status_code == status, answer.text
+        answer_of(client.get(answer.headers["location"]))
+    again = client.put("/api/v1/jobs/a%2Fb", json=spec)
+    assert (again.status_code, "location" in again.headers) == (HTTPStatus.OK, False)
+    counted = client.post("/api/v1/jobs/c:backfill", json={**past, "dry_run": True})
+    assert (counted.status_code, "location" in counted.headers) == (HTTPStatus.OK, False)
+
+
+def test_compressed_body_is_refused(client: httpx.Client) -> None:
+    headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
+    answer = client.post("/api/v1/jobs", content=b"\x1f\x8b", headers=headers)
+    assert "'gzip'" in refusal(answer, HTTPStatus.UNSUPPORTED_MEDIA_TYPE)["detail"]
+
+
+def test_pages_of_other_sites_are_granted_nothing(client: httpx.Client) -> None:
+    answer = client.get("/api/v1/jobs", headers={"Origin": "https://evil.example", "Accept-Encoding": "gzip"})
+    assert not [name for name in answer.headers if name.startswith("access-control")]
+    assert "content-encoding" not in answer.headers
+
+
+def test_backfill_is_followed_paused_resumed_and_cancelled(client: httpx.Client) -> None:
+    client.put("/api/v1/jobs/hourly", json=HOURLY)
+    asked = {**a_past_day(), "reason": "late data"}
+    path = client.post("/api/v1/jobs/hourly:backfill", json=asked).headers["location"]
+    [listed] = answer_of(client.get("/api/v1/backfills?job=hourly"))["backfills"]
+    assert answer_of(client.get(path))["summary"] == listed
+    assert (listed["state"], listed["reason"], listed["occurrences"]) == ("running", "late data", 25)
+    for verb, state in (("pause", "paused"), ("resume", "running"), ("cancel", "cancelled")):
+        assert answer_of(client.post(f"{path}:{verb}", json={"reason": verb}))["status"] == state
+        assert answer_of(client.get(path))["summary"]["state"] == state
+    refusal(client.get(f"/api/v1/backfills/{ID}"), HTTPStatus.NOT_FOUND)
+    refusal(client.get("/api/v1/backfills?job=nope"), HTTPStatus.NOT_FOUND)
+
+
+def test_pause_of_a_redrive_records_its_reason_and_refuses_other_fields(
+    client: httpx.Client, database: Database
+) -> None:
+    end(database, ending(begun(database), RunState.FAILED, error_type="ValueError", error_message="no"))
+    path = client.post("/api/v1/dead-letters:redrive", json={}).headers["location"]
+    told = refusal(client.post(f"{path}:pause", json={"raeson": "a"}), HTTPStatus.UNPROCESSABLE_ENTITY)
+    assert told["errors"][0]["remedy"] == "did you mean 'reason'?"
+    assert answer_of(client.post(f"{path}:pause", json={"reason": "lunch"}))["status"] == "paused"
+    assert answer_of(client.get(path))["reason"] == "lunch"
