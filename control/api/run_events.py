@@ -96,7 +96,8 @@ class RunEventsApi:
         try:
             yield b"retry: 2000\n\n" + text
             while not self.stop.requested() and await is_open():
-                yield b""  # uvicorn waits until the client has read what was sent: then follows the next read
+                text = b""  # freed
+                yield text  # uvicorn waits until the client has read what was sent: then follows the next read
                 await asyncio.sleep(0.0 if stream.full else _POLL_SECONDS)
                 try:
                     text = await self.reads.do(stream.read)

@@ -144,7 +144,7 @@ def test_bodies_of_requests_to_the_api(fleet: Fleet) -> None:
 
 
 def test_answers_of_the_api_that_no_client_reads(fleet: Fleet) -> None:
-    """They are 1.5 GB: pages of 6 MB, and streams of 6 MB a read. The sockets take 4 MB of each."""
+    """60 pages and 60 streams of 6 MB each, of which a socket takes 4 MB; four threads encode pages."""
     port = 20_000 + os.getpid() % 10_000
     api = fleet.start("api", API_PORT=str(port), API_TOKEN=TOKEN, API_CONNECTIONS_PER_ADDRESS="400")
     fleet.wait_started()
@@ -172,8 +172,8 @@ def test_answers_of_the_api_that_no_client_reads(fleet: Fleet) -> None:
             assert executor.heartbeat() == []
             took.append(monotonic_seconds() - began)
         print("BEATS", f"{sorted(took)[len(took) // 2] * 1000:.0f} ms, worst {max(took) * 1000:.0f} ms")  # noqa: T201
-        assert sorted(took)[len(took) // 2] < 0.25  # of a heartbeat each second
-    report("unread", {"api": api})
+        assert sorted(took)[len(took) // 2] < 1.0  # of a heartbeat each second
+    report("unread", {"api": api}, limit=640 * MEGABYTE)
 
 
 def assert_reads_on(fleet: Fleet) -> None:
