@@ -701,7 +701,8 @@ SELECT f.tenant, f.queue, f.labels, f.key_prefix, f.created_by AS by, f.reason, 
 -- name: list_executors
 -- Returns a page of the executors by id.
 -- Index: executors_pkey. No lock.
-SELECT executor_id, name, queues, handlers, slots, stopping, started_at, last_heartbeat_at
+SELECT executor_id, name, queues, handlers, slots, stopping, started_at, last_heartbeat_at,
+       last_heartbeat_at <= tidewheel_now() - coalesce(lease, %(lease)s::interval) AS is_silent
   FROM executors
  WHERE executor_id > %(after)s
  ORDER BY executor_id

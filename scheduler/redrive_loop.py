@@ -15,6 +15,7 @@ from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import FieldError, Refused, Unavailable
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn, Session
+from tidewheel.process.failpoint import failpoint
 from tidewheel.scheduler.job_faults import describe, is_jobs_own
 from tidewheel.schedules.decision import BackfillState
 from tidewheel.transitions.dead_letters import lock_dead_runs, republish
@@ -93,7 +94,7 @@ class RedriveLoop:
         with self._session.transaction() as connection:
             now = read_now(connection)
             redrive = lock_due_redrive(connection, redrive_id, now)
-            if redrive is not None and (letters := next_letters(connection, redrive, 1)):
+            if redrive is not None and (letters := next_letters(connection, redrive, 1).letters):
                 problem = FieldError("id", describe(error)[:1000], "correct the job, or purge this dead letter")
                 rejected = {letters[0].id: (problem,)}
                 next_at = _next_at(redrive, 1, now)
@@ -114,14 +115,17 @@ def redrive_batch(session: Session, installation: Installation, redrive_id: UUID
         redrive = lock_due_redrive(connection, redrive_id, now)
         if redrive is None:
             return None
-        letters = next_letters(connection, redrive, min(_size(redrive), most))
-        if letters:
-            redriven, rejected = _redrive(connection, installation, redrive.tenant, letters, now)
-            next_at = _next_at(redrive, len(letters), now)
-            advance_redrive(connection, redrive, letters[-1], redriven=redriven, rejected=rejected, next_at=next_at)
-        else:
+        found = next_letters(connection, redrive, min(_size(redrive), most))
+        if found.letters or found.last:
+            redriven, rejected = _redrive(connection, installation, redrive.tenant, found.letters, now)
+            next_at = _next_at(redrive, len(found.letters), now)
+            last = found.last or found.letters[-1]
+            advance_redrive(connection, redrive, last, redriven=redriven, rejected=rejected, next_at=next_at)
+        if found.last is None:
             set_redrive_state(connection, redrive_id, BackfillState.FINISHED, now)
-    return len(letters)
+        failpoint("redriving.before_commit")
+    failpoint("redriving.after_commit")
+    return len(found.letters)
 
 
 def _size(redrive: Redrive) -> int:
@@ -137,6 +141,8 @@ def _redrive(
     connection: Conn, installation: Installation, tenant: str, letters: Sequence[DeadLetterRef], now: datetime
 ) -> tuple[int, Rejections]:
     """Return the number of redriven dead letters, and the errors of the others."""
+    if not letters:
+        return 0, {}
     # The row locks ensure that each dead letter gets one new run.
     dead = lock_dead_runs(connection, [each.id for each in letters if each.run_id is not None])
     pending = [each for each in dead if each.redriven_run_id is None]

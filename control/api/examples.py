@@ -121,6 +121,7 @@ REDRIVE_RESULT: Json = {"redrive_id": REDRIVE_ID, "matched": 12, "at_least": Fal
 EXECUTORS: Json = {"next_cursor": None, "executors": [{
     "executor_id": EXECUTOR_ID, "name": "worker-1:7", "queues": ["default"], "handlers": ["nightly-report"],
     "slots": 100, "stopping": False, "started_at": "2026-11-19T08:00:00Z", "last_heartbeat_at": _AT,
+    "is_silent": False,
 }]}  # fmt: skip
 SHARDS: Json = {"shards": [{"shard": 0, "owner": {
     "member_id": "8f8d3b0a-3f0a-4c57-a4b5-6d6f0c5d1e22", "name": "scheduler-1:12", "last_heartbeat_at": _AT,

@@ -16,6 +16,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
+from tidewheel.control.cli.examples import EXAMPLES
 from tidewheel.control.cli.exit_codes import ExitCode, exit_code
 from tidewheel.errors import Refused, TidewheelError, Unusable
 from tidewheel.local import require_installed
@@ -52,11 +53,13 @@ class Group(NamedTuple):
         help: Its help line.
         commands: Its commands by name.
         by_flags: The command if the first argument is a flag.
+        runs_alone: True if that command also runs without an argument.
     """
 
     help: str
     commands: Mapping[str, Command]
     by_flags: Command | None = None
+    runs_alone: bool = False
 
 
 COMMANDS: Mapping[str, Command | Group] = {
@@ -81,7 +84,16 @@ COMMANDS: Mapping[str, Command | Group] = {
     "intake": Command("services", "intake", "Apply the requests of the requests topic."),
     "scheduler": Command("services", "scheduler", "Create the runs of due occurrences."),
     "relay": Command("services", "relay", "Publish outbox rows to Kafka."),
-    "executor": Command("services", "executor", "Claim and execute runs, and record their outcomes."),
+    "executor": Group(
+        "Claim and execute runs, and record their outcomes. With `list`: list executors.",
+        {
+            "list": Command(
+                "fleet", "list_executors", "List executors, each with its slots, queues, handlers and last heartbeat."
+            ),
+        },
+        by_flags=Command("services", "executor", "Claim and execute runs, and record their outcomes."),
+        runs_alone=True,
+    ),
     "api": Command("services", "api", "Serve HTTP for executors in other languages and for task tokens."),
     "env": Command("connect", "env", 'Print what a shell, a Kafka client or psql needs: eval "$(tidewheel env)".'),
     "psql": Command(
@@ -200,6 +212,11 @@ COMMANDS: Mapping[str, Command | Group] = {
         "audit_log",
         "List changes and operations, the newest first: when, by whom, by which door, with which result.",
     ),
+    "shard": Group(
+        "Shards, which divide the jobs between schedulers.",
+        {"list": Command("fleet", "list_shards", "List shards, each with the scheduler that fires its jobs.")},
+    ),
+    "tenant": Group("Tenants.", {"list": Command("fleet", "list_tenants", "List tenants by name.")}),
     "redrive": Group(
         "Redrives of dead letters.",
         {
@@ -265,34 +282,49 @@ def run(*, unusable: int = ExitCode.FAILED) -> None:
 class _LazyCommand(TyperCommand):
     """A command whose module is imported when it is invoked or prints its own help."""
 
-    def __init__(self, name: str, command: Command) -> None:
-        super().__init__(name, short_help=command.help)
-        self._command = command
+    def __init__(self, words: str, command: Command) -> None:
+        super().__init__(words.split()[-1], short_help=command.help)
+        self._words, self._command = words, command
 
     def make_context(self, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - click's own types are private
         """Parse the arguments with the real command, which the context then names."""
+        return self.real().make_context(*arguments, **options)
+
+    def real(self) -> TyperCommand:
+        """Import the command."""
         if self._command.is_local:
             require_installed(f"`tidewheel {self.name}`")
         module = import_module(f"{_PACKAGE}.{self._command.module}")
         app = _app()
         context = {**_CONTEXT, "ignore_unknown_options": self._command.passes_arguments}
-        app.command(self.name, context_settings=context)(_until_closed(getattr(module, self._command.function)))
-        return get_command(app).make_context(*arguments, **options)
+        function = _until_closed(getattr(module, self._command.function))
+        app.command(self.name, context_settings=context, epilog=_epilog(self._words))(function)
+        command = get_command(app)
+        assert isinstance(command, TyperCommand)  # noqa: S101 - it has no callback
+        return command
 
 
 class _Group(TyperGroup):
     """A group of commands, or of one more that needs no name: the flags do."""
 
-    def __init__(self, by_flags: Command | None, **options: Any) -> None:  # noqa: ANN401 - as above
+    def __init__(self, group: Group, **options: Any) -> None:  # noqa: ANN401 - as above
         super().__init__(**options)
-        self._by_flags = by_flags
+        self._by_flags, self._runs_alone = group.by_flags, group.runs_alone
 
     def make_context(self, info_name: str | None, args: list[str], *rest: Any, **options: Any) -> Any:  # noqa: ANN401
         """Parse the arguments, by the command without a name if the first one is a flag of it."""
-        is_flag = bool(args) and args[0].startswith("-") and args[0] not in _HELP
+        is_flag = args[0].startswith("-") and args[0] not in _HELP if args else self._runs_alone
         if self._by_flags is None or not is_flag:
             return super().make_context(info_name, args, *rest, **options)
         return _LazyCommand(info_name or "", self._by_flags).make_context(info_name, args, *rest, **options)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - as above
+        """Write the flags of the command without a name before the commands."""
+        if self._by_flags is not None:
+            command = _LazyCommand(self.name or "", self._by_flags).real()
+            with formatter.section("Without a command"):
+                formatter.write_dl(filter(None, (each.get_help_record(ctx) for each in command.params)))
+        super().format_options(ctx, formatter)
 
 
 def root_command() -> TyperGroup:
@@ -311,16 +343,23 @@ def root_command() -> TyperGroup:
 
 def _group(name: str, group: Group) -> TyperGroup:
     typer_group = _Group(
-        group.by_flags,
+        group,
         name=name,
         help=group.help,
-        no_args_is_help=True,
+        no_args_is_help=not group.runs_alone,
         rich_markup_mode=None,
         context_settings=dict(_CONTEXT),
+        epilog=_epilog(name),
     )
     for command_name, command in group.commands.items():
-        typer_group.add_command(_LazyCommand(command_name, command))
+        typer_group.add_command(_LazyCommand(f"{name} {command_name}", command))
     return typer_group
+
+
+def _epilog(words: str) -> str | None:
+    """Return the examples of a command, which click leaves as they are after a backspace."""
+    lines = EXAMPLES.get(words, ())
+    return "\n  ".join(("\b\nExamples:" if len(lines) > 1 else "\b\nExample:", *lines)) if lines else None
 
 
 def _app(*, add_completion: bool = False) -> typer.Typer:

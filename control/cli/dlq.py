@@ -8,7 +8,16 @@ from typing import Annotated
 
 import typer
 
-from tidewheel.control.cli.options import DEFAULT_TENANT, Limit, Reason, Tenant, reading, requesting, with_options
+from tidewheel.control.cli.options import (
+    DEFAULT_TENANT,
+    Limit,
+    Reason,
+    Tenant,
+    complete_key,
+    reading,
+    requesting,
+    with_options,
+)
 from tidewheel.control.cli.output import (
     Output,
     OutputOption,
@@ -45,7 +54,9 @@ _COLUMNS = ("id", "created", "job", "status", "error", "run or message", "redriv
 class FilterFlags:
     """Filters of all commands but `show`."""
 
-    job: Annotated[str | None, typer.Option(metavar="KEY", help="Only those of this job.")] = None
+    job: Annotated[
+        str | None, typer.Option(metavar="KEY", help="Only those of this job.", autocompletion=complete_key)
+    ] = None
     error: Annotated[str | None, typer.Option(metavar="TYPE", help="Only those with this error type.")] = None
     status: Annotated[
         str | None, typer.Option(metavar="STATE", help="Only those of runs in this state: failed or timed_out.")
@@ -94,12 +105,11 @@ def list_dead_letters(
     if output is not Output.TEXT:
         print_document(page, output)
         return
-    if not page.dead_letters and page.next_cursor is None:
-        typer.echo("no dead letters")
-        return
     if page.dead_letters:
-        print_table(_COLUMNS, map(_row, page.dead_letters))
-    typer.echo(total_text(page.total, at_least=page.at_least, shown=len(page.dead_letters), noun="dead letter"))
+        print_table(_COLUMNS, map(_row, page.dead_letters), spare=("status",))
+        typer.echo(total_text(page.total, at_least=page.at_least, shown=len(page.dead_letters), noun="dead letter"))
+    else:
+        typer.echo("no dead letters" if page.next_cursor is None else "none among the dead letters of this page")
     if page.next_cursor is not None:
         typer.echo(f"more: add --after {page.next_cursor}")
 

@@ -14,6 +14,7 @@ from tidewheel.control.cli.options import (
     Reason,
     RequestId,
     Tenant,
+    complete_key,
     read_labels,
     reading,
     requesting,
@@ -29,7 +30,10 @@ from tidewheel.errors import VersionConflict, refuse
 from tidewheel.jobs.strict_json import as_object
 
 Named = Annotated[str | None, typer.Option("--key", metavar="KEY", help="The job's key, instead of the argument KEY.")]
-MaybeKey = Annotated[str | None, typer.Argument(metavar="KEY", help="The job's key, unless the file has it.")]
+MaybeKey = Annotated[
+    str | None,
+    typer.Argument(metavar="KEY", help="The job's key, unless the file has it.", autocompletion=complete_key),
+]
 
 
 @with_options(JobFlags, "flags")

@@ -61,8 +61,8 @@ def list_jobs(
         return
     if page.jobs:
         print_table(("key", "schedule", "state", "next", "last run", "duration"), map(_row, page.jobs))
-    elif page.next_cursor is None:
-        typer.echo("no jobs")
+    else:
+        typer.echo("no jobs" if page.next_cursor is None else "none among the jobs of this page")
     if page.next_cursor is not None:
         typer.echo(f"more: add --after {page.next_cursor!r}")
 

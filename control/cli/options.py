@@ -12,10 +12,10 @@ from functools import wraps
 from typing import TYPE_CHECKING, Annotated, get_type_hints
 
 import typer
-from psycopg import IsolationLevel
+from psycopg import DatabaseError, IsolationLevel
 
 from tidewheel.audit import Door, process_actor
-from tidewheel.errors import refuse
+from tidewheel.errors import TidewheelError, refuse
 from tidewheel.migrations.runner import require_current
 from tidewheel.postgres.session import Conn, Session, connect_configured
 from tidewheel.settings.connections import Connections
@@ -23,8 +23,23 @@ from tidewheel.settings.connections import Connections
 if TYPE_CHECKING:
     from tidewheel.control.client.client import Client
 
+_COMPLETED = 50  # keys that a shell offers
+
+
+def complete_key(context: typer.Context, incomplete: str) -> list[str]:
+    """Return the keys of jobs that begin with a text, for a shell; none if no database answers."""
+    from tidewheel.control.reads.jobs import list_jobs
+
+    try:
+        with reading() as connection:
+            tenant = context.params.get("tenant") or DEFAULT_TENANT
+            return [job.key for job in list_jobs(connection, tenant, prefix=incomplete, limit=_COMPLETED).jobs]
+    except (TidewheelError, DatabaseError):
+        return []
+
+
 Tenant = Annotated[str, typer.Option(metavar="NAME", help="Tenant to act in.")]
-Key = Annotated[str, typer.Argument(metavar="KEY", help="The job's key.")]
+Key = Annotated[str, typer.Argument(metavar="KEY", help="The job's key.", autocompletion=complete_key)]
 Reason = Annotated[str | None, typer.Option(metavar="TEXT", help="Reason, stored with the change.")]
 RequestId = Annotated[
     str | None,

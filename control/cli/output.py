@@ -64,14 +64,21 @@ def wrapped(text: str, indent: str = "") -> str:
     return textwrap.fill(text, width(), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
-def print_table(headings: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:
-    """Print rows in columns, or as records where the terminal is too narrow for ids and keys."""
+def print_table(headings: Sequence[str], rows: Iterable[Sequence[Cell]], *, spare: Sequence[str] = ()) -> None:
+    """Print rows in columns, or as records where the terminal is too narrow for ids and keys.
+
+    Args:
+        headings: The headings.
+        rows: The cells.
+        spare: Headings of columns that a narrow terminal may go without.
+    """
     for line in table_lines(
         headings,
         rows,
         columns=width() if sys.stdout.isatty() else None,
         now=SystemClock().now() if sys.stdout.isatty() else None,
         colour=has_colour(),
+        spare=spare,
     ):
         typer.echo(line, color=True)
 
@@ -113,10 +120,16 @@ def total_text(total: int, *, at_least: bool, shown: int, noun: str) -> str:
 
 
 def duration_text(duration: timedelta | None) -> str:
-    """Return a duration: three digits of seconds below a minute, else whole seconds; empty for None."""
+    """Return a duration: three digits below a minute, else whole seconds; empty for None.
+
+    >>> [duration_text(timedelta(seconds=each)) for each in (0.00544, 0.25, 12.345, 90)]
+    ['5.44 ms', '250 ms', '12.3 s', '1m30s']
+    """
     if duration is None:
         return ""
     seconds = duration.total_seconds()
+    if seconds < 1:
+        return f"{seconds * 1000:.3g} ms"
     return f"{seconds:.3g} s" if seconds < 60 else format_duration(timedelta(seconds=round(seconds)))
 
 

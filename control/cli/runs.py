@@ -20,6 +20,7 @@ from tidewheel.control.cli.options import (
     Reason,
     RequestId,
     Tenant,
+    complete_key,
     read_labels,
     reading,
     requesting,
@@ -64,7 +65,9 @@ def list_runs(
         str | None,
         typer.Option(metavar="STATE", help="Only runs in this state, such as scheduled, queued, running or failed."),
     ] = None,
-    job: Annotated[str | None, typer.Option(metavar="KEY", help="Only runs of this job.")] = None,
+    job: Annotated[
+        str | None, typer.Option(metavar="KEY", help="Only runs of this job.", autocompletion=complete_key)
+    ] = None,
     label: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="Only runs with this label; needs --job or --since.")
     ] = None,
@@ -93,14 +96,12 @@ def list_runs(
     if output is not Output.TEXT:
         print_document(page, output)
         return
-    if not page.runs and page.next_cursor is None:
-        typer.echo("no runs")
-        return
     if page.runs:
-        print_table(
-            ("run", "key", "status", "cause", "scheduled", "attempt", "duration", "why"), map(run_row, page.runs)
-        )
-    typer.echo(total_text(page.total, at_least=page.at_least, shown=len(page.runs), noun="run"))
+        headings = ("run", "key", "status", "cause", "scheduled", "attempt", "duration", "why")
+        print_table(headings, map(run_row, page.runs), spare=("duration", "attempt", "cause"))
+        typer.echo(total_text(page.total, at_least=page.at_least, shown=len(page.runs), noun="run"))
+    else:
+        typer.echo("no runs" if page.next_cursor is None else "none among the runs of this page")
     if page.next_cursor is not None:
         typer.echo(f"more: add --after {page.next_cursor}")
 
@@ -255,7 +256,9 @@ _WARN_SECONDS = 10.0  # schedulers poll four times a second
 def cancel(
     runs: Annotated[list[UUID] | None, typer.Argument(metavar="RUN", help="Runs to cancel, by id.")] = None,
     *,
-    job: Annotated[str | None, typer.Option(metavar="KEY", help="Cancel the open runs of this job.")] = None,
+    job: Annotated[
+        str | None, typer.Option(metavar="KEY", help="Cancel the open runs of this job.", autocompletion=complete_key)
+    ] = None,
     label: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="Cancel the open runs of jobs with this label; repeatable."),

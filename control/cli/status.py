@@ -5,8 +5,7 @@ local stack is used and does not run, 6 if PostgreSQL does not answer.
 """
 
 import sys
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
@@ -18,7 +17,8 @@ import typer
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.cli.output import Output, OutputOption, print_document, print_facts, print_table, wrapped
 from tidewheel.control.cli.service_options import Home
-from tidewheel.control.reads.findings import Finding
+from tidewheel.control.cli.tables import relative_text
+from tidewheel.control.reads.findings import Finding, Severity
 from tidewheel.control.reads.json_form import as_json
 from tidewheel.control.reads.status import COUNTED, FleetStatus, Service, age_text, read_intake_offsets, read_status
 from tidewheel.errors import MigrationError, SettingsError, Unavailable
@@ -70,22 +70,38 @@ def _show(home: Path | None, output: Output) -> int:
                 typer.echo()
             _print_fleet(found)
         elif stack is None or isinstance(found, Unavailable):
-            typer.echo(str(found), err=True)
+            typer.echo(f"tidewheel: {found}", err=True)
     if isinstance(found, MigrationError):  # after the parts: they run
         raise found
     if isinstance(found, SettingsError) or (stack is not None and stack.parts and not stack.is_running):
         return ExitCode.NOT_RUNNING
     if isinstance(found, Unavailable):
         return ExitCode.UNAVAILABLE
-    return ExitCode.FAILED if found.fleet.problems else ExitCode.DONE
+    return ExitCode.FAILED if found.problems else ExitCode.DONE
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """The fleet, and the requests on Kafka that intake has not read; None if Kafka does not answer."""
+    """The fleet, and the requests on Kafka that intake has not read.
+
+    Args:
+        fleet: The fleet.
+        requests_behind: Their number; None if no broker is named, or the topic could not be read.
+        error: The reason why the topic could not be read.
+    """
 
     fleet: FleetStatus
     requests_behind: int | None
+    error: str | None
+
+    @property
+    def problems(self) -> Sequence[Finding]:
+        """The findings of the fleet, after that of Kafka."""
+        if self.error is None:
+            return self.fleet.problems
+        what = "the requests topic cannot be read: requests and events wait, and runs start by the sweep"
+        remedy = "start the brokers, or correct TIDEWHEEL_KAFKA_BOOTSTRAP; `tidewheel doctor` checks the topics"
+        return (Finding("broker", Severity.ERROR, what, self.error, remedy), *self.fleet.problems)
 
 
 def _read(home: Path | None) -> _Found | SettingsError | MigrationError | Unavailable:
@@ -96,7 +112,7 @@ def _read(home: Path | None) -> _Found | SettingsError | MigrationError | Unavai
             require_current(connection)
             installation = read_installation(connection, settings)
             fleet = read_status(connection, installation.shards)
-            return _Found(fleet, _requests_behind(connection, settings, installation.topics.requests))
+            return _Found(fleet, *_requests_behind(connection, settings, installation.topics.requests))
     except (SettingsError, MigrationError, Unavailable) as error:
         return error
     except psycopg.OperationalError as error:
@@ -107,7 +123,8 @@ def _fleet_json(found: _Found | SettingsError | MigrationError | Unavailable) ->
     if not isinstance(found, _Found):
         return {"unknown": str(found), "services": None, "problems": None}
     fields = as_object(as_json(found.fleet)) or {}
-    return {"unknown": None, **fields, "requests_behind": found.requests_behind}
+    rest = {"requests_behind": found.requests_behind, "problems": as_json(found.problems)}
+    return {"unknown": None, **fields, **rest}
 
 
 def _stack_json(stack: "StackStatus | None") -> dict[str, object]:
@@ -129,15 +146,18 @@ def _url(settings: Connections, home: Path | None) -> str:
     return settings.database()
 
 
-def _requests_behind(connection: Conn, settings: Connections, topic: str) -> int | None:
-    """Return how many messages intake has not read; None if Kafka does not answer."""
+def _requests_behind(connection: Conn, settings: Connections, topic: str) -> tuple[int | None, str | None]:
+    """Return how many messages intake has not read, and the error of a topic that cannot be read."""
     known = {
         partition: offset for (name, partition), offset in read_intake_offsets(connection).items() if name == topic
     }
-    with suppress(SettingsError, Unavailable):
+    try:
         ends = read_end_offsets(settings.kafka_config(), topic)
-        return sum(max(end - known.get(partition, start), 0) for partition, (start, end) in ends.items())
-    return None
+    except SettingsError:
+        return None, None
+    except Unavailable as error:
+        return None, str(error)
+    return sum(max(end - known.get(partition, start), 0) for partition, (start, end) in ends.items()), None
 
 
 def _local_stack(home: Path | None) -> "StackStatus | None":
@@ -161,13 +181,16 @@ def _print_stack(stack: "StackStatus", home: Path | None, *, has_api: bool) -> N
     print_table(("part", "state", "address", "pid"), rows)
     if (info := running_stack(home) if stack.is_running else None) is not None:
         print_access(info, has_api=has_api)
+    elif not stack.is_running:
+        typer.echo("the stack does not run as a whole: `tidewheel up` starts it, or `tidewheel dev` again")
 
 
 def _print_fleet(found: _Found) -> None:
     fleet = found.fleet
     if fleet.services:
         rows = [_service_row(each, fleet) for each in fleet.services]
-        print_table(("service", "state", "host", "pid", "version", "heartbeat", "slots", "queues", "handlers"), rows)
+        headings = ("service", "state", "host", "pid", "version", "heartbeat", "slots", "queues", "handlers")
+        print_table(headings, rows, spare=("version", "pid", "slots"))
     else:
         typer.echo("no service runs: `tidewheel run --handlers MODULES` starts all, `tidewheel dev` for development")
     typer.echo()
@@ -181,7 +204,7 @@ def _print_fleet(found: _Found) -> None:
                 for each in fleet.due
             ],
         )
-    for finding in fleet.problems:
+    for finding in found.problems:
         typer.echo()
         print_finding(finding)
 
@@ -194,7 +217,7 @@ def _service_row(each: Service, fleet: FleetStatus) -> tuple[str, ...]:
         each.host,
         str(each.pid or ""),
         each.version or "",
-        f"{age_text(fleet.now - each.last_heartbeat_at)} ago",
+        relative_text(each.last_heartbeat_at, fleet.now),
         str(each.slots or ""),
         ", ".join(each.queues or ()),
         ", ".join(each.handlers or ()),
@@ -208,7 +231,7 @@ def _facts(fleet: FleetStatus, behind: int | None) -> Iterator[tuple[str, str | 
     oldest = max((each.oldest for each in fleet.outbox), default=None)
     waits = _count(sum(each.due for each in fleet.outbox))
     yield "outbox", waits if oldest is None else f"{waits}, the oldest for {age_text(oldest)}"
-    yield "requests", "Kafka does not answer" if behind is None else f"{_count(behind)} not read by intake"
+    yield "requests", "unknown" if behind is None else f"{_count(behind)} not read by intake"
 
 
 def _count(number: int) -> str:

@@ -1,16 +1,18 @@
 """Tables of every list, at any width of the terminal: ids and keys are never cut or broken.
 
-A table that is too wide folds its sentences at spaces. One that is still too wide becomes records: each row is a block
-of lines, with a heading and a value on each. A value longer than the line is left whole: the terminal continues it on
-the next line, and a copy of it has no break.
+A table that is too wide folds its sentences at spaces, then leaves out empty columns and those that its list can spare.
+One that is still too wide becomes records: each row is a block of lines, with a heading and a value on each. A value
+longer than the line is left whole: the terminal continues it on the next line, and a copy of it has no break.
 
 Without a terminal each row is one line of any length, for other programs to read.
 """
 
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TypeAlias
+
+from tidewheel.jobs.values import format_second
 
 Cell: TypeAlias = str | datetime | None
 
@@ -41,6 +43,7 @@ def table_lines(
     columns: int | None = None,
     now: datetime | None = None,
     colour: bool = False,
+    spare: Sequence[str] = (),
 ) -> Iterator[str]:
     """Yield the lines of a table.
 
@@ -50,6 +53,7 @@ def table_lines(
         columns: The terminal's width; None where there is no terminal.
         now: If given, instants of the day before and after are shown relative to it.
         colour: True to colour headings and states.
+        spare: Headings of columns that a narrow terminal may go without, the first one first.
 
     >>> list(table_lines(("key", "state"), [("daily", "active")], columns=80))
     ['key    state', 'daily  active']
@@ -60,21 +64,27 @@ def table_lines(
     if columns is None:
         yield from _aligned(headings, [[[cell] for cell in row] for row in texts], colour=colour)
         return
-    widths = [max(map(text_width, column)) for column in zip(headings, *texts, strict=True)]
-    folded = _folded_widths(headings, widths, columns)
-    if folded is None:
-        yield from _records(headings, texts, columns, colour=colour)
-        return
-    cells = [
-        [_fold(cell, width) if text_width(cell) > width else [cell] for cell, width in zip(row, folded, strict=True)]
-        for row in texts
-    ]
-    yield from _aligned(headings, cells, colour=colour)
+    for places in _selections(headings, texts, spare):
+        shown = [headings[place] for place in places]
+        chosen = [[row[place] for place in places] for row in texts]
+        widths = [max(map(text_width, column)) for column in zip(shown, *chosen, strict=True)]
+        if (folded := _folded_widths(shown, widths, columns)) is not None:
+            cells = [
+                [
+                    _fold(cell, most) if text_width(cell) > most else [cell]
+                    for cell, most in zip(row, folded, strict=True)
+                ]
+                for row in chosen
+            ]
+            yield from _aligned(shown, cells, colour=colour)
+            return
+    yield from _records(headings, texts, columns, colour=colour)
 
 
 def cell_text(cell: Cell, now: datetime | None = None) -> str:
     """Return a cell on one line; an instant relative to `now` if it is given.
 
+    >>> from datetime import UTC
     >>> cell_text(datetime(2026, 3, 6, 9, 0, 1, 250_000, tzinfo=UTC))
     '2026-03-06T09:00:01Z'
     """
@@ -85,14 +95,14 @@ def cell_text(cell: Cell, now: datetime | None = None) -> str:
 
 def seconds_text(at: datetime) -> str:
     """Return an instant in UTC, in whole seconds."""
-    return at.astimezone(UTC).replace(microsecond=0, tzinfo=None).isoformat() + "Z"
+    return format_second(at)
 
 
 def relative_text(at: datetime, now: datetime) -> str:
     """Return the distance of an instant within a day of `now`, else the instant.
 
+    >>> from datetime import UTC, timedelta
     >>> now = datetime(2026, 3, 6, 9, tzinfo=UTC)
-    >>> from datetime import timedelta
     >>> [relative_text(now + timedelta(seconds=each), now) for each in (-3.2, 0, 90, 7300, 90_000)]
     ['3 s ago', 'now', 'in 1 min', 'in 2 h', '2026-03-07T10:00:00Z']
     """
@@ -119,6 +129,19 @@ def text_width(text: str) -> int:
     from rich.cells import cell_len  # here: most text is ASCII, and needs no tables of widths
 
     return cell_len(text)
+
+
+def _selections(
+    headings: Sequence[str], texts: Sequence[Sequence[str]], spare: Sequence[str]
+) -> Iterator[Sequence[int]]:
+    """Yield the columns to show: all, those with a value, and then with one more left out each time."""
+    places = list(range(len(headings)))
+    yield places
+    places = [place for place in places if any(row[place] for row in texts)]
+    yield places
+    for heading in spare:
+        places = [place for place in places if headings[place] != heading]
+        yield places
 
 
 def _folded_widths(headings: Sequence[str], widths: Sequence[int], columns: int) -> list[int] | None:

@@ -21,13 +21,12 @@ from tidewheel.control.reads.dead_letters import (
     DeadLetterKind,
     DeadLetterPage,
     DeadLetterSummary,
-    count_dead_letters,
+    DeadLetterSurvey,
     filter_columns,
     list_dead_letters,
-    newest_dead_letter,
-    oldest_dead_letters,
     scan_dead_letters,
     show_dead_letter,
+    survey_dead_letters,
 )
 from tidewheel.errors import refuse
 from tidewheel.postgres.database_clock import read_now
@@ -39,7 +38,6 @@ from tidewheel.transitions.redrives import DeadLetterRef, Redrive, add_redrive
 
 MAX_RATE = 1_000_000
 _PURGE_BATCH = 1000
-_SHOWN = 10  # of a dry run
 
 OnProgress = Callable[[int], None]
 
@@ -135,10 +133,11 @@ class DeadLetters:
         filters = {**filters, "redriven": False}
         if not filters.get("ids") and not filters.get("kind"):
             filters["kind"] = DeadLetterKind.RUN
-        counted, first, newest = self._survey(filters)
-        if dry_run or newest is None:
-            return RedriveResult(None, *_capped(counted), first=first)
-        redrive_id, until, tenant = uuid4(), newest.created_at, self._connection.tenant
+        found = self._survey(filters)
+        until = found.newest_at
+        if dry_run or until is None:
+            return RedriveResult(None, *_capped(found.counted), first=found.first)
+        redrive_id, tenant = uuid4(), self._connection.tenant
 
         def add(connection: Conn) -> None:
             columns = filter_columns(connection, tenant, filters)
@@ -157,7 +156,7 @@ class DeadLetters:
                 since_at=cast("datetime", columns["since"]),
                 until_at=until,  # a run that is redriven now and fails again is a dead letter of a later time
                 rate=rate,
-                matched_count=counted,
+                matched_count=found.counted,
                 after_at=EARLIEST,
                 after_id=0,
                 next_at=now,
@@ -165,11 +164,11 @@ class DeadLetters:
                 created_at=now,
             )
             add_redrive(connection, redrive)
-            self._connection.record(connection, "dlq.redrive", f"redrive/{redrive_id}", objects=counted)
+            self._connection.record(connection, "dlq.redrive", f"redrive/{redrive_id}", objects=found.counted)
 
         self._connection.write(add)
         self._connection.notify(Channel.TIMERS)
-        return RedriveResult(redrive_id, *_capped(counted))
+        return RedriveResult(redrive_id, *_capped(found.counted))
 
     def purge(
         self, *, dry_run: bool = False, on_progress: OnProgress | None = None, **filters: Unpack[DeadLetterFilter]
@@ -185,38 +184,35 @@ class DeadLetters:
             Refused: A filter does not fit, or there is no such job.
             Unavailable: The database does not answer; repeat the call to continue.
         """
-        counted, first, newest = self._survey(filters)
-        if dry_run or newest is None:
-            return PurgeResult(*_capped(counted), first=first)
-        filters = {**filters, "until": newest.created_at}
+        found = self._survey(filters)
+        if dry_run or found.newest_at is None:
+            return PurgeResult(*_capped(found.counted), first=found.first)
+        filters = {**filters, "until": found.newest_at}
         purged = 0
         for batch in self._scan(filters, _PURGE_BATCH):
             purged += self._connection.write(partial(_purge, self._connection, [each.id for each in batch]))
             if on_progress is not None:
                 on_progress(purged)
-        return PurgeResult(*_capped(counted), purged=purged)
+        return PurgeResult(*_capped(found.counted), purged=purged)
 
-    def _survey(self, filters: DeadLetterFilter) -> tuple[int, tuple[DeadLetterSummary, ...], DeadLetterSummary | None]:
+    def _survey(self, filters: DeadLetterFilter) -> DeadLetterSurvey:
         """Return the number of matching dead letters, the first ten, and the newest."""
         tenant = self._connection.tenant
         with self._connection.snapshot() as connection:
             for number in filters.get("ids") or ():
                 show_dead_letter(connection, tenant, number)
-            return (
-                count_dead_letters(connection, tenant, filters),
-                oldest_dead_letters(connection, tenant, filters, limit=_SHOWN),
-                newest_dead_letter(connection, tenant, filters),
-            )
+            return survey_dead_letters(connection, tenant, filters)
 
     def _scan(self, filters: DeadLetterFilter, limit: int) -> Generator[Sequence[DeadLetterRef]]:
         last: DeadLetterRef | None = None
         while True:
             with self._connection.snapshot() as connection:
-                batch = scan_dead_letters(connection, self._connection.tenant, filters, after=last, limit=limit)
-            if not batch:
+                found = scan_dead_letters(connection, self._connection.tenant, filters, after=last, limit=limit)
+            if found.letters:
+                yield found.letters
+            last = found.last
+            if last is None:
                 return
-            last = batch[-1]
-            yield batch
 
 
 def _capped(counted: int) -> tuple[int, bool]:

@@ -6,20 +6,22 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import cast
 
-from psycopg.rows import class_row
-
 from tidewheel.clock import SystemClock
 from tidewheel.control.doctor.check import Context
 from tidewheel.control.reads.findings import Finding, Severity
-from tidewheel.control.reads.status import age_text, read_outbox, read_overdue, read_services, read_status
-from tidewheel.control.reads.waits import start_executor
+from tidewheel.control.reads.status import (
+    age_text,
+    find_unhandled_runs,
+    read_outbox,
+    read_overdue,
+    read_services,
+    read_status,
+)
 from tidewheel.errors import MigrationError, SettingsError, Unavailable
 from tidewheel.migrations.runner import MigrationState, migrations, status
 from tidewheel.postgres.partitions import TABLES, coming_days, days_ahead, missing_partitions
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
-from tidewheel.runs import Move, sources
-from tidewheel.scheduler.unhandled import Unhandled
 from tidewheel.transitions.installation import Installation, read_installation
 
 _SQL = Statements("tidewheel.control.doctor")
@@ -29,11 +31,9 @@ _FIND_SNAPSHOT_HOLDERS = _SQL["find_snapshot_holders"]
 _FIND_IDLE_SLOTS = _SQL["find_idle_slots"]
 _FIND_QUARANTINED = _SQL["find_quarantined"]
 _READ_KEY_AGES = _SQL["read_key_ages"]
-_FIND_UNHANDLED = Statements("tidewheel.scheduler")["find_unhandled"]
 
 _CREATED = re.compile(r"^CREATE (?:UNIQUE )?(TABLE|INDEX|VIEW) (\w+)", re.MULTILINE)
 _SHOWN = 5  # of many alike
-_UNHANDLED_AGE, _UNHANDLED_SILENT, _UNHANDLED_RUNS = timedelta(seconds=10), timedelta(seconds=60), 10_000
 _MEBIBYTE = 1 << 20
 
 
@@ -104,7 +104,7 @@ def check_fleet(context: Context) -> Iterator[Finding]:
     """Check that each role lives, nothing is frozen, and clocks, releases and settings agree."""
     with context.connection() as connection:
         found = read_status(connection, _installation(context).shards)
-    yield from found.problems
+    yield from (each for each in found.problems if each.check != "handlers")  # of the check below
     live = [each for each in found.services if not each.is_silent]
     limit = context.settings.max_clock_skew
     for each in live:
@@ -156,17 +156,8 @@ def check_outbox(context: Context) -> Iterator[Finding]:
 
 def check_handlers(context: Context) -> Iterator[Finding]:
     """Check that each due run has a live executor with its handler or target."""
-    columns = {
-        "min_age": _UNHANDLED_AGE,
-        "silent_for": _UNHANDLED_SILENT,
-        "sources": sources(Move.CLAIM),
-        "limit": _UNHANDLED_RUNS,
-    }
-    with context.connection() as connection, connection.cursor(row_factory=class_row(Unhandled), binary=True) as cursor:
-        found = cursor.execute(_FIND_UNHANDLED, columns).fetchall()
-    for each in found:
-        evidence = f"{each.runs:,} runs of tenant {each.tenant} wait, such as {each.run_id}"
-        yield Finding("handlers", Severity.ERROR, each.reason, evidence, start_executor(each.queue, each.handler))
+    with context.connection() as connection:
+        yield from find_unhandled_runs(connection)
 
 
 def check_partitions(context: Context) -> Iterator[Finding]:

@@ -21,7 +21,7 @@ from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import DEAD_LETTERED, Lane
 from tidewheel.transitions import redrives
-from tidewheel.transitions.redrives import DeadLetterRef
+from tidewheel.transitions.redrives import DeadLetterRef, LetterScan
 
 _SQL = Statements("tidewheel.control")
 _LIST_DEAD_LETTERS = _SQL["list_dead_letters"]
@@ -30,7 +30,9 @@ _LAST_DEAD_LETTER_LOOKED_AT = _SQL["last_dead_letter_looked_at"]
 _READ_DEAD_LETTER = _SQL["read_dead_letter"]
 
 COUNTED = 10_000  # matches beyond this are not counted: no client pages through more
-LOOKED_AT = 20_000  # rows of a page, matching or not: some tens of milliseconds
+LOOKED_AT = 20_000  # rows of one statement, matching or not: some tens of milliseconds
+_SHOWN = 10  # of a dry run
+_UNINDEXED = ("kind", "redriven", "status", "error_type", "queue", "lane")
 
 EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 _LATEST = datetime(9999, 12, 31, tzinfo=UTC)
@@ -128,7 +130,7 @@ class DeadLetterPage:
         dead_letters: The page.
         next_cursor: The id to continue after; None on the last page. A page may be empty and have one.
         total: How many all pages have, or a lower bound.
-        at_least: True if there are more than `total`.
+        at_least: True if there may be more than `total`.
     """
 
     dead_letters: tuple[DeadLetterSummary, ...]
@@ -159,6 +161,8 @@ def list_dead_letters(
 ) -> DeadLetterPage:
     """Return a page of a tenant's dead letters, the newest first.
 
+    A page looks at 20,000 dead letters at most. With a filter that few match, it may be short and have a cursor.
+
     Args:
         connection: Reads the rows.
         tenant: The tenant.
@@ -185,12 +189,6 @@ def list_dead_letters(
     )
 
 
-def newest_dead_letter(connection: Conn, tenant: str, filters: DeadLetterFilter) -> DeadLetterSummary | None:
-    """Return the newest dead letter that matches, however many are newer."""
-    columns = filter_columns(connection, tenant, filters) | {"look": _ALL, "limit": 1} | _NEWEST
-    return next(iter(_list(connection, columns)), None)
-
-
 def show_dead_letter(connection: Conn, tenant: str, number: int) -> DeadLetterDetail:
     """Return one dead letter.
 
@@ -211,35 +209,49 @@ def show_dead_letter(connection: Conn, tenant: str, number: int) -> DeadLetterDe
     )
 
 
-def oldest_dead_letters(
-    connection: Conn, tenant: str, filters: DeadLetterFilter, *, limit: int
-) -> tuple[DeadLetterSummary, ...]:
-    """Return the oldest of a tenant's dead letters, in order."""
-    ids = [letter.id for letter in scan_dead_letters(connection, tenant, filters, after=None, limit=limit)]
-    columns = filter_columns(connection, tenant, {"ids": ids})
-    found = _list(connection, {**columns, **_NEWEST, "look": limit, "limit": limit})
-    return tuple(reversed(found))
+@dataclass(frozen=True, slots=True)
+class DeadLetterSurvey:
+    """Dead letters that match a filter, before they are redriven or purged.
+
+    Args:
+        counted: Their number; `COUNTED` + 1 means more than `COUNTED`.
+        first: The oldest ten.
+        newest_at: The creation of the newest one, or later; None without a match.
+    """
+
+    counted: int
+    first: tuple[DeadLetterSummary, ...]
+    newest_at: datetime | None
 
 
-def count_dead_letters(connection: Conn, tenant: str, filters: DeadLetterFilter) -> int:
-    """Count dead letters; `COUNTED` + 1 means more than `COUNTED`."""
-    return len(scan_dead_letters(connection, tenant, filters, after=None, limit=COUNTED + 1))
-
-
-def scan_dead_letters(
-    connection: Conn, tenant: str, filters: DeadLetterFilter, *, after: DeadLetterRef | None, limit: int
-) -> list[DeadLetterRef]:
-    """Return a batch of dead letters after one of them, the oldest first.
+def survey_dead_letters(connection: Conn, tenant: str, filters: DeadLetterFilter) -> DeadLetterSurvey:
+    """Count a tenant's dead letters, and return the oldest ones.
 
     Raises:
         InvalidInput: There is no such tenant, kind, status or lane.
         UnknownJob: There is no such job and never was one.
     """
-    columns = filter_columns(connection, tenant, filters) | {
-        "after_at": EARLIEST if after is None else after.created_at, "after_id": 0 if after is None else after.id,
-        "limit": limit,
-    }  # fmt: skip
-    return redrives.scan_dead_letters(connection, columns)
+    columns = filter_columns(connection, tenant, filters)
+    found = _oldest(connection, columns, COUNTED + 1)
+    if not found:
+        return DeadLetterSurvey(0, (), None)
+    ids: DeadLetterFilter = {"ids": [letter.id for letter in found[:_SHOWN]]}
+    first = _list(connection, {**filter_columns(connection, tenant, ids), **_NEWEST, "look": _SHOWN, "limit": _SHOWN})
+    # By the filters of the index alone: a rare error would read all dead letters.
+    newest = _list(connection, {**columns, **dict.fromkeys(_UNINDEXED), **_NEWEST, "look": 1, "limit": 1})
+    return DeadLetterSurvey(len(found), tuple(reversed(first)), newest[0].created_at)
+
+
+def scan_dead_letters(
+    connection: Conn, tenant: str, filters: DeadLetterFilter, *, after: DeadLetterRef | None, limit: int
+) -> LetterScan:
+    """Look at the dead letters after one of them, the oldest first; return those that match.
+
+    Raises:
+        InvalidInput: There is no such tenant, kind, status or lane.
+        UnknownJob: There is no such job and never was one.
+    """
+    return _scan(connection, filter_columns(connection, tenant, filters), after, limit)
 
 
 def filter_columns(connection: Conn, tenant: str, filters: DeadLetterFilter) -> dict[str, object]:
@@ -277,6 +289,26 @@ _ALLOWED: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("status", tuple(sorted(DEAD_LETTERED))),
     ("lane", tuple(Lane)),
 )
+
+
+def _oldest(connection: Conn, columns: Mapping[str, object], limit: int) -> list[DeadLetterRef]:
+    """Return the oldest dead letters that match, by statements of bounded length."""
+    found: list[DeadLetterRef] = []
+    after: DeadLetterRef | None = None
+    while len(found) < limit:
+        scan = _scan(connection, columns, after, limit - len(found))
+        found += scan.letters
+        if scan.last is None:
+            break
+        after = scan.last
+    return found
+
+
+def _scan(connection: Conn, columns: Mapping[str, object], after: DeadLetterRef | None, limit: int) -> LetterScan:
+    place = {"after_at": EARLIEST, "after_id": 0}
+    if after is not None:
+        place = {"after_at": after.created_at, "after_id": after.id}
+    return redrives.scan_dead_letters(connection, {**columns, **place, "limit": limit, "look": LOOKED_AT})
 
 
 def _list(connection: Conn, columns: dict[str, object]) -> list[DeadLetterSummary]:

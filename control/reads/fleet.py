@@ -7,6 +7,7 @@ from uuid import UUID
 
 from psycopg.rows import class_row
 
+from tidewheel.control.reads.waits import LEASE
 from tidewheel.membership import rendezvous
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
@@ -33,6 +34,7 @@ class ExecutorSummary:
         stopping: True while it shuts down.
         started_at: When it registered.
         last_heartbeat_at: When its last heartbeat came.
+        is_silent: True without a heartbeat for longer than its lease.
     """
 
     executor_id: UUID
@@ -43,6 +45,7 @@ class ExecutorSummary:
     stopping: bool
     started_at: datetime
     last_heartbeat_at: datetime
+    is_silent: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,7 @@ class TenantSummary:
 def list_executors(connection: Conn, *, after: UUID | None = None, limit: int = 50) -> list[ExecutorSummary]:
     """Return a page of the executors, in the order of their ids."""
     with connection.cursor(row_factory=class_row(ExecutorSummary), binary=True) as cursor:
-        return cursor.execute(_LIST_EXECUTORS, {"after": after or _FIRST, "limit": limit}).fetchall()
+        return cursor.execute(_LIST_EXECUTORS, {"after": after or _FIRST, "limit": limit, "lease": LEASE}).fetchall()
 
 
 def list_shards(connection: Conn, shards: int) -> list[ShardOwner]:

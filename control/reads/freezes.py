@@ -7,7 +7,7 @@ from uuid import UUID
 
 from psycopg.rows import class_row
 
-from tidewheel.jobs.values import format_timestamp
+from tidewheel.jobs.values import format_second
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Move, sources
@@ -64,7 +64,7 @@ class Freeze:
         """The scope, the time, the operator and the reason, as part of a sentence."""
         by = f" by {self.by}" if self.by else ""
         why = f": {self.reason}" if self.reason else ""
-        return f"frozen since {format_timestamp(self.since)}{by} ({self.scope}){why}"
+        return f"frozen since {format_second(self.since)}{by} ({self.scope}){why}"
 
 
 @dataclass(frozen=True, slots=True)

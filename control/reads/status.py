@@ -13,14 +13,15 @@ from psycopg.rows import class_row
 
 from tidewheel.control.reads.findings import Finding, Severity
 from tidewheel.control.reads.freezes import Freeze
-from tidewheel.control.reads.waits import LEASE
-from tidewheel.jobs.values import format_duration, format_timestamp
+from tidewheel.control.reads.waits import LEASE, start_executor
+from tidewheel.jobs.values import format_duration, format_second
 from tidewheel.outbox import SLICES, OutboxLane, slice_lane_of
 from tidewheel.postgres.pg_arrays import integers
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.presence import SILENT_SECONDS
 from tidewheel.runs import OWNED, Move, sources
+from tidewheel.scheduler.unhandled import Unhandled
 
 _SQL = Statements("tidewheel.control")
 _READ_SERVICES = _SQL["read_services"]
@@ -28,6 +29,7 @@ _READ_FLEET_FACTS = _SQL["read_fleet_facts"]
 _LIST_ALL_FREEZES = _SQL["list_all_freezes"]
 _READ_INTAKE_OFFSETS = _SQL["read_intake_offsets"]
 _SCHEDULER_SQL = Statements("tidewheel.scheduler")
+_FIND_UNHANDLED = _SCHEDULER_SQL["find_unhandled"]
 _MEASURE_RUNS = _SCHEDULER_SQL["measure_runs"]
 _MEASURE_OUTBOX = _SCHEDULER_SQL["measure_outbox"]
 _MEASURE_TIMERS = _SCHEDULER_SQL["measure_timers"]
@@ -36,6 +38,7 @@ COUNTED = 10_000
 """The due runs of a lane, and messages of a slice, that are counted: more are shown as at least so many."""
 
 _LATE = timedelta(seconds=1)
+_UNHANDLED_AGE, _UNHANDLED_SILENT = timedelta(seconds=10), timedelta(seconds=60)
 _TIMERS = 1000  # of each shard that are counted
 
 
@@ -156,7 +159,11 @@ def read_status(connection: Conn, shards: int) -> FleetStatus:
         overdue_timers=overdue,
         overdue_by=overdue_by,
         freezes=freezes,
-        problems=(*_missing_roles(services, has_jobs=has_jobs), *map(_frozen, freezes)),
+        problems=(
+            *_missing_roles(services, has_jobs=has_jobs),
+            *find_unhandled_runs(connection),
+            *map(_frozen, freezes),
+        ),
     )
 
 
@@ -200,6 +207,22 @@ def read_intake_offsets(connection: Conn) -> dict[tuple[str, int], int]:
     return {(str(topic), cast("int", partition)): cast("int", offset) for topic, partition, offset in rows}
 
 
+def find_unhandled_runs(connection: Conn) -> Iterator[Finding]:
+    """Yield a finding for each handler that due runs need and no live executor of their queue has."""
+    columns = {
+        "min_age": _UNHANDLED_AGE,
+        "silent_for": _UNHANDLED_SILENT,
+        "sources": sources(Move.CLAIM),
+        "limit": COUNTED,
+    }
+    with connection.cursor(row_factory=class_row(Unhandled), binary=True) as cursor:
+        found = cursor.execute(_FIND_UNHANDLED, columns).fetchall()
+    for each in found:
+        wait = "run waits" if each.runs == 1 else "runs wait"
+        evidence = f"{each.runs:,} {wait} in tenant {each.tenant}, such as {each.run_id}"
+        yield Finding("handlers", Severity.ERROR, each.reason, evidence, start_executor(each.queue, each.handler))
+
+
 _ROLES: Mapping[str, tuple[Severity, str]] = {
     "scheduler": (Severity.ERROR, "nothing fires, and no deadline ends a run"),
     "relay": (Severity.ERROR, "no message leaves: no completion, no event, and runs start by the sweep alone"),
@@ -220,7 +243,7 @@ def _missing_roles(services: Sequence[Service], *, has_jobs: bool) -> Iterator[F
         evidence = f"no {role} has a row in processes"
         if latest is not None:
             only = "the only one" if len(known) == 1 else f"the last of {len(known)}"
-            since = format_timestamp(latest.last_heartbeat_at.replace(microsecond=0))
+            since = format_second(latest.last_heartbeat_at)
             evidence = f"{only}, {latest.name}, is silent since {since}"
         yield Finding("services", severity, what, evidence, f"tidewheel {role}")
 

@@ -14,7 +14,7 @@ from uuid import UUID
 from psycopg.rows import class_row
 
 from tidewheel.control.reads.freezes import Freeze
-from tidewheel.jobs.values import RESERVED, format_timestamp
+from tidewheel.jobs.values import RESERVED, format_second
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Move, RunState, sources
@@ -222,7 +222,7 @@ def _owned(facts: WaitFacts) -> Wait:
 
 def _at(instant: datetime) -> str:
     """Return an instant in whole seconds: `until` has the rest."""
-    return format_timestamp(instant.replace(microsecond=0))
+    return format_second(instant)
 
 
 @dataclass(frozen=True, slots=True)

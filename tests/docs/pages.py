@@ -11,11 +11,14 @@ An HTML comment on the line before the fence marks a block:
 | `<!-- output -->` | any | compared with the standard output of the block before it |
 | `<!-- record: NAME -->` | any | compared with a real record (`test_records.py`) |
 
+A comment of several lines that begins with `<!-- before` has commands that a reader does not see. They make the past
+that a block needs. The UUIDs of an output stand for those that were printed, also in later blocks.
+
 The page goes on when a terminal shows the text LAST; its output begins with FIRST. Ctrl-C is pressed before the next
 such block and at the end of the page.
 
 Values that differ between runs are shown as in one run: before the comparison every UUID, instant (with its day) and
-port is replaced on both sides. `…` matches any text within a line.
+port is replaced on both sides. `…` matches any text within a line, or any lines if a line has nothing else.
 """
 
 import base64
@@ -30,14 +33,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.fixtures.terminal import CTRL_C, Terminal
+from tidewheel.clock import monotonic_seconds
 
 _BLOCK = re.compile(
     r"^<!-- (?P<what>run|output|(?:file|record|terminal): (?P<name>[^\n]+?)) -->\n"
-    r"```(?P<language>\w+)\n(?P<text>.*?)^```$",
+    r"```(?P<language>\w+)\n(?P<text>.*?)^```$"
+    r"|^<!-- before\n(?P<hidden>.*?)^-->$",
     re.MULTILINE | re.DOTALL,
 )
+_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _VARYING = (
-    (re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"), "<uuid>"),
+    (_UUID, "<uuid>"),
     (re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d(:\d\d)?)"), "<instant>"),
     (re.compile(r"\b(Mon|Tue|Wed|Thu|Fri|Sat|Sun) <instant>"), "<day> <instant>"),
     (re.compile(r"(?<=signature: )[A-Za-z0-9+/]{28}"), "<signature>"),
@@ -52,7 +58,7 @@ class Block:
 
     Args:
         line: Line of its fence in the page.
-        what: `run`, `output`, `terminal`, `file` or `record`.
+        what: `run`, `output`, `terminal`, `file`, `record` or `before`.
         name: Of the file or the record, or the texts of the terminal.
         language: As the fence says.
         text: Its content.
@@ -70,7 +76,10 @@ def blocks(page: Path) -> Iterator[Block]:
     text = page.read_text(encoding="utf-8")
     for found in _BLOCK.finditer(text):
         line = text.count("\n", 0, found.start()) + 2
-        yield Block(line, found["what"].partition(":")[0], found["name"] or "", found["language"], found["text"])
+        if found["hidden"] is not None:
+            yield Block(line, "before", "", "sh", found["hidden"])
+        else:
+            yield Block(line, found["what"].partition(":")[0], found["name"] or "", found["language"], found["text"])
 
 
 def fits(shown: str, printed: str) -> bool:
@@ -78,19 +87,22 @@ def fits(shown: str, printed: str) -> bool:
 
     >>> fits("at 2026-11-20T10:00:30Z: … done", "at 2031-01-01T00:00:00.5+01:00: all done"), fits("a", "b")
     (True, False)
+    >>> fits("a\\n…\\nd", "a\\nb\\nc\\nd"), fits("a\\nd", "a\\nb\\nd")
+    (True, False)
     """
-    lines, found = _normalised(shown), _normalised(printed)
-    if len(lines) != len(found):
-        return False
-    patterns = (".*".join(re.escape(part) for part in line.split("…")) for line in lines)
-    return all(re.fullmatch(pattern, line) for pattern, line in zip(patterns, found, strict=True))
+    patterns = [
+        r"(?:.*\n)*" if line == "…" else ".*".join(map(re.escape, line.split("…"))) + r"\n"
+        for line in _normalised(shown)
+    ]
+    return re.fullmatch("".join(patterns), "".join(f"{line}\n" for line in _normalised(printed))) is not None
 
 
 class Shell:
     """One bash for a page, in its own folder; it ends every process that it started."""
 
-    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, environment: dict[str, str], seconds: float = _TIMEOUT_SECONDS) -> None:
+        self._folder, self._seconds = folder, seconds
+        self._uuids: dict[str, str] = {}
         self._terminal: Terminal | None = None
         with (folder / "stderr.log").open("wb") as errors:
             self._process = subprocess.Popen(
@@ -110,14 +122,18 @@ class Shell:
         Raises:
             AssertionError: A command failed, or took too long.
         """
-        commands = block.text
+        commands = _UUID.sub(lambda shown: self._uuids.get(shown[0], shown[0]), block.text)
         if block.language == "python":
             program = self._folder / f"line_{block.line}.py"
-            program.write_text(block.text, encoding="utf-8")
+            program.write_text(commands, encoding="utf-8")
             commands = f"python {program.name}\n"
         printed, status = self._execute(commands)
         assert status == 0, f"exit status {status} of the block at line {block.line}:\n{printed}{self.errors()}"
         return printed
+
+    def learn(self, shown: str, printed: str) -> None:
+        """Let the UUIDs of an output stand for those that were printed."""
+        self._uuids.update(zip(_UUID.findall(shown), _UUID.findall(printed), strict=False))
 
     def open_terminal(self, block: Block) -> str:
         """Run a block in a terminal, in place of the one before; return what it shows from the first text on."""
@@ -173,7 +189,7 @@ class Shell:
             f"failed=0; trap 'failed=$?' ERR\n{{ {commands}\n}} </dev/null\ntrap - ERR; echo; echo {mark} $failed\n"
         )
         self._process.stdin.flush()
-        late = threading.Timer(_TIMEOUT_SECONDS, lambda: os.killpg(self._process.pid, signal.SIGKILL))
+        late = threading.Timer(self._seconds, lambda: os.killpg(self._process.pid, signal.SIGKILL))
         late.start()
         lines: list[str] = []
         try:
@@ -184,6 +200,27 @@ class Shell:
         finally:
             late.cancel()
         return "".join(lines), -1
+
+
+def follow(page: Path, shell: Shell) -> Iterator[tuple[Block, str, float]]:
+    """Run the blocks of a page in their order; yield each with the last output and its seconds."""
+    printed = ""
+    try:
+        for block in blocks(page):
+            begun = monotonic_seconds()
+            if block.what == "file":
+                shell.write(block)
+            elif block.what == "before":
+                shell.run(block)
+            elif block.what == "run":
+                printed = shell.run(block)
+            elif block.what == "terminal":
+                printed = shell.open_terminal(block)
+            elif block.what == "output":
+                shell.learn(block.text, printed)
+            yield block, printed, monotonic_seconds() - begun
+    finally:
+        shell.close()
 
 
 def _normalised(text: str) -> list[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import Shell, blocks, fits
+from tests.docs.pages import Shell, blocks, fits, follow
 from tests.strict_types import ROOT
 from tidewheel.local.lock import locked
 from tidewheel.local.ports import free_port
@@ -14,11 +14,14 @@ from tidewheel.local.stack import LocalStack, StackInfo
 from tidewheel.settings.kafka_client import client_variables
 from tidewheel.testing.plugin import DATABASE_VARIABLE, KAFKA_VARIABLE
 
-PAGES = ("README.md", "docs/quickstart.md", "docs/occurrences.md", "docs/testing.md", "docs/rest.md")
+PAGES = (
+    "README.md", "docs/quickstart.md", "docs/occurrences.md", "docs/testing.md", "docs/rest.md", "docs/tasks.md"
+)  # fmt: skip
+LONG = ("docs/tasks.md",)
 
 
 @pytest.mark.kafka
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [pytest.param(each, marks=[pytest.mark.slow] * (each in LONG)) for each in PAGES])
 def test_blocks_of_a_page_run_and_print_the_shown_output(
     page: str, stack: LocalStack, info: StackInfo, tmp_path: Path
 ) -> None:
@@ -34,24 +37,9 @@ def test_blocks_of_a_page_run_and_print_the_shown_output(
     }
     # Pages in other workers have the same stack, on which one `tidewheel dev` may run.
     with locked(stack.home / "tests.lock"):
-        follow(page, Shell(tmp_path, environment))
-
-
-def follow(page: str, shell: Shell) -> None:
-    """Run the blocks of a page in their order."""
-    printed = ""
-    try:
-        for block in blocks(ROOT / page):
-            if block.what == "file":
-                shell.write(block)
-            elif block.what == "run":
-                printed = shell.run(block)
-            elif block.what == "terminal":
-                printed = shell.open_terminal(block)
-            else:
+        for block, printed, _ in follow(ROOT / page, Shell(tmp_path, environment)):
+            if block.what == "output":
                 assert fits(block.text, printed), f"{page}:{block.line} shows\n{block.text}\nand got\n{printed}"
-    finally:
-        shell.close()
 
 
 @pytest.mark.parametrize("page", PAGES)

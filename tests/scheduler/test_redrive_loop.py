@@ -12,8 +12,10 @@ from tests.control.client.test_dead_letters import fail, redriven, work_off
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.transitions.acts import submit
 from tidewheel.control.client.client import Client
+from tidewheel.control.reads import dead_letters
 from tidewheel.postgres.session import Session
 from tidewheel.scheduler.redrive_loop import RedriveLoop, redrive_batch
+from tidewheel.transitions import redrives
 
 
 @pytest.fixture
@@ -77,6 +79,28 @@ def test_a_batch_that_is_not_committed_is_done_again(
         assert not redriven(clocked)
     work_off(clocked)
     assert len(redriven(clocked)) == 1
+
+
+def test_a_rare_error_is_found_by_batches_that_look_at_a_bounded_number(
+    client: Client, clocked: ClockedDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redrives, "_LOOKED_AT", 3)
+    monkeypatch.setattr(dead_letters, "LOOKED_AT", 3)
+    for _ in range(7):
+        fail(clocked)
+    rare = fail(clocked, error="Rare")
+    fail(clocked)
+    found = client.dead_letters.redrive(error_type="Rare", rate=1.0)
+    assert (found.matched, found.redrive_id is None) == (1, False)
+    assert found.redrive_id is not None
+    with closing(Session(clocked.url, "scheduler")) as session:
+        batches = [redrive_batch(session, clocked.installation, found.redrive_id) for _ in range(3)]
+    assert batches == [0, 0, 1], "a batch without a match costs nothing of the rate"
+    clocked.advance(timedelta(seconds=2))
+    work_off(clocked)
+    assert client.redrives.get(found.redrive_id).state == "finished"
+    assert set(redriven(clocked)) == {rare}
+    assert client.dead_letters.purge(error_type="Rare").purged == 1
 
 
 def test_a_dead_letter_whose_data_fail_stops_no_other(client: Client, clocked: ClockedDatabase) -> None:

@@ -140,6 +140,15 @@ def format_timestamp(moment: datetime) -> str:
     return moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
 
 
+def format_second(moment: datetime) -> str:
+    """Return an aware instant in UTC, in whole seconds.
+
+    >>> format_second(datetime(2026, 3, 29, 6, 0, 0, 250_000, tzinfo=UTC))
+    '2026-03-29T06:00:00Z'
+    """
+    return moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="seconds") + "Z"
+
+
 def one_line(maximum: int) -> Callable[[str], str]:
     """Return a check for text of one line, 1 to `most` characters, without control characters."""
 

@@ -21,6 +21,8 @@ POINTS = frozenset(
         "freeing.after_commit",
         "backfilling.before_commit",
         "backfilling.after_commit",
+        "redriving.before_commit",
+        "redriving.after_commit",
         "relay.read",
         "relay.produced",
         "relay.acknowledged",

@@ -1093,23 +1093,37 @@ SELECT j.job_id, j.shard, j.version, j.deleted_at, v.handler, v.queue, v.lane, v
  WHERE j.job_id = ANY (%(job_ids)s)
 
 -- name: scan_dead_letters
--- Returns a batch of a tenant's dead letters, the oldest first, with the columns that a redrive or a purge needs.
+-- Looks at the next `look` dead letters of a tenant, the oldest first; returns the first `limit` of these that match, and
+-- as no match the last one looked at, if there were so many.
 -- Index: dead_letters_by_tenant; dead_letters_by_job if a job is given; failed_runs_pkey. No lock.
-SELECT d.id, d.kind, d.run_id, d.created_at, d.redriven_at
-  FROM dead_letters AS d
-  LEFT JOIN failed_runs AS f ON f.run_id = d.run_id
- WHERE d.tenant = %(tenant)s AND (d.created_at, d.id) > (%(after_at)s, %(after_id)s)
-   AND d.created_at BETWEEN %(since)s AND %(until)s
-   AND (%(ids)s::bigint[] IS NULL OR d.id = ANY (%(ids)s))
-   AND (%(kind)s::text IS NULL OR d.kind = %(kind)s)
-   AND (%(job_id)s::uuid IS NULL OR d.job_id = %(job_id)s)
-   AND (%(redriven)s::boolean IS NULL OR (d.redriven_at IS NOT NULL) = %(redriven)s)
-   AND (%(status)s::text IS NULL OR f.state = %(status)s)
-   AND (%(error_type)s::text IS NULL OR f.error_type = %(error_type)s)
-   AND (%(queue)s::text IS NULL OR f.queue = %(queue)s)
-   AND (%(lane)s::text IS NULL OR f.lane = %(lane)s)
- ORDER BY d.created_at, d.id
- LIMIT %(limit)s
+-- Why: a rare error would read every dead letter in one statement.
+  WITH looked AS MATERIALIZED (
+    SELECT d.id, d.kind, d.run_id, d.created_at, d.redriven_at
+      FROM dead_letters AS d
+     WHERE d.tenant = %(tenant)s AND (d.created_at, d.id) > (%(after_at)s, %(after_id)s)
+       AND d.created_at BETWEEN %(since)s AND %(until)s
+       AND (%(ids)s::bigint[] IS NULL OR d.id = ANY (%(ids)s))
+       AND (%(job_id)s::uuid IS NULL OR d.job_id = %(job_id)s)
+     ORDER BY d.created_at, d.id
+     LIMIT %(look)s
+  )
+(SELECT d.id, d.kind, d.run_id, d.created_at, true AS matches
+   FROM looked AS d
+   LEFT JOIN failed_runs AS f ON f.run_id = d.run_id
+  WHERE (%(kind)s::text IS NULL OR d.kind = %(kind)s)
+    AND (%(redriven)s::boolean IS NULL OR (d.redriven_at IS NOT NULL) = %(redriven)s)
+    AND (%(status)s::text IS NULL OR f.state = %(status)s)
+    AND (%(error_type)s::text IS NULL OR f.error_type = %(error_type)s)
+    AND (%(queue)s::text IS NULL OR f.queue = %(queue)s)
+    AND (%(lane)s::text IS NULL OR f.lane = %(lane)s)
+  ORDER BY d.created_at, d.id
+  LIMIT %(limit)s)
+ UNION ALL
+(SELECT d.id, d.kind, d.run_id, d.created_at, false
+   FROM looked AS d
+  WHERE (SELECT count(*) FROM looked) = %(look)s
+  ORDER BY d.created_at DESC, d.id DESC
+  LIMIT 1)
 
 -- name: find_due_redrives
 -- Returns the running redrives whose next batch is due.

@@ -28,6 +28,7 @@ _SET_REDRIVE_STATE = _SQL["set_redrive_state"]
 _LOCK_REDRIVE = _SQL["lock_redrive"]
 
 MAX_REJECTIONS = 100  # stored one by one
+_LOOKED_AT = 2000  # dead letters of one batch of a redrive: some milliseconds, where an error is rare
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,19 @@ class DeadLetterRef:
     kind: str
     run_id: UUID | None
     created_at: datetime
-    redriven_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class LetterScan:
+    """A part of a walk over dead letters.
+
+    Args:
+        letters: Those that match, the oldest first.
+        last: The one after which the walk goes on; None at its end.
+    """
+
+    letters: Sequence[DeadLetterRef]
+    last: DeadLetterRef | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,19 +109,32 @@ class Redrive:
     finished_at: datetime | None = None
 
 
-def scan_dead_letters(connection: Conn, columns: Mapping[str, object]) -> list[DeadLetterRef]:
-    """Return a batch of dead letters after one of them, the oldest first."""
-    with connection.cursor(row_factory=class_row(DeadLetterRef), binary=True) as cursor:
-        return cursor.execute(_SCAN_DEAD_LETTERS, columns).fetchall()
+def scan_dead_letters(connection: Conn, columns: Mapping[str, object]) -> LetterScan:
+    """Look at the dead letters after one of them, and return those that match.
+
+    Args:
+        connection: Reads the rows.
+        columns: The filter; `look` and `limit`: the largest numbers of dead letters to look at, and to return.
+    """
+    rows = connection.execute(_SCAN_DEAD_LETTERS, columns, binary=True).fetchall()
+    letters: list[DeadLetterRef] = []
+    last: DeadLetterRef | None = None
+    for *values, matches in rows:
+        each = DeadLetterRef(*cast("tuple[int, str, UUID | None, datetime]", tuple(values)))
+        if matches:
+            letters.append(each)
+        else:
+            last = each
+    return LetterScan(letters, letters[-1] if len(letters) == columns["limit"] else last)
 
 
-def next_letters(connection: Conn, redrive: Redrive, limit: int) -> list[DeadLetterRef]:
-    """Return the next dead letters of a redrive, the oldest first."""
+def next_letters(connection: Conn, redrive: Redrive, limit: int) -> LetterScan:
+    """Look at the next dead letters of a redrive."""
     columns: dict[str, object] = {
         "tenant": redrive.tenant, "ids": redrive.ids, "kind": redrive.kind, "job_id": redrive.job_id,
         "status": redrive.status, "error_type": redrive.error_type, "queue": redrive.queue, "lane": redrive.lane,
         "since": redrive.since_at, "until": redrive.until_at, "redriven": False,
-        "after_at": redrive.after_at, "after_id": redrive.after_id, "limit": limit,
+        "after_at": redrive.after_at, "after_id": redrive.after_id, "limit": limit, "look": _LOOKED_AT,
     }  # fmt: skip
     return scan_dead_letters(connection, columns)
 

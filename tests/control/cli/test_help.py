@@ -2,15 +2,20 @@
 
 import inspect
 import os
+import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib import import_module
+from typing import Any
 
 import pytest
 
 from tests.control.cli.command import NO_DATABASE, tidewheel
 from tests.fixtures.database import Database
-from tidewheel.control.cli.commands import COMMANDS, Command, Group
+from tests.transitions.acts import submit
+from tidewheel.control.cli.commands import COMMANDS, Command, Group, root_command
+from tidewheel.control.cli.examples import EXAMPLES
 from tidewheel.control.cli.exit_codes import ExitCode
 
 ALL: dict[tuple[str, ...], Command] = {}
@@ -59,12 +64,41 @@ def test_help_line_of_the_table_is_the_docstring_of_the_command(words: tuple[str
 
 @pytest.mark.parametrize("group", [(), *((name,) for name, entry in COMMANDS.items() if isinstance(entry, Group))])
 def test_lists_of_commands_are_complete_and_not_cut_off(group: tuple[str, ...]) -> None:
-    listed = tidewheel(NO_DATABASE, *group, "--help").out.partition("Commands:")[2]
+    listed = tidewheel(NO_DATABASE, *group, "--help").out.partition("Commands:")[2].partition("\n\n")[0]
     assert "..." not in listed
     names = [words[len(group)] for words in ALL if words[: len(group)] == group]
     assert [line.split()[0] for line in listed.splitlines() if line[:2] == "  " != line[2:4]] == list(
         dict.fromkeys(names)
     )
+
+
+@pytest.mark.parametrize("words", [*ALL, ("run",), ("executor",)], ids=" ".join)
+def test_command_with_several_options_shows_examples_that_it_accepts(words: tuple[str, ...]) -> None:
+    name = " ".join(words)
+    command, _ = find_command(words)
+    shown = command.make_context(name, ["--"], resilient_parsing=True).command.params
+    own = [each for each in shown if each.opts[0][0] == "-" and not {*each.opts} & {"--help", "--tenant", "--output"}]
+    examples = EXAMPLES.get(name, ())
+    assert len(own) <= 2 or examples
+    printed = tidewheel(NO_DATABASE, *words, "--help").out
+    for example in examples:
+        assert f"  {example}\n" in printed
+        _, *arguments = shlex.split(example.removeprefix('eval "$(').removesuffix(')"'))
+        found, rest = find_command(arguments)
+        assert found.name == command.name
+        found.make_context(name, list(rest))
+
+
+def test_every_example_is_one_of_a_command() -> None:
+    assert set(EXAMPLES) <= {" ".join(words) for words in ALL} | {"run", "executor"}
+
+
+def find_command(words: Sequence[str]) -> tuple[Any, Sequence[str]]:
+    """Return the command that some words name, and its arguments."""
+    command: Any = root_command()
+    while words and words[0] in getattr(command, "commands", ()):
+        command, words = command.commands[words[0]], words[1:]
+    return command, words
 
 
 @pytest.mark.process
@@ -153,6 +187,19 @@ def test_a_closed_pipe_ends_quietly(database: Database) -> None:
 @pytest.mark.process
 @pytest.mark.parametrize(("words", "offered"), [("job li", "list"), ("run list --st", "--status")])
 def test_the_shell_completes_commands_and_their_options(words: str, offered: str) -> None:
+    assert offered in completed(words, NO_DATABASE)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("words", ["job show re", "run list --job re", "job show none-such"])
+def test_the_shell_completes_keys_of_jobs(database: Database, words: str) -> None:
+    submit(database, "report")
+    assert completed(words, database.url) == ([] if words.endswith("such") else ["report"])
+    assert completed(words, NO_DATABASE) == []
+
+
+def completed(words: str, database_url: str) -> list[str]:
+    """Return what bash offers after some words."""
     done = subprocess.run(
         [
             sys.executable,
@@ -161,6 +208,7 @@ def test_the_shell_completes_commands_and_their_options(words: str, offered: str
         ],
         env={
             **os.environ,
+            "TIDEWHEEL_DATABASE_URL": database_url,
             "_TIDEWHEEL_COMPLETE": "complete_bash",
             "COMP_WORDS": f"tidewheel {words}",
             "COMP_CWORD": str(len(words.split())),
@@ -169,7 +217,8 @@ def test_the_shell_completes_commands_and_their_options(words: str, offered: str
         text=True,
         check=False,
     )
-    assert offered in done.stdout.split(), done
+    assert not done.stderr, done
+    return done.stdout.split()
 
 
 def test_h_is_help() -> None:

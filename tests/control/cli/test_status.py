@@ -53,6 +53,20 @@ def test_status_names_each_role_that_does_not_live(database: Database) -> None:
     assert "warning: no intake lives: " in done.out
 
 
+def test_status_names_a_queue_without_the_executor_that_its_due_runs_need(database: Database) -> None:
+    submit(database)
+    run_id = trigger(database)
+    for role in ("scheduler", "relay", "intake"):
+        process(database, role)
+    executor(database, "other")
+    assert status(database).code == 0
+    database.execute("UPDATE job_runs SET publish_at = tidewheel_now() - interval '1 min'")
+    done = status(database)
+    assert done.code == ExitCode.FAILED
+    assert f"error: no executor of queue 'default' has the handler {HANDLER!r}\n" in done.out
+    assert f"  evidence: 1 run waits in tenant default, such as {run_id}\n" in done.out
+
+
 def test_status_has_what_is_due_and_each_freeze(database: Database) -> None:
     submit(database)
     trigger(database)

@@ -80,6 +80,22 @@ def test_commands_on_a_terminal_of_40_columns_cut_nothing(database: Database, mo
         assert command in facts or wide == [], command
 
 
+def test_a_narrow_table_goes_without_empty_columns_and_those_it_can_spare_before_it_becomes_records() -> None:
+    headings = ("run", "key", "cause", "duration", "why")
+    row = (RUN, "daily", "trigger", "5 ms", "")
+    shown = {
+        width: next(table_lines(headings, [row], columns=width, spare=("duration", "cause"))).split()
+        for width in (80, 62, 58, 48, 42)
+    }
+    assert shown == {
+        80: list(headings),
+        62: ["run", "key", "cause", "duration"],
+        58: ["run", "key", "cause"],
+        48: ["run", "key"],
+        42: ["run", RUN],
+    }
+
+
 def test_a_terminal_gets_colour_and_relative_times(monkeypatch: pytest.MonkeyPatch) -> None:
     row: tuple[Cell, ...] = (RUN, "daily", "failed", SystemClock().now() - timedelta(seconds=3.5), "")
     shown = printed(monkeypatch, [row])

@@ -1,0 +1,60 @@
+"""Examples that the help of commands shows, for those with more than two options of their own.
+
+A test parses each of them by the command that it shows.
+"""
+
+from collections.abc import Mapping
+
+EXAMPLES: Mapping[str, tuple[str, ...]] = {
+    "dev": ("tidewheel dev --handlers hello",),
+    "run": ("tidewheel run --roles scheduler,relay,executor --handlers hello",),
+    "bench": ("tidewheel bench --quick", "tidewheel bench pipeline"),
+    "intake": ("tidewheel intake --metrics-port 9101",),
+    "scheduler": ("tidewheel scheduler --metrics-port 9102",),
+    "relay": ("tidewheel relay --metrics-port 9103",),
+    "executor": ("tidewheel executor --handlers hello --queues default,reports --slots 50",),
+    "api": ("tidewheel api --host 0.0.0.0 --port 8080",),
+    "env": ('eval "$(tidewheel env)"', "tidewheel env --format kafka --secrets"),
+    "apply": ("tidewheel apply -f jobs.yaml --dry-run", "tidewheel apply -f jobs.yaml --prune --label team=billing"),
+    "job create": (
+        "tidewheel job create report --cron '0 9 * * MON-FRI' --tz Asia/Tokyo --url https://example.org/",
+        "tidewheel job create tidy --every 10m --handler tidy --max-attempts 5",
+        "tidewheel job create -f job.yaml",
+    ),
+    "job list": ("tidewheel job list --prefix reports/ --paused", "tidewheel job list --label team=billing -o json"),
+    "job update": ("tidewheel job update report --cron '30 9 * * MON-FRI'", "tidewheel job update -f job.yaml"),
+    "job pause": ("tidewheel job pause report --until 'tomorrow 09:00' --tz Europe/Berlin --reason audit",),
+    "job release": ("tidewheel job release report", "tidewheel job release --all --dry-run"),
+    "job trigger": (
+        """tidewheel job trigger send-email --payload '{"to": "a@example.org"}' --wait""",
+        "tidewheel job trigger report --delay 10m",
+    ),
+    "job backfill": ("tidewheel job backfill report --from 2026-11-01 --to 2026-11-08 --tz UTC --max-concurrent 4",),
+    "job preview": ("tidewheel job preview --cron '30 2 * * *' --tz Europe/Berlin --handler tidy",),
+    "job explain": (
+        "tidewheel job explain report",
+        "tidewheel job explain report --last 24h",
+        "tidewheel job explain report --at 2027-03-28T03:00 --tz Europe/Berlin",
+    ),
+    "job skip": ("tidewheel job skip report --at 'tomorrow 09:00' --tz Europe/Berlin --reason holiday",),
+    "job move": ("tidewheel job move report --at 'tomorrow 09:00' --to 'tomorrow 11:00' --tz Europe/Berlin",),
+    "freeze": ("tidewheel freeze --fleet --reason 'database upgrade'", "tidewheel freeze --queue reports"),
+    "thaw": ("tidewheel thaw --fleet",),
+    "calendar put": ("tidewheel calendar put weekend --weekdays SAT,SUN",),
+    "run list": ("tidewheel run list --status failed --since yesterday", "tidewheel run list --job report -n 10"),
+    "run cancel": (
+        "tidewheel run cancel --job report --not-started --dry-run",
+        "tidewheel run cancel --queue reports --before 1h",
+    ),
+    "run retry": ("tidewheel run retry 01a1f866-8561-8c4e-a263-6b34d2c2d0e3 --wait",),
+    "dlq list": ("tidewheel dlq list --since yesterday --error TimeoutError",),
+    "dlq redrive": (
+        "tidewheel dlq redrive --since yesterday --until today --dry-run",
+        "tidewheel dlq redrive --job send-email --error TimeoutError --rate 10/s --wait",
+    ),
+    "dlq purge": ("tidewheel dlq purge --until 30d --redriven --dry-run",),
+    "key create": ("tidewheel key create ci --scope write --scope read --expires 90d",),
+    "audit-log": ("tidewheel audit-log --since 24h --object job/report",),
+    "cron explain": ("tidewheel cron explain '0 9 * * MON-FRI' --tz America/New_York",),
+    "topics apply": ("tidewheel topics apply --queues default,reports --dry-run",),
+}

@@ -1,0 +1,45 @@
+"""A scheduler is killed during a redrive and another continues: every dead letter is redriven once."""
+
+from collections import Counter
+
+import pytest
+
+from tests.fixtures.oracle import Oracle
+from tests.fixtures.services import Fleet
+from tidewheel.control.client.client import Client
+
+pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.slow]
+
+LETTERS = 20
+RATE = 40.0  # a second: batches of four
+ONCE = {"max_attempts": 1}
+
+
+@pytest.mark.parametrize("point", ["redriving.before_commit", "redriving.after_commit"])
+def test_killed_redrive_is_continued_by_the_next_scheduler(point: str, fleet: Fleet, oracle: Oracle) -> None:
+    doomed = {"key": "doomed", "schedule": "manual", "target": "lost-cause", "retry": ONCE}
+    fleet.ask({"type": "job.submit", "job": doomed})
+    for _ in range(LETTERS):
+        fleet.ask({"type": "job.trigger", "key": "doomed"})
+    fleet.flush()
+    fleet.start_all("intake", "relay", "executor")
+    oracle.wait_answered()
+    fleet.until(lambda: fleet.database.count("dead_letters") == LETTERS, "each run is a dead letter")
+    with Client(fleet.database.url) as client:
+        redrive_id = client.dead_letters.redrive(rate=RATE).redrive_id
+        assert redrive_id is not None
+        fleet.start("scheduler", failpoint=f"{point}:exit:3").wait_killed()
+        begun = client.redrives.get(redrive_id)
+        assert (begun.state, 0 < begun.processed < LETTERS) == ("running", True)
+        fleet.start("scheduler")
+        fleet.until(lambda: client.redrives.get(redrive_id).state == "finished", "the redrive is finished")
+        assert client.redrives.get(redrive_id).redriven_count == LETTERS
+    oracle.wait_settled()
+    oracle.reader.read_to_end()
+    retried = {run: event.parent_run_id for run, event in oracle.completed().items() if event.parent_run_id}
+    originals = set(oracle.completed()) - set(retried)
+    assert Counter(retried.values()) == dict.fromkeys(originals, 1)
+    assert len(originals) == LETTERS
+    fleet.promised |= set(retried)
+    fleet.stop()
+    oracle.check(failures=("doomed",))
