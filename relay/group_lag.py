@@ -8,7 +8,7 @@ import logging
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 from confluent_kafka import (
     ConsumerGroupTopicPartitions,
@@ -73,14 +73,19 @@ class GroupLag:
         """Measure now.
 
         Raises:
-            KafkaException: The broker does not answer.
+            KafkaException: The broker refuses or does not answer.
+            TimeoutError: It does not answer in time.
         """
         if self._admin is None:
             self._admin = AdminClient({**self._kafka, "client.id": "tidewheel-relay-lag", "log_level": 2})
         found = self._admin.list_topics(timeout=_ANSWER_SECONDS).topics
         groups = {group: topic for group, topic in self._groups(found).items() if topic in found}
         places = [TopicPartition(topic, number) for topic in groups.values() for number in found[topic].partitions]
-        first, last = (_offsets(self._admin, places, spec) for spec in (OffsetSpec.earliest(), OffsetSpec.latest()))  # type: ignore[no-untyped-call]
+        if not places:
+            self._export({})
+            return
+        specs = OffsetSpec.earliest(), OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        first, last = (_offsets(self._admin, places, cast("OffsetSpec", spec)) for spec in specs)
         lags: dict[str, tuple[str, int]] = {}
         for group, topic in groups.items():
             committed = self._committed(group, [place for place in places if place.topic == topic])
@@ -133,7 +138,7 @@ class GroupLag:
         self._exported |= {group: topic for group, (topic, _) in lags.items()}
 
 
-def _offsets(admin: AdminClient, places: list[TopicPartition], spec: Any) -> dict[tuple[str, int], int]:  # noqa: ANN401 - the stub has no type
+def _offsets(admin: AdminClient, places: list[TopicPartition], spec: OffsetSpec) -> dict[tuple[str, int], int]:
     futures = cast(
         "Mapping[TopicPartition, Future[_Offset]]",
         admin.list_offsets(dict.fromkeys(places, spec), request_timeout=_ANSWER_SECONDS),  # pyright: ignore[reportUnknownMemberType]

@@ -20,6 +20,8 @@ from prometheus_client import (
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
+from tidewheel.runs import FINAL
+
 if TYPE_CHECKING:
     from wsgiref.types import WSGIApplication
 
@@ -207,6 +209,8 @@ class Metrics:
             else:
                 kind = Counter if row.kind is Kind.COUNTER else Gauge
                 self._metrics[row.name] = kind(name, row.meaning, row.labels, registry=registry)
+        for state in sorted(FINAL):
+            self.count("runs_ended", 0, state)  # a series that begins with its first failures has no rate
 
     def count(self, name: str, by: float = 1, *labels: str) -> None:
         """Raise a counter."""

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from tests.strict_types import LINKED
 from tests.tidewheel.postgres.test_statements import real_files
 from tidewheel.process.metrics import METRICS, Kind, Metric, Metrics
+from tidewheel.runs import FINAL
 
 TABLE = {row.name: row for row in METRICS}
 WRITES = {"count": Kind.COUNTER, "set": Kind.GAUGE, "observe": Kind.HISTOGRAM}
@@ -68,3 +69,9 @@ def test_exported_metrics_equal_the_written_ones() -> None:
     for bound, count in (("0.005", 1), ("0.025", 2), ("3600.0", 2), ("+Inf", 3)):
         assert series.format("_bucket", f'le="{bound}",', f"{count}.0") in text
     assert series.format("_sum", "", "7200.02") in text
+
+
+def test_ended_runs_are_counted_from_zero_so_that_a_process_first_failures_have_a_rate() -> None:
+    registry = CollectorRegistry()
+    Metrics(registry)
+    assert {registry.get_sample_value("tidewheel_runs_ended_total", {"state": state}) for state in FINAL} == {0.0}
