@@ -7,6 +7,7 @@ from functools import partial
 from tidewheel.bench.environment import Environment, Server
 from tidewheel.bench.measurement import Figure, Options, Round
 from tidewheel.bench.scenarios import (
+    api,
     bulk,
     cancel,
     conservation,
@@ -80,6 +81,7 @@ SCENARIOS: dict[str, tuple[Part, ...]] = {
     "rolling": (Part(_plain(rolling.measure), once=True),),
     "cancel": (Part(_plain(cancel.measure)),),
     "freeze": (Part(freeze.measure_claims), Part(freeze.measure_thaw, once=True)),
+    "api": (Part(api.measure, once=True),),
     "stages": (Part(stages.measure),),
     "peers": (Part(peers.measure),),
 }

@@ -59,24 +59,42 @@ coalesce(labels, '{}') @> %(labels)s
   AND (%(quarantined)s::boolean IS NULL OR %(quarantined)s = (job_id IN (
        SELECT q.job_id FROM quarantine AS q JOIN timers AS h USING (job_id) WHERE h.hold_reason = 'quarantine')))
 
+-- part: next_run_ahead(j)
+-- The first run that a timer has created ahead of its time, among the next 100 runs of a job.
+-- Index: job_runs_by_job. No lock.
+-- Why: triggers may have created a million delayed ones.
+SELECT min(w.scheduled_at) FILTER (WHERE w.cause = 'timer' AND w.attempt = 0) AS ahead_at
+          FROM (SELECT o.scheduled_at, o.cause, o.attempt FROM job_runs AS o
+                 WHERE o.job_id = j.job_id AND o.scheduled_at > tidewheel_now()
+                 ORDER BY o.scheduled_at
+                 LIMIT 100) AS w
+
+-- name: find_jobs_of_page
+-- Returns the first matching ids among the first `look` jobs of a tenant by key, their number, at most `count_limit`, that of
+-- all looked at, the last key.
+-- Index: jobs_by_key, walked from the page's start; job_versions_pkey. For quarantined jobs only, quarantine is read once,
+-- and timers_pkey. No lock.
+WITH seen AS MATERIALIZED (
+    SELECT key, job_id, version, labels, paused, finished_at, schedule_kind FROM jobs
+     WHERE tenant = %(tenant)s AND version > 0 AND deleted_at IS NULL
+       AND key COLLATE "C" >= %(prefix)s AND key COLLATE "C" > %(after)s
+       AND (%(beyond)s::text IS NULL OR key COLLATE "C" < %(beyond)s)
+     ORDER BY key COLLATE "C"
+     LIMIT %(look)s
+), matching AS MATERIALIZED (
+    SELECT key, job_id FROM seen WHERE {{job_matches(seen)}} LIMIT %(count_limit)s
+)
+SELECT ARRAY(SELECT job_id FROM matching ORDER BY key COLLATE "C" LIMIT %(limit)s) AS job_ids,
+       (SELECT count(*) FROM matching) AS matching, (SELECT count(*) FROM seen) AS looked_at,
+       (SELECT key FROM seen ORDER BY key COLLATE "C" DESC LIMIT 1) AS last_seen
+
 -- name: list_jobs
--- Returns a page of a tenant's jobs by key, each with its schedule, timer, first run created ahead, and latest run whose
--- instant has come.
--- Index: jobs_by_key, walked from the page's start over at most `look` rows; job_versions_pkey, timers_pkey,
--- job_runs_by_job; by job in every partition of finished_runs. For quarantined jobs only, quarantine is read once. No lock.
+-- Returns these jobs by key, each with its schedule, timer, first run created ahead, and latest run whose instant has come.
+-- Index: jobs_pkey, job_versions_pkey, timers_pkey, job_runs_by_job; by job in every partition of finished_runs. No lock.
 SELECT j.key, j.job_id, j.version, v.schedule_json, j.labels, j.paused, j.paused_until, j.finished_at, t.scheduled_at AS next_at,
        nullif(t.due_at, 'infinity') AS due_at, a.ahead_at, t.hold_reason, t.overridden OR v.policy_json LIKE '%%calendars":["%%' AS leaves_out, r.run_id, r.state, r.scheduled_at,
        r.started_at, r.finished_at AS ended_at, r.reason, r.error_type
-  FROM (SELECT *
-          FROM (SELECT * FROM jobs
-                 WHERE tenant = %(tenant)s AND version > 0 AND deleted_at IS NULL
-                   AND key COLLATE "C" >= %(prefix)s AND key COLLATE "C" > %(after)s
-                   AND (%(beyond)s::text IS NULL OR key COLLATE "C" < %(beyond)s)
-                 ORDER BY key COLLATE "C"
-                 LIMIT %(look)s) AS seen
-         WHERE {{job_matches(seen)}}
-         ORDER BY key COLLATE "C"
-         LIMIT %(limit)s) AS j
+  FROM jobs AS j
   JOIN job_versions AS v ON v.job_id = j.job_id AND v.version = j.version
   LEFT JOIN timers AS t ON t.job_id = j.job_id
   LEFT JOIN LATERAL (
@@ -84,37 +102,9 @@ SELECT j.key, j.job_id, j.version, v.schedule_json, j.labels, j.paused, j.paused
          WHERE l.job_id = j.job_id AND l.scheduled_at <= tidewheel_now()
          ORDER BY l.scheduled_at DESC
          LIMIT 1) AS r ON true
- CROSS JOIN LATERAL (
-        SELECT min(w.scheduled_at) AS ahead_at FROM job_runs AS w
-         WHERE w.job_id = j.job_id AND w.cause = 'timer' AND w.attempt = 0 AND w.scheduled_at > tidewheel_now()) AS a
+ CROSS JOIN LATERAL ({{next_run_ahead(j)}}) AS a
+ WHERE j.job_id = ANY (%(job_ids)s)
  ORDER BY j.key COLLATE "C"
-
--- name: count_jobs
--- Returns the number of matching jobs among the first `look` of a tenant, at most `limit`, and the number of these.
--- Index: jobs_by_key, job_versions_pkey. For quarantined jobs only, quarantine is read once, and timers_pkey. No lock.
-WITH seen AS MATERIALIZED (
-    SELECT job_id, version, labels, paused, finished_at, schedule_kind FROM jobs
-     WHERE tenant = %(tenant)s AND version > 0 AND deleted_at IS NULL
-       AND key COLLATE "C" >= %(prefix)s AND key COLLATE "C" > %(after)s
-       AND (%(beyond)s::text IS NULL OR key COLLATE "C" < %(beyond)s)
-     ORDER BY key COLLATE "C"
-     LIMIT %(look)s
-)
-SELECT count(*), (SELECT count(*) FROM seen)
-  FROM (SELECT 1 FROM seen
-         WHERE {{job_matches(seen)}}
-         LIMIT %(limit)s) AS matching
-
--- name: last_job_looked_at
--- Returns the last key that a page of jobs has looked at, if there are so many.
--- Index: jobs_by_key, walked from the page's start. No lock.
-SELECT key FROM jobs
- WHERE tenant = %(tenant)s AND version > 0 AND deleted_at IS NULL
-   AND key COLLATE "C" >= %(prefix)s AND key COLLATE "C" > %(after)s
-   AND (%(beyond)s::text IS NULL OR key COLLATE "C" < %(beyond)s)
- ORDER BY key COLLATE "C"
-OFFSET %(look)s - 1
- LIMIT 1
 
 -- name: show_job
 -- Returns one job with its current version as submitted, its pause, its timer and its latest run.
@@ -131,9 +121,7 @@ SELECT j.key, j.job_id, j.version, v.schedule_json, j.labels, j.paused, j.paused
          WHERE l.job_id = j.job_id AND l.scheduled_at <= tidewheel_now()
          ORDER BY l.scheduled_at DESC
          LIMIT 1) AS r ON true
- CROSS JOIN LATERAL (
-        SELECT min(w.scheduled_at) AS ahead_at FROM job_runs AS w
-         WHERE w.job_id = j.job_id AND w.cause = 'timer' AND w.attempt = 0 AND w.scheduled_at > tidewheel_now()) AS a
+ CROSS JOIN LATERAL ({{next_run_ahead(j)}}) AS a
  WHERE j.job_id = %(job_id)s AND j.deleted_at IS NULL
 
 -- name: find_tenant
@@ -378,30 +366,43 @@ SELECT v.version, v.effective_at, v.retired_at, NULL::timestamptz AS superseded_
 -- No index, no lock.
 SELECT 1
 
+-- part: fits_run_filter(u)
+-- True if a run fits the filters of a list.
+-- Index: for labels jobs_pkey, and the primary key of run_inputs in every partition. No lock.
+(%(states)s::text[] IS NULL OR u.state = ANY (%(states)s))
+   AND (%(queue)s::text IS NULL OR u.queue = %(queue)s) AND (%(lane)s::text IS NULL OR u.lane = %(lane)s)
+   AND (%(cause)s::text IS NULL OR u.cause = %(cause)s)
+   AND (%(labels)s::jsonb IS NULL
+        OR (SELECT coalesce(j.labels, '{}') FROM jobs AS j WHERE j.job_id = u.job_id)
+           || coalesce((SELECT i.labels FROM run_inputs AS i WHERE i.run_id = u.run_id), '{}') @> %(labels)s)
+
+-- part: page_by_id(seen)
+-- The first matching ids of a page in the order of ids, their number, that of all looked at, and the last id.
+-- No index, no lock.
+SELECT ARRAY(SELECT run_id FROM seen WHERE matches ORDER BY run_id DESC LIMIT %(limit)s) AS run_ids,
+       (SELECT count(*) FROM seen WHERE matches) AS matching, (SELECT count(*) FROM seen) AS looked_at,
+       (SELECT run_id FROM seen ORDER BY run_id LIMIT 1) AS last_seen
+
+-- part: page_by_instant(seen)
+-- The same in the order of nominal instants.
+-- No index, no lock.
+SELECT ARRAY(SELECT run_id FROM seen WHERE matches ORDER BY scheduled_at DESC, run_id DESC LIMIT %(limit)s) AS run_ids,
+       (SELECT count(*) FROM seen WHERE matches) AS matching, (SELECT count(*) FROM seen) AS looked_at,
+       (SELECT run_id FROM seen ORDER BY scheduled_at, run_id LIMIT 1) AS last_seen
+
 -- name: find_runs
--- Returns the first matching ids among the newest `look` runs, open ones of any tenant included, their number, that of all looked at, the last id.
--- Index: job_runs_pkey and by tenant in every partition, walked backwards. No lock.
+-- Returns the first matching ids among the newest `look` runs of a tenant, their number, that of all looked at, the last id.
+-- Index: job_runs_by_tenant and by tenant in every partition, walked backwards. No lock.
+-- Why: with `tenant =` the planner may walk job_runs_pkey, past the rows of other tenants.
 WITH seen AS MATERIALIZED (
-    SELECT u.run_id,
-           u.tenant = %(tenant)s AND (%(state)s::text IS NULL OR u.state = %(state)s)
-           AND (%(queue)s::text IS NULL OR u.queue = %(queue)s) AND (%(lane)s::text IS NULL OR u.lane = %(lane)s)
-           AND (%(cause)s::text IS NULL OR u.cause = %(cause)s)
-           AND (%(labels)s::jsonb IS NULL
-                OR (SELECT coalesce(j.labels, '{}') FROM jobs AS j WHERE j.job_id = u.job_id)
-                   || coalesce((SELECT i.labels FROM run_inputs AS i WHERE i.run_id = u.run_id), '{}') @> %(labels)s) AS matches
-      FROM ((SELECT run_id, tenant, job_id, state, queue, lane, cause FROM job_runs
-              WHERE run_id < %(before_id)s AND run_id >= %(first_id)s
-              ORDER BY run_id DESC LIMIT %(look)s)
-             UNION ALL
-            (SELECT run_id, tenant, job_id, state, queue, lane, cause FROM finished_runs
-              WHERE tenant = %(tenant)s AND run_id < %(before_id)s AND run_id >= %(first_id)s
-              ORDER BY run_id DESC LIMIT %(look)s)) AS u
-     ORDER BY u.run_id DESC
+    SELECT u.run_id, {{fits_run_filter(u)}} AS matches
+      FROM (SELECT * FROM runs AS r
+             WHERE (r.tenant, r.run_id) < (%(tenant)s, %(before_id)s)
+               AND (r.tenant, r.run_id) >= (%(tenant)s, %(first_id)s)) AS u
+     ORDER BY u.tenant DESC, u.run_id DESC
      LIMIT %(look)s
 )
-SELECT ARRAY(SELECT run_id FROM seen WHERE matches ORDER BY run_id DESC LIMIT %(limit)s) AS run_ids,
-       (SELECT count(*) FROM seen WHERE matches) AS matching, (SELECT count(*) FROM seen) AS seen,
-       (SELECT run_id FROM seen ORDER BY run_id LIMIT 1) AS last_seen
+{{page_by_id(seen)}}
 
 -- name: find_unfired
 -- Returns the spans and the skipped runs of a job that end after an instant, the newest first.
@@ -429,68 +430,57 @@ SELECT *
  LIMIT %(limit)s
 
 -- name: find_runs_of_job
--- Returns the first matching ids among the newest `look` runs of a job by instant, their number, that of all looked at, the last id.
+-- Returns the same of the newest `look` runs of a job by instant.
 -- Index: job_runs_by_job and by job in every partition, walked backwards. No lock.
 WITH seen AS MATERIALIZED (
-    SELECT u.run_id, u.scheduled_at,
-           (%(state)s::text IS NULL OR u.state = %(state)s)
-           AND (%(queue)s::text IS NULL OR u.queue = %(queue)s) AND (%(lane)s::text IS NULL OR u.lane = %(lane)s)
-           AND (%(cause)s::text IS NULL OR u.cause = %(cause)s)
-           AND (%(labels)s::jsonb IS NULL
-                OR (SELECT coalesce(j.labels, '{}') FROM jobs AS j WHERE j.job_id = u.job_id)
-                   || coalesce((SELECT i.labels FROM run_inputs AS i WHERE i.run_id = u.run_id), '{}') @> %(labels)s) AS matches
+    SELECT u.run_id, u.scheduled_at, {{fits_run_filter(u)}} AS matches
       FROM (SELECT * FROM runs AS r
              WHERE r.job_id = %(job_id)s AND (r.scheduled_at, r.run_id) < (%(before_at)s, %(before_id)s)
                AND r.scheduled_at BETWEEN %(since)s AND %(until)s) AS u
      ORDER BY u.scheduled_at DESC, u.run_id DESC
      LIMIT %(look)s
 )
-SELECT ARRAY(SELECT run_id FROM seen WHERE matches ORDER BY scheduled_at DESC, run_id DESC LIMIT %(limit)s) AS run_ids,
-       (SELECT count(*) FROM seen WHERE matches) AS matching, (SELECT count(*) FROM seen) AS seen,
-       (SELECT run_id FROM seen ORDER BY scheduled_at, run_id LIMIT 1) AS last_seen
+{{page_by_instant(seen)}}
 
 -- name: find_open_runs
--- Returns the first matching ids among the newest `look` open runs of any tenant, their number, that of all looked at, the last id.
--- Index: job_runs_pkey walked backwards, or job_runs_by_job. No lock.
+-- Returns the same of the newest `look` open runs of a tenant; `ahead` narrows to those before their time, or due.
+-- Index: job_runs_by_tenant, walked backwards. No lock.
+-- Why: as for find_runs.
 WITH seen AS MATERIALIZED (
-    SELECT u.run_id,
-           u.tenant = %(tenant)s AND u.state = ANY (%(states)s)
-           AND (%(ahead)s::boolean IS NULL OR (u.publish_at > tidewheel_now()) = %(ahead)s)
-           AND (%(queue)s::text IS NULL OR u.queue = %(queue)s) AND (%(lane)s::text IS NULL OR u.lane = %(lane)s)
-           AND (%(cause)s::text IS NULL OR u.cause = %(cause)s)
-           AND (%(labels)s::jsonb IS NULL
-                OR (SELECT coalesce(j.labels, '{}') FROM jobs AS j WHERE j.job_id = u.job_id)
-                   || coalesce((SELECT i.labels FROM run_inputs AS i WHERE i.run_id = u.run_id), '{}') @> %(labels)s) AS matches
-      FROM (SELECT run_id, tenant, job_id, state, queue, lane, cause, publish_at FROM job_runs
-             WHERE (%(job_id)s::uuid IS NULL OR job_id = %(job_id)s)
-               AND run_id < %(before_id)s AND run_id >= %(first_id)s
-               AND scheduled_at BETWEEN %(since)s AND %(until)s) AS u
-     ORDER BY u.run_id DESC
+    SELECT u.run_id, {{fits_run_filter(u)}}
+           AND (%(ahead)s::boolean IS NULL OR (u.publish_at > (SELECT tidewheel_now())) = %(ahead)s) AS matches
+      FROM job_runs AS u
+     WHERE (u.tenant, u.run_id) < (%(tenant)s, %(before_id)s) AND (u.tenant, u.run_id) >= (%(tenant)s, %(first_id)s)
+     ORDER BY u.tenant DESC, u.run_id DESC
      LIMIT %(look)s
 )
-SELECT ARRAY(SELECT run_id FROM seen WHERE matches ORDER BY run_id DESC LIMIT %(limit)s) AS run_ids,
-       (SELECT count(*) FROM seen WHERE matches) AS matching, (SELECT count(*) FROM seen) AS seen,
-       (SELECT run_id FROM seen ORDER BY run_id LIMIT 1) AS last_seen
+{{page_by_id(seen)}}
+
+-- name: find_open_runs_of_job
+-- Returns the same of the newest `look` open runs of a job by instant.
+-- Index: job_runs_by_job, walked backwards. No lock.
+WITH seen AS MATERIALIZED (
+    SELECT u.run_id, u.scheduled_at, {{fits_run_filter(u)}}
+           AND (%(ahead)s::boolean IS NULL OR (u.publish_at > (SELECT tidewheel_now())) = %(ahead)s) AS matches
+      FROM job_runs AS u
+     WHERE u.job_id = %(job_id)s AND (u.scheduled_at, u.run_id) < (%(before_at)s, %(before_id)s)
+       AND u.scheduled_at BETWEEN %(since)s AND %(until)s
+     ORDER BY u.scheduled_at DESC, u.run_id DESC
+     LIMIT %(look)s
+)
+{{page_by_instant(seen)}}
 
 -- name: find_failed_runs
--- Returns the first matching ids among the newest `look` failed and timed-out runs of a tenant, their number, that of all looked at, the last id.
+-- Returns the same of the newest `look` failed and timed-out runs of a tenant.
 -- Index: failed_runs_by_tenant, walked backwards. No lock.
 WITH seen AS MATERIALIZED (
-    SELECT u.run_id,
-           u.state = %(state)s
-           AND (%(queue)s::text IS NULL OR u.queue = %(queue)s) AND (%(lane)s::text IS NULL OR u.lane = %(lane)s)
-           AND (%(cause)s::text IS NULL OR u.cause = %(cause)s)
-           AND (%(labels)s::jsonb IS NULL
-                OR (SELECT coalesce(j.labels, '{}') FROM jobs AS j WHERE j.job_id = u.job_id)
-                   || coalesce((SELECT i.labels FROM run_inputs AS i WHERE i.run_id = u.run_id), '{}') @> %(labels)s) AS matches
-      FROM (SELECT run_id, tenant, job_id, state, queue, lane, cause FROM failed_runs
-             WHERE tenant = %(tenant)s AND run_id < %(before_id)s AND run_id >= %(first_id)s) AS u
-     ORDER BY u.run_id DESC
+    SELECT u.run_id, {{fits_run_filter(u)}} AS matches
+      FROM failed_runs AS u
+     WHERE (u.tenant, u.run_id) < (%(tenant)s, %(before_id)s) AND (u.tenant, u.run_id) >= (%(tenant)s, %(first_id)s)
+     ORDER BY u.tenant DESC, u.run_id DESC
      LIMIT %(look)s
 )
-SELECT ARRAY(SELECT run_id FROM seen WHERE matches ORDER BY run_id DESC LIMIT %(limit)s) AS run_ids,
-       (SELECT count(*) FROM seen WHERE matches) AS matching, (SELECT count(*) FROM seen) AS seen,
-       (SELECT run_id FROM seen ORDER BY run_id LIMIT 1) AS last_seen
+{{page_by_id(seen)}}
 
 -- name: read_runs
 -- Returns the given runs in their current state.
@@ -664,14 +654,30 @@ SELECT r.redrive_id, r.state, r.kind, r.ids, j.key, r.status, r.error_type, r.qu
 
 -- name: list_freezes
 -- Returns the standing freezes of a tenant and of the fleet, each with its jobs and what waits under it.
--- Index: freezes_pkey; frozen_jobs_pkey and job_runs_by_job for a freeze by jobs; else the open runs up to the limit, or
--- all of them if few fit. timers_frozen, job_versions_pkey. No lock.
+-- Index: freezes_pkey, frozen_jobs_pkey. Of the open runs at most `look` are read, by job_runs_by_job, job_runs_by_tenant
+-- or job_runs_due; timers_frozen, job_versions_pkey. No lock.
 SELECT f.tenant, f.queue, f.labels, f.key_prefix, f.created_by AS by, f.reason, f.created_at AS since,
        CASE WHEN f.by_job THEN (SELECT count(*) FROM frozen_jobs AS k WHERE k.freeze_id = f.id) END AS jobs,
        (SELECT count(*) FROM (
-            SELECT FROM job_runs AS o
+            SELECT FROM (
+                (SELECT o.tenant, o.queue, o.state, o.publish_at
+                   FROM (SELECT k.job_id FROM frozen_jobs AS k WHERE f.by_job AND k.freeze_id = f.id) AS named
+                   JOIN job_runs AS o ON o.job_id = named.job_id
+                  LIMIT %(look)s)
+                UNION ALL
+                (SELECT o.tenant, o.queue, o.state, o.publish_at FROM job_runs AS o
+                  WHERE NOT f.by_job AND f.tenant IS NOT NULL AND o.tenant = f.tenant
+                  LIMIT %(look)s)
+                UNION ALL
+                (SELECT o.tenant, o.queue, o.state, o.publish_at FROM job_runs AS o
+                  WHERE NOT f.by_job AND f.tenant IS NULL AND f.queue IS NOT NULL AND o.queue = f.queue
+                    AND o.lane IN ('critical', 'standard', 'batch') AND o.publish_at <= (SELECT tidewheel_now())
+                  LIMIT %(look)s)
+                UNION ALL
+                (SELECT o.tenant, o.queue, o.state, o.publish_at FROM job_runs AS o
+                  WHERE NOT f.by_job AND f.tenant IS NULL AND f.queue IS NULL
+                  LIMIT %(look)s)) AS o
              WHERE (f.tenant IS NULL OR o.tenant = f.tenant) AND (f.queue IS NULL OR o.queue = f.queue)
-               AND (NOT f.by_job OR o.job_id IN (SELECT k.job_id FROM frozen_jobs AS k WHERE k.freeze_id = f.id))
                AND o.state = ANY (%(states)s) AND o.publish_at <= (SELECT tidewheel_now())
              LIMIT %(limit)s) AS counted) AS waiting,
        (SELECT count(*) FROM (
@@ -725,50 +731,66 @@ SELECT tenant, created_at
  ORDER BY tenant
  LIMIT %(limit)s
 
--- name: find_run_changes
--- Returns the database's clock, the newest open runs among the newest `look`, and the oldest ends since an instant that
--- are not known, each with state, attempt and end.
--- Index: job_runs_pkey walked backwards, or job_runs_by_job; finished_runs_by_end of the days since. No lock.
-SELECT o.run_id, o.state, o.attempt, NULL::timestamptz AS finished_at, tidewheel_now() AS now
-  FROM (SELECT u.run_id, u.state, u.attempt
-          FROM (SELECT run_id, tenant, state, attempt FROM job_runs
-                 WHERE %(job_id)s::uuid IS NULL OR job_id = %(job_id)s
-                 ORDER BY run_id DESC LIMIT %(look)s) AS u
-         WHERE u.tenant = %(tenant)s
-         ORDER BY u.run_id DESC
-         LIMIT %(open_limit)s) AS o
+-- name: find_open_states
+-- Returns the states of the newest `limit` open runs of a tenant by id, or of one of its jobs by instant.
+-- Index: job_runs_by_tenant, walked backwards; job_runs_by_job if a job is given. No lock.
+(SELECT run_id, state, attempt FROM job_runs
+  WHERE %(job_id)s::uuid IS NULL AND (tenant, run_id) >= (%(tenant)s, '00000000-0000-0000-0000-000000000000')
+    AND tenant <= %(tenant)s
+  ORDER BY tenant DESC, run_id DESC
+  LIMIT %(limit)s)
  UNION ALL
-SELECT f.run_id, f.state, f.attempt, f.finished_at, tidewheel_now()
-  FROM (SELECT run_id, state, attempt, finished_at FROM finished_runs
-         WHERE finished_at >= %(since)s AND tenant = %(tenant)s
-           AND (%(job_id)s::uuid IS NULL OR job_id = %(job_id)s) AND NOT run_id = ANY (%(known)s)
-         ORDER BY finished_at, run_id
-         LIMIT %(limit)s) AS f
+(SELECT run_id, state, attempt FROM job_runs
+  WHERE job_id = %(job_id)s
+  ORDER BY scheduled_at DESC
+  LIMIT %(limit)s)
+
+-- name: find_ends
+-- Returns the database's clock, the number of runs of all tenants that ended in a span, and the oldest of these ends that
+-- fit and are not known; one row at least.
+-- Index: finished_runs_by_end of the days of the span. No lock.
+WITH looked AS MATERIALIZED (
+    SELECT run_id, job_id, tenant, finished_at FROM finished_runs
+     WHERE finished_at >= %(first)s AND finished_at < %(until)s
+)
+SELECT tidewheel_now(), c.looked_at, f.*
+  FROM (SELECT count(*) AS looked_at FROM looked) AS c
+  LEFT JOIN LATERAL (
+    SELECT run_id, finished_at FROM looked
+     WHERE tenant = %(tenant)s AND (%(job_id)s::uuid IS NULL OR job_id = %(job_id)s) AND NOT run_id = ANY (%(known)s)
+     ORDER BY finished_at, run_id
+     LIMIT %(limit)s
+  ) AS f ON true
+ ORDER BY f.finished_at, f.run_id
 
 -- name: read_waits
 -- Returns what decides for what open runs wait: their rows, active runs, executors, and the executors that could run them.
--- Index: job_runs_pkey, active_runs_pkey, executors_pkey, pending_cancels_by_run; executors as a whole, a row a process. No lock.
+-- Index: job_runs_pkey, active_runs_pkey, executors_pkey, pending_cancels_by_run; executors as a whole, a row a process, for
+-- each queue and handler. No lock.
+WITH able AS MATERIALIZED (
+    SELECT n.queue, n.handler, count(*) FILTER (WHERE x.is_live AND x.has_handler) AS able,
+           count(*) FILTER (WHERE x.is_live) AS serving, max(x.last_heartbeat_at) FILTER (WHERE x.has_handler) AS able_seen_at
+      FROM (SELECT DISTINCT queue, handler FROM job_runs WHERE run_id = ANY (%(run_ids)s)) AS n
+     CROSS JOIN LATERAL (
+        SELECT g.last_heartbeat_at, n.handler = ANY (g.handlers) AS has_handler,
+               NOT g.stopping
+               AND g.last_heartbeat_at > (SELECT tidewheel_now()) - coalesce(g.lease, %(lease)s::interval) AS is_live
+          FROM executors AS g
+         WHERE n.queue = ANY (g.queues)
+      ) AS x
+     GROUP BY n.queue, n.handler
+)
 SELECT o.run_id, o.state, o.queue, o.handler, o.attempt, nullif(o.publish_at, 'infinity') AS publish_at,
        o.publish_at > (SELECT tidewheel_now()) AS is_ahead, o.started_at, o.external_deadline_at,
        t.run_id AS behind_run_id, b.state AS behind_state, o.executor_id, e.name AS executor, e.last_heartbeat_at AS seen_at,
        coalesce(e.last_heartbeat_at <= (SELECT tidewheel_now()) - coalesce(e.lease, %(lease)s::interval), true) AS is_silent,
        EXISTS (SELECT FROM pending_cancels AS c WHERE c.run_id = o.run_id) AS cancel_requested,
-       f.able, f.serving, f.able_seen_at
+       coalesce(f.able, 0) AS able, coalesce(f.serving, 0) AS serving, f.able_seen_at
   FROM job_runs AS o
+  LEFT JOIN able AS f ON f.queue = o.queue AND f.handler = o.handler
   LEFT JOIN active_runs AS t ON t.job_id = o.job_id AND t.run_id <> o.run_id
   LEFT JOIN job_runs AS b ON b.run_id = t.run_id
   LEFT JOIN executors AS e ON e.executor_id = o.executor_id
- CROSS JOIN LATERAL (
-    SELECT count(*) FILTER (WHERE x.is_live AND x.has_handler) AS able, count(*) FILTER (WHERE x.is_live) AS serving,
-           max(x.last_heartbeat_at) FILTER (WHERE x.has_handler) AS able_seen_at
-      FROM (
-        SELECT g.last_heartbeat_at, o.handler = ANY (g.handlers) AS has_handler,
-               NOT g.stopping
-               AND g.last_heartbeat_at > (SELECT tidewheel_now()) - coalesce(g.lease, %(lease)s::interval) AS is_live
-          FROM executors AS g
-         WHERE o.queue = ANY (g.queues)
-      ) AS x
-  ) AS f
  WHERE o.run_id = ANY (%(run_ids)s)
 
 -- name: find_freezes_of_runs

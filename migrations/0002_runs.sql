@@ -56,6 +56,7 @@ COMMENT ON COLUMN job_runs.schedule_to_close_at IS 'the time at which schedule_t
 COMMENT ON COLUMN job_runs.external_deadline_at IS 'the time limit for the external completion of a waiting run';
 CREATE INDEX job_runs_due ON job_runs (queue, lane, publish_at);
 CREATE INDEX job_runs_by_job ON job_runs (job_id, scheduled_at); -- finds a job's oldest buffered run first
+CREATE INDEX job_runs_by_tenant ON job_runs (tenant, run_id); -- lists of a tenant never walk another's rows
 CREATE INDEX job_runs_moved_ahead ON job_runs (job_id) WHERE moved_ahead;
 CREATE INDEX job_runs_deadline ON job_runs (deadline_at) WHERE deadline_at IS NOT NULL;
 
@@ -89,7 +90,7 @@ CREATE TABLE finished_runs (
 COMMENT ON TABLE finished_runs IS 'each partition has a unique index on run_id as well';
 COMMENT ON COLUMN finished_runs.started_at IS 'the start of the last attempt; null if the run ended between two attempts, or before the first';
 CREATE INDEX finished_runs_by_job ON finished_runs (job_id, scheduled_at);
-CREATE INDEX finished_runs_by_tenant ON finished_runs (tenant, run_id); -- lists of a tenant never walk another's rows
+CREATE INDEX finished_runs_by_tenant ON finished_runs (tenant, run_id); -- for lists, as job_runs_by_tenant
 CREATE INDEX finished_runs_by_end ON finished_runs USING brin (finished_at) WITH (pages_per_range = 16, autosummarize = on); -- for the stream of changes
 
 -- All runs, open and finished, in one statement: a run that ends between two statements is in neither result.

@@ -8,10 +8,9 @@ again with it gets later ends, some perhaps twice, and the open runs as they are
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import cast
 from uuid import UUID
 
 from fastapi import APIRouter
@@ -40,6 +39,9 @@ _ALIVE_SECONDS = 15.0  # between two comments, so that proxies keep the connecti
 _REMEMBERED = 10_000  # ends that are not sent again
 _COMMITS_WITHIN = timedelta(seconds=5)
 _OLDEST = timedelta(hours=1)  # of a Last-Event-ID: older ends are listed by GET /runs
+# An index by the end of a run finds a span of it, but no tenant: the span is short where others end many runs.
+_SPAN, _SHORT_SPAN, _FEW_ENDS = timedelta(seconds=16), timedelta(seconds=1), 5000
+_LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class EventsQuery(TenantQuery):
@@ -119,43 +121,46 @@ class _Stream:
         tenant: The tenant.
         job: Only runs of this job.
         since: The end that the client has seen last.
+        full: True if later ends can be read at once.
     """
 
     tenant: str
     job: str | None
     since: datetime | None
     full: bool = False
-    _oldest: datetime | None = None
-    _open: dict[UUID, tuple[str, int]] | None = None
+    _read_until: datetime | None = None
+    _oldest: datetime = _LONG_AGO
+    _span: timedelta = _SPAN
+    _open: Mapping[UUID, tuple[str, int]] | None = None
     _ended: OrderedDict[UUID, datetime] = field(default_factory=OrderedDict[UUID, datetime])
 
     def read(self, state: WorkerState) -> bytes:
         """Return the events since the last call."""
         with state.connection(self.tenant).snapshot() as reading:
-            if self._oldest is None:
+            if self._read_until is None:
                 now = start_of_changes(reading, self.tenant, self.job)
                 if self.since is None:
                     self.since = now
                 else:
                     self._open = {}  # every open run is sent as it is now
-                self._oldest = max(self.since, now - _OLDEST)
-            start = max(self.since or self._oldest, self._oldest)
+                self._oldest = self._read_until = max(self.since, now - _OLDEST)
             # A transaction that sets the time of its ends commits later.
-            first = max(start - _COMMITS_WITHIN, self._oldest)
-            found = read_run_changes(reading, self.tenant, self.job, since=first, known=list(self._ended))
-            ended = [each for each in found if each.finished_at is not None]
-            standing = {each.run_id: (each.state, each.attempt) for each in found if each.finished_at is None}
-            before = standing if self._open is None else self._open
-            moved = [run_id for run_id, at in standing.items() if before.get(run_id) != at]
-            runs = {run.run_id: run for run in read_runs(reading, [*moved, *(each.run_id for each in ended)])}
-        self._open, self.full = standing, len(ended) >= ENDS
+            first, until = max(self._read_until - _COMMITS_WITHIN, self._oldest), self._read_until + self._span
+            found = read_run_changes(reading, self.tenant, self.job, first=first, until=until, known=list(self._ended))
+            before = found.open_runs if self._open is None else self._open
+            moved = [run_id for run_id, at in found.open_runs.items() if before.get(run_id) != at]
+            runs = {run.run_id: run for run in read_runs(reading, [*moved, *(each.run_id for each in found.ends)])}
+        self._open = found.open_runs
         text = b"".join(_event(runs[run_id], None) for run_id in reversed(moved) if run_id in runs)
-        for each in ended:
-            finished_at = cast("datetime", each.finished_at)
-            self.since = max(self.since or finished_at, finished_at)
-            self._ended[each.run_id] = finished_at
+        for each in found.ends:
+            self.since = max(self.since or each.finished_at, each.finished_at)
+            self._ended[each.run_id] = each.finished_at
             if each.run_id in runs:
                 text += _event(runs[each.run_id], self.since)
+        is_cut = len(found.ends) >= ENDS
+        self.full = is_cut or until <= found.now
+        self._read_until = max(self._read_until, found.ends[-1].finished_at if is_cut else min(until, found.now))
+        self._span = _SPAN if found.looked_at < _FEW_ENDS else _SHORT_SPAN
         while len(self._ended) > _REMEMBERED:
             _, self._oldest = self._ended.popitem(last=False)
         return text

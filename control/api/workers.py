@@ -25,6 +25,7 @@ _READ_THREADS = _WRITE_THREADS = 4
 _STREAM_THREADS = 2
 # A read that takes longer would keep others out. Its answer is 503.
 _READ_LIMIT = "-c statement_timeout=10s"
+_STREAM_OPTIONS = f"{_READ_LIMIT} -c enable_bitmapscan=on"  # a BRIN index has no other scan
 _QUEUED = 16  # requests per thread: at some milliseconds each, more would wait for seconds
 
 
@@ -118,7 +119,7 @@ class Pools:
         self.reports = Workers(url, installation, threads=_REPORT_THREADS, stop=stop)
         self.strangers = Workers(url, installation, threads=_STRANGER_THREADS, stop=stop)
         self.reads = Workers(url, installation, threads=_READ_THREADS, stop=stop, options=_READ_LIMIT)
-        self.streams = Workers(url, installation, threads=_STREAM_THREADS, stop=stop, options=_READ_LIMIT)
+        self.streams = Workers(url, installation, threads=_STREAM_THREADS, stop=stop, options=_STREAM_OPTIONS)
         self.writes = Workers(url, installation, threads=_WRITE_THREADS, stop=stop)
         self.keys = Workers(url, installation, threads=_KEY_THREADS, stop=stop)
         self.probes = Workers(url, installation, threads=1, stop=stop)

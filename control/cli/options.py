@@ -17,7 +17,7 @@ from psycopg import DatabaseError, IsolationLevel
 from tidewheel.audit import Door, process_actor
 from tidewheel.errors import TidewheelError, refuse
 from tidewheel.migrations.runner import require_current
-from tidewheel.postgres.session import Conn, Session, connect_configured
+from tidewheel.postgres.session import FOR_LISTS, Conn, Session, connect_configured
 from tidewheel.settings.connections import Connections
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def reading() -> Generator[Conn]:
         Unavailable: It does not answer; the message names the setting that holds its address.
         MigrationError: The database lacks migrations.
     """
-    session = Session(checked_url(), "tidewheel-cli")
+    session = Session(checked_url(), "tidewheel-cli", options=FOR_LISTS)
     try:
         session.connection().isolation_level = IsolationLevel.REPEATABLE_READ
         with session.transaction() as connection:

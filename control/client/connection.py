@@ -18,7 +18,7 @@ from tidewheel.intake.lock_wait import RowLocked
 from tidewheel.intake.request import ReceivedRequest
 from tidewheel.jobs.parsing import parse_request
 from tidewheel.postgres.notify import Channel, Notifier
-from tidewheel.postgres.session import CommitUnknown, Conn, Session
+from tidewheel.postgres.session import FOR_LISTS, CommitUnknown, Conn, Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.schemas.generated.records import Reply
 from tidewheel.settings.connections import Connections
@@ -60,7 +60,7 @@ class Connection:
         settings = settings or Connections.load(database_url=database_url)
         self.url = settings.database()
         self.tenant, self.actor = tenant, actor or process_actor()
-        self._session = Session(self.url, application, options=options)
+        self._session = Session(self.url, application, options=f"{FOR_LISTS} {options}")
         with self._session.transaction() as connection:
             self.installation = read_installation(connection, settings)
         self._notifier = Notifier(self.url, f"{application}-notify")

@@ -18,6 +18,7 @@ _FIND_FREEZES_OF = _SQL["find_freezes_of"]
 
 MAX_WAITING = 10_000
 """The runs that are counted for each freeze: more are shown as at least so many."""
+_LOOKED_AT = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,8 @@ class FreezeSummary:
     Args:
         freeze: The freeze.
         jobs: The number of its jobs, if it names labels or a key prefix.
-        waiting: The number of its runs that would start without it and other freezes, `MAX_WAITING` at most.
+        waiting: The number of its runs that would start without it and other freezes, `MAX_WAITING` at most, of the
+            first 20,000 open ones.
         held: The number of jobs whose timer it has held, `MAX_WAITING` at most.
     """
 
@@ -86,7 +88,12 @@ class FreezeSummary:
 
 def list_freezes(connection: Conn, tenant: str) -> list[FreezeSummary]:
     """Return the standing freezes of a tenant and of the fleet, the oldest first."""
-    columns: dict[str, object] = {"tenant": tenant, "states": sources(Move.CLAIM), "limit": MAX_WAITING}
+    columns: dict[str, object] = {
+        "tenant": tenant,
+        "states": sources(Move.CLAIM),
+        "limit": MAX_WAITING,
+        "look": _LOOKED_AT,
+    }
     with connection.cursor(row_factory=class_row(_Row), binary=True) as cursor:
         rows = cursor.execute(_LIST_FREEZES, columns).fetchall()
     return [FreezeSummary(row.freeze, row.jobs, row.waiting, row.held) for row in rows]

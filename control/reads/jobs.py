@@ -6,7 +6,7 @@ or waiting for the end of its run has no next occurrence from its timer.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Annotated, cast
@@ -30,11 +30,11 @@ from tidewheel.schedules.decision import HoldReason
 _SQL = Statements("tidewheel.control")
 _LIST_JOBS = _SQL["list_jobs"]
 _SHOW_JOB = _SQL["show_job"]
-_COUNT_JOBS = _SQL["count_jobs"]
-_LAST_JOB_LOOKED_AT = _SQL["last_job_looked_at"]
+_FIND_JOBS_OF_PAGE = _SQL["find_jobs_of_page"]
 
 COUNTED = 10_000  # matches beyond this are not counted: no client pages through more
 LOOKED_AT = 20_000  # rows of a page, matching or not: some tens of milliseconds
+LOOKED_AT_WITH_VERSIONS = 10_000  # each needs its row of job_versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,20 +187,24 @@ def list_jobs(
     columns: dict[str, object] = {
         "tenant": tenant, "prefix": prefix, "beyond": _beyond(prefix), "labels": Jsonb(dict(labels or {})),
         "paused": paused, "finished": finished, "kind": kind, "lane": lane, "queue": queue,
-        "quarantined": quarantined, "look": LOOKED_AT,
+        "quarantined": quarantined,
     }  # fmt: skip
-    whole = {**columns, "after": "", "limit": COUNTED + 1}
-    counted = connection.execute(_COUNT_JOBS, whole, binary=True).fetchone()
-    total, seen = cast("tuple[int, int]", counted)
-    columns["after"] = after
+    is_narrow = bool(labels) or any(each is not None for each in (paused, finished, kind, lane, queue, quarantined))
+    look = LOOKED_AT if lane is None and queue is None else min(LOOKED_AT, LOOKED_AT_WITH_VERSIONS)
+    # Without a filter each row matches: none is read beyond those that are counted, and those of the page.
+    counting = look if is_narrow else max(COUNTED, limit) + 1
+    counted = found = _find(connection, columns, "", limit=limit + 1, look=counting)
+    if after:
+        found = _find(connection, columns, after, limit=limit + 1, look=look if is_narrow else limit + 1)
+    more = len(found.job_ids) > limit
     with connection.cursor(row_factory=class_row(_JobRow), binary=True) as cursor:
-        found = cursor.execute(_LIST_JOBS, {**columns, "limit": limit + 1}).fetchall()
-    page = tuple(_summary(connection, tenant, row) for row in found[:limit])
+        rows = cursor.execute(_LIST_JOBS, {"job_ids": found.job_ids[:limit]}).fetchall()
+    page = tuple(_summary(connection, tenant, row) for row in rows)
     return JobPage(
         jobs=page,
-        next_cursor=page[-1].key if len(found) > limit else _last_looked_at(connection, columns),
-        total=min(total, COUNTED),
-        at_least=total > COUNTED or seen == LOOKED_AT,
+        next_cursor=page[-1].key if more else found.goes_on_after,
+        total=min(counted.matching, COUNTED),
+        at_least=counted.matching > COUNTED or counted.goes_on_after is not None,
     )
 
 
@@ -250,9 +254,26 @@ def _beyond(prefix: str) -> str | None:
     return rest[:-1] + chr(0xE000 if after == 0xD800 else after)
 
 
-def _last_looked_at(connection: Conn, columns: Mapping[str, object]) -> str | None:
-    row = connection.execute(_LAST_JOB_LOOKED_AT, columns, binary=True).fetchone()
-    return None if row is None else str(row[0])
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Result of a search.
+
+    Args:
+        job_ids: The first matching jobs, by key.
+        matching: How many of the looked at match.
+        goes_on_after: The last key looked at, if there may be more.
+    """
+
+    job_ids: Sequence[UUID]
+    matching: int
+    goes_on_after: str | None
+
+
+def _find(connection: Conn, columns: Mapping[str, object], after: str, *, limit: int, look: int) -> _Found:
+    page = {**columns, "after": after, "limit": limit, "look": look, "count_limit": COUNTED + 1}
+    row = connection.execute(_FIND_JOBS_OF_PAGE, page, binary=True).fetchone()
+    job_ids, matching, looked_at, last_seen = cast("tuple[list[UUID], int, int, str | None]", row)
+    return _Found(job_ids, matching, last_seen if looked_at >= look else None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,10 @@
 """Read the changes of runs since the last read, for a stream."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import cast
 from uuid import UUID
-
-from psycopg.rows import class_row
 
 from tidewheel.control.reads.job_position import read_job_position
 from tidewheel.control.reads.tenants import require_tenant
@@ -14,30 +13,42 @@ from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 
-_FIND_RUN_CHANGES = Statements("tidewheel.control")["find_run_changes"]
+_SQL = Statements("tidewheel.control")
+_FIND_OPEN_STATES = _SQL["find_open_states"]
+_FIND_ENDS = _SQL["find_ends"]
 
 OPEN_RUNS = 500  # whose changes are seen
 ENDS = 1000  # of one read
-_LOOKED_AT = 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class RunChange:
-    """The state of a run: of an open one, or of one that has ended.
+class RunEnd:
+    """The end of a run.
 
     Args:
         run_id: The run.
-        state: Its state.
-        attempt: The last attempt begun.
-        finished_at: When it ended.
-        now: The database's clock.
+        finished_at: The time of its end.
     """
 
     run_id: UUID
-    state: str
-    attempt: int
-    finished_at: datetime | None
+    finished_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class RunChanges:
+    """Open runs as they are, and ends.
+
+    Args:
+        now: The database's clock.
+        open_runs: State and last attempt of the newest open runs.
+        ends: The oldest ends of the span that were not known.
+        looked_at: The number of ends of all tenants in the span.
+    """
+
     now: datetime
+    open_runs: Mapping[UUID, tuple[str, int]]
+    ends: Sequence[RunEnd]
+    looked_at: int
 
 
 def start_of_changes(connection: Conn, tenant: str, key: str | None) -> datetime:
@@ -54,12 +65,15 @@ def start_of_changes(connection: Conn, tenant: str, key: str | None) -> datetime
 
 
 def read_run_changes(
-    connection: Conn, tenant: str, key: str | None, *, since: datetime, known: Sequence[UUID]
-) -> list[RunChange]:
-    """Return the newest open runs, and the ends since an instant except known ones, the oldest first."""
-    columns = {
-        "tenant": tenant, "job_id": None if key is None else job_id(tenant, key), "since": since, "known": list(known),
-        "look": _LOOKED_AT, "open_limit": OPEN_RUNS, "limit": ENDS,
-    }  # fmt: skip
-    with connection.cursor(row_factory=class_row(RunChange), binary=True) as cursor:
-        return cursor.execute(_FIND_RUN_CHANGES, columns).fetchall()
+    connection: Conn, tenant: str, key: str | None, *, first: datetime, until: datetime, known: Sequence[UUID]
+) -> RunChanges:
+    """Return the newest open runs, and the ends from `first` until before `until` except known ones."""
+    job = None if key is None else job_id(tenant, key)
+    columns: dict[str, object] = {"tenant": tenant, "job_id": job, "limit": OPEN_RUNS}
+    found = connection.execute(_FIND_OPEN_STATES, columns, binary=True).fetchall()
+    standing = {run_id: (state, attempt) for run_id, state, attempt in cast("list[tuple[UUID, str, int]]", found)}
+    columns |= {"first": first, "until": until, "known": list(known), "limit": ENDS}
+    rows = connection.execute(_FIND_ENDS, columns, binary=True).fetchall()
+    now, looked_at = cast("tuple[datetime, int]", rows[0][:2])
+    ends = [RunEnd(*cast("tuple[UUID, datetime]", row[2:])) for row in rows if row[2] is not None]
+    return RunChanges(now, standing, ends, looked_at)

@@ -28,6 +28,7 @@ _SQL = Statements("tidewheel.control")
 _FIND_RUNS = _SQL["find_runs"]
 _FIND_RUNS_OF_JOB = _SQL["find_runs_of_job"]
 _FIND_OPEN_RUNS = _SQL["find_open_runs"]
+_FIND_OPEN_RUNS_OF_JOB = _SQL["find_open_runs_of_job"]
 _FIND_FAILED_RUNS = _SQL["find_failed_runs"]
 _READ_RUNS = _SQL["read_runs"]
 
@@ -174,8 +175,13 @@ def list_runs(
     _require_narrow(filters)
     if filters.key is not None:
         read_job_position(connection, tenant, filters.key)
-    counted = _find(connection, tenant, filters, None, limit + 1)
-    found = counted if after is None else _find(connection, tenant, filters, after, limit + 1)
+    look = LOOKED_AT_WITH_LABELS if filters.labels else LOOKED_AT
+    # Without a filter each row matches: no row is read beyond those that are counted, and those of the page.
+    is_narrow = any((filters.status, filters.labels, filters.lane, filters.queue, filters.cause))
+    counting = look if is_narrow else max(COUNTED, limit) + 1
+    counted = found = _find(connection, tenant, filters, None, limit=limit + 1, look=counting)
+    if after is not None:
+        found = _find(connection, tenant, filters, after, limit=limit + 1, look=look if is_narrow else limit + 1)
     more = len(found.run_ids) > limit
     runs = read_runs(connection, found.run_ids[:limit])
     waits = read_waits(connection, [run.run_id for run in runs if run.finished_at is None])
@@ -211,37 +217,30 @@ class _Found:
     goes_on_after: UUID | None
 
 
-def _find(connection: Conn, tenant: str, filters: RunFilter, after: UUID | None, limit: int) -> _Found:
-    """Look for matching runs after one of them."""
+def _find(connection: Conn, tenant: str, filters: RunFilter, after: UUID | None, *, limit: int, look: int) -> _Found:
+    """Look for matching runs after one of them, among `look` rows of the index that serves the filter."""
     since, until = filters.since or _EARLIEST, filters.until or _LATEST
-    look = LOOKED_AT_WITH_LABELS if filters.labels else LOOKED_AT
     columns: dict[str, object] = {
         "tenant": tenant, "labels": Jsonb(dict(filters.labels)) if filters.labels else None, "limit": limit,
-        "queue": filters.queue, "lane": filters.lane, "cause": filters.cause, "look": look,
-        "job_id": None, "state": None, "since": _EARLIEST, "until": _LATEST,
-        "first_id": first_run_id(since), "before_id": after or _LAST,
+        "queue": filters.queue, "lane": filters.lane, "cause": filters.cause, "look": look, "ahead": None,
+        "states": None if filters.status is None else [filters.status], "before_id": after or _LAST,
     }  # fmt: skip
+    if filters.status in {SCHEDULED, RunState.QUEUED}:
+        columns |= {"states": [RunState.QUEUED], "ahead": filters.status == SCHEDULED}
+    is_open = filters.status == SCHEDULED or (filters.status is not None and RunState(filters.status) in OPEN)
     if filters.key is not None:
-        columns |= {"job_id": job_id(tenant, filters.key), "since": since, "until": until}
-    elif filters.until is not None:
-        columns["before_id"] = min(after or _LAST, first_run_id(until + _MILLISECOND))
-    if filters.status == SCHEDULED or (filters.status is not None and RunState(filters.status) in OPEN):
-        queued = filters.status in {SCHEDULED, RunState.QUEUED}
-        columns["states"] = [RunState.QUEUED if queued else filters.status]
-        columns["ahead"] = filters.status == SCHEDULED if queued else None
-        statement = _FIND_OPEN_RUNS
+        before_at = _instant_of(connection, after) if after else _LATEST
+        columns |= {"job_id": job_id(tenant, filters.key), "since": since, "until": until, "before_at": before_at}
+        statement = _FIND_OPEN_RUNS_OF_JOB if is_open else _FIND_RUNS_OF_JOB
     else:
-        columns["state"] = filters.status
-        if filters.key is not None:
-            statement = _FIND_RUNS_OF_JOB
-            columns["before_at"] = _instant_of(connection, after) if after else _LATEST
-        elif filters.status is not None and RunState(filters.status) in DEAD_LETTERED:
-            statement = _FIND_FAILED_RUNS
-        else:
-            statement = _FIND_RUNS
+        columns["first_id"] = first_run_id(since)
+        if filters.until is not None:
+            columns["before_id"] = min(after or _LAST, first_run_id(until + _MILLISECOND))
+        is_failed = filters.status is not None and filters.status in DEAD_LETTERED
+        statement = _FIND_OPEN_RUNS if is_open else _FIND_FAILED_RUNS if is_failed else _FIND_RUNS
     row = connection.execute(statement, columns, binary=True).fetchone()
-    run_ids, matching, seen, last_seen = cast("tuple[list[UUID], int, int, UUID | None]", row)
-    return _Found(run_ids, matching, last_seen if seen >= look else None)
+    run_ids, matching, looked_at, last_seen = cast("tuple[list[UUID], int, int, UUID | None]", row)
+    return _Found(run_ids, matching, last_seen if looked_at >= look else None)
 
 
 def _instant_of(connection: Conn, run_id: UUID) -> datetime:

@@ -12,11 +12,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-
-import psutil
+from typing import TYPE_CHECKING
 
 from tidewheel.errors import StackError
 from tidewheel.local.program import Account, start_program
+
+if TYPE_CHECKING:
+    import psutil  # imported where it is used: every command calls `is_noted_alive`, which needs none on Linux
 
 _POLL_SECONDS = 0.02  # short compared with the 40 ms that PostgreSQL takes to stop
 _AFTER_KILL_SECONDS = 10.0  # SIGKILL is carried out at once unless the process hangs in the kernel
@@ -49,8 +51,10 @@ class Daemon:
         _CHILDREN[child.pid] = child
         self._pid_file.write_text(f"{child.pid}\n")
 
-    def process(self) -> psutil.Process | None:
+    def process(self) -> "psutil.Process | None":
         """Return the process if it runs: by its recorded pid, else by a scan, which records the pid."""
+        import psutil
+
         _reap()
         noted = self._noted()
         if noted is not None and self._carries_marker(noted):
@@ -64,6 +68,10 @@ class Daemon:
     def is_noted_alive(self) -> bool:
         """True if the process with the recorded pid runs; cheaper than `process`, blind to other pids."""
         _reap()
+        with suppress(OSError, ValueError):
+            words = Path(f"/proc/{int(self._pid_file.read_text())}/cmdline").read_bytes()
+            if self._marker.encode() in words.split(b"\0"):
+                return True
         noted = self._noted()
         return noted is not None and self._carries_marker(noted)
 
@@ -77,8 +85,10 @@ class Daemon:
         process = self.ask(how)
         return self.wait(process, timeout)
 
-    def ask(self, how: signal.Signals) -> psutil.Process | None:
+    def ask(self, how: signal.Signals) -> "psutil.Process | None":
         """Send `how` and return at once with the process that got it, if there is one."""
+        import psutil
+
         process = self.process()
         if process is not None:
             try:
@@ -87,7 +97,7 @@ class Daemon:
                 process = None
         return process
 
-    def wait(self, process: psutil.Process | None, timeout: timedelta) -> bool:
+    def wait(self, process: "psutil.Process | None", timeout: timedelta) -> bool:
         """Wait for a process to end; kill it after `patience`. Return True if it ended by itself."""
         by_itself = process is None or _gone(process, timeout.total_seconds())
         if process is not None and not by_itself:
@@ -97,20 +107,28 @@ class Daemon:
         self._pid_file.unlink(missing_ok=True)
         return by_itself
 
-    def _noted(self) -> psutil.Process | None:
+    def _noted(self) -> "psutil.Process | None":
         try:
-            return psutil.Process(int(self._pid_file.read_text()))
-        except (OSError, ValueError, psutil.Error):
+            pid = int(self._pid_file.read_text())
+        except (OSError, ValueError):
+            return None
+        import psutil
+
+        try:
+            return psutil.Process(pid)
+        except (ValueError, psutil.Error):
             return None
 
-    def _carries_marker(self, process: psutil.Process) -> bool:
+    def _carries_marker(self, process: "psutil.Process") -> bool:
+        import psutil
+
         try:
             return self._marker in process.cmdline()
         except psutil.Error:
             return False
 
 
-def _gone(process: psutil.Process, seconds: float) -> bool:
+def _gone(process: "psutil.Process", seconds: float) -> bool:
     deadline = time.monotonic() + seconds
     while _runs(process):
         if time.monotonic() > deadline:
@@ -119,11 +137,13 @@ def _gone(process: psutil.Process, seconds: float) -> bool:
     return True
 
 
-def _runs(process: psutil.Process) -> bool:
+def _runs(process: "psutil.Process") -> bool:
     """Return True if any thread is left: a zombie first thread may still hold files and ports.
 
     A zombie with no other thread has ended, even if its parent never reaps it (a container's first process may not).
     """
+    import psutil
+
     _reap()
     try:
         return process.is_running() and (process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1)

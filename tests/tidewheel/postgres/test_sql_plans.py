@@ -221,7 +221,20 @@ def facts(loaded: Database, batches: Mapping[str, list[Any]]) -> dict[str, Any]:
 
 # Of lists and walks: no filter but the first, from their beginnings.
 _UNFILTERED: Mapping[str, object] = dict.fromkeys(
-    ("ids", "kind", "status", "error_type", "queue", "lane", "handler", "cause", "redriven", "labels", "state", "ahead")
+    (
+        "ids",
+        "kind",
+        "status",
+        "error_type",
+        "queue",
+        "lane",
+        "handler",
+        "cause",
+        "redriven",
+        "labels",
+        "states",
+        "ahead",
+    )
 )
 _LONG_AGO, _FAR_AHEAD = datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC)
 _NOWHERE, _BEYOND = UUID(int=0), UUID(int=(1 << 128) - 1)
@@ -323,10 +336,11 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     "list_dead_letters": _LETTERS | {"job_id": None},
     "last_dead_letter_looked_at": _LETTERS | {"job_id": None},
     "count_dead_letters": _LETTERS | {"job_id": None},
+    "find_open_states": {"job_id": None, "limit": 500},
     "scan_dead_letters": _LETTERS | {"job_id": None},
-    "find_runs": _RUNS,
-    "find_runs_of_job": _RUNS,
-    "find_failed_runs": _RUNS | {"state": RunState.FAILED},
+    **dict.fromkeys(
+        ("find_runs", "find_open_runs", "find_runs_of_job", "find_open_runs_of_job", "find_failed_runs"), _RUNS
+    ),
     "lock_unstarted_backfill_runs": {"states": [RunState.QUEUED, RunState.BUFFERED]},
     "drop_moves": {"reason": "manual"},
     "flush_outputs": {"outputs": [b"x"] * BATCH, "output_bytes": [1] * BATCH, "states": [RunState.RUNNING]},
@@ -355,9 +369,7 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     "find_unfired": {"since": _NOON, "skipped": RunState.SKIPPED, "limit": 51},
     "find_runs_ahead": {"states": [RunState.QUEUED], "limit": 10},
     "read_versions": {"before": 9, "limit": 21},
-    "list_jobs": _JOBS,
-    "count_jobs": _JOBS,
-    "last_job_looked_at": _JOBS,
+    "find_jobs_of_page": _JOBS | {"count_limit": 10_001},
 }
 _HOT = {
     "tidewheel.transitions": """
@@ -391,12 +403,12 @@ _HOT = {
     "tidewheel.relay": "read_outbox probe_outbox delete_outbox",
     "tidewheel.executor": "find_due_runs find_due_handled read_owned_attempts read_previous read_signals lock_attempt",
     "tidewheel.control": """
-        read_logs read_run list_jobs last_job_looked_at show_job count_backfilled read_job_position
+        read_logs read_run find_jobs_of_page list_jobs show_job count_backfilled read_job_position
         read_versions_near read_runs_at
         read_attempts_of read_skips_at read_overrides_around find_active_run
         find_chain find_runs_ahead find_unfired read_versions read_two_versions
-        find_runs find_runs_of_job find_failed_runs read_runs show_run read_past_attempts list_dead_letters
-        last_dead_letter_looked_at
+        find_runs find_open_runs find_runs_of_job find_open_runs_of_job find_failed_runs read_runs show_run
+        read_past_attempts list_dead_letters last_dead_letter_looked_at find_open_states
     """,
 }
 HOT = [(package, name) for package, names in _HOT.items() for name in names.split()]

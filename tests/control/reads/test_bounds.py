@@ -1,0 +1,224 @@
+"""The rows and pages that each list reads, beside 200,000 finished and 60,000 open runs of others."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, LiteralString
+from uuid import UUID
+
+import pytest
+
+from tests.control.api.answering import answering
+from tests.fixtures.database import Database, Template
+from tidewheel.bench.history import BUSY_JOB, RARE, RARE_JOB, History, load_history
+from tidewheel.control.reads.api_keys import list_api_keys
+from tidewheel.control.reads.audit_log import list_audit_log
+from tidewheel.control.reads.dead_letters import list_dead_letters
+from tidewheel.control.reads.fleet import list_executors, list_tenants
+from tidewheel.control.reads.freezes import list_freezes
+from tidewheel.control.reads.jobs import list_jobs, show_job
+from tidewheel.control.reads.redrives import redrives
+from tidewheel.control.reads.run_changes import read_run_changes
+from tidewheel.control.reads.run_detail import show_run
+from tidewheel.control.reads.runs import RunFilter, RunPage, list_runs
+from tidewheel.control.reads.versions import versions
+from tidewheel.postgres.session import FOR_LISTS, Conn, connect
+
+pytestmark = pytest.mark.slow
+
+RUNS, JOBS, OPEN = 200_000, 30_000, 60_000
+LOOKED_AT = 20_000
+OF_A_PAGE = 2_000  # rows beside those that are looked at: of 51 runs or jobs, in each partition
+PAGES_OF_FEW = 1_500  # of ten runs: each partition of six days is searched by every index that serves the list
+
+# Rows of sequential and bitmap scans, entries of other indexes; pages. BRIN counts whole ranges of pages as entries.
+_READ: LiteralString = """
+SELECT coalesce(sum(pg_stat_get_xact_tuples_returned(c.oid)) FILTER (WHERE m.amname IS DISTINCT FROM 'brin'), 0)::bigint
+       + coalesce(sum(pg_stat_get_xact_tuples_fetched(c.oid)) FILTER (WHERE c.relkind = 'r'), 0)::bigint,
+       coalesce(sum(pg_stat_get_xact_blocks_fetched(c.oid)), 0)::bigint
+  FROM pg_class AS c LEFT JOIN pg_am AS m ON m.oid = c.relam
+ WHERE c.relnamespace = 'public'::regnamespace AND c.relkind IN ('r', 'i')
+"""
+
+
+@dataclass
+class Large:
+    """A database with a long history."""
+
+    database: Database
+    history: History
+    connection: Conn
+
+    def cost(self, read: Callable[[Conn], object]) -> tuple[int, int]:
+        """The rows that a read looks at, in tables and their indexes, and the pages."""
+        self.connection.rollback()
+        before = self._counters()
+        read(self.connection)
+        rows, pages = (now - then for now, then in zip(self._counters(), before, strict=True))
+        return rows, pages
+
+    def _counters(self) -> tuple[int, ...]:
+        row = self.connection.execute(_READ).fetchone()
+        assert row is not None
+        return tuple(int(str(each)) for each in row)
+
+
+@pytest.fixture(scope="module")
+def large(template: Template) -> Iterator[Large]:
+    database = Database(template.copy(), template.installation)
+    with connect(database.url, "test", options="-c statement_timeout=0") as loading:
+        history = load_history(
+            loading, database.url, database.installation,
+            runs=RUNS, jobs=JOBS, open_runs=OPEN, report=lambda _: None,
+        )  # fmt: skip
+    with database.transaction() as connection:
+        connection.execute("INSERT INTO tenants (tenant) SELECT 'tenant-' || n FROM generate_series(1, 30000) AS n")
+        connection.execute(
+            "INSERT INTO executors (executor_id, name, queues, handlers, slots, started_at, last_heartbeat_at) SELECT"
+            " gen_random_uuid(), 'executor', '{default}', '{noop}', 1, now(), now() FROM generate_series(1, 1000)"
+        )
+        connection.execute("INSERT INTO freezes (tenant) VALUES ('tiny')")
+        connection.execute("INSERT INTO freezes (queue) VALUES ('reports')")
+    database.execute("VACUUM ANALYZE tenants, executors, freezes")
+    # A parallel worker would count for itself.
+    reading = connect(database.url, "test", options=f"{FOR_LISTS} -c max_parallel_workers_per_gather=0")
+    yield Large(database, history, reading)
+    reading.close()
+    database.close()
+
+
+RARE_LABEL = {"rare": "yes"}
+NARROW: dict[str, dict[str, Any]] = {
+    "all": {},
+    "succeeded": {"status": "succeeded"},
+    "failed": {"status": "failed"},
+    "queued": {"status": "queued"},
+    "scheduled": {"status": "scheduled"},
+    "waiting": {"status": "waiting"},
+    "of a lane": {"lane": "batch"},
+    "of a queue": {"queue": "reports"},
+    "of a cause": {"cause": "backfill"},
+    "by all": {"status": "failed", "lane": "batch", "queue": "reports", "cause": "backfill"},
+    "of a job": {"key": BUSY_JOB},
+    "of a job, running": {"key": BUSY_JOB, "status": "running"},
+    "of a job, waiting": {"key": BUSY_JOB, "status": "waiting"},
+    "of a job, by lane": {"key": BUSY_JOB, "lane": "critical"},
+    "of a job by label": {"key": RARE_JOB, "labels": RARE_LABEL},
+}
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_page_of_runs_looks_at_20_000_rows_at_most(large: Large, name: str) -> None:
+    filters = RunFilter(**NARROW[name])
+    pages: list[RunPage] = []
+    rows, _ = large.cost(lambda connection: pages.append(list_runs(connection, "default", filters)))
+    assert rows <= LOOKED_AT + OF_A_PAGE
+    if pages[0].next_cursor is not None:
+        after = pages[0].next_cursor
+        rows, _ = large.cost(lambda connection: list_runs(connection, "default", filters, after=after))
+        assert rows <= 2 * LOOKED_AT + OF_A_PAGE  # once more from the start, for the total
+
+
+def test_page_by_label_looks_at_its_share(large: Large) -> None:
+    filters = RunFilter(labels=RARE_LABEL, since=large.history.first)
+    rows, _ = large.cost(lambda connection: list_runs(connection, "default", filters))
+    assert rows <= LOOKED_AT
+
+
+def test_few_matches_among_all_are_found_page_by_page(large: Large) -> None:
+    found: list[UUID] = []
+    after: UUID | None = None
+    pages = 0
+    with large.database.transaction() as connection:
+        while True:
+            filters = RunFilter(cause="backfill", queue="reports", lane="batch", labels=None)
+            page = list_runs(connection, "default", filters, after=after)
+            found += [run.run_id for run in page.runs]
+            pages += 1
+            after = page.next_cursor
+            if after is None:
+                break
+    assert len(found) == len(set(found)) == RARE
+    assert RUNS * 0.95 / LOOKED_AT <= pages <= (RUNS + OPEN) / LOOKED_AT + 1
+
+
+@pytest.mark.parametrize("name", [name for name in NARROW if "job" not in name])
+def test_no_list_of_a_tenant_reads_rows_of_another(large: Large, name: str) -> None:
+    filters = RunFilter(**NARROW[name])
+    rows, pages = large.cost(lambda connection: list_runs(connection, "tiny", filters))
+    assert rows <= 50 * RARE
+    assert pages <= PAGES_OF_FEW
+
+
+# Of each other list: a page for a tenant with much, and the same for one with ten runs.
+LISTS: dict[str, Callable[[Conn, str], object]] = {
+    "/api/v1/jobs": lambda connection, tenant: list_jobs(connection, tenant),
+    "/api/v1/jobs by label": lambda connection, tenant: list_jobs(connection, tenant, labels=RARE_LABEL),
+    "/api/v1/jobs by prefix": lambda connection, tenant: list_jobs(connection, tenant, prefix="job-0001"),
+    "/api/v1/jobs by queue": lambda connection, tenant: list_jobs(connection, tenant, queue="reports"),
+    "/api/v1/jobs/{key}": lambda connection, tenant: show_job(
+        connection, tenant, "of-tiny" if tenant == "tiny" else BUSY_JOB
+    ),
+    "/api/v1/jobs/{key}/versions": lambda connection, tenant: versions(
+        connection, tenant, "of-tiny" if tenant == "tiny" else BUSY_JOB
+    ),
+    "/api/v1/dead-letters": lambda connection, tenant: list_dead_letters(connection, tenant, {}),
+    "/api/v1/dead-letters by error": lambda connection, tenant: list_dead_letters(
+        connection, tenant, {"error_type": "NoSuchError"}
+    ),
+    "/api/v1/dead-letters by kind": lambda connection, tenant: list_dead_letters(
+        connection, tenant, {"kind": "message"}
+    ),
+    "/api/v1/redrives": lambda connection, tenant: redrives(connection, tenant),
+    "/api/v1/freezes": lambda connection, tenant: list_freezes(connection, tenant),
+    "/api/v1/keys": lambda connection, tenant: list_api_keys(connection, tenant),
+    "/api/v1/audit-log": lambda connection, tenant: list_audit_log(connection, tenant),
+    "/api/v1/executors": lambda connection, _: list_executors(connection, limit=51),
+    "/api/v1/tenants": lambda connection, _: list_tenants(connection, limit=51),
+}
+OF_RUNS = {"/api/v1/runs", "/api/v1/jobs/{key}/runs"}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_page_of_any_list_is_bounded_for_a_tenant_with_much_and_small_for_one_with_little(
+    large: Large, name: str
+) -> None:
+    rows, _ = large.cost(lambda connection: LISTS[name](connection, "default"))
+    assert rows <= LOOKED_AT + OF_A_PAGE
+    rows, pages = large.cost(lambda connection: LISTS[name](connection, "tiny"))
+    assert rows <= 50 * RARE
+    assert pages <= PAGES_OF_FEW
+
+
+def test_every_list_of_the_api_is_among_these(large: Large) -> None:
+    with answering(large.database) as client:
+        paths = client.get("/api/v1/openapi.json").json()["paths"]
+    paged = {
+        path
+        for path, verbs in paths.items()
+        if "cursor" in {each["name"] for each in verbs.get("get", {}).get("parameters", ())}
+    }
+    assert paged <= {name.partition(" ")[0] for name in LISTS} | OF_RUNS
+
+
+def test_run_is_found_by_its_id_in_few_pages(large: Large) -> None:
+    with large.database.transaction() as connection:
+        run_id = list_runs(connection, "tiny", RunFilter()).runs[0].run_id
+    rows, pages = large.cost(lambda connection: show_run(connection, "tiny", run_id))
+    assert rows <= RARE
+    assert pages <= PAGES_OF_FEW
+
+
+@pytest.mark.parametrize("key", [None, BUSY_JOB])
+def test_stream_reads_the_ends_of_its_span_alone(large: Large, key: str | None) -> None:
+    first = large.history.first + timedelta(days=2)
+    until = first + timedelta(seconds=60)
+
+    def read(connection: Conn) -> None:
+        connection.execute("SET LOCAL enable_bitmapscan = on")  # as in the sessions of streams
+        read_run_changes(connection, "default", key, first=first, until=until, known=[])
+
+    rows, _ = large.cost(read)
+    ended = 60 * RUNS / timedelta(days=6).total_seconds()
+    # BRIN finds ranges of 16 pages; beside them are the newest 500 open runs.
+    assert rows <= 500 + ended + 16 * 100
