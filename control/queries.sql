@@ -44,21 +44,6 @@ SELECT r.state, r.attempt AS newest, x.attempt, a.outcome,
  ORDER BY x.attempt
  LIMIT %(limit)s
 
--- part: job_matches(seen)
--- True if a job fits the filters of a list.
--- Index: job_versions_pkey. For quarantined jobs only, quarantine is read once, and timers_pkey. No lock.
-coalesce(labels, '{}') @> %(labels)s
-  AND (%(paused)s::boolean IS NULL OR paused = %(paused)s)
-  AND (%(finished)s::boolean IS NULL OR (finished_at IS NOT NULL) = %(finished)s)
-  AND (%(kind)s::text IS NULL OR schedule_kind = %(kind)s)
-  AND (%(lane)s::text IS NULL AND %(queue)s::text IS NULL OR EXISTS (
-       SELECT FROM job_versions AS w
-        WHERE w.job_id = seen.job_id AND w.version = seen.version
-          AND (%(lane)s::text IS NULL OR w.lane = %(lane)s)
-          AND (%(queue)s::text IS NULL OR w.queue = %(queue)s)))
-  AND (%(quarantined)s::boolean IS NULL OR %(quarantined)s = (job_id IN (
-       SELECT q.job_id FROM quarantine AS q JOIN timers AS h USING (job_id) WHERE h.hold_reason = 'quarantine')))
-
 -- part: next_run_ahead(j)
 -- The first run that a timer has created ahead of its time, among the next 100 runs of a job.
 -- Index: job_runs_by_job. No lock.
@@ -82,7 +67,19 @@ WITH seen AS MATERIALIZED (
      ORDER BY key COLLATE "C"
      LIMIT %(look)s
 ), matching AS MATERIALIZED (
-    SELECT key, job_id FROM seen WHERE {{job_matches(seen)}} LIMIT %(count_limit)s
+    SELECT key, job_id FROM seen
+     WHERE coalesce(labels, '{}') @> %(labels)s
+       AND (%(paused)s::boolean IS NULL OR paused = %(paused)s)
+       AND (%(finished)s::boolean IS NULL OR (finished_at IS NOT NULL) = %(finished)s)
+       AND (%(kind)s::text IS NULL OR schedule_kind = %(kind)s)
+       AND (%(lane)s::text IS NULL AND %(queue)s::text IS NULL OR EXISTS (
+            SELECT FROM job_versions AS w
+             WHERE w.job_id = seen.job_id AND w.version = seen.version
+               AND (%(lane)s::text IS NULL OR w.lane = %(lane)s)
+               AND (%(queue)s::text IS NULL OR w.queue = %(queue)s)))
+       AND (%(quarantined)s::boolean IS NULL OR %(quarantined)s = (job_id IN (
+            SELECT q.job_id FROM quarantine AS q JOIN timers AS h USING (job_id) WHERE h.hold_reason = 'quarantine')))
+     LIMIT %(count_limit)s
 )
 SELECT ARRAY(SELECT job_id FROM matching ORDER BY key COLLATE "C" LIMIT %(limit)s) AS job_ids,
        (SELECT count(*) FROM matching) AS matching, (SELECT count(*) FROM seen) AS looked_at,
@@ -398,7 +395,7 @@ WITH seen AS MATERIALIZED (
     SELECT u.run_id, {{fits_run_filter(u)}} AS matches
       FROM (SELECT * FROM runs AS r
              WHERE (r.tenant, r.run_id) < (%(tenant)s, %(before_id)s)
-               AND (r.tenant, r.run_id) >= (%(tenant)s, %(first_id)s)) AS u
+               AND (r.tenant, r.run_id) >= (%(tenant)s, %(first_id)s) AND r.shard >= 0) AS u
      ORDER BY u.tenant DESC, u.run_id DESC
      LIMIT %(look)s
 )
@@ -451,6 +448,7 @@ WITH seen AS MATERIALIZED (
            AND (%(ahead)s::boolean IS NULL OR (u.publish_at > (SELECT tidewheel_now())) = %(ahead)s) AS matches
       FROM job_runs AS u
      WHERE (u.tenant, u.run_id) < (%(tenant)s, %(before_id)s) AND (u.tenant, u.run_id) >= (%(tenant)s, %(first_id)s)
+       AND u.shard >= 0
      ORDER BY u.tenant DESC, u.run_id DESC
      LIMIT %(look)s
 )
@@ -666,7 +664,7 @@ SELECT f.tenant, f.queue, f.labels, f.key_prefix, f.created_by AS by, f.reason, 
                   LIMIT %(look)s)
                 UNION ALL
                 (SELECT o.tenant, o.queue, o.state, o.publish_at FROM job_runs AS o
-                  WHERE NOT f.by_job AND f.tenant IS NOT NULL AND o.tenant = f.tenant
+                  WHERE NOT f.by_job AND f.tenant IS NOT NULL AND o.tenant = f.tenant AND o.shard >= 0
                   LIMIT %(look)s)
                 UNION ALL
                 (SELECT o.tenant, o.queue, o.state, o.publish_at FROM job_runs AS o
@@ -736,7 +734,7 @@ SELECT tenant, created_at
 -- Index: job_runs_by_tenant, walked backwards; job_runs_by_job if a job is given. No lock.
 (SELECT run_id, state, attempt FROM job_runs
   WHERE %(job_id)s::uuid IS NULL AND (tenant, run_id) >= (%(tenant)s, '00000000-0000-0000-0000-000000000000')
-    AND tenant <= %(tenant)s
+    AND tenant <= %(tenant)s AND shard >= 0
   ORDER BY tenant DESC, run_id DESC
   LIMIT %(limit)s)
  UNION ALL
