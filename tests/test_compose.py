@@ -51,10 +51,10 @@ def environments() -> Iterator[tuple[str, dict[str, str]]]:
 def test_each_command_is_a_command_of_the_cli(services: dict[str, Service], name: str) -> None:
     command: Any = root_command()
     words = list(services[name]["command"])
-    while words and hasattr(command, "commands"):
+    while words and words[0] in getattr(command, "commands", ()):
         command = command.commands[words.pop(0)]
-    assert not hasattr(command, "commands"), "a group of commands, not one"
-    command.make_context(name, words)
+    context = command.make_context(name, words)
+    assert not hasattr(context.command, "commands"), "a group of commands, not one"
 
 
 def test_every_environment_name_is_a_setting() -> None:

@@ -11,6 +11,8 @@ FOLDERS = ("tidewheel", *LINKED)
 PYTHON = {
     "tidewheel/clock.py": "it is the clock",
     "tidewheel/process/clock_skew.py": "measures how far it is from the database's",
+    "tidewheel/presence.py": "sends it with a heartbeat, to be compared with the database's",
+    "control/doctor/database.py": "compares it with the database's",
     "executor/runners/http.py": "signatures and Retry-After dates: the other side's clock",
     "bench/baselines.py": "beside the broker's timestamps, on the same machine",
     "bench/starts.py": "what a measured handler notes when it begins, on the database's machine",
@@ -28,6 +30,7 @@ PYTHON = {
 }
 SQL = {
     "migrations/0001_jobs.sql": "tidewheel_now() itself",
+    "control/doctor/queries.sql": "the age of transactions, which the server's own clock began",
     "migrations/queries.sql": "when a migration was applied, before tidewheel_now() is there",
 }
 
