@@ -561,6 +561,13 @@ SELECT c.id AS cancellation_id, j.key, coalesce(c.labels, '{}') AS labels, c.que
   LEFT JOIN jobs AS j ON j.job_id = c.job_id
  WHERE c.id = %(id)s AND c.tenant = %(tenant)s
 
+-- part: letter_of_page(letter)
+-- True if a page looks at the letter: behind its cursor, and within the filters that an index serves.
+letter.tenant = %(tenant)s AND (letter.created_at, letter.id) < (%(before_at)s, %(before_id)s)
+           AND letter.created_at BETWEEN %(since)s AND %(until)s
+           AND (%(ids)s::bigint[] IS NULL OR letter.id = ANY (%(ids)s))
+           AND (%(job_id)s::uuid IS NULL OR letter.job_id = %(job_id)s)
+
 -- name: list_dead_letters
 -- Returns a page of a tenant's dead letters among the next `look`, the newest first.
 -- Index: dead_letters_by_tenant, walked backwards; dead_letters_by_job if a job is given; failed_runs_pkey, jobs_pkey. No lock.
@@ -568,21 +575,13 @@ SELECT c.id AS cancellation_id, j.key, coalesce(c.labels, '{}') AS labels, c.que
 SELECT d.id, d.kind, d.run_id, j.key, d.job_id, f.state AS status, f.cause, f.queue, f.lane, f.attempt, f.error_type, d.topic,
        d.partition, d."offset", d.reason, d.created_at, d.redriven_run_id, d.redriven_at
   FROM (SELECT id, kind, run_id, job_id, topic, partition, "offset", reason, created_at, redriven_run_id, redriven_at
-          FROM dead_letters
-         WHERE tenant = %(tenant)s AND (created_at, id) < (%(before_at)s, %(before_id)s)
-           AND created_at BETWEEN %(since)s AND %(until)s
-           AND (%(ids)s::bigint[] IS NULL OR id = ANY (%(ids)s))
-           AND (%(job_id)s::uuid IS NULL OR job_id = %(job_id)s)
+          FROM dead_letters AS l
+         WHERE {{letter_of_page(l)}}
          ORDER BY created_at DESC, id DESC
          LIMIT %(look)s) AS d
   LEFT JOIN failed_runs AS f ON f.run_id = d.run_id
   LEFT JOIN jobs AS j ON j.job_id = d.job_id
- WHERE (%(kind)s::text IS NULL OR d.kind = %(kind)s)
-   AND (%(redriven)s::boolean IS NULL OR (d.redriven_at IS NOT NULL) = %(redriven)s)
-   AND (%(status)s::text IS NULL OR f.state = %(status)s)
-   AND (%(error_type)s::text IS NULL OR f.error_type = %(error_type)s)
-   AND (%(queue)s::text IS NULL OR f.queue = %(queue)s)
-   AND (%(lane)s::text IS NULL OR f.lane = %(lane)s)
+ WHERE {{tidewheel.transitions.fits_letter_filter(d)}}
  ORDER BY d.created_at DESC, d.id DESC
  LIMIT %(limit)s
 
@@ -590,18 +589,10 @@ SELECT d.id, d.kind, d.run_id, j.key, d.job_id, f.state AS status, f.cause, f.qu
 -- Returns how many of a tenant's newest `look` dead letters fit, and their number.
 -- Index: as list_dead_letters. No lock.
 SELECT count(*) FILTER (WHERE
-       (%(kind)s::text IS NULL OR d.kind = %(kind)s)
-       AND (%(redriven)s::boolean IS NULL OR (d.redriven_at IS NOT NULL) = %(redriven)s)
-       AND (%(status)s::text IS NULL OR f.state = %(status)s)
-       AND (%(error_type)s::text IS NULL OR f.error_type = %(error_type)s)
-       AND (%(queue)s::text IS NULL OR f.queue = %(queue)s)
-       AND (%(lane)s::text IS NULL OR f.lane = %(lane)s)), count(*)
+       {{tidewheel.transitions.fits_letter_filter(d)}}), count(*)
   FROM (SELECT kind, run_id, redriven_at
-          FROM dead_letters
-         WHERE tenant = %(tenant)s AND (created_at, id) < (%(before_at)s, %(before_id)s)
-           AND created_at BETWEEN %(since)s AND %(until)s
-           AND (%(ids)s::bigint[] IS NULL OR id = ANY (%(ids)s))
-           AND (%(job_id)s::uuid IS NULL OR job_id = %(job_id)s)
+          FROM dead_letters AS l
+         WHERE {{letter_of_page(l)}}
          ORDER BY created_at DESC, id DESC
          LIMIT %(look)s) AS d
   LEFT JOIN failed_runs AS f ON f.run_id = d.run_id
@@ -610,11 +601,8 @@ SELECT count(*) FILTER (WHERE
 -- Returns the last dead letter that a page has looked at, if there are so many.
 -- Index: dead_letters_by_tenant, walked backwards; dead_letters_by_job if a job is given. No lock.
 SELECT id
-  FROM dead_letters
- WHERE tenant = %(tenant)s AND (created_at, id) < (%(before_at)s, %(before_id)s)
-   AND created_at BETWEEN %(since)s AND %(until)s
-   AND (%(ids)s::bigint[] IS NULL OR id = ANY (%(ids)s))
-   AND (%(job_id)s::uuid IS NULL OR job_id = %(job_id)s)
+  FROM dead_letters AS l
+ WHERE {{letter_of_page(l)}}
  ORDER BY created_at DESC, id DESC
 OFFSET %(look)s - 1
  LIMIT 1
@@ -876,17 +864,23 @@ SELECT key_id, tenant, name, secret_hash, scopes, rate, revoked_at IS NOT NULL A
 UPDATE api_keys SET last_used_at = tidewheel_now()
  WHERE key_id = %(key_id)s AND coalesce(last_used_at < tidewheel_now() - interval '1 minute', true)
 
--- part: entry_of_audit_log(l)
--- The columns of an entry.
-l.id, l.at, l.tenant, l.door, l.actor_kind, l.actor, l.named, l.key_id, l.action, l.object, l.request_id, l.version_before,
-       l.version_after, l.objects, l.result
-
--- part: fits_audit_filter(l)
--- True if an entry fits the filter of a list.
-(%(actor)s::text IS NULL OR %(actor)s IN (l.actor, l.named, l.key_id))
-   AND (%(object)s::text IS NULL OR l.object = %(object)s)
-   AND (%(action)s::text IS NULL OR l.action = %(action)s)
-   AND (%(door)s::text IS NULL OR l.door = %(door)s)
+-- part: page_of_audit_log(looked)
+-- The end of what a page has looked at, and the entries that fit its filter, the newest first.
+SELECT e.at, e.id, f.*
+  FROM (SELECT count(*) = %(look)s AS is_full FROM looked) AS c
+  LEFT JOIN LATERAL (SELECT at, id FROM looked WHERE c.is_full ORDER BY at, id LIMIT 1) AS e ON true
+  LEFT JOIN LATERAL (
+    SELECT l.id, l.at, l.tenant, l.door, l.actor_kind, l.actor, l.named, l.key_id, l.action, l.object, l.request_id,
+           l.version_before, l.version_after, l.objects, l.result
+      FROM looked AS l
+     WHERE (%(actor)s::text IS NULL OR %(actor)s IN (l.actor, l.named, l.key_id))
+       AND (%(object)s::text IS NULL OR l.object = %(object)s)
+       AND (%(action)s::text IS NULL OR l.action = %(action)s)
+       AND (%(door)s::text IS NULL OR l.door = %(door)s)
+     ORDER BY l.at DESC, l.id DESC
+     LIMIT %(limit)s
+  ) AS f ON true
+ ORDER BY f.at DESC, f.id DESC
 
 -- name: list_audit_log
 -- Returns the end of what a page has looked at, and the entries of a tenant that fit, the newest first; one row at least.
@@ -897,14 +891,7 @@ WITH looked AS MATERIALIZED (
      ORDER BY at DESC, id DESC
      LIMIT %(look)s
 )
-SELECT e.at, e.id, f.*
-  FROM (SELECT count(*) = %(look)s AS is_full FROM looked) AS c
-  LEFT JOIN LATERAL (SELECT at, id FROM looked WHERE c.is_full ORDER BY at, id LIMIT 1) AS e ON true
-  LEFT JOIN LATERAL (
-    SELECT {{entry_of_audit_log(l)}} FROM looked AS l WHERE {{fits_audit_filter(l)}}
-     ORDER BY l.at DESC, l.id DESC LIMIT %(limit)s
-  ) AS f ON true
- ORDER BY f.at DESC, f.id DESC
+{{page_of_audit_log(looked)}}
 
 -- name: list_audit_log_of_object
 -- Returns the same for one object.
@@ -915,14 +902,7 @@ WITH looked AS MATERIALIZED (
      ORDER BY at DESC, id DESC
      LIMIT %(look)s
 )
-SELECT e.at, e.id, f.*
-  FROM (SELECT count(*) = %(look)s AS is_full FROM looked) AS c
-  LEFT JOIN LATERAL (SELECT at, id FROM looked WHERE c.is_full ORDER BY at, id LIMIT 1) AS e ON true
-  LEFT JOIN LATERAL (
-    SELECT {{entry_of_audit_log(l)}} FROM looked AS l WHERE {{fits_audit_filter(l)}}
-     ORDER BY l.at DESC, l.id DESC LIMIT %(limit)s
-  ) AS f ON true
- ORDER BY f.at DESC, f.id DESC
+{{page_of_audit_log(looked)}}
 
 -- name: list_audit_log_of_all
 -- Returns the same for all tenants.
@@ -933,11 +913,4 @@ WITH looked AS MATERIALIZED (
      ORDER BY at DESC, id DESC
      LIMIT %(look)s
 )
-SELECT e.at, e.id, f.*
-  FROM (SELECT count(*) = %(look)s AS is_full FROM looked) AS c
-  LEFT JOIN LATERAL (SELECT at, id FROM looked WHERE c.is_full ORDER BY at, id LIMIT 1) AS e ON true
-  LEFT JOIN LATERAL (
-    SELECT {{entry_of_audit_log(l)}} FROM looked AS l WHERE {{fits_audit_filter(l)}}
-     ORDER BY l.at DESC, l.id DESC LIMIT %(limit)s
-  ) AS f ON true
- ORDER BY f.at DESC, f.id DESC
+{{page_of_audit_log(looked)}}

@@ -1092,6 +1092,15 @@ SELECT j.job_id, j.shard, j.version, j.deleted_at, v.handler, v.queue, v.lane, v
   JOIN job_versions AS v ON v.job_id = j.job_id AND v.version = j.version
  WHERE j.job_id = ANY (%(job_ids)s)
 
+-- part: fits_letter_filter(d)
+-- True if a dead letter, with its failed run `f`, fits the filters that no index serves.
+(%(kind)s::text IS NULL OR d.kind = %(kind)s)
+    AND (%(redriven)s::boolean IS NULL OR (d.redriven_at IS NOT NULL) = %(redriven)s)
+    AND (%(status)s::text IS NULL OR f.state = %(status)s)
+    AND (%(error_type)s::text IS NULL OR f.error_type = %(error_type)s)
+    AND (%(queue)s::text IS NULL OR f.queue = %(queue)s)
+    AND (%(lane)s::text IS NULL OR f.lane = %(lane)s)
+
 -- name: scan_dead_letters
 -- Looks at the next `look` dead letters of a tenant, the oldest first; returns the first `limit` of these that match, and
 -- as no match the last one looked at, if there were so many.
@@ -1110,12 +1119,7 @@ SELECT j.job_id, j.shard, j.version, j.deleted_at, v.handler, v.queue, v.lane, v
 (SELECT d.id, d.kind, d.run_id, d.created_at, true AS matches
    FROM looked AS d
    LEFT JOIN failed_runs AS f ON f.run_id = d.run_id
-  WHERE (%(kind)s::text IS NULL OR d.kind = %(kind)s)
-    AND (%(redriven)s::boolean IS NULL OR (d.redriven_at IS NOT NULL) = %(redriven)s)
-    AND (%(status)s::text IS NULL OR f.state = %(status)s)
-    AND (%(error_type)s::text IS NULL OR f.error_type = %(error_type)s)
-    AND (%(queue)s::text IS NULL OR f.queue = %(queue)s)
-    AND (%(lane)s::text IS NULL OR f.lane = %(lane)s)
+  WHERE {{fits_letter_filter(d)}}
   ORDER BY d.created_at, d.id
   LIMIT %(limit)s)
  UNION ALL
