@@ -75,6 +75,13 @@ class Unhandled:
         return f"no executor of queue {self.queue!r} has the handler {self.handler!r}"
 
 
+def find_unhandled(connection: Conn, *, min_age: timedelta = _MIN_AGE) -> list[Unhandled]:
+    """Return the runs that are due for longer than `min_age` and that no live executor can handle."""
+    columns = {"min_age": min_age, "silent_for": _DEAD_AFTER, "sources": sources(Move.CLAIM), "limit": _SCAN_RUNS}
+    with connection.cursor(row_factory=class_row(Unhandled), binary=True) as cursor:
+        return cursor.execute(_FIND_UNHANDLED, columns).fetchall()
+
+
 class UnhandledWatch:
     """Checks for unhandled runs, on its own thread and connection, which it closes."""
 
@@ -113,22 +120,12 @@ class UnhandledWatch:
             Unavailable: The database does not answer.
         """
         with self._session.transaction() as connection:
-            found = self._find(connection)
+            found = find_unhandled(connection, min_age=self._min_age)
             announced = self._announce(connection, found) if found else []
         metrics.set("runs_without_executor", sum(each.runs for each in found))
         for each in announced:
             _LOG.warning("%s: %d runs wait and use up no attempt; start an executor for them", each.reason, each.runs)
         return announced
-
-    def _find(self, connection: Conn) -> list[Unhandled]:
-        columns = {
-            "min_age": self._min_age,
-            "silent_for": _DEAD_AFTER,
-            "sources": sources(Move.CLAIM),
-            "limit": _SCAN_RUNS,
-        }
-        with connection.cursor(row_factory=class_row(Unhandled), binary=True) as cursor:
-            return cursor.execute(_FIND_UNHANDLED, columns).fetchall()
 
     def _announce(self, connection: Conn, found: Sequence[Unhandled]) -> list[Unhandled]:
         columns = {

@@ -21,7 +21,7 @@ from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.presence import SILENT_SECONDS
 from tidewheel.runs import OWNED, Move, sources
-from tidewheel.scheduler.unhandled import Unhandled
+from tidewheel.scheduler.unhandled import find_unhandled
 
 _SQL = Statements("tidewheel.control")
 _READ_SERVICES = _SQL["read_services"]
@@ -29,7 +29,6 @@ _READ_FLEET_FACTS = _SQL["read_fleet_facts"]
 _LIST_ALL_FREEZES = _SQL["list_all_freezes"]
 _READ_INTAKE_OFFSETS = _SQL["read_intake_offsets"]
 _SCHEDULER_SQL = Statements("tidewheel.scheduler")
-_FIND_UNHANDLED = _SCHEDULER_SQL["find_unhandled"]
 _MEASURE_RUNS = _SCHEDULER_SQL["measure_runs"]
 _MEASURE_OUTBOX = _SCHEDULER_SQL["measure_outbox"]
 _MEASURE_TIMERS = _SCHEDULER_SQL["measure_timers"]
@@ -38,7 +37,6 @@ COUNTED = 10_000
 """The due runs of a lane, and messages of a slice, that are counted: more are shown as at least so many."""
 
 _LATE = timedelta(seconds=1)
-_UNHANDLED_AGE, _UNHANDLED_SILENT = timedelta(seconds=10), timedelta(seconds=60)
 _TIMERS = 1000  # of each shard that are counted
 
 
@@ -209,15 +207,7 @@ def read_intake_offsets(connection: Conn) -> dict[tuple[str, int], int]:
 
 def find_unhandled_runs(connection: Conn) -> Iterator[Finding]:
     """Yield a finding for each handler that due runs need and no live executor of their queue has."""
-    columns = {
-        "min_age": _UNHANDLED_AGE,
-        "silent_for": _UNHANDLED_SILENT,
-        "sources": sources(Move.CLAIM),
-        "limit": COUNTED,
-    }
-    with connection.cursor(row_factory=class_row(Unhandled), binary=True) as cursor:
-        found = cursor.execute(_FIND_UNHANDLED, columns).fetchall()
-    for each in found:
+    for each in find_unhandled(connection):
         wait = "run waits" if each.runs == 1 else "runs wait"
         evidence = f"{each.runs:,} {wait} in tenant {each.tenant}, such as {each.run_id}"
         yield Finding("handlers", Severity.ERROR, each.reason, evidence, start_executor(each.queue, each.handler))
