@@ -20,7 +20,7 @@ from pydantic import SecretStr
 
 from tests.control.cli.command import NO_DATABASE, tidewheel
 from tests.fixtures.database import Database
-from tests.fixtures.services import Fleet, admin_of, until
+from tests.fixtures.services import Fleet, admin_of, delete_topics, until
 from tests.transitions.acts import submit, trigger
 from tidewheel.control.doctor.check import Check, Context, Limits, Report, run_checks
 from tidewheel.control.doctor.doctor import CHECKS, diagnose
@@ -276,10 +276,7 @@ def topics(info: StackInfo) -> Iterator[Topics]:
     """Topics of this test's own, deleted at the end."""
     made = Topics(f"t{uuid4().hex[:10]}")
     yield made
-    admin = admin_of(info.kafka)
-    mine = [name for name in admin.list_topics(timeout=30).topics if name.startswith(f"{made.prefix}.")]
-    for future in admin.delete_topics(mine, operation_timeout=30).values() if mine else ():
-        future.result(30)
+    delete_topics(info.kafka, made.prefix)
 
 
 @pytest.mark.kafka

@@ -8,7 +8,7 @@ import pytest
 
 from tests.control.cli.command import NO_DATABASE, tidewheel
 from tests.fixtures.database import Database
-from tests.fixtures.services import admin_of, until
+from tests.fixtures.services import delete_topics, until
 from tidewheel.local.stack import StackInfo
 from tidewheel.runs import Lane
 
@@ -22,10 +22,7 @@ def prefix(info: StackInfo, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setenv("TIDEWHEEL_TOPIC_PREFIX", made)
     monkeypatch.setenv("TIDEWHEEL_KAFKA_PROPERTIES", str(info.kafka_properties))
     yield made
-    admin = admin_of(info.kafka)
-    mine = [name for name in admin.list_topics(timeout=30).topics if name.startswith(f"{made}.")]
-    for future in admin.delete_topics(mine, operation_timeout=30).values() if mine else ():
-        future.result(30)
+    delete_topics(info.kafka, made)
 
 
 def test_topics_are_listed_created_and_listed_again(prefix: str) -> None:

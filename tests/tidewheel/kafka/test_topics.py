@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.fixtures.services import admin_of, until
+from tests.fixtures.services import delete_topics, until
 from tests.relay.topics import make_topics
 from tidewheel.errors import SettingsError
 from tidewheel.kafka.topics import Topics, apply_topics, queue_names, queues_with_topics, topic_statuses
@@ -25,11 +25,7 @@ def topics(info: StackInfo) -> Iterator[Topics]:
     """Yield this test's own names; delete the topics at the end, for each partition is files."""
     made = Topics(f"t{uuid4().hex[:10]}")
     yield made
-    admin = admin_of(info.kafka)
-    mine = [name for name in admin.list_topics(timeout=30).topics if name.startswith(f"{made.prefix}.")]
-    if mine:
-        for future in admin.delete_topics(mine, operation_timeout=30).values():
-            future.result(30)
+    delete_topics(info.kafka, made.prefix)
 
 
 @given(QUEUES, LANES, QUEUES, LANES)
