@@ -3,8 +3,9 @@
 The cost is that of one session, as in `stages`: batches of claims alternate between no freeze and one of another queue,
 so that both see the same machine.
 
-The thaw is that of a whole installation. All runs wait under the freeze, their messages are read and left. After the
-thaw the executor sweeps them, while a second queue has a run every 0.1 s: its runs show whether the thaw is fair.
+The thaw is that of a whole installation. All runs wait under the freeze, their messages are read and left. The thaw
+comes when they are read: else others wait on Kafka behind frozen runs, with or without a thaw. After it the executor
+sweeps the runs, while another job has a run every 0.1 s: its runs show whether the thaw is fair.
 """
 
 import gc
@@ -14,6 +15,8 @@ from threading import Event
 from time import thread_time
 from typing import LiteralString, cast
 from uuid import uuid4
+
+from confluent_kafka import Consumer, TopicPartition
 
 from tidewheel.bench.environment import Environment, Server
 from tidewheel.bench.load import database_now, load_jobs, vacuum
@@ -25,6 +28,7 @@ from tidewheel.executor.claim import Claimer
 from tidewheel.intake.apply import apply_requests
 from tidewheel.intake.request import ReceivedRequest
 from tidewheel.jobs.parsing import parse_request
+from tidewheel.kafka.topics import read_end_offsets
 from tidewheel.postgres.session import BY_KEY, KEPT_PLANS, Conn, Session
 from tidewheel.process.service import Shutdown
 from tidewheel.scheduler.firing import FireBatch, fire
@@ -111,7 +115,7 @@ def measure_thaw(server: Server, options: Options) -> Round:
         options.report(f"{runs:,} runs wait")
         _trigger(environment, connection, runs)
         with environment.services(["relay"], ["scheduler"], ["executor", "--handlers", "tidewheel.bench.handlers"]):
-            before = _others(connection, client, lambda: _one(connection, _PUBLISHED) is not True)
+            before = _others(connection, client, lambda: _waits(connection, environment, runs))
             options.report("thaw")
             begun = monotonic_seconds()
             client.freezes.thaw(labels={"team": "billing"})
@@ -165,6 +169,23 @@ def _others(connection: Conn, client: Client, busy: Callable[[], bool]) -> tuple
     row = connection.execute(_DELAY, {"first": first, "last": database_now(connection)}).fetchone()
     connection.commit()
     return cast("tuple[float, float]", row)
+
+
+def _waits(connection: Conn, environment: Environment, runs: int) -> bool:
+    """Return True until the messages of all but a hundredth of the runs are read."""
+    return _one(connection, _PUBLISHED) is not True or _unread(environment) > runs // 100
+
+
+def _unread(environment: Environment) -> int:
+    """Return the number of messages that the group of the executors has not read."""
+    topic = environment.installation.topics.runs("default", "standard")
+    ends = read_end_offsets(environment.kafka, topic)
+    reader = Consumer({**environment.kafka, "group.id": f"{topic}.executors"})
+    try:
+        places = reader.committed([TopicPartition(topic, partition) for partition in ends], timeout=10)
+    finally:
+        reader.close()
+    return sum(ends[place.partition][1] - max(place.offset, ends[place.partition][0]) for place in places)
 
 
 def _one(connection: Conn, query: LiteralString) -> object:

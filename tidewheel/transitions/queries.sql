@@ -76,19 +76,22 @@ RETURNING o.run_id, o.failed_attempts, o.lost_attempts, o.publish_at, o.started_
 -- part: uncontested(r)
 -- The open runs that have come, whose policy limits overlaps and that a uniform claim may start, of the jobs of some runs.
 -- Leaves out jobs whose active run is one of these runs: it starts in any case.
+-- Why `EXISTS`: it comes first. Without, runs whose policy limits nothing scan a million due ones, 250 ms.
+WITH limited AS MATERIALIZED (
+SELECT o.job_id
+  FROM job_runs AS o
+ WHERE o.run_id = ANY (%(run_ids)s::uuid[])
+   AND o.overlap <> %(free)s
+   AND {{not_frozen(o)}}
+   AND NOT EXISTS (SELECT FROM active_runs AS t WHERE t.job_id = o.job_id AND t.run_id = ANY (%(run_ids)s::uuid[])))
 SELECT r.run_id
   FROM job_runs AS r
- WHERE r.gates = 0
+ WHERE (SELECT EXISTS (SELECT FROM limited))
+   AND r.gates = 0
    AND r.overlap <> %(free)s
    AND (r.scheduled_at <= (SELECT tidewheel_now() + interval '100 ms') OR r.moved_ahead
         OR r.run_id = ANY (%(run_ids)s::uuid[]))
-   AND r.job_id IN (SELECT o.job_id
-                      FROM job_runs AS o
-                     WHERE o.run_id = ANY (%(run_ids)s::uuid[])
-                       AND o.overlap <> %(free)s
-                       AND {{not_frozen(o)}}
-                       AND NOT EXISTS (SELECT FROM active_runs AS t
-                                        WHERE t.job_id = o.job_id AND t.run_id = ANY (%(run_ids)s::uuid[])))
+   AND r.job_id IN (SELECT l.job_id FROM limited AS l)
  ORDER BY r.run_id
 
 -- name: contest_runs
