@@ -684,3 +684,12 @@ def test_sweep_reads_due_runs_only(loaded: Database, facts: Mapping[str, object]
         plan = plan_of(connection, statement, {**facts, **SPECIAL["find_due_runs"]})
     [scan] = [node for node in plan if node.get("Index Name") == "job_runs_due"]
     assert all(column in scan["Index Cond"] for column in ("queue", "lane", "publish_at"))
+
+
+@pytest.mark.parametrize("name", ["contest_runs", "contest_free_runs"])
+def test_runs_whose_policy_limits_nothing_read_no_other_run(loaded: Database, name: str) -> None:
+    """A million due runs of one job, as under a freeze, would else be read for every batch of its messages."""
+    with loaded.transaction() as connection:
+        plan = plan_of(connection, Statements("tidewheel.transitions")[name])
+    [gate] = [node for node in plan if "One-Time Filter" in node]
+    assert "job_runs" in {str(node.get("Relation Name")) for node in nodes(gate)}
