@@ -688,7 +688,7 @@ def test_sweep_reads_due_runs_only(loaded: Database, facts: Mapping[str, object]
 
 @pytest.mark.parametrize("name", ["contest_runs", "contest_free_runs"])
 def test_runs_whose_policy_limits_nothing_read_no_other_run(loaded: Database, name: str) -> None:
-    """A million due runs of one job, as under a freeze, would else be read for every batch of its messages."""
+    """Else every batch of messages reads all due runs of its job: a million under a freeze."""
     with loaded.transaction() as connection:
         plan = plan_of(connection, Statements("tidewheel.transitions")[name])
     [gate] = [node for node in plan if "One-Time Filter" in node]
