@@ -6,7 +6,7 @@ client in a loop would write more rows than all operators.
 
 from collections.abc import Iterable
 
-from tidewheel.audit import Actor, ActorKind, Change, Door, process_actor, record
+from tidewheel.audit import ACCEPTED, ALL_TENANTS, Actor, ActorKind, Change, Door, process_actor, record
 from tidewheel.intake.request import ReceivedRequest
 from tidewheel.jobs.requests import (
     BackfillCancel,
@@ -68,14 +68,15 @@ def _change(received: ReceivedRequest, reply: Reply) -> Change:
         before = after - 1 or None
     elif isinstance(request, JobDelete):
         after = None
+    of_fleet = isinstance(request, Freeze | Thaw) and request.scope == "fleet"
     return Change(
-        received.tenant,
+        ALL_TENANTS if of_fleet else received.tenant,
         request.type,
         _object(received, reply),
         request.request_id,
         before,
         after,
-        result="accepted" if is_accepted else reply.code or "rejected",
+        result=ACCEPTED if is_accepted else reply.code or "rejected",
     )
 
 

@@ -68,7 +68,7 @@ def load_jobs(
     day_sets = lock_calendars(connection, named_calendars(submits))
     created = create_jobs(connection, installation, submits, day_sets, spread=True, emit_events=emit_events)
     if created.jobs:
-        change = Change(submits[0].tenant, "job.load", "jobs", objects=len(created.jobs))
+        change = Change(submits[0].tenant, "job.load", "jobs", objects=len(created.jobs), adds_up=True)
         record_change(connection, actor or process_actor(), change)
     refused |= {first[job]: rejected(batch[first[job]], error) for job, error in created.refused.items()}
     return Loaded(len(created.jobs), len(batch) - len(refused) - len(created.jobs), refused)

@@ -138,18 +138,22 @@ CREATE TABLE audit_log (
 COMMENT ON COLUMN audit_log.tenant IS '* for what concerns the whole installation';
 COMMENT ON COLUMN audit_log.actor IS 'name of the key, the user of the operating system, or the coordinates of the message';
 COMMENT ON COLUMN audit_log.named IS 'the person that the sender has named; nothing verifies it';
-COMMENT ON COLUMN audit_log.objects IS 'how many objects a batch has changed';
+COMMENT ON COLUMN audit_log.objects IS 'how many objects a batch has changed, or how often the change was refused within a minute';
 COMMENT ON COLUMN audit_log.result IS 'accepted, or the code of the refusal';
 CREATE INDEX audit_log_by_tenant ON audit_log (tenant, at, id);
 CREATE INDEX audit_log_by_object ON audit_log (tenant, object, at, id);
 
--- Rows never change, and none is deleted before 30 days are over. Retention deletes later.
+-- Rows never change, but a row counts its repeats for a minute. None is deleted before 30 days are over.
 CREATE FUNCTION tidewheel_refuse_audit_change() RETURNS trigger
     LANGUAGE plpgsql
 AS $$
 BEGIN
     IF TG_OP = 'DELETE' AND OLD.at < tidewheel_now() - interval '30 days' THEN
         RETURN OLD;
+    END IF;
+    IF TG_OP = 'UPDATE' AND OLD.at > tidewheel_now() - interval '2 minutes' AND NEW.objects > OLD.objects
+       AND to_jsonb(NEW) - 'objects' = to_jsonb(OLD) - 'objects' THEN
+        RETURN NEW;
     END IF;
     RAISE EXCEPTION 'audit_log: its rows are not changed, and not deleted before 30 days are over'
         USING ERRCODE = 'insufficient_privilege', HINT = 'TIDEWHEEL_AUDIT_RETENTION is the period after which schedulers delete them';

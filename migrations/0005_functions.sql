@@ -149,7 +149,8 @@ BEGIN
         RAISE EXCEPTION 'run_id: tenant % has no run %', quote_literal(tenant), run_id
             USING ERRCODE = 'no_data_found', HINT = 'correct the id; runs are kept for the period of retention';
     END IF;
-    IF v_finished IS NULL AND v_state <> 'cancelling' THEN
+    IF v_finished IS NULL AND v_state <> 'cancelling'
+       AND NOT EXISTS (SELECT FROM pending_cancels AS p WHERE p.run_id = tidewheel_cancel.run_id) THEN
         INSERT INTO pending_cancels (run_id, tenant, reason) VALUES (run_id, tenant, coalesce(reason, 'requested'));
         INSERT INTO audit_log (tenant, door, actor_kind, actor, action, object)
         VALUES (tenant, 'client', 'role', session_user, 'run.cancel', 'run/' || run_id);

@@ -2,23 +2,33 @@
 
 Accepted triggers, unchanged submits and the reports of attempts are not recorded. A key is the one actor that Tidewheel
 verifies, beside the role of a session in PostgreSQL. A person that a sender names is stored beside the actor.
+
+Refusals and batches that repeat within a minute are counted in one row, so that a client in a loop does not fill the
+log. The row has the first request's id, and the coordinates of the first message.
 """
 
 import os
 import pwd
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
+from typing import TypeAlias, cast
 
 from tidewheel.postgres.pg_copy import NULL, columns, copy_rows, int4, int8, text
 from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+
+_COUNT_REPEATS = Statements("tidewheel")["count_repeats"]
 
 ALL_TENANTS = "*"
 """In the place of a tenant: a key of all tenants, or a change of the whole installation."""
 
 ACTOR_HEADER = "tidewheel-actor"
 """Header of a message or of an HTTP request: the name of a person, which nothing verifies."""
+
+ACCEPTED = "accepted"
+"""Result of a change that was made."""
 
 MAX_NAME = 255
 
@@ -94,8 +104,9 @@ class Change:
         request_id: The request's id.
         before: The version of the job before.
         after: The version of the job after.
-        objects: The number of objects that a batch has changed.
+        objects: The number of objects that a batch has changed, or of refusals.
         result: `accepted`, or the code of the refusal.
+        adds_up: True for a batch of several: those of one actor are counted in one row a minute, as refusals are.
     """
 
     tenant: str
@@ -105,7 +116,8 @@ class Change:
     before: int | None = None
     after: int | None = None
     objects: int = 1
-    result: str = "accepted"
+    result: str = ACCEPTED
+    adds_up: bool = False
 
 
 @cache
@@ -135,14 +147,44 @@ def person(given: str | bytes | None) -> str | None:
 
 def record(connection: Conn, changes: Iterable[tuple[Actor, Change]]) -> None:
     """Append changes to the audit log, in the caller's transaction; no change is no statement."""
-    found = list(changes)
-    if found:
-        copy_rows(connection, _COPY, [_row(actor, change) for actor, change in found])
+    new: list[tuple[Actor, Change]] = []
+    repeatable: dict[_Same, tuple[Actor, Change]] = {}
+    for actor, change in changes:
+        if change.result == ACCEPTED and not change.adds_up:
+            new.append((actor, change))
+            continue
+        same = _same(actor, change)
+        first = repeatable.get(same, (actor, replace(change, objects=0)))
+        repeatable[same] = (first[0], replace(first[1], objects=first[1].objects + change.objects))
+    if repeatable:
+        new += _count_repeats(connection, repeatable)
+    if new:
+        copy_rows(connection, _COPY, [_row(actor, change) for actor, change in new])
 
 
 def record_change(connection: Conn, actor: Actor, change: Change) -> None:
     """Append one change; see `record`."""
     record(connection, [(actor, change)])
+
+
+_Same: TypeAlias = tuple[str | None, ...]
+
+
+def _same(actor: Actor, change: Change) -> _Same:
+    """Return what repeats have in common; each message has coordinates of its own."""
+    name = None if actor.kind is ActorKind.MESSAGE else actor.name
+    found = (actor.door, actor.kind, name, actor.named, actor.key_id)
+    return (change.tenant, change.object[:MAX_OBJECT], change.action, change.result, *found)
+
+
+def _count_repeats(connection: Conn, changes: Mapping[_Same, tuple[Actor, Change]]) -> Iterable[tuple[Actor, Change]]:
+    """Count changes in their rows of the last minute; return those without one."""
+    names = ("tenants", "changed", "actions", "results", "doors", "kinds", "actors", "named", "key_ids")
+    values: dict[str, object] = dict(zip(names, map(list, zip(*changes, strict=True)), strict=True))
+    values["objects"] = [change.objects for _, change in changes.values()]
+    rows = connection.execute(_COUNT_REPEATS, values, binary=True).fetchall()
+    counted = {cast("int", number) for (number,) in rows}
+    return (each for number, each in enumerate(changes.values(), 1) if number not in counted)
 
 
 def _row(actor: Actor, change: Change) -> bytes:

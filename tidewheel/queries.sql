@@ -69,3 +69,27 @@ INSERT INTO message_keys DEFAULT VALUES RETURNING key_id
 -- Deletes the keys of run messages but the newest.
 -- No index: a few rows. Lock: the deleted rows.
 DELETE FROM message_keys WHERE key_id NOT IN (SELECT key_id FROM message_keys ORDER BY key_id DESC LIMIT %(kept)s)
+
+-- name: count_repeats
+-- Adds to the newest entry of the last minute that each of these changes repeats; returns the positions of those counted.
+-- Index: audit_log_by_object, audit_log_pkey. Lock: the entries; one that another transaction counts in is skipped.
+-- Why: a client in a loop of refused requests would write more entries than all operators.
+UPDATE audit_log AS a
+   SET objects = a.objects + same.objects
+  FROM (SELECT g.number, g.objects, l.at, l.id
+          FROM unnest(%(tenants)s::text[], %(changed)s::text[], %(actions)s::text[], %(results)s::text[], %(doors)s::text[],
+                      %(kinds)s::text[], %(actors)s::text[], %(named)s::text[], %(key_ids)s::text[], %(objects)s::bigint[])
+               WITH ORDINALITY AS g (tenant, object, action, result, door, kind, actor, named, key_id, objects, number)
+         CROSS JOIN LATERAL (
+            SELECT at, id
+              FROM audit_log
+             WHERE tenant = g.tenant AND object = g.object AND at > tidewheel_now() - interval '1 minute'
+               AND action = g.action AND result = g.result AND door = g.door AND actor_kind = g.kind
+               AND (g.actor IS NULL OR actor = g.actor)
+               AND named IS NOT DISTINCT FROM g.named AND key_id IS NOT DISTINCT FROM g.key_id
+             ORDER BY at DESC, id DESC
+             LIMIT 1
+               FOR UPDATE SKIP LOCKED
+         ) AS l) AS same
+ WHERE a.at = same.at AND a.id = same.id
+RETURNING same.number

@@ -168,9 +168,9 @@ class Connection:
                 _LOG.info("retrying: %s", error)
             tries += 1
 
-    def record(self, connection: Conn, action: str, changed: str, *, objects: int = 1) -> None:
+    def record(self, connection: Conn, action: str, changed: str, *, objects: int = 1, adds_up: bool = False) -> None:
         """Append a change of this tenant to the audit log, in the caller's transaction."""
-        record_change(connection, self.actor, Change(self.tenant, action, changed, objects=objects))
+        record_change(connection, self.actor, Change(self.tenant, action, changed, objects=objects, adds_up=adds_up))
 
     def notify(self, *channels: Channel) -> None:
         """Wake the services that listen on these channels."""

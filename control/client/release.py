@@ -109,5 +109,5 @@ def _scan(connection: Connection, columns: dict[str, object]) -> Generator[list[
 def _release(over: Connection, ids: Sequence[UUID], connection: Conn) -> int:
     released = len(release_jobs(connection, over.installation, ids))
     if released:
-        over.record(connection, "job.release", "jobs", objects=released)
+        over.record(connection, "job.release", "jobs", objects=released, adds_up=True)
     return released
