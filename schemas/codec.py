@@ -171,7 +171,11 @@ def _read(data: bytes, form: Form[R]) -> R:
 
 def _resolved(data: bytes, start: int, writer: str, form: Form[R]) -> bytes:
     """Return a message of a foreign schema, with its body at `start`, as this release writes it."""
-    if (name := _name(writer)) != form.name:
+    try:
+        name = _name(writer)
+    except ValueError as error:
+        raise _damaged(form, error) from error
+    if name != form.name:
         msg = f"the message is a {name}, and a {form.name} is expected"
         raise UndecodableMessage(msg)
     source, target = BytesIO(data), BytesIO()

@@ -6,6 +6,7 @@ A message in the registry's wire format is a zero byte, the schema's id in four 
 import base64
 import json
 from collections.abc import Callable, Mapping
+from http.client import HTTPException, HTTPResponse
 from typing import Any, cast
 from urllib.error import HTTPError
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
@@ -16,7 +17,7 @@ from tidewheel.errors import SettingsError, Unavailable
 from tidewheel.schemas.codec import FORMS, encode
 from tidewheel.schemas.files import HEADER_BYTES, REGISTRY_MAGIC
 
-_SECONDS = 5.0  # for an answer: intake's transaction waits meanwhile
+_SECONDS = 5.0  # for each part of an answer, and from its head to its end: intake's transaction waits meanwhile
 _MAX_BYTES = 4 << 20  # of an answer
 _UNKNOWN_SCHEMA = 40403  # error_code of an id that the registry does not have
 _MISSING_SECONDS = 5.0  # an unknown id is looked up again after this
@@ -34,8 +35,12 @@ class Registry:
     """
 
     def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        try:
+            parts = urlsplit(url)
+            is_address = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:  # a port that is no number, or half a pair of brackets
+            is_address = False
+        if not is_address:
             message = "TIDEWHEEL_SCHEMA_REGISTRY_URL is no http or https address; write http://host:port"
             raise SettingsError(message)
         host = parts.netloc.rpartition("@")[2]
@@ -104,13 +109,14 @@ class Registry:
         headers = self._headers if body is None else {**self._headers, "Content-Type": _CONTENT_TYPE}
         request = Request(self._base + path, data=body, headers=headers)  # noqa: S310 - http or https, checked above
         try:
-            with self._open(request, timeout=_SECONDS) as answer:
-                return answer.status, _object(answer.read(_MAX_BYTES))
-        except HTTPError as error:
-            with error:
-                return error.code, _object(error.read(_MAX_BYTES))
-        except OSError as error:
-            message = f"the schema registry {self._base} does not answer: {error}"
+            try:
+                answer = self._open(request, timeout=_SECONDS)
+            except HTTPError as error:
+                answer = error
+            with answer:
+                return answer.status, _object(_body(answer))
+        except (OSError, HTTPException) as error:  # HTTPException: the answer is cut short, or is no HTTP
+            message = f"the schema registry {self._base} does not answer: {error or type(error).__name__}"
             raise Unavailable(message) from error
 
     def _unexpected(self, status: int, answer: Mapping[str, Any]) -> Unavailable:
@@ -173,6 +179,16 @@ def frames_of(recorded: Recorded) -> dict[str, bytes]:
 def framed(frames: Mapping[str, bytes], record: object) -> bytes:
     """Return a record in the registry's wire format."""
     return frames[type(record).__name__] + encode(record)[HEADER_BYTES:]
+
+
+def _body(answer: HTTPResponse | HTTPError) -> bytes:
+    """Return the body of an answer, up to `_MAX_BYTES`."""
+    until, body = monotonic_seconds() + _SECONDS, bytearray()
+    while len(body) < _MAX_BYTES and (part := answer.read1(65_536)):
+        body += part
+        if monotonic_seconds() > until:
+            raise TimeoutError("the answer takes too long")  # noqa: EM101, TRY003 - read by `_send` alone
+    return bytes(body)
 
 
 def _object(body: bytes) -> Mapping[str, Any]:
