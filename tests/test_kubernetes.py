@@ -77,6 +77,15 @@ def test_services_have_probes_of_their_port_and_time_to_drain(manifests: list[Ma
         assert container["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "metrics"}
         assert spec["terminationGracePeriodSeconds"] > drain.total_seconds() + 15
         assert each["spec"]["replicas"] == 2
+        # The peak of 653 MB that tests/faults/test_memory.py found, and some more.
+        assert container["resources"]["limits"]["memory"] == "768Mi"
+
+
+def test_each_service_keeps_a_pod_while_a_node_is_drained(manifests: list[Manifest]) -> None:
+    selectors = [each["spec"]["selector"] for each in manifests if each["kind"] == "Deployment"]
+    budgets = [each["spec"] for each in manifests if each["kind"] == "PodDisruptionBudget"]
+    assert [each["selector"] for each in budgets] == selectors
+    assert {each["maxUnavailable"] for each in budgets} == {1}
 
 
 def test_selectors_find_their_pods(manifests: list[Manifest]) -> None:
