@@ -4,8 +4,9 @@ Any HTTP response may be lost, so every call can be repeated. An outcome that wa
 lease, which is their row in `executors`, and the fence protect their attempts as everywhere.
 
 A claim carries a rising number, stored with the executor in the claim's own transaction. A repeat of the same number
-starts nothing and returns the attempts of the first. A delayed older one starts nothing at all. The claim locks the
-executor's row, so that a repeat waits for the first, and no reaper ends the lease meanwhile.
+starts nothing and returns the attempts of the first. An older one is refused: it is delayed, or a process that kept its
+id over a restart counts from one again. The claim locks the executor's row, so that a repeat waits for the first, and
+no reaper ends the lease meanwhile.
 """
 
 import logging
@@ -18,7 +19,7 @@ from uuid import UUID, uuid4
 import psycopg
 from psycopg.rows import class_row
 
-from tidewheel.errors import Unavailable, UnknownExecutor
+from tidewheel.errors import Unavailable, UnknownExecutor, refuse
 from tidewheel.executor.attempt_output import Output
 from tidewheel.executor.outcome import Outcome
 from tidewheel.executor.record_outcomes import record_outcomes
@@ -207,6 +208,7 @@ class RemoteExecutors:
 
         Raises:
             UnknownExecutor: Its lease was ended.
+            InvalidInput: The claim's number is below that of its last one.
         """
         with self._session.transaction() as connection:
             claimed = claim_remotely(connection, self._installation, claim)
@@ -296,6 +298,7 @@ def claim_remotely(connection: Conn, installation: Installation, claim: RemoteCl
 
     Raises:
         UnknownExecutor: Its lease was ended.
+        InvalidInput: The claim's number is below that of its last one.
     """
     row = connection.execute(_LOCK_REMOTE_EXECUTOR, {"executor_id": claim.executor_id}, binary=True).fetchone()
     if row is None:
@@ -304,7 +307,8 @@ def claim_remotely(connection: Conn, installation: Installation, claim: RemoteCl
     assert isinstance(last, int)  # noqa: S101 - the column's type
     served = cast("list[str]", queues), cast("list[str]", handlers)
     if claim.number < last:
-        return RemoteClaimResult((), {})
+        problem = f"{claim.number} is below {last}, the number of the executor's last claim"
+        refuse("claim_id", problem, "count on from it, or register again after a restart")
     if claim.number == last:
         return _repeat_response(connection, claim)
     swept = _find_due(connection, claim, *served) if claim.sweep else []

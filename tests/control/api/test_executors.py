@@ -143,14 +143,17 @@ def test_repeated_claim_returns_the_first_answer_and_starts_nothing(executor: Ex
     assert executor.repeat_claim(run_id) == []
 
 
-def test_delayed_claim_with_a_lower_id_starts_nothing(executor: Executor, database: Database) -> None:
+def test_claim_with_a_lower_id_is_refused_and_starts_nothing(executor: Executor, database: Database) -> None:
+    """A process that kept its id over a restart would wait for ever with empty answers."""
     run_id = a_run(database)
     executor.claims = 7
     assert executor.sweep()
-    executor.claims = 3
-    assert executor.claim(trigger(database)) == []
-    assert executor.sweep() == []
+    trigger(database)
+    told = refusal(executor.ask("claim", claim_id=3, sweep=10), HTTPStatus.UNPROCESSABLE_ENTITY)
+    assert [error["path"] for error in told["errors"]] == ["claim_id"]
+    assert "3 is below 8" in told["errors"][0]["problem"]
     assert executor.finish(run_id, "succeeded") == "recorded"
+    assert len(executor.sweep()) == 1
 
 
 def test_sweep_returns_the_messages_of_due_runs(executor: Executor, database: Database) -> None:
