@@ -62,14 +62,14 @@ Admin = Annotated[Caller, Security(caller, scopes=[Scope.ADMIN])]
 _BEARER = {"WWW-Authenticate": "Bearer"}
 
 
-def ensure_all_tenants(found: Caller) -> None:
+def ensure_all_tenants(found: Caller, needed: Scope = Scope.ADMIN) -> None:
     """Refuse a call about the whole installation to a caller without its rights.
 
     Raises:
-        HTTPException: It lacks the scope `admin`, or its key belongs to one tenant.
+        HTTPException: It lacks the scope, or its key belongs to one tenant.
     """
-    if Scope.ADMIN not in found.scopes:
-        raise _lacks(Scope.ADMIN)
+    if needed not in found.scopes:
+        raise _lacks(needed)
     if not found.all_tenants:
         raise HTTPException(HTTPStatus.FORBIDDEN, f"the key belongs to tenant {found.tenant}; use one of all tenants")
 

@@ -71,7 +71,8 @@ class FleetApi:
              example=examples.TENANTS)  # fmt: skip
 
     async def list_executors(self, request: Request, caller: Reader) -> Response:
-        """List executors, with their handlers and their last heartbeat."""
+        """List executors with their handlers, for a caller with the rights of all tenants."""
+        ensure_all_tenants(caller, Scope.READ)
         query = read_query(request, PageQuery)
         [after] = read_cursor(query.cursor, UUID) if query.cursor else [None]
 
@@ -84,7 +85,8 @@ class FleetApi:
         return await answer(self.reads, caller, read)
 
     async def list_shards(self, request: Request, caller: Reader) -> Response:
-        """Return each shard with the scheduler that owns it."""
+        """Return each shard with the scheduler that owns it, for a caller with the rights of all tenants."""
+        ensure_all_tenants(caller, Scope.READ)
         read_query(request, TenantQuery)
 
         def read(connection: Connection) -> Shards:

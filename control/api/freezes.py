@@ -66,7 +66,7 @@ class FreezesApi:
 
         def read(connection: Connection) -> FreezeList:
             with connection.snapshot() as reading:
-                return FreezeList(tuple(list_freezes(reading, caller.tenant)))
+                return FreezeList(tuple(list_freezes(reading, caller.tenant, counts_all=caller.all_tenants)))
 
         return await answer(self.reads, caller, read)
 

@@ -86,10 +86,17 @@ class FreezeSummary:
     held: int
 
 
-def list_freezes(connection: Conn, tenant: str) -> list[FreezeSummary]:
-    """Return the standing freezes of a tenant and of the fleet, the oldest first."""
+def list_freezes(connection: Conn, tenant: str, *, counts_all: bool = True) -> list[FreezeSummary]:
+    """Return the standing freezes of a tenant and of the fleet, the oldest first.
+
+    Args:
+        connection: The reader's.
+        tenant: The tenant.
+        counts_all: False to count only this tenant's runs and jobs under a freeze of the fleet.
+    """
     columns: dict[str, object] = {
         "tenant": tenant,
+        "only": None if counts_all else tenant,
         "states": sources(Move.CLAIM),
         "limit": MAX_WAITING,
         "look": _LOOKED_AT,

@@ -16,7 +16,7 @@ import pytest
 from tests.control.api.answering import ApiClient, answer_of, answering, enter, refusal
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
-from tests.transitions.acts import submit
+from tests.transitions.acts import submit, trigger
 from tidewheel.api_keys import Scope, new_key
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.api import bearer, connections, key_check
@@ -92,9 +92,17 @@ def test_tenant_of_others_is_answered_as_one_that_does_not_exist(door: ApiClient
     refusal(door.get("/api/v1/jobs/of-default", headers=acme), HTTPStatus.NOT_FOUND)
     for path in ("/api/v1/keys?all_tenants=true", "/api/v1/audit-log?all_tenants=true"):
         refusal(door.get(path, headers=acme), HTTPStatus.FORBIDDEN)
-    for path in ("/api/v1/tenants", "/api/v1/status"):
+    for path in ("/api/v1/tenants", "/api/v1/status", "/api/v1/executors", "/api/v1/shards"):
         refusal(door.get(path, headers=acme), HTTPStatus.FORBIDDEN)
     refusal(door.post("/api/v1/freezes", json={"scope": "fleet"}, headers=acme), HTTPStatus.FORBIDDEN)
+    fleet = with_key(created(door.database, all_tenants=True))
+    assert door.post("/api/v1/freezes", json={"scope": "fleet"}, headers=fleet).status_code == HTTPStatus.OK
+    trigger(door.database, "of-default")
+    counts = [answer_of(door.get("/api/v1/freezes", headers=key))["freezes"][0]["waiting"] for key in (fleet, acme)]
+    assert counts == [1, 0], "a tenant's key sees no runs of others, nor their number"
+    [entry] = answer_of(door.get("/api/v1/audit-log?all_tenants=true&action=freeze", headers=fleet))["entries"]
+    assert entry["tenant"] == "*"
+    assert answer_of(door.get("/api/v1/audit-log?action=freeze", headers=acme))["entries"] == []
     theirs = created(door.database)[3:13]
     refusal(door.post(f"/api/v1/keys/{theirs}:revoke", headers=acme), HTTPStatus.NOT_FOUND)
     body = {"name": "n", "scopes": ["read"], "all_tenants": True}
