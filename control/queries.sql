@@ -598,9 +598,9 @@ SELECT count(*) FILTER (WHERE
   LEFT JOIN failed_runs AS f ON f.run_id = d.run_id
 
 -- name: last_dead_letter_looked_at
--- Returns the last dead letter that a page has looked at, if there are so many.
+-- Returns the place of the last dead letter that a page has looked at, if there are so many.
 -- Index: dead_letters_by_tenant, walked backwards; dead_letters_by_job if a job is given. No lock.
-SELECT id
+SELECT created_at, id
   FROM dead_letters AS l
  WHERE {{letter_of_page(l)}}
  ORDER BY created_at DESC, id DESC
@@ -608,9 +608,9 @@ OFFSET %(look)s - 1
  LIMIT 1
 
 -- name: read_dead_letter
--- Returns a dead letter's creation time, and the key and value of a message.
+-- Returns the key and value of a dead message.
 -- Index: dead_letters_pkey. No lock.
-SELECT created_at, "key", value FROM dead_letters WHERE id = %(id)s AND tenant = %(tenant)s
+SELECT "key", value FROM dead_letters WHERE id = %(id)s AND tenant = %(tenant)s
 
 -- name: read_queues
 -- Returns the queues of all versions of all jobs.
@@ -639,7 +639,8 @@ SELECT r.redrive_id, r.state, r.kind, r.ids, j.key, r.status, r.error_type, r.qu
  WHERE r.redrive_id = %(redrive_id)s AND r.tenant = %(tenant)s
 
 -- name: list_freezes
--- Returns the standing freezes of a tenant and of the fleet, each with its jobs and what waits under it.
+-- Returns the standing freezes of a tenant and of the fleet, each with its jobs and what waits under it: of one tenant only if
+-- `only` names it.
 -- Index: freezes_pkey, frozen_jobs_pkey. Of the open runs at most `look` are read, by job_runs_by_job, job_runs_by_tenant
 -- or job_runs_due; timers_frozen, job_versions_pkey. No lock.
 SELECT f.tenant, f.queue, f.labels, f.key_prefix, f.created_by AS by, f.reason, f.created_at AS since,
@@ -652,28 +653,29 @@ SELECT f.tenant, f.queue, f.labels, f.key_prefix, f.created_by AS by, f.reason, 
                   LIMIT %(look)s)
                 UNION ALL
                 (SELECT o.tenant, o.queue, o.state, o.publish_at FROM job_runs AS o
-                  WHERE NOT f.by_job AND f.tenant IS NOT NULL AND o.tenant = f.tenant AND o.shard >= 0
+                  WHERE NOT f.by_job AND s.tenant IS NOT NULL AND o.tenant = s.tenant AND o.shard >= 0
                   LIMIT %(look)s)
                 UNION ALL
                 (SELECT o.tenant, o.queue, o.state, o.publish_at FROM job_runs AS o
-                  WHERE NOT f.by_job AND f.tenant IS NULL AND f.queue IS NOT NULL AND o.queue = f.queue
+                  WHERE NOT f.by_job AND s.tenant IS NULL AND f.queue IS NOT NULL AND o.queue = f.queue
                     AND o.lane IN ('critical', 'standard', 'batch') AND o.publish_at <= (SELECT tidewheel_now())
                   LIMIT %(look)s)
                 UNION ALL
                 (SELECT o.tenant, o.queue, o.state, o.publish_at FROM job_runs AS o
-                  WHERE NOT f.by_job AND f.tenant IS NULL AND f.queue IS NULL
+                  WHERE NOT f.by_job AND s.tenant IS NULL AND f.queue IS NULL
                   LIMIT %(look)s)) AS o
-             WHERE (f.tenant IS NULL OR o.tenant = f.tenant) AND (f.queue IS NULL OR o.queue = f.queue)
+             WHERE (s.tenant IS NULL OR o.tenant = s.tenant) AND (f.queue IS NULL OR o.queue = f.queue)
                AND o.state = ANY (%(states)s) AND o.publish_at <= (SELECT tidewheel_now())
              LIMIT %(limit)s) AS counted) AS waiting,
        (SELECT count(*) FROM (
             SELECT FROM timers AS t
               JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
              WHERE t.hold_reason = 'freeze'
-               AND (f.tenant IS NULL OR t.tenant = f.tenant) AND (f.queue IS NULL OR v.queue = f.queue)
+               AND (s.tenant IS NULL OR t.tenant = s.tenant) AND (f.queue IS NULL OR v.queue = f.queue)
                AND (NOT f.by_job OR t.job_id IN (SELECT k.job_id FROM frozen_jobs AS k WHERE k.freeze_id = f.id))
              LIMIT %(limit)s) AS counted) AS held
   FROM freezes AS f
+ CROSS JOIN LATERAL (SELECT coalesce(f.tenant, %(only)s::text) AS tenant) AS s
  WHERE f.thawed_at IS NULL AND (f.tenant IS NULL OR f.tenant = %(tenant)s)
  ORDER BY f.id
 

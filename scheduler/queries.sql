@@ -22,6 +22,11 @@ SELECT (inputs_at AT TIME ZONE 'UTC')::date, NULL FROM deferred_effects WHERE in
 DELETE FROM audit_log
  WHERE (at, id) IN (SELECT at, id FROM audit_log WHERE at < tidewheel_now() - %(keep)s::interval ORDER BY at, id LIMIT %(limit)s)
 
+-- name: delete_old_redrives
+-- Deletes redrives that ended longer ago than the retention of runs.
+-- No index: a row for each request of an operator, once an hour. Lock: the deleted rows, which have ended.
+DELETE FROM redrives WHERE finished_at < tidewheel_now() - %(keep)s::interval
+
 -- name: probe_timers
 -- Returns the database's clock, and the earliest due_at of each of these shards.
 -- Index: timers_due, one descent a shard, from its low-water mark. No lock.

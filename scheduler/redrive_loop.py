@@ -9,6 +9,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from itertools import takewhile
 from uuid import UUID
 
 from tidewheel.clock import monotonic_seconds
@@ -18,7 +19,7 @@ from tidewheel.postgres.session import Conn, Session
 from tidewheel.process.failpoint import failpoint
 from tidewheel.scheduler.job_faults import describe, is_jobs_own
 from tidewheel.schedules.decision import BackfillState
-from tidewheel.transitions.dead_letters import lock_dead_runs, republish
+from tidewheel.transitions.dead_letters import lock_dead_letters, republish
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.manual_retry import RetryRequest, retry_runs
 from tidewheel.transitions.redrives import (
@@ -87,14 +88,16 @@ class RedriveLoop:
             _LOG.warning("redrive %s failed: %s; its dead letters are redriven one by one", redrive_id, describe(error))
             if singly:
                 self._reject_next(redrive_id, error)
-            self._singly.add(redrive_id)
+                self._singly.discard(redrive_id)
+            else:
+                self._singly.add(redrive_id)
             return 0
 
     def _reject_next(self, redrive_id: UUID, error: Exception) -> None:
         with self._session.transaction() as connection:
             now = read_now(connection)
             redrive = lock_due_redrive(connection, redrive_id, now)
-            if redrive is not None and (letters := next_letters(connection, redrive, 1).letters):
+            if redrive is not None and (letters := _lock(connection, next_letters(connection, redrive, 1).letters)):
                 problem = FieldError("id", describe(error)[:1000], "correct the job, or purge this dead letter")
                 rejected = {letters[0].id: (problem,)}
                 next_at = _next_at(redrive, 1, now)
@@ -104,8 +107,10 @@ class RedriveLoop:
 def redrive_batch(session: Session, installation: Installation, redrive_id: UUID, *, most: int = _BATCH) -> int | None:
     """Redrive the next dead letters of a redrive, or finish it.
 
+    A batch ends before a dead letter that another transaction holds, and the next one begins there: it may roll back.
+
     Returns:
-        The number of processed dead letters; None if no batch is due.
+        The number of processed dead letters; None if no batch is due, or another transaction holds its first one.
 
     Raises:
         Unavailable: The database was lost. The batch happened wholly or not at all.
@@ -116,16 +121,25 @@ def redrive_batch(session: Session, installation: Installation, redrive_id: UUID
         if redrive is None:
             return None
         found = next_letters(connection, redrive, min(_size(redrive), most))
-        if found.letters or found.last:
-            redriven, rejected = _redrive(connection, installation, redrive.tenant, found.letters, now)
-            next_at = _next_at(redrive, len(found.letters), now)
-            last = found.last or found.letters[-1]
-            advance_redrive(connection, redrive, last, redriven=redriven, rejected=rejected, next_at=next_at)
-        if found.last is None:
+        letters = _lock(connection, found.letters)
+        if found.letters and not letters:
+            return None
+        last = found.last if len(letters) == len(found.letters) else letters[-1]
+        if reached := last or next(reversed(letters), None):
+            redriven, rejected = _redrive(connection, installation, redrive.tenant, letters, now)
+            next_at = _next_at(redrive, len(letters), now)
+            advance_redrive(connection, redrive, reached, redriven=redriven, rejected=rejected, next_at=next_at)
+        if last is None:
             set_redrive_state(connection, redrive_id, BackfillState.FINISHED, now)
         failpoint("redriving.before_commit")
     failpoint("redriving.after_commit")
-    return len(found.letters)
+    return len(letters)
+
+
+def _lock(connection: Conn, letters: Sequence[DeadLetterRef]) -> list[DeadLetterRef]:
+    """Lock dead letters; return them up to the first that another transaction holds or has changed."""
+    locked = lock_dead_letters(connection, [each.id for each in letters]) if letters else set[int]()
+    return list(takewhile(lambda each: each.id in locked, letters))
 
 
 def _size(redrive: Redrive) -> int:
@@ -143,18 +157,16 @@ def _redrive(
     """Return the number of redriven dead letters, and the errors of the others."""
     if not letters:
         return 0, {}
-    # The row locks ensure that each dead letter gets one new run.
-    dead = lock_dead_runs(connection, [each.id for each in letters if each.run_id is not None])
-    pending = [each for each in dead if each.redriven_run_id is None]
-    done = retry_runs(connection, installation, [RetryRequest(tenant, each.run_id) for each in pending])
+    runs = [(each.id, each.run_id) for each in letters if each.run_id is not None]
+    done = retry_runs(connection, installation, [RetryRequest(tenant, run_id) for _, run_id in runs])
     rejected: dict[int, Sequence[FieldError]] = {
-        letter.id: each.errors for letter, each in zip(pending, done, strict=True) if isinstance(each, Refused)
+        number: each.errors for (number, _), each in zip(runs, done, strict=True) if isinstance(each, Refused)
     }
-    redriven = len(pending) - len(rejected)
+    redriven = len(runs) - len(rejected)
     messages = [each.id for each in letters if each.run_id is None]
     if messages:
         published, cut = republish(connection, installation, messages, now)
-        redriven += len(published)
+        redriven += published
         for number, size in cut.items():
             problem = f"the message had {size} bytes, of which only the first are stored"
             rejected[number] = (FieldError("id", problem, "send a shorter message"),)

@@ -1,4 +1,4 @@
-"""Delete finished runs by dropping the partitions of old days; delete old entries of the audit log.
+"""Drop the partitions of old days with their finished runs; delete old redrives and audit entries.
 
 A partition is dropped when its whole day is older than the retention. The inputs of a run that ends within a day of its
 creation lie in the partition of its creation, so inputs are kept a day longer. Partitions stay while open runs were
@@ -27,6 +27,7 @@ _LOCK_RETENTION = _SQL["lock_retention"]
 _UNLOCK_RETENTION = _SQL["unlock_retention"]
 _FIND_DAYS_IN_USE = _SQL["find_days_in_use"]
 _DELETE_OLD_AUDIT = _SQL["delete_old_audit"]
+_DELETE_OLD_REDRIVES = _SQL["delete_old_redrives"]
 
 _EVERY_SECONDS = 3600.0
 _AUDIT_BATCH = 10_000  # entries that one statement deletes: some tens of milliseconds
@@ -38,7 +39,7 @@ class Retention:
 
     Args:
         url: The database.
-        keep: The time for which finished runs are kept.
+        keep: The time for which finished runs and redrives are kept.
         keep_audit: The time for which entries of the audit log are kept.
         stop: The scheduler's shutdown.
     """
@@ -63,6 +64,7 @@ class Retention:
                 return []
             try:
                 self._delete_audit(connection)
+                connection.execute(_DELETE_OLD_REDRIVES, {"keep": self._keep})
                 return self._drop(connection)
             finally:
                 connection.execute(_UNLOCK_RETENTION)

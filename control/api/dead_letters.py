@@ -3,6 +3,7 @@
 from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Any, Literal, cast
@@ -35,7 +36,7 @@ from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.client.dead_letters import DeadLetters, RedriveResult
 from tidewheel.control.client.redrives import RedriveChange, Redrives
-from tidewheel.control.reads.dead_letters import DeadLetterFilter, DeadLetterSummary
+from tidewheel.control.reads.dead_letters import DeadLetterFilter, DeadLetterSummary, Place
 from tidewheel.control.reads.redrives import Redriving
 from tidewheel.errors import UnknownDeadLetter
 from tidewheel.jobs.validation import StrictModel
@@ -180,14 +181,12 @@ class DeadLettersApi:
     async def list_dead_letters(self, request: Request, caller: Reader) -> Response:
         """List dead letters, the newest first."""
         query = read_query(request, LettersQuery)
-        [after] = read_cursor(query.cursor, int) if query.cursor else [None]
+        after = cast("Place | None", tuple(read_cursor(query.cursor, datetime, int)) if query.cursor else None)
         filters = _filters(query) | {"redriven": query.redriven}
 
         def read(connection: Connection) -> DeadLettersPage:
-            found = DeadLetters(connection).list(
-                after=cast("int | None", after), limit=query.limit, **cast("DeadLetterFilter", filters)
-            )
-            cursor = None if found.next_cursor is None else write_cursor(found.next_cursor)
+            found = DeadLetters(connection).list(after=after, limit=query.limit, **cast("DeadLetterFilter", filters))
+            cursor = None if found.next_cursor is None else write_cursor(*found.next_cursor)
             return DeadLettersPage(found.dead_letters, cursor, found.total, found.at_least)
 
         return await answer(self.reads, caller, read)

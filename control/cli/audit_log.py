@@ -1,6 +1,5 @@
 """`tidewheel audit-log`: changes and operations with their actors."""
 
-import re
 from typing import Annotated
 
 import typer
@@ -8,12 +7,8 @@ import typer
 from tidewheel.control.cli.options import DEFAULT_TENANT, Limit, Tenant, reading
 from tidewheel.control.cli.output import Output, OutputOption, print_document, print_table
 from tidewheel.control.cli.tables import Cell
-from tidewheel.control.cli.time_options import Tz, read_instant
-from tidewheel.control.reads.audit_log import AuditEntry, Place, list_audit_log
-from tidewheel.errors import refuse
-from tidewheel.jobs.values import format_timestamp
-
-_PLACE = re.compile(r"(\S{20,40})/(\d{1,18})", re.ASCII)
+from tidewheel.control.cli.time_options import After, Tz, place_text, read_instant, read_place
+from tidewheel.control.reads.audit_log import AuditEntry, list_audit_log
 
 
 def audit_log(
@@ -30,9 +25,7 @@ def audit_log(
     door: Annotated[
         str | None, typer.Option(metavar="DOOR", help="Only by this door: rest, kafka, cli, client or console.")
     ] = None,
-    after: Annotated[
-        str | None, typer.Option(metavar="PLACE", help="Begin after this place; the last line of a page names it.")
-    ] = None,
+    after: After = None,
     all_tenants: Annotated[
         bool, typer.Option("--all-tenants", help="The entries of every tenant and of the whole installation.")
     ] = False,
@@ -49,7 +42,7 @@ def audit_log(
         page = list_audit_log(
             connection,
             None if all_tenants else tenant,
-            after=_place(after) if after else None,
+            after=read_place(after) if after else None,
             limit=number,
             since=read_instant(since, "--since", timezone) if since else None,
             until=read_instant(until, "--until", timezone) if until else None,
@@ -66,14 +59,7 @@ def audit_log(
     elif page.next is None:
         typer.echo("no entries")
     if page.next is not None:
-        at, entry_id = page.next
-        typer.echo(f"more: add --after {format_timestamp(at)}/{entry_id}")
-
-
-def _place(text: str) -> Place:
-    if (found := _PLACE.fullmatch(text)) is None:
-        refuse("--after", f"{text!r} is no place", "copy it from the last line of a page")
-    return read_instant(found[1], "--after"), int(found[2])
+        typer.echo(f"more: add --after {place_text(*page.next)}")
 
 
 def _row(entry: AuditEntry) -> tuple[Cell, ...]:

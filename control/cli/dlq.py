@@ -32,7 +32,7 @@ from tidewheel.control.cli.output import (
 from tidewheel.control.cli.redrives import follow_redrive, print_redrive
 from tidewheel.control.cli.run_format import attempt_facts, attempt_row, retry_chain_facts
 from tidewheel.control.cli.tables import Cell
-from tidewheel.control.cli.time_options import Tz, read_instant
+from tidewheel.control.cli.time_options import After, Tz, place_text, read_instant, read_place
 from tidewheel.control.reads import dead_letters as read
 from tidewheel.control.reads.json_form import as_json
 from tidewheel.errors import refuse
@@ -90,9 +90,7 @@ def list_dead_letters(
     *,
     flags: FilterFlags,
     redriven: IsRedriven = None,
-    after: Annotated[
-        int | None, typer.Option(metavar="ID", help="Begin after this one; the last line of a page names it.")
-    ] = None,
+    after: After = None,
     number: Limit = 50,
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,
@@ -101,7 +99,9 @@ def list_dead_letters(
     filters = flags.read()
     filters["redriven"] = redriven
     with reading() as connection:
-        page = read.list_dead_letters(connection, tenant, filters, after=after, limit=number)
+        page = read.list_dead_letters(
+            connection, tenant, filters, after=read_place(after) if after else None, limit=number
+        )
     if output is not Output.TEXT:
         print_document(page, output)
         return
@@ -111,7 +111,7 @@ def list_dead_letters(
     else:
         typer.echo("no dead letters" if page.next_cursor is None else "none among the dead letters of this page")
     if page.next_cursor is not None:
-        typer.echo(f"more: add --after {page.next_cursor}")
+        typer.echo(f"more: add --after {place_text(*page.next_cursor)}")
 
 
 def show(

@@ -21,6 +21,7 @@ from tidewheel.control.cli.output import (
 from tidewheel.control.cli.tables import Cell
 from tidewheel.control.cli.time_options import Tz
 from tidewheel.control.reads import redrives as read
+from tidewheel.control.reads.dead_letters import COUNTED
 from tidewheel.jobs.strict_json import as_list, as_object
 from tidewheel.schedules.decision import BackfillState
 
@@ -91,7 +92,7 @@ def cancel_redrive(
 def follow_redrive(client: "Client", redrive_id: UUID) -> read.Redriving:
     """Wait until a redrive has ended, with a progress bar; an interrupt leaves the redrive running."""
     total = client.redrives.get(redrive_id).matched_count
-    with progress_bar("redriving", total) as show:
+    with progress_bar("redriving", total if total <= COUNTED else None) as show:
         return client.redrives.wait(redrive_id, on_progress=lambda redrive: show(redrive.processed))
 
 
@@ -114,7 +115,7 @@ def _row(redrive: read.Redriving) -> tuple[Cell, ...]:
         str(redrive.redrive_id),
         redrive.created_at,
         redrive.state,
-        f"{redrive.redriven_count:,} of {redrive.matched_count:,}",
+        _redriven(redrive),
         f"{redrive.rejected_count:,}",
         _rate(redrive) or "",
         redrive.reason or "",
@@ -124,7 +125,7 @@ def _row(redrive: read.Redriving) -> tuple[Cell, ...]:
 def _facts(redrive: read.Redriving, zone: str | None) -> Iterator[tuple[str, str | None]]:
     yield "redrive", str(redrive.redrive_id)
     yield "state", redrive.state
-    yield "redriven", f"{redrive.redriven_count:,} of {redrive.matched_count:,} dead letters"
+    yield "redriven", f"{_redriven(redrive)} dead letters"
     yield "rejected", f"{redrive.rejected_count:,}" if redrive.rejected_count else None
     yield "rate", _rate(redrive)
     yield "kind", redrive.kind
@@ -139,6 +140,12 @@ def _facts(redrive: read.Redriving, zone: str | None) -> Iterator[tuple[str, str
     yield "created", moment(redrive.created_at, zone)
     yield "ended", moment(redrive.finished_at, zone) if redrive.finished_at else None
     yield "rejections", "\n".join(f"{each['id']}: {_problems(each['errors'])}" for each in redrive.rejections)
+
+
+def _redriven(redrive: read.Redriving) -> str:
+    matched = redrive.matched_count
+    total = f"{matched:,}" if matched <= COUNTED else f"more than {COUNTED:,}"
+    return f"{redrive.redriven_count:,} of {total}"
 
 
 def _rate(redrive: read.Redriving) -> str | None:

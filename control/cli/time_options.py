@@ -22,7 +22,7 @@ import typer
 from tidewheel.clock import SystemClock
 from tidewheel.errors import FieldError, InvalidInput, refuse
 from tidewheel.jobs.invalid import InvalidValue
-from tidewheel.jobs.values import parse_duration, parse_timestamp
+from tidewheel.jobs.values import format_timestamp, parse_duration, parse_timestamp
 
 if TYPE_CHECKING:
     from tidewheel.schedules.zones import Zone
@@ -32,9 +32,15 @@ Tz = Annotated[
     typer.Option("--tz", metavar="ZONE", help="IANA time zone of times without an offset, and of the output."),
 ]
 
+After = Annotated[
+    str | None,
+    typer.Option("--after", metavar="PLACE", help="Begin after this place; the last line of a page names it."),
+]
+
 SECONDS = re.compile(r"\d{1,9}(?:\.\d{1,6})?", re.ASCII)
 """A duration as a bare number of seconds."""
 
+_PLACE = re.compile(r"(\S{20,40})/(\d{1,18})", re.ASCII)
 _RELATIVE = re.compile(r"([+-]?)(?=[P\d])(.+)", re.ASCII)
 _NAMED_DAY = re.compile(r"(yesterday|today|tomorrow)(?:[ T](\d\d:\d\d(?::\d\d)?))?", re.ASCII | re.IGNORECASE)
 _DAYS = {"yesterday": -1, "today": 0, "tomorrow": 1}
@@ -93,6 +99,22 @@ def read_instant(
     from tidewheel.schedules.zones import zone  # here: most commands read no local time
 
     return _on_clock_of(zone(zone_name), local, text, path)
+
+
+def read_place(text: str) -> tuple[datetime, int]:
+    """Parse the place of a row in a list: its instant and its id.
+
+    Raises:
+        InvalidInput: It is none.
+    """
+    if (found := _PLACE.fullmatch(text)) is None:
+        refuse("--after", f"{text!r} is no place", "copy it from the last line of a page")
+    return read_instant(found[1], "--after"), int(found[2])
+
+
+def place_text(at: datetime, number: int) -> str:
+    """Return the text of a place."""
+    return f"{format_timestamp(at)}/{number}"
 
 
 def read_duration(text: str, path: str) -> timedelta:

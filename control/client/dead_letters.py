@@ -22,6 +22,7 @@ from tidewheel.control.reads.dead_letters import (
     DeadLetterPage,
     DeadLetterSummary,
     DeadLetterSurvey,
+    Place,
     filter_columns,
     list_dead_letters,
     scan_dead_letters,
@@ -82,11 +83,13 @@ class DeadLetters:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def list(self, *, after: int | None = None, limit: int = 50, **filters: Unpack[DeadLetterFilter]) -> DeadLetterPage:
+    def list(
+        self, *, after: Place | None = None, limit: int = 50, **filters: Unpack[DeadLetterFilter]
+    ) -> DeadLetterPage:
         """List a page of dead letters, the newest first.
 
         Args:
-            after: Begin after the dead letter of this id.
+            after: The `next_cursor` of the page before.
             limit: How many at most.
             **filters: Only those that match all of these.
 
@@ -163,8 +166,8 @@ class DeadLetters:
                 reason=reason,
                 created_at=now,
             )
-            add_redrive(connection, redrive)
-            self._connection.record(connection, "dlq.redrive", f"redrive/{redrive_id}", objects=found.counted)
+            if add_redrive(connection, redrive):
+                self._connection.record(connection, "dlq.redrive", f"redrive/{redrive_id}", objects=found.counted)
 
         self._connection.write(add)
         self._connection.notify(Channel.TIMERS)
@@ -190,7 +193,8 @@ class DeadLetters:
         filters = {**filters, "until": found.newest_at}
         purged = 0
         for batch in self._scan(filters, _PURGE_BATCH):
-            purged += self._connection.write(partial(_purge, self._connection, [each.id for each in batch]))
+            ids = [each.id for each in batch]
+            purged += self._connection.write(partial(_purge, self._connection, ids, filters.get("redriven")))
             if on_progress is not None:
                 on_progress(purged)
         return PurgeResult(*_capped(found.counted), purged=purged)
@@ -219,8 +223,8 @@ def _capped(counted: int) -> tuple[int, bool]:
     return min(counted, COUNTED), counted > COUNTED
 
 
-def _purge(over: Connection, ids: Sequence[int], connection: Conn) -> int:
-    purged = purge(connection, ids)
+def _purge(over: Connection, ids: Sequence[int], redriven: bool | None, connection: Conn) -> int:  # noqa: FBT001 - the filter
+    purged = purge(connection, ids, redriven=redriven)
     if purged:
-        over.record(connection, "dlq.purge", "dead-letters", objects=purged)
+        over.record(connection, "dlq.purge", "dead-letters", objects=purged, adds_up=True)
     return purged

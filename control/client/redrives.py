@@ -73,19 +73,24 @@ class Redrives:
 
     def pause(self, redrive_id: UUID, *, reason: str | None = None) -> RedriveChange:
         """Redrive no further dead letter until the redrive is resumed."""
-        return self._change(redrive_id, (BackfillState.RUNNING,), BackfillState.PAUSED, reason)
+        return self._change("pause", redrive_id, (BackfillState.RUNNING,), BackfillState.PAUSED, reason)
 
     def resume(self, redrive_id: UUID) -> RedriveChange:
         """Resume a redrive."""
-        return self._change(redrive_id, (BackfillState.PAUSED,), BackfillState.RUNNING, None)
+        return self._change("resume", redrive_id, (BackfillState.PAUSED,), BackfillState.RUNNING, None)
 
     def cancel(self, redrive_id: UUID, *, reason: str | None = None) -> RedriveChange:
         """Stop a redrive; the runs that it has created go on."""
         sources = (BackfillState.RUNNING, BackfillState.PAUSED)
-        return self._change(redrive_id, sources, BackfillState.CANCELLED, reason)
+        return self._change("cancel", redrive_id, sources, BackfillState.CANCELLED, reason)
 
     def _change(
-        self, redrive_id: UUID, sources: tuple[BackfillState, ...], target: BackfillState, reason: str | None
+        self,
+        verb: str,
+        redrive_id: UUID,
+        sources: tuple[BackfillState, ...],
+        target: BackfillState,
+        reason: str | None,
     ) -> RedriveChange:
         tenant = self._connection.tenant
 
@@ -96,6 +101,7 @@ class Redrives:
             if state not in sources:
                 return RedriveChange(state, unchanged=True)
             set_redrive_state(connection, redrive_id, target, read_now(connection), reason=reason)
+            self._connection.record(connection, f"redrive.{verb}", f"redrive/{redrive_id}")
             return RedriveChange(target, unchanged=False)
 
         done = self._connection.write(change)

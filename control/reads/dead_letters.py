@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import TypedDict, cast
+from typing import TypeAlias, TypedDict, cast
 from uuid import UUID
 
 from psycopg.rows import class_row
@@ -37,6 +37,9 @@ _UNINDEXED = ("kind", "redriven", "status", "error_type", "queue", "lane")
 EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 _LATEST = datetime(9999, 12, 31, tzinfo=UTC)
 _ALL = (1 << 63) - 1
+Place: TypeAlias = tuple[datetime, int]
+"""The place of a dead letter: its creation and its id."""
+
 _NEWEST: dict[str, object] = {"before_at": _LATEST, "before_id": _ALL}  # the place of the first page
 
 
@@ -128,13 +131,13 @@ class DeadLetterPage:
 
     Args:
         dead_letters: The page.
-        next_cursor: The id to continue after; None on the last page. A page may be empty and have one.
+        next_cursor: The place to continue after; None on the last page. A page may be empty and have one.
         total: How many all pages have, or a lower bound.
         at_least: True if there may be more than `total`.
     """
 
     dead_letters: tuple[DeadLetterSummary, ...]
-    next_cursor: int | None
+    next_cursor: Place | None
     total: int
     at_least: bool
 
@@ -157,7 +160,7 @@ class DeadLetterDetail:
 
 
 def list_dead_letters(
-    connection: Conn, tenant: str, filters: DeadLetterFilter, *, after: int | None = None, limit: int = 50
+    connection: Conn, tenant: str, filters: DeadLetterFilter, *, after: Place | None = None, limit: int = 50
 ) -> DeadLetterPage:
     """Return a page of a tenant's dead letters, the newest first.
 
@@ -167,23 +170,23 @@ def list_dead_letters(
         connection: Reads the rows.
         tenant: The tenant.
         filters: Only dead letters that match all of these.
-        after: Begin after this one.
+        after: Begin after this place; its dead letter may be purged meanwhile.
         limit: How many at most.
 
     Raises:
         InvalidInput: There is no such tenant, kind, status or lane.
         UnknownJob: There is no such job and never was one.
-        UnknownDeadLetter: There is no dead letter `after`.
     """
     columns = filter_columns(connection, tenant, filters) | {"look": LOOKED_AT, "limit": limit + 1} | _NEWEST
     counted = connection.execute(_COUNT_DEAD_LETTERS, columns, binary=True).fetchone()
     total, seen = cast("tuple[int, int]", counted)
     if after is not None:
-        columns |= {"before_at": _created_at(connection, tenant, after), "before_id": after}
+        columns |= {"before_at": after[0], "before_id": after[1]}
     found = _list(connection, columns)
+    last = found[limit - 1] if len(found) > limit else None
     return DeadLetterPage(
         dead_letters=tuple(found[:limit]),
-        next_cursor=found[limit - 1].id if len(found) > limit else _last_looked_at(connection, columns),
+        next_cursor=(last.created_at, last.id) if last else _last_looked_at(connection, columns),
         total=min(total, COUNTED),
         at_least=total > COUNTED or seen == LOOKED_AT,
     )
@@ -200,7 +203,7 @@ def show_dead_letter(connection: Conn, tenant: str, number: int) -> DeadLetterDe
     row = connection.execute(_READ_DEAD_LETTER, {"id": number, "tenant": tenant}, binary=True).fetchone()
     if not found or row is None:
         raise UnknownDeadLetter(number)
-    key, value = row[1:]
+    key, value = row
     return DeadLetterDetail(
         summary=found[0],
         run=_run(connection, tenant, found[0].run_id),
@@ -316,16 +319,8 @@ def _list(connection: Conn, columns: dict[str, object]) -> list[DeadLetterSummar
         return cursor.execute(_LIST_DEAD_LETTERS, columns).fetchall()
 
 
-def _last_looked_at(connection: Conn, columns: Mapping[str, object]) -> int | None:
-    row = connection.execute(_LAST_DEAD_LETTER_LOOKED_AT, columns, binary=True).fetchone()
-    return None if row is None else cast("int", row[0])
-
-
-def _created_at(connection: Conn, tenant: str, number: int) -> datetime:
-    row = connection.execute(_READ_DEAD_LETTER, {"id": number, "tenant": tenant}, binary=True).fetchone()
-    if row is None or not isinstance(row[0], datetime):
-        raise UnknownDeadLetter(number)
-    return row[0]
+def _last_looked_at(connection: Conn, columns: Mapping[str, object]) -> Place | None:
+    return cast("Place | None", connection.execute(_LAST_DEAD_LETTER_LOOKED_AT, columns, binary=True).fetchone())
 
 
 def _run(connection: Conn, tenant: str, run_id: UUID | None) -> RunDetail | None:

@@ -8,9 +8,11 @@ from typing import LiteralString
 import pytest
 from psycopg import sql
 
+from tests.control.client.test_dead_letters import fail
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.transitions.acts import begin, end, ending, submit, trigger
+from tidewheel.control.client.client import Client
 from tidewheel.errors import Unavailable
 from tidewheel.postgres.partitions import TABLES, day_of, ensure_days, stored_days
 from tidewheel.process.service import Shutdown
@@ -173,3 +175,15 @@ def test_one_scheduler_at_a_time_drops(fresh_database: Database, retention: Rete
 def test_retention_without_a_database_raises_unavailable() -> None:
     with pytest.raises(Unavailable):
         Retention("postgresql://127.0.0.1:1/none", KEEP, KEEP_AUDIT, Shutdown()).step()
+
+
+def test_redrives_that_ended_long_ago_are_deleted(retention: Retention, fresh_database: Database) -> None:
+    submit(fresh_database)
+    with Client(fresh_database.url) as client:
+        for age in (9, 11, None):
+            fail(fresh_database)
+            redrive_id = client.dead_letters.redrive().redrive_id
+            ended = None if age is None else fresh_database.now() - age * DAY
+            fresh_database.execute("UPDATE redrives SET finished_at = %s WHERE redrive_id = %s", [ended, redrive_id])
+        retention.step()
+        assert [each.finished_at is None for each in client.redrives.list()] == [True, False]

@@ -26,8 +26,8 @@ _ADD_DEAD_RUN = _SQL["add_dead_run"]
 _ADD_DEAD_MESSAGE = _SQL["add_dead_message"]
 _READ_ATTEMPTS = _SQL["read_attempts"]
 _MARK_REDRIVEN = _SQL["mark_redriven"]
-_LOCK_DEAD_RUNS = _SQL["lock_dead_runs"]
-_LOCK_DEAD_MESSAGES = _SQL["lock_dead_messages"]
+_LOCK_DEAD_LETTERS = _SQL["lock_dead_letters"]
+_READ_DEAD_MESSAGES = _SQL["read_dead_messages"]
 _MARK_REPUBLISHED = _SQL["mark_republished"]
 _PURGE_DEAD_LETTERS = _SQL["purge_dead_letters"]
 
@@ -57,21 +57,6 @@ class DeadMessage:
     reason: str
     headers: Headers = ()
     cut_from: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class DeadRun:
-    """The dead letter of a run, locked.
-
-    Args:
-        id: The dead letter's id.
-        run_id: The run.
-        redriven_run_id: The latest run that it was redriven as.
-    """
-
-    id: int
-    run_id: UUID
-    redriven_run_id: UUID | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,24 +179,26 @@ def mark_redriven(connection: Conn, new_runs: Mapping[UUID, UUID], now: datetime
         connection.execute(_MARK_REDRIVEN, columns)
 
 
-def lock_dead_runs(connection: Conn, ids: Sequence[int]) -> list[DeadRun]:
-    """Lock the dead letters of runs, so that no other transaction redrives or purges them; return them."""
-    with connection.cursor(row_factory=class_row(DeadRun), binary=True) as cursor:
-        return cursor.execute(_LOCK_DEAD_RUNS, {"ids": list(ids)}).fetchall()
+def lock_dead_letters(connection: Conn, ids: Sequence[int]) -> set[int]:
+    """Lock dead letters against other redrives and purges; return the ids of the locked ones.
+
+    The others are locked by another transaction, or were redriven or purged.
+    """
+    rows = connection.execute(_LOCK_DEAD_LETTERS, {"ids": list(ids)}, binary=True).fetchall()
+    return {cast("int", number) for (number,) in rows}
 
 
 def republish(
     connection: Conn, installation: Installation, ids: Sequence[int], now: datetime
-) -> tuple[set[int], dict[int, int]]:
-    """Publish messages that could not be read on their topic again, in the caller's transaction.
+) -> tuple[int, dict[int, int]]:
+    """Publish locked messages that could not be read on their topic again, in the caller's transaction.
 
     Returns:
-        The ids of the published ones, and the ids of those whose head alone is stored, with the bytes of the whole. The
-        rest are not dead messages, or were published again before.
+        The number of published ones, and the ids of those whose head alone is stored, with the bytes of the whole.
     """
     rows = cast(
         "list[tuple[int, str, int, bytes | None, bytes | None, list[bytes] | None, int | None]]",
-        connection.execute(_LOCK_DEAD_MESSAGES, {"ids": list(ids)}, binary=True).fetchall(),
+        connection.execute(_READ_DEAD_MESSAGES, {"ids": list(ids)}, binary=True).fetchall(),
     )
     messages = [
         OutboxRow(
@@ -230,12 +217,18 @@ def republish(
     cut = {number: cut_from for number, *_, cut_from in rows if cut_from is not None}
     sent = [number for number, *_ in rows if number not in cut]
     connection.execute(_MARK_REPUBLISHED, {"ids": sent})
-    return set(sent), cut
+    return len(sent), cut
 
 
-def purge(connection: Conn, ids: Sequence[int]) -> int:
-    """Delete dead letters, in the caller's transaction; return the number of deleted ones."""
-    return connection.execute(_PURGE_DEAD_LETTERS, {"ids": list(ids)}).rowcount
+def purge(connection: Conn, ids: Sequence[int], *, redriven: bool | None) -> int:
+    """Delete dead letters, in the caller's transaction; return the number of deleted ones.
+
+    Args:
+        connection: Inside a transaction.
+        ids: The dead letters.
+        redriven: True deletes only those that were redriven, False only the others.
+    """
+    return connection.execute(_PURGE_DEAD_LETTERS, {"ids": list(ids), "redriven": redriven}).rowcount
 
 
 def _payload(request: records.RunRequest, definition: records.JobDefinition) -> tuple[bytes | None, str | None]:

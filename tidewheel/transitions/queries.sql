@@ -618,25 +618,20 @@ UPDATE dead_letters AS d
   ) AS chosen
  WHERE d.id = chosen.id
 
--- name: lock_dead_runs
--- Locks dead letters of runs; returns the runs that they were redriven as.
+-- name: lock_dead_letters
+-- Locks those of these dead letters that have not been redriven, and returns their ids.
 -- Index: dead_letters_pkey.
--- Lock: each row in id order.
-SELECT d.id, d.run_id, d.redriven_run_id
-  FROM dead_letters AS d
- WHERE d.id = ANY (%(ids)s) AND d.kind = 'run'
- ORDER BY d.id
-   FOR UPDATE
+-- Lock: each row in id order, locked rows are skipped: another transaction redrives or purges them.
+SELECT d.id FROM dead_letters AS d WHERE d.id = ANY (%(ids)s) AND d.redriven_at IS NULL ORDER BY d.id FOR UPDATE SKIP LOCKED
 
--- name: lock_dead_messages
--- Locks dead messages that have not been published again; returns the parts of the message.
+-- name: read_dead_messages
+-- Returns the parts of dead messages.
 -- Index: dead_letters_pkey.
--- Lock: each row in id order.
+-- No lock: the rows are locked already.
 SELECT d.id, d.topic, d.partition, d.key, d.value, d.headers, d.cut_from
   FROM dead_letters AS d
- WHERE d.id = ANY (%(ids)s) AND d.kind = 'message' AND d.redriven_at IS NULL
+ WHERE d.id = ANY (%(ids)s)
  ORDER BY d.id
-   FOR UPDATE
 
 -- name: mark_republished
 -- Records that dead messages were published again.
@@ -645,11 +640,15 @@ SELECT d.id, d.topic, d.partition, d.key, d.value, d.headers, d.cut_from
 UPDATE dead_letters SET redriven_at = tidewheel_now() WHERE id = ANY (%(ids)s)
 
 -- name: purge_dead_letters
--- Deletes dead letters.
+-- Deletes those of these dead letters that still fit the filter by redrives.
 -- Index: dead_letters_pkey.
--- Lock: each row in id order, locked rows are skipped: another transaction redrives them.
+-- Lock: each row in id order; waits for a redrive, which never waits for a dead letter.
 DELETE FROM dead_letters
- WHERE id IN (SELECT d.id FROM dead_letters AS d WHERE d.id = ANY (%(ids)s) ORDER BY d.id FOR UPDATE SKIP LOCKED)
+ WHERE id IN (SELECT d.id
+                FROM dead_letters AS d
+               WHERE d.id = ANY (%(ids)s) AND (%(redriven)s::boolean IS NULL OR (d.redriven_at IS NOT NULL) = %(redriven)s)
+               ORDER BY d.id
+                 FOR UPDATE)
 
 -- name: save_progress
 -- Stores progress and checkpoints of running attempts, in a new row if the run has no inputs. A late report of an older

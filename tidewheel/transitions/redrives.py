@@ -139,10 +139,10 @@ def next_letters(connection: Conn, redrive: Redrive, limit: int) -> LetterScan:
     return scan_dead_letters(connection, columns)
 
 
-def add_redrive(connection: Conn, redrive: Redrive) -> None:
-    """Write a redrive; a repeated one changes nothing."""
-    columns = asdict(redrive)
-    connection.execute(_ADD_REDRIVE, {**columns, "rejections": Jsonb(list(redrive.rejections))})
+def add_redrive(connection: Conn, redrive: Redrive) -> bool:
+    """Write a redrive; False if it is written already."""
+    columns = {**asdict(redrive), "rejections": Jsonb(list(redrive.rejections))}
+    return connection.execute(_ADD_REDRIVE, columns).rowcount == 1
 
 
 def find_due_redrives(connection: Conn, now: datetime) -> list[UUID]:
