@@ -11,10 +11,11 @@ from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Protocol
 from uuid import UUID
 
-from pydantic_core import PydanticSerializationError, to_json
+from pydantic_core import PydanticSerializationError
 
 from tidewheel.clock import SystemClock, monotonic_seconds
 from tidewheel.executor.steps import Steps, has_steps, own_checkpoint
+from tidewheel.jobs.strict_json import strict_json
 from tidewheel.jobs.values import MAX_PROGRESS_BYTES, MAX_RESULT_BYTES
 from tidewheel.schemas.primitives import slot
 
@@ -348,7 +349,7 @@ def _to_json(name: str, value: object) -> bytes | None:
     if value is None:
         return None
     try:
-        text = to_json(value, inf_nan_mode="strings")
+        text = strict_json(value)
     except (PydanticSerializationError, ValueError, RecursionError) as error:
         message = f"{name} cannot be serialized to JSON ({error}); use numbers, text, lists, dicts or pydantic models"
         raise ValueError(message) from error

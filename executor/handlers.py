@@ -92,6 +92,10 @@ def invalid_payload(error: ValueError) -> Outcome:
 _HANDLERS: dict[str, Handler] = {}
 
 
+class DuplicateHandler(ValueError):
+    """Two functions have the name of one handler; the message has the place of each."""
+
+
 def handler(name: str, *, isolation: Isolation | None = None) -> Callable[[Function], Function]:
     """Register a function as the handler `name`.
 
@@ -120,8 +124,10 @@ def handler(name: str, *, isolation: Isolation | None = None) -> Callable[[Funct
             raise ValueError(message)
         known = _HANDLERS.get(name)
         if known is not None and _qualified_name(known.function) != _qualified_name(function):
-            message = f"handler {name!r} is {known.function.__module__}.{known.function.__qualname__} already"
-            raise ValueError(message)
+            message = (
+                f"two functions are the handler {name!r}: {_place(known.function)} and {_place(function)}; rename one"
+            )
+            raise DuplicateHandler(message)
         adapter = _payload_adapter(function, parameters[1])
         _HANDLERS[name] = Handler(name, function, is_async, adapter, own_process=isolation == "process")
         return function
@@ -182,8 +188,17 @@ def _advice(name: str, error: BaseException) -> str:
         return "; is it in this folder? then run `PYTHONPATH=. tidewheel executor …`"
     if isinstance(error, SyntaxError) and error.filename:
         return f" ({error.filename}, line {error.lineno})"
+    if isinstance(error, DuplicateHandler):
+        return ""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return f" ({last.filename}, line {last.lineno})"
+
+
+def _place(function: Function) -> str:
+    """Return a function's name with its file and line."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    at = f" ({code.co_filename}, line {code.co_firstlineno})" if code else ""
+    return f"{function.__module__}.{function.__qualname__}{at}"
 
 
 def _payload_adapter(function: Callable[..., object], parameter: str) -> TypeAdapter[object] | None:

@@ -4,9 +4,10 @@ import traceback
 from dataclasses import dataclass
 from datetime import timedelta
 
-from pydantic_core import PydanticSerializationError, to_json
+from pydantic_core import PydanticSerializationError
 
 from tidewheel.errors import Cancel, Permanent, RetryAfter, Snooze
+from tidewheel.jobs.strict_json import strict_json
 from tidewheel.jobs.values import MAX_ERROR_CHARACTERS, MAX_RESULT_BYTES
 from tidewheel.redaction import redact
 from tidewheel.runs import AttemptOutcome
@@ -139,7 +140,7 @@ def serialize_result(returned: object) -> Outcome:
     if returned is None:
         return _NO_RESULT
     try:
-        return succeeded(to_json(returned, inf_nan_mode="strings"))
+        return succeeded(strict_json(returned))
     except (PydanticSerializationError, ValueError, RecursionError) as error:
         # Permanent: the effect is done, and a retry would repeat it for the sake of a return value.
         return failed("ResultNotSerializable", str(error), permanent=True)

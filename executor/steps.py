@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pydantic_core import PydanticSerializationError, to_json
 
 from tidewheel.errors import Permanent
+from tidewheel.jobs.strict_json import strict_json
 from tidewheel.jobs.values import MAX_RESULT_BYTES, MAX_TEXT
 
 _STEPS, _OWN = "tidewheel.steps", "checkpoint"
@@ -56,7 +57,7 @@ class Steps:
             Permanent: The result is no JSON or too large: a retry would repeat the step.
         """
         try:
-            text = to_json(result, inf_nan_mode="strings")
+            text = strict_json(result)
         except (PydanticSerializationError, ValueError, RecursionError) as error:
             message = f"the result of step {name!r} cannot be serialized to JSON ({error}); return plain values"
             raise Permanent(message) from error

@@ -47,7 +47,10 @@ def test_duplicate_handler_name_is_refused() -> None:
     def second(context: tidewheel.Context, payload: object) -> None:
         del context, payload
 
-    with pytest.raises(ValueError, match=r"'registering\.taken' is .*first already"):
+    with pytest.raises(
+        ValueError,
+        match=r"'registering\.taken'.*first \(.*, line \d+\) and .*second \(.*, line \d+\); rename",
+    ):
         tidewheel.handler("registering.taken")(second)
     assert registered()["registering.taken"].function is first
 
@@ -65,7 +68,7 @@ def test_same_handler_name_in_another_module_is_refused() -> None:
         del context, payload
 
     another.__module__, another.__qualname__ = "elsewhere", first.__qualname__
-    with pytest.raises(ValueError, match=r"'registering\.same' is .*taken already"):
+    with pytest.raises(ValueError, match=r"'registering\.same'.*taken .* and elsewhere\.taken .*; rename one"):
         tidewheel.handler("registering.same")(another)
 
 

@@ -122,6 +122,8 @@ def test_job_without_a_payload_passes_none() -> None:
         (object(), "ResultNotSerializable"),
         ("x" * 65_536, "ResultTooLarge"),
         ({"a": {1, object()}}, "ResultNotSerializable"),
+        ({"a": [1.5, float("nan")]}, "ResultNotSerializable"),
+        (float("-inf"), "ResultNotSerializable"),
     ],
 )
 @pytest.mark.parametrize("on_thread", [False, True])

@@ -6,10 +6,13 @@ as such and refused likewise. Writing is compact UTF-8, the form in which payloa
 """
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from json.encoder import c_make_encoder, encode_basestring  # type: ignore[attr-defined]  # CPython has it
 from typing import TypeAlias, cast
+
+from pydantic_core import to_json
 
 from tidewheel.errors import UndecodableMessage
 from tidewheel.jobs.invalid import InvalidValue, UnreadableValue
@@ -85,6 +88,38 @@ def _written(value: object) -> str:
         return "".join(_WRITE(value, 0))
     except (RecursionError, TypeError, ValueError):
         return _COMPACT.encode(value)  # distinguishes a value that holds itself from one that is too deep
+
+
+def strict_json(value: object) -> bytes:
+    """Return a handler's value, which pydantic can serialize, as JSON text.
+
+    >>> strict_json({"rows": [7, 2.5]})
+    b'{"rows":[7,2.5]}'
+
+    Raises:
+        PydanticSerializationError: Its type has no JSON.
+        ValueError: It holds NaN or an infinite number; the message names the place. Or it holds itself.
+    """
+    text = to_json(value, inf_nan_mode="constants")
+    if (b"NaN" in text or b"Infinity" in text) and (found := _not_finite(json.loads(text))) is not None:
+        place, number = found
+        message = f"{place or 'the value'} is {number}, which JSON cannot hold: write None or text in its place"
+        raise ValueError(message)
+    return text
+
+
+def _not_finite(value: object) -> tuple[str, float] | None:
+    """Return a number that JSON cannot hold, with its place."""
+    pending = [("", value)]
+    while pending:
+        place, part = pending.pop()
+        if isinstance(part, float) and not math.isfinite(part):
+            return place, part
+        if (members := as_object(part)) is not None:
+            pending += [(f"{place}.{name}" if place else name, each) for name, each in members.items()]
+        else:
+            pending += [(f"{place}[{number}]", each) for number, each in enumerate(as_list(part) or ())]
+    return None
 
 
 def canonical(value: object) -> bytes:

@@ -95,6 +95,19 @@ def format_duration(span: timedelta) -> str:
     return "".join(parts) or "0s"
 
 
+def format_iso_duration(span: timedelta) -> str:
+    """Return a time span in ISO 8601, as JSON has it; without days, which are no fixed length there.
+
+    >>> format_iso_duration(timedelta(hours=26, seconds=1.5)), format_iso_duration(timedelta(0))
+    ('PT26H1.5S', 'PT0S')
+    """
+    seconds, fraction = divmod(microseconds(span), 1_000_000)
+    hours, minutes = seconds // 3600, seconds // 60 % 60
+    rest = f"{seconds % 60}.{fraction:06}".rstrip("0").rstrip(".")
+    parts = (f"{hours}H" if hours else "", f"{minutes}M" if minutes else "", f"{rest}S" if rest != "0" else "")
+    return f"PT{''.join(parts) or '0S'}"
+
+
 def microseconds(span: timedelta) -> int:
     """Return a time span as a whole number of microseconds."""
     return (span.days * 86_400 + span.seconds) * 1_000_000 + span.microseconds

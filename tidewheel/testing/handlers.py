@@ -12,7 +12,6 @@ from datetime import datetime, timedelta
 from difflib import get_close_matches
 
 from psycopg import AsyncConnection, Connection
-from pydantic_core import to_json
 
 from tidewheel.clock import SystemClock
 from tidewheel.executor.attempt import Attempt
@@ -27,6 +26,7 @@ from tidewheel.ids import job_id
 from tidewheel.ids import run_id as derived_run_id
 from tidewheel.jobs.parsing import parse_request
 from tidewheel.jobs.requests import JobSubmit
+from tidewheel.jobs.strict_json import strict_json
 from tidewheel.runs import AttemptOutcome, Cause
 from tidewheel.schemas.codec import encode
 from tidewheel.schemas.definitions import definition_record
@@ -280,7 +280,7 @@ def _request(
     checkpoint: object,
     labels: Mapping[str, str] | None,
 ) -> records.RunRequest:
-    given = payload if isinstance(payload, bytes) else None if payload is None else to_json(payload)
+    given = payload if isinstance(payload, bytes) else None if payload is None else strict_json(payload)
     return records.RunRequest(
         run_id=str(started.run_id),
         job_id=definition.job_id,
@@ -299,7 +299,7 @@ def _request(
 
 
 def _text(value: object) -> bytes | None:
-    return None if value is None else to_json(value)
+    return None if value is None else strict_json(value)
 
 
 def _value(text: bytes | None) -> object:

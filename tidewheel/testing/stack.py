@@ -207,11 +207,11 @@ class Tidewheel:
         fired = [run for run in runs if run.state != RunState.SKIPPED and instant in {None, run.scheduled_at}]
         if len(fired) == times or (times is None and fired):
             return fired
-        expected = "at least once" if times is None else f"{times} times"
+        expected = "at least once" if times is None else _times(times)
         where = f" at {instant.isoformat()}" if instant else ""
         why = f"\n{self.client.explain(key, instant).words}" if instant else ""
         listed = "".join(f"\n  {run.scheduled_at.isoformat()} {run.state} {run.reason or ''}" for run in runs)
-        message = f"{key} fired {len(fired)} times{where}, not {expected}{why}\nits runs:{listed or ' none'}"
+        message = f"{key} fired {_times(len(fired))}{where}, not {expected}{why}\nits runs:{listed or ' none'}"
         raise AssertionError(message)
 
     def assert_no_dead_letters(self) -> None:
@@ -300,3 +300,7 @@ def run_of(runs: Sequence[Run], run_id: UUID) -> Run:
             return run
     message = f"run {run_id} is not among these {len(runs)}"
     raise LookupError(message)
+
+
+def _times(number: int) -> str:
+    return f"{number} time{'' if number == 1 else 's'}"
