@@ -135,7 +135,7 @@ def apply_requests(
         installation: Shards, topics, encoding.
         batch: The requests, in the order to apply them.
         written: Gets the types of the requests that are accepted and change rows.
-        actor: The origin of those that did not come by Kafka, for the audit log; by default the user of this process.
+        actor: The origin of those that did not come by Kafka; by default the user of this process.
 
     Returns:
         A reply for each, in their order.
@@ -170,11 +170,7 @@ def apply_requests(
             new.append(index)
     for indexes in _batches(batch, new):
         chosen = [batch[index] for index in indexes]
-        apply = _APPLY[type(chosen[0].request)]
-        if apply is apply_cancels:
-            # A direct caller's batch is not applied again: it may meet a claim, and PostgreSQL resolves the deadlock.
-            alone = len(batch) == 1 or all(received.origin is None for received in batch)
-            apply = partial(apply_cancels, may_block_claims=alone)
+        apply = _apply_of(type(chosen[0].request), batch, actor)
         for index, reply in zip(indexes, apply(connection, installation, chosen), strict=True):
             replies[index] = reply
     for index, original in repeats:
@@ -188,6 +184,15 @@ def apply_requests(
     record_requests(connection, actor, ((one, reply) for one, reply in recorded if _is_news(one.request, reply)))
     _store(connection, [_Named(name, batch[index], complete[index]) for index in new if (name := names[index])])
     return complete
+
+
+def _apply_of(kind: type, batch: Sequence[ReceivedRequest], actor: Actor | None) -> Apply:
+    apply = _APPLY[kind]
+    if apply is apply_cancels:
+        # A direct caller's batch is not applied again: it may meet a claim, and PostgreSQL resolves the deadlock.
+        alone = len(batch) == 1 or all(received.origin is None for received in batch)
+        return partial(apply_cancels, may_block_claims=alone)
+    return partial(apply_pauses, actor=actor) if apply is apply_pauses else apply
 
 
 def unknown_tenants(connection: Conn, batch: Sequence[ReceivedRequest]) -> set[str]:

@@ -47,10 +47,11 @@ def record_requests(connection: Conn, actor: Actor | None, changes: Iterable[tup
         actor: The origin of requests that did not come by Kafka; None for the user of this process.
         changes: The requests, each with its reply.
     """
-    record(connection, ((_actor(received, actor), _change(received, reply)) for received, reply in changes))
+    record(connection, ((origin_of(received, actor), _change(received, reply)) for received, reply in changes))
 
 
-def _actor(received: ReceivedRequest, actor: Actor | None) -> Actor:
+def origin_of(received: ReceivedRequest, actor: Actor | None) -> Actor:
+    """Return the origin of a request; `actor` if it did not come by Kafka."""
     if received.origin is None:
         return actor or process_actor()
     if is_pause_on_failure(received.request.request_id):

@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from datetime import datetime
 from uuid import UUID
 
+from tidewheel.audit import Actor
 from tidewheel.errors import FieldError, InvalidInput, Refused, UnknownJob, VersionConflict
+from tidewheel.intake.audit import origin_of
 from tidewheel.intake.calendars import write_job_calendars
 from tidewheel.intake.locks import JobRow, Locked, lock_jobs
 from tidewheel.intake.overdue import after_pause, apply_overdue
@@ -46,8 +48,13 @@ _ADD_JOB_CANCELLATION = _SQL["add_job_cancellation"]
 _MAX_CANCELLED = 1000  # runs that the request itself cancels, in tens of milliseconds
 
 
-def apply_pauses(connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:
-    """Pause jobs in the caller's transaction; return a reply for each request, in their order."""
+def apply_pauses(
+    connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest], *, actor: Actor | None = None
+) -> list[Reply]:
+    """Pause jobs in the caller's transaction; return a reply for each request, in their order.
+
+    Each row records its author: `actor` for a request that did not come by Kafka, by default the user of this process.
+    """
     locked = lock_jobs(connection, installation, batch)
     pauses: dict[UUID, JobPause] = {
         received.job_id: received.request for received in batch if isinstance(received.request, JobPause)
@@ -77,11 +84,12 @@ def apply_pauses(connection: Conn, installation: Installation, batch: Sequence[R
         ],
     )
     reasons = {job: request.reason for job, request in pauses.items()}
+    makers: dict[UUID, str] = {received.job_id: _maker(received, actor) for received in batch}
     columns: dict[str, object] = {
         "job_ids": [job.job_id for job in jobs],
         "reasons": [reasons[job.job_id] for job in jobs],
         "untils": [pauses[job.job_id].until for job in jobs],
-        "makers": ["failures" if is_pause_on_failure(pauses[job.job_id].request_id) else "request" for job in jobs],
+        "makers": [makers[job.job_id] for job in jobs],
         "revived": [job.job_id in next_at for job in jobs],
         "now": locked.now,
     }
@@ -93,6 +101,10 @@ def apply_pauses(connection: Conn, installation: Installation, batch: Sequence[R
         else _reply(received, locked, changed=jobs, next_run_at={})
         for received in batch
     ]
+
+
+def _maker(received: ReceivedRequest, actor: Actor | None) -> str:
+    return "failures" if is_pause_on_failure(received.request.request_id) else origin_of(received, actor).words
 
 
 def apply_resumes(connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:

@@ -92,6 +92,15 @@ class Actor:
     named: str | None = None
     key_id: str | None = None
 
+    @property
+    def words(self) -> str:
+        """The actor and the door, for people.
+
+        >>> Actor(Door.CLI, ActorKind.USER, "root").words, Actor(Door.REST, ActorKind.KEY, "ci", "anna").words
+        ('root (cli)', 'anna, with ci (rest)')
+        """
+        return f"{self.named}, with {self.name} ({self.door})" if self.named else f"{self.name} ({self.door})"
+
 
 @dataclass(frozen=True, slots=True)
 class Change:

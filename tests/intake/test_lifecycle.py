@@ -20,6 +20,7 @@ from tests.transitions.acts import (
     submit,
     trigger,
 )
+from tidewheel.audit import process_user
 from tidewheel.runs import AttemptOutcome
 from tidewheel.schemas.generated.records import Reply
 
@@ -65,7 +66,9 @@ def test_paused_job_fires_nothing_and_shows_author_and_reason(ticking: ClockedDa
     ticking.advance(10 * SECOND)
     assert fire_due(ticking) == 0
     assert instants(ticking) == []
-    assert ticking.rows("SELECT paused, paused_by, pause_reason FROM jobs") == [(True, "request", "migration")]
+    assert ticking.rows("SELECT paused, paused_by, pause_reason FROM jobs") == [
+        (True, f"{process_user()} (client)", "migration")
+    ]
     paused = lifecycle(ticking)[-1]
     assert (paused.type, paused.reason, paused.job_version) == ("io.tidewheel.job.paused.v1", "migration", 1)
 

@@ -154,7 +154,7 @@ def _pause(installation: Installation, run: FinishedRun, failures: int) -> Outbo
         "request_id": f"{_PAUSE}/{row.run}",
         "tenant": row.tenant,
         "key": definition.job_key,
-        "reason": f"{failures} failures in a row, the last one run {row.run}; "
+        "reason": f"{failures} failure{'' if failures == 1 else 's'} in a row, the last one run {row.run}; "
         f"pause_on_failure is {definition.pause_on_failure}",
     }
     return _request(installation, row.shard, definition.job_key, _pause_request(installation, facts), row.ended_at)
