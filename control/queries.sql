@@ -370,8 +370,10 @@ SELECT 1
    AND (%(queue)s::text IS NULL OR u.queue = %(queue)s) AND (%(lane)s::text IS NULL OR u.lane = %(lane)s)
    AND (%(cause)s::text IS NULL OR u.cause = %(cause)s)
    AND (%(labels)s::jsonb IS NULL
+        OR EXISTS (SELECT FROM jobs AS j WHERE j.job_id = u.job_id AND j.labels @> %(labels)s))
+   AND (%(run_labels)s::jsonb IS NULL
         OR (SELECT coalesce(j.labels, '{}') FROM jobs AS j WHERE j.job_id = u.job_id)
-           || coalesce((SELECT i.labels FROM run_inputs AS i WHERE i.run_id = u.run_id), '{}') @> %(labels)s)
+           || coalesce((SELECT i.labels FROM run_inputs AS i WHERE i.run_id = u.run_id), '{}') @> %(run_labels)s)
 
 -- part: page_by_id(seen)
 -- The first matching ids of a page in the order of ids, their number, that of all looked at, and the last id.
@@ -498,7 +500,7 @@ SELECT r.run_id, j.key, r.job_id, r.job_version, r.state,
        (r.finished_at IS NULL AND r.publish_at > tidewheel_now()) AS ahead, r.cause, r.queue, r.lane,
        r.attempt, r.scheduled_at, r.created_at, CASE WHEN r.finished_at IS NULL THEN nullif(r.publish_at, 'infinity') END AS publish_at,
        r.started_at, r.finished_at, r.reason, r.error_type,
-       v.handler, o.failed_attempts, o.lost_attempts, o.deadline_at, o.schedule_to_close_at, o.external_deadline_at, o.executor_id, e.name AS executor, o.claimed_from,
+       v.handler, v.definition, o.failed_attempts, o.lost_attempts, o.deadline_at, o.schedule_to_close_at, o.external_deadline_at, o.executor_id, e.name AS executor, o.claimed_from,
        r.parent_run_id, r.root_run_id, coalesce(j.labels, '{}') || coalesce(i.labels, '{}') AS labels, r.request_id,
        i.traceparent, i.late_ms, i.progress, i.progress_at, i.progress_attempt, i.checkpoint, i.checkpoint_attempt, a.error_message,
        x.result, d.id AS dead_letter, d.redriven_run_id
@@ -780,6 +782,24 @@ SELECT o.run_id, o.state, o.queue, o.handler, o.attempt, nullif(o.publish_at, 'i
   LEFT JOIN job_runs AS b ON b.run_id = t.run_id
   LEFT JOIN executors AS e ON e.executor_id = o.executor_id
  WHERE o.run_id = ANY (%(run_ids)s)
+
+-- name: read_able
+-- Returns what a job needs, the number of live executors that have it, of those of its queue, of all, and the last heartbeat
+-- of any that has it.
+-- Index: jobs_pkey, job_versions_pkey; executors as a whole, a row a process. No lock.
+SELECT n.queue, n.handler, count(*) FILTER (WHERE x.is_live AND x.serves AND x.has_handler) AS able,
+       count(*) FILTER (WHERE x.is_live AND x.serves) AS serving, count(*) FILTER (WHERE x.is_live) AS alive,
+       max(x.last_heartbeat_at) FILTER (WHERE x.serves AND x.has_handler) AS able_seen_at
+  FROM jobs AS j
+  JOIN job_versions AS n ON n.job_id = j.job_id AND n.version = j.version
+  LEFT JOIN LATERAL (
+    SELECT g.last_heartbeat_at, n.handler = ANY (g.handlers) AS has_handler, n.queue = ANY (g.queues) AS serves,
+           NOT g.stopping
+           AND g.last_heartbeat_at > (SELECT tidewheel_now()) - coalesce(g.lease, %(lease)s::interval) AS is_live
+      FROM executors AS g
+  ) AS x ON true
+ WHERE j.job_id = %(job_id)s
+ GROUP BY n.queue, n.handler
 
 -- name: find_freezes_of_runs
 -- Returns the standing freezes of each of these runs.

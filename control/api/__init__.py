@@ -1,1 +1,1 @@
-"""HTTP API for executors in other languages and for task tokens."""
+"""REST: jobs, runs and dead letters, executors in other languages, and task tokens."""

@@ -13,7 +13,7 @@ KEYLESS_SPEC: dict[str, Json] = {
 JOB_SPEC: dict[str, Json] = {"key": "nightly", **KEYLESS_SPEC}
 _LAST_RUN: dict[str, Json] = {
     "run_id": RUN_ID, "state": "succeeded", "scheduled_at": _AT, "started_at": "2026-11-20T01:00:00.021Z",
-    "finished_at": "2026-11-20T01:00:04.221Z", "duration": "4.2s", "reason": None, "error_type": None,
+    "finished_at": "2026-11-20T01:00:04.221Z", "duration": "PT4.2S", "reason": None, "error_type": None,
 }  # fmt: skip
 _JOB_SUMMARY: dict[str, Json] = {
     "key": "nightly", "job_id": JOB_ID, "version": 3, "kind": "cron",
@@ -99,7 +99,8 @@ _ATTEMPT: dict[str, Json] = {
 }  # fmt: skip
 ATTEMPTS: Json = {"attempts": [_ATTEMPT]}
 RUN: Json = {
-    **_RUN, "handler": "nightly-report", "labels": {"team": "billing"}, "failed_attempts": None, "lost_attempts": None,
+    **_RUN, "handler": "nightly-report", "labels": {"team": "billing"}, "max_attempts": 4,
+    "failed_attempts": None, "lost_attempts": None,
     "deadline_at": None, "schedule_to_close_at": None, "external_deadline_at": None, "executor_id": None,
     "executor": None, "claimed_from": None, "progress": None, "progress_at": None, "checkpoint": None,
     "checkpoint_attempt": None, "error_message": None, "result": {"rows": 7}, "late": None, "request_id": None,

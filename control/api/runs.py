@@ -38,7 +38,7 @@ from tidewheel.control.reads.json_form import one_of
 from tidewheel.control.reads.run_detail import PastAttempt, RunDetail, show_run
 from tidewheel.control.reads.runs import RunFilter, RunSummary, list_runs
 from tidewheel.jobs.requests import RunCancel, RunRetry
-from tidewheel.jobs.values import Instant, Key, Queue
+from tidewheel.jobs.values import Instant, Key, Queue, format_timestamp
 from tidewheel.runs import AttemptOutcome, RunState
 
 _RUNS = "/api/v1/runs"
@@ -55,7 +55,8 @@ class RunsOfJobQuery(PageQuery):
 
     Attributes:
         status: Only runs in this state.
-        label: Only runs with this label, as name=value; repeatable. It needs `job` or `since`.
+        label: Only runs of jobs that have this label now, as name=value; repeatable. It needs `job` or `since`.
+        run_label: Only runs with this label, their job's or a trigger's instead; repeatable. It needs `job` or `since`.
         lane: Only runs of this lane.
         queue: Only runs of this queue.
         cause: Only runs of this cause.
@@ -65,6 +66,7 @@ class RunsOfJobQuery(PageQuery):
 
     status: Status | None = None
     label: LabelFilter = Field(default_factory=dict[str, str])
+    run_label: LabelFilter = Field(default_factory=dict[str, str])
     lane: Literal["critical", "standard", "batch"] | None = None
     queue: Queue | None = None
     cause: Literal["timer", "trigger", "backfill", "workflow", "retry"] | None = None
@@ -94,7 +96,10 @@ class LogsQuery(TenantQuery):
 
 @dataclass(frozen=True, slots=True)
 class RunsPage:
-    """Runs, the newest first; `at_least` is true if there may be more than `total`."""
+    """Runs whose time has come, the latest first, and then those whose time is ahead.
+
+    `at_least` is true if there may be more than `total`.
+    """
 
     runs: tuple[RunSummary, ...]
     next_cursor: str | None
@@ -194,12 +199,12 @@ class RunsApi:
              sent={"delay": "10s"})  # fmt: skip
 
     async def list_runs(self, request: Request, caller: Reader) -> Response:
-        """List runs, the newest first."""
+        """List runs: those whose time has come, the latest first, and then those whose time is ahead."""
         query = read_query(request, RunsQuery)
         return await self._list(caller, query, query.job)
 
     async def list_job_runs(self, request: Request, caller: Reader) -> Response:
-        """List the runs of a job, the newest instant first."""
+        """List the runs of a job, in the order of `listRuns` by their instants."""
         return await self._list(caller, read_query(request, RunsOfJobQuery), read_key(request))
 
     async def get_run(self, request: Request, caller: Reader) -> Response:
@@ -248,17 +253,17 @@ class RunsApi:
         return Response(encoded({"run_id": reply.run_id}), HTTPStatus.CREATED, where, media_type="application/json")
 
     async def _list(self, caller: Caller, query: RunsOfJobQuery, key: str | None) -> Response:
-        [after] = read_cursor(query.cursor, UUID) if query.cursor else [None]
+        at, run_id = read_cursor(query.cursor, datetime, UUID) if query.cursor else (None, None)
+        after = f"{format_timestamp(at)}/{run_id}" if isinstance(at, datetime) else None
         filters = RunFilter(
-            query.status, key, query.label or None, query.lane, query.queue, query.cause, query.since, query.until
-        )
+            query.status, key, query.label or None, query.run_label or None, query.lane, query.queue, query.cause,
+            query.since, query.until,
+        )  # fmt: skip
 
         def read(connection: Connection) -> RunsPage:
             with connection.snapshot() as reading:
-                page = list_runs(
-                    reading, caller.tenant, filters, after=after if isinstance(after, UUID) else None, limit=query.limit
-                )
-            cursor = None if page.next_cursor is None else write_cursor(page.next_cursor)
+                page = list_runs(reading, caller.tenant, filters, after=after, limit=query.limit)
+            cursor = None if page.next_cursor is None else write_cursor(*page.next_cursor.split("/"))
             return RunsPage(page.runs, cursor, page.total, page.at_least)
 
         return await answer(self.reads, caller, read)

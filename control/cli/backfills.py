@@ -11,6 +11,7 @@ from tidewheel.control.cli.options import DEFAULT_TENANT, Key, Limit, Reason, Re
 from tidewheel.control.cli.output import (
     Output,
     OutputOption,
+    count_text,
     moment,
     print_document,
     print_facts,
@@ -75,9 +76,9 @@ def backfill_job(
             _print_progress(wait_for_backfill(client, done.backfill_id), timezone, output, ended=True)
             return
     if done.backfill_id is None:
-        lines = [f"{done.occurrences} occurrences would be run"]
+        lines = [f"{count_text(done.occurrences or 0, 'occurrence')} would be run"]
     else:
-        lines = [f"backfill {done.backfill_id}", f"{done.occurrences} occurrences"]
+        lines = [f"backfill {done.backfill_id}", count_text(done.occurrences or 0, "occurrence")]
     print_result(lines, {"key": key, **(as_object(as_json(done)) or {})}, output)
 
 
@@ -180,7 +181,7 @@ def _facts(progress: read.BackfillProgress, zone: str | None) -> Iterator[tuple[
     yield "state", backfill.state
     yield "from", utc_and_local(backfill.first_at, zone)
     yield "to", utc_and_local(backfill.last_at, zone)
-    yield "processed", f"{progress.processed} of {backfill.occurrences} occurrences"
+    yield "processed", f"{progress.processed:,} of {count_text(backfill.occurrences, 'occurrence')}"
     yield "runs created", str(backfill.created_count)
     yield "their states", ", ".join(f"{count} {state}" for state, count in sorted(progress.runs.items()))
     yield "next at", utc_and_local(backfill.cursor_at, zone) if backfill.cursor_at else None

@@ -94,7 +94,9 @@ COMMANDS: Mapping[str, Command | Group] = {
         by_flags=Command("services", "executor", "Claim and execute runs, and record their outcomes."),
         runs_alone=True,
     ),
-    "api": Command("services", "api", "Serve HTTP for executors in other languages and for task tokens."),
+    "api": Command(
+        "services", "api", "Serve REST: jobs, runs and dead letters, executors in other languages, and task tokens."
+    ),
     "env": Command("connect", "env", 'Print what a shell, a Kafka client or psql needs: eval "$(tidewheel env)".'),
     "psql": Command(
         "connect", "psql", "Open psql on the database; further arguments are psql's.", passes_arguments=True
@@ -170,9 +172,9 @@ COMMANDS: Mapping[str, Command | Group] = {
         },
     ),
     "run": Group(
-        "Runs and their attempts. With --roles instead of a command: run services as one unit.",
+        "Runs and their attempts. With options instead of a command: run several services as one unit.",
         {
-            "list": Command("runs", "list_runs", "List runs, the newest first."),
+            "list": Command("runs", "list_runs", "List runs, the latest first; those whose time is ahead are last."),
             "show": Command("runs", "show", "Show a run: state, attempts, result, deadlines and retry chain."),
             "attempts": Command("runs", "attempts", "List a run's attempts, with their errors and results."),
             "where": Command("runs", "where", "Show the Kafka message by which each attempt was claimed."),
@@ -304,7 +306,17 @@ class _LazyCommand(TyperCommand):
         return command
 
 
-class _Group(TyperGroup):
+class _Named(TyperGroup):
+    """A group that names the place of a command which another group has."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401 - click's own types are private
+        """Return the command of the first argument; refuse another one."""
+        if args and args[0] not in self.commands and (places := _places(args[0])):
+            ctx.fail(f"No such command {args[0]!r}. Write {' or '.join(places)}.")
+        return super().resolve_command(ctx, args)
+
+
+class _Group(_Named):
     """A group of commands, or of one more that needs no name: the flags do."""
 
     def __init__(self, group: Group, **options: Any) -> None:  # noqa: ANN401 - as above
@@ -341,6 +353,17 @@ def root_command() -> TyperGroup:
     return root
 
 
+def _places(name: str) -> list[str]:
+    """Return the commands of this name.
+
+    >>> _places("explain")
+    ['`tidewheel job explain`', '`tidewheel cron explain`']
+    """
+    groups = ((place, each) for place, each in COMMANDS.items() if isinstance(each, Group) and name in each.commands)
+    found = [f"`tidewheel {place} {name}`" for place, _ in groups]
+    return [*found, *([f"`tidewheel {name}`"] if name in COMMANDS else [])]
+
+
 def _group(name: str, group: Group) -> TyperGroup:
     typer_group = _Group(
         group,
@@ -365,6 +388,7 @@ def _epilog(words: str) -> str | None:
 def _app(*, add_completion: bool = False) -> typer.Typer:
     return typer.Typer(
         name="tidewheel",
+        cls=_Named,
         help="A distributed job scheduler: PostgreSQL is the truth, Kafka carries the work.",
         no_args_is_help=True,
         add_completion=add_completion,

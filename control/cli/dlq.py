@@ -31,7 +31,7 @@ from tidewheel.control.cli.output import (
 )
 from tidewheel.control.cli.redrives import follow_redrive, print_redrive
 from tidewheel.control.cli.run_format import attempt_facts, attempt_row, retry_chain_facts
-from tidewheel.control.cli.tables import Cell
+from tidewheel.control.cli.tables import Cell, cell_text
 from tidewheel.control.cli.time_options import After, Tz, place_text, read_instant, read_place
 from tidewheel.control.reads import dead_letters as read
 from tidewheel.control.reads.json_form import as_json
@@ -131,7 +131,7 @@ def show(
         return
     print_facts(_facts(found, timezone))
     for attempt in found.run.attempts if found.run else ():
-        typer.echo(f"\nattempt {'  '.join(part for part in attempt_row(attempt) if part)}")
+        typer.echo(f"\nattempt {'  '.join(cell_text(part) for part in attempt_row(attempt) if part)}")
         print_facts(attempt_facts(attempt))
 
 

@@ -1,6 +1,7 @@
 """`tidewheel job create | update | pause | resume | delete | trigger`: change jobs."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -26,7 +27,8 @@ from tidewheel.control.cli.waiting import Wait, print_ended_run, wait_for_run
 from tidewheel.control.client.results import Job
 from tidewheel.control.reads import jobs as read
 from tidewheel.control.reads.json_form import as_json
-from tidewheel.errors import VersionConflict, refuse
+from tidewheel.control.reads.waits import read_lack
+from tidewheel.errors import Unavailable, VersionConflict, refuse
 from tidewheel.jobs.strict_json import as_object
 
 Named = Annotated[str | None, typer.Option("--key", metavar="KEY", help="The job's key, instead of the argument KEY.")]
@@ -59,6 +61,7 @@ def create(
         except VersionConflict as refused:
             refuse("KEY", refused.errors[0].problem, "change it with `tidewheel job update`, or choose another key")
     print_job_change(str(document["key"]), "created", result, output, zone=flags.tz or _zone(document))
+    _print_lack(tenant, str(document["key"]), output)
 
 
 @with_options(JobFlags, "flags")
@@ -85,6 +88,7 @@ def update(
         # The update names the version that was read, so a concurrent edit is refused and not overwritten.
         result = client.submit(document, if_version=if_version or current.summary.version)
     print_job_change(job_key, "updated", result, output, zone=flags.tz or _zone(document))
+    _print_lack(tenant, job_key, output)
 
 
 def pause(
@@ -174,6 +178,16 @@ def print_job_change(
     text = f"{unchanged}, version {job.version}" if job.unchanged else f"{done}, version {job.version}"
     coming = f"; next {utc_and_local(job.next_run_at, zone)}" if job.next_run_at else ""
     print_result([f"{key}: {text}{coming}"], {"key": key, **(as_object(as_json(job)) or {})}, output)
+
+
+def _print_lack(tenant: str, key: str, output: Output) -> None:
+    """Print on standard error why none of the live executors could run a job now, and the remedy."""
+    if output is Output.TEXT:
+        lack = None
+        with suppress(Unavailable), reading() as connection:  # the change is done, whether this can be read or not
+            lack = read_lack(connection, tenant, key)
+        if lack is not None:
+            typer.echo(f"note: {lack.words}; start one: {lack.remedy}", err=True)
 
 
 def key_of(key: str | None, named: str | None, document: Mapping[str, object]) -> str:

@@ -41,6 +41,9 @@ def read_job(source: str) -> dict[str, object]:
         found = read_object(data) if data.lstrip()[:1] == b"{" else _mapping(data)
     except UndecodableMessage as error:
         refuse("--file", f"{source}: {error}", "write the job as an object: key, schedule, target")
+    except yaml.YAMLError as error:
+        problem, remedy, _ = _yaml_error(error)
+        refuse("--file", f"{source}: {problem}", remedy)
     # Before flags are applied: a flag would hide a field that is ambiguous in the file.
     misread = [(name, value) for name, value in found.items() if isinstance(value, UnreadableValue)]
     if misread:
@@ -72,9 +75,6 @@ def _mapping(data: bytes) -> dict[str, object]:
         found = None if node is None else as_object(_constructed(loader, node))
     except UnicodeDecodeError as error:
         message = f"it is not valid UTF-8: byte {data[error.start]:#04x} at position {error.start}"
-        raise UndecodableMessage(message) from error
-    except yaml.YAMLError as error:
-        message = f"it is not valid YAML: {' '.join(str(error).split())}"
         raise UndecodableMessage(message) from error
     except RecursionError as error:
         raise UndecodableMessage(_TOO_DEEP) from error
@@ -354,9 +354,38 @@ def _yaml(name: str, before: int, data: bytes) -> Iterator[Written]:
     except RecursionError:
         yield Written(f"{name}:{before + 1}", _no_job(_TOO_DEEP), len(data))
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f"{name}:{before + (mark.line + 1 if mark else 1)}"
-        yield Written(place, _no_job(f"it is not valid YAML: {' '.join(str(error).split())}"), len(data))
+        problem, remedy, line = _yaml_error(error, before)
+        yield Written(f"{name}:{line}", FieldError("", problem, remedy), len(data))
+
+
+def _yaml_error(error: yaml.YAMLError, before: int = 0) -> tuple[str, str, int]:
+    """Return the problem, its remedy and its line, after `before` lines of the file.
+
+    >>> _yaml_error(yaml.scanner.ScannerError(None, None, "no", yaml.error.Mark("", 0, 1, 12, None, 0)))[0]
+    'it is not valid YAML at line 2, column 13: no'
+    """
+    if not isinstance(error, yaml.MarkedYAMLError):
+        reason = error.reason if isinstance(error, yaml.reader.ReaderError) else "it cannot be read"
+        return f"it is not valid YAML: {reason}", "remove control characters", before + 1
+    mark, begin = error.problem_mark or error.context_mark, error.context_mark
+    line, problem = before + (mark.line + 1 if mark else 1), error.problem or "it cannot be read"
+    at = f" at line {line}, column {mark.column + 1}" if mark else ""
+    text = f"it is not valid YAML{at}: {problem}"
+    opened = ""
+    if error.context and begin and mark and begin.index != mark.index:
+        opened = f"line {before + begin.line + 1}, column {begin.column + 1}"
+        text = f"{text} {error.context}, which begins at {opened}"
+    if not error.context and isinstance(error, yaml.constructor.ConstructorError):
+        return text, REMEDY, line
+    remedies = (
+        ("'\\t'" in problem, "indent with spaces, not with a tab"),
+        ("cannot start any token" in problem, "put the value in quotes"),
+        ("quoted scalar" in (error.context or ""), f"close the quote that opens at {opened or 'this place'}"),
+        ("mapping values are not allowed" in problem, "put a value with a colon in quotes, or correct the indentation"),
+        ("could not find expected ':'" in problem, "write `name: value`, with a space after the colon"),
+    )
+    fitting = (remedy for fits, remedy in remedies if fits)
+    return text, next(fitting, "correct this place: brackets, quotes and indentation must fit"), line
 
 
 def _composed(loader: JobLoader) -> Iterator[yaml.Node]:

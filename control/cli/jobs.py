@@ -16,6 +16,7 @@ from tidewheel.control.cli.output import (
     print_document,
     print_facts,
     print_table,
+    total_text,
 )
 from tidewheel.control.cli.tables import Cell
 from tidewheel.control.cli.time_options import Tz, rfc3339, utc_and_local
@@ -61,6 +62,7 @@ def list_jobs(
         return
     if page.jobs:
         print_table(("key", "schedule", "state", "next", "last run", "duration"), map(_row, page.jobs))
+        typer.echo(total_text(page.total, at_least=page.at_least, shown=len(page.jobs), noun="job"))
     else:
         typer.echo("no jobs" if page.next_cursor is None else "none among the jobs of this page")
     if page.next_cursor is not None:

@@ -1,7 +1,8 @@
 """Output of every command: text for readers, JSON and YAML for scripts, a bar for long work.
 
 JSON and YAML show the same facts as the text: instants in RFC 3339, durations and ids as text. Text is wrapped at 100
-columns where standard output is no terminal. A table row is one line there, without colour.
+columns where standard output is no terminal. A table row is one line there, without colour. Text has control characters
+escaped: results, errors, logs and reasons are written by others.
 """
 
 import json
@@ -21,6 +22,7 @@ from tidewheel.clock import SystemClock
 from tidewheel.control.cli.commands import COLUMNS
 from tidewheel.control.cli.tables import Cell, relative_text, seconds_text, state_text, table_lines
 from tidewheel.control.cli.time_options import utc_and_local
+from tidewheel.control.printable import printable, printable_lines
 from tidewheel.control.reads.json_form import as_json
 from tidewheel.jobs.values import format_duration
 
@@ -42,7 +44,7 @@ def print_result(lines: Iterable[str], document: object, output: Output) -> None
     """Print lines of text, or the same facts as one document."""
     if output is Output.TEXT:
         for line in lines:
-            typer.echo(line)
+            typer.echo(printable_lines(line))
     else:
         print_document(document, output)
 
@@ -61,7 +63,13 @@ def print_document(document: object, output: Output) -> None:
 
 def wrapped(text: str, indent: str = "") -> str:
     """Break a sentence at the terminal's width; lines after the first are indented."""
-    return textwrap.fill(text, width(), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return textwrap.fill(
+        printable(" ".join(text.splitlines())),
+        width(),
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[Cell]], *, spare: Sequence[str] = ()) -> None:
@@ -88,7 +96,7 @@ def print_facts(facts: Iterable[tuple[str, str | None]]) -> None:
     known = [(name, value) for name, value in facts if value]
     longest = max((len(name) for name, _ in known), default=0)
     for name, value in known:
-        first, *rest = value.splitlines()
+        first, *rest = map(printable, value.splitlines())
         shown = state_text(first, colour=has_colour()) if name in _STATES else first
         typer.echo(f"{name:<{longest}}  {shown}", color=True)
         for line in rest:
@@ -115,8 +123,16 @@ def total_text(total: int, *, at_least: bool, shown: int, noun: str) -> str:
     >>> total_text(10_000, at_least=True, shown=50, noun="run"), total_text(1, at_least=False, shown=1, noun="run")
     ('50 of at least 10,000 runs', '1 of 1 run')
     """
-    least = "at least " if at_least else ""
-    return f"{shown:,} of {least}{total:,} {noun}{'' if total == 1 else 's'}"
+    return f"{shown:,} of {'at least ' if at_least else ''}{count_text(total, noun)}"
+
+
+def count_text(count: int, noun: str) -> str:
+    """Return a number with its noun.
+
+    >>> count_text(1, "run"), count_text(1200, "run")
+    ('1 run', '1,200 runs')
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def duration_text(duration: timedelta | None) -> str:

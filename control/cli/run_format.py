@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from tidewheel.control.cli.output import duration_text, moment
-from tidewheel.control.cli.tables import Cell, seconds_text
+from tidewheel.control.cli.tables import Cell, cell_text, seconds_text
 from tidewheel.control.cli.time_options import utc_and_local
 from tidewheel.control.reads.retry_chain import RelatedRun
 from tidewheel.control.reads.run_detail import PastAttempt, RunDetail
@@ -79,6 +79,15 @@ def attempt_row(attempt: PastAttempt) -> tuple[str, ...]:
     )
 
 
+def attempt_rows(run: RunDetail) -> Iterator[tuple[str, ...]]:
+    """Yield the attempts of a run as rows of a list: those that have ended, and the current one."""
+    yield from map(attempt_row, run.attempts)
+    summary = run.summary
+    if summary.finished_at is None and run.executor_id and summary.started_at:
+        started = seconds_text(summary.started_at)
+        yield str(summary.attempt), summary.status, started, "", str(run.executor_id), ""
+
+
 def attempt_facts(attempt: PastAttempt) -> Iterator[tuple[str, str | None]]:
     """Yield the result, trace and output of an attempt, labelled."""
     if attempt.result is not None:
@@ -127,7 +136,7 @@ def run_facts(run: RunDetail, zone: str | None) -> Iterator[tuple[str, str | Non
     yield "trace", run.traceparent
     yield "dead letter", str(run.dead_letter) if run.dead_letter else None
     yield from retry_chain_facts(run)
-    yield "attempts", "\n".join("  ".join(filter(None, attempt_row(one))) for one in run.attempts)
+    yield "attempts", "\n".join("  ".join(filter(None, map(cell_text, row))) for row in attempt_rows(run))
 
 
 def retry_chain_facts(run: RunDetail) -> Iterator[tuple[str, str | None]]:
@@ -143,9 +152,16 @@ def _related_text(run: RelatedRun) -> str:
 
 
 def _attempt_text(run: RunDetail) -> str:
-    failed = f"{run.failed_attempts} failed" if run.failed_attempts else ""
+    """Return the last attempt, and how many attempts count against the limit."""
+    number, most = run.summary.attempt, run.max_attempts
+    if number <= most and not run.lost_attempts:
+        text = f"{number} of {most}" if number else f"none of {most} yet"
+        failed = f"{run.failed_attempts} failed" if run.failed_attempts else ""
+    else:
+        # Attempts that are lost, released or snoozed do not count.
+        text, failed = str(number), f"{run.failed_attempts or 0} of {most} failed"
     lost = f"{run.lost_attempts} lost" if run.lost_attempts else ""
-    return ", ".join(part for part in (str(run.summary.attempt), failed, lost) if part)
+    return ", ".join(part for part in (text, failed, lost) if part)
 
 
 def _duration(since: datetime | None, until: datetime | None) -> str:

@@ -28,6 +28,7 @@ from tidewheel.control.cli.options import (
 from tidewheel.control.cli.output import (
     Output,
     OutputOption,
+    count_text,
     print_document,
     print_facts,
     print_result,
@@ -35,9 +36,10 @@ from tidewheel.control.cli.output import (
     progress_bar,
     total_text,
 )
-from tidewheel.control.cli.run_format import attempt_facts, attempt_row, claim_message, run_facts, run_row
+from tidewheel.control.cli.run_format import attempt_facts, attempt_rows, claim_message, run_facts, run_row
 from tidewheel.control.cli.time_options import Tz, read_duration, read_instant
 from tidewheel.control.cli.waiting import Follow, Wait, print_ended_run, wait_for_run
+from tidewheel.control.printable import printable_lines
 from tidewheel.control.reads import run_detail as read_one
 from tidewheel.control.reads import runs as read
 from tidewheel.control.reads.json_form import as_json
@@ -52,10 +54,7 @@ if TYPE_CHECKING:
 
 RunId = Annotated[UUID, typer.Argument(metavar="RUN", help="The run's id.")]
 After = Annotated[
-    UUID | None,
-    typer.Option(
-        metavar="RUN", help="The id of the run after which the list begins; the last line of a page prints it."
-    ),
+    str | None, typer.Option(metavar="PLACE", help="Begin after this place; the last line of a page names it.")
 ]
 
 
@@ -69,7 +68,16 @@ def list_runs(
         str | None, typer.Option(metavar="KEY", help="Only runs of this job.", autocompletion=complete_key)
     ] = None,
     label: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Only runs with this label; needs --job or --since.")
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE", help="Only runs of jobs with this label; repeatable; needs --job or --since."
+        ),
+    ] = None,
+    run_label: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE", help="Only runs with this label: their job's, or instead of it their trigger's."
+        ),
     ] = None,
     since: Annotated[
         str | None, typer.Option(metavar="TIME", help="Only runs scheduled at this time or later.")
@@ -83,11 +91,15 @@ def list_runs(
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """List runs, the newest first."""
+    """List runs, the latest first; those whose time is ahead are last.
+
+    The list is in the order of the column scheduled; a backfill or a retry is listed by the time of its request.
+    """
     filters = read.RunFilter(
         status=status,
         key=job,
         labels=read_labels(label) if label else None,
+        run_labels=read_labels(run_label) if run_label else None,
         since=read_instant(since, "--since", timezone) if since else None,
         until=read_instant(until, "--until", timezone) if until else None,
     )
@@ -134,10 +146,11 @@ def attempts(run_id: RunId, *, tenant: Tenant = DEFAULT_TENANT, output: OutputOp
     if output is not Output.TEXT:
         print_document({"run_id": run_id, "attempts": found.attempts}, output)
         return
-    if not found.attempts:
-        typer.echo("no attempt has ended")
+    rows = list(attempt_rows(found))
+    if not rows:
+        typer.echo("no attempt has begun" if found.summary.attempt == 0 else "no attempt has ended")
         return
-    print_table(("attempt", "outcome", "started", "duration", "executor", "error"), map(attempt_row, found.attempts))
+    print_table(("attempt", "outcome", "started", "duration", "executor", "error"), rows)
     for attempt in found.attempts:
         if facts := list(attempt_facts(attempt)):
             typer.echo(f"\nattempt {attempt.attempt}")
@@ -246,7 +259,7 @@ def _print_piece(piece: "LogPiece", text: str, *, new: bool) -> None:
         typer.echo(f"-- attempt {piece.attempt}{ended}", err=True)
     if piece.dropped_bytes:
         typer.echo(f"-- {piece.dropped_bytes} earlier bytes are no longer stored", err=True)
-    typer.echo(text, nl=False)
+    typer.echo(printable_lines(text), nl=False)
 
 
 _POLL_SECONDS = 0.2
@@ -337,7 +350,7 @@ def _wait(client: "Client", number: int, total: int) -> "Cancellation":
 
 
 def _print_cancellation(cancellation: "Cancellation", output: Output) -> None:
-    done = f"{cancellation.cancelled_count:,} runs cancelled"
+    done = f"{count_text(cancellation.cancelled_count, 'run')} cancelled"
     lines = [f"cancellation {cancellation.cancellation_id}"]
     lines.append(done if cancellation.finished_at else f"{done} so far; executors do not start the other runs")
     print_result(lines, cancellation, output)

@@ -77,6 +77,6 @@ def api(
     metrics_port: MetricsPort = None,
     fail_fast: FailFast = None,
 ) -> None:
-    """Serve HTTP for executors in other languages and for task tokens."""
+    """Serve REST: jobs, runs and dead letters, executors in other languages, and task tokens."""
     configure_logging(log_level)
     run.run_api(ApiSettings.load(api_host=host, api_port=port, metrics_port=metrics_port, fail_fast=fail_fast))

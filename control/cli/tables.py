@@ -1,17 +1,21 @@
 """Tables of every list, at any width of the terminal: ids and keys are never cut or broken.
 
 A table that is too wide folds its sentences at spaces, then leaves out empty columns and those that its list can spare.
-One that is still too wide becomes records: each row is a block of lines, with a heading and a value on each. A value
-longer than the line is left whole: the terminal continues it on the next line, and a copy of it has no break.
+One that is still too wide has the sentences below their rows, and then a few values that are much longer than others of
+their column. Else it becomes records: each row is a block of lines, with a heading and a value on each. A value longer
+than the line is left whole: the terminal continues it on the next line, and a copy of it has no break.
 
 Without a terminal each row is one line of any length, for other programs to read.
 """
 
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime
+from statistics import median_high
 from typing import TypeAlias
 
+from tidewheel.control.printable import printable
 from tidewheel.jobs.values import format_second
 
 Cell: TypeAlias = str | datetime | None
@@ -62,27 +66,19 @@ def table_lines(
     """
     texts = [[cell_text(cell, now) for cell in row] for row in rows]
     if columns is None:
-        yield from _aligned(headings, [[[cell] for cell in row] for row in texts], colour=colour)
+        yield from _aligned(headings, texts, colour=colour)
         return
-    for places in _selections(headings, texts, spare):
-        shown = [headings[place] for place in places]
-        chosen = [[row[place] for place in places] for row in texts]
-        widths = [max(map(text_width, column)) for column in zip(shown, *chosen, strict=True)]
-        if (folded := _folded_widths(shown, widths, columns)) is not None:
-            cells = [
-                [
-                    _fold(cell, most) if text_width(cell) > most else [cell]
-                    for cell, most in zip(row, folded, strict=True)
-                ]
-                for row in chosen
-            ]
-            yield from _aligned(shown, cells, colour=colour)
-            return
+    for below, apart in ((False, False), (True, False), (False, True), (True, True)):
+        for places in _selections(headings, texts, spare):
+            layout = _layout(headings, texts, places, columns, below=below, apart=apart)
+            if layout is not None:
+                yield from _table(headings, texts, layout, columns, colour=colour)
+                return
     yield from _records(headings, texts, columns, colour=colour)
 
 
 def cell_text(cell: Cell, now: datetime | None = None) -> str:
-    """Return a cell on one line; an instant relative to `now` if it is given.
+    """Return a printable cell on one line; an instant relative to `now` if it is given.
 
     >>> from datetime import UTC
     >>> cell_text(datetime(2026, 3, 6, 9, 0, 1, 250_000, tzinfo=UTC))
@@ -90,7 +86,7 @@ def cell_text(cell: Cell, now: datetime | None = None) -> str:
     """
     if isinstance(cell, datetime):
         return seconds_text(cell) if now is None else relative_text(cell, now)
-    return " ".join((cell or "").splitlines())
+    return printable(" ".join((cell or "").splitlines()).replace("\t", " "))
 
 
 def seconds_text(at: datetime) -> str:
@@ -144,6 +140,58 @@ def _selections(
         yield places
 
 
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """A table that fits.
+
+    Args:
+        places: The columns to show.
+        widths: Their widths; longer sentences are folded.
+        below: The columns of sentences, which stand below their rows.
+        apart: Cells that are longer than their column, by row and column: on lines of their own.
+    """
+
+    places: Sequence[int]
+    widths: Sequence[int]
+    below: Sequence[int]
+    apart: frozenset[tuple[int, int]]
+
+
+def _layout(
+    headings: Sequence[str], texts: Sequence[Sequence[str]], places: Sequence[int], columns: int,
+    *, below: bool, apart: bool,
+) -> _Layout | None:  # fmt: skip
+    """Return the layout of some columns; None if they do not fit.
+
+    Args:
+        headings: The headings.
+        texts: The cells of each row.
+        places: The columns.
+        columns: The terminal's width.
+        below: True to move sentences below their rows.
+        apart: True to move a few long cells to lines of their own.
+    """
+    sentences = [place for place in places if headings[place].lower() in _FOLDED] if below else []
+    shown = [place for place in places if place not in sentences]
+    least = {place: len(headings[place]) for place in shown}
+    sizes = {place: [text_width(row[place]) for row in texts] for place in shown}
+    moved: set[tuple[int, int]] = set()
+    while True:
+        found = [max([least[place], *sizes[place]]) for place in shown]
+        widths = _folded_widths([headings[place] for place in shown], found, columns)
+        if widths is not None:
+            return _Layout(shown, widths, sentences, frozenset(moved))
+        rigid = [place for place in shown if headings[place].lower() not in _FOLDED and sizes[place]]
+        place = max(rigid, key=lambda each: max(sizes[each]) - median_high(sizes[each]), default=None)
+        if not apart or place is None or max(sizes[place]) <= median_high(sizes[place]):
+            return None
+        longest = max(sizes[place])
+        moved |= {(number, place) for number, size in enumerate(sizes[place]) if size == longest}
+        sizes[place] = [0 if size == longest else size for size in sizes[place]]
+        if 2 * len({number for number, _ in moved}) > len(texts):
+            return None
+
+
 def _folded_widths(headings: Sequence[str], widths: Sequence[int], columns: int) -> list[int] | None:
     """Return the width of each column; None if ids, keys and short sentences do not fit."""
     over = sum(widths) + _GAP * (len(widths) - 1) - columns
@@ -159,18 +207,51 @@ def _folded_widths(headings: Sequence[str], widths: Sequence[int], columns: int)
     return found
 
 
-def _aligned(headings: Sequence[str], rows: Sequence[Sequence[Sequence[str]]], *, colour: bool) -> Iterator[str]:
-    """Yield rows in columns; each cell is one or several lines."""
-    widths = [
-        max([len(heading), *(text_width(line) for row in rows for line in row[place])])
-        for place, heading in enumerate(headings)
+def _table(
+    headings: Sequence[str], texts: Sequence[Sequence[str]], layout: _Layout, columns: int, *, colour: bool
+) -> Iterator[str]:
+    """Yield the lines of a table that fits."""
+    shown = [headings[place] for place in layout.places]
+    rows = [
+        [
+            _fold("" if (number, place) in layout.apart else row[place], width)
+            for place, width in zip(layout.places, layout.widths, strict=True)
+        ]
+        for number, row in enumerate(texts)
     ]
-    heading = _line(headings, widths)
-    yield f"\x1b[1m{heading}\x1b[0m" if colour else heading
+    widths = [
+        max([len(heading), *(text_width(line) for row in rows for line in row[column])])
+        for column, heading in enumerate(shown)
+    ]
+    yield _heading(shown, widths, colour=colour)
+    for number, (row, cells) in enumerate(zip(texts, rows, strict=True)):
+        apart = [place for place in layout.places if (number, place) in layout.apart]
+        if apart and apart[0] == layout.places[0]:
+            yield row[apart.pop(0)]
+        for each in range(max(map(len, cells))):
+            parts = [cell[each] if each < len(cell) else "" for cell in cells]
+            yield _line(parts, widths, shown if colour else None)
+        for place in sorted([*apart, *layout.below]):
+            if not row[place]:
+                continue
+            label = f"{' ' * _GAP}{headings[place]}: "
+            room = max(columns - len(label), _LEAST_FOLDED)
+            first, *rest = _fold(row[place], room) if place in layout.below else [row[place]]
+            yield label + first
+            yield from (" " * len(label) + line for line in rest)
+
+
+def _aligned(headings: Sequence[str], rows: Sequence[Sequence[str]], *, colour: bool) -> Iterator[str]:
+    """Yield rows of one line each, of any width."""
+    widths = [max(map(text_width, column)) for column in zip(headings, *rows, strict=True)]
+    yield _heading(headings, widths, colour=colour)
     for row in rows:
-        for number in range(max(map(len, row))):
-            cells = [cell[number] if number < len(cell) else "" for cell in row]
-            yield _line(cells, widths, headings if colour else None)
+        yield _line(row, widths, headings if colour else None)
+
+
+def _heading(headings: Sequence[str], widths: Sequence[int], *, colour: bool) -> str:
+    line = _line(headings, widths)
+    return f"\x1b[1m{line}\x1b[0m" if colour else line
 
 
 def _line(cells: Sequence[str], widths: Sequence[int], coloured: Sequence[str] | None = None) -> str:
@@ -203,4 +284,7 @@ def _records(headings: Sequence[str], rows: Sequence[Sequence[str]], columns: in
 
 
 def _fold(text: str, width: int) -> list[str]:
+    """Return a sentence as lines of a width; a text that fits, and a single word, stay as they are."""
+    if text_width(text) <= width:
+        return [text]
     return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]

@@ -11,8 +11,8 @@ from uuid import UUID
 import typer
 
 from tidewheel.control.cli.exit_codes import ExitCode
-from tidewheel.control.cli.output import Output, has_colour, print_result, progress_bar
-from tidewheel.control.cli.tables import state_text
+from tidewheel.control.cli.output import Output, has_colour, print_document, progress_bar
+from tidewheel.control.cli.tables import cell_text, state_text
 from tidewheel.runs import RunState
 
 if TYPE_CHECKING:
@@ -52,7 +52,10 @@ def print_ended_run(run: "Run", document: dict[str, object], output: Output) -> 
         "error_type": run.error_type,
         "error_message": run.error_message,
     }
-    print_result([f"{line}: {why}" if why else line], {**document, **ended, "result": run.result}, output)
+    if output is Output.TEXT:
+        typer.echo(f"{line}: {cell_text(why)}" if why else line, color=True)
+    else:
+        print_document({**document, **ended, "result": run.result}, output)
     if run.state != RunState.SUCCEEDED:
         raise typer.Exit(ExitCode.FAILED)
 

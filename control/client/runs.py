@@ -39,32 +39,34 @@ class Runs:
         status: str | None = None,
         key: str | None = None,
         labels: Mapping[str, str] | None = None,
+        run_labels: Mapping[str, str] | None = None,
         lane: str | None = None,
         queue: str | None = None,
         cause: str | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
-        after: UUID | None = None,
+        after: str | None = None,
         limit: int = 50,
     ) -> RunPage:
-        """List a page of runs, the newest first.
+        """List a page of runs: those whose time has come, the latest first, then those ahead.
 
         Args:
             status: Only runs in this state; `scheduled` for queued ones that are not due yet.
             key: Only this job's.
-            labels: Only runs with all of these; needs `key` or `since`.
+            labels: Only runs of jobs that have all of these labels now; needs `key` or `since`.
+            run_labels: Only runs with all of these labels, their job's or a trigger's instead; needs `key` or `since`.
             lane: Only runs of this lane.
             queue: Only runs of this queue.
             cause: Only runs of this cause.
             since: From this instant on.
             until: Up to this instant.
-            after: Begin after this run.
+            after: The `next_cursor` of the page before.
             limit: How many at most.
 
         Raises:
             Refused: A filter does not fit, or there is no such job.
         """
-        filters = RunFilter(status, key, labels, lane, queue, cause, since, until)
+        filters = RunFilter(status, key, labels, run_labels, lane, queue, cause, since, until)
         with self._connection.snapshot() as connection:
             return list_runs(connection, self._connection.tenant, filters, after=after, limit=limit)
 

@@ -205,4 +205,5 @@ def _bound_words(version: NextVersion) -> Iterator[str]:
     if spec.end_at is not None:
         yield f"No occurrence after {instant(spec.end_at)} (end_at)."
     if spec.max_runs is not None:
-        yield f"At most {spec.max_runs} occurrences (max_runs), fired or skipped, counted from the first submit."
+        noun = "occurrence" if spec.max_runs == 1 else "occurrences"
+        yield f"At most {spec.max_runs} {noun} (max_runs), fired or skipped, counted from the first submit."

@@ -10,7 +10,7 @@ from uuid import UUID
 from pydantic import WithJsonSchema
 
 from tidewheel.jobs.strict_json import Json
-from tidewheel.jobs.values import format_duration
+from tidewheel.jobs.values import format_iso_duration
 
 
 def as_json(value: object) -> Json:
@@ -36,7 +36,7 @@ _TEXTS: tuple[tuple[type, Callable[[Any], str]], ...] = (
     (Enum, lambda value: str(value.value)),
     (datetime, lambda value: value.isoformat().replace("+00:00", "Z")),
     (date, date.isoformat),
-    (timedelta, format_duration),
+    (timedelta, format_iso_duration),
     (UUID, str),
     (bytes, lambda value: value.decode(errors="replace")),
 )

@@ -61,6 +61,7 @@ class RunDetail:
         summary: The run as in lists.
         handler: The handler or capability that its executor must have.
         labels: Its job's labels, overridden by its own.
+        max_attempts: How many attempts may fail before the run fails.
         failed_attempts: How many attempts count against `max_attempts`; None once it is terminal.
         lost_attempts: How many were lost with their executors; None once it is terminal.
         deadline_at: The earliest of its timeouts that PostgreSQL keeps.
@@ -86,6 +87,7 @@ class RunDetail:
     summary: RunSummary
     handler: str
     labels: Mapping[str, str]
+    max_attempts: int
     failed_attempts: int | None
     lost_attempts: int | None
     deadline_at: datetime | None
@@ -114,6 +116,9 @@ def show_run(connection: Conn, tenant: str, run_id: UUID) -> RunDetail:
     Raises:
         UnknownRun: The tenant has no run of this id.
     """
+    from tidewheel.schemas.codec import decode  # here: a list of runs needs no codec
+    from tidewheel.schemas.generated.records import JobDefinition
+
     with connection.cursor(row_factory=class_row(_RunDetailRow), binary=True) as cursor:
         row = cursor.execute(_SHOW_RUN, {"run_id": run_id, "tenant": tenant}).fetchone()
     if row is None:
@@ -123,6 +128,7 @@ def show_run(connection: Conn, tenant: str, run_id: UUID) -> RunDetail:
         summary=replace(summary_of(row), why=why),
         handler=row.handler,
         labels=row.labels,
+        max_attempts=decode(row.definition, JobDefinition).retry.max_attempts,
         failed_attempts=row.failed_attempts,
         lost_attempts=row.lost_attempts,
         deadline_at=row.deadline_at,
@@ -155,6 +161,7 @@ def past_attempts(connection: Conn, run_id: UUID) -> list[PastAttempt]:
 @dataclass(frozen=True, slots=True)
 class _RunDetailRow(RunRow):
     handler: str
+    definition: bytes
     failed_attempts: int | None
     lost_attempts: int | None
     deadline_at: datetime | None

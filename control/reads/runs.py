@@ -1,14 +1,17 @@
 """Read a page of a tenant's runs.
 
-An open run has the state of `job_runs`. A queued run that is not due yet is shown as `scheduled`. A list of one job is
-in the order of nominal instants. Other lists are in the order of run_id. A run_id begins with the instant of a run by
-timer or trigger, and with the time of the request of a backfill or retry.
+An open run has the state of `job_runs`. A queued run that is not due yet is shown as `scheduled`.
+
+Runs whose time has come are first, the latest first. Runs whose time is ahead follow, in the same order. In a list of
+one job that time is the nominal instant. In other lists it is that of the run_id: the instant of a run by timer or
+trigger, the time of the request of a backfill or retry. A cursor has the instant that separates the two, so each run is
+on one page.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, cast
+from typing import Annotated, NamedTuple, cast
 from uuid import UUID
 
 from psycopg.rows import class_row
@@ -20,6 +23,9 @@ from tidewheel.control.reads.tenants import require_tenant
 from tidewheel.control.reads.waits import Wait, read_waits
 from tidewheel.errors import UnknownRun, refuse
 from tidewheel.ids import first_run_id, job_id
+from tidewheel.jobs.validation import shown
+from tidewheel.jobs.values import format_timestamp
+from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import DEAD_LETTERED, OPEN, SCHEDULED, Cause, Lane, RunState
@@ -39,8 +45,8 @@ STATUSES = (*sorted(RunState), SCHEDULED)
 
 _EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 _LATEST = datetime(9999, 12, 31, tzinfo=UTC)
-_FIRST, _LAST = UUID(int=0), UUID(int=(1 << 128) - 1)
-_MILLISECOND = timedelta(milliseconds=1)
+_LAST = UUID(int=(1 << 128) - 1)
+_MILLISECOND, _MICROSECOND = timedelta(milliseconds=1), timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,17 +94,17 @@ class RunSummary:
 
 @dataclass(frozen=True, slots=True)
 class RunPage:
-    """Runs, the newest first.
+    """Runs whose time has come, the latest first, and then those whose time is ahead.
 
     Args:
         runs: The page.
-        next_cursor: The run to continue after; None on the last page.
+        next_cursor: The place to continue after; None on the last page.
         total: How many all pages have, or a lower bound.
         at_least: True if there may be more than `total`.
     """
 
     runs: tuple[RunSummary, ...]
-    next_cursor: UUID | None
+    next_cursor: str | None
     total: int
     at_least: bool
 
@@ -133,7 +139,8 @@ class RunFilter:
     Args:
         status: Only runs in this state, or `scheduled`.
         key: Only this job's.
-        labels: Only runs with all of these, among their own and their job's current labels.
+        labels: Only runs of jobs that have all of these labels now, as for cancellations and freezes.
+        run_labels: Only runs with all of these labels, which are their job's overridden by their trigger's.
         lane: Only runs of this lane.
         queue: Only runs of this queue.
         cause: Only runs of this cause.
@@ -144,6 +151,7 @@ class RunFilter:
     status: str | None = None
     key: str | None = None
     labels: Mapping[str, str] | None = None
+    run_labels: Mapping[str, str] | None = None
     lane: str | None = None
     queue: str | None = None
     cause: str | None = None
@@ -152,9 +160,9 @@ class RunFilter:
 
 
 def list_runs(
-    connection: Conn, tenant: str, filters: RunFilter, *, after: UUID | None = None, limit: int = 50
+    connection: Conn, tenant: str, filters: RunFilter, *, after: str | None = None, limit: int = 50
 ) -> RunPage:
-    """Return a page of a tenant's runs, the newest first.
+    """Return a page of a tenant's runs: those whose time has come, the latest first, and then those ahead.
 
     A page looks at a limited number of runs. With a filter that few match, it may be
     short, or empty, and have a cursor.
@@ -163,34 +171,60 @@ def list_runs(
         connection: Reads the rows.
         tenant: The tenant.
         filters: Only runs that match all of these.
-        after: Begin after this run.
+        after: The `next_cursor` of the page before.
         limit: How many at most.
 
     Raises:
-        InvalidInput: There is no such tenant or status, or the filter would have to read every run.
+        InvalidInput: There is no such tenant, status or place, or the filter would have to read every run.
         UnknownJob: There is no such job and never was one.
-        UnknownRun: There is no run `after`.
+        UnknownRun: The run of `after` is no longer stored.
     """
     require_tenant(connection, tenant)
     _require_narrow(filters)
     if filters.key is not None:
         read_job_position(connection, tenant, filters.key)
-    look = LOOKED_AT_WITH_LABELS if filters.labels else LOOKED_AT
+    look = LOOKED_AT_WITH_LABELS if filters.labels or filters.run_labels else LOOKED_AT
     # Without a filter each row matches: no row is read beyond those that are counted, and those of the page.
-    is_narrow = any((filters.status, filters.labels, filters.lane, filters.queue, filters.cause))
-    counting = look if is_narrow else max(COUNTED, limit) + 1
-    counted = found = _find(connection, tenant, filters, None, limit=limit + 1, look=counting)
-    if after is not None:
-        found = _find(connection, tenant, filters, after, limit=limit + 1, look=look if is_narrow else limit + 1)
+    narrowed_by = (filters.status, filters.labels, filters.run_labels, filters.lane, filters.queue, filters.cause)
+    counting = look if any(narrowed_by) else max(COUNTED, limit) + 1
+    start = _start(read_now(connection)) if after is None else _read_place(after)
+    counted = found = _find(connection, tenant, filters, start._replace(run_id=None), limit=limit + 1, look=counting)
+    if start.run_id is not None:
+        found = _find(connection, tenant, filters, start, limit=limit + 1, look=look if any(narrowed_by) else limit + 1)
     more = len(found.run_ids) > limit
+    last = found.run_ids[limit - 1] if more else found.goes_on_after
     runs = read_runs(connection, found.run_ids[:limit])
     waits = read_waits(connection, [run.run_id for run in runs if run.finished_at is None])
     return RunPage(
         runs=tuple(replace(run, why=waits.get(run.run_id)) for run in runs),
-        next_cursor=found.run_ids[limit - 1] if more else found.goes_on_after,
+        next_cursor=None if last is None else f"{format_timestamp(start.ahead)}/{last}",
         total=min(counted.matching, COUNTED),
         at_least=counted.matching > COUNTED or counted.goes_on_after is not None,
     )
+
+
+class _Place(NamedTuple):
+    """A place in a list.
+
+    Args:
+        ahead: The first instant that was ahead when the list began, in whole milliseconds as run_ids have them.
+        run_id: The run before it; None at the start.
+    """
+
+    ahead: datetime
+    run_id: UUID | None
+
+
+def _start(now: datetime) -> _Place:
+    return _Place(now.replace(microsecond=now.microsecond // 1000 * 1000) + _MILLISECOND, None)
+
+
+def _read_place(text: str) -> _Place:
+    at, _, run_id = text.partition("/")
+    try:
+        return _Place(datetime.fromisoformat(at).astimezone(UTC), UUID(run_id))
+    except (ValueError, OverflowError):
+        refuse("after", f"{shown(text)} is no place of this list", "copy it from the page before, or leave it out")
 
 
 def _require_narrow(filters: RunFilter) -> None:
@@ -198,8 +232,9 @@ def _require_narrow(filters: RunFilter) -> None:
         value = getattr(filters, path)
         if value is not None and value not in allowed:
             refuse(path, f"{value!r} is not valid", f"write one of {', '.join(allowed)}")
-    if filters.labels and filters.key is None and filters.since is None:
-        refuse("labels", "a filter by labels alone would read all runs", "name the job, or the earliest time")
+    for path in ("labels", "run_labels"):
+        if getattr(filters, path) and filters.key is None and filters.since is None:
+            refuse(path, "a filter by labels alone would read all runs", "name the job, or the earliest time")
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,30 +252,84 @@ class _Found:
     goes_on_after: UUID | None
 
 
-def _find(connection: Conn, tenant: str, filters: RunFilter, after: UUID | None, *, limit: int, look: int) -> _Found:
-    """Look for matching runs after one of them, among `look` rows of the index that serves the filter."""
+def _find(connection: Conn, tenant: str, filters: RunFilter, place: _Place, *, limit: int, look: int) -> _Found:
+    """Look for matching runs after a place, among `look` rows of the index that serves the filter."""
+    before_at, before_id = _LATEST, place.run_id or _LAST
+    if filters.key is not None and place.run_id is not None:
+        before_at = _instant_of(connection, place.run_id)
+    is_ahead = before_id >= first_run_id(place.ahead) if filters.key is None else before_at >= place.ahead
     since, until = filters.since or _EARLIEST, filters.until or _LATEST
+    if filters.status == SCHEDULED:
+        spans = [_Span(since, until, before_at, before_id)]
+    elif place.run_id is not None and is_ahead:
+        spans = [_Span(max(since, place.ahead), until, before_at, before_id)]
+    else:
+        spans = [
+            _Span(since, min(until, place.ahead - _MICROSECOND), before_at, before_id),
+            _Span(max(since, place.ahead), until, _LATEST, _LAST),
+        ]
+    run_ids: list[UUID] = []
+    matching = 0
+    for span in spans:
+        if span.since > span.until:
+            continue
+        found = _find_in(connection, tenant, filters, span, limit=limit - len(run_ids), look=look)
+        run_ids += found.run_ids
+        matching += found.matching
+        look -= found.looked_at
+        if look <= 0:
+            return _Found(run_ids, matching, found.last_seen)
+    return _Found(run_ids, matching, None)
+
+
+class _Span(NamedTuple):
+    """A span of time, and the run before it: its instant, for a list of one job, and its id."""
+
+    since: datetime
+    until: datetime
+    before_at: datetime
+    before_id: UUID
+
+
+class _FoundRow(NamedTuple):
+    """The row of a search.
+
+    Args:
+        run_ids: The first matching ids.
+        matching: How many of the looked at match.
+        looked_at: Their number.
+        last_seen: The last of them.
+    """
+
+    run_ids: Sequence[UUID]
+    matching: int
+    looked_at: int
+    last_seen: UUID | None
+
+
+def _find_in(connection: Conn, tenant: str, filters: RunFilter, span: _Span, *, limit: int, look: int) -> _FoundRow:
+    """Look for matching runs of a span."""
     columns: dict[str, object] = {
-        "tenant": tenant, "labels": Jsonb(dict(filters.labels)) if filters.labels else None, "limit": limit,
+        "tenant": tenant, "labels": Jsonb(dict(filters.labels)) if filters.labels else None,
+        "run_labels": Jsonb(dict(filters.run_labels)) if filters.run_labels else None, "limit": limit,
         "queue": filters.queue, "lane": filters.lane, "cause": filters.cause, "look": look, "ahead": None,
-        "states": None if filters.status is None else [filters.status], "before_id": after or _LAST,
+        "states": None if filters.status is None else [filters.status], "before_id": span.before_id,
     }  # fmt: skip
     if filters.status in {SCHEDULED, RunState.QUEUED}:
         columns |= {"states": [RunState.QUEUED], "ahead": filters.status == SCHEDULED}
     is_open = filters.status == SCHEDULED or (filters.status is not None and RunState(filters.status) in OPEN)
     if filters.key is not None:
-        before_at = _instant_of(connection, after) if after else _LATEST
-        columns |= {"job_id": job_id(tenant, filters.key), "since": since, "until": until, "before_at": before_at}
+        columns |= {"job_id": job_id(tenant, filters.key), "since": span.since, "until": span.until}
+        columns["before_at"] = span.before_at
         statement = _FIND_OPEN_RUNS_OF_JOB if is_open else _FIND_RUNS_OF_JOB
     else:
-        columns["first_id"] = first_run_id(since)
-        if filters.until is not None:
-            columns["before_id"] = min(after or _LAST, first_run_id(until + _MILLISECOND))
+        columns["first_id"] = first_run_id(span.since)
+        if span.until != _LATEST:
+            columns["before_id"] = min(span.before_id, first_run_id(span.until + _MILLISECOND))
         is_failed = filters.status is not None and filters.status in DEAD_LETTERED
         statement = _FIND_OPEN_RUNS if is_open else _FIND_FAILED_RUNS if is_failed else _FIND_RUNS
     row = connection.execute(statement, columns, binary=True).fetchone()
-    run_ids, matching, looked_at, last_seen = cast("tuple[list[UUID], int, int, UUID | None]", row)
-    return _Found(run_ids, matching, last_seen if looked_at >= look else None)
+    return _FoundRow(*cast("tuple[list[UUID], int, int, UUID | None]", row))
 
 
 def _instant_of(connection: Conn, run_id: UUID) -> datetime:

@@ -14,6 +14,7 @@ from uuid import UUID
 from psycopg.rows import class_row
 
 from tidewheel.control.reads.freezes import Freeze
+from tidewheel.ids import job_id
 from tidewheel.jobs.values import RESERVED, format_second
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
@@ -21,6 +22,7 @@ from tidewheel.runs import Move, RunState, sources
 
 _SQL = Statements("tidewheel.control")
 _READ_WAITS = _SQL["read_waits"]
+_READ_ABLE = _SQL["read_able"]
 _FIND_FREEZES_OF_RUNS = _SQL["find_freezes_of_runs"]
 
 LEASE = timedelta(seconds=30)
@@ -165,7 +167,15 @@ def _claimable(facts: WaitFacts, freezes: tuple[Freeze, ...]) -> Wait:
     return _without_executor(facts)
 
 
-def _without_executor(facts: WaitFacts) -> Wait:
+def read_lack(connection: Conn, tenant: str, key: str) -> Wait | None:
+    """Return why none of the live executors could run a job now; None if one could, or if none lives."""
+    columns: dict[str, object] = {"job_id": job_id(tenant, key), "lease": LEASE}
+    with connection.cursor(row_factory=class_row(_Able), binary=True) as cursor:
+        found = cursor.execute(_READ_ABLE, columns).fetchone()
+    return None if found is None or found.able or not found.alive else _without_executor(found)
+
+
+def _without_executor(facts: "_Able | WaitFacts") -> Wait:
     queue = facts.queue
     last = f"; the last one is silent since {_at(facts.able_seen_at)}" if facts.able_seen_at else ""
     remedy = start_executor(queue, facts.handler)
@@ -223,6 +233,18 @@ def _owned(facts: WaitFacts) -> Wait:
 def _at(instant: datetime) -> str:
     """Return an instant in whole seconds: `until` has the rest."""
     return format_second(instant)
+
+
+@dataclass(frozen=True, slots=True)
+class _Able:
+    """The handler of a job, and the executors that have it; fields as in `WaitFacts`."""
+
+    queue: str
+    handler: str
+    able: int
+    serving: int
+    alive: int
+    able_seen_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)

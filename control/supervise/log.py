@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from typing import TextIO
 
 from tidewheel.clock import SystemClock
+from tidewheel.control.printable import printable
 from tidewheel.jobs.strict_json import as_object
 
 _WAITING_LINES = 10_000
@@ -114,17 +115,6 @@ class Log:
 
     def _in(self, colour: int | None, text: str) -> str:
         return f"\x1b[{colour}m{text}\x1b[0m" if self._coloured and colour is not None else text
-
-
-def printable(text: str) -> str:
-    r"""Return a text with its control characters escaped: a payload must not steer the terminal.
-
-    >>> printable("a\x1b[2Jb\tc")
-    'a\\x1b[2Jb\tc'
-    """
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() or char == "\t" else repr(char)[1:-1] for char in text)
 
 
 def _record(text: str) -> Mapping[str, object] | None:

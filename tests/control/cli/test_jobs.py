@@ -10,6 +10,7 @@ import pytest
 from tests.control.cli.command import NO_DATABASE, Done, json_output, tidewheel
 from tests.fixtures.database import Database
 from tests.transitions.acts import begin, end, ending, succeed, trigger
+from tidewheel.audit import process_user
 from tidewheel.control.client.client import Client
 from tidewheel.ids import job_id
 from tidewheel.runs import RunState
@@ -160,13 +161,26 @@ def test_invalid_value_is_refused_with_its_field(
         ("- a\n- b\n", "neither a JSON object nor a YAML mapping"),
         ("key: a\nkey: b\n", "the name 'key' is given twice"),
         ("1: a\n", "the name '1' is not text"),
-        ("key: [\n", "it is not valid YAML"),
+        ("key: [\n", "it is not valid YAML at line 2, column 1: "),
+        ('key: a\nschedule: "0 9 * * *\n', "close the quote that opens at line 2, column 11"),
+        ("key: a\nschedule: @every 1m\n", "at line 2, column 11: found character '@' that cannot start any token; put"),
+        ("key: a\n\ttarget: b\n", "indent with spaces"),
+        ("key: a: b\n", "put a value with a colon in quotes"),
+        ("key: a\x07\n", "remove control characters"),
         ('{"key": ', "it is not valid JSON"),
     ],
 )
 def test_unreadable_file_is_refused_in_one_line(database: Database, text: str, part: str) -> None:
     [refusal] = tidewheel(database, "job", "create", "-f", "-", stdin=text).refusals
     assert part in refusal
+
+
+def test_a_pause_names_its_author_and_door(database: Database) -> None:
+    assert tidewheel(database, "job", "create", "a", "--every", "1h", "--handler", "h").code == 0
+    assert tidewheel(database, "job", "pause", "a", "--reason", "audit").code == 0
+    by = f"{process_user()} (cli)"
+    assert f", by {by}, audit" in tidewheel(database, "job", "show", "a").out
+    assert f" by {by} (audit)" in " ".join(tidewheel(database, "job", "explain", "a").out.split())
 
 
 def test_every_problem_has_a_line_of_its_own(database: Database) -> None:
@@ -282,7 +296,7 @@ def test_list_shows_the_next_occurrence_and_the_last_run(database: Database) -> 
     assert jobs["hourly"]["schedule"]["interval_us"] == 3_600_000_000
     assert (jobs["never"]["next_at"], jobs["never"]["last_run"]) == (None, None)
     last = jobs["failed"]["last_run"]
-    assert (last["state"], last["error_type"], last["duration"].endswith("s")) == ("failed", "ValueError", True)
+    assert (last["state"], last["error_type"], last["duration"][:2]) == ("failed", "ValueError", "PT")
     assert jobs["went"]["last_run"]["state"] == "succeeded"
     lines = tidewheel(database, "job", "list").lines
     assert lines[0].split() == ["key", "schedule", "state", "next", "last", "run", "duration"]
@@ -305,7 +319,7 @@ def test_a_list_is_narrowed_and_paged(database: Database) -> None:
     assert first["next_cursor"] == "a-3"
     assert keys("-n", 4, "--after", "a-3") == ["a-4", "b"]
     assert json_output(database, "job", "list", "-n", 6)["next_cursor"] is None
-    assert tidewheel(database, "job", "list", "-n", 4).lines[-1] == "more: add --after 'a-3'"
+    assert tidewheel(database, "job", "list", "-n", 4).lines[-2:] == ["4 of 6 jobs", "more: add --after 'a-3'"]
     assert tidewheel(database, "job", "list", "--prefix", "z").lines == ["no jobs"]
 
 

@@ -46,7 +46,8 @@ def test_row_is_one_line_without_a_terminal(database: Database) -> None:
     key = "a-key-of-many-words-" * 8
     crons = ("--cron", "0 9 * * MON", "--cron", "30 14 * * TUE", "--cron", "45 16 * * WED")
     assert tidewheel(database, "job", "create", key, *crons, "--handler", "h").code == 0
-    heading, row = tidewheel(database, "job", "list").lines
+    heading, row, total = tidewheel(database, "job", "list").lines
+    assert total == "1 of 1 job"
     assert row.startswith(f"{key}  0 9 * * MON, 30 14 * * TUE, 45 16 * * WED  active  ")
     assert heading.index("state") == row.index("active")
 

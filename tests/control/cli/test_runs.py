@@ -1,5 +1,6 @@
 """`tidewheel run list | show | attempts | where | cancel | retry`, on a real database."""
 
+import re
 from collections.abc import Generator
 from contextlib import contextmanager
 from uuid import UUID, uuid4
@@ -57,12 +58,16 @@ def test_runs_are_listed_a_page_at_a_time(job: Database) -> None:
     runs = [str(trigger(job)) for _ in range(3)]
     page = json_output(job, "run", "list", "-n", 2)
     assert [run["run_id"] for run in page["runs"]] == runs[:0:-1]
-    assert (page["total"], page["at_least"], page["next_cursor"]) == (3, False, runs[1])
-    assert [run["run_id"] for run in json_output(job, "run", "list", "--after", runs[1])["runs"]] == runs[:1]
+    assert (page["total"], page["at_least"], page["next_cursor"].partition("/")[2]) == (3, False, runs[1])
+    rest = json_output(job, "run", "list", "--after", page["next_cursor"])["runs"]
+    assert [run["run_id"] for run in rest] == runs[:1]
+    [refusal] = tidewheel(job, "run", "list", "--after", runs[1]).refusals
+    assert refusal.startswith("after: ")
     lines = tidewheel(job, "run", "list", "-n", 2).lines
     assert lines[0].split() == ["run", "key", "status", "cause", "scheduled", "attempt", "duration", "why"]
     assert lines[1].split()[:4] == [runs[2], "job", "queued", "trigger"]
-    assert lines[-2:] == ["2 of 3 runs", f"more: add --after {runs[1]}"]
+    assert lines[-2] == "2 of 3 runs"
+    assert re.fullmatch(rf"more: add --after \S+Z/{runs[1]}", lines[-1])
 
 
 def test_lists_are_narrowed_by_status_job_label_and_time(job: Database) -> None:
@@ -96,7 +101,31 @@ def test_run_is_shown_with_its_attempts_and_retry_chain(job: Database) -> None:
     ]
     lines = tidewheel(job, "run", "attempts", run).lines
     assert lines[-3:] == ["attempt 2", "trace   at 1", "output  o"]
-    assert tidewheel(job, "run", "attempts", new["run_id"]).lines == ["no attempt has ended"]
+    assert tidewheel(job, "run", "attempts", new["run_id"]).lines == ["no attempt has begun"]
+
+
+def test_show_counts_attempts_and_lists_the_current_one(job: Database) -> None:
+    waiting = trigger(job)
+    assert attempt_of(job, waiting) == ("none of 4 yet", "")
+    started = begun(job)
+    assert attempt_of(job, started.run_id)[0] == "1 of 4"
+    requeue(job, started, AttemptOutcome.FAILED)
+    begin(job, started.run_id)
+    attempt, attempts = attempt_of(job, started.run_id)
+    assert attempt == "2 of 4, 1 failed"
+    assert attempts.split()[:2] == ["1", "failed"]
+    rows = [line.split()[:2] for line in tidewheel(job, "run", "attempts", started.run_id).lines]
+    assert rows[1:3] == [["1", "failed"], ["2", "running"]]
+    again = begun(job)
+    requeue(job, again, AttemptOutcome.LOST)
+    begin(job, again.run_id)
+    assert attempt_of(job, again.run_id)[0] == "2, 0 of 4 failed, 1 lost"
+
+
+def attempt_of(database: Database, run_id: UUID) -> tuple[str, str]:
+    """The facts about attempts that `run show` prints."""
+    found = dict(line.split(maxsplit=1) for line in tidewheel(database, "run", "show", run_id).lines)
+    return found["attempt"], found.get("attempts", "")
 
 
 def test_where_shows_the_message_of_each_claim(job: Database) -> None:

@@ -1,6 +1,7 @@
 """Tables: ids and keys whole at any width, colour and relative times on a terminal only."""
 
 import io
+import json
 import re
 from contextlib import redirect_stdout
 from datetime import UTC, datetime, timedelta
@@ -9,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.control.cli.command import Terminal, tidewheel
+from tests.control.cli.command import Terminal, json_output, tidewheel
 from tests.fixtures.database import Database
-from tests.transitions.acts import submit, trigger
+from tests.transitions.acts import begun, end, ending, submit, trigger
 from tidewheel.clock import SystemClock
 from tidewheel.control.cli.output import print_table
 from tidewheel.control.cli.tables import Cell, table_lines
+from tidewheel.runs import RunState
 
 HEADINGS = ("run", "key", "status", "scheduled", "why")
 NOW = datetime(2026, 3, 6, 9, tzinfo=UTC)
@@ -55,6 +57,61 @@ def test_a_wide_table_folds_its_sentences_before_it_becomes_records() -> None:
     assert folded[0].split() == list(HEADINGS)
     assert records[0].split() == ["run", RUN]
     assert "" in records, "a blank line between two records"
+
+
+def test_a_narrow_table_of_ordinary_rows_has_its_sentences_below_them() -> None:
+    why = "no live executor of queue 'default' has the handler 'send-email'"
+    rows = [(RUN, "daily-report", "queued", NOW, why), (RUN, "daily", "succeeded", NOW, "")]
+    lines = list(table_lines(HEADINGS, rows, columns=80, now=NOW))
+    assert lines[0].split() == ["run", "key", "status", "scheduled"]
+    assert [line.split()[0] for line in lines[1:]] == [RUN, "why:", RUN]
+    assert lines[2] == f"  why: {why}"
+    assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize("columns", [80, 100, 120, 160])
+def test_one_long_key_leaves_the_others_in_their_table(columns: int) -> None:
+    long = "k" * 255
+    keys = ["daily", long, "weekly", "monthly"]
+    first = list(table_lines(("key", "state"), [(key, "active") for key in keys], columns=columns))
+    assert first == ["key      state", "daily    active", long, "         active", "weekly   active", "monthly  active"]
+    rows = [(RUN, key, "failed", NOW, "") for key in keys]
+    inner = list(table_lines(HEADINGS, rows, columns=columns, now=NOW))
+    assert inner[3] == f"  key: {long}"
+    assert [line.split()[0] for line in inner] == ["run", RUN, RUN, "key:", RUN, RUN]
+    assert all(len(line) <= columns for line in inner if long not in line)
+
+
+HOSTILE = "red \x1b[31mtext\x07 \x9b2J\r\nnext \u202e\tline"
+
+
+@pytest.mark.parametrize("columns", [None, 80])
+def test_text_of_handlers_and_clients_cannot_steer_a_terminal(
+    database: Database, monkeypatch: pytest.MonkeyPatch, columns: int | None
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    submit(database, pause_on_failure=3, retry={"max_attempts": 1})
+    started = begun(database, labels={"team": "a\u202eb"})
+    failure = ending(
+        started, RunState.FAILED, error_type="ValueError", error_message=HOSTILE, trace=HOSTILE, output=HOSTILE.encode()
+    )
+    end(database, failure)
+    done = begun(database)
+    end(database, ending(done, RunState.SUCCEEDED, result=json.dumps(HOSTILE, ensure_ascii=False).encode()))
+    run_id, other = str(started.run_id), str(done.run_id)
+    letter = json_output(database, "dlq", "list")["dead_letters"][0]["id"]
+    for command in (
+        ("run", "list"), ("run", "show", run_id), ("run", "attempts", run_id), ("run", "logs", run_id),
+        ("run", "show", other), ("run", "attempts", other),
+        ("dlq", "list"), ("dlq", "show", letter), ("job", "show", "job"),
+        ("job", "explain", "job"),
+    ):  # fmt: skip
+        shown = tidewheel(database, *command, columns=columns)
+        assert shown.code == 0, shown
+        assert not [char for char in shown.out if not char.isprintable() and char not in "\n\t"], (command, shown.out)
+    assert "red \\x1b[31mtext\\x07 \\x9b2J\nnext" in tidewheel(database, "run", "logs", run_id, columns=columns).out
+    [attempt] = json_output(database, "run", "attempts", run_id)["attempts"]
+    assert attempt["error_message"] == HOSTILE
 
 
 def test_commands_on_a_terminal_of_40_columns_cut_nothing(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,6 +104,7 @@ NARROW: dict[str, dict[str, Any]] = {
     "of a job, waiting": {"key": BUSY_JOB, "status": "waiting"},
     "of a job, by lane": {"key": BUSY_JOB, "lane": "critical"},
     "of a job by label": {"key": RARE_JOB, "labels": RARE_LABEL},
+    "of a job by its runs' labels": {"key": RARE_JOB, "run_labels": RARE_LABEL},
 }
 
 
@@ -119,15 +120,16 @@ def test_page_of_runs_looks_at_20_000_rows_at_most(large: Large, name: str) -> N
         assert rows <= 2 * LOOKED_AT + OF_A_PAGE  # once more from the start, for the total
 
 
-def test_page_by_label_looks_at_its_share(large: Large) -> None:
-    filters = RunFilter(labels=RARE_LABEL, since=large.history.first)
+@pytest.mark.parametrize("name", ["labels", "run_labels"])
+def test_page_by_label_looks_at_its_share(large: Large, name: str) -> None:
+    filters = RunFilter(**{name: RARE_LABEL}, since=large.history.first)  # type: ignore[arg-type]  # either of them
     rows, _ = large.cost(lambda connection: list_runs(connection, "default", filters))
     assert rows <= LOOKED_AT
 
 
 def test_few_matches_among_all_are_found_page_by_page(large: Large) -> None:
     found: list[UUID] = []
-    after: UUID | None = None
+    after: str | None = None
     pages = 0
     with large.database.transaction() as connection:
         while True:

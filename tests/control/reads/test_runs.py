@@ -1,12 +1,12 @@
 """Lists of runs: by status, job, label and time, page by page, open ones where they really stand."""
 
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from uuid import UUID, uuid4
 
 import pytest
 
-from tests.fixtures.database import Database
+from tests.fixtures.database import ClockedDatabase, Database
 from tests.transitions.acts import apply_batch, begin, begun, claim, end, ending, requeue, submit, succeed, trigger
 from tidewheel.control.client.client import Client
 from tidewheel.control.reads import runs as module
@@ -70,14 +70,9 @@ def test_the_newest_comes_first_page_by_page(client: Client, database: Database)
     for key in (None, "job"):
         wanted = list(reversed(runs)) if key else ids(client.runs.list())
         seen: list[UUID] = []
-        after: UUID | None = None
-        while True:
-            page = client.runs.list(key=key, after=after, limit=3)
+        for page in pages(client, key, 3):
             assert (page.total, page.at_least) == (len(wanted), False)
             seen += ids(page)
-            after = page.next_cursor
-            if after is None:
-                break
         assert seen == wanted
 
 
@@ -90,13 +85,57 @@ def test_count_stops_at_ten_thousand(client: Client, database: Database, monkeyp
     assert (client.runs.list(limit=2).total, client.runs.list(limit=2).at_least) == (4, True)
 
 
-def test_labels_of_a_run_override_its_jobs(client: Client, database: Database) -> None:
+def test_labels_are_the_jobs_and_run_labels_those_that_its_trigger_overrides(
+    client: Client, database: Database
+) -> None:
     plain, own = trigger(database, "job"), trigger(database, "job", labels={"team": "sales"})
     trigger(database, "other")
     since = database.now() - timedelta(hours=1)
-    assert ids(client.runs.list(labels={"team": "billing"}, since=since)) == [plain]
-    assert ids(client.runs.list(labels={"team": "sales"}, key="job")) == [own]
-    assert ids(client.runs.list(labels={"team": "sales"}, status="queued", since=since)) == [own]
+    assert ids(client.runs.list(run_labels={"team": "billing"}, since=since)) == [plain]
+    assert ids(client.runs.list(run_labels={"team": "sales"}, key="job")) == [own]
+    assert ids(client.runs.list(run_labels={"team": "sales"}, status="queued", since=since)) == [own]
+    assert ids(client.runs.list(labels={"team": "sales"}, since=since)) == []
+    of_job = client.runs.list(labels={"team": "billing"}, since=since)
+    assert set(ids(of_job)) == {plain, own}, "the runs that a cancellation by the same label ends"
+    assert client.runs.count(labels={"team": "billing"}) == of_job.total
+    assert ids(client.runs.list(labels={"team": "billing"}, run_labels={"team": "sales"}, key="job")) == [own]
+
+
+@pytest.mark.parametrize("key", [None, "job"])
+def test_a_fresh_run_is_before_those_ahead_of_their_time(client: Client, database: Database, key: str | None) -> None:
+    cancelled = trigger(database, delay="2h")
+    client.runs.cancel(cancelled)
+    ahead = trigger(database, delay="1h")
+    old, fresh = trigger(database), trigger(database)
+    wanted = [fresh, old, cancelled, ahead]
+    assert ids(client.runs.list(key=key)) == wanted
+    for limit in (1, 2, 3):
+        assert [run for page in pages(client, key, limit) for run in ids(page)] == wanted
+    assert ids(client.runs.list(key=key, status="scheduled")) == [ahead]
+
+
+def test_a_run_that_becomes_due_between_two_pages_is_on_one_of_them(clocked: ClockedDatabase) -> None:
+    clocked.stop_clock(datetime(2026, 3, 6, 9, tzinfo=UTC))
+    submit(clocked, "job")
+    soon, old, fresh = trigger(clocked, delay="1m"), trigger(clocked), trigger(clocked)
+    with Client(clocked.url) as client:
+        for key in (None, "job"):
+            clocked.stop_clock(datetime(2026, 3, 6, 9, tzinfo=UTC))
+            seen: list[UUID] = []
+            for page in pages(client, key, 1):
+                seen += ids(page)
+                clocked.advance(timedelta(hours=1))
+            assert sorted(seen) == sorted([soon, old, fresh])
+            assert seen[-1] == soon
+
+
+def pages(client: Client, key: str | None, limit: int) -> Iterator[RunPage]:
+    """The pages of a list, each read when the one before is done."""
+    page = client.runs.list(key=key, limit=limit)
+    yield page
+    while page.next_cursor is not None:
+        page = client.runs.list(key=key, limit=limit, after=page.next_cursor)
+        yield page
 
 
 def test_a_range_of_time_holds_both_its_ends(client: Client, database: Database) -> None:
@@ -119,14 +158,21 @@ def test_another_tenant_sees_no_run(client: Client, database: Database) -> None:
 
 
 def test_filter_that_would_read_every_run_is_refused(client: Client, database: Database) -> None:
-    for asked in ({"labels": {"a": "b"}}, {"lane": "fast"}, {"cause": "chance"}, {"status": "nowhere"}):
+    for asked in (
+        {"labels": {"a": "b"}},
+        {"run_labels": {"a": "b"}},
+        {"after": "x"},
+        {"lane": "fast"},
+        {"cause": "chance"},
+        {"status": "nowhere"},
+    ):
         with pytest.raises(InvalidInput) as refused:
             client.runs.list(**asked)  # type: ignore[arg-type]  # one of each
         assert [error.path for error in refused.value.errors] == list(asked)
     with pytest.raises(UnknownJob):
         client.runs.list(key="nope")
     with pytest.raises(UnknownRun):
-        client.runs.list(key="job", after=uuid4())
+        client.runs.list(key="job", after=f"2026-03-06T09:00:00Z/{uuid4()}")
     with pytest.raises(Refused, match="there is no tenant"), Client(database.url, tenant="nobody") as nobody:
         nobody.runs.list()
 
@@ -137,6 +183,7 @@ def test_run_is_shown_with_its_past_and_current_attempts(client: Client, databas
     again = begin(database, started.run_id)
     shown = client.runs.detail(started.run_id)
     assert (shown.summary.status, shown.summary.attempt, shown.failed_attempts) == ("running", 2, 1)
+    assert shown.max_attempts == 4
     assert shown.labels == {"team": "billing", "urgent": "yes"}
     assert (shown.request_id, shown.handler, shown.claimed_from) == ("r-1", "send-email", "test/0/0@0")
     assert [(one.attempt, one.outcome, one.error_type) for one in shown.attempts] == [(1, "failed", "ValueError")]

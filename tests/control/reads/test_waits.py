@@ -12,7 +12,7 @@ from tests.control.cli.command import json_output, tidewheel
 from tests.fixtures.database import Database
 from tests.transitions.acts import EXECUTOR, HANDLER, apply_batch, begin, claim, requeue, submit, trigger
 from tidewheel.control.client.client import Client
-from tidewheel.control.reads.waits import Wait, WaitCode, read_waits
+from tidewheel.control.reads.waits import Wait, WaitCode, read_waits, start_executor
 from tidewheel.runs import AttemptOutcome
 
 
@@ -54,6 +54,21 @@ def test_run_without_a_live_executor_has_what_is_missing(job: Database) -> None:
     executor(job, HANDLER)
     found = why(job, run_id)
     assert (found.code, found.words) == (WaitCode.SLOT, "waits for a free slot: 1 live executor has what it needs")
+
+
+def test_creating_a_job_that_no_live_executor_can_run_prints_a_note(database: Database) -> None:
+    made = ("--manual", "--handler", HANDLER)
+    assert tidewheel(database, "job", "create", "before", *made).err == "", "before the first executor"
+    executor(database, "other")
+    done = tidewheel(database, "job", "create", "typo", *made)
+    assert (done.code, done.out) == (0, "typo: created, version 1\n")
+    words = f"no live executor of queue 'default' has the handler {HANDLER!r}"
+    assert done.err == f"note: {words}; start one: {start_executor('default', HANDLER)}\n"
+    updated = tidewheel(database, "job", "update", "typo", "--queue", "reports").err
+    assert updated.startswith("note: no live executor serves queue 'reports'; ")
+    assert tidewheel(database, "job", "update", "typo", "--queue", "x", "-o", "json").err == ""
+    executor(database, HANDLER)
+    assert tidewheel(database, "job", "create", "fits", *made).err == ""
 
 
 def test_run_of_a_target_that_no_executor_runs_names_the_setting(database: Database) -> None:

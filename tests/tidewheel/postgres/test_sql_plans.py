@@ -232,6 +232,7 @@ _UNFILTERED: Mapping[str, object] = dict.fromkeys(
         "cause",
         "redriven",
         "labels",
+        "run_labels",
         "states",
         "ahead",
     )
