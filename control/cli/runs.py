@@ -37,7 +37,7 @@ from tidewheel.control.cli.output import (
     total_text,
 )
 from tidewheel.control.cli.run_format import attempt_facts, attempt_rows, claim_message, run_facts, run_row
-from tidewheel.control.cli.time_options import Tz, read_duration, read_instant
+from tidewheel.control.cli.time_options import After, Tz, read_duration, read_instant
 from tidewheel.control.cli.waiting import Follow, Wait, print_ended_run, wait_for_run
 from tidewheel.control.printable import printable_lines
 from tidewheel.control.reads import run_detail as read_one
@@ -53,9 +53,6 @@ if TYPE_CHECKING:
     from tidewheel.control.reads.cancellations import CancelFilter, Cancellation
 
 RunId = Annotated[UUID, typer.Argument(metavar="RUN", help="The run's id.")]
-After = Annotated[
-    str | None, typer.Option(metavar="PLACE", help="Begin after this place; the last line of a page names it.")
-]
 
 
 def list_runs(
