@@ -362,7 +362,7 @@ CREATE TABLE redrives (
 );
 COMMENT ON COLUMN redrives.until_at IS 'the creation of the newest dead letter at the acceptance, or before';
 COMMENT ON COLUMN redrives.rate IS 'dead letters a second; null for no bound';
-COMMENT ON COLUMN redrives.matched_count IS 'the number of matching dead letters at the acceptance, counted to 10,001';
+COMMENT ON COLUMN redrives.matched_count IS 'the number of matching dead letters at the acceptance; 10,001 means that there may be more';
 COMMENT ON COLUMN redrives.rejections IS 'the first hundred dead letters that could not be redriven, with the errors of each';
 COMMENT ON COLUMN redrives.after_at IS 'with after_id: the last dead letter that was processed';
 COMMENT ON COLUMN redrives.next_at IS 'the time of the next batch, by the rate';

@@ -144,7 +144,7 @@ def _facts(redrive: read.Redriving, zone: str | None) -> Iterator[tuple[str, str
 
 def _redriven(redrive: read.Redriving) -> str:
     matched = redrive.matched_count
-    total = f"{matched:,}" if matched <= COUNTED else f"more than {COUNTED:,}"
+    total = f"{matched:,}" if matched <= COUNTED else "more than were counted"
     return f"{redrive.redriven_count:,} of {total}"
 
 

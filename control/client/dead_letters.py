@@ -25,6 +25,7 @@ from tidewheel.control.reads.dead_letters import (
     Place,
     filter_columns,
     list_dead_letters,
+    require_dead_letters,
     scan_dead_letters,
     show_dead_letter,
     survey_dead_letters,
@@ -50,7 +51,7 @@ class RedriveResult:
     Args:
         redrive_id: The redrive's id; None of a dry run, and if nothing matched.
         matched: How many matching dead letters had not been redriven before; counted to 10,000.
-        at_least: True if there were more than `matched`.
+        at_least: True if there may be more than `matched`: of many only the oldest half a million are counted.
         first: Of a dry run: the first ten.
     """
 
@@ -66,7 +67,7 @@ class PurgeResult:
 
     Args:
         matched: How many dead letters matched; counted to 10,000.
-        at_least: True if there were more than `matched`.
+        at_least: True if there may be more than `matched`: of many only the oldest half a million are counted.
         first: Of a dry run: the first ten.
         purged: How many were deleted.
     """
@@ -139,7 +140,7 @@ class DeadLetters:
         found = self._survey(filters)
         until = found.newest_at
         if dry_run or until is None:
-            return RedriveResult(None, *_capped(found.counted), first=found.first)
+            return RedriveResult(None, found.counted, found.at_least, found.first)
         redrive_id, tenant = uuid4(), self._connection.tenant
 
         def add(connection: Conn) -> None:
@@ -159,7 +160,7 @@ class DeadLetters:
                 since_at=cast("datetime", columns["since"]),
                 until_at=until,  # a run that is redriven now and fails again is a dead letter of a later time
                 rate=rate,
-                matched_count=found.counted,
+                matched_count=COUNTED + 1 if found.at_least else found.counted,
                 after_at=EARLIEST,
                 after_id=0,
                 next_at=now,
@@ -171,7 +172,7 @@ class DeadLetters:
 
         self._connection.write(add)
         self._connection.notify(Channel.TIMERS)
-        return RedriveResult(redrive_id, *_capped(found.counted))
+        return RedriveResult(redrive_id, found.counted, found.at_least)
 
     def purge(
         self, *, dry_run: bool = False, on_progress: OnProgress | None = None, **filters: Unpack[DeadLetterFilter]
@@ -189,7 +190,7 @@ class DeadLetters:
         """
         found = self._survey(filters)
         if dry_run or found.newest_at is None:
-            return PurgeResult(*_capped(found.counted), first=found.first)
+            return PurgeResult(found.counted, found.at_least, found.first)
         filters = {**filters, "until": found.newest_at}
         purged = 0
         for batch in self._scan(filters, _PURGE_BATCH):
@@ -197,14 +198,13 @@ class DeadLetters:
             purged += self._connection.write(partial(_purge, self._connection, ids, filters.get("redriven")))
             if on_progress is not None:
                 on_progress(purged)
-        return PurgeResult(*_capped(found.counted), purged=purged)
+        return PurgeResult(found.counted, found.at_least, purged=purged)
 
     def _survey(self, filters: DeadLetterFilter) -> DeadLetterSurvey:
         """Return the number of matching dead letters, the first ten, and the newest."""
         tenant = self._connection.tenant
         with self._connection.snapshot() as connection:
-            for number in filters.get("ids") or ():
-                show_dead_letter(connection, tenant, number)
+            require_dead_letters(connection, tenant, filters.get("ids") or ())
             return survey_dead_letters(connection, tenant, filters)
 
     def _scan(self, filters: DeadLetterFilter, limit: int) -> Generator[Sequence[DeadLetterRef]]:
@@ -217,10 +217,6 @@ class DeadLetters:
             last = found.last
             if last is None:
                 return
-
-
-def _capped(counted: int) -> tuple[int, bool]:
-    return min(counted, COUNTED), counted > COUNTED
 
 
 def _purge(over: Connection, ids: Sequence[int], redriven: bool | None, connection: Conn) -> int:  # noqa: FBT001 - the filter

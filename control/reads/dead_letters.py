@@ -31,6 +31,7 @@ _READ_DEAD_LETTER = _SQL["read_dead_letter"]
 
 COUNTED = 10_000  # matches beyond this are not counted: no client pages through more
 LOOKED_AT = 20_000  # rows of one statement, matching or not: some tens of milliseconds
+_SURVEYED = 25  # statements that count before a redrive or a purge: half a million dead letters, some seconds
 _SHOWN = 10  # of a dry run
 _UNINDEXED = ("kind", "redriven", "status", "error_type", "queue", "lane")
 
@@ -212,17 +213,32 @@ def show_dead_letter(connection: Conn, tenant: str, number: int) -> DeadLetterDe
     )
 
 
+def require_dead_letters(connection: Conn, tenant: str, ids: Sequence[int]) -> None:
+    """Check that a tenant has all of these dead letters.
+
+    Raises:
+        UnknownDeadLetter: It has no dead letter of one of these ids.
+    """
+    if not ids:
+        return
+    scan = _scan(connection, filter_columns(connection, tenant, {"ids": ids}), None, len(ids))
+    if missing := set(ids) - {letter.id for letter in scan.letters}:
+        raise UnknownDeadLetter(min(missing))
+
+
 @dataclass(frozen=True, slots=True)
 class DeadLetterSurvey:
     """Dead letters that match a filter, before they are redriven or purged.
 
     Args:
-        counted: Their number; `COUNTED` + 1 means more than `COUNTED`.
+        counted: Their number, `COUNTED` at most, among the oldest half a million.
+        at_least: True if there may be more.
         first: The oldest ten.
         newest_at: The creation of the newest one, or later; None without a match.
     """
 
     counted: int
+    at_least: bool
     first: tuple[DeadLetterSummary, ...]
     newest_at: datetime | None
 
@@ -235,14 +251,15 @@ def survey_dead_letters(connection: Conn, tenant: str, filters: DeadLetterFilter
         UnknownJob: There is no such job and never was one.
     """
     columns = filter_columns(connection, tenant, filters)
-    found = _oldest(connection, columns, COUNTED + 1)
-    if not found:
-        return DeadLetterSurvey(0, (), None)
+    found, complete = _oldest(connection, columns, COUNTED + 1)
+    if complete and not found:
+        return DeadLetterSurvey(0, at_least=False, first=(), newest_at=None)
     ids: DeadLetterFilter = {"ids": [letter.id for letter in found[:_SHOWN]]}
     first = _list(connection, {**filter_columns(connection, tenant, ids), **_NEWEST, "look": _SHOWN, "limit": _SHOWN})
     # By the filters of the index alone: a rare error would read all dead letters.
     newest = _list(connection, {**columns, **dict.fromkeys(_UNINDEXED), **_NEWEST, "look": 1, "limit": 1})
-    return DeadLetterSurvey(len(found), tuple(reversed(first)), newest[0].created_at)
+    at_least = len(found) > COUNTED or not complete
+    return DeadLetterSurvey(min(len(found), COUNTED), at_least, tuple(reversed(first)), newest[0].created_at)
 
 
 def scan_dead_letters(
@@ -294,17 +311,17 @@ _ALLOWED: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 
 
-def _oldest(connection: Conn, columns: Mapping[str, object], limit: int) -> list[DeadLetterRef]:
-    """Return the oldest dead letters that match, by statements of bounded length."""
+def _oldest(connection: Conn, columns: Mapping[str, object], limit: int) -> tuple[list[DeadLetterRef], bool]:
+    """Return the oldest dead letters that match, and True if it looked at all of them."""
     found: list[DeadLetterRef] = []
     after: DeadLetterRef | None = None
-    while len(found) < limit:
+    for _ in range(_SURVEYED):
         scan = _scan(connection, columns, after, limit - len(found))
         found += scan.letters
-        if scan.last is None:
-            break
         after = scan.last
-    return found
+        if after is None or len(found) == limit:
+            break
+    return found, after is None
 
 
 def _scan(connection: Conn, columns: Mapping[str, object], after: DeadLetterRef | None, limit: int) -> LetterScan:

@@ -34,7 +34,7 @@ class Redriving:
         since_at: Only those created at this instant or later.
         until_at: Only those created at this instant or before.
         rate: Dead letters a second at most; None for no bound.
-        matched_count: How many matched at its acceptance; counted to 10,001.
+        matched_count: How many matched at its acceptance; counted to 10,001, which means that there may be more.
         redriven_count: How many were redriven so far.
         rejected_count: How many could not be redriven so far.
         rejections: The first hundred of these: `id` and `errors` of each.

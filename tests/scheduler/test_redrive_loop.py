@@ -103,6 +103,22 @@ def test_a_rare_error_is_found_by_batches_that_look_at_a_bounded_number(
     assert client.dead_letters.purge(error_type="Rare").purged == 1
 
 
+def test_a_request_looks_at_a_bounded_number_and_the_redrive_at_all(
+    client: Client, clocked: ClockedDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letters, "LOOKED_AT", 3)
+    monkeypatch.setattr(dead_letters, "_SURVEYED", 1)
+    for _ in range(4):
+        fail(clocked)
+    rare = fail(clocked, error="Rare")
+    counted = client.dead_letters.redrive(error_type="Rare", dry_run=True)
+    assert (counted.matched, counted.at_least, counted.first) == (0, True, ())
+    assert client.dead_letters.redrive(error_type="Rare").redrive_id is not None
+    work_off(clocked)
+    assert set(redriven(clocked)) == {rare}
+    assert client.dead_letters.purge(error_type="Rare").purged == 1
+
+
 def test_a_dead_letter_whose_data_fail_stops_no_other(client: Client, clocked: ClockedDatabase) -> None:
     submit(clocked, "poisoned", target="poison")
     fail(clocked)

@@ -88,6 +88,11 @@ _LOAD: tuple[LiteralString, ...] = (
     SELECT tenant, 'run', run_id, job_id, 'it failed', now() - row_number() OVER () * interval '1 s' FROM failed_runs
     """,
     """
+    INSERT INTO audit_log (at, tenant, door, actor_kind, actor, action, object, result)
+    SELECT now() - n * interval '1 s', 'default', 'rest', 'key', 'ops', 'job.pause', 'job/' || n, 'unknown_job'
+      FROM generate_series(1, %(fewer)s) AS n
+    """,
+    """
     INSERT INTO outbox (slice_lane, publish_at, topic, key, value)
     SELECT shard %% 4 * 8 + shard / 8,
            now() + bucket * interval '1 s' - interval '1 min', 'tidewheel.runs.standard', 'k',
@@ -338,6 +343,18 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     "last_dead_letter_looked_at": _LETTERS | {"job_id": None},
     "count_dead_letters": _LETTERS | {"job_id": None},
     "find_open_states": {"job_id": None, "limit": 500},
+    "purge_dead_letters": {"redriven": None},
+    "count_repeats": {
+        "changed": [f"job/{number}" for number in range(BATCH)],
+        "actions": ["job.pause"] * BATCH,
+        "results": ["unknown_job"] * BATCH,
+        "doors": ["rest"] * BATCH,
+        "kinds": ["key"] * BATCH,
+        "actors": ["ops"] * BATCH,
+        "named": [None] * BATCH,
+        "key_ids": [None] * BATCH,
+        "objects": [1] * BATCH,
+    },
     "scan_dead_letters": _LETTERS | {"job_id": None},
     **dict.fromkeys(
         ("find_runs", "find_open_runs", "find_runs_of_job", "find_open_runs_of_job", "find_failed_runs"), _RUNS
@@ -373,6 +390,7 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     "find_jobs_of_page": _JOBS | {"count_limit": 10_001},
 }
 _HOT = {
+    "tidewheel": "count_repeats",
     "tidewheel.transitions": """
         lock_claims acquire_active_runs find_stale_active_runs start_attempts read_claims close_runs find_still_open
         release_active_runs drop_signals requeue_runs find_busy_attempts read_attempts read_definitions read_inputs
@@ -383,7 +401,7 @@ _HOT = {
         mark_waiters promote_next_runs promote_waiting_runs
         read_versions_in_force read_undecided read_recorded save_progress
         flush_outputs add_outputs read_ancestors mark_redriven
-        lock_jobs_for_share read_shared_jobs read_retried_runs scan_dead_letters
+        lock_jobs_for_share read_shared_jobs read_retried_runs scan_dead_letters lock_dead_letters purge_dead_letters
     """,
     "tidewheel.intake": """
         find_replies find_jobs lock_timers read_locked_timers
