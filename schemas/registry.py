@@ -39,7 +39,7 @@ class Registry:
             parts = urlsplit(url)
             is_address = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
         except ValueError:  # a port that is no number, or half a pair of brackets
-            is_address = False
+            parts, is_address = urlsplit(""), False
         if not is_address:
             message = "TIDEWHEEL_SCHEMA_REGISTRY_URL is no http or https address; write http://host:port"
             raise SettingsError(message)
@@ -110,9 +110,10 @@ class Registry:
         request = Request(self._base + path, data=body, headers=headers)  # noqa: S310 - http or https, checked above
         try:
             try:
-                answer = self._open(request, timeout=_SECONDS)
+                answer = cast("HTTPResponse", self._open(request, timeout=_SECONDS))
             except HTTPError as error:
-                answer = error
+                with error:
+                    return error.code, _object(_body(error))
             with answer:
                 return answer.status, _object(_body(answer))
         except (OSError, HTTPException) as error:  # HTTPException: the answer is cut short, or is no HTTP

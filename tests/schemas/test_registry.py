@@ -2,7 +2,7 @@
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 
 import pytest
@@ -17,7 +17,7 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 
 
 @contextmanager
-def answering(*parts: bytes, pause: float = 0.0) -> Iterator[Registry]:
+def answering(*parts: bytes, pause: float = 0.0) -> Generator[Registry]:
     """A registry that sends these bytes, a pause after each part, and closes the connection."""
     over = threading.Event()
 
