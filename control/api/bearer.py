@@ -42,6 +42,10 @@ ALLOWANCES = {"executors": 8 << 20, "keys": 8 << 20, "reports": 4 << 20, "strang
 _TURN_SECONDS = 0.005  # between two requests of strangers
 _BURST_SECONDS = 0.25  # for which turns are saved
 _LONGEST_QUEUE_SECONDS = 0.5  # a request waits on, and counts as one in progress, when its stranger has hung up
+_NEEDS_NONE = (
+    "this API runs without TIDEWHEEL_API_TOKEN and needs no Authorization; leave the header out,"
+    " or send an API key of `tidewheel key create`"
+)
 _MANY_STRANGERS = "too many requests without a token are waiting; repeat the request in a moment"
 
 
@@ -149,16 +153,17 @@ class Guard:
         for_executors = _EXECUTORS.fullmatch(path) is not None and request.method not in SAFE
         if given is not None and given.startswith(PREFIX):
             return _key(given, for_executors=for_executors)
-        return self._with_token(given, path, for_executors=for_executors)
+        return self._with_token(request, given, for_executors=for_executors)
 
-    def _with_token(self, given: str | None, path: str, *, for_executors: bool) -> str | Response:
+    def _with_token(self, request: Request, given: str | None, *, for_executors: bool) -> str | Response:
         """Return the allowance of executors, or the refusal of the request."""
         if self._token is None:
-            return "executors"
+            # A wrong one would be found out only where keys are needed.
+            return unauthorized(_NEEDS_NONE) if request.headers.get("authorization") else "executors"
         if given is None or not hmac.compare_digest(given.encode(), self._token):
             shown = "the token that TIDEWHEEL_API_TOKEN names" if for_executors else "an API key"
             return unauthorized(f"send Authorization: Bearer and {shown}")
-        if not for_executors and path != _DOCUMENT:
+        if not for_executors and request.scope["path"] != _DOCUMENT:
             detail = "the token of executors opens their calls alone; send a key of `tidewheel key create`"
             return problem(HTTPStatus.FORBIDDEN, "forbidden", detail)
         return "executors"

@@ -5,12 +5,14 @@ from typing import Annotated
 import typer
 
 from tidewheel.control.cli.options import DEFAULT_TENANT, Limit, Tenant, reading, requesting
-from tidewheel.control.cli.output import Output, OutputOption, print_document, print_result, print_table
+from tidewheel.control.cli.output import Output, OutputOption, print_document, print_result, print_table, wrapped
 from tidewheel.control.cli.tables import Cell
 from tidewheel.control.reads.api_keys import ApiKeySummary, list_api_keys
+from tidewheel.control.reads.status import Service, read_services
 from tidewheel.errors import refuse
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.values import parse_duration
+from tidewheel.settings.shared import NOT_SET
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Shown in lists and in the audit log.")]
 KeyId = Annotated[str, typer.Argument(metavar="ID", help="The key's id, the part after tw_.")]
@@ -44,11 +46,20 @@ def create(
         refuse("--expires", error.errors[0].problem, error.errors[0].remedy)
     with requesting(tenant) as client:
         made = client.api_keys.create(name, scope, all_tenants=all_tenants, lifetime=lifetime, rate=rate)
+    with reading() as connection:
+        unlocked = [each.name for each in read_services(connection) if _needs_no_key(each)]
+    for api in unlocked:
+        note = "it needs no key, and callers on its machine have every right"
+        typer.echo(wrapped(f"note: {api} runs without TIDEWHEEL_API_TOKEN: {note}", "  "), err=True)
     if output is not Output.TEXT:
         print_document(made, output)
         return
     typer.echo(made.key)
     typer.echo(f"the key is not shown again; `tidewheel key revoke {made.summary.key_id}` ends it", err=True)
+
+
+def _needs_no_key(service: Service) -> bool:
+    return service.role == "api" and not service.is_silent and (service.settings or {}).get("api_token") == NOT_SET
 
 
 def list_keys(

@@ -25,6 +25,7 @@ _SHARED: Final = (
     "webhook_secrets",
     "api_token",
 )
+NOT_SET: Final = "not set"
 _DIGITS = 8  # of the digest of a secret: enough to see a difference, useless to find a random secret
 
 
@@ -38,4 +39,4 @@ def _text(value: object) -> str:
         return f"secret {sha256(value.get_secret_value().encode()).hexdigest()[:_DIGITS]}"
     if isinstance(value, timedelta):
         return format_duration(value)
-    return "not set" if value is None else str(value)
+    return NOT_SET if value is None else str(value)

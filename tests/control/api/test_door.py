@@ -137,6 +137,16 @@ def test_without_token_other_host_names_are_refused(client: httpx.Client) -> Non
     assert client.get("/healthz", headers={"Host": "localhost:8080"}).status_code == HTTPStatus.OK
 
 
+def test_without_token_a_wrong_authorization_is_refused_and_none_is_needed(client: httpx.Client) -> None:
+    for wrong in ("Bearer wrong", "Basic dXNlcjpwYXNz", "Bearer", "wrong"):
+        for method, path in (("GET", "/api/v1/jobs"), ("POST", "/api/v1/executors"), ("GET", "/api/v1/openapi.json")):
+            told = refusal(client.request(method, path, headers={"Authorization": wrong}), HTTPStatus.UNAUTHORIZED)
+            assert "leave the header out" in told["detail"]
+        assert client.get("/readyz", headers={"Authorization": wrong}).status_code == HTTPStatus.OK
+    assert client.get("/api/v1/jobs").status_code == HTTPStatus.OK
+    assert client.get("/api/v1/jobs", headers={"Authorization": ""}).status_code == HTTPStatus.OK
+
+
 def test_executors_must_send_the_configured_token(database: Database) -> None:
     with answering(database, token=TOKEN) as client:
         enter(client)

@@ -24,6 +24,22 @@ def test_key_is_printed_once_listed_without_it_and_revoked(database: Database) -
     ]
 
 
+def test_new_key_comes_with_a_note_if_a_live_api_needs_none(database: Database) -> None:
+    for host, token, age in (
+        ("open", "not set", "0 s"),
+        ("closed", "secret 01234567", "0 s"),
+        ("gone", "not set", "1 min"),
+    ):
+        database.execute(
+            "INSERT INTO processes SELECT gen_random_uuid(), 'api', %s, 7, '0',"
+            " jsonb_build_object('api_token', %s::text), at, at, at"
+            "  FROM (SELECT tidewheel_now() - %s::interval AS at) AS seen",
+            [host, token, age],
+        )
+    first, *_ = tidewheel(database, "key", "create", "ci", "--scope", "read").err.splitlines()
+    assert first.startswith("note: api open pid 7 runs without TIDEWHEEL_API_TOKEN: it needs no key")
+
+
 def test_key_without_a_fitting_scope_lifetime_or_tenant_is_refused(database: Database) -> None:
     [scope] = tidewheel(database, "key", "create", "ci", "--scope", "reed").refusals
     assert scope == "scopes: 'reed' is no scope; write one of read, write, operate, admin"
