@@ -1,6 +1,7 @@
 """`run.cancel` cancels one run; `runs.cancel` cancels all runs that match a filter.
 
-`run.cancel` works in every state, is idempotent, and replies with the state that it found. A run without a running
+`run.cancel` works in every state, is idempotent, and replies with the state that it found: unchanged if the run was
+being cancelled or has ended. A run without a running
 attempt ends at once. A running attempt gets a cancel signal, and can only become cancelled from then on. If another
 transaction holds the run for longer than 200 ms, the cancel is stored in `pending_cancels`, under the lock `claims`.
 From its commit on no claim starts the run, and no other transaction ends it as other than cancelled. The scheduler
@@ -13,7 +14,7 @@ batches (scheduler/bulk_cancel.py). Runs that are created after the request was 
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import cast
+from typing import NamedTuple, cast
 from uuid import UUID
 
 from psycopg.types.json import Jsonb
@@ -36,6 +37,7 @@ from tidewheel.transitions.installation import Installation
 _SQL = Statements("tidewheel.intake")
 _LOCK_RUN = _SQL["lock_run"]
 _READ_RUN = _SQL["read_run"]
+_FIND_PENDING_CANCEL = _SQL["find_pending_cancel"]
 _ADD_PENDING_CANCEL = _SQL["add_pending_cancel"]
 
 _READ_JOB_KEY = Statements("tidewheel.transitions")["read_job_key"]
@@ -70,6 +72,18 @@ def apply_cancels(
     return [cancels.apply(received) for received in batch]
 
 
+class _Done(NamedTuple):
+    """The effect of a cancel.
+
+    Args:
+        before: The state of the run before.
+        changed: False if the run was being cancelled, or has ended.
+    """
+
+    before: RunState
+    changed: bool
+
+
 class _Cancels:
     """The cancels of one batch; after one has waited for a lock in vain, the rest do not wait."""
 
@@ -87,19 +101,20 @@ class _Cancels:
             return rejected(received, UnknownRun(request.run_id))
         job_id, version, final = found
         # The open row has the state. Without one the run has ended, and runs may be newer than the row read above.
-        state = self._cancel(received, columns, request.reason or _REQUESTED)
-        if state is None:
+        done = self._cancel(received, columns, request.reason or _REQUESTED)
+        if done is None:
             again = self._connection.execute(_READ_RUN, columns, binary=True).fetchone()
-            state = RunState(str(again[2] if again else final))
-        return accepted(
-            received, job_id=str(job_id), job_version=version, run_id=request.run_id, run_status=state.value
-        )
+            done = _Done(RunState(str(again[2] if again else final)), changed=False)
+        about = {"job_id": str(job_id), "job_version": version, "run_id": request.run_id}
+        return accepted(received, **about, run_status=done.before.value, unchanged=not done.changed)
 
-    def _cancel(self, received: ReceivedRequest, columns: dict[str, object], reason: str) -> RunState | None:
-        """Cancel a run now or later; return the state that it was in, None if it has ended."""
+    def _cancel(self, received: ReceivedRequest, columns: dict[str, object], reason: str) -> _Done | None:
+        """Cancel a run now or later; None if it has ended."""
         run_id = cast("UUID", columns["run_id"])
         found = self._connection.execute(_LOCK_RUN, columns, binary=True).fetchone()
-        if found is None and still_open(self._connection, [run_id]):
+        if found is None and (left := still_open(self._connection, [run_id]).get(run_id)):
+            if self._connection.execute(_FIND_PENDING_CANCEL, columns).fetchone() is not None:
+                return _Done(RunState(left), changed=False)
             self._may_wait = self._may_wait and try_lock_runs(self._connection, [run_id])
             found = self._connection.execute(_LOCK_RUN, columns, binary=True).fetchone()
         if found is None:
@@ -111,9 +126,9 @@ class _Cancels:
         elif state is not RunState.CANCELLING:
             end = RunEnd(run_id, attempt, RunState.CANCELLED, executor_id, reason=reason)
             finish_runs(self._connection, self._installation, [end])
-        return state
+        return _Done(state, changed=state is not RunState.CANCELLING)
 
-    def _cancel_later(self, received: ReceivedRequest, columns: dict[str, object], reason: str) -> RunState | None:
+    def _cancel_later(self, received: ReceivedRequest, columns: dict[str, object], reason: str) -> _Done | None:
         """Store the cancel of a run that another transaction holds; not if the run has ended."""
         run_id = cast("UUID", columns["run_id"])
         if not self._may_block_claims:
@@ -124,7 +139,7 @@ class _Cancels:
         if left is None:
             return None
         self._connection.execute(_ADD_PENDING_CANCEL, {**columns, "reason": reason})
-        return RunState(left)
+        return _Done(RunState(left), changed=True)
 
 
 def apply_cancel_filters(connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:

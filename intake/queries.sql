@@ -353,6 +353,11 @@ SELECT current_setting('lock_timeout')
 -- No index, no lock.
 SELECT set_config('lock_timeout', %(lock_timeout)s, true)
 
+-- name: find_pending_cancel
+-- Finds the stored cancel of a run, which has effect from its commit on: a repeated one adds nothing.
+-- Index: pending_cancels_by_run. No lock.
+SELECT FROM pending_cancels WHERE run_id = %(run_id)s LIMIT 1
+
 -- name: add_pending_cancel
 -- Stores the cancel of a run that another transaction holds; the scheduler applies it when the run is free.
 -- Index: pending_cancels_pkey. Lock: the new row.

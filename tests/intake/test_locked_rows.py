@@ -82,6 +82,24 @@ def test_cancel_of_a_locked_run_does_not_wait_and_is_applied_later(shop: Databas
     assert shop.count("pending_cancels") == 0
 
 
+def test_repeated_cancel_of_a_locked_run_adds_no_row_and_no_entry_of_the_audit_log(shop: Database) -> None:
+    started = begun(shop)
+    before = shop.count("audit_log")
+    with completing_transaction(shop, started):
+        replies = [reply for _ in range(3) for reply in apply_batch(shop, cancel(started.run_id))]
+        assert [(reply.run_status, reply.unchanged) for reply in replies] == [
+            ("running", False),
+            ("running", True),
+            ("running", True),
+        ]
+        assert shop.count("pending_cancels") == 1
+    assert shop.count("audit_log") == before + 1
+    assert apply_pending_cancels(shop) == (0, 1)
+    [reply] = apply_batch(shop, cancel(started.run_id))
+    assert (reply.run_status, reply.unchanged) == ("cancelling", True)
+    assert shop.count("audit_log") == before + 1
+
+
 def test_pending_cancel_does_not_change_a_committed_completion(shop: Database) -> None:
     started = begun(shop)
     with completing_transaction(shop, started) as own:
