@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias, cast
 import psycopg
 
 from tidewheel.audit import Actor
-from tidewheel.errors import FieldError, InvalidInput, RequestConflict, Unavailable
+from tidewheel.errors import RequestConflict, Unavailable, UnknownTenant
 from tidewheel.intake.audit import is_recorded, record_requests
 from tidewheel.intake.backfills import apply_backfill_changes, apply_backfills
 from tidewheel.intake.calendars import apply_calendar_deletes, apply_calendar_puts
@@ -60,7 +60,6 @@ from tidewheel.postgres.pg_copy import bytea, columns, copy_rows, instant, text
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
-from tidewheel.runs import FINAL, RunState
 from tidewheel.schemas.codec import decode, encode
 from tidewheel.schemas.generated.records import Reply, ReplyStatus, RequestType
 from tidewheel.task_tokens import read_task_token
@@ -159,7 +158,7 @@ def apply_requests(
     first: dict[_Name, int] = {}
     for index, (received, name) in enumerate(zip(batch, names, strict=True)):
         if received.tenant in unknown:
-            replies[index] = rejected(received, unknown_tenant(received.tenant))
+            replies[index] = rejected(received, UnknownTenant(received.tenant))
         elif name in stored:
             replies[index] = _first_reply(received, *stored[name])
         elif name is not None and name in first:
@@ -202,11 +201,6 @@ def unknown_tenants(connection: Conn, batch: Sequence[ReceivedRequest]) -> set[s
     return tenants - known
 
 
-def unknown_tenant(tenant: str) -> InvalidInput:
-    """Return the refusal of a request whose tenant does not exist."""
-    return InvalidInput([FieldError("tenant", f"there is no tenant {tenant!r}", "leave it out, or create the tenant")])
-
-
 def _batches(batch: Sequence[ReceivedRequest], indexes: Sequence[int]) -> Iterator[list[int]]:
     """Group neighbours that can be applied together: of one type and, for most types, of different jobs."""
     for kind, neighbours in groupby(indexes, key=lambda index: type(batch[index].request)):
@@ -230,8 +224,6 @@ def _is_news(request: Request, reply: Reply) -> bool:
 def _has_written(request: Request, reply: Reply) -> bool:
     if reply.status is not ReplyStatus.ACCEPTED or reply.unchanged:
         return False
-    if isinstance(request, RunCancel):
-        return reply.run_status not in {RunState.CANCELLING, *FINAL}  # the state before
     return not (isinstance(request, JobBackfill) and request.dry_run)
 
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from tidewheel.audit import Actor, Change, process_actor, record_change
-from tidewheel.intake.apply import unknown_tenant, unknown_tenants
+from tidewheel.errors import UnknownTenant
+from tidewheel.intake.apply import unknown_tenants
 from tidewheel.intake.calendars import lock_calendars
 from tidewheel.intake.new_jobs import create_jobs
 from tidewheel.intake.request import ReceivedRequest, rejected
@@ -56,7 +57,7 @@ def load_jobs(
     """
     unknown = unknown_tenants(connection, batch)
     refused = {
-        index: rejected(received, unknown_tenant(received.tenant))
+        index: rejected(received, UnknownTenant(received.tenant))
         for index, received in enumerate(batch)
         if received.tenant in unknown
     }

@@ -15,12 +15,14 @@
     │   ├── UnknownRedrive       no such redrive in this tenant
     │   ├── UnknownCalendar      no such calendar in this tenant
     │   ├── UnknownApiKey        no such API key
+    │   ├── UnknownTenant        no such tenant in this installation
     │   ├── VersionConflict      the job's current version differs from the expected one
     │   └── RequestConflict      a request_id used before with another body
     ├── Unavailable              try again: PostgreSQL or Kafka does not answer now
     │   └── InstallationFault    PostgreSQL refuses: the operator corrects schema, grants or space, then it works again
     ├── Unusable                 stop and tell the operator: settings, schema, stack
     │   ├── SettingsError
+    │   │   └── NotRunning       no server is named, and no local stack runs
     │   ├── MigrationError
     │   ├── UndecodableMessage   bytes that no schema known here describes
     │   └── StackError           the embedded stack cannot be started
@@ -240,6 +242,17 @@ class UnknownApiKey(Refused):
         super().__init__((FieldError("key_id", f"there is no API key {key_id}", remedy),))
 
 
+class UnknownTenant(Refused):
+    """No tenant of this name in this installation."""
+
+    code = "unknown_tenant"
+
+    def __init__(self, tenant: str) -> None:
+        self.tenant = tenant
+        problem, remedy = f"there is no tenant {tenant!r}", "leave it out, or create the tenant"
+        super().__init__((FieldError("tenant", problem, remedy),))
+
+
 class VersionConflict(Refused):
     """The job's current version is not the one that the change expects."""
 
@@ -296,6 +309,10 @@ class Unusable(TidewheelError):
 
 class SettingsError(Unusable):
     """A setting is missing or invalid."""
+
+
+class NotRunning(SettingsError):
+    """No server is named, and no local stack runs."""
 
 
 class MigrationError(Unusable):

@@ -30,13 +30,14 @@ from tidewheel.errors import (
     UnknownJob,
     UnknownRedrive,
     UnknownRun,
+    UnknownTenant,
     VersionConflict,
 )
 from tidewheel.jobs.validation import shown
 
 _UNKNOWN = (
     UnknownApiKey, UnknownBackfill, UnknownDeadLetter, UnknownExecutor, UnknownFreeze, UnknownJob, UnknownRedrive,
-    UnknownRun,
+    UnknownRun, UnknownTenant,
 )  # fmt: skip
 _STATUS: Mapping[str, HTTPStatus] = {
     InvalidInput.code: HTTPStatus.UNPROCESSABLE_ENTITY,

@@ -265,18 +265,19 @@ COMMANDS: Mapping[str, Command | Group] = {
 }
 
 
-def run(*, unusable: int = ExitCode.FAILED) -> None:
+def run(*, unusable: int | None = None) -> None:
     """Run the command that the arguments name; write a Tidewheel error to standard error, a line a field.
 
     Args:
-        unusable: Exit code for an error that only an operator can correct: a supervisor tells it from a crash.
+        unusable: Exit code for an error that only an operator can correct, in place of its own: a supervisor tells it
+            from a crash.
     """
     try:
         root_command()()
     except Refused as refused:
         _exit_with(exit_code(refused), *map(str, refused.errors))
     except Unusable as error:
-        _exit_with(unusable, str(error))
+        _exit_with(exit_code(error) if unusable is None else unusable, str(error))
     except TidewheelError as error:
         _exit_with(exit_code(error), str(error))
 

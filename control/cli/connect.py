@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tidewheel.control.cli.service_options import Home
-from tidewheel.errors import SettingsError
+from tidewheel.errors import NotRunning
 from tidewheel.local import is_installed
 
 if TYPE_CHECKING:
@@ -126,15 +126,17 @@ def _reach(home: Path | None) -> _Reached:
     """Return the addresses that a command would use, or those of the stack in `home`.
 
     Raises:
-        SettingsError: There are none, or no stack runs in `home`.
+        NotRunning: There are none, or no stack runs in `home`.
     """
     from tidewheel.settings.connections import Connections
 
     stack = _running(home)
     if home is not None:
         if stack is None:
-            message = f"no stack runs in {home}: `tidewheel up --home {home}` starts one"
-            raise SettingsError(message)
+            message = (
+                f"no stack runs in {home}: `tidewheel dev --home {home}` or `tidewheel up --home {home}` starts one"
+            )
+            raise NotRunning(message)
         return _Reached(stack.database_url, stack.kafka, stack)
     settings = Connections.load()
     url, kafka = settings.database(), settings.kafka_config()

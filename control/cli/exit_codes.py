@@ -2,7 +2,7 @@
 
 from enum import IntEnum
 
-from tidewheel.errors import Refused, TidewheelError, Unavailable
+from tidewheel.errors import NotRunning, Refused, TidewheelError, Unavailable
 
 
 class ExitCode(IntEnum):
@@ -15,9 +15,9 @@ class ExitCode(IntEnum):
     USAGE = 2
     """A flag or an argument is wrong."""
     NOT_RUNNING = 3
-    """The local stack does not run, or a part of it; as in `systemctl status`."""
+    """No server is named and the local stack does not run, or a part of it; as in `systemctl status`."""
     NOT_FOUND = 4
-    """There is no such job, run, backfill, redrive, dead letter, calendar or API key."""
+    """There is no such job, run, backfill, redrive, dead letter, calendar, API key or tenant."""
     REFUSED = 5
     """The input was refused."""
     UNAVAILABLE = 6
@@ -37,4 +37,6 @@ def exit_code(error: TidewheelError) -> ExitCode:
     """
     if isinstance(error, Refused):
         return ExitCode.NOT_FOUND if error.code.startswith("unknown_") else ExitCode.REFUSED
+    if isinstance(error, NotRunning):
+        return ExitCode.NOT_RUNNING
     return ExitCode.UNAVAILABLE if isinstance(error, Unavailable) else ExitCode.FAILED

@@ -60,7 +60,7 @@ def down(
     elif exists:
         typer.echo(f"stopped; the data in {stack.home} is {'gone' if erase else 'kept'}")
     else:
-        typer.echo(f"there is no stack in {stack.home}; `tidewheel up` makes one")
+        typer.echo(f"there is no stack in {stack.home}; `tidewheel dev` or `tidewheel up` makes one")
 
 
 def _exists(stack: LocalStack) -> bool:

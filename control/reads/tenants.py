@@ -3,7 +3,7 @@
 The operator owns the rows of `tenants`.
 """
 
-from tidewheel.errors import FieldError, InvalidInput
+from tidewheel.errors import UnknownTenant
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 
@@ -14,8 +14,7 @@ def require_tenant(connection: Conn, tenant: str) -> None:
     """Check that a tenant exists.
 
     Raises:
-        InvalidInput: There is none.
+        UnknownTenant: There is none.
     """
     if connection.execute(_FIND_TENANT, {"tenant": tenant}).fetchone() is None:
-        problem, remedy = f"there is no tenant {tenant!r}", "leave it out, or create the tenant"
-        raise InvalidInput([FieldError("tenant", problem, remedy)])
+        raise UnknownTenant(tenant)

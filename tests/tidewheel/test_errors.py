@@ -26,6 +26,7 @@ _EXAMPLES: list[TidewheelError] = [
     errors.UnknownRedrive("7"),
     errors.UnknownFreeze("queue"),
     errors.UnknownApiKey("k3v9x0a1bc"),
+    errors.UnknownTenant("acme"),
     errors.UnknownCalendar("default", "holidays", "make it"),
     errors.VersionConflict(1, 2),
     errors.RequestConflict("r-7"),

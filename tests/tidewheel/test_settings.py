@@ -222,9 +222,13 @@ def test_libpq_variables_replace_a_missing_url(environment: pytest.MonkeyPatch, 
 
 def test_missing_url_is_refused_with_a_remedy() -> None:
     read = Connections.load()
-    with pytest.raises(SettingsError, match=r"no database: run `tidewheel up`, or set TIDEWHEEL_DATABASE_URL"):
+    with pytest.raises(
+        SettingsError, match=r"no database: run `tidewheel dev` or `tidewheel up`, or set TIDEWHEEL_DATABASE_URL"
+    ):
         read.database()
-    with pytest.raises(SettingsError, match=r"no Kafka broker: run `tidewheel up`, or set TIDEWHEEL_KAFKA_BOOTSTRAP"):
+    with pytest.raises(
+        SettingsError, match=r"no Kafka broker: run `tidewheel dev` or `tidewheel up`, or set TIDEWHEEL_KAFKA_BOOTSTRAP"
+    ):
         read.bootstrap()
 
 

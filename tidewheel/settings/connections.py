@@ -10,7 +10,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from pydantic import Field, SecretStr, ValidationInfo, field_validator
 
-from tidewheel.errors import SettingsError
+from tidewheel.errors import NotRunning, SettingsError
 from tidewheel.jobs.allow_lists import AllowLists, ProgramPattern, read_folder, read_host_pattern, read_port
 from tidewheel.local import INSTALL, is_installed
 from tidewheel.redaction import protect
@@ -190,7 +190,8 @@ class Connections(Settings):
         """Return the libpq connection string.
 
         Raises:
-            SettingsError: No database is named and no local stack is running, or the password's file cannot be read.
+            NotRunning: No database is named and no local stack is running.
+            SettingsError: The password's file cannot be read.
         """
         url = self._database()
         protect(cast("str | None", conninfo_to_dict(url).get("password")), os.environ.get("PGPASSWORD"))
@@ -204,7 +205,7 @@ class Connections(Settings):
         local = _running_stack()
         if local is None:
             message = f"no database: {_start_stack()}, or set TIDEWHEEL_DATABASE_URL"
-            raise SettingsError(message)
+            raise NotRunning(message)
         return local.database_url
 
     def _with_password(self, url: str) -> str:
@@ -223,7 +224,7 @@ class Connections(Settings):
         """Return the brokers, `host:port` separated by commas.
 
         Raises:
-            SettingsError: No broker is named and no local stack is running.
+            NotRunning: No broker is named and no local stack is running.
         """
         return self.kafka_config()["bootstrap.servers"]
 
@@ -231,7 +232,8 @@ class Connections(Settings):
         """Return the configuration of every Kafka client, `bootstrap.servers` and passwords included.
 
         Raises:
-            SettingsError: No broker is named and no local stack is running, or the properties file cannot be read.
+            NotRunning: No broker is named and no local stack is running.
+            SettingsError: The properties file cannot be read.
         """
         config = self._kafka_config()
         protect(*(value for name, value in config.items() if any(part in name for part in _SECRET_PARTS)))
@@ -244,7 +246,7 @@ class Connections(Settings):
         local = _running_stack()
         if local is None:
             message = f"no Kafka broker: {_start_stack()}, or set TIDEWHEEL_KAFKA_BOOTSTRAP"
-            raise SettingsError(message)
+            raise NotRunning(message)
         return given | dict(local.kafka)
 
     def named_brokers(self) -> str | None:
@@ -280,4 +282,5 @@ def _running_stack() -> "StackInfo | None":
 
 
 def _start_stack() -> str:
-    return "run `tidewheel up`" if is_installed() else f"run `{INSTALL}` and `tidewheel up`"
+    start = "`tidewheel dev` or `tidewheel up`"
+    return f"run {start}" if is_installed() else f"run `{INSTALL}`, then {start}"

