@@ -103,10 +103,15 @@ def _print_unfired(found: recent.UnfiredOccurrences, timezone: str | None, outpu
     if output is not Output.TEXT:
         print_document(found, output)
         return
+    zone = timezone or found.zone
+    if not found.any_due:
+        following = f"the next is {utc_and_local(found.next_at, zone)}" if found.next_at else found.words
+        typer.echo(f"no occurrence was due since {seconds_text(found.since)}")
+        typer.echo(wrapped(following, "  "))
+        return
     if not found.unfired:
         typer.echo(f"every occurrence since {seconds_text(found.since)} fired")
         return
-    zone = timezone or found.zone
     for each in found.unfired:
         few = str(each.occurrences) if each.exact else f"more than {each.occurrences}"
         span = f", {few} until {utc_and_local(each.last_at, zone)}" if each.last_at != each.at else ""

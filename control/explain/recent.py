@@ -69,6 +69,9 @@ class UnfiredOccurrences:
         now: Its end: the database's clock.
         unfired: The newest first.
         has_more: True if there are more than the limit.
+        any_due: True if an occurrence was due in that time; False if there was none to fire.
+        next_at: The next occurrence; None if there is none.
+        words: Of the present instant: the reason why there is no occurrence.
     """
 
     key: str
@@ -77,6 +80,9 @@ class UnfiredOccurrences:
     now: datetime
     unfired: tuple[Unfired, ...]
     has_more: bool
+    any_due: bool
+    next_at: datetime | None
+    words: str
 
 
 def around(connection: Conn, tenant: str, key: str, *, misfire_after: timedelta = MISFIRE_AFTER) -> Around:
@@ -91,8 +97,13 @@ def around(connection: Conn, tenant: str, key: str, *, misfire_after: timedelta 
         return None if at is None else explain(connection, tenant, key, at, misfire_after=misfire_after)
 
     present = explain(connection, tenant, key, now, misfire_after=misfire_after)
-    is_due_now = present.outcome is not OccurrenceOutcome.NO_OCCURRENCE and present.version is not None
-    return Around(key, now, present if is_due_now else explained(present.before), explained(present.after), present)
+    last = present if _is_due(present) else explained(present.before)
+    return Around(key, now, last, explained(present.after), present)
+
+
+def _is_due(present: Explanation) -> bool:
+    """Return True if the present instant is an occurrence."""
+    return present.outcome is not OccurrenceOutcome.NO_OCCURRENCE and present.version is not None
 
 
 def unfired(
@@ -138,4 +149,15 @@ def unfired(
         if held.outcome in _HELD:
             last = present.before if present.before and present.before > held.at else held.at
             found.insert(0, Unfired(held.at, last, 1, last == held.at, held.outcome, held.words))
-    return UnfiredOccurrences(key, present.zone, since, job.now, tuple(found), len(recorded) > limit)
+    last_due = job.now if _is_due(present) else present.before
+    return UnfiredOccurrences(
+        key,
+        present.zone,
+        since,
+        job.now,
+        tuple(found),
+        has_more=len(recorded) > limit,
+        any_due=bool(found) or (last_due is not None and last_due >= since),
+        next_at=present.after,
+        words=present.words,
+    )

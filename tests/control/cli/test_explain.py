@@ -82,15 +82,27 @@ def test_manual_job_alone_is_explained(nightly: ClockedDatabase) -> None:
     assert any("manual" in line for line in tidewheel(nightly, "job", "explain", "by-hand").lines)
 
 
+def test_time_without_an_occurrence_differs_from_one_in_which_all_fired(nightly: ClockedDatabase) -> None:
+    def lines(key: str) -> list[str]:
+        return tidewheel(nightly, "job", "explain", key, "--last", "24h").lines
+
+    none, following = lines("nightly")
+    assert none == "no occurrence was due since 2026-03-27T23:00:00Z"
+    assert following.startswith("the next is 2026-03-29T01:00:00Z")
+    assert tidewheel(nightly, "job", "create", "by-hand", "--manual", "--handler", "h").code == 0
+    nightly.advance(timedelta(seconds=1))
+    assert lines("by-hand")[1:] == ["The job's schedule is manual: only triggers create its runs."]
+    nightly.advance(timedelta(hours=3))
+    fire_due(nightly)
+    assert lines("nightly") == ["every occurrence since 2026-03-28T02:00:01Z fired"]
+
+
 def test_everything_that_did_not_fire_is_listed_with_its_reason(nightly: ClockedDatabase) -> None:
     def unfired(*flags: object) -> list[tuple[str, str]]:
         found = json_output(nightly, "job", "explain", "nightly", "--last", *flags)
         return [(each["at"], each["reason"]) for each in found["unfired"]]
 
     assert unfired("24h") == []
-    assert tidewheel(nightly, "job", "explain", "nightly", "--last", "24h").lines == [
-        "every occurrence since 2026-03-27T23:00:00Z fired"
-    ]
     assert tidewheel(nightly, "job", "skip", "nightly", "--at", "2026-03-29T01:00:00Z").code == 0
     nightly.advance(timedelta(days=1))
     fire_due(nightly)
