@@ -76,7 +76,7 @@ def _row(each: read.ExecutorSummary) -> tuple[Cell, ...]:
     return (
         str(each.executor_id),
         each.name,
-        "silent" if each.is_silent else "stopping" if each.stopping else "alive",
+        "dead" if each.is_silent else "stopping" if each.stopping else "alive",
         each.last_heartbeat_at,
         str(each.slots),
         ", ".join(each.queues),

@@ -21,7 +21,7 @@ from tidewheel.control.cli.tables import relative_text
 from tidewheel.control.reads.findings import Finding, Severity
 from tidewheel.control.reads.json_form import as_json
 from tidewheel.control.reads.status import COUNTED, FleetStatus, Service, age_text, read_intake_offsets, read_status
-from tidewheel.errors import MigrationError, SettingsError, Unavailable
+from tidewheel.errors import MigrationError, NotRunning, SettingsError, Unavailable
 from tidewheel.jobs.strict_json import as_object
 from tidewheel.kafka.topics import read_end_offsets
 from tidewheel.local import is_installed
@@ -64,7 +64,7 @@ def _show(home: Path | None, output: Output) -> int:
     else:
         if stack is not None and (stack.parts or isinstance(found, SettingsError)):
             services = found.fleet.services if isinstance(found, _Found) else ()
-            _print_stack(stack, home, has_api=any(each.role == "api" for each in services))
+            _print_stack(stack, home, has_api=any(each.role == "api" and not each.is_silent for each in services))
         if isinstance(found, _Found):
             if stack is not None and stack.parts:
                 typer.echo()
@@ -140,8 +140,10 @@ def _url(settings: Connections, home: Path | None) -> str:
         from tidewheel.local.stack import running_stack  # its packages are an extra
 
         if (info := running_stack(home)) is None:
-            message = f"no stack runs in {home}: `tidewheel up --home {home}` starts one"
-            raise SettingsError(message)
+            message = (
+                f"no stack runs in {home}: `tidewheel dev --home {home}` or `tidewheel up --home {home}` starts one"
+            )
+            raise NotRunning(message)
         return info.database_url
     return settings.database()
 
@@ -171,7 +173,7 @@ def _local_stack(home: Path | None) -> "StackStatus | None":
 
 def _print_stack(stack: "StackStatus", home: Path | None, *, has_api: bool) -> None:
     if not stack.parts:
-        typer.echo(f"there is no stack in {stack.data_dir}; `tidewheel up` makes one")
+        typer.echo(f"there is no stack in {stack.data_dir}; `tidewheel dev` or `tidewheel up` makes one")
         return
     from tidewheel.control.cli.local import print_access
     from tidewheel.local.stack import running_stack
@@ -182,7 +184,7 @@ def _print_stack(stack: "StackStatus", home: Path | None, *, has_api: bool) -> N
     if (info := running_stack(home) if stack.is_running else None) is not None:
         print_access(info, has_api=has_api)
     elif not stack.is_running:
-        typer.echo("the stack does not run as a whole: `tidewheel up` starts it, or `tidewheel dev` again")
+        typer.echo("the stack does not run as a whole: `tidewheel dev` or `tidewheel up` starts it")
 
 
 def _print_fleet(found: _Found) -> None:
@@ -210,7 +212,7 @@ def _print_fleet(found: _Found) -> None:
 
 
 def _service_row(each: Service, fleet: FleetStatus) -> tuple[str, ...]:
-    state = "silent" if each.is_silent else "stopping" if each.is_stopping else "alive"
+    state = "dead" if each.is_silent else "stopping" if each.is_stopping else "alive"
     return (
         each.role,
         state,

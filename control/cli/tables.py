@@ -35,7 +35,7 @@ _COLOURS = {
         ("retrying", "paused", "buffered", "waiting", "waits", "blocked", "released", "snoozed", "given", "stopping"),
         _YELLOW,
     ),
-    **dict.fromkeys(("failed", "timed_out", "quarantined", "lost", "invalid", "stopped", "dead", "silent"), _RED),
+    **dict.fromkeys(("failed", "timed_out", "quarantined", "lost", "invalid", "stopped", "dead"), _RED),
     **dict.fromkeys(("cancelled", "skipped"), _DIM),
 }
 

@@ -44,7 +44,7 @@ def check_database(context: Context) -> Iterator[Finding]:
         with context.connection():
             pass
     except SettingsError as error:
-        yield Finding("database", Severity.ERROR, "no database is named", str(error), "tidewheel up")
+        yield Finding("database", Severity.ERROR, "no database is named", str(error), "tidewheel dev, or tidewheel up")
         return
     except Unavailable as error:
         remedy = "start PostgreSQL, or correct TIDEWHEEL_DATABASE_URL; `tidewheel status` shows the local stack"

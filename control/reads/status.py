@@ -122,7 +122,7 @@ class FleetStatus:
 
     Args:
         now: The database's clock.
-        services: The processes, by role.
+        services: The processes, by role: those that live, and the dead ones that no other has replaced.
         due: The due runs of each queue and lane that has some.
         outbox: The messages of each lane of the outbox that has some.
         overdue_timers: The number of timers that are overdue.
@@ -151,7 +151,7 @@ def read_status(connection: Conn, shards: int) -> FleetStatus:
     due = read_due_runs(connection)
     return FleetStatus(
         now=now,
-        services=services,
+        services=unreplaced(services),
         due=tuple(each for each in due if each.due or each.orphaned),
         outbox=tuple(read_outbox(connection)),
         overdue_timers=overdue,
@@ -166,10 +166,28 @@ def read_status(connection: Conn, shards: int) -> FleetStatus:
 
 
 def read_services(connection: Conn) -> tuple[Service, ...]:
-    """Return the processes of all services."""
+    """Return the processes of all services; one that died is among them for a day."""
     columns = {"lease": LEASE, "silent_after": timedelta(seconds=SILENT_SECONDS)}
     with connection.cursor(row_factory=class_row(Service), binary=True) as cursor:
         return tuple(cursor.execute(_READ_SERVICES, columns))
+
+
+def unreplaced(services: Sequence[Service]) -> tuple[Service, ...]:
+    """Return the processes without dead ones that another has replaced.
+
+    A process replaces one of its role that was dead before it started, on its own host if there is one.
+    """
+    dead: list[Service] = []
+    replaced: set[UUID] = set()
+    for each in sorted(services, key=lambda service: service.started_at):
+        earlier = [one for one in dead if one.role == each.role and one.last_heartbeat_at <= each.started_at]
+        if earlier:
+            taken = min(earlier, key=lambda one: (one.host != each.host, one.last_heartbeat_at))
+            dead.remove(taken)
+            replaced.add(taken.process_id)
+        if each.is_silent:
+            dead.append(each)
+    return tuple(each for each in services if each.process_id not in replaced)
 
 
 def read_due_runs(connection: Conn) -> list[DueRuns]:
@@ -218,7 +236,9 @@ _ROLES: Mapping[str, tuple[Severity, str]] = {
     "relay": (Severity.ERROR, "no message leaves: no completion, no event, and runs start by the sweep alone"),
     "executor": (Severity.ERROR, "no run starts"),
     "intake": (Severity.WARNING, "requests on Kafka wait"),
+    "api": (Severity.WARNING, "no call over HTTP is answered"),
 }
+_OPTIONAL = "api"  # missed only if one has died
 
 
 def _missing_roles(services: Sequence[Service], *, has_jobs: bool) -> Iterator[Finding]:
@@ -226,7 +246,7 @@ def _missing_roles(services: Sequence[Service], *, has_jobs: bool) -> Iterator[F
         return  # an installation that nothing uses yet
     for role, (severity, effect) in _ROLES.items():
         known = [each for each in services if each.role == role]
-        if any(not each.is_silent for each in known):
+        if any(not each.is_silent for each in known) or (role == _OPTIONAL and not known):
             continue
         latest = max(known, key=lambda each: each.last_heartbeat_at, default=None)
         what = f"no {role} lives: {effect}"
@@ -234,7 +254,7 @@ def _missing_roles(services: Sequence[Service], *, has_jobs: bool) -> Iterator[F
         if latest is not None:
             only = "the only one" if len(known) == 1 else f"the last of {len(known)}"
             since = format_second(latest.last_heartbeat_at)
-            evidence = f"{only}, {latest.name}, is silent since {since}"
+            evidence = f"{only}, {latest.name}, is dead: its last heartbeat was at {since}"
         yield Finding("services", severity, what, evidence, f"tidewheel {role}")
 
 

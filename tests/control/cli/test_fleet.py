@@ -16,7 +16,7 @@ def test_executors_are_listed_with_state_and_handlers(database: Database) -> Non
     heading, *rows = tidewheel(database, "executor", "list").lines
     assert heading.split() == ["executor", "name", "state", "heartbeat", "slots", "queues", "handlers"]
     found = {tuple(row.split()[2::2]) for row in rows}
-    assert found == {("alive", "4", HANDLER), ("silent", "4", "other")}
+    assert found == {("alive", "4", HANDLER), ("dead", "4", "other")}
 
 
 def test_pages_of_executors_are_consecutive(database: Database) -> None:

@@ -1,5 +1,6 @@
 """`tidewheel status` and `GET /api/v1/status`: who lives, what is due, and what is wrong."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +50,35 @@ def test_status_names_each_role_that_does_not_live(database: Database) -> None:
     assert "no scheduler" not in done.out
     assert "error: no relay lives: " in done.out
     assert "error: no executor lives: no run starts\n" in done.out
-    assert "  evidence: the only one, executor worker-1, is silent since " in done.out
+    assert "  evidence: the only one, executor worker-1, is dead: its last heartbeat was at " in done.out
     assert "warning: no intake lives: " in done.out
+
+
+def test_dead_process_is_shown_until_another_has_replaced_it(database: Database) -> None:
+    def shown() -> list[tuple[str, bool]]:
+        services = json.loads(status(database, "--output", "json").out)["services"]
+        return [(each["host"], each["is_silent"]) for each in services if each["role"] == "relay"]
+
+    process(database, "relay", silent="5 min")
+    process(database, "relay", silent="4 min")
+    process(database, "relay", silent="3 min")
+    assert shown() == [("host-1", True)], "each has replaced the one before"
+    assert [line.split()[:2] for line in status(database).out.splitlines()[1:2]] == [["relay", "dead"]]
+    process(database, "relay")
+    assert shown() == [("host-1", False)]
+    database.execute(
+        "UPDATE processes SET started_at = '2026-01-01' WHERE last_heartbeat_at > tidewheel_now() - interval '10 s'"
+    )
+    assert shown() == [("host-1", False), ("host-1", True)], "one that lived beside it has not replaced it"
+
+
+def test_api_is_missed_only_if_one_has_died(database: Database) -> None:
+    submit(database)
+    assert "no api lives" not in status(database).out
+    process(database, "api", silent="1 min")
+    done = status(database)
+    assert "warning: no api lives: no call over HTTP is answered" in done.out
+    assert "  remedy: tidewheel api\n" in done.out
 
 
 def test_status_names_a_queue_without_the_executor_that_its_due_runs_need(database: Database) -> None:
