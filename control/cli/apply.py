@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -21,10 +20,10 @@ from tidewheel.control.client.bulk_load import (
     batches,
     load_in_processes,
 )
-from tidewheel.control.client.client import Client
 from tidewheel.control.reads.jobs import list_jobs
-from tidewheel.errors import UnknownJob, refuse
+from tidewheel.errors import refuse
 
+_LISTED = 50  # deleted jobs; of more, the count
 _MAX_PROCESSES = 32  # each has a connection, and up to three batches of 16 MiB
 
 
@@ -63,6 +62,9 @@ def apply(
             help="With --bulk: number of processes; by default one per core.",
         ),
     ] = None,
+    verbose: Annotated[
+        bool, typer.Option("-v", "--verbose", help=f"With --prune: list all deleted jobs, also above {_LISTED}.")
+    ] = False,
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,
 ) -> None:
@@ -100,11 +102,14 @@ def apply(
                 )
             else:
                 _add(done, _applied(given, url, tenant, dry_run=dry_run))
-                if scope is not None:
-                    pruned += _prune(url, tenant, done, scope, dry_run=dry_run)
+        if scope is not None:
+            for result in _prune(url, tenant, done, scope, dry_run=dry_run):
+                pruned += sorted(result.keys)
+                _add(done, [LoadResult(rejected=result.rejected, problems=result.problems)])
         ended = True
     finally:
         # An interrupt does not undo the batches that are committed.
+        _print_pruned(pruned, dry_run=dry_run, verbose=verbose)
         _print_load_result(done, pruned if prune else None, output, bulk=bulk, dry_run=dry_run, ended=ended)
     if done.rejected:
         raise typer.Exit(ExitCode.FAILED)
@@ -164,18 +169,23 @@ def _read_scope(label: list[str] | None, prefix: str, *, everything: bool) -> _S
     return _Scope(read_labels(label or []), prefix)
 
 
-def _prune(url: str, tenant: str, done: LoadResult, scope: _Scope, *, dry_run: bool) -> list[str]:
-    """Delete the jobs in scope that no file has; return their keys. With a rejected job, delete none."""
+def _prune(url: str, tenant: str, done: LoadResult, scope: _Scope, *, dry_run: bool) -> Iterator[LoadResult]:
+    """Delete the jobs in scope that no file has; yield the result of each batch.
+
+    With a rejected job, delete none.
+    """
     if done.rejected or not done.keys:
         why = "a job was rejected: correct it" if done.rejected else "the files have no job: add some"
         typer.echo(f"nothing is pruned, for {why}, then apply again", err=True)
-        return []
-    with Client(url, tenant=tenant) as client:
-        gone = [key for key in _keys(tenant, scope) if key not in done.keys]
-        for key in () if dry_run else gone:
-            with suppress(UnknownJob):  # deleted by another client meanwhile
-                client.delete(key)
-    return gone
+        return
+    gone = [key for key in _keys(tenant, scope) if key not in done.keys]
+    if dry_run:
+        yield LoadResult(keys=set(gone))
+        return
+    with BulkLoader(url, tenant=tenant) as loader, progress_bar("deleting", len(gone)) as seen:
+        for start in range(0, len(gone), SUBMIT_BATCH):
+            yield loader.delete(gone[start : start + SUBMIT_BATCH])
+            seen(start + SUBMIT_BATCH)
 
 
 def _keys(tenant: str, scope: _Scope) -> Iterator[str]:
@@ -187,14 +197,21 @@ def _keys(tenant: str, scope: _Scope) -> Iterator[str]:
             after = page.next_cursor
 
 
+def _print_pruned(keys: Sequence[str], *, dry_run: bool, verbose: bool) -> None:
+    what = "would be deleted" if dry_run else "deleted"
+    if len(keys) > _LISTED and not verbose:
+        typer.echo(f"{len(keys):,} jobs {what}: -v lists them", err=True)
+        return
+    for key in keys:
+        typer.echo(f"{key}: {what}", err=True)
+
+
 def _print_load_result(
     done: LoadResult, pruned: Sequence[str] | None, output: Output, *, bulk: bool, dry_run: bool, ended: bool
 ) -> None:
     counts = {"created": done.created, "updated": done.updated, "unchanged": done.unchanged, "rejected": done.rejected}
     if pruned is not None:
         counts["deleted"] = len(pruned)
-        for key in pruned:
-            typer.echo(f"{key}: {'would be deleted' if dry_run else 'deleted'}", err=True)
     words = {"updated": "", "unchanged": "existed"} if bulk else {}
     parts = [f"{number} {words.get(name, name)}" for name, number in counts.items() if words.get(name, name)]
     line = ("" if ended else "stopped; so far at least ") + ", ".join(parts)

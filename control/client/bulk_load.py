@@ -18,7 +18,7 @@ import psycopg
 
 from tidewheel.audit import Door, process_actor
 from tidewheel.control.client.connection import Connection
-from tidewheel.errors import FieldError, InvalidInput, Unavailable, UndecodableMessage
+from tidewheel.errors import FieldError, InvalidInput, Unavailable, UndecodableMessage, UnknownJob
 from tidewheel.intake.apply import apply_requests
 from tidewheel.intake.bulk import Loaded, load_jobs
 from tidewheel.intake.request import ReceivedRequest
@@ -28,7 +28,7 @@ from tidewheel.postgres.notify import Channel
 from tidewheel.postgres.session import BY_KEY, Conn, is_data_fault
 from tidewheel.schemas.generated.records import Reply, ReplyStatus
 
-SUBMIT_BATCH = 200  # in one transaction: edits and firings wait for each other's row locks
+SUBMIT_BATCH = 200  # changes in one transaction: edits and firings wait for each other's row locks
 LOAD_BATCH = 2000  # jobs in one transaction: larger batches are no faster
 BATCH_BYTES = 16 << 20  # of a batch's JSON: 2,000 jobs of the largest size would take 2 GB in each process
 MAX_PROBLEMS = 100  # reported in full; a million jobs mostly share one problem
@@ -56,7 +56,7 @@ class LoadResult:
         unchanged: How many did not change; of a bulk load, how many existed.
         rejected: How many were rejected.
         problems: The first hundred errors, each with the place of the job.
-        keys: The keys of the submitted jobs; empty of a bulk load.
+        keys: The keys of the submitted jobs, or of the deleted ones; empty of a bulk load.
     """
 
     created: int = 0
@@ -82,7 +82,7 @@ class LoadResult:
 
 
 class BulkLoader:
-    """A connection that submits jobs from files; a context manager."""
+    """A connection that submits jobs from files and deletes jobs by the batch; a context manager."""
 
     def __init__(self, database_url: str | None = None, *, tenant: str = "default") -> None:
         # The tables grow while a load looks up keys in them, and the planner's statistics lag behind.
@@ -103,13 +103,7 @@ class BulkLoader:
         done, placed = _read(given, self._connection.tenant)
         batch = [received for _, received in placed]
         done.keys.update(received.key for received in batch if received.key is not None)
-        try:
-            replies = self._submit(batch, dry_run=dry_run)
-        except psycopg.Error as error:
-            if not is_data_fault(error):
-                raise
-            replies = [self._submit_alone(received, dry_run=dry_run) for received in batch]
-        for (place, _), reply in zip(placed, replies, strict=True):
+        for (place, _), reply in zip(placed, self._submit_all(batch, dry_run=dry_run), strict=True):
             if isinstance(reply, FieldError):
                 done.reject(place, [reply])
             elif reply.status is not ReplyStatus.ACCEPTED:
@@ -118,6 +112,19 @@ class BulkLoader:
                 done.unchanged += reply.unchanged
                 done.created += not reply.unchanged and reply.job_version == 1
                 done.updated += not reply.unchanged and reply.job_version != 1
+        return done
+
+    def delete(self, keys: Sequence[str]) -> LoadResult:
+        """Delete jobs; its `keys` are those that existed."""
+        done, tenant = LoadResult(), self._connection.tenant
+        batch = [ReceivedRequest(parse_request({"type": "job.delete", "tenant": tenant, "key": key})) for key in keys]
+        for key, reply in zip(keys, self._submit_all(batch), strict=True):
+            if isinstance(reply, FieldError):
+                done.reject(key, [reply])
+            elif reply.status is ReplyStatus.ACCEPTED:
+                done.keys.add(key)
+            elif reply.code != UnknownJob.code:  # deleted by another client meanwhile
+                done.reject(key, _errors(reply))
         return done
 
     def load(self, given: Sequence[JobText], *, emit_events: bool = False) -> LoadResult:
@@ -151,6 +158,15 @@ class BulkLoader:
             self._load(done, placed[middle:], emit_events=emit_events)
         else:
             self._count(done, placed, loaded)
+
+    def _submit_all(self, batch: Sequence[ReceivedRequest], *, dry_run: bool = False) -> Sequence[Reply | FieldError]:
+        """Apply requests in one transaction; each in its own if the data of one of them fail."""
+        try:
+            return self._submit(batch, dry_run=dry_run)
+        except psycopg.Error as error:
+            if not is_data_fault(error):
+                raise
+            return [self._submit_alone(received, dry_run=dry_run) for received in batch]
 
     def _submit(self, batch: Sequence[ReceivedRequest], *, dry_run: bool) -> Sequence[Reply | FieldError]:
         def work(connection: Conn) -> list[Reply]:

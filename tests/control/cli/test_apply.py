@@ -262,6 +262,23 @@ def test_prune_deletes_the_jobs_in_scope_that_no_file_has(database: Database, wr
     assert living(database) == ["kept"]
 
 
+def test_many_pruned_jobs_are_deleted_by_the_batch_and_counted(database: Database, write: Write) -> None:
+    many = [TEAM % f"gone-{number:03}" for number in range(2 * SUBMIT_BATCH + 1)]
+    path = write("jobs.jsonl", "\n".join([*many, OTHER]))
+    assert tidewheel(database, "apply", path).code == 0
+    path = write("jobs.jsonl", OTHER)
+    dry = tidewheel(database, "apply", path, "--prune", "--all", "--dry-run")
+    assert dry.err == f"{len(many)} jobs would be deleted: -v lists them\n"
+    listed = tidewheel(database, "apply", path, "--prune", "--all", "--dry-run", "-v").err.splitlines()
+    assert (len(listed), listed[0]) == (len(many), "gone-000: would be deleted")
+    done = tidewheel(database, "apply", path, "--prune", "--all")
+    assert done.err == f"{len(many)} jobs deleted: -v lists them\n"
+    assert done.out == f"0 created, 0 updated, 1 unchanged, 0 rejected, {len(many)} deleted\n"
+    assert living(database) == ["b"]
+    [found] = database.rows("SELECT count(*), count(DISTINCT xmin::text) FROM audit_log WHERE action = 'job.delete'")
+    assert found == (len(many), 3), "each deletion has its entry, and a batch is one transaction"
+
+
 def test_prune_needs_a_scope_and_files_without_a_mistake(database: Database, write: Write) -> None:
     assert tidewheel(database, "apply", write("jobs.jsonl", OTHER)).code == 0
     good = write("good.jsonl", GOOD)
