@@ -3,6 +3,8 @@
 A batch is one transaction: new runs, marks in the dead letters, messages and the cursor. After a crash the next batch
 begins where the last committed one ended. The row has the time of its next batch, so that its rate holds over all
 schedulers. Any of them takes the next batch.
+
+Firing has the same thread, and never waits for a redrive's locks: a batch that meets a locked job is tried again later.
 """
 
 import logging
@@ -15,7 +17,8 @@ from uuid import UUID
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import FieldError, Refused, Unavailable
 from tidewheel.postgres.database_clock import read_now
-from tidewheel.postgres.session import Conn, Session
+from tidewheel.postgres.session import Conn, RowsLocked, Session
+from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.scheduler.job_faults import describe, is_jobs_own
 from tidewheel.schedules.decision import BackfillState
@@ -32,12 +35,15 @@ from tidewheel.transitions.redrives import (
     set_redrive_state,
 )
 
+_SET_WAITS = Statements("tidewheel.transitions")["set_waits"]
 _LOG = logging.getLogger("tidewheel.scheduler")
 
 _EVERY_SECONDS = 0.2  # between two steps
 _SHARE_SECONDS = 0.05  # of each step; a batch that has begun by then is the last, since firing comes first
 _BATCH = 50  # dead letters of one transaction: some tens of milliseconds
 _BATCHES_PER_SECOND = 10.0  # with a rate, as long as each batch has a dead letter
+_LOCK_TIMEOUT = "50ms"  # for a job, such as one that is being deleted: firing waits meanwhile
+_LOCKED_SECONDS = 1.0  # until the next try: 5 % of the thread's time at most
 _LONGEST_BURST = timedelta(seconds=1)  # of the rate, after a step that came late
 
 Rejections = Mapping[int, Sequence[FieldError]]
@@ -50,6 +56,7 @@ class RedriveLoop:
         self._session, self._installation = session, installation
         self._next = 0.0
         self._singly: set[UUID] = set()
+        self._locked: dict[UUID, float] = {}  # redrives that met a locked row, and when they are tried again
 
     def step(self) -> tuple[int, float]:
         """Redrive for up to `_SHARE_SECONDS`, every `_EVERY_SECONDS`.
@@ -66,8 +73,9 @@ class RedriveLoop:
         processed = 0
         with self._session.transaction() as connection:
             due = find_due_redrives(connection, read_now(connection))
+        self._locked = {redrive_id: until for redrive_id, until in self._locked.items() if until > now}
         for redrive_id in due:
-            while monotonic_seconds() < now + _SHARE_SECONDS:
+            while redrive_id not in self._locked and monotonic_seconds() < now + _SHARE_SECONDS:
                 done = self._batch(redrive_id)
                 if done is None:
                     break
@@ -80,6 +88,10 @@ class RedriveLoop:
         singly = redrive_id in self._singly
         try:
             return redrive_batch(self._session, self._installation, redrive_id, most=1 if singly else _BATCH)
+        except RowsLocked as error:
+            _LOG.info("redrive %s is tried again in %.0f s: %s", redrive_id, _LOCKED_SECONDS, error)
+            self._locked[redrive_id] = monotonic_seconds() + _LOCKED_SECONDS
+            return None
         except Unavailable:
             raise
         except Exception as error:
@@ -113,9 +125,11 @@ def redrive_batch(session: Session, installation: Installation, redrive_id: UUID
         The number of processed dead letters; None if no batch is due, or another transaction holds its first one.
 
     Raises:
+        RowsLocked: Another transaction holds a row; nothing happened.
         Unavailable: The database was lost. The batch happened wholly or not at all.
     """
     with session.transaction() as connection:
+        connection.execute(_SET_WAITS, {"lock_timeout": _LOCK_TIMEOUT})
         now = read_now(connection)
         redrive = lock_due_redrive(connection, redrive_id, now)
         if redrive is None:

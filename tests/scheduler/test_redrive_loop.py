@@ -10,12 +10,16 @@ import pytest
 
 from tests.control.client.test_dead_letters import fail, redriven, work_off
 from tests.fixtures.database import ClockedDatabase, Database
+from tests.fixtures.services import until
 from tests.transitions.acts import submit
+from tidewheel.clock import monotonic_seconds
 from tidewheel.control.client.client import Client
 from tidewheel.control.reads import dead_letters
 from tidewheel.postgres.session import Session
 from tidewheel.scheduler.redrive_loop import RedriveLoop, redrive_batch
 from tidewheel.transitions import redrives
+
+FIRING_SECONDS = 2.0  # in which firing may wait for a redrive on a busy machine; a session's lock_timeout is 10 s
 
 
 @pytest.fixture
@@ -135,6 +139,28 @@ def test_a_dead_letter_whose_data_fail_stops_no_other(client: Client, clocked: C
     assert (found.state, found.redriven_count, found.rejected_count) == ("finished", 4, 1)
     assert bad not in redriven(clocked)
     assert "purge this dead letter" in str(found.rejections)
+
+
+def test_a_locked_job_delays_its_own_redrive_and_neither_firing_nor_others(
+    client: Client, clocked: ClockedDatabase
+) -> None:
+    submit(clocked, "held")
+    held = fail(clocked, "held")
+    waiting = client.dead_letters.redrive(key="held").redrive_id
+    free = fail(clocked)
+    client.dead_letters.redrive(key="job")
+    with closing(Session(clocked.url, "scheduler")) as session, clocked.transaction() as deleting:
+        deleting.execute("SELECT FROM jobs WHERE key = 'held' FOR UPDATE")
+        loop = RedriveLoop(session, clocked.installation)
+        since = monotonic_seconds()
+        loop.step()
+        assert monotonic_seconds() - since < FIRING_SECONDS
+        until(lambda: loop.step()[0] >= 0 and set(redriven(clocked)) == {free}, "the other one is done")
+        assert waiting is not None
+        assert client.redrives.get(waiting).state == "running"
+    work_off(clocked)
+    assert set(redriven(clocked)) == {free, held}
+    assert client.redrives.get(waiting).state == "finished"
 
 
 def spoil(database: Database) -> None:
