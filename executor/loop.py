@@ -14,6 +14,7 @@ from tidewheel.executor.claim import BatchClaimer, Claimer, StartRuns
 from tidewheel.executor.complete_in import CompletionConfig
 from tidewheel.executor.completer import Completer
 from tidewheel.executor.dispatch import TargetDispatcher, report_end
+from tidewheel.executor.end_log import log_end
 from tidewheel.executor.handler_services import HandlerServices, PreviousRuns
 from tidewheel.executor.handlers import Handler
 from tidewheel.executor.heartbeat import Heartbeat, read_owned
@@ -71,6 +72,7 @@ class Executor:
     ) -> None:
         self.executor_id = uuid4()
         self._settings, self._url, self._installation, self._stop = settings, url, installation, stop
+        self._logs_all_ends = settings.log_runs
         self._kinds = target_kinds(settings)
         handlers = handlers if TargetKind.HANDLER in self._kinds else {}
         self._names = frozenset(handlers) | capabilities(self._kinds)
@@ -192,10 +194,8 @@ class Executor:
             self._run_queue.add(attempts)
 
     def _on_report(self, attempt: Attempt, outcome: Outcome) -> None:
-        if outcome.error_type:
-            known = {"run_id": str(attempt.run_id), "attempt": attempt.started.attempt}
-            details = {"job_key": attempt.definition.job_key, "trace": outcome.trace}
-            _LOG.warning("%s: %s", outcome.error_type, outcome.error_message, extra={**known, **details})
+        if self._logs_all_ends or outcome.error_type:
+            log_end(attempt, outcome, all_ends=self._logs_all_ends)
         self._completer.add(attempt, outcome)
         if self._stream is not None:
             self._stream.ended(attempt)

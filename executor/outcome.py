@@ -1,5 +1,6 @@
 """Outcomes of attempts, as runners return them; bounded, so that no handler can fill the database."""
 
+import re
 import traceback
 from dataclasses import dataclass
 from datetime import timedelta
@@ -14,6 +15,13 @@ from tidewheel.runs import AttemptOutcome
 from tidewheel.transitions.retry import FINAL_TIMEOUTS, timeout_message, timeout_of, timeout_type
 
 _TRACE_CHARACTERS = 32 * 1024
+# Source: the module `traceback`. The capturing group keeps the sentence between two tracebacks.
+_CHAINED = re.compile(
+    r"(?<=\n)(\n(?:During handling of the above exception, another exception occurred"
+    r"|The above exception was the direct cause of the following exception):\n\n)"
+    r"(?=Traceback \(most recent call last\):\n)"
+)
+_FRAMES = re.compile(r"Traceback \(most recent call last\):\n(?: .*\n)*")
 _UNCUT_TIMES = 32  # a worker process keeps so much more: redaction does not shorten a text to a part so small
 
 
@@ -26,7 +34,7 @@ class Outcome:
         result: JSON text of the returned value, at most 64 KiB.
         error_type: Name of the error's type, such as `ValueError` or `http_500`.
         error_message: Text of the error, cut to 4096 characters.
-        trace: The traceback, cut to its last 32 Ki characters.
+        trace: The traceback, cut to its last 32 Ki characters. A message is cut first.
         permanent: True if no further attempt makes sense.
         retry_after: The earliest next attempt, if the target named one.
         snooze: Delay of a snooze.
@@ -109,8 +117,22 @@ def error_text(text: str) -> str:
 
 
 def trace_text(text: str) -> str | None:
-    """Return a traceback as it is stored: redacted, its end, without what PostgreSQL cannot store."""
-    return _clean(redact(text))[-_Limits.trace :] or None
+    """Return a traceback as it is stored: redacted, its end, without what PostgreSQL cannot store.
+
+    Long messages are cut first, so that they do not push out the frames.
+    """
+    clean = _clean(redact(text))
+    if len(clean) > _Limits.trace:
+        clean = "".join(map(_with_short_message, _CHAINED.split(clean)))
+    return clean[-_Limits.trace :] or None
+
+
+def _with_short_message(part: str) -> str:
+    """Return one traceback of a chain with at most as much of its message as an error's message has."""
+    frames = _FRAMES.match(part)
+    if frames is None or len(part) - frames.end() <= _Limits.message:
+        return part
+    return f"{part[: frames.end() + _Limits.message]}…\n"
 
 
 def timed_out(which: str, seconds: float) -> Outcome:

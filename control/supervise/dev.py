@@ -71,6 +71,8 @@ async def run_dev(options: DevOptions, log: Log) -> bool:
         variables["TIDEWHEEL_HANDLERS"] = settings.handlers
     if "drain_timeout" not in settings.model_fields_set:
         variables["TIDEWHEEL_DRAIN_TIMEOUT"] = _DRAIN
+    if "log_runs" not in settings.model_fields_set:
+        variables["TIDEWHEEL_LOG_RUNS"] = "true"
     with DevLock(stack.home) as lock:
         host, port = _choose_api_port(options.api_port, log)
         variables["TIDEWHEEL_API_PORT"] = str(port)

@@ -102,9 +102,11 @@ class Log:
 
     def _readable(self, service: str, record: Mapping[str, object]) -> str:
         level = str(record.get("level", "info"))
-        rest = " ".join(f"{name}={value}" for name, value in record.items() if name not in _SHOWN and value is not None)
+        others = {name: str(value) for name, value in record.items() if name not in _SHOWN and value is not None}
+        rest = " ".join(f"{name}={value}" for name, value in others.items() if "\n" not in value)
         first, *more = str(record.get("message", "")).splitlines() or [""]
-        more += str(record.get("error") or "").splitlines()
+        for text in (str(record.get("error") or ""), *(value for value in others.values() if "\n" in value)):
+            more += text.splitlines()
         head = f"{_time_of_day(record)} {self._in(_COLOURS.get(service, 1), f'{service:<{_WIDTH}}')}"
         words = first if level in ("info", "debug") else f"{level}: {first}"
         lines = [f"{head}  {self._in(_LEVELS.get(level), printable(words))}"]

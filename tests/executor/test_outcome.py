@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidewheel.errors import Cancel, Permanent, RetryAfter, Snooze
-from tidewheel.executor.outcome import CANCELLED, failed, from_exception, succeeded, timed_out
+from tidewheel.executor.outcome import CANCELLED, failed, from_exception, succeeded, timed_out, trace_text
 from tidewheel.jobs.values import MAX_RESULT_BYTES
 from tidewheel.runs import AttemptOutcome
 
@@ -31,6 +31,27 @@ def test_unknown_exception_is_a_failure_with_its_trace() -> None:
     outcome = from_exception(caught.value)
     assert (outcome.kind, outcome.error_type, outcome.error_message) == (AttemptOutcome.FAILED, "KeyError", "'missing'")
     assert "in breaks" in (outcome.trace or "")
+
+
+def test_long_messages_push_no_frame_out_of_the_trace() -> None:
+    def breaks(size: int) -> None:
+        try:
+            _ = {}["line of text\n" * size]
+        except KeyError as error:
+            message = "y" * size
+            raise ValueError(message) from error
+
+    with pytest.raises(ValueError, match="y") as caught:
+        breaks(200_000)
+    trace = from_exception(caught.value).trace or ""
+    assert len(trace) <= 32 * 1024
+    assert trace.count(__file__) == trace.count("in breaks") + 1 == 3
+    assert "KeyError: 'line of text" in trace
+    assert trace.endswith("y…\n")
+    deep = trace_text(
+        "Traceback (most recent call last):\n" + '  File "a.py", line 7, in f\n    f()\n' * 5000 + "E: " + "z" * 200_000
+    )
+    assert '  File "a.py", line 7, in f\n    f()\nE: zzz' in (deep or "")
 
 
 def test_too_large_result_is_a_permanent_failure() -> None:

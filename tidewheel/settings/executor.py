@@ -78,6 +78,9 @@ class ExecutorSettings(Connections):
         ge=timedelta(0),
         description="time for running attempts to end after SIGTERM; then they are released",
     )
+    log_runs: bool = Field(
+        default=False, description="log a line for each attempt that ends, not for failures alone; `tidewheel dev` does"
+    )
     max_lost: int = MAX_LOST
     cancel_grace: Duration = Field(
         timedelta(seconds=10),

@@ -134,6 +134,7 @@ def test_first_run_succeeds_and_ctrl_c_keeps_the_data(folder: Path, tmp_path_fac
             assert "dev-greet, dev-hang" in opened.screen
             assert opened.colours
             assert result_of(home) == '"hello"'
+            opened.until("succeeded in")
             opened.press(CTRL_C)
             assert opened.wait() == 0
             assert f"stopped; the data in {home} is kept" in opened.screen

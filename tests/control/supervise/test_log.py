@@ -53,6 +53,17 @@ def test_other_readers_get_one_json_object_a_line_for_any_output(line: str) -> N
     assert (read["service"], read["message"]) == ("executor", line)
 
 
+def test_a_terminal_gets_a_traceback_as_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    trace = 'Traceback (most recent call last):\n  File "shop.py", line 7, in greet\n    fail()\nValueError: no\n'
+    record = json.dumps({**json.loads(RECORD), "message": "failure 1 of 4", "trace": trace})
+    first, *rest = written(Screen(), record).splitlines()
+    assert first.endswith("failure 1 of 4  run_id=7")
+    indent = len(rest[0]) - len(rest[0].lstrip())
+    assert [line[indent:] for line in rest] == trace.splitlines()
+    assert json.loads(written(io.StringIO(), record))["trace"] == trace
+
+
 def test_a_record_keeps_its_fields_in_json() -> None:
     assert json.loads(written(io.StringIO(), RECORD)) == {**json.loads(RECORD), "service": "relay"}
 
