@@ -36,7 +36,7 @@ def test_unknown_exception_is_a_failure_with_its_trace() -> None:
 def test_long_messages_push_no_frame_out_of_the_trace() -> None:
     def breaks(size: int) -> None:
         try:
-            _ = {}["line of text\n" * size]
+            _ = {"there": 1}["line of text\n" * size]
         except KeyError as error:
             message = "y" * size
             raise ValueError(message) from error
