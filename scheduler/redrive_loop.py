@@ -4,7 +4,7 @@ A batch is one transaction: new runs, marks in the dead letters, messages and th
 begins where the last committed one ended. The row has the time of its next batch, so that its rate holds over all
 schedulers. Any of them takes the next batch.
 
-Firing has the same thread, and never waits for a redrive's locks: a batch that meets a locked job is tried again later.
+Firing has the same thread: it waits 50 ms at most for a locked job, and the batch is tried later.
 """
 
 import logging
