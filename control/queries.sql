@@ -742,6 +742,7 @@ SELECT tenant, created_at
 WITH looked AS MATERIALIZED (
     SELECT run_id, job_id, tenant, finished_at FROM finished_runs
      WHERE finished_at >= %(first)s AND finished_at < %(until)s
+       AND (finished_at, run_id) > (%(first)s, %(after_id)s)
 )
 SELECT tidewheel_now(), c.looked_at, f.*
   FROM (SELECT count(*) AS looked_at FROM looked) AS c

@@ -4,11 +4,13 @@ Each stream polls: the ends since its last event, by the time of the end, and th
 with those that it has sent. So a change is sent within a second, a run's end always, and a change of an open run while
 it is among the newest 500. An event's id is the time of the last end that the client has seen. A client that connects
 again with it gets later ends, some perhaps twice, and the open runs as they are now.
+
+A transaction commits an end later than the time that the end has. So each read begins five seconds before the last one,
+and leaves out what it has sent. An open run that is open no longer, and whose end is older than that, is sent too.
 """
 
 import asyncio
-from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
@@ -16,6 +18,8 @@ from uuid import UUID
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Send
+from starlette.types import Scope as HttpScope
 
 from tidewheel.api_keys import Scope
 from tidewheel.control.api import examples
@@ -26,11 +30,12 @@ from tidewheel.control.api.openapi import add_route
 from tidewheel.control.api.problems import Overloaded
 from tidewheel.control.api.queries import TenantQuery, read_query
 from tidewheel.control.api.workers import Workers, WorkerState
-from tidewheel.control.reads.run_changes import ENDS, read_run_changes, start_of_changes
+from tidewheel.control.reads.run_changes import ENDS, OPEN_RUNS, Place, RunChanges, read_run_changes, start_of_changes
 from tidewheel.control.reads.runs import RunSummary, read_runs
 from tidewheel.errors import Unavailable, refuse
 from tidewheel.jobs.validation import shown
-from tidewheel.jobs.values import Key
+from tidewheel.jobs.values import Key, parse_timestamp
+from tidewheel.postgres.session import Conn
 from tidewheel.process.service import Shutdown
 
 _STREAMS = 64  # of one process: each costs a poll a second
@@ -42,6 +47,8 @@ _OLDEST = timedelta(hours=1)  # of a Last-Event-ID: older ends are listed by GET
 # An index by the end of a run finds a span of it, but no tenant: the span is short where others end many runs.
 _SPAN, _SHORT_SPAN, _FEW_ENDS = timedelta(seconds=16), timedelta(seconds=1), 5000
 _LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
+_NO_RUN = UUID(int=0)
+_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # a proxy that collects answers would hold events
 
 
 class EventsQuery(TenantQuery):
@@ -83,34 +90,53 @@ class RunEventsApi:
             message = f"{self._streams} streams are open; close one, or repeat the request in a moment"
             raise Overloaded(message)
         stream = _Stream(caller.tenant, query.job, since)
-        first = await self.reads.do(stream.read)  # a refusal is still an answer of its own
-        headers = {"Cache-Control": "no-store"}
+        self._streams += 1
+        try:
+            first = await self.reads.do(stream.read)  # a refusal is still an answer of its own
+        except BaseException:
+            self._end()
+            raise
         if request.scope.get(HEAD):
-            return Response(headers=headers, media_type="text/event-stream")
+            self._end()
+            return Response(headers=_HEADERS, media_type="text/event-stream")
         is_open = request.scope.get(IS_OPEN, _always)
-        return StreamingResponse(self._events(stream, first, is_open), media_type="text/event-stream", headers=headers)
+        return _Streaming(self._events(stream, first, is_open), self._end)
+
+    def _end(self) -> None:
+        self._streams -= 1
 
     async def _events(
         self, stream: "_Stream", text: bytes, is_open: Callable[[], Awaitable[bool]]
     ) -> AsyncGenerator[bytes]:
-        self._streams += 1
-        quiet = 0.0
+        now = asyncio.get_running_loop().time
+        sent_at = now()
+        yield b"retry: 2000\n\n" + text
+        while not self.stop.requested() and await is_open():
+            text = b""  # freed
+            yield text  # uvicorn waits until the client has read what was sent: then follows the next read
+            await asyncio.sleep(0.0 if stream.full else _POLL_SECONDS)
+            try:
+                text = await self.reads.do(stream.read)
+            except Unavailable:
+                text, stream.full = b"", False  # the next poll reads the same changes
+            if text or now() - sent_at >= _ALIVE_SECONDS:
+                sent_at = now()
+                yield text or b": alive\n\n"
+
+
+class _Streaming(StreamingResponse):
+    """A stream that gives its place back, also if its client leaves before it begins."""
+
+    def __init__(self, events: AsyncGenerator[bytes], end: Callable[[], None]) -> None:
+        super().__init__(events, media_type="text/event-stream", headers=_HEADERS)
+        self._end = end
+
+    async def __call__(self, scope: HttpScope, receive: Receive, send: Send) -> None:
+        """Send the events."""
         try:
-            yield b"retry: 2000\n\n" + text
-            while not self.stop.requested() and await is_open():
-                text = b""  # freed
-                yield text  # uvicorn waits until the client has read what was sent: then follows the next read
-                await asyncio.sleep(0.0 if stream.full else _POLL_SECONDS)
-                try:
-                    text = await self.reads.do(stream.read)
-                except Unavailable:
-                    text = b""  # the next poll reads the same changes
-                quiet = 0.0 if text else quiet + _POLL_SECONDS
-                if text or quiet >= _ALIVE_SECONDS:
-                    quiet = 0.0
-                    yield text or b": alive\n\n"
+            await super().__call__(scope, receive, send)
         finally:
-            self._streams -= 1
+            self._end()
 
 
 @dataclass(slots=True)
@@ -129,41 +155,80 @@ class _Stream:
     since: datetime | None
     full: bool = False
     _read_until: datetime | None = None
-    _oldest: datetime = _LONG_AGO
+    _oldest: Place = (_LONG_AGO, _NO_RUN)  # ends up to this place are not read again
     _span: timedelta = _SPAN
     _open: Mapping[UUID, tuple[str, int]] | None = None
-    _ended: OrderedDict[UUID, datetime] = field(default_factory=OrderedDict[UUID, datetime])
+    _ended: dict[UUID, datetime] = field(default_factory=dict[UUID, datetime])
 
     def read(self, state: WorkerState) -> bytes:
         """Return the events since the last call."""
+        text = b""
         with state.connection(self.tenant).snapshot() as reading:
             if self._read_until is None:
-                now = start_of_changes(reading, self.tenant, self.job)
-                if self.since is None:
-                    self.since = now
-                else:
-                    self._open = {}  # every open run is sent as it is now
-                self._oldest = self._read_until = max(self.since, now - _OLDEST)
-            # A transaction that sets the time of its ends commits later.
-            first, until = max(self._read_until - _COMMITS_WITHIN, self._oldest), self._read_until + self._span
-            found = read_run_changes(reading, self.tenant, self.job, first=first, until=until, known=list(self._ended))
+                text = self._begin(reading)
+            assert self._read_until is not None  # noqa: S101 - set by `_begin`
+            self._oldest = max((self._read_until - _COMMITS_WITHIN, _NO_RUN), self._oldest)
+            until = self._read_until + self._span
+            found = self._changes(reading, until)
             before = found.open_runs if self._open is None else self._open
             moved = [run_id for run_id, at in found.open_runs.items() if before.get(run_id) != at]
-            runs = {run.run_id: run for run in read_runs(reading, [*moved, *(each.run_id for each in found.ends)])}
+            gone = self._gone(before, found)
+            ids = [*moved, *gone, *(each.run_id for each in found.ends)]
+            runs = {run.run_id: run for run in read_runs(reading, ids)}
         self._open = found.open_runs
-        text = b"".join(_event(runs[run_id], None) for run_id in reversed(moved) if run_id in runs)
+        text += b"".join(_event(runs[run_id], None) for run_id in reversed(moved) if run_id in runs)
+        for run_id in gone:
+            if run_id in runs and (finished_at := runs[run_id].finished_at) is not None:
+                self._ended[run_id] = finished_at
+                text += _event(runs[run_id], None)  # without an id: other ends before it may not have been read
         for each in found.ends:
             self.since = max(self.since or each.finished_at, each.finished_at)
-            self._ended[each.run_id] = each.finished_at
             if each.run_id in runs:
                 text += _event(runs[each.run_id], self.since)
+        self._remember(found)
         is_cut = len(found.ends) >= ENDS
         self.full = is_cut or until <= found.now
         self._read_until = max(self._read_until, found.ends[-1].finished_at if is_cut else min(until, found.now))
         self._span = _SPAN if found.looked_at < _FEW_ENDS else _SHORT_SPAN
-        while len(self._ended) > _REMEMBERED:
-            _, self._oldest = self._ended.popitem(last=False)
         return text
+
+    def _begin(self, reading: Conn) -> bytes:
+        """Set the place at which the stream begins; return the event of a gap before it."""
+        now = start_of_changes(reading, self.tenant, self.job)
+        if self.since is None:
+            self.since = self._read_until = now
+            self._oldest = (now - _COMMITS_WITHIN, _NO_RUN)
+            while len((found := self._changes(reading, now)).ends) >= ENDS:
+                self._remember(found)  # the client sees them in lists
+            self._remember(found)
+            return b""
+        self._open = {}  # every open run is sent as it is now
+        self.since = min(self.since, now)  # of a database that was restored
+        self._read_until = max(self.since, now - _OLDEST)
+        if self.since == self._read_until:
+            return b""
+        return b"event: gap\ndata: " + encoded({"since": self.since, "until": self._read_until}) + b"\n\n"
+
+    def _changes(self, reading: Conn, until: datetime) -> RunChanges:
+        return read_run_changes(
+            reading, self.tenant, self.job, after=self._oldest, until=until, known=list(self._ended)
+        )
+
+    def _gone(self, before: Mapping[UUID, object], found: RunChanges) -> Sequence[UUID]:
+        """Return the runs that are open no longer and whose ends are in no span."""
+        # Newer runs take the places of the oldest, which are still open.
+        first = min(found.open_runs) if len(found.open_runs) >= OPEN_RUNS else _NO_RUN
+        ends = {each.run_id for each in found.ends}
+        return [run_id for run_id in before.keys() - found.open_runs.keys() - ends if run_id >= first]
+
+    def _remember(self, found: RunChanges) -> None:
+        """Remember the ends that the next reads would find again, and forget the others."""
+        self._ended |= {each.run_id: each.finished_at for each in found.ends}
+        self._ended = {run_id: at for run_id, at in self._ended.items() if (at, run_id) > self._oldest}
+        if len(self._ended) > _REMEMBERED:
+            places = sorted((at, run_id) for run_id, at in self._ended.items())
+            self._oldest = places[-_REMEMBERED - 1]
+            self._ended = {run_id: at for at, run_id in places[-_REMEMBERED:]}
 
 
 async def _always() -> bool:
@@ -176,9 +241,9 @@ def _event(run: RunSummary, at: datetime | None) -> bytes:
 
 
 def _instant(text: str | None) -> datetime | None:
-    if text is None:
+    if not text:  # empty: as a client has it before the first id
         return None
     try:
-        return datetime.fromisoformat(text).astimezone(UTC)
-    except (ValueError, OverflowError):
+        return parse_timestamp(text)
+    except ValueError:
         refuse("Last-Event-ID", f"{shown(text)} is no id of this stream", "send the id of an event, or leave it out")

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import cast
+from typing import TypeAlias, cast
 from uuid import UUID
 
 from tidewheel.control.reads.job_position import read_job_position
@@ -16,6 +16,9 @@ from tidewheel.postgres.statements import Statements
 _SQL = Statements("tidewheel.control")
 _FIND_OPEN_STATES = _SQL["find_open_states"]
 _FIND_ENDS = _SQL["find_ends"]
+
+Place: TypeAlias = tuple[datetime, UUID]
+"""The place of an end: its time and its run."""
 
 OPEN_RUNS = 500  # whose changes are seen
 ENDS = 1000  # of one read
@@ -65,14 +68,14 @@ def start_of_changes(connection: Conn, tenant: str, key: str | None) -> datetime
 
 
 def read_run_changes(
-    connection: Conn, tenant: str, key: str | None, *, first: datetime, until: datetime, known: Sequence[UUID]
+    connection: Conn, tenant: str, key: str | None, *, after: Place, until: datetime, known: Sequence[UUID]
 ) -> RunChanges:
-    """Return the newest open runs, and the ends from `first` until before `until` except known ones."""
+    """Return the newest open runs, and the ends after a place and before `until` except known ones."""
     job = None if key is None else job_id(tenant, key)
     columns: dict[str, object] = {"tenant": tenant, "job_id": job, "limit": OPEN_RUNS}
     found = connection.execute(_FIND_OPEN_STATES, columns, binary=True).fetchall()
     standing = {run_id: (state, attempt) for run_id, state, attempt in cast("list[tuple[UUID, str, int]]", found)}
-    columns |= {"first": first, "until": until, "known": list(known), "limit": ENDS}
+    columns |= {"first": after[0], "after_id": after[1], "until": until, "known": list(known), "limit": ENDS}
     rows = connection.execute(_FIND_ENDS, columns, binary=True).fetchall()
     now, looked_at = cast("tuple[datetime, int]", rows[0][:2])
     ends = [RunEnd(*cast("tuple[UUID, datetime]", row[2:])) for row in rows if row[2] is not None]

@@ -3,24 +3,37 @@
 import json
 import socket
 from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from datetime import datetime, timedelta
 from http import HTTPStatus
-from typing import Any
+from typing import Any, LiteralString
 
 import httpx
 import psutil
 import pytest
 
 from tests.control.api.answering import answering, enter, refusal
-from tests.fixtures.database import Database
+from tests.fixtures.database import ClockedDatabase, Database
 from tests.fixtures.services import until
-from tests.transitions.acts import begun, copy_ends, submit, succeed, trigger
+from tests.transitions.acts import begun, copy_ends, ending, submit, succeed, trigger
+from tests.transitions.stepping import in_background
 from tidewheel.clock import monotonic_seconds
 from tidewheel.control.api import connections, run_events
+from tidewheel.control.reads import run_changes
+from tidewheel.runs import RunState
+from tidewheel.transitions.finish import finish_runs
 
 PATH = "/api/v1/run-events"
 ENDS, SIZE = 4_000, 4_000  # so many ends of so many bytes are more than the socket of a client takes unread
 STALLED = 2
+COPY_END: LiteralString = """
+INSERT INTO finished_runs (run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, publish_at,
+                           created_at, finished_at, state, attempt)
+SELECT gen_random_uuid(), job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, publish_at, created_at,
+       tidewheel_now(), state, attempt
+  FROM finished_runs, generate_series(1, %(runs)s)
+"""
 
 
 @pytest.fixture
@@ -70,6 +83,11 @@ def test_changes_of_a_run_are_streamed_in_order_and_a_new_stream_goes_on_after_t
             seen += [event["data"]["run_id"]] if "data" in event else []
 
 
+def ended(stream: Iterator[dict[str, Any]]) -> dict[str, Any]:
+    """Return the next event of a run that has ended."""
+    return next(each for each in stream if "data" in each and each["data"]["finished_at"] is not None)
+
+
 def test_stream_of_a_job_has_no_other_jobs_runs(client: httpx.Client, database: Database) -> None:
     submit(database, "other")
     with following(client, query="?job=other") as stream:
@@ -100,6 +118,125 @@ def test_streams_and_lists_leave_heartbeats_their_threads(client: httpx.Client, 
         assert executor.heartbeat() == []
     for each in waiting:
         each.close()
+
+
+def test_end_that_is_committed_after_a_later_one_is_sent(client: httpx.Client, database: Database) -> None:
+    """An open stream sends it, and so does one that begins again behind the later one."""
+    early = begun(database)
+    with following(client) as stream, database.transaction() as held:
+        next(stream)
+        finish_runs(held, database.installation, [ending(early, RunState.SUCCEEDED)])
+        late = begun(database)
+        succeed(database, late)
+        last = ended(stream)
+        assert last["data"]["run_id"] == str(late.run_id)
+        held.execute("COMMIT")
+        assert ended(stream)["data"]["run_id"] == str(early.run_id)
+    with following(client, last["id"]) as stream:
+        assert {ended(stream)["data"]["run_id"] for _ in range(2)} == {str(early.run_id), str(late.run_id)}
+
+
+def test_end_whose_transaction_lasts_long_is_sent_once(clocked: ClockedDatabase) -> None:
+    submit(clocked)
+    with answering(clocked) as client:
+        early = begun(clocked)
+        with following(client) as stream, clocked.transaction() as held:
+            next(stream)
+            finish_runs(held, clocked.installation, [ending(early, RunState.SUCCEEDED)])
+            for _ in range(2):
+                clocked.advance(timedelta(seconds=20))
+                succeed(clocked, begun(clocked))
+                ended(stream)
+            held.execute("COMMIT")
+            found = ended(stream)
+            assert (found["data"]["run_id"], "id" in found) == (str(early.run_id), False)
+            last = begun(clocked)
+            succeed(clocked, last)
+            assert ended(stream)["data"]["run_id"] == str(last.run_id)
+
+
+def test_ends_of_one_instant_are_sent_once_however_many_are_remembered(
+    client: httpx.Client, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_events, "_REMEMBERED", 3)
+    monkeypatch.setattr(run_events, "_POLL_SECONDS", 0.05)
+    for module in (run_events, run_changes):
+        monkeypatch.setattr(module, "ENDS", 7)
+    with following(client) as stream:
+        next(stream)
+        succeed(database, begun(database))
+        ended(stream)
+        with database.transaction() as connection:
+            connection.execute(COPY_END, {"runs": 30})
+        last = begun(database)
+        succeed(database, last)
+        seen = [ended(stream)["data"]["run_id"]]
+        while seen[-1] != str(last.run_id):
+            seen.append(ended(stream)["data"]["run_id"])
+        assert len(seen) == len(set(seen)) == 31
+
+
+@pytest.mark.parametrize("last", ["2026-11-20", "2026-11-20T01:00:00", "20261120T010000Z", "9" * 40, "-1", "\xe9"])
+def test_id_that_is_none_of_a_stream_is_refused(client: httpx.Client, last: str) -> None:
+    answer = client.get(PATH, headers=[(b"Last-Event-ID", last.encode("latin-1"))])
+    assert refusal(answer, HTTPStatus.UNPROCESSABLE_ENTITY)["errors"][0]["path"] == "Last-Event-ID"
+
+
+@pytest.mark.parametrize("last", ["9999-12-31T23:59:59.999999Z", "2200-01-01T00:00:00+14:00"])
+def test_stream_after_an_id_of_the_future_begins_now(client: httpx.Client, database: Database, last: str) -> None:
+    with following(client, last) as stream:
+        assert next(stream) == {"opened": True}
+        started = begun(database)
+        succeed(database, started)
+        assert ended(stream)["data"]["run_id"] == str(started.run_id)
+
+
+def test_id_that_is_too_old_is_answered_with_the_gap(client: httpx.Client, database: Database) -> None:
+    now = database.now()
+    with client.stream("GET", PATH, headers={"Last-Event-ID": (now - timedelta(hours=3)).isoformat()}) as answer:
+        lines = answer.iter_lines()
+        while next(lines) != "event: gap":
+            pass
+        gap = json.loads(next(lines).removeprefix("data: "))
+    since, until_ = (datetime.fromisoformat(gap[name]) for name in ("since", "until"))
+    assert since == now - timedelta(hours=3)
+    assert timedelta(minutes=59) < now - until_ <= timedelta(hours=1)
+
+
+def test_number_of_streams_is_bounded_also_while_they_open(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_events, "_STREAMS", 2)
+
+    def open_one(_: int) -> HTTPStatus:
+        return HTTPStatus(held.enter_context(client.stream("GET", PATH)).status_code)
+
+    with ExitStack() as held, ThreadPoolExecutor(8) as threads:
+        statuses = sorted(threads.map(open_one, range(8)))
+    assert statuses == [HTTPStatus.OK] * 2 + [HTTPStatus.SERVICE_UNAVAILABLE] * 6
+
+    def opens() -> bool:
+        with client.stream("GET", PATH) as answer:
+            return answer.status_code == HTTPStatus.OK
+
+    until(opens, "the places are free again")
+    assert client.head(PATH).status_code == HTTPStatus.OK
+
+
+def test_quiet_stream_sends_comments_and_ends_with_the_api(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_events, "_ALIVE_SECONDS", 0.0)
+    with httpx.Client(timeout=60, trust_env=False) as own, ExitStack() as held:
+        with answering(database) as client:
+            answer = held.enter_context(own.stream("GET", f"{client.base_url}{PATH}"))
+            assert answer.headers["x-accel-buffering"] == "no"
+            lines = answer.iter_lines()
+            while next(lines) != ": alive":
+                pass
+            held.enter_context(asking(client, database.now().isoformat()))
+            rest = in_background(lambda: list(lines))
+            stopped_at = monotonic_seconds()
+        assert monotonic_seconds() - stopped_at < 5
+        assert set(rest.result(60)) <= {"", ": alive"}
 
 
 @pytest.mark.parametrize(("limit", "value"), [("_UNREAD_SECONDS", 0.5), ("_UNREAD_BYTES", 0)])

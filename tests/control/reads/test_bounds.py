@@ -218,7 +218,7 @@ def test_stream_reads_the_ends_of_its_span_alone(large: Large, key: str | None) 
 
     def read(connection: Conn) -> None:
         connection.execute("SET LOCAL enable_bitmapscan = on")  # as in the sessions of streams
-        read_run_changes(connection, "default", key, first=first, until=until, known=[])
+        read_run_changes(connection, "default", key, after=(first, UUID(int=0)), until=until, known=[])
 
     rows, _ = large.cost(read)
     ended = 60 * RUNS / timedelta(days=6).total_seconds()
