@@ -194,6 +194,24 @@ def _apply_of(kind: type, batch: Sequence[ReceivedRequest], actor: Actor | None)
     return partial(apply_pauses, actor=actor) if apply is apply_pauses else apply
 
 
+def first_reply(connection: Conn, tenant: str, request_id: str, content: bytes) -> Reply | None:
+    """Return the stored reply to a request; None if it is new.
+
+    Args:
+        connection: Inside a transaction.
+        tenant: The tenant of the request.
+        request_id: Its id.
+        content: The hash of its content.
+
+    Raises:
+        RequestConflict: The id was used for another request.
+    """
+    stored = _find_replies(connection, [(tenant, request_id)]).get((tenant, request_id))
+    if stored is not None and stored[0] != content:
+        raise RequestConflict(request_id)
+    return stored and stored[1]
+
+
 def unknown_tenants(connection: Conn, batch: Sequence[ReceivedRequest]) -> set[str]:
     """Return the tenants in this batch that do not exist."""
     tenants = {received.tenant for received in batch}

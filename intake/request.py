@@ -47,8 +47,10 @@ class ReceivedRequest:
         key: The key of its job; a job submitted without one gets the request_id, or the message's coordinates.
         sent_ms: The timestamp of its message. A topic that was created again repeats offsets, but no timestamps.
         named: The person that the message's header names, for the audit log.
-        sent_traceparent: The `traceparent` of the message's headers. It is no part of the request's content, so a
-            request that is sent again may have another one.
+        sent_traceparent: The `traceparent` of the headers that came with it. It is no part of the request's content,
+            so a request that is sent again may have another one.
+        made_from: The hash of what the client sent, where the request was made from it and from stored rows, as the
+            submit of a patch is.
     """
 
     request: Request
@@ -58,6 +60,7 @@ class ReceivedRequest:
     sent_ms: int | None = None
     named: str | None = None
     sent_traceparent: str | None = None
+    made_from: bytes | None = None
     tenant: str = field(init=False)
     key: str | None = field(init=False)
     _job_id: JobId | None = field(init=False, default=None)
@@ -105,6 +108,8 @@ class ReceivedRequest:
     def body_hash(self) -> bytes:
         """Return the hash of the content: it differs when a request_id is used again for another request."""
         request = self.request
+        if self.made_from is not None:
+            return self.made_from
         common = (request.type, request.tenant, request.traceparent)
         if isinstance(request, JobSubmit):
             body = _submit_body(*common, request.if_version, request.job.paused)
@@ -119,8 +124,7 @@ class ReceivedRequest:
 
     def model_body_hash(self) -> bytes:
         """Return the hash of the whole model: `body_hash` of the other types, and of all types in older rows."""
-        document = self.request.model_dump(mode="python", exclude_unset=True, exclude={"request_id"})
-        return sha256(canonical(_plain(document))).digest()
+        return content_hash(self.request.model_dump(mode="python", exclude_unset=True, exclude={"request_id"}))
 
     def seed(self) -> bytes | None:
         """Return the request_id or the message's coordinates, which run ids are derived from."""
@@ -138,6 +142,11 @@ class ReceivedRequest:
             return None
         sent = "" if self.sent_ms is None else f"@{self.sent_ms}"
         return f"{self.origin.topic}/{self.origin.partition}/{self.origin.offset}{sent}"
+
+
+def content_hash(content: object) -> bytes:
+    """Return the hash of a document, by which a repeated one is recognized."""
+    return sha256(canonical(_plain(content))).digest()
 
 
 def accepted(received: ReceivedRequest, **facts: object) -> Reply:

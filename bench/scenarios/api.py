@@ -21,7 +21,8 @@ from tidewheel.bench.history import BUSY_JOB, BYTES_OF_A_RUN, RARE_JOB, History,
 from tidewheel.bench.load import count_of
 from tidewheel.bench.measurement import Figure, Incomplete, Options, Round, least, percentile
 from tidewheel.clock import monotonic_seconds
-from tidewheel.control.api.queries import write_cursor
+from tidewheel.control.api.queries import Cursors
+from tidewheel.control.api.runs import RunsQuery
 from tidewheel.control.client.client import Client
 from tidewheel.ids import first_run_id
 from tidewheel.jobs.values import format_timestamp
@@ -92,7 +93,10 @@ def _measure_reads(connection: Conn, api: "_Api", history: History, options: Opt
 def _reads(api: "_Api", history: History) -> Mapping[str, str]:
     """The address of each read, by its name."""
     middle = history.first + (history.last - history.first) / 2
-    deep = write_cursor(first_run_id(middle))
+    deep, rare_deep = (
+        Cursors.of_list("/api/v1/runs", query, "default").write(history.last, first_run_id(middle))
+        for query in (RunsQuery(), RunsQuery(queue="reports"))
+    )
     since, until = format_timestamp(middle), format_timestamp(history.first + (history.last - history.first) / 1.9)
     api.get("/runs?tenant=tiny")
     api.headers["Last-Event-ID"] = (history.last - timedelta(minutes=1)).isoformat()  # read by a stream alone
@@ -106,7 +110,7 @@ def _reads(api: "_Api", history: History) -> Mapping[str, str]:
         "runs_queued": "/runs?status=queued",
         "runs_running": "/runs?status=running",
         "runs_of_rare_lane": "/runs?lane=batch",
-        "runs_of_rare_queue_deep": f"/runs?queue=reports&cursor={deep}",
+        "runs_of_rare_queue_deep": f"/runs?queue=reports&cursor={rare_deep}",
         "runs_of_rare_cause": "/runs?cause=backfill",
         "runs_of_rare_label": f"/runs?label=rare%3Dyes&since={since}",
         "runs_of_a_job": f"/runs?job={RARE_JOB}",

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tidewheel.control.api.callers import Caller
+from tidewheel.control.api.queries import as_key
 from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.reads.json_form import as_json
@@ -18,11 +19,12 @@ from tidewheel.jobs.validation import shown
 
 T = TypeVar("T")
 
-_ENTITY_TAG = re.compile(r'(?:W/)?"(\d{1,9})"', re.ASCII)
+_ENTITY_TAG = re.compile(r'(?:W/)?"([1-9]\d{0,8})"', re.ASCII)  # weak too: some proxies make it so
 
 IDEMPOTENCY_KEY = {"Idempotency-Key": "A repeated key returns the first answer, for 8 days"}
 IF_MATCH = {"If-Match": "The ETag of the version to change; 412 if it is no longer the current one"}
 ENTITY_TAG = {"ETag": "The version of the job"}
+TRACEPARENT = {"traceparent": "The trace of the new runs, as W3C Trace Context describes it; an invalid one is ignored"}
 LOCATION = {"Location": "The path of what was created or accepted"}
 IF_NONE_MATCH = {"If-None-Match": "`*` to create only; 412 if the job exists"}
 
@@ -46,15 +48,21 @@ async def answer(
 
 
 async def call(workers: Workers, caller: Caller, work: Callable[[Connection], T]) -> T:
-    """Run work on a thread, with the tenant and the actor of a caller."""
-    return await workers.do(lambda state: work(state.connection(caller.tenant, caller.actor)))
+    """Run work on a thread, with the tenant, the actor and the trace of a caller."""
+    return await workers.do(lambda state: work(state.connection(caller.tenant, caller.actor, caller.traceparent)))
 
 
-def accepted(result: object, where: str, name: str) -> Response:
+def location(caller: Caller, path: str) -> dict[str, str]:
+    """Return the header with the path at which this caller reads what it has created."""
+    named = f"?tenant={caller.tenant}" if caller.all_tenants and caller.tenant != "default" else ""
+    return {"Location": f"{path}{named}"}
+
+
+def accepted(caller: Caller, result: object, where: str, name: str) -> Response:
     """Answer 202 with the path of what schedulers work off, or 200 if nothing is left to do."""
     following = getattr(result, name)
     status = HTTPStatus.OK if following is None else HTTPStatus.ACCEPTED
-    headers = {} if following is None else {"Location": f"{where}/{following}"}
+    headers = {} if following is None else location(caller, f"{where}/{following}")
     return Response(encoded(result), status, headers, media_type="application/json")
 
 
@@ -69,22 +77,37 @@ def entity_tag(version: int) -> dict[str, str]:
 
 
 def idempotency_key(request: Request) -> str | None:
-    """Return the request_id that the caller has given."""
-    return request.headers.get("idempotency-key")
+    """Return the request_id that the caller has given.
+
+    Raises:
+        InvalidInput: It is no request_id.
+    """
+    given = request.headers.get("idempotency-key")
+    return None if given is None else as_key(given, "Idempotency-Key")
 
 
-def expected_version(request: Request) -> int | None:
+def expected_version(request: Request, *, creates: bool = False) -> int | None:
     """Return the version that the caller expects: 0 for none, None for any.
+
+    Args:
+        request: The request.
+        creates: True if the call creates a job that does not exist.
 
     Raises:
         InvalidInput: A precondition is neither an ETag of this API nor `*`.
     """
-    if (only_new := request.headers.get("if-none-match")) is not None:
+    given, only_new = request.headers.get("if-match"), request.headers.get("if-none-match")
+    if only_new is not None:
         if only_new.strip() != "*":
             refuse("If-None-Match", f"{shown(only_new)} is not valid", "write *, or use If-Match")
+        if given is not None:
+            refuse("If-None-Match", "If-Match expects a version, and this one expects none", "send one of them")
         return 0
-    given = request.headers.get("if-match")
-    if given is None or given.strip() == "*":
+    if given is None:
+        return None
+    if given.strip() == "*":
+        if creates:  # as a promise that the job exists, it would have to be checked
+            refuse("If-Match", "* names no version", "write the ETag of an answer, or send a PATCH")
         return None
     if (found := _ENTITY_TAG.fullmatch(given.strip())) is None:
         refuse("If-Match", f"{shown(given)} is not valid", 'write the ETag of an answer, such as "3"')

@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from tidewheel.control.api.problems import UnreadableBody
 from tidewheel.control.api.queries import TenantQuery, read_query
-from tidewheel.errors import FieldError, InvalidInput, UndecodableMessage, refuse
+from tidewheel.errors import FieldError, InvalidInput, UndecodableMessage
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.strict_json import MAX_DOCUMENT_BYTES, read_object
 from tidewheel.jobs.validation import StrictModel, shown, validate
@@ -76,14 +76,11 @@ async def read_verb(request: Request, kind: str, **fields: object) -> dict[str, 
         **fields: The fields that the address and the headers give.
 
     Raises:
-        InvalidInput: The body has a field of these, the query has one that is not documented, or a header states a
-            condition that nothing would check.
+        InvalidInput: The body has a field of these, or the query has one that is not documented.
         HTTPException: As `read_document`.
         UnreadableBody: As `read_document`.
     """
     read_query(request, TenantQuery)
-    if "if_version" not in fields and "if-match" in request.headers:
-        refuse("If-Match", "this call changes no version", "leave it out")
     body = await read_document(request)
     wrong = [name for name in body if name in ELSEWHERE or name in fields]
     if wrong:

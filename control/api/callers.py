@@ -18,6 +18,7 @@ from tidewheel.audit import ACTOR_HEADER, ALL_TENANTS, Actor, ActorKind, Door, p
 from tidewheel.control.api.bearer import KEY, SAFE, TRUSTED
 from tidewheel.control.api.key_check import StoredKey
 from tidewheel.control.api.queries import TenantQuery, read_query
+from tidewheel.jobs.values import is_traceparent
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +30,14 @@ class Caller:
         scopes: Its rights.
         actor: Its name for the audit log.
         all_tenants: True if it may name any tenant, and the whole installation.
+        traceparent: The trace context of the request.
     """
 
     tenant: str
     scopes: frozenset[Scope]
     actor: Actor
     all_tenants: bool
+    traceparent: str | None
 
 
 async def caller(request: Request, needed: SecurityScopes) -> Caller:
@@ -82,7 +85,9 @@ def _local(request: Request) -> Caller:
     """Return a caller on the machine of an API without a token."""
     address = request.client.host if request.client else "unknown"
     actor = Actor(Door.REST, ActorKind.LOCAL, address, person(request.headers.get(ACTOR_HEADER)))
-    return Caller(_tenant(request) or "default", frozenset(Scope), actor, all_tenants=True)
+    return Caller(
+        _tenant(request) or "default", frozenset(Scope), actor, all_tenants=True, traceparent=_traceparent(request)
+    )
 
 
 def _keyed(request: Request, key: StoredKey) -> Caller:
@@ -93,7 +98,12 @@ def _keyed(request: Request, key: StoredKey) -> Caller:
         raise HTTPException(HTTPStatus.NOT_FOUND, f"there is no tenant {tenant!r}")
     named = person(request.headers.get(ACTOR_HEADER))
     actor = Actor(Door.REST, ActorKind.KEY, key.name, named, key.key_id)
-    return Caller(tenant, key.rights, actor, all_tenants=everywhere)
+    return Caller(tenant, key.rights, actor, all_tenants=everywhere, traceparent=_traceparent(request))
+
+
+def _traceparent(request: Request) -> str | None:
+    given = request.headers.get("traceparent")
+    return given if is_traceparent(given) else None
 
 
 def _tenant(request: Request) -> str | None:

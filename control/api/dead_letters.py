@@ -3,7 +3,6 @@
 from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Any, Literal, cast
@@ -22,21 +21,21 @@ from tidewheel.control.api.callers import Operator, Reader
 from tidewheel.control.api.json_schemas import body_of, schema_of
 from tidewheel.control.api.openapi import add_route
 from tidewheel.control.api.queries import (
+    Cursors,
     Flag,
     LimitQuery,
     PageQuery,
     TenantQuery,
     Text,
-    read_cursor,
+    Whole,
     read_query,
-    write_cursor,
 )
 from tidewheel.control.api.runs import RUN, with_attempts
 from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.client.dead_letters import DeadLetters, RedriveResult
 from tidewheel.control.client.redrives import RedriveChange, Redrives
-from tidewheel.control.reads.dead_letters import DeadLetterFilter, DeadLetterSummary, Place
+from tidewheel.control.reads.dead_letters import DeadLetterFilter, DeadLetterSummary
 from tidewheel.control.reads.redrives import Redriving
 from tidewheel.errors import UnknownDeadLetter
 from tidewheel.jobs.validation import StrictModel
@@ -181,12 +180,14 @@ class DeadLettersApi:
     async def list_dead_letters(self, request: Request, caller: Reader) -> Response:
         """List dead letters, the newest first."""
         query = read_query(request, LettersQuery)
-        after = cast("Place | None", tuple(read_cursor(query.cursor, datetime, int)) if query.cursor else None)
+        cursors = Cursors.of(request, query, caller.tenant)
+        place = cursors.read(Instant, Whole)
+        after = None if place is None else (place[0], place[1])
         filters = _filters(query) | {"redriven": query.redriven}
 
         def read(connection: Connection) -> DeadLettersPage:
             found = DeadLetters(connection).list(after=after, limit=query.limit, **cast("DeadLetterFilter", filters))
-            cursor = None if found.next_cursor is None else write_cursor(*found.next_cursor)
+            cursor = cursors.write(*found.next_cursor or [None])
             return DeadLettersPage(found.dead_letters, cursor, found.total, found.at_least)
 
         return await answer(self.reads, caller, read)
@@ -219,7 +220,7 @@ class DeadLettersApi:
         def change(connection: Connection) -> RedriveResult:
             return DeadLetters(connection).redrive(rate=body.rate, dry_run=body.dry_run, reason=body.reason, **filters)
 
-        return accepted(await call(self.writes, caller, change), _REDRIVES, "redrive_id")
+        return accepted(caller, await call(self.writes, caller, change), _REDRIVES, "redrive_id")
 
     async def list_redrives(self, request: Request, caller: Reader) -> Response:
         """List redrives, the newest first."""

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
 from uuid import UUID
 
 from fastapi import APIRouter
@@ -14,7 +13,7 @@ from tidewheel.control.api import examples
 from tidewheel.control.api.answers import answer
 from tidewheel.control.api.callers import Admin, Reader, ensure_all_tenants
 from tidewheel.control.api.openapi import add_route
-from tidewheel.control.api.queries import PageQuery, TenantQuery, read_cursor, read_query, write_cursor
+from tidewheel.control.api.queries import Cursors, PageQuery, TenantQuery, read_query
 from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.reads.fleet import (
@@ -25,6 +24,7 @@ from tidewheel.control.reads.fleet import (
     list_shards,
     list_tenants,
 )
+from tidewheel.jobs.values import Tenant
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +74,14 @@ class FleetApi:
         """List executors with their handlers, for a caller with the rights of all tenants."""
         ensure_all_tenants(caller, Scope.READ)
         query = read_query(request, PageQuery)
-        [after] = read_cursor(query.cursor, UUID) if query.cursor else [None]
+        cursors = Cursors.of(request, query, caller.tenant)
+        [after] = cursors.read(UUID) or [None]
 
         def read(connection: Connection) -> ExecutorsPage:
             with connection.snapshot() as reading:
-                found = list_executors(reading, after=cast("UUID | None", after), limit=query.limit + 1)
+                found = list_executors(reading, after=after, limit=query.limit + 1)
             page = found[: query.limit]
-            return ExecutorsPage(tuple(page), write_cursor(page[-1].executor_id) if len(found) > len(page) else None)
+            return ExecutorsPage(tuple(page), cursors.write(page[-1].executor_id) if len(found) > len(page) else None)
 
         return await answer(self.reads, caller, read)
 
@@ -99,12 +100,13 @@ class FleetApi:
         """List tenants, for a caller with the rights of all of them."""
         ensure_all_tenants(caller)
         query = read_query(request, PageQuery)
-        [after] = read_cursor(query.cursor, str) if query.cursor else [""]
+        cursors = Cursors.of(request, query, caller.tenant)
+        [after] = cursors.read(Tenant) or [""]
 
         def read(connection: Connection) -> TenantsPage:
             with connection.snapshot() as reading:
-                found = list_tenants(reading, after=str(after), limit=query.limit + 1)
+                found = list_tenants(reading, after=after, limit=query.limit + 1)
             page = found[: query.limit]
-            return TenantsPage(tuple(page), write_cursor(page[-1].tenant) if len(found) > len(page) else None)
+            return TenantsPage(tuple(page), cursors.write(page[-1].tenant) if len(found) > len(page) else None)
 
         return await answer(self.reads, caller, read)

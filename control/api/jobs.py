@@ -1,7 +1,7 @@
 """Jobs: `/api/v1/jobs`. Reads by control/reads and control/explain, changes by the requests of intake."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from http import HTTPStatus
@@ -22,6 +22,7 @@ from tidewheel.control.api.answers import (
     IF_MATCH,
     IF_NONE_MATCH,
     LOCATION,
+    TRACEPARENT,
     accepted,
     answer,
     call,
@@ -29,6 +30,7 @@ from tidewheel.control.api.answers import (
     entity_tag,
     expected_version,
     idempotency_key,
+    location,
 )
 from tidewheel.control.api.backfills import BACKFILLS
 from tidewheel.control.api.bodies import ELSEWHERE, read_body, read_document, read_verb
@@ -36,18 +38,20 @@ from tidewheel.control.api.callers import Caller, Operator, Reader, Writer
 from tidewheel.control.api.json_schemas import IN_ADDRESS, body_of, patch_of
 from tidewheel.control.api.openapi import add_route
 from tidewheel.control.api.queries import (
+    Cursors,
     LabelFilter,
     PageQuery,
     TenantQuery,
     Text,
-    read_cursor,
+    Whole,
+    as_key,
     read_key,
     read_query,
     whole,
-    write_cursor,
 )
 from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection, drop_none
+from tidewheel.control.client.job_patch import patch_job
 from tidewheel.control.client.release import ReleaseResult, release
 from tidewheel.control.client.results import BackfillResult, backfill_of, job_of
 from tidewheel.control.explain.explain import explain
@@ -56,19 +60,17 @@ from tidewheel.control.explain.preview import Preview, preview
 from tidewheel.control.explain.upcoming import Upcoming, upcoming
 from tidewheel.control.reads.jobs import JobDetail, JobSummary, list_jobs, show_job
 from tidewheel.control.reads.versions import MAX_VERSIONS, Version, versions
-from tidewheel.errors import FieldError, Refused, VersionConflict, refuse
+from tidewheel.errors import FieldError, Refused, RequestConflict, VersionConflict, refuse
 from tidewheel.jobs.parsing import RequestRefused, parse_request
 from tidewheel.jobs.requests import JobBackfill, JobPause, JobResume, JobTrigger
 from tidewheel.jobs.spec import JobSpec
-from tidewheel.jobs.strict_json import as_object
 from tidewheel.jobs.validation import StrictModel
-from tidewheel.jobs.values import Instant, Queue
+from tidewheel.jobs.values import Instant, Key, Queue
 from tidewheel.schemas.generated.records import Reply, ReplyStatus
 
 _JOBS = "/api/v1/jobs"
 _ONE = f"{_JOBS}/{{key}}"
 _MOST_JOBS = 500  # of one bulk: about as many fit into a body, and one transaction
-_MERGES = 3  # of a patch without If-Match that loses a race
 _STATES: Mapping[str | None, Mapping[str, bool]] = {
     "active": {"paused": False, "finished": False, "quarantined": False},
     "paused": {"paused": True},
@@ -264,10 +266,11 @@ class JobsApi:
         verb = partial(changed, "POST", headers=IDEMPOTENCY_KEY, scope=operate)
         verb(f"{_ONE}:pause", self.pause_job, body=pause, sent={"reason": "maintenance"})
         verb(f"{_ONE}:resume", self.resume_job, body=resume, sent={})
-        about("POST", f"{_ONE}:trigger", self.trigger_job, scope=write, status=HTTPStatus.CREATED, sets=LOCATION,
+        traced = partial(about, headers=IDEMPOTENCY_KEY | TRACEPARENT)
+        traced("POST", f"{_ONE}:trigger", self.trigger_job, scope=write, status=HTTPStatus.CREATED, sets=LOCATION,
               answer=CreatedRun, example={"run_id": examples.RUN_ID}, body=body_of(JobTrigger, without=IN_ADDRESS),
               sent={"payload": {"to": "a@example.org"}, "delay": "10s"})  # fmt: skip
-        about("POST", f"{_ONE}:backfill", self.backfill_job, scope=operate, also=HTTPStatus.ACCEPTED, sets=LOCATION,
+        traced("POST", f"{_ONE}:backfill", self.backfill_job, scope=operate, also=HTTPStatus.ACCEPTED, sets=LOCATION,
               answer=BackfillResult,
               example=examples.BACKFILL, body=body_of(JobBackfill, without=IN_ADDRESS),
               sent={"from": "2026-11-01T00:00:00Z", "to": "2026-11-08T00:00:00Z", "versions": "current"})  # fmt: skip
@@ -287,16 +290,16 @@ class JobsApi:
     async def list_jobs(self, request: Request, caller: Reader) -> Response:
         """List jobs in the order of their keys."""
         query = read_query(request, JobsQuery)
-        [after] = read_cursor(query.cursor, str) if query.cursor else [""]
+        cursors = Cursors.of(request, query, caller.tenant)
+        [after] = cursors.read(Key) or [""]
 
         def read(connection: Connection) -> JobsPage:
             with connection.snapshot() as reading:
                 page = list_jobs(
                     reading, caller.tenant, prefix=query.prefix, labels=query.label, kind=query.kind, lane=query.lane,
-                    queue=query.queue, after=str(after), limit=query.limit, **_STATES.get(query.status, {}),
+                    queue=query.queue, after=after, limit=query.limit, **_STATES.get(query.status, {}),
                 )  # fmt: skip
-            cursor = None if page.next_cursor is None else write_cursor(page.next_cursor)
-            return JobsPage(page.jobs, cursor, page.total, page.at_least)
+            return JobsPage(page.jobs, cursors.write(page.next_cursor), page.total, page.at_least)
 
         return await answer(self.reads, caller, read)
 
@@ -338,15 +341,14 @@ class JobsApi:
     async def list_job_versions(self, request: Request, caller: Reader) -> Response:
         """Return the versions of a job, each with its changes."""
         query, key = read_query(request, VersionsQuery), read_key(request)
-        [before] = read_cursor(query.cursor, int) if query.cursor else [None]
+        cursors = Cursors.of(request, query, caller.tenant)
+        [before] = cursors.read(Whole) or [None]
 
         def read(connection: Connection) -> VersionsPage:
             with connection.snapshot() as reading:
-                found = versions(
-                    reading, caller.tenant, key, limit=query.limit, before=before if isinstance(before, int) else None
-                )
+                found = versions(reading, caller.tenant, key, limit=query.limit, before=before)
             more = len(found) == query.limit and found[-1].number > 1
-            return VersionsPage(tuple(found), write_cursor(found[-1].number) if more else None)
+            return VersionsPage(tuple(found), cursors.write(found[-1].number) if more else None)
 
         return await answer(self.reads, caller, read)
 
@@ -381,22 +383,9 @@ class JobsApi:
         patch = await read_document(request, kinds=("application/json", _MERGE_PATCH))
 
         def change(connection: Connection) -> Reply:
-            for left in reversed(range(_MERGES)):
-                with connection.snapshot() as reading:
-                    current = show_job(reading, caller.tenant, key)
-                job = as_object(_merged(current.job, patch)) or {}
-                if job.get("key") != key:
-                    refuse("key", "a job keeps its key", "leave it out")
-                version = current.summary.version if expected is None else expected
-                submit = {"type": "job.submit", "job": job, "if_version": version}
-                try:
-                    return _request_of_body(connection, submit, request_id)
-                except VersionConflict:
-                    if expected is not None or not left:
-                        raise
-            raise AssertionError
+            return patch_job(connection, key, patch, if_version=expected, request_id=request_id)
 
-        return await self._changed(caller, change)
+        return await self._changed(caller, lambda each: _with_body_paths(lambda: change(each)))
 
     async def delete_job(self, request: Request, caller: Writer) -> Response:
         """Delete a job; started runs finish."""
@@ -414,14 +403,14 @@ class JobsApi:
         """Run a job once, now or later."""
         sent, request_id = await read_verb(request, "job.trigger", key=read_key(request)), idempotency_key(request)
         reply = await call(self.writes, caller, lambda each: each.request(sent, request_id))
-        where = {"Location": f"/api/v1/runs/{reply.run_id}"}
+        where = location(caller, f"/api/v1/runs/{reply.run_id}")
         return Response(encoded({"run_id": reply.run_id}), HTTPStatus.CREATED, where, media_type="application/json")
 
     async def backfill_job(self, request: Request, caller: Operator) -> Response:
         """Run the occurrences of a past range."""
         sent, request_id = await read_verb(request, "job.backfill", key=read_key(request)), idempotency_key(request)
         result = await call(self.writes, caller, lambda each: backfill_of(each.request(sent, request_id)))
-        return accepted(result, BACKFILLS, "backfill_id")
+        return accepted(caller, result, BACKFILLS, "backfill_id")
 
     async def release_jobs(self, request: Request, caller: Operator) -> Response:
         """Release quarantined jobs."""
@@ -437,6 +426,8 @@ class JobsApi:
         """Submit up to 500 jobs in one transaction; a rejected job keeps none of the others out."""
         read_query(request, TenantQuery)
         body, request_id = await read_body(request, BulkBody), idempotency_key(request)
+        if request_id is not None:
+            as_key(f"{request_id}/{_MOST_JOBS}", "Idempotency-Key")
         documents = [
             {"type": "job.submit", "job": job, "request_id": request_id and f"{request_id}/{number}"}
             for number, job in enumerate(body.jobs)
@@ -444,9 +435,11 @@ class JobsApi:
         return await answer(self.writes, caller, lambda connection: _bulk(connection, documents))
 
     async def _submit(self, request: Request, caller: Caller, job: Mapping[str, object]) -> Response:
-        expected, request_id = expected_version(request), idempotency_key(request)
+        expected, request_id = expected_version(request, creates=True), idempotency_key(request)
         document = {"type": "job.submit", "job": job, "if_version": expected}
-        return await self._changed(caller, lambda each: _request_of_body(each, document, request_id), creates=True)
+        return await self._changed(
+            caller, lambda each: _with_body_paths(lambda: each.request(document, request_id)), creates=True
+        )
 
     async def _about(self, request: Request, caller: Caller, kind: str, **fields: object) -> Response:
         key, request_id = read_key(request), idempotency_key(request)
@@ -459,15 +452,15 @@ class JobsApi:
         reply = await call(self.writes, caller, change)
         job = _changed_job(reply)
         created = creates and job.version == 1 and not job.unchanged
-        where = {"Location": f"{_JOBS}/{quote(job.key, safe='')}"} if created else {}
+        where = location(caller, f"{_JOBS}/{quote(job.key, safe='')}") if created else {}
         status = HTTPStatus.CREATED if created else HTTPStatus.OK
         return Response(encoded(job), status, entity_tag(job.version) | where, media_type="application/json")
 
 
-def _request_of_body(connection: Connection, document: Mapping[str, object], request_id: str | None) -> Reply:
-    """Apply a request whose `job` is the body: the paths of a refusal begin in the body."""
+def _with_body_paths(change: Callable[[], Reply]) -> Reply:
+    """Apply a change whose `job` is the body: the paths of a refusal begin in the body."""
     try:
-        return connection.request(document, request_id)
+        return change()
     except VersionConflict:
         raise
     except Refused as error:
@@ -516,25 +509,11 @@ def _bulk(connection: Connection, documents: Sequence[Mapping[str, object]]) -> 
 def _bulk_result(at: int, reply: Reply) -> BulkResult:
     if reply.status is ReplyStatus.ACCEPTED:
         return BulkResult(reply.key, accepted=True, job=_changed_job(reply), errors=())
-    return _bulk_refused(at, reply.key, [FieldError(each.path, each.problem, each.remedy) for each in reply.errors])
+    errors = [FieldError(each.path, each.problem, each.remedy) for each in reply.errors]
+    if reply.code == RequestConflict.code:
+        errors = [replace(each, path="Idempotency-Key") for each in errors]
+    return _bulk_refused(at, reply.key, errors)
 
 
 def _bulk_refused(at: int, key: str | None, errors: Sequence[FieldError]) -> BulkResult:
     return BulkResult(key, accepted=False, job=None, errors=tuple(_in_body(errors, f"jobs.{at}")))
-
-
-def _merged(target: object, patch: object) -> object:
-    """Return a JSON value with a merge patch applied. Source: RFC 7396, section 2.
-
-    >>> _merged({"a": 1, "b": {"c": 2, "d": 3}}, {"a": None, "b": {"c": 4}})
-    {'b': {'c': 4, 'd': 3}}
-    """
-    if (changes := as_object(patch)) is None:
-        return patch
-    result = dict(as_object(target) or {})
-    for name, value in changes.items():
-        if value is None:
-            result.pop(name, None)
-        else:
-            result[name] = _merged(result.get(name), value)
-    return result

@@ -1,7 +1,7 @@
 """Keys and the audit log: `/api/v1/keys`, `/api/v1/audit-log`. Both by the code of the command line."""
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Literal
@@ -19,7 +19,7 @@ from tidewheel.control.api.bodies import read_body
 from tidewheel.control.api.callers import Admin, Caller, ensure_all_tenants
 from tidewheel.control.api.json_schemas import body_of
 from tidewheel.control.api.openapi import add_route
-from tidewheel.control.api.queries import Flag, PageQuery, TenantQuery, Text, read_cursor, read_query, write_cursor
+from tidewheel.control.api.queries import Cursors, Flag, PageQuery, TenantQuery, Text, Whole, read_query
 from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.api_keys import MAX_LIFETIME, MAX_RATE, ApiKeys, NewApiKey
 from tidewheel.control.client.connection import Connection
@@ -133,13 +133,14 @@ class KeysApi:
         """List keys, the newest first, each with its last use."""
         query = read_query(request, KeysQuery)
         tenant = _tenant(caller, all_tenants=query.all_tenants)
-        at, key_id = read_cursor(query.cursor, datetime, str) if query.cursor else (None, None)
-        after = (at, key_id) if isinstance(at, datetime) and isinstance(key_id, str) else None
+        cursors = Cursors.of(request, query, caller.tenant)
+        place = cursors.read(Instant, Text)
+        after = None if place is None else (place[0], place[1])
 
         def read(connection: Connection) -> KeysPage:
             with connection.snapshot() as reading:
                 page = list_api_keys(reading, tenant, after=after, limit=query.limit)
-            return KeysPage(tuple(page.keys), None if page.next is None else write_cursor(*page.next))
+            return KeysPage(tuple(page.keys), cursors.write(*page.next or [None]))
 
         return await answer(self.reads, caller, read)
 
@@ -176,8 +177,9 @@ class KeysApi:
         """List changes and operations with their actors, the newest first."""
         query = read_query(request, AuditQuery)
         tenant = _tenant(caller, all_tenants=query.all_tenants)
-        at, number = read_cursor(query.cursor, datetime, int) if query.cursor else (None, None)
-        after = (at, number) if isinstance(at, datetime) and isinstance(number, int) else None
+        cursors = Cursors.of(request, query, caller.tenant)
+        place = cursors.read(Instant, Whole)
+        after = None if place is None else (place[0], place[1])
         fits: AuditFilter = {
             "since": query.since, "until": query.until, "actor": query.actor, "object": query.object,
             "action": query.action, "door": query.door,
@@ -186,7 +188,7 @@ class KeysApi:
         def read(connection: Connection) -> AuditLogPage:
             with connection.snapshot() as reading:
                 page = list_audit_log(reading, tenant, after=after, limit=query.limit, **fits)
-            return AuditLogPage(tuple(page.entries), None if page.next is None else write_cursor(*page.next))
+            return AuditLogPage(tuple(page.entries), cursors.write(*page.next or [None]))
 
         return await answer(self.reads, caller, read)
 

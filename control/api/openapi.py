@@ -11,14 +11,16 @@ from http import HTTPStatus
 from importlib.metadata import version
 from typing import Any, Literal
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, Depends, FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from tidewheel.api_keys import Scope
 from tidewheel.control.api.json_schemas import PROBLEM, hoist, in_query, schema_of
+from tidewheel.control.api.queries import ensure_known_conditions
 from tidewheel.errors import FieldError
 from tidewheel.jobs.strict_json import Json
 
@@ -114,6 +116,11 @@ def add_route(
     if also is not None:
         answers[also.value] = {**success, "description": also.phrase}
     text = type("Text", (Response,), {"media_type": media})
+
+    async def check(request: Request) -> None:
+        ensure_known_conditions(request, headers or {})
+
+    changes = scope not in {None, Scope.READ}
     router.add_api_route(
         path,
         endpoint,
@@ -122,6 +129,7 @@ def add_route(
         summary=(endpoint.__doc__ or "").partition("\n")[0].rstrip("."),
         operation_id=re.sub(r"_(\w)", lambda found: found[1].upper(), endpoint.__name__),
         tags=[_group(path)],
+        dependencies=[Depends(check)] if changes else None,
         response_model=None,
         response_class=JSONResponse if media == "application/json" else text,
         openapi_extra=extra,

@@ -6,6 +6,7 @@ and tables. They are in the log.
 
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
 
@@ -107,7 +108,18 @@ async def on_refused(request: Request, error: Exception) -> Response:
     status = _STATUS.get(error.code, HTTPStatus.UNPROCESSABLE_ENTITY)
     if error.code == VersionConflict.code and any(name in request.headers for name in _PRECONDITIONS):
         status = HTTPStatus.PRECONDITION_FAILED
-    return problem(status, error.code, str(error), error.errors)
+    errors = [_in_head(request, error.code, each) for each in error.errors]
+    return problem(status, error.code, str(Refused(errors)), errors)
+
+
+def _in_head(request: Request, code: str, error: FieldError) -> FieldError:
+    """Return an error of a field of intake's request with the name of the header that has it."""
+    if code == RequestConflict.code:
+        return replace(error, path="Idempotency-Key")
+    if code == VersionConflict.code:
+        name = "If-None-Match" if "if-none-match" in request.headers else "If-Match"
+        return FieldError(name, error.problem, error.remedy.removesuffix(", or write 0"))
+    return error
 
 
 async def on_unreadable(_: Request, error: Exception) -> Response:

@@ -4,7 +4,10 @@ import binascii
 import json
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Collection, Mapping, Sequence
-from typing import Annotated, TypeVar, cast, get_origin
+from dataclasses import dataclass, replace
+from datetime import datetime
+from hashlib import sha256
+from typing import Annotated, Any, TypeVar, cast, get_origin
 from urllib.parse import unquote_to_bytes
 
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter
@@ -12,7 +15,7 @@ from starlette.requests import Request
 
 from tidewheel.errors import InvalidInput, refuse
 from tidewheel.jobs.invalid import InvalidValue
-from tidewheel.jobs.strict_json import as_list
+from tidewheel.jobs.strict_json import as_list, canonical
 from tidewheel.jobs.validation import StrictModel, shown, validate
 from tidewheel.jobs.values import Key, Tenant, one_line
 
@@ -20,6 +23,7 @@ M = TypeVar("M", bound=StrictModel)
 
 MAX_LIMIT = 1000
 _MAX_PARAMETERS = 100
+_MAX_CURSOR = 2048  # one of the longest key has 1,400
 
 
 def whole(value: object) -> object:
@@ -80,7 +84,7 @@ class PageQuery(LimitQuery):
         cursor: The `next_cursor` of the page before.
     """
 
-    cursor: Text | None = None
+    cursor: Annotated[str, AfterValidator(one_line(_MAX_CURSOR))] | None = None
 
 
 def read_query(request: Request, model: type[M], *, names: Collection[str] | None = None) -> M:
@@ -113,6 +117,27 @@ def read_query(request: Request, model: type[M], *, names: Collection[str] | Non
         raise InvalidInput(error.errors) from error
 
 
+def ensure_known_conditions(request: Request, known: Collection[str]) -> None:
+    """Refuse a header that a caller relies on and that this call would not read, or only in part.
+
+    Raises:
+        InvalidInput: A header of those is not known here, or is given twice.
+    """
+    for name, problem in _RELIED_ON.items():
+        given = request.headers.getlist(name)
+        if given and name not in known:
+            refuse(name, problem, "leave it out")
+        if len(given) > 1:
+            refuse(name, "it is given twice", "send it once")
+
+
+_RELIED_ON: Mapping[str, str] = {
+    "If-Match": "this call changes no version",
+    "If-None-Match": "this call creates nothing that may exist already",
+    "Idempotency-Key": "this call stores no answer",
+}
+
+
 def read_key(request: Request) -> str:
     """Return the key of a job in the path, which is percent-encoded.
 
@@ -123,33 +148,77 @@ def read_key(request: Request) -> str:
         key = unquote_to_bytes(str(request.path_params["key"])).decode()
     except UnicodeDecodeError:
         refuse("key", "it is not UTF-8", "percent-encode the key in UTF-8")
+    return as_key(key, "key")
+
+
+def as_key(text: str, path: str) -> str:
+    """Return a text that is a key, or a request_id.
+
+    Raises:
+        InvalidInput: It is none; the error has this path.
+    """
     try:
-        return validate(_KeyInPath, {"key": key}).key
+        return validate(_Key, {"key": text}).key
     except InvalidValue as error:
-        raise InvalidInput(error.errors) from error
+        raise InvalidInput([replace(each, path=path) for each in error.errors]) from error
 
 
-class _KeyInPath(StrictModel):
+class _Key(StrictModel):
     key: Key
 
 
-def write_cursor(*parts: object) -> str:
-    """Return an opaque cursor."""
-    return urlsafe_b64encode(json.dumps([str(part) for part in parts]).encode()).decode().rstrip("=")
+@dataclass(frozen=True, slots=True)
+class Cursors:
+    """The cursors of one list: its address, its tenant and its filters, of which they have a digest.
 
-
-def read_cursor(text: str, *kinds: type) -> list[object]:
-    """Return the parts of a cursor.
-
-    Raises:
-        InvalidInput: It is no cursor of this list.
+    Args:
+        given: The cursor of the request.
+        list: The digest.
     """
-    try:
-        raw = urlsafe_b64decode(text + "=" * (-len(text) % 4))
-        parts = as_list(json.loads(raw)) or ()
-        return [TypeAdapter(kind).validate_python(part) for kind, part in zip(kinds, parts, strict=True)]
-    except (ValueError, binascii.Error):
-        refuse("cursor", f"{shown(text)} is no cursor of this list", "copy next_cursor, or leave it out")
+
+    given: str | None
+    list: str
+
+    @classmethod
+    def of(cls, request: Request, query: PageQuery, tenant: str) -> "Cursors":
+        """Return those of the list that a request reads."""
+        return cls.of_list(request.scope["path"], query, tenant)
+
+    @classmethod
+    def of_list(cls, path: str, query: PageQuery, tenant: str) -> "Cursors":
+        """Return those of the list of an address, a query and a tenant."""
+        filters = query.model_dump(mode="json", exclude={"cursor", "limit", "tenant"})
+        named = canonical([path, tenant, filters])
+        return cls(query.cursor, sha256(named).hexdigest()[:16])
+
+    def read(self, *kinds: Any) -> Sequence[Any] | None:  # noqa: ANN401 - as of TypeAdapter
+        """Return the parts of the request's cursor; None if it has none.
+
+        Raises:
+            InvalidInput: It is no cursor of this list.
+        """
+        if self.given is None:
+            return None
+        try:
+            raw = urlsafe_b64decode(self.given + "=" * (-len(self.given) % 4))
+            parts = as_list(json.loads(raw)) or ()
+            found = [
+                TypeAdapter[Any](kind).validate_python(part) for kind, part in zip((str, *kinds), parts, strict=True)
+            ]
+        except (ValueError, binascii.Error):
+            refuse("cursor", f"{shown(self.given)} is no cursor of this list", "copy next_cursor, or leave it out")
+        if found[0] != self.list:
+            problem = "it belongs to another list, or to other filters"
+            refuse("cursor", problem, "send the filters of the page before, or leave it out")
+        return found[1:]
+
+    def write(self, *parts: object) -> str | None:
+        """Return an opaque cursor; None if its parts are None."""
+        if None in parts:
+            return None
+        texts = [part.isoformat() if isinstance(part, datetime) else str(part) for part in parts]
+        text = json.dumps([self.list, *texts], ensure_ascii=False)
+        return urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
 def _is_repeatable(model: type[StrictModel], name: str) -> bool:

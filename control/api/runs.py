@@ -16,20 +16,28 @@ from starlette.responses import Response
 
 from tidewheel.api_keys import Scope
 from tidewheel.control.api import examples
-from tidewheel.control.api.answers import IDEMPOTENCY_KEY, LOCATION, answer, call, encoded, idempotency_key
+from tidewheel.control.api.answers import (
+    IDEMPOTENCY_KEY,
+    LOCATION,
+    TRACEPARENT,
+    answer,
+    call,
+    encoded,
+    idempotency_key,
+    location,
+)
 from tidewheel.control.api.bodies import read_verb
 from tidewheel.control.api.callers import Caller, Operator, Reader
 from tidewheel.control.api.json_schemas import IN_ADDRESS, body_of, one_level, schema_of
 from tidewheel.control.api.openapi import add_route
 from tidewheel.control.api.queries import (
+    Cursors,
     LabelFilter,
     PageQuery,
     TenantQuery,
     Whole,
-    read_cursor,
     read_key,
     read_query,
-    write_cursor,
 )
 from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection
@@ -194,18 +202,19 @@ class RunsApi:
         verb = partial(add_route, router, "POST", scope=Scope.OPERATE, query=TenantQuery, headers=IDEMPOTENCY_KEY)
         verb(f"{_ONE}:cancel", self.cancel_run, answer=CancelledRun, example=examples.CANCELLED,
              body=body_of(RunCancel, without=IN_ADDRESS), sent={"reason": "no longer needed"})  # fmt: skip
-        verb(f"{_ONE}:retry", self.retry_run, status=HTTPStatus.CREATED, sets=LOCATION, answer=RetriedRun,
+        verb(f"{_ONE}:retry", self.retry_run, headers=IDEMPOTENCY_KEY | TRACEPARENT, status=HTTPStatus.CREATED,
+             sets=LOCATION, answer=RetriedRun,
              example={"run_id": examples.RUN_ID}, body=body_of(RunRetry, without=IN_ADDRESS),
              sent={"delay": "10s"})  # fmt: skip
 
     async def list_runs(self, request: Request, caller: Reader) -> Response:
         """List runs: those whose time has come, the latest first, and then those whose time is ahead."""
         query = read_query(request, RunsQuery)
-        return await self._list(caller, query, query.job)
+        return await self._list(request, caller, query, query.job)
 
     async def list_job_runs(self, request: Request, caller: Reader) -> Response:
         """List the runs of a job, in the order of `listRuns` by their instants."""
-        return await self._list(caller, read_query(request, RunsOfJobQuery), read_key(request))
+        return await self._list(request, caller, read_query(request, RunsOfJobQuery), read_key(request))
 
     async def get_run(self, request: Request, caller: Reader) -> Response:
         """Return one run, with its attempts, deadlines and retry chain."""
@@ -249,12 +258,13 @@ class RunsApi:
         run_id, request_id = _run_id(request), idempotency_key(request)
         sent = await read_verb(request, "run.retry", run_id=str(run_id))
         reply = await call(self.writes, caller, lambda each: each.request(sent, request_id))
-        where = {"Location": f"{_RUNS}/{reply.run_id}"}
+        where = location(caller, f"{_RUNS}/{reply.run_id}")
         return Response(encoded({"run_id": reply.run_id}), HTTPStatus.CREATED, where, media_type="application/json")
 
-    async def _list(self, caller: Caller, query: RunsOfJobQuery, key: str | None) -> Response:
-        at, run_id = read_cursor(query.cursor, datetime, UUID) if query.cursor else (None, None)
-        after = f"{format_timestamp(at)}/{run_id}" if isinstance(at, datetime) else None
+    async def _list(self, request: Request, caller: Caller, query: RunsOfJobQuery, key: str | None) -> Response:
+        cursors = Cursors.of(request, query, caller.tenant)
+        place = cursors.read(Instant, UUID)
+        after = None if place is None else f"{format_timestamp(place[0])}/{place[1]}"
         filters = RunFilter(
             query.status, key, query.label or None, query.run_label or None, query.lane, query.queue, query.cause,
             query.since, query.until,
@@ -263,7 +273,7 @@ class RunsApi:
         def read(connection: Connection) -> RunsPage:
             with connection.snapshot() as reading:
                 page = list_runs(reading, caller.tenant, filters, after=after, limit=query.limit)
-            cursor = None if page.next_cursor is None else write_cursor(*page.next_cursor.split("/"))
+            cursor = cursors.write(*(page.next_cursor.split("/") if page.next_cursor else [None]))
             return RunsPage(page.runs, cursor, page.total, page.at_least)
 
         return await answer(self.reads, caller, read)

@@ -38,8 +38,10 @@ class WorkerState:
         self.session = Session(url, "tidewheel-api")
         self.executors = RemoteExecutors(self.session, installation, notify=notifier.notify, stop=stop)
 
-    def connection(self, tenant: str = "default", actor: Actor | None = None) -> Connection:
-        """Return the connection for requests of a tenant and an actor; opened on first use.
+    def connection(
+        self, tenant: str = "default", actor: Actor | None = None, traceparent: str | None = None
+    ) -> Connection:
+        """Return the connection for requests of a tenant, an actor and a trace; opened on first use.
 
         Raises:
             Unavailable: The database does not answer.
@@ -47,6 +49,7 @@ class WorkerState:
         if self._connection is None:
             self._connection = Connection(self._url, application="tidewheel-api", options=self._options)
         self._connection.tenant, self._connection.actor = tenant, actor or process_actor(Door.REST)
+        self._connection.traceparent = traceparent
         return self._connection
 
     def close(self) -> None:

@@ -230,6 +230,7 @@ class AsyncClient(_Part[Client]):
         self._thread.close()
 
     submit = _call(Client.submit)
+    patch = _call(Client.patch)
     trigger = _call(Client.trigger)
     run_later = _call(Client.run_later)
     pause = _call(Client.pause)

@@ -18,6 +18,7 @@ from tidewheel.control.client.connection import Connection
 from tidewheel.control.client.dead_letters import DeadLetters
 from tidewheel.control.client.enqueue import trigger_document
 from tidewheel.control.client.freezes import Freezes
+from tidewheel.control.client.job_patch import patch_job
 from tidewheel.control.client.redrives import Redrives
 from tidewheel.control.client.release import OnProgress, ReleaseResult, release
 from tidewheel.control.client.results import BackfillResult, Job, backfill_of, job_of
@@ -103,6 +104,24 @@ class Client:
         given = job if isinstance(job, JobSpec) else dict(job)
         document = {"type": "job.submit", "job": given, "if_version": if_version}
         return job_of(self._connection.request(document, request_id))
+
+    def patch(
+        self, key: str, patch: Mapping[str, object], *, if_version: int | None = None, request_id: str | None = None
+    ) -> Job:
+        """Change single fields of a job, by a JSON merge patch (RFC 7396); None resets a field.
+
+        Args:
+            key: The job.
+            patch: The fields to change, each as in a `job.submit` request.
+            if_version: Only while this is the current version. Without it a patch that another change overtakes is
+                applied to the new version.
+            request_id: A repeated id returns the first reply.
+
+        Raises:
+            Refused: There is no such job, or the changed job is rejected.
+            Unavailable: The database does not answer.
+        """
+        return job_of(patch_job(self._connection, key, patch, if_version=if_version, request_id=request_id))
 
     def trigger(
         self,

@@ -45,6 +45,9 @@ class Connection:
         options: libpq options of its session.
         settings: In place of those of the environment.
         actor: The origin of its changes, for the audit log; by default the user of this process.
+
+    Attributes:
+        traceparent: The trace context of the requests that have none of their own.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class Connection:
         settings = settings or Connections.load(database_url=database_url)
         self.url = settings.database()
         self.tenant, self.actor = tenant, actor or process_actor()
+        self.traceparent: str | None = None
         self._session = Session(self.url, application, options=f"{FOR_LISTS} {options}")
         with self._session.transaction() as connection:
             self.installation = read_installation(connection, settings)
@@ -92,9 +96,7 @@ class Connection:
             Unavailable: The database does not answer.
         """
         [reply] = self.request_all([{**document, "request_id": request_id}])
-        if reply.code == VersionConflict.code and isinstance(expected := document.get("if_version"), int):
-            raise VersionConflict.from_problem(reply.errors[0].problem, expected)
-        raise_if_rejected(reply)
+        raise_rejection(reply, document.get("if_version"))
         return reply
 
     def request_with_job(self, trigger: Mapping[str, object], submit: Mapping[str, object]) -> Reply:
@@ -128,7 +130,10 @@ class Connection:
     def request_all(self, documents: Sequence[Mapping[str, object]]) -> list[Reply]:
         """Apply several requests in one transaction; return their replies in order, rejections among them."""
         batch = [
-            ReceivedRequest(parse_request(drop_none({**document, "tenant": self.tenant}))) for document in documents
+            ReceivedRequest(
+                parse_request(drop_none({**document, "tenant": self.tenant})), sent_traceparent=self.traceparent
+            )
+            for document in documents
         ]
         # A request that creates runs and has no id would create them twice if it were repeated.
         once = any(one.request.request_id is None and one.request.type in _CREATES_RUNS for one in batch)
@@ -180,6 +185,13 @@ class Connection:
     def sleep(self, seconds: float) -> None:
         """Wait for that long."""
         self._never.wait(seconds)
+
+
+def raise_rejection(reply: Reply, expected: object) -> None:
+    """Raise the error of a rejected request, which expected this version of its job."""
+    if reply.code == VersionConflict.code and isinstance(expected, int):
+        raise VersionConflict.from_problem(reply.errors[0].problem, expected)
+    raise_if_rejected(reply)
 
 
 def drop_none(document: Mapping[str, object]) -> dict[str, object]:

@@ -6,7 +6,7 @@ occurrence that does not fire (skipped, excluded, in a pause) is shown in its pl
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import cast
 from uuid import UUID
 
@@ -40,6 +40,7 @@ _FIND_RUNS_AHEAD = Statements("tidewheel.control")["find_runs_ahead"]
 
 MAX_SHOWN = 1_000
 _YEAR = timedelta(days=366)  # how far ahead excluded days are shown if no occurrence fires after them
+_LAST = datetime.max.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,7 @@ class OccurrenceScan:
             found += 1
         while found < n:
             at = self.state.effective.after(position)
-            yield from self._excluded(position, at or position + _YEAR)
+            yield from self._excluded(position, at or position + min(_YEAR, _LAST - position))
             if at is None:
                 return
             line = self._of(at, position)

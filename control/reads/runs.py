@@ -24,7 +24,7 @@ from tidewheel.control.reads.waits import Wait, read_waits
 from tidewheel.errors import UnknownRun, refuse
 from tidewheel.ids import first_run_id, job_id
 from tidewheel.jobs.validation import shown
-from tidewheel.jobs.values import format_timestamp
+from tidewheel.jobs.values import format_timestamp, parse_timestamp
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
@@ -222,9 +222,12 @@ def _start(now: datetime) -> _Place:
 def _read_place(text: str) -> _Place:
     at, _, run_id = text.partition("/")
     try:
-        return _Place(datetime.fromisoformat(at).astimezone(UTC), UUID(run_id))
-    except (ValueError, OverflowError):
+        place = _Place(parse_timestamp(at), UUID(run_id))
+    except ValueError:
+        place = _Place(_EARLIEST, None)
+    if not _EARLIEST < place.ahead <= _LATEST:
         refuse("after", f"{shown(text)} is no place of this list", "copy it from the page before, or leave it out")
+    return place
 
 
 def _require_narrow(filters: RunFilter) -> None:
@@ -258,7 +261,8 @@ def _find(connection: Conn, tenant: str, filters: RunFilter, place: _Place, *, l
     if filters.key is not None and place.run_id is not None:
         before_at = _instant_of(connection, place.run_id)
     is_ahead = before_id >= first_run_id(place.ahead) if filters.key is None else before_at >= place.ahead
-    since, until = filters.since or _EARLIEST, filters.until or _LATEST
+    since = max(filters.since or _EARLIEST, _EARLIEST)  # no run_id has an earlier instant, or a later one
+    until = min(filters.until or _LATEST, _LATEST)
     if filters.status == SCHEDULED:
         spans = [_Span(since, until, before_at, before_id)]
     elif place.run_id is not None and is_ahead:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from uuid import UUID
 
+import httpx
 import pytest
 from confluent_kafka import Consumer
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -169,6 +170,40 @@ def test_span_of_a_handler_is_a_child_of_its_attempt(
 
 def lines(fleet: Fleet) -> list[dict[str, str]]:
     return [line for service in fleet.services for line in service.log_lines()]
+
+
+def test_runs_that_a_call_over_http_creates_are_children_of_its_span(traced: Fleet, receiver: Receiver) -> None:
+    api = traced.start("api", TRACES="true", API_PORT="0")
+    traced.until(lambda: api.has_logged("listening"), "the API listens")
+    [port] = [line["message"].split()[-1] for line in api.log_lines() if "listening" in line["message"]]
+    hourly = {"key": "hourly", "schedule": "0 * * * *", "target": "traced-sync"}
+    traced.ask({"type": "job.submit", "job": hourly})
+    traced.flush()
+    traced.until(traced.settled, "the job is there")
+    hour = traced.database.now().replace(minute=0, second=0, microsecond=0)
+    range_ = {"from": hour.isoformat(), "to": hour.isoformat(), "versions": "current"}
+    traces = [digit * 32 for digit in "abc"]
+
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}/api/v1", timeout=60, trust_env=False) as client:
+
+        def call(path: str, trace: str, body: dict[str, str] | None = None) -> str:
+            answer = client.post(path, json=body or {}, headers={"traceparent": f"00-{trace}-{CLIENT}-01"})
+            assert answer.is_success, answer.text
+            traced.until(lambda: receiver.named("run", trace), "the run has ended")
+            [run] = receiver.named("run", trace)
+            assert run.parent_span_id.hex() == CLIENT
+            return str(attributes(run)["tidewheel.run_id"])
+
+        run_id = call("/jobs/traced:trigger", traces[0])
+        result = client.get(f"/runs/{run_id}").json()["result"]
+        assert result[3:35] == traces[0], "the handler's context has it"
+        call(f"/runs/{run_id}:retry", traces[1])
+        call("/jobs/hourly:backfill", traces[2], range_)
+    handlers = ("traced", "traced", "traced-sync")
+    for trace, handler in zip(traces, handlers, strict=True):
+        traced.until(lambda: receiver.named(f"process {handler}", trace), f"an attempt in {trace}")  # noqa: B023
+        [run], attempts = receiver.named("run", trace), receiver.named(f"process {handler}", trace)
+        assert {span.parent_span_id for span in attempts} == {run.span_id}
 
 
 def test_run_by_timer_is_a_trace_with_its_own_id_and_linked_to_its_firing(traced: Fleet, receiver: Receiver) -> None:

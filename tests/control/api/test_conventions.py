@@ -52,11 +52,45 @@ def test_query_parameter_that_is_not_documented_is_refused_with_the_nearest_one(
     assert tried > 40
 
 
-def test_condition_that_nothing_would_check_is_refused(client: httpx.Client) -> None:
-    for path in ("jobs/job:pause", "jobs/job:trigger", f"runs/{ID}:cancel", "freezes"):
-        told = refusal(client.post(f"/api/v1/{path}", headers={"If-Match": '"1"'}), HTTPStatus.UNPROCESSABLE_ENTITY)
-        assert told["errors"][0]["path"] == "If-Match"
+def test_header_that_nothing_would_check_is_refused(client: httpx.Client) -> None:
+    tried = 0
+    for method, path, operation in operations(client):
+        if method == "get" or operation.get("x-tidewheel-scope") in {None, "read"}:
+            continue
+        known = {each["name"] for each in operation["parameters"] if each["in"] == "header"}
+        for name in {"If-Match", "If-None-Match", "Idempotency-Key"} - known:
+            told = refusal(client.request(method, path, headers={name: '"1"'}), HTTPStatus.UNPROCESSABLE_ENTITY)
+            assert (told["errors"][0]["path"], told["errors"][0]["remedy"]) == (name, "leave it out"), path
+            tried += 1
+        for name in known - {"traceparent"}:
+            twice = [(name, "1"), (name, "2")]
+            told = refusal(client.request(method, path, headers=twice), HTTPStatus.UNPROCESSABLE_ENTITY)
+            assert (told["errors"][0]["path"], told["errors"][0]["remedy"]) == (name, "send it once"), path
+    assert tried > 30
     assert client.delete("/api/v1/jobs/job", headers={"If-Match": '"1"'}).status_code == HTTPStatus.OK
+
+
+@pytest.mark.parametrize("at", ["0001-01-01T00:00:00Z", "1969-12-31T23:59:59Z", "9999-12-31T23:59:59.999999Z"])
+def test_first_and_last_instants_are_no_fault(client: httpx.Client, at: str) -> None:
+    tried = 0
+    for method, path, operation in operations(client):
+        names = [each["name"] for each in operation["parameters"] if each["in"] == "query"]
+        for name in {"since", "until", "at"}.intersection(names):
+            assert client.request(method, path, params={name: at}).status_code < 500, (method, path, name)
+            tried += 1
+    assert tried > 7
+    for path, body in (
+        ("jobs:preview", {"job": HOURLY, "after": at}),
+        ("jobs/job:trigger", {"run_at": at}),
+        ("jobs/job:pause", {"until": at}),
+        ("jobs/job:backfill", {"from": at, "to": at}),
+        ("jobs", {**HOURLY, "key": "edges", "schedule": {"once": at}}),
+        ("jobs", {**HOURLY, "key": "edges", "start_at": at}),
+        ("jobs", {**HOURLY, "key": "edges", "end_at": at}),
+        ("jobs", {"key": "edges", "schedule": {"interval": "1h", "anchor": at}, "target": "a"}),
+        ("dead-letters:redrive", {"since": at, "until": at, "dry_run": True}),
+    ):
+        assert client.post(f"/api/v1/{path}", json=body).status_code < 500, (path, body)
 
 
 def test_head_answers_as_get_without_content(client: httpx.Client) -> None:
@@ -110,6 +144,16 @@ def test_what_was_created_or_accepted_has_its_location(client: httpx.Client, dat
     assert (again.status_code, "location" in again.headers) == (HTTPStatus.OK, False)
     counted = client.post("/api/v1/jobs/c:backfill", json={**past, "dry_run": True})
     assert (counted.status_code, "location" in counted.headers) == (HTTPStatus.OK, False)
+
+
+def test_location_of_another_tenant_names_it(client: httpx.Client, database: Database) -> None:
+    database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
+    past = a_past_day()
+    for path, body in (("jobs", {**HOURLY, "key": "a/ü"}), ("jobs/a%2F%C3%BC:trigger", {}),
+                       ("jobs/a%2F%C3%BC:backfill", past)):  # fmt: skip
+        answer = client.post(f"/api/v1/{path}?tenant=acme", json=body)
+        assert answer.headers["location"].endswith("?tenant=acme")
+        answer_of(client.get(answer.headers["location"]))
 
 
 def test_compressed_body_is_refused(client: httpx.Client) -> None:
