@@ -194,7 +194,7 @@ def _advice(name: str, error: BaseException) -> str:
     return f" ({last.filename}, line {last.lineno})"
 
 
-def _place(function: Function) -> str:
+def _place(function: Callable[..., object]) -> str:
     """Return a function's name with its file and line."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     at = f" ({code.co_filename}, line {code.co_firstlineno})" if code else ""
