@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from tidewheel.control.cli.output import duration_text, moment
-from tidewheel.control.cli.tables import Cell, cell_text, seconds_text
+from tidewheel.control.cli.tables import Cell, cell_text
 from tidewheel.control.cli.time_options import utc_and_local
 from tidewheel.control.reads.retry_chain import RelatedRun
 from tidewheel.control.reads.run_detail import PastAttempt, RunDetail
@@ -67,25 +67,24 @@ def run_row(run: RunSummary) -> tuple[Cell, ...]:
     )
 
 
-def attempt_row(attempt: PastAttempt) -> tuple[str, ...]:
+def attempt_row(attempt: PastAttempt) -> tuple[Cell, ...]:
     """Return an attempt as a row of a list."""
     return (
         str(attempt.attempt),
         attempt.outcome,
-        seconds_text(attempt.started_at) if attempt.started_at else "",
+        attempt.started_at,
         _duration(attempt.started_at, attempt.finished_at),
         str(attempt.executor_id or ""),
         ": ".join(part for part in (attempt.error_type, attempt.error_message) if part),
     )
 
 
-def attempt_rows(run: RunDetail) -> Iterator[tuple[str, ...]]:
+def attempt_rows(run: RunDetail) -> Iterator[tuple[Cell, ...]]:
     """Yield the attempts of a run as rows of a list: those that have ended, and the current one."""
     yield from map(attempt_row, run.attempts)
     summary = run.summary
     if summary.finished_at is None and run.executor_id and summary.started_at:
-        started = seconds_text(summary.started_at)
-        yield str(summary.attempt), summary.status, started, "", str(run.executor_id), ""
+        yield str(summary.attempt), summary.status, summary.started_at, "", str(run.executor_id), ""
 
 
 def attempt_facts(attempt: PastAttempt) -> Iterator[tuple[str, str | None]]:
