@@ -35,7 +35,12 @@ CREATE TABLE job_runs (
     parent_run_id        uuid,
     root_run_id          uuid,
     request_id           text,
-    requested_from       text
+    requested_from       text,
+    workflow_run_id      uuid,
+    generation           smallint,
+    concurrency_key      text,
+    key_id               bigint,
+    waits_for            bigint
 ) WITH (
     -- A claim makes the row longer and changes no indexed column. With room for a second version of each row it stays
     -- on its page and touches no index (docs/performance.md).
@@ -45,7 +50,12 @@ CREATE TABLE job_runs (
     autovacuum_vacuum_cost_delay = 0
 );
 COMMENT ON COLUMN job_runs.handler IS 'what an executor must have: a handler''s name, or tidewheel. and the type of another target';
-COMMENT ON COLUMN job_runs.gates IS 'not 0: only a claim that decides about all runs of the job may start the run. 1: another run of the job has come, or the run is the job''s active run';
+COMMENT ON COLUMN job_runs.gates IS 'bits of tidewheel/runs.py: what a claim or an end does beyond the row; 0 for most runs. 1: another run of the job has come, or the run is the job''s active run. 2: a run of a workflow. 4: the run has a concurrency key. 8: it holds a place of that key';
+COMMENT ON COLUMN job_runs.root_run_id IS 'the first run of its chain of retries by clients';
+COMMENT ON COLUMN job_runs.workflow_run_id IS 'the run of the root, if the run belongs to an occurrence of a workflow';
+COMMENT ON COLUMN job_runs.generation IS 'of a run of a workflow: 0, and one more for each resume';
+COMMENT ON COLUMN job_runs.key_id IS 'the hash of tenant and concurrency_key: the row of run_keys';
+COMMENT ON COLUMN job_runs.waits_for IS 'the key_id while the run is buffered because its key has no place';
 COMMENT ON COLUMN job_runs.moved_ahead IS 'true if the run may start before its scheduled time';
 COMMENT ON COLUMN job_runs.publish_at IS 'the earliest time of a claim; infinity while buffered, blocked or waiting';
 COMMENT ON COLUMN job_runs.deadline_at IS 'the earliest timeout that the scheduler enforces: schedule_to_start until an attempt starts, schedule_to_close_at, external_deadline_at, an external heartbeat';
@@ -61,6 +71,9 @@ CREATE INDEX job_runs_by_job ON job_runs (job_id, scheduled_at); -- finds a job'
 CREATE INDEX job_runs_by_tenant ON job_runs (tenant, run_id) WHERE shard >= 0;
 CREATE INDEX job_runs_moved_ahead ON job_runs (job_id) WHERE moved_ahead;
 CREATE INDEX job_runs_deadline ON job_runs (deadline_at) WHERE deadline_at IS NOT NULL;
+CREATE INDEX job_runs_by_workflow ON job_runs (workflow_run_id) WHERE workflow_run_id IS NOT NULL;
+CREATE INDEX job_runs_by_key ON job_runs (key_id, run_id) WHERE key_id IS NOT NULL; -- for the repair of a key's counter
+CREATE INDEX job_runs_waiting ON job_runs (waits_for, scheduled_at, run_id) WHERE waits_for IS NOT NULL; -- finds a key's oldest first
 
 -- The outcome of each run, complete when it is made: written once, by the transaction that deletes its row of job_runs.
 -- The index by job is walked backwards for a job's latest runs.
@@ -87,7 +100,10 @@ CREATE TABLE finished_runs (
     request_id    text,
     reason        text,
     error_type    text,
-    requested_from text
+    requested_from text,
+    workflow_run_id uuid,
+    generation    smallint,
+    concurrency_key text
 ) PARTITION BY RANGE (finished_at);
 COMMENT ON TABLE finished_runs IS 'each partition has a unique index on run_id as well';
 COMMENT ON COLUMN finished_runs.started_at IS 'the start of the last attempt; null if the run ended between two attempts, or before the first';
@@ -99,12 +115,13 @@ CREATE INDEX finished_runs_by_end ON finished_runs USING brin (finished_at) WITH
 CREATE VIEW runs AS
 SELECT run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, publish_at, created_at, started_at,
        NULL::timestamptz AS finished_at, state, attempt, executor_id, claimed_from, parent_run_id, root_run_id, request_id,
-       NULL::text AS reason, NULL::text AS error_type, deadline_at, requested_from
+       NULL::text AS reason, NULL::text AS error_type, deadline_at, requested_from, workflow_run_id, generation,
+       concurrency_key
   FROM job_runs
  UNION ALL
 SELECT run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, publish_at, created_at, started_at,
        finished_at, state, attempt, executor_id, claimed_from, parent_run_id, root_run_id, request_id,
-       reason, error_type, NULL::timestamptz, requested_from
+       reason, error_type, NULL::timestamptz, requested_from, workflow_run_id, generation, concurrency_key
   FROM finished_runs;
 
 -- The inputs of a run beyond its job's version, and the progress of its attempt. Most runs have no row here.

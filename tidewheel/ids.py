@@ -133,6 +133,15 @@ def read_uuid(text: str) -> UUID:
     return uuid_of(number)
 
 
+@lru_cache(maxsize=16_384)
+def key_id(tenant: str, key: str) -> int:
+    """Return the id of a tenant's concurrency key: 64 bits of a hash, signed as a bigint is.
+
+    Two keys with one id would share their places: two of a million keys do in one of 37 million installations.
+    """
+    return int.from_bytes(sha256(b"%b\0%b" % (tenant.encode(), key.encode())).digest()[:8], signed=True)
+
+
 def run_bucket(run: UUID) -> int:
     """The bucket of the job that a run belongs to."""
     return (run.int >> 64) & 0xFFF

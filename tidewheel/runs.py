@@ -10,7 +10,7 @@ record is built or read.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import IntFlag, StrEnum
 from types import MappingProxyType
 
 
@@ -84,6 +84,26 @@ class Overlap(StrEnum):
     """The active run ends as `cancelled` at once, and the new run starts."""
     ALLOW_ALL = "allow_all"
     """The new run starts beside the active one."""
+
+
+class Gate(IntFlag):
+    """Bits of `job_runs.gates`: further duties of a claim or an end of the run; most runs have none.
+
+    The uniform claim starts no run with a bit of `BARRED`. An end returns the bits, so that a further statement runs
+    only for the rows that need it.
+    """
+
+    MET = 1
+    """Another run of its job has come, or it is its job's active run: its end releases that (ADR 0008)."""
+    FLOW = 2
+    """It belongs to an occurrence of a workflow: its end writes a release. Its claim is an ordinary one."""
+    KEY = 4
+    """It has a concurrency key: it starts only with a place of the key (ADR 0053)."""
+    HOLDS_KEY = 8
+    """It holds a place of its key: its row counts in `run_keys.running` until its attempt ends."""
+
+
+BARRED = Gate.MET | Gate.KEY
 
 
 class AttemptOutcome(StrEnum):

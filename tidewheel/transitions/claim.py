@@ -20,7 +20,7 @@ import psycopg
 from tidewheel.postgres.pg_arrays import integers, texts, uuids, words
 from tidewheel.postgres.session import Conn, rows_of
 from tidewheel.postgres.statements import Statements
-from tidewheel.runs import Move, Overlap, RunState, sources, target
+from tidewheel.runs import BARRED, Gate, Move, Overlap, RunState, sources, target
 from tidewheel.transitions.finish import allow_waits
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.overlap_rows import LockedRun, OverlapResult, resolve_overlaps
@@ -128,6 +128,7 @@ def claim_uniform(connection: Conn, claims: Sequence[Claim], *, executor_id: UUI
             "sources": _CLAIM_SOURCES,
             "target": _CLAIM_TARGET,
             "free": Overlap.ALLOW_ALL,
+            "barred": BARRED,
         }
         sources_of = {claim.run_id.int: claim.claimed_from for claim in chosen}
         found = connection.execute(_CLAIM_UNIFORM, columns, binary=True).fetchall()
@@ -140,11 +141,11 @@ def claim_uniform(connection: Conn, claims: Sequence[Claim], *, executor_id: UUI
 
 
 def contest_runs(connection: Conn, run_ids: Iterable[UUID]) -> None:
-    """Set the gates of the runs that these may meet, but of none that another transaction holds for long.
+    """Set `MET` of the runs that these may meet, but of none that another transaction holds for long.
 
     Best in a transaction of its own: it may lock runs that it leaves as they are, such as one that was just buffered.
     """
-    columns = {"run_ids": uuids(run_ids), "free": Overlap.ALLOW_ALL}
+    columns: dict[str, object] = {"run_ids": uuids(run_ids), "free": Overlap.ALLOW_ALL, "met": Gate.MET}
     connection.execute(_SET_WAITS, {"lock_timeout": "50ms"})
     try:
         with connection.transaction():
@@ -217,6 +218,7 @@ def _start(
         "executor_id": executor_id,
         "target": _CLAIM_TARGET,
         "free": Overlap.ALLOW_ALL,
+        "met": Gate.MET,
     }
     with connection.cursor(row_factory=rows_of(Started._make), binary=True) as cursor:
         return cursor.execute(_START_ATTEMPTS, columns).fetchall()

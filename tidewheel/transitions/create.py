@@ -13,14 +13,14 @@ from uuid import UUID
 
 from psycopg.types.json import Jsonb
 
-from tidewheel.ids import JobId, RunId
+from tidewheel.ids import JobId, RunId, key_id
 from tidewheel.outbox import OutboxRow, append
 from tidewheel.postgres.partitions import day_of, ensure_days
 from tidewheel.postgres.pg_arrays import instants, integers, texts, uuids, words
-from tidewheel.postgres.pg_copy import NULL, boolean, columns, copy_rows, instant, int2, int4, text, uuid
+from tidewheel.postgres.pg_copy import NULL, boolean, columns, copy_rows, instant, int2, int4, int8, text, uuid
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
-from tidewheel.runs import Cause, RunState
+from tidewheel.runs import Cause, Gate, RunState
 from tidewheel.schemas.generated.wire import run_request
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.run_messages import Definitions
@@ -33,13 +33,15 @@ _DROP_REPEATED_RUNS = _SQL["drop_repeated_runs"]
 _COPY_JOB_RUNS = (
     "COPY job_runs (run_id, job_id, tenant, shard, queue, lane, handler, cause, overlap, state, job_version, "
     "scheduled_at, publish_at, moved_ahead, created_at, deadline_at, schedule_to_close_at, parent_run_id, root_run_id, "
-    "request_id, requested_from) FROM STDIN (FORMAT BINARY)"
+    "request_id, requested_from, gates, workflow_run_id, generation, concurrency_key, key_id) "
+    "FROM STDIN (FORMAT BINARY)"
 )
-_JOB_RUN = columns(21)
+_JOB_RUN = columns(26)
 _COPY_INPUTS = (
     "COPY run_inputs (run_id, created_at, tenant, payload, payload_content_type, labels, overlap, traceparent, "
     "late_ms) FROM STDIN (FORMAT BINARY)"
 )
+_NO_GATES = Gate(0)
 _INPUT_TYPES = ("uuid", "timestamptz", "text", "bytea", "text", "jsonb", "text", "text", "int8")
 
 
@@ -78,6 +80,10 @@ class NewRun(NamedTuple):
         root_run_id: The first run of its retry chain.
         request_id: Of the request that created it.
         requested_from: Coordinates of that request's message; None if it did not come through Kafka.
+        gates: Its first gates; `KEY` is set by itself.
+        workflow_run_id: The root's run, if it belongs to an occurrence of a workflow.
+        generation: Of a run of a workflow: 0, and one more for each resume.
+        concurrency_key: The key of which it needs a place to start.
     """
 
     run_id: RunId
@@ -99,6 +105,10 @@ class NewRun(NamedTuple):
     root_run_id: RunId | None = None
     request_id: str | None = None
     requested_from: str | None = None
+    gates: Gate = _NO_GATES
+    workflow_run_id: UUID | None = None
+    generation: int | None = None
+    concurrency_key: str | None = None
 
 
 def create_runs(
@@ -174,6 +184,11 @@ def _add_new(connection: Conn, runs: dict[RunId, NewRun], now: datetime) -> set[
             "roots": uuids(run.root_run_id for run in new),
             "request_ids": [run.request_id for run in new],
             "requested_from": [run.requested_from for run in new],
+            "gates": integers(_gates(run) for run in new),
+            "workflows": uuids(run.workflow_run_id for run in new),
+            "generations": [run.generation for run in new],
+            "keys": [run.concurrency_key for run in new],
+            "key_ids": [_key_id(run) for run in new],
         },
     )
     return added - _ids(connection, _DROP_REPEATED_RUNS, {"run_ids": uuids(added)}) if added else added
@@ -208,7 +223,26 @@ def _job_runs(runs: Sequence[NewRun], now: datetime) -> Iterator[bytes]:
         origin = _NO_ORIGIN
         if (run.parent_run_id or run.root_run_id or run.request_id or run.requested_from) is not None:
             origin = uuid(run.parent_run_id) + uuid(run.root_run_id) + text(run.request_id) + text(run.requested_from)
-        yield b"".join((_JOB_RUN, uuid(run.run_id), uuid(run.job_id), fields, at, deadlines, origin))
+        shares = _NO_SHARES
+        if (run.workflow_run_id or run.concurrency_key) is not None:
+            shares = b"".join(
+                (
+                    int2(_gates(run)),
+                    uuid(run.workflow_run_id),
+                    NULL if run.generation is None else int2(run.generation),
+                    text(run.concurrency_key),
+                    NULL if (key := _key_id(run)) is None else int8(key),
+                )
+            )
+        yield b"".join((_JOB_RUN, uuid(run.run_id), uuid(run.job_id), fields, at, deadlines, origin, shares))
+
+
+def _gates(run: NewRun) -> Gate:
+    return run.gates if run.concurrency_key is None else run.gates | Gate.KEY
+
+
+def _key_id(run: NewRun) -> int | None:
+    return None if run.concurrency_key is None else key_id(run.tenant, run.concurrency_key)
 
 
 def _deadlines(run: NewRun) -> tuple[datetime | None, datetime | None]:
@@ -273,4 +307,5 @@ def _outbox_rows(runs: Sequence[NewRun], installation: Installation) -> Iterator
 _NO_INPUTS = RunInputs()
 _NO_DEADLINES = NULL + NULL
 _NO_ORIGIN = NULL + NULL + NULL + NULL
+_NO_SHARES = int2(Gate(0)) + NULL + NULL + NULL + NULL
 _DEFINITIONS = Definitions()

@@ -18,7 +18,7 @@ from tidewheel.postgres.pg_arrays import integers, uuids, words
 from tidewheel.postgres.session import Conn, read_ids, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
-from tidewheel.runs import DEAD_LETTERED, FINAL, OPEN, AttemptOutcome, RunState, end_of
+from tidewheel.runs import BARRED, DEAD_LETTERED, FINAL, OPEN, AttemptOutcome, RunState, end_of
 from tidewheel.schemas.generated import records
 from tidewheel.transitions.active_runs import release_active_runs
 from tidewheel.transitions.after_end import count_failures, failure_triggers, keep_inputs, schedule_after_end
@@ -45,7 +45,9 @@ _STATES = {state.value: state for state in RunState}
 
 _DEFINITIONS = Definitions()
 
-_UniformRow = tuple[UUID, datetime, datetime, datetime, int, datetime, str | None, str | None]
+_UniformRow = tuple[
+    UUID, datetime, datetime, datetime, int, datetime, str | None, str | None, int | None, UUID | None, int | None
+]
 
 
 def finish_runs(
@@ -75,7 +77,7 @@ def finish_runs(
     if not ends:
         return result
     rows = _close_uniform(connection, ends) if uniform else []
-    if uniform and (len(rows) < len(ends) or any(row.gates for row in rows) or _may_wait(ends)):
+    if uniform and (len(rows) < len(ends) or any(row.gates & BARRED for row in rows) or _may_wait(ends)):
         allow_waits(connection)
     if len(rows) < len(ends):
         closed = {row.place for row in rows}
@@ -152,22 +154,20 @@ def _close_alike(
     by_id = {end.run_id.int: place for place, end in zip(places, chosen, strict=True)}
     rows: list[ClosedRun] = []
     found = connection.execute(_CLOSE_UNIFORM, columns, binary=True).fetchall()
-    for run_id, publish_at, created_at, started_at, gates, ended_at, request_id, requested_from in cast(
-        "list[_UniformRow]", found
-    ):
+    for row in cast("list[_UniformRow]", found):
+        run_id, publish_at, created_at, started_at, gates, ended_at, request_id, requested_from = row[:8]
         place = by_id[run_id.int]
         end = ends[place - 1]
         request = cast("records.RunRequest", end.request)
         definition = end.definition or _DEFINITIONS.of(request.definition)
         # By position, in the order of the fields: this many keyword arguments cost a microsecond.
-        rows.append(
-            ClosedRun(
-                place, RunState.SUCCEEDED, request.run_id, request.job_id, definition.tenant, request.shard,
-                definition.queue, definition.lane, request.cause, gates, RunState.RUNNING, request.job_version, attempt,
-                request.scheduled_at, publish_at, created_at, started_at, end.claimed_from, ended_at,
-                request_id, requested_from,
-            )
+        closed = ClosedRun(
+            place, RunState.SUCCEEDED, request.run_id, request.job_id, definition.tenant, request.shard,
+            definition.queue, definition.lane, request.cause, gates, RunState.RUNNING, request.job_version, attempt,
+            request.scheduled_at, publish_at, created_at, started_at, end.claimed_from, ended_at,
+            request_id, requested_from,
         )  # fmt: skip
+        rows.append(closed._replace(key_id=row[8], workflow_run_id=row[9], generation=row[10]) if gates else closed)
     return rows
 
 

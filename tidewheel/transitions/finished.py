@@ -9,7 +9,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from tidewheel.ids import read_uuid
-from tidewheel.runs import AttemptOutcome, Cause, RunState
+from tidewheel.runs import AttemptOutcome, Cause, Gate, RunState
 from tidewheel.schemas.generated import records
 
 _LONG = timedelta(days=1)  # inputs of runs that end sooner are dropped a day after them
@@ -64,12 +64,15 @@ class ClosedRun(NamedTuple):
         ended_as: The terminal state.
         run: The run's id, as text.
         job: The job's id, as text.
-        gates: Not 0 if it may be its job's active run.
+        gates: What its end does beyond its row.
         ended_at: The database's clock; the same for the rows of one statement.
         request_id: Of the request that created it.
         requested_from: Coordinates of that request's message.
         cancel_reason: The reason of its cancel, which the end has instead of its own.
         refused: True if the run had ended before, and this end is not recorded.
+        key_id: Its concurrency key, if it has one.
+        workflow_run_id: The root's run, if it belongs to an occurrence of a workflow.
+        generation: Of a run of a workflow.
     """
 
     place: int
@@ -95,6 +98,9 @@ class ClosedRun(NamedTuple):
     requested_from: str | None = None
     cancel_reason: str | None = None
     refused: bool = False
+    key_id: int | None = None
+    workflow_run_id: UUID | None = None
+    generation: int | None = None
 
     @property
     def run_id(self) -> UUID:
@@ -158,7 +164,7 @@ class FinishedRun(NamedTuple):
     @property
     def may_be_active(self) -> bool:
         """True if it may be its job's active run, which other runs of the job wait for."""
-        return self.row.gates != 0
+        return bool(self.row.gates & Gate.MET)
 
 
 @dataclass(slots=True)

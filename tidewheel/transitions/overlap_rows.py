@@ -16,7 +16,7 @@ from psycopg.rows import class_row
 from tidewheel.postgres.pg_arrays import uuids, words
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
-from tidewheel.runs import Overlap, RunState
+from tidewheel.runs import Gate, Overlap, RunState
 from tidewheel.transitions.active_runs import (
     AcquireRequest,
     ActiveRun,
@@ -175,7 +175,9 @@ def _respect_contenders(
     ]
     if not new:
         return set()
-    rows = connection.execute(_FIND_CONTENDERS, {"job_ids": uuids(new), "free": Overlap.ALLOW_ALL}, binary=True)
+    rows = connection.execute(
+        _FIND_CONTENDERS, {"job_ids": uuids(new), "free": Overlap.ALLOW_ALL, "met": Gate.MET}, binary=True
+    )
     found = cast("list[tuple[UUID, UUID, bool, bool]]", rows.fetchall())
     busy = {job for _, job, started, uncontested in found if uncontested and not started}
     release_active_runs(connection, installation, [(job, active[job].run_id) for job in sorted(busy)])

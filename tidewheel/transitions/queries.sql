@@ -39,7 +39,7 @@ CASE WHEN (SELECT EXISTS (SELECT FROM freezes))
 -- no freeze, and, where the policy limits overlaps, no other run of the job that has come. The rest is left to lock_claims.
 -- Index: job_runs_pkey, job_runs_by_job, job_runs_moved_ahead, active_runs_pkey; pending_cancels_by_run. Changes no indexed column (HOT).
 -- Lock: each run in run_id order, waiting for at most the session's lock_timeout.
--- Why: a claim of another run of the job sets `gates`, so that a claim that waits for the row, or began before, matches
+-- Why: a claim of another run of the job sets the bit MET of `gates`, so that a claim that waits for the row, or began before, matches
 -- nothing. The CASE keeps publish_at from being an index condition: with statistics of a nearly empty table the planner
 -- would scan all due runs. OFFSET 0 keeps a look from becoming a hashed read of the whole table. A run that has started
 -- counts although it has not come: the database's clock may have gone back, by up to 5 s.
@@ -53,7 +53,7 @@ UPDATE job_runs AS o
  WHERE o.run_id = ANY (%(run_ids)s::uuid[])
    AND o.attempt = %(attempt)s
    AND o.job_version = %(job_version)s
-   AND o.gates = 0
+   AND o.gates & %(barred)s = 0
    AND o.state = ANY (%(sources)s::text[])
    AND CASE WHEN o.publish_at <= (SELECT tidewheel_now()) THEN true ELSE false END
    AND (o.deadline_at IS NULL OR o.deadline_at > (SELECT tidewheel_now()))
@@ -87,7 +87,7 @@ SELECT o.job_id
 SELECT r.run_id
   FROM job_runs AS r
  WHERE (SELECT EXISTS (SELECT FROM limited))
-   AND r.gates = 0
+   AND r.gates & %(met)s = 0
    AND r.overlap <> %(free)s
    AND (r.scheduled_at <= (SELECT tidewheel_now() + interval '100 ms') OR r.moved_ahead
         OR r.run_id = ANY (%(run_ids)s::uuid[]))
@@ -95,19 +95,19 @@ SELECT r.run_id
  ORDER BY r.run_id
 
 -- name: contest_runs
--- Sets `gates` of uncontested runs: no uniform claim starts them from now on, whenever it began.
+-- Sets MET of uncontested runs: no uniform claim starts them from now on, whenever it began.
 -- Index: job_runs_pkey, job_runs_by_job, active_runs_pkey.
 -- Lock: each run in run_id order, waiting for at most the transaction's lock_timeout: for a claim or an end under way.
 -- Why an UPDATE: a claim that waited for a mere lock would start the run after it.
 WITH contested AS MATERIALIZED ({{uncontested(r)}} FOR UPDATE OF r)
-UPDATE job_runs AS o SET gates = 1 WHERE o.run_id IN (SELECT c.run_id FROM contested AS c)
+UPDATE job_runs AS o SET gates = o.gates | %(met)s WHERE o.run_id IN (SELECT c.run_id FROM contested AS c)
 
 -- name: contest_free_runs
 -- The same of those that no other transaction holds.
 -- Index: job_runs_pkey, job_runs_by_job, active_runs_pkey.
 -- Lock: each run in run_id order, locked rows are skipped.
 WITH contested AS MATERIALIZED ({{uncontested(r)}} FOR UPDATE OF r SKIP LOCKED)
-UPDATE job_runs AS o SET gates = 1 WHERE o.run_id IN (SELECT c.run_id FROM contested AS c)
+UPDATE job_runs AS o SET gates = o.gates | %(met)s WHERE o.run_id IN (SELECT c.run_id FROM contested AS c)
 
 -- name: find_contenders
 -- Returns the runs of these jobs that may be active though the job has no active run: those that have started, and
@@ -118,14 +118,15 @@ UPDATE job_runs AS o SET gates = 1 WHERE o.run_id IN (SELECT c.run_id FROM conte
 -- Why: a later statement than contest_runs and acquire_active_runs, so that it sees the end that they waited for. Without
 -- the lock, an end that begins now would not see the active run, which it has to release.
 SELECT r.run_id, r.job_id, r.attempt > 0 AS started,
-       r.gates = 0 OR (r.attempt > 0 AND locked.run_id IS NULL) AS uncontested
+       r.gates & %(met)s = 0 OR (r.attempt > 0 AND locked.run_id IS NULL) AS uncontested
   FROM job_runs AS r
   LEFT JOIN LATERAL (
     SELECT p.run_id FROM job_runs AS p WHERE p.run_id = r.run_id AND p.attempt > 0 FOR UPDATE SKIP LOCKED
   ) AS locked ON true
  WHERE r.job_id = ANY (%(job_ids)s::uuid[])
    AND r.overlap <> %(free)s
-   AND (r.attempt > 0 OR (r.gates = 0 AND (r.scheduled_at <= (SELECT tidewheel_now() + interval '100 ms') OR r.moved_ahead)))
+   AND (r.attempt > 0 OR (r.gates & %(met)s = 0
+                          AND (r.scheduled_at <= (SELECT tidewheel_now() + interval '100 ms') OR r.moved_ahead)))
  ORDER BY r.scheduled_at, r.run_id
 
 -- name: set_waits
@@ -228,7 +229,7 @@ UPDATE active_runs AS t
 -- Index: job_runs_pkey; job_runs_due changes.
 -- Lock: rows that lock_claims has locked.
 UPDATE job_runs AS o
-   SET state = %(target)s, publish_at = 'infinity', gates = 1
+   SET state = %(target)s, publish_at = 'infinity', gates = o.gates | %(met)s
  WHERE o.run_id = ANY (%(run_ids)s::uuid[]) AND o.state = ANY (%(sources)s)
 RETURNING o.run_id
 
@@ -251,7 +252,7 @@ SELECT requested.job_id, requested.tenant, %(no_run)s, true
 -- release the active run.
 UPDATE job_runs AS o
    SET state = %(target)s,
-       gates = CASE WHEN o.overlap = %(free)s THEN o.gates ELSE 1 END,
+       gates = CASE WHEN o.overlap = %(free)s THEN o.gates ELSE o.gates | %(met)s END,
        attempt = o.attempt + 1,
        executor_id = %(executor_id)s,
        started_at = (SELECT tidewheel_now()),
@@ -306,16 +307,19 @@ WITH gone AS (
 ), finished AS (
     INSERT INTO finished_runs (run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, publish_at,
                                created_at, started_at, finished_at, state, attempt, executor_id, claimed_from,
-                               parent_run_id, root_run_id, request_id, requested_from)
+                               parent_run_id, root_run_id, request_id, requested_from, workflow_run_id, generation,
+                               concurrency_key)
     SELECT g.run_id, g.job_id, g.tenant, g.job_version, g.shard, g.cause, g.queue, g.lane, g.scheduled_at, g.publish_at,
            g.created_at, g.started_at, g.ended_at, %(succeeded)s, g.attempt, g.executor_id,
            coalesce(given.claimed_from, g.claimed_from), g.parent_run_id, g.root_run_id, g.request_id,
-           g.requested_from
+           g.requested_from, g.workflow_run_id, g.generation, g.concurrency_key
       FROM gone AS g
       FULL JOIN unnest(%(run_ids)s::uuid[], %(claimed_from)s::text[]) AS given (run_id, claimed_from) USING (run_id)
      WHERE CASE WHEN g.job_id IS NULL THEN false ELSE true END
 )
-SELECT run_id, publish_at, created_at, started_at, gates, ended_at, request_id, requested_from FROM gone
+SELECT run_id, publish_at, created_at, started_at, gates, ended_at, request_id, requested_from, key_id, workflow_run_id,
+       generation
+  FROM gone
 
 -- name: close_runs
 -- Ends runs: deletes the row of the open run and inserts that of the finished run. The attempt must be the current one,
@@ -373,17 +377,19 @@ WITH gone AS (
 ), finished AS (
     INSERT INTO finished_runs (run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, publish_at,
                                created_at, started_at, finished_at, state, attempt, executor_id, claimed_from,
-                               parent_run_id, root_run_id, request_id, reason, error_type, requested_from)
+                               parent_run_id, root_run_id, request_id, reason, error_type, requested_from,
+                               workflow_run_id, generation, concurrency_key)
     SELECT g.run_id, g.job_id, g.tenant, g.job_version, g.shard, g.cause, g.queue, g.lane, g.scheduled_at, g.published_at,
            g.created_at, g.started_at, g.ended_at, g.ended_as, g.attempt, g.executor_id, g.claimed_by, g.parent_run_id,
-           g.root_run_id, g.request_id, g.reason, g.error_type, g.requested_from
+           g.root_run_id, g.request_id, g.reason, g.error_type, g.requested_from, g.workflow_run_id, g.generation,
+           g.concurrency_key
       FROM gone AS g
     ON CONFLICT DO NOTHING
     RETURNING run_id
 )
 SELECT position, ended_as, run_id::text, job_id::text, tenant, shard, queue, lane, cause, gates, found_as, job_version, attempt,
        scheduled_at, published_at, created_at, started_at, claimed_by, ended_at, request_id, requested_from, cancel_reason,
-       run_id NOT IN (SELECT run_id FROM finished) AS refused
+       run_id NOT IN (SELECT run_id FROM finished) AS refused, key_id, workflow_run_id, generation
   FROM gone
 
 -- name: find_still_open
@@ -734,18 +740,19 @@ SELECT run_id FROM runs WHERE run_id = ANY (%(run_ids)s::uuid[])
 
 -- name: add_job_runs
 -- Inserts runs that may exist already; returns the new ones.
--- Index: job_runs_pkey; job_runs_due, job_runs_by_job, job_runs_moved_ahead and job_runs_deadline grow.
+-- Index: job_runs_pkey; job_runs_due, job_runs_by_job and the partial ones grow.
 -- Lock: waits for an uncommitted row with the same id, and for the end of a run with this id that is under way.
 INSERT INTO job_runs (run_id, job_id, tenant, shard, queue, lane, handler, cause, overlap, state, job_version, scheduled_at,
                       publish_at, moved_ahead, created_at, deadline_at, schedule_to_close_at, parent_run_id, root_run_id,
-                      request_id, requested_from)
+                      request_id, requested_from, gates, workflow_run_id, generation, concurrency_key, key_id)
 SELECT new.*
   FROM unnest(
         %(run_ids)s::uuid[], %(job_ids)s::uuid[], %(tenants)s::text[], %(shards)s::smallint[], %(queues)s::text[],
         %(lanes)s::text[], %(handlers)s::text[], %(causes)s::text[], %(overlaps)s::text[], %(states)s::text[],
         %(versions)s::integer[], %(scheduled_at)s::timestamptz[], %(publish_at)s::timestamptz[],
         %(moved_ahead)s::boolean[], %(created_at)s::timestamptz[], %(deadline_at)s::timestamptz[], %(close_at)s::timestamptz[], %(parents)s::uuid[],
-        %(roots)s::uuid[], %(request_ids)s::text[], %(requested_from)s::text[]
+        %(roots)s::uuid[], %(request_ids)s::text[], %(requested_from)s::text[], %(gates)s::smallint[],
+        %(workflows)s::uuid[], %(generations)s::smallint[], %(keys)s::text[], %(key_ids)s::bigint[]
        ) AS new
     ON CONFLICT (run_id) DO NOTHING
 RETURNING run_id
