@@ -31,7 +31,16 @@ from tidewheel.process.service import Backoff, Shutdown
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.definitions import needs
 from tidewheel.schemas.generated.records import JobDefinition, RunRequest
-from tidewheel.transitions.claim import Claim, Claimed, Started, claim_runs, claim_uniform, contest_runs, read_claims
+from tidewheel.transitions.claim import (
+    Claim,
+    Claimed,
+    Started,
+    claim_keyed,
+    claim_runs,
+    claim_uniform,
+    contest_runs,
+    read_claims,
+)
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.run_events import append_started
 from tidewheel.transitions.run_messages import Definitions
@@ -145,7 +154,8 @@ class BatchClaimer:
         try:
             request = decode(value if isinstance(value, bytes) else b"", RunRequest)
             definition = self._definitions.of(request.definition)
-            claim = Claim(read_uuid(request.run_id), request.attempt, request.job_version, _source_of(message))
+            keyed = request.concurrency_key is not None
+            claim = Claim(read_uuid(request.run_id), request.attempt, request.job_version, _source_of(message), keyed)
             name = needs(definition.target)
         except (UndecodableMessage, ValueError) as error:
             # Of a newer release's relay. In any case the run is in the table, and the sweep finds it.
@@ -241,7 +251,7 @@ class Claimer:
             claimed = self._claim([claim for claim in claims if claim.run_id not in self._held], self._uniform)
         except RowsLocked:
             claimed, locked = Claimed(), True
-        rest = _without(claims, claimed.started)
+        rest = [claim for claim in _without(claims, claimed.started) if claim.run_id not in claimed.waiting]
         if not rest:
             return claimed
         try:
@@ -258,7 +268,15 @@ class Claimer:
         return decided
 
     def _uniform(self, connection: Conn, claims: Sequence[Claim]) -> Claimed:
-        return Claimed(started=claim_uniform(connection, claims, executor_id=self._executor_id))
+        free = [claim for claim in claims if not claim.keyed]
+        started = claim_uniform(connection, free, executor_id=self._executor_id)
+        if len(free) == len(claims):
+            return Claimed(started)
+        # Last, because it locks keys.
+        keyed = [claim for claim in claims if claim.keyed]
+        claimed = claim_keyed(connection, self._installation, keyed, executor_id=self._executor_id)
+        claimed.started = started + claimed.started
+        return claimed
 
     def _decide(self, connection: Conn, claims: Sequence[Claim]) -> Claimed:
         return claim_runs(connection, self._installation, claims, executor_id=self._executor_id, contested=True)
@@ -314,6 +332,8 @@ class Claimer:
     def _notify_executors(self, claimed: Claimed) -> None:
         if claimed.signalled:
             self._notify(Channel.SIGNALS)
+        if claimed.promoted:
+            self._notify(Channel.OUTBOX)
 
     def _lock_lease(self, connection: Conn) -> None:
         if connection.execute(_LOCK_LEASE_FOR_CLAIM, {"executor_id": self._executor_id}).fetchone() is None:

@@ -95,12 +95,12 @@ NOT EXISTS (SELECT FROM freezes AS z
 -- Why: runs that a cancellation or a freeze names are left out, or a backlog of them would hide the runs behind it. A subquery for each
 -- row lets the scan end at the last row needed.
 SELECT o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.attempt, o.scheduled_at, o.publish_at,
-       o.created_at, (SELECT tidewheel_now()) - o.publish_at AS age
+       o.created_at, o.concurrency_key, (SELECT tidewheel_now()) - o.publish_at AS age
   FROM unnest(%(queues)s::text[], %(lanes)s::text[], %(limits)s::integer[], %(marks)s::timestamptz[])
        AS s (queue, lane, row_limit, mark)
  CROSS JOIN LATERAL (
     SELECT d.run_id, d.job_id, d.shard, d.queue, d.lane, d.cause, d.job_version, d.attempt, d.scheduled_at, d.publish_at,
-           d.created_at
+           d.created_at, d.concurrency_key
       FROM (
         SELECT r.*
           FROM job_runs AS r
@@ -177,11 +177,11 @@ UPDATE executors SET last_claim_seq = %(claim_seq)s WHERE executor_id = %(execut
 -- Index: job_runs_due; reads at most 20,000 rows of a lane. No lock; the claim that follows decides.
 -- Why: runs that a cancellation names are left out, as in find_due_runs.
 SELECT o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.attempt, o.scheduled_at, o.publish_at,
-       o.created_at
+       o.created_at, o.concurrency_key
   FROM unnest(%(queues)s::text[], %(lanes)s::text[]) WITH ORDINALITY AS s (queue, lane, rank)
  CROSS JOIN LATERAL (
     SELECT d.run_id, d.job_id, d.shard, d.queue, d.lane, d.cause, d.job_version, d.attempt, d.scheduled_at, d.publish_at,
-           d.created_at
+           d.created_at, d.concurrency_key
       FROM (
         SELECT r.*
           FROM job_runs AS r
@@ -209,7 +209,7 @@ SELECT o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.a
 -- Index: none on executor_id; read only after a response was lost.
 -- No lock: its own row keeps its claims apart.
 SELECT o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.attempt - 1 AS attempt, o.scheduled_at,
-       o.publish_at, o.created_at
+       o.publish_at, o.created_at, o.concurrency_key
   FROM job_runs AS o
  WHERE o.executor_id = %(executor_id)s AND o.claimed_from = %(claimed_from)s AND o.state = ANY (%(states)s)
 

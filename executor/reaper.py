@@ -29,6 +29,7 @@ from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.requeue import Requeue, requeue_runs
 from tidewheel.transitions.retry import UNKNOWN_OUTCOME
+from tidewheel.transitions.run_keys import settle_keys
 from tidewheel.transitions.run_messages import Definitions, read_definitions
 
 _LOG = logging.getLogger("tidewheel.executor")
@@ -234,8 +235,10 @@ class Reaper:
                 ends.append(end)
             else:
                 requeues.append(Requeue(row.run_id, row.attempt, executor_id, AttemptOutcome.LOST, error_type="Lost"))
-        finish_runs(connection, self._installation, ends)
-        requeue_runs(connection, self._installation, requeues)
+        freed: list[int] = []
+        finish_runs(connection, self._installation, ends, freed_keys=freed)
+        requeue_runs(connection, self._installation, requeues, freed_keys=freed)
+        settle_keys(connection, self._installation, freed=freed)
         return len(rows), len(owned) - len(rows)
 
     def _end(self, row: Leased, executor_id: UUID, *, at_most_once: bool) -> RunEnd | None:

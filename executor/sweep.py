@@ -68,6 +68,7 @@ class DueRun:
     scheduled_at: datetime
     publish_at: datetime
     created_at: datetime
+    concurrency_key: str | None
     age: timedelta = timedelta(0)
 
 
@@ -250,7 +251,10 @@ class Sweep:
         try:
             readable = self._read(runs[: taken + _UNREADABLE])
             chosen = [run for run in runs if run.run_id in readable][:taken]
-            claims = [Claim(run.run_id, run.attempt + 1, run.job_version, "sweep") for run in chosen]
+            claims = [
+                Claim(run.run_id, run.attempt + 1, run.job_version, "sweep", run.concurrency_key is not None)
+                for run in chosen
+            ]
             claimed = self._claimer.claim(claims, source="sweep").started
             started = len(claimed)
             self._start_runs([(one, *readable[one.run_id]) for one in claimed])

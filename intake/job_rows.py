@@ -37,6 +37,7 @@ FIRST = 1  # the version of a new job
 # By pattern and tenant. Each entry keeps its pattern, about 15 KiB, even if `jobs.spec_cache` has dropped it.
 _TEMPLATES = 512
 _TRUE, _FALSE = b"\0\0\0\1\1", b"\0\0\0\1\0"  # boolean columns
+_NO_KEY = NULL + NULL + NULL + int4(1)
 _NEVER = int8((1 << 63) - 1)  # infinity, as timestamptz
 _JSONB = b"\1"  # the version of the binary form; text follows
 _FIRST_BYTES = primitives.int32(FIRST)
@@ -48,9 +49,9 @@ _COPY_JOBS = (
 _JOB = columns(16)
 _COPY_VERSIONS = (
     "COPY job_versions (job_id, spec, definition, tenant, version, effective_at, schedule_json, policy_json, handler, "
-    "queue, lane, overlap, has_deadlines) FROM STDIN (FORMAT BINARY)"
+    "queue, lane, overlap, has_deadlines, concurrency_key, at_once, every_us, burst) FROM STDIN (FORMAT BINARY)"
 )
-_VERSION = columns(13)
+_VERSION = columns(17)
 _COPY_TIMERS = (
     "COPY timers (job_id, shard, tenant, version, scheduled_at, due_at, hold_reason) FROM STDIN (FORMAT BINARY)"
 )
@@ -228,7 +229,16 @@ def _version_columns(tenant_and_number: bytes, effective_at: bytes, schedule: st
 def _spec_columns(spec: JobSpec, record: JobDefinition, policy: str) -> bytes:
     values = (policy, needs(record.target), record.queue, record.lane, record.overlap)
     has_deadlines = _FALSE if spec.schedule_to_start is None and spec.schedule_to_close is None else _TRUE
-    return b"".join((*map(text, values), has_deadlines))
+    return b"".join((*map(text, values), has_deadlines, _limit(spec)))
+
+
+def _limit(spec: JobSpec) -> bytes:
+    key = spec.concurrency_key
+    if key is None:
+        return _NO_KEY
+    at_once = NULL if key.places is None else int4(key.places)
+    every_us = NULL if key.every_us is None else int8(key.every_us)
+    return text(key.key) + at_once + every_us + int4(key.burst or 1)
 
 
 def _labels(spec: JobSpec) -> bytes:

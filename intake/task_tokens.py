@@ -37,6 +37,7 @@ from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.requeue import Requeue, requeue_runs
 from tidewheel.transitions.retry import Failure, next_attempt
+from tidewheel.transitions.run_keys import settle_keys
 from tidewheel.transitions.run_messages import Definitions, read_definitions
 
 _SQL = Statements("tidewheel.intake")
@@ -195,8 +196,11 @@ def _complete(connection: Conn, installation: Installation, reports: Sequence[To
     retried = [each for each in reports if each.run.run_id in delays]
     ends = [_end(each) for each in reports if each.run.run_id not in delays]
     # The rows are locked, and their attempts were read under the lock: each of them ends or is requeued.
-    states = finish_runs(connection, installation, ends).states
-    requeue_runs(connection, installation, [_requeue(each, delays[each.run.run_id]) for each in retried])
+    freed: list[int] = []
+    states = finish_runs(connection, installation, ends, freed_keys=freed).states
+    requeues = [_requeue(each, delays[each.run.run_id]) for each in retried]
+    requeue_runs(connection, installation, requeues, freed_keys=freed)
+    settle_keys(connection, installation, freed=freed)
     states |= {each.run.run_id: target(Move.RETRY) for each in retried}
     return [_accepted(each, states[each.run.run_id]) for each in reports]
 

@@ -77,6 +77,10 @@ CREATE TABLE job_versions (
     policy_json   text NOT NULL DEFAULT '{}',
     retired_at    timestamptz,
     has_deadlines boolean NOT NULL DEFAULT false,
+    concurrency_key text,
+    at_once       integer,
+    every_us      bigint,
+    burst         integer NOT NULL DEFAULT 1,
     PRIMARY KEY (job_id, version)
 );
 COMMENT ON COLUMN job_versions.spec IS 'as submitted, before defaults, without the payload, which is part of definition';
@@ -84,6 +88,7 @@ COMMENT ON COLUMN job_versions.schedule_json IS 'canonical JSON with explicit de
 COMMENT ON COLUMN job_versions.policy_json IS 'canonical JSON with explicit defaults: catch_up, window, on_resume, jitter, calendars';
 COMMENT ON COLUMN job_versions.definition IS 'Avro JobDefinition in single-object encoding; copied into every run request';
 COMMENT ON COLUMN job_versions.retired_at IS 'the deletion of its job; a version in force at T has effective_at < T <= retired_at';
+COMMENT ON COLUMN job_versions.concurrency_key IS 'the key of its runs, or a template of their payload; at_once, every_us and burst are its limit, as in run_keys';
 COMMENT ON COLUMN job_versions.has_deadlines IS 'true if schedule_to_start or schedule_to_close is set: firing decodes no other definitions';
 
 -- The timer row is the job's lock: firing, edit, pause, resume and delete lock it first.

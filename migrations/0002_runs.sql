@@ -162,6 +162,37 @@ CREATE TABLE active_runs (
 COMMENT ON COLUMN active_runs.has_waiters IS 'true if runs may wait: without it a release is one DELETE';
 CREATE INDEX active_runs_waiting ON active_runs (job_id) WHERE has_waiters;
 
+-- Concurrency keys: the places of each key that runs hold. The transaction that starts an attempt of a keyed run, or ends one,
+-- locks this row, after all other rows. A key has a row from its first claim on, until 10 minutes after its last one.
+CREATE TABLE run_keys (
+    key_id      bigint PRIMARY KEY,
+    tenant      text NOT NULL,
+    key         text NOT NULL,
+    at_once     integer,
+    every_us    bigint,
+    burst       integer NOT NULL,
+    running     integer NOT NULL DEFAULT 0,
+    has_waiters boolean NOT NULL DEFAULT false,
+    tat         timestamptz,
+    wake_at     timestamptz,
+    used_at     timestamptz NOT NULL DEFAULT tidewheel_now()
+) WITH (
+    -- Claims and ends change no indexed column: with room for a second version of each row it stays on its page.
+    fillfactor = 50,
+    autovacuum_vacuum_scale_factor = 0.02,
+    autovacuum_vacuum_threshold = 5000,
+    autovacuum_vacuum_cost_delay = 0
+);
+COMMENT ON COLUMN run_keys.key_id IS '64 bits of a hash of tenant and key';
+COMMENT ON COLUMN run_keys.at_once IS 'the number of places, by the definition of the run that was claimed last; null for no bound';
+COMMENT ON COLUMN run_keys.every_us IS 'the microseconds between two starts; null for no rate';
+COMMENT ON COLUMN run_keys.burst IS 'the number of starts at once after a rest';
+COMMENT ON COLUMN run_keys.running IS 'the number of open runs whose gates show a place of this key';
+COMMENT ON COLUMN run_keys.has_waiters IS 'true if runs may wait for a place: no run without a place starts';
+COMMENT ON COLUMN run_keys.tat IS 'the time at which the whole burst is free again';
+COMMENT ON COLUMN run_keys.wake_at IS 'the time from which the scheduler gives free places to waiting runs; null if an end does';
+CREATE INDEX run_keys_wake ON run_keys (wake_at) WHERE wake_at IS NOT NULL;
+
 -- Attempts that did not succeed. The attempt that made its run succeed has no row: finished_runs holds it.
 CREATE TABLE attempts (
     run_id        uuid NOT NULL,
@@ -300,12 +331,14 @@ CREATE TABLE deferred_effects (
     chain_at       timestamptz,
     reset_failures boolean NOT NULL,
     inputs_at      timestamptz,
-    release_job    boolean NOT NULL
+    release_job    boolean NOT NULL,
+    key_id         bigint
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 COMMENT ON COLUMN deferred_effects.chain_at IS 'the run''s scheduled time, if the job''s next fire time counts from its end';
 COMMENT ON COLUMN deferred_effects.reset_failures IS 'true if the job''s consecutive failures are to be reset';
 COMMENT ON COLUMN deferred_effects.inputs_at IS 'the run''s creation, if its inputs move to the day of its end';
 COMMENT ON COLUMN deferred_effects.release_job IS 'true if the run may be its job''s active run';
+COMMENT ON COLUMN deferred_effects.key_id IS 'the key of which the run held a place';
 
 CREATE TABLE failed_runs (
     run_id        uuid PRIMARY KEY,

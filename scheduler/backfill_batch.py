@@ -56,6 +56,7 @@ class _Facts:
     lane: str
     overlap: str
     definition: bytes
+    concurrency_key: str | None
 
 
 def next_batch(connection: Conn, backfill: Backfill, opened: int, now: datetime) -> Batch:
@@ -139,6 +140,7 @@ def _run(backfill: Backfill, at: datetime, facts: _Facts, now: datetime) -> NewR
         publish_at=now,
         definition=facts.definition,
         inputs=None if inputs == RunInputs() else inputs,
+        concurrency_key=facts.concurrency_key,
         request_id=backfill.request_id,
         requested_from=backfill.requested_from,
     )

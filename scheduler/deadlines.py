@@ -28,6 +28,7 @@ from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.requeue import Requeue, requeue_runs
 from tidewheel.transitions.retry import FINAL_TIMEOUTS, Failure, Timeout, next_attempt, timeout_message, timeout_type
+from tidewheel.transitions.run_keys import settle_keys
 from tidewheel.transitions.run_messages import Definitions, read_definitions
 
 _LOG = logging.getLogger("tidewheel.scheduler")
@@ -152,8 +153,10 @@ class Deadlines:
                     ends.append(decided)
                 else:
                     requeues.append(decided)
-            requeued = requeue_runs(connection, self._installation, requeues).runs
-            ended = finish_runs(connection, self._installation, ends).states
+            freed: list[int] = []
+            requeued = requeue_runs(connection, self._installation, requeues, freed_keys=freed).runs
+            ended = finish_runs(connection, self._installation, ends, freed_keys=freed).states
+            settle_keys(connection, self._installation, freed=freed)
         return len(requeued) + len(ended)
 
 

@@ -28,6 +28,7 @@ from tidewheel.scheduler.bulk_cancel import BulkCancel, CancelResult
 from tidewheel.scheduler.days_ahead import DaysAhead
 from tidewheel.scheduler.deadlines import Deadlines
 from tidewheel.scheduler.freezing import Thaws
+from tidewheel.scheduler.key_duties import KeyDuties
 from tidewheel.scheduler.pending_cancels import PendingCancels
 from tidewheel.scheduler.poller import TimerPoller
 from tidewheel.scheduler.redrive_loop import RedriveLoop
@@ -120,6 +121,7 @@ class Scheduler:
         self._bulk_cancel = BulkCancel(self._session, installation)
         self._pending_cancels = PendingCancels(self._session, installation)
         self._active_runs = ActiveRunRepair(self._session, installation)
+        self._keys = KeyDuties(self._session, installation)
         self._deadlines = Deadlines(self._session, installation)
         self._thaws = Thaws(self._session, installation)
         self._backfills = BackfillLoop(self._session, installation)
@@ -137,6 +139,8 @@ class Scheduler:
             ("overdue timers", _SECOND, self._poll_overdue_timers),
             ("deferred effects", _SECOND, self._apply_deferred_effects),
             ("active runs", _SECOND, self._repair_active_runs),
+            ("waiting for keys", _EACH_STEP, self._promote_for_keys),
+            ("keys", _SECOND, self._repair_keys),
             ("unhandled runs", _SECOND, self._announce_unhandled),
             ("metrics", _SECOND, self._measure),
             ("pending cancels", _SECOND, self._apply_pending_cancels),
@@ -229,6 +233,13 @@ class Scheduler:
 
     def _repair_active_runs(self) -> float:
         return self._released(self._active_runs.step())
+
+    def _promote_for_keys(self) -> float:
+        promoted, until_next = self._keys.promote(self._shards)
+        return min(self._released(promoted), until_next)
+
+    def _repair_keys(self) -> float:
+        return self._released(self._keys.repair() if 0 in self._shards else 0)
 
     def _released(self, runs: int) -> float:
         """Wake relays for runs that may start now; their messages are due, so the next step comes at once."""

@@ -46,7 +46,7 @@ SELECT s.shard, earliest.due_at, (SELECT tidewheel_now()) AS now
 -- Why: a pause ends at its instant, never ahead of it. A timer that a freeze names is returned as held by it, unless it
 -- catches up: that was decided before.
 SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule_json, v.handler, v.queue, v.lane, v.overlap,
-       v.definition, v.has_deadlines, v.policy_json, t.due_at, t.catch_up_end,
+       v.definition, v.has_deadlines, v.concurrency_key, v.policy_json, t.due_at, t.catch_up_end,
        CASE WHEN t.catch_up_end IS NOT NULL OR {{tidewheel.transitions.not_frozen(v)}} THEN t.hold_reason ELSE 'freeze' END
            AS hold_reason, t.overridden, t.repeats_until
   FROM unnest(%(shards)s::smallint[], %(since)s::timestamptz[]) AS s (shard, since)
@@ -66,7 +66,7 @@ SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule_json, 
 -- Locks one timer, to fire job by job after a batch has failed.
 -- Index: timers_pkey, job_versions_pkey. Lock: the timer, skipped if another transaction holds it.
 SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule_json, v.handler, v.queue, v.lane, v.overlap,
-       v.definition, v.has_deadlines, v.policy_json, t.due_at, t.catch_up_end,
+       v.definition, v.has_deadlines, v.concurrency_key, v.policy_json, t.due_at, t.catch_up_end,
        CASE WHEN t.catch_up_end IS NOT NULL OR {{tidewheel.transitions.not_frozen(v)}} THEN t.hold_reason ELSE 'freeze' END
            AS hold_reason, t.overridden, t.repeats_until
   FROM timers AS t
@@ -108,7 +108,7 @@ SELECT t.job_id, {{tidewheel.transitions.not_frozen(v)}} AS thawed
 -- Locks timers to release.
 -- Index: timers_pkey, job_versions_pkey. Lock: each timer; rows that another transaction holds are skipped, and found again.
 SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule_json, v.handler, v.queue, v.lane, v.overlap,
-       v.definition, v.has_deadlines, v.policy_json, nullif(t.due_at, 'infinity') AS due_at, t.catch_up_end, t.hold_reason,
+       v.definition, v.has_deadlines, v.concurrency_key, v.policy_json, nullif(t.due_at, 'infinity') AS due_at, t.catch_up_end, t.hold_reason,
        t.overridden, t.repeats_until
   FROM timers AS t
   JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
@@ -217,7 +217,7 @@ SELECT job_id FROM timers WHERE job_id > %(after)s ORDER BY job_id LIMIT %(limit
 -- Returns those of these timers that have a cron schedule and a future instant.
 -- Index: timers_pkey, job_versions_pkey. No lock.
 SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule_json, v.handler, v.queue, v.lane, v.overlap,
-       v.definition, v.has_deadlines, v.policy_json, nullif(t.due_at, 'infinity') AS due_at, t.catch_up_end, t.hold_reason, t.overridden
+       v.definition, v.has_deadlines, v.concurrency_key, v.policy_json, nullif(t.due_at, 'infinity') AS due_at, t.catch_up_end, t.hold_reason, t.overridden
   FROM timers AS t
   JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
  WHERE t.job_id = ANY (%(job_ids)s)
@@ -462,8 +462,65 @@ SELECT DISTINCT o.job_id, o.tenant
   FROM job_runs AS o
  WHERE o.job_id BETWEEN %(first)s AND %(last)s
    AND o.state = %(buffered)s
+   AND o.waits_for IS NULL
    AND NOT EXISTS (SELECT FROM active_runs AS t WHERE t.job_id = o.job_id AND t.has_waiters)
  LIMIT 1000
+
+-- name: find_woken_keys
+-- Returns the keys whose waiting runs may get a place first, with the seconds until then.
+-- Index: run_keys_wake. No lock: the result is checked again under a lock.
+SELECT k.key_id, extract(epoch FROM k.wake_at - (SELECT tidewheel_now()))::float8
+  FROM run_keys AS k
+ WHERE k.wake_at IS NOT NULL
+   AND ((k.key_id %% %(count)s) + %(count)s) %% %(count)s = ANY (%(shards)s::integer[])
+ ORDER BY k.wake_at
+ LIMIT %(limit)s
+
+-- name: scan_keys
+-- Returns the next keys, whether each is idle, and whether its counter differs from its runs that hold a place.
+-- Index: run_keys_pkey, job_runs_by_key; reads at most 10,000 open runs of a key. No lock: checked again under a lock.
+-- Why: an end in a client's own transaction keeps its place until its deferred effect is applied.
+SELECT k.key_id,
+       k.running = 0 AND NOT k.has_waiters AND k.used_at < (SELECT tidewheel_now()) - %(idle_after)s::interval,
+       held.rows < 10000
+       AND k.running <> held.places + (SELECT count(*) FROM deferred_effects AS d WHERE d.key_id = k.key_id)
+  FROM (SELECT * FROM run_keys WHERE key_id > %(after)s ORDER BY key_id LIMIT %(limit)s) AS k
+ CROSS JOIN LATERAL (
+    SELECT count(*) AS rows, count(*) FILTER (WHERE o.gates & %(holds)s <> 0) AS places
+      FROM (SELECT r.gates FROM job_runs AS r WHERE r.key_id = k.key_id LIMIT 10000) AS o
+  ) AS held
+ ORDER BY k.key_id
+
+-- name: remove_idle_keys
+-- Deletes keys that are idle still.
+-- Index: run_keys_pkey. Lock: each row, locked rows are skipped: another transaction uses them.
+DELETE FROM run_keys
+ WHERE key_id IN (SELECT k.key_id
+                    FROM run_keys AS k
+                   WHERE k.key_id = ANY (%(key_ids)s::bigint[])
+                     AND k.running = 0 AND NOT k.has_waiters
+                     AND k.used_at < (SELECT tidewheel_now()) - %(idle_after)s::interval
+                   ORDER BY k.key_id
+                     FOR UPDATE SKIP LOCKED)
+
+-- name: lock_keys
+-- Locks keys to repair.
+-- Index: run_keys_pkey. Lock: each key in key_id order.
+SELECT key_id FROM run_keys WHERE key_id = ANY (%(key_ids)s::bigint[]) ORDER BY key_id FOR UPDATE
+
+-- name: repair_keys
+-- Sets the counters of keys to the number of runs that hold a place.
+-- Index: run_keys_pkey, job_runs_by_key. Lock: rows that lock_keys has locked.
+-- Why: a later statement than the lock: a transaction that changes places of a key holds its row until its commit.
+UPDATE run_keys AS k
+   SET running = held.places
+  FROM (
+    SELECT w.key_id,
+           (SELECT count(*) FROM job_runs AS o WHERE o.key_id = w.key_id AND o.gates & %(holds)s <> 0)
+               + (SELECT count(*) FROM deferred_effects AS d WHERE d.key_id = w.key_id) AS places
+      FROM unnest(%(key_ids)s::bigint[]) AS w (key_id)
+  ) AS held
+ WHERE k.key_id = held.key_id AND k.running <> held.places
 
 -- name: drop_stale_signals
 -- Deletes signals of ended runs that no executor has read: it has died.
@@ -514,7 +571,7 @@ SELECT j.key,
 -- name: read_version_facts
 -- Returns the columns of versions that their runs need.
 -- Index: job_versions_pkey. No lock: versions do not change.
-SELECT version, handler, queue, lane, overlap, definition
+SELECT version, handler, queue, lane, overlap, definition, concurrency_key
   FROM job_versions
  WHERE job_id = %(job_id)s AND version = ANY (%(versions)s)
 
@@ -715,7 +772,7 @@ SELECT coalesce(sum(m.overdue), 0)::bigint AS overdue,
 -- Returns overdue timers, the same number of each shard, with the columns of their versions that a decision needs.
 -- Index: timers_due, the head of each shard; job_versions_pkey. No lock.
 SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule_json, v.handler, v.queue, v.lane, v.overlap,
-       v.definition, v.has_deadlines, v.policy_json, t.due_at, t.catch_up_end, t.hold_reason, t.overridden, t.repeats_until
+       v.definition, v.has_deadlines, v.concurrency_key, v.policy_json, t.due_at, t.catch_up_end, t.hold_reason, t.overridden, t.repeats_until
   FROM unnest(%(shards)s::smallint[]) AS s (shard)
  CROSS JOIN LATERAL (
     SELECT d.job_id, d.tenant, d.shard, d.scheduled_at, d.version, d.due_at, d.catch_up_end, d.hold_reason, d.overridden,

@@ -23,6 +23,8 @@ RunId = NewType("RunId", UUID)
 NAMESPACE = UUID("6f1d0f3e-5b0e-5c7a-9a51-7d1e3a1f6c11")
 BUCKETS = 4096  # the first 12 bits of a job_id
 
+FIRST_KEY_ID = -(1 << 63)
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
 _VERSION_5 = 5 << 76

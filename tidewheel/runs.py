@@ -20,7 +20,7 @@ class RunState(StrEnum):
     QUEUED = "queued"
     """Waits for an executor. It can be claimed from its `publish_at` on; until then it is shown as `scheduled`."""
     BUFFERED = "buffered"
-    """Waits until its job's active run ends: its overlap policy is `buffer_one`, `buffer_all` or `cancel_other`."""
+    """Waits until its job's active run ends, by its overlap policy; or until its concurrency key has a place."""
     RUNNING = "running"
     """An executor owns its attempt and renews the lease by heartbeats."""
     WAITING = "waiting"
@@ -131,9 +131,9 @@ class Move(StrEnum):
     CLAIM = "claim"
     """An executor claims the run, by Kafka message or by sweep."""
     BUFFER = "buffer"
-    """An executor's claim finds another run of the job active, and the overlap policy makes this one wait."""
+    """A claim finds another run of the job active, and the policy makes this one wait; or its key has no place."""
     PROMOTE = "promote"
-    """The transaction that ends the active run, or the scheduler's repair, queues the next run that waits."""
+    """The transaction that ends the active run or frees a place, or the scheduler, queues the next run that waits."""
     RELEASE = "release"
     """An executor that stops gives the run back; the attempt is not counted."""
     SNOOZE = "snooze"
@@ -169,7 +169,7 @@ _S = RunState
 MOVES: Mapping[Move, Transition] = MappingProxyType(
     {
         Move.CLAIM: Transition(frozenset({_S.QUEUED, _S.RETRYING}), _S.RUNNING),
-        Move.BUFFER: Transition(frozenset({_S.QUEUED}), _S.BUFFERED),
+        Move.BUFFER: Transition(frozenset({_S.QUEUED, _S.RETRYING}), _S.BUFFERED),
         Move.PROMOTE: Transition(frozenset({_S.BUFFERED, _S.BLOCKED}), _S.QUEUED),
         Move.RELEASE: Transition(frozenset({_S.RUNNING}), _S.QUEUED),
         Move.SNOOZE: Transition(frozenset({_S.RUNNING}), _S.QUEUED),

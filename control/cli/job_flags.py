@@ -80,6 +80,9 @@ class JobFlags:
     on_excluded: Annotated[
         str | None, _option("For occurrences on excluded days: skip or next_business_day.", "POLICY")
     ] = None
+    concurrency_key: Annotated[
+        str | None, _option("Let one run with this key at a time be active; a file sets other limits.", "KEY")
+    ] = None
     max_attempts: Annotated[int | None, _option("The run fails after this many failed attempts.", "N")] = None
     start_to_close: Annotated[str | None, _option("Time limit of one attempt.", "DURATION")] = None
     schedule_to_start: Annotated[
@@ -100,7 +103,7 @@ class JobFlags:
 _PLAIN_FLAGS = (
     "max_runs", "jitter", "overlap", "catch_up", "window", "on_resume", "pause_on_failure", "exclude_calendars",
     "include_calendars", "on_excluded", "start_to_close", "schedule_to_start", "schedule_to_close", "heartbeat",
-    "delivery", "on_failure", "lane", "queue", "description",
+    "delivery", "on_failure", "concurrency_key", "lane", "queue", "description",
 )  # fmt: skip
 _SPANS = frozenset({"jitter", "window", "start_to_close", "schedule_to_start", "schedule_to_close", "heartbeat"})
 _KINDS = ("cron", "every", "fixed_delay", "at", "manual")

@@ -132,11 +132,12 @@ class Client:
         run_at: datetime | None = None,
         labels: dict[str, str] | None = None,
         overlap: str | None = None,
+        concurrency_key: str | None = None,
         request_id: str | None = None,
     ) -> RunId:
         """Run a job once: now, after `delay` (a timedelta, seconds, or a text such as `5m`), or at `run_at`.
 
-        `overlap` replaces the job's policy.
+        `overlap` replaces the job's policy, `concurrency_key` its key.
 
         Returns:
             The run's id, for `runs.wait` and `runs.get`.
@@ -154,7 +155,8 @@ class Client:
             labels=labels,
             request_id=request_id,
         )
-        return RunId(UUID(self._connection.request({**document, "overlap": overlap}, request_id).run_id))
+        replaced = {"overlap": overlap, "concurrency_key": concurrency_key}
+        return RunId(UUID(self._connection.request({**document, **replaced}, request_id).run_id))
 
     def run_later(
         self,

@@ -629,6 +629,23 @@ class RetrySubmission:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ConcurrencyKeySubmission:
+    """Key whose runs share places, as submitted.
+
+    Attributes:
+        key: The key; required.
+        at_once: Number of runs that are active at once; null: 1 without a rate, else no bound.
+        rate: Number of attempts that start in a time, such as `100/min`.
+        burst: With a rate: number of starts at once after a rest; null: 1.
+    """
+
+    key: str | None = None
+    at_once: int | None = None
+    rate: str | None = None
+    burst: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobSubmission:
     """A job as submitted.
 
@@ -664,6 +681,7 @@ class JobSubmission:
         labels: Labels of the job.
         description: Purpose of the job.
         paused: True to create the job paused; no effect on an existing job.
+        concurrency_key: Key whose runs share places.
     """
 
     key: str | None = None
@@ -695,6 +713,7 @@ class JobSubmission:
     labels: Mapping[str, str] | None = None
     description: str | None = None
     paused: bool | None = None
+    concurrency_key: ConcurrencyKeySubmission | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -755,6 +774,7 @@ class Request:
         scope: With freeze and thaw: `fleet`, the runs of all tenants, or `tenant`, those of this one.
         key_prefix: With freeze and thaw: only runs of jobs whose keys begin so.
         by: With freeze: the name of the operator, which nothing verifies.
+        concurrency_key: With job_trigger: replaces the job's key; the limit stays the job's.
     """
 
     type: RequestType
@@ -804,6 +824,7 @@ class Request:
     scope: str | None = None
     key_prefix: str | None = None
     by: str | None = None
+    concurrency_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -893,6 +914,7 @@ class RunRequest:
         parent_run_id: Run from which this one was created: the retried run, or the workflow parent.
         root_run_id: First run of the workflow occurrence or retry chain.
         definition: JobDefinition of the job version in single-object encoding, as stored in PostgreSQL.
+        concurrency_key: Key of which the run needs a place to start; null: none.
     """
 
     run_id: str
@@ -912,3 +934,4 @@ class RunRequest:
     parent_run_id: str | None = None
     root_run_id: str | None = None
     definition: bytes
+    concurrency_key: str | None = None

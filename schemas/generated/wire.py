@@ -14,6 +14,7 @@ from functools import lru_cache
 from tidewheel.schemas.generated.records import (
     Backoff,
     Cause,
+    ConcurrencyKeySubmission,
     DeadAttempt,
     DeadLetter,
     HttpTarget,
@@ -106,6 +107,7 @@ _set_run_request_checkpoint = slot(RunRequest, "checkpoint")
 _set_run_request_parent_run_id = slot(RunRequest, "parent_run_id")
 _set_run_request_root_run_id = slot(RunRequest, "root_run_id")
 _set_run_request_definition = slot(RunRequest, "definition")
+_set_run_request_concurrency_key = slot(RunRequest, "concurrency_key")
 _set_run_completed_event_id = slot(RunCompleted, "event_id")
 _set_run_completed_run_id = slot(RunCompleted, "run_id")
 _set_run_completed_job_id = slot(RunCompleted, "job_id")
@@ -1142,6 +1144,31 @@ def _read_retry_submission(data: bytes, at: int) -> tuple[RetrySubmission, int]:
     return record, at
 
 
+def _concurrency_key_submission(record: ConcurrencyKeySubmission) -> bytes:
+    return b"".join(
+        (
+            b"\0" if record.key is None else b"\2" + text(record.key),
+            b"\0" if record.at_once is None else b"\2" + int32(record.at_once),
+            b"\0" if record.rate is None else b"\2" + text(record.rate),
+            b"\0" if record.burst is None else b"\2" + int32(record.burst),
+        )
+    )
+
+
+def _read_concurrency_key_submission(data: bytes, at: int) -> tuple[ConcurrencyKeySubmission, int]:
+    key, at = optional_at(data, at, text_at)
+    at_once, at = optional_at(data, at, int_at)
+    rate, at = optional_at(data, at, text_at)
+    burst, at = optional_at(data, at, int_at)
+    record = ConcurrencyKeySubmission(
+        key=key,
+        at_once=at_once,
+        rate=rate,
+        burst=burst,
+    )
+    return record, at
+
+
 def _job_submission(record: JobSubmission) -> bytes:
     return b"".join(
         (
@@ -1174,6 +1201,7 @@ def _job_submission(record: JobSubmission) -> bytes:
             b"\0" if record.labels is None else b"\2" + strings(record.labels),
             b"\0" if record.description is None else b"\2" + text(record.description),
             b"\0" if record.paused is None else b"\2" + boolean(record.paused),
+            b"\0" if record.concurrency_key is None else b"\2" + _concurrency_key_submission(record.concurrency_key),
         )
     )
 
@@ -1216,6 +1244,7 @@ def _read_job_submission(data: bytes, at: int) -> tuple[JobSubmission, int]:
     labels, at = optional_at(data, at, strings_at)
     description, at = optional_at(data, at, text_at)
     paused, at = optional_at(data, at, boolean_at)
+    concurrency_key, at = optional_at(data, at, _read_concurrency_key_submission)
     record = JobSubmission(
         key=key,
         schedule=schedule,
@@ -1246,11 +1275,12 @@ def _read_job_submission(data: bytes, at: int) -> tuple[JobSubmission, int]:
         labels=labels,
         description=description,
         paused=paused,
+        concurrency_key=concurrency_key,
     )
     return record, at
 
 
-REQUEST_HEADER = bytes.fromhex("c3012295ba8b92ecb283")
+REQUEST_HEADER = bytes.fromhex("c30158118f082fd53bd5")
 
 
 def encode_request(record: Request) -> bytes:
@@ -1305,6 +1335,7 @@ def encode_request(record: Request) -> bytes:
             b"\0" if record.scope is None else b"\2" + text(record.scope),
             b"\0" if record.key_prefix is None else b"\2" + text(record.key_prefix),
             b"\0" if record.by is None else b"\2" + text(record.by),
+            b"\0" if record.concurrency_key is None else b"\2" + text(record.concurrency_key),
         )
     )
 
@@ -1366,6 +1397,7 @@ def read_request(data: bytes, at: int = 10) -> tuple[Request, int]:
     scope, at = optional_at(data, at, text_at)
     key_prefix, at = optional_at(data, at, text_at)
     by, at = optional_at(data, at, text_at)
+    concurrency_key, at = optional_at(data, at, text_at)
     record = Request(
         type=type,
         request_id=request_id,
@@ -1414,6 +1446,7 @@ def read_request(data: bytes, at: int = 10) -> tuple[Request, int]:
         scope=scope,
         key_prefix=key_prefix,
         by=by,
+        concurrency_key=concurrency_key,
     )
     return record, at
 
@@ -1675,7 +1708,7 @@ def read_run_completed(data: bytes, at: int = 10) -> tuple[RunCompleted, int]:
     return record, at
 
 
-RUN_REQUEST_HEADER = bytes.fromhex("c3019e81696a00fb0118")
+RUN_REQUEST_HEADER = bytes.fromhex("c3018e6d9530298c7c68")
 
 
 def run_request(
@@ -1696,6 +1729,7 @@ def run_request(
     parent_run_id: str | None,
     root_run_id: str | None,
     definition: bytes,
+    concurrency_key: str | None,
 ) -> bytes:
     """Return the whole message that carries one RunRequest of these fields."""
     return b"".join(
@@ -1721,6 +1755,7 @@ def run_request(
             b"\0" if root_run_id is None else b"\2" + LONGS[len(raw := root_run_id.encode())] + raw,
             LONGS[len(definition)],
             definition,
+            b"\0" if concurrency_key is None else b"\2" + LONGS[len(raw := concurrency_key.encode())] + raw,
         )
     )
 
@@ -1745,6 +1780,7 @@ def encode_run_request(record: RunRequest) -> bytes:
         record.parent_run_id,
         record.root_run_id,
         record.definition,
+        record.concurrency_key,
     )
 
 
@@ -1842,6 +1878,14 @@ def read_run_request(data: bytes, at: int = 10) -> tuple[RunRequest, int]:
     if n & 0x81:
         n, at = size_at(data, at - 1)
     definition = data[at : (at := at + (n >> 1))]
+    concurrency_key: str | None = None
+    n, at = data[at], at + 1
+    if n:
+        require_value(n)
+        n, at = data[at], at + 1
+        if n & 0x81:
+            n, at = size_at(data, at - 1)
+        concurrency_key = data[at : (at := at + (n >> 1))].decode()
     record = _blank(RunRequest)
     _set_run_request_run_id(record, run_id)
     _set_run_request_job_id(record, job_id)
@@ -1860,4 +1904,5 @@ def read_run_request(data: bytes, at: int = 10) -> tuple[RunRequest, int]:
     _set_run_request_parent_run_id(record, parent_run_id)
     _set_run_request_root_run_id(record, root_run_id)
     _set_run_request_definition(record, definition)
+    _set_run_request_concurrency_key(record, concurrency_key)
     return record, at

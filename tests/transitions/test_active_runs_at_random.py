@@ -59,7 +59,8 @@ SELECT run_id, attempt + 1, job_version FROM job_runs
 """
 BEGUN: LiteralString = "SELECT run_id, attempt, executor_id FROM job_runs WHERE state IN ('running', 'cancelling')"
 ROWS: LiteralString = """
-SELECT run_id, job_id, shard, queue, lane, cause, job_version, attempt, scheduled_at, publish_at, created_at
+SELECT run_id, job_id, shard, queue, lane, cause, job_version, attempt, scheduled_at, publish_at, created_at,
+       concurrency_key
   FROM job_runs WHERE run_id = ANY (%s)
 """
 OPEN: LiteralString = "SELECT count(*) FROM job_runs WHERE job_id = %s"
@@ -87,6 +88,7 @@ class Row:
     scheduled_at: datetime
     publish_at: datetime
     created_at: datetime
+    concurrency_key: str | None
 
 
 class Making:

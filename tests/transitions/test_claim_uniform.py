@@ -25,7 +25,7 @@ from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.postgres.pg_arrays import uuids
 from tidewheel.postgres.session import UNIFORM, Conn, connect
 from tidewheel.postgres.statements import Statements
-from tidewheel.runs import Overlap, RunState
+from tidewheel.runs import Gate, Overlap, RunState
 from tidewheel.scheduler.active_run_repair import ActiveRunRepair
 from tidewheel.transitions.claim import Claim, Claimed, Started, claim_runs, claim_uniform, contest_runs
 from tidewheel.transitions.finish import finish_runs
@@ -58,7 +58,7 @@ def wanted(database: Database, *runs: UUID) -> list[Claim]:
 
 def mark(connection: Conn, run: UUID) -> None:
     """Mark the runs that a run may meet, as `contest_runs` does, however long that waits."""
-    connection.execute(CONTEST_RUNS, {"run_ids": uuids([run]), "free": Overlap.ALLOW_ALL})
+    connection.execute(CONTEST_RUNS, {"run_ids": uuids([run]), "free": Overlap.ALLOW_ALL, "met": Gate.MET})
     connection.commit()
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from tidewheel.jobs.concurrency import ConcurrencyKeyName
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.payload import WithPayload
 from tidewheel.jobs.spec import JobSpec
@@ -72,6 +73,7 @@ class JobTrigger(_Request, WithPayload):
         payload: Replaces the job's.
         labels: Replace the job's.
         overlap: Replaces the job's.
+        concurrency_key: Replaces the job's key; the limit stays the job's, or one at once if it has none.
     """
 
     later: ClassVar[Mapping[str, str]] = {
@@ -85,6 +87,7 @@ class JobTrigger(_Request, WithPayload):
     run_at: Instant | None = None
     labels: Labels | None = None
     overlap: OverlapPolicy | None = None
+    concurrency_key: ConcurrencyKeyName | None = None
 
     @model_validator(mode="after")
     def _one_time(self) -> Self:

@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple, Self, cast
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
+from tidewheel.jobs.concurrency import ConcurrencyKeyField
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.payload import WithPayload
 from tidewheel.jobs.retry import RetryPolicy
@@ -87,6 +88,7 @@ class JobSpec(WithPayload):
         on_failure: The key of a job to trigger after a run that fails for good.
         delivery: The number of attempts that may start a run's work.
         retry: The number of attempts, and the delays between them.
+        concurrency_key: A key whose runs share places: an object, or as text the key.
         start_to_close: The longest time of one attempt.
         schedule_to_start: The longest time until the first attempt begins.
         schedule_to_close: The longest time of all attempts together.
@@ -97,8 +99,7 @@ class JobSpec(WithPayload):
     """
 
     later: ClassVar[Mapping[str, str]] = {
-        "concurrency_key": "use overlap skip, which keeps the runs of one job apart",
-        "ordering_key": "use overlap skip, which keeps the runs of one job apart",
+        "ordering_key": "use concurrency_key, which lets the runs of one key start one after another",
         "dedupe": "send a request_id, which makes a repeated request one",
         "priority": "use lane: critical, standard or batch",
     }
@@ -143,6 +144,7 @@ class JobSpec(WithPayload):
     on_failure: Key | None = None
     delivery: Literal["at_least_once", "at_most_once"] = "at_least_once"
     retry: RetryPolicy = RetryPolicy()
+    concurrency_key: ConcurrencyKeyField | None = None
     start_to_close: Annotated[timedelta, BeforeValidator(span(timedelta(milliseconds=1), LONGEST_ATTEMPT))] = timedelta(
         seconds=300
     )

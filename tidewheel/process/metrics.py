@@ -96,7 +96,13 @@ METRICS = (
         "timers_rescheduled", Kind.COUNTER, "timers", (), "timers whose next time changed with a new tzdata release"
     ),
     Metric("timers_repaired", Kind.COUNTER, "timers", (), "missing timers that the scheduler created again"),
-    Metric("runs_buffered", Kind.COUNTER, "runs", (), "runs that had to wait for their job's active run"),
+    Metric(
+        "runs_buffered",
+        Kind.COUNTER,
+        "runs",
+        (),
+        "runs that had to wait for an active run, or for a place of their key",
+    ),
     Metric(
         "active_runs_repaired",
         Kind.COUNTER,
@@ -104,6 +110,7 @@ METRICS = (
         (),
         "active runs that had ended while other runs waited, released by the scheduler",
     ),
+    Metric("keys_repaired", Kind.COUNTER, "keys", (), "concurrency keys whose counters the scheduler repaired"),
     Metric("timers_overdue", Kind.GAUGE, "timers", (), "timers that are due for more than a second and have not fired"),
     Metric("timers_overdue_oldest_seconds", Kind.GAUGE, "seconds", (), "time for which the oldest of them is due"),
     Metric(

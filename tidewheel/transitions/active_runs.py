@@ -82,6 +82,7 @@ class _Promoted:
     scheduled_at: datetime
     publish_at: datetime
     created_at: datetime
+    concurrency_key: str | None
 
 
 def acquire_active_runs(

@@ -65,8 +65,12 @@ def wait_runs(connection: Conn, waits: Sequence[Wait]) -> set[UUID]:
     return _find(connection, [wait for wait in waits if wait.run_id not in moved], sources(Move.WAIT))
 
 
-def end_cancelled_waits(connection: Conn, installation: Installation, waits: Sequence[Wait]) -> set[UUID]:
+def end_cancelled_waits(
+    connection: Conn, installation: Installation, waits: Sequence[Wait], *, freed_keys: list[int] | None = None
+) -> set[UUID]:
     """End runs with a cancel request that came before they waited: no other process would end them.
+
+    `freed_keys` is that of `finish_runs`.
 
     Returns:
         Runs whose row another transaction holds; retry them.
@@ -77,7 +81,7 @@ def end_cancelled_waits(connection: Conn, installation: Installation, waits: Seq
         for wait in waits
         if wait.run_id in cancelled
     ]
-    return finish_runs(connection, installation, ends).busy
+    return finish_runs(connection, installation, ends, freed_keys=freed_keys).busy
 
 
 def _find(connection: Conn, waits: Sequence[Wait], states: Sequence[str]) -> set[UUID]:

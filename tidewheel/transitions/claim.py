@@ -24,9 +24,12 @@ from tidewheel.runs import BARRED, Gate, Move, Overlap, RunState, sources, targe
 from tidewheel.transitions.finish import allow_waits
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.overlap_rows import LockedRun, OverlapResult, resolve_overlaps
+from tidewheel.transitions.places import Arrival
+from tidewheel.transitions.run_keys import settle_keys
 
 _SQL = Statements("tidewheel.transitions")
 _CLAIM_UNIFORM = _SQL["claim_uniform"]
+_LOCK_KEYED = _SQL["lock_keyed"]
 _SET_WAITS = _SQL["set_waits"]
 _CONTEST_RUNS = _SQL["contest_runs"]
 _CONTEST_FREE_RUNS = _SQL["contest_free_runs"]
@@ -47,12 +50,14 @@ class Claim(NamedTuple):
         attempt: The requested attempt: the row's plus one.
         job_version: The job version in the message.
         claimed_from: Coordinates of the message, or `sweep`.
+        keyed: True if the run is known to have a concurrency key: its claim goes straight to `claim_keyed`.
     """
 
     run_id: UUID
     attempt: int
     job_version: int
     claimed_from: str
+    keyed: bool = False
 
 
 class Started(NamedTuple):
@@ -79,6 +84,7 @@ class Started(NamedTuple):
     claimed_from: str | None = None
 
 
+_KeyedRow = tuple[UUID, int, bool, datetime]
 _UniformRow = tuple[UUID, int, int, datetime, datetime, datetime | None]
 
 
@@ -89,10 +95,14 @@ class Claimed:
     Args:
         started: The attempts that the executor owns now.
         overlaps: The result for runs of jobs with another active run.
+        waiting: Runs that wait for a place of their key from now on.
+        promoted: The number of runs that got a place of their key, which others gave back.
     """
 
     started: list[Started] = field(default_factory=list[Started])
     overlaps: OverlapResult = field(default_factory=OverlapResult)
+    waiting: set[UUID] = field(default_factory=set[UUID])
+    promoted: int = 0
 
     @property
     def signalled(self) -> bool:
@@ -115,11 +125,8 @@ def claim_uniform(connection: Conn, claims: Sequence[Claim], *, executor_id: UUI
     Raises:
         psycopg.errors.LockNotAvailable: Another transaction holds a row for longer than the session's lock_timeout.
     """
-    alike: defaultdict[tuple[int, int], list[Claim]] = defaultdict(list)
-    for claim in claims:
-        alike[claim.attempt, claim.job_version].append(claim)
     started: list[Started] = []
-    for (attempt, version), chosen in alike.items():
+    for (attempt, version), chosen in _alike(claims).items():
         columns = {
             "run_ids": uuids(claim.run_id for claim in chosen),
             "attempt": attempt - 1,
@@ -138,6 +145,47 @@ def claim_uniform(connection: Conn, claims: Sequence[Claim], *, executor_id: UUI
                 Started(run_id, attempt, failed, lost, publish_at, started_at, closes_at, sources_of[run_id.int])
             )
     return started
+
+
+def claim_keyed(connection: Conn, installation: Installation, claims: Sequence[Claim], *, executor_id: UUID) -> Claimed:
+    """Claim runs with a key that pass every other gate, in the caller's transaction.
+
+    Args:
+        connection: As for `claim_uniform`; it locks keys last and waits for nothing after that.
+        installation: For the messages of runs that are promoted.
+        claims: The requests, at most one per run.
+        executor_id: The executor.
+
+    Returns:
+        The started attempts, and the runs that wait for a place. The rest is lost, or `claim_runs` decides about it.
+
+    Raises:
+        psycopg.errors.LockNotAvailable: Another transaction holds a row for longer than the session's lock_timeout.
+    """
+    arrivals: list[Arrival] = []
+    for (attempt, version), chosen in _alike(claims).items():
+        columns = {
+            "run_ids": uuids(claim.run_id for claim in chosen),
+            "attempt": attempt - 1,
+            "job_version": version,
+            "sources": _CLAIM_SOURCES,
+            "free": Overlap.ALLOW_ALL,
+            "barred": BARRED,
+            "key": Gate.KEY,
+            "holds": Gate.HOLDS_KEY,
+        }
+        found = cast("list[_KeyedRow]", connection.execute(_LOCK_KEYED, columns, binary=True).fetchall())
+        arrivals += [Arrival(run_id, key, holds, scheduled_at) for run_id, key, holds, scheduled_at in found]
+    if not arrivals:
+        return Claimed()
+    allow_waits(connection)
+    settled = settle_keys(connection, installation, arrivals=arrivals)
+    left = settled.waiting | settled.undecided
+    requested = {claim.run_id: claim for claim in claims}
+    winners = [arrival.run_id for arrival in arrivals if arrival.run_id not in left]
+    # They meet no other run, so none becomes its job's active run.
+    started = _start(connection, requested, winners, executor_id, met=Gate(0))
+    return Claimed(started, waiting=settled.waiting, promoted=settled.promoted)
 
 
 def contest_runs(connection: Conn, run_ids: Iterable[UUID]) -> None:
@@ -181,7 +229,12 @@ def claim_runs(
     limited = [candidate for candidate in candidates if candidate.overlap != Overlap.ALLOW_ALL]
     overlaps = resolve_overlaps(connection, installation, limited) if limited else OverlapResult()
     winners = [candidate.run_id for candidate in candidates if candidate.run_id not in overlaps.not_started]
-    return Claimed(started=_start(connection, requested, winners, executor_id), overlaps=overlaps)
+    arrivals = [one.arrival for one in candidates if one.gates & Gate.KEY and one.run_id not in overlaps.not_started]
+    settled = settle_keys(connection, installation, arrivals=arrivals, freed=overlaps.freed_keys)
+    left = settled.waiting | settled.undecided
+    overlaps.undecided |= settled.undecided
+    started = _start(connection, requested, [run for run in winners if run not in left], executor_id, met=Gate.MET)
+    return Claimed(started, overlaps, settled.waiting, settled.promoted)
 
 
 def read_claims(connection: Conn, claims: Sequence[Claim], *, executor_id: UUID) -> list[Started]:
@@ -208,7 +261,7 @@ def _lock(connection: Conn, requested: Mapping[UUID, Claim]) -> list[LockedRun]:
 
 
 def _start(
-    connection: Conn, requested: Mapping[UUID, Claim], winners: Sequence[UUID], executor_id: UUID
+    connection: Conn, requested: Mapping[UUID, Claim], winners: Sequence[UUID], executor_id: UUID, *, met: Gate
 ) -> list[Started]:
     if not winners:
         return []
@@ -218,10 +271,20 @@ def _start(
         "executor_id": executor_id,
         "target": _CLAIM_TARGET,
         "free": Overlap.ALLOW_ALL,
-        "met": Gate.MET,
+        "met": met,
+        "key": Gate.KEY,
+        "holds": Gate.HOLDS_KEY,
     }
     with connection.cursor(row_factory=rows_of(Started._make), binary=True) as cursor:
         return cursor.execute(_START_ATTEMPTS, columns).fetchall()
+
+
+def _alike(claims: Sequence[Claim]) -> dict[tuple[int, int], list[Claim]]:
+    """Return the claims by attempt number and version: those of one statement."""
+    alike: defaultdict[tuple[int, int], list[Claim]] = defaultdict(list)
+    for claim in claims:
+        alike[claim.attempt, claim.job_version].append(claim)
+    return alike
 
 
 def _fences(requested: Mapping[UUID, Claim]) -> dict[str, object]:

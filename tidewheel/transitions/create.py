@@ -299,6 +299,7 @@ def _outbox_rows(runs: Sequence[NewRun], installation: Installation) -> Iterator
             str(run.parent_run_id) if run.parent_run_id else None,
             str(run.root_run_id) if run.root_run_id else None,
             run.definition,
+            run.concurrency_key,
         )
         headers = NULL if inputs.traceparent is None else [("traceparent", inputs.traceparent.encode())]
         yield OutboxRow(run.shard, run.lane, topic, run_id.encode(), value, run.publish_at, headers)

@@ -3,7 +3,7 @@
 Such a transaction may stay open for long, so it must lock no timer, job, inputs or active run. A completion there
 (`lasting`) inserts rows with the effects that are left, which commit or roll back with it. The scheduler applies them
 within about a second: the next fire time of a fixed_delay, the reset of consecutive failures, the move of the inputs,
-the release of the active run. After a crash in between the row is still there.
+the release of the active run, the place of its key. After a crash in between the row is still there.
 """
 
 from collections.abc import Sequence
@@ -21,6 +21,7 @@ from tidewheel.transitions.active_runs import release_active_runs
 from tidewheel.transitions.after_end import keep_inputs, reset_failures, schedule_after_end
 from tidewheel.transitions.finished import FinishedRun
 from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.run_keys import settle_keys
 
 _SQL = Statements("tidewheel.transitions")
 _ADD_DEFERRED_EFFECTS = _SQL["add_deferred_effects"]
@@ -43,6 +44,7 @@ class DeferredEffect:
         reset_failures: True if the job's consecutive failures are to be reset.
         inputs_at: Its creation, if its inputs move to the day of its end.
         release_job: True if it may be its job's active run.
+        key_id: The key of which it held a place.
     """
 
     run_id: UUID
@@ -53,12 +55,15 @@ class DeferredEffect:
     reset_failures: bool
     inputs_at: datetime | None
     release_job: bool
+    key_id: int | None
 
 
 def add_deferred_effects(connection: Conn, finished: Sequence[FinishedRun]) -> None:
     """Store the effects that the scheduler has to apply, in the transaction that ends the runs."""
     deferred = [
-        run for run in finished if run.sets_next_time or _succeeds(run) or run.moves_inputs or run.may_be_active
+        run
+        for run in finished
+        if run.sets_next_time or _succeeds(run) or run.moves_inputs or run.may_be_active or run.held_key is not None
     ]
     if not deferred:
         return
@@ -71,6 +76,7 @@ def add_deferred_effects(connection: Conn, finished: Sequence[FinishedRun]) -> N
         "reset_failures": [_succeeds(run) for run in deferred],
         "inputs_at": instants(run.row.created_at if run.moves_inputs else None for run in deferred),
         "release_job": [run.may_be_active for run in deferred],
+        "key_ids": [run.held_key for run in deferred],
     }
     connection.execute(_ADD_DEFERRED_EFFECTS, columns)
 
@@ -84,9 +90,10 @@ def apply_deferred_effects(connection: Conn, installation: Installation) -> int:
     """Apply the effects of up to `MAX_APPLIED` ends; return the number of ends."""
     with connection.cursor(row_factory=class_row(DeferredEffect), binary=True) as cursor:
         effects = cursor.execute(_TAKE_DEFERRED_EFFECTS, {"limit": MAX_APPLIED}).fetchall()
-    # Timers, jobs, inputs, then active runs: with an active run locked, no statement may wait for the rest (ADR 0008).
+    # Timers, jobs, inputs, active runs, keys: with an active run locked, no statement may wait for the rest (ADR 0008).
     schedule_after_end(connection, [(end.job_id, end.chain_at, end.ended_at) for end in effects if end.chain_at])
     reset_failures(connection, (end.job_id for end in effects if end.reset_failures))
     keep_inputs(connection, [(end.run_id, end.inputs_at, end.ended_at) for end in effects if end.inputs_at])
     release_active_runs(connection, installation, [(end.job_id, end.run_id) for end in effects if end.release_job])
+    settle_keys(connection, installation, freed=[end.key_id for end in effects if end.key_id is not None])
     return len(effects)

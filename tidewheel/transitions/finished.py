@@ -101,6 +101,7 @@ class ClosedRun(NamedTuple):
     key_id: int | None = None
     workflow_run_id: UUID | None = None
     generation: int | None = None
+    concurrency_key: str | None = None
 
     @property
     def run_id(self) -> UUID:
@@ -165,6 +166,11 @@ class FinishedRun(NamedTuple):
     def may_be_active(self) -> bool:
         """True if it may be its job's active run, which other runs of the job wait for."""
         return bool(self.row.gates & Gate.MET)
+
+    @property
+    def held_key(self) -> int | None:
+        """The key of which it held a place."""
+        return self.row.key_id if self.row.gates & Gate.HOLDS_KEY else None
 
 
 @dataclass(slots=True)

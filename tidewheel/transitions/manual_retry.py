@@ -41,6 +41,7 @@ class _OldRun:
     state: str
     scheduled_at: datetime
     root_run_id: UUID | None
+    concurrency_key: str | None
     payload: bytes | None
     payload_content_type: str | None
     labels: dict[str, str] | None
@@ -145,6 +146,7 @@ def _new_run(request: RetryRequest, old: _OldRun, job: SharedJob, payload: Paylo
         inputs=None if inputs == RunInputs() else inputs,
         parent_run_id=RunId(old.run_id),
         root_run_id=RunId(old.root_run_id or old.run_id),
+        concurrency_key=old.concurrency_key or job.concurrency_key,
         request_id=request.request_id,
         requested_from=request.requested_from,
     )

@@ -38,6 +38,7 @@ from tidewheel.transitions.overlap import (
     OverlapDecision,
     decide,
 )
+from tidewheel.transitions.places import Arrival
 
 REPLACING_WORDS = words(sorted(REPLACING))
 
@@ -60,6 +61,14 @@ class LockedRun(NamedTuple):
     attempt: int
     scheduled_at: datetime
     active: bool
+    gates: int
+    key_id: int | None
+
+    @property
+    def arrival(self) -> Arrival:
+        """The request for a place of its key."""
+        assert self.key_id is not None  # noqa: S101 - a run with the bit KEY has one
+        return Arrival(self.run_id, self.key_id, bool(self.gates & Gate.HOLDS_KEY), self.scheduled_at)
 
     @property
     def contender(self) -> Contender:
@@ -84,6 +93,7 @@ class OverlapResult:
         undecided: Claimed runs to be claimed again, because another transaction holds the row of a run to be replaced.
         replaced: Started runs that ended as cancelled.
         cancel_requested: Active runs that execute and now have a cancel request.
+        freed_keys: The key of each place that an ended run held; the caller gives them back.
     """
 
     not_started: set[UUID] = field(default_factory=set[UUID])
@@ -92,6 +102,7 @@ class OverlapResult:
     undecided: set[UUID] = field(default_factory=set[UUID])
     replaced: set[UUID] = field(default_factory=set[UUID])
     cancel_requested: set[UUID] = field(default_factory=set[UUID])
+    freed_keys: list[int] = field(default_factory=list[int])
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +268,8 @@ def _apply(connection: Conn, installation: Installation, cases: Sequence[_Case])
     ends = [_end(each.run_id, each.attempt, RunState.CANCELLED, each.executor_id) for each in ended]
     ends += [_end(run, c.attempt_of(run), RunState.CANCELLED) for c in cases for run in c.decision.cancelled]
     ends += [_end(run, c.attempt_of(run), RunState.SKIPPED) for c in cases for run in c.decision.skipped]
-    states = finish_runs(connection, installation, ends).states
+    freed_keys: list[int] = []
+    states = finish_runs(connection, installation, ends, freed_keys=freed_keys).states
     # After the ends, which delete all signals of these runs.
     running = [RunningAttempt(e.run_id, e.attempt, e.tenant, e.executor_id) for e in ended if e.executor_id is not None]
     add_signals(connection, Signal.TERMINATE, running)
@@ -269,6 +281,7 @@ def _apply(connection: Conn, installation: Installation, cases: Sequence[_Case])
         undecided={run for c in cases for run in c.decision.undecided},
         replaced={run for run, state in states.items() if state is RunState.CANCELLED},
         cancel_requested=requested - set(states),
+        freed_keys=freed_keys,
     )
 
 

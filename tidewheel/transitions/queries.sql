@@ -34,15 +34,37 @@ CASE WHEN (SELECT EXISTS (SELECT FROM freezes))
                       OFFSET 0)
      ELSE true END
 
+-- part: claimable(run)
+-- True if no other run, cancellation or freeze keeps an open run from starting now.
+-- Index: job_runs_by_job, job_runs_moved_ahead, active_runs_pkey; pending_cancels_by_run. No lock.
+-- Why: the CASE keeps publish_at from being an index condition: with statistics of a nearly empty table the planner
+-- would scan all due runs. OFFSET 0 keeps a look from becoming a hashed read of the whole table. A run that has started
+-- counts although it has not come: the database's clock may have gone back, by up to 5 s.
+run.state = ANY (%(sources)s::text[])
+   AND CASE WHEN run.publish_at <= (SELECT tidewheel_now()) THEN true ELSE false END
+   AND (run.deadline_at IS NULL OR run.deadline_at > (SELECT tidewheel_now()))
+   AND (SELECT NOT EXISTS (SELECT FROM cancellations WHERE finished_at IS NULL))
+   AND {{no_cancel_pends(run)}}
+   AND {{not_frozen(run)}}
+   AND CASE WHEN run.overlap = %(free)s THEN true
+            ELSE NOT EXISTS (SELECT FROM job_runs AS other
+                              WHERE other.job_id = run.job_id AND other.run_id <> run.run_id AND other.overlap <> %(free)s
+                                AND other.scheduled_at <= (SELECT tidewheel_now() + interval '5 s')
+                                AND (other.scheduled_at <= (SELECT tidewheel_now() + interval '100 ms') OR other.attempt > 0)
+                             OFFSET 0)
+                 AND NOT EXISTS (SELECT FROM job_runs AS other
+                                  WHERE other.job_id = run.job_id AND other.moved_ahead AND other.run_id <> run.run_id
+                                 OFFSET 0)
+                 AND NOT EXISTS (SELECT FROM active_runs AS t WHERE t.job_id = run.job_id OFFSET 0)
+       END
+
 -- name: claim_uniform
 -- Claims runs of one attempt number and one version that pass every gate: the fence, no open cancellation, no pending cancel,
 -- no freeze, and, where the policy limits overlaps, no other run of the job that has come. The rest is left to lock_claims.
 -- Index: job_runs_pkey, job_runs_by_job, job_runs_moved_ahead, active_runs_pkey; pending_cancels_by_run. Changes no indexed column (HOT).
 -- Lock: each run in run_id order, waiting for at most the session's lock_timeout.
 -- Why: a claim of another run of the job sets the bit MET of `gates`, so that a claim that waits for the row, or began before, matches
--- nothing. The CASE keeps publish_at from being an index condition: with statistics of a nearly empty table the planner
--- would scan all due runs. OFFSET 0 keeps a look from becoming a hashed read of the whole table. A run that has started
--- counts although it has not come: the database's clock may have gone back, by up to 5 s.
+-- nothing.
 UPDATE job_runs AS o
    SET state = %(target)s,
        attempt = o.attempt + 1,
@@ -54,24 +76,23 @@ UPDATE job_runs AS o
    AND o.attempt = %(attempt)s
    AND o.job_version = %(job_version)s
    AND o.gates & %(barred)s = 0
-   AND o.state = ANY (%(sources)s::text[])
-   AND CASE WHEN o.publish_at <= (SELECT tidewheel_now()) THEN true ELSE false END
-   AND (o.deadline_at IS NULL OR o.deadline_at > (SELECT tidewheel_now()))
-   AND (SELECT NOT EXISTS (SELECT FROM cancellations WHERE finished_at IS NULL))
-   AND {{no_cancel_pends(o)}}
-   AND {{not_frozen(o)}}
-   AND CASE WHEN o.overlap = %(free)s THEN true
-            ELSE NOT EXISTS (SELECT FROM job_runs AS other
-                              WHERE other.job_id = o.job_id AND other.run_id <> o.run_id AND other.overlap <> %(free)s
-                                AND other.scheduled_at <= (SELECT tidewheel_now() + interval '5 s')
-                                AND (other.scheduled_at <= (SELECT tidewheel_now() + interval '100 ms') OR other.attempt > 0)
-                             OFFSET 0)
-                 AND NOT EXISTS (SELECT FROM job_runs AS other
-                                  WHERE other.job_id = o.job_id AND other.moved_ahead AND other.run_id <> o.run_id
-                                 OFFSET 0)
-                 AND NOT EXISTS (SELECT FROM active_runs AS t WHERE t.job_id = o.job_id OFFSET 0)
-       END
+   AND {{claimable(o)}}
 RETURNING o.run_id, o.failed_attempts, o.lost_attempts, o.publish_at, o.started_at, o.schedule_to_close_at
+
+-- name: lock_keyed
+-- Locks runs with a key, of one attempt number and one version, that pass every gate but that of their key.
+-- Index: job_runs_pkey, and those of claimable.
+-- Lock: each run in run_id order, waiting for at most the session's lock_timeout.
+-- Why a lock is enough: as claim_uniform, a claim of another run of the job waits for this row, which changes before it is free.
+SELECT o.run_id, o.key_id, o.gates & %(holds)s <> 0, o.scheduled_at
+  FROM job_runs AS o
+ WHERE o.run_id = ANY (%(run_ids)s::uuid[])
+   AND o.attempt = %(attempt)s
+   AND o.job_version = %(job_version)s
+   AND o.gates & %(barred)s = %(key)s
+   AND {{claimable(o)}}
+ ORDER BY o.run_id
+   FOR UPDATE OF o
 
 -- part: uncontested(r)
 -- The open runs that have come, whose policy limits overlaps and that a uniform claim may start, of the jobs of some runs.
@@ -148,7 +169,8 @@ SELECT o.*
          ORDER BY run_id) AS requested
  CROSS JOIN LATERAL (
     SELECT o.run_id, o.job_id, o.tenant, o.overlap, o.state, o.attempt, o.scheduled_at,
-           EXISTS (SELECT FROM active_runs AS t WHERE t.job_id = o.job_id AND t.run_id = o.run_id OFFSET 0) AS active
+           EXISTS (SELECT FROM active_runs AS t WHERE t.job_id = o.job_id AND t.run_id = o.run_id OFFSET 0) AS active,
+           o.gates, o.key_id
       FROM job_runs AS o
      WHERE o.run_id = requested.run_id
        AND o.attempt = requested.attempt - 1
@@ -195,13 +217,13 @@ SELECT w.run_id, w.job_id, w.overlap, w.attempt, w.scheduled_at
  CROSS JOIN LATERAL (
     (SELECT r.run_id, r.job_id, r.overlap, r.attempt, r.scheduled_at
        FROM job_runs AS r
-      WHERE r.job_id = requested.job_id AND r.state = %(buffered)s AND r.overlap <> ALL (%(replacing)s::text[])
+      WHERE r.job_id = requested.job_id AND r.state = %(buffered)s AND r.waits_for IS NULL AND r.overlap <> ALL (%(replacing)s::text[])
       ORDER BY r.scheduled_at, r.run_id
       LIMIT 1)
     UNION ALL
     (SELECT r.run_id, r.job_id, r.overlap, r.attempt, r.scheduled_at
        FROM job_runs AS r
-      WHERE r.job_id = requested.job_id AND r.state = %(buffered)s AND r.overlap = ANY (%(replacing)s::text[]))
+      WHERE r.job_id = requested.job_id AND r.state = %(buffered)s AND r.waits_for IS NULL AND r.overlap = ANY (%(replacing)s::text[]))
  ) AS w
 
 -- name: lock_replaced_runs
@@ -252,7 +274,8 @@ SELECT requested.job_id, requested.tenant, %(no_run)s, true
 -- release the active run.
 UPDATE job_runs AS o
    SET state = %(target)s,
-       gates = CASE WHEN o.overlap = %(free)s THEN o.gates ELSE o.gates | %(met)s END,
+       gates = o.gates | CASE WHEN o.overlap = %(free)s THEN 0 ELSE %(met)s END
+                       | CASE WHEN o.gates & %(key)s = 0 THEN 0 ELSE %(holds)s END,
        attempt = o.attempt + 1,
        executor_id = %(executor_id)s,
        started_at = (SELECT tidewheel_now()),
@@ -389,7 +412,8 @@ WITH gone AS (
 )
 SELECT position, ended_as, run_id::text, job_id::text, tenant, shard, queue, lane, cause, gates, found_as, job_version, attempt,
        scheduled_at, published_at, created_at, started_at, claimed_by, ended_at, request_id, requested_from, cancel_reason,
-       run_id NOT IN (SELECT run_id FROM finished) AS refused, key_id, workflow_run_id, generation
+       run_id NOT IN (SELECT run_id FROM finished) AS refused, key_id, workflow_run_id, generation,
+       concurrency_key
   FROM gone
 
 -- name: find_still_open
@@ -445,7 +469,7 @@ WITH next AS MATERIALIZED (
      CROSS JOIN LATERAL (
         SELECT r.run_id
           FROM job_runs AS r
-         WHERE r.job_id = freed.job_id AND r.state = %(buffered)s
+         WHERE r.job_id = freed.job_id AND r.state = %(buffered)s AND r.waits_for IS NULL
          ORDER BY r.scheduled_at, r.run_id
          LIMIT 1
            FOR UPDATE SKIP LOCKED
@@ -456,7 +480,7 @@ UPDATE job_runs AS o
   FROM next
  WHERE o.run_id = next.run_id
 RETURNING o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.attempt, o.scheduled_at, o.publish_at,
-          o.created_at
+          o.created_at, o.concurrency_key
 
 -- name: promote_waiting_runs
 -- Makes promoted runs active. If other transactions hold all waiting runs, the ended run stays active until the next
@@ -470,12 +494,93 @@ SELECT given.job_id, given.tenant, given.run_id, another.run_id IS NOT NULL
   LEFT JOIN LATERAL (
     SELECT o.run_id
       FROM job_runs AS o
-     WHERE o.job_id = given.job_id AND o.state = %(buffered)s
+     WHERE o.job_id = given.job_id AND o.state = %(buffered)s AND o.waits_for IS NULL
      ORDER BY o.scheduled_at
      LIMIT 1
   ) AS another ON true
  WHERE given.promoted OR another.run_id IS NOT NULL
  ORDER BY given.job_id
+
+-- name: add_run_keys
+-- Inserts the rows of keys that have none; returns each key's limit by its run's definition.
+-- Index: job_runs_pkey, job_versions_pkey, run_keys_pkey.
+-- Lock: each new row in key_id order; waits for another transaction that inserts it.
+WITH wanted AS MATERIALIZED (
+    SELECT o.key_id, o.tenant, o.concurrency_key AS key, CASE WHEN v.concurrency_key IS NULL THEN 1 ELSE v.at_once END AS at_once,
+           v.every_us, v.burst
+      FROM unnest(%(run_ids)s::uuid[]) AS given (run_id)
+     CROSS JOIN LATERAL (SELECT * FROM job_runs AS p WHERE p.run_id = given.run_id OFFSET 0) AS o
+      JOIN job_versions AS v ON v.job_id = o.job_id AND v.version = o.job_version
+), added AS (
+    INSERT INTO run_keys (key_id, tenant, key, at_once, every_us, burst)
+    SELECT w.key_id, w.tenant, w.key, w.at_once, w.every_us, w.burst
+      FROM wanted AS w
+     WHERE NOT EXISTS (SELECT FROM run_keys AS k WHERE k.key_id = w.key_id OFFSET 0)
+     ORDER BY w.key_id
+    ON CONFLICT (key_id) DO NOTHING
+)
+SELECT key_id, at_once, every_us, burst FROM wanted
+
+-- name: lock_run_keys
+-- Locks keys and returns them.
+-- Index: run_keys_pkey.
+-- Lock: each key in key_id order, after all other rows of the transaction.
+SELECT k.key_id, k.running, k.has_waiters, k.at_once, k.every_us, k.burst, k.tat, k.wake_at, (SELECT tidewheel_now())
+  FROM run_keys AS k
+ WHERE k.key_id = ANY (%(key_ids)s::bigint[])
+ ORDER BY k.key_id
+   FOR UPDATE
+
+-- name: wait_for_keys
+-- Buffers claimed runs whose key has no place: no claim matches them until they are promoted.
+-- Index: job_runs_pkey; job_runs_due changes, job_runs_waiting grows.
+-- Lock: rows that the claim has locked.
+UPDATE job_runs AS o
+   SET state = %(target)s, publish_at = 'infinity', waits_for = o.key_id
+ WHERE o.run_id = ANY (%(run_ids)s::uuid[]) AND o.state = ANY (%(sources)s)
+
+-- name: promote_for_keys
+-- Queues the oldest runs that wait for each key, with a place.
+-- Index: job_runs_waiting, job_runs_pkey; job_runs_due changes.
+-- Lock: each run, locked rows are skipped: a transaction with a locked key waits for no open run.
+WITH next AS MATERIALIZED (
+    SELECT first.run_id
+      FROM unnest(%(key_ids)s::bigint[], %(counts)s::integer[]) AS freed (key_id, places)
+     CROSS JOIN LATERAL (
+        SELECT r.run_id
+          FROM job_runs AS r
+         WHERE r.waits_for = freed.key_id
+         ORDER BY r.scheduled_at, r.run_id
+         LIMIT freed.places
+           FOR UPDATE SKIP LOCKED
+     ) AS first
+)
+UPDATE job_runs AS o
+   SET state = %(target)s, publish_at = (SELECT tidewheel_now()), waits_for = NULL, gates = o.gates | %(holds)s
+  FROM next
+ WHERE o.run_id = next.run_id
+RETURNING o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.attempt, o.scheduled_at, o.publish_at,
+          o.created_at, o.concurrency_key, o.key_id
+
+-- name: find_keys_with_waiters
+-- Returns those of these keys for which runs wait.
+-- Index: job_runs_waiting.
+-- No lock: no run begins to wait while the key is locked.
+SELECT k.key_id
+  FROM unnest(%(key_ids)s::bigint[]) AS k (key_id)
+ WHERE EXISTS (SELECT FROM job_runs AS r WHERE r.waits_for = k.key_id OFFSET 0)
+
+-- name: write_run_keys
+-- Changes keys.
+-- Index: run_keys_pkey; run_keys_wake changes for a key with a rate. Else no indexed column changes (HOT).
+-- Lock: rows that lock_run_keys has locked.
+UPDATE run_keys AS k
+   SET running = given.running, has_waiters = given.has_waiters, at_once = given.at_once, every_us = given.every_us,
+       burst = given.burst, tat = given.tat, wake_at = given.wake_at, used_at = (SELECT tidewheel_now())
+  FROM unnest(%(key_ids)s::bigint[], %(running)s::integer[], %(waiters)s::boolean[], %(at_once)s::integer[],
+              %(every_us)s::bigint[], %(bursts)s::integer[], %(tats)s::timestamptz[], %(wake_at)s::timestamptz[])
+       AS given (key_id, running, has_waiters, at_once, every_us, burst, tat, wake_at)
+ WHERE k.key_id = given.key_id
 
 -- name: drop_signals
 -- Deletes the signals of attempts that are over.
@@ -527,6 +632,7 @@ SELECT a.attempt, a.executor_id, a.started_at, a.finished_at, a.outcome, a.error
 UPDATE job_runs AS o
    SET state = %(target)s,
        publish_at = (SELECT tidewheel_now()) + chosen.delay,
+       gates = o.gates & ~ %(holds)s,
        failed_attempts = o.failed_attempts + chosen.charge,
        lost_attempts = o.lost_attempts + chosen.loss,
        executor_id = NULL,
@@ -542,7 +648,7 @@ UPDATE job_runs AS o
                    ) AS given (run_id, attempt, executor_id, delay, charge, loss)
              ORDER BY run_id) AS requested
      CROSS JOIN LATERAL (
-        SELECT p.ctid AS at, p.started_at, p.executor_id, p.claimed_from
+        SELECT p.ctid AS at, p.started_at, p.executor_id, p.claimed_from, p.gates
           FROM job_runs AS p
          WHERE p.run_id = requested.run_id
            AND p.attempt = requested.attempt
@@ -553,7 +659,8 @@ UPDATE job_runs AS o
   ) AS chosen
  WHERE o.ctid = chosen.at
 RETURNING o.run_id, o.job_id, o.tenant, o.shard, o.queue, o.lane, o.cause, o.job_version, o.attempt, o.scheduled_at,
-          o.publish_at, o.created_at, chosen.started_at, chosen.executor_id, chosen.claimed_from, (SELECT tidewheel_now()) AS ended_at
+          o.publish_at, o.created_at, chosen.started_at, chosen.executor_id, chosen.claimed_from, (SELECT tidewheel_now()) AS ended_at,
+          o.concurrency_key, o.key_id, chosen.gates
 
 -- name: wait_runs
 -- Moves attempts to waiting for an external completion: no lease guards them, and they are never due.
@@ -769,11 +876,12 @@ RETURNING run_id
 -- name: retract_runs
 -- Deletes unclaimed scheduled runs of these jobs whose scheduled time, or the time it was moved to, is still ahead.
 -- Index: job_runs_by_job, overrides_pkey.
--- Lock: each run, waiting for a claim under way (which then wins).
+-- Lock: each run, waiting for a claim under way (which then wins), as does a run that has a place of its key.
 DELETE FROM job_runs AS o
  WHERE o.job_id = ANY (%(job_ids)s)
    AND o.cause = 'timer'
    AND o.attempt = 0
+   AND o.gates & %(holds)s = 0
    AND o.state = ANY (%(sources)s)
    AND coalesce((SELECT v.moved_to FROM overrides AS v WHERE v.job_id = o.job_id AND v.scheduled_at = o.scheduled_at),
                 o.scheduled_at) > %(now)s
@@ -1051,11 +1159,12 @@ SELECT v.scheduled_at
 -- Inserts the effects of ends in clients' own transactions, which the scheduler applies.
 -- Index: deferred_effects_pkey.
 -- No lock but its own new rows.
-INSERT INTO deferred_effects (run_id, job_id, tenant, ended_at, chain_at, reset_failures, inputs_at, release_job)
+INSERT INTO deferred_effects (run_id, job_id, tenant, ended_at, chain_at, reset_failures, inputs_at, release_job,
+                              key_id)
 SELECT *
   FROM unnest(%(run_ids)s::uuid[], %(job_ids)s::uuid[], %(tenants)s::text[], %(ended_at)s::timestamptz[],
               %(chain_at)s::timestamptz[], %(reset_failures)s::boolean[], %(inputs_at)s::timestamptz[],
-              %(release_job)s::boolean[])
+              %(release_job)s::boolean[], %(key_ids)s::bigint[])
 
 -- name: take_deferred_effects
 -- Deletes and returns some deferred effects, which this transaction applies.
@@ -1063,7 +1172,7 @@ SELECT *
 -- Lock: the rows, locked rows are skipped.
 DELETE FROM deferred_effects
  WHERE run_id IN (SELECT l.run_id FROM deferred_effects AS l ORDER BY l.run_id LIMIT %(limit)s FOR UPDATE SKIP LOCKED)
-RETURNING run_id, job_id, tenant, ended_at, chain_at, reset_failures, inputs_at, release_job
+RETURNING run_id, job_id, tenant, ended_at, chain_at, reset_failures, inputs_at, release_job, key_id
 
 -- name: record_schema_ids
 -- Records the ids of a release's schemas in a schema registry, in place of the release's before.
@@ -1081,7 +1190,7 @@ INSERT INTO settings (name, value) VALUES ('topic_prefix', to_jsonb(%(prefix)s::
 -- name: read_retried_runs
 -- The runs to retry, with their inputs; an ended run never changes.
 -- Index: job_runs_pkey, the partitions' indexes by run. No lock.
-SELECT r.run_id, r.tenant, r.job_id, r.job_version, r.state, r.scheduled_at, r.root_run_id,
+SELECT r.run_id, r.tenant, r.job_id, r.job_version, r.state, r.scheduled_at, r.root_run_id, r.concurrency_key,
        i.payload, i.payload_content_type, i.labels, i.traceparent
   FROM runs AS r
   LEFT JOIN run_inputs AS i ON i.run_id = r.run_id AND i.run_id = ANY (%(run_ids)s)
@@ -1096,7 +1205,8 @@ SELECT job_id FROM jobs WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR KEY
 -- name: read_shared_jobs
 -- The columns that triggered runs need of the jobs just locked.
 -- Index: jobs_pkey, job_versions_pkey. No lock.
-SELECT j.job_id, j.shard, j.version, j.deleted_at, v.handler, v.queue, v.lane, v.overlap, v.definition
+SELECT j.job_id, j.shard, j.version, j.deleted_at, v.handler, v.queue, v.lane, v.overlap, v.definition,
+       v.concurrency_key
   FROM jobs AS j
   JOIN job_versions AS v ON v.job_id = j.job_id AND v.version = j.version
  WHERE j.job_id = ANY (%(job_ids)s)

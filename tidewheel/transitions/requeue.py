@@ -14,12 +14,13 @@ from psycopg.rows import class_row
 from tidewheel.outbox import append
 from tidewheel.postgres.session import Conn, read_ids
 from tidewheel.postgres.statements import Statements
-from tidewheel.runs import AttemptOutcome, Move, RunState, sources, target
+from tidewheel.runs import AttemptOutcome, Gate, Move, RunState, sources, target
 from tidewheel.transitions.attempts import AttemptEnd, write_attempts
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.run_events import append_retrying
+from tidewheel.transitions.run_keys import settle_keys
 from tidewheel.transitions.run_messages import build_requests, request_rows
 
 _SQL = Statements("tidewheel.transitions")
@@ -97,6 +98,9 @@ class RequeuedRun:
     executor_id: UUID | None
     claimed_from: str | None
     ended_at: datetime
+    concurrency_key: str | None
+    key_id: int | None
+    gates: int
 
 
 @dataclass(slots=True)
@@ -112,7 +116,13 @@ class Requeued:
     busy: set[UUID] = field(default_factory=set[UUID])
 
 
-def requeue_runs(connection: Conn, installation: Installation, requeues: Sequence[Requeue]) -> Requeued:
+def requeue_runs(
+    connection: Conn,
+    installation: Installation,
+    requeues: Sequence[Requeue],
+    *,
+    freed_keys: list[int] | None = None,
+) -> Requeued:
     """Requeue runs for another attempt, in the caller's transaction.
 
     A run with a cancel request is not requeued: it ends as cancelled.
@@ -121,33 +131,44 @@ def requeue_runs(connection: Conn, installation: Installation, requeues: Sequenc
         connection: Inside a transaction.
         installation: Topic names.
         requeues: At most one per run.
+        freed_keys: As for `finish_runs`.
     """
     done = Requeued()
+    freed: list[int] = []
     for move in (Move.RETRY, Move.RELEASE, Move.SNOOZE):
         chosen = [requeue for requeue in requeues if requeue.move is move]
         if chosen:
             done.runs |= {row.run_id: row for row in _move(connection, move, chosen)}
             done.busy |= _busy(connection, move, [r for r in chosen if r.run_id not in done.runs])
-    done.busy |= _end_cancelled(connection, installation, requeues, done)
-    if not done.runs:
-        return done
+    done.busy |= _end_cancelled(connection, installation, requeues, done, freed)
+    if done.runs:
+        _record(connection, installation, requeues, done)
+    freed += [row.key_id for row in done.runs.values() if row.key_id is not None and row.gates & Gate.HOLDS_KEY]
+    if freed_keys is not None:
+        freed_keys += freed
+    elif freed:
+        settle_keys(connection, installation, freed=freed)
+    return done
+
+
+def _record(connection: Conn, installation: Installation, requeues: Sequence[Requeue], done: Requeued) -> None:
+    """Write the attempts that have ended, and the messages and events of the next ones."""
     rows = list(done.runs.values())
     write_attempts(connection, [_attempt(done.runs[r.run_id], r) for r in requeues if r.run_id in done.runs])
     requests = build_requests(connection, rows)
     append(connection, request_rows(rows, requests, installation), shards=installation.shards)
     retried = [(r, done.runs[r.run_id]) for r in requeues if r.run_id in done.runs and r.move is Move.RETRY]
     append_retrying(connection, installation, retried, requests)
-    return done
 
 
 def _end_cancelled(
-    connection: Conn, installation: Installation, requeues: Sequence[Requeue], done: Requeued
+    connection: Conn, installation: Installation, requeues: Sequence[Requeue], done: Requeued, freed_keys: list[int]
 ) -> set[UUID]:
     # A run that is being cancelled is owned by an executor. An unowned one may have been requeued before: leave it.
     refused = [r for r in requeues if r.executor_id and r.run_id not in done.runs and r.run_id not in done.busy]
     # Every end of such a run makes it cancelled. No other state with an attempt allows `skipped`: a waiting run stays.
     ends = [RunEnd(r.run_id, r.attempt, RunState.SKIPPED, r.executor_id) for r in refused]
-    return finish_runs(connection, installation, ends).busy
+    return finish_runs(connection, installation, ends, freed_keys=freed_keys).busy
 
 
 def _move(connection: Conn, move: Move, requeues: Sequence[Requeue]) -> list[RequeuedRun]:
@@ -160,6 +181,7 @@ def _move(connection: Conn, move: Move, requeues: Sequence[Requeue]) -> list[Req
         "losses": [requeue.loss for requeue in requeues],
         "sources": sources(move),
         "target": target(move),
+        "holds": Gate.HOLDS_KEY,
     }
     with connection.cursor(row_factory=class_row(RequeuedRun), binary=True) as cursor:
         return cursor.execute(_REQUEUE_RUNS, columns).fetchall()

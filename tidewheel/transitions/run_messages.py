@@ -58,6 +58,8 @@ class RunFields(Protocol):
     def publish_at(self) -> datetime: ...  # noqa: D102
     @property
     def created_at(self) -> datetime: ...  # noqa: D102
+    @property
+    def concurrency_key(self) -> str | None: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,4 +189,5 @@ def _request(
         parent_run_id=str(parent) if parent else None,
         root_run_id=str(root) if root else None,
         definition=definition,
+        concurrency_key=run.concurrency_key,
     )

@@ -26,6 +26,7 @@ class SharedJob(NamedTuple):
     lane: str
     overlap: str
     definition: bytes
+    concurrency_key: str | None
 
 
 def lock_jobs_for_share(connection: Conn, job_ids: Collection[UUID]) -> dict[UUID, SharedJob]:

@@ -13,7 +13,7 @@ from tidewheel.jobs.validation import MAX_ERRORS
     ("job", "path", "words"),
     [
         ({"schedule": {"after": []}}, "job.schedule.after", "not yet available"),
-        ({"concurrency_key": "k"}, "job.concurrency_key", "not yet available"),
+        ({"concurrency_key": "{payload.customer}"}, "job.concurrency_key.key", "not yet available"),
         ({"priority": 3}, "job.priority", "not yet available in this release; use lane"),
     ],
 )

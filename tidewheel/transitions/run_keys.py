@@ -1,0 +1,190 @@
+"""Take places of concurrency keys for claimed runs, and pass on those of ended attempts.
+
+`settle_keys` is the one function for it. It locks the keys' rows by one statement in key_id order, after every open run
+and active run of the transaction. With a key locked no statement waits for another row: a waiting run is taken with
+SKIP LOCKED. A run holds a place exactly while its `gates` have `HOLDS_KEY`, and `run_keys.running` counts these runs.
+
+A place that an end gives back goes to the oldest waiting run, in the same transaction. So no newcomer takes it, and no
+waiting run is claimed in vain. If other transactions hold all waiting runs, `wake_at` is set and the scheduler promotes
+them.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import cast
+from uuid import UUID
+
+from psycopg.rows import class_row
+
+from tidewheel.outbox import append
+from tidewheel.postgres.pg_arrays import instants, integers, uuids, words
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+from tidewheel.process.metrics import metrics
+from tidewheel.runs import Gate, Move, sources, target
+from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.places import Arrival, KeyRow, Limit
+from tidewheel.transitions.run_messages import build_requests, request_rows
+
+_SQL = Statements("tidewheel.transitions")
+_ADD_RUN_KEYS = _SQL["add_run_keys"]
+_LOCK_RUN_KEYS = _SQL["lock_run_keys"]
+_WAIT_FOR_KEYS = _SQL["wait_for_keys"]
+_PROMOTE_FOR_KEYS = _SQL["promote_for_keys"]
+_FIND_KEYS_WITH_WAITERS = _SQL["find_keys_with_waiters"]
+_WRITE_RUN_KEYS = _SQL["write_run_keys"]
+
+_SpecRow = tuple[int, int | None, int | None, int]
+_KeyColumns = tuple[
+    int, int, bool, int | None, int | None, int, datetime | None, datetime | None, datetime
+]  # fmt: skip
+
+
+@dataclass(slots=True)
+class KeysSettled:
+    """The result of settling keys.
+
+    Args:
+        waiting: Arrivals that wait for a place from now on.
+        undecided: Arrivals whose key's row was removed meanwhile; they are to be claimed again.
+        promoted: The number of runs that got a place.
+    """
+
+    waiting: set[UUID]
+    undecided: set[UUID]
+    promoted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Promoted:
+    """An open run's row after its promotion."""
+
+    run_id: UUID
+    job_id: UUID
+    shard: int
+    queue: str
+    lane: str
+    cause: str
+    job_version: int
+    attempt: int
+    scheduled_at: datetime
+    publish_at: datetime
+    created_at: datetime
+    concurrency_key: str | None
+    key_id: int
+
+
+def settle_keys(
+    connection: Conn,
+    installation: Installation,
+    *,
+    arrivals: Sequence[Arrival] = (),
+    freed: Iterable[int] = (),
+    woken: Iterable[int] = (),
+) -> KeysSettled:
+    """Take and give back places of keys, in a transaction that waits for no other row from here on.
+
+    Args:
+        connection: Inside a transaction.
+        installation: For the messages of promoted runs.
+        arrivals: Claimed runs with a key, whose rows the caller has locked and starts unless they wait.
+        freed: The key of each place that an ended attempt held.
+        woken: Keys whose waiting runs may get a place now.
+    """
+    given_back = Counter(freed)
+    by_key: defaultdict[int, list[Arrival]] = defaultdict(list)
+    for arrival in arrivals:
+        by_key[arrival.key_id].append(arrival)
+    keys = sorted({*by_key, *given_back, *woken})
+    settled = KeysSettled(set(), set())
+    if not keys:
+        return settled
+    # The newest run of a key brings the limit of its definition.
+    newest = [max(each, key=lambda one: one.scheduled_at).run_id for each in by_key.values()]
+    specs = _add_keys(connection, newest) if newest else {}
+    rows, now = _lock_keys(connection, keys)
+    for key, found in by_key.items():
+        row = rows.get(key)
+        if row is None:
+            settled.undecided |= {arrival.run_id for arrival in found}
+            continue
+        if key in specs:
+            row.limit = specs[key]
+    for key, places in given_back.items():
+        if key in rows:
+            rows[key].free(places)
+    for key, row in rows.items():
+        settled.waiting |= row.admit(by_key.get(key, ()), now)
+    _let_wait(connection, settled.waiting)
+    settled.promoted = _promote(connection, installation, rows, now)
+    _write_keys(connection, list(rows.values()))
+    return settled
+
+
+def _add_keys(connection: Conn, run_ids: Sequence[UUID]) -> dict[int, Limit]:
+    """Insert the rows of keys that have none; return the limits by the definitions of these runs."""
+    found = connection.execute(_ADD_RUN_KEYS, {"run_ids": uuids(run_ids)}, binary=True).fetchall()
+    return {key: Limit(at_once, every, burst) for key, at_once, every, burst in cast("list[_SpecRow]", found)}
+
+
+def _lock_keys(connection: Conn, keys: Sequence[int]) -> tuple[dict[int, KeyRow], datetime]:
+    found = connection.execute(_LOCK_RUN_KEYS, {"key_ids": list(keys)}, binary=True).fetchall()
+    rows: dict[int, KeyRow] = {}
+    for key, running, waiters, at_once, every, burst, tat, wake_at, _ in cast("list[_KeyColumns]", found):
+        rows[key] = KeyRow(key, running, waiters, Limit(at_once, every, burst), tat, wake_at)
+    now = cast("datetime", found[0][-1]) if found else datetime.min  # noqa: DTZ901 - unused without a row
+    return rows, now
+
+
+def _let_wait(connection: Conn, run_ids: Iterable[UUID]) -> None:
+    waiting = sorted(run_ids)
+    if waiting:
+        columns = {"run_ids": uuids(waiting), "sources": sources(Move.BUFFER), "target": target(Move.BUFFER)}
+        connection.execute(_WAIT_FOR_KEYS, columns)
+        metrics.count("runs_buffered", len(waiting))
+
+
+def _promote(connection: Conn, installation: Installation, rows: dict[int, KeyRow], now: datetime) -> int:
+    """Give free places to waiting runs, the oldest first; set the time of the next promotion."""
+    wanted = {key: count for key, row in rows.items() if (count := row.wanted(now))}
+    promoted: list[_Promoted] = []
+    more: set[int] = set()
+    if wanted:
+        columns: dict[str, object] = {
+            "key_ids": list(wanted),
+            "counts": [min(count, 1000) for count in wanted.values()],  # a transaction's share; wake_at brings the rest
+            "target": target(Move.PROMOTE),
+            "holds": Gate.HOLDS_KEY,
+        }
+        with connection.cursor(row_factory=class_row(_Promoted), binary=True) as cursor:
+            promoted = cursor.execute(_PROMOTE_FOR_KEYS, columns).fetchall()
+        left = connection.execute(_FIND_KEYS_WITH_WAITERS, {"key_ids": list(wanted)}, binary=True)
+        more = {cast("int", row[0]) for row in left}
+        append(
+            connection,
+            request_rows(promoted, build_requests(connection, promoted), installation),
+            shards=installation.shards,
+        )
+    found = Counter(run.key_id for run in promoted)
+    for key, row in rows.items():
+        if key in wanted:
+            row.promote(wanted[key], found[key], now, more=key in more)
+        else:
+            row.promote(0, 0, now, more=row.has_waiters)
+    return len(promoted)
+
+
+def _write_keys(connection: Conn, rows: Sequence[KeyRow]) -> None:
+    columns: dict[str, object] = {
+        "key_ids": [row.key_id for row in rows],
+        "running": integers(row.running for row in rows),
+        "waiters": words("true" if row.has_waiters else "false" for row in rows),
+        "at_once": [row.limit.at_once for row in rows],
+        "every_us": [row.limit.every_us for row in rows],
+        "bursts": integers(row.limit.burst for row in rows),
+        "tats": instants(row.tat for row in rows),
+        "wake_at": instants(row.wake_at for row in rows),
+    }
+    connection.execute(_WRITE_RUN_KEYS, columns)
