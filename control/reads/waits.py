@@ -43,6 +43,7 @@ class WaitCode(StrEnum):
     NO_TARGET = "no_target"
     SLOT = "slot"
     TURN = "turn"
+    KEY = "key"
     EXTERNAL = "external"
     RUNNING = "running"
     EXECUTOR_SILENT = "executor_silent"
@@ -95,6 +96,10 @@ class WaitFacts:
         able: The number of live executors that can run it.
         serving: The number of live executors of its queue.
         able_seen_at: The last heartbeat of any executor that could run it.
+        waits_for_key: The concurrency key of which it awaits a place.
+        key_running: The places of that key that runs hold.
+        key_at_once: The places of that key; None for no bound.
+        key_wake_at: When the rate of that key lets the next run start.
     """
 
     run_id: UUID
@@ -116,6 +121,10 @@ class WaitFacts:
     able: int
     serving: int
     able_seen_at: datetime | None
+    waits_for_key: str | None = None
+    key_running: int | None = None
+    key_at_once: int | None = None
+    key_wake_at: datetime | None = None
 
 
 def read_waits(connection: Conn, run_ids: Sequence[UUID]) -> dict[UUID, Wait]:
@@ -137,6 +146,8 @@ def read_waits(connection: Conn, run_ids: Sequence[UUID]) -> dict[UUID, Wait]:
 def wait_of(facts: WaitFacts, freezes: Sequence[Freeze] = ()) -> Wait:
     """Return the reason for which a run waits."""
     match facts.state:
+        case RunState.BUFFERED if facts.waits_for_key is not None:
+            return _key(facts, facts.waits_for_key)
         case RunState.BUFFERED | RunState.BLOCKED:
             return _turn(facts)
         case RunState.WAITING:
@@ -207,6 +218,15 @@ def _turn(facts: WaitFacts) -> Wait:
     words = f"waits behind run {facts.behind_run_id}, its job's active run, which is {facts.behind_state}"
     remedy = f"tidewheel run show {facts.behind_run_id}"
     return Wait(WaitCode.TURN, words, remedy, behind_run_id=facts.behind_run_id)
+
+
+def _key(facts: WaitFacts, key: str) -> Wait:
+    held, places = facts.key_running or 0, facts.key_at_once
+    if places is not None and held >= places:
+        words = f"waits for a place of the concurrency key {key!r}: runs hold {held} of {places}"
+        return Wait(WaitCode.KEY, words, "raise at_once in the jobs with this key, or wait")
+    words = f"waits for the rate of the concurrency key {key!r}; the oldest waiting run starts first"
+    return Wait(WaitCode.KEY, words, "raise rate in the jobs with this key, or wait", until=facts.key_wake_at)
 
 
 def _external(facts: WaitFacts) -> Wait:

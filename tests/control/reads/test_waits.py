@@ -101,6 +101,17 @@ def test_run_behind_its_jobs_active_run_has_its_id(database: Database) -> None:
     assert found.words == f"waits behind run {first}, its job's active run, which is running"
 
 
+def test_run_without_a_place_has_its_key(database: Database) -> None:
+    submit(database, concurrency_key={"key": "acme", "at_once": 1})
+    first, second = trigger(database), trigger(database)
+    begin(database, first)
+    assert claim(database, second).waiting == {second}
+    found = why(database, second)
+    assert (found.code, found.words) == (
+        WaitCode.KEY, "waits for a place of the concurrency key 'acme': runs hold 1 of 1",
+    )  # fmt: skip
+
+
 def test_run_under_way_has_its_executor_and_the_silence_of_it(job: Database) -> None:
     executor(job, HANDLER, executor_id=EXECUTOR)
     started = begin(job, trigger(job))
