@@ -184,7 +184,7 @@ CREATE TABLE run_keys (
     autovacuum_vacuum_cost_delay = 0
 );
 COMMENT ON COLUMN run_keys.key_id IS '64 bits of a hash of tenant and key';
-COMMENT ON COLUMN run_keys.at_once IS 'the number of places, by the definition of the run that was claimed last; null for no bound';
+COMMENT ON COLUMN run_keys.at_once IS 'the number of places, by the job whose run was claimed last; null for no bound';
 COMMENT ON COLUMN run_keys.every_us IS 'the microseconds between two starts; null for no rate';
 COMMENT ON COLUMN run_keys.burst IS 'the number of starts at once after a rest';
 COMMENT ON COLUMN run_keys.running IS 'the number of open runs whose gates show a place of this key';

@@ -142,6 +142,9 @@ def trigger(
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="Label instead of the job's labels; repeatable.")
     ] = None,
     overlap: Annotated[str | None, typer.Option(metavar="POLICY", help="Overlap policy instead of the job's.")] = None,
+    concurrency_key: Annotated[
+        str | None, typer.Option(metavar="KEY", help="Concurrency key instead of the job's.")
+    ] = None,
     wait: Wait = False,
     request_id: RequestId = None,
     timezone: Tz = None,
@@ -157,6 +160,7 @@ def trigger(
             run_at=read_instant(run_at, "--run-at", timezone, ahead=True) if run_at else None,
             labels=read_labels(label) if label else None,
             overlap=overlap,
+            concurrency_key=concurrency_key,
             request_id=request_id,
         )
         if wait:

@@ -15,7 +15,7 @@ from tidewheel.executor.lease import Lease
 from tidewheel.postgres.notify import Channel
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.service import Shutdown
-from tidewheel.runs import AttemptOutcome
+from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.transitions.requeue import Requeue, requeue_runs
 
 SQL = Statements("tidewheel.executor")
@@ -93,6 +93,19 @@ def test_claim_that_signals_notifies_executors(database: Database) -> None:
     assert told == [Channel.SIGNALS]
     claiming.claim([requested_claim(database, trigger(database, overlap="terminate_other"))], source="message")
     assert told == [Channel.SIGNALS] * 2
+
+
+def test_run_with_a_key_is_claimed_beside_others_and_tried_once(database: Database) -> None:
+    database.execute(ENTER, [EXECUTOR])
+    submit(database)
+    submit(database, "limited", concurrency_key="acme")
+    free, first, second = trigger(database), trigger(database, "limited"), trigger(database, "limited")
+    claims = [requested_claim(database, free)]
+    claims += [requested_claim(database, run)._replace(keyed=True) for run in (first, second)]
+    claimed = claimer(database).claim(claims, source="message")
+    assert {one.run_id for one in claimed.started} == {free, first}
+    assert claimed.waiting == {second}
+    assert open_run(database, second).state == RunState.BUFFERED
 
 
 def test_locked_active_run_is_tried_once_more_then_left_to_the_sweep(database: Database) -> None:

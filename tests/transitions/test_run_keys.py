@@ -122,7 +122,7 @@ def test_key_of_a_trigger_replaces_the_jobs(database: Database) -> None:
     assert {each.run_id for each in claim(database, one, other).started} == {one, other}
 
 
-def test_limit_of_the_run_claimed_last_applies(database: Database) -> None:
+def test_limit_of_the_jobs_current_version_applies(database: Database) -> None:
     keyed(database)
     first, second = trigger(database), trigger(database)
     begin(database, first)
@@ -131,6 +131,18 @@ def test_limit_of_the_run_claimed_last_applies(database: Database) -> None:
     third = trigger(database)
     assert claim(database, third).promoted == 2, "a raised limit lets the waiting runs start, the oldest first"
     assert {each.run_id for each in claim(database, second, third).started} == {second, third}
+    assert database.value("SELECT at_once FROM run_keys") == 3, "an older version does not bring its limit back"
+
+
+def test_faster_rate_applies_from_the_next_claim_on(clocked: ClockedDatabase) -> None:
+    clocked.stop_clock()
+    keyed(clocked, rate="1/day")
+    begin(clocked, trigger(clocked))
+    keyed(clocked, rate="1/s")
+    later = trigger(clocked)
+    assert claim(clocked, later).waiting == {later}
+    clocked.advance(timedelta(seconds=1))
+    assert KeyDuties(clocked.session(), clocked.installation).promote(range(64))[0] == 1
 
 
 def test_run_that_replaces_the_active_run_takes_its_place(database: Database) -> None:

@@ -14,8 +14,7 @@ from tidewheel.jobs.values import Key, microseconds
 
 MOST_AT_ONCE = 100_000
 MOST_BURST = 100_000
-FASTEST = timedelta(microseconds=100)  # between two starts: 10,000 a second
-SLOWEST = timedelta(days=1)
+FASTEST, SLOWEST = 10_000, Fraction(1, 86_400)  # starts a second
 
 _RATE = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)/(s|sec|second|m|min|minute|h|hour|d|day)", re.ASCII)
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -35,10 +34,9 @@ def parse_rate(value: object) -> timedelta:
     if match is None:
         raise InvalidValue(problem=f"{shown(value)} is not a rate", remedy=remedy)
     count, seconds = Fraction(match.group(1)), _UNITS[match.group(2)[0]]
-    every = None if not count else timedelta(microseconds=round(Fraction(seconds * 1_000_000) / count))
-    if every is None or not FASTEST <= every <= SLOWEST:
+    if not SLOWEST <= count / seconds <= FASTEST:
         raise InvalidValue(problem=f"{shown(value)} is out of bounds", remedy="write 1/day to 10000/s")
-    return every
+    return timedelta(microseconds=round(seconds * 1_000_000 / count))
 
 
 def _plain_key(key: str) -> str:
@@ -89,10 +87,10 @@ def _from_text(value: object) -> object:
 
 
 def _object(value: object) -> object:
-    if isinstance(value, ConcurrencyKey | Mapping | str):
+    if value is None or isinstance(value, ConcurrencyKey | Mapping | str):
         return _from_text(value)
     remedy = 'write a key, or {"key": ..., "at_once": 1}'
     raise InvalidValue(problem=f"{shown(value)} is not a key", remedy=remedy)
 
 
-ConcurrencyKeyField = Annotated[ConcurrencyKey, BeforeValidator(_object)]
+ConcurrencyKeyField = Annotated[ConcurrencyKey | None, BeforeValidator(_object)]

@@ -144,7 +144,7 @@ class JobSpec(WithPayload):
     on_failure: Key | None = None
     delivery: Literal["at_least_once", "at_most_once"] = "at_least_once"
     retry: RetryPolicy = RetryPolicy()
-    concurrency_key: ConcurrencyKeyField | None = None
+    concurrency_key: ConcurrencyKeyField = None
     start_to_close: Annotated[timedelta, BeforeValidator(span(timedelta(milliseconds=1), LONGEST_ATTEMPT))] = timedelta(
         seconds=300
     )

@@ -41,7 +41,7 @@ class KeyRow:
         key_id: The key.
         running: The number of places that are held.
         has_waiters: True if runs may wait for a place.
-        limit: Its limit, by the definition of the run that was claimed last.
+        limit: Its limit, by the job whose run was claimed last.
         tat: The time at which all starts of the burst are free again.
         wake_at: The time from which the scheduler promotes waiting runs.
     """
@@ -52,6 +52,14 @@ class KeyRow:
     limit: Limit
     tat: datetime | None
     wake_at: datetime | None
+
+    def change_limit(self, limit: Limit, now: datetime) -> None:
+        """Apply a limit from now on: the next start is no later than the new rate has it."""
+        if limit == self.limit:
+            return
+        self.limit = limit
+        if self.tat is not None and limit.every_us is not None:
+            self.tat = min(self.tat, now + limit.burst * timedelta(microseconds=limit.every_us))
 
     def admit(self, arrivals: Sequence[Arrival], now: datetime) -> set[UUID]:
         """Return the runs that wait from now on: a run without a place overtakes no waiting one."""

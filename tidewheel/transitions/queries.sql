@@ -502,15 +502,23 @@ SELECT given.job_id, given.tenant, given.run_id, another.run_id IS NOT NULL
  ORDER BY given.job_id
 
 -- name: add_run_keys
--- Inserts the rows of keys that have none; returns each key's limit by its run's definition.
--- Index: job_runs_pkey, job_versions_pkey, run_keys_pkey.
+-- Inserts the rows of keys that have none; returns each key's limit by its job's current version, or by that of the run
+-- if the current one has no key.
+-- Index: job_runs_pkey, jobs_pkey, job_versions_pkey, run_keys_pkey.
 -- Lock: each new row in key_id order; waits for another transaction that inserts it.
 WITH wanted AS MATERIALIZED (
-    SELECT o.key_id, o.tenant, o.concurrency_key AS key, CASE WHEN v.concurrency_key IS NULL THEN 1 ELSE v.at_once END AS at_once,
-           v.every_us, v.burst
+    SELECT o.key_id, o.tenant, o.concurrency_key AS key,
+           CASE WHEN v.concurrency_key IS NULL THEN 1 ELSE v.at_once END AS at_once, v.every_us, v.burst
       FROM unnest(%(run_ids)s::uuid[]) AS given (run_id)
      CROSS JOIN LATERAL (SELECT * FROM job_runs AS p WHERE p.run_id = given.run_id OFFSET 0) AS o
-      JOIN job_versions AS v ON v.job_id = o.job_id AND v.version = o.job_version
+     CROSS JOIN LATERAL (
+        SELECT w.concurrency_key, w.at_once, w.every_us, w.burst
+          FROM job_versions AS w
+          JOIN jobs AS j ON j.job_id = w.job_id
+         WHERE w.job_id = o.job_id AND w.version IN (j.version, o.job_version)
+         ORDER BY w.concurrency_key IS NULL, w.version DESC
+         LIMIT 1
+     ) AS v
 ), added AS (
     INSERT INTO run_keys (key_id, tenant, key, at_once, every_us, burst)
     SELECT w.key_id, w.tenant, w.key, w.at_once, w.every_us, w.burst

@@ -101,7 +101,7 @@ def settle_keys(
     settled = KeysSettled(set(), set())
     if not keys:
         return settled
-    # The newest run of a key brings the limit of its definition.
+    # The newest run of a key brings the limit of its job.
     newest = [max(each, key=lambda one: one.scheduled_at).run_id for each in by_key.values()]
     specs = _add_keys(connection, newest) if newest else {}
     rows, now = _lock_keys(connection, keys)
@@ -111,7 +111,7 @@ def settle_keys(
             settled.undecided |= {arrival.run_id for arrival in found}
             continue
         if key in specs:
-            row.limit = specs[key]
+            row.change_limit(specs[key], now)
     for key, places in given_back.items():
         if key in rows:
             rows[key].free(places)
@@ -124,7 +124,7 @@ def settle_keys(
 
 
 def _add_keys(connection: Conn, run_ids: Sequence[UUID]) -> dict[int, Limit]:
-    """Insert the rows of keys that have none; return the limits by the definitions of these runs."""
+    """Insert the rows of keys that have none; return the limits by the jobs of these runs."""
     found = connection.execute(_ADD_RUN_KEYS, {"run_ids": uuids(run_ids)}, binary=True).fetchall()
     return {key: Limit(at_once, every, burst) for key, at_once, every, burst in cast("list[_SpecRow]", found)}
 

@@ -24,7 +24,7 @@ from tidewheel.outbox import slice_lane_of
 from tidewheel.postgres.session import BY_KEY, KEPT_PLANS, UNIFORM, Conn, connect
 from tidewheel.postgres.statements import Statements
 from tidewheel.relay.due_rows import SESSION_OPTIONS
-from tidewheel.runs import OWNED, Move, RunState, sources
+from tidewheel.runs import BARRED, OWNED, Gate, Move, RunState, sources
 from tidewheel.transitions.overlap import REPLACING
 
 ROWS = 50_000
@@ -102,6 +102,15 @@ _LOAD: tuple[LiteralString, ...] = (
     """
     INSERT INTO overrides (job_id, scheduled_at, tenant, kind, moved_to, created_at)
     SELECT job_id, now() + interval '1 h', tenant, 'move', now() + interval '2 h', now() FROM jobs
+    """,
+    """
+    INSERT INTO run_keys (key_id, tenant, key, burst, wake_at)
+    SELECT n, 'default', 'key-' || n, 1, CASE WHEN n %% 100 = 0 THEN now() END FROM generate_series(1, %(rows)s) AS n
+    """,
+    """
+    UPDATE job_runs SET key_id = n.key_id, concurrency_key = 'key', waits_for = n.key_id
+      FROM (SELECT run_id, row_number() OVER () AS key_id FROM job_runs LIMIT %(fewer)s) AS n
+     WHERE job_runs.run_id = n.run_id
     """,
     """
     INSERT INTO skips (job_id, tenant, job_version, reason, first_at, last_at, occurrences, created_at)
@@ -184,6 +193,7 @@ def batches(loaded: Database) -> dict[str, list[Any]]:
         "request_ids": [f"r-{number}" for number in range(BATCH)],
         "requested_from": [f"tidewheel.requests/0/{number}" for number in range(BATCH)],
         "new_run_ids": runs,
+        "key_ids": list(range(BATCH)),
         "ctids": some(loaded, "SELECT ctid::text FROM outbox LIMIT %s"),
         "ids": some(loaded, "SELECT id FROM outbox LIMIT %s"),
     }
@@ -199,6 +209,10 @@ def facts(loaded: Database, batches: Mapping[str, list[Any]]) -> dict[str, Any]:
         "sources": sources(Move.CLAIM),
         "target": RunState.RUNNING,
         "executor_id": UUID(int=1),
+        "met": Gate.MET,
+        "key": Gate.KEY,
+        "holds": Gate.HOLDS_KEY,
+        "barred": BARRED,
         "now": now,
         "run_id": runs[0],
         "job_id": jobs[0],
@@ -283,8 +297,23 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
         "publish_at": [_NOON] * BATCH,
         "moved_ahead": [False] * BATCH,
         "created_at": [_NOON] * BATCH,
-        **dict.fromkeys(("deadline_at", "close_at", "parents", "roots"), [None] * BATCH),
+        "gates": [0] * BATCH,
+        **dict.fromkeys(
+            ("deadline_at", "close_at", "parents", "roots", "workflows", "generations", "keys", "key_ids"),
+            [None] * BATCH,
+        ),
     },
+    "lock_keyed": {"attempt": 0, "job_version": 1, "free": "allow_all"},
+    "promote_for_keys": {"counts": [1] * BATCH, "target": RunState.QUEUED},
+    "write_run_keys": {
+        "running": [1] * BATCH,
+        "waiters": [False] * BATCH,
+        "bursts": [1] * BATCH,
+        **dict.fromkeys(("at_once", "every_us", "tats", "wake_at"), [None] * BATCH),
+    },
+    "find_woken_keys": {"count": 64, "limit": 500},
+    "scan_keys": {"after": -1, "limit": 1000, "idle_after": timedelta(minutes=10)},
+    "remove_idle_keys": {"idle_after": timedelta(minutes=10)},
     "close_runs": {
         "allowed": ["succeeded:running"],
         "cancelling": RunState.CANCELLING,
@@ -399,6 +428,7 @@ _HOT = {
         lock_chained_timers move_chained_timers drop_timers finish_jobs request_cancel find_waiting_runs
         lock_replaced_runs transfer_active_runs buffer_runs
         mark_waiters promote_next_runs promote_waiting_runs
+        lock_keyed add_run_keys lock_run_keys wait_for_keys promote_for_keys find_keys_with_waiters write_run_keys
         read_versions_in_force read_undecided read_recorded save_progress
         flush_outputs add_outputs read_ancestors mark_redriven
         lock_jobs_for_share read_shared_jobs read_retried_runs scan_dead_letters lock_dead_letters purge_dead_letters
@@ -413,6 +443,7 @@ _HOT = {
     """,
     "tidewheel.scheduler": """
         probe_timers lock_due_timers lock_timer
+        find_woken_keys scan_keys remove_idle_keys lock_keys repair_keys
         lock_job_without_timer scan_active_runs lock_active_runs find_unmarked_waiters
         lock_backfilled_job read_backfill_progress read_version_facts find_unhandled
         measure_runs measure_outbox measure_timers read_overdue_timers
