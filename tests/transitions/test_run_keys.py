@@ -293,16 +293,18 @@ def test_keys_under_fire_admit_never_too_many_and_leave_nothing(database: Databa
     fire = Fire(database, 1)
     stop = threading.Event()
 
-    def cancel() -> None:
+    def cancel_and_edit() -> None:
         while not stop.wait(0.05):
             apply_batch(database, {"type": "run.cancel", "run_id": str(rng.choice(runs))})
+            limit = {"key": "k", "at_once": rng.randint(1, PLACES)}
+            submit(database, f"job-{rng.randrange(4)}", concurrency_key=limit, overlap=overlap)
 
     def tend() -> None:
         duties = KeyDuties(database.session("duties"), database.installation)
         while not stop.wait(0.02):
             duties.promote(range(database.installation.shards))
 
-    helpers = [in_background(cancel), in_background(tend)]
+    helpers = [in_background(cancel_and_edit), in_background(tend)]
     actors = [in_background(lambda number=number: fire.act(number)) for number in range(THREADS)]
     try:
         for actor in actors:

@@ -1,7 +1,6 @@
 """Concurrency keys as submitted: the places of a key, and its rate of starts."""
 
 import re
-from collections.abc import Mapping
 from datetime import timedelta
 from fractions import Fraction
 from typing import Annotated, Self
@@ -9,6 +8,7 @@ from typing import Annotated, Self
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
 from tidewheel.jobs.invalid import InvalidValue
+from tidewheel.jobs.strict_json import as_object
 from tidewheel.jobs.validation import StrictModel, shown
 from tidewheel.jobs.values import Key, microseconds
 
@@ -82,13 +82,11 @@ class ConcurrencyKey(StrictModel):
         return self
 
 
-def _from_text(value: object) -> object:
-    return {"key": value} if isinstance(value, str) else value
-
-
 def _object(value: object) -> object:
-    if value is None or isinstance(value, ConcurrencyKey | Mapping | str):
-        return _from_text(value)
+    if isinstance(value, str):
+        return {"key": value}
+    if value is None or isinstance(value, ConcurrencyKey) or as_object(value) is not None:
+        return value
     remedy = 'write a key, or {"key": ..., "at_once": 1}'
     raise InvalidValue(problem=f"{shown(value)} is not a key", remedy=remedy)
 
