@@ -472,7 +472,7 @@ SELECT DISTINCT o.job_id, o.tenant
 SELECT k.key_id, extract(epoch FROM k.wake_at - (SELECT tidewheel_now()))::float8
   FROM run_keys AS k
  WHERE k.wake_at IS NOT NULL
-   AND ((k.key_id %% %(count)s) + %(count)s) %% %(count)s = ANY (%(shards)s::integer[])
+   AND mod(mod(k.key_id, %(count)s::bigint) + %(count)s::bigint, %(count)s::bigint) = ANY (%(shards)s::integer[])
  ORDER BY k.wake_at
  LIMIT %(limit)s
 

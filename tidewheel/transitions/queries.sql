@@ -640,7 +640,7 @@ SELECT a.attempt, a.executor_id, a.started_at, a.finished_at, a.outcome, a.error
 UPDATE job_runs AS o
    SET state = %(target)s,
        publish_at = (SELECT tidewheel_now()) + chosen.delay,
-       gates = o.gates & ~ %(holds)s,
+       gates = o.gates & ~ %(holds)s::smallint,
        failed_attempts = o.failed_attempts + chosen.charge,
        lost_attempts = o.lost_attempts + chosen.loss,
        executor_id = NULL,
