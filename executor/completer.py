@@ -73,6 +73,7 @@ class Completer:
         installation: For the rows and events of ended runs.
         executor_id: Owner of the attempts.
         on_written: Called after each batch.
+        on_released: Called after a batch whose ends release children of workflows.
         in_burst: Returns True if the lanes claim more than this executor completes.
     """
 
@@ -84,10 +85,12 @@ class Completer:
         on_written: Callable[[], None],
         *,
         in_burst: Callable[[], bool],
+        on_released: Callable[[], None] = lambda: None,
         second_session: Session | None = None,
     ) -> None:
         self._session, self._second_session, self._installation = session, second_session, installation
         self._executor_id, self._on_written, self._in_burst = executor_id, on_written, in_burst
+        self._on_released = on_released
         self._items: deque[Item] = deque()
         self._wake = threading.Event()
         self.progress = ProgressBuffer(executor_id, self._wake.set)
@@ -408,6 +411,8 @@ class Completer:
                 failpoint("retry.before_commit")
         self._mark_saved(reports, busy)
         failpoint("completion.after_commit")
+        if done.released:
+            self._on_released()
         if done.requeued:
             failpoint("retry.after_commit")
         for run_id in done.superseded:

@@ -88,6 +88,7 @@ class Executor:
             self.executor_id,
             lambda: self._notifier.notify(Channel.OUTBOX),
             in_burst=self._in_burst,
+            on_released=lambda: self._notifier.notify(Channel.TIMERS),
             second_session=Session(url, "tidewheel-executor-complete-2", options=UNIFORM),
         )
         self._keys = MessageKeys()

@@ -62,11 +62,13 @@ class Recorded:
         busy: Runs whose row another transaction holds; retry them.
         superseded: Runs to be ended that are over already, or have a later attempt.
         requeued: Number of runs sent back.
+        released: True if children of workflows wait for these ends.
     """
 
     busy: set[UUID] = field(default_factory=set[UUID])
     superseded: set[UUID] = field(default_factory=set[UUID])
     requeued: int = 0
+    released: bool = False
 
 
 def record_outcomes(
@@ -97,7 +99,7 @@ def record_outcomes(
     busy |= done.busy | requeue_runs(connection, installation, requeues, freed_keys=freed).busy
     busy |= wait_runs(connection, waits) | end_cancelled_waits(connection, installation, waits, freed_keys=freed)
     settle_keys(connection, installation, freed=freed)
-    return Recorded(busy, done.superseded, len(requeues))
+    return Recorded(busy, done.superseded, len(requeues), done.released)
 
 
 def run_wait(attempt: RecordableAttempt, outcome: Outcome, executor_id: UUID) -> Wait | None:

@@ -21,6 +21,7 @@ from tidewheel.intake.backfills import apply_backfill_changes, apply_backfills
 from tidewheel.intake.calendars import apply_calendar_deletes, apply_calendar_puts
 from tidewheel.intake.cancel import apply_cancel_filters, apply_cancels, block_claims
 from tidewheel.intake.freezes import apply_freezes, apply_thaws
+from tidewheel.intake.graphs import lock_graphs
 from tidewheel.intake.lifecycle import apply_deletes, apply_pauses, apply_resumes
 from tidewheel.intake.overrides import apply_overrides
 from tidewheel.intake.request import ReceivedRequest, rejected
@@ -29,6 +30,7 @@ from tidewheel.intake.rollback import apply_rollbacks
 from tidewheel.intake.submit import apply_submits
 from tidewheel.intake.task_tokens import apply_completes, apply_heartbeats
 from tidewheel.intake.trigger import apply_triggers
+from tidewheel.intake.workflows import apply_workflow_changes
 from tidewheel.jobs.requests import (
     BackfillCancel,
     BackfillPause,
@@ -53,6 +55,9 @@ from tidewheel.jobs.requests import (
     RunRetry,
     RunsCancel,
     Thaw,
+    WorkflowCancel,
+    WorkflowPause,
+    WorkflowResume,
 )
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.pg_arrays import texts
@@ -73,7 +78,21 @@ _COPY_REPLIES = "COPY requests (tenant, request_id, body_hash, reply, created_at
 _REPLY = columns(5)
 
 # Requests of which one batch may hold several about one job, or about none: all neighbours are one batch.
-_ANY_JOBS = frozenset({JobTrigger, RunCancel, RunComplete, RunHeartbeat, RunRetry, RunsCancel, Freeze, Thaw})
+_ANY_JOBS = frozenset(
+    {
+        JobTrigger,
+        RunCancel,
+        RunComplete,
+        RunHeartbeat,
+        RunRetry,
+        RunsCancel,
+        Freeze,
+        Thaw,
+        WorkflowPause,
+        WorkflowResume,
+        WorkflowCancel,
+    }
+)
 
 # Requests that block all claims until their commit: each in a transaction of its own, if it comes by Kafka.
 BLOCKS_CLAIMS = (RunsCancel, Freeze)
@@ -105,6 +124,9 @@ _APPLY: dict[type, Apply] = {
     RunsCancel: apply_cancel_filters,
     Freeze: apply_freezes,
     Thaw: apply_thaws,
+    WorkflowPause: apply_workflow_changes,
+    WorkflowResume: apply_workflow_changes,
+    WorkflowCancel: apply_workflow_changes,
 }
 
 
@@ -149,6 +171,7 @@ def apply_requests(
         # Only direct callers send such a batch; a Kafka batch is split, since no claim can start until the commit.
         # Before any other lock: claims wait for a job's active run, so its holder must not wait for claims (ADR 0008).
         block_claims(connection, batch)
+    lock_graphs(connection, batch)
     replies: list[Reply | None] = [None] * len(batch)
     unknown = unknown_tenants(connection, batch)
     names = [_name(received, installation) for received in batch]

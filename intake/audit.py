@@ -25,6 +25,9 @@ from tidewheel.jobs.requests import (
     RunRetry,
     RunsCancel,
     Thaw,
+    WorkflowCancel,
+    WorkflowPause,
+    WorkflowResume,
 )
 from tidewheel.postgres.session import Conn
 from tidewheel.schemas.generated.records import Reply, ReplyStatus
@@ -84,8 +87,8 @@ def _change(received: ReceivedRequest, reply: Reply) -> Change:
 def _object(received: ReceivedRequest, reply: Reply) -> str:
     request = received.request
     match request:
-        case RunCancel() | RunRetry():
-            return f"run/{request.run_id}"
+        case RunCancel() | RunRetry() | WorkflowPause() | WorkflowResume() | WorkflowCancel():
+            return f"{request.type.partition('.')[0]}/{request.run_id}"
         case RunsCancel():
             return "runs" if reply.cancellation_id is None else f"cancellation/{reply.cancellation_id}"
         case CalendarPut() | CalendarDelete():

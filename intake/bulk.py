@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from tidewheel.audit import Actor, Change, process_actor, record_change
-from tidewheel.errors import UnknownTenant
+from tidewheel.errors import FieldError, InvalidInput, UnknownTenant
 from tidewheel.intake.apply import unknown_tenants
 from tidewheel.intake.calendars import lock_calendars
 from tidewheel.intake.new_jobs import create_jobs
 from tidewheel.intake.request import ReceivedRequest, rejected
 from tidewheel.intake.submit import named_calendars
+from tidewheel.jobs.requests import JobSubmit
+from tidewheel.jobs.schedule import AfterSpec
 from tidewheel.postgres.session import Conn
 from tidewheel.schemas.generated.records import Reply
 from tidewheel.transitions.installation import Installation
@@ -33,6 +35,9 @@ class Loaded:
     created: int
     existing: int
     refused: dict[int, Reply]
+
+
+_UNCHECKED = FieldError("job.schedule.after", "a bulk load checks no graph", "leave out --bulk")
 
 
 def load_jobs(
@@ -60,6 +65,11 @@ def load_jobs(
         index: rejected(received, UnknownTenant(received.tenant))
         for index, received in enumerate(batch)
         if received.tenant in unknown
+    }
+    refused |= {
+        index: rejected(received, InvalidInput([_UNCHECKED]))
+        for index, received in enumerate(batch)
+        if isinstance(received.request, JobSubmit) and isinstance(received.request.job.schedule, AfterSpec)
     }
     first: dict[UUID, int] = {}
     for index, received in enumerate(batch):

@@ -15,7 +15,7 @@ from uuid import UUID
 from psycopg import errors
 
 from tidewheel.ids import bucket_of, hashed_text, micros, shard_of
-from tidewheel.intake.next_version import NextVersion
+from tidewheel.intake.next_version import WITHOUT_OCCURRENCES, NextVersion
 from tidewheel.jobs.schedule import FixedDelaySpec, IntervalSpec, ManualSpec
 from tidewheel.jobs.spec import JobSpec, canonical_spec, policy_document
 from tidewheel.jobs.spec_cache import CachedSpec, ScheduleTemplate, SpecTemplate
@@ -189,7 +189,7 @@ class _Rows:
         begins = text(job.tenant) + int4(FIRST)
         every = NULL if start.interval_us is None else int8(start.interval_us)
         pause = (_TRUE, now) if paused else (_FALSE, NULL)
-        finished_at = now if start.next_at is None and start.kind != "manual" else NULL
+        finished_at = now if start.next_at is None and start.kind not in WITHOUT_OCCURRENCES else NULL
         columns = (begins, text(start.kind), instant(start.anchor), every, labels, *pause, now, now, finished_at)
         timer = None
         if start.next_at is not None:

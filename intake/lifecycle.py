@@ -16,6 +16,7 @@ from tidewheel.audit import Actor
 from tidewheel.errors import FieldError, InvalidInput, Refused, UnknownJob, VersionConflict
 from tidewheel.intake.audit import origin_of
 from tidewheel.intake.calendars import write_job_calendars
+from tidewheel.intake.graphs import children_of, drop_edges, lock_graphs
 from tidewheel.intake.locks import JobRow, Locked, lock_jobs
 from tidewheel.intake.overdue import after_pause, apply_overdue
 from tidewheel.intake.override_rows import delete_all_overrides
@@ -129,9 +130,15 @@ def apply_resumes(connection: Conn, installation: Installation, batch: Sequence[
 
 def apply_deletes(connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:
     """Delete jobs in the caller's transaction; return a reply for each request, in their order."""
+    graph = lock_graphs(connection, batch)
     locked = lock_jobs(connection, installation, batch, to_delete=True)
-    refused = {received.job_id: error for received in batch if (error := _refusal(received, locked)) is not None}
+    refused: dict[UUID, Refused] = {
+        received.job_id: error for received in batch if (error := _refusal(received, locked)) is not None
+    }
     jobs = [job for job in existing_jobs(locked, batch) if job.job_id not in refused]
+    while graph and (children := children_of(connection, [job.job_id for job in jobs])):
+        refused |= {job: _has_children(keys) for job, keys in children.items()}
+        jobs = [job for job in jobs if job.job_id not in children]
     ids = [job.job_id for job in jobs]
     quarantined = {job.job_id: job.key for job in jobs if job.job_id in locked.quarantined}
     apply_overdue(
@@ -140,6 +147,8 @@ def apply_deletes(connection: Conn, installation: Installation, batch: Sequence[
     delete_all_overrides(connection, installation, jobs, locked.now)
     drop_timers(connection, ids)
     write_job_calendars(connection, {job.job_id: (job.tenant, ()) for job in jobs})
+    if graph:
+        drop_edges(connection, ids, locked.now)
     columns: dict[str, object] = {
         "job_ids": ids, "states": NOT_STARTED, "limit": _MAX_CANCELLED,
         "tenants": [job.tenant for job in jobs], "now": locked.now,
@@ -217,6 +226,11 @@ def _reply(
         next_run_at=next_run_at.get(job.job_id),
         unchanged=job not in changed,
     )
+
+
+def _has_children(keys: Sequence[str]) -> InvalidInput:
+    named = ", ".join(repr(key) for key in keys)
+    return InvalidInput([FieldError("key", f"jobs come after it: {named}", "change or delete these jobs first")])
 
 
 def _refusal(received: ReceivedRequest, locked: Locked) -> Refused | None:

@@ -27,6 +27,7 @@ from tidewheel.schedules.timer_state import DaySets, timer_state
 
 _SHIFTS_BY = ("exclude_calendars", "include_calendars", "on_excluded")
 
+WITHOUT_OCCURRENCES = ("manual", "after")  # kinds of schedules that need no timer
 OLDEST_ONCE = timedelta(days=90)  # the retention of runs: an older run may be dropped, so that its id is free
 
 
@@ -102,7 +103,7 @@ class NextVersion:
     @property
     def finished(self) -> bool:
         """True if the job has nothing to fire any more."""
-        return self.next_at is None and self.kind != "manual"
+        return self.next_at is None and self.kind not in WITHOUT_OCCURRENCES
 
 
 def next_version(spec: JobSpec, job: JobRow, inputs: VersionInputs, day_sets: DaySets) -> NextVersion:

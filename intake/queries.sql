@@ -581,3 +581,117 @@ SELECT run_id FROM job_runs
    AND state = ANY (%(states)s)
  ORDER BY run_id
    FOR UPDATE
+
+-- name: find_nodes
+-- Those of these jobs that belong to a graph, and their roots.
+-- Index: jobs_pkey. No lock: the caller locks the graphs of the tenants next.
+SELECT job_id, tenant, root_job_id FROM jobs WHERE job_id = ANY (%(job_ids)s) AND root_job_id IS NOT NULL
+
+-- name: lock_graphs
+-- Locks the graphs of a tenant against any other change of their edges.
+-- No index. Lock: an advisory one of the tenant, before any timer.
+SELECT pg_advisory_xact_lock(hashtext('tidewheel.graphs'), hashtext(%(tenant)s))
+
+-- name: read_nodes
+-- The columns of these jobs that a check of a graph needs.
+-- Index: jobs_pkey. No lock: the caller holds the graphs, and the keys of the jobs.
+SELECT job_id, key, root_job_id, has_children, version > 0 AND deleted_at IS NULL AS exists
+  FROM jobs
+ WHERE job_id = ANY (%(job_ids)s)
+
+-- name: read_parents
+-- The parents that a job has now.
+-- Index: job_edges_by_child. No lock: the caller holds the graphs.
+SELECT parent_job_id, condition FROM job_edges WHERE child_job_id = %(job_id)s AND until_at IS NULL
+
+-- name: read_edges_below
+-- The edges now in force beneath a job.
+-- Index: job_edges_pkey. No lock: the caller holds the graphs.
+WITH RECURSIVE below (job_id) AS (
+    SELECT %(job_id)s::uuid
+     UNION
+    SELECT e.child_job_id FROM below AS b JOIN job_edges AS e ON e.parent_job_id = b.job_id AND e.until_at IS NULL
+)
+SELECT e.parent_job_id, e.child_job_id FROM below AS b JOIN job_edges AS e ON e.parent_job_id = b.job_id AND e.until_at IS NULL
+
+-- name: read_edges_above
+-- The edges now in force to these jobs.
+-- Index: job_edges_by_child. No lock: the caller holds the graphs.
+SELECT parent_job_id, child_job_id FROM job_edges WHERE child_job_id = ANY (%(job_ids)s) AND until_at IS NULL
+
+-- name: count_nodes
+-- The number of jobs of a graph, up to `limit`.
+-- Index: jobs_by_root. No lock.
+SELECT count(*) FROM (SELECT FROM jobs WHERE root_job_id = %(root)s LIMIT %(limit)s) AS nodes
+
+-- name: count_children
+-- The number of children of each of these jobs, of those that have `limit`.
+-- Index: job_edges_pkey. No lock.
+SELECT p.job_id
+  FROM unnest(%(job_ids)s::uuid[]) AS p (job_id)
+ WHERE (SELECT count(*) FROM (SELECT FROM job_edges AS e
+                               WHERE e.parent_job_id = p.job_id AND e.until_at IS NULL LIMIT %(limit)s) AS c) >= %(limit)s
+
+-- name: close_edges
+-- Ends the periods of all edges to these jobs.
+-- Index: job_edges_by_child. Lock: the rows, under the lock of the graphs.
+UPDATE job_edges SET until_at = %(now)s WHERE child_job_id = ANY (%(job_ids)s) AND until_at IS NULL RETURNING parent_job_id
+
+-- name: open_edges
+-- Inserts the edges from a job's parents.
+-- Index: job_edges_pkey. Lock: new rows.
+INSERT INTO job_edges (parent_job_id, child_job_id, from_at, tenant, condition, parents)
+SELECT p.job_id, %(job_id)s, %(now)s, %(tenant)s, p.condition, cardinality(%(parents)s::uuid[])
+  FROM unnest(%(parents)s::uuid[], %(conditions)s::text[]) AS p (job_id, condition)
+
+-- name: set_roots
+-- Sets the root of these jobs.
+-- Index: jobs_pkey; jobs_by_root changes. Lock: each job, in job_id order.
+WITH locked AS MATERIALIZED (
+    SELECT job_id FROM jobs WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR NO KEY UPDATE
+)
+UPDATE jobs AS j SET root_job_id = %(root)s FROM locked AS l WHERE j.job_id = l.job_id
+
+-- name: set_has_children
+-- Sets `has_children` of these jobs, and the root of those that begin or end to be one.
+-- Index: jobs_pkey, job_edges_pkey, job_edges_by_child; jobs_by_root changes. Lock: each job, in job_id order.
+WITH locked AS MATERIALIZED (
+    SELECT job_id FROM jobs WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR NO KEY UPDATE
+)
+UPDATE jobs AS j
+   SET has_children = found.children,
+       root_job_id = CASE WHEN found.parents THEN j.root_job_id WHEN found.children THEN j.job_id END
+  FROM locked AS l
+ CROSS JOIN LATERAL (
+    SELECT EXISTS (SELECT FROM job_edges AS e WHERE e.parent_job_id = l.job_id AND e.until_at IS NULL) AS children,
+           EXISTS (SELECT FROM job_edges AS e WHERE e.child_job_id = l.job_id AND e.until_at IS NULL) AS parents
+    OFFSET 0
+ ) AS found
+ WHERE j.job_id = l.job_id
+
+-- name: find_child_keys
+-- The first children of these jobs that are not among them.
+-- Index: job_edges_pkey, jobs_pkey. No lock: the caller holds the graphs.
+SELECT e.parent_job_id, array_agg(c.key ORDER BY c.key)
+  FROM unnest(%(job_ids)s::uuid[]) AS p (job_id)
+ CROSS JOIN LATERAL (
+    SELECT d.parent_job_id, d.child_job_id
+      FROM job_edges AS d
+     WHERE d.parent_job_id = p.job_id AND d.until_at IS NULL AND d.child_job_id <> ALL (%(job_ids)s)
+     LIMIT 10
+ ) AS e
+  JOIN jobs AS c ON c.job_id = e.child_job_id
+ GROUP BY e.parent_job_id
+
+-- name: add_flow
+-- Makes the open runs of these jobs, as far as they are roots and their instant is ahead, occurrences of their workflow.
+-- Index: job_runs_by_job. Lock: each run, waiting for a claim or an end under way; the jobs' keys exclude new runs.
+UPDATE job_runs AS o
+   SET gates = o.gates | %(flow)s, workflow_run_id = o.run_id, generation = 0
+  FROM jobs AS j
+ WHERE j.job_id = ANY (%(job_ids)s)
+   AND j.root_job_id = j.job_id
+   AND o.job_id = j.job_id
+   AND o.scheduled_at > %(now)s
+   AND o.gates & %(flow)s = 0
+   AND o.cause IN ('timer', 'trigger', 'backfill')

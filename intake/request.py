@@ -14,7 +14,16 @@ from uuid import UUID
 from tidewheel.errors import FieldError, Refused
 from tidewheel.ids import JobId, bucket_of, job_id, shard_of
 from tidewheel.jobs.parsing import RequestIdentity
-from tidewheel.jobs.requests import JobSubmit, JobTrigger, Request, RunCancel, RunRetry
+from tidewheel.jobs.requests import (
+    JobSubmit,
+    JobTrigger,
+    Request,
+    RunCancel,
+    RunRetry,
+    WorkflowCancel,
+    WorkflowPause,
+    WorkflowResume,
+)
 from tidewheel.jobs.spec import canonical_spec
 from tidewheel.jobs.strict_json import canonical
 from tidewheel.jobs.values import format_timestamp
@@ -144,6 +153,9 @@ class ReceivedRequest:
         return f"{self.origin.topic}/{self.origin.partition}/{self.origin.offset}{sent}"
 
 
+_ABOUT_A_RUN = RunCancel | RunRetry | WorkflowPause | WorkflowResume | WorkflowCancel
+
+
 def content_hash(content: object) -> bytes:
     """Return the hash of a document, by which a repeated one is recognized."""
     return sha256(canonical(_plain(content))).digest()
@@ -238,7 +250,7 @@ def _reply(received: ReceivedRequest, status: ReplyStatus, **facts: object) -> R
         "type": received.kind,
         "tenant": received.tenant,
         "key": received.key,
-        "run_id": request.run_id if isinstance(request, RunCancel | RunRetry) else None,
+        "run_id": request.run_id if isinstance(request, _ABOUT_A_RUN) else None,
         "status": status,
         "unchanged": False,
         "errors": (),

@@ -4,19 +4,22 @@ An identical spec changes nothing. That of a quarantined job is written again as
 edit first fires the overdue occurrences by the version in force and retracts the runs whose instant is ahead. It then
 sets the timer to the first instant of the new version after now, or to the position of a quarantined job whose schedule
 stays. Run ids do not change, so an instant near the edit cannot fire twice. Rows written: jobs, job_versions, timers.
-Firing and edits exclude each other by the timer's lock.
+Firing and edits exclude each other by the timer's lock. A submit that may change the edges of a graph is applied alone,
+after those before it in the batch (`graphs`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
+from itertools import groupby
 from uuid import UUID
 
 from psycopg.types.json import Jsonb
 
-from tidewheel.errors import Refused, VersionConflict
+from tidewheel.errors import InvalidInput, Refused, VersionConflict
 from tidewheel.intake.allowed_targets import ensure_allowed
 from tidewheel.intake.calendars import lock_calendars, unknown_calendars, write_job_calendars
 from tidewheel.intake.freezes import keep_frozen_jobs
+from tidewheel.intake.graphs import EdgeChange, check_edges, lock_graphs, write_edges
 from tidewheel.intake.job_rows import write_next_versions
 from tidewheel.intake.locks import JobRow, Locked, lock_jobs
 from tidewheel.intake.new_jobs import create_jobs
@@ -37,11 +40,12 @@ from tidewheel.intake.request import ReceivedRequest, accepted, accepted_new, re
 from tidewheel.intake.timers import TimerToPut, next_instants, put_timers, read_timer_runs
 from tidewheel.jobs.requests import JobSubmit
 from tidewheel.outbox import append
+from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import RunState
 from tidewheel.schedules.timer_state import DaySets
-from tidewheel.schemas.generated.records import Reply
+from tidewheel.schemas.generated.records import Reply, ReplyStatus
 from tidewheel.transitions.events import lifecycle_row
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.timers import drop_timers, find_open_fixed_delay_runs
@@ -64,13 +68,39 @@ def apply_submits(
         batch: The submits.
         reasons: The reason that a job's event has, by job.
     """
+    graph = lock_graphs(connection, batch)
+    if graph and len(batch) > 1:
+        groups = _apart(batch, graph)
+        return [reply for group in groups for reply in apply_submits(connection, installation, group, reasons=reasons)]
+    change: EdgeChange | None = None
+    if graph:
+        try:
+            change = check_edges(connection, batch[0])
+        except InvalidInput as refused:
+            return [rejected(batch[0], refused)]
+    replies = _apply(connection, installation, batch, reasons or {})
+    if change is not None and replies[0].status is ReplyStatus.ACCEPTED:
+        write_edges(connection, change, read_now(connection))
+    return replies
+
+
+def _apart(batch: Sequence[ReceivedRequest], graph: Collection[UUID]) -> Iterator[list[ReceivedRequest]]:
+    """Yield each submit that may change edges alone, and the neighbours between them together."""
+    for concerned, neighbours in groupby(batch, key=lambda received: received.job_id in graph):
+        together = list(neighbours)
+        yield from ([one] for one in together) if concerned else [together]
+
+
+def _apply(
+    connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest], reasons: Mapping[UUID, str]
+) -> list[Reply]:
     # Before any timer, so that no change of a calendar misses the versions that name it.
     day_sets = lock_calendars(connection, named_calendars(batch))
     created = create_jobs(connection, installation, batch, day_sets)
     edits = [
         received for received in batch if received.job_id not in created.jobs and received.job_id not in created.refused
     ]
-    edited = iter(_apply_edits(connection, installation, edits, day_sets, reasons or {}) if edits else ())
+    edited = iter(_apply_edits(connection, installation, edits, day_sets, reasons) if edits else ())
     replies: list[Reply] = []
     for received in batch:
         job, refused = created.jobs.get(received.job_id), created.refused.get(received.job_id)

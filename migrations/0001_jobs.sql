@@ -52,11 +52,16 @@ CREATE TABLE jobs (
     created_at           timestamptz NOT NULL,
     updated_at           timestamptz NOT NULL,
     finished_at          timestamptz,
-    deleted_at           timestamptz
+    deleted_at           timestamptz,
+    root_job_id          uuid,
+    has_children         boolean NOT NULL DEFAULT false
 ) WITH (fillfactor = 85);
 COMMENT ON COLUMN jobs.version IS '0 only inside the transaction that creates the job';
 COMMENT ON COLUMN jobs.interval_anchor IS 'the time at which an interval was first accepted; kept across edits that keep interval_us';
 COMMENT ON COLUMN jobs.deleted_at IS 'set on a deleted job; creating it again continues its versions';
+COMMENT ON COLUMN jobs.root_job_id IS 'the root of its graph, for the root its own id; null for a job without parents and children';
+CREATE INDEX jobs_by_root ON jobs (root_job_id) WHERE root_job_id IS NOT NULL;
+CREATE INDEX jobs_roots ON jobs (job_id) WHERE root_job_id = job_id;
 CREATE INDEX jobs_by_key ON jobs (tenant, key COLLATE "C"); -- in the order of bytes, so that a prefix is a range
 CREATE INDEX jobs_fixed_delay ON jobs (job_id) WHERE schedule_kind = 'fixed_delay' AND deleted_at IS NULL;
 
@@ -90,6 +95,23 @@ COMMENT ON COLUMN job_versions.definition IS 'Avro JobDefinition in single-objec
 COMMENT ON COLUMN job_versions.retired_at IS 'the deletion of its job; a version in force at T has effective_at < T <= retired_at';
 COMMENT ON COLUMN job_versions.concurrency_key IS 'the key of its runs, or a template of their payload; at_once, every_us and burst are its limit, as in run_keys';
 COMMENT ON COLUMN job_versions.has_deadlines IS 'true if schedule_to_start or schedule_to_close is set: firing decodes no other definitions';
+
+-- The edges of graphs, as periods: an edit of a job closes the periods in which it has other parents. The graph of an
+-- occurrence is the edges in force at its scheduled time T: from_at < T, and until_at is null or T <= until_at. They
+-- change only under the advisory lock of the tenant's graphs (docs/adr/0054-workflows.md).
+CREATE TABLE job_edges (
+    parent_job_id uuid NOT NULL,
+    child_job_id  uuid NOT NULL,
+    from_at       timestamptz NOT NULL,
+    until_at      timestamptz,
+    tenant        text NOT NULL,
+    condition     text NOT NULL CHECK (condition IN ('success', 'failure', 'always')),
+    parents       integer NOT NULL CHECK (parents > 0),
+    PRIMARY KEY (parent_job_id, child_job_id, from_at)
+);
+COMMENT ON COLUMN job_edges.until_at IS 'null while the edge is in force';
+COMMENT ON COLUMN job_edges.parents IS 'the number of parents of the child in this period';
+CREATE INDEX job_edges_by_child ON job_edges (child_job_id, from_at);
 
 -- The timer row is the job's lock: firing, edit, pause, resume and delete lock it first.
 CREATE TABLE timers (

@@ -340,6 +340,69 @@ COMMENT ON COLUMN deferred_effects.inputs_at IS 'the run''s creation, if its inp
 COMMENT ON COLUMN deferred_effects.release_job IS 'true if the run may be its job''s active run';
 COMMENT ON COLUMN deferred_effects.key_id IS 'the key of which the run held a place';
 
+-- An occurrence of a root that has children, from the drain of the root's release on. It ends when no run of it is
+-- pending. Retention deletes it.
+CREATE TABLE workflows (
+    root_run_id  uuid PRIMARY KEY,
+    tenant       text NOT NULL,
+    root_job_id  uuid NOT NULL,
+    shard        smallint NOT NULL,
+    scheduled_at timestamptz NOT NULL,
+    state        text NOT NULL CHECK (state IN ('open', 'paused', 'cancelling', 'succeeded', 'failed', 'cancelled')),
+    generation   smallint NOT NULL DEFAULT 0,
+    pending      integer NOT NULL,
+    failed       integer NOT NULL DEFAULT 0,
+    reason       text,
+    created_at   timestamptz NOT NULL,
+    finished_at  timestamptz
+);
+COMMENT ON COLUMN workflows.pending IS 'the number of its runs whose release is not drained yet';
+COMMENT ON COLUMN workflows.failed IS 'the number of its runs that failed or timed out, in this generation';
+CREATE INDEX workflows_by_job ON workflows (root_job_id, scheduled_at);
+CREATE INDEX workflows_by_tenant ON workflows (tenant, root_run_id);
+CREATE INDEX workflows_by_end ON workflows (finished_at) WHERE finished_at IS NOT NULL;
+
+-- The marks of a child with several parents, from the end of the first one to that of the last.
+CREATE TABLE joins (
+    child_run_id uuid PRIMARY KEY,
+    root_run_id  uuid NOT NULL,
+    tenant       text NOT NULL,
+    parents      integer NOT NULL,
+    marked       integer NOT NULL,
+    unmet        integer NOT NULL
+) WITH (fillfactor = 70);
+COMMENT ON COLUMN joins.marked IS 'the number of parents that have ended';
+COMMENT ON COLUMN joins.unmet IS 'the number of parents whose end does not meet the condition';
+CREATE INDEX joins_by_root ON joins (root_run_id);
+
+-- The ends of runs of workflows, written by the transactions that end them. The scheduler drains a row: it writes the
+-- runs of the children, and deletes the row in the same transaction.
+CREATE TABLE releases (
+    id           bigint GENERATED ALWAYS AS IDENTITY (CACHE 100) PRIMARY KEY,
+    shard        smallint NOT NULL,
+    due_at       timestamptz NOT NULL,
+    root_run_id  uuid NOT NULL,
+    generation   smallint NOT NULL,
+    scheduled_at timestamptz NOT NULL,
+    run_id       uuid NOT NULL,
+    job_id       uuid NOT NULL,
+    tenant       text NOT NULL,
+    state        text NOT NULL,
+    began        boolean NOT NULL,
+    cursor_id    uuid
+) WITH (
+    autovacuum_vacuum_scale_factor = 0,
+    autovacuum_vacuum_threshold = 20000,
+    autovacuum_vacuum_insert_threshold = -1,
+    autovacuum_vacuum_cost_delay = 0
+);
+COMMENT ON COLUMN releases.shard IS 'that of the root';
+COMMENT ON COLUMN releases.due_at IS 'infinity while the occurrence is paused';
+COMMENT ON COLUMN releases.began IS 'false if no attempt of the run had started';
+COMMENT ON COLUMN releases.cursor_id IS 'the last child that was processed, of a run with many';
+CREATE INDEX releases_due ON releases (shard, due_at, id);
+CREATE INDEX releases_by_root ON releases (root_run_id);
+
 CREATE TABLE failed_runs (
     run_id        uuid PRIMARY KEY,
     job_id        uuid NOT NULL,

@@ -32,6 +32,7 @@ from tidewheel.scheduler.key_duties import KeyDuties
 from tidewheel.scheduler.pending_cancels import PendingCancels
 from tidewheel.scheduler.poller import TimerPoller
 from tidewheel.scheduler.redrive_loop import RedriveLoop
+from tidewheel.scheduler.releases import Releases
 from tidewheel.scheduler.repair import release_stuck_chains, repair_missing_timers
 from tidewheel.scheduler.retention import Retention
 from tidewheel.scheduler.tzdata_refresh import TzdataRefresh
@@ -124,6 +125,7 @@ class Scheduler:
         self._keys = KeyDuties(self._session, installation)
         self._deadlines = Deadlines(self._session, installation)
         self._thaws = Thaws(self._session, installation)
+        self._releases = Releases(self._session, installation)
         self._backfills = BackfillLoop(self._session, installation)
         self._redrives = RedriveLoop(self._session, installation)
         self._unhandled = UnhandledWatch(Session(url, "tidewheel-scheduler-unhandled", options=BY_KEY), installation)
@@ -136,6 +138,7 @@ class Scheduler:
             ("tzdata", _EACH_STEP, self._refresh_tzdata),
             ("shards", _EACH_STEP, self._assign_shards),
             ("timers", _EACH_STEP, self._poll_timers),
+            ("releases", _EACH_STEP, self._drain_releases),
             ("overdue timers", _SECOND, self._poll_overdue_timers),
             ("deferred effects", _SECOND, self._apply_deferred_effects),
             ("active runs", _SECOND, self._repair_active_runs),
@@ -216,6 +219,13 @@ class Scheduler:
 
     def _poll_timers(self) -> float:
         return self._poller.poll(self._shards, self._settings.lookahead, self._marks, self._rotation)
+
+    def _drain_releases(self) -> float:
+        """Write the runs of children whose parents have ended."""
+        runs, more = self._releases.step(self._shards)
+        if runs:
+            self._notifier.notify(Channel.OUTBOX)
+        return 0.0 if more else math.inf
 
     def _poll_overdue_timers(self) -> float:
         """Fire timers of other schedulers' shards that their owner has left overdue."""

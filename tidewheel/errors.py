@@ -189,6 +189,17 @@ class UnknownCancellation(Refused):
         super().__init__((FieldError("cancellation_id", f"there is no cancellation {number}", remedy),))
 
 
+class UnknownWorkflow(Refused):
+    """No occurrence of a workflow with this root's run."""
+
+    code = "unknown_workflow"
+
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
+        remedy = "name the run of a root that has begun, as `tidewheel workflow list` shows it"
+        super().__init__((FieldError("run_id", f"no occurrence of a workflow has the root's run {run_id}", remedy),))
+
+
 class UnknownFreeze(Refused):
     """No standing freeze of exactly this scope."""
 

@@ -111,6 +111,19 @@ def run_id(
     return RunId(uuid_of((stamp << 80) | _VERSION_8 | (bucket_of(job) << 64) | _VARIANT | low))
 
 
+def child_run_id(job: UUID, scheduled_at: datetime, root: UUID, generation: int) -> RunId:
+    """The id of a job's run in an occurrence of a workflow; it sorts beside the root's run.
+
+    Args:
+        job: The child.
+        scheduled_at: The nominal instant of the occurrence.
+        root: The root's run.
+        generation: 0, and one more for each resume.
+    """
+    at = _EPOCH + (root.int >> 80) * _MILLISECOND
+    return run_id(job, scheduled_at, Cause.WORKFLOW, root.bytes + generation.to_bytes(2), at=at)
+
+
 def uuid_of(number: int) -> UUID:
     """Return the UUID of a 128-bit number, in a quarter of the time of UUID's constructor."""
     new = _blank(UUID)

@@ -30,7 +30,7 @@ class RunState(StrEnum):
     CANCELLING = "cancelling"
     """A cancel was requested while its attempt runs. It becomes `cancelled` when the attempt ends."""
     BLOCKED = "blocked"
-    """Waits for earlier runs of its workflow; this release creates no such run."""
+    """Waits until the runs of its parents in a workflow have ended."""
     SUCCEEDED = "succeeded"
     """An attempt succeeded."""
     FAILED = "failed"
@@ -40,7 +40,7 @@ class RunState(StrEnum):
     CANCELLED = "cancelled"
     """Ended on request of a client, of its handler, or because its job was deleted."""
     SKIPPED = "skipped"
-    """Never started, because another run of its job was active; the reason is `overlap`."""
+    """Never started: another run of its job was active (`overlap`), or its parents in a workflow did not release it."""
 
 
 class Cause(StrEnum):
@@ -53,7 +53,7 @@ class Cause(StrEnum):
     BACKFILL = "backfill"
     """An occurrence of the past, created by a backfill."""
     WORKFLOW = "workflow"
-    """A step of a workflow; this release creates no such run."""
+    """A run of a workflow that its parents have released."""
     RETRY = "retry"
     """A `run.retry` request or a redriven dead letter: a new run in place of one that ended."""
 
@@ -133,7 +133,7 @@ class Move(StrEnum):
     BUFFER = "buffer"
     """A claim finds another run of the job active, and the policy makes this one wait; or its key has no place."""
     PROMOTE = "promote"
-    """The transaction that ends the active run or frees a place, or the scheduler, queues the next run that waits."""
+    """The end of the active run or of a place, the scheduler, or the last parent's end queues the next that waits."""
     RELEASE = "release"
     """An executor that stops gives the run back; the attempt is not counted."""
     SNOOZE = "snooze"
@@ -153,7 +153,7 @@ class Move(StrEnum):
     CANCEL = "cancel"
     """A client cancels the run or deletes its job, or the attempt of a run that is `cancelling` has ended."""
     SKIP = "skip"
-    """A claim finds another run of the job active, and the overlap policy skips this one."""
+    """A claim finds another run active and the policy skips this one, or the ends of its parents do not release it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +190,7 @@ MOVES: Mapping[Move, Transition] = MappingProxyType(
 
 FINAL = frozenset({_S.SUCCEEDED, _S.FAILED, _S.TIMED_OUT, _S.CANCELLED, _S.SKIPPED})
 OPEN = frozenset(RunState) - FINAL
-NOT_STARTED = [RunState.QUEUED, RunState.BUFFERED]  # of a run without an attempt
+NOT_STARTED = [RunState.QUEUED, RunState.BUFFERED, RunState.BLOCKED]  # of a run without an attempt
 OWNED = [RunState.RUNNING, RunState.CANCELLING]  # an executor owns the attempt, guarded by its lease
 DEAD_LETTERED = frozenset({_S.FAILED, _S.TIMED_OUT})
 SCHEDULED = "scheduled"  # not a state: a queued run is shown so while its publish_at is ahead

@@ -7,6 +7,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
+from tidewheel.control.cli.children import Child, parents_first, without_children
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.cli.job_files import STANDARD_INPUT, Written, ensure_readable, read_jobs
 from tidewheel.control.cli.options import DEFAULT_TENANT, Tenant, checked_url, read_labels, reading
@@ -131,7 +132,12 @@ def _cores() -> int:
 
 def _applied(given: Iterator[JobText], url: str, tenant: str, *, dry_run: bool) -> Iterator[LoadResult]:
     with BulkLoader(url, tenant=tenant) as loader:
-        for batch in batches(given, SUBMIT_BATCH):
+        children: list[Child] = []
+        for batch in batches(without_children(given, children), SUBMIT_BATCH):
+            yield loader.apply(batch, dry_run=dry_run)
+        ordered = parents_first(children)
+        # A dry run rolls back after each batch: only in one batch do the children find their parents.
+        for batch in batches(ordered, max(len(ordered), 1) if dry_run else SUBMIT_BATCH):
             yield loader.apply(batch, dry_run=dry_run)
 
 
@@ -183,9 +189,18 @@ def _prune(url: str, tenant: str, done: LoadResult, scope: _Scope, *, dry_run: b
         yield LoadResult(keys=set(gone))
         return
     with BulkLoader(url, tenant=tenant) as loader, progress_bar("deleting", len(gone)) as seen:
-        for start in range(0, len(gone), SUBMIT_BATCH):
-            yield loader.delete(gone[start : start + SUBMIT_BATCH])
-            seen(start + SUBMIT_BATCH)
+        deleted, left, refused = 0, gone, list[LoadResult]()
+        while left:
+            before, refused = deleted, []
+            for start in range(0, len(left), SUBMIT_BATCH):
+                result = loader.delete(left[start : start + SUBMIT_BATCH])
+                yield LoadResult(keys=result.keys)
+                refused.append(replace(result, keys=set()))
+                deleted += len(result.keys)
+                seen(deleted)
+            # A parent is refused while it has children: they may be deleted now.
+            left = [key for result in refused for key in dict(result.problems)] if deleted > before else []
+    yield from refused
 
 
 def _keys(tenant: str, scope: _Scope) -> Iterator[str]:

@@ -119,6 +119,9 @@ class RequestType(StrEnum):
     RUNS_CANCEL = "runs_cancel"
     FREEZE = "freeze"
     THAW = "thaw"
+    WORKFLOW_PAUSE = "workflow_pause"
+    WORKFLOW_RESUME = "workflow_resume"
+    WORKFLOW_CANCEL = "workflow_cancel"
 
 
 class ReplyStatus(StrEnum):
@@ -525,8 +528,21 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ParentSubmission:
+    """A parent of a job in a workflow.
+
+    Attributes:
+        job: Key of the parent.
+        when: End of the parent's run that meets the condition: `success` (when null), `failure` or `always`.
+    """
+
+    job: str
+    when: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleSubmission:
-    """Schedule of a job: `text` alone, or one of `once`, `interval`, `fixed_delay` and `cron` with its fields.
+    """Schedule of a job: `text` alone, or one of `once`, `interval`, `fixed_delay`, `cron` and `after` with its fields.
 
     Attributes:
         text: The schedule as one string: a cron expression, an ISO 8601 duration or timestamp, `@every 10s`, or
@@ -539,6 +555,7 @@ class ScheduleSubmission:
         timezone: With `cron`: IANA time zone of the expressions; UTC when null.
         dst_gap: With `cron`: the rule for a time in a DST gap, `shift_forward` or `skip`.
         dst_overlap: With `cron`: the rule for a time in a DST overlap, `first`, `second` or `both`.
+        after: The job's parents: it runs after their runs have ended.
     """
 
     text: str | None = None
@@ -550,6 +567,7 @@ class ScheduleSubmission:
     timezone: str | None = None
     dst_gap: str | None = None
     dst_overlap: str | None = None
+    after: tuple[ParentSubmission, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -728,7 +746,8 @@ class Request:
         request_id: Idempotency key: a repeated request gets the first reply again.
         tenant: Tenant of the request; `default` when null.
         key: Key of the job; with runs_cancel: only runs of this job.
-        run_id: With run_cancel and run_retry: UUID of the run.
+        run_id: With run_cancel and run_retry: UUID of the run; with workflow_pause, workflow_resume and
+            workflow_cancel: that of the root's run.
         job: With job_submit: the job.
         payload: With job_trigger: payload of the run in place of the job's, at most 256 KiB.
         payload_content_type: Content type of the payload: application/json, the default, or application/octet-stream.

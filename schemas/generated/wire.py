@@ -25,6 +25,7 @@ from tidewheel.schemas.generated.records import (
     Lane,
     LifecycleEvent,
     Overlap,
+    ParentSubmission,
     Reply,
     ReplyError,
     ReplyStatus,
@@ -905,7 +906,7 @@ def _read_request_origin(data: bytes, at: int) -> tuple[RequestOrigin, int]:
     return record, at
 
 
-REPLY_HEADER = bytes.fromhex("c30180619118da838fbf")
+REPLY_HEADER = bytes.fromhex("c3012a91da43a9fe7ae3")
 
 
 def encode_reply(record: Reply) -> bytes:
@@ -978,6 +979,25 @@ def read_reply(data: bytes, at: int = 10) -> tuple[Reply, int]:
     return record, at
 
 
+def _parent_submission(record: ParentSubmission) -> bytes:
+    return b"".join(
+        (
+            text(record.job),
+            b"\0" if record.when is None else b"\2" + text(record.when),
+        )
+    )
+
+
+def _read_parent_submission(data: bytes, at: int) -> tuple[ParentSubmission, int]:
+    job, at = text_at(data, at)
+    when, at = optional_at(data, at, text_at)
+    record = ParentSubmission(
+        job=job,
+        when=when,
+    )
+    return record, at
+
+
 def _schedule_submission(record: ScheduleSubmission) -> bytes:
     return b"".join(
         (
@@ -990,6 +1010,7 @@ def _schedule_submission(record: ScheduleSubmission) -> bytes:
             b"\0" if record.timezone is None else b"\2" + text(record.timezone),
             b"\0" if record.dst_gap is None else b"\2" + text(record.dst_gap),
             b"\0" if record.dst_overlap is None else b"\2" + text(record.dst_overlap),
+            b"\0" if record.after is None else b"\2" + array(record.after, _parent_submission),
         )
     )
 
@@ -1008,6 +1029,11 @@ def _read_schedule_submission(data: bytes, at: int) -> tuple[ScheduleSubmission,
     timezone, at = optional_at(data, at, text_at)
     dst_gap, at = optional_at(data, at, text_at)
     dst_overlap, at = optional_at(data, at, text_at)
+    after: tuple[ParentSubmission, ...] | None = None
+    branch, at = data[at], at + 1
+    if branch:
+        require_value(branch)
+        after, at = array_at(data, at, _read_parent_submission)
     record = ScheduleSubmission(
         text=text,
         once=once,
@@ -1018,6 +1044,7 @@ def _read_schedule_submission(data: bytes, at: int) -> tuple[ScheduleSubmission,
         timezone=timezone,
         dst_gap=dst_gap,
         dst_overlap=dst_overlap,
+        after=after,
     )
     return record, at
 
@@ -1280,7 +1307,7 @@ def _read_job_submission(data: bytes, at: int) -> tuple[JobSubmission, int]:
     return record, at
 
 
-REQUEST_HEADER = bytes.fromhex("c30158118f082fd53bd5")
+REQUEST_HEADER = bytes.fromhex("c30187122f27405187de")
 
 
 def encode_request(record: Request) -> bytes:

@@ -287,6 +287,35 @@ class RunRetry(_Request):
     reason: Reason | None = None
 
 
+class _AboutWorkflow(_Request):
+    """Base of requests about one occurrence of a workflow.
+
+    Attributes:
+        run_id: The root's run.
+    """
+
+    run_id: RunId
+    reason: Reason | None = None
+
+
+class WorkflowPause(_AboutWorkflow):
+    """Release no further run of an occurrence until it is resumed; runs that are queued go on."""
+
+    type: Literal["workflow.pause"]
+
+
+class WorkflowResume(_AboutWorkflow):
+    """Go on with a paused occurrence, or run the failed part of one that has ended again."""
+
+    type: Literal["workflow.resume"]
+
+
+class WorkflowCancel(_AboutWorkflow):
+    """Cancel the runs of an occurrence, and release no further one."""
+
+    type: Literal["workflow.cancel"]
+
+
 class RunComplete(_Request):
     """Report the end of an attempt from outside.
 
@@ -440,5 +469,8 @@ AnyRequest: TypeAlias = (
     | RunsCancel
     | Freeze
     | Thaw
+    | WorkflowPause
+    | WorkflowResume
+    | WorkflowCancel
 )
 Request: TypeAlias = Annotated[AnyRequest, Field(discriminator="type")]

@@ -8,20 +8,23 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
-from pydantic import BeforeValidator
+from pydantic import AfterValidator, BeforeValidator
 
 from tidewheel.jobs.invalid import InvalidValue, UnreadableValue
 from tidewheel.jobs.peer_words import our_field
 from tidewheel.jobs.strict_json import Json, as_list, as_object
 from tidewheel.jobs.validation import StrictModel, shown, validate
-from tidewheel.jobs.values import Instant, format_timestamp, microseconds, span
+from tidewheel.jobs.values import Instant, Key, format_timestamp, microseconds, span
 
 MAX_EXPRESSIONS = 20
 MAX_EXPRESSION = 256
 SHORTEST_INTERVAL = timedelta(seconds=1)
 LONGEST_INTERVAL = timedelta(days=400)
+MAX_PARENTS = 1000  # of one job
 
-_EXAMPLES = 'write one of {"once": ...}, {"interval": ...}, {"fixed_delay": ...}, {"cron": ...} or "manual"'
+_EXAMPLES = (
+    'write one of {"once": ...}, {"interval": ...}, {"fixed_delay": ...}, {"cron": ...}, {"after": ...} or "manual"'
+)
 _BESIDE = "write it beside schedule, in job"
 _BOUNDS = {"start_at": _BESIDE, "end_at": _BESIDE, "max_runs": _BESIDE, "jitter": _BESIDE}
 _CRON_ALONE = "it belongs to cron; leave it out"
@@ -102,7 +105,48 @@ class ManualSpec(StrictModel):
     manual: Literal[True] = True
 
 
-ScheduleSpec: TypeAlias = OnceSpec | IntervalSpec | FixedDelaySpec | CronSpec | ManualSpec
+class ParentSpec(StrictModel):
+    """A parent of a job in a workflow.
+
+    Attributes:
+        job: The parent's key, in the same tenant.
+        when: The end of the parent's run that meets the condition.
+    """
+
+    job: Key
+    when: Literal["success", "failure", "always"] = "success"
+
+
+def _parents(value: object) -> tuple[object, ...]:
+    parents = [value] if isinstance(value, str) else as_list(value)
+    if not parents:
+        problem = value.problem if isinstance(value, UnreadableValue) else f"{shown(value)} is not valid"
+        raise InvalidValue(problem=problem, remedy='write a list of keys, or of {"job": ..., "when": ...}')
+    if len(parents) > MAX_PARENTS:
+        remedy = f"write at most {MAX_PARENTS}, or put a job between them"
+        raise InvalidValue(problem=f"there are {len(parents)} parents", remedy=remedy)
+    return tuple({"job": one} if isinstance(one, str) else one for one in parents)
+
+
+def _distinct(parents: tuple[ParentSpec, ...]) -> tuple[ParentSpec, ...]:
+    seen: set[str] = set()
+    for place, parent in enumerate(parents):
+        if parent.job in seen:
+            problem = f"{shown(parent.job)} is named twice"
+            raise InvalidValue(problem=problem, remedy="name each parent once", path=f"{place}.job")
+        seen.add(parent.job)
+    return parents
+
+
+class AfterSpec(StrictModel):
+    """One run for each occurrence of its workflow's root, after the runs of its parents have ended."""
+
+    elsewhere: ClassVar[Mapping[str, str]] = _BOUNDS | _ZONE
+
+    after: Annotated[tuple[ParentSpec, ...], BeforeValidator(_parents), AfterValidator(_distinct)]
+
+
+ScheduleSpec: TypeAlias = OnceSpec | IntervalSpec | FixedDelaySpec | CronSpec | ManualSpec | AfterSpec
 
 _KINDS: dict[str, type[ScheduleSpec]] = {
     "once": OnceSpec,
@@ -110,9 +154,7 @@ _KINDS: dict[str, type[ScheduleSpec]] = {
     "fixed_delay": FixedDelaySpec,
     "cron": CronSpec,
     "manual": ManualSpec,
-}
-_LATER_KINDS = {
-    "after": "trigger this job from a consumer of the completions topic",
+    "after": AfterSpec,
 }
 
 
@@ -129,9 +171,6 @@ def read_schedule(value: object) -> ScheduleSpec:
     if (given := as_object(value)) is None:
         problem = value.problem if isinstance(value, UnreadableValue) else f"{shown(value)} is not valid"
         raise InvalidValue(problem=problem, remedy=_EXAMPLES)
-    for name, remedy in _LATER_KINDS.items():
-        if name in given:
-            raise InvalidValue(problem=f"{name!r} is not yet available in this release", remedy=remedy, path=name)
     kinds = [kind for kind in _KINDS if kind in given]
     if len(kinds) > 1:
         raise InvalidValue(
@@ -191,6 +230,8 @@ def schedule_document(schedule: ScheduleSpec, start_at: datetime | None, end_at:
             }
         case ManualSpec():
             return {"kind": "manual"}
+        case AfterSpec():
+            return {"kind": "after", "parents": [{"job": one.job, "when": one.when} for one in schedule.after]}
 
 
 def _text(moment: datetime | None) -> str | None:

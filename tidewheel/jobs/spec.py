@@ -14,7 +14,7 @@ from tidewheel.jobs.concurrency import ConcurrencyKeyField
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.payload import WithPayload
 from tidewheel.jobs.retry import RetryPolicy
-from tidewheel.jobs.schedule import CronSpec, FixedDelaySpec, IntervalSpec, ScheduleField, ScheduleSpec
+from tidewheel.jobs.schedule import AfterSpec, CronSpec, FixedDelaySpec, IntervalSpec, ScheduleField, ScheduleSpec
 from tidewheel.jobs.schedule import schedule_document as _schedule_document
 from tidewheel.jobs.strict_json import Json, as_list, as_object, canonical
 from tidewheel.jobs.targets import HandlerTargetSpec, HttpTargetSpec, KafkaTargetSpec, TargetField
@@ -40,6 +40,10 @@ _WAIT = span(timedelta(milliseconds=100), LONGEST_WINDOW)  # bounds a run's wait
 MAX_FAILURES = 1_000_000
 
 _PERCENT = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)%", re.ASCII)
+
+_OF_OCCURRENCES = (
+    "jitter", "catch_up", "window", "on_resume", "exclude_calendars", "include_calendars", "on_excluded",
+)  # fmt: skip
 
 _IN_SCHEDULE = "write it inside schedule, beside cron"
 _IN_RETRY = "write it inside retry"
@@ -184,6 +188,16 @@ class JobSpec(WithPayload):
         if self.start_at is not None and self.end_at is not None and self.end_at < self.start_at:
             problem = f"{format_timestamp(self.end_at)} lies before start_at, so the job can never fire"
             raise InvalidValue(problem=problem, remedy="write a later instant", path="end_at")
+        return self
+
+    @model_validator(mode="after")
+    def _root_decides(self) -> Self:
+        """Refuse the policies of occurrences on a job that has none of its own."""
+        if isinstance(self.schedule, AfterSpec):
+            for name in _OF_OCCURRENCES:
+                if name in self.model_fields_set and getattr(self, name):
+                    problem = "a job with after has no occurrences of its own: it follows those of its root"
+                    raise InvalidValue(problem=problem, remedy="write it in the root of the workflow", path=name)
         return self
 
     @model_validator(mode="after")

@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeVar
 from pydantic import BaseModel
 
 from tidewheel.jobs.schedule import (
+    AfterSpec,
     CronSpec,
     FixedDelaySpec,
     IntervalSpec,
@@ -179,9 +180,11 @@ def _read_template(data: bytes) -> SpecTemplate | None:
 @lru_cache(maxsize=_SCHEDULES)
 def _read_schedule(data: bytes) -> ScheduleTemplate | None:
     try:
-        return ScheduleTemplate(read_schedule(marshal.loads(data)))  # noqa: S302 - written above
+        schedule = read_schedule(marshal.loads(data))  # noqa: S302 - written above
     except ValueError:
         return None
+    # A job with parents is validated together with its schedule, and has few siblings with the same one.
+    return None if isinstance(schedule, AfterSpec) else ScheduleTemplate(schedule)
 
 
 def _between(parts: Mapping[str, bytes], low: str, high: str) -> bytes:

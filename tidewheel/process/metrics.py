@@ -61,6 +61,8 @@ METRICS = (
         (),
         "requests partitions that intake stopped reading: the next offset expired, or the end of a batch was not found",
     ),
+    Metric("releases_drained", Kind.COUNTER, "releases", (), "ends of runs of workflows, passed on to the children"),
+    Metric("workflows_ended", Kind.COUNTER, "occurrences", ("state",), "occurrences of workflows that ended, by state"),
     Metric("occurrences", Kind.COUNTER, "occurrences", ("outcome",), "fired occurrences, and skipped ones by reason"),
     Metric("occurrences_caught_up", Kind.COUNTER, "occurrences", (), "missed occurrences that fired late"),
     Metric("backfilled_runs", Kind.COUNTER, "runs", (), "runs created by backfills"),

@@ -7,6 +7,7 @@ A document is a job's `schedule` field once its defaults are filled in:
 - ``{"kind": "cron", "expressions": […], "timezone": …, "dst_gap": …, "dst_overlap": …, "start_at": …, "end_at": …}``
 - ``{"kind": "fixed_delay", "interval_us": …, "start_at": …, "end_at": …}``
 - ``{"kind": "manual"}``
+- ``{"kind": "after", "parents": […]}``
 
 Instants are RFC 3339 text or aware datetimes. Paths of refusals are relative to the schedule.
 """
@@ -61,11 +62,11 @@ def parse_schedule(document: Mapping[str, object], *, job_id: UUID | None = None
             return _cron(document, job_id)
         case "fixed_delay":
             return FixedDelay(_every(document), _bounds(document))
-        case "manual":
+        case "manual" | "after":
             return Manual()
         case kind:
             problem = f"{str(kind)[:64]!r} is not a kind of schedule"
-            raise ScheduleRefused(problem, "write one of once, interval, fixed_delay, cron, manual", "kind")
+            raise ScheduleRefused(problem, "write one of once, interval, fixed_delay, cron, after, manual", "kind")
 
 
 def ensure_can_fire(schedule: Schedule, now: datetime) -> None:

@@ -68,8 +68,8 @@ class _Released:
 
 
 @dataclass(frozen=True, slots=True)
-class _Promoted:
-    """An open run's row after its promotion."""
+class PromotedRun:
+    """An open run's row after it was queued: promoted, or released by its parents."""
 
     run_id: UUID
     job_id: UUID
@@ -201,7 +201,7 @@ def _promote(connection: Conn, installation: Installation, released: Sequence[_R
     append(connection, request_rows(rows, build_requests(connection, rows), installation), shards=installation.shards)
 
 
-def _promote_next(connection: Conn, job_ids: Sequence[UUID]) -> list[_Promoted]:
+def _promote_next(connection: Conn, job_ids: Sequence[UUID]) -> list[PromotedRun]:
     columns = {"job_ids": uuids(job_ids), "buffered": RunState.BUFFERED, "target": target(Move.PROMOTE)}
-    with connection.cursor(row_factory=class_row(_Promoted), binary=True) as cursor:
+    with connection.cursor(row_factory=class_row(PromotedRun), binary=True) as cursor:
         return cursor.execute(_PROMOTE_NEXT_RUNS, columns).fetchall()

@@ -27,6 +27,7 @@ from tidewheel.transitions.run_messages import Definitions
 
 _SQL = Statements("tidewheel.transitions")
 _FIND_EXISTING_RUNS = _SQL["find_existing_runs"]
+_FIND_ROOTS = _SQL["find_roots"]
 _ADD_JOB_RUNS = _SQL["add_job_runs"]
 _DROP_REPEATED_RUNS = _SQL["drop_repeated_runs"]
 
@@ -42,6 +43,8 @@ _COPY_INPUTS = (
     "late_ms) FROM STDIN (FORMAT BINARY)"
 )
 _NO_GATES = Gate(0)
+_OPENS = frozenset({Cause.TIMER, Cause.TRIGGER, Cause.BACKFILL})  # causes of a root's run that open an occurrence
+_NEVER = int8((1 << 63) - 1)  # infinity, as timestamptz
 _INPUT_TYPES = ("uuid", "timestamptz", "text", "bytea", "text", "jsonb", "text", "text", "int8")
 
 
@@ -84,6 +87,7 @@ class NewRun(NamedTuple):
         workflow_run_id: The root's run, if it belongs to an occurrence of a workflow.
         generation: Of a run of a workflow: 0, and one more for each resume.
         concurrency_key: The key of which it needs a place to start.
+        blocked: True if it waits for its parents: it has no message, and its deadlines count from its release.
     """
 
     run_id: RunId
@@ -109,6 +113,7 @@ class NewRun(NamedTuple):
     workflow_run_id: UUID | None = None
     generation: int | None = None
     concurrency_key: str | None = None
+    blocked: bool = False
 
 
 def create_runs(
@@ -133,6 +138,7 @@ def create_runs(
         return set()
     if any(run.inputs is not None for run in runs):
         ensure_days(connection, [day_of(now)])
+    runs = _in_workflows(connection, runs)
     if repeats:
         # One row per id: two requests for the same run in one batch create one run.
         requested = {run.run_id: run for run in runs}
@@ -143,8 +149,23 @@ def create_runs(
     else:
         copy_rows(connection, _COPY_JOB_RUNS, _job_runs(runs, now))
     _copy_inputs(connection, runs, now)
-    append(connection, _outbox_rows(runs, installation), shards=installation.shards)
+    published = [run for run in runs if not run.blocked]
+    append(connection, _outbox_rows(published, installation), shards=installation.shards)
     return {run.run_id for run in runs}
+
+
+def _in_workflows(connection: Conn, runs: Sequence[NewRun]) -> Sequence[NewRun]:
+    """Return the runs, those of roots with the gate by which their end releases the children."""
+    jobs = {run.job_id for run in runs if run.cause in _OPENS}
+    roots = _ids(connection, _FIND_ROOTS, {"job_ids": uuids(jobs)}) if jobs else set[UUID]()
+    if not roots:
+        return runs
+    return [
+        run._replace(gates=run.gates | Gate.FLOW, workflow_run_id=run.run_id, generation=0)
+        if run.job_id in roots and run.cause in _OPENS
+        else run
+        for run in runs
+    ]
 
 
 def milliseconds(late: timedelta | None) -> int | None:
@@ -205,19 +226,21 @@ def _job_runs(runs: Sequence[NewRun], now: datetime) -> Iterator[bytes]:
     for run in runs:
         common = (
             run.tenant, run.shard, run.queue, run.lane, run.handler, run.cause, run.overlap, run.job_version,
+            run.blocked,
         )  # fmt: skip
         fields = shared.get(common)
         if fields is None:
             fields = shared[common] = b"".join(
                 (
                     text(run.tenant), int2(run.shard), text(run.queue), text(run.lane), text(run.handler),
-                    text(run.cause), text(run.overlap), text(RunState.QUEUED), int4(run.job_version),
+                    text(run.cause), text(run.overlap), text(_state(run)), int4(run.job_version),
                 )
             )  # fmt: skip
-        if (run.scheduled_at, run.publish_at) != last:
-            last = run.scheduled_at, run.publish_at
+        if (run.scheduled_at, run.publish_at, run.blocked) != last:
+            last = run.scheduled_at, run.publish_at, run.blocked
             moved_ahead = boolean(run.publish_at < run.scheduled_at)
-            at = instant(run.scheduled_at) + instant(run.publish_at) + moved_ahead + created_at
+            publish_at = _NEVER if run.blocked else instant(run.publish_at)
+            at = instant(run.scheduled_at) + publish_at + moved_ahead + created_at
         earliest, closes = _deadlines(run)
         deadlines = _NO_DEADLINES if earliest is None else instant(earliest) + instant(closes)
         origin = _NO_ORIGIN
@@ -237,6 +260,10 @@ def _job_runs(runs: Sequence[NewRun], now: datetime) -> Iterator[bytes]:
         yield b"".join((_JOB_RUN, uuid(run.run_id), uuid(run.job_id), fields, at, deadlines, origin, shares))
 
 
+def _state(run: NewRun) -> RunState:
+    return RunState.BLOCKED if run.blocked else RunState.QUEUED
+
+
 def _gates(run: NewRun) -> Gate:
     return run.gates if run.concurrency_key is None else run.gates | Gate.KEY
 
@@ -247,7 +274,7 @@ def _key_id(run: NewRun) -> int | None:
 
 def _deadlines(run: NewRun) -> tuple[datetime | None, datetime | None]:
     """Return the earliest deadline of a new run and its schedule_to_close; both count from its publish_at."""
-    if not run.has_deadlines:
+    if not run.has_deadlines or run.blocked:
         return None, None
     definition = _DEFINITIONS.of(run.definition)
     start_ms, close_ms = definition.schedule_to_start_ms, definition.schedule_to_close_ms

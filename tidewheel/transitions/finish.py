@@ -28,6 +28,7 @@ from tidewheel.transitions.dead_letters import dead_letter_run
 from tidewheel.transitions.deferred_effects import add_deferred_effects
 from tidewheel.transitions.finished import ClosedRun, Ended, FinishedRun, RunEnd
 from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.releases import write_releases
 from tidewheel.transitions.run_keys import settle_keys
 from tidewheel.transitions.run_messages import Definitions, build_requests
 
@@ -96,6 +97,7 @@ def finish_runs(
     first = [run for run in finished if not run.row.refused]
     write_attempts(connection, [_attempt(run) for run in first if run.leaves_attempt])
     write_outputs(connection, [run for run in first if run.has_output])
+    result.released = write_releases(connection, first, installation.shards)
     # Statements that may wait for timers or jobs come here: with an active run locked, none may wait (ADR 0008).
     pauses = [] if lasting else _apply_follow_ups(connection, installation, finished)
     dead = [run for run in first if run.state in DEAD_LETTERED]

@@ -181,8 +181,10 @@ class Ended:
         states: The terminal state of each run that ended now.
         busy: Runs whose row another transaction holds; retry them.
         superseded: Runs that have ended or started another attempt; nothing was changed.
+        released: True if children of workflows wait for these ends: a scheduler has work after the commit.
     """
 
     states: dict[UUID, RunState] = field(default_factory=dict[UUID, RunState])
     busy: set[UUID] = field(default_factory=set[UUID])
     superseded: set[UUID] = field(default_factory=set[UUID])
+    released: bool = False

@@ -1308,3 +1308,247 @@ SELECT state FROM redrives WHERE redrive_id = %(redrive_id)s AND tenant = %(tena
 -- The key of a job.
 -- Index: jobs_pkey. No lock.
 SELECT key FROM jobs WHERE job_id = %(job_id)s
+
+-- name: find_roots
+-- Those of these jobs that are roots of graphs: their runs are occurrences of workflows.
+-- Index: jobs_roots, with an entry for each root only. No lock: the caller's lock of the timer or of the job's key excludes
+-- a submit that makes it a root.
+SELECT job_id FROM jobs WHERE job_id = ANY (%(job_ids)s::uuid[]) AND root_job_id = job_id
+
+-- name: add_releases
+-- Inserts the releases of runs that end.
+-- Index: releases_due. Lock: new rows.
+INSERT INTO releases (shard, due_at, root_run_id, generation, scheduled_at, run_id, job_id, tenant, state, began)
+SELECT new.shard, tidewheel_now(), new.root_run_id, new.generation, new.scheduled_at, new.run_id, new.job_id, new.tenant, new.state,
+       new.began
+  FROM unnest(
+        %(shards)s::smallint[], %(roots)s::uuid[], %(generations)s::smallint[], %(scheduled_at)s::timestamptz[],
+        %(run_ids)s::uuid[], %(job_ids)s::uuid[], %(tenants)s::text[], %(states)s::text[], %(began)s::boolean[]
+       ) AS new (shard, root_run_id, generation, scheduled_at, run_id, job_id, tenant, state, began)
+
+-- name: take_releases
+-- Locks the next due releases of these shards, the oldest first; of given ids alone, if there are any.
+-- Index: releases_due, releases_pkey. Lock: the rows, locked rows are skipped: another scheduler drains them.
+WITH due AS MATERIALIZED (
+    SELECT next.id
+      FROM unnest(%(shards)s::smallint[]) AS owned (shard)
+     CROSS JOIN LATERAL (
+        SELECT r.id, r.due_at
+          FROM releases AS r
+         WHERE r.shard = owned.shard AND r.due_at <= tidewheel_now() AND (%(ids)s::bigint[] IS NULL OR r.id = ANY (%(ids)s))
+         ORDER BY r.due_at, r.id
+         LIMIT %(limit)s
+     ) AS next
+     ORDER BY next.due_at, next.id
+     LIMIT %(limit)s
+)
+SELECT r.id, r.shard, r.root_run_id, r.generation, r.scheduled_at, r.run_id, r.job_id, r.tenant, r.state, r.began, r.cursor_id
+  FROM releases AS r
+ WHERE r.id IN (SELECT d.id FROM due AS d)
+ ORDER BY r.due_at, r.id
+   FOR UPDATE SKIP LOCKED
+
+-- name: find_children
+-- The next children of these parents by the edges in force at an instant, in the order of the parents.
+-- Index: job_edges_pkey. No lock: an edge in force at a past instant never changes.
+SELECT p.place::integer, e.child_job_id, e.condition, e.parents
+  FROM unnest(%(job_ids)s::uuid[], %(scheduled_at)s::timestamptz[], %(cursors)s::uuid[])
+       WITH ORDINALITY AS p (job_id, scheduled_at, cursor_id, place)
+ CROSS JOIN LATERAL (
+    SELECT d.child_job_id, d.condition, d.parents
+      FROM job_edges AS d
+     WHERE d.parent_job_id = p.job_id
+       AND d.child_job_id > coalesce(p.cursor_id, '00000000-0000-0000-0000-000000000000')
+       AND d.from_at < p.scheduled_at
+       AND (d.until_at IS NULL OR p.scheduled_at <= d.until_at)
+     ORDER BY d.child_job_id
+     LIMIT %(limit)s
+ ) AS e
+ ORDER BY p.place, e.child_job_id
+
+-- name: read_child_jobs
+-- The columns of children that their runs need; of jobs just locked.
+-- Index: jobs_pkey. No lock.
+SELECT job_id, shard, paused, deleted_at IS NOT NULL FROM jobs WHERE job_id = ANY (%(job_ids)s::uuid[])
+
+-- name: read_child_versions
+-- The versions of these jobs that were in force at an instant; infinity is now.
+-- Index: job_versions_pkey. No lock.
+SELECT g.job_id, g.at, v.version, v.handler, v.queue, v.lane, v.overlap, v.definition, v.has_deadlines
+  FROM unnest(%(job_ids)s::uuid[], %(instants)s::timestamptz[]) AS g (job_id, at)
+ CROSS JOIN LATERAL (
+    SELECT w.*
+      FROM job_versions AS w
+     WHERE w.job_id = g.job_id AND w.effective_at < g.at
+     ORDER BY w.version DESC
+     LIMIT 1
+ ) AS v
+
+-- name: add_workflows
+-- Inserts occurrences whose root has ended; an occurrence that was paused before keeps its row.
+-- Index: workflows_pkey. Lock: new rows.
+INSERT INTO workflows (root_run_id, tenant, root_job_id, shard, scheduled_at, state, pending, created_at)
+SELECT new.root_run_id, new.tenant, new.job_id, new.shard, new.scheduled_at, 'open', 1, tidewheel_now()
+  FROM unnest(%(roots)s::uuid[], %(tenants)s::text[], %(job_ids)s::uuid[], %(shards)s::smallint[], %(scheduled_at)s::timestamptz[])
+       AS new (root_run_id, tenant, job_id, shard, scheduled_at)
+ ORDER BY new.root_run_id
+    ON CONFLICT DO NOTHING
+
+-- name: lock_workflows
+-- Locks occurrences.
+-- Index: workflows_pkey. Lock: each row, in root_run_id order; waits for another drain, or a request about it.
+SELECT root_run_id, tenant, root_job_id, shard, scheduled_at, state, generation, pending, failed, reason
+  FROM workflows
+ WHERE root_run_id = ANY (%(roots)s::uuid[])
+ ORDER BY root_run_id
+   FOR UPDATE
+
+-- name: add_marks
+-- Adds the marks of parents to children that have several; returns the sums.
+-- Index: joins_pkey. Lock: each row, in child_run_id order; the occurrence's lock excludes other marks.
+INSERT INTO joins AS j (child_run_id, root_run_id, tenant, parents, marked, unmet)
+SELECT new.*
+  FROM unnest(%(run_ids)s::uuid[], %(roots)s::uuid[], %(tenants)s::text[], %(parents)s::integer[], %(marked)s::integer[],
+              %(unmet)s::integer[]) AS new (run_id, root_run_id, tenant, parents, marked, unmet)
+ ORDER BY new.run_id
+    ON CONFLICT (child_run_id) DO UPDATE SET marked = j.marked + excluded.marked, unmet = j.unmet + excluded.unmet
+RETURNING child_run_id, parents, marked, unmet
+
+-- name: raise_marks
+-- Adds the marks of parents to children that a resume runs again; the others have no join.
+-- Index: joins_pkey. Lock: as add_marks.
+UPDATE joins AS j
+   SET marked = j.marked + new.marked, unmet = j.unmet + new.unmet
+  FROM unnest(%(run_ids)s::uuid[], %(marked)s::integer[], %(unmet)s::integer[]) AS new (run_id, marked, unmet)
+ WHERE j.child_run_id = new.run_id
+RETURNING j.child_run_id, j.parents, j.marked, j.unmet
+
+-- name: drop_joins
+-- Deletes the joins of children that are decided.
+-- Index: joins_pkey. Lock: rows that are locked already.
+DELETE FROM joins WHERE child_run_id = ANY (%(run_ids)s::uuid[])
+
+-- name: drop_joins_of
+-- Deletes the joins that are left of occurrences that end.
+-- Index: joins_by_root. Lock: the rows, under the occurrences' locks.
+DELETE FROM joins WHERE root_run_id = ANY (%(roots)s::uuid[])
+
+-- name: lock_blocked
+-- Locks those of these runs that are still blocked.
+-- Index: job_runs_pkey. Lock: each run, in run_id order; waits for a cancel under way.
+SELECT run_id, job_id, job_version
+  FROM job_runs
+ WHERE run_id = ANY (%(run_ids)s::uuid[]) AND state = %(blocked)s
+ ORDER BY run_id
+   FOR UPDATE
+
+-- name: unblock_runs
+-- Queues blocked runs; their deadlines count from now.
+-- Index: job_runs_pkey; job_runs_due and job_runs_deadline change. Lock: rows that lock_blocked has locked.
+UPDATE job_runs AS o
+   SET state = %(target)s,
+       publish_at = %(now)s,
+       deadline_at = %(now)s + least(given.starts_ms, given.closes_ms) * interval '1 ms',
+       schedule_to_close_at = %(now)s + given.closes_ms * interval '1 ms'
+  FROM unnest(%(run_ids)s::uuid[], %(starts_ms)s::bigint[], %(closes_ms)s::bigint[]) AS given (run_id, starts_ms, closes_ms)
+ WHERE o.run_id = given.run_id
+RETURNING o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.attempt, o.scheduled_at, o.publish_at,
+          o.created_at
+
+-- name: update_workflows
+-- Updates occurrences after a drain.
+-- Index: workflows_pkey; workflows_by_end grows. Lock: rows that lock_workflows has locked.
+UPDATE workflows AS w
+   SET pending = given.pending, failed = given.failed, state = given.state,
+       finished_at = CASE WHEN given.pending = 0 THEN tidewheel_now() END
+  FROM unnest(%(roots)s::uuid[], %(pending)s::integer[], %(failed)s::integer[], %(states)s::text[])
+       AS given (root_run_id, pending, failed, state)
+ WHERE w.root_run_id = given.root_run_id
+
+-- name: read_job_keys
+-- The keys of jobs.
+-- Index: jobs_pkey. No lock.
+SELECT job_id, key FROM jobs WHERE job_id = ANY (%(job_ids)s::uuid[])
+
+-- name: drop_releases
+-- Deletes drained releases.
+-- Index: releases_pkey. Lock: rows that take_releases has locked.
+DELETE FROM releases WHERE id = ANY (%(ids)s::bigint[])
+
+-- name: postpone_releases
+-- Sets the time of releases that are not drained now.
+-- Index: releases_pkey; releases_due changes. Lock: rows that take_releases has locked.
+UPDATE releases SET due_at = %(due_at)s WHERE id = ANY (%(ids)s::bigint[])
+
+-- name: advance_releases
+-- Sets the cursor of releases with children left.
+-- Index: releases_pkey. Lock: rows that take_releases has locked.
+UPDATE releases AS r
+   SET cursor_id = given.cursor_id
+  FROM unnest(%(ids)s::bigint[], %(cursors)s::uuid[]) AS given (id, cursor_id)
+ WHERE r.id = given.id
+
+-- name: open_early
+-- Inserts the occurrence of a root's run that has begun and is not drained yet.
+-- Index: job_runs_pkey, releases_by_root, workflows_pkey. Lock: a new row.
+INSERT INTO workflows (root_run_id, tenant, root_job_id, shard, scheduled_at, state, pending, created_at)
+SELECT r.run_id, r.tenant, r.job_id, r.shard, r.scheduled_at, 'open', 1, tidewheel_now()
+  FROM (SELECT run_id, tenant, job_id, shard, scheduled_at
+          FROM job_runs
+         WHERE run_id = %(root)s AND workflow_run_id = run_id AND attempt > 0
+         UNION ALL
+        SELECT run_id, tenant, job_id, shard, scheduled_at FROM releases WHERE root_run_id = %(root)s AND run_id = root_run_id AND began
+       ) AS r
+ WHERE r.tenant = %(tenant)s
+ LIMIT 1
+    ON CONFLICT DO NOTHING
+
+-- name: set_workflow
+-- Sets the state of an occurrence on request.
+-- Index: workflows_pkey. Lock: a row that is locked already.
+UPDATE workflows
+   SET state = %(state)s, reason = %(reason)s, generation = %(generation)s, pending = %(pending)s, failed = %(failed)s,
+       finished_at = NULL
+ WHERE root_run_id = %(root)s
+
+-- name: hasten_releases
+-- Makes the postponed releases of an occurrence due.
+-- Index: releases_by_root; releases_due changes. Lock: the rows; locked ones are skipped: their drain waits for the
+-- occurrence, and sees its new state.
+UPDATE releases SET due_at = tidewheel_now()
+ WHERE id IN (SELECT id FROM releases WHERE root_run_id = %(root)s AND due_at = 'infinity' FOR UPDATE SKIP LOCKED)
+
+-- name: cancel_workflow_runs
+-- Adds a cancel of each open run of an occurrence: from the commit on no executor claims one.
+-- Index: job_runs_by_workflow. No lock: no drain writes runs of it any more.
+INSERT INTO pending_cancels (run_id, tenant, reason)
+SELECT o.run_id, o.tenant, %(reason)s
+  FROM job_runs AS o
+ WHERE o.workflow_run_id = %(root)s AND o.state <> %(cancelling)s
+
+-- name: read_graph
+-- The edges of an occurrence.
+-- Index: job_edges_pkey. No lock: an edge in force at a past instant never changes.
+WITH RECURSIVE below (job_id) AS (
+    SELECT %(root_job_id)s::uuid
+     UNION
+    SELECT e.child_job_id
+      FROM below AS b
+      JOIN job_edges AS e ON e.parent_job_id = b.job_id AND e.from_at < %(at)s AND (e.until_at IS NULL OR %(at)s <= e.until_at)
+)
+SELECT e.parent_job_id, e.child_job_id, e.condition
+  FROM below AS b
+  JOIN job_edges AS e ON e.parent_job_id = b.job_id AND e.from_at < %(at)s AND (e.until_at IS NULL OR %(at)s <= e.until_at)
+ ORDER BY e.parent_job_id, e.child_job_id
+
+-- name: read_run_states
+-- The states of runs, with their times and attempts.
+-- Index: job_runs_pkey, the partitions' index by run. No lock.
+SELECT r.run_id, r.state, r.reason, r.attempt, r.started_at, r.finished_at FROM runs AS r WHERE r.run_id = ANY (%(run_ids)s::uuid[])
+
+-- name: add_joins
+-- Inserts the joins of the jobs that a resume runs again.
+-- Index: joins_pkey. Lock: new rows.
+INSERT INTO joins (child_run_id, root_run_id, tenant, parents, marked, unmet)
+SELECT new.run_id, %(root)s, %(tenant)s, new.parents, 0, new.unmet
+  FROM unnest(%(run_ids)s::uuid[], %(parents)s::integer[], %(unmet)s::integer[]) AS new (run_id, parents, unmet)

@@ -1,0 +1,304 @@
+"""The graph of jobs: check and write the edges that `schedule: {after: …}` makes.
+
+Edges are periods. An edit of a job closes those from its former parents and opens new ones, in the transaction that
+writes its version. An edit that leaves the parents alone writes none. All changes of a tenant's edges exclude each
+other by an advisory lock, which a transaction acquires before any timer. So a graph that was checked has no cycle and
+one root, whatever other clients submit at the same time.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import LiteralString, NamedTuple, cast
+from uuid import UUID
+
+from psycopg.rows import class_row
+
+from tidewheel.errors import FieldError, InvalidInput
+from tidewheel.ids import job_id
+from tidewheel.intake.lock_wait import RowLocked, try_lock
+from tidewheel.intake.request import ReceivedRequest
+from tidewheel.jobs.requests import JobDelete, JobSubmit
+from tidewheel.jobs.schedule import AfterSpec, ParentSpec
+from tidewheel.postgres.pg_arrays import uuids, words
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+from tidewheel.runs import Gate
+
+_SQL = Statements("tidewheel.intake")
+_FIND_NODES = _SQL["find_nodes"]
+_LOCK_GRAPHS = _SQL["lock_graphs"]
+_LOCK_TIMERS = _SQL["lock_timers"]
+_LOCK_JOBS_TO_DELETE = _SQL["lock_jobs_to_delete"]
+_READ_NODES = _SQL["read_nodes"]
+_READ_PARENTS = _SQL["read_parents"]
+_READ_EDGES_BELOW = _SQL["read_edges_below"]
+_READ_EDGES_ABOVE = _SQL["read_edges_above"]
+_COUNT_NODES = _SQL["count_nodes"]
+_COUNT_CHILDREN = _SQL["count_children"]
+_CLOSE_EDGES = _SQL["close_edges"]
+_OPEN_EDGES = _SQL["open_edges"]
+_SET_ROOTS = _SQL["set_roots"]
+_SET_HAS_CHILDREN = _SQL["set_has_children"]
+_FIND_CHILD_KEYS = _SQL["find_child_keys"]
+_ADD_FLOW = _SQL["add_flow"]
+
+MAX_NODES = 10_000  # of a graph
+MAX_CHILDREN = 10_000  # of one job
+_SPLIT = "split it, or end a graph with a job that triggers the next"
+_PATH = "job.schedule.after"
+
+
+class _Edge(NamedTuple):
+    parent: UUID
+    child: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """A job as a check of a graph reads it."""
+
+    job_id: UUID
+    key: str
+    root_job_id: UUID | None
+    has_children: bool
+    exists: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeChange:
+    """The change of the edges to one job, checked.
+
+    Args:
+        job_id: The job.
+        tenant: Its tenant.
+        parents: The condition of each parent.
+        root: The root of its graph; its own id if it has no parents.
+        moved: The jobs that come under another root: itself, and those beneath it.
+    """
+
+    job_id: UUID
+    tenant: str
+    parents: Mapping[UUID, str]
+    root: UUID
+    moved: frozenset[UUID]
+
+
+def lock_graphs(connection: Conn, batch: Iterable[ReceivedRequest]) -> set[UUID]:
+    """Lock the graphs that submits and deletes of this batch may change, before any other lock of the transaction.
+
+    Returns:
+        The jobs whose edges may change.
+    """
+    concerned: dict[UUID, str] = {
+        received.job_id: received.tenant
+        for received in batch
+        if isinstance(received.request, JobSubmit | JobDelete) and received.key is not None
+    }
+    if not concerned:
+        return set()
+    rows = connection.execute(_FIND_NODES, {"job_ids": uuids(concerned)}, binary=True).fetchall()
+    nodes = {job: root for job, _, root in cast("list[tuple[UUID, str, UUID]]", rows)}
+    changed: set[UUID] = {
+        received.job_id
+        for received in batch
+        if (_parents(received) or (isinstance(received.request, JobSubmit) and _is_child(received.job_id, nodes)))
+        or (isinstance(received.request, JobDelete) and received.job_id in nodes)
+    }
+    for tenant in sorted({concerned[job] for job in changed}):
+        connection.execute(_LOCK_GRAPHS, {"tenant": tenant})
+    return changed
+
+
+def check_edges(connection: Conn, received: ReceivedRequest) -> EdgeChange | None:
+    """Return the change of the edges that a submit makes; None if it leaves them as they are.
+
+    Args:
+        connection: Inside a transaction that has locked the graphs.
+        received: The submit.
+
+    Raises:
+        InvalidInput: A parent does not exist, the edges would form a cycle or join two roots, or there are too many.
+        RowLocked: A user's own transaction has triggered one of the jobs: roll back and try again.
+    """
+    parents = _parents(received)
+    job: UUID = received.job_id
+    named: dict[UUID, str] = {job_id(received.tenant, one.job): one.when for one in parents}
+    rows = connection.execute(_READ_PARENTS, {"job_id": job}, binary=True).fetchall()
+    before = dict(cast("list[tuple[UUID, str]]", rows))
+    if before == named:
+        # Also where the parents have gone: a submit that changes nothing is not refused.
+        return None
+    _lock_jobs(connection, received, named)
+    nodes = _read_nodes(connection, [job, *named, *before])
+    _ensure_parents(received, parents, nodes)
+    root = _root(parents, received, nodes)
+    edges = _edges(connection, _READ_EDGES_BELOW, {"job_id": job})
+    below = {edge.child for edge in edges}
+    _ensure_acyclic(connection, received, parents, edges)
+    own = nodes.get(job)
+    former = (own.root_job_id if own is not None else None) or job
+    moved = frozenset({job, *below}) if root != former else frozenset[UUID]()
+    if moved:
+        _ensure_one_root(connection, received, below, root)
+    _ensure_small(connection, received, root, moved, named.keys() - before.keys())
+    return EdgeChange(job, received.tenant, named, root, moved)
+
+
+def write_edges(connection: Conn, change: EdgeChange, now: datetime) -> None:
+    """Write a checked change of edges, in the transaction that writes the job's version."""
+    closed = connection.execute(_CLOSE_EDGES, {"job_ids": [change.job_id], "now": now}, binary=True).fetchall()
+    former = {row[0] for row in closed if isinstance(row[0], UUID)}
+    if change.parents:
+        columns: dict[str, object] = {
+            "job_id": change.job_id,
+            "tenant": change.tenant,
+            "now": now,
+            "parents": uuids(change.parents),
+            "conditions": words(change.parents.values()),
+        }
+        connection.execute(_OPEN_EDGES, columns)
+    if change.moved:
+        connection.execute(_SET_ROOTS, {"job_ids": uuids(change.moved), "root": change.root})
+    connection.execute(_SET_HAS_CHILDREN, {"job_ids": uuids({change.job_id, *change.parents, *former})})
+    # Runs that were written ahead, while their job was no root yet.
+    connection.execute(_ADD_FLOW, {"job_ids": uuids({*change.parents}), "now": now, "flow": Gate.FLOW})
+
+
+def children_of(connection: Conn, jobs: Iterable[UUID]) -> dict[UUID, list[str]]:
+    """Return the keys of the first children of these jobs that are not among them."""
+    rows = connection.execute(_FIND_CHILD_KEYS, {"job_ids": uuids(jobs)}, binary=True).fetchall()
+    return dict(cast("list[tuple[UUID, list[str]]]", rows))
+
+
+def drop_edges(connection: Conn, jobs: Sequence[UUID], now: datetime) -> None:
+    """End the edges to jobs that are deleted."""
+    closed = connection.execute(_CLOSE_EDGES, {"job_ids": uuids(jobs), "now": now}, binary=True).fetchall()
+    former = {row[0] for row in closed if isinstance(row[0], UUID)}
+    connection.execute(_SET_HAS_CHILDREN, {"job_ids": uuids({*jobs, *former})})
+
+
+def _parents(received: ReceivedRequest) -> tuple[ParentSpec, ...]:
+    request = received.request
+    if isinstance(request, JobSubmit) and isinstance(request.job.schedule, AfterSpec):
+        return request.job.schedule.after
+    return ()
+
+
+def _is_child(job: UUID, nodes: Mapping[UUID, UUID]) -> bool:
+    return nodes.get(job, job) != job
+
+
+def _lock_jobs(connection: Conn, received: ReceivedRequest, parents: Iterable[UUID]) -> None:
+    """Lock the job and its parents: a run that a client triggers meanwhile comes before the change, or after it."""
+    ids = sorted({received.job_id, *parents})
+    connection.execute(_LOCK_TIMERS, {"job_ids": ids})
+    if not try_lock(connection, _LOCK_JOBS_TO_DELETE, {"job_ids": ids}):
+        what = f"job {received.key!r} or a parent of it"
+        raise RowLocked(what, [received])
+
+
+def _read_nodes(connection: Conn, jobs: Iterable[UUID]) -> dict[UUID, _Node]:
+    with connection.cursor(row_factory=class_row(_Node), binary=True) as cursor:
+        return {node.job_id: node for node in cursor.execute(_READ_NODES, {"job_ids": uuids(jobs)})}
+
+
+def _edges(connection: Conn, statement: LiteralString, columns: dict[str, object]) -> list[_Edge]:
+    rows = connection.execute(statement, columns, binary=True).fetchall()
+    return [_Edge(parent, child) for parent, child in cast("list[tuple[UUID, UUID]]", rows)]
+
+
+def _ensure_parents(received: ReceivedRequest, parents: Sequence[ParentSpec], nodes: Mapping[UUID, _Node]) -> None:
+    errors: list[FieldError] = []
+    for place, parent in enumerate(parents):
+        node = nodes.get(job_id(received.tenant, parent.job))
+        path = f"{_PATH}.{place}.job"
+        if parent.job == received.key:
+            errors.append(FieldError(path, f"{parent.job!r} would come after itself", "name another job"))
+        elif node is None or not node.exists:
+            errors.append(
+                FieldError(path, f"there is no job {parent.job!r}", "submit the parent first, or correct the key")
+            )
+    if errors:
+        raise InvalidInput(errors)
+
+
+def _root(parents: Sequence[ParentSpec], received: ReceivedRequest, nodes: Mapping[UUID, _Node]) -> UUID:
+    """Return the root that all parents have, or the job itself.
+
+    Raises:
+        InvalidInput: They have two.
+    """
+    roots: dict[UUID, int] = {}
+    for place, parent in enumerate(parents):
+        node = nodes[job_id(received.tenant, parent.job)]
+        roots.setdefault(node.root_job_id or node.job_id, place)
+    if len(roots) > 1:
+        first, second = list(roots.values())[:2]
+        problem = f"{parents[first].job!r} and {parents[second].job!r} belong to different workflows"
+        remedy = "a job comes after one root: let one of their roots come after the other, or name one of them only"
+        raise InvalidInput([FieldError(f"{_PATH}.{second}.job", problem, remedy)])
+    return next(iter(roots), received.job_id)
+
+
+def _ensure_acyclic(
+    connection: Conn, received: ReceivedRequest, parents: Sequence[ParentSpec], edges: Sequence[_Edge]
+) -> None:
+    """Refuse a parent that lies beneath the job; the refusal spells the cycle."""
+    came_from: dict[UUID, UUID] = {}
+    children: defaultdict[UUID, list[UUID]] = defaultdict(list)
+    for edge in edges:
+        children[edge.parent].append(edge.child)
+    waiting = deque[UUID]([received.job_id])
+    while waiting:
+        at = waiting.popleft()
+        for child in children[at]:
+            if child not in came_from:
+                came_from[child] = at
+                waiting.append(child)
+    for place, parent in enumerate(parents):
+        beneath: UUID = job_id(received.tenant, parent.job)
+        if beneath in came_from:
+            steps = [beneath]
+            while steps[-1] != received.job_id:
+                steps.append(came_from[steps[-1]])
+            keys = {job: node.key for job, node in _read_nodes(connection, steps).items()}
+            names = [keys[job] for job in reversed(steps)]
+            path = " → ".join([*names, names[0]]) if len(names) <= 20 else f"{names[0]} → … → {names[-1]} → {names[0]}"
+            problem = f"it would form a cycle: {path}"
+            raise InvalidInput([FieldError(f"{_PATH}.{place}.job", problem, "leave out one of these edges")])
+
+
+def _ensure_one_root(connection: Conn, received: ReceivedRequest, below: set[UUID], root: UUID) -> None:
+    """Refuse a change by which a job beneath would get a second root."""
+    if not below:
+        return
+    inside = {received.job_id, *below}
+    outside = [
+        edge for edge in _edges(connection, _READ_EDGES_ABOVE, {"job_ids": uuids(below)}) if edge.parent not in inside
+    ]
+    if not outside:
+        return
+    nodes = _read_nodes(connection, [*outside[0], root])
+    other = nodes[outside[0].parent]
+    if (other.root_job_id or other.job_id) != root:
+        child, new = nodes[outside[0].child].key, nodes[root].key if root in nodes else received.key
+        problem = (
+            f"{child!r} comes after it and {other.key!r}, and would have two roots: {new!r} and that of {other.key!r}"
+        )
+        raise InvalidInput([FieldError("job.schedule", problem, "change the parents of that job first")])
+
+
+def _ensure_small(
+    connection: Conn, received: ReceivedRequest, root: UUID, moved: frozenset[UUID], added: Iterable[UUID]
+) -> None:
+    row = connection.execute(_COUNT_NODES, {"root": root, "limit": MAX_NODES + 1}, binary=True).fetchone()
+    nodes = max(cast("tuple[int]", row)[0], 1) + len(moved - {root})
+    if moved and nodes > MAX_NODES:
+        problem = f"the workflow would have {nodes} jobs, and may have {MAX_NODES}"
+        raise InvalidInput([FieldError(_PATH, problem, _SPLIT)])
+    full = connection.execute(_COUNT_CHILDREN, {"job_ids": uuids(added), "limit": MAX_CHILDREN}, binary=True).fetchone()
+    if full is not None:
+        problem = f"a parent has {MAX_CHILDREN} children, the most of one job"
+        raise InvalidInput([FieldError(_PATH, problem, _SPLIT)])

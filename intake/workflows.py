@@ -1,0 +1,108 @@
+"""`workflow.pause`, `workflow.resume` and `workflow.cancel`: requests about one occurrence of a workflow.
+
+Each locks the occurrence's row, which a drain locks too. So from the commit on no drain releases a run of an occurrence
+that is paused or cancelled. A cancel of its open runs is a row for each (`pending_cancels`): no executor claims one
+from the commit on, and the scheduler ends them within about a second.
+"""
+
+from collections.abc import Sequence
+from uuid import UUID
+
+from tidewheel.errors import FieldError, InvalidInput, Refused, UnknownWorkflow
+from tidewheel.intake.request import ReceivedRequest, accepted, rejected
+from tidewheel.jobs.requests import WorkflowCancel, WorkflowPause, WorkflowResume
+from tidewheel.postgres.database_clock import read_now
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+from tidewheel.runs import RunState
+from tidewheel.schemas.generated.records import Reply
+from tidewheel.transitions.drain import Workflow, lock_workflows, resume, set_workflow
+from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.occurrences import read_occurrence, to_run_again
+
+_SQL = Statements("tidewheel.transitions")
+_OPEN_EARLY = _SQL["open_early"]
+_HASTEN_RELEASES = _SQL["hasten_releases"]
+_CANCEL_WORKFLOW_RUNS = _SQL["cancel_workflow_runs"]
+
+_REASON = "workflow_cancelled"
+
+
+def apply_workflow_changes(
+    connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]
+) -> list[Reply]:
+    """Pause, resume or cancel occurrences in the caller's transaction; return a reply for each request."""
+    return [_apply(connection, installation, received) for received in batch]
+
+
+def _apply(connection: Conn, installation: Installation, received: ReceivedRequest) -> Reply:
+    request = received.request
+    assert isinstance(request, WorkflowPause | WorkflowResume | WorkflowCancel)  # noqa: S101 - by the table of `apply`
+    try:
+        workflow = _lock(connection, UUID(request.run_id), received.tenant)
+        if isinstance(request, WorkflowPause):
+            changed = _pause(connection, workflow, request.reason)
+        elif isinstance(request, WorkflowCancel):
+            changed = _cancel(connection, workflow, request.reason)
+        else:
+            changed = _resume(connection, installation, workflow)
+    except Refused as refused:
+        return rejected(received, refused)
+    return accepted(received, job_id=str(workflow.root_job_id), unchanged=not changed)
+
+
+def _lock(connection: Conn, root: UUID, tenant: str) -> Workflow:
+    """Lock an occurrence; that of a root that runs gets its row now.
+
+    Raises:
+        UnknownWorkflow: There is none.
+    """
+    workflow = lock_workflows(connection, [root]).get(root)
+    if workflow is None:
+        connection.execute(_OPEN_EARLY, {"root": root, "tenant": tenant})
+        workflow = lock_workflows(connection, [root]).get(root)
+    if workflow is None or workflow.tenant != tenant:
+        raise UnknownWorkflow(str(root))
+    return workflow
+
+
+def _pause(connection: Conn, workflow: Workflow, reason: str | None) -> bool:
+    if workflow.state != "open":
+        if workflow.state != "paused":
+            _refuse(f"the occurrence is {workflow.state}", "pause one that is open")
+        return False
+    set_workflow(connection, workflow, "paused", reason=reason)
+    return True
+
+
+def _cancel(connection: Conn, workflow: Workflow, reason: str | None) -> bool:
+    if workflow.state not in ("open", "paused"):
+        return False
+    set_workflow(connection, workflow, "cancelling", reason=reason)
+    columns = {"root": workflow.root_run_id, "reason": reason or _REASON, "cancelling": RunState.CANCELLING}
+    connection.execute(_CANCEL_WORKFLOW_RUNS, columns)
+    connection.execute(_HASTEN_RELEASES, columns)
+    return True
+
+
+def _resume(connection: Conn, installation: Installation, workflow: Workflow) -> bool:
+    if workflow.state == "open":
+        return False
+    if workflow.state == "cancelling":
+        _refuse("the occurrence is being cancelled", "resume it when it has ended")
+    if workflow.state == "paused":
+        set_workflow(connection, workflow, "open")
+        connection.execute(_HASTEN_RELEASES, {"root": workflow.root_run_id})
+        return True
+    nodes = read_occurrence(
+        connection, workflow.root_run_id, workflow.root_job_id, workflow.scheduled_at, workflow.generation
+    )
+    again = to_run_again(nodes)
+    if not again:
+        _refuse("no run of the occurrence failed, was cancelled or is missing", "trigger the root for a new occurrence")
+    resume(connection, installation, workflow, again, read_now(connection))
+    return True
+
+
+def _refuse(problem: str, remedy: str) -> None:
+    raise InvalidInput([FieldError("run_id", problem, remedy)])

@@ -1,0 +1,77 @@
+"""Drain the releases of the shards of this scheduler: runs of workflows whose parents have ended.
+
+Releases of other schedulers' shards wait for their owner, or for its successor after its last heartbeat. A drain that
+fails is repeated one release at a time. One that fails alone is postponed by a minute, and the others go on.
+"""
+
+import logging
+from collections.abc import Sequence
+from datetime import timedelta
+
+from tidewheel.clock import monotonic_seconds
+from tidewheel.errors import Unavailable
+from tidewheel.postgres.database_clock import read_now
+from tidewheel.postgres.session import Session
+from tidewheel.postgres.statements import Statements
+from tidewheel.process.failpoint import failpoint
+from tidewheel.transitions.drain import Drained, drain, postpone_releases
+from tidewheel.transitions.installation import Installation
+
+_LOG = logging.getLogger("tidewheel.scheduler")
+
+_FIND_DUE_RELEASES = Statements("tidewheel.scheduler")["find_due_releases"]
+
+_STEP_SECONDS = 0.05  # of one step; then the scheduler does its other duties
+_POSTPONED = timedelta(minutes=1)
+_ONE_BY_ONE = 50  # releases tried alone after a failure
+
+
+class Releases:
+    """Drains releases, a bounded batch at a time."""
+
+    def __init__(self, session: Session, installation: Installation) -> None:
+        self._session, self._installation = session, installation
+
+    def step(self, shards: Sequence[int]) -> tuple[int, bool]:
+        """Drain for up to `_STEP_SECONDS`; return the number of runs, and True if there is more to drain.
+
+        Raises:
+            Unavailable: The database does not answer.
+        """
+        until, runs, more = monotonic_seconds() + _STEP_SECONDS, 0, bool(shards)
+        while more and monotonic_seconds() < until:
+            done = self._drain(shards)
+            runs, more = runs + done.runs, done.more
+        return runs, more
+
+    def _drain(self, shards: Sequence[int]) -> Drained:
+        try:
+            with self._session.transaction() as connection:
+                done = drain(connection, self._installation, shards)
+        except Unavailable:
+            raise
+        except Exception as error:  # noqa: BLE001 - draining one at a time finds the one that fails
+            _LOG.warning("draining releases failed (%s); the scheduler drains them one by one", error)
+            return self._drain_apart(shards)
+        if done.releases:
+            failpoint("draining.after_commit")
+        return done
+
+    def _drain_apart(self, shards: Sequence[int]) -> Drained:
+        with self._session.transaction() as connection:
+            columns = {"shards": list(shards), "limit": _ONE_BY_ONE}
+            ids = [row[0] for row in connection.execute(_FIND_DUE_RELEASES, columns) if isinstance(row[0], int)]
+        total = Drained(more=True)
+        for one in ids:
+            try:
+                with self._session.transaction() as connection:
+                    done = drain(connection, self._installation, shards, ids=[one])
+                total.releases += done.releases
+                total.runs += done.runs
+            except Unavailable:
+                raise
+            except Exception:  # noqa: BLE001 - the others go on
+                _LOG.exception("the scheduler cannot drain release %d; the scheduler tries it again in a minute", one)
+                with self._session.transaction() as connection:
+                    postpone_releases(connection, [one], read_now(connection) + _POSTPONED)
+        return total

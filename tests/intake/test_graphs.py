@@ -1,0 +1,202 @@
+"""`schedule: {after: …}` makes the edges of a graph, which has no cycle and one root whatever is submitted."""
+
+import threading
+from datetime import timedelta
+
+import pytest
+
+from tests.fixtures.database import ClockedDatabase, Database
+from tests.transitions.acts import apply_batch, submission, submit
+from tidewheel.errors import Refused
+from tidewheel.ids import job_id
+from tidewheel.schemas.generated.records import Reply, ReplyStatus
+
+
+def after(*parents: object) -> dict[str, object]:
+    return {"after": list(parents)}
+
+
+def put(database: Database, key: str, *parents: object, **job: object) -> Reply:
+    [reply] = apply_batch(database, node(key, *parents, **job))
+    return reply
+
+
+def node(key: str, *parents: object, **job: object) -> dict[str, object]:
+    return submission(key=key, schedule=after(*parents) if parents else "manual", **job)
+
+
+def refusal(reply: Reply) -> tuple[str, str]:
+    assert reply.status is ReplyStatus.REJECTED, reply
+    return reply.errors[0].path, reply.errors[0].problem
+
+
+def edges(database: Database) -> set[tuple[str, str, str]]:
+    """Return parent, child and condition of the edges in force."""
+    return set(
+        database.rows(
+            "SELECT p.key, c.key, e.condition FROM job_edges e JOIN jobs p ON p.job_id = parent_job_id"
+            " JOIN jobs c ON c.job_id = child_job_id WHERE until_at IS NULL"
+        )
+    )
+
+
+def roots(database: Database) -> dict[str, tuple[str | None, bool]]:
+    """Return each job's root, and whether it has children."""
+    rows = database.rows("SELECT j.key, r.key, j.has_children FROM jobs j LEFT JOIN jobs r ON r.job_id = j.root_job_id")
+    return {key: (root, children) for key, root, children in rows}
+
+
+def test_a_batch_of_parents_and_children_is_one_graph(database: Database) -> None:
+    replies = apply_batch(
+        database,
+        node("a"),
+        node("b", "a"),
+        node("c", {"job": "a", "when": "failure"}),
+        node("d", "b", {"job": "c", "when": "always"}),
+    )
+    assert [reply.status for reply in replies] == [ReplyStatus.ACCEPTED] * 4
+    assert edges(database) == {
+        ("a", "b", "success"),
+        ("a", "c", "failure"),
+        ("b", "d", "success"),
+        ("c", "d", "always"),
+    }
+    assert roots(database) == {"a": ("a", True), "b": ("a", True), "c": ("a", True), "d": ("a", False)}
+    assert database.count("timers") == 0
+    assert database.rows("SELECT DISTINCT finished_at FROM jobs") == [(None,)]
+    assert database.rows("SELECT parents FROM job_edges WHERE child_job_id = %s", [job_id("default", "d")]) == [
+        (2,),
+        (2,),
+    ]
+
+
+def test_an_edit_that_leaves_the_parents_alone_writes_no_edge(clocked: ClockedDatabase) -> None:
+    apply_batch(clocked, node("a"), node("b", "a"))
+    before = clocked.rows("SELECT * FROM job_edges")
+    clocked.advance(timedelta(seconds=1))
+    assert put(clocked, "b", "a", payload=2).job_version == 2
+    assert put(clocked, "b", "a", payload=2).unchanged
+    assert put(clocked, "a", payload=3).job_version == 2
+    assert clocked.rows("SELECT * FROM job_edges") == before
+
+
+def test_an_edit_closes_the_periods_of_the_former_parents(clocked: ClockedDatabase) -> None:
+    apply_batch(clocked, node("a"), node("b", "a"), node("c", "b"))
+    clocked.advance(timedelta(seconds=1))
+    assert put(clocked, "c", "a").status is ReplyStatus.ACCEPTED
+    assert edges(clocked) == {("a", "b", "success"), ("a", "c", "success")}
+    assert roots(clocked) == {"a": ("a", True), "b": ("a", False), "c": ("a", False)}
+    clocked.advance(timedelta(seconds=1))
+    assert put(clocked, "c").status is ReplyStatus.ACCEPTED
+    clocked.advance(timedelta(seconds=1))
+    assert put(clocked, "b").status is ReplyStatus.ACCEPTED
+    assert (edges(clocked), roots(clocked)) == (set(), dict.fromkeys("abc", (None, False)))
+    assert clocked.rows("SELECT count(*), count(until_at) FROM job_edges") == [(3, 3)]
+
+
+def test_a_cycle_is_refused_with_its_path(database: Database) -> None:
+    apply_batch(database, node("a"), node("b", "a"), node("c", "b"))
+    path, problem = refusal(put(database, "a", "c"))
+    assert (path, problem) == ("job.schedule.after.0.job", "it would form a cycle: a → b → c → a")
+    assert refusal(put(database, "a", "a")) == ("job.schedule.after.0.job", "'a' would come after itself")
+    assert database.rows("SELECT version FROM jobs WHERE key = 'a'") == [(1,)]
+
+
+def test_two_concurrent_submits_never_form_a_cycle(database: Database) -> None:
+    apply_batch(database, node("x"), node("y"))
+    gate, replies = threading.Barrier(2), list[Reply]()
+
+    def submit_one(key: str, parent: str) -> None:
+        gate.wait()
+        replies.append(put(database, key, parent))
+
+    threads = [threading.Thread(target=submit_one, args=pair) for pair in (("x", "y"), ("y", "x"))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(reply.status for reply in replies) == [ReplyStatus.ACCEPTED, ReplyStatus.REJECTED]
+    assert len(edges(database)) == 1
+
+
+@pytest.mark.parametrize("parent", ["nobody", "deleted", "other"])
+def test_a_parent_that_is_not_there_is_refused(database: Database, parent: str) -> None:
+    """Absent, deleted, or another tenant's: the answer is the same."""
+    database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
+    apply_batch(database, node("deleted"), {"type": "job.delete", "key": "deleted"}, node("other") | {"tenant": "acme"})
+    assert refusal(put(database, "b", parent)) == ("job.schedule.after.0.job", f"there is no job {parent!r}")
+    assert database.rows("SELECT count(*) FROM jobs WHERE key = 'b'") == [(0,)]
+
+
+def test_two_roots_are_refused(database: Database) -> None:
+    apply_batch(database, node("a"), node("b", "a"), node("x"), node("y", "x"))
+    path, problem = refusal(put(database, "j", "b", "y"))
+    assert (path, problem) == ("job.schedule.after.1.job", "'b' and 'y' belong to different workflows")
+    assert put(database, "j", "b").status is ReplyStatus.ACCEPTED
+    assert put(database, "k", "b", "j").status is ReplyStatus.ACCEPTED
+    # An edit in the middle: k comes after j, and j would move to the other root.
+    path, problem = refusal(put(database, "j", "y"))
+    assert path == "job.schedule"
+    assert "'k'" in problem
+    assert "'x'" in problem
+
+
+def test_a_subtree_moves_to_another_root(database: Database) -> None:
+    apply_batch(database, node("a"), node("b", "a"), node("c", "b"), node("x"))
+    assert put(database, "b", "x").status is ReplyStatus.ACCEPTED
+    assert roots(database) == {"a": (None, False), "b": ("x", True), "c": ("x", False), "x": ("x", True)}
+    assert put(database, "x", "a").status is ReplyStatus.ACCEPTED
+    assert {root for root, _ in roots(database).values()} == {"a"}
+    assert put(database, "b").status is ReplyStatus.ACCEPTED
+    assert roots(database) == {"a": ("a", True), "x": ("a", False), "b": ("b", True), "c": ("b", False)}
+
+
+def test_a_job_with_children_is_not_deleted(database: Database) -> None:
+    apply_batch(database, node("a"), node("b", "a"), node("c", "a"), node("d", "b"))
+    [reply] = apply_batch(database, {"type": "job.delete", "key": "a"})
+    assert refusal(reply) == ("key", "jobs come after it: 'b', 'c'")
+    replies = apply_batch(database, *({"type": "job.delete", "key": key} for key in "abc"))
+    assert [reply.status for reply in replies] == [ReplyStatus.REJECTED, ReplyStatus.REJECTED, ReplyStatus.ACCEPTED]
+    replies = apply_batch(database, *({"type": "job.delete", "key": key} for key in "abd"))
+    assert [reply.status for reply in replies] == [ReplyStatus.ACCEPTED] * 3
+    assert (edges(database), database.rows("SELECT DISTINCT root_job_id, has_children FROM jobs")) == (
+        set(),
+        [(None, False)],
+    )
+    assert refusal(put(database, "b", "a"))[1] == "there is no job 'a'"
+    apply_batch(database, node("a"), node("b", "a"))
+    assert edges(database) == {("a", "b", "success")}
+
+
+def test_sizes_are_bounded(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidewheel.intake.graphs.MAX_NODES", 4)
+    monkeypatch.setattr("tidewheel.intake.graphs.MAX_CHILDREN", 2)
+    apply_batch(database, node("a"), node("b", "a"), node("c", "a"))
+    assert "2 children" in refusal(put(database, "d", "a"))[1]
+    assert put(database, "d", "b").status is ReplyStatus.ACCEPTED
+    assert refusal(put(database, "e", "c"))[1] == "the workflow would have 5 jobs, and may have 4"
+    apply_batch(database, node("x"), node("y", "x"))
+    assert "6 jobs" in refusal(put(database, "x", "c"))[1]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "extra", "path"),
+    [
+        ({"after": []}, {}, "job.schedule.after"),
+        ({"after": ["a", "a"]}, {}, "job.schedule.after.1.job"),
+        ({"after": [{"job": "a", "when": "done"}]}, {}, "job.schedule.after.0.when"),
+        ({"after": ["a"] * 1001}, {}, "job.schedule.after"),
+        ({"after": ["a"], "cron": "* * * * *"}, {}, "job.schedule"),
+        ({"after": ["a"], "timezone": "UTC"}, {}, "job.schedule.timezone"),
+        ({"after": ["a"]}, {"jitter": "5s"}, "job.jitter"),
+        ({"after": ["a"]}, {"catch_up": "skip"}, "job.catch_up"),
+        ({"after": ["a"]}, {"end_at": "2099-01-01T00:00:00Z"}, "job.end_at"),
+        ({"after": ["a"]}, {"exclude_calendars": ["de"]}, "job.exclude_calendars"),
+    ],
+)
+def test_bad_input_names_the_field(database: Database, schedule: object, extra: dict[str, object], path: str) -> None:
+    submit(database, key="a")
+    with pytest.raises(Refused) as refused:
+        submit(database, key="b", schedule=schedule, **extra)
+    assert refused.value.errors[0].path == path
+    assert refused.value.errors[0].remedy

@@ -1,0 +1,147 @@
+"""An occurrence of a workflow: its graph with the latest run of each job, and what a resume runs again.
+
+The run of a job in an occurrence has a derived id for each generation. So a read needs the edges of the occurrence's
+instant, and a look-up by id for each job and generation.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import NamedTuple, cast
+from uuid import UUID
+
+from tidewheel.ids import child_run_id
+from tidewheel.postgres.pg_arrays import uuids
+from tidewheel.postgres.session import Conn, rows_of
+from tidewheel.postgres.statements import Statements
+from tidewheel.runs import DEAD_LETTERED, RunState
+
+_SQL = Statements("tidewheel.transitions")
+_READ_GRAPH = _SQL["read_graph"]
+_READ_RUN_STATES = _SQL["read_run_states"]
+
+MEETS: Mapping[str, frozenset[RunState]] = {
+    "success": frozenset({RunState.SUCCEEDED}),
+    "failure": DEAD_LETTERED,
+    "always": frozenset(RunState),
+}
+"""The ends of a parent that meet each condition."""
+
+_AGAIN = DEAD_LETTERED | {RunState.CANCELLED}  # ends that a resume does not accept
+
+
+class NodeRun(NamedTuple):
+    """The latest run of a job in an occurrence; `read_run_states` returns its columns in this order."""
+
+    run_id: UUID
+    state: str
+    reason: str | None
+    attempt: int
+    started_at: datetime | None
+    finished_at: datetime | None
+
+
+@dataclass(slots=True)
+class Node:
+    """A job in an occurrence.
+
+    Args:
+        job_id: The job.
+        parents: The condition of each parent.
+        run: Its latest run; None if it was not reached.
+    """
+
+    job_id: UUID
+    parents: dict[UUID, str] = field(default_factory=dict[UUID, str])
+    run: NodeRun | None = None
+
+    @property
+    def state(self) -> RunState | None:
+        """The state of its latest run."""
+        return None if self.run is None else RunState(self.run.state)
+
+
+class Again(NamedTuple):
+    """A job that a resume runs again; `unmet` counts the conditions that parents outside do not meet."""
+
+    job_id: UUID
+    parents: int
+    unmet: int
+
+
+def read_occurrence(
+    connection: Conn, root_run_id: UUID, root_job_id: UUID, scheduled_at: datetime, generation: int
+) -> dict[UUID, Node]:
+    """Return the jobs of an occurrence, each after its parents; the root first."""
+    rows = connection.execute(_READ_GRAPH, {"root_job_id": root_job_id, "at": scheduled_at}, binary=True).fetchall()
+    nodes = {root_job_id: Node(root_job_id)}
+    for parent, child, condition in cast("list[tuple[UUID, UUID, str]]", rows):
+        nodes.setdefault(child, Node(child)).parents[parent] = condition
+    ordered = _parents_first(nodes)
+    ids = {
+        job: [run_id_in(job, root_job_id, root_run_id, scheduled_at, each) for each in range(generation, -1, -1)]
+        for job in ordered
+    }
+    columns = {"run_ids": uuids(run for each in ids.values() for run in each)}
+    with connection.cursor(row_factory=rows_of(NodeRun._make), binary=True) as cursor:
+        found = {run.run_id: run for run in cursor.execute(_READ_RUN_STATES, columns)}
+    for job, node in ordered.items():
+        node.run = next((found[run] for run in ids[job] if run in found), None)
+    return ordered
+
+
+def run_id_in(job: UUID, root_job_id: UUID, root_run_id: UUID, scheduled_at: datetime, generation: int) -> UUID:
+    """Return the id of a job's run in a generation of an occurrence."""
+    if job == root_job_id and generation == 0:
+        return root_run_id
+    return child_run_id(job, scheduled_at, root_run_id, generation)
+
+
+def to_run_again(nodes: Mapping[UUID, Node]) -> list[Again]:
+    """Return the jobs that a resume runs again.
+
+    They are those that failed or were cancelled or not reached, and those beneath them that did not succeed.
+    """
+    again: set[UUID] = set()
+    for job, node in nodes.items():  # parents first
+        state = node.state
+        beneath = any(parent in again for parent in node.parents) and state is not RunState.SUCCEEDED
+        if state is None or state in _AGAIN or beneath:
+            again.add(job)
+    return [
+        Again(
+            job,
+            sum(parent in again for parent in nodes[job].parents),
+            sum(
+                parent not in again and nodes[parent].state not in MEETS[condition]
+                for parent, condition in nodes[job].parents.items()
+            ),
+        )
+        for job in nodes
+        if job in again
+    ]
+
+
+def _parents_first(nodes: Mapping[UUID, Node]) -> dict[UUID, Node]:
+    children: defaultdict[UUID, list[UUID]] = defaultdict(list)
+    for job, node in nodes.items():
+        for parent in node.parents:
+            children[parent].append(job)
+    waits = {job: len(node.parents) for job, node in nodes.items()}
+    ready = [job for job, parents in waits.items() if not parents]
+    for job in ready:  # it grows meanwhile
+        for child in children[job]:
+            waits[child] -= 1
+            if not waits[child]:
+                ready.append(child)
+    return {job: nodes[job] for job in ready}
+
+
+def children_of(nodes: Iterable[Node]) -> dict[UUID, list[UUID]]:
+    """Return the children of each job."""
+    found: defaultdict[UUID, list[UUID]] = defaultdict(list)
+    for node in nodes:
+        for parent in node.parents:
+            found[parent].append(node.job_id)
+    return dict(found)
