@@ -940,3 +940,26 @@ WITH looked AS MATERIALIZED (
      LIMIT %(look)s
 )
 {{page_of_audit_log(looked)}}
+
+-- name: list_workflows
+-- Returns a tenant's occurrences of workflows, or those of one root, the newest first.
+-- Index: workflows_by_tenant or workflows_by_job, from its end; jobs_pkey. No lock.
+SELECT w.root_run_id, j.key, w.state, w.scheduled_at, w.generation, w.pending, w.failed, w.reason, w.created_at, w.finished_at
+  FROM workflows AS w
+  JOIN jobs AS j ON j.job_id = w.root_job_id
+ WHERE w.tenant = %(tenant)s AND (%(job_id)s::uuid IS NULL OR w.root_job_id = %(job_id)s)
+ ORDER BY w.root_run_id DESC
+ LIMIT %(limit)s
+
+-- name: show_workflow
+-- Returns one occurrence of a workflow.
+-- Index: workflows_pkey, jobs_pkey. No lock.
+SELECT w.root_run_id, j.key, w.state, w.scheduled_at, w.generation, w.pending, w.failed, w.reason, w.created_at, w.finished_at
+  FROM workflows AS w
+  JOIN jobs AS j ON j.job_id = w.root_job_id
+ WHERE w.root_run_id = %(root_run_id)s AND w.tenant = %(tenant)s
+
+-- name: read_node_keys
+-- Returns the keys of the jobs of a graph.
+-- Index: jobs_pkey. No lock.
+SELECT job_id, key FROM jobs WHERE job_id = ANY (%(job_ids)s::uuid[])

@@ -86,7 +86,7 @@ class EdgeChange:
 
 
 def lock_graphs(connection: Conn, batch: Iterable[ReceivedRequest]) -> set[UUID]:
-    """Lock the graphs that submits and deletes of this batch may change, before any other lock of the transaction.
+    """Lock the graphs that this batch may change, before any other lock of the transaction.
 
     Returns:
         The jobs whose edges may change.
@@ -191,7 +191,7 @@ def _is_child(job: UUID, nodes: Mapping[UUID, UUID]) -> bool:
 
 
 def _lock_jobs(connection: Conn, received: ReceivedRequest, parents: Iterable[UUID]) -> None:
-    """Lock the job and its parents: a run that a client triggers meanwhile comes before the change, or after it."""
+    """Lock the job and its parents: a trigger comes before the change, or after it."""
     ids = sorted({received.job_id, *parents})
     connection.execute(_LOCK_TIMERS, {"job_ids": ids})
     if not try_lock(connection, _LOCK_JOBS_TO_DELETE, {"job_ids": ids}):

@@ -1,4 +1,4 @@
-"""`workflow.pause`, `workflow.resume` and `workflow.cancel`: requests about one occurrence of a workflow.
+"""Requests about one occurrence: `workflow.pause`, `workflow.resume` and `workflow.cancel`.
 
 Each locks the occurrence's row, which a drain locks too. So from the commit on no drain releases a run of an occurrence
 that is paused or cancelled. A cancel of its open runs is a row for each (`pending_cancels`): no executor claims one

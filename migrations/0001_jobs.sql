@@ -106,7 +106,7 @@ CREATE TABLE job_edges (
     until_at      timestamptz,
     tenant        text NOT NULL,
     condition     text NOT NULL CHECK (condition IN ('success', 'failure', 'always')),
-    parents       integer NOT NULL CHECK (parents > 0),
+    parents       integer NOT NULL,
     PRIMARY KEY (parent_job_id, child_job_id, from_at)
 );
 COMMENT ON COLUMN job_edges.until_at IS 'null while the edge is in force';

@@ -27,6 +27,13 @@ DELETE FROM audit_log
 -- No index: a row for each request of an operator, once an hour. Lock: the deleted rows, which have ended.
 DELETE FROM redrives WHERE finished_at < tidewheel_now() - %(keep)s::interval
 
+-- name: delete_old_workflows
+-- Deletes some occurrences of workflows that ended before the retention of runs.
+-- Index: workflows_by_end. Lock: the rows; a resume of one of them may wait.
+DELETE FROM workflows
+ WHERE root_run_id IN (SELECT root_run_id FROM workflows WHERE finished_at < tidewheel_now() - %(keep)s::interval
+                        ORDER BY finished_at LIMIT %(limit)s)
+
 -- name: probe_timers
 -- Returns the database's clock, and the earliest due_at of each of these shards.
 -- Index: timers_due, one descent a shard, from its low-water mark. No lock.

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -133,12 +134,18 @@ def _cores() -> int:
 def _applied(given: Iterator[JobText], url: str, tenant: str, *, dry_run: bool) -> Iterator[LoadResult]:
     with BulkLoader(url, tenant=tenant) as loader:
         children: list[Child] = []
-        for batch in batches(without_children(given, children), SUBMIT_BATCH):
-            yield loader.apply(batch, dry_run=dry_run)
-        ordered = parents_first(children)
-        # A dry run rolls back after each batch: only in one batch do the children find their parents.
-        for batch in batches(ordered, max(len(ordered), 1) if dry_run else SUBMIT_BATCH):
-            yield loader.apply(batch, dry_run=dry_run)
+        others = without_children(given, children)
+        if dry_run:
+            # Each batch of a dry run is rolled back: only in one batch do the children find their parents.
+            listed = list(others)
+            limit = len(listed) + len(children) if children else SUBMIT_BATCH
+            for batch in batches([*listed, *parents_first(children)], limit):
+                yield loader.apply(batch, dry_run=True)
+            return
+        for batch in batches(others, SUBMIT_BATCH):
+            yield loader.apply(batch)
+        for batch in batches(parents_first(children), SUBMIT_BATCH):
+            yield loader.apply(batch)
 
 
 def _all(files: Sequence[str], seen: Callable[[int], None]) -> Iterator[JobText]:

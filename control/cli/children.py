@@ -18,7 +18,7 @@ class Child(NamedTuple):
 
 
 def without_children(given: Iterable[JobText], children: list[Child]) -> Iterator[JobText]:
-    """Yield the jobs without `after`; add the others to `children`, for which their parents must be there first."""
+    """Yield the jobs without `after`; add the others to `children`, which need their parents first."""
     for one in given:
         child = _child(one)
         if child is None:
@@ -28,7 +28,7 @@ def without_children(given: Iterable[JobText], children: list[Child]) -> Iterato
 
 
 def parents_first(children: Sequence[Child]) -> list[JobText]:
-    """Return children in the order in which each finds its parents; those of a cycle last, as in the files.
+    """Return children so that each comes after its parents; those of a cycle last.
 
     >>> b, c = (Child(key, [parent], JobText(key, b"")) for key, parent in ("ba", "cb"))
     >>> [text.place for text in parents_first([c, b])]

@@ -162,6 +162,28 @@ COMMANDS: Mapping[str, Command | Group] = {
             ),
         },
     ),
+    "workflow": Group(
+        "Occurrences of workflows.",
+        {
+            "list": Command("workflows", "list_workflows", "List occurrences of workflows, the newest first."),
+            "show": Command(
+                "workflows", "show_workflow", "Show an occurrence: its graph, with the state of each job's run."
+            ),
+            "pause": Command(
+                "workflows",
+                "pause_workflow",
+                "Release no further run of an occurrence until it is resumed; queued runs go on.",
+            ),
+            "resume": Command(
+                "workflows",
+                "resume_workflow",
+                "Go on with a paused occurrence, or run the failed part of an ended one again.",
+            ),
+            "cancel": Command(
+                "workflows", "cancel_workflow", "Cancel the runs of an occurrence, and release no further one."
+            ),
+        },
+    ),
     "calendar": Group(
         "Named sets of days on which jobs do not fire, or only fire.",
         {

@@ -24,6 +24,7 @@ from tidewheel.control.client.redrives import Redrives
 from tidewheel.control.client.results import Run
 from tidewheel.control.client.runs import FIRST_POLL_SECONDS, LONGEST_POLL_SECONDS, Runs
 from tidewheel.control.client.task_tokens import TaskTokens
+from tidewheel.control.client.workflows import Workflows
 from tidewheel.control.reads.backfills import BackfillProgress
 from tidewheel.control.reads.redrives import Redriving
 from tidewheel.settings.connections import Connections
@@ -124,6 +125,16 @@ class AsyncBackfills(_Part[Backfills]):
         return found
 
 
+class AsyncWorkflows(_Part[Workflows]):
+    """`Client.workflows` for coroutines."""
+
+    list = _call(Workflows.list)
+    get = _call(Workflows.get)
+    pause = _call(Workflows.pause)
+    resume = _call(Workflows.resume)
+    cancel = _call(Workflows.cancel)
+
+
 class AsyncRedrives(_Part[Redrives]):
     """`Client.redrives` for coroutines."""
 
@@ -190,6 +201,7 @@ class AsyncClient(_Part[Client]):
         redrives: Follow, pause, resume and cancel redrives.
         task_tokens: Complete, fail and keep alive an attempt by its task token.
         backfills: Pause, resume and cancel backfills.
+        workflows: List, show, pause, resume and cancel occurrences of workflows.
         calendars: Put, read and delete calendars.
         freezes: Freeze and thaw scopes, and list what is frozen.
         api_keys: Create, list and revoke keys of the HTTP API.
@@ -211,6 +223,7 @@ class AsyncClient(_Part[Client]):
         self.redrives = AsyncRedrives(client.redrives, self._thread)
         self.task_tokens = AsyncTaskTokens(client.task_tokens, self._thread)
         self.backfills = AsyncBackfills(client.backfills, self._thread)
+        self.workflows = AsyncWorkflows(client.workflows, self._thread)
         self.calendars = AsyncCalendars(client.calendars, self._thread)
         self.freezes = AsyncFreezes(client.freezes, self._thread)
         self.api_keys = AsyncApiKeys(client.api_keys, self._thread)

@@ -24,6 +24,7 @@ from tidewheel.control.client.release import OnProgress, ReleaseResult, release
 from tidewheel.control.client.results import BackfillResult, Job, backfill_of, job_of
 from tidewheel.control.client.runs import Runs
 from tidewheel.control.client.task_tokens import TaskTokens
+from tidewheel.control.client.workflows import Workflows
 from tidewheel.control.explain.explain import explain
 from tidewheel.control.explain.explanation import Explanation
 from tidewheel.control.explain.preview import Preview, preview
@@ -49,6 +50,7 @@ class Client:
         redrives: Follow, pause, resume and cancel redrives.
         task_tokens: Complete, fail and keep alive an attempt by its task token.
         backfills: Pause, resume and cancel backfills.
+        workflows: List, show, pause, resume and cancel occurrences of workflows.
         calendars: Put, read and delete calendars.
         freezes: Freeze and thaw scopes, and list what is frozen.
         api_keys: Create, list and revoke keys of the HTTP API.
@@ -69,6 +71,7 @@ class Client:
         self.redrives = Redrives(self._connection)
         self.task_tokens = TaskTokens(self._connection)
         self.backfills = Backfills(self._connection)
+        self.workflows = Workflows(self._connection)
         self.calendars = Calendars(self._connection)
         self.freezes = Freezes(self._connection)
         self.api_keys = ApiKeys(self._connection)

@@ -1,4 +1,4 @@
-"""`schedule: {after: …}` makes the edges of a graph, which has no cycle and one root whatever is submitted."""
+"""`schedule: {after: …}` makes the edges of a graph without a cycle and with one root."""
 
 import threading
 from datetime import timedelta

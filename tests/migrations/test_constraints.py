@@ -37,6 +37,8 @@ OF_ENUMS = {
 OF_WORDS = {
     ("overrides", "kind"): {"skip", "move"},
     ("quarantine", "kind"): {"job", "outbox"},
+    ("job_edges", "condition"): {"success", "failure", "always"},
+    ("workflows", "state"): {"open", "paused", "cancelling", "succeeded", "failed", "cancelled"},
     ("signals", "kind"): {"cancel", "terminate"},
     ("dead_letters", "kind"): {"run", "message"},
     ("members", "role"): {"scheduler", "relay"},

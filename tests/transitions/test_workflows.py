@@ -1,4 +1,4 @@
-"""Ends of runs release the children: one run per job and occurrence, in order, whatever dies or runs at once."""
+"""Ends of runs release the children: one run per job and occurrence, whatever dies."""
 
 import random
 import threading
@@ -415,7 +415,7 @@ def latest_states(database: Database, root: UUID) -> dict[str, str]:
 
 
 def test_resume_runs_the_failed_part_again(database: Database) -> None:
-    """A `failure` branch that has succeeded stays; what the failure skipped runs; the current version is taken."""
+    """A `failure` branch that has succeeded stays; the rest runs in its current version."""
     graph = {**DIAMOND, "e": after("d"), "repair": [("b", "failure")]}
     put(database, graph)
     root = trigger(database, "a")

@@ -39,7 +39,7 @@ class Once:
 
 @dataclass(frozen=True, slots=True)
 class Manual:
-    """A schedule without occurrences of its own: runs come from triggers, or from the parents in a workflow."""
+    """A schedule without occurrences of its own: runs come from triggers or from parents."""
 
     hashed = False
 

@@ -1,4 +1,4 @@
-"""Drain releases: write the runs of the children of runs that have ended, and end occurrences of workflows.
+"""Drain releases: write the runs of children whose parents have ended, and end occurrences.
 
 One transaction takes some releases, adds their marks to the children's joins, writes the runs of children whose first
 or last parent has ended, and deletes the releases. A release that is there has not been drained, and one that is
@@ -170,6 +170,7 @@ class _Version(NamedTuple):
     overlap: str
     definition: bytes
     has_deadlines: bool
+    concurrency_key: str | None
 
 
 @dataclass(slots=True)
@@ -275,7 +276,7 @@ def _open_workflows(connection: Conn, taken: Sequence[Release], parents: set[int
 
 
 def _opens(release: Release) -> bool:
-    """Return True if the root's end opens an occurrence: a skipped root does not, nor one cancelled before it began."""
+    """Return True if the root's end opens an occurrence: it began, and was not skipped."""
     return release.state != RunState.SKIPPED and (release.began or release.state != RunState.CANCELLED)
 
 
@@ -486,7 +487,7 @@ def set_workflow(
 
 
 def _instant(release: Release) -> datetime:
-    """Return the instant whose versions hold: a resume takes the current ones, since it follows a correction."""
+    """Return the instant whose versions hold; a resume follows a correction and takes the current."""
     return release.scheduled_at if release.generation == 0 else _NOW
 
 
@@ -524,6 +525,7 @@ def new_child(
         gates=Gate.FLOW,
         workflow_run_id=release.root_run_id,
         generation=release.generation,
+        concurrency_key=version.concurrency_key,
         blocked=blocked,
     )
 

@@ -1,4 +1,4 @@
-"""An occurrence of a workflow: its graph with the latest run of each job, and what a resume runs again.
+"""An occurrence of a workflow: its graph, each job's latest run, and what a resume repeats.
 
 The run of a job in an occurrence has a derived id for each generation. So a read needs the edges of the occurrence's
 instant, and a look-up by id for each job and generation.

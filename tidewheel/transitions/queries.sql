@@ -1374,7 +1374,8 @@ SELECT job_id, shard, paused, deleted_at IS NOT NULL FROM jobs WHERE job_id = AN
 -- name: read_child_versions
 -- The versions of these jobs that were in force at an instant; infinity is now.
 -- Index: job_versions_pkey. No lock.
-SELECT g.job_id, g.at, v.version, v.handler, v.queue, v.lane, v.overlap, v.definition, v.has_deadlines
+SELECT g.job_id, g.at, v.version, v.handler, v.queue, v.lane, v.overlap, v.definition, v.has_deadlines,
+       v.concurrency_key
   FROM unnest(%(job_ids)s::uuid[], %(instants)s::timestamptz[]) AS g (job_id, at)
  CROSS JOIN LATERAL (
     SELECT w.*
@@ -1453,7 +1454,7 @@ UPDATE job_runs AS o
   FROM unnest(%(run_ids)s::uuid[], %(starts_ms)s::bigint[], %(closes_ms)s::bigint[]) AS given (run_id, starts_ms, closes_ms)
  WHERE o.run_id = given.run_id
 RETURNING o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.attempt, o.scheduled_at, o.publish_at,
-          o.created_at
+          o.created_at, o.concurrency_key
 
 -- name: update_workflows
 -- Updates occurrences after a drain.

@@ -1,0 +1,78 @@
+"""`tidewheel apply` loads a graph from one file, and `tidewheel workflow` shows its occurrences."""
+
+from pathlib import Path
+
+from tests.control.cli.command import json_output, tidewheel
+from tests.fixtures.database import Database
+from tests.transitions.acts import trigger
+from tests.transitions.test_workflows import play
+from tidewheel.control.cli.exit_codes import ExitCode
+from tidewheel.runs import RunState
+
+# Children first: `apply` sorts them.
+GRAPH = """
+- {key: report, schedule: {after: [load, {job: check, when: always}]}, target: report}
+- {key: alarm, schedule: {after: [{job: check, when: failure}]}, target: alarm}
+- {key: load, schedule: {after: extract}, target: load}
+- {key: check, schedule: {after: [extract]}, target: check}
+- {key: extract, schedule: "0 3 * * *", target: extract}
+"""
+
+
+def test_a_graph_of_one_file_is_applied_run_shown_resumed_and_pruned(database: Database, tmp_path: Path) -> None:
+    file = tmp_path / "graph.yaml"
+    file.write_text(GRAPH)
+    assert (
+        tidewheel(database, "apply", file, "--dry-run")
+        .lines[-1]
+        .endswith(": 5 created, 0 updated, 0 unchanged, 0 rejected")
+    )
+    assert tidewheel(database, "apply", file).lines[-1].startswith("5 created")
+    assert tidewheel(database, "apply", file).lines[-1].startswith("0 created, 0 updated, 5 unchanged")
+    root = trigger(database, "extract")
+    play(database, lambda key: RunState.FAILED if key == "check" else RunState.SUCCEEDED)
+    [listed] = json_output(database, "workflow", "list", "extract")["workflows"]
+    assert (listed["root_run_id"], listed["state"], listed["failed"]) == (str(root), "failed", 1)
+    shown = tidewheel(database, "workflow", "show", str(root))
+    drawn = shown.lines[shown.lines.index("") + 1 :]
+    assert sorted(drawn) == sorted(
+        [
+            "+ extract  succeeded",
+            *(
+                ["├─ x check  failed", "│  └─ + alarm  succeeded  (on failure)"]
+                if "├─ x check  failed" in drawn
+                else ["└─ x check  failed", "   └─ + alarm  succeeded  (on failure)"]
+            ),
+            *[line for line in drawn if "load" in line or "report" in line],
+        ]
+    )
+    assert any("report  succeeded" in line for line in drawn)
+    nodes = json_output(database, "workflow", "show", str(root))["nodes"]
+    assert {node["key"]: node["state"] for node in nodes} == {
+        "extract": "succeeded",
+        "load": "succeeded",
+        "check": "failed",
+        "alarm": "succeeded",
+        "report": "succeeded",
+    }
+    assert tidewheel(database, "workflow", "resume", str(root)).lines == [f"workflow {root}: resumed"]
+    assert tidewheel(database, "workflow", "pause", str(root)).lines == [f"workflow {root}: paused"]
+    assert tidewheel(database, "workflow", "cancel", str(root)).lines == [f"workflow {root}: cancelled"]
+    file.write_text("- {key: extract, schedule: manual, target: extract}")
+    assert tidewheel(database, "apply", file, "--prune", "--all").code == ExitCode.DONE
+    assert database.rows("SELECT key FROM jobs WHERE deleted_at IS NULL") == [("extract",)]
+
+
+def test_an_unknown_occurrence_is_refused(database: Database) -> None:
+    done = tidewheel(database, "workflow", "show", "01a1f89d-7409-8c4e-9632-26f1249891bd")
+    assert done.code == ExitCode.NOT_FOUND
+    assert "no occurrence of a workflow" in done.err
+
+
+def test_a_cycle_in_a_file_is_refused(database: Database, tmp_path: Path) -> None:
+    file = tmp_path / "graph.yaml"
+    file.write_text("- {key: a, schedule: {after: b}, target: t}\n- {key: b, schedule: {after: a}, target: t}\n")
+    done = tidewheel(database, "apply", file)
+    assert done.code == ExitCode.FAILED
+    assert "there is no job 'b'" in done.err
+    assert database.count("jobs") == 0
