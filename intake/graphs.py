@@ -260,7 +260,7 @@ def _ensure_acyclic(
     for place, parent in enumerate(parents):
         beneath: UUID = job_id(received.tenant, parent.job)
         if beneath in came_from:
-            steps = [beneath]
+            steps: list[UUID] = [beneath]
             while steps[-1] != received.job_id:
                 steps.append(came_from[steps[-1]])
             keys = {job: node.key for job, node in _read_nodes(connection, steps).items()}

@@ -124,6 +124,8 @@ def _schedule_text(schedule: Mapping[str, object]) -> str:
 
     >>> _schedule_text({"kind": "interval", "interval_us": 90_000_000}), _schedule_text({"kind": "manual"})
     ('every 1m30s', 'manual')
+    >>> _schedule_text({"kind": "after", "parents": [{"job": "a", "when": "success"}, {"job": "b", "when": "always"}]})
+    'after a, b (always)'
     """
     interval = schedule.get("interval_us")
     span = format_duration(timedelta(microseconds=interval)) if isinstance(interval, int) else ""
@@ -138,6 +140,10 @@ def _schedule_text(schedule: Mapping[str, object]) -> str:
             expressions = ", ".join(map(str, as_list(schedule.get("expressions")) or ()))
             zone = schedule.get("timezone")
             return expressions if zone == "UTC" else f"{expressions} {zone}"
+        case "after":
+            parents = [as_object(parent) or {} for parent in as_list(schedule.get("parents")) or ()]
+            named = [f"{one['job']}" + (f" ({one['when']})" if one["when"] != "success" else "") for one in parents]
+            return f"after {', '.join(named[:10])}{', …' if len(named) > 10 else ''}"
         case kind:
             return str(kind)
 

@@ -20,6 +20,7 @@ from tidewheel.control.explain.explanation import (
 from tidewheel.control.explain.facts import InstantFacts, read_instant_facts
 from tidewheel.control.explain.predict import chained, moved_to_future, not_recorded
 from tidewheel.control.explain.text import (
+    FOLLOWS,
     MANUAL,
     NOT_RECORDED,
     deleted,
@@ -176,7 +177,7 @@ def _no_occurrence(facts: InstantFacts, version_span: VersionSpan) -> Verdict:
     if override is not None:
         return Verdict(OccurrenceOutcome.NO_OCCURRENCE, moved_here(override))
     if isinstance(version_span.schedule, Manual):
-        return Verdict(OccurrenceOutcome.NO_OCCURRENCE, MANUAL)
+        return Verdict(OccurrenceOutcome.NO_OCCURRENCE, FOLLOWS if version_span.schedule.follows else MANUAL)
     if version_span.outside_bounds(facts.at):
         return Verdict(OccurrenceOutcome.NO_OCCURRENCE, outside_bounds(facts, version_span), SkipReason.BOUND)
     notes = no_occurrence_notes(version_span.schedule, facts.at)

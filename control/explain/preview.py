@@ -28,7 +28,7 @@ from tidewheel.runs import Overlap
 from tidewheel.schedules.cron_schedule import CronSchedule
 from tidewheel.schedules.describe import describe, to_zone
 from tidewheel.schedules.schedule import TICK, Schedule
-from tidewheel.schedules.simple import FixedDelay, Interval, Once
+from tidewheel.schedules.simple import FixedDelay, Interval, Manual, Once
 from tidewheel.schedules.timer_state import DaySets, TimerState, timer_state, zone_name
 from tidewheel.transitions.decision_inputs import read_day_sets
 
@@ -194,6 +194,8 @@ def _schedule_words(schedule: Schedule, now: datetime) -> Iterator[str]:
         case Once(at=at):
             late = f" That was {length(now - at)} ago: it fires at once, marked late." if at < now else ""
             yield f"Once, at {instant(at)}.{late}"
+        case Manual(follows=True):
+            yield "After its parents: one run for each occurrence of their root. The parents are checked by the submit."
         case _:
             yield "Manual: only triggers create runs."
 

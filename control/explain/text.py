@@ -21,6 +21,7 @@ from tidewheel.schedules.policies import CatchUp
 from tidewheel.schedules.simple import FixedDelay, Once
 from tidewheel.transitions.overlap import REPLACING
 
+FOLLOWS = "The job follows its parents in a workflow: `tidewheel workflow list` has the occurrences."
 MANUAL = "The job's schedule is manual: only triggers create its runs."
 NO_FURTHER_OCCURRENCE = "The schedule has no further occurrence."
 NEXT_POLL_FIRES = "The next poll creates its run."

@@ -14,6 +14,7 @@ from tidewheel.control.explain.dst_notes import occurrence_notes
 from tidewheel.control.explain.explanation import MISFIRE_AFTER, OccurrenceOutcome
 from tidewheel.control.explain.facts import OverrideFacts, read_job_error, read_overrides_around
 from tidewheel.control.explain.text import (
+    FOLLOWS,
     MANUAL,
     NO_FURTHER_OCCURRENCE,
     only_next_known,
@@ -288,7 +289,7 @@ def _words(connection: Conn, job: JobPosition, version_span: VersionSpan, shown:
     if job.paused:
         return f"{paused(job.paused_until)} on_resume is {version_span.policies.on_resume}."
     if isinstance(version_span.schedule, Manual):
-        return MANUAL
+        return FOLLOWS if version_span.schedule.follows else MANUAL
     if isinstance(version_span.schedule, FixedDelay):
         return only_next_known(version_span.schedule)
     return NO_FURTHER_OCCURRENCE if not shown else ""

@@ -455,7 +455,7 @@ def test_resume_of_a_failed_root_and_then_again(database: Database) -> None:
     assert changed(database, "resume", root)
     play(database, lambda key: RunState.FAILED if key in failing else RunState.SUCCEEDED)
     assert latest_states(database, root) == {"a": "succeeded", "b": "succeeded", "c": "failed", "d": "skipped"}
-    failing = set()
+    failing = set[str]()
     assert changed(database, "resume", root)
     play(database)
     assert latest_states(database, root) == dict.fromkeys("abcd", "succeeded")

@@ -62,8 +62,10 @@ def parse_schedule(document: Mapping[str, object], *, job_id: UUID | None = None
             return _cron(document, job_id)
         case "fixed_delay":
             return FixedDelay(_every(document), _bounds(document))
-        case "manual" | "after":
+        case "manual":
             return Manual()
+        case "after":
+            return Manual(follows=True)
         case kind:
             problem = f"{str(kind)[:64]!r} is not a kind of schedule"
             raise ScheduleRefused(problem, "write one of once, interval, fixed_delay, cron, after, manual", "kind")

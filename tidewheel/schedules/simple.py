@@ -39,8 +39,13 @@ class Once:
 
 @dataclass(frozen=True, slots=True)
 class Manual:
-    """A schedule without occurrences of its own: runs come from triggers or from parents."""
+    """A schedule without occurrences of its own: runs come from triggers or from parents.
 
+    Args:
+        follows: True if the job has parents in a workflow.
+    """
+
+    follows: bool = False
     hashed = False
 
     def after(self, instant: datetime) -> datetime | None:

@@ -76,3 +76,11 @@ def test_a_cycle_in_a_file_is_refused(database: Database, tmp_path: Path) -> Non
     assert done.code == ExitCode.FAILED
     assert "there is no job 'b'" in done.err
     assert database.count("jobs") == 0
+
+
+def test_a_job_with_parents_is_described_as_such(database: Database, tmp_path: Path) -> None:
+    file = tmp_path / "graph.yaml"
+    file.write_text(GRAPH)
+    assert tidewheel(database, "apply", file).code == ExitCode.DONE
+    assert "after load, check (always)" in tidewheel(database, "job", "show", "report").out
+    assert "follows its parents" in tidewheel(database, "job", "explain", "report").out

@@ -1,0 +1,44 @@
+"""A scheduler drains releases; one that fails alone stops no other."""
+
+from uuid import UUID
+
+from tests.fixtures.database import Database
+from tests.fixtures.services import until
+from tests.scheduler.test_loop import running
+from tests.transitions.acts import begin, succeed, trigger
+from tests.transitions.test_workflows import after, put
+from tidewheel.ids import job_id
+from tidewheel.scheduler.releases import Releases
+
+
+def end_root(database: Database, key: str) -> UUID:
+    root = trigger(database, key)
+    succeed(database, begin(database, root))
+    return root
+
+
+def queued(database: Database) -> list[str]:
+    return [key for (key,) in database.rows("SELECT key FROM job_runs JOIN jobs USING (job_id) ORDER BY key")]
+
+
+def test_a_running_scheduler_releases_the_children(database: Database) -> None:
+    put(database, {"a": [], "b": after("a")})
+    with running(database):
+        end_root(database, "a")
+        until(lambda: queued(database) == ["b"], "the child is released")
+    assert database.count("releases") == 0
+
+
+def test_a_release_that_fails_alone_is_postponed_and_the_others_go_on(database: Database) -> None:
+    put(database, {"a": [], "b": after("a")})
+    put(database, {"x": [], "y": after("x")})
+    # A child without any version: no drain of it can succeed.
+    database.execute("DELETE FROM job_versions WHERE job_id = %s", [job_id("default", "b")])
+    broken = end_root(database, "a")
+    end_root(database, "x")
+    session = database.session()
+    releases = Releases(session, database.installation)
+    releases.step(range(64))
+    session.close()
+    assert queued(database) == ["y"]
+    assert database.rows("SELECT run_id, due_at > tidewheel_now() + interval '50 s' FROM releases") == [(broken, True)]
