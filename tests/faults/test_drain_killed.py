@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.slow]
 
 ROOTS = 5
 AFTER = {"b": ["a"], "c": ["a"], "d": ["b", "c"], "e": ["d"]}
-GRAPH: dict[str, object] = {"a": "manual"} | {key: {"after": parents} for key, parents in AFTER.items()}
+GRAPH: dict[str, object] = {"a": "manual", **{key: {"after": parents} for key, parents in AFTER.items()}}
 POINTS = ("taken", "locked", "marked", "written", "before_commit", "after_commit")
 
 
