@@ -21,7 +21,7 @@ PARTS = (
 def methods(given: object) -> dict[str, Callable[..., object]]:
     return {
         name: function
-        for name, function in inspect.getmembers(type(given), inspect.isfunction)
+        for name, function in inspect.getmembers(type(given), inspect.isfunction, "workflows")
         if not name.startswith("_")
     }
 
