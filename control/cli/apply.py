@@ -196,9 +196,11 @@ def _prune(url: str, tenant: str, done: LoadResult, scope: _Scope, *, dry_run: b
         yield LoadResult(keys=set(gone))
         return
     with BulkLoader(url, tenant=tenant) as loader, progress_bar("deleting", len(gone)) as seen:
-        deleted, left, refused = 0, gone, list[LoadResult]()
+        deleted, left = 0, gone
+        refused: list[LoadResult] = []
         while left:
-            before, refused = deleted, []
+            before = deleted
+            refused.clear()
             for start in range(0, len(left), SUBMIT_BATCH):
                 result = loader.delete(left[start : start + SUBMIT_BATCH])
                 yield LoadResult(keys=result.keys)

@@ -14,14 +14,15 @@ from tidewheel.errors import UnknownJob
 from tidewheel.runs import RunState
 
 PARTS = (
-    "runs", "dead_letters", "redrives", "task_tokens", "backfills", "calendars", "freezes", "api_keys", "audit_log"
+    "runs", "dead_letters", "redrives", "task_tokens", "backfills", "calendars", "freezes", "api_keys", "audit_log",
+    "workflows",
 )  # fmt: skip
 
 
 def methods(given: object) -> dict[str, Callable[..., object]]:
     return {
         name: function
-        for name, function in inspect.getmembers(type(given), inspect.isfunction, "workflows")
+        for name, function in inspect.getmembers(type(given), inspect.isfunction)
         if not name.startswith("_")
     }
 
