@@ -74,12 +74,12 @@ def test_heartbeat_is_json_with_given_fields_only() -> None:
     context.heartbeat()
     context.heartbeat("half")
     context.heartbeat(checkpoint=Place(page=4))
-    context.heartbeat({"share": math.inf}, [1, None])
+    context.heartbeat({"share": 0.5}, [1, None])
     assert wire.told == [
         (None, None),
         (b'"half"', None),
         (None, b'{"page":4}'),
-        (b'{"share":"Infinity"}', b"[1,null]"),
+        (b'{"share":0.5}', b"[1,null]"),
     ]
 
 
@@ -90,6 +90,7 @@ def test_heartbeat_is_json_with_given_fields_only() -> None:
         ({"checkpoint": "x" * 65535}, r"checkpoint has 65537 bytes as JSON, more than 65536; store the data elsewhere"),
         ({"progress": object()}, r"progress cannot be serialized to JSON .*; use numbers"),
         ({"checkpoint": {"a": {1, object()}}}, r"checkpoint cannot be serialized to JSON"),
+        ({"progress": {"share": math.inf}}, r"progress cannot be serialized to JSON \(share is inf, .*\)"),
         ({"progress": "\ud800"}, r"progress cannot be serialized to JSON"),
     ],
 )

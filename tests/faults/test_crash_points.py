@@ -56,6 +56,7 @@ REAPING = {"reap.before_commit", "reap.after_commit"}
 OWN_TRANSACTIONS = {"complete_in.held", "complete_in.written"}  # in test_own_transactions_killed.py
 BACKFILLING = {"backfilling.before_commit", "backfilling.after_commit"}  # in test_backfill_killed.py
 REDRIVING = {"redriving.before_commit", "redriving.after_commit"}  # in test_redrive_killed.py
+DRAINING = {f"draining.{point}" for point in ("taken", "locked", "written", "marked", "before_commit", "after_commit")}
 FREEING = {"freeing.before_commit", "freeing.after_commit"}  # in test_freeing_killed.py
 # One of each service goes with every test run.
 EACH = {"intake.after_commit", "firing.after_commit", "relay.produced", "claim.after_commit", "completion.after_commit"}
@@ -63,7 +64,7 @@ _MARKED = [pytest.param(name, marks=[] if name in EACH else [pytest.mark.slow]) 
 
 
 def test_every_point_has_its_case() -> None:
-    assert set(CASES) | REAPING | BACKFILLING | REDRIVING | FREEING | OWN_TRANSACTIONS == POINTS
+    assert set(CASES) | REAPING | BACKFILLING | REDRIVING | FREEING | DRAINING | OWN_TRANSACTIONS == POINTS
 
 
 @pytest.mark.slow

@@ -85,8 +85,8 @@ def test_corrections_can_be_parsed(expression: str) -> None:
 
 # document: path, problem, remedy
 DOCUMENTS: dict[str, tuple[dict[str, object], str, str, str]] = {
-    "no kind": ({}, "kind", "'None' is not a kind of schedule", "once, interval, fixed_delay, cron, manual"),
-    "after": ({"kind": "after"}, "kind", "'after' is not a kind of schedule", "once"),
+    "no kind": ({}, "kind", "'None' is not a kind of schedule", "once, interval, fixed_delay, cron, after, manual"),
+    "later": ({"kind": "later"}, "kind", "'later' is not a kind of schedule", "once"),
     "no instant": ({"kind": "once", "at": "tomorrow"}, "at", "'tomorrow' is not an instant", "RFC 3339"),
     "no offset": ({"kind": "once", "at": "2026-01-01T00:00:00"}, "at", "has no UTC offset", "2026-03-29T03:00:00Z"),
     "beyond": ({"kind": "once", "at": "9999-12-31T23:59:59-12:00"}, "at", "is beyond the calendar", "RFC 3339"),

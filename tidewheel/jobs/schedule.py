@@ -121,6 +121,7 @@ def _parents(value: object) -> tuple[object, ...]:
     parents = [value] if isinstance(value, str) else as_list(value)
     if not parents:
         problem = value.problem if isinstance(value, UnreadableValue) else f"{shown(value)} is not valid"
+        problem = "it names no parent" if parents == [] else problem
         raise InvalidValue(problem=problem, remedy='write a list of keys, or of {"job": ..., "when": ...}')
     if len(parents) > MAX_PARENTS:
         remedy = f"write at most {MAX_PARENTS}, or put a job between them"

@@ -1448,9 +1448,9 @@ SELECT run_id, job_id, job_version
 -- Index: job_runs_pkey; job_runs_due and job_runs_deadline change. Lock: rows that lock_blocked has locked.
 UPDATE job_runs AS o
    SET state = %(target)s,
-       publish_at = %(now)s,
-       deadline_at = %(now)s + least(given.starts_ms, given.closes_ms) * interval '1 ms',
-       schedule_to_close_at = %(now)s + given.closes_ms * interval '1 ms'
+       publish_at = %(now)s::timestamptz,
+       deadline_at = %(now)s::timestamptz + least(given.starts_ms, given.closes_ms) * interval '1 ms',
+       schedule_to_close_at = %(now)s::timestamptz + given.closes_ms * interval '1 ms'
   FROM unnest(%(run_ids)s::uuid[], %(starts_ms)s::bigint[], %(closes_ms)s::bigint[]) AS given (run_id, starts_ms, closes_ms)
  WHERE o.run_id = given.run_id
 RETURNING o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.attempt, o.scheduled_at, o.publish_at,
