@@ -27,6 +27,7 @@ from tidewheel.runs import OWNED, AttemptOutcome, RunState
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.places import FreedPlace
 from tidewheel.transitions.requeue import Requeue, requeue_runs
 from tidewheel.transitions.retry import UNKNOWN_OUTCOME
 from tidewheel.transitions.run_keys import settle_keys
@@ -235,7 +236,7 @@ class Reaper:
                 ends.append(end)
             else:
                 requeues.append(Requeue(row.run_id, row.attempt, executor_id, AttemptOutcome.LOST, error_type="Lost"))
-        freed: list[int] = []
+        freed: list[FreedPlace] = []
         finish_runs(connection, self._installation, ends, freed_keys=freed)
         requeue_runs(connection, self._installation, requeues, freed_keys=freed)
         settle_keys(connection, self._installation, freed=freed)

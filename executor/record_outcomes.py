@@ -21,6 +21,7 @@ from tidewheel.transitions.claim import Started
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.places import FreedPlace
 from tidewheel.transitions.requeue import Requeue, requeue_runs
 from tidewheel.transitions.retry import UNKNOWN_OUTCOME, Failure, next_attempt
 from tidewheel.transitions.run_keys import settle_keys
@@ -94,7 +95,7 @@ def record_outcomes(
     cancelled = [(end.run_id, end.attempt) for end in ends if end.state is RunState.CANCELLED]
     busy = start_cancelling(connection, cancelled, executor_id)
     ends = [end for end in ends if end.run_id not in busy] if busy else ends
-    freed: list[int] = []
+    freed: list[FreedPlace] = []
     done = finish_runs(connection, installation, ends, uniform=uniform, freed_keys=freed)
     busy |= done.busy | requeue_runs(connection, installation, requeues, freed_keys=freed).busy
     busy |= wait_runs(connection, waits) | end_cancelled_waits(connection, installation, waits, freed_keys=freed)

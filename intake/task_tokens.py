@@ -35,6 +35,7 @@ from tidewheel.transitions.attempts import REPORTING, ProgressReport, save_progr
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.places import FreedPlace
 from tidewheel.transitions.requeue import Requeue, requeue_runs
 from tidewheel.transitions.retry import Failure, next_attempt
 from tidewheel.transitions.run_keys import settle_keys
@@ -196,7 +197,7 @@ def _complete(connection: Conn, installation: Installation, reports: Sequence[To
     retried = [each for each in reports if each.run.run_id in delays]
     ends = [_end(each) for each in reports if each.run.run_id not in delays]
     # The rows are locked, and their attempts were read under the lock: each of them ends or is requeued.
-    freed: list[int] = []
+    freed: list[FreedPlace] = []
     states = finish_runs(connection, installation, ends, freed_keys=freed).states
     requeues = [_requeue(each, delays[each.run.run_id]) for each in retried]
     requeue_runs(connection, installation, requeues, freed_keys=freed)

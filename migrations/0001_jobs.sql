@@ -93,7 +93,7 @@ COMMENT ON COLUMN job_versions.schedule_json IS 'canonical JSON with explicit de
 COMMENT ON COLUMN job_versions.policy_json IS 'canonical JSON with explicit defaults: catch_up, window, on_resume, jitter, calendars';
 COMMENT ON COLUMN job_versions.definition IS 'Avro JobDefinition in single-object encoding; copied into every run request';
 COMMENT ON COLUMN job_versions.retired_at IS 'the deletion of its job; a version in force at T has effective_at < T <= retired_at';
-COMMENT ON COLUMN job_versions.concurrency_key IS 'the key of its runs, or a template of their payload; at_once, every_us and burst are its limit, as in run_keys';
+COMMENT ON COLUMN job_versions.concurrency_key IS 'the key of its runs; at_once, every_us and burst are its limit, as in run_keys';
 COMMENT ON COLUMN job_versions.has_deadlines IS 'true if schedule_to_start or schedule_to_close is set: firing decodes no other definitions';
 
 -- The edges of graphs, as periods: an edit of a job closes the periods in which it has other parents. The graph of an

@@ -172,6 +172,7 @@ CREATE TABLE run_keys (
     every_us    bigint,
     burst       integer NOT NULL,
     running     integer NOT NULL DEFAULT 0,
+    unclaimed   integer NOT NULL DEFAULT 0,
     has_waiters boolean NOT NULL DEFAULT false,
     tat         timestamptz,
     wake_at     timestamptz,
@@ -188,6 +189,7 @@ COMMENT ON COLUMN run_keys.at_once IS 'the number of places, by the job whose ru
 COMMENT ON COLUMN run_keys.every_us IS 'the microseconds between two starts; null for no rate';
 COMMENT ON COLUMN run_keys.burst IS 'the number of starts at once after a rest';
 COMMENT ON COLUMN run_keys.running IS 'the number of open runs whose gates show a place of this key';
+COMMENT ON COLUMN run_keys.unclaimed IS 'how many of these runs were promoted and have not started';
 COMMENT ON COLUMN run_keys.has_waiters IS 'true if runs may wait for a place: no run without a place starts';
 COMMENT ON COLUMN run_keys.tat IS 'the time at which the whole burst is free again';
 COMMENT ON COLUMN run_keys.wake_at IS 'the time from which the scheduler gives free places to waiting runs; null if an end does';

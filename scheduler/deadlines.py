@@ -26,6 +26,7 @@ from tidewheel.schemas.generated.records import JobDefinition
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.places import FreedPlace
 from tidewheel.transitions.requeue import Requeue, requeue_runs
 from tidewheel.transitions.retry import FINAL_TIMEOUTS, Failure, Timeout, next_attempt, timeout_message, timeout_type
 from tidewheel.transitions.run_keys import settle_keys
@@ -153,7 +154,7 @@ class Deadlines:
                     ends.append(decided)
                 else:
                     requeues.append(decided)
-            freed: list[int] = []
+            freed: list[FreedPlace] = []
             requeued = requeue_runs(connection, self._installation, requeues, freed_keys=freed).runs
             ended = finish_runs(connection, self._installation, ends, freed_keys=freed).states
             settle_keys(connection, self._installation, freed=freed)

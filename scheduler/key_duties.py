@@ -3,8 +3,9 @@
 An end passes its place on itself. This module does what no end does: a rate frees a start at a time, and an end may
 find all waiting runs locked by other transactions. Both set `wake_at`.
 
-The repair walks all keys, some a second. It removes keys that nothing has used for ten minutes. It sets `running` to
-the number of runs that hold a place where the two differ: a manual change, or a partial restore.
+The repair walks all keys once a minute, some a second. It removes keys that nothing has used for ten minutes. Where the
+counters of a key differ from its runs it repairs them: a manual change, or a partial restore. It leaves a key with
+`_MAX_RUNS` open runs or more as it is.
 """
 
 import logging
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import cast
 
+from tidewheel.clock import monotonic_seconds
 from tidewheel.ids import FIRST_KEY_ID
 from tidewheel.postgres.session import Session
 from tidewheel.postgres.statements import Statements
@@ -25,14 +27,19 @@ _LOG = logging.getLogger("tidewheel.scheduler")
 
 _SQL = Statements("tidewheel.scheduler")
 _FIND_WOKEN_KEYS = _SQL["find_woken_keys"]
+_PROBE_KEYS = _SQL["probe_keys"]
 _SCAN_KEYS = _SQL["scan_keys"]
 _REMOVE_IDLE_KEYS = _SQL["remove_idle_keys"]
 _LOCK_KEYS = _SQL["lock_keys"]
 _REPAIR_KEYS = _SQL["repair_keys"]
 
 _MAX_WOKEN = 500  # keys in one transaction: about twenty milliseconds
-_MAX_SCANNED = 1000
+_MAX_SCANNED = 1000  # keys in one step of the repair
+_MAX_RUNS = 20_000  # open runs in one step of the repair: about twenty milliseconds
+_PASS_SECONDS = 60.0
 _IDLE_AFTER = timedelta(minutes=10)
+
+_ScannedRow = tuple[int | None, int | None, bool | None, bool | None]
 
 
 class KeyDuties:
@@ -41,6 +48,7 @@ class KeyDuties:
     def __init__(self, session: Session, installation: Installation) -> None:
         self._session, self._installation = session, installation
         self._after = FIRST_KEY_ID
+        self._next_pass = -math.inf
 
     def promote(self, shards: Sequence[int]) -> tuple[int, float]:
         """Give free places of keys to waiting runs.
@@ -56,32 +64,39 @@ class KeyDuties:
         """
         columns: dict[str, object] = {"shards": list(shards), "count": self._installation.shards, "limit": _MAX_WOKEN}
         with self._session.transaction() as connection:
-            found = connection.execute(_FIND_WOKEN_KEYS, columns, binary=True).fetchall()
-            rows = cast("list[tuple[int, float]]", found)
-            due = [key for key, seconds in rows if seconds <= 0]
-            promoted = settle_keys(connection, self._installation, woken=due).promoted
-        if due:
-            return promoted, 0.0
-        return promoted, min((seconds for _, seconds in rows), default=math.inf)
+            due = [row[0] for row in connection.execute(_FIND_WOKEN_KEYS, columns, binary=True).fetchall()]
+            if due:
+                return settle_keys(connection, self._installation, woken=cast("list[int]", due)).promoted, 0.0
+            found = connection.execute(_PROBE_KEYS, columns, binary=True).fetchone()
+        return 0, max(cast("float", found[0]), 0.0) if found else math.inf
 
     def repair(self) -> int:
         """Walk some keys; return the number of runs that got a place.
 
+        A pass over all keys begins a minute after the last one began, or later.
+
         Raises:
             Unavailable: The database does not answer.
         """
+        if self._after == FIRST_KEY_ID:
+            if monotonic_seconds() < self._next_pass:
+                return 0
+            self._next_pass = monotonic_seconds() + _PASS_SECONDS
         columns: dict[str, object] = {
             "after": self._after,
             "limit": _MAX_SCANNED,
+            "budget": _MAX_RUNS,
             "idle_after": _IDLE_AFTER,
             "holds": Gate.HOLDS_KEY,
         }
         with self._session.transaction() as connection:
-            rows = cast("list[tuple[int, bool, bool]]", connection.execute(_SCAN_KEYS, columns, binary=True).fetchall())
-            self._after = rows[-1][0] if len(rows) == _MAX_SCANNED else FIRST_KEY_ID
-            if idle := [key for key, is_idle, _ in rows if is_idle]:
+            rows = cast("list[_ScannedRow]", connection.execute(_SCAN_KEYS, columns, binary=True).fetchall())
+            # Before the writes: a key that fails is left to the next pass.
+            self._after = FIRST_KEY_ID if rows[0][0] is None else rows[0][0]
+            scanned = [(key, is_idle, is_wrong) for _, key, is_idle, is_wrong in rows if key is not None]
+            if idle := [key for key, is_idle, _ in scanned if is_idle]:
                 connection.execute(_REMOVE_IDLE_KEYS, {**columns, "key_ids": idle})
-        wrong = [key for key, _, is_wrong in rows if is_wrong]
+        wrong = [key for key, _, is_wrong in scanned if is_wrong]
         if not wrong:
             return 0
         with self._session.transaction() as connection:

@@ -473,30 +473,71 @@ SELECT DISTINCT o.job_id, o.tenant
    AND NOT EXISTS (SELECT FROM active_runs AS t WHERE t.job_id = o.job_id AND t.has_waiters)
  LIMIT 1000
 
+-- part: mine(k)
+-- The keys whose ids fall into these shards.
+mod(mod(k.key_id, %(count)s::bigint) + %(count)s::bigint, %(count)s::bigint) = ANY (%(shards)s::integer[])
+
 -- name: find_woken_keys
--- Returns the keys whose waiting runs may get a place first, with the seconds until then.
+-- Returns the keys whose waiting runs may get a place now, the longest due first.
 -- Index: run_keys_wake. No lock: the result is checked again under a lock.
-SELECT k.key_id, extract(epoch FROM k.wake_at - (SELECT tidewheel_now()))::float8
+SELECT k.key_id
   FROM run_keys AS k
- WHERE k.wake_at IS NOT NULL
-   AND mod(mod(k.key_id, %(count)s::bigint) + %(count)s::bigint, %(count)s::bigint) = ANY (%(shards)s::integer[])
+ WHERE k.wake_at <= (SELECT tidewheel_now())
+   AND {{mine(k)}}
  ORDER BY k.wake_at
  LIMIT %(limit)s
 
+-- name: probe_keys
+-- Returns the seconds until the next key is due; no row if none is.
+-- Index: run_keys_wake. No lock.
+SELECT extract(epoch FROM k.wake_at - (SELECT tidewheel_now()))::float8
+  FROM run_keys AS k
+ WHERE k.wake_at IS NOT NULL
+   AND {{mine(k)}}
+ ORDER BY k.wake_at
+ LIMIT 1
+
+-- part: idle(k)
+-- The condition that nothing uses a key. With a rate whose starts are not all free it is in use: without its row they were.
+k.running = 0 AND NOT k.has_waiters AND (k.tat IS NULL OR k.tat <= (SELECT tidewheel_now()))
+AND k.used_at < (SELECT tidewheel_now()) - %(idle_after)s::interval
+
 -- name: scan_keys
--- Returns the next keys, whether each is idle, and whether its counter differs from its runs that hold a place.
--- Index: run_keys_pkey, job_runs_by_key; reads at most 10,000 open runs of a key. No lock: checked again under a lock.
--- Why: an end in a client's own transaction keeps its place until its deferred effect is applied.
-SELECT k.key_id,
-       k.running = 0 AND NOT k.has_waiters AND k.used_at < (SELECT tidewheel_now()) - %(idle_after)s::interval,
-       held.rows < 10000
-       AND k.running <> held.places + (SELECT count(*) FROM deferred_effects AS d WHERE d.key_id = k.key_id)
-  FROM (SELECT * FROM run_keys WHERE key_id > %(after)s ORDER BY key_id LIMIT %(limit)s) AS k
- CROSS JOIN LATERAL (
-    SELECT count(*) AS rows, count(*) FILTER (WHERE o.gates & %(holds)s <> 0) AS places
-      FROM (SELECT r.gates FROM job_runs AS r WHERE r.key_id = k.key_id LIMIT 10000) AS o
-  ) AS held
- ORDER BY k.key_id
+-- Returns the position up to which keys were read, the keys up to there, whether each is idle, and whether its counters
+-- differ from its runs. Reads so many keys and so many open runs.
+-- Index: run_keys_pkey, job_runs_by_key. No lock: checked again under a lock.
+-- Why: the last key of a full read may have more runs, so the next read begins with it. One that fills a read is left
+-- out. An end in a client's own transaction keeps its place until its deferred effect is applied.
+WITH listed AS MATERIALIZED (
+    SELECT * FROM run_keys WHERE key_id > %(after)s ORDER BY key_id LIMIT %(limit)s
+), opened AS MATERIALIZED (
+    SELECT r.key_id, r.gates, r.started_at
+      FROM job_runs AS r
+     WHERE r.key_id > %(after)s AND r.key_id <= (SELECT max(l.key_id) FROM listed AS l)
+     ORDER BY r.key_id
+     LIMIT %(budget)s
+), reached AS MATERIALIZED (
+    SELECT CASE WHEN count(*) < %(budget)s THEN (SELECT max(l.key_id) FROM listed AS l)
+                WHEN min(o.key_id) = max(o.key_id) THEN max(o.key_id)
+                ELSE max(o.key_id) - 1 END AS key_id,
+           CASE WHEN count(*) = %(budget)s AND min(o.key_id) = max(o.key_id) THEN max(o.key_id) END AS left_out
+      FROM opened AS o
+), held AS MATERIALIZED (
+    SELECT o.key_id, count(*) AS places, count(*) FILTER (WHERE o.started_at IS NULL) AS unclaimed
+      FROM opened AS o
+     WHERE o.gates & %(holds)s <> 0
+     GROUP BY o.key_id
+), deferred AS MATERIALIZED (
+    SELECT d.key_id, count(*) AS places FROM deferred_effects AS d WHERE d.key_id IS NOT NULL GROUP BY d.key_id
+)
+SELECT reached.key_id, k.key_id, {{idle(k)}},
+       k.key_id IS DISTINCT FROM reached.left_out
+       AND (k.running <> coalesce(held.places, 0) + coalesce(deferred.places, 0)
+            OR k.unclaimed <> coalesce(held.unclaimed, 0))
+  FROM reached
+  LEFT JOIN listed AS k ON k.key_id <= reached.key_id
+  LEFT JOIN held ON held.key_id = k.key_id
+  LEFT JOIN deferred ON deferred.key_id = k.key_id
 
 -- name: remove_idle_keys
 -- Deletes keys that are idle still.
@@ -505,8 +546,7 @@ DELETE FROM run_keys
  WHERE key_id IN (SELECT k.key_id
                     FROM run_keys AS k
                    WHERE k.key_id = ANY (%(key_ids)s::bigint[])
-                     AND k.running = 0 AND NOT k.has_waiters
-                     AND k.used_at < (SELECT tidewheel_now()) - %(idle_after)s::interval
+                     AND {{idle(k)}}
                    ORDER BY k.key_id
                      FOR UPDATE SKIP LOCKED)
 
@@ -516,18 +556,25 @@ DELETE FROM run_keys
 SELECT key_id FROM run_keys WHERE key_id = ANY (%(key_ids)s::bigint[]) ORDER BY key_id FOR UPDATE
 
 -- name: repair_keys
--- Sets the counters of keys to the number of runs that hold a place.
+-- Sets the counters of keys to the numbers of runs that hold a place, and of those that have not started.
 -- Index: run_keys_pkey, job_runs_by_key. Lock: rows that lock_keys has locked.
 -- Why: a later statement than the lock: a transaction that changes places of a key holds its row until its commit.
+WITH deferred AS MATERIALIZED (
+    SELECT d.key_id, count(*) AS places FROM deferred_effects AS d WHERE d.key_id IS NOT NULL GROUP BY d.key_id
+)
 UPDATE run_keys AS k
-   SET running = held.places
+   SET running = held.places + held.deferred, unclaimed = held.unclaimed
   FROM (
-    SELECT w.key_id,
-           (SELECT count(*) FROM job_runs AS o WHERE o.key_id = w.key_id AND o.gates & %(holds)s <> 0)
-               + (SELECT count(*) FROM deferred_effects AS d WHERE d.key_id = w.key_id) AS places
+    SELECT w.key_id, o.places, o.unclaimed,
+           coalesce((SELECT d.places FROM deferred AS d WHERE d.key_id = w.key_id), 0) AS deferred
       FROM unnest(%(key_ids)s::bigint[]) AS w (key_id)
+     CROSS JOIN LATERAL (
+        SELECT count(*) AS places, count(*) FILTER (WHERE r.started_at IS NULL) AS unclaimed
+          FROM job_runs AS r
+         WHERE r.key_id = w.key_id AND r.gates & %(holds)s <> 0
+     ) AS o
   ) AS held
- WHERE k.key_id = held.key_id AND k.running <> held.places
+ WHERE k.key_id = held.key_id AND (k.running <> held.places + held.deferred OR k.unclaimed <> held.unclaimed)
 
 -- name: drop_stale_signals
 -- Deletes signals of ended runs that no executor has read: it has died.

@@ -1,5 +1,6 @@
 """Concurrency keys: never more runs of a key at once than it has places, and nothing left behind."""
 
+import math
 import random
 import threading
 from collections.abc import Sequence
@@ -29,12 +30,13 @@ from tests.transitions.stepping import in_background
 from tidewheel.errors import Unavailable
 from tidewheel.ids import key_id
 from tidewheel.postgres.session import UNIFORM, Conn
-from tidewheel.runs import AttemptOutcome, Overlap, RunState
+from tidewheel.runs import AttemptOutcome, Gate, Overlap, RunState
 from tidewheel.scheduler.key_duties import KeyDuties
 from tidewheel.transitions.claim import Claim, Claimed, Started, claim_keyed, claim_runs, contest_runs
 from tidewheel.transitions.deferred_effects import apply_deferred_effects
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
+from tidewheel.transitions.places import FreedPlace
 from tidewheel.transitions.requeue import Requeue, requeue_runs
 from tidewheel.transitions.run_keys import settle_keys
 
@@ -48,6 +50,7 @@ CROWDED: LiteralString = """
 SELECT key_id, count(*) FROM job_runs
  WHERE state IN ('running', 'waiting', 'cancelling') AND key_id = ANY (%s) GROUP BY key_id HAVING count(*) > %s
 """
+KEYS = {"a": 1, "b": 2, "c": 7, "d": 3, "e": 1}
 PLACES = 3
 RUNS = 240
 THREADS = 4
@@ -169,32 +172,113 @@ def test_completion_in_a_clients_transaction_gives_the_place_back_later(database
     assert open_run(database, second).state == RunState.QUEUED
 
 
+LIMITING = [overlap for overlap in Overlap if overlap is not Overlap.ALLOW_ALL]
+
+
+@pytest.mark.parametrize("overlap", LIMITING)
+def test_key_and_an_overlap_policy_agree_about_who_is_first(database: Database, overlap: Overlap) -> None:
+    keyed(database)
+    other = begin(database, trigger(database))
+    submit(database, "limited", concurrency_key="acme", overlap=overlap)
+    first, second = trigger(database, "limited"), trigger(database, "limited")
+    for run in (first, second):
+        arrive(database, run)
+    succeed(database, other)
+    if overlap in {Overlap.CANCEL_OTHER, Overlap.TERMINATE_OTHER}:
+        assert final_state(database, first)[0] == RunState.CANCELLED
+        [started] = arrive(database, second)
+        succeed(database, started)
+    else:
+        [started] = arrive(database, first)
+        succeed(database, started)
+        if overlap is Overlap.SKIP:
+            assert final_state(database, second)[0] == RunState.SKIPPED
+        else:
+            [started] = arrive(database, second)
+            succeed(database, started)
+    assert key_row(database) == (0, False, False)
+    assert (database.count("job_runs"), database.count("active_runs")) == (0, 0)
+
+
+def arrive(database: Database, run: UUID) -> list[Started]:
+    """Claim as an executor does: at once, and with a look at other runs of the job if it is undecided."""
+    claimed = claim_fast(database, run)
+    return list(claimed.started) if claimed.started or claimed.waiting else list(claim(database, run).started)
+
+
+def test_buffered_run_gives_its_place_back(database: Database) -> None:
+    submit(database, concurrency_key="acme", overlap="buffer_all")
+    first, second = trigger(database), trigger(database)
+    arrive(database, first)
+    # As a release without the rule left it: a promoted run that is not the active one.
+    database.execute(
+        "UPDATE job_runs SET gates = gates | %s WHERE run_id = %s", [int(Gate.HOLDS_KEY | Gate.MET), second]
+    )
+    database.execute("UPDATE run_keys SET running = 2, unclaimed = 1")
+    arrive(database, second)
+    assert database.rows("SELECT running, unclaimed FROM run_keys") == [(1, 0)]
+
+
 def test_rate_lets_runs_start_one_after_another(clocked: ClockedDatabase) -> None:
     clocked.stop_clock()
     keyed(clocked, rate="1/s", burst=2)
-    runs = [trigger(clocked) for _ in range(5)]
+    runs = sorted(trigger(clocked) for _ in range(5))  # of one instant: the smallest is first
     claimed = claim(clocked, *runs)
     assert len(claimed.started) == 2
     assert len(claimed.waiting) == 3
     duties = KeyDuties(clocked.session(), clocked.installation)
     promoted, seconds = duties.promote(range(clocked.installation.shards))
     assert (promoted, seconds) == (0, 1.0)
-    for _ in range(3):
+    for run in runs[2:]:
         clocked.advance(timedelta(seconds=1))
         assert duties.promote(range(clocked.installation.shards))[0] == 1
-    assert {open_run(clocked, run).state for run in claimed.waiting} == {RunState.QUEUED}
+        begin(clocked, run)
+    assert clocked.rows("SELECT running, unclaimed FROM run_keys") == [(5, 0)]
 
 
 def test_rate_after_an_outage_is_the_burst_and_no_more(clocked: ClockedDatabase) -> None:
     clocked.stop_clock()
-    keyed(clocked, rate="10/s", burst=3)
-    runs = [trigger(clocked) for _ in range(30)]
+    keyed(clocked, rate="1/min", burst=3)
+    runs = sorted(trigger(clocked) for _ in range(30))
     claim(clocked, *runs)
-    clocked.advance(timedelta(minutes=10))
     duties = KeyDuties(clocked.session(), clocked.installation)
-    assert duties.promote(range(clocked.installation.shards))[0] <= 3 + 3, (
-        "the burst, and a quarter of a second's starts"
-    )
+    for _ in range(10):
+        clocked.advance(timedelta(minutes=1))
+        duties.promote(range(clocked.installation.shards))
+    rows = clocked.rows("SELECT run_id FROM job_runs WHERE state = 'queued' ORDER BY scheduled_at, run_id")
+    promoted = [row[0] for row in rows]
+    assert promoted == runs[3:6], "no more than the burst is promoted while no executor claims"
+    assert duties.promote(range(clocked.installation.shards)) == (0, math.inf), "a start or an end wakes the key"
+    apply_batch(clocked, {"type": "run.cancel", "run_id": str(promoted[0])})
+    claimed = claim(clocked, *promoted[1:])
+    assert (len(claimed.started), claimed.promoted) == (2, 0), "the executors find the burst, and then the rate"
+    clocked.advance(timedelta(minutes=1))
+    assert duties.promote(range(clocked.installation.shards))[0] == 1
+    assert clocked.rows("SELECT running, unclaimed FROM run_keys") == [(7, 2)], "the cancel passed its start on"
+
+
+def test_key_with_a_slow_rate_is_not_idle(clocked: ClockedDatabase) -> None:
+    clocked.stop_clock()
+    keyed(clocked, rate="1/day")
+    succeed(clocked, begin(clocked, trigger(clocked)))
+    clocked.advance(timedelta(hours=1))
+    KeyDuties(clocked.session(), clocked.installation).repair()
+    second = trigger(clocked)
+    assert claim(clocked, second).waiting == {second}
+
+
+def test_repair_reads_so_many_runs_and_goes_on(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key with more runs than one step reads must not keep the repair from the others."""
+    monkeypatch.setattr("tidewheel.scheduler.key_duties._MAX_RUNS", 4)
+    keyed(database, at_once=100)
+    runs = [trigger(database, concurrency_key=name) for name, count in KEYS.items() for _ in range(count)]
+    claim(database, *runs)
+    database.execute("UPDATE run_keys SET running = running + 1, unclaimed = 1")
+    duties = KeyDuties(database.session(), database.installation)
+    for _ in range(10):
+        duties.repair()
+    found = {key: counters for key, *counters in database.rows("SELECT key, running, unclaimed FROM run_keys")}
+    assert found == {name: [count, 0] for name, count in KEYS.items()} | {"c": [8, 1]}
 
 
 def test_idle_keys_are_removed_and_wrong_counters_repaired(clocked: ClockedDatabase) -> None:
@@ -202,15 +286,15 @@ def test_idle_keys_are_removed_and_wrong_counters_repaired(clocked: ClockedDatab
     succeed(clocked, begin(clocked, trigger(clocked)))
     second, third = trigger(clocked), trigger(clocked)
     claim(clocked, second, third)
-    clocked.execute("UPDATE run_keys SET running = 7")
-    duties = KeyDuties(clocked.session(), clocked.installation)
-    duties.repair()
+    clocked.execute("UPDATE run_keys SET running = 7, unclaimed = 2")
+    KeyDuties(clocked.session(), clocked.installation).repair()
     assert key_row(clocked) == (1, True, False)
+    assert clocked.value("SELECT unclaimed FROM run_keys") == 0
     apply_batch(clocked, {"type": "runs.cancel", "key": "job"})
     clocked.execute("DELETE FROM job_runs")
     clocked.execute("UPDATE run_keys SET running = 0, has_waiters = false")
     clocked.advance(timedelta(minutes=11))
-    duties.repair()
+    KeyDuties(clocked.session(), clocked.installation).repair()
     assert clocked.count("run_keys") == 0
 
 
@@ -265,7 +349,7 @@ class Fire:
 
     def _end(self, connection: Conn, rng: random.Random, executor: UUID, done: Sequence[Started]) -> set[UUID]:
         """End attempts, some by a retry or as lost; return those that were locked."""
-        freed: list[int] = []
+        freed: list[FreedPlace] = []
         ends: list[RunEnd] = []
         again: list[Requeue] = []
         for one in done:
@@ -314,5 +398,5 @@ def test_keys_under_fire_admit_never_too_many_and_leave_nothing(database: Databa
     for helper in helpers:
         helper.result(30)
     assert fire.failures == []
-    assert database.rows("SELECT running FROM run_keys WHERE running <> 0 OR (has_waiters AND wake_at IS NULL)") == []
+    assert database.rows("SELECT * FROM run_keys WHERE running <> 0 OR unclaimed <> 0 OR has_waiters") == []
     assert database.count("active_runs") == 0

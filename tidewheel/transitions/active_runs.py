@@ -145,6 +145,8 @@ def transfer_active_runs(connection: Conn, transfers: Sequence[tuple[UUID, UUID]
 def buffer_runs(connection: Conn, requests: Sequence[AcquireRequest]) -> set[UUID]:
     """Buffer queued runs behind the active run of their job; the caller has locked both.
 
+    A run that held a place of its key holds none from now on: the caller gives it back.
+
     Returns:
         The runs that wait now.
     """
@@ -155,6 +157,7 @@ def buffer_runs(connection: Conn, requests: Sequence[AcquireRequest]) -> set[UUI
         "sources": sources(Move.BUFFER),
         "target": target(Move.BUFFER),
         "met": Gate.MET,
+        "holds": Gate.HOLDS_KEY,
     }
     buffered = {row[0] for row in connection.execute(_BUFFER_RUNS, columns, binary=True) if isinstance(row[0], UUID)}
     mark_waiters(connection, {(request.job_id, request.tenant) for request in requests})

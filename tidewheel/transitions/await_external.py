@@ -16,6 +16,7 @@ from tidewheel.runs import Move, RunState, sources, target
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.places import FreedPlace
 
 _SQL = Statements("tidewheel.transitions")
 _WAIT_RUNS = _SQL["wait_runs"]
@@ -66,7 +67,7 @@ def wait_runs(connection: Conn, waits: Sequence[Wait]) -> set[UUID]:
 
 
 def end_cancelled_waits(
-    connection: Conn, installation: Installation, waits: Sequence[Wait], *, freed_keys: list[int] | None = None
+    connection: Conn, installation: Installation, waits: Sequence[Wait], *, freed_keys: list[FreedPlace] | None = None
 ) -> set[UUID]:
     """End runs with a cancel request that came before they waited: no other process would end them.
 

@@ -84,7 +84,7 @@ class Started(NamedTuple):
     claimed_from: str | None = None
 
 
-_KeyedRow = tuple[UUID, int, bool, datetime]
+_KeyedRow = tuple[UUID, int, bool, datetime, bool]
 _UniformRow = tuple[UUID, int, int, datetime, datetime, datetime | None]
 
 
@@ -175,7 +175,8 @@ def claim_keyed(connection: Conn, installation: Installation, claims: Sequence[C
             "holds": Gate.HOLDS_KEY,
         }
         found = cast("list[_KeyedRow]", connection.execute(_LOCK_KEYED, columns, binary=True).fetchall())
-        arrivals += [Arrival(run_id, key, holds, scheduled_at) for run_id, key, holds, scheduled_at in found]
+        # Another run of the job would start unseen, or wait for this one, if it waited before it is the active run.
+        arrivals += [Arrival._make(row) for row in found]
     if not arrivals:
         return Claimed()
     allow_waits(connection)

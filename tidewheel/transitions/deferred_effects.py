@@ -21,6 +21,7 @@ from tidewheel.transitions.active_runs import release_active_runs
 from tidewheel.transitions.after_end import keep_inputs, reset_failures, schedule_after_end
 from tidewheel.transitions.finished import FinishedRun
 from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.places import FreedPlace
 from tidewheel.transitions.run_keys import settle_keys
 
 _SQL = Statements("tidewheel.transitions")
@@ -63,7 +64,7 @@ def add_deferred_effects(connection: Conn, finished: Sequence[FinishedRun]) -> N
     deferred = [
         run
         for run in finished
-        if run.sets_next_time or _succeeds(run) or run.moves_inputs or run.may_be_active or run.held_key is not None
+        if run.sets_next_time or _succeeds(run) or run.moves_inputs or run.may_be_active or run.held_place is not None
     ]
     if not deferred:
         return
@@ -76,7 +77,7 @@ def add_deferred_effects(connection: Conn, finished: Sequence[FinishedRun]) -> N
         "reset_failures": [_succeeds(run) for run in deferred],
         "inputs_at": instants(run.row.created_at if run.moves_inputs else None for run in deferred),
         "release_job": [run.may_be_active for run in deferred],
-        "key_ids": [run.held_key for run in deferred],
+        "key_ids": [place.key_id if (place := run.held_place) else None for run in deferred],
     }
     connection.execute(_ADD_DEFERRED_EFFECTS, columns)
 
@@ -95,5 +96,6 @@ def apply_deferred_effects(connection: Conn, installation: Installation) -> int:
     reset_failures(connection, (end.job_id for end in effects if end.reset_failures))
     keep_inputs(connection, [(end.run_id, end.inputs_at, end.ended_at) for end in effects if end.inputs_at])
     release_active_runs(connection, installation, [(end.job_id, end.run_id) for end in effects if end.release_job])
-    settle_keys(connection, installation, freed=[end.key_id for end in effects if end.key_id is not None])
+    # A client completes started runs only.
+    settle_keys(connection, installation, freed=[FreedPlace(end.key_id) for end in effects if end.key_id is not None])
     return len(effects)

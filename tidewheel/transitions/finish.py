@@ -28,6 +28,7 @@ from tidewheel.transitions.dead_letters import dead_letter_run
 from tidewheel.transitions.deferred_effects import add_deferred_effects
 from tidewheel.transitions.finished import ClosedRun, Ended, FinishedRun, RunEnd
 from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.places import FreedPlace
 from tidewheel.transitions.releases import write_releases
 from tidewheel.transitions.run_keys import settle_keys
 from tidewheel.transitions.run_messages import Definitions, build_requests
@@ -59,7 +60,7 @@ def finish_runs(
     *,
     lasting: bool = False,
     uniform: bool = False,
-    freed_keys: list[int] | None = None,
+    freed_keys: list[FreedPlace] | None = None,
 ) -> Ended:
     """End runs, in the caller's transaction.
 
@@ -72,7 +73,7 @@ def finish_runs(
             transaction holds the runs, so a cancel that was accepted meanwhile comes too late.
         uniform: True in a session with the options `UNIFORM`, if the caller repeats everything without it when the
             transaction meets a lock: successes end by one statement that waits for locks, in run_id order.
-        freed_keys: Gets the key of each place that an ended run held, for a caller that gives back all places of its
+        freed_keys: Gets the place that each ended run held, for a caller that gives back all places of its
             transaction at once (`settle_keys`): keys are its last locks. Without it they are given back here.
 
     Raises:
@@ -113,7 +114,7 @@ def finish_runs(
     cancelled = [run.end.run_id for run in finished if run.row.state == RunState.CANCELLING]
     if cancelled:
         connection.execute(_DROP_SIGNALS, {"run_ids": cancelled})
-    freed = [] if lasting else [key for run in finished if (key := run.held_key) is not None]
+    freed = [] if lasting else [place for run in finished if (place := run.held_place) is not None]
     if freed_keys is not None:
         freed_keys += freed
     elif freed:

@@ -11,6 +11,7 @@ from uuid import UUID
 from tidewheel.ids import read_uuid
 from tidewheel.runs import AttemptOutcome, Cause, Gate, RunState
 from tidewheel.schemas.generated import records
+from tidewheel.transitions.places import FreedPlace
 
 _LONG = timedelta(days=1)  # inputs of runs that end sooner are dropped a day after them
 
@@ -168,9 +169,12 @@ class FinishedRun(NamedTuple):
         return bool(self.row.gates & Gate.MET)
 
     @property
-    def held_key(self) -> int | None:
-        """The key of which it held a place."""
-        return self.row.key_id if self.row.gates & Gate.HOLDS_KEY else None
+    def held_place(self) -> FreedPlace | None:
+        """The place of its key that it held."""
+        row = self.row
+        if row.key_id is None or not row.gates & Gate.HOLDS_KEY:
+            return None
+        return FreedPlace(row.key_id, started=row.started_at is not None)
 
 
 @dataclass(slots=True)

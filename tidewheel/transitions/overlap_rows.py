@@ -38,7 +38,7 @@ from tidewheel.transitions.overlap import (
     OverlapDecision,
     decide,
 )
-from tidewheel.transitions.places import Arrival
+from tidewheel.transitions.places import Arrival, FreedPlace
 
 REPLACING_WORDS = words(sorted(REPLACING))
 
@@ -93,7 +93,7 @@ class OverlapResult:
         undecided: Claimed runs to be claimed again, because another transaction holds the row of a run to be replaced.
         replaced: Started runs that ended as cancelled.
         cancel_requested: Active runs that execute and now have a cancel request.
-        freed_keys: The key of each place that an ended run held; the caller gives them back.
+        freed_keys: The places that ended and buffered runs held; the caller gives them back.
     """
 
     not_started: set[UUID] = field(default_factory=set[UUID])
@@ -102,7 +102,7 @@ class OverlapResult:
     undecided: set[UUID] = field(default_factory=set[UUID])
     replaced: set[UUID] = field(default_factory=set[UUID])
     cancel_requested: set[UUID] = field(default_factory=set[UUID])
-    freed_keys: list[int] = field(default_factory=list[int])
+    freed_keys: list[FreedPlace] = field(default_factory=list[FreedPlace])
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,16 +268,22 @@ def _apply(connection: Conn, installation: Installation, cases: Sequence[_Case])
     ends = [_end(each.run_id, each.attempt, RunState.CANCELLED, each.executor_id) for each in ended]
     ends += [_end(run, c.attempt_of(run), RunState.CANCELLED) for c in cases for run in c.decision.cancelled]
     ends += [_end(run, c.attempt_of(run), RunState.SKIPPED) for c in cases for run in c.decision.skipped]
-    freed_keys: list[int] = []
+    freed_keys: list[FreedPlace] = []
     states = finish_runs(connection, installation, ends, freed_keys=freed_keys).states
     # After the ends, which delete all signals of these runs.
     running = [RunningAttempt(e.run_id, e.attempt, e.tenant, e.executor_id) for e in ended if e.executor_id is not None]
     add_signals(connection, Signal.TERMINATE, running)
-    waiting = [run.acquire_request for c in cases for run in c.runs if run.run_id in c.decision.buffered]
+    waiting = [run for c in cases for run in c.runs if run.run_id in c.decision.buffered]
+    buffered = buffer_runs(connection, [run.acquire_request for run in waiting])
+    freed_keys += [
+        FreedPlace(run.key_id, started=False)
+        for run in waiting
+        if run.run_id in buffered and run.key_id is not None and run.gates & Gate.HOLDS_KEY
+    ]
     return OverlapResult(
         not_started={run.run_id for c in cases for run in c.runs if run.run_id != c.decision.active},
         skipped={run for run, state in states.items() if state is RunState.SKIPPED},
-        buffered=buffer_runs(connection, waiting),
+        buffered=buffered,
         undecided={run for c in cases for run in c.decision.undecided},
         replaced={run for run, state in states.items() if state is RunState.CANCELLED},
         cancel_requested=requested - set(states),

@@ -3,6 +3,9 @@
 A key has `at_once` places. A run holds one from its claim, or from the moment that an end gave it one, until its
 attempt ends. A key with a rate also has a start every `every_us` microseconds, and `burst` of them at once after a
 rest. The rate is the generic cell rate algorithm: `tat` is the time at which the bucket is empty again.
+
+A promotion charges the rate. While the run has not started, it counts as a start of this moment, or at most `_LATE`
+before. So executors that come back after an outage find no more than the burst and the starts of `_LATE`.
 """
 
 from collections.abc import Sequence
@@ -12,7 +15,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 UNBOUNDED = 1_000_000_000
-_LATE = timedelta(milliseconds=250)  # a promotion that comes later than this loses the starts of the time before
+_LATE = timedelta(milliseconds=250)  # a promotion or a start that comes later delays those after it
 _RETRY = timedelta(milliseconds=50)  # until the next look at waiting runs that other transactions hold
 
 
@@ -25,12 +28,28 @@ class Limit(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """A run that a claim has locked and that needs a place, unless it holds one."""
+    """A run that a claim has locked and that needs a place, unless it holds one.
+
+    Args:
+        run_id: The run.
+        key_id: Its key.
+        holds: True if it was promoted and holds a place.
+        scheduled_at: Its age, which decides who is first.
+        may_wait: False if its policy limits overlaps and it is not its job's active run: it must not wait before it is.
+    """
 
     run_id: UUID
     key_id: int
     holds: bool
     scheduled_at: datetime
+    may_wait: bool = True
+
+
+class FreedPlace(NamedTuple):
+    """A place that the end of an attempt, or of a run that has not started, gives back."""
+
+    key_id: int
+    started: bool = True
 
 
 @dataclass(slots=True)
@@ -40,6 +59,7 @@ class KeyRow:
     Args:
         key_id: The key.
         running: The number of places that are held.
+        unclaimed: How many of them runs hold that were promoted and have not started.
         has_waiters: True if runs may wait for a place.
         limit: Its limit, by the job whose run was claimed last.
         tat: The time at which all starts of the burst are free again.
@@ -48,6 +68,7 @@ class KeyRow:
 
     key_id: int
     running: int
+    unclaimed: int
     has_waiters: bool
     limit: Limit
     tat: datetime | None
@@ -62,21 +83,23 @@ class KeyRow:
             self.tat = min(self.tat, now + limit.burst * timedelta(microseconds=limit.every_us))
 
     def admit(self, arrivals: Sequence[Arrival], now: datetime) -> set[UUID]:
-        """Return the runs that wait from now on: a run without a place overtakes no waiting one."""
-        waiting: set[UUID] = set()
+        """Return the runs that do not start: a run without a place overtakes no waiting one."""
+        self._charge_unclaimed(now)
+        refused: set[UUID] = set()
         for arrival in sorted(arrivals, key=lambda each: (each.scheduled_at, each.run_id)):
             if arrival.holds:
-                continue
-            if self.has_waiters or not self._room(now, now):
-                waiting.add(arrival.run_id)
-                self.has_waiters = True
+                self.unclaimed = max(self.unclaimed - 1, 0)
+            elif self.has_waiters or not self._room(now, now):
+                refused.add(arrival.run_id)
+                self.has_waiters |= arrival.may_wait
             else:
                 self._take(1, now)
-        return waiting
+        return refused
 
-    def free(self, places: int) -> None:
-        """Give places back."""
+    def free(self, places: int, unstarted: int) -> None:
+        """Give places back, of which runs that have not started held `unstarted`."""
         self.running = max(self.running - places, 0)
+        self.unclaimed = max(self.unclaimed - unstarted, 0)
 
     def wanted(self, now: datetime) -> int:
         """Return the number of waiting runs that may get a place now."""
@@ -93,10 +116,17 @@ class KeyRow:
         """
         if found:
             self._take(found, self._since(now))
+            self.unclaimed += found
         self.has_waiters = more
         self.wake_at = None
         if more and (self.limit.at_once is None or self.running < self.limit.at_once):
             self.wake_at = now + _RETRY if found < wanted else self._next_start(now)
+
+    def _charge_unclaimed(self, now: datetime) -> None:
+        """Count promoted runs that have not started as starts of this moment, so that the next ones keep off."""
+        if self.unclaimed and self.limit.every_us is not None:
+            charged = now - _LATE + self.unclaimed * timedelta(microseconds=self.limit.every_us)
+            self.tat = charged if self.tat is None else max(self.tat, charged)
 
     def _since(self, now: datetime) -> datetime:
         """Return the time from which starts of a waiting run count: a promotion that is a bit late loses none."""
@@ -116,8 +146,11 @@ class KeyRow:
             empty = since if self.tat is None else max(self.tat, since)
             self.tat = empty + places * timedelta(microseconds=self.limit.every_us)
 
-    def _next_start(self, now: datetime) -> datetime:
+    def _next_start(self, now: datetime) -> datetime | None:
+        """Return the time of the next promotion; None if a promoted run has to start or end first."""
         _, every_us, burst = self.limit
         if every_us is None or self.tat is None:
             return now + _RETRY
+        if self.unclaimed >= burst + _LATE // timedelta(microseconds=every_us):
+            return None
         return max(self.tat - (burst - 1) * timedelta(microseconds=every_us), now)

@@ -84,7 +84,7 @@ RETURNING o.run_id, o.failed_attempts, o.lost_attempts, o.publish_at, o.started_
 -- Index: job_runs_pkey, and those of claimable.
 -- Lock: each run in run_id order, waiting for at most the session's lock_timeout.
 -- Why a lock is enough: as claim_uniform, a claim of another run of the job waits for this row, which changes before it is free.
-SELECT o.run_id, o.key_id, o.gates & %(holds)s <> 0, o.scheduled_at
+SELECT o.run_id, o.key_id, o.gates & %(holds)s <> 0, o.scheduled_at, o.overlap = %(free)s
   FROM job_runs AS o
  WHERE o.run_id = ANY (%(run_ids)s::uuid[])
    AND o.attempt = %(attempt)s
@@ -247,11 +247,11 @@ UPDATE active_runs AS t
  WHERE t.job_id = transferred.job_id
 
 -- name: buffer_runs
--- Buffers queued runs: no claim matches them until they are promoted.
+-- Buffers queued runs: no claim matches them until they are promoted. They hold no place of their key while they wait.
 -- Index: job_runs_pkey; job_runs_due changes.
 -- Lock: rows that lock_claims has locked.
 UPDATE job_runs AS o
-   SET state = %(target)s, publish_at = 'infinity', gates = o.gates | %(met)s
+   SET state = %(target)s, publish_at = 'infinity', gates = (o.gates | %(met)s) & ~ %(holds)s::smallint
  WHERE o.run_id = ANY (%(run_ids)s::uuid[]) AND o.state = ANY (%(sources)s)
 RETURNING o.run_id
 
@@ -533,7 +533,7 @@ SELECT key_id, at_once, every_us, burst FROM wanted
 -- Locks keys and returns them.
 -- Index: run_keys_pkey.
 -- Lock: each key in key_id order, after all other rows of the transaction.
-SELECT k.key_id, k.running, k.has_waiters, k.at_once, k.every_us, k.burst, k.tat, k.wake_at, (SELECT tidewheel_now())
+SELECT k.key_id, k.running, k.unclaimed, k.has_waiters, k.at_once, k.every_us, k.burst, k.tat, k.wake_at, (SELECT tidewheel_now())
   FROM run_keys AS k
  WHERE k.key_id = ANY (%(key_ids)s::bigint[])
  ORDER BY k.key_id
@@ -583,11 +583,13 @@ SELECT k.key_id
 -- Index: run_keys_pkey; run_keys_wake changes for a key with a rate. Else no indexed column changes (HOT).
 -- Lock: rows that lock_run_keys has locked.
 UPDATE run_keys AS k
-   SET running = given.running, has_waiters = given.has_waiters, at_once = given.at_once, every_us = given.every_us,
-       burst = given.burst, tat = given.tat, wake_at = given.wake_at, used_at = (SELECT tidewheel_now())
-  FROM unnest(%(key_ids)s::bigint[], %(running)s::integer[], %(waiters)s::boolean[], %(at_once)s::integer[],
-              %(every_us)s::bigint[], %(bursts)s::integer[], %(tats)s::timestamptz[], %(wake_at)s::timestamptz[])
-       AS given (key_id, running, has_waiters, at_once, every_us, burst, tat, wake_at)
+   SET running = given.running, unclaimed = given.unclaimed, has_waiters = given.has_waiters, at_once = given.at_once,
+       every_us = given.every_us, burst = given.burst, tat = given.tat, wake_at = given.wake_at,
+       used_at = (SELECT tidewheel_now())
+  FROM unnest(%(key_ids)s::bigint[], %(running)s::integer[], %(unclaimed)s::integer[], %(waiters)s::boolean[],
+              %(at_once)s::integer[], %(every_us)s::bigint[], %(bursts)s::integer[], %(tats)s::timestamptz[],
+              %(wake_at)s::timestamptz[])
+       AS given (key_id, running, unclaimed, has_waiters, at_once, every_us, burst, tat, wake_at)
  WHERE k.key_id = given.key_id
 
 -- name: drop_signals

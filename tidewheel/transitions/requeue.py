@@ -19,6 +19,7 @@ from tidewheel.transitions.attempts import AttemptEnd, write_attempts
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.places import FreedPlace
 from tidewheel.transitions.run_events import append_retrying
 from tidewheel.transitions.run_keys import settle_keys
 from tidewheel.transitions.run_messages import build_requests, request_rows
@@ -121,7 +122,7 @@ def requeue_runs(
     installation: Installation,
     requeues: Sequence[Requeue],
     *,
-    freed_keys: list[int] | None = None,
+    freed_keys: list[FreedPlace] | None = None,
 ) -> Requeued:
     """Requeue runs for another attempt, in the caller's transaction.
 
@@ -134,7 +135,7 @@ def requeue_runs(
         freed_keys: As for `finish_runs`.
     """
     done = Requeued()
-    freed: list[int] = []
+    freed: list[FreedPlace] = []
     for move in (Move.RETRY, Move.RELEASE, Move.SNOOZE):
         chosen = [requeue for requeue in requeues if requeue.move is move]
         if chosen:
@@ -143,7 +144,8 @@ def requeue_runs(
     done.busy |= _end_cancelled(connection, installation, requeues, done, freed)
     if done.runs:
         _record(connection, installation, requeues, done)
-    freed += [row.key_id for row in done.runs.values() if row.key_id is not None and row.gates & Gate.HOLDS_KEY]
+    held = [row.key_id for row in done.runs.values() if row.key_id is not None and row.gates & Gate.HOLDS_KEY]
+    freed += [FreedPlace(key) for key in held]
     if freed_keys is not None:
         freed_keys += freed
     elif freed:
@@ -162,7 +164,11 @@ def _record(connection: Conn, installation: Installation, requeues: Sequence[Req
 
 
 def _end_cancelled(
-    connection: Conn, installation: Installation, requeues: Sequence[Requeue], done: Requeued, freed_keys: list[int]
+    connection: Conn,
+    installation: Installation,
+    requeues: Sequence[Requeue],
+    done: Requeued,
+    freed_keys: list[FreedPlace],
 ) -> set[UUID]:
     # A run that is being cancelled is owned by an executor. An unowned one may have been requeued before: leave it.
     refused = [r for r in requeues if r.executor_id and r.run_id not in done.runs and r.run_id not in done.busy]

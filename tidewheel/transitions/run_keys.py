@@ -25,7 +25,7 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
 from tidewheel.runs import Gate, Move, sources, target
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.places import Arrival, KeyRow, Limit
+from tidewheel.transitions.places import Arrival, FreedPlace, KeyRow, Limit
 from tidewheel.transitions.run_messages import build_requests, request_rows
 
 _SQL = Statements("tidewheel.transitions")
@@ -38,7 +38,7 @@ _WRITE_RUN_KEYS = _SQL["write_run_keys"]
 
 _SpecRow = tuple[int, int | None, int | None, int]
 _KeyColumns = tuple[
-    int, int, bool, int | None, int | None, int, datetime | None, datetime | None, datetime
+    int, int, int, bool, int | None, int | None, int, datetime | None, datetime | None, datetime
 ]  # fmt: skip
 
 
@@ -48,7 +48,7 @@ class KeysSettled:
 
     Args:
         waiting: Arrivals that wait for a place from now on.
-        undecided: Arrivals whose key's row was removed meanwhile; they are to be claimed again.
+        undecided: Arrivals that must not wait, or whose key's row was removed meanwhile; they are to be claimed again.
         promoted: The number of runs that got a place.
     """
 
@@ -81,7 +81,7 @@ def settle_keys(
     installation: Installation,
     *,
     arrivals: Sequence[Arrival] = (),
-    freed: Iterable[int] = (),
+    freed: Iterable[FreedPlace] = (),
     woken: Iterable[int] = (),
 ) -> KeysSettled:
     """Take and give back places of keys, in a transaction that waits for no other row from here on.
@@ -90,10 +90,12 @@ def settle_keys(
         connection: Inside a transaction.
         installation: For the messages of promoted runs.
         arrivals: Claimed runs with a key, whose rows the caller has locked and starts unless they wait.
-        freed: The key of each place that an ended attempt held.
+        freed: The places that ended runs and attempts held.
         woken: Keys whose waiting runs may get a place now.
     """
-    given_back = Counter(freed)
+    places = list(freed)
+    given_back = Counter(place.key_id for place in places)
+    unstarted = Counter(place.key_id for place in places if not place.started)
     by_key: defaultdict[int, list[Arrival]] = defaultdict(list)
     for arrival in arrivals:
         by_key[arrival.key_id].append(arrival)
@@ -112,11 +114,14 @@ def settle_keys(
             continue
         if key in specs:
             row.change_limit(specs[key], now)
-    for key, places in given_back.items():
+    for key, count in given_back.items():
         if key in rows:
-            rows[key].free(places)
+            rows[key].free(count, unstarted[key])
+    must_not_wait = {arrival.run_id for arrival in arrivals if not arrival.may_wait}
     for key, row in rows.items():
-        settled.waiting |= row.admit(by_key.get(key, ()), now)
+        refused = row.admit(by_key.get(key, ()), now)
+        settled.waiting |= refused - must_not_wait
+        settled.undecided |= refused & must_not_wait
     _let_wait(connection, settled.waiting)
     settled.promoted = _promote(connection, installation, rows, now)
     _write_keys(connection, list(rows.values()))
@@ -132,8 +137,8 @@ def _add_keys(connection: Conn, run_ids: Sequence[UUID]) -> dict[int, Limit]:
 def _lock_keys(connection: Conn, keys: Sequence[int]) -> tuple[dict[int, KeyRow], datetime]:
     found = connection.execute(_LOCK_RUN_KEYS, {"key_ids": list(keys)}, binary=True).fetchall()
     rows: dict[int, KeyRow] = {}
-    for key, running, waiters, at_once, every, burst, tat, wake_at, _ in cast("list[_KeyColumns]", found):
-        rows[key] = KeyRow(key, running, waiters, Limit(at_once, every, burst), tat, wake_at)
+    for key, running, unclaimed, waiters, at_once, every, burst, tat, wake_at, _ in cast("list[_KeyColumns]", found):
+        rows[key] = KeyRow(key, running, unclaimed, waiters, Limit(at_once, every, burst), tat, wake_at)
     now = cast("datetime", found[0][-1]) if found else datetime.min  # noqa: DTZ901 - unused without a row
     return rows, now
 
@@ -180,6 +185,7 @@ def _write_keys(connection: Conn, rows: Sequence[KeyRow]) -> None:
     columns: dict[str, object] = {
         "key_ids": [row.key_id for row in rows],
         "running": integers(row.running for row in rows),
+        "unclaimed": integers(row.unclaimed for row in rows),
         "waiters": words("true" if row.has_waiters else "false" for row in rows),
         "at_once": [row.limit.at_once for row in rows],
         "every_us": [row.limit.every_us for row in rows],

@@ -307,12 +307,14 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     "promote_for_keys": {"counts": [1] * BATCH, "target": RunState.QUEUED},
     "write_run_keys": {
         "running": [1] * BATCH,
+        "unclaimed": [0] * BATCH,
         "waiters": [False] * BATCH,
         "bursts": [1] * BATCH,
         **dict.fromkeys(("at_once", "every_us", "tats", "wake_at"), [None] * BATCH),
     },
     "find_woken_keys": {"count": 64, "limit": 500},
-    "scan_keys": {"after": -1, "limit": 1000, "idle_after": timedelta(minutes=10)},
+    "probe_keys": {"count": 64},
+    "scan_keys": {"after": -1, "limit": 1000, "budget": 20_000, "idle_after": timedelta(minutes=10)},
     "remove_idle_keys": {"idle_after": timedelta(minutes=10)},
     "close_runs": {
         "allowed": ["succeeded:running"],
@@ -443,7 +445,7 @@ _HOT = {
     """,
     "tidewheel.scheduler": """
         probe_timers lock_due_timers lock_timer
-        find_woken_keys scan_keys remove_idle_keys lock_keys repair_keys
+        find_woken_keys probe_keys scan_keys remove_idle_keys lock_keys repair_keys
         lock_job_without_timer scan_active_runs lock_active_runs find_unmarked_waiters
         lock_backfilled_job read_backfill_progress read_version_facts find_unhandled
         measure_runs measure_outbox measure_timers read_overdue_timers
