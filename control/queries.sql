@@ -756,8 +756,8 @@ SELECT tidewheel_now(), c.looked_at, f.*
 
 -- name: read_waits
 -- Returns what decides for what open runs wait: their rows, active runs, executors, and the executors that could run them.
--- Index: job_runs_pkey, active_runs_pkey, run_keys_pkey, executors_pkey, pending_cancels_by_run; executors as a whole, a row a process, for
--- each queue and handler. No lock.
+-- Index: job_runs_pkey, active_runs_pkey, run_keys_pkey, executors_pkey, pending_cancels_by_run, workflows_pkey, joins_pkey; executors as a
+-- whole, a row a process, for each queue and handler. No lock.
 WITH able AS MATERIALIZED (
     SELECT n.queue, n.handler, count(*) FILTER (WHERE x.is_live AND x.has_handler) AS able,
            count(*) FILTER (WHERE x.is_live) AS serving, max(x.last_heartbeat_at) FILTER (WHERE x.has_handler) AS able_seen_at
@@ -778,13 +778,16 @@ SELECT o.run_id, o.state, o.queue, o.handler, o.attempt, nullif(o.publish_at, 'i
        EXISTS (SELECT FROM pending_cancels AS c WHERE c.run_id = o.run_id) AS cancel_requested,
        coalesce(f.able, 0) AS able, coalesce(f.serving, 0) AS serving, f.able_seen_at,
        CASE WHEN o.waits_for IS NOT NULL THEN o.concurrency_key END AS waits_for_key, k.running AS key_running,
-       k.at_once AS key_at_once, k.wake_at AS key_wake_at
+       k.at_once AS key_at_once, k.wake_at AS key_wake_at, o.workflow_run_id, coalesce(w.state = 'paused', false) AS workflow_is_paused,
+       g.parents, g.marked AS parents_ended
   FROM job_runs AS o
   LEFT JOIN able AS f ON f.queue = o.queue AND f.handler = o.handler
   LEFT JOIN active_runs AS t ON t.job_id = o.job_id AND t.run_id <> o.run_id
   LEFT JOIN job_runs AS b ON b.run_id = t.run_id
   LEFT JOIN executors AS e ON e.executor_id = o.executor_id
   LEFT JOIN run_keys AS k ON k.key_id = o.waits_for
+  LEFT JOIN workflows AS w ON w.root_run_id = o.workflow_run_id
+  LEFT JOIN joins AS g ON g.child_run_id = o.run_id AND o.state = 'blocked'
  WHERE o.run_id = ANY (%(run_ids)s)
 
 -- name: read_able

@@ -18,7 +18,7 @@ from tidewheel.runs import RunState
 from tidewheel.schemas.generated.records import Reply
 from tidewheel.transitions.drain import Workflow, lock_workflows, resume, set_workflow
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.occurrences import read_occurrence, to_run_again
+from tidewheel.transitions.occurrences import read_occurrence, read_root_inputs, to_run_again
 
 _SQL = Statements("tidewheel.transitions")
 _OPEN_EARLY = _SQL["open_early"]
@@ -26,6 +26,7 @@ _HASTEN_RELEASES = _SQL["hasten_releases"]
 _CANCEL_WORKFLOW_RUNS = _SQL["cancel_workflow_runs"]
 
 _REASON = "workflow_cancelled"
+_TRIGGER = "trigger the root for a new occurrence"
 
 
 def apply_workflow_changes(
@@ -94,13 +95,19 @@ def _resume(connection: Conn, installation: Installation, workflow: Workflow) ->
         set_workflow(connection, workflow, "open")
         connection.execute(_HASTEN_RELEASES, {"root": workflow.root_run_id})
         return True
-    nodes = read_occurrence(
-        connection, workflow.root_run_id, workflow.root_job_id, workflow.scheduled_at, workflow.generation
-    )
+    nodes = read_occurrence(connection, workflow.root_run_id)
+    root = nodes[workflow.root_job_id]
+    if not root.has_first_run:
+        _refuse("runs of the occurrence are no longer stored", _TRIGGER)
     again = to_run_again(nodes)
     if not again:
-        _refuse("no run of the occurrence failed, was cancelled or is missing", "trigger the root for a new occurrence")
-    resume(connection, installation, workflow, again, read_now(connection))
+        _refuse("no run of the occurrence failed, was cancelled or is missing", _TRIGGER)
+    inputs = None
+    if root.run is not None and any(one.job_id == root.job_id for one in again):
+        inputs = read_root_inputs(connection, root.run.run_id)
+        if inputs is None:
+            _refuse("the root's run is no longer stored", _TRIGGER)
+    resume(connection, installation, workflow, again, read_now(connection), root_inputs=inputs)
     return True
 
 

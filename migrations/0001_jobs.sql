@@ -97,7 +97,7 @@ COMMENT ON COLUMN job_versions.concurrency_key IS 'the key of its runs; at_once,
 COMMENT ON COLUMN job_versions.has_deadlines IS 'true if schedule_to_start or schedule_to_close is set: firing decodes no other definitions';
 
 -- The edges of graphs, as periods: an edit of a job closes the periods in which it has other parents. The graph of an
--- occurrence is the edges in force at its scheduled time T: from_at < T, and until_at is null or T <= until_at. They
+-- occurrence is the edges in force at its instant T (workflows.graph_at): from_at < T, and until_at is null or T <= until_at. They
 -- change only under the advisory lock of the tenant's graphs (docs/adr/0054-workflows.md).
 CREATE TABLE job_edges (
     parent_job_id uuid NOT NULL,

@@ -350,16 +350,20 @@ CREATE TABLE workflows (
     root_job_id  uuid NOT NULL,
     shard        smallint NOT NULL,
     scheduled_at timestamptz NOT NULL,
+    graph_at     timestamptz NOT NULL,
     state        text NOT NULL CHECK (state IN ('open', 'paused', 'cancelling', 'succeeded', 'failed', 'cancelled')),
     generation   smallint NOT NULL DEFAULT 0,
     pending      integer NOT NULL,
     failed       integer NOT NULL DEFAULT 0,
+    cancelled    integer NOT NULL DEFAULT 0,
     reason       text,
     created_at   timestamptz NOT NULL,
     finished_at  timestamptz
 );
+COMMENT ON COLUMN workflows.graph_at IS 'the instant whose edges and versions hold: scheduled_at, or the start of the root''s run if that was earlier';
 COMMENT ON COLUMN workflows.pending IS 'the number of its runs whose release is not drained yet';
 COMMENT ON COLUMN workflows.failed IS 'the number of its runs that failed or timed out, in this generation';
+COMMENT ON COLUMN workflows.cancelled IS 'the number of its runs that were cancelled, in this generation';
 CREATE INDEX workflows_by_job ON workflows (root_job_id, scheduled_at);
 CREATE INDEX workflows_by_tenant ON workflows (tenant, root_run_id);
 CREATE INDEX workflows_by_end ON workflows (finished_at) WHERE finished_at IS NOT NULL;
@@ -386,6 +390,7 @@ CREATE TABLE releases (
     root_run_id  uuid NOT NULL,
     generation   smallint NOT NULL,
     scheduled_at timestamptz NOT NULL,
+    graph_at     timestamptz,
     run_id       uuid NOT NULL,
     job_id       uuid NOT NULL,
     tenant       text NOT NULL,
@@ -399,6 +404,7 @@ CREATE TABLE releases (
     autovacuum_vacuum_cost_delay = 0
 );
 COMMENT ON COLUMN releases.shard IS 'that of the root';
+COMMENT ON COLUMN releases.graph_at IS 'of the root''s first run: as in workflows';
 COMMENT ON COLUMN releases.due_at IS 'infinity while the occurrence is paused';
 COMMENT ON COLUMN releases.began IS 'false if no attempt of the run had started';
 COMMENT ON COLUMN releases.cursor_id IS 'the last child that was processed, of a run with many';

@@ -29,10 +29,11 @@ DELETE FROM redrives WHERE finished_at < tidewheel_now() - %(keep)s::interval
 
 -- name: delete_old_workflows
 -- Deletes some occurrences of workflows that ended before the retention of runs.
--- Index: workflows_by_end. Lock: the rows; a resume of one of them may wait.
+-- Index: workflows_by_end, workflows_pkey. Lock: the rows; one that a resume holds is skipped, and one that it has opened stays.
 DELETE FROM workflows
  WHERE root_run_id IN (SELECT root_run_id FROM workflows WHERE finished_at < tidewheel_now() - %(keep)s::interval
-                        ORDER BY finished_at LIMIT %(limit)s)
+                        ORDER BY finished_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED)
+   AND finished_at < tidewheel_now() - %(keep)s::interval
 
 -- name: probe_timers
 -- Returns the database's clock, and the earliest due_at of each of these shards.

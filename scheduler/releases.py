@@ -1,7 +1,8 @@
 """Drain the releases of the shards of this scheduler: runs of workflows whose parents have ended.
 
 Releases of other schedulers' shards wait for their owner, or for its successor after its last heartbeat. A drain that
-fails is repeated one release at a time. One that fails alone is postponed by a minute, and the others go on.
+fails is repeated one release at a time. One that fails alone is postponed by a minute, and the others go on. So is a
+drain that waits for a lock: the thread that drains also fires. A release that waits alone is postponed by a second.
 """
 
 import logging
@@ -11,7 +12,7 @@ from datetime import timedelta
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
 from tidewheel.postgres.database_clock import read_now
-from tidewheel.postgres.session import Session
+from tidewheel.postgres.session import RowsLocked, Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.transitions.drain import Drained, drain, postpone_releases
@@ -20,10 +21,15 @@ from tidewheel.transitions.installation import Installation
 _LOG = logging.getLogger("tidewheel.scheduler")
 
 _FIND_DUE_RELEASES = Statements("tidewheel.scheduler")["find_due_releases"]
+_SET_WAITS = Statements("tidewheel.transitions")["set_waits"]
 
 _STEP_SECONDS = 0.05  # of one step; then the scheduler does its other duties
 _POSTPONED = timedelta(minutes=1)
 _ONE_BY_ONE = 50  # releases tried alone after a failure
+_LOCK_TIMEOUT = "50ms"
+_LOCKED = timedelta(seconds=1)  # until the next drain of a release that has waited alone
+_ALONE_TIMEOUT = "10ms"
+_ALONE_SECONDS = 0.2  # of one pass over releases that are tried alone
 
 
 class Releases:
@@ -47,7 +53,10 @@ class Releases:
     def _drain(self, shards: Sequence[int]) -> Drained:
         try:
             with self._session.transaction() as connection:
+                connection.execute(_SET_WAITS, {"lock_timeout": _LOCK_TIMEOUT})
                 done = drain(connection, self._installation, shards)
+        except RowsLocked:
+            return self._drain_apart(shards)
         except Unavailable:
             raise
         except Exception as error:  # noqa: BLE001 - draining one at a time finds the one that fails
@@ -61,17 +70,26 @@ class Releases:
         with self._session.transaction() as connection:
             columns = {"shards": list(shards), "limit": _ONE_BY_ONE}
             ids = [row[0] for row in connection.execute(_FIND_DUE_RELEASES, columns) if isinstance(row[0], int)]
-        total = Drained(more=True)
+        total, until = Drained(more=True), monotonic_seconds() + _ALONE_SECONDS
         for one in ids:
+            if monotonic_seconds() > until:
+                break
             try:
                 with self._session.transaction() as connection:
+                    connection.execute(_SET_WAITS, {"lock_timeout": _ALONE_TIMEOUT})
                     done = drain(connection, self._installation, shards, ids=[one])
                 total.releases += done.releases
                 total.runs += done.runs
+            except RowsLocked:
+                self._postpone(one, _LOCKED)
             except Unavailable:
                 raise
             except Exception:  # noqa: BLE001 - the others go on
                 _LOG.exception("the scheduler cannot drain release %d; the scheduler tries it again in a minute", one)
-                with self._session.transaction() as connection:
-                    postpone_releases(connection, [one], read_now(connection) + _POSTPONED)
+                self._postpone(one, _POSTPONED)
         return total
+
+    def _postpone(self, release: int, by: timedelta) -> None:
+        with self._session.transaction() as connection:
+            connection.execute(_SET_WAITS, {"lock_timeout": _LOCK_TIMEOUT})
+            postpone_releases(connection, [release], read_now(connection) + by)

@@ -44,6 +44,7 @@ class WaitCode(StrEnum):
     SLOT = "slot"
     TURN = "turn"
     KEY = "key"
+    PARENTS = "parents"
     EXTERNAL = "external"
     RUNNING = "running"
     EXECUTOR_SILENT = "executor_silent"
@@ -100,6 +101,10 @@ class WaitFacts:
         key_running: The places of that key that runs hold.
         key_at_once: The places of that key; None for no bound.
         key_wake_at: When the rate of that key lets the next run start.
+        workflow_run_id: The root's run of its occurrence of a workflow.
+        workflow_is_paused: True if that occurrence is paused.
+        parents: The number of its parents there.
+        parents_ended: The number of those that have ended.
     """
 
     run_id: UUID
@@ -125,6 +130,10 @@ class WaitFacts:
     key_running: int | None = None
     key_at_once: int | None = None
     key_wake_at: datetime | None = None
+    workflow_run_id: UUID | None = None
+    workflow_is_paused: bool = False
+    parents: int | None = None
+    parents_ended: int | None = None
 
 
 def read_waits(connection: Conn, run_ids: Sequence[UUID]) -> dict[UUID, Wait]:
@@ -148,8 +157,10 @@ def wait_of(facts: WaitFacts, freezes: Sequence[Freeze] = ()) -> Wait:
     match facts.state:
         case RunState.BUFFERED if facts.waits_for_key is not None:
             return _key(facts, facts.waits_for_key)
-        case RunState.BUFFERED | RunState.BLOCKED:
+        case RunState.BUFFERED:
             return _turn(facts)
+        case RunState.BLOCKED:
+            return _parents(facts)
         case RunState.WAITING:
             return _external(facts)
         case RunState.RUNNING | RunState.CANCELLING:
@@ -218,6 +229,16 @@ def _turn(facts: WaitFacts) -> Wait:
     words = f"waits behind run {facts.behind_run_id}, its job's active run, which is {facts.behind_state}"
     remedy = f"tidewheel run show {facts.behind_run_id}"
     return Wait(WaitCode.TURN, words, remedy, behind_run_id=facts.behind_run_id)
+
+
+def _parents(facts: WaitFacts) -> Wait:
+    root = facts.workflow_run_id
+    if facts.workflow_is_paused:
+        words = f"its workflow, the occurrence of run {root}, is paused"
+        return Wait(WaitCode.PARENTS, words, f"tidewheel workflow resume {root}")
+    ended = "" if facts.parents is None else f": {facts.parents_ended} of {facts.parents} have ended"
+    words = f"waits for its parents in the workflow, the occurrence of run {root}{ended}"
+    return Wait(WaitCode.PARENTS, words, f"tidewheel workflow show {root}")
 
 
 def _key(facts: WaitFacts, key: str) -> Wait:

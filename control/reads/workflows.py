@@ -125,8 +125,7 @@ def workflow(connection: Conn, tenant: str, root_run_id: UUID) -> Workflow:
         summary = cursor.execute(_SHOW_WORKFLOW, columns).fetchone()
     if summary is None:
         raise UnknownWorkflow(str(root_run_id))
-    root = job_id(tenant, summary.key)
-    nodes = read_occurrence(connection, root_run_id, root, summary.scheduled_at, summary.generation)
+    nodes = read_occurrence(connection, root_run_id)
     rows = connection.execute(_READ_KEYS, {"job_ids": uuids(nodes)}, binary=True).fetchall()
     keys = dict(cast("list[tuple[UUID, str]]", rows))
     unreached = "pending" if summary.finished_at is None and summary.state != "cancelling" else "not_reached"

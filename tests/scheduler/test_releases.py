@@ -7,6 +7,7 @@ from tests.fixtures.services import until
 from tests.scheduler.test_loop import running
 from tests.transitions.acts import begin, succeed, trigger
 from tests.transitions.test_workflows import after, put
+from tidewheel.clock import monotonic_seconds
 from tidewheel.ids import job_id
 from tidewheel.scheduler.releases import Releases
 
@@ -26,6 +27,25 @@ def test_a_running_scheduler_releases_the_children(database: Database) -> None:
     with running(database):
         end_root(database, "a")
         until(lambda: queued(database) == ["b"], "the child is released")
+    assert database.count("releases") == 0
+
+
+def test_a_release_that_waits_for_a_lock_stops_neither_others_nor_firing(database: Database) -> None:
+    put(database, {"a": [], "b": after("a")})
+    put(database, {"x": [], "y": after("x")})
+    end_root(database, "a")
+    end_root(database, "x")
+    session = database.session()
+    releases = Releases(session, database.installation)
+    with database.transaction() as deleting:
+        deleting.execute("SELECT FROM jobs WHERE key = 'b' FOR UPDATE")
+        since = monotonic_seconds()
+        releases.step(range(64))
+        assert monotonic_seconds() - since < 2
+        assert queued(database) == ["y"]
+    until(lambda: releases.step(range(64))[0], "the release is due again")
+    session.close()
+    assert queued(database) == ["b", "y"]
     assert database.count("releases") == 0
 
 

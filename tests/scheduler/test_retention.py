@@ -97,6 +97,19 @@ def test_days_of_open_runs_are_kept(fresh_database: Database, retention: Retenti
     assert fresh_database.value("SELECT state FROM finished_runs WHERE run_id = %s", [started.run_id]) == "succeeded"
 
 
+def test_an_old_occurrence_that_is_resumed_meanwhile_stays(fresh_database: Database, retention: Retention) -> None:
+    fresh_database.execute(
+        "INSERT INTO workflows (root_run_id, tenant, root_job_id, shard, scheduled_at, graph_at, state, pending,"
+        " created_at, finished_at)"
+        " SELECT gen_random_uuid(), 'default', gen_random_uuid(), n, at, at, 'failed', 0, at, at"
+        " FROM (SELECT n, now() - interval '20 d' AS at FROM generate_series(1, 3) AS n) AS old"
+    )
+    with fresh_database.transaction() as resuming:
+        resuming.execute("UPDATE workflows SET state = 'open', finished_at = NULL WHERE shard = 2")
+        retention.step()
+    assert fresh_database.rows("SELECT shard, state FROM workflows") == [(2, "open")]
+
+
 def test_interrupted_drops_are_completed(fresh_database: Database, retention: Retention) -> None:
     """A process that dies leaves a detached partition, or one that is about to be detached."""
     [detached, pending] = made(fresh_database, 20, 21)

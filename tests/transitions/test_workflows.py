@@ -15,7 +15,9 @@ from tests.fixtures.services import until
 from tests.scheduler.firing import fire_due
 from tests.transitions.acts import (
     EXECUTOR,
+    about,
     apply_batch,
+    apply_batch_within,
     claim,
     final_state,
     lifecycle,
@@ -239,6 +241,64 @@ def test_an_occurrence_has_the_edges_and_versions_of_its_instant(clocked: Clocke
     assert_nothing_left(clocked)
 
 
+def end_and_drain(database: Database, limit: int = 20) -> None:
+    """End some queued runs, and drain their releases, once."""
+    never = Chance(random.Random(0))  # noqa: S311 - no draw matters
+    end_some(database, lambda _: RunState.SUCCEEDED, never, limit)
+    drain_some(database, never)
+
+
+def test_a_drain_leaves_a_tenant_whose_graph_changes_to_a_later_one(database: Database) -> None:
+    """The edit has an instant before the occurrence's, and is not committed when the first parent ends."""
+    put(database, DIAMOND)
+    with database.transaction() as editing:
+        edit = submission("d", schedule={"after": [{"job": "b"}]})
+        assert apply_batch_within(editing, database, edit)[0].status is ReplyStatus.ACCEPTED
+        root = trigger(database, "a")
+        end_and_drain(database)
+        assert states(database, root) == {"a": "succeeded"}
+        assert database.count("releases") == 1
+    until(lambda: drain_some(database, Chance(random.Random(0))), "the release is due")  # noqa: S311 - no draw matters
+    play(database)
+    assert states(database, root) == dict.fromkeys("abcd", "succeeded")
+    assert database.rows("SELECT count(*) FROM finished_runs WHERE started_at < created_at") == [(0,)]
+    assert_nothing_left(database)
+
+
+def test_the_graph_of_an_occurrence_that_was_moved_ahead_is_that_of_its_start(clocked: ClockedDatabase) -> None:
+    clocked.stop_clock()
+    put(clocked, DIAMOND, schedule="@every 1h")
+    [(at,)] = clocked.rows("SELECT scheduled_at FROM timers")
+    to = clocked.now() + timedelta(seconds=1)
+    assert apply_batch(clocked, about("job.move", "a", at=at.isoformat(), to=to.isoformat()))[0].status == "accepted"
+    clocked.advance(timedelta(seconds=2))
+    fire_due(clocked)
+    end_and_drain(clocked)
+    end_and_drain(clocked, limit=1)  # one of the two parents
+    clocked.advance(timedelta(seconds=1))
+    [(first,)] = clocked.rows("SELECT key FROM finished_runs JOIN jobs USING (job_id) WHERE key <> 'a'")
+    put(clocked, {"a": [], "b": after("a"), "c": after("a"), "d": after(first)}, schedule="@every 1h")
+    play(clocked)
+    [(root,)] = clocked.rows("SELECT root_run_id FROM workflows")
+    assert states(clocked, root) == dict.fromkeys("abcd", "succeeded")
+    assert_nothing_left(clocked)
+
+
+def test_a_drain_gives_each_release_its_part_of_the_limit(database: Database) -> None:
+    put(database, {"a": []} | {f"m{number}": after("a") for number in range(10)})
+    for _ in range(3):
+        trigger(database, "a")
+    never = Chance(random.Random(0))  # noqa: S311 - no draw matters
+    end_some(database, lambda _: RunState.SUCCEEDED, never)
+    drain_some(database, never, children=7)
+    counted = "SELECT count(*), count(DISTINCT workflow_run_id) FROM job_runs"
+    assert database.rows(counted) == [(6, 3)]
+    drain_some(database, never, children=2)
+    assert database.rows(counted) == [(8, 3)]
+    play(database)
+    assert_nothing_left(database)
+
+
 def test_a_run_written_ahead_of_the_first_child_releases_it(clocked: ClockedDatabase) -> None:
     clocked.stop_clock()
     apply_batch(clocked, submission("a", schedule="@every 10s", overlap="allow_all"))
@@ -280,6 +340,10 @@ def test_a_blocked_run_that_is_cancelled_counts_as_ended(database: Database) -> 
     assert reply.run_status == "blocked"
     play(database)
     assert states(database, root) == dict.fromkeys("abce", "succeeded") | {"d": "cancelled"}
+    assert workflow(database, root)[0] == "cancelled"
+    assert changed(database, "resume", root)
+    play(database)
+    assert workflow(database, root) == ("succeeded", 0, 0)
     assert_nothing_left(database)
 
 
@@ -460,6 +524,37 @@ def test_resume_of_a_failed_root_and_then_again(database: Database) -> None:
     play(database)
     assert latest_states(database, root) == dict.fromkeys("abcd", "succeeded")
     assert_nothing_left(database)
+
+
+def test_resume_of_a_root_keeps_what_its_trigger_gave(database: Database) -> None:
+    put(database, DIAMOND, concurrency_key={"key": "of the job", "at_once": 9}, payload="of the job")
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    given: dict[str, object] = {"payload": "order 7", "labels": {"customer": "acme"}, "traceparent": trace}
+    root = trigger(database, "a", overlap="allow_all", concurrency_key="acme", **given)
+    failing = {"a"}
+    play(database, lambda key: RunState.FAILED if key in failing else RunState.SUCCEEDED)
+    assert changed(database, "resume", root)
+    play(database, lambda key: RunState.FAILED if key in failing else RunState.SUCCEEDED)
+    failing.clear()
+    assert changed(database, "resume", root)
+    sent = [one for one in requests(database) if one.job_id == str(job_id("default", "a"))]
+    assert [(one.payload, one.labels, one.traceparent, one.concurrency_key) for one in sent] == [
+        (b'"order 7"', {"customer": "acme"}, trace, "acme")
+    ] * 3
+    assert database.rows("SELECT overlap, concurrency_key, generation FROM job_runs") == [("allow_all", "acme", 2)]
+    play(database)
+    assert latest_states(database, root) == dict.fromkeys("abcd", "succeeded")
+
+
+def test_resume_is_refused_when_runs_are_no_longer_stored(database: Database) -> None:
+    put(database, DIAMOND)
+    root = trigger(database, "a")
+    play(database, lambda key: RunState.FAILED if key == "d" else RunState.SUCCEEDED)
+    database.execute("DELETE FROM finished_runs WHERE run_id = %s", [root])
+    reply = change(database, "resume", root)
+    assert (reply.status, reply.errors[0].problem) == (
+        ReplyStatus.REJECTED, "runs of the occurrence are no longer stored",
+    )  # fmt: skip
 
 
 def test_requests_about_no_occurrence_are_refused(database: Database) -> None:

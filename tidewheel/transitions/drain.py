@@ -3,14 +3,14 @@
 One transaction takes some releases, adds their marks to the children's joins, writes the runs of children whose first
 or last parent has ended, and deletes the releases. A release that is there has not been drained, and one that is
 drained is gone. The runs' ids are derived, so that a second net holds as well. The occurrence's row is locked before
-the joins: two drains of one occurrence follow one another. Order of locks: releases (locked ones are skipped), jobs,
-occurrences, joins, runs (docs/adr/0054-workflows.md).
+the joins: two drains of one occurrence follow one another. Order of locks: releases (locked ones are skipped), graphs
+(tried only), jobs, occurrences, joins, runs (docs/adr/0054-workflows.md).
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import NamedTuple, cast
 from uuid import UUID
 
@@ -32,11 +32,13 @@ from tidewheel.transitions.events import lifecycle_row
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.occurrences import MEETS, Again
+from tidewheel.transitions.occurrences import MEETS, Again, RootInputs
 from tidewheel.transitions.run_messages import Definitions, build_requests, read_definitions, request_rows
 
 _SQL = Statements("tidewheel.transitions")
 _TAKE_RELEASES = _SQL["take_releases"]
+_TAKE_GIVEN_RELEASES = _SQL["take_given_releases"]
+_SHARE_GRAPHS = _SQL["share_graphs"]
 _FIND_CHILDREN = _SQL["find_children"]
 _LOCK_JOBS_FOR_SHARE = _SQL["lock_jobs_for_share"]
 _READ_CHILD_JOBS = _SQL["read_child_jobs"]
@@ -60,6 +62,7 @@ _ADVANCE_RELEASES = _SQL["advance_releases"]
 MAX_RELEASES = 200  # of one transaction
 MAX_CHILDREN = 500  # of one transaction: about 30 ms
 
+_EDITED = timedelta(milliseconds=100)  # until the next drain of a tenant whose graphs change now
 _NEVER = "infinity"
 _NOW = datetime(9999, 1, 1, tzinfo=UTC)  # in place of an instant: the version in force now
 _DEFINITIONS = Definitions()
@@ -89,6 +92,7 @@ class Release:
     root_run_id: UUID
     generation: int
     scheduled_at: datetime
+    graph_at: datetime
     run_id: UUID
     job_id: UUID
     tenant: str
@@ -111,10 +115,12 @@ class Workflow:
     root_job_id: UUID
     shard: int
     scheduled_at: datetime
+    graph_at: datetime
     state: str
     generation: int
     pending: int
     failed: int
+    cancelled: int
     reason: str | None
 
 
@@ -125,6 +131,15 @@ class _Child(NamedTuple):
     job_id: UUID
     condition: str
     parents: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """A release with the children that this drain processes; `rest` is true if others follow."""
+
+    release: Release
+    children: Sequence[_Child]
+    rest: bool
 
 
 @dataclass(slots=True)
@@ -207,11 +222,14 @@ def drain(
     if not taken:
         return Drained()
     failpoint("draining.taken")
-    found = _find_children(connection, taken, children)
-    jobs = lock_children(connection, {child.job_id for child in found})
-    workflows = _open_workflows(connection, taken, {taken[child.place - 1].id for child in found})
+    shared = _share_graphs(connection, taken)
+    if not shared:
+        return Drained(len(taken), more=len(taken) == releases)
+    shares = _find_children(connection, shared, children)
+    jobs = lock_children(connection, {child.job_id for share in shares for child in share.children})
+    workflows = _open_workflows(connection, shares)
     failpoint("draining.locked")
-    plan = _plan(taken, found, workflows, children)
+    plan = _plan(shares, workflows)
     marks = _mark(connection, list(plan.marks.values()))
     failpoint("draining.marked")
     now = read_now(connection)
@@ -221,7 +239,8 @@ def drain(
     _settle(connection, plan)
     metrics.count("releases_drained", len(plan.drained))
     failpoint("draining.before_commit")
-    return Drained(len(taken), written, more=plan.more or len(taken) == releases or written > 0)
+    left = len(taken) == releases or len(shares) < len(shared)
+    return Drained(len(taken), written, more=plan.more or left or written > 0)
 
 
 def postpone_releases(connection: Conn, ids: Sequence[int], until: datetime) -> None:
@@ -230,20 +249,41 @@ def postpone_releases(connection: Conn, ids: Sequence[int], until: datetime) -> 
 
 
 def _take(connection: Conn, shards: Sequence[int], ids: Sequence[int] | None, limit: int) -> list[Release]:
-    columns = {"shards": list(shards), "ids": None if ids is None else list(ids), "limit": limit}
+    columns: dict[str, object] = {"shards": list(shards), "ids": list(ids or ()), "limit": limit}
+    statement = _TAKE_RELEASES if ids is None else _TAKE_GIVEN_RELEASES
     with connection.cursor(row_factory=class_row(Release), binary=True) as cursor:
-        return cursor.execute(_TAKE_RELEASES, columns).fetchall()
+        return cursor.execute(statement, columns).fetchall()
 
 
-def _find_children(connection: Conn, taken: Sequence[Release], limit: int) -> list[_Child]:
+def _share_graphs(connection: Conn, taken: Sequence[Release]) -> list[Release]:
+    """Return the releases of tenants whose graphs do not change now; postpone the others by an instant.
+
+    An edit has the instant of its write and is seen from its commit on. No drain may read the graph in between.
+    """
+    tenants = sorted({release.tenant for release in taken})
+    shared = {row[0] for row in connection.execute(_SHARE_GRAPHS, {"tenants": texts(tenants)})}
+    edited = [release.id for release in taken if release.tenant not in shared]
+    if edited:
+        postpone_releases(connection, edited, read_now(connection) + _EDITED)
+    return [release for release in taken if release.tenant in shared]
+
+
+def _find_children(connection: Conn, taken: Sequence[Release], limit: int) -> list[_Share]:
+    """Return the releases with their next children: each has an equal part of the limit, and one at least."""
+    each = max(limit // len(taken), 1)
+    taken = taken[:limit]
     columns = {
         "job_ids": uuids(release.job_id for release in taken),
-        "scheduled_at": instants(release.scheduled_at for release in taken),
+        "graph_at": instants(release.graph_at for release in taken),
         "cursors": uuids(release.cursor_id for release in taken),
-        "limit": limit + 1,
+        "limit": each + 1,
     }
+    children: dict[int, list[_Child]] = {}
     with connection.cursor(row_factory=rows_of(_Child._make), binary=True) as cursor:
-        return cursor.execute(_FIND_CHILDREN, columns).fetchall()
+        for child in cursor.execute(_FIND_CHILDREN, columns):
+            children.setdefault(child.place, []).append(child)
+    own = [children.get(place, []) for place in range(1, len(taken) + 1)]
+    return [_Share(one, found[:each], len(found) > each) for one, found in zip(taken, own, strict=True)]
 
 
 def lock_children(connection: Conn, job_ids: Iterable[UUID]) -> dict[UUID, ChildJob]:
@@ -260,9 +300,9 @@ def lock_workflows(connection: Conn, roots: Iterable[UUID]) -> dict[UUID, Workfl
         return {row.root_run_id: row for row in cursor.execute(_LOCK_WORKFLOWS, {"roots": uuids(roots)})}
 
 
-def _open_workflows(connection: Conn, taken: Sequence[Release], parents: set[int]) -> dict[UUID, Workflow]:
+def _open_workflows(connection: Conn, shares: Sequence[_Share]) -> dict[UUID, Workflow]:
     """Open the occurrences of roots that have ended and have children; lock all occurrences."""
-    opened = [one for one in taken if one.is_of_root and one.id in parents and _opens(one)]
+    opened = [one.release for one in shares if one.release.is_of_root and one.children and _opens(one.release)]
     if opened:
         columns: dict[str, object] = {
             "roots": uuids(release.root_run_id for release in opened),
@@ -270,9 +310,10 @@ def _open_workflows(connection: Conn, taken: Sequence[Release], parents: set[int
             "job_ids": uuids(release.job_id for release in opened),
             "shards": integers(release.shard for release in opened),
             "scheduled_at": instants(release.scheduled_at for release in opened),
+            "graph_at": instants(release.graph_at for release in opened),
         }
         connection.execute(_ADD_WORKFLOWS, columns)
-    return lock_workflows(connection, {release.root_run_id for release in taken})
+    return lock_workflows(connection, {share.release.root_run_id for share in shares})
 
 
 def _opens(release: Release) -> bool:
@@ -280,30 +321,24 @@ def _opens(release: Release) -> bool:
     return release.state != RunState.SKIPPED and (release.began or release.state != RunState.CANCELLED)
 
 
-def _plan(taken: Sequence[Release], found: Sequence[_Child], workflows: Mapping[UUID, Workflow], limit: int) -> _Plan:
-    """Decide what becomes of each release, and collect the marks, up to `limit` children."""
-    children: dict[int, list[_Child]] = {}
-    for child in found:
-        children.setdefault(child.place, []).append(child)
-    plan, room = _Plan(), limit
-    for place, release in enumerate(taken, 1):
+def _plan(shares: Sequence[_Share], workflows: Mapping[UUID, Workflow]) -> _Plan:
+    """Decide what becomes of each release, and collect the marks."""
+    plan = _Plan()
+    for share in shares:
+        release = share.release
         workflow = workflows.get(release.root_run_id)
-        own = children.get(place, [])
         if workflow is None or workflow.state not in ("open", "paused") or not _goes_on(release):
             plan.drained.append(release)
         elif workflow.state == "paused":
             plan.paused.append(release)
-        elif room == 0 and own:
-            plan.more = True
         else:
-            for child in own[:room]:
+            for child in share.children:
                 _add_mark(plan.marks, release, child)
-            if len(own) <= room:
-                plan.drained.append(release)
-            else:
-                plan.cursors[release.id] = own[room - 1].job_id
+            if share.rest:
+                plan.cursors[release.id] = share.children[-1].job_id
                 plan.more = True
-            room -= min(room, len(own))
+            else:
+                plan.drained.append(release)
     return plan
 
 
@@ -410,7 +445,13 @@ def _reason(job: ChildJob, unmet: int) -> str | None:
 
 
 def resume(
-    connection: Conn, installation: Installation, workflow: Workflow, again: Sequence[Again], now: datetime
+    connection: Conn,
+    installation: Installation,
+    workflow: Workflow,
+    again: Sequence[Again],
+    now: datetime,
+    *,
+    root_inputs: RootInputs | None,
 ) -> None:
     """Open the next generation of a finished occurrence, whose row is locked.
 
@@ -420,6 +461,7 @@ def resume(
         workflow: The occurrence.
         again: The jobs that run again, as `to_run_again` returns them.
         now: The database's clock.
+        root_inputs: The inputs of the root's latest run, if the root runs again.
     """
     root, at, generation = workflow.root_run_id, workflow.scheduled_at, workflow.generation + 1
     jobs = lock_children(connection, {one.job_id for one in again})
@@ -440,6 +482,7 @@ def resume(
         root_run_id=root,
         generation=generation,
         scheduled_at=at,
+        graph_at=workflow.graph_at,
         run_id=root,
         job_id=workflow.root_job_id,
         tenant=workflow.tenant,
@@ -459,6 +502,8 @@ def resume(
         )
         for one in first
     ]
+    if root_inputs is not None:
+        new = [root_inputs.given_to(run) if run.job_id == workflow.root_job_id else run for run in new]
     create_runs(connection, installation, new, now=now)
     ends = [RunEnd(run_id, 0, RunState.SKIPPED, reason=reason) for run_id, reason in reasons.items()]
     finish_runs(connection, installation, ends)
@@ -482,13 +527,14 @@ def set_workflow(
         "generation": workflow.generation if generation is None else generation,
         "pending": workflow.pending if pending is None else pending,
         "failed": workflow.failed if generation is None else 0,
+        "cancelled": workflow.cancelled if generation is None else 0,
     }
     connection.execute(_SET_WORKFLOW, columns)
 
 
 def _instant(release: Release) -> datetime:
     """Return the instant whose versions hold; a resume follows a correction and takes the current."""
-    return release.scheduled_at if release.generation == 0 else _NOW
+    return release.graph_at if release.generation == 0 else _NOW
 
 
 def read_versions_at(
@@ -577,15 +623,18 @@ def _finish(
         if (workflow := workflows.get(release.root_run_id)) is not None:
             workflow.pending -= 1
             workflow.failed += release.state in DEAD_LETTERED
+            workflow.cancelled += release.state == RunState.CANCELLED
     if not workflows:
         return
     ended = [one for root, one in workflows.items() if root in open_before and one.pending == 0]
     for workflow in ended:
-        workflow.state = "failed" if workflow.failed else "cancelled" if workflow.state == "cancelling" else "succeeded"
+        cancelled = workflow.cancelled or workflow.state == "cancelling"
+        workflow.state = "failed" if workflow.failed else "cancelled" if cancelled else "succeeded"
     columns: dict[str, object] = {
         "roots": uuids(workflows),
         "pending": integers(workflow.pending for workflow in workflows.values()),
         "failed": integers(workflow.failed for workflow in workflows.values()),
+        "cancelled": integers(workflow.cancelled for workflow in workflows.values()),
         "states": words(workflow.state for workflow in workflows.values()),
     }
     connection.execute(_UPDATE_WORKFLOWS, columns)

@@ -7,19 +7,28 @@ instant, and a look-up by id for each job and generation.
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import NamedTuple, cast
 from uuid import UUID
 
+from psycopg.rows import class_row
+
+from tidewheel.errors import UnknownWorkflow
 from tidewheel.ids import child_run_id
 from tidewheel.postgres.pg_arrays import uuids
 from tidewheel.postgres.session import Conn, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import DEAD_LETTERED, RunState
+from tidewheel.transitions.create import NewRun, RunInputs
 
 _SQL = Statements("tidewheel.transitions")
+_READ_OCCURRENCE = _SQL["read_occurrence"]
 _READ_GRAPH = _SQL["read_graph"]
 _READ_RUN_STATES = _SQL["read_run_states"]
+_READ_ROOT_INPUTS = _SQL["read_root_inputs"]
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MARGIN = timedelta(hours=1)  # the database's clock may have been set back
 
 MEETS: Mapping[str, frozenset[RunState]] = {
     "success": frozenset({RunState.SUCCEEDED}),
@@ -50,11 +59,13 @@ class Node:
         job_id: The job.
         parents: The condition of each parent.
         run: Its latest run; None if it was not reached.
+        has_first_run: True if its run of generation 0 is stored.
     """
 
     job_id: UUID
     parents: dict[UUID, str] = field(default_factory=dict[UUID, str])
     run: NodeRun | None = None
+    has_first_run: bool = False
 
     @property
     def state(self) -> RunState | None:
@@ -70,25 +81,82 @@ class Again(NamedTuple):
     unmet: int
 
 
-def read_occurrence(
-    connection: Conn, root_run_id: UUID, root_job_id: UUID, scheduled_at: datetime, generation: int
-) -> dict[UUID, Node]:
-    """Return the jobs of an occurrence, each after its parents; the root first."""
-    rows = connection.execute(_READ_GRAPH, {"root_job_id": root_job_id, "at": scheduled_at}, binary=True).fetchall()
+class RootInputs(NamedTuple):
+    """The inputs of a root's run beyond its version; `read_root_inputs` returns its columns in this order."""
+
+    payload: bytes | None
+    payload_content_type: str | None
+    labels: dict[str, str] | None
+    overlap: str | None
+    traceparent: str | None
+    concurrency_key: str | None
+
+    def given_to(self, run: NewRun) -> NewRun:
+        """Return a new run with these inputs."""
+        inputs = RunInputs(self.payload, self.payload_content_type, self.labels, self.overlap, self.traceparent)
+        return run._replace(
+            inputs=None if inputs == RunInputs() else inputs,
+            overlap=self.overlap or run.overlap,
+            concurrency_key=self.concurrency_key or run.concurrency_key,
+        )
+
+
+def read_root_inputs(connection: Conn, run_id: UUID) -> RootInputs | None:
+    """Return the inputs of a root's ended run; None if it is no longer stored."""
+    with connection.cursor(row_factory=rows_of(RootInputs._make), binary=True) as cursor:
+        return cursor.execute(_READ_ROOT_INPUTS, {"run_id": run_id}).fetchone()
+
+
+@dataclass(frozen=True, slots=True)
+class _Occurrence:
+    root_job_id: UUID
+    scheduled_at: datetime
+    graph_at: datetime
+    generation: int
+
+
+def read_occurrence(connection: Conn, root_run_id: UUID) -> dict[UUID, Node]:
+    """Return the jobs of an occurrence, each after its parents; the root first.
+
+    Raises:
+        UnknownWorkflow: There is none with this root's run.
+    """
+    with connection.cursor(row_factory=class_row(_Occurrence), binary=True) as cursor:
+        occurrence = cursor.execute(_READ_OCCURRENCE, {"root": root_run_id}).fetchone()
+    if occurrence is None:
+        raise UnknownWorkflow(str(root_run_id))
+    root_job_id, scheduled_at = occurrence.root_job_id, occurrence.scheduled_at
+    columns: dict[str, object] = {"root_job_id": root_job_id, "at": occurrence.graph_at}
+    rows = connection.execute(_READ_GRAPH, columns, binary=True).fetchall()
     nodes = {root_job_id: Node(root_job_id)}
     for parent, child, condition in cast("list[tuple[UUID, UUID, str]]", rows):
         nodes.setdefault(child, Node(child)).parents[parent] = condition
     ordered = _parents_first(nodes)
     ids = {
-        job: [run_id_in(job, root_job_id, root_run_id, scheduled_at, each) for each in range(generation, -1, -1)]
+        job: [
+            run_id_in(job, root_job_id, root_run_id, scheduled_at, each)
+            for each in range(occurrence.generation, -1, -1)
+        ]
         for job in ordered
     }
-    columns = {"run_ids": uuids(run for each in ids.values() for run in each)}
+    columns = {"run_ids": uuids(run for each in ids.values() for run in each), "since": _since(root_run_id, occurrence)}
     with connection.cursor(row_factory=rows_of(NodeRun._make), binary=True) as cursor:
         found = {run.run_id: run for run in cursor.execute(_READ_RUN_STATES, columns)}
     for job, node in ordered.items():
         node.run = next((found[run] for run in ids[job] if run in found), None)
+        node.has_first_run = ids[job][-1] in found
     return ordered
+
+
+def _since(root_run_id: UUID, occurrence: _Occurrence) -> datetime:
+    """Return an instant before which no run of an occurrence has ended.
+
+    It is that of the root's id, or the start of a root that was moved ahead.
+    """
+    at = _EPOCH + timedelta(milliseconds=root_run_id.int >> 80)
+    if occurrence.graph_at < occurrence.scheduled_at:
+        at = min(at, occurrence.graph_at)
+    return at - _MARGIN
 
 
 def run_id_in(job: UUID, root_job_id: UUID, root_run_id: UUID, scheduled_at: datetime, generation: int) -> UUID:

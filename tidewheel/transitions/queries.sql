@@ -1315,54 +1315,80 @@ SELECT key FROM jobs WHERE job_id = %(job_id)s
 -- Those of these jobs that are roots of graphs: their runs are occurrences of workflows.
 -- Index: jobs_roots, with an entry for each root only. No lock: the caller's lock of the timer or of the job's key excludes
 -- a submit that makes it a root.
-SELECT job_id FROM jobs WHERE job_id = ANY (%(job_ids)s::uuid[]) AND root_job_id = job_id
+-- Why EXISTS: an installation without workflows reads no index.
+SELECT job_id
+  FROM jobs
+ WHERE job_id = ANY (%(job_ids)s::uuid[]) AND root_job_id = job_id AND (SELECT EXISTS (SELECT FROM job_edges))
 
 -- name: add_releases
 -- Inserts the releases of runs that end.
 -- Index: releases_due. Lock: new rows.
-INSERT INTO releases (shard, due_at, root_run_id, generation, scheduled_at, run_id, job_id, tenant, state, began)
-SELECT new.shard, tidewheel_now(), new.root_run_id, new.generation, new.scheduled_at, new.run_id, new.job_id, new.tenant, new.state,
-       new.began
+INSERT INTO releases (shard, due_at, root_run_id, generation, scheduled_at, graph_at, run_id, job_id, tenant, state, began)
+SELECT new.shard, tidewheel_now(), new.root_run_id, new.generation, new.scheduled_at, new.graph_at, new.run_id, new.job_id, new.tenant,
+       new.state, new.began
   FROM unnest(
         %(shards)s::smallint[], %(roots)s::uuid[], %(generations)s::smallint[], %(scheduled_at)s::timestamptz[],
-        %(run_ids)s::uuid[], %(job_ids)s::uuid[], %(tenants)s::text[], %(states)s::text[], %(began)s::boolean[]
-       ) AS new (shard, root_run_id, generation, scheduled_at, run_id, job_id, tenant, state, began)
+        %(graph_at)s::timestamptz[], %(run_ids)s::uuid[], %(job_ids)s::uuid[], %(tenants)s::text[], %(states)s::text[],
+        %(began)s::boolean[]
+       ) AS new (shard, root_run_id, generation, scheduled_at, graph_at, run_id, job_id, tenant, state, began)
+
+-- part: release(r)
+-- The columns of a release; the instant of the graph is the root's.
+r.id, r.shard, r.root_run_id, r.generation, r.scheduled_at,
+       coalesce(r.graph_at, (SELECT w.graph_at FROM workflows AS w WHERE w.root_run_id = r.root_run_id), r.scheduled_at) AS graph_at,
+       r.run_id, r.job_id, r.tenant, r.state, r.began, r.cursor_id
 
 -- name: take_releases
--- Locks the next due releases of these shards, the oldest first; of given ids alone, if there are any.
--- Index: releases_due, releases_pkey. Lock: the rows, locked rows are skipped: another scheduler drains them.
+-- Locks the next due releases of these shards, the oldest first.
+-- Index: releases_due, releases_pkey, workflows_pkey. Lock: the rows, locked rows are skipped: another scheduler drains them.
 WITH due AS MATERIALIZED (
     SELECT next.id
       FROM unnest(%(shards)s::smallint[]) AS owned (shard)
      CROSS JOIN LATERAL (
         SELECT r.id, r.due_at
           FROM releases AS r
-         WHERE r.shard = owned.shard AND r.due_at <= tidewheel_now() AND (%(ids)s::bigint[] IS NULL OR r.id = ANY (%(ids)s))
+         WHERE r.shard = owned.shard AND r.due_at <= tidewheel_now()
          ORDER BY r.due_at, r.id
          LIMIT %(limit)s
      ) AS next
      ORDER BY next.due_at, next.id
      LIMIT %(limit)s
 )
-SELECT r.id, r.shard, r.root_run_id, r.generation, r.scheduled_at, r.run_id, r.job_id, r.tenant, r.state, r.began, r.cursor_id
+SELECT {{release(r)}}
   FROM releases AS r
  WHERE r.id IN (SELECT d.id FROM due AS d)
  ORDER BY r.due_at, r.id
-   FOR UPDATE SKIP LOCKED
+   FOR UPDATE OF r SKIP LOCKED
+
+-- name: take_given_releases
+-- Locks those of these releases that are due.
+-- Index: releases_pkey, workflows_pkey. Lock: as take_releases.
+SELECT {{release(r)}}
+  FROM releases AS r
+ WHERE r.id = ANY (%(ids)s::bigint[]) AND r.shard = ANY (%(shards)s::smallint[]) AND r.due_at <= tidewheel_now()
+ ORDER BY r.due_at, r.id
+   FOR UPDATE OF r SKIP LOCKED
+
+-- name: share_graphs
+-- Tries to lock the graphs of these tenants against changes of their edges; returns those that it has locked.
+-- No index. Lock: an advisory one of each tenant, shared; a change under way, or one that waits, is not waited for.
+SELECT t.tenant
+  FROM unnest(%(tenants)s::text[]) AS t (tenant)
+ WHERE pg_try_advisory_xact_lock_shared(hashtext('tidewheel.graphs'), hashtext(t.tenant))
 
 -- name: find_children
 -- The next children of these parents by the edges in force at an instant, in the order of the parents.
--- Index: job_edges_pkey. No lock: an edge in force at a past instant never changes.
+-- Index: job_edges_pkey. No lock: share_graphs excludes changes.
 SELECT p.place::integer, e.child_job_id, e.condition, e.parents
-  FROM unnest(%(job_ids)s::uuid[], %(scheduled_at)s::timestamptz[], %(cursors)s::uuid[])
-       WITH ORDINALITY AS p (job_id, scheduled_at, cursor_id, place)
+  FROM unnest(%(job_ids)s::uuid[], %(graph_at)s::timestamptz[], %(cursors)s::uuid[])
+       WITH ORDINALITY AS p (job_id, graph_at, cursor_id, place)
  CROSS JOIN LATERAL (
     SELECT d.child_job_id, d.condition, d.parents
       FROM job_edges AS d
      WHERE d.parent_job_id = p.job_id
        AND d.child_job_id > coalesce(p.cursor_id, '00000000-0000-0000-0000-000000000000')
-       AND d.from_at < p.scheduled_at
-       AND (d.until_at IS NULL OR p.scheduled_at <= d.until_at)
+       AND d.from_at < p.graph_at
+       AND (d.until_at IS NULL OR p.graph_at <= d.until_at)
      ORDER BY d.child_job_id
      LIMIT %(limit)s
  ) AS e
@@ -1388,19 +1414,20 @@ SELECT g.job_id, g.at, v.version, v.handler, v.queue, v.lane, v.overlap, v.defin
  ) AS v
 
 -- name: add_workflows
--- Inserts occurrences whose root has ended; an occurrence that was paused before keeps its row.
--- Index: workflows_pkey. Lock: new rows.
-INSERT INTO workflows (root_run_id, tenant, root_job_id, shard, scheduled_at, state, pending, created_at)
-SELECT new.root_run_id, new.tenant, new.job_id, new.shard, new.scheduled_at, 'open', 1, tidewheel_now()
-  FROM unnest(%(roots)s::uuid[], %(tenants)s::text[], %(job_ids)s::uuid[], %(shards)s::smallint[], %(scheduled_at)s::timestamptz[])
-       AS new (root_run_id, tenant, job_id, shard, scheduled_at)
+-- Inserts occurrences whose root has ended; an occurrence that was paused before keeps its state.
+-- Index: workflows_pkey. Lock: each row, in root_run_id order.
+INSERT INTO workflows (root_run_id, tenant, root_job_id, shard, scheduled_at, graph_at, state, pending, created_at)
+SELECT new.root_run_id, new.tenant, new.job_id, new.shard, new.scheduled_at, new.graph_at, 'open', 1, tidewheel_now()
+  FROM unnest(%(roots)s::uuid[], %(tenants)s::text[], %(job_ids)s::uuid[], %(shards)s::smallint[], %(scheduled_at)s::timestamptz[],
+              %(graph_at)s::timestamptz[])
+       AS new (root_run_id, tenant, job_id, shard, scheduled_at, graph_at)
  ORDER BY new.root_run_id
-    ON CONFLICT DO NOTHING
+    ON CONFLICT (root_run_id) DO UPDATE SET graph_at = excluded.graph_at
 
 -- name: lock_workflows
 -- Locks occurrences.
 -- Index: workflows_pkey. Lock: each row, in root_run_id order; waits for another drain, or a request about it.
-SELECT root_run_id, tenant, root_job_id, shard, scheduled_at, state, generation, pending, failed, reason
+SELECT root_run_id, tenant, root_job_id, shard, scheduled_at, graph_at, state, generation, pending, failed, cancelled, reason
   FROM workflows
  WHERE root_run_id = ANY (%(roots)s::uuid[])
  ORDER BY root_run_id
@@ -1462,10 +1489,10 @@ RETURNING o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, 
 -- Updates occurrences after a drain.
 -- Index: workflows_pkey; workflows_by_end grows. Lock: rows that lock_workflows has locked.
 UPDATE workflows AS w
-   SET pending = given.pending, failed = given.failed, state = given.state,
+   SET pending = given.pending, failed = given.failed, cancelled = given.cancelled, state = given.state,
        finished_at = CASE WHEN given.pending = 0 THEN tidewheel_now() END
-  FROM unnest(%(roots)s::uuid[], %(pending)s::integer[], %(failed)s::integer[], %(states)s::text[])
-       AS given (root_run_id, pending, failed, state)
+  FROM unnest(%(roots)s::uuid[], %(pending)s::integer[], %(failed)s::integer[], %(cancelled)s::integer[], %(states)s::text[])
+       AS given (root_run_id, pending, failed, cancelled, state)
  WHERE w.root_run_id = given.root_run_id
 
 -- name: read_job_keys
@@ -1494,13 +1521,15 @@ UPDATE releases AS r
 -- name: open_early
 -- Inserts the occurrence of a root's run that has begun and is not drained yet.
 -- Index: job_runs_pkey, releases_by_root, workflows_pkey. Lock: a new row.
-INSERT INTO workflows (root_run_id, tenant, root_job_id, shard, scheduled_at, state, pending, created_at)
-SELECT r.run_id, r.tenant, r.job_id, r.shard, r.scheduled_at, 'open', 1, tidewheel_now()
-  FROM (SELECT run_id, tenant, job_id, shard, scheduled_at
+INSERT INTO workflows (root_run_id, tenant, root_job_id, shard, scheduled_at, graph_at, state, pending, created_at)
+SELECT r.run_id, r.tenant, r.job_id, r.shard, r.scheduled_at, r.graph_at, 'open', 1, tidewheel_now()
+  FROM (SELECT run_id, tenant, job_id, shard, scheduled_at, least(scheduled_at, started_at) AS graph_at
           FROM job_runs
          WHERE run_id = %(root)s AND workflow_run_id = run_id AND attempt > 0
          UNION ALL
-        SELECT run_id, tenant, job_id, shard, scheduled_at FROM releases WHERE root_run_id = %(root)s AND run_id = root_run_id AND began
+        SELECT run_id, tenant, job_id, shard, scheduled_at, graph_at
+          FROM releases
+         WHERE root_run_id = %(root)s AND run_id = root_run_id AND began
        ) AS r
  WHERE r.tenant = %(tenant)s
  LIMIT 1
@@ -1511,7 +1540,7 @@ SELECT r.run_id, r.tenant, r.job_id, r.shard, r.scheduled_at, 'open', 1, tidewhe
 -- Index: workflows_pkey. Lock: a row that is locked already.
 UPDATE workflows
    SET state = %(state)s, reason = %(reason)s, generation = %(generation)s, pending = %(pending)s, failed = %(failed)s,
-       finished_at = NULL
+       cancelled = %(cancelled)s, finished_at = NULL
  WHERE root_run_id = %(root)s
 
 -- name: hasten_releases
@@ -1529,9 +1558,14 @@ SELECT o.run_id, o.tenant, %(reason)s
   FROM job_runs AS o
  WHERE o.workflow_run_id = %(root)s AND o.state <> %(cancelling)s
 
+-- name: read_occurrence
+-- An occurrence: its root, its instant, the instant of its graph, and its generation.
+-- Index: workflows_pkey. No lock.
+SELECT root_job_id, scheduled_at, graph_at, generation FROM workflows WHERE root_run_id = %(root)s
+
 -- name: read_graph
 -- The edges of an occurrence.
--- Index: job_edges_pkey. No lock: an edge in force at a past instant never changes.
+-- Index: job_edges_pkey. No lock: the drain that opened the occurrence held the graphs, after this instant.
 WITH RECURSIVE below (job_id) AS (
     SELECT %(root_job_id)s::uuid
      UNION
@@ -1545,9 +1579,25 @@ SELECT e.parent_job_id, e.child_job_id, e.condition
  ORDER BY e.parent_job_id, e.child_job_id
 
 -- name: read_run_states
--- The states of runs, with their times and attempts.
--- Index: job_runs_pkey, the partitions' index by run. No lock.
-SELECT r.run_id, r.state, r.reason, r.attempt, r.started_at, r.finished_at FROM runs AS r WHERE r.run_id = ANY (%(run_ids)s::uuid[])
+-- The states of runs that have not ended before an instant, with their times and attempts.
+-- Index: job_runs_pkey, the partitions' index by run from that day on. No lock.
+SELECT run_id, state, NULL AS reason, attempt, started_at, NULL::timestamptz AS finished_at
+  FROM job_runs
+ WHERE run_id = ANY (%(run_ids)s::uuid[])
+ UNION ALL
+SELECT run_id, state, reason, attempt, started_at, finished_at
+  FROM finished_runs
+ WHERE run_id = ANY (%(run_ids)s::uuid[]) AND finished_at >= %(since)s
+
+-- name: read_root_inputs
+-- The inputs of an ended run beyond its version, and its concurrency key, if that is not the version's.
+-- Index: the partitions' index by run, job_versions_pkey, the partitions' primary key. No lock.
+SELECT i.payload, i.payload_content_type, i.labels, i.overlap, i.traceparent,
+       CASE WHEN r.concurrency_key IS DISTINCT FROM v.concurrency_key THEN r.concurrency_key END AS concurrency_key
+  FROM finished_runs AS r
+  JOIN job_versions AS v ON v.job_id = r.job_id AND v.version = r.job_version
+  LEFT JOIN run_inputs AS i ON i.run_id = r.run_id AND i.run_id = %(run_id)s
+ WHERE r.run_id = %(run_id)s
 
 -- name: add_joins
 -- Inserts the joins of the jobs that a resume runs again.

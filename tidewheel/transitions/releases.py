@@ -5,6 +5,7 @@ waits for no join, and a completion in a client's own transaction writes one mor
 """
 
 from collections.abc import Sequence
+from datetime import datetime
 from uuid import UUID
 
 from tidewheel.ids import run_bucket, shard_of
@@ -37,6 +38,7 @@ def write_releases(connection: Conn, finished: Sequence[FinishedRun], shards: in
         "roots": uuids(roots),
         "generations": integers(run.row.generation or 0 for run in released),
         "scheduled_at": instants(run.row.scheduled_at for run in released),
+        "graph_at": instants(_graph_at(run.row) for run in released),
         "run_ids": uuids(run.end.run_id for run in released),
         "job_ids": uuids(run.row.job_id for run in released),
         "tenants": texts([run.row.tenant for run in released]),
@@ -45,6 +47,16 @@ def write_releases(connection: Conn, finished: Sequence[FinishedRun], shards: in
     }
     connection.execute(_ADD_RELEASES, columns)
     return True
+
+
+def _graph_at(row: ClosedRun) -> datetime | None:
+    """Return the instant of the graph, for the root's first run.
+
+    No drain comes before it, also if the run was moved ahead.
+    """
+    if _root(row) != row.run_id:
+        return None
+    return row.scheduled_at if row.started_at is None else min(row.scheduled_at, row.started_at)
 
 
 def _root(row: ClosedRun) -> UUID:

@@ -27,7 +27,6 @@ _READ_DEFINITIONS = _SQL["read_definitions"]
 _READ_INPUTS = _SQL["read_inputs"]
 _READ_ANCESTORS = _SQL["read_ancestors"]
 
-_DESCENDED = frozenset({Cause.RETRY, Cause.WORKFLOW})  # runs with a parent
 _NO_ANCESTORS = (None, None)
 
 _CACHED_BYTES = 16 * 1024 * 1024  # of definitions as stored, payloads included; decoded they take about twice that
@@ -130,7 +129,7 @@ def build_requests(connection: Conn, runs: Sequence[RunFields]) -> dict[UUID, re
     }
     with connection.cursor(row_factory=class_row(_Inputs), binary=True) as cursor:
         inputs = {row.run_id: row for row in cursor.execute(_READ_INPUTS, columns)}
-    ancestors = _read_ancestors(connection, [run.run_id for run in runs if run.cause in _DESCENDED])
+    ancestors = _read_ancestors(connection, [run.run_id for run in runs if run.cause == Cause.RETRY])
     return {
         run.run_id: _request(
             run,

@@ -11,6 +11,7 @@ import pytest
 from tests.control.cli.command import json_output, tidewheel
 from tests.fixtures.database import Database
 from tests.transitions.acts import EXECUTOR, HANDLER, apply_batch, begin, claim, requeue, submit, trigger
+from tests.transitions.test_workflows import after, end_and_drain, put
 from tidewheel.control.client.client import Client
 from tidewheel.control.reads.waits import Wait, WaitCode, read_waits, start_executor
 from tidewheel.runs import AttemptOutcome
@@ -110,6 +111,21 @@ def test_run_without_a_place_has_its_key(database: Database) -> None:
     assert (found.code, found.words) == (
         WaitCode.KEY, "waits for a place of the concurrency key 'acme': runs hold 1 of 1",
     )  # fmt: skip
+
+
+def test_blocked_run_has_its_occurrence_and_its_parents(database: Database) -> None:
+    put(database, {"a": [], "b": after("a"), "c": after("a"), "d": after("b", "c")})
+    root = trigger(database, "a")
+    end_and_drain(database)
+    end_and_drain(database, limit=1)
+    blocked = database.value("SELECT run_id FROM job_runs WHERE state = 'blocked'")
+    found = why(database, blocked)
+    words = f"waits for its parents in the workflow, the occurrence of run {root}: 1 of 2 have ended"
+    assert (found.code, found.words, found.remedy) == (WaitCode.PARENTS, words, f"tidewheel workflow show {root}")
+    apply_batch(database, {"type": "workflow.pause", "run_id": str(root)})
+    found = why(database, blocked)
+    words = f"its workflow, the occurrence of run {root}, is paused"
+    assert (found.code, found.words, found.remedy) == (WaitCode.PARENTS, words, f"tidewheel workflow resume {root}")
 
 
 def test_run_under_way_has_its_executor_and_the_silence_of_it(job: Database) -> None:

@@ -303,6 +303,7 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
             [None] * BATCH,
         ),
     },
+    "read_run_states": {"since": _NOON},
     "lock_keyed": {"attempt": 0, "job_version": 1, "free": "allow_all"},
     "promote_for_keys": {"counts": [1] * BATCH, "target": RunState.QUEUED},
     "write_run_keys": {
@@ -433,6 +434,7 @@ _HOT = {
         lock_keyed add_run_keys lock_run_keys wait_for_keys promote_for_keys find_keys_with_waiters write_run_keys
         read_versions_in_force read_undecided read_recorded save_progress
         flush_outputs add_outputs read_ancestors mark_redriven
+        find_roots read_run_states
         lock_jobs_for_share read_shared_jobs read_retried_runs scan_dead_letters lock_dead_letters purge_dead_letters
     """,
     "tidewheel.intake": """
