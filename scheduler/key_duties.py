@@ -4,8 +4,8 @@ An end passes its place on itself. This module does what no end does: a rate fre
 find all waiting runs locked by other transactions. Both set `wake_at`.
 
 The repair walks all keys once a minute, some a second. It removes keys that nothing has used for ten minutes. Where the
-counters of a key differ from its runs it repairs them: a manual change, or a partial restore. It leaves a key with
-`_MAX_RUNS` open runs or more as it is.
+counters of a key differ from its runs it repairs them: a manual change, or a partial restore. It leaves the counters of
+a key with `_MAX_RUNS` open runs or more as they are. It applies a raised limit, for which no claim has come yet.
 """
 
 import logging
@@ -39,7 +39,7 @@ _MAX_RUNS = 20_000  # open runs in one step of the repair: about twenty millisec
 _PASS_SECONDS = 60.0
 _IDLE_AFTER = timedelta(minutes=10)
 
-_ScannedRow = tuple[int | None, int | None, bool | None, bool | None]
+_ScannedRow = tuple[int | None, int | None, bool | None, bool | None, bool | None]
 
 
 class KeyDuties:
@@ -93,17 +93,24 @@ class KeyDuties:
             rows = cast("list[_ScannedRow]", connection.execute(_SCAN_KEYS, columns, binary=True).fetchall())
             # Before the writes: a key that fails is left to the next pass.
             self._after = FIRST_KEY_ID if rows[0][0] is None else rows[0][0]
-            scanned = [(key, is_idle, is_wrong) for _, key, is_idle, is_wrong in rows if key is not None]
-            if idle := [key for key, is_idle, _ in scanned if is_idle]:
+            if idle := [key for _, key, is_idle, _, _ in rows if is_idle]:
                 connection.execute(_REMOVE_IDLE_KEYS, {**columns, "key_ids": idle})
-        wrong = [key for key, _, is_wrong in scanned if is_wrong]
-        if not wrong:
-            return 0
+        wrong = [key for _, key, _, _, is_wrong in rows if key is not None and is_wrong]
+        if wrong:
+            self._repair_counters(wrong)
+        woken = sorted({*wrong, *(key for _, key, _, waits, _ in rows if key is not None and waits)})
+        promoted = 0
+        for first in range(0, len(woken), _MAX_WOKEN):
+            with self._session.transaction() as connection:
+                some = woken[first : first + _MAX_WOKEN]
+                promoted += settle_keys(connection, self._installation, woken=some).promoted
+        return promoted
+
+    def _repair_counters(self, keys: Sequence[int]) -> None:
+        columns: dict[str, object] = {"key_ids": keys, "holds": Gate.HOLDS_KEY}
         with self._session.transaction() as connection:
-            connection.execute(_LOCK_KEYS, {"key_ids": wrong})
-            repaired = connection.execute(_REPAIR_KEYS, {**columns, "key_ids": wrong}).rowcount
-            promoted = settle_keys(connection, self._installation, woken=wrong).promoted
+            connection.execute(_LOCK_KEYS, columns)
+            repaired = connection.execute(_REPAIR_KEYS, columns).rowcount
         if repaired:
             metrics.count("keys_repaired", repaired)
             _LOG.error("the scheduler repaired the counters of %d concurrency keys; check for manual changes", repaired)
-        return promoted

@@ -504,8 +504,8 @@ k.running = 0 AND NOT k.has_waiters AND (k.tat IS NULL OR k.tat <= (SELECT tidew
 AND k.used_at < (SELECT tidewheel_now()) - %(idle_after)s::interval
 
 -- name: scan_keys
--- Returns the position up to which keys were read, the keys up to there, whether each is idle, and whether its counters
--- differ from its runs. Reads so many keys and so many open runs.
+-- Returns the position up to which keys were read, and the keys up to there: whether each is idle, has waiting runs, and
+-- whether its counters differ from its runs. Reads so many keys and so many open runs.
 -- Index: run_keys_pkey, job_runs_by_key. No lock: checked again under a lock.
 -- Why: the last key of a full read may have more runs, so the next read begins with it. One that fills a read is left
 -- out. An end in a client's own transaction keeps its place until its deferred effect is applied.
@@ -531,7 +531,7 @@ WITH listed AS MATERIALIZED (
 ), deferred AS MATERIALIZED (
     SELECT d.key_id, count(*) AS places FROM deferred_effects AS d WHERE d.key_id IS NOT NULL GROUP BY d.key_id
 )
-SELECT reached.key_id, k.key_id, {{idle(k)}},
+SELECT reached.key_id, k.key_id, {{idle(k)}}, k.has_waiters,
        k.key_id IS DISTINCT FROM reached.left_out
        AND (k.running <> coalesce(held.places, 0) + coalesce(deferred.places, 0)
             OR k.unclaimed <> coalesce(held.unclaimed, 0))

@@ -29,19 +29,18 @@ def starts(
     chance = random.Random(1)  # noqa: S311 - repeatable
     limit = Limit(None, every // timedelta(microseconds=1), burst)
     row = KeyRow(1, running=0, unclaimed=0, has_waiters=True, limit=limit, tat=None, wake_at=START)
-    events = [(START, 0)]  # when the scheduler comes, or so many promoted runs start
+    claims: list[tuple[datetime, int]] = []  # when so many promoted runs start
     started: list[datetime] = []
-    while events and events[0][0] < START + until:
-        now, claimed = heapq.heappop(events)
+    wake: datetime | None = START
+    while (now := min([*(at for at, _ in claims[:1]), wake or START + until])) < START + until:
+        claimed = heapq.heappop(claims)[1] if claims and claims[0][0] == now else 0
         started += [now] * claimed
         assert row.admit([HOLDER] * claimed, now) == set()
         found = row.wanted(now)
         row.promote(found, found, now, more=True)
         if found:
-            heapq.heappush(events, (claimed_at(now), found))
-        if row.wake_at is not None:
-            heapq.heappush(events, (row.wake_at + timedelta(milliseconds=chance.uniform(0, 50)), 0))
-            events = [event for event in events if event[1] or event[0] <= events[0][0]] if len(events) > 99 else events
+            heapq.heappush(claims, (claimed_at(now), found))
+        wake = row.wake_at and row.wake_at + timedelta(milliseconds=chance.uniform(0, 50))
     return started
 
 

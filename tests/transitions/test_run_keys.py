@@ -137,6 +137,14 @@ def test_limit_of_the_jobs_current_version_applies(database: Database) -> None:
     assert database.value("SELECT at_once FROM run_keys") == 3, "an older version does not bring its limit back"
 
 
+def test_raised_limit_applies_without_a_claim(database: Database) -> None:
+    keyed(database)
+    assert len(claim(database, *(trigger(database) for _ in range(4))).waiting) == 3
+    keyed(database, at_once=3)
+    assert KeyDuties(database.session(), database.installation).repair() == 2
+    assert database.value("SELECT at_once FROM run_keys") == 3
+
+
 def test_faster_rate_applies_from_the_next_claim_on(clocked: ClockedDatabase) -> None:
     clocked.stop_clock()
     keyed(clocked, rate="1/day")

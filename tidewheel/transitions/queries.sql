@@ -529,6 +529,15 @@ WITH wanted AS MATERIALIZED (
 )
 SELECT key_id, at_once, every_us, burst FROM wanted
 
+-- name: find_first_waiting
+-- Returns the oldest run that waits for each key.
+-- Index: job_runs_waiting. No lock.
+SELECT first.run_id
+  FROM unnest(%(key_ids)s::bigint[]) AS k (key_id)
+ CROSS JOIN LATERAL (
+    SELECT r.run_id FROM job_runs AS r WHERE r.waits_for = k.key_id ORDER BY r.scheduled_at, r.run_id LIMIT 1
+ ) AS first
+
 -- name: lock_run_keys
 -- Locks keys and returns them.
 -- Index: run_keys_pkey.

@@ -30,6 +30,7 @@ from tidewheel.transitions.run_messages import build_requests, request_rows
 
 _SQL = Statements("tidewheel.transitions")
 _ADD_RUN_KEYS = _SQL["add_run_keys"]
+_FIND_FIRST_WAITING = _SQL["find_first_waiting"]
 _LOCK_RUN_KEYS = _SQL["lock_run_keys"]
 _WAIT_FOR_KEYS = _SQL["wait_for_keys"]
 _PROMOTE_FOR_KEYS = _SQL["promote_for_keys"]
@@ -91,7 +92,7 @@ def settle_keys(
         installation: For the messages of promoted runs.
         arrivals: Claimed runs with a key, whose rows the caller has locked and starts unless they wait.
         freed: The places that ended runs and attempts held.
-        woken: Keys whose waiting runs may get a place now.
+        woken: Keys whose waiting runs may get a place now. The job of the oldest one brings its limit.
     """
     places = list(freed)
     given_back = Counter(place.key_id for place in places)
@@ -99,21 +100,24 @@ def settle_keys(
     by_key: defaultdict[int, list[Arrival]] = defaultdict(list)
     for arrival in arrivals:
         by_key[arrival.key_id].append(arrival)
-    keys = sorted({*by_key, *given_back, *woken})
+    awake = list(woken)
+    keys = sorted({*by_key, *given_back, *awake})
     settled = KeysSettled(set(), set())
     if not keys:
         return settled
     # The newest run of a key brings the limit of its job.
     newest = [max(each, key=lambda one: one.scheduled_at).run_id for each in by_key.values()]
+    if awake:
+        oldest = connection.execute(_FIND_FIRST_WAITING, {"key_ids": awake}, binary=True).fetchall()
+        newest += [cast("UUID", row[0]) for row in oldest]
     specs = _add_keys(connection, newest) if newest else {}
     rows, now = _lock_keys(connection, keys)
     for key, found in by_key.items():
-        row = rows.get(key)
-        if row is None:
+        if key not in rows:
             settled.undecided |= {arrival.run_id for arrival in found}
-            continue
-        if key in specs:
-            row.change_limit(specs[key], now)
+    for key, limit in specs.items():
+        if key in rows:
+            rows[key].change_limit(limit, now)
     for key, count in given_back.items():
         if key in rows:
             rows[key].free(count, unstarted[key])

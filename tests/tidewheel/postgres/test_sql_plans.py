@@ -431,7 +431,8 @@ _HOT = {
         lock_chained_timers move_chained_timers drop_timers finish_jobs request_cancel find_waiting_runs
         lock_replaced_runs transfer_active_runs buffer_runs
         mark_waiters promote_next_runs promote_waiting_runs
-        lock_keyed add_run_keys lock_run_keys wait_for_keys promote_for_keys find_keys_with_waiters write_run_keys
+        lock_keyed add_run_keys find_first_waiting lock_run_keys wait_for_keys promote_for_keys
+        find_keys_with_waiters write_run_keys
         read_versions_in_force read_undecided read_recorded save_progress
         flush_outputs add_outputs read_ancestors mark_redriven
         find_roots read_run_states
