@@ -83,7 +83,7 @@ class Member:
         self._trouble = _NO_TROUBLE  # the last error that ended a membership, and its time
         self._settings, self._kafka, self._installation, self._stop = settings, kafka, installation, stop
         self._topic, self._group = topic, group_of(topic, installation)
-        self._session = Session(url, "tidewheel-intake", options=BY_KEY)
+        self._session = Session(url, "tidewheel-intake", options=BY_KEY, renews=True)
         self._notifier = Notifier(url, "tidewheel-intake-notify")
         self._owner = f"{socket.gethostname()}/{uuid4()}"
         self._skew, self._breaker = skew, breaker

@@ -35,7 +35,7 @@ class WorkerState:
     def __init__(self, url: str, installation: Installation, notifier: Notifier, stop: Shutdown, options: str) -> None:
         self._url, self._options = url, options
         self._connection: Connection | None = None
-        self.session = Session(url, "tidewheel-api")
+        self.session = Session(url, "tidewheel-api", renews=True)
         self.executors = RemoteExecutors(self.session, installation, notify=notifier.notify, stop=stop)
 
     def connection(

@@ -64,7 +64,7 @@ class Connection:
         self.url = settings.database()
         self.tenant, self.actor = tenant, actor or process_actor()
         self.traceparent: str | None = None
-        self._session = Session(self.url, application, options=f"{FOR_LISTS} {options}")
+        self._session = Session(self.url, application, options=f"{FOR_LISTS} {options}", renews=True)
         with self._session.transaction() as connection:
             self.installation = read_installation(connection, settings)
         self._notifier = Notifier(self.url, f"{application}-notify")

@@ -6,6 +6,7 @@ the data is psycopg's own, and the caller quarantines the row. An error that an 
 `InstallationFault`, which is an `Unavailable`: no row is its cause.
 """
 
+import select
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import LiteralString, TypeAlias, TypeVar
@@ -14,7 +15,7 @@ from uuid import UUID
 import psycopg
 from psycopg import Connection
 from psycopg.conninfo import conninfo_to_dict
-from psycopg.pq import Conninfo
+from psycopg.pq import Conninfo, TransactionStatus
 from psycopg.rows import RowFactory
 
 from tidewheel.errors import SettingsError, Unavailable
@@ -154,12 +155,31 @@ def connect_configured(url: str, name: str, *, autocommit: bool = False) -> Conn
 
 
 class Session:
-    """One connection for one thread, opened on first use and reopened after it broke."""
+    """One connection for one thread, opened on first use and reopened after it broke.
+
+    Args:
+        url: As for `connect`.
+        name: As for `connect`.
+        options: As for `connect`.
+        autocommit: As for `connect`.
+        prompt: As for `connect`.
+        renews: Replace a connection that the server has closed between two transactions: nothing was sent. Not for a
+            caller that holds locks of the session, or whose clock stops while the server is away: a statement reports
+            the loss there.
+    """
 
     def __init__(
-        self, url: str, name: str, *, options: str = "", autocommit: bool = False, prompt: bool = False
+        self,
+        url: str,
+        name: str,
+        *,
+        options: str = "",
+        autocommit: bool = False,
+        prompt: bool = False,
+        renews: bool = False,
     ) -> None:
         self._url, self._name, self._options, self._autocommit, self._prompt = url, name, options, autocommit, prompt
+        self._renews = renews
         self._connection: Conn | None = None
 
     def connection(self) -> Conn:
@@ -168,6 +188,8 @@ class Session:
         Raises:
             Unavailable: It cannot be opened now.
         """
+        if self._connection is not None and self._renews and _was_closed_idle(self._connection):
+            self.close()
         if self._connection is None or self._connection.closed:
             self._connection = connect(
                 self._url, self._name, options=self._options, autocommit=self._autocommit, prompt=self._prompt
@@ -305,6 +327,18 @@ def lacks_partition(error: psycopg.Error) -> bool:
     A violated CHECK constraint has the same SQLSTATE, but a name.
     """
     return isinstance(error, psycopg.errors.CheckViolation) and error.diag.constraint_name is None
+
+
+def _was_closed_idle(connection: Conn) -> bool:
+    """Return True if the server has closed a connection outside a transaction: it ended, or restarted.
+
+    Only a last message or the end of the stream can be there to read, since these sessions listen to no channel.
+    """
+    if connection.closed or connection.info.transaction_status is not TransactionStatus.IDLE:
+        return False
+    poll = select.poll()
+    poll.register(connection.fileno(), select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _options_of(url: str) -> str:

@@ -166,3 +166,13 @@ def test_fleet_is_listed(client: httpx.Client, database: Database) -> None:
         "INSERT INTO members SELECT gen_random_uuid(), 'scheduler', 's', 1, tidewheel_now(), tidewheel_now()"
     )
     assert {each["owner"]["name"] for each in answer_of(client.get("/api/v1/shards"))["shards"]} == {"s"}
+
+
+def test_server_that_returned_is_used_at_once(client: httpx.Client, database: Database) -> None:
+    """Connections that were idle meanwhile are replaced: neither a read nor a write answers 503."""
+    calls = (lambda: client.get("/api/v1/runs"), lambda: client.post("/api/v1/jobs/job:trigger"))
+    for call in calls * 8:
+        assert call().is_success
+    cut = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name = 'tidewheel-api'"
+    assert len(database.rows(f"{cut} AND datname = current_database()")) >= len(calls)
+    assert {call().is_success for call in calls * 8} == {True}

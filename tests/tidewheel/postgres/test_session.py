@@ -115,6 +115,30 @@ def test_server_lost_right_after_the_connection_is_unavailable(database: Databas
         relaying.join()
 
 
+def test_connection_that_the_server_closed_between_transactions_is_replaced(database: Database) -> None:
+    with closing(Session(database.url, "test", renews=True)) as session:
+        for _ in range(3):
+            with session.transaction() as connection:
+                connection.execute("CREATE TABLE IF NOT EXISTS written ()")
+            database.execute("SELECT pg_terminate_backend(%s, 5000)", [connection.info.backend_pid])
+
+
+@pytest.mark.parametrize("renews", [False, True])
+def test_loss_of_a_transaction_is_reported(database: Database, *, renews: bool) -> None:
+    with closing(Session(database.url, "test", renews=renews)) as session:
+
+        def lose() -> None:
+            with session.transaction() as connection:
+                connection.execute("SELECT")
+                database.execute("SELECT pg_terminate_backend(%s, 5000)", [connection.info.backend_pid])
+                session.connection().execute("SELECT")
+
+        with pytest.raises(Unavailable):
+            lose()
+        with session.transaction() as connection:
+            connection.execute("SELECT")
+
+
 def copy_canary(connection: Conn) -> None:
     with connection.cursor().copy("COPY tenants (tenant, created_at) FROM STDIN") as copy:
         copy.write_row(["canary", None])
