@@ -8,10 +8,12 @@ second parameter's pydantic model, if it has one. The loop, threads and worker p
 import inspect
 import json
 import logging
+import sys
 import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Literal, TypeVar, cast, get_args, get_type_hints
 
 from pydantic import BaseModel, TypeAdapter
@@ -185,12 +187,15 @@ def _advice(name: str, error: BaseException) -> str:
     if name.endswith(".py"):
         return f"; write {name.removesuffix('.py')}, a module's name and not a file's"
     if isinstance(error, ModuleNotFoundError) and error.name == name.partition(".")[0]:
+        if str(Path.cwd()) in sys.path:  # as in `dev` and `run`
+            return f"; there is none in this folder, {Path.cwd()}, and none is installed"
         return "; is it in this folder? then run `PYTHONPATH=. tidewheel executor …`"
     if isinstance(error, SyntaxError) and error.filename:
         return f" ({error.filename}, line {error.lineno})"
     if isinstance(error, DuplicateHandler):
         return ""
-    last = traceback.extract_tb(error.__traceback__)[-1]
+    # Without the frame of the decorator, which refuses what the user's line has.
+    last = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__][-1]
     return f" ({last.filename}, line {last.lineno})"
 
 

@@ -201,7 +201,7 @@ class Reaper:
     def _log_reaped(self, executor_id: UUID, lost: int, busy: int, *, ended: bool) -> None:
         """Log what a reap has done; one line for attempts that it finds locked again and again."""
         if lost or ended:
-            _LOG.warning("executor %s missed its lease; its %d attempts end as lost", executor_id, lost)
+            _LOG.warning("executor %s missed its lease; attempts that end as lost: %d", executor_id, lost)
         if busy and executor_id not in self._locked:
             self._locked.add(executor_id)
             _LOG.info(

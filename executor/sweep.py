@@ -263,7 +263,7 @@ class Sweep:
         finally:
             self._slots.release(lane, taken - started)
         if started:
-            _LOG.info("swept %d runs", started)
+            _LOG.info("runs started by the sweep: %d", started)
         return started
 
     def _read(self, runs: Sequence[DueRun]) -> Readable:

@@ -81,7 +81,7 @@ def _range(connection: Conn, job_id: UUID, request: JobBackfill, version: int | 
     versions = read_versions(connection, job_id, version=version, first=request.from_at, last=request.to_at)
     if len(versions) > MAX_VERSIONS:
         problem = f"more than {MAX_VERSIONS} versions of the job were in force in the range"
-        raise _refused(_TO, problem, "split the range, or write `versions: current`")
+        raise _refused(_TO, problem, "split the range, or let `versions` be `current`")
     day_sets = read_day_sets(connection, calendars_of(request.tenant, versions))
     try:
         return range_of(job_id, request.tenant, versions, day_sets, first=request.from_at, last=request.to_at)
@@ -128,7 +128,7 @@ def _no_occurrences(requested: Range, current: Range, request: JobBackfill, now:
         problem = "no version in force then has an occurrence in the range"
         if not requested.spans:
             problem = "the job did not exist then"
-        return _refused(_FROM, problem, "write `versions: current`")
+        return _refused(_FROM, problem, "let `versions` be `current`")
     schedules = [each.schedule for each in current.spans]
     if all(isinstance(schedule, Manual) for schedule in schedules):
         return _refused(_KEY, "the job is manual: it has no occurrences", "trigger it instead")

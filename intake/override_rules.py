@@ -126,11 +126,13 @@ class UpcomingOccurrences:
 
     def _nearest(self, at: datetime) -> str:
         earlier, later = self.state.effective.before(at), self.state.effective.after(at)
+        if earlier is not None and earlier <= self.now:
+            earlier = None
         if earlier is not None and later is not None:
             return f"the nearest are {format_timestamp(earlier)} and {format_timestamp(later)}"
         if later is not None:
-            return f"the first is {format_timestamp(later)}"
-        return "it has none" if earlier is None else f"the last is {format_timestamp(earlier)}"
+            return f"the next is {format_timestamp(later)}"
+        return "no occurrence is upcoming" if earlier is None else f"the last is {format_timestamp(earlier)}"
 
     def _overridden(self) -> str:
         overridden = [each for each in self.overrides.values() if each.moved_to is None or each.moved_to > self.now]

@@ -100,7 +100,7 @@ _ATTEMPT: dict[str, Json] = {
 ATTEMPTS: Json = {"attempts": [_ATTEMPT]}
 RUN: Json = {
     **_RUN, "handler": "nightly-report", "labels": {"team": "billing"}, "max_attempts": 4,
-    "failed_attempts": None, "lost_attempts": None,
+    "failed_attempts": 0, "lost_attempts": 0,
     "deadline_at": None, "schedule_to_close_at": None, "external_deadline_at": None, "executor_id": None,
     "executor": None, "claimed_from": None, "progress": None, "progress_at": None, "checkpoint": None,
     "checkpoint_attempt": None, "error_message": None, "result": {"rows": 7}, "late": None, "request_id": None,

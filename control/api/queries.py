@@ -2,6 +2,7 @@
 
 import binascii
 import json
+import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,12 +24,13 @@ M = TypeVar("M", bound=StrictModel)
 
 MAX_LIMIT = 1000
 _MAX_PARAMETERS = 100
+_WHOLE = re.compile(r"-?[0-9]{1,19}")
 _MAX_CURSOR = 2048  # one of the longest key has 1,400
 
 
 def whole(value: object) -> object:
-    """Return the number of a text of digits; another value unchanged."""
-    if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) <= 19:
+    """Return the number of a text of digits, also a negative one; another value unchanged."""
+    if isinstance(value, str) and _WHOLE.fullmatch(value):
         return int(value)
     return value
 

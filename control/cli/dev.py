@@ -8,13 +8,9 @@ from typing import Annotated
 
 import typer
 
-from tidewheel.control.cli.service_options import Home, LogLevel
+from tidewheel.control.cli.service_options import Handlers, Home, LogLevel, joined
 from tidewheel.control.supervise.log import Log
 
-Handlers = Annotated[
-    str | None,
-    typer.Option(metavar="MODULES", help="Modules with @tidewheel.handler functions, separated by commas."),
-]
 MetricsPort = Annotated[
     int | None,
     typer.Option(
@@ -40,7 +36,7 @@ def dev(
     from tidewheel.control.supervise.dev import DevOptions, run_dev
 
     options = DevOptions(
-        handlers=handlers,
+        handlers=joined(handlers),
         home=home,
         api_port=api_port,
         metrics_port=metrics_port,
@@ -74,7 +70,7 @@ def run(
 
     names = read_roles(roles)
     variables: dict[str, str] = {}
-    if "executor" in names and (modules := ExecutorSettings.load(handlers=handlers).handlers):
+    if "executor" in names and (modules := ExecutorSettings.load(handlers=joined(handlers)).handlers):
         module_files(modules)
         variables["TIDEWHEEL_HANDLERS"] = modules
     if api_port is not None:

@@ -145,7 +145,9 @@ def redrive(
         str | None, typer.Option(metavar="N/s", help="Redrive at most this many a second; also N/m or N/h.")
     ] = None,
     dry_run: DryRun = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait until the redrive is finished.")] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait until each dead letter is redriven, not until its run has ended.")
+    ] = False,
     reason: Reason = None,
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,

@@ -13,13 +13,13 @@ class ExitCode(IntEnum):
     FAILED = 1
     """It did a part of its work, the run it waited for failed, or an operator must correct settings or the schema."""
     USAGE = 2
-    """A flag or an argument is wrong."""
+    """The parser of the command line refuses a flag or an argument: an unknown name, a missing or misformed value."""
     NOT_RUNNING = 3
     """No server is named and the local stack does not run, or a part of it; as in `systemctl status`."""
     NOT_FOUND = 4
     """There is no such job, run, backfill, redrive, dead letter, calendar, API key or tenant."""
     REFUSED = 5
-    """The input was refused."""
+    """Tidewheel refuses the input: a value, a combination of flags, a file, a request."""
     UNAVAILABLE = 6
     """PostgreSQL or Kafka does not answer; the same command may succeed later."""
     INTERRUPTED = 130

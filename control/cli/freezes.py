@@ -88,7 +88,8 @@ def _scope(
     if fleet and everything:
         refuse("--all", "--fleet names all tenants already", "leave one of the two out")
     if not any((fleet, everything, queue, label, key_prefix)):
-        refuse("--queue", "no scope is named", "write --fleet, --all, --queue, --label or --key-prefix")
+        remedy = "write --fleet, --all, --queue, --label or --key-prefix; `tidewheel job pause KEY` holds one job"
+        refuse("scope", "none is named", remedy)
     labels: Mapping[str, str] | None = read_labels(label) if label else None
     return {
         "scope": "fleet" if fleet else "tenant" if everything else None,

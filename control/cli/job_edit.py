@@ -167,6 +167,7 @@ def trigger(
             print_ended_run(wait_for_run(client, run_id), {"key": key, "run_id": run_id}, output)
             return
     print_result([f"run {run_id}"], {"key": key, "run_id": run_id}, output)
+    _print_lack(tenant, key, output)
 
 
 def print_job_change(

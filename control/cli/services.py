@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from tidewheel.control import services as run
-from tidewheel.control.cli.service_options import LogLevel
+from tidewheel.control.cli.service_options import Handlers, LogLevel, joined
 from tidewheel.process.json_logging import configure_logging
 from tidewheel.settings.api import ApiSettings
 from tidewheel.settings.executor import ExecutorSettings
@@ -46,11 +46,10 @@ def relay(log_level: LogLevel = "info", metrics_port: MetricsPort = None, fail_f
 
 
 def executor(
-    handlers: Annotated[
-        str | None,
-        typer.Option(metavar="MODULES", help="Modules with @tidewheel.handler functions, separated by commas."),
+    handlers: Handlers = None,
+    queues: Annotated[
+        list[str] | None, typer.Option(metavar="NAMES", help="Queues to serve, separated by commas; repeatable.")
     ] = None,
-    queues: Annotated[str | None, typer.Option(metavar="NAMES", help="Queues to serve, separated by commas.")] = None,
     slots: Annotated[
         int | None,
         typer.Option(metavar="N", help="The largest number of runs that this executor executes in parallel."),
@@ -63,7 +62,7 @@ def executor(
     """Claim and execute runs, and record their outcomes."""
     configure_logging(log_level)
     settings = ExecutorSettings.load(
-        handlers=handlers, queues=queues, slots=slots, metrics_port=metrics_port, fail_fast=fail_fast
+        handlers=joined(handlers), queues=joined(queues), slots=slots, metrics_port=metrics_port, fail_fast=fail_fast
     )
     run.run_executor(settings)
 

@@ -3,8 +3,7 @@
 An interrupt ends the command and leaves the run or the backfill going.
 """
 
-import math
-import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 from uuid import UUID
 
@@ -24,21 +23,21 @@ Wait = Annotated[bool, typer.Option("--wait", help="Wait until it has ended; exi
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Wait until it has ended, then show it.")]
 
 
+_REASON_SECONDS = 1.0  # most runs end earlier
+
+
 def wait_for_run(client: "Client", run_id: UUID) -> "Run":
-    """Wait until a run has ended; show each of its states on standard error where that is a terminal."""
-    if not sys.stderr.isatty():
-        return client.runs.wait(run_id, math.inf)
-    seen = ""
+    """Wait until a run has ended; print its id on standard error, and each reason for which it waits."""
+    typer.echo(f"waiting for run {run_id}; Ctrl-C ends the waiting and not the run", err=True)
+    seen = None
     while True:
-        try:
-            run = client.runs.wait(run_id, 1.0)
-        except TimeoutError:
-            run = client.runs.get(run_id)
-        if run.state != seen and not run.final:
-            sys.stderr.write(f"run {run_id} is {run.state}\n")
-        seen = run.state
-        if run.final:
-            return run
+        with suppress(TimeoutError):
+            return client.runs.wait(run_id, _REASON_SECONDS)
+        run = client.runs.detail(run_id).summary
+        if run.why is not None and (run.status, run.why.code) != seen:
+            seen = run.status, run.why.code
+            remedy = f"; remedy: {run.why.remedy}" if run.why.remedy else ""
+            typer.echo(f"it is {run.status}: {run.why.words}{remedy}", err=True)
 
 
 def print_ended_run(run: "Run", document: dict[str, object], output: Output) -> None:

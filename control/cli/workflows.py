@@ -10,6 +10,7 @@ from tidewheel.control.cli.options import DEFAULT_TENANT, Limit, Reason, Tenant,
 from tidewheel.control.cli.output import (
     Output,
     OutputOption,
+    count_text,
     moment,
     print_document,
     print_facts,
@@ -133,7 +134,7 @@ def _facts(workflow: read.WorkflowSummary, zone: str | None) -> Iterator[tuple[s
     yield "root run", str(workflow.root_run_id)
     yield "state", workflow.state
     yield "scheduled", utc_and_local(workflow.scheduled_at, zone)
-    yield "resumed", f"{workflow.generation} times" if workflow.generation else None
+    yield "resumed", count_text(workflow.generation, "time") if workflow.generation else None
     yield "pending", str(workflow.pending) if workflow.pending else None
     yield "failed", str(workflow.failed) if workflow.failed else None
     yield "reason", workflow.reason

@@ -1,5 +1,6 @@
 """Read one run with its attempts, deadlines and retry chain."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -13,6 +14,7 @@ from tidewheel.control.reads.waits import read_waits
 from tidewheel.errors import UnknownRun
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
+from tidewheel.runs import AttemptOutcome
 
 _SQL = Statements("tidewheel.control")
 _SHOW_RUN = _SQL["show_run"]
@@ -62,8 +64,8 @@ class RunDetail:
         handler: The handler or capability that its executor must have.
         labels: Its job's labels, overridden by its own.
         max_attempts: How many attempts may fail before the run fails.
-        failed_attempts: How many attempts count against `max_attempts`; None once it is terminal.
-        lost_attempts: How many were lost with their executors; None once it is terminal.
+        failed_attempts: How many attempts count against `max_attempts`; None of an ended run with more than a hundred.
+        lost_attempts: How many were lost with their executors; None likewise.
         deadline_at: The earliest of its timeouts that PostgreSQL keeps.
         schedule_to_close_at: When its schedule_to_close timeout fires.
         external_deadline_at: While it waits for an external completion: until when.
@@ -124,13 +126,19 @@ def show_run(connection: Conn, tenant: str, run_id: UUID) -> RunDetail:
     if row is None:
         raise UnknownRun(str(run_id))
     why = read_waits(connection, [run_id]).get(run_id) if row.finished_at is None else None
+    attempts = tuple(past_attempts(connection, run_id))
+    failed, lost = row.failed_attempts, row.lost_attempts
+    if row.finished_at is not None and len(attempts) == row.attempt:
+        outcomes = Counter(attempt.outcome for attempt in attempts)
+        failed = outcomes[AttemptOutcome.FAILED] + outcomes[AttemptOutcome.TIMED_OUT]
+        lost = outcomes[AttemptOutcome.LOST]
     return RunDetail(
         summary=replace(summary_of(row), why=why),
         handler=row.handler,
         labels=row.labels,
         max_attempts=decode(row.definition, JobDefinition).retry.max_attempts,
-        failed_attempts=row.failed_attempts,
-        lost_attempts=row.lost_attempts,
+        failed_attempts=failed,
+        lost_attempts=lost,
         deadline_at=row.deadline_at,
         schedule_to_close_at=row.schedule_to_close_at,
         external_deadline_at=row.external_deadline_at,
@@ -148,7 +156,7 @@ def show_run(connection: Conn, tenant: str, run_id: UUID) -> RunDetail:
         traceparent=row.traceparent,
         dead_letter=row.dead_letter,
         retry_chain=retry_chain_of(run_id, row.parent_run_id, row.root_run_id, _read_retry_chain(connection, row)),
-        attempts=tuple(past_attempts(connection, run_id)),
+        attempts=attempts,
     )
 
 

@@ -26,6 +26,7 @@ from tidewheel.errors import StackError
 from tidewheel.local.parts import PartState, PartStatus
 from tidewheel.local.progress import Progress, Step
 from tidewheel.local.stack import LocalStack, StackInfo
+from tidewheel.local.state import DEV_FILE
 
 R = TypeVar("R")
 
@@ -170,7 +171,7 @@ class DevLock:
     def __init__(self, home: Path) -> None:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._home = home
-        self._file = (home / "dev.lock").open("a+")
+        self._file = (home / DEV_FILE).open("a+")
         self._owner = _Owner(pid=os.getpid(), folder=str(Path.cwd()))
 
     def __enter__(self) -> Self:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -88,8 +89,19 @@ def test_function_with_other_parameters_is_refused_with_a_remedy() -> None:
         tidewheel.handler("registering.wrong")(wrong)
 
 
+def test_wrong_function_is_named_by_its_own_file_and_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    (tmp_path / "shop_wrong.py").write_text('import tidewheel\n\n@tidewheel.handler("one")\ndef a(p): pass\n')
+    with pytest.raises(SettingsError, match=r"handler 'one': a must take .*shop_wrong\.py, line 3\)"):
+        import_handlers("shop_wrong")
+    with pytest.raises(SettingsError, match="there is none in this folder"):
+        import_handlers("shop_gone")
+
+
 @pytest.mark.parametrize("modules", ["no_such_module", "json, no.such.module"])
-def test_unimportable_module_is_named(modules: str) -> None:
+def test_unimportable_module_is_named(modules: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(SettingsError, match=r"handlers: module 'no.*cannot be imported: Module.*PYTHONPATH=\."):
         import_handlers(modules)
 
@@ -121,8 +133,8 @@ except SystemExit:
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("arguments", "prefix"),
-    [([], ""), (["--handlers", "tests.executor.noisy_handlers"], "noisy.")],
-    ids=["none", "named"],
+    [([], ""), (["--handlers", "tests.executor.noisy_handlers", "--handlers", "json"], "noisy.")],
+    ids=["none", "named twice"],
 )
 def test_executor_registers_the_named_handlers_only(arguments: list[str], prefix: str) -> None:
     """Not those of the demo, which the same command runs."""

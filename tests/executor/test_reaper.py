@@ -284,7 +284,7 @@ def test_locked_row_is_reaped_later(database: Database, ghost: UUID, caplog: pyt
         reap(database, looks=3)
     lines = [record.getMessage().removeprefix(f"executor {ghost} ") for record in caplog.records]
     assert lines == [
-        "missed its lease; its 1 attempts end as lost",
+        "missed its lease; attempts that end as lost: 1",
         "missed its lease, but other transactions hold 1 of its runs; they end as lost afterwards",
     ]
     assert open_run(database, free).state == "retrying"

@@ -53,7 +53,12 @@ def test_refusal_at_the_schedules_bounds_names_one_occurrence(clocked: ClockedDa
     clocked.stop_clock()
     submit(clocked, **MINUTELY, max_runs=3)
     assert refusal(request_override(clocked, "skip", 4))[2] == f"the last is {text(clocked, 3)}"
-    assert refusal(request_override(clocked, "skip", 0.5))[2] == f"the first is {text(clocked, 1)}"
+    assert refusal(request_override(clocked, "skip", 0.5))[2] == f"the next is {text(clocked, 1)}"
+
+
+def test_refusal_names_no_occurrence_that_has_passed(minutely: ClockedDatabase) -> None:
+    minutely.advance(2 * MINUTE)
+    assert refusal(request_override(minutely, "skip", 2.5))[2] == f"the next is {text(minutely, 3)}"
 
 
 def test_past_occurrence_is_refused_with_the_next_one(minutely: ClockedDatabase) -> None:
@@ -70,7 +75,7 @@ def test_skip_on_an_excluded_day_is_refused(clocked: ClockedDatabase) -> None:
     saturday = now.replace(hour=9) + timedelta(days=1)
     path, problem, remedy = refusal(apply_batch(clocked, about("job.skip", at=saturday.isoformat()))[0])
     assert (path, problem) == ("at", "2026-12-05T09:00:00.000000Z is not an occurrence: a calendar excludes its day")
-    assert remedy == "the nearest are 2026-12-04T09:00:00.000000Z and 2026-12-07T09:00:00.000000Z"
+    assert remedy == "the next is 2026-12-07T09:00:00.000000Z"
 
 
 @pytest.mark.parametrize(

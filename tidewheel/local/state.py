@@ -5,6 +5,7 @@ crash leaves behind, and the next `down` can remove it. Pids are not here: `tide
 """
 
 import base64
+import json
 import os
 import secrets
 import uuid
@@ -22,12 +23,28 @@ from tidewheel.local.private_file import write_private
 HOME_VARIABLE = "TIDEWHEEL_HOME"
 
 STATE_FILE = "stack.json"
+DEV_FILE = "dev.lock"
+"""Names the `tidewheel dev` of the stack, which holds a lock of the file."""
 
 
 def default_home() -> Path:
     """Return the stack's default home: `TIDEWHEEL_HOME`, else the user's data folder."""
     named = os.environ.get(HOME_VARIABLE)
     return Path(named) if named else platformdirs.user_data_path("tidewheel")
+
+
+def is_kept_by_dev(home: Path) -> bool:
+    """Return True if a `tidewheel dev` lives that starts the parts of the stack in `home`.
+
+    It reads the pid and takes no lock: a reader with the lock would keep a `dev` from its start.
+    """
+    try:
+        os.kill(int(json.loads((home / DEV_FILE).read_bytes())["pid"]), 0)
+    except PermissionError:
+        return True
+    except (OSError, ValueError, TypeError, LookupError):
+        return False
+    return True
 
 
 class StackState(BaseModel, frozen=True):

@@ -10,7 +10,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from pydantic import Field, SecretStr, ValidationInfo, field_validator
 
-from tidewheel.errors import NotRunning, SettingsError
+from tidewheel.errors import NotRunning, SettingsError, Unavailable
 from tidewheel.jobs.allow_lists import AllowLists, ProgramPattern, read_folder, read_host_pattern, read_port
 from tidewheel.local import INSTALL, is_installed
 from tidewheel.redaction import protect
@@ -191,6 +191,7 @@ class Connections(Settings):
 
         Raises:
             NotRunning: No database is named and no local stack is running.
+            Unavailable: `tidewheel dev` is starting the local stack.
             SettingsError: The password's file cannot be read.
         """
         url = self._database()
@@ -202,11 +203,7 @@ class Connections(Settings):
             return self._with_password(self.database_url.get_secret_value())
         if any(os.environ.get(name) for name in _LIBPQ):
             return self._with_password("")
-        local = _running_stack()
-        if local is None:
-            message = f"no database: {_start_stack()}, or set TIDEWHEEL_DATABASE_URL"
-            raise NotRunning(message)
-        return local.database_url
+        return _running_stack("database", "TIDEWHEEL_DATABASE_URL").database_url
 
     def _with_password(self, url: str) -> str:
         if self.database_password_file is None:
@@ -225,6 +222,7 @@ class Connections(Settings):
 
         Raises:
             NotRunning: No broker is named and no local stack is running.
+            Unavailable: `tidewheel dev` is starting the local stack.
         """
         return self.kafka_config()["bootstrap.servers"]
 
@@ -233,6 +231,7 @@ class Connections(Settings):
 
         Raises:
             NotRunning: No broker is named and no local stack is running.
+            Unavailable: `tidewheel dev` is starting the local stack.
             SettingsError: The properties file cannot be read.
         """
         config = self._kafka_config()
@@ -243,11 +242,7 @@ class Connections(Settings):
         given = self.kafka_client()
         if brokers := self.named_brokers():
             return given | {"bootstrap.servers": brokers}
-        local = _running_stack()
-        if local is None:
-            message = f"no Kafka broker: {_start_stack()}, or set TIDEWHEEL_KAFKA_BOOTSTRAP"
-            raise NotRunning(message)
-        return given | dict(local.kafka)
+        return given | dict(_running_stack("Kafka broker", "TIDEWHEEL_KAFKA_BOOTSTRAP").kafka)
 
     def named_brokers(self) -> str | None:
         """Return the brokers that the settings name; None where the local stack's apply."""
@@ -272,15 +267,24 @@ _READERS: Final[Mapping[str, Callable[[str], object]]] = {
 }
 
 
-def _running_stack() -> "StackInfo | None":
-    """Return the running local stack. None where none runs or its packages are not installed."""
-    if not is_installed():
-        return None
-    from tidewheel.local.stack import running_stack  # not at the top: its packages are an extra
+def _running_stack(part: str, variable: str) -> "StackInfo":
+    """Return the running local stack.
 
-    return running_stack()
-
-
-def _start_stack() -> str:
+    Raises:
+        NotRunning: None runs, or its packages are not installed.
+        Unavailable: `tidewheel dev` is about to start it, or starts a part again.
+    """
     start = "`tidewheel dev` or `tidewheel up`"
-    return f"run {start}" if is_installed() else f"run `{INSTALL}`, then {start}"
+    if not is_installed():
+        start = f"`{INSTALL}`, then {start}"
+    else:
+        from tidewheel.local.stack import running_stack  # not at the top: its packages are an extra
+        from tidewheel.local.state import default_home, is_kept_by_dev
+
+        if (found := running_stack()) is not None:
+            return found
+        if is_kept_by_dev(default_home()):
+            message = f"the {part} is starting: `tidewheel dev` starts the local stack; repeat this in some seconds"
+            raise Unavailable(message)
+    message = f"no {part}: run {start}, or set {variable}"
+    raise NotRunning(message)

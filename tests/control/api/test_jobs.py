@@ -209,6 +209,7 @@ def test_last_run_has_its_status_and_duration(client: httpx.Client, database: Da
 @pytest.mark.parametrize(
     ("path", "field"),
     [
+        ("/api/v1/jobs?limit=-1", "limit"),
         ("/api/v1/jobs?limit=0", "limit"),
         ("/api/v1/jobs?limit=1001", "limit"),
         ("/api/v1/jobs?limit=1&limit=2", "limit"),

@@ -26,7 +26,8 @@ def test_freeze_is_listed_with_author_reason_and_what_waits(database: Database) 
 
 def test_scopes_that_fit_nothing_or_everything_are_refused(database: Database) -> None:
     assert tidewheel(database, "freeze").refusals == [
-        "--queue: no scope is named; write --fleet, --all, --queue, --label or --key-prefix"
+        "scope: none is named; write --fleet, --all, --queue, --label or --key-prefix; "
+        "`tidewheel job pause KEY` holds one job"
     ]
     [both] = tidewheel(database, "freeze", "--fleet", "--label", "a=b").refusals
     assert both.startswith("labels: labels and keys are those of one tenant's jobs")

@@ -1,6 +1,8 @@
 """`--wait` and `--follow`: a command ends with what it has started, and its exit code says how."""
 
+import io
 from collections.abc import Callable
+from contextlib import redirect_stderr
 
 import pytest
 
@@ -10,6 +12,8 @@ from tests.fixtures.services import until
 from tests.transitions.acts import begin, end, ending, job_runs, submit, trigger
 from tests.transitions.stepping import in_background
 from tidewheel.control.cli.exit_codes import ExitCode
+from tidewheel.control.cli.waiting import wait_for_run
+from tidewheel.control.client.client import Client
 from tidewheel.runs import RunState
 
 
@@ -30,6 +34,19 @@ def test_trigger_waits_for_its_run(database: Database, state: RunState, code: Ex
     assert done.code == code
     assert f": {state}" in done.out
     assert ("ValueError" in done.out) == (state is RunState.FAILED)
+
+
+def test_reason_of_a_wait_is_printed_once(database: Database) -> None:
+    submit(database)
+    run_id = trigger(database)
+    with Client(database.url) as client, redirect_stderr(io.StringIO()) as err:
+        waiting = in_background(lambda: wait_for_run(client, run_id))
+        until(lambda: "no live executor" in err.getvalue() or waiting.done(), "the reason is printed")
+        end(database, ending(begin(database, run_id), RunState.SUCCEEDED))
+        assert waiting.result(60).state == RunState.SUCCEEDED
+    first, reason, *_ = err.getvalue().splitlines()
+    assert first == f"waiting for run {run_id}; Ctrl-C ends the waiting and not the run"
+    assert reason.startswith("it is queued: no live executor serves queue 'default'; remedy: tidewheel executor ")
 
 
 def test_retry_waits_for_its_run(database: Database) -> None:

@@ -189,7 +189,7 @@ def test_run_is_shown_with_its_past_and_current_attempts(client: Client, databas
     assert [(one.attempt, one.outcome, one.error_type) for one in shown.attempts] == [(1, "failed", "ValueError")]
     end(database, ending(again, RunState.SUCCEEDED, result=b"[1]", output=b"done"))
     shown = client.runs.detail(started.run_id)
-    assert (shown.summary.status, shown.result, shown.failed_attempts) == ("succeeded", b"[1]", None)
+    assert (shown.summary.status, shown.result, shown.failed_attempts) == ("succeeded", b"[1]", 1)
     assert [(one.result, one.output, one.claimed_from) for one in shown.attempts] == [
         (None, None, "test/0/0@0"),
         (b"[1]", b"done", "test/0/0@0"),

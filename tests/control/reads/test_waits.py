@@ -65,6 +65,7 @@ def test_creating_a_job_that_no_live_executor_can_run_prints_a_note(database: Da
     assert (done.code, done.out) == (0, "typo: created, version 1\n")
     words = f"no live executor of queue 'default' has the handler {HANDLER!r}"
     assert done.err == f"note: {words}; start one: {start_executor('default', HANDLER)}\n"
+    assert tidewheel(database, "job", "trigger", "typo").err == done.err
     updated = tidewheel(database, "job", "update", "typo", "--queue", "reports").err
     assert updated.startswith("note: no live executor serves queue 'reports'; ")
     assert tidewheel(database, "job", "update", "typo", "--queue", "x", "-o", "json").err == ""

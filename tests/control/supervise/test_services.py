@@ -5,7 +5,9 @@ import pytest
 from tidewheel.control.supervise.child import CODE
 from tidewheel.control.supervise.dev_stack import DevLock
 from tidewheel.control.supervise.services import make_services, module_files, read_roles
-from tidewheel.errors import InvalidInput, SettingsError, StackError
+from tidewheel.errors import InvalidInput, SettingsError, StackError, Unavailable
+from tidewheel.local.state import HOME_VARIABLE
+from tidewheel.settings.connections import Connections
 
 
 def test_roles_are_read_once_each_and_in_their_order() -> None:
@@ -46,10 +48,16 @@ def test_modules_are_found_in_this_folder_without_being_imported(
         module_files("shops")
 
 
-def test_one_dev_has_a_stack_and_the_next_one_inherits_what_a_killed_one_started(tmp_path: Path) -> None:
+def test_one_dev_has_a_stack_and_the_next_one_inherits_what_a_killed_one_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TIDEWHEEL_DATABASE_URL", raising=False)
     with DevLock(tmp_path) as first:
         assert not first.owns_stack
         first.own_stack()
+        monkeypatch.setenv(HOME_VARIABLE, str(tmp_path))
+        with pytest.raises(Unavailable, match="the database is starting"):
+            Connections.load().database()
         with pytest.raises(StackError, match=r"runs already on the stack in .* --home of its own"), DevLock(tmp_path):
             pass
     with DevLock(tmp_path) as second:  # the first one ended without a stop of the stack
