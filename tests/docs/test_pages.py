@@ -15,7 +15,8 @@ from tidewheel.settings.kafka_client import client_variables
 from tidewheel.testing.plugin import DATABASE_VARIABLE, KAFKA_VARIABLE
 
 PAGES = (
-    "README.md", "docs/quickstart.md", "docs/occurrences.md", "docs/testing.md", "docs/rest.md", "docs/tasks.md"
+    "README.md", "docs/quickstart.md", "docs/occurrences.md", "docs/testing.md", "docs/rest.md", "docs/tasks.md",
+    "docs/workflows.md",
 )  # fmt: skip
 LONG = ("docs/tasks.md",)
 
