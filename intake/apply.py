@@ -21,7 +21,7 @@ from tidewheel.intake.backfills import apply_backfill_changes, apply_backfills
 from tidewheel.intake.calendars import apply_calendar_deletes, apply_calendar_puts
 from tidewheel.intake.cancel import apply_cancel_filters, apply_cancels, block_claims
 from tidewheel.intake.freezes import apply_freezes, apply_thaws
-from tidewheel.intake.graphs import lock_graphs
+from tidewheel.intake.graphs import Graphs, lock_graphs
 from tidewheel.intake.lifecycle import apply_deletes, apply_pauses, apply_resumes
 from tidewheel.intake.overrides import apply_overrides
 from tidewheel.intake.request import ReceivedRequest, rejected
@@ -69,6 +69,8 @@ from tidewheel.schemas.codec import decode, encode
 from tidewheel.schemas.generated.records import Reply, ReplyStatus, RequestType
 from tidewheel.task_tokens import read_task_token
 from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.places import FreedPlace
+from tidewheel.transitions.run_keys import settle_keys
 
 _SQL = Statements("tidewheel.intake")
 _FIND_TENANTS = _SQL["find_tenants"]
@@ -95,11 +97,11 @@ _ANY_JOBS = frozenset(
 )
 
 # Requests that block all claims until their commit: each in a transaction of its own, if it comes by Kafka.
-BLOCKS_CLAIMS = (RunsCancel, Freeze)
+BLOCKS_CLAIMS = (RunsCancel, Freeze, WorkflowCancel)
 
 _SEPARATOR = "\x1f"  # between the attempt and the request_id of a report
 
-Apply: TypeAlias = Callable[[Conn, Installation, Sequence[ReceivedRequest]], list[Reply]]
+Apply: TypeAlias = Callable[..., list[Reply]]  # of a connection, an installation and some requests
 
 _APPLY: dict[type, Apply] = {
     JobSubmit: apply_submits,
@@ -148,6 +150,7 @@ def apply_requests(
     *,
     written: set[RequestType] | None = None,
     actor: Actor | None = None,
+    freed_keys: list[FreedPlace] | None = None,
 ) -> list[Reply]:
     """Apply requests in the caller's transaction.
 
@@ -157,6 +160,7 @@ def apply_requests(
         batch: The requests, in the order to apply them.
         written: Gets the types of the requests that are accepted and change rows.
         actor: The origin of those that did not come by Kafka; by default the user of this process.
+        freed_keys: As for `finish_runs`; without it all places of keys are given back here, by the last statements.
 
     Returns:
         A reply for each, in their order.
@@ -171,7 +175,8 @@ def apply_requests(
         # Only direct callers send such a batch; a Kafka batch is split, since no claim can start until the commit.
         # Before any other lock: claims wait for a job's active run, so its holder must not wait for claims (ADR 0008).
         block_claims(connection, batch)
-    lock_graphs(connection, batch)
+    freed = [] if freed_keys is None else freed_keys
+    bound = _bound(batch, actor, lock_graphs(connection, batch), freed)
     replies: list[Reply | None] = [None] * len(batch)
     unknown = unknown_tenants(connection, batch)
     names = [_name(received, installation) for received in batch]
@@ -192,8 +197,8 @@ def apply_requests(
             new.append(index)
     for indexes in _batches(batch, new):
         chosen = [batch[index] for index in indexes]
-        apply = _apply_of(type(chosen[0].request), batch, actor)
-        for index, reply in zip(indexes, apply(connection, installation, chosen), strict=True):
+        apply = _APPLY[type(chosen[0].request)]
+        for index, reply in zip(indexes, bound.get(apply, apply)(connection, installation, chosen), strict=True):
             replies[index] = reply
     for index, original in repeats:
         earlier = replies[original]
@@ -205,16 +210,28 @@ def apply_requests(
     recorded = ((batch[index], complete[index]) for index in new if is_recorded(batch[index]))
     record_requests(connection, actor, ((one, reply) for one, reply in recorded if _is_news(one.request, reply)))
     _store(connection, [_Named(name, batch[index], complete[index]) for index in new if (name := names[index])])
+    if freed_keys is None:
+        # With a key locked no statement waits.
+        settle_keys(connection, installation, freed=freed)
     return complete
 
 
-def _apply_of(kind: type, batch: Sequence[ReceivedRequest], actor: Actor | None) -> Apply:
-    apply = _APPLY[kind]
-    if apply is apply_cancels:
-        # A direct caller's batch is not applied again: it may meet a claim, and PostgreSQL resolves the deadlock.
-        alone = len(batch) == 1 or all(received.origin is None for received in batch)
-        return partial(apply_cancels, may_block_claims=alone)
-    return partial(apply_pauses, actor=actor) if apply is apply_pauses else apply
+def _bound(
+    batch: Sequence[ReceivedRequest], actor: Actor | None, graphs: Graphs, freed_keys: list[FreedPlace]
+) -> dict[Apply, Apply]:
+    """Return the functions that need more than their own requests, with that."""
+    # A direct caller's batch is not applied again: it may meet a claim, and PostgreSQL resolves the deadlock.
+    alone = len(batch) == 1 or all(received.origin is None for received in batch)
+    return {
+        apply_submits: partial(apply_submits, graphs=graphs),
+        apply_rollbacks: partial(apply_rollbacks, graphs=graphs),
+        apply_deletes: partial(apply_deletes, graphs=graphs, freed_keys=freed_keys),
+        apply_pauses: partial(apply_pauses, actor=actor),
+        apply_backfill_changes: partial(apply_backfill_changes, freed_keys=freed_keys),
+        apply_cancels: partial(apply_cancels, may_block_claims=alone, freed_keys=freed_keys),
+        apply_completes: partial(apply_completes, freed_keys=freed_keys),
+        apply_workflow_changes: partial(apply_workflow_changes, together=batch),
+    }
 
 
 def first_reply(connection: Conn, tenant: str, request_id: str, content: bytes) -> Reply | None:

@@ -33,6 +33,7 @@ from tidewheel.transitions.backfills import Backfill, append_backfill_event
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.places import FreedPlace
 
 _SQL = Statements("tidewheel.intake")
 _READ_BACKFILLED_JOBS = _SQL["read_backfilled_jobs"]
@@ -83,10 +84,13 @@ def apply_backfills(connection: Conn, installation: Installation, batch: Sequenc
 
 
 def apply_backfill_changes(
-    connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]
+    connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest], *, freed_keys: list[FreedPlace]
 ) -> list[Reply]:
-    """Pause, resume or cancel backfills; return a reply for each request, in their order."""
-    return [_change(connection, installation, received) for received in batch]
+    """Pause, resume or cancel backfills; return a reply for each request, in their order.
+
+    `freed_keys` is that of `finish_runs`.
+    """
+    return [_change(connection, installation, received, freed_keys) for received in batch]
 
 
 def _accept(
@@ -168,7 +172,9 @@ def _backfill(
     )
 
 
-def _change(connection: Conn, installation: Installation, received: ReceivedRequest) -> Reply:
+def _change(
+    connection: Conn, installation: Installation, received: ReceivedRequest, freed_keys: list[FreedPlace]
+) -> Reply:
     request = received.request
     assert isinstance(request, BackfillPause | BackfillResume | BackfillCancel)  # noqa: S101 - by the table of `apply`
     found = _lock(connection, UUID(request.backfill_id), received.tenant)
@@ -181,7 +187,7 @@ def _change(connection: Conn, installation: Installation, received: ReceivedRequ
     key = str(row[0]) if row else ""
     if changed:
         state = target
-        _write(connection, installation, found, state, job_key=key, reason=request.reason)
+        _write(connection, installation, found, state, job_key=key, reason=request.reason, freed_keys=freed_keys)
     return accepted(
         received,
         key=key,
@@ -201,6 +207,7 @@ def _write(
     *,
     job_key: str,
     reason: str | None,
+    freed_keys: list[FreedPlace],
 ) -> None:
     now = read_now(connection)
     cancelled = state is BackfillState.CANCELLED
@@ -209,18 +216,20 @@ def _write(
     }  # fmt: skip
     connection.execute(_SET_BACKFILL_STATE, columns)
     if cancelled:
-        _cancel_unstarted(connection, installation, backfill, reason or _REASON)
+        _cancel_unstarted(connection, installation, backfill, reason or _REASON, freed_keys)
     append_backfill_event(connection, installation, _EVENTS[state], backfill, job_key=job_key, now=now, reason=reason)
 
 
-def _cancel_unstarted(connection: Conn, installation: Installation, backfill: Backfill, reason: str) -> None:
+def _cancel_unstarted(
+    connection: Conn, installation: Installation, backfill: Backfill, reason: str, freed_keys: list[FreedPlace]
+) -> None:
     first, last = run_range(backfill.job_id, backfill.created_at)
     columns: dict[str, object] = {
         "job_id": backfill.job_id, "first_run_id": first, "last_run_id": last, "states": NOT_STARTED
     }  # fmt: skip
     rows = connection.execute(_LOCK_UNSTARTED_BACKFILL_RUNS, columns, binary=True).fetchall()
     ends = [RunEnd(run_id=cast("UUID", run), attempt=0, state=RunState.CANCELLED, reason=reason) for (run,) in rows]
-    finish_runs(connection, installation, ends)
+    finish_runs(connection, installation, ends, freed_keys=freed_keys)
 
 
 def _lock(connection: Conn, backfill_id: UUID, tenant: str) -> Backfill | None:

@@ -36,6 +36,8 @@ from tidewheel.schemas.requests import Encoding, encoding_of, read_document, rea
 from tidewheel.task_tokens import TASK_TOKEN_HEADER, read_task_token
 from tidewheel.transitions.dead_letters import DeadMessage, dead_letter_message
 from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.places import FreedPlace
+from tidewheel.transitions.run_keys import settle_keys
 
 if TYPE_CHECKING:
     from tidewheel.process.spans import Spans
@@ -66,7 +68,7 @@ class NeedsOwnTransaction(Exception):
     """
 
     def __init__(self, messages: Sequence[Message]) -> None:
-        super().__init__("cancellations by filter, freezes, and cancels of locked runs are applied one by one")
+        super().__init__("cancellations by filter or of workflows, freezes, and cancels of locked runs come alone")
         self.messages = messages
 
 
@@ -90,8 +92,9 @@ def apply_batch(
         written: Gets the types of the requests that are accepted and change rows.
 
     Raises:
-        NeedsOwnTransaction: The batch contains cancellations by filter, freezes, or a cancel of a locked run, beside
-            other messages. They block all claims until their commit: roll back and apply each of those alone.
+        NeedsOwnTransaction: The batch contains cancellations by filter or of workflows, freezes, or a cancel of a
+            locked run, beside other messages. They block all claims until their commit: roll back and apply each of
+            those alone.
     """
     replies = [message for message in messages if message.topic() == installation.topics.target_replies]
     requests = [message for message in messages if message.topic() != installation.topics.target_replies]
@@ -103,13 +106,21 @@ def apply_batch(
     ]
     if alone and len(messages) > 1:
         raise NeedsOwnTransaction(alone)
+    freed: list[FreedPlace] = []
     try:
-        rows = _apply_requests(connection, installation, decoded, now, written=written) if requests else []
+        rows = (
+            _apply_requests(connection, installation, decoded, now, written=written, freed_keys=freed)
+            if requests
+            else []
+        )
     except CancelNeedsClaims as error:
         raise NeedsOwnTransaction([one for one in requests if origin_of(one) == error.origin]) from error
     if replies:
-        rows += _apply_target_replies(connection, installation, replies, failure, now, written=written)
+        rows += _apply_target_replies(
+            connection, installation, replies, failure, now, written=written, freed_keys=freed
+        )
     append(connection, rows, shards=installation.shards)
+    settle_keys(connection, installation, freed=freed)
 
 
 def bury_batch(connection: Conn, installation: Installation, origin: RequestOrigin, end: int, now: datetime) -> None:
@@ -177,9 +188,10 @@ def _apply_requests(
     now: datetime,
     *,
     written: set[RequestType] | None,
+    freed_keys: list[FreedPlace],
 ) -> list[OutboxRow]:
     received = [one for _, one in decoded if isinstance(one, ReceivedRequest)]
-    replies = iter(apply_requests(connection, installation, received, written=written))
+    replies = iter(apply_requests(connection, installation, received, written=written, freed_keys=freed_keys))
     rows: list[OutboxRow] = []
     # In the order of the requests: a client that sends several under one key gets the replies in that order.
     for message, one in decoded:
@@ -240,6 +252,7 @@ def _apply_target_replies(
     now: datetime,
     *,
     written: set[RequestType] | None,
+    freed_keys: list[FreedPlace],
 ) -> list[OutboxRow]:
     rows: list[OutboxRow] = []
     batch: list[ReceivedRequest] = []
@@ -253,7 +266,7 @@ def _apply_target_replies(
             batch.append(ReceivedRequest(request, origin_of(message)))
         except UndecodableMessage as error:
             rows.append(_dead_letter(connection, installation, message, str(error), now))
-    for reply in apply_requests(connection, installation, batch, written=written):
+    for reply in apply_requests(connection, installation, batch, written=written, freed_keys=freed_keys):
         if reply.code is not None:
             problems = "; ".join(f"{error.path}: {error.problem}" for error in reply.errors)
             _LOG.info("a target's reply changes nothing: %s", problems, extra={"run_id": reply.run_id})

@@ -33,6 +33,7 @@ from tidewheel.transitions.cancel_signals import request_cancel
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.places import FreedPlace
 
 _SQL = Statements("tidewheel.intake")
 _LOCK_RUN = _SQL["lock_run"]
@@ -54,7 +55,12 @@ MAX_JOBS = 10_000  # jobs of one cancellation by labels: a row each, a few hundr
 
 
 def apply_cancels(
-    connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest], *, may_block_claims: bool = False
+    connection: Conn,
+    installation: Installation,
+    batch: Sequence[ReceivedRequest],
+    *,
+    may_block_claims: bool,
+    freed_keys: list[FreedPlace],
 ) -> list[Reply]:
     """Cancel runs in the caller's transaction; return a reply for each request, in their order.
 
@@ -63,12 +69,13 @@ def apply_cancels(
         installation: For the events of runs that end.
         batch: The requests.
         may_block_claims: True if the transaction holds no lock that a claim waits for.
+        freed_keys: As for `finish_runs`.
 
     Raises:
         CancelNeedsClaims: Another transaction holds a run, and this one must not block claims.
         RowLocked: A claim has been under way for longer than 200 ms: roll back and try again.
     """
-    cancels = _Cancels(connection, installation, may_block_claims=may_block_claims)
+    cancels = _Cancels(connection, installation, may_block_claims=may_block_claims, freed_keys=freed_keys)
     return [cancels.apply(received) for received in batch]
 
 
@@ -87,9 +94,11 @@ class _Done(NamedTuple):
 class _Cancels:
     """The cancels of one batch; after one has waited for a lock in vain, the rest do not wait."""
 
-    def __init__(self, connection: Conn, installation: Installation, *, may_block_claims: bool) -> None:
+    def __init__(
+        self, connection: Conn, installation: Installation, *, may_block_claims: bool, freed_keys: list[FreedPlace]
+    ) -> None:
         self._connection, self._installation = connection, installation
-        self._may_block_claims = may_block_claims
+        self._may_block_claims, self._freed_keys = may_block_claims, freed_keys
         self._may_wait = True
 
     def apply(self, received: ReceivedRequest) -> Reply:
@@ -125,7 +134,7 @@ class _Cancels:
             request_cancel(self._connection, {run_id: reason})
         elif state is not RunState.CANCELLING:
             end = RunEnd(run_id, attempt, RunState.CANCELLED, executor_id, reason=reason)
-            finish_runs(self._connection, self._installation, [end])
+            finish_runs(self._connection, self._installation, [end], freed_keys=self._freed_keys)
         return _Done(state, changed=state is not RunState.CANCELLING)
 
     def _cancel_later(self, received: ReceivedRequest, columns: dict[str, object], reason: str) -> _Done | None:

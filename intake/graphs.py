@@ -3,11 +3,12 @@
 Edges are periods. An edit of a job closes those from its former parents and opens new ones, in the transaction that
 writes its version. An edit that leaves the parents alone writes none. All changes of a tenant's edges exclude each
 other by an advisory lock, which a transaction acquires before any timer. So a graph that was checked has no cycle and
-one root, whatever other clients submit at the same time.
+one root, whatever other clients submit at the same time. A transaction chooses these locks by what is committed then.
+If a job comes into a graph before it locks the job, it is rolled back and tried again.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import LiteralString, NamedTuple, cast
@@ -15,11 +16,11 @@ from uuid import UUID
 
 from psycopg.rows import class_row
 
-from tidewheel.errors import FieldError, InvalidInput
+from tidewheel.errors import FieldError, InvalidInput, Unavailable
 from tidewheel.ids import job_id
 from tidewheel.intake.lock_wait import RowLocked, try_lock
 from tidewheel.intake.request import ReceivedRequest
-from tidewheel.jobs.requests import JobDelete, JobSubmit
+from tidewheel.jobs.requests import JobDelete, JobRollback, JobSubmit
 from tidewheel.jobs.schedule import AfterSpec, ParentSpec
 from tidewheel.postgres.pg_arrays import uuids, words
 from tidewheel.postgres.session import Conn
@@ -40,7 +41,7 @@ _COUNT_CHILDREN = _SQL["count_children"]
 _CLOSE_EDGES = _SQL["close_edges"]
 _OPEN_EDGES = _SQL["open_edges"]
 _SET_ROOTS = _SQL["set_roots"]
-_SET_HAS_CHILDREN = _SQL["set_has_children"]
+_SET_OWN_ROOTS = _SQL["set_own_roots"]
 _FIND_CHILD_KEYS = _SQL["find_child_keys"]
 _ADD_FLOW = _SQL["add_flow"]
 
@@ -62,7 +63,6 @@ class _Node:
     job_id: UUID
     key: str
     root_job_id: UUID | None
-    has_children: bool
     exists: bool
 
 
@@ -85,30 +85,44 @@ class EdgeChange:
     moved: frozenset[UUID]
 
 
-def lock_graphs(connection: Conn, batch: Iterable[ReceivedRequest]) -> set[UUID]:
+class Graphs(NamedTuple):
+    """The graphs that a transaction has locked.
+
+    Args:
+        tenants: The tenants whose graphs are locked.
+        jobs: The jobs whose edges the transaction may change.
+    """
+
+    tenants: Collection[str]
+    jobs: Collection[UUID]
+
+
+def lock_graphs(connection: Conn, batch: Collection[ReceivedRequest]) -> Graphs:
     """Lock the graphs that this batch may change, before any other lock of the transaction.
 
-    Returns:
-        The jobs whose edges may change.
+    A rollback counts always: the version that it restores may have other parents.
     """
     concerned: dict[UUID, str] = {
         received.job_id: received.tenant
         for received in batch
-        if isinstance(received.request, JobSubmit | JobDelete) and received.key is not None
+        if isinstance(received.request, JobSubmit | JobDelete | JobRollback) and received.key is not None
     }
     if not concerned:
-        return set()
+        return Graphs((), ())
     rows = connection.execute(_FIND_NODES, {"job_ids": uuids(concerned)}, binary=True).fetchall()
-    nodes = {job: root for job, _, root in cast("list[tuple[UUID, str, UUID]]", rows)}
+    nodes = dict(cast("list[tuple[UUID, UUID]]", rows))
     changed: set[UUID] = {
-        received.job_id
-        for received in batch
-        if (_parents(received) or (isinstance(received.request, JobSubmit) and _is_child(received.job_id, nodes)))
-        or (isinstance(received.request, JobDelete) and received.job_id in nodes)
+        received.job_id for received in batch if received.job_id in concerned and _may_change_edges(received, nodes)
     }
-    for tenant in sorted({concerned[job] for job in changed}):
+    tenants = sorted({concerned[job] for job in changed})
+    for tenant in tenants:
         connection.execute(_LOCK_GRAPHS, {"tenant": tenant})
-    return changed
+    return Graphs(tenants, changed)
+
+
+def outside_graphs(key: str) -> Unavailable:
+    """Return the error about a job that came into a graph which this transaction has not locked."""
+    return Unavailable(f"another transaction has made job {key!r} part of a workflow at the same time")
 
 
 def check_edges(connection: Conn, received: ReceivedRequest) -> EdgeChange | None:
@@ -161,22 +175,25 @@ def write_edges(connection: Conn, change: EdgeChange, now: datetime) -> None:
         connection.execute(_OPEN_EDGES, columns)
     if change.moved:
         connection.execute(_SET_ROOTS, {"job_ids": uuids(change.moved), "root": change.root})
-    connection.execute(_SET_HAS_CHILDREN, {"job_ids": uuids({change.job_id, *change.parents, *former})})
+    connection.execute(_SET_OWN_ROOTS, {"job_ids": uuids({change.job_id, *change.parents, *former})})
     # Runs that were written ahead, while their job was no root yet.
     connection.execute(_ADD_FLOW, {"job_ids": uuids({*change.parents}), "now": now, "flow": Gate.FLOW})
 
 
 def children_of(connection: Conn, jobs: Iterable[UUID]) -> dict[UUID, list[str]]:
     """Return the keys of the first children of these jobs that are not among them."""
-    rows = connection.execute(_FIND_CHILD_KEYS, {"job_ids": uuids(jobs)}, binary=True).fetchall()
+    ids = uuids(jobs)
+    rows = connection.execute(_FIND_CHILD_KEYS, {"job_ids": ids}, binary=True).fetchall() if ids else []
     return dict(cast("list[tuple[UUID, list[str]]]", rows))
 
 
 def drop_edges(connection: Conn, jobs: Sequence[UUID], now: datetime) -> None:
     """End the edges to jobs that are deleted."""
+    if not jobs:
+        return
     closed = connection.execute(_CLOSE_EDGES, {"job_ids": uuids(jobs), "now": now}, binary=True).fetchall()
     former = {row[0] for row in closed if isinstance(row[0], UUID)}
-    connection.execute(_SET_HAS_CHILDREN, {"job_ids": uuids({*jobs, *former})})
+    connection.execute(_SET_OWN_ROOTS, {"job_ids": uuids({*jobs, *former})})
 
 
 def _parents(received: ReceivedRequest) -> tuple[ParentSpec, ...]:
@@ -186,8 +203,10 @@ def _parents(received: ReceivedRequest) -> tuple[ParentSpec, ...]:
     return ()
 
 
-def _is_child(job: UUID, nodes: Mapping[UUID, UUID]) -> bool:
-    return nodes.get(job, job) != job
+def _may_change_edges(received: ReceivedRequest, nodes: Mapping[UUID, UUID]) -> bool:
+    if isinstance(received.request, JobSubmit):
+        return bool(_parents(received)) or nodes.get(received.job_id, received.job_id) != received.job_id
+    return isinstance(received.request, JobRollback) or received.job_id in nodes
 
 
 def _lock_jobs(connection: Conn, received: ReceivedRequest, parents: Iterable[UUID]) -> None:

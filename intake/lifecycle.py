@@ -16,7 +16,7 @@ from tidewheel.audit import Actor
 from tidewheel.errors import FieldError, InvalidInput, Refused, UnknownJob, VersionConflict
 from tidewheel.intake.audit import origin_of
 from tidewheel.intake.calendars import write_job_calendars
-from tidewheel.intake.graphs import children_of, drop_edges, lock_graphs
+from tidewheel.intake.graphs import Graphs, children_of, drop_edges, outside_graphs
 from tidewheel.intake.locks import JobRow, Locked, lock_jobs
 from tidewheel.intake.overdue import after_pause, apply_overdue
 from tidewheel.intake.override_rows import delete_all_overrides
@@ -36,6 +36,7 @@ from tidewheel.transitions.events import append_job_events
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.places import FreedPlace
 from tidewheel.transitions.timers import LockedTimer, advance_timers, drop_timers, find_open_fixed_delay_runs
 
 _SQL = Statements("tidewheel.intake")
@@ -128,17 +129,40 @@ def apply_resumes(connection: Conn, installation: Installation, batch: Sequence[
     return [_reply(received, locked, changed=jobs, next_run_at=next_run_at) for received in batch]
 
 
-def apply_deletes(connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:
-    """Delete jobs in the caller's transaction; return a reply for each request, in their order."""
-    graph = lock_graphs(connection, batch)
+def apply_deletes(
+    connection: Conn,
+    installation: Installation,
+    batch: Sequence[ReceivedRequest],
+    *,
+    graphs: Graphs,
+    freed_keys: list[FreedPlace],
+) -> list[Reply]:
+    """Delete jobs in the caller's transaction; return a reply for each request, in their order.
+
+    Args:
+        connection: Inside a transaction.
+        installation: Shards and topics.
+        batch: The requests.
+        graphs: The graphs that the transaction has locked.
+        freed_keys: As for `finish_runs`.
+
+    Raises:
+        RowLocked: A user's own transaction has triggered a job: roll back and try again.
+        Unavailable: A job has come into a graph meanwhile: roll back and try again.
+    """
     locked = lock_jobs(connection, installation, batch, to_delete=True)
     refused: dict[UUID, Refused] = {
         received.job_id: error for received in batch if (error := _refusal(received, locked)) is not None
     }
     jobs = [job for job in existing_jobs(locked, batch) if job.job_id not in refused]
-    while graph and (children := children_of(connection, [job.job_id for job in jobs])):
+    # By the locked rows: a child that was submitted meanwhile has given the job a root.
+    while children := children_of(connection, [job.job_id for job in jobs if job.root_job_id is not None]):
         refused |= {job: _has_children(keys) for job, keys in children.items()}
         jobs = [job for job in jobs if job.job_id not in children]
+    nodes = [job for job in jobs if job.root_job_id is not None]
+    for job in nodes:
+        if job.tenant not in graphs.tenants:
+            raise outside_graphs(job.key)
     ids = [job.job_id for job in jobs]
     quarantined = {job.job_id: job.key for job in jobs if job.job_id in locked.quarantined}
     apply_overdue(
@@ -147,8 +171,7 @@ def apply_deletes(connection: Conn, installation: Installation, batch: Sequence[
     delete_all_overrides(connection, installation, jobs, locked.now)
     drop_timers(connection, ids)
     write_job_calendars(connection, {job.job_id: (job.tenant, ()) for job in jobs})
-    if graph:
-        drop_edges(connection, ids, locked.now)
+    drop_edges(connection, [job.job_id for job in nodes], locked.now)
     columns: dict[str, object] = {
         "job_ids": ids, "states": NOT_STARTED, "limit": _MAX_CANCELLED,
         "tenants": [job.tenant for job in jobs], "now": locked.now,
@@ -159,7 +182,7 @@ def apply_deletes(connection: Conn, installation: Installation, batch: Sequence[
         for run, attempt in unstarted
         if isinstance(run, UUID) and isinstance(attempt, int)
     ]
-    finish_runs(connection, installation, ends)
+    finish_runs(connection, installation, ends, freed_keys=freed_keys)
     if len(ends) == _MAX_CANCELLED:
         # A million queued runs must not delay later requests: claims refuse the rest, and the scheduler ends it.
         connection.execute(_ADD_JOB_CANCELLATION, columns)

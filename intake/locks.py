@@ -48,6 +48,7 @@ class JobRow:
     created_at: datetime
     finished_at: datetime | None
     deleted_at: datetime | None
+    root_job_id: UUID | None
     schedule_json: str | None
     policy_json: str | None
 
@@ -75,6 +76,7 @@ def absent_job(job: JobId, tenant: str, key: str, now: datetime) -> JobRow:
         created_at=now,
         finished_at=None,
         deleted_at=None,
+        root_job_id=None,
         schedule_json=None,
         policy_json=None,
     )

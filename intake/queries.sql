@@ -61,7 +61,7 @@ SELECT job_id FROM jobs WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR UPD
 -- Index: jobs_pkey, job_versions_pkey. No lock.
 SELECT j.job_id, j.tenant, j.key, j.shard, j.version, j.spec_hash, j.interval_anchor, j.interval_us, j.paused, j.paused_until,
        j.consecutive_failures, (v.spec ->> 'pause_on_failure')::integer AS pause_on_failure, j.created_at, j.finished_at,
-       j.deleted_at, v.schedule_json, v.policy_json
+       j.deleted_at, j.root_job_id, v.schedule_json, v.policy_json
   FROM jobs AS j
   LEFT JOIN job_versions AS v ON v.job_id = j.job_id AND v.version = j.version
  WHERE j.job_id = ANY (%(job_ids)s)
@@ -585,7 +585,7 @@ SELECT run_id FROM job_runs
 -- name: find_nodes
 -- Those of these jobs that belong to a graph, and their roots.
 -- Index: jobs_pkey. No lock: the caller locks the graphs of the tenants next.
-SELECT job_id, tenant, root_job_id FROM jobs WHERE job_id = ANY (%(job_ids)s) AND root_job_id IS NOT NULL
+SELECT job_id, root_job_id FROM jobs WHERE job_id = ANY (%(job_ids)s) AND root_job_id IS NOT NULL
 
 -- name: lock_graphs
 -- Locks the graphs of a tenant against any other change of their edges.
@@ -595,7 +595,7 @@ SELECT pg_advisory_xact_lock(hashtext('tidewheel.graphs'), hashtext(%(tenant)s))
 -- name: read_nodes
 -- The columns of these jobs that a check of a graph needs.
 -- Index: jobs_pkey. No lock: the caller holds the graphs, and the keys of the jobs.
-SELECT job_id, key, root_job_id, has_children, version > 0 AND deleted_at IS NULL AS exists
+SELECT job_id, key, root_job_id, version > 0 AND deleted_at IS NULL AS exists
   FROM jobs
  WHERE job_id = ANY (%(job_ids)s)
 
@@ -650,24 +650,27 @@ SELECT p.job_id, %(job_id)s, %(now)s, %(tenant)s, p.condition, cardinality(%(par
 WITH locked AS MATERIALIZED (
     SELECT job_id FROM jobs WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR NO KEY UPDATE
 )
-UPDATE jobs AS j SET root_job_id = %(root)s FROM locked AS l WHERE j.job_id = l.job_id
+UPDATE jobs AS j SET root_job_id = %(root)s FROM locked AS l WHERE j.job_id = l.job_id AND j.root_job_id IS DISTINCT FROM %(root)s
 
--- name: set_has_children
--- Sets `has_children` of these jobs, and the root of those that begin or end to be one.
+-- name: set_own_roots
+-- Makes those of these jobs roots that have children and no parents, and takes the root from those that have neither.
 -- Index: jobs_pkey, job_edges_pkey, job_edges_by_child; jobs_by_root changes. Lock: each job, in job_id order.
 WITH locked AS MATERIALIZED (
-    SELECT job_id FROM jobs WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR NO KEY UPDATE
+    SELECT job_id, root_job_id FROM jobs WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR NO KEY UPDATE
 )
 UPDATE jobs AS j
-   SET has_children = found.children,
-       root_job_id = CASE WHEN found.parents THEN j.root_job_id WHEN found.children THEN j.job_id END
+   SET root_job_id = found.root
   FROM locked AS l
  CROSS JOIN LATERAL (
-    SELECT EXISTS (SELECT FROM job_edges AS e WHERE e.parent_job_id = l.job_id AND e.until_at IS NULL) AS children,
-           EXISTS (SELECT FROM job_edges AS e WHERE e.child_job_id = l.job_id AND e.until_at IS NULL) AS parents
+    SELECT CASE WHEN EXISTS (SELECT FROM job_edges AS e WHERE e.child_job_id = l.job_id AND e.until_at IS NULL)
+                THEN l.root_job_id
+                WHEN EXISTS (SELECT FROM job_edges AS e WHERE e.parent_job_id = l.job_id AND e.until_at IS NULL)
+                THEN l.job_id
+           END AS root
     OFFSET 0
  ) AS found
  WHERE j.job_id = l.job_id
+   AND l.root_job_id IS DISTINCT FROM found.root
 
 -- name: find_child_keys
 -- The first children of these jobs that are not among them.

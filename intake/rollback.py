@@ -10,6 +10,7 @@ from uuid import UUID
 
 from tidewheel.errors import FieldError, InvalidInput, Refused, UnknownJob, VersionConflict
 from tidewheel.intake.calendars import lock_calendars
+from tidewheel.intake.graphs import Graphs
 from tidewheel.intake.locks import JobRow, lock_jobs
 from tidewheel.intake.request import ReceivedRequest, accepted, rejected
 from tidewheel.intake.submit import apply_submits
@@ -44,8 +45,13 @@ class _StoredVersion:
         return [name for some in names for name in cast("Sequence[str]", some)]
 
 
-def apply_rollbacks(connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:
-    """Roll jobs back in the caller's transaction; return a reply for each request, in their order."""
+def apply_rollbacks(
+    connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest], *, graphs: Graphs
+) -> list[Reply]:
+    """Roll jobs back in the caller's transaction; return a reply for each request, in their order.
+
+    `graphs` are those that the transaction has locked, before any timer.
+    """
     stored = _read(connection, batch)
     # Before any timer, as a submit does.
     lock_calendars(connection, {(one.definition.tenant, name) for one in stored.values() for name in one.calendars})
@@ -68,7 +74,9 @@ def apply_rollbacks(connection: Conn, installation: Installation, batch: Sequenc
         except Refused as refused:
             replies[job_id] = rejected(received, refused)
     reasons: dict[UUID, str] = {rollback.job_id: _reason(rollback) for rollback, _ in submits}
-    submitted = apply_submits(connection, installation, [submit for _, submit in submits], reasons=reasons)
+    submitted = apply_submits(
+        connection, installation, [submit for _, submit in submits], graphs=graphs, reasons=reasons
+    )
     replies |= {
         rollback.job_id: _reply(rollback, reply) for (rollback, _), reply in zip(submits, submitted, strict=True)
     }

@@ -19,7 +19,7 @@ from tidewheel.errors import InvalidInput, Refused, VersionConflict
 from tidewheel.intake.allowed_targets import ensure_allowed
 from tidewheel.intake.calendars import lock_calendars, unknown_calendars, write_job_calendars
 from tidewheel.intake.freezes import keep_frozen_jobs
-from tidewheel.intake.graphs import EdgeChange, check_edges, lock_graphs, write_edges
+from tidewheel.intake.graphs import EdgeChange, Graphs, check_edges, outside_graphs, write_edges
 from tidewheel.intake.job_rows import write_next_versions
 from tidewheel.intake.locks import JobRow, Locked, lock_jobs
 from tidewheel.intake.new_jobs import create_jobs
@@ -58,6 +58,7 @@ def apply_submits(
     installation: Installation,
     batch: Sequence[ReceivedRequest],
     *,
+    graphs: Graphs,
     reasons: Mapping[UUID, str] | None = None,
 ) -> list[Reply]:
     """Apply submits of different jobs in the caller's transaction; return a reply for each.
@@ -66,33 +67,42 @@ def apply_submits(
         connection: Inside a transaction.
         installation: Shards and topics.
         batch: The submits.
+        graphs: The graphs that the transaction has locked.
         reasons: The reason that a job's event has, by job.
+
+    Raises:
+        Unavailable: A job has come into a graph meanwhile: roll back and try again.
     """
-    graph = lock_graphs(connection, batch)
-    if graph and len(batch) > 1:
-        groups = _apart(batch, graph)
-        return [reply for group in groups for reply in apply_submits(connection, installation, group, reasons=reasons)]
+    concerned = [received for received in batch if received.job_id in graphs.jobs]
+    if concerned and len(batch) > 1:
+        groups = _apart(batch, graphs.jobs)
+        done = (apply_submits(connection, installation, group, graphs=graphs, reasons=reasons) for group in groups)
+        return [reply for replies in done for reply in replies]
     change: EdgeChange | None = None
-    if graph:
+    if concerned:
         try:
             change = check_edges(connection, batch[0])
         except InvalidInput as refused:
             return [rejected(batch[0], refused)]
-    replies = _apply(connection, installation, batch, reasons or {})
+    replies = _apply(connection, installation, batch, graphs, reasons or {})
     if change is not None and replies[0].status is ReplyStatus.ACCEPTED:
         write_edges(connection, change, read_now(connection))
     return replies
 
 
-def _apart(batch: Sequence[ReceivedRequest], graph: Collection[UUID]) -> Iterator[list[ReceivedRequest]]:
+def _apart(batch: Sequence[ReceivedRequest], nodes: Collection[UUID]) -> Iterator[list[ReceivedRequest]]:
     """Yield each submit that may change edges alone, and the neighbours between them together."""
-    for concerned, neighbours in groupby(batch, key=lambda received: received.job_id in graph):
+    for concerned, neighbours in groupby(batch, key=lambda received: received.job_id in nodes):
         together = list(neighbours)
         yield from ([one] for one in together) if concerned else [together]
 
 
 def _apply(
-    connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest], reasons: Mapping[UUID, str]
+    connection: Conn,
+    installation: Installation,
+    batch: Sequence[ReceivedRequest],
+    graphs: Graphs,
+    reasons: Mapping[UUID, str],
 ) -> list[Reply]:
     # Before any timer, so that no change of a calendar misses the versions that name it.
     day_sets = lock_calendars(connection, named_calendars(batch))
@@ -100,7 +110,7 @@ def _apply(
     edits = [
         received for received in batch if received.job_id not in created.jobs and received.job_id not in created.refused
     ]
-    edited = iter(_apply_edits(connection, installation, edits, day_sets, reasons) if edits else ())
+    edited = iter(_apply_edits(connection, installation, edits, day_sets, reasons, graphs=graphs) if edits else ())
     replies: list[Reply] = []
     for received in batch:
         job, refused = created.jobs.get(received.job_id), created.refused.get(received.job_id)
@@ -133,9 +143,14 @@ def _apply_edits(
     edits: Sequence[ReceivedRequest],
     day_sets: DaySets,
     reasons: Mapping[UUID, str],
+    *,
+    graphs: Graphs,
 ) -> list[Reply]:
     unknown = {e.job_id: unknown_calendars(connection, e.tenant, _submit(e).job, day_sets) for e in edits}
     locked = lock_jobs(connection, installation, edits)
+    for e in edits:
+        if e.job_id not in graphs.jobs and locked.jobs[e.job_id].root_job_id not in (None, e.job_id):
+            raise outside_graphs(locked.jobs[e.job_id].key)
     fired = _fired(connection, edits, locked)
     refused = {
         e.job_id: error

@@ -15,6 +15,7 @@ that a stop was requested.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from typing import TypeAlias, cast
 from uuid import UUID
 
@@ -38,7 +39,6 @@ from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.places import FreedPlace
 from tidewheel.transitions.requeue import Requeue, requeue_runs
 from tidewheel.transitions.retry import Failure, next_attempt
-from tidewheel.transitions.run_keys import settle_keys
 from tidewheel.transitions.run_messages import Definitions, read_definitions
 
 _SQL = Statements("tidewheel.intake")
@@ -74,9 +74,14 @@ class TokenReport:
 Act: TypeAlias = Callable[[Conn, Installation, Sequence[TokenReport]], list[Reply]]
 
 
-def apply_completes(connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:
-    """End attempts in the caller's transaction; return a reply for each request, in their order."""
-    return _apply_reports(connection, installation, batch, _complete)
+def apply_completes(
+    connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest], *, freed_keys: list[FreedPlace]
+) -> list[Reply]:
+    """End attempts in the caller's transaction; return a reply for each request, in their order.
+
+    `freed_keys` is that of `finish_runs`.
+    """
+    return _apply_reports(connection, installation, batch, partial(_complete, freed_keys=freed_keys))
 
 
 def apply_heartbeats(connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:
@@ -192,16 +197,16 @@ def _over(received: ReceivedRequest, run_id: RunId, attempt: int, state: str | N
     return replace(reply, run_id=str(run_id), run_status=RunState(state).value if state else None)
 
 
-def _complete(connection: Conn, installation: Installation, reports: Sequence[TokenReport]) -> list[Reply]:
+def _complete(
+    connection: Conn, installation: Installation, reports: Sequence[TokenReport], *, freed_keys: list[FreedPlace]
+) -> list[Reply]:
     delays = _delays(connection, reports)
     retried = [each for each in reports if each.run.run_id in delays]
     ends = [_end(each) for each in reports if each.run.run_id not in delays]
     # The rows are locked, and their attempts were read under the lock: each of them ends or is requeued.
-    freed: list[FreedPlace] = []
-    states = finish_runs(connection, installation, ends, freed_keys=freed).states
+    states = finish_runs(connection, installation, ends, freed_keys=freed_keys).states
     requeues = [_requeue(each, delays[each.run.run_id]) for each in retried]
-    requeue_runs(connection, installation, requeues, freed_keys=freed)
-    settle_keys(connection, installation, freed=freed)
+    requeue_runs(connection, installation, requeues, freed_keys=freed_keys)
     states |= {each.run.run_id: target(Move.RETRY) for each in retried}
     return [_accepted(each, states[each.run.run_id]) for each in reports]
 

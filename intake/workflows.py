@@ -1,17 +1,20 @@
 """Requests about one occurrence: `workflow.pause`, `workflow.resume` and `workflow.cancel`.
 
 Each locks the occurrence's row, which a drain locks too. So from the commit on no drain releases a run of an occurrence
-that is paused or cancelled. A cancel of its open runs is a row for each (`pending_cancels`): no executor claims one
-from the commit on, and the scheduler ends them within about a second.
+that is paused or cancelled. A cancel of its open runs is a row for each (`pending_cancels`), written under the lock
+`claims`: no executor claims one from the commit on, and the scheduler ends them within about a second.
 """
 
 from collections.abc import Sequence
+from typing import cast
 from uuid import UUID
 
 from tidewheel.errors import FieldError, InvalidInput, Refused, UnknownWorkflow
+from tidewheel.intake.cancel import block_claims
 from tidewheel.intake.request import ReceivedRequest, accepted, rejected
 from tidewheel.jobs.requests import WorkflowCancel, WorkflowPause, WorkflowResume
 from tidewheel.postgres.database_clock import read_now
+from tidewheel.postgres.pg_arrays import texts, uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import RunState
@@ -30,21 +33,49 @@ _TRIGGER = "trigger the root for a new occurrence"
 
 
 def apply_workflow_changes(
-    connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]
+    connection: Conn,
+    installation: Installation,
+    batch: Sequence[ReceivedRequest],
+    *,
+    together: Sequence[ReceivedRequest],
 ) -> list[Reply]:
-    """Pause, resume or cancel occurrences in the caller's transaction; return a reply for each request."""
+    """Pause, resume or cancel occurrences in the caller's transaction; return a reply for each request.
+
+    Args:
+        connection: Inside a transaction.
+        installation: Shards and topics.
+        batch: The requests, of one type.
+        together: All requests of the transaction: their occurrences are locked at once, in the order of a drain.
+
+    Raises:
+        RowLocked: A claim has been under way for longer than 200 ms: roll back and try again.
+    """
+    _lock(connection, together)
     return [_apply(connection, installation, received) for received in batch]
+
+
+def _lock(connection: Conn, batch: Sequence[ReceivedRequest]) -> None:
+    """Lock the occurrences of these requests; those of roots that run get their rows now."""
+    roots = sorted({(root, received.tenant) for received in batch if (root := _root(received)) is not None})
+    columns = {"roots": uuids(root for root, _ in roots), "tenants": texts([tenant for _, tenant in roots])}
+    connection.execute(_OPEN_EARLY, columns)
+    lock_workflows(connection, [root for root, _ in roots])
+
+
+def _root(received: ReceivedRequest) -> UUID | None:
+    request = received.request
+    return UUID(request.run_id) if isinstance(request, WorkflowPause | WorkflowResume | WorkflowCancel) else None
 
 
 def _apply(connection: Conn, installation: Installation, received: ReceivedRequest) -> Reply:
     request = received.request
     assert isinstance(request, WorkflowPause | WorkflowResume | WorkflowCancel)  # noqa: S101 - by the table of `apply`
     try:
-        workflow = _lock(connection, UUID(request.run_id), received.tenant)
+        workflow = _read(connection, UUID(request.run_id), received.tenant)
         if isinstance(request, WorkflowPause):
             changed = _pause(connection, workflow, request.reason)
         elif isinstance(request, WorkflowCancel):
-            changed = _cancel(connection, workflow, request.reason)
+            changed = _cancel(connection, workflow, received)
         else:
             changed = _resume(connection, installation, workflow)
     except Refused as refused:
@@ -52,16 +83,13 @@ def _apply(connection: Conn, installation: Installation, received: ReceivedReque
     return accepted(received, job_id=str(workflow.root_job_id), unchanged=not changed)
 
 
-def _lock(connection: Conn, root: UUID, tenant: str) -> Workflow:
-    """Lock an occurrence; that of a root that runs gets its row now.
+def _read(connection: Conn, root: UUID, tenant: str) -> Workflow:
+    """Read an occurrence, which is locked, as the requests before have left it.
 
     Raises:
         UnknownWorkflow: There is none.
     """
     workflow = lock_workflows(connection, [root]).get(root)
-    if workflow is None:
-        connection.execute(_OPEN_EARLY, {"root": root, "tenant": tenant})
-        workflow = lock_workflows(connection, [root]).get(root)
     if workflow is None or workflow.tenant != tenant:
         raise UnknownWorkflow(str(root))
     return workflow
@@ -76,10 +104,13 @@ def _pause(connection: Conn, workflow: Workflow, reason: str | None) -> bool:
     return True
 
 
-def _cancel(connection: Conn, workflow: Workflow, reason: str | None) -> bool:
+def _cancel(connection: Conn, workflow: Workflow, received: ReceivedRequest) -> bool:
     if workflow.state not in ("open", "paused"):
         return False
+    reason = cast("WorkflowCancel", received.request).reason
     set_workflow(connection, workflow, "cancelling", reason=reason)
+    # As late as possible. A claim that began before would not see the rows, and could start a run after the reply.
+    block_claims(connection, [received])
     columns = {"root": workflow.root_run_id, "reason": reason or _REASON, "cancelling": RunState.CANCELLING}
     connection.execute(_CANCEL_WORKFLOW_RUNS, columns)
     connection.execute(_HASTEN_RELEASES, columns)

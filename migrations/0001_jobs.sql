@@ -53,8 +53,7 @@ CREATE TABLE jobs (
     updated_at           timestamptz NOT NULL,
     finished_at          timestamptz,
     deleted_at           timestamptz,
-    root_job_id          uuid,
-    has_children         boolean NOT NULL DEFAULT false
+    root_job_id          uuid
 ) WITH (fillfactor = 85);
 COMMENT ON COLUMN jobs.version IS '0 only inside the transaction that creates the job';
 COMMENT ON COLUMN jobs.interval_anchor IS 'the time at which an interval was first accepted; kept across edits that keep interval_us';

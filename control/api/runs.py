@@ -263,8 +263,8 @@ class RunsApi:
 
     async def _list(self, request: Request, caller: Caller, query: RunsOfJobQuery, key: str | None) -> Response:
         cursors = Cursors.of(request, query, caller.tenant)
-        place = cursors.read(Instant, UUID)
-        after = None if place is None else f"{format_timestamp(place[0])}/{place[1]}"
+        place = cursors.read(Instant, Instant, UUID)
+        after = None if place is None else "/".join((*map(format_timestamp, place[:2]), str(place[2])))
         filters = RunFilter(
             query.status, key, query.label or None, query.run_label or None, query.lane, query.queue, query.cause,
             query.since, query.until,

@@ -30,18 +30,23 @@ class Workflows:
         """Release no further run until `resume`; return False if it is paused already."""
         return self._request("workflow.pause", root_run_id, reason)
 
-    def resume(self, root_run_id: UUID) -> bool:
+    def resume(self, root_run_id: UUID, *, request_id: str | None = None) -> bool:
         """Go on after a pause, or run the failed part again; return False if it is open.
+
+        Args:
+            root_run_id: The run of its root.
+            request_id: A repeated id is one resume.
 
         Raises:
             Refused: Nothing of it failed, or it is being cancelled.
+            Unavailable: The database does not answer. Without a `request_id` the resume may have happened.
         """
-        return self._request("workflow.resume", root_run_id, None)
+        return self._request("workflow.resume", root_run_id, None, request_id)
 
     def cancel(self, root_run_id: UUID, *, reason: str | None = None) -> bool:
         """Cancel its runs, and release no further one; return False if it has ended."""
         return self._request("workflow.cancel", root_run_id, reason)
 
-    def _request(self, kind: str, root_run_id: UUID, reason: str | None) -> bool:
+    def _request(self, kind: str, root_run_id: UUID, reason: str | None, request_id: str | None = None) -> bool:
         document = {"type": kind, "run_id": str(root_run_id), "reason": reason}
-        return not self._connection.request(document).unchanged
+        return not self._connection.request(document, request_id).unchanged

@@ -21,7 +21,7 @@ from tidewheel.control.reads.job_position import read_job_position
 from tidewheel.control.reads.json_form import one_of
 from tidewheel.control.reads.tenants import require_tenant
 from tidewheel.control.reads.waits import Wait, read_waits
-from tidewheel.errors import UnknownRun, refuse
+from tidewheel.errors import refuse
 from tidewheel.ids import first_run_id, job_id
 from tidewheel.jobs.validation import shown
 from tidewheel.jobs.values import format_timestamp, parse_timestamp
@@ -177,7 +177,6 @@ def list_runs(
     Raises:
         InvalidInput: There is no such tenant, status or place, or the filter would have to read every run.
         UnknownJob: There is no such job and never was one.
-        UnknownRun: The run of `after` is no longer stored.
     """
     require_tenant(connection, tenant)
     _require_narrow(filters)
@@ -197,7 +196,7 @@ def list_runs(
     waits = read_waits(connection, [run.run_id for run in runs if run.finished_at is None])
     return RunPage(
         runs=tuple(replace(run, why=waits.get(run.run_id)) for run in runs),
-        next_cursor=None if last is None else f"{format_timestamp(start.ahead)}/{last}",
+        next_cursor=None if last is None else _place_after(connection, start.ahead, last),
         total=min(counted.matching, COUNTED),
         at_least=counted.matching > COUNTED or counted.goes_on_after is not None,
     )
@@ -208,24 +207,31 @@ class _Place(NamedTuple):
 
     Args:
         ahead: The first instant that was ahead when the list began, in whole milliseconds as run_ids have them.
+        at: The instant of the run before it. An edit may take back that run while the list is read.
         run_id: The run before it; None at the start.
     """
 
     ahead: datetime
+    at: datetime
     run_id: UUID | None
 
 
 def _start(now: datetime) -> _Place:
-    return _Place(now.replace(microsecond=now.microsecond // 1000 * 1000) + _MILLISECOND, None)
+    return _Place(now.replace(microsecond=now.microsecond // 1000 * 1000) + _MILLISECOND, _LATEST, None)
+
+
+def _place_after(connection: Conn, ahead: datetime, last: UUID) -> str:
+    [run] = read_runs(connection, [last])
+    return f"{format_timestamp(ahead)}/{format_timestamp(run.scheduled_at)}/{last}"
 
 
 def _read_place(text: str) -> _Place:
-    at, _, run_id = text.partition("/")
     try:
-        place = _Place(parse_timestamp(at), UUID(run_id))
+        ahead, at, run_id = text.split("/")
+        place = _Place(parse_timestamp(ahead), parse_timestamp(at), UUID(run_id))
     except ValueError:
-        place = _Place(_EARLIEST, None)
-    if not _EARLIEST < place.ahead <= _LATEST:
+        place = _Place(_EARLIEST, _EARLIEST, None)
+    if not (_EARLIEST < place.ahead <= _LATEST and _EARLIEST <= place.at <= _LATEST):
         refuse("after", f"{shown(text)} is no place of this list", "copy it from the page before, or leave it out")
     return place
 
@@ -257,9 +263,7 @@ class _Found:
 
 def _find(connection: Conn, tenant: str, filters: RunFilter, place: _Place, *, limit: int, look: int) -> _Found:
     """Look for matching runs after a place, among `look` rows of the index that serves the filter."""
-    before_at, before_id = _LATEST, place.run_id or _LAST
-    if filters.key is not None and place.run_id is not None:
-        before_at = _instant_of(connection, place.run_id)
+    before_at, before_id = _LATEST if place.run_id is None else place.at, place.run_id or _LAST
     is_ahead = before_id >= first_run_id(place.ahead) if filters.key is None else before_at >= place.ahead
     since = max(filters.since or _EARLIEST, _EARLIEST)  # no run_id has an earlier instant, or a later one
     until = min(filters.until or _LATEST, _LATEST)
@@ -334,13 +338,6 @@ def _find_in(connection: Conn, tenant: str, filters: RunFilter, span: _Span, *, 
         statement = _FIND_OPEN_RUNS if is_open else _FIND_FAILED_RUNS if is_failed else _FIND_RUNS
     row = connection.execute(statement, columns, binary=True).fetchone()
     return _FoundRow(*cast("tuple[list[UUID], int, int, UUID | None]", row))
-
-
-def _instant_of(connection: Conn, run_id: UUID) -> datetime:
-    found = read_runs(connection, [run_id])
-    if not found:
-        raise UnknownRun(str(run_id))
-    return found[0].scheduled_at
 
 
 def read_runs(connection: Conn, run_ids: Sequence[UUID]) -> list[RunSummary]:

@@ -6,10 +6,14 @@ from datetime import timedelta
 import pytest
 
 from tests.fixtures.database import ClockedDatabase, Database
-from tests.transitions.acts import apply_batch, submission, submit
-from tidewheel.errors import Refused
+from tests.transitions.acts import apply_batch, apply_batch_within, submission, submit
+from tests.transitions.stepping import in_background, until_blocked
+from tidewheel.errors import Refused, Unavailable
 from tidewheel.ids import job_id
+from tidewheel.postgres.statements import Statements
 from tidewheel.schemas.generated.records import Reply, ReplyStatus
+
+LOCK_GRAPHS = Statements("tidewheel.intake")["lock_graphs"]
 
 
 def after(*parents: object) -> dict[str, object]:
@@ -40,10 +44,9 @@ def edges(database: Database) -> set[tuple[str, str, str]]:
     )
 
 
-def roots(database: Database) -> dict[str, tuple[str | None, bool]]:
-    """Return each job's root, and whether it has children."""
-    rows = database.rows("SELECT j.key, r.key, j.has_children FROM jobs j LEFT JOIN jobs r ON r.job_id = j.root_job_id")
-    return {key: (root, children) for key, root, children in rows}
+def roots(database: Database) -> dict[str, str | None]:
+    """Return each job's root."""
+    return dict(database.rows("SELECT j.key, r.key FROM jobs j LEFT JOIN jobs r ON r.job_id = j.root_job_id"))
 
 
 def test_a_batch_of_parents_and_children_is_one_graph(database: Database) -> None:
@@ -61,7 +64,7 @@ def test_a_batch_of_parents_and_children_is_one_graph(database: Database) -> Non
         ("b", "d", "success"),
         ("c", "d", "always"),
     }
-    assert roots(database) == {"a": ("a", True), "b": ("a", True), "c": ("a", True), "d": ("a", False)}
+    assert roots(database) == dict.fromkeys("abcd", "a")
     assert database.count("timers") == 0
     assert database.rows("SELECT DISTINCT finished_at FROM jobs") == [(None,)]
     assert database.rows("SELECT parents FROM job_edges WHERE child_job_id = %s", [job_id("default", "d")]) == [
@@ -85,12 +88,12 @@ def test_an_edit_closes_the_periods_of_the_former_parents(clocked: ClockedDataba
     clocked.advance(timedelta(seconds=1))
     assert put(clocked, "c", "a").status is ReplyStatus.ACCEPTED
     assert edges(clocked) == {("a", "b", "success"), ("a", "c", "success")}
-    assert roots(clocked) == {"a": ("a", True), "b": ("a", False), "c": ("a", False)}
+    assert roots(clocked) == dict.fromkeys("abc", "a")
     clocked.advance(timedelta(seconds=1))
     assert put(clocked, "c").status is ReplyStatus.ACCEPTED
     clocked.advance(timedelta(seconds=1))
     assert put(clocked, "b").status is ReplyStatus.ACCEPTED
-    assert (edges(clocked), roots(clocked)) == (set(), dict.fromkeys("abc", (None, False)))
+    assert (edges(clocked), roots(clocked)) == (set(), dict.fromkeys("abc"))
     assert clocked.rows("SELECT count(*), count(until_at) FROM job_edges") == [(3, 3)]
 
 
@@ -144,11 +147,11 @@ def test_two_roots_are_refused(database: Database) -> None:
 def test_a_subtree_moves_to_another_root(database: Database) -> None:
     apply_batch(database, node("a"), node("b", "a"), node("c", "b"), node("x"))
     assert put(database, "b", "x").status is ReplyStatus.ACCEPTED
-    assert roots(database) == {"a": (None, False), "b": ("x", True), "c": ("x", False), "x": ("x", True)}
+    assert roots(database) == {"a": None, "b": "x", "c": "x", "x": "x"}
     assert put(database, "x", "a").status is ReplyStatus.ACCEPTED
-    assert {root for root, _ in roots(database).values()} == {"a"}
+    assert set(roots(database).values()) == {"a"}
     assert put(database, "b").status is ReplyStatus.ACCEPTED
-    assert roots(database) == {"a": ("a", True), "x": ("a", False), "b": ("b", True), "c": ("b", False)}
+    assert roots(database) == {"a": "a", "x": "a", "b": "b", "c": "b"}
 
 
 def test_a_job_with_children_is_not_deleted(database: Database) -> None:
@@ -159,13 +162,62 @@ def test_a_job_with_children_is_not_deleted(database: Database) -> None:
     assert [reply.status for reply in replies] == [ReplyStatus.REJECTED, ReplyStatus.REJECTED, ReplyStatus.ACCEPTED]
     replies = apply_batch(database, *({"type": "job.delete", "key": key} for key in "abd"))
     assert [reply.status for reply in replies] == [ReplyStatus.ACCEPTED] * 3
-    assert (edges(database), database.rows("SELECT DISTINCT root_job_id, has_children FROM jobs")) == (
-        set(),
-        [(None, False)],
-    )
+    assert (edges(database), set(roots(database).values())) == (set(), {None})
     assert refusal(put(database, "b", "a"))[1] == "there is no job 'a'"
     apply_batch(database, node("a"), node("b", "a"))
     assert edges(database) == {("a", "b", "success")}
+
+
+def test_a_job_that_gets_its_first_child_meanwhile_is_not_deleted(database: Database) -> None:
+    submit(database, key="a", schedule="@every 1h")
+    one, two = database.connection(), database.connection()
+    apply_batch_within(one, database, node("b", "a"))
+    deleting = in_background(lambda: apply_batch_within(two, database, {"type": "job.delete", "key": "a"}))
+    until_blocked(database, two)
+    one.commit()
+    assert refusal(deleting.result(10)[0]) == ("key", "jobs come after it: 'b'")
+
+
+@pytest.mark.parametrize("change", [node("a"), {"type": "job.delete", "key": "a"}], ids=["submit", "delete"])
+def test_a_change_of_a_job_that_gets_parents_meanwhile_is_tried_again(
+    database: Database, change: dict[str, object]
+) -> None:
+    submit(database, key="p")
+    submit(database, key="a", schedule="@every 1h")
+    one, two = database.connection(), database.connection()
+    apply_batch_within(one, database, node("a", "p"))
+    changing = in_background(lambda: apply_batch_within(two, database, change))
+    until_blocked(database, two)
+    one.commit()
+    with pytest.raises(Unavailable, match="'a' part of a workflow"):
+        changing.result(10)
+    two.rollback()
+    assert [reply.status for reply in apply_batch(database, change)] == [ReplyStatus.ACCEPTED]
+    assert (edges(database), set(roots(database).values())) == (set(), {None})
+
+
+@pytest.mark.parametrize("key", ["b", "free"])
+def test_a_rollback_locks_the_graph_before_the_job(database: Database, key: str) -> None:
+    """Roll back a node, and a job to a version with parents."""
+    apply_batch(database, node("a"), node("b", "a"), node("free", "a"), node("b", "a", payload=2), node("free"))
+    holding, rolling = database.connection(), database.connection()
+    holding.execute(LOCK_GRAPHS, {"tenant": "default"})
+    rolled = in_background(
+        lambda: apply_batch_within(rolling, database, {"type": "job.rollback", "key": key, "version": 1})
+    )
+    until_blocked(database, rolling)
+    assert holding.execute("SELECT FROM jobs WHERE key = %s FOR UPDATE SKIP LOCKED", [key]).rowcount == 1
+    holding.commit()
+    assert [reply.job_version for reply in rolled.result(10)] == [3]
+    rolling.commit()
+    assert edges(database) >= {("a", key, "success")}
+
+
+def test_a_further_child_does_not_rewrite_its_parent(database: Database) -> None:
+    apply_batch(database, node("a"), node("b", "a"))
+    before = database.rows("SELECT ctid, root_job_id FROM jobs WHERE key = 'a'")
+    assert put(database, "c", "a").status is ReplyStatus.ACCEPTED
+    assert database.rows("SELECT ctid, root_job_id FROM jobs WHERE key = 'a'") == before
 
 
 def test_sizes_are_bounded(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1528,20 +1528,22 @@ UPDATE releases AS r
  WHERE r.id = given.id
 
 -- name: open_early
--- Inserts the occurrence of a root's run that has begun and is not drained yet.
--- Index: job_runs_pkey, releases_by_root, workflows_pkey. Lock: a new row.
+-- Inserts the occurrences of roots' runs that have begun and are not drained yet.
+-- Index: job_runs_pkey, releases_by_root, workflows_pkey. Lock: new rows, in root_run_id order; waits for a drain.
 INSERT INTO workflows (root_run_id, tenant, root_job_id, shard, scheduled_at, graph_at, state, pending, created_at)
 SELECT r.run_id, r.tenant, r.job_id, r.shard, r.scheduled_at, r.graph_at, 'open', 1, tidewheel_now()
-  FROM (SELECT run_id, tenant, job_id, shard, scheduled_at, least(scheduled_at, started_at) AS graph_at
-          FROM job_runs
-         WHERE run_id = %(root)s AND workflow_run_id = run_id AND attempt > 0
-         UNION ALL
-        SELECT run_id, tenant, job_id, shard, scheduled_at, graph_at
-          FROM releases
-         WHERE root_run_id = %(root)s AND run_id = root_run_id AND began
-       ) AS r
- WHERE r.tenant = %(tenant)s
- LIMIT 1
+  FROM unnest(%(roots)s::uuid[], %(tenants)s::text[]) AS a (root, tenant)
+ CROSS JOIN LATERAL (
+    SELECT run_id, tenant, job_id, shard, scheduled_at, least(scheduled_at, started_at) AS graph_at
+      FROM job_runs
+     WHERE run_id = a.root AND workflow_run_id = run_id AND attempt > 0
+     UNION ALL
+    SELECT run_id, tenant, job_id, shard, scheduled_at, graph_at
+      FROM releases
+     WHERE root_run_id = a.root AND run_id = root_run_id AND began
+ ) AS r
+ WHERE r.tenant = a.tenant
+ ORDER BY r.run_id
     ON CONFLICT DO NOTHING
 
 -- name: set_workflow

@@ -19,6 +19,7 @@ from tidewheel.control.client.client import Client
 from tidewheel.errors import InvalidInput, Refused, Unavailable, UnknownRun, VersionConflict
 from tidewheel.ids import RunId, job_id
 from tidewheel.jobs.spec import JobSpec
+from tidewheel.postgres.session import CommitUnknown
 from tidewheel.runs import RunState
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.generated.records import JobDefinition
@@ -35,6 +36,19 @@ TRANSACTIONS: LiteralString = "SELECT count(DISTINCT xmin::text) FROM job_runs"
 CUT: LiteralString = """
 SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
  WHERE datname = current_database() AND application_name = 'tidewheel-client'
+"""
+END_AT_FIRST_COMMIT: LiteralString = """
+CREATE SEQUENCE commits;
+CREATE FUNCTION end_at_first_commit() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF nextval('commits') = 1 THEN
+        PERFORM pg_terminate_backend(pg_backend_pid());
+    END IF;
+    RETURN NULL;
+END
+$$;
+CREATE CONSTRAINT TRIGGER ends AFTER UPDATE ON workflows DEFERRABLE INITIALLY DEFERRED
+    FOR EACH ROW EXECUTE FUNCTION end_at_first_commit()
 """
 
 
@@ -262,6 +276,24 @@ def test_client_reconnects_and_repeats_the_request(client: Client, database: Dat
         assert database.value(CUT) == 1
         ask()
     assert database.count("job_runs") == 2
+
+
+@pytest.mark.parametrize("request_id", [None, "r-1"])
+def test_resume_whose_commit_is_not_answered_is_repeated_by_its_id_alone(
+    fresh_database: Database, request_id: str | None
+) -> None:
+    with Client(fresh_database.url) as client:
+        client.submit(job("a"))
+        client.submit(job("b", schedule={"after": ["a"]}))
+        root = client.trigger("a")
+        begin(fresh_database, root)
+        assert client.workflows.pause(root)
+        fresh_database.execute(END_AT_FIRST_COMMIT)
+        if request_id is None:
+            with pytest.raises(CommitUnknown):
+                client.workflows.resume(root)
+        assert client.workflows.resume(root, request_id=request_id)
+        assert client.workflows.resume(root, request_id=request_id) == (request_id is not None)
 
 
 def test_unreachable_database_raises_unavailable() -> None:
