@@ -58,7 +58,7 @@ def test_runs_are_listed_a_page_at_a_time(job: Database) -> None:
     runs = [str(trigger(job)) for _ in range(3)]
     page = json_output(job, "run", "list", "-n", 2)
     assert [run["run_id"] for run in page["runs"]] == runs[:0:-1]
-    assert (page["total"], page["at_least"], page["next_cursor"].partition("/")[2]) == (3, False, runs[1])
+    assert (page["total"], page["at_least"], page["next_cursor"].rpartition("/")[2]) == (3, False, runs[1])
     rest = json_output(job, "run", "list", "--after", page["next_cursor"])["runs"]
     assert [run["run_id"] for run in rest] == runs[:1]
     [refusal] = tidewheel(job, "run", "list", "--after", runs[1]).refusals
