@@ -849,14 +849,4 @@ SELECT coalesce(max(extract(epoch FROM (SELECT tidewheel_now()) - e.last_heartbe
 -- name: find_due_releases
 -- The ids of some due releases of these shards, the oldest first.
 -- Index: releases_due. No lock.
-SELECT next.id
-  FROM unnest(%(shards)s::smallint[]) AS owned (shard)
- CROSS JOIN LATERAL (
-    SELECT r.id, r.due_at
-      FROM releases AS r
-     WHERE r.shard = owned.shard AND r.due_at <= tidewheel_now()
-     ORDER BY r.due_at, r.id
-     LIMIT %(limit)s
- ) AS next
- ORDER BY next.due_at, next.id
- LIMIT %(limit)s
+{{tidewheel.transitions.due_releases(r)}}

@@ -1347,22 +1347,24 @@ r.id, r.shard, r.root_run_id, r.generation, r.scheduled_at,
        coalesce(r.graph_at, (SELECT w.graph_at FROM workflows AS w WHERE w.root_run_id = r.root_run_id), r.scheduled_at) AS graph_at,
        r.run_id, r.job_id, r.tenant, r.state, r.began, r.cursor_id
 
+-- part: due_releases(r)
+-- The ids of the next due releases of these shards, the oldest first.
+SELECT next.id
+  FROM unnest(%(shards)s::smallint[]) AS owned (shard)
+ CROSS JOIN LATERAL (
+    SELECT r.id, r.due_at
+      FROM releases AS r
+     WHERE r.shard = owned.shard AND r.due_at <= tidewheel_now()
+     ORDER BY r.due_at, r.id
+     LIMIT %(limit)s
+ ) AS next
+ ORDER BY next.due_at, next.id
+ LIMIT %(limit)s
+
 -- name: take_releases
 -- Locks the next due releases of these shards, the oldest first.
 -- Index: releases_due, releases_pkey, workflows_pkey. Lock: the rows, locked rows are skipped: another scheduler drains them.
-WITH due AS MATERIALIZED (
-    SELECT next.id
-      FROM unnest(%(shards)s::smallint[]) AS owned (shard)
-     CROSS JOIN LATERAL (
-        SELECT r.id, r.due_at
-          FROM releases AS r
-         WHERE r.shard = owned.shard AND r.due_at <= tidewheel_now()
-         ORDER BY r.due_at, r.id
-         LIMIT %(limit)s
-     ) AS next
-     ORDER BY next.due_at, next.id
-     LIMIT %(limit)s
-)
+WITH due AS MATERIALIZED ({{due_releases(r)}})
 SELECT {{release(r)}}
   FROM releases AS r
  WHERE r.id IN (SELECT d.id FROM due AS d)

@@ -24,6 +24,7 @@ from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
 from tidewheel.runs import Gate, Move, sources, target
+from tidewheel.transitions.active_runs import PromotedRun
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.places import Arrival, FreedPlace, KeyRow, Limit
 from tidewheel.transitions.run_messages import build_requests, request_rows
@@ -59,21 +60,9 @@ class KeysSettled:
 
 
 @dataclass(frozen=True, slots=True)
-class _Promoted:
-    """An open run's row after its promotion."""
+class _Promoted(PromotedRun):
+    """The row of a run that got a place of its key."""
 
-    run_id: UUID
-    job_id: UUID
-    shard: int
-    queue: str
-    lane: str
-    cause: str
-    job_version: int
-    attempt: int
-    scheduled_at: datetime
-    publish_at: datetime
-    created_at: datetime
-    concurrency_key: str | None
     key_id: int
 
 
