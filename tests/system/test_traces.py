@@ -24,6 +24,7 @@ pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.slow]
 
 TRACE, CLIENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 TRACEPARENT = f"00-{TRACE}-{CLIENT}-01"
+TRACED = ("traced", "traced-sync", "traced-process")  # handlers, and the keys of their jobs
 ERROR = 2  # Source: OTLP, trace.proto, Status.StatusCode
 
 
@@ -82,7 +83,7 @@ def traced(fleet: Fleet, receiver: Receiver) -> Fleet:
     """A fleet that exports traces; its jobs are there."""
     fleet.start_all(TRACES="true", HANDLERS="tests.system.traced_handlers")
     retry = {"max_attempts": 2, "backoff": "fixed", "initial": "50ms", "jitter": "0%"}
-    for handler in ("traced", "traced-sync", "traced-process"):
+    for handler in TRACED:
         job = {"key": handler, "schedule": "manual", "target": handler, "retry": retry}
         fleet.ask({"type": "job.submit", "job": job})
     fleet.flush()
@@ -179,7 +180,7 @@ def test_runs_that_a_call_over_http_creates_are_children_of_its_span(traced: Fle
     hourly = {"key": "hourly", "schedule": "0 * * * *", "target": "traced-sync"}
     traced.ask({"type": "job.submit", "job": hourly})
     traced.flush()
-    traced.until(traced.settled, "the job is there")
+    traced.until(lambda: traced.database.value("SELECT count(*) FROM jobs") == len(TRACED) + 1, "the jobs are there")
     hour = traced.database.now().replace(minute=0, second=0, microsecond=0)
     range_ = {"from": hour.isoformat(), "to": hour.isoformat(), "versions": "current"}
     traces = [digit * 32 for digit in "abc"]
