@@ -19,9 +19,10 @@ from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import RunState
 from tidewheel.schemas.generated.records import Reply
-from tidewheel.transitions.drain import Workflow, lock_workflows, resume, set_workflow
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.occurrences import read_occurrence, read_root_inputs, to_run_again
+from tidewheel.transitions.resume import resume
+from tidewheel.transitions.workflows import Workflow, lock_workflows, set_workflow
 
 _SQL = Statements("tidewheel.transitions")
 _OPEN_EARLY = _SQL["open_early"]

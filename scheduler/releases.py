@@ -15,8 +15,9 @@ from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import RowsLocked, Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
-from tidewheel.transitions.drain import Drained, drain, postpone_releases
+from tidewheel.transitions.drain import Drained, drain
 from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.releases import postpone_releases
 
 _LOG = logging.getLogger("tidewheel.scheduler")
 

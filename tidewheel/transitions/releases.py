@@ -1,12 +1,15 @@
-"""Write the releases of runs of workflows, in the transaction that ends them.
+"""Releases of runs of workflows: written when a run ends, taken and settled by a drain.
 
 A release is the only trace of an end that the children need. `drain` reads it, in the scheduler. So the end of a run
 waits for no join, and a completion in a client's own transaction writes one more row.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
+
+from psycopg.rows import class_row
 
 from tidewheel.ids import run_bucket, shard_of
 from tidewheel.postgres.pg_arrays import instants, integers, texts, uuids, words
@@ -15,7 +18,38 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Gate
 from tidewheel.transitions.finished import ClosedRun, FinishedRun
 
-_ADD_RELEASES = Statements("tidewheel.transitions")["add_releases"]
+_SQL = Statements("tidewheel.transitions")
+_ADD_RELEASES = _SQL["add_releases"]
+_TAKE_RELEASES = _SQL["take_releases"]
+_TAKE_GIVEN_RELEASES = _SQL["take_given_releases"]
+_DROP_RELEASES = _SQL["drop_releases"]
+_POSTPONE_RELEASES = _SQL["postpone_releases"]
+_ADVANCE_RELEASES = _SQL["advance_releases"]
+
+_NEVER = "infinity"
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A release, locked."""
+
+    id: int
+    shard: int
+    root_run_id: UUID
+    generation: int
+    scheduled_at: datetime
+    graph_at: datetime
+    run_id: UUID
+    job_id: UUID
+    tenant: str
+    state: str
+    began: bool
+    cursor_id: UUID | None
+
+    @property
+    def is_of_root(self) -> bool:
+        """True if the run is the root's first one, whose release opens the occurrence."""
+        return self.run_id == self.root_run_id
 
 
 def write_releases(connection: Conn, finished: Sequence[FinishedRun], shards: int) -> bool:
@@ -61,3 +95,28 @@ def _graph_at(row: ClosedRun) -> datetime | None:
 
 def _root(row: ClosedRun) -> UUID:
     return row.workflow_run_id or row.run_id
+
+
+def take_releases(connection: Conn, shards: Sequence[int], ids: Sequence[int] | None, limit: int) -> list[Release]:
+    """Lock due releases of these shards, the oldest first, or these releases alone; skip locked ones."""
+    columns: dict[str, object] = {"shards": list(shards), "ids": list(ids or ()), "limit": limit}
+    statement = _TAKE_RELEASES if ids is None else _TAKE_GIVEN_RELEASES
+    with connection.cursor(row_factory=class_row(Release), binary=True) as cursor:
+        return cursor.execute(statement, columns).fetchall()
+
+
+def postpone_releases(connection: Conn, ids: Sequence[int], until: datetime) -> None:
+    """Set releases aside until an instant; the caller has locked them or no drain takes them."""
+    connection.execute(_POSTPONE_RELEASES, {"ids": list(ids), "due_at": until})
+
+
+def settle_releases(
+    connection: Conn, drained: Sequence[Release], paused: Sequence[Release], cursors: Mapping[int, UUID]
+) -> None:
+    """Delete the drained releases, set those of paused occurrences aside, move the cursors of the others."""
+    if drained:
+        connection.execute(_DROP_RELEASES, {"ids": [release.id for release in drained]})
+    if paused:
+        connection.execute(_POSTPONE_RELEASES, {"ids": [release.id for release in paused], "due_at": _NEVER})
+    if cursors:
+        connection.execute(_ADVANCE_RELEASES, {"ids": list(cursors), "cursors": uuids(cursors.values())})

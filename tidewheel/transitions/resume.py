@@ -1,0 +1,86 @@
+"""Open the next generation of an occurrence that has ended: what failed runs again."""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from tidewheel.ids import child_run_id
+from tidewheel.postgres.pg_arrays import integers, uuids
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+from tidewheel.runs import RunState
+from tidewheel.transitions.children import NOW, lock_children, new_child, read_versions_at, skip_reason
+from tidewheel.transitions.create import create_runs
+from tidewheel.transitions.finish import finish_runs
+from tidewheel.transitions.finished import RunEnd
+from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.occurrences import Again, RootInputs
+from tidewheel.transitions.releases import Release
+from tidewheel.transitions.workflows import Workflow, set_workflow
+
+_ADD_JOINS = Statements("tidewheel.transitions")["add_joins"]
+
+
+def resume(
+    connection: Conn,
+    installation: Installation,
+    workflow: Workflow,
+    again: Sequence[Again],
+    now: datetime,
+    *,
+    root_inputs: RootInputs | None,
+) -> None:
+    """Open the next generation of a finished occurrence, whose row is locked.
+
+    Args:
+        connection: Inside a transaction.
+        installation: Shards and topics.
+        workflow: The occurrence.
+        again: The jobs that run again, as `to_run_again` returns them.
+        now: The database's clock.
+        root_inputs: The inputs of the root's latest run, if the root runs again.
+    """
+    root, at, generation = workflow.root_run_id, workflow.scheduled_at, workflow.generation + 1
+    jobs = lock_children(connection, {one.job_id for one in again})
+    ids = {one.job_id: child_run_id(one.job_id, at, root, generation) for one in again}
+    joined, first = [one for one in again if one.parents], [one for one in again if not one.parents]
+    columns: dict[str, object] = {
+        "root": root,
+        "tenant": workflow.tenant,
+        "run_ids": uuids(ids[one.job_id] for one in joined),
+        "parents": integers(one.parents for one in joined),
+        "unmet": integers(one.unmet for one in joined),
+    }
+    connection.execute(_ADD_JOINS, columns)
+    versions = read_versions_at(connection, {(one.job_id, NOW) for one in first})
+    release = Release(
+        id=0,
+        shard=workflow.shard,
+        root_run_id=root,
+        generation=generation,
+        scheduled_at=at,
+        graph_at=workflow.graph_at,
+        run_id=root,
+        job_id=workflow.root_job_id,
+        tenant=workflow.tenant,
+        state="",
+        began=True,
+        cursor_id=None,
+    )
+    reasons = {ids[one.job_id]: reason for one in first if (reason := skip_reason(jobs[one.job_id], one.unmet))}
+    new = [
+        new_child(
+            versions[one.job_id, NOW],
+            ids[one.job_id],
+            release,
+            jobs[one.job_id].shard,
+            now,
+            blocked=ids[one.job_id] in reasons,
+        )
+        for one in first
+    ]
+    if root_inputs is not None:
+        new = [root_inputs.given_to(run) if run.job_id == workflow.root_job_id else run for run in new]
+    create_runs(connection, installation, new, now=now)
+    ends = [RunEnd(run_id, 0, RunState.SKIPPED, reason=reason) for run_id, reason in reasons.items()]
+    finish_runs(connection, installation, ends)
+    set_workflow(connection, workflow, "open", generation=generation, pending=len(new))
