@@ -9,6 +9,7 @@ from tidewheel import message_signatures
 from tidewheel.audit import ALL_TENANTS, Change, Door, process_actor, record_change
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.cli.output import Output, OutputOption, print_document, print_result, print_table
+from tidewheel.control.cli.service_options import joined
 from tidewheel.errors import SettingsError
 from tidewheel.kafka import topics
 from tidewheel.kafka.topics import PartitionCounts, Topics, queue_names, queues_with_topics, topic_statuses
@@ -90,9 +91,10 @@ def _print(lines: list[str], document: dict[str, object], output: Output) -> Non
 
 
 Queues = Annotated[
-    str | None,
+    list[str] | None,
     typer.Option(
-        metavar="NAMES", help="Queues, separated by commas; by default `default` and every queue that has topics."
+        metavar="NAMES",
+        help="Queues, separated by commas; repeatable; by default `default` and every queue that has topics.",
     ),
 ]
 
@@ -182,5 +184,6 @@ def rotate_key(
     print_result([f"added key {key_id}, which signs {signs}; {others}"], {"key_id": key_id}, output)
 
 
-def _queues(given: str | None, config: dict[str, str], names: Topics) -> list[str]:
-    return queues_with_topics(config, names) if given is None else queue_names(given)
+def _queues(given: list[str] | None, config: dict[str, str], names: Topics) -> list[str]:
+    named = joined(given)
+    return queues_with_topics(config, names) if named is None else queue_names(named)

@@ -53,8 +53,9 @@ def dev(
 
 def run(
     roles: Annotated[
-        str, typer.Option(metavar="NAMES", help="Services to run, separated by commas.")
-    ] = "intake,scheduler,relay,executor,api",
+        list[str] | None,
+        typer.Option(metavar="NAMES", help="Services to run, separated by commas; repeatable; all by default."),
+    ] = None,
     handlers: Handlers = None,
     api_port: ApiPort = None,
     metrics_port: MetricsPort = None,
@@ -68,7 +69,7 @@ def run(
     from tidewheel.control.supervise.services import make_services, module_files, read_roles
     from tidewheel.settings.executor import ExecutorSettings
 
-    names = read_roles(roles)
+    names = read_roles("intake,scheduler,relay,executor,api" if roles is None else ",".join(roles))
     variables: dict[str, str] = {}
     if "executor" in names and (modules := ExecutorSettings.load(handlers=joined(handlers)).handlers):
         module_files(modules)

@@ -20,7 +20,7 @@ import typer
 
 from tidewheel.clock import SystemClock
 from tidewheel.control.cli.commands import COLUMNS
-from tidewheel.control.cli.tables import Cell, relative_text, seconds_text, state_text, table_lines
+from tidewheel.control.cli.tables import Cell, fact_lines, relative_text, seconds_text, table_lines
 from tidewheel.control.cli.time_options import utc_and_local
 from tidewheel.control.printable import printable, printable_lines
 from tidewheel.control.reads.json_form import as_json
@@ -93,14 +93,8 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[Cell]], *, spar
 
 def print_facts(facts: Iterable[tuple[str, str | None]]) -> None:
     """Print labels with their values, one a line; a label without a value is left out."""
-    known = [(name, value) for name, value in facts if value]
-    longest = max((len(name) for name, _ in known), default=0)
-    for name, value in known:
-        first, *rest = map(printable, value.splitlines())
-        shown = state_text(first, colour=has_colour()) if name in _STATES else first
-        typer.echo(f"{name:<{longest}}  {shown}", color=True)
-        for line in rest:
-            typer.echo(f"{'':<{longest}}  {line}")
+    for line in fact_lines(facts, columns=width() if sys.stdout.isatty() else None, colour=has_colour()):
+        typer.echo(line, color=True)
 
 
 def moment(at: datetime, zone: str | None) -> str:
@@ -174,6 +168,3 @@ def width() -> int:
 
 def _ignore(done: int) -> None:
     del done
-
-
-_STATES = frozenset({"state", "status"})  # of facts

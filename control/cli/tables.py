@@ -24,6 +24,7 @@ _GAP = 2
 _LEAST_FOLDED = 16  # columns of a folded sentence: below it, records are easier to read
 _FOLDED = frozenset({"schedule", "why", "error", "changed", "reason", "problem", "description", "handlers", "apply"})
 _STATES = frozenset({"state", "status", "last run", "outcome"})
+_SENTENCES = _FOLDED | {"status", "remedy", "attempts"}  # of facts
 _DAY_SECONDS = 86_400
 _UNITS = ((3600, "h"), (60, "min"), (1, "s"))
 
@@ -110,6 +111,31 @@ def relative_text(at: datetime, now: datetime) -> str:
         return "now"
     few = f"{abs(seconds) // size} {unit}"
     return f"in {few}" if seconds > 0 else f"{few} ago"
+
+
+def fact_lines(
+    facts: Iterable[tuple[str, str | None]], *, columns: int | None = None, colour: bool = False
+) -> Iterator[str]:
+    """Yield labels with their values, one a line; a label without a value is left out.
+
+    Args:
+        facts: The labels and values; a value may have several lines.
+        columns: The terminal's width, at which sentences are folded; None where there is no terminal.
+        colour: True if states are coloured.
+
+    >>> list(fact_lines([("error", "no such account here"), ("result", None)], columns=20))
+    ['error  no such', '       account here']
+    """
+    known = [(name, value) for name, value in facts if value]
+    longest = max((len(name) for name, _ in known), default=0)
+    room = max(columns - longest - _GAP, _LEAST_FOLDED) if columns else 0
+    for name, value in known:
+        label = name
+        for line in map(printable, value.splitlines()):
+            for part in _fold(line, room) if room and name in _SENTENCES else [line]:
+                shown = state_text(part, colour=colour) if name in _STATES and label else part
+                yield f"{label:<{longest}}{'':<{_GAP}}{shown}"
+                label = ""
 
 
 def state_text(text: str, *, colour: bool) -> str:

@@ -1,5 +1,6 @@
 """Logs: one JSON object a line on standard error, with run_id wherever known, without secrets."""
 
+import faulthandler
 import json
 import logging
 import sys
@@ -32,7 +33,12 @@ class JsonLines(logging.Formatter):
 
 
 def configure_logging(level: str = "info") -> None:
-    """Send the logs of this process to standard error as JSON lines."""
+    """Send the logs of this process to standard error as JSON lines.
+
+    A fault in a native library, such as a segmentation fault, writes the stack of each thread there before it ends the
+    process.
+    """
+    faulthandler.enable()
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
     root = logging.getLogger()

@@ -15,7 +15,7 @@ from tests.fixtures.database import Database
 from tests.transitions.acts import begun, end, ending, submit, trigger
 from tidewheel.clock import SystemClock
 from tidewheel.control.cli.output import print_table
-from tidewheel.control.cli.tables import Cell, table_lines
+from tidewheel.control.cli.tables import Cell, fact_lines, table_lines
 from tidewheel.runs import RunState
 
 HEADINGS = ("run", "key", "status", "scheduled", "why")
@@ -175,3 +175,20 @@ def test_a_listing_is_json_yaml_or_a_table(database: Database) -> None:
     assert '{"jobs": [{"key": "a"' in tidewheel(database, "job", "list", "-o", "json").out
     assert tidewheel(database, "job", "list", "-o", "yaml").out.startswith("---\njobs:\n- key: a\n")
     assert tidewheel(database, "job", "list", "-o", "table").lines[1].startswith("a    every 1h  active")
+
+
+def test_facts_fold_sentences_at_the_width_of_the_terminal_and_leave_results_whole() -> None:
+    error = "1  failed  ConnectionError: the address book does not answer"
+    facts = [("status", "failed, the last attempt"), ("attempts", error), ("result", error), ("reason", None)]
+    assert list(fact_lines(facts)) == [
+        "status    failed, the last attempt",
+        f"attempts  {error}",
+        f"result    {error}",
+    ]
+    assert list(fact_lines(facts, columns=40)) == [
+        "status    failed, the last attempt",
+        "attempts  1  failed  ConnectionError:",
+        "          the address book does not",
+        "          answer",
+        f"result    {error}",
+    ]
