@@ -16,6 +16,8 @@ from psycopg import errors
 
 from tidewheel.ids import bucket_of, hashed_text, micros, shard_of
 from tidewheel.intake.next_version import WITHOUT_OCCURRENCES, NextVersion
+from tidewheel.jobs.concurrency import fill_key, is_template
+from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.schedule import FixedDelaySpec, IntervalSpec, ManualSpec
 from tidewheel.jobs.spec import JobSpec, canonical_spec, policy_document
 from tidewheel.jobs.spec_cache import CachedSpec, ScheduleTemplate, SpecTemplate
@@ -37,7 +39,7 @@ FIRST = 1  # the version of a new job
 # By pattern and tenant. Each entry keeps its pattern, about 15 KiB, even if `jobs.spec_cache` has dropped it.
 _TEMPLATES = 512
 _TRUE, _FALSE = b"\0\0\0\1\1", b"\0\0\0\1\0"  # boolean columns
-_NO_KEY = NULL + NULL + NULL + int4(1)
+_NO_KEY = NULL + NULL + NULL + int4(1) + NULL
 _NEVER = int8((1 << 63) - 1)  # infinity, as timestamptz
 _JSONB = b"\1"  # the version of the binary form; text follows
 _FIRST_BYTES = primitives.int32(FIRST)
@@ -49,9 +51,10 @@ _COPY_JOBS = (
 _JOB = columns(16)
 _COPY_VERSIONS = (
     "COPY job_versions (job_id, spec, definition, tenant, version, effective_at, schedule_json, policy_json, handler, "
-    "queue, lane, overlap, has_deadlines, concurrency_key, at_once, every_us, burst) FROM STDIN (FORMAT BINARY)"
+    "queue, lane, overlap, has_deadlines, concurrency_key, at_once, every_us, burst, key_template) "
+    "FROM STDIN (FORMAT BINARY)"
 )
-_VERSION = columns(17)
+_VERSION = columns(18)
 _COPY_TIMERS = (
     "COPY timers (job_id, shard, tenant, version, scheduled_at, due_at, hold_reason) FROM STDIN (FORMAT BINARY)"
 )
@@ -238,7 +241,14 @@ def _limit(spec: JobSpec) -> bytes:
         return _NO_KEY
     at_once = NULL if key.places is None else int4(key.places)
     every_us = NULL if key.every_us is None else int8(key.every_us)
-    return text(key.key) + at_once + every_us + int4(key.burst or 1)
+    limit = at_once + every_us + int4(key.burst or 1)
+    if not is_template(key.key):
+        return text(key.key) + limit + NULL
+    try:
+        own = fill_key(key.key, spec.carried)
+    except InvalidValue:  # runs by triggers alone, whose payloads fill it
+        own = key.key
+    return text(own) + limit + text(key.key)
 
 
 def _labels(spec: JobSpec) -> bytes:

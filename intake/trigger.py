@@ -84,7 +84,7 @@ def _run(received: ReceivedRequest, job: SharedJob, now: datetime) -> NewRun:
         publish_at=at,
         definition=job.definition,
         inputs=None if inputs == _NOTHING else inputs,
-        concurrency_key=request.concurrency_key or job.concurrency_key,
+        concurrency_key=job.key_of(payload, request.concurrency_key),
         request_id=request.request_id,
         requested_from=received.requested_from,
     )

@@ -19,7 +19,8 @@ CREATE FUNCTION tidewheel_enqueue(
     delay      interval DEFAULT NULL,
     run_at     timestamptz DEFAULT NULL,
     labels     jsonb DEFAULT NULL,
-    request_id text DEFAULT NULL
+    request_id text DEFAULT NULL,
+    concurrency_key text DEFAULT NULL
 ) RETURNS text
     LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 AS $$
@@ -30,6 +31,11 @@ DECLARE
     v_shards  integer;
     v_prefix  text;
     v_request jsonb;
+    v_key     text;
+    v_filled  boolean;
+    v_field   text;
+    v_name    text;
+    v_value   jsonb;
 BEGIN
     IF key IS NULL THEN
         RAISE EXCEPTION 'key: it is null' USING ERRCODE = 'null_value_not_allowed', HINT = 'give the key of a job';
@@ -93,13 +99,42 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value', HINT = 'give 1 to 255 printable characters, or leave it out';
     END IF;
 
-    SELECT j.shard, v.lane INTO v_shard, v_lane
+    IF length(concurrency_key) NOT BETWEEN 1 AND 255 OR concurrency_key <> btrim(concurrency_key)
+       OR concurrency_key ~ '[\u0001-\u001f\u007f-\u009f\u2028\u2029]' THEN
+        RAISE EXCEPTION 'concurrency_key: it has % characters, or some that no key may have', length(concurrency_key)
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'give 1 to 255 printable characters without spaces at the ends';
+    END IF;
+    IF regexp_replace(concurrency_key, '\{payload(\.[^{}.]+)+\}', '', 'g') ~ '[{}]' THEN
+        RAISE EXCEPTION 'concurrency_key: % has braces that name no field of the payload', concurrency_key
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'write a field as {payload.customer}, or leave the braces out';
+    END IF;
+
+    SELECT j.shard, v.lane, coalesce(tidewheel_enqueue.concurrency_key, v.key_template),
+           tidewheel_enqueue.concurrency_key IS NOT NULL OR v.concurrency_key <> v.key_template
+      INTO v_shard, v_lane, v_key, v_filled
       FROM jobs AS j
       JOIN job_versions AS v ON v.job_id = j.job_id AND v.version = j.version
      WHERE j.tenant = tidewheel_enqueue.tenant AND j.key = tidewheel_enqueue.key AND j.deleted_at IS NULL;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'key: tenant % has no job %', quote_literal(tenant), quote_literal(key)
             USING ERRCODE = 'no_data_found', HINT = 'submit the job first, or correct the key';
+    END IF;
+    -- Intake fills in the key, as tidewheel/jobs/concurrency.py does; a payload without its fields is refused here already.
+    IF payload IS NULL AND NOT v_filled THEN
+        RAISE EXCEPTION 'payload: the concurrency key % needs a field of it', v_key
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'give a payload that has it as a string or an integer';
+    END IF;
+    IF payload IS NOT NULL AND v_key LIKE '%{%' THEN
+        FOR v_field IN SELECT m.parts[1] FROM regexp_matches(v_key, '\{payload\.([^{}]+)\}', 'g') AS m (parts) LOOP
+            v_value := payload;
+            FOREACH v_name IN ARRAY string_to_array(v_field, '.') LOOP
+                v_value := CASE WHEN jsonb_typeof(v_value) = 'object' THEN v_value -> v_name END;
+            END LOOP;
+            IF NOT coalesce(jsonb_typeof(v_value) = 'string' OR v_value::text ~ '^-?[0-9]+$', false) THEN
+                RAISE EXCEPTION 'payload.%: the concurrency key % needs this field as a string or an integer', v_field, v_key
+                    USING ERRCODE = 'invalid_parameter_value', HINT = 'add it to the payload, or give another concurrency_key';
+            END IF;
+        END LOOP;
     END IF;
     SELECT s.value #>> '{}' INTO v_prefix FROM settings AS s WHERE s.name = 'topic_prefix';
     IF NOT FOUND THEN
@@ -111,6 +146,7 @@ BEGIN
     v_request := jsonb_build_object('type', 'job.trigger', 'request_id', request_id, 'tenant', tenant, 'key', key)
         || CASE WHEN payload IS NULL THEN '{}' ELSE jsonb_build_object('payload', payload) END
         || CASE WHEN labels IS NULL THEN '{}' ELSE jsonb_build_object('labels', labels) END
+        || CASE WHEN concurrency_key IS NULL THEN '{}' ELSE jsonb_build_object('concurrency_key', concurrency_key) END
         || CASE WHEN delay IS NULL THEN '{}' ELSE jsonb_build_object('delay', extract(epoch FROM delay)) END
         || CASE WHEN run_at IS NULL THEN '{}' ELSE jsonb_build_object('run_at', to_char(run_at AT TIME ZONE 'UTC',
                                                                       'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')) END;

@@ -156,10 +156,10 @@ class Client:
             delay=delay,
             run_at=run_at,
             labels=labels,
+            concurrency_key=concurrency_key,
             request_id=request_id,
         )
-        replaced = {"overlap": overlap, "concurrency_key": concurrency_key}
-        return RunId(UUID(self._connection.request({**document, **replaced}, request_id).run_id))
+        return RunId(UUID(self._connection.request({**document, "overlap": overlap}, request_id).run_id))
 
     def run_later(
         self,

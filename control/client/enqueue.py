@@ -56,6 +56,7 @@ def enqueue(
     delay: timedelta | float | str | None = None,
     run_at: datetime | None = None,
     labels: dict[str, str] | None = None,
+    concurrency_key: str | None = None,
     request_id: str | None = None,
 ) -> RunId: ...
 @overload
@@ -68,6 +69,7 @@ def enqueue(
     delay: timedelta | float | str | None = None,
     run_at: datetime | None = None,
     labels: dict[str, str] | None = None,
+    concurrency_key: str | None = None,
     request_id: str | None = None,
 ) -> RunId | str: ...
 def enqueue(
@@ -79,6 +81,7 @@ def enqueue(
     delay: timedelta | float | str | None = None,
     run_at: datetime | None = None,
     labels: dict[str, str] | None = None,
+    concurrency_key: str | None = None,
     request_id: str | None = None,
 ) -> RunId | str:
     """Trigger a job inside the caller's transaction.
@@ -92,6 +95,7 @@ def enqueue(
         delay: How long to wait: a timedelta, seconds, or a text such as `5m`.
         run_at: When to run, instead of `delay`.
         labels: In place of the job's own.
+        concurrency_key: In place of the job's own; the limit stays the job's, or one at once if it has none.
         request_id: The same id again returns the same run.
 
     Returns:
@@ -104,7 +108,14 @@ def enqueue(
             roll back, and do the work again.
     """
     document = trigger_document(
-        key, payload, tenant=tenant, delay=delay, run_at=run_at, labels=labels, request_id=request_id
+        key,
+        payload,
+        tenant=tenant,
+        delay=delay,
+        run_at=run_at,
+        labels=labels,
+        concurrency_key=concurrency_key,
+        request_id=request_id,
     )
     received = ReceivedRequest(parse_request(document))
     given = psycopg_beneath(connection)
@@ -126,6 +137,7 @@ async def enqueue_async(
     delay: timedelta | float | str | None = None,
     run_at: datetime | None = None,
     labels: dict[str, str] | None = None,
+    concurrency_key: str | None = None,
     request_id: str | None = None,
 ) -> RunId: ...
 @overload
@@ -138,6 +150,7 @@ async def enqueue_async(
     delay: timedelta | float | str | None = None,
     run_at: datetime | None = None,
     labels: dict[str, str] | None = None,
+    concurrency_key: str | None = None,
     request_id: str | None = None,
 ) -> RunId | str: ...
 async def enqueue_async(
@@ -149,11 +162,19 @@ async def enqueue_async(
     delay: timedelta | float | str | None = None,
     run_at: datetime | None = None,
     labels: dict[str, str] | None = None,
+    concurrency_key: str | None = None,
     request_id: str | None = None,
 ) -> RunId | str:
     """As `enqueue`, on an asynchronous connection: of psycopg, asyncpg, or SQLAlchemy."""
     document = trigger_document(
-        key, payload, tenant=tenant, delay=delay, run_at=run_at, labels=labels, request_id=request_id
+        key,
+        payload,
+        tenant=tenant,
+        delay=delay,
+        run_at=run_at,
+        labels=labels,
+        concurrency_key=concurrency_key,
+        request_id=request_id,
     )
     received = ReceivedRequest(parse_request(document))
     given = await psycopg_beneath_async(connection)
@@ -197,6 +218,7 @@ def _columns(received: ReceivedRequest) -> dict[str, object]:
         "run_at": None if request.run_at is None else request.run_at.isoformat(),
         "labels": None if request.labels is None else json.dumps(request.labels),
         "request_id": request.request_id,
+        "concurrency_key": request.concurrency_key,
     }
 
 
@@ -223,6 +245,7 @@ def trigger_document(
     run_at: datetime | None,
     labels: dict[str, str] | None,
     request_id: str | None,
+    concurrency_key: str | None = None,
 ) -> dict[str, object]:
     """Return the request that these arguments describe."""
     document: dict[str, object] = {"type": "job.trigger", "key": key, "tenant": tenant}
@@ -236,6 +259,8 @@ def trigger_document(
         document["run_at"] = run_at.isoformat()
     if labels is not None:
         document["labels"] = labels
+    if concurrency_key is not None:
+        document["concurrency_key"] = concurrency_key
     if request_id is not None:
         document["request_id"] = request_id
     return document

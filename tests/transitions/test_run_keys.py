@@ -12,8 +12,10 @@ import psycopg
 import pytest
 
 from tests.fixtures.database import ClockedDatabase, Database
+from tests.scheduler.firing import fire_due
 from tests.transitions.acts import (
     EXECUTOR,
+    about,
     apply_batch,
     begin,
     claim,
@@ -63,6 +65,10 @@ def keyed(database: Database, **key: object) -> None:
 def key_row(database: Database, key: str = "acme") -> tuple[object, ...]:
     [row] = database.rows(KEY, [key_id("default", key)])
     return row
+
+
+def open_key(database: Database, run_id: UUID) -> object:
+    return database.value("SELECT concurrency_key FROM job_runs WHERE run_id = %s", [run_id])
 
 
 def claim_fast(database: Database, *run_ids: UUID) -> Claimed:
@@ -123,6 +129,38 @@ def test_key_of_a_trigger_replaces_the_jobs(database: Database) -> None:
     keyed(database)
     one, other = trigger(database), trigger(database, concurrency_key="other")
     assert {each.run_id for each in claim(database, one, other).started} == {one, other}
+
+
+def test_runs_of_one_template_have_the_keys_of_their_payloads(database: Database) -> None:
+    submit(database, concurrency_key="to/{payload.customer}", payload={"customer": "own"})
+    given: list[dict[str, object]] = [
+        {},
+        {"payload": {"customer": 7}},
+        {"payload": {"customer": 7}, "concurrency_key": "all/{payload.customer}"},
+    ]
+    runs = [trigger(database, **fields) for fields in given]
+    assert [open_key(database, run) for run in runs] == ["to/own", "to/7", "all/7"]
+    [reply] = apply_batch(database, about("job.trigger", payload={"client": 7}))
+    assert [(error.path, bool(error.remedy)) for error in reply.errors] == [("payload.customer", True)]
+    succeed(database, begin(database, runs[1]))
+    [reply] = apply_batch(database, {"type": "run.retry", "run_id": str(runs[1])})
+    assert open_key(database, UUID(reply.run_id)) == "to/7", "a retry keeps the key"
+
+
+def test_runs_without_a_trigger_have_the_key_of_the_jobs_payload(clocked: ClockedDatabase) -> None:
+    clocked.stop_clock()
+    template: dict[str, object] = {
+        "concurrency_key": {"key": "to/{payload.customer}", "at_once": 2},
+        "payload": {"customer": "own"},
+    }
+    submit(clocked, schedule="@every 1h", **template)
+    for minutes in range(3):
+        submit(clocked, f"new-{minutes}", schedule="@every 1h", **template | {"payload": {"customer": minutes}})
+    clocked.advance(timedelta(hours=1))
+    fire_due(clocked)
+    assert {request.concurrency_key for request in requests(clocked)} == {"to/own", "to/0", "to/1", "to/2"}
+    submit(clocked, schedule="@every 2h", **template | {"payload": {"customer": "new"}})
+    assert open_key(clocked, trigger(clocked)) == "to/new", "an edit of the payload changes the key"
 
 
 def test_limit_of_the_jobs_current_version_applies(database: Database) -> None:

@@ -1,5 +1,10 @@
-"""Concurrency keys as submitted: the places of a key, and its rate of starts."""
+"""Concurrency keys as submitted: places, a rate of starts, fields of the payload.
 
+A key with a field, such as `{payload.customer}`, is filled in when a run is created. A job with a schedule must have
+the field in its own payload, or its submit is refused. So no timer meets a key that it cannot fill.
+"""
+
+import json
 import re
 from datetime import timedelta
 from fractions import Fraction
@@ -8,15 +13,17 @@ from typing import Annotated, Self
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
 from tidewheel.jobs.invalid import InvalidValue
+from tidewheel.jobs.payload import JSON_CONTENT, Payload
 from tidewheel.jobs.strict_json import as_object
 from tidewheel.jobs.validation import StrictModel, shown
-from tidewheel.jobs.values import Key, microseconds
+from tidewheel.jobs.values import MAX_TEXT, Key, is_plain_key, microseconds
 
 MOST_AT_ONCE = 100_000
 MOST_BURST = 100_000
 FASTEST, SLOWEST = 10_000, Fraction(1, 86_400)  # starts a second
 
 _RATE = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)/(s|sec|second|m|min|minute|h|hour|d|day)", re.ASCII)
+_FIELD = re.compile(r"\{payload((?:\.[^{}.]+)+)\}")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
@@ -39,14 +46,61 @@ def parse_rate(value: object) -> timedelta:
     return timedelta(microseconds=round(seconds * 1_000_000 / count))
 
 
-def _plain_key(key: str) -> str:
-    if "{" in key or "}" in key:
-        problem = "a key with braces is not yet available in this release"
-        raise InvalidValue(problem=problem, remedy="write the key itself; a job.trigger may set another one")
+def is_template(key: str) -> bool:
+    """Return True if a key that was submitted has fields to fill in."""
+    return "{" in key
+
+
+def fill_key(template: str, payload: Payload | None) -> str:
+    """Return the key of a run with this payload.
+
+    >>> fill_key("mail/{payload.customer.id}", Payload(b'{"customer":{"id":7}}', JSON_CONTENT))
+    'mail/7'
+
+    Args:
+        template: A key; one without fields is returned as it is.
+        payload: The payload of the run.
+
+    Raises:
+        InvalidValue: A field is missing or has the wrong type, or the result is no key; the path is the field's.
+    """
+    if not is_template(template):
+        return template
+    remedy = "send a payload that has it as a string or an integer, or another concurrency_key"
+    if payload is None or not payload.content or payload.content_type != JSON_CONTENT:
+        problem = f"the concurrency key {template} needs a field, and there is no payload of JSON"
+        raise InvalidValue(problem=problem, remedy=remedy, path="payload")
+    document: object = json.loads(payload.content)
+
+    def fill(match: re.Match[str]) -> str:
+        value: object = document
+        for name in match.group(1)[1:].split("."):
+            members = as_object(value)
+            if members is None or name not in members:
+                problem = f"the concurrency key {template} needs this field, and the payload does not have it"
+                raise InvalidValue(problem=problem, remedy=remedy, path=f"payload{match.group(1)}")
+            value = members[name]
+        if isinstance(value, bool) or not isinstance(value, str | int):
+            problem = f"the concurrency key {template} needs this field, which is neither a string nor an integer"
+            raise InvalidValue(problem=problem, remedy=remedy, path=f"payload{match.group(1)}")
+        return str(value)
+
+    key = _FIELD.sub(fill, template)
+    if not is_plain_key(key):
+        problem = f"the concurrency key {template} becomes {shown(key)}, which has {len(key)} characters"
+        remedy = f"write 1 to {MAX_TEXT} printable characters without spaces at the ends"
+        raise InvalidValue(problem=problem, remedy=remedy, path="payload")
     return key
 
 
-ConcurrencyKeyName = Annotated[Key, AfterValidator(_plain_key)]
+def _known_fields(key: str) -> str:
+    if "{" in (rest := _FIELD.sub("", key)) or "}" in rest:
+        problem = f"{shown(key)} has braces that name no field of the payload"
+        raise InvalidValue(problem=problem, remedy="write a field as {payload.customer}, or leave the braces out")
+    return key
+
+
+ConcurrencyKeyName = Annotated[Key, AfterValidator(_known_fields)]
 
 
 class ConcurrencyKey(StrictModel):

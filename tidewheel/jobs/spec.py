@@ -10,11 +10,19 @@ from typing import Annotated, ClassVar, Literal, NamedTuple, Self, cast
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
-from tidewheel.jobs.concurrency import ConcurrencyKeyField
+from tidewheel.jobs.concurrency import ConcurrencyKeyField, fill_key
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.payload import WithPayload
 from tidewheel.jobs.retry import RetryPolicy
-from tidewheel.jobs.schedule import AfterSpec, CronSpec, FixedDelaySpec, IntervalSpec, ScheduleField, ScheduleSpec
+from tidewheel.jobs.schedule import (
+    AfterSpec,
+    CronSpec,
+    FixedDelaySpec,
+    IntervalSpec,
+    ManualSpec,
+    ScheduleField,
+    ScheduleSpec,
+)
 from tidewheel.jobs.schedule import schedule_document as _schedule_document
 from tidewheel.jobs.strict_json import Json, as_list, as_object, canonical
 from tidewheel.jobs.targets import HandlerTargetSpec, HttpTargetSpec, KafkaTargetSpec, TargetField
@@ -198,6 +206,13 @@ class JobSpec(WithPayload):
                 if name in self.model_fields_set and getattr(self, name):
                     problem = "a job with after has no occurrences of its own: it follows those of its root"
                     raise InvalidValue(problem=problem, remedy="write it in the root of the workflow", path=name)
+        return self
+
+    @model_validator(mode="after")
+    def _own_payload_fills_the_key(self) -> Self:
+        """Refuse a key that runs of the schedule could not fill in; a trigger may bring a payload of its own."""
+        if self.concurrency_key is not None and not isinstance(self.schedule, ManualSpec):
+            fill_key(self.concurrency_key.key, self.carried)
         return self
 
     @model_validator(mode="after")

@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeVar
 
 from pydantic import BaseModel
 
+from tidewheel.jobs.concurrency import is_template
 from tidewheel.jobs.schedule import (
     AfterSpec,
     CronSpec,
@@ -172,9 +173,11 @@ def _read_template(data: bytes) -> SpecTemplate | None:
     if not _READ_WHOLE.isdisjoint(document):
         return None
     try:
-        return SpecTemplate(validate(JobSpec, {**document, "schedule": _MANUAL}))
+        spec = validate(JobSpec, {**document, "schedule": _MANUAL})
     except ValueError:
         return None
+    # A key that is filled in from the payload differs between jobs of one template.
+    return None if spec.concurrency_key is not None and is_template(spec.concurrency_key.key) else SpecTemplate(spec)
 
 
 @lru_cache(maxsize=_SCHEDULES)

@@ -22,8 +22,8 @@ from tidewheel.runs import FINAL, Cause, RunState
 from tidewheel.transitions.create import NewRun, RunInputs, create_runs
 from tidewheel.transitions.dead_letters import mark_redriven
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.run_messages import Definitions, read_definitions
-from tidewheel.transitions.shared_jobs import SharedJob, lock_jobs_for_share
+from tidewheel.transitions.run_messages import read_definitions
+from tidewheel.transitions.shared_jobs import SharedJob, lock_jobs_for_share, payload_of
 
 _SQL = Statements("tidewheel.transitions")
 _READ_RETRIED_RUNS = _SQL["read_retried_runs"]
@@ -83,10 +83,10 @@ def retry_runs(connection: Conn, installation: Installation, batch: Sequence[Ret
     for request in batch:
         try:
             run = _finished_run(connection, request, old, jobs)
+            new = _new_run(request, run, jobs[run.job_id], payloads.of(run), now=now)
         except Refused as refused:
             done.append(refused)
             continue
-        new = _new_run(request, run, jobs[run.job_id], payloads.of(run), now=now)
         runs[new.run_id] = new
         redriven[run.run_id] = new.run_id
         done.append(new)
@@ -146,7 +146,7 @@ def _new_run(request: RetryRequest, old: _OldRun, job: SharedJob, payload: Paylo
         inputs=None if inputs == RunInputs() else inputs,
         parent_run_id=RunId(old.run_id),
         root_run_id=RunId(old.root_run_id or old.run_id),
-        concurrency_key=old.concurrency_key or job.concurrency_key,
+        concurrency_key=old.concurrency_key or job.key_of(payload),
         request_id=request.request_id,
         requested_from=request.requested_from,
     )
@@ -169,14 +169,6 @@ class _Payloads:
         current = self._jobs[run.job_id].definition
         definition = self._definitions.get((run.job_id, run.job_version), current)
         if run.payload is not None:
-            return Payload(run.payload, run.payload_content_type or _payload(definition).content_type)
-        payload = _payload(definition)
-        return None if payload == _payload(current) else payload
-
-
-def _payload(definition: bytes) -> Payload:
-    decoded = _DEFINITIONS.of(definition)
-    return Payload(decoded.payload, decoded.payload_content_type)
-
-
-_DEFINITIONS = Definitions()
+            return Payload(run.payload, run.payload_content_type or payload_of(definition).content_type)
+        payload = payload_of(definition)
+        return None if payload == payload_of(current) else payload

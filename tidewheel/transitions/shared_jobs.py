@@ -5,9 +5,16 @@ from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
+from tidewheel.errors import InvalidInput
+from tidewheel.jobs.concurrency import fill_key, is_template
+from tidewheel.jobs.invalid import InvalidValue
+from tidewheel.jobs.payload import Payload
 from tidewheel.postgres.pg_arrays import uuids
 from tidewheel.postgres.session import Conn, rows_of
 from tidewheel.postgres.statements import Statements
+from tidewheel.transitions.run_messages import Definitions
+
+_DEFINITIONS = Definitions()
 
 _SQL = Statements("tidewheel.transitions")
 _LOCK_JOBS_FOR_SHARE = _SQL["lock_jobs_for_share"]
@@ -26,7 +33,31 @@ class SharedJob(NamedTuple):
     lane: str
     overlap: str
     definition: bytes
-    concurrency_key: str | None
+    key: str | None
+
+    def key_of(self, payload: Payload | None, requested: str | None = None) -> str | None:
+        """Return the concurrency key of a new run, with the fields of its payload filled in.
+
+        Args:
+            payload: Its payload, if it is not the job's.
+            requested: The key that its request names.
+
+        Raises:
+            InvalidInput: The payload does not fill it.
+        """
+        key = requested or self.key
+        if key is None or not is_template(key):
+            return key
+        try:
+            return fill_key(key, payload or payload_of(self.definition))
+        except InvalidValue as error:
+            raise InvalidInput(error.errors) from error
+
+
+def payload_of(definition: bytes) -> Payload:
+    """Return the payload of a version by its stored definition; it has no bytes if the job has none."""
+    decoded = _DEFINITIONS.of(definition)
+    return Payload(decoded.payload, decoded.payload_content_type)
 
 
 def lock_jobs_for_share(connection: Conn, job_ids: Collection[UUID]) -> dict[UUID, SharedJob]:

@@ -241,6 +241,15 @@ def test_arguments_reach_the_run(shop: Database, own: psycopg.Connection[TupleRo
     assert shop.rows(READ_INPUTS, [enqueue(own, "charge")]) == []
 
 
+def test_key_of_the_run_replaces_the_jobs(shop: Database, own: psycopg.Connection[TupleRow]) -> None:
+    runs = [enqueue(own, "charge", {"to": 7}, concurrency_key=key) for key in ("acme", "to/{payload.to}", None)]
+    with pytest.raises(Refused, match=r"payload\.by"):
+        enqueue(own, "charge", {"to": 7}, concurrency_key="{payload.by}")
+    own.commit()
+    keys = dict(shop.rows("SELECT run_id, concurrency_key FROM job_runs"))
+    assert [keys[run] for run in runs] == ["acme", "to/7", None]
+
+
 def test_a_run_may_wait_for_its_time(shop: Database, own: psycopg.Connection[TupleRow]) -> None:
     at = shop.now() + timedelta(days=20)
     runs = [enqueue(own, "charge", run_at=at), enqueue(own, "charge", delay=timedelta(days=30))]

@@ -34,6 +34,7 @@ def shop(template: Template) -> Iterator[Database]:
     with made.transaction() as connection:
         record_topic_prefix(connection, Connections.load(topic_prefix="shop"))
     submit(made, "charge", lane="critical")
+    submit(made, "keyed", concurrency_key="{payload.a.b}")
     yield made
     made.close()
 
@@ -79,7 +80,7 @@ def test_enqueued_run_commits_or_rolls_back_with_the_callers_rows(
 def test_request_is_written_to_the_outbox_slice_of_its_job(shop: Database) -> None:
     shop.rows(CHARGE, ["order-1"])
     [(slice_lane, key, topic, shard)] = shop.rows(
-        "SELECT o.slice_lane, o.key, o.topic, j.shard FROM outbox AS o, jobs AS j"
+        "SELECT o.slice_lane, o.key, o.topic, j.shard FROM outbox AS o, jobs AS j WHERE j.key = 'charge'"
     )
     assert (key, topic) == (b"charge", "shop.requests")
     assert slice_lane == slice_lane_of(slice_of(shard, shop.installation.shards), "critical")
@@ -97,6 +98,14 @@ def test_all_arguments_reach_the_run(shop: Database) -> None:
         "SELECT o.publish_at, i.payload, i.labels FROM job_runs AS o JOIN run_inputs AS i USING (run_id)"
     )
     assert (publish_at, json.loads(payload), labels) == (at, {"cents": 900, "ä": [None, 1.5]}, {"team": "billing"})
+
+
+def test_key_of_the_run_replaces_the_jobs(shop: Database) -> None:
+    shop.rows("SELECT tidewheel_enqueue('charge', '{\"a\": \"x\"}', concurrency_key => 'to/{payload.a}')")
+    shop.rows("SELECT tidewheel_enqueue('charge', concurrency_key => 'acme')")
+    shop.rows("SELECT tidewheel_enqueue('keyed', '{\"a\": {\"b\": 7}}')")
+    assert [reply.status for reply in take_in(shop)] == [ReplyStatus.ACCEPTED] * 3
+    assert {key for (key,) in shop.rows("SELECT concurrency_key FROM job_runs")} == {"to/x", "acme", "7"}
 
 
 def test_delay_begins_when_intake_applies_the_request(shop: Database) -> None:
@@ -134,6 +143,13 @@ def test_null_payload_replaces_the_jobs_and_no_payload_keeps_it(shop: Database) 
         ("'charge', delay => '401 days'", "delay: 401 days is not between", "submit a job"),
         ("'charge', delay => '1 s', run_at => now()", "delay: delay and run_at exclude", "leave one"),
         ("'charge', run_at => 'infinity'", "run_at: infinity is more than", "submit a job"),
+        ("'charge', concurrency_key => ' k'", "concurrency_key: it has 2 characters", "1 to 255"),
+        ("'charge', concurrency_key => repeat('k', 256)", "concurrency_key: it has 256", "1 to 255"),
+        ("'charge', concurrency_key => '{k}'", "concurrency_key: {k} has braces", "{payload.customer}"),
+        ("'charge', '{}', concurrency_key => '{payload.a}'", "payload.a: the concurrency key {payload.a}", "add it"),
+        ("'charge', '{\"a\": 1.5}', concurrency_key => '{payload.a}'", "payload.a: the concurrency key", "add it"),
+        ("'keyed'", "payload: the concurrency key {payload.a.b} needs", "give a payload"),
+        ("'keyed', '{\"a\": {}}'", "payload.a.b: the concurrency key {payload.a.b} needs", "add it"),
         ("'charge', labels => '[1]'", "labels: [1] is no map of strings", "write them as"),
         ("'charge', labels => '{\"a\": 1}'", 'labels: {"a": 1} is no map', "write them as"),
         ("'charge', labels => '{\"\": \"x\"}'", "labels: there are too many, or one is too long", "at most 64"),
