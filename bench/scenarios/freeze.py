@@ -16,8 +16,6 @@ from time import thread_time
 from typing import LiteralString, cast
 from uuid import uuid4
 
-from confluent_kafka import Consumer, TopicPartition
-
 from tidewheel.bench.environment import Environment, Server
 from tidewheel.bench.load import database_now, load_jobs, vacuum
 from tidewheel.bench.measurement import Incomplete, Options, Round, least, rate
@@ -28,7 +26,7 @@ from tidewheel.executor.claim import Claimer
 from tidewheel.intake.apply import apply_requests
 from tidewheel.intake.request import ReceivedRequest
 from tidewheel.jobs.parsing import parse_request
-from tidewheel.kafka.topics import read_end_offsets
+from tidewheel.kafka.offsets import offsets_client, read_committed, read_end_offsets, read_partitions
 from tidewheel.postgres.session import BY_KEY, KEPT_PLANS, Conn, Session
 from tidewheel.process.service import Shutdown
 from tidewheel.scheduler.firing import FireBatch, fire
@@ -179,13 +177,10 @@ def _waits(connection: Conn, environment: Environment, runs: int) -> bool:
 def _unread(environment: Environment) -> int:
     """Return the number of messages that the group of the executors has not read."""
     topic = environment.installation.topics.runs("default", "standard")
-    ends = read_end_offsets(environment.kafka, topic)
-    reader = Consumer({**environment.kafka, "group.id": f"{topic}.executors"})
-    try:
-        places = reader.committed([TopicPartition(topic, partition) for partition in ends], timeout=10)
-    finally:
-        reader.close()
-    return sum(ends[place.partition][1] - max(place.offset, ends[place.partition][0]) for place in places)
+    with offsets_client(environment.kafka) as client:
+        ends = read_end_offsets(client, read_partitions(client, topic)[topic])
+    read = read_committed(environment.kafka, f"{topic}.executors", list(ends))
+    return sum(end - max(read.get(place, 0), first) for place, (first, end) in ends.items())
 
 
 def _one(connection: Conn, query: LiteralString) -> object:

@@ -23,7 +23,7 @@ from tidewheel.control.reads.json_form import as_json
 from tidewheel.control.reads.status import COUNTED, FleetStatus, Service, age_text, read_intake_offsets, read_status
 from tidewheel.errors import MigrationError, NotRunning, SettingsError, Unavailable
 from tidewheel.jobs.strict_json import as_object
-from tidewheel.kafka.topics import read_end_offsets
+from tidewheel.kafka.offsets import offsets_client, read_end_offsets, read_partitions
 from tidewheel.local import is_installed
 from tidewheel.migrations.runner import require_current
 from tidewheel.postgres.installation_faults import first_line
@@ -150,16 +150,15 @@ def _url(settings: Connections, home: Path | None) -> str:
 
 def _requests_behind(connection: Conn, settings: Connections, topic: str) -> tuple[int | None, str | None]:
     """Return how many messages intake has not read, and the error of a topic that cannot be read."""
-    known = {
-        partition: offset for (name, partition), offset in read_intake_offsets(connection).items() if name == topic
-    }
+    known = read_intake_offsets(connection)
     try:
-        ends = read_end_offsets(settings.kafka_config(), topic)
+        with offsets_client(settings.kafka_config()) as client:
+            ends = read_end_offsets(client, read_partitions(client, topic)[topic])
     except SettingsError:
         return None, None
     except Unavailable as error:
         return None, str(error)
-    return sum(max(end - known.get(partition, start), 0) for partition, (start, end) in ends.items()), None
+    return sum(max(end - known.get(place, start), 0) for place, (start, end) in ends.items()), None
 
 
 def _local_stack(home: Path | None) -> "StackStatus | None":

@@ -8,13 +8,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol, cast
 
-from confluent_kafka import KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import KafkaException, TopicCollection
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stub re-exports none of the others
     AdminClient,
     ConfigResource,  # pyright: ignore[reportPrivateImportUsage]
     NewPartitions,  # pyright: ignore[reportPrivateImportUsage]
     NewTopic,  # pyright: ignore[reportPrivateImportUsage]
-    OffsetSpec,  # pyright: ignore[reportPrivateImportUsage]
     ResourceType,  # pyright: ignore[reportPrivateImportUsage]
     TopicMetadata,  # pyright: ignore[reportPrivateImportUsage]
 )
@@ -28,7 +27,6 @@ DEFAULT_QUEUE = "default"
 _DAY_MS = 24 * 60 * 60 * 1000
 _APPLY_SECONDS = 30.0
 _DESCRIBE_SECONDS = 10.0
-_LOOK_SECONDS = 3.0  # of a status page: it goes on without
 _AT_LEAST = frozenset({"retention.ms", "max.message.bytes", "min.insync.replicas"})
 
 Futures = Mapping[str, Future[None]]
@@ -36,10 +34,6 @@ Futures = Mapping[str, Future[None]]
 
 class _TopicDescription(Protocol):
     topic_id: object
-
-
-class _Offset(Protocol):
-    offset: int
 
 
 class _Entry(Protocol):
@@ -275,33 +269,6 @@ def read_topic_id(config: Mapping[str, str], name: str) -> str:
         return str(found[name].result().topic_id)
     except KafkaException as error:
         message = f"{name} cannot be described: {error.args[0].str()}; run `tidewheel topics apply`"
-        raise Unavailable(message) from error
-
-
-def read_end_offsets(config: Mapping[str, str], name: str) -> dict[int, tuple[int, int]]:
-    """Return the first and the next offset of each partition of a topic.
-
-    Raises:
-        Unavailable: The broker does not answer in time, or the topic does not exist.
-    """
-    admin = _admin(config)
-    try:
-        found = admin.list_topics(name, timeout=_LOOK_SECONDS).topics[name]
-        places = [TopicPartition(name, partition) for partition in found.partitions]
-        ends: list[list[Future[_Offset]]] = []
-        for spec in (OffsetSpec.earliest(), OffsetSpec.latest()):  # type: ignore[no-untyped-call]
-            asking = dict.fromkeys(places, cast("OffsetSpec", spec))
-            futures = cast(
-                "Mapping[TopicPartition, Future[_Offset]]",
-                admin.list_offsets(asking, request_timeout=_LOOK_SECONDS),  # pyright: ignore[reportUnknownMemberType]
-            )
-            ends.append([futures[place] for place in places])
-        return {
-            place.partition: (first.result().offset, last.result().offset)
-            for place, first, last in zip(places, *ends, strict=True)
-        }
-    except KafkaException as error:
-        message = f"the offsets of {name} cannot be read: {error.args[0].str()}"
         raise Unavailable(message) from error
 
 

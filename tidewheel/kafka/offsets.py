@@ -1,0 +1,79 @@
+"""Read offsets of partitions and groups, with clients that join no group.
+
+The admin client's requests for offsets end the whole process if a broker restarts meanwhile. The consumer's do not.
+
+Source: https://github.com/confluentinc/librdkafka/issues/3663
+"""
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaException, TopicPartition
+
+from tidewheel.errors import Unavailable
+
+_SECONDS = 3.0  # `tidewheel status` goes on without
+
+
+@contextmanager
+def offsets_client(config: Mapping[str, str], group: str = "tidewheel.offsets") -> Generator[Consumer]:
+    """Open a client that reads offsets and never joins its group."""
+    reading = {"client.id": "tidewheel-offsets", "group.id": group, "enable.auto.commit": False, "log_level": 2}
+    client = Consumer({**config, **reading})
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def read_partitions(client: Consumer, topic: str | None = None) -> dict[str, list[tuple[str, int]]]:
+    """Return the partitions of one topic, or of all.
+
+    Raises:
+        Unavailable: The broker does not answer in time.
+    """
+    try:
+        found = client.list_topics(topic, timeout=_SECONDS) if topic else client.list_topics(timeout=_SECONDS)
+    except KafkaException as error:
+        message = f"no broker answers: {error.args[0].str()}"
+        raise Unavailable(message) from error
+    return {name: [(name, partition) for partition in each.partitions] for name, each in found.topics.items()}
+
+
+def read_end_offsets(client: Consumer, places: Sequence[tuple[str, int]]) -> dict[tuple[str, int], tuple[int, int]]:
+    """Return the first and the next offset of each partition.
+
+    Raises:
+        Unavailable: The broker does not answer in time, or a partition does not exist.
+    """
+    if not places:
+        return {}
+    # The time of a request for the first or the next offset is that constant.
+    asked = ([TopicPartition(*place, at) for place in places] for at in (OFFSET_BEGINNING, OFFSET_END))
+    try:
+        first, last = (client.offsets_for_times(each, timeout=_SECONDS) for each in asked)
+    except KafkaException as error:
+        message = f"offsets cannot be read: {error.args[0].str()}"
+        raise Unavailable(message) from error
+    for place in (*first, *last):
+        if place.error is not None:
+            message = f"the offsets of {place.topic} cannot be read: {place.error.str()}"
+            raise Unavailable(message)
+    return {place: (start.offset, end.offset) for place, start, end in zip(places, first, last, strict=True)}
+
+
+def read_committed(
+    config: Mapping[str, str], group: str, places: Sequence[tuple[str, int]]
+) -> dict[tuple[str, int], int]:
+    """Return the next offset of each partition that a group has read; partitions without one are left out.
+
+    Raises:
+        Unavailable: The broker does not answer in time, or refuses.
+    """
+    try:
+        with offsets_client(config, group) as client:
+            found = client.committed([TopicPartition(*place) for place in places], timeout=_SECONDS)
+    except KafkaException as error:
+        message = f"the offsets of {group} cannot be read: {error.args[0].str()}"
+        raise Unavailable(message) from error
+    return {(place.topic, place.partition): place.offset for place in found if place.offset >= 0}
