@@ -5,7 +5,7 @@ An attempt starts, is reported once and releases its slot once. Each of these mo
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,7 +16,8 @@ from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import AttemptOver
 from tidewheel.executor.attempt_output import LogForwarder, Output
 from tidewheel.executor.complete_in import Completion, verify_completion
-from tidewheel.executor.context import Flag, Previous
+from tidewheel.executor.context import Flag
+from tidewheel.executor.handler_channel import Parent, Previous
 from tidewheel.executor.handler_services import NO_SERVICES, HandlerServices
 from tidewheel.executor.lease import ENDLESS, Lease
 from tidewheel.executor.outcome import Outcome
@@ -284,9 +285,19 @@ class Attempt:
         Raises:
             Unavailable: The database does not answer.
         """
-        if self.services.previous_runs is None:
+        if self.services.earlier_runs is None:
             return Previous()
-        return self.services.previous_runs.before(UUID(self.definition.job_id), self.request.scheduled_at)
+        return self.services.earlier_runs.before(UUID(self.definition.job_id), self.request.scheduled_at)
+
+    def parents(self, key: str | None) -> Mapping[str, Parent]:
+        """Return its parents' runs in the occurrence, or that of one parent; waits for the database.
+
+        Raises:
+            Unavailable: The database does not answer.
+        """
+        if self.services.earlier_runs is None:
+            return {}
+        return self.services.earlier_runs.parents(self.run_id, key)
 
     def completing(self) -> Completion:
         """Return the completion of its run inside a transaction of its handler."""

@@ -4,16 +4,17 @@ import asyncio
 import json
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from inspect import isawaitable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from pydantic_core import PydanticSerializationError
 
 from tidewheel.clock import SystemClock, monotonic_seconds
+from tidewheel.executor.handler_channel import HandlerChannel, NoChannel, Parent, Previous
 from tidewheel.executor.steps import Steps, has_steps, own_checkpoint
 from tidewheel.jobs.strict_json import strict_json
 from tidewheel.jobs.values import MAX_PROGRESS_BYTES, MAX_RESULT_BYTES
@@ -49,77 +50,6 @@ class Flag:
     def is_set(self) -> bool:
         """Return True if it is set."""
         return self._is_set
-
-
-@dataclass(frozen=True, slots=True)
-class Previous:
-    """A job's runs before this one.
-
-    Args:
-        scheduled_at: The job's last earlier instant that became a run; None if there is none.
-        result: Return value of the last earlier run that succeeded, as plain values. None if it returned nothing, or
-            its result has expired.
-        result_at: That run's nominal instant; None if no earlier run has succeeded.
-    """
-
-    scheduled_at: datetime | None = None
-    result: object = None
-    result_at: datetime | None = None
-
-
-class Completing(Protocol):
-    """Completion of a run inside a transaction of its handler."""
-
-    def complete_in(self, connection: "Connection[object]", result: object) -> None:
-        """As `Context.complete_in`."""
-        ...
-
-    async def complete_in_async(self, connection: "AsyncConnection[object]", result: object) -> None:
-        """As `Context.complete_in_async`."""
-        ...
-
-
-class HandlerChannel(Protocol):
-    """The connection from a handler to its executor: calls, or a pipe from the handler's own process."""
-
-    def heartbeat(self, progress: bytes | None, checkpoint: bytes | None) -> None:
-        """Record a heartbeat with JSON texts to be saved; never waits."""
-        ...
-
-    def wait_saved(self) -> None:
-        """Wait until what was recorded is saved."""
-        ...
-
-    def previous(self) -> Previous:
-        """Look up the job's earlier runs; waits for the database."""
-        ...
-
-    def completing(self) -> Completing:
-        """Return the completion of the attempt's run inside a transaction of its handler."""
-        ...
-
-
-class NoChannel:
-    """The channel of a context that no executor created, as in a unit test of a handler."""
-
-    def heartbeat(self, progress: bytes | None, checkpoint: bytes | None) -> None:
-        """Do nothing."""
-
-    def wait_saved(self) -> None:
-        """Return at once."""
-
-    def previous(self) -> Previous:
-        """Return that there are no earlier runs."""
-        return Previous()
-
-    def completing(self) -> Completing:
-        """Refuse: there is no run to complete.
-
-        Raises:
-            RuntimeError: Always.
-        """
-        message = "this context has no run; tidewheel.testing.run_handler creates one that accepts complete_in"
-        raise RuntimeError(message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +224,38 @@ class Context:
         """
         return await asyncio.to_thread(self._channel.previous)
 
+    def parents(self) -> Mapping[str, Parent]:
+        """Return the latest run of each parent in this occurrence, by job key.
+
+        It blocks, so a coroutine awaits `parents_async` instead. A run that belongs to no occurrence has none. A retry
+        has those of the run that it retries.
+
+        Raises:
+            Unavailable: The database does not answer.
+            RuntimeError: It was called on the event loop, which it would block.
+        """
+        _refuse_loop("parents", "")
+        return self._channel.parents(None)
+
+    async def parents_async(self) -> Mapping[str, Parent]:
+        """As `parents`, without blocking the loop."""
+        return await asyncio.to_thread(self._channel.parents, None)
+
+    def parent(self, key: str) -> Parent:
+        """Return the latest run of one parent, with its result, also if all results are too large together.
+
+        Raises:
+            LookupError: The run has no parent with this key in its occurrence.
+            Unavailable: The database does not answer.
+            RuntimeError: It was called on the event loop, which it would block.
+        """
+        _refuse_loop("parent", repr(key))
+        return _only(key, self._channel.parents(key))
+
+    async def parent_async(self, key: str) -> Parent:
+        """As `parent`, without blocking the loop."""
+        return _only(key, await asyncio.to_thread(self._channel.parents, key))
+
     def complete_in(self, connection: "Connection[object]", result: object = None) -> None:
         """Complete the run inside your own PostgreSQL transaction: effect and completion commit together.
 
@@ -332,6 +294,13 @@ _FIRST_STEP = threading.Lock()
 def logger_of(run_id: str, attempt: int, job_key: str) -> "logging.LoggerAdapter[logging.Logger]":
     """Return a logger whose lines carry the attempt."""
     return logging.LoggerAdapter(_LOG, {"run_id": run_id, "attempt": attempt, "job_key": job_key})
+
+
+def _only(key: str, found: Mapping[str, Parent]) -> Parent:
+    if key not in found:
+        message = f"the run has no parent {key!r} in an occurrence of a workflow; ctx.parents() has all"
+        raise LookupError(message)
+    return found[key]
 
 
 def _refuse_loop(method: str, arguments: str) -> None:

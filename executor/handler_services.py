@@ -6,7 +6,8 @@ is saved before the end of its attempt, and no older one is saved after it.
 
 import json
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import cast
@@ -17,12 +18,13 @@ import psycopg
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
 from tidewheel.executor.complete_in import CompletionConfig
-from tidewheel.executor.context import Previous
+from tidewheel.executor.handler_channel import Parent, Previous
 from tidewheel.executor.set_aside import SetAside
-from tidewheel.postgres.session import Session
+from tidewheel.postgres.session import Conn, Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Cause, RunState
 from tidewheel.transitions.attempts import ProgressReport
+from tidewheel.transitions.parents import read_parents
 
 SAVE_SECONDS = 1.0  # between two saves of progress: a crash loses at most this much of it
 
@@ -127,8 +129,8 @@ class ProgressBuffer:
             self._awaited[key] = left
 
 
-class PreviousRuns:
-    """Look up a job's earlier runs over one session; safe from every thread.
+class EarlierRuns:
+    """Look up a job's earlier runs, and a run's parents, over one session; safe from every thread.
 
     Args:
         session: Opened with the first look-up.
@@ -152,13 +154,37 @@ class PreviousRuns:
             "succeeded": RunState.SUCCEEDED,
             "limit": _MAX_RUNS,
         }
-        try:
-            with self._lock, self._session.transaction() as connection:
-                row = connection.execute(_READ_PREVIOUS, columns, binary=True).fetchone()
-        except psycopg.Error as error:
-            raise Unavailable(str(error)) from error
+        with self._reading() as connection:
+            row = connection.execute(_READ_PREVIOUS, columns, binary=True).fetchone()
         at, result_at, result = cast("tuple[datetime | None, datetime | None, bytes | None]", row)
         return Previous(scheduled_at=at, result=None if result is None else json.loads(result), result_at=result_at)
+
+    def parents(self, run_id: UUID, key: str | None) -> dict[str, Parent]:
+        """Return the parents' runs in the occurrence of a run, or that of one parent.
+
+        Raises:
+            Unavailable: The database does not answer.
+        """
+        with self._reading() as connection:
+            found = read_parents(connection, run_id, key=key)
+        return {
+            one.key: Parent(
+                one.run_id,
+                one.status,
+                None if one.result is None else json.loads(one.result),
+                expired=one.expired,
+                left_out_bytes=one.result_bytes if one.left_out else 0,
+            )
+            for one in found
+        }
+
+    @contextmanager
+    def _reading(self) -> Generator[Conn]:
+        try:
+            with self._lock, self._session.transaction() as connection:
+                yield connection
+        except psycopg.Error as error:
+            raise Unavailable(str(error)) from error
 
     def close(self) -> None:
         """Close the session."""
@@ -171,13 +197,13 @@ class HandlerServices:
 
     Args:
         progress: Keeps heartbeats' progress until it is saved; None drops it.
-        previous_runs: Looks up earlier runs; None finds none.
+        earlier_runs: Looks up earlier and parents' runs; None finds none.
         completion: For `ctx.complete_in`; None refuses it.
         stream_output: True if all output goes to a topic too.
     """
 
     progress: ProgressBuffer | None = None
-    previous_runs: PreviousRuns | None = None
+    earlier_runs: EarlierRuns | None = None
     completion: CompletionConfig | None = None
     stream_output: bool = False
 

@@ -15,7 +15,7 @@ from tidewheel.executor.complete_in import CompletionConfig
 from tidewheel.executor.completer import Completer
 from tidewheel.executor.dispatch import TargetDispatcher, report_end
 from tidewheel.executor.end_log import log_end
-from tidewheel.executor.handler_services import HandlerServices, PreviousRuns
+from tidewheel.executor.handler_services import EarlierRuns, HandlerServices
 from tidewheel.executor.handlers import Handler
 from tidewheel.executor.heartbeat import Heartbeat, read_owned
 from tidewheel.executor.lanes import Lanes, choose_lanes
@@ -101,7 +101,7 @@ class Executor:
             max_lost=settings.max_lost,
             stop=stop,
         )
-        self._previous_runs = PreviousRuns(Session(url, "tidewheel-executor-previous"))
+        self._earlier_runs = EarlierRuns(Session(url, "tidewheel-executor-earlier"))
         self._completion = CompletionConfig(installation, self.executor_id)
         self._consumers = lanes.consumers(
             self._batch_claimer, slots=self._slots, max_wait=settings.sweep, overloaded=self._overloaded, stop=stop
@@ -113,7 +113,7 @@ class Executor:
         self._flusher = Flusher(flushing, self.executor_id, lambda: list(self._running.values()), self._stream)
         self._runners = self._make_runners(kafka, handlers)
         self._services = HandlerServices(
-            self._completer.progress, self._previous_runs, self._completion, stream_output=self._stream is not None
+            self._completer.progress, self._earlier_runs, self._completion, stream_output=self._stream is not None
         )
         dispatcher = TargetDispatcher(self._runners, grace_seconds=settings.cancel_grace.total_seconds())
         inline = [name for name, handler in handlers.items() if handler.is_async and not handler.own_process]
@@ -180,7 +180,7 @@ class Executor:
         self._completer.close()
         await asyncio.to_thread(lambda: self._heartbeat.leave(clean=clean))
         self._notifier.close()
-        self._previous_runs.close()
+        self._earlier_runs.close()
         for runner in self._runners.values():
             await runner.close()
 

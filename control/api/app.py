@@ -27,6 +27,7 @@ from tidewheel.control.api.schemas import SchemasApi
 from tidewheel.control.api.status import StatusApi
 from tidewheel.control.api.task_tokens import TaskTokensApi
 from tidewheel.control.api.workers import Pools
+from tidewheel.control.api.workflows import WorkflowsApi
 from tidewheel.executor.message_check import MessageCheck
 from tidewheel.message_signatures import MessageKeys
 from tidewheel.process.service import Shutdown
@@ -46,6 +47,7 @@ def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *,
         JobsApi(pools.reads, pools.writes),
         FreezesApi(pools.reads, pools.writes),
         RunsApi(pools.reads, pools.writes),
+        WorkflowsApi(pools.reads, pools.writes),
         BackfillsApi(pools.reads, pools.writes),
         DeadLettersApi(pools.reads, pools.writes),
         FleetApi(pools.reads),

@@ -107,6 +107,22 @@ RUN: Json = {
     "traceparent": None, "dead_letter": None,
     "retry_chain": {"parent_run_id": None, "root_run_id": None, "previous": [], "next": []}, "attempts": [_ATTEMPT],
 }  # fmt: skip
+_WORKFLOW: dict[str, Json] = {
+    "root_run_id": RUN_ID, "key": "nightly", "state": "failed", "scheduled_at": _AT, "generation": 0, "pending": 0,
+    "failed": 1, "reason": None, "created_at": "2026-11-20T01:00:04.3Z", "finished_at": "2026-11-20T01:02:11Z",
+}  # fmt: skip
+WORKFLOWS: Json = {"workflows": [_WORKFLOW]}
+WORKFLOW: Json = {"summary": _WORKFLOW, "nodes": [
+    {"key": "nightly", "state": "succeeded", "parents": [], "run_id": RUN_ID, "reason": None, "attempt": 1,
+     "started_at": "2026-11-20T01:00:00.021Z", "finished_at": "2026-11-20T01:00:04.221Z"},
+    {"key": "mail", "state": "failed", "parents": [{"key": "nightly", "when": "success"}],
+     "run_id": "019d3a1c-7f00-8123-8456-789abcdef077", "reason": None, "attempt": 4,
+     "started_at": "2026-11-20T01:02:09Z", "finished_at": "2026-11-20T01:02:11Z"},
+]}  # fmt: skip
+PARENTS: Json = {"parents": [{
+    "key": "extract", "when": "success", "status": "succeeded", "run_id": RUN_ID, "result": {"rows": 7},
+    "result_bytes": 10, "left_out": False, "expired": False,
+}]}  # fmt: skip
 LOGS: Json = {"logs": [{"attempt": 1, "outcome": "succeeded", "dropped_bytes": 0, "output": "7 rows\n"}]}
 CANCELLED: Json = {"run_id": RUN_ID, "run_status": "queued"}
 _LETTER: dict[str, Json] = {

@@ -32,13 +32,14 @@ from tidewheel.errors import (
     UnknownRedrive,
     UnknownRun,
     UnknownTenant,
+    UnknownWorkflow,
     VersionConflict,
 )
 from tidewheel.jobs.validation import shown
 
 _UNKNOWN = (
     UnknownApiKey, UnknownBackfill, UnknownDeadLetter, UnknownExecutor, UnknownFreeze, UnknownJob, UnknownRedrive,
-    UnknownRun, UnknownTenant,
+    UnknownRun, UnknownTenant, UnknownWorkflow,
 )  # fmt: skip
 _STATUS: Mapping[str, HTTPStatus] = {
     InvalidInput.code: HTTPStatus.UNPROCESSABLE_ENTITY,

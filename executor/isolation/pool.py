@@ -14,10 +14,10 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NoReturn
 
 from tidewheel.errors import AttemptOver, Unavailable
 from tidewheel.executor.attempt import Attempt
-from tidewheel.executor.context import Previous
 from tidewheel.executor.isolation.process import Died, Setup, WorkerProcess
 from tidewheel.executor.isolation.protocol import (
     Frame,
@@ -25,6 +25,7 @@ from tidewheel.executor.isolation.protocol import (
     attempt_head,
     attempt_key,
     outcome_of,
+    parents_frame,
     previous_frame,
     saved_frame,
 )
@@ -287,10 +288,12 @@ class _WorkerThread:
                         attempt.heartbeat(frame.parts[0], frame.parts[1])
                     except AttemptOver as error:
                         process.send(Frame(Kind.CANCEL, {**attempt_head(*attempt.key), "over": str(error)}))
-                case Kind.READ_PREVIOUS | Kind.SAVE if _is_of(frame, attempt):
+                case Kind.READ_PREVIOUS | Kind.READ_PARENTS | Kind.SAVE if _is_of(frame, attempt):
                     threading.Thread(target=self._reply, args=(frame, attempt), daemon=True).start()
                 case Kind.READ_PREVIOUS:
                     process.send(previous_frame(frame, _refuse_ended))
+                case Kind.READ_PARENTS:
+                    process.send(parents_frame(frame, _refuse_ended))
                 case Kind.SAVE:
                     process.send(saved_frame(frame, _refuse_save))
                 case _:
@@ -299,6 +302,8 @@ class _WorkerThread:
     def _reply(self, request: Frame, attempt: Attempt) -> None:
         if request.kind is Kind.SAVE:
             self._replies.put(saved_frame(request, attempt.wait_saved))
+        elif request.kind is Kind.READ_PARENTS:
+            self._replies.put(parents_frame(request, attempt.parents))
         else:
             self._replies.put(previous_frame(request, attempt.previous))
         self._wake()
@@ -320,7 +325,7 @@ def _is_of(frame: Frame, attempt: Attempt) -> bool:
     return attempt_key(frame) == (str(attempt.run_id), attempt.started.attempt)
 
 
-def _refuse_ended() -> Previous:
+def _refuse_ended(_: str | None = None) -> NoReturn:
     message = "the requesting attempt is over"
     raise Unavailable(message)
 

@@ -16,7 +16,8 @@ from uuid import UUID
 from pydantic_core import to_json
 
 from tidewheel.errors import AttemptOver, Unavailable
-from tidewheel.executor.context import Context, Flag, HandlerChannel, Previous, logger_of
+from tidewheel.executor.context import Context, Flag, logger_of
+from tidewheel.executor.handler_channel import HandlerChannel, Parent, Previous
 from tidewheel.executor.outcome import Outcome, error_text, trace_text
 from tidewheel.runs import AttemptOutcome
 
@@ -28,8 +29,8 @@ _NO_PART = -1
 class Kind(StrEnum):
     """Kinds of frames.
 
-    To the worker: setup, attempt, cancel, previous runs, saved. From the worker: ready, unready, outcome, heartbeat,
-    request for previous runs, request for a save.
+    To the worker: setup, attempt, cancel, previous runs, parents, saved. From the worker: ready, unready, outcome,
+    heartbeat, request for previous runs, for parents, for a save.
     """
 
     SETUP = "setup"
@@ -41,6 +42,8 @@ class Kind(StrEnum):
     OUTCOME = "outcome"
     HEARTBEAT = "heartbeat"
     READ_PREVIOUS = "read_previous"
+    PARENTS = "parents"
+    READ_PARENTS = "read_parents"
     SAVE = "save"
     SAVED = "saved"
 
@@ -191,6 +194,34 @@ def previous_of(frame: Frame) -> Previous:
         raise Unavailable(str(frame.head["error"]))
     result = json.loads(frame.parts[0] or b"null")
     return Previous(_instant(frame.head["at"]), result, _instant(frame.head["result_at"]))
+
+
+def parents_frame(request: Frame, read: Callable[[str | None], Mapping[str, Parent]]) -> Frame:
+    """Return the reply to a request for the parents' runs: the runs, or the error of reading them."""
+    attempt = attempt_head(*attempt_key(request))
+    try:
+        found = read(cast("str | None", request.head["key"]))
+    except Unavailable as error:
+        return Frame(Kind.PARENTS, {**attempt, "error": str(error)}, [None])
+    rows = [
+        (key, one.run_id, one.status, None if one.left_out_bytes else one.result, one.expired, one.left_out_bytes)
+        for key, one in found.items()
+    ]
+    return Frame(Kind.PARENTS, attempt, [to_json(rows)])
+
+
+def parents_of(frame: Frame) -> dict[str, Parent]:
+    """Return the parents' runs in a frame.
+
+    Raises:
+        Unavailable: The database did not answer.
+    """
+    if "error" in frame.head:
+        raise Unavailable(str(frame.head["error"]))
+    return {
+        key: Parent(None if run is None else UUID(run), status, result, expired=expired, left_out_bytes=left_out)
+        for key, run, status, result, expired, left_out in json.loads(frame.parts[0] or b"[]")
+    }
 
 
 def saved_frame(request: Frame, wait_saved: Callable[[], None]) -> Frame:

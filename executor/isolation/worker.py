@@ -24,7 +24,8 @@ from typing import NoReturn, cast
 from tidewheel.clock import boot_seconds
 from tidewheel.errors import AttemptOver, TidewheelError
 from tidewheel.executor.complete_in import Completion, CompletionConfig, verify_completion
-from tidewheel.executor.context import LOG_FORMAT, Completing, Context, Flag, Previous
+from tidewheel.executor.context import LOG_FORMAT, Context, Flag
+from tidewheel.executor.handler_channel import Completing, Parent, Previous
 from tidewheel.executor.handlers import Handler, import_handlers, invalid_payload, registered
 from tidewheel.executor.isolation.protocol import (
     Frame,
@@ -35,6 +36,7 @@ from tidewheel.executor.isolation.protocol import (
     context_of,
     encode_frame,
     outcome_frame,
+    parents_of,
     previous_of,
     verify_saved,
 )
@@ -222,6 +224,10 @@ class _PipeChannel:
     def previous(self) -> Previous:
         with self._lock:
             return previous_of(self._worker.request(Frame(Kind.READ_PREVIOUS, self._head)))
+
+    def parents(self, key: str | None) -> dict[str, Parent]:
+        with self._lock:
+            return parents_of(self._worker.request(Frame(Kind.READ_PARENTS, {**self._head, "key": key})))
 
     def completing(self) -> Completing:
         self._require_owned()

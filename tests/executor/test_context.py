@@ -15,7 +15,8 @@ from pydantic import BaseModel
 from tests.executor.attempting import NOON, RUN
 from tidewheel.clock import SystemClock
 from tidewheel.errors import Permanent
-from tidewheel.executor.context import Context, Flag, Previous
+from tidewheel.executor.context import Context, Flag
+from tidewheel.executor.handler_channel import Previous
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.text(max_size=20),

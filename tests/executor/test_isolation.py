@@ -25,7 +25,8 @@ from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.transitions.acts import apply_batch, open_run
 from tidewheel.executor.attempt import Attempt
-from tidewheel.executor.context import Context, Previous
+from tidewheel.executor.context import Context
+from tidewheel.executor.handler_channel import Previous
 from tidewheel.executor.isolation.pool import WorkerPool
 from tidewheel.executor.isolation.process import Setup
 from tidewheel.executor.outcome import CANCELLED, RELEASED, Outcome, timed_out

@@ -6,7 +6,7 @@ from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.scheduler.test_loop import running
 from tests.transitions.acts import begin, succeed, trigger
-from tests.transitions.test_workflows import after, put
+from tests.transitions.graphs import after, put
 from tidewheel.clock import monotonic_seconds
 from tidewheel.ids import job_id
 from tidewheel.scheduler.releases import Releases

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 import tidewheel
 from tidewheel.errors import Refused
-from tidewheel.executor.context import Previous
+from tidewheel.executor.handler_channel import Parent, Previous
 from tidewheel.testing.handlers import run_handler, run_handler_async
 
 AT = datetime(2027, 3, 1, 12, tzinfo=UTC)
@@ -32,6 +32,12 @@ async def order(context: tidewheel.Context, payload: Order) -> dict[str, object]
 @tidewheel.handler("kit.on-thread")
 def on_thread(context: tidewheel.Context, payload: object) -> object:
     return {"attempt": context.attempt, "payload": repr(payload), "before": context.previous().result}
+
+
+@tidewheel.handler("kit.parents")
+async def parents(context: tidewheel.Context, payload: object) -> object:
+    one = await context.parent_async("load")
+    return [one.result, {key: each.status for key, each in (await context.parents_async()).items()}, payload]
 
 
 @tidewheel.handler("kit.raise")
@@ -78,6 +84,13 @@ def test_plain_function_runs_on_a_thread_by_its_name() -> None:
     result = run_handler("kit.on-thread", b"\x00\xff", attempt=3, previous=Previous(result=7)).assert_succeeded()
     assert result.result == {"attempt": 3, "payload": repr(b"\x00\xff"), "before": 7}
     assert run_handler("kit.on-thread").result == {"attempt": 1, "payload": "None", "before": None}
+
+
+def test_parents_are_given_by_their_results_or_states() -> None:
+    given = {"load": {"at": AT}, "check": Parent(None, "failed")}
+    result = run_handler("kit.parents", parents=given).assert_succeeded()
+    assert result.result == [{"at": "2027-03-01T12:00:00Z"}, {"load": "succeeded", "check": "failed"}, None]
+    assert run_handler("kit.parents").error_type == "LookupError"
 
 
 def test_invalid_payload_fails_as_in_production() -> None:

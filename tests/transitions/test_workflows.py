@@ -3,10 +3,8 @@
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from datetime import datetime, timedelta
-from uuid import UUID
+from collections.abc import Callable
+from datetime import timedelta
 
 import pytest
 
@@ -14,138 +12,38 @@ from tests.fixtures.database import ClockedDatabase, Database
 from tests.fixtures.services import until
 from tests.scheduler.firing import fire_due
 from tests.transitions.acts import (
-    EXECUTOR,
     about,
     apply_batch,
     apply_batch_within,
-    claim,
     final_state,
     lifecycle,
     requests,
     submission,
-    succeed,
     trigger,
+)
+from tests.transitions.graphs import (
+    DIAMOND,
+    Chance,
+    Parents,
+    after,
+    assert_nothing_left,
+    changed,
+    drain_some,
+    end_and_drain,
+    end_some,
+    model,
+    never,
+    play,
+    put,
+    scheduled_at,
+    states,
+    workflow,
 )
 from tidewheel.ids import child_run_id, job_id
 from tidewheel.runs import RunState
-from tidewheel.scheduler.pending_cancels import PendingCancels
-from tidewheel.schemas.generated.records import Reply, ReplyStatus
-from tidewheel.transitions.claim import Claim, claim_runs
-from tidewheel.transitions.drain import drain
-from tidewheel.transitions.finish import finish_runs
-from tidewheel.transitions.finished import RunEnd
+from tidewheel.schemas.generated.records import ReplyStatus
 
 _ENDED = "SELECT count(*) FROM workflows WHERE finished_at IS NOT NULL"
-ALL = list(range(64))
-Parents = Mapping[str, list[tuple[str, str]]]
-
-
-def put(database: Database, graph: Parents, **root: object) -> None:
-    """Submit a graph: the parents of each key, with their conditions; parents come first."""
-    documents = [
-        submission(key, schedule={"after": [{"job": job, "when": when} for job, when in parents]})
-        if parents
-        else submission(key, **root)
-        for key, parents in graph.items()
-    ]
-    replies = apply_batch(database, *documents)
-    assert {reply.status for reply in replies} == {ReplyStatus.ACCEPTED}, replies
-
-
-def after(*parents: str) -> list[tuple[str, str]]:
-    return [(parent, "success") for parent in parents]
-
-
-class Aborted(Exception):
-    """A transaction that is rolled back on purpose."""
-
-
-@dataclass
-class Chance:
-    """Rolls some transactions back."""
-
-    draws: random.Random
-    share: float = 0.0
-    aborted: int = 0
-
-    def visit(self) -> None:
-        if self.draws.random() < self.share:
-            self.aborted += 1
-            raise Aborted
-
-
-def end_some(database: Database, decide: Callable[[str], RunState], chance: Chance, limit: int = 20) -> int:
-    """Claim and end queued runs as their jobs' keys decide."""
-    rows = database.rows(
-        "SELECT o.run_id, o.job_version, j.key FROM job_runs o JOIN jobs j USING (job_id)"
-        " WHERE o.state = 'queued' AND o.publish_at <= tidewheel_now() ORDER BY random() LIMIT %s",
-        [limit],
-    )
-    keys = {run: key for run, _, key in rows}
-    try:
-        with database.transaction() as connection:
-            claimed = claim_runs(
-                connection,
-                database.installation,
-                [Claim(run, 1, version, "test/0/0@0") for run, version, _ in rows],
-                executor_id=EXECUTOR,
-            )
-            ends = [RunEnd(one.run_id, one.attempt, decide(keys[one.run_id]), EXECUTOR) for one in claimed.started]
-            done = finish_runs(connection, database.installation, ends)
-            chance.visit()
-    except Aborted:
-        return 1
-    return len(done.states)
-
-
-def drain_some(database: Database, chance: Chance, children: int = 500) -> int:
-    try:
-        with database.transaction() as connection:
-            done = drain(connection, database.installation, ALL, children=children)
-            chance.visit()
-    except Aborted:
-        return 1
-    return done.releases
-
-
-def play(database: Database, decide: Callable[[str], RunState] = lambda _: RunState.SUCCEEDED) -> None:
-    """End runs and drain their releases until nothing is left to do."""
-    never = Chance(random.Random(0))  # noqa: S311 - a test's draws
-    while end_some(database, decide, never, 1000) + drain_some(database, never):
-        pass
-
-
-def states(database: Database, root: UUID) -> dict[str, str]:
-    """Return the state of each job's run in an occurrence."""
-    rows = database.rows(
-        "SELECT j.key, r.state FROM runs r JOIN jobs j USING (job_id) WHERE r.workflow_run_id = %s", [root]
-    )
-    assert len(rows) == len(dict(rows)), rows
-    return dict(rows)
-
-
-def workflow(database: Database, root: UUID) -> tuple[str, int, int]:
-    [row] = database.rows("SELECT state, pending, failed FROM workflows WHERE root_run_id = %s", [root])
-    return row
-
-
-def assert_nothing_left(database: Database) -> None:
-    for table in ("job_runs", "releases", "joins", "active_runs"):
-        assert database.count(table) == 0, table
-    assert database.rows("SELECT count(*) FROM workflows WHERE finished_at IS NULL OR pending <> 0") == [(0,)]
-
-
-def model(graph: Parents, decide: Callable[[str], RunState]) -> dict[str, str]:
-    """Return the state that each job's run must have."""
-    meets = {"success": {"succeeded"}, "failure": {"failed", "timed_out"}}
-    found: dict[str, str] = {}
-    for key, parents in graph.items():
-        met = all(when == "always" or found[parent] in meets[when] for parent, when in parents)
-        found[key] = str(decide(key)) if met else "skipped"
-    return found
-
-
-DIAMOND: Parents = {"a": [], "b": after("a"), "c": after("a"), "d": after("b", "c")}
 
 
 def test_a_diamond_runs_each_job_once_after_its_parents(database: Database) -> None:
@@ -212,18 +110,13 @@ def test_a_child_that_is_triggered_or_retried_runs_alone(database: Database) -> 
     play(database)
     root = trigger(database, "a")
     play(database, lambda key: RunState.FAILED if key == "b" else RunState.SUCCEEDED)
-    failed = child_run_id(job_id("default", "b"), _scheduled_at(database, root), root, 0)
+    failed = child_run_id(job_id("default", "b"), scheduled_at(database, root), root, 0)
     apply_batch(database, {"type": "run.retry", "run_id": str(failed)})
     play(database)
     assert states(database, root) == {"a": "succeeded", "b": "failed", "c": "succeeded", "d": "skipped"}
     assert database.count("workflows") == 1
     assert final_state(database, alone) == ("succeeded", None)
     assert_nothing_left(database)
-
-
-def _scheduled_at(database: Database, run: UUID) -> datetime:
-    [(at,)] = database.rows("SELECT scheduled_at FROM runs WHERE run_id = %s", [run])
-    return at
 
 
 def test_an_occurrence_has_the_edges_and_versions_of_its_instant(clocked: ClockedDatabase) -> None:
@@ -241,13 +134,6 @@ def test_an_occurrence_has_the_edges_and_versions_of_its_instant(clocked: Clocke
     assert_nothing_left(clocked)
 
 
-def end_and_drain(database: Database, limit: int = 20) -> None:
-    """End some queued runs, and drain their releases, once."""
-    never = Chance(random.Random(0))  # noqa: S311 - no draw matters
-    end_some(database, lambda _: RunState.SUCCEEDED, never, limit)
-    drain_some(database, never)
-
-
 def test_a_drain_leaves_a_tenant_whose_graph_changes_to_a_later_one(database: Database) -> None:
     """The edit has an instant before the occurrence's, and is not committed when the first parent ends."""
     put(database, DIAMOND)
@@ -258,7 +144,7 @@ def test_a_drain_leaves_a_tenant_whose_graph_changes_to_a_later_one(database: Da
         end_and_drain(database)
         assert states(database, root) == {"a": "succeeded"}
         assert database.count("releases") == 1
-    until(lambda: drain_some(database, Chance(random.Random(0))), "the release is due")  # noqa: S311 - no draw matters
+    until(lambda: drain_some(database, never()), "the release is due")
     play(database)
     assert states(database, root) == dict.fromkeys("abcd", "succeeded")
     assert database.rows("SELECT count(*) FROM finished_runs WHERE started_at < created_at") == [(0,)]
@@ -288,12 +174,12 @@ def test_a_drain_gives_each_release_its_part_of_the_limit(database: Database) ->
     put(database, {"a": []} | {f"m{number}": after("a") for number in range(10)})
     for _ in range(3):
         trigger(database, "a")
-    never = Chance(random.Random(0))  # noqa: S311 - no draw matters
-    end_some(database, lambda _: RunState.SUCCEEDED, never)
-    drain_some(database, never, children=7)
+    chance = never()
+    end_some(database, lambda _: RunState.SUCCEEDED, chance)
+    drain_some(database, chance, children=7)
     counted = "SELECT count(*), count(DISTINCT workflow_run_id) FROM job_runs"
     assert database.rows(counted) == [(6, 3)]
-    drain_some(database, never, children=2)
+    drain_some(database, chance, children=2)
     assert database.rows(counted) == [(8, 3)]
     play(database)
     assert_nothing_left(database)
@@ -330,7 +216,7 @@ def test_paused_and_deleted_children_are_skipped_with_the_reason(database: Datab
 def test_a_blocked_run_that_is_cancelled_counts_as_ended(database: Database) -> None:
     put(database, {**DIAMOND, "e": [("d", "always")]})
     root = trigger(database, "a")
-    chance = Chance(random.Random(0))  # noqa: S311 - a test's draws
+    chance = never()
     end_some(database, lambda _: RunState.SUCCEEDED, chance)
     drain_some(database, chance)
     end_some(database, lambda _: RunState.SUCCEEDED, chance, limit=1)
@@ -406,164 +292,3 @@ def test_random_graphs_end_as_a_model_says_under_rollbacks(database: Database, s
     failed = sum(state == "failed" for state in expected.values())
     assert [workflow(database, root)[2] for root in roots] == [failed] * 5
     assert_nothing_left(database)
-
-
-def change(database: Database, kind: str, root: UUID, **fields: object) -> Reply:
-    [reply] = apply_batch(database, {"type": f"workflow.{kind}", "run_id": str(root)} | fields)
-    return reply
-
-
-def changed(database: Database, kind: str, root: UUID) -> bool:
-    reply = change(database, kind, root)
-    assert reply.status is ReplyStatus.ACCEPTED, reply.errors
-    return not reply.unchanged
-
-
-@pytest.mark.parametrize("began", [False, True], ids=["while the root runs", "after its end"])
-def test_a_paused_occurrence_releases_nothing_until_it_is_resumed(database: Database, began: bool) -> None:  # noqa: FBT001
-    put(database, DIAMOND)
-    root = trigger(database, "a")
-    chance = Chance(random.Random(0))  # noqa: S311 - no draw matters
-    [started] = claim(database, root).started
-    if not began:
-        assert changed(database, "pause", root)
-    succeed(database, started)
-    if began:
-        drain_some(database, chance)
-        assert changed(database, "pause", root)
-    assert not changed(database, "pause", root)
-    play(database)
-    assert set(states(database, root)) == (set("abc") if began else {"a"})
-    assert changed(database, "resume", root)
-    assert not changed(database, "resume", root)
-    play(database)
-    assert states(database, root) == dict.fromkeys("abcd", "succeeded")
-    assert_nothing_left(database)
-
-
-def test_a_cancelled_occurrence_ends_its_runs_and_reaches_no_other(database: Database) -> None:
-    put(database, {**DIAMOND, "e": [("d", "always")]})
-    root = trigger(database, "a")
-    chance = Chance(random.Random(0))  # noqa: S311 - no draw matters
-    end_some(database, lambda _: RunState.SUCCEEDED, chance)
-    drain_some(database, chance)
-    end_some(database, lambda _: RunState.SUCCEEDED, chance, limit=1)
-    drain_some(database, chance)
-    assert changed(database, "cancel", root)
-    assert claim_all(database) == 0  # at once, before the scheduler has ended them
-    session = database.session()
-    PendingCancels(session, database.installation).step()
-    session.close()
-    play(database)
-    assert Counter(states(database, root).values()) == {"succeeded": 2, "cancelled": 2}
-    assert workflow(database, root) == ("cancelled", 0, 0)
-    assert_nothing_left(database)
-    assert not changed(database, "cancel", root)
-    assert changed(database, "resume", root)
-    play(database)
-    assert latest_states(database, root) == dict.fromkeys("abcde", "succeeded")
-    assert workflow(database, root) == ("succeeded", 0, 0)
-    assert_nothing_left(database)
-
-
-def claim_all(database: Database) -> int:
-    return end_some(database, lambda _: RunState.SUCCEEDED, Chance(random.Random(0)), 1000)  # noqa: S311 - as above
-
-
-def latest_states(database: Database, root: UUID) -> dict[str, str]:
-    rows = database.rows(
-        "SELECT j.key, r.state FROM runs r JOIN jobs j USING (job_id) WHERE workflow_run_id = %s ORDER BY generation",
-        [root],
-    )
-    return dict(rows)
-
-
-def test_resume_runs_the_failed_part_again(database: Database) -> None:
-    """A `failure` branch that has succeeded stays; the rest runs in its current version."""
-    graph = {**DIAMOND, "e": after("d"), "repair": [("b", "failure")]}
-    put(database, graph)
-    root = trigger(database, "a")
-    play(database, lambda key: RunState.FAILED if key == "b" else RunState.SUCCEEDED)
-    expected = {
-        "a": "succeeded",
-        "b": "failed",
-        "c": "succeeded",
-        "d": "skipped",
-        "e": "skipped",
-        "repair": "succeeded",
-    }
-    assert states(database, root) == expected
-    assert workflow(database, root) == ("failed", 0, 1)
-    apply_batch(database, submission("b", schedule={"after": [{"job": "a", "when": "success"}]}, payload="corrected"))
-    assert changed(database, "resume", root)
-    assert change(database, "resume", root).unchanged  # it is open
-    play(database)
-    assert latest_states(database, root) == dict.fromkeys(graph, "succeeded")
-    again = dict(
-        database.rows("SELECT j.key, r.job_version FROM runs r JOIN jobs j USING (job_id) WHERE generation = 1")
-    )
-    assert again == {"b": 2, "d": 1, "e": 1}
-    assert workflow(database, root) == ("succeeded", 0, 0)
-    assert_nothing_left(database)
-    reply = change(database, "resume", root)
-    assert (reply.status, reply.errors[0].path) == (ReplyStatus.REJECTED, "run_id")
-
-
-def test_resume_of_a_failed_root_and_then_again(database: Database) -> None:
-    put(database, DIAMOND)
-    root = trigger(database, "a")
-    failing = {"a"}
-    play(database, lambda key: RunState.FAILED if key in failing else RunState.SUCCEEDED)
-    assert states(database, root) == {"a": "failed", "b": "skipped", "c": "skipped", "d": "skipped"}
-    failing = {"c"}
-    assert changed(database, "resume", root)
-    play(database, lambda key: RunState.FAILED if key in failing else RunState.SUCCEEDED)
-    assert latest_states(database, root) == {"a": "succeeded", "b": "succeeded", "c": "failed", "d": "skipped"}
-    failing = set[str]()
-    assert changed(database, "resume", root)
-    play(database)
-    assert latest_states(database, root) == dict.fromkeys("abcd", "succeeded")
-    assert_nothing_left(database)
-
-
-def test_resume_of_a_root_keeps_what_its_trigger_gave(database: Database) -> None:
-    put(database, DIAMOND, concurrency_key={"key": "of the job", "at_once": 9}, payload="of the job")
-    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-    given: dict[str, object] = {"payload": "order 7", "labels": {"customer": "acme"}, "traceparent": trace}
-    root = trigger(database, "a", overlap="allow_all", concurrency_key="acme", **given)
-    failing = {"a"}
-    play(database, lambda key: RunState.FAILED if key in failing else RunState.SUCCEEDED)
-    assert changed(database, "resume", root)
-    play(database, lambda key: RunState.FAILED if key in failing else RunState.SUCCEEDED)
-    failing.clear()
-    assert changed(database, "resume", root)
-    sent = [one for one in requests(database) if one.job_id == str(job_id("default", "a"))]
-    assert [(one.payload, one.labels, one.traceparent, one.concurrency_key) for one in sent] == [
-        (b'"order 7"', {"customer": "acme"}, trace, "acme")
-    ] * 3
-    assert database.rows("SELECT overlap, concurrency_key, generation FROM job_runs") == [("allow_all", "acme", 2)]
-    play(database)
-    assert latest_states(database, root) == dict.fromkeys("abcd", "succeeded")
-
-
-def test_resume_is_refused_when_runs_are_no_longer_stored(database: Database) -> None:
-    put(database, DIAMOND)
-    root = trigger(database, "a")
-    play(database, lambda key: RunState.FAILED if key == "d" else RunState.SUCCEEDED)
-    database.execute("DELETE FROM finished_runs WHERE run_id = %s", [root])
-    reply = change(database, "resume", root)
-    assert (reply.status, reply.errors[0].problem) == (
-        ReplyStatus.REJECTED, "runs of the occurrence are no longer stored",
-    )  # fmt: skip
-
-
-def test_requests_about_no_occurrence_are_refused(database: Database) -> None:
-    put(database, DIAMOND)
-    database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
-    queued = trigger(database, "a")
-    for kind in ("pause", "resume", "cancel"):
-        reply = change(database, kind, queued)
-        assert (reply.status, reply.code) == (ReplyStatus.REJECTED, "unknown_workflow")
-    play(database)
-    assert change(database, "cancel", queued, tenant="acme").code == "unknown_workflow"
-    assert change(database, "pause", queued).errors[0].problem == "the occurrence is succeeded"

@@ -8,12 +8,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tidewheel.executor.handler_channel import Parent
     from tidewheel.testing.handlers import HandlerResult, run_handler, run_handler_async
     from tidewheel.testing.simulation import Simulated, simulate
     from tidewheel.testing.stack import Stack, Tidewheel
 
 __all__ = [
     "HandlerResult",
+    "Parent",
     "Simulated",
     "Stack",
     "Tidewheel",
@@ -23,6 +25,7 @@ __all__ = [
 ]
 
 _WHERE = {
+    "Parent": "tidewheel.executor.handler_channel",
     "HandlerResult": "tidewheel.testing.handlers",
     "run_handler": "tidewheel.testing.handlers",
     "run_handler_async": "tidewheel.testing.handlers",

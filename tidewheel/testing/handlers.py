@@ -16,7 +16,7 @@ from psycopg import AsyncConnection, Connection
 from tidewheel.clock import SystemClock
 from tidewheel.executor.attempt import Attempt
 from tidewheel.executor.complete_in import encode_result
-from tidewheel.executor.context import Previous
+from tidewheel.executor.handler_channel import Parent, Previous
 from tidewheel.executor.handlers import Handler, registered
 from tidewheel.executor.outcome import Outcome, from_exception, timed_out
 from tidewheel.executor.output_capture import captured
@@ -27,7 +27,7 @@ from tidewheel.ids import run_id as derived_run_id
 from tidewheel.jobs.parsing import parse_request
 from tidewheel.jobs.requests import JobSubmit
 from tidewheel.jobs.strict_json import strict_json
-from tidewheel.runs import AttemptOutcome, Cause
+from tidewheel.runs import AttemptOutcome, Cause, RunState
 from tidewheel.schemas.codec import encode
 from tidewheel.schemas.definitions import definition_record
 from tidewheel.schemas.generated import records
@@ -85,6 +85,7 @@ def run_handler(
     attempt: int = 1,
     checkpoint: object = None,
     previous: Previous | None = None,
+    parents: Mapping[str, object] | None = None,
     scheduled_at: datetime | None = None,
     labels: Mapping[str, str] | None = None,
     cancelled: bool = False,
@@ -98,6 +99,7 @@ def run_handler(
         attempt: Which attempt it is, from 1.
         checkpoint: What an earlier attempt has saved.
         previous: What came before the run.
+        parents: The results of its parents by job key; a `Parent` where another state than `succeeded` matters.
         scheduled_at: The run's nominal instant; now when not given.
         labels: The run's.
         cancelled: True if a stop was requested before the start.
@@ -118,6 +120,7 @@ def run_handler(
                 attempt=attempt,
                 checkpoint=checkpoint,
                 previous=previous,
+                parents=parents,
                 scheduled_at=scheduled_at,
                 labels=labels,
                 cancelled=cancelled,
@@ -135,6 +138,7 @@ async def run_handler_async(
     attempt: int = 1,
     checkpoint: object = None,
     previous: Previous | None = None,
+    parents: Mapping[str, object] | None = None,
     scheduled_at: datetime | None = None,
     labels: Mapping[str, str] | None = None,
     cancelled: bool = False,
@@ -151,6 +155,7 @@ async def run_handler_async(
         on_report=lambda _, __: None,
         on_release=lambda _: None,
         given_previous=previous or Previous(),
+        given_parents={key: _parent(key, given) for key, given in (parents or {}).items()},
         checkpoint=_text(checkpoint),
     )
     if cancelled:
@@ -191,6 +196,7 @@ class _Attempt(Attempt):
     """An attempt without an executor: its reports stay here."""
 
     given_previous: Previous = field(default_factory=Previous)
+    given_parents: Mapping[str, Parent] = field(default_factory=dict[str, Parent])
     progress: bytes | None = None
     checkpoint: bytes | None = None
     completed: list[tuple[object, bytes | None]] = field(default_factory=list[tuple[object, bytes | None]])
@@ -204,6 +210,9 @@ class _Attempt(Attempt):
 
     def previous(self) -> Previous:
         return self.given_previous
+
+    def parents(self, key: str | None) -> Mapping[str, Parent]:
+        return {each: parent for each, parent in self.given_parents.items() if key in {None, each}}
 
     def completing(self) -> "_Noted":  # type: ignore[override]  # it has all that a context uses
         return _Noted(self)
@@ -296,6 +305,13 @@ def _request(
         checkpoint=_text(checkpoint),
         definition=encode(definition),
     )
+
+
+def _parent(key: str, given: object) -> Parent:
+    """Return a parent as its reader gets it: the result has gone through JSON."""
+    if isinstance(given, Parent):
+        return given
+    return Parent(job_id("default", key), RunState.SUCCEEDED, _value(_text(given)))
 
 
 def _text(value: object) -> bytes | None:

@@ -108,7 +108,10 @@ def read_root_inputs(connection: Conn, run_id: UUID) -> RootInputs | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Occurrence:
+class Occurrence:
+    """An occurrence of a workflow, up to a generation."""
+
+    root_run_id: UUID
     root_job_id: UUID
     scheduled_at: datetime
     graph_at: datetime
@@ -121,49 +124,47 @@ def read_occurrence(connection: Conn, root_run_id: UUID) -> dict[UUID, Node]:
     Raises:
         UnknownWorkflow: There is none with this root's run.
     """
-    with connection.cursor(row_factory=class_row(_Occurrence), binary=True) as cursor:
+    with connection.cursor(row_factory=class_row(Occurrence), binary=True) as cursor:
         occurrence = cursor.execute(_READ_OCCURRENCE, {"root": root_run_id}).fetchone()
     if occurrence is None:
         raise UnknownWorkflow(str(root_run_id))
-    root_job_id, scheduled_at = occurrence.root_job_id, occurrence.scheduled_at
-    columns: dict[str, object] = {"root_job_id": root_job_id, "at": occurrence.graph_at}
+    columns: dict[str, object] = {"root_job_id": occurrence.root_job_id, "at": occurrence.graph_at}
     rows = connection.execute(_READ_GRAPH, columns, binary=True).fetchall()
-    nodes = {root_job_id: Node(root_job_id)}
+    nodes = {occurrence.root_job_id: Node(occurrence.root_job_id)}
     for parent, child, condition in cast("list[tuple[UUID, UUID, str]]", rows):
         nodes.setdefault(child, Node(child)).parents[parent] = condition
     ordered = _parents_first(nodes)
-    ids = {
-        job: [
-            run_id_in(job, root_job_id, root_run_id, scheduled_at, each)
-            for each in range(occurrence.generation, -1, -1)
-        ]
-        for job in ordered
-    }
-    columns = {"run_ids": uuids(run for each in ids.values() for run in each), "since": _since(root_run_id, occurrence)}
-    with connection.cursor(row_factory=rows_of(NodeRun._make), binary=True) as cursor:
-        found = {run.run_id: run for run in cursor.execute(_READ_RUN_STATES, columns)}
+    found = read_runs(connection, occurrence, ordered)
     for job, node in ordered.items():
-        node.run = next((found[run] for run in ids[job] if run in found), None)
-        node.has_first_run = ids[job][-1] in found
+        node.run = next(filter(None, found[job]), None)
+        node.has_first_run = found[job][-1] is not None
     return ordered
 
 
-def _since(root_run_id: UUID, occurrence: _Occurrence) -> datetime:
+def read_runs(connection: Conn, occurrence: Occurrence, jobs: Iterable[UUID]) -> dict[UUID, list[NodeRun | None]]:
+    """Return the runs of jobs in an occurrence, one place for each generation, the newest first."""
+    ids = {job: [_run_id(job, occurrence, each) for each in range(occurrence.generation, -1, -1)] for job in jobs}
+    columns = {"run_ids": uuids(run for each in ids.values() for run in each), "since": _since(occurrence)}
+    with connection.cursor(row_factory=rows_of(NodeRun._make), binary=True) as cursor:
+        found = {run.run_id: run for run in cursor.execute(_READ_RUN_STATES, columns)}
+    return {job: [found.get(run) for run in each] for job, each in ids.items()}
+
+
+def _since(occurrence: Occurrence) -> datetime:
     """Return an instant before which no run of an occurrence has ended.
 
     It is that of the root's id, or the start of a root that was moved ahead.
     """
-    at = _EPOCH + timedelta(milliseconds=root_run_id.int >> 80)
+    at = _EPOCH + timedelta(milliseconds=occurrence.root_run_id.int >> 80)
     if occurrence.graph_at < occurrence.scheduled_at:
         at = min(at, occurrence.graph_at)
     return at - _MARGIN
 
 
-def run_id_in(job: UUID, root_job_id: UUID, root_run_id: UUID, scheduled_at: datetime, generation: int) -> UUID:
-    """Return the id of a job's run in a generation of an occurrence."""
-    if job == root_job_id and generation == 0:
-        return root_run_id
-    return child_run_id(job, scheduled_at, root_run_id, generation)
+def _run_id(job: UUID, occurrence: Occurrence, generation: int) -> UUID:
+    if job == occurrence.root_job_id and generation == 0:
+        return occurrence.root_run_id
+    return child_run_id(job, occurrence.scheduled_at, occurrence.root_run_id, generation)
 
 
 def to_run_again(nodes: Mapping[UUID, Node]) -> list[Again]:

@@ -1574,7 +1574,7 @@ SELECT o.run_id, o.tenant, %(reason)s
 -- name: read_occurrence
 -- An occurrence: its root, its instant, the instant of its graph, and its generation.
 -- Index: workflows_pkey. No lock.
-SELECT root_job_id, scheduled_at, graph_at, generation FROM workflows WHERE root_run_id = %(root)s
+SELECT root_run_id, root_job_id, scheduled_at, graph_at, generation FROM workflows WHERE root_run_id = %(root)s
 
 -- name: read_graph
 -- The edges of an occurrence.
@@ -1601,6 +1601,36 @@ SELECT run_id, state, NULL AS reason, attempt, started_at, NULL::timestamptz AS 
 SELECT run_id, state, reason, attempt, started_at, finished_at
   FROM finished_runs
  WHERE run_id = ANY (%(run_ids)s::uuid[]) AND finished_at >= %(since)s
+
+-- name: find_run_in_occurrence
+-- A run's job, its state, and the occurrence that it belongs to; a retry belongs to that of the run that it retries.
+-- Index: job_runs_pkey, the partitions' index by run, workflows_pkey. No lock.
+SELECT r.job_id, r.state, r.generation, w.root_run_id, w.root_job_id, w.scheduled_at, w.graph_at, w.generation AS last_generation
+  FROM runs AS r
+  LEFT JOIN runs AS f ON f.run_id = r.root_run_id
+  LEFT JOIN workflows AS w ON w.root_run_id = coalesce(r.workflow_run_id, f.workflow_run_id)
+ WHERE r.run_id = %(run_id)s AND (%(tenant)s::text IS NULL OR r.tenant = %(tenant)s)
+
+-- name: read_parents
+-- The parents of a job in the graph of an instant, with the conditions, by key; of all, or of one key.
+-- Index: job_edges_by_child, jobs_pkey. No lock.
+SELECT e.parent_job_id, j.key, e.condition
+  FROM job_edges AS e
+  JOIN jobs AS j ON j.job_id = e.parent_job_id
+ WHERE e.child_job_id = %(job_id)s AND e.from_at < %(at)s AND (e.until_at IS NULL OR %(at)s <= e.until_at)
+   AND (%(key)s::text IS NULL OR j.key = %(key)s)
+ ORDER BY j.key
+
+-- name: read_parent_results
+-- The sizes of the results of ended runs, the results if they have at most this many bytes together, and true for each whose day
+-- is no longer stored.
+-- Index: the partition's primary key. No lock.
+SELECT given.run_id, octet_length(x.result) AS size,
+       CASE WHEN sum(octet_length(x.result)) OVER () <= %(max_bytes)s THEN x.result END AS result,
+       to_regclass('attempt_outputs_' || to_char(given.started_at AT TIME ZONE 'UTC', 'YYYYMMDD')) IS NULL AS expired
+  FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[], %(started_at)s::timestamptz[]) AS given (run_id, attempt, started_at)
+  LEFT JOIN attempt_outputs AS x
+    ON x.run_id = given.run_id AND x.attempt = given.attempt AND x.started_at = given.started_at
 
 -- name: read_root_inputs
 -- The inputs of an ended run beyond its version, and its concurrency key, if that is not the version's.

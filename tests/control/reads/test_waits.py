@@ -11,7 +11,7 @@ import pytest
 from tests.control.cli.command import json_output, tidewheel
 from tests.fixtures.database import Database
 from tests.transitions.acts import EXECUTOR, HANDLER, apply_batch, begin, claim, requeue, submit, trigger
-from tests.transitions.test_workflows import after, end_and_drain, put
+from tests.transitions.graphs import after, end_and_drain, put
 from tidewheel.control.client.client import Client
 from tidewheel.control.reads.waits import Wait, WaitCode, read_waits, start_executor
 from tidewheel.runs import AttemptOutcome

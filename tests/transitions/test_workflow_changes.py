@@ -1,0 +1,176 @@
+"""Occurrences are paused, resumed and cancelled, at any moment."""
+
+from collections import Counter
+
+import pytest
+
+from tests.fixtures.database import Database
+from tests.transitions.acts import (
+    apply_batch,
+    claim,
+    requests,
+    submission,
+    succeed,
+    trigger,
+)
+from tests.transitions.graphs import (
+    DIAMOND,
+    after,
+    assert_nothing_left,
+    change,
+    changed,
+    drain_some,
+    end_some,
+    latest_states,
+    never,
+    play,
+    put,
+    states,
+    workflow,
+)
+from tidewheel.ids import job_id
+from tidewheel.runs import RunState
+from tidewheel.scheduler.pending_cancels import PendingCancels
+from tidewheel.schemas.generated.records import ReplyStatus
+
+
+@pytest.mark.parametrize("began", [False, True], ids=["while the root runs", "after its end"])
+def test_a_paused_occurrence_releases_nothing_until_it_is_resumed(database: Database, began: bool) -> None:  # noqa: FBT001
+    put(database, DIAMOND)
+    root = trigger(database, "a")
+    chance = never()
+    [started] = claim(database, root).started
+    if not began:
+        assert changed(database, "pause", root)
+    succeed(database, started)
+    if began:
+        drain_some(database, chance)
+        assert changed(database, "pause", root)
+    assert not changed(database, "pause", root)
+    play(database)
+    assert set(states(database, root)) == (set("abc") if began else {"a"})
+    assert changed(database, "resume", root)
+    assert not changed(database, "resume", root)
+    play(database)
+    assert states(database, root) == dict.fromkeys("abcd", "succeeded")
+    assert_nothing_left(database)
+
+
+def test_a_cancelled_occurrence_ends_its_runs_and_reaches_no_other(database: Database) -> None:
+    put(database, {**DIAMOND, "e": [("d", "always")]})
+    root = trigger(database, "a")
+    chance = never()
+    end_some(database, lambda _: RunState.SUCCEEDED, chance)
+    drain_some(database, chance)
+    end_some(database, lambda _: RunState.SUCCEEDED, chance, limit=1)
+    drain_some(database, chance)
+    assert changed(database, "cancel", root)
+    assert claim_all(database) == 0  # at once, before the scheduler has ended them
+    session = database.session()
+    PendingCancels(session, database.installation).step()
+    session.close()
+    play(database)
+    assert Counter(states(database, root).values()) == {"succeeded": 2, "cancelled": 2}
+    assert workflow(database, root) == ("cancelled", 0, 0)
+    assert_nothing_left(database)
+    assert not changed(database, "cancel", root)
+    assert changed(database, "resume", root)
+    play(database)
+    assert latest_states(database, root) == dict.fromkeys("abcde", "succeeded")
+    assert workflow(database, root) == ("succeeded", 0, 0)
+    assert_nothing_left(database)
+
+
+def claim_all(database: Database) -> int:
+    return end_some(database, lambda _: RunState.SUCCEEDED, never(), 1000)
+
+
+def test_resume_runs_the_failed_part_again(database: Database) -> None:
+    """A `failure` branch that has succeeded stays; the rest runs in its current version."""
+    graph = {**DIAMOND, "e": after("d"), "repair": [("b", "failure")]}
+    put(database, graph)
+    root = trigger(database, "a")
+    play(database, lambda key: RunState.FAILED if key == "b" else RunState.SUCCEEDED)
+    expected = {
+        "a": "succeeded",
+        "b": "failed",
+        "c": "succeeded",
+        "d": "skipped",
+        "e": "skipped",
+        "repair": "succeeded",
+    }
+    assert states(database, root) == expected
+    assert workflow(database, root) == ("failed", 0, 1)
+    apply_batch(database, submission("b", schedule={"after": [{"job": "a", "when": "success"}]}, payload="corrected"))
+    assert changed(database, "resume", root)
+    assert change(database, "resume", root).unchanged  # it is open
+    play(database)
+    assert latest_states(database, root) == dict.fromkeys(graph, "succeeded")
+    again = dict(
+        database.rows("SELECT j.key, r.job_version FROM runs r JOIN jobs j USING (job_id) WHERE generation = 1")
+    )
+    assert again == {"b": 2, "d": 1, "e": 1}
+    assert workflow(database, root) == ("succeeded", 0, 0)
+    assert_nothing_left(database)
+    reply = change(database, "resume", root)
+    assert (reply.status, reply.errors[0].path) == (ReplyStatus.REJECTED, "run_id")
+
+
+def test_resume_of_a_failed_root_and_then_again(database: Database) -> None:
+    put(database, DIAMOND)
+    root = trigger(database, "a")
+    failing = {"a"}
+    play(database, lambda key: RunState.FAILED if key in failing else RunState.SUCCEEDED)
+    assert states(database, root) == {"a": "failed", "b": "skipped", "c": "skipped", "d": "skipped"}
+    failing = {"c"}
+    assert changed(database, "resume", root)
+    play(database, lambda key: RunState.FAILED if key in failing else RunState.SUCCEEDED)
+    assert latest_states(database, root) == {"a": "succeeded", "b": "succeeded", "c": "failed", "d": "skipped"}
+    failing = set[str]()
+    assert changed(database, "resume", root)
+    play(database)
+    assert latest_states(database, root) == dict.fromkeys("abcd", "succeeded")
+    assert_nothing_left(database)
+
+
+def test_resume_of_a_root_keeps_what_its_trigger_gave(database: Database) -> None:
+    put(database, DIAMOND, concurrency_key={"key": "of the job", "at_once": 9}, payload="of the job")
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    given: dict[str, object] = {"payload": "order 7", "labels": {"customer": "acme"}, "traceparent": trace}
+    root = trigger(database, "a", overlap="allow_all", concurrency_key="acme", **given)
+    failing = {"a"}
+    play(database, lambda key: RunState.FAILED if key in failing else RunState.SUCCEEDED)
+    assert changed(database, "resume", root)
+    play(database, lambda key: RunState.FAILED if key in failing else RunState.SUCCEEDED)
+    failing.clear()
+    assert changed(database, "resume", root)
+    sent = [one for one in requests(database) if one.job_id == str(job_id("default", "a"))]
+    assert [(one.payload, one.labels, one.traceparent, one.concurrency_key) for one in sent] == [
+        (b'"order 7"', {"customer": "acme"}, trace, "acme")
+    ] * 3
+    assert database.rows("SELECT overlap, concurrency_key, generation FROM job_runs") == [("allow_all", "acme", 2)]
+    play(database)
+    assert latest_states(database, root) == dict.fromkeys("abcd", "succeeded")
+
+
+def test_resume_is_refused_when_runs_are_no_longer_stored(database: Database) -> None:
+    put(database, DIAMOND)
+    root = trigger(database, "a")
+    play(database, lambda key: RunState.FAILED if key == "d" else RunState.SUCCEEDED)
+    database.execute("DELETE FROM finished_runs WHERE run_id = %s", [root])
+    reply = change(database, "resume", root)
+    assert (reply.status, reply.errors[0].problem) == (
+        ReplyStatus.REJECTED, "runs of the occurrence are no longer stored",
+    )  # fmt: skip
+
+
+def test_requests_about_no_occurrence_are_refused(database: Database) -> None:
+    put(database, DIAMOND)
+    database.execute("INSERT INTO tenants (tenant) VALUES ('acme')")
+    queued = trigger(database, "a")
+    for kind in ("pause", "resume", "cancel"):
+        reply = change(database, kind, queued)
+        assert (reply.status, reply.code) == (ReplyStatus.REJECTED, "unknown_workflow")
+    play(database)
+    assert change(database, "cancel", queued, tenant="acme").code == "unknown_workflow"
+    assert change(database, "pause", queued).errors[0].problem == "the occurrence is succeeded"

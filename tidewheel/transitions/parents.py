@@ -1,0 +1,127 @@
+"""The parents of a run in its occurrence of a workflow: their latest runs, with the results.
+
+The ids of the parents' runs are derived, so this takes the edges of one job and look-ups by id. A child of a later
+generation gets the latest runs up to that one. A retry has the parents of the run that it retries.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import NamedTuple, cast
+from uuid import UUID
+
+from psycopg.rows import class_row
+
+from tidewheel.errors import UnknownRun
+from tidewheel.postgres.pg_arrays import instants, integers, uuids
+from tidewheel.postgres.session import Conn, rows_of
+from tidewheel.postgres.statements import Statements
+from tidewheel.runs import RunState
+from tidewheel.transitions.occurrences import NodeRun, Occurrence, read_runs
+
+_SQL = Statements("tidewheel.transitions")
+_FIND_RUN = _SQL["find_run_in_occurrence"]
+_READ_PARENTS = _SQL["read_parents"]
+_READ_RESULTS = _SQL["read_parent_results"]
+
+MAX_RESULTS_BYTES = 64 * 1024
+"""The most bytes of results that one read returns together; a single result is never larger."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParentRun:
+    """A parent's run in the occurrence of a child.
+
+    Args:
+        key: The parent's key.
+        when: The condition on its end.
+        status: The state of its run; None if it has none yet, or if that is no longer stored.
+        run_id: Its latest run; None likewise.
+        result: Its result as JSON text; None if it returned none, or if it is left out or expired.
+        result_bytes: The size of its result.
+        left_out: True if the results together are too large; a read of this parent alone returns it.
+        expired: True if the run or its result is no longer stored.
+    """
+
+    key: str
+    when: str
+    status: str | None = None
+    run_id: UUID | None = None
+    result: bytes | None = None
+    result_bytes: int = 0
+    left_out: bool = False
+    expired: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Child:
+    job_id: UUID
+    state: str
+    generation: int | None
+    root_run_id: UUID | None
+    root_job_id: UUID  # this and the rest are null as well if root_run_id is
+    scheduled_at: datetime
+    graph_at: datetime
+    last_generation: int
+
+
+class _Result(NamedTuple):
+    run_id: UUID
+    size: int | None
+    result: bytes | None
+    expired: bool
+
+
+def read_parents(
+    connection: Conn, run_id: UUID, *, tenant: str | None = None, key: str | None = None
+) -> list[ParentRun]:
+    """Return the parents of a run, by key; none if it belongs to no occurrence.
+
+    Args:
+        connection: Reads the rows.
+        run_id: The child.
+        tenant: Only a run of this tenant.
+        key: Only the parent with this key.
+
+    Raises:
+        UnknownRun: There is no such run.
+    """
+    with connection.cursor(row_factory=class_row(_Child), binary=True) as cursor:
+        child = cursor.execute(_FIND_RUN, {"run_id": run_id, "tenant": tenant}).fetchone()
+    if child is None:
+        raise UnknownRun(str(run_id))
+    if child.root_run_id is None:
+        return []
+    generation = child.last_generation if child.generation is None else child.generation
+    occurrence = Occurrence(child.root_run_id, child.root_job_id, child.scheduled_at, child.graph_at, generation)
+    columns: dict[str, object] = {"job_id": child.job_id, "at": child.graph_at, "key": key}
+    rows = connection.execute(_READ_PARENTS, columns, binary=True).fetchall()
+    edges = cast("list[tuple[UUID, str, str]]", rows)
+    stored = read_runs(connection, occurrence, [job for job, _, _ in edges])
+    latest = {job: next(filter(None, runs), None) for job, runs in stored.items()}
+    results = _read_results(connection, [run for run in latest.values() if run and run.state == RunState.SUCCEEDED])
+    waits = child.state == RunState.BLOCKED
+    return [_parent(key, when, latest[job], results, waits=waits) for job, key, when in edges]
+
+
+def _parent(key: str, when: str, run: NodeRun | None, results: Mapping[UUID, _Result], *, waits: bool) -> ParentRun:
+    if run is None:
+        return ParentRun(key, when, expired=not waits)
+    if (result := results.get(run.run_id)) is None:
+        return ParentRun(key, when, run.state, run.run_id)
+    size = result.size or 0
+    left_out = size > 0 and result.result is None
+    return ParentRun(key, when, run.state, run.run_id, result.result, size, left_out, result.expired)
+
+
+def _read_results(connection: Conn, runs: Sequence[NodeRun]) -> dict[UUID, _Result]:
+    if not runs:
+        return {}
+    columns: dict[str, object] = {
+        "run_ids": uuids(run.run_id for run in runs),
+        "attempts": integers(run.attempt for run in runs),
+        "started_at": instants(run.started_at for run in runs),
+        "max_bytes": MAX_RESULTS_BYTES,
+    }
+    with connection.cursor(row_factory=rows_of(_Result._make), binary=True) as cursor:
+        return {row.run_id: row for row in cursor.execute(_READ_RESULTS, columns)}
