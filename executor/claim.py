@@ -12,6 +12,7 @@ A run that would replace the active run of its job, while another transaction ha
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
 from typing import NamedTuple, NoReturn
 from uuid import UUID
 
@@ -66,9 +67,9 @@ class RunMessage(NamedTuple):
     message: Message
 
     @property
-    def order(self) -> tuple[int, int]:
-        """Sort key, greater for the later of two messages for one run: neither number ever falls."""
-        return self.claim.attempt, self.claim.job_version
+    def order(self) -> tuple[int, int, datetime]:
+        """Sort key, greater for the later of two messages for one run: none of the parts ever falls."""
+        return self.claim.attempt, self.claim.job_version, self.request.publish_at
 
 
 class FetchedMessage(NamedTuple):
@@ -155,7 +156,14 @@ class BatchClaimer:
             request = decode(value if isinstance(value, bytes) else b"", RunRequest)
             definition = self._definitions.of(request.definition)
             keyed = request.concurrency_key is not None
-            claim = Claim(read_uuid(request.run_id), request.attempt, request.job_version, _source_of(message), keyed)
+            claim = Claim(
+                read_uuid(request.run_id),
+                request.attempt,
+                request.job_version,
+                _source_of(message),
+                keyed,
+                request.publish_at,
+            )
             name = needs(definition.target)
         except (UndecodableMessage, ValueError) as error:
             # Of a newer release's relay. In any case the run is in the table, and the sweep finds it.

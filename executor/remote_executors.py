@@ -353,7 +353,10 @@ def _due_runs(connection: Conn, statement: LiteralString, columns: Mapping[str, 
 
 
 def _swept_claims(swept: Sequence[DueRun], claim: RemoteClaim) -> list[Claim]:
-    return [Claim(run.run_id, run.attempt + 1, run.job_version, _source_of(claim)) for run in swept]
+    return [
+        Claim(run.run_id, run.attempt + 1, run.job_version, _source_of(claim), publish_at=run.publish_at)
+        for run in swept
+    ]
 
 
 def _source_of(claim: RemoteClaim) -> str:

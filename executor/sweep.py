@@ -252,7 +252,14 @@ class Sweep:
             readable = self._read(runs[: taken + _UNREADABLE])
             chosen = [run for run in runs if run.run_id in readable][:taken]
             claims = [
-                Claim(run.run_id, run.attempt + 1, run.job_version, "sweep", run.concurrency_key is not None)
+                Claim(
+                    run.run_id,
+                    run.attempt + 1,
+                    run.job_version,
+                    "sweep",
+                    run.concurrency_key is not None,
+                    run.publish_at,
+                )
                 for run in chosen
             ]
             claimed = self._claimer.claim(claims, source="sweep").started

@@ -698,3 +698,25 @@ UPDATE job_runs AS o
    AND o.scheduled_at > %(now)s
    AND o.gates & %(flow)s = 0
    AND o.cause IN ('timer', 'trigger', 'backfill')
+
+-- name: open_windows
+-- Locks the windows of triggers with dedupe; inserts those that there are not yet. Returns all.
+-- Index: dedupes_pkey. Lock: each row in dedupe_id order, before any run; waits for another trigger of the key.
+INSERT INTO dedupes AS d (dedupe_id, tenant, job_id, run_id, first_at, until_at, runs_at)
+SELECT new.*
+  FROM unnest(%(ids)s::bigint[], %(tenants)s::text[], %(job_ids)s::uuid[], %(run_ids)s::uuid[], %(first_at)s::timestamptz[],
+              %(until_at)s::timestamptz[], %(runs_at)s::timestamptz[])
+       AS new (dedupe_id, tenant, job_id, run_id, first_at, until_at, runs_at)
+ ORDER BY new.dedupe_id
+    ON CONFLICT (dedupe_id) DO UPDATE SET run_id = d.run_id
+RETURNING d.dedupe_id, d.run_id, d.first_at, d.until_at, d.runs_at
+
+-- name: write_windows
+-- Updates windows: the run, and the times.
+-- Index: dedupes_pkey; dedupes_by_end changes. Lock: rows that open_windows has locked.
+UPDATE dedupes AS d
+   SET run_id = given.run_id, first_at = given.first_at, until_at = given.until_at, runs_at = given.runs_at
+  FROM unnest(%(ids)s::bigint[], %(run_ids)s::uuid[], %(first_at)s::timestamptz[], %(until_at)s::timestamptz[],
+              %(runs_at)s::timestamptz[])
+       AS given (dedupe_id, run_id, first_at, until_at, runs_at)
+ WHERE d.dedupe_id = given.dedupe_id

@@ -127,7 +127,7 @@ class ReceivedRequest:
             times = (_optional_text(request.delay), _optional_text(request.run_at))
             payload = request.carried
             kind, content = (payload.content_type, payload.content) if payload else (None, b"")
-            body = canonical([*common, request.key, *times, request.labels, request.overlap, kind])
+            body = canonical([*common, request.key, *times, request.labels, request.overlap, kind, *_further(request)])
             return sha256(body + content).digest()
         return self.model_body_hash()
 
@@ -264,6 +264,12 @@ def _submit_body(*values: str | int | None) -> bytes:
     return canonical(values)
 
 
+def _further(request: JobTrigger) -> list[str]:
+    """Return the fields that few triggers have."""
+    names = ("concurrency_key", "dedupe")
+    return [f"{name}={value!r}" for name in names if (value := getattr(request, name)) is not None]
+
+
 def _optional_text(value: object) -> str | None:
     return None if value is None else str(value)
 
@@ -290,7 +296,7 @@ def _json_reply(reply: Reply) -> bytes:
         f',"backfill_id":{_json_text(reply.backfill_id)},"backfill_status":{_json_text(reply.backfill_status)}'
         f',"occurrences":{_json_number(reply.occurrences)},"cancellation_id":{_json_number(reply.cancellation_id)}'
         f',"unchanged":{"true" if reply.unchanged else "false"},"code":null,"errors":[]'
-        f',"origin":{_json_origin(reply.origin)}}}'
+        f',"origin":{_json_origin(reply.origin)},"dedupe":{_json_text(reply.dedupe)}}}'
     ).encode()
 
 

@@ -8,11 +8,13 @@ and the first replies prevent that.
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import cast
 
 from tidewheel.errors import FieldError, InvalidInput, UnknownJob
 from tidewheel.ids import JobId, RunId, run_id
+from tidewheel.intake.dedupes import DEDUPLICATED, SharedTrigger, open_windows
 from tidewheel.intake.request import ReceivedRequest, accepted, rejected
 from tidewheel.jobs.requests import LONGEST_DELAY, JobTrigger
 from tidewheel.postgres.database_clock import read_now
@@ -31,19 +33,26 @@ def apply_triggers(connection: Conn, installation: Installation, batch: Sequence
     runs: list[NewRun] = []
     ahead: set[RunId] = set()
     replies: list[Reply] = []
+    shared: list[SharedTrigger] = []
     for received in batch:
         job = jobs.get(received.job_id)
         if job is None:
             replies.append(rejected(received, UnknownJob(received.tenant, received.key or "")))
             continue
+        request = cast("JobTrigger", received.request)
+        dedupe = request.dedupe
         try:
             run = _run(received, job, now)
+            key = None if dedupe is None else job.fill(dedupe.key, request.carried, "dedupe key")
         except InvalidInput as refused:
             replies.append(rejected(received, refused))
             continue
-        runs.append(run)
-        if cast("JobTrigger", received.request).run_at is not None:
+        if request.run_at is not None:
             ahead.add(run.run_id)
+        if dedupe is None or key is None:
+            runs.append(run)
+        else:
+            shared.append(SharedTrigger(len(replies), key, dedupe, run))
         replies.append(
             accepted(
                 received,
@@ -53,6 +62,18 @@ def apply_triggers(connection: Conn, installation: Installation, batch: Sequence
                 next_run_at=run.scheduled_at,
             )
         )
+    if shared:
+        windows = open_windows(connection, shared, now)
+        for trigger in shared:
+            answer = windows.apply(trigger)
+            replies[trigger.place] = replace(
+                replies[trigger.place],
+                run_id=str(answer.run_id),
+                next_run_at=answer.runs_at,
+                dedupe=answer.outcome,
+                unchanged=answer.outcome == DEDUPLICATED,
+            )
+        runs += windows.write(connection, installation)
     # The id of a run that has a `run_at` ahead may be that of an earlier run. All others hold the time of this call.
     unique = {run.run_id: run for run in runs}
     create_runs(connection, installation, [run for run_id, run in unique.items() if run_id not in ahead], now=now)

@@ -50,7 +50,7 @@ CREATE TABLE job_runs (
     autovacuum_vacuum_cost_delay = 0
 );
 COMMENT ON COLUMN job_runs.handler IS 'what an executor must have: a handler''s name, or tidewheel. and the type of another target';
-COMMENT ON COLUMN job_runs.gates IS 'bits of tidewheel/runs.py: what a claim or an end does beyond the row; 0 for most runs. 1: another run of the job has come, or the run is the job''s active run. 2: a run of a workflow. 4: the run has a concurrency key. 8: it holds a place of that key';
+COMMENT ON COLUMN job_runs.gates IS 'bits of tidewheel/runs.py: what a claim or an end does beyond the row; 0 for most runs. 1: another run of the job has come, or the run is the job''s active run. 2: a run of a workflow. 4: the run has a concurrency key. 8: it holds a place of that key. 64: a trigger has replaced its inputs';
 COMMENT ON COLUMN job_runs.root_run_id IS 'the first run of its chain of retries by clients';
 COMMENT ON COLUMN job_runs.workflow_run_id IS 'the run of the root, if the run belongs to an occurrence of a workflow';
 COMMENT ON COLUMN job_runs.generation IS 'of a run of a workflow: 0, and one more for each resume';
@@ -530,3 +530,25 @@ COMMENT ON COLUMN backfills.created_at IS 'in whole milliseconds';
 CREATE INDEX backfills_open ON backfills (shard, backfill_id) WHERE state IN ('running', 'paused');
 CREATE UNIQUE INDEX backfills_by_job ON backfills (job_id, created_at);
 CREATE INDEX backfills_by_tenant ON backfills (tenant, created_at);
+
+-- The windows of triggers with dedupe: which run the triggers of a key have. A trigger locks the row before the run's.
+CREATE TABLE dedupes (
+    dedupe_id bigint PRIMARY KEY,
+    tenant    text NOT NULL,
+    job_id    uuid NOT NULL,
+    run_id    uuid NOT NULL,
+    first_at  timestamptz NOT NULL,
+    until_at  timestamptz NOT NULL,
+    runs_at   timestamptz NOT NULL
+) WITH (
+    fillfactor = 70,
+    autovacuum_vacuum_scale_factor = 0.02,
+    autovacuum_vacuum_threshold = 5000,
+    autovacuum_vacuum_cost_delay = 0
+);
+COMMENT ON COLUMN dedupes.dedupe_id IS '64 bits of a hash of the job and the key';
+COMMENT ON COLUMN dedupes.run_id IS 'the run that the first trigger of the window has made';
+COMMENT ON COLUMN dedupes.first_at IS 'the time of the first trigger of the window';
+COMMENT ON COLUMN dedupes.until_at IS 'the end of the window; of a debounced run the time at which it is due';
+COMMENT ON COLUMN dedupes.runs_at IS 'the time at which the run is due';
+CREATE INDEX dedupes_by_end ON dedupes (until_at); -- the scheduler deletes windows that are over

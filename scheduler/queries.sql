@@ -850,3 +850,14 @@ SELECT coalesce(max(extract(epoch FROM (SELECT tidewheel_now()) - e.last_heartbe
 -- The ids of some due releases of these shards, the oldest first.
 -- Index: releases_due. No lock.
 {{tidewheel.transitions.due_releases(r)}}
+
+-- name: delete_old_windows
+-- Deletes some windows of triggers with dedupe that are over: the next trigger begins a new one in any case.
+-- Index: dedupes_by_end. Lock: the rows, locked rows are skipped.
+DELETE FROM dedupes
+ WHERE dedupe_id IN (SELECT d.dedupe_id
+                       FROM dedupes AS d
+                      WHERE d.until_at <= tidewheel_now()
+                      ORDER BY d.until_at
+                      LIMIT %(limit)s
+                        FOR UPDATE SKIP LOCKED)

@@ -28,6 +28,7 @@ _UNLOCK_RETENTION = _SQL["unlock_retention"]
 _FIND_DAYS_IN_USE = _SQL["find_days_in_use"]
 _DELETE_OLD_AUDIT = _SQL["delete_old_audit"]
 _DELETE_OLD_REDRIVES = _SQL["delete_old_redrives"]
+_DELETE_OLD_WINDOWS = _SQL["delete_old_windows"]
 _DELETE_OLD_WORKFLOWS = _SQL["delete_old_workflows"]
 
 _EVERY_SECONDS = 3600.0
@@ -67,6 +68,7 @@ class Retention:
                 self._delete_audit(connection)
                 connection.execute(_DELETE_OLD_REDRIVES, {"keep": self._keep})
                 self._delete_workflows(connection)
+                self._delete_windows(connection)
                 return self._drop(connection)
             finally:
                 connection.execute(_UNLOCK_RETENTION)
@@ -93,6 +95,10 @@ class Retention:
     def _delete_workflows(self, connection: Conn) -> None:
         columns: dict[str, object] = {"keep": self._keep, "limit": _AUDIT_BATCH}
         while connection.execute(_DELETE_OLD_WORKFLOWS, columns).rowcount == _AUDIT_BATCH:
+            health.report_waiting()
+
+    def _delete_windows(self, connection: Conn) -> None:
+        while connection.execute(_DELETE_OLD_WINDOWS, {"limit": _AUDIT_BATCH}).rowcount == _AUDIT_BATCH:
             health.report_waiting()
 
     def _drop(self, connection: Conn) -> list[StoredDay]:

@@ -101,9 +101,11 @@ class Gate(IntFlag):
     """It has a concurrency key: it starts only with a place of the key (ADR 0053)."""
     HOLDS_KEY = 8
     """It holds a place of its key: its row counts in `run_keys.running` until its attempt ends."""
+    MOVED = 64
+    """A trigger has replaced its inputs: only a message with its `publish_at` claims it (ADR 0060)."""
 
 
-BARRED = Gate.MET | Gate.KEY
+BARRED = Gate.MET | Gate.KEY | Gate.MOVED
 
 
 class AttemptOutcome(StrEnum):

@@ -202,9 +202,20 @@ class ChangedJob:
 
 @dataclass(frozen=True, slots=True)
 class CreatedRun:
-    """A run that a request has created."""
+    """A run that a request has created.
+
+    Attributes:
+        run_id: The run; of a trigger with dedupe it may be that of an earlier one.
+        dedupe: Of a trigger with dedupe: `accepted`, `deduplicated`, `replaced` or `debounced`.
+        runs_at: Of a trigger with dedupe: when the run is due.
+    """
 
     run_id: UUID
+    dedupe: str | None
+    runs_at: datetime | None
+
+
+_CREATED_RUN: dict[str, object] = {"run_id": examples.RUN_ID, "dedupe": None, "runs_at": None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +279,7 @@ class JobsApi:
         verb(f"{_ONE}:resume", self.resume_job, body=resume, sent={})
         traced = partial(about, headers=IDEMPOTENCY_KEY | TRACEPARENT)
         traced("POST", f"{_ONE}:trigger", self.trigger_job, scope=write, status=HTTPStatus.CREATED, sets=LOCATION,
-              answer=CreatedRun, example={"run_id": examples.RUN_ID}, body=body_of(JobTrigger, without=IN_ADDRESS),
+              answer=CreatedRun, example=_CREATED_RUN, body=body_of(JobTrigger, without=IN_ADDRESS),
               sent={"payload": {"to": "a@example.org"}, "delay": "10s"})  # fmt: skip
         traced("POST", f"{_ONE}:backfill", self.backfill_job, scope=operate, also=HTTPStatus.ACCEPTED, sets=LOCATION,
               answer=BackfillResult,
@@ -404,7 +415,9 @@ class JobsApi:
         sent, request_id = await read_verb(request, "job.trigger", key=read_key(request)), idempotency_key(request)
         reply = await call(self.writes, caller, lambda each: each.request(sent, request_id))
         where = location(caller, f"/api/v1/runs/{reply.run_id}")
-        return Response(encoded({"run_id": reply.run_id}), HTTPStatus.CREATED, where, media_type="application/json")
+        runs_at = None if reply.dedupe is None else reply.next_run_at
+        body = {"run_id": reply.run_id, "dedupe": reply.dedupe, "runs_at": runs_at}
+        return Response(encoded(body), HTTPStatus.CREATED, where, media_type="application/json")
 
     async def backfill_job(self, request: Request, caller: Operator) -> Response:
         """Run the occurrences of a past range."""

@@ -1,7 +1,7 @@
 """Models of the requests of executors in other languages; unknown fields are refused by name."""
 
 from collections.abc import Mapping
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, ClassVar, Literal, Self
 from uuid import UUID
 
@@ -20,6 +20,8 @@ from tidewheel.transitions.claim import Claim
 
 MAX_SWEEP = 100
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_LATEST_MICROS = 1 << 53
 _LONGEST = timedelta(days=400)  # as of a delayed trigger
 
 Status = Literal["succeeded", "failed", "timed_out", "cancelled", "snoozed", "released", "waiting"]
@@ -82,6 +84,8 @@ class RunToClaim(StrictModel):
         claimed_from: `<topic>/<partition>/<offset>@<timestamp>` of the message.
         signature: The content of the message's header `signature`.
         digest: SHA-256 of the message's value, in hexadecimal digits.
+        publish_at: As in the message, in microseconds since 1970. Without it a run whose inputs a trigger has replaced
+            comes by a sweep.
     """
 
     run_id: RunId
@@ -90,6 +94,7 @@ class RunToClaim(StrictModel):
     claimed_from: Annotated[str, AfterValidator(one_line(512))]
     signature: Annotated[str, Field(pattern=rf"^[!-~]{{{SIGNATURE_CHARACTERS}}}$")] | None = None
     digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
+    publish_at: Annotated[int, Field(ge=0, le=_LATEST_MICROS)] | None = None
 
     def is_accepted(self, check: MessageCheck) -> bool:
         """Return True if the executor may use the message."""
@@ -101,7 +106,8 @@ class RunToClaim(StrictModel):
 
     def claim(self) -> Claim:
         """Return the request in the form of the claim code."""
-        return Claim(UUID(self.run_id), self.attempt, self.job_version, self.claimed_from)
+        publish_at = None if self.publish_at is None else _EPOCH + timedelta(microseconds=self.publish_at)
+        return Claim(UUID(self.run_id), self.attempt, self.job_version, self.claimed_from, publish_at=publish_at)
 
 
 class ClaimRequest(StrictModel):

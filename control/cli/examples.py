@@ -28,6 +28,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "job trigger": (
         """tidewheel job trigger send-email --payload '{"to": "a@example.org"}' --wait""",
         "tidewheel job trigger report --delay 10m",
+        "tidewheel job trigger report --dedupe-key acme --window 10m --mode debounce",
     ),
     "job backfill": ("tidewheel job backfill report --from 2026-11-01 --to 2026-11-08 --tz UTC --max-concurrent 4",),
     "job preview": ("tidewheel job preview --cron '30 2 * * *' --tz Europe/Berlin --handler tidy",),

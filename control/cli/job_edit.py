@@ -145,6 +145,18 @@ def trigger(
     concurrency_key: Annotated[
         str | None, typer.Option(metavar="KEY", help="Concurrency key instead of the job's.")
     ] = None,
+    dedupe_key: Annotated[
+        str | None, typer.Option(metavar="KEY", help="One run for the triggers with this key in --window.")
+    ] = None,
+    window: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="With --dedupe-key: the window, such as 10m.")
+    ] = None,
+    mode: Annotated[
+        str, typer.Option(metavar="MODE", help="With --dedupe-key: later triggers reject, replace or debounce.")
+    ] = "reject",
+    longest: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="With --mode debounce: the longest delay of the run.")
+    ] = None,
     wait: Wait = False,
     request_id: RequestId = None,
     timezone: Tz = None,
@@ -152,21 +164,47 @@ def trigger(
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Run a job once, now or later; print the run's id."""
+    content = None if payload is None else read_payload(payload)
+    after = None if delay is None else read_duration(delay, "--delay")
+    at = read_instant(run_at, "--run-at", timezone, ahead=True) if run_at else None
+    labels = read_labels(label) if label else None
+    done: dict[str, object] = {}
     with requesting(tenant) as client:
-        run_id = client.trigger(
-            key,
-            None if payload is None else read_payload(payload),
-            delay=None if delay is None else read_duration(delay, "--delay"),
-            run_at=read_instant(run_at, "--run-at", timezone, ahead=True) if run_at else None,
-            labels=read_labels(label) if label else None,
-            overlap=overlap,
-            concurrency_key=concurrency_key,
-            request_id=request_id,
-        )
+        if dedupe_key is None:
+            run_id = client.trigger(
+                key,
+                content,
+                delay=after,
+                run_at=at,
+                labels=labels,
+                overlap=overlap,
+                concurrency_key=concurrency_key,
+                request_id=request_id,
+            )
+        else:
+            if window is None:
+                refuse("--window", "it is missing", "write it beside --dedupe-key, such as --window 10m")
+            if overlap is not None:
+                refuse("--overlap", "a trigger with --dedupe-key has the job's policy", "leave it out")
+            answer = client.trigger_deduped(
+                key,
+                content,
+                dedupe_key=dedupe_key,
+                window=read_duration(window, "--window"),
+                mode=mode,
+                longest=None if longest is None else read_duration(longest, "--longest"),
+                delay=after,
+                run_at=at,
+                labels=labels,
+                concurrency_key=concurrency_key,
+                request_id=request_id,
+            )
+            run_id, done = answer.run_id, {"dedupe": answer.outcome, "runs_at": answer.runs_at}
         if wait:
             print_ended_run(wait_for_run(client, run_id), {"key": key, "run_id": run_id}, output)
             return
-    print_result([f"run {run_id}"], {"key": key, "run_id": run_id}, output)
+    text = f"run {run_id}" + (f": {done['dedupe']}" if done else "")
+    print_result([text], {"key": key, "run_id": run_id, **done}, output)
     _print_lack(tenant, key, output)
 
 

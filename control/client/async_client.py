@@ -245,6 +245,7 @@ class AsyncClient(_Part[Client]):
     submit = _call(Client.submit)
     patch = _call(Client.patch)
     trigger = _call(Client.trigger)
+    trigger_deduped = _call(Client.trigger_deduped)
     run_later = _call(Client.run_later)
     pause = _call(Client.pause)
     resume = _call(Client.resume)

@@ -14,14 +14,14 @@ from tidewheel.control.client.api_keys import ApiKeys
 from tidewheel.control.client.audit_log import AuditLog
 from tidewheel.control.client.backfills import Backfills
 from tidewheel.control.client.calendars import Calendars
-from tidewheel.control.client.connection import Connection
+from tidewheel.control.client.connection import Connection, drop_none
 from tidewheel.control.client.dead_letters import DeadLetters
 from tidewheel.control.client.enqueue import trigger_document
 from tidewheel.control.client.freezes import Freezes
 from tidewheel.control.client.job_patch import patch_job
 from tidewheel.control.client.redrives import Redrives
 from tidewheel.control.client.release import OnProgress, ReleaseResult, release
-from tidewheel.control.client.results import BackfillResult, Job, backfill_of, job_of
+from tidewheel.control.client.results import BackfillResult, Job, Triggered, backfill_of, job_of, triggered
 from tidewheel.control.client.runs import Runs
 from tidewheel.control.client.task_tokens import TaskTokens
 from tidewheel.control.client.workflows import Workflows
@@ -160,6 +160,58 @@ class Client:
             request_id=request_id,
         )
         return RunId(UUID(self._connection.request({**document, "overlap": overlap}, request_id).run_id))
+
+    def trigger_deduped(
+        self,
+        key: str,
+        payload: object = None,
+        *,
+        dedupe_key: str,
+        window: timedelta | float | str,
+        mode: str = "reject",
+        longest: timedelta | float | str | None = None,
+        delay: timedelta | float | str | None = None,
+        run_at: datetime | None = None,
+        labels: dict[str, str] | None = None,
+        concurrency_key: str | None = None,
+        request_id: str | None = None,
+    ) -> Triggered:
+        """Run a job once for all triggers with `dedupe_key` in a window.
+
+        Args:
+            key: The job.
+            payload: As for `trigger`, as are the other arguments that it has.
+            dedupe_key: The key that the triggers share.
+            window: The time from the first trigger on, up to 30 days. With `debounce` the time without a trigger.
+            mode: `reject` drops the later triggers. `replace` gives the run that has not begun the last payload, and
+                `debounce` postpones it too.
+            longest: With `debounce`: the longest time from the first trigger to the run; ten windows by default.
+            delay: Of the first trigger of a window; not with `debounce`.
+            run_at: In place of `delay`.
+            labels: In place of the job's own.
+            concurrency_key: In place of the job's own.
+            request_id: The same id again returns the first answer.
+
+        Returns:
+            What happened, the run, and when it is due.
+
+        Raises:
+            Refused: There is no such job, or an argument does not fit.
+            Unavailable: The database does not answer.
+        """
+        document = trigger_document(
+            key,
+            payload,
+            tenant=self._connection.tenant,
+            delay=delay,
+            run_at=run_at,
+            labels=labels,
+            request_id=request_id,
+        )
+        dedupe = drop_none({"key": dedupe_key, "window": window, "mode": mode, "longest": longest})
+        return triggered(
+            self._connection.request({**document, "concurrency_key": concurrency_key, "dedupe": dedupe}, request_id)
+        )
 
     def run_later(
         self,

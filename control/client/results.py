@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import cast
 from uuid import UUID
 
-from tidewheel.ids import JobId
+from tidewheel.ids import JobId, RunId
 from tidewheel.runs import FINAL, RunState
 from tidewheel.schemas.generated.records import Reply
 
@@ -25,6 +25,21 @@ class Job:
     version: int
     unchanged: bool
     next_run_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Triggered:
+    """The answer to a trigger with dedupe.
+
+    Args:
+        run_id: The run that the trigger has: its own, or that of an earlier one.
+        outcome: `accepted` for a new run; `deduplicated`, `replaced` or `debounced` for an earlier one.
+        runs_at: When the run is due; of a deduplicated trigger this may have passed.
+    """
+
+    run_id: RunId
+    outcome: str
+    runs_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,3 +110,10 @@ def backfill_of(reply: Reply) -> BackfillResult:
     """Return the backfill of an accepted request."""
     backfill_id = UUID(reply.backfill_id) if reply.backfill_id else None
     return BackfillResult(backfill_id, reply.occurrences, reply.unchanged, reply.backfill_status)
+
+
+def triggered(reply: Reply) -> Triggered:
+    """Return the answer to a trigger with dedupe."""
+    assert reply.dedupe is not None  # noqa: S101 - the request had one
+    assert reply.next_run_at is not None  # noqa: S101 - a run has a time
+    return Triggered(RunId(UUID(reply.run_id)), reply.dedupe, reply.next_run_at)

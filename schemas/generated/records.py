@@ -496,7 +496,8 @@ class Reply:
         job_version: Current version of the job after the request.
         run_id: UUID of the run that the request created or named.
         run_status: State of the run: with run_complete after the request, else before it.
-        next_run_at: Next occurrence of the job, UTC; null if it has none or is paused.
+        next_run_at: Next occurrence of the job, UTC; null if it has none or is paused. With job_trigger: when the run
+            is due.
         backfill_id: UUID of the backfill that the request created or named.
         backfill_status: With backfill_pause, backfill_resume and backfill_cancel: the state of the backfill.
         occurrences: With job_backfill: the number of occurrences that the backfill runs.
@@ -505,6 +506,8 @@ class Reply:
         code: With rejected: the kind of refusal, such as `invalid`, `unknown_job` or `request_conflict`.
         errors: With rejected: every problem found; else empty.
         origin: Position of the request in Kafka; null if it did not come through Kafka.
+        dedupe: With job_trigger and dedupe: `accepted` for a new run; `deduplicated`, `replaced` or `debounced` for the
+            first one.
     """
 
     request_id: str | None = None
@@ -525,6 +528,7 @@ class Reply:
     code: str | None = None
     errors: tuple[ReplyError, ...]
     origin: RequestOrigin | None = None
+    dedupe: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -735,6 +739,23 @@ class JobSubmission:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DedupeSubmission:
+    """Triggers of one job with one key, of which a window has one run.
+
+    Attributes:
+        key: The key; required.
+        window: Time from the first trigger on, a duration; with `debounce` the time without a trigger; required.
+        mode: `reject` (when null), `replace` or `debounce`.
+        longest: With `debounce`: longest time from the first trigger to the run, a duration; ten windows when null.
+    """
+
+    key: str | None = None
+    window: str | None = None
+    mode: str | None = None
+    longest: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """A request to Tidewheel.
 
@@ -794,6 +815,7 @@ class Request:
         key_prefix: With freeze and thaw: only runs of jobs whose keys begin so.
         by: With freeze: the name of the operator, which nothing verifies.
         concurrency_key: With job_trigger: replaces the job's key; the limit stays the job's.
+        dedupe: With job_trigger: one run for the triggers with one key in a window.
     """
 
     type: RequestType
@@ -844,6 +866,7 @@ class Request:
     key_prefix: str | None = None
     by: str | None = None
     concurrency_key: str | None = None
+    dedupe: DedupeSubmission | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

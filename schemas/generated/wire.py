@@ -17,6 +17,7 @@ from tidewheel.schemas.generated.records import (
     ConcurrencyKeySubmission,
     DeadAttempt,
     DeadLetter,
+    DedupeSubmission,
     HttpTarget,
     JobDefinition,
     JobSubmission,
@@ -906,7 +907,7 @@ def _read_request_origin(data: bytes, at: int) -> tuple[RequestOrigin, int]:
     return record, at
 
 
-REPLY_HEADER = bytes.fromhex("c3012a91da43a9fe7ae3")
+REPLY_HEADER = bytes.fromhex("c301ff65fb1490a4443b")
 
 
 def encode_reply(record: Reply) -> bytes:
@@ -932,6 +933,7 @@ def encode_reply(record: Reply) -> bytes:
             b"\0" if record.code is None else b"\2" + text(record.code),
             array(record.errors, _reply_error),
             b"\0" if record.origin is None else b"\2" + _request_origin(record.origin),
+            b"\0" if record.dedupe is None else b"\2" + text(record.dedupe),
         )
     )
 
@@ -956,6 +958,7 @@ def read_reply(data: bytes, at: int = 10) -> tuple[Reply, int]:
     code, at = optional_at(data, at, text_at)
     errors, at = array_at(data, at, _read_reply_error)
     origin, at = optional_at(data, at, _read_request_origin)
+    dedupe, at = optional_at(data, at, text_at)
     record = Reply(
         request_id=request_id,
         type=type,
@@ -975,6 +978,7 @@ def read_reply(data: bytes, at: int = 10) -> tuple[Reply, int]:
         code=code,
         errors=errors,
         origin=origin,
+        dedupe=dedupe,
     )
     return record, at
 
@@ -1307,7 +1311,32 @@ def _read_job_submission(data: bytes, at: int) -> tuple[JobSubmission, int]:
     return record, at
 
 
-REQUEST_HEADER = bytes.fromhex("c30187122f27405187de")
+def _dedupe_submission(record: DedupeSubmission) -> bytes:
+    return b"".join(
+        (
+            b"\0" if record.key is None else b"\2" + text(record.key),
+            b"\0" if record.window is None else b"\2" + text(record.window),
+            b"\0" if record.mode is None else b"\2" + text(record.mode),
+            b"\0" if record.longest is None else b"\2" + text(record.longest),
+        )
+    )
+
+
+def _read_dedupe_submission(data: bytes, at: int) -> tuple[DedupeSubmission, int]:
+    key, at = optional_at(data, at, text_at)
+    window, at = optional_at(data, at, text_at)
+    mode, at = optional_at(data, at, text_at)
+    longest, at = optional_at(data, at, text_at)
+    record = DedupeSubmission(
+        key=key,
+        window=window,
+        mode=mode,
+        longest=longest,
+    )
+    return record, at
+
+
+REQUEST_HEADER = bytes.fromhex("c30199487df3ee8e3f42")
 
 
 def encode_request(record: Request) -> bytes:
@@ -1363,6 +1392,7 @@ def encode_request(record: Request) -> bytes:
             b"\0" if record.key_prefix is None else b"\2" + text(record.key_prefix),
             b"\0" if record.by is None else b"\2" + text(record.by),
             b"\0" if record.concurrency_key is None else b"\2" + text(record.concurrency_key),
+            b"\0" if record.dedupe is None else b"\2" + _dedupe_submission(record.dedupe),
         )
     )
 
@@ -1425,6 +1455,7 @@ def read_request(data: bytes, at: int = 10) -> tuple[Request, int]:
     key_prefix, at = optional_at(data, at, text_at)
     by, at = optional_at(data, at, text_at)
     concurrency_key, at = optional_at(data, at, text_at)
+    dedupe, at = optional_at(data, at, _read_dedupe_submission)
     record = Request(
         type=type,
         request_id=request_id,
@@ -1474,6 +1505,7 @@ def read_request(data: bytes, at: int = 10) -> tuple[Request, int]:
         key_prefix=key_prefix,
         by=by,
         concurrency_key=concurrency_key,
+        dedupe=dedupe,
     )
     return record, at
 

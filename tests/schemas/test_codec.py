@@ -156,8 +156,8 @@ def test_array_in_several_blocks_with_byte_sizes_is_decoded() -> None:
     item = b"\2a\2b\2c"
     blocks = _varint(1) + item + _varint(-2) + _varint(2 * len(item)) + item * 2 + b"\0"
     whole = encode(reply)
-    assert whole.endswith(_varint(3) + item * 3 + b"\0\0")
-    assert decode(whole[: -len(_varint(3) + item * 3 + b"\0\0")] + blocks + b"\0", records.Reply) == reply
+    assert whole.endswith(_varint(3) + item * 3 + b"\0\0\0")
+    assert decode(whole[: -len(_varint(3) + item * 3 + b"\0\0\0")] + blocks + b"\0\0", records.Reply) == reply
 
 
 def _with_another_field(record_type: type) -> str:

@@ -51,7 +51,7 @@ def is_template(key: str) -> bool:
     return "{" in key
 
 
-def fill_key(template: str, payload: Payload | None) -> str:
+def fill_key(template: str, payload: Payload | None, what: str = "concurrency key") -> str:
     """Return the key of a run with this payload.
 
     >>> fill_key("mail/{payload.customer.id}", Payload(b'{"customer":{"id":7}}', JSON_CONTENT))
@@ -60,15 +60,16 @@ def fill_key(template: str, payload: Payload | None) -> str:
     Args:
         template: A key; one without fields is returned as it is.
         payload: The payload of the run.
+        what: The name of the key in the error.
 
     Raises:
         InvalidValue: A field is missing or has the wrong type, or the result is no key; the path is the field's.
     """
     if not is_template(template):
         return template
-    remedy = "send a payload that has it as a string or an integer, or another concurrency_key"
+    remedy = f"send a payload that has it as a string or an integer, or another {what.replace(' ', '_')}"
     if payload is None or not payload.content or payload.content_type != JSON_CONTENT:
-        problem = f"the concurrency key {template} needs a field, and there is no payload of JSON"
+        problem = f"the {what} {template} needs a field, and there is no payload of JSON"
         raise InvalidValue(problem=problem, remedy=remedy, path="payload")
     document: object = json.loads(payload.content)
 
@@ -77,17 +78,17 @@ def fill_key(template: str, payload: Payload | None) -> str:
         for name in match.group(1)[1:].split("."):
             members = as_object(value)
             if members is None or name not in members:
-                problem = f"the concurrency key {template} needs this field, and the payload does not have it"
+                problem = f"the {what} {template} needs this field, and the payload does not have it"
                 raise InvalidValue(problem=problem, remedy=remedy, path=f"payload{match.group(1)}")
             value = members[name]
         if isinstance(value, bool) or not isinstance(value, str | int):
-            problem = f"the concurrency key {template} needs this field, which is neither a string nor an integer"
+            problem = f"the {what} {template} needs this field, which is neither a string nor an integer"
             raise InvalidValue(problem=problem, remedy=remedy, path=f"payload{match.group(1)}")
         return str(value)
 
     key = _FIELD.sub(fill, template)
     if not is_plain_key(key):
-        problem = f"the concurrency key {template} becomes {shown(key)}, which has {len(key)} characters"
+        problem = f"the {what} {template} becomes {shown(key)}, which has {len(key)} characters"
         remedy = f"write 1 to {MAX_TEXT} printable characters without spaces at the ends"
         raise InvalidValue(problem=problem, remedy=remedy, path="payload")
     return key

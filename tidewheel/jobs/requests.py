@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 from pydantic import BeforeValidator, Field, model_validator
 
 from tidewheel.jobs.concurrency import ConcurrencyKeyName
+from tidewheel.jobs.dedupe import Dedupe
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.payload import WithPayload
 from tidewheel.jobs.spec import JobSpec
@@ -74,6 +75,7 @@ class JobTrigger(_Request, WithPayload):
         labels: Replace the job's.
         overlap: Replaces the job's.
         concurrency_key: Replaces the job's key; the limit stays the job's, or one at once if it has none.
+        dedupe: The triggers with one key of which a window has one run.
     """
 
     later: ClassVar[Mapping[str, str]] = {
@@ -88,6 +90,7 @@ class JobTrigger(_Request, WithPayload):
     labels: Labels | None = None
     overlap: OverlapPolicy | None = None
     concurrency_key: ConcurrencyKeyName | None = None
+    dedupe: Dedupe | None = None
 
     @model_validator(mode="after")
     def _one_time(self) -> Self:
@@ -95,6 +98,9 @@ class JobTrigger(_Request, WithPayload):
             raise InvalidValue(
                 problem="delay and run_at exclude each other", remedy="leave one of them out", path="delay"
             )
+        if self.dedupe is not None and self.dedupe.mode == "debounce" and (self.delay or self.run_at):
+            path = "delay" if self.delay else "run_at"
+            raise InvalidValue(problem="a debounced run starts after its window", remedy="leave it out", path=path)
         return self
 
 

@@ -112,7 +112,7 @@ class JobSpec(WithPayload):
 
     later: ClassVar[Mapping[str, str]] = {
         "ordering_key": "use concurrency_key, which lets the runs of one key start one after another",
-        "dedupe": "send a request_id, which makes a repeated request one",
+        "dedupe": "write it in the job.trigger; of occurrences overlap: skip keeps runs apart",
         "priority": "use lane: critical, standard or batch",
     }
     elsewhere: ClassVar[Mapping[str, str]] = {

@@ -17,7 +17,7 @@ from uuid import UUID
 
 import psycopg
 
-from tidewheel.postgres.pg_arrays import integers, texts, uuids, words
+from tidewheel.postgres.pg_arrays import instants, integers, texts, uuids, words
 from tidewheel.postgres.session import Conn, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import BARRED, Gate, Move, Overlap, RunState, sources, target
@@ -51,6 +51,7 @@ class Claim(NamedTuple):
         job_version: The job version in the message.
         claimed_from: Coordinates of the message, or `sweep`.
         keyed: True if the run is known to have a concurrency key: its claim goes straight to `claim_keyed`.
+        publish_at: That of the message or the row; a run with `MOVED` needs that of its row.
     """
 
     run_id: UUID
@@ -58,6 +59,7 @@ class Claim(NamedTuple):
     job_version: int
     claimed_from: str
     keyed: bool = False
+    publish_at: datetime | None = None
 
 
 class Started(NamedTuple):
@@ -275,6 +277,7 @@ def _start(
         "met": met,
         "key": Gate.KEY,
         "holds": Gate.HOLDS_KEY,
+        "moved": Gate.MOVED,
     }
     with connection.cursor(row_factory=rows_of(Started._make), binary=True) as cursor:
         return cursor.execute(_START_ATTEMPTS, columns).fetchall()
@@ -293,5 +296,7 @@ def _fences(requested: Mapping[UUID, Claim]) -> dict[str, object]:
         "run_ids": uuids(requested),
         "attempts": integers(claim.attempt for claim in requested.values()),
         "versions": integers(claim.job_version for claim in requested.values()),
+        "publish_at": instants(claim.publish_at for claim in requested.values()),
+        "moved": Gate.MOVED,
         "sources": _CLAIM_SOURCES,
     }

@@ -179,7 +179,7 @@ def _add_new(connection: Conn, runs: dict[RunId, NewRun], now: datetime) -> set[
     new = [run for run_id, run in runs.items() if run_id not in found]
     if not new:
         return set()
-    deadlines = [_deadlines(run) for run in new]
+    limits = [deadlines(run) for run in new]
     added = _ids(
         connection,
         _ADD_JOB_RUNS,
@@ -199,8 +199,8 @@ def _add_new(connection: Conn, runs: dict[RunId, NewRun], now: datetime) -> set[
             "publish_at": instants(run.publish_at for run in new),
             "moved_ahead": words("true" if run.publish_at < run.scheduled_at else "false" for run in new),
             "created_at": instants([now] * len(new)),
-            "deadline_at": instants(earliest for earliest, _ in deadlines),
-            "close_at": instants(closes for _, closes in deadlines),
+            "deadline_at": instants(earliest for earliest, _ in limits),
+            "close_at": instants(closes for _, closes in limits),
             "parents": uuids(run.parent_run_id for run in new),
             "roots": uuids(run.root_run_id for run in new),
             "request_ids": [run.request_id for run in new],
@@ -241,8 +241,8 @@ def _job_runs(runs: Sequence[NewRun], now: datetime) -> Iterator[bytes]:
             moved_ahead = boolean(run.publish_at < run.scheduled_at)
             publish_at = _NEVER if run.blocked else instant(run.publish_at)
             at = instant(run.scheduled_at) + publish_at + moved_ahead + created_at
-        earliest, closes = _deadlines(run)
-        deadlines = _NO_DEADLINES if earliest is None else instant(earliest) + instant(closes)
+        earliest, closes = deadlines(run)
+        limits = _NO_DEADLINES if earliest is None else instant(earliest) + instant(closes)
         origin = _NO_ORIGIN
         if (run.parent_run_id or run.root_run_id or run.request_id or run.requested_from) is not None:
             origin = uuid(run.parent_run_id) + uuid(run.root_run_id) + text(run.request_id) + text(run.requested_from)
@@ -257,7 +257,7 @@ def _job_runs(runs: Sequence[NewRun], now: datetime) -> Iterator[bytes]:
                     NULL if (key := _key_id(run)) is None else int8(key),
                 )
             )
-        yield b"".join((_JOB_RUN, uuid(run.run_id), uuid(run.job_id), fields, at, deadlines, origin, shares))
+        yield b"".join((_JOB_RUN, uuid(run.run_id), uuid(run.job_id), fields, at, limits, origin, shares))
 
 
 def _state(run: NewRun) -> RunState:
@@ -272,7 +272,7 @@ def _key_id(run: NewRun) -> int | None:
     return None if run.concurrency_key is None else key_id(run.tenant, run.concurrency_key)
 
 
-def _deadlines(run: NewRun) -> tuple[datetime | None, datetime | None]:
+def deadlines(run: NewRun) -> tuple[datetime | None, datetime | None]:
     """Return the earliest deadline of a new run and its schedule_to_close; both count from its publish_at."""
     if not run.has_deadlines or run.blocked:
         return None, None

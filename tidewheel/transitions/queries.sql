@@ -161,11 +161,11 @@ SELECT set_config('lock_timeout', %(lock_timeout)s, true), set_config('plan_cach
 -- Index: job_runs_pkey.
 -- Lock: each run, locked rows are skipped (the sweep comes back to them).
 -- Why: a later statement than the one that locks `claims` for share, so that it sees every cancellation that was
--- accepted before, and every freeze.
+-- accepted before, and every freeze. A message from before the last change of a run's inputs has another publish_at.
 SELECT o.*
   FROM (SELECT *
-          FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[], %(versions)s::integer[])
-               AS given (run_id, attempt, job_version)
+          FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[], %(versions)s::integer[], %(publish_at)s::timestamptz[])
+               AS given (run_id, attempt, job_version, publish_at)
          ORDER BY run_id) AS requested
  CROSS JOIN LATERAL (
     SELECT o.run_id, o.job_id, o.tenant, o.overlap, o.state, o.attempt, o.scheduled_at,
@@ -175,6 +175,7 @@ SELECT o.*
      WHERE o.run_id = requested.run_id
        AND o.attempt = requested.attempt - 1
        AND o.job_version = requested.job_version
+       AND (o.gates & %(moved)s = 0 OR o.publish_at = requested.publish_at)
        AND o.state = ANY (%(sources)s::text[])
        AND CASE WHEN o.publish_at <= (SELECT tidewheel_now()) THEN true ELSE false END
        AND (o.deadline_at IS NULL OR o.deadline_at > (SELECT tidewheel_now()))
@@ -274,7 +275,7 @@ SELECT requested.job_id, requested.tenant, %(no_run)s, true
 -- release the active run.
 UPDATE job_runs AS o
    SET state = %(target)s,
-       gates = o.gates | CASE WHEN o.overlap = %(free)s THEN 0 ELSE %(met)s END
+       gates = (o.gates & ~ %(moved)s::smallint) | CASE WHEN o.overlap = %(free)s THEN 0 ELSE %(met)s END
                        | CASE WHEN o.gates & %(key)s = 0 THEN 0 ELSE %(holds)s END,
        attempt = o.attempt + 1,
        executor_id = %(executor_id)s,
@@ -1229,6 +1230,50 @@ SELECT j.job_id, j.shard, j.version, j.deleted_at, v.handler, v.queue, v.lane, v
   FROM jobs AS j
   JOIN job_versions AS v ON v.job_id = j.job_id AND v.version = j.version
  WHERE j.job_id = ANY (%(job_ids)s)
+
+-- name: lock_unbegun_runs
+-- Locks those of these runs that have not begun and that no cancel names.
+-- Index: job_runs_pkey.
+-- Lock: each run in run_id order; waits for a claim under way, which then wins.
+SELECT o.run_id, nullif(o.publish_at, 'infinity')
+  FROM job_runs AS o
+ WHERE o.run_id = ANY (%(run_ids)s::uuid[])
+   AND o.attempt = 0
+   AND o.state = ANY (%(states)s::text[])
+   AND NOT EXISTS (SELECT FROM cancellations AS c WHERE {{names_run(o)}})
+   AND {{no_cancel_pends(o)}}
+ ORDER BY o.run_id
+   FOR UPDATE OF o
+
+-- name: move_runs
+-- Gives runs that have not begun the version in force and a new time, which a run that waits for others does not need.
+-- Index: job_runs_pkey; job_runs_due and job_runs_by_job change. Lock: rows that lock_unbegun_runs has locked.
+UPDATE job_runs AS o
+   SET job_version = given.job_version, handler = given.handler, queue = given.queue, lane = given.lane,
+       scheduled_at = CASE WHEN isfinite(o.publish_at) THEN greatest(o.scheduled_at, given.publish_at) ELSE o.scheduled_at END,
+       publish_at = CASE WHEN isfinite(o.publish_at) THEN given.publish_at ELSE o.publish_at END,
+       deadline_at = given.deadline_at,
+       schedule_to_close_at = given.close_at,
+       gates = o.gates | %(moved)s
+  FROM unnest(%(run_ids)s::uuid[], %(versions)s::integer[], %(handlers)s::text[], %(queues)s::text[], %(lanes)s::text[],
+              %(publish_at)s::timestamptz[], %(deadline_at)s::timestamptz[], %(close_at)s::timestamptz[])
+       AS given (run_id, job_version, handler, queue, lane, publish_at, deadline_at, close_at)
+ WHERE o.run_id = given.run_id
+RETURNING o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.attempt, o.scheduled_at,
+          CASE WHEN isfinite(o.publish_at) THEN o.publish_at ELSE o.scheduled_at END AS publish_at, o.created_at,
+          o.concurrency_key, isfinite(o.publish_at) AS queued
+
+-- name: replace_inputs
+-- Replaces the inputs of runs that have not begun; their overlap policy stays.
+-- Index: job_runs_pkey, the partitions' primary keys. Lock: the rows, under the locks of their runs.
+INSERT INTO run_inputs AS i (run_id, created_at, tenant, payload, payload_content_type, labels, traceparent)
+SELECT o.run_id, o.created_at, o.tenant, given.payload, given.content_type, given.labels::jsonb, given.traceparent
+  FROM unnest(%(run_ids)s::uuid[], %(payloads)s::bytea[], %(content_types)s::text[], %(labels)s::text[], %(traceparents)s::text[])
+       AS given (run_id, payload, content_type, labels, traceparent)
+  JOIN job_runs AS o ON o.run_id = given.run_id
+    ON CONFLICT (run_id, created_at) DO UPDATE
+   SET payload = excluded.payload, payload_content_type = excluded.payload_content_type, labels = excluded.labels,
+       traceparent = excluded.traceparent
 
 -- part: fits_letter_filter(d)
 -- True if a dead letter, with its failed run `f`, fits the filters that no index serves.

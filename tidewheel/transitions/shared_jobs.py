@@ -46,10 +46,18 @@ class SharedJob(NamedTuple):
             InvalidInput: The payload does not fill it.
         """
         key = requested or self.key
-        if key is None or not is_template(key):
+        return None if key is None else self.fill(key, payload, "concurrency key")
+
+    def fill(self, key: str, payload: Payload | None, what: str) -> str:
+        """Return a key of a new run, with the fields of its payload filled in; `what` is the key's name.
+
+        Raises:
+            InvalidInput: The payload does not fill it.
+        """
+        if not is_template(key):
             return key
         try:
-            return fill_key(key, payload or payload_of(self.definition))
+            return fill_key(key, payload or payload_of(self.definition), what)
         except InvalidValue as error:
             raise InvalidInput(error.errors) from error
 

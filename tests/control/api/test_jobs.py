@@ -172,6 +172,13 @@ def test_repeated_idempotency_key_gets_the_first_answer(client: httpx.Client, da
     assert database.count("job_runs") == 1
 
 
+def test_trigger_with_dedupe_answers_what_happened(client: httpx.Client, database: Database) -> None:
+    submit(database)
+    body = {"payload": 1, "dedupe": {"key": "k", "window": "1h", "mode": "reject"}}
+    first, second = (client.post("/api/v1/jobs/job:trigger", json=body).json() for _ in range(2))
+    assert (first["dedupe"], second) == ("accepted", first | {"dedupe": "deduplicated"})
+
+
 def test_bulk_rejects_one_job_and_keeps_the_others(client: httpx.Client) -> None:
     jobs: list[dict[str, object]] = [{"key": "a", **SPEC}, {"key": "b", "schedule": "nonsense"}, {"key": "c", **SPEC}]
     answer = answer_of(client.post("/api/v1/jobs:bulk", json={"jobs": jobs}))

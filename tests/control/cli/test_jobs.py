@@ -348,3 +348,14 @@ def test_unmigrated_database_is_reported_in_one_line(fresh_database: Database) -
     fresh_database.execute("DROP TABLE tidewheel_migrations")
     [line] = tidewheel(fresh_database, "job", "list").refusals
     assert "`tidewheel migrate`" in line
+
+
+def test_triggers_with_a_dedupe_key_share_a_run(database: Database) -> None:
+    manual(database, "a")
+    shared = ("job", "trigger", "a", "--dedupe-key", "k", "--window", "10m")
+    [first], [second] = (tidewheel(database, *shared).lines for _ in range(2))
+    assert (first.rpartition(": ")[2], second) == ("accepted", first.replace("accepted", "deduplicated"))
+    moved = json_output(database, *shared, "--mode", "replace")
+    assert (moved["dedupe"], f"run {moved['run_id']}") == ("replaced", first.partition(":")[0])
+    [refusal] = tidewheel(database, "job", "trigger", "a", "--dedupe-key", "k").refusals
+    assert "--window" in refusal

@@ -169,6 +169,21 @@ def test_a_trigger_may_name_its_time(client: Client, database: Database) -> None
         assert timedelta(0) <= later - at < timedelta(minutes=1)
 
 
+def test_trigger_with_dedupe_says_what_happened(client: Client) -> None:
+    client.submit(job())
+    first = client.trigger_deduped("job", 1, dedupe_key="k", window="1m", mode="debounce", request_id="r-1")
+    second = client.trigger_deduped(
+        "job", 2, dedupe_key="k", window=timedelta(minutes=1), mode="debounce", longest="2m"
+    )
+    assert (first.outcome, second.outcome, second.run_id) == ("accepted", "debounced", first.run_id)
+    assert client.runs.get(first.run_id).scheduled_at == second.runs_at > first.runs_at
+    again = client.trigger_deduped("job", 1, dedupe_key="k", window="1m", mode="debounce", request_id="r-1")
+    assert again == first
+    with pytest.raises(InvalidInput) as caught:
+        client.trigger_deduped("job", dedupe_key="k", window=0)
+    assert [error.path for error in caught.value.errors] == ["dedupe.window"]
+
+
 def test_a_job_is_paused_resumed_and_deleted(client: Client, database: Database) -> None:
     client.submit(job(schedule="@every 1h"))
     paused = client.pause("job", reason="a holiday")

@@ -180,6 +180,10 @@ def batches(loaded: Database) -> dict[str, list[Any]]:
         "started_at": [now] * BATCH,
         "finished_at": [now] * BATCH,
         "scheduled_at": [now] * BATCH,
+        "publish_at": [now] * BATCH,
+        "deadline_at": [None] * BATCH,
+        "close_at": [None] * BATCH,
+        "handlers": ["send-email"] * BATCH,
         "due_at": [now] * BATCH,
         "cursors": [now] * BATCH,
         "instants": [now] * BATCH,
@@ -213,6 +217,7 @@ def facts(loaded: Database, batches: Mapping[str, list[Any]]) -> dict[str, Any]:
         "key": Gate.KEY,
         "holds": Gate.HOLDS_KEY,
         "barred": BARRED,
+        "moved": Gate.MOVED,
         "now": now,
         "run_id": runs[0],
         "job_id": jobs[0],
@@ -325,6 +330,7 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     },
     "find_still_open": {"allowed": ["succeeded:running"]},
     "start_attempts": {"free": "allow_all"},
+    "move_runs": {"queues": ["default"] * BATCH, "lanes": ["standard"] * BATCH},
     "wait_runs": {"timeouts": [timedelta(hours=1)] * BATCH, "heartbeats": [None] * BATCH},
     "find_due_runs": {
         "queues": ["default"] * 3,
@@ -432,7 +438,7 @@ _HOT = {
         lock_replaced_runs transfer_active_runs buffer_runs
         mark_waiters promote_next_runs promote_waiting_runs
         lock_keyed add_run_keys find_first_waiting lock_run_keys wait_for_keys promote_for_keys
-        find_keys_with_waiters write_run_keys
+        find_keys_with_waiters write_run_keys lock_unbegun_runs move_runs
         read_versions_in_force read_undecided read_recorded save_progress
         flush_outputs add_outputs read_ancestors mark_redriven
         find_roots read_run_states
