@@ -98,7 +98,7 @@ class JobsQuery(PageQuery):
     label: LabelFilter = Field(default_factory=dict[str, str])
     lane: Literal["critical", "standard", "batch"] | None = None
     queue: Queue | None = None
-    kind: Literal["once", "interval", "fixed_delay", "cron", "manual"] | None = None
+    kind: Literal["once", "interval", "fixed_delay", "cron", "manual", "after"] | None = None
 
 
 class NextQuery(TenantQuery):

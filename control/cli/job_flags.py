@@ -7,7 +7,7 @@ import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 
@@ -16,7 +16,7 @@ from tidewheel.control.cli.options import read_labels
 from tidewheel.control.cli.time_options import SECONDS, read_instant
 from tidewheel.errors import refuse
 from tidewheel.jobs.invalid import InvalidValue
-from tidewheel.jobs.schedule import CronSpec, read_schedule
+from tidewheel.jobs.schedule import CronSpec, ParentSpec, read_schedule
 from tidewheel.jobs.strict_json import as_object
 from tidewheel.jobs.targets import TARGETS
 from tidewheel.jobs.values import format_timestamp
@@ -52,6 +52,10 @@ class JobFlags:
     fixed_delay: Annotated[str | None, _option("Schedule: the delay after the end of each run.", "DURATION")] = None
     at: Annotated[str | None, _option("Schedule: once, at this time.", "TIME")] = None
     manual: Annotated[bool, typer.Option("--manual", help="Manual: only triggers start runs.")] = False
+    parents: Annotated[
+        list[str] | None,
+        _option("Schedule: after this job's runs; =failure or =always is the condition; repeatable.", "KEY", "--after"),
+    ] = None
     start_at: Annotated[str | None, _option("No occurrence before this time.", "TIME")] = None
     end_at: Annotated[str | None, _option("No occurrence after this time.", "TIME")] = None
     max_runs: Annotated[int | None, _option("The schedule ends after this many occurrences.", "N")] = None
@@ -100,13 +104,17 @@ class JobFlags:
     description: Annotated[str | None, _option("Text for people who read the job.", "TEXT")] = None
 
 
+_CONDITIONS = get_args(ParentSpec.model_fields["when"].annotation)
 _PLAIN_FLAGS = (
     "max_runs", "jitter", "overlap", "catch_up", "window", "on_resume", "pause_on_failure", "exclude_calendars",
     "include_calendars", "on_excluded", "start_to_close", "schedule_to_start", "schedule_to_close", "heartbeat",
     "delivery", "on_failure", "concurrency_key", "lane", "queue", "description",
 )  # fmt: skip
 _SPANS = frozenset({"jitter", "window", "start_to_close", "schedule_to_start", "schedule_to_close", "heartbeat"})
-_KINDS = ("cron", "every", "fixed_delay", "at", "manual")
+_KINDS = {
+    "cron": "--cron", "every": "--every", "fixed_delay": "--fixed-delay", "at": "--at", "manual": "--manual",
+    "parents": "--after",
+}  # fmt: skip
 
 
 def described(job: Mapping[str, object], flags: JobFlags) -> dict[str, object]:
@@ -170,8 +178,12 @@ def _schedule(current: object, flags: JobFlags) -> object:
     """Return the schedule with the flags applied; None if no flag concerns it."""
     kinds = [kind for kind in _KINDS if getattr(flags, kind)]
     if len(kinds) > 1:
-        flags_given = " and ".join(f"--{kind.replace('_', '-')}" for kind in kinds)
-        refuse("schedule", f"{flags_given} exclude each other", "leave one of them; several --cron are one schedule")
+        flags_given = " and ".join(_KINDS[kind] for kind in kinds)
+        refuse(
+            "schedule",
+            f"{flags_given} exclude each other",
+            "leave one of them; several --cron or --after are one schedule",
+        )
     cron = _cron(current)
     match kinds:
         case ["cron"]:
@@ -184,10 +196,18 @@ def _schedule(current: object, flags: JobFlags) -> object:
             changed = {"once": _instant(flags.at or "", "at", flags)}
         case ["manual"]:
             changed = {"manual": True}
+        case ["parents"]:
+            changed = {"after": [_parent(text) for text in flags.parents or ()]}
         case _:
             changed = None
     zoned = _zoned(flags, changed or cron)
     return {**(changed or cron or as_object(current) or {}), **zoned} if changed or zoned else None
+
+
+def _parent(text: str) -> object:
+    """Return a parent as a request has it: `load`, or `check=always`."""
+    key, _, when = text.rpartition("=")
+    return {"job": key, "when": when} if key and when in _CONDITIONS else text
 
 
 def _span(text: str | None) -> object:

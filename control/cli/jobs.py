@@ -41,7 +41,9 @@ def list_jobs(
     ] = None,
     kind: Annotated[
         str | None,
-        typer.Option(metavar="KIND", help="Only this kind of schedule: once, interval, fixed_delay, cron or manual."),
+        typer.Option(
+            metavar="KIND", help="Only this kind of schedule: once, interval, fixed_delay, cron, manual or after."
+        ),
     ] = None,
     quarantined: Annotated[bool, typer.Option("--quarantined", help="Only quarantined jobs.")] = False,
     after: Annotated[

@@ -230,13 +230,15 @@ def preview(
     *,
     flags: JobFlags,
     named: Named = None,
-    after: Annotated[str | None, typer.Option(metavar="TIME", help="Begin after this time; default: now.")] = None,
+    begin_after: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Begin after this time; default: now.")
+    ] = None,
     number: Number = 10,
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Show what an unsaved job would do, from a file or from flags."""
-    begin = read_instant(after, "--after", flags.tz, ahead=True) if after else None
+    begin = read_instant(begin_after, "--begin-after", flags.tz, ahead=True) if begin_after else None
     given = read_job(flags.file) if flags.file else None
     job_key = key_of(key, named, given or {}) if key or named or (given or {}).get("key") else None
     with reading() as connection:

@@ -17,6 +17,7 @@ from tidewheel.control.cli.output import (
     print_result,
     print_table,
 )
+from tidewheel.control.cli.tables import Cell
 from tidewheel.control.cli.time_options import Tz, utc_and_local
 from tidewheel.control.reads import workflows as read
 
@@ -38,7 +39,8 @@ def list_workflows(
     if output is not Output.TEXT:
         print_document({"workflows": found}, output)
     elif found:
-        print_table(("root run", "key", "state", "scheduled", "pending", "failed"), map(_row, found))
+        headings = ("root run", "key", "state", "scheduled", "pending", "failed")
+        print_table(headings, map(_row, found), spare=("pending", "failed", "scheduled"))
     else:
         typer.echo("no workflows")
 
@@ -118,14 +120,14 @@ def _beside(node: read.WorkflowNode) -> str:
     return f"  ({', '.join(notes)})" if notes else ""
 
 
-def _row(workflow: read.WorkflowSummary) -> tuple[str, ...]:
+def _row(workflow: read.WorkflowSummary) -> tuple[Cell, ...]:
     return (
         str(workflow.root_run_id),
         workflow.key,
         workflow.state,
-        moment(workflow.scheduled_at, None),
-        str(workflow.pending),
-        str(workflow.failed),
+        workflow.scheduled_at,
+        str(workflow.pending or ""),
+        str(workflow.failed or ""),
     )
 
 

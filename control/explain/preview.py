@@ -20,6 +20,7 @@ from tidewheel.intake.locks import JobRow, absent_job
 from tidewheel.intake.next_version import NextVersion, VersionInputs, at_root, ensure_can_run, next_version
 from tidewheel.jobs.parsing import parse_request
 from tidewheel.jobs.requests import JobSubmit
+from tidewheel.jobs.schedule import AfterSpec
 from tidewheel.jobs.spec import JobSpec
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn
@@ -28,12 +29,13 @@ from tidewheel.runs import Overlap
 from tidewheel.schedules.cron_schedule import CronSchedule
 from tidewheel.schedules.describe import describe, to_zone
 from tidewheel.schedules.schedule import TICK, Schedule
-from tidewheel.schedules.simple import FixedDelay, Interval, Manual, Once
+from tidewheel.schedules.simple import FixedDelay, Interval, Once
 from tidewheel.schedules.timer_state import DaySets, TimerState, timer_state, zone_name
 from tidewheel.transitions.decision_inputs import read_day_sets
 
 _READ_JOBS = Statements("tidewheel.intake")["read_locked_jobs"]  # intake's statement, here without row locks
 
+_NAMED = 10  # parents in a sentence
 _OVERLAP: Mapping[str, str] = {
     Overlap.SKIP: "a run is skipped while another one is active",
     Overlap.BUFFER_ONE: "one run waits for the active one, and further ones are skipped",
@@ -156,7 +158,10 @@ def _ends(schedule: Schedule) -> bool:
 
 
 def _words(version: NextVersion, state: TimerState, now: datetime) -> Iterator[str]:
-    yield from _schedule_words(state.schedule, now)
+    if isinstance(version.spec.schedule, AfterSpec):
+        yield _parent_words(version.spec.schedule)
+    else:
+        yield from _schedule_words(state.schedule, now)
     yield from _bound_words(version)
     policies, spec = state.policies, version.spec
     if spec.recurring:
@@ -178,6 +183,12 @@ def _words(version: NextVersion, state: TimerState, now: datetime) -> Iterator[s
         yield paused(version.job.paused_until) if version.job.exists else "The job starts paused."
 
 
+def _parent_words(schedule: AfterSpec) -> str:
+    named = [one.job if one.when == "success" else f"{one.job} ({one.when})" for one in schedule.after[:_NAMED]]
+    more = f" and {len(schedule.after) - _NAMED} more" if len(schedule.after) > _NAMED else ""
+    return f"After {', '.join(named)}{more}: one run for each occurrence of their root. The submit checks them."
+
+
 def _schedule_words(schedule: Schedule, now: datetime) -> Iterator[str]:
     match schedule:
         case CronSchedule(entries=entries):
@@ -194,8 +205,6 @@ def _schedule_words(schedule: Schedule, now: datetime) -> Iterator[str]:
         case Once(at=at):
             late = f" That was {length(now - at)} ago: it fires at once, marked late." if at < now else ""
             yield f"Once, at {instant(at)}.{late}"
-        case Manual(follows=True):
-            yield "After its parents: one run for each occurrence of their root. The parents are checked by the submit."
         case _:
             yield "Manual: only triggers create runs."
 

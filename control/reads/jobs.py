@@ -70,7 +70,7 @@ class JobSummary:
         key: Unique in its tenant.
         job_id: Derived from tenant and key.
         version: The current version.
-        kind: The kind of its schedule: `once`, `interval`, `fixed_delay`, `cron` or `manual`.
+        kind: The kind of its schedule: `once`, `interval`, `fixed_delay`, `cron`, `manual` or `after`.
         schedule: Its schedule in the stored form, with all defaults.
         timezone: The zone of a cron schedule.
         labels: Its labels as submitted.

@@ -66,7 +66,7 @@ def test_unsaved_job_is_previewed_and_not_saved(spring: ClockedDatabase) -> None
     assert lines[0].startswith("30 2 * * *: at 02:30, every day, in time zone Europe/Berlin.")
     assert all(len(line) <= 100 for line in lines)
     found = json_output(
-        spring, "job", "preview", "nightly", *NIGHTLY, "--handler", "h", "--after", "2026-10-24T12:00", "-n", 1
+        spring, "job", "preview", "nightly", *NIGHTLY, "--handler", "h", "--begin-after", "2026-10-24T12:00", "-n", 1
     )
     assert (found["key"], found["version"]) == ("nightly", 1)
     assert found["occurrences"][0]["local"] == "2026-10-25T02:30:00+02:00"

@@ -1,11 +1,12 @@
 """`tidewheel apply` loads a graph from one file, and `tidewheel workflow` shows its occurrences."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 from tests.control.cli.command import json_output, tidewheel
 from tests.fixtures.database import Database
 from tests.transitions.acts import trigger
-from tests.transitions.graphs import play
+from tests.transitions.graphs import after, play, put
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.runs import RunState
 
@@ -61,6 +62,32 @@ def test_a_graph_of_one_file_is_applied_run_shown_resumed_and_pruned(database: D
     file.write_text("- {key: extract, schedule: manual, target: extract}")
     assert tidewheel(database, "apply", file, "--prune", "--all").code == ExitCode.DONE
     assert database.rows("SELECT key FROM jobs WHERE deleted_at IS NULL") == [("extract",)]
+
+
+def test_a_child_is_created_by_flags_previewed_and_found_by_its_kind(database: Database) -> None:
+    flags = ("--after", "extract", "--after", "check=always", "--handler", "report")
+    tidewheel(database, "job", "create", "extract", "--manual", "--handler", "h")
+    tidewheel(database, "job", "create", "check", "--after", "extract=failure", "--handler", "h")
+    previewed = tidewheel(database, "job", "preview", "report", *flags).out
+    assert "After extract, check (always): one run for each occurrence of their root." in " ".join(previewed.split())
+    assert tidewheel(database, "job", "create", "report", *flags).code == ExitCode.DONE
+    assert "after extract, check (always)" in tidewheel(database, "job", "show", "report").out
+    listed = json_output(database, "job", "list", "--kind", "after")["jobs"]
+    assert [job["key"] for job in listed] == ["check", "report"]
+    [refusal] = tidewheel(database, "job", "create", "x", "--manual", *flags).refusals
+    assert "--manual and --after exclude each other" in refusal
+
+
+def test_occurrences_are_a_table_at_80_columns(database: Database) -> None:
+    put(database, {"extract-orders": [], "b": after("extract-orders")})
+    root = trigger(database, "extract-orders")
+    play(database, lambda key: RunState.FAILED if key == "b" else RunState.SUCCEEDED)
+    heading, row = tidewheel(database, "workflow", "list", columns=80).out.splitlines()
+    assert heading.replace("\x1b[1m", "").startswith("root run ")
+    assert row.startswith(f"{root}  extract-orders  ")
+    old = datetime(2026, 3, 6, 9, 0, 1, 250_000, tzinfo=UTC)
+    database.execute("UPDATE workflows SET scheduled_at = %s, pending = 3", [old])
+    assert len(tidewheel(database, "workflow", "list", columns=80).out.splitlines()) == 2
 
 
 def test_an_unknown_occurrence_is_refused(database: Database) -> None:
