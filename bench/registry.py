@@ -28,6 +28,7 @@ from tidewheel.bench.scenarios import (
     soak,
     stages,
     submit,
+    workflows,
 )
 
 Measure = Callable[[Server, Options], Round]
@@ -83,6 +84,7 @@ SCENARIOS: dict[str, tuple[Part, ...]] = {
     "freeze": (Part(freeze.measure_claims), Part(freeze.measure_thaw, once=True)),
     "api": (Part(api.measure, once=True),),
     "stages": (Part(stages.measure),),
+    "workflows": (Part(_plain(workflows.measure), once=True),),
     "peers": (Part(peers.measure),),
 }
 ALL = (

@@ -25,7 +25,7 @@ from tidewheel.jobs.schedule import AfterSpec, ParentSpec
 from tidewheel.postgres.pg_arrays import uuids, words
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
-from tidewheel.runs import Gate
+from tidewheel.runs import Gate, Overlap
 
 _SQL = Statements("tidewheel.intake")
 _FIND_NODES = _SQL["find_nodes"]
@@ -177,7 +177,11 @@ def write_edges(connection: Conn, change: EdgeChange, now: datetime) -> None:
         connection.execute(_SET_ROOTS, {"job_ids": uuids(change.moved), "root": change.root})
     connection.execute(_SET_OWN_ROOTS, {"job_ids": uuids({change.job_id, *change.parents, *former})})
     # Runs that were written ahead, while their job was no root yet.
-    connection.execute(_ADD_FLOW, {"job_ids": uuids({*change.parents}), "now": now, "flow": Gate.FLOW})
+    flows: dict[str, object] = {
+        "job_ids": uuids({*change.parents}), "now": now, "flow": Gate.FLOW, "whole": Gate.WHOLE,
+        "free": Overlap.ALLOW_ALL,
+    }  # fmt: skip
+    connection.execute(_ADD_FLOW, flows)
 
 
 def children_of(connection: Conn, jobs: Iterable[UUID]) -> dict[UUID, list[str]]:

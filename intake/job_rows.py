@@ -22,6 +22,7 @@ from tidewheel.jobs.schedule import FixedDelaySpec, IntervalSpec, ManualSpec
 from tidewheel.jobs.spec import JobSpec, canonical_spec, policy_document
 from tidewheel.jobs.spec_cache import CachedSpec, ScheduleTemplate, SpecTemplate
 from tidewheel.jobs.strict_json import canonical
+from tidewheel.jobs.values import microseconds
 from tidewheel.outbox import OutboxLane, OutboxRow, append, pack
 from tidewheel.postgres.pg_copy import NULL, bytea, columns, copy_rows, instant, int2, int4, int8, text, uuid
 from tidewheel.postgres.session import Conn
@@ -51,10 +52,10 @@ _COPY_JOBS = (
 _JOB = columns(16)
 _COPY_VERSIONS = (
     "COPY job_versions (job_id, spec, definition, tenant, version, effective_at, schedule_json, policy_json, handler, "
-    "queue, lane, overlap, has_deadlines, concurrency_key, at_once, every_us, burst, key_template) "
-    "FROM STDIN (FORMAT BINARY)"
+    "queue, lane, overlap, has_deadlines, concurrency_key, at_once, every_us, burst, key_template, "
+    "workflow_timeout_us, holds_place) FROM STDIN (FORMAT BINARY)"
 )
-_VERSION = columns(18)
+_VERSION = columns(20)
 _COPY_TIMERS = (
     "COPY timers (job_id, shard, tenant, version, scheduled_at, due_at, hold_reason) FROM STDIN (FORMAT BINARY)"
 )
@@ -232,7 +233,7 @@ def _version_columns(tenant_and_number: bytes, effective_at: bytes, schedule: st
 def _spec_columns(spec: JobSpec, record: JobDefinition, policy: str) -> bytes:
     values = (policy, needs(record.target), record.queue, record.lane, record.overlap)
     has_deadlines = _FALSE if spec.schedule_to_start is None and spec.schedule_to_close is None else _TRUE
-    return b"".join((*map(text, values), has_deadlines, _limit(spec)))
+    return b"".join((*map(text, values), has_deadlines, _limit(spec), _occurrences(spec)))
 
 
 def _limit(spec: JobSpec) -> bytes:
@@ -249,6 +250,11 @@ def _limit(spec: JobSpec) -> bytes:
     except InvalidValue:  # runs by triggers alone, whose payloads fill it
         own = key.key
     return text(own) + limit + text(key.key)
+
+
+def _occurrences(spec: JobSpec) -> bytes:
+    timeout = None if spec.workflow is None else spec.workflow.timeout
+    return (NULL if timeout is None else int8(microseconds(timeout))) + (_TRUE if spec.holds_place else _FALSE)
 
 
 def _labels(spec: JobSpec) -> bytes:

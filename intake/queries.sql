@@ -688,9 +688,14 @@ SELECT e.parent_job_id, array_agg(c.key ORDER BY c.key)
 
 -- name: add_flow
 -- Makes the open runs of these jobs, as far as they are roots and their instant is ahead, occurrences of their workflow.
--- Index: job_runs_by_job. Lock: each run, waiting for a claim or an end under way; the jobs' keys exclude new runs.
+-- Index: job_runs_by_job, job_versions_pkey. Lock: each run, waiting for a claim or an end under way; the jobs' keys exclude new
+-- runs.
 UPDATE job_runs AS o
-   SET gates = o.gates | %(flow)s, workflow_run_id = o.run_id, generation = 0
+   SET gates = o.gates | %(flow)s
+               | CASE WHEN o.overlap <> %(free)s
+                       AND (SELECT v.holds_place FROM job_versions AS v WHERE v.job_id = o.job_id AND v.version = o.job_version)
+                      THEN %(whole)s::smallint ELSE 0::smallint END,
+       workflow_run_id = o.run_id, generation = 0
   FROM jobs AS j
  WHERE j.job_id = ANY (%(job_ids)s)
    AND j.root_job_id = j.job_id

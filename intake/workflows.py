@@ -17,17 +17,17 @@ from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.pg_arrays import texts, uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
-from tidewheel.runs import RunState
 from tidewheel.schemas.generated.records import Reply
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.occurrences import read_occurrence, read_root_inputs, to_run_again
 from tidewheel.transitions.resume import resume
-from tidewheel.transitions.workflows import Workflow, lock_workflows, set_workflow
+from tidewheel.transitions.workflows import Workflow, cancel_open_runs, lock_workflows, set_workflow
 
 _SQL = Statements("tidewheel.transitions")
+_KEEP_ROOT_RUNS = _SQL["keep_root_runs"]
+_KEEP_ROOT_RELEASES = _SQL["keep_root_releases"]
 _OPEN_EARLY = _SQL["open_early"]
 _HASTEN_RELEASES = _SQL["hasten_releases"]
-_CANCEL_WORKFLOW_RUNS = _SQL["cancel_workflow_runs"]
 
 _REASON = "workflow_cancelled"
 _TRIGGER = "trigger the root for a new occurrence"
@@ -59,6 +59,8 @@ def _lock(connection: Conn, batch: Sequence[ReceivedRequest]) -> None:
     """Lock the occurrences of these requests; those of roots that run get their rows now."""
     roots = sorted({(root, received.tenant) for received in batch if (root := _root(received)) is not None})
     columns = {"roots": uuids(root for root, _ in roots), "tenants": texts([tenant for _, tenant in roots])}
+    connection.execute(_KEEP_ROOT_RUNS, columns)
+    connection.execute(_KEEP_ROOT_RELEASES, columns)
     connection.execute(_OPEN_EARLY, columns)
     lock_workflows(connection, [root for root, _ in roots])
 
@@ -109,19 +111,16 @@ def _cancel(connection: Conn, workflow: Workflow, received: ReceivedRequest) -> 
     if workflow.state not in ("open", "paused"):
         return False
     reason = cast("WorkflowCancel", received.request).reason
-    set_workflow(connection, workflow, "cancelling", reason=reason)
-    # As late as possible. A claim that began before would not see the rows, and could start a run after the reply.
+    # A claim that began before would not see the cancels, and could start a run after the reply.
     block_claims(connection, [received])
-    columns = {"root": workflow.root_run_id, "reason": reason or _REASON, "cancelling": RunState.CANCELLING}
-    connection.execute(_CANCEL_WORKFLOW_RUNS, columns)
-    connection.execute(_HASTEN_RELEASES, columns)
+    cancel_open_runs(connection, workflow, "cancelling", reason=reason, cause=_REASON)
     return True
 
 
 def _resume(connection: Conn, installation: Installation, workflow: Workflow) -> bool:
     if workflow.state == "open":
         return False
-    if workflow.state == "cancelling":
+    if workflow.state in ("cancelling", "timing_out"):
         _refuse("the occurrence is being cancelled", "resume it when it has ended")
     if workflow.state == "paused":
         set_workflow(connection, workflow, "open")
@@ -139,7 +138,8 @@ def _resume(connection: Conn, installation: Installation, workflow: Workflow) ->
         inputs = read_root_inputs(connection, root.run.run_id)
         if inputs is None:
             _refuse("the root's run is no longer stored", _TRIGGER)
-    resume(connection, installation, workflow, again, read_now(connection), root_inputs=inputs)
+    if not resume(connection, installation, workflow, again, read_now(connection), root_inputs=inputs):
+        _refuse("another occurrence, or another run of the root, is open", "resume it when that has ended")
     return True
 
 

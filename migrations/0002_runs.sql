@@ -50,7 +50,7 @@ CREATE TABLE job_runs (
     autovacuum_vacuum_cost_delay = 0
 );
 COMMENT ON COLUMN job_runs.handler IS 'what an executor must have: a handler''s name, or tidewheel. and the type of another target';
-COMMENT ON COLUMN job_runs.gates IS 'bits of tidewheel/runs.py: what a claim or an end does beyond the row; 0 for most runs. 1: another run of the job has come, or the run is the job''s active run. 2: a run of a workflow. 4: the run has a concurrency key. 8: it holds a place of that key. 64: a trigger has replaced its inputs';
+COMMENT ON COLUMN job_runs.gates IS 'bits of tidewheel/runs.py: what a claim or an end does beyond the row; 0 for most runs. 1: another run of the job has come, or the run is the job''s active run. 2: a run of a workflow. 4: the run has a concurrency key. 8: it holds a place of that key. 64: a trigger has replaced its inputs. 128: its occurrence keeps its place as the active run';
 COMMENT ON COLUMN job_runs.root_run_id IS 'the first run of its chain of retries by clients';
 COMMENT ON COLUMN job_runs.workflow_run_id IS 'the run of the root, if the run belongs to an occurrence of a workflow';
 COMMENT ON COLUMN job_runs.generation IS 'of a run of a workflow: 0, and one more for each resume';
@@ -152,7 +152,8 @@ CREATE TABLE active_runs (
     job_id      uuid PRIMARY KEY,
     tenant      text NOT NULL,
     run_id      uuid NOT NULL,
-    has_waiters boolean NOT NULL DEFAULT false
+    has_waiters boolean NOT NULL DEFAULT false,
+    held_by     uuid
 ) WITH (
     fillfactor = 80,
     autovacuum_vacuum_scale_factor = 0.02,
@@ -160,6 +161,8 @@ CREATE TABLE active_runs (
     autovacuum_vacuum_cost_delay = 0
 );
 COMMENT ON COLUMN active_runs.has_waiters IS 'true if runs may wait: without it a release is one DELETE';
+COMMENT ON COLUMN active_runs.held_by IS 'the root''s run of the occurrence that keeps the place until its end, after run_id has ended';
+CREATE INDEX active_runs_held ON active_runs (job_id) WHERE held_by IS NOT NULL;
 CREATE INDEX active_runs_waiting ON active_runs (job_id) WHERE has_waiters;
 
 -- Concurrency keys: the places of each key that runs hold. The transaction that starts an attempt of a keyed run, or ends one,
@@ -351,14 +354,16 @@ CREATE TABLE workflows (
     shard        smallint NOT NULL,
     scheduled_at timestamptz NOT NULL,
     graph_at     timestamptz NOT NULL,
-    state        text NOT NULL CHECK (state IN ('open', 'paused', 'cancelling', 'succeeded', 'failed', 'cancelled')),
+    state        text NOT NULL CHECK (state IN ('open', 'paused', 'cancelling', 'timing_out', 'succeeded', 'failed',
+                                                  'cancelled', 'timed_out')),
     generation   smallint NOT NULL DEFAULT 0,
     pending      integer NOT NULL,
     failed       integer NOT NULL DEFAULT 0,
     cancelled    integer NOT NULL DEFAULT 0,
     reason       text,
     created_at   timestamptz NOT NULL,
-    finished_at  timestamptz
+    finished_at  timestamptz,
+    deadline_at  timestamptz
 );
 COMMENT ON COLUMN workflows.graph_at IS 'the instant whose edges and versions hold: scheduled_at, or the start of the root''s run if that was earlier';
 COMMENT ON COLUMN workflows.pending IS 'the number of its runs whose release is not drained yet';
@@ -366,6 +371,8 @@ COMMENT ON COLUMN workflows.failed IS 'the number of its runs that failed or tim
 COMMENT ON COLUMN workflows.cancelled IS 'the number of its runs that were cancelled, in this generation';
 CREATE INDEX workflows_by_job ON workflows (root_job_id, scheduled_at);
 CREATE INDEX workflows_by_tenant ON workflows (tenant, root_run_id);
+CREATE INDEX workflows_open ON workflows (root_run_id) WHERE finished_at IS NULL;
+CREATE INDEX workflows_deadline ON workflows (deadline_at) WHERE deadline_at IS NOT NULL AND state IN ('open', 'paused');
 CREATE INDEX workflows_by_end ON workflows (finished_at) WHERE finished_at IS NOT NULL;
 
 -- The marks of a child with several parents, from the end of the first one to that of the last.
@@ -396,7 +403,11 @@ CREATE TABLE releases (
     tenant       text NOT NULL,
     state        text NOT NULL,
     began        boolean NOT NULL,
-    cursor_id    uuid
+    started_at   timestamptz,
+    holds        boolean NOT NULL,
+    cursor_id    uuid,
+    failures     smallint NOT NULL DEFAULT 0,
+    error        text
 ) WITH (
     autovacuum_vacuum_scale_factor = 0,
     autovacuum_vacuum_threshold = 20000,
@@ -405,11 +416,14 @@ CREATE TABLE releases (
 );
 COMMENT ON COLUMN releases.shard IS 'that of the root';
 COMMENT ON COLUMN releases.graph_at IS 'of the root''s first run: as in workflows';
-COMMENT ON COLUMN releases.due_at IS 'infinity while the occurrence is paused';
+COMMENT ON COLUMN releases.due_at IS 'infinity while the occurrence is paused, and of a release that no drain could pass on';
 COMMENT ON COLUMN releases.began IS 'false if no attempt of the run had started';
+COMMENT ON COLUMN releases.holds IS 'true if the run is the root''s, and its place as the active run stays with the occurrence';
+COMMENT ON COLUMN releases.failures IS 'drains that failed; after the last one due_at is infinity, and error has its error';
 COMMENT ON COLUMN releases.cursor_id IS 'the last child that was processed, of a run with many';
 CREATE INDEX releases_due ON releases (shard, due_at, id);
 CREATE INDEX releases_by_root ON releases (root_run_id);
+CREATE INDEX releases_failed ON releases (id) WHERE error IS NOT NULL;
 
 CREATE TABLE failed_runs (
     run_id        uuid PRIMARY KEY,

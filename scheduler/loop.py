@@ -37,6 +37,7 @@ from tidewheel.scheduler.repair import release_stuck_chains, repair_missing_time
 from tidewheel.scheduler.retention import Retention
 from tidewheel.scheduler.tzdata_refresh import TzdataRefresh
 from tidewheel.scheduler.unhandled import UnhandledWatch
+from tidewheel.scheduler.workflow_deadlines import WorkflowDeadlines
 from tidewheel.settings.services import SchedulerSettings
 from tidewheel.transitions.deferred_effects import MAX_APPLIED, apply_deferred_effects
 from tidewheel.transitions.installation import Installation
@@ -125,6 +126,7 @@ class Scheduler:
         self._keys = KeyDuties(self._session, installation)
         self._deadlines = Deadlines(self._session, installation)
         self._thaws = Thaws(self._session, installation)
+        self._workflow_deadlines = WorkflowDeadlines(self._session)
         self._releases = Releases(self._session, installation)
         self._backfills = BackfillLoop(self._session, installation)
         self._redrives = RedriveLoop(self._session, installation)
@@ -146,6 +148,7 @@ class Scheduler:
             ("keys", _SECOND, self._repair_keys),
             ("unhandled runs", _SECOND, self._announce_unhandled),
             ("metrics", _SECOND, self._measure),
+            ("workflow deadlines", _SECOND, self._time_out_workflows),
             ("pending cancels", _SECOND, self._apply_pending_cancels),
             ("bulk cancel", _EACH_STEP, self._cancel_by_filter),
             ("thaws", _EACH_STEP, self._thaw),
@@ -290,6 +293,10 @@ class Scheduler:
         if timed_out:
             self._notifier.notify(Channel.OUTBOX)
         return 0.0 if timed_out else until_deadline
+
+    def _time_out_workflows(self) -> float:
+        self._workflow_deadlines.step()  # the next duty of this step cancels the runs
+        return math.inf
 
     def _backfill(self) -> float:
         created, until_next = self._backfills.step(self._shards)

@@ -449,11 +449,11 @@ SELECT w.id, w.run_id, w.reason, o.job_id, o.state, o.cause, o.attempt, o.execut
 DELETE FROM pending_cancels WHERE id = ANY (%(ids)s)
 
 -- name: scan_active_runs
--- Returns some active runs that have waiters, and whether their run is still open.
+-- Returns some active runs that have waiters, and whether their run is still open or its occurrence keeps the place.
 -- Index: active_runs_waiting, job_runs_pkey. No lock: the result is checked again under a lock.
-SELECT w.job_id, EXISTS (SELECT FROM job_runs AS o WHERE o.run_id = w.run_id OFFSET 0)
+SELECT w.job_id, w.held_by IS NOT NULL OR EXISTS (SELECT FROM job_runs AS o WHERE o.run_id = w.run_id OFFSET 0)
   FROM (
-    SELECT t.job_id, t.run_id FROM active_runs AS t WHERE t.has_waiters AND t.job_id > %(after)s ORDER BY t.job_id LIMIT %(limit)s
+    SELECT t.job_id, t.run_id, t.held_by FROM active_runs AS t WHERE t.has_waiters AND t.job_id > %(after)s ORDER BY t.job_id LIMIT %(limit)s
   ) AS w
  ORDER BY w.job_id
 
@@ -611,14 +611,27 @@ SELECT backfill_id, tenant, job_id, shard, job_version, state, first_at, last_at
 SELECT job_id FROM jobs WHERE job_id = %(job_id)s FOR NO KEY UPDATE SKIP LOCKED
 
 -- name: read_backfill_progress
--- Returns the progress of a backfill: its job's key, whether the job was deleted, and the number of its open runs.
--- Index: jobs_pkey, job_versions_pkey, job_runs_pkey. No lock.
+-- Returns the progress of a backfill: its job's key, whether the job was deleted, and the number of its open runs. The run
+-- of a root counts until its occurrence has ended.
+-- Index: jobs_pkey, job_versions_pkey, job_runs_pkey; releases_by_root and workflows_open, if there are many. No lock.
 SELECT j.key,
        EXISTS (SELECT FROM job_versions AS v
                 WHERE v.job_id = j.job_id AND v.version >= %(job_version)s AND v.retired_at IS NOT NULL) AS gone,
-       (SELECT count(*) FROM job_runs AS o
-         WHERE o.run_id BETWEEN %(first_run_id)s AND %(last_run_id)s
-           AND o.job_id = %(job_id)s AND o.cause = 'backfill') AS open,
+       (SELECT count(*)
+          FROM (SELECT o.run_id
+                  FROM job_runs AS o
+                 WHERE o.run_id BETWEEN %(first_run_id)s AND %(last_run_id)s
+                   AND o.job_id = %(job_id)s AND o.cause = 'backfill'
+                UNION
+                SELECT r.root_run_id
+                  FROM releases AS r
+                 WHERE r.root_run_id BETWEEN %(first_run_id)s AND %(last_run_id)s AND r.run_id = r.root_run_id
+                   AND r.job_id = %(job_id)s
+                UNION
+                SELECT w.root_run_id
+                  FROM workflows AS w
+                 WHERE w.root_run_id BETWEEN %(first_run_id)s AND %(last_run_id)s AND w.finished_at IS NULL
+                   AND w.root_job_id = %(job_id)s) AS unended) AS open,
        (SELECT tidewheel_now()) AS now
   FROM jobs AS j
  WHERE j.job_id = %(job_id)s
@@ -643,6 +656,15 @@ UPDATE backfills
 UPDATE backfills
    SET state = %(state)s, reason = coalesce(%(reason)s, reason), finished_at = %(finished_at)s
  WHERE backfill_id = %(backfill_id)s
+
+-- name: find_overdue_workflows
+-- Returns some occurrences whose deadline has passed, the longest ago first.
+-- Index: workflows_deadline. No lock: the deadline is applied under the lock of the row.
+SELECT w.root_run_id
+  FROM workflows AS w
+ WHERE w.deadline_at <= (SELECT tidewheel_now()) AND w.state IN ('open', 'paused')
+ ORDER BY w.deadline_at
+ LIMIT %(limit)s
 
 -- name: probe_deadlines
 -- Returns the database's clock, and the earliest deadline within `ahead` of a run that no executor owns.

@@ -103,9 +103,11 @@ class Gate(IntFlag):
     """It holds a place of its key: its row counts in `run_keys.running` until its attempt ends."""
     MOVED = 64
     """A trigger has replaced its inputs: only a message with its `publish_at` claims it (ADR 0060)."""
+    WHOLE = 128
+    """It is a root's run, and starts as the active run: its occurrence keeps that place until its own end."""
 
 
-BARRED = Gate.MET | Gate.KEY | Gate.MOVED
+BARRED = Gate.MET | Gate.KEY | Gate.MOVED | Gate.WHOLE
 
 
 class AttemptOutcome(StrEnum):

@@ -30,7 +30,7 @@ class WorkflowSummary:
     Args:
         root_run_id: The root's run.
         key: The root's key.
-        state: `open`, `paused`, `cancelling`, `succeeded`, `failed` or `cancelled`.
+        state: `open`, `paused`, `cancelling`, `timing_out`, `succeeded`, `failed`, `cancelled` or `timed_out`.
         scheduled_at: The nominal instant of all of its runs.
         generation: 0, and one more for each resume.
         pending: The number of its runs that have not ended, or whose children are not released yet.
@@ -128,7 +128,7 @@ def workflow(connection: Conn, tenant: str, root_run_id: UUID) -> Workflow:
     nodes = read_occurrence(connection, root_run_id)
     rows = connection.execute(_READ_KEYS, {"job_ids": uuids(nodes)}, binary=True).fetchall()
     keys = dict(cast("list[tuple[UUID, str]]", rows))
-    unreached = "pending" if summary.finished_at is None and summary.state != "cancelling" else "not_reached"
+    unreached = "pending" if summary.state in ("open", "paused") else "not_reached"
     return Workflow(
         summary,
         [

@@ -668,6 +668,19 @@ class ConcurrencyKeySubmission:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkflowSubmission:
+    """Bounds of the occurrences of a root's workflow, as submitted.
+
+    Attributes:
+        timeout: Longest time of an occurrence, a duration; null: no bound.
+        overlap: What the overlap policy sees: `whole` occurrences, or the runs of the `root` alone.
+    """
+
+    timeout: str | None = None
+    overlap: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobSubmission:
     """A job as submitted.
 
@@ -704,6 +717,7 @@ class JobSubmission:
         description: Purpose of the job.
         paused: True to create the job paused; no effect on an existing job.
         concurrency_key: Key whose runs share places.
+        workflow: With a root: bounds of the occurrences of its workflow.
     """
 
     key: str | None = None
@@ -736,6 +750,7 @@ class JobSubmission:
     description: str | None = None
     paused: bool | None = None
     concurrency_key: ConcurrencyKeySubmission | None = None
+    workflow: WorkflowSubmission | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,6 +44,7 @@ from tidewheel.schemas.generated.records import (
     Target,
     TargetKind,
     TargetSubmission,
+    WorkflowSubmission,
 )
 from tidewheel.schemas.primitives import (
     INT32S,
@@ -1200,6 +1201,25 @@ def _read_concurrency_key_submission(data: bytes, at: int) -> tuple[ConcurrencyK
     return record, at
 
 
+def _workflow_submission(record: WorkflowSubmission) -> bytes:
+    return b"".join(
+        (
+            b"\0" if record.timeout is None else b"\2" + text(record.timeout),
+            b"\0" if record.overlap is None else b"\2" + text(record.overlap),
+        )
+    )
+
+
+def _read_workflow_submission(data: bytes, at: int) -> tuple[WorkflowSubmission, int]:
+    timeout, at = optional_at(data, at, text_at)
+    overlap, at = optional_at(data, at, text_at)
+    record = WorkflowSubmission(
+        timeout=timeout,
+        overlap=overlap,
+    )
+    return record, at
+
+
 def _job_submission(record: JobSubmission) -> bytes:
     return b"".join(
         (
@@ -1233,6 +1253,7 @@ def _job_submission(record: JobSubmission) -> bytes:
             b"\0" if record.description is None else b"\2" + text(record.description),
             b"\0" if record.paused is None else b"\2" + boolean(record.paused),
             b"\0" if record.concurrency_key is None else b"\2" + _concurrency_key_submission(record.concurrency_key),
+            b"\0" if record.workflow is None else b"\2" + _workflow_submission(record.workflow),
         )
     )
 
@@ -1276,6 +1297,7 @@ def _read_job_submission(data: bytes, at: int) -> tuple[JobSubmission, int]:
     description, at = optional_at(data, at, text_at)
     paused, at = optional_at(data, at, boolean_at)
     concurrency_key, at = optional_at(data, at, _read_concurrency_key_submission)
+    workflow, at = optional_at(data, at, _read_workflow_submission)
     record = JobSubmission(
         key=key,
         schedule=schedule,
@@ -1307,6 +1329,7 @@ def _read_job_submission(data: bytes, at: int) -> tuple[JobSubmission, int]:
         description=description,
         paused=paused,
         concurrency_key=concurrency_key,
+        workflow=workflow,
     )
     return record, at
 
@@ -1336,7 +1359,7 @@ def _read_dedupe_submission(data: bytes, at: int) -> tuple[DedupeSubmission, int
     return record, at
 
 
-REQUEST_HEADER = bytes.fromhex("c30199487df3ee8e3f42")
+REQUEST_HEADER = bytes.fromhex("c301cda5a60a40a32da4")
 
 
 def encode_request(record: Request) -> bytes:

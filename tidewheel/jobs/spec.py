@@ -26,7 +26,7 @@ from tidewheel.jobs.schedule import (
 from tidewheel.jobs.schedule import schedule_document as _schedule_document
 from tidewheel.jobs.strict_json import Json, as_list, as_object, canonical
 from tidewheel.jobs.targets import HandlerTargetSpec, HttpTargetSpec, KafkaTargetSpec, TargetField
-from tidewheel.jobs.validation import shown
+from tidewheel.jobs.validation import StrictModel, shown
 from tidewheel.jobs.values import (
     CalendarName,
     Description,
@@ -76,6 +76,18 @@ def _jitter(value: object) -> Jitter:
     return Jitter(longest=span(timedelta(0), LONGEST_JITTER)(value))
 
 
+class WorkflowSpec(StrictModel):
+    """The occurrences of a workflow, in the spec of its root.
+
+    Attributes:
+        timeout: The longest time from the start of the root's run to the end of the occurrence.
+        overlap: Whether the root's overlap policy sees whole occurrences, or the root's runs alone.
+    """
+
+    timeout: Annotated[timedelta, BeforeValidator(_WAIT)] | None = None
+    overlap: Literal["whole", "root"] | None = None
+
+
 class JobSpec(WithPayload):
     """A job: target, schedule, payload and policies.
 
@@ -101,6 +113,7 @@ class JobSpec(WithPayload):
         delivery: The number of attempts that may start a run's work.
         retry: The number of attempts, and the delays between them.
         concurrency_key: A key whose runs share places: an object, or as text the key.
+        workflow: Of a root: the bounds of the occurrences of its workflow.
         start_to_close: The longest time of one attempt.
         schedule_to_start: The longest time until the first attempt begins.
         schedule_to_close: The longest time of all attempts together.
@@ -157,6 +170,7 @@ class JobSpec(WithPayload):
     delivery: Literal["at_least_once", "at_most_once"] = "at_least_once"
     retry: RetryPolicy = RetryPolicy()
     concurrency_key: ConcurrencyKeyField = None
+    workflow: WorkflowSpec | None = None
     start_to_close: Annotated[timedelta, BeforeValidator(span(timedelta(milliseconds=1), LONGEST_ATTEMPT))] = timedelta(
         seconds=300
     )
@@ -176,6 +190,12 @@ class JobSpec(WithPayload):
     def overlap_policy(self) -> OverlapPolicy:
         """The overlap policy in force: as given, else `skip` for recurring jobs and `allow_all` for others."""
         return self.overlap or ("skip" if self.recurring else "allow_all")
+
+    @property
+    def holds_place(self) -> bool:
+        """True if its overlap policy sees whole occurrences of its workflow."""
+        given = self.workflow.overlap if self.workflow is not None else None
+        return self.overlap_policy != "allow_all" and given != "root"
 
     @model_validator(mode="after")
     def _bounds_agree(self) -> Self:
@@ -202,7 +222,7 @@ class JobSpec(WithPayload):
     def _root_decides(self) -> Self:
         """Refuse the policies of occurrences on a job that has none of its own."""
         if isinstance(self.schedule, AfterSpec):
-            for name in _OF_OCCURRENCES:
+            for name in (*_OF_OCCURRENCES, "workflow"):
                 if name in self.model_fields_set and getattr(self, name):
                     problem = "a job with after has no occurrences of its own: it follows those of its root"
                     raise InvalidValue(problem=problem, remedy="write it in the root of the workflow", path=name)
@@ -213,6 +233,14 @@ class JobSpec(WithPayload):
         """Refuse a key that runs of the schedule could not fill in; a trigger may bring a payload of its own."""
         if self.concurrency_key is not None and not isinstance(self.schedule, ManualSpec):
             fill_key(self.concurrency_key.key, self.carried)
+        return self
+
+    @model_validator(mode="after")
+    def _whole_occurrences_meet(self) -> Self:
+        if self.workflow is not None and self.workflow.overlap == "whole" and not self.holds_place:
+            problem = "with overlap allow_all an occurrence never meets another one"
+            remedy = "write another policy as the job's overlap, such as skip or buffer_one, or leave this out"
+            raise InvalidValue(problem=problem, remedy=remedy, path="workflow.overlap")
         return self
 
     @model_validator(mode="after")

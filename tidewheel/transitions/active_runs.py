@@ -1,7 +1,8 @@
 """The active run of each job: acquire, transfer, release, and promote the run that waits.
 
 Unless its policy is `allow_all`, a run that meets another one of its job starts only as the job's active run. It stays
-that until it is terminal. A run that meets none starts without a row here. A buffered run waits for the active run's
+that until it is terminal. A root's run that holds its place (`Gate.WHOLE`) leaves it to its occurrence, until that
+ends. A run that meets none starts without a row here. A buffered run waits for the active run's
 end. Buffering and promoting happen under the lock of the job's row in `active_runs` alone. So a release that finds
 `has_waiters` false need not look for waiting runs; one that finds it true promotes the oldest.
 
@@ -35,6 +36,9 @@ _PROMOTE_WAITING_RUNS = _SQL["promote_waiting_runs"]
 _TRANSFER_ACTIVE_RUNS = _SQL["transfer_active_runs"]
 _BUFFER_RUNS = _SQL["buffer_runs"]
 _MARK_WAITERS = _SQL["mark_waiters"]
+_LOCK_PLACES = _SQL["lock_places"]
+_HOLD_PLACES = _SQL["hold_places"]
+_TAKE_PLACE = _SQL["take_place"]
 
 NO_RUN = UUID(int=0)  # the active run of a job without one, until a waiting run is promoted
 
@@ -50,12 +54,14 @@ class AcquireRequest(NamedTuple):
 class ActiveRun(NamedTuple):
     """A job's active run; `acquire_active_runs` returns its columns in this order.
 
-    `has_waiters` is True if runs may wait behind it.
+    `has_waiters` is True if runs may wait behind it. `held_by` is the root's run of the occurrence that keeps the place
+    after the run's end.
     """
 
     job_id: UUID
     run_id: UUID
     has_waiters: bool
+    held_by: UUID | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +169,40 @@ def buffer_runs(connection: Conn, requests: Sequence[AcquireRequest]) -> set[UUI
     mark_waiters(connection, {(request.job_id, request.tenant) for request in requests})
     metrics.count("runs_buffered", len(buffered))
     return buffered
+
+
+def settle_places(
+    connection: Conn,
+    installation: Installation,
+    held: Sequence[tuple[UUID, UUID]],
+    freed: Sequence[tuple[UUID, UUID]],
+) -> None:
+    """Leave the places of ended roots to their occurrences; release those of ended occurrences.
+
+    Args:
+        connection: As for `release_active_runs`.
+        installation: For the messages of the promoted runs.
+        held: (job_id, root_run_id) of roots whose occurrence is open.
+        freed: (job_id, run_id) of runs of roots, as for `release_active_runs`.
+    """
+    if held or freed:
+        connection.execute(_LOCK_PLACES, {"job_ids": uuids({job for job, _ in (*held, *freed)})})
+    if held:
+        columns = {"job_ids": uuids(job for job, _ in held), "roots": uuids(root for _, root in held)}
+        connection.execute(_HOLD_PLACES, columns)
+    release_active_runs(connection, installation, freed)
+
+
+def take_place(connection: Conn, request: AcquireRequest, root_run_id: UUID) -> bool:
+    """Make a resumed occurrence the holder of its root's place; return False if it is taken.
+
+    Args:
+        connection: As for `release_active_runs`.
+        request: The root's run: the new one if the root runs again.
+        root_run_id: The occurrence.
+    """
+    columns: dict[str, object] = {**request._asdict(), "root": root_run_id}
+    return connection.execute(_TAKE_PLACE, columns).fetchone() is not None
 
 
 def mark_waiters(connection: Conn, jobs: Iterable[tuple[UUID, str]]) -> None:

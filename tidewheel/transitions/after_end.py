@@ -12,7 +12,6 @@ continues from there. Both writes are one transaction, so no crash leaves a time
 scheduler repairs such a timer all the same (`tidewheel.scheduler.repair`).
 """
 
-import json
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import cast
@@ -20,7 +19,7 @@ from uuid import UUID
 
 from tidewheel.jobs.strict_json import compact
 from tidewheel.jobs.values import format_timestamp
-from tidewheel.outbox import OutboxLane, OutboxRow
+from tidewheel.outbox import OutboxRow
 from tidewheel.postgres.pg_arrays import instants, uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
@@ -29,6 +28,7 @@ from tidewheel.schemas.codec import encode
 from tidewheel.schemas.generated import records
 from tidewheel.transitions.finished import FinishedRun
 from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.own_requests import own_row, request_row
 
 _SQL = Statements("tidewheel.transitions")
 _LOCK_COUNTED_JOBS = _SQL["lock_counted_jobs"]
@@ -157,7 +157,7 @@ def _pause(installation: Installation, run: FinishedRun, failures: int) -> Outbo
         "reason": f"{failures} failure{'' if failures == 1 else 's'} in a row, the last one run {row.run}; "
         f"pause_on_failure is {definition.pause_on_failure}",
     }
-    return _request(installation, row.shard, definition.job_key, _pause_request(installation, facts), row.ended_at)
+    return request_row(installation, "job.pause", facts, key=definition.job_key, shard=row.shard, at=row.ended_at)
 
 
 def _trigger(installation: Installation, run: FinishedRun, on_failure: str) -> OutboxRow:
@@ -189,30 +189,4 @@ def _trigger(installation: Installation, run: FinishedRun, on_failure: str) -> O
                 traceparent=traceparent,
             )
         )
-    return _request(installation, row.shard, on_failure, value, row.ended_at)
-
-
-def _request(installation: Installation, shard: int, key: str, value: bytes, at: datetime) -> OutboxRow:
-    return OutboxRow(
-        shard=shard,
-        lane=OutboxLane.EVENTS,
-        topic=installation.topics.requests,
-        key=key.encode(),
-        value=value,
-        publish_at=at,
-    )
-
-
-def _pause_request(installation: Installation, facts: dict[str, str]) -> bytes:
-    """Encode the request as this installation encodes events; intake encodes the reply likewise."""
-    if installation.content_type == "application/json":
-        return json.dumps({"type": "job.pause", **facts}).encode()
-    return encode(
-        records.Request(
-            type=records.RequestType.JOB_PAUSE,
-            request_id=facts["request_id"],
-            tenant=facts["tenant"],
-            key=facts["key"],
-            reason=facts["reason"],
-        )
-    )
+    return own_row(installation, value, key=on_failure, shard=row.shard, at=row.ended_at)

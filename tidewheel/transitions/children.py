@@ -54,6 +54,8 @@ class Version(NamedTuple):
     definition: bytes
     has_deadlines: bool
     concurrency_key: str | None
+    workflow_timeout_us: int | None
+    holds_place: bool
 
 
 class Blocked(NamedTuple):

@@ -5,7 +5,7 @@ message without its run. The primary key of `job_runs` makes open runs unique. T
 table, so an id that may belong to one is looked up first (`repeats`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import LiteralString, NamedTuple
@@ -20,7 +20,7 @@ from tidewheel.postgres.pg_arrays import instants, integers, texts, uuids, words
 from tidewheel.postgres.pg_copy import NULL, boolean, columns, copy_rows, instant, int2, int4, int8, text, uuid
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
-from tidewheel.runs import Cause, Gate, RunState
+from tidewheel.runs import Cause, Gate, Overlap, RunState
 from tidewheel.schemas.generated.wire import run_request
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.run_messages import Definitions
@@ -28,6 +28,7 @@ from tidewheel.transitions.run_messages import Definitions
 _SQL = Statements("tidewheel.transitions")
 _FIND_EXISTING_RUNS = _SQL["find_existing_runs"]
 _FIND_ROOTS = _SQL["find_roots"]
+_FIND_HOLDING_VERSIONS = _SQL["find_holding_versions"]
 _ADD_JOB_RUNS = _SQL["add_job_runs"]
 _DROP_REPEATED_RUNS = _SQL["drop_repeated_runs"]
 
@@ -155,17 +156,25 @@ def create_runs(
 
 
 def _in_workflows(connection: Conn, runs: Sequence[NewRun]) -> Sequence[NewRun]:
-    """Return the runs, those of roots with the gate by which their end releases the children."""
+    """Return the runs, those of roots with the gates for what their end does."""
     jobs = {run.job_id for run in runs if run.cause in _OPENS}
     roots = _ids(connection, _FIND_ROOTS, {"job_ids": uuids(jobs)}) if jobs else set[UUID]()
     if not roots:
         return runs
+    versions = {(run.job_id, run.job_version) for run in runs if run.job_id in roots}
+    columns = {"job_ids": uuids(job for job, _ in versions), "versions": integers(version for _, version in versions)}
+    holding = set(connection.execute(_FIND_HOLDING_VERSIONS, columns, binary=True).fetchall())
     return [
-        run._replace(gates=run.gates | Gate.FLOW, workflow_run_id=run.run_id, generation=0)
+        run._replace(gates=run.gates | _gates_of(run, holding), workflow_run_id=run.run_id, generation=0)
         if run.job_id in roots and run.cause in _OPENS
         else run
         for run in runs
     ]
+
+
+def _gates_of(run: NewRun, holding: Collection[object]) -> Gate:
+    holds = run.overlap != Overlap.ALLOW_ALL and (run.job_id, run.job_version) in holding
+    return Gate.FLOW | Gate.WHOLE if holds else Gate.FLOW
 
 
 def milliseconds(late: timedelta | None) -> int | None:

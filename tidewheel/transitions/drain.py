@@ -36,7 +36,7 @@ from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.marks import Child, Mark, add_mark, sum_marks
 from tidewheel.transitions.releases import Release, postpone_releases, settle_releases, take_releases
-from tidewheel.transitions.workflows import Workflow, count_drained, open_workflows, opens
+from tidewheel.transitions.workflows import Workflow, count_drained, leave_places, open_workflows
 
 _SQL = Statements("tidewheel.transitions")
 _SHARE_GRAPHS = _SQL["share_graphs"]
@@ -120,8 +120,10 @@ def drain(
     now = read_now(connection)
     written = _write(connection, installation, marks, jobs, workflows=workflows, now=now)
     failpoint("draining.written")
-    count_drained(connection, installation, plan.drained, workflows, now)
+    ended = count_drained(connection, installation, plan.drained, workflows, now)
     settle_releases(connection, plan.drained, plan.paused, plan.cursors)
+    # The last locks: with an active run locked, a transaction waits for active runs alone (ADR 0008).
+    leave_places(connection, installation, [share.release for share in shares], workflows, ended)
     metrics.count("releases_drained", len(plan.drained))
     failpoint("draining.before_commit")
     left = len(taken) == releases or len(shares) < len(shared)
@@ -181,7 +183,7 @@ def _plan(shares: Sequence[_Share], workflows: Mapping[UUID, Workflow]) -> _Plan
 
 
 def _goes_on(release: Release) -> bool:
-    return not release.is_of_root or opens(release)
+    return not release.is_of_root or release.opens
 
 
 def _write(
@@ -216,6 +218,7 @@ def _write(
     unblock(connection, installation, [run for run in left.values() if run.run_id not in reasons], now)
     skipped = [run for run in reasons if run in left or run not in waiting]
     ends = [RunEnd(run_id, 0, RunState.SKIPPED, reason=reasons[run_id]) for run_id in skipped]
+    # Without `freed_keys`: a run gets a place of its key in a claim, or after one. A blocked run was never claimed.
     finish_runs(connection, installation, ends)
     return len(new) + len(left)
 

@@ -166,7 +166,13 @@ class FinishedRun(NamedTuple):
     @property
     def may_be_active(self) -> bool:
         """True if it may be its job's active run, which other runs of the job wait for."""
-        return bool(self.row.gates & Gate.MET)
+        return bool(self.row.gates & Gate.MET) and not self.keeps_place
+
+    @property
+    def keeps_place(self) -> bool:
+        """True if its place as the active run stays with its occurrence, until that ends."""
+        row = self.row
+        return bool(row.gates & Gate.WHOLE) and (bool(row.generation) or opens(self.state, began=row.attempt > 0))
 
     @property
     def held_place(self) -> FreedPlace | None:
@@ -175,6 +181,11 @@ class FinishedRun(NamedTuple):
         if row.key_id is None or not row.gates & Gate.HOLDS_KEY:
             return None
         return FreedPlace(row.key_id, started=row.started_at is not None)
+
+
+def opens(state: str, *, began: bool) -> bool:
+    """Return True if the end of a root's run opens an occurrence: it began, and was not skipped."""
+    return state != RunState.SKIPPED and (began or state != RunState.CANCELLED)
 
 
 @dataclass(slots=True)

@@ -13,6 +13,9 @@ from uuid import UUID
 
 from psycopg.rows import class_row
 
+from tidewheel.ids import run_bucket, shard_of
+from tidewheel.outbox import OutboxRow, append
+from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.pg_arrays import uuids, words
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
@@ -38,6 +41,7 @@ from tidewheel.transitions.overlap import (
     OverlapDecision,
     decide,
 )
+from tidewheel.transitions.own_requests import request_row
 from tidewheel.transitions.places import Arrival, FreedPlace
 
 REPLACING_WORDS = words(sorted(REPLACING))
@@ -125,6 +129,7 @@ class _Holder:
     attempt: int
     tenant: str
     executor_id: UUID | None
+    occurrence: UUID | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +146,14 @@ class _Case:
         """Return the attempt number of a claimed or waiting run."""
         attempts = {run.run_id: run.attempt for run in self.runs} | {each.run_id: each.attempt for each in self.waiting}
         return attempts[run_id]
+
+    @property
+    def replaced_occurrence(self) -> UUID | None:
+        """The occurrence that the new run replaces, if the active run belongs to one and has begun."""
+        if self.decision.holder_action is HolderAction.KEEP:
+            return None
+        began = self.holder is not None and self.holder.attempt > 0
+        return self.active.held_by or (self.holder.occurrence if self.holder is not None and began else None)
 
 
 def resolve_overlaps(connection: Conn, installation: Installation, candidates: Sequence[LockedRun]) -> OverlapResult:
@@ -211,7 +224,9 @@ def _decide(connection: Conn, overlapping: Sequence[tuple[ActiveRun, Sequence[Lo
     cases: list[_Case] = []
     for active, runs in overlapping:
         holder, buffered = locked.get(active.run_id), waiting.get(active.job_id, [])
-        state = RunState(holder.state) if holder else None
+        # An occurrence that keeps the place after its root's end counts as a run that executes.
+        held = None if active.held_by is None else RunState.RUNNING
+        state = RunState(holder.state) if holder else held
         contenders = [
             Contender(each.run_id, each.overlap, each.scheduled_at, each.attempt, busy=each.run_id not in locked)
             for each in buffered
@@ -250,7 +265,8 @@ def _lock_replaced(
     if not replaceable:
         return {}
     with connection.cursor(row_factory=class_row(_Holder), binary=True) as cursor:
-        return {each.run_id: each for each in cursor.execute(_LOCK_REPLACED_RUNS, {"run_ids": uuids(replaceable)})}
+        columns = {"run_ids": uuids(replaceable), "whole": Gate.WHOLE}
+        return {each.run_id: each for each in cursor.execute(_LOCK_REPLACED_RUNS, columns)}
 
 
 def _any(active: ActiveRun, runs: Sequence[LockedRun], policies: frozenset[Overlap]) -> bool:
@@ -273,6 +289,8 @@ def _apply(connection: Conn, installation: Installation, cases: Sequence[_Case])
     # After the ends, which delete all signals of these runs.
     running = [RunningAttempt(e.run_id, e.attempt, e.tenant, e.executor_id) for e in ended if e.executor_id is not None]
     add_signals(connection, Signal.TERMINATE, running)
+    replaced = [(occurrence, c.runs[-1]) for c in cases if (occurrence := c.replaced_occurrence) is not None]
+    append(connection, _cancels(connection, installation, replaced), shards=installation.shards)
     waiting = [run for c in cases for run in c.runs if run.run_id in c.decision.buffered]
     buffered = buffer_runs(connection, [run.acquire_request for run in waiting])
     freed_keys += [
@@ -289,6 +307,26 @@ def _apply(connection: Conn, installation: Installation, cases: Sequence[_Case])
         cancel_requested=requested - set(states),
         freed_keys=freed_keys,
     )
+
+
+def _cancels(
+    connection: Conn, installation: Installation, replaced: Sequence[tuple[UUID, LockedRun]]
+) -> list[OutboxRow]:
+    """Return requests that cancel replaced occurrences: with an active run locked, none may wait for them."""
+    if not replaced:
+        return []
+    now = read_now(connection)
+    return [
+        request_row(
+            installation,
+            "workflow.cancel",
+            {"request_id": f"{_REASON}/{run.run_id}", "tenant": run.tenant, "run_id": str(root), "reason": _REASON},
+            key=str(root),
+            shard=shard_of(run_bucket(root), installation.shards),
+            at=now,
+        )
+        for root, run in replaced
+    ]
 
 
 def _end(run_id: UUID, attempt: int, state: RunState, executor_id: UUID | None = None) -> RunEnd:

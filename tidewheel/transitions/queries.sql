@@ -196,17 +196,41 @@ SELECT requested.job_id, requested.tenant, requested.run_id
   FROM unnest(%(job_ids)s::uuid[], %(tenants)s::text[], %(run_ids)s::uuid[]) AS requested (job_id, tenant, run_id)
  ORDER BY requested.job_id
     ON CONFLICT (job_id) DO UPDATE SET run_id = active_runs.run_id
-RETURNING job_id, run_id, has_waiters
+RETURNING job_id, run_id, has_waiters, held_by
 
 -- name: find_stale_active_runs
--- Returns active runs that are no longer open.
--- Index: active_runs_pkey, job_runs_pkey.
+-- Returns active runs that are no longer open, and whose occurrence does not keep the place: neither it nor the release of
+-- its root, which comes before it.
+-- Index: active_runs_pkey, job_runs_pkey; releases_by_root, if there are many.
 -- Lock: none but the caller's.
 -- Why: a later statement than the one that locked them, so that it sees what committed while the lock waited.
 SELECT t.job_id, t.run_id
   FROM active_runs AS t
  WHERE t.job_id = ANY (%(job_ids)s::uuid[])
+   AND t.held_by IS NULL
    AND NOT EXISTS (SELECT FROM job_runs AS o WHERE o.run_id = t.run_id OFFSET 0)
+   AND NOT EXISTS (SELECT FROM releases AS r WHERE r.root_run_id = t.run_id AND r.holds OFFSET 0)
+
+-- name: lock_places
+-- Locks the active runs of roots whose releases are drained, or whose occurrences end.
+-- Index: active_runs_pkey. Lock: each row, in job_id order, waiting for a claim.
+SELECT job_id FROM active_runs WHERE job_id = ANY (%(job_ids)s::uuid[]) ORDER BY job_id FOR UPDATE
+
+-- name: hold_places
+-- Leaves the places of roots that have ended to their occurrences.
+-- Index: active_runs_pkey; active_runs_held grows. Lock: rows that lock_places has locked.
+UPDATE active_runs AS t
+   SET held_by = given.root_run_id
+  FROM unnest(%(job_ids)s::uuid[], %(roots)s::uuid[]) AS given (job_id, root_run_id)
+ WHERE t.job_id = given.job_id AND t.run_id = given.root_run_id
+
+-- name: take_place
+-- Makes a resumed occurrence the holder of its root's place, unless another run or occurrence has it.
+-- Index: active_runs_pkey, active_runs_held. Lock: the new row; waits for another one that comes at the same time.
+INSERT INTO active_runs (job_id, tenant, run_id, held_by)
+VALUES (%(job_id)s, %(tenant)s, %(run_id)s, %(root)s)
+    ON CONFLICT (job_id) DO NOTHING
+RETURNING job_id
 
 -- name: find_waiting_runs
 -- Returns the waiting runs that an overlap policy needs: the oldest of each job, and those that would replace the
@@ -232,7 +256,8 @@ SELECT w.run_id, w.job_id, w.overlap, w.attempt, w.scheduled_at
 -- Index: job_runs_pkey.
 -- Lock: each run in run_id order, locked rows are skipped: a transaction with a locked active run waits for no open
 -- run.
-SELECT o.run_id, o.state, o.attempt, o.tenant, o.executor_id
+SELECT o.run_id, o.state, o.attempt, o.tenant, o.executor_id,
+       CASE WHEN o.gates & %(whole)s <> 0 THEN o.workflow_run_id END AS occurrence
   FROM job_runs AS o
  WHERE o.run_id = ANY (%(run_ids)s::uuid[])
  ORDER BY o.run_id
@@ -243,7 +268,7 @@ SELECT o.run_id, o.state, o.attempt, o.tenant, o.executor_id
 -- Index: active_runs_pkey.
 -- Lock: rows that acquire_active_runs has locked.
 UPDATE active_runs AS t
-   SET run_id = transferred.run_id
+   SET run_id = transferred.run_id, held_by = NULL
   FROM unnest(%(job_ids)s::uuid[], %(run_ids)s::uuid[]) AS transferred (job_id, run_id)
  WHERE t.job_id = transferred.job_id
 
@@ -1374,23 +1399,32 @@ SELECT job_id
   FROM jobs
  WHERE job_id = ANY (%(job_ids)s::uuid[]) AND root_job_id = job_id AND (SELECT EXISTS (SELECT FROM job_edges))
 
+-- name: find_holding_versions
+-- Those of these versions of roots whose overlap policy sees whole occurrences.
+-- Index: job_versions_pkey. No lock: versions do not change.
+SELECT v.job_id, v.version
+  FROM unnest(%(job_ids)s::uuid[], %(versions)s::integer[]) AS g (job_id, version)
+  JOIN job_versions AS v ON v.job_id = g.job_id AND v.version = g.version
+ WHERE v.holds_place
+
 -- name: add_releases
 -- Inserts the releases of runs that end.
 -- Index: releases_due. Lock: new rows.
-INSERT INTO releases (shard, due_at, root_run_id, generation, scheduled_at, graph_at, run_id, job_id, tenant, state, began)
+INSERT INTO releases (shard, due_at, root_run_id, generation, scheduled_at, graph_at, run_id, job_id, tenant, state, began,
+                      started_at, holds)
 SELECT new.shard, tidewheel_now(), new.root_run_id, new.generation, new.scheduled_at, new.graph_at, new.run_id, new.job_id, new.tenant,
-       new.state, new.began
+       new.state, new.began, new.started_at, new.holds
   FROM unnest(
         %(shards)s::smallint[], %(roots)s::uuid[], %(generations)s::smallint[], %(scheduled_at)s::timestamptz[],
         %(graph_at)s::timestamptz[], %(run_ids)s::uuid[], %(job_ids)s::uuid[], %(tenants)s::text[], %(states)s::text[],
-        %(began)s::boolean[]
-       ) AS new (shard, root_run_id, generation, scheduled_at, graph_at, run_id, job_id, tenant, state, began)
+        %(began)s::boolean[], %(started_at)s::timestamptz[], %(holds)s::boolean[]
+       ) AS new (shard, root_run_id, generation, scheduled_at, graph_at, run_id, job_id, tenant, state, began, started_at, holds)
 
 -- part: release(r)
 -- The columns of a release; the instant of the graph is the root's.
 r.id, r.shard, r.root_run_id, r.generation, r.scheduled_at,
        coalesce(r.graph_at, (SELECT w.graph_at FROM workflows AS w WHERE w.root_run_id = r.root_run_id), r.scheduled_at) AS graph_at,
-       r.run_id, r.job_id, r.tenant, r.state, r.began, r.cursor_id
+       r.run_id, r.job_id, r.tenant, r.state, r.began, r.started_at, r.holds, r.cursor_id
 
 -- part: due_releases(r)
 -- The ids of the next due releases of these shards, the oldest first.
@@ -1459,7 +1493,7 @@ SELECT job_id, shard, paused, deleted_at IS NOT NULL FROM jobs WHERE job_id = AN
 -- The versions of these jobs that were in force at an instant; infinity is now.
 -- Index: job_versions_pkey. No lock.
 SELECT g.job_id, g.at, v.version, v.handler, v.queue, v.lane, v.overlap, v.definition, v.has_deadlines,
-       v.concurrency_key
+       v.concurrency_key, v.workflow_timeout_us, v.holds_place
   FROM unnest(%(job_ids)s::uuid[], %(instants)s::timestamptz[]) AS g (job_id, at)
  CROSS JOIN LATERAL (
     SELECT w.*
@@ -1469,21 +1503,32 @@ SELECT g.job_id, g.at, v.version, v.handler, v.queue, v.lane, v.overlap, v.defin
      LIMIT 1
  ) AS v
 
+-- part: deadline(r)
+-- The deadline of an occurrence, by its root's version: from the start of the root's run on.
+-- Index: job_versions_pkey. No lock.
+(SELECT coalesce(r.started_at, tidewheel_now()) + v.workflow_timeout_us * interval '1 us'
+   FROM job_versions AS v
+  WHERE v.job_id = r.job_id AND v.effective_at < r.graph_at
+  ORDER BY v.version DESC
+  LIMIT 1)
+
 -- name: add_workflows
 -- Inserts occurrences whose root has ended; an occurrence that was paused before keeps its state.
--- Index: workflows_pkey. Lock: each row, in root_run_id order.
-INSERT INTO workflows (root_run_id, tenant, root_job_id, shard, scheduled_at, graph_at, state, pending, created_at)
-SELECT new.root_run_id, new.tenant, new.job_id, new.shard, new.scheduled_at, new.graph_at, 'open', 1, tidewheel_now()
+-- Index: workflows_pkey, job_versions_pkey. Lock: each row, in root_run_id order.
+INSERT INTO workflows (root_run_id, tenant, root_job_id, shard, scheduled_at, graph_at, state, pending, created_at, deadline_at)
+SELECT new.root_run_id, new.tenant, new.job_id, new.shard, new.scheduled_at, new.graph_at, 'open', 1, tidewheel_now(),
+       {{deadline(new)}}
   FROM unnest(%(roots)s::uuid[], %(tenants)s::text[], %(job_ids)s::uuid[], %(shards)s::smallint[], %(scheduled_at)s::timestamptz[],
-              %(graph_at)s::timestamptz[])
-       AS new (root_run_id, tenant, job_id, shard, scheduled_at, graph_at)
+              %(graph_at)s::timestamptz[], %(started_at)s::timestamptz[])
+       AS new (root_run_id, tenant, job_id, shard, scheduled_at, graph_at, started_at)
  ORDER BY new.root_run_id
-    ON CONFLICT (root_run_id) DO UPDATE SET graph_at = excluded.graph_at
+    ON CONFLICT (root_run_id) DO UPDATE SET graph_at = excluded.graph_at, deadline_at = excluded.deadline_at
 
 -- name: lock_workflows
 -- Locks occurrences.
 -- Index: workflows_pkey. Lock: each row, in root_run_id order; waits for another drain, or a request about it.
-SELECT root_run_id, tenant, root_job_id, shard, scheduled_at, graph_at, state, generation, pending, failed, cancelled, reason
+SELECT root_run_id, tenant, root_job_id, shard, scheduled_at, graph_at, state, generation, pending, failed, cancelled, reason,
+       deadline_at
   FROM workflows
  WHERE root_run_id = ANY (%(roots)s::uuid[])
  ORDER BY root_run_id
@@ -1574,18 +1619,32 @@ UPDATE releases AS r
   FROM unnest(%(ids)s::bigint[], %(cursors)s::uuid[]) AS given (id, cursor_id)
  WHERE r.id = given.id
 
+-- name: keep_root_runs
+-- Keeps the runs of roots from ending until the commit.
+-- Index: job_runs_pkey. Lock: each row against its deletion, in run_id order; waits for an end under way.
+SELECT run_id FROM job_runs WHERE run_id = ANY (%(roots)s::uuid[]) ORDER BY run_id FOR KEY SHARE
+
+-- name: keep_root_releases
+-- Keeps the releases of roots from being drained until the commit. A later statement than keep_root_runs: a run that
+-- has ended meanwhile has its release.
+-- Index: releases_by_root. Lock: each row, in the order of the ids; waits for a drain under way.
+SELECT id FROM releases WHERE root_run_id = ANY (%(roots)s::uuid[]) AND run_id = root_run_id ORDER BY id FOR KEY SHARE
+
 -- name: open_early
 -- Inserts the occurrences of roots' runs that have begun and are not drained yet.
--- Index: job_runs_pkey, releases_by_root, workflows_pkey. Lock: new rows, in root_run_id order; waits for a drain.
-INSERT INTO workflows (root_run_id, tenant, root_job_id, shard, scheduled_at, graph_at, state, pending, created_at)
-SELECT r.run_id, r.tenant, r.job_id, r.shard, r.scheduled_at, r.graph_at, 'open', 1, tidewheel_now()
+-- Index: job_runs_pkey, releases_by_root, workflows_pkey, job_versions_pkey. Lock: new rows, in root_run_id order; waits for a
+-- drain.
+-- Why a later statement than keep_root_releases: a drain may have deleted the release of a root without children. Its occurrence
+-- would never end.
+INSERT INTO workflows (root_run_id, tenant, root_job_id, shard, scheduled_at, graph_at, state, pending, created_at, deadline_at)
+SELECT r.run_id, r.tenant, r.job_id, r.shard, r.scheduled_at, r.graph_at, 'open', 1, tidewheel_now(), {{deadline(r)}}
   FROM unnest(%(roots)s::uuid[], %(tenants)s::text[]) AS a (root, tenant)
  CROSS JOIN LATERAL (
-    SELECT run_id, tenant, job_id, shard, scheduled_at, least(scheduled_at, started_at) AS graph_at
+    SELECT run_id, tenant, job_id, shard, scheduled_at, least(scheduled_at, started_at) AS graph_at, started_at
       FROM job_runs
      WHERE run_id = a.root AND workflow_run_id = run_id AND attempt > 0
      UNION ALL
-    SELECT run_id, tenant, job_id, shard, scheduled_at, graph_at
+    SELECT run_id, tenant, job_id, shard, scheduled_at, graph_at, started_at
       FROM releases
      WHERE root_run_id = a.root AND run_id = root_run_id AND began
  ) AS r
@@ -1598,7 +1657,7 @@ SELECT r.run_id, r.tenant, r.job_id, r.shard, r.scheduled_at, r.graph_at, 'open'
 -- Index: workflows_pkey. Lock: a row that is locked already.
 UPDATE workflows
    SET state = %(state)s, reason = %(reason)s, generation = %(generation)s, pending = %(pending)s, failed = %(failed)s,
-       cancelled = %(cancelled)s, finished_at = NULL
+       cancelled = %(cancelled)s, deadline_at = %(deadline_at)s, finished_at = NULL
  WHERE root_run_id = %(root)s
 
 -- name: hasten_releases

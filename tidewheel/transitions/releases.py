@@ -16,7 +16,7 @@ from tidewheel.postgres.pg_arrays import instants, integers, texts, uuids, words
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Gate
-from tidewheel.transitions.finished import ClosedRun, FinishedRun
+from tidewheel.transitions.finished import ClosedRun, FinishedRun, opens
 
 _SQL = Statements("tidewheel.transitions")
 _ADD_RELEASES = _SQL["add_releases"]
@@ -44,12 +44,19 @@ class Release:
     tenant: str
     state: str
     began: bool
+    started_at: datetime | None
+    holds: bool
     cursor_id: UUID | None
 
     @property
     def is_of_root(self) -> bool:
         """True if the run is the root's first one, whose release opens the occurrence."""
         return self.run_id == self.root_run_id
+
+    @property
+    def opens(self) -> bool:
+        """True if the root's end opens an occurrence."""
+        return opens(self.state, began=self.began)
 
 
 def write_releases(connection: Conn, finished: Sequence[FinishedRun], shards: int) -> bool:
@@ -78,6 +85,8 @@ def write_releases(connection: Conn, finished: Sequence[FinishedRun], shards: in
         "tenants": texts([run.row.tenant for run in released]),
         "states": words(run.state for run in released),
         "began": words("true" if run.row.attempt else "false" for run in released),
+        "started_at": instants(run.row.started_at for run in released),
+        "holds": words("true" if run.keeps_place else "false" for run in released),
     }
     connection.execute(_ADD_RELEASES, columns)
     return True

@@ -1,13 +1,14 @@
 """Open the next generation of an occurrence that has ended: what failed runs again."""
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from tidewheel.ids import child_run_id
 from tidewheel.postgres.pg_arrays import integers, uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
-from tidewheel.runs import RunState
+from tidewheel.runs import Gate, Overlap, RunState
+from tidewheel.transitions.active_runs import AcquireRequest, take_place
 from tidewheel.transitions.children import NOW, lock_children, new_child, read_versions_at, skip_reason
 from tidewheel.transitions.create import create_runs
 from tidewheel.transitions.finish import finish_runs
@@ -28,7 +29,7 @@ def resume(
     now: datetime,
     *,
     root_inputs: RootInputs | None,
-) -> None:
+) -> bool:
     """Open the next generation of a finished occurrence, whose row is locked.
 
     Args:
@@ -38,10 +39,20 @@ def resume(
         again: The jobs that run again, as `to_run_again` returns them.
         now: The database's clock.
         root_inputs: The inputs of the root's latest run, if the root runs again.
+
+    Returns:
+        False if another occurrence, or another run of the root, has the place of this one; nothing was written.
     """
     root, at, generation = workflow.root_run_id, workflow.scheduled_at, workflow.generation + 1
+    root_job = workflow.root_job_id
     jobs = lock_children(connection, {one.job_id for one in again})
     ids = {one.job_id: child_run_id(one.job_id, at, root, generation) for one in again}
+    root_version = read_versions_at(connection, {(root_job, NOW)})[root_job, NOW]
+    overlap = (root_inputs.overlap if root_inputs is not None else None) or root_version.overlap
+    holds = root_version.holds_place and overlap != Overlap.ALLOW_ALL
+    place = AcquireRequest(root_job, workflow.tenant, ids.get(root_job, root))
+    if holds and not take_place(connection, place, root):
+        return False
     joined, first = [one for one in again if one.parents], [one for one in again if not one.parents]
     columns: dict[str, object] = {
         "root": root,
@@ -64,6 +75,8 @@ def resume(
         tenant=workflow.tenant,
         state="",
         began=True,
+        started_at=None,
+        holds=False,
         cursor_id=None,
     )
     reasons = {ids[one.job_id]: reason for one in first if (reason := skip_reason(jobs[one.job_id], one.unmet))}
@@ -79,8 +92,12 @@ def resume(
         for one in first
     ]
     if root_inputs is not None:
-        new = [root_inputs.given_to(run) if run.job_id == workflow.root_job_id else run for run in new]
+        gates = Gate.FLOW | Gate.WHOLE if holds else Gate.FLOW
+        new = [root_inputs.given_to(run)._replace(gates=gates) if run.job_id == root_job else run for run in new]
     create_runs(connection, installation, new, now=now)
     ends = [RunEnd(run_id, 0, RunState.SKIPPED, reason=reason) for run_id, reason in reasons.items()]
     finish_runs(connection, installation, ends)
-    set_workflow(connection, workflow, "open", generation=generation, pending=len(new))
+    timeout = root_version.workflow_timeout_us
+    deadline_at = None if timeout is None else now + timedelta(microseconds=timeout)
+    set_workflow(connection, workflow, "open", generation=generation, pending=len(new), deadline_at=deadline_at)
+    return True

@@ -12,6 +12,7 @@ from uuid import UUID
 
 from psycopg.rows import class_row
 
+from tidewheel.ids import child_run_id
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.outbox import append
 from tidewheel.postgres.pg_arrays import instants, integers, texts, uuids, words
@@ -19,6 +20,7 @@ from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
 from tidewheel.runs import DEAD_LETTERED, RunState
+from tidewheel.transitions.active_runs import settle_places
 from tidewheel.transitions.events import lifecycle_row
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.releases import Release
@@ -30,6 +32,8 @@ _SET_WORKFLOW = _SQL["set_workflow"]
 _UPDATE_WORKFLOWS = _SQL["update_workflows"]
 _DROP_JOINS_OF = _SQL["drop_joins_of"]
 _READ_JOB_KEYS = _SQL["read_job_keys"]
+_CANCEL_WORKFLOW_RUNS = _SQL["cancel_workflow_runs"]
+_HASTEN_RELEASES = _SQL["hasten_releases"]
 
 
 @dataclass(slots=True)
@@ -48,6 +52,7 @@ class Workflow:
     failed: int
     cancelled: int
     reason: str | None
+    deadline_at: datetime | None
 
 
 def lock_workflows(connection: Conn, roots: Iterable[UUID]) -> dict[UUID, Workflow]:
@@ -64,7 +69,7 @@ def open_workflows(connection: Conn, parents: Sequence[Release], roots: Iterable
         parents: The releases of runs with children.
         roots: The root's run of each occurrence.
     """
-    opened = [release for release in parents if release.is_of_root and opens(release)]
+    opened = [release for release in parents if release.is_of_root and release.opens]
     if opened:
         columns: dict[str, object] = {
             "roots": uuids(release.root_run_id for release in opened),
@@ -73,14 +78,10 @@ def open_workflows(connection: Conn, parents: Sequence[Release], roots: Iterable
             "shards": integers(release.shard for release in opened),
             "scheduled_at": instants(release.scheduled_at for release in opened),
             "graph_at": instants(release.graph_at for release in opened),
+            "started_at": instants(release.started_at for release in opened),
         }
         connection.execute(_ADD_WORKFLOWS, columns)
     return lock_workflows(connection, roots)
-
-
-def opens(release: Release) -> bool:
-    """Return True if the root's end opens an occurrence: it began, and was not skipped."""
-    return release.state != RunState.SKIPPED and (release.began or release.state != RunState.CANCELLED)
 
 
 def set_workflow(
@@ -90,6 +91,7 @@ def set_workflow(
     *,
     generation: int | None = None,
     pending: int | None = None,
+    deadline_at: datetime | None = None,
     reason: str | None = None,
 ) -> None:
     """Set the state of an occurrence whose row is locked; a new generation begins without failures."""
@@ -101,6 +103,7 @@ def set_workflow(
         "pending": workflow.pending if pending is None else pending,
         "failed": workflow.failed if generation is None else 0,
         "cancelled": workflow.cancelled if generation is None else 0,
+        "deadline_at": workflow.deadline_at if generation is None else deadline_at,
     }
     connection.execute(_SET_WORKFLOW, columns)
 
@@ -111,8 +114,8 @@ def count_drained(
     drained: Sequence[Release],
     workflows: Mapping[UUID, Workflow],
     now: datetime,
-) -> None:
-    """Count the drained releases, and end the occurrences that have no pending run."""
+) -> list[Workflow]:
+    """Count the drained releases, and end the occurrences that have no pending run; return those."""
     open_before = {root for root, workflow in workflows.items() if workflow.pending > 0}
     for release in drained:
         if (workflow := workflows.get(release.root_run_id)) is not None:
@@ -120,11 +123,10 @@ def count_drained(
             workflow.failed += release.state in DEAD_LETTERED
             workflow.cancelled += release.state == RunState.CANCELLED
     if not workflows:
-        return
+        return []
     ended = [one for root, one in workflows.items() if root in open_before and one.pending == 0]
     for workflow in ended:
-        cancelled = workflow.cancelled or workflow.state == "cancelling"
-        workflow.state = "failed" if workflow.failed else "cancelled" if cancelled else "succeeded"
+        workflow.state = _end_state(workflow)
     columns: dict[str, object] = {
         "roots": uuids(workflows),
         "pending": integers(workflow.pending for workflow in workflows.values()),
@@ -138,6 +140,61 @@ def count_drained(
         append_workflow_events(connection, installation, ended, now)
         for state, number in Counter(workflow.state for workflow in ended).items():
             metrics.count("workflows_ended", number, state)
+    return ended
+
+
+def _end_state(workflow: Workflow) -> str:
+    if workflow.state == "timing_out":
+        return "timed_out"
+    if workflow.failed:
+        return "failed"
+    return "cancelled" if workflow.cancelled or workflow.state == "cancelling" else "succeeded"
+
+
+def leave_places(
+    connection: Conn,
+    installation: Installation,
+    releases: Sequence[Release],
+    workflows: Mapping[UUID, Workflow],
+    ended: Sequence[Workflow],
+) -> None:
+    """Leave the places of ended roots to their occurrences; release those of ended occurrences.
+
+    Args:
+        connection: Inside the drain's transaction, which waits for no other lock from here on.
+        installation: For the messages of promoted runs.
+        releases: The releases of the drain.
+        workflows: Their occurrences.
+        ended: Those that end in this transaction.
+    """
+    over = {workflow.root_run_id for workflow in ended}
+    roots = [one for one in releases if one.holds and one.is_of_root and one.root_run_id not in over]
+    held = [(one.job_id, one.root_run_id) for one in roots if one.root_run_id in workflows]
+    freed = [(one.job_id, one.root_run_id) for one in roots if one.root_run_id not in workflows]
+    freed += [(one.root_job_id, run) for one in ended for run in root_runs(one)]
+    settle_places(connection, installation, held, freed)
+
+
+def root_runs(workflow: Workflow) -> list[UUID]:
+    """Return the ids of the root's runs in the generations of an occurrence."""
+    root, job, at = workflow.root_run_id, workflow.root_job_id, workflow.scheduled_at
+    return [root, *(child_run_id(job, at, root, number) for number in range(1, workflow.generation + 1))]
+
+
+def cancel_open_runs(connection: Conn, workflow: Workflow, state: str, *, reason: str | None, cause: str) -> None:
+    """Release no further run of an occurrence, and cancel its open runs within about a second.
+
+    Args:
+        connection: Inside a transaction that has locked the occurrence.
+        workflow: The occurrence.
+        state: `cancelling` or `timing_out`.
+        reason: The reason that it shows.
+        cause: The reason of its runs, if it has none.
+    """
+    set_workflow(connection, workflow, state, reason=reason)
+    columns = {"root": workflow.root_run_id, "reason": reason or cause, "cancelling": RunState.CANCELLING}
+    connection.execute(_CANCEL_WORKFLOW_RUNS, columns)
+    connection.execute(_HASTEN_RELEASES, columns)
 
 
 def append_workflow_events(

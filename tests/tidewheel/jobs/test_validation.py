@@ -12,7 +12,6 @@ from tidewheel.jobs.validation import MAX_ERRORS
 @pytest.mark.parametrize(
     ("job", "path", "words"),
     [
-        ({"concurrency_key": "{payload.customer}"}, "job.concurrency_key.key", "not yet available"),
         ({"priority": 3}, "job.priority", "not yet available in this release; use lane"),
     ],
 )
@@ -27,6 +26,10 @@ def test_unsupported_feature_is_refused_with_an_alternative(job: dict[str, objec
         ({"retry": {"max_attemps": 3}}, "job.retry.max_attemps", "did you mean 'max_attempts'?"),
         ({"schedul": 1}, "job.schedul", "did you mean 'schedule'?"),
         ({"schedule": {"after": []}}, "job.schedule.after", "it names no parent"),
+        ({"overlap": "allow_all", "workflow": {"overlap": "whole"}}, "job.workflow.overlap", "write another policy"),
+        ({"workflow": {"timeout": "0s"}}, "job.workflow.timeout", "write 100ms to 90d"),
+        ({"workflow": {"overlap": "all"}}, "job.workflow.overlap", "write 'whole' or 'root'"),
+        ({"schedule": {"after": ["a"]}, "workflow": {"timeout": "1h"}}, "job.workflow", "in the root"),
         ({"overlap": "skipp"}, "job.overlap", "did you mean 'skip'?"),
         ({"timezone": "UTC"}, "job.timezone", "write it inside schedule"),
         ({"schedule": {"cron": "@daily", "end_at": "x"}}, "job.schedule.end_at", "write it beside schedule"),

@@ -218,6 +218,7 @@ def facts(loaded: Database, batches: Mapping[str, list[Any]]) -> dict[str, Any]:
         "holds": Gate.HOLDS_KEY,
         "barred": BARRED,
         "moved": Gate.MOVED,
+        "whole": Gate.WHOLE,
         "now": now,
         "run_id": runs[0],
         "job_id": jobs[0],

@@ -1,0 +1,287 @@
+"""The root's overlap policy sees whole occurrences, and an occurrence has a deadline."""
+
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from uuid import UUID
+
+import pytest
+
+from tests.fixtures.database import ClockedDatabase, Database
+from tests.fixtures.services import until
+from tests.transitions.acts import (
+    EXECUTOR,
+    apply_batch,
+    begin,
+    claim,
+    end,
+    ending,
+    final_state,
+    messages,
+    open_run,
+    succeed,
+    trigger,
+)
+from tests.transitions.graphs import (
+    Parents,
+    after,
+    assert_nothing_left,
+    change,
+    changed,
+    drain_some,
+    latest_states,
+    never,
+    play,
+    put,
+    states,
+    workflow,
+)
+from tidewheel.postgres.session import Session
+from tidewheel.runs import RunState
+from tidewheel.scheduler.active_run_repair import ActiveRunRepair
+from tidewheel.scheduler.pending_cancels import PendingCancels
+from tidewheel.scheduler.workflow_deadlines import WorkflowDeadlines
+from tidewheel.schemas.generated.records import Reply, ReplyStatus, Request
+from tidewheel.transitions.deferred_effects import apply_deferred_effects
+from tidewheel.transitions.drain import drain
+from tidewheel.transitions.finish import finish_runs
+from tidewheel.transitions.finished import RunEnd
+
+CHAIN: Parents = {"a": [], "b": after("a")}
+
+
+@pytest.fixture
+def session(database: Database) -> Iterator[Session]:
+    session = database.session()
+    yield session
+    session.close()
+
+
+def repaired(database: Database, session: Session) -> int:
+    return ActiveRunRepair(session, database.installation).step()
+
+
+def opened(database: Database, **root: object) -> UUID:
+    """Open an occurrence of a chain: its root has ended, and its child is queued."""
+    put(database, CHAIN, **root)
+    if isinstance(database, ClockedDatabase):
+        database.advance(timedelta(seconds=1))  # a version is in force after its instant
+    root_run = trigger(database, "a")
+    succeed(database, begin(database, root_run))
+    drain_some(database, never())
+    return root_run
+
+
+@pytest.mark.parametrize("drained", ["", "drained"])
+@pytest.mark.parametrize("policy", ["skip", "buffer_one", "buffer_all"])
+def test_a_root_waits_for_the_whole_occurrence(database: Database, session: Session, policy: str, drained: str) -> None:
+    put(database, CHAIN, overlap=policy)
+    first, second = trigger(database, "a"), trigger(database, "a")
+    succeed(database, begin(database, first))
+    if drained:
+        drain_some(database, never())
+    assert claim(database, second).started == []
+    assert repaired(database, session) == 0
+    if policy == "skip":
+        assert final_state(database, second) == ("skipped", "overlap")
+    else:
+        assert open_run(database, second).state == RunState.BUFFERED
+    play(database)
+    expected = "skipped" if policy == "skip" else "succeeded"
+    assert states(database, second)["a"] == expected
+    assert states(database, first) == {"a": "succeeded", "b": "succeeded"}
+    assert_nothing_left(database)
+    if policy != "skip":
+        ended, began = database.rows("SELECT started_at, finished_at FROM finished_runs ORDER BY started_at")[1:3]
+        assert ended[1] <= began[0]
+
+
+@pytest.mark.parametrize("root", [{"overlap": "skip", "workflow": {"overlap": "root"}}, {"overlap": "allow_all"}])
+def test_a_root_that_does_not_hold_its_place_starts_at_once(database: Database, root: dict[str, object]) -> None:
+    opened(database, **root)
+    second = trigger(database, "a")
+    assert len(claim(database, second).started) == 1
+
+
+def test_a_trigger_may_start_beside_an_occurrence(database: Database) -> None:
+    first = opened(database, overlap="skip")
+    beside = trigger(database, "a", overlap="allow_all")
+    play(database)
+    assert [states(database, root)["b"] for root in (first, beside)] == ["succeeded"] * 2
+    assert_nothing_left(database)
+
+
+def cancels(database: Database) -> list[Request]:
+    found = messages(database, database.installation.topics.requests, Request)
+    return [one for one in found if one.type == "workflow_cancel"]
+
+
+def deliver(database: Database, session: Session) -> list[Reply]:
+    """Apply the requests that claims have published, as intake does, and the cancels."""
+    documents = [
+        {"type": "workflow.cancel", "request_id": one.request_id, "run_id": one.run_id, "reason": one.reason}
+        for one in cancels(database)
+    ]
+    replies = [reply for document in documents for reply in apply_batch(database, document)]
+    PendingCancels(session, database.installation).step()
+    return replies
+
+
+@pytest.mark.parametrize("began", ["", "began"])
+@pytest.mark.parametrize("policy", ["cancel_other", "terminate_other"])
+def test_a_replacing_root_cancels_the_occurrence(database: Database, session: Session, policy: str, began: str) -> None:
+    put(database, {**CHAIN, "always": [("a", "always")]}, overlap=policy)
+    first = trigger(database, "a")
+    started = begin(database, first)
+    if began:
+        succeed(database, started)
+        drain_some(database, never())
+    second = trigger(database, "a")
+    done = claim(database, second)
+    at_once = policy == "terminate_other"
+    assert [one.run_id for one in done.started] == ([second] if at_once else [])
+    [reply] = deliver(database, session)
+    assert (reply.status, reply.unchanged) == (ReplyStatus.ACCEPTED, False)
+    if not began and not at_once:
+        end(database, ending(started, RunState.SUCCEEDED))  # its attempt has seen the signal
+    if at_once:
+        succeed(database, done.started[0])
+    play(database)
+    assert workflow(database, first)[0] == "cancelled"
+    assert "succeeded" not in {states(database, first).get(key) for key in ("b", "always")}
+    assert set(states(database, second).values()) == {"succeeded"}
+    assert_nothing_left(database)
+
+
+def test_a_completion_in_a_clients_transaction_leaves_the_place(database: Database, session: Session) -> None:
+    put(database, CHAIN, overlap="buffer_all")
+    first, second = trigger(database, "a"), trigger(database, "a")
+    started = begin(database, first)
+    with database.transaction() as connection:
+        ends = [RunEnd(first, started.attempt, RunState.SUCCEEDED, EXECUTOR)]
+        finish_runs(connection, database.installation, ends, lasting=True)
+    assert claim(database, second).started == []
+    assert repaired(database, session) == 0
+    with database.transaction() as connection:
+        apply_deferred_effects(connection, database.installation)
+    assert open_run(database, second).state == RunState.BUFFERED
+    play(database)
+    assert states(database, second) == {"a": "succeeded", "b": "succeeded"}
+    assert_nothing_left(database)
+
+
+def test_an_occurrence_without_children_gives_its_place_back(database: Database) -> None:
+    """The edges have gone by the time of its root's end."""
+    put(database, CHAIN, overlap="buffer_all")
+    first, second = trigger(database, "a"), trigger(database, "a")
+    database.execute("DELETE FROM job_edges")
+    succeed(database, begin(database, first))
+    assert claim(database, second).started == []
+    drain_some(database, never())
+    assert open_run(database, second).state == RunState.QUEUED
+    assert database.count("workflows") == 0
+    play(database)
+    assert_nothing_left(database)
+
+
+def test_a_paused_occurrence_keeps_its_place(database: Database, session: Session) -> None:
+    put(database, CHAIN, overlap="buffer_one")
+    first = trigger(database, "a")
+    started = begin(database, first)
+    assert changed(database, "pause", first)
+    succeed(database, started)
+    second = trigger(database, "a")
+    assert claim(database, second).started == []
+    drain_some(database, never())
+    assert repaired(database, session) == 0
+    assert changed(database, "resume", first)
+    play(database)
+    assert states(database, second) == {"a": "succeeded", "b": "succeeded"}
+    assert_nothing_left(database)
+
+
+@pytest.mark.parametrize("failing", ["a", "b"])
+def test_a_resumed_occurrence_holds_its_place_again(database: Database, failing: str) -> None:
+    put(database, CHAIN, overlap="skip")
+    first = trigger(database, "a")
+    play(database, lambda key: RunState.FAILED if key == failing else RunState.SUCCEEDED)
+    second = trigger(database, "a")
+    started = begin(database, second)
+    reply = change(database, "resume", first)
+    assert (reply.status, reply.errors[0].problem) == (
+        ReplyStatus.REJECTED, "another occurrence, or another run of the root, is open",
+    )  # fmt: skip
+    succeed(database, started)
+    play(database)
+    assert changed(database, "resume", first)
+    third = trigger(database, "a")
+    assert claim(database, third).started == []
+    assert final_state(database, third) == ("skipped", "overlap")
+    play(database)
+    assert latest_states(database, first) == {"a": "succeeded", "b": "succeeded"}
+    assert_nothing_left(database)
+
+
+def test_an_occurrence_ends_at_its_deadline(clocked: ClockedDatabase) -> None:
+    clocked.stop_clock()
+    session = clocked.session()
+    first = opened(clocked, overlap="skip", workflow={"timeout": "10m"})
+    deadlines = WorkflowDeadlines(session)
+    clocked.advance(timedelta(minutes=9))
+    assert deadlines.step() == 0
+    clocked.advance(timedelta(minutes=2))
+    assert deadlines.step() == 1
+    assert deadlines.step() == 0
+    assert workflow(clocked, first)[0] == "timing_out"
+    assert change(clocked, "resume", first).errors[0].problem == "the occurrence is being cancelled"
+    PendingCancels(session, clocked.installation).step()
+    session.close()
+    play(clocked)
+    assert workflow(clocked, first) == ("timed_out", 0, 0)
+    assert states(clocked, first) == {"a": "succeeded", "b": "cancelled"}
+    assert clocked.rows("SELECT reason FROM finished_runs WHERE state = 'cancelled'") == [("workflow_timeout",)]
+    assert changed(clocked, "resume", first)
+    [(left,)] = clocked.rows("SELECT deadline_at - tidewheel_now() FROM workflows")
+    assert left == timedelta(minutes=10)
+    play(clocked)
+    assert workflow(clocked, first)[0] == "succeeded"
+    assert_nothing_left(clocked)
+
+
+def test_a_deadline_passes_during_a_pause(clocked: ClockedDatabase) -> None:
+    clocked.stop_clock()
+    session = clocked.session()
+    put(clocked, CHAIN, workflow={"timeout": "10m"})
+    clocked.advance(timedelta(seconds=1))
+    first = trigger(clocked, "a")
+    started = begin(clocked, first)
+    assert changed(clocked, "pause", first)
+    succeed(clocked, started)
+    drain_some(clocked, never())
+    clocked.advance(timedelta(minutes=11))
+    assert WorkflowDeadlines(session).step() == 1
+    session.close()
+    play(clocked)
+    assert workflow(clocked, first)[0] == "timed_out"
+    assert states(clocked, first) == {"a": "succeeded"}
+    assert_nothing_left(clocked)
+
+
+def test_a_request_about_a_root_without_children_opens_nothing(database: Database) -> None:
+    """The drain holds the release of a root whose children have gone; the request waits for it."""
+    put(database, CHAIN)
+    root = trigger(database, "a")
+    database.execute("DELETE FROM job_edges")
+    succeed(database, begin(database, root))
+    replies: list[Reply] = []
+    with database.transaction() as draining:
+        drain(draining, database.installation, range(64))
+        pausing = threading.Thread(target=lambda: replies.append(change(database, "pause", root)))
+        pausing.start()
+        until(
+            lambda: database.value("SELECT count(*) FROM pg_locks WHERE NOT granted") > 0,
+            "the request waits for the drain",
+        )
+    pausing.join()
+    assert [reply.code for reply in replies] == ["unknown_workflow"]
+    assert database.count("workflows") == 0
