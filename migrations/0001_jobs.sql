@@ -23,6 +23,7 @@ CREATE TABLE tenants (
     tenant     text PRIMARY KEY,
     paused     boolean NOT NULL DEFAULT false,
     limits     jsonb NOT NULL DEFAULT '{}',
+    weight     smallint NOT NULL DEFAULT 1 CHECK (weight BETWEEN 1 AND 100),
     created_at timestamptz NOT NULL DEFAULT tidewheel_now()
 );
 COMMENT ON TABLE tenants IS 'no code reads paused and limits yet';

@@ -40,7 +40,9 @@ CREATE TABLE job_runs (
     generation           smallint,
     concurrency_key      text,
     key_id               bigint,
-    waits_for            bigint
+    waits_for            bigint,
+    waits_from           timestamptz,
+    priority             smallint
 ) WITH (
     -- A claim makes the row longer and changes no indexed column. With room for a second version of each row it stays
     -- on its page and touches no index (docs/performance.md).
@@ -56,6 +58,8 @@ COMMENT ON COLUMN job_runs.workflow_run_id IS 'the run of the root, if the run b
 COMMENT ON COLUMN job_runs.generation IS 'of a run of a workflow: 0, and one more for each resume';
 COMMENT ON COLUMN job_runs.key_id IS 'the hash of tenant and concurrency_key: the row of run_keys';
 COMMENT ON COLUMN job_runs.waits_for IS 'the key_id while the run is buffered because its key has no place';
+COMMENT ON COLUMN job_runs.waits_from IS 'its place among those that wait for the key: scheduled_at, less 30 s for each step of priority';
+COMMENT ON COLUMN job_runs.priority IS '0 to 9; null: 5';
 COMMENT ON COLUMN job_runs.moved_ahead IS 'true if the run may start before its scheduled time';
 COMMENT ON COLUMN job_runs.publish_at IS 'the earliest time of a claim; infinity while buffered, blocked or waiting';
 COMMENT ON COLUMN job_runs.deadline_at IS 'the earliest timeout that the scheduler enforces: schedule_to_start until an attempt starts, schedule_to_close_at, external_deadline_at, an external heartbeat';
@@ -73,7 +77,7 @@ CREATE INDEX job_runs_moved_ahead ON job_runs (job_id) WHERE moved_ahead;
 CREATE INDEX job_runs_deadline ON job_runs (deadline_at) WHERE deadline_at IS NOT NULL;
 CREATE INDEX job_runs_by_workflow ON job_runs (workflow_run_id) WHERE workflow_run_id IS NOT NULL;
 CREATE INDEX job_runs_by_key ON job_runs (key_id, run_id) WHERE key_id IS NOT NULL; -- for the repair of a key's counter
-CREATE INDEX job_runs_waiting ON job_runs (waits_for, scheduled_at, run_id) WHERE waits_for IS NOT NULL; -- finds a key's oldest first
+CREATE INDEX job_runs_waiting ON job_runs (waits_for, waits_from, run_id) WHERE waits_for IS NOT NULL; -- finds a key's next first
 
 -- The outcome of each run, complete when it is made: written once, by the transaction that deletes its row of job_runs.
 -- The index by job is walked backwards for a job's latest runs.

@@ -8,7 +8,9 @@ CREATE TABLE outbox (
     topic      text NOT NULL,
     key        bytea,
     value      bytea,
-    headers    bytea[]
+    headers    bytea[],
+    tenant     text,
+    priority   smallint
 ) WITH (
     autovacuum_vacuum_scale_factor = 0,
     autovacuum_vacuum_threshold = 20000,
@@ -19,4 +21,6 @@ COMMENT ON COLUMN outbox.id IS 'ascends within one session; each session takes 5
 COMMENT ON COLUMN outbox.slice_lane IS
     'lane (0 critical, 1 standard, 2 batch, 3 events) times 8, plus the slice: the range of shards that one relay publishes';
 COMMENT ON COLUMN outbox.headers IS 'name, value, name, value, …';
+COMMENT ON COLUMN outbox.tenant IS 'of a run: runs are dealt out by tenant while their topic is held back; null in other messages';
+COMMENT ON COLUMN outbox.priority IS 'of a run, 0 to 9; null: 5';
 CREATE INDEX outbox_due ON outbox (slice_lane, publish_at, id);

@@ -100,12 +100,22 @@ def counts_of(rows: Iterable[DueRow], pairs: Sequence[Pair]) -> dict[Pair, int]:
 
 def addresses(rows: Sequence[DueRow]) -> Addresses:
     """Return the physical addresses of the rows."""
-    return Addresses(_array(_TID.oid, 6, [row[ADDRESS] for row in rows]))
+    return addresses_of([row[ADDRESS] for row in rows])
+
+
+def addresses_of(parts: Iterable[bytes]) -> Addresses:
+    """Return a tid[] of physical addresses."""
+    return Addresses(_array(_TID.oid, 6, [*parts]))
 
 
 def ids(rows: Sequence[DueRow]) -> Ids:
     """Return the ids of the rows."""
-    return Ids(_array(_INT8.oid, 8, [row[ID] for row in rows]))
+    return ids_of([row[ID] for row in rows])
+
+
+def ids_of(parts: Iterable[bytes]) -> Ids:
+    """Return a bigint[] of ids."""
+    return Ids(_array(_INT8.oid, 8, [*parts]))
 
 
 def _array(oid: int, size: int, parts: list[bytes]) -> bytes:

@@ -65,7 +65,8 @@ class Relay:
             stop=stop,
             keep_alive=self._slices.keep,
         )
-        self._reader = Reader(url, settings.relay_batch)
+        fair_prefix = self._runs_prefix if settings.fairness == "on" else None
+        self._reader = Reader(url, settings.relay_batch, fair_prefix=fair_prefix)
         self._deleter = Deleter(url)
         self._group_lag = GroupLag(kafka, Topics(settings.topic_prefix))
         self._sent: Batch | None = None
@@ -114,7 +115,7 @@ class Relay:
         held = self._slices.held()
         self._group_lag.step(measures=0 in held)
         slept, self._sleeps_until = self._slept_through(), 0.0
-        if held and slept:
+        if held and slept and self._reader.held_seconds() is None:
             return self._until_due(held)
         if not held:
             self._reader.drop_slices()
@@ -181,6 +182,9 @@ class Relay:
             return self._poll
         now, earliest = self._reader.earliest(held, self._publisher.paused_topics(), all_read=True)
         seconds = (min(earliest.values()) - now).total_seconds() if earliest else self._poll
+        held_seconds = self._reader.held_seconds()
+        if held_seconds is not None:
+            return min(max(seconds, 0.0), max(held_seconds, _MIN_ROUND_SECONDS), self._poll)
         left = min(max(seconds, 0.0), self._poll)
         if left == self._poll:
             self._sleeps_until = monotonic_seconds() + self._poll

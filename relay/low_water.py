@@ -1,6 +1,6 @@
 """Low-water marks of one relay: the position up to which each slice and lane is read."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 
 from tidewheel.postgres.low_water import LATE_COMMIT
@@ -54,6 +54,25 @@ class OutboxMarks:
         for topic in topics:
             if topic not in self._paused:
                 self._paused[topic] = dict(self.read)
+
+    def hold(
+        self, topic: str, marks: Mapping[Pair, OutboxPosition], rows: Iterable[DueRow], pairs: Sequence[Pair]
+    ) -> None:
+        """Pause a topic whose rows were read and left, from these marks on."""
+        self._paused[topic] = dict(marks)
+        for row in rows:
+            pair = pairs[row[PAIR_INDEX] - 1]
+            self._paused[topic][pair] = min(just_before(row), self._paused[topic][pair])
+
+    def paused_at(self, topic: str) -> Mapping[Pair, OutboxPosition]:
+        """Return the marks of a paused topic: no row of it has left that lies behind them."""
+        return self._paused[topic]
+
+    def resume_at(self, topic: str, marks: Mapping[Pair, OutboxPosition]) -> None:
+        """Resume a topic of which all rows up to these marks have left."""
+        self._paused.pop(topic, None)
+        for pair, position in marks.items():
+            self.lower(pair, position)
 
     def reread_on_resume(self, topic: str, pair: Pair, row: DueRow) -> None:
         """Read this row of a paused topic again when the topic is resumed."""

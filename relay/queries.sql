@@ -37,6 +37,62 @@ SELECT s.position::smallint, earliest.publish_at, (SELECT tidewheel_now()) AS no
      LIMIT 1
   ) AS earliest ON true
 
+-- name: count_executors
+-- Returns the handlers of each live executor of a queue.
+-- Index: executors_pkey; a handful of rows. No lock.
+-- Why: 30 s are two ordinary leases. An executor that is gone for longer counts no more.
+SELECT e.handlers
+  FROM executors AS e
+ WHERE %(queue)s::text = ANY (e.queues)
+   AND NOT e.stopping
+   AND e.last_heartbeat_at > (SELECT tidewheel_now()) - coalesce(e.lease, interval '15 s') * 2
+
+-- name: find_unclaimed
+-- Returns the runs among these that an executor can still claim, with the instant from which it can.
+-- Index: job_runs_pkey. No lock; the answer is a measurement.
+-- Why: frozen runs and those that no live executor can run stay unclaimed, and must not hold others back. The CASE keeps publish_at
+-- from being an index condition.
+SELECT r.run_id, r.publish_at
+  FROM job_runs AS r
+ WHERE r.run_id = ANY (%(run_ids)s::uuid[])
+   AND r.state = ANY (%(sources)s::text[])
+   AND CASE WHEN r.publish_at <= (SELECT tidewheel_now()) THEN true ELSE false END
+   AND (%(handlers)s::text[] IS NULL OR r.handler = ANY (%(handlers)s::text[]))
+   AND {{tidewheel.transitions.not_frozen(r)}}
+
+-- name: stage_outbox
+-- Returns tenant, priority and entry (time, address and id) of the due rows of one topic, slice by slice, oldest first.
+-- Index: outbox_due, from the marks of the held topic. No lock.
+-- Why: rows of a held topic are kept as addresses. One bytea a row costs a third of three columns.
+SELECT s.position::smallint, o.tenant, o.priority, o.entry
+  FROM unnest(%(slice_lanes)s::smallint[], %(marks)s::timestamptz[], %(mark_ids)s::bigint[])
+       WITH ORDINALITY AS s (slice_lane, mark, mark_id, position)
+ CROSS JOIN LATERAL (
+    SELECT coalesce(r.tenant, '') AS tenant, coalesce(r.priority, 5::smallint) AS priority,
+           timestamptz_send(r.publish_at) || tidsend(r.ctid) || int8send(r.id) AS entry
+      FROM outbox AS r
+     WHERE r.slice_lane = s.slice_lane
+       AND (r.publish_at, r.id) > (s.mark, s.mark_id)
+       AND r.publish_at <= (SELECT tidewheel_now())
+       AND r.topic = %(topic)s
+       AND r.id <> ALL (%(known)s::bigint[])
+     ORDER BY r.publish_at, r.id
+     LIMIT %(row_limit)s
+  ) AS o
+ ORDER BY s.position
+
+-- name: fetch_outbox
+-- Returns chosen rows by physical address, and by id in case the table was rewritten since.
+-- Index: none, by tid. No lock.
+SELECT r.slice_lane, r.publish_at, r.topic, r.key, r.value, r.headers, r.ctid, int8send(r.id)
+  FROM outbox AS r
+ WHERE r.ctid = ANY (%(ctids)s::tid[]) AND r.id + 0 = ANY (%(ids)s::bigint[])
+
+-- name: read_weights
+-- Returns the tenants that have a weight of their own.
+-- Index: tenants_pkey, all of it. No lock.
+SELECT t.tenant, t.weight FROM tenants AS t WHERE t.weight <> 1
+
 -- name: delete_outbox
 -- Deletes acknowledged rows by physical address, and by id in case the table was rewritten since.
 -- Index: none, by tid. Lock: the rows, which no other transaction touches.

@@ -11,7 +11,7 @@ scans run between them, over rows that lay behind the marks for less than 15 s.
 Marks are kept in memory only: a new relay first looks up the earliest row of each slice and lane.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import cast
@@ -33,6 +33,7 @@ from tidewheel.relay.due_rows import (
     TOPIC,
     Batch,
     DueRow,
+    OutboxPosition,
     Pair,
     Published,
     RowRange,
@@ -42,6 +43,7 @@ from tidewheel.relay.due_rows import (
     position_columns,
     position_of,
 )
+from tidewheel.relay.hold_back import HoldBack
 from tidewheel.relay.late_scan import LateRowScan
 from tidewheel.relay.low_water import OutboxMarks, just_before
 
@@ -63,15 +65,17 @@ _MARKS_SECONDS = 1.0  # the longest delay of a read by the search for the first 
 class Reader:
     """Reads due rows of the slices that this relay holds."""
 
-    def __init__(self, url: str, limit: int) -> None:
+    def __init__(self, url: str, limit: int, *, fair_prefix: str | None = None) -> None:
         """Create a reader. It connects at the first read.
 
         Args:
             url: A libpq connection string.
             limit: Rows in a batch.
+            fair_prefix: Of the topics that may be held back; None holds none back.
         """
         self._session = Session(url, "tidewheel-relay", options=SESSION_OPTIONS, autocommit=True)
         self._limit = limit
+        self._hold_back = None if fair_prefix is None else HoldBack(self._session, fair_prefix)
         self._marks = OutboxMarks()
         self._unacknowledged: list[Batch] = []
         self._full_scans = FullScanPacer(at_once=False)
@@ -104,7 +108,12 @@ class Reader:
         Raises:
             Unavailable: PostgreSQL does not answer.
         """
+        hold_back = self._hold_back
+        if hold_back is not None:
+            hold_back.set_slices(held)
+        stopped, paused = paused, self._paused(paused)
         pairs = self._ensure_marks(_pairs(held), paused)
+        before = dict(self._marks.read)
         late = self._late_rows(pairs, paused)
         limits = self._limits(held)
         row_range = RowRange(limits, paused=paused, in_flight=ids([*in_flight, *late]))
@@ -133,9 +142,47 @@ class Reader:
         if late:
             rows = sorted([*late, *rows], key=_position)
             batch = Batch(rows, pairs, counts_of(rows, pairs), full=True)
+        if hold_back is not None and (batch or hold_back.topics()) and len(pairs) == len(limits):
+            batch = self._held_back(hold_back, batch, before=before, stopped=stopped, in_flight=in_flight, room=room)
         if batch:
             self._unacknowledged.append(batch)
         return batch
+
+    def held_seconds(self) -> float | None:
+        """Return the seconds until topics that are held back need a look; None if none is."""
+        return None if self._hold_back is None else self._hold_back.seconds_left()
+
+    def _paused(self, paused: list[str]) -> list[str]:
+        """Return the topics over which reads pass: paused ones, and those that are held back."""
+        return paused if self._hold_back is None else [*{*paused, *self._hold_back.topics()}]
+
+    def _held_back(
+        self,
+        hold_back: HoldBack,
+        batch: Batch,
+        *,
+        before: Mapping[Pair, OutboxPosition],
+        stopped: list[str],
+        in_flight: Sequence[DueRow],
+        room: int,
+    ) -> Batch:
+        """Return the batch without rows that exceed their window, and with what held topics may send."""
+        pairs, rows = batch.pairs, batch.rows
+        exceeding = hold_back.exceeding(rows) if rows else set[str]()
+        for topic in exceeding:
+            left = [row for row in rows if row[TOPIC] == topic]
+            self._marks.hold(topic, before, left, pairs)
+            hold_back.hold(topic, pairs[left[0][PAIR_INDEX] - 1][1], self._marks.paused_at(topic))
+        if exceeding:
+            rows = [row for row in rows if row[TOPIC] not in exceeding]
+        most = int(self._limit * _WEIGHTS[OutboxLane.STANDARD])
+        taken, ended = hold_back.take(pairs, stopped, [*in_flight, *rows], most, room)
+        for topic, marks in ended.items():
+            self._marks.resume_at(topic, marks)
+        if not taken and not exceeding:
+            return batch
+        rows = sorted([*rows, *taken], key=_position)
+        return Batch(rows, pairs, counts_of(rows, pairs), full=batch.full)
 
     def earliest(
         self, held: Sequence[int], paused: list[str], *, all_read: bool = False
@@ -151,6 +198,7 @@ class Reader:
         Raises:
             Unavailable: PostgreSQL does not answer.
         """
+        paused = self._paused(paused)
         pairs = self._ensure_marks(_pairs(held), paused)
         full_scan = all_read and self._begin_scan(pairs, RowRange(self._limits(held), paused=paused))
         columns = {**position_columns(pairs, {} if full_scan else self._marks.read), "backed_off": paused}
@@ -185,11 +233,13 @@ class Reader:
         for batch in self._unacknowledged:
             self._marks.reread(batch.rows, batch.pairs)
         self._unacknowledged.clear()
+        self._forget_held()
 
     def drop_slices(self) -> None:
         """Drop the marks of all slices: another relay reads them."""
         self._marks.set_pairs(())
         self._late.clear()
+        self._forget_held()
 
     def acknowledged(self, batch: Batch, published: Published) -> None:
         """Process the result of a batch: rows that are neither published nor set aside are read again."""
@@ -198,6 +248,12 @@ class Reader:
         if len(batch.rows) > len(published.acknowledged) + len(set_aside):
             done = {row[ID] for row in (*published.acknowledged, *set_aside)}
             self._marks.reread((row for row in batch.rows if row[ID] not in done), batch.pairs)
+            self._forget_held()
+
+    def _forget_held(self) -> None:
+        """Hold nothing back any more: the rows are read again, from the marks at which their topics were held."""
+        if self._hold_back is not None:
+            self._hold_back.forget()
 
     def close(self) -> None:
         """Close the connections."""
@@ -269,6 +325,7 @@ class Reader:
                     continue
                 if (topic := row[TOPIC]) in paused:  # since the scan began
                     self._marks.reread_on_resume(topic, pair, row)
+                    self._forget_held()
                 else:
                     rows.append((position, *row[1:]))
         return rows

@@ -15,8 +15,8 @@ from tidewheel.postgres.session import Conn
 
 SLICES = 8  # ranges of shards, each published by one relay at a time; the most relays that can share the work
 
-_COPY = "COPY outbox (slice_lane, topic, publish_at, key, value, headers) FROM STDIN (FORMAT BINARY)"
-_COLUMNS = columns(6)
+_COPY = "COPY outbox (slice_lane, topic, tenant, priority, publish_at, key, value, headers) FROM STDIN (FORMAT BINARY)"
+_COLUMNS = columns(8)
 
 Headers = Sequence[tuple[str, bytes]]
 
@@ -47,6 +47,8 @@ class OutboxRow(NamedTuple):
         value: The encoded message.
         publish_at: Not before this instant of the database's clock.
         headers: Name and value of each header, or the result of `pack` where many rows share headers.
+        tenant: Of a run, for fairness while its topic is held back. None for all other messages.
+        priority: Of a run, 0 to 9.
     """
 
     shard: int
@@ -56,6 +58,8 @@ class OutboxRow(NamedTuple):
     value: bytes | None
     publish_at: datetime
     headers: Headers | bytes = NULL
+    tenant: str | None = None
+    priority: int | None = None
 
 
 def slice_of(shard: int, shards: int) -> int:
@@ -80,12 +84,13 @@ def append(connection: Conn, rows: Iterable[OutboxRow], *, shards: int) -> None:
 def _copied(rows: Iterable[OutboxRow], shards: int) -> Iterator[bytes]:
     heads: dict[tuple[object, ...], bytes] = {}  # columns that rows of a batch share
     last, leaves = None, b""  # not among them: where jobs have anchors of their own, each row leaves at its own instant
-    for shard, lane, topic, key, value, publish_at, headers in rows:
-        common = shard, lane, topic
+    for shard, lane, topic, key, value, publish_at, headers, tenant, priority in rows:
+        common = shard, lane, topic, tenant, priority
         head = heads.get(common)
         if head is None:
-            fields = (_COLUMNS, int2(slice_lane_of(slice_of(shard, shards), lane)), text(topic))
-            head = heads[common] = b"".join(fields)
+            slice_lane = int2(slice_lane_of(slice_of(shard, shards), lane))
+            ranks = text(tenant), NULL if priority is None else int2(priority)
+            head = heads[common] = b"".join((_COLUMNS, slice_lane, text(topic), *ranks))
         if publish_at != last:
             last, leaves = publish_at, instant(publish_at)
         packed = headers if isinstance(headers, bytes) else pack(headers)

@@ -63,6 +63,7 @@ OF_WORDS = {
 OTHERS = {
     ("jobs", f"CHECK (((bucket >= 0) AND (bucket <= {BUCKETS - 1})))"),
     ("job_versions", "CHECK ((version > 0))"),
+    ("tenants", "CHECK (((weight >= 1) AND (weight <= 100)))"),
     ("message_keys", "CHECK ((octet_length(secret) = 32))"),
     ("api_keys", "CHECK ((octet_length(secret_hash) = 32))"),
     ("api_keys", "CHECK ((rate > (0)::double precision))"),

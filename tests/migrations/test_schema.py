@@ -13,7 +13,6 @@ WITHOUT_TENANT = {
     "processes",
     "intake_offsets",
     "schemas",
-    "outbox",
     "message_keys",
 }
 

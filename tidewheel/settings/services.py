@@ -1,6 +1,7 @@
 """Settings of intake, of schedulers and of relays."""
 
 from datetime import timedelta
+from typing import Literal
 
 from pydantic import Field
 
@@ -62,6 +63,11 @@ class RelaySettings(Connections):
         ge=1,
         le=10_000,
         description="most messages in one Kafka batch; 20 with share groups, where one executor gets a whole batch",
+    )
+    fairness: Literal["on", "off"] = Field(
+        "on",
+        description="off: runs leave in the order of their times, however many wait; on: the relay holds back what"
+        " executors cannot take yet, and deals it out by tenant and priority",
     )
     member_timeout: Duration = Field(
         timedelta(seconds=10), description="a relay without a heartbeat for this long owns no slices"

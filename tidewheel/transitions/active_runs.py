@@ -89,6 +89,8 @@ class PromotedRun:
     publish_at: datetime
     created_at: datetime
     concurrency_key: str | None
+    tenant: str
+    priority: int | None
 
 
 def acquire_active_runs(

@@ -338,7 +338,7 @@ def _outbox_rows(runs: Sequence[NewRun], installation: Installation) -> Iterator
             run.concurrency_key,
         )
         headers = NULL if inputs.traceparent is None else [("traceparent", inputs.traceparent.encode())]
-        yield OutboxRow(run.shard, run.lane, topic, run_id.encode(), value, run.publish_at, headers)
+        yield OutboxRow(run.shard, run.lane, topic, run_id.encode(), value, run.publish_at, headers, run.tenant)
 
 
 _NO_INPUTS = RunInputs()

@@ -50,6 +50,8 @@ class _Moved:
     publish_at: datetime
     created_at: datetime
     concurrency_key: str | None
+    tenant: str
+    priority: int | None
     queued: bool
 
 

@@ -506,7 +506,7 @@ UPDATE job_runs AS o
   FROM next
  WHERE o.run_id = next.run_id
 RETURNING o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.attempt, o.scheduled_at, o.publish_at,
-          o.created_at, o.concurrency_key
+          o.created_at, o.concurrency_key, o.tenant, o.priority
 
 -- name: promote_waiting_runs
 -- Makes promoted runs active. If other transactions hold all waiting runs, the ended run stays active until the next
@@ -561,7 +561,7 @@ SELECT key_id, at_once, every_us, burst FROM wanted
 SELECT first.run_id
   FROM unnest(%(key_ids)s::bigint[]) AS k (key_id)
  CROSS JOIN LATERAL (
-    SELECT r.run_id FROM job_runs AS r WHERE r.waits_for = k.key_id ORDER BY r.scheduled_at, r.run_id LIMIT 1
+    SELECT r.run_id FROM job_runs AS r WHERE r.waits_for = k.key_id ORDER BY r.waits_from, r.run_id LIMIT 1
  ) AS first
 
 -- name: lock_run_keys
@@ -579,11 +579,12 @@ SELECT k.key_id, k.running, k.unclaimed, k.has_waiters, k.at_once, k.every_us, k
 -- Index: job_runs_pkey; job_runs_due changes, job_runs_waiting grows.
 -- Lock: rows that the claim has locked.
 UPDATE job_runs AS o
-   SET state = %(target)s, publish_at = 'infinity', waits_for = o.key_id
+   SET state = %(target)s, publish_at = 'infinity', waits_for = o.key_id,
+       waits_from = o.scheduled_at - coalesce(o.priority, 5) * interval '30 s'
  WHERE o.run_id = ANY (%(run_ids)s::uuid[]) AND o.state = ANY (%(sources)s)
 
 -- name: promote_for_keys
--- Queues the oldest runs that wait for each key, with a place.
+-- Queues the runs that wait first for each key, with a place: the oldest, and a step of priority is worth 30 s.
 -- Index: job_runs_waiting, job_runs_pkey; job_runs_due changes.
 -- Lock: each run, locked rows are skipped: a transaction with a locked key waits for no open run.
 WITH next AS MATERIALIZED (
@@ -593,17 +594,17 @@ WITH next AS MATERIALIZED (
         SELECT r.run_id
           FROM job_runs AS r
          WHERE r.waits_for = freed.key_id
-         ORDER BY r.scheduled_at, r.run_id
+         ORDER BY r.waits_from, r.run_id
          LIMIT freed.places
            FOR UPDATE SKIP LOCKED
      ) AS first
 )
 UPDATE job_runs AS o
-   SET state = %(target)s, publish_at = (SELECT tidewheel_now()), waits_for = NULL, gates = o.gates | %(holds)s
+   SET state = %(target)s, publish_at = (SELECT tidewheel_now()), waits_for = NULL, waits_from = NULL, gates = o.gates | %(holds)s
   FROM next
  WHERE o.run_id = next.run_id
 RETURNING o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.attempt, o.scheduled_at, o.publish_at,
-          o.created_at, o.concurrency_key, o.key_id
+          o.created_at, o.concurrency_key, o.tenant, o.priority, o.key_id
 
 -- name: find_keys_with_waiters
 -- Returns those of these keys for which runs wait.
@@ -705,7 +706,7 @@ UPDATE job_runs AS o
  WHERE o.ctid = chosen.at
 RETURNING o.run_id, o.job_id, o.tenant, o.shard, o.queue, o.lane, o.cause, o.job_version, o.attempt, o.scheduled_at,
           o.publish_at, o.created_at, chosen.started_at, chosen.executor_id, chosen.claimed_from, (SELECT tidewheel_now()) AS ended_at,
-          o.concurrency_key, o.key_id, chosen.gates
+          o.concurrency_key, o.key_id, chosen.gates, o.priority
 
 -- name: wait_runs
 -- Moves attempts to waiting for an external completion: no lease guards them, and they are never due.
@@ -1286,7 +1287,7 @@ UPDATE job_runs AS o
  WHERE o.run_id = given.run_id
 RETURNING o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.attempt, o.scheduled_at,
           CASE WHEN isfinite(o.publish_at) THEN o.publish_at ELSE o.scheduled_at END AS publish_at, o.created_at,
-          o.concurrency_key, isfinite(o.publish_at) AS queued
+          o.concurrency_key, o.tenant, o.priority, isfinite(o.publish_at) AS queued
 
 -- name: replace_inputs
 -- Replaces the inputs of runs that have not begun; their overlap policy stays.
@@ -1584,7 +1585,7 @@ UPDATE job_runs AS o
   FROM unnest(%(run_ids)s::uuid[], %(starts_ms)s::bigint[], %(closes_ms)s::bigint[]) AS given (run_id, starts_ms, closes_ms)
  WHERE o.run_id = given.run_id
 RETURNING o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.attempt, o.scheduled_at, o.publish_at,
-          o.created_at, o.concurrency_key
+          o.created_at, o.concurrency_key, o.tenant, o.priority
 
 -- name: update_workflows
 -- Updates occurrences after a drain.

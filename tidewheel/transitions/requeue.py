@@ -102,6 +102,7 @@ class RequeuedRun:
     concurrency_key: str | None
     key_id: int | None
     gates: int
+    priority: int | None
 
 
 @dataclass(slots=True)

@@ -61,6 +61,15 @@ class RunFields(Protocol):
     def concurrency_key(self) -> str | None: ...  # noqa: D102
 
 
+class QueuedRun(RunFields, Protocol):
+    """The columns of an open run that its outbox row needs."""
+
+    @property
+    def tenant(self) -> str: ...  # noqa: D102
+    @property
+    def priority(self) -> int | None: ...  # noqa: D102
+
+
 @dataclass(frozen=True, slots=True)
 class _Definition:
     job_id: UUID
@@ -142,7 +151,7 @@ def build_requests(connection: Conn, runs: Sequence[RunFields]) -> dict[UUID, re
 
 
 def request_rows(
-    runs: Sequence[RunFields], requests: Mapping[UUID, records.RunRequest], installation: Installation
+    runs: Sequence[QueuedRun], requests: Mapping[UUID, records.RunRequest], installation: Installation
 ) -> list[OutboxRow]:
     """Return the outbox rows of the messages that request the next attempt."""
     return [
@@ -154,6 +163,8 @@ def request_rows(
             value=encode(request := requests[run.run_id]),
             publish_at=run.publish_at,
             headers=[("traceparent", request.traceparent.encode())] if request.traceparent else (),
+            tenant=run.tenant,
+            priority=run.priority,
         )
         for run in runs
     ]

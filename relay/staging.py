@@ -1,0 +1,99 @@
+"""Choose the next runs of a topic that is held back: tenants by weight, then priority with ageing.
+
+Tenants take turns: each turn is as many runs as the tenant's weight (deficit round robin; every run costs one). Inside
+a tenant a step of priority is worth 30 s: a run of priority 9 goes before one of priority 0 that is up to 270 s older,
+and no later one ever passes what is older still. Runs of one tenant and priority leave in their order.
+
+Only addresses are kept, in bytes that PostgreSQL has made: 64 bytes a run.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+
+PRIORITIES = 10
+STEP_SECONDS = 30  # that one step of priority is worth
+_STEP_MICROSECONDS = STEP_SECONDS * 1_000_000
+
+_TIME = slice(0, 8)  # publish_at, microseconds since 2000
+_ADDRESS = slice(8, 14)
+_ID = slice(14, 22)
+
+
+def address_of(entry: bytes) -> bytes:
+    """Return the physical address in an entry."""
+    return entry[_ADDRESS]
+
+
+def id_of(entry: bytes) -> bytes:
+    """Return the outbox id in an entry."""
+    return entry[_ID]
+
+
+def position_in(entry: bytes) -> tuple[int, int]:
+    """Return the time and the id of an entry: the order in which the outbox is read."""
+    return int.from_bytes(entry[_TIME], signed=True), int.from_bytes(entry[_ID])
+
+
+class Staging:
+    """The runs of one topic that are held back.
+
+    An entry is the time, the address and the id of an outbox row, 22 bytes in network order.
+    """
+
+    def __init__(self) -> None:
+        self._lines: dict[str, dict[int, deque[bytes]]] = {}  # by tenant and priority; empty ones are removed
+        self._turns: deque[str] = deque()  # tenants with runs, the next one first
+        self._left = 0  # runs in the turn of the first tenant; 0 before it begins
+        self._size = 0
+
+    def __len__(self) -> int:
+        """Return the number of runs."""
+        return self._size
+
+    def add(self, rows: Iterable[tuple[str, int, bytes]]) -> None:
+        """Add runs: tenant, priority and entry, in the order of their times."""
+        for tenant, priority, entry in rows:
+            line = self._lines.get(tenant)
+            if line is None:
+                line = self._lines[tenant] = {}
+                self._turns.append(tenant)
+            if (entries := line.get(priority)) is None:
+                entries = line[priority] = deque()
+            entries.append(entry)
+            self._size += 1
+
+    def take(self, most: int, weights: Mapping[str, int]) -> list[bytes]:
+        """Remove and return the next runs; a tenant without a weight has 1."""
+        taken: list[bytes] = []
+        while len(taken) < most and self._turns:
+            tenant = self._turns[0]
+            line = self._lines[tenant]
+            if not self._left:
+                self._left = max(weights.get(tenant, 1), 1)
+            taken.append(_pop_first(line))
+            self._left -= 1
+            if not line:
+                del self._lines[tenant]
+                self._turns.popleft()
+                self._left = 0
+            elif not self._left:
+                self._turns.rotate(-1)
+        self._size -= len(taken)
+        return taken
+
+
+def _pop_first(line: dict[int, deque[bytes]]) -> bytes:
+    """Remove and return the entry that leaves next of a tenant; at equal ranks the one of higher priority."""
+    if len(line) == 1:
+        [priority] = line
+    else:
+        priority = min(line, key=lambda each: (_rank(each, line[each][0]), -each))
+    entries = line[priority]
+    entry = entries.popleft()
+    if not entries:
+        del line[priority]
+    return entry
+
+
+def _rank(priority: int, entry: bytes) -> int:
+    return int.from_bytes(entry[_TIME], signed=True) - priority * _STEP_MICROSECONDS

@@ -1,0 +1,126 @@
+"""Decide how many runs of one topic may be published and not claimed.
+
+Kafka is first in, first out, and nothing in it can be recalled. What the relay publishes now delays all that comes
+after it. So it keeps the wait of published runs short: it measures how old the oldest unclaimed one is, and makes the
+window smaller or larger. No fixed number is right, since handlers may take a millisecond or a minute.
+
+A topic with a moderate flow spends a credit, and its runs are counted every five seconds only. So a fleet that
+keeps up pays nothing.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+MOST: int = 20_000  # of a window
+_UNSERVED = 64  # the window of a queue without an executor
+_FIRST = 16  # at the least, of a window that begins
+_PER_EXECUTOR = 4  # a window of the fleet's slots would put a second filling of them in front of all others
+_LEAST = 4
+
+_CREDIT_ROWS = 128.0  # published at once without a count
+_CREDIT_ROWS_PER_SECOND = 256.0
+
+_LONG_SECONDS = 0.4  # the age of the oldest unclaimed run at which the window shrinks
+_SHORT_SECONDS = 0.1  # the age up to which it grows by half
+_FAIR_SECONDS = 0.2  # the age up to which it grows by a quarter, if nearly all are claimed
+_FORGET_SECONDS = 30.0  # then a run counts no more: no executor takes it by its message
+
+_CALM_SECONDS = 5.0  # between two counts while the credit suffices
+_OPEN_SECONDS = 0.25  # between two counts while it does not
+_HELD_SECONDS = 0.1
+_YOUNG_SECONDS = 0.05  # while a small window grows
+_YOUNG_ROWS = 1000
+_FEW = 100  # published between two calm counts: so few are not counted
+
+
+@dataclass(frozen=True, slots=True)
+class Unclaimed:
+    """A published run.
+
+    Args:
+        sent: The monotonic time at which it was published.
+        publish_at: Of its message. A later attempt of the run has a later one.
+    """
+
+    sent: float
+    publish_at: datetime
+
+
+class Window:
+    """The window of one topic."""
+
+    def __init__(self, now: float) -> None:
+        self.unclaimed: dict[bytes, Unclaimed] = {}
+        self.size = 0
+        self._credit, self._credited_at = _CREDIT_ROWS, now
+        self._counted_at = now
+        self._strained = False  # at the last count runs had waited for long
+
+    def room(self) -> int:
+        """Return how many more runs may be published."""
+        return max(self.size - len(self.unclaimed), 0)
+
+    def takes(self, rows: int, now: float) -> bool:
+        """Return True if so many runs may be published now, by credit or by room."""
+        credit = min(self._credit + (now - self._credited_at) * _CREDIT_ROWS_PER_SECOND, _CREDIT_ROWS)
+        self._credit, self._credited_at = credit, now
+        if rows <= credit and not self._strained:
+            self._credit -= rows
+            return True
+        return rows <= self.room()
+
+    def publish(self, runs: Iterable[tuple[bytes, datetime]], now: float) -> None:
+        """Record runs that leave."""
+        self.unclaimed.update((run_id, Unclaimed(now, publish_at)) for run_id, publish_at in runs)
+
+    def seconds_to_count(self, now: float, *, held: bool) -> float:
+        """Return the seconds until the unclaimed runs should be counted again."""
+        if held:
+            pause = _YOUNG_SECONDS if self.size < _YOUNG_ROWS else _HELD_SECONDS
+        elif self._strained or self._credit < _CREDIT_ROWS / 2:
+            pause = _OPEN_SECONDS
+        else:
+            pause = _CALM_SECONDS
+            if now - self._counted_at >= pause and len(self.unclaimed) < _FEW:
+                self.unclaimed.clear()
+                self._counted_at = now
+        return max(self._counted_at + pause - now, 0.0)
+
+    def counted(self, waiting: Iterable[bytes], executors: int, now: float, *, share: float, held: bool) -> None:
+        """Record a count, and make the window smaller or larger.
+
+        Args:
+            waiting: The published runs that an executor of the queue could still claim.
+            executors: Live executors of the queue.
+            now: The monotonic time.
+            share: The share of the topic's runs that this relay publishes.
+            held: True if runs of the topic are held back.
+        """
+        self._counted_at = now
+        since = now - _FORGET_SECONDS if executors else float("-inf")
+        published = len(self.unclaimed)
+        self.unclaimed = {
+            run_id: one for run_id in waiting if (one := self.unclaimed.get(run_id)) is not None and one.sent > since
+        }
+        age = now - min((one.sent for one in self.unclaimed.values()), default=now)
+        self._strained = age > _LONG_SECONDS
+        self.size = _next_size(self.size, published, len(self.unclaimed), age, executors, share=share, held=held)
+
+
+def _next_size(
+    size: int, published: int, unclaimed: int, age: float, executors: int, *, share: float, held: bool
+) -> int:
+    if not executors:
+        return _UNSERVED
+    if not size:
+        return max(_FIRST, int(_PER_EXECUTOR * executors * share))
+    least = max(_LEAST, int(executors * share))
+    if age > _LONG_SECONDS:
+        return max(int(size * 0.7), least)
+    full = held or published >= size
+    if full and age < _SHORT_SECONDS and unclaimed <= size / 2:
+        return min(max(int(size * 1.5), least), MOST)
+    if full and age < _FAIR_SECONDS and unclaimed <= size / 8:
+        return min(max(int(size * 1.25), least), MOST)
+    return max(size, least)
