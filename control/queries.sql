@@ -218,7 +218,8 @@ SELECT near.version, near.effective_at, near.retired_at, near.schedule_json, nea
 -- Index: job_runs_by_job and by job in every partition; primary keys of the other tables. No lock.
 SELECT r.run_id, r.cause, r.state, r.reason, r.job_version, r.queue, v.handler, r.created_at,
        CASE WHEN r.finished_at IS NULL THEN nullif(r.publish_at, 'infinity') END AS publish_at, i.late_ms, r.attempt,
-       r.started_at, CASE WHEN r.finished_at IS NULL THEN r.executor_id END AS executor_id, r.finished_at, r.error_type
+       r.started_at, CASE WHEN r.finished_at IS NULL THEN r.executor_id END AS executor_id, r.finished_at, r.error_type,
+       r.concurrency_key
   FROM runs AS r
   JOIN job_versions AS v ON v.job_id = r.job_id AND v.version = r.job_version
   LEFT JOIN run_inputs AS i ON i.run_id = r.run_id
@@ -376,6 +377,11 @@ SELECT 1
         OR (SELECT coalesce(j.labels, '{}') FROM jobs AS j WHERE j.job_id = u.job_id)
            || coalesce((SELECT i.labels FROM run_inputs AS i WHERE i.run_id = u.run_id), '{}') @> %(run_labels)s)
 
+-- part: has_key(u)
+-- True if a run has the concurrency key of a list's filter.
+-- No index, no lock.
+(%(concurrency_key)s::text IS NULL OR u.concurrency_key = %(concurrency_key)s)
+
 -- part: page_by_id(seen)
 -- The first matching ids of a page in the order of ids, their number, that of all looked at, and the last id.
 -- No index, no lock.
@@ -395,7 +401,7 @@ SELECT ARRAY(SELECT run_id FROM seen WHERE matches ORDER BY scheduled_at DESC, r
 -- Index: job_runs_by_tenant and by tenant in every partition, walked backwards. No lock.
 -- Why: with `tenant =` the planner may walk job_runs_pkey, past the rows of other tenants.
 WITH seen AS MATERIALIZED (
-    SELECT u.run_id, {{fits_run_filter(u)}} AS matches
+    SELECT u.run_id, {{fits_run_filter(u)}} AND {{has_key(u)}} AS matches
       FROM (SELECT * FROM runs AS r
              WHERE (r.tenant, r.run_id) < (%(tenant)s, %(before_id)s)
                AND (r.tenant, r.run_id) >= (%(tenant)s, %(first_id)s) AND r.shard >= 0) AS u
@@ -433,7 +439,7 @@ SELECT *
 -- Returns the same of the newest `look` runs of a job by instant.
 -- Index: job_runs_by_job and by job in every partition, walked backwards. No lock.
 WITH seen AS MATERIALIZED (
-    SELECT u.run_id, u.scheduled_at, {{fits_run_filter(u)}} AS matches
+    SELECT u.run_id, u.scheduled_at, {{fits_run_filter(u)}} AND {{has_key(u)}} AS matches
       FROM (SELECT * FROM runs AS r
              WHERE r.job_id = %(job_id)s AND (r.scheduled_at, r.run_id) < (%(before_at)s, %(before_id)s)
                AND r.scheduled_at BETWEEN %(since)s AND %(until)s) AS u
@@ -447,7 +453,7 @@ WITH seen AS MATERIALIZED (
 -- Index: job_runs_by_tenant, walked backwards. No lock.
 -- Why: as for find_runs.
 WITH seen AS MATERIALIZED (
-    SELECT u.run_id, {{fits_run_filter(u)}}
+    SELECT u.run_id, {{fits_run_filter(u)}} AND {{has_key(u)}}
            AND (%(ahead)s::boolean IS NULL OR (u.publish_at > (SELECT tidewheel_now())) = %(ahead)s) AS matches
       FROM job_runs AS u
      WHERE (u.tenant, u.run_id) < (%(tenant)s, %(before_id)s) AND (u.tenant, u.run_id) >= (%(tenant)s, %(first_id)s)
@@ -461,7 +467,7 @@ WITH seen AS MATERIALIZED (
 -- Returns the same of the newest `look` open runs of a job by instant.
 -- Index: job_runs_by_job, walked backwards. No lock.
 WITH seen AS MATERIALIZED (
-    SELECT u.run_id, u.scheduled_at, {{fits_run_filter(u)}}
+    SELECT u.run_id, u.scheduled_at, {{fits_run_filter(u)}} AND {{has_key(u)}}
            AND (%(ahead)s::boolean IS NULL OR (u.publish_at > (SELECT tidewheel_now())) = %(ahead)s) AS matches
       FROM job_runs AS u
      WHERE u.job_id = %(job_id)s AND (u.scheduled_at, u.run_id) < (%(before_at)s, %(before_id)s)
@@ -489,7 +495,7 @@ WITH seen AS MATERIALIZED (
 SELECT r.run_id, j.key, r.job_id, r.job_version, r.state,
        (r.finished_at IS NULL AND r.publish_at > tidewheel_now()) AS ahead, r.cause, r.queue, r.lane,
        r.attempt, r.scheduled_at, r.created_at, CASE WHEN r.finished_at IS NULL THEN nullif(r.publish_at, 'infinity') END AS publish_at,
-       r.started_at, r.finished_at, r.reason, r.error_type
+       r.started_at, r.finished_at, r.reason, r.error_type, r.concurrency_key
   FROM runs AS r
   JOIN jobs AS j ON j.job_id = r.job_id
  WHERE r.run_id = ANY (%(run_ids)s)
@@ -500,7 +506,7 @@ SELECT r.run_id, j.key, r.job_id, r.job_version, r.state,
 SELECT r.run_id, j.key, r.job_id, r.job_version, r.state,
        (r.finished_at IS NULL AND r.publish_at > tidewheel_now()) AS ahead, r.cause, r.queue, r.lane,
        r.attempt, r.scheduled_at, r.created_at, CASE WHEN r.finished_at IS NULL THEN nullif(r.publish_at, 'infinity') END AS publish_at,
-       r.started_at, r.finished_at, r.reason, r.error_type,
+       r.started_at, r.finished_at, r.reason, r.error_type, r.concurrency_key,
        v.handler, v.definition, o.failed_attempts, o.lost_attempts, o.deadline_at, o.schedule_to_close_at, o.external_deadline_at, o.executor_id, e.name AS executor, o.claimed_from,
        r.parent_run_id, r.root_run_id, coalesce(j.labels, '{}') || coalesce(i.labels, '{}') AS labels, r.request_id,
        i.traceparent, i.late_ms, i.progress, i.progress_at, i.progress_attempt, i.checkpoint, i.checkpoint_attempt, a.error_message,
@@ -967,3 +973,50 @@ SELECT w.root_run_id, j.key, w.state, w.scheduled_at, w.generation, w.pending, w
 -- Returns the keys of the jobs of a graph.
 -- Index: jobs_pkey. No lock.
 SELECT job_id, key FROM jobs WHERE job_id = ANY (%(job_ids)s::uuid[])
+
+-- name: list_key_limits
+-- Returns a page of a tenant's limits of keys, each with its keys in use, their places, and the runs that wait.
+-- Index: key_limits_pkey; run_keys_by_key and job_runs_waiting, up to `counted` rows of each limit. No lock.
+SELECT l.is_prefix, l.key, l.at_once, l.every_us, l.burst, l.set_by, l.set_at, used.keys, used.running, used.waiting
+  FROM (
+    SELECT *
+      FROM key_limits
+     WHERE tenant = %(tenant)s AND (is_prefix, key) > (%(is_prefix)s, %(after)s::text)
+     ORDER BY is_prefix, key
+     LIMIT %(limit)s
+  ) AS l
+ CROSS JOIN LATERAL (
+    SELECT count(*) AS keys, coalesce(sum(k.running), 0)::bigint AS running,
+           least(coalesce(sum(w.waiting), 0), %(counted)s::integer)::bigint AS waiting
+      FROM (
+        SELECT r.key_id, r.running, r.has_waiters
+          FROM run_keys AS r
+         WHERE r.tenant = l.tenant AND r.key COLLATE "C" >= l.key
+           AND r.key COLLATE "C" <= CASE WHEN l.is_prefix THEN l.key || chr(1114111) ELSE l.key END
+         ORDER BY r.key COLLATE "C"
+         LIMIT %(counted)s
+      ) AS k
+     CROSS JOIN LATERAL (
+        SELECT count(*) AS waiting
+          FROM (SELECT FROM job_runs AS o WHERE k.has_waiters AND o.waits_for = k.key_id LIMIT %(counted)s) AS counted
+      ) AS w
+ ) AS used
+ ORDER BY l.is_prefix, l.key
+
+-- name: list_keys_in_use
+-- Returns a page of a tenant's keys in use, each with the runs that wait for it.
+-- Index: run_keys_by_key; job_runs_waiting, up to `counted` rows of each key. No lock.
+SELECT k.key, k.at_once, k.every_us, k.burst, k.running, w.waiting, k.wake_at AS next_at
+  FROM (
+    SELECT *
+      FROM run_keys AS r
+     WHERE r.tenant = %(tenant)s AND r.key COLLATE "C" > %(after)s
+       AND r.key COLLATE "C" >= %(first)s AND r.key COLLATE "C" <= %(last)s
+     ORDER BY r.key COLLATE "C"
+     LIMIT %(limit)s
+  ) AS k
+ CROSS JOIN LATERAL (
+    SELECT count(*) AS waiting
+      FROM (SELECT FROM job_runs AS o WHERE k.has_waiters AND o.waits_for = k.key_id LIMIT %(counted)s) AS counted
+ ) AS w
+ ORDER BY k.key COLLATE "C"

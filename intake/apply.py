@@ -7,10 +7,11 @@ attempt, so no report uses up the id of a client's request.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
 from typing import NamedTuple, TypeAlias, cast
+from uuid import UUID
 
 import psycopg
 
@@ -69,6 +70,7 @@ from tidewheel.schemas.codec import decode, encode
 from tidewheel.schemas.generated.records import Reply, ReplyStatus, RequestType
 from tidewheel.task_tokens import read_task_token
 from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.key_limits import keys_of_job
 from tidewheel.transitions.places import FreedPlace
 from tidewheel.transitions.run_keys import settle_keys
 
@@ -151,6 +153,7 @@ def apply_requests(
     written: set[RequestType] | None = None,
     actor: Actor | None = None,
     freed_keys: list[FreedPlace] | None = None,
+    woken_keys: set[int] | None = None,
 ) -> list[Reply]:
     """Apply requests in the caller's transaction.
 
@@ -161,6 +164,7 @@ def apply_requests(
         written: Gets the types of the requests that are accepted and change rows.
         actor: The origin of those that did not come by Kafka; by default the user of this process.
         freed_keys: As for `finish_runs`; without it all places of keys are given back here, by the last statements.
+        woken_keys: Gets the keys whose limit an edit may have changed, likewise.
 
     Returns:
         A reply for each, in their order.
@@ -210,9 +214,11 @@ def apply_requests(
     recorded = ((batch[index], complete[index]) for index in new if is_recorded(batch[index]))
     record_requests(connection, actor, ((one, reply) for one, reply in recorded if _is_news(one.request, reply)))
     _store(connection, [_Named(name, batch[index], complete[index]) for index in new if (name := names[index])])
+    woken = set[int]() if woken_keys is None else woken_keys
+    woken |= _limits_edited(connection, ((batch[index].request, complete[index]) for index in new))
     if freed_keys is None:
         # With a key locked no statement waits.
-        settle_keys(connection, installation, freed=freed)
+        settle_keys(connection, installation, freed=freed, woken=woken)
     return complete
 
 
@@ -277,6 +283,20 @@ def _batches(batch: Sequence[ReceivedRequest], indexes: Sequence[int]) -> Iterat
 
 def _is_news(request: Request, reply: Reply) -> bool:
     return reply.status is not ReplyStatus.ACCEPTED or _has_written(request, reply)
+
+
+def _limits_edited(connection: Conn, applied: Iterable[tuple[Request, Reply]]) -> set[int]:
+    """Return the keys for which runs wait and whose limit an edit may have changed."""
+    jobs = {job for request, reply in applied if (job := _edited_keyed_job(request, reply)) is not None}
+    return {key for job in jobs for key in keys_of_job(connection, job)}
+
+
+def _edited_keyed_job(request: Request, reply: Reply) -> UUID | None:
+    """Return the job whose new version may have another limit for its key."""
+    keyed = isinstance(request, JobRollback) or (
+        isinstance(request, JobSubmit) and request.job.concurrency_key is not None and reply.job_version != 1
+    )
+    return UUID(reply.job_id) if keyed and reply.job_id is not None and _has_written(request, reply) else None
 
 
 def _has_written(request: Request, reply: Reply) -> bool:

@@ -107,9 +107,10 @@ def apply_batch(
     if alone and len(messages) > 1:
         raise NeedsOwnTransaction(alone)
     freed: list[FreedPlace] = []
+    woken: set[int] = set()
     try:
         rows = (
-            _apply_requests(connection, installation, decoded, now, written=written, freed_keys=freed)
+            _apply_requests(connection, installation, decoded, now, written=written, freed_keys=freed, woken_keys=woken)
             if requests
             else []
         )
@@ -120,7 +121,7 @@ def apply_batch(
             connection, installation, replies, failure, now, written=written, freed_keys=freed
         )
     append(connection, rows, shards=installation.shards)
-    settle_keys(connection, installation, freed=freed)
+    settle_keys(connection, installation, freed=freed, woken=woken)
 
 
 def bury_batch(connection: Conn, installation: Installation, origin: RequestOrigin, end: int, now: datetime) -> None:
@@ -189,9 +190,14 @@ def _apply_requests(
     *,
     written: set[RequestType] | None,
     freed_keys: list[FreedPlace],
+    woken_keys: set[int],
 ) -> list[OutboxRow]:
     received = [one for _, one in decoded if isinstance(one, ReceivedRequest)]
-    replies = iter(apply_requests(connection, installation, received, written=written, freed_keys=freed_keys))
+    replies = iter(
+        apply_requests(
+            connection, installation, received, written=written, freed_keys=freed_keys, woken_keys=woken_keys
+        )
+    )
     rows: list[OutboxRow] = []
     # In the order of the requests: a client that sends several under one key gets the replies in that order.
     for message, one in decoded:

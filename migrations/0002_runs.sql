@@ -192,7 +192,7 @@ CREATE TABLE run_keys (
     autovacuum_vacuum_cost_delay = 0
 );
 COMMENT ON COLUMN run_keys.key_id IS '64 bits of a hash of tenant and key';
-COMMENT ON COLUMN run_keys.at_once IS 'the number of places, by the job whose run was claimed last; null for no bound';
+COMMENT ON COLUMN run_keys.at_once IS 'the number of places, by key_limits or by the job whose run was claimed last; null for no bound';
 COMMENT ON COLUMN run_keys.every_us IS 'the microseconds between two starts; null for no rate';
 COMMENT ON COLUMN run_keys.burst IS 'the number of starts at once after a rest';
 COMMENT ON COLUMN run_keys.running IS 'the number of open runs whose gates show a place of this key';
@@ -201,6 +201,21 @@ COMMENT ON COLUMN run_keys.has_waiters IS 'true if runs may wait for a place: no
 COMMENT ON COLUMN run_keys.tat IS 'the time at which the whole burst is free again';
 COMMENT ON COLUMN run_keys.wake_at IS 'the time from which the scheduler gives free places to waiting runs; null if an end does';
 CREATE INDEX run_keys_wake ON run_keys (wake_at) WHERE wake_at IS NOT NULL;
+CREATE INDEX run_keys_by_key ON run_keys (tenant, key COLLATE "C"); -- for lists, and for the keys of a prefix
+
+-- Limits that operators set: of one key, or of all keys with a prefix. They replace those of jobs. The longest prefix applies.
+CREATE TABLE key_limits (
+    tenant    text NOT NULL,
+    is_prefix boolean NOT NULL,
+    key       text COLLATE "C" NOT NULL,
+    at_once   integer,
+    every_us  bigint,
+    burst     integer NOT NULL,
+    set_by    text NOT NULL,
+    set_at    timestamptz NOT NULL DEFAULT tidewheel_now(),
+    PRIMARY KEY (tenant, is_prefix, key)
+);
+COMMENT ON COLUMN key_limits.key IS 'the key, or the prefix without its asterisk';
 
 -- Attempts that did not succeed. The attempt that made its run succeed has no row: finished_runs holds it.
 CREATE TABLE attempts (

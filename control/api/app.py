@@ -19,6 +19,7 @@ from tidewheel.control.api.health import HealthApi
 from tidewheel.control.api.jobs import JobsApi
 from tidewheel.control.api.key_check import KeyCheck
 from tidewheel.control.api.keys import KeysApi
+from tidewheel.control.api.limits import LimitsApi
 from tidewheel.control.api.openapi import add_route, openapi
 from tidewheel.control.api.problems import HANDLERS
 from tidewheel.control.api.run_events import RunEventsApi
@@ -53,6 +54,7 @@ def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *,
         FleetApi(pools.reads),
         RunEventsApi(pools.streams, stop),
         StatusApi(pools.reads, installation.shards),
+        LimitsApi(pools.reads, pools.writes),
         KeysApi(pools.reads, pools.writes),
         SchemasApi(pools.strangers),
         HealthApi(pools.probes, stop),

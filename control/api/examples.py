@@ -88,7 +88,7 @@ _RUN: dict[str, Json] = {
     "run_id": RUN_ID, "key": "nightly", "job_id": JOB_ID, "job_version": 3, "status": "succeeded", "cause": "timer",
     "queue": "default", "lane": "standard", "attempt": 1, "scheduled_at": _AT, "created_at": "2026-11-20T00:59:59.8Z",
     "publish_at": None, "started_at": "2026-11-20T01:00:00.021Z", "finished_at": "2026-11-20T01:00:04.221Z",
-    "reason": None, "error_type": None, "why": None,
+    "reason": None, "error_type": None, "concurrency_key": None, "why": None,
 }  # fmt: skip
 RUNS: Json = {"runs": [_RUN], "next_cursor": None, "total": 1, "at_least": False}
 _ATTEMPT: dict[str, Json] = {
@@ -170,6 +170,13 @@ _KEY: dict[str, Json] = {
     "expires_at": "2027-02-18T01:00:00Z", "revoked_at": None, "last_used_at": None,
 }  # fmt: skip
 KEYS: Json = {"keys": [_KEY], "next_cursor": None}
+_LIMIT: dict[str, Json] = {"at_once": 3, "rate": "100/min", "burst": 1, "running": 3, "waiting": 12}
+LIMITS: Json = {
+    "limits": [{**_LIMIT, "key": "api/*", "set_by": "anna, with ci (rest)", "set_at": _AT, "keys": 1}],
+    "next_cursor": None,
+}
+KEYS_IN_USE: Json = {"keys": [{**_LIMIT, "key": "api/acme", "next_at": None}], "next_cursor": None}
+CHANGED_LIMIT: Json = {"unchanged": False, "started": 2, "complete": True}
 NEW_KEY: Json = {"key": "tw_k3v9x0a1bc_…", "summary": _KEY}
 AUDIT_LOG: Json = {"next_cursor": None, "entries": [{
     "id": 7, "at": _AT, "tenant": "default", "door": "rest", "actor_kind": "key", "actor": "ci", "verified": True,

@@ -219,6 +219,21 @@ COMMANDS: Mapping[str, Command | Group] = {
             "purge": Command("dlq", "purge", "Delete dead letters; their runs stay."),
         },
     ),
+    "limit": Group(
+        "Limits of concurrency keys.",
+        {
+            "set": Command(
+                "limits",
+                "set_limit",
+                "Set the limit of a key or of each key with a prefix; it replaces those of jobs.",
+            ),
+            "rm": Command(
+                "limits", "remove", "Remove the limit of a key or a prefix; a shorter prefix or the jobs decide again."
+            ),
+            "list": Command("limits", "list_all", "List limits, each with what runs and waits under it."),
+            "keys": Command("limits", "keys", "List keys in use, each with its limit, and what runs and waits."),
+        },
+    ),
     "key": Group(
         "Keys of the HTTP API.",
         {

@@ -54,6 +54,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "tidewheel dlq redrive --job send-email --error TimeoutError --rate 10/s --wait",
     ),
     "dlq purge": ("tidewheel dlq purge --until 30d --redriven --dry-run",),
+    "limit set": ("tidewheel limit set 'api/*' --at-once 3 --rate 100/min",),
     "key create": ("tidewheel key create ci --scope write --scope read --expires 90d",),
     "audit-log": ("tidewheel audit-log --since 24h --object job/report",),
     "cron explain": ("tidewheel cron explain '0 9 * * MON-FRI' --tz America/New_York",),

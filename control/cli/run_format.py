@@ -119,6 +119,7 @@ def run_facts(run: RunDetail, zone: str | None) -> Iterator[tuple[str, str | Non
     yield "finished", at(summary.finished_at)
     yield "duration", _duration(summary.started_at, summary.finished_at)
     yield "queue", f"{summary.queue}, {summary.lane} lane"
+    yield "concurrency key", summary.concurrency_key
     yield "requires", run.handler
     yield "attempt", _attempt_text(run)
     yield "executor", ", ".join(str(part) for part in (run.executor, run.executor_id) if part)

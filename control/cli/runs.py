@@ -76,6 +76,7 @@ def list_runs(
             metavar="NAME=VALUE", help="Only runs with this label: their job's, or instead of it their trigger's."
         ),
     ] = None,
+    concurrency_key: Annotated[str | None, typer.Option(metavar="KEY", help="Only runs with this key.")] = None,
     since: Annotated[
         str | None, typer.Option(metavar="TIME", help="Only runs scheduled at this time or later.")
     ] = None,
@@ -97,6 +98,7 @@ def list_runs(
         key=job,
         labels=read_labels(label) if label else None,
         run_labels=read_labels(run_label) if run_label else None,
+        concurrency_key=concurrency_key,
         since=read_instant(since, "--since", timezone) if since else None,
         until=read_instant(until, "--until", timezone) if until else None,
     )

@@ -18,6 +18,7 @@ from tidewheel.control.client.calendars import Calendars
 from tidewheel.control.client.client import Client
 from tidewheel.control.client.dead_letters import DeadLetters
 from tidewheel.control.client.freezes import Freezes
+from tidewheel.control.client.limits import Limits
 from tidewheel.control.client.logs import FOLLOW_SECONDS, LogPiece
 from tidewheel.control.client.polling import POLL_SECONDS, Polling
 from tidewheel.control.client.redrives import Redrives
@@ -175,6 +176,15 @@ class AsyncFreezes(_Part[Freezes]):
     list = _call(Freezes.list)
 
 
+class AsyncLimits(_Part[Limits]):
+    """`Client.limits` for coroutines."""
+
+    set = _call(Limits.set)
+    remove = _call(Limits.remove)
+    list = _call(Limits.list)
+    keys = _call(Limits.keys)
+
+
 class AsyncApiKeys(_Part[ApiKeys]):
     """`Client.api_keys` for coroutines."""
 
@@ -204,6 +214,7 @@ class AsyncClient(_Part[Client]):
         workflows: List, show, pause, resume and cancel occurrences of workflows.
         calendars: Put, read and delete calendars.
         freezes: Freeze and thaw scopes, and list what is frozen.
+        limits: Set, remove and list limits of concurrency keys.
         api_keys: Create, list and revoke keys of the HTTP API.
         audit_log: List changes and operations with their actors.
     """
@@ -226,6 +237,7 @@ class AsyncClient(_Part[Client]):
         self.workflows = AsyncWorkflows(client.workflows, self._thread)
         self.calendars = AsyncCalendars(client.calendars, self._thread)
         self.freezes = AsyncFreezes(client.freezes, self._thread)
+        self.limits = AsyncLimits(client.limits, self._thread)
         self.api_keys = AsyncApiKeys(client.api_keys, self._thread)
         self.audit_log = AsyncAuditLog(client.audit_log, self._thread)
 

@@ -19,6 +19,7 @@ from tidewheel.control.client.dead_letters import DeadLetters
 from tidewheel.control.client.enqueue import trigger_document
 from tidewheel.control.client.freezes import Freezes
 from tidewheel.control.client.job_patch import patch_job
+from tidewheel.control.client.limits import Limits
 from tidewheel.control.client.redrives import Redrives
 from tidewheel.control.client.release import OnProgress, ReleaseResult, release
 from tidewheel.control.client.results import BackfillResult, Job, Triggered, backfill_of, job_of, triggered
@@ -53,6 +54,7 @@ class Client:
         workflows: List, show, pause, resume and cancel occurrences of workflows.
         calendars: Put, read and delete calendars.
         freezes: Freeze and thaw scopes, and list what is frozen.
+        limits: Set, remove and list limits of concurrency keys.
         api_keys: Create, list and revoke keys of the HTTP API.
         audit_log: List changes and operations with their actors.
     """
@@ -74,6 +76,7 @@ class Client:
         self.workflows = Workflows(self._connection)
         self.calendars = Calendars(self._connection)
         self.freezes = Freezes(self._connection)
+        self.limits = Limits(self._connection)
         self.api_keys = ApiKeys(self._connection)
         self.audit_log = AuditLog(self._connection)
 

@@ -43,6 +43,7 @@ class Runs:
         lane: str | None = None,
         queue: str | None = None,
         cause: str | None = None,
+        concurrency_key: str | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
         after: str | None = None,
@@ -58,6 +59,7 @@ class Runs:
             lane: Only runs of this lane.
             queue: Only runs of this queue.
             cause: Only runs of this cause.
+            concurrency_key: Only runs with this key.
             since: From this instant on.
             until: Up to this instant.
             after: The `next_cursor` of the page before.
@@ -66,7 +68,7 @@ class Runs:
         Raises:
             Refused: A filter does not fit, or there is no such job.
         """
-        filters = RunFilter(status, key, labels, run_labels, lane, queue, cause, since, until)
+        filters = RunFilter(status, key, labels, run_labels, lane, queue, cause, concurrency_key, since, until)
         with self._connection.snapshot() as connection:
             return list_runs(connection, self._connection.tenant, filters, after=after, limit=limit)
 

@@ -85,6 +85,7 @@ class RunFacts:
         started_at: When that began.
         finished_at: When the run ended.
         error_type: The error type of its last attempt.
+        concurrency_key: The key of which it needs a place to start.
         attempts: The last hundred attempts, the oldest first.
     """
 
@@ -103,6 +104,7 @@ class RunFacts:
     started_at: datetime | None
     finished_at: datetime | None
     error_type: str | None
+    concurrency_key: str | None = None
     attempts: tuple[AttemptFacts, ...] = ()
 
 

@@ -194,6 +194,7 @@ class _RunRow:
     executor_id: UUID | None
     finished_at: datetime | None
     error_type: str | None
+    concurrency_key: str | None
 
 
 def _read_runs(connection: Conn, job: UUID, at: datetime, due: datetime) -> tuple[RunFacts, ...]:
@@ -228,5 +229,6 @@ def _facts(row: _RunRow, attempts: Sequence[AttemptFacts], due: datetime) -> Run
         started_at=row.started_at,
         finished_at=row.finished_at,
         error_type=row.error_type,
+        concurrency_key=row.concurrency_key,
         attempts=tuple(attempts),
     )

@@ -68,6 +68,9 @@ def _state_text(facts: InstantFacts, run: RunFacts) -> str:
         return _queued(facts, run)
     if state is RunState.BUFFERED:
         holder = facts.active_run()
+        if run.concurrency_key is not None and holder is None:
+            remedy = f"`tidewheel run show {run.run_id}` has its places."
+            return f"Its run waits for the concurrency key {run.concurrency_key!r}. {remedy}"
         return f"Its run waits for the job's active run{f', {holder}' if holder else ''}."
     attempt, error = f"attempt {run.attempt}", f" ({run.error_type})" if run.error_type else ""
     ended = f" at {instant(run.finished_at)}" if run.finished_at else ""

@@ -70,6 +70,7 @@ class RunSummary:
         finished_at: When it ended.
         reason: The reason of a skip or a cancellation, or the timeout that fired.
         error_type: The error type of its last attempt, once it is terminal.
+        concurrency_key: The key of which it needs a place to start.
         why: The reason for which it waits, of an open run in a list or by itself.
     """
 
@@ -89,6 +90,7 @@ class RunSummary:
     finished_at: datetime | None
     reason: str | None
     error_type: str | None
+    concurrency_key: str | None
     why: Wait | None
 
 
@@ -130,6 +132,7 @@ class RunRow:
     finished_at: datetime | None
     reason: str | None
     error_type: str | None
+    concurrency_key: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +147,7 @@ class RunFilter:
         lane: Only runs of this lane.
         queue: Only runs of this queue.
         cause: Only runs of this cause.
+        concurrency_key: Only runs with this key.
         since: From this instant on.
         until: Up to this instant.
     """
@@ -155,6 +159,7 @@ class RunFilter:
     lane: str | None = None
     queue: str | None = None
     cause: str | None = None
+    concurrency_key: str | None = None
     since: datetime | None = None
     until: datetime | None = None
 
@@ -184,7 +189,10 @@ def list_runs(
         read_job_position(connection, tenant, filters.key)
     look = LOOKED_AT_WITH_LABELS if filters.labels or filters.run_labels else LOOKED_AT
     # Without a filter each row matches: no row is read beyond those that are counted, and those of the page.
-    narrowed_by = (filters.status, filters.labels, filters.run_labels, filters.lane, filters.queue, filters.cause)
+    narrowed_by = (
+        filters.status, filters.labels, filters.run_labels, filters.lane, filters.queue, filters.cause,
+        filters.concurrency_key,
+    )  # fmt: skip
     counting = look if any(narrowed_by) else max(COUNTED, limit) + 1
     start = _start(read_now(connection)) if after is None else _read_place(after)
     counted = found = _find(connection, tenant, filters, start._replace(run_id=None), limit=limit + 1, look=counting)
@@ -320,7 +328,8 @@ def _find_in(connection: Conn, tenant: str, filters: RunFilter, span: _Span, *, 
     columns: dict[str, object] = {
         "tenant": tenant, "labels": Jsonb(dict(filters.labels)) if filters.labels else None,
         "run_labels": Jsonb(dict(filters.run_labels)) if filters.run_labels else None, "limit": limit,
-        "queue": filters.queue, "lane": filters.lane, "cause": filters.cause, "look": look, "ahead": None,
+        "queue": filters.queue, "lane": filters.lane, "cause": filters.cause,
+        "concurrency_key": filters.concurrency_key, "look": look, "ahead": None,
         "states": None if filters.status is None else [filters.status], "before_id": span.before_id,
     }  # fmt: skip
     if filters.status in {SCHEDULED, RunState.QUEUED}:
@@ -334,7 +343,8 @@ def _find_in(connection: Conn, tenant: str, filters: RunFilter, span: _Span, *, 
         columns["first_id"] = first_run_id(span.since)
         if span.until != _LATEST:
             columns["before_id"] = min(span.before_id, first_run_id(span.until + _MILLISECOND))
-        is_failed = filters.status is not None and filters.status in DEAD_LETTERED
+        # The rows of failed runs have no key.
+        is_failed = filters.status in DEAD_LETTERED and filters.concurrency_key is None
         statement = _FIND_OPEN_RUNS if is_open else _FIND_FAILED_RUNS if is_failed else _FIND_RUNS
     row = connection.execute(statement, columns, binary=True).fetchone()
     return _FoundRow(*cast("tuple[list[UUID], int, int, UUID | None]", row))
@@ -366,5 +376,6 @@ def summary_of(row: RunRow) -> RunSummary:
         finished_at=row.finished_at,
         reason=row.reason,
         error_type=row.error_type,
+        concurrency_key=row.concurrency_key,
         why=None,
     )

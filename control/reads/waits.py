@@ -245,9 +245,11 @@ def _key(facts: WaitFacts, key: str) -> Wait:
     held, places = facts.key_running or 0, facts.key_at_once
     if places is not None and held >= places:
         words = f"waits for a place of the concurrency key {key!r}: runs hold {held} of {places}"
-        return Wait(WaitCode.KEY, words, "raise at_once in the jobs with this key: it applies within a minute")
+        return Wait(
+            WaitCode.KEY, words, f"`tidewheel limit set {key!r} --at-once {places + 1}`, or raise at_once in its jobs"
+        )
     words = f"waits for the rate of the concurrency key {key!r}; the oldest waiting run starts first"
-    remedy = "raise rate in the jobs with this key: it applies within a minute"
+    remedy = f"`tidewheel limit set {key!r} --rate ...`, or raise rate in its jobs"
     return Wait(WaitCode.KEY, words, remedy, until=facts.key_wake_at)
 
 

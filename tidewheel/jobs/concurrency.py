@@ -24,6 +24,7 @@ FASTEST, SLOWEST = 10_000, Fraction(1, 86_400)  # starts a second
 
 _RATE = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)/(s|sec|second|m|min|minute|h|hour|d|day)", re.ASCII)
 _FIELD = re.compile(r"\{payload((?:\.[^{}.]+)+)\}")
+_NAMED_UNITS = {"s": 1, "min": 60, "h": 3600, "day": 86_400}
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
@@ -104,6 +105,13 @@ def _known_fields(key: str) -> str:
 ConcurrencyKeyName = Annotated[Key, AfterValidator(_known_fields)]
 
 
+def _some_places(value: object) -> object:
+    if value == 0 and not isinstance(value, bool):
+        remedy = f"write 1 to {MOST_AT_ONCE}; to hold the runs pause their jobs, or freeze a scope"
+        raise InvalidValue(problem="0 lets no run start", remedy=remedy)
+    return value
+
+
 class ConcurrencyKey(StrictModel):
     """A key whose runs, of whatever jobs of the tenant, share places.
 
@@ -114,7 +122,7 @@ class ConcurrencyKey(StrictModel):
     """
 
     key: ConcurrencyKeyName
-    at_once: Annotated[int, Field(ge=1, le=MOST_AT_ONCE)] | None = None
+    at_once: Annotated[int, Field(ge=1, le=MOST_AT_ONCE), BeforeValidator(_some_places)] | None = None
     rate: (
         Annotated[timedelta, BeforeValidator(parse_rate), WithJsonSchema({"type": "string"}, mode="validation")] | None
     ) = None
@@ -135,6 +143,42 @@ class ConcurrencyKey(StrictModel):
         if self.burst is not None and self.rate is None:
             raise InvalidValue(problem="it bounds a rate", remedy="write a rate, or leave it out", path="burst")
         return self
+
+
+def _no_fields(key: str) -> str:
+    if is_template(key):
+        problem = f"{shown(key)} has braces, and keys have the fields of the payload filled in"
+        raise InvalidValue(problem=problem, remedy="write the key itself, or its beginning and an asterisk: api/*")
+    return key
+
+
+class KeyLimit(ConcurrencyKey):
+    """The limit of a key, or of each key that begins so; it replaces those of jobs.
+
+    Attributes:
+        key: The key, or the beginning of keys and an asterisk.
+    """
+
+    key: Annotated[Key, AfterValidator(_no_fields)]
+
+    @model_validator(mode="after")
+    def _limits_something(self) -> Self:
+        if self.at_once is None and self.rate is None:
+            remedy = "write at_once, rate or both, or remove the limit"
+            raise InvalidValue(problem="it limits nothing without at_once and rate", remedy=remedy, path="at_once")
+        return self
+
+
+def rate_words(every_us: int) -> str:
+    """Return a rate as submitted, by the microseconds between two starts.
+
+    >>> [rate_words(every) for every in (600_000, 8_571_429, 1_000_000, 86_400_000_000)]
+    ['100/min', '7/min', '1/s', '1/day']
+    """
+    rates = [(per_unit * 1_000_000 / every_us, name) for name, per_unit in _NAMED_UNITS.items()]
+    whole = (each for each in rates if each[0] > 0.5 and abs(each[0] - round(each[0])) < 1e-6 * each[0])
+    count, unit = next(whole, next((each for each in rates if each[0] >= 1), rates[-1]))
+    return f"{count:.6g}/{unit}"
 
 
 def _object(value: object) -> object:

@@ -528,32 +528,48 @@ SELECT given.job_id, given.tenant, given.run_id, another.run_id IS NOT NULL
  ORDER BY given.job_id
 
 -- name: add_run_keys
--- Inserts the rows of keys that have none; returns each key's limit by its job's current version, or by that of the run
--- if the current one has no key.
--- Index: job_runs_pkey, jobs_pkey, job_versions_pkey, run_keys_pkey.
+-- Inserts the rows of these runs' keys that have none. The transaction sets their limits.
+-- Index: job_runs_pkey, run_keys_pkey.
 -- Lock: each new row in key_id order; waits for another transaction that inserts it.
-WITH wanted AS MATERIALIZED (
-    SELECT o.key_id, o.tenant, o.concurrency_key AS key,
-           CASE WHEN v.concurrency_key IS NULL THEN 1 ELSE v.at_once END AS at_once, v.every_us, v.burst
-      FROM unnest(%(run_ids)s::uuid[]) AS given (run_id)
-     CROSS JOIN LATERAL (SELECT * FROM job_runs AS p WHERE p.run_id = given.run_id OFFSET 0) AS o
-     CROSS JOIN LATERAL (
-        SELECT w.concurrency_key, w.at_once, w.every_us, w.burst
-          FROM job_versions AS w
-          JOIN jobs AS j ON j.job_id = w.job_id
-         WHERE w.job_id = o.job_id AND w.version IN (j.version, o.job_version)
-         ORDER BY w.concurrency_key IS NULL, w.version DESC
-         LIMIT 1
-     ) AS v
-), added AS (
-    INSERT INTO run_keys (key_id, tenant, key, at_once, every_us, burst)
-    SELECT w.key_id, w.tenant, w.key, w.at_once, w.every_us, w.burst
-      FROM wanted AS w
-     WHERE NOT EXISTS (SELECT FROM run_keys AS k WHERE k.key_id = w.key_id OFFSET 0)
-     ORDER BY w.key_id
+INSERT INTO run_keys (key_id, tenant, key, burst)
+SELECT o.key_id, o.tenant, o.concurrency_key, 1
+  FROM unnest(%(run_ids)s::uuid[]) AS given (run_id)
+ CROSS JOIN LATERAL (SELECT * FROM job_runs AS p WHERE p.run_id = given.run_id OFFSET 0) AS o
+ WHERE NOT EXISTS (SELECT FROM run_keys AS k WHERE k.key_id = o.key_id OFFSET 0)
+ ORDER BY o.key_id
     ON CONFLICT (key_id) DO NOTHING
-)
-SELECT key_id, at_once, every_us, burst FROM wanted
+
+-- name: read_run_limits
+-- Returns the limit of each run's key: that of key_limits, else by its job's current version, or by that of the run if the
+-- current one has no key.
+-- Index: job_runs_pkey, jobs_pkey, job_versions_pkey, key_limits_pkey.
+-- No lock. Why: read with the keys locked, so that no older limit replaces one that was committed meanwhile.
+SELECT o.key_id,
+       CASE WHEN l.burst IS NOT NULL THEN l.at_once WHEN v.concurrency_key IS NULL THEN 1 ELSE v.at_once END AS at_once,
+       CASE WHEN l.burst IS NOT NULL THEN l.every_us ELSE v.every_us END AS every_us, coalesce(l.burst, v.burst) AS burst
+  FROM unnest(%(run_ids)s::uuid[]) AS given (run_id)
+ CROSS JOIN LATERAL (SELECT * FROM job_runs AS p WHERE p.run_id = given.run_id OFFSET 0) AS o
+ CROSS JOIN LATERAL (
+    SELECT w.concurrency_key, w.at_once, w.every_us, w.burst
+      FROM job_versions AS w
+      JOIN jobs AS j ON j.job_id = w.job_id
+     WHERE w.job_id = o.job_id AND w.version IN (j.version, o.job_version)
+     ORDER BY w.concurrency_key IS NULL, w.version DESC
+     LIMIT 1
+ ) AS v
+  LEFT JOIN LATERAL (
+    (SELECT e.at_once, e.every_us, e.burst, e.is_prefix
+       FROM key_limits AS e
+      WHERE e.tenant = o.tenant AND e.is_prefix = false AND e.key = o.concurrency_key)
+     UNION ALL
+    (SELECT e.at_once, e.every_us, e.burst, e.is_prefix
+       FROM key_limits AS e
+      WHERE e.tenant = o.tenant AND e.is_prefix = true AND starts_with(o.concurrency_key, e.key)
+      ORDER BY length(e.key) DESC
+      LIMIT 1)
+     ORDER BY is_prefix
+     LIMIT 1
+ ) AS l ON true
 
 -- name: find_first_waiting
 -- Returns the oldest run that waits for each key.
@@ -613,6 +629,45 @@ RETURNING o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, 
 SELECT k.key_id
   FROM unnest(%(key_ids)s::bigint[]) AS k (key_id)
  WHERE EXISTS (SELECT FROM job_runs AS r WHERE r.waits_for = k.key_id OFFSET 0)
+
+-- name: find_waiting_keys
+-- Returns the last of up to `limit` keys of a range, and those among them for which runs wait.
+-- Index: run_keys_by_key. No lock: checked again under a lock.
+SELECT max(k.key COLLATE "C"), coalesce(array_agg(k.key_id) FILTER (WHERE k.has_waiters), '{}'), count(*)
+  FROM (
+    SELECT r.key, r.key_id, r.has_waiters
+      FROM run_keys AS r
+     WHERE r.tenant = %(tenant)s AND r.key COLLATE "C" >= %(first)s AND r.key COLLATE "C" <= %(last)s
+     ORDER BY r.key COLLATE "C"
+     LIMIT %(limit)s
+  ) AS k
+
+-- name: find_keys_of_job
+-- Returns keys for which runs of a job wait, among its oldest open runs.
+-- Index: job_runs_by_job. No lock.
+SELECT DISTINCT o.waits_for
+  FROM (SELECT r.waits_for FROM job_runs AS r WHERE r.job_id = %(job_id)s ORDER BY r.scheduled_at LIMIT 10000) AS o
+ WHERE o.waits_for IS NOT NULL
+ LIMIT 500
+
+-- name: set_key_limit
+-- Sets the limit of a key or a prefix.
+-- Index: key_limits_pkey. Lock: the row, before any key.
+INSERT INTO key_limits (tenant, is_prefix, key, at_once, every_us, burst, set_by)
+VALUES (%(tenant)s, %(is_prefix)s, %(key)s, %(at_once)s, %(every_us)s, %(burst)s, %(set_by)s)
+    ON CONFLICT (tenant, is_prefix, key) DO UPDATE
+   SET at_once = excluded.at_once, every_us = excluded.every_us, burst = excluded.burst, set_by = excluded.set_by,
+       set_at = excluded.set_at
+
+-- name: count_prefixes
+-- Returns the number of a tenant's limits of other prefixes.
+-- Index: key_limits_pkey. No lock.
+SELECT count(*) FROM key_limits WHERE tenant = %(tenant)s AND is_prefix = true AND key <> %(key)s
+
+-- name: remove_key_limit
+-- Deletes the limit of a key or a prefix.
+-- Index: key_limits_pkey. Lock: the row, before any key.
+DELETE FROM key_limits WHERE tenant = %(tenant)s AND is_prefix = %(is_prefix)s AND key = %(key)s
 
 -- name: write_run_keys
 -- Changes keys.

@@ -31,6 +31,7 @@ from tidewheel.transitions.run_messages import build_requests, request_rows
 
 _SQL = Statements("tidewheel.transitions")
 _ADD_RUN_KEYS = _SQL["add_run_keys"]
+_READ_RUN_LIMITS = _SQL["read_run_limits"]
 _FIND_FIRST_WAITING = _SQL["find_first_waiting"]
 _LOCK_RUN_KEYS = _SQL["lock_run_keys"]
 _WAIT_FOR_KEYS = _SQL["wait_for_keys"]
@@ -38,7 +39,7 @@ _PROMOTE_FOR_KEYS = _SQL["promote_for_keys"]
 _FIND_KEYS_WITH_WAITERS = _SQL["find_keys_with_waiters"]
 _WRITE_RUN_KEYS = _SQL["write_run_keys"]
 
-_SpecRow = tuple[int, int | None, int | None, int]
+_LimitRow = tuple[int, int | None, int | None, int]
 _KeyColumns = tuple[
     int, int, int, bool, int | None, int | None, int, datetime | None, datetime | None, datetime
 ]  # fmt: skip
@@ -81,7 +82,8 @@ def settle_keys(
         installation: For the messages of promoted runs.
         arrivals: Claimed runs with a key, whose rows the caller has locked and starts unless they wait.
         freed: The places that ended runs and attempts held.
-        woken: Keys whose waiting runs may get a place now. The job of the oldest one brings its limit.
+        woken: Keys whose waiting runs may get a place now. The job of the oldest one brings its limit, as the newest
+            arrival's does, unless an operator has set one (`key_limits`).
     """
     places = list(freed)
     given_back = Counter(place.key_id for place in places)
@@ -94,17 +96,19 @@ def settle_keys(
     settled = KeysSettled(set(), set())
     if not keys:
         return settled
-    # The newest run of a key brings the limit of its job.
+    # The newest run of a key brings the limit of its job, if no operator has set one.
     newest = [max(each, key=lambda one: one.scheduled_at).run_id for each in by_key.values()]
     if awake:
         oldest = connection.execute(_FIND_FIRST_WAITING, {"key_ids": awake}, binary=True).fetchall()
         newest += [cast("UUID", row[0]) for row in oldest]
-    specs = _add_keys(connection, newest) if newest else {}
+    if newest:
+        connection.execute(_ADD_RUN_KEYS, {"run_ids": uuids(newest)})
     rows, now = _lock_keys(connection, keys)
+    limits = _read_limits(connection, newest) if newest else {}
     for key, found in by_key.items():
         if key not in rows:
             settled.undecided |= {arrival.run_id for arrival in found}
-    for key, limit in specs.items():
+    for key, limit in limits.items():
         if key in rows:
             rows[key].change_limit(limit, now)
     for key, count in given_back.items():
@@ -121,10 +125,10 @@ def settle_keys(
     return settled
 
 
-def _add_keys(connection: Conn, run_ids: Sequence[UUID]) -> dict[int, Limit]:
-    """Insert the rows of keys that have none; return the limits by the jobs of these runs."""
-    found = connection.execute(_ADD_RUN_KEYS, {"run_ids": uuids(run_ids)}, binary=True).fetchall()
-    return {key: Limit(at_once, every, burst) for key, at_once, every, burst in cast("list[_SpecRow]", found)}
+def _read_limits(connection: Conn, run_ids: Sequence[UUID]) -> dict[int, Limit]:
+    """Return the limits in force of these runs' keys."""
+    found = connection.execute(_READ_RUN_LIMITS, {"run_ids": uuids(run_ids)}, binary=True).fetchall()
+    return {key: Limit(at_once, every, burst) for key, at_once, every, burst in cast("list[_LimitRow]", found)}
 
 
 def _lock_keys(connection: Conn, keys: Sequence[int]) -> tuple[dict[int, KeyRow], datetime]:

@@ -76,7 +76,7 @@ def test_error_that_is_its_own_reason_is_shown_once() -> None:
     now = datetime(2026, 3, 6, tzinfo=UTC)
     run = RunSummary(
         UUID(int=1), "job", UUID(int=2), 1, "failed", "trigger", "default", "standard", 1, now, now, None, now, now,
-        "unknown_outcome", "unknown_outcome", None,
+        "unknown_outcome", "unknown_outcome", None, None,
     )  # fmt: skip
     assert run_row(run)[-1] == "unknown_outcome"
     assert run_row(replace(run, reason="max_lost", error_type="Lost"))[-1] == "Lost: max_lost"

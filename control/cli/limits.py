@@ -1,0 +1,97 @@
+"""`tidewheel limit set | rm | list | keys`: limits of concurrency keys."""
+
+from typing import Annotated
+
+import typer
+
+from tidewheel.control.cli.options import DEFAULT_TENANT, Limit, Tenant, reading, requesting
+from tidewheel.control.cli.output import Output, OutputOption, print_document, print_result, print_table
+from tidewheel.control.cli.tables import Cell
+from tidewheel.control.client.limits import ChangedLimit
+from tidewheel.control.reads.limits import COUNTED, KeyInUse, LimitSummary, list_keys, list_limits
+
+Pattern = Annotated[str, typer.Argument(metavar="KEY", help="A key, or 'PREFIX*' for each key that begins so.")]
+
+
+def set_limit(
+    key: Pattern,
+    *,
+    at_once: Annotated[int | None, typer.Option(metavar="N", help="Runs of a key that are active at once.")] = None,
+    rate: Annotated[str | None, typer.Option(metavar="N/UNIT", help="Starts of a key, such as 100/min.")] = None,
+    burst: Annotated[int | None, typer.Option(metavar="N", help="Starts at once after a rest; 1 by default.")] = None,
+    tenant: Tenant = DEFAULT_TENANT,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Set the limit of a key or of each key with a prefix; it replaces those of jobs.
+
+    A raised limit starts waiting runs at once. A lower one ends no run.
+    """
+    with requesting(tenant) as client:
+        changed = client.limits.set(key, at_once=at_once, rate=rate, burst=burst)
+    print_result(_lines("set", changed), changed, output)
+
+
+def remove(key: Pattern, *, tenant: Tenant = DEFAULT_TENANT, output: OutputOption = Output.TEXT) -> None:
+    """Remove the limit of a key or a prefix; a shorter prefix or the jobs decide again."""
+    with requesting(tenant) as client:
+        changed = client.limits.remove(key)
+    words = "unchanged: no limit is set for exactly this key or prefix" if changed.unchanged else "removed"
+    print_result(_lines(words, changed), changed, output)
+
+
+def list_all(*, number: Limit = 50, tenant: Tenant = DEFAULT_TENANT, output: OutputOption = Output.TEXT) -> None:
+    """List limits, each with what runs and waits under it."""
+    with reading() as connection:
+        found = list_limits(connection, tenant, limit=number)
+    if output is not Output.TEXT:
+        print_document({"limits": found}, output)
+    elif found:
+        print_table(("key", "at once", "rate", "burst", "keys", "running", "waiting", "set", "by"), map(_limit, found))
+    else:
+        typer.echo("no limits are set; those of jobs apply")
+
+
+def keys(
+    prefix: Annotated[str, typer.Argument(metavar="[PREFIX]", help="Only keys that begin so.")] = "",
+    *,
+    number: Limit = 50,
+    tenant: Tenant = DEFAULT_TENANT,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """List keys in use, each with its limit, and what runs and waits."""
+    with reading() as connection:
+        found = list_keys(connection, tenant, prefix=prefix, limit=number)
+    if output is not Output.TEXT:
+        print_document({"keys": found}, output)
+    elif found:
+        print_table(("key", "at once", "rate", "burst", "running", "waiting", "next start"), map(_key, found))
+    else:
+        typer.echo("no key is in use")
+
+
+def _lines(words: str, changed: ChangedLimit) -> list[str]:
+    if changed.started:
+        words += f"; {changed.started} waiting {'run gets' if changed.started == 1 else 'runs get'} a place"
+    return [words if changed.complete else f"{words}; further runs within a minute"]
+
+
+def _limit(one: LimitSummary) -> tuple[Cell, ...]:
+    return (
+        one.key, *_bounds(one.at_once, one.rate, one.burst), _count(one.keys), str(one.running),
+        _count(one.waiting), one.set_at, one.set_by,
+    )  # fmt: skip
+
+
+def _key(one: KeyInUse) -> tuple[Cell, ...]:
+    return (
+        one.key, *_bounds(one.at_once, one.rate, one.burst), str(one.running),
+        _count(one.waiting), one.next_at or "",
+    )  # fmt: skip
+
+
+def _bounds(at_once: int | None, rate: str | None, burst: int) -> tuple[str, str, str]:
+    return "" if at_once is None else f"{at_once:,}", rate or "", f"{burst:,}" if rate else ""
+
+
+def _count(number: int) -> str:
+    return f"{number:,} or more" if number >= COUNTED else str(number)

@@ -1,0 +1,62 @@
+"""Limits of concurrency keys over HTTP and by the command line."""
+
+from datetime import timedelta
+from http import HTTPStatus
+
+from tests.control.api.answering import answer_of, answering, refusal
+from tests.control.cli.command import tidewheel
+from tests.fixtures.database import Database
+from tests.scheduler.firing import fire_due
+from tests.transitions.acts import claim, submit, trigger
+
+
+def test_limit_is_set_listed_and_removed_over_http(database: Database) -> None:
+    submit(database, concurrency_key="api/acme")
+    claim(database, *(trigger(database) for _ in range(3)))
+    with answering(database) as client:
+        made = client.post("/api/v1/limits", json={"key": "api/*", "at_once": 2, "rate": "100/min", "burst": 5})
+        assert answer_of(made) == {"unchanged": False, "started": 1, "complete": True}
+        client.post("/api/v1/limits", json={"key": "other", "at_once": 1})
+        first = answer_of(client.get("/api/v1/limits?limit=1"))
+        [prefix] = answer_of(client.get(f"/api/v1/limits?limit=5&cursor={first['next_cursor']}"))["limits"]
+        assert (prefix["key"], prefix["rate"], prefix["running"], prefix["waiting"]) == ("api/*", "100/min", 2, 1)
+        [key] = answer_of(client.get("/api/v1/limits/keys?prefix=api"))["keys"]
+        assert (key["key"], key["at_once"], key["waiting"]) == ("api/acme", 2, 1)
+        runs = answer_of(client.get("/api/v1/runs?concurrency_key=api/acme"))["runs"]
+        assert {run["concurrency_key"] for run in runs} == {"api/acme"}
+        assert answer_of(client.post("/api/v1/limits:remove", json={"key": "api/*"}))["unchanged"] is False
+        none = refusal(client.post("/api/v1/limits", json={"key": "a", "at_once": 0}), HTTPStatus.UNPROCESSABLE_ENTITY)
+        assert [(error["path"], "pause" in error["remedy"]) for error in none["errors"]] == [("at_once", True)]
+
+
+def test_limit_is_set_listed_and_removed_by_command(database: Database) -> None:
+    submit(database, concurrency_key="api/acme")
+    runs = [trigger(database) for _ in range(4)]
+    claim(database, *runs)
+    assert "runs hold 1 of 1" in tidewheel(database, "run", "show", runs[3]).out
+    set_it = tidewheel(database, "limit", "set", "api/*", "--at-once", 3)
+    assert set_it.out.strip() == "set; 2 waiting runs get a place"
+    listed = tidewheel(database, "limit", "list").out
+    assert "api/*" in listed
+    assert "api/acme" in tidewheel(database, "limit", "keys", "api/").out
+    assert "(cli)" in tidewheel(database, "limit", "list", "-o", "json").out
+    assert "api/acme" in tidewheel(database, "run", "show", runs[0]).out
+    assert str(runs[1]) in tidewheel(database, "run", "list", "--concurrency-key", "api/acme").out
+    assert tidewheel(database, "limit", "rm", "api/*").out.strip() == "removed"
+    assert tidewheel(database, "limit", "rm", "api/*").out.startswith("unchanged")
+    [refused] = tidewheel(database, "limit", "set", "api/*", "--at-once", 0).refusals
+    assert "pause their jobs" in refused
+
+
+def test_explanation_names_the_key_that_an_occurrence_awaits(database: Database) -> None:
+    submit(database, "other", concurrency_key="acme")
+    claim(database, trigger(database, "other"))
+    at = (database.now() + timedelta(hours=1)).replace(microsecond=0)
+    submit(database, schedule={"once": at.isoformat()}, concurrency_key="acme")
+    fire_due(database, lookahead=timedelta(hours=2))
+    run_id = database.value("SELECT run_id FROM job_runs WHERE cause = 'timer'")
+    database.execute("UPDATE job_runs SET publish_at = tidewheel_now() WHERE cause = 'timer'")
+    assert claim(database, run_id).waiting == {run_id}
+    explained = tidewheel(database, "job", "explain", "job", "--at", at.isoformat(), "-o", "json").json
+    assert explained["run"]["concurrency_key"] == "acme"
+    assert "waits for the concurrency key 'acme'" in explained["words"]

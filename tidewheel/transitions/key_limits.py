@@ -1,0 +1,105 @@
+"""Set limits of concurrency keys, and apply changed ones to the runs that wait.
+
+A limit of an operator is one row, of a key or of a prefix. `settle_keys` reads it with the key locked. So a claim
+applies the limit that is committed, whatever it read before. A key without waiting runs needs no change: its next claim
+applies the limit. A lower limit ends no run: places drain. Keys are locked after the row of the limit.
+"""
+
+from typing import NamedTuple, cast
+from uuid import UUID
+
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.places import Limit
+from tidewheel.transitions.run_keys import settle_keys
+
+_SQL = Statements("tidewheel.transitions")
+_SET_KEY_LIMIT = _SQL["set_key_limit"]
+_REMOVE_KEY_LIMIT = _SQL["remove_key_limit"]
+_COUNT_PREFIXES = _SQL["count_prefixes"]
+_FIND_WAITING_KEYS = _SQL["find_waiting_keys"]
+_FIND_KEYS_OF_JOB = _SQL["find_keys_of_job"]
+
+MOST_PREFIXES = 1000
+"""Prefixes of a tenant with a limit: each claim of a key compares it with all of them, in a tenth of a millisecond."""
+
+_STEP = 500  # keys in one transaction: about twenty milliseconds
+_HIGHEST = "\U0010ffff"  # sorts behind every character of a key
+_LOWEST = "\x01"  # no key has it
+
+
+class KeyPattern(NamedTuple):
+    """A key, or a prefix of keys.
+
+    Args:
+        tenant: Its tenant.
+        key: The key, or the prefix without its asterisk.
+        is_prefix: True for a prefix.
+    """
+
+    tenant: str
+    key: str
+    is_prefix: bool
+
+    @classmethod
+    def of(cls, tenant: str, text: str) -> "KeyPattern":
+        """Return the pattern of a text.
+
+        >>> KeyPattern.of("default", "api/*")
+        KeyPattern(tenant='default', key='api/', is_prefix=True)
+        """
+        return cls(tenant, text.removesuffix("*"), text.endswith("*"))
+
+    def __str__(self) -> str:
+        return self.key + "*" * self.is_prefix
+
+
+class Step(NamedTuple):
+    """The result of a step: the runs that got a place, and the key to go on after; None at the end."""
+
+    promoted: int
+    after: str | None
+
+
+def set_limit(connection: Conn, pattern: KeyPattern, limit: Limit, set_by: str) -> bool:
+    """Write the limit of a key or a prefix; return False for one prefix too many."""
+    columns = {**pattern._asdict(), **limit._asdict(), "set_by": set_by}
+    if pattern.is_prefix:
+        found = connection.execute(_COUNT_PREFIXES, columns).fetchone()
+        if found is not None and cast("int", found[0]) >= MOST_PREFIXES:
+            return False
+    connection.execute(_SET_KEY_LIMIT, columns)
+    return True
+
+
+def remove_limit(connection: Conn, pattern: KeyPattern) -> bool:
+    """Delete the limit of a key or a prefix, in the caller's transaction; return False if there is none."""
+    return connection.execute(_REMOVE_KEY_LIMIT, pattern._asdict()).rowcount > 0
+
+
+def apply_limit(connection: Conn, installation: Installation, pattern: KeyPattern, after: str | None = None) -> Step:
+    """Apply a changed limit to some keys for which runs wait; the last statements of a transaction.
+
+    Args:
+        connection: Inside a transaction.
+        installation: For the messages of runs that get a place.
+        pattern: The keys.
+        after: The key after which to go on; by default all keys are ahead.
+    """
+    columns: dict[str, object] = {
+        "tenant": pattern.tenant,
+        "first": pattern.key if after is None else after + _LOWEST,
+        "last": pattern.key + _HIGHEST * pattern.is_prefix,
+        "limit": _STEP,
+    }
+    row = connection.execute(_FIND_WAITING_KEYS, columns, binary=True).fetchone()
+    assert row is not None  # noqa: S101 - an aggregate
+    last, waiting, looked_at = cast("tuple[str | None, list[int], int]", row)
+    promoted = settle_keys(connection, installation, woken=waiting).promoted
+    return Step(promoted, last if looked_at == _STEP else None)
+
+
+def keys_of_job(connection: Conn, job_id: UUID) -> set[int]:
+    """Return keys for which runs of a job wait, whose limit its new version may have changed."""
+    return {cast("int", row[0]) for row in connection.execute(_FIND_KEYS_OF_JOB, {"job_id": job_id}, binary=True)}
