@@ -743,19 +743,18 @@ SELECT tenant, created_at
   LIMIT %(limit)s)
 
 -- name: find_ends
--- Returns the database's clock, the number of runs of all tenants that ended in a span, and the oldest of these ends that
--- fit and are not known; one row at least.
+-- Returns the database's clock, and the oldest ends of a tenant in a span that fit and are not known; one row at least.
 -- Index: finished_runs_by_end of the days of the span. No lock.
 WITH looked AS MATERIALIZED (
-    SELECT run_id, job_id, tenant, finished_at FROM finished_runs
+    SELECT run_id, job_id, finished_at FROM finished_runs
      WHERE finished_at >= %(first)s AND finished_at < %(until)s
-       AND (finished_at, run_id) > (%(first)s, %(after_id)s)
+       AND (finished_at, run_id) > (%(first)s, %(after_id)s) AND tenant = %(tenant)s
 )
-SELECT tidewheel_now(), c.looked_at, f.*
-  FROM (SELECT count(*) AS looked_at FROM looked) AS c
+SELECT tidewheel_now(), f.*
+  FROM (SELECT) AS c
   LEFT JOIN LATERAL (
     SELECT run_id, finished_at FROM looked
-     WHERE tenant = %(tenant)s AND (%(job_id)s::uuid IS NULL OR job_id = %(job_id)s) AND NOT run_id = ANY (%(known)s)
+     WHERE (%(job_id)s::uuid IS NULL OR job_id = %(job_id)s) AND NOT run_id = ANY (%(known)s)
      ORDER BY finished_at, run_id
      LIMIT %(limit)s
   ) AS f ON true

@@ -116,7 +116,7 @@ CREATE INDEX finished_runs_by_tenant ON finished_runs (tenant, run_id); -- for l
 CREATE INDEX finished_runs_by_end ON finished_runs USING brin (finished_at) WITH (pages_per_range = 16, autosummarize = on); -- for the stream of changes
 
 -- All runs, open and finished, in one statement: a run that ends between two statements is in neither result.
-CREATE VIEW runs AS
+CREATE VIEW runs WITH (security_invoker = true) AS
 SELECT run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, publish_at, created_at, started_at,
        NULL::timestamptz AS finished_at, state, attempt, executor_id, claimed_from, parent_run_id, root_run_id, request_id,
        NULL::text AS reason, NULL::text AS error_type, deadline_at, requested_from, workflow_run_id, generation,
@@ -234,7 +234,7 @@ CREATE TABLE attempts (
 ) PARTITION BY RANGE (started_at);
 
 -- Every attempt that has ended.
-CREATE VIEW ended_attempts AS
+CREATE VIEW ended_attempts WITH (security_invoker = true) AS
 SELECT run_id, attempt, tenant, executor_id, started_at, finished_at, outcome, error_type, error_message, claimed_from
   FROM attempts
  UNION ALL
@@ -336,6 +336,7 @@ COMMENT ON COLUMN freezes.created_by IS 'the name that the request gives, which 
 COMMENT ON COLUMN freezes.thawed_at IS 'from here on it names nothing; its timers are still to be released';
 COMMENT ON COLUMN freezes.settles_at IS 'once all transactions below have ended, every later submit sees the freeze';
 COMMENT ON COLUMN freezes.settled IS 'true if the jobs of those transactions are in frozen_jobs too';
+CREATE POLICY of_fleet ON freezes FOR SELECT USING (tenant IS NULL); -- beside that of all tables (row_security.py)
 
 CREATE TABLE frozen_jobs (
     freeze_id bigint NOT NULL,

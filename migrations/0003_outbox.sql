@@ -22,5 +22,6 @@ COMMENT ON COLUMN outbox.slice_lane IS
     'lane (0 critical, 1 standard, 2 batch, 3 events) times 8, plus the slice: the range of shards that one relay publishes';
 COMMENT ON COLUMN outbox.headers IS 'name, value, name, value, …';
 COMMENT ON COLUMN outbox.tenant IS 'of a run: runs are dealt out by tenant while their topic is held back; null in other messages';
+CREATE POLICY of_none ON outbox FOR INSERT WITH CHECK (tenant IS NULL); -- beside that of all tables (row_security.py)
 COMMENT ON COLUMN outbox.priority IS 'of a run, 0 to 9; null: 5';
 CREATE INDEX outbox_due ON outbox (slice_lane, publish_at, id);

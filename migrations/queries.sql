@@ -31,3 +31,36 @@ ON CONFLICT (fingerprint) DO NOTHING
 -- name: find_schema
 -- Returns a schema by its fingerprint. By primary key, no lock.
 SELECT schema FROM schemas WHERE fingerprint = %(fingerprint)s
+
+-- name: find_tables
+-- Returns each of these tables and views with: true if its policy is in force, true if it is a table with a tenant, those of
+-- the given rights that a role has.
+-- Index: pg_class by name, pg_attribute, pg_policy. No lock.
+SELECT c.relname::text, c.relrowsecurity AND EXISTS (SELECT FROM pg_policy AS p WHERE p.polrelid = c.oid AND p.polname = 'of_tenant'),
+       c.relkind <> 'v' AND EXISTS (SELECT FROM pg_attribute AS a WHERE a.attrelid = c.oid AND a.attname = 'tenant' AND NOT a.attisdropped),
+       ARRAY(SELECT g FROM unnest(%(rights)s::text[]) AS g
+              WHERE %(role)s::text IS NOT NULL AND has_table_privilege(%(role)s::text, c.oid, g))
+  FROM pg_class AS c
+ WHERE c.relnamespace = current_schema()::regnamespace AND c.relname = ANY (%(names)s::text[])
+ ORDER BY c.relname
+
+-- name: find_role
+-- Returns a row if the role exists.
+-- Index: pg_authid by name. No lock.
+SELECT 1 FROM pg_roles WHERE rolname = %(role)s
+
+-- name: is_bound
+-- Returns true if row-level security binds the current role.
+-- No index, no lock.
+SELECT row_security_active('jobs')
+
+-- name: record_tenant_role
+-- Records the role as which sessions act for a tenant.
+-- Index: settings_pkey. Lock: the row.
+INSERT INTO settings (name, value) VALUES ('tenant_role', to_jsonb(%(role)s::text))
+ON CONFLICT (name) DO UPDATE SET value = excluded.value WHERE settings.value <> excluded.value
+
+-- name: forget_tenant_role
+-- Deletes the record of the role.
+-- Index: settings_pkey. Lock: the row.
+DELETE FROM settings WHERE name = 'tenant_role'

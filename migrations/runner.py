@@ -4,6 +4,7 @@ The database records each applied file with the hash of its text. A released fil
 so that no database holds half of it. Each pending file is one transaction, in the order of the numbers.
 """
 
+import logging
 import re
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,13 +15,18 @@ from importlib import resources
 from typing import LiteralString, cast
 
 from tidewheel.errors import MigrationError
+from tidewheel.migrations.row_security import REMEDY, TENANT_ROLE, secure_tables
 from tidewheel.postgres.partitions import ensure_coming_days
 from tidewheel.postgres.session import Conn, connect
 from tidewheel.postgres.statements import Statements, trusted
 
+_LOG = logging.getLogger("tidewheel.migrations")
+
 _NO_HURRY = "-c lock_timeout=0 -c statement_timeout=0"  # to wait for a runner, or for a new index, takes long
 
 _FILE = re.compile(r"^(?P<number>\d{4})_[a-z0-9_]+\.sql$")
+
+_CREATED = re.compile(r"^CREATE (?:TABLE|VIEW) (\w+)", re.MULTILINE)
 
 _SQL = Statements("tidewheel.migrations")
 _MAKE_TABLE = _SQL["make_migrations_table"]
@@ -75,6 +81,11 @@ def migrations() -> tuple[Migration, ...]:
     return tuple(found)
 
 
+def created_names() -> list[str]:
+    """Return the tables and views that the migrations create."""
+    return [name for migration in migrations() for name in _CREATED.findall(migration.text)]
+
+
 def status(url: str) -> list[Status]:
     """Return the state of each migration.
 
@@ -94,12 +105,13 @@ def status(url: str) -> list[Status]:
     ]
 
 
-def migrate(url: str, *, dry_run: bool = False) -> list[str]:
+def migrate(url: str, *, dry_run: bool = False, tenant_role: str | None = TENANT_ROLE) -> list[str]:
     """Apply the pending migrations and store the schemas of this release.
 
     Args:
         url: The database.
         dry_run: Apply everything, then roll back.
+        tenant_role: As for `secure_tables`; a role that cannot be used is logged, and the rest is done.
 
     Returns:
         The names of the applied files; with `dry_run` of those that would be applied.
@@ -124,6 +136,8 @@ def migrate(url: str, *, dry_run: bool = False) -> list[str]:
             if not dry_run:
                 connection.commit()
         store_schemas(connection)
+        if (problem := secure_tables(connection, created_names(), tenant_role)) is not None:
+            _LOG.warning("no session can act for a tenant as the role %s: %s; %s", tenant_role, problem, REMEDY)
         if dry_run:
             connection.rollback()
         else:

@@ -93,3 +93,14 @@ UPDATE audit_log AS a
          ) AS l) AS same
  WHERE a.at = same.at AND a.id = same.id
 RETURNING same.number
+
+-- name: read_search_path
+-- Returns the schemas in which this session looks names up.
+-- No index, no lock.
+SELECT string_agg(quote_ident(s), ', ') FROM unnest(current_schemas(false)) AS s
+
+-- name: act_for_tenant
+-- Makes the transaction act as a role for one tenant.
+-- No index, no lock.
+SELECT set_config('search_path', %(search_path)s, true), set_config('tidewheel.tenant', %(tenant)s, true),
+       set_config('role', %(role)s, true)

@@ -78,7 +78,7 @@ class FleetApi:
         [after] = cursors.read(UUID) or [None]
 
         def read(connection: Connection) -> ExecutorsPage:
-            with connection.snapshot() as reading:
+            with connection.snapshot(all_tenants=True) as reading:
                 found = list_executors(reading, after=after, limit=query.limit + 1)
             page = found[: query.limit]
             return ExecutorsPage(tuple(page), cursors.write(page[-1].executor_id) if len(found) > len(page) else None)
@@ -91,7 +91,7 @@ class FleetApi:
         read_query(request, TenantQuery)
 
         def read(connection: Connection) -> Shards:
-            with connection.snapshot() as reading:
+            with connection.snapshot(all_tenants=True) as reading:
                 return Shards(tuple(list_shards(reading, connection.installation.shards)))
 
         return await answer(self.reads, caller, read)
@@ -104,7 +104,7 @@ class FleetApi:
         [after] = cursors.read(Tenant) or [""]
 
         def read(connection: Connection) -> TenantsPage:
-            with connection.snapshot() as reading:
+            with connection.snapshot(all_tenants=True) as reading:
                 found = list_tenants(reading, after=after, limit=query.limit + 1)
             page = found[: query.limit]
             return TenantsPage(tuple(page), cursors.write(page[-1].tenant) if len(found) > len(page) else None)

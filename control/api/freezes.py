@@ -65,7 +65,7 @@ class FreezesApi:
         read_query(request, TenantQuery)
 
         def read(connection: Connection) -> FreezeList:
-            with connection.snapshot() as reading:
+            with connection.snapshot(all_tenants=caller.all_tenants) as reading:
                 return FreezeList(tuple(list_freezes(reading, caller.tenant, counts_all=caller.all_tenants)))
 
         return await answer(self.reads, caller, read)

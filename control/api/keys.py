@@ -138,7 +138,7 @@ class KeysApi:
         after = None if place is None else (place[0], place[1])
 
         def read(connection: Connection) -> KeysPage:
-            with connection.snapshot() as reading:
+            with connection.snapshot(all_tenants=tenant is None) as reading:
                 page = list_api_keys(reading, tenant, after=after, limit=query.limit)
             return KeysPage(tuple(page.keys), cursors.write(*page.next or [None]))
 
@@ -186,7 +186,7 @@ class KeysApi:
         }  # fmt: skip
 
         def read(connection: Connection) -> AuditLogPage:
-            with connection.snapshot() as reading:
+            with connection.snapshot(all_tenants=tenant is None) as reading:
                 page = list_audit_log(reading, tenant, after=after, limit=query.limit, **fits)
             return AuditLogPage(tuple(page.entries), cursors.write(*page.next or [None]))
 

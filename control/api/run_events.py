@@ -22,6 +22,7 @@ from starlette.types import Receive, Send
 from starlette.types import Scope as HttpScope
 
 from tidewheel.api_keys import Scope
+from tidewheel.clock import monotonic_seconds
 from tidewheel.control.api import examples
 from tidewheel.control.api.answers import encoded
 from tidewheel.control.api.bearer import HEAD, IS_OPEN
@@ -44,8 +45,9 @@ _ALIVE_SECONDS = 15.0  # between two comments, so that proxies keep the connecti
 _REMEMBERED = 10_000  # ends that are not sent again
 _COMMITS_WITHIN = timedelta(seconds=5)
 _OLDEST = timedelta(hours=1)  # of a Last-Event-ID: older ends are listed by GET /runs
-# An index by the end of a run finds a span of it, but no tenant: the span is short where others end many runs.
-_SPAN, _SHORT_SPAN, _FEW_ENDS = timedelta(seconds=16), timedelta(seconds=1), 5000
+# An index by the end of a run finds a span of it, but no tenant: the span is short where others end many runs. The time
+# of a read decides, because their number is hidden from a tenant.
+_SPAN, _SHORT_SPAN, _LONG_READ_SECONDS = timedelta(seconds=16), timedelta(seconds=1), 0.02
 _LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 _NO_RUN = UUID(int=0)
 _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # a proxy that collects answers would hold events
@@ -169,7 +171,9 @@ class _Stream:
             assert self._read_until is not None  # noqa: S101 - set by `_begin`
             self._oldest = max((self._read_until - _COMMITS_WITHIN, _NO_RUN), self._oldest)
             until = self._read_until + self._span
+            began = monotonic_seconds()
             found = self._changes(reading, until)
+            took = monotonic_seconds() - began
             before = found.open_runs if self._open is None else self._open
             moved = [run_id for run_id, at in found.open_runs.items() if before.get(run_id) != at]
             gone = self._gone(before, found)
@@ -189,7 +193,7 @@ class _Stream:
         is_cut = len(found.ends) >= ENDS
         self.full = is_cut or until <= found.now
         self._read_until = max(self._read_until, found.ends[-1].finished_at if is_cut else min(until, found.now))
-        self._span = _SPAN if found.looked_at < _FEW_ENDS else _SHORT_SPAN
+        self._span = _SPAN if took < _LONG_READ_SECONDS else _SHORT_SPAN
         return text
 
     def _begin(self, reading: Conn) -> bytes:

@@ -42,7 +42,7 @@ class StatusApi:
         ensure_all_tenants(caller)
 
         def read(connection: Connection) -> FleetStatus:
-            with connection.snapshot() as reading:
+            with connection.snapshot(all_tenants=True) as reading:
                 return read_status(reading, self.shards)
 
         return await answer(self.reads, caller, read)

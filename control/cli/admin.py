@@ -28,12 +28,13 @@ def migrate(
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Migrate the database to this release's schema."""
-    url = Connections.load().database()
+    settings = Connections.load()
+    url = settings.database()
     if status:
         states = [(row.name, row.state.value, row.applied_at) for row in runner.status(url)]
         _print([f"{state:<8} {name}" for name, state, _ in states], {"migrations": states}, output)
         return
-    applied = runner.migrate(url, dry_run=dry_run)
+    applied = runner.migrate(url, dry_run=dry_run, tenant_role=settings.tenant_role or None)
     verb = "would apply" if dry_run else "applied"
     _print([f"{verb} {name}" for name in applied] or ["nothing to do"], {verb.replace(" ", "_"): applied}, output)
 

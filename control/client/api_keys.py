@@ -79,7 +79,7 @@ class ApiKeys:
             record_change(connection, self._connection.actor, Change(tenant, "key.create", f"key/{made.key_id}"))
             return cast("tuple[datetime, datetime | None]", row)
 
-        created_at, expires_at = self._connection.write(add, once=True)
+        created_at, expires_at = self._connection.write(add, once=True, all_tenants=all_tenants)
         summary = ApiKeySummary(made.key_id, name, tenant, tuple(known), rate, created_at, expires_at, None, None)
         return NewApiKey(made.text, summary)
 
@@ -87,7 +87,7 @@ class ApiKeys:
         self, *, all_tenants: bool = False, after: tuple[datetime, str] | None = None, limit: int = 50
     ) -> ApiKeyPage:
         """List the keys of the client's tenant, the newest first; with `all_tenants` every key."""
-        with self._connection.snapshot() as connection:
+        with self._connection.snapshot(all_tenants=all_tenants) as connection:
             tenant = None if all_tenants else self._connection.tenant
             return list_api_keys(connection, tenant, after=after, limit=limit)
 
@@ -112,7 +112,7 @@ class ApiKeys:
                 record_change(connection, self._connection.actor, Change(tenant, "key.revoke", f"key/{key_id}"))
             return not was_revoked
 
-        return self._connection.write(revoke)
+        return self._connection.write(revoke, all_tenants=all_tenants)
 
 
 def _scope(given: Scope | str) -> Scope:

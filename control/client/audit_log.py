@@ -28,6 +28,6 @@ class AuditLog:
             limit: How many at most.
             **fits: Only the entries that fit all of these.
         """
-        with self._connection.snapshot() as connection:
+        with self._connection.snapshot(all_tenants=all_tenants) as connection:
             tenant = None if all_tenants else self._connection.tenant
             return list_audit_log(connection, tenant, after=after, limit=limit, **fits)

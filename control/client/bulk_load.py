@@ -145,7 +145,8 @@ class BulkLoader:
                     batch,
                     emit_events=emit_events,
                     actor=self._connection.actor,
-                )
+                ),
+                all_tenants=True,  # to COPY, which row-level security refuses
             )
         except psycopg.Error as error:
             if not is_data_fault(error):
@@ -175,7 +176,7 @@ class BulkLoader:
                 connection.rollback()
             return replies
 
-        replies = self._connection.write(work)
+        replies = self._connection.write(work, all_tenants=True)  # as above
         self._connection.notify(Channel.TIMERS, Channel.OUTBOX)
         return replies
 

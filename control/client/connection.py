@@ -7,7 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import LiteralString, TypeVar
 
 from tidewheel.audit import Actor, Change, process_actor, record_change
 from tidewheel.clock import monotonic_seconds
@@ -17,9 +17,11 @@ from tidewheel.intake.apply import apply_requests
 from tidewheel.intake.lock_wait import RowLocked
 from tidewheel.intake.request import ReceivedRequest
 from tidewheel.jobs.parsing import parse_request
+from tidewheel.jobs.requests import Freeze, RunComplete, RunHeartbeat, Thaw
 from tidewheel.postgres.notify import Channel, Notifier
-from tidewheel.postgres.session import FOR_LISTS, CommitUnknown, Conn, Session
+from tidewheel.postgres.session import FOR_LISTS, CommitUnknown, Conn, OwnConnection, Session
 from tidewheel.postgres.statements import Statements
+from tidewheel.postgres.tenant_role import begin_for_tenant, read_search_path
 from tidewheel.schemas.generated.records import Reply
 from tidewheel.settings.connections import Connections
 from tidewheel.transitions.installation import read_installation
@@ -67,6 +69,7 @@ class Connection:
         self._session = Session(self.url, application, options=f"{FOR_LISTS} {options}", renews=True)
         with self._session.transaction() as connection:
             self.installation = read_installation(connection, settings)
+            self._search_path = read_search_path(connection)
         self._notifier = Notifier(self.url, f"{application}-notify")
         self._never = threading.Event()
 
@@ -76,16 +79,17 @@ class Connection:
         self._session.close()
 
     @contextmanager
-    def transaction(self) -> Generator[Conn]:
-        """Open a transaction; each statement sees the latest commits."""
+    def transaction(self, *, all_tenants: bool = False) -> Generator[Conn]:
+        """Open a transaction that acts for the tenant, or for all; each statement sees the latest commits."""
         with self._session.transaction() as connection:
+            self._begin(connection, None if all_tenants else self.tenant)
             yield connection
 
     @contextmanager
-    def snapshot(self) -> Generator[Conn]:
+    def snapshot(self, *, all_tenants: bool = False) -> Generator[Conn]:
         """Open a transaction in which every statement reads the same snapshot."""
         with self._session.transaction() as connection:
-            connection.execute(_SET_REPEATABLE_READ)
+            self._begin(connection, None if all_tenants else self.tenant, _SET_REPEATABLE_READ)
             yield connection
 
     def request(self, document: Mapping[str, object], request_id: str | None = None) -> Reply:
@@ -138,17 +142,20 @@ class Connection:
         # A request that creates runs and has no id would create them twice if it were repeated.
         once = any(one.request.request_id is None and one.request.type in _CREATES_RUNS for one in batch)
         replies = self.write(
-            lambda connection: apply_requests(connection, self.installation, batch, actor=self.actor), once=once
+            lambda connection: apply_requests(connection, self.installation, batch, actor=self.actor),
+            once=once,
+            all_tenants=any(_names_all_tenants(one.request) for one in batch),
         )
         self.notify(Channel.TIMERS, Channel.OUTBOX, Channel.SIGNALS)
         return replies
 
-    def write(self, work: Callable[[Conn], T], *, once: bool = False) -> T:
+    def write(self, work: Callable[[Conn], T], *, once: bool = False, all_tenants: bool = False) -> T:
         """Write in one transaction; repeat it while the database does not answer, up to five times.
 
         Args:
             work: Writes by the connection.
             once: Do not repeat after a COMMIT that was not answered, which may have succeeded.
+            all_tenants: Write as the owner of the tables, which row-level security does not bind.
 
         Raises:
             Unavailable: The database does not answer, or another transaction holds a row for 10 s.
@@ -157,7 +164,7 @@ class Connection:
         tries = 1
         while True:
             try:
-                with self._session.transaction() as connection:
+                with self.transaction(all_tenants=all_tenants) as connection:
                     return work(connection)
             except CommitUnknown:
                 if once or tries >= _TRIES:
@@ -185,6 +192,24 @@ class Connection:
     def sleep(self, seconds: float) -> None:
         """Wait for that long."""
         self._never.wait(seconds)
+
+    def _begin(self, connection: Conn, tenant: str | None, *first: LiteralString) -> None:
+        """Begin a transaction that acts for a tenant, or as the owner of the tables."""
+        role = self.installation.tenant_role
+        if isinstance(connection, OwnConnection):
+            connection.tenant = role and tenant
+        if role is not None and tenant is not None:
+            begin_for_tenant(connection, role, tenant, self._search_path, first=first)
+            return
+        for statement in first:
+            connection.execute(statement)
+
+
+def _names_all_tenants(request: object) -> bool:
+    """Return True for a request about rows of any tenant: with a task token, or with the fleet as scope."""
+    return isinstance(request, RunComplete | RunHeartbeat) or (
+        isinstance(request, Freeze | Thaw) and request.scope == "fleet"
+    )
 
 
 def raise_rejection(reply: Reply, expected: object) -> None:

@@ -57,5 +57,5 @@ class Freezes:
 
     def list(self) -> list[FreezeSummary]:
         """Return the standing freezes of the tenant and of the fleet, with what waits under each."""
-        with self._connection.snapshot() as connection:
+        with self._connection.snapshot(all_tenants=True) as connection:
             return list_freezes(connection, self._connection.tenant)

@@ -18,7 +18,8 @@ from tidewheel.control.reads.status import (
     read_status,
 )
 from tidewheel.errors import MigrationError, SettingsError, Unavailable
-from tidewheel.migrations.runner import MigrationState, migrations, status
+from tidewheel.migrations.row_security import REMEDY, role_problem, unsecured_tables
+from tidewheel.migrations.runner import MigrationState, created_names, migrations, status
 from tidewheel.postgres.partitions import TABLES, coming_days, days_ahead, missing_partitions
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
@@ -77,6 +78,22 @@ def check_schema(context: Context) -> Iterator[Finding]:
             what = f"the {kind} {name} is missing, although its migration is applied"
             remedy = f"create it again, as the files of tidewheel/migrations have it: CREATE {kind.upper()} {name} …"
             yield Finding("schema", severity, what, "no relation of this name", remedy)
+
+
+def check_isolation(context: Context) -> Iterator[Finding]:
+    """Check that sessions which act for a tenant are bound by row-level security."""
+    role = _installation(context).tenant_role
+    what, wanted = "row-level security does not bind the API and Client", context.settings.tenant_role
+    with context.connection() as connection:
+        unsecured = unsecured_tables(connection, created_names())
+        problem = None if role is None else role_problem(connection, role)
+    if unsecured:
+        evidence = ", ".join(unsecured)
+        yield Finding("isolation", Severity.ERROR, "tables lack their policy", evidence, "tidewheel migrate")
+    if problem is not None:
+        yield Finding("isolation", Severity.ERROR, f"no session can act as the role {role}", problem, REMEDY)
+    elif role is None and wanted:
+        yield Finding("isolation", Severity.WARNING, what, f"no role {wanted} is recorded", REMEDY)
 
 
 def check_server(context: Context) -> Iterator[Finding]:

@@ -10,6 +10,7 @@ from tidewheel.settings.connections import Connections
 CHECKS = (
     Check("database", database.check_database),
     Check("schema", database.check_schema, needs="database"),
+    Check("isolation", database.check_isolation, needs="schema"),
     Check("server", database.check_server, needs="schema"),
     Check("fleet", database.check_fleet, needs="schema"),
     Check("timers", database.check_timers, needs="schema"),

@@ -45,13 +45,11 @@ class RunChanges:
         now: The database's clock.
         open_runs: State and last attempt of the newest open runs.
         ends: The oldest ends of the span that were not known.
-        looked_at: The number of ends of all tenants in the span.
     """
 
     now: datetime
     open_runs: Mapping[UUID, tuple[str, int]]
     ends: Sequence[RunEnd]
-    looked_at: int
 
 
 def start_of_changes(connection: Conn, tenant: str, key: str | None) -> datetime:
@@ -77,6 +75,5 @@ def read_run_changes(
     standing = {run_id: (state, attempt) for run_id, state, attempt in cast("list[tuple[UUID, str, int]]", found)}
     columns |= {"first": after[0], "after_id": after[1], "until": until, "known": list(known), "limit": ENDS}
     rows = connection.execute(_FIND_ENDS, columns, binary=True).fetchall()
-    now, looked_at = cast("tuple[datetime, int]", rows[0][:2])
-    ends = [RunEnd(*cast("tuple[UUID, datetime]", row[2:])) for row in rows if row[2] is not None]
-    return RunChanges(now, standing, ends, looked_at)
+    ends = [RunEnd(*cast("tuple[UUID, datetime]", row[1:])) for row in rows if row[1] is not None]
+    return RunChanges(cast("datetime", rows[0][0]), standing, ends)

@@ -81,6 +81,16 @@ _REFUSALS = (
 )
 
 
+class OwnConnection(Connection[tuple[object, ...]]):
+    """A connection that Tidewheel has opened.
+
+    Attributes:
+        tenant: The tenant for which its transaction acts; None if it acts as the role that connected.
+    """
+
+    tenant: str | None = None
+
+
 class RowsLocked(Unavailable):
     """A statement waited for a lock for longer than its session allows; nothing was written."""
 
@@ -109,7 +119,7 @@ def connect(url: str, name: str, *, autocommit: bool = False, options: str = "",
         Unavailable: It cannot be reached.
     """
     try:
-        return psycopg.connect(
+        return OwnConnection.connect(
             url,
             autocommit=autocommit,
             application_name=name,

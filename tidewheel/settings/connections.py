@@ -33,6 +33,12 @@ class Connections(Settings):
     database_password_file: Path | None = Field(
         None, description="file with the password, for a URL without one or `PG*` variables: a secret of a container"
     )
+    tenant_role: str = Field(
+        "tidewheel_tenant",
+        max_length=63,
+        description="role as which the API and `Client` act for a tenant; `tidewheel migrate` creates and records it; "
+        "empty: they act as the owner of the tables, without row-level security",
+    )
     kafka_bootstrap: str | None = Field(
         None, description="brokers, `host:port` separated by commas; default: the running local stack"
     )

@@ -26,6 +26,7 @@ from tidewheel.transitions.installation import read_installation
 CLOCK: LiteralString = """
 CREATE TABLE test_clock (stands_at timestamptz, ahead interval NOT NULL DEFAULT '0');
 INSERT INTO test_clock DEFAULT VALUES;
+GRANT SELECT ON test_clock TO PUBLIC;
 CREATE OR REPLACE FUNCTION tidewheel_now() RETURNS timestamptz
     LANGUAGE sql STABLE PARALLEL SAFE
     RETURN (SELECT coalesce(stands_at, clock_timestamp()) + ahead FROM test_clock);

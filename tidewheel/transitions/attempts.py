@@ -21,6 +21,7 @@ from uuid import UUID
 
 from tidewheel.postgres.partitions import day_of, ensure_days
 from tidewheel.postgres.pg_arrays import instants, integers, uuids
+from tidewheel.postgres.pg_copy import copy_values
 from tidewheel.postgres.session import Conn, read_ids
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
@@ -77,15 +78,14 @@ def write_attempts(connection: Conn, ends: Sequence[AttemptEnd]) -> None:
         return
     # The day of an attempt that waited for weeks may be dropped.
     ensure_days(connection, {day_of(end.started_at) for end in ends})
-    with connection.cursor() as cursor, cursor.copy(_COPY_ATTEMPTS) as copy:
-        copy.set_types(_ATTEMPT_TYPES)
-        for e in ends:
-            copy.write_row(
-                (
-                    e.run_id, e.attempt, e.tenant, e.executor_id, e.started_at, e.finished_at, e.outcome,
-                    e.error_type, e.error_message, e.claimed_from,
-                )
-            )  # fmt: skip
+    rows = [
+        (
+            e.run_id, e.attempt, e.tenant, e.executor_id, e.started_at, e.finished_at, e.outcome, e.error_type,
+            e.error_message, e.claimed_from,
+        )
+        for e in ends
+    ]  # fmt: skip
+    copy_values(connection, _COPY_ATTEMPTS, _ATTEMPT_TYPES, rows)
     for outcome, count in Counter(e.outcome for e in ends).items():
         metrics.count("attempts", count, outcome)
     left = [e for e in ends if e.trace or e.output]
@@ -116,10 +116,7 @@ def _store_outputs(connection: Conn, rows: Sequence[tuple[bool, _OutputRow]]) ->
     """Store rows; those with True have no flushed row before them and are copied, which is faster."""
     new = [row for unflushed, row in rows if unflushed]
     if new:
-        with connection.cursor() as cursor, cursor.copy(_COPY_OUTPUTS) as copy:
-            copy.set_types(_OUTPUT_TYPES)
-            for row in new:
-                copy.write_row(row)
+        copy_values(connection, _COPY_OUTPUTS, _OUTPUT_TYPES, new)
     flushed = [row for unflushed, row in rows if not unflushed]
     if flushed:
         run_ids, attempts, started_at, tenants, results, traces, outputs, output_bytes = zip(*flushed, strict=True)

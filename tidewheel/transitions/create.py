@@ -17,7 +17,19 @@ from tidewheel.ids import JobId, RunId, key_id
 from tidewheel.outbox import OutboxRow, append
 from tidewheel.postgres.partitions import day_of, ensure_days
 from tidewheel.postgres.pg_arrays import instants, integers, texts, uuids, words
-from tidewheel.postgres.pg_copy import NULL, boolean, columns, copy_rows, instant, int2, int4, int8, text, uuid
+from tidewheel.postgres.pg_copy import (
+    NULL,
+    boolean,
+    columns,
+    copy_rows,
+    copy_values,
+    instant,
+    int2,
+    int4,
+    int8,
+    text,
+    uuid,
+)
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Cause, Gate, Overlap, RunState
@@ -296,16 +308,14 @@ def _copy_inputs(connection: Conn, runs: Sequence[NewRun], now: datetime) -> Non
     given = [(run, run.inputs) for run in runs if run.inputs is not None]
     if not given:
         return
-    with connection.cursor() as cursor, cursor.copy(_COPY_INPUTS) as copy:
-        copy.set_types(_INPUT_TYPES)
-        for run, i in given:
-            labels = None if i.labels is None else Jsonb(i.labels)
-            copy.write_row(
-                (
-                    run.run_id, now, run.tenant, i.payload, i.payload_content_type, labels, i.overlap,
-                    i.traceparent, milliseconds(i.late),
-                )
-            )  # fmt: skip
+    rows = [
+        (
+            run.run_id, now, run.tenant, i.payload, i.payload_content_type,
+            None if i.labels is None else Jsonb(i.labels), i.overlap, i.traceparent, milliseconds(i.late),
+        )
+        for run, i in given
+    ]  # fmt: skip
+    copy_values(connection, _COPY_INPUTS, _INPUT_TYPES, rows)
 
 
 def _outbox_rows(runs: Sequence[NewRun], installation: Installation) -> Iterator[OutboxRow]:

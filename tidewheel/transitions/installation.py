@@ -44,6 +44,7 @@ class Installation:
         catch_up_rate: Caught-up runs per second, of the whole fleet.
         task_token_key: The key that signs task tokens.
         allow_lists: The targets that jobs may name.
+        tenant_role: The role as which sessions act for a tenant; None if they do so as the owner of the tables.
     """
 
     shards: int
@@ -58,6 +59,7 @@ class Installation:
     catch_up_rate: float = 1000.0
     task_token_key: bytes = field(default=b"", repr=False)
     allow_lists: AllowLists = field(default_factory=AllowLists)
+    tenant_role: str | None = None
 
 
 def record_topic_prefix(connection: Conn, settings: Connections) -> None:
@@ -88,6 +90,7 @@ def read_installation(connection: Conn, settings: Connections) -> Installation:
         catch_up_rate=settings.catch_up_rate,
         task_token_key=bytes.fromhex(str(facts["task_token_key"])),
         allow_lists=settings.allow_lists(topics.prefix),
+        tenant_role=cast("str | None", facts.get("tenant_role")),
     )
 
 

@@ -1150,10 +1150,10 @@ SELECT given.run_id, given.attempt, %(kind)s, given.tenant, given.executor_id, t
     ON CONFLICT DO NOTHING
 
 -- name: read_installation
--- Returns the number of shards, the signing key, the recorded topic prefix and the schemas' ids in a registry.
+-- Returns the number of shards, the signing key, the recorded topic prefix, the schemas' ids in a registry, the tenants' role.
 -- Index: settings_pkey.
 -- No lock.
-SELECT name, value FROM settings WHERE name IN ('shards', 'task_token_key', 'topic_prefix', 'schema_ids')
+SELECT name, value FROM settings WHERE name IN ('shards', 'task_token_key', 'topic_prefix', 'schema_ids', 'tenant_role')
 
 -- name: find_busy_attempts
 -- Returns the attempts that a move did not change only because another transaction holds their row; the caller retries.

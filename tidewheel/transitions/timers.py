@@ -13,7 +13,7 @@ from uuid import UUID
 from tidewheel.ids import JobId, run_id
 from tidewheel.outbox import append
 from tidewheel.postgres.pg_arrays import NEVER, instants, instants_of, uuids, words
-from tidewheel.postgres.pg_copy import instant
+from tidewheel.postgres.pg_copy import copy_values, instant
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.process import tracing
@@ -287,13 +287,12 @@ def _write_skips(
     skips = [(timer, skip) for timer, decision in pairs for skip in decision.skips]
     if not skips:
         return
-    with connection.cursor() as cursor, cursor.copy(_COPY_SKIPS) as copy:
-        copy.set_types(_SKIP_TYPES)
-        for t, s in skips:
-            copy.write_row(
-                (t.job_id, t.tenant, t.version, s.reason, s.first_at, s.last_at, s.occurrences, s.exact, now)
-            )
-            metrics.count("occurrences", s.occurrences, s.reason)
+    rows = [
+        (t.job_id, t.tenant, t.version, s.reason, s.first_at, s.last_at, s.occurrences, s.exact, now) for t, s in skips
+    ]
+    copy_values(connection, _COPY_SKIPS, _SKIP_TYPES, rows)
+    for _, skip in skips:
+        metrics.count("occurrences", skip.occurrences, skip.reason)
     events = [
         skip_event(installation, timer, keys.get(timer.job_id) or _key(timer), skip, now) for timer, skip in skips
     ]

@@ -39,7 +39,7 @@ SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
 """
 END_AT_FIRST_COMMIT: LiteralString = """
 CREATE SEQUENCE commits;
-CREATE FUNCTION end_at_first_commit() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION end_at_first_commit() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
 BEGIN
     IF nextval('commits') = 1 THEN
         PERFORM pg_terminate_backend(pg_backend_pid());

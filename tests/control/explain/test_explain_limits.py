@@ -54,6 +54,7 @@ def test_read_only_role_can_explain(clocked: ClockedDatabase) -> None:
     with clocked.transaction() as connection:
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         connection.execute("SET LOCAL ROLE pg_read_all_data")
+        connection.execute("SET LOCAL tidewheel.tenant = 'default'")
         assert explain(connection, "default", "job", t("03-02T09:00")).outcome is OccurrenceOutcome.FIRED
         assert upcoming(connection, "default", "job").occurrences[0].at == t("03-03T09:00")
 

@@ -1,0 +1,135 @@
+"""Row-level security: a session that acts for a tenant finds and writes no other tenant's rows.
+
+`tidewheel migrate` calls `secure_tables` last. So each table with a column `tenant` has the policy, and a new table
+needs no line of its own. The owner of the tables is exempt: services work for all tenants, and they COPY, which
+row-level security refuses. Partitions have no grants, so the role reaches their rows through the parents alone.
+"""
+
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
+from typing import LiteralString, cast
+
+import psycopg
+from psycopg import sql
+
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements, trusted
+
+TENANT_ROLE = "tidewheel_tenant"
+REMEDY = "create the role and grant it as docs/operations.md shows, then run `tidewheel migrate`"
+
+_SQL = Statements("tidewheel.migrations")
+_FIND_TABLES = _SQL["find_tables"]
+_FIND_ROLE = _SQL["find_role"]
+_RECORD_TENANT_ROLE = _SQL["record_tenant_role"]
+_FORGET_TENANT_ROLE = _SQL["forget_tenant_role"]
+_IS_BOUND = _SQL["is_bound"]
+
+_ALL = ("SELECT", "INSERT", "UPDATE", "DELETE")
+# The rights of the role where they differ: on tables with a tenant all, on others and on views none.
+_RIGHTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "ended_attempts": ("SELECT",),
+        "runs": ("SELECT",),
+        "audit_log": ("SELECT", "INSERT", "UPDATE"),  # its trigger refuses every change but a counter's
+        "executors": ("SELECT",),
+        "outbox": ("INSERT",),
+        "tenants": ("SELECT",),
+    }
+)
+
+_SEQUENCES: Mapping[str, str] = MappingProxyType(
+    {"catch_up_pace": "SELECT, UPDATE", "cancellations_id_seq": "USAGE", "freezes_id_seq": "USAGE"}
+)
+
+_CREATE_ROLE: LiteralString = "CREATE ROLE {} NOLOGIN"
+_GRANT_ROLE: LiteralString = "GRANT {} TO CURRENT_USER"
+_SECURE: LiteralString = """
+ALTER TABLE {0} ENABLE ROW LEVEL SECURITY;
+CREATE POLICY of_tenant ON {0} USING (tenant = current_setting('tidewheel.tenant', true));
+"""
+
+
+def secure_tables(connection: Conn, names: Collection[str], role: str | None) -> str | None:
+    """Create the missing policies; create the role and its grants; in the caller's transaction.
+
+    Args:
+        connection: Of the owner of the tables, inside a transaction.
+        names: Tidewheel's tables and views; other tables of the schema stay as they are.
+        role: The role as which the API and `Client` act for a tenant; None if they do so as the owner.
+
+    Returns:
+        The reason why no session can act as the role; None if it can.
+    """
+    for name in unsecured_tables(connection, names):
+        connection.execute(sql.SQL(_SECURE).format(sql.Identifier(name)))
+    if role is None:
+        connection.execute(_FORGET_TENANT_ROLE)
+        return None
+    if (problem := _ensure_role(connection, role)) is not None:
+        return problem
+    named = sql.Identifier(role)
+    [(schema,)] = cast("list[tuple[str]]", connection.execute("SELECT current_schema()").fetchall())
+    connection.execute(sql.SQL("GRANT USAGE ON SCHEMA {} TO {}").format(sql.Identifier(schema), named))
+    for name, _, has_tenant, granted in _tables(connection, names, role):
+        rights = _RIGHTS.get(name, _ALL if has_tenant else ())
+        if set(granted) != set(rights):
+            table = sql.Identifier(name)
+            connection.execute(sql.SQL("REVOKE ALL ON {} FROM {}").format(table, named))
+            if rights:
+                connection.execute(
+                    sql.SQL("GRANT {} ON {} TO {}").format(sql.SQL(", ").join(map(sql.SQL, rights)), table, named)
+                )
+    for name, right in _SEQUENCES.items():
+        statement = sql.SQL("GRANT {} ON SEQUENCE {} TO {}")
+        connection.execute(statement.format(sql.SQL(trusted(right)), sql.Identifier(name), named))
+    if (problem := role_problem(connection, role)) is None:
+        connection.execute(_RECORD_TENANT_ROLE, {"role": role})
+    return problem
+
+
+def role_problem(connection: Conn, role: str) -> str | None:
+    """Return the reason why this session cannot act as the role, or sees all rows as it; None if it can."""
+    try:
+        with connection.transaction(force_rollback=True):
+            connection.execute(sql.SQL("SET LOCAL ROLE {}").format(sql.Identifier(role)))
+            if connection.execute(_IS_BOUND).fetchone() != (True,):
+                return "row-level security does not bind it: it is a superuser, has BYPASSRLS or owns the tables"
+    except psycopg.Error as error:
+        return str(error).splitlines()[0]
+    return None
+
+
+def unsecured_tables(connection: Conn, names: Collection[str]) -> list[str]:
+    """Return those of these tables that have a tenant, but no policy."""
+    found = _tables(connection, names, None)
+    return [name for name, is_secured, has_tenant, _ in found if has_tenant and not is_secured]
+
+
+def _tables(connection: Conn, names: Collection[str], role: str | None) -> list[tuple[str, bool, bool, list[str]]]:
+    columns = {"names": list(names), "role": role, "rights": list(_ALL)}
+    return cast("list[tuple[str, bool, bool, list[str]]]", connection.execute(_FIND_TABLES, columns).fetchall())
+
+
+def _ensure_role(connection: Conn, role: str) -> str | None:
+    """Create the role, and let this session's user act as it; return the reason if it cannot."""
+    named = sql.Identifier(role)
+    if connection.execute(_FIND_ROLE, {"role": role}).fetchone() is None:
+        problem = _tried(connection, sql.SQL(_CREATE_ROLE).format(named))
+        if problem is not None and connection.execute(_FIND_ROLE, {"role": role}).fetchone() is None:
+            return problem
+    set_role = sql.SQL("SET LOCAL ROLE {}").format(named)
+    if (problem := _tried(connection, set_role, kept=False)) is None:
+        return None
+    _tried(connection, sql.SQL(_GRANT_ROLE).format(named))
+    return _tried(connection, set_role, kept=False) and problem
+
+
+def _tried(connection: Conn, statement: sql.Composed, *, kept: bool = True) -> str | None:
+    """Execute a statement; return its error, after which the transaction goes on."""
+    try:
+        with connection.transaction(force_rollback=not kept):
+            connection.execute(statement)
+    except psycopg.Error as error:
+        return str(error).splitlines()[0]
+    return None
