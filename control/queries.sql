@@ -227,6 +227,49 @@ SELECT r.run_id, r.cause, r.state, r.reason, r.job_version, r.queue, v.handler, 
  ORDER BY r.cause <> 'timer', r.created_at, r.run_id
  LIMIT 20
 
+-- name: find_occurrence_of_child
+-- Returns the root above a job in the graph of an instant, its run of that instant, and the occurrence, the newest first.
+-- Index: job_edges_by_child, jobs_pkey, job_runs_by_job and by job in every partition, workflows_pkey. No lock.
+WITH RECURSIVE above (job_id) AS (
+    SELECT %(job_id)s::uuid
+     UNION
+    SELECT e.parent_job_id
+      FROM above AS a
+      JOIN job_edges AS e ON e.child_job_id = a.job_id AND e.from_at < %(at)s AND (e.until_at IS NULL OR %(at)s <= e.until_at)
+)
+SELECT j.job_id AS root_job_id, j.key AS root_key, r.run_id AS root_run_id, r.state AS root_state, r.attempt AS root_attempt,
+       w.state, w.generation, w.graph_at
+  FROM above AS a
+  JOIN jobs AS j ON j.job_id = a.job_id
+  LEFT JOIN runs AS r ON r.job_id = j.job_id AND r.scheduled_at = %(at)s AND r.workflow_run_id = r.run_id
+  LEFT JOIN workflows AS w ON w.root_run_id = r.run_id
+ WHERE a.job_id <> %(job_id)s
+   AND NOT EXISTS (SELECT FROM job_edges AS e
+                    WHERE e.child_job_id = a.job_id AND e.from_at < %(at)s AND (e.until_at IS NULL OR %(at)s <= e.until_at))
+ ORDER BY r.created_at DESC NULLS LAST
+ LIMIT 1
+
+-- name: read_child_runs
+-- Returns the runs of a child in an occurrence, the latest generation first.
+-- Index: job_runs_by_job and by job in every partition. No lock.
+SELECT generation::integer, run_id, state, reason
+  FROM runs
+ WHERE job_id = %(job_id)s AND scheduled_at = %(at)s AND workflow_run_id = %(root_run_id)s
+ ORDER BY generation DESC
+
+-- name: find_later_parents
+-- Returns the parents that a job has got after an instant, with the times.
+-- Index: job_edges_by_child, jobs_pkey. No lock.
+SELECT j.key, e.from_at
+  FROM job_edges AS e
+  JOIN jobs AS j ON j.job_id = e.parent_job_id
+ WHERE e.child_job_id = %(job_id)s AND e.from_at >= %(at)s
+   AND NOT EXISTS (SELECT FROM job_edges AS f
+                    WHERE f.child_job_id = e.child_job_id AND f.parent_job_id = e.parent_job_id AND f.from_at < %(at)s
+                      AND (f.until_at IS NULL OR %(at)s <= f.until_at))
+ ORDER BY e.from_at, j.key
+ LIMIT 10
+
 -- name: read_attempts_of
 -- Returns the last hundred ended attempts of a run, the oldest first.
 -- Index: the partition's primary key. No lock.

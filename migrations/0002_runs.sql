@@ -427,7 +427,8 @@ CREATE TABLE releases (
     holds        boolean NOT NULL,
     cursor_id    uuid,
     failures     smallint NOT NULL DEFAULT 0,
-    error        text
+    error        text,
+    traceparent  text
 ) WITH (
     autovacuum_vacuum_scale_factor = 0,
     autovacuum_vacuum_threshold = 20000,
@@ -440,6 +441,7 @@ COMMENT ON COLUMN releases.due_at IS 'infinity while the occurrence is paused, a
 COMMENT ON COLUMN releases.began IS 'false if no attempt of the run had started';
 COMMENT ON COLUMN releases.holds IS 'true if the run is the root''s, and its place as the active run stays with the occurrence';
 COMMENT ON COLUMN releases.failures IS 'drains that failed; after the last one due_at is infinity, and error has its error';
+COMMENT ON COLUMN releases.traceparent IS 'the trace context of the children''s runs; null without traces';
 COMMENT ON COLUMN releases.cursor_id IS 'the last child that was processed, of a run with many';
 CREATE INDEX releases_due ON releases (shard, due_at, id);
 CREATE INDEX releases_by_root ON releases (root_run_id);

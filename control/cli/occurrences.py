@@ -26,7 +26,7 @@ from tidewheel.control.cli.time_options import Tz, read_duration, read_instant, 
 from tidewheel.control.explain import explain as explanations
 from tidewheel.control.explain import preview as previews
 from tidewheel.control.explain import recent
-from tidewheel.control.explain.explanation import AttemptFacts, Explanation, OccurrenceOutcome
+from tidewheel.control.explain.explanation import AttemptFacts, Explanation, OccurrenceOutcome, WorkflowFacts
 from tidewheel.control.explain.preview import Preview
 from tidewheel.control.explain.upcoming import MAX_SHOWN, UpcomingOccurrence, upcoming
 from tidewheel.control.reads.jobs import show_job
@@ -192,12 +192,27 @@ def _facts(found: Explanation, zone: str) -> Iterator[tuple[str, str | None]]:
                 "run" if run is found.run else "other run",
                 f"{run.run_id}, {run.cause}, {run.state}, attempt {run.attempt}",
             )
+    if found.workflow is not None:
+        yield from _workflow_facts(found.workflow)
     if found.span is not None:
         few = found.span.occurrences if found.span.exact else f"more than {found.span.occurrences}"
         yield "skipped", f"{few}, {rfc3339(found.span.first_at)} to {rfc3339(found.span.last_at)}"
     yield "moved to", utc_and_local(found.moved_to, zone) if found.moved_to else None
     yield "before", utc_and_local(found.before, zone) if found.before else None
     yield "after", utc_and_local(found.after, zone) if found.after else None
+
+
+def _workflow_facts(workflow: WorkflowFacts) -> Iterator[tuple[str, str | None]]:
+    yield "root", f"{workflow.root_key}, run {workflow.root_run_id}, {workflow.root_state}"
+    yield "occurrence", workflow.state or "not open yet"
+    for run in workflow.runs:
+        why = f", {run.reason}" if run.reason else ""
+        yield f"generation {run.generation}", f"{run.run_id}, {run.state}{why}"
+    for parent in workflow.parents[:_SHOWN_PARENTS]:
+        condition = f" ({parent.when})" if parent.when != "success" else ""
+        yield "parent", f"{parent.key}{condition}, {parent.state or 'no run yet'}"
+    if len(workflow.parents) > _SHOWN_PARENTS:
+        yield "parent", f"… and {len(workflow.parents) - _SHOWN_PARENTS} more"
 
 
 def _attempt_row(attempt: AttemptFacts) -> tuple[Cell, ...]:
@@ -285,6 +300,7 @@ def _outcome_text(each: UpcomingOccurrence, zone: str) -> str:
     return f"  {', '.join(parts)}" if parts else ""
 
 
+_SHOWN_PARENTS = 10
 _OUTCOME_TEXT = {
     OccurrenceOutcome.WILL_BE_SKIPPED: "skipped manually",
     OccurrenceOutcome.WILL_BE_MOVED: "moved",

@@ -7,6 +7,7 @@ whatever the job's past.
 
 from datetime import UTC, datetime, timedelta
 
+from tidewheel.control.explain.child import explain_child, later_parents
 from tidewheel.control.explain.dst_notes import no_occurrence_notes, occurrence_notes
 from tidewheel.control.explain.explanation import (
     MISFIRE_AFTER,
@@ -16,11 +17,11 @@ from tidewheel.control.explain.explanation import (
     RunFacts,
     SkipSpan,
     Verdict,
+    WorkflowFacts,
 )
 from tidewheel.control.explain.facts import InstantFacts, read_instant_facts
 from tidewheel.control.explain.predict import chained, moved_to_future, not_recorded
 from tidewheel.control.explain.text import (
-    FOLLOWS,
     MANUAL,
     NOT_RECORDED,
     deleted,
@@ -65,9 +66,17 @@ def explain(
     """
     facts = read_instant_facts(connection, tenant, key, _in_utc(at), misfire_after)
     version_span = facts.version_span
-    verdict = _verdict(facts, version_span)
     zone = version_span.zone if version_span else "UTC"
-    before, after = _neighbours(facts, version_span)
+    if version_span is not None and isinstance(version_span.schedule, Manual) and version_span.schedule.follows:
+        child = explain_child(
+            facts, lambda root: explain(connection, tenant, root, facts.at, misfire_after=misfire_after)
+        )
+        verdict, before, after = child.verdict, child.before, child.after
+    else:
+        child, verdict = None, _verdict(facts, version_span)
+        before, after = _neighbours(facts, version_span)
+    workflow = child.workflow if child else None
+    run = _run_of(facts, workflow)
     return Explanation(
         key=key,
         at=facts.at,
@@ -76,15 +85,23 @@ def explain(
         outcome=verdict.outcome,
         words=verdict.words,
         reason=verdict.reason,
-        run=facts.run,
-        others=tuple(run for run in facts.runs if run is not facts.run),
+        run=run,
+        others=tuple(each for each in facts.runs if each is not run),
         version=version_span.force if version_span else None,
         span=verdict.span,
         moved_to=verdict.moved_to,
         before=before,
         after=after,
         notes=(*verdict.notes, *_notes(facts, version_span)),
+        workflow=workflow,
     )
+
+
+def _run_of(facts: InstantFacts, workflow: WorkflowFacts | None) -> RunFacts | None:
+    """Return the occurrence's run: of a child its latest one in the occurrence."""
+    if workflow is None or not workflow.runs:
+        return facts.run
+    return next((each for each in facts.runs if each.run_id == workflow.runs[0].run_id), None)
 
 
 def _in_utc(at: datetime) -> datetime:
@@ -177,7 +194,7 @@ def _no_occurrence(facts: InstantFacts, version_span: VersionSpan) -> Verdict:
     if override is not None:
         return Verdict(OccurrenceOutcome.NO_OCCURRENCE, moved_here(override))
     if isinstance(version_span.schedule, Manual):
-        return Verdict(OccurrenceOutcome.NO_OCCURRENCE, FOLLOWS if version_span.schedule.follows else MANUAL)
+        return Verdict(OccurrenceOutcome.NO_OCCURRENCE, MANUAL)
     if version_span.outside_bounds(facts.at):
         return Verdict(OccurrenceOutcome.NO_OCCURRENCE, outside_bounds(facts, version_span), SkipReason.BOUND)
     notes = no_occurrence_notes(version_span.schedule, facts.at)
@@ -206,4 +223,6 @@ def _notes(facts: InstantFacts, version_span: VersionSpan | None) -> tuple[str, 
     notes = list(occurrence_notes(version_span.schedule, facts.at)) if version_span.has_occurrence(facts.at) else []
     gone = [name for name in version_span.policies.calendars if name in facts.timeline.gone]
     notes += [f"calendar {name!r} is deleted, so its days are unknown" for name in gone]
+    if isinstance(version_span.schedule, Manual):
+        notes += later_parents(facts)
     return tuple(notes)

@@ -159,6 +159,46 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
+class ChildRun:
+    """A run of a job in an occurrence of a workflow; each resume is one more generation."""
+
+    generation: int
+    run_id: UUID
+    state: str
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ParentState:
+    """A parent in an occurrence: the condition, and the state of its run; None if it has none yet."""
+
+    key: str
+    when: str
+    state: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowFacts:
+    """The occurrence of a workflow at an instant, as one of its children sees it.
+
+    Args:
+        root_key: The root's key.
+        root_run_id: The root's run of the instant.
+        root_state: The state of that run.
+        state: The state of the occurrence; None before it is open.
+        runs: The child's runs, the latest generation first.
+        parents: The child's parents.
+    """
+
+    root_key: str
+    root_run_id: UUID
+    root_state: str
+    state: str | None
+    runs: tuple[ChildRun, ...]
+    parents: tuple[ParentState, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation:
     """The past or future outcome of an instant of a job, and its reason.
 
@@ -178,6 +218,7 @@ class Explanation:
         before: The nearest earlier occurrence.
         after: The nearest later occurrence.
         notes: Effects of clock changes, and other remarks.
+        workflow: The occurrence that the instant is of, if the job has parents.
     """
 
     key: str
@@ -195,3 +236,4 @@ class Explanation:
     before: datetime | None = None
     after: datetime | None = None
     notes: tuple[str, ...] = ()
+    workflow: WorkflowFacts | None = None

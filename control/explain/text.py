@@ -59,10 +59,11 @@ def fired(facts: InstantFacts, run: RunFacts) -> str:
     late = ""
     if run.late is not None and run.late > timedelta(seconds=1):
         late = f" {length(run.late)} late"
-    return f"It fired{late}{_WHY_LATE if run.caught_up else ''}. {_state_text(facts, run)}"
+    return f"It fired{late}{_WHY_LATE if run.caught_up else ''}. {state_text_of(facts, run)}"
 
 
-def _state_text(facts: InstantFacts, run: RunFacts) -> str:
+def state_text_of(facts: InstantFacts, run: RunFacts) -> str:
+    """Return the state of a run in a sentence."""
     state = RunState(run.state)
     if state is RunState.QUEUED:
         return _queued(facts, run)

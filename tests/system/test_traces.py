@@ -223,6 +223,28 @@ def test_run_by_timer_is_a_trace_with_its_own_id_and_linked_to_its_firing(traced
     assert completion(traced)["traceparent"].startswith(b"00-")
 
 
+def test_children_of_a_workflow_are_in_the_trace_of_their_root(traced: Fleet, receiver: Receiver) -> None:
+    for key, parent in (("middle", "traced-sync"), ("last", "middle")):
+        traced.ask(
+            {"type": "job.submit", "job": {"key": key, "schedule": {"after": [parent]}, "target": "traced-sync"}}
+        )
+        traced.flush()
+        traced.until(
+            lambda: traced.database.value("SELECT count(*) FROM jobs WHERE key = %s", [key]),  # noqa: B023
+            f"{key} is there",
+        )
+    traced.ask({"type": "job.trigger", "key": "traced-sync"})
+    traced.flush()
+    runs: Callable[[], list[Span]] = lambda: [each for each in receiver.spans if each.name == "run"]  # noqa: E731
+    traced.until(lambda: len(runs()) == 3, "three runs have ended")
+    found = {str(attributes(each)["tidewheel.job.key"]): each for each in runs()}
+    root = found["traced-sync"]
+    assert {each.trace_id for each in found.values()} == {UUID(str(attributes(root)["tidewheel.run_id"])).bytes}
+    assert [found[key].parent_span_id for key in ("traced-sync", "middle", "last")] == [
+        b"", root.span_id, found["middle"].span_id,
+    ]  # fmt: skip
+
+
 def test_request_that_is_not_sampled_makes_no_span(traced: Fleet, receiver: Receiver) -> None:
     traced.ask({"type": "job.trigger", "key": "traced-sync", "traceparent": f"00-{TRACE}-{CLIENT}-00"})
     traced.ask({"type": "job.trigger", "key": "traced-sync"})

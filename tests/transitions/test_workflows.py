@@ -66,6 +66,20 @@ def test_a_diamond_runs_each_job_once_after_its_parents(database: Database) -> N
     assert (message.cause, message.scheduled_at) == ("workflow", scheduled_at)
 
 
+def test_children_are_in_the_trace_of_their_root(database: Database) -> None:
+    """Also a child that was blocked; without a trace nothing is stored."""
+    put(database, DIAMOND)
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    for given, stored in ({"traceparent": trace}, 4), ({}, 0):
+        trigger(database, "a", **given)
+        play(database)
+        assert database.rows("SELECT count(*) FROM run_inputs WHERE traceparent IS NOT NULL") == [(stored,)]
+        sent = {(one.run_id, one.traceparent) for one in requests(database)}
+        assert [one for _, one in sent] == [given.get("traceparent")] * 4
+        database.execute("DELETE FROM outbox")
+        database.execute("DELETE FROM run_inputs")
+
+
 @pytest.mark.parametrize(
     ("failing", "expected", "state"),
     [

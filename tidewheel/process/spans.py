@@ -128,6 +128,10 @@ class Spans:
         """Return the context that events of a run carry: its request's, else that of the run."""
         return given if given is not None else _text(self._of_run(run_id, None))
 
+    def child_traceparent(self, run_id: UUID, given: str | None) -> str:
+        """Return the context that a run's children in a workflow get: the run's span."""
+        return _text(self._of_run(run_id, given))
+
     @harmless
     def request(self, given: str, topic: str, began: datetime, about: Attributes) -> None:
         """Record a request that intake has applied."""

@@ -53,6 +53,11 @@ def traceparent_of(run_id: UUID, given: str | None) -> str | None:
     return given if spans is None else spans.traceparent(run_id, given)
 
 
+def child_traceparent_of(run_id: UUID, given: str | None) -> str | None:
+    """Return the context of a run's children in a workflow: its span's with traces, else its request's."""
+    return given if spans is None else spans.child_traceparent(run_id, given)
+
+
 def trace_id_of(run_id: UUID, traceparent: str | None) -> str:
     """Return the trace of a run: its request's, else one that is named as the run.
 

@@ -14,7 +14,7 @@ from tidewheel.postgres.session import Conn, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Cause, Gate, Move, RunState, target
 from tidewheel.transitions.active_runs import PromotedRun
-from tidewheel.transitions.create import NewRun
+from tidewheel.transitions.create import NewRun, RunInputs
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.releases import Release
 from tidewheel.transitions.run_messages import Definitions, build_requests, read_definitions, request_rows
@@ -120,6 +120,7 @@ def new_child(version: Version, run_id: RunId, release: Release, shard: int, now
         generation=release.generation,
         concurrency_key=version.concurrency_key,
         blocked=blocked,
+        inputs=None if release.traceparent is None else RunInputs(traceparent=release.traceparent),
     )
 
 

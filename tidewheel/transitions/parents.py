@@ -94,14 +94,21 @@ def read_parents(
         return []
     generation = child.last_generation if child.generation is None else child.generation
     occurrence = Occurrence(child.root_run_id, child.root_job_id, child.scheduled_at, child.graph_at, generation)
-    columns: dict[str, object] = {"job_id": child.job_id, "at": child.graph_at, "key": key}
+    runs = read_parent_runs(connection, occurrence, child.job_id, key)
+    results = _read_results(connection, [run for _, _, run in runs if run and run.state == RunState.SUCCEEDED])
+    waits = child.state == RunState.BLOCKED
+    return [_parent(key, when, run, results, waits=waits) for key, when, run in runs]
+
+
+def read_parent_runs(
+    connection: Conn, occurrence: Occurrence, job: UUID, key: str | None = None
+) -> list[tuple[str, str, NodeRun | None]]:
+    """Return the key, the condition and the latest run of each parent of a job in an occurrence, by key."""
+    columns: dict[str, object] = {"job_id": job, "at": occurrence.graph_at, "key": key}
     rows = connection.execute(_READ_PARENTS, columns, binary=True).fetchall()
     edges = cast("list[tuple[UUID, str, str]]", rows)
-    stored = read_runs(connection, occurrence, [job for job, _, _ in edges])
-    latest = {job: next(filter(None, runs), None) for job, runs in stored.items()}
-    results = _read_results(connection, [run for run in latest.values() if run and run.state == RunState.SUCCEEDED])
-    waits = child.state == RunState.BLOCKED
-    return [_parent(key, when, latest[job], results, waits=waits) for job, key, when in edges]
+    stored = read_runs(connection, occurrence, [parent for parent, _, _ in edges])
+    return [(parent_key, when, next(filter(None, stored[parent]), None)) for parent, parent_key, when in edges]
 
 
 def _parent(key: str, when: str, run: NodeRun | None, results: Mapping[UUID, _Result], *, waits: bool) -> ParentRun:

@@ -1467,20 +1467,21 @@ SELECT v.job_id, v.version
 -- Inserts the releases of runs that end.
 -- Index: releases_due. Lock: new rows.
 INSERT INTO releases (shard, due_at, root_run_id, generation, scheduled_at, graph_at, run_id, job_id, tenant, state, began,
-                      started_at, holds)
+                      started_at, holds, traceparent)
 SELECT new.shard, tidewheel_now(), new.root_run_id, new.generation, new.scheduled_at, new.graph_at, new.run_id, new.job_id, new.tenant,
-       new.state, new.began, new.started_at, new.holds
+       new.state, new.began, new.started_at, new.holds, new.traceparent
   FROM unnest(
         %(shards)s::smallint[], %(roots)s::uuid[], %(generations)s::smallint[], %(scheduled_at)s::timestamptz[],
         %(graph_at)s::timestamptz[], %(run_ids)s::uuid[], %(job_ids)s::uuid[], %(tenants)s::text[], %(states)s::text[],
-        %(began)s::boolean[], %(started_at)s::timestamptz[], %(holds)s::boolean[]
-       ) AS new (shard, root_run_id, generation, scheduled_at, graph_at, run_id, job_id, tenant, state, began, started_at, holds)
+        %(began)s::boolean[], %(started_at)s::timestamptz[], %(holds)s::boolean[], %(traceparents)s::text[]
+       ) AS new (shard, root_run_id, generation, scheduled_at, graph_at, run_id, job_id, tenant, state, began, started_at, holds,
+                 traceparent)
 
 -- part: release(r)
 -- The columns of a release; the instant of the graph is the root's.
 r.id, r.shard, r.root_run_id, r.generation, r.scheduled_at,
        coalesce(r.graph_at, (SELECT w.graph_at FROM workflows AS w WHERE w.root_run_id = r.root_run_id), r.scheduled_at) AS graph_at,
-       r.run_id, r.job_id, r.tenant, r.state, r.began, r.started_at, r.holds, r.cursor_id
+       r.run_id, r.job_id, r.tenant, r.state, r.began, r.started_at, r.holds, r.cursor_id, r.traceparent
 
 -- part: due_releases(r)
 -- The ids of the next due releases of these shards, the oldest first.

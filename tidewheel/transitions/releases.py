@@ -15,6 +15,7 @@ from tidewheel.ids import run_bucket, shard_of
 from tidewheel.postgres.pg_arrays import instants, integers, texts, uuids, words
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
+from tidewheel.process.tracing import child_traceparent_of
 from tidewheel.runs import Gate
 from tidewheel.transitions.finished import ClosedRun, FinishedRun, opens
 
@@ -47,6 +48,7 @@ class Release:
     started_at: datetime | None
     holds: bool
     cursor_id: UUID | None
+    traceparent: str | None = None
 
     @property
     def is_of_root(self) -> bool:
@@ -84,6 +86,7 @@ def write_releases(connection: Conn, finished: Sequence[FinishedRun], shards: in
         "job_ids": uuids(run.row.job_id for run in released),
         "tenants": texts([run.row.tenant for run in released]),
         "states": words(run.state for run in released),
+        "traceparents": [child_traceparent_of(run.end.run_id, run.request.traceparent) for run in released],
         "began": words("true" if run.row.attempt else "false" for run in released),
         "started_at": instants(run.row.started_at for run in released),
         "holds": words("true" if run.keeps_place else "false" for run in released),
