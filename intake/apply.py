@@ -28,6 +28,7 @@ from tidewheel.intake.overrides import apply_overrides
 from tidewheel.intake.request import ReceivedRequest, rejected
 from tidewheel.intake.retry import apply_retries
 from tidewheel.intake.rollback import apply_rollbacks
+from tidewheel.intake.run_batches import apply_batch_adds, apply_batch_closes, apply_batch_submits
 from tidewheel.intake.submit import apply_submits
 from tidewheel.intake.task_tokens import apply_completes, apply_heartbeats
 from tidewheel.intake.trigger import apply_triggers
@@ -36,6 +37,9 @@ from tidewheel.jobs.requests import (
     BackfillCancel,
     BackfillPause,
     BackfillResume,
+    BatchAdd,
+    BatchClose,
+    BatchSubmit,
     CalendarDelete,
     CalendarPut,
     Freeze,
@@ -95,6 +99,9 @@ _ANY_JOBS = frozenset(
         WorkflowPause,
         WorkflowResume,
         WorkflowCancel,
+        BatchSubmit,
+        BatchAdd,
+        BatchClose,
     }
 )
 
@@ -131,6 +138,9 @@ _APPLY: dict[type, Apply] = {
     WorkflowPause: apply_workflow_changes,
     WorkflowResume: apply_workflow_changes,
     WorkflowCancel: apply_workflow_changes,
+    BatchSubmit: apply_batch_submits,
+    BatchAdd: apply_batch_adds,
+    BatchClose: apply_batch_closes,
 }
 
 
@@ -237,6 +247,8 @@ def _bound(
         apply_cancels: partial(apply_cancels, may_block_claims=alone, freed_keys=freed_keys),
         apply_completes: partial(apply_completes, freed_keys=freed_keys),
         apply_workflow_changes: partial(apply_workflow_changes, together=batch),
+        apply_batch_adds: partial(apply_batch_adds, together=batch),
+        apply_batch_closes: partial(apply_batch_closes, together=batch),
     }
 
 

@@ -1,6 +1,6 @@
 """Changes for the audit log: a row for each request that changes or operates, accepted or refused.
 
-Accepted triggers and unchanged requests are left out, and so are refused triggers and the reports of attempts: one
+Triggers, batches and unchanged requests are left out, and so are the reports of attempts: one
 client in a loop would write more rows than all operators.
 """
 
@@ -12,6 +12,9 @@ from tidewheel.jobs.requests import (
     BackfillCancel,
     BackfillPause,
     BackfillResume,
+    BatchAdd,
+    BatchClose,
+    BatchSubmit,
     CalendarDelete,
     CalendarPut,
     Freeze,
@@ -33,7 +36,7 @@ from tidewheel.postgres.session import Conn
 from tidewheel.schemas.generated.records import Reply, ReplyStatus
 from tidewheel.transitions.after_end import is_pause_on_failure
 
-_UNRECORDED = frozenset({JobTrigger, RunComplete, RunHeartbeat})
+_UNRECORDED = frozenset({JobTrigger, BatchSubmit, BatchAdd, RunComplete, RunHeartbeat})
 _SYSTEM = Actor(Door.KAFKA, ActorKind.SYSTEM, "pause_on_failure")
 
 
@@ -95,8 +98,9 @@ def _object(received: ReceivedRequest, reply: Reply) -> str:
             return f"calendar/{request.name}"
         case Freeze() | Thaw():
             return f"freeze/{_scope(request)}"
-        case BackfillPause() | BackfillResume() | BackfillCancel():
-            return f"backfill/{request.backfill_id}"
+        case BackfillPause() | BackfillResume() | BackfillCancel() | BatchClose():
+            kind = request.type.partition(".")[0]
+            return f"{kind}/{getattr(request, f'{kind}_id')}"
         case _:
             return f"job/{received.key or ''}"
 

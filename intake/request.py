@@ -295,6 +295,7 @@ def _json_reply(reply: Reply) -> bytes:
         f',"run_status":{_json_text(reply.run_status)},"next_run_at":{_json_instant(reply.next_run_at)}'
         f',"backfill_id":{_json_text(reply.backfill_id)},"backfill_status":{_json_text(reply.backfill_status)}'
         f',"occurrences":{_json_number(reply.occurrences)},"cancellation_id":{_json_number(reply.cancellation_id)}'
+        f',"batch_id":{_json_text(reply.batch_id)}'
         f',"unchanged":{"true" if reply.unchanged else "false"},"code":null,"errors":[]'
         f',"origin":{_json_origin(reply.origin)},"dedupe":{_json_text(reply.dedupe)}}}'
     ).encode()

@@ -16,7 +16,8 @@ from tidewheel.errors import FieldError, InvalidInput, UnknownJob
 from tidewheel.ids import JobId, RunId, run_id
 from tidewheel.intake.dedupes import DEDUPLICATED, SharedTrigger, open_windows
 from tidewheel.intake.request import ReceivedRequest, accepted, rejected
-from tidewheel.jobs.requests import LONGEST_DELAY, JobTrigger
+from tidewheel.jobs.requests import JobTrigger
+from tidewheel.jobs.values import LONGEST_DELAY
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn
 from tidewheel.runs import Cause

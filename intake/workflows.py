@@ -12,16 +12,17 @@ from uuid import UUID
 from tidewheel.errors import FieldError, InvalidInput, Refused, UnknownWorkflow
 from tidewheel.intake.cancel import block_claims
 from tidewheel.intake.request import ReceivedRequest, accepted, rejected
-from tidewheel.jobs.requests import WorkflowCancel, WorkflowPause, WorkflowResume
+from tidewheel.jobs.requests import BatchAdd, BatchClose, WorkflowCancel, WorkflowPause, WorkflowResume
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.pg_arrays import texts, uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.schemas.generated.records import Reply
+from tidewheel.transitions.batches import close_batch
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.occurrences import read_occurrence, read_root_inputs, to_run_again
 from tidewheel.transitions.resume import resume
-from tidewheel.transitions.workflows import Workflow, cancel_open_runs, lock_workflows, set_workflow
+from tidewheel.transitions.workflows import NO_JOB, Workflow, cancel_open_runs, lock_workflows, set_workflow
 
 _SQL = Statements("tidewheel.transitions")
 _KEEP_ROOT_RUNS = _SQL["keep_root_runs"]
@@ -51,12 +52,12 @@ def apply_workflow_changes(
     Raises:
         RowLocked: A claim has been under way for longer than 200 ms: roll back and try again.
     """
-    _lock(connection, together)
+    lock_occurrences(connection, together)
     return [_apply(connection, installation, received) for received in batch]
 
 
-def _lock(connection: Conn, batch: Sequence[ReceivedRequest]) -> None:
-    """Lock the occurrences of these requests; those of roots that run get their rows now."""
+def lock_occurrences(connection: Conn, batch: Sequence[ReceivedRequest]) -> None:
+    """Lock the occurrences and batches of these requests; occurrences of roots that run get their rows now."""
     roots = sorted({(root, received.tenant) for received in batch if (root := _root(received)) is not None})
     columns = {"roots": uuids(root for root, _ in roots), "tenants": texts([tenant for _, tenant in roots])}
     connection.execute(_KEEP_ROOT_RUNS, columns)
@@ -67,7 +68,9 @@ def _lock(connection: Conn, batch: Sequence[ReceivedRequest]) -> None:
 
 def _root(received: ReceivedRequest) -> UUID | None:
     request = received.request
-    return UUID(request.run_id) if isinstance(request, WorkflowPause | WorkflowResume | WorkflowCancel) else None
+    if isinstance(request, WorkflowPause | WorkflowResume | WorkflowCancel):
+        return UUID(request.run_id)
+    return UUID(request.batch_id) if isinstance(request, BatchAdd | BatchClose) else None
 
 
 def _apply(connection: Conn, installation: Installation, received: ReceivedRequest) -> Reply:
@@ -78,12 +81,13 @@ def _apply(connection: Conn, installation: Installation, received: ReceivedReque
         if isinstance(request, WorkflowPause):
             changed = _pause(connection, workflow, request.reason)
         elif isinstance(request, WorkflowCancel):
-            changed = _cancel(connection, workflow, received)
+            changed = _cancel(connection, installation, workflow, received)
         else:
             changed = _resume(connection, installation, workflow)
     except Refused as refused:
         return rejected(received, refused)
-    return accepted(received, job_id=str(workflow.root_job_id), unchanged=not changed)
+    job_id = None if workflow.root_job_id == NO_JOB else str(workflow.root_job_id)
+    return accepted(received, job_id=job_id, unchanged=not changed)
 
 
 def _read(connection: Conn, root: UUID, tenant: str) -> Workflow:
@@ -107,13 +111,16 @@ def _pause(connection: Conn, workflow: Workflow, reason: str | None) -> bool:
     return True
 
 
-def _cancel(connection: Conn, workflow: Workflow, received: ReceivedRequest) -> bool:
+def _cancel(connection: Conn, installation: Installation, workflow: Workflow, received: ReceivedRequest) -> bool:
     if workflow.state not in ("open", "paused"):
         return False
     reason = cast("WorkflowCancel", received.request).reason
     # A claim that began before would not see the cancels, and could start a run after the reply.
     block_claims(connection, [received])
     cancel_open_runs(connection, workflow, "cancelling", reason=reason, cause=_REASON)
+    if workflow.root_job_id == NO_JOB:
+        workflow.state = "cancelling"
+        close_batch(connection, installation, workflow)
     return True
 
 
@@ -126,6 +133,8 @@ def _resume(connection: Conn, installation: Installation, workflow: Workflow) ->
         set_workflow(connection, workflow, "open")
         connection.execute(_HASTEN_RELEASES, {"root": workflow.root_run_id})
         return True
+    if workflow.root_job_id == NO_JOB:
+        _refuse("a batch that has ended is not resumed", "retry its failed runs, or submit another batch")
     nodes = read_occurrence(connection, workflow.root_run_id)
     root = nodes[workflow.root_job_id]
     if not root.has_first_run:

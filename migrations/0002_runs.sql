@@ -385,12 +385,13 @@ CREATE TABLE workflows (
     finished_at  timestamptz,
     deadline_at  timestamptz
 );
+COMMENT ON COLUMN workflows.root_job_id IS 'the nil UUID for a batch';
 COMMENT ON COLUMN workflows.graph_at IS 'the instant whose edges and versions hold: scheduled_at, or the start of the root''s run if that was earlier';
 COMMENT ON COLUMN workflows.pending IS 'the number of its runs whose release is not drained yet';
 COMMENT ON COLUMN workflows.failed IS 'the number of its runs that failed or timed out, in this generation';
 COMMENT ON COLUMN workflows.cancelled IS 'the number of its runs that were cancelled, in this generation';
 CREATE INDEX workflows_by_job ON workflows (root_job_id, scheduled_at);
-CREATE INDEX workflows_by_tenant ON workflows (tenant, root_run_id);
+CREATE INDEX workflows_by_tenant ON workflows (tenant, root_run_id) WHERE root_job_id <> '00000000-0000-0000-0000-000000000000';
 CREATE INDEX workflows_open ON workflows (root_run_id) WHERE finished_at IS NULL;
 CREATE INDEX workflows_deadline ON workflows (deadline_at) WHERE deadline_at IS NOT NULL AND state IN ('open', 'paused');
 CREATE INDEX workflows_by_end ON workflows (finished_at) WHERE finished_at IS NOT NULL;
@@ -446,6 +447,41 @@ COMMENT ON COLUMN releases.cursor_id IS 'the last child that was processed, of a
 CREATE INDEX releases_due ON releases (shard, due_at, id);
 CREATE INDEX releases_by_root ON releases (root_run_id);
 CREATE INDEX releases_failed ON releases (id) WHERE error IS NOT NULL;
+
+-- A batch: runs that one request or several have written, with the jobs that it triggers. Its row of workflows has the
+-- same id, no root, and the counts of its runs. Retention deletes both (docs/adr/0061-batches.md).
+CREATE TABLE batches (
+    batch_id            uuid PRIMARY KEY,
+    tenant              text NOT NULL,
+    open                boolean NOT NULL,
+    total               integer NOT NULL,
+    succeeded           integer NOT NULL DEFAULT 0,
+    first_failed_run_id uuid,
+    callbacks           bytea NOT NULL
+);
+CREATE INDEX batches_by_tenant ON batches (tenant, batch_id);
+COMMENT ON COLUMN batches.open IS 'true while runs may come from anywhere: it counts as one pending run';
+COMMENT ON COLUMN batches.total IS 'the number of its runs';
+COMMENT ON COLUMN batches.callbacks IS 'JSON: by name, the key of a job and the payload of its trigger';
+
+CREATE TABLE batch_runs (
+    batch_id uuid NOT NULL,
+    ref      text NOT NULL,
+    tenant   text NOT NULL,
+    run_id   uuid NOT NULL,
+    job_id   uuid NOT NULL,
+    PRIMARY KEY (batch_id, ref)
+);
+
+-- The edges between the runs of a batch. A drain reads those of the parents that have ended.
+CREATE TABLE run_edges (
+    batch_id      uuid NOT NULL,
+    parent_run_id uuid NOT NULL,
+    child_run_id  uuid NOT NULL,
+    tenant        text NOT NULL,
+    condition     text NOT NULL CHECK (condition IN ('success', 'failure', 'always')),
+    PRIMARY KEY (batch_id, parent_run_id, child_run_id)
+);
 
 CREATE TABLE failed_runs (
     run_id        uuid PRIMARY KEY,

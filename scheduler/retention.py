@@ -29,7 +29,12 @@ _FIND_DAYS_IN_USE = _SQL["find_days_in_use"]
 _DELETE_OLD_AUDIT = _SQL["delete_old_audit"]
 _DELETE_OLD_REDRIVES = _SQL["delete_old_redrives"]
 _DELETE_OLD_WINDOWS = _SQL["delete_old_windows"]
-_DELETE_OLD_WORKFLOWS = _SQL["delete_old_workflows"]
+_DELETE_OLD_OCCURRENCES = (  # the parts of a batch before its occurrence, which dates them
+    _SQL["delete_old_batch_runs"],
+    _SQL["delete_old_run_edges"],
+    _SQL["delete_old_batches"],
+    _SQL["delete_old_workflows"],
+)
 
 _EVERY_SECONDS = 3600.0
 _AUDIT_BATCH = 10_000  # entries that one statement deletes: some tens of milliseconds
@@ -94,8 +99,9 @@ class Retention:
 
     def _delete_workflows(self, connection: Conn) -> None:
         columns: dict[str, object] = {"keep": self._keep, "limit": _AUDIT_BATCH}
-        while connection.execute(_DELETE_OLD_WORKFLOWS, columns).rowcount == _AUDIT_BATCH:
-            health.report_waiting()
+        for statement in _DELETE_OLD_OCCURRENCES:
+            while connection.execute(statement, columns).rowcount == _AUDIT_BATCH:
+                health.report_waiting()
 
     def _delete_windows(self, connection: Conn) -> None:
         while connection.execute(_DELETE_OLD_WINDOWS, {"limit": _AUDIT_BATCH}).rowcount == _AUDIT_BATCH:

@@ -10,6 +10,7 @@
     │   ├── RunBusy              another transaction holds the run's lock: the sender may repeat the request
     │   ├── UnknownExecutor      an executor in another language that has no lease, or has lost it
     │   ├── UnknownBackfill      no such backfill in this tenant
+    │   ├── UnknownBatch         no such batch in this tenant
     │   ├── UnknownCancellation  no such cancellation by filter in this tenant
     │   ├── UnknownDeadLetter    no such dead letter in this tenant
     │   ├── UnknownRedrive       no such redrive in this tenant
@@ -198,6 +199,17 @@ class UnknownWorkflow(Refused):
         self.run_id = run_id
         remedy = "name the run of a root that has begun, as `tidewheel workflow list` shows it"
         super().__init__((FieldError("run_id", f"no occurrence of a workflow has the root's run {run_id}", remedy),))
+
+
+class UnknownBatch(Refused):
+    """No batch of this id in this tenant."""
+
+    code = "unknown_batch"
+
+    def __init__(self, batch_id: str) -> None:
+        self.batch_id = batch_id
+        remedy = "copy the id from the reply to the request that created it"
+        super().__init__((FieldError("batch_id", f"there is no batch {batch_id}", remedy),))
 
 
 class UnknownFreeze(Refused):

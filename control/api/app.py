@@ -10,6 +10,7 @@ from starlette.responses import Response
 from tidewheel.api_keys import Scope
 from tidewheel.control.api.answers import encoded
 from tidewheel.control.api.backfills import BackfillsApi
+from tidewheel.control.api.batches import BatchesApi
 from tidewheel.control.api.bearer import Guard
 from tidewheel.control.api.dead_letters import DeadLettersApi
 from tidewheel.control.api.executors import ExecutorsApi
@@ -50,6 +51,7 @@ def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *,
         RunsApi(pools.reads, pools.writes),
         WorkflowsApi(pools.reads, pools.writes),
         BackfillsApi(pools.reads, pools.writes),
+        BatchesApi(pools.reads, pools.writes),
         DeadLettersApi(pools.reads, pools.writes),
         FleetApi(pools.reads),
         RunEventsApi(pools.streams, stop),

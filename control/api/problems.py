@@ -25,6 +25,7 @@ from tidewheel.errors import (
     Unavailable,
     UnknownApiKey,
     UnknownBackfill,
+    UnknownBatch,
     UnknownDeadLetter,
     UnknownExecutor,
     UnknownFreeze,
@@ -38,8 +39,8 @@ from tidewheel.errors import (
 from tidewheel.jobs.validation import shown
 
 _UNKNOWN = (
-    UnknownApiKey, UnknownBackfill, UnknownDeadLetter, UnknownExecutor, UnknownFreeze, UnknownJob, UnknownRedrive,
-    UnknownRun, UnknownTenant, UnknownWorkflow,
+    UnknownApiKey, UnknownBackfill, UnknownBatch, UnknownDeadLetter, UnknownExecutor, UnknownFreeze, UnknownJob,
+    UnknownRedrive, UnknownRun, UnknownTenant, UnknownWorkflow,
 )  # fmt: skip
 _STATUS: Mapping[str, HTTPStatus] = {
     InvalidInput.code: HTTPStatus.UNPROCESSABLE_ENTITY,

@@ -184,6 +184,21 @@ COMMANDS: Mapping[str, Command | Group] = {
             ),
         },
     ),
+    "batch": Group(
+        "Runs that one request writes together.",
+        {
+            "submit": Command("batches", "submit_batch", "Run the jobs of a batch once each; print the batch's id."),
+            "add": Command(
+                "batches", "add_runs", "Add the runs of a file to a batch that is open, or that a run of it extends."
+            ),
+            "close": Command("batches", "close_batch", "Let an open batch end with its last run."),
+            "cancel": Command("batches", "cancel_batch", "Cancel the runs of a batch, and close it."),
+            "list": Command("batches", "list_batches", "List batches, the newest first."),
+            "show": Command(
+                "batches", "show_batch", "Show a batch: its counts, and its runs beneath the runs that they come after."
+            ),
+        },
+    ),
     "calendar": Group(
         "Named sets of days on which jobs do not fire, or only fire.",
         {

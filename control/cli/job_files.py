@@ -34,16 +34,29 @@ def read_job(source: str) -> dict[str, object]:
     """Return the job that a file describes; `-` is standard input.
 
     Raises:
+        InvalidInput: As of `read_document`.
+    """
+    return read_document(source, "write the job as an object: key, schedule, target")
+
+
+def read_document(source: str, remedy: str) -> dict[str, object]:
+    """Return the object that a file contains; `-` is standard input.
+
+    Args:
+        source: The file.
+        remedy: What to write if it is none.
+
+    Raises:
         InvalidInput: There is no such file, it contains no JSON object or YAML mapping, or it repeats a field.
     """
     data = read_bytes(source, "--file")
     try:
         found = read_object(data) if data.lstrip()[:1] == b"{" else _mapping(data)
     except UndecodableMessage as error:
-        refuse("--file", f"{source}: {error}", "write the job as an object: key, schedule, target")
+        refuse("--file", f"{source}: {error}", remedy)
     except yaml.YAMLError as error:
-        problem, remedy, _ = _yaml_error(error)
-        refuse("--file", f"{source}: {problem}", remedy)
+        problem, correction, _ = _yaml_error(error)
+        refuse("--file", f"{source}: {problem}", correction)
     # Before flags are applied: a flag would hide a field that is ambiguous in the file.
     misread = [(name, value) for name, value in found.items() if isinstance(value, UnreadableValue)]
     if misread:

@@ -1,6 +1,6 @@
 """`tidewheel workflow list | show | pause | resume | cancel`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 from uuid import UUID
 
@@ -60,7 +60,7 @@ def show_workflow(
         return
     print_facts(_facts(found.summary, timezone))
     typer.echo()
-    for line in drawing(found):
+    for line in drawing(found.nodes):
         typer.echo(line)
 
 
@@ -96,12 +96,13 @@ def cancel_workflow(
         _print_change(client.workflows.cancel(root_run_id, reason=reason), "cancelled", root_run_id, output)
 
 
-def drawing(found: read.Workflow) -> Iterator[str]:
-    """Yield the lines of a graph: each job beneath its first parent, the other parents beside it."""
+def drawing(nodes: Sequence[read.WorkflowNode]) -> Iterator[str]:
+    """Yield the lines of graphs: each node beneath its first parent, the other parents beside it."""
     beneath: dict[str, list[read.WorkflowNode]] = {}
-    for node in found.nodes[1:]:
-        beneath.setdefault(node.parents[0].key, []).append(node)
-    waiting = [(found.nodes[0], "", "")]
+    for node in nodes:
+        if node.parents:
+            beneath.setdefault(node.parents[0].key, []).append(node)
+    waiting = [(node, "", "") for node in reversed(nodes) if not node.parents]
     while waiting:
         node, lead, follow = waiting.pop()
         yield f"{lead}{_SIGNS.get(node.state, _OTHER_SIGN)} {node.key}  {node.state}{_beside(node)}"

@@ -14,6 +14,7 @@ from tidewheel.clock import monotonic_seconds
 from tidewheel.control.client.api_keys import ApiKeys
 from tidewheel.control.client.audit_log import AuditLog
 from tidewheel.control.client.backfills import Backfills
+from tidewheel.control.client.batches import Batches
 from tidewheel.control.client.calendars import Calendars
 from tidewheel.control.client.client import Client
 from tidewheel.control.client.dead_letters import DeadLetters
@@ -27,6 +28,7 @@ from tidewheel.control.client.runs import FIRST_POLL_SECONDS, LONGEST_POLL_SECON
 from tidewheel.control.client.task_tokens import TaskTokens
 from tidewheel.control.client.workflows import Workflows
 from tidewheel.control.reads.backfills import BackfillProgress
+from tidewheel.control.reads.batches import Batch
 from tidewheel.control.reads.redrives import Redriving
 from tidewheel.settings.connections import Connections
 
@@ -136,6 +138,30 @@ class AsyncWorkflows(_Part[Workflows]):
     cancel = _call(Workflows.cancel)
 
 
+class AsyncBatches(_Part[Batches]):
+    """`Client.batches` for coroutines."""
+
+    submit = _call(Batches.submit)
+    add = _call(Batches.add)
+    close = _call(Batches.close)
+    cancel = _call(Batches.cancel)
+    get = _call(Batches.get)
+    list = _call(Batches.list)
+
+    async def wait(
+        self,
+        batch_id: UUID,
+        *,
+        timeout: float | None = None,
+        on_progress: Callable[[Batch], None] | None = None,
+    ) -> Batch:
+        """See `Batches.wait`."""
+        polling = Polling("batch", batch_id, timeout, on_progress)
+        while polling.goes_on(found := await self.get(batch_id), found.summary):
+            await asyncio.sleep(POLL_SECONDS)
+        return found
+
+
 class AsyncRedrives(_Part[Redrives]):
     """`Client.redrives` for coroutines."""
 
@@ -212,6 +238,7 @@ class AsyncClient(_Part[Client]):
         task_tokens: Complete, fail and keep alive an attempt by its task token.
         backfills: Pause, resume and cancel backfills.
         workflows: List, show, pause, resume and cancel occurrences of workflows.
+        batches: Submit batches of runs, add to them, follow and end them.
         calendars: Put, read and delete calendars.
         freezes: Freeze and thaw scopes, and list what is frozen.
         limits: Set, remove and list limits of concurrency keys.
@@ -235,6 +262,7 @@ class AsyncClient(_Part[Client]):
         self.task_tokens = AsyncTaskTokens(client.task_tokens, self._thread)
         self.backfills = AsyncBackfills(client.backfills, self._thread)
         self.workflows = AsyncWorkflows(client.workflows, self._thread)
+        self.batches = AsyncBatches(client.batches, self._thread)
         self.calendars = AsyncCalendars(client.calendars, self._thread)
         self.freezes = AsyncFreezes(client.freezes, self._thread)
         self.limits = AsyncLimits(client.limits, self._thread)

@@ -13,6 +13,7 @@ from tidewheel.audit import Actor
 from tidewheel.control.client.api_keys import ApiKeys
 from tidewheel.control.client.audit_log import AuditLog
 from tidewheel.control.client.backfills import Backfills
+from tidewheel.control.client.batches import Batches
 from tidewheel.control.client.calendars import Calendars
 from tidewheel.control.client.connection import Connection, drop_none
 from tidewheel.control.client.dead_letters import DeadLetters
@@ -52,6 +53,7 @@ class Client:
         task_tokens: Complete, fail and keep alive an attempt by its task token.
         backfills: Pause, resume and cancel backfills.
         workflows: List, show, pause, resume and cancel occurrences of workflows.
+        batches: Submit batches of runs, add to them, follow and end them.
         calendars: Put, read and delete calendars.
         freezes: Freeze and thaw scopes, and list what is frozen.
         limits: Set, remove and list limits of concurrency keys.
@@ -74,6 +76,7 @@ class Client:
         self.task_tokens = TaskTokens(self._connection)
         self.backfills = Backfills(self._connection)
         self.workflows = Workflows(self._connection)
+        self.batches = Batches(self._connection)
         self.calendars = Calendars(self._connection)
         self.freezes = Freezes(self._connection)
         self.limits = Limits(self._connection)

@@ -34,7 +34,7 @@ _LOG = logging.getLogger("tidewheel.client")
 
 _TRIES = 5
 _LOCK_SECONDS = 10.0  # for rows that another transaction has locked; then the caller decides
-_CREATES_RUNS = ("job.trigger", "job.backfill", "run.retry", "workflow.resume")
+_CREATES_RUNS = ("job.trigger", "job.backfill", "run.retry", "workflow.resume", "batch.submit")
 
 
 class Connection:

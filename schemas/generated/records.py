@@ -122,6 +122,9 @@ class RequestType(StrEnum):
     WORKFLOW_PAUSE = "workflow_pause"
     WORKFLOW_RESUME = "workflow_resume"
     WORKFLOW_CANCEL = "workflow_cancel"
+    BATCH_SUBMIT = "batch_submit"
+    BATCH_ADD = "batch_add"
+    BATCH_CLOSE = "batch_close"
 
 
 class ReplyStatus(StrEnum):
@@ -502,6 +505,7 @@ class Reply:
         backfill_status: With backfill_pause, backfill_resume and backfill_cancel: the state of the backfill.
         occurrences: With job_backfill: the number of occurrences that the backfill runs.
         cancellation_id: With runs_cancel: the id of the cancellation.
+        batch_id: UUID of the batch that the request created or named.
         unchanged: True if the request changed nothing, such as a submit of the current spec.
         code: With rejected: the kind of refusal, such as `invalid`, `unknown_job` or `request_conflict`.
         errors: With rejected: every problem found; else empty.
@@ -524,6 +528,7 @@ class Reply:
     backfill_status: str | None = None
     occurrences: int | None = None
     cancellation_id: int | None = None
+    batch_id: str | None = None
     unchanged: bool
     code: str | None = None
     errors: tuple[ReplyError, ...]
@@ -754,6 +759,70 @@ class JobSubmission:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BatchParentSubmission:
+    """A run of the batch that comes before another.
+
+    Attributes:
+        ref: Name of the run.
+        when: End of the run that meets the condition: `success` (when null), `failure` or `always`.
+    """
+
+    ref: str
+    when: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchRunSubmission:
+    """A run of a batch.
+
+    Attributes:
+        ref: Name of the run, unique in the batch.
+        key: Key of its job.
+        payload: Payload in place of the job's, at most 256 KiB.
+        payload_content_type: Content type of the payload: application/json, the default, or application/octet-stream.
+        delay: Delay from acceptance to the run, a duration.
+        after: Runs that end before this one starts.
+    """
+
+    ref: str
+    key: str
+    payload: bytes | None = None
+    payload_content_type: str | None = None
+    delay: str | None = None
+    after: tuple[BatchParentSubmission, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchCallbackSubmission:
+    """A job that a batch triggers.
+
+    Attributes:
+        key: Key of the job.
+        payload: Payload: an object, to which the trigger adds the batch's fields.
+        payload_content_type: Content type of the payload: application/json, the default.
+    """
+
+    key: str
+    payload: bytes | None = None
+    payload_content_type: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchTriggersSubmission:
+    """Jobs that a batch triggers.
+
+    Attributes:
+        succeeded: Triggered at the end, if no run failed or was cancelled.
+        failed: Triggered at the first run that failed or timed out.
+        finished: Triggered at the end.
+    """
+
+    succeeded: BatchCallbackSubmission | None = None
+    failed: BatchCallbackSubmission | None = None
+    finished: BatchCallbackSubmission | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DedupeSubmission:
     """Triggers of one job with one key, of which a window has one run.
 
@@ -830,6 +899,11 @@ class Request:
         key_prefix: With freeze and thaw: only runs of jobs whose keys begin so.
         by: With freeze: the name of the operator, which nothing verifies.
         concurrency_key: With job_trigger: replaces the job's key; the limit stays the job's.
+        batch_id: With batch_add and batch_close: UUID of the batch.
+        from_run_id: With batch_add: UUID of the run of the batch that adds runs to it.
+        runs: With batch_submit and batch_add: the runs.
+        on: With batch_submit: jobs that the batch triggers.
+        open: With batch_submit: true if batch_add may come from anywhere, until batch_close.
         dedupe: With job_trigger: one run for the triggers with one key in a window.
     """
 
@@ -881,6 +955,11 @@ class Request:
     key_prefix: str | None = None
     by: str | None = None
     concurrency_key: str | None = None
+    batch_id: str | None = None
+    from_run_id: str | None = None
+    runs: tuple[BatchRunSubmission, ...] | None = None
+    on: BatchTriggersSubmission | None = None
+    open: bool | None = None
     dedupe: DedupeSubmission | None = None
 
 

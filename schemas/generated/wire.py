@@ -13,6 +13,10 @@ from functools import lru_cache
 
 from tidewheel.schemas.generated.records import (
     Backoff,
+    BatchCallbackSubmission,
+    BatchParentSubmission,
+    BatchRunSubmission,
+    BatchTriggersSubmission,
     Cause,
     ConcurrencyKeySubmission,
     DeadAttempt,
@@ -908,7 +912,7 @@ def _read_request_origin(data: bytes, at: int) -> tuple[RequestOrigin, int]:
     return record, at
 
 
-REPLY_HEADER = bytes.fromhex("c301ff65fb1490a4443b")
+REPLY_HEADER = bytes.fromhex("c301bba4ea3b0c863936")
 
 
 def encode_reply(record: Reply) -> bytes:
@@ -930,6 +934,7 @@ def encode_reply(record: Reply) -> bytes:
             b"\0" if record.backfill_status is None else b"\2" + text(record.backfill_status),
             b"\0" if record.occurrences is None else b"\2" + long(record.occurrences),
             b"\0" if record.cancellation_id is None else b"\2" + long(record.cancellation_id),
+            b"\0" if record.batch_id is None else b"\2" + text(record.batch_id),
             boolean(record.unchanged),
             b"\0" if record.code is None else b"\2" + text(record.code),
             array(record.errors, _reply_error),
@@ -955,6 +960,7 @@ def read_reply(data: bytes, at: int = 10) -> tuple[Reply, int]:
     backfill_status, at = optional_at(data, at, text_at)
     occurrences, at = optional_at(data, at, long_at)
     cancellation_id, at = optional_at(data, at, long_at)
+    batch_id, at = optional_at(data, at, text_at)
     unchanged, at = boolean_at(data, at)
     code, at = optional_at(data, at, text_at)
     errors, at = array_at(data, at, _read_reply_error)
@@ -975,6 +981,7 @@ def read_reply(data: bytes, at: int = 10) -> tuple[Reply, int]:
         backfill_status=backfill_status,
         occurrences=occurrences,
         cancellation_id=cancellation_id,
+        batch_id=batch_id,
         unchanged=unchanged,
         code=code,
         errors=errors,
@@ -1334,6 +1341,104 @@ def _read_job_submission(data: bytes, at: int) -> tuple[JobSubmission, int]:
     return record, at
 
 
+def _batch_parent_submission(record: BatchParentSubmission) -> bytes:
+    return b"".join(
+        (
+            text(record.ref),
+            b"\0" if record.when is None else b"\2" + text(record.when),
+        )
+    )
+
+
+def _read_batch_parent_submission(data: bytes, at: int) -> tuple[BatchParentSubmission, int]:
+    ref, at = text_at(data, at)
+    when, at = optional_at(data, at, text_at)
+    record = BatchParentSubmission(
+        ref=ref,
+        when=when,
+    )
+    return record, at
+
+
+def _batch_run_submission(record: BatchRunSubmission) -> bytes:
+    return b"".join(
+        (
+            text(record.ref),
+            text(record.key),
+            b"\0" if record.payload is None else b"\2" + blob(record.payload),
+            b"\0" if record.payload_content_type is None else b"\2" + text(record.payload_content_type),
+            b"\0" if record.delay is None else b"\2" + text(record.delay),
+            b"\0" if record.after is None else b"\2" + array(record.after, _batch_parent_submission),
+        )
+    )
+
+
+def _read_batch_run_submission(data: bytes, at: int) -> tuple[BatchRunSubmission, int]:
+    ref, at = text_at(data, at)
+    key, at = text_at(data, at)
+    payload, at = optional_at(data, at, blob_at)
+    payload_content_type, at = optional_at(data, at, text_at)
+    delay, at = optional_at(data, at, text_at)
+    after: tuple[BatchParentSubmission, ...] | None = None
+    branch, at = data[at], at + 1
+    if branch:
+        require_value(branch)
+        after, at = array_at(data, at, _read_batch_parent_submission)
+    record = BatchRunSubmission(
+        ref=ref,
+        key=key,
+        payload=payload,
+        payload_content_type=payload_content_type,
+        delay=delay,
+        after=after,
+    )
+    return record, at
+
+
+def _batch_callback_submission(record: BatchCallbackSubmission) -> bytes:
+    return b"".join(
+        (
+            text(record.key),
+            b"\0" if record.payload is None else b"\2" + blob(record.payload),
+            b"\0" if record.payload_content_type is None else b"\2" + text(record.payload_content_type),
+        )
+    )
+
+
+def _read_batch_callback_submission(data: bytes, at: int) -> tuple[BatchCallbackSubmission, int]:
+    key, at = text_at(data, at)
+    payload, at = optional_at(data, at, blob_at)
+    payload_content_type, at = optional_at(data, at, text_at)
+    record = BatchCallbackSubmission(
+        key=key,
+        payload=payload,
+        payload_content_type=payload_content_type,
+    )
+    return record, at
+
+
+def _batch_triggers_submission(record: BatchTriggersSubmission) -> bytes:
+    return b"".join(
+        (
+            b"\0" if record.succeeded is None else b"\2" + _batch_callback_submission(record.succeeded),
+            b"\0" if record.failed is None else b"\2" + _batch_callback_submission(record.failed),
+            b"\0" if record.finished is None else b"\2" + _batch_callback_submission(record.finished),
+        )
+    )
+
+
+def _read_batch_triggers_submission(data: bytes, at: int) -> tuple[BatchTriggersSubmission, int]:
+    succeeded, at = optional_at(data, at, _read_batch_callback_submission)
+    failed, at = optional_at(data, at, _read_batch_callback_submission)
+    finished, at = optional_at(data, at, _read_batch_callback_submission)
+    record = BatchTriggersSubmission(
+        succeeded=succeeded,
+        failed=failed,
+        finished=finished,
+    )
+    return record, at
+
+
 def _dedupe_submission(record: DedupeSubmission) -> bytes:
     return b"".join(
         (
@@ -1359,7 +1464,7 @@ def _read_dedupe_submission(data: bytes, at: int) -> tuple[DedupeSubmission, int
     return record, at
 
 
-REQUEST_HEADER = bytes.fromhex("c301cda5a60a40a32da4")
+REQUEST_HEADER = bytes.fromhex("c3019a0b6d8a00a4ed23")
 
 
 def encode_request(record: Request) -> bytes:
@@ -1415,6 +1520,11 @@ def encode_request(record: Request) -> bytes:
             b"\0" if record.key_prefix is None else b"\2" + text(record.key_prefix),
             b"\0" if record.by is None else b"\2" + text(record.by),
             b"\0" if record.concurrency_key is None else b"\2" + text(record.concurrency_key),
+            b"\0" if record.batch_id is None else b"\2" + text(record.batch_id),
+            b"\0" if record.from_run_id is None else b"\2" + text(record.from_run_id),
+            b"\0" if record.runs is None else b"\2" + array(record.runs, _batch_run_submission),
+            b"\0" if record.on is None else b"\2" + _batch_triggers_submission(record.on),
+            b"\0" if record.open is None else b"\2" + boolean(record.open),
             b"\0" if record.dedupe is None else b"\2" + _dedupe_submission(record.dedupe),
         )
     )
@@ -1478,6 +1588,15 @@ def read_request(data: bytes, at: int = 10) -> tuple[Request, int]:
     key_prefix, at = optional_at(data, at, text_at)
     by, at = optional_at(data, at, text_at)
     concurrency_key, at = optional_at(data, at, text_at)
+    batch_id, at = optional_at(data, at, text_at)
+    from_run_id, at = optional_at(data, at, text_at)
+    runs: tuple[BatchRunSubmission, ...] | None = None
+    branch, at = data[at], at + 1
+    if branch:
+        require_value(branch)
+        runs, at = array_at(data, at, _read_batch_run_submission)
+    on, at = optional_at(data, at, _read_batch_triggers_submission)
+    open, at = optional_at(data, at, boolean_at)
     dedupe, at = optional_at(data, at, _read_dedupe_submission)
     record = Request(
         type=type,
@@ -1528,6 +1647,11 @@ def read_request(data: bytes, at: int = 10) -> tuple[Request, int]:
         key_prefix=key_prefix,
         by=by,
         concurrency_key=concurrency_key,
+        batch_id=batch_id,
+        from_run_id=from_run_id,
+        runs=runs,
+        on=on,
+        open=open,
         dedupe=dedupe,
     )
     return record, at

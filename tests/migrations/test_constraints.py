@@ -38,6 +38,7 @@ OF_WORDS = {
     ("overrides", "kind"): {"skip", "move"},
     ("quarantine", "kind"): {"job", "outbox"},
     ("job_edges", "condition"): {"success", "failure", "always"},
+    ("run_edges", "condition"): {"success", "failure", "always"},
     ("workflows", "state"): {
         "open",
         "paused",

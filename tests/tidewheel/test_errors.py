@@ -25,6 +25,7 @@ _EXAMPLES: list[TidewheelError] = [
     errors.UnknownDeadLetter(7),
     errors.UnknownRedrive("7"),
     errors.UnknownWorkflow("7"),
+    errors.UnknownBatch("7"),
     errors.UnknownFreeze("queue"),
     errors.UnknownApiKey("k3v9x0a1bc"),
     errors.UnknownTenant("acme"),

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from tidewheel.jobs.batches import AddedRuns, BatchCallbacks, BatchRuns
 from tidewheel.jobs.concurrency import ConcurrencyKeyName
 from tidewheel.jobs.dedupe import Dedupe
 from tidewheel.jobs.invalid import InvalidValue
@@ -15,9 +16,11 @@ from tidewheel.jobs.spec import JobSpec
 from tidewheel.jobs.spec_cache import CachedSpec
 from tidewheel.jobs.validation import StrictModel
 from tidewheel.jobs.values import (
+    LONGEST_DELAY,
     MAX_PROGRESS_BYTES,
     MAX_RESULT_BYTES,
     BackfillId,
+    BatchId,
     CalendarName,
     Day,
     Description,
@@ -38,8 +41,6 @@ from tidewheel.jobs.values import (
     many_days,
     span,
 )
-
-LONGEST_DELAY = timedelta(days=400)  # for longer, submit a `once` job: a delayed trigger is an open run until it starts
 
 _IN_JOB = "write it inside job"
 
@@ -322,6 +323,43 @@ class WorkflowCancel(_AboutWorkflow):
     type: Literal["workflow.cancel"]
 
 
+class BatchSubmit(_Request):
+    """Run jobs once each, some after others, and trigger jobs when they end.
+
+    Attributes:
+        runs: The runs.
+        on: The jobs to trigger at the first failure and at the end.
+        open: True if `batch.add` may come from anywhere, until `batch.close`.
+    """
+
+    type: Literal["batch.submit"]
+    runs: BatchRuns
+    on: BatchCallbacks | None = None
+    open: bool = False
+
+
+class BatchAdd(_Request):
+    """Add runs to a batch that is open, or from one of its runs.
+
+    Attributes:
+        batch_id: The batch.
+        from_run_id: A run of the batch that adds them; needed unless the batch is open.
+        runs: The runs; their `after` may name runs that the batch has already.
+    """
+
+    type: Literal["batch.add"]
+    batch_id: BatchId
+    from_run_id: RunId | None = None
+    runs: AddedRuns
+
+
+class BatchClose(_Request):
+    """Let an open batch end when its runs have ended."""
+
+    type: Literal["batch.close"]
+    batch_id: BatchId
+
+
 class RunComplete(_Request):
     """Report the end of an attempt from outside.
 
@@ -478,5 +516,8 @@ AnyRequest: TypeAlias = (
     | WorkflowPause
     | WorkflowResume
     | WorkflowCancel
+    | BatchSubmit
+    | BatchAdd
+    | BatchClose
 )
 Request: TypeAlias = Annotated[AnyRequest, Field(discriminator="type")]

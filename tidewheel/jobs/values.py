@@ -32,6 +32,7 @@ MAX_ELEMENTS = 100
 MAX_RESULT_BYTES = 64 * 1024  # of a result, and of a checkpoint
 MAX_PROGRESS_BYTES = 4 * 1024
 MAX_ERROR_CHARACTERS = 4096  # of an attempt's error message; the rest is cut off
+LONGEST_DELAY = timedelta(days=400)  # for longer, submit a `once` job: a delayed trigger is an open run until it starts
 MAX_DAYS = 10_000  # of one calendar: a century of a country's holidays
 RESERVED = "tidewheel."  # prefix of capabilities in the list of handlers an executor registers; no handler has it
 QUEUE = re.compile(r"[a-z0-9._-]{1,64}", re.ASCII)
@@ -358,15 +359,20 @@ def _run_id(text: str) -> str:
     )
 
 
-def _backfill_id(text: str) -> str:
-    try:
-        if len(text) == 36:
-            return str(uuid.UUID(text))
-    except ValueError:
-        pass
-    raise InvalidValue(
-        problem=f"{shown(text)} is not a backfill id", remedy="copy the UUID of 36 characters from its reply"
-    )
+def _id_of(what: str) -> Callable[[str], str]:
+    """Return a reader of ids that replies have."""
+
+    def read(text: str) -> str:
+        try:
+            if len(text) == 36:
+                return str(uuid.UUID(text))
+        except ValueError:
+            pass
+        raise InvalidValue(
+            problem=f"{shown(text)} is not a {what} id", remedy="copy the UUID of 36 characters from its reply"
+        )
+
+    return read
 
 
 def _calendar_name(name: str) -> str:
@@ -453,7 +459,8 @@ Description = Annotated[str, AfterValidator(several_lines(4096))]
 Tenant = Annotated[str, AfterValidator(_tenant)]
 Queue = Annotated[str, AfterValidator(_queue)]
 RunId = Annotated[str, AfterValidator(_run_id)]
-BackfillId = Annotated[str, AfterValidator(_backfill_id)]
+BackfillId = Annotated[str, AfterValidator(_id_of("backfill"))]
+BatchId = Annotated[str, AfterValidator(_id_of("batch"))]
 CalendarName = Annotated[str, AfterValidator(_calendar_name)]
 Day = Annotated[date, BeforeValidator(_day)]
 Weekday = Annotated[

@@ -12,7 +12,7 @@ continues from there. Both writes are one transaction, so no crash leaves a time
 scheduler repairs such a timer all the same (`tidewheel.scheduler.repair`).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import cast
 from uuid import UUID
@@ -172,21 +172,59 @@ def _trigger(installation: Installation, run: FinishedRun, on_failure: str) -> O
         "scheduled_at": format_timestamp(row.scheduled_at),
         "finished_at": format_timestamp(row.ended_at),
     }
-    request_id, labels = f"{_ON_FAILURE}/{row.run}", {ON_FAILURE_OF: row.run}
-    facts = {"request_id": request_id, "tenant": row.tenant, "key": on_failure, "labels": labels}
+    return trigger_row(
+        installation,
+        shard=row.shard,
+        at=row.ended_at,
+        request_id=f"{_ON_FAILURE}/{row.run}",
+        tenant=row.tenant,
+        key=on_failure,
+        payload=payload,
+        labels={ON_FAILURE_OF: row.run},
+        traceparent=traceparent,
+    )
+
+
+def trigger_row(
+    installation: Installation,
+    *,
+    shard: int,
+    at: datetime,
+    request_id: str,
+    tenant: str,
+    key: str,
+    payload: Mapping[str, object],
+    labels: dict[str, str] | None = None,
+    traceparent: str | None = None,
+) -> OutboxRow:
+    """Return the outbox row of a `job.trigger`, encoded as this installation encodes events.
+
+    Args:
+        installation: Topics and encoding.
+        shard: The shard of the row.
+        at: The instant from which it may be published.
+        request_id: The id of the request: a repeated one triggers once.
+        tenant: The tenant.
+        key: The job to trigger.
+        payload: Its payload.
+        labels: Its labels.
+        traceparent: Its trace context.
+    """
     if installation.content_type == "application/json":
-        traced = {"traceparent": traceparent} if traceparent else {}
-        value = compact({"type": "job.trigger", **facts, "payload": payload, **traced})
+        facts = {"request_id": request_id, "tenant": tenant, "key": key, "payload": payload}
+        more = {"labels": labels, "traceparent": traceparent}
+        given = {name: value for name, value in more.items() if value}
+        value = compact({"type": "job.trigger", **facts, **given})
     else:
         value = encode(
             records.Request(
                 type=records.RequestType.JOB_TRIGGER,
                 request_id=request_id,
-                tenant=row.tenant,
-                key=on_failure,
+                tenant=tenant,
+                key=key,
                 labels=labels,
                 payload=compact(payload),
                 traceparent=traceparent,
             )
         )
-    return own_row(installation, value, key=on_failure, shard=row.shard, at=row.ended_at)
+    return own_row(installation, value, key=key, shard=shard, at=at)

@@ -10,6 +10,7 @@ the joins: two drains of one occurrence follow one another. Order of locks: rele
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import LiteralString
 from uuid import UUID
 
 from tidewheel.ids import RunId
@@ -41,6 +42,7 @@ from tidewheel.transitions.workflows import Workflow, count_drained, leave_place
 _SQL = Statements("tidewheel.transitions")
 _SHARE_GRAPHS = _SQL["share_graphs"]
 _FIND_CHILDREN = _SQL["find_children"]
+_FIND_BATCH_CHILDREN = _SQL["find_batch_children"]
 
 MAX_RELEASES = 200  # of one transaction
 MAX_CHILDREN = 500  # of one transaction: about 30 ms
@@ -109,10 +111,13 @@ def drain(
     shared = _share_graphs(connection, taken)
     if not shared:
         return Drained(len(taken), more=len(taken) == releases)
-    shares = _find_children(connection, shared, children)
-    jobs = lock_children(connection, {child.job_id for share in shares for child in share.children})
+    each, chosen = max(children // len(shared), 1), shared[:children]
+    shares = _find_children(connection, _FIND_CHILDREN, [one for one in chosen if not one.is_in_batch], each)
+    jobs = lock_children(connection, {child.id for share in shares for child in share.children})
     with_children = [share.release for share in shares if share.children]
-    workflows = open_workflows(connection, with_children, {share.release.root_run_id for share in shares})
+    workflows = open_workflows(connection, with_children, {release.root_run_id for release in chosen})
+    # Under the occurrences' locks: a request may have added edges until then. The runs are there, and need no job.
+    shares += _find_children(connection, _FIND_BATCH_CHILDREN, [one for one in chosen if one.is_in_batch], each)
     failpoint("draining.locked")
     plan = _plan(shares, workflows)
     marks = sum_marks(connection, list(plan.marks.values()))
@@ -143,11 +148,13 @@ def _share_graphs(connection: Conn, taken: Sequence[Release]) -> list[Release]:
     return [release for release in taken if release.tenant in shared]
 
 
-def _find_children(connection: Conn, taken: Sequence[Release], limit: int) -> list[_Share]:
-    """Return the releases with their next children: each has an equal part of the limit, and one at least."""
-    each = max(limit // len(taken), 1)
-    taken = taken[:limit]
-    columns = {
+def _find_children(connection: Conn, statement: LiteralString, taken: Sequence[Release], each: int) -> list[_Share]:
+    """Return releases with their next children, so many each."""
+    if not taken:
+        return []
+    columns: dict[str, object] = {
+        "roots": uuids(release.root_run_id for release in taken),
+        "run_ids": uuids(release.run_id for release in taken),
         "job_ids": uuids(release.job_id for release in taken),
         "graph_at": instants(release.graph_at for release in taken),
         "cursors": uuids(release.cursor_id for release in taken),
@@ -155,7 +162,7 @@ def _find_children(connection: Conn, taken: Sequence[Release], limit: int) -> li
     }
     children: dict[int, list[Child]] = {}
     with connection.cursor(row_factory=rows_of(Child._make), binary=True) as cursor:
-        for child in cursor.execute(_FIND_CHILDREN, columns):
+        for child in cursor.execute(statement, columns):
             children.setdefault(child.place, []).append(child)
     own = [children.get(place, []) for place in range(1, len(taken) + 1)]
     return [_Share(one, found[:each], len(found) > each) for one, found in zip(taken, own, strict=True)]
@@ -175,7 +182,7 @@ def _plan(shares: Sequence[_Share], workflows: Mapping[UUID, Workflow]) -> _Plan
             for child in share.children:
                 add_mark(plan.marks, release, child)
             if share.rest:
-                plan.cursors[release.id] = share.children[-1].job_id
+                plan.cursors[release.id] = share.children[-1].id
                 plan.more = True
             else:
                 plan.drained.append(release)
@@ -225,4 +232,6 @@ def _write(
 
 def _skipped(mark: Mark, jobs: Mapping[UUID, ChildJob]) -> str | None:
     """Return the reason why a decided child is skipped; None if it runs."""
+    if mark.release.is_in_batch:
+        return "parents" if mark.total_unmet else None
     return skip_reason(jobs[mark.job_id], mark.total_unmet)

@@ -20,10 +20,10 @@ _DROP_JOINS = _SQL["drop_joins"]
 
 
 class Child(NamedTuple):
-    """A child of the release at a place, from 1."""
+    """A child of the release at a place, from 1: its job, or its run in a batch."""
 
     place: int
-    job_id: UUID
+    id: UUID
     condition: str
     parents: int
 
@@ -44,7 +44,12 @@ class Mark:
     @property
     def is_first(self) -> bool:
         """True if no earlier drain has marked the child: it has no run yet."""
-        return self.total == self.marked
+        return self.total == self.marked and not self.release.is_in_batch
+
+    @property
+    def is_joined(self) -> bool:
+        """True if the child has a join from the beginning: by a resume, or as a run of a batch."""
+        return self.release.generation > 0 or self.release.is_in_batch
 
     @property
     def is_decided(self) -> bool:
@@ -54,10 +59,13 @@ class Mark:
 
 def add_mark(marks: dict[RunId, Mark], release: Release, child: Child) -> None:
     """Add the mark of a release on a child."""
-    run_id = child_run_id(child.job_id, release.scheduled_at, release.root_run_id, release.generation)
+    if release.is_in_batch:
+        run_id = RunId(child.id)
+    else:
+        run_id = child_run_id(child.id, release.scheduled_at, release.root_run_id, release.generation)
     mark = marks.get(run_id)
     if mark is None:
-        mark = marks[run_id] = Mark(run_id, child.job_id, release, child.parents)
+        mark = marks[run_id] = Mark(run_id, child.id, release, child.parents)
     mark.marked += 1
     mark.unmet += RunState(release.state) not in MEETS[child.condition]
 
@@ -66,9 +74,9 @@ def sum_marks(connection: Conn, marks: Sequence[Mark]) -> list[Mark]:
     """Add the marks to the joins; return the children that are concerned, with the sums."""
     for mark in marks:
         mark.total, mark.total_unmet = mark.marked, mark.unmet
-    # All parents in one drain: no earlier drain has made a join. A resume makes one for each child that runs again.
-    joined = [mark for mark in marks if mark.release.generation == 0 and not mark.is_decided]
-    again = [mark for mark in marks if mark.release.generation > 0]
+    # All parents in one drain: no earlier drain has made a join. Others have theirs from the beginning.
+    joined = [mark for mark in marks if not mark.is_joined and not mark.is_decided]
+    again = [mark for mark in marks if mark.is_joined]
     sums: dict[UUID, tuple[int, int, int]] = {}
     if joined:
         sums |= _sums(connection.execute(_ADD_MARKS, _marked(joined), binary=True).fetchall())
@@ -78,7 +86,7 @@ def sum_marks(connection: Conn, marks: Sequence[Mark]) -> list[Mark]:
     for mark in (*joined, *again):
         if mark.run_id in sums:
             mark.parents, mark.total, mark.total_unmet = sums[mark.run_id]
-    found = [mark for mark in marks if mark.release.generation == 0 or mark.run_id in sums]
+    found = [mark for mark in marks if not mark.is_joined or mark.run_id in sums]
     over = [mark.run_id for mark in found if mark.is_decided and mark.run_id in sums]
     if over:
         connection.execute(_DROP_JOINS, {"run_ids": uuids(over)})

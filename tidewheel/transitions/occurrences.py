@@ -150,6 +150,14 @@ def read_runs(connection: Conn, occurrence: Occurrence, jobs: Iterable[UUID]) ->
     return {job: [found.get(run) for run in each] for job, each in ids.items()}
 
 
+def read_node_runs(connection: Conn, run_ids: Iterable[UUID], batch_id: UUID) -> dict[UUID, NodeRun]:
+    """Return those runs of a batch that are stored."""
+    at = _EPOCH + timedelta(milliseconds=batch_id.int >> 80)
+    columns: dict[str, object] = {"run_ids": uuids(run_ids), "since": at - _MARGIN}
+    with connection.cursor(row_factory=rows_of(NodeRun._make), binary=True) as cursor:
+        return {run.run_id: run for run in cursor.execute(_READ_RUN_STATES, columns)}
+
+
 def _since(occurrence: Occurrence) -> datetime:
     """Return an instant before which no run of an occurrence has ended.
 

@@ -1809,3 +1809,81 @@ SELECT i.payload, i.payload_content_type, i.labels, i.overlap, i.traceparent,
 INSERT INTO joins (child_run_id, root_run_id, tenant, parents, marked, unmet)
 SELECT new.run_id, %(root)s, %(tenant)s, new.parents, 0, new.unmet
   FROM unnest(%(run_ids)s::uuid[], %(parents)s::integer[], %(unmet)s::integer[]) AS new (run_id, parents, unmet)
+
+-- name: add_batch_workflow
+-- Inserts the occurrence of a batch, which has no root; the graph of its jobs does not concern it.
+-- Index: workflows_pkey. Lock: the new row.
+INSERT INTO workflows (root_run_id, tenant, root_job_id, shard, scheduled_at, graph_at, state, pending, created_at)
+VALUES (%(batch_id)s, %(tenant)s, '00000000-0000-0000-0000-000000000000', %(shard)s, %(now)s, 'epoch', 'open', %(pending)s, %(now)s)
+
+-- name: add_batch
+-- Inserts a batch.
+-- Index: batches_pkey. Lock: the new row.
+INSERT INTO batches (batch_id, tenant, open, total, callbacks) VALUES (%(batch_id)s, %(tenant)s, %(open)s, 0, %(callbacks)s)
+
+-- name: grow_batch
+-- Adds to the number of runs of a batch and of its pending ones.
+-- Index: batches_pkey, workflows_pkey. Lock: both rows; lock_workflows has locked the occurrence.
+WITH grown AS (
+    UPDATE batches SET total = total + %(runs)s WHERE batch_id = %(batch_id)s RETURNING batch_id
+)
+UPDATE workflows SET pending = pending + %(runs)s WHERE root_run_id = (SELECT batch_id FROM grown)
+
+-- name: read_batch
+-- The columns of a batch that a request about it needs.
+-- Index: batches_pkey. No lock: the caller has locked its occurrence.
+SELECT open, total, succeeded, first_failed_run_id, callbacks FROM batches WHERE batch_id = %(batch_id)s
+
+-- name: find_batch_runs
+-- Those of these refs that a batch has.
+-- Index: batch_runs_pkey. No lock: the caller has locked the occurrence.
+SELECT ref, run_id, job_id FROM batch_runs WHERE batch_id = %(batch_id)s AND ref = ANY (%(refs)s::text[])
+
+-- name: find_pending_runs
+-- Those of these runs of a batch that no drain has counted: they are open, or their releases are there.
+-- Index: job_runs_pkey, releases_by_root. No lock: the caller has locked the occurrence, which a drain locks too.
+SELECT run_id FROM job_runs WHERE run_id = ANY (%(run_ids)s::uuid[]) AND workflow_run_id = %(batch_id)s
+ UNION ALL
+SELECT run_id FROM releases WHERE root_run_id = %(batch_id)s AND run_id = ANY (%(run_ids)s::uuid[])
+
+-- name: add_run_edges
+-- Inserts edges between runs of a batch.
+-- Index: run_edges_pkey. Lock: new rows.
+INSERT INTO run_edges (batch_id, tenant, parent_run_id, child_run_id, condition)
+SELECT %(batch_id)s, %(tenant)s, new.*
+  FROM unnest(%(parents)s::uuid[], %(children)s::uuid[], %(conditions)s::text[]) AS new (parent_run_id, child_run_id, condition)
+
+-- name: find_batch_children
+-- The next children of these runs of batches, in the order of the parents.
+-- Index: run_edges_pkey. No lock: the caller has locked the batches' occurrences.
+SELECT p.place::integer, e.child_run_id, e.condition, 0
+  FROM unnest(%(roots)s::uuid[], %(run_ids)s::uuid[], %(cursors)s::uuid[])
+       WITH ORDINALITY AS p (batch_id, run_id, cursor_id, place)
+ CROSS JOIN LATERAL (
+    SELECT d.child_run_id, d.condition
+      FROM run_edges AS d
+     WHERE d.batch_id = p.batch_id
+       AND d.parent_run_id = p.run_id
+       AND d.child_run_id > coalesce(p.cursor_id, '00000000-0000-0000-0000-000000000000')
+     ORDER BY d.child_run_id
+     LIMIT %(limit)s
+ ) AS e
+ ORDER BY p.place, e.child_run_id
+
+-- name: count_batch_ends
+-- Adds ended runs to the counts of batches; returns what their triggers need.
+-- Index: batches_pkey. Lock: the rows; lock_workflows has locked the occurrences.
+UPDATE batches AS b
+   SET succeeded = b.succeeded + given.succeeded, first_failed_run_id = coalesce(b.first_failed_run_id, given.failed_run_id)
+  FROM unnest(%(batch_ids)s::uuid[], %(succeeded)s::integer[], %(failed_run_ids)s::uuid[])
+       AS given (batch_id, succeeded, failed_run_id)
+ WHERE b.batch_id = given.batch_id
+RETURNING b.batch_id, b.total, b.succeeded, b.first_failed_run_id, b.callbacks
+
+-- name: close_batch
+-- Closes a batch, which then counts as no pending run any more.
+-- Index: batches_pkey, workflows_pkey. Lock: both rows; lock_workflows has locked the occurrence.
+WITH closed AS (
+    UPDATE batches SET open = false WHERE batch_id = %(batch_id)s AND open RETURNING batch_id
+)
+UPDATE workflows SET pending = pending - 1 WHERE root_run_id = (SELECT batch_id FROM closed)

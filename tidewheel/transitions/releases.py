@@ -6,7 +6,7 @@ waits for no join, and a completion in a client's own transaction writes one mor
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from uuid import UUID
 
 from psycopg.rows import class_row
@@ -30,6 +30,10 @@ _ADVANCE_RELEASES = _SQL["advance_releases"]
 _NEVER = "infinity"
 
 
+NO_GRAPH = datetime(1970, 1, 1, tzinfo=UTC)
+"""In place of the instant of the graph, in the occurrence of a batch."""
+
+
 @dataclass(frozen=True, slots=True)
 class Release:
     """A release, locked."""
@@ -49,6 +53,11 @@ class Release:
     holds: bool
     cursor_id: UUID | None
     traceparent: str | None = None
+
+    @property
+    def is_in_batch(self) -> bool:
+        """True if the run belongs to a batch: its occurrence has no graph."""
+        return self.graph_at == NO_GRAPH
 
     @property
     def is_of_root(self) -> bool:

@@ -21,6 +21,7 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
 from tidewheel.runs import DEAD_LETTERED, RunState
 from tidewheel.transitions.active_runs import settle_places
+from tidewheel.transitions.batch_callbacks import BatchCounts, count_batch_ends
 from tidewheel.transitions.events import lifecycle_row
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.releases import Release
@@ -34,6 +35,10 @@ _DROP_JOINS_OF = _SQL["drop_joins_of"]
 _READ_JOB_KEYS = _SQL["read_job_keys"]
 _CANCEL_WORKFLOW_RUNS = _SQL["cancel_workflow_runs"]
 _HASTEN_RELEASES = _SQL["hasten_releases"]
+
+
+NO_JOB = UUID(int=0)
+"""In place of the root's job, in the occurrence of a batch."""
 
 
 @dataclass(slots=True)
@@ -125,6 +130,25 @@ def count_drained(
     if not workflows:
         return []
     ended = [one for root, one in workflows.items() if root in open_before and one.pending == 0]
+    _settle(connection, installation, workflows, ended, drained=drained, now=now)
+    return [one for one in ended if one.root_job_id != NO_JOB]
+
+
+def end_workflow(connection: Conn, installation: Installation, workflow: Workflow, now: datetime) -> None:
+    """End an occurrence that is locked and has no pending run."""
+    _settle(connection, installation, {workflow.root_run_id: workflow}, [workflow], drained=(), now=now)
+
+
+def _settle(
+    connection: Conn,
+    installation: Installation,
+    workflows: Mapping[UUID, Workflow],
+    ended: Sequence[Workflow],
+    *,
+    drained: Sequence[Release],
+    now: datetime,
+) -> None:
+    """Write the counts of occurrences, and end some of them."""
     for workflow in ended:
         workflow.state = _end_state(workflow)
     columns: dict[str, object] = {
@@ -137,10 +161,17 @@ def count_drained(
     connection.execute(_UPDATE_WORKFLOWS, columns)
     if ended:
         connection.execute(_DROP_JOINS_OF, {"roots": uuids(workflow.root_run_id for workflow in ended)})
-        append_workflow_events(connection, installation, ended, now)
+        append_workflow_events(connection, installation, [one for one in ended if one.root_job_id != NO_JOB], now)
         for state, number in Counter(workflow.state for workflow in ended).items():
             metrics.count("workflows_ended", number, state)
-    return ended
+    batches = {
+        root: BatchCounts(one.tenant, one.shard, one.state, one.failed)
+        for root, one in workflows.items()
+        if one.root_job_id == NO_JOB
+    }
+    if batches:
+        over = {workflow.root_run_id for workflow in ended}
+        count_batch_ends(connection, installation, batches, drained, ended=over, now=now)
 
 
 def _end_state(workflow: Workflow) -> str:
@@ -201,6 +232,8 @@ def append_workflow_events(
     connection: Conn, installation: Installation, ended: Sequence[Workflow], now: datetime
 ) -> None:
     """Append the event `workflow.finished` of each occurrence."""
+    if not ended:
+        return
     columns = {"job_ids": uuids({workflow.root_job_id for workflow in ended})}
     rows = connection.execute(_READ_JOB_KEYS, columns, binary=True).fetchall()
     keys = dict(cast("list[tuple[UUID, str]]", rows))

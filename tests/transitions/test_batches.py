@@ -1,0 +1,256 @@
+"""A batch runs its jobs once each, in the order of their parents, and triggers jobs at its failure and its end."""
+
+import random
+from collections.abc import Mapping
+from uuid import UUID
+
+import pytest
+
+from tests.fixtures.database import Database
+from tests.transitions.acts import apply_batch, claim, messages, requests, submit, succeed, trigger
+from tests.transitions.test_workflows import Chance, assert_nothing_left, drain_some, end_some, play
+from tidewheel.jobs.strict_json import read_value
+from tidewheel.runs import RunState
+from tidewheel.schemas.generated.records import Reply, ReplyStatus, Request
+
+_CALLED = ("succeeded", "failed", "finished")
+ON = {name: {"key": "called", "payload": {"order": 7}} for name in _CALLED}
+
+
+def send(database: Database, kind: str, **fields: object) -> Reply:
+    [reply] = apply_batch(database, {"type": f"batch.{kind}", **fields})
+    return reply
+
+
+def started(database: Database, runs: object, **fields: object) -> UUID:
+    reply = send(database, "submit", runs=runs, **fields)
+    assert reply.status is ReplyStatus.ACCEPTED, reply.errors
+    return UUID(reply.batch_id)
+
+
+def refused(reply: Reply) -> tuple[str, str]:
+    assert reply.status is ReplyStatus.REJECTED
+    return reply.errors[0].path, reply.errors[0].problem
+
+
+def called(database: Database) -> list[tuple[str, object]]:
+    """Return the triggers in the outbox, each with the name of its callback, and their payload."""
+    found = messages(database, database.installation.topics.requests, Request)
+    return [(str(one.request_id).rpartition("/")[2], read_value(one.payload or b"")) for one in found]
+
+
+def states(database: Database, batch: UUID) -> dict[str, str]:
+    rows = database.rows(
+        "SELECT b.ref, r.state FROM batch_runs b JOIN runs r USING (run_id) WHERE b.batch_id = %s", [batch]
+    )
+    return dict(rows)
+
+
+def of(*refs: str, key: str = "job") -> list[dict[str, object]]:
+    return [{"ref": ref, "key": key} for ref in refs]
+
+
+@pytest.fixture
+def jobs(database: Database) -> Database:
+    submit(database, overlap="allow_all")
+    submit(database, "called")
+    return database
+
+
+def test_a_batch_runs_each_job_once_and_calls_back_at_its_end(jobs: Database) -> None:
+    batch = started(jobs, [{"ref": "a", "key": "job", "payload": {"n": 1}}, *of("b")], on=ON)
+    assert [one.payload for one in requests(jobs)] == [b'{"n":1}', None]
+    play(jobs)
+    assert states(jobs, batch) == {"a": "succeeded", "b": "succeeded"}
+    facts = {"batch_id": str(batch), "total": 2, "succeeded": 2, "failed": 0, "first_failed_run_id": None}
+    assert called(jobs) == [("succeeded", {"order": 7, **facts}), ("finished", {"order": 7, **facts})]
+    assert_nothing_left(jobs)
+
+
+def test_the_first_failure_is_called_once_and_the_end_once(jobs: Database) -> None:
+    """The figures of the design: 10,000 runs, 3 of which fail; here 1,000 for the time of a test."""
+    submit(jobs, "bad", overlap="allow_all", retry={"max_attempts": 1})
+    runs = [{"ref": str(n), "key": "bad" if n in {7, 300, 999} else "job"} for n in range(1000)]
+    batch = started(jobs, runs, on=ON)
+    play(jobs, lambda key: RunState.FAILED if key == "bad" else RunState.SUCCEEDED)
+    [(which, payload), (last, end)] = called(jobs)
+    assert (which, last) == ("failed", "finished")
+    assert isinstance(payload, Mapping)
+    assert isinstance(end, Mapping)
+    assert (end["total"], end["succeeded"], end["failed"]) == (1000, 997, 3)
+    assert payload["first_failed_run_id"] == end["first_failed_run_id"]
+    assert jobs.rows("SELECT state, pending, failed FROM workflows") == [("failed", 0, 3)]
+    assert_nothing_left(jobs)
+    assert batch
+
+
+CHAIN = [
+    *of("a"),
+    {"ref": "b", "key": "job", "after": ["a"]},
+    {"ref": "c", "key": "bad", "after": ["a"], "payload": {"c": 3}},
+    {"ref": "d", "key": "job", "after": ["b", "c"]},
+    {"ref": "e", "key": "job", "after": ["b", {"ref": "c", "when": "failure"}]},
+    {"ref": "f", "key": "job", "after": {"ref": "d", "when": "always"}},
+]
+CHAIN[-1]["after"] = [CHAIN[-1]["after"]]
+
+
+def test_parents_and_conditions_decide_the_runs_of_a_batch(jobs: Database) -> None:
+    submit(jobs, "bad", overlap="allow_all", retry={"max_attempts": 1})
+    batch = started(jobs, CHAIN, on=ON)
+    assert states(jobs, batch) == {"a": "queued", **dict.fromkeys("bcdef", "blocked")}
+    play(jobs, lambda key: RunState.FAILED if key == "bad" else RunState.SUCCEEDED)
+    ended = {"a": "succeeded", "b": "succeeded", "c": "failed", "d": "skipped", "e": "succeeded", "f": "succeeded"}
+    assert states(jobs, batch) == ended
+    assert b'{"c":3}' in [one.payload for one in requests(jobs)]
+    assert [which for which, _ in called(jobs)] == ["failed", "finished"]
+    assert_nothing_left(jobs)
+
+
+def test_random_batches_end_as_their_parents_say_under_rollbacks(jobs: Database) -> None:
+    draws = random.Random(5)  # noqa: S311 - a test's draws
+    submit(jobs, "bad", overlap="allow_all", retry={"max_attempts": 1})
+    runs: list[dict[str, object]] = []
+    expected: dict[str, str] = {}
+    meets = {"success": {"succeeded"}, "failure": {"failed"}, "always": {"succeeded", "failed", "skipped"}}
+    for n in range(60):
+        parents = [
+            {"ref": str(one), "when": draws.choice(list(meets))}
+            for one in draws.sample(range(n), min(n, draws.randrange(4)))
+        ]
+        key = draws.choice(["job", "job", "bad"])
+        runs.append({"ref": str(n), "key": key, "after": parents})
+        met = all(expected[one["ref"]] in meets[one["when"]] for one in parents)
+        expected[str(n)] = ("failed" if key == "bad" else "succeeded") if met else "skipped"
+    draws.shuffle(runs)
+    batch = started(jobs, runs, on=ON)
+    chance = Chance(draws, 0.3)
+
+    def decide(key: str) -> RunState:
+        return RunState.FAILED if key == "bad" else RunState.SUCCEEDED
+
+    while end_some(jobs, decide, chance, 7) + drain_some(jobs, chance, children=5):
+        pass
+    assert chance.aborted > 3
+    assert states(jobs, batch) == expected
+    assert [which for which, _ in called(jobs)] == ["failed", "finished"]
+    assert_nothing_left(jobs)
+
+
+def test_what_a_batch_refuses(jobs: Database) -> None:
+    assert refused(send(jobs, "submit", runs=[*of("a"), {"ref": "b", "key": "gone"}])) == (
+        "runs.1.key",
+        "tenant 'default' has no job 'gone'",
+    )
+    on = {"failed": {"key": "gone"}}
+    assert refused(send(jobs, "submit", runs=of("a"), on=on))[0] == "on.failed.key"
+    batch = started(jobs, of("a"))
+    assert refused(send(jobs, "add", batch_id=str(batch), runs=of("b"))) == ("from_run_id", "the batch is closed")
+    assert refused(send(jobs, "add", batch_id=str(UUID(int=7)), runs=of("b")))[0] == "batch_id"
+    outside = trigger(jobs)
+    again = send(jobs, "add", batch_id=str(batch), from_run_id=str(outside), runs=of("b"))
+    assert refused(again)[0] == "from_run_id"
+    play(jobs)
+    assert refused(send(jobs, "add", batch_id=str(batch), runs=of("b"))) == (
+        "batch_id",
+        "the batch has finished: it is succeeded",
+    )
+    assert jobs.count("batches") == jobs.count("batch_runs") == 1
+
+
+def test_a_run_adds_runs_until_its_end_is_drained(jobs: Database) -> None:
+    """A repeated call adds nothing; the names of other runs of the batch may be parents."""
+    batch = started(jobs, of("a", "b"), on=ON)
+    [(first,)] = jobs.rows("SELECT run_id FROM batch_runs WHERE ref = 'a'")
+    [(second,)] = jobs.rows("SELECT run_id FROM batch_runs WHERE ref = 'b'")
+    [one] = claim(jobs, second).started
+    succeed(jobs, one)
+    drain_some(jobs, Chance(random.Random(0)))  # noqa: S311 - no draw
+    [one] = claim(jobs, first).started
+    succeed(jobs, one)  # its end is stored, not drained
+    about = {"batch_id": str(batch), "from_run_id": str(first)}
+    runs = [
+        {"ref": "c", "key": "job", "after": ["a", "b"]},
+        {"ref": "d", "key": "job", "after": ["b"]},
+        {"ref": "e", "key": "job", "after": [{"ref": "b", "when": "failure"}]},
+    ]
+    assert not send(jobs, "add", **about, runs=runs).unchanged
+    assert send(jobs, "add", **about, runs=runs).unchanged
+    assert refused(send(jobs, "add", **about, runs=of("d", "x"))) == ("runs.0.ref", "the batch has a run 'd' already")
+    unknown = [{"ref": "x", "key": "job", "after": ["z"]}]
+    assert refused(send(jobs, "add", **about, runs=unknown))[0] == "runs.0.after.0.ref"
+    assert states(jobs, batch) | {"c": "", "d": "", "e": ""} == {
+        "a": "succeeded", "b": "succeeded", "c": "", "d": "", "e": ""
+    }  # fmt: skip
+    play(jobs)
+    assert {ref: state for ref, state in states(jobs, batch).items() if ref in "cde"} == {
+        "c": "succeeded",
+        "d": "succeeded",
+        "e": "skipped",
+    }
+    assert [which for which, _ in called(jobs)] == ["succeeded", "finished"]
+    assert jobs.rows("SELECT total, succeeded FROM batches") == [(5, 4)]
+    assert refused(send(jobs, "add", **about, runs=of("z")))[0] == "batch_id"
+    assert_nothing_left(jobs)
+
+
+def test_an_open_batch_ends_when_it_is_closed(jobs: Database) -> None:
+    batch = started(jobs, of("a"), on=ON, open=True)
+    play(jobs)
+    assert jobs.rows("SELECT state, pending FROM workflows") == [("open", 1)]
+    send(jobs, "add", batch_id=str(batch), runs=of("b"))
+    play(jobs)
+    assert called(jobs) == []
+    assert not send(jobs, "close", batch_id=str(batch)).unchanged
+    assert send(jobs, "close", batch_id=str(batch)).unchanged
+    assert [which for which, _ in called(jobs)] == ["succeeded", "finished"]
+    assert jobs.rows("SELECT state, pending, finished_at IS NULL FROM workflows") == [("succeeded", 0, False)]
+    assert refused(send(jobs, "add", batch_id=str(batch), runs=of("c")))[0] == "batch_id"
+
+
+def test_a_closed_batch_ends_with_its_last_run(jobs: Database) -> None:
+    batch = started(jobs, of("a"), on=ON, open=True)
+    send(jobs, "close", batch_id=str(batch))
+    assert called(jobs) == []
+    play(jobs)
+    assert [which for which, _ in called(jobs)] == ["succeeded", "finished"]
+    assert_nothing_left(jobs)
+
+
+def test_jobs_that_are_deleted_meanwhile_cancel_their_runs(jobs: Database) -> None:
+    submit(jobs, "gone", overlap="allow_all")
+    runs = [*of("a"), {"ref": "b", "key": "gone", "after": ["a"]}, {"ref": "c", "key": "job", "after": ["b"]}]
+    batch = started(jobs, [*runs, *of("d", key="gone")], on=ON)
+    apply_batch(jobs, {"type": "job.delete", "key": "gone"}, {"type": "job.delete", "key": "called"})
+    play(jobs)
+    assert states(jobs, batch) == {"a": "succeeded", "b": "cancelled", "c": "skipped", "d": "cancelled"}
+    assert [which for which, _ in called(jobs)] == ["finished"]
+    assert jobs.rows("SELECT state FROM workflows") == [("cancelled",)]
+    assert_nothing_left(jobs)
+
+
+def test_cancel_ends_an_open_batch(jobs: Database) -> None:
+    batch = started(jobs, of("a"), on=ON, open=True)
+    play(jobs)
+    [reply] = apply_batch(jobs, {"type": "workflow.cancel", "run_id": str(batch)})
+    assert reply.status is ReplyStatus.ACCEPTED
+    assert [which for which, _ in called(jobs)] == ["finished"]
+    assert jobs.rows("SELECT state FROM workflows") == [("cancelled",)]
+    [reply] = apply_batch(jobs, {"type": "workflow.resume", "run_id": str(batch)})
+    assert refused(reply) == ("run_id", "a batch that has ended is not resumed")
+
+
+def test_a_repeated_submit_is_one_batch(jobs: Database) -> None:
+    first = send(jobs, "submit", runs=of("a"), request_id="r-1")
+    assert send(jobs, "submit", runs=of("a"), request_id="r-1").batch_id == first.batch_id
+    assert send(jobs, "submit", runs=of("b"), request_id="r-1").code == "request_conflict"
+    assert jobs.count("batches") == jobs.count("job_runs") == 1
+
+
+def test_a_batch_of_a_root_runs_no_graph(jobs: Database) -> None:
+    submit(jobs, "child", schedule={"after": ["job"]})
+    batch = started(jobs, of("a"))
+    play(jobs)
+    assert states(jobs, batch) == {"a": "succeeded"}
+    assert jobs.count("runs") == 1
+    assert_nothing_left(jobs)

@@ -1,0 +1,186 @@
+"""The parts of a batch's requests: its runs, which may come after one another, and its callbacks."""
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, model_validator
+
+from tidewheel.errors import FieldError
+from tidewheel.jobs.invalid import InvalidValue, UnreadableValue
+from tidewheel.jobs.payload import JSON_CONTENT, WithPayload
+from tidewheel.jobs.schedule import MAX_PARENTS
+from tidewheel.jobs.strict_json import as_list, as_object, read_value
+from tidewheel.jobs.validation import StrictModel, shown
+from tidewheel.jobs.values import LONGEST_DELAY, Key, span
+
+MAX_RUNS = 10_000  # of one request
+CALLBACK_FIELDS = ("batch_id", "total", "succeeded", "failed", "first_failed_run_id")
+"""The fields that a callback's payload gets."""
+
+_OWN_ORDER = "name a run of this request, or one that the batch has already"
+
+
+class BatchParent(StrictModel):
+    """A run of the same batch that comes before.
+
+    Attributes:
+        ref: Its name in the batch.
+        when: The end of its run that meets the condition.
+    """
+
+    ref: Key
+    when: Literal["success", "failure", "always"] = "success"
+
+
+def _parents(value: object) -> object:
+    parents = [value] if isinstance(value, str) else as_list(value)
+    if parents is None:
+        problem = value.problem if isinstance(value, UnreadableValue) else f"{shown(value)} is not valid"
+        raise InvalidValue(problem=problem, remedy='write a list of refs, or of {"ref": ..., "when": ...}')
+    if len(parents) > MAX_PARENTS:
+        remedy = f"write at most {MAX_PARENTS}, or put a run between them"
+        raise InvalidValue(problem=f"there are {len(parents)} parents", remedy=remedy)
+    return tuple({"ref": one} if isinstance(one, str) else one for one in parents)
+
+
+def _distinct(parents: tuple[BatchParent, ...]) -> tuple[BatchParent, ...]:
+    seen: set[str] = set()
+    for place, parent in enumerate(parents):
+        if parent.ref in seen:
+            problem = f"{shown(parent.ref)} is named twice"
+            raise InvalidValue(problem=problem, remedy="name each parent once", path=f"{place}.ref")
+        seen.add(parent.ref)
+    return parents
+
+
+class BatchRun(WithPayload):
+    """A run of a batch.
+
+    Attributes:
+        ref: Its name, unique in the batch.
+        key: The key of its job.
+        delay: The time from acceptance to the run.
+        after: The runs that end before it starts.
+    """
+
+    elsewhere: ClassVar[Mapping[str, str]] = {"run_at": "write delay"}
+
+    ref: Key
+    key: Key
+    delay: Annotated[timedelta, BeforeValidator(span(timedelta(0), LONGEST_DELAY))] | None = None
+    after: Annotated[tuple[BatchParent, ...], BeforeValidator(_parents), AfterValidator(_distinct)] = ()
+
+    @model_validator(mode="after")
+    def _one_start(self) -> Self:
+        if self.delay is not None and self.after:
+            problem = "a run with after starts when its parents have ended"
+            raise InvalidValue(problem=problem, remedy="leave out delay, or after", path="delay")
+        return self
+
+
+class BatchCallback(WithPayload):
+    """A job that a batch triggers.
+
+    Attributes:
+        key: The key of the job.
+    """
+
+    key: Key
+
+    @model_validator(mode="after")
+    def _object_payload(self) -> Self:
+        payload = self.carried
+        if payload is None:
+            return self
+        fields = None if payload.content_type != JSON_CONTENT else as_object(read_value(payload.content))
+        if fields is None:
+            remedy = "write an object: the trigger adds the batch's fields to it"
+            raise InvalidValue(problem="the payload of a callback is no object", remedy=remedy, path="payload")
+        for name in CALLBACK_FIELDS:
+            if name in fields:
+                problem, remedy = f"{name!r} is a field that the trigger adds", "give your field another name"
+                raise InvalidValue(problem=problem, remedy=remedy, path=f"payload.{name}")
+        return self
+
+
+class BatchCallbacks(StrictModel):
+    """The jobs that a batch triggers.
+
+    Attributes:
+        succeeded: At the end, if no run failed or was cancelled.
+        failed: At the first run that failed or timed out.
+        finished: At the end.
+    """
+
+    succeeded: BatchCallback | None = None
+    failed: BatchCallback | None = None
+    finished: BatchCallback | None = None
+
+
+def _some(value: object) -> object:
+    if (runs := as_list(value)) is None:
+        problem = value.problem if isinstance(value, UnreadableValue) else f"{shown(value)} is not valid"
+        raise InvalidValue(problem=problem, remedy="write a list of runs")
+    if not runs:
+        raise InvalidValue(problem="it has no run", remedy="write at least one run")
+    if len(runs) > MAX_RUNS:
+        remedy = f"write at most {MAX_RUNS}, leave the batch open, and add the others by batch.add"
+        raise InvalidValue(problem=f"there are {len(runs)} runs", remedy=remedy)
+    return tuple(runs)
+
+
+def _ordered(runs: tuple[BatchRun, ...]) -> tuple[BatchRun, ...]:
+    """Check that refs are unique and that no run comes after itself."""
+    places: dict[str, int] = {}
+    for place, run in enumerate(runs):
+        if run.ref in places:
+            problem = f"{shown(run.ref)} is the ref of run {places[run.ref]} too"
+            raise InvalidValue(problem=problem, remedy="give each run a ref of its own", path=f"{place}.ref")
+        places[run.ref] = place
+    if (cycle := _cycle(runs, places)) is not None:
+        named = " → ".join(runs[place].ref for place in cycle[:20]) + (" → …" if len(cycle) > 20 else "")
+        problem = f"the runs form a cycle: {named}"
+        raise InvalidValue(problem=problem, remedy="leave out one of these parents", path=f"{cycle[0]}.after")
+    return runs
+
+
+def _all_known(runs: tuple[BatchRun, ...]) -> tuple[BatchRun, ...]:
+    refs = {run.ref for run in runs}
+    unknown = [
+        FieldError(f"{place}.after.{number}.ref", f"no run of the batch has the ref {shown(parent.ref)}", _OWN_ORDER)
+        for place, run in enumerate(runs)
+        for number, parent in enumerate(run.after)
+        if parent.ref not in refs
+    ]
+    if unknown:
+        raise InvalidValue.of(unknown[:50])
+    return runs
+
+
+def _cycle(runs: Sequence[BatchRun], places: Mapping[str, int]) -> list[int] | None:
+    """Return the places of runs that form a cycle, the first one again at its end; None if there is none."""
+    parents = [[places[one.ref] for one in run.after if one.ref in places] for run in runs]
+    waits = [len(each) for each in parents]
+    children: list[list[int]] = [[] for _ in runs]
+    for place, each in enumerate(parents):
+        for parent in each:
+            children[parent].append(place)
+    ready = [place for place, count in enumerate(waits) if not count]
+    for place in ready:  # it grows meanwhile
+        for child in children[place]:
+            waits[child] -= 1
+            if not waits[child]:
+                ready.append(child)
+    left = {place for place, count in enumerate(waits) if count}
+    if not left:
+        return None
+    path, seen = [min(left)], dict[int, int]()
+    while path[-1] not in seen:
+        seen[path[-1]] = len(path) - 1
+        path.append(next(parent for parent in parents[path[-1]] if parent in left))
+    return path[seen[path[-1]] :][::-1]
+
+
+AddedRuns = Annotated[tuple[BatchRun, ...], BeforeValidator(_some), AfterValidator(_ordered)]
+BatchRuns = Annotated[AddedRuns, AfterValidator(_all_known)]

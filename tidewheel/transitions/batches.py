@@ -1,0 +1,380 @@
+"""Batches: write their runs, add runs to them, close them.
+
+A batch is an occurrence of a workflow without a root: its row of `workflows` counts the pending runs, and the ends of
+its runs write releases. Runs that come after others are written at once, as `blocked`, with a join each. An open batch
+counts as one pending run more, so it does not end before it is closed. Who writes runs locks the jobs for share and
+then the occurrence, as a drain does (docs/adr/0061-batches.md).
+"""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from hashlib import sha256
+from typing import NamedTuple, cast
+from uuid import UUID
+
+from tidewheel.errors import FieldError, InvalidInput, UnknownBatch
+from tidewheel.ids import JobId, RunId, job_id, run_bucket, run_id, shard_of, uuid_of
+from tidewheel.jobs.batches import BatchRun
+from tidewheel.jobs.requests import BatchAdd, BatchSubmit
+from tidewheel.jobs.validation import shown
+from tidewheel.postgres.database_clock import read_now
+from tidewheel.postgres.pg_arrays import integers, texts, uuids, words
+from tidewheel.postgres.pg_copy import columns, copy_rows, text, uuid
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+from tidewheel.runs import Cause, Gate, RunState
+from tidewheel.transitions.batch_callbacks import callbacks_text
+from tidewheel.transitions.create import NewRun, RunInputs, create_runs
+from tidewheel.transitions.finish import finish_runs
+from tidewheel.transitions.finished import RunEnd
+from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.occurrences import MEETS, read_node_runs
+from tidewheel.transitions.shared_jobs import SharedJob
+from tidewheel.transitions.workflows import NO_JOB, Workflow, end_workflow, lock_workflows
+
+_SQL = Statements("tidewheel.transitions")
+_ADD_BATCH_WORKFLOW = _SQL["add_batch_workflow"]
+_ADD_BATCH = _SQL["add_batch"]
+_GROW_BATCH = _SQL["grow_batch"]
+_READ_BATCH = _SQL["read_batch"]
+_CLOSE_BATCH = _SQL["close_batch"]
+_FIND_BATCH_RUNS = _SQL["find_batch_runs"]
+_FIND_PENDING_RUNS = _SQL["find_pending_runs"]
+_ADD_RUN_EDGES = _SQL["add_run_edges"]
+_ADD_JOINS = _SQL["add_joins"]
+
+_COPY_BATCH_RUNS = "COPY batch_runs (batch_id, tenant, ref, run_id, job_id) FROM STDIN (FORMAT BINARY)"
+_BATCH_RUN = columns(5)
+_NOTHING = RunInputs()
+_MAX_ERRORS = 50
+_ENDED = ("succeeded", "failed", "cancelled")
+
+
+class Origin(NamedTuple):
+    """The request that writes runs: its id, the coordinates of its message, its trace context."""
+
+    request_id: str | None = None
+    requested_from: str | None = None
+    traceparent: str | None = None
+
+
+class _Known(NamedTuple):
+    """A run that the batch has already."""
+
+    ref: str
+    run_id: UUID
+    job_id: UUID
+
+
+class _Waits(NamedTuple):
+    """The parents of a new run that have not ended, and the number of those that ended otherwise than it needs."""
+
+    parents: int
+    unmet: int
+
+
+def named_jobs(tenant: str, request: BatchSubmit | BatchAdd) -> set[UUID]:
+    """Return the ids of the jobs that a request names."""
+    keys = {run.key for run in request.runs}
+    if isinstance(request, BatchSubmit):
+        keys |= {key for _, key in _callback_keys(request)}
+    return {job_id(tenant, key) for key in keys}
+
+
+def submit_batch(
+    connection: Conn,
+    installation: Installation,
+    tenant: str,
+    request: BatchSubmit,
+    *,
+    origin: Origin,
+    seed: bytes | None,
+    jobs: Mapping[UUID, SharedJob],
+) -> UUID:
+    """Write a batch with its runs, in the caller's transaction.
+
+    Args:
+        connection: Inside a transaction.
+        installation: Shards and topics.
+        tenant: The tenant.
+        request: The batch.
+        origin: The request that writes it.
+        seed: The request's id or coordinates, from which the batch's id is derived.
+        jobs: The jobs that the request names, locked for share.
+
+    Raises:
+        InvalidInput: There is no job of a key.
+    """
+    _check_jobs(tenant, request, jobs)
+    now = read_now(connection)
+    hashed = sha256(b"%b|%b" % (tenant.encode(), seed or os.urandom(16))).digest()
+    batch_id = run_id(uuid_of(int.from_bytes(hashed[:16])), now, Cause.WORKFLOW, b"batch")
+    values: dict[str, object] = {
+        "batch_id": batch_id,
+        "tenant": tenant,
+        "shard": shard_of(run_bucket(batch_id), installation.shards),
+        "now": now,
+        "pending": int(request.open),
+        "open": request.open,
+        "callbacks": callbacks_text(request.on),
+    }
+    connection.execute(_ADD_BATCH_WORKFLOW, values)
+    connection.execute(_ADD_BATCH, values)
+    _Writer(connection, installation, batch_id, tenant, origin, jobs, now).write(request.runs)
+    return batch_id
+
+
+def add_to_batch(
+    connection: Conn,
+    installation: Installation,
+    tenant: str,
+    request: BatchAdd,
+    *,
+    origin: Origin,
+    jobs: Mapping[UUID, SharedJob],
+) -> bool:
+    """Add runs to a batch; return False if it has all of them already, as after an earlier attempt of a handler.
+
+    Args:
+        connection: Inside a transaction.
+        installation: Shards and topics.
+        tenant: The tenant.
+        request: The runs.
+        origin: The request that adds them.
+        jobs: The jobs that the request names, locked for share.
+
+    Raises:
+        UnknownBatch: The tenant has no such batch.
+        InvalidInput: The batch takes no further runs, or one of these does not fit.
+    """
+    batch_id = UUID(request.batch_id)
+    workflow = lock_batch(connection, tenant, batch_id)
+    named = {run.ref for run in request.runs} | {one.ref for run in request.runs for one in run.after}
+    found = connection.execute(_FIND_BATCH_RUNS, {"batch_id": batch_id, "refs": texts(sorted(named))}, binary=True)
+    known = {row.ref: row for row in map(_Known._make, cast("Iterable[_Known]", found))}
+    if all(run.ref in known and known[run.ref].job_id == job_id(tenant, run.key) for run in request.runs):
+        return False
+    _check_takes_runs(connection, workflow, request)
+    _check_jobs(tenant, request, jobs)
+    _check_refs(request, known)
+    now = read_now(connection)
+    _Writer(connection, installation, batch_id, tenant, origin, jobs, now, known).write(request.runs)
+    return True
+
+
+def close_batch(connection: Conn, installation: Installation, workflow: Workflow) -> bool:
+    """Close a batch whose occurrence is locked; return False if it is closed already."""
+    if not connection.execute(_CLOSE_BATCH, {"batch_id": workflow.root_run_id}).rowcount:
+        return False
+    workflow.pending -= 1
+    if not workflow.pending:
+        end_workflow(connection, installation, workflow, read_now(connection))
+    return True
+
+
+def lock_batch(connection: Conn, tenant: str, batch_id: UUID) -> Workflow:
+    """Lock the occurrence of a batch.
+
+    Raises:
+        UnknownBatch: The tenant has no such batch.
+    """
+    workflow = lock_workflows(connection, [batch_id]).get(batch_id)
+    if workflow is None or workflow.tenant != tenant or workflow.root_job_id != NO_JOB:
+        raise UnknownBatch(str(batch_id))
+    return workflow
+
+
+def _callback_keys(request: BatchSubmit) -> list[tuple[str, str]]:
+    """Return the names of the callbacks, each with the key of its job."""
+    on = request.on
+    given = [] if on is None else [(name, getattr(on, name)) for name in ("succeeded", "failed", "finished")]
+    return [(name, callback.key) for name, callback in given if callback is not None]
+
+
+def _check_jobs(tenant: str, request: BatchSubmit | BatchAdd, jobs: Mapping[UUID, SharedJob]) -> None:
+    keys = [(f"runs.{place}.key", run.key) for place, run in enumerate(request.runs)]
+    if isinstance(request, BatchSubmit):
+        keys += [(f"on.{name}.key", key) for name, key in _callback_keys(request)]
+    errors = [
+        FieldError(path, f"tenant {tenant!r} has no job {key!r}", "submit the job first, or correct the key")
+        for path, key in keys
+        if job_id(tenant, key) not in jobs
+    ]
+    if not errors:
+        errors = [error for place, run in enumerate(request.runs) for error in _key_errors(place, run, jobs, tenant)]
+    if errors:
+        raise InvalidInput(errors[:_MAX_ERRORS])
+
+
+def _key_errors(place: int, run: BatchRun, jobs: Mapping[UUID, SharedJob], tenant: str) -> Sequence[FieldError]:
+    """Return why the payload of a run does not fill its job's concurrency key."""
+    try:
+        jobs[job_id(tenant, run.key)].key_of(run.carried)
+    except InvalidInput as error:
+        return [FieldError(f"runs.{place}.{one.path}", one.problem, one.remedy) for one in error.errors]
+    return ()
+
+
+def _check_takes_runs(connection: Conn, workflow: Workflow, request: BatchAdd) -> None:
+    if workflow.state in _ENDED:
+        _refuse("batch_id", f"the batch has finished: it is {workflow.state}", "submit another batch")
+    if workflow.state == "cancelling":
+        _refuse("batch_id", "the batch is being cancelled", "submit another batch")
+    is_open = connection.execute(_READ_BATCH, {"batch_id": workflow.root_run_id}).fetchone()
+    if is_open is not None and is_open[0]:
+        return
+    if request.from_run_id is None:
+        remedy = "name one of its runs that is under way, or submit the batch with open: true"
+        _refuse("from_run_id", "the batch is closed", remedy)
+    found = {"batch_id": workflow.root_run_id, "run_ids": uuids([UUID(request.from_run_id)])}
+    if connection.execute(_FIND_PENDING_RUNS, found).fetchone() is None:
+        problem = "it is no run of the batch, or its end has been counted"
+        _refuse("from_run_id", problem, "add runs before the run ends, or submit the batch with open: true")
+
+
+def _check_refs(request: BatchAdd, known: Mapping[str, _Known]) -> None:
+    refs = {run.ref for run in request.runs}
+    errors = [
+        FieldError(f"runs.{place}.ref", f"the batch has a run {shown(run.ref)} already", "give it another ref")
+        for place, run in enumerate(request.runs)
+        if run.ref in known
+    ]
+    errors += [
+        FieldError(
+            f"runs.{place}.after.{number}.ref",
+            f"no run of the batch has the ref {shown(one.ref)}",
+            "name a run of this request, or one that the batch has already",
+        )
+        for place, run in enumerate(request.runs)
+        for number, one in enumerate(run.after)
+        if one.ref not in refs and one.ref not in known
+    ]
+    if errors:
+        raise InvalidInput(errors[:_MAX_ERRORS])
+
+
+def _refuse(path: str, problem: str, remedy: str) -> None:
+    raise InvalidInput([FieldError(path, problem, remedy)])
+
+
+@dataclass(frozen=True, slots=True)
+class _Writer:
+    """Writes runs of a batch whose occurrence is locked or new."""
+
+    connection: Conn
+    installation: Installation
+    batch_id: UUID
+    tenant: str
+    origin: Origin
+    jobs: Mapping[UUID, SharedJob]
+    now: datetime
+    known: Mapping[str, _Known] = field(default_factory=dict[str, _Known])
+
+    def write(self, runs: Sequence[BatchRun]) -> None:
+        """Write runs, with the joins and edges of those that wait for others."""
+        chosen = [self.jobs[job_id(self.tenant, run.key)] for run in runs]
+        ids = {
+            run.ref: run_id(job.job_id, self._at(run), Cause.WORKFLOW, self.batch_id.bytes + run.ref.encode())
+            for run, job in zip(runs, chosen, strict=True)
+        }
+        waits = self._waits(runs, ids)
+        new = [
+            self._new_run(run, ids[run.ref], job, blocked=waits.get(ids[run.ref], _NO_WAITS) != _NO_WAITS)
+            for run, job in zip(runs, chosen, strict=True)
+        ]
+        create_runs(self.connection, self.installation, new, now=self.now)
+        shared = _BATCH_RUN + uuid(self.batch_id) + text(self.tenant)
+        rows = (
+            b"".join((shared, text(run.ref), uuid(ids[run.ref]), uuid(job.job_id)))
+            for run, job in zip(runs, chosen, strict=True)
+        )
+        copy_rows(self.connection, _COPY_BATCH_RUNS, rows)
+        self._write_edges(runs, ids, waits)
+        self.connection.execute(_GROW_BATCH, {"batch_id": self.batch_id, "runs": len(runs)})
+        skipped = [run for run, wait in waits.items() if wait.unmet and not wait.parents]
+        ends = [RunEnd(run, 0, RunState.SKIPPED, reason="parents") for run in skipped]
+        finish_runs(self.connection, self.installation, ends)
+
+    def _at(self, run: BatchRun) -> datetime:
+        return self.now + (run.delay or timedelta(0))
+
+    def _waits(self, runs: Sequence[BatchRun], ids: Mapping[str, RunId]) -> dict[RunId, _Waits]:
+        """Return what each run with parents waits for; the states of counted parents are known."""
+        earlier = {self.known[one.ref].run_id for run in runs for one in run.after if one.ref not in ids}
+        pending: set[object] = set()
+        states: Mapping[UUID, RunState] = {}
+        if earlier:
+            columns = {"batch_id": self.batch_id, "run_ids": uuids(earlier)}
+            pending = {row[0] for row in self.connection.execute(_FIND_PENDING_RUNS, columns, binary=True)}
+            ended = read_node_runs(self.connection, earlier - pending, self.batch_id)
+            states = {run_id: RunState(run.state) for run_id, run in ended.items()}
+        waits: dict[RunId, _Waits] = {}
+        for run in runs:
+            open_parents = unmet = 0
+            for one in run.after:
+                if one.ref in ids or self.known[one.ref].run_id in pending:
+                    open_parents += 1
+                else:
+                    unmet += states.get(self.known[one.ref].run_id) not in MEETS[one.when]
+            if run.after:
+                waits[ids[run.ref]] = _Waits(open_parents, unmet)
+        return waits
+
+    def _write_edges(self, runs: Sequence[BatchRun], ids: Mapping[str, RunId], waits: Mapping[RunId, _Waits]) -> None:
+        edges = [
+            (ids[one.ref] if one.ref in ids else self.known[one.ref].run_id, ids[run.ref], one.when)
+            for run in runs
+            for one in run.after
+        ]
+        if not edges:
+            return
+        columns: dict[str, object] = {
+            "batch_id": self.batch_id,
+            "tenant": self.tenant,
+            "parents": uuids(parent for parent, _, _ in edges),
+            "children": uuids(child for _, child, _ in edges),
+            "conditions": words(condition for _, _, condition in edges),
+        }
+        self.connection.execute(_ADD_RUN_EDGES, columns)
+        joined = {run: wait for run, wait in waits.items() if wait.parents}
+        columns = {
+            "root": self.batch_id,
+            "tenant": self.tenant,
+            "run_ids": uuids(joined),
+            "parents": integers(wait.parents for wait in joined.values()),
+            "unmet": integers(wait.unmet for wait in joined.values()),
+        }
+        self.connection.execute(_ADD_JOINS, columns)
+
+    def _new_run(self, run: BatchRun, new_id: RunId, job: SharedJob, *, blocked: bool) -> NewRun:
+        at, payload = self._at(run), run.carried
+        content, content_type = (payload.content, payload.content_type) if payload else (None, None)
+        inputs = RunInputs(content, content_type, traceparent=self.origin.traceparent)
+        return NewRun(
+            run_id=new_id,
+            job_id=JobId(job.job_id),
+            tenant=self.tenant,
+            job_version=job.version,
+            shard=job.shard,
+            cause=Cause.WORKFLOW,
+            queue=job.queue,
+            lane=job.lane,
+            handler=job.handler,
+            overlap=job.overlap,
+            scheduled_at=at,
+            publish_at=at,
+            definition=job.definition,
+            inputs=None if inputs == _NOTHING else inputs,
+            request_id=self.origin.request_id,
+            requested_from=self.origin.requested_from,
+            gates=Gate.FLOW,
+            workflow_run_id=self.batch_id,
+            generation=0,
+            concurrency_key=job.key_of(payload),
+            blocked=blocked,
+        )
+
+
+_NO_WAITS = _Waits(0, 0)
