@@ -57,7 +57,7 @@ def apply_workflow_changes(
 
 
 def lock_occurrences(connection: Conn, batch: Sequence[ReceivedRequest]) -> None:
-    """Lock the occurrences and batches of these requests; occurrences of roots that run get their rows now."""
+    """Lock the occurrences of these requests; those of roots that run get their rows now."""
     roots = sorted({(root, received.tenant) for received in batch if (root := _root(received)) is not None})
     columns = {"roots": uuids(root for root, _ in roots), "tenants": texts([tenant for _, tenant in roots])}
     connection.execute(_KEEP_ROOT_RUNS, columns)

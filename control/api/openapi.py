@@ -34,6 +34,7 @@ _PATH_SCHEMAS: Mapping[str, dict[str, object]] = {
     "executor_id": {"type": "string", "format": "uuid"},
     "redrive_id": {"type": "string", "format": "uuid"},
     "backfill_id": {"type": "string", "format": "uuid"},
+    "batch_id": {"type": "string", "format": "uuid"},
     "number": {"type": "integer", "minimum": 1, "maximum": 2**63 - 1},
     "fingerprint": {"type": "string", "pattern": "^[0-9a-fA-F]{16}$"},
 }

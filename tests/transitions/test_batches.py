@@ -1,4 +1,4 @@
-"""A batch runs its jobs once each, in the order of their parents, and triggers jobs at its failure and its end."""
+"""A batch runs its jobs once each after their parents, and triggers jobs at its failure and its end."""
 
 import random
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ import pytest
 
 from tests.fixtures.database import Database
 from tests.transitions.acts import apply_batch, claim, messages, requests, submit, succeed, trigger
-from tests.transitions.test_workflows import Chance, assert_nothing_left, drain_some, end_some, play
+from tests.transitions.graphs import Chance, assert_nothing_left, drain_some, end_some, play
 from tidewheel.jobs.strict_json import read_value
 from tidewheel.runs import RunState
 from tidewheel.schemas.generated.records import Reply, ReplyStatus, Request

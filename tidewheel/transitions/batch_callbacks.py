@@ -60,7 +60,7 @@ def count_batch_ends(
     ended: Collection[UUID],
     now: datetime,
 ) -> None:
-    """Count drained releases in these batches, whose occurrences are locked; append the triggers that are due.
+    """Count drained releases in batches whose occurrences are locked; append the triggers that are due.
 
     Args:
         connection: Inside a transaction.

@@ -69,7 +69,7 @@ class _Known(NamedTuple):
 
 
 class _Waits(NamedTuple):
-    """The parents of a new run that have not ended, and the number of those that ended otherwise than it needs."""
+    """Of a new run: how many parents are pending, and how many ended otherwise than it needs."""
 
     parents: int
     unmet: int
@@ -135,7 +135,7 @@ def add_to_batch(
     origin: Origin,
     jobs: Mapping[UUID, SharedJob],
 ) -> bool:
-    """Add runs to a batch; return False if it has all of them already, as after an earlier attempt of a handler.
+    """Add runs to a batch; return False if it has all of them already, as in a second attempt.
 
     Args:
         connection: Inside a transaction.

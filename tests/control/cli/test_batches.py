@@ -7,7 +7,7 @@ import pytest
 from tests.control.cli.command import json_output, tidewheel
 from tests.fixtures.database import Database
 from tests.transitions.acts import submit
-from tests.transitions.test_workflows import play
+from tests.transitions.graphs import play
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.runs import RunState
 
