@@ -60,7 +60,7 @@ BATCH: Json = {"summary": _BATCH, "runs": [
      "finished_at": None}]}  # fmt: skip
 BATCH_CHANGE: Json = {"batch_id": RUN_ID, "unchanged": False}
 SUBMITTED_BATCH: Json = {
-    "runs": [{"ref": "load", "key": "nightly"}, {"ref": "report", "key": "nightly", "after": ["load"]}],
+    "runs": [{"ref": "load", "key": "nightly"}, {"ref": "report", "key": "nightly", "after": [{"ref": "load"}]}],
     "on": {"finished": {"key": "nightly", "payload": {"order": 7}}},
 }
 BACKFILLS: Json = {"backfills": [_BACKFILL]}

@@ -64,7 +64,7 @@ class BatchSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchParent:
+class NodeParent:
     """A run of the same batch that comes before, with the condition on its end."""
 
     ref: str
@@ -72,7 +72,7 @@ class BatchParent:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchRun:
+class BatchNode:
     """A run of a batch.
 
     Args:
@@ -91,7 +91,7 @@ class BatchRun:
     key: str
     run_id: UUID
     state: str
-    parents: Sequence[BatchParent]
+    parents: Sequence[NodeParent]
     reason: str | None = None
     attempt: int = 0
     started_at: datetime | None = None
@@ -103,7 +103,7 @@ class Batch:
     """A batch with its runs, in the order of their refs."""
 
     summary: BatchSummary
-    runs: Sequence[BatchRun]
+    runs: Sequence[BatchNode]
 
 
 class _Row(NamedTuple):
@@ -147,15 +147,15 @@ def batch(connection: Conn, tenant: str, batch_id: UUID, *, limit: int = 1000) -
     columns = {"batch_id": batch_id, "run_ids": uuids(ids), "limit": _MAX_EDGES}
     edges = connection.execute(_READ_RUN_EDGES, columns, binary=True).fetchall()
     refs = {row.run_id: row.ref for row in rows}
-    parents: dict[UUID, list[BatchParent]] = {}
+    parents: dict[UUID, list[NodeParent]] = {}
     for parent, child, when in cast("list[tuple[UUID, UUID, str]]", edges):
-        parents.setdefault(child, []).append(BatchParent(refs[parent], when))
+        parents.setdefault(child, []).append(NodeParent(refs[parent], when))
     return Batch(summary, [_run(row, found.get(row.run_id), parents.get(row.run_id, ())) for row in rows])
 
 
-def _run(row: _Row, run: NodeRun | None, parents: Sequence[BatchParent]) -> BatchRun:
+def _run(row: _Row, run: NodeRun | None, parents: Sequence[NodeParent]) -> BatchNode:
     if run is None:
-        return BatchRun(row.ref, row.key, row.run_id, "expired", parents)
-    return BatchRun(
+        return BatchNode(row.ref, row.key, row.run_id, "expired", parents)
+    return BatchNode(
         row.ref, row.key, row.run_id, run.state, parents, run.reason, run.attempt, run.started_at, run.finished_at
     )

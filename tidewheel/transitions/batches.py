@@ -69,7 +69,7 @@ class _Known(NamedTuple):
 
 
 class _Waits(NamedTuple):
-    """Of a new run: how many parents are pending, and how many ended otherwise than it needs."""
+    """The numbers of pending parents of a new run, and of those that ended otherwise than needed."""
 
     parents: int
     unmet: int
