@@ -449,7 +449,7 @@ CREATE INDEX releases_by_root ON releases (root_run_id);
 CREATE INDEX releases_failed ON releases (id) WHERE error IS NOT NULL;
 
 -- A batch: runs that one request or several have written, with the jobs that it triggers. Its row of workflows has the
--- same id, no root, and the counts of its runs. Retention deletes both (docs/adr/0061-batches.md).
+-- same id, no root, and the counts of its runs. Retention deletes both (docs/adr/0066-batches.md).
 CREATE TABLE batches (
     batch_id            uuid PRIMARY KEY,
     tenant              text NOT NULL,

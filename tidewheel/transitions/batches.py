@@ -3,7 +3,7 @@
 A batch is an occurrence of a workflow without a root: its row of `workflows` counts the pending runs, and the ends of
 its runs write releases. Runs that come after others are written at once, as `blocked`, with a join each. An open batch
 counts as one pending run more, so it does not end before it is closed. Who writes runs locks the jobs for share and
-then the occurrence, as a drain does (docs/adr/0061-batches.md).
+then the occurrence, as a drain does (docs/adr/0066-batches.md).
 """
 
 import os
