@@ -762,14 +762,71 @@ SELECT member_id, name, last_heartbeat_at
  WHERE role = 'scheduler' AND last_heartbeat_at > tidewheel_now() - %(timeout)s::interval
    AND last_heartbeat_at < tidewheel_now() + %(timeout)s::interval
 
+-- part: tenant_columns(t)
+-- A tenant's limits, and the begin of its pause.
+-- Index: freezes_pkey; a few rows. No lock.
+t.tenant, t.created_at, t.triggers_per_second, t.in_flight, t.max_jobs AS jobs, t.max_payload_bytes AS payload_bytes,
+       (SELECT min(f.created_at) FROM freezes AS f
+         WHERE f.tenant = t.tenant AND f.queue IS NULL AND f.labels IS NULL AND f.key_prefix IS NULL
+           AND f.thawed_at IS NULL) AS paused_at
+
 -- name: list_tenants
 -- Returns a page of the tenants by name.
 -- Index: tenants_pkey. No lock.
-SELECT tenant, created_at
-  FROM tenants
- WHERE tenant > %(after)s
- ORDER BY tenant
+SELECT {{tenant_columns(t)}}
+  FROM tenants AS t
+ WHERE t.tenant > %(after)s
+ ORDER BY t.tenant
  LIMIT %(limit)s
+
+-- name: show_tenant
+-- Returns one tenant.
+-- Index: tenants_pkey. No lock.
+SELECT {{tenant_columns(t)}} FROM tenants AS t WHERE t.tenant = %(tenant)s
+
+-- name: add_tenant
+-- Writes a tenant; no row if it exists.
+-- Index: tenants_pkey. Lock: the new row; waits for an uncommitted insert of the same tenant.
+INSERT INTO tenants (tenant, triggers_per_second, in_flight, max_jobs, max_payload_bytes)
+VALUES (%(tenant)s, %(triggers_per_second)s, %(in_flight)s, %(jobs)s, %(payload_bytes)s)
+    ON CONFLICT DO NOTHING
+
+-- name: change_limits
+-- Writes the limits of a tenant; no row if there is no tenant, or no limit differs.
+-- Index: tenants_pkey. Lock: the row; waits for submits of a tenant with a quota of jobs.
+UPDATE tenants
+   SET triggers_per_second = %(triggers_per_second)s, in_flight = %(in_flight)s, max_jobs = %(jobs)s,
+       max_payload_bytes = %(payload_bytes)s,
+       in_flight_since = CASE WHEN %(in_flight)s::integer IS NULL THEN NULL
+                              WHEN in_flight IS NULL THEN tidewheel_now()
+                              ELSE in_flight_since END
+ WHERE tenant = %(tenant)s
+   AND (triggers_per_second, in_flight, max_jobs, max_payload_bytes) IS DISTINCT FROM
+       (%(triggers_per_second)s::double precision, %(in_flight)s::integer, %(jobs)s::integer, %(payload_bytes)s::integer)
+
+-- name: lock_tenant
+-- Locks a tenant against other changes of its limits.
+-- Index: tenants_pkey. Lock: the row; waits.
+SELECT 1 FROM tenants WHERE tenant = %(tenant)s FOR NO KEY UPDATE
+
+-- name: count_open_runs
+-- Returns the number of a tenant's open runs by state, of its first ones by id.
+-- Index: job_runs_by_tenant, at most as many rows as the limit. No lock.
+SELECT state, count(*)
+  FROM (SELECT state FROM job_runs WHERE tenant = %(tenant)s AND shard >= 0 ORDER BY run_id LIMIT %(limit)s) AS counted
+ GROUP BY state
+
+-- name: count_finished_runs
+-- Returns the number of a tenant's finished runs from an id on, up to a limit.
+-- Index: finished_runs_by_tenant in each partition, at most as many entries as the limit in all. No lock.
+SELECT count(*)
+  FROM (SELECT 1 FROM finished_runs WHERE tenant = %(tenant)s AND run_id >= %(first_id)s LIMIT %(limit)s) AS counted
+
+-- name: count_tenant_jobs
+-- Returns the number of a tenant's jobs, of its first ones by key, deleted ones among those.
+-- Index: jobs_by_key, at most as many rows as the limit. No lock.
+SELECT count(*) FILTER (WHERE deleted_at IS NULL), count(*)
+  FROM (SELECT deleted_at FROM jobs WHERE tenant = %(tenant)s ORDER BY key COLLATE "C" LIMIT %(limit)s) AS counted
 
 -- name: find_open_states
 -- Returns the states of the newest `limit` open runs of a tenant by id, or of one of its jobs by instant.
@@ -826,7 +883,7 @@ SELECT o.run_id, o.state, o.queue, o.handler, o.attempt, nullif(o.publish_at, 'i
        coalesce(e.last_heartbeat_at <= (SELECT tidewheel_now()) - coalesce(e.lease, %(lease)s::interval), true) AS is_silent,
        EXISTS (SELECT FROM pending_cancels AS c WHERE c.run_id = o.run_id) AS cancel_requested,
        coalesce(f.able, 0) AS able, coalesce(f.serving, 0) AS serving, f.able_seen_at,
-       CASE WHEN o.waits_for IS NOT NULL THEN o.concurrency_key END AS waits_for_key, k.running AS key_running,
+       CASE WHEN o.waits_for IS NOT NULL THEN coalesce(k.key, o.concurrency_key) END AS waits_for_key, k.running AS key_running,
        k.at_once AS key_at_once, k.wake_at AS key_wake_at, o.workflow_run_id, coalesce(w.state = 'paused', false) AS workflow_is_paused,
        g.parents, g.marked AS parents_ended
   FROM job_runs AS o

@@ -45,6 +45,7 @@ from tidewheel.transitions.claim import (
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.run_events import append_started
 from tidewheel.transitions.run_messages import Definitions
+from tidewheel.transitions.tenant_places import LimitedTenants
 
 _LOG = logging.getLogger("tidewheel.executor")
 
@@ -163,6 +164,7 @@ class BatchClaimer:
                 _source_of(message),
                 keyed,
                 request.publish_at,
+                definition.tenant,
             )
             name = needs(definition.target)
         except (UndecodableMessage, ValueError) as error:
@@ -217,6 +219,7 @@ class Claimer:
         self._session, self._installation = session, installation
         self._executor_id, self._stop, self._lease_lost, self._notify = executor_id, stop, lease_lost, notify
         self._read_lease, self.lease = lease, lease()
+        self._limited = LimitedTenants()
         self._held: dict[UUID, float] = {}  # rows that another transaction held, and until when to expect that
 
     def claim(self, claims: Sequence[Claim], *, source: str) -> Claimed:
@@ -276,18 +279,22 @@ class Claimer:
         return decided
 
     def _uniform(self, connection: Conn, claims: Sequence[Claim]) -> Claimed:
-        free = [claim for claim in claims if not claim.keyed]
+        limited = self._limited.read(connection)
+        free = [claim for claim in claims if not claim.needs_place(limited)]
         started = claim_uniform(connection, free, executor_id=self._executor_id)
         if len(free) == len(claims):
             return Claimed(started)
         # Last, because it locks keys.
-        keyed = [claim for claim in claims if claim.keyed]
-        claimed = claim_keyed(connection, self._installation, keyed, executor_id=self._executor_id)
+        keyed = [claim for claim in claims if claim.needs_place(limited)]
+        claimed = claim_keyed(connection, self._installation, keyed, executor_id=self._executor_id, limited=limited)
         claimed.started = started + claimed.started
         return claimed
 
     def _decide(self, connection: Conn, claims: Sequence[Claim]) -> Claimed:
-        return claim_runs(connection, self._installation, claims, executor_id=self._executor_id, contested=True)
+        limited = self._limited.read(connection)
+        return claim_runs(
+            connection, self._installation, claims, executor_id=self._executor_id, contested=True, limited=limited
+        )
 
     def _claim_contested(self, claims: Sequence[Claim]) -> Claimed:
         """Decide about runs that may meet others, after their gates are set and committed."""

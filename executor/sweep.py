@@ -259,6 +259,7 @@ class Sweep:
                     "sweep",
                     run.concurrency_key is not None,
                     run.publish_at,
+                    readable[run.run_id][1].tenant,
                 )
                 for run in chosen
             ]

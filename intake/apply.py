@@ -31,6 +31,7 @@ from tidewheel.intake.rollback import apply_rollbacks
 from tidewheel.intake.run_batches import apply_batch_adds, apply_batch_closes, apply_batch_submits
 from tidewheel.intake.submit import apply_submits
 from tidewheel.intake.task_tokens import apply_completes, apply_heartbeats
+from tidewheel.intake.tenant_limits import exceeded
 from tidewheel.intake.trigger import apply_triggers
 from tidewheel.intake.workflows import apply_workflow_changes
 from tidewheel.jobs.requests import (
@@ -79,7 +80,6 @@ from tidewheel.transitions.places import FreedPlace
 from tidewheel.transitions.run_keys import settle_keys
 
 _SQL = Statements("tidewheel.intake")
-_FIND_TENANTS = _SQL["find_tenants"]
 _FIND_REPLIES = _SQL["find_replies"]
 
 _COPY_REPLIES = "COPY requests (tenant, request_id, body_hash, reply, created_at) FROM STDIN (FORMAT BINARY)"
@@ -191,17 +191,17 @@ def apply_requests(
         block_claims(connection, batch)
     freed = [] if freed_keys is None else freed_keys
     bound = _bound(batch, actor, lock_graphs(connection, batch), freed)
-    replies: list[Reply | None] = [None] * len(batch)
-    unknown = unknown_tenants(connection, batch)
+    refused = exceeded(connection, batch)
+    replies = [rejected(one, refused[index]) if index in refused else None for index, one in enumerate(batch)]
     names = [_name(received, installation) for received in batch]
     stored = _find_replies(connection, names)
     new: list[int] = []
     repeats: list[tuple[int, int]] = []
     first: dict[_Name, int] = {}
     for index, (received, name) in enumerate(zip(batch, names, strict=True)):
-        if received.tenant in unknown:
-            replies[index] = rejected(received, UnknownTenant(received.tenant))
-        elif name in stored:
+        if isinstance(refused.get(index), UnknownTenant):
+            continue
+        if name in stored:
             replies[index] = _first_reply(received, *stored[name])
         elif name is not None and name in first:
             repeats.append((index, first[name]))
@@ -209,7 +209,7 @@ def apply_requests(
             if name is not None:
                 first[name] = index
             new.append(index)
-    for indexes in _batches(batch, new):
+    for indexes in _batches(batch, [index for index in new if replies[index] is None]):
         chosen = [batch[index] for index in indexes]
         apply = _APPLY[type(chosen[0].request)]
         for index, reply in zip(indexes, bound.get(apply, apply)(connection, installation, chosen), strict=True):
@@ -268,13 +268,6 @@ def first_reply(connection: Conn, tenant: str, request_id: str, content: bytes) 
     if stored is not None and stored[0] != content:
         raise RequestConflict(request_id)
     return stored and stored[1]
-
-
-def unknown_tenants(connection: Conn, batch: Sequence[ReceivedRequest]) -> set[str]:
-    """Return the tenants in this batch that do not exist."""
-    tenants = {received.tenant for received in batch}
-    known = {str(tenant) for (tenant,) in connection.execute(_FIND_TENANTS, {"tenants": list(tenants)})}
-    return tenants - known
 
 
 def _batches(batch: Sequence[ReceivedRequest], indexes: Sequence[int]) -> Iterator[list[int]]:

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from tidewheel.audit import Actor, Change, process_actor, record_change
-from tidewheel.errors import FieldError, InvalidInput, UnknownTenant
-from tidewheel.intake.apply import unknown_tenants
+from tidewheel.errors import FieldError, InvalidInput
 from tidewheel.intake.calendars import lock_calendars
 from tidewheel.intake.new_jobs import create_jobs
 from tidewheel.intake.request import ReceivedRequest, rejected
 from tidewheel.intake.submit import named_calendars
+from tidewheel.intake.tenant_limits import exceeded
 from tidewheel.jobs.requests import JobSubmit
 from tidewheel.jobs.schedule import AfterSpec
 from tidewheel.postgres.session import Conn
@@ -60,12 +60,7 @@ def load_jobs(
     Raises:
         Unavailable: Other transactions have created some of the jobs again and again: roll back and try again.
     """
-    unknown = unknown_tenants(connection, batch)
-    refused = {
-        index: rejected(received, UnknownTenant(received.tenant))
-        for index, received in enumerate(batch)
-        if received.tenant in unknown
-    }
+    refused = {index: rejected(batch[index], refusal) for index, refusal in exceeded(connection, batch).items()}
     refused |= {
         index: rejected(received, InvalidInput([_UNCHECKED]))
         for index, received in enumerate(batch)

@@ -1,7 +1,23 @@
 -- name: find_tenants
--- Those of the given tenants that exist.
+-- Those of the given tenants that exist, each with the limits that a request can exceed.
 -- Index: tenants_pkey. No lock.
-SELECT tenant FROM tenants WHERE tenant = ANY (%(tenants)s)
+SELECT tenant, max_jobs, max_payload_bytes FROM tenants WHERE tenant = ANY (%(tenants)s)
+
+-- name: lock_job_quota
+-- Locks the quota of a tenant, so that two transactions do not count the same jobs.
+-- No index. Lock: an advisory one, before any timer; the caller takes several in the order of the names.
+-- Why not the row: the role of a tenant may only read tenants.
+SELECT pg_advisory_xact_lock(hashtextextended('tidewheel jobs of ' || %(tenant)s::text, 0))
+
+-- name: count_jobs
+-- The number of a tenant's jobs, up to a limit.
+-- Index: jobs_by_key, the tenant's rows. No lock: the tenant is locked.
+SELECT count(*) FROM (SELECT 1 FROM jobs WHERE tenant = %(tenant)s AND deleted_at IS NULL LIMIT %(limit)s) AS counted
+
+-- name: find_live_jobs
+-- The ids of those jobs that exist and are not deleted.
+-- Index: jobs_pkey. No lock.
+SELECT job_id FROM jobs WHERE job_id = ANY (%(job_ids)s) AND deleted_at IS NULL
 
 -- name: find_replies
 -- The first replies of requests that were applied before.

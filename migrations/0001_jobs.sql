@@ -20,13 +20,19 @@ VALUES ('shards', '64'),
        ('task_token_key', to_jsonb(encode(sha256((gen_random_uuid()::text || gen_random_uuid()::text)::bytea), 'hex')));
 
 CREATE TABLE tenants (
-    tenant     text PRIMARY KEY,
-    paused     boolean NOT NULL DEFAULT false,
-    limits     jsonb NOT NULL DEFAULT '{}',
-    weight     smallint NOT NULL DEFAULT 1 CHECK (weight BETWEEN 1 AND 100),
-    created_at timestamptz NOT NULL DEFAULT tidewheel_now()
+    tenant              text PRIMARY KEY,
+    weight              smallint NOT NULL DEFAULT 1 CHECK (weight BETWEEN 1 AND 100),
+    created_at          timestamptz NOT NULL DEFAULT tidewheel_now(),
+    triggers_per_second double precision CHECK (triggers_per_second > 0),
+    in_flight           integer CHECK (in_flight > 0),
+    max_jobs            integer CHECK (max_jobs > 0),
+    max_payload_bytes   integer CHECK (max_payload_bytes > 0),
+    in_flight_since     timestamptz
 );
-COMMENT ON TABLE tenants IS 'no code reads paused and limits yet';
+COMMENT ON TABLE tenants IS 'a limit that is null is no bound; a pause is a row of freezes';
+COMMENT ON COLUMN tenants.in_flight_since IS 'the time at which in_flight became a bound, until the runs that had started are counted';
+CREATE INDEX tenants_in_flight ON tenants (tenant) WHERE in_flight IS NOT NULL;
+CREATE INDEX tenants_to_count ON tenants (tenant) WHERE in_flight_since IS NOT NULL;
 INSERT INTO tenants (tenant) VALUES ('default');
 
 -- One small row per job; job_versions holds the large and immutable part. No foreign key to tenants: intake checks the

@@ -52,7 +52,7 @@ CREATE TABLE job_runs (
     autovacuum_vacuum_cost_delay = 0
 );
 COMMENT ON COLUMN job_runs.handler IS 'what an executor must have: a handler''s name, or tidewheel. and the type of another target';
-COMMENT ON COLUMN job_runs.gates IS 'bits of tidewheel/runs.py: what a claim or an end does beyond the row; 0 for most runs. 1: another run of the job has come, or the run is the job''s active run. 2: a run of a workflow. 4: the run has a concurrency key. 8: it holds a place of that key. 64: a trigger has replaced its inputs. 128: its occurrence keeps its place as the active run';
+COMMENT ON COLUMN job_runs.gates IS 'bits of tidewheel/runs.py: what a claim or an end does beyond the row; 0 for most runs. 1: another run of the job has come, or the run is the job''s active run. 2: a run of a workflow. 4: the run has a concurrency key. 8: it holds a place of that key. 16: it holds a place of its tenant. 64: a trigger has replaced its inputs. 128: its occurrence keeps its place as the active run';
 COMMENT ON COLUMN job_runs.root_run_id IS 'the first run of its chain of retries by clients';
 COMMENT ON COLUMN job_runs.workflow_run_id IS 'the run of the root, if the run belongs to an occurrence of a workflow';
 COMMENT ON COLUMN job_runs.generation IS 'of a run of a workflow: 0, and one more for each resume';
@@ -192,7 +192,8 @@ CREATE TABLE run_keys (
     autovacuum_vacuum_cost_delay = 0
 );
 COMMENT ON COLUMN run_keys.key_id IS '64 bits of a hash of tenant and key';
-COMMENT ON COLUMN run_keys.at_once IS 'the number of places, by key_limits or by the job whose run was claimed last; null for no bound';
+COMMENT ON COLUMN run_keys.key IS 'empty for the row that counts a tenant''s runs in flight';
+COMMENT ON COLUMN run_keys.at_once IS 'the number of places, by key_limits, the job whose run was claimed last, or the tenant''s limit; null for no bound';
 COMMENT ON COLUMN run_keys.every_us IS 'the microseconds between two starts; null for no rate';
 COMMENT ON COLUMN run_keys.burst IS 'the number of starts at once after a rest';
 COMMENT ON COLUMN run_keys.running IS 'the number of open runs whose gates show a place of this key';
@@ -357,8 +358,10 @@ CREATE TABLE deferred_effects (
     reset_failures boolean NOT NULL,
     inputs_at      timestamptz,
     release_job    boolean NOT NULL,
-    key_id         bigint
+    key_id         bigint,
+    held_tenant    boolean NOT NULL DEFAULT false
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+COMMENT ON COLUMN deferred_effects.held_tenant IS 'true if the run held a place of its tenant';
 COMMENT ON COLUMN deferred_effects.chain_at IS 'the run''s scheduled time, if the job''s next fire time counts from its end';
 COMMENT ON COLUMN deferred_effects.reset_failures IS 'true if the job''s consecutive failures are to be reset';
 COMMENT ON COLUMN deferred_effects.inputs_at IS 'the run''s creation, if its inputs move to the day of its end';
@@ -624,3 +627,15 @@ COMMENT ON COLUMN dedupes.first_at IS 'the time of the first trigger of the wind
 COMMENT ON COLUMN dedupes.until_at IS 'the end of the window; of a debounced run the time at which it is due';
 COMMENT ON COLUMN dedupes.runs_at IS 'the time at which the run is due';
 CREATE INDEX dedupes_by_end ON dedupes (until_at); -- the scheduler deletes windows that are over
+
+-- The places in time of tenants with a rate of triggers, a row each: a ring of buckets, and since when runs are held.
+CREATE TABLE tenant_rates (
+    tenant       text PRIMARY KEY,
+    per_second   double precision NOT NULL,
+    first_bucket bigint NOT NULL DEFAULT 0,
+    used         integer[] NOT NULL DEFAULT array_fill(0, ARRAY[64]),
+    held_from    timestamptz
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000);
+COMMENT ON COLUMN tenant_rates.first_bucket IS 'the number of the first bucket, counted from 1970 in buckets of a second or longer';
+COMMENT ON COLUMN tenant_rates.used IS 'the places that are taken in each bucket';
+COMMENT ON COLUMN tenant_rates.held_from IS 'the time of the oldest held run: runs of this time or later are held behind it';

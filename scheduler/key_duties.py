@@ -20,8 +20,10 @@ from tidewheel.postgres.session import Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
 from tidewheel.runs import Gate
+from tidewheel.transitions.held_runs import MAX_RELEASED, find_held_tenants, pace
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.run_keys import settle_keys
+from tidewheel.transitions.tenant_places import COUNTED_FOR, MAX_COUNTED, count_started_runs
 
 _LOG = logging.getLogger("tidewheel.scheduler")
 
@@ -32,6 +34,8 @@ _SCAN_KEYS = _SQL["scan_keys"]
 _REMOVE_IDLE_KEYS = _SQL["remove_idle_keys"]
 _LOCK_KEYS = _SQL["lock_keys"]
 _REPAIR_KEYS = _SQL["repair_keys"]
+_FIND_TENANTS_TO_COUNT = _SQL["find_tenants_to_count"]
+_END_COUNT = _SQL["end_count"]
 
 _MAX_WOKEN = 500  # keys in one transaction: about twenty milliseconds
 _MAX_SCANNED = 1000  # keys in one step of the repair
@@ -105,6 +109,41 @@ class KeyDuties:
                 some = woken[first : first + _MAX_WOKEN]
                 promoted += settle_keys(connection, self._installation, woken=some).promoted
         return promoted
+
+    def count_started_runs(self) -> None:
+        """Count the runs of tenants whose limit of runs in flight has begun.
+
+        Raises:
+            Unavailable: The database does not answer.
+        """
+        columns: dict[str, object] = {"counted_for": COUNTED_FOR}
+        with self._session.transaction() as connection:
+            found = connection.execute(_FIND_TENANTS_TO_COUNT, columns, binary=True).fetchall()
+        for tenant, is_last in cast("list[tuple[str, bool]]", found):
+            counted = MAX_COUNTED
+            while counted == MAX_COUNTED:
+                with self._session.transaction() as connection:
+                    counted = count_started_runs(connection, tenant)
+            if is_last and not counted:
+                with self._session.transaction() as connection:
+                    connection.execute(_END_COUNT, {**columns, "tenant": tenant})
+
+    def pace(self) -> int:
+        """Queue held runs of tenants with a rate at their places; return their number.
+
+        Raises:
+            Unavailable: The database does not answer.
+        """
+        with self._session.transaction() as connection:
+            tenants = find_held_tenants(connection)
+        queued = 0
+        for tenant in tenants:
+            released = MAX_RELEASED
+            while released == MAX_RELEASED:
+                with self._session.transaction() as connection:
+                    released = pace(connection, self._installation, tenant)
+                queued += released
+        return queued
 
     def _repair_counters(self, keys: Sequence[int]) -> None:
         columns: dict[str, object] = {"key_ids": keys, "holds": Gate.HOLDS_KEY}

@@ -146,6 +146,7 @@ class Scheduler:
             ("active runs", _SECOND, self._repair_active_runs),
             ("waiting for keys", _EACH_STEP, self._promote_for_keys),
             ("keys", _SECOND, self._repair_keys),
+            ("rates of tenants", _SECOND, self._pace),
             ("unhandled runs", _SECOND, self._announce_unhandled),
             ("metrics", _SECOND, self._measure),
             ("workflow deadlines", _SECOND, self._time_out_workflows),
@@ -252,7 +253,13 @@ class Scheduler:
         return min(self._released(promoted), until_next)
 
     def _repair_keys(self) -> float:
-        return self._released(self._keys.repair() if 0 in self._shards else 0)
+        if 0 not in self._shards:
+            return math.inf
+        self._keys.count_started_runs()
+        return self._released(self._keys.repair())
+
+    def _pace(self) -> float:
+        return self._released(self._keys.pace() if 0 in self._shards else 0)
 
     def _released(self, runs: int) -> float:
         """Wake relays for runs that may start now; their messages are due, so the next step comes at once."""

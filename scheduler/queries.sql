@@ -530,7 +530,7 @@ SELECT extract(epoch FROM k.wake_at - (SELECT tidewheel_now()))::float8
 
 -- part: idle(k)
 -- The condition that nothing uses a key. With a rate whose starts are not all free it is in use: without its row they were.
-k.running = 0 AND NOT k.has_waiters AND (k.tat IS NULL OR k.tat <= (SELECT tidewheel_now()))
+k.running = 0 AND NOT k.has_waiters AND (k.key <> '' OR k.at_once IS NULL) AND (k.tat IS NULL OR k.tat <= (SELECT tidewheel_now()))
 AND k.used_at < (SELECT tidewheel_now()) - %(idle_after)s::interval
 
 -- name: scan_keys
@@ -562,7 +562,7 @@ WITH listed AS MATERIALIZED (
     SELECT d.key_id, count(*) AS places FROM deferred_effects AS d WHERE d.key_id IS NOT NULL GROUP BY d.key_id
 )
 SELECT reached.key_id, k.key_id, {{idle(k)}}, k.has_waiters,
-       k.key_id IS DISTINCT FROM reached.left_out
+       k.key_id IS DISTINCT FROM reached.left_out AND k.key <> ''
        AND (k.running <> coalesce(held.places, 0) + coalesce(deferred.places, 0)
             OR k.unclaimed <> coalesce(held.unclaimed, 0))
   FROM reached
@@ -606,6 +606,20 @@ UPDATE run_keys AS k
      ) AS o
   ) AS held
  WHERE k.key_id = held.key_id AND (k.running <> held.places + held.deferred OR k.unclaimed <> held.unclaimed)
+
+-- name: find_tenants_to_count
+-- Returns the tenants whose limit of runs in flight has begun, and whether that was long ago.
+-- Index: tenants_to_count, empty most of the time. No lock.
+SELECT tenant, in_flight_since < tidewheel_now() - %(counted_for)s::interval
+  FROM tenants
+ WHERE in_flight_since IS NOT NULL AND in_flight IS NOT NULL
+
+-- name: end_count
+-- Records that the started runs of a tenant are counted, unless its limit has begun again.
+-- Index: tenants_pkey. Lock: the row.
+UPDATE tenants
+   SET in_flight_since = NULL
+ WHERE tenant = %(tenant)s AND in_flight_since < tidewheel_now() - %(counted_for)s::interval
 
 -- name: drop_stale_signals
 -- Deletes signals of ended runs that no executor has read: it has died.

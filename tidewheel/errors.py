@@ -17,6 +17,7 @@
     │   ├── UnknownCalendar      no such calendar in this tenant
     │   ├── UnknownApiKey        no such API key
     │   ├── UnknownTenant        no such tenant in this installation
+    │   ├── TenantLimitExceeded  a job or a payload beyond the limits of its tenant
     │   ├── VersionConflict      the job's current version differs from the expected one
     │   └── RequestConflict      a request_id used before with another body
     ├── Unavailable              try again: PostgreSQL or Kafka does not answer now
@@ -274,6 +275,15 @@ class UnknownTenant(Refused):
         self.tenant = tenant
         problem, remedy = f"there is no tenant {tenant!r}", "leave it out, or create the tenant"
         super().__init__((FieldError("tenant", problem, remedy),))
+
+
+class TenantLimitExceeded(Refused):
+    """A job or a payload beyond the limits of its tenant."""
+
+    code = "tenant_limit"
+
+    def __init__(self, error: FieldError) -> None:
+        super().__init__((error,))
 
 
 class VersionConflict(Refused):

@@ -162,6 +162,16 @@ def dedupe_id(job: UUID, key: str) -> int:
     return int.from_bytes(sha256(b"%b%b" % (job.bytes, key.encode())).digest()[:8], signed=True)
 
 
+def tenant_key_id(tenant: str) -> int:
+    """Return the id of a tenant's empty key, which no job has: its row counts the runs in flight."""
+    return key_id(tenant, "")
+
+
+def rate_key_id(tenant: str) -> int:
+    """Return what the held runs of a tenant wait for: the id of a key that no job can have."""
+    return key_id(tenant, "\0rate")
+
+
 def run_bucket(run: UUID) -> int:
     """The bucket of the job that a run belongs to."""
     return (run.int >> 64) & 0xFFF

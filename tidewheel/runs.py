@@ -101,6 +101,8 @@ class Gate(IntFlag):
     """It has a concurrency key: it starts only with a place of the key (ADR 0053)."""
     HOLDS_KEY = 8
     """It holds a place of its key: its row counts in `run_keys.running` until its attempt ends."""
+    HOLDS_TENANT = 16
+    """It holds a place of its tenant, which limits runs in flight: its row counts until its attempt ends."""
     MOVED = 64
     """A trigger has replaced its inputs: only a message with its `publish_at` claims it (ADR 0060)."""
     WHOLE = 128
@@ -108,6 +110,7 @@ class Gate(IntFlag):
 
 
 BARRED = Gate.MET | Gate.KEY | Gate.MOVED | Gate.WHOLE
+HOLDS = Gate.HOLDS_KEY | Gate.HOLDS_TENANT
 
 
 class AttemptOutcome(StrEnum):
@@ -196,6 +199,7 @@ FINAL = frozenset({_S.SUCCEEDED, _S.FAILED, _S.TIMED_OUT, _S.CANCELLED, _S.SKIPP
 OPEN = frozenset(RunState) - FINAL
 NOT_STARTED = [RunState.QUEUED, RunState.BUFFERED, RunState.BLOCKED]  # of a run without an attempt
 OWNED = [RunState.RUNNING, RunState.CANCELLING]  # an executor owns the attempt, guarded by its lease
+IN_FLIGHT = [*OWNED, RunState.WAITING]  # its attempt has begun and has not ended
 DEAD_LETTERED = frozenset({_S.FAILED, _S.TIMED_OUT})
 SCHEDULED = "scheduled"  # not a state: a queued run is shown so while its publish_at is ahead
 

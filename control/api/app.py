@@ -28,6 +28,7 @@ from tidewheel.control.api.runs import RunsApi
 from tidewheel.control.api.schemas import SchemasApi
 from tidewheel.control.api.status import StatusApi
 from tidewheel.control.api.task_tokens import TaskTokensApi
+from tidewheel.control.api.tenants import TenantsApi
 from tidewheel.control.api.workers import Pools
 from tidewheel.control.api.workflows import WorkflowsApi
 from tidewheel.executor.message_check import MessageCheck
@@ -54,6 +55,7 @@ def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *,
         BatchesApi(pools.reads, pools.writes),
         DeadLettersApi(pools.reads, pools.writes),
         FleetApi(pools.reads),
+        TenantsApi(pools.reads, pools.writes),
         RunEventsApi(pools.streams, stop),
         StatusApi(pools.reads, installation.shards),
         LimitsApi(pools.reads, pools.writes),

@@ -159,7 +159,17 @@ EXECUTORS: Json = {"next_cursor": None, "executors": [{
 SHARDS: Json = {"shards": [{"shard": 0, "owner": {
     "member_id": "8f8d3b0a-3f0a-4c57-a4b5-6d6f0c5d1e22", "name": "scheduler-1:12", "last_heartbeat_at": _AT,
 }}]}  # fmt: skip
-TENANTS: Json = {"tenants": [{"tenant": "default", "created_at": "2026-10-01T09:00:00Z"}], "next_cursor": None}
+TENANT: dict[str, Json] = {
+    "tenant": "acme", "created_at": "2026-10-01T09:00:00Z", "triggers_per_second": 100.0, "in_flight": 500,
+    "jobs": 1000, "payload_bytes": 65536, "paused_at": None,
+}  # fmt: skip
+TENANTS: Json = {"tenants": [TENANT], "next_cursor": None}
+CHANGED_TENANT: Json = {"tenant": TENANT, "unchanged": False}
+_FEW: Json = {"count": 7, "at_least": False}
+TENANT_USAGE: Json = {
+    "tenant": TENANT, "open_runs": _FEW, "in_flight": _FEW, "waiting": {"count": 0, "at_least": False},
+    "finished_runs": {"count": 10_000, "at_least": True}, "jobs": _FEW,
+}  # fmt: skip
 REDRIVE: Json = {
     "redrive_id": REDRIVE_ID, "state": "running", "kind": "run", "ids": None, "key": None, "status": None,
     "error_type": "TimeoutError", "queue": None, "lane": None, "since_at": "1970-01-01T00:00:00Z", "until_at": _AT,

@@ -1,4 +1,4 @@
-"""The fleet: the lists of `/api/v1/executors`, `shards` and `tenants`."""
+"""The fleet: the lists of `/api/v1/executors` and `shards`."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +11,7 @@ from starlette.responses import Response
 from tidewheel.api_keys import Scope
 from tidewheel.control.api import examples
 from tidewheel.control.api.answers import answer
-from tidewheel.control.api.callers import Admin, Reader, ensure_all_tenants
+from tidewheel.control.api.callers import Reader, ensure_all_tenants
 from tidewheel.control.api.openapi import add_route
 from tidewheel.control.api.queries import Cursors, PageQuery, TenantQuery, read_query
 from tidewheel.control.api.workers import Workers
@@ -19,12 +19,9 @@ from tidewheel.control.client.connection import Connection
 from tidewheel.control.reads.fleet import (
     ExecutorSummary,
     ShardOwner,
-    TenantSummary,
     list_executors,
     list_shards,
-    list_tenants,
 )
-from tidewheel.jobs.values import Tenant
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +37,6 @@ class Shards:
     """Every shard with its owner."""
 
     shards: tuple[ShardOwner, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class TenantsPage:
-    """Tenants in the order of their names."""
-
-    tenants: tuple[TenantSummary, ...]
-    next_cursor: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +56,6 @@ class FleetApi:
              example=examples.EXECUTORS)  # fmt: skip
         read("/api/v1/shards", self.list_shards, scope=Scope.READ, query=TenantQuery, answer=Shards,
              example=examples.SHARDS)  # fmt: skip
-        read("/api/v1/tenants", self.list_tenants, scope=Scope.ADMIN, query=PageQuery, answer=TenantsPage,
-             example=examples.TENANTS)  # fmt: skip
 
     async def list_executors(self, request: Request, caller: Reader) -> Response:
         """List executors with their handlers, for a caller with the rights of all tenants."""
@@ -93,20 +80,5 @@ class FleetApi:
         def read(connection: Connection) -> Shards:
             with connection.snapshot(all_tenants=True) as reading:
                 return Shards(tuple(list_shards(reading, connection.installation.shards)))
-
-        return await answer(self.reads, caller, read)
-
-    async def list_tenants(self, request: Request, caller: Admin) -> Response:
-        """List tenants, for a caller with the rights of all of them."""
-        ensure_all_tenants(caller)
-        query = read_query(request, PageQuery)
-        cursors = Cursors.of(request, query, caller.tenant)
-        [after] = cursors.read(Tenant) or [""]
-
-        def read(connection: Connection) -> TenantsPage:
-            with connection.snapshot(all_tenants=True) as reading:
-                found = list_tenants(reading, after=after, limit=query.limit + 1)
-            page = found[: query.limit]
-            return TenantsPage(tuple(page), cursors.write(page[-1].tenant) if len(found) > len(page) else None)
 
         return await answer(self.reads, caller, read)

@@ -30,6 +30,7 @@ _IN_PATH = re.compile(r"\{(\w+)\}")
 _PATH_SCHEMAS: Mapping[str, dict[str, object]] = {
     "key": {"type": "string", "minLength": 1, "maxLength": 255},
     "key_id": {"type": "string", "pattern": "^[0-9a-z]{10}$"},
+    "tenant": {"type": "string", "pattern": "^[a-z0-9][a-z0-9._-]{0,62}$"},
     "run_id": {"type": "string", "format": "uuid"},
     "executor_id": {"type": "string", "format": "uuid"},
     "redrive_id": {"type": "string", "format": "uuid"},

@@ -270,7 +270,22 @@ COMMANDS: Mapping[str, Command | Group] = {
         "Shards, which divide the jobs between schedulers.",
         {"list": Command("fleet", "list_shards", "List shards, each with the scheduler that fires its jobs.")},
     ),
-    "tenant": Group("Tenants.", {"list": Command("fleet", "list_tenants", "List tenants by name.")}),
+    "tenant": Group(
+        "Tenants and their limits.",
+        {
+            "create": Command("tenants", "create", "Create a tenant, with limits or without."),
+            "list": Command("tenants", "list_tenants", "List tenants by name, each with its limits."),
+            "show": Command("tenants", "show", "Show a tenant: its state and its limits."),
+            "limits": Command(
+                "tenants", "limits", "Change limits of a tenant; none lifts one, and those that are not named stay."
+            ),
+            "pause": Command("tenants", "pause", "Start no run of a tenant until it is resumed; what runs goes on."),
+            "resume": Command(
+                "tenants", "resume", "End the pause of a tenant; on_resume of its jobs decides what came due meanwhile."
+            ),
+            "usage": Command("tenants", "usage", "Show what a tenant uses now, beside its limits."),
+        },
+    ),
     "redrive": Group(
         "Redrives of dead letters.",
         {

@@ -56,6 +56,11 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "dlq purge": ("tidewheel dlq purge --until 30d --redriven --dry-run",),
     "limit set": ("tidewheel limit set 'api/*' --at-once 3 --rate 100/min",),
     "key create": ("tidewheel key create ci --scope write --scope read --expires 90d",),
+    "tenant create": ("tidewheel tenant create acme --triggers-per-second 100 --in-flight 500",),
+    "tenant limits": (
+        "tidewheel tenant limits acme --triggers-per-second 100 --jobs 1000 --payload 64KiB",
+        "tidewheel tenant limits acme --in-flight none",
+    ),
     "audit-log": ("tidewheel audit-log --since 24h --object job/report",),
     "cron explain": ("tidewheel cron explain '0 9 * * MON-FRI' --tz America/New_York",),
     "topics apply": ("tidewheel topics apply --queues default,reports --dry-run",),

@@ -1,4 +1,4 @@
-"""`tidewheel executor list`, `shard list`, `tenant list`: the lists of the whole installation."""
+"""`tidewheel executor list` and `shard list`: the lists of the whole installation."""
 
 from typing import Annotated
 from uuid import UUID
@@ -48,28 +48,6 @@ def list_shards(*, output: OutputOption = Output.TEXT) -> None:
             for each in shards
         ]  # fmt: skip
         print_table(("shard", "scheduler", "heartbeat"), rows)
-
-
-def list_tenants(
-    *,
-    after: Annotated[
-        str, typer.Option(metavar="NAME", help="Begin after this tenant; the last line of a page names it.")
-    ] = "",
-    number: Limit = 50,
-    output: OutputOption = Output.TEXT,
-) -> None:
-    """List tenants by name."""
-    with reading() as connection:
-        found = read.list_tenants(connection, after=after, limit=number + 1)
-    page, more = found[:number], len(found) > number
-    if output is not Output.TEXT:
-        print_document({"tenants": page, "next_cursor": page[-1].tenant if more else None}, output)
-    elif page:
-        print_table(("tenant", "created"), [(each.tenant, each.created_at) for each in page])
-        if more:
-            typer.echo(f"more: add --after {page[-1].tenant!r}")
-    else:
-        typer.echo("no tenants")
 
 
 def _row(each: read.ExecutorSummary) -> tuple[Cell, ...]:

@@ -26,6 +26,7 @@ from tidewheel.control.client.release import OnProgress, ReleaseResult, release
 from tidewheel.control.client.results import BackfillResult, Job, Triggered, backfill_of, job_of, triggered
 from tidewheel.control.client.runs import Runs
 from tidewheel.control.client.task_tokens import TaskTokens
+from tidewheel.control.client.tenants import Tenants
 from tidewheel.control.client.workflows import Workflows
 from tidewheel.control.explain.explain import explain
 from tidewheel.control.explain.explanation import Explanation
@@ -57,6 +58,7 @@ class Client:
         calendars: Put, read and delete calendars.
         freezes: Freeze and thaw scopes, and list what is frozen.
         limits: Set, remove and list limits of concurrency keys.
+        tenants: Create tenants, change their limits, pause and resume them.
         api_keys: Create, list and revoke keys of the HTTP API.
         audit_log: List changes and operations with their actors.
     """
@@ -80,6 +82,7 @@ class Client:
         self.calendars = Calendars(self._connection)
         self.freezes = Freezes(self._connection)
         self.limits = Limits(self._connection)
+        self.tenants = Tenants(self._connection)
         self.api_keys = ApiKeys(self._connection)
         self.audit_log = AuditLog(self._connection)
 

@@ -77,6 +77,7 @@ class Connection:
         """Close its sessions."""
         self._notifier.close()
         self._session.close()
+        self.installation.rates.close()
 
     @contextmanager
     def transaction(self, *, all_tenants: bool = False) -> Generator[Conn]:
@@ -92,14 +93,16 @@ class Connection:
             self._begin(connection, None if all_tenants else self.tenant, _SET_REPEATABLE_READ)
             yield connection
 
-    def request(self, document: Mapping[str, object], request_id: str | None = None) -> Reply:
-        """Apply one request; fields that are None are left out.
+    def request(
+        self, document: Mapping[str, object], request_id: str | None = None, *, tenant: str | None = None
+    ) -> Reply:
+        """Apply one request; fields that are None are left out, and the tenant is the connection's by default.
 
         Raises:
             Refused: The request is rejected.
             Unavailable: The database does not answer.
         """
-        [reply] = self.request_all([{**document, "request_id": request_id}])
+        [reply] = self.request_all([{**document, "request_id": request_id}], tenant=tenant)
         raise_rejection(reply, document.get("if_version"))
         return reply
 
@@ -131,11 +134,12 @@ class Connection:
         self.notify(Channel.TIMERS, Channel.OUTBOX)
         return reply
 
-    def request_all(self, documents: Sequence[Mapping[str, object]]) -> list[Reply]:
+    def request_all(self, documents: Sequence[Mapping[str, object]], *, tenant: str | None = None) -> list[Reply]:
         """Apply several requests in one transaction; return their replies in order, rejections among them."""
         batch = [
             ReceivedRequest(
-                parse_request(drop_none({**document, "tenant": self.tenant})), sent_traceparent=self.traceparent
+                parse_request(drop_none({**document, "tenant": tenant or self.tenant})),
+                sent_traceparent=self.traceparent,
             )
             for document in documents
         ]
@@ -144,7 +148,7 @@ class Connection:
         replies = self.write(
             lambda connection: apply_requests(connection, self.installation, batch, actor=self.actor),
             once=once,
-            all_tenants=any(_names_all_tenants(one.request) for one in batch),
+            all_tenants=tenant not in {None, self.tenant} or any(_names_all_tenants(one.request) for one in batch),
         )
         self.notify(Channel.TIMERS, Channel.OUTBOX, Channel.SIGNALS)
         return replies

@@ -1,4 +1,4 @@
-"""Read the fleet: executors, the owner of each shard, tenants."""
+"""Read the fleet: executors, and the owner of each shard."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,6 @@ from tidewheel.postgres.statements import Statements
 _SQL = Statements("tidewheel.control")
 _LIST_EXECUTORS = _SQL["list_executors"]
 _LIST_SCHEDULERS = _SQL["list_schedulers"]
-_LIST_TENANTS = _SQL["list_tenants"]
 
 _FIRST = UUID(int=0)
 _TIMEOUT = timedelta(seconds=10)  # the default of TIDEWHEEL_MEMBER_TIMEOUT
@@ -65,14 +64,6 @@ class ShardOwner:
     owner: SchedulerSummary | None
 
 
-@dataclass(frozen=True, slots=True)
-class TenantSummary:
-    """A tenant."""
-
-    tenant: str
-    created_at: datetime
-
-
 def list_executors(connection: Conn, *, after: UUID | None = None, limit: int = 50) -> list[ExecutorSummary]:
     """Return a page of the executors, in the order of their ids."""
     with connection.cursor(row_factory=class_row(ExecutorSummary), binary=True) as cursor:
@@ -85,9 +76,3 @@ def list_shards(connection: Conn, shards: int) -> list[ShardOwner]:
         alive = {each.member_id: each for each in cursor.execute(_LIST_SCHEDULERS, {"timeout": _TIMEOUT})}
     owned = {shard: alive[member] for member in alive for shard in rendezvous(shards, list(alive), member)}
     return [ShardOwner(shard, owned.get(shard)) for shard in range(shards)]
-
-
-def list_tenants(connection: Conn, *, after: str = "", limit: int = 50) -> list[TenantSummary]:
-    """Return a page of the tenants, in the order of their names."""
-    with connection.cursor(row_factory=class_row(TenantSummary), binary=True) as cursor:
-        return cursor.execute(_LIST_TENANTS, {"after": after, "limit": limit}).fetchall()

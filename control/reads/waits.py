@@ -44,6 +44,7 @@ class WaitCode(StrEnum):
     SLOT = "slot"
     TURN = "turn"
     KEY = "key"
+    TENANT = "tenant"
     PARENTS = "parents"
     EXTERNAL = "external"
     RUNNING = "running"
@@ -243,6 +244,11 @@ def _parents(facts: WaitFacts) -> Wait:
 
 def _key(facts: WaitFacts, key: str) -> Wait:
     held, places = facts.key_running or 0, facts.key_at_once
+    if not key:
+        words = (
+            f"waits for a place of its tenant: {held} runs are in flight, of {places if places is not None else held}"
+        )
+        return Wait(WaitCode.TENANT, words, "raise the limit by `tidewheel tenant limits NAME --in-flight`")
     if places is not None and held >= places:
         words = f"waits for a place of the concurrency key {key!r}: runs hold {held} of {places}"
         return Wait(

@@ -16,7 +16,7 @@ from tidewheel.testing.plugin import DATABASE_VARIABLE, KAFKA_VARIABLE
 
 PAGES = (
     "README.md", "docs/quickstart.md", "docs/occurrences.md", "docs/testing.md", "docs/rest.md", "docs/tasks.md",
-    "docs/workflows.md",
+    "docs/workflows.md", "docs/tenants.md",
 )  # fmt: skip
 LONG = ("docs/tasks.md",)
 

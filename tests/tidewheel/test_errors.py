@@ -29,6 +29,7 @@ _EXAMPLES: list[TidewheelError] = [
     errors.UnknownFreeze("queue"),
     errors.UnknownApiKey("k3v9x0a1bc"),
     errors.UnknownTenant("acme"),
+    errors.TenantLimitExceeded(_FIELD),
     errors.UnknownCalendar("default", "holidays", "make it"),
     errors.VersionConflict(1, 2),
     errors.RequestConflict("r-7"),

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from tidewheel.transitions.places import Arrival, KeyRow, Limit
+from tidewheel.transitions.places import Arrival, KeyRow, Limit, admit
 
 START = datetime(2026, 11, 20, 12, tzinfo=UTC)
 HOLDER = Arrival(UUID(int=1), 1, holds=True, scheduled_at=START)
@@ -35,7 +35,7 @@ def starts(
     while (now := min([*(at for at, _ in claims[:1]), wake or START + until])) < START + until:
         claimed = heapq.heappop(claims)[1] if claims and claims[0][0] == now else 0
         started += [now] * claimed
-        assert row.admit([HOLDER] * claimed, now) == set()
+        assert admit({1: row}, [HOLDER] * claimed, now) == []
         found = row.wanted(now)
         row.promote(found, found, now, more=True)
         if found:

@@ -29,6 +29,7 @@ from tests.transitions.acts import (
     trigger,
 )
 from tests.transitions.stepping import in_background
+from tidewheel.control.client.client import Client
 from tidewheel.errors import Unavailable
 from tidewheel.ids import key_id
 from tidewheel.postgres.session import UNIFORM, Conn
@@ -41,6 +42,7 @@ from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.places import FreedPlace
 from tidewheel.transitions.requeue import Requeue, requeue_runs
 from tidewheel.transitions.run_keys import settle_keys
+from tidewheel.transitions.tenant_places import LimitedTenants
 
 KEY: LiteralString = "SELECT running, has_waiters, wake_at IS NOT NULL FROM run_keys WHERE key_id = %s"
 CLAIMABLE: LiteralString = """
@@ -52,6 +54,7 @@ CROWDED: LiteralString = """
 SELECT key_id, count(*) FROM job_runs
  WHERE state IN ('running', 'waiting', 'cancelling') AND key_id = ANY (%s) GROUP BY key_id HAVING count(*) > %s
 """
+ACTIVE: LiteralString = "SELECT count(*) FROM job_runs WHERE state IN ('running', 'waiting', 'cancelling')"
 KEYS = {"a": 1, "b": 2, "c": 7, "d": 3, "e": 1}
 PLACES = 3
 RUNS = 240
@@ -345,6 +348,11 @@ def test_idle_keys_are_removed_and_wrong_counters_repaired(clocked: ClockedDatab
     assert clocked.count("run_keys") == 0
 
 
+def limit_tenant(database: Database, in_flight: int | None) -> None:
+    with Client(database.url) as client:
+        client.tenants.limit("default", in_flight=in_flight)
+
+
 class Fire:
     """Claimers, enders and cancels that all use the same few keys at random."""
 
@@ -352,6 +360,8 @@ class Fire:
         self.database, self.seed = database, seed
         self.failures: list[str] = []
         self.limit = PLACES
+        self.in_flight = RUNS
+        self.tenants = LimitedTenants()
 
     def act(self, number: int) -> None:
         rng = random.Random(self.seed * 100 + number)  # noqa: S311 - repeatable
@@ -382,16 +392,22 @@ class Fire:
     def _claim(self, connection: Conn, rng: random.Random, executor: UUID) -> list[Started]:
         rows = cast("list[tuple[UUID, int, int]]", connection.execute(CLAIMABLE).fetchall())
         claims = [Claim(run, attempt, version, "test", keyed=True) for run, attempt, version in rows]
+        installation, limited = self.database.installation, self.tenants.read(connection)
         if rng.random() < 0.7:
-            claimed = claim_keyed(connection, self.database.installation, claims, executor_id=executor)
+            claimed = claim_keyed(connection, installation, claims, executor_id=executor, limited=limited)
         else:
             contest_runs(connection, [claim.run_id for claim in claims])
-            claimed = claim_runs(connection, self.database.installation, claims, executor_id=executor, contested=True)
+            claimed = claim_runs(
+                connection, installation, claims, executor_id=executor, contested=True, limited=limited
+            )
         started = [one.run_id for one in claimed.started]
         keys = [row[0] for row in connection.execute("SELECT key_id FROM job_runs WHERE run_id = ANY (%s)", [started])]
         crowded = connection.execute(CROWDED, [keys, self.limit]).fetchall()
         if crowded:
             self.failures.append(f"more than {self.limit}: {crowded}")
+        [(active,)] = connection.execute(ACTIVE).fetchall()
+        if started and active > self.in_flight:
+            self.failures.append(f"{active} are in flight")
         return list(claimed.started)
 
     def _end(self, connection: Conn, rng: random.Random, executor: UUID, done: Sequence[Started]) -> set[UUID]:
@@ -415,13 +431,20 @@ class _Death(Exception):
     """The process dies before its transaction commits."""
 
 
-@pytest.mark.parametrize("overlap", [Overlap.ALLOW_ALL, Overlap.BUFFER_ALL])
-def test_keys_under_fire_admit_never_too_many_and_leave_nothing(database: Database, overlap: Overlap) -> None:
+@pytest.mark.parametrize(
+    ("overlap", "in_flight"), [(Overlap.ALLOW_ALL, None), (Overlap.BUFFER_ALL, None), (Overlap.ALLOW_ALL, 5)]
+)
+def test_keys_under_fire_admit_never_too_many_and_leave_nothing(
+    database: Database, overlap: Overlap, in_flight: int | None
+) -> None:
     for job in range(4):
         submit(database, f"job-{job}", concurrency_key={"key": "k", "at_once": PLACES}, overlap=overlap)
     rng = random.Random(7)  # noqa: S311 - repeatable
     runs = [trigger(database, f"job-{rng.randrange(4)}", concurrency_key=f"k{rng.randrange(3)}") for _ in range(RUNS)]
     fire = Fire(database, 1)
+    if in_flight is not None:
+        fire.in_flight = in_flight
+        limit_tenant(database, in_flight)
     stop = threading.Event()
 
     def cancel_and_edit() -> None:
@@ -429,6 +452,8 @@ def test_keys_under_fire_admit_never_too_many_and_leave_nothing(database: Databa
             apply_batch(database, {"type": "run.cancel", "run_id": str(rng.choice(runs))})
             limit = {"key": "k", "at_once": rng.randint(1, PLACES)}
             submit(database, f"job-{rng.randrange(4)}", concurrency_key=limit, overlap=overlap)
+            if in_flight is not None:
+                limit_tenant(database, rng.randint(1, in_flight))
 
     def tend() -> None:
         duties = KeyDuties(database.session("duties"), database.installation)

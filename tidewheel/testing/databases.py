@@ -40,7 +40,7 @@ SELECT c.relname FROM pg_class AS c
    AND c.relname <> ALL (%s)
 """
 _EMPTY: Mapping[str, LiteralString] = {
-    "tenants": "DELETE FROM tenants WHERE tenant <> 'default'",
+    "tenants": "DELETE FROM tenants; INSERT INTO tenants (tenant) VALUES ('default')",
     "test_clock": "UPDATE test_clock SET stands_at = NULL, ahead = '0'",
 }
 _ALONE: LiteralString = """

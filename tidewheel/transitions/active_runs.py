@@ -23,7 +23,7 @@ from tidewheel.postgres.pg_arrays import texts, uuids
 from tidewheel.postgres.session import Conn, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
-from tidewheel.runs import Gate, Move, RunState, sources, target
+from tidewheel.runs import HOLDS, Gate, Move, RunState, sources, target
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.run_messages import build_requests, request_rows
 
@@ -165,7 +165,7 @@ def buffer_runs(connection: Conn, requests: Sequence[AcquireRequest]) -> set[UUI
         "sources": sources(Move.BUFFER),
         "target": target(Move.BUFFER),
         "met": Gate.MET,
-        "holds": Gate.HOLDS_KEY,
+        "holds": HOLDS,
     }
     buffered = {row[0] for row in connection.execute(_BUFFER_RUNS, columns, binary=True) if isinstance(row[0], UUID)}
     mark_waiters(connection, {(request.job_id, request.tenant) for request in requests})

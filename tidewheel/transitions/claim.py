@@ -9,7 +9,7 @@ holds. Unless its policy is `allow_all`, a run that meets another one starts onl
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import NamedTuple, cast
@@ -17,6 +17,7 @@ from uuid import UUID
 
 import psycopg
 
+from tidewheel.ids import tenant_key_id
 from tidewheel.postgres.pg_arrays import instants, integers, texts, uuids, words
 from tidewheel.postgres.session import Conn, rows_of
 from tidewheel.postgres.statements import Statements
@@ -52,6 +53,7 @@ class Claim(NamedTuple):
         claimed_from: Coordinates of the message, or `sweep`.
         keyed: True if the run is known to have a concurrency key: its claim goes straight to `claim_keyed`.
         publish_at: That of the message or the row; a run with `MOVED` needs that of its row.
+        tenant: Its tenant, if that is known.
     """
 
     run_id: UUID
@@ -60,6 +62,11 @@ class Claim(NamedTuple):
     claimed_from: str
     keyed: bool = False
     publish_at: datetime | None = None
+    tenant: str | None = None
+
+    def needs_place(self, limited: Collection[str]) -> bool:
+        """Return True if the run may need a place of its key, or of its tenant if that is limited."""
+        return self.keyed or bool(limited and (self.tenant is None or self.tenant in limited))
 
 
 class Started(NamedTuple):
@@ -86,7 +93,7 @@ class Started(NamedTuple):
     claimed_from: str | None = None
 
 
-_KeyedRow = tuple[UUID, int, bool, datetime, bool]
+_KeyedRow = tuple[UUID, int | None, int, datetime, bool, str]
 _UniformRow = tuple[UUID, int, int, datetime, datetime, datetime | None]
 
 
@@ -149,14 +156,22 @@ def claim_uniform(connection: Conn, claims: Sequence[Claim], *, executor_id: UUI
     return started
 
 
-def claim_keyed(connection: Conn, installation: Installation, claims: Sequence[Claim], *, executor_id: UUID) -> Claimed:
-    """Claim runs with a key that pass every other gate, in the caller's transaction.
+def claim_keyed(
+    connection: Conn,
+    installation: Installation,
+    claims: Sequence[Claim],
+    *,
+    executor_id: UUID,
+    limited: Collection[str] = (),
+) -> Claimed:
+    """Claim runs that need places and pass every other gate, in the caller's transaction.
 
     Args:
         connection: As for `claim_uniform`; it locks keys last and waits for nothing after that.
         installation: For the messages of runs that are promoted.
         claims: The requests, at most one per run.
         executor_id: The executor.
+        limited: The tenants that limit their runs in flight.
 
     Returns:
         The started attempts, and the runs that wait for a place. The rest is lost, or `claim_runs` decides about it.
@@ -172,13 +187,14 @@ def claim_keyed(connection: Conn, installation: Installation, claims: Sequence[C
             "job_version": version,
             "sources": _CLAIM_SOURCES,
             "free": Overlap.ALLOW_ALL,
-            "barred": BARRED,
-            "key": Gate.KEY,
-            "holds": Gate.HOLDS_KEY,
+            "barred": BARRED & ~Gate.KEY,
         }
         found = cast("list[_KeyedRow]", connection.execute(_LOCK_KEYED, columns, binary=True).fetchall())
-        # Another run of the job would start unseen, or wait for this one, if it waited before it is the active run.
-        arrivals += [Arrival._make(row) for row in found]
+        for run_id, key, gates, scheduled_at, may_wait, tenant in found:
+            # Another run of the job would start unseen, or wait for this one, if it waited before it is the active run.
+            of_tenant = tenant_key_id(tenant) if tenant in limited else None
+            holds, holds_tenant = bool(gates & Gate.HOLDS_KEY), bool(gates & Gate.HOLDS_TENANT)
+            arrivals.append(Arrival(run_id, key, holds, scheduled_at, may_wait, of_tenant, holds_tenant))
     if not arrivals:
         return Claimed()
     allow_waits(connection)
@@ -187,7 +203,7 @@ def claim_keyed(connection: Conn, installation: Installation, claims: Sequence[C
     requested = {claim.run_id: claim for claim in claims}
     winners = [arrival.run_id for arrival in arrivals if arrival.run_id not in left]
     # They meet no other run, so none becomes its job's active run.
-    started = _start(connection, requested, winners, executor_id, met=Gate(0))
+    started = _start(connection, requested, winners, executor_id, met=Gate(0), limited=limited)
     return Claimed(started, waiting=settled.waiting, promoted=settled.promoted)
 
 
@@ -212,6 +228,7 @@ def claim_runs(
     *,
     executor_id: UUID,
     contested: bool = False,
+    limited: Collection[str] = (),
 ) -> Claimed:
     """Claim runs whatever they meet, in the caller's transaction; locked rows are left.
 
@@ -221,6 +238,7 @@ def claim_runs(
         claims: The requests; several for one run count as one.
         executor_id: The executor.
         contested: True if the caller has committed `contest_runs` for these runs.
+        limited: The tenants that limit their runs in flight.
     """
     requested = {claim.run_id: claim for claim in claims}
     if not requested:
@@ -229,14 +247,19 @@ def claim_runs(
         contest_runs(connection, requested)
     allow_waits(connection)
     candidates = _lock(connection, requested)
-    limited = [candidate for candidate in candidates if candidate.overlap != Overlap.ALLOW_ALL]
-    overlaps = resolve_overlaps(connection, installation, limited) if limited else OverlapResult()
+    meeting = [candidate for candidate in candidates if candidate.overlap != Overlap.ALLOW_ALL]
+    overlaps = resolve_overlaps(connection, installation, meeting) if meeting else OverlapResult()
     winners = [candidate.run_id for candidate in candidates if candidate.run_id not in overlaps.not_started]
-    arrivals = [one.arrival for one in candidates if one.gates & Gate.KEY and one.run_id not in overlaps.not_started]
+    arrivals = [
+        one.arrival(limited)
+        for one in candidates
+        if (one.gates & Gate.KEY or one.tenant in limited) and one.run_id not in overlaps.not_started
+    ]
     settled = settle_keys(connection, installation, arrivals=arrivals, freed=overlaps.freed_keys)
     left = settled.waiting | settled.undecided
     overlaps.undecided |= settled.undecided
-    started = _start(connection, requested, [run for run in winners if run not in left], executor_id, met=Gate.MET)
+    winners = [run for run in winners if run not in left]
+    started = _start(connection, requested, winners, executor_id, met=Gate.MET, limited=limited)
     return Claimed(started, overlaps, settled.waiting, settled.promoted)
 
 
@@ -264,7 +287,13 @@ def _lock(connection: Conn, requested: Mapping[UUID, Claim]) -> list[LockedRun]:
 
 
 def _start(
-    connection: Conn, requested: Mapping[UUID, Claim], winners: Sequence[UUID], executor_id: UUID, *, met: Gate
+    connection: Conn,
+    requested: Mapping[UUID, Claim],
+    winners: Sequence[UUID],
+    executor_id: UUID,
+    *,
+    met: Gate,
+    limited: Collection[str],
 ) -> list[Started]:
     if not winners:
         return []
@@ -278,6 +307,8 @@ def _start(
         "key": Gate.KEY,
         "holds": Gate.HOLDS_KEY,
         "moved": Gate.MOVED,
+        "limited": list(limited),
+        "holds_tenant": Gate.HOLDS_TENANT,
     }
     with connection.cursor(row_factory=rows_of(Started._make), binary=True) as cursor:
         return cursor.execute(_START_ATTEMPTS, columns).fetchall()

@@ -34,6 +34,7 @@ from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Cause, Gate, Overlap, RunState
 from tidewheel.schemas.generated.wire import run_request
+from tidewheel.transitions.held_runs import hold_runs
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.run_messages import Definitions
 
@@ -152,6 +153,7 @@ def create_runs(
     if any(run.inputs is not None for run in runs):
         ensure_days(connection, [day_of(now)])
     runs = _in_workflows(connection, runs)
+    runs, held = _shaped(connection, installation, runs)
     if repeats:
         # One row per id: two requests for the same run in one batch create one run.
         requested = {run.run_id: run for run in runs}
@@ -162,9 +164,19 @@ def create_runs(
     else:
         copy_rows(connection, _COPY_JOB_RUNS, _job_runs(runs, now))
     _copy_inputs(connection, runs, now)
-    published = [run for run in runs if not run.blocked]
+    if held:
+        hold_runs(connection, {run.run_id: run.tenant for run in runs if run.run_id in held})
+    published = [run for run in runs if not run.blocked and run.run_id not in held]
     append(connection, _outbox_rows(published, installation), shards=installation.shards)
     return {run.run_id for run in runs}
+
+
+def _shaped(connection: Conn, installation: Installation, runs: Sequence[NewRun]) -> tuple[Sequence[NewRun], set[UUID]]:
+    """Return the runs with the times that their tenants' rates allow, and those that are held."""
+    delayed, held = installation.rates.shape(connection, [run for run in runs if not run.blocked])
+    if delayed:
+        runs = [run._replace(publish_at=delayed[run.run_id]) if run.run_id in delayed else run for run in runs]
+    return runs, held
 
 
 def _in_workflows(connection: Conn, runs: Sequence[NewRun]) -> Sequence[NewRun]:

@@ -13,10 +13,11 @@ from uuid import UUID
 
 from psycopg.rows import class_row
 
+from tidewheel.ids import tenant_key_id
 from tidewheel.postgres.pg_arrays import instants, uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
-from tidewheel.runs import RunState
+from tidewheel.runs import Gate, RunState
 from tidewheel.transitions.active_runs import release_active_runs
 from tidewheel.transitions.after_end import keep_inputs, reset_failures, schedule_after_end
 from tidewheel.transitions.finished import FinishedRun
@@ -46,6 +47,7 @@ class DeferredEffect:
         inputs_at: Its creation, if its inputs move to the day of its end.
         release_job: True if it may be its job's active run.
         key_id: The key of which it held a place.
+        held_tenant: True if it held a place of its tenant.
     """
 
     run_id: UUID
@@ -57,6 +59,7 @@ class DeferredEffect:
     inputs_at: datetime | None
     release_job: bool
     key_id: int | None
+    held_tenant: bool
 
 
 def add_deferred_effects(connection: Conn, finished: Sequence[FinishedRun]) -> None:
@@ -64,7 +67,7 @@ def add_deferred_effects(connection: Conn, finished: Sequence[FinishedRun]) -> N
     deferred = [
         run
         for run in finished
-        if run.sets_next_time or _succeeds(run) or run.moves_inputs or run.may_be_active or run.held_place is not None
+        if run.sets_next_time or _succeeds(run) or run.moves_inputs or run.may_be_active or run.held_places
     ]
     if not deferred:
         return
@@ -77,7 +80,8 @@ def add_deferred_effects(connection: Conn, finished: Sequence[FinishedRun]) -> N
         "reset_failures": [_succeeds(run) for run in deferred],
         "inputs_at": instants(run.row.created_at if run.moves_inputs else None for run in deferred),
         "release_job": [run.may_be_active for run in deferred],
-        "key_ids": [place.key_id if (place := run.held_place) else None for run in deferred],
+        "key_ids": [run.row.key_id if run.row.gates & Gate.HOLDS_KEY else None for run in deferred],
+        "held_tenant": [bool(run.row.gates & Gate.HOLDS_TENANT) for run in deferred],
     }
     connection.execute(_ADD_DEFERRED_EFFECTS, columns)
 
@@ -97,5 +101,7 @@ def apply_deferred_effects(connection: Conn, installation: Installation) -> int:
     keep_inputs(connection, [(end.run_id, end.inputs_at, end.ended_at) for end in effects if end.inputs_at])
     release_active_runs(connection, installation, [(end.job_id, end.run_id) for end in effects if end.release_job])
     # A client completes started runs only.
-    settle_keys(connection, installation, freed=[FreedPlace(end.key_id) for end in effects if end.key_id is not None])
+    freed = [FreedPlace(end.key_id) for end in effects if end.key_id is not None]
+    freed += [FreedPlace(tenant_key_id(end.tenant)) for end in effects if end.held_tenant]
+    settle_keys(connection, installation, freed=freed)
     return len(effects)

@@ -18,7 +18,7 @@ from tidewheel.postgres.pg_arrays import integers, uuids, words
 from tidewheel.postgres.session import Conn, read_ids, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
-from tidewheel.runs import BARRED, DEAD_LETTERED, FINAL, OPEN, AttemptOutcome, RunState, end_of
+from tidewheel.runs import BARRED, DEAD_LETTERED, FINAL, HOLDS, OPEN, AttemptOutcome, RunState, end_of
 from tidewheel.schemas.generated import records
 from tidewheel.transitions.active_runs import release_active_runs
 from tidewheel.transitions.after_end import count_failures, failure_triggers, keep_inputs, schedule_after_end
@@ -83,7 +83,7 @@ def finish_runs(
     if not ends:
         return result
     rows = _close_uniform(connection, ends) if uniform else []
-    if uniform and (len(rows) < len(ends) or any(row.gates & BARRED for row in rows) or _may_wait(ends)):
+    if uniform and (len(rows) < len(ends) or any(row.gates & (BARRED | HOLDS) for row in rows) or _may_wait(ends)):
         allow_waits(connection)
     if len(rows) < len(ends):
         closed = {row.place for row in rows}
@@ -114,7 +114,7 @@ def finish_runs(
     cancelled = [run.end.run_id for run in finished if run.row.state == RunState.CANCELLING]
     if cancelled:
         connection.execute(_DROP_SIGNALS, {"run_ids": cancelled})
-    freed = [] if lasting else [place for run in finished if (place := run.held_place) is not None]
+    freed = [] if lasting else [place for run in finished for place in run.held_places]
     if freed_keys is not None:
         freed_keys += freed
     elif freed:

@@ -11,7 +11,7 @@ from uuid import UUID
 from tidewheel.ids import read_uuid
 from tidewheel.runs import AttemptOutcome, Cause, Gate, RunState
 from tidewheel.schemas.generated import records
-from tidewheel.transitions.places import FreedPlace
+from tidewheel.transitions.places import FreedPlace, held_places
 
 _LONG = timedelta(days=1)  # inputs of runs that end sooner are dropped a day after them
 
@@ -175,12 +175,10 @@ class FinishedRun(NamedTuple):
         return bool(row.gates & Gate.WHOLE) and (bool(row.generation) or opens(self.state, began=row.attempt > 0))
 
     @property
-    def held_place(self) -> FreedPlace | None:
-        """The place of its key that it held."""
+    def held_places(self) -> list[FreedPlace]:
+        """The places of its key and of its tenant that it held."""
         row = self.row
-        if row.key_id is None or not row.gates & Gate.HOLDS_KEY:
-            return None
-        return FreedPlace(row.key_id, started=row.started_at is not None)
+        return held_places(row.gates, row.key_id, row.tenant, started=row.started_at is not None) if row.gates else []
 
 
 def opens(state: str, *, began: bool) -> bool:

@@ -18,6 +18,7 @@ from tidewheel.schemas.codec import encode, encode_json
 from tidewheel.schemas.generated.records import DeadLetter, LifecycleEvent, RunCompleted
 from tidewheel.schemas.registry import Recorded, framed, frames_of
 from tidewheel.settings.connections import Connections
+from tidewheel.transitions.tenant_rates import TenantRates
 
 _SQL = Statements("tidewheel.transitions")
 _READ_INSTALLATION = _SQL["read_installation"]
@@ -45,6 +46,7 @@ class Installation:
         task_token_key: The key that signs task tokens.
         allow_lists: The targets that jobs may name.
         tenant_role: The role as which sessions act for a tenant; None if they do so as the owner of the tables.
+        rates: The rates of tenants.
     """
 
     shards: int
@@ -60,6 +62,7 @@ class Installation:
     task_token_key: bytes = field(default=b"", repr=False)
     allow_lists: AllowLists = field(default_factory=AllowLists)
     tenant_role: str | None = None
+    rates: TenantRates = field(default_factory=TenantRates, repr=False, compare=False)
 
 
 def record_topic_prefix(connection: Conn, settings: Connections) -> None:

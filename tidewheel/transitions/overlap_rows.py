@@ -5,7 +5,7 @@ transaction, with the active runs of all jobs concerned locked.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import NamedTuple, cast
@@ -13,7 +13,7 @@ from uuid import UUID
 
 from psycopg.rows import class_row
 
-from tidewheel.ids import run_bucket, shard_of
+from tidewheel.ids import run_bucket, shard_of, tenant_key_id
 from tidewheel.outbox import OutboxRow, append
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.pg_arrays import uuids, words
@@ -42,7 +42,7 @@ from tidewheel.transitions.overlap import (
     decide,
 )
 from tidewheel.transitions.own_requests import request_row
-from tidewheel.transitions.places import Arrival, FreedPlace
+from tidewheel.transitions.places import Arrival, FreedPlace, held_places
 
 REPLACING_WORDS = words(sorted(REPLACING))
 
@@ -68,11 +68,11 @@ class LockedRun(NamedTuple):
     gates: int
     key_id: int | None
 
-    @property
-    def arrival(self) -> Arrival:
-        """The request for a place of its key."""
-        assert self.key_id is not None  # noqa: S101 - a run with the bit KEY has one
-        return Arrival(self.run_id, self.key_id, bool(self.gates & Gate.HOLDS_KEY), self.scheduled_at)
+    def arrival(self, limited: Collection[str]) -> Arrival:
+        """Return the request for places of its key and of its tenant, if that is among the limited ones."""
+        tenant = tenant_key_id(self.tenant) if self.tenant in limited else None
+        holds, holds_tenant = bool(self.gates & Gate.HOLDS_KEY), bool(self.gates & Gate.HOLDS_TENANT)
+        return Arrival(self.run_id, self.key_id, holds, self.scheduled_at, tenant_key=tenant, holds_tenant=holds_tenant)
 
     @property
     def contender(self) -> Contender:
@@ -294,9 +294,10 @@ def _apply(connection: Conn, installation: Installation, cases: Sequence[_Case])
     waiting = [run for c in cases for run in c.runs if run.run_id in c.decision.buffered]
     buffered = buffer_runs(connection, [run.acquire_request for run in waiting])
     freed_keys += [
-        FreedPlace(run.key_id, started=False)
+        place
         for run in waiting
-        if run.run_id in buffered and run.key_id is not None and run.gates & Gate.HOLDS_KEY
+        if run.run_id in buffered
+        for place in held_places(run.gates, run.key_id, run.tenant, started=False)
     ]
     return OverlapResult(
         not_started={run.run_id for c in cases for run in c.runs if run.run_id != c.decision.active},

@@ -8,11 +8,14 @@ A promotion charges the rate. While the run has not started, it counts as a star
 before. So executors that come back after an outage find no more than the burst and the starts of `_LATE`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
+
+from tidewheel.ids import tenant_key_id
+from tidewheel.runs import Gate
 
 UNBOUNDED = 1_000_000_000
 _LATE = timedelta(milliseconds=250)  # a promotion or a start that comes later delays those after it
@@ -28,21 +31,39 @@ class Limit(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """A run that a claim has locked and that needs a place, unless it holds one.
+    """A run that a claim has locked and that needs places, unless it holds them.
 
     Args:
         run_id: The run.
-        key_id: Its key.
-        holds: True if it was promoted and holds a place.
+        key_id: Its key; None for a run without one.
+        holds: True if it holds a place of its key.
         scheduled_at: Its age, which decides who is first.
         may_wait: False if its policy limits overlaps and it is not its job's active run: it must not wait before it is.
+        tenant_key: The key of its tenant, if that limits runs in flight.
+        holds_tenant: True if it holds a place of its tenant.
     """
 
     run_id: UUID
-    key_id: int
+    key_id: int | None
     holds: bool
     scheduled_at: datetime
     may_wait: bool = True
+    tenant_key: int | None = None
+    holds_tenant: bool = False
+
+    @property
+    def places(self) -> list[tuple[int, bool]]:
+        """The keys of which it needs a place, in the order in which it waits, each with True if it holds one."""
+        wanted = ((self.key_id, self.holds), (self.tenant_key, self.holds_tenant))
+        return [(key, holds) for key, holds in wanted if key is not None]
+
+
+class Refusal(NamedTuple):
+    """A run that does not start, and the key for which it waits; `keeps` if it holds its own key."""
+
+    run_id: UUID
+    waits_for: int
+    keeps: bool
 
 
 class FreedPlace(NamedTuple):
@@ -50,6 +71,12 @@ class FreedPlace(NamedTuple):
 
     key_id: int
     started: bool = True
+
+
+def held_places(gates: int, key: int | None, tenant: str, *, started: bool = True) -> list[FreedPlace]:
+    """Return the places that a run holds by its gates."""
+    found = [FreedPlace(key, started)] if key is not None and gates & Gate.HOLDS_KEY else []
+    return [*found, FreedPlace(tenant_key_id(tenant), started)] if gates & Gate.HOLDS_TENANT else found
 
 
 @dataclass(slots=True)
@@ -64,6 +91,7 @@ class KeyRow:
         limit: Its limit, by the job whose run was claimed last.
         tat: The time at which all starts of the burst are free again.
         wake_at: The time from which the scheduler promotes waiting runs.
+        of_tenant: True for the row that counts a tenant's runs in flight.
     """
 
     key_id: int
@@ -73,6 +101,7 @@ class KeyRow:
     limit: Limit
     tat: datetime | None
     wake_at: datetime | None
+    of_tenant: bool = False
 
     def change_limit(self, limit: Limit, now: datetime) -> None:
         """Apply a limit from now on: the next start is no later than the new rate has it."""
@@ -82,19 +111,21 @@ class KeyRow:
         if self.tat is not None and limit.every_us is not None:
             self.tat = min(self.tat, now + limit.burst * timedelta(microseconds=limit.every_us))
 
-    def admit(self, arrivals: Sequence[Arrival], now: datetime) -> set[UUID]:
-        """Return the runs that do not start: a run without a place overtakes no waiting one."""
-        self._charge_unclaimed(now)
-        refused: set[UUID] = set()
-        for arrival in sorted(arrivals, key=lambda each: (each.scheduled_at, each.run_id)):
-            if arrival.holds:
-                self.unclaimed = max(self.unclaimed - 1, 0)
-            elif self.has_waiters or not self._room(now, now):
-                refused.add(arrival.run_id)
-                self.has_waiters |= arrival.may_wait
-            else:
-                self._take(1, now)
-        return refused
+    def has_room(self, now: datetime) -> bool:
+        """Return True if a run without a place may take one: it overtakes no waiting run."""
+        return not self.has_waiters and self._room(now, now) > 0
+
+    def start(self, now: datetime, *, holds: bool) -> None:
+        """Count the start of a run that holds a place, or takes one."""
+        if holds:
+            self.unclaimed = max(self.unclaimed - 1, 0)
+        else:
+            self._take(1, now)
+
+    def reserve(self, now: datetime) -> None:
+        """Give a place to a run that waits for another one before it starts."""
+        self._take(1, now)
+        self.unclaimed += 1
 
     def free(self, places: int, unstarted: int) -> None:
         """Give places back, of which runs that have not started held `unstarted`."""
@@ -122,7 +153,7 @@ class KeyRow:
         if more and (self.limit.at_once is None or self.running < self.limit.at_once):
             self.wake_at = now + _RETRY if found < wanted else self._next_start(now)
 
-    def _charge_unclaimed(self, now: datetime) -> None:
+    def charge_unclaimed(self, now: datetime) -> None:
         """Count promoted runs that have not started as starts of this moment, so that the next ones keep off."""
         if self.unclaimed and self.limit.every_us is not None:
             charged = now - _LATE + self.unclaimed * timedelta(microseconds=self.limit.every_us)
@@ -154,3 +185,31 @@ class KeyRow:
         if self.unclaimed >= burst + _LATE // timedelta(microseconds=every_us):
             return None
         return max(self.tat - (burst - 1) * timedelta(microseconds=every_us), now)
+
+
+def admit(rows: Mapping[int, KeyRow], arrivals: Sequence[Arrival], now: datetime) -> list[Refusal]:
+    """Count the starts of runs, the oldest first; return those that do not start.
+
+    A run takes a place of its own key first. It keeps that while it waits for its tenant, and never waits the other way
+    round. So no two runs wait for each other's place, and a run that gets the last place starts.
+    """
+    for row in rows.values():
+        row.charge_unclaimed(now)
+    refused: list[Refusal] = []
+    for arrival in sorted(arrivals, key=lambda each: (each.scheduled_at, each.run_id)):
+        places = arrival.places
+        lacking = next((key for key, holds in places if not holds and not rows[key].has_room(now)), None)
+        if lacking is None:
+            for key, holds in places:
+                rows[key].start(now, holds=holds)
+            continue
+        keeps = lacking == arrival.tenant_key and arrival.key_id is not None
+        refused.append(Refusal(arrival.run_id, lacking, keeps))
+        if not arrival.may_wait:
+            continue
+        rows[lacking].has_waiters = True
+        if keeps and not arrival.holds and arrival.key_id is not None:
+            rows[arrival.key_id].reserve(now)
+        if arrival.holds_tenant and arrival.tenant_key is not None:
+            rows[arrival.tenant_key].free(1, 1)
+    return refused

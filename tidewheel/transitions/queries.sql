@@ -80,16 +80,16 @@ UPDATE job_runs AS o
 RETURNING o.run_id, o.failed_attempts, o.lost_attempts, o.publish_at, o.started_at, o.schedule_to_close_at
 
 -- name: lock_keyed
--- Locks runs with a key, of one attempt number and one version, that pass every gate but that of their key.
+-- Locks runs of one attempt number and one version that pass every gate but those of their key and their tenant.
 -- Index: job_runs_pkey, and those of claimable.
 -- Lock: each run in run_id order, waiting for at most the session's lock_timeout.
 -- Why a lock is enough: as claim_uniform, a claim of another run of the job waits for this row, which changes before it is free.
-SELECT o.run_id, o.key_id, o.gates & %(holds)s <> 0, o.scheduled_at, o.overlap = %(free)s
+SELECT o.run_id, o.key_id, o.gates, o.scheduled_at, o.overlap = %(free)s, o.tenant
   FROM job_runs AS o
  WHERE o.run_id = ANY (%(run_ids)s::uuid[])
    AND o.attempt = %(attempt)s
    AND o.job_version = %(job_version)s
-   AND o.gates & %(barred)s = %(key)s
+   AND o.gates & %(barred)s = 0
    AND {{claimable(o)}}
  ORDER BY o.run_id
    FOR UPDATE OF o
@@ -301,7 +301,8 @@ SELECT requested.job_id, requested.tenant, %(no_run)s, true
 UPDATE job_runs AS o
    SET state = %(target)s,
        gates = (o.gates & ~ %(moved)s::smallint) | CASE WHEN o.overlap = %(free)s THEN 0 ELSE %(met)s END
-                       | CASE WHEN o.gates & %(key)s = 0 THEN 0 ELSE %(holds)s END,
+                       | CASE WHEN o.gates & %(key)s = 0 THEN 0 ELSE %(holds)s END
+                       | CASE WHEN o.tenant = ANY (%(limited)s::text[]) THEN %(holds_tenant)s ELSE 0 END,
        attempt = o.attempt + 1,
        executor_id = %(executor_id)s,
        started_at = (SELECT tidewheel_now()),
@@ -572,19 +573,21 @@ SELECT o.key_id,
  ) AS l ON true
 
 -- name: find_first_waiting
--- Returns the oldest run that waits for each key.
+-- Returns the oldest run that waits for each key, but none for the key of a tenant.
 -- Index: job_runs_waiting. No lock.
 SELECT first.run_id
   FROM unnest(%(key_ids)s::bigint[]) AS k (key_id)
  CROSS JOIN LATERAL (
-    SELECT r.run_id FROM job_runs AS r WHERE r.waits_for = k.key_id ORDER BY r.waits_from, r.run_id LIMIT 1
+    SELECT r.run_id, r.key_id FROM job_runs AS r WHERE r.waits_for = k.key_id ORDER BY r.waits_from, r.run_id LIMIT 1
  ) AS first
+ WHERE first.key_id = k.key_id
 
 -- name: lock_run_keys
 -- Locks keys and returns them.
 -- Index: run_keys_pkey.
 -- Lock: each key in key_id order, after all other rows of the transaction.
-SELECT k.key_id, k.running, k.unclaimed, k.has_waiters, k.at_once, k.every_us, k.burst, k.tat, k.wake_at, (SELECT tidewheel_now())
+SELECT k.key_id, k.running, k.unclaimed, k.has_waiters, k.at_once, k.every_us, k.burst, k.tat, k.wake_at, k.key = '' AS of_tenant,
+       (SELECT tidewheel_now())
   FROM run_keys AS k
  WHERE k.key_id = ANY (%(key_ids)s::bigint[])
  ORDER BY k.key_id
@@ -595,17 +598,19 @@ SELECT k.key_id, k.running, k.unclaimed, k.has_waiters, k.at_once, k.every_us, k
 -- Index: job_runs_pkey; job_runs_due changes, job_runs_waiting grows.
 -- Lock: rows that the claim has locked.
 UPDATE job_runs AS o
-   SET state = %(target)s, publish_at = 'infinity', waits_for = o.key_id,
-       waits_from = o.scheduled_at - coalesce(o.priority, 5) * interval '30 s'
- WHERE o.run_id = ANY (%(run_ids)s::uuid[]) AND o.state = ANY (%(sources)s)
+   SET state = %(target)s, publish_at = 'infinity', waits_for = given.waits_for,
+       waits_from = o.scheduled_at - coalesce(o.priority, 5) * interval '30 s',
+       gates = o.gates & ~ %(holds)s::smallint | given.kept
+  FROM unnest(%(run_ids)s::uuid[], %(waits_for)s::bigint[], %(kept)s::smallint[]) AS given (run_id, waits_for, kept)
+ WHERE o.run_id = given.run_id AND o.state = ANY (%(sources)s)
 
 -- name: promote_for_keys
 -- Queues the runs that wait first for each key, with a place: the oldest, and a step of priority is worth 30 s.
 -- Index: job_runs_waiting, job_runs_pkey; job_runs_due changes.
 -- Lock: each run, locked rows are skipped: a transaction with a locked key waits for no open run.
 WITH next AS MATERIALIZED (
-    SELECT first.run_id
-      FROM unnest(%(key_ids)s::bigint[], %(counts)s::integer[]) AS freed (key_id, places)
+    SELECT first.run_id, freed.key_id AS awaited, freed.holds
+      FROM unnest(%(key_ids)s::bigint[], %(counts)s::integer[], %(holds)s::smallint[]) AS freed (key_id, places, holds)
      CROSS JOIN LATERAL (
         SELECT r.run_id
           FROM job_runs AS r
@@ -616,11 +621,12 @@ WITH next AS MATERIALIZED (
      ) AS first
 )
 UPDATE job_runs AS o
-   SET state = %(target)s, publish_at = (SELECT tidewheel_now()), waits_for = NULL, waits_from = NULL, gates = o.gates | %(holds)s
+   SET state = %(target)s, publish_at = (SELECT tidewheel_now()), waits_for = NULL, waits_from = NULL,
+       gates = o.gates | next.holds
   FROM next
  WHERE o.run_id = next.run_id
 RETURNING o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.attempt, o.scheduled_at, o.publish_at,
-          o.created_at, o.concurrency_key, o.tenant, o.priority, o.key_id
+          o.created_at, o.concurrency_key, o.tenant, o.priority, next.awaited
 
 -- name: find_keys_with_waiters
 -- Returns those of these keys for which runs wait.
@@ -1261,11 +1267,11 @@ SELECT v.scheduled_at
 -- Index: deferred_effects_pkey.
 -- No lock but its own new rows.
 INSERT INTO deferred_effects (run_id, job_id, tenant, ended_at, chain_at, reset_failures, inputs_at, release_job,
-                              key_id)
+                              key_id, held_tenant)
 SELECT *
   FROM unnest(%(run_ids)s::uuid[], %(job_ids)s::uuid[], %(tenants)s::text[], %(ended_at)s::timestamptz[],
               %(chain_at)s::timestamptz[], %(reset_failures)s::boolean[], %(inputs_at)s::timestamptz[],
-              %(release_job)s::boolean[], %(key_ids)s::bigint[])
+              %(release_job)s::boolean[], %(key_ids)s::bigint[], %(held_tenant)s::boolean[])
 
 -- name: take_deferred_effects
 -- Deletes and returns some deferred effects, which this transaction applies.
@@ -1273,7 +1279,7 @@ SELECT *
 -- Lock: the rows, locked rows are skipped.
 DELETE FROM deferred_effects
  WHERE run_id IN (SELECT l.run_id FROM deferred_effects AS l ORDER BY l.run_id LIMIT %(limit)s FOR UPDATE SKIP LOCKED)
-RETURNING run_id, job_id, tenant, ended_at, chain_at, reset_failures, inputs_at, release_job, key_id
+RETURNING run_id, job_id, tenant, ended_at, chain_at, reset_failures, inputs_at, release_job, key_id, held_tenant
 
 -- name: record_schema_ids
 -- Records the ids of a release's schemas in a schema registry, in place of the release's before.
@@ -1887,3 +1893,115 @@ WITH closed AS (
     UPDATE batches SET open = false WHERE batch_id = %(batch_id)s AND open RETURNING batch_id
 )
 UPDATE workflows SET pending = pending - 1 WHERE root_run_id = (SELECT batch_id FROM closed)
+
+-- name: find_limited_tenants
+-- Returns the tenants that limit their runs in flight.
+-- Index: tenants_in_flight. No lock.
+SELECT tenant FROM tenants WHERE in_flight IS NOT NULL
+
+-- name: put_tenant_key
+-- Writes the limit of a tenant's runs in flight to the row that counts them.
+-- Index: run_keys_pkey. Lock: the row; waits for a claim or an end under way.
+INSERT INTO run_keys (key_id, tenant, key, at_once, burst)
+VALUES (%(key_id)s, %(tenant)s, '', %(at_once)s, 1)
+    ON CONFLICT (key_id) DO UPDATE SET at_once = excluded.at_once
+
+-- name: count_started_runs
+-- Marks runs of a tenant that have started as runs that hold a place of it.
+-- Index: job_runs_by_tenant, the open runs of the tenant. Lock: each run in run_id order, locked rows are skipped: their
+-- attempts end, or a later pass finds them. Changes no indexed column (HOT).
+UPDATE job_runs AS o
+   SET gates = o.gates | %(holds)s
+ WHERE o.run_id IN (SELECT r.run_id
+                      FROM job_runs AS r
+                     WHERE r.tenant = %(tenant)s AND r.shard >= 0 AND r.state = ANY (%(states)s::text[])
+                       AND r.gates & %(holds)s = 0
+                     ORDER BY r.run_id
+                     LIMIT %(limit)s
+                       FOR UPDATE SKIP LOCKED)
+
+-- name: add_counted_runs
+-- Adds runs to those that hold a place of their tenant.
+-- Index: run_keys_pkey. Lock: the row, after the runs.
+UPDATE run_keys SET running = running + %(runs)s WHERE key_id = %(key_id)s
+
+-- name: find_rates
+-- Returns the rates of tenants.
+-- Index: tenants_pkey. No lock.
+SELECT tenant, triggers_per_second FROM tenants WHERE tenant = ANY (%(tenants)s::text[])
+
+-- name: add_tenant_rates
+-- Inserts the rows of tenants that have none.
+-- Index: tenant_rates_pkey. Lock: each new row, in the order of the names.
+INSERT INTO tenant_rates (tenant, per_second)
+SELECT given.tenant, given.rate
+  FROM unnest(%(tenants)s::text[], %(rates)s::double precision[]) AS given (tenant, rate)
+ WHERE NOT EXISTS (SELECT FROM tenant_rates AS t WHERE t.tenant = given.tenant)
+ ORDER BY given.tenant
+    ON CONFLICT (tenant) DO NOTHING
+
+-- name: lock_tenant_rates
+-- Locks the places of tenants, and returns them with the time.
+-- Index: tenant_rates_pkey. Lock: each row in the order of the names.
+SELECT t.tenant, t.per_second, t.first_bucket, t.used, t.held_from, tidewheel_now() AS now
+  FROM tenant_rates AS t
+ WHERE t.tenant = ANY (%(tenants)s::text[])
+ ORDER BY t.tenant
+   FOR UPDATE
+
+-- name: write_tenant_rate
+-- Writes the places of a tenant.
+-- Index: tenant_rates_pkey. Lock: a row that is locked already. Changes no indexed column (HOT).
+UPDATE tenant_rates
+   SET per_second = %(per_second)s, first_bucket = %(first_bucket)s, used = %(used)s::integer[], held_from = %(held_from)s
+ WHERE tenant = %(tenant)s
+
+-- name: hold_runs
+-- Buffers runs that were just written and found no place.
+-- Index: job_runs_pkey; job_runs_due changes, job_runs_waiting grows. Lock: rows of this transaction.
+UPDATE job_runs AS o
+   SET state = %(target)s, publish_at = 'infinity', waits_for = given.waits_for, waits_from = o.scheduled_at
+  FROM unnest(%(run_ids)s::uuid[], %(waits_for)s::bigint[]) AS given (run_id, waits_for)
+ WHERE o.run_id = given.run_id AND o.state = ANY (%(sources)s)
+
+-- name: find_held_tenants
+-- Returns the tenants that have taken places.
+-- Index: none, a row for each. No lock.
+SELECT tenant FROM tenant_rates
+
+-- name: read_tenant_rate
+-- Returns the rate of a tenant.
+-- Index: tenants_pkey. No lock.
+SELECT triggers_per_second FROM tenants WHERE tenant = %(tenant)s
+
+-- name: release_held_runs
+-- Queues the oldest held runs of a tenant, each at one of these times or at its own, which is later.
+-- Index: job_runs_waiting, job_runs_pkey; job_runs_due changes.
+-- Lock: each run, locked rows are skipped.
+WITH chosen AS MATERIALIZED (
+    SELECT r.run_id, r.scheduled_at
+      FROM job_runs AS r
+     WHERE r.waits_for = %(key_id)s AND r.waits_from <= %(until)s
+     ORDER BY r.waits_from, r.run_id
+     LIMIT %(count)s
+       FOR UPDATE SKIP LOCKED
+), next AS MATERIALIZED (
+    SELECT c.run_id, greatest(c.scheduled_at, (%(times)s::timestamptz[])[row_number() OVER (ORDER BY c.scheduled_at, c.run_id)]) AS at
+      FROM chosen AS c
+)
+UPDATE job_runs AS o
+   SET state = %(target)s, publish_at = next.at, waits_for = NULL, waits_from = NULL
+  FROM next
+ WHERE o.run_id = next.run_id
+RETURNING o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.attempt, o.scheduled_at, o.publish_at,
+          o.created_at, o.concurrency_key, o.tenant, o.priority
+
+-- name: first_held
+-- Returns the time of the oldest held run of a tenant.
+-- Index: job_runs_waiting. No lock.
+SELECT waits_from FROM job_runs WHERE waits_for = %(key_id)s ORDER BY waits_from, run_id LIMIT 1
+
+-- name: drop_tenant_rate
+-- Deletes the places of a tenant without a rate.
+-- Index: tenant_rates_pkey. Lock: a row that is locked already.
+DELETE FROM tenant_rates WHERE tenant = %(tenant)s

@@ -14,12 +14,12 @@ from psycopg.rows import class_row
 from tidewheel.outbox import append
 from tidewheel.postgres.session import Conn, read_ids
 from tidewheel.postgres.statements import Statements
-from tidewheel.runs import AttemptOutcome, Gate, Move, RunState, sources, target
+from tidewheel.runs import HOLDS, AttemptOutcome, Move, RunState, sources, target
 from tidewheel.transitions.attempts import AttemptEnd, write_attempts
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.places import FreedPlace
+from tidewheel.transitions.places import FreedPlace, held_places
 from tidewheel.transitions.run_events import append_retrying
 from tidewheel.transitions.run_keys import settle_keys
 from tidewheel.transitions.run_messages import build_requests, request_rows
@@ -145,8 +145,7 @@ def requeue_runs(
     done.busy |= _end_cancelled(connection, installation, requeues, done, freed)
     if done.runs:
         _record(connection, installation, requeues, done)
-    held = [row.key_id for row in done.runs.values() if row.key_id is not None and row.gates & Gate.HOLDS_KEY]
-    freed += [FreedPlace(key) for key in held]
+    freed += [place for row in done.runs.values() for place in held_places(row.gates, row.key_id, row.tenant)]
     if freed_keys is not None:
         freed_keys += freed
     elif freed:
@@ -188,7 +187,7 @@ def _move(connection: Conn, move: Move, requeues: Sequence[Requeue]) -> list[Req
         "losses": [requeue.loss for requeue in requeues],
         "sources": sources(move),
         "target": target(move),
-        "holds": Gate.HOLDS_KEY,
+        "holds": HOLDS,
     }
     with connection.cursor(row_factory=class_row(RequeuedRun), binary=True) as cursor:
         return cursor.execute(_REQUEUE_RUNS, columns).fetchall()

@@ -23,10 +23,10 @@ from tidewheel.postgres.pg_arrays import instants, integers, uuids, words
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
-from tidewheel.runs import Gate, Move, sources, target
+from tidewheel.runs import HOLDS, Gate, Move, sources, target
 from tidewheel.transitions.active_runs import PromotedRun
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.places import Arrival, FreedPlace, KeyRow, Limit
+from tidewheel.transitions.places import Arrival, FreedPlace, KeyRow, Limit, Refusal, admit
 from tidewheel.transitions.run_messages import build_requests, request_rows
 
 _SQL = Statements("tidewheel.transitions")
@@ -41,7 +41,7 @@ _WRITE_RUN_KEYS = _SQL["write_run_keys"]
 
 _LimitRow = tuple[int, int | None, int | None, int]
 _KeyColumns = tuple[
-    int, int, int, bool, int | None, int | None, int, datetime | None, datetime | None, datetime
+    int, int, int, bool, int | None, int | None, int, datetime | None, datetime | None, bool, datetime
 ]  # fmt: skip
 
 
@@ -62,9 +62,9 @@ class KeysSettled:
 
 @dataclass(frozen=True, slots=True)
 class _Promoted(PromotedRun):
-    """The row of a run that got a place of its key."""
+    """The row of a run that got a place of a key."""
 
-    key_id: int
+    awaited: int
 
 
 def settle_keys(
@@ -89,15 +89,19 @@ def settle_keys(
     given_back = Counter(place.key_id for place in places)
     unstarted = Counter(place.key_id for place in places if not place.started)
     by_key: defaultdict[int, list[Arrival]] = defaultdict(list)
+    by_own: defaultdict[int, list[Arrival]] = defaultdict(list)
     for arrival in arrivals:
-        by_key[arrival.key_id].append(arrival)
+        for key, _ in arrival.places:
+            by_key[key].append(arrival)
+        if arrival.key_id is not None:
+            by_own[arrival.key_id].append(arrival)
     awake = list(woken)
     keys = sorted({*by_key, *given_back, *awake})
     settled = KeysSettled(set(), set())
     if not keys:
         return settled
     # The newest run of a key brings the limit of its job, if no operator has set one.
-    newest = [max(each, key=lambda one: one.scheduled_at).run_id for each in by_key.values()]
+    newest = [max(each, key=lambda one: one.scheduled_at).run_id for each in by_own.values()]
     if awake:
         oldest = connection.execute(_FIND_FIRST_WAITING, {"key_ids": awake}, binary=True).fetchall()
         newest += [cast("UUID", row[0]) for row in oldest]
@@ -115,11 +119,10 @@ def settle_keys(
         if key in rows:
             rows[key].free(count, unstarted[key])
     must_not_wait = {arrival.run_id for arrival in arrivals if not arrival.may_wait}
-    for key, row in rows.items():
-        refused = row.admit(by_key.get(key, ()), now)
-        settled.waiting |= refused - must_not_wait
-        settled.undecided |= refused & must_not_wait
-    _let_wait(connection, settled.waiting)
+    refused = admit(rows, [one for one in arrivals if one.run_id not in settled.undecided], now)
+    settled.undecided |= {each.run_id for each in refused} & must_not_wait
+    settled.waiting = {each.run_id for each in refused} - must_not_wait
+    _let_wait(connection, [each for each in refused if each.run_id in settled.waiting])
     settled.promoted = _promote(connection, installation, rows, now)
     _write_keys(connection, list(rows.values()))
     return settled
@@ -134,16 +137,24 @@ def _read_limits(connection: Conn, run_ids: Sequence[UUID]) -> dict[int, Limit]:
 def _lock_keys(connection: Conn, keys: Sequence[int]) -> tuple[dict[int, KeyRow], datetime]:
     found = connection.execute(_LOCK_RUN_KEYS, {"key_ids": list(keys)}, binary=True).fetchall()
     rows: dict[int, KeyRow] = {}
-    for key, running, unclaimed, waiters, at_once, every, burst, tat, wake_at, _ in cast("list[_KeyColumns]", found):
-        rows[key] = KeyRow(key, running, unclaimed, waiters, Limit(at_once, every, burst), tat, wake_at)
+    for key, running, unclaimed, waiters, at_once, every, burst, tat, wake_at, of_tenant, _ in cast(
+        "list[_KeyColumns]", found
+    ):
+        rows[key] = KeyRow(key, running, unclaimed, waiters, Limit(at_once, every, burst), tat, wake_at, of_tenant)
     now = cast("datetime", found[0][-1]) if found else datetime.min  # noqa: DTZ901 - unused without a row
     return rows, now
 
 
-def _let_wait(connection: Conn, run_ids: Iterable[UUID]) -> None:
-    waiting = sorted(run_ids)
+def _let_wait(connection: Conn, waiting: Sequence[Refusal]) -> None:
     if waiting:
-        columns = {"run_ids": uuids(waiting), "sources": sources(Move.BUFFER), "target": target(Move.BUFFER)}
+        columns = {
+            "run_ids": uuids(each.run_id for each in waiting),
+            "waits_for": [each.waits_for for each in waiting],
+            "kept": integers(Gate.HOLDS_KEY if each.keeps else 0 for each in waiting),
+            "holds": HOLDS,
+            "sources": sources(Move.BUFFER),
+            "target": target(Move.BUFFER),
+        }
         connection.execute(_WAIT_FOR_KEYS, columns)
         metrics.count("runs_buffered", len(waiting))
 
@@ -158,7 +169,7 @@ def _promote(connection: Conn, installation: Installation, rows: dict[int, KeyRo
             "key_ids": list(wanted),
             "counts": [min(count, 1000) for count in wanted.values()],  # a transaction's share; wake_at brings the rest
             "target": target(Move.PROMOTE),
-            "holds": Gate.HOLDS_KEY,
+            "holds": integers(Gate.HOLDS_TENANT if rows[key].of_tenant else Gate.HOLDS_KEY for key in wanted),
         }
         with connection.cursor(row_factory=class_row(_Promoted), binary=True) as cursor:
             promoted = cursor.execute(_PROMOTE_FOR_KEYS, columns).fetchall()
@@ -169,7 +180,7 @@ def _promote(connection: Conn, installation: Installation, rows: dict[int, KeyRo
             request_rows(promoted, build_requests(connection, promoted), installation),
             shards=installation.shards,
         )
-    found = Counter(run.key_id for run in promoted)
+    found = Counter(run.awaited for run in promoted)
     for key, row in rows.items():
         if key in wanted:
             row.promote(wanted[key], found[key], now, more=key in more)

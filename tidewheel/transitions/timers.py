@@ -18,7 +18,7 @@ from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.process import tracing
 from tidewheel.process.metrics import metrics
-from tidewheel.runs import Cause, Gate, Move, Overlap, sources
+from tidewheel.runs import HOLDS, Cause, Move, Overlap, sources
 from tidewheel.schedules.decision import Decision, Fire
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.generated.records import JobDefinition
@@ -179,7 +179,7 @@ def retract_runs(connection: Conn, job_ids: Sequence[UUID], *, now: datetime) ->
     """
     if not job_ids:
         return {}
-    columns = {"job_ids": list(job_ids), "sources": sources(Move.SKIP), "now": now, "holds": Gate.HOLDS_KEY}
+    columns = {"job_ids": list(job_ids), "sources": sources(Move.SKIP), "now": now, "holds": HOLDS}
     rows = connection.execute(_RETRACT_RUNS, columns, binary=True).fetchall()
     # Occurrences that were skipped ahead of time are undecided again too.
     skipped = connection.execute(_RETRACT_SKIPS, columns, binary=True).fetchall()

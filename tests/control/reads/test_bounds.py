@@ -14,13 +14,14 @@ from tidewheel.bench.history import BUSY_JOB, RARE, RARE_JOB, History, load_hist
 from tidewheel.control.reads.api_keys import list_api_keys
 from tidewheel.control.reads.audit_log import list_audit_log
 from tidewheel.control.reads.dead_letters import list_dead_letters
-from tidewheel.control.reads.fleet import list_executors, list_tenants
+from tidewheel.control.reads.fleet import list_executors
 from tidewheel.control.reads.freezes import list_freezes
 from tidewheel.control.reads.jobs import list_jobs, show_job
 from tidewheel.control.reads.redrives import redrives
 from tidewheel.control.reads.run_changes import read_run_changes
 from tidewheel.control.reads.run_detail import show_run
 from tidewheel.control.reads.runs import RunFilter, RunPage, list_runs
+from tidewheel.control.reads.tenants import list_tenants, tenant_usage
 from tidewheel.control.reads.versions import versions
 from tidewheel.postgres.session import FOR_LISTS, Conn, connect
 
@@ -176,6 +177,7 @@ LISTS: dict[str, Callable[[Conn, str], object]] = {
     "/api/v1/keys": lambda connection, tenant: list_api_keys(connection, tenant),
     "/api/v1/audit-log": lambda connection, tenant: list_audit_log(connection, tenant),
     "/api/v1/executors": lambda connection, _: list_executors(connection, limit=51),
+    "/api/v1/tenants/{tenant}/usage": lambda connection, tenant: tenant_usage(connection, tenant),
     "/api/v1/tenants": lambda connection, _: list_tenants(connection, limit=51),
 }
 OF_RUNS = {"/api/v1/runs", "/api/v1/jobs/{key}/runs"}

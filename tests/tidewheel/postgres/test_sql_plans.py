@@ -311,7 +311,8 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     },
     "read_run_states": {"since": _NOON},
     "lock_keyed": {"attempt": 0, "job_version": 1, "free": "allow_all"},
-    "promote_for_keys": {"counts": [1] * BATCH, "target": RunState.QUEUED},
+    "promote_for_keys": {"counts": [1] * BATCH, "target": RunState.QUEUED, "holds": [8] * BATCH},
+    "wait_for_keys": {"waits_for": list(range(BATCH)), "kept": [0] * BATCH},
     "write_run_keys": {
         "running": [1] * BATCH,
         "unclaimed": [0] * BATCH,
@@ -330,7 +331,7 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
         "cancelled": RunState.CANCELLED,
     },
     "find_still_open": {"allowed": ["succeeded:running"]},
-    "start_attempts": {"free": "allow_all"},
+    "start_attempts": {"free": "allow_all", "limited": [], "holds_tenant": Gate.HOLDS_TENANT},
     "move_runs": {"queues": ["default"] * BATCH, "lanes": ["standard"] * BATCH},
     "wait_runs": {"timeouts": [timedelta(hours=1)] * BATCH, "heartbeats": [None] * BATCH},
     "find_due_runs": {

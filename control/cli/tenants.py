@@ -1,0 +1,222 @@
+"""`tidewheel tenant create | list | show | limits | pause | resume | usage`."""
+
+import re
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from tidewheel.control.cli.options import DEFAULT_TENANT, Limit, Reason, reading, requesting
+from tidewheel.control.cli.output import (
+    Output,
+    OutputOption,
+    moment,
+    print_document,
+    print_facts,
+    print_result,
+    print_table,
+)
+from tidewheel.control.cli.tables import Cell
+from tidewheel.control.reads import tenants as read
+from tidewheel.errors import refuse
+
+if TYPE_CHECKING:
+    from tidewheel.control.client.tenants import Limits
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The tenant.")]
+TriggersPerSecond = Annotated[
+    str | None, typer.Option(metavar="N", help="Runs a second that may become due; more are delayed.")
+]
+InFlight = Annotated[str | None, typer.Option(metavar="N", help="Runs that may be active at once; more wait.")]
+Jobs = Annotated[str | None, typer.Option(metavar="N", help="Jobs of the tenant; more are refused.")]
+PayloadSize = Annotated[
+    str | None, typer.Option(metavar="SIZE", help="Size of a payload, such as 64KiB; a larger one is refused.")
+]
+
+_SIZE = re.compile(r"(\d{1,9})\s*(|B|kB|KB|KiB|MB|MiB)", re.ASCII)
+_BYTES = {"": 1, "B": 1, "kB": 1000, "KB": 1000, "KiB": 1024, "MB": 1_000_000, "MiB": 1024 * 1024}
+
+
+def create(
+    name: Name,
+    *,
+    triggers_per_second: TriggersPerSecond = None,
+    in_flight: InFlight = None,
+    jobs: Jobs = None,
+    payload: PayloadSize = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Create a tenant, with limits or without."""
+    limits = _limits(triggers_per_second, in_flight, jobs, payload)
+    with requesting(DEFAULT_TENANT) as client:
+        made = client.tenants.create(name, **limits)
+    text = "created" if made else "unchanged: it exists already"
+    print_result([f"tenant {name}: {text}"], {"tenant": name, "unchanged": not made}, output)
+
+
+def list_tenants(
+    *,
+    after: Annotated[
+        str, typer.Option(metavar="NAME", help="Begin after this tenant; the last line of a page names it.")
+    ] = "",
+    number: Limit = 50,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """List tenants by name, each with its limits."""
+    with reading() as connection:
+        found = read.list_tenants(connection, after=after, limit=number + 1)
+    page, more = found[:number], len(found) > number
+    if output is not Output.TEXT:
+        print_document({"tenants": page, "next_cursor": page[-1].tenant if more else None}, output)
+    elif page:
+        print_table(("tenant", "state", "triggers/s", "in flight", "jobs", "payload", "created"), map(_row, page))
+        if more:
+            typer.echo(f"more: add --after {page[-1].tenant!r}")
+    else:
+        typer.echo("no tenants")
+
+
+def show(name: Name, output: OutputOption = Output.TEXT) -> None:
+    """Show a tenant: its state and its limits."""
+    with reading() as connection:
+        found = read.show_tenant(connection, name)
+    if output is not Output.TEXT:
+        print_document(found, output)
+    else:
+        print_facts(_facts(found))
+
+
+def limits(
+    name: Name,
+    *,
+    triggers_per_second: TriggersPerSecond = None,
+    in_flight: InFlight = None,
+    jobs: Jobs = None,
+    payload: PayloadSize = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Change limits of a tenant; none lifts one, and those that are not named stay.
+
+    Without an option this shows the limits.
+    """
+    changes = _limits(triggers_per_second, in_flight, jobs, payload)
+    if not changes:
+        show(name, output)
+        return
+    with requesting(DEFAULT_TENANT) as client:
+        changed = client.tenants.limit(name, **changes)
+        now = client.tenants.get(name)
+    if output is not Output.TEXT:
+        print_document({"tenant": now, "unchanged": not changed}, output)
+        return
+    typer.echo(f"tenant {name}: {'changed' if changed else 'unchanged: the limits are as before'}")
+    print_facts(_facts(now))
+
+
+def pause(name: Name, *, reason: Reason = None, output: OutputOption = Output.TEXT) -> None:
+    """Start no run of a tenant until it is resumed; what runs goes on."""
+    with requesting(DEFAULT_TENANT) as client:
+        changed = client.tenants.pause(name, reason=reason)
+    text = "paused" if changed else "unchanged: it was paused already"
+    print_result([f"tenant {name}: {text}"], {"tenant": name, "unchanged": not changed}, output)
+
+
+def resume(name: Name, output: OutputOption = Output.TEXT) -> None:
+    """End the pause of a tenant; on_resume of its jobs decides what came due meanwhile."""
+    with requesting(DEFAULT_TENANT) as client:
+        changed = client.tenants.resume(name)
+    text = "resumed" if changed else "unchanged: it was not paused"
+    print_result([f"tenant {name}: {text}"], {"tenant": name, "unchanged": not changed}, output)
+
+
+def usage(name: Name, output: OutputOption = Output.TEXT) -> None:
+    """Show what a tenant uses now, beside its limits."""
+    with reading() as connection:
+        found = read.tenant_usage(connection, name)
+    if output is not Output.TEXT:
+        print_document(found, output)
+    else:
+        print_facts(_usage(found))
+
+
+def _limits(rate: str | None, in_flight: str | None, jobs: str | None, payload: str | None) -> "Limits":
+    given: list[tuple[str, str, str | None, Callable[[str, str], float]]] = [
+        ("triggers_per_second", "--triggers-per-second", rate, _number),
+        ("in_flight", "--in-flight", in_flight, _whole),
+        ("jobs", "--jobs", jobs, _whole),
+        ("payload_bytes", "--payload", payload, _size),
+    ]
+    found = {name: None if text == "none" else read(flag, text) for name, flag, text, read in given if text is not None}
+    return cast("Limits", found)
+
+
+def _number(flag: str, text: str) -> float:
+    try:
+        return float(text.removesuffix("/s"))
+    except ValueError:
+        refuse(flag, f"{text!r} is not a number", "write a number such as 100, or none")
+
+
+def _whole(flag: str, text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        refuse(flag, f"{text!r} is not a whole number", "write a number such as 500, or none")
+    return int(text)
+
+
+def _size(flag: str, text: str) -> int:
+    found = _SIZE.fullmatch(text)
+    if found is None:
+        refuse(flag, f"{text!r} is not a size", "write bytes, or a size such as 64KiB, or none")
+    return int(found[1]) * _BYTES[found[2]]
+
+
+def _row(each: read.TenantSummary) -> tuple[Cell, ...]:
+    return (
+        each.tenant,
+        each.state,
+        _bound(each.triggers_per_second),
+        _bound(each.in_flight),
+        _bound(each.jobs),
+        _bytes(each.payload_bytes),
+        each.created_at,
+    )
+
+
+def _facts(each: read.TenantSummary) -> Iterator[tuple[str, str | None]]:
+    yield "tenant", each.tenant
+    yield "state", each.state
+    yield "created", moment(each.created_at, None)
+    yield "paused", moment(each.paused_at, None) if each.paused_at else None
+    yield "triggers/s", _bound(each.triggers_per_second) or "no limit"
+    yield "in flight", _bound(each.in_flight) or "no limit"
+    yield "jobs", _bound(each.jobs) or "no limit"
+    yield "payload", _bytes(each.payload_bytes) or "no limit"
+
+
+def _usage(found: read.TenantUsage) -> Iterator[tuple[str, str | None]]:
+    limits = found.tenant
+    yield "tenant", limits.tenant
+    yield "state", limits.state
+    yield "open runs", _count(found.open_runs)
+    yield "in flight", _of(found.in_flight, limits.in_flight)
+    yield "waiting", _count(found.waiting)
+    yield "ended, 24 h", _count(found.finished_runs)
+    yield "jobs", _of(found.jobs, limits.jobs)
+
+
+def _count(found: read.Count) -> str:
+    return f"{'at least ' if found.at_least else ''}{found.count:,}"
+
+
+def _of(found: read.Count, limit: int | None) -> str:
+    return _count(found) if limit is None else f"{_count(found)} of {limit:,}"
+
+
+def _bound(limit: float | None) -> str:
+    return "" if limit is None else f"{limit:,g}" if isinstance(limit, float) else f"{limit:,}"
+
+
+def _bytes(size: int | None) -> str:
+    if size is None:
+        return ""
+    return f"{size // 1024} KiB" if size % 1024 == 0 else f"{size:,} bytes"

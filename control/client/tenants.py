@@ -1,0 +1,197 @@
+"""`client.tenants`: create tenants, change their limits, pause and resume them, read usage.
+
+A limit that is None is no bound. A pause is the freeze of all runs of a tenant (docs/tenants.md).
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, TypedDict, Unpack
+
+from tidewheel.audit import ALL_TENANTS, Change, process_user, record_change
+from tidewheel.control.client.connection import Connection
+from tidewheel.control.reads.tenants import TenantSummary, TenantUsage, list_tenants, show_tenant, tenant_usage
+from tidewheel.errors import FieldError, InvalidInput, Refused, UnknownFreeze
+from tidewheel.jobs.values import MAX_PAYLOAD_BYTES, is_tenant
+from tidewheel.postgres.notify import Channel
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+from tidewheel.transitions.tenant_places import limit_in_flight
+
+_SQL = Statements("tidewheel.control")
+_ADD_TENANT = _SQL["add_tenant"]
+_LOCK_TENANT = _SQL["lock_tenant"]
+_CHANGE_LIMITS = _SQL["change_limits"]
+
+MIN_RATE = 0.01  # triggers a second: one each hundred seconds
+MAX_RATE = 10_000
+MAX_IN_FLIGHT = 100_000
+MAX_JOBS = 1_000_000
+
+
+class Limits(TypedDict, total=False):
+    """Limits of a tenant: a field that is left out stays as it is, and None lifts the limit.
+
+    Attributes:
+        triggers_per_second: The runs a second that may become due; more are delayed.
+        in_flight: The runs that may be active at once; more wait.
+        jobs: The number of its jobs; more are refused.
+        payload_bytes: The size of a payload; a larger one is refused.
+    """
+
+    triggers_per_second: float | None
+    in_flight: int | None
+    jobs: int | None
+    payload_bytes: int | None
+
+
+class Tenants:
+    """Requests about any tenants, whatever the tenant of the client is."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def create(self, name: str, **limits: Unpack[Limits]) -> bool:
+        """Create a tenant.
+
+        Returns:
+            False if it exists already, with these limits or others.
+
+        Raises:
+            Refused: The name or a limit does not fit.
+            Unavailable: The database does not answer.
+        """
+        if not is_tenant(name):
+            remedy = "write 1 to 63 of a-z, 0-9, '.', '_' and '-', a letter or digit first"
+            raise InvalidInput([FieldError("tenant", f"{name[:64]!r} is not a tenant name", remedy)])
+        columns: dict[str, Any] = {"tenant": name, **dict.fromkeys(_BOUNDS), **_checked(limits, name)}
+
+        def add(connection: Conn) -> bool:
+            if not connection.execute(_ADD_TENANT, columns).rowcount:
+                return False
+            self._record(connection, "tenant.create", name)
+            if columns["in_flight"] is not None:
+                limit_in_flight(connection, self._connection.installation, name, columns["in_flight"])
+            return True
+
+        return self._connection.write(add, all_tenants=True)
+
+    def list(self, *, after: str = "", limit: int = 50) -> list[TenantSummary]:
+        """Return a page of the tenants, in the order of their names."""
+        with self._connection.snapshot(all_tenants=True) as connection:
+            return list_tenants(connection, after=after, limit=limit)
+
+    def get(self, name: str) -> TenantSummary:
+        """Return a tenant with its limits.
+
+        Raises:
+            UnknownTenant: There is none.
+        """
+        with self._connection.snapshot(all_tenants=True) as connection:
+            return show_tenant(connection, name)
+
+    def limit(self, name: str, **limits: Unpack[Limits]) -> bool:
+        """Change limits of a tenant.
+
+        Returns:
+            False if the limits are as before.
+
+        Raises:
+            Refused: A limit does not fit, or there is no such tenant.
+            Unavailable: The database does not answer.
+        """
+        changed = _checked(limits, name)
+
+        def change(connection: Conn) -> bool:
+            connection.execute(_LOCK_TENANT, {"tenant": name})
+            now = {field: value for field, value in asdict(show_tenant(connection, name)).items() if field in _BOUNDS}
+            if not connection.execute(_CHANGE_LIMITS, {**now, **changed, "tenant": name}).rowcount:
+                return False
+            self._record(connection, "tenant.limits", name)
+            if "in_flight" in changed:
+                # Last, because it locks a key.
+                limit_in_flight(connection, self._connection.installation, name, changed["in_flight"])
+            return True
+
+        done = self._connection.write(change, all_tenants=True)
+        self._connection.notify(Channel.OUTBOX)
+        return done
+
+    def pause(self, name: str, *, reason: str | None = None) -> bool:
+        """Start no run of a tenant until it is resumed; what runs goes on.
+
+        Returns:
+            False if it was paused already.
+
+        Raises:
+            Refused: There is no such tenant.
+            Unavailable: The database does not answer.
+        """
+        by = self._connection.actor.named or process_user()
+        document = {"type": "freeze", "scope": "tenant", "reason": reason, "by": by}
+        return not self._connection.request(document, tenant=name).unchanged
+
+    def resume(self, name: str) -> bool:
+        """End the pause of a tenant; `on_resume` of its jobs decides what came due meanwhile.
+
+        Returns:
+            False if it was not paused.
+
+        Raises:
+            Refused: There is no such tenant.
+            Unavailable: The database does not answer.
+        """
+        try:
+            return not self._connection.request({"type": "thaw", "scope": "tenant"}, tenant=name).unchanged
+        except Refused as refused:
+            if refused.code != UnknownFreeze.code:
+                raise
+            return False
+
+    def usage(self, name: str) -> TenantUsage:
+        """Return what a tenant uses now.
+
+        Raises:
+            UnknownTenant: There is none.
+        """
+        with self._connection.snapshot(all_tenants=True) as connection:
+            return tenant_usage(connection, name)
+
+    def _record(self, connection: Conn, action: str, name: str) -> None:
+        record_change(connection, self._connection.actor, Change(ALL_TENANTS, action, f"tenant/{name}"))
+
+
+_BOUNDS: Mapping[str, tuple[float, float]] = {
+    "triggers_per_second": (MIN_RATE, MAX_RATE),
+    "in_flight": (1, MAX_IN_FLIGHT),
+    "jobs": (1, MAX_JOBS),
+    "payload_bytes": (1, MAX_PAYLOAD_BYTES),
+}
+
+
+def _checked(limits: Mapping[str, object], tenant: str) -> dict[str, Any]:
+    """Return limits that fit; all that do not are refused together."""
+    wrong: list[FieldError] = []
+    for name, value in limits.items():
+        if name not in _BOUNDS:
+            wrong.append(FieldError(name, "there is no such limit", f"write one of {', '.join(_BOUNDS)}"))
+        elif value is not None and (error := _misfit(name, value, tenant)):
+            wrong.append(error)
+    if wrong:
+        raise InvalidInput(wrong)
+    return dict(limits)
+
+
+def _misfit(name: str, value: object, tenant: str) -> FieldError | None:
+    least, most = _BOUNDS[name]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return FieldError(name, f"{value!r} is not a number", f"write a number of at most {most:,}")
+    if value == 0:
+        remedy = f"pause the tenant instead: tidewheel tenant pause {tenant}"
+        return FieldError(name, "0 would refuse everything", remedy)
+    if not least <= value <= most or (name != "triggers_per_second" and value != int(value)):
+        kind = "number" if name == "triggers_per_second" else "whole number"
+        return FieldError(
+            name, f"{value} does not fit", f"write a {kind} from {least:g} to {most:,}; none lifts the limit"
+        )
+    return None

@@ -1,0 +1,90 @@
+"""Refuse requests of unknown tenants, and those that exceed the limits of their tenant.
+
+One statement reads the tenants of a batch with their limits. A tenant without a quota of jobs is not locked. With a
+quota, a batch with submits locks the quota and counts the jobs. The lock comes before any timer, and lasts until
+the commit: two submits of such a tenant come one after another.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import cast
+from uuid import UUID
+
+from tidewheel.errors import FieldError, Refused, TenantLimitExceeded, UnknownTenant
+from tidewheel.intake.request import ReceivedRequest
+from tidewheel.jobs.requests import JobSubmit, JobTrigger
+from tidewheel.postgres.pg_arrays import texts, uuids
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+
+_SQL = Statements("tidewheel.intake")
+_FIND_TENANTS = _SQL["find_tenants"]
+_LOCK_JOB_QUOTA = _SQL["lock_job_quota"]
+_COUNT_JOBS = _SQL["count_jobs"]
+_FIND_LIVE_JOBS = _SQL["find_live_jobs"]
+
+_TenantRow = tuple[str, int | None, int | None]
+
+
+def exceeded(connection: Conn, batch: Sequence[ReceivedRequest]) -> dict[int, Refused]:
+    """Return the refusals of a batch by position: unknown tenants, payloads, jobs beyond a quota."""
+    tenants = sorted({received.tenant for received in batch})
+    rows = cast("list[_TenantRow]", connection.execute(_FIND_TENANTS, {"tenants": texts(tenants)}).fetchall())
+    payloads = {tenant: most for tenant, _, most in rows if most is not None}
+    quotas = {tenant: most for tenant, most, _ in rows if most is not None}
+    known = {row[0] for row in rows}
+    refused: dict[int, Refused] = {}
+    for index, received in enumerate(batch):
+        if received.tenant not in known:
+            refused[index] = UnknownTenant(received.tenant)
+        elif received.tenant in payloads and (error := _too_large(received, payloads[received.tenant])):
+            refused[index] = error
+    submits = [
+        (index, received)
+        for index, received in enumerate(batch)
+        if received.tenant in quotas and index not in refused and isinstance(received.request, JobSubmit)
+    ]
+    if submits:
+        refused |= _beyond_quota(connection, submits, quotas)
+    return refused
+
+
+def _too_large(received: ReceivedRequest, most: int) -> Refused | None:
+    request = received.request
+    if isinstance(request, JobSubmit):
+        payload, path = request.job.carried, "job.payload"
+    elif isinstance(request, JobTrigger):
+        payload, path = request.carried, "payload"
+    else:
+        return None
+    if payload is None or len(payload.content) <= most:
+        return None
+    problem = f"{len(payload.content)} bytes are more than the {most} that tenant {received.tenant} may send"
+    remedy = "send a reference to the data, or raise the limit by `tidewheel tenant limits NAME --payload`"
+    return TenantLimitExceeded(FieldError(path, problem, remedy))
+
+
+def _beyond_quota(
+    connection: Conn, submits: Sequence[tuple[int, ReceivedRequest]], quotas: Mapping[str, int]
+) -> dict[int, Refused]:
+    tenants = sorted({received.tenant for _, received in submits})
+    for tenant in tenants:
+        connection.execute(_LOCK_JOB_QUOTA, {"tenant": tenant})
+    # A later statement than the lock: it sees the jobs that the wait has let commit.
+    columns: dict[str, object] = {"job_ids": uuids({received.job_id for _, received in submits})}
+    live = {cast("UUID", row[0]) for row in connection.execute(_FIND_LIVE_JOBS, columns, binary=True).fetchall()}
+    refused: dict[int, Refused] = {}
+    for tenant in tenants:
+        most = quotas[tenant]
+        new: dict[UUID, list[int]] = {}
+        for index, received in submits:
+            if received.tenant == tenant and received.job_id not in live:
+                new.setdefault(received.job_id, []).append(index)
+        if not new:
+            continue
+        counted = connection.execute(_COUNT_JOBS, {"tenant": tenant, "limit": most}, binary=True).fetchone()
+        room = most - cast("tuple[int]", counted)[0]
+        problem = f"tenant {tenant} has its {most} jobs"
+        remedy = "delete jobs that are not used, or raise the limit by `tidewheel tenant limits NAME --jobs`"
+        error = TenantLimitExceeded(FieldError("job.key", problem, remedy))
+        refused |= {index: error for indexes in list(new.values())[max(room, 0) :] for index in indexes}
+    return refused

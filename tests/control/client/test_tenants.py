@@ -1,0 +1,176 @@
+"""Tenants by client, command line and REST: limits, pauses, usage; quotas of jobs and payloads."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.control.api.answering import answer_of, answering
+from tests.control.cli.command import json_output, tidewheel
+from tests.fixtures.database import Database
+from tests.transitions.acts import apply_batch, apply_batch_within, begin, begun, submission, submit, succeed, trigger
+from tests.transitions.stepping import in_background, until_blocked
+from tidewheel.control.client.client import Client
+from tidewheel.errors import InvalidInput, Refused, UnknownTenant
+from tidewheel.postgres.session import connect
+from tidewheel.schemas.generated.records import Reply, ReplyStatus
+
+ACME = {"tenant": "acme"}
+
+
+@pytest.fixture
+def client(database: Database) -> Iterator[Client]:
+    with Client(database.url) as made:
+        made.tenants.create("acme")
+        yield made
+
+
+def refusals(replies: list[Reply]) -> list[str | None]:
+    return [reply.code for reply in replies if reply.status is not ReplyStatus.ACCEPTED]
+
+
+def test_limits_are_created_changed_one_by_one_and_lifted(client: Client) -> None:
+    assert client.tenants.create("free", jobs=7)
+    assert not client.tenants.create("free")
+    assert client.tenants.limit("free", payload_bytes=1024, in_flight=5)
+    assert not client.tenants.limit("free", payload_bytes=1024)
+    found = client.tenants.get("free")
+    assert (found.jobs, found.payload_bytes, found.in_flight, found.triggers_per_second) == (7, 1024, 5, None)
+    assert client.tenants.limit("free", jobs=None)
+    assert client.tenants.get("free").jobs is None
+    done = [entry.action for entry in client.audit_log.list(all_tenants=True).entries]
+    assert done.count("tenant.limits") == 2
+    assert done.count("tenant.create") == 2
+
+
+@pytest.mark.parametrize("name", ["triggers_per_second", "in_flight", "jobs", "payload_bytes"])
+def test_limit_of_zero_is_refused_with_the_pause_as_remedy(client: Client, name: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        client.tenants.limit("acme", **{name: 0})  # type: ignore[misc]  # a name of the table
+    [error] = refused.value.errors
+    assert (error.path, error.remedy) == (name, "pause the tenant instead: tidewheel tenant pause acme")
+    for wrong in (-1, 10**12, True, float("nan")):
+        with pytest.raises(InvalidInput):
+            client.tenants.limit("acme", **{name: wrong})
+
+
+def test_unknown_tenants_and_names_that_are_none_are_refused(client: Client) -> None:
+    with pytest.raises(UnknownTenant):
+        client.tenants.limit("nobody", jobs=1)
+    with pytest.raises(UnknownTenant):
+        client.tenants.usage("nobody")
+    for name in ("*", "Acme", "", "a" * 64):
+        with pytest.raises(InvalidInput):
+            client.tenants.create(name)
+
+
+def test_jobs_beyond_the_quota_are_refused_and_edits_are_not(client: Client, database: Database) -> None:
+    client.tenants.limit("acme", jobs=2)
+    replies = apply_batch(database, *(submission(key) | ACME for key in ("a", "b", "c")))
+    assert refusals(replies) == ["tenant_limit"]
+    [error] = replies[2].errors
+    assert (error.path, error.problem) == ("job.key", "tenant acme has its 2 jobs")
+    assert "--jobs" in error.remedy
+    assert not refusals(apply_batch(database, submission("a", labels={"x": "y"}) | ACME))
+    assert not refusals(apply_batch(database, submission("other")))
+    apply_batch(database, {"type": "job.delete", "key": "a"} | ACME)
+    assert not refusals(apply_batch(database, submission("c") | ACME))
+    assert refusals(apply_batch(database, submission("a") | ACME)) == ["tenant_limit"]
+    client.tenants.limit("acme", jobs=None)
+    assert not refusals(apply_batch(database, submission("a") | ACME))
+
+
+def test_two_submits_at_once_do_not_both_take_the_last_place(client: Client, database: Database) -> None:
+    client.tenants.limit("acme", jobs=1)
+    with connect(database.url, "second") as second:
+
+        def submit_another() -> list[Reply]:
+            with second.transaction():
+                return apply_batch_within(second, database, submission("b") | ACME)
+
+        with database.transaction() as connection:
+            assert not refusals(apply_batch_within(connection, database, submission("a") | ACME))
+            later = in_background(submit_another)
+            until_blocked(database, second)
+        assert refusals(later.result()) == ["tenant_limit"]
+
+
+def test_payload_beyond_the_limit_is_refused_in_jobs_and_triggers(client: Client, database: Database) -> None:
+    submit_in_acme = submission("job", payload="x" * 98) | ACME
+    client.tenants.limit("acme", payload_bytes=100)
+    assert not refusals(apply_batch(database, submit_in_acme))
+    replies = apply_batch(
+        database,
+        submission("large", payload="x" * 99) | ACME,
+        {"type": "job.trigger", "key": "job", "payload": "x" * 99} | ACME,
+        {"type": "job.trigger", "key": "job", "payload_base64": "eHh4"} | ACME,
+    )
+    assert refusals(replies) == ["tenant_limit", "tenant_limit"]
+    assert [reply.errors[0].path for reply in replies[:2]] == ["job.payload", "payload"]
+    with Client(database.url, tenant="acme") as acme, pytest.raises(Refused) as refused:
+        acme.trigger("job", "x" * 99)
+    assert refused.value.code == "tenant_limit"
+
+
+def test_pause_is_a_freeze_of_the_whole_tenant_and_resume_its_thaw(client: Client, database: Database) -> None:
+    assert client.tenants.pause("acme", reason="audit")
+    assert not client.tenants.pause("acme")
+    assert client.tenants.get("acme").state == "paused"
+    assert client.tenants.get("default").state == "active"
+    with Client(database.url, tenant="acme") as acme:
+        [held] = acme.freezes.list()
+        assert (held.freeze.scope, held.freeze.reason) == ("tenant acme", "audit")
+        assert client.tenants.resume("acme")
+        assert not client.tenants.resume("acme")
+        assert acme.freezes.freeze(queue="reports")
+        assert client.tenants.get("acme").state == "active"
+        assert not client.tenants.resume("acme")
+
+
+def test_usage_counts_runs_and_jobs(client: Client, database: Database) -> None:
+    submit(database)
+    begin(database, trigger(database))
+    trigger(database)
+    succeed(database, begun(database))
+    used = client.tenants.usage("default")
+    assert [each.count for each in (used.open_runs, used.in_flight, used.waiting, used.finished_runs, used.jobs)] == [
+        2, 1, 1, 1, 1,
+    ]  # fmt: skip
+    assert not used.open_runs.at_least
+    assert client.tenants.usage("acme").jobs.count == 0
+
+
+def test_command_line_and_rest_are_the_same(database: Database) -> None:
+    assert tidewheel(database, "tenant", "create", "acme", "--jobs", "1000").lines == ["tenant acme: created"]
+    done = tidewheel(database, "tenant", "limits", "acme", "--payload", "64KiB", "--in-flight", "500", "--jobs", "none")
+    assert done.lines[0] == "tenant acme: changed"
+    assert tidewheel(database, "tenant", "limits", "acme", "--jobs", "many").refusals == [
+        "--jobs: 'many' is not a whole number; write a number such as 500, or none"
+    ]
+    shown = json_output(database, "tenant", "show", "acme")
+    assert (shown["payload_bytes"], shown["in_flight"], shown["jobs"]) == (65536, 500, None)
+    used = json_output(database, "tenant", "usage", "acme")
+    with answering(database) as http:
+        assert answer_of(http.get("/api/v1/tenants/acme")) == shown
+        assert answer_of(http.get("/api/v1/tenants/acme/usage")) == used
+        made = http.post("/api/v1/tenants", json={"tenant": "free", "jobs": 3})
+        assert (made.status_code, made.json()["tenant"]["jobs"], made.json()["unchanged"]) == (201, 3, False)
+        changed = answer_of(http.patch("/api/v1/tenants/free", json={"jobs": None, "payload_bytes": 10}))
+        assert (changed["tenant"]["jobs"], changed["tenant"]["payload_bytes"]) == (None, 10)
+        refused = http.patch("/api/v1/tenants/free", json={"in_flight": 0})
+        assert (refused.status_code, refused.json()["errors"][0]["path"]) == (422, "in_flight")
+        assert http.patch("/api/v1/tenants/nobody", json={"jobs": 1}).status_code == 404
+        paused = answer_of(http.post("/api/v1/tenants/free:pause", json={"reason": "audit"}))
+        assert paused["tenant"]["paused_at"] is not None
+        assert not answer_of(http.post("/api/v1/tenants/free:resume"))["unchanged"]
+
+
+def test_key_of_one_tenant_reads_its_own_and_changes_no_limit(client: Client, database: Database) -> None:
+    with Client(database.url, tenant="acme") as acme:
+        key = acme.api_keys.create("ops", ["admin"]).key
+    with answering(database, token="token-of-this-test-only") as http:
+        http.headers["Authorization"] = f"Bearer {key}"
+        assert answer_of(http.get("/api/v1/tenants/acme"))["tenant"] == "acme"
+        assert http.get("/api/v1/tenants/default").status_code == 404
+        assert http.patch("/api/v1/tenants/acme", json={"jobs": 1}).status_code == 403
+        assert http.post("/api/v1/tenants", json={"tenant": "mine"}).status_code == 403
+        assert http.post("/api/v1/tenants/acme:pause").status_code == 200

@@ -1,0 +1,173 @@
+"""Runs of a tenant in flight: no more than the limit, counted when it begins, passed on by each end."""
+
+from datetime import timedelta
+from uuid import UUID
+
+import pytest
+
+from tests.fixtures.database import ClockedDatabase, Database
+from tests.transitions.acts import (
+    EXECUTOR,
+    apply_batch,
+    begun,
+    ending,
+    final_state,
+    open_run,
+    requested_claim,
+    requests,
+    requeue,
+    submission,
+    submit,
+    succeed,
+    trigger,
+)
+from tests.transitions.test_run_keys import limit_tenant
+from tidewheel.control.client.client import Client
+from tidewheel.control.reads.waits import read_waits
+from tidewheel.executor.claim import Claimer
+from tidewheel.ids import tenant_key_id
+from tidewheel.postgres.session import UNIFORM
+from tidewheel.process.service import Shutdown
+from tidewheel.runs import AttemptOutcome, RunState
+from tidewheel.scheduler.key_duties import KeyDuties
+from tidewheel.transitions.claim import Started
+from tidewheel.transitions.deferred_effects import apply_deferred_effects
+from tidewheel.transitions.finish import finish_runs
+from tidewheel.transitions.tenant_places import COUNTED_FOR
+
+COUNTERS = "SELECT running, unclaimed, has_waiters FROM run_keys WHERE key = ''"
+
+
+class Executor:
+    """An executor's claims, by the code that executors use."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        database.execute(
+            "INSERT INTO executors (executor_id, name, queues, handlers, slots, last_heartbeat_at, started_at)"
+            " VALUES (%s, 'test', '{default}', '{}', 9, tidewheel_now(), tidewheel_now())",
+            [EXECUTOR],
+        )
+        session = database.session("executor", options=UNIFORM)
+        self.claimer = Claimer(
+            session, database.installation, EXECUTOR, Shutdown(), lease_lost=lambda: None, notify=lambda _: None
+        )
+
+    def claim(self, *runs: UUID, tenant: str | None = "default") -> list[Started]:
+        claims = [requested_claim(self.database, run)._replace(tenant=tenant) for run in runs]
+        return list(self.claimer.claim(claims, source="message").started)
+
+
+@pytest.mark.parametrize("tenant", ["default", None])
+def test_runs_beyond_the_limit_wait_and_an_end_starts_the_oldest(database: Database, tenant: str | None) -> None:
+    submit(database)
+    limit_tenant(database, 2)
+    executor = Executor(database)
+    runs = [trigger(database) for _ in range(4)]
+    started = executor.claim(*runs, tenant=tenant)
+    assert [one.run_id for one in started] == runs[:2]
+    assert [open_run(database, run).state for run in runs] == ["running", "running", "buffered", "buffered"]
+    assert database.rows(COUNTERS) == [(2, 0, True)]
+    succeed(database, started[0])
+    assert open_run(database, runs[2]).state == "queued"
+    assert database.rows(COUNTERS) == [(2, 1, True)]
+    newcomer = trigger(database)
+    assert executor.claim(newcomer) == []
+    [third] = executor.claim(runs[2])
+    with database.transaction() as connection:
+        wait = read_waits(connection, [runs[3]])[runs[3]]
+    assert (wait.code, wait.words) == ("tenant", "waits for a place of its tenant: 2 runs are in flight, of 2")
+    for one in (started[1], third):
+        succeed(database, one)
+    for one in executor.claim(runs[3], newcomer):
+        succeed(database, one)
+    assert database.rows(COUNTERS) == [(0, 0, False)]
+
+
+def test_other_tenants_are_not_counted_and_a_lifted_limit_lets_all_start(database: Database) -> None:
+    with Client(database.url) as client:
+        client.tenants.create("acme", in_flight=1)
+        submit(database)
+        assert apply_batch(database, submission() | {"tenant": "acme"})
+        executor = Executor(database)
+        assert len(executor.claim(*[trigger(database) for _ in range(3)])) == 3
+        runs = [trigger(database, tenant="acme") for _ in range(3)]
+        assert len(executor.claim(*runs, tenant="acme")) == 1
+        client.tenants.limit("acme", in_flight=None)
+    assert [open_run(database, run).state for run in runs] == ["running", "queued", "queued"]
+    assert len(executor.claim(*runs[1:], tenant="acme")) == 2
+
+
+def test_retry_gives_the_place_back(database: Database) -> None:
+    submit(database)
+    limit_tenant(database, 1)
+    executor = Executor(database)
+    first, second = trigger(database), trigger(database)
+    [started] = executor.claim(first)
+    assert executor.claim(second) == []
+    requeue(database, started, AttemptOutcome.FAILED, timedelta(hours=1))
+    assert open_run(database, second).state == "queued"
+    apply_batch(database, {"type": "run.cancel", "run_id": str(second)})
+    assert final_state(database, second)[0] == RunState.CANCELLED
+    assert database.rows(COUNTERS) == [(0, 0, False)]
+
+
+def test_completion_in_a_clients_transaction_gives_the_place_back_later(database: Database) -> None:
+    submit(database)
+    limit_tenant(database, 1)
+    executor = Executor(database)
+    first, second = trigger(database), trigger(database)
+    [started] = executor.claim(first)
+    executor.claim(second)
+    with database.transaction() as connection:
+        finish_runs(connection, database.installation, [ending(started, RunState.SUCCEEDED)], lasting=True)
+    assert open_run(database, second).state == "buffered"
+    with database.transaction() as connection:
+        apply_deferred_effects(connection, database.installation)
+    assert open_run(database, second).state == "queued"
+
+
+def test_run_keeps_the_place_of_its_key_while_it_waits_for_its_tenant(database: Database) -> None:
+    submit(database, "keyed", concurrency_key={"key": "k", "at_once": 1})
+    submit(database)
+    limit_tenant(database, 1)
+    executor = Executor(database)
+    [busy] = executor.claim(trigger(database))
+    first, second = trigger(database, "keyed"), trigger(database, "keyed")
+    assert executor.claim(first, second) == []
+    waits = dict(database.rows("SELECT run_id, waits_for FROM job_runs WHERE state = 'buffered'"))
+    assert waits[first] == tenant_key_id("default")
+    assert waits[second] not in {None, tenant_key_id("default")}
+    succeed(database, busy)
+    [started] = executor.claim(first)
+    succeed(database, started)
+    [started] = executor.claim(second)
+    succeed(database, started)
+    assert database.rows("SELECT * FROM run_keys WHERE running <> 0 OR unclaimed <> 0 OR has_waiters") == []
+
+
+def test_runs_that_started_before_the_limit_are_counted(clocked: ClockedDatabase) -> None:
+    submit(clocked)
+    before = [begun(clocked) for _ in range(2)]
+    limit_tenant(clocked, 2)
+    duties = KeyDuties(clocked.session(), clocked.installation)
+    duties.count_started_runs()
+    assert clocked.rows(COUNTERS) == [(2, 0, False)]
+    executor = Executor(clocked)
+    run = trigger(clocked)
+    assert executor.claim(run) == []
+    late = begun(clocked)  # by an executor whose list of tenants is old
+    duties.count_started_runs()
+    assert clocked.rows(COUNTERS) == [(3, 0, True)]
+    clocked.advance(COUNTED_FOR + timedelta(seconds=1))
+    duties.count_started_runs()
+    assert clocked.value("SELECT in_flight_since FROM tenants WHERE tenant = 'default'") is None
+    for one in (*before, late):
+        succeed(clocked, one)
+    assert open_run(clocked, run).state == "queued"
+    assert len(requests(clocked)) == 5
+    clocked.advance(timedelta(minutes=11))
+    for one in executor.claim(run):
+        succeed(clocked, one)
+    duties.repair()
+    assert clocked.rows(COUNTERS) == [(0, 0, False)]

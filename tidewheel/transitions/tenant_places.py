@@ -1,0 +1,72 @@
+"""Limit the runs of a tenant in flight, by the row of `run_keys` with an empty key (ADR 0053).
+
+The claim decides. A claimer knows the limited tenants from a read each second. It sends their runs to the claims that
+take places, which lock the tenant's row last. So runs of other tenants read and write nothing more.
+
+When a limit begins, runs have started without a place. The scheduler marks and counts these until ten seconds later,
+when no claimer can have an older list.
+"""
+
+import math
+from collections.abc import Collection
+from datetime import timedelta
+
+from tidewheel.clock import monotonic_seconds
+from tidewheel.ids import tenant_key_id
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+from tidewheel.runs import IN_FLIGHT, Gate
+from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.run_keys import settle_keys
+
+_SQL = Statements("tidewheel.transitions")
+_FIND_LIMITED_TENANTS = _SQL["find_limited_tenants"]
+_PUT_TENANT_KEY = _SQL["put_tenant_key"]
+_COUNT_STARTED_RUNS = _SQL["count_started_runs"]
+_ADD_COUNTED_RUNS = _SQL["add_counted_runs"]
+
+MAX_COUNTED = 1000
+"""Runs that one transaction counts: about ten milliseconds."""
+COUNTED_FOR = timedelta(seconds=10)
+_FRESH_SECONDS = 1.0
+
+
+class LimitedTenants:
+    """The tenants that limit their runs in flight, as one thread reads them once a second."""
+
+    def __init__(self) -> None:
+        self._found: Collection[str] = frozenset()
+        self._until = -math.inf
+
+    def read(self, connection: Conn) -> Collection[str]:
+        """Return their names, in a transaction that claims."""
+        now = monotonic_seconds()
+        if now >= self._until:
+            self._found = frozenset(str(row[0]) for row in connection.execute(_FIND_LIMITED_TENANTS))
+            self._until = now + _FRESH_SECONDS
+        return self._found
+
+
+def limit_in_flight(connection: Conn, installation: Installation, tenant: str, at_once: int | None) -> int:
+    """Write the limit of a tenant, and give the places that are free now to waiting runs.
+
+    Returns:
+        The number of runs that got a place; the scheduler gives places to the rest.
+    """
+    key = tenant_key_id(tenant)
+    connection.execute(_PUT_TENANT_KEY, {"key_id": key, "tenant": tenant, "at_once": at_once})
+    return settle_keys(connection, installation, woken=[key]).promoted
+
+
+def count_started_runs(connection: Conn, tenant: str) -> int:
+    """Count up to `MAX_COUNTED` runs of a tenant that have started without a place; return their number."""
+    columns: dict[str, object] = {
+        "tenant": tenant,
+        "states": list(IN_FLIGHT),
+        "holds": Gate.HOLDS_TENANT,
+        "limit": MAX_COUNTED,
+    }
+    counted = connection.execute(_COUNT_STARTED_RUNS, columns).rowcount
+    if counted:
+        connection.execute(_ADD_COUNTED_RUNS, {"key_id": tenant_key_id(tenant), "runs": counted})
+    return counted
