@@ -193,6 +193,7 @@ class Options:
         seconds: How long the load of `pipeline`, `steady` and `latency` lasts.
         rate: Runs a second of `steady`, `soak` and `latency`.
         minutes: How long `idle` and `soak` last.
+        keys: True to measure `execute` with one concurrency key and with 1,000 keys as well.
         report: Receives the current step, for display.
     """
 
@@ -200,4 +201,5 @@ class Options:
     seconds: float | None = None
     rate: float | None = None
     minutes: float | None = None
+    keys: bool = False
     report: Progress = field(default=_unseen, compare=False)

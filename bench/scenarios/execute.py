@@ -10,6 +10,7 @@ from tidewheel.bench.measurement import Figure, Incomplete, Options, Round, rate
 from tidewheel.bench.scenarios.fire import fire_all
 from tidewheel.bench.scenarios.pipeline import EXECUTORS
 from tidewheel.bench.scenarios.relay import relay_all
+from tidewheel.jobs.concurrency import MOST_AT_ONCE
 from tidewheel.postgres.session import Conn
 
 RUNS = 200_000
@@ -18,24 +19,36 @@ _BETWEEN_LOOKS = 2000  # so many may begin
 # All is to come by Kafka: what is due already would be swept while the group forms.
 _NO_SWEEP = {"TIDEWHEEL_SWEEP": "30s"}
 _WRITTEN = ("job_runs",)
+_KEYS = {"one_key": 1, "thousand_keys": 1000}
+_SET_KEYS = """
+UPDATE job_versions
+   SET concurrency_key = 'key-' || mod(abs(hashtext(job_id::text)::bigint), %(keys)s), at_once = %(places)s
+"""
 
 
 def measure(server: Server, options: Options) -> Round:
     """Let two executors, and then one, loose on published runs; then the same by plain statements."""
     runs = options.jobs or RUNS
-    return Round(
-        {
-            "runs_per_second": measure_executors(server, runs, options, executors=EXECUTORS),
-            "one_executor_runs_per_second": measure_executors(server, runs, options, executors=1),
-        }
-    )
+    figures = {
+        "runs_per_second": measure_executors(server, runs, options, executors=EXECUTORS),
+        "one_executor_runs_per_second": measure_executors(server, runs, options, executors=1),
+    }
+    if options.keys:
+        for name, keys in _KEYS.items():
+            figures[f"{name}_runs_per_second"] = measure_executors(
+                server, runs, options, executors=EXECUTORS, keys=keys
+            )
+    return Round(figures)
 
 
-def measure_executors(server: Server, runs: int, options: Options, *, executors: int) -> Figure:
-    """The same with so many executors."""
+def measure_executors(server: Server, runs: int, options: Options, *, executors: int, keys: int = 0) -> Figure:
+    """The same with so many executors, and with so many concurrency keys that have room for all runs."""
     with server.environment() as environment, environment.connect() as connection:
         options.report(f"publishing {runs:,} runs")
         load_jobs(connection, environment.installation, runs, due_at=database_now(connection))
+        if keys:
+            connection.execute(_SET_KEYS, {"keys": keys, "places": MOST_AT_ONCE})
+            connection.commit()
         fire_all(environment)
         relay_all(environment)
         taken = baselines.take_rows(connection, _WRITTEN, runs)

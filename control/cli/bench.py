@@ -30,6 +30,7 @@ Rate = Annotated[
     float | None, typer.Option(metavar="N", min=1, help="Runs per second of a steady load: latency, soak, pipeline.")
 ]
 Minutes = Annotated[float | None, typer.Option(metavar="MINUTES", min=0.01, help="Duration of idle and soak.")]
+Keys = Annotated[bool, typer.Option("--keys", help="With execute: also with one concurrency key, and with 1,000.")]
 Plots = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Write a plot of each scenario to this folder, as PNG and SVG.")
 ]
@@ -49,6 +50,7 @@ def bench(
     seconds: Seconds = None,
     rate: Rate = None,
     minutes: Minutes = None,
+    keys: Keys = False,
     plots: Plots = None,
     quick: Quick = False,
     update_baseline: Update = False,
@@ -62,7 +64,7 @@ def bench(
     """
     command = import_module("tidewheel.bench.command")
     measurement = import_module("tidewheel.bench.measurement")
-    options = measurement.Options(jobs=jobs, seconds=seconds, rate=rate, minutes=minutes)
+    options = measurement.Options(jobs=jobs, seconds=seconds, rate=rate, minutes=minutes, keys=keys)
     try:
         reached = command.run(
             scenarios or [],

@@ -22,26 +22,26 @@ _LOOK_SECONDS = 0.02  # between two looks at a gate
 @tidewheel.handler("note")
 async def note(context: Context, payload: object) -> object:
     """An effect, at once; returns what it was given."""
-    _effect(context)
+    record(context)
     return payload
 
 
 @tidewheel.handler("note-sync")
 def note_sync(context: Context, payload: object) -> None:
     """An effect, at once, on a thread."""
-    _effect(context)
+    record(context)
 
 
 @tidewheel.handler("note-process", isolation="process")
 def note_process(context: Context, payload: object) -> None:
     """An effect, at once, in a worker process."""
-    _effect(context)
+    record(context)
 
 
 @tidewheel.handler("shaky")
 async def shaky(context: Context, payload: object) -> object:
     """An effect; the first attempt fails after it, a later one returns what it was given."""
-    _effect(context)
+    record(context)
     if context.attempt == 1:
         message = "as the first attempt always does"
         raise ValueError(message)
@@ -51,7 +51,7 @@ async def shaky(context: Context, payload: object) -> object:
 @tidewheel.handler("lost-cause")
 async def lost_cause(context: Context, payload: object) -> None:
     """An effect, and a failure every time."""
-    _effect(context)
+    record(context)
     message = "as it always does"
     raise ValueError(message)
 
@@ -59,7 +59,7 @@ async def lost_cause(context: Context, payload: object) -> None:
 @tidewheel.handler("gated")
 async def gated(context: Context, payload: object) -> int:
     """An effect, then waiting to be let go."""
-    _effect(context)
+    record(context)
     while not _let_go(context, payload):
         await asyncio.sleep(_LOOK_SECONDS)
     return context.attempt
@@ -68,7 +68,7 @@ async def gated(context: Context, payload: object) -> int:
 @tidewheel.handler("gated-sync")
 def gated_sync(context: Context, payload: object) -> int:
     """The same on a thread."""
-    _effect(context)
+    record(context)
     never = threading.Event()
     while not _let_go(context, payload) and not context.cancelled:
         never.wait(_LOOK_SECONDS)
@@ -78,7 +78,7 @@ def gated_sync(context: Context, payload: object) -> int:
 @tidewheel.handler("stubborn-process", isolation="process")
 def stubborn_process(context: Context, payload: object) -> int:
     """The same in a worker process, ignoring every stop request."""
-    _effect(context)
+    record(context)
     never = threading.Event()
     while not _let_go(context, payload):
         never.wait(_LOOK_SECONDS)
@@ -88,7 +88,7 @@ def stubborn_process(context: Context, payload: object) -> int:
 @tidewheel.handler("blocking")
 async def blocking(context: Context, payload: object) -> None:
     """An effect, then standing in the way of the whole event loop until it is let go."""
-    _effect(context)
+    record(context)
     never = threading.Event()
     while not _let_go(context, payload):
         never.wait(_LOOK_SECONDS)
@@ -121,7 +121,7 @@ def steps_process(context: Context, payload: object) -> list[int]:
 
 
 def _step(context: Context, number: int) -> int:
-    _effect(context, step=number)
+    record(context, step=number)
     return number * 10 + context.attempt
 
 
@@ -135,7 +135,8 @@ def _let_go(context: Context, payload: object) -> bool:
     return Path(str(payload)).exists() or Path(f"{payload}-{context.attempt}").exists()
 
 
-def _effect(context: Context, **more: object) -> None:
+def record(context: Context, **more: object) -> None:
+    """Record an effect as one line."""
     line = {
         **more,
         "run_id": str(context.run_id),

@@ -74,6 +74,11 @@ def open_key(database: Database, run_id: UUID) -> object:
     return database.value("SELECT concurrency_key FROM job_runs WHERE run_id = %s", [run_id])
 
 
+def trigger_keyed(database: Database) -> UUID:
+    keyed(database)
+    return trigger(database, concurrency_key="in-use")
+
+
 def claim_fast(database: Database, *run_ids: UUID) -> Claimed:
     """Claim as an executor claims runs whose messages have a key."""
     claims = [requested_claim(database, run)._replace(keyed=True) for run in run_ids]
@@ -472,3 +477,17 @@ def test_keys_under_fire_admit_never_too_many_and_leave_nothing(
     assert fire.failures == []
     assert database.rows("SELECT * FROM run_keys WHERE running <> 0 OR unclaimed <> 0 OR has_waiters") == []
     assert database.count("active_runs") == 0
+
+
+@pytest.mark.parametrize("keys", [2_500, pytest.param(1_000_000, marks=pytest.mark.slow)])
+def test_keys_that_nothing_uses_leave_no_row(database: Database, keys: int) -> None:
+    database.execute(
+        "INSERT INTO run_keys (key_id, tenant, key, burst, used_at)"
+        " SELECT n, 'default', 'key-' || n, 1, now() - interval '11 min' FROM generate_series(1, %s) AS n",
+        [keys],
+    )
+    claim(database, trigger_keyed(database))
+    duties = KeyDuties(database.session(), database.installation)
+    for _ in range(keys // 1000 + 2):
+        duties.repair()
+    assert database.rows("SELECT key FROM run_keys") == [("in-use",)]

@@ -108,6 +108,10 @@ _LOAD: tuple[LiteralString, ...] = (
     SELECT n, 'default', 'key-' || n, 1, CASE WHEN n %% 100 = 0 THEN now() END FROM generate_series(1, %(rows)s) AS n
     """,
     """
+    INSERT INTO key_limits (tenant, is_prefix, key, at_once, burst, set_by)
+    SELECT 'default', n %% 100 = 0, 'key-' || n, 1, 1, 'test' FROM generate_series(1, %(rows)s) AS n
+    """,
+    """
     UPDATE job_runs SET key_id = n.key_id, concurrency_key = 'key', waits_for = n.key_id
       FROM (SELECT run_id, row_number() OVER () AS key_id FROM job_runs LIMIT %(fewer)s) AS n
      WHERE job_runs.run_id = n.run_id
@@ -255,6 +259,7 @@ _UNFILTERED: Mapping[str, object] = dict.fromkeys(
         "lane",
         "handler",
         "cause",
+        "concurrency_key",
         "redriven",
         "labels",
         "run_labels",
@@ -320,6 +325,7 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
         "bursts": [1] * BATCH,
         **dict.fromkeys(("at_once", "every_us", "tats", "wake_at"), [None] * BATCH),
     },
+    "find_waiting_keys": {"tenant": "default", "first": "key-5", "last": "key-5\U0010ffff", "limit": 500},
     "find_woken_keys": {"count": 64, "limit": 500},
     "probe_keys": {"count": 64},
     "scan_keys": {"after": -1, "limit": 1000, "budget": 20_000, "idle_after": timedelta(minutes=10)},
@@ -439,7 +445,8 @@ _HOT = {
         lock_chained_timers move_chained_timers drop_timers finish_jobs request_cancel find_waiting_runs
         lock_replaced_runs transfer_active_runs buffer_runs
         mark_waiters promote_next_runs promote_waiting_runs
-        lock_keyed add_run_keys find_first_waiting lock_run_keys wait_for_keys promote_for_keys
+        lock_keyed add_run_keys read_run_limits find_waiting_keys find_keys_of_job find_first_waiting lock_run_keys
+        wait_for_keys promote_for_keys
         find_keys_with_waiters write_run_keys lock_unbegun_runs move_runs
         read_versions_in_force read_undecided read_recorded save_progress
         flush_outputs add_outputs read_ancestors mark_redriven
