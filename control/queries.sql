@@ -885,7 +885,7 @@ SELECT o.run_id, o.state, o.queue, o.handler, o.attempt, nullif(o.publish_at, 'i
        coalesce(f.able, 0) AS able, coalesce(f.serving, 0) AS serving, f.able_seen_at,
        CASE WHEN o.waits_for IS NOT NULL THEN coalesce(k.key, o.concurrency_key) END AS waits_for_key, k.running AS key_running,
        k.at_once AS key_at_once, k.wake_at AS key_wake_at, o.workflow_run_id, coalesce(w.state = 'paused', false) AS workflow_is_paused,
-       g.parents, g.marked AS parents_ended
+       g.parents, g.marked AS parents_ended, t.held_by AS behind_workflow
   FROM job_runs AS o
   LEFT JOIN able AS f ON f.queue = o.queue AND f.handler = o.handler
   LEFT JOIN active_runs AS t ON t.job_id = o.job_id AND t.run_id <> o.run_id

@@ -125,8 +125,8 @@ def _cancel(connection: Conn, installation: Installation, workflow: Workflow, re
 
 
 def _resume(connection: Conn, installation: Installation, workflow: Workflow) -> bool:
-    if workflow.state == "open":
-        return False
+    if workflow.state == "open":  # a quarantined release is drained again
+        return connection.execute(_HASTEN_RELEASES, {"root": workflow.root_run_id}).rowcount > 0
     if workflow.state in ("cancelling", "timing_out"):
         _refuse("the occurrence is being cancelled", "resume it when it has ended")
     if workflow.state == "paused":

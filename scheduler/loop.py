@@ -38,6 +38,7 @@ from tidewheel.scheduler.retention import Retention
 from tidewheel.scheduler.tzdata_refresh import TzdataRefresh
 from tidewheel.scheduler.unhandled import UnhandledWatch
 from tidewheel.scheduler.workflow_deadlines import WorkflowDeadlines
+from tidewheel.scheduler.workflow_repair import mend_workflows
 from tidewheel.settings.services import SchedulerSettings
 from tidewheel.transitions.deferred_effects import MAX_APPLIED, apply_deferred_effects
 from tidewheel.transitions.installation import Installation
@@ -206,6 +207,7 @@ class Scheduler:
             shard = self._shards[self._next_repair % len(self._shards)]
             repair_missing_timers(self._session, shard, self._installation.shards)
             self._active_runs.repair_shard(shard)
+            mend_workflows(self._session, self._installation, shard)
             self._next_repair += 1
         return math.inf
 

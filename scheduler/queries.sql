@@ -701,6 +701,31 @@ UPDATE backfills
    SET state = %(state)s, reason = coalesce(%(reason)s, reason), finished_at = %(finished_at)s
  WHERE backfill_id = %(backfill_id)s
 
+-- name: find_stalled_workflows
+-- Returns open occurrences of graphs of a shard without a release, all of whose open runs are blocked; or those of these occurrences.
+-- Index: workflows_open, releases_by_root, job_runs_by_workflow; once a minute, one shard. No lock: one snapshot, and the result is
+-- checked again under the occurrence's lock.
+SELECT w.root_run_id
+  FROM workflows AS w
+ WHERE w.finished_at IS NULL
+   AND w.shard = %(shard)s
+   AND w.state <> 'paused'
+   AND w.root_job_id <> %(no_job)s
+   AND (%(roots)s::uuid[] IS NULL OR w.root_run_id = ANY (%(roots)s::uuid[]))
+   AND NOT EXISTS (SELECT FROM releases AS r WHERE r.root_run_id = w.root_run_id)
+   AND NOT EXISTS (SELECT FROM job_runs AS o WHERE o.workflow_run_id = w.root_run_id AND o.state <> %(blocked)s)
+ ORDER BY w.root_run_id
+ LIMIT 100
+
+-- name: find_lost_places
+-- Returns the places of a shard's roots that occurrences hold which have ended.
+-- Index: active_runs_held, workflows_pkey. No lock: an occurrence that has ended holds no place again under this run.
+SELECT t.job_id, t.run_id
+  FROM active_runs AS t
+ WHERE t.held_by IS NOT NULL
+   AND t.job_id BETWEEN %(first)s AND %(last)s
+   AND NOT EXISTS (SELECT FROM workflows AS w WHERE w.root_run_id = t.held_by AND w.finished_at IS NULL)
+
 -- name: find_overdue_workflows
 -- Returns some occurrences whose deadline has passed, the longest ago first.
 -- Index: workflows_deadline. No lock: the deadline is applied under the lock of the row.

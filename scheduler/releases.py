@@ -1,8 +1,9 @@
 """Drain the releases of the shards of this scheduler: runs of workflows whose parents have ended.
 
 Releases of other schedulers' shards wait for their owner, or for its successor after its last heartbeat. A drain that
-fails is repeated one release at a time. One that fails alone is postponed by a minute, and the others go on. So is a
-drain that waits for a lock: the thread that drains also fires. A release that waits alone is postponed by a second.
+fails is repeated one release at a time. One that fails alone is postponed by a minute, and the others go on. After five
+failures it is quarantined: `tidewheel doctor` shows it, and a resume of its occurrence drains it again. A drain that
+waits for a lock is repeated as well, for its thread also fires. A release that waits alone is postponed by a second.
 """
 
 import logging
@@ -15,9 +16,10 @@ from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import RowsLocked, Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
+from tidewheel.process.metrics import metrics
 from tidewheel.transitions.drain import Drained, drain
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.releases import postpone_releases
+from tidewheel.transitions.releases import fail_release, postpone_releases
 
 _LOG = logging.getLogger("tidewheel.scheduler")
 
@@ -85,10 +87,20 @@ class Releases:
                 self._postpone(one, _LOCKED)
             except Unavailable:
                 raise
-            except Exception:  # noqa: BLE001 - the others go on
-                _LOG.exception("the scheduler cannot drain release %d; the scheduler tries it again in a minute", one)
-                self._postpone(one, _POSTPONED)
+            except Exception as error:  # noqa: BLE001 - the others go on
+                self._fail(one, error)
         return total
+
+    def _fail(self, release: int, error: Exception) -> None:
+        with self._session.transaction() as connection:
+            connection.execute(_SET_WAITS, {"lock_timeout": _LOCK_TIMEOUT})
+            quarantined = fail_release(connection, release, error, _POSTPONED)
+        if quarantined:
+            metrics.count("releases_quarantined")
+            _LOG.error("release %d cannot be drained and is quarantined; see tidewheel doctor", release, exc_info=error)
+        else:
+            text = "the scheduler cannot drain release %d; the scheduler tries it again in a minute"
+            _LOG.error(text, release, exc_info=error)
 
     def _postpone(self, release: int, by: timedelta) -> None:
         with self._session.transaction() as connection:

@@ -25,11 +25,15 @@ SELECT extract(epoch FROM w.finished_at - r.started_at)::float8
   JOIN jobs AS j ON j.job_id = w.root_job_id
  WHERE j.key = %s
 """
+# All runs that one drain writes have its clock as their creation.
+_MOST = """
+SELECT max(d.runs) FROM (SELECT count(*) AS runs FROM finished_runs WHERE cause = 'workflow' GROUP BY created_at) AS d
+"""
 _MEBIBYTE = 1 << 20
 
 
 def measure(environment: Environment) -> dict[str, float]:
-    """Run each graph once, on one process of each service; the scheduler's largest memory meanwhile."""
+    """Run each graph once; the largest drain, and the largest memory of the scheduler."""
     chain = [_job("c0", [])] + [_job(f"c{number}", [f"c{number - 1}"]) for number in range(1, CHAIN)]
     middle = [f"m{number}" for number in range(MIDDLE)]
     shares = [middle[number::COLLECTORS] for number in range(COLLECTORS)]
@@ -44,10 +48,16 @@ def measure(environment: Environment) -> dict[str, float]:
                 _run(environment, "job", "trigger", root)
                 until(lambda ended=ended: _value(connection, _ENDED) >= ended, f"occurrence of {root}")  # type: ignore[misc]
         chain_seconds, fan_seconds = (_value(connection, _SECONDS, root) for root in ("c0", "m"))
+        runs, expected = _value(connection, "SELECT count(*) FROM finished_runs"), len(chain) + len(fan)
+        if runs != expected:
+            message = f"{runs:.0f} runs have ended, not {expected}"
+            raise Incomplete(message)
+        most = _value(connection, _MOST)
     return {
         "chain_seconds": chain_seconds,
         "hop_ms": chain_seconds * 1000 / CHAIN,
         "fan_out_and_in_seconds": fan_seconds,
+        "children_of_a_drain_most": most,
         "scheduler_peak_mebibytes": peak.bytes / _MEBIBYTE,
     }
 

@@ -225,6 +225,12 @@ def check_quarantine(context: Context) -> Iterator[Finding]:
         what = f"Kafka has refused messages of {topic} for good; they lie in the table quarantine"
         remedy = "read and delete them: tidewheel psql -c \"SELECT * FROM quarantine WHERE kind = 'outbox'\""
         yield Finding("quarantine", Severity.WARNING, what, error, remedy)
+    stopped = [(str(tenant), str(name), str(error)) for kind, tenant, name, error in rows if kind == "release"]
+    if stopped:
+        tenant, root, error = stopped[0]
+        what = f"{len(stopped)} {'occurrences' if len(stopped) > 1 else 'occurrence'} of workflows cannot go on"
+        remedy = f"correct the cause, then tidewheel workflow resume {root} --tenant {tenant}"
+        yield Finding("quarantine", Severity.ERROR, what, error, remedy)
 
 
 def check_signatures(context: Context) -> Iterator[Finding]:

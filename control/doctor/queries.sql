@@ -40,8 +40,9 @@ SELECT s.slot_name::text, coalesce(pg_wal_lsn_diff(
  ORDER BY 1
 
 -- name: find_quarantined
--- Returns quarantined jobs with their last error, and refused messages of the outbox by topic.
--- Index: quarantine_by_job, timers_pkey, jobs_pkey; quarantine as a whole: each row is a fault that an operator looks at. No lock.
+-- Returns quarantined jobs with their last error, refused messages of the outbox by topic, and occurrences of workflows with a
+-- quarantined release.
+-- Index: quarantine_by_job, timers_pkey, jobs_pkey, releases_failed; quarantine as a whole: each row is a fault that an operator looks at. No lock.
 SELECT 'job' AS kind, j.tenant, j.key, last.error
   FROM (SELECT DISTINCT ON (q.job_id) q.job_id, q.error FROM quarantine AS q WHERE q.job_id IS NOT NULL
          ORDER BY q.job_id, q.id DESC) AS last
@@ -52,6 +53,11 @@ SELECT 'outbox', '', q.topic, max(q.error)
   FROM quarantine AS q
  WHERE q.kind = 'outbox'
  GROUP BY q.topic
+UNION ALL
+SELECT 'release', r.tenant, r.root_run_id::text, max(r.error)
+  FROM releases AS r
+ WHERE r.error IS NOT NULL
+ GROUP BY r.tenant, r.root_run_id
  LIMIT 1000
 
 -- name: read_key_ages

@@ -106,6 +106,7 @@ class WaitFacts:
         workflow_is_paused: True if that occurrence is paused.
         parents: The number of its parents there.
         parents_ended: The number of those that have ended.
+        behind_workflow: The occurrence that keeps the place of its job's active run, which has ended.
     """
 
     run_id: UUID
@@ -133,6 +134,7 @@ class WaitFacts:
     key_wake_at: datetime | None = None
     workflow_run_id: UUID | None = None
     workflow_is_paused: bool = False
+    behind_workflow: UUID | None = None
     parents: int | None = None
     parents_ended: int | None = None
 
@@ -227,6 +229,10 @@ def start_executor(queue: str, handler: str) -> str:
 def _turn(facts: WaitFacts) -> Wait:
     if facts.behind_run_id is None:
         return Wait(WaitCode.TURN, "its job's active run has ended; a scheduler or an executor queues it next")
+    if facts.behind_workflow is not None:
+        words = f"waits for the end of the occurrence of run {facts.behind_workflow}, by the overlap policy of its job"
+        remedy = f"tidewheel workflow show {facts.behind_workflow}"
+        return Wait(WaitCode.TURN, words, remedy, behind_run_id=facts.behind_run_id)
     words = f"waits behind run {facts.behind_run_id}, its job's active run, which is {facts.behind_state}"
     remedy = f"tidewheel run show {facts.behind_run_id}"
     return Wait(WaitCode.TURN, words, remedy, behind_run_id=facts.behind_run_id)

@@ -57,6 +57,7 @@ OWN_TRANSACTIONS = {"complete_in.held", "complete_in.written"}  # in test_own_tr
 BACKFILLING = {"backfilling.before_commit", "backfilling.after_commit"}  # in test_backfill_killed.py
 REDRIVING = {"redriving.before_commit", "redriving.after_commit"}  # in test_redrive_killed.py
 DRAINING = {f"draining.{point}" for point in ("taken", "locked", "written", "marked", "before_commit", "after_commit")}
+TIMING_OUT = {"timing_out.before_commit", "timing_out.after_commit"}  # in test_drain_killed.py
 FREEING = {"freeing.before_commit", "freeing.after_commit"}  # in test_freeing_killed.py
 # One of each service goes with every test run.
 EACH = {"intake.after_commit", "firing.after_commit", "relay.produced", "claim.after_commit", "completion.after_commit"}
@@ -64,7 +65,7 @@ _MARKED = [pytest.param(name, marks=[] if name in EACH else [pytest.mark.slow]) 
 
 
 def test_every_point_has_its_case() -> None:
-    assert set(CASES) | REAPING | BACKFILLING | REDRIVING | FREEING | DRAINING | OWN_TRANSACTIONS == POINTS
+    assert set(CASES) | REAPING | BACKFILLING | REDRIVING | FREEING | DRAINING | TIMING_OUT | OWN_TRANSACTIONS == POINTS
 
 
 @pytest.mark.slow

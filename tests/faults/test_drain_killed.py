@@ -14,9 +14,13 @@ GRAPH: dict[str, object] = {"a": "manual", **{key: {"after": parents} for key, p
 POINTS = ("taken", "locked", "marked", "written", "before_commit", "after_commit")
 
 
-def test_killed_drain_is_continued_by_the_next_scheduler(fleet: Fleet, oracle: Oracle) -> None:
+@pytest.mark.parametrize("overlap", ["allow_all", "buffer_all"])
+def test_killed_drain_is_continued_by_the_next_scheduler(fleet: Fleet, oracle: Oracle, overlap: str) -> None:
+    """With `buffer_all` each drain that ends an occurrence starts the next one."""
     # In one transaction: requests of different keys have no order on the topic.
-    apply_batch(fleet.database, *(submission(key, schedule=of, target="note") for key, of in GRAPH.items()))
+    given = {key: {"overlap": overlap} if key == "a" else {} for key in GRAPH}
+    jobs = [submission(key, schedule=of, target="note", **given[key]) for key, of in GRAPH.items()]
+    apply_batch(fleet.database, *jobs)
     for _ in range(ROOTS):
         fleet.ask({"type": "job.trigger", "key": "a"})
     fleet.flush()
@@ -29,9 +33,27 @@ def test_killed_drain_is_continued_by_the_next_scheduler(fleet: Fleet, oracle: O
     runs = fleet.database.rows("SELECT count(*), count(DISTINCT (workflow_run_id, job_id)) FROM finished_runs")
     assert runs == [(5 * ROOTS, 5 * ROOTS)]
     assert fleet.database.rows("SELECT DISTINCT state FROM finished_runs") == [("succeeded",)]
-    for table in ("job_runs", "releases", "joins"):
+    for table in ("job_runs", "releases", "joins", "active_runs"):
         assert fleet.database.count(table) == 0, table
 
 
 def ended(fleet: Fleet) -> int:
     return fleet.database.value("SELECT count(*) FROM workflows WHERE state = 'succeeded'")
+
+
+def test_killed_timeout_is_continued_by_the_next_scheduler(fleet: Fleet, oracle: Oracle) -> None:
+    root = submission("a", schedule="manual", target="note", workflow={"timeout": "1s"})
+    child = submission("b", schedule={"after": ["a"]}, target="note", queue="without-executors")
+    apply_batch(fleet.database, root, child)
+    fleet.ask({"type": "job.trigger", "key": "a"})
+    fleet.flush()
+    fleet.start_all("intake", "relay", "executor")
+    oracle.wait_answered()
+    for point in ("before_commit", "after_commit"):
+        fleet.start("scheduler", failpoint=f"timing_out.{point}:exit:1").wait_killed()
+    fleet.start("scheduler")
+    ends = "SELECT count(*) FROM workflows WHERE state = 'timed_out'"
+    fleet.until(lambda: fleet.database.value(ends) == 1, "the occurrence has timed out")
+    assert fleet.database.rows("SELECT state FROM finished_runs ORDER BY state") == [("cancelled",), ("succeeded",)]
+    for table in ("job_runs", "releases", "joins"):
+        assert fleet.database.count(table) == 0, table

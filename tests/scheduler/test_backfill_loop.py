@@ -28,6 +28,7 @@ from tests.transitions.acts import (
     submit,
     succeed,
 )
+from tests.transitions.graphs import drain_some, never
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.control.reads.backfills import BackfillSummary
 from tidewheel.ids import job_id, run_id
@@ -199,6 +200,27 @@ def test_max_concurrent_bounds_open_backfill_runs(hourly: ClockedDatabase) -> No
         for started in claim(hourly, *some).started:
             succeed(hourly, started)
     assert len(created_instants(hourly)) == len(set(created_instants(hourly))) == 73
+
+
+def test_max_concurrent_counts_open_occurrences_of_a_root(clocked: ClockedDatabase) -> None:
+    clocked.stop_clock(NOON - 10 * DAY)
+    submit(clocked, **HOURLY)
+    apply_batch(clocked, submission("child", schedule={"after": ["job"]}))
+    clocked.stop_clock(NOON)
+    decided(clocked)
+    made = accept(clocked, *RANGE, max_concurrent=2)
+    for created in (2, 4, 5):
+        make_batch(clocked, made)
+        finish(clocked)  # the roots
+        make_batch(clocked, made)
+        drain_some(clocked, never())
+        make_batch(clocked, made)
+        finish(clocked)  # the children
+        make_batch(clocked, made)
+        assert len(created_instants(clocked)) == created
+        drain_some(clocked, never())
+    assert through(clocked, made).state == "finished"
+    assert clocked.value("SELECT count(*) FROM workflows WHERE state = 'succeeded'") == 5
 
 
 def test_backfill_runs_are_buffered_when_overlap_is_forbidden(clocked: ClockedDatabase) -> None:

@@ -2,12 +2,14 @@
 
 from uuid import UUID
 
+from tests.control.test_doctor import examine
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.scheduler.test_loop import running
 from tests.transitions.acts import begin, succeed, trigger
-from tests.transitions.graphs import after, put
+from tests.transitions.graphs import after, changed, put
 from tidewheel.clock import monotonic_seconds
+from tidewheel.control.reads.findings import Finding, Severity
 from tidewheel.ids import job_id
 from tidewheel.scheduler.releases import Releases
 
@@ -62,3 +64,33 @@ def test_a_release_that_fails_alone_is_postponed_and_the_others_go_on(database: 
     session.close()
     assert queued(database) == ["y"]
     assert database.rows("SELECT run_id, due_at > tidewheel_now() + interval '50 s' FROM releases") == [(broken, True)]
+
+
+def test_a_release_that_never_drains_is_quarantined_until_a_resume(database: Database) -> None:
+    put(database, {"a": [], "b": after("a")})
+    at = "UPDATE job_versions SET effective_at = %s WHERE job_id = %s"
+    database.execute(at, ["infinity", job_id("default", "b")])
+    broken = end_root(database, "a")
+    session = database.session()
+    releases = Releases(session, database.installation)
+    for _ in range(5):
+        assert examine_quarantine(database) == []
+        releases.step(range(64))
+        database.execute("UPDATE releases SET due_at = tidewheel_now() WHERE due_at < 'infinity'")
+    releases.step(range(64))
+    [finding] = examine_quarantine(database)
+    assert finding.severity is Severity.ERROR
+    assert finding.what == "1 occurrence of workflows cannot go on"
+    assert "KeyError" in finding.evidence
+    assert finding.remedy.endswith(f"tidewheel workflow resume {broken} --tenant default")
+    database.execute(at, ["2020-01-01T00:00Z", job_id("default", "b")])
+    assert changed(database, "resume", broken)
+    assert not changed(database, "resume", broken)
+    assert examine_quarantine(database) == []
+    releases.step(range(64))
+    session.close()
+    assert queued(database) == ["b"]
+
+
+def examine_quarantine(database: Database) -> list[Finding]:
+    return [each for each in examine(database) if each.check == "quarantine"]

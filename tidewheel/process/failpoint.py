@@ -23,6 +23,8 @@ POINTS = frozenset(
         "draining.written",
         "draining.before_commit",
         "draining.after_commit",
+        "timing_out.before_commit",
+        "timing_out.after_commit",
         "freeing.before_commit",
         "freeing.after_commit",
         "backfilling.before_commit",

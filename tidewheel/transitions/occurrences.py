@@ -5,7 +5,7 @@ instant, and a look-up by id for each job and generation.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple, cast
@@ -186,6 +186,11 @@ def to_run_again(nodes: Mapping[UUID, Node]) -> list[Again]:
         beneath = any(parent in again for parent in node.parents) and state is not RunState.SUCCEEDED
         if state is None or state in _AGAIN or beneath:
             again.add(job)
+    return among_parents(nodes, again)
+
+
+def among_parents(nodes: Mapping[UUID, Node], again: Collection[UUID]) -> list[Again]:
+    """Return some jobs of an occurrence, with what their parents leave to wait for."""
     return [
         Again(
             job,

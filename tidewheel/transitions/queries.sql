@@ -1674,6 +1674,26 @@ DELETE FROM releases WHERE id = ANY (%(ids)s::bigint[])
 -- Index: releases_pkey; releases_due changes. Lock: rows that take_releases has locked.
 UPDATE releases SET due_at = %(due_at)s WHERE id = ANY (%(ids)s::bigint[])
 
+-- name: fail_release
+-- Postpones a release that could not be drained; the last time it is quarantined, with the error.
+-- Index: releases_pkey; releases_due and releases_failed change. Lock: the row.
+UPDATE releases
+   SET failures = failures + 1,
+       error = CASE WHEN failures + 1 >= %(last)s THEN %(error)s END,
+       due_at = CASE WHEN failures + 1 >= %(last)s THEN 'infinity' ELSE tidewheel_now() + %(pause)s::interval END
+ WHERE id = %(id)s
+RETURNING error IS NOT NULL
+
+-- name: read_joins_of
+-- The runs of an occurrence that wait for their parents.
+-- Index: joins_by_root. No lock but the occurrence's.
+SELECT child_run_id FROM joins WHERE root_run_id = %(root)s
+
+-- name: drop_blocked
+-- Deletes the blocked runs of an occurrence that has stopped: runs of its next generation take their place.
+-- Index: job_runs_by_workflow. Lock: each run; the occurrence's lock excludes a drain.
+DELETE FROM job_runs WHERE workflow_run_id = %(root)s AND state = %(blocked)s
+
 -- name: advance_releases
 -- Sets the cursor of releases with children left.
 -- Index: releases_pkey. Lock: rows that take_releases has locked.
@@ -1724,10 +1744,10 @@ UPDATE workflows
  WHERE root_run_id = %(root)s
 
 -- name: hasten_releases
--- Makes the postponed releases of an occurrence due.
--- Index: releases_by_root; releases_due changes. Lock: the rows; locked ones are skipped: their drain waits for the
+-- Makes the postponed and the quarantined releases of an occurrence due.
+-- Index: releases_by_root; releases_due and releases_failed change. Lock: the rows; locked ones are skipped: their drain waits for the
 -- occurrence, and sees its new state.
-UPDATE releases SET due_at = tidewheel_now()
+UPDATE releases SET due_at = tidewheel_now(), failures = 0, error = NULL
  WHERE id IN (SELECT id FROM releases WHERE root_run_id = %(root)s AND due_at = 'infinity' FOR UPDATE SKIP LOCKED)
 
 -- name: cancel_workflow_runs

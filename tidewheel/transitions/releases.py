@@ -6,7 +6,7 @@ waits for no join, and a completion in a client's own transaction writes one mor
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 from psycopg.rows import class_row
@@ -26,8 +26,11 @@ _TAKE_GIVEN_RELEASES = _SQL["take_given_releases"]
 _DROP_RELEASES = _SQL["drop_releases"]
 _POSTPONE_RELEASES = _SQL["postpone_releases"]
 _ADVANCE_RELEASES = _SQL["advance_releases"]
+_FAIL_RELEASE = _SQL["fail_release"]
 
 _NEVER = "infinity"
+_MAX_FAILURES = 5  # drains a minute apart; then an operator looks at it
+_MAX_ERROR = 1000  # characters
 
 
 NO_GRAPH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -129,6 +132,16 @@ def take_releases(connection: Conn, shards: Sequence[int], ids: Sequence[int] | 
 def postpone_releases(connection: Conn, ids: Sequence[int], until: datetime) -> None:
     """Set releases aside until an instant; the caller has locked them or no drain takes them."""
     connection.execute(_POSTPONE_RELEASES, {"ids": list(ids), "due_at": until})
+
+
+def fail_release(connection: Conn, release: int, error: Exception, pause: timedelta) -> bool:
+    """Postpone a release that could not be drained; return True if it is quarantined now.
+
+    A resume of its occurrence, or a cancel, makes it due again.
+    """
+    text = f"{type(error).__name__}: {error}".replace("\0", " ")[:_MAX_ERROR]
+    columns: dict[str, object] = {"id": release, "error": text, "last": _MAX_FAILURES, "pause": pause}
+    return connection.execute(_FAIL_RELEASE, columns).fetchone() == (True,)
 
 
 def settle_releases(

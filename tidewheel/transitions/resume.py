@@ -43,16 +43,45 @@ def resume(
     Returns:
         False if another occurrence, or another run of the root, has the place of this one; nothing was written.
     """
-    root, at, generation = workflow.root_run_id, workflow.scheduled_at, workflow.generation + 1
-    root_job = workflow.root_job_id
+    root, root_job = workflow.root_run_id, workflow.root_job_id
+    version = read_versions_at(connection, {(root_job, NOW)})[root_job, NOW]
+    overlap = (root_inputs.overlap if root_inputs is not None else None) or version.overlap
+    holds = version.holds_place and overlap != Overlap.ALLOW_ALL
+    runs_again = root if root_inputs is None else child_run_id(root_job, workflow.scheduled_at, root, _next(workflow))
+    if holds and not take_place(connection, AcquireRequest(root_job, workflow.tenant, runs_again), root):
+        return False
+    timeout = version.workflow_timeout_us
+    workflow.deadline_at = None if timeout is None else now + timedelta(microseconds=timeout)
+    workflow.failed = workflow.cancelled = 0
+    gates = Gate.FLOW | Gate.WHOLE if holds else Gate.FLOW
+    open_generation(connection, installation, workflow, again, now, root_inputs=root_inputs, root_gates=gates)
+    return True
+
+
+def open_generation(
+    connection: Conn,
+    installation: Installation,
+    workflow: Workflow,
+    again: Sequence[Again],
+    now: datetime,
+    *,
+    root_inputs: RootInputs | None = None,
+    root_gates: Gate = Gate.FLOW,
+) -> None:
+    """Write the joins and the first runs of an occurrence's next generation; its counts stay as they are.
+
+    Args:
+        connection: Inside a transaction that has locked the occurrence.
+        installation: Shards and topics.
+        workflow: The occurrence, which has no open run and no release.
+        again: The jobs that run.
+        now: The database's clock.
+        root_inputs: As for `resume`.
+        root_gates: The gates of the root's run.
+    """
+    root, at, generation = workflow.root_run_id, workflow.scheduled_at, _next(workflow)
     jobs = lock_children(connection, {one.job_id for one in again})
     ids = {one.job_id: child_run_id(one.job_id, at, root, generation) for one in again}
-    root_version = read_versions_at(connection, {(root_job, NOW)})[root_job, NOW]
-    overlap = (root_inputs.overlap if root_inputs is not None else None) or root_version.overlap
-    holds = root_version.holds_place and overlap != Overlap.ALLOW_ALL
-    place = AcquireRequest(root_job, workflow.tenant, ids.get(root_job, root))
-    if holds and not take_place(connection, place, root):
-        return False
     joined, first = [one for one in again if one.parents], [one for one in again if not one.parents]
     columns: dict[str, object] = {
         "root": root,
@@ -92,12 +121,13 @@ def resume(
         for one in first
     ]
     if root_inputs is not None:
-        gates = Gate.FLOW | Gate.WHOLE if holds else Gate.FLOW
-        new = [root_inputs.given_to(run)._replace(gates=gates) if run.job_id == root_job else run for run in new]
+        root_job = workflow.root_job_id
+        new = [root_inputs.given_to(run)._replace(gates=root_gates) if run.job_id == root_job else run for run in new]
     create_runs(connection, installation, new, now=now)
     ends = [RunEnd(run_id, 0, RunState.SKIPPED, reason=reason) for run_id, reason in reasons.items()]
     finish_runs(connection, installation, ends)
-    timeout = root_version.workflow_timeout_us
-    deadline_at = None if timeout is None else now + timedelta(microseconds=timeout)
-    set_workflow(connection, workflow, "open", generation=generation, pending=len(new), deadline_at=deadline_at)
-    return True
+    set_workflow(connection, workflow, "open", generation=generation, pending=len(new))
+
+
+def _next(workflow: Workflow) -> int:
+    return workflow.generation + 1

@@ -96,19 +96,18 @@ def set_workflow(
     *,
     generation: int | None = None,
     pending: int | None = None,
-    deadline_at: datetime | None = None,
     reason: str | None = None,
 ) -> None:
-    """Set the state of an occurrence whose row is locked; a new generation begins without failures."""
+    """Set the state of an occurrence whose row is locked."""
     columns: dict[str, object] = {
         "root": workflow.root_run_id,
         "state": state,
         "reason": reason,
         "generation": workflow.generation if generation is None else generation,
         "pending": workflow.pending if pending is None else pending,
-        "failed": workflow.failed if generation is None else 0,
-        "cancelled": workflow.cancelled if generation is None else 0,
-        "deadline_at": workflow.deadline_at if generation is None else deadline_at,
+        "failed": workflow.failed,
+        "cancelled": workflow.cancelled,
+        "deadline_at": workflow.deadline_at,
     }
     connection.execute(_SET_WORKFLOW, columns)
 

@@ -182,3 +182,14 @@ def test_number_of_statements_does_not_grow_with_the_page(job: Database) -> None
     connection.cursor_factory = Counted  # type: ignore[assignment]
     assert len(read_waits(connection, runs)) == 30
     assert len(Counted.statements) == 2
+
+
+def test_buffered_root_has_the_occurrence_that_keeps_the_place(database: Database) -> None:
+    put(database, {"a": [], "b": after("a")}, overlap="buffer_one")
+    root = trigger(database, "a")
+    end_and_drain(database)
+    second = trigger(database, "a")
+    claim(database, second)
+    found = why(database, second)
+    words = f"waits for the end of the occurrence of run {root}, by the overlap policy of its job"
+    assert (found.code, found.words, found.remedy) == (WaitCode.TURN, words, f"tidewheel workflow show {root}")
