@@ -178,7 +178,8 @@ class WorkflowsApi:
 
 def _parent(found: ParentRun) -> ParentOfRun:
     values: dict[str, Any] = {each.name: getattr(found, each.name) for each in fields(found)}
-    return ParentOfRun(**{**values, "result": None if found.result is None else json.loads(found.result)})
+    values["result"] = None if found.result is None else json.loads(found.result)
+    return ParentOfRun(**values)
 
 
 def _run_id(request: Request) -> UUID:
