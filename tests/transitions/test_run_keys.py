@@ -410,7 +410,7 @@ class Fire:
         crowded = connection.execute(CROWDED, [keys, self.limit]).fetchall()
         if crowded:
             self.failures.append(f"more than {self.limit}: {crowded}")
-        [(active,)] = connection.execute(ACTIVE).fetchall()
+        [(active,)] = cast("list[tuple[int]]", connection.execute(ACTIVE).fetchall())
         if started and active > self.in_flight:
             self.failures.append(f"{active} are in flight")
         return list(claimed.started)

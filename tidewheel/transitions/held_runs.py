@@ -69,7 +69,7 @@ def pace(connection: Conn, installation: Installation, tenant: str) -> int:
         ring.change_rate(per_second)
         ring.forget_past(row.now)
         trial = Ring(ring.per_second, ring.first, list(ring.used))
-        times = []
+        times = list[datetime]()
         while len(times) < MAX_RELEASED and (at := trial.place(row.now, reach=_PACED, spaced=True)) is not None:
             times.append(at)
     until = row.now + timedelta(microseconds=_PACED * ring.width)

@@ -1,6 +1,7 @@
 """Tenants by client, command line and REST: limits, pauses, usage; quotas of jobs and payloads."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -48,7 +49,8 @@ def test_limit_of_zero_is_refused_with_the_pause_as_remedy(client: Client, name:
         client.tenants.limit("acme", **{name: 0})  # type: ignore[misc]  # a name of the table
     [error] = refused.value.errors
     assert (error.path, error.remedy) == (name, "pause the tenant instead: tidewheel tenant pause acme")
-    for wrong in (-1, 10**12, True, float("nan")):
+    wrongs: tuple[Any, ...] = (-1, 10**12, True, float("nan"))
+    for wrong in wrongs:
         with pytest.raises(InvalidInput):
             client.tenants.limit("acme", **{name: wrong})
 
