@@ -16,7 +16,7 @@ SELECT r.run_id, r.job_id, r.state, r.attempt, r.scheduled_at,
 SELECT tidewheel_enqueue(CAST(%(key)s AS text), CAST(CAST(%(payload)s AS text) AS jsonb), CAST(%(tenant)s AS text),
                          CAST(CAST(%(delay)s AS text) AS interval), CAST(CAST(%(run_at)s AS text) AS timestamptz),
                          CAST(CAST(%(labels)s AS text) AS jsonb), CAST(%(request_id)s AS text),
-                         CAST(%(concurrency_key)s AS text))
+                         CAST(%(concurrency_key)s AS text), CAST(CAST(%(priority)s AS text) AS integer))
 
 -- name: cancel_in_transaction
 -- Writes a pending cancel by the SQL function; returns the state of the run.

@@ -53,9 +53,9 @@ _JOB = columns(16)
 _COPY_VERSIONS = (
     "COPY job_versions (job_id, spec, definition, tenant, version, effective_at, schedule_json, policy_json, handler, "
     "queue, lane, overlap, has_deadlines, concurrency_key, at_once, every_us, burst, key_template, "
-    "workflow_timeout_us, holds_place) FROM STDIN (FORMAT BINARY)"
+    "workflow_timeout_us, holds_place, priority) FROM STDIN (FORMAT BINARY)"
 )
-_VERSION = columns(20)
+_VERSION = columns(21)
 _COPY_TIMERS = (
     "COPY timers (job_id, shard, tenant, version, scheduled_at, due_at, hold_reason) FROM STDIN (FORMAT BINARY)"
 )
@@ -233,7 +233,7 @@ def _version_columns(tenant_and_number: bytes, effective_at: bytes, schedule: st
 def _spec_columns(spec: JobSpec, record: JobDefinition, policy: str) -> bytes:
     values = (policy, needs(record.target), record.queue, record.lane, record.overlap)
     has_deadlines = _FALSE if spec.schedule_to_start is None and spec.schedule_to_close is None else _TRUE
-    return b"".join((*map(text, values), has_deadlines, _limit(spec), _occurrences(spec)))
+    return b"".join((*map(text, values), has_deadlines, _limit(spec), _occurrences(spec), int2(spec.priority)))
 
 
 def _limit(spec: JobSpec) -> bytes:

@@ -107,6 +107,7 @@ def _run(received: ReceivedRequest, job: SharedJob, now: datetime) -> NewRun:
         definition=job.definition,
         inputs=None if inputs == _NOTHING else inputs,
         concurrency_key=job.key_of(payload, request.concurrency_key),
+        priority=job.priority if request.priority is None else request.priority,
         request_id=request.request_id,
         requested_from=received.requested_from,
     )

@@ -95,6 +95,7 @@ CREATE TABLE job_versions (
     key_template  text,
     workflow_timeout_us bigint,
     holds_place   boolean NOT NULL DEFAULT false,
+    priority      smallint NOT NULL DEFAULT 5,
     PRIMARY KEY (job_id, version)
 );
 COMMENT ON COLUMN job_versions.spec IS 'as submitted, before defaults, without the payload, which is part of definition';
@@ -105,6 +106,7 @@ COMMENT ON COLUMN job_versions.retired_at IS 'the deletion of its job; a version
 COMMENT ON COLUMN job_versions.concurrency_key IS 'the key of its runs; at_once, every_us and burst are its limit, as in run_keys';
 COMMENT ON COLUMN job_versions.key_template IS 'the key as submitted, if it has fields of the payload; concurrency_key is that of runs with the job''s own payload, or the same text if that lacks a field';
 COMMENT ON COLUMN job_versions.holds_place IS 'of a root: its overlap policy sees whole occurrences of its workflow';
+COMMENT ON COLUMN job_versions.priority IS 'of its runs, 0 to 9; 9 goes first';
 COMMENT ON COLUMN job_versions.has_deadlines IS 'true if schedule_to_start or schedule_to_close is set: firing decodes no other definitions';
 
 -- The edges of graphs, as periods: an edit of a job closes the periods in which it has other parents. The graph of an

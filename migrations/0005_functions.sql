@@ -20,7 +20,8 @@ CREATE FUNCTION tidewheel_enqueue(
     run_at     timestamptz DEFAULT NULL,
     labels     jsonb DEFAULT NULL,
     request_id text DEFAULT NULL,
-    concurrency_key text DEFAULT NULL
+    concurrency_key text DEFAULT NULL,
+    priority   integer DEFAULT NULL
 ) RETURNS text
     LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 AS $$
@@ -93,6 +94,10 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value',
                   HINT = 'give at most 64, with names of 1 to 63 and values of up to 255 characters';
     END IF;
+    IF priority NOT BETWEEN 0 AND 9 THEN
+        RAISE EXCEPTION 'priority: % is not between 0 and 9', priority
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'write 0 to 9: 9 goes first, 5 is the default';
+    END IF;
     request_id := coalesce(request_id, gen_random_uuid()::text);
     IF length(request_id) NOT BETWEEN 1 AND 255 OR request_id ~ '[\u0001-\u001f\u007f-\u009f\u2028\u2029]' THEN
         RAISE EXCEPTION 'request_id: it has % characters, or some that cannot be shown', length(request_id)
@@ -147,6 +152,7 @@ BEGIN
         || CASE WHEN payload IS NULL THEN '{}' ELSE jsonb_build_object('payload', payload) END
         || CASE WHEN labels IS NULL THEN '{}' ELSE jsonb_build_object('labels', labels) END
         || CASE WHEN concurrency_key IS NULL THEN '{}' ELSE jsonb_build_object('concurrency_key', concurrency_key) END
+        || CASE WHEN priority IS NULL THEN '{}' ELSE jsonb_build_object('priority', priority) END
         || CASE WHEN delay IS NULL THEN '{}' ELSE jsonb_build_object('delay', extract(epoch FROM delay)) END
         || CASE WHEN run_at IS NULL THEN '{}' ELSE jsonb_build_object('run_at', to_char(run_at AT TIME ZONE 'UTC',
                                                                       'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')) END;

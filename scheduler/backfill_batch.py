@@ -57,6 +57,7 @@ class _Facts:
     overlap: str
     definition: bytes
     concurrency_key: str | None
+    priority: int
 
 
 def next_batch(connection: Conn, backfill: Backfill, opened: int, now: datetime) -> Batch:
@@ -141,6 +142,7 @@ def _run(backfill: Backfill, at: datetime, facts: _Facts, now: datetime) -> NewR
         definition=facts.definition,
         inputs=None if inputs == RunInputs() else inputs,
         concurrency_key=facts.concurrency_key,
+        priority=facts.priority,
         request_id=backfill.request_id,
         requested_from=backfill.requested_from,
     )

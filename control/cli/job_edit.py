@@ -145,6 +145,9 @@ def trigger(
     concurrency_key: Annotated[
         str | None, typer.Option(metavar="KEY", help="Concurrency key instead of the job's.")
     ] = None,
+    priority: Annotated[
+        int | None, typer.Option(metavar="N", help="Priority instead of the job's, 0 to 9: 9 goes first.")
+    ] = None,
     dedupe_key: Annotated[
         str | None, typer.Option(metavar="KEY", help="One run for the triggers with this key in --window.")
     ] = None,
@@ -179,6 +182,7 @@ def trigger(
                 labels=labels,
                 overlap=overlap,
                 concurrency_key=concurrency_key,
+                priority=priority,
                 request_id=request_id,
             )
         else:
@@ -197,6 +201,7 @@ def trigger(
                 run_at=at,
                 labels=labels,
                 concurrency_key=concurrency_key,
+                priority=priority,
                 request_id=request_id,
             )
             run_id, done = answer.run_id, {"dedupe": answer.outcome, "runs_at": answer.runs_at}

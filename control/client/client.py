@@ -145,11 +145,12 @@ class Client:
         labels: dict[str, str] | None = None,
         overlap: str | None = None,
         concurrency_key: str | None = None,
+        priority: int | None = None,
         request_id: str | None = None,
     ) -> RunId:
         """Run a job once: now, after `delay` (a timedelta, seconds, or a text such as `5m`), or at `run_at`.
 
-        `overlap` replaces the job's policy, `concurrency_key` its key.
+        `overlap` replaces the job's policy, `concurrency_key` its key, `priority` its rank.
 
         Returns:
             The run's id, for `runs.wait` and `runs.get`.
@@ -166,6 +167,7 @@ class Client:
             run_at=run_at,
             labels=labels,
             concurrency_key=concurrency_key,
+            priority=priority,
             request_id=request_id,
         )
         return RunId(UUID(self._connection.request({**document, "overlap": overlap}, request_id).run_id))
@@ -183,6 +185,7 @@ class Client:
         run_at: datetime | None = None,
         labels: dict[str, str] | None = None,
         concurrency_key: str | None = None,
+        priority: int | None = None,
         request_id: str | None = None,
     ) -> Triggered:
         """Run a job once for all triggers with `dedupe_key` in a window.
@@ -199,6 +202,7 @@ class Client:
             run_at: In place of `delay`.
             labels: In place of the job's own.
             concurrency_key: In place of the job's own.
+            priority: In place of the job's own.
             request_id: The same id again returns the first answer.
 
         Returns:

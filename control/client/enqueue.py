@@ -57,6 +57,7 @@ def enqueue(
     run_at: datetime | None = None,
     labels: dict[str, str] | None = None,
     concurrency_key: str | None = None,
+    priority: int | None = None,
     request_id: str | None = None,
 ) -> RunId: ...
 @overload
@@ -70,6 +71,7 @@ def enqueue(
     run_at: datetime | None = None,
     labels: dict[str, str] | None = None,
     concurrency_key: str | None = None,
+    priority: int | None = None,
     request_id: str | None = None,
 ) -> RunId | str: ...
 def enqueue(
@@ -82,6 +84,7 @@ def enqueue(
     run_at: datetime | None = None,
     labels: dict[str, str] | None = None,
     concurrency_key: str | None = None,
+    priority: int | None = None,
     request_id: str | None = None,
 ) -> RunId | str:
     """Trigger a job inside the caller's transaction.
@@ -96,6 +99,7 @@ def enqueue(
         run_at: When to run, instead of `delay`.
         labels: In place of the job's own.
         concurrency_key: In place of the job's own; the limit stays the job's, or one at once if it has none.
+        priority: In place of the job's own, 0 to 9: 9 goes first.
         request_id: The same id again returns the same run.
 
     Returns:
@@ -115,6 +119,7 @@ def enqueue(
         run_at=run_at,
         labels=labels,
         concurrency_key=concurrency_key,
+        priority=priority,
         request_id=request_id,
     )
     received = ReceivedRequest(parse_request(document))
@@ -138,6 +143,7 @@ async def enqueue_async(
     run_at: datetime | None = None,
     labels: dict[str, str] | None = None,
     concurrency_key: str | None = None,
+    priority: int | None = None,
     request_id: str | None = None,
 ) -> RunId: ...
 @overload
@@ -151,6 +157,7 @@ async def enqueue_async(
     run_at: datetime | None = None,
     labels: dict[str, str] | None = None,
     concurrency_key: str | None = None,
+    priority: int | None = None,
     request_id: str | None = None,
 ) -> RunId | str: ...
 async def enqueue_async(
@@ -163,6 +170,7 @@ async def enqueue_async(
     run_at: datetime | None = None,
     labels: dict[str, str] | None = None,
     concurrency_key: str | None = None,
+    priority: int | None = None,
     request_id: str | None = None,
 ) -> RunId | str:
     """As `enqueue`, on an asynchronous connection: of psycopg, asyncpg, or SQLAlchemy."""
@@ -174,6 +182,7 @@ async def enqueue_async(
         run_at=run_at,
         labels=labels,
         concurrency_key=concurrency_key,
+        priority=priority,
         request_id=request_id,
     )
     received = ReceivedRequest(parse_request(document))
@@ -219,6 +228,7 @@ def _columns(received: ReceivedRequest) -> dict[str, object]:
         "labels": None if request.labels is None else json.dumps(request.labels),
         "request_id": request.request_id,
         "concurrency_key": request.concurrency_key,
+        "priority": None if request.priority is None else str(request.priority),
     }
 
 
@@ -246,6 +256,7 @@ def trigger_document(
     labels: dict[str, str] | None,
     request_id: str | None,
     concurrency_key: str | None = None,
+    priority: int | None = None,
 ) -> dict[str, object]:
     """Return the request that these arguments describe."""
     document: dict[str, object] = {"type": "job.trigger", "key": key, "tenant": tenant}
@@ -261,6 +272,8 @@ def trigger_document(
         document["labels"] = labels
     if concurrency_key is not None:
         document["concurrency_key"] = concurrency_key
+    if priority is not None:
+        document["priority"] = priority
     if request_id is not None:
         document["request_id"] = request_id
     return document

@@ -723,6 +723,7 @@ class JobSubmission:
         paused: True to create the job paused; no effect on an existing job.
         concurrency_key: Key whose runs share places.
         workflow: With a root: bounds of the occurrences of its workflow.
+        priority: Rank of the job's runs inside their lane, 0 to 9; 9 goes first. Null: 5.
     """
 
     key: str | None = None
@@ -756,6 +757,7 @@ class JobSubmission:
     paused: bool | None = None
     concurrency_key: ConcurrencyKeySubmission | None = None
     workflow: WorkflowSubmission | None = None
+    priority: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -905,6 +907,7 @@ class Request:
         on: With batch_submit: jobs that the batch triggers.
         open: With batch_submit: true if batch_add may come from anywhere, until batch_close.
         dedupe: With job_trigger: one run for the triggers with one key in a window.
+        priority: With job_trigger: replaces the job's, 0 to 9; 9 goes first.
     """
 
     type: RequestType
@@ -961,6 +964,7 @@ class Request:
     on: BatchTriggersSubmission | None = None
     open: bool | None = None
     dedupe: DedupeSubmission | None = None
+    priority: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

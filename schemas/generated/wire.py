@@ -1261,6 +1261,7 @@ def _job_submission(record: JobSubmission) -> bytes:
             b"\0" if record.paused is None else b"\2" + boolean(record.paused),
             b"\0" if record.concurrency_key is None else b"\2" + _concurrency_key_submission(record.concurrency_key),
             b"\0" if record.workflow is None else b"\2" + _workflow_submission(record.workflow),
+            b"\0" if record.priority is None else b"\2" + int32(record.priority),
         )
     )
 
@@ -1305,6 +1306,7 @@ def _read_job_submission(data: bytes, at: int) -> tuple[JobSubmission, int]:
     paused, at = optional_at(data, at, boolean_at)
     concurrency_key, at = optional_at(data, at, _read_concurrency_key_submission)
     workflow, at = optional_at(data, at, _read_workflow_submission)
+    priority, at = optional_at(data, at, int_at)
     record = JobSubmission(
         key=key,
         schedule=schedule,
@@ -1337,6 +1339,7 @@ def _read_job_submission(data: bytes, at: int) -> tuple[JobSubmission, int]:
         paused=paused,
         concurrency_key=concurrency_key,
         workflow=workflow,
+        priority=priority,
     )
     return record, at
 
@@ -1464,7 +1467,7 @@ def _read_dedupe_submission(data: bytes, at: int) -> tuple[DedupeSubmission, int
     return record, at
 
 
-REQUEST_HEADER = bytes.fromhex("c3019a0b6d8a00a4ed23")
+REQUEST_HEADER = bytes.fromhex("c301daa7bd0e5cd0505f")
 
 
 def encode_request(record: Request) -> bytes:
@@ -1526,6 +1529,7 @@ def encode_request(record: Request) -> bytes:
             b"\0" if record.on is None else b"\2" + _batch_triggers_submission(record.on),
             b"\0" if record.open is None else b"\2" + boolean(record.open),
             b"\0" if record.dedupe is None else b"\2" + _dedupe_submission(record.dedupe),
+            b"\0" if record.priority is None else b"\2" + int32(record.priority),
         )
     )
 
@@ -1598,6 +1602,7 @@ def read_request(data: bytes, at: int = 10) -> tuple[Request, int]:
     on, at = optional_at(data, at, _read_batch_triggers_submission)
     open, at = optional_at(data, at, boolean_at)
     dedupe, at = optional_at(data, at, _read_dedupe_submission)
+    priority, at = optional_at(data, at, int_at)
     record = Request(
         type=type,
         request_id=request_id,
@@ -1653,6 +1658,7 @@ def read_request(data: bytes, at: int = 10) -> tuple[Request, int]:
         on=on,
         open=open,
         dedupe=dedupe,
+        priority=priority,
     )
     return record, at
 

@@ -29,6 +29,7 @@ from tidewheel.jobs.values import (
     Key,
     Labels,
     OverlapPolicy,
+    Priority,
     Queue,
     Reason,
     RunId,
@@ -76,6 +77,7 @@ class JobTrigger(_Request, WithPayload):
         labels: Replace the job's.
         overlap: Replaces the job's.
         concurrency_key: Replaces the job's key; the limit stays the job's, or one at once if it has none.
+        priority: Replaces the job's.
         dedupe: The triggers with one key of which a window has one run.
     """
 
@@ -91,6 +93,7 @@ class JobTrigger(_Request, WithPayload):
     labels: Labels | None = None
     overlap: OverlapPolicy | None = None
     concurrency_key: ConcurrencyKeyName | None = None
+    priority: Priority | None = None
     dedupe: Dedupe | None = None
 
     @model_validator(mode="after")

@@ -28,12 +28,14 @@ from tidewheel.jobs.strict_json import Json, as_list, as_object, canonical
 from tidewheel.jobs.targets import HandlerTargetSpec, HttpTargetSpec, KafkaTargetSpec, TargetField
 from tidewheel.jobs.validation import StrictModel, shown
 from tidewheel.jobs.values import (
+    PRIORITY,
     CalendarName,
     Description,
     Instant,
     Key,
     Labels,
     OverlapPolicy,
+    Priority,
     Queue,
     few,
     format_timestamp,
@@ -100,6 +102,7 @@ class JobSpec(WithPayload):
         jitter: The longest random delay of a run: a duration, or a percentage of the time to the next occurrence.
         target: The work: an object, or as text the name of a handler.
         lane: Its priority class.
+        priority: The rank of its runs inside their lane, 0 to 9: 9 goes first.
         queue: The queue of its runs.
         overlap: The policy for a run while another one is active; `skip` for recurring jobs, `allow_all` for others.
         catch_up: The occurrences that fire after downtime.
@@ -126,7 +129,6 @@ class JobSpec(WithPayload):
     later: ClassVar[Mapping[str, str]] = {
         "ordering_key": "use concurrency_key, which lets the runs of one key start one after another",
         "dedupe": "write it in the job.trigger; of occurrences overlap: skip keeps runs apart",
-        "priority": "use lane: critical, standard or batch",
     }
     elsewhere: ClassVar[Mapping[str, str]] = {
         "timezone": _IN_SCHEDULE,
@@ -157,6 +159,7 @@ class JobSpec(WithPayload):
     ] = Jitter()
     target: TargetField
     lane: Literal["standard", "critical", "batch"] = "standard"
+    priority: Priority = PRIORITY
     queue: Queue = "default"
     overlap: OverlapPolicy | None = None
     catch_up: Literal["fire_once", "fire_all", "skip"] = "fire_once"

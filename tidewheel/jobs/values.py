@@ -35,6 +35,7 @@ MAX_ERROR_CHARACTERS = 4096  # of an attempt's error message; the rest is cut of
 LONGEST_DELAY = timedelta(days=400)  # for longer, submit a `once` job: a delayed trigger is an open run until it starts
 MAX_DAYS = 10_000  # of one calendar: a century of a country's holidays
 RESERVED = "tidewheel."  # prefix of capabilities in the list of handlers an executor registers; no handler has it
+LOWEST, PRIORITY, HIGHEST = 0, 5, 9  # of priorities; the middle one is that of a job which names none
 QUEUE = re.compile(r"[a-z0-9._-]{1,64}", re.ASCII)
 
 _NUMBER = r"(\d{1,12}(?:\.\d{1,9})?)"
@@ -403,6 +404,12 @@ def _weekday(value: object) -> int:
     raise _wrong(value, f"write one of {', '.join(_WEEKDAYS)}")
 
 
+def _priority(value: object) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and LOWEST <= value <= HIGHEST:
+        return value
+    raise _wrong(value, f"write {LOWEST} to {HIGHEST}: {HIGHEST} goes first, {PRIORITY} is the default")
+
+
 def _traceparent(text: str) -> str:
     if not _TRACEPARENT.fullmatch(text):
         raise InvalidValue(
@@ -466,6 +473,11 @@ Day = Annotated[date, BeforeValidator(_day)]
 Weekday = Annotated[
     int, BeforeValidator(_weekday), WithJsonSchema({"type": ["string", "integer"]}, mode="validation")
 ]  # fmt: skip
+Priority = Annotated[
+    int,
+    BeforeValidator(_priority),
+    WithJsonSchema({"type": "integer", "minimum": LOWEST, "maximum": HIGHEST}, mode="validation"),
+]
 IfVersion = Annotated[int, Field(ge=0)]  # 0: only where there is no such job
 TaskToken = Annotated[str, AfterValidator(_task_token)]
 Traceparent = Annotated[str, AfterValidator(_traceparent)]

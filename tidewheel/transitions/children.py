@@ -56,6 +56,7 @@ class Version(NamedTuple):
     concurrency_key: str | None
     workflow_timeout_us: int | None
     holds_place: bool
+    priority: int
 
 
 class Blocked(NamedTuple):
@@ -119,6 +120,7 @@ def new_child(version: Version, run_id: RunId, release: Release, shard: int, now
         workflow_run_id=release.root_run_id,
         generation=release.generation,
         concurrency_key=version.concurrency_key,
+        priority=version.priority,
         blocked=blocked,
         inputs=None if release.traceparent is None else RunInputs(traceparent=release.traceparent),
     )

@@ -14,6 +14,7 @@ from uuid import UUID
 from psycopg.types.json import Jsonb
 
 from tidewheel.ids import JobId, RunId, key_id
+from tidewheel.jobs.values import PRIORITY
 from tidewheel.outbox import OutboxRow, append
 from tidewheel.postgres.partitions import day_of, ensure_days
 from tidewheel.postgres.pg_arrays import instants, integers, texts, uuids, words
@@ -46,12 +47,12 @@ _ADD_JOB_RUNS = _SQL["add_job_runs"]
 _DROP_REPEATED_RUNS = _SQL["drop_repeated_runs"]
 
 _COPY_JOB_RUNS = (
-    "COPY job_runs (run_id, job_id, tenant, shard, queue, lane, handler, cause, overlap, state, job_version, "
+    "COPY job_runs (run_id, job_id, tenant, shard, queue, lane, handler, cause, overlap, state, job_version, priority, "
     "scheduled_at, publish_at, moved_ahead, created_at, deadline_at, schedule_to_close_at, parent_run_id, root_run_id, "
     "request_id, requested_from, gates, workflow_run_id, generation, concurrency_key, key_id) "
     "FROM STDIN (FORMAT BINARY)"
 )
-_JOB_RUN = columns(26)
+_JOB_RUN = columns(27)
 _COPY_INPUTS = (
     "COPY run_inputs (run_id, created_at, tenant, payload, payload_content_type, labels, overlap, traceparent, "
     "late_ms) FROM STDIN (FORMAT BINARY)"
@@ -101,6 +102,7 @@ class NewRun(NamedTuple):
         workflow_run_id: The root's run, if it belongs to an occurrence of a workflow.
         generation: Of a run of a workflow: 0, and one more for each resume.
         concurrency_key: The key of which it needs a place to start.
+        priority: Its rank inside its lane, 0 to 9.
         blocked: True if it waits for its parents: it has no message, and its deadlines count from its release.
     """
 
@@ -127,6 +129,7 @@ class NewRun(NamedTuple):
     workflow_run_id: UUID | None = None
     generation: int | None = None
     concurrency_key: str | None = None
+    priority: int = PRIORITY
     blocked: bool = False
 
 
@@ -243,6 +246,7 @@ def _add_new(connection: Conn, runs: dict[RunId, NewRun], now: datetime) -> set[
             "generations": [run.generation for run in new],
             "keys": [run.concurrency_key for run in new],
             "key_ids": [_key_id(run) for run in new],
+            "priorities": integers(run.priority for run in new),
         },
     )
     return added - _ids(connection, _DROP_REPEATED_RUNS, {"run_ids": uuids(added)}) if added else added
@@ -259,7 +263,7 @@ def _job_runs(runs: Sequence[NewRun], now: datetime) -> Iterator[bytes]:
     for run in runs:
         common = (
             run.tenant, run.shard, run.queue, run.lane, run.handler, run.cause, run.overlap, run.job_version,
-            run.blocked,
+            run.blocked, run.priority,
         )  # fmt: skip
         fields = shared.get(common)
         if fields is None:
@@ -267,6 +271,7 @@ def _job_runs(runs: Sequence[NewRun], now: datetime) -> Iterator[bytes]:
                 (
                     text(run.tenant), int2(run.shard), text(run.queue), text(run.lane), text(run.handler),
                     text(run.cause), text(run.overlap), text(_state(run)), int4(run.job_version),
+                    int2(run.priority),
                 )
             )  # fmt: skip
         if (run.scheduled_at, run.publish_at, run.blocked) != last:
@@ -360,7 +365,9 @@ def _outbox_rows(runs: Sequence[NewRun], installation: Installation) -> Iterator
             run.concurrency_key,
         )
         headers = NULL if inputs.traceparent is None else [("traceparent", inputs.traceparent.encode())]
-        yield OutboxRow(run.shard, run.lane, topic, run_id.encode(), value, run.publish_at, headers, run.tenant)
+        yield OutboxRow(
+            run.shard, run.lane, topic, run_id.encode(), value, run.publish_at, headers, run.tenant, run.priority
+        )
 
 
 _NO_INPUTS = RunInputs()

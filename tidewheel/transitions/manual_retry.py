@@ -147,6 +147,7 @@ def _new_run(request: RetryRequest, old: _OldRun, job: SharedJob, payload: Paylo
         parent_run_id=RunId(old.run_id),
         root_run_id=RunId(old.root_run_id or old.run_id),
         concurrency_key=old.concurrency_key or job.key_of(payload),
+        priority=job.priority,
         request_id=request.request_id,
         requested_from=request.requested_from,
     )

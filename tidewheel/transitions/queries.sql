@@ -958,7 +958,7 @@ SELECT run_id FROM runs WHERE run_id = ANY (%(run_ids)s::uuid[])
 -- Lock: waits for an uncommitted row with the same id, and for the end of a run with this id that is under way.
 INSERT INTO job_runs (run_id, job_id, tenant, shard, queue, lane, handler, cause, overlap, state, job_version, scheduled_at,
                       publish_at, moved_ahead, created_at, deadline_at, schedule_to_close_at, parent_run_id, root_run_id,
-                      request_id, requested_from, gates, workflow_run_id, generation, concurrency_key, key_id)
+                      request_id, requested_from, gates, workflow_run_id, generation, concurrency_key, key_id, priority)
 SELECT new.*
   FROM unnest(
         %(run_ids)s::uuid[], %(job_ids)s::uuid[], %(tenants)s::text[], %(shards)s::smallint[], %(queues)s::text[],
@@ -966,7 +966,7 @@ SELECT new.*
         %(versions)s::integer[], %(scheduled_at)s::timestamptz[], %(publish_at)s::timestamptz[],
         %(moved_ahead)s::boolean[], %(created_at)s::timestamptz[], %(deadline_at)s::timestamptz[], %(close_at)s::timestamptz[], %(parents)s::uuid[],
         %(roots)s::uuid[], %(request_ids)s::text[], %(requested_from)s::text[], %(gates)s::smallint[],
-        %(workflows)s::uuid[], %(generations)s::smallint[], %(keys)s::text[], %(key_ids)s::bigint[]
+        %(workflows)s::uuid[], %(generations)s::smallint[], %(keys)s::text[], %(key_ids)s::bigint[], %(priorities)s::smallint[]
        ) AS new
     ON CONFLICT (run_id) DO NOTHING
 RETURNING run_id
@@ -1313,7 +1313,7 @@ SELECT job_id FROM jobs WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR KEY
 -- The columns that triggered runs need of the jobs just locked.
 -- Index: jobs_pkey, job_versions_pkey. No lock.
 SELECT j.job_id, j.shard, j.version, j.deleted_at, v.handler, v.queue, v.lane, v.overlap, v.definition,
-       coalesce(v.key_template, v.concurrency_key) AS key
+       coalesce(v.key_template, v.concurrency_key) AS key, v.priority
   FROM jobs AS j
   JOIN job_versions AS v ON v.job_id = j.job_id AND v.version = j.version
  WHERE j.job_id = ANY (%(job_ids)s)
@@ -1556,7 +1556,7 @@ SELECT job_id, shard, paused, deleted_at IS NOT NULL FROM jobs WHERE job_id = AN
 -- The versions of these jobs that were in force at an instant; infinity is now.
 -- Index: job_versions_pkey. No lock.
 SELECT g.job_id, g.at, v.version, v.handler, v.queue, v.lane, v.overlap, v.definition, v.has_deadlines,
-       v.concurrency_key, v.workflow_timeout_us, v.holds_place
+       v.concurrency_key, v.workflow_timeout_us, v.holds_place, v.priority
   FROM unnest(%(job_ids)s::uuid[], %(instants)s::timestamptz[]) AS g (job_id, at)
  CROSS JOIN LATERAL (
     SELECT w.*

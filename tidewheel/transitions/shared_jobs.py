@@ -34,6 +34,7 @@ class SharedJob(NamedTuple):
     overlap: str
     definition: bytes
     key: str | None
+    priority: int
 
     def key_of(self, payload: Payload | None, requested: str | None = None) -> str | None:
         """Return the concurrency key of a new run, with the fields of its payload filled in.

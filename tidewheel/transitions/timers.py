@@ -66,6 +66,7 @@ class LockedTimer(NamedTuple):
     definition: bytes
     has_deadlines: bool
     concurrency_key: str | None
+    priority: int
     policy_json: str
     due_at: datetime | None
     catch_up_end: datetime | None = None
@@ -232,6 +233,7 @@ def _new_run(timer: LockedTimer, fire: Fire, publish_at: datetime) -> NewRun:
         timer.has_deadlines,
         inputs,
         concurrency_key=timer.concurrency_key,
+        priority=timer.priority,
     )
 
 

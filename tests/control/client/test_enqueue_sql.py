@@ -108,6 +108,12 @@ def test_key_of_the_run_replaces_the_jobs(shop: Database) -> None:
     assert {key for (key,) in shop.rows("SELECT concurrency_key FROM job_runs")} == {"to/x", "acme", "7"}
 
 
+def test_priority_of_the_run_replaces_the_jobs(shop: Database) -> None:
+    shop.rows("SELECT tidewheel_enqueue('charge', priority => 9)")
+    take_in(shop)
+    assert shop.value("SELECT priority FROM job_runs") == 9
+
+
 def test_delay_begins_when_intake_applies_the_request(shop: Database) -> None:
     shop.rows("SELECT tidewheel_enqueue('charge', delay => '1 hour 1.5 seconds')")
     before = shop.now()
@@ -143,6 +149,7 @@ def test_null_payload_replaces_the_jobs_and_no_payload_keeps_it(shop: Database) 
         ("'charge', delay => '401 days'", "delay: 401 days is not between", "submit a job"),
         ("'charge', delay => '1 s', run_at => now()", "delay: delay and run_at exclude", "leave one"),
         ("'charge', run_at => 'infinity'", "run_at: infinity is more than", "submit a job"),
+        ("'charge', priority => 10", "priority: 10 is not between 0 and 9", "9 goes first"),
         ("'charge', concurrency_key => ' k'", "concurrency_key: it has 2 characters", "1 to 255"),
         ("'charge', concurrency_key => repeat('k', 256)", "concurrency_key: it has 256", "1 to 255"),
         ("'charge', concurrency_key => '{k}'", "concurrency_key: {k} has braces", "{payload.customer}"),

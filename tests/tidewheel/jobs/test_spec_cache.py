@@ -58,7 +58,7 @@ OTHERS: dict[str, st.SearchStrategy[Any]] = {
     "description": TEXTS,
     "payload_base64": st.sampled_from(["AAEC", "?"]),
     "on_failure": TEXTS,
-    "priority": st.just(1),
+    "priority": st.sampled_from([0, 9, 10, None, "1", True]),
     "payloda": JSON,
 }
 JOBS: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
