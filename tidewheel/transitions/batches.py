@@ -373,6 +373,7 @@ class _Writer:
             workflow_run_id=self.batch_id,
             generation=0,
             concurrency_key=job.key_of(payload),
+            priority=job.priority,
             blocked=blocked,
         )
 

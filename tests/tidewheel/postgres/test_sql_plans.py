@@ -263,6 +263,7 @@ _UNFILTERED: Mapping[str, object] = dict.fromkeys(
         "redriven",
         "labels",
         "run_labels",
+        "concurrency_key",
         "states",
         "ahead",
     )
@@ -309,6 +310,7 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
         "moved_ahead": [False] * BATCH,
         "created_at": [_NOON] * BATCH,
         "gates": [0] * BATCH,
+        "priorities": [5] * BATCH,
         **dict.fromkeys(
             ("deadline_at", "close_at", "parents", "roots", "workflows", "generations", "keys", "key_ids"),
             [None] * BATCH,
