@@ -150,6 +150,8 @@ def batch(connection: Conn, tenant: str, batch_id: UUID, *, limit: int = 1000) -
     parents: dict[UUID, list[NodeParent]] = {}
     for parent, child, when in cast("list[tuple[UUID, UUID, str]]", edges):
         parents.setdefault(child, []).append(NodeParent(refs[parent], when))
+    for listed in parents.values():
+        listed.sort(key=lambda parent: parent.ref)
     return Batch(summary, [_run(row, found.get(row.run_id), parents.get(row.run_id, ())) for row in rows])
 
 

@@ -11,7 +11,7 @@ from psycopg import sql
 from tests.control.client.test_dead_letters import fail
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
-from tests.transitions.acts import begin, end, ending, submit, trigger
+from tests.transitions.acts import apply_batch, begin, end, ending, submit, trigger
 from tidewheel.control.client.client import Client
 from tidewheel.errors import Unavailable
 from tidewheel.postgres.partitions import TABLES, day_of, ensure_days, stored_days
@@ -108,6 +108,20 @@ def test_an_old_occurrence_that_is_resumed_meanwhile_stays(fresh_database: Datab
         resuming.execute("UPDATE workflows SET state = 'open', finished_at = NULL WHERE shard = 2")
         retention.step()
     assert fresh_database.rows("SELECT shard, state FROM workflows") == [(2, "open")]
+
+
+def test_old_batches_go_with_their_runs_and_edges(fresh_database: Database, retention: Retention) -> None:
+    submit(fresh_database)
+    runs = [{"ref": "a", "key": "job"}, {"ref": "b", "key": "job", "after": ["a"]}]
+    for _ in range(2):
+        apply_batch(fresh_database, {"type": "batch.submit", "runs": runs})
+    fresh_database.execute(
+        "UPDATE workflows SET state = 'succeeded', finished_at = now() - interval '20 d'"
+        " WHERE root_run_id = (SELECT batch_id FROM batches LIMIT 1)"
+    )
+    retention.step()
+    counts = {table: fresh_database.count(table) for table in ("workflows", "batches", "batch_runs", "run_edges")}
+    assert counts == {"workflows": 1, "batches": 1, "batch_runs": 2, "run_edges": 1}
 
 
 def test_interrupted_drops_are_completed(fresh_database: Database, retention: Retention) -> None:
