@@ -140,23 +140,23 @@ def copy_values(
             copy.write_row(row)
 
 
-class _Field(NamedTuple):
+class Field(NamedTuple):
     """A field in the server's binary form, whose type is the column's."""
 
     value: bytes
 
 
-class _FieldDumper(Dumper):
+class FieldDumper(Dumper):
     format = Format.BINARY
 
-    def dump(self, obj: _Field) -> bytes:
+    def dump(self, obj: Field) -> bytes:
         return obj.value
 
 
 def _insert(connection: OwnConnection, statement: LiteralString, rows: Sequence[Sequence[object]]) -> None:
     target, _, _ = statement.replace("COPY ", "INSERT INTO ", 1).partition(" FROM STDIN")
     with connection.cursor() as cursor:
-        cursor.adapters.register_dumper(_Field, _FieldDumper)
+        cursor.adapters.register_dumper(Field, FieldDumper)
         at = 0
         while at < len(rows):
             width = len(rows[at])
@@ -166,13 +166,13 @@ def _insert(connection: OwnConnection, statement: LiteralString, rows: Sequence[
             at += len(some)
 
 
-def _fields(row: bytes) -> list[_Field | None]:
+def _fields(row: bytes) -> list[Field | None]:
     """Return the fields of a row of binary COPY."""
-    found: list[_Field | None] = []
+    found: list[Field | None] = []
     at = 2  # the number of fields
     while at < len(row):
         [length] = _LENGTH.unpack_from(row, at)
         at += _LENGTH.size
-        found.append(None if length < 0 else _Field(row[at : at + length]))
+        found.append(None if length < 0 else Field(row[at : at + length]))
         at += max(length, 0)
     return found

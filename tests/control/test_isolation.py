@@ -1,0 +1,348 @@
+"""A session that acts for a tenant finds, changes and adds no row of another one by any statement.
+
+The statements and their parameters are those that a scenario of one tenant executes. Each is then executed as another
+tenant, as none, and as the same one beside the owner of the tables.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, LiteralString, NamedTuple, cast
+from uuid import UUID
+
+import psycopg
+import pytest
+
+from tests.fixtures.database import ClockedDatabase
+from tests.tidewheel.postgres.test_statements import STATEMENTS
+from tests.transitions.acts import begin, end, ending
+from tests.transitions.test_workflows import play
+from tidewheel.control.client.client import Client
+from tidewheel.control.client.connection import Connection
+from tidewheel.control.reads.backfills import backfills
+from tidewheel.control.reads.freezes import list_freezes
+from tidewheel.control.reads.jobs import list_jobs
+from tidewheel.control.reads.run_changes import read_run_changes
+from tidewheel.migrations.row_security import TENANT_ROLE
+from tidewheel.postgres.pg_copy import Field, FieldDumper
+from tidewheel.postgres.session import BY_KEY, Conn, OwnConnection, connect
+from tidewheel.postgres.statements import Statements, trusted
+from tidewheel.postgres.tenant_role import begin_for_tenant
+from tidewheel.runs import RunState
+from tidewheel.testing.databases import Template
+
+MINE, OTHER = "acme", "rival"
+_NOON = datetime(2026, 11, 23, 12, tzinfo=UTC)
+_POLICY = "(tenant = current_setting('tidewheel.tenant'::text, true))"
+_DAY = re.compile(r"_\d{8}$")
+_INSERT = re.compile(r"INSERT INTO (\w+) \(")
+
+_DOORS = ("tidewheel.control", "tidewheel.intake")
+_WITHOUT_TENANT = {"INSERT INTO outbox ("}
+# Their results differ from one execution to the next.
+OF_THE_SESSION = {
+    "tidewheel.control: set_repeatable_read",
+    "tidewheel.intake: next_cancellation_id",
+    "tidewheel.intake: next_freeze_id",
+}
+
+# The planner then expects a million rows in each table, of which a tenant has a tenth.
+_MANY: LiteralString = """
+UPDATE pg_class SET relpages = 1, reltuples = 1000000
+ WHERE relnamespace = 'public'::regnamespace AND relkind = 'r'
+"""
+_TEN_TENANTS: LiteralString = """
+SELECT pg_restore_attribute_stats(
+           'schemaname', 'public', 'relname', c.relname::text, 'attname', 'tenant', 'inherited', false,
+           'null_frac', 0::real, 'avg_width', 8, 'n_distinct', 10::real)
+  FROM pg_class AS c JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attname = 'tenant'
+ WHERE c.relnamespace = 'public'::regnamespace AND c.relkind = 'r'
+"""
+# Statements of the doors that the scenario does not execute for a tenant, by the reason.
+_NOT_EXECUTED = {
+    "it concerns all tenants, and runs as the owner of the tables": """
+        control: find_api_key list_all_freezes list_audit_log_of_all list_executors list_schedulers list_tenants ping
+        control: read_fleet_facts read_intake_offsets read_queues read_services record_api_key_use""",
+    "it runs in a caller's own transaction": """
+        control: cancel_in_transaction enqueue_by_topic status_in_transaction""",
+    "a task token names a run of any tenant": "intake: extend_deadlines lock_attempts read_final_states",
+    "only services execute it": "intake: acquire_partition purge_replies store_offsets",
+    "it needs locked rows, a faulty job or an occurrence of a rare kind": """
+        control: find_active_run find_active_run_at find_chain find_unfired oldest_day_of_runs read_able
+        control: read_attempts_of read_job_error
+        intake: add_job_cancellation add_pending_cancel calendar_names drop_moves find_pending_cancel open_windows
+        intake: read_edges_above read_open_states wait_for_runs write_windows""",
+}
+NOT_OF_ONE_TENANT = {
+    f"tidewheel.{package}: {name}"
+    for lines in _NOT_EXECUTED.values()
+    for package, _, names in (line.strip().partition(":") for line in lines.strip().splitlines())
+    for name in names.split()
+}
+
+
+@dataclass
+class Recorded:
+    """A statement with the parameters of the execution that touched the most rows."""
+
+    text: str
+    parameters: Any
+    rows: int
+
+
+@dataclass
+class Recording:
+    """The statements that sessions execute for a tenant, by name."""
+
+    named: dict[str, Recorded] = field(default_factory=dict[str, Recorded])
+
+    def add(self, text: str, parameters: object, rows: int) -> None:
+        name = _NAMES.get(text) or (found[0] if (found := _INSERT.match(text)) else None)
+        if name is not None and (name not in self.named or self.named[name].rows < rows):
+            self.named[name] = Recorded(text, parameters, rows)
+
+
+_NAMES = {Statements(package)[name]: f"{package}: {name}" for package, name in STATEMENTS}
+
+
+@pytest.fixture
+def recording(monkeypatch: pytest.MonkeyPatch) -> Recording:
+    made, execute = Recording(), psycopg.Cursor[Any].execute
+
+    def recorded(self: psycopg.Cursor[Any], query: Any, params: Any = None, **options: Any) -> Any:  # noqa: ANN401
+        found = execute(self, query, params, **options)
+        if isinstance(self.connection, OwnConnection) and self.connection.tenant is not None:
+            made.add(str(query), params, self.rowcount)
+        return found
+
+    monkeypatch.setattr(psycopg.Cursor, "execute", recorded)
+    return made
+
+
+@pytest.fixture
+def empty(clocked_template: Template) -> Iterator[ClockedDatabase]:
+    """A database without a row of the first tenant."""
+    made = ClockedDatabase(clocked_template.take(), clocked_template.installation)
+    yield made
+    made.close()
+    clocked_template.give_back(made.url)
+
+
+@pytest.fixture
+def lived(clocked: ClockedDatabase, recording: Recording) -> Recording:
+    """The statements of a tenant that has used every call."""
+    clocked.execute("INSERT INTO tenants (tenant) VALUES (%s), (%s)", [MINE, OTHER])
+    clocked.stop_clock(_NOON)
+    with Client(clocked.url, tenant=MINE) as client, closing(Connection(clocked.url, tenant=MINE)) as connection:
+        _define(client)
+        clocked.advance(timedelta(minutes=1))  # an edge is in force after the instant of its submit
+        _run(client, clocked)
+        _fail(client, clocked)
+        _plan(client, clocked)
+        _operate(client)
+        with connection.snapshot() as reading:
+            span = timedelta(hours=1)
+            list_jobs(reading, MINE)
+            list_freezes(reading, MINE, counts_all=False)
+            backfills(reading, MINE)
+            read_run_changes(reading, MINE, "job", after=(_NOON - span, UUID(int=0)), until=_NOON + 99 * span, known=[])
+    return recording
+
+
+def _define(client: Client) -> None:
+    client.calendars.put("closed", days=["2026-12-24"])
+    client.submit({"key": "hourly", "schedule": "@every 1h", "target": "work", "exclude_calendars": ["closed"]})
+    client.submit({"key": "job", "schedule": "manual", "target": "work", "labels": {"team": "a"}})
+    client.submit({"key": "keyed", "schedule": "manual", "target": "work", "concurrency_key": "k"})
+    client.submit({"key": "root", "schedule": "manual", "target": "work"})
+    client.submit({"key": "child", "schedule": {"after": ["root"]}, "target": "work"})
+    client.submit({"key": "child", "schedule": {"after": ["root"]}, "target": "other"})
+    client.calendars.put("closed", days=["2026-12-24", "2026-12-25"])
+    client.calendars.list()
+    client.calendars.get("closed")
+    client.patch("job", {"labels": {"team": "b"}})
+    client.rollback("job", 1)
+    client.versions("job")
+    client.diff("job", 1, 2)
+    client.preview({"key": "new", "schedule": "@every 1h", "target": "work", "exclude_calendars": ["closed"]})
+
+
+def _run(client: Client, database: ClockedDatabase) -> None:
+    first = client.trigger("job", {"n": 1}, labels={"a": "b"}, request_id="t-1")
+    client.trigger("job", {"n": 1}, labels={"a": "b"}, request_id="t-1")
+    client.run_later("later", delay=60)
+    started = begin(database, first)
+    end(database, ending(started, RunState.SUCCEEDED, result=b"1", output=b"hello"))
+    client.runs.get(first)
+    client.runs.detail(first)
+    client.runs.logs(first)
+    client.runs.cancel(client.trigger("keyed"))
+    running = begin(database, client.trigger("keyed"))
+    client.runs.cancel(running.run_id)
+    end(database, ending(running, RunState.CANCELLED))
+    client.trigger("root")
+    play(database, lambda key: RunState.FAILED if key == "child" else RunState.SUCCEEDED)
+    [occurrence] = client.workflows.list("root")
+    client.workflows.get(occurrence.root_run_id)
+    client.workflows.resume(occurrence.root_run_id)
+    client.workflows.pause(occurrence.root_run_id)
+    client.workflows.cancel(occurrence.root_run_id)
+
+
+def _fail(client: Client, database: ClockedDatabase) -> None:
+    failed = [client.trigger("job") for _ in range(3)]
+    for run_id in failed:
+        started = begin(database, run_id)
+        end(database, ending(started, RunState.FAILED, error_type="ValueError", error_message="no", trace="line 1"))
+    page = client.dead_letters.list(key="job")
+    client.dead_letters.list(limit=1)
+    client.dead_letters.get(page.dead_letters[0].id)
+    client.runs.retry(failed[0])
+    redriven = client.dead_letters.redrive(key="job")
+    assert redriven.redrive_id is not None
+    client.redrives.list()
+    client.redrives.get(redriven.redrive_id)
+    client.redrives.pause(redriven.redrive_id)
+    client.redrives.resume(redriven.redrive_id)
+    client.redrives.cancel(redriven.redrive_id)
+    client.dead_letters.purge(key="job")
+
+
+def _plan(client: Client, database: ClockedDatabase) -> None:
+    client.skip("hourly", _NOON + timedelta(hours=2))
+    client.move("hourly", _NOON + timedelta(hours=3), _NOON + timedelta(hours=3, minutes=5))
+    client.unskip("hourly", _NOON + timedelta(hours=2))
+    client.next("hourly")
+    client.pause("hourly")
+    database.advance(timedelta(hours=1, minutes=1))
+    client.resume("hourly")
+    for hours in (0, 1, 3):
+        client.explain("hourly", _NOON + timedelta(hours=hours))
+    filled = client.backfill("hourly", _NOON, _NOON + timedelta(hours=1), what="all")
+    assert filled.backfill_id is not None
+    client.backfills.get(filled.backfill_id)
+    client.backfills.pause(filled.backfill_id)
+    client.backfills.resume(filled.backfill_id)
+    client.backfills.cancel(filled.backfill_id)
+
+
+def _operate(client: Client) -> None:
+    for status in (None, "queued", "failed", "succeeded"):
+        client.runs.list(status=status)
+        client.runs.list(status=status, key="job", run_labels={"team": "a"})
+    client.freezes.freeze(labels={"team": "a"})
+    client.freezes.freeze(key_prefix="ho", reason="a fault")
+    client.submit({"key": "ho", "schedule": "manual", "target": "work"})
+    client.freezes.thaw(key_prefix="ho")
+    client.runs.count(key="job")
+    number = client.runs.cancel_all(labels={"team": "a"})
+    client.runs.cancellation(number)
+    client.release(everything=True)
+    client.release("job")
+    key = client.api_keys.create("ci", ["read"])
+    client.api_keys.list()
+    client.limits.list()
+    client.limits.keys()
+    client.api_keys.revoke(key.summary.key_id)
+    client.audit_log.list()
+    client.audit_log.list(object="job/job")
+    client.delete("child")
+    client.delete("hourly")
+    client.calendars.delete("closed")
+
+
+def test_another_tenant_and_none_find_change_and_add_nothing(
+    lived: Recording, clocked: ClockedDatabase, empty: ClockedDatabase
+) -> None:
+    """The outcome is that on a database without rows, and a row of the first tenant is refused."""
+    empty.stop_clock(clocked.now())
+    wrong: list[object] = []
+    for name, each in lived.named.items():
+        for tenant in (OTHER, ""):
+            found, wanted = _execute(clocked, each, tenant), _execute(empty, each, tenant)
+            if name in OF_THE_SESSION:
+                continue
+            is_insert = name.startswith("INSERT") and name not in _WITHOUT_TENANT
+            if not found.is_refused and (is_insert or found != wanted):
+                wrong.append((name, tenant, found, wanted))
+    assert not wrong, "\n".join(map(repr, wrong))
+
+
+def test_the_tenant_itself_finds_what_the_owner_finds_by_the_same_indexes(
+    lived: Recording, clocked: ClockedDatabase
+) -> None:
+    clocked.execute(_MANY)
+    clocked.execute(_TEN_TENANTS)
+    wrong: list[object] = []
+    for name, each in lived.named.items():
+        if name not in OF_THE_SESSION:
+            mine, all_rows = _execute(clocked, each, MINE), _execute(clocked, each, None)
+            if mine != all_rows:
+                wrong.append((name, mine, all_rows))
+            scanned = _conditions(clocked, each, None) - _conditions(clocked, each, MINE)
+            if scanned:
+                wrong.append((name, scanned))
+    assert not wrong, "\n".join(map(repr, wrong))
+
+
+def test_every_statement_of_the_doors_is_executed_or_listed(lived: Recording) -> None:
+    doors = {f"{package}: {name}" for package, name in STATEMENTS if package in _DOORS}
+    left = doors - lived.named.keys()
+    assert left == NOT_OF_ONE_TENANT, "\n".join(sorted(left ^ NOT_OF_ONE_TENANT))
+
+
+class Found(NamedTuple):
+    """The outcome of a statement: its rows, how many it touched, the SQLSTATE of its error."""
+
+    rows: Sequence[object]
+    count: int
+    error: str | None
+
+    @property
+    def is_refused(self) -> bool:
+        return self.error == psycopg.errors.InsufficientPrivilege.sqlstate
+
+
+def _execute(database: ClockedDatabase, each: Recorded, tenant: str | None) -> Found:
+    """Execute a statement for a tenant, or as the owner, and roll back."""
+    with connect(database.url, "test") as connection:
+        _begin(connection, tenant)
+        try:
+            cursor = connection.cursor()
+            cursor.adapters.register_dumper(Field, FieldDumper)
+            cursor.execute(trusted(each.text), each.parameters)
+            rows = sorted(cursor.fetchall(), key=repr) if cursor.description else []
+            return Found(rows, cursor.rowcount, None)
+        except psycopg.Error as error:
+            return Found([], 0, error.sqlstate)
+        finally:
+            connection.rollback()
+
+
+def _begin(connection: Conn, tenant: str | None) -> None:
+    if tenant is not None:
+        begin_for_tenant(connection, TENANT_ROLE, tenant, "public")
+
+
+def _conditions(database: ClockedDatabase, each: Recorded, tenant: str | None) -> set[str]:
+    """Return the tables that a plan reads by a condition of an index beside that of the tenant."""
+    with connect(database.url, "test", options=f"{BY_KEY} -c enable_sort=on") as connection:
+        _begin(connection, tenant)
+        try:
+            cursor = connection.cursor()
+            cursor.adapters.register_dumper(Field, FieldDumper)
+            rows = cursor.execute(trusted(f"EXPLAIN (FORMAT JSON) {each.text}"), each.parameters).fetchall()
+        except psycopg.errors.SyntaxError:  # SET
+            return set()
+        finally:
+            connection.rollback()
+    return set(_tables(cast("list[Any]", rows[0][0])[0]["Plan"]))
+
+
+def _tables(node: Mapping[str, Any]) -> Iterator[str]:
+    if node.get("Index Cond", "").replace(_POLICY, "").strip("() AND"):
+        yield _DAY.sub("", node.get("Relation Name", ""))
+    for each in node.get("Plans", ()):
+        yield from _tables(each)
