@@ -64,7 +64,9 @@ SELECT pg_restore_attribute_stats(
 _NOT_EXECUTED = {
     "it concerns all tenants, and runs as the owner of the tables": """
         control: find_api_key list_all_freezes list_audit_log_of_all list_executors list_schedulers list_tenants ping
-        control: read_fleet_facts read_intake_offsets read_queues read_services record_api_key_use""",
+        control: read_fleet_facts read_intake_offsets read_queues read_services record_api_key_use
+        control: add_tenant change_limits count_finished_runs count_open_runs count_tenant_jobs lock_tenant
+        control: show_tenant""",
     "it runs in a caller's own transaction": """
         control: cancel_in_transaction enqueue_by_topic status_in_transaction""",
     "a task token names a run of any tenant": "intake: extend_deadlines lock_attempts read_final_states",
@@ -74,6 +76,10 @@ _NOT_EXECUTED = {
         control: read_attempts_of read_job_error
         intake: add_job_cancellation add_pending_cancel calendar_names drop_moves find_pending_cancel open_windows
         intake: read_edges_above read_open_states wait_for_runs write_windows""",
+    "the scenario has no batch, no quota of jobs and no child of several parents yet": """
+        control: find_later_parents find_occurrence_of_child list_batches read_batch_runs read_child_runs read_run_edges
+        control: show_batch
+        intake: count_jobs find_live_jobs lock_job_quota""",
 }
 NOT_OF_ONE_TENANT = {
     f"tidewheel.{package}: {name}"

@@ -147,9 +147,12 @@ class Field(NamedTuple):
 
 
 class FieldDumper(Dumper):
+    """Sends a field as it is, and leaves its type to the server."""
+
     format = Format.BINARY
 
     def dump(self, obj: Field) -> bytes:
+        """Return the bytes of a field."""
         return obj.value
 
 
