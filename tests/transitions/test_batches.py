@@ -84,7 +84,7 @@ def test_the_first_failure_is_called_once_and_the_end_once(jobs: Database) -> No
     assert batch
 
 
-CHAIN = [
+CHAIN: list[dict[str, object]] = [
     *of("a"),
     {"ref": "b", "key": "job", "after": ["a"]},
     {"ref": "c", "key": "bad", "after": ["a"], "payload": {"c": 3}},
