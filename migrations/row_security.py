@@ -13,7 +13,7 @@ import psycopg
 from psycopg import sql
 
 from tidewheel.postgres.session import Conn
-from tidewheel.postgres.statements import Statements, trusted
+from tidewheel.postgres.statements import Statements
 
 TENANT_ROLE = "tidewheel_tenant"
 REMEDY = "create the role and grant it as docs/operations.md shows, then run `tidewheel migrate`"
@@ -25,9 +25,9 @@ _RECORD_TENANT_ROLE = _SQL["record_tenant_role"]
 _FORGET_TENANT_ROLE = _SQL["forget_tenant_role"]
 _IS_BOUND = _SQL["is_bound"]
 
-_ALL = ("SELECT", "INSERT", "UPDATE", "DELETE")
+_ALL: tuple[LiteralString, ...] = ("SELECT", "INSERT", "UPDATE", "DELETE")
 # The rights of the role where they differ: on tables with a tenant all, on others and on views none.
-_RIGHTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+_RIGHTS: Mapping[str, tuple[LiteralString, ...]] = MappingProxyType(
     {
         "ended_attempts": ("SELECT",),
         "runs": ("SELECT",),
@@ -38,7 +38,7 @@ _RIGHTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 
-_SEQUENCES: Mapping[str, str] = MappingProxyType(
+_SEQUENCES: Mapping[str, LiteralString] = MappingProxyType(
     {"catch_up_pace": "SELECT, UPDATE", "cancellations_id_seq": "USAGE", "freezes_id_seq": "USAGE"}
 )
 
@@ -82,7 +82,7 @@ def secure_tables(connection: Conn, names: Collection[str], role: str | None) ->
                 )
     for name, right in _SEQUENCES.items():
         statement = sql.SQL("GRANT {} ON SEQUENCE {} TO {}")
-        connection.execute(statement.format(sql.SQL(trusted(right)), sql.Identifier(name), named))
+        connection.execute(statement.format(sql.SQL(right), sql.Identifier(name), named))
     if (problem := role_problem(connection, role)) is None:
         connection.execute(_RECORD_TENANT_ROLE, {"role": role})
     return problem

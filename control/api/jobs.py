@@ -64,6 +64,7 @@ from tidewheel.errors import FieldError, Refused, RequestConflict, VersionConfli
 from tidewheel.jobs.parsing import RequestRefused, parse_request
 from tidewheel.jobs.requests import JobBackfill, JobPause, JobResume, JobTrigger
 from tidewheel.jobs.spec import JobSpec
+from tidewheel.jobs.strict_json import Json
 from tidewheel.jobs.validation import StrictModel
 from tidewheel.jobs.values import Instant, Key, Queue
 from tidewheel.schemas.generated.records import Reply, ReplyStatus
@@ -215,7 +216,7 @@ class CreatedRun:
     runs_at: datetime | None
 
 
-_CREATED_RUN: dict[str, object] = {"run_id": examples.RUN_ID, "dedupe": None, "runs_at": None}
+_CREATED_RUN: dict[str, Json] = {"run_id": examples.RUN_ID, "dedupe": None, "runs_at": None}
 
 
 @dataclass(frozen=True, slots=True)

@@ -204,7 +204,8 @@ def trigger(
                 priority=priority,
                 request_id=request_id,
             )
-            run_id, done = answer.run_id, {"dedupe": answer.outcome, "runs_at": answer.runs_at}
+            run_id = answer.run_id
+            done = {"dedupe": answer.outcome, "runs_at": answer.runs_at}
         if wait:
             print_ended_run(wait_for_run(client, run_id), {"key": key, "run_id": run_id}, output)
             return

@@ -102,7 +102,8 @@ class Limits:
             if not change(connection, pattern):
                 return False, 0, None
             own.record(connection, action, f"limit/{pattern}")
-            return True, *apply_limit(connection, own.installation, pattern)
+            started, after = apply_limit(connection, own.installation, pattern)
+            return True, started, after
 
         changed, started, after = own.write(work)
         until = monotonic_seconds() + _APPLY_SECONDS

@@ -303,7 +303,7 @@ class Found(NamedTuple):
     """The outcome of a statement: its rows, how many it touched, the SQLSTATE of its error."""
 
     rows: Sequence[object]
-    count: int
+    touched: int
     error: str | None
 
     @property

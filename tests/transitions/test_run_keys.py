@@ -5,7 +5,7 @@ import random
 import threading
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import LiteralString, cast
+from typing import Any, LiteralString, cast
 from uuid import UUID, uuid4
 
 import psycopg
@@ -141,7 +141,7 @@ def test_key_of_a_trigger_replaces_the_jobs(database: Database) -> None:
 
 def test_runs_of_one_template_have_the_keys_of_their_payloads(database: Database) -> None:
     submit(database, concurrency_key="to/{payload.customer}", payload={"customer": "own"})
-    given: list[dict[str, object]] = [
+    given: list[dict[str, Any]] = [
         {},
         {"payload": {"customer": 7}},
         {"payload": {"customer": 7}, "concurrency_key": "all/{payload.customer}"},
@@ -157,17 +157,19 @@ def test_runs_of_one_template_have_the_keys_of_their_payloads(database: Database
 
 def test_runs_without_a_trigger_have_the_key_of_the_jobs_payload(clocked: ClockedDatabase) -> None:
     clocked.stop_clock()
-    template: dict[str, object] = {
+    template: dict[str, Any] = {
         "concurrency_key": {"key": "to/{payload.customer}", "at_once": 2},
         "payload": {"customer": "own"},
     }
     submit(clocked, schedule="@every 1h", **template)
     for minutes in range(3):
-        submit(clocked, f"new-{minutes}", schedule="@every 1h", **template | {"payload": {"customer": minutes}})
+        template["payload"] = {"customer": minutes}
+        submit(clocked, f"new-{minutes}", schedule="@every 1h", **template)
     clocked.advance(timedelta(hours=1))
     fire_due(clocked)
     assert {request.concurrency_key for request in requests(clocked)} == {"to/own", "to/0", "to/1", "to/2"}
-    submit(clocked, schedule="@every 2h", **template | {"payload": {"customer": "new"}})
+    template["payload"] = {"customer": "new"}
+    submit(clocked, schedule="@every 2h", **template)
     assert open_key(clocked, trigger(clocked)) == "to/new", "an edit of the payload changes the key"
 
 

@@ -78,6 +78,10 @@ class TenantRates:
         self._rates: dict[str, float | None] = {}
         self._until = -math.inf
 
+    def __reduce__(self) -> "tuple[type[TenantRates], tuple[()]]":
+        """Begin anew in a process to which the installation is sent."""
+        return TenantRates, ()
+
     def close(self) -> None:
         """Close its session."""
         with self._lock:
