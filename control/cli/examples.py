@@ -54,6 +54,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "tidewheel dlq redrive --job send-email --error TimeoutError --rate 10/s --wait",
     ),
     "dlq purge": ("tidewheel dlq purge --until 30d --redriven --dry-run",),
+    "batch submit": ("tidewheel batch submit -f batch.yaml --wait",),
     "limit set": ("tidewheel limit set 'api/*' --at-once 3 --rate 100/min",),
     "key create": ("tidewheel key create ci --scope write --scope read --expires 90d",),
     "tenant create": ("tidewheel tenant create acme --triggers-per-second 100 --in-flight 500",),

@@ -124,7 +124,7 @@ def fact_lines(
         colour: True if states are coloured.
 
     >>> list(fact_lines([("error", "no such account here"), ("result", None)], columns=20))
-    ['error  no such', '       account here']
+    ['error  no such account', '       here']
     """
     known = [(name, value) for name, value in facts if value]
     longest = max((len(name) for name, _ in known), default=0)
