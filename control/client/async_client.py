@@ -26,6 +26,7 @@ from tidewheel.control.client.redrives import Redrives
 from tidewheel.control.client.results import Run
 from tidewheel.control.client.runs import FIRST_POLL_SECONDS, LONGEST_POLL_SECONDS, Runs
 from tidewheel.control.client.task_tokens import TaskTokens
+from tidewheel.control.client.tenants import Tenants
 from tidewheel.control.client.workflows import Workflows
 from tidewheel.control.reads.backfills import BackfillProgress
 from tidewheel.control.reads.batches import Batch
@@ -211,6 +212,18 @@ class AsyncLimits(_Part[Limits]):
     keys = _call(Limits.keys)
 
 
+class AsyncTenants(_Part[Tenants]):
+    """`Client.tenants` for coroutines."""
+
+    create = _call(Tenants.create)
+    list = _call(Tenants.list)
+    get = _call(Tenants.get)
+    limit = _call(Tenants.limit)
+    pause = _call(Tenants.pause)
+    resume = _call(Tenants.resume)
+    usage = _call(Tenants.usage)
+
+
 class AsyncApiKeys(_Part[ApiKeys]):
     """`Client.api_keys` for coroutines."""
 
@@ -242,6 +255,7 @@ class AsyncClient(_Part[Client]):
         calendars: Put, read and delete calendars.
         freezes: Freeze and thaw scopes, and list what is frozen.
         limits: Set, remove and list limits of concurrency keys.
+        tenants: Create tenants, change their limits, pause and resume them, and read usage.
         api_keys: Create, list and revoke keys of the HTTP API.
         audit_log: List changes and operations with their actors.
     """
@@ -266,6 +280,7 @@ class AsyncClient(_Part[Client]):
         self.calendars = AsyncCalendars(client.calendars, self._thread)
         self.freezes = AsyncFreezes(client.freezes, self._thread)
         self.limits = AsyncLimits(client.limits, self._thread)
+        self.tenants = AsyncTenants(client.tenants, self._thread)
         self.api_keys = AsyncApiKeys(client.api_keys, self._thread)
         self.audit_log = AsyncAuditLog(client.audit_log, self._thread)
 
