@@ -11,6 +11,7 @@ from uuid import UUID
 
 from tidewheel.errors import FieldError, InvalidInput, Refused, UnknownWorkflow
 from tidewheel.intake.cancel import block_claims
+from tidewheel.intake.lock_wait import RowLocked, try_lock
 from tidewheel.intake.request import ReceivedRequest, accepted, rejected
 from tidewheel.jobs.requests import BatchAdd, BatchClose, WorkflowCancel, WorkflowPause, WorkflowResume
 from tidewheel.postgres.database_clock import read_now
@@ -50,27 +51,46 @@ def apply_workflow_changes(
         together: All requests of the transaction: their occurrences are locked at once, in the order of a drain.
 
     Raises:
-        RowLocked: A claim has been under way for longer than 200 ms: roll back and try again.
+        RowLocked: A claim, or a user's own transaction that completes a root, has been under way for longer than
+            200 ms: roll back and try again.
     """
     lock_occurrences(connection, together)
     return [_apply(connection, installation, received) for received in batch]
 
 
 def lock_occurrences(connection: Conn, batch: Sequence[ReceivedRequest]) -> None:
-    """Lock the occurrences of these requests; those of roots that run get their rows now."""
-    roots = sorted({(root, received.tenant) for received in batch if (root := _root(received)) is not None})
-    columns = {"roots": uuids(root for root, _ in roots), "tenants": texts([tenant for _, tenant in roots])}
-    connection.execute(_KEEP_ROOT_RUNS, columns)
-    connection.execute(_KEEP_ROOT_RELEASES, columns)
-    connection.execute(_OPEN_EARLY, columns)
-    lock_workflows(connection, [root for root, _ in roots])
+    """Lock the occurrences of these requests; those of roots that run get their rows now.
+
+    Raises:
+        RowLocked: A user's own transaction completes a root: roll back and try again.
+    """
+    of_roots = [one for one in batch if isinstance(one.request, WorkflowPause | WorkflowResume | WorkflowCancel)]
+    if of_roots:
+        _keep_root_runs(connection, of_roots)
+        columns = _columns(of_roots)
+        connection.execute(_KEEP_ROOT_RELEASES, columns)
+        connection.execute(_OPEN_EARLY, columns)
+    of_batches = [UUID(one.request.batch_id) for one in batch if isinstance(one.request, BatchAdd | BatchClose)]
+    lock_workflows(connection, {*map(_root, of_roots), *of_batches})
 
 
-def _root(received: ReceivedRequest) -> UUID | None:
-    request = received.request
-    if isinstance(request, WorkflowPause | WorkflowResume | WorkflowCancel):
-        return UUID(request.run_id)
-    return UUID(request.batch_id) if isinstance(request, BatchAdd | BatchClose) else None
+def _keep_root_runs(connection: Conn, batch: Sequence[ReceivedRequest]) -> None:
+    if try_lock(connection, _KEEP_ROOT_RUNS, _columns(batch)):
+        return
+    for received in batch:
+        # Find the first locked run: one at a time in the order of the batch, each for 200 ms at most.
+        if not try_lock(connection, _KEEP_ROOT_RUNS, _columns([received])):
+            what = f"run {_root(received)}"
+            raise RowLocked(what, [received])
+
+
+def _columns(batch: Sequence[ReceivedRequest]) -> dict[str, object]:
+    roots = sorted({(_root(received), received.tenant) for received in batch})
+    return {"roots": uuids(root for root, _ in roots), "tenants": texts([tenant for _, tenant in roots])}
+
+
+def _root(received: ReceivedRequest) -> UUID:
+    return UUID(cast("WorkflowPause | WorkflowResume | WorkflowCancel", received.request).run_id)
 
 
 def _apply(connection: Conn, installation: Installation, received: ReceivedRequest) -> Reply:

@@ -31,6 +31,7 @@ from tests.transitions.acts import (
     submit,
     trigger,
 )
+from tests.transitions.graphs import after, put, workflow
 from tests.transitions.overlapping import signals
 from tidewheel.errors import AttemptOver
 from tidewheel.intake.lock_wait import RowLocked
@@ -275,6 +276,48 @@ def test_completion_of_a_locked_run_blocks_only_its_partition(shop: Database, in
         requests.until_read(5)
     codes = [reply.code for reply in requests.replies() if reply.origin and reply.origin.partition == 0]
     assert codes == ["busy", None, None, None, None, None]
+
+
+def about_occurrence(kind: str, run_id: UUID, tenant: str = "default") -> dict[str, object]:
+    name = "batch_id" if kind.startswith("batch") else "run_id"
+    return {"type": kind, name: str(run_id), "tenant": tenant}
+
+
+def test_request_about_another_tenants_root_or_no_root_waits_for_no_transaction(shop: Database) -> None:
+    put(shop, {"a": [], "b": after("a")})
+    other = begun(shop)
+    [started] = claim(shop, trigger(shop, "a")).started
+    with completing_transaction(shop, started), completing_transaction(shop, other):
+        replies = apply_batch(
+            shop,
+            about_occurrence("batch.close", started.run_id),
+            about_occurrence("workflow.pause", other.run_id),
+            about_occurrence("workflow.pause", started.run_id, "stranger"),
+        )
+        assert [reply.status for reply in replies] == ["rejected"] * 3
+        with pytest.raises(RowLocked, match=f"run {started.run_id} is locked"):
+            apply_batch(
+                shop,
+                about_occurrence("workflow.pause", other.run_id),
+                about_occurrence("workflow.pause", started.run_id),
+            )
+
+
+@pytest.mark.kafka
+def test_pause_of_a_root_that_a_user_completes_blocks_only_its_partition(shop: Database, info: StackInfo) -> None:
+    put(shop, {"a": [], "b": after("a")})
+    [started] = claim(shop, trigger(shop, "a")).started
+    requests = Requests(shop, info.kafka, partitions=2)
+    with requests.running():
+        with completing_transaction(shop, started):
+            pause = about_occurrence("workflow.pause", started.run_id)
+            requests.send(submission("before"), pause, submission("behind"), partition=0)
+            requests.until_read(0)
+            requests.send(submission("beside"), partition=1)
+            requests.until_read(0, partition=1)
+            assert requests.next_offset(0) == 1
+        requests.until_read(2)
+    assert workflow(shop, started.run_id)[0] == "paused"
 
 
 @pytest.mark.kafka

@@ -1650,14 +1650,14 @@ RETURNING o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, 
           o.created_at, o.concurrency_key, o.tenant, o.priority
 
 -- name: update_workflows
--- Updates occurrences after a drain.
+-- Updates open occurrences after a drain: one that has ended keeps the time of its end.
 -- Index: workflows_pkey; workflows_by_end grows. Lock: rows that lock_workflows has locked.
 UPDATE workflows AS w
    SET pending = given.pending, failed = given.failed, cancelled = given.cancelled, state = given.state,
        finished_at = CASE WHEN given.pending = 0 THEN tidewheel_now() END
   FROM unnest(%(roots)s::uuid[], %(pending)s::integer[], %(failed)s::integer[], %(cancelled)s::integer[], %(states)s::text[])
        AS given (root_run_id, pending, failed, cancelled, state)
- WHERE w.root_run_id = given.root_run_id
+ WHERE w.root_run_id = given.root_run_id AND w.finished_at IS NULL
 
 -- name: read_job_keys
 -- The keys of jobs.
@@ -1703,15 +1703,24 @@ UPDATE releases AS r
  WHERE r.id = given.id
 
 -- name: keep_root_runs
--- Keeps the runs of roots from ending until the commit.
--- Index: job_runs_pkey. Lock: each row against its deletion, in run_id order; waits for an end under way.
-SELECT run_id FROM job_runs WHERE run_id = ANY (%(roots)s::uuid[]) ORDER BY run_id FOR KEY SHARE
+-- Keeps the runs of tenants' roots from ending until the commit.
+-- Index: job_runs_pkey. Lock: each row against its deletion, in run_id order; waits for an end under way, which may be that of a
+-- user's own transaction.
+SELECT r.run_id
+  FROM unnest(%(roots)s::uuid[], %(tenants)s::text[]) AS a (root, tenant)
+  JOIN job_runs AS r ON r.run_id = a.root AND r.tenant = a.tenant AND r.workflow_run_id = r.run_id
+ ORDER BY r.run_id
+   FOR KEY SHARE OF r
 
 -- name: keep_root_releases
 -- Keeps the releases of roots from being drained until the commit. A later statement than keep_root_runs: a run that
 -- has ended meanwhile has its release.
 -- Index: releases_by_root. Lock: each row, in the order of the ids; waits for a drain under way.
-SELECT id FROM releases WHERE root_run_id = ANY (%(roots)s::uuid[]) AND run_id = root_run_id ORDER BY id FOR KEY SHARE
+SELECT r.id
+  FROM unnest(%(roots)s::uuid[], %(tenants)s::text[]) AS a (root, tenant)
+  JOIN releases AS r ON r.root_run_id = a.root AND r.run_id = r.root_run_id AND r.tenant = a.tenant
+ ORDER BY r.id
+   FOR KEY SHARE OF r
 
 -- name: open_early
 -- Inserts the occurrences of roots' runs that have begun and are not drained yet.
