@@ -703,8 +703,9 @@ UPDATE backfills
 
 -- name: find_stalled_workflows
 -- Returns open occurrences of graphs of a shard without a release, all of whose open runs are blocked; or those of these occurrences.
--- Index: workflows_open, releases_by_root, job_runs_by_workflow; once a minute, one shard. No lock: one snapshot, and the result is
--- checked again under the occurrence's lock.
+-- A run that is about to be cancelled is not: its end writes a release.
+-- Index: workflows_open, releases_by_root, job_runs_by_workflow, pending_cancels_by_run; once a minute, one shard. No lock: one
+-- snapshot, and the result is checked again under the occurrence's lock.
 SELECT w.root_run_id
   FROM workflows AS w
  WHERE w.finished_at IS NULL
@@ -713,7 +714,10 @@ SELECT w.root_run_id
    AND w.root_job_id <> %(no_job)s
    AND (%(roots)s::uuid[] IS NULL OR w.root_run_id = ANY (%(roots)s::uuid[]))
    AND NOT EXISTS (SELECT FROM releases AS r WHERE r.root_run_id = w.root_run_id)
-   AND NOT EXISTS (SELECT FROM job_runs AS o WHERE o.workflow_run_id = w.root_run_id AND o.state <> %(blocked)s)
+   AND NOT EXISTS (
+        SELECT FROM job_runs AS o
+         WHERE o.workflow_run_id = w.root_run_id
+           AND (o.state <> %(blocked)s OR EXISTS (SELECT FROM pending_cancels AS p WHERE p.run_id = o.run_id)))
  ORDER BY w.root_run_id
  LIMIT 100
 

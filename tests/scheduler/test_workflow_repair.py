@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from uuid import UUID
 
 import pytest
 
@@ -12,6 +13,7 @@ from tests.transitions.graphs import (
     Chance,
     after,
     assert_nothing_left,
+    changed,
     drain_some,
     end_and_drain,
     end_some,
@@ -24,7 +26,10 @@ from tests.transitions.graphs import (
 from tidewheel.ids import job_id
 from tidewheel.postgres.session import Session
 from tidewheel.runs import RunState
+from tidewheel.scheduler.pending_cancels import PendingCancels
 from tidewheel.scheduler.workflow_repair import mend_workflows
+from tidewheel.transitions.finish import finish_runs
+from tidewheel.transitions.finished import RunEnd
 
 
 @pytest.fixture
@@ -77,6 +82,45 @@ def test_an_occurrence_ends_after_its_count_was_wrong(database: Database, sessio
     assert active_run_of(database, job_id("default", "a")) == root
     assert mended(database, session) == 1
     assert workflow(database, root) == ("succeeded", 0, 0)
+    assert_nothing_left(database)
+
+
+def cancelled_while_blocked(database: Database) -> UUID:
+    """Return a cancelled occurrence with pending cancels: all its runs but the blocked one have ended."""
+    put(database, DIAMOND)
+    root = trigger(database, "a")
+    end_and_drain(database)
+    end_and_drain(database, limit=1)
+    assert changed(database, "cancel", root)
+    with database.transaction() as connection:
+        cancel = connection.execute("SELECT run_id FROM job_runs WHERE state = 'queued'").fetchall()
+        ends = [RunEnd(run_id, 0, RunState.CANCELLED) for (run_id,) in cancel]
+        finish_runs(connection, database.installation, ends)
+    drain_some(database, never())
+    assert [state for (state,) in database.rows("SELECT state FROM job_runs")] == ["blocked"]
+    return root
+
+
+def test_a_cancelled_occurrence_whose_cancels_are_pending_is_not_mended(database: Database, session: Session) -> None:
+    root = cancelled_while_blocked(database)
+    assert mended(database, session) == 0
+    PendingCancels(session, database.installation).step()
+    play(database)
+    assert workflow(database, root) == ("cancelled", 0, 0)
+    assert_nothing_left(database)
+
+
+def test_a_release_of_an_ended_occurrence_counts_nothing(database: Database, session: Session) -> None:
+    root = cancelled_while_blocked(database)
+    database.execute("DELETE FROM pending_cancels")
+    assert mended(database, session) == 1
+    before = database.rows("SELECT * FROM workflows")
+    with database.transaction() as connection:
+        [(run_id,)] = connection.execute("SELECT run_id FROM job_runs").fetchall()
+        finish_runs(connection, database.installation, [RunEnd(run_id, 0, RunState.CANCELLED)])
+    assert drain_some(database, never()) == 1
+    assert database.rows("SELECT * FROM workflows") == before
+    assert workflow(database, root) == ("cancelled", 0, 0)
     assert_nothing_left(database)
 
 

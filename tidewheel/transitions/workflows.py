@@ -36,6 +36,7 @@ _READ_JOB_KEYS = _SQL["read_job_keys"]
 _CANCEL_WORKFLOW_RUNS = _SQL["cancel_workflow_runs"]
 _HASTEN_RELEASES = _SQL["hasten_releases"]
 
+_GOING_ON = frozenset({"open", "paused", "cancelling", "timing_out"})
 
 NO_JOB = UUID(int=0)
 """In place of the root's job, in the occurrence of a batch."""
@@ -119,17 +120,22 @@ def count_drained(
     workflows: Mapping[UUID, Workflow],
     now: datetime,
 ) -> list[Workflow]:
-    """Count the drained releases, and end the occurrences that have no pending run; return those."""
-    open_before = {root for root, workflow in workflows.items() if workflow.pending > 0}
-    for release in drained:
-        if (workflow := workflows.get(release.root_run_id)) is not None:
-            workflow.pending -= 1
-            workflow.failed += release.state in DEAD_LETTERED
-            workflow.cancelled += release.state == RunState.CANCELLED
-    if not workflows:
+    """Count the drained releases, and end the occurrences that have no pending run; return those.
+
+    A release of an occurrence that has ended counts nothing: it was mended before.
+    """
+    going_on = {root: workflow for root, workflow in workflows.items() if workflow.state in _GOING_ON}
+    if not going_on:
         return []
-    ended = [one for root, one in workflows.items() if root in open_before and one.pending == 0]
-    _settle(connection, installation, workflows, ended, drained=drained, now=now)
+    open_before = {root for root, workflow in going_on.items() if workflow.pending > 0}
+    counted = [release for release in drained if release.root_run_id in going_on]
+    for release in counted:
+        workflow = going_on[release.root_run_id]
+        workflow.pending -= 1
+        workflow.failed += release.state in DEAD_LETTERED
+        workflow.cancelled += release.state == RunState.CANCELLED
+    ended = [one for root, one in going_on.items() if root in open_before and one.pending == 0]
+    _settle(connection, installation, going_on, ended, drained=counted, now=now)
     return [one for one in ended if one.root_job_id != NO_JOB]
 
 
