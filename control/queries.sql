@@ -1091,7 +1091,7 @@ SELECT l.is_prefix, l.key, l.at_once, l.every_us, l.burst, l.set_by, l.set_at, u
       FROM (
         SELECT r.key_id, r.running, r.has_waiters
           FROM run_keys AS r
-         WHERE r.tenant = l.tenant AND r.key COLLATE "C" >= l.key
+         WHERE r.tenant = l.tenant AND r.key <> '' AND r.key COLLATE "C" >= l.key  -- '' is the tenant's own row
            AND r.key COLLATE "C" <= CASE WHEN l.is_prefix THEN l.key || chr(1114111) ELSE l.key END
          ORDER BY r.key COLLATE "C"
          LIMIT %(counted)s

@@ -37,6 +37,14 @@ DECLARE
     v_field   text;
     v_name    text;
     v_value   jsonb;
+    v_most    integer;
+    v_bytes   integer;
+    v_text    text;
+    v_parts   text[];
+    -- As tidewheel/jobs/values.py: blanks, and what is not visible. Code points that Unicode has not assigned pass here.
+    v_blanks  CONSTANT text := '\u0020\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000';
+    v_hidden  CONSTANT text := '\u0001-\u001f\u007f-\u009f\u00ad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u180e\u200b-\u200f'
+        || '\u2028-\u202e\u2060-\u206f\ue000-\uf8ff\ufeff\ufff9-\ufffb\U000e0000-\U000e0fff\U000f0000-\U0010ffff';
 BEGIN
     IF key IS NULL THEN
         RAISE EXCEPTION 'key: it is null' USING ERRCODE = 'null_value_not_allowed', HINT = 'give the key of a job';
@@ -104,8 +112,8 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value', HINT = 'give 1 to 255 printable characters, or leave it out';
     END IF;
 
-    IF length(concurrency_key) NOT BETWEEN 1 AND 255 OR concurrency_key <> btrim(concurrency_key)
-       OR concurrency_key ~ '[\u0001-\u001f\u007f-\u009f\u2028\u2029]' THEN
+    IF length(concurrency_key) NOT BETWEEN 1 AND 255
+       OR concurrency_key ~ ('[' || v_hidden || ']|^[' || v_blanks || ']|[' || v_blanks || ']$') THEN
         RAISE EXCEPTION 'concurrency_key: it has % characters, or some that no key may have', length(concurrency_key)
             USING ERRCODE = 'invalid_parameter_value', HINT = 'give 1 to 255 printable characters without spaces at the ends';
     END IF;
@@ -115,8 +123,9 @@ BEGIN
     END IF;
 
     SELECT j.shard, v.lane, coalesce(tidewheel_enqueue.concurrency_key, v.key_template),
-           tidewheel_enqueue.concurrency_key IS NOT NULL OR v.concurrency_key <> v.key_template
-      INTO v_shard, v_lane, v_key, v_filled
+           tidewheel_enqueue.concurrency_key IS NOT NULL OR v.concurrency_key <> v.key_template,
+           CASE WHEN payload IS NOT NULL THEN (SELECT t.max_payload_bytes FROM tenants AS t WHERE t.tenant = j.tenant) END
+      INTO v_shard, v_lane, v_key, v_filled, v_most
       FROM jobs AS j
       JOIN job_versions AS v ON v.job_id = j.job_id AND v.version = j.version
      WHERE j.tenant = tidewheel_enqueue.tenant AND j.key = tidewheel_enqueue.key AND j.deleted_at IS NULL;
@@ -124,12 +133,24 @@ BEGIN
         RAISE EXCEPTION 'key: tenant % has no job %', quote_literal(tenant), quote_literal(key)
             USING ERRCODE = 'no_data_found', HINT = 'submit the job first, or correct the key';
     END IF;
+    -- Intake counts the bytes of JSON without blanks between its tokens.
+    IF octet_length(payload::text) > v_most THEN
+        v_text := regexp_replace(payload::text, '"(?:[^"\\]|\\.)*"', '', 'g');
+        v_bytes := octet_length(payload::text) - (length(v_text) - length(replace(v_text, ' ', '')));
+        IF v_bytes > v_most THEN
+            RAISE EXCEPTION 'payload: it has % bytes, more than the % that tenant % may send', v_bytes, v_most, quote_literal(tenant)
+                USING ERRCODE = 'program_limit_exceeded',
+                      HINT = 'pass a reference to the data, or raise the limit by `tidewheel tenant limits NAME --payload`';
+        END IF;
+    END IF;
     -- Intake fills in the key, as tidewheel/jobs/concurrency.py does; a payload without its fields is refused here already.
     IF payload IS NULL AND NOT v_filled THEN
         RAISE EXCEPTION 'payload: the concurrency key % needs a field of it', v_key
             USING ERRCODE = 'invalid_parameter_value', HINT = 'give a payload that has it as a string or an integer';
     END IF;
     IF payload IS NOT NULL AND v_key LIKE '%{%' THEN
+        v_parts := regexp_split_to_array(v_key, '\{payload\.[^{}]+\}');
+        v_text := v_parts[1];
         FOR v_field IN SELECT m.parts[1] FROM regexp_matches(v_key, '\{payload\.([^{}]+)\}', 'g') AS m (parts) LOOP
             v_value := payload;
             FOREACH v_name IN ARRAY string_to_array(v_field, '.') LOOP
@@ -139,7 +160,14 @@ BEGIN
                 RAISE EXCEPTION 'payload.%: the concurrency key % needs this field as a string or an integer', v_field, v_key
                     USING ERRCODE = 'invalid_parameter_value', HINT = 'add it to the payload, or give another concurrency_key';
             END IF;
+            v_parts := v_parts[2:];
+            v_text := v_text || (v_value #>> '{}') || v_parts[1];
         END LOOP;
+        IF length(v_text) NOT BETWEEN 1 AND 255 OR v_text ~ ('[' || v_hidden || substr(v_blanks, 7) || ']|^ | $') THEN
+            RAISE EXCEPTION 'payload: the concurrency key % becomes one of % characters, or with some that no key may have',
+                            v_key, length(v_text)
+                USING ERRCODE = 'invalid_parameter_value', HINT = 'send values with which it has 1 to 255 printable characters without spaces at the ends';
+        END IF;
     END IF;
     SELECT s.value #>> '{}' INTO v_prefix FROM settings AS s WHERE s.name = 'topic_prefix';
     IF NOT FOUND THEN

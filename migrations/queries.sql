@@ -44,6 +44,11 @@ SELECT c.relname::text, c.relrowsecurity AND EXISTS (SELECT FROM pg_policy AS p 
  WHERE c.relnamespace = current_schema()::regnamespace AND c.relname = ANY (%(names)s::text[])
  ORDER BY c.relname
 
+-- name: find_policy
+-- Returns a row if a table has its policy, in force or not.
+-- Index: pg_policy by table and name. No lock.
+SELECT 1 FROM pg_policy WHERE polrelid = to_regclass(quote_ident(%(table)s::text)) AND polname = 'of_tenant'
+
 -- name: find_role
 -- Returns a row if the role exists.
 -- Index: pg_authid by name. No lock.

@@ -23,6 +23,7 @@ _FIND_TABLES = _SQL["find_tables"]
 _FIND_ROLE = _SQL["find_role"]
 _RECORD_TENANT_ROLE = _SQL["record_tenant_role"]
 _FORGET_TENANT_ROLE = _SQL["forget_tenant_role"]
+_FIND_POLICY = _SQL["find_policy"]
 _IS_BOUND = _SQL["is_bound"]
 
 _ALL: tuple[LiteralString, ...] = ("SELECT", "INSERT", "UPDATE", "DELETE")
@@ -44,9 +45,9 @@ _SEQUENCES: Mapping[str, LiteralString] = MappingProxyType(
 
 _CREATE_ROLE: LiteralString = "CREATE ROLE {} NOLOGIN"
 _GRANT_ROLE: LiteralString = "GRANT {} TO CURRENT_USER"
-_SECURE: LiteralString = """
-ALTER TABLE {0} ENABLE ROW LEVEL SECURITY;
-CREATE POLICY of_tenant ON {0} USING (tenant = current_setting('tidewheel.tenant', true));
+_ENABLE: LiteralString = "ALTER TABLE {} ENABLE ROW LEVEL SECURITY"
+_CREATE_POLICY: LiteralString = """
+CREATE POLICY of_tenant ON {} USING (tenant = current_setting('tidewheel.tenant', true))
 """
 
 
@@ -62,7 +63,10 @@ def secure_tables(connection: Conn, names: Collection[str], role: str | None) ->
         The reason why no session can act as the role; None if it can.
     """
     for name in unsecured_tables(connection, names):
-        connection.execute(sql.SQL(_SECURE).format(sql.Identifier(name)))
+        table = sql.Identifier(name)
+        connection.execute(sql.SQL(_ENABLE).format(table))
+        if connection.execute(_FIND_POLICY, {"table": name}).fetchone() is None:
+            connection.execute(sql.SQL(_CREATE_POLICY).format(table))
     if role is None:
         connection.execute(_FORGET_TENANT_ROLE)
         return None
@@ -100,8 +104,18 @@ def role_problem(connection: Conn, role: str) -> str | None:
     return None
 
 
+def ownership_problem(connection: Conn) -> str | None:
+    """Return why this session sees no row of any tenant, with the remedy; None if it sees all."""
+    if connection.execute(_IS_BOUND).fetchone() != (True,):
+        return None
+    return (
+        f"row-level security hides all rows from the user {connection.info.user}, which does not own the tables; "
+        f"run `ALTER TABLE … OWNER TO {connection.info.user}` for each of them, or connect as their owner"
+    )
+
+
 def unsecured_tables(connection: Conn, names: Collection[str]) -> list[str]:
-    """Return those of these tables that have a tenant, but no policy."""
+    """Return those of these tables that have a tenant, but no policy in force."""
     found = _tables(connection, names, None)
     return [name for name, is_secured, has_tenant, _ in found if has_tenant and not is_secured]
 

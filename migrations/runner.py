@@ -15,7 +15,7 @@ from importlib import resources
 from typing import LiteralString, cast
 
 from tidewheel.errors import MigrationError
-from tidewheel.migrations.row_security import REMEDY, TENANT_ROLE, secure_tables
+from tidewheel.migrations.row_security import REMEDY, TENANT_ROLE, ownership_problem, secure_tables
 from tidewheel.postgres.partitions import ensure_coming_days
 from tidewheel.postgres.session import Conn, connect
 from tidewheel.postgres.statements import Statements, trusted
@@ -147,17 +147,20 @@ def migrate(url: str, *, dry_run: bool = False, tenant_role: str | None = TENANT
 
 
 def require_current(connection: Conn) -> None:
-    """Check that the database has every migration of this release; each service calls it when it starts.
+    """Check that the database has this release's migrations, and shows its rows; each service calls it.
 
     Raises:
-        MigrationError: Some are missing; the message names the command to run.
+        MigrationError: Some are missing, or row-level security hides all rows; the message names the remedy.
     """
     applied = _read_applied(connection)
     missing = [migration.name for migration in migrations() if migration.name not in applied]
+    problem = None if missing else ownership_problem(connection)
     connection.rollback()
     if missing:
         message = f"the database lacks {', '.join(missing)}; run `tidewheel migrate`"
         raise MigrationError(message)
+    if problem is not None:
+        raise MigrationError(problem)
 
 
 def has_newer(connection: Conn) -> bool:

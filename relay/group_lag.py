@@ -8,6 +8,8 @@ import logging
 import threading
 from collections.abc import Mapping, Sequence
 
+from confluent_kafka import Consumer
+
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
 from tidewheel.kafka.offsets import offsets_client, read_committed, read_end_offsets, read_partitions
@@ -58,13 +60,15 @@ class GroupLag:
         with offsets_client(self._kafka) as client:
             found = read_partitions(client)
             groups = {group: topic for group, topic in self._groups(found).items() if topic in found}
-            ends = read_end_offsets(client, [place for topic in set(groups.values()) for place in found[topic]])
+            ends = {topic: self._ends(client, topic, found[topic]) for topic in set(groups.values())}
         lags: dict[str, tuple[str, int]] = {}
         for group, topic in groups.items():
+            if (last := ends[topic]) is None:
+                continue
             committed = self._committed(group, found[topic])
             # Share groups have no offsets. One of executors that has never read anything looks the same.
             if committed is not None and (committed or not group.endswith(".executors")):
-                read = ((ends[place], committed.get(place, 0)) for place in found[topic])
+                read = ((last[place], committed.get(place, 0)) for place in found[topic])
                 lags[group] = (topic, sum(max(end - max(first, after), 0) for (first, end), after in read))
         self._export(lags)
 
@@ -82,6 +86,16 @@ class GroupLag:
         groups = {f"{names.requests}.intake": names.requests, f"{names.requests}.intake.replies": names.target_replies}
         groups |= {f"{topic}.executors": topic for topic in sorted(present) if topic.startswith(runs)}
         return dict([*groups.items()][:_MAX_GROUPS])
+
+    def _ends(
+        self, client: Consumer, topic: str, places: Sequence[tuple[str, int]]
+    ) -> dict[tuple[str, int], tuple[int, int]] | None:
+        """Return the first and the next offset of each partition of a topic; None if one cannot be read."""
+        try:
+            return read_end_offsets(client, places)
+        except Unavailable as error:
+            self._report(f"the lag of the groups of {topic} cannot be measured", error)
+            return None
 
     def _committed(self, group: str, places: Sequence[tuple[str, int]]) -> dict[tuple[str, int], int] | None:
         """Return the next offset of each partition that a group has read; None if this relay may not ask."""

@@ -155,8 +155,9 @@ def trigger(
         str | None, typer.Option(metavar="DURATION", help="With --dedupe-key: the window, such as 10m.")
     ] = None,
     mode: Annotated[
-        str, typer.Option(metavar="MODE", help="With --dedupe-key: later triggers reject, replace or debounce.")
-    ] = "reject",
+        str | None,
+        typer.Option(metavar="MODE", help="With --dedupe-key: later triggers reject (default), replace or debounce."),
+    ] = None,
     longest: Annotated[
         str | None, typer.Option(metavar="DURATION", help="With --mode debounce: the longest delay of the run.")
     ] = None,
@@ -174,6 +175,9 @@ def trigger(
     done: dict[str, object] = {}
     with requesting(tenant) as client:
         if dedupe_key is None:
+            for option, value in (("--window", window), ("--mode", mode), ("--longest", longest)):
+                if value is not None:
+                    refuse(option, "it belongs to --dedupe-key", "give --dedupe-key, or leave it out")
             run_id = client.trigger(
                 key,
                 content,
@@ -195,7 +199,7 @@ def trigger(
                 content,
                 dedupe_key=dedupe_key,
                 window=read_duration(window, "--window"),
-                mode=mode,
+                mode=mode or "reject",
                 longest=None if longest is None else read_duration(longest, "--longest"),
                 delay=after,
                 run_at=at,

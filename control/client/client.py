@@ -219,12 +219,12 @@ class Client:
             delay=delay,
             run_at=run_at,
             labels=labels,
+            concurrency_key=concurrency_key,
+            priority=priority,
             request_id=request_id,
         )
         dedupe = drop_none({"key": dedupe_key, "window": window, "mode": mode, "longest": longest})
-        return triggered(
-            self._connection.request({**document, "concurrency_key": concurrency_key, "dedupe": dedupe}, request_id)
-        )
+        return triggered(self._connection.request({**document, "dedupe": dedupe}, request_id))
 
     def run_later(
         self,

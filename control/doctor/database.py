@@ -18,7 +18,7 @@ from tidewheel.control.reads.status import (
     read_status,
 )
 from tidewheel.errors import MigrationError, SettingsError, Unavailable
-from tidewheel.migrations.row_security import REMEDY, role_problem, unsecured_tables
+from tidewheel.migrations.row_security import REMEDY, ownership_problem, role_problem, unsecured_tables
 from tidewheel.migrations.runner import MigrationState, created_names, migrations, status
 from tidewheel.postgres.partitions import TABLES, coming_days, days_ahead, missing_partitions
 from tidewheel.postgres.session import Conn
@@ -85,8 +85,12 @@ def check_isolation(context: Context) -> Iterator[Finding]:
     role = _installation(context).tenant_role
     what, wanted = "row-level security does not bind the API and Client", context.settings.tenant_role
     with context.connection() as connection:
+        hidden = ownership_problem(connection)
         unsecured = unsecured_tables(connection, created_names())
         problem = None if role is None else role_problem(connection, role)
+    if hidden is not None:
+        evidence, _, remedy = hidden.partition("; ")
+        yield Finding("isolation", Severity.ERROR, "services see no row of any tenant", evidence, remedy)
     if unsecured:
         evidence = ", ".join(unsecured)
         yield Finding("isolation", Severity.ERROR, "tables lack their policy", evidence, "tidewheel migrate")

@@ -60,6 +60,17 @@ def test_lag_is_what_a_group_has_not_read_and_all_of_requests_that_no_intake_eve
     assert lag_of(requests, f"{requests}.intake") == lag_of(read, f"{read}.executors") == 0
 
 
+def test_topic_whose_offsets_cannot_be_read_is_skipped(relaying: Relaying, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list of topics names a partition that the broker does not have, as while it elects a leader."""
+    requests, gone = relaying.topic("requests", partitions=2), relaying.topic("runs.batch", partitions=2)
+    fill(relaying, requests, 4)
+    known = group_lag.read_partitions
+    monkeypatch.setattr(group_lag, "read_partitions", lambda client: {**known(client), gone: [(gone, 0), (gone, 7)]})
+    GroupLag(relaying.kafka, Topics(relaying.prefix)).measure()
+    assert lag_of(requests, f"{requests}.intake") == 4
+    assert lag_of(gone, f"{gone}.executors") is None
+
+
 def test_relay_measures_by_itself_while_it_publishes(relaying: Relaying, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_lag, "_EVERY_SECONDS", 0.1)
     requests = relaying.topic("requests", partitions=2)

@@ -1,18 +1,30 @@
 """Triggers per second of a tenant: delayed, held, paced, never dropped, in their order."""
 
 from collections.abc import Iterator
-from datetime import timedelta
+from contextlib import closing
+from datetime import datetime, timedelta
+from typing import NamedTuple
+from uuid import UUID, uuid4
 
 import pytest
+from psycopg.conninfo import make_conninfo
 
-from tests.fixtures.database import ClockedDatabase
+from tests.fixtures.database import ClockedDatabase, Database
 from tests.transitions.acts import apply_batch, job_runs, requests, submit
 from tests.transitions.test_rate_ring import most_in
 from tidewheel.control.client.client import Client
+from tidewheel.postgres.session import connect
 from tidewheel.scheduler.key_duties import KeyDuties
+from tidewheel.transitions.tenant_rates import TenantRates
 
 TRIGGER = {"type": "job.trigger", "key": "job"}
 HELD = "SELECT count(*) FROM job_runs WHERE waits_for IS NOT NULL"
+
+
+class _Run(NamedTuple):
+    run_id: UUID
+    tenant: str
+    publish_at: datetime
 
 
 @pytest.fixture
@@ -97,3 +109,16 @@ def test_held_run_can_be_cancelled(rated: ClockedDatabase) -> None:
     held = rated.value(HELD)
     apply_batch(rated, {"type": "run.cancel", "run_id": str(run)})
     assert rated.value(HELD) == held - 1
+
+
+def test_places_are_taken_in_the_schema_of_the_users_search_path(fresh_database: Database) -> None:
+    with Client(fresh_database.url) as client:
+        client.tenants.limit("default", triggers_per_second=1)
+    run = _Run(uuid4(), "default", fresh_database.now())
+    fresh_database.execute("ALTER SCHEMA public RENAME TO shop")
+    with (
+        closing(TenantRates()) as rates,
+        closing(connect(make_conninfo(fresh_database.url, options="-c search_path=shop"), "test")) as connection,
+    ):
+        assert rates.shape(connection, [run]) == ({}, set())
+        assert connection.execute("SELECT count(*) FROM tenant_rates").fetchone() == (1,)

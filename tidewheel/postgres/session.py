@@ -141,6 +141,11 @@ def connect(url: str, name: str, *, autocommit: bool = False, options: str = "",
         raise Unavailable(first_line(error)) from error
 
 
+def own_options(connection: Conn) -> str:
+    """Return the user's own server settings of a connection, such as a search path."""
+    return connection.info.get_parameters().get("options", "").partition(_OPTIONS)[0].strip()
+
+
 def connect_configured(url: str, name: str, *, autocommit: bool = False) -> Conn:
     """Open a connection to the configured database; an error names the settings of its address.
 

@@ -20,7 +20,7 @@ from psycopg.rows import class_row
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.postgres.pg_arrays import integers
-from tidewheel.postgres.session import Conn, Session
+from tidewheel.postgres.session import Conn, Session, own_options
 from tidewheel.postgres.statements import Statements
 from tidewheel.transitions.rate_ring import Ring
 
@@ -151,7 +151,7 @@ class TenantRates:
 def _address(connection: Conn) -> str:
     """Return the address of the database of a connection."""
     info = connection.info
-    known = {name: value for name, value in info.get_parameters().items() if name != "options"}
+    known = {**info.get_parameters(), "options": own_options(connection)}
     return make_conninfo("", **known, password=info.password or None)
 
 

@@ -184,6 +184,13 @@ def test_trigger_with_dedupe_says_what_happened(client: Client) -> None:
     assert [error.path for error in caught.value.errors] == ["dedupe.window"]
 
 
+def test_trigger_with_dedupe_has_its_own_key_and_priority(client: Client, database: Database) -> None:
+    client.submit(job())
+    told = client.trigger_deduped("job", dedupe_key="k", window="1m", concurrency_key="acme", priority=9)
+    found = database.rows("SELECT concurrency_key, priority FROM job_runs WHERE run_id = %s", [told.run_id])
+    assert found == [("acme", 9)]
+
+
 def test_a_job_is_paused_resumed_and_deleted(client: Client, database: Database) -> None:
     client.submit(job(schedule="@every 1h"))
     paused = client.pause("job", reason="a holiday")

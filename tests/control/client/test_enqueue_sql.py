@@ -157,6 +157,15 @@ def test_null_payload_replaces_the_jobs_and_no_payload_keeps_it(shop: Database) 
         ("'charge', '{\"a\": 1.5}', concurrency_key => '{payload.a}'", "payload.a: the concurrency key", "add it"),
         ("'keyed'", "payload: the concurrency key {payload.a.b} needs", "give a payload"),
         ("'keyed', '{\"a\": {}}'", "payload.a.b: the concurrency key {payload.a.b} needs", "add it"),
+        ('\'keyed\', \'{"a": {"b": ""}}\'', "key {payload.a.b} becomes one of 0 characters", "1 to 255"),
+        ('\'keyed\', \'{"a": {"b": "x "}}\'', "becomes one of 2 characters", "without spaces"),
+        ('\'keyed\', U&\'{"a": {"b": "x\\200by"}}\'', "becomes one of 3 characters", "printable"),
+        (
+            "'charge', jsonb_build_object('a', repeat('k', 253)), concurrency_key => 'to/{payload.a}'",
+            "becomes one of 256 characters",
+            "1 to 255",
+        ),
+        ("'charge', concurrency_key => U&'k\\00a0'", "concurrency_key: it has 2 characters", "1 to 255"),
         ("'charge', labels => '[1]'", "labels: [1] is no map of strings", "write them as"),
         ("'charge', labels => '{\"a\": 1}'", 'labels: {"a": 1} is no map', "write them as"),
         ("'charge', labels => '{\"\": \"x\"}'", "labels: there are too many, or one is too long", "at most 64"),
@@ -193,6 +202,26 @@ def test_invalid_argument_is_refused_with_field_and_remedy(
     assert words in (caught.value.diag.message_primary or "")
     assert hint in (caught.value.diag.message_hint or "")
     assert written(shop) == (0, 0)
+
+
+def test_limits_of_the_tenant_and_of_a_filled_key_are_those_of_intake(shop: Database) -> None:
+    """Intake counts no blank that jsonb writes between tokens, but those in strings."""
+    payload = '{"a": {"b": "x  y\\" z"}, "c": [1, 2]}'
+    call: LiteralString = "SELECT tidewheel_enqueue('keyed', %s)"
+    size = len(json.dumps(json.loads(payload), separators=(",", ":")))
+    try:
+        shop.execute("UPDATE tenants SET max_payload_bytes = %s", [size])
+        shop.rows(call, [payload])
+        shop.rows(call, [json.dumps({"a": {"b": "{payload.a.b}"}})])
+        assert [reply.status for reply in take_in(shop)] == [ReplyStatus.ACCEPTED] * 2
+        shop.execute("UPDATE tenants SET max_payload_bytes = %s", [size - 1])
+        with pytest.raises(psycopg.errors.ProgramLimitExceeded, match=f"payload: it has {size} bytes") as caught:
+            shop.rows(call, [payload])
+        assert "--payload" in (caught.value.diag.message_hint or "")
+    finally:
+        shop.execute("UPDATE tenants SET max_payload_bytes = NULL")
+    keys = {key for (key,) in shop.rows("SELECT concurrency_key FROM job_runs")}
+    assert keys == {'x  y" z', "{payload.a.b}"}
 
 
 def test_argument_at_the_bound_is_accepted(shop: Database) -> None:

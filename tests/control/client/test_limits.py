@@ -127,6 +127,15 @@ def test_lists_show_what_runs_and_waits(database: Database, client: Client) -> N
     assert changes[:2] == [("limit.set", "limit/idle"), ("limit.set", "limit/api/*")]
 
 
+def test_limit_of_all_keys_does_not_count_the_tenants_own_row(database: Database, client: Client) -> None:
+    client.tenants.limit("default", in_flight=5)
+    claim(database, trigger(database), trigger(database, concurrency_key="other"))
+    assert database.count("run_keys") == 3
+    client.limits.set("*", at_once=2)
+    [every] = client.limits.list()
+    assert (every.keys, every.running) == (2, 2)
+
+
 @pytest.mark.parametrize(
     ("arguments", "path", "remedy"),
     [
