@@ -25,7 +25,7 @@ _COUNT_OPEN_RUNS = _SQL["count_open_runs"]
 _COUNT_FINISHED_RUNS = _SQL["count_finished_runs"]
 _COUNT_TENANT_JOBS = _SQL["count_tenant_jobs"]
 
-MAX_COUNTED = 10_000
+MAX_COUNTED = 5_000
 """The rows of a kind that the usage of a tenant counts: more are shown as at least so many."""
 _DAY = timedelta(days=1)
 

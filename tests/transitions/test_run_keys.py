@@ -483,11 +483,12 @@ def test_keys_under_fire_admit_never_too_many_and_leave_nothing(
 
 @pytest.mark.parametrize("keys", [2_500, pytest.param(1_000_000, marks=pytest.mark.slow)])
 def test_keys_that_nothing_uses_leave_no_row(database: Database, keys: int) -> None:
-    database.execute(
-        "INSERT INTO run_keys (key_id, tenant, key, burst, used_at)"
-        " SELECT n, 'default', 'key-' || n, 1, now() - interval '11 min' FROM generate_series(1, %s) AS n",
-        [keys],
-    )
+    for first in range(0, keys, 50_000):
+        database.execute(
+            "INSERT INTO run_keys (key_id, tenant, key, burst, used_at)"
+            " SELECT n, 'default', 'key-' || n, 1, now() - interval '11 min' FROM generate_series(%s, %s) AS n",
+            [first, min(first + 50_000, keys) - 1],
+        )
     claim(database, trigger_keyed(database))
     duties = KeyDuties(database.session(), database.installation)
     for _ in range(keys // 1000 + 2):
