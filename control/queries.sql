@@ -885,13 +885,15 @@ SELECT o.run_id, o.state, o.queue, o.handler, o.attempt, nullif(o.publish_at, 'i
        coalesce(f.able, 0) AS able, coalesce(f.serving, 0) AS serving, f.able_seen_at,
        CASE WHEN o.waits_for IS NOT NULL THEN coalesce(k.key, o.concurrency_key) END AS waits_for_key, k.running AS key_running,
        k.at_once AS key_at_once, k.wake_at AS key_wake_at, o.workflow_run_id, coalesce(w.state = 'paused', false) AS workflow_is_paused,
-       g.parents, g.marked AS parents_ended, t.held_by AS behind_workflow
+       g.parents, g.marked AS parents_ended, t.held_by AS behind_workflow,
+       q.key AS order_key, q.head AS order_head, q.blocked_by AS order_blocked_by
   FROM job_runs AS o
   LEFT JOIN able AS f ON f.queue = o.queue AND f.handler = o.handler
   LEFT JOIN active_runs AS t ON t.job_id = o.job_id AND t.run_id <> o.run_id
   LEFT JOIN job_runs AS b ON b.run_id = t.run_id
   LEFT JOIN executors AS e ON e.executor_id = o.executor_id
   LEFT JOIN run_keys AS k ON k.key_id = o.waits_for
+  LEFT JOIN order_keys AS q ON q.key_id = o.waits_for
   LEFT JOIN workflows AS w ON w.root_run_id = o.workflow_run_id
   LEFT JOIN joins AS g ON g.child_run_id = o.run_id AND o.state = 'blocked'
  WHERE o.run_id = ANY (%(run_ids)s)
@@ -1161,4 +1163,26 @@ SELECT parent_run_id, child_run_id, condition
   FROM run_edges
  WHERE batch_id = %(batch_id)s AND parent_run_id = ANY (%(run_ids)s::uuid[])
  ORDER BY parent_run_id, child_run_id
+
+-- part: blocked_key(k)
+-- Columns of a blocked ordering key.
+k.key, k.blocked_by, k.blocked_at, k.head AS retried_by,
+       (SELECT count(*) FROM (SELECT FROM job_runs AS o WHERE o.waits_for = k.key_id LIMIT %(counted)s) AS counted) AS waiting
+
+-- name: list_blocked_keys
+-- Returns a tenant's ordering keys that a failed run blocks, the longest first.
+-- Index: order_keys_blocked, job_runs_waiting. No lock.
+SELECT {{blocked_key(k)}}
+  FROM order_keys AS k
+ WHERE k.tenant = %(tenant)s
+   AND k.blocked_by IS NOT NULL
+   AND (k.blocked_at, k.key_id) > (coalesce(%(after)s::timestamptz, '-infinity'), coalesce(%(after_id)s::bigint, 0))
+ ORDER BY k.blocked_at, k.key_id
  LIMIT %(limit)s
+
+-- name: read_blocked_key
+-- Returns an ordering key if a failed run blocks it.
+-- Index: order_keys_pkey, job_runs_waiting. No lock.
+SELECT {{blocked_key(k)}}
+  FROM order_keys AS k
+ WHERE k.key_id = %(key_id)s AND k.blocked_by IS NOT NULL

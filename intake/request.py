@@ -266,7 +266,7 @@ def _submit_body(*values: str | int | None) -> bytes:
 
 def _further(request: JobTrigger) -> list[str]:
     """Return the fields that few triggers have."""
-    names = ("concurrency_key", "dedupe")
+    names = ("concurrency_key", "dedupe", "ordering_key", "priority")
     return [f"{name}={value!r}" for name in names if (value := getattr(request, name)) is not None]
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import cast
 
-from tidewheel.errors import FieldError, InvalidInput, UnknownJob
+from tidewheel.errors import FieldError, InvalidInput, UnknownJob, refuse
 from tidewheel.ids import JobId, RunId, run_id
 from tidewheel.intake.dedupes import DEDUPLICATED, SharedTrigger, open_windows
 from tidewheel.intake.request import ReceivedRequest, accepted, rejected
@@ -20,7 +20,7 @@ from tidewheel.jobs.requests import JobTrigger
 from tidewheel.jobs.values import LONGEST_DELAY
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn
-from tidewheel.runs import Cause
+from tidewheel.runs import Cause, Gate, Overlap
 from tidewheel.schemas.generated.records import Reply
 from tidewheel.transitions.create import NewRun, RunInputs, create_runs
 from tidewheel.transitions.installation import Installation
@@ -87,6 +87,7 @@ def apply_triggers(connection: Conn, installation: Installation, batch: Sequence
 def _run(received: ReceivedRequest, job: SharedJob, now: datetime) -> NewRun:
     request = received.request
     assert isinstance(request, JobTrigger)  # noqa: S101 - by the table of `apply`
+    order, gates = _order(request, job)
     at = _instant(request, now)
     payload = request.carried
     content, content_type = (payload.content, payload.content_type) if payload else (None, None)
@@ -106,11 +107,30 @@ def _run(received: ReceivedRequest, job: SharedJob, now: datetime) -> NewRun:
         publish_at=at,
         definition=job.definition,
         inputs=None if inputs == _NOTHING else inputs,
-        concurrency_key=job.key_of(payload, request.concurrency_key),
+        concurrency_key=None if order else job.key_of(payload, request.concurrency_key),
+        gates=gates,
+        ordering_key=order,
         priority=job.priority if request.priority is None else request.priority,
         request_id=request.request_id,
         requested_from=received.requested_from,
     )
+
+
+def _order(request: JobTrigger, job: SharedJob) -> tuple[str | None, Gate]:
+    """Return the ordering key of a new run, and its gates.
+
+    Raises:
+        InvalidInput: The run has a policy or a key that contradicts an order.
+    """
+    ordering = request.ordering_key
+    if ordering is None:
+        return None, Gate(0)
+    if job.key is not None:
+        refuse("ordering_key", "the job has a concurrency_key", "leave one out: ordered runs start one after another")
+    if (overlap := request.overlap or job.overlap) != Overlap.ALLOW_ALL:
+        refuse("ordering_key", f"the run's overlap is {overlap}", "write overlap: allow_all in the trigger or the job")
+    gates = Gate.ORDER | (Gate.PASSES if ordering.on_failure == "skip" else Gate(0))
+    return job.fill(ordering.key, request.carried, "ordering key"), gates
 
 
 _NOTHING = RunInputs()

@@ -42,7 +42,8 @@ CREATE TABLE job_runs (
     key_id               bigint,
     waits_for            bigint,
     waits_from           timestamptz,
-    priority             smallint
+    priority             smallint,
+    order_no             bigint
 ) WITH (
     -- A claim makes the row longer and changes no indexed column. With room for a second version of each row it stays
     -- on its page and touches no index (docs/performance.md).
@@ -52,11 +53,12 @@ CREATE TABLE job_runs (
     autovacuum_vacuum_cost_delay = 0
 );
 COMMENT ON COLUMN job_runs.handler IS 'what an executor must have: a handler''s name, or tidewheel. and the type of another target';
-COMMENT ON COLUMN job_runs.gates IS 'bits of tidewheel/runs.py: what a claim or an end does beyond the row; 0 for most runs. 1: another run of the job has come, or the run is the job''s active run. 2: a run of a workflow. 4: the run has a concurrency key. 8: it holds a place of that key. 16: it holds a place of its tenant. 64: a trigger has replaced its inputs. 128: its occurrence keeps its place as the active run';
+COMMENT ON COLUMN job_runs.gates IS 'bits of tidewheel/runs.py: what a claim or an end does beyond the row; 0 for most runs. 1: another run of the job has come, or the run is the job''s active run. 2: a run of a workflow. 4: the run has a concurrency key. 8: it holds a place of that key. 16: it holds a place of its tenant. 32: it has a place in the order of its key. 64: a trigger has replaced its inputs. 128: its occurrence keeps its place as the active run. 256: the next run of its order starts though it fails';
 COMMENT ON COLUMN job_runs.root_run_id IS 'the first run of its chain of retries by clients';
 COMMENT ON COLUMN job_runs.workflow_run_id IS 'the run of the root, if the run belongs to an occurrence of a workflow';
 COMMENT ON COLUMN job_runs.generation IS 'of a run of a workflow: 0, and one more for each resume';
-COMMENT ON COLUMN job_runs.key_id IS 'the hash of tenant and concurrency_key: the row of run_keys';
+COMMENT ON COLUMN job_runs.key_id IS 'the hash of tenant and concurrency_key: the row of run_keys; of an ordered run the row of order_keys';
+COMMENT ON COLUMN job_runs.order_no IS 'the number of an ordered run among the runs of its key';
 COMMENT ON COLUMN job_runs.waits_for IS 'the key_id while the run is buffered because its key has no place';
 COMMENT ON COLUMN job_runs.waits_from IS 'its place among those that wait for the key: scheduled_at, less 30 s for each step of priority';
 COMMENT ON COLUMN job_runs.priority IS '0 to 9; null: 5';
@@ -78,6 +80,7 @@ CREATE INDEX job_runs_deadline ON job_runs (deadline_at) WHERE deadline_at IS NO
 CREATE INDEX job_runs_by_workflow ON job_runs (workflow_run_id) WHERE workflow_run_id IS NOT NULL;
 CREATE INDEX job_runs_by_key ON job_runs (key_id, run_id) WHERE key_id IS NOT NULL; -- for the repair of a key's counter
 CREATE INDEX job_runs_waiting ON job_runs (waits_for, waits_from, run_id) WHERE waits_for IS NOT NULL; -- finds a key's next first
+CREATE INDEX job_runs_in_order ON job_runs (key_id, order_no) WHERE order_no IS NOT NULL; -- finds the next run of an order
 
 -- The outcome of each run, complete when it is made: written once, by the transaction that deletes its row of job_runs.
 -- The index by job is walked backwards for a job's latest runs.
@@ -639,3 +642,28 @@ CREATE TABLE tenant_rates (
 COMMENT ON COLUMN tenant_rates.first_bucket IS 'the number of the first bucket, counted from 1970 in buckets of a second or longer';
 COMMENT ON COLUMN tenant_rates.used IS 'the places that are taken in each bucket';
 COMMENT ON COLUMN tenant_rates.held_from IS 'the time of the oldest held run: runs of this time or later are held behind it';
+
+-- Ordering keys: the run of each key that may start, and what keeps the others waiting. A transaction that writes or ends an
+-- ordered run locks this row, after all other rows. A key without open runs that is not blocked has no row.
+CREATE TABLE order_keys (
+    key_id     bigint PRIMARY KEY,
+    tenant     text NOT NULL,
+    key        text NOT NULL,
+    next_no    bigint NOT NULL DEFAULT 0,
+    head       uuid,
+    blocked_by uuid,
+    blocked_at timestamptz,
+    wake_at    timestamptz
+) WITH (
+    fillfactor = 50,
+    autovacuum_vacuum_scale_factor = 0.02,
+    autovacuum_vacuum_threshold = 5000,
+    autovacuum_vacuum_cost_delay = 0
+);
+COMMENT ON COLUMN order_keys.key_id IS '64 bits of a hash of tenant and key';
+COMMENT ON COLUMN order_keys.head IS 'the run that may start, until it has ended; the others are buffered';
+COMMENT ON COLUMN order_keys.blocked_by IS 'the run whose failure blocks the key; a retry of it may be the head';
+COMMENT ON COLUMN order_keys.wake_at IS 'the time from which the scheduler queues the next run; null if an end does';
+CREATE INDEX order_keys_wake ON order_keys (wake_at) WHERE wake_at IS NOT NULL;
+CREATE INDEX order_keys_blocked ON order_keys (tenant, blocked_at, key_id) WHERE blocked_by IS NOT NULL;
+CREATE INDEX order_keys_by_blocker ON order_keys (blocked_by) WHERE blocked_by IS NOT NULL;

@@ -22,6 +22,7 @@ from tidewheel.process.metrics import metrics
 from tidewheel.runs import Gate
 from tidewheel.transitions.held_runs import MAX_RELEASED, find_held_tenants, pace
 from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.order_keys import wake_orders
 from tidewheel.transitions.run_keys import settle_keys
 from tidewheel.transitions.tenant_places import COUNTED_FOR, MAX_COUNTED, count_started_runs
 
@@ -73,6 +74,15 @@ class KeyDuties:
                 return settle_keys(connection, self._installation, woken=cast("list[int]", due)).promoted, 0.0
             found = connection.execute(_PROBE_KEYS, columns, binary=True).fetchone()
         return 0, max(cast("float", found[0]), 0.0) if found else math.inf
+
+    def wake(self) -> int:
+        """Queue the next runs of ordering keys that other transactions held; return their number.
+
+        Raises:
+            Unavailable: The database does not answer.
+        """
+        with self._session.transaction() as connection:
+            return wake_orders(connection, self._installation)
 
     def repair(self) -> int:
         """Walk some keys; return the number of runs that got a place.

@@ -258,7 +258,7 @@ class Scheduler:
         if 0 not in self._shards:
             return math.inf
         self._keys.count_started_runs()
-        return self._released(self._keys.repair())
+        return self._released(self._keys.wake() + self._keys.repair())
 
     def _pace(self) -> float:
         return self._released(self._keys.pace() if 0 in self._shards else 0)

@@ -157,6 +157,11 @@ def key_id(tenant: str, key: str) -> int:
     return int.from_bytes(sha256(b"%b\0%b" % (tenant.encode(), key.encode())).digest()[:8], signed=True)
 
 
+def order_id(tenant: str, key: str) -> int:
+    """Return the id of a tenant's ordering key, which is not that of a concurrency key of this name."""
+    return key_id(tenant, f"order\0{key}")
+
+
 def dedupe_id(job: UUID, key: str) -> int:
     """Return the id of a key that a job's triggers share: 64 bits of a hash, as of `key_id`."""
     return int.from_bytes(sha256(b"%b%b" % (job.bytes, key.encode())).digest()[:8], signed=True)

@@ -20,7 +20,7 @@ class RunState(StrEnum):
     QUEUED = "queued"
     """Waits for an executor. It can be claimed from its `publish_at` on; until then it is shown as `scheduled`."""
     BUFFERED = "buffered"
-    """Waits until its job's active run ends, by its overlap policy; or until its concurrency key has a place."""
+    """Waits for its job's active run, by its overlap policy; for a place of its key; or for its turn in an order."""
     RUNNING = "running"
     """An executor owns its attempt and renews the lease by heartbeats."""
     WAITING = "waiting"
@@ -103,10 +103,14 @@ class Gate(IntFlag):
     """It holds a place of its key: its row counts in `run_keys.running` until its attempt ends."""
     HOLDS_TENANT = 16
     """It holds a place of its tenant, which limits runs in flight: its row counts until its attempt ends."""
+    ORDER = 32
+    """It has a place in the order of its key: its end lets the next run start (ADR 0063)."""
     MOVED = 64
     """A trigger has replaced its inputs: only a message with its `publish_at` claims it (ADR 0060)."""
     WHOLE = 128
     """It is a root's run, and starts as the active run: its occurrence keeps that place until its own end."""
+    PASSES = 256
+    """With `ORDER`: the next run starts though this one fails."""
 
 
 BARRED = Gate.MET | Gate.KEY | Gate.MOVED | Gate.WHOLE

@@ -22,6 +22,7 @@ from tidewheel.control.api.key_check import KeyCheck
 from tidewheel.control.api.keys import KeysApi
 from tidewheel.control.api.limits import LimitsApi
 from tidewheel.control.api.openapi import add_route, openapi
+from tidewheel.control.api.ordering_keys import OrderingKeysApi
 from tidewheel.control.api.problems import HANDLERS
 from tidewheel.control.api.run_events import RunEventsApi
 from tidewheel.control.api.runs import RunsApi
@@ -59,6 +60,7 @@ def make_app(settings: ApiSettings, installation: Installation, pools: Pools, *,
         RunEventsApi(pools.streams, stop),
         StatusApi(pools.reads, installation.shards),
         LimitsApi(pools.reads, pools.writes),
+        OrderingKeysApi(pools.reads, pools.writes),
         KeysApi(pools.reads, pools.writes),
         SchemasApi(pools.strangers),
         HealthApi(pools.probes, stop),

@@ -202,6 +202,10 @@ LIMITS: Json = {
     "next_cursor": None,
 }
 KEYS_IN_USE: Json = {"keys": [{**_LIMIT, "key": "api/acme", "next_at": None}], "next_cursor": None}
+BLOCKED_KEYS: Json = {"next_cursor": None, "keys": [{
+    "key": "acme", "blocked_by": RUN_ID, "blocked_at": _AT, "retried_by": None, "waiting": 12,
+}]}  # fmt: skip
+UNBLOCKED_KEY: Json = {"run_id": RUN_ID, "skipped": False}
 CHANGED_LIMIT: Json = {"unchanged": False, "started": 2, "complete": True}
 NEW_KEY: Json = {"key": "tw_k3v9x0a1bc_…", "summary": _KEY}
 AUDIT_LOG: Json = {"next_cursor": None, "entries": [{

@@ -250,8 +250,16 @@ COMMANDS: Mapping[str, Command | Group] = {
         },
     ),
     "key": Group(
-        "Keys of the HTTP API.",
+        "Keys of the HTTP API, and ordering keys.",
         {
+            "blocked": Command(
+                "ordering_keys", "blocked", "List ordering keys that a failed run blocks, the longest first."
+            ),
+            "unblock": Command(
+                "ordering_keys",
+                "unblock",
+                "Retry the failed run of an ordering key: its success lets the next run start.",
+            ),
             "create": Command("keys", "create", "Create a key of the HTTP API, and print it once."),
             "list": Command("keys", "list_keys", "List keys, the newest first, each with its last use."),
             "revoke": Command(

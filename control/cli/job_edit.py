@@ -145,6 +145,12 @@ def trigger(
     concurrency_key: Annotated[
         str | None, typer.Option(metavar="KEY", help="Concurrency key instead of the job's.")
     ] = None,
+    ordering_key: Annotated[
+        str | None, typer.Option(metavar="KEY", help="Start after the earlier runs with this key.")
+    ] = None,
+    on_failure: Annotated[
+        str, typer.Option(metavar="POLICY", help="With --ordering-key: a failed run blocks the key, or skip.")
+    ] = "block",
     priority: Annotated[
         int | None, typer.Option(metavar="N", help="Priority instead of the job's, 0 to 9: 9 goes first.")
     ] = None,
@@ -186,10 +192,13 @@ def trigger(
                 labels=labels,
                 overlap=overlap,
                 concurrency_key=concurrency_key,
+                ordering_key=None if ordering_key is None else {"key": ordering_key, "on_failure": on_failure},
                 priority=priority,
                 request_id=request_id,
             )
         else:
+            if ordering_key is not None:
+                refuse("--ordering-key", "a trigger with --dedupe-key has none", "send both by REST or Kafka")
             if window is None:
                 refuse("--window", "it is missing", "write it beside --dedupe-key, such as --window 10m")
             if overlap is not None:

@@ -21,6 +21,7 @@ from tidewheel.control.client.dead_letters import DeadLetters
 from tidewheel.control.client.freezes import Freezes
 from tidewheel.control.client.limits import Limits
 from tidewheel.control.client.logs import FOLLOW_SECONDS, LogPiece
+from tidewheel.control.client.ordering_keys import OrderingKeys
 from tidewheel.control.client.polling import POLL_SECONDS, Polling
 from tidewheel.control.client.redrives import Redrives
 from tidewheel.control.client.results import Run
@@ -212,6 +213,13 @@ class AsyncLimits(_Part[Limits]):
     keys = _call(Limits.keys)
 
 
+class AsyncOrderingKeys(_Part[OrderingKeys]):
+    """`Client.ordering_keys` for coroutines."""
+
+    blocked = _call(OrderingKeys.blocked)
+    unblock = _call(OrderingKeys.unblock)
+
+
 class AsyncTenants(_Part[Tenants]):
     """`Client.tenants` for coroutines."""
 
@@ -255,6 +263,7 @@ class AsyncClient(_Part[Client]):
         calendars: Put, read and delete calendars.
         freezes: Freeze and thaw scopes, and list what is frozen.
         limits: Set, remove and list limits of concurrency keys.
+        ordering_keys: List and unblock keys whose runs wait for one that failed.
         tenants: Create tenants, change their limits, pause and resume them, and read usage.
         api_keys: Create, list and revoke keys of the HTTP API.
         audit_log: List changes and operations with their actors.
@@ -280,6 +289,7 @@ class AsyncClient(_Part[Client]):
         self.calendars = AsyncCalendars(client.calendars, self._thread)
         self.freezes = AsyncFreezes(client.freezes, self._thread)
         self.limits = AsyncLimits(client.limits, self._thread)
+        self.ordering_keys = AsyncOrderingKeys(client.ordering_keys, self._thread)
         self.tenants = AsyncTenants(client.tenants, self._thread)
         self.api_keys = AsyncApiKeys(client.api_keys, self._thread)
         self.audit_log = AsyncAuditLog(client.audit_log, self._thread)

@@ -21,6 +21,7 @@ from tidewheel.control.client.enqueue import trigger_document
 from tidewheel.control.client.freezes import Freezes
 from tidewheel.control.client.job_patch import patch_job
 from tidewheel.control.client.limits import Limits
+from tidewheel.control.client.ordering_keys import OrderingKeys
 from tidewheel.control.client.redrives import Redrives
 from tidewheel.control.client.release import OnProgress, ReleaseResult, release
 from tidewheel.control.client.results import BackfillResult, Job, Triggered, backfill_of, job_of, triggered
@@ -58,6 +59,7 @@ class Client:
         calendars: Put, read and delete calendars.
         freezes: Freeze and thaw scopes, and list what is frozen.
         limits: Set, remove and list limits of concurrency keys.
+        ordering_keys: List and unblock keys whose runs wait for one that failed.
         tenants: Create tenants, change their limits, pause and resume them.
         api_keys: Create, list and revoke keys of the HTTP API.
         audit_log: List changes and operations with their actors.
@@ -82,6 +84,7 @@ class Client:
         self.calendars = Calendars(self._connection)
         self.freezes = Freezes(self._connection)
         self.limits = Limits(self._connection)
+        self.ordering_keys = OrderingKeys(self._connection)
         self.tenants = Tenants(self._connection)
         self.api_keys = ApiKeys(self._connection)
         self.audit_log = AuditLog(self._connection)
@@ -145,10 +148,14 @@ class Client:
         labels: dict[str, str] | None = None,
         overlap: str | None = None,
         concurrency_key: str | None = None,
+        ordering_key: str | Mapping[str, str] | None = None,
         priority: int | None = None,
         request_id: str | None = None,
     ) -> RunId:
         """Run a job once: now, after `delay` (a timedelta, seconds, or a text such as `5m`), or at `run_at`.
+
+        Runs with one `ordering_key` start one after another. A failure blocks the key, unless it is
+        `{"key": ..., "on_failure": "skip"}`.
 
         `overlap` replaces the job's policy, `concurrency_key` its key, `priority` its rank.
 
@@ -170,7 +177,8 @@ class Client:
             priority=priority,
             request_id=request_id,
         )
-        return RunId(UUID(self._connection.request({**document, "overlap": overlap}, request_id).run_id))
+        further = {"overlap": overlap, "ordering_key": ordering_key}
+        return RunId(UUID(self._connection.request({**document, **further}, request_id).run_id))
 
     def trigger_deduped(
         self,

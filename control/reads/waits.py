@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
+from shlex import quote
 from uuid import UUID
 
 from psycopg.rows import class_row
@@ -44,6 +45,7 @@ class WaitCode(StrEnum):
     SLOT = "slot"
     TURN = "turn"
     KEY = "key"
+    ORDER = "order"
     TENANT = "tenant"
     PARENTS = "parents"
     EXTERNAL = "external"
@@ -106,6 +108,9 @@ class WaitFacts:
         workflow_is_paused: True if that occurrence is paused.
         parents: The number of its parents there.
         parents_ended: The number of those that have ended.
+        order_key: The ordering key in whose order it waits.
+        order_head: The run that is first in that order.
+        order_blocked_by: The failed run that blocks that key.
         behind_workflow: The occurrence that keeps the place of its job's active run, which has ended.
     """
 
@@ -137,6 +142,9 @@ class WaitFacts:
     behind_workflow: UUID | None = None
     parents: int | None = None
     parents_ended: int | None = None
+    order_key: str | None = None
+    order_head: UUID | None = None
+    order_blocked_by: UUID | None = None
 
 
 def read_waits(connection: Conn, run_ids: Sequence[UUID]) -> dict[UUID, Wait]:
@@ -158,10 +166,8 @@ def read_waits(connection: Conn, run_ids: Sequence[UUID]) -> dict[UUID, Wait]:
 def wait_of(facts: WaitFacts, freezes: Sequence[Freeze] = ()) -> Wait:
     """Return the reason for which a run waits."""
     match facts.state:
-        case RunState.BUFFERED if facts.waits_for_key is not None:
-            return _key(facts, facts.waits_for_key)
         case RunState.BUFFERED:
-            return _turn(facts)
+            return _buffered(facts)
         case RunState.BLOCKED:
             return _parents(facts)
         case RunState.WAITING:
@@ -226,6 +232,12 @@ def start_executor(queue: str, handler: str) -> str:
     return f"tidewheel executor --queues {queue} --handlers MODULES, with the module that has {handler}"
 
 
+def _buffered(facts: WaitFacts) -> Wait:
+    if facts.waits_for_key is not None:
+        return _key(facts, facts.waits_for_key)
+    return _turn(facts) if facts.order_key is None else _order(facts, facts.order_key)
+
+
 def _turn(facts: WaitFacts) -> Wait:
     if facts.behind_run_id is None:
         return Wait(WaitCode.TURN, "its job's active run has ended; a scheduler or an executor queues it next")
@@ -263,6 +275,18 @@ def _key(facts: WaitFacts, key: str) -> Wait:
     words = f"waits for the rate of the concurrency key {key!r}; the oldest waiting run starts first"
     remedy = f"`tidewheel limit set {key!r} --rate ...`, or raise rate in its jobs"
     return Wait(WaitCode.KEY, words, remedy, until=facts.key_wake_at)
+
+
+def _order(facts: WaitFacts, key: str) -> Wait:
+    head, blocker = facts.order_head, facts.order_blocked_by
+    if blocker is not None and head is None:
+        words = f"the ordering key {key!r} is blocked: run {blocker} failed"
+        remedy = f"tidewheel key unblock {quote(key)} retries that run; with --skip the next one starts"
+        return Wait(WaitCode.ORDER, words, remedy, behind_run_id=blocker)
+    words = f"waits for its turn in the order of the key {key!r}"
+    if head is None:
+        return Wait(WaitCode.ORDER, f"{words}; a scheduler queues the next run")
+    return Wait(WaitCode.ORDER, f"{words}: run {head} is first", f"tidewheel run show {head}", behind_run_id=head)
 
 
 def _external(facts: WaitFacts) -> Wait:

@@ -842,6 +842,19 @@ class DedupeSubmission:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OrderingKeySubmission:
+    """Key whose runs start one after another, as submitted.
+
+    Attributes:
+        key: The key; required.
+        on_failure: `block` (when null) or `skip`: the fate of the runs behind one that fails for good.
+    """
+
+    key: str | None = None
+    on_failure: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """A request to Tidewheel.
 
@@ -908,6 +921,7 @@ class Request:
         open: With batch_submit: true if batch_add may come from anywhere, until batch_close.
         dedupe: With job_trigger: one run for the triggers with one key in a window.
         priority: With job_trigger: replaces the job's, 0 to 9; 9 goes first.
+        ordering_key: With job_trigger: key in whose order the run starts.
     """
 
     type: RequestType
@@ -965,6 +979,7 @@ class Request:
     open: bool | None = None
     dedupe: DedupeSubmission | None = None
     priority: int | None = None
+    ordering_key: OrderingKeySubmission | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

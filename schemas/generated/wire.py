@@ -29,6 +29,7 @@ from tidewheel.schemas.generated.records import (
     LambdaTarget,
     Lane,
     LifecycleEvent,
+    OrderingKeySubmission,
     Overlap,
     ParentSubmission,
     Reply,
@@ -1467,7 +1468,26 @@ def _read_dedupe_submission(data: bytes, at: int) -> tuple[DedupeSubmission, int
     return record, at
 
 
-REQUEST_HEADER = bytes.fromhex("c301daa7bd0e5cd0505f")
+def _ordering_key_submission(record: OrderingKeySubmission) -> bytes:
+    return b"".join(
+        (
+            b"\0" if record.key is None else b"\2" + text(record.key),
+            b"\0" if record.on_failure is None else b"\2" + text(record.on_failure),
+        )
+    )
+
+
+def _read_ordering_key_submission(data: bytes, at: int) -> tuple[OrderingKeySubmission, int]:
+    key, at = optional_at(data, at, text_at)
+    on_failure, at = optional_at(data, at, text_at)
+    record = OrderingKeySubmission(
+        key=key,
+        on_failure=on_failure,
+    )
+    return record, at
+
+
+REQUEST_HEADER = bytes.fromhex("c301206433aa042d94a9")
 
 
 def encode_request(record: Request) -> bytes:
@@ -1530,6 +1550,7 @@ def encode_request(record: Request) -> bytes:
             b"\0" if record.open is None else b"\2" + boolean(record.open),
             b"\0" if record.dedupe is None else b"\2" + _dedupe_submission(record.dedupe),
             b"\0" if record.priority is None else b"\2" + int32(record.priority),
+            b"\0" if record.ordering_key is None else b"\2" + _ordering_key_submission(record.ordering_key),
         )
     )
 
@@ -1603,6 +1624,7 @@ def read_request(data: bytes, at: int = 10) -> tuple[Request, int]:
     open, at = optional_at(data, at, boolean_at)
     dedupe, at = optional_at(data, at, _read_dedupe_submission)
     priority, at = optional_at(data, at, int_at)
+    ordering_key, at = optional_at(data, at, _read_ordering_key_submission)
     record = Request(
         type=type,
         request_id=request_id,
@@ -1659,6 +1681,7 @@ def read_request(data: bytes, at: int = 10) -> tuple[Request, int]:
         open=open,
         dedupe=dedupe,
         priority=priority,
+        ordering_key=ordering_key,
     )
     return record, at
 

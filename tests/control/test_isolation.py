@@ -214,6 +214,11 @@ def _fail(client: Client, database: ClockedDatabase) -> None:
     client.redrives.resume(redriven.redrive_id)
     client.redrives.cancel(redriven.redrive_id)
     client.dead_letters.purge(key="job")
+    first, _ = (client.trigger("job", ordering_key="acme") for _ in range(2))
+    end(database, ending(begin(database, first), RunState.FAILED))
+    client.ordering_keys.blocked()
+    client.runs.cancel(client.ordering_keys.unblock("acme").run_id)
+    client.ordering_keys.unblock("acme", skip=True)
 
 
 def _plan(client: Client, database: ClockedDatabase) -> None:

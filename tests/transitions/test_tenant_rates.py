@@ -33,6 +33,7 @@ def rated(clocked: ClockedDatabase) -> Iterator[ClockedDatabase]:
     submit(clocked)
     yield clocked
     clocked.installation.rates.close()
+    clocked.installation.rates.forget()  # tests share it
 
 
 def limit(database: ClockedDatabase, rate: float | None) -> None:

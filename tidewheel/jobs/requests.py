@@ -11,6 +11,7 @@ from tidewheel.jobs.batches import AddedRuns, BatchCallbacks, BatchRuns
 from tidewheel.jobs.concurrency import ConcurrencyKeyName
 from tidewheel.jobs.dedupe import Dedupe
 from tidewheel.jobs.invalid import InvalidValue
+from tidewheel.jobs.ordering import OrderingKeyField
 from tidewheel.jobs.payload import WithPayload
 from tidewheel.jobs.spec import JobSpec
 from tidewheel.jobs.spec_cache import CachedSpec
@@ -79,6 +80,7 @@ class JobTrigger(_Request, WithPayload):
         concurrency_key: Replaces the job's key; the limit stays the job's, or one at once if it has none.
         priority: Replaces the job's.
         dedupe: The triggers with one key of which a window has one run.
+        ordering_key: A key whose runs start one after another: an object, or as text the key.
     """
 
     later: ClassVar[Mapping[str, str]] = {
@@ -95,6 +97,7 @@ class JobTrigger(_Request, WithPayload):
     concurrency_key: ConcurrencyKeyName | None = None
     priority: Priority | None = None
     dedupe: Dedupe | None = None
+    ordering_key: OrderingKeyField = None
 
     @model_validator(mode="after")
     def _one_time(self) -> Self:
@@ -105,6 +108,10 @@ class JobTrigger(_Request, WithPayload):
         if self.dedupe is not None and self.dedupe.mode == "debounce" and (self.delay or self.run_at):
             path = "delay" if self.delay else "run_at"
             raise InvalidValue(problem="a debounced run starts after its window", remedy="leave it out", path=path)
+        if self.ordering_key is not None and self.concurrency_key is not None:
+            remedy = "leave one of them out: the runs of an ordering key start one after another"
+            problem = "ordering_key and concurrency_key exclude each other"
+            raise InvalidValue(problem=problem, remedy=remedy, path="ordering_key")
         return self
 
 

@@ -6,7 +6,9 @@ from typing import Any
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-_SHORT_FORMS = frozenset({"schedule", "target", "cron", "concurrency_key"})  # fields of a job that may be a text too
+_SHORT_FORMS = frozenset(
+    {"schedule", "target", "cron", "concurrency_key", "ordering_key"}
+)  # fields that may be a text too
 _DURATION: Mapping[str, object] = {
     "description": "A duration, such as 90s, 5m, PT1H, or a number of seconds",
     "anyOf": [{"type": "string"}, {"type": "number"}],

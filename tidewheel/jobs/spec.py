@@ -127,7 +127,7 @@ class JobSpec(WithPayload):
     """
 
     later: ClassVar[Mapping[str, str]] = {
-        "ordering_key": "use concurrency_key, which lets the runs of one key start one after another",
+        "ordering_key": "write it in the job.trigger; of occurrences overlap: buffer_all keeps the order",
         "dedupe": "write it in the job.trigger; of occurrences overlap: skip keeps runs apart",
     }
     elsewhere: ClassVar[Mapping[str, str]] = {

@@ -194,7 +194,8 @@ def claim_keyed(
             # Another run of the job would start unseen, or wait for this one, if it waited before it is the active run.
             of_tenant = tenant_key_id(tenant) if tenant in limited else None
             holds, holds_tenant = bool(gates & Gate.HOLDS_KEY), bool(gates & Gate.HOLDS_TENANT)
-            arrivals.append(Arrival(run_id, key, holds, scheduled_at, may_wait, of_tenant, holds_tenant))
+            own = key if gates & Gate.KEY else None  # of an ordered run the id is that of its order
+            arrivals.append(Arrival(run_id, own, holds, scheduled_at, may_wait, of_tenant, holds_tenant))
     if not arrivals:
         return Claimed()
     allow_waits(connection)

@@ -13,11 +13,11 @@ from uuid import UUID
 
 from psycopg.types.json import Jsonb
 
-from tidewheel.ids import JobId, RunId, key_id
+from tidewheel.ids import JobId, RunId, key_id, order_id
 from tidewheel.jobs.values import PRIORITY
 from tidewheel.outbox import OutboxRow, append
 from tidewheel.postgres.partitions import day_of, ensure_days
-from tidewheel.postgres.pg_arrays import instants, integers, texts, uuids, words
+from tidewheel.postgres.pg_arrays import instants, instants_of, integers, texts, uuids, words
 from tidewheel.postgres.pg_copy import (
     NULL,
     boolean,
@@ -37,6 +37,7 @@ from tidewheel.runs import Cause, Gate, Overlap, RunState
 from tidewheel.schemas.generated.wire import run_request
 from tidewheel.transitions.held_runs import hold_runs
 from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.order_keys import lock_orders, take_order
 from tidewheel.transitions.run_messages import Definitions
 
 _SQL = Statements("tidewheel.transitions")
@@ -49,10 +50,10 @@ _DROP_REPEATED_RUNS = _SQL["drop_repeated_runs"]
 _COPY_JOB_RUNS = (
     "COPY job_runs (run_id, job_id, tenant, shard, queue, lane, handler, cause, overlap, state, job_version, priority, "
     "scheduled_at, publish_at, moved_ahead, created_at, deadline_at, schedule_to_close_at, parent_run_id, root_run_id, "
-    "request_id, requested_from, gates, workflow_run_id, generation, concurrency_key, key_id) "
+    "request_id, requested_from, gates, workflow_run_id, generation, concurrency_key, key_id, order_no, waits_for) "
     "FROM STDIN (FORMAT BINARY)"
 )
-_JOB_RUN = columns(27)
+_JOB_RUN = columns(29)
 _COPY_INPUTS = (
     "COPY run_inputs (run_id, created_at, tenant, payload, payload_content_type, labels, overlap, traceparent, "
     "late_ms) FROM STDIN (FORMAT BINARY)"
@@ -104,6 +105,10 @@ class NewRun(NamedTuple):
         concurrency_key: The key of which it needs a place to start.
         priority: Its rank inside its lane, 0 to 9.
         blocked: True if it waits for its parents: it has no message, and its deadlines count from its release.
+        ordering_key: The key in whose order it starts.
+        retries_blocker: True if it retries the run that blocks that key.
+        order_no: Its number in the order; set by itself.
+        waits_in_order: True if another run of the order is first; set by itself.
     """
 
     run_id: RunId
@@ -131,6 +136,10 @@ class NewRun(NamedTuple):
     concurrency_key: str | None = None
     priority: int = PRIORITY
     blocked: bool = False
+    ordering_key: str | None = None
+    retries_blocker: bool = False
+    order_no: int | None = None
+    waits_in_order: bool = False
 
 
 def create_runs(
@@ -156,6 +165,8 @@ def create_runs(
     if any(run.inputs is not None for run in runs):
         ensure_days(connection, [day_of(now)])
     runs = _in_workflows(connection, runs)
+    if any(run.ordering_key is not None for run in runs):
+        runs = _in_order(connection, runs, repeats=repeats)
     runs, held = _shaped(connection, installation, runs)
     if repeats:
         # One row per id: two requests for the same run in one batch create one run.
@@ -169,14 +180,16 @@ def create_runs(
     _copy_inputs(connection, runs, now)
     if held:
         hold_runs(connection, {run.run_id: run.tenant for run in runs if run.run_id in held})
-    published = [run for run in runs if not run.blocked and run.run_id not in held]
+    published = [run for run in runs if not (run.blocked or run.waits_in_order) and run.run_id not in held]
     append(connection, _outbox_rows(published, installation), shards=installation.shards)
     return {run.run_id for run in runs}
 
 
 def _shaped(connection: Conn, installation: Installation, runs: Sequence[NewRun]) -> tuple[Sequence[NewRun], set[UUID]]:
     """Return the runs with the times that their tenants' rates allow, and those that are held."""
-    delayed, held = installation.rates.shape(connection, [run for run in runs if not run.blocked])
+    delayed, held = installation.rates.shape(
+        connection, [run for run in runs if not (run.blocked or run.waits_in_order)]
+    )
     if delayed:
         runs = [run._replace(publish_at=delayed[run.run_id]) if run.run_id in delayed else run for run in runs]
     return runs, held
@@ -204,6 +217,18 @@ def _gates_of(run: NewRun, holding: Collection[object]) -> Gate:
     return Gate.FLOW | Gate.WHOLE if holds else Gate.FLOW
 
 
+def _in_order(connection: Conn, runs: Sequence[NewRun], *, repeats: bool) -> list[NewRun]:
+    """Return the runs, the ordered ones with their numbers; of repeated ones none that exists already."""
+    keys = lock_orders(connection, [run for run in runs if run.ordering_key is not None])
+    if repeats:
+        # Under the locks: a repeat in another transaction is written, or comes later.
+        found = _ids(connection, _FIND_EXISTING_RUNS, {"run_ids": uuids(run.run_id for run in runs)})
+        runs = [run for run in {each.run_id: each for each in runs}.values() if run.run_id not in found]
+    ordered = take_order(connection, keys, [run for run in runs if run.ordering_key is not None])
+    numbered = {run.run_id: run for run in ordered}
+    return [numbered.get(run.run_id, run) for run in runs]
+
+
 def milliseconds(late: timedelta | None) -> int | None:
     """Return the delay in milliseconds, as rows and messages hold it."""
     return None if late is None else late // timedelta(milliseconds=1)
@@ -229,10 +254,10 @@ def _add_new(connection: Conn, runs: dict[RunId, NewRun], now: datetime) -> set[
             "handlers": [run.handler for run in new],
             "causes": words(run.cause for run in new),
             "overlaps": words(run.overlap for run in new),
-            "states": words(RunState.QUEUED for _ in new),
+            "states": words(_state(run) for run in new),
             "versions": integers(run.job_version for run in new),
             "scheduled_at": instants(run.scheduled_at for run in new),
-            "publish_at": instants(run.publish_at for run in new),
+            "publish_at": instants_of([_publish_at(run) for run in new]),
             "moved_ahead": words("true" if run.publish_at < run.scheduled_at else "false" for run in new),
             "created_at": instants([now] * len(new)),
             "deadline_at": instants(earliest for earliest, _ in limits),
@@ -246,6 +271,8 @@ def _add_new(connection: Conn, runs: dict[RunId, NewRun], now: datetime) -> set[
             "generations": [run.generation for run in new],
             "keys": [run.concurrency_key for run in new],
             "key_ids": [_key_id(run) for run in new],
+            "order_nos": [run.order_no for run in new],
+            "waits_for": [_key_id(run) if run.waits_in_order else None for run in new],
             "priorities": integers(run.priority for run in new),
         },
     )
@@ -263,7 +290,7 @@ def _job_runs(runs: Sequence[NewRun], now: datetime) -> Iterator[bytes]:
     for run in runs:
         common = (
             run.tenant, run.shard, run.queue, run.lane, run.handler, run.cause, run.overlap, run.job_version,
-            run.blocked, run.priority,
+            run.blocked, run.waits_in_order, run.priority,
         )  # fmt: skip
         fields = shared.get(common)
         if fields is None:
@@ -274,18 +301,17 @@ def _job_runs(runs: Sequence[NewRun], now: datetime) -> Iterator[bytes]:
                     int2(run.priority),
                 )
             )  # fmt: skip
-        if (run.scheduled_at, run.publish_at, run.blocked) != last:
-            last = run.scheduled_at, run.publish_at, run.blocked
+        if (run.scheduled_at, run.publish_at, run.blocked, run.waits_in_order) != last:
+            last = run.scheduled_at, run.publish_at, run.blocked, run.waits_in_order
             moved_ahead = boolean(run.publish_at < run.scheduled_at)
-            publish_at = _NEVER if run.blocked else instant(run.publish_at)
-            at = instant(run.scheduled_at) + publish_at + moved_ahead + created_at
+            at = instant(run.scheduled_at) + _publish_at(run) + moved_ahead + created_at
         earliest, closes = deadlines(run)
         limits = _NO_DEADLINES if earliest is None else instant(earliest) + instant(closes)
         origin = _NO_ORIGIN
         if (run.parent_run_id or run.root_run_id or run.request_id or run.requested_from) is not None:
             origin = uuid(run.parent_run_id) + uuid(run.root_run_id) + text(run.request_id) + text(run.requested_from)
         shares = _NO_SHARES
-        if (run.workflow_run_id or run.concurrency_key) is not None:
+        if (run.workflow_run_id or run.concurrency_key or run.ordering_key) is not None:
             shares = b"".join(
                 (
                     int2(_gates(run)),
@@ -293,13 +319,19 @@ def _job_runs(runs: Sequence[NewRun], now: datetime) -> Iterator[bytes]:
                     NULL if run.generation is None else int2(run.generation),
                     text(run.concurrency_key),
                     NULL if (key := _key_id(run)) is None else int8(key),
+                    NULL if run.order_no is None else int8(run.order_no),
+                    int8(key) if run.waits_in_order and key is not None else NULL,
                 )
             )
         yield b"".join((_JOB_RUN, uuid(run.run_id), uuid(run.job_id), fields, at, limits, origin, shares))
 
 
 def _state(run: NewRun) -> RunState:
-    return RunState.BLOCKED if run.blocked else RunState.QUEUED
+    return RunState.BLOCKED if run.blocked else RunState.BUFFERED if run.waits_in_order else RunState.QUEUED
+
+
+def _publish_at(run: NewRun) -> bytes:
+    return _NEVER if run.blocked or run.waits_in_order else instant(run.publish_at)
 
 
 def _gates(run: NewRun) -> Gate:
@@ -307,6 +339,8 @@ def _gates(run: NewRun) -> Gate:
 
 
 def _key_id(run: NewRun) -> int | None:
+    if run.ordering_key is not None:
+        return order_id(run.tenant, run.ordering_key)
     return None if run.concurrency_key is None else key_id(run.tenant, run.concurrency_key)
 
 
@@ -373,5 +407,5 @@ def _outbox_rows(runs: Sequence[NewRun], installation: Installation) -> Iterator
 _NO_INPUTS = RunInputs()
 _NO_DEADLINES = NULL + NULL
 _NO_ORIGIN = NULL + NULL + NULL + NULL
-_NO_SHARES = int2(Gate(0)) + NULL + NULL + NULL + NULL
+_NO_SHARES = int2(Gate(0)) + NULL + NULL + NULL + NULL + NULL + NULL
 _DEFINITIONS = Definitions()

@@ -46,7 +46,7 @@ class DeferredEffect:
         reset_failures: True if the job's consecutive failures are to be reset.
         inputs_at: Its creation, if its inputs move to the day of its end.
         release_job: True if it may be its job's active run.
-        key_id: The key of which it held a place.
+        key_id: The key of which it held a place, or in whose order it was.
         held_tenant: True if it held a place of its tenant.
     """
 
@@ -80,7 +80,7 @@ def add_deferred_effects(connection: Conn, finished: Sequence[FinishedRun]) -> N
         "reset_failures": [_succeeds(run) for run in deferred],
         "inputs_at": instants(run.row.created_at if run.moves_inputs else None for run in deferred),
         "release_job": [run.may_be_active for run in deferred],
-        "key_ids": [run.row.key_id if run.row.gates & Gate.HOLDS_KEY else None for run in deferred],
+        "key_ids": [run.row.key_id if run.row.gates & (Gate.HOLDS_KEY | Gate.ORDER) else None for run in deferred],
         "held_tenant": [bool(run.row.gates & Gate.HOLDS_TENANT) for run in deferred],
     }
     connection.execute(_ADD_DEFERRED_EFFECTS, columns)
@@ -101,7 +101,10 @@ def apply_deferred_effects(connection: Conn, installation: Installation) -> int:
     keep_inputs(connection, [(end.run_id, end.inputs_at, end.ended_at) for end in effects if end.inputs_at])
     release_active_runs(connection, installation, [(end.job_id, end.run_id) for end in effects if end.release_job])
     # A client completes started runs only.
-    freed = [FreedPlace(end.key_id) for end in effects if end.key_id is not None]
+    keyed = [(end.key_id, end.run_id) for end in effects if end.key_id is not None]
+    freed = [FreedPlace(key) for key, _ in keyed]
+    # A key is one of places or one of an order; it has no row of the other kind.
+    freed += [FreedPlace(key, ended=run_id, state=RunState.SUCCEEDED) for key, run_id in keyed]
     freed += [FreedPlace(tenant_key_id(end.tenant)) for end in effects if end.held_tenant]
     settle_keys(connection, installation, freed=freed)
     return len(effects)

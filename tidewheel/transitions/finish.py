@@ -18,7 +18,7 @@ from tidewheel.postgres.pg_arrays import integers, uuids, words
 from tidewheel.postgres.session import Conn, read_ids, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
-from tidewheel.runs import BARRED, DEAD_LETTERED, FINAL, HOLDS, OPEN, AttemptOutcome, RunState, end_of
+from tidewheel.runs import BARRED, DEAD_LETTERED, FINAL, HOLDS, OPEN, AttemptOutcome, Gate, RunState, end_of
 from tidewheel.schemas.generated import records
 from tidewheel.transitions.active_runs import release_active_runs
 from tidewheel.transitions.after_end import count_failures, failure_triggers, keep_inputs, schedule_after_end
@@ -47,6 +47,7 @@ _ALLOWED = words(f"{end}:{state}" for end in sorted(FINAL) for state in sorted(O
 _STATES = {state.value: state for state in RunState}
 
 _DEFINITIONS = Definitions()
+_WAITS = BARRED | HOLDS | Gate.ORDER  # the end of a run with one of these may wait for other rows
 
 _UniformRow = tuple[
     UUID, datetime, datetime, datetime, int, datetime, str | None, str | None, int | None, UUID | None, int | None
@@ -83,7 +84,7 @@ def finish_runs(
     if not ends:
         return result
     rows = _close_uniform(connection, ends) if uniform else []
-    if uniform and (len(rows) < len(ends) or any(row.gates & (BARRED | HOLDS) for row in rows) or _may_wait(ends)):
+    if uniform and (len(rows) < len(ends) or any(row.gates & _WAITS for row in rows) or _may_wait(ends)):
         allow_waits(connection)
     if len(rows) < len(ends):
         closed = {row.place for row in rows}

@@ -178,7 +178,13 @@ class FinishedRun(NamedTuple):
     def held_places(self) -> list[FreedPlace]:
         """The places of its key and of its tenant that it held."""
         row = self.row
-        return held_places(row.gates, row.key_id, row.tenant, started=row.started_at is not None) if row.gates else []
+        if not row.gates:
+            return []
+        held = held_places(row.gates, row.key_id, row.tenant, started=row.started_at is not None)
+        if row.key_id is not None and row.gates & Gate.ORDER:
+            passes = bool(row.gates & Gate.PASSES)
+            held.append(FreedPlace(row.key_id, ended=self.end.run_id, state=self.state, passes=passes))
+        return held
 
 
 def opens(state: str, *, began: bool) -> bool:

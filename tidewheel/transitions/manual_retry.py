@@ -18,7 +18,7 @@ from tidewheel.jobs.payload import Payload
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
-from tidewheel.runs import FINAL, Cause, RunState
+from tidewheel.runs import FINAL, Cause, Gate, RunState
 from tidewheel.transitions.create import NewRun, RunInputs, create_runs
 from tidewheel.transitions.dead_letters import mark_redriven
 from tidewheel.transitions.installation import Installation
@@ -46,6 +46,7 @@ class _OldRun:
     payload_content_type: str | None
     labels: dict[str, str] | None
     traceparent: str | None
+    blocks_key: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +147,11 @@ def _new_run(request: RetryRequest, old: _OldRun, job: SharedJob, payload: Paylo
         inputs=None if inputs == RunInputs() else inputs,
         parent_run_id=RunId(old.run_id),
         root_run_id=RunId(old.root_run_id or old.run_id),
-        concurrency_key=old.concurrency_key or job.key_of(payload),
+        # A retry of a run that blocks its key takes its place in the order.
+        concurrency_key=None if old.blocks_key else old.concurrency_key or job.key_of(payload),
+        ordering_key=old.blocks_key,
+        retries_blocker=old.blocks_key is not None,
+        gates=Gate.ORDER if old.blocks_key else Gate(0),
         priority=job.priority,
         request_id=request.request_id,
         requested_from=request.requested_from,

@@ -72,7 +72,8 @@ class LockedRun(NamedTuple):
         """Return the request for places of its key and of its tenant, if that is among the limited ones."""
         tenant = tenant_key_id(self.tenant) if self.tenant in limited else None
         holds, holds_tenant = bool(self.gates & Gate.HOLDS_KEY), bool(self.gates & Gate.HOLDS_TENANT)
-        return Arrival(self.run_id, self.key_id, holds, self.scheduled_at, tenant_key=tenant, holds_tenant=holds_tenant)
+        own = self.key_id if self.gates & Gate.KEY else None  # of an ordered run the id is that of its order
+        return Arrival(self.run_id, own, holds, self.scheduled_at, tenant_key=tenant, holds_tenant=holds_tenant)
 
     @property
     def contender(self) -> Contender:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from tidewheel.ids import tenant_key_id
-from tidewheel.runs import Gate
+from tidewheel.runs import Gate, RunState
 
 UNBOUNDED = 1_000_000_000
 _LATE = timedelta(milliseconds=250)  # a promotion or a start that comes later delays those after it
@@ -67,10 +67,21 @@ class Refusal(NamedTuple):
 
 
 class FreedPlace(NamedTuple):
-    """A place that the end of an attempt, or of a run that has not started, gives back."""
+    """A place that the end of an attempt, or of a run that has not started, gives back.
+
+    Args:
+        key_id: The key.
+        started: False if the run had not started.
+        ended: An ordered run that has ended; then the place is its place in the order.
+        state: Its end.
+        passes: True if the next run starts though this one fails.
+    """
 
     key_id: int
     started: bool = True
+    ended: UUID | None = None
+    state: RunState | None = None
+    passes: bool = False
 
 
 def held_places(gates: int, key: int | None, tenant: str, *, started: bool = True) -> list[FreedPlace]:

@@ -958,7 +958,8 @@ SELECT run_id FROM runs WHERE run_id = ANY (%(run_ids)s::uuid[])
 -- Lock: waits for an uncommitted row with the same id, and for the end of a run with this id that is under way.
 INSERT INTO job_runs (run_id, job_id, tenant, shard, queue, lane, handler, cause, overlap, state, job_version, scheduled_at,
                       publish_at, moved_ahead, created_at, deadline_at, schedule_to_close_at, parent_run_id, root_run_id,
-                      request_id, requested_from, gates, workflow_run_id, generation, concurrency_key, key_id, priority)
+                      request_id, requested_from, gates, workflow_run_id, generation, concurrency_key, key_id, order_no,
+                      waits_for, priority)
 SELECT new.*
   FROM unnest(
         %(run_ids)s::uuid[], %(job_ids)s::uuid[], %(tenants)s::text[], %(shards)s::smallint[], %(queues)s::text[],
@@ -966,7 +967,8 @@ SELECT new.*
         %(versions)s::integer[], %(scheduled_at)s::timestamptz[], %(publish_at)s::timestamptz[],
         %(moved_ahead)s::boolean[], %(created_at)s::timestamptz[], %(deadline_at)s::timestamptz[], %(close_at)s::timestamptz[], %(parents)s::uuid[],
         %(roots)s::uuid[], %(request_ids)s::text[], %(requested_from)s::text[], %(gates)s::smallint[],
-        %(workflows)s::uuid[], %(generations)s::smallint[], %(keys)s::text[], %(key_ids)s::bigint[], %(priorities)s::smallint[]
+        %(workflows)s::uuid[], %(generations)s::smallint[], %(keys)s::text[], %(key_ids)s::bigint[],
+        %(order_nos)s::bigint[], %(waits_for)s::bigint[], %(priorities)s::smallint[]
        ) AS new
     ON CONFLICT (run_id) DO NOTHING
 RETURNING run_id
@@ -1296,10 +1298,11 @@ INSERT INTO settings (name, value) VALUES ('topic_prefix', to_jsonb(%(prefix)s::
 
 -- name: read_retried_runs
 -- The runs to retry, with their inputs; an ended run never changes.
--- Index: job_runs_pkey, the partitions' indexes by run. No lock.
+-- Index: job_runs_pkey, the partitions' indexes by run, order_keys_by_blocker. No lock.
 SELECT r.run_id, r.tenant, r.job_id, r.job_version, r.state, r.scheduled_at, r.root_run_id, r.concurrency_key,
-       i.payload, i.payload_content_type, i.labels, i.traceparent
+       i.payload, i.payload_content_type, i.labels, i.traceparent, k.key AS blocks_key
   FROM runs AS r
+  LEFT JOIN order_keys AS k ON k.blocked_by = r.run_id
   LEFT JOIN run_inputs AS i ON i.run_id = r.run_id AND i.run_id = ANY (%(run_ids)s)
  WHERE r.run_id = ANY (%(run_ids)s)
 
@@ -2034,3 +2037,82 @@ SELECT waits_from FROM job_runs WHERE waits_for = %(key_id)s ORDER BY waits_from
 -- Deletes the places of a tenant without a rate.
 -- Index: tenant_rates_pkey. Lock: a row that is locked already.
 DELETE FROM tenant_rates WHERE tenant = %(tenant)s
+
+-- name: add_order_keys
+-- Locks ordering keys; inserts those that there are not yet. Returns all.
+-- Index: order_keys_pkey. Lock: each key in key_id order, waits for another transaction that writes or ends a run of it.
+INSERT INTO order_keys AS k (key_id, tenant, key)
+SELECT new.key_id, new.tenant, new.key
+  FROM unnest(%(key_ids)s::bigint[], %(tenants)s::text[], %(keys)s::text[]) AS new (key_id, tenant, key)
+ ORDER BY new.key_id
+    ON CONFLICT (key_id) DO UPDATE SET key = k.key
+RETURNING k.key_id, k.next_no, k.head, k.blocked_by, k.wake_at
+
+-- name: lock_order_keys
+-- Locks ordering keys and returns them.
+-- Index: order_keys_pkey. Lock: each key in key_id order, after all other rows of the transaction.
+SELECT key_id, next_no, head, blocked_by, wake_at
+  FROM order_keys
+ WHERE key_id = ANY (%(key_ids)s::bigint[])
+ ORDER BY key_id
+   FOR UPDATE
+
+-- name: promote_in_order
+-- Queues the next run of each key, unless another transaction holds it: no later one passes it.
+-- Index: job_runs_in_order, job_runs_pkey; job_runs_due and job_runs_waiting change.
+-- Lock: each run, locked rows are skipped: a transaction with a locked key waits for no open run.
+WITH next AS MATERIALIZED (
+    SELECT first.run_id
+      FROM unnest(%(key_ids)s::bigint[]) AS k (key_id)
+     CROSS JOIN LATERAL (
+        SELECT r.run_id
+          FROM job_runs AS r
+         WHERE r.key_id = k.key_id AND r.order_no IS NOT NULL AND r.state = %(buffered)s
+         ORDER BY r.order_no
+         LIMIT 1
+     ) AS first
+), locked AS MATERIALIZED (
+    SELECT o.run_id FROM job_runs AS o WHERE o.run_id IN (SELECT n.run_id FROM next AS n) AND o.state = %(buffered)s FOR UPDATE SKIP LOCKED
+)
+UPDATE job_runs AS o
+   SET state = %(target)s, publish_at = greatest(o.scheduled_at, (SELECT tidewheel_now())), waits_for = NULL
+  FROM locked
+ WHERE o.run_id = locked.run_id
+RETURNING o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.attempt, o.scheduled_at, o.publish_at,
+          o.created_at, o.concurrency_key, o.tenant, o.priority, o.key_id
+
+-- name: find_orders_with_waiters
+-- Returns those of these ordering keys for which runs wait.
+-- Index: job_runs_in_order. No lock: no run begins to wait while the key is locked.
+SELECT k.key_id
+  FROM unnest(%(key_ids)s::bigint[]) AS k (key_id)
+ WHERE EXISTS (SELECT FROM job_runs AS r WHERE r.key_id = k.key_id AND r.order_no IS NOT NULL AND r.state = %(buffered)s OFFSET 0)
+
+-- name: write_order_keys
+-- Changes ordering keys.
+-- Index: order_keys_pkey; the partial ones change where a key is blocked or woken. Lock: rows that are locked already.
+UPDATE order_keys AS k
+   SET next_no = given.next_no, head = given.head, blocked_by = given.blocked_by, wake_at = given.wake_at,
+       blocked_at = CASE WHEN given.blocked_by IS NOT NULL THEN coalesce(k.blocked_at, tidewheel_now()) END
+  FROM unnest(%(key_ids)s::bigint[], %(next_nos)s::bigint[], %(heads)s::uuid[], %(blockers)s::uuid[], %(wake_at)s::timestamptz[])
+       AS given (key_id, next_no, head, blocked_by, wake_at)
+ WHERE k.key_id = given.key_id
+
+-- name: drop_order_keys
+-- Deletes ordering keys without open runs that are not blocked.
+-- Index: order_keys_pkey. Lock: rows that are locked already.
+DELETE FROM order_keys WHERE key_id = ANY (%(key_ids)s::bigint[])
+
+-- name: read_blockers
+-- Returns the columns of runs that block a key which its event needs.
+-- Index: order_keys_by_blocker, the partitions' index by run, jobs_pkey. No lock: this transaction has ended the runs.
+SELECT f.run_id, f.tenant, f.job_id, j.key, f.shard::integer, f.job_version, k.key
+  FROM order_keys AS k
+  JOIN finished_runs AS f ON f.run_id = k.blocked_by
+  JOIN jobs AS j ON j.job_id = f.job_id
+ WHERE k.blocked_by = ANY (%(run_ids)s::uuid[])
+
+-- name: find_woken_orders
+-- Returns ordering keys whose next run another transaction held.
+-- Index: order_keys_wake. No lock.
+SELECT key_id FROM order_keys WHERE wake_at <= tidewheel_now() ORDER BY wake_at LIMIT %(limit)s

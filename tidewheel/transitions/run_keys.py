@@ -26,6 +26,7 @@ from tidewheel.process.metrics import metrics
 from tidewheel.runs import HOLDS, Gate, Move, sources, target
 from tidewheel.transitions.active_runs import PromotedRun
 from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.order_keys import settle_order
 from tidewheel.transitions.places import Arrival, FreedPlace, KeyRow, Limit, Refusal, admit
 from tidewheel.transitions.run_messages import build_requests, request_rows
 
@@ -52,7 +53,7 @@ class KeysSettled:
     Args:
         waiting: Arrivals that wait for a place from now on.
         undecided: Arrivals that must not wait, or whose key's row was removed meanwhile; they are to be claimed again.
-        promoted: The number of runs that got a place.
+        promoted: The number of runs that got a place, or are first in their order.
     """
 
     waiting: set[UUID]
@@ -81,11 +82,14 @@ def settle_keys(
         connection: Inside a transaction.
         installation: For the messages of promoted runs.
         arrivals: Claimed runs with a key, whose rows the caller has locked and starts unless they wait.
-        freed: The places that ended runs and attempts held.
+        freed: The places that ended runs and attempts held, those of ordered runs among them.
         woken: Keys whose waiting runs may get a place now. The job of the oldest one brings its limit, as the newest
             arrival's does, unless an operator has set one (`key_limits`).
     """
-    places = list(freed)
+    all_freed = list(freed)
+    ordered = [place for place in all_freed if place.ended is not None]
+    places = [place for place in all_freed if place.ended is None]
+    started = settle_order(connection, installation, ended=ordered) if ordered else 0
     given_back = Counter(place.key_id for place in places)
     unstarted = Counter(place.key_id for place in places if not place.started)
     by_key: defaultdict[int, list[Arrival]] = defaultdict(list)
@@ -97,7 +101,7 @@ def settle_keys(
             by_own[arrival.key_id].append(arrival)
     awake = list(woken)
     keys = sorted({*by_key, *given_back, *awake})
-    settled = KeysSettled(set(), set())
+    settled = KeysSettled(set(), set(), started)
     if not keys:
         return settled
     # The newest run of a key brings the limit of its job, if no operator has set one.
@@ -123,7 +127,7 @@ def settle_keys(
     settled.undecided |= {each.run_id for each in refused} & must_not_wait
     settled.waiting = {each.run_id for each in refused} - must_not_wait
     _let_wait(connection, [each for each in refused if each.run_id in settled.waiting])
-    settled.promoted = _promote(connection, installation, rows, now)
+    settled.promoted += _promote(connection, installation, rows, now)
     _write_keys(connection, list(rows.values()))
     return settled
 

@@ -209,3 +209,14 @@ def test_open_run_cannot_be_retried(job: Database) -> None:
 def test_version_is_printed() -> None:
     done = tidewheel("", "--version")
     assert (done.code, done.out.split()[0]) == (0, "tidewheel")
+
+
+def test_blocked_key_is_listed_and_skipped(job: Database) -> None:
+    trigger_in_order = ("job", "trigger", "job", "--ordering-key", "acme")
+    assert tidewheel(job, "key", "blocked").lines == ["no key is blocked"]
+    [first, _] = [tidewheel(job, *trigger_in_order).lines[0].removeprefix("run ") for _ in range(2)]
+    end(job, ending(begin(job, UUID(first)), RunState.FAILED))
+    assert tidewheel(job, "key", "blocked").lines[1].split()[:2] == ["acme", first]
+    assert tidewheel(job, "key", "unblock", "acme", "--skip").lines == [f"skipped run {first}"]
+    [refusal] = tidewheel(job, "key", "unblock", "acme").refusals
+    assert "not blocked" in refusal

@@ -18,6 +18,7 @@ from tidewheel.control.reads.fleet import list_executors
 from tidewheel.control.reads.freezes import list_freezes
 from tidewheel.control.reads.jobs import list_jobs, show_job
 from tidewheel.control.reads.limits import list_keys, list_limits
+from tidewheel.control.reads.ordering_keys import list_blocked_keys
 from tidewheel.control.reads.redrives import redrives
 from tidewheel.control.reads.run_changes import read_run_changes
 from tidewheel.control.reads.run_detail import show_run
@@ -178,6 +179,7 @@ LISTS: dict[str, Callable[[Conn, str], object]] = {
     "/api/v1/freezes": lambda connection, tenant: list_freezes(connection, tenant),
     "/api/v1/limits": lambda connection, tenant: list_limits(connection, tenant),
     "/api/v1/limits/keys": lambda connection, tenant: list_keys(connection, tenant),
+    "/api/v1/ordering-keys": lambda connection, tenant: list_blocked_keys(connection, tenant),
     "/api/v1/keys": lambda connection, tenant: list_api_keys(connection, tenant),
     "/api/v1/audit-log": lambda connection, tenant: list_audit_log(connection, tenant),
     "/api/v1/executors": lambda connection, _: list_executors(connection, limit=51),

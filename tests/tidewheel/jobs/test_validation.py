@@ -12,7 +12,7 @@ from tidewheel.jobs.validation import MAX_ERRORS
 @pytest.mark.parametrize(
     ("job", "path", "words"),
     [
-        ({"ordering_key": "a"}, "job.ordering_key", "not yet available in this release; use concurrency_key"),
+        ({"ordering_key": "a"}, "job.ordering_key", "not yet available in this release; write it in the job.trigger"),
     ],
 )
 def test_unsupported_feature_is_refused_with_an_alternative(job: dict[str, object], path: str, words: str) -> None:

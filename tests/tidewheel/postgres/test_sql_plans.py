@@ -108,6 +108,11 @@ _LOAD: tuple[LiteralString, ...] = (
     SELECT n, 'default', 'key-' || n, 1, CASE WHEN n %% 100 = 0 THEN now() END FROM generate_series(1, %(rows)s) AS n
     """,
     """
+    INSERT INTO order_keys (key_id, tenant, key, blocked_by, blocked_at)
+    SELECT n, 'default', 'key-' || n, CASE WHEN n %% 10 = 0 THEN uuidv4() END, CASE WHEN n %% 10 = 0 THEN now() END
+      FROM generate_series(1, %(rows)s) AS n
+    """,
+    """
     INSERT INTO key_limits (tenant, is_prefix, key, at_once, burst, set_by)
     SELECT 'default', n %% 100 = 0, 'key-' || n, 1, 1, 'test' FROM generate_series(1, %(rows)s) AS n
     """,
@@ -202,6 +207,11 @@ def batches(loaded: Database) -> dict[str, list[Any]]:
         "requested_from": [f"tidewheel.requests/0/{number}" for number in range(BATCH)],
         "new_run_ids": runs,
         "key_ids": list(range(BATCH)),
+        "next_nos": [0] * BATCH,
+        "heads": [None] * BATCH,
+        "blockers": [None] * BATCH,
+        "order_nos": [None] * BATCH,
+        "waits_for": [None] * BATCH,
         "ctids": some(loaded, "SELECT ctid::text FROM outbox LIMIT %s"),
         "ids": some(loaded, "SELECT id FROM outbox LIMIT %s"),
     }
@@ -312,7 +322,18 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
         "gates": [0] * BATCH,
         "priorities": [5] * BATCH,
         **dict.fromkeys(
-            ("deadline_at", "close_at", "parents", "roots", "workflows", "generations", "keys", "key_ids"),
+            (
+                "deadline_at",
+                "close_at",
+                "parents",
+                "roots",
+                "workflows",
+                "generations",
+                "keys",
+                "key_ids",
+                "order_nos",
+                "waits_for",
+            ),
             [None] * BATCH,
         ),
     },
@@ -436,6 +457,13 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     "find_runs_ahead": {"states": [RunState.QUEUED], "limit": 10},
     "read_versions": {"before": 9, "limit": 21},
     "find_jobs_of_page": _JOBS | {"count_limit": 10_001},
+    "add_order_keys": {"keys": ["key"] * BATCH},
+    "promote_in_order": {"buffered": RunState.BUFFERED},
+    "find_orders_with_waiters": {"buffered": RunState.BUFFERED},
+    "write_order_keys": {"wake_at": [None] * BATCH},
+    "list_blocked_keys": {"after": _NOON, "after_id": 1, "limit": 50, "counted": 1000},
+    "read_blocked_key": {"key_id": 10, "counted": 1000},
+    "find_woken_orders": {"limit": 500},
 }
 _HOT = {
     "tidewheel": "count_repeats",
@@ -450,6 +478,8 @@ _HOT = {
         lock_keyed add_run_keys read_run_limits find_waiting_keys find_keys_of_job find_first_waiting lock_run_keys
         wait_for_keys promote_for_keys
         find_keys_with_waiters write_run_keys lock_unbegun_runs move_runs
+        add_order_keys lock_order_keys promote_in_order find_orders_with_waiters write_order_keys drop_order_keys
+        read_blockers find_woken_orders
         read_versions_in_force read_undecided read_recorded save_progress
         flush_outputs add_outputs read_ancestors mark_redriven
         find_roots read_run_states
@@ -481,6 +511,7 @@ _HOT = {
         find_chain find_runs_ahead find_unfired read_versions read_two_versions
         find_runs find_open_runs find_runs_of_job find_open_runs_of_job find_failed_runs read_runs show_run
         read_past_attempts list_dead_letters last_dead_letter_looked_at find_open_states
+        list_blocked_keys read_blocked_key
     """,
 }
 HOT = [(package, name) for package, names in _HOT.items() for name in names.split()]

@@ -1,0 +1,309 @@
+"""Ordering keys: the runs of a key start in the order of their acceptance, one by one."""
+
+import random
+import threading
+from datetime import timedelta
+from typing import LiteralString, cast
+from uuid import UUID
+
+import psycopg
+import pytest
+
+from tests.fixtures.database import ClockedDatabase, Database
+from tests.transitions.acts import (
+    EXECUTOR,
+    about,
+    apply_batch,
+    begin,
+    claim,
+    end,
+    ending,
+    lifecycle,
+    open_run,
+    requests,
+    requeue,
+    submit,
+    succeed,
+    trigger,
+)
+from tests.transitions.test_run_keys import limit_tenant
+from tests.transitions.test_tenant_places import COUNTERS, Executor
+from tests.transitions.test_tenant_rates import flood, limit
+from tidewheel.control.client.client import Client
+from tidewheel.control.reads.waits import read_waits
+from tidewheel.errors import Refused, Unavailable
+from tidewheel.postgres.session import Conn, Session
+from tidewheel.runs import AttemptOutcome, RunState
+from tidewheel.scheduler.key_duties import KeyDuties
+from tidewheel.transitions.claim import Claim, claim_uniform
+from tidewheel.transitions.deferred_effects import apply_deferred_effects
+from tidewheel.transitions.finish import finish_runs
+from tidewheel.transitions.finished import RunEnd
+from tidewheel.transitions.order_keys import wake_orders
+from tidewheel.transitions.requeue import Requeue, requeue_runs
+
+KEY: LiteralString = "SELECT head, blocked_by FROM order_keys"
+CLAIMABLE: LiteralString = """
+SELECT run_id, attempt + 1, job_version FROM job_runs
+ WHERE state IN ('queued', 'retrying') AND publish_at <= tidewheel_now() ORDER BY random() LIMIT 16
+"""
+WAITS_IN_ORDER: LiteralString = """
+SELECT run_id, waits_for = key_id FROM job_runs WHERE order_no IS NOT NULL ORDER BY order_no
+"""
+FIRST: LiteralString = """
+SELECT count(*) FROM job_runs AS o
+ WHERE o.run_id = ANY (%s)
+   AND EXISTS (SELECT FROM job_runs AS p WHERE p.key_id = o.key_id AND p.order_no < o.order_no)
+"""
+
+
+@pytest.fixture
+def still(clocked: ClockedDatabase) -> ClockedDatabase:
+    """A manual job; the clock is stopped."""
+    clocked.stop_clock()
+    submit(clocked)
+    return clocked
+
+
+def ordered(database: Database, number: int = 3, **fields: object) -> list[UUID]:
+    wanted = {"ordering_key": "acme"} | fields
+    replies = apply_batch(database, *(about("job.trigger", "job", payload=each, **wanted) for each in range(number)))
+    return [UUID(reply.run_id) for reply in replies]
+
+
+def states(database: Database, *runs: UUID) -> list[str]:
+    return [open_run(database, run).state for run in runs]
+
+
+def test_runs_of_a_key_start_one_after_another(still: ClockedDatabase) -> None:
+    first, second, third = ordered(still)
+    assert states(still, first, second, third) == ["queued", "buffered", "buffered"]
+    assert [UUID(each.run_id) for each in requests(still)] == [first]  # only the first has a message
+    for run, rest in ((first, [second, third]), (second, [third]), (third, [])):
+        succeed(still, begin(still, run))
+        assert states(still, *rest) == ["queued", "buffered"][: len(rest)]
+    assert still.count("order_keys") == 0
+
+
+def test_attempts_that_fail_keep_the_place(still: ClockedDatabase) -> None:
+    first, second, _ = ordered(still)
+    requeue(still, begin(still, first), AttemptOutcome.FAILED)
+    assert states(still, first, second) == ["retrying", "buffered"]
+    assert not claim(still, second).started
+
+
+def test_failure_blocks_until_a_retry_succeeds(still: ClockedDatabase) -> None:
+    first, second, _ = ordered(still)
+    end(still, ending(begin(still, first), RunState.FAILED, error_type="ValueError"))
+    assert states(still, second) == ["buffered"]
+    assert still.rows(KEY) == [(None, first)]
+    [event] = [each for each in lifecycle(still) if each.type == "io.tidewheel.key.blocked.v1"]
+    assert (event.detail["ordering_key"], event.detail["run_id"]) == ("acme", str(first))
+    with still.transaction() as connection:
+        wait = read_waits(connection, [second])[second]
+    assert (wait.code, wait.behind_run_id) == ("order", first)
+    [later] = ordered(still, 1)
+    assert states(still, later) == ["buffered"]
+    with Client(still.url) as client:
+        [key] = client.ordering_keys.blocked()
+        assert (key.key, key.blocked_by, key.waiting) == ("acme", first, 3)
+        retry = client.ordering_keys.unblock("acme").run_id
+        with pytest.raises(Refused, match="retries the failed run"):
+            client.ordering_keys.unblock("acme")
+    assert states(still, retry, second) == ["queued", "buffered"]
+    succeed(still, begin(still, retry))
+    assert states(still, second) == ["queued"]
+    assert still.rows(KEY) == [(second, None)]
+
+
+def test_retry_that_fails_or_is_cancelled_leaves_the_key_blocked(still: ClockedDatabase) -> None:
+    first, second, _ = ordered(still)
+    end(still, ending(begin(still, first), RunState.FAILED))
+    again = UUID(apply_batch(still, {"type": "run.retry", "run_id": str(first)})[0].run_id)
+    apply_batch(still, {"type": "run.cancel", "run_id": str(again)})
+    assert still.rows(KEY) == [(None, first)]
+    last = UUID(apply_batch(still, {"type": "run.retry", "run_id": str(first)})[0].run_id)
+    end(still, ending(begin(still, last), RunState.FAILED))
+    assert (still.rows(KEY), states(still, second)) == ([(None, last)], ["buffered"])
+
+
+def test_skip_lets_the_next_run_start(still: ClockedDatabase) -> None:
+    first, second, _ = ordered(still)
+    end(still, ending(begin(still, first), RunState.FAILED))
+    with Client(still.url) as client:
+        assert client.ordering_keys.unblock("acme", skip=True).run_id == first
+        with pytest.raises(Refused, match="not blocked"):
+            client.ordering_keys.unblock("acme", skip=True)
+    assert states(still, second) == ["queued"]
+
+
+def test_failure_with_skip_lets_the_next_run_start(still: ClockedDatabase) -> None:
+    first, second, _ = ordered(still, ordering_key={"key": "acme", "on_failure": "skip"})
+    end(still, ending(begin(still, first), RunState.FAILED))
+    assert states(still, second) == ["queued"]
+
+
+def test_delayed_run_holds_its_place(still: ClockedDatabase) -> None:
+    [delayed] = ordered(still, 1, delay="1h")
+    [now] = ordered(still, 1)
+    assert states(still, delayed, now) == ["queued", "buffered"]
+    still.advance(timedelta(hours=1))
+    succeed(still, begin(still, delayed))
+    assert states(still, now) == ["queued"]
+
+
+def test_cancelled_runs_leave_the_order(still: ClockedDatabase) -> None:
+    first, second, third = ordered(still)
+    apply_batch(still, {"type": "run.cancel", "run_id": str(second)})
+    apply_batch(still, {"type": "run.cancel", "run_id": str(first)})
+    assert states(still, third) == ["queued"]
+    apply_batch(still, {"type": "run.cancel", "run_id": str(third)})
+    assert still.count("order_keys") == 0
+
+
+def test_next_run_that_another_transaction_holds_is_queued_by_the_scheduler(still: ClockedDatabase) -> None:
+    first, second, third = ordered(still)
+    with still.transaction() as other:
+        other.execute("SELECT FROM job_runs WHERE run_id = %s FOR UPDATE", [second])
+        succeed(still, begin(still, first))
+        assert states(still, second, third) == ["buffered", "buffered"]  # the third does not pass the second
+    still.advance(timedelta(seconds=1))
+    session = Session(still.url, "test")
+    duties = KeyDuties(session, still.installation)
+    assert (duties.wake(), duties.wake()) == (1, 0)
+    session.close()
+    assert states(still, second, third) == ["queued", "buffered"]
+
+
+def test_tenants_limit_of_runs_in_flight_counts_the_first_run_alone(still: ClockedDatabase) -> None:
+    limit_tenant(still, 1)
+    executor = Executor(still)
+    [busy] = executor.claim(trigger(still))
+    first, second, _ = ordered(still)
+    assert executor.claim(first) == []
+    assert states(still, first, second) == ["buffered", "buffered"]
+    succeed(still, busy)
+    assert states(still, first, second) == ["queued", "buffered"]
+    [started] = executor.claim(first)
+    succeed(still, started)
+    assert states(still, second) == ["queued"]
+    assert still.rows(COUNTERS) == [(0, 0, False)]
+
+
+def test_tenants_rate_holds_the_first_run_alone(still: ClockedDatabase) -> None:
+    limit(still, 1)
+    flood(still, 20)
+    first, second = ordered(still, 2)
+    assert still.rows(WAITS_IN_ORDER) == [(first, False), (second, True)]
+    assert states(still, first, second) == ["buffered", "buffered"]
+    apply_batch(still, {"type": "run.cancel", "run_id": str(first)})
+    assert states(still, second) == ["queued"]
+    still.installation.rates.close()
+    still.installation.rates.forget()  # tests share it
+
+
+def test_end_in_a_clients_own_transaction_lets_the_next_run_start(still: ClockedDatabase) -> None:
+    first, second, _ = ordered(still)
+    started = begin(still, first)
+    with still.transaction() as connection:
+        finish_runs(connection, still.installation, [ending(started, RunState.SUCCEEDED)], lasting=True)
+    assert states(still, second) == ["buffered"]
+    with still.transaction() as connection:
+        apply_deferred_effects(connection, still.installation)
+    assert states(still, second) == ["queued"]
+
+
+def test_repeated_request_takes_no_second_place(still: ClockedDatabase) -> None:
+    twice = about("job.trigger", ordering_key="acme", request_id="r-1")
+    apply_batch(still, twice, twice)
+    apply_batch(still, twice)
+    [run] = requests(still)
+    succeed(still, begin(still, UUID(run.run_id)))
+    apply_batch(still, twice)
+    assert (still.count("job_runs"), still.count("order_keys")) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("job", "fields", "problem"),
+    [
+        ({"concurrency_key": "k"}, {}, "the job has a concurrency_key"),
+        ({"overlap": "skip"}, {}, "overlap is skip"),
+        ({}, {"overlap": "buffer_all"}, "overlap is buffer_all"),
+    ],
+)
+def test_what_contradicts_an_order_is_refused(
+    still: ClockedDatabase, job: dict[str, object], fields: dict[str, object], problem: str
+) -> None:
+    submit(still, "other", **job)
+    [reply] = apply_batch(still, about("job.trigger", "other", ordering_key="acme", **fields))
+    assert [error.path for error in reply.errors] == ["ordering_key"]
+    assert problem in reply.errors[0].problem
+
+
+def test_runs_without_an_order_read_no_key(still: ClockedDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidewheel.transitions.create.take_order", None)
+    monkeypatch.setattr("tidewheel.transitions.run_keys.settle_order", None)
+    succeed(still, begin(still, trigger(still)))
+
+
+def test_orders_hold_under_failures_retries_and_deaths(database: Database) -> None:
+    """Threads claim, end and die at random; a run starts only when none before it is open."""
+    submit(database)
+    keys, runs = 8, 80
+    batch = [
+        about(
+            "job.trigger",
+            ordering_key={"key": f"k-{number % keys}", "on_failure": "skip"},
+        )
+        for number in range(runs)
+    ]
+    for first in range(0, runs, 100):
+        apply_batch(database, *batch[first : first + 100])
+    wrong: list[int] = []
+    errors: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        dice = random.Random(seed)  # noqa: S311 - a test's choices
+        try:
+            while database.count("job_runs"):
+                try:
+                    with database.transaction() as connection:
+                        step(connection, dice)
+                except (_Died, psycopg.errors.DeadlockDetected, Unavailable):
+                    continue
+        except BaseException as error:  # noqa: BLE001 - the test judges it
+            errors.append(error)
+
+    def step(connection: Conn, dice: random.Random) -> None:
+        rows = cast("list[tuple[UUID, int, int]]", connection.execute(CLAIMABLE).fetchall())
+        claims = [Claim(run, attempt, version, "t") for run, attempt, version in rows]
+        started = claim_uniform(connection, claims, executor_id=EXECUTOR)
+        found = connection.execute(FIRST, [[one.run_id for one in started]]).fetchone()
+        wrong.append(cast("int", found[0]) if found else 0)
+        again: list[Requeue] = []
+        ends: list[RunEnd] = []
+        for one in started:
+            if dice.random() < 0.2:
+                again.append(Requeue(one.run_id, one.attempt, EXECUTOR, AttemptOutcome.LOST))
+            else:
+                state = dice.choice([RunState.SUCCEEDED, RunState.FAILED])
+                ends.append(RunEnd(one.run_id, one.attempt, state, EXECUTOR))
+        requeue_runs(connection, database.installation, again)
+        finish_runs(connection, database.installation, ends)
+        if dice.random() < 0.1:
+            raise _Died
+        wake_orders(connection, database.installation)
+
+    threads = [threading.Thread(target=work, args=[seed]) for seed in range(3)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(60)
+    assert not errors
+    assert sum(wrong) == 0
+    assert (database.count("job_runs"), database.count("order_keys")) == (0, 0)
+    assert database.count("finished_runs") == runs
+
+
+class _Died(Exception):
+    """A process that dies in a transaction."""

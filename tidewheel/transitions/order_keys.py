@@ -1,0 +1,243 @@
+"""Ordered runs: the runs of a key start one after another, in the order of their writing (ADR 0063).
+
+`take_order` numbers new runs under the lock of the key's row: the first may start, the others are buffered. Only the
+first has a message. `settle_order` lets the next one start when the first has ended for good, or blocks the key when it
+has failed. Keys are locked in key_id order, after every other row. The next run is taken with SKIP LOCKED: if another
+transaction holds it, `wake_at` is set, and the scheduler queues it.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, cast
+from uuid import UUID
+
+from psycopg.rows import class_row
+
+from tidewheel.errors import refuse
+from tidewheel.ids import order_id
+from tidewheel.outbox import append
+from tidewheel.postgres.database_clock import read_now
+from tidewheel.postgres.pg_arrays import instants, integers, texts, uuids
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+from tidewheel.runs import Gate, Move, RunState, target
+from tidewheel.transitions.active_runs import PromotedRun
+from tidewheel.transitions.events import lifecycle_row
+from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.places import FreedPlace
+from tidewheel.transitions.run_messages import build_requests, request_rows
+
+if TYPE_CHECKING:
+    from tidewheel.transitions.create import NewRun
+
+_SQL = Statements("tidewheel.transitions")
+_ADD_ORDER_KEYS = _SQL["add_order_keys"]
+_LOCK_ORDER_KEYS = _SQL["lock_order_keys"]
+_PROMOTE_IN_ORDER = _SQL["promote_in_order"]
+_FIND_ORDERS_WITH_WAITERS = _SQL["find_orders_with_waiters"]
+_WRITE_ORDER_KEYS = _SQL["write_order_keys"]
+_DROP_ORDER_KEYS = _SQL["drop_order_keys"]
+_READ_BLOCKERS = _SQL["read_blockers"]
+_FIND_WOKEN_ORDERS = _SQL["find_woken_orders"]
+
+_KeyColumns = tuple[int, int, UUID | None, UUID | None, datetime | None]
+_RETRY = timedelta(milliseconds=50)  # until the next look at a run that another transaction holds
+_MAX_WOKEN = 500
+
+
+@dataclass(slots=True)
+class OrderKey:
+    """The row of a key, locked."""
+
+    key_id: int
+    next_no: int
+    head: UUID | None
+    blocked_by: UUID | None
+    wake_at: datetime | None = None
+
+    @property
+    def is_free(self) -> bool:
+        """True if the next run may start."""
+        return self.head is None and self.blocked_by is None
+
+    @property
+    def is_used(self) -> bool:
+        """True if a run is open, or keeps others waiting."""
+        return not self.is_free or self.wake_at is not None
+
+
+@dataclass(frozen=True, slots=True)
+class _PromotedRun(PromotedRun):
+    """The row of a run that is first in its order now."""
+
+    key_id: int
+
+
+def lock_orders(connection: Conn, runs: "Sequence[NewRun]") -> dict[int, OrderKey]:
+    """Lock the keys of new runs, the missing ones inserted."""
+    first = {order_id(run.tenant, run.ordering_key or ""): run for run in runs}
+    given = sorted(first)
+    columns: dict[str, object] = {
+        "key_ids": given,
+        "tenants": texts([first[key].tenant for key in given]),
+        "keys": texts([first[key].ordering_key or "" for key in given]),
+    }
+    found = connection.execute(_ADD_ORDER_KEYS, columns, binary=True).fetchall()
+    return {row[0]: OrderKey(*row) for row in cast("list[_KeyColumns]", found)}
+
+
+def take_order(connection: Conn, keys: dict[int, OrderKey], runs: "Sequence[NewRun]") -> "list[NewRun]":
+    """Return new runs with their numbers, in the order in which they were accepted; write the locked keys.
+
+    A retry of the run that blocks its key takes that run's place. Any other retry has no place.
+    """
+    numbered: list[NewRun] = []
+    for run in runs:
+        key = keys[order_id(run.tenant, run.ordering_key or "")]
+        if run.retries_blocker:
+            if key.head is not None or key.blocked_by != run.parent_run_id:
+                numbered.append(run._replace(ordering_key=None, gates=run.gates & ~(Gate.ORDER | Gate.PASSES)))
+                continue
+            key.head = run.run_id
+            numbered.append(run._replace(order_no=-1))
+            continue
+        starts = key.is_free and key.wake_at is None
+        if starts:
+            key.head = run.run_id
+        numbered.append(run._replace(order_no=key.next_no, waits_in_order=not starts))
+        key.next_no += 1
+    _store(connection, keys.values())
+    return numbered
+
+
+def settle_order(
+    connection: Conn, installation: Installation, *, ended: Sequence[FreedPlace] = (), woken: Sequence[int] = ()
+) -> int:
+    """Let the next runs of keys start, in a transaction that waits for no other row from here on.
+
+    Args:
+        connection: Inside a transaction.
+        installation: For the messages of the runs, and the events of blocked keys.
+        ended: Ordered runs that have ended.
+        woken: Keys whose next run may start.
+
+    Returns:
+        The number of runs that may start now.
+    """
+    wanted = sorted({*(place.key_id for place in ended), *woken})
+    found = connection.execute(_LOCK_ORDER_KEYS, {"key_ids": wanted}, binary=True).fetchall()
+    keys = {row[0]: OrderKey(*row) for row in cast("list[_KeyColumns]", found)}
+    for each in keys.values():
+        each.wake_at = None
+    blocked: list[UUID] = []
+    for place in ended:
+        key = keys.get(place.key_id)
+        if key is None or place.ended is None or key.head != place.ended:
+            continue
+        key.head = None
+        if place.state in {RunState.FAILED, RunState.TIMED_OUT} and not place.passes:
+            key.blocked_by = place.ended
+            blocked.append(place.ended)
+        elif place.state is RunState.SUCCEEDED or place.passes:
+            key.blocked_by = None
+    promoted = _promote(connection, installation, keys)
+    _store(connection, keys.values())
+    _announce(connection, installation, blocked)
+    return promoted
+
+
+def wake_orders(connection: Conn, installation: Installation) -> int:
+    """Queue the next runs of keys where other transactions held them; return their number."""
+    found = connection.execute(_FIND_WOKEN_ORDERS, {"limit": _MAX_WOKEN}, binary=True).fetchall()
+    return settle_order(connection, installation, woken=[cast("int", row[0]) for row in found]) if found else 0
+
+
+def skip_blocker(connection: Conn, installation: Installation, tenant: str, key: str) -> UUID:
+    """Let the next run of a blocked key start; return the run that blocked it.
+
+    Raises:
+        InvalidInput: The key is not blocked, or a retry of that run is open.
+    """
+    found = connection.execute(_LOCK_ORDER_KEYS, {"key_ids": [order_id(tenant, key)]}, binary=True).fetchone()
+    row = None if found is None else OrderKey(*cast("_KeyColumns", found))
+    if row is None or row.blocked_by is None:
+        refuse("key", f"the ordering key {key!r} is not blocked", "`tidewheel key blocked` lists those that are")
+    if row.head is not None:
+        refuse("key", f"run {row.head} retries the failed run", f"wait for its end, or cancel run {row.head}")
+    blocker = row.blocked_by
+    row.blocked_by, row.wake_at = None, read_now(connection)  # without a reason to wait the row would go
+    _store(connection, [row])
+    settle_order(connection, installation, woken=[row.key_id])
+    return blocker
+
+
+def _promote(connection: Conn, installation: Installation, keys: dict[int, OrderKey]) -> int:
+    """Queue the next run of each key that is free."""
+    free = [key.key_id for key in keys.values() if key.is_free]
+    if not free:
+        return 0
+    columns: dict[str, object] = {
+        "key_ids": free,
+        "target": target(Move.PROMOTE),
+        "buffered": RunState.BUFFERED,
+    }
+    with connection.cursor(row_factory=class_row(_PromotedRun), binary=True) as cursor:
+        promoted = cursor.execute(_PROMOTE_IN_ORDER, columns).fetchall()
+    for run in promoted:
+        keys[run.key_id].head = run.run_id
+    append(
+        connection,
+        request_rows(promoted, build_requests(connection, promoted), installation),
+        shards=installation.shards,
+    )
+    rest = [key for key in free if keys[key].head is None]
+    if rest:
+        columns = {"key_ids": rest, "buffered": RunState.BUFFERED}
+        held = connection.execute(_FIND_ORDERS_WITH_WAITERS, columns, binary=True).fetchall()
+        for row in held:
+            keys[cast("int", row[0])].wake_at = read_now(connection) + _RETRY
+    return len(promoted)
+
+
+def _store(connection: Conn, keys: Collection[OrderKey]) -> None:
+    """Write the keys, and delete those without a use."""
+    used = [key for key in keys if key.is_used]
+    gone = [key.key_id for key in keys if not key.is_used]
+    if gone:
+        connection.execute(_DROP_ORDER_KEYS, {"key_ids": gone})
+    if not used:
+        return
+    columns: dict[str, object] = {
+        "key_ids": [key.key_id for key in used],
+        "next_nos": integers(key.next_no for key in used),
+        "heads": uuids(key.head for key in used),
+        "blockers": uuids(key.blocked_by for key in used),
+        "wake_at": instants(key.wake_at for key in used),
+    }
+    connection.execute(_WRITE_ORDER_KEYS, columns)
+
+
+def _announce(connection: Conn, installation: Installation, blocked: Sequence[UUID]) -> None:
+    """Append an event for each key that is blocked from now on."""
+    if not blocked:
+        return
+    now = read_now(connection)
+    found = connection.execute(_READ_BLOCKERS, {"run_ids": uuids(blocked)}, binary=True).fetchall()
+    rows = cast("list[tuple[UUID, str, UUID, str, int, int, str]]", found)
+    events = [
+        lifecycle_row(
+            installation,
+            kind="key.blocked",
+            tenant=tenant,
+            job_id=job_id,
+            job_key=job_key,
+            shard=shard,
+            now=now,
+            job_version=version,
+            reason="the run failed, and the runs behind it wait",
+            detail={"ordering_key": key, "run_id": str(run_id)},
+        )
+        for run_id, tenant, job_id, job_key, shard, version, key in rows
+    ]
+    append(connection, events, shards=installation.shards)
