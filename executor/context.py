@@ -225,7 +225,7 @@ class Context:
         return await asyncio.to_thread(self._channel.previous)
 
     def parents(self) -> Mapping[str, Parent]:
-        """Return the latest run of each parent in this occurrence, by job key.
+        """Return the latest run of each parent in this occurrence, by job key; in a batch, by `ref`.
 
         It blocks, so a coroutine awaits `parents_async` instead. A run that belongs to no occurrence has none. A retry
         has those of the run that it retries.

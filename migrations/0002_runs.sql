@@ -478,6 +478,7 @@ CREATE TABLE batch_runs (
     job_id   uuid NOT NULL,
     PRIMARY KEY (batch_id, ref)
 );
+CREATE INDEX batch_runs_by_run ON batch_runs (run_id);
 
 -- The edges between the runs of a batch. A drain reads those of the parents that have ended.
 CREATE TABLE run_edges (
@@ -488,6 +489,7 @@ CREATE TABLE run_edges (
     condition     text NOT NULL CHECK (condition IN ('success', 'failure', 'always')),
     PRIMARY KEY (batch_id, parent_run_id, child_run_id)
 );
+CREATE INDEX run_edges_by_child ON run_edges (child_run_id);
 
 CREATE TABLE failed_runs (
     run_id        uuid PRIMARY KEY,

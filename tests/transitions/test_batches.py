@@ -12,6 +12,7 @@ from tests.transitions.graphs import Chance, assert_nothing_left, drain_some, en
 from tidewheel.jobs.strict_json import read_value
 from tidewheel.runs import RunState
 from tidewheel.schemas.generated.records import Reply, ReplyStatus, Request
+from tidewheel.transitions.parents import read_parents
 
 _CALLED = ("succeeded", "failed", "finished")
 ON = {name: {"key": "called", "payload": {"order": 7}} for name in _CALLED}
@@ -254,3 +255,23 @@ def test_a_batch_of_a_root_runs_no_graph(jobs: Database) -> None:
     assert states(jobs, batch) == {"a": "succeeded"}
     assert jobs.count("runs") == 1
     assert_nothing_left(jobs)
+
+
+def test_handler_of_a_batch_reads_its_parents_by_ref(jobs: Database) -> None:
+    submit(jobs, "bad", overlap="allow_all", retry={"max_attempts": 1})
+    batch = started(jobs, CHAIN)
+    runs = dict(jobs.rows("SELECT ref, run_id FROM batch_runs WHERE batch_id = %s", [batch]))
+
+    def parents(run: UUID, ref: str | None = None) -> list[tuple[str, str, str | None, UUID | None]]:
+        with jobs.transaction() as connection:
+            return [(one.key, one.when, one.status, one.run_id) for one in read_parents(connection, run, key=ref)]
+
+    assert parents(runs["a"]) == []
+    assert parents(runs["b"]) == [("a", "success", "queued", runs["a"])]
+    play(jobs, lambda key: RunState.FAILED if key == "bad" else RunState.SUCCEEDED)
+    both = [("b", "success", "succeeded", runs["b"]), ("c", "failure", "failed", runs["c"])]
+    assert parents(runs["e"]) == both
+    assert parents(runs["e"], "c") == both[1:]
+    assert parents(runs["e"], "z") == []
+    [reply] = apply_batch(jobs, {"type": "run.retry", "run_id": str(runs["c"])})
+    assert parents(UUID(reply.run_id)) == [("a", "success", "succeeded", runs["a"])], "a retry has those of its run"

@@ -1,7 +1,7 @@
 """The parents of a run in its occurrence of a workflow: their latest runs, with the results.
 
 The ids of the parents' runs are derived, so this takes the edges of one job and look-ups by id. A child of a later
-generation gets the latest runs up to that one. A retry has the parents of the run that it retries.
+generation gets the latest runs up to that one. A retry has the parents of the run that it retries. Runs of a batch have edges of their own, and refs for keys.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,11 +17,13 @@ from tidewheel.postgres.pg_arrays import instants, integers, uuids
 from tidewheel.postgres.session import Conn, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import RunState
-from tidewheel.transitions.occurrences import NodeRun, Occurrence, read_runs
+from tidewheel.transitions.occurrences import NodeRun, Occurrence, read_node_runs, read_runs
+from tidewheel.transitions.workflows import NO_JOB
 
 _SQL = Statements("tidewheel.transitions")
 _FIND_RUN = _SQL["find_run_in_occurrence"]
 _READ_PARENTS = _SQL["read_parents"]
+_READ_BATCH_PARENTS = _SQL["read_batch_parents"]
 _READ_RESULTS = _SQL["read_parent_results"]
 
 MAX_RESULTS_BYTES = 64 * 1024
@@ -33,7 +35,7 @@ class ParentRun:
     """A parent's run in the occurrence of a child.
 
     Args:
-        key: The parent's key.
+        key: The parent's key; its ref in a batch.
         when: The condition on its end.
         status: The state of its run; None if it has none yet, or if that is no longer stored.
         run_id: Its latest run; None likewise.
@@ -55,6 +57,7 @@ class ParentRun:
 
 @dataclass(frozen=True, slots=True)
 class _Child:
+    node_run_id: UUID | None  # the run itself, or the first run of its chain of retries
     job_id: UUID
     state: str
     generation: int | None
@@ -81,7 +84,7 @@ def read_parents(
         connection: Reads the rows.
         run_id: The child.
         tenant: Only a run of this tenant.
-        key: Only the parent with this key.
+        key: Only the parent with this key, or this ref.
 
     Raises:
         UnknownRun: There is no such run.
@@ -92,9 +95,12 @@ def read_parents(
         raise UnknownRun(str(run_id))
     if child.root_run_id is None:
         return []
-    generation = child.last_generation if child.generation is None else child.generation
-    occurrence = Occurrence(child.root_run_id, child.root_job_id, child.scheduled_at, child.graph_at, generation)
-    runs = read_parent_runs(connection, occurrence, child.job_id, key)
+    if child.root_job_id == NO_JOB:
+        runs = _read_batch_parents(connection, child, key)
+    else:
+        generation = child.last_generation if child.generation is None else child.generation
+        occurrence = Occurrence(child.root_run_id, child.root_job_id, child.scheduled_at, child.graph_at, generation)
+        runs = read_parent_runs(connection, occurrence, child.job_id, key)
     results = _read_results(connection, [run for _, _, run in runs if run and run.state == RunState.SUCCEEDED])
     waits = child.state == RunState.BLOCKED
     return [_parent(key, when, run, results, waits=waits) for key, when, run in runs]
@@ -109,6 +115,15 @@ def read_parent_runs(
     edges = cast("list[tuple[UUID, str, str]]", rows)
     stored = read_runs(connection, occurrence, [parent for parent, _, _ in edges])
     return [(parent_key, when, next(filter(None, stored[parent]), None)) for parent, parent_key, when in edges]
+
+
+def _read_batch_parents(connection: Conn, child: _Child, ref: str | None) -> list[tuple[str, str, NodeRun | None]]:
+    assert child.root_run_id is not None  # noqa: S101 - the caller has checked it
+    columns: dict[str, object] = {"run_id": child.node_run_id, "ref": ref}
+    rows = connection.execute(_READ_BATCH_PARENTS, columns, binary=True).fetchall()
+    edges = cast("list[tuple[UUID, str, str]]", rows)
+    stored = read_node_runs(connection, [parent for parent, _, _ in edges], child.root_run_id)
+    return [(parent_ref, when, stored.get(parent)) for parent, parent_ref, when in edges]
 
 
 def _parent(key: str, when: str, run: NodeRun | None, results: Mapping[UUID, _Result], *, waits: bool) -> ParentRun:

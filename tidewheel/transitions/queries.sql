@@ -1802,9 +1802,9 @@ SELECT run_id, state, reason, attempt, started_at, finished_at
  WHERE run_id = ANY (%(run_ids)s::uuid[]) AND finished_at >= %(since)s
 
 -- name: find_run_in_occurrence
--- A run's job, its state, and the occurrence that it belongs to; a retry belongs to that of the run that it retries.
+-- A run's job, its state, and the occurrence that it belongs to; a retry belongs to that of the run that it retries, the node.
 -- Index: job_runs_pkey, the partitions' index by run, workflows_pkey. No lock.
-SELECT r.job_id, r.state, r.generation, w.root_run_id, w.root_job_id, w.scheduled_at, w.graph_at, w.generation AS last_generation
+SELECT CASE WHEN r.workflow_run_id IS NULL THEN f.run_id ELSE r.run_id END AS node_run_id, r.job_id, r.state, r.generation, w.root_run_id, w.root_job_id, w.scheduled_at, w.graph_at, w.generation AS last_generation
   FROM runs AS r
   LEFT JOIN runs AS f ON f.run_id = r.root_run_id
   LEFT JOIN workflows AS w ON w.root_run_id = coalesce(r.workflow_run_id, f.workflow_run_id)
@@ -1819,6 +1819,15 @@ SELECT e.parent_job_id, j.key, e.condition
  WHERE e.child_job_id = %(job_id)s AND e.from_at < %(at)s AND (e.until_at IS NULL OR %(at)s <= e.until_at)
    AND (%(key)s::text IS NULL OR j.key = %(key)s)
  ORDER BY j.key
+
+-- name: read_batch_parents
+-- The parents of a run of a batch, with their refs and the conditions, by ref; of all, or of one ref.
+-- Index: run_edges_by_child, batch_runs_by_run. No lock.
+SELECT e.parent_run_id, b.ref, e.condition
+  FROM run_edges AS e
+  JOIN batch_runs AS b ON b.run_id = e.parent_run_id
+ WHERE e.child_run_id = %(run_id)s AND (%(ref)s::text IS NULL OR b.ref = %(ref)s)
+ ORDER BY b.ref
 
 -- name: read_parent_results
 -- The sizes of the results of ended runs, the results if they have at most this many bytes together, and true for each whose day
