@@ -1129,12 +1129,12 @@ b.batch_id, w.state, b.open AS accepts_runs, b.total, w.pending - b.open::intege
        w.cancelled, b.first_failed_run_id, w.reason, w.created_at, w.finished_at
 
 -- name: list_batches
--- Returns a tenant's batches, the newest first.
+-- Returns a page of a tenant's batches, the newest first.
 -- Index: batches_by_tenant, from its end; workflows_pkey. No lock.
 SELECT {{batch_summary(b)}}
   FROM batches AS b
   JOIN workflows AS w ON w.root_run_id = b.batch_id
- WHERE b.tenant = %(tenant)s
+ WHERE b.tenant = %(tenant)s AND b.batch_id < %(before)s
  ORDER BY b.batch_id DESC
  LIMIT %(limit)s
 

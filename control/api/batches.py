@@ -27,7 +27,7 @@ from tidewheel.control.api.bodies import read_verb
 from tidewheel.control.api.callers import Operator, Reader, Writer
 from tidewheel.control.api.json_schemas import IN_ADDRESS, body_of
 from tidewheel.control.api.openapi import add_route
-from tidewheel.control.api.queries import LimitQuery, TenantQuery, read_query, whole
+from tidewheel.control.api.queries import Cursors, PageQuery, TenantQuery, read_query, whole
 from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.batches import Batches
 from tidewheel.control.client.connection import Connection
@@ -49,10 +49,11 @@ class BatchQuery(TenantQuery):
 
 
 @dataclass(frozen=True, slots=True)
-class BatchList:
+class BatchesPage:
     """Batches, the newest first."""
 
     batches: tuple[BatchSummary, ...]
+    next_cursor: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ class BatchesApi:
     def add_to(self, router: APIRouter) -> None:
         """Add the routes."""
         read = partial(add_route, router, "GET", scope=Scope.READ)
-        read(BATCHES, self.list_batches, query=LimitQuery, answer=BatchList, example=examples.BATCHES)
+        read(BATCHES, self.list_batches, query=PageQuery, answer=BatchesPage, example=examples.BATCHES)
         read(_ONE, self.get_batch, query=BatchQuery, answer=Batch, example=examples.BATCH)
         add_route(
             router, "POST", BATCHES, self.submit_batch, scope=Scope.WRITE, query=TenantQuery,
@@ -107,11 +108,15 @@ class BatchesApi:
 
     async def list_batches(self, request: Request, caller: Reader) -> Response:
         """List batches, the newest first."""
-        query = read_query(request, LimitQuery)
+        query = read_query(request, PageQuery)
+        cursors = Cursors.of(request, query, caller.tenant)
+        [after] = cursors.read(UUID) or [None]
 
-        def read(connection: Connection) -> BatchList:
+        def read(connection: Connection) -> BatchesPage:
             with connection.snapshot() as reading:
-                return BatchList(tuple(batches(reading, caller.tenant, limit=query.limit)))
+                found = batches(reading, caller.tenant, after=after, limit=query.limit + 1)
+            page = found[: query.limit]
+            return BatchesPage(tuple(page), cursors.write(page[-1].batch_id) if len(found) > len(page) else None)
 
         return await answer(self.reads, caller, read)
 

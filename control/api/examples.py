@@ -51,7 +51,7 @@ _BATCH: dict[str, Json] = {
     "batch_id": RUN_ID, "state": "open", "accepts_runs": False, "total": 2, "pending": 1, "succeeded": 1, "failed": 0,
     "cancelled": 0, "first_failed_run_id": None, "reason": None, "created_at": _AT, "finished_at": None,
 }  # fmt: skip
-BATCHES: Json = {"batches": [_BATCH]}
+BATCHES: Json = {"batches": [_BATCH], "next_cursor": None}
 BATCH: Json = {"summary": _BATCH, "runs": [
     {"ref": "load", "key": "nightly", "run_id": RUN_ID, "state": "succeeded", "parents": [], "reason": None,
      "attempt": 1, "started_at": _AT, "finished_at": _AT},

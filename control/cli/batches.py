@@ -68,13 +68,16 @@ def add_runs(
     from_run: Annotated[
         UUID | None, typer.Option("--from-run", metavar="RUN", help="A run of the batch that is under way.")
     ] = None,
+    request_id: RequestId = None,
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Add the runs of a file to a batch that is open, or that a run of it extends."""
     given = _read(file, ("runs",))
     with requesting(tenant) as client:
-        added = client.batches.add(batch_id, cast("Runs", given.get("runs")), from_run_id=from_run)
+        added = client.batches.add(
+            batch_id, cast("Runs", given.get("runs")), from_run_id=from_run, request_id=request_id
+        )
     print_result(
         [f"batch {batch_id}: {'runs added' if added else 'unchanged: it has these runs'}"],
         {"batch_id": batch_id, "unchanged": not added},
@@ -100,14 +103,25 @@ def cancel_batch(
         _print_change(client.batches.cancel(batch_id, reason=reason), "cancelled", batch_id, output)
 
 
-def list_batches(*, number: Limit = 50, tenant: Tenant = DEFAULT_TENANT, output: OutputOption = Output.TEXT) -> None:
+def list_batches(
+    *,
+    after: Annotated[
+        UUID | None, typer.Option(metavar="ID", help="Begin after this batch; the last line of a page names it.")
+    ] = None,
+    number: Limit = 50,
+    tenant: Tenant = DEFAULT_TENANT,
+    output: OutputOption = Output.TEXT,
+) -> None:
     """List batches, the newest first."""
     with reading() as connection:
-        found = read.batches(connection, tenant, limit=number)
+        found = read.batches(connection, tenant, after=after, limit=number + 1)
+    page, more = found[:number], len(found) > number
     if output is not Output.TEXT:
-        print_document({"batches": found}, output)
-    elif found:
-        print_table(("batch", "state", "runs", "pending", "failed"), map(_row, found))
+        print_document({"batches": page, "next_cursor": page[-1].batch_id if more else None}, output)
+    elif page:
+        print_table(("batch", "state", "runs", "pending", "failed"), map(_row, page))
+        if more:
+            typer.echo(f"more: add --after {page[-1].batch_id}")
     else:
         typer.echo("no batches")
 

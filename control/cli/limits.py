@@ -10,6 +10,7 @@ from tidewheel.control.cli.tables import Cell
 from tidewheel.control.client.limits import ChangedLimit
 from tidewheel.control.reads.limits import COUNTED, KeyInUse, LimitSummary, list_keys, list_limits
 
+After = Annotated[str, typer.Option(metavar="KEY", help="Begin after this line; the last line of a page names it.")]
 Pattern = Annotated[str, typer.Argument(metavar="KEY", help="A key, or 'PREFIX*' for each key that begins so.")]
 
 
@@ -39,14 +40,23 @@ def remove(key: Pattern, *, tenant: Tenant = DEFAULT_TENANT, output: OutputOptio
     print_result(_lines(words, changed), changed, output)
 
 
-def list_all(*, number: Limit = 50, tenant: Tenant = DEFAULT_TENANT, output: OutputOption = Output.TEXT) -> None:
+def list_all(
+    *,
+    after: After = "",
+    number: Limit = 50,
+    tenant: Tenant = DEFAULT_TENANT,
+    output: OutputOption = Output.TEXT,
+) -> None:
     """List limits, each with what runs and waits under it."""
     with reading() as connection:
-        found = list_limits(connection, tenant, limit=number)
+        found = list_limits(connection, tenant, after=after or None, limit=number + 1)
+    page, more = found[:number], len(found) > number
     if output is not Output.TEXT:
-        print_document({"limits": found}, output)
-    elif found:
-        print_table(("key", "at once", "rate", "burst", "keys", "running", "waiting", "set", "by"), map(_limit, found))
+        print_document({"limits": page, "next_cursor": page[-1].key if more else None}, output)
+    elif page:
+        print_table(("key", "at once", "rate", "burst", "keys", "running", "waiting", "set", "by"), map(_limit, page))
+        if more:
+            typer.echo(f"more: add --after {page[-1].key!r}")
     else:
         typer.echo("no limits are set; those of jobs apply")
 
@@ -54,17 +64,21 @@ def list_all(*, number: Limit = 50, tenant: Tenant = DEFAULT_TENANT, output: Out
 def keys(
     prefix: Annotated[str, typer.Argument(metavar="[PREFIX]", help="Only keys that begin so.")] = "",
     *,
+    after: After = "",
     number: Limit = 50,
     tenant: Tenant = DEFAULT_TENANT,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """List keys in use, each with its limit, and what runs and waits."""
     with reading() as connection:
-        found = list_keys(connection, tenant, prefix=prefix, limit=number)
+        found = list_keys(connection, tenant, prefix=prefix, after=after, limit=number + 1)
+    page, more = found[:number], len(found) > number
     if output is not Output.TEXT:
-        print_document({"keys": found}, output)
-    elif found:
-        print_table(("key", "at once", "rate", "burst", "running", "waiting", "next start"), map(_key, found))
+        print_document({"keys": page, "next_cursor": page[-1].key if more else None}, output)
+    elif page:
+        print_table(("key", "at once", "rate", "burst", "running", "waiting", "next start"), map(_key, page))
+        if more:
+            typer.echo(f"more: add --after {page[-1].key!r}")
     else:
         typer.echo("no key is in use")
 

@@ -37,13 +37,21 @@ class Batches:
         document = {"type": "batch.submit", "runs": runs, "on": on, "open": open}
         return UUID(self._connection.request(document, request_id).batch_id)
 
-    def add(self, batch_id: UUID, runs: Sequence[Mapping[str, object]], *, from_run_id: UUID | None = None) -> bool:
+    def add(
+        self,
+        batch_id: UUID,
+        runs: Sequence[Mapping[str, object]],
+        *,
+        from_run_id: UUID | None = None,
+        request_id: str | None = None,
+    ) -> bool:
         """Add runs to a batch; return False if it has all of them already.
 
         Args:
             batch_id: The batch.
             runs: As in `submit`; `after` may also name runs that the batch has.
             from_run_id: A run of the batch that is under way; needed unless the batch is open.
+            request_id: A repeated id returns the first answer.
 
         Raises:
             UnknownBatch: The tenant has no batch of this id.
@@ -51,16 +59,20 @@ class Batches:
         """
         run_id = None if from_run_id is None else str(from_run_id)
         document = {"type": "batch.add", "batch_id": str(batch_id), "from_run_id": run_id, "runs": runs}
-        return not self._connection.request(document).unchanged
+        return not self._connection.request(document, request_id).unchanged
 
-    def close(self, batch_id: UUID) -> bool:
+    def close(self, batch_id: UUID, *, request_id: str | None = None) -> bool:
         """Let an open batch end with its last run; return False if it is closed already.
+
+        Args:
+            batch_id: The batch.
+            request_id: A repeated id returns the first answer.
 
         Raises:
             UnknownBatch: The tenant has no batch of this id.
         """
         document = {"type": "batch.close", "batch_id": str(batch_id)}
-        return not self._connection.request(document).unchanged
+        return not self._connection.request(document, request_id).unchanged
 
     def cancel(self, batch_id: UUID, *, reason: str | None = None) -> bool:
         """Cancel its runs, and close it; return False if it has ended.
@@ -81,10 +93,10 @@ class Batches:
         with self._connection.snapshot() as connection:
             return batch(connection, self._connection.tenant, batch_id, limit=limit)
 
-    def list(self, *, limit: int = 100) -> list[BatchSummary]:
-        """Return the batches of the tenant, the newest first."""
+    def list(self, *, after: UUID | None = None, limit: int = 100) -> list[BatchSummary]:
+        """Return the batches of the tenant, the newest first; of a further page those after the last one."""
         with self._connection.snapshot() as connection:
-            return batches(connection, self._connection.tenant, limit=limit)
+            return batches(connection, self._connection.tenant, after=after, limit=limit)
 
     def wait(
         self,

@@ -23,6 +23,7 @@ _READ_RUN_EDGES = _SQL["read_run_edges"]
 
 MAX_RUNS = 10_000  # of one answer
 _MAX_EDGES = 100_000
+_LAST = UUID(int=(1 << 128) - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,15 +113,22 @@ class _Row(NamedTuple):
     key: str
 
 
-def batches(connection: Conn, tenant: str, *, limit: int = 100) -> list[BatchSummary]:
-    """Return a tenant's batches, the newest first.
+def batches(connection: Conn, tenant: str, *, after: UUID | None = None, limit: int = 100) -> list[BatchSummary]:
+    """Return a page of a tenant's batches, the newest first.
+
+    Args:
+        connection: Reads the rows.
+        tenant: The tenant.
+        after: The last batch of the page before.
+        limit: How many at most.
 
     Raises:
         InvalidInput: There is no such tenant.
     """
     require_tenant(connection, tenant)
+    columns: dict[str, object] = {"tenant": tenant, "before": after or _LAST, "limit": limit}
     with connection.cursor(row_factory=class_row(BatchSummary), binary=True) as cursor:
-        return cursor.execute(_LIST_BATCHES, {"tenant": tenant, "limit": limit}).fetchall()
+        return cursor.execute(_LIST_BATCHES, columns).fetchall()
 
 
 def batch(connection: Conn, tenant: str, batch_id: UUID, *, limit: int = 1000) -> Batch:

@@ -6,6 +6,7 @@ from datetime import datetime
 
 from psycopg.rows import class_row
 
+from tidewheel.control.reads.tenants import require_tenant
 from tidewheel.jobs.concurrency import rate_words
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
@@ -101,11 +102,15 @@ def list_limits(connection: Conn, tenant: str, *, after: str | None = None, limi
         tenant: The tenant.
         after: The last one of the page before.
         limit: How many at most.
+
+    Raises:
+        UnknownTenant: There is no such tenant.
     """
     columns: dict[str, object] = {
         "tenant": tenant, "is_prefix": (after or "").endswith("*"), "after": (after or "").removesuffix("*"),
         "limit": limit, "counted": COUNTED,
     }  # fmt: skip
+    require_tenant(connection, tenant)
     with connection.cursor(row_factory=class_row(_LimitRow), binary=True) as cursor:
         found = cursor.execute(_LIST_KEY_LIMITS, columns).fetchall()
     return [
@@ -128,11 +133,15 @@ def list_keys(
         prefix: Only keys that begin so.
         after: The last one of the page before.
         limit: How many at most.
+
+    Raises:
+        UnknownTenant: There is no such tenant.
     """
     columns: dict[str, object] = {
         "tenant": tenant, "after": after, "first": prefix, "last": prefix + "\U0010ffff", "limit": limit,
         "counted": COUNTED,
     }  # fmt: skip
+    require_tenant(connection, tenant)
     with connection.cursor(row_factory=class_row(_KeyRow), binary=True) as cursor:
         found = cursor.execute(_LIST_KEYS_IN_USE, columns).fetchall()
     return [

@@ -1,7 +1,8 @@
 """The parents of a run in its occurrence of a workflow: their latest runs, with the results.
 
 The ids of the parents' runs are derived, so this takes the edges of one job and look-ups by id. A child of a later
-generation gets the latest runs up to that one. A retry has the parents of the run that it retries. Runs of a batch have edges of their own, and refs for keys.
+generation gets the latest runs up to that one. A retry has the parents of the run that it retries.
+Runs of a batch have edges of their own, and refs for keys.
 """
 
 from collections.abc import Mapping, Sequence

@@ -44,8 +44,24 @@ def test_limit_is_set_listed_and_removed_by_command(database: Database) -> None:
     assert str(runs[1]) in tidewheel(database, "run", "list", "--concurrency-key", "api/acme").out
     assert tidewheel(database, "limit", "rm", "api/*").out.strip() == "removed"
     assert tidewheel(database, "limit", "rm", "api/*").out.startswith("unchanged")
+    for words in (("limit", "list"), ("limit", "keys"), ("batch", "list")):
+        [refused] = tidewheel(database, *words, "--tenant", "nobody").refusals
+        assert "no tenant 'nobody'" in refused
     [refused] = tidewheel(database, "limit", "set", "api/*", "--at-once", 0).refusals
     assert "pause their jobs" in refused
+
+
+def test_lists_of_limits_and_keys_have_pages(database: Database) -> None:
+    for key in ("a", "b"):
+        submit(database, key, concurrency_key=key)
+        claim(database, trigger(database, key))
+        tidewheel(database, "limit", "set", key, "--at-once", 3)
+    for words in (("limit", "list"), ("limit", "keys")):
+        assert tidewheel(database, *words, "-n", 1).lines[-1] == "more: add --after 'a'"
+        assert not any("more:" in line for line in tidewheel(database, *words, "-n", 2).lines)
+        page = tidewheel(database, *words, "--after", "a", "-o", "json").json
+        [[one]] = [found for found in page.values() if isinstance(found, list)]
+        assert (one["key"], page["next_cursor"]) == ("b", None)
 
 
 def test_explanation_names_the_key_that_an_occurrence_awaits(database: Database) -> None:

@@ -4,9 +4,10 @@ from http import HTTPStatus
 
 from tests.control.api.answering import answer_of, answering, refusal
 from tests.fixtures.database import Database
-from tests.transitions.acts import trigger
+from tests.transitions.acts import submit, trigger
 from tests.transitions.graphs import DIAMOND, after, play, put
 from tests.transitions.test_parents import give, run_of
+from tidewheel.control.client.client import Client
 from tidewheel.ids import child_run_id, job_id
 from tidewheel.runs import RunState
 
@@ -80,3 +81,18 @@ def test_occurrences_of_another_tenant_and_unknown_ones_are_not_found(database: 
         assert answer_of(client.get(WORKFLOWS, params={"tenant": "acme"})) == {"workflows": []}
         ended = refusal(client.post(f"{WORKFLOWS}/{root}:pause"), HTTPStatus.UNPROCESSABLE_ENTITY)
         assert (ended["errors"][0]["path"], ended["errors"][0]["remedy"]) == ("run_id", "pause one that is open")
+
+
+def test_batches_have_pages_and_a_repeated_change_has_the_first_answer(database: Database) -> None:
+    submit(database)
+    with Client(database.url) as requesting, answering(database) as client:
+        ids = [requesting.batches.submit([{"ref": "a", "key": "job"}], open=True) for _ in range(3)]
+        first = answer_of(client.get("/api/v1/batches?limit=2"))
+        assert [one["batch_id"] for one in first["batches"]] == [str(ids[2]), str(ids[1])]
+        last = answer_of(client.get(f"/api/v1/batches?limit=2&cursor={first['next_cursor']}"))
+        assert ([one["batch_id"] for one in last["batches"]], last["next_cursor"]) == ([str(ids[0])], None)
+        assert [one.batch_id for one in requesting.batches.list(after=ids[1])] == [ids[0]]
+        more = [{"ref": "b", "key": "job"}]
+        assert [requesting.batches.add(ids[0], more, request_id="add-1") for _ in range(2)] == [True, True]
+        assert [requesting.batches.close(ids[0], request_id="close-1") for _ in range(2)] == [True, True]
+        assert not requesting.batches.close(ids[0])

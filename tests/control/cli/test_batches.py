@@ -48,6 +48,11 @@ def test_a_batch_of_a_file_is_submitted_drawn_extended_and_closed(database: Data
     listed = json_output(database, "batch", "list")["batches"]
     assert [one["state"] for one in listed] == ["open", "failed"]
     assert json_output(database, "workflow", "list")["workflows"] == []
+    first = json_output(database, "batch", "list", "-n", 1)
+    assert first["next_cursor"] == listed[0]["batch_id"]
+    assert "more: add --after" in tidewheel(database, "batch", "list", "-n", 1).out
+    rest = json_output(database, "batch", "list", "--after", first["next_cursor"])
+    assert (rest["batches"], rest["next_cursor"]) == (listed[1:], None)
     other = listed[0]["batch_id"]
     assert tidewheel(database, "batch", "cancel", other).lines == [f"batch {other}: cancelled"]
 
