@@ -55,6 +55,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     ),
     "dlq purge": ("tidewheel dlq purge --until 30d --redriven --dry-run",),
     "batch submit": ("tidewheel batch submit -f batch.yaml --wait",),
+    "batch add": ("tidewheel batch add 019b2d5e-7a10-7c3e-8f00-1f5f1f9b1a3c -f more.yaml",),
     "limit set": ("tidewheel limit set 'api/*' --at-once 3 --rate 100/min",),
     "key create": ("tidewheel key create ci --scope write --scope read --expires 90d",),
     "tenant create": ("tidewheel tenant create acme --triggers-per-second 100 --in-flight 500",),

@@ -13,6 +13,7 @@ from tests.fixtures.database import Database, Template
 from tidewheel.bench.history import BUSY_JOB, RARE, RARE_JOB, History, load_history
 from tidewheel.control.reads.api_keys import list_api_keys
 from tidewheel.control.reads.audit_log import list_audit_log
+from tidewheel.control.reads.batches import batches
 from tidewheel.control.reads.dead_letters import list_dead_letters
 from tidewheel.control.reads.fleet import list_executors
 from tidewheel.control.reads.freezes import list_freezes
@@ -177,6 +178,7 @@ LISTS: dict[str, Callable[[Conn, str], object]] = {
     ),
     "/api/v1/redrives": lambda connection, tenant: redrives(connection, tenant),
     "/api/v1/freezes": lambda connection, tenant: list_freezes(connection, tenant),
+    "/api/v1/batches": lambda connection, tenant: batches(connection, tenant),
     "/api/v1/limits": lambda connection, tenant: list_limits(connection, tenant),
     "/api/v1/limits/keys": lambda connection, tenant: list_keys(connection, tenant),
     "/api/v1/ordering-keys": lambda connection, tenant: list_blocked_keys(connection, tenant),
