@@ -4,7 +4,11 @@ A topic is held back once its next rows exceed its window (`window.py`). From th
 paused topic. Its rows are staged as addresses (`staging.py`), and the chosen ones are fetched. When none is staged, the
 reader reads the topic again, from the last second on.
 
-Everything here is in memory. A failure of any kind forgets it: the reader's marks of the instant at which the topic was
+Rows may be committed after their time. Once a second a topic is staged from 15 s before its marks on, for a twentieth
+of the time at most. Rows that are later still are found when the topic is held no longer. Until then the executors'
+sweep serves their runs.
+
+Everything here is in memory. A failure of a topic forgets it: the reader's marks of the instant at which the topic was
 held back are still there, so all its rows are read again.
 """
 
@@ -12,15 +16,16 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 from typing import cast
 from uuid import UUID
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.kafka.topics import DEFAULT_QUEUE
-from tidewheel.outbox import SLICES, slice_lane_of
+from tidewheel.outbox import SLICES, OutboxLane, slice_lane_of
 from tidewheel.postgres import pg_arrays as arrays
 from tidewheel.postgres.database_clock import read_now
-from tidewheel.postgres.low_water import LATE_COMMIT
+from tidewheel.postgres.low_water import LATE_COMMIT, FullScanPacer
 from tidewheel.postgres.session import Conn, Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
@@ -52,7 +57,9 @@ _READ_WEIGHTS = _SQL["read_weights"]
 _MOST_STAGED = 1_000_000  # runs of a topic; then it is not read on until half of them have left
 _SCAN_ROWS = 10_000  # staged in one round, all slices together
 _SCAN_SECONDS = 0.025  # between two scans that found all there was
-_FETCH_ROWS = 500  # whose sizes are unknown until they are there
+_FULL_SCAN_SECONDS = 1.0  # between two scans while the window has no room and runs are staged
+_LATE = timedelta(seconds=15)  # the idle limit of Tidewheel's own transactions
+_FETCH_ROWS = 500
 _WEIGHTS_SECONDS = 2.0
 _RUN_ID_LENGTH = 36
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
@@ -63,17 +70,39 @@ class _Held:
     """A topic that is held back.
 
     Args:
-        marks: All rows up to these positions are staged or have left.
-        recent: Ids of rows beyond the marks that are staged or have left, with their times.
+        lane: The lane of the topic.
+        marks: All rows up to these positions are staged or have left, except late ones.
+        recent: Ids of rows beyond the marks that are staged or have left, with their times, by slice and lane.
+        passed: The same of rows that the marks have passed less than 15 s ago.
         complete: True if the last scan found all rows that were due.
     """
 
-    marks: dict[Pair, OutboxPosition]
+    lane: OutboxLane
+    marks: dict[Pair, OutboxPosition] = field(default_factory=dict[Pair, OutboxPosition])
     staging: Staging = field(default_factory=Staging)
-    recent: dict[bytes, datetime] = field(default_factory=dict[bytes, datetime])
+    recent: defaultdict[Pair, dict[bytes, datetime]] = field(default_factory=lambda: defaultdict(dict))
+    passed: defaultdict[Pair, dict[bytes, datetime]] = field(default_factory=lambda: defaultdict(dict))
+    late_scans: FullScanPacer = field(default_factory=lambda: FullScanPacer(at_once=False))
     complete: bool = False
     full: bool = False
     scanned_at: float = 0.0
+
+    def move(self, pair: Pair, mark: OutboxPosition) -> None:
+        """Set the mark of a pair; a lower one if the clock was set back."""
+        recent, passed = self.recent[pair], self.passed[pair]
+        if mark < self.marks[pair]:
+            recent |= passed
+            passed.clear()
+        at = mark[0]
+        for row_id in [row_id for row_id, time in recent.items() if time < at]:
+            passed[row_id] = recent.pop(row_id)
+        self.marks[pair] = mark
+
+    def forget_old(self) -> None:
+        """Forget the ids of rows that no scan meets any more."""
+        for pair, passed in self.passed.items():
+            since = self.marks[pair][0] - _LATE
+            self.passed[pair] = {row_id: at for row_id, at in passed.items() if at >= since}
 
 
 class HoldBack:
@@ -91,18 +120,18 @@ class HoldBack:
         """Return the topics that are held back: reads pass over them."""
         return [*self._held]
 
-    def forget(self) -> None:
-        """Forget what is staged: the reader reads it again."""
-        for topic in self._held:
+    def forget(self, topics: Iterable[str]) -> None:
+        """Forget what is staged of these topics: the reader reads it again."""
+        for topic in self._held.keys() & topics:
             self._observe(topic, 0)
-        self._held.clear()
+            del self._held[topic]
 
     def set_slices(self, held: Sequence[int]) -> None:
         """Set the slices of this relay. Where they change, what is staged is read again."""
         slices = frozenset(held)
         if slices != self._slices:
             self._slices = slices
-            self.forget()
+            self.forget(self.topics())
 
     def seconds_left(self) -> float | None:
         """Return the seconds until held topics need a look; None if no topic is held back."""
@@ -110,9 +139,15 @@ class HoldBack:
             return None
         now = monotonic_seconds()
         return min(
-            0.0 if not held.complete and not held.full else self._windows[topic].seconds_to_count(now, held=True)
+            0.0
+            if not held.complete and not held.full and not self._stands(topic, held)
+            else self._windows[topic].seconds_to_count(now, held=True)
             for topic, held in self._held.items()
         )
+
+    def _stands(self, topic: str, held: _Held) -> bool:
+        """Return True if no run can leave, however many are due."""
+        return bool(held.staging) and not self._windows[topic].room()
 
     def exceeding(self, rows: Sequence[DueRow]) -> set[str]:
         """Record rows that leave now; return the topics whose rows must not, as they exceed the window."""
@@ -141,9 +176,17 @@ class HoldBack:
                 exceeding.add(topic)
         return exceeding
 
-    def hold(self, topic: str, lane: str, marks: Mapping[Pair, OutboxPosition]) -> None:
-        """Hold a topic back. Its rows are staged from these positions on."""
-        self._held[topic] = _Held({pair: mark for pair, mark in marks.items() if pair[1] == lane})
+    def hold(self, topic: str, lane: OutboxLane) -> None:
+        """Hold a topic back."""
+        self._held[topic] = _Held(lane)
+
+    def stage_from(self, topic: str, marks: Mapping[Pair, OutboxPosition]) -> None:
+        """Stage the rows of a held topic from these positions on, in slices that are new to it."""
+        held = self._held[topic]
+        for pair, mark in marks.items():
+            if pair[1] == held.lane and pair not in held.marks:
+                held.marks[pair] = mark
+                held.complete = False
 
     def take(
         self, pairs: Sequence[Pair], paused: Collection[str], in_flight: Sequence[DueRow], most: int, room: int
@@ -169,11 +212,12 @@ class HoldBack:
             window, now = self._windows[topic], monotonic_seconds()
             if window.seconds_to_count(now, held=True) == 0.0:
                 self._count(topic)
-            if not held.complete or now - held.scanned_at >= _SCAN_SECONDS:
+            pause = _FULL_SCAN_SECONDS if self._stands(topic, held) else 0.0 if not held.complete else _SCAN_SECONDS
+            if now - held.scanned_at >= pause:
                 self._scan(topic, held, in_flight)
             wanted = min(window.room(), most)
             while wanted > 0 and room > 0 and held.staging:
-                chosen = held.staging.take(min(wanted, _FETCH_ROWS), self._weights)
+                chosen = held.staging.take(min(wanted, _FETCH_ROWS), self._weights, room=room)
                 wanted -= len(chosen)
                 found = self._fetch(chosen, numbers)
                 room -= sum(len(row[VALUE] or b"") for row in found)
@@ -193,29 +237,46 @@ class HoldBack:
             return
         pairs = [*held.marks]
         limit = max(_SCAN_ROWS // max(len(pairs), 1), 1)
+        found, now = self._stage(topic, held, in_flight, limit)
+        safe = now - LATE_COMMIT, 0
+        for pair in pairs:
+            entries = found[pair]
+            held.move(pair, min(_position_of(entries[-1]), safe) if len(entries) == limit else safe)
+        held.complete = all(len(entries) < limit for entries in found.values())
+        if held.late_scans.start():
+            held.forget_old()
+            self._stage(topic, held, in_flight, limit, late=_LATE)
+            held.late_scans.finish()
+        held.scanned_at = monotonic_seconds()
+
+    def _stage(
+        self, topic: str, held: _Held, in_flight: Sequence[DueRow], limit: int, *, late: timedelta = timedelta()
+    ) -> tuple[Mapping[Pair, list[bytes]], datetime]:
+        """Stage the due rows behind the marks, or up to so much before them.
+
+        Returns:
+            Their entries, and the database's clock before they were read.
+        """
+        marks = {pair: (at - late, 0) for pair, (at, _) in held.marks.items()} if late else held.marks
+        pairs = [*marks]
+        known = chain(held.recent.values(), held.passed.values() if late else ())
         columns = {
-            **position_columns(pairs, held.marks),
+            **position_columns(pairs, marks),
             "topic": topic,
             "row_limit": limit,
-            "known": ids_of([*held.recent, *(row[ID] for row in in_flight)]),
+            "known": ids_of([*chain.from_iterable(known), *(row[ID] for row in in_flight)]),
         }
         with self._session.transaction() as connection:
-            safe = read_now(connection) - LATE_COMMIT
-            found = connection.execute(_STAGE_OUTBOX, columns, binary=True, prepare=False).fetchall()
-        by_pair: defaultdict[int, list[bytes]] = defaultdict(list)
-        staged = cast("list[tuple[int, str, int, bytes]]", found)
+            now = read_now(connection)
+            rows = connection.execute(_STAGE_OUTBOX, columns, binary=True, prepare=False).fetchall()
+        staged = cast("list[tuple[int, str, int, bytes]]", rows)
         held.staging.add((tenant, priority, entry) for _, tenant, priority, entry in staged)
+        entries: defaultdict[Pair, list[bytes]] = defaultdict(list)
         for position, _, _, entry in staged:
-            by_pair[position].append(entry)
-            held.recent[id_of(entry)] = _position_of(entry)[0]
-        for position, pair in enumerate(pairs, start=1):
-            entries = by_pair[position]
-            last = _position_of(entries[-1]) if len(entries) == limit else (safe, 0)
-            held.marks[pair] = max(held.marks[pair], min(last, (safe, 0)))
-        oldest = min((mark for mark, _ in held.marks.values()), default=safe)
-        held.recent = {row_id: at for row_id, at in held.recent.items() if at >= oldest}
-        held.complete = all(len(entries) < limit for entries in by_pair.values())
-        held.scanned_at = monotonic_seconds()
+            pair = pairs[position - 1]
+            entries[pair].append(entry)
+            held.recent[pair][id_of(entry)] = _position_of(entry)[0]
+        return entries, now
 
     def _fetch(self, chosen: Sequence[bytes], numbers: Mapping[int, int]) -> list[DueRow]:
         """Read chosen rows, in their order, without those that are gone. A scan finds those that were moved."""

@@ -115,7 +115,7 @@ class Relay:
         held = self._slices.held()
         self._group_lag.step(measures=0 in held)
         slept, self._sleeps_until = self._slept_through(), 0.0
-        if held and slept and self._reader.held_seconds() is None:
+        if held and slept and self._reader.held_seconds() != 0.0:
             return self._until_due(held)
         if not held:
             self._reader.drop_slices()
@@ -182,10 +182,10 @@ class Relay:
             return self._poll
         now, earliest = self._reader.earliest(held, self._publisher.paused_topics(), all_read=True)
         seconds = (min(earliest.values()) - now).total_seconds() if earliest else self._poll
+        left = min(max(seconds, 0.0), self._poll)
         held_seconds = self._reader.held_seconds()
         if held_seconds is not None:
-            return min(max(seconds, 0.0), max(held_seconds, _MIN_ROUND_SECONDS), self._poll)
-        left = min(max(seconds, 0.0), self._poll)
+            left = min(left, max(held_seconds, _MIN_ROUND_SECONDS))
         if left == self._poll:
             self._sleeps_until = monotonic_seconds() + self._poll
         return left

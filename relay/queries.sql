@@ -61,7 +61,7 @@ SELECT r.run_id, r.publish_at
    AND {{tidewheel.transitions.not_frozen(r)}}
 
 -- name: stage_outbox
--- Returns tenant, priority and entry (time, address and id) of the due rows of one topic, slice by slice, oldest first.
+-- Returns tenant, priority and entry (time, address, id and size) of the due rows of one topic, slice by slice, oldest first.
 -- Index: outbox_due, from the marks of the held topic. No lock.
 -- Why: rows of a held topic are kept as addresses. One bytea a row costs a third of three columns.
 SELECT s.position::smallint, o.tenant, o.priority, o.entry
@@ -69,7 +69,8 @@ SELECT s.position::smallint, o.tenant, o.priority, o.entry
        WITH ORDINALITY AS s (slice_lane, mark, mark_id, position)
  CROSS JOIN LATERAL (
     SELECT coalesce(r.tenant, '') AS tenant, coalesce(r.priority, 5::smallint) AS priority,
-           timestamptz_send(r.publish_at) || tidsend(r.ctid) || int8send(r.id) AS entry
+           timestamptz_send(r.publish_at) || tidsend(r.ctid) || int8send(r.id)
+           || int4send(coalesce(octet_length(r.value), 0)) AS entry
       FROM outbox AS r
      WHERE r.slice_lane = s.slice_lane
        AND (r.publish_at, r.id) > (s.mark, s.mark_id)

@@ -11,7 +11,7 @@ scans run between them, over rows that lay behind the marks for less than 15 s.
 Marks are kept in memory only: a new relay first looks up the earliest row of each slice and lane.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import cast
@@ -142,7 +142,7 @@ class Reader:
         if late:
             rows = sorted([*late, *rows], key=_position)
             batch = Batch(rows, pairs, counts_of(rows, pairs), full=True)
-        if hold_back is not None and (batch or hold_back.topics()) and len(pairs) == len(limits):
+        if hold_back is not None and (batch or hold_back.topics()):
             batch = self._held_back(hold_back, batch, before=before, stopped=stopped, in_flight=in_flight, room=room)
         if batch:
             self._unacknowledged.append(batch)
@@ -172,7 +172,9 @@ class Reader:
         for topic in exceeding:
             left = [row for row in rows if row[TOPIC] == topic]
             self._marks.hold(topic, before, left, pairs)
-            hold_back.hold(topic, pairs[left[0][PAIR_INDEX] - 1][1], self._marks.paused_at(topic))
+            hold_back.hold(topic, pairs[left[0][PAIR_INDEX] - 1][1])
+        for topic in hold_back.topics():
+            hold_back.stage_from(topic, self._marks.paused_at(topic))
         if exceeding:
             rows = [row for row in rows if row[TOPIC] not in exceeding]
         most = int(self._limit * _WEIGHTS[OutboxLane.STANDARD])
@@ -247,13 +249,14 @@ class Reader:
         set_aside = published.set_aside()
         if len(batch.rows) > len(published.acknowledged) + len(set_aside):
             done = {row[ID] for row in (*published.acknowledged, *set_aside)}
-            self._marks.reread((row for row in batch.rows if row[ID] not in done), batch.pairs)
-            self._forget_held()
+            left = [row for row in batch.rows if row[ID] not in done]
+            self._marks.reread(left, batch.pairs)
+            self._forget_held({row[TOPIC] for row in left})
 
-    def _forget_held(self) -> None:
-        """Hold nothing back any more: the rows are read again, from the marks at which their topics were held."""
+    def _forget_held(self, topics: Collection[str] | None = None) -> None:
+        """Hold these topics back no more, or none at all: reads take them up from where they were held."""
         if self._hold_back is not None:
-            self._hold_back.forget()
+            self._hold_back.forget(self._hold_back.topics() if topics is None else topics)
 
     def close(self) -> None:
         """Close the connections."""
@@ -325,7 +328,7 @@ class Reader:
                     continue
                 if (topic := row[TOPIC]) in paused:  # since the scan began
                     self._marks.reread_on_resume(topic, pair, row)
-                    self._forget_held()
+                    self._forget_held({topic})
                 else:
                     rows.append((position, *row[1:]))
         return rows

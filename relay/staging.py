@@ -17,6 +17,7 @@ _STEP_MICROSECONDS = STEP_SECONDS * 1_000_000
 _TIME = slice(0, 8)  # publish_at, microseconds since 2000
 _ADDRESS = slice(8, 14)
 _ID = slice(14, 22)
+_SIZE = slice(22, 26)  # of the value
 
 
 def address_of(entry: bytes) -> bytes:
@@ -29,6 +30,11 @@ def id_of(entry: bytes) -> bytes:
     return entry[_ID]
 
 
+def size_of(entry: bytes) -> int:
+    """Return the bytes of the row's value."""
+    return int.from_bytes(entry[_SIZE])
+
+
 def position_in(entry: bytes) -> tuple[int, int]:
     """Return the time and the id of an entry: the order in which the outbox is read."""
     return int.from_bytes(entry[_TIME], signed=True), int.from_bytes(entry[_ID])
@@ -37,7 +43,7 @@ def position_in(entry: bytes) -> tuple[int, int]:
 class Staging:
     """The runs of one topic that are held back.
 
-    An entry is the time, the address and the id of an outbox row, 22 bytes in network order.
+    An entry is the time, the address, the id and the size of an outbox row, 26 bytes in network order.
     """
 
     def __init__(self) -> None:
@@ -62,15 +68,22 @@ class Staging:
             entries.append(entry)
             self._size += 1
 
-    def take(self, most: int, weights: Mapping[str, int]) -> list[bytes]:
-        """Remove and return the next runs; a tenant without a weight has 1."""
+    def take(self, most: int, weights: Mapping[str, int], *, room: int) -> list[bytes]:
+        """Remove and return the next runs, until their values fill the room.
+
+        Args:
+            most: Runs that are returned at most.
+            weights: Of tenants; one without a weight has 1.
+            room: Bytes of the values. The last one may exceed it.
+        """
         taken: list[bytes] = []
-        while len(taken) < most and self._turns:
+        while len(taken) < most and room > 0 and self._turns:
             tenant = self._turns[0]
             line = self._lines[tenant]
             if not self._left:
                 self._left = max(weights.get(tenant, 1), 1)
             taken.append(_pop_first(line))
+            room -= size_of(taken[-1])
             self._left -= 1
             if not line:
                 del self._lines[tenant]

@@ -4,8 +4,8 @@ Kafka is first in, first out, and nothing in it can be recalled. What the relay 
 after it. So it keeps the wait of published runs short: it measures how old the oldest unclaimed one is, and makes the
 window smaller or larger. No fixed number is right, since handlers may take a millisecond or a minute.
 
-A topic with a moderate flow spends a credit, and its runs are counted every five seconds only. So a fleet that
-keeps up pays nothing.
+A topic with a moderate flow spends a credit, and its runs are counted every five seconds only. A trickle is counted
+every 30 s. So a fleet that keeps up pays next to nothing, and a slow overload is seen all the same.
 """
 
 from collections.abc import Iterable
@@ -27,11 +27,14 @@ _FAIR_SECONDS = 0.2  # the age up to which it grows by a quarter, if nearly all 
 _FORGET_SECONDS = 30.0  # then a run counts no more: no executor takes it by its message
 
 _CALM_SECONDS = 5.0  # between two counts while the credit suffices
+_TRICKLE_SECONDS = 30.0  # where fewer than _FEW were published since
 _OPEN_SECONDS = 0.25  # between two counts while it does not
 _HELD_SECONDS = 0.1
 _YOUNG_SECONDS = 0.05  # while a small window grows
 _YOUNG_ROWS = 1000
-_FEW = 100  # published between two calm counts: so few are not counted
+_STANDSTILL_SECONDS = 1.0  # the longest pause while no executor claims; the sweep serves a free slot by then
+_MOST_DOUBLINGS = 8
+_FEW = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,7 @@ class Window:
         self._credit, self._credited_at = _CREDIT_ROWS, now
         self._counted_at = now
         self._strained = False  # at the last count runs had waited for long
+        self._standstill = 0  # counts in a row that found no room, and nothing claimed since the one before
 
     def room(self) -> int:
         """Return how many more runs may be published."""
@@ -78,13 +82,14 @@ class Window:
         """Return the seconds until the unclaimed runs should be counted again."""
         if held:
             pause = _YOUNG_SECONDS if self.size < _YOUNG_ROWS else _HELD_SECONDS
+            if not self.room():
+                pause = min(pause * 2**self._standstill, _STANDSTILL_SECONDS)
         elif self._strained or self._credit < _CREDIT_ROWS / 2:
             pause = _OPEN_SECONDS
+        elif not self.unclaimed:
+            return _CALM_SECONDS
         else:
-            pause = _CALM_SECONDS
-            if now - self._counted_at >= pause and len(self.unclaimed) < _FEW:
-                self.unclaimed.clear()
-                self._counted_at = now
+            pause = _CALM_SECONDS if len(self.unclaimed) >= _FEW else _TRICKLE_SECONDS
         return max(self._counted_at + pause - now, 0.0)
 
     def counted(self, waiting: Iterable[bytes], executors: int, now: float, *, share: float, held: bool) -> None:
@@ -100,12 +105,13 @@ class Window:
         self._counted_at = now
         since = now - _FORGET_SECONDS if executors else float("-inf")
         published = len(self.unclaimed)
-        self.unclaimed = {
-            run_id: one for run_id in waiting if (one := self.unclaimed.get(run_id)) is not None and one.sent > since
-        }
-        age = now - min((one.sent for one in self.unclaimed.values()), default=now)
+        left = {run_id: one for run_id in waiting if (one := self.unclaimed.get(run_id)) is not None}
+        age = now - min((one.sent for one in left.values()), default=now)  # with those that are forgotten now
+        self.unclaimed = {run_id: one for run_id, one in left.items() if one.sent > since}
         self._strained = age > _LONG_SECONDS
-        self.size = _next_size(self.size, published, len(self.unclaimed), age, executors, share=share, held=held)
+        self.size = _next_size(self.size, published, len(left), age, executors, share=share, held=held)
+        stands = published == len(self.unclaimed) and not self.room()
+        self._standstill = min(self._standstill + 1, _MOST_DOUBLINGS) if stands else 0
 
 
 def _next_size(
@@ -118,7 +124,7 @@ def _next_size(
     least = max(_LEAST, int(executors * share))
     if age > _LONG_SECONDS:
         return max(int(size * 0.7), least)
-    full = held or published >= size
+    full = published > 0 and (held or published >= size)
     if full and age < _SHORT_SECONDS and unclaimed <= size / 2:
         return min(max(int(size * 1.5), least), MOST)
     if full and age < _FAIR_SECONDS and unclaimed <= size / 8:

@@ -1,6 +1,7 @@
 """Runs that executors cannot take yet stay in the outbox, and leave by tenant."""
 
 from collections import Counter
+from datetime import timedelta
 from uuid import uuid4
 
 import pytest
@@ -9,8 +10,10 @@ from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.relay.relaying import Relaying
 from tidewheel.local.stack import StackInfo
-from tidewheel.outbox import OutboxRow
+from tidewheel.outbox import SLICES, OutboxRow
 from tidewheel.process.service import Shutdown
+from tidewheel.relay.due_rows import ID, KEY, TOPIC, Batch, Published
+from tidewheel.relay.read import Reader
 
 pytestmark = pytest.mark.kafka
 
@@ -74,6 +77,77 @@ def test_what_no_executor_takes_stays_in_the_outbox(relaying: Relaying) -> None:
         relaying.database.execute("DELETE FROM job_runs")
         relaying.until_empty()
     assert Counter(relaying.values(topic)) == {b"a": 1000, b"b": 1}
+
+
+def test_late_run_is_seen_while_its_topic_is_held_back(relaying: Relaying) -> None:
+    """It is committed 10 s after its time, behind the marks."""
+    topic = relaying.topic("runs.standard")
+    burst = runs(relaying, topic, "a", 1000)
+    open_runs(relaying.database, burst)
+    relaying.write(*burst)
+    with relaying.running(topic_prefix=relaying.prefix):
+        until(lambda: relaying.left() == 1000 - UNSERVED, "the window is full")
+        late = runs(relaying, topic, "b", 1, publish_at=relaying.due_at(-timedelta(seconds=10)))
+        open_runs(relaying.database, late)
+        relaying.write(*late)
+
+        def late_has_left() -> bool:
+            first = next(one.key.decode() for one in reversed(relaying.arrived(topic)) if one.key)
+            relaying.database.execute("DELETE FROM job_runs WHERE run_id = %s::uuid", [first])
+            return b"b" in relaying.values(topic)
+
+        until(late_has_left, "the late run has left")
+        assert relaying.left() > 500
+        relaying.database.execute("DELETE FROM job_runs")
+        relaying.until_empty()
+    assert Counter(relaying.values(topic)) == {b"a": 1000, b"b": 1}
+
+
+def test_failure_of_a_topic_leaves_others_held_back(relaying: Relaying) -> None:
+    topic = f"{relaying.prefix}.runs.standard"
+    burst = runs(relaying, topic, "a", 1000)
+    open_runs(relaying.database, burst)
+    relaying.write(*burst, *runs(relaying, "missing", "a", 1))
+    reader = Reader(relaying.database.url, 2000, fair_prefix=f"{relaying.prefix}.runs.")
+    batch = reader.read([*range(SLICES)], [], [])
+    reader.acknowledged(batch, Published([row for row in batch.rows if row[TOPIC] == topic]))
+    assert reader.held_seconds() is not None
+    reader.acknowledged(batch, Published([row for row in batch.rows if row[TOPIC] != topic]))
+    assert reader.held_seconds() is None
+    reader.close()
+
+
+def test_window_holds_while_first_marks_are_looked_up(relaying: Relaying, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One slice and lane after another joins, and no run of it is lost."""
+    monkeypatch.setattr("tidewheel.relay.read._MARKS_SECONDS", 0.0)
+    topic = f"{relaying.prefix}.runs.standard"
+    burst = runs(relaying, topic, "a", 1000)
+    open_runs(relaying.database, burst)
+    relaying.write(*burst)
+    reader = Reader(relaying.database.url, 2000, fair_prefix=f"{relaying.prefix}.runs.")
+    keys: list[bytes | None] = []
+    for _ in range(5 * SLICES):
+        batch = reader.read([*range(SLICES)], [], [])
+        keys += [row[KEY] for row in batch.rows]
+        _delete(relaying.database, batch)
+        reader.acknowledged(batch, Published([*batch.rows]))
+    assert len(keys) < 300
+    relaying.database.execute("DELETE FROM job_runs")
+
+    def all_read() -> bool:
+        batch = reader.read([*range(SLICES)], [], [])
+        keys.extend(row[KEY] for row in batch.rows)
+        _delete(relaying.database, batch)
+        reader.acknowledged(batch, Published([*batch.rows]))
+        return len(keys) >= len(burst)
+
+    until(all_read, "all runs are read")
+    reader.close()
+    assert Counter(keys) == {row.key: 1 for row in burst}
+
+
+def _delete(database: Database, batch: Batch) -> None:
+    database.execute("DELETE FROM outbox WHERE id = ANY (%s)", [[int.from_bytes(row[ID]) for row in batch.rows]])
 
 
 def test_priority_goes_first(relaying: Relaying) -> None:

@@ -26,13 +26,64 @@ def test_moderate_flow_is_not_counted() -> None:
     assert counts <= 10
 
 
-def test_trickle_is_never_counted() -> None:
+def test_trickle_is_counted_every_30_seconds() -> None:
+    window, counts = Window(0.0), 0
+    for now in range(900):
+        if window.seconds_to_count(now, held=False) == 0.0:
+            counts += 1
+            window.counted([], 1, now, share=1.0, held=False)
+            assert window.seconds_to_count(now + 3600, held=False) > 0, "an idle topic is not counted"
+        assert window.takes(1, now)
+        publish(window, 1, now)
+    assert counts <= 30
+
+
+def test_slow_overload_is_held_back() -> None:
+    """10 runs/s for 10 minutes, and 12 slots with handlers of 60 s: one run in 5 s starts."""
+    window, slots = Window(0.0), [0.0] * 12
+    backlog, sent, held = 0, 0, False
+    waiting: list[bytes] = []
+    for step in range(6000):
+        now = step / 10
+        for slot, until in enumerate(slots):
+            if until <= now and waiting:
+                waiting.pop(0)
+                slots[slot] = now + 60
+        backlog += 1
+        if window.seconds_to_count(now, held=held) == 0.0:
+            window.counted(waiting, 1, now, share=1.0, held=held)
+        leaving = min(backlog, window.room()) if held else backlog
+        held = held or not window.takes(leaving, now)
+        if leaving <= window.room() or not held:
+            waiting += publish(window, leaving, now)
+            backlog -= leaving
+            sent += leaving
+        held = backlog > 0
+    assert sent < 500
+
+
+def test_forgotten_runs_make_no_window_grow() -> None:
     window = Window(0.0)
-    for now in range(1000):
-        assert window.seconds_to_count(now, held=False) > 0
-        assert window.takes(10, now)
-        publish(window, 10, now)
-        assert len(window.unclaimed) <= 100
+    window.counted([], 1, 0.0, share=1.0, held=True)
+    waiting = publish(window, window.room(), 0.0)
+    window.counted(waiting, 1, 31.0, share=1.0, held=True)
+    assert not window.unclaimed
+    size = window.size
+    window.counted([], 1, 31.1, share=1.0, held=True)
+    assert window.size == size
+
+
+def test_pause_grows_while_no_run_is_claimed() -> None:
+    window, now, counts = Window(0.0), 0.0, 0
+    window.counted([], 0, now, share=1.0, held=True)
+    waiting = publish(window, window.room(), now)
+    while now < 60:
+        now += window.seconds_to_count(now, held=True)
+        window.counted(waiting, 0, now, share=1.0, held=True)
+        counts += 1
+    assert counts < 70
+    window.counted(waiting[1:], 0, now, share=1.0, held=True)
+    assert window.seconds_to_count(now, held=True) <= 0.1
 
 
 def test_burst_exceeds_a_window_that_begins() -> None:
