@@ -75,7 +75,7 @@ from tidewheel.schemas.codec import decode, encode
 from tidewheel.schemas.generated.records import Reply, ReplyStatus, RequestType
 from tidewheel.task_tokens import read_task_token
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.key_limits import keys_of_job
+from tidewheel.transitions.key_limits import edited_keys
 from tidewheel.transitions.places import FreedPlace
 from tidewheel.transitions.run_keys import settle_keys
 
@@ -174,7 +174,7 @@ def apply_requests(
         written: Gets the types of the requests that are accepted and change rows.
         actor: The origin of those that did not come by Kafka; by default the user of this process.
         freed_keys: As for `finish_runs`; without it all places of keys are given back here, by the last statements.
-        woken_keys: Gets the keys whose limit an edit may have changed, likewise.
+        woken_keys: Gets the keys whose limit an edit has changed, likewise.
 
     Returns:
         A reply for each, in their order.
@@ -291,17 +291,19 @@ def _is_news(request: Request, reply: Reply) -> bool:
 
 
 def _limits_edited(connection: Conn, applied: Iterable[tuple[Request, Reply]]) -> set[int]:
-    """Return the keys for which runs wait and whose limit an edit may have changed."""
-    jobs = {job for request, reply in applied if (job := _edited_keyed_job(request, reply)) is not None}
-    return {key for job in jobs for key in keys_of_job(connection, job)}
+    """Return keys for which runs wait and whose limit an edit has changed."""
+    found = (_edited_keyed_job(request, reply) for request, reply in applied)
+    return edited_keys(connection, sorted({one for one in found if one is not None}))
 
 
-def _edited_keyed_job(request: Request, reply: Reply) -> UUID | None:
-    """Return the job whose new version may have another limit for its key."""
+def _edited_keyed_job(request: Request, reply: Reply) -> tuple[UUID, int] | None:
+    """Return the job whose new version may have another limit for its key, with that version."""
     keyed = isinstance(request, JobRollback) or (
         isinstance(request, JobSubmit) and request.job.concurrency_key is not None and reply.job_version != 1
     )
-    return UUID(reply.job_id) if keyed and reply.job_id is not None and _has_written(request, reply) else None
+    if not keyed or reply.job_id is None or reply.job_version is None or not _has_written(request, reply):
+        return None
+    return UUID(reply.job_id), reply.job_version
 
 
 def _has_written(request: Request, reply: Reply) -> bool:

@@ -11,8 +11,10 @@ a key with `_MAX_RUNS` open runs or more as they are. It applies a raised limit,
 import logging
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import cast
+from uuid import UUID
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.ids import FIRST_KEY_ID
@@ -24,7 +26,7 @@ from tidewheel.transitions.held_runs import MAX_RELEASED, find_held_tenants, pac
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.order_keys import wake_orders
 from tidewheel.transitions.run_keys import settle_keys
-from tidewheel.transitions.tenant_places import COUNTED_FOR, MAX_COUNTED, count_started_runs
+from tidewheel.transitions.tenant_places import COUNTED_FOR, count_started_runs
 
 _LOG = logging.getLogger("tidewheel.scheduler")
 
@@ -41,10 +43,29 @@ _END_COUNT = _SQL["end_count"]
 _MAX_WOKEN = 500  # keys in one transaction: about twenty milliseconds
 _MAX_SCANNED = 1000  # keys in one step of the repair
 _MAX_RUNS = 20_000  # open runs in one step of the repair: about twenty milliseconds
+_MAX_READ = 50_000  # open runs in one step of the count: about a hundred milliseconds
+_LEAST_COST = 250  # a transaction takes as long as reading so many runs
 _PASS_SECONDS = 60.0
 _IDLE_AFTER = timedelta(minutes=10)
 
+_BEFORE_ALL = UUID(int=0)  # no run has it
+
 _ScannedRow = tuple[int | None, int | None, bool | None, bool | None, bool | None]
+
+
+@dataclass(slots=True)
+class _Count:
+    """A pass over the open runs of a tenant whose limit has begun.
+
+    Args:
+        is_last: True if it began after the last claim that may not know the limit.
+        after: The last run that was read.
+        counted: The number of runs that were counted.
+    """
+
+    is_last: bool
+    after: UUID | None = _BEFORE_ALL
+    counted: int = 0
 
 
 class KeyDuties:
@@ -54,6 +75,7 @@ class KeyDuties:
         self._session, self._installation = session, installation
         self._after = FIRST_KEY_ID
         self._next_pass = -math.inf
+        self._counts: dict[str, _Count] = {}
 
     def promote(self, shards: Sequence[int]) -> tuple[int, float]:
         """Give free places of keys to waiting runs.
@@ -123,18 +145,29 @@ class KeyDuties:
     def count_started_runs(self) -> None:
         """Count the runs of tenants whose limit of runs in flight has begun.
 
+        A step reads so many runs, at most all of each tenant. The next step goes on where it has stopped.
+
         Raises:
             Unavailable: The database does not answer.
         """
         columns: dict[str, object] = {"counted_for": COUNTED_FOR}
         with self._session.transaction() as connection:
-            found = connection.execute(_FIND_TENANTS_TO_COUNT, columns, binary=True).fetchall()
-        for tenant, is_last in cast("list[tuple[str, bool]]", found):
-            counted = MAX_COUNTED
-            while counted == MAX_COUNTED:
+            rows = connection.execute(_FIND_TENANTS_TO_COUNT, columns, binary=True).fetchall()
+        begun = dict(cast("list[tuple[str, bool]]", rows))
+        # The passes that the step before has left go first.
+        passes = {tenant: one for tenant, one in self._counts.items() if tenant in begun}
+        self._counts = passes | {tenant: _Count(is_last) for tenant, is_last in begun.items() if tenant not in passes}
+        left = _MAX_READ
+        for tenant, one in list(self._counts.items()):
+            while one.after is not None and left > 0:
                 with self._session.transaction() as connection:
-                    counted = count_started_runs(connection, tenant)
-            if is_last and not counted:
+                    step = count_started_runs(connection, tenant, one.after)
+                one.after, one.counted = step.after, one.counted + step.counted
+                left -= max(step.read, _LEAST_COST)
+            if one.after is not None:
+                return
+            del self._counts[tenant]
+            if one.is_last and not one.counted:
                 with self._session.transaction() as connection:
                     connection.execute(_END_COUNT, {**columns, "tenant": tenant})
 

@@ -146,6 +146,7 @@ class Scheduler:
             ("deferred effects", _SECOND, self._apply_deferred_effects),
             ("active runs", _SECOND, self._repair_active_runs),
             ("waiting for keys", _EACH_STEP, self._promote_for_keys),
+            ("runs in flight", _SECOND, self._count_started_runs),
             ("keys", _SECOND, self._repair_keys),
             ("rates of tenants", _SECOND, self._pace),
             ("unhandled runs", _SECOND, self._announce_unhandled),
@@ -254,10 +255,14 @@ class Scheduler:
         promoted, until_next = self._keys.promote(self._shards)
         return min(self._released(promoted), until_next)
 
+    def _count_started_runs(self) -> float:
+        if 0 in self._shards:
+            self._keys.count_started_runs()
+        return math.inf
+
     def _repair_keys(self) -> float:
         if 0 not in self._shards:
             return math.inf
-        self._keys.count_started_runs()
         return self._released(self._keys.wake() + self._keys.repair())
 
     def _pace(self) -> float:

@@ -85,6 +85,15 @@ def test_an_occurrence_ends_after_its_count_was_wrong(database: Database, sessio
     assert_nothing_left(database)
 
 
+def cancel_open(database: Database, state: str) -> None:
+    ends = [
+        RunEnd(run_id, 0, RunState.CANCELLED)
+        for (run_id,) in database.rows("SELECT run_id FROM job_runs WHERE state = %s", [state])
+    ]
+    with database.transaction() as connection:
+        finish_runs(connection, database.installation, ends)
+
+
 def cancelled_while_blocked(database: Database) -> UUID:
     """Return a cancelled occurrence with pending cancels: all its runs but the blocked one have ended."""
     put(database, DIAMOND)
@@ -92,10 +101,7 @@ def cancelled_while_blocked(database: Database) -> UUID:
     end_and_drain(database)
     end_and_drain(database, limit=1)
     assert changed(database, "cancel", root)
-    with database.transaction() as connection:
-        cancel = connection.execute("SELECT run_id FROM job_runs WHERE state = 'queued'").fetchall()
-        ends = [RunEnd(run_id, 0, RunState.CANCELLED) for (run_id,) in cancel]
-        finish_runs(connection, database.installation, ends)
+    cancel_open(database, "queued")
     drain_some(database, never())
     assert [state for (state,) in database.rows("SELECT state FROM job_runs")] == ["blocked"]
     return root
@@ -115,9 +121,7 @@ def test_a_release_of_an_ended_occurrence_counts_nothing(database: Database, ses
     database.execute("DELETE FROM pending_cancels")
     assert mended(database, session) == 1
     before = database.rows("SELECT * FROM workflows")
-    with database.transaction() as connection:
-        [(run_id,)] = connection.execute("SELECT run_id FROM job_runs").fetchall()
-        finish_runs(connection, database.installation, [RunEnd(run_id, 0, RunState.CANCELLED)])
+    cancel_open(database, "blocked")
     assert drain_some(database, never()) == 1
     assert database.rows("SELECT * FROM workflows") == before
     assert workflow(database, root) == ("cancelled", 0, 0)

@@ -194,6 +194,44 @@ def test_raised_limit_applies_without_a_claim(database: Database) -> None:
     assert database.value("SELECT at_once FROM run_keys") == 3
 
 
+def waiting_for(database: Database, *keys: str, each: int) -> None:
+    """Let runs wait for keys with one place, which another run holds."""
+    keyed(database)
+    runs = [trigger(database, concurrency_key=key) for key in keys for _ in range(each + 1)]
+    assert len(claim(database, *runs).waiting) == len(keys) * each
+
+
+def test_transaction_promotes_so_many_runs_of_all_keys(
+    clocked: ClockedDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidewheel.transitions.run_keys._MAX_PROMOTED", 4)
+    clocked.stop_clock()
+    waiting_for(clocked, "a", "b", "c", each=3)
+    clocked.execute("INSERT INTO key_limits VALUES ('default', true, '', 9, NULL, 1, 'test')")
+    duties = KeyDuties(clocked.session(), clocked.installation)
+    assert duties.repair() == 4
+    assert sorted(clocked.rows("SELECT running, wake_at IS NULL FROM run_keys")) == [(2, False), (2, False), (3, False)]
+    promoted: list[int] = []
+    for _ in range(3):
+        clocked.advance(timedelta(seconds=1))
+        promoted.append(duties.promote(range(clocked.installation.shards))[0])
+    assert promoted == [4, 1, 0]
+    assert clocked.rows("SELECT DISTINCT running, has_waiters, wake_at IS NULL FROM run_keys") == [(4, False, True)]
+
+
+def test_edit_settles_keys_whose_limit_it_changes_and_leaves_some_to_the_walk(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidewheel.transitions.key_limits._STEP", 2)
+    waiting_for(database, "a", "b", "c", each=1)
+    keyed(database, at_once=2)
+    assert database.value("SELECT count(*) FROM run_keys WHERE has_waiters") == 1
+    submit(database, concurrency_key={"key": "acme", "at_once": 2}, payload="another")
+    assert database.value("SELECT count(*) FROM run_keys WHERE has_waiters") == 1, "the limit is the same"
+    assert KeyDuties(database.session(), database.installation).repair() == 1
+    assert database.value("SELECT count(*) FROM run_keys WHERE has_waiters") == 0
+
+
 def test_faster_rate_applies_from_the_next_claim_on(clocked: ClockedDatabase) -> None:
     clocked.stop_clock()
     keyed(clocked, rate="1/day")

@@ -146,6 +146,31 @@ def test_run_keeps_the_place_of_its_key_while_it_waits_for_its_tenant(database: 
     assert database.rows("SELECT * FROM run_keys WHERE running <> 0 OR unclaimed <> 0 OR has_waiters") == []
 
 
+def test_count_of_started_runs_goes_on_where_the_step_before_stopped(
+    clocked: ClockedDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidewheel.transitions.tenant_places._MAX_READ", 2)
+    monkeypatch.setattr("tidewheel.scheduler.key_duties._MAX_READ", 4)
+    clocked.stop_clock()
+    submit(clocked)
+    started = [begun(clocked) for _ in range(7)]
+    limit_tenant(clocked, 3)
+    duties = KeyDuties(clocked.session(), clocked.installation)
+    found: list[int] = []
+    for _ in range(4):
+        duties.count_started_runs()
+        found.append(clocked.value("SELECT running FROM run_keys WHERE key = ''"))
+    assert found == [2, 4, 6, 7]
+    clocked.advance(COUNTED_FOR + timedelta(seconds=1))
+    for _ in range(4):
+        assert clocked.value("SELECT in_flight_since FROM tenants WHERE tenant = 'default'") is not None
+        duties.count_started_runs()
+    assert clocked.value("SELECT in_flight_since FROM tenants WHERE tenant = 'default'") is None
+    for one in started:
+        succeed(clocked, one)
+    assert clocked.rows(COUNTERS) == [(0, 0, False)]
+
+
 def test_runs_that_started_before_the_limit_are_counted(clocked: ClockedDatabase) -> None:
     submit(clocked)
     before = [begun(clocked) for _ in range(2)]

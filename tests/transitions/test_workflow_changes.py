@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 
 from tests.fixtures.database import Database
+from tests.fixtures.services import until
 from tests.transitions.acts import (
     apply_batch,
     claim,
@@ -28,6 +29,7 @@ from tests.transitions.graphs import (
     states,
     workflow,
 )
+from tests.transitions.stepping import in_background
 from tidewheel.ids import job_id
 from tidewheel.runs import RunState
 from tidewheel.scheduler.pending_cancels import PendingCancels
@@ -114,6 +116,19 @@ def test_resume_runs_the_failed_part_again(database: Database) -> None:
     assert_nothing_left(database)
     reply = change(database, "resume", root)
     assert (reply.status, reply.errors[0].path) == (ReplyStatus.REJECTED, "run_id")
+
+
+def test_resume_holds_no_place_while_it_waits_for_a_job(database: Database) -> None:
+    put(database, DIAMOND, overlap="skip")
+    root = trigger(database, "a")
+    play(database, lambda key: RunState.FAILED if key == "b" else RunState.SUCCEEDED)
+    with database.transaction() as editing:
+        editing.execute("SELECT FROM jobs WHERE key = 'b' FOR UPDATE")
+        resumed = in_background(lambda: change(database, "resume", root))
+        waiting = "SELECT count(*) FROM pg_stat_activity WHERE cardinality(pg_blocking_pids(pid)) > 0"
+        until(lambda: database.value(waiting) == 1, "the resume waits for the job")
+        assert claim(database, trigger(database, "a")).started
+    assert resumed.result(10.0).errors[0].problem.startswith("another occurrence")
 
 
 def test_resume_of_a_failed_root_and_then_again(database: Database) -> None:

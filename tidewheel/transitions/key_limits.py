@@ -5,9 +5,11 @@ applies the limit that is committed, whatever it read before. A key without wait
 applies the limit. A lower limit ends no run: places drain. Keys are locked after the row of the limit.
 """
 
+from collections.abc import Collection
 from typing import NamedTuple, cast
 from uuid import UUID
 
+from tidewheel.postgres.pg_arrays import integers, uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.transitions.installation import Installation
@@ -19,7 +21,7 @@ _SET_KEY_LIMIT = _SQL["set_key_limit"]
 _REMOVE_KEY_LIMIT = _SQL["remove_key_limit"]
 _COUNT_PREFIXES = _SQL["count_prefixes"]
 _FIND_WAITING_KEYS = _SQL["find_waiting_keys"]
-_FIND_KEYS_OF_JOB = _SQL["find_keys_of_job"]
+_FIND_EDITED_KEYS = _SQL["find_edited_keys"]
 
 MOST_PREFIXES = 1000
 """Prefixes of a tenant with a limit: each claim of a key compares it with all of them, in a tenth of a millisecond."""
@@ -100,6 +102,18 @@ def apply_limit(connection: Conn, installation: Installation, pattern: KeyPatter
     return Step(promoted, last if looked_at == _STEP else None)
 
 
-def keys_of_job(connection: Conn, job_id: UUID) -> set[int]:
-    """Return keys for which runs of a job wait, whose limit its new version may have changed."""
-    return {cast("int", row[0]) for row in connection.execute(_FIND_KEYS_OF_JOB, {"job_id": job_id}, binary=True)}
+def edited_keys(connection: Conn, versions: Collection[tuple[UUID, int]]) -> set[int]:
+    """Return up to 500 keys for which runs of jobs wait whose new version has another limit.
+
+    Args:
+        connection: Inside a transaction.
+        versions: The jobs and their new versions.
+    """
+    if not versions:
+        return set()
+    columns: dict[str, object] = {
+        "job_ids": uuids(job for job, _ in versions),
+        "versions": integers(version for _, version in versions),
+        "limit": _STEP,
+    }
+    return {cast("int", row[0]) for row in connection.execute(_FIND_EDITED_KEYS, columns, binary=True)}

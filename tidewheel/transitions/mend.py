@@ -12,6 +12,7 @@ from tidewheel.ids import child_run_id
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import DEAD_LETTERED, RunState
+from tidewheel.transitions.children import lock_children
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.occurrences import among_parents, read_occurrence
 from tidewheel.transitions.resume import open_generation
@@ -48,7 +49,9 @@ def mend_workflow(connection: Conn, installation: Installation, workflow: Workfl
     if workflow.state == "open" and missing and workflow.root_job_id not in missing:
         connection.execute(_DROP_JOINS_OF, {"roots": [root]})
         connection.execute(_DROP_BLOCKED, {"root": root, "blocked": RunState.BLOCKED})
-        open_generation(connection, installation, workflow, among_parents(nodes, missing), now)
+        again = among_parents(nodes, missing)
+        jobs = lock_children(connection, {one.job_id for one in again})
+        open_generation(connection, installation, workflow, again, now, jobs=jobs)
         return
     workflow.pending = 0
     end_workflow(connection, installation, workflow, now)

@@ -198,6 +198,20 @@ class KeyRow:
         return max(self.tat - (burst - 1) * timedelta(microseconds=every_us), now)
 
 
+def share_out(wanted: Mapping[int, int], most: int) -> dict[int, int]:
+    """Return how many runs each key may promote: `most` in all, in equal shares if it is short.
+
+    >>> share_out({1: 10, 2: 1, 3: 10}, 9)
+    {1: 4, 2: 1, 3: 4}
+    """
+    left = most
+    shares = dict.fromkeys(wanted, 0)
+    for others, key in enumerate(sorted(wanted, key=wanted.__getitem__)):
+        shares[key] = min(wanted[key], left // (len(wanted) - others))
+        left -= shares[key]
+    return shares
+
+
 def admit(rows: Mapping[int, KeyRow], arrivals: Sequence[Arrival], now: datetime) -> list[Refusal]:
     """Count the starts of runs, the oldest first; return those that do not start.
 

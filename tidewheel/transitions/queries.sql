@@ -648,13 +648,24 @@ SELECT max(k.key COLLATE "C"), coalesce(array_agg(k.key_id) FILTER (WHERE k.has_
      LIMIT %(limit)s
   ) AS k
 
--- name: find_keys_of_job
--- Returns keys for which runs of a job wait, among its oldest open runs.
--- Index: job_runs_by_job. No lock.
+-- name: find_edited_keys
+-- Returns keys for which runs of jobs wait, of those new versions whose limit differs from that before, among some open runs.
+-- Index: job_versions_pkey, job_runs_by_job. No lock.
 SELECT DISTINCT o.waits_for
-  FROM (SELECT r.waits_for FROM job_runs AS r WHERE r.job_id = %(job_id)s ORDER BY r.scheduled_at LIMIT 10000) AS o
+  FROM (
+    SELECT r.waits_for
+      FROM unnest(%(job_ids)s::uuid[], %(versions)s::integer[]) AS given (job_id, version)
+      JOIN job_versions AS v ON v.job_id = given.job_id AND v.version = given.version
+      JOIN job_versions AS p ON p.job_id = given.job_id AND p.version = given.version - 1
+     CROSS JOIN LATERAL (
+        SELECT w.waits_for FROM job_runs AS w WHERE w.job_id = given.job_id ORDER BY w.scheduled_at LIMIT 10000
+     ) AS r
+     WHERE (v.concurrency_key IS NULL, v.at_once, v.every_us, v.burst)
+           IS DISTINCT FROM (p.concurrency_key IS NULL, p.at_once, p.every_us, p.burst)
+     LIMIT 10000
+  ) AS o
  WHERE o.waits_for IS NOT NULL
- LIMIT 500
+ LIMIT %(limit)s
 
 -- name: set_key_limit
 -- Sets the limit of a key or a prefix.
@@ -1948,18 +1959,29 @@ VALUES (%(key_id)s, %(tenant)s, '', %(at_once)s, 1)
     ON CONFLICT (key_id) DO UPDATE SET at_once = excluded.at_once
 
 -- name: count_started_runs
--- Marks runs of a tenant that have started as runs that hold a place of it.
--- Index: job_runs_by_tenant, the open runs of the tenant. Lock: each run in run_id order, locked rows are skipped: their
--- attempts end, or a later pass finds them. Changes no indexed column (HOT).
-UPDATE job_runs AS o
-   SET gates = o.gates | %(holds)s
- WHERE o.run_id IN (SELECT r.run_id
-                      FROM job_runs AS r
-                     WHERE r.tenant = %(tenant)s AND r.shard >= 0 AND r.state = ANY (%(states)s::text[])
-                       AND r.gates & %(holds)s = 0
-                     ORDER BY r.run_id
-                     LIMIT %(limit)s
-                       FOR UPDATE SKIP LOCKED)
+-- Marks runs of a tenant that have started as runs that hold a place of it, among its next open runs. Returns how many it
+-- marked and read, and the last one.
+-- Index: job_runs_by_tenant, job_runs_pkey. Lock: each run in run_id order, locked rows are skipped: their attempts end, or a
+-- later pass finds them. Changes no indexed column (HOT).
+WITH read AS MATERIALIZED (
+    SELECT r.run_id, r.state = ANY (%(states)s::text[]) AND r.gates & %(holds)s = 0 AS lacks_place
+      FROM job_runs AS r
+     WHERE r.tenant = %(tenant)s AND r.shard >= 0 AND r.run_id > %(after)s
+     ORDER BY r.run_id
+     LIMIT %(limit)s
+), lacking AS MATERIALIZED (
+    SELECT r.run_id
+      FROM job_runs AS r
+     WHERE r.run_id = ANY (ARRAY(SELECT read.run_id FROM read WHERE read.lacks_place))
+       AND r.state = ANY (%(states)s::text[])
+       AND r.gates & %(holds)s = 0
+     ORDER BY r.run_id
+       FOR UPDATE SKIP LOCKED
+), marked AS (
+    UPDATE job_runs AS o SET gates = o.gates | %(holds)s FROM lacking WHERE o.run_id = lacking.run_id RETURNING o.run_id
+)
+SELECT (SELECT count(*) FROM marked), (SELECT count(*) FROM read),
+       (SELECT read.run_id FROM read ORDER BY read.run_id DESC LIMIT 1)
 
 -- name: add_counted_runs
 -- Adds runs to those that hold a place of their tenant.

@@ -1,7 +1,8 @@
 """Open the next generation of an occurrence that has ended: what failed runs again."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from uuid import UUID
 
 from tidewheel.ids import child_run_id
 from tidewheel.postgres.pg_arrays import integers, uuids
@@ -9,7 +10,7 @@ from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Gate, Overlap, RunState
 from tidewheel.transitions.active_runs import AcquireRequest, take_place
-from tidewheel.transitions.children import NOW, lock_children, new_child, read_versions_at, skip_reason
+from tidewheel.transitions.children import NOW, ChildJob, lock_children, new_child, read_versions_at, skip_reason
 from tidewheel.transitions.create import create_runs
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
@@ -47,6 +48,8 @@ def resume(
     version = read_versions_at(connection, {(root_job, NOW)})[root_job, NOW]
     overlap = (root_inputs.overlap if root_inputs is not None else None) or version.overlap
     holds = version.holds_place and overlap != Overlap.ALLOW_ALL
+    # Before its place: with an active run locked, a transaction waits for active runs alone (ADR 0008).
+    jobs = lock_children(connection, {one.job_id for one in again})
     runs_again = root if root_inputs is None else child_run_id(root_job, workflow.scheduled_at, root, _next(workflow))
     if holds and not take_place(connection, AcquireRequest(root_job, workflow.tenant, runs_again), root):
         return False
@@ -54,7 +57,9 @@ def resume(
     workflow.deadline_at = None if timeout is None else now + timedelta(microseconds=timeout)
     workflow.failed = workflow.cancelled = 0
     gates = Gate.FLOW | Gate.WHOLE if holds else Gate.FLOW
-    open_generation(connection, installation, workflow, again, now, root_inputs=root_inputs, root_gates=gates)
+    open_generation(
+        connection, installation, workflow, again, now, jobs=jobs, root_inputs=root_inputs, root_gates=gates
+    )
     return True
 
 
@@ -65,6 +70,7 @@ def open_generation(
     again: Sequence[Again],
     now: datetime,
     *,
+    jobs: Mapping[UUID, ChildJob],
     root_inputs: RootInputs | None = None,
     root_gates: Gate = Gate.FLOW,
 ) -> None:
@@ -76,11 +82,11 @@ def open_generation(
         workflow: The occurrence, which has no open run and no release.
         again: The jobs that run.
         now: The database's clock.
+        jobs: Their rows, as `lock_children` returns them.
         root_inputs: As for `resume`.
         root_gates: The gates of the root's run.
     """
     root, at, generation = workflow.root_run_id, workflow.scheduled_at, _next(workflow)
-    jobs = lock_children(connection, {one.job_id for one in again})
     ids = {one.job_id: child_run_id(one.job_id, at, root, generation) for one in again}
     joined, first = [one for one in again if one.parents], [one for one in again if not one.parents]
     columns: dict[str, object] = {

@@ -27,7 +27,7 @@ from tidewheel.runs import HOLDS, Gate, Move, sources, target
 from tidewheel.transitions.active_runs import PromotedRun
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.order_keys import settle_order
-from tidewheel.transitions.places import Arrival, FreedPlace, KeyRow, Limit, Refusal, admit
+from tidewheel.transitions.places import Arrival, FreedPlace, KeyRow, Limit, Refusal, admit, share_out
 from tidewheel.transitions.run_messages import build_requests, request_rows
 
 _SQL = Statements("tidewheel.transitions")
@@ -39,6 +39,8 @@ _WAIT_FOR_KEYS = _SQL["wait_for_keys"]
 _PROMOTE_FOR_KEYS = _SQL["promote_for_keys"]
 _FIND_KEYS_WITH_WAITERS = _SQL["find_keys_with_waiters"]
 _WRITE_RUN_KEYS = _SQL["write_run_keys"]
+
+_MAX_PROMOTED = 1000  # runs in one transaction; wake_at brings the rest
 
 _LimitRow = tuple[int, int | None, int | None, int]
 _KeyColumns = tuple[
@@ -171,7 +173,7 @@ def _promote(connection: Conn, installation: Installation, rows: dict[int, KeyRo
     if wanted:
         columns: dict[str, object] = {
             "key_ids": list(wanted),
-            "counts": [min(count, 1000) for count in wanted.values()],  # a transaction's share; wake_at brings the rest
+            "counts": list(share_out(wanted, _MAX_PROMOTED).values()),
             "target": target(Move.PROMOTE),
             "holds": integers(Gate.HOLDS_TENANT if rows[key].of_tenant else Gate.HOLDS_KEY for key in wanted),
         }

@@ -10,6 +10,8 @@ when no claimer can have an older list.
 import math
 from collections.abc import Collection
 from datetime import timedelta
+from typing import NamedTuple, cast
+from uuid import UUID
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.ids import tenant_key_id
@@ -25,8 +27,7 @@ _PUT_TENANT_KEY = _SQL["put_tenant_key"]
 _COUNT_STARTED_RUNS = _SQL["count_started_runs"]
 _ADD_COUNTED_RUNS = _SQL["add_counted_runs"]
 
-MAX_COUNTED = 1000
-"""Runs that one transaction counts: about ten milliseconds."""
+_MAX_READ = 2000  # open runs in one transaction: about twenty milliseconds if all are counted
 COUNTED_FOR = timedelta(seconds=10)
 _FRESH_SECONDS = 1.0
 
@@ -58,15 +59,26 @@ def limit_in_flight(connection: Conn, installation: Installation, tenant: str, a
     return settle_keys(connection, installation, woken=[key]).promoted
 
 
-def count_started_runs(connection: Conn, tenant: str) -> int:
-    """Count up to `MAX_COUNTED` runs of a tenant that have started without a place; return their number."""
+class Count(NamedTuple):
+    """The runs that a step counted and read, and the run to go on after; None at the end."""
+
+    counted: int
+    read: int
+    after: UUID | None
+
+
+def count_started_runs(connection: Conn, tenant: str, after: UUID) -> Count:
+    """Count the runs that have started without a place, among the next open runs of a tenant by id."""
     columns: dict[str, object] = {
         "tenant": tenant,
         "states": list(IN_FLIGHT),
         "holds": Gate.HOLDS_TENANT,
-        "limit": MAX_COUNTED,
+        "after": after,
+        "limit": _MAX_READ,
     }
-    counted = connection.execute(_COUNT_STARTED_RUNS, columns).rowcount
+    row = connection.execute(_COUNT_STARTED_RUNS, columns, binary=True).fetchone()
+    assert row is not None  # noqa: S101 - an aggregate
+    counted, read, last = cast("tuple[int, int, UUID | None]", row)
     if counted:
         connection.execute(_ADD_COUNTED_RUNS, {"key_id": tenant_key_id(tenant), "runs": counted})
-    return counted
+    return Count(counted, read, last if read == _MAX_READ else None)

@@ -349,6 +349,7 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
         **dict.fromkeys(("at_once", "every_us", "tats", "wake_at"), [None] * BATCH),
     },
     "find_waiting_keys": {"tenant": "default", "first": "key-5", "last": "key-5\U0010ffff", "limit": 500},
+    "find_edited_keys": {"versions": [2] * BATCH, "limit": 500},
     "find_woken_keys": {"count": 64, "limit": 500},
     "probe_keys": {"count": 64},
     "scan_keys": {"after": -1, "limit": 1000, "budget": 20_000, "idle_after": timedelta(minutes=10)},
@@ -475,7 +476,7 @@ _HOT = {
         lock_chained_timers move_chained_timers drop_timers finish_jobs request_cancel find_waiting_runs
         lock_replaced_runs transfer_active_runs buffer_runs
         mark_waiters promote_next_runs promote_waiting_runs
-        lock_keyed add_run_keys read_run_limits find_waiting_keys find_keys_of_job find_first_waiting lock_run_keys
+        lock_keyed add_run_keys read_run_limits find_waiting_keys find_edited_keys find_first_waiting lock_run_keys
         wait_for_keys promote_for_keys
         find_keys_with_waiters write_run_keys lock_unbegun_runs move_runs
         add_order_keys lock_order_keys promote_in_order find_orders_with_waiters write_order_keys drop_order_keys
