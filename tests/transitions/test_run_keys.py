@@ -524,7 +524,7 @@ def test_keys_that_nothing_uses_leave_no_row(database: Database, keys: int) -> N
     for first in range(0, keys, 50_000):
         database.execute(
             "INSERT INTO run_keys (key_id, tenant, key, burst, used_at)"
-            " SELECT n, 'default', 'key-' || n, 1, now() - interval '11 min' FROM generate_series(%s, %s) AS n",
+            " SELECT n, 'default', 'key-' || n, 1, now() - interval '11 min' FROM generate_series(%s::bigint, %s) AS n",
             [first, min(first + 50_000, keys) - 1],
         )
     claim(database, trigger_keyed(database))
