@@ -5,13 +5,14 @@ quota, a batch with submits locks the quota and counts the jobs. The lock comes 
 the commit: two submits of such a tenant come one after another.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 from uuid import UUID
 
 from tidewheel.errors import FieldError, Refused, TenantLimitExceeded, UnknownTenant
 from tidewheel.intake.request import ReceivedRequest
-from tidewheel.jobs.requests import JobSubmit, JobTrigger
+from tidewheel.jobs.payload import Payload
+from tidewheel.jobs.requests import BatchAdd, BatchSubmit, JobSubmit, JobTrigger
 from tidewheel.postgres.pg_arrays import texts, uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
@@ -49,18 +50,29 @@ def exceeded(connection: Conn, batch: Sequence[ReceivedRequest]) -> dict[int, Re
 
 
 def _too_large(received: ReceivedRequest, most: int) -> Refused | None:
-    request = received.request
-    if isinstance(request, JobSubmit):
-        payload, path = request.job.carried, "job.payload"
-    elif isinstance(request, JobTrigger):
-        payload, path = request.carried, "payload"
-    else:
-        return None
-    if payload is None or len(payload.content) <= most:
-        return None
-    problem = f"{len(payload.content)} bytes are more than the {most} that tenant {received.tenant} may send"
-    remedy = "send a reference to the data, or raise the limit by `tidewheel tenant limits NAME --payload`"
-    return TenantLimitExceeded(FieldError(path, problem, remedy))
+    for path, payload in _payloads(received.request):
+        if payload is not None and len(payload.content) > most:
+            problem = f"{len(payload.content)} bytes are more than the {most} that tenant {received.tenant} may send"
+            remedy = "send a reference to the data, or raise the limit by `tidewheel tenant limits NAME --payload`"
+            return TenantLimitExceeded(FieldError(path, problem, remedy))
+    return None
+
+
+def _payloads(request: object) -> Iterator[tuple[str, Payload | None]]:
+    match request:
+        case JobSubmit():
+            yield "job.payload", request.job.carried
+        case JobTrigger():
+            yield "payload", request.carried
+        case BatchSubmit() | BatchAdd():
+            for index, run in enumerate(request.runs):
+                yield f"runs.{index}.payload", run.carried
+            if isinstance(request, BatchSubmit) and request.on is not None:
+                for name, callback in request.on:
+                    if callback is not None:
+                        yield f"on.{name}.payload", callback.carried
+        case _:
+            pass
 
 
 def _beyond_quota(

@@ -60,7 +60,7 @@ COMMENT ON COLUMN job_runs.generation IS 'of a run of a workflow: 0, and one mor
 COMMENT ON COLUMN job_runs.key_id IS 'the hash of tenant and concurrency_key: the row of run_keys; of an ordered run the row of order_keys';
 COMMENT ON COLUMN job_runs.order_no IS 'the number of an ordered run among the runs of its key';
 COMMENT ON COLUMN job_runs.waits_for IS 'the key_id while the run is buffered because its key has no place';
-COMMENT ON COLUMN job_runs.waits_from IS 'its place among those that wait for the key: scheduled_at, less 30 s for each step of priority';
+COMMENT ON COLUMN job_runs.waits_from IS 'its place among those that wait for the key: scheduled_at, less 30 s for each step of priority; of a run that its tenant''s rate holds: its own time';
 COMMENT ON COLUMN job_runs.priority IS '0 to 9; null: 5';
 COMMENT ON COLUMN job_runs.moved_ahead IS 'true if the run may start before its scheduled time';
 COMMENT ON COLUMN job_runs.publish_at IS 'the earliest time of a claim; infinity while buffered, blocked or waiting';

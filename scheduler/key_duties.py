@@ -47,6 +47,7 @@ _MAX_READ = 50_000  # open runs in one step of the count: about a hundred millis
 _LEAST_COST = 250  # a transaction takes as long as reading so many runs
 _PASS_SECONDS = 60.0
 _IDLE_AFTER = timedelta(minutes=10)
+_STEP_SECONDS = 0.05
 
 _BEFORE_ALL = UUID(int=0)  # no run has it
 
@@ -76,6 +77,7 @@ class KeyDuties:
         self._after = FIRST_KEY_ID
         self._next_pass = -math.inf
         self._counts: dict[str, _Count] = {}
+        self._to_pace: list[str] = []
 
     def promote(self, shards: Sequence[int]) -> tuple[int, float]:
         """Give free places of keys to waiting runs.
@@ -171,22 +173,27 @@ class KeyDuties:
                 with self._session.transaction() as connection:
                     connection.execute(_END_COUNT, {**columns, "tenant": tenant})
 
-    def pace(self) -> int:
-        """Queue held runs of tenants with a rate at their places; return their number.
+    def pace(self) -> tuple[int, bool]:
+        """Queue held runs of tenants with a rate at their places, for up to `_STEP_SECONDS`.
+
+        Returns:
+            The number of runs, and True if there is more to queue: the next call goes on where this one stops.
 
         Raises:
             Unavailable: The database does not answer.
         """
-        with self._session.transaction() as connection:
-            tenants = find_held_tenants(connection)
+        if not self._to_pace:
+            with self._session.transaction() as connection:
+                self._to_pace = find_held_tenants(connection)
+        until = monotonic_seconds() + _STEP_SECONDS
         queued = 0
-        for tenant in tenants:
-            released = MAX_RELEASED
-            while released == MAX_RELEASED:
-                with self._session.transaction() as connection:
-                    released = pace(connection, self._installation, tenant)
-                queued += released
-        return queued
+        while self._to_pace and monotonic_seconds() < until:
+            with self._session.transaction() as connection:
+                released = pace(connection, self._installation, self._to_pace[-1])
+            queued += released
+            if released < MAX_RELEASED:
+                self._to_pace.pop()
+        return queued, bool(self._to_pace)
 
     def _repair_counters(self, keys: Sequence[int]) -> None:
         columns: dict[str, object] = {"key_ids": keys, "holds": Gate.HOLDS_KEY}

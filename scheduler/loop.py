@@ -266,7 +266,13 @@ class Scheduler:
         return self._released(self._keys.wake() + self._keys.repair())
 
     def _pace(self) -> float:
-        return self._released(self._keys.pace() if 0 in self._shards else 0)
+        if 0 not in self._shards:
+            return math.inf
+        queued, goes_on = self._keys.pace()
+        if goes_on:
+            self.expedite()
+        pause = self._released(queued)
+        return 0.0 if goes_on else pause
 
     def _released(self, runs: int) -> float:
         """Wake relays for runs that may start now; their messages are due, so the next step comes at once."""

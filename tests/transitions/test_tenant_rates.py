@@ -10,11 +10,25 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from tests.fixtures.database import ClockedDatabase, Database
-from tests.transitions.acts import apply_batch, job_runs, requests, submit
+from tests.transitions.acts import (
+    apply_batch,
+    apply_batch_within,
+    begun,
+    end,
+    ending,
+    job_runs,
+    requests,
+    submission,
+    submit,
+)
+from tests.transitions.graphs import end_and_drain
 from tests.transitions.test_rate_ring import most_in
 from tidewheel.control.client.client import Client
-from tidewheel.postgres.session import connect
+from tidewheel.postgres.session import RowsLocked, connect
+from tidewheel.runs import RunState
+from tidewheel.scheduler import key_duties
 from tidewheel.scheduler.key_duties import KeyDuties
+from tidewheel.transitions import held_runs
 from tidewheel.transitions.tenant_rates import TenantRates
 
 TRIGGER = {"type": "job.trigger", "key": "job"}
@@ -96,9 +110,9 @@ def test_runs_under_the_rate_and_of_tenants_without_one_leave_at_once(rated: Clo
     flood(rated, 1)
     assert rated.value(HELD) == 1
     duties = KeyDuties(rated.session(), rated.installation)
-    assert duties.pace() == 0
+    assert duties.pace() == (0, False)
     rated.advance(timedelta(minutes=59, seconds=59))
-    assert duties.pace() == 1
+    assert duties.pace() == (1, False)
     [late] = [run for run in job_runs(rated) if run.publish_at > job_runs(rated)[0].publish_at]
     assert late.publish_at == late.scheduled_at
 
@@ -123,3 +137,95 @@ def test_places_are_taken_in_the_schema_of_the_users_search_path(fresh_database:
     ):
         assert rates.shape(connection, [run]) == ({}, set())
         assert connection.execute("SELECT count(*) FROM tenant_rates").fetchone() == (1,)
+
+
+def test_run_held_by_an_open_transaction_survives_a_lifted_rate(rated: ClockedDatabase) -> None:
+    limit(rated, 1)
+    duties = KeyDuties(rated.session(), rated.installation)
+    with connect(rated.url, "second") as second:
+        with second.transaction():
+            apply_batch_within(second, rated, *[TRIGGER] * 30)
+            limit(rated, None)
+            duties.pace()
+        assert rated.value(HELD) == 19
+    duties.pace()
+    assert rated.value(HELD) == 0
+    assert len(requests(rated)) == 30
+    assert rated.count("tenant_rates") == 0
+
+
+def test_newcomers_stay_behind_runs_that_an_open_transaction_holds(rated: ClockedDatabase) -> None:
+    limit(rated, 1)
+    duties = KeyDuties(rated.session(), rated.installation)
+    with connect(rated.url, "second") as second, second.transaction():
+        apply_batch_within(second, rated, *[TRIGGER] * 30)
+        rated.advance(timedelta(seconds=20))
+        duties.pace()
+        flood(rated, 1)
+        assert rated.value(HELD) == 1
+    duties.pace()
+    [(newest,)] = rated.rows("SELECT run_id FROM job_runs ORDER BY created_at DESC, run_id DESC LIMIT 1")
+    waiting = {run for (run,) in rated.rows("SELECT run_id FROM job_runs WHERE waits_for IS NOT NULL")}
+    assert newest in waiting
+    assert len(waiting) < 20
+
+
+def test_held_run_keeps_its_own_time(rated: ClockedDatabase) -> None:
+    failed = begun(rated)
+    end(rated, ending(failed, RunState.FAILED))
+    limit(rated, 1)
+    retried_at = rated.advance(timedelta(seconds=1))
+    apply_batch(rated, {"type": "run.retry", "run_id": str(failed.run_id), "delay": "1h"})
+    duties = KeyDuties(rated.session(), rated.installation)
+    assert rated.value(HELD) == 1
+    assert duties.pace() == (0, False)
+    rated.advance(timedelta(minutes=59, seconds=59))
+    assert duties.pace() == (1, False)
+    [run] = job_runs(rated)
+    assert run.publish_at == retried_at + timedelta(hours=1)
+
+
+def test_lifted_rate_queues_a_backlog_in_steps(rated: ClockedDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit(rated, 1)
+    flood(rated, 311)
+    limit(rated, None)
+    for module in (key_duties, held_runs):
+        monkeypatch.setattr(module, "MAX_RELEASED", 5)
+    monkeypatch.setattr(key_duties, "_STEP_SECONDS", 0.02)
+    duties = KeyDuties(rated.session(), rated.installation)
+    steps = [duties.pace()]
+    while steps[-1][1]:
+        steps.append(duties.pace())
+    assert len(steps) > 1
+    assert sum(queued for queued, _ in steps) == 300
+
+
+def test_locked_places_stop_runs_of_limited_tenants_only_and_not_for_long(rated: ClockedDatabase) -> None:
+    with Client(rated.url) as client:
+        client.tenants.create("limited", triggers_per_second=1)
+    limited = {"tenant": "limited"}
+    apply_batch(rated, submission() | limited)
+    apply_batch(rated, TRIGGER | limited)
+    with connect(rated.url, "second") as second, second.transaction():
+        second.execute("SELECT FROM tenant_rates FOR UPDATE")
+        with pytest.raises(RowsLocked):
+            apply_batch(rated, TRIGGER | limited)
+        flood(rated, 1)
+    apply_batch(rated, TRIGGER | limited)
+    assert len(requests(rated)) == 3
+
+
+def test_unblocked_runs_take_places(rated: ClockedDatabase) -> None:
+    children: list[dict[str, object]] = [{"ref": str(n), "key": "job", "after": ["root"]} for n in range(30)]
+    apply_batch(rated, {"type": "batch.submit", "runs": [{"ref": "root", "key": "job"}, *children]})
+    limit(rated, 1)
+    end_and_drain(rated)
+    assert rated.value(HELD) == 19
+    assert len(requests(rated)) == 1 + 11
+    duties = KeyDuties(rated.session(), rated.installation)
+    for _ in range(30):
+        rated.advance(timedelta(seconds=1))
+        duties.pace()
+    due = sorted(run.publish_at for run in job_runs(rated))
+    assert len(requests(rated)) == 31
+    assert due[-1] - due[0] >= timedelta(seconds=28)

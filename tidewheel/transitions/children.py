@@ -15,6 +15,7 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Cause, Gate, Move, RunState, target
 from tidewheel.transitions.active_runs import PromotedRun
 from tidewheel.transitions.create import NewRun, RunInputs
+from tidewheel.transitions.held_runs import hold_runs
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.releases import Release
 from tidewheel.transitions.run_messages import Definitions, build_requests, read_definitions, request_rows
@@ -65,6 +66,13 @@ class Blocked(NamedTuple):
     run_id: UUID
     job_id: UUID
     job_version: int
+    tenant: str
+
+
+class _Unblocked(NamedTuple):
+    run_id: UUID
+    tenant: str
+    publish_at: datetime
 
 
 def lock_children(connection: Conn, job_ids: Iterable[UUID]) -> dict[UUID, ChildJob]:
@@ -136,20 +144,24 @@ def lock_blocked(connection: Conn, run_ids: Sequence[UUID]) -> dict[UUID, Blocke
 
 
 def unblock(connection: Conn, installation: Installation, runs: Sequence[Blocked], now: datetime) -> None:
-    """Queue blocked runs that this transaction has locked, with their messages."""
+    """Queue blocked runs that are locked, with their messages, as the rates of their tenants allow."""
     if not runs:
         return
+    delayed, held = installation.rates.shape(connection, [_Unblocked(run.run_id, run.tenant, now) for run in runs])
     stored = read_definitions(connection, [(run.job_id, run.job_version) for run in runs])
     definitions = [_DEFINITIONS.of(stored[run.job_id, run.job_version]) for run in runs]
     columns: dict[str, object] = {
         "run_ids": uuids(run.run_id for run in runs),
         "starts_ms": [definition.schedule_to_start_ms for definition in definitions],
         "closes_ms": [definition.schedule_to_close_ms for definition in definitions],
-        "now": now,
+        "publish_at": instants(delayed.get(run.run_id, now) for run in runs),
         "target": target(Move.PROMOTE),
     }
     with connection.cursor(row_factory=class_row(PromotedRun), binary=True) as cursor:
-        queued = cursor.execute(_UNBLOCK_RUNS, columns).fetchall()
+        unblocked = cursor.execute(_UNBLOCK_RUNS, columns).fetchall()
+    if held:
+        hold_runs(connection, {run.run_id: run.tenant for run in runs if run.run_id in held})
+    queued = [run for run in unblocked if run.run_id not in held]
     append(
         connection, request_rows(queued, build_requests(connection, queued), installation), shards=installation.shards
     )

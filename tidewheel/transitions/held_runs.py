@@ -26,6 +26,7 @@ _HOLD_RUNS = _SQL["hold_runs"]
 _FIND_HELD_TENANTS = _SQL["find_held_tenants"]
 _READ_TENANT_RATE = _SQL["read_tenant_rate"]
 _RELEASE_HELD_RUNS = _SQL["release_held_runs"]
+_SEES_ALL_HELD = _SQL["sees_all_held"]
 _FIRST_HELD = _SQL["first_held"]
 _DROP_TENANT_RATE = _SQL["drop_tenant_rate"]
 
@@ -77,12 +78,24 @@ def pace(connection: Conn, installation: Installation, tenant: str) -> int:
     if per_second is not None:
         for _ in released:
             ring.place(row.now, reach=_PACED, spaced=True)
-    first = connection.execute(_FIRST_HELD, {"key_id": rate_key_id(tenant)}, binary=True).fetchone()
-    if first is None and per_second is None:
+    held_from, sees_all = _held_from(connection, row)
+    if sees_all and held_from is None and per_second is None:
         connection.execute(_DROP_TENANT_RATE, {"tenant": tenant})
     else:
-        write_rate(connection, tenant, ring, None if first is None else cast("datetime", first[0]))
+        write_rate(connection, tenant, ring, held_from)
     return len(released)
+
+
+def _held_from(connection: Conn, row: RateRow) -> tuple[datetime | None, bool]:
+    """Return the time of the oldest held run, and False if an open transaction may hold further ones."""
+    columns: dict[str, object] = {"key_id": rate_key_id(row.tenant)}
+    sees_all = connection.execute(_SEES_ALL_HELD, columns).fetchone() == (True,)
+    # A later statement than the lock: it sees the runs of transactions that have ended by then.
+    first = cast("tuple[datetime] | None", connection.execute(_FIRST_HELD, columns, binary=True).fetchone())
+    known = [] if first is None else [first[0]]
+    if not sees_all and row.held_from is not None:
+        known.append(row.held_from)
+    return min(known, default=None), sees_all
 
 
 def _release(

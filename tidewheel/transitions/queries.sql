@@ -1644,21 +1644,22 @@ DELETE FROM joins WHERE root_run_id = ANY (%(roots)s::uuid[])
 -- name: lock_blocked
 -- Locks those of these runs that are still blocked.
 -- Index: job_runs_pkey. Lock: each run, in run_id order; waits for a cancel under way.
-SELECT run_id, job_id, job_version
+SELECT run_id, job_id, job_version, tenant
   FROM job_runs
  WHERE run_id = ANY (%(run_ids)s::uuid[]) AND state = %(blocked)s
  ORDER BY run_id
    FOR UPDATE
 
 -- name: unblock_runs
--- Queues blocked runs; their deadlines count from now.
+-- Queues blocked runs; their deadlines count from the times at which they are due.
 -- Index: job_runs_pkey; job_runs_due and job_runs_deadline change. Lock: rows that lock_blocked has locked.
 UPDATE job_runs AS o
    SET state = %(target)s,
-       publish_at = %(now)s::timestamptz,
-       deadline_at = %(now)s::timestamptz + least(given.starts_ms, given.closes_ms) * interval '1 ms',
-       schedule_to_close_at = %(now)s::timestamptz + given.closes_ms * interval '1 ms'
-  FROM unnest(%(run_ids)s::uuid[], %(starts_ms)s::bigint[], %(closes_ms)s::bigint[]) AS given (run_id, starts_ms, closes_ms)
+       publish_at = given.publish_at,
+       deadline_at = given.publish_at + least(given.starts_ms, given.closes_ms) * interval '1 ms',
+       schedule_to_close_at = given.publish_at + given.closes_ms * interval '1 ms'
+  FROM unnest(%(run_ids)s::uuid[], %(publish_at)s::timestamptz[], %(starts_ms)s::bigint[], %(closes_ms)s::bigint[])
+       AS given (run_id, publish_at, starts_ms, closes_ms)
  WHERE o.run_id = given.run_id
 RETURNING o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.attempt, o.scheduled_at, o.publish_at,
           o.created_at, o.concurrency_key, o.tenant, o.priority
@@ -2023,9 +2024,19 @@ UPDATE tenant_rates
 -- Buffers runs that were just written and found no place.
 -- Index: job_runs_pkey; job_runs_due changes, job_runs_waiting grows. Lock: rows of this transaction.
 UPDATE job_runs AS o
-   SET state = %(target)s, publish_at = 'infinity', waits_for = given.waits_for, waits_from = o.scheduled_at
+   SET state = %(target)s, publish_at = 'infinity', waits_for = given.waits_for, waits_from = o.publish_at
   FROM unnest(%(run_ids)s::uuid[], %(waits_for)s::bigint[]) AS given (run_id, waits_for)
  WHERE o.run_id = given.run_id AND o.state = ANY (%(sources)s)
+
+-- name: announce_held
+-- Lets the scheduler know that this transaction holds runs of tenants, until it ends.
+-- No index. Lock: a shared advisory lock for each tenant.
+SELECT pg_advisory_xact_lock_shared(given.key_id) FROM unnest(%(key_ids)s::bigint[]) AS given (key_id)
+
+-- name: sees_all_held
+-- Returns true if no open transaction holds runs of a tenant, and none begins to until this one ends.
+-- No index. Lock: an advisory lock, without a wait; the row of tenant_rates is locked already.
+SELECT pg_try_advisory_xact_lock(%(key_id)s)
 
 -- name: find_held_tenants
 -- Returns the tenants that have taken places.
@@ -2042,14 +2053,14 @@ SELECT triggers_per_second FROM tenants WHERE tenant = %(tenant)s
 -- Index: job_runs_waiting, job_runs_pkey; job_runs_due changes.
 -- Lock: each run, locked rows are skipped.
 WITH chosen AS MATERIALIZED (
-    SELECT r.run_id, r.scheduled_at
+    SELECT r.run_id, r.waits_from
       FROM job_runs AS r
      WHERE r.waits_for = %(key_id)s AND r.waits_from <= %(until)s
      ORDER BY r.waits_from, r.run_id
      LIMIT %(count)s
        FOR UPDATE SKIP LOCKED
 ), next AS MATERIALIZED (
-    SELECT c.run_id, greatest(c.scheduled_at, (%(times)s::timestamptz[])[row_number() OVER (ORDER BY c.scheduled_at, c.run_id)]) AS at
+    SELECT c.run_id, greatest(c.waits_from, (%(times)s::timestamptz[])[row_number() OVER (ORDER BY c.waits_from, c.run_id)]) AS at
       FROM chosen AS c
 )
 UPDATE job_runs AS o

@@ -4,12 +4,15 @@ Runs take their places in a transaction of its own, beside the one that writes t
 less than a millisecond, and never while other locks are held. A crash in between loses places, and never exceeds the
 rate. A run that finds no place is held: buffered, with `waits_for`, without a message. The scheduler paces held runs.
 
+A transaction that holds a run takes a shared advisory lock before its reservation commits and until it ends
+itself. While one does, the scheduler keeps the tenant's row and `held_from`: it cannot see that run yet.
+
 A process reads the rates of its tenants at most once a second each. Runs of other tenants cost no further statement.
 """
 
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol, cast
@@ -19,8 +22,10 @@ from psycopg.conninfo import make_conninfo
 from psycopg.rows import class_row
 
 from tidewheel.clock import monotonic_seconds
+from tidewheel.errors import Unavailable
+from tidewheel.ids import rate_key_id
 from tidewheel.postgres.pg_arrays import integers
-from tidewheel.postgres.session import Conn, Session, own_options
+from tidewheel.postgres.session import CommitUnknown, Conn, Session, own_options
 from tidewheel.postgres.statements import Statements
 from tidewheel.transitions.rate_ring import Ring
 
@@ -29,8 +34,10 @@ _FIND_RATES = _SQL["find_rates"]
 _ADD_TENANT_RATES = _SQL["add_tenant_rates"]
 _LOCK_TENANT_RATES = _SQL["lock_tenant_rates"]
 _WRITE_TENANT_RATE = _SQL["write_tenant_rate"]
+_ANNOUNCE_HELD = _SQL["announce_held"]
 
 _FRESH_SECONDS = 1.0
+_OPTIONS = "-c lock_timeout=200ms"  # the transaction that writes the runs holds other locks meanwhile
 
 
 class Shaped(Protocol):
@@ -75,8 +82,7 @@ class TenantRates:
     def __init__(self) -> None:
         self._session: Session | None = None
         self._lock = threading.Lock()
-        self._rates: dict[str, float | None] = {}
-        self._until = -math.inf
+        self._known: tuple[Mapping[str, float | None], float] = ({}, -math.inf)  # replaced as a whole, so no lock
 
     def __reduce__(self) -> "tuple[type[TenantRates], tuple[()]]":
         """Begin anew in a process to which the installation is sent."""
@@ -90,7 +96,7 @@ class TenantRates:
 
     def forget(self) -> None:
         """Read the rates before the next runs."""
-        self._until = -math.inf
+        self._known = ({}, -math.inf)
 
     def shape(self, connection: Conn, runs: Sequence[Shaped]) -> tuple[dict[UUID, datetime], set[UUID]]:
         """Take places for runs; return the times of those that are delayed, and those that are held.
@@ -102,50 +108,63 @@ class TenantRates:
         Raises:
             Unavailable: The database does not answer; nothing was taken.
         """
+        rates = self._read(connection, {run.tenant for run in runs})
+        chosen = [run for run in runs if run.tenant in rates]
+        if not chosen:
+            return {}, set()
         with self._lock:
-            self._refresh(connection, {run.tenant for run in runs})
-            chosen = [run for run in runs if self._rates[run.tenant] is not None]
-            if not chosen:
-                return {}, set()
             if self._session is None:
-                self._session = Session(_address(connection), "tidewheel-rates", renews=True)
-            with self._session.transaction() as reserving:
-                return self._take(reserving, chosen)
+                self._session = Session(_address(connection), "tidewheel-rates", options=_OPTIONS, renews=True)
+            try:
+                with self._session.transaction() as reserving:
+                    delayed, held = _take(reserving, chosen, rates)
+                    if held:
+                        # It never waits: who takes the lock alone has locked the tenant's row, as `reserving` has.
+                        keys = sorted({rate_key_id(run.tenant) for run in chosen if run.run_id in held})
+                        connection.execute(_ANNOUNCE_HELD, {"key_ids": keys})
+            except CommitUnknown as error:
+                # Places may be lost. The caller has not come to its own COMMIT.
+                raise Unavailable(str(error)) from error
+        return delayed, held
 
-    def _refresh(self, connection: Conn, tenants: set[str]) -> None:
-        """Read the rates of tenants, unless they were read within the last second."""
+    def _read(self, connection: Conn, tenants: set[str]) -> dict[str, float]:
+        """Return the rates of those of these tenants that have one, read within the last second."""
+        known, until = self._known
         now = monotonic_seconds()
-        if now >= self._until:
-            self._rates, self._until = {}, now + _FRESH_SECONDS
-        if unknown := tenants - self._rates.keys():
+        if now >= until:
+            known, until = {}, now + _FRESH_SECONDS
+        if unknown := tenants - known.keys():
             # By name: a session that acts for a tenant sees no other row.
             found = connection.execute(_FIND_RATES, {"tenants": sorted(unknown)}).fetchall()
-            self._rates |= dict.fromkeys(unknown) | dict(cast("list[tuple[str, float | None]]", found))
+            known = {**known, **dict.fromkeys(unknown), **dict(cast("list[tuple[str, float | None]]", found))}
+            self._known = known, until
+        return {tenant: rate for tenant in sorted(tenants) if (rate := known[tenant]) is not None}
 
-    def _take(self, connection: Conn, runs: Sequence[Shaped]) -> tuple[dict[UUID, datetime], set[UUID]]:
-        tenants = sorted({run.tenant for run in runs})
-        rates = {tenant: rate for tenant in tenants if (rate := self._rates[tenant]) is not None}
-        connection.execute(_ADD_TENANT_RATES, {"tenants": tenants, "rates": list(rates.values())})
-        with connection.cursor(row_factory=class_row(RateRow), binary=True) as cursor:
-            rows = {row.tenant: row for row in cursor.execute(_LOCK_TENANT_RATES, {"tenants": tenants})}
-        delayed: dict[UUID, datetime] = {}
-        held: set[UUID] = set()
-        for tenant, row in rows.items():
-            ring = row.ring
-            ring.change_rate(rates[tenant])
-            ring.forget_past(row.now)
-            for run in runs:
-                if run.tenant != tenant:
-                    continue
-                at = max(run.publish_at, row.now)
-                due = None if row.held_from is not None and at >= row.held_from else ring.place(at)
-                if due is None:
-                    held.add(run.run_id)
-                    row.held_from = at if row.held_from is None else min(row.held_from, at)
-                elif due > at:
-                    delayed[run.run_id] = due
-            write_rate(connection, tenant, ring, row.held_from)
-        return delayed, held
+
+def _take(
+    connection: Conn, runs: Sequence[Shaped], rates: Mapping[str, float]
+) -> tuple[dict[UUID, datetime], set[UUID]]:
+    connection.execute(_ADD_TENANT_RATES, {"tenants": list(rates), "rates": list(rates.values())})
+    with connection.cursor(row_factory=class_row(RateRow), binary=True) as cursor:
+        rows = {row.tenant: row for row in cursor.execute(_LOCK_TENANT_RATES, {"tenants": list(rates)})}
+    delayed: dict[UUID, datetime] = {}
+    held: set[UUID] = set()
+    for tenant, row in rows.items():
+        ring = row.ring
+        ring.change_rate(rates[tenant])
+        ring.forget_past(row.now)
+        for run in runs:
+            if run.tenant != tenant:
+                continue
+            at = max(run.publish_at, row.now)
+            due = None if row.held_from is not None and at >= row.held_from else ring.place(at)
+            if due is None:
+                held.add(run.run_id)
+                row.held_from = at if row.held_from is None else min(row.held_from, at)
+            elif due > at:
+                delayed[run.run_id] = due
+        write_rate(connection, tenant, ring, row.held_from)
+    return delayed, held
 
 
 def _address(connection: Conn) -> str:

@@ -113,6 +113,25 @@ def test_payload_beyond_the_limit_is_refused_in_jobs_and_triggers(client: Client
     assert refused.value.code == "tenant_limit"
 
 
+def test_payloads_of_batches_and_of_their_callbacks_are_limited(client: Client, database: Database) -> None:
+    client.tenants.limit("acme", payload_bytes=100)
+    submit_in_acme = submission("job") | ACME
+    assert not refusals(apply_batch(database, submit_in_acme))
+    large = {"key": "job", "payload": {"text": "x" * 99}}
+    runs = [{"ref": "one", "key": "job", "payload": "x" * 98}]
+    [reply] = apply_batch(database, {"type": "batch.submit", "runs": runs, "open": True} | ACME)
+    assert reply.status is ReplyStatus.ACCEPTED, reply.errors
+    added = {"type": "batch.add", "batch_id": reply.batch_id}
+    replies = apply_batch(
+        database,
+        {"type": "batch.submit", "runs": [*runs, {"ref": "two"} | large]} | ACME,
+        {"type": "batch.submit", "runs": runs, "on": {"failed": large}} | ACME,
+        added | {"runs": [{"ref": "three"} | large]} | ACME,
+    )
+    assert refusals(replies) == ["tenant_limit"] * 3
+    assert [reply.errors[0].path for reply in replies] == ["runs.1.payload", "on.failed.payload", "runs.0.payload"]
+
+
 def test_pause_is_a_freeze_of_the_whole_tenant_and_resume_its_thaw(client: Client, database: Database) -> None:
     assert client.tenants.pause("acme", reason="audit")
     assert not client.tenants.pause("acme")
