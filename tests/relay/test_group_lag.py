@@ -65,7 +65,11 @@ def test_topic_whose_offsets_cannot_be_read_is_skipped(relaying: Relaying, monke
     requests, gone = relaying.topic("requests", partitions=2), relaying.topic("runs.batch", partitions=2)
     fill(relaying, requests, 4)
     known = group_lag.read_partitions
-    monkeypatch.setattr(group_lag, "read_partitions", lambda client: {**known(client), gone: [(gone, 0), (gone, 7)]})
+
+    def listed(client: Consumer) -> dict[str, list[tuple[str, int]]]:
+        return {**known(client), gone: [(gone, 0), (gone, 7)]}
+
+    monkeypatch.setattr(group_lag, "read_partitions", listed)
     GroupLag(relaying.kafka, Topics(relaying.prefix)).measure()
     assert lag_of(requests, f"{requests}.intake") == 4
     assert lag_of(gone, f"{gone}.executors") is None
