@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 from http import HTTPStatus
+from typing import Any, cast
 
 from tests.control.api.answering import answer_of, answering, refusal
 from tests.control.cli.command import tidewheel
@@ -60,7 +61,7 @@ def test_lists_of_limits_and_keys_have_pages(database: Database) -> None:
         assert tidewheel(database, *words, "-n", 1).lines[-1] == "more: add --after 'a'"
         assert not any("more:" in line for line in tidewheel(database, *words, "-n", 2).lines)
         page = tidewheel(database, *words, "--after", "a", "-o", "json").json
-        [[one]] = [found for found in page.values() if isinstance(found, list)]
+        [[one]] = [cast("list[Any]", found) for found in page.values() if isinstance(found, list)]
         assert (one["key"], page["next_cursor"]) == ("b", None)
 
 
