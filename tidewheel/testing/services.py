@@ -112,7 +112,7 @@ class Services:
     def publish(self) -> None:
         """Let every message leave that may."""
         if self._relay is None:
-            settings = RelaySettings.load(topic_prefix=self._prefix)
+            settings = RelaySettings.load(topic_prefix=self._prefix, fairness="off")
             self._relay = Relay(settings, self._url, self._kafka, self._stop)
         while self._relay.step() == 0.0:
             pass
