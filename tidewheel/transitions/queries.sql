@@ -1313,7 +1313,7 @@ INSERT INTO settings (name, value) VALUES ('topic_prefix', to_jsonb(%(prefix)s::
 SELECT r.run_id, r.tenant, r.job_id, r.job_version, r.state, r.scheduled_at, r.root_run_id, r.concurrency_key,
        i.payload, i.payload_content_type, i.labels, i.traceparent, k.key AS blocks_key
   FROM runs AS r
-  LEFT JOIN order_keys AS k ON k.blocked_by = r.run_id
+  LEFT JOIN order_keys AS k ON k.blocked_by = r.run_id AND k.blocked_by = ANY (%(run_ids)s)
   LEFT JOIN run_inputs AS i ON i.run_id = r.run_id AND i.run_id = ANY (%(run_ids)s)
  WHERE r.run_id = ANY (%(run_ids)s)
 
