@@ -290,7 +290,7 @@ class HoldBack:
     def _count(self, topic: str) -> None:
         """Count the published runs of a topic that no executor has claimed."""
         window, held, now = self._windows[topic], topic in self._held, monotonic_seconds()
-        queue = topic.removeprefix(self._prefix).rpartition(".")[0] or DEFAULT_QUEUE
+        queue, _ = self._queue_and_lane(topic)
         with self._session.transaction() as connection:
             executors = connection.execute(_COUNT_EXECUTORS, {"queue": queue}, binary=True).fetchall()
             handlers = {name for (names,) in cast("list[tuple[list[str]]]", executors) for name in names}
@@ -303,9 +303,13 @@ class HoldBack:
         window.counted(waiting, len(executors), now, share=len(self._slices) / SLICES, held=held)
 
     def _observe(self, topic: str, staged: int) -> None:
+        queue, lane = self._queue_and_lane(topic)
+        metrics.set("outbox_held", staged, queue, lane)
+        metrics.set("outbox_window", self._windows[topic].size, queue, lane)
+
+    def _queue_and_lane(self, topic: str) -> tuple[str, str]:
         queue, _, lane = topic.removeprefix(self._prefix).rpartition(".")
-        metrics.set("outbox_held", staged, queue or DEFAULT_QUEUE, lane)
-        metrics.set("outbox_window", self._windows[topic].size, queue or DEFAULT_QUEUE, lane)
+        return queue or DEFAULT_QUEUE, lane
 
 
 def _find_unclaimed(connection: Conn, window: Window, handlers: list[str] | None) -> list[bytes]:
