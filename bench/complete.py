@@ -28,7 +28,7 @@ _EARLY_SECONDS = 0.001  # what two readings of one clock may differ by
 _POLL_SECONDS = 0.05
 _POLL_EVENTS_SECONDS = 0.5  # each poll is work for the broker
 _RESPONSE_SECONDS = 30.0
-_NO_LEADER = frozenset({KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE})
+_NO_LEADER = frozenset({KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE, KafkaError._NOENT})
 _COUNTS: LiteralString = """
 SELECT (SELECT count(*) FROM runs),
        (SELECT count(*) FROM runs WHERE state = %(succeeded)s AND attempt = 1),

@@ -92,7 +92,7 @@ def test_message_from_before_an_edit_claims_nothing(fleet: Fleet, oracle: Oracle
     work.recurring = ("edited",)
     fleet.ask({"type": "job.submit", "job": job})
     fleet.flush()
-    fleet.start_all(LOOKAHEAD="PT2S", LEASE=LONG_LEASE)
+    fleet.start_all(LOOKAHEAD="PT5S", LEASE=LONG_LEASE)
     work.wait_recovered(now())
     edit = fleet.ask({"type": "job.submit", "job": {**job, "payload": "of the second version"}})
     fleet.flush()
@@ -105,7 +105,7 @@ def test_message_from_before_an_edit_claims_nothing(fleet: Fleet, oracle: Oracle
     fleet.database.execute("DELETE FROM outbox WHERE id = ANY (%s)", [[place for place, _ in lost]])
     overtaken = {run_id for _, run_id in lost}
     assert overtaken, "the edit overtook no message of the first version"
-    work.wait_recovered(told + timedelta(seconds=2))
+    work.wait_recovered(told + timedelta(seconds=5))
     work.finish()
     fleet.until(lambda: consumed(fleet), "every message has been consumed")
     fleet.stop()

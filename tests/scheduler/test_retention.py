@@ -159,11 +159,13 @@ def test_thread_survives_an_operators_drop(fresh_database: Database, caplog: pyt
     [old] = made(fresh_database, 20)
     operator = fresh_database.connection()
     operator.execute(sql.SQL("DROP TABLE {}").format(partition(old)))
+    caplog.set_level(logging.INFO, "tidewheel.process")
     stop = Shutdown()
     Retention(fresh_database.url, KEEP, KEEP_AUDIT, stop).start()
     until(lambda: fresh_database.value(WAITING) == 1, "it waits for the operator")
     operator.commit()
     until(lambda: "dropping old partitions: " in caplog.text, "it has noticed")
+    until(lambda: "dropping old partitions: works again" in caplog.text, "the recovery is logged")
     stop.request()
 
 
