@@ -90,7 +90,7 @@ class Gate(IntFlag):
     """Bits of `job_runs.gates`: further duties of a claim or an end of the run; most runs have none.
 
     The uniform claim starts no run with a bit of `BARRED`. An end returns the bits, so that a further statement runs
-    only for the rows that need it.
+    only for the rows that need it. Code that runs for each row compares with 0 first: a test of a bit takes 0.4 µs.
     """
 
     MET = 1

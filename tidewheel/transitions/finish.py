@@ -84,7 +84,7 @@ def finish_runs(
     if not ends:
         return result
     rows = _close_uniform(connection, ends) if uniform else []
-    if uniform and (len(rows) < len(ends) or any(row.gates & _WAITS for row in rows) or _may_wait(ends)):
+    if uniform and (len(rows) < len(ends) or any(row.gates and row.gates & _WAITS for row in rows) or _may_wait(ends)):
         allow_waits(connection)
     if len(rows) < len(ends):
         closed = {row.place for row in rows}
@@ -115,7 +115,7 @@ def finish_runs(
     cancelled = [run.end.run_id for run in finished if run.row.state == RunState.CANCELLING]
     if cancelled:
         connection.execute(_DROP_SIGNALS, {"run_ids": cancelled})
-    freed = [] if lasting else [place for run in finished for place in run.held_places]
+    freed = [] if lasting else [place for run in finished if run.row.gates for place in run.held_places]
     if freed_keys is not None:
         freed_keys += freed
     elif freed:

@@ -166,7 +166,7 @@ class FinishedRun(NamedTuple):
     @property
     def may_be_active(self) -> bool:
         """True if it may be its job's active run, which other runs of the job wait for."""
-        return bool(self.row.gates & Gate.MET) and not self.keeps_place
+        return self.row.gates != 0 and bool(self.row.gates & Gate.MET) and not self.keeps_place
 
     @property
     def keeps_place(self) -> bool:
@@ -178,8 +178,6 @@ class FinishedRun(NamedTuple):
     def held_places(self) -> list[FreedPlace]:
         """The places of its key and of its tenant that it held."""
         row = self.row
-        if not row.gates:
-            return []
         held = held_places(row.gates, row.key_id, row.tenant, started=row.started_at is not None)
         if row.key_id is not None and row.gates & Gate.ORDER:
             passes = bool(row.gates & Gate.PASSES)

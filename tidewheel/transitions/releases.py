@@ -84,7 +84,7 @@ def write_releases(connection: Conn, finished: Sequence[FinishedRun], shards: in
     Returns:
         True if there is one: a scheduler has work after the commit.
     """
-    released = [run for run in finished if run.row.gates & Gate.FLOW]
+    released = [run for run in finished if run.row.gates and run.row.gates & Gate.FLOW]
     if not released:
         return False
     roots = [_root(run.row) for run in released]
