@@ -1,8 +1,10 @@
 """Figures of a round, their cost and their plots, and the options of a scenario. Pure."""
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 Points = Sequence[tuple[float, float]]
 Progress = Callable[[str], None]
@@ -180,6 +182,27 @@ def _median(values: Sequence[float | None]) -> float | None:
     return statistics.median(known) if known else None
 
 
+def most_in_a_window(times: Sequence[float], seconds: float) -> int:
+    """The most of these instants in any window of so many seconds; 0 of none.
+
+    >>> most_in_a_window([5.0, 0.0, 0.5, 1.0], 1.0)
+    2
+    """
+    ordered = sorted(times)
+    return max((bisect_left(ordered, at + seconds) - number for number, at in enumerate(ordered)), default=0)
+
+
+def most_at_once(spans: Iterable[tuple[float, float | None]]) -> int:
+    """The most of these spans that overlap; one without an end goes on. One may begin as another ends.
+
+    >>> most_at_once([(0.0, 2.0), (1.0, None), (2.0, 3.0)])
+    2
+    """
+    spans = list(spans)
+    changes = [(began, 1) for began, _ in spans] + [(ended, -1) for _, ended in spans if ended is not None]
+    return max(accumulate(change for _, change in sorted(changes)), default=0)
+
+
 def _unseen(text: str) -> None:
     del text
 
@@ -190,9 +213,9 @@ class Options:
 
     Args:
         jobs: Jobs, runs, messages or requests of a round.
-        seconds: How long the load of `pipeline`, `steady` and `latency` lasts.
+        seconds: How long the load of `pipeline`, `steady`, `latency` and the second part of `limits` lasts.
         rate: Runs a second of `steady`, `soak` and `latency`.
-        minutes: How long `idle` and `soak` last.
+        minutes: How long `idle`, `soak` and the first part of `limits` last.
         keys: True to measure `execute` with one concurrency key and with 1,000 keys as well.
         report: Receives the current step, for display.
     """

@@ -45,7 +45,7 @@ def measure(environment: Environment) -> dict[str, float]:
         with _Peak(scheduler) as peak:
             _load(environment, [*chain, *fan])
             for ended, root in enumerate(("c0", "m"), start=1):
-                _run(environment, "job", "trigger", root)
+                run_command(environment, "job", "trigger", root)
                 until(lambda ended=ended: _value(connection, _ENDED) >= ended, f"occurrence of {root}")  # type: ignore[misc]
         chain_seconds, fan_seconds = (_value(connection, _SECONDS, root) for root in ("c0", "m"))
         runs, expected = _value(connection, "SELECT count(*) FROM finished_runs"), len(chain) + len(fan)
@@ -69,10 +69,15 @@ def _job(key: str, parents: Sequence[str]) -> dict[str, object]:
 def _load(environment: Environment, jobs: Sequence[dict[str, object]]) -> None:
     file = environment.home / "graphs.json"
     file.write_text(json.dumps(jobs))
-    _run(environment, "apply", "-f", str(file))
+    run_command(environment, "apply", "-f", str(file))
 
 
-def _run(environment: Environment, *arguments: str) -> None:
+def run_command(environment: Environment, *arguments: str) -> None:
+    """Run a command of the command line.
+
+    Raises:
+        Incomplete: It failed.
+    """
     program = [sys.executable, "-m", "tidewheel.control.cli", *arguments]
     done = subprocess.run(program, env=environment.variables, capture_output=True, text=True, check=False)
     if done.returncode:

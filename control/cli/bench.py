@@ -15,7 +15,7 @@ from tidewheel.control.cli.output import Output, OutputOption
 _SCENARIOS = (
     "Any of fire, relay, execute, pipeline, hot-second, latency, idle, soak, submit, http, overlap, async, threads, "
     "process, retry, results, bulk (all of these: all), peers, stages, costs, ledger, conservation, rolling, cancel, "
-    "freeze, fairness, workflows, api."
+    "freeze, fairness, limits, workflows, api."
 )
 Scenarios = Annotated[list[str] | None, typer.Argument(metavar="SCENARIO", help=_SCENARIOS)]
 Rounds = Annotated[
@@ -24,12 +24,12 @@ Rounds = Annotated[
 ]
 Jobs = Annotated[int | None, typer.Option(metavar="N", min=1, help="Number of jobs, messages or requests of a round.")]
 Seconds = Annotated[
-    float | None, typer.Option(metavar="SECONDS", min=1, help="Duration of the load in pipeline and latency.")
+    float | None, typer.Option(metavar="SECONDS", min=1, help="Duration of the load in pipeline, latency and limits.")
 ]
 Rate = Annotated[
     float | None, typer.Option(metavar="N", min=1, help="Runs per second of a steady load: latency, soak, pipeline.")
 ]
-Minutes = Annotated[float | None, typer.Option(metavar="MINUTES", min=0.01, help="Duration of idle and soak.")]
+Minutes = Annotated[float | None, typer.Option(metavar="MINUTES", min=0.01, help="Duration of idle, soak and limits.")]
 Keys = Annotated[bool, typer.Option("--keys", help="With execute: also with one concurrency key, and with 1,000.")]
 Plots = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Write a plot of each scenario to this folder, as PNG and SVG.")

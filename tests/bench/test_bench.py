@@ -147,6 +147,20 @@ def test_overlap_policies_are_measured_beside_allow_all(info: StackInfo) -> None
     )
 
 
+@pytest.mark.kafka
+@pytest.mark.slow
+def test_limits_are_measured_by_pairs_and_by_their_overshoot(info: StackInfo) -> None:
+    arguments = ("limits", "--jobs", "50", "--minutes", "0.01", "--seconds", "9", "--rounds", "1", "--output", "json")
+    found = figures(document(bench(*arguments, stack=info)))
+    for limit in ("one_key", "thousand_keys", "rate", "in_flight", "triggers", "ordering_key", "dedupe", "priority"):
+        assert found[f"{limit}_runs_per_second"]["cpu_us_per_run"]["relay"] > 0
+        assert found[f"{limit}_ratio_least"]["median"] <= found[f"{limit}_ratio"]["median"]
+    assert found["fairness_ratio"]["median"] > 0
+    assert (found["places_most"]["median"], found["places_over"]["median"]) == (20, 0)
+    assert found["killed_executors"]["median"] == 2
+    assert found["triggers_least_in_a_minute"]["median"] > 0
+
+
 def test_unknown_scenario_is_refused_with_the_nearest_name() -> None:
     done = bench("fier")
     assert (done.returncode, done.stdout) == (5, "")
