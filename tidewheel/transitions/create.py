@@ -59,7 +59,7 @@ _COPY_INPUTS = (
     "late_ms) FROM STDIN (FORMAT BINARY)"
 )
 _NO_GATES = Gate(0)
-_OPENS = frozenset({Cause.TIMER, Cause.TRIGGER, Cause.BACKFILL})  # causes of a root's run that open an occurrence
+_OPENS = (Cause.TIMER, Cause.TRIGGER, Cause.BACKFILL)  # of a root's run that opens an occurrence; a set would hash
 _NEVER = int8((1 << 63) - 1)  # infinity, as timestamptz
 _INPUT_TYPES = ("uuid", "timestamptz", "text", "bytea", "text", "jsonb", "text", "text", "int8")
 
@@ -180,7 +180,7 @@ def create_runs(
     _copy_inputs(connection, runs, now)
     if held:
         hold_runs(connection, {run.run_id: run.tenant for run in runs if run.run_id in held})
-    published = [run for run in runs if not (run.blocked or run.waits_in_order) and run.run_id not in held]
+    published = [run for run in runs if not (run.blocked or run.waits_in_order or (held and run.run_id in held))]
     append(connection, _outbox_rows(published, installation), shards=installation.shards)
     return {run.run_id for run in runs}
 
@@ -197,7 +197,7 @@ def _shaped(connection: Conn, installation: Installation, runs: Sequence[NewRun]
 
 def _in_workflows(connection: Conn, runs: Sequence[NewRun]) -> Sequence[NewRun]:
     """Return the runs, those of roots with the gates for what their end does."""
-    jobs = {run.job_id for run in runs if run.cause in _OPENS}
+    jobs = [run.job_id for run in runs if run.cause in _OPENS]
     roots = _ids(connection, _FIND_ROOTS, {"job_ids": uuids(jobs)}) if jobs else set[UUID]()
     if not roots:
         return runs

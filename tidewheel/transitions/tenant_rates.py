@@ -109,9 +109,9 @@ class TenantRates:
             Unavailable: The database does not answer; nothing was taken.
         """
         rates = self._read(connection, {run.tenant for run in runs})
-        chosen = [run for run in runs if run.tenant in rates]
-        if not chosen:
+        if not rates:
             return {}, set()
+        chosen = [run for run in runs if run.tenant in rates]
         with self._lock:
             if self._session is None:
                 self._session = Session(_address(connection), "tidewheel-rates", options=_OPTIONS, renews=True)
