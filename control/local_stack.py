@@ -51,6 +51,6 @@ def start_stack(stack: LocalStack, progress: Progress) -> StackInfo:
         replication=info.replication or settings.replication,
         queues=list(dict.fromkeys([DEFAULT_QUEUE, *served, *named])),
         outputs=settings.outputs_topic,
-        counts=PartitionCounts(settings.runs_partitions, settings.events_partitions),
+        counts=PartitionCounts(settings.runs_partitions, settings.events_partitions, settings.tenant_partitions),
     )
     return info

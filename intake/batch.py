@@ -1,5 +1,7 @@
 """Apply a batch of messages and write the replies, in the transaction that stores their offsets.
 
+A tenant's own topic sets the tenant of its messages, and their replies go to that tenant's topic of replies.
+
 A message that cannot be decoded goes to the dead letters byte for byte; of one that is too long, the head, the length
 and the SHA-256 digest are kept. A refused request gets a reply. None of them blocks the messages behind it.
 
@@ -9,6 +11,7 @@ The reply ends the attempt and gets no reply itself: one that comes too late is 
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from hashlib import sha256
 from typing import TYPE_CHECKING, TypeAlias
@@ -98,7 +101,7 @@ def apply_batch(
     """
     replies = [message for message in messages if message.topic() == installation.topics.target_replies]
     requests = [message for message in messages if message.topic() != installation.topics.target_replies]
-    decoded = [(message, _decode(message, failure)) for message in requests]
+    decoded = [(message, _decode(installation, message, failure)) for message in requests]
     alone = [
         message
         for message, one in decoded
@@ -138,7 +141,8 @@ def bury_batch(connection: Conn, installation: Installation, origin: RequestOrig
         f"the batch of {end - origin.offset} messages from this offset cannot be unpacked, or only to too many bytes"
     )
     metrics.count("undecodable_requests", end - origin.offset)
-    dead = DeadMessage(origin.topic, origin.partition, origin.offset, None, None, reason, cut_from=0)
+    tenant = installation.topics.tenant_of(origin.topic)
+    dead = DeadMessage(origin.topic, origin.partition, origin.offset, None, None, reason, cut_from=0, tenant=tenant)
     append(connection, [dead_letter_message(connection, installation, dead, now)], shards=installation.shards)
 
 
@@ -158,14 +162,14 @@ def type_of(message: Message, installation: Installation) -> RequestType:
         return RequestType.UNKNOWN
 
 
-def _decode(message: Message, failure: Exception | None) -> _Decoded:
+def _decode(installation: Installation, message: Message, failure: Exception | None) -> _Decoded:
     """Decode a message into a request, or into the reason why it cannot be applied."""
     value = _bytes(message.value()) or b""
     try:
         _ensure_short(message)
         if failure is not None:
-            return _refused_by_failure(value, failure)
-        request, encoding = read_request(value)
+            return _refused_by_failure(installation, message, failure)
+        request, encoding = read_request(value, _tenant(installation, message))
     except (UndecodableMessage, RequestRefused) as error:
         return error
     received = ReceivedRequest(request, origin_of(message), encoding, _bytes(message.key()), message.timestamp()[1])
@@ -205,11 +209,13 @@ def _apply_requests(
             reply = next(replies)
             if tracing.spans is not None and one.traceparent is not None:
                 _trace(tracing.spans, one, reply, one.traceparent, now)
-            rows.append(reply_row(installation, reply, one.reply_key, one.encoding, now, about=one.job_id))
+            topic = installation.topics.replies_to(message.topic() or "")
+            rows.append(reply_row(installation, reply, one.reply_key, one.encoding, now, topic=topic, about=one.job_id))
         elif isinstance(one, UndecodableMessage):
             rows.append(_dead_letter(connection, installation, message, str(one), now))
             if (key := _bytes(message.key())) is not None and len(key) <= _MAX_OTHER_BYTES:
-                rows.append(_rejection(installation, message, *_undecodable(key, one), now))
+                undecodable = _undecodable(_tenant(installation, message), key, one)
+                rows.append(_rejection(installation, message, *undecodable, now))
         else:
             rows.append(_rejection(installation, message, one.identity, one, now))
     return rows
@@ -236,10 +242,16 @@ def _rejection(
 ) -> OutboxRow:
     reply = rejected_unread(identity, refused, origin_of(message))
     metrics.count("requests", 1, reply.type, reply.status)
-    return reply_row(installation, reply, _bytes(message.key()), _encoding(_bytes(message.value())), now)
+    topic = installation.topics.replies_to(message.topic() or "")
+    return reply_row(installation, reply, _bytes(message.key()), _encoding(_bytes(message.value())), now, topic=topic)
 
 
-def _undecodable(key: bytes, error: UndecodableMessage) -> tuple[RequestIdentity, Refused]:
+def _tenant(installation: Installation, message: Message) -> str | None:
+    """Return the tenant of a message's topic; None of the shared topic."""
+    return installation.topics.tenant_of(message.topic() or "")
+
+
+def _undecodable(tenant: str | None, key: bytes, error: UndecodableMessage) -> tuple[RequestIdentity, Refused]:
     """Return the identity and the error of the reply to a dead-lettered message."""
     try:
         name = key.decode()
@@ -247,7 +259,7 @@ def _undecodable(key: bytes, error: UndecodableMessage) -> tuple[RequestIdentity
         name = None  # the reply's own key has the bytes
     refused = Refused([FieldError("", str(error), "send it again as a request; the message is among the dead letters")])
     refused.code = "undecodable"
-    return RequestIdentity(None, None, None, name, None), refused
+    return RequestIdentity(None, None, tenant, name, None), refused
 
 
 def _apply_target_replies(
@@ -285,17 +297,17 @@ def _dead_letter(
     metrics.count("undecodable_requests")
     origin = origin_of(message)
     place = origin.topic, origin.partition, origin.offset
-    key, value = _bytes(message.key()), _bytes(message.value())
+    key, value, tenant = _bytes(message.key()), _bytes(message.value()), _tenant(installation, message)
     if _why_too_long(message) is not None:
         size, head = len(value or b""), (value or b"")[:_HEAD_BYTES]
         reason = (
             f"{reason}; the first {len(head)} of {size} bytes are stored, SHA-256 {sha256(value or b'').hexdigest()}"
         )
-        dead = DeadMessage(*place, key and key[:_HEAD_BYTES], head, reason, cut_from=size)
+        dead = DeadMessage(*place, key and key[:_HEAD_BYTES], head, reason, cut_from=size, tenant=tenant)
     else:
         # The token of a reply is a header; the headers of a request are not used.
         headers = _headers(message) if origin.topic == installation.topics.target_replies else ()
-        dead = DeadMessage(*place, key, value, reason, headers)
+        dead = DeadMessage(*place, key, value, reason, headers, tenant=tenant)
     return dead_letter_message(connection, installation, dead, now)
 
 
@@ -335,13 +347,16 @@ def _encoding(value: bytes | None) -> Encoding:
     return encoding_of(value or b"")
 
 
-def _refused_by_failure(value: bytes | None, failure: Exception) -> RequestRefused:
+def _refused_by_failure(installation: Installation, message: Message, failure: Exception) -> RequestRefused:
     """Return the refusal of a request that can be decoded but not applied."""
-    document, _ = read_document(value or b"")
+    document, _ = read_document(_bytes(message.value()) or b"")
+    identity = request_identity(document)
+    if (tenant := _tenant(installation, message)) is not None:
+        identity = replace(identity, tenant=tenant)
     remedy = "request less in one request"
     if not isinstance(failure, RequestTimedOut):
         remedy = "correct the request, or report this with its request_id"
-    return RequestRefused((FieldError("", _why(failure), remedy),), request_identity(document))
+    return RequestRefused((FieldError("", _why(failure), remedy),), identity)
 
 
 def _why(failure: Exception) -> str:

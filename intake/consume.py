@@ -1,5 +1,8 @@
 """Read requests, or targets' replies, and apply each exactly once.
 
+The members that read requests also read the topics of single tenants. What is wrong with one of those topics pauses its
+partitions alone.
+
 A batch is applied in the transaction that stores its offsets. The offsets that count are rows of `intake_offsets`. Each
 assignment raises the partition's epoch, so the transaction of a previous owner updates no row. The offsets committed to
 Kafka serve lag tools only and are never read back.
@@ -9,20 +12,22 @@ import logging
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from uuid import uuid4
 
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from tidewheel.clock import monotonic_seconds
-from tidewheel.errors import Unavailable
+from tidewheel.errors import Unavailable, Unusable
 from tidewheel.intake.batch import bury_batch, origin_of
 from tidewheel.intake.breaker import RequestBreaker
 from tidewheel.intake.offsets import DeferredPartitions, Fenced, Partition, StoredOffsets, partition_of
 from tidewheel.intake.recovery import Applier, read_clock
+from tidewheel.intake.subscription import Subscription
 from tidewheel.intake.suspect import RequestWaits, SuspectReader
 from tidewheel.kafka.clients import consumer
 from tidewheel.kafka.groups import quickest_protocol
-from tidewheel.kafka.topics import read_topic_id
+from tidewheel.kafka.topic_ids import GONE, read_topic_id, read_topic_ids
 from tidewheel.kafka.unreadable import end_of_batch, is_unreadable
 from tidewheel.postgres.notify import Notifier
 from tidewheel.postgres.session import BY_KEY, Session
@@ -46,19 +51,21 @@ _HOUSEKEEPING_SECONDS = 60.0
 _REJOIN_SECONDS = 0.2  # joining takes longer than that by itself
 _NO_TROUBLE = "", float("-inf")
 _TROUBLED_SECONDS = 30.0  # longer than the longest pause between two tries, plus the duration of one try
-_SUSPECT_SECONDS = 30.0  # until a suspect partition is read again that waits behind a request: all join again for it
+# Until a suspect partition that waits behind a request, or that of a topic unknown so far, is read again: all join
+# again for it.
+_AGAIN_SECONDS = 30.0
 _READ_AHEAD = 100  # messages that are read behind a postponed request, to find such a request
 _PURGE_LIMIT = 5000  # the LIMIT of purge_replies: more rows are due when it was reached
 
 
 class Member:
-    """One member of the consumer group of one topic, on its own thread.
+    """One member of a consumer group, on its own thread.
 
     Args:
         settings: The batch size and the retention of replies.
         url: The database.
         kafka: The brokers.
-        topic: The topic it reads.
+        topic: The shared topic it reads.
         number: Its number among this process's members for this topic, from 1.
         skew: The clock skew of this process.
         breaker: The failures of all members of this process.
@@ -87,7 +94,8 @@ class Member:
         self._notifier = Notifier(url, "tidewheel-intake-notify")
         self._owner = f"{socket.gethostname()}/{uuid4()}"
         self._skew, self._breaker = skew, breaker
-        self._offsets = StoredOffsets(self._owner, {})
+        self._topic_ids: dict[str, str] = {}
+        self._offsets = StoredOffsets(self._owner, self._topic_ids)
         self._deferred = DeferredPartitions()
         self._paused: set[Partition] = set()
         self._fenced: Fenced | None = None  # by a callback
@@ -135,16 +143,18 @@ class Member:
     def _membership(self, backoff: Backoff) -> None:
         """Join the group and process messages until an error or a shutdown."""
         self._breaker.forget(self._offsets.partitions)
-        self._offsets = StoredOffsets(self._owner, {self._topic: read_topic_id(self._kafka, self._topic)})
+        self._topic_ids = {self._topic: read_topic_id(self._kafka, self._topic)}
+        self._offsets = StoredOffsets(self._owner, self._topic_ids)
         self._deferred, self._paused = DeferredPartitions(), set()
         self._applier.begin(self._offsets, self._deferred)
         self._fenced, self._rejoin_at = None, float("inf")
         protocol = quickest_protocol(self._kafka, topic=self._topic, probe=f"{self._group}.probe")
         client = consumer(self._kafka, group=self._group, role="intake", protocol=protocol, reset="error")
-        client.subscribe([self._topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_revoke)
+        subscription = Subscription(client, self._installation.topics, self._topic, partial(self._subscribe, client))
         try:
             while not self._stop.requested():
                 health.report(self._name)
+                subscription.refresh()
                 if messages := self._poll(client):
                     self._process(client, messages)
                 if messages := self._deferred.take():
@@ -154,10 +164,13 @@ class Member:
         finally:
             client.close()
 
+    def _subscribe(self, client: Consumer, topics: list[str]) -> None:
+        client.subscribe(topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_revoke)
+
     def _poll(self, client: Consumer) -> list[Message]:
         first = client.poll(_POLL_SECONDS)
         if self._fenced is not None or monotonic_seconds() > self._rejoin_at:
-            raise self._fenced or Fenced("a suspect partition is read again")
+            raise self._fenced or Fenced("a partition is to be read again")
         if first is None:
             return []
         messages = [first, *client.consume(self._settings.intake_batch - 1, 0)]
@@ -174,10 +187,16 @@ class Member:
                     self._bury_batch(client, message, error)
             elif error.code() == KafkaError._AUTO_OFFSET_RESET:
                 self._abandon_partition(client, message, error)
+            elif error.code() in GONE and self._is_of_tenant(message.topic()):
+                _LOG.warning("%s is not read: %s", message.topic(), error.str())
             elif error.code() != KafkaError._PARTITION_EOF:
                 text = f"{message.topic()}: {error.str()}"
                 raise Unavailable(text)
         return good
+
+    def _is_of_tenant(self, topic: str | None) -> bool:
+        """Return True for a tenant's own topic: what is wrong with it stops no other one."""
+        return self._installation.topics.tenant_of(topic or "") is not None
 
     def _abandon_partition(self, client: Consumer, message: Message, error: KafkaError) -> None:
         """Pause a partition whose stored offset is not in the topic; the other partitions go on."""
@@ -232,9 +251,11 @@ class Member:
         backoff = Backoff(self._stop, "acquiring partitions")
         while not self._stop.requested():
             try:
+                self._read_ids({each.topic for each in partitions})
                 for partition in partitions:
+                    health.report(self._name)
                     partition.offset = self._acquire(client, partition)
-                unreadable = [each for each in partitions if not self._read_suspect(each)]
+                unreadable = [each for each in partitions if each.offset == OFFSET_END or not self._read_suspect(each)]
                 break
             except (Unavailable, KafkaException) as error:
                 backoff.wait(error)
@@ -251,10 +272,34 @@ class Member:
             client.pause(unreadable)
         self._trouble = _NO_TROUBLE
 
+    def _read_ids(self, topics: set[str]) -> None:
+        """Read the ids of the tenants' topics among these; that of the shared one is known."""
+        of_tenants = sorted(topics - {self._topic})
+        for topic in of_tenants:
+            self._topic_ids.pop(topic, None)  # it may have been deleted and created again
+        self._topic_ids |= read_topic_ids(self._kafka, of_tenants)
+
     def _acquire(self, client: Consumer, partition: TopicPartition) -> int:
-        low, end = client.get_watermark_offsets(partition, timeout=_KAFKA_SECONDS, cached=False)
-        with self._session.transaction() as connection:
-            return self._offsets.acquire(connection, (partition.topic, partition.partition), low, end)
+        """Return the next offset of a partition; OFFSET_END if that of a tenant's topic must not be read."""
+        topic, number = partition.topic, partition.partition
+        if topic not in self._topic_ids:  # deleted meanwhile, or not known to the broker yet
+            self._rejoin_at = monotonic_seconds() + _AGAIN_SECONDS
+            return OFFSET_END
+        try:
+            low, end = client.get_watermark_offsets(partition, timeout=_KAFKA_SECONDS, cached=False)
+            with self._session.transaction() as connection:
+                return self._offsets.acquire(connection, (topic, number), low, end)
+        except Unusable as error:
+            if topic == self._topic:
+                raise
+            metrics.count("intake_partitions_abandoned")
+            _LOG.error("partition %s/%d is paused: %s, and restart intake", topic, number, error)
+        except KafkaException as error:
+            if topic == self._topic:
+                raise
+            _LOG.warning("%s/%d is read again in %d s: %s", topic, number, _AGAIN_SECONDS, error)
+            self._rejoin_at = monotonic_seconds() + _AGAIN_SECONDS
+        return OFFSET_END
 
     def _read_suspect(self, partition: TopicPartition) -> bool:
         """Read the next messages of a suspect partition; return False if the client must not read it."""
@@ -273,8 +318,8 @@ class Member:
         try:
             offset = reader.read(partition)
         except RequestWaits as wait:
-            _LOG.info("%s/%d is read again in %d s: %s", *address, _SUSPECT_SECONDS, wait)
-            self._rejoin_at = monotonic_seconds() + _SUSPECT_SECONDS
+            _LOG.info("%s/%d is read again in %d s: %s", *address, _AGAIN_SECONDS, wait)
+            self._rejoin_at = monotonic_seconds() + _AGAIN_SECONDS
             offset = None
         else:
             if offset is None:

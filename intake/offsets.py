@@ -49,7 +49,12 @@ class _Position:
 
 
 class StoredOffsets:
-    """The partitions that one member owns during one membership of the group."""
+    """The partitions that one member owns during one membership of the group.
+
+    Args:
+        owner: The member.
+        topic_ids: The ids of the topics whose partitions it acquires; the member adds to them.
+    """
 
     def __init__(self, owner: str, topic_ids: Mapping[str, str]) -> None:
         self._owner, self._topic_ids = owner, topic_ids

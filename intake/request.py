@@ -1,7 +1,7 @@
 """A received request, and its reply.
 
 Requests come from Kafka, from a client, or from a handler. A reply is returned to the client, or written to the outbox
-for the replies topic.
+for the topic of replies.
 """
 
 from dataclasses import dataclass, field
@@ -222,16 +222,18 @@ def reply_row(
     encoding: Encoding,
     now: datetime,
     *,
+    topic: str,
     about: UUID | None = None,
 ) -> OutboxRow:
     """Return the outbox row of a reply.
 
     Args:
-        installation: Topics and shards.
+        installation: Shards and encoding.
         reply: The reply.
         key: The key of the request's message.
         encoding: The encoding of the request.
         now: The time by the database's clock.
+        topic: The topic of replies.
         about: The id of the request's job, if it is known.
     """
     shard = shard_of(bucket_of(about or job_id(reply.tenant, reply.key or "")), installation.shards)
@@ -239,7 +241,6 @@ def reply_row(
         value = framed(installation.frames, reply)
     else:
         value = _json_reply(reply) if encoding == "json" else encode(reply)
-    topic = installation.topics.replies
     return OutboxRow(shard, OutboxLane.EVENTS, topic, key, value, now, _CONTENT_TYPES[encoding])
 
 

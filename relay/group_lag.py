@@ -59,16 +59,17 @@ class GroupLag:
         """
         with offsets_client(self._kafka) as client:
             found = read_partitions(client)
-            groups = {group: topic for group, topic in self._groups(found).items() if topic in found}
-            ends = {topic: self._ends(client, topic, found[topic]) for topic in set(groups.values())}
+            groups = {group: topics for group, topics in self._groups(found).items() if topics[0] in found}
+            places = {group: [each for topic in topics for each in found[topic]] for group, topics in groups.items()}
+            ends = {group: self._ends(client, topics[0], places[group]) for group, topics in groups.items()}
         lags: dict[str, tuple[str, int]] = {}
-        for group, topic in groups.items():
-            if (last := ends[topic]) is None:
+        for group, (topic, *_) in groups.items():
+            if (last := ends[group]) is None:
                 continue
-            committed = self._committed(group, found[topic])
+            committed = self._committed(group, places[group])
             # Share groups have no offsets. One of executors that has never read anything looks the same.
             if committed is not None and (committed or not group.endswith(".executors")):
-                read = ((last[place], committed.get(place, 0)) for place in found[topic])
+                read = ((last[place], committed.get(place, 0)) for place in places[group])
                 lags[group] = (topic, sum(max(end - max(first, after), 0) for (first, end), after in read))
         self._export(lags)
 
@@ -80,11 +81,17 @@ class GroupLag:
             self._report("the lag of consumer groups cannot be measured", error)
         self._pacer.record(monotonic_seconds() - began)
 
-    def _groups(self, present: Mapping[str, object]) -> dict[str, str]:
-        """Return the consumer groups, each with its topic; those of executors as far as the limit goes."""
+    def _groups(self, present: Mapping[str, object]) -> dict[str, list[str]]:
+        """Return the consumer groups, each with its topics; those of executors as far as the limit goes.
+
+        The first topic is the one that the metric names. Tenants' own topics count to that of requests.
+        """
         names, runs = self._topics, f"{self._topics.prefix}.runs."
-        groups = {f"{names.requests}.intake": names.requests, f"{names.requests}.intake.replies": names.target_replies}
-        groups |= {f"{topic}.executors": topic for topic in sorted(present) if topic.startswith(runs)}
+        groups = {
+            f"{names.requests}.intake": names.all_requests(present),
+            f"{names.requests}.intake.replies": [names.target_replies],
+        }
+        groups |= {f"{topic}.executors": [topic] for topic in sorted(present) if topic.startswith(runs)}
         return dict([*groups.items()][:_MAX_GROUPS])
 
     def _ends(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 from tidewheel.jobs.headers import merged_headers
 from tidewheel.jobs.invalid import UnreadableValue
-from tidewheel.jobs.parsing import parse_request
+from tidewheel.jobs.parsing import parse_request, parse_request_of
 from tidewheel.jobs.payload import BYTES_CONTENT, JSON_CONTENT
 from tidewheel.jobs.requests import Request as ParsedRequest
 from tidewheel.jobs.strict_json import read_object, read_value
@@ -26,15 +26,19 @@ _JSON_NAMES = {"from_at": "from", "to_at": "to", "occurrence_at": "at", "is_asyn
 _JSON_TEXTS = {"result_json": "result", "progress_json": "progress", "checkpoint_json": "checkpoint"}
 
 
-def read_request(value: bytes) -> tuple[ParsedRequest, Encoding]:
+def read_request(value: bytes, tenant: str | None = None) -> tuple[ParsedRequest, Encoding]:
     """Return the request of a message, and its encoding.
+
+    Args:
+        value: The message's value.
+        tenant: The tenant of the message's topic, to which the request then belongs; None for the shared topic.
 
     Raises:
         UndecodableMessage: The bytes are not a request. They become a dead letter.
-        RequestRefused: The request is invalid. The error has the fields that a reply needs.
+        RequestRefused: The request is invalid, or of another tenant. The error has the fields that a reply needs.
     """
     document, encoding = read_document(value)
-    return parse_request(document), encoding
+    return parse_request(document) if tenant is None else parse_request_of(tenant, document), encoding
 
 
 def read_document(value: bytes) -> tuple[dict[str, object], Encoding]:

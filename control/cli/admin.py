@@ -12,7 +12,15 @@ from tidewheel.control.cli.output import Output, OutputOption, print_document, p
 from tidewheel.control.cli.service_options import joined
 from tidewheel.errors import SettingsError
 from tidewheel.kafka import topics
-from tidewheel.kafka.topics import PartitionCounts, Topics, queue_names, queues_with_topics, topic_statuses
+from tidewheel.kafka.topics import (
+    PartitionCounts,
+    Topics,
+    queue_names,
+    queues_with_topics,
+    tenant_names,
+    tenants_with_topics,
+    topic_statuses,
+)
 from tidewheel.migrations import runner
 from tidewheel.postgres.session import connect
 from tidewheel.schemas import registry
@@ -99,9 +107,18 @@ Queues = Annotated[
     ),
 ]
 
+Tenants = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAMES",
+        help="Tenants with topics of their own, separated by commas; repeatable; by default those that have one.",
+    ),
+]
+
 
 def apply_topics(
     queues: Queues = None,
+    tenants: Tenants = None,
     replication: Annotated[
         int | None, typer.Option(metavar="N", help="Copies of each new partition; 3 in production.")
     ] = None,
@@ -116,14 +133,15 @@ def apply_topics(
         names,
         replication=settings.replication,
         queues=_queues(queues, config, names),
+        tenants=_tenants(tenants, config, names),
         outputs=settings.outputs_topic,
-        counts=PartitionCounts(settings.runs_partitions, settings.events_partitions),
+        counts=_counts(settings),
         dry_run=dry_run,
     )
     print_result(done or ["nothing to do"], {"would_do" if dry_run else "done": done}, output)
 
 
-def list_topics(queues: Queues = None, output: OutputOption = Output.TEXT) -> None:
+def list_topics(queues: Queues = None, tenants: Tenants = None, output: OutputOption = Output.TEXT) -> None:
     """List the topics and what `topics apply` would change."""
     settings = Connections.load()
     config, names = settings.kafka_config(), Topics(settings.topic_prefix)
@@ -131,8 +149,9 @@ def list_topics(queues: Queues = None, output: OutputOption = Output.TEXT) -> No
         config,
         names,
         queues=_queues(queues, config, names),
+        tenants=_tenants(tenants, config, names),
         outputs=settings.outputs_topic,
-        counts=PartitionCounts(settings.runs_partitions, settings.events_partitions),
+        counts=_counts(settings),
     )
     if output is not Output.TEXT:
         rows = [
@@ -188,3 +207,12 @@ def rotate_key(
 def _queues(given: list[str] | None, config: dict[str, str], names: Topics) -> list[str]:
     named = joined(given)
     return queues_with_topics(config, names) if named is None else queue_names(named)
+
+
+def _tenants(given: list[str] | None, config: dict[str, str], names: Topics) -> list[str]:
+    named, present = joined(given), tenants_with_topics(config, names)
+    return present if named is None else tenant_names(named, present)
+
+
+def _counts(settings: Connections) -> PartitionCounts:
+    return PartitionCounts(settings.runs_partitions, settings.events_partitions, settings.tenant_partitions)

@@ -24,6 +24,7 @@ from tidewheel.control.reads.status import COUNTED, FleetStatus, Service, age_te
 from tidewheel.errors import MigrationError, NotRunning, SettingsError, Unavailable
 from tidewheel.jobs.strict_json import as_object
 from tidewheel.kafka.offsets import offsets_client, read_end_offsets, read_partitions
+from tidewheel.kafka.topics import Topics
 from tidewheel.local import is_installed
 from tidewheel.migrations.runner import require_current
 from tidewheel.postgres.installation_faults import first_line
@@ -112,7 +113,7 @@ def _read(home: Path | None) -> _Found | SettingsError | MigrationError | Unavai
             require_current(connection)
             installation = read_installation(connection, settings)
             fleet = read_status(connection, installation.shards)
-            return _Found(fleet, *_requests_behind(connection, settings, installation.topics.requests))
+            return _Found(fleet, *_requests_behind(connection, settings, installation.topics))
     except (SettingsError, MigrationError, Unavailable) as error:
         return error
     except psycopg.OperationalError as error:
@@ -148,12 +149,14 @@ def _url(settings: Connections, home: Path | None) -> str:
     return settings.database()
 
 
-def _requests_behind(connection: Conn, settings: Connections, topic: str) -> tuple[int | None, str | None]:
+def _requests_behind(connection: Conn, settings: Connections, topics: Topics) -> tuple[int | None, str | None]:
     """Return how many messages intake has not read, and the error of a topic that cannot be read."""
     known = read_intake_offsets(connection)
     try:
         with offsets_client(settings.kafka_config()) as client:
-            ends = read_end_offsets(client, read_partitions(client, topic)[topic])
+            found = read_partitions(client)
+            places = [place for topic in topics.all_requests(found) for place in found.get(topic, ())]
+            ends = read_end_offsets(client, places)
     except SettingsError:
         return None, None
     except Unavailable as error:

@@ -1,12 +1,13 @@
 """Checks of Kafka, and of the disk of the local stack."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tidewheel.control.doctor.check import Context
 from tidewheel.control.doctor.database import live_queues
 from tidewheel.control.reads.findings import Finding, Severity
-from tidewheel.errors import SettingsError, Unavailable
+from tidewheel.control.reads.tenants import require_tenant
+from tidewheel.errors import SettingsError, Unavailable, UnknownTenant
 from tidewheel.kafka.clients import bootstrap_check
 from tidewheel.kafka.topics import (
     DEFAULT_QUEUE,
@@ -14,8 +15,10 @@ from tidewheel.kafka.topics import (
     Topics,
     queues_with_topics,
     setting_deviations,
+    tenants_with_topics,
     topic_statuses,
 )
+from tidewheel.postgres.session import Conn
 
 _GIBIBYTE = 1 << 30
 
@@ -37,16 +40,18 @@ def check_topics(context: Context) -> Iterator[Finding]:
     settings, installation = context.settings, context.installation
     names = installation.topics if installation is not None else Topics(settings.topic_prefix)
     config = settings.kafka_config()
-    queues = {*queues_with_topics(config, names)} - {DEFAULT_QUEUE}
+    queues, tenants = {*queues_with_topics(config, names)} - {DEFAULT_QUEUE}, tenants_with_topics(config, names)
     if installation is not None:
         with context.connection() as connection:
             queues |= live_queues(connection) - {DEFAULT_QUEUE}
+            yield from _topics_without_tenant(connection, names, tenants)
     statuses = topic_statuses(
         config,
         names,
         queues=[DEFAULT_QUEUE, *sorted(queues)],
+        tenants=tenants,
         outputs=settings.outputs_topic,
-        counts=PartitionCounts(settings.runs_partitions, settings.events_partitions),
+        counts=PartitionCounts(settings.runs_partitions, settings.events_partitions, settings.tenant_partitions),
     )
     listed = ",".join([DEFAULT_QUEUE, *sorted(queues)])
     for each in statuses:
@@ -66,6 +71,17 @@ def check_topics(context: Context) -> Iterator[Finding]:
         alter = f"--add-config {deviation.setting}={deviation.wanted}"
         remedy = f"kafka-configs.sh --alter --entity-type topics --entity-name {deviation.topic} {alter}"
         yield Finding("topics", Severity.WARNING, what, evidence, remedy)
+
+
+def _topics_without_tenant(connection: Conn, names: Topics, tenants: Sequence[str]) -> Iterator[Finding]:
+    for tenant in tenants:
+        try:
+            require_tenant(connection, tenant)
+        except UnknownTenant:
+            what = f"the topic {names.requests_of(tenant)} belongs to no tenant"
+            evidence = f"there is no tenant {tenant}: each request on it is rejected"
+            remedy = f"`tidewheel tenant create {tenant}`, or delete it with {names.replies_of(tenant)}"
+            yield Finding("topics", Severity.WARNING, what, evidence, remedy)
 
 
 def check_disk(context: Context) -> Iterator[Finding]:

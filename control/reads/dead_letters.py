@@ -1,6 +1,6 @@
 """Read dead letters: failed runs, and messages that are no valid request.
 
-An unreadable message names no tenant and belongs to the default one.
+An unreadable message belongs to the tenant of its topic, on a shared topic to the default tenant.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,7 @@
 """Each finding of `tidewheel doctor`, where it is true on a real installation."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from threading import Event
@@ -21,6 +22,7 @@ from pydantic import SecretStr
 from tests.control.cli.command import NO_DATABASE, tidewheel
 from tests.fixtures.database import Database
 from tests.fixtures.services import Fleet, admin_of, delete_topics, until
+from tests.relay.topics import make_topics
 from tests.transitions.acts import submit, trigger
 from tidewheel.control.doctor.check import Check, Context, Limits, Report, run_checks
 from tidewheel.control.doctor.doctor import CHECKS, diagnose
@@ -280,7 +282,7 @@ def topics(info: StackInfo) -> Iterator[Topics]:
 
 
 @pytest.mark.kafka
-def test_missing_topics_and_changed_settings_are_found(topics: Topics, info: StackInfo) -> None:
+def test_missing_topics_and_changed_settings_are_found(topics: Topics, info: StackInfo, database: Database) -> None:
     settings = Connections.load(
         topic_prefix=topics.prefix, kafka_properties=info.kafka_properties, kafka_bootstrap=info.bootstrap
     )
@@ -310,6 +312,13 @@ def test_missing_topics_and_changed_settings_are_found(topics: Topics, info: Sta
         Severity.WARNING, f"retention.ms of the topic {topics.completions} differs from what Tidewheel sets",
     )  # fmt: skip
     assert found.evidence == "it is 1000, Tidewheel sets 604800000"
+    make_topics(info.kafka, [topics.requests_of("nobody")])
+    installation = replace(database.installation, topics=topics)
+    report = run_checks(checks, Context(settings, url=database.url, installation=installation))
+    lacking = {each.what: each.remedy for each in report.findings}
+    assert f"the topic {topics.replies_of('nobody')} would be created" in lacking
+    remedy = lacking[f"the topic {topics.requests_of('nobody')} belongs to no tenant"]
+    assert remedy.startswith("`tidewheel tenant create nobody`, or delete")
 
 
 @pytest.mark.slow  # a Kafka client tries for ten seconds

@@ -40,10 +40,10 @@ def test_completion_shows_the_default_number_of_attempts(page: str) -> None:
 
 def test_topics_page_shows_the_default_partition_counts() -> None:
     settings = Connections.load()
-    counts = PartitionCounts(settings.runs_partitions, settings.events_partitions)
+    counts = PartitionCounts(settings.runs_partitions, settings.events_partitions, settings.tenant_partitions)
     assert counts == PartitionCounts()
     text = (DOCS / "topics.md").read_text(encoding="utf-8")
-    for topic in Topics().plan(outputs=True):
+    for topic in Topics().plan(tenants=["<tenant>"], outputs=True):
         [row] = [line for line in text.splitlines() if line.startswith(f"| `{topic.name}` |")]
         assert row.split("|")[4].strip() == str(topic.partitions), topic.name
 

@@ -75,6 +75,7 @@ class Requests:
         key: bytes | None = None,
         partition: int = 0,
         headers: Mapping[str, str | bytes] | None = None,
+        topic: str | None = None,
     ) -> list[int]:
         """Produce messages; returns their offsets."""
         pairs: list[tuple[str, str | bytes | None]] = [*(headers or {}).items()]
@@ -82,7 +83,7 @@ class Requests:
         for value in values:
             data = value if isinstance(value, bytes) else json.dumps(value).encode()
             self._producer.produce(
-                self.topics.requests,
+                topic or self.topics.requests,
                 value=data,
                 key=key,
                 partition=partition,
@@ -121,11 +122,11 @@ class Requests:
         )
         return int(found[0][0]) if found else 0
 
-    def replies(self, key: bytes | None = None) -> list[Reply]:
+    def replies(self, key: bytes | None = None, *, topic: str | None = None) -> list[Reply]:
         """The answers on their way, under one key, in the order of the requests they answer."""
         found = self.database.rows(
             "SELECT value FROM outbox WHERE topic = %s AND key IS NOT DISTINCT FROM %s ORDER BY id",
-            [self.topics.replies, key],
+            [topic or self.topics.replies, key],
         )
         replies = [from_json(value, Reply) if value[:1] == b"{" else decode(value, Reply) for (value,) in found]
         return sorted(replies, key=lambda reply: reply.origin.offset if reply.origin else -1)

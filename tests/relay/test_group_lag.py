@@ -44,16 +44,19 @@ def commit(relaying: Relaying, group: str, topic: str, *offsets: int) -> None:
 def test_lag_is_what_a_group_has_not_read_and_all_of_requests_that_no_intake_ever_read(relaying: Relaying) -> None:
     requests = relaying.topic("requests", partitions=2)
     read, unread = (relaying.topic(f"runs.{lane}", partitions=2) for lane in ("standard", "batch"))
+    of_tenant = relaying.topic("requests.t.acme", partitions=2)
     for topic in (requests, read, unread):
         fill(relaying, topic, 10)
+    fill(relaying, of_tenant, 3)
     commit(relaying, f"{read}.executors", read, 5, 2)
     measured = GroupLag(relaying.kafka, Topics(relaying.prefix))
     measured.measure()
-    assert lag_of(requests, f"{requests}.intake") == 10
+    assert lag_of(requests, f"{requests}.intake") == 13
     assert lag_of(read, f"{read}.executors") == 3
     assert lag_of(unread, f"{unread}.executors") is None  # as share groups, which have no offsets
 
     commit(relaying, f"{requests}.intake", requests, 5, 4)
+    commit(relaying, f"{requests}.intake", of_tenant, 2, 1)
     measured.measure()
     assert lag_of(requests, f"{requests}.intake") == 1
     measured.step(measures=False)  # another relay measures from now on

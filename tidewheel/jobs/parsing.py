@@ -9,7 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from tidewheel.errors import FieldError, InvalidInput
 from tidewheel.jobs.invalid import InvalidValue, UnreadableValue
-from tidewheel.jobs.requests import AnyRequest, JobSubmit, Request
+from tidewheel.jobs.requests import AnyRequest, Freeze, JobSubmit, Request, Thaw
 from tidewheel.jobs.spec import JobSpec
 from tidewheel.jobs.spec_cache import construct, read_job
 from tidewheel.jobs.strict_json import as_object
@@ -60,6 +60,31 @@ def parse_request(document: Mapping[str, object]) -> Request:
         return validate(_model(document), dict(document))
     except InvalidValue as invalid:
         raise RequestRefused(invalid.errors, request_identity(document)) from invalid
+
+
+def parse_request_of(tenant: str, document: Mapping[str, object]) -> Request:
+    """Return the request a document on a tenant's own topic describes: it is of this tenant, or refused.
+
+    Raises:
+        RequestRefused: As by `parse_request`, or the document names another tenant, or the fleet. The identity has the
+            tenant of the topic.
+    """
+    named = document.get("tenant", tenant)
+    document = {**document, "tenant": tenant}
+    if named != tenant:
+        raise RequestRefused((_not_of(tenant, named),), request_identity(document))
+    request = parse_request(document)
+    if isinstance(request, Freeze | Thaw) and request.scope == "fleet":
+        problem = f"'fleet' is not {tenant}, the tenant of this topic"
+        raise RequestRefused((FieldError("scope", problem, "write tenant"),), request_identity(document))
+    return request
+
+
+def _not_of(tenant: str, named: object) -> FieldError:
+    if isinstance(named, UnreadableValue):
+        return FieldError("tenant", named.problem, named.remedy)
+    problem = f"{shown(named)} is not {tenant}, the tenant of this topic"
+    return FieldError("tenant", problem, "leave it out, or send the request to the topic of its tenant")
 
 
 _SUBMIT_NAMES = frozenset({"type", "request_id", "tenant", "traceparent", "job"})

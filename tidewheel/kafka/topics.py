@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol, cast
 
-from confluent_kafka import KafkaException, TopicCollection
+from confluent_kafka import KafkaException
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stub re-exports none of the others
     AdminClient,
     ConfigResource,  # pyright: ignore[reportPrivateImportUsage]
@@ -19,7 +19,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stub re
 )
 
 from tidewheel.errors import SettingsError, Unavailable, Unusable
-from tidewheel.jobs.values import QUEUE
+from tidewheel.jobs.values import QUEUE, is_tenant
 from tidewheel.runs import Lane
 
 DEFAULT_QUEUE = "default"
@@ -30,10 +30,6 @@ _DESCRIBE_SECONDS = 10.0
 _AT_LEAST = frozenset({"retention.ms", "max.message.bytes", "min.insync.replicas"})
 
 Futures = Mapping[str, Future[None]]
-
-
-class _TopicDescription(Protocol):
-    topic_id: object
 
 
 class _Entry(Protocol):
@@ -62,10 +58,12 @@ class PartitionCounts:
     Args:
         runs: Of each topic of run requests.
         events: Of completions, and of lifecycle events.
+        tenants: Of each topic of one tenant.
     """
 
     runs: int = 6
     events: int = 12
+    tenants: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +81,31 @@ class Topics:
     def replies(self) -> str:
         """The topic of replies (accepted or rejected), keyed like the request."""
         return f"{self.prefix}.replies"
+
+    def requests_of(self, tenant: str) -> str:
+        """Return the topic of one tenant's requests, which names the tenant whatever a message says."""
+        return f"{self.requests}.t.{tenant}"
+
+    def replies_of(self, tenant: str) -> str:
+        """Return the topic of the replies to the requests on a tenant's own topic."""
+        return f"{self.replies}.t.{tenant}"
+
+    def tenant_of(self, topic: str) -> str | None:
+        """Return the tenant of a tenant's own topic of requests; None for any other topic.
+
+        >>> Topics().tenant_of("tidewheel.requests.t.acme"), Topics().tenant_of("tidewheel.requests")
+        ('acme', None)
+        """
+        return _tenant_behind(self.requests, topic)
+
+    def replies_to(self, topic: str) -> str:
+        """Return the topic of the replies to the requests of a topic."""
+        tenant = self.tenant_of(topic)
+        return self.replies if tenant is None else self.replies_of(tenant)
+
+    def all_requests(self, names: Iterable[str]) -> list[str]:
+        """Return the shared topic of requests, and those of single tenants among some topics."""
+        return [self.requests, *sorted(name for name in names if self.tenant_of(name) is not None)]
 
     @property
     def target_replies(self) -> str:
@@ -121,6 +144,7 @@ class Topics:
         self,
         queues: Sequence[str] = (DEFAULT_QUEUE,),
         *,
+        tenants: Sequence[str] = (),
         outputs: bool = False,
         counts: PartitionCounts = PartitionCounts(),
     ) -> list[Topic]:
@@ -134,6 +158,8 @@ class Topics:
             Topic(self.events, counts.events, 7 * _DAY_MS),
             Topic(self.dead_letters, 12, 14 * _DAY_MS),
             *([Topic(self.outputs, 12, _DAY_MS)] if outputs else []),
+            *(Topic(self.replies_of(tenant), counts.tenants, 7 * _DAY_MS) for tenant in tenants),
+            *(Topic(self.requests_of(tenant), counts.tenants, 7 * _DAY_MS) for tenant in tenants),
         ]
 
 
@@ -154,6 +180,38 @@ def queue_names(text: str) -> list[str]:
     if not names:
         message = f"queues: there is none in {text!r}; write {DEFAULT_QUEUE!r}, or names separated by commas"
         raise SettingsError(message)
+    return names
+
+
+def tenant_names(text: str, present: Sequence[str] = ()) -> list[str]:
+    """Return the tenants of a list separated by commas, each once.
+
+    Args:
+        text: The list.
+        present: The tenants that have topics of their own.
+
+    Raises:
+        SettingsError: One is not a tenant name, or the topics of two would differ in '.' and '_' alone.
+
+    >>> tenant_names("acme, globex,acme")
+    ['acme', 'globex']
+    """
+    names = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    by_metric: dict[str, str] = {}
+    for name in (*present, *names):
+        if not is_tenant(name):
+            message = (
+                f"tenants: {name!r} is not a tenant name; write 1 to 63 of a-z, 0-9, '.', '_' and '-', a letter or"
+                " digit first"
+            )
+            raise SettingsError(message)
+        # Kafka names metrics by topics with '.' for '_', and refuses the second of two such topics.
+        if (other := by_metric.setdefault(name.replace("_", "."), name)) != name:
+            message = (
+                f"tenants: the topics of {name!r} and {other!r} would differ in '.' and '_' alone, which Kafka refuses;"
+                " let one of the two use the shared topic"
+            )
+            raise SettingsError(message)
     return names
 
 
@@ -184,6 +242,7 @@ def topic_statuses(
     topics: Topics,
     *,
     queues: Sequence[str] = (DEFAULT_QUEUE,),
+    tenants: Sequence[str] = (),
     outputs: bool = False,
     counts: PartitionCounts = PartitionCounts(),
 ) -> list[TopicStatus]:
@@ -193,7 +252,8 @@ def topic_statuses(
         Unavailable: The broker does not answer.
     """
     present = _present(_admin(config), config)
-    found = [(topic, present.get(topic.name)) for topic in topics.plan(queues, outputs=outputs, counts=counts)]
+    planned = topics.plan(queues, tenants=tenants, outputs=outputs, counts=counts)
+    found = [(topic, present.get(topic.name)) for topic in planned]
     return [TopicStatus(topic, *(_size(meta) if meta else (0, 0))) for topic, meta in found]
 
 
@@ -207,6 +267,17 @@ def queues_with_topics(config: Mapping[str, str], topics: Topics) -> list[str]:
     middles = [name.removeprefix(start) for name in _present(_admin(config), config) if name.startswith(start)]
     named = {queue for queue, _, lane in (middle.rpartition(".") for middle in middles) if queue and lane in set(Lane)}
     return [DEFAULT_QUEUE, *sorted(named - {DEFAULT_QUEUE})]
+
+
+def tenants_with_topics(config: Mapping[str, str], topics: Topics) -> list[str]:
+    """Return the tenants that have a topic of their own.
+
+    Raises:
+        Unavailable: The broker does not answer.
+    """
+    starts = topics.requests, topics.replies
+    found = {_tenant_behind(start, name) for name in _present(_admin(config), config) for start in starts}
+    return sorted(tenant for tenant in found if tenant is not None)
 
 
 def missing_topics(config: Mapping[str, str], names: Iterable[str]) -> list[str]:
@@ -225,6 +296,7 @@ def apply_topics(
     *,
     replication: int = 1,
     queues: Sequence[str] = (DEFAULT_QUEUE,),
+    tenants: Sequence[str] = (),
     outputs: bool = False,
     counts: PartitionCounts = PartitionCounts(),
     dry_run: bool = False,
@@ -238,7 +310,7 @@ def apply_topics(
         Unavailable: The broker does not answer.
         Unusable: It refuses, for instance because too few brokers are up for `replication`.
     """
-    statuses = topic_statuses(config, topics, queues=queues, outputs=outputs, counts=counts)
+    statuses = topic_statuses(config, topics, queues=queues, tenants=tenants, outputs=outputs, counts=counts)
     if dry_run:
         return [f"{each.topic.name} would be {each.lacks}" for each in statuses if each.lacks]
     admin = _admin(config)
@@ -252,24 +324,6 @@ def apply_topics(
         futures = cast("Futures", admin.create_partitions(new_partitions, operation_timeout=_APPLY_SECONDS))  # pyright: ignore[reportUnknownMemberType]
         done += _await(futures, "given more partitions")
     return done
-
-
-def read_topic_id(config: Mapping[str, str], name: str) -> str:
-    """Return the id of a topic; a topic that was deleted and created again has another one.
-
-    Raises:
-        Unavailable: Kafka does not answer, or the topic does not exist.
-    """
-    admin = _admin(config)  # kept until the result: its end would abort the request
-    found = cast(
-        "dict[str, Future[_TopicDescription]]",
-        admin.describe_topics(TopicCollection([name]), request_timeout=_DESCRIBE_SECONDS),  # pyright: ignore[reportUnknownMemberType]
-    )
-    try:
-        return str(found[name].result().topic_id)
-    except KafkaException as error:
-        message = f"{name} cannot be described: {error.args[0].str()}; run `tidewheel topics apply`"
-        raise Unavailable(message) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +371,14 @@ def setting_deviations(
             if value != wanted:
                 found.append(SettingDeviation(status.topic.name, name, value, wanted))
     return found
+
+
+def _tenant_behind(start: str, topic: str) -> str | None:
+    """Return the tenant whose own topic this is, of those that begin with the name of a shared one."""
+    if topic == start or not topic.startswith(f"{start}.t."):
+        return None
+    tenant = topic[len(start) + 3 :]
+    return tenant if is_tenant(tenant) else None
 
 
 def _is_at_least(value: str, wanted: str) -> bool:

@@ -59,7 +59,8 @@ METRICS = (
         Kind.COUNTER,
         "partitions",
         (),
-        "requests partitions that intake stopped reading: the next offset expired, or the end of a batch was not found",
+        "partitions of requests that intake stopped reading: the next offset expired, the end of a batch was not "
+        "found, or a tenant's topic was created again",
     ),
     Metric("releases_drained", Kind.COUNTER, "releases", (), "ends of runs of workflows, passed on to the children"),
     Metric("workflows_ended", Kind.COUNTER, "occurrences", ("state",), "occurrences of workflows that ended, by state"),

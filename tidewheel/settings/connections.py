@@ -58,6 +58,9 @@ class Connections(Settings):
     events_partitions: int = Field(
         12, ge=1, le=10_000, description="partitions of `completions` and `events`; fixed early, for they have an order"
     )
+    tenant_partitions: int = Field(
+        1, ge=1, le=24, description="partitions of each topic of a tenant's own; each tenant has two such topics"
+    )
     events_encoding: Literal["avro", "json", "registry"] = Field(
         "avro",
         description="encoding of completions, events and dead letters; `registry` is the wire format of a Confluent "

@@ -47,6 +47,7 @@ class DeadMessage:
         reason: The reason why it cannot be read.
         headers: The headers of a target's reply, which needs its task token.
         cut_from: The bytes of the whole value, if only its head is kept.
+        tenant: The tenant of its topic; None for a shared topic.
     """
 
     topic: str
@@ -57,6 +58,7 @@ class DeadMessage:
     reason: str
     headers: Headers = ()
     cut_from: int | None = None
+    tenant: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +145,7 @@ def dead_letter_message(connection: Conn, installation: Installation, dead: Dead
     connection.execute(
         _ADD_DEAD_MESSAGE,
         {
+            "tenant": dead.tenant or "default",
             "topic": dead.topic,
             "partition": dead.partition,
             "offset": dead.offset,
@@ -168,6 +171,7 @@ def dead_letter_message(connection: Conn, installation: Installation, dead: Dead
             ("tidewheel-dlq-offset", str(dead.offset).encode()),
             ("tidewheel-dlq-error", dead.reason.encode()),
             ("tidewheel-dlq-stage", b"intake"),
+            *([("tidewheel-dlq-tenant", dead.tenant.encode())] if dead.tenant else []),
         ),
     )
 

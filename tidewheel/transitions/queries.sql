@@ -725,12 +725,12 @@ VALUES (%(tenant)s, 'run', %(run_id)s, %(job_id)s, %(reason)s, %(created_at)s)
 ON CONFLICT (run_id) DO NOTHING
 
 -- name: add_dead_message
--- Inserts the dead letter of a message. Its tenant is unreadable, so the default tenant owns it. A repeat after a
--- crash changes nothing.
+-- Inserts the dead letter of a message. On a shared topic its tenant is unreadable, so the default tenant owns it. A
+-- repeat after a crash changes nothing.
 -- Index: dead_letters_topic_partition_offset_key.
 -- No lock.
 INSERT INTO dead_letters (tenant, kind, topic, partition, "offset", key, value, headers, cut_from, reason, created_at)
-VALUES ('default', 'message', %(topic)s, %(partition)s, %(offset)s, %(key)s, %(value)s, %(headers)s, %(cut_from)s, %(reason)s, %(created_at)s)
+VALUES (%(tenant)s, 'message', %(topic)s, %(partition)s, %(offset)s, %(key)s, %(value)s, %(headers)s, %(cut_from)s, %(reason)s, %(created_at)s)
 ON CONFLICT (topic, partition, "offset") DO NOTHING
 
 -- name: read_attempts

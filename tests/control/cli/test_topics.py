@@ -26,9 +26,11 @@ def prefix(info: StackInfo, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_topics_are_listed_created_and_listed_again(prefix: str) -> None:
-    would = tidewheel(NO_DATABASE, "topics", "apply", "--queues", "reports,default", "--dry-run").lines
+    named = "--queues", "reports,default", "--tenants", "acme,b.c"
+    would = tidewheel(NO_DATABASE, "topics", "apply", *named, "--dry-run").lines
     assert f"{prefix}.runs.reports.batch would be created" in would
-    done = tidewheel(NO_DATABASE, "topics", "apply", "--queues", "reports,default").lines
+    assert would[-2:] == [f"{prefix}.requests.t.{tenant} would be created" for tenant in ("acme", "b.c")]
+    done = tidewheel(NO_DATABASE, "topics", "apply", *named).lines
     assert sorted(done) == sorted(line.replace("would be created", "created") for line in would)
 
     def listed() -> dict[str, Any]:
@@ -38,6 +40,9 @@ def test_topics_are_listed_created_and_listed_again(prefix: str) -> None:
     until(lambda: len(listed()) == len(done), "the broker shows them all")
     assert {row["would_be"] for row in listed().values()} == {None}
     assert listed()[f"{prefix}.runs.standard"]["partitions"] == 6
+    assert listed()[f"{prefix}.replies.t.acme"]["partitions"] == 1
+    [line] = tidewheel(NO_DATABASE, "topics", "apply", "--tenants", "b_c").refusals
+    assert "the topics of 'b_c' and 'b.c' would differ in '.' and '_' alone" in line
     text = tidewheel(NO_DATABASE, "topics", "list", "--queues", "other").lines
     assert [line.split() for line in text if line.startswith(f"{prefix}.runs.other.batch")] == [
         [f"{prefix}.runs.other.batch", "0", "of", "6", "0", "would", "be", "created"]
@@ -73,6 +78,8 @@ def test_settings_raise_partition_counts_and_never_lower_them(prefix: str, monke
     until(lambda: would() == ["nothing to do"], "the broker shows the new ones")
 
 
-def test_invalid_queue_is_refused_by_name(prefix: str) -> None:
+def test_invalid_queue_or_tenant_is_refused_by_name(prefix: str) -> None:
     [line] = tidewheel(NO_DATABASE, "topics", "apply", "--queues", f"{prefix}.Reports").refusals
     assert "is not a queue name" in line
+    [line] = tidewheel(NO_DATABASE, "topics", "apply", "--tenants", "acme,Globex").refusals
+    assert "tenants: 'Globex' is not a tenant name" in line

@@ -35,6 +35,15 @@ def test_each_queue_and_lane_has_its_own_topic(one: str, lane: Lane, other: str,
     assert same == ((one, lane) == (other, other_lane))
 
 
+@given(st.from_regex(r"[a-z0-9][a-z0-9._-]{0,62}", fullmatch=True))
+def test_topic_of_a_tenant_names_it_and_no_other_topic_names_one(tenant: str) -> None:
+    names = Topics()
+    planned = [topic.name for topic in names.plan([tenant], tenants=[tenant], outputs=True)]
+    assert names.all_requests(planned) == [names.requests, names.requests_of(tenant)]
+    assert (names.tenant_of(names.requests_of(tenant)), names.tenant_of(f"{names.requests}.t.")) == (tenant, None)
+    assert names.replies_to(names.requests_of(tenant)) == names.replies_of(tenant) in planned
+
+
 @pytest.mark.parametrize(("text", "what"), [("Reports", "'Reports'"), ("a,b c", "'b c'"), (" ,", "there is none")])
 def test_invalid_queue_is_refused_by_name(text: str, what: str) -> None:
     with pytest.raises(SettingsError, match=what):

@@ -1,0 +1,110 @@
+"""A tenant's own topic names the tenant of its messages; replies go to that tenant alone."""
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from tests.control.cli.command import tidewheel
+from tests.fixtures.database import Database
+from tests.fixtures.services import until
+from tests.intake.running import Requests
+from tests.relay.topics import delete_topic, make_topics
+from tests.transitions.acts import about, submission
+from tidewheel.control.client.client import Client
+from tidewheel.intake import subscription
+from tidewheel.jobs.parsing import RequestRefused
+from tidewheel.local.stack import StackInfo
+from tidewheel.schemas.generated.records import ReplyError
+from tidewheel.schemas.requests import read_request
+
+
+@pytest.fixture
+def requests(database: Database, info: StackInfo, monkeypatch: pytest.MonkeyPatch) -> Requests:
+    monkeypatch.setattr(subscription, "_AGE_SECONDS", 0.2)
+    return Requests(database, info.kafka)
+
+
+@pytest.mark.parametrize(
+    ("document", "path"),
+    [
+        ({"type": "job.trigger", "key": "a", "tenant": "globex"}, "tenant"),
+        ({"type": "job.trigger", "key": "a", "tenant": None}, "tenant"),
+        ({"type": "job.trigger", "key": "a", "tenant": ["acme"]}, "tenant"),
+        ({"type": "job.trigger"}, "key"),
+        ({"type": "freeze", "scope": "fleet"}, "scope"),
+        ({"type": "thaw", "scope": "fleet", "queue": "reports"}, "scope"),
+    ],
+)
+def test_request_of_another_tenant_or_of_the_fleet_is_refused_in_the_name_of_the_topic(
+    document: dict[str, object], path: str
+) -> None:
+    with pytest.raises(RequestRefused) as refused:
+        read_request(json.dumps(document).encode(), "acme")
+    assert [error.path for error in refused.value.errors] == [path]
+    assert refused.value.identity.tenant == "acme"
+
+
+@pytest.mark.kafka
+def test_topic_that_is_made_while_intake_runs_names_the_tenant_of_its_messages(
+    requests: Requests, tmp_path: Path, info: StackInfo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database, topics = requests.database, requests.topics
+    own, unknown = topics.requests_of("acme"), topics.requests_of("nobody")
+    with Client(database.url) as client:
+        for tenant in ("acme", "globex"):
+            client.tenants.create(tenant)
+        client.tenants.pause("acme")
+    with requests.running():
+        requests.until_read(requests.send(submission("shared"))[0])
+        make_topics(requests.kafka, [own, unknown])
+        sent = submission("mine"), submission("too") | {"tenant": "acme"}, about("job.trigger", "mine")
+        refused = submission("theirs") | {"tenant": "globex"}, b"no request"
+        last = requests.send(*sent, *refused, key=b"k", topic=own)[-1]
+        requests.until_read(last, topic=own)
+        requests.until_read(requests.send(submission("lost"), topic=unknown)[0], topic=unknown)
+    assert database.rows("SELECT tenant, key FROM jobs ORDER BY key") == [
+        ("acme", "mine"), ("default", "shared"), ("acme", "too"),
+    ]  # fmt: skip
+    replies = requests.replies(b"k", topic=topics.replies_of("acme"))
+    assert [(reply.tenant, reply.status, reply.code) for reply in replies] == [
+        *[("acme", "accepted", None)] * 3, ("acme", "rejected", "invalid"), ("acme", "rejected", "undecodable"),
+    ]  # fmt: skip
+    remedy = "leave it out, or send the request to the topic of its tenant"
+    problem = "'globex' is not acme, the tenant of this topic"
+    assert replies[3].errors == (ReplyError(path="tenant", problem=problem, remedy=remedy),)
+    [lost] = requests.replies(topic=topics.replies_of("nobody"))
+    assert (lost.tenant, lost.code) == ("nobody", "unknown_tenant")
+    assert requests.replies(b"k") == []  # on the shared topic
+    assert database.rows("SELECT tenant, topic FROM dead_letters") == [("acme", own)]
+    [(headers,)] = database.rows("SELECT headers FROM outbox WHERE topic = %s", [topics.dead_letters])
+    assert dict(zip(headers[::2], headers[1::2], strict=True))[b"tidewheel-dlq-tenant"] == b"acme"
+
+    requests.send(submission("unread"), submission("unread"), topic=own)
+    requests.send(submission("unread"))
+    monkeypatch.setenv("TIDEWHEEL_HOME", str(tmp_path))
+    monkeypatch.setenv("TIDEWHEEL_TOPIC_PREFIX", topics.prefix)
+    monkeypatch.setenv("TIDEWHEEL_KAFKA_PROPERTIES", str(info.kafka_properties))
+    assert json.loads(tidewheel(database, "status", "--output", "json").out)["requests_behind"] == 3
+
+
+@pytest.mark.kafka
+def test_tenants_topic_that_was_made_again_or_is_deleted_stops_no_other(
+    requests: Requests, caplog: pytest.LogCaptureFixture
+) -> None:
+    database, own = requests.database, requests.topics.requests_of("default")
+    make_topics(requests.kafka, [own])
+    with requests.running():
+        requests.until_read(requests.send(submission("one"), topic=own)[0], topic=own)
+    database.execute("UPDATE intake_offsets SET topic_id = 'another life' WHERE topic = %s", [own])
+    with caplog.at_level(logging.ERROR, "tidewheel.intake"), requests.running():
+        until(lambda: f"{own} was deleted and created again" in caplog.text, "it is reported")
+        requests.send(submission("two"), topic=own)
+        requests.until_read(requests.send(submission("three"))[0])
+        delete_topic(requests.kafka, own)
+        for number in range(4):  # for longer than the age of the list of topics
+            requests.until_read(requests.send(submission(f"four-{number}"))[0])
+    owned = "SELECT topic = %s, epoch FROM intake_offsets WHERE topic LIKE '%%.requests%%' ORDER BY epoch"
+    assert database.rows(owned, [own]) == [(True, 1), (False, 2)]
+    assert database.count("jobs") == 6
