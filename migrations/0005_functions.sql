@@ -41,10 +41,16 @@ DECLARE
     v_bytes   integer;
     v_text    text;
     v_parts   text[];
-    -- As tidewheel/jobs/values.py: blanks, and what is not visible. Code points that Unicode has not assigned pass here.
-    v_blanks  CONSTANT text := '\u0020\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000';
+    -- As tidewheel/jobs/values.py: what is not visible. Then blanks, and what no key may have.
     v_hidden  CONSTANT text := '\u0001-\u001f\u007f-\u009f\u00ad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u180e\u200b-\u200f'
-        || '\u2028-\u202e\u2060-\u206f\ue000-\uf8ff\ufeff\ufff9-\ufffb\U000e0000-\U000e0fff\U000f0000-\U0010ffff';
+        || '\u2028-\u202e\u2060-\u206f\ue000-\uf8ff\ufdd0-\ufdef\ufeff\ufff0-\ufffb\ufffe\uffff'
+        || '\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a'
+        || '\U000e0000-\U000e00ff\U000e01f0-\U000e0fff\U000f0000-\U0010ffff'
+        || '\U0001fffe-\U0001ffff\U0002fffe-\U0002ffff\U0003fffe-\U0003ffff\U0004fffe-\U0004ffff\U0005fffe-\U0005ffff'
+        || '\U0006fffe-\U0006ffff\U0007fffe-\U0007ffff\U0008fffe-\U0008ffff\U0009fffe-\U0009ffff\U000afffe-\U000affff'
+        || '\U000bfffe-\U000bffff\U000cfffe-\U000cffff\U000dfffe-\U000dffff\U000efffe-\U000effff';
+    v_blanks  CONSTANT text := '\u0020\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000';
+    v_no_key  CONSTANT text := '[' || v_hidden || ']|^[' || v_blanks || ']|[' || v_blanks || ']$';
 BEGIN
     IF key IS NULL THEN
         RAISE EXCEPTION 'key: it is null' USING ERRCODE = 'null_value_not_allowed', HINT = 'give the key of a job';
@@ -95,7 +101,7 @@ BEGIN
     END IF;
     IF (SELECT count(*) > 64
                OR bool_or(length(l.name) NOT BETWEEN 1 AND 63 OR length(l.value) > 255
-                          OR l.name ~ '[\u0001-\u001f\u007f-\u009f\u2028\u2029]'
+                          OR l.name ~ ('[' || v_hidden || ']')
                           OR l.value ~ '[\u0001-\u0008\u000b\u000c\u000e-\u001f\u007f]')
           FROM jsonb_each_text(labels) AS l (name, value)) THEN
         RAISE EXCEPTION 'labels: there are too many, or one is too long, or holds what is no text'
@@ -107,13 +113,13 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value', HINT = 'write 0 to 9: 9 goes first, 5 is the default';
     END IF;
     request_id := coalesce(request_id, gen_random_uuid()::text);
-    IF length(request_id) NOT BETWEEN 1 AND 255 OR request_id ~ '[\u0001-\u001f\u007f-\u009f\u2028\u2029]' THEN
-        RAISE EXCEPTION 'request_id: it has % characters, or some that cannot be shown', length(request_id)
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'give 1 to 255 printable characters, or leave it out';
+    IF length(request_id) NOT BETWEEN 1 AND 255 OR request_id ~ v_no_key THEN
+        RAISE EXCEPTION 'request_id: it has % characters, or some that no id may have', length(request_id)
+            USING ERRCODE = 'invalid_parameter_value',
+                  HINT = 'give 1 to 255 printable characters without spaces at the ends, or leave it out';
     END IF;
 
-    IF length(concurrency_key) NOT BETWEEN 1 AND 255
-       OR concurrency_key ~ ('[' || v_hidden || ']|^[' || v_blanks || ']|[' || v_blanks || ']$') THEN
+    IF length(concurrency_key) NOT BETWEEN 1 AND 255 OR concurrency_key ~ v_no_key THEN
         RAISE EXCEPTION 'concurrency_key: it has % characters, or some that no key may have', length(concurrency_key)
             USING ERRCODE = 'invalid_parameter_value', HINT = 'give 1 to 255 printable characters without spaces at the ends';
     END IF;
@@ -163,7 +169,7 @@ BEGIN
             v_parts := v_parts[2:];
             v_text := v_text || (v_value #>> '{}') || v_parts[1];
         END LOOP;
-        IF length(v_text) NOT BETWEEN 1 AND 255 OR v_text ~ ('[' || v_hidden || substr(v_blanks, 7) || ']|^ | $') THEN
+        IF length(v_text) NOT BETWEEN 1 AND 255 OR v_text ~ v_no_key THEN
             RAISE EXCEPTION 'payload: the concurrency key % becomes one of % characters, or with some that no key may have',
                             v_key, length(v_text)
                 USING ERRCODE = 'invalid_parameter_value', HINT = 'send values with which it has 1 to 255 printable characters without spaces at the ends';

@@ -16,7 +16,7 @@ from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.payload import JSON_CONTENT, Payload
 from tidewheel.jobs.strict_json import as_object
 from tidewheel.jobs.validation import StrictModel, shown
-from tidewheel.jobs.values import MAX_TEXT, Key, is_plain_key, microseconds
+from tidewheel.jobs.values import MAX_TEXT, Key, is_key, microseconds
 
 MOST_AT_ONCE = 100_000
 MOST_BURST = 100_000
@@ -88,7 +88,7 @@ def fill_key(template: str, payload: Payload | None, what: str = "concurrency ke
         return str(value)
 
     key = _FIELD.sub(fill, template)
-    if not is_plain_key(key):
+    if not is_key(key):
         problem = f"the {what} {template} becomes {shown(key)}, which has {len(key)} characters"
         remedy = f"write 1 to {MAX_TEXT} printable characters without spaces at the ends"
         raise InvalidValue(problem=problem, remedy=remedy, path="payload")

@@ -1,8 +1,12 @@
 """The SQL function `tidewheel_enqueue`: write a request to the outbox in the caller's transaction."""
 
 import json
+import re
+import sys
+import unicodedata
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import LiteralString
 from uuid import UUID, uuid4
 
@@ -16,12 +20,14 @@ from tests.fixtures.database import Database, Template
 from tests.transitions.acts import submit
 from tidewheel.intake.apply import apply_requests
 from tidewheel.intake.request import ReceivedRequest
+from tidewheel.jobs.values import HIDDEN
 from tidewheel.outbox import slice_lane_of, slice_of
 from tidewheel.schemas.generated.records import Reply, ReplyStatus
 from tidewheel.schemas.requests import read_request
 from tidewheel.settings.connections import Connections
 from tidewheel.transitions.installation import record_topic_prefix
 
+MIGRATIONS = Path(__file__).parents[3] / "migrations"
 CHARGE: LiteralString = "SELECT tidewheel_enqueue('charge', request_id => %s)"
 ORDER: LiteralString = "INSERT INTO orders (name) VALUES ('socks')"
 
@@ -104,8 +110,32 @@ def test_key_of_the_run_replaces_the_jobs(shop: Database) -> None:
     shop.rows("SELECT tidewheel_enqueue('charge', '{\"a\": \"x\"}', concurrency_key => 'to/{payload.a}')")
     shop.rows("SELECT tidewheel_enqueue('charge', concurrency_key => 'acme')")
     shop.rows("SELECT tidewheel_enqueue('keyed', '{\"a\": {\"b\": 7}}')")
-    assert [reply.status for reply in take_in(shop)] == [ReplyStatus.ACCEPTED] * 3
-    assert {key for (key,) in shop.rows("SELECT concurrency_key FROM job_runs")} == {"to/x", "acme", "7"}
+    # A code point that Unicode has not assigned, and a blank that is no space: intake accepts both.
+    named = {
+        "labels": json.dumps({"\u0378": "x"}),
+        "key": "\u0378",
+        "payload": json.dumps({"a": {"b": "a\u00a0\u0378"}}),
+    }
+    call: LiteralString = (
+        "SELECT tidewheel_enqueue('charge', labels => %(labels)s, request_id => %(key)s, concurrency_key => %(key)s)"
+    )
+    with shop.transaction() as connection:
+        connection.execute(call, named)
+        connection.execute("SELECT tidewheel_enqueue('keyed', %(payload)s)", named)
+    assert [reply.status for reply in take_in(shop)] == [ReplyStatus.ACCEPTED] * 5
+    keys = {key for (key,) in shop.rows("SELECT concurrency_key FROM job_runs")}
+    assert keys == {"to/x", "acme", "7", "\u0378", "a\u00a0\u0378"}
+
+
+def test_hidden_characters_are_those_of_intake_and_none_of_them_is_visible() -> None:
+    text = (MIGRATIONS / "0005_functions.sql").read_text(encoding="utf-8")
+    [listed] = re.findall(r"v_hidden +CONSTANT text := ([^;]*);", text)
+    assert "".join(re.findall("'([^']*)'", listed)) == HIDDEN
+    characters = "".join(map(chr, range(1, sys.maxunicode + 1)))
+    hidden = set(re.findall(f"[{HIDDEN}]", characters))
+    assert not [each for each in hidden if each.isprintable()]
+    missing = [each for each in characters if unicodedata.category(each) in ("Cc", "Cf", "Co") and each not in hidden]
+    assert missing == []
 
 
 def test_priority_of_the_run_replaces_the_jobs(shop: Database) -> None:
@@ -190,6 +220,13 @@ def test_null_payload_replaces_the_jobs_and_no_payload_keeps_it(shop: Database) 
         ),
         ("'charge', request_id => U&'a\\2028b'", "request_id: it has 3 characters, or some that", "or leave it out"),
         ("'charge', request_id => ''", "request_id: it has 0 characters", "or leave it out"),
+        ("'charge', request_id => U&'a\\200b'", "request_id: it has 2 characters, or some that", "or leave it out"),
+        ("'charge', request_id => 'a '", "request_id: it has 2 characters, or some that", "without spaces"),
+        (
+            "'charge', labels => U&'{\"a\\200b\": \"x\"}'",
+            "labels: there are too many, or one is too long",
+            "at most 64",
+        ),
         ("'charge', to_jsonb(repeat('x', 300000))", "payload: it has 300002 bytes, more than", "pass a reference"),
     ],
 )
