@@ -83,8 +83,9 @@ def measure(server: Server, options: Options) -> Round:
     """Offer the load and kill executors; then read what each limit let through."""
     seconds = options.seconds or SECONDS
     with server.environment() as environment, environment.connect(autocommit=True) as connection:
-        replication = str(server.info.replication)
-        run_command(environment, "topics", "apply", "--queues", f"default,{_STEADY}", "--replication", replication)
+        copies = server.info.replication
+        replication = () if copies is None else ("--replication", str(copies))
+        run_command(environment, "topics", "apply", "--queues", f"default,{_STEADY}", *replication)
         _submit(environment)
         services = [("intake",), ("relay",), ("scheduler",), (*EXECUTOR, "--queues", _STEADY)]
         with environment.services(*services, variables=_LEASE), ExitStack() as running:

@@ -153,7 +153,7 @@ def test_limits_are_measured_by_pairs_and_by_their_overshoot(info: StackInfo) ->
     arguments = ("limits", "--jobs", "50", "--minutes", "0.01", "--seconds", "9", "--rounds", "1", "--output", "json")
     found = figures(document(bench(*arguments, stack=info)))
     for limit in ("one_key", "thousand_keys", "rate", "in_flight", "triggers", "ordering_key", "dedupe", "priority"):
-        assert found[f"{limit}_runs_per_second"]["cpu_us_per_run"]["relay"] > 0
+        assert found[f"{limit}_runs_per_second"]["median"] > 0
         assert found[f"{limit}_ratio_least"]["median"] <= found[f"{limit}_ratio"]["median"]
     assert found["fairness_ratio"]["median"] > 0
     assert (found["places_most"]["median"], found["places_over"]["median"]) == (20, 0)
