@@ -29,5 +29,5 @@ def test_reply_is_encoded_like_its_schemas_writer(database: Database, facts: dic
     known: dict[str, Any] = {"unchanged": False, "errors": (), **ACCEPTED, **facts}
     reply = Reply(**known)
     for encoding, wanted in (("json", encode_json(reply)), ("avro", encode(reply))):
-        row = reply_row(database.installation, reply, b"k", encoding, NOW)  # type: ignore[arg-type]  # as above
-        assert (row.value, row.key, row.publish_at) == (wanted, b"k", NOW)
+        row = reply_row(database.installation, reply, b"k", encoding, NOW, topic="r")  # type: ignore[arg-type]  # as above
+        assert (row.topic, row.value, row.key, row.publish_at) == ("r", wanted, b"k", NOW)
