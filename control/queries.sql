@@ -1125,7 +1125,7 @@ SELECT k.key, k.at_once, k.every_us, k.burst, k.running, w.waiting, k.wake_at AS
 
 -- part: batch_summary(b)
 -- The columns of a batch, from b and its occurrence w; an open batch is no run.
-b.batch_id, w.state, b.open AS accepts_runs, b.total, w.pending - b.open::integer AS pending, b.succeeded, w.failed,
+b.batch_id, w.state, b.open AS accepts_runs, w.generation, b.total, w.pending - b.open::integer AS pending, b.succeeded, w.failed,
        w.cancelled, b.first_failed_run_id, w.reason, w.created_at, w.finished_at
 
 -- name: list_batches

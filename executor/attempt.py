@@ -299,6 +299,25 @@ class Attempt:
             return {}
         return self.services.earlier_runs.parents(self.run_id, key)
 
+    def add_runs(self, document: bytes) -> bool:
+        """Add runs to the batch of its run; return False if it has them already; waits for the database.
+
+        Raises:
+            InvalidInput: The run belongs to no batch, or the runs do not fit.
+            AttemptOver: The run was cancelled, or belongs to another attempt.
+            Unavailable: The database does not answer.
+            RuntimeError: The run's row is locked by the handler's own transaction.
+        """
+        self._require_owned()
+        if self._completion is not None:
+            message = "complete_in comes last: no run can be added after it"
+            raise RuntimeError(message)
+        adds = self.services.batch_adds
+        if adds is None:
+            message = "this attempt has no executor"
+            raise RuntimeError(message)
+        return adds.add(self.run_id, self.started.attempt, document, self.traceparent)
+
     def completing(self) -> Completion:
         """Return the completion of its run inside a transaction of its handler."""
         self._require_owned()

@@ -14,7 +14,8 @@ from uuid import UUID
 from pydantic_core import PydanticSerializationError
 
 from tidewheel.clock import SystemClock, monotonic_seconds
-from tidewheel.executor.handler_channel import HandlerChannel, NoChannel, Parent, Previous
+from tidewheel.executor.handler_channel import HandlerChannel, NoChannel, Parent, Previous, refuse_loop
+from tidewheel.executor.run_batch import RunBatch
 from tidewheel.executor.steps import Steps, has_steps, own_checkpoint
 from tidewheel.jobs.strict_json import strict_json
 from tidewheel.jobs.values import MAX_PROGRESS_BYTES, MAX_RESULT_BYTES
@@ -179,7 +180,7 @@ class Context:
             AttemptOver: The executor was stopped for longer than its lease, and no longer owns the run.
             RuntimeError: It was called on the event loop, which it would block.
         """
-        _refuse_loop("step", f"{name!r}, …")
+        refuse_loop("step", f"{name!r}, …")
         steps = self._all_steps()
         if (saved := steps.begin(name)) is None:
             saved = steps.finish(name, function(), self._save)
@@ -213,7 +214,7 @@ class Context:
             Unavailable: The database does not answer.
             RuntimeError: It was called on the event loop, which it would block.
         """
-        _refuse_loop("previous", "")
+        refuse_loop("previous", "")
         return self._channel.previous()
 
     async def previous_async(self) -> Previous:
@@ -234,7 +235,7 @@ class Context:
             Unavailable: The database does not answer.
             RuntimeError: It was called on the event loop, which it would block.
         """
-        _refuse_loop("parents", "")
+        refuse_loop("parents", "")
         return self._channel.parents(None)
 
     async def parents_async(self) -> Mapping[str, Parent]:
@@ -249,12 +250,17 @@ class Context:
             Unavailable: The database does not answer.
             RuntimeError: It was called on the event loop, which it would block.
         """
-        _refuse_loop("parent", repr(key))
+        refuse_loop("parent", repr(key))
         return _only(key, self._channel.parents(key))
 
     async def parent_async(self, key: str) -> Parent:
         """As `parent`, without blocking the loop."""
         return _only(key, await asyncio.to_thread(self._channel.parents, key))
+
+    @property
+    def batch(self) -> RunBatch:
+        """The batch that the run belongs to: `ctx.batch.add` adds runs to it."""
+        return RunBatch(self._channel)
 
     def complete_in(self, connection: "Connection[object]", result: object = None) -> None:
         """Complete the run inside your own PostgreSQL transaction: effect and completion commit together.
@@ -301,16 +307,6 @@ def _only(key: str, found: Mapping[str, Parent]) -> Parent:
         message = f"the run has no parent {key!r} in an occurrence of a workflow; ctx.parents() has all"
         raise LookupError(message)
     return found[key]
-
-
-def _refuse_loop(method: str, arguments: str) -> None:
-    """Refuse a call that blocks, on the event loop."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return
-    message = f"ctx.{method}({arguments}) would block the event loop; write `await ctx.{method}_async({arguments})`"
-    raise RuntimeError(message)
 
 
 def _to_json(name: str, value: object) -> bytes | None:

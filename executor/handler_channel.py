@@ -1,5 +1,6 @@
 """The connection from a handler's context to its executor, and the other runs that it looks up."""
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -102,6 +103,10 @@ class HandlerChannel(Protocol):
         """Look up the parents' runs in the occurrence, or that of one parent; waits for the database."""
         ...
 
+    def add_runs(self, document: bytes) -> bool:
+        """Add runs to the batch of the run; return False if it has them already; waits for the database."""
+        ...
+
     def completing(self) -> Completing:
         """Return the completion of the attempt's run inside a transaction of its handler."""
         ...
@@ -125,6 +130,16 @@ class NoChannel:
         del key
         return {}
 
+    def add_runs(self, document: bytes) -> bool:
+        """Refuse: there is no run whose batch gets them.
+
+        Raises:
+            RuntimeError: Always.
+        """
+        del document
+        message = "this context has no run; tidewheel.testing.run_handler creates one that accepts ctx.batch.add"
+        raise RuntimeError(message)
+
     def completing(self) -> Completing:
         """Refuse: there is no run to complete.
 
@@ -133,3 +148,17 @@ class NoChannel:
         """
         message = "this context has no run; tidewheel.testing.run_handler creates one that accepts complete_in"
         raise RuntimeError(message)
+
+
+def refuse_loop(method: str, arguments: str) -> None:
+    """Refuse a call that blocks, on the event loop.
+
+    Raises:
+        RuntimeError: It was called on the event loop.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    message = f"ctx.{method}({arguments}) would block the event loop; write `await ctx.{method}_async({arguments})`"
+    raise RuntimeError(message)

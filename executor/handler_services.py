@@ -17,6 +17,7 @@ import psycopg
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable
+from tidewheel.executor.batch_adds import BatchAdds
 from tidewheel.executor.complete_in import CompletionConfig
 from tidewheel.executor.handler_channel import Parent, Previous
 from tidewheel.executor.set_aside import SetAside
@@ -199,12 +200,14 @@ class HandlerServices:
         progress: Keeps heartbeats' progress until it is saved; None drops it.
         earlier_runs: Looks up earlier and parents' runs; None finds none.
         completion: For `ctx.complete_in`; None refuses it.
+        batch_adds: For `ctx.batch.add`, likewise.
         stream_output: True if all output goes to a topic too.
     """
 
     progress: ProgressBuffer | None = None
     earlier_runs: EarlierRuns | None = None
     completion: CompletionConfig | None = None
+    batch_adds: BatchAdds | None = None
     stream_output: bool = False
 
 

@@ -10,6 +10,7 @@ from contextlib import suppress
 from uuid import UUID, uuid4
 
 from tidewheel.executor.attempt import SHUTDOWN_GRACE_SECONDS, Attempt
+from tidewheel.executor.batch_adds import BatchAdds
 from tidewheel.executor.claim import BatchClaimer, Claimer, StartRuns
 from tidewheel.executor.complete_in import CompletionConfig
 from tidewheel.executor.completer import Completer
@@ -103,6 +104,12 @@ class Executor:
         )
         self._earlier_runs = EarlierRuns(Session(url, "tidewheel-executor-earlier"))
         self._completion = CompletionConfig(installation, self.executor_id)
+        self._batch_adds = BatchAdds(
+            Session(url, "tidewheel-executor-batches"),
+            installation,
+            self.executor_id,
+            lambda: self._notifier.notify(Channel.OUTBOX),
+        )
         self._consumers = lanes.consumers(
             self._batch_claimer, slots=self._slots, max_wait=settings.sweep, overloaded=self._overloaded, stop=stop
         )
@@ -113,7 +120,11 @@ class Executor:
         self._flusher = Flusher(flushing, self.executor_id, lambda: list(self._running.values()), self._stream)
         self._runners = self._make_runners(kafka, handlers)
         self._services = HandlerServices(
-            self._completer.progress, self._earlier_runs, self._completion, stream_output=self._stream is not None
+            self._completer.progress,
+            self._earlier_runs,
+            self._completion,
+            self._batch_adds,
+            stream_output=self._stream is not None,
         )
         dispatcher = TargetDispatcher(self._runners, grace_seconds=settings.cancel_grace.total_seconds())
         inline = [name for name, handler in handlers.items() if handler.is_async and not handler.own_process]
@@ -181,6 +192,7 @@ class Executor:
         await asyncio.to_thread(lambda: self._heartbeat.leave(clean=clean))
         self._notifier.close()
         self._earlier_runs.close()
+        self._batch_adds.close()
         for runner in self._runners.values():
             await runner.close()
 

@@ -239,6 +239,15 @@ SELECT o.run_id
    AND {{tidewheel.transitions.no_cancel_pends(o)}}
    FOR UPDATE OF o
 
+-- name: find_batch_of_run
+-- The tenant and the batch of an open run, with the tenant's limit of a payload.
+-- Index: job_runs_pkey, batches_pkey, tenants_pkey. No lock.
+SELECT o.tenant, b.batch_id, t.max_payload_bytes
+  FROM job_runs AS o
+  JOIN tenants AS t ON t.tenant = o.tenant
+  LEFT JOIN batches AS b ON b.batch_id = o.workflow_run_id
+ WHERE o.run_id = %(run_id)s
+
 -- name: refuse_completion
 -- Fail, so that the transaction is never committed. No index, no lock.
 SELECT tidewheel_attempt_over(%(run_id)s, %(attempt)s)

@@ -14,7 +14,8 @@ from tidewheel.intake.workflows import lock_occurrences
 from tidewheel.jobs.requests import BatchAdd, BatchClose, BatchSubmit
 from tidewheel.postgres.session import Conn
 from tidewheel.schemas.generated.records import Reply
-from tidewheel.transitions.batches import Origin, add_to_batch, close_batch, lock_batch, named_jobs, submit_batch
+from tidewheel.transitions.batch_writer import Origin
+from tidewheel.transitions.batches import add_to_batch, close_batch, lock_batch, named_jobs, submit_batch
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.shared_jobs import lock_jobs_for_share
 

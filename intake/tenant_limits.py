@@ -11,7 +11,7 @@ from uuid import UUID
 
 from tidewheel.errors import FieldError, Refused, TenantLimitExceeded, UnknownTenant
 from tidewheel.intake.request import ReceivedRequest
-from tidewheel.jobs.payload import Payload
+from tidewheel.jobs.payload import Payload, too_large
 from tidewheel.jobs.requests import BatchAdd, BatchSubmit, JobSubmit, JobTrigger
 from tidewheel.postgres.pg_arrays import texts, uuids
 from tidewheel.postgres.session import Conn
@@ -50,12 +50,8 @@ def exceeded(connection: Conn, batch: Sequence[ReceivedRequest]) -> dict[int, Re
 
 
 def _too_large(received: ReceivedRequest, most: int) -> Refused | None:
-    for path, payload in _payloads(received.request):
-        if payload is not None and len(payload.content) > most:
-            problem = f"{len(payload.content)} bytes are more than the {most} that tenant {received.tenant} may send"
-            remedy = "send a reference to the data, or raise the limit by `tidewheel tenant limits NAME --payload`"
-            return TenantLimitExceeded(FieldError(path, problem, remedy))
-    return None
+    found = (too_large(path, payload, received.tenant, most) for path, payload in _payloads(received.request))
+    return next(filter(None, found), None)
 
 
 def _payloads(request: object) -> Iterator[tuple[str, Payload | None]]:

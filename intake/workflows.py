@@ -19,6 +19,7 @@ from tidewheel.postgres.pg_arrays import texts, uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.schemas.generated.records import Reply
+from tidewheel.transitions.batch_resume import resume_batch
 from tidewheel.transitions.batches import close_batch
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.occurrences import read_occurrence, read_root_inputs, to_run_again
@@ -154,7 +155,8 @@ def _resume(connection: Conn, installation: Installation, workflow: Workflow) ->
         connection.execute(_HASTEN_RELEASES, {"root": workflow.root_run_id})
         return True
     if workflow.root_job_id == NO_JOB:
-        _refuse("a batch that has ended is not resumed", "retry its failed runs, or submit another batch")
+        resume_batch(connection, installation, workflow, read_now(connection))
+        return True
     nodes = read_occurrence(connection, workflow.root_run_id)
     root = nodes[workflow.root_job_id]
     if not root.has_first_run:

@@ -476,8 +476,11 @@ CREATE TABLE batch_runs (
     tenant   text NOT NULL,
     run_id   uuid NOT NULL,
     job_id   uuid NOT NULL,
+    delay_ms bigint,
     PRIMARY KEY (batch_id, ref)
 );
+COMMENT ON COLUMN batch_runs.run_id IS 'the latest run of the ref: a resume replaces those that it runs again';
+COMMENT ON COLUMN batch_runs.delay_ms IS 'the time from the end of its parents to its start';
 CREATE INDEX batch_runs_by_run ON batch_runs (run_id);
 
 -- The edges between the runs of a batch. A drain reads those of the parents that have ended.

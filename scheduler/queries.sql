@@ -29,33 +29,33 @@ DELETE FROM redrives WHERE finished_at < tidewheel_now() - %(keep)s::interval
 
 -- name: delete_old_batch_runs
 -- Deletes some runs' names of batches that ended before the retention of runs.
--- Index: workflows_by_end, batch_runs_pkey. Lock: the rows; no other transaction changes them.
+-- Index: workflows_by_end, batch_runs_pkey. Lock: the rows, and the occurrence; one that a resume holds is skipped.
 DELETE FROM batch_runs
  WHERE (batch_id, ref) IN (SELECT r.batch_id, r.ref
                              FROM workflows AS w
                              JOIN batch_runs AS r ON r.batch_id = w.root_run_id
                             WHERE w.finished_at < tidewheel_now() - %(keep)s::interval
-                            LIMIT %(limit)s)
+                            LIMIT %(limit)s FOR UPDATE OF w SKIP LOCKED)
 
 -- name: delete_old_run_edges
 -- Deletes some edges of batches that ended before the retention of runs.
--- Index: workflows_by_end, run_edges_pkey. Lock: the rows; no other transaction changes them.
+-- Index: workflows_by_end, run_edges_pkey. Lock: the rows, and the occurrence; one that a resume holds is skipped.
 DELETE FROM run_edges
  WHERE (batch_id, parent_run_id, child_run_id) IN (SELECT e.batch_id, e.parent_run_id, e.child_run_id
                                                      FROM workflows AS w
                                                      JOIN run_edges AS e ON e.batch_id = w.root_run_id
                                                     WHERE w.finished_at < tidewheel_now() - %(keep)s::interval
-                                                    LIMIT %(limit)s)
+                                                    LIMIT %(limit)s FOR UPDATE OF w SKIP LOCKED)
 
 -- name: delete_old_batches
 -- Deletes some batches that ended before the retention of runs.
--- Index: workflows_by_end, batches_pkey. Lock: the rows; no other transaction changes them.
+-- Index: workflows_by_end, batches_pkey. Lock: the rows, and the occurrence; one that a resume holds is skipped.
 DELETE FROM batches
  WHERE batch_id IN (SELECT b.batch_id
                       FROM workflows AS w
                       JOIN batches AS b ON b.batch_id = w.root_run_id
                      WHERE w.finished_at < tidewheel_now() - %(keep)s::interval
-                     LIMIT %(limit)s)
+                     LIMIT %(limit)s FOR UPDATE OF w SKIP LOCKED)
 
 -- name: delete_old_workflows
 -- Deletes some occurrences of workflows that ended before the retention of runs.

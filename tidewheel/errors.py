@@ -33,7 +33,7 @@
         ├── RetryAfter           retry, but not before a given delay
         ├── Snooze               run again later, the attempt is not counted
         ├── Cancel               end the run as cancelled
-        └── AttemptOver          raised by `complete_in` and `heartbeat`: the attempt is over, do not catch it
+        └── AttemptOver          raised by `complete_in`, `batch.add`, `heartbeat`: the attempt is over, do not catch it
 
 A lost claim is no error: it is a return value.
 """
@@ -389,7 +389,7 @@ class Cancel(HandlerSignal):
 
 
 class AttemptOver(HandlerSignal):
-    """Raised by `complete_in`: the attempt is over, because the run was cancelled, ended or claimed again.
+    """Raised by `complete_in` and `batch.add`: the run was cancelled, ended or claimed again.
 
-    The handler's transaction has failed. `heartbeat` raises it once the executor has seen that it lost the run.
+    The transaction has failed. `heartbeat` raises it once the executor has seen that it lost the run.
     """

@@ -32,7 +32,7 @@ from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.batches import Batches
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.reads.batches import MAX_RUNS, Batch, BatchSummary, batches
-from tidewheel.jobs.requests import BatchAdd, BatchClose, BatchSubmit, WorkflowCancel
+from tidewheel.jobs.requests import BatchAdd, BatchClose, BatchSubmit, WorkflowCancel, WorkflowResume
 
 BATCHES = "/api/v1/batches"
 _ONE = f"{BATCHES}/{{batch_id:uuid}}"
@@ -103,6 +103,8 @@ class BatchesApi:
                sent={"runs": [{"ref": "more", "key": "nightly"}]})  # fmt: skip
         close = body_of(BatchClose, without=without)
         change(f"{_ONE}:close", self.close_batch, scope=Scope.WRITE, body=close, sent={})
+        resume = body_of(WorkflowResume, without=IN_ADDRESS)
+        change(f"{_ONE}:resume", self.resume_batch, scope=Scope.OPERATE, body=resume, sent={})
         cancel = body_of(WorkflowCancel, without=IN_ADDRESS)
         change(f"{_ONE}:cancel", self.cancel_batch, scope=Scope.OPERATE, body=cancel, sent={"reason": "maintenance"})
 
@@ -141,10 +143,17 @@ class BatchesApi:
         """Let an open batch end with its last run."""
         return await self._change(request, caller, "batch.close")
 
+    async def resume_batch(self, request: Request, caller: Operator) -> Response:
+        """Go on after a pause, or run the failed part of an ended batch again."""
+        return await self._change_occurrence(request, caller, "workflow.resume")
+
     async def cancel_batch(self, request: Request, caller: Operator) -> Response:
         """Cancel the runs of a batch, and close it."""
+        return await self._change_occurrence(request, caller, "workflow.cancel")
+
+    async def _change_occurrence(self, request: Request, caller: Operator, kind: str) -> Response:
         batch_id = _batch_id(request)
-        sent, request_id = await read_verb(request, "workflow.cancel", run_id=str(batch_id)), idempotency_key(request)
+        sent, request_id = await read_verb(request, kind, run_id=str(batch_id)), idempotency_key(request)
 
         def change(connection: Connection) -> ChangedBatch:
             Batches(connection).get(batch_id, limit=1)  # not another kind of occurrence

@@ -48,8 +48,9 @@ _BACKFILL: dict[str, Json] = {
     "request_id": None, "reason": None, "created_at": _AT, "finished_at": None,
 }  # fmt: skip
 _BATCH: dict[str, Json] = {
-    "batch_id": RUN_ID, "state": "open", "accepts_runs": False, "total": 2, "pending": 1, "succeeded": 1, "failed": 0,
-    "cancelled": 0, "first_failed_run_id": None, "reason": None, "created_at": _AT, "finished_at": None,
+    "batch_id": RUN_ID, "state": "open", "accepts_runs": False, "generation": 0, "total": 2, "pending": 1,
+    "succeeded": 1, "failed": 0, "cancelled": 0, "first_failed_run_id": None, "reason": None, "created_at": _AT,
+    "finished_at": None,
 }  # fmt: skip
 BATCHES: Json = {"batches": [_BATCH], "next_cursor": None}
 BATCH: Json = {"summary": _BATCH, "runs": [

@@ -1,4 +1,4 @@
-"""`tidewheel batch submit | add | close | cancel | list | show`."""
+"""`tidewheel batch submit | add | close | resume | cancel | list | show`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, TypeAlias, cast
@@ -12,6 +12,7 @@ from tidewheel.control.cli.options import DEFAULT_TENANT, Limit, Reason, Request
 from tidewheel.control.cli.output import (
     Output,
     OutputOption,
+    count_text,
     moment,
     print_document,
     print_facts,
@@ -89,6 +90,20 @@ def close_batch(batch_id: BatchId, *, tenant: Tenant = DEFAULT_TENANT, output: O
     """Let an open batch end with its last run."""
     with requesting(tenant) as client:
         _print_change(client.batches.close(batch_id), "closed", batch_id, output)
+
+
+def resume_batch(
+    batch_id: BatchId,
+    *,
+    request_id: RequestId = None,
+    tenant: Tenant = DEFAULT_TENANT,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Go on with a paused batch, or run the failed part of an ended one again."""
+    with requesting(tenant) as client:
+        changed = client.batches.resume(batch_id, request_id=request_id)
+    text = "resumed" if changed else "unchanged: it is open"
+    print_result([f"batch {batch_id}: {text}"], {"batch_id": batch_id, "unchanged": not changed}, output)
 
 
 def cancel_batch(
@@ -173,6 +188,7 @@ def _row(batch: read.BatchSummary) -> tuple[str, ...]:
 def _facts(batch: read.BatchSummary, zone: str | None) -> Iterator[tuple[str, str | None]]:
     yield "batch", str(batch.batch_id)
     yield "state", batch.state + (", takes further runs" if batch.accepts_runs else "")
+    yield "resumed", count_text(batch.generation, "time") if batch.generation else None
     yield "runs", f"{batch.total:,}"
     yield "pending", f"{batch.pending:,}" if batch.pending else None
     yield "succeeded", f"{batch.succeeded:,}"

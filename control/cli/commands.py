@@ -192,6 +192,9 @@ COMMANDS: Mapping[str, Command | Group] = {
                 "batches", "add_runs", "Add the runs of a file to a batch that is open, or that a run of it extends."
             ),
             "close": Command("batches", "close_batch", "Let an open batch end with its last run."),
+            "resume": Command(
+                "batches", "resume_batch", "Go on with a paused batch, or run the failed part of an ended one again."
+            ),
             "cancel": Command("batches", "cancel_batch", "Cancel the runs of a batch, and close it."),
             "list": Command("batches", "list_batches", "List batches, the newest first."),
             "show": Command(

@@ -84,6 +84,22 @@ class Batches:
         document = {"type": "workflow.cancel", "run_id": str(batch_id), "reason": reason}
         return not self._connection.request(document).unchanged
 
+    def resume(self, batch_id: UUID, *, request_id: str | None = None) -> bool:
+        """Go on after a pause, or run the failed part of an ended batch again; return False if it is open.
+
+        Args:
+            batch_id: The batch.
+            request_id: A repeated id is one resume.
+
+        Raises:
+            UnknownBatch: The tenant has no batch of this id.
+            Refused: Nothing of it failed, it is being cancelled, or its runs are no longer stored.
+            Unavailable: The database does not answer. Without a `request_id` the resume may have happened.
+        """
+        self.get(batch_id, limit=1)
+        document = {"type": "workflow.resume", "run_id": str(batch_id)}
+        return not self._connection.request(document, request_id).unchanged
+
     def get(self, batch_id: UUID, *, limit: int = 1000) -> Batch:
         """Return a batch with up to `limit` of its runs.
 

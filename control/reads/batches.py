@@ -34,12 +34,13 @@ class BatchSummary:
         batch_id: Its id.
         state: `open`, `paused`, `cancelling`, `succeeded`, `failed` or `cancelled`.
         accepts_runs: True until it is closed.
+        generation: 0, and one more for each resume.
         total: The number of its runs.
         pending: The number of its runs that have not ended, or whose end is not counted yet.
         succeeded: The number of its runs that succeeded.
-        failed: The number of its runs that failed or timed out.
-        cancelled: The number of its runs that were cancelled.
-        first_failed_run_id: The run that failed first.
+        failed: The number of its runs that failed or timed out, in this generation.
+        cancelled: The number of its runs that were cancelled, likewise.
+        first_failed_run_id: The run that failed first, likewise.
         reason: The reason of a pause or a cancel.
         created_at: Its acceptance.
         finished_at: Its end.
@@ -48,6 +49,7 @@ class BatchSummary:
     batch_id: UUID
     state: str
     accepts_runs: bool
+    generation: int
     total: int
     pending: int
     succeeded: int

@@ -22,6 +22,7 @@ from tidewheel.executor.isolation.process import Died, Setup, WorkerProcess
 from tidewheel.executor.isolation.protocol import (
     Frame,
     Kind,
+    added_frame,
     attempt_head,
     attempt_key,
     outcome_of,
@@ -288,7 +289,7 @@ class _WorkerThread:
                         attempt.heartbeat(frame.parts[0], frame.parts[1])
                     except AttemptOver as error:
                         process.send(Frame(Kind.CANCEL, {**attempt_head(*attempt.key), "over": str(error)}))
-                case Kind.READ_PREVIOUS | Kind.READ_PARENTS | Kind.SAVE if _is_of(frame, attempt):
+                case Kind.READ_PREVIOUS | Kind.READ_PARENTS | Kind.SAVE | Kind.ADD_RUNS if _is_of(frame, attempt):
                     threading.Thread(target=self._reply, args=(frame, attempt), daemon=True).start()
                 case Kind.READ_PREVIOUS:
                     process.send(previous_frame(frame, _refuse_ended))
@@ -296,6 +297,8 @@ class _WorkerThread:
                     process.send(parents_frame(frame, _refuse_ended))
                 case Kind.SAVE:
                     process.send(saved_frame(frame, _refuse_save))
+                case Kind.ADD_RUNS:
+                    process.send(added_frame(frame, _refuse_ended))
                 case _:
                     pass
 
@@ -304,6 +307,8 @@ class _WorkerThread:
             self._replies.put(saved_frame(request, attempt.wait_saved))
         elif request.kind is Kind.READ_PARENTS:
             self._replies.put(parents_frame(request, attempt.parents))
+        elif request.kind is Kind.ADD_RUNS:
+            self._replies.put(added_frame(request, attempt.add_runs))
         else:
             self._replies.put(previous_frame(request, attempt.previous))
         self._wake()
@@ -325,7 +330,7 @@ def _is_of(frame: Frame, attempt: Attempt) -> bool:
     return attempt_key(frame) == (str(attempt.run_id), attempt.started.attempt)
 
 
-def _refuse_ended(_: str | None = None) -> NoReturn:
+def _refuse_ended(_: object = None) -> NoReturn:
     message = "the requesting attempt is over"
     raise Unavailable(message)
 

@@ -15,7 +15,7 @@ from uuid import UUID
 
 from pydantic_core import to_json
 
-from tidewheel.errors import AttemptOver, Unavailable
+from tidewheel.errors import AttemptOver, FieldError, InvalidInput, Unavailable
 from tidewheel.executor.context import Context, Flag, logger_of
 from tidewheel.executor.handler_channel import HandlerChannel, Parent, Previous
 from tidewheel.executor.outcome import Outcome, error_text, trace_text
@@ -29,8 +29,8 @@ _NO_PART = -1
 class Kind(StrEnum):
     """Kinds of frames.
 
-    To the worker: setup, attempt, cancel, previous runs, parents, saved. From the worker: ready, unready, outcome,
-    heartbeat, request for previous runs, for parents, for a save.
+    To the worker: setup, attempt, cancel, previous runs, parents, saved, added. From the worker: ready, unready,
+    outcome, heartbeat, request for previous runs, for parents, for a save, for runs to add.
     """
 
     SETUP = "setup"
@@ -46,6 +46,8 @@ class Kind(StrEnum):
     READ_PARENTS = "read_parents"
     SAVE = "save"
     SAVED = "saved"
+    ADD_RUNS = "add_runs"
+    ADDED = "added"
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +244,38 @@ def verify_saved(frame: Frame) -> None:
     """
     if "over" in frame.head:
         raise AttemptOver(str(frame.head["over"]))
+
+
+def added_frame(request: Frame, add: Callable[[bytes], bool]) -> Frame:
+    """Return the reply to a request to add runs: the result, or its error."""
+    attempt = attempt_head(*attempt_key(request))
+    try:
+        return Frame(Kind.ADDED, {**attempt, "added": add(request.parts[0] or b"")})
+    except AttemptOver as over:
+        return Frame(Kind.ADDED, {**attempt, "over": str(over)})
+    except Unavailable as error:
+        return Frame(Kind.ADDED, {**attempt, "error": str(error)})
+    except InvalidInput as refused:
+        errors = [(one.path, one.problem, one.remedy) for one in refused.errors]
+        return Frame(Kind.ADDED, {**attempt, "refused": errors})
+
+
+def added_of(frame: Frame) -> bool:
+    """Return the result of adding runs, or raise its error.
+
+    Raises:
+        AttemptOver: The run was cancelled, or belongs to another attempt.
+        InvalidInput: The runs were refused.
+        Unavailable: The database did not answer.
+    """
+    head = frame.head
+    if "over" in head:
+        raise AttemptOver(str(head["over"]))
+    if "error" in head:
+        raise Unavailable(str(head["error"]))
+    if "refused" in head:
+        raise InvalidInput([FieldError(*error) for error in cast("list[tuple[str, str, str]]", head["refused"])])
+    return bool(head["added"])
 
 
 def _text(at: datetime | None) -> str | None:

@@ -31,6 +31,7 @@ from tidewheel.executor.isolation.protocol import (
     Frame,
     FrameReader,
     Kind,
+    added_of,
     attempt_head,
     attempt_key,
     context_of,
@@ -228,6 +229,13 @@ class _PipeChannel:
     def parents(self, key: str | None) -> dict[str, Parent]:
         with self._lock:
             return parents_of(self._worker.request(Frame(Kind.READ_PARENTS, {**self._head, "key": key})))
+
+    def add_runs(self, document: bytes) -> bool:
+        if self._completion is not None:
+            message = "complete_in comes last: no run can be added after it"
+            raise RuntimeError(message)
+        with self._lock:
+            return added_of(self._worker.request(Frame(Kind.ADD_RUNS, self._head, [document])))
 
     def completing(self) -> Completing:
         self._require_owned()

@@ -1,6 +1,9 @@
-"""Handlers of a workflow: one returns its payload, and three read what their parents returned."""
+"""Handlers: one returns its payload, three read what their parents returned, three add to their batch."""
+
+import pytest
 
 import tidewheel
+from tidewheel.errors import InvalidInput
 from tidewheel.executor.handler_channel import Parent
 from tidewheel.executor.handlers import Handler, registered
 
@@ -35,6 +38,41 @@ tidewheel.handler("flow.read")(_read)
 def read_isolated(context: tidewheel.Context, payload: object) -> object:
     """The same in a worker process."""
     return _read(context, payload)
+
+
+def _runs(ref: str) -> list[dict[str, object]]:
+    return [
+        {"ref": f"{ref}-1", "key": "leaf", "after": [ref], "payload": {"from": ref}},
+        {"ref": f"{ref}-2", "key": "leaf"},
+    ]
+
+
+@tidewheel.handler("flow.grow-async")
+async def grow_async(context: tidewheel.Context, payload: str) -> object:
+    """Add the same two runs to its batch in each of two attempts; return what the second has added."""
+    added = await context.batch.add_async(_runs(payload))
+    return _second(context, added=added)
+
+
+def _grow(context: tidewheel.Context, payload: str) -> object:
+    return _second(context, added=context.batch.add(_runs(payload)))
+
+
+tidewheel.handler("flow.grow")(_grow)
+
+
+@tidewheel.handler("flow.grow-isolated", isolation="process")
+def grow_isolated(context: tidewheel.Context, payload: str) -> object:
+    """The same in a worker process; there a refusal arrives too."""
+    with pytest.raises(InvalidInput, match="no-such-job"):
+        context.batch.add([{"ref": "x", "key": "no-such-job"}])
+    return _grow(context, payload)
+
+
+def _second(context: tidewheel.Context, *, added: bool) -> object:
+    if context.attempt == 1:
+        raise ValueError(str(added))
+    return [context.attempt, added]
 
 
 def _shown(parent: Parent) -> list[object]:

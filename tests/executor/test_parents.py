@@ -1,6 +1,7 @@
-"""Handlers of a workflow read their parents' results: coroutines, threads and worker processes alike."""
+"""Handlers read their parents' results and add to their batch: coroutines, threads, worker processes."""
 
 import json
+from uuid import UUID
 
 import pytest
 
@@ -13,10 +14,13 @@ from tests.transitions.graphs import drain_some, never, workflow
 from tidewheel.local.stack import StackInfo
 
 READERS = ("flow.read", "flow.read-async", "flow.read-isolated")
+GROWERS = ("flow.grow", "flow.grow-async", "flow.grow-isolated")
 
 
 @pytest.mark.kafka
-def test_handlers_of_every_kind_read_their_parents_results(database: Database, info: StackInfo) -> None:
+def test_handlers_of_every_kind_read_their_parents_results_and_add_to_their_batch(
+    database: Database, info: StackInfo
+) -> None:
     executing = Executing(database, info.kafka)
     executing.make_topics()
     parents = ["a", {"job": "large", "when": "always"}, {"job": "none", "when": "failure"}]
@@ -28,21 +32,28 @@ def test_handlers_of_every_kind_read_their_parents_results(database: Database, i
         submission("none", target="flow.give", schedule={"after": ["root"]}),
         *(submission(each, target=each, schedule={"after": parents}) for each in READERS),
         submission("alone", target="flow.read", retry={"max_attempts": 1}),
+        submission("leaf", target="flow.give", payload=1, overlap="allow_all"),
+        *(submission(each, target=each, retry={"initial": "10ms", "max_attempts": 2}) for each in GROWERS),
     )
     with executing.running(known=parent_handlers.handlers(), worker_processes=1):
         root = trigger(database, "root")
+        [reply] = apply_batch(
+            database,
+            {"type": "batch.submit", "runs": [{"ref": each, "key": each, "payload": each} for each in GROWERS]},
+        )
+        batch = UUID(reply.batch_id)
         until(lambda: drain_some(database, never()), "the root has ended")
 
         def over() -> bool:
             drain_some(database, never())
-            return workflow(database, root)[1] == 0
+            return workflow(database, root)[1] == workflow(database, batch)[1] == 0
 
-        until(over, "the occurrence ends")
+        until(over, "the occurrences end")
         alone = executing.ended(trigger(database, "alone"))
     results = database.rows(
         "SELECT j.key, x.result FROM finished_runs r JOIN jobs j USING (job_id) JOIN attempt_outputs x USING (run_id)"
-        " WHERE j.key = ANY (%s)",
-        [list(READERS)],
+        " WHERE j.key = ANY (%s) AND x.result IS NOT NULL",
+        [[*READERS, *GROWERS]],
     )
     expected = {
         "a": ["succeeded", "left out", False],
@@ -50,6 +61,10 @@ def test_handlers_of_every_kind_read_their_parents_results(database: Database, i
         "none": ["failed", 4, False],
         "one": ["succeeded", 2, False],
     }
-    assert {key: json.loads(result) for key, result in results} == dict.fromkeys(READERS, expected)
+    second = [2, False]  # the first attempt has added the runs
+    found = {key: json.loads(result) for key, result in results}
+    assert found == dict.fromkeys(READERS, expected) | dict.fromkeys(GROWERS, second)
+    assert workflow(database, batch) == ("succeeded", 0, 0)
+    assert database.count("batch_runs") == 9
     assert (alone.error_type, alone.state) == ("LookupError", "failed")
     assert "has no parent 'a'" in str(alone.error_message)

@@ -104,10 +104,19 @@ def test_an_old_occurrence_that_is_resumed_meanwhile_stays(fresh_database: Datab
         " SELECT gen_random_uuid(), 'default', gen_random_uuid(), n, at, at, 'failed', 0, at, at"
         " FROM (SELECT n, now() - interval '20 d' AS at FROM generate_series(1, 3) AS n) AS old"
     )
+    fresh_database.execute(
+        "INSERT INTO batches (batch_id, tenant, open, total, callbacks)"
+        " SELECT root_run_id, tenant, false, 1, '{}' FROM workflows"
+    )
+    fresh_database.execute(
+        "INSERT INTO batch_runs (batch_id, ref, tenant, run_id, job_id)"
+        " SELECT batch_id, 'a', tenant, batch_id, batch_id FROM batches"
+    )
     with fresh_database.transaction() as resuming:
         resuming.execute("UPDATE workflows SET state = 'open', finished_at = NULL WHERE shard = 2")
         retention.step()
     assert fresh_database.rows("SELECT shard, state FROM workflows") == [(2, "open")]
+    assert fresh_database.rows("SELECT ref FROM batches JOIN batch_runs USING (batch_id)") == [("a",)]
 
 
 def test_old_batches_go_with_their_runs_and_edges(fresh_database: Database, retention: Retention) -> None:

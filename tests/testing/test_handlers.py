@@ -40,6 +40,11 @@ async def parents(context: tidewheel.Context, payload: object) -> object:
     return [one.result, {key: each.status for key, each in (await context.parents_async()).items()}, payload]
 
 
+@tidewheel.handler("kit.grow")
+def grow(context: tidewheel.Context, payload: list[dict[str, object]]) -> list[bool]:
+    return [context.batch.add(payload), context.batch.add(payload)]
+
+
 @tidewheel.handler("kit.raise")
 def raise_it(context: tidewheel.Context, payload: str) -> None:
     if payload == "look" and context.cancelled:
@@ -91,6 +96,18 @@ def test_parents_are_given_by_their_results_or_states() -> None:
     result = run_handler("kit.parents", parents=given).assert_succeeded()
     assert result.result == [{"at": "2027-03-01T12:00:00Z"}, {"load": "succeeded", "check": "failed"}, None]
     assert run_handler("kit.parents").error_type == "LookupError"
+
+
+def test_runs_that_it_adds_to_its_batch_are_checked_and_reported() -> None:
+    runs = [
+        {"ref": "a", "key": "load", "payload": {"n": 1}},
+        {"ref": "b", "key": "load", "after": ["a"], "delay": "5s"},
+    ]
+    result = run_handler(grow, runs).assert_succeeded()
+    assert (result.result, result.added_runs) == ([True, False], tuple(runs))
+    refused = run_handler(grow, [{"ref": "a"}])
+    assert (refused.error_type, refused.added_runs) == ("InvalidInput", ())
+    assert "runs.0.key" in (refused.error_message or "")
 
 
 def test_invalid_payload_fails_as_in_production() -> None:

@@ -2,15 +2,19 @@
 
 import random
 from collections.abc import Mapping
+from datetime import timedelta
+from typing import cast
 from uuid import UUID
 
 import pytest
 
-from tests.fixtures.database import Database
+from tests.fixtures.database import ClockedDatabase, Database
 from tests.transitions.acts import apply_batch, claim, messages, requests, submit, succeed, trigger
-from tests.transitions.graphs import Chance, assert_nothing_left, drain_some, end_some, play
+from tests.transitions.graphs import Chance, assert_nothing_left, change, changed, drain_some, end_some, play
+from tidewheel.errors import Refused
 from tidewheel.jobs.strict_json import read_value
 from tidewheel.runs import RunState
+from tidewheel.scheduler.pending_cancels import PendingCancels
 from tidewheel.schemas.generated.records import Reply, ReplyStatus, Request
 from tidewheel.transitions.parents import read_parents
 
@@ -37,7 +41,7 @@ def refused(reply: Reply) -> tuple[str, str]:
 def called(database: Database) -> list[tuple[str, object]]:
     """Return the triggers in the outbox, each with the name of its callback, and their payload."""
     found = messages(database, database.installation.topics.requests, Request)
-    return [(str(one.request_id).rpartition("/")[2], read_value(one.payload or b"")) for one in found]
+    return [(str(one.request_id).split("/")[2], read_value(one.payload or b"")) for one in found]
 
 
 def states(database: Database, batch: UUID) -> dict[str, str]:
@@ -109,6 +113,7 @@ def test_parents_and_conditions_decide_the_runs_of_a_batch(jobs: Database) -> No
 
 
 def test_random_batches_end_as_their_parents_say_under_rollbacks(jobs: Database) -> None:
+    """Then a resume, in which no run fails, ends likewise."""
     draws = random.Random(5)  # noqa: S311 - a test's draws
     submit(jobs, "bad", overlap="allow_all", retry={"max_attempts": 1})
     runs: list[dict[str, object]] = []
@@ -123,22 +128,126 @@ def test_random_batches_end_as_their_parents_say_under_rollbacks(jobs: Database)
         runs.append({"ref": str(n), "key": key, "after": parents})
         met = all(expected[one["ref"]] in meets[one["when"]] for one in parents)
         expected[str(n)] = ("failed" if key == "bad" else "succeeded") if met else "skipped"
+    parents_of = {str(run["ref"]): cast("list[dict[str, str]]", run["after"]) for run in runs}
     draws.shuffle(runs)
     batch = started(jobs, runs, on=ON)
     chance = Chance(draws, 0.3)
+    failing = {"bad"}
 
-    def decide(key: str) -> RunState:
+    def play_on() -> None:
+        def decide(key: str) -> RunState:
+            return RunState.FAILED if key in failing else RunState.SUCCEEDED
+
+        while end_some(jobs, decide, chance, 7) + drain_some(jobs, chance, children=5):
+            pass
+        assert states(jobs, batch) == expected
+        assert_nothing_left(jobs)
+
+    play_on()
+    assert chance.aborted > 3
+    assert [which for which, _ in called(jobs)] == ["failed", "finished"]
+    failing.clear()
+    again: set[str] = set()
+    for ref, parents in parents_of.items():
+        beneath = any(one["ref"] in again for one in parents) and expected[ref] != "succeeded"
+        if expected[ref] == "failed" or beneath:
+            again.add(ref)
+            met = all(expected[one["ref"]] in meets[one["when"]] for one in parents)
+            expected[ref] = "succeeded" if met else "skipped"
+    assert changed(jobs, "resume", batch)
+    play_on()
+    assert jobs.rows("SELECT count(*) FROM runs WHERE generation = 1") == [(len(again),)]
+
+
+def test_a_run_starts_its_delay_after_the_end_of_its_parents(clocked: ClockedDatabase) -> None:
+    submit(clocked, overlap="allow_all")
+    clocked.stop_clock()
+    batch = started(clocked, [*of("a"), {"ref": "b", "key": "job", "after": ["a"], "delay": "1h"}], open=True)
+    clocked.advance(timedelta(minutes=7))
+    play(clocked)
+    due = clocked.now() + timedelta(hours=1)
+    assert clocked.rows("SELECT state, publish_at FROM job_runs") == [("queued", due)]
+    clocked.advance(timedelta(minutes=30))
+    send(clocked, "add", batch_id=str(batch), runs=[{"ref": "c", "key": "job", "after": ["a"], "delay": "1h"}])
+    play(clocked)
+    assert states(clocked, batch) == {"a": "succeeded", "b": "queued", "c": "queued"}
+    clocked.advance(timedelta(minutes=30))
+    play(clocked)
+    assert states(clocked, batch) == {"a": "succeeded", "b": "succeeded", "c": "queued"}, "its parent had ended before"
+    clocked.advance(timedelta(minutes=30))
+    play(clocked)
+    assert states(clocked, batch)["c"] == "succeeded"
+    send(clocked, "close", batch_id=str(batch))
+    assert_nothing_left(clocked)
+
+
+def test_resume_runs_the_failed_part_of_a_batch_again(jobs: Database) -> None:
+    """Each generation calls back, and repeated runs have their payloads.
+
+    Runs that succeeded stay, also those of a `failure` branch.
+    """
+    submit(jobs, "bad", overlap="allow_all", retry={"max_attempts": 1})
+    batch = started(jobs, CHAIN, on=ON)
+
+    def fail_bad(key: str) -> RunState:
         return RunState.FAILED if key == "bad" else RunState.SUCCEEDED
 
-    while end_some(jobs, decide, chance, 7) + drain_some(jobs, chance, children=5):
-        pass
-    assert chance.aborted > 3
-    assert states(jobs, batch) == expected
-    assert [which for which, _ in called(jobs)] == ["failed", "finished"]
+    play(jobs, fail_bad)
+    first = dict(jobs.rows("SELECT ref, run_id FROM batch_runs"))
+    assert changed(jobs, "resume", batch)
+    assert not changed(jobs, "resume", batch), "it is open"
+    assert states(jobs, batch) == {**dict.fromkeys("abef", "succeeded"), "c": "queued", "d": "blocked"}
+    play(jobs, fail_bad)
+    assert states(jobs, batch) == {**dict.fromkeys("abef", "succeeded"), "c": "failed", "d": "skipped"}
+    assert jobs.rows("SELECT state, generation, pending, failed FROM workflows") == [("failed", 1, 0, 1)]
+    assert changed(jobs, "resume", batch)
+    latest = dict(jobs.rows("SELECT ref, run_id FROM batch_runs"))
+    with jobs.transaction() as connection:
+        parents = {one.key: one.run_id for one in read_parents(connection, latest["d"])}
+    assert parents == {"b": first["b"], "c": latest["c"]}
+    play(jobs)
+    assert set(states(jobs, batch).values()) == {"succeeded"}
+    assert {ref for ref in first if first[ref] != latest[ref]} == {"c", "d"}
+    assert [one.payload for one in requests(jobs)].count(b'{"c":3}') == 3
+    calls = called(jobs)
+    assert [which for which, _ in calls] == ["failed", "finished"] * 2 + ["succeeded", "finished"]
+    failures = [cast("dict[str, object]", facts)["first_failed_run_id"] for _, facts in calls]
+    assert failures[0] == failures[1] == str(first["c"])
+    assert failures[2] == failures[3] != failures[0]
+    facts = {"batch_id": str(batch), "total": 6, "succeeded": 6, "failed": 0, "first_failed_run_id": None}
+    assert calls[-1][1] == {"order": 7, **facts}
     assert_nothing_left(jobs)
+    nothing = "no run of the batch failed or was cancelled"
+    assert refused(change(jobs, "resume", batch)) == ("run_id", nothing)
+
+
+def test_resume_of_a_cancelled_batch_and_what_it_refuses(jobs: Database) -> None:
+    submit(jobs, "gone", overlap="allow_all")
+    runs = [*of("a"), {"ref": "b", "key": "gone", "after": ["a"], "payload": 7}]
+    batch = started(jobs, runs, on=ON, open=True)
+    assert changed(jobs, "cancel", batch)
+    assert refused(change(jobs, "resume", batch)) == ("run_id", "the occurrence is being cancelled")
+    PendingCancels(jobs.session(), jobs.installation).step()
+    play(jobs)
+    assert set(states(jobs, batch).values()) == {"cancelled"}
+    apply_batch(jobs, {"type": "job.delete", "key": "gone"})
+    assert refused(change(jobs, "resume", batch)) == ("run_id", "the job of its run 'b' is deleted")
+    submit(jobs, "gone", overlap="allow_all")
+    assert changed(jobs, "resume", batch)
+    play(jobs)
+    assert set(states(jobs, batch).values()) == {"succeeded"}, "it ends though it was open: the cancel has closed it"
+    assert [one.payload for one in requests(jobs)].count(b"7") == 1
+    assert [which for which, _ in called(jobs)] == ["finished", "succeeded", "finished"]
+    assert_nothing_left(jobs)
+    jobs.execute("DELETE FROM finished_runs WHERE job_id = (SELECT job_id FROM jobs WHERE key = 'gone')")
+    assert refused(change(jobs, "resume", batch)) == ("run_id", "runs of the batch are no longer stored")
 
 
 def test_what_a_batch_refuses(jobs: Database) -> None:
+    for size, problem in ((0, "it has no run"), (10_001, "there are 10001 runs")):
+        with pytest.raises(Refused) as error:
+            send(jobs, "submit", runs=of("a") * size)
+        assert (error.value.errors[0].path, error.value.errors[0].problem) == ("runs", problem)
     assert refused(send(jobs, "submit", runs=[*of("a"), {"ref": "b", "key": "gone"}])) == (
         "runs.1.key",
         "tenant 'default' has no job 'gone'",
@@ -237,8 +346,6 @@ def test_cancel_ends_an_open_batch(jobs: Database) -> None:
     assert reply.status is ReplyStatus.ACCEPTED
     assert [which for which, _ in called(jobs)] == ["finished"]
     assert jobs.rows("SELECT state FROM workflows") == [("cancelled",)]
-    [reply] = apply_batch(jobs, {"type": "workflow.resume", "run_id": str(batch)})
-    assert refused(reply) == ("run_id", "a batch that has ended is not resumed")
 
 
 def test_a_repeated_submit_is_one_batch(jobs: Database) -> None:

@@ -60,7 +60,7 @@ class BatchRun(WithPayload):
     Attributes:
         ref: Its name, unique in the batch.
         key: The key of its job.
-        delay: The time from acceptance to the run.
+        delay: The time from acceptance to the run; with `after` from the end of the last parent.
         after: The runs that end before it starts.
     """
 
@@ -70,13 +70,6 @@ class BatchRun(WithPayload):
     key: Key
     delay: Annotated[timedelta, BeforeValidator(span(timedelta(0), LONGEST_DELAY))] | None = None
     after: Annotated[tuple[BatchParent, ...], BeforeValidator(_parents), AfterValidator(_distinct)] = ()
-
-    @model_validator(mode="after")
-    def _one_start(self) -> Self:
-        if self.delay is not None and self.after:
-            problem = "a run with after starts when its parents have ended"
-            raise InvalidValue(problem=problem, remedy="leave out delay, or after", path="delay")
-        return self
 
 
 class BatchCallback(WithPayload):

@@ -5,6 +5,7 @@ from typing import Self
 
 from pydantic import model_validator
 
+from tidewheel.errors import FieldError, TenantLimitExceeded
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.validation import StrictModel
 from tidewheel.jobs.values import BytesPayload, JsonPayload
@@ -19,6 +20,15 @@ class Payload:
 
     content: bytes
     content_type: str
+
+
+def too_large(path: str, payload: Payload | None, tenant: str, most: int) -> TenantLimitExceeded | None:
+    """Return the refusal of a payload that is larger than its tenant's limit."""
+    if payload is None or len(payload.content) <= most:
+        return None
+    problem = f"{len(payload.content)} bytes are more than the {most} that tenant {tenant} may send"
+    remedy = "send a reference to the data, or raise the limit by `tidewheel tenant limits NAME --payload`"
+    return TenantLimitExceeded(FieldError(path, problem, remedy))
 
 
 class WithPayload(StrictModel):

@@ -308,7 +308,7 @@ class _AboutWorkflow(_Request):
     """Base of requests about one occurrence of a workflow.
 
     Attributes:
-        run_id: The root's run.
+        run_id: The root's run; the id of a batch.
     """
 
     run_id: RunId

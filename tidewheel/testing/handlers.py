@@ -14,7 +14,9 @@ from difflib import get_close_matches
 from psycopg import AsyncConnection, Connection
 
 from tidewheel.clock import SystemClock
+from tidewheel.errors import refuse
 from tidewheel.executor.attempt import Attempt
+from tidewheel.executor.batch_adds import parse_added_runs
 from tidewheel.executor.complete_in import encode_result
 from tidewheel.executor.handler_channel import Parent, Previous
 from tidewheel.executor.handlers import Handler, registered
@@ -52,6 +54,7 @@ class HandlerResult:
         checkpoint: The last checkpoint that it saved, or the one it was given.
         output: What it printed and logged.
         completed_in: The connections that it has called `complete_in` with, in their order.
+        added_runs: The runs that it has added to its batch, as plain values.
     """
 
     outcome: AttemptOutcome
@@ -64,6 +67,7 @@ class HandlerResult:
     checkpoint: object = None
     output: str = ""
     completed_in: tuple[object, ...] = ()
+    added_runs: tuple[Mapping[str, object], ...] = ()
 
     @property
     def succeeded(self) -> bool:
@@ -200,6 +204,7 @@ class _Attempt(Attempt):
     progress: bytes | None = None
     checkpoint: bytes | None = None
     completed: list[tuple[object, bytes | None]] = field(default_factory=list[tuple[object, bytes | None]])
+    added: dict[str, Mapping[str, object]] = field(default_factory=dict[str, Mapping[str, object]])
 
     def heartbeat(self, progress: bytes | None, checkpoint: bytes | None) -> None:
         self.progress = self.progress if progress is None else progress
@@ -213,6 +218,15 @@ class _Attempt(Attempt):
 
     def parents(self, key: str | None) -> Mapping[str, Parent]:
         return {each: parent for each, parent in self.given_parents.items() if key in {None, each}}
+
+    def add_runs(self, document: bytes) -> bool:
+        request = parse_added_runs(self.run_id, document)
+        new = {run.ref: given for run, given in zip(request.runs, json.loads(document)["runs"], strict=True)}
+        known = new.keys() & self.added.keys()
+        if known and known != new.keys():
+            refuse("runs", f"the batch has a run {min(known)!r} already", "give it another ref")
+        self.added |= new
+        return not known
 
     def completing(self) -> "_Noted":  # type: ignore[override]  # it has all that a context uses
         return _Noted(self)
@@ -262,6 +276,7 @@ def _result(attempt: _Attempt, outcome: Outcome) -> HandlerResult:
         checkpoint=_value(attempt.checkpoint),
         output=(attempt.output.tail() or b"").decode("utf-8", "replace") if attempt.output else "",
         completed_in=tuple(connection for connection, _ in attempt.completed),
+        added_runs=tuple(attempt.added.values()),
     )
 
 

@@ -1,7 +1,7 @@
 """Count the ends of runs of batches, and trigger the jobs that wait for a failure or for the end.
 
 A trigger is a request in the outbox, written by the drain that has counted the end: once, whatever dies. Its id names
-the batch and the callback.
+the batch, the callback and, after a resume, the generation.
 """
 
 from collections import Counter
@@ -29,6 +29,7 @@ class BatchCounts(NamedTuple):
 
     tenant: str
     shard: int
+    generation: int
     state: str
     failed: int
 
@@ -104,12 +105,13 @@ def _triggers(
         "failed": counts.failed,
         "first_failed_run_id": None if batch.first_failed_run_id is None else str(batch.first_failed_run_id),
     }
+    again = f"/{counts.generation}" if counts.generation else ""
     return [
         trigger_row(
             installation,
             shard=counts.shard,
             at=now,
-            request_id=f"batch/{batch.batch_id}/{name}",
+            request_id=f"batch/{batch.batch_id}/{name}{again}",
             tenant=counts.tenant,
             key=str(callback["key"]),
             payload={**(as_object(callback["payload"]) or {}), **facts},

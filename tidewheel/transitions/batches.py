@@ -1,34 +1,31 @@
-"""Batches: write their runs, add runs to them, close them.
+"""Batches: submit them, add runs to them, close them.
 
 A batch is an occurrence of a workflow without a root: its row of `workflows` counts the pending runs, and the ends of
-its runs write releases. Runs that come after others are written at once, as `blocked`, with a join each. An open batch
-counts as one pending run more, so it does not end before it is closed. Who writes runs locks the jobs for share and
-then the occurrence, as a drain does (docs/adr/0066-batches.md).
+its runs write releases. An open batch counts as one pending run more, so it does not end before it is closed. A caller
+that adds runs locks the jobs for share and then the occurrence, as a drain does (docs/adr/0066-batches.md).
 """
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import timedelta
 from hashlib import sha256
 from typing import NamedTuple, cast
 from uuid import UUID
 
 from tidewheel.errors import FieldError, InvalidInput, UnknownBatch
-from tidewheel.ids import JobId, RunId, job_id, run_bucket, run_id, shard_of, uuid_of
+from tidewheel.ids import RunId, job_id, run_bucket, run_id, shard_of, uuid_of
 from tidewheel.jobs.batches import BatchRun
 from tidewheel.jobs.requests import BatchAdd, BatchSubmit
 from tidewheel.jobs.validation import shown
 from tidewheel.postgres.database_clock import read_now
-from tidewheel.postgres.pg_arrays import integers, texts, uuids, words
-from tidewheel.postgres.pg_copy import columns, copy_rows, text, uuid
+from tidewheel.postgres.pg_arrays import texts, uuids, words
+from tidewheel.postgres.pg_copy import NULL, columns, copy_rows, int8, text, uuid
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
-from tidewheel.runs import Cause, Gate, RunState
+from tidewheel.runs import Cause, RunState
 from tidewheel.transitions.batch_callbacks import callbacks_text
-from tidewheel.transitions.create import NewRun, RunInputs, create_runs
-from tidewheel.transitions.finish import finish_runs
-from tidewheel.transitions.finished import RunEnd
+from tidewheel.transitions.batch_writer import BatchWriter, Member, Origin, Waits
+from tidewheel.transitions.create import milliseconds
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.occurrences import MEETS, read_node_runs
 from tidewheel.transitions.shared_jobs import SharedJob
@@ -43,21 +40,11 @@ _CLOSE_BATCH = _SQL["close_batch"]
 _FIND_BATCH_RUNS = _SQL["find_batch_runs"]
 _FIND_PENDING_RUNS = _SQL["find_pending_runs"]
 _ADD_RUN_EDGES = _SQL["add_run_edges"]
-_ADD_JOINS = _SQL["add_joins"]
 
-_COPY_BATCH_RUNS = "COPY batch_runs (batch_id, tenant, ref, run_id, job_id) FROM STDIN (FORMAT BINARY)"
-_BATCH_RUN = columns(5)
-_NOTHING = RunInputs()
+_COPY_BATCH_RUNS = "COPY batch_runs (batch_id, tenant, ref, run_id, job_id, delay_ms) FROM STDIN (FORMAT BINARY)"
+_BATCH_RUN = columns(6)
 _MAX_ERRORS = 50
 _ENDED = ("succeeded", "failed", "cancelled")
-
-
-class Origin(NamedTuple):
-    """The request that writes runs: its id, the coordinates of its message, its trace context."""
-
-    request_id: str | None = None
-    requested_from: str | None = None
-    traceparent: str | None = None
 
 
 class _Known(NamedTuple):
@@ -66,13 +53,6 @@ class _Known(NamedTuple):
     ref: str
     run_id: UUID
     job_id: UUID
-
-
-class _Waits(NamedTuple):
-    """The numbers of pending parents of a new run, and of those that ended otherwise than needed."""
-
-    parents: int
-    unmet: int
 
 
 def named_jobs(tenant: str, request: BatchSubmit | BatchAdd) -> set[UUID]:
@@ -122,7 +102,7 @@ def submit_batch(
     }
     connection.execute(_ADD_BATCH_WORKFLOW, values)
     connection.execute(_ADD_BATCH, values)
-    _Writer(connection, installation, batch_id, tenant, origin, jobs, now).write(request.runs)
+    _write(BatchWriter(connection, installation, batch_id, tenant, now, origin), request.runs, jobs, {})
     return batch_id
 
 
@@ -160,7 +140,7 @@ def add_to_batch(
     _check_jobs(tenant, request, jobs)
     _check_refs(request, known)
     now = read_now(connection)
-    _Writer(connection, installation, batch_id, tenant, origin, jobs, now, known).write(request.runs)
+    _write(BatchWriter(connection, installation, batch_id, tenant, now, origin), request.runs, jobs, known)
     return True
 
 
@@ -259,123 +239,74 @@ def _refuse(path: str, problem: str, remedy: str) -> None:
     raise InvalidInput([FieldError(path, problem, remedy)])
 
 
-@dataclass(frozen=True, slots=True)
-class _Writer:
-    """Writes runs of a batch whose occurrence is locked or new."""
-
-    connection: Conn
-    installation: Installation
-    batch_id: UUID
-    tenant: str
-    origin: Origin
-    jobs: Mapping[UUID, SharedJob]
-    now: datetime
-    known: Mapping[str, _Known] = field(default_factory=dict[str, _Known])
-
-    def write(self, runs: Sequence[BatchRun]) -> None:
-        """Write runs, with the joins and edges of those that wait for others."""
-        chosen = [self.jobs[job_id(self.tenant, run.key)] for run in runs]
-        ids = {
-            run.ref: run_id(job.job_id, self._at(run), Cause.WORKFLOW, self.batch_id.bytes + run.ref.encode())
-            for run, job in zip(runs, chosen, strict=True)
-        }
-        waits = self._waits(runs, ids)
-        new = [
-            self._new_run(run, ids[run.ref], job, blocked=waits.get(ids[run.ref], _NO_WAITS) != _NO_WAITS)
+def _write(
+    writer: BatchWriter, runs: Sequence[BatchRun], jobs: Mapping[UUID, SharedJob], known: Mapping[str, _Known]
+) -> None:
+    """Write new runs of a batch; `known` has those of its runs that they name."""
+    chosen = [jobs[job_id(writer.tenant, run.key)] for run in runs]
+    ids = {run.ref: writer.id_of(run.ref, job.job_id) for run, job in zip(runs, chosen, strict=True)}
+    waits = _waits(writer, runs, ids, known)
+    writer.write(
+        [
+            Member(run.ref, job, run.carried, waits.get(run.ref, Waits()), run.delay or timedelta(0))
             for run, job in zip(runs, chosen, strict=True)
         ]
-        create_runs(self.connection, self.installation, new, now=self.now)
-        shared = _BATCH_RUN + uuid(self.batch_id) + text(self.tenant)
-        rows = (
-            b"".join((shared, text(run.ref), uuid(ids[run.ref]), uuid(job.job_id)))
-            for run, job in zip(runs, chosen, strict=True)
-        )
-        copy_rows(self.connection, _COPY_BATCH_RUNS, rows)
-        self._write_edges(runs, ids, waits)
-        self.connection.execute(_GROW_BATCH, {"batch_id": self.batch_id, "runs": len(runs)})
-        skipped = [run for run, wait in waits.items() if wait.unmet and not wait.parents]
-        ends = [RunEnd(run, 0, RunState.SKIPPED, reason="parents") for run in skipped]
-        finish_runs(self.connection, self.installation, ends)
+    )
+    shared = _BATCH_RUN + uuid(writer.batch_id) + text(writer.tenant)
+    rows = (
+        b"".join((shared, text(run.ref), uuid(ids[run.ref]), uuid(job.job_id), _delay(run)))
+        for run, job in zip(runs, chosen, strict=True)
+    )
+    copy_rows(writer.connection, _COPY_BATCH_RUNS, rows)
+    _write_edges(writer, runs, ids, known)
+    writer.connection.execute(_GROW_BATCH, {"batch_id": writer.batch_id, "runs": len(runs)})
 
-    def _at(self, run: BatchRun) -> datetime:
-        return self.now + (run.delay or timedelta(0))
 
-    def _waits(self, runs: Sequence[BatchRun], ids: Mapping[str, RunId]) -> dict[RunId, _Waits]:
-        """Return what each run with parents waits for; the states of counted parents are known."""
-        earlier = {self.known[one.ref].run_id for run in runs for one in run.after if one.ref not in ids}
-        pending: set[object] = set()
-        states: Mapping[UUID, RunState] = {}
-        if earlier:
-            columns = {"batch_id": self.batch_id, "run_ids": uuids(earlier)}
-            pending = {row[0] for row in self.connection.execute(_FIND_PENDING_RUNS, columns, binary=True)}
-            ended = read_node_runs(self.connection, earlier - pending, self.batch_id)
-            states = {run_id: RunState(run.state) for run_id, run in ended.items()}
-        waits: dict[RunId, _Waits] = {}
-        for run in runs:
-            open_parents = unmet = 0
-            for one in run.after:
-                if one.ref in ids or self.known[one.ref].run_id in pending:
-                    open_parents += 1
-                else:
-                    unmet += states.get(self.known[one.ref].run_id) not in MEETS[one.when]
-            if run.after:
-                waits[ids[run.ref]] = _Waits(open_parents, unmet)
-        return waits
+def _delay(run: BatchRun) -> bytes:
+    """Return the delay that counts from the end of a run's parents."""
+    delay = milliseconds(run.delay) if run.after else None
+    return NULL if delay is None else int8(delay)
 
-    def _write_edges(self, runs: Sequence[BatchRun], ids: Mapping[str, RunId], waits: Mapping[RunId, _Waits]) -> None:
-        edges = [
-            (ids[one.ref] if one.ref in ids else self.known[one.ref].run_id, ids[run.ref], one.when)
-            for run in runs
-            for one in run.after
-        ]
-        if not edges:
-            return
+
+def _waits(
+    writer: BatchWriter, runs: Sequence[BatchRun], ids: Mapping[str, RunId], known: Mapping[str, _Known]
+) -> dict[str, Waits]:
+    """Return what each run with parents waits for; the states of counted parents are known."""
+    earlier = {known[one.ref].run_id for run in runs for one in run.after if one.ref not in ids}
+    pending: set[object] = set()
+    states: Mapping[UUID, RunState] = {}
+    if earlier:
+        columns = {"batch_id": writer.batch_id, "run_ids": uuids(earlier)}
+        pending = {row[0] for row in writer.connection.execute(_FIND_PENDING_RUNS, columns, binary=True)}
+        ended = read_node_runs(writer.connection, earlier - pending, writer.batch_id)
+        states = {run_id: RunState(run.state) for run_id, run in ended.items()}
+    waits: dict[str, Waits] = {}
+    for run in runs:
+        open_parents = unmet = 0
+        for one in run.after:
+            if one.ref in ids or known[one.ref].run_id in pending:
+                open_parents += 1
+            else:
+                unmet += states.get(known[one.ref].run_id) not in MEETS[one.when]
+        if run.after:
+            waits[run.ref] = Waits(open_parents, unmet)
+    return waits
+
+
+def _write_edges(
+    writer: BatchWriter, runs: Sequence[BatchRun], ids: Mapping[str, RunId], known: Mapping[str, _Known]
+) -> None:
+    edges = [
+        (ids[one.ref] if one.ref in ids else known[one.ref].run_id, ids[run.ref], one.when)
+        for run in runs
+        for one in run.after
+    ]
+    if edges:
         columns: dict[str, object] = {
-            "batch_id": self.batch_id,
-            "tenant": self.tenant,
+            "batch_id": writer.batch_id,
+            "tenant": writer.tenant,
             "parents": uuids(parent for parent, _, _ in edges),
             "children": uuids(child for _, child, _ in edges),
             "conditions": words(condition for _, _, condition in edges),
         }
-        self.connection.execute(_ADD_RUN_EDGES, columns)
-        joined = {run: wait for run, wait in waits.items() if wait.parents}
-        columns = {
-            "root": self.batch_id,
-            "tenant": self.tenant,
-            "run_ids": uuids(joined),
-            "parents": integers(wait.parents for wait in joined.values()),
-            "unmet": integers(wait.unmet for wait in joined.values()),
-        }
-        self.connection.execute(_ADD_JOINS, columns)
-
-    def _new_run(self, run: BatchRun, new_id: RunId, job: SharedJob, *, blocked: bool) -> NewRun:
-        at, payload = self._at(run), run.carried
-        content, content_type = (payload.content, payload.content_type) if payload else (None, None)
-        inputs = RunInputs(content, content_type, traceparent=self.origin.traceparent)
-        return NewRun(
-            run_id=new_id,
-            job_id=JobId(job.job_id),
-            tenant=self.tenant,
-            job_version=job.version,
-            shard=job.shard,
-            cause=Cause.WORKFLOW,
-            queue=job.queue,
-            lane=job.lane,
-            handler=job.handler,
-            overlap=job.overlap,
-            scheduled_at=at,
-            publish_at=at,
-            definition=job.definition,
-            inputs=None if inputs == _NOTHING else inputs,
-            request_id=self.origin.request_id,
-            requested_from=self.origin.requested_from,
-            gates=Gate.FLOW,
-            workflow_run_id=self.batch_id,
-            generation=0,
-            concurrency_key=job.key_of(payload),
-            priority=job.priority,
-            blocked=blocked,
-        )
-
-
-_NO_WAITS = _Waits(0, 0)
+        writer.connection.execute(_ADD_RUN_EDGES, columns)

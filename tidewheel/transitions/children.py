@@ -1,7 +1,7 @@
 """The runs of children: their jobs, the versions in force, new runs, and blocked runs that are queued."""
 
-from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
 
@@ -30,6 +30,7 @@ _UNBLOCK_RUNS = _SQL["unblock_runs"]
 NOW = datetime(9999, 1, 1, tzinfo=UTC)
 """In place of an instant: the version in force now."""
 
+_AT_ONCE = timedelta(0)
 _DEFINITIONS = Definitions()
 
 
@@ -143,18 +144,33 @@ def lock_blocked(connection: Conn, run_ids: Sequence[UUID]) -> dict[UUID, Blocke
         return {run.run_id: run for run in cursor.execute(_LOCK_BLOCKED, columns)}
 
 
-def unblock(connection: Conn, installation: Installation, runs: Sequence[Blocked], now: datetime) -> None:
-    """Queue blocked runs that are locked, with their messages, as the rates of their tenants allow."""
+def unblock(
+    connection: Conn,
+    installation: Installation,
+    runs: Sequence[Blocked],
+    now: datetime,
+    delays: Mapping[UUID, timedelta],
+) -> None:
+    """Queue blocked runs that are locked, with their messages, as the rates of their tenants allow.
+
+    Args:
+        connection: Inside a transaction.
+        installation: Shards, topics and rates.
+        runs: The runs.
+        now: The database's clock.
+        delays: The delays of those that start later.
+    """
     if not runs:
         return
-    delayed, held = installation.rates.shape(connection, [_Unblocked(run.run_id, run.tenant, now) for run in runs])
+    due = [_Unblocked(run.run_id, run.tenant, now + delays.get(run.run_id, _AT_ONCE)) for run in runs]
+    delayed, held = installation.rates.shape(connection, due)
     stored = read_definitions(connection, [(run.job_id, run.job_version) for run in runs])
     definitions = [_DEFINITIONS.of(stored[run.job_id, run.job_version]) for run in runs]
     columns: dict[str, object] = {
         "run_ids": uuids(run.run_id for run in runs),
         "starts_ms": [definition.schedule_to_start_ms for definition in definitions],
         "closes_ms": [definition.schedule_to_close_ms for definition in definitions],
-        "publish_at": instants(delayed.get(run.run_id, now) for run in runs),
+        "publish_at": instants(delayed.get(run.run_id, run.publish_at) for run in due),
         "target": target(Move.PROMOTE),
     }
     with connection.cursor(row_factory=class_row(PromotedRun), binary=True) as cursor:

@@ -21,6 +21,7 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.metrics import metrics
 from tidewheel.runs import RunState
+from tidewheel.transitions.batch_writer import find_delays
 from tidewheel.transitions.children import (
     ChildJob,
     instant_of,
@@ -222,7 +223,8 @@ def _write(
         workflows[mark.release.root_run_id].pending += 1
     waiting = [mark.run_id for mark in marks if mark.is_decided and not mark.is_first]
     left = lock_blocked(connection, waiting)
-    unblock(connection, installation, [run for run in left.values() if run.run_id not in reasons], now)
+    delays = find_delays(connection, [mark.run_id for mark in marks if mark.is_decided and mark.release.is_in_batch])
+    unblock(connection, installation, [run for run in left.values() if run.run_id not in reasons], now, delays)
     skipped = [run for run in reasons if run in left or run not in waiting]
     ends = [RunEnd(run_id, 0, RunState.SKIPPED, reason=reasons[run_id]) for run_id in skipped]
     # Without `freed_keys`: a run gets a place of its key in a claim, or after one. A blocked run was never claimed.

@@ -31,8 +31,8 @@ _READ_JOB_KEY = _SQL["read_job_key"]
 
 
 @dataclass(frozen=True, slots=True)
-class _OldRun:
-    """A run to retry, with the inputs that it had beyond its version."""
+class OldRun:
+    """A run to repeat, with the inputs that it had beyond its version."""
 
     run_id: UUID
     tenant: str
@@ -74,7 +74,7 @@ class RetryRequest:
 
 def retry_runs(connection: Conn, installation: Installation, batch: Sequence[RetryRequest]) -> list[NewRun | Refused]:
     """Retry runs in the caller's transaction; return the new run or the refusal of each, in their order."""
-    old = _read(connection, [request.run_id for request in batch])
+    old = read_old_runs(connection, [request.run_id for request in batch])
     jobs = lock_jobs_for_share(connection, {run.job_id for run in old.values()})
     payloads = _Payloads(connection, old, jobs)
     now = read_now(connection)
@@ -96,15 +96,16 @@ def retry_runs(connection: Conn, installation: Installation, batch: Sequence[Ret
     return done
 
 
-def _read(connection: Conn, run_ids: Sequence[UUID]) -> dict[UUID, _OldRun]:
-    with connection.cursor(row_factory=class_row(_OldRun), binary=True) as cursor:
+def read_old_runs(connection: Conn, run_ids: Sequence[UUID]) -> dict[UUID, OldRun]:
+    """Return those of these runs that are stored."""
+    with connection.cursor(row_factory=class_row(OldRun), binary=True) as cursor:
         found = cursor.execute(_READ_RETRIED_RUNS, {"run_ids": sorted(set(run_ids))})
         return {row.run_id: row for row in found}
 
 
 def _finished_run(
-    connection: Conn, request: RetryRequest, old: Mapping[UUID, _OldRun], jobs: Mapping[UUID, SharedJob]
-) -> _OldRun:
+    connection: Conn, request: RetryRequest, old: Mapping[UUID, OldRun], jobs: Mapping[UUID, SharedJob]
+) -> OldRun:
     """Return the run to retry.
 
     Raises:
@@ -122,7 +123,7 @@ def _finished_run(
     return run
 
 
-def _new_run(request: RetryRequest, old: _OldRun, job: SharedJob, payload: Payload | None, *, now: datetime) -> NewRun:
+def _new_run(request: RetryRequest, old: OldRun, job: SharedJob, payload: Payload | None, *, now: datetime) -> NewRun:
     origin = old.run_id.bytes + (request.seed or os.urandom(16))
     inputs = RunInputs(
         payload=payload.content if payload else None,
@@ -161,7 +162,7 @@ def _new_run(request: RetryRequest, old: _OldRun, job: SharedJob, payload: Paylo
 class _Payloads:
     """The payloads of old runs, where the job's current version has another one."""
 
-    def __init__(self, connection: Conn, old: Mapping[UUID, _OldRun], jobs: Mapping[UUID, SharedJob]) -> None:
+    def __init__(self, connection: Conn, old: Mapping[UUID, OldRun], jobs: Mapping[UUID, SharedJob]) -> None:
         self._jobs = jobs
         edited = [
             (run.job_id, run.job_version)
@@ -170,7 +171,7 @@ class _Payloads:
         ]
         self._definitions = read_definitions(connection, edited) if edited else {}
 
-    def of(self, run: _OldRun) -> Payload | None:
+    def of(self, run: OldRun) -> Payload | None:
         """Return the payload that the new run needs; None if its version has the same."""
         current = self._jobs[run.job_id].definition
         definition = self._definitions.get((run.job_id, run.job_version), current)

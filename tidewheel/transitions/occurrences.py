@@ -53,10 +53,10 @@ class NodeRun(NamedTuple):
 
 @dataclass(slots=True)
 class Node:
-    """A job in an occurrence.
+    """A job in an occurrence, or a run of a batch.
 
     Args:
-        job_id: The job.
+        job_id: The job; the run in a batch.
         parents: The condition of each parent.
         run: Its latest run; None if it was not reached.
         has_first_run: True if its run of generation 0 is stored.
@@ -74,7 +74,13 @@ class Node:
 
 
 class Again(NamedTuple):
-    """A job that a resume runs again; `unmet` counts the conditions that parents outside do not meet."""
+    """A job, or a run of a batch, that a resume runs again.
+
+    Args:
+        job_id: As in `Node`.
+        parents: The number of its parents that run again too.
+        unmet: The number of conditions that its other parents do not meet.
+    """
 
     job_id: UUID
     parents: int
@@ -133,7 +139,7 @@ def read_occurrence(connection: Conn, root_run_id: UUID) -> dict[UUID, Node]:
     nodes = {occurrence.root_job_id: Node(occurrence.root_job_id)}
     for parent, child, condition in cast("list[tuple[UUID, UUID, str]]", rows):
         nodes.setdefault(child, Node(child)).parents[parent] = condition
-    ordered = _parents_first(nodes)
+    ordered = parents_first(nodes)
     found = read_runs(connection, occurrence, ordered)
     for job, node in ordered.items():
         node.run = next(filter(None, found[job]), None)
@@ -205,7 +211,8 @@ def among_parents(nodes: Mapping[UUID, Node], again: Collection[UUID]) -> list[A
     ]
 
 
-def _parents_first(nodes: Mapping[UUID, Node]) -> dict[UUID, Node]:
+def parents_first(nodes: Mapping[UUID, Node]) -> dict[UUID, Node]:
+    """Return the same nodes, each after its parents."""
     children: defaultdict[UUID, list[UUID]] = defaultdict(list)
     for job, node in nodes.items():
         for parent in node.parents:

@@ -1929,6 +1929,43 @@ SELECT p.place::integer, e.child_run_id, e.condition, 0
  ) AS e
  ORDER BY p.place, e.child_run_id
 
+-- name: find_batch_delays
+-- The delays after their parents of those of these runs of batches that have one.
+-- Index: batch_runs_by_run. No lock: the caller has locked the batches' occurrences.
+SELECT run_id, delay_ms FROM batch_runs WHERE run_id = ANY (%(run_ids)s::uuid[]) AND delay_ms IS NOT NULL
+
+-- name: read_batch_members
+-- The runs of a batch, each the latest of its ref.
+-- Index: batch_runs_pkey. No lock: the caller has locked the occurrence.
+SELECT run_id, ref, job_id FROM batch_runs WHERE batch_id = %(batch_id)s ORDER BY ref
+
+-- name: read_batch_edges
+-- The edges between the runs of a batch.
+-- Index: run_edges_pkey. No lock: the caller has locked the occurrence.
+SELECT parent_run_id, child_run_id, condition FROM run_edges WHERE batch_id = %(batch_id)s
+
+-- name: repeat_batch_runs
+-- Replaces runs of a batch that has ended by those that repeat them, in its refs and its edges; no run of the new ones has failed.
+-- Index: batches_pkey, batch_runs_by_run, run_edges_pkey. Lock: the rows; lock_workflows has locked the occurrence.
+WITH repeated AS (
+    SELECT * FROM unnest(%(old)s::uuid[], %(new)s::uuid[]) AS given (old_run_id, new_run_id)
+), reopened AS (
+    UPDATE batches SET first_failed_run_id = NULL WHERE batch_id = %(batch_id)s
+), renamed AS (
+    UPDATE batch_runs AS b
+       SET run_id = r.new_run_id
+      FROM repeated AS r
+     WHERE b.run_id = r.old_run_id
+)
+UPDATE run_edges AS e
+   SET parent_run_id = coalesce(p.new_run_id, x.parent_run_id), child_run_id = coalesce(c.new_run_id, x.child_run_id)
+  FROM run_edges AS x
+  LEFT JOIN repeated AS p ON p.old_run_id = x.parent_run_id
+  LEFT JOIN repeated AS c ON c.old_run_id = x.child_run_id
+ WHERE x.batch_id = %(batch_id)s
+   AND e.batch_id = x.batch_id AND e.parent_run_id = x.parent_run_id AND e.child_run_id = x.child_run_id
+   AND (p.new_run_id IS NOT NULL OR c.new_run_id IS NOT NULL)
+
 -- name: count_batch_ends
 -- Adds ended runs to the counts of batches; returns what their triggers need.
 -- Index: batches_pkey. Lock: the rows; lock_workflows has locked the occurrences.

@@ -170,7 +170,7 @@ def _settle(
         for state, number in Counter(workflow.state for workflow in ended).items():
             metrics.count("workflows_ended", number, state)
     batches = {
-        root: BatchCounts(one.tenant, one.shard, one.state, one.failed)
+        root: BatchCounts(one.tenant, one.shard, one.generation, one.state, one.failed)
         for root, one in workflows.items()
         if one.root_job_id == NO_JOB
     }

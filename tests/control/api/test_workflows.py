@@ -96,3 +96,5 @@ def test_batches_have_pages_and_a_repeated_change_has_the_first_answer(database:
         assert [requesting.batches.add(ids[0], more, request_id="add-1") for _ in range(2)] == [True, True]
         assert [requesting.batches.close(ids[0], request_id="close-1") for _ in range(2)] == [True, True]
         assert not requesting.batches.close(ids[0])
+        resumed = {"batch_id": str(ids[0]), "unchanged": True}
+        assert answer_of(client.post(f"/api/v1/batches/{ids[0]}:resume")) == resumed, "it is open"

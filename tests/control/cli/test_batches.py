@@ -48,6 +48,14 @@ def test_a_batch_of_a_file_is_submitted_drawn_extended_and_closed(database: Data
     listed = json_output(database, "batch", "list")["batches"]
     assert [one["state"] for one in listed] == ["open", "failed"]
     assert json_output(database, "workflow", "list")["workflows"] == []
+    assert tidewheel(database, "batch", "resume", batch).lines == [f"batch {batch}: resumed"]
+    assert tidewheel(database, "batch", "resume", batch).lines == [f"batch {batch}: unchanged: it is open"]
+    play(database)
+    listed = json_output(database, "batch", "list")["batches"]
+    assert [(one["state"], one["succeeded"], one["failed"]) for one in listed] == [("open", 2, 1), ("succeeded", 4, 0)]
+    assert "1 time" in tidewheel(database, "batch", "show", batch).out
+    done = tidewheel(database, "batch", "resume", batch)
+    assert (done.code, "no run of the batch failed" in done.err) == (ExitCode.REFUSED, True)
     first = json_output(database, "batch", "list", "-n", 1)
     assert first["next_cursor"] == listed[0]["batch_id"]
     assert "more: add --after" in tidewheel(database, "batch", "list", "-n", 1).out
@@ -76,7 +84,7 @@ def test_a_file_that_is_no_batch_is_refused(database: Database, tmp_path: Path, 
 
 
 def test_an_unknown_batch_is_not_found(database: Database) -> None:
-    for command in ("show", "close", "cancel"):
+    for command in ("show", "close", "resume", "cancel"):
         done = tidewheel(database, "batch", command, "01a1f89d-7409-8c4e-9632-26f1249891bd")
         assert done.code == ExitCode.NOT_FOUND
         assert "there is no batch" in done.err

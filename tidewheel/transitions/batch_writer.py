@@ -1,0 +1,146 @@
+"""Write runs of a batch whose occurrence is locked or new.
+
+Runs that come after others are written at once, as `blocked`, with a join each.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import NamedTuple, cast
+from uuid import UUID
+
+from tidewheel.ids import JobId, RunId, run_id
+from tidewheel.jobs.payload import Payload
+from tidewheel.postgres.pg_arrays import integers, uuids
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+from tidewheel.runs import Cause, Gate, RunState
+from tidewheel.transitions.create import NewRun, RunInputs, create_runs
+from tidewheel.transitions.finish import finish_runs
+from tidewheel.transitions.finished import RunEnd
+from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.shared_jobs import SharedJob
+
+_SQL = Statements("tidewheel.transitions")
+_ADD_JOINS = _SQL["add_joins"]
+_FIND_BATCH_DELAYS = _SQL["find_batch_delays"]
+
+_NOTHING = RunInputs()
+
+
+class Origin(NamedTuple):
+    """The request that writes runs: its id, the coordinates of its message, its trace context."""
+
+    request_id: str | None = None
+    requested_from: str | None = None
+    traceparent: str | None = None
+
+
+_NO_ORIGIN = Origin()
+
+
+class Waits(NamedTuple):
+    """The numbers of pending parents of a new run, and of those that ended otherwise than needed."""
+
+    parents: int = 0
+    unmet: int = 0
+
+
+class Member(NamedTuple):
+    """A run of a batch to write; `delay` counts from now, and is not used if the run waits for parents."""
+
+    ref: str
+    job: SharedJob
+    payload: Payload | None
+    waits: Waits = Waits()
+    delay: timedelta = timedelta(0)
+    traceparent: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchWriter:
+    """Writes runs of one batch, in the caller's transaction.
+
+    Args:
+        connection: Inside a transaction.
+        installation: Shards and topics.
+        batch_id: The batch.
+        tenant: Its tenant.
+        now: The database's clock.
+        origin: The request that writes them.
+        generation: 0, and one more for each resume.
+    """
+
+    connection: Conn
+    installation: Installation
+    batch_id: UUID
+    tenant: str
+    now: datetime
+    origin: Origin = _NO_ORIGIN
+    generation: int = 0
+
+    def id_of(self, ref: str, job_id: UUID) -> RunId:
+        """Return the id of the run that is written now under a ref."""
+        again = b"\0%d" % self.generation if self.generation else b""
+        return run_id(job_id, self.now, Cause.WORKFLOW, self.batch_id.bytes + ref.encode() + again)
+
+    def write(self, members: Sequence[Member]) -> None:
+        """Write runs, and the joins of those that wait.
+
+        The caller counts them as pending, and writes their edges.
+        """
+        runs = [self._new_run(member) for member in members]
+        create_runs(self.connection, self.installation, runs, now=self.now)
+        pairs = [(run.run_id, member.waits) for run, member in zip(runs, members, strict=True)]
+        joined = [(run, waits) for run, waits in pairs if waits.parents]
+        if joined:
+            columns: dict[str, object] = {
+                "root": self.batch_id,
+                "tenant": self.tenant,
+                "run_ids": uuids(run for run, _ in joined),
+                "parents": integers(waits.parents for _, waits in joined),
+                "unmet": integers(waits.unmet for _, waits in joined),
+            }
+            self.connection.execute(_ADD_JOINS, columns)
+        skipped = [run for run, waits in pairs if waits.unmet and not waits.parents]
+        ends = [RunEnd(run, 0, RunState.SKIPPED, reason="parents") for run in skipped]
+        finish_runs(self.connection, self.installation, ends)
+
+    def _new_run(self, member: Member) -> NewRun:
+        job, payload, blocked = member.job, member.payload, member.waits != Waits()
+        at = self.now if blocked else self.now + member.delay
+        inputs = RunInputs(traceparent=member.traceparent or self.origin.traceparent)
+        if payload is not None:
+            inputs = RunInputs(payload.content, payload.content_type, traceparent=inputs.traceparent)
+        return NewRun(
+            run_id=self.id_of(member.ref, job.job_id),
+            job_id=JobId(job.job_id),
+            tenant=self.tenant,
+            job_version=job.version,
+            shard=job.shard,
+            cause=Cause.WORKFLOW,
+            queue=job.queue,
+            lane=job.lane,
+            handler=job.handler,
+            overlap=job.overlap,
+            scheduled_at=at,
+            publish_at=at,
+            definition=job.definition,
+            inputs=None if inputs == _NOTHING else inputs,
+            request_id=self.origin.request_id,
+            requested_from=self.origin.requested_from,
+            gates=Gate.FLOW,
+            workflow_run_id=self.batch_id,
+            generation=self.generation,
+            concurrency_key=job.key_of(payload),
+            priority=job.priority,
+            blocked=blocked,
+        )
+
+
+def find_delays(connection: Conn, run_ids: Sequence[UUID]) -> Mapping[UUID, timedelta]:
+    """Return the delays of those of these runs of batches that have one after their parents."""
+    if not run_ids:
+        return {}
+    rows = connection.execute(_FIND_BATCH_DELAYS, {"run_ids": uuids(run_ids)}, binary=True).fetchall()
+    return {run: timedelta(milliseconds=delay) for run, delay in cast("list[tuple[UUID, int]]", rows)}
