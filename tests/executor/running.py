@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import cached_property
 from uuid import UUID, uuid4
 
 from confluent_kafka import Producer
@@ -65,10 +66,14 @@ class Executing:
     def __post_init__(self) -> None:
         self.database.installation = replace(self.database.installation, topics=self.topics)
 
+    @cached_property
+    def _producer(self) -> Producer:
+        return Producer({**self.kafka, "linger.ms": 0, "log_level": 0})  # outlives the broker
+
     def make_topics(self) -> None:
         """Make the topics of the default queue, one partition each."""
         names = [self.topics.runs("default", lane) for lane in Lane]
-        make_topics(self.kafka, names, groups=[f"{name}.executors" for name in names])
+        make_topics(self.kafka, names)
 
     def start(self, stop: Shutdown, *, known: Mapping[str, Handler] | None = None, **settings: object) -> Future[None]:
         """An executor on a thread of its own, until it is stopped."""
@@ -127,7 +132,6 @@ class Executing:
 
     def publish(self, *run_ids: UUID) -> None:
         """Do for runs what the relay does: their newest messages go to Kafka, their outbox rows go."""
-        producer = Producer({**self.kafka})
         keys = [str(run_id).encode() for run_id in run_ids]
         found = self.database.rows(
             "SELECT DISTINCT ON (key) topic, key, value FROM outbox WHERE key = ANY (%s) AND topic LIKE '%%.runs.%%'"
@@ -136,6 +140,6 @@ class Executing:
         )
         assert len(found) == len(keys)
         for topic, key, value in found:
-            producer.produce(topic, key=key, value=value, headers=self.database.signed(topic, key, value))
-        assert producer.flush(_SECONDS) == 0
+            self._producer.produce(topic, key=key, value=value, headers=self.database.signed(topic, key, value))
+        assert self._producer.flush(_SECONDS) == 0
         self.database.execute("DELETE FROM outbox WHERE key = ANY (%s)", [keys])

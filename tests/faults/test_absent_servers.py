@@ -29,7 +29,7 @@ _STOP_SECONDS = 20.0  # services give up after 15 s
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
     """A PostgreSQL and a broker of these tests' own."""
-    local = LocalStack(tmp_path_factory.mktemp("servers"))
+    local = LocalStack(tmp_path_factory.mktemp("servers"), lasting=False)
     local.up()
     yield local
     local.down(erase=True)

@@ -39,12 +39,7 @@ class Requests:
 
     def __post_init__(self) -> None:
         names = [self.topics.requests, self.topics.target_replies]
-        make_topics(
-            self.kafka,
-            names,
-            partitions=self.partitions,
-            groups=[f"{names[0]}.intake", f"{names[0]}.intake.replies"],
-        )
+        make_topics(self.kafka, names, partitions=self.partitions)
         self._producer = Producer({**self.kafka, "linger.ms": 0})
 
     @property

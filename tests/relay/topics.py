@@ -1,7 +1,6 @@
-"""Topics of a test's own: few partitions, and groups whose members notice each other within a second."""
+"""Topics of a test's own: few partitions."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from confluent_kafka.admin import (
     AlterConfigOpType,  # type: ignore[attr-defined]  # its stub re-exports none of these
@@ -22,17 +21,11 @@ def make_topics(
     *,
     partitions: int = 1,
     config: Mapping[str, str] | None = None,
-    groups: Sequence[str] = (),
 ) -> None:
-    """Make topics, and let the members of these groups beat each second."""
+    """Make topics."""
     admin = admin_of(kafka)
     new = [NewTopic(name, num_partitions=partitions, replication_factor=1, config=dict(config or {})) for name in names]
-    futures: list[Any] = [*admin.create_topics(new, operation_timeout=_SECONDS).values()]
-    if groups:
-        entry = ConfigEntry("consumer.heartbeat.interval.ms", "1000", incremental_operation=AlterConfigOpType.SET)
-        resources = [ConfigResource(ResourceType.GROUP, group, incremental_configs=[entry]) for group in groups]
-        futures += admin.incremental_alter_configs(resources).values()
-    for future in futures:
+    for future in admin.create_topics(new, operation_timeout=_SECONDS).values():
         future.result(_SECONDS)
     until(lambda: set(names) <= set(admin.list_topics(timeout=_SECONDS).topics), "the broker knows the topics")
 

@@ -152,8 +152,10 @@ class with_tls:
         self._store.write_bytes(key.read_bytes() + certificate.read_bytes())
         self._store.chmod(0o600)
 
-    def __call__(self, node: Node, nodes: tuple[Node, ...], data: Path, passwords: KafkaPasswords) -> str:
-        plain = server_properties(node, nodes, data, passwords)
+    def __call__(
+        self, node: Node, nodes: tuple[Node, ...], data: Path, passwords: KafkaPasswords, *, lasting: bool
+    ) -> str:
+        plain = server_properties(node, nodes, data, passwords, lasting=lasting)
         assert "CLIENT:SASL_PLAINTEXT" in plain
         return plain.replace("CLIENT:SASL_PLAINTEXT", "CLIENT:SASL_SSL") + (
             f"ssl.keystore.type=PEM\nssl.keystore.location={self._store}\n"

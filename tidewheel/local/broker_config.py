@@ -23,6 +23,15 @@ _QUICK_TAKEOVER_MS = {
     "min.heartbeat.interval.ms": 1000,
     "heartbeat.interval.ms": 2000,
 }
+# Joining takes some heartbeats and, for each further member, an interval between assignments, by default 1 s. A test
+# session joins groups a thousand times.
+_OF_A_TEST_SESSION_MS = _QUICK_TAKEOVER_MS | {
+    "session.timeout.ms": 6000,
+    "min.heartbeat.interval.ms": 200,
+    "heartbeat.interval.ms": 200,
+    "min.assignment.interval.ms": 0,
+    "assignment.interval.ms": 0,
+}
 # The client's password never crosses the network, and the client checks that the server knows it: a rogue server on a
 # node's port learns nothing. Source: RFC 5802.
 _CLIENT_MECHANISM = "SCRAM-SHA-256"
@@ -82,7 +91,9 @@ def client_properties(settings: Mapping[str, str]) -> str:
     return _lines(settings)
 
 
-def server_properties(node: Node, nodes: Sequence[Node], data: Path, passwords: KafkaPasswords) -> str:
+def server_properties(
+    node: Node, nodes: Sequence[Node], data: Path, passwords: KafkaPasswords, *, lasting: bool = True
+) -> str:
     """Return the node's `server.properties`, passwords included."""
     return _lines(
         {
@@ -104,7 +115,7 @@ def server_properties(node: Node, nodes: Sequence[Node], data: Path, passwords: 
             # 6 s a machine under full load might fence a node that lives.
             "broker.session.timeout.ms": 6000,
             "broker.heartbeat.interval.ms": 1000,
-            **_group_timeouts(),
+            **_group_timeouts(_QUICK_TAKEOVER_MS if lasting else _OF_A_TEST_SESSION_MS),
             **_copies(replication_of(nodes)),
         }
     )
@@ -162,9 +173,9 @@ def _sasl(bootstrap: str, mechanism: str, user: str, password: str) -> dict[str,
     }
 
 
-def _group_timeouts() -> dict[str, int]:
+def _group_timeouts(milliseconds: Mapping[str, int]) -> dict[str, int]:
     kinds = ("consumer", "share")
-    return {f"group.{kind}.{name}": value for kind in kinds for name, value in _QUICK_TAKEOVER_MS.items()}
+    return {f"group.{kind}.{name}": value for kind in kinds for name, value in milliseconds.items()}
 
 
 def _copies(replication: int) -> dict[str, int]:

@@ -4,6 +4,7 @@ Invariant: nothing is signalled unless its command line carries the marker, an a
 A recycled pid is therefore never hit. A process whose starter died before it recorded the pid is found all the same.
 """
 
+import atexit
 import signal
 import subprocess
 import threading
@@ -155,3 +156,11 @@ def _reap() -> None:
     for pid, child in list(_CHILDREN.items()):
         if child.poll() is not None:
             _CHILDREN.pop(pid, None)
+
+
+@atexit.register
+def _leave() -> None:
+    """Leave the processes that outlive this one; Popen would warn of each at the interpreter's end."""
+    _reap()
+    for child in _CHILDREN.values():
+        child.returncode = 0

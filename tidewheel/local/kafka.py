@@ -34,6 +34,7 @@ _QUORUM_TIMEOUT = timedelta(seconds=3)  # see Cluster.stop
 _HEAP_MEGABYTES_ALONE = 512
 _HEAP_MEGABYTES_OF_SEVERAL = 256
 _LOG_TAIL_LINES = 5
+_QUICKLY_COMPILED = ("-XX:TieredStopAtLevel=1",)
 
 ClassPath: TypeAlias = Callable[[], Sequence[Path]]
 
@@ -49,6 +50,8 @@ class Broker:
         cluster_id: 16 bytes in base 64.
         passwords: Of the cluster.
         jars: Returns the class path when the node is started.
+        lasting: False if the node ends with the caller's session, before the JVM's second compiler pays for itself.
+            Members join quickly.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class Broker:
         cluster_id: str,
         passwords: KafkaPasswords,
         jars: ClassPath,
+        lasting: bool = True,
     ) -> None:
         self.node = node
         self._nodes = nodes
@@ -71,6 +75,7 @@ class Broker:
         self._cluster_id = cluster_id
         self._passwords = passwords
         self._jars = jars
+        self._lasting = lasting
         self._marker = f"-Dtidewheel.home={folder}"
         self._daemon = Daemon(folder / "pid", self._marker)
 
@@ -99,14 +104,15 @@ class Broker:
         if self._daemon.process() is not None:
             return False
         self._folder.mkdir(parents=True, exist_ok=True)
-        properties = server_properties(self.node, self._nodes, self._data, self._passwords)
+        properties = server_properties(self.node, self._nodes, self._data, self._passwords, lasting=self._lasting)
         write_private(self._folder / "server.properties", properties)
         (self._folder / "log4j2.properties").write_text(logging_properties(self._log))
         shutil.rmtree(self._folder / "tmp", ignore_errors=True)  # native libraries that a killed node left
         (self._folder / "tmp").mkdir()
         if not self._formatted.exists():
             self._format()
-        command = [*self._java(), self._marker, "kafka.Kafka", str(self._folder / "server.properties")]
+        compiled = () if self._lasting else _QUICKLY_COMPILED
+        command = [*self._java(), *compiled, self._marker, "kafka.Kafka", str(self._folder / "server.properties")]
         self._daemon.start(command, log=self._log.with_suffix(".out"), cwd=self._folder)
         return True
 
@@ -162,7 +168,7 @@ class Broker:
         shutil.rmtree(self._data, ignore_errors=True)
         properties = str(self._folder / "server.properties")
         tool = ["kafka.tools.StorageTool", "format", f"--cluster-id={self._cluster_id}", "--config", properties]
-        formatted = run_program([*self._java(), "-XX:TieredStopAtLevel=1", *tool], cwd=self._folder)
+        formatted = run_program([*self._java(), *_QUICKLY_COMPILED, *tool], cwd=self._folder)
         if formatted.returncode != 0:
             message = f"Kafka's storage could not be formatted in {self._data}: {_tail(formatted.stdout)}"
             raise StackError(message)
@@ -196,6 +202,7 @@ class Cluster:
         cluster_id: str,
         passwords: KafkaPasswords,
         jars: ClassPath,
+        lasting: bool = True,
     ) -> None:
         self._folder = folder
         self._passwords = passwords
@@ -209,6 +216,7 @@ class Cluster:
                 cluster_id=cluster_id,
                 passwords=passwords,
                 jars=jars,
+                lasting=lasting,
             )
             for node in nodes
         )

@@ -49,6 +49,7 @@ class Parts:
         cache: Where the broker's jars are kept; None for the user's cache.
         shared_buffers_megabytes: PostgreSQL's page cache.
         max_wal_size_megabytes: WAL between PostgreSQL's checkpoints.
+        lasting: False if the stack is erased with the caller's session.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Parts:
         cache: Path | None = None,
         shared_buffers_megabytes: int = 128,
         max_wal_size_megabytes: int = 2048,
+        lasting: bool = True,
     ) -> None:
         self.state = state
         self._logs = home / "logs"
@@ -69,6 +71,7 @@ class Parts:
             password=state.password,
             shared_buffers_megabytes=shared_buffers_megabytes,
             max_wal_size_megabytes=max_wal_size_megabytes,
+            lasting=lasting,
         )
         self.cluster = Cluster(
             home / "kafka",
@@ -77,6 +80,7 @@ class Parts:
             cluster_id=state.cluster_id,
             passwords=state.kafka_passwords or new_kafka_passwords(),
             jars=lambda: broker_jars(cache),
+            lasting=lasting,
         )
 
     def are_noted_alive(self) -> bool:

@@ -53,7 +53,7 @@ def tidewheel_stack(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPa
 
         shared = getattr(pytestconfig, "workerinput", {}).get(_SHARED_HOME)
         home = Path(shared) if shared else tmp_path_factory.mktemp("tidewheel")
-        local = LocalStack(home, brokers=1, database_url=database_url, bootstrap=bootstrap, client=kafka)
+        local = LocalStack(home, brokers=1, database_url=database_url, bootstrap=bootstrap, client=kafka, lasting=False)
         patch.setenv(HOME_VARIABLE, str(local.home))
         before = _interrupt_on_sigterm()
         try:

@@ -19,7 +19,7 @@ HUGE = bytes(250_000_000)
 @pytest.fixture
 def topic(info: StackInfo) -> str:
     name = f"limited-{uuid4().hex[:10]}"
-    make_topics(info.kafka, [name], partitions=1, groups=[])
+    make_topics(info.kafka, [name], partitions=1)
     return name
 
 

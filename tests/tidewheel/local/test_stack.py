@@ -1,5 +1,7 @@
 import os
 import stat
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -70,6 +72,24 @@ def test_connection_without_the_password_is_refused(own: LocalStack) -> None:
         psycopg.connect(url.replace(state.password, "guess"))
 
 
+def test_passwords_are_in_private_files_and_on_no_command_line(own: LocalStack) -> None:
+    own.up()
+    state = read_state(own.home)
+    assert state is not None
+    assert state.kafka_passwords is not None
+    passwords = [password.encode() for password in (state.password, *state.kafka_passwords.model_dump().values())]
+    holding = [
+        path
+        for path in own.home.rglob("*")
+        if path.is_file() and any(password in path.read_bytes() for password in passwords)
+    ]
+    assert {path.name for path in holding} == {"stack.json", "client.properties", "pgpass", "server.properties"}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in holding} == {0o600}
+    for process in psutil.process_iter(["cmdline"]):
+        line = " ".join(process.info["cmdline"] or []).encode()
+        assert not any(password in line for password in passwords)
+
+
 def test_database_is_durable_and_uses_utf8_and_utc(own: LocalStack) -> None:
     wanted = {
         "fsync": "on",
@@ -83,6 +103,28 @@ def test_database_is_durable_and_uses_utf8_and_utc(own: LocalStack) -> None:
     with psycopg.connect(own.up().database_url) as connection:
         for name, value in wanted.items():
             assert connection.execute("SELECT current_setting(%s)", (name,)).fetchone() == (value,), name
+
+
+def test_stack_of_a_test_session_flushes_nothing_to_disk(info: StackInfo) -> None:
+    with psycopg.connect(info.database_url) as connection:
+        settings = connection.execute("SELECT current_setting('fsync'), current_setting('synchronous_commit')")
+        assert settings.fetchone() == ("off", "on")
+
+
+@pytest.mark.process
+def test_process_that_starts_a_daemon_ends_without_a_warning(tmp_path: Path) -> None:
+    """The daemon outlives it on purpose, and Popen warns of each child that was not waited for."""
+    program = (
+        "import sys; from pathlib import Path; from tidewheel.local.daemon import Daemon; folder = Path(sys.argv[1]);"
+        "Daemon(folder / 'pid', 'marker').start(['sleep', '60'], log=folder / 'log', cwd=folder)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "always", "-c", program, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    daemon = psutil.Process(int((tmp_path / "pid").read_text()))
+    assert daemon.is_running()
+    daemon.kill()
+    assert done.stderr == ""
 
 
 @pytest.mark.slow
