@@ -216,7 +216,7 @@ def test_output_that_is_refused_alone_stops_no_other_and_is_flushed_later(
         for text in ("beside", "after a while", "at last"):
             good = executing.trigger("noisy.say-and-wait", [text, gate])
             output = f"{text}\n".encode()
-            until(partial(holds, executing, good, output), f"{text!r} is flushed", seconds=5)
+            until(partial(holds, executing, good, output), f"{text!r} is flushed", seconds=12)
         assert stored(executing, bad) == []
         fresh_database.execute("ALTER TABLE attempt_outputs DROP CONSTRAINT poison")
         until(partial(holds, executing, bad, b"poison\n"), "the refused output is flushed")

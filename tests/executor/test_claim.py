@@ -120,7 +120,7 @@ def test_locked_active_run_is_tried_once_more_then_left_to_the_sweep(database: D
     assert open_run(database, second.run_id).state == "queued"
     waiting = in_background(lambda: claiming.claim([second], source="sweep"))
     somebody.rollback()
-    assert len(waiting.result(10).started) + len(claiming.claim([second], source="sweep").started) == 1
+    assert len(waiting.result(30).started) + len(claiming.claim([second], source="sweep").started) == 1
 
 
 def test_runs_claimed_before_an_error_of_the_others_start(fresh_database: Database) -> None:

@@ -430,7 +430,7 @@ def test_progress_that_is_refused_alone_stops_no_other_and_is_saved_later(fresh_
         until(lambda: saved(fresh_database) == {other.run_id: b'"half"'}, "that of the other is saved")
         completer.add(ended, succeeded(None))
         completer.progress.put(later.key, b'"begun"', None)
-        until(lambda: later.run_id in saved(fresh_database), "that of a later one is saved", seconds=5)
+        until(lambda: later.run_id in saved(fresh_database), "that of a later one is saved", seconds=12)
         assert completer.drain(30)
         assert final_state(fresh_database, ended.run_id)[0] == "succeeded"
         assert bad.run_id not in saved(fresh_database)

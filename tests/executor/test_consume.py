@@ -118,8 +118,7 @@ def test_outcomes_wait_no_longer_than_the_burst(executing: Executing, monkeypatc
     with executing.running(slots=2, **NO_SWEEP):
         for _ in range(2):
             runs = [executing.trigger("acts.echo", number) for number in range(100)]
-            for run_id in runs:
-                executing.publish(run_id)
+            executing.publish(*runs)
             assert {executing.ended(run_id).state for run_id in runs} == {"succeeded"}
 
 

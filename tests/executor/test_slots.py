@@ -37,7 +37,7 @@ def test_free_slot_wakes_a_waiter() -> None:
     assert not slots.wait_free(Lane.STANDARD, 0)
     waiting = in_background(lambda: slots.wait_free(Lane.STANDARD, 30))
     slots.release(Lane.STANDARD, 1)
-    assert waiting.result(10)
+    assert waiting.result(30)
 
 
 def test_threads_never_take_more_than_all_slots() -> None:
@@ -121,7 +121,7 @@ def test_overcommit_wakes_a_waiter() -> None:
     slots.take(Lane.STANDARD, 1)
     waiting = in_background(lambda: slots.wait_free_overcommit(Lane.STANDARD, 30))
     slots.set_overcommit(5)
-    assert waiting.result(10)
+    assert waiting.result(30)
     assert not slots.wait_free(Lane.STANDARD, 0)
 
 
@@ -134,14 +134,14 @@ def test_overcommit_waits_until_half_is_free() -> None:
     threading.Event().wait(0.1)
     assert not waiting.done()
     slots.release(Lane.STANDARD, 1)
-    waiting.result(10)
+    waiting.result(30)
     assert slots.free_overcommit(Lane.STANDARD) == 10
 
 
 def test_no_wait_for_half_without_overcommit() -> None:
     slots = Slots(10)
     slots.take(Lane.STANDARD, 9)
-    in_background(lambda: slots.wait_half_free(Lane.STANDARD, 30)).result(10)
+    in_background(lambda: slots.wait_half_free(Lane.STANDARD, 30)).result(30)
 
 
 @pytest.mark.parametrize("lane", ORDINARY)
@@ -159,7 +159,7 @@ def test_take_next_gets_the_next_free_slots(lane: Lane) -> None:
     assert not next_one.done()  # one is there, and kept until there are two
     assert slots.take_overcommit(Lane.STANDARD, 30) == (0, 0)
     slots.release(Lane.STANDARD, 2)
-    assert next_one.result(10) == 2
+    assert next_one.result(30) == 2
     assert slots.take_overcommit(Lane.STANDARD, 100).real == 1
 
 
@@ -168,7 +168,7 @@ def test_take_next_of_the_critical_lane_goes_first() -> None:
     assert slots.take(Lane.CRITICAL, 10) == 10
     next_one = in_background(lambda: slots.take_next(Lane.CRITICAL, 2, 30))
     slots.release(Lane.CRITICAL, 2)
-    assert next_one.result(10) == 2
+    assert next_one.result(30) == 2
     assert [slots.free(lane) for lane in Lane] == [0, 0, 0]
 
 

@@ -283,4 +283,4 @@ def test_backfill_locks_the_timer_before_the_job(hourly: ClockedDatabase) -> Non
     until_blocked(hourly, asked)
     firing.execute("SELECT FROM jobs FOR NO KEY UPDATE NOWAIT")
     firing.commit()
-    assert [reply.status for reply in waiting.result(10)] == ["accepted"] * 2
+    assert [reply.status for reply in waiting.result(30)] == ["accepted"] * 2

@@ -132,7 +132,7 @@ def test_cancel_waits_for_a_concurrent_end_and_reports_it(with_job: Database) ->
     waiting = in_background(lambda: apply_batch_within(cancelling, with_job, asking(started.run_id)))
     until_blocked(with_job, cancelling)
     closing.commit()
-    assert [reply.run_status for reply in waiting.result(10)] == ["succeeded"]
+    assert [reply.run_status for reply in waiting.result(30)] == ["succeeded"]
     cancelling.commit()
 
 

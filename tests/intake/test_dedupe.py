@@ -104,7 +104,7 @@ def test_concurrent_duplicate_is_retried_and_gets_the_first_reply(with_job: Data
     until_blocked(with_job, second)
     first.commit()
     with pytest.raises(Unavailable, match="replied to a request of this batch"):
-        waiting.result(10)
+        waiting.result(30)
     second.rollback()
     assert apply_batch_within(second, with_job, TRIGGER) == [answer]
     assert len(job_runs(with_job)) == 1

@@ -175,7 +175,7 @@ def test_a_job_that_gets_its_first_child_meanwhile_is_not_deleted(database: Data
     deleting = in_background(lambda: apply_batch_within(two, database, {"type": "job.delete", "key": "a"}))
     until_blocked(database, two)
     one.commit()
-    assert refusal(deleting.result(10)[0]) == ("key", "jobs come after it: 'b'")
+    assert refusal(deleting.result(30)[0]) == ("key", "jobs come after it: 'b'")
 
 
 @pytest.mark.parametrize("change", [node("a"), {"type": "job.delete", "key": "a"}], ids=["submit", "delete"])
@@ -190,7 +190,7 @@ def test_a_change_of_a_job_that_gets_parents_meanwhile_is_tried_again(
     until_blocked(database, two)
     one.commit()
     with pytest.raises(Unavailable, match="'a' part of a workflow"):
-        changing.result(10)
+        changing.result(30)
     two.rollback()
     assert [reply.status for reply in apply_batch(database, change)] == [ReplyStatus.ACCEPTED]
     assert (edges(database), set(roots(database).values())) == (set(), {None})
@@ -208,7 +208,7 @@ def test_a_rollback_locks_the_graph_before_the_job(database: Database, key: str)
     until_blocked(database, rolling)
     assert holding.execute("SELECT FROM jobs WHERE key = %s FOR UPDATE SKIP LOCKED", [key]).rowcount == 1
     holding.commit()
-    assert [reply.job_version for reply in rolled.result(10)] == [3]
+    assert [reply.job_version for reply in rolled.result(30)] == [3]
     rolling.commit()
     assert edges(database) >= {("a", key, "success")}
 

@@ -56,9 +56,9 @@ def test_occurrences_of_a_batch_are_locked_in_the_order_of_their_ids(database: D
     other_waits = "SELECT count(*) FROM pg_stat_activity WHERE %s = ANY (pg_blocking_pids(pid))"
     until(lambda: database.value(other_waits, [changing.info.backend_pid]) == 1, "the first is locked already")
     holding.rollback()
-    assert [reply.status for reply in changed.result(10)] == [ReplyStatus.ACCEPTED] * 2
+    assert [reply.status for reply in changed.result(30)] == [ReplyStatus.ACCEPTED] * 2
     changing.commit()
-    assert [reply.status for reply in other.result(10)] == [ReplyStatus.ACCEPTED]
+    assert [reply.status for reply in other.result(30)] == [ReplyStatus.ACCEPTED]
 
 
 def test_no_request_waits_with_a_key_locked(database: Database) -> None:
@@ -81,6 +81,6 @@ def test_no_request_waits_with_a_key_locked(database: Database) -> None:
     with database.transaction() as connection:
         assert connection.execute("SELECT FROM run_keys WHERE running = 1 FOR UPDATE SKIP LOCKED").rowcount == 1
     holding.rollback()
-    assert [reply.status for reply in changed.result(10)] == [ReplyStatus.ACCEPTED] * 2
+    assert [reply.status for reply in changed.result(30)] == [ReplyStatus.ACCEPTED] * 2
     changing.commit()
     assert database.value("SELECT running FROM run_keys") == 0

@@ -175,7 +175,7 @@ def test_change_waits_for_a_concurrent_firing_and_retracts_its_runs(
         waiting = in_background(lambda: apply_batch_within(changing, minutely, document))
         until_blocked(minutely, changing)
     assert fire(firing, minutely.installation, look_at(minutely, lookahead=AHEAD)) in {0, 1}
-    assert [reply.status for reply in waiting.result(10)] == ["accepted"]
+    assert [reply.status for reply in waiting.result(30)] == ["accepted"]
     changing.commit()
     fire_due(minutely, lookahead=2 * AHEAD)
     minutely.advance(10 * SECOND)
@@ -243,7 +243,7 @@ def test_occurrence_that_fires_while_its_override_waits_is_refused(minutely: Clo
     minutely.advance(SECOND)
     claim_runs(claiming, minutely.installation, [requested_claim(minutely, first.run_id)], executor_id=EXECUTOR)
     claiming.commit()
-    [reply] = waiting.result(10)
+    [reply] = waiting.result(30)
     changing.commit()
     assert refusal(reply) == (
         "at",

@@ -79,7 +79,7 @@ def test_change_waits_for_a_concurrent_firing_and_retracts_its_runs(
     until_blocked(due, changing)
     write_fired(due, firing, locked)
     firing.commit()
-    assert [reply.status for reply in waiting.result(10)] == ["accepted"]
+    assert [reply.status for reply in waiting.result(30)] == ["accepted"]
     changing.commit()
     # The instant that had come was fired; those ahead are gone, and with them their rows.
     assert made(due) == [(1, 1)]
@@ -111,7 +111,7 @@ def test_rolled_back_firing_leaves_its_instant_to_the_edit(due: ClockedDatabase)
     until_blocked(due, changing)
     write_fired(due, firing, locked)
     firing.rollback()
-    waiting.result(10)
+    waiting.result(30)
     changing.commit()
     assert made(due) == [(1, 1)]
 
@@ -124,7 +124,7 @@ def test_concurrent_changes_of_a_job_are_applied_in_turn(due: ClockedDatabase, f
     waiting = in_background(lambda: apply_batch_within(two, due, changes[1]))
     until_blocked(due, two)
     one.commit()
-    assert [reply.status for reply in waiting.result(10)] == ["accepted"]
+    assert [reply.status for reply in waiting.result(30)] == ["accepted"]
     two.commit()
     assert due.rows("SELECT paused, version FROM jobs") == [(True, 2)]
     assert due.rows("SELECT version, due_at = 'infinity' FROM timers") == [(2, True)]
@@ -137,7 +137,7 @@ def test_concurrent_creations_of_a_job_create_one(clocked: ClockedDatabase) -> N
     waiting = in_background(lambda: apply_batch_within(two, clocked, submission(payload=2)))
     until_blocked(clocked, two)
     one.commit()
-    assert [reply.job_version for reply in waiting.result(10)] == [2]
+    assert [reply.job_version for reply in waiting.result(30)] == [2]
     two.commit()
     assert clocked.rows("SELECT version FROM jobs") == [(2,)]
 

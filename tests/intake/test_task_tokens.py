@@ -195,7 +195,7 @@ def test_external_completion_waits_for_a_concurrent_end_and_is_rejected(
     asked = in_background(lambda: apply_batch_within(telling, with_job, completing(token_of(with_job, started))))
     until_blocked(with_job, telling)
     closing.commit()
-    [reply] = asked.result(10)
+    [reply] = asked.result(30)
     telling.commit()
     is_over(reply, "succeeded")
     assert len(completions(with_job)) == 1

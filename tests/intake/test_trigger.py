@@ -141,7 +141,7 @@ def test_trigger_waits_for_a_concurrent_deletion_and_finds_no_job(database: Data
     waiting = in_background(lambda: apply_batch_within(triggering, database, about("job.trigger")))
     until_blocked(database, triggering)
     deleting.commit()
-    [reply] = waiting.result(10)
+    [reply] = waiting.result(30)
     triggering.commit()
     assert (reply.status, reply.code) == ("rejected", "unknown_job")
     assert job_runs(database) == []

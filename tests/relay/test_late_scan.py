@@ -253,7 +253,7 @@ def test_cancelled_statement_ends_at_once(database: Database) -> None:
         session.cancel()
         return asleep.done()
 
-    until(cancelled, "it is cancelled", seconds=10)
+    until(cancelled, "it is cancelled", seconds=20)
     with pytest.raises(Unavailable, match="cancel"):
         asleep.result()
     session.close()

@@ -354,7 +354,7 @@ def test_two_schedulers_create_each_backfill_run_once(hourly: ClockedDatabase) -
     until_blocked(hourly, writer)
     assert create_next_runs(second, hourly.installation, made) == (0, False)
     blocking.rollback()
-    assert writing.result(10)[0] == 5
+    assert writing.result(30)[0] == 5
     assert create_next_runs(second, hourly.installation, other)[0] == 0
     assert created_instants(hourly) == FIVE
 

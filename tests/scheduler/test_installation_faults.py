@@ -148,7 +148,6 @@ def test_one_error_of_many_jobs_leaves_none_quarantined(
 
     until(all_fired, "they fire")
     assert_no_gap(instants_of(database))
-    faults.clear("jobs that fail alike")
 
 
 def test_freed_jobs_keep_their_pause_and_edits(clocked: ClockedDatabase) -> None:
@@ -174,7 +173,6 @@ def test_freed_jobs_keep_their_pause_and_edits(clocked: ClockedDatabase) -> None
     assert (at, due > clocked.now()) == (position, True)
     released = [event.job_key for event in lifecycle(clocked) if event.type == "io.tidewheel.job.released.v1"]
     assert sorted(released) == sorted([paused, parked])
-    faults.clear("jobs that fail alike")
 
 
 def test_jobs_that_could_not_be_freed_are_freed_by_the_next_failure(clocked: ClockedDatabase) -> None:
@@ -196,7 +194,6 @@ def test_jobs_that_could_not_be_freed_are_freed_by_the_next_failure(clocked: Clo
     clocked.advance(2 * SECOND)
     fire(session, clocked.installation, look_at(clocked), breaker)
     assert clocked.value(QUARANTINED) == 0
-    faults.clear("jobs that fail alike")
 
 
 @pytest.fixture
@@ -226,7 +223,6 @@ def test_postponed_job_is_explained_and_replies_with_an_occurrence(of_a_newer_re
     assert "postponed" in explained.words
     assert "/readyz" in explained.words
     assert "Check that a `tidewheel scheduler` process runs" not in explained.words
-    faults.clear("jobs that fail alike")
 
 
 @pytest.mark.parametrize("ended_by", ["firing", "edit"])
@@ -266,7 +262,6 @@ def test_ended_pauses_that_fail_alike_are_postponed_and_end_at_their_instant(
     for instants in instants_of(clocked).values():
         assert instants == [ends_at + number * SECOND for number in range(since + 1)]
     assert clocked.rows("SELECT reason, sum(occurrences) FROM skips GROUP BY reason") == [("paused", 2 * JOBS)]
-    faults.clear("jobs that fail alike")
 
 
 def test_some_poisoned_jobs_are_quarantined_and_others_fire(clocked: ClockedDatabase) -> None:

@@ -19,7 +19,7 @@ from tidewheel.postgres.session import Session
 from tidewheel.scheduler.redrive_loop import RedriveLoop, redrive_batch
 from tidewheel.transitions import redrives
 
-FIRING_SECONDS = 2.0  # in which firing may wait for a redrive on a busy machine; a session's lock_timeout is 10 s
+FIRING_SECONDS = 5.0  # in which firing may wait for a redrive on a busy machine; a session's lock_timeout is 10 s
 
 
 @pytest.fixture

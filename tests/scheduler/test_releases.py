@@ -43,7 +43,7 @@ def test_a_release_that_waits_for_a_lock_stops_neither_others_nor_firing(databas
         deleting.execute("SELECT FROM jobs WHERE key = 'b' FOR UPDATE")
         since = monotonic_seconds()
         releases.step(range(64))
-        assert monotonic_seconds() - since < 2
+        assert monotonic_seconds() - since < 5  # a session's lock_timeout is 10 s
         assert queued(database) == ["y"]
     until(lambda: releases.step(range(64))[0], "the release is due again")
     session.close()

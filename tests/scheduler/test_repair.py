@@ -107,7 +107,7 @@ def test_repair_waits_for_concurrent_edit(still: ClockedDatabase) -> None:
     waiting = in_background(lambda: repair_missing_timers(session, SHARD, 64))
     until_blocked(still, mending)
     editing.commit()
-    assert waiting.result(10) == 0
+    assert waiting.result(30) == 0
     assert still.rows("SELECT version, scheduled_at FROM timers") == [(2, still.now() + timedelta(hours=1))]
 
 

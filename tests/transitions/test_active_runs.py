@@ -136,7 +136,7 @@ def test_claim_waits_for_a_concurrent_end_and_becomes_active(skipping: Database)
     waiting = in_background(lambda: claim_runs(claiming, skipping.installation, [second], executor_id=EXECUTOR))
     until_blocked(skipping, claiming)
     closing.commit()
-    assert len(waiting.result(10).started) == 1
+    assert len(waiting.result(30).started) == 1
     claiming.commit()
     assert active_run_of(skipping, JOB) == second.run_id
 

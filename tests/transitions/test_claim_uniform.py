@@ -153,7 +153,7 @@ def test_claim_that_waits_for_a_decision_starts_nothing(job: Database) -> None:
     # A statement that began before the second run existed would not see it; the mark is what stops it.
     held = in_background(lambda: claim_uniform(claiming, [stale], executor_id=EXECUTOR))
     deciding.commit()
-    assert held.result(10) == []
+    assert held.result(30) == []
     claiming.rollback()
     assert open_run(job, first).attempt == 0
 
@@ -167,7 +167,7 @@ def test_decision_waits_for_a_claim_under_way_and_sees_its_run(job: Database) ->
     marked = in_background(lambda: mark(deciding, second))
     until_blocked(job, deciding)
     claiming.commit()
-    marked.result(10)
+    marked.result(30)
     assert decide(job, deciding, claimed).overlaps.skipped == {second}
     assert open_run(job, started.run_id).attempt == 1
 
@@ -257,7 +257,7 @@ def test_end_waits_for_a_decision_and_promotes_the_run_that_it_buffers(job: Data
     ended = in_background(lambda: finish_runs(ending_one, job.installation, success, uniform=True))
     until_blocked(job, ending_one)
     deciding.commit()
-    assert ended.result(10).states == {first.run_id: RunState.SUCCEEDED}
+    assert ended.result(30).states == {first.run_id: RunState.SUCCEEDED}
     ending_one.commit()
     assert job.rows("SELECT run_id, has_waiters FROM active_runs") == [(second, False)]
     assert open_run(job, second).state == RunState.QUEUED
@@ -273,6 +273,6 @@ def test_decision_waits_for_an_end_under_way_and_starts_the_newcomer(job: Databa
     marked = in_background(lambda: mark(deciding, second))
     until_blocked(job, deciding)
     ending_one.commit()
-    marked.result(10)
+    marked.result(30)
     assert [each.run_id for each in decide(job, deciding, claimed).started] == [second]
     assert job.rows("SELECT run_id FROM active_runs") == [(second,)]

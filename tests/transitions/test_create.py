@@ -97,7 +97,7 @@ def test_second_concurrent_writer_of_an_occurrence_creates_nothing(database: Dat
     waiting = in_background(lambda: create_runs(second, database.installation, [run], now=now, repeats=True))
     until_blocked(database, second)
     first.commit()
-    assert waiting.result(10) == set()
+    assert waiting.result(30) == set()
     second.commit()
     assert len(job_runs(database)) == len(requests(database)) == 1
 
@@ -141,7 +141,7 @@ def test_repeat_that_waits_for_the_end_of_its_run_creates_no_second_one(
     until_blocked(database, second)
     getattr(first, outcome)()
     new = [other] if outcome == "commit" else [run, other]
-    assert waiting.result(10) == {each.run_id for each in new}
+    assert waiting.result(30) == {each.run_id for each in new}
     second.commit()
     assert {each.run_id for each in job_runs(database)} == {each.run_id for each in new}
     assert len(requests(database)) == database.count("run_inputs") == 2

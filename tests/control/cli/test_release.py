@@ -11,7 +11,6 @@ from tests.scheduler.firing import fire_due
 from tests.transitions.acts import apply_batch, submission
 from tidewheel.control.client.async_client import AsyncClient
 from tidewheel.postgres.alike import MAX_ALIKE
-from tidewheel.process.faults import faults
 
 
 @pytest.fixture
@@ -93,4 +92,3 @@ def test_postponed_job_is_shown_with_its_next_try_and_remedy(clocked: ClockedDat
     rows = [line for line in tidewheel(clocked, "job", "list").lines if line.startswith("job-")]
     assert len(rows) == len(keys)
     assert all("postponed until" in row for row in rows)
-    faults.clear("jobs that fail alike")
