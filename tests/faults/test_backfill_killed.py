@@ -23,7 +23,14 @@ def progress(database: Database, backfill_id: UUID) -> BackfillProgress:
         return backfill(connection, "default", backfill_id)
 
 
-@pytest.mark.parametrize("failpoint", ["backfilling.before_commit:exit:3", "backfilling.after_commit:exit:3", None])
+@pytest.mark.parametrize(
+    "failpoint",
+    [
+        "backfilling.before_commit:exit:3",
+        pytest.param("backfilling.after_commit:exit:3", marks=pytest.mark.slow),
+        pytest.param(None, marks=pytest.mark.slow),
+    ],
+)
 def test_killed_backfill_is_continued_by_the_next_scheduler(
     failpoint: str | None, fleet: Fleet, oracle: Oracle
 ) -> None:
