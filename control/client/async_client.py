@@ -146,6 +146,7 @@ class AsyncBatches(_Part[Batches]):
     submit = _call(Batches.submit)
     add = _call(Batches.add)
     close = _call(Batches.close)
+    resume = _call(Batches.resume)
     cancel = _call(Batches.cancel)
     get = _call(Batches.get)
     list = _call(Batches.list)
