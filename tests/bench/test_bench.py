@@ -156,8 +156,8 @@ def test_limits_are_measured_by_pairs_and_by_their_overshoot(info: StackInfo) ->
         assert found[f"{limit}_runs_per_second"]["median"] > 0
         assert found[f"{limit}_ratio_least"]["median"] <= found[f"{limit}_ratio"]["median"]
     assert found["fairness_ratio"]["median"] > 0
-    assert (found["places_most"]["median"], found["places_over"]["median"]) == (20, 0)
-    assert found["killed_executors"]["median"] == 2
+    assert 0 < found["places_most"]["median"] <= 20
+    assert found["killed_executors"]["median"] == 1
     assert found["triggers_least_in_a_minute"]["median"] > 0
 
 
