@@ -16,7 +16,10 @@ SELECT r.run_id, r.job_id, r.state, r.attempt, r.scheduled_at,
 SELECT tidewheel_enqueue(CAST(%(key)s AS text), CAST(CAST(%(payload)s AS text) AS jsonb), CAST(%(tenant)s AS text),
                          CAST(CAST(%(delay)s AS text) AS interval), CAST(CAST(%(run_at)s AS text) AS timestamptz),
                          CAST(CAST(%(labels)s AS text) AS jsonb), CAST(%(request_id)s AS text),
-                         CAST(%(concurrency_key)s AS text), CAST(CAST(%(priority)s AS text) AS integer))
+                         CAST(%(concurrency_key)s AS text), CAST(CAST(%(priority)s AS text) AS integer),
+                         CAST(%(overlap)s AS text), CAST(%(ordering_key)s AS text), CAST(%(on_failure)s AS text),
+                         CAST(%(dedupe_key)s AS text), CAST(CAST(%(dedupe_window)s AS text) AS interval),
+                         CAST(%(dedupe_mode)s AS text), CAST(CAST(%(dedupe_longest)s AS text) AS interval))
 
 -- name: cancel_in_transaction
 -- Writes a pending cancel by the SQL function; returns the state of the run.
@@ -219,10 +222,12 @@ SELECT near.version, near.effective_at, near.retired_at, near.schedule_json, nea
 SELECT r.run_id, r.cause, r.state, r.reason, r.job_version, r.queue, v.handler, r.created_at,
        CASE WHEN r.finished_at IS NULL THEN nullif(r.publish_at, 'infinity') END AS publish_at, i.late_ms, r.attempt,
        r.started_at, CASE WHEN r.finished_at IS NULL THEN r.executor_id END AS executor_id, r.finished_at, r.error_type,
-       r.concurrency_key
+       r.concurrency_key, q.key AS ordering_key
   FROM runs AS r
   JOIN job_versions AS v ON v.job_id = r.job_id AND v.version = r.job_version
   LEFT JOIN run_inputs AS i ON i.run_id = r.run_id
+  LEFT JOIN job_runs AS o ON o.run_id = r.run_id
+  LEFT JOIN order_keys AS q ON q.key_id = o.waits_for
  WHERE r.job_id = %(job_id)s AND r.scheduled_at = %(at)s
  ORDER BY r.cause <> 'timer', r.created_at, r.run_id
  LIMIT 20
@@ -425,6 +430,11 @@ SELECT 1
 -- No index, no lock.
 (%(concurrency_key)s::text IS NULL OR u.concurrency_key = %(concurrency_key)s)
 
+-- part: has_place(u)
+-- True if an open run has a place in the order of a list's filter.
+-- No index, no lock.
+(%(order_id)s::bigint IS NULL OR (u.key_id = %(order_id)s::bigint AND u.order_no IS NOT NULL))
+
 -- part: page_by_id(seen)
 -- The first matching ids of a page in the order of ids, their number, that of all looked at, and the last id.
 -- No index, no lock.
@@ -496,7 +506,7 @@ WITH seen AS MATERIALIZED (
 -- Index: job_runs_by_tenant, walked backwards. No lock.
 -- Why: as for find_runs.
 WITH seen AS MATERIALIZED (
-    SELECT u.run_id, {{fits_run_filter(u)}} AND {{has_key(u)}}
+    SELECT u.run_id, {{fits_run_filter(u)}} AND {{has_key(u)}} AND {{has_place(u)}}
            AND (%(ahead)s::boolean IS NULL OR (u.publish_at > (SELECT tidewheel_now())) = %(ahead)s) AS matches
       FROM job_runs AS u
      WHERE (u.tenant, u.run_id) < (%(tenant)s, %(before_id)s) AND (u.tenant, u.run_id) >= (%(tenant)s, %(first_id)s)
@@ -510,7 +520,7 @@ WITH seen AS MATERIALIZED (
 -- Returns the same of the newest `look` open runs of a job by instant.
 -- Index: job_runs_by_job, walked backwards. No lock.
 WITH seen AS MATERIALIZED (
-    SELECT u.run_id, u.scheduled_at, {{fits_run_filter(u)}} AND {{has_key(u)}}
+    SELECT u.run_id, u.scheduled_at, {{fits_run_filter(u)}} AND {{has_key(u)}} AND {{has_place(u)}}
            AND (%(ahead)s::boolean IS NULL OR (u.publish_at > (SELECT tidewheel_now())) = %(ahead)s) AS matches
       FROM job_runs AS u
      WHERE u.job_id = %(job_id)s AND (u.scheduled_at, u.run_id) < (%(before_at)s, %(before_id)s)

@@ -17,7 +17,7 @@ from uuid import UUID, uuid4
 
 from psycopg.rows import class_row
 
-from tidewheel.errors import FieldError, InvalidInput, Refused, UnknownBackfill, UnknownJob
+from tidewheel.errors import FieldError, InvalidInput, Refused, UnknownBackfill, UnknownJob, refuse
 from tidewheel.ids import hashed_id, run_range
 from tidewheel.intake.backfill_range import RangeCount, find_occurrences
 from tidewheel.intake.locks import lock_jobs
@@ -26,7 +26,7 @@ from tidewheel.jobs.requests import BackfillCancel, BackfillPause, BackfillResum
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
-from tidewheel.runs import NOT_STARTED, RunState
+from tidewheel.runs import NOT_STARTED, Overlap, RunState
 from tidewheel.schedules.decision import BackfillState
 from tidewheel.schemas.generated.records import Reply
 from tidewheel.transitions.backfills import Backfill, append_backfill_event
@@ -69,6 +69,7 @@ class _BackfilledJob:
     shard: int
     version: int
     deleted_at: datetime | None
+    is_ordered: bool
     unfinished: int
     last_created_at: datetime | None
 
@@ -107,6 +108,8 @@ def _accept(
     now = read_now(connection)
     try:
         _ensure_not_too_many(job, request)
+        if job.is_ordered and request.overlap not in {None, Overlap.ALLOW_ALL}:
+            refuse("overlap", "the job has an ordering_key", "leave it out: ordered runs start one after another")
         found = find_occurrences(connection, job.job_id, job.version, request, now=now)
     except Refused as refused:
         return rejected(received, refused)

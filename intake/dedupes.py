@@ -33,20 +33,18 @@ class SharedTrigger(NamedTuple):
 
     Args:
         place: Its place in the batch.
-        key: The key, with fields of the payload filled in.
-        dedupe: Its dedupe.
+        dedupe: Its dedupe, with fields of the payload filled in.
         run: The run.
     """
 
     place: int
-    key: str
     dedupe: Dedupe
     run: NewRun
 
     @property
     def dedupe_id(self) -> int:
         """The id of its window's row."""
-        return dedupe_id(self.run.job_id, self.key)
+        return dedupe_id(self.run.job_id, self.dedupe.key)
 
 
 class Answer(NamedTuple):

@@ -40,7 +40,8 @@ FIRST = 1  # the version of a new job
 # By pattern and tenant. Each entry keeps its pattern, about 15 KiB, even if `jobs.spec_cache` has dropped it.
 _TEMPLATES = 512
 _TRUE, _FALSE = b"\0\0\0\1\1", b"\0\0\0\1\0"  # boolean columns
-_NO_KEY = NULL + NULL + NULL + int4(1) + NULL
+_NO_LIMIT = NULL + NULL + NULL + int4(1)
+_NO_ORDER = NULL + _FALSE
 _NEVER = int8((1 << 63) - 1)  # infinity, as timestamptz
 _JSONB = b"\1"  # the version of the binary form; text follows
 _FIRST_BYTES = primitives.int32(FIRST)
@@ -53,9 +54,9 @@ _JOB = columns(16)
 _COPY_VERSIONS = (
     "COPY job_versions (job_id, spec, definition, tenant, version, effective_at, schedule_json, policy_json, handler, "
     "queue, lane, overlap, has_deadlines, concurrency_key, at_once, every_us, burst, key_template, "
-    "workflow_timeout_us, holds_place, priority) FROM STDIN (FORMAT BINARY)"
+    "workflow_timeout_us, holds_place, priority, ordering_key, passes, dedupe) FROM STDIN (FORMAT BINARY)"
 )
-_VERSION = columns(21)
+_VERSION = columns(24)
 _COPY_TIMERS = (
     "COPY timers (job_id, shard, tenant, version, scheduled_at, due_at, hold_reason) FROM STDIN (FORMAT BINARY)"
 )
@@ -233,23 +234,41 @@ def _version_columns(tenant_and_number: bytes, effective_at: bytes, schedule: st
 def _spec_columns(spec: JobSpec, record: JobDefinition, policy: str) -> bytes:
     values = (policy, needs(record.target), record.queue, record.lane, record.overlap)
     has_deadlines = _FALSE if spec.schedule_to_start is None and spec.schedule_to_close is None else _TRUE
-    return b"".join((*map(text, values), has_deadlines, _limit(spec), _occurrences(spec), int2(spec.priority)))
+    shares = _limit(spec), _template(spec), _occurrences(spec), int2(spec.priority), _order(spec), _dedupe(spec)
+    return b"".join((*map(text, values), has_deadlines, *shares))
 
 
 def _limit(spec: JobSpec) -> bytes:
     key = spec.concurrency_key
     if key is None:
-        return _NO_KEY
+        return _NO_LIMIT
     at_once = NULL if key.places is None else int4(key.places)
     every_us = NULL if key.every_us is None else int8(key.every_us)
-    limit = at_once + every_us + int4(key.burst or 1)
-    if not is_template(key.key):
-        return text(key.key) + limit + NULL
+    return text(_own_key(key.key, spec)) + at_once + every_us + int4(key.burst or 1)
+
+
+def _template(spec: JobSpec) -> bytes:
+    key = spec.concurrency_key or spec.ordering_key
+    return NULL if key is None or not is_template(key.key) else text(key.key)
+
+
+def _order(spec: JobSpec) -> bytes:
+    key = spec.ordering_key
+    if key is None:
+        return _NO_ORDER
+    return text(_own_key(key.key, spec)) + (_TRUE if key.on_failure == "skip" else _FALSE)
+
+
+def _dedupe(spec: JobSpec) -> bytes:
+    return NULL if spec.dedupe is None else text(spec.dedupe.stored())
+
+
+def _own_key(template: str, spec: JobSpec) -> str:
+    """Return the key of runs with the job's own payload; the template if that lacks a field."""
     try:
-        own = fill_key(key.key, spec.carried)
+        return fill_key(template, spec.carried)
     except InvalidValue:  # runs by triggers alone, whose payloads fill it
-        own = key.key
-    return text(own) + limit + text(key.key)
+        return template
 
 
 def _occurrences(spec: JobSpec) -> bytes:

@@ -54,7 +54,7 @@ SELECT job_id FROM timers WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR U
 -- The timers that were just locked, with the columns of their versions that firing needs.
 -- Index: timers_pkey, job_versions_pkey. No lock.
 SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule_json, v.handler, v.queue, v.lane, v.overlap,
-       v.definition, v.has_deadlines, v.concurrency_key, v.priority, v.policy_json, nullif(t.due_at, 'infinity') AS due_at, t.catch_up_end, t.hold_reason, t.overridden,
+       v.definition, v.has_deadlines, v.concurrency_key, v.priority, v.ordering_key, v.passes, v.policy_json, nullif(t.due_at, 'infinity') AS due_at, t.catch_up_end, t.hold_reason, t.overridden,
        t.repeats_until
   FROM timers AS t
   JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
@@ -152,7 +152,7 @@ SELECT tenant, name, job_id
 -- Jobs without a timer, as locked timers are read: a change of their days may give them occurrences again.
 -- Index: jobs_pkey, job_versions_pkey. No lock: the jobs are locked already.
 SELECT j.job_id, j.tenant, j.shard, %(now)s::timestamptz AS scheduled_at, j.version, v.schedule_json, v.handler, v.queue, v.lane,
-       v.overlap, v.definition, v.has_deadlines, v.concurrency_key, v.priority, v.policy_json, NULL::timestamptz AS due_at, true AS overridden
+       v.overlap, v.definition, v.has_deadlines, v.concurrency_key, v.priority, v.ordering_key, v.passes, v.policy_json, NULL::timestamptz AS due_at, true AS overridden
   FROM jobs AS j
   JOIN job_versions AS v ON v.job_id = j.job_id AND v.version = j.version
  WHERE j.job_id = ANY (%(job_ids)s) AND j.deleted_at IS NULL
@@ -547,9 +547,11 @@ RETURNING o.partition
 
 -- name: read_backfilled_jobs
 -- The columns that backfills need of the jobs just locked, with the unfinished backfills and the newest one.
--- Index: jobs_pkey, backfills_by_job. No lock.
-SELECT j.job_id, j.key, j.shard, j.version, j.deleted_at, known.unfinished, known.last_created_at
+-- Index: jobs_pkey, job_versions_pkey, backfills_by_job. No lock.
+SELECT j.job_id, j.key, j.shard, j.version, j.deleted_at, v.ordering_key IS NOT NULL AS is_ordered, known.unfinished,
+       known.last_created_at
   FROM jobs AS j
+  JOIN job_versions AS v ON v.job_id = j.job_id AND v.version = j.version
  CROSS JOIN LATERAL (
     SELECT count(*) FILTER (WHERE b.state IN ('running', 'paused')) AS unfinished, max(b.created_at) AS last_created_at
       FROM backfills AS b

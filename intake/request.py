@@ -60,6 +60,7 @@ class ReceivedRequest:
             so a request that is sent again may have another one.
         made_from: The hash of what the client sent, where the request was made from it and from stored rows, as the
             submit of a patch is.
+        in_callers_transaction: True if a client commits its transaction at some time of its own.
     """
 
     request: Request
@@ -70,6 +71,7 @@ class ReceivedRequest:
     named: str | None = None
     sent_traceparent: str | None = None
     made_from: bytes | None = None
+    in_callers_transaction: bool = False
     tenant: str = field(init=False)
     key: str | None = field(init=False)
     _job_id: JobId | None = field(init=False, default=None)

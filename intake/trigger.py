@@ -16,11 +16,12 @@ from tidewheel.errors import FieldError, InvalidInput, UnknownJob, refuse
 from tidewheel.ids import JobId, RunId, run_id
 from tidewheel.intake.dedupes import DEDUPLICATED, SharedTrigger, open_windows
 from tidewheel.intake.request import ReceivedRequest, accepted, rejected
+from tidewheel.jobs.dedupe import Dedupe, merged_dedupe
 from tidewheel.jobs.requests import JobTrigger
 from tidewheel.jobs.values import LONGEST_DELAY
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn
-from tidewheel.runs import Cause, Gate, Overlap
+from tidewheel.runs import Cause, Gate, Overlap, order_gates
 from tidewheel.schemas.generated.records import Reply
 from tidewheel.transitions.create import NewRun, RunInputs, create_runs
 from tidewheel.transitions.installation import Installation
@@ -41,19 +42,18 @@ def apply_triggers(connection: Conn, installation: Installation, batch: Sequence
             replies.append(rejected(received, UnknownJob(received.tenant, received.key or "")))
             continue
         request = cast("JobTrigger", received.request)
-        dedupe = request.dedupe
         try:
             run = _run(received, job, now)
-            key = None if dedupe is None else job.fill(dedupe.key, request.carried, "dedupe key")
+            dedupe = None if request.dedupe is None and job.dedupe is None else _dedupe(received, request, job)
         except InvalidInput as refused:
             replies.append(rejected(received, refused))
             continue
         if request.run_at is not None:
             ahead.add(run.run_id)
-        if dedupe is None or key is None:
+        if dedupe is None:
             runs.append(run)
         else:
-            shared.append(SharedTrigger(len(replies), key, dedupe, run))
+            shared.append(SharedTrigger(len(replies), dedupe, run))
         replies.append(
             accepted(
                 received,
@@ -87,7 +87,7 @@ def apply_triggers(connection: Conn, installation: Installation, batch: Sequence
 def _run(received: ReceivedRequest, job: SharedJob, now: datetime) -> NewRun:
     request = received.request
     assert isinstance(request, JobTrigger)  # noqa: S101 - by the table of `apply`
-    order, gates = _order(request, job)
+    order, gates = _order(received, request, job)
     at = _instant(request, now)
     payload = request.carried
     content, content_type = (payload.content, payload.content_type) if payload else (None, None)
@@ -116,24 +116,59 @@ def _run(received: ReceivedRequest, job: SharedJob, now: datetime) -> NewRun:
     )
 
 
-def _order(request: JobTrigger, job: SharedJob) -> tuple[str | None, Gate]:
+def _order(received: ReceivedRequest, request: JobTrigger, job: SharedJob) -> tuple[str | None, Gate]:
     """Return the ordering key of a new run, and its gates.
 
     Raises:
         InvalidInput: The run has a policy or a key that contradicts an order.
     """
     ordering = request.ordering_key
-    if ordering is None:
-        return None, Gate(0)
+    if ordering is None and job.ordering_key is None:
+        return None, _NO_GATES
+    if ordering is None and request.concurrency_key is not None:
+        refuse("concurrency_key", "the job has an ordering_key", "leave it out: ordered runs start one after another")
     if job.key is not None:
         refuse("ordering_key", "the job has a concurrency_key", "leave one out: ordered runs start one after another")
     if (overlap := request.overlap or job.overlap) != Overlap.ALLOW_ALL:
+        if ordering is None:
+            refuse("overlap", "the job has an ordering_key", "leave it out: ordered runs start one after another")
         refuse("ordering_key", f"the run's overlap is {overlap}", "write overlap: allow_all in the trigger or the job")
-    gates = Gate.ORDER | (Gate.PASSES if ordering.on_failure == "skip" else Gate(0))
-    return job.fill(ordering.key, request.carried, "ordering key"), gates
+    _ensure_short(received, "ordering_key", "ordering key")
+    if ordering is None:
+        return job.order_of(request.carried)
+    key = job.fill(ordering.key, request.carried, "ordering key")
+    return key, order_gates(passes=ordering.on_failure == "skip")
+
+
+def _dedupe(received: ReceivedRequest, request: JobTrigger, job: SharedJob) -> Dedupe | None:
+    """Return the dedupe of a trigger, with the fields of its payload filled in.
+
+    Raises:
+        InvalidInput: It lacks a part, or contradicts the trigger's time.
+    """
+    dedupe = merged_dedupe(request.dedupe, job.dedupe)
+    if dedupe is None:
+        return None
+    if dedupe.mode == "debounce" and (request.delay or request.run_at):
+        path = "delay" if request.delay else "run_at"
+        refuse(path, "a debounced run starts after its window", "leave it out")
+    _ensure_short(received, "dedupe", "dedupe window")
+    return dedupe._replace(key=job.fill(dedupe.key, request.carried, "dedupe key"))
+
+
+def _ensure_short(received: ReceivedRequest, path: str, what: str) -> None:
+    """Refuse a shared row in a caller's transaction, whose end the ends of other runs would wait for.
+
+    Raises:
+        InvalidInput: The transaction is the caller's.
+    """
+    if received.in_callers_transaction:
+        remedy = "call the SQL function tidewheel_enqueue in it, and intake creates the run after the commit"
+        refuse(path, f"a row of this {what} would stay locked until your transaction ends", remedy)
 
 
 _NOTHING = RunInputs()
+_NO_GATES = Gate(0)
 
 
 def _instant(request: JobTrigger, now: datetime) -> datetime:

@@ -96,6 +96,9 @@ CREATE TABLE job_versions (
     workflow_timeout_us bigint,
     holds_place   boolean NOT NULL DEFAULT false,
     priority      smallint NOT NULL DEFAULT 5,
+    ordering_key  text,
+    passes        boolean NOT NULL DEFAULT false,
+    dedupe        text,
     PRIMARY KEY (job_id, version)
 );
 COMMENT ON COLUMN job_versions.spec IS 'as submitted, before defaults, without the payload, which is part of definition';
@@ -104,8 +107,11 @@ COMMENT ON COLUMN job_versions.policy_json IS 'canonical JSON with explicit defa
 COMMENT ON COLUMN job_versions.definition IS 'Avro JobDefinition in single-object encoding; copied into every run request';
 COMMENT ON COLUMN job_versions.retired_at IS 'the deletion of its job; a version in force at T has effective_at < T <= retired_at';
 COMMENT ON COLUMN job_versions.concurrency_key IS 'the key of its runs; at_once, every_us and burst are its limit, as in run_keys';
-COMMENT ON COLUMN job_versions.key_template IS 'the key as submitted, if it has fields of the payload; concurrency_key is that of runs with the job''s own payload, or the same text if that lacks a field';
+COMMENT ON COLUMN job_versions.key_template IS 'the key as submitted, if it has fields of the payload; concurrency_key or ordering_key is that of runs with the job''s own payload, or the same text if that lacks a field';
 COMMENT ON COLUMN job_versions.holds_place IS 'of a root: its overlap policy sees whole occurrences of its workflow';
+COMMENT ON COLUMN job_versions.ordering_key IS 'the key in whose order its runs start; never beside concurrency_key';
+COMMENT ON COLUMN job_versions.passes IS 'with ordering_key: a failed run lets the next one start';
+COMMENT ON COLUMN job_versions.dedupe IS 'canonical JSON: what its triggers leave out of their dedupe';
 COMMENT ON COLUMN job_versions.priority IS 'of its runs, 0 to 9; 9 goes first';
 COMMENT ON COLUMN job_versions.has_deadlines IS 'true if schedule_to_start or schedule_to_close is set: firing decodes no other definitions';
 

@@ -21,26 +21,34 @@ CREATE FUNCTION tidewheel_enqueue(
     labels     jsonb DEFAULT NULL,
     request_id text DEFAULT NULL,
     concurrency_key text DEFAULT NULL,
-    priority   integer DEFAULT NULL
+    priority   integer DEFAULT NULL,
+    overlap    text DEFAULT NULL,
+    ordering_key   text DEFAULT NULL,
+    on_failure     text DEFAULT NULL,
+    dedupe_key     text DEFAULT NULL,
+    dedupe_window  interval DEFAULT NULL,
+    dedupe_mode    text DEFAULT NULL,
+    dedupe_longest interval DEFAULT NULL
 ) RETURNS text
     LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 AS $$
 #variable_conflict use_variable
 DECLARE
-    v_shard   smallint;
-    v_lane    text;
     v_shards  integer;
     v_prefix  text;
     v_request jsonb;
+    v_job     record;
+    v_what    text;
     v_key     text;
     v_filled  boolean;
     v_field   text;
     v_name    text;
     v_value   jsonb;
-    v_most    integer;
     v_bytes   integer;
     v_text    text;
     v_parts   text[];
+    v_dedupe  jsonb;
+    v_deduped boolean;
     -- As tidewheel/jobs/values.py: what is not visible. Then blanks, and what no key may have.
     v_hidden  CONSTANT text := '\u0001-\u001f\u007f-\u009f\u00ad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u180e\u200b-\u200f'
         || '\u2028-\u202e\u2060-\u206f\ue000-\uf8ff\ufdd0-\ufdef\ufeff\ufff0-\ufffb\ufffe\uffff'
@@ -119,19 +127,44 @@ BEGIN
                   HINT = 'give 1 to 255 printable characters without spaces at the ends, or leave it out';
     END IF;
 
-    IF length(concurrency_key) NOT BETWEEN 1 AND 255 OR concurrency_key ~ v_no_key THEN
-        RAISE EXCEPTION 'concurrency_key: it has % characters, or some that no key may have', length(concurrency_key)
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'give 1 to 255 printable characters without spaces at the ends';
+    FOR v_what, v_key IN
+        VALUES ('concurrency_key', concurrency_key), ('ordering_key', ordering_key), ('dedupe_key', dedupe_key)
+    LOOP
+        IF length(v_key) NOT BETWEEN 1 AND 255 OR v_key ~ v_no_key THEN
+            RAISE EXCEPTION '%: it has % characters, or some that no key may have', v_what, length(v_key)
+                USING ERRCODE = 'invalid_parameter_value', HINT = 'give 1 to 255 printable characters without spaces at the ends';
+        END IF;
+        IF regexp_replace(v_key, '\{payload(\.[^{}.]+)+\}', '', 'g') ~ '[{}]' THEN
+            RAISE EXCEPTION '%: % has braces that name no field of the payload', v_what, v_key
+                USING ERRCODE = 'invalid_parameter_value', HINT = 'write a field as {payload.customer}, or leave the braces out';
+        END IF;
+    END LOOP;
+    FOR v_what, v_text, v_parts IN
+        VALUES ('overlap', overlap, ARRAY['skip', 'buffer_one', 'buffer_all', 'cancel_other', 'terminate_other', 'allow_all']),
+               ('on_failure', on_failure, ARRAY['block', 'skip']),
+               ('dedupe_mode', dedupe_mode, ARRAY['reject', 'replace', 'debounce'])
+    LOOP
+        IF v_text <> ALL (v_parts) THEN
+            RAISE EXCEPTION '%: % is not valid', v_what, quote_literal(left(v_text, 100))
+                USING ERRCODE = 'invalid_parameter_value', HINT = 'write one of ' || array_to_string(v_parts, ', ');
+        END IF;
+    END LOOP;
+    IF on_failure IS NOT NULL AND ordering_key IS NULL THEN
+        RAISE EXCEPTION 'on_failure: it belongs to ordering_key'
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'give an ordering_key, or leave it out';
     END IF;
-    IF regexp_replace(concurrency_key, '\{payload(\.[^{}.]+)+\}', '', 'g') ~ '[{}]' THEN
-        RAISE EXCEPTION 'concurrency_key: % has braces that name no field of the payload', concurrency_key
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'write a field as {payload.customer}, or leave the braces out';
+    IF dedupe_window NOT BETWEEN interval '1 ms' AND interval '30 days' THEN
+        RAISE EXCEPTION 'dedupe_window: % is not between 1 ms and 30 days', dedupe_window
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'give a window such as 10 min';
+    END IF;
+    IF dedupe_longest NOT BETWEEN interval '1 ms' AND interval '300 days' THEN
+        RAISE EXCEPTION 'dedupe_longest: % is not between 1 ms and 300 days', dedupe_longest
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'give a time such as 1 hour';
     END IF;
 
-    SELECT j.shard, v.lane, coalesce(tidewheel_enqueue.concurrency_key, v.key_template),
-           tidewheel_enqueue.concurrency_key IS NOT NULL OR v.concurrency_key <> v.key_template,
-           CASE WHEN payload IS NOT NULL THEN (SELECT t.max_payload_bytes FROM tenants AS t WHERE t.tenant = j.tenant) END
-      INTO v_shard, v_lane, v_key, v_filled, v_most
+    SELECT j.shard, v.lane, v.overlap, v.key_template, v.concurrency_key, v.ordering_key, v.dedupe::jsonb AS dedupe,
+           CASE WHEN payload IS NOT NULL THEN (SELECT t.max_payload_bytes FROM tenants AS t WHERE t.tenant = j.tenant) END AS most
+      INTO v_job
       FROM jobs AS j
       JOIN job_versions AS v ON v.job_id = j.job_id AND v.version = j.version
      WHERE j.tenant = tidewheel_enqueue.tenant AND j.key = tidewheel_enqueue.key AND j.deleted_at IS NULL;
@@ -140,21 +173,61 @@ BEGIN
             USING ERRCODE = 'no_data_found', HINT = 'submit the job first, or correct the key';
     END IF;
     -- Intake counts the bytes of JSON without blanks between its tokens.
-    IF octet_length(payload::text) > v_most THEN
+    IF octet_length(payload::text) > v_job.most THEN
         v_text := regexp_replace(payload::text, '"(?:[^"\\]|\\.)*"', '', 'g');
         v_bytes := octet_length(payload::text) - (length(v_text) - length(replace(v_text, ' ', '')));
-        IF v_bytes > v_most THEN
-            RAISE EXCEPTION 'payload: it has % bytes, more than the % that tenant % may send', v_bytes, v_most, quote_literal(tenant)
+        IF v_bytes > v_job.most THEN
+            RAISE EXCEPTION 'payload: it has % bytes, more than the % that tenant % may send', v_bytes, v_job.most, quote_literal(tenant)
                 USING ERRCODE = 'program_limit_exceeded',
                       HINT = 'pass a reference to the data, or raise the limit by `tidewheel tenant limits NAME --payload`';
         END IF;
     END IF;
-    -- Intake fills in the key, as tidewheel/jobs/concurrency.py does; a payload without its fields is refused here already.
-    IF payload IS NULL AND NOT v_filled THEN
-        RAISE EXCEPTION 'payload: the concurrency key % needs a field of it', v_key
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'give a payload that has it as a string or an integer';
+    -- As intake/trigger.py and tidewheel/jobs/dedupe.py: a trigger that these would refuse must not be committed.
+    IF ordering_key IS NOT NULL AND (concurrency_key IS NOT NULL OR v_job.concurrency_key IS NOT NULL)
+       OR v_job.ordering_key IS NOT NULL AND concurrency_key IS NOT NULL THEN
+        RAISE EXCEPTION 'ordering_key: ordering_key and concurrency_key exclude each other, also those of the job'
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'leave one out: ordered runs start one after another';
     END IF;
-    IF payload IS NOT NULL AND v_key LIKE '%{%' THEN
+    IF coalesce(ordering_key, v_job.ordering_key) IS NOT NULL AND coalesce(overlap, v_job.overlap) <> 'allow_all' THEN
+        RAISE EXCEPTION 'ordering_key: the overlap of the run is %', coalesce(overlap, v_job.overlap)
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'write overlap allow_all in the call or the job';
+    END IF;
+    v_dedupe := coalesce(v_job.dedupe, '{}') || jsonb_strip_nulls(jsonb_build_object(
+        'key', dedupe_key, 'window_us', extract(epoch FROM dedupe_window) * 1000000, 'mode', dedupe_mode));
+    v_deduped := coalesce(dedupe_key, dedupe_window::text, dedupe_mode, dedupe_longest::text) IS NOT NULL;
+    IF v_deduped AND v_dedupe ->> 'key' IS NULL THEN
+        RAISE EXCEPTION 'dedupe_key: neither the call nor the job has one'
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'give the key that the triggers share';
+    END IF;
+    IF v_deduped AND v_dedupe ->> 'window_us' IS NULL THEN
+        RAISE EXCEPTION 'dedupe_window: neither the call nor the job has one'
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'give a window such as 10 min';
+    END IF;
+    IF dedupe_longest IS NOT NULL AND v_dedupe ->> 'mode' IS DISTINCT FROM 'debounce' THEN
+        RAISE EXCEPTION 'dedupe_longest: it bounds a debounce'
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'give the dedupe_mode debounce, or leave it out';
+    END IF;
+    IF extract(epoch FROM dedupe_longest) * 1000000 < (v_dedupe ->> 'window_us')::numeric THEN
+        RAISE EXCEPTION 'dedupe_longest: it is shorter than the window'
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'give a longer time, or leave it out';
+    END IF;
+    IF v_dedupe ->> 'key' IS NOT NULL AND v_dedupe ->> 'mode' = 'debounce' AND (delay > interval '0' OR run_at IS NOT NULL) THEN
+        RAISE EXCEPTION '%: a debounced run starts after its window', CASE WHEN run_at IS NULL THEN 'delay' ELSE 'run_at' END
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'leave it out';
+    END IF;
+    -- Intake fills in the keys, as tidewheel/jobs/concurrency.py does; a payload without their fields is refused here already.
+    FOR v_what, v_key, v_filled IN
+        VALUES ('concurrency key', coalesce(concurrency_key, CASE WHEN v_job.ordering_key IS NULL THEN v_job.key_template END),
+                concurrency_key IS NOT NULL OR v_job.concurrency_key <> v_job.key_template),
+               ('ordering key', coalesce(ordering_key, CASE WHEN v_job.ordering_key IS NOT NULL THEN v_job.key_template END),
+                ordering_key IS NOT NULL OR v_job.ordering_key <> v_job.key_template),
+               ('dedupe key', v_dedupe ->> 'key', true)
+    LOOP
+        IF payload IS NULL AND NOT v_filled THEN
+            RAISE EXCEPTION 'payload: the % % needs a field of it', v_what, v_key
+                USING ERRCODE = 'invalid_parameter_value', HINT = 'give a payload that has it as a string or an integer';
+        END IF;
+        CONTINUE WHEN payload IS NULL OR v_key IS NULL OR strpos(v_key, '{') = 0;
         v_parts := regexp_split_to_array(v_key, '\{payload\.[^{}]+\}');
         v_text := v_parts[1];
         FOR v_field IN SELECT m.parts[1] FROM regexp_matches(v_key, '\{payload\.([^{}]+)\}', 'g') AS m (parts) LOOP
@@ -163,18 +236,19 @@ BEGIN
                 v_value := CASE WHEN jsonb_typeof(v_value) = 'object' THEN v_value -> v_name END;
             END LOOP;
             IF NOT coalesce(jsonb_typeof(v_value) = 'string' OR v_value::text ~ '^-?[0-9]+$', false) THEN
-                RAISE EXCEPTION 'payload.%: the concurrency key % needs this field as a string or an integer', v_field, v_key
-                    USING ERRCODE = 'invalid_parameter_value', HINT = 'add it to the payload, or give another concurrency_key';
+                RAISE EXCEPTION 'payload.%: the % % needs this field as a string or an integer', v_field, v_what, v_key
+                    USING ERRCODE = 'invalid_parameter_value',
+                          HINT = 'add it to the payload, or give another ' || replace(v_what, ' ', '_');
             END IF;
             v_parts := v_parts[2:];
             v_text := v_text || (v_value #>> '{}') || v_parts[1];
         END LOOP;
         IF length(v_text) NOT BETWEEN 1 AND 255 OR v_text ~ v_no_key THEN
-            RAISE EXCEPTION 'payload: the concurrency key % becomes one of % characters, or with some that no key may have',
-                            v_key, length(v_text)
+            RAISE EXCEPTION 'payload: the % % becomes one of % characters, or with some that no key may have',
+                            v_what, v_key, length(v_text)
                 USING ERRCODE = 'invalid_parameter_value', HINT = 'send values with which it has 1 to 255 printable characters without spaces at the ends';
         END IF;
-    END IF;
+    END LOOP;
     SELECT s.value #>> '{}' INTO v_prefix FROM settings AS s WHERE s.name = 'topic_prefix';
     IF NOT FOUND THEN
         RAISE EXCEPTION 'no service has named this installation''s topics yet'
@@ -187,12 +261,18 @@ BEGIN
         || CASE WHEN labels IS NULL THEN '{}' ELSE jsonb_build_object('labels', labels) END
         || CASE WHEN concurrency_key IS NULL THEN '{}' ELSE jsonb_build_object('concurrency_key', concurrency_key) END
         || CASE WHEN priority IS NULL THEN '{}' ELSE jsonb_build_object('priority', priority) END
+        || CASE WHEN overlap IS NULL THEN '{}' ELSE jsonb_build_object('overlap', overlap) END
+        || CASE WHEN ordering_key IS NULL THEN '{}' ELSE jsonb_build_object('ordering_key', jsonb_build_object(
+               'key', ordering_key, 'on_failure', coalesce(on_failure, 'block'))) END
+        || CASE WHEN NOT v_deduped THEN '{}' ELSE jsonb_build_object('dedupe', jsonb_strip_nulls(jsonb_build_object(
+               'key', dedupe_key, 'window', extract(epoch FROM dedupe_window), 'mode', dedupe_mode,
+               'longest', extract(epoch FROM dedupe_longest)))) END
         || CASE WHEN delay IS NULL THEN '{}' ELSE jsonb_build_object('delay', extract(epoch FROM delay)) END
         || CASE WHEN run_at IS NULL THEN '{}' ELSE jsonb_build_object('run_at', to_char(run_at AT TIME ZONE 'UTC',
                                                                       'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')) END;
     -- 8 slices of shards, and the lanes' positions, as in tidewheel/outbox.py.
     INSERT INTO outbox (slice_lane, publish_at, topic, key, value)
-    VALUES ((array_position(ARRAY['critical', 'standard', 'batch'], v_lane) - 1) * 8 + v_shard * 8 / v_shards, tidewheel_now(), v_prefix || '.requests', convert_to(key, 'UTF8'),
+    VALUES ((array_position(ARRAY['critical', 'standard', 'batch'], v_job.lane) - 1) * 8 + v_job.shard * 8 / v_shards, tidewheel_now(), v_prefix || '.requests', convert_to(key, 'UTF8'),
             convert_to(v_request::text, 'UTF8'));
     RETURN request_id;
 END

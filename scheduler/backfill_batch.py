@@ -14,7 +14,7 @@ from psycopg.rows import class_row
 from tidewheel.ids import JobId, run_id
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
-from tidewheel.runs import Cause, Overlap
+from tidewheel.runs import Cause, Gate, Overlap, order_gates
 from tidewheel.schedules.ranges import Range, calendars_of, range_of
 from tidewheel.transitions.backfills import Backfill, read_covered_instants, read_versions
 from tidewheel.transitions.create import NewRun, RunInputs
@@ -58,6 +58,8 @@ class _Facts:
     definition: bytes
     concurrency_key: str | None
     priority: int
+    ordering_key: str | None
+    passes: bool
 
 
 def next_batch(connection: Conn, backfill: Backfill, opened: int, now: datetime) -> Batch:
@@ -126,6 +128,9 @@ def _max_open(backfill: Backfill, facts: _Facts) -> int:
 
 def _run(backfill: Backfill, at: datetime, facts: _Facts, now: datetime) -> NewRun:
     inputs = RunInputs(overlap=backfill.overlap, traceparent=backfill.traceparent)
+    overlap = _overlap(backfill, facts)
+    # An older version may have a key though the backfill's policy contradicts an order.
+    order = facts.ordering_key if overlap == Overlap.ALLOW_ALL else None
     return NewRun(
         run_id=run_id(backfill.job_id, at, Cause.BACKFILL, backfill.backfill_id.bytes, at=backfill.created_at),
         job_id=JobId(backfill.job_id),
@@ -136,12 +141,14 @@ def _run(backfill: Backfill, at: datetime, facts: _Facts, now: datetime) -> NewR
         queue=facts.queue,
         lane=facts.lane,
         handler=facts.handler,
-        overlap=_overlap(backfill, facts),
+        overlap=overlap,
         scheduled_at=at,
         publish_at=now,
         definition=facts.definition,
         inputs=None if inputs == RunInputs() else inputs,
         concurrency_key=facts.concurrency_key,
+        ordering_key=order,
+        gates=order_gates(passes=facts.passes) if order else Gate(0),
         priority=facts.priority,
         request_id=backfill.request_id,
         requested_from=backfill.requested_from,

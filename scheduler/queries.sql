@@ -84,7 +84,7 @@ SELECT s.shard, earliest.due_at, (SELECT tidewheel_now()) AS now
 -- Why: a pause ends at its instant, never ahead of it. A timer that a freeze names is returned as held by it, unless it
 -- catches up: that was decided before.
 SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule_json, v.handler, v.queue, v.lane, v.overlap,
-       v.definition, v.has_deadlines, v.concurrency_key, v.priority, v.policy_json, t.due_at, t.catch_up_end,
+       v.definition, v.has_deadlines, v.concurrency_key, v.priority, v.ordering_key, v.passes, v.policy_json, t.due_at, t.catch_up_end,
        CASE WHEN t.catch_up_end IS NOT NULL OR {{tidewheel.transitions.not_frozen(v)}} THEN t.hold_reason ELSE 'freeze' END
            AS hold_reason, t.overridden, t.repeats_until
   FROM unnest(%(shards)s::smallint[], %(since)s::timestamptz[]) AS s (shard, since)
@@ -104,7 +104,7 @@ SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule_json, 
 -- Locks one timer, to fire job by job after a batch has failed.
 -- Index: timers_pkey, job_versions_pkey. Lock: the timer, skipped if another transaction holds it.
 SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule_json, v.handler, v.queue, v.lane, v.overlap,
-       v.definition, v.has_deadlines, v.concurrency_key, v.priority, v.policy_json, t.due_at, t.catch_up_end,
+       v.definition, v.has_deadlines, v.concurrency_key, v.priority, v.ordering_key, v.passes, v.policy_json, t.due_at, t.catch_up_end,
        CASE WHEN t.catch_up_end IS NOT NULL OR {{tidewheel.transitions.not_frozen(v)}} THEN t.hold_reason ELSE 'freeze' END
            AS hold_reason, t.overridden, t.repeats_until
   FROM timers AS t
@@ -146,7 +146,7 @@ SELECT t.job_id, {{tidewheel.transitions.not_frozen(v)}} AS thawed
 -- Locks timers to release.
 -- Index: timers_pkey, job_versions_pkey. Lock: each timer; rows that another transaction holds are skipped, and found again.
 SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule_json, v.handler, v.queue, v.lane, v.overlap,
-       v.definition, v.has_deadlines, v.concurrency_key, v.priority, v.policy_json, nullif(t.due_at, 'infinity') AS due_at, t.catch_up_end, t.hold_reason,
+       v.definition, v.has_deadlines, v.concurrency_key, v.priority, v.ordering_key, v.passes, v.policy_json, nullif(t.due_at, 'infinity') AS due_at, t.catch_up_end, t.hold_reason,
        t.overridden, t.repeats_until
   FROM timers AS t
   JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
@@ -255,7 +255,7 @@ SELECT job_id FROM timers WHERE job_id > %(after)s ORDER BY job_id LIMIT %(limit
 -- Returns those of these timers that have a cron schedule and a future instant.
 -- Index: timers_pkey, job_versions_pkey. No lock.
 SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule_json, v.handler, v.queue, v.lane, v.overlap,
-       v.definition, v.has_deadlines, v.concurrency_key, v.priority, v.policy_json, nullif(t.due_at, 'infinity') AS due_at, t.catch_up_end, t.hold_reason, t.overridden
+       v.definition, v.has_deadlines, v.concurrency_key, v.priority, v.ordering_key, v.passes, v.policy_json, nullif(t.due_at, 'infinity') AS due_at, t.catch_up_end, t.hold_reason, t.overridden
   FROM timers AS t
   JOIN job_versions AS v ON v.job_id = t.job_id AND v.version = t.version
  WHERE t.job_id = ANY (%(job_ids)s)
@@ -683,7 +683,7 @@ SELECT j.key,
 -- name: read_version_facts
 -- Returns the columns of versions that their runs need.
 -- Index: job_versions_pkey. No lock: versions do not change.
-SELECT version, handler, queue, lane, overlap, definition, concurrency_key, priority
+SELECT version, handler, queue, lane, overlap, definition, concurrency_key, priority, ordering_key, passes
   FROM job_versions
  WHERE job_id = %(job_id)s AND version = ANY (%(versions)s)
 
@@ -922,7 +922,7 @@ SELECT coalesce(sum(m.overdue), 0)::bigint AS overdue,
 -- Returns overdue timers, the same number of each shard, with the columns of their versions that a decision needs.
 -- Index: timers_due, the head of each shard; job_versions_pkey. No lock.
 SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule_json, v.handler, v.queue, v.lane, v.overlap,
-       v.definition, v.has_deadlines, v.concurrency_key, v.priority, v.policy_json, t.due_at, t.catch_up_end, t.hold_reason, t.overridden, t.repeats_until
+       v.definition, v.has_deadlines, v.concurrency_key, v.priority, v.ordering_key, v.passes, v.policy_json, t.due_at, t.catch_up_end, t.hold_reason, t.overridden, t.repeats_until
   FROM unnest(%(shards)s::smallint[]) AS s (shard)
  CROSS JOIN LATERAL (
     SELECT d.job_id, d.tenant, d.shard, d.scheduled_at, d.version, d.due_at, d.catch_up_end, d.hold_reason, d.overridden,

@@ -113,6 +113,15 @@ class Gate(IntFlag):
     """With `ORDER`: the next run starts though this one fails."""
 
 
+def order_gates(*, passes: bool) -> Gate:
+    """Return the gates of a run with an ordering key.
+
+    Args:
+        passes: True if the next run starts though this one fails.
+    """
+    return Gate.ORDER | Gate.PASSES if passes else Gate.ORDER
+
+
 BARRED = Gate.MET | Gate.KEY | Gate.MOVED | Gate.WHOLE
 HOLDS = Gate.HOLDS_KEY | Gate.HOLDS_TENANT
 

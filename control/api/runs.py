@@ -69,6 +69,7 @@ class RunsOfJobQuery(PageQuery):
         queue: Only runs of this queue.
         cause: Only runs of this cause.
         concurrency_key: Only runs with this key.
+        ordering_key: Only open runs with this key.
         since: From this instant on.
         until: Up to this instant.
     """
@@ -80,6 +81,7 @@ class RunsOfJobQuery(PageQuery):
     queue: Queue | None = None
     cause: Literal["timer", "trigger", "backfill", "workflow", "retry"] | None = None
     concurrency_key: Key | None = None
+    ordering_key: Key | None = None
     since: Instant | None = None
     until: Instant | None = None
 
@@ -269,7 +271,7 @@ class RunsApi:
         after = None if place is None else "/".join((*map(format_timestamp, place[:2]), str(place[2])))
         filters = RunFilter(
             query.status, key, query.label or None, query.run_label or None, query.lane, query.queue, query.cause,
-            query.concurrency_key, query.since, query.until,
+            query.concurrency_key, query.ordering_key, query.since, query.until,
         )  # fmt: skip
 
         def read(connection: Connection) -> RunsPage:

@@ -24,11 +24,13 @@ from tidewheel.control.cli.options import (
 from tidewheel.control.cli.output import Output, OutputOption, print_result
 from tidewheel.control.cli.time_options import Tz, read_duration, read_instant, utc_and_local
 from tidewheel.control.cli.waiting import Wait, print_ended_run, wait_for_run
+from tidewheel.control.client.enqueue import TriggerOptions
 from tidewheel.control.client.results import Job
 from tidewheel.control.reads import jobs as read
 from tidewheel.control.reads.json_form import as_json
 from tidewheel.control.reads.waits import read_lack
 from tidewheel.errors import Unavailable, VersionConflict, refuse
+from tidewheel.intake.dedupes import ACCEPTED
 from tidewheel.jobs.strict_json import as_object
 
 Named = Annotated[str | None, typer.Option("--key", metavar="KEY", help="The job's key, instead of the argument KEY.")]
@@ -146,7 +148,7 @@ def trigger(
         str | None, typer.Option(metavar="KEY", help="Concurrency key instead of the job's.")
     ] = None,
     ordering_key: Annotated[
-        str | None, typer.Option(metavar="KEY", help="Start after the earlier runs with this key.")
+        str | None, typer.Option(metavar="KEY", help="Start after the earlier runs with this key; else the job's.")
     ] = None,
     on_failure: Annotated[
         str, typer.Option(metavar="POLICY", help="With --ordering-key: a failed run blocks the key, or skip.")
@@ -155,14 +157,14 @@ def trigger(
         int | None, typer.Option(metavar="N", help="Priority instead of the job's, 0 to 9: 9 goes first.")
     ] = None,
     dedupe_key: Annotated[
-        str | None, typer.Option(metavar="KEY", help="One run for the triggers with this key in --window.")
+        str | None, typer.Option(metavar="KEY", help="One run for the triggers with this key in a window.")
     ] = None,
     window: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="With --dedupe-key: the window, such as 10m.")
+        str | None, typer.Option(metavar="DURATION", help="Window of --dedupe-key, such as 10m; else the job's.")
     ] = None,
     mode: Annotated[
         str | None,
-        typer.Option(metavar="MODE", help="With --dedupe-key: later triggers reject (default), replace or debounce."),
+        typer.Option(metavar="MODE", help="Later triggers reject, replace or debounce; else the job's, or reject."),
     ] = None,
     longest: Annotated[
         str | None, typer.Option(metavar="DURATION", help="With --mode debounce: the longest delay of the run.")
@@ -175,50 +177,29 @@ def trigger(
 ) -> None:
     """Run a job once, now or later; print the run's id."""
     content = None if payload is None else read_payload(payload)
-    after = None if delay is None else read_duration(delay, "--delay")
-    at = read_instant(run_at, "--run-at", timezone, ahead=True) if run_at else None
-    labels = read_labels(label) if label else None
-    done: dict[str, object] = {}
+    options = TriggerOptions(
+        delay=None if delay is None else read_duration(delay, "--delay"),
+        run_at=read_instant(run_at, "--run-at", timezone, ahead=True) if run_at else None,
+        labels=read_labels(label) if label else None,
+        overlap=overlap,
+        concurrency_key=concurrency_key,
+        ordering_key=None if ordering_key is None else {"key": ordering_key, "on_failure": on_failure},
+        priority=priority,
+        request_id=request_id,
+    )
     with requesting(tenant) as client:
-        if dedupe_key is None:
-            for option, value in (("--window", window), ("--mode", mode), ("--longest", longest)):
-                if value is not None:
-                    refuse(option, "it belongs to --dedupe-key", "give --dedupe-key, or leave it out")
-            run_id = client.trigger(
-                key,
-                content,
-                delay=after,
-                run_at=at,
-                labels=labels,
-                overlap=overlap,
-                concurrency_key=concurrency_key,
-                ordering_key=None if ordering_key is None else {"key": ordering_key, "on_failure": on_failure},
-                priority=priority,
-                request_id=request_id,
-            )
-        else:
-            if ordering_key is not None:
-                refuse("--ordering-key", "a trigger with --dedupe-key has none", "send both by REST or Kafka")
-            if window is None:
-                refuse("--window", "it is missing", "write it beside --dedupe-key, such as --window 10m")
-            if overlap is not None:
-                refuse("--overlap", "a trigger with --dedupe-key has the job's policy", "leave it out")
-            answer = client.trigger_deduped(
-                key,
-                content,
-                dedupe_key=dedupe_key,
-                window=read_duration(window, "--window"),
-                mode=mode or "reject",
-                longest=None if longest is None else read_duration(longest, "--longest"),
-                delay=after,
-                run_at=at,
-                labels=labels,
-                concurrency_key=concurrency_key,
-                priority=priority,
-                request_id=request_id,
-            )
-            run_id = answer.run_id
-            done = {"dedupe": answer.outcome, "runs_at": answer.runs_at}
+        answer = client.trigger_deduped(
+            key,
+            content,
+            dedupe_key=dedupe_key,
+            window=None if window is None else read_duration(window, "--window"),
+            mode=mode,
+            longest=None if longest is None else read_duration(longest, "--longest"),
+            **options,
+        )
+        run_id = answer.run_id
+        is_shared = answer.outcome != ACCEPTED or any((dedupe_key, window, mode, longest))
+        done: dict[str, object] = {"dedupe": answer.outcome, "runs_at": answer.runs_at} if is_shared else {}
         if wait:
             print_ended_run(wait_for_run(client, run_id), {"key": key, "run_id": run_id}, output)
             return

@@ -87,6 +87,9 @@ class JobFlags:
     concurrency_key: Annotated[
         str | None, _option("Let one run with this key at a time be active; a file sets other limits.", "KEY")
     ] = None
+    ordering_key: Annotated[
+        str | None, _option("Start the runs with this key one after another; a file sets on_failure.", "KEY")
+    ] = None
     max_attempts: Annotated[int | None, _option("The run fails after this many failed attempts.", "N")] = None
     start_to_close: Annotated[str | None, _option("Time limit of one attempt.", "DURATION")] = None
     schedule_to_start: Annotated[
@@ -109,7 +112,7 @@ _CONDITIONS = get_args(ParentSpec.model_fields["when"].annotation)
 _PLAIN_FLAGS = (
     "max_runs", "jitter", "overlap", "catch_up", "window", "on_resume", "pause_on_failure", "exclude_calendars",
     "include_calendars", "on_excluded", "start_to_close", "schedule_to_start", "schedule_to_close", "heartbeat",
-    "delivery", "on_failure", "concurrency_key", "lane", "priority", "queue", "description",
+    "delivery", "on_failure", "concurrency_key", "ordering_key", "lane", "priority", "queue", "description",
 )  # fmt: skip
 _SPANS = frozenset({"jitter", "window", "start_to_close", "schedule_to_start", "schedule_to_close", "heartbeat"})
 _KINDS = {

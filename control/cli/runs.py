@@ -77,6 +77,7 @@ def list_runs(
         ),
     ] = None,
     concurrency_key: Annotated[str | None, typer.Option(metavar="KEY", help="Only runs with this key.")] = None,
+    ordering_key: Annotated[str | None, typer.Option(metavar="KEY", help="Only open runs with this key.")] = None,
     since: Annotated[
         str | None, typer.Option(metavar="TIME", help="Only runs scheduled at this time or later.")
     ] = None,
@@ -99,6 +100,7 @@ def list_runs(
         labels=read_labels(label) if label else None,
         run_labels=read_labels(run_label) if run_label else None,
         concurrency_key=concurrency_key,
+        ordering_key=ordering_key,
         since=read_instant(since, "--since", timezone) if since else None,
         until=read_instant(until, "--until", timezone) if until else None,
     )

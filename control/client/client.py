@@ -6,7 +6,7 @@ Requests are applied by the code that intake uses, in one transaction each, on T
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Self
+from typing import Self, Unpack
 from uuid import UUID
 
 from tidewheel.audit import Actor
@@ -17,7 +17,7 @@ from tidewheel.control.client.batches import Batches
 from tidewheel.control.client.calendars import Calendars
 from tidewheel.control.client.connection import Connection, drop_none
 from tidewheel.control.client.dead_letters import DeadLetters
-from tidewheel.control.client.enqueue import trigger_document
+from tidewheel.control.client.enqueue import TriggerOptions, trigger_document
 from tidewheel.control.client.freezes import Freezes
 from tidewheel.control.client.job_patch import patch_job
 from tidewheel.control.client.limits import Limits
@@ -138,26 +138,13 @@ class Client:
         """
         return job_of(patch_job(self._connection, key, patch, if_version=if_version, request_id=request_id))
 
-    def trigger(
-        self,
-        key: str,
-        payload: object = None,
-        *,
-        delay: timedelta | float | str | None = None,
-        run_at: datetime | None = None,
-        labels: dict[str, str] | None = None,
-        overlap: str | None = None,
-        concurrency_key: str | None = None,
-        ordering_key: str | Mapping[str, str] | None = None,
-        priority: int | None = None,
-        request_id: str | None = None,
-    ) -> RunId:
-        """Run a job once: now, after `delay` (a timedelta, seconds, or a text such as `5m`), or at `run_at`.
+    def trigger(self, key: str, payload: object = None, **options: Unpack[TriggerOptions]) -> RunId:
+        """Run a job once.
 
-        Runs with one `ordering_key` start one after another. A failure blocks the key, unless it is
-        `{"key": ..., "on_failure": "skip"}`.
-
-        `overlap` replaces the job's policy, `concurrency_key` its key, `priority` its rank.
+        Args:
+            key: The job.
+            payload: Any JSON value, in place of the job's own; bytes are passed unchanged.
+            **options: Those of `TriggerOptions`.
 
         Returns:
             The run's id, for `runs.wait` and `runs.get`.
@@ -166,52 +153,31 @@ class Client:
             Refused: There is no such job, or an argument does not fit.
             Unavailable: The database does not answer.
         """
-        document = trigger_document(
-            key,
-            payload,
-            tenant=self._connection.tenant,
-            delay=delay,
-            run_at=run_at,
-            labels=labels,
-            concurrency_key=concurrency_key,
-            priority=priority,
-            request_id=request_id,
-        )
-        further = {"overlap": overlap, "ordering_key": ordering_key}
-        return RunId(UUID(self._connection.request({**document, **further}, request_id).run_id))
+        document = trigger_document(key, payload, tenant=self._connection.tenant, **options)
+        return RunId(UUID(self._connection.request(document, options.get("request_id")).run_id))
 
     def trigger_deduped(
         self,
         key: str,
         payload: object = None,
         *,
-        dedupe_key: str,
-        window: timedelta | float | str,
-        mode: str = "reject",
+        dedupe_key: str | None = None,
+        window: timedelta | float | str | None = None,
+        mode: str | None = None,
         longest: timedelta | float | str | None = None,
-        delay: timedelta | float | str | None = None,
-        run_at: datetime | None = None,
-        labels: dict[str, str] | None = None,
-        concurrency_key: str | None = None,
-        priority: int | None = None,
-        request_id: str | None = None,
+        **options: Unpack[TriggerOptions],
     ) -> Triggered:
-        """Run a job once for all triggers with `dedupe_key` in a window.
+        """Run a job once for all triggers with one key in a window, and return what happened.
 
         Args:
-            key: The job.
-            payload: As for `trigger`, as are the other arguments that it has.
+            key: The job, whose own `dedupe` has what the call leaves out. Without any the call is a `trigger`.
+            payload: As for `trigger`.
             dedupe_key: The key that the triggers share.
             window: The time from the first trigger on, up to 30 days. With `debounce` the time without a trigger.
             mode: `reject` drops the later triggers. `replace` gives the run that has not begun the last payload, and
                 `debounce` postpones it too.
             longest: With `debounce`: the longest time from the first trigger to the run; ten windows by default.
-            delay: Of the first trigger of a window; not with `debounce`.
-            run_at: In place of `delay`.
-            labels: In place of the job's own.
-            concurrency_key: In place of the job's own.
-            priority: In place of the job's own.
-            request_id: The same id again returns the first answer.
+            **options: Those of `TriggerOptions`; with `debounce` neither `delay` nor `run_at`.
 
         Returns:
             What happened, the run, and when it is due.
@@ -220,19 +186,9 @@ class Client:
             Refused: There is no such job, or an argument does not fit.
             Unavailable: The database does not answer.
         """
-        document = trigger_document(
-            key,
-            payload,
-            tenant=self._connection.tenant,
-            delay=delay,
-            run_at=run_at,
-            labels=labels,
-            concurrency_key=concurrency_key,
-            priority=priority,
-            request_id=request_id,
-        )
         dedupe = drop_none({"key": dedupe_key, "window": window, "mode": mode, "longest": longest})
-        return triggered(self._connection.request({**document, "dedupe": dedupe}, request_id))
+        document = trigger_document(key, payload, tenant=self._connection.tenant, dedupe=dedupe or None, **options)
+        return triggered(self._connection.request(document, options.get("request_id")))
 
     def run_later(
         self,

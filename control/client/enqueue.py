@@ -6,11 +6,11 @@ would make the caller's COMMIT wait for an instance-wide lock. The relay finds t
 
 import json
 from base64 import b64encode
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from functools import cache
-from typing import TYPE_CHECKING, Any, cast, overload
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast, overload
 from uuid import UUID
 
 from psycopg import AsyncConnection, Connection
@@ -43,7 +43,33 @@ if TYPE_CHECKING:
 
 _ENQUEUE_BY_TOPIC = Statements("tidewheel.control")["enqueue_by_topic"]
 
+_FIELDS = ("key", "tenant", "overlap", "request_id", "concurrency_key")  # of a trigger, as they are
 _TRIES = 2  # the second reads the reply that a concurrent transaction stored
+
+
+class TriggerOptions(TypedDict, total=False):
+    """The options of a trigger, each in place of its job's own.
+
+    Attributes:
+        delay: The time to wait: a timedelta, seconds, or a text such as `5m`.
+        run_at: The time of the run, instead of `delay`.
+        labels: Names and texts.
+        overlap: The overlap policy.
+        concurrency_key: The key whose runs share places; the limit stays the job's, or one at once if it has none.
+        ordering_key: The key whose runs start one after another. A failure blocks it, unless it is
+            `{"key": ..., "on_failure": "skip"}`.
+        priority: The rank, 0 to 9: 9 goes first.
+        request_id: The same id again returns the first answer.
+    """
+
+    delay: timedelta | float | str | None
+    run_at: datetime | None
+    labels: dict[str, str] | None
+    overlap: str | None
+    concurrency_key: str | None
+    ordering_key: str | Mapping[str, str] | None
+    priority: int | None
+    request_id: str | None
 
 
 @overload
@@ -53,12 +79,8 @@ def enqueue(
     payload: object = None,
     *,
     tenant: str = "default",
-    delay: timedelta | float | str | None = None,
-    run_at: datetime | None = None,
-    labels: dict[str, str] | None = None,
-    concurrency_key: str | None = None,
-    priority: int | None = None,
-    request_id: str | None = None,
+    dedupe: Mapping[str, object] | None = None,
+    **options: Unpack[TriggerOptions],
 ) -> RunId: ...
 @overload
 def enqueue(
@@ -67,12 +89,8 @@ def enqueue(
     payload: object = None,
     *,
     tenant: str = "default",
-    delay: timedelta | float | str | None = None,
-    run_at: datetime | None = None,
-    labels: dict[str, str] | None = None,
-    concurrency_key: str | None = None,
-    priority: int | None = None,
-    request_id: str | None = None,
+    dedupe: Mapping[str, object] | None = None,
+    **options: Unpack[TriggerOptions],
 ) -> RunId | str: ...
 def enqueue(
     connection: "Caller",
@@ -80,12 +98,8 @@ def enqueue(
     payload: object = None,
     *,
     tenant: str = "default",
-    delay: timedelta | float | str | None = None,
-    run_at: datetime | None = None,
-    labels: dict[str, str] | None = None,
-    concurrency_key: str | None = None,
-    priority: int | None = None,
-    request_id: str | None = None,
+    dedupe: Mapping[str, object] | None = None,
+    **options: Unpack[TriggerOptions],
 ) -> RunId | str:
     """Trigger a job inside the caller's transaction.
 
@@ -95,12 +109,11 @@ def enqueue(
         key: The job's key.
         payload: Any JSON value, in place of the job's own; bytes are passed unchanged.
         tenant: The job's tenant.
-        delay: How long to wait: a timedelta, seconds, or a text such as `5m`.
-        run_at: When to run, instead of `delay`.
-        labels: In place of the job's own.
-        concurrency_key: In place of the job's own; the limit stays the job's, or one at once if it has none.
-        priority: In place of the job's own, 0 to 9: 9 goes first.
-        request_id: The same id again returns the same run.
+        dedupe: Such as `{"key": ..., "window": "10m"}`: one run for the triggers with this key in a window.
+        **options: Those of `TriggerOptions`.
+
+    Over psycopg a trigger with an ordering key or a dedupe is refused, its job's own among them: your transaction would
+    keep a row of the key locked. The SQL function `tidewheel_enqueue` takes both.
 
     Returns:
         The run's id; the run exists once the caller has committed. Over a driver other than psycopg it is the
@@ -111,18 +124,8 @@ def enqueue(
         Unavailable: The database had no partition of this day, so the transaction has failed. The partition exists now:
             roll back, and do the work again.
     """
-    document = trigger_document(
-        key,
-        payload,
-        tenant=tenant,
-        delay=delay,
-        run_at=run_at,
-        labels=labels,
-        concurrency_key=concurrency_key,
-        priority=priority,
-        request_id=request_id,
-    )
-    received = ReceivedRequest(parse_request(document))
+    document = trigger_document(key, payload, tenant=tenant, dedupe=dedupe, **options)
+    received = ReceivedRequest(parse_request(document), in_callers_transaction=True)
     given = psycopg_beneath(connection)
     if is_foreign(given):
         with _unknown_job(received):
@@ -139,12 +142,8 @@ async def enqueue_async(
     payload: object = None,
     *,
     tenant: str = "default",
-    delay: timedelta | float | str | None = None,
-    run_at: datetime | None = None,
-    labels: dict[str, str] | None = None,
-    concurrency_key: str | None = None,
-    priority: int | None = None,
-    request_id: str | None = None,
+    dedupe: Mapping[str, object] | None = None,
+    **options: Unpack[TriggerOptions],
 ) -> RunId: ...
 @overload
 async def enqueue_async(
@@ -153,12 +152,8 @@ async def enqueue_async(
     payload: object = None,
     *,
     tenant: str = "default",
-    delay: timedelta | float | str | None = None,
-    run_at: datetime | None = None,
-    labels: dict[str, str] | None = None,
-    concurrency_key: str | None = None,
-    priority: int | None = None,
-    request_id: str | None = None,
+    dedupe: Mapping[str, object] | None = None,
+    **options: Unpack[TriggerOptions],
 ) -> RunId | str: ...
 async def enqueue_async(
     connection: "AsyncCaller",
@@ -166,26 +161,12 @@ async def enqueue_async(
     payload: object = None,
     *,
     tenant: str = "default",
-    delay: timedelta | float | str | None = None,
-    run_at: datetime | None = None,
-    labels: dict[str, str] | None = None,
-    concurrency_key: str | None = None,
-    priority: int | None = None,
-    request_id: str | None = None,
+    dedupe: Mapping[str, object] | None = None,
+    **options: Unpack[TriggerOptions],
 ) -> RunId | str:
     """As `enqueue`, on an asynchronous connection: of psycopg, asyncpg, or SQLAlchemy."""
-    document = trigger_document(
-        key,
-        payload,
-        tenant=tenant,
-        delay=delay,
-        run_at=run_at,
-        labels=labels,
-        concurrency_key=concurrency_key,
-        priority=priority,
-        request_id=request_id,
-    )
-    received = ReceivedRequest(parse_request(document))
+    document = trigger_document(key, payload, tenant=tenant, dedupe=dedupe, **options)
+    received = ReceivedRequest(parse_request(document), in_callers_transaction=True)
     given = await psycopg_beneath_async(connection)
     if is_foreign_async(given):
         with _unknown_job(received):
@@ -219,17 +200,25 @@ def _columns(received: ReceivedRequest) -> dict[str, object]:
     if payload is not None and payload.content_type != JSON_CONTENT:
         remedy = "give a JSON value, or use a psycopg connection"
         raise InvalidInput([FieldError("payload", "this driver's requests carry no bytes", remedy)])
+    order, dedupe = request.ordering_key, request.dedupe
     return {
-        "key": request.key,
+        **{name: getattr(request, name) for name in _FIELDS},
         "payload": None if payload is None else payload.content.decode(),
-        "tenant": request.tenant,
-        "delay": None if request.delay is None else f"{request.delay.total_seconds():.6f} seconds",
+        "delay": _interval(request.delay),
         "run_at": None if request.run_at is None else request.run_at.isoformat(),
         "labels": None if request.labels is None else json.dumps(request.labels),
-        "request_id": request.request_id,
-        "concurrency_key": request.concurrency_key,
         "priority": None if request.priority is None else str(request.priority),
+        "ordering_key": None if order is None else order.key,
+        "on_failure": None if order is None else order.on_failure,
+        "dedupe_key": None if dedupe is None else dedupe.key,
+        "dedupe_window": None if dedupe is None else _interval(dedupe.window),
+        "dedupe_mode": None if dedupe is None else dedupe.mode,
+        "dedupe_longest": None if dedupe is None else _interval(dedupe.longest),
     }
+
+
+def _interval(span: timedelta | None) -> str | None:
+    return None if span is None else f"{span.total_seconds():.6f} seconds"
 
 
 @contextmanager
@@ -251,31 +240,34 @@ def trigger_document(
     payload: object,
     *,
     tenant: str,
-    delay: timedelta | float | str | None,
-    run_at: datetime | None,
-    labels: dict[str, str] | None,
-    request_id: str | None,
+    delay: timedelta | float | str | None = None,
+    run_at: datetime | None = None,
+    labels: dict[str, str] | None = None,
+    overlap: str | None = None,
     concurrency_key: str | None = None,
+    ordering_key: str | Mapping[str, str] | None = None,
     priority: int | None = None,
+    request_id: str | None = None,
+    dedupe: Mapping[str, object] | None = None,
 ) -> dict[str, object]:
     """Return the request that these arguments describe."""
+    given: dict[str, object] = {
+        "delay": delay.total_seconds() if isinstance(delay, timedelta) else delay,
+        "run_at": None if run_at is None else run_at.isoformat(),
+        "labels": labels,
+        "overlap": overlap,
+        "concurrency_key": concurrency_key,
+        "ordering_key": ordering_key,
+        "priority": priority,
+        "dedupe": dedupe,
+        "request_id": request_id,
+    }
     document: dict[str, object] = {"type": "job.trigger", "key": key, "tenant": tenant}
+    document |= {name: value for name, value in given.items() if value is not None}
     if isinstance(payload, bytes):
         document["payload_base64"] = b64encode(payload).decode()
     elif payload is not None:
         document["payload"] = payload
-    if delay is not None:
-        document["delay"] = delay.total_seconds() if isinstance(delay, timedelta) else delay
-    if run_at is not None:
-        document["run_at"] = run_at.isoformat()
-    if labels is not None:
-        document["labels"] = labels
-    if concurrency_key is not None:
-        document["concurrency_key"] = concurrency_key
-    if priority is not None:
-        document["priority"] = priority
-    if request_id is not None:
-        document["request_id"] = request_id
     return document
 
 

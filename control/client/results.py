@@ -6,6 +6,7 @@ from typing import cast
 from uuid import UUID
 
 from tidewheel.ids import JobId, RunId
+from tidewheel.intake.dedupes import ACCEPTED
 from tidewheel.runs import FINAL, RunState
 from tidewheel.schemas.generated.records import Reply
 
@@ -113,7 +114,6 @@ def backfill_of(reply: Reply) -> BackfillResult:
 
 
 def triggered(reply: Reply) -> Triggered:
-    """Return the answer to a trigger with dedupe."""
-    assert reply.dedupe is not None  # noqa: S101 - the request had one
+    """Return the answer to a trigger that may have a dedupe."""
     assert reply.next_run_at is not None  # noqa: S101 - a run has a time
-    return Triggered(RunId(UUID(reply.run_id)), reply.dedupe, reply.next_run_at)
+    return Triggered(RunId(UUID(reply.run_id)), reply.dedupe or ACCEPTED, reply.next_run_at)

@@ -44,6 +44,7 @@ class Runs:
         queue: str | None = None,
         cause: str | None = None,
         concurrency_key: str | None = None,
+        ordering_key: str | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
         after: str | None = None,
@@ -60,6 +61,7 @@ class Runs:
             queue: Only runs of this queue.
             cause: Only runs of this cause.
             concurrency_key: Only runs with this key.
+            ordering_key: Only open runs with this key.
             since: From this instant on.
             until: Up to this instant.
             after: The `next_cursor` of the page before.
@@ -68,7 +70,9 @@ class Runs:
         Raises:
             Refused: A filter does not fit, or there is no such job.
         """
-        filters = RunFilter(status, key, labels, run_labels, lane, queue, cause, concurrency_key, since, until)
+        filters = RunFilter(
+            status, key, labels, run_labels, lane, queue, cause, concurrency_key, ordering_key, since, until
+        )
         with self._connection.snapshot() as connection:
             return list_runs(connection, self._connection.tenant, filters, after=after, limit=limit)
 

@@ -86,6 +86,7 @@ class RunFacts:
         finished_at: When the run ended.
         error_type: The error type of its last attempt.
         concurrency_key: The key of which it needs a place to start.
+        ordering_key: The key in whose order it waits for its turn.
         attempts: The last hundred attempts, the oldest first.
     """
 
@@ -105,6 +106,7 @@ class RunFacts:
     finished_at: datetime | None
     error_type: str | None
     concurrency_key: str | None = None
+    ordering_key: str | None = None
     attempts: tuple[AttemptFacts, ...] = ()
 
 

@@ -195,6 +195,7 @@ class _RunRow:
     finished_at: datetime | None
     error_type: str | None
     concurrency_key: str | None
+    ordering_key: str | None
 
 
 def _read_runs(connection: Conn, job: UUID, at: datetime, due: datetime) -> tuple[RunFacts, ...]:
@@ -230,5 +231,6 @@ def _facts(row: _RunRow, attempts: Sequence[AttemptFacts], due: datetime) -> Run
         finished_at=row.finished_at,
         error_type=row.error_type,
         concurrency_key=row.concurrency_key,
+        ordering_key=row.ordering_key,
         attempts=tuple(attempts),
     )

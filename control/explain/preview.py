@@ -166,6 +166,13 @@ def _words(version: NextVersion, state: TimerState, now: datetime) -> Iterator[s
     policies, spec = state.policies, version.spec
     if spec.recurring:
         yield f"overlap is {spec.overlap_policy}: {_OVERLAP[spec.overlap_policy]}."
+    if spec.ordering_key is not None:
+        fate = "blocks those behind it" if spec.ordering_key.on_failure == "block" else "lets the next one start"
+        key = spec.ordering_key.key
+        yield f"Runs of the ordering key {key!r} start one after another, and one that fails for good {fate}."
+    if spec.dedupe is not None:
+        key = "their own key" if spec.dedupe.key is None else f"the dedupe key {spec.dedupe.key!r}"
+        yield f"Triggers with {key} have one run in {length(spec.dedupe.window)}, by the mode {spec.dedupe.mode}."
     if not isinstance(state.schedule, FixedDelay | Once) and spec.recurring:
         yield f"After downtime, {policy_effect('catch_up', policies.catch_up, policies.window)}"
         yield f"After a pause, {policy_effect('on_resume', policies.on_resume, policies.window)}"

@@ -69,6 +69,9 @@ def state_text_of(facts: InstantFacts, run: RunFacts) -> str:
         return _queued(facts, run)
     if state is RunState.BUFFERED:
         holder = facts.active_run()
+        if run.ordering_key is not None:
+            remedy = f"`tidewheel run show {run.run_id}` names the run in front."
+            return f"Its run waits for its turn in the ordering key {run.ordering_key!r}. {remedy}"
         if run.concurrency_key is not None and holder is None:
             remedy = f"`tidewheel run show {run.run_id}` has its places."
             return f"Its run waits for the concurrency key {run.concurrency_key!r}. {remedy}"

@@ -22,13 +22,13 @@ from tidewheel.control.reads.json_form import one_of
 from tidewheel.control.reads.tenants import require_tenant
 from tidewheel.control.reads.waits import Wait, read_waits
 from tidewheel.errors import refuse
-from tidewheel.ids import first_run_id, job_id
+from tidewheel.ids import first_run_id, job_id, order_id
 from tidewheel.jobs.validation import shown
 from tidewheel.jobs.values import format_timestamp, parse_timestamp
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
-from tidewheel.runs import DEAD_LETTERED, OPEN, SCHEDULED, Cause, Lane, RunState
+from tidewheel.runs import DEAD_LETTERED, FINAL, OPEN, SCHEDULED, Cause, Lane, RunState
 
 _SQL = Statements("tidewheel.control")
 _FIND_RUNS = _SQL["find_runs"]
@@ -148,6 +148,7 @@ class RunFilter:
         queue: Only runs of this queue.
         cause: Only runs of this cause.
         concurrency_key: Only runs with this key.
+        ordering_key: Only open runs with this key; a run that has ended is in no order.
         since: From this instant on.
         until: Up to this instant.
     """
@@ -160,6 +161,7 @@ class RunFilter:
     queue: str | None = None
     cause: str | None = None
     concurrency_key: str | None = None
+    ordering_key: str | None = None
     since: datetime | None = None
     until: datetime | None = None
 
@@ -191,7 +193,7 @@ def list_runs(
     # Without a filter each row matches: no row is read beyond those that are counted, and those of the page.
     narrowed_by = (
         filters.status, filters.labels, filters.run_labels, filters.lane, filters.queue, filters.cause,
-        filters.concurrency_key,
+        filters.concurrency_key, filters.ordering_key,
     )  # fmt: skip
     counting = look if any(narrowed_by) else max(COUNTED, limit) + 1
     start = _start(read_now(connection)) if after is None else _read_place(after)
@@ -249,6 +251,8 @@ def _require_narrow(filters: RunFilter) -> None:
         value = getattr(filters, path)
         if value is not None and value not in allowed:
             refuse(path, f"{value!r} is not valid", f"write one of {', '.join(allowed)}")
+    if filters.ordering_key is not None and filters.status in FINAL:
+        refuse("ordering_key", "a run that has ended is in no order", "leave it out, or name a status of open runs")
     for path in ("labels", "run_labels"):
         if getattr(filters, path) and filters.key is None and filters.since is None:
             refuse(path, "a filter by labels alone would read all runs", "name the job, or the earliest time")
@@ -330,11 +334,12 @@ def _find_in(connection: Conn, tenant: str, filters: RunFilter, span: _Span, *, 
         "run_labels": Jsonb(dict(filters.run_labels)) if filters.run_labels else None, "limit": limit,
         "queue": filters.queue, "lane": filters.lane, "cause": filters.cause,
         "concurrency_key": filters.concurrency_key, "look": look, "ahead": None,
+        "order_id": None if filters.ordering_key is None else order_id(tenant, filters.ordering_key),
         "states": None if filters.status is None else [filters.status], "before_id": span.before_id,
     }  # fmt: skip
     if filters.status in {SCHEDULED, RunState.QUEUED}:
         columns |= {"states": [RunState.QUEUED], "ahead": filters.status == SCHEDULED}
-    is_open = filters.status == SCHEDULED or (filters.status is not None and RunState(filters.status) in OPEN)
+    is_open = filters.ordering_key is not None or filters.status == SCHEDULED or filters.status in OPEN
     if filters.key is not None:
         columns |= {"job_id": job_id(tenant, filters.key), "since": span.since, "until": span.until}
         columns["before_at"] = span.before_at

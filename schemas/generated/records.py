@@ -686,6 +686,36 @@ class WorkflowSubmission:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OrderingKeySubmission:
+    """Key whose runs start one after another, as submitted.
+
+    Attributes:
+        key: The key; required.
+        on_failure: `block` (when null) or `skip`: the fate of the runs behind one that fails for good.
+    """
+
+    key: str | None = None
+    on_failure: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DedupeSubmission:
+    """Triggers of one job with one key, of which a window has one run.
+
+    Attributes:
+        key: The key; the trigger or the job has it.
+        window: Time from the first trigger on, a duration; with `debounce` the time without a trigger.
+        mode: `reject`, `replace` or `debounce`; null: the job's, else `reject`.
+        longest: With `debounce`: longest time from the first trigger to the run, a duration; ten windows when null.
+    """
+
+    key: str | None = None
+    window: str | None = None
+    mode: str | None = None
+    longest: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobSubmission:
     """A job as submitted.
 
@@ -724,6 +754,8 @@ class JobSubmission:
         concurrency_key: Key whose runs share places.
         workflow: With a root: bounds of the occurrences of its workflow.
         priority: Rank of the job's runs inside their lane, 0 to 9; 9 goes first. Null: 5.
+        ordering_key: Key in whose order the runs of the job start.
+        dedupe: With a manual job: one run for its triggers with one key in a window.
     """
 
     key: str | None = None
@@ -758,6 +790,8 @@ class JobSubmission:
     concurrency_key: ConcurrencyKeySubmission | None = None
     workflow: WorkflowSubmission | None = None
     priority: int | None = None
+    ordering_key: OrderingKeySubmission | None = None
+    dedupe: DedupeSubmission | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -822,36 +856,6 @@ class BatchTriggersSubmission:
     succeeded: BatchCallbackSubmission | None = None
     failed: BatchCallbackSubmission | None = None
     finished: BatchCallbackSubmission | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DedupeSubmission:
-    """Triggers of one job with one key, of which a window has one run.
-
-    Attributes:
-        key: The key; required.
-        window: Time from the first trigger on, a duration; with `debounce` the time without a trigger; required.
-        mode: `reject` (when null), `replace` or `debounce`.
-        longest: With `debounce`: longest time from the first trigger to the run, a duration; ten windows when null.
-    """
-
-    key: str | None = None
-    window: str | None = None
-    mode: str | None = None
-    longest: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OrderingKeySubmission:
-    """Key whose runs start one after another, as submitted.
-
-    Attributes:
-        key: The key; required.
-        on_failure: `block` (when null) or `skip`: the fate of the runs behind one that fails for good.
-    """
-
-    key: str | None = None
-    on_failure: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -921,7 +925,7 @@ class Request:
         open: With batch_submit: true if batch_add may come from anywhere, until batch_close.
         dedupe: With job_trigger: one run for the triggers with one key in a window.
         priority: With job_trigger: replaces the job's, 0 to 9; 9 goes first.
-        ordering_key: With job_trigger: key in whose order the run starts.
+        ordering_key: With job_trigger: key in whose order the run starts, in place of the job's.
     """
 
     type: RequestType

@@ -1228,6 +1228,50 @@ def _read_workflow_submission(data: bytes, at: int) -> tuple[WorkflowSubmission,
     return record, at
 
 
+def _ordering_key_submission(record: OrderingKeySubmission) -> bytes:
+    return b"".join(
+        (
+            b"\0" if record.key is None else b"\2" + text(record.key),
+            b"\0" if record.on_failure is None else b"\2" + text(record.on_failure),
+        )
+    )
+
+
+def _read_ordering_key_submission(data: bytes, at: int) -> tuple[OrderingKeySubmission, int]:
+    key, at = optional_at(data, at, text_at)
+    on_failure, at = optional_at(data, at, text_at)
+    record = OrderingKeySubmission(
+        key=key,
+        on_failure=on_failure,
+    )
+    return record, at
+
+
+def _dedupe_submission(record: DedupeSubmission) -> bytes:
+    return b"".join(
+        (
+            b"\0" if record.key is None else b"\2" + text(record.key),
+            b"\0" if record.window is None else b"\2" + text(record.window),
+            b"\0" if record.mode is None else b"\2" + text(record.mode),
+            b"\0" if record.longest is None else b"\2" + text(record.longest),
+        )
+    )
+
+
+def _read_dedupe_submission(data: bytes, at: int) -> tuple[DedupeSubmission, int]:
+    key, at = optional_at(data, at, text_at)
+    window, at = optional_at(data, at, text_at)
+    mode, at = optional_at(data, at, text_at)
+    longest, at = optional_at(data, at, text_at)
+    record = DedupeSubmission(
+        key=key,
+        window=window,
+        mode=mode,
+        longest=longest,
+    )
+    return record, at
+
+
 def _job_submission(record: JobSubmission) -> bytes:
     return b"".join(
         (
@@ -1263,6 +1307,8 @@ def _job_submission(record: JobSubmission) -> bytes:
             b"\0" if record.concurrency_key is None else b"\2" + _concurrency_key_submission(record.concurrency_key),
             b"\0" if record.workflow is None else b"\2" + _workflow_submission(record.workflow),
             b"\0" if record.priority is None else b"\2" + int32(record.priority),
+            b"\0" if record.ordering_key is None else b"\2" + _ordering_key_submission(record.ordering_key),
+            b"\0" if record.dedupe is None else b"\2" + _dedupe_submission(record.dedupe),
         )
     )
 
@@ -1308,6 +1354,8 @@ def _read_job_submission(data: bytes, at: int) -> tuple[JobSubmission, int]:
     concurrency_key, at = optional_at(data, at, _read_concurrency_key_submission)
     workflow, at = optional_at(data, at, _read_workflow_submission)
     priority, at = optional_at(data, at, int_at)
+    ordering_key, at = optional_at(data, at, _read_ordering_key_submission)
+    dedupe, at = optional_at(data, at, _read_dedupe_submission)
     record = JobSubmission(
         key=key,
         schedule=schedule,
@@ -1341,6 +1389,8 @@ def _read_job_submission(data: bytes, at: int) -> tuple[JobSubmission, int]:
         concurrency_key=concurrency_key,
         workflow=workflow,
         priority=priority,
+        ordering_key=ordering_key,
+        dedupe=dedupe,
     )
     return record, at
 
@@ -1443,51 +1493,7 @@ def _read_batch_triggers_submission(data: bytes, at: int) -> tuple[BatchTriggers
     return record, at
 
 
-def _dedupe_submission(record: DedupeSubmission) -> bytes:
-    return b"".join(
-        (
-            b"\0" if record.key is None else b"\2" + text(record.key),
-            b"\0" if record.window is None else b"\2" + text(record.window),
-            b"\0" if record.mode is None else b"\2" + text(record.mode),
-            b"\0" if record.longest is None else b"\2" + text(record.longest),
-        )
-    )
-
-
-def _read_dedupe_submission(data: bytes, at: int) -> tuple[DedupeSubmission, int]:
-    key, at = optional_at(data, at, text_at)
-    window, at = optional_at(data, at, text_at)
-    mode, at = optional_at(data, at, text_at)
-    longest, at = optional_at(data, at, text_at)
-    record = DedupeSubmission(
-        key=key,
-        window=window,
-        mode=mode,
-        longest=longest,
-    )
-    return record, at
-
-
-def _ordering_key_submission(record: OrderingKeySubmission) -> bytes:
-    return b"".join(
-        (
-            b"\0" if record.key is None else b"\2" + text(record.key),
-            b"\0" if record.on_failure is None else b"\2" + text(record.on_failure),
-        )
-    )
-
-
-def _read_ordering_key_submission(data: bytes, at: int) -> tuple[OrderingKeySubmission, int]:
-    key, at = optional_at(data, at, text_at)
-    on_failure, at = optional_at(data, at, text_at)
-    record = OrderingKeySubmission(
-        key=key,
-        on_failure=on_failure,
-    )
-    return record, at
-
-
-REQUEST_HEADER = bytes.fromhex("c301206433aa042d94a9")
+REQUEST_HEADER = bytes.fromhex("c30190e50ca49e78c643")
 
 
 def encode_request(record: Request) -> bytes:

@@ -55,7 +55,9 @@ REJECTED = [
     pytest.param(b'{"type": "job.submit", "job": {"key": "a"}, "job": 1}', "job", "twice", id="a name given twice"),
     pytest.param(job(retry={"max_attempts": "5"}), "job.retry.max_attempts", "", id="a wrong type"),
     pytest.param(job(scedule="manual"), "job.scedule", "schedule", id="an unknown field"),
-    pytest.param(job(ordering_key="a"), "job.ordering_key", "not yet available", id="a later release's value"),
+    pytest.param(
+        b'{"type": "job.trigger", "key": "a", "lane": "batch"}', "lane", "not yet", id="a later release's field"
+    ),
     pytest.param(job(priority=10), "job.priority", "9 goes first", id="a priority out of bounds"),
     pytest.param(
         job(schedule={"cron": "0 8 * * *", "timezone": "Mars/Olympus"}), "job.schedule.timezone", "", id="zone"

@@ -1,6 +1,7 @@
 """`dedupe` of triggers: one run in a window, and the answer says what became of each trigger."""
 
 import threading
+from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -22,9 +23,9 @@ from tests.transitions.acts import (
     submit,
 )
 from tests.transitions.stepping import in_background
-from tidewheel.errors import InvalidInput
+from tidewheel.errors import FieldError, InvalidInput
 from tidewheel.runs import Gate, RunState
-from tidewheel.schemas.generated.records import Reply, RunRequest
+from tidewheel.schemas.generated.records import Reply, ReplyError, RunRequest
 from tidewheel.transitions.claim import Claim, claim_runs, claim_uniform, contest_runs
 
 HOUR = timedelta(hours=1)
@@ -233,11 +234,41 @@ def test_what_is_answered_is_what_runs_however_claims_and_triggers_meet(database
     ],
 )
 def test_bad_dedupe_is_refused_by_its_path(still: ClockedDatabase, given: dict[str, Any], path: str) -> None:
-    with pytest.raises(InvalidInput) as refused:
-        apply_batch(still, about("job.trigger", dedupe={"key": "k", **given}))
-    assert [error.path for error in refused.value.errors] == [path]
+    assert [error.path for error in refused(still, dedupe={"key": "k", **given})] == [path]
 
 
 def test_debounce_with_a_time_is_refused(still: ClockedDatabase) -> None:
-    with pytest.raises(InvalidInput, match="starts after its window"):
-        apply_batch(still, about("job.trigger", delay="1m", **dedupe("debounce")))
+    [error] = refused(still, delay="1m", **dedupe("debounce"))
+    assert (error.path, error.problem) == ("delay", "a debounced run starts after its window")
+
+
+def refused(database: Database, **fields: object) -> Sequence[FieldError | ReplyError]:
+    """Return the errors of a trigger: of its shape, or of the reply."""
+    try:
+        [reply] = apply_batch(database, about("job.trigger", **fields))
+    except InvalidInput as error:
+        return error.errors
+    return reply.errors
+
+
+def test_job_has_what_its_triggers_leave_out(still: ClockedDatabase) -> None:
+    submit(still, dedupe={"key": "{payload.customer}", "window": "10s", "mode": "debounce", "longest": "1m"})
+
+    def sent(**fields: object) -> Reply:
+        [reply] = apply_batch(still, about("job.trigger", payload={"customer": "a"}, **fields))
+        return reply
+
+    first, second = sent(), sent()
+    assert answers(first, second) == ["accepted", "debounced"]
+    assert (second.run_id, second.next_run_at) == (first.run_id, still.now() + timedelta(seconds=10, microseconds=1))
+    assert answers(sent(dedupe={"key": "b"}), sent(dedupe={"key": "b", "mode": "reject"})) == [
+        "accepted",
+        "deduplicated",
+    ]
+    assert [error.path for error in refused(still, payload={})] == ["payload.customer"]
+    assert [error.path for error in refused(still, payload={"customer": "a"}, delay="1m")] == ["delay"]
+    submit(still, dedupe={"window": "1h"})
+    assert answers(sent(), sent(dedupe={"key": "k"}), sent(dedupe={"key": "k"})) == [None, "accepted", "deduplicated"]
+    submit(still)
+    assert [error.path for error in refused(still, dedupe={"key": "k"})] == ["dedupe.window"]
+    assert [error.path for error in refused(still, dedupe={"window": "1m"})] == ["dedupe.key"]

@@ -94,6 +94,18 @@ def test_backfill_run_has_its_versions_columns_and_own_id(hourly: ClockedDatabas
     assert hourly.rows("SELECT request_id FROM job_runs") == [("r-1",)]
 
 
+def test_backfill_runs_of_an_ordered_job_start_one_after_another(hourly: ClockedDatabase) -> None:
+    submit(hourly, **HOURLY, ordering_key="k")
+    backfill = about("job.backfill", **{"from": NOON - HOUR, "to": NOON})
+    [refusal] = apply_batch(hourly, backfill | {"overlap": "skip"})
+    assert [(error.path, error.problem) for error in refusal.errors] == [("overlap", "the job has an ordering_key")]
+    [reply] = apply_batch(hourly, backfill | {"versions": "current"})
+    assert make_batch(hourly, UUID(reply.backfill_id)) == 2
+    first, second = job_runs(hourly)
+    assert (first.state, second.state) == ("queued", "buffered")
+    assert [finish(hourly), finish(hourly)] == [[first.run_id], [second.run_id]]
+
+
 @pytest.mark.parametrize(("order", "instants"), [("oldest_first", FIVE), ("newest_first", FIVE[::-1])])
 def test_backfill_runs_are_created_in_requested_order(
     hourly: ClockedDatabase, order: str, instants: Sequence[datetime]

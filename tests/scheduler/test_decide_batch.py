@@ -79,7 +79,7 @@ def locked_timer(at: datetime, schedule: str, policy: str = "{}", *, number: int
     return LockedTimer(
         job_id=UUID(int=number), tenant="default", shard=0, scheduled_at=at, version=1, schedule_json=schedule,
         handler="a", queue="default", lane="standard", overlap="skip", definition=b"", has_deadlines=False,
-        concurrency_key=None, priority=5,
+        concurrency_key=None, priority=5, ordering_key=None, passes=False,
         policy_json=policy, due_at=at,
     )  # fmt: skip
 

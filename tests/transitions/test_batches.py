@@ -243,6 +243,17 @@ def test_resume_of_a_cancelled_batch_and_what_it_refuses(jobs: Database) -> None
     assert refused(change(jobs, "resume", batch)) == ("run_id", "runs of the batch are no longer stored")
 
 
+def test_runs_of_an_ordered_job_start_one_after_another(jobs: Database) -> None:
+    submit(jobs, "line", ordering_key="k")
+    batch = started(jobs, of("a", "b", key="line"))
+    assert states(jobs, batch) == {"a": "queued", "b": "buffered"}
+    play(jobs)
+    assert states(jobs, batch) == {"a": "succeeded", "b": "succeeded"}
+    assert_nothing_left(jobs)
+    path, problem = refused(send(jobs, "submit", runs=[*of("a"), {"ref": "b", "key": "line", "after": ["a"]}]))
+    assert (path, "has an ordering_key" in problem) == ("runs.1.after", True)
+
+
 def test_what_a_batch_refuses(jobs: Database) -> None:
     for size, problem in ((0, "it has no run"), (10_001, "there are 10001 runs")):
         with pytest.raises(Refused) as error:

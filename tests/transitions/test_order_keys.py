@@ -10,6 +10,7 @@ import psycopg
 import pytest
 
 from tests.fixtures.database import ClockedDatabase, Database
+from tests.scheduler.firing import fire_due
 from tests.transitions.acts import (
     EXECUTOR,
     about,
@@ -18,6 +19,7 @@ from tests.transitions.acts import (
     claim,
     end,
     ending,
+    job_runs,
     lifecycle,
     open_run,
     requests,
@@ -141,6 +143,60 @@ def test_failure_with_skip_lets_the_next_run_start(still: ClockedDatabase) -> No
     first, second, _ = ordered(still, ordering_key={"key": "acme", "on_failure": "skip"})
     end(still, ending(begin(still, first), RunState.FAILED))
     assert states(still, second) == ["queued"]
+
+
+def test_runs_of_a_job_with_an_ordering_key_are_in_its_order(still: ClockedDatabase) -> None:
+    key = {"key": "{payload.customer}", "on_failure": "skip"}
+    submit(still, ordering_key=key, payload={"customer": "acme"}, retry={"max_attempts": 1})
+    first, second = trigger(still), trigger(still, payload={"customer": "acme"})
+    other = trigger(still, payload={"customer": "b"})
+    third = trigger(still, payload={"customer": "b"}, ordering_key="acme")
+    assert states(still, first, second, other, third) == ["queued", "buffered", "queued", "buffered"]
+    with Client(still.url) as client:
+        assert {run.run_id for run in client.runs.list(ordering_key="acme").runs} == {first, second, third}
+        with pytest.raises(Refused, match="no order"):
+            client.runs.list(ordering_key="acme", status="failed")
+    end(still, ending(begin(still, first), RunState.FAILED))
+    again = UUID(apply_batch(still, {"type": "run.retry", "run_id": str(first)})[0].run_id)
+    assert states(still, second, third, again) == ["queued", "buffered", "buffered"]
+    cases: list[tuple[dict[str, object], str]] = [
+        ({"concurrency_key": "k"}, "concurrency_key"),
+        ({"overlap": "skip"}, "overlap"),
+        ({"payload": {}}, "payload.customer"),
+    ]
+    for fields, path in cases:
+        [reply] = apply_batch(still, about("job.trigger", **fields))
+        assert [error.path for error in reply.errors] == [path]
+    succeed(still, begin(still, second))
+    assert states(still, third, again) == ["queued", "buffered"]
+
+
+def test_occurrences_are_in_the_order_of_their_jobs_key(still: ClockedDatabase) -> None:
+    submit(still, "tick", schedule={"interval": "1m"}, overlap="allow_all", ordering_key="acme")
+    for _ in range(2):
+        still.advance(timedelta(minutes=1))
+        assert fire_due(still) == 1
+    first, second = (run.run_id for run in job_runs(still))
+    [third] = ordered(still, 1)
+    assert states(still, first, second, third) == ["queued", "buffered", "buffered"]
+    with Client(still.url) as client:
+        words = client.explain("tick", still.now()).words
+    assert f"waits for its turn in the ordering key 'acme'. `tidewheel run show {second}`" in words
+    succeed(still, begin(still, first))
+    succeed(still, begin(still, second))
+    assert states(still, third) == ["queued"]
+
+
+def test_retracted_occurrence_gives_its_place_up(still: ClockedDatabase) -> None:
+    submit(still, "tick", schedule={"interval": "1m"}, overlap="allow_all", ordering_key="acme")
+    assert fire_due(still, lookahead=timedelta(minutes=1)) == 1
+    ahead, [behind] = job_runs(still)[0].run_id, ordered(still, 1)
+    assert still.rows(KEY) == [(ahead, None)]
+    apply_batch(still, about("job.pause", "tick"))
+    assert (still.rows(KEY), states(still, behind)) == ([(None, None)], ["buffered"])
+    with still.transaction() as connection:
+        assert wake_orders(connection, still.installation) == 1
+    assert states(still, behind) == ["queued"]
 
 
 def test_delayed_run_holds_its_place(still: ClockedDatabase) -> None:

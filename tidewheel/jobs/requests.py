@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from tidewheel.jobs.batches import AddedRuns, BatchCallbacks, BatchRuns
 from tidewheel.jobs.concurrency import ConcurrencyKeyName
-from tidewheel.jobs.dedupe import Dedupe
+from tidewheel.jobs.dedupe import TriggerDedupe
 from tidewheel.jobs.invalid import InvalidValue
 from tidewheel.jobs.ordering import OrderingKeyField
 from tidewheel.jobs.payload import WithPayload
@@ -79,8 +79,8 @@ class JobTrigger(_Request, WithPayload):
         overlap: Replaces the job's.
         concurrency_key: Replaces the job's key; the limit stays the job's, or one at once if it has none.
         priority: Replaces the job's.
-        dedupe: The triggers with one key of which a window has one run.
-        ordering_key: A key whose runs start one after another: an object, or as text the key.
+        dedupe: The triggers with one key of which a window has one run; what it leaves out the job's has.
+        ordering_key: A key whose runs start one after another, in place of the job's: an object, or as text the key.
     """
 
     later: ClassVar[Mapping[str, str]] = {
@@ -96,7 +96,7 @@ class JobTrigger(_Request, WithPayload):
     overlap: OverlapPolicy | None = None
     concurrency_key: ConcurrencyKeyName | None = None
     priority: Priority | None = None
-    dedupe: Dedupe | None = None
+    dedupe: TriggerDedupe | None = None
     ordering_key: OrderingKeyField = None
 
     @model_validator(mode="after")
@@ -105,9 +105,6 @@ class JobTrigger(_Request, WithPayload):
             raise InvalidValue(
                 problem="delay and run_at exclude each other", remedy="leave one of them out", path="delay"
             )
-        if self.dedupe is not None and self.dedupe.mode == "debounce" and (self.delay or self.run_at):
-            path = "delay" if self.delay else "run_at"
-            raise InvalidValue(problem="a debounced run starts after its window", remedy="leave it out", path=path)
         if self.ordering_key is not None and self.concurrency_key is not None:
             remedy = "leave one of them out: the runs of an ordering key start one after another"
             problem = "ordering_key and concurrency_key exclude each other"

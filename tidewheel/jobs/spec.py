@@ -1,7 +1,4 @@
-"""A job as submitted, with every default of this release.
-
-Fields of later releases are refused by name, with a remedy that works now (README, "Not there yet").
-"""
+"""A job as submitted, with every default of this release."""
 
 import re
 from collections.abc import Mapping
@@ -11,7 +8,9 @@ from typing import Annotated, ClassVar, Literal, NamedTuple, Self, cast
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from tidewheel.jobs.concurrency import ConcurrencyKeyField, fill_key
+from tidewheel.jobs.dedupe import JobDedupe
 from tidewheel.jobs.invalid import InvalidValue
+from tidewheel.jobs.ordering import OrderingKeyField
 from tidewheel.jobs.payload import WithPayload
 from tidewheel.jobs.retry import RetryPolicy
 from tidewheel.jobs.schedule import (
@@ -116,6 +115,8 @@ class JobSpec(WithPayload):
         delivery: The number of attempts that may start a run's work.
         retry: The number of attempts, and the delays between them.
         concurrency_key: A key whose runs share places: an object, or as text the key.
+        ordering_key: A key whose runs start one after another: an object, or as text the key.
+        dedupe: Of a manual job: its triggers with one key have one run in a window.
         workflow: Of a root: the bounds of the occurrences of its workflow.
         start_to_close: The longest time of one attempt.
         schedule_to_start: The longest time until the first attempt begins.
@@ -126,10 +127,6 @@ class JobSpec(WithPayload):
         paused: Used only when the job is created; not part of the spec or its version.
     """
 
-    later: ClassVar[Mapping[str, str]] = {
-        "ordering_key": "write it in the job.trigger; of occurrences overlap: buffer_all keeps the order",
-        "dedupe": "write it in the job.trigger; of occurrences overlap: skip keeps runs apart",
-    }
     elsewhere: ClassVar[Mapping[str, str]] = {
         "timezone": _IN_SCHEDULE,
         "dst_gap": _IN_SCHEDULE,
@@ -173,6 +170,8 @@ class JobSpec(WithPayload):
     delivery: Literal["at_least_once", "at_most_once"] = "at_least_once"
     retry: RetryPolicy = RetryPolicy()
     concurrency_key: ConcurrencyKeyField = None
+    ordering_key: OrderingKeyField = None
+    dedupe: JobDedupe | None = None
     workflow: WorkflowSpec | None = None
     start_to_close: Annotated[timedelta, BeforeValidator(span(timedelta(milliseconds=1), LONGEST_ATTEMPT))] = timedelta(
         seconds=300
@@ -234,8 +233,37 @@ class JobSpec(WithPayload):
     @model_validator(mode="after")
     def _own_payload_fills_the_key(self) -> Self:
         """Refuse a key that runs of the schedule could not fill in; a trigger may bring a payload of its own."""
-        if self.concurrency_key is not None and not isinstance(self.schedule, ManualSpec):
-            fill_key(self.concurrency_key.key, self.carried)
+        if not isinstance(self.schedule, ManualSpec):
+            if self.concurrency_key is not None:
+                fill_key(self.concurrency_key.key, self.carried)
+            if self.ordering_key is not None:
+                fill_key(self.ordering_key.key, self.carried, "ordering key")
+        return self
+
+    @model_validator(mode="after")
+    def _order_stands_alone(self) -> Self:
+        """Refuse what contradicts an order: another gate of the same runs."""
+        if self.ordering_key is None:
+            return self
+        if self.concurrency_key is not None:
+            problem = "ordering_key and concurrency_key exclude each other"
+            remedy = "leave one out: the runs of an ordering key start one after another"
+        elif isinstance(self.schedule, AfterSpec):
+            problem = "the runs of a job with after start when their parents have ended"
+            remedy = "leave it out; overlap: buffer_all in the root lets its occurrences run one after another"
+        elif self.overlap_policy != "allow_all":
+            problem = f"the job's overlap is {self.overlap_policy}"
+            remedy = "write overlap: allow_all beside it, or leave it out and write overlap: buffer_all"
+        else:
+            return self
+        raise InvalidValue(problem=problem, remedy=remedy, path="ordering_key")
+
+    @model_validator(mode="after")
+    def _triggers_are_deduped(self) -> Self:
+        if self.dedupe is not None and not isinstance(self.schedule, ManualSpec):
+            problem = "it is for triggers, and the job has a schedule"
+            remedy = "write it in the job.trigger, or schedule: manual; overlap: skip keeps occurrences apart"
+            raise InvalidValue(problem=problem, remedy=remedy, path="dedupe")
         return self
 
     @model_validator(mode="after")

@@ -37,7 +37,10 @@ _MAX_BYTES = 4096  # of a cached input: many jobs do not share a longer one
 _SPECS, _SCHEDULES = 2048, 16_384  # bounds on memory, at about 15 KiB and 2 KiB each
 
 # Fields that are validated together with the schedule, and bytes, which the models convert.
-_READ_WHOLE = frozenset({"start_at", "end_at", "max_runs", "exclude_calendars", "include_calendars", "payload_base64"})
+_READ_WHOLE = frozenset({
+    "start_at", "end_at", "max_runs", "exclude_calendars", "include_calendars", "ordering_key", "dedupe",
+    "payload_base64",
+})  # fmt: skip
 _NO_REFERENCES = 2  # the newest version of marshal in which equal values have equal bytes
 _MANUAL = ManualSpec()
 

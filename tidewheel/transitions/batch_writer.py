@@ -109,6 +109,8 @@ class BatchWriter:
     def _new_run(self, member: Member) -> NewRun:
         job, payload, blocked = member.job, member.payload, member.waits != Waits()
         at = self.now if blocked else self.now + member.delay
+        # A number in an order is taken by a run that may start: one that waits for parents would hold others behind it.
+        order, gates = (None, Gate(0)) if blocked else job.order_of(payload)
         inputs = RunInputs(traceparent=member.traceparent or self.origin.traceparent)
         if payload is not None:
             inputs = RunInputs(payload.content, payload.content_type, traceparent=inputs.traceparent)
@@ -129,10 +131,11 @@ class BatchWriter:
             inputs=None if inputs == _NOTHING else inputs,
             request_id=self.origin.request_id,
             requested_from=self.origin.requested_from,
-            gates=Gate.FLOW,
+            gates=Gate.FLOW | gates,
             workflow_run_id=self.batch_id,
             generation=self.generation,
             concurrency_key=job.key_of(payload),
+            ordering_key=order,
             priority=job.priority,
             blocked=blocked,
         )

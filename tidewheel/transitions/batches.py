@@ -189,9 +189,14 @@ def _check_jobs(tenant: str, request: BatchSubmit | BatchAdd, jobs: Mapping[UUID
 
 
 def _key_errors(place: int, run: BatchRun, jobs: Mapping[UUID, SharedJob], tenant: str) -> Sequence[FieldError]:
-    """Return why the payload of a run does not fill its job's concurrency key."""
+    """Return why a run does not go with its job's key: no field to fill it, or another order."""
+    job = jobs[job_id(tenant, run.key)]
+    if job.ordering_key is not None and run.after:
+        problem = f"job {run.key!r} has an ordering_key, and a run with after starts when its parents have ended"
+        return [FieldError(f"runs.{place}.after", problem, "leave it out, or name a job without an ordering_key")]
     try:
-        jobs[job_id(tenant, run.key)].key_of(run.carried)
+        job.key_of(run.carried)
+        job.order_of(run.carried)
     except InvalidInput as error:
         return [FieldError(f"runs.{place}.{one.path}", one.problem, one.remedy) for one in error.errors]
     return ()

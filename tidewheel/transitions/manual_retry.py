@@ -131,6 +131,8 @@ def _new_run(request: RetryRequest, old: OldRun, job: SharedJob, payload: Payloa
         labels=old.labels,
         traceparent=request.traceparent or old.traceparent,
     )
+    # A retry of a run that blocks its key takes its place in the order. By its job's key it is the last.
+    order, gates = (old.blocks_key, Gate.ORDER) if old.blocks_key else job.order_of(payload)
     return NewRun(
         run_id=run_id(job.job_id, old.scheduled_at, Cause.RETRY, origin, at=now),
         job_id=JobId(job.job_id),
@@ -148,11 +150,10 @@ def _new_run(request: RetryRequest, old: OldRun, job: SharedJob, payload: Payloa
         inputs=None if inputs == RunInputs() else inputs,
         parent_run_id=RunId(old.run_id),
         root_run_id=RunId(old.root_run_id or old.run_id),
-        # A retry of a run that blocks its key takes its place in the order.
-        concurrency_key=None if old.blocks_key else old.concurrency_key or job.key_of(payload),
-        ordering_key=old.blocks_key,
+        concurrency_key=None if order else old.concurrency_key or job.key_of(payload),
+        ordering_key=order,
         retries_blocker=old.blocks_key is not None,
-        gates=Gate.ORDER if old.blocks_key else Gate(0),
+        gates=gates,
         priority=job.priority,
         request_id=request.request_id,
         requested_from=request.requested_from,

@@ -1005,7 +1005,16 @@ DELETE FROM job_runs AS o
    AND o.state = ANY (%(sources)s)
    AND coalesce((SELECT v.moved_to FROM overrides AS v WHERE v.job_id = o.job_id AND v.scheduled_at = o.scheduled_at),
                 o.scheduled_at) > %(now)s
-RETURNING o.run_id, o.job_id, o.scheduled_at
+RETURNING o.job_id, o.scheduled_at, o.run_id, CASE WHEN o.order_no IS NOT NULL THEN o.key_id END AS order_id
+
+-- name: leave_orders
+-- Lets the scheduler queue the next runs of those ordering keys whose first run was retracted.
+-- Index: order_keys_pkey; order_keys_wake changes.
+-- Lock: each key in key_id order; waits for another transaction that writes or ends a run of it.
+UPDATE order_keys AS k
+   SET head = NULL, wake_at = coalesce(k.wake_at, tidewheel_now())
+  FROM (SELECT o.key_id FROM order_keys AS o WHERE o.key_id = ANY (%(key_ids)s::bigint[]) ORDER BY o.key_id FOR UPDATE) AS locked
+ WHERE k.key_id = locked.key_id AND k.head = ANY (%(run_ids)s::uuid[])
 
 -- name: move_timers
 -- Moves timers that the caller has locked. A held timer stays held until its reason is gone.
@@ -1327,7 +1336,9 @@ SELECT job_id FROM jobs WHERE job_id = ANY (%(job_ids)s) ORDER BY job_id FOR KEY
 -- The columns that triggered runs need of the jobs just locked.
 -- Index: jobs_pkey, job_versions_pkey. No lock.
 SELECT j.job_id, j.shard, j.version, j.deleted_at, v.handler, v.queue, v.lane, v.overlap, v.definition,
-       coalesce(v.key_template, v.concurrency_key) AS key, v.priority
+       CASE WHEN v.ordering_key IS NULL THEN coalesce(v.key_template, v.concurrency_key) END AS key, v.priority,
+       CASE WHEN v.ordering_key IS NOT NULL THEN coalesce(v.key_template, v.ordering_key) END AS ordering_key, v.passes,
+       v.dedupe
   FROM jobs AS j
   JOIN job_versions AS v ON v.job_id = j.job_id AND v.version = j.version
  WHERE j.job_id = ANY (%(job_ids)s)

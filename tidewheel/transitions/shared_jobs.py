@@ -12,9 +12,11 @@ from tidewheel.jobs.payload import Payload
 from tidewheel.postgres.pg_arrays import uuids
 from tidewheel.postgres.session import Conn, rows_of
 from tidewheel.postgres.statements import Statements
+from tidewheel.runs import Gate, order_gates
 from tidewheel.transitions.run_messages import Definitions
 
 _DEFINITIONS = Definitions()
+_NO_GATES = Gate(0)
 
 _SQL = Statements("tidewheel.transitions")
 _LOCK_JOBS_FOR_SHARE = _SQL["lock_jobs_for_share"]
@@ -35,6 +37,9 @@ class SharedJob(NamedTuple):
     definition: bytes
     key: str | None
     priority: int
+    ordering_key: str | None
+    passes: bool
+    dedupe: str | None
 
     def key_of(self, payload: Payload | None, requested: str | None = None) -> str | None:
         """Return the concurrency key of a new run, with the fields of its payload filled in.
@@ -48,6 +53,16 @@ class SharedJob(NamedTuple):
         """
         key = requested or self.key
         return None if key is None else self.fill(key, payload, "concurrency key")
+
+    def order_of(self, payload: Payload | None) -> tuple[str | None, Gate]:
+        """Return the ordering key of a new run by its job, filled in likewise, and the run's gates.
+
+        Raises:
+            InvalidInput: The payload does not fill it.
+        """
+        if self.ordering_key is None:
+            return None, _NO_GATES
+        return self.fill(self.ordering_key, payload, "ordering key"), order_gates(passes=self.passes)
 
     def fill(self, key: str, payload: Payload | None, what: str) -> str:
         """Return a key of a new run, with the fields of its payload filled in; `what` is the key's name.

@@ -18,7 +18,7 @@ from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.process import tracing
 from tidewheel.process.metrics import metrics
-from tidewheel.runs import HOLDS, Cause, Move, Overlap, sources
+from tidewheel.runs import HOLDS, Cause, Gate, Move, Overlap, order_gates, sources
 from tidewheel.schedules.decision import Decision, Fire
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.generated.records import JobDefinition
@@ -36,6 +36,7 @@ _RETRACT_SKIPS = _SQL["retract_skips"]
 _DROP_TIMERS = _SQL["drop_timers"]
 _FINISH_JOBS = _SQL["finish_jobs"]
 _RETRACT_RUNS = _SQL["retract_runs"]
+_LEAVE_ORDERS = _SQL["leave_orders"]
 
 _COPY_SKIPS = (
     "COPY skips (job_id, tenant, job_version, reason, first_at, last_at, occurrences, is_exact, created_at) "
@@ -43,6 +44,8 @@ _COPY_SKIPS = (
 )
 _SKIP_TYPES = ("uuid", "text", "int4", "text", "timestamptz", "timestamptz", "int8", "bool", "timestamptz")
 
+
+_NO_GATES = Gate(0)
 
 _CHAINS = '"kind":"fixed_delay"'  # in the canonical text of the schedule
 
@@ -67,6 +70,8 @@ class LockedTimer(NamedTuple):
     has_deadlines: bool
     concurrency_key: str | None
     priority: int
+    ordering_key: str | None
+    passes: bool
     policy_json: str
     due_at: datetime | None
     catch_up_end: datetime | None = None
@@ -181,16 +186,25 @@ def retract_runs(connection: Conn, job_ids: Sequence[UUID], *, now: datetime) ->
     if not job_ids:
         return {}
     columns = {"job_ids": list(job_ids), "sources": sources(Move.SKIP), "now": now, "holds": HOLDS}
-    rows = connection.execute(_RETRACT_RUNS, columns, binary=True).fetchall()
+    found = connection.execute(_RETRACT_RUNS, columns, binary=True).fetchall()
+    rows = cast("list[tuple[UUID, datetime, UUID, int | None]]", found)
+    _leave_orders(connection, {run: key for _, _, run, key in rows if key is not None})
     # Occurrences that were skipped ahead of time are undecided again too.
     skipped = connection.execute(_RETRACT_SKIPS, columns, binary=True).fetchall()
-    retracted = cast("list[tuple[UUID, datetime]]", [*(row[1:] for row in rows), *skipped])
+    retracted = cast("list[tuple[UUID, datetime]]", [*(row[:2] for row in rows), *skipped])
     moved = _restore_moves(connection, retracted)
     earliest: dict[UUID, datetime] = {}
     for job, at in retracted:
         opens = at if at > now else moved.get((job, at), at)
         earliest[job] = min(opens, earliest.get(job, opens))
     return earliest
+
+
+def _leave_orders(connection: Conn, keys: Mapping[UUID, int]) -> None:
+    """Give up the places of retracted runs in their ordering keys; a scheduler queues the next runs."""
+    if keys:
+        columns: dict[str, object] = {"key_ids": sorted(set(keys.values())), "run_ids": uuids(keys)}
+        connection.execute(_LEAVE_ORDERS, columns)
 
 
 def _restore_moves(
@@ -234,6 +248,8 @@ def _new_run(timer: LockedTimer, fire: Fire, publish_at: datetime) -> NewRun:
         inputs,
         concurrency_key=timer.concurrency_key,
         priority=timer.priority,
+        ordering_key=timer.ordering_key,
+        gates=_NO_GATES if timer.ordering_key is None else order_gates(passes=timer.passes),
     )
 
 

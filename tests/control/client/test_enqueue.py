@@ -250,6 +250,24 @@ def test_key_of_the_run_replaces_the_jobs(shop: Database, own: psycopg.Connectio
     assert [keys[run] for run in runs] == ["acme", "to/7", None]
 
 
+def test_shared_rows_of_keys_are_refused_in_the_callers_transaction(
+    shop: Database, own: psycopg.Connection[TupleRow]
+) -> None:
+    """Other runs would wait for the caller's COMMIT."""
+    submit(shop, "line", ordering_key="k")
+    calls = [
+        ("ordering_key", lambda: enqueue(own, "charge", ordering_key="k")),
+        ("ordering_key", lambda: enqueue(own, "line")),
+        ("dedupe", lambda: enqueue(own, "charge", dedupe={"key": "k", "window": "1m"})),
+    ]
+    for path, call in calls:
+        with pytest.raises(Refused) as caught:
+            call()
+        assert [(error.path, "tidewheel_enqueue" in error.remedy) for error in caught.value.errors] == [(path, True)]
+    own.commit()
+    assert shop.count("job_runs") == 0
+
+
 def test_a_run_may_wait_for_its_time(shop: Database, own: psycopg.Connection[TupleRow]) -> None:
     at = shop.now() + timedelta(days=20)
     runs = [enqueue(own, "charge", run_at=at), enqueue(own, "charge", delay=timedelta(days=30))]

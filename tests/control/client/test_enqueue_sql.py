@@ -22,6 +22,7 @@ from tidewheel.intake.apply import apply_requests
 from tidewheel.intake.request import ReceivedRequest
 from tidewheel.jobs.values import HIDDEN
 from tidewheel.outbox import slice_lane_of, slice_of
+from tidewheel.runs import Gate
 from tidewheel.schemas.generated.records import Reply, ReplyStatus
 from tidewheel.schemas.requests import read_request
 from tidewheel.settings.connections import Connections
@@ -41,6 +42,7 @@ def shop(template: Template) -> Iterator[Database]:
         record_topic_prefix(connection, Connections.load(topic_prefix="shop"))
     submit(made, "charge", lane="critical")
     submit(made, "keyed", concurrency_key="{payload.a.b}")
+    submit(made, "line", ordering_key="{payload.a}", dedupe={"window": "1h", "mode": "debounce"})
     yield made
     made.close()
 
@@ -138,6 +140,22 @@ def test_hidden_characters_are_those_of_intake_and_none_of_them_is_visible() -> 
     assert missing == []
 
 
+def test_order_and_dedupe_of_the_run_are_those_of_the_call_or_the_job(shop: Database) -> None:
+    shop.rows("SELECT tidewheel_enqueue('charge', ordering_key => 'k', on_failure => 'skip', overlap => 'allow_all')")
+    shop.rows("SELECT tidewheel_enqueue('line', '{\"a\": \"k\"}')")
+    shop.rows("SELECT tidewheel_enqueue('line', '{\"a\": \"l\"}', dedupe_key => 'd', dedupe_longest => '2 hours')")
+    replies = take_in(shop)
+    assert [(reply.status, reply.dedupe) for reply in replies] == [
+        (ReplyStatus.ACCEPTED, None), (ReplyStatus.ACCEPTED, None), (ReplyStatus.ACCEPTED, "accepted"),
+    ]  # fmt: skip
+    gates = dict(shop.rows("SELECT run_id::text, (order_no, state, gates)::text FROM job_runs"))
+    assert [gates[reply.run_id or ""] for reply in replies] == [
+        f"(0,queued,{int(Gate.ORDER | Gate.PASSES)})",
+        f"(1,buffered,{int(Gate.ORDER)})",
+        f"(0,queued,{int(Gate.ORDER)})",
+    ]
+
+
 def test_priority_of_the_run_replaces_the_jobs(shop: Database) -> None:
     shop.rows("SELECT tidewheel_enqueue('charge', priority => 9)")
     take_in(shop)
@@ -185,6 +203,26 @@ def test_null_payload_replaces_the_jobs_and_no_payload_keeps_it(shop: Database) 
         ("'charge', concurrency_key => '{k}'", "concurrency_key: {k} has braces", "{payload.customer}"),
         ("'charge', '{}', concurrency_key => '{payload.a}'", "payload.a: the concurrency key {payload.a}", "add it"),
         ("'charge', '{\"a\": 1.5}', concurrency_key => '{payload.a}'", "payload.a: the concurrency key", "add it"),
+        ("'charge', overlap => 'all'", "overlap: 'all' is not valid", "allow_all"),
+        ("'charge', on_failure => 'skip'", "on_failure: it belongs to ordering_key", "leave it out"),
+        (
+            "'charge', ordering_key => 'k', overlap => 'skip'",
+            "ordering_key: the overlap of the run is skip",
+            "allow_all",
+        ),
+        ("'keyed', '{\"a\": {\"b\": 7}}', ordering_key => 'k'", "exclude each other", "leave one out"),
+        ("'line'", "payload: the ordering key {payload.a} needs", "give a payload"),
+        ("'line', '{}'", "payload.a: the ordering key {payload.a} needs", "another ordering_key"),
+        ("'line', '{\"a\": 1}', delay => '1 s', dedupe_key => 'k'", "delay: a debounced run starts", "leave it out"),
+        ("'charge', dedupe_key => 'k'", "dedupe_window: neither the call nor the job", "10 min"),
+        ("'charge', dedupe_window => '1 h'", "dedupe_key: neither the call nor the job", "share"),
+        ("'charge', dedupe_window => '31 days'", "dedupe_window: 31 days is not between", "10 min"),
+        (
+            "'charge', dedupe_key => 'k', dedupe_window => '1 h', dedupe_longest => '2 h'",
+            "it bounds a debounce",
+            "debounce",
+        ),
+        ("'line', '{\"a\": 1}', dedupe_key => 'k', dedupe_longest => '59 min'", "shorter than the window", "longer"),
         ("'keyed'", "payload: the concurrency key {payload.a.b} needs", "give a payload"),
         ("'keyed', '{\"a\": {}}'", "payload.a.b: the concurrency key {payload.a.b} needs", "add it"),
         ('\'keyed\', \'{"a": {"b": ""}}\'', "key {payload.a.b} becomes one of 0 characters", "1 to 255"),

@@ -45,6 +45,13 @@ def test_every_overlap_policy_is_described(clocked: ClockedDatabase, policy: Ove
     assert [line for line in words if line.startswith(f"overlap is {policy}: ")]
 
 
+def test_order_and_dedupe_are_described(clocked: ClockedDatabase) -> None:
+    words = previewed(clocked, schedule=DAILY, overlap="allow_all", ordering_key="k").words
+    line = "Runs of the ordering key 'k' start one after another, and one that fails for good blocks those behind it."
+    assert line in words
+    assert "by the mode reject." in previewed(clocked, schedule="manual", dedupe={"window": "10m"}).words[-1]
+
+
 def test_preview_and_next_share_the_sentence_about_a_pause(clocked: ClockedDatabase) -> None:
     clocked.stop_clock(t("03-02T08:00"))
     submit(clocked, schedule=DAILY)

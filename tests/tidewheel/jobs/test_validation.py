@@ -12,16 +12,6 @@ from tidewheel.jobs.validation import MAX_ERRORS
 @pytest.mark.parametrize(
     ("job", "path", "words"),
     [
-        ({"ordering_key": "a"}, "job.ordering_key", "not yet available in this release; write it in the job.trigger"),
-    ],
-)
-def test_unsupported_feature_is_refused_with_an_alternative(job: dict[str, object], path: str, words: str) -> None:
-    assert words in refused_job(**job)[path]
-
-
-@pytest.mark.parametrize(
-    ("job", "path", "words"),
-    [
         ({"schedule": {"cron": "* * * * *", "timezon": "UTC"}}, "job.schedule.timezon", "did you mean 'timezone'?"),
         ({"retry": {"max_attemps": 3}}, "job.retry.max_attemps", "did you mean 'max_attempts'?"),
         ({"schedul": 1}, "job.schedul", "did you mean 'schedule'?"),
@@ -30,6 +20,18 @@ def test_unsupported_feature_is_refused_with_an_alternative(job: dict[str, objec
         ({"workflow": {"timeout": "0s"}}, "job.workflow.timeout", "write 100ms to 90d"),
         ({"workflow": {"overlap": "all"}}, "job.workflow.overlap", "write 'whole' or 'root'"),
         ({"schedule": {"after": ["a"]}, "workflow": {"timeout": "1h"}}, "job.workflow", "in the root"),
+        ({"schedule": {"after": ["a"]}, "ordering_key": "a"}, "job.ordering_key", "buffer_all in the root"),
+        ({"schedule": "@daily", "ordering_key": "a"}, "job.ordering_key", "write overlap: allow_all"),
+        ({"ordering_key": "a", "concurrency_key": "b"}, "job.ordering_key", "leave one out"),
+        ({"ordering_key": {"key": "a", "on_failure": "stop"}}, "job.ordering_key.on_failure", "'block' or 'skip'"),
+        (
+            {"schedule": "@daily", "overlap": "allow_all", "ordering_key": "{payload.a}"},
+            "job.payload",
+            "another ordering_key",
+        ),
+        ({"schedule": "@daily", "dedupe": {"window": "1h"}}, "job.dedupe", "overlap: skip keeps occurrences apart"),
+        ({"dedupe": {"key": "a"}}, "job.dedupe.window", "is missing"),
+        ({"dedupe": {"window": "1h", "longest": "2h"}}, "job.dedupe.longest", "write mode: debounce"),
         ({"overlap": "skipp"}, "job.overlap", "did you mean 'skip'?"),
         ({"timezone": "UTC"}, "job.timezone", "write it inside schedule"),
         ({"schedule": {"cron": "@daily", "end_at": "x"}}, "job.schedule.end_at", "write it beside schedule"),

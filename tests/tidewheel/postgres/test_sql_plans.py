@@ -273,7 +273,7 @@ _UNFILTERED: Mapping[str, object] = dict.fromkeys(
         "redriven",
         "labels",
         "run_labels",
-        "concurrency_key",
+        "order_id",
         "states",
         "ahead",
     )
@@ -480,7 +480,7 @@ _HOT = {
         wait_for_keys promote_for_keys
         find_keys_with_waiters write_run_keys lock_unbegun_runs move_runs
         add_order_keys lock_order_keys promote_in_order find_orders_with_waiters write_order_keys drop_order_keys
-        read_blockers find_woken_orders
+        leave_orders read_blockers find_woken_orders
         read_versions_in_force read_undecided read_recorded save_progress
         flush_outputs add_outputs read_ancestors mark_redriven
         find_roots read_run_states
