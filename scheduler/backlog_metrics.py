@@ -37,9 +37,11 @@ _MEASURE_OUTBOX = _SQL["measure_outbox"]
 _MEASURE_TIMERS = _SQL["measure_timers"]
 _READ_OVERDUE_TIMERS = _SQL["read_overdue_timers"]
 _MEASURE_LEASES = _SQL["measure_leases"]
+_MEASURE_BLOCKED_KEYS = _SQL["measure_blocked_keys"]
 
 _EVERY_SECONDS = 5.0
 _SHARE = 100
+_COUNTED_KEYS = 10_000
 _COUNTED = 100_000  # more wait in a lane or in the outbox: "at least"
 _LATE = timedelta(seconds=1)  # timers fire ahead of their time
 _TIMERS = 1000  # of each shard that are counted
@@ -96,6 +98,7 @@ class BacklogMetrics:
             self._measure_runs(connection)
             self._measure_outbox(connection)
             self._measure_timers(connection)
+            _measure_blocked_keys(connection)
             row = connection.execute(_MEASURE_LEASES, binary=True).fetchone()
             metrics.set("lease_used_ratio", cast("tuple[float]", row)[0])
 
@@ -139,8 +142,19 @@ class BacklogMetrics:
             metrics.set("runs_due_oldest_seconds", 0, queue, lane)
         metrics.set("runs_orphaned", 0)
         metrics.set("lease_used_ratio", 0)
+        _set_blocked_keys(0, timedelta(0))
         _set_outbox({}, {})
         _set_timers(0, timedelta(0), missing=0, behind=0)
+
+
+def _measure_blocked_keys(connection: Conn) -> None:
+    row = connection.execute(_MEASURE_BLOCKED_KEYS, {"limit": _COUNTED_KEYS}, binary=True).fetchone()
+    _set_blocked_keys(*cast("tuple[int, timedelta]", row))
+
+
+def _set_blocked_keys(count: int, age: timedelta) -> None:
+    metrics.set("ordering_keys_blocked", count)
+    metrics.set("ordering_keys_blocked_oldest_seconds", age.total_seconds())
 
 
 def _set_outbox(due: Mapping[OutboxLane, int], oldest: Mapping[OutboxLane, float]) -> None:

@@ -941,6 +941,12 @@ SELECT coalesce(max(extract(epoch FROM (SELECT tidewheel_now()) - e.last_heartbe
   FROM executors AS e
  WHERE e.lease > interval '0'
 
+-- name: measure_blocked_keys
+-- Returns the number of ordering keys that a failed run blocks, up to a limit, and the time for which the first of them is.
+-- Index: order_keys_blocked as a whole, a few rows. No lock.
+SELECT count(*), coalesce((SELECT tidewheel_now()) - min(k.blocked_at), interval '0')
+  FROM (SELECT o.blocked_at FROM order_keys AS o WHERE o.blocked_by IS NOT NULL LIMIT %(limit)s) AS k
+
 -- name: find_due_releases
 -- The ids of some due releases of these shards, the oldest first.
 -- Index: releases_due. No lock.

@@ -4,7 +4,9 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from datetime import datetime, timedelta
+from shlex import quote
 from typing import cast
+from uuid import UUID
 
 from tidewheel.clock import SystemClock
 from tidewheel.control.doctor.check import Context
@@ -31,10 +33,12 @@ _FIND_MISSING_RELATIONS = _SQL["find_missing_relations"]
 _FIND_SNAPSHOT_HOLDERS = _SQL["find_snapshot_holders"]
 _FIND_IDLE_SLOTS = _SQL["find_idle_slots"]
 _FIND_QUARANTINED = _SQL["find_quarantined"]
+_FIND_BLOCKED_KEYS = _SQL["find_blocked_keys"]
 _READ_KEY_AGES = _SQL["read_key_ages"]
 
 _CREATED = re.compile(r"^CREATE (?:UNIQUE )?(TABLE|INDEX|VIEW) (\w+)", re.MULTILINE)
 _SHOWN = 5  # of many alike
+_COUNTED_KEYS = 1000
 _MEBIBYTE = 1 << 20
 
 
@@ -235,6 +239,21 @@ def check_quarantine(context: Context) -> Iterator[Finding]:
         what = f"{len(stopped)} {'occurrences' if len(stopped) > 1 else 'occurrence'} of workflows cannot go on"
         remedy = f"correct the cause, then tidewheel workflow resume {root} --tenant {tenant}"
         yield Finding("quarantine", Severity.ERROR, what, error, remedy)
+
+
+def check_order(context: Context) -> Iterator[Finding]:
+    """Check that no failed run blocks an ordering key."""
+    with context.connection() as connection:
+        rows = connection.execute(_FIND_BLOCKED_KEYS, {"limit": _COUNTED_KEYS}, binary=True).fetchall()
+    if rows:
+        tenant, key, run, age = cast("tuple[str, str, UUID, timedelta]", rows[0])
+        more = " or more" if len(rows) == _COUNTED_KEYS else ""
+        what = (
+            f"{len(rows)}{more} {'ordering keys are' if len(rows) > 1 else 'ordering key is'} blocked by a failed run"
+        )
+        command = f"tidewheel key unblock {quote(key)} --tenant {tenant}"
+        remedy = f"correct the cause, then {command}; with --skip the next run starts without a retry"
+        yield Finding("order", Severity.ERROR, what, f"{key}: run {run} failed {age_text(age)} ago", remedy)
 
 
 def check_signatures(context: Context) -> Iterator[Finding]:

@@ -19,6 +19,7 @@ CHECKS = (
     Check("partitions", database.check_partitions, needs="schema"),
     Check("vacuum", database.check_vacuum, needs="database"),
     Check("quarantine", database.check_quarantine, needs="schema"),
+    Check("order", database.check_order, needs="schema"),
     Check("signatures", database.check_signatures, needs="schema"),
     Check("broker", broker.check_broker),
     Check("topics", broker.check_topics, needs="broker"),

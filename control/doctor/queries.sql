@@ -60,6 +60,15 @@ SELECT 'release', r.tenant, r.root_run_id::text, max(r.error)
  GROUP BY r.tenant, r.root_run_id
  LIMIT 1000
 
+-- name: find_blocked_keys
+-- Returns ordering keys that a failed run blocks, with that run and the time since then, the longest first.
+-- Index: order_keys_blocked as a whole, a few rows. No lock.
+SELECT k.tenant, k.key, k.blocked_by, tidewheel_now() - k.blocked_at
+  FROM order_keys AS k
+ WHERE k.blocked_by IS NOT NULL
+ ORDER BY k.blocked_at
+ LIMIT %(limit)s
+
 -- name: read_key_ages
 -- Returns the number of keys of run messages, and the age of the newest.
 -- No index: two rows. No lock.

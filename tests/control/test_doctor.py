@@ -23,7 +23,7 @@ from tests.control.cli.command import NO_DATABASE, tidewheel
 from tests.fixtures.database import Database
 from tests.fixtures.services import Fleet, admin_of, delete_topics, until
 from tests.relay.topics import make_topics
-from tests.transitions.acts import submit, trigger
+from tests.transitions.acts import begin, end, ending, submit, trigger
 from tidewheel.control.doctor.check import Check, Context, Limits, Report, run_checks
 from tidewheel.control.doctor.doctor import CHECKS, diagnose
 from tidewheel.control.reads.findings import Finding, Severity
@@ -32,6 +32,7 @@ from tidewheel.kafka.topics import Topics, apply_topics
 from tidewheel.local.stack import StackInfo
 from tidewheel.postgres.partitions import coming_days
 from tidewheel.presence import Presence
+from tidewheel.runs import RunState
 from tidewheel.settings.connections import Connections
 from tidewheel.settings.executor import ExecutorSettings
 from tidewheel.settings.shared import shared_settings
@@ -83,6 +84,12 @@ def quarantined_job(database: Database) -> None:
     )
 
 
+def blocked_key(database: Database) -> None:
+    submit(database, ordering_key="a b")
+    end(database, ending(begin(database, trigger(database)), RunState.FAILED))
+    trigger(database)
+
+
 def refused_message(database: Database) -> None:
     database.execute(
         "INSERT INTO quarantine (kind, topic, error, created_at) VALUES ('outbox', 'a.b', 'too large', tidewheel_now())"
@@ -109,6 +116,7 @@ FAULTS: dict[str, tuple[Callable[[Database], None], Severity, str]] = {
     "outbox": (old_message, Severity.ERROR, "tidewheel relay"),
     "handlers": (unhandled_run, Severity.ERROR, "tidewheel executor --queues default"),
     "vacuum": (old_transaction, Severity.WARNING, "SELECT pg_terminate_backend("),
+    "order": (blocked_key, Severity.ERROR, "tidewheel key unblock 'a b' --tenant default"),
     "quarantine": (quarantined_job, Severity.ERROR, "tidewheel job release job"),
 }
 

@@ -9,7 +9,8 @@ from prometheus_client import REGISTRY
 from tests.fixtures.database import ClockedDatabase
 from tests.fixtures.services import until
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import about, apply_batch, begin, submit, trigger
+from tests.transitions.acts import about, apply_batch, begin, end, ending, submit, trigger
+from tidewheel.runs import RunState
 from tidewheel.scheduler.backlog_metrics import BacklogMetrics
 
 MINUTE = timedelta(minutes=1)
@@ -107,6 +108,15 @@ def test_instants_of_overdue_timers_are_counted(still: ClockedDatabase) -> None:
     assert value("occurrences_missing") == 5
     assert value("jobs_behind") == 1
     assert value("timers_overdue_oldest_seconds") == 240
+
+
+def test_blocked_ordering_keys_are_counted(still: ClockedDatabase) -> None:
+    submit(still, ordering_key="k")
+    end(still, ending(begin(still, trigger(still)), RunState.FAILED))
+    trigger(still)
+    still.advance(MINUTE)
+    measure(still)
+    assert (value("ordering_keys_blocked"), value("ordering_keys_blocked_oldest_seconds")) == (1, 60)
 
 
 def test_part_of_a_lease_without_a_heartbeat_is_the_largest_of_all(still: ClockedDatabase) -> None:

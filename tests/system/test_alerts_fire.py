@@ -35,6 +35,7 @@ SEEN = {
     "TidewheelOutboxBehind",
     "TidewheelTimersOverdue",
     "TidewheelJobsBehind",
+    "TidewheelOrderingKeysBlocked",
     "TidewheelRunsFailing",
     "TidewheelSuccessLow",
     "TidewheelBacklog",
@@ -46,6 +47,13 @@ JOBS: tuple[dict[str, object], ...] = (
     {"key": "tick", "schedule": {"interval": "1s"}, "target": "note"},
     {"key": "errand", "schedule": "manual", "target": "note"},
     {"key": "lost-cause", "schedule": "manual", "target": "lost-cause", "retry": {"max_attempts": 1}},
+    {
+        "key": "in-order",
+        "schedule": "manual",
+        "target": "lost-cause",
+        "retry": {"max_attempts": 1},
+        "ordering_key": "k",
+    },
 )
 
 
@@ -123,11 +131,15 @@ def test_each_alert_fires_and_each_panel_has_data(
     fleet.until(lambda: coverage(seen) == 1.0, "the timers that fired count as covered")
     assert not seen.firing() & SEEN
 
+    trigger(fleet, "in-order", 2)
+    fleet.until(lambda: clocked.value("SELECT count(blocked_by) FROM order_keys") == 1, "the failed run blocks its key")
+
     services["relay"].pause()
     clocked.advance(LATER)
     fires("TidewheelOutboxBehind")
     services["relay"].resume()
     resolves("TidewheelOutboxBehind")
+    fires("TidewheelOrderingKeysBlocked")
 
     with clocked.transaction() as connection:
         connection.execute("SELECT FROM timers FOR UPDATE")

@@ -121,6 +121,10 @@ METRICS = (
         (),
         "active runs that had ended while other runs waited, released by the scheduler",
     ),
+    Metric("ordering_keys_blocked", Kind.GAUGE, "keys", (), "ordering keys that a failed run blocks, up to 10,000"),
+    Metric(
+        "ordering_keys_blocked_oldest_seconds", Kind.GAUGE, "seconds", (), "time for which the first of them is blocked"
+    ),
     Metric("keys_repaired", Kind.COUNTER, "keys", (), "concurrency keys whose counters the scheduler repaired"),
     Metric("timers_overdue", Kind.GAUGE, "timers", (), "timers that are due for more than a second and have not fired"),
     Metric("timers_overdue_oldest_seconds", Kind.GAUGE, "seconds", (), "time for which the oldest of them is due"),
