@@ -9,6 +9,7 @@ import re
 from base64 import b64encode
 from collections.abc import Callable, Mapping
 
+from tidewheel.jobs.concurrency import parse_rate, rate_words
 from tidewheel.jobs.credential_headers import without_literal_credentials
 from tidewheel.jobs.payload import JSON_CONTENT
 from tidewheel.jobs.strict_json import as_list, as_object
@@ -77,6 +78,14 @@ def _jitter(value: object) -> object:
             return _duration(value)
 
 
+def _rate(value: object) -> object:
+    """Return a rate as submitted; as the stored text where no short one is the same rate."""
+    if not isinstance(value, str) or not _MICROSECONDS.fullmatch(value):
+        return value
+    words = rate_words(int(value[:-2]))
+    return words if parse_rate(words) == parse_rate(value) else value
+
+
 _RETRY: Reading = {"initial": _duration, "max": _duration, "intervals": _duration, "jitter": _fraction}
 _SCHEDULE: Reading = {"interval": _duration, "fixed_delay": _duration}
 _TARGET: Reading = {name: _duration for target in TARGETS.values() for name in target.durations}
@@ -99,4 +108,7 @@ _JOB: Reading = {
     "schedule_to_start": _duration,
     "schedule_to_close": _duration,
     "heartbeat": _duration,
+    "concurrency_key": _within({"rate": _rate}),
+    "dedupe": _within({"window": _duration, "longest": _duration}),
+    "workflow": _within({"timeout": _duration}),
 }

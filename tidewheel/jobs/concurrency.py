@@ -23,6 +23,7 @@ MOST_BURST = 100_000
 FASTEST, SLOWEST = 10_000, Fraction(1, 86_400)  # starts a second
 
 _RATE = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)/(s|sec|second|m|min|minute|h|hour|d|day)", re.ASCII)
+_STORED = re.compile(r"([1-9]\d{0,11})us", re.ASCII)  # the time between two starts, as `job_versions.spec` has it
 _FIELD = re.compile(r"\{payload((?:\.[^{}.]+)+)\}")
 _NAMED_UNITS = {"s": 1, "min": 60, "h": 3600, "day": 86_400}
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -37,14 +38,17 @@ def parse_rate(value: object) -> timedelta:
     Raises:
         InvalidValue: It is no rate, or out of bounds.
     """
-    match = _RATE.fullmatch(value) if isinstance(value, str) else None
-    remedy = "write a number of starts and a unit, such as 100/min, 5/s, 20/h or 1/day"
-    if match is None:
+    text = value if isinstance(value, str) else ""
+    if match := _RATE.fullmatch(text):
+        rate = Fraction(match.group(1)) / _UNITS[match.group(2)[0]]
+    elif stored := _STORED.fullmatch(text):
+        rate = Fraction(1_000_000, int(stored.group(1)))
+    else:
+        remedy = "write a number of starts and a unit, such as 100/min, 5/s, 20/h or 1/day"
         raise InvalidValue(problem=f"{shown(value)} is not a rate", remedy=remedy)
-    count, seconds = Fraction(match.group(1)), _UNITS[match.group(2)[0]]
-    if not SLOWEST <= count / seconds <= FASTEST:
+    if not SLOWEST <= rate <= FASTEST:
         raise InvalidValue(problem=f"{shown(value)} is out of bounds", remedy="write 1/day to 10000/s")
-    return timedelta(microseconds=round(seconds * 1_000_000 / count))
+    return timedelta(microseconds=round(1_000_000 / rate))
 
 
 def is_template(key: str) -> bool:

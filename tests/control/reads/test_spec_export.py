@@ -31,6 +31,11 @@ from tidewheel.control.reads.jobs import show_job
         {"target": {"type": "kafka", "topic": "orders", "await_reply": True, "reply_timeout": "90s"}},
         {"target": {"type": "shell", "argv": ["/a", "1us"], "env": {"heartbeat": "1us"}, "memory_bytes": 1 << 30}},
         {"target": {"type": "lambda", "function": "report", "qualifier": "live"}},
+        {"concurrency_key": {"key": "k", "rate": "100/min", "burst": 2}, "workflow": {"timeout": "90s"}},
+        {
+            "ordering_key": {"key": "k", "on_failure": "skip"},
+            "dedupe": {"window": "90s", "mode": "debounce", "longest": "1h"},
+        },
         {"schedule_to_start": "90s", "schedule_to_close": "1h", "heartbeat": "1.5s", "delivery": "at_most_once"},
     ],
 )
@@ -47,6 +52,7 @@ def test_durations_are_exported_in_a_readable_form(database: Database) -> None:
     submit(
         database, schedule="@every 5400s", start_to_close="PT0.25S", retry={"initial": 2, "jitter": "12.5%"},
         heartbeat=90, schedule_to_close=7200, schedule_to_start=60, target=later,
+        concurrency_key={"key": "k", "rate": "6/min"},
     )  # fmt: skip
     with database.transaction() as connection:
         shown = show_job(connection, "default", "job").job
@@ -54,4 +60,5 @@ def test_durations_are_exported_in_a_readable_form(database: Database) -> None:
     assert (shown["start_to_close"], shown["heartbeat"]) == ("250ms", "1m30s")
     assert (shown["schedule_to_close"], shown["schedule_to_start"]) == ("2h", "1m")
     assert shown["target"] == later | {"async_timeout": "1h30m"}
+    assert shown["concurrency_key"] == {"key": "k", "rate": "6/min"}
     assert shown["retry"] == {"initial": "2s", "jitter": "12.5%"}
