@@ -773,26 +773,66 @@ SELECT member_id, name, last_heartbeat_at
    AND last_heartbeat_at < tidewheel_now() + %(timeout)s::interval
 
 -- part: tenant_columns(t)
--- A tenant's limits, and the begin of its pause.
+-- A tenant's limits, the begin of its pause, and its deletion.
 -- Index: freezes_pkey; a few rows. No lock.
-t.tenant, t.created_at, t.triggers_per_second, t.in_flight, t.max_jobs AS jobs, t.max_payload_bytes AS payload_bytes,
+t.tenant, t.created_at, t.triggers_per_second, t.in_flight, t.jobs, t.payload_bytes,
        (SELECT min(f.created_at) FROM freezes AS f
          WHERE f.tenant = t.tenant AND f.queue IS NULL AND f.labels IS NULL AND f.key_prefix IS NULL
-           AND f.thawed_at IS NULL) AS paused_at
+           AND f.thawed_at IS NULL) AS paused_at,
+       t.accepted_at, t.jobs_deleted, t.runs_ended, t.removed, t.at_table, t.removed_at, t.free_at
+
+-- part: all_tenants(t)
+-- The tenants, with those that are being deleted, and those whose names are reserved.
+-- Index: tenants_pkey, tenant_deletions_pkey. No lock.
+(SELECT n.tenant, n.created_at, n.triggers_per_second, n.in_flight, n.max_jobs AS jobs, n.max_payload_bytes AS payload_bytes,
+        NULL::timestamptz AS accepted_at, NULL::bigint AS jobs_deleted, NULL::bigint AS runs_ended, NULL::jsonb AS removed,
+        NULL::text AS at_table, NULL::timestamptz AS removed_at, NULL::timestamptz AS free_at
+   FROM tenants AS n
+  UNION ALL
+ SELECT d.tenant, d.created_at, NULL, NULL, NULL, NULL, d.accepted_at, d.jobs, d.runs, d.removed, d.at_table, d.finished_at,
+        d.free_at
+   FROM tenant_deletions AS d
+  WHERE d.free_at IS NULL OR d.free_at > (SELECT tidewheel_now())) AS t
 
 -- name: list_tenants
 -- Returns a page of the tenants by name.
--- Index: tenants_pkey. No lock.
+-- Index: tenants_pkey, tenant_deletions_pkey. No lock.
 SELECT {{tenant_columns(t)}}
-  FROM tenants AS t
+  FROM {{all_tenants(t)}}
  WHERE t.tenant > %(after)s
  ORDER BY t.tenant
  LIMIT %(limit)s
 
 -- name: show_tenant
 -- Returns one tenant.
--- Index: tenants_pkey. No lock.
-SELECT {{tenant_columns(t)}} FROM tenants AS t WHERE t.tenant = %(tenant)s
+-- Index: tenants_pkey, tenant_deletions_pkey. No lock.
+SELECT {{tenant_columns(t)}} FROM {{all_tenants(t)}} WHERE t.tenant = %(tenant)s
+
+-- name: free_name
+-- Deletes the record of a deletion whose time of reservation is over.
+-- Index: tenant_deletions_pkey. Lock: the row.
+DELETE FROM tenant_deletions WHERE tenant = %(tenant)s AND free_at <= tidewheel_now()
+
+-- name: take_tenant
+-- Deletes the row of a tenant that is to be deleted; returns its creation.
+-- Index: tenants_pkey. Lock: the row; waits for a change of its limits.
+DELETE FROM tenants WHERE tenant = %(tenant)s RETURNING created_at
+
+-- name: add_deletion
+-- Records the deletion of a tenant: from its commit on no request finds the tenant.
+-- Index: tenant_deletions_pkey. Lock: the new row.
+INSERT INTO tenant_deletions (tenant, created_at) VALUES (%(tenant)s, %(created_at)s)
+
+-- name: revoke_keys_of
+-- Revokes the API keys of a tenant.
+-- Index: api_keys_by_tenant. Lock: the rows.
+UPDATE api_keys SET revoked_at = tidewheel_now() WHERE tenant = %(tenant)s AND revoked_at IS NULL
+
+-- name: cancel_tenant
+-- Inserts a cancellation of all runs of a tenant, also of those to come: from its commit on no claim takes one.
+-- Index: cancellations_pkey. Lock: the new row, after the advisory lock `claims`.
+INSERT INTO cancellations (tenant, created_before, include_started, reason, created_by)
+VALUES (%(tenant)s, '9999-12-31 00:00:00+00', true, %(reason)s, %(reason)s)
 
 -- name: add_tenant
 -- Writes a tenant; no row if it exists.

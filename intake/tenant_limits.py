@@ -1,4 +1,4 @@
-"""Refuse requests of unknown tenants, and those that exceed the limits of their tenant.
+"""Refuse requests of unknown and of deleted tenants, and those that exceed the limits of their tenant.
 
 One statement reads the tenants of a batch with their limits. A tenant without a quota of jobs is not locked. With a
 quota, a batch with submits locks the quota and counts the jobs. The lock comes before any timer, and lasts until
@@ -9,13 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 from uuid import UUID
 
-from tidewheel.errors import FieldError, Refused, TenantLimitExceeded, UnknownTenant
+from tidewheel.errors import FieldError, Refused, TenantLimitExceeded
 from tidewheel.intake.request import ReceivedRequest
 from tidewheel.jobs.payload import Payload, too_large
 from tidewheel.jobs.requests import BatchAdd, BatchSubmit, JobSubmit, JobTrigger
 from tidewheel.postgres.pg_arrays import texts, uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
+from tidewheel.transitions.tenant_deletions import refusals_of
 
 _SQL = Statements("tidewheel.intake")
 _FIND_TENANTS = _SQL["find_tenants"]
@@ -32,11 +33,12 @@ def exceeded(connection: Conn, batch: Sequence[ReceivedRequest]) -> dict[int, Re
     rows = cast("list[_TenantRow]", connection.execute(_FIND_TENANTS, {"tenants": texts(tenants)}).fetchall())
     payloads = {tenant: most for tenant, _, most in rows if most is not None}
     quotas = {tenant: most for tenant, most, _ in rows if most is not None}
-    known = {row[0] for row in rows}
+    unknown = set(tenants) - {row[0] for row in rows}
+    refusals = refusals_of(connection, unknown) if unknown else {}
     refused: dict[int, Refused] = {}
     for index, received in enumerate(batch):
-        if received.tenant not in known:
-            refused[index] = UnknownTenant(received.tenant)
+        if received.tenant in refusals:
+            refused[index] = refusals[received.tenant]
         elif received.tenant in payloads and (error := _too_large(received, payloads[received.tenant])):
             refused[index] = error
     submits = [

@@ -35,6 +35,36 @@ CREATE INDEX tenants_in_flight ON tenants (tenant) WHERE in_flight IS NOT NULL;
 CREATE INDEX tenants_to_count ON tenants (tenant) WHERE in_flight_since IS NOT NULL;
 INSERT INTO tenants (tenant) VALUES ('default');
 
+-- Deletions of tenants. From its acceptance on a tenant has its row here and none in tenants: so requests do not find it,
+-- and no statement of requests reads more than before. The row reserves the name until free_at
+-- (docs/adr/0074-deletion-of-tenants.md).
+CREATE TABLE tenant_deletions (
+    tenant      text PRIMARY KEY,
+    created_at  timestamptz NOT NULL,
+    accepted_at timestamptz NOT NULL DEFAULT tidewheel_now(),
+    state       text NOT NULL DEFAULT 'stopping' CHECK (state IN ('stopping', 'removing', 'removed')),
+    waits_for   text[],
+    jobs        bigint NOT NULL DEFAULT 0,
+    runs        bigint NOT NULL DEFAULT 0,
+    removed     jsonb NOT NULL DEFAULT '{}',
+    round       integer NOT NULL DEFAULT 1,
+    round_rows  bigint NOT NULL DEFAULT 0,
+    at_table    text,
+    at_page     bigint NOT NULL DEFAULT 0,
+    finished_at timestamptz,
+    free_at     timestamptz
+);
+COMMENT ON COLUMN tenant_deletions.created_at IS 'of the tenant';
+COMMENT ON COLUMN tenant_deletions.state IS 'stopping: jobs and runs end; removing: rows are removed';
+COMMENT ON COLUMN tenant_deletions.waits_for IS 'the transactions that were open after the acceptance, and may have found the tenant: no row is removed before they end';
+COMMENT ON COLUMN tenant_deletions.jobs IS 'the number of jobs that it has deleted';
+COMMENT ON COLUMN tenant_deletions.runs IS 'the number of runs that it has ended or requested to stop';
+COMMENT ON COLUMN tenant_deletions.removed IS 'the number of removed rows by table';
+COMMENT ON COLUMN tenant_deletions.round IS 'the pass over all tables; the last one finds no row';
+COMMENT ON COLUMN tenant_deletions.at_table IS 'with at_page: the position of the pass; null at its begin';
+COMMENT ON COLUMN tenant_deletions.free_at IS 'the time from which a tenant may be created with this name';
+CREATE INDEX tenant_deletions_open ON tenant_deletions (tenant) WHERE finished_at IS NULL;
+
 -- One small row per job; job_versions holds the large and immutable part. No foreign key to tenants: intake checks the
 -- tenant of each request. With that key and the one of job_versions, two look-ups with row locks for each new job were
 -- half of PostgreSQL's work for it (docs/performance.md).
@@ -195,9 +225,9 @@ CREATE TABLE skips (
 COMMENT ON COLUMN skips.is_exact IS 'false if the span holds more occurrences than were counted';
 CREATE INDEX skips_by_job ON skips (job_id, first_at);
 
--- Named sets of days of a tenant.
+-- Named sets of days of a tenant. No foreign key to tenants: a tenant that is being deleted has no row there.
 CREATE TABLE calendars (
-    tenant     text NOT NULL REFERENCES tenants,
+    tenant     text NOT NULL,
     name       text NOT NULL,
     version    integer NOT NULL,
     days       date[] NOT NULL,

@@ -35,6 +35,7 @@ _RIGHTS: Mapping[str, tuple[LiteralString, ...]] = MappingProxyType(
         "audit_log": ("SELECT", "INSERT", "UPDATE"),  # its trigger refuses every change but a counter's
         "executors": ("SELECT",),
         "outbox": ("INSERT",),
+        "tenant_deletions": ("SELECT",),
         "tenants": ("SELECT",),
     }
 )

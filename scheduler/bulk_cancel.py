@@ -29,6 +29,7 @@ from tidewheel.transitions.cancel_signals import request_cancel
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.tenant_deletions import TENANT_DELETED
 
 _LOG = logging.getLogger("tidewheel.scheduler")
 
@@ -45,7 +46,9 @@ _FINISH_CANCELLATION = _SQL["finish_cancellation"]
 _DELETE_CANCELLED_JOBS = _SQL["delete_cancelled_jobs"]
 
 _TO_SIGNAL = MOVES[Move.REQUEST_CANCEL].sources
-_STATES = sorted((MOVES[Move.CANCEL].sources | _TO_SIGNAL) - {RunState.CANCELLING})
+TO_CANCEL = sorted((MOVES[Move.CANCEL].sources | _TO_SIGNAL) - {RunState.CANCELLING})
+"""The states of runs that a cancellation ends, or requests to stop."""
+
 _BATCH_ROWS = 1000  # runs ended in one transaction: tens of milliseconds
 _SCAN_ROWS = 20_000  # index entries that one statement scans
 _POLL_SECONDS = 0.25  # an executor stops a running attempt within a second, including its own poll of signals
@@ -170,7 +173,7 @@ class BulkCancel:
             self._session.transaction() as connection,
             connection.cursor(row_factory=class_row(OpenCancellation), binary=True) as cursor,
         ):
-            found = cursor.execute(_FIND_CANCELLATIONS).fetchall()
+            found = cursor.execute(_FIND_CANCELLATIONS, {"deletion": TENANT_DELETED}).fetchall()
         self._positions = {
             one.id: self._positions.get(one.id) or _ScanPosition(signalling=one.include_started) for one in found
         }
@@ -213,7 +216,7 @@ class BulkCancel:
             "queue": cancellation.queue, "lane": cancellation.lane, "handler": cancellation.handler,
             "cause": cancellation.cause, "created_before": cancellation.created_before,
             "include_started": cancellation.include_started,
-            "states": sorted(_TO_SIGNAL) if position.signalling else _STATES,
+            "states": sorted(_TO_SIGNAL) if position.signalling else TO_CANCEL,
             "limit": _BATCH_ROWS, "scan_limit": _SCAN_ROWS,
         }  # fmt: skip
         with self._session.transaction() as connection:
@@ -276,20 +279,25 @@ class BulkCancel:
             # Lock order: the cancellation before active runs. Another scheduler may hold it.
             if connection.execute(_LOCK_CANCELLATION, {"id": cancellation.id}).fetchone() is None:
                 return CancelResult()
-            chained = {row.job_id for row in rows if row.cause == Cause.TIMER}
-            connection.execute(_LOCK_CANCELLED_CHAINS, {"job_ids": uuids(chained)})
-            ends = [
-                RunEnd(row.run_id, row.attempt, RunState.CANCELLED, row.executor_id, reason=cancellation.reason)
-                for row in rows
-                if RunState(row.state) not in _TO_SIGNAL
-            ]
-            ended = finish_runs(connection, self._installation, ends)
-            signalled = _signal(
-                connection, [row.run_id for row in rows if RunState(row.state) in _TO_SIGNAL], cancellation.reason
-            )
-            done = CancelResult(len(ended.states), len(signalled))
+            done = end_candidates(connection, self._installation, rows, cancellation.reason)
             connection.execute(_COUNT_CANCELLED, {"id": cancellation.id, "more": done.ended + done.signalled})
         return done
+
+
+def end_candidates(
+    connection: Conn, installation: Installation, rows: Sequence[Candidate], reason: str
+) -> CancelResult:
+    """End runs, and request running attempts to stop, in the caller's transaction."""
+    chained = {row.job_id for row in rows if row.cause == Cause.TIMER}
+    connection.execute(_LOCK_CANCELLED_CHAINS, {"job_ids": uuids(chained)})
+    ends = [
+        RunEnd(row.run_id, row.attempt, RunState.CANCELLED, row.executor_id, reason=reason)
+        for row in rows
+        if RunState(row.state) not in _TO_SIGNAL
+    ]
+    ended = finish_runs(connection, installation, ends)
+    signalled = _signal(connection, [row.run_id for row in rows if RunState(row.state) in _TO_SIGNAL], reason)
+    return CancelResult(len(ended.states), len(signalled))
 
 
 def _signal(connection: Conn, run_ids: Sequence[UUID], reason: str) -> set[UUID]:

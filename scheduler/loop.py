@@ -35,6 +35,7 @@ from tidewheel.scheduler.redrive_loop import RedriveLoop
 from tidewheel.scheduler.releases import Releases
 from tidewheel.scheduler.repair import release_stuck_chains, repair_missing_timers
 from tidewheel.scheduler.retention import Retention
+from tidewheel.scheduler.tenant_deletions import TenantDeletions
 from tidewheel.scheduler.tzdata_refresh import TzdataRefresh
 from tidewheel.scheduler.unhandled import UnhandledWatch
 from tidewheel.scheduler.workflow_deadlines import WorkflowDeadlines
@@ -131,6 +132,7 @@ class Scheduler:
         self._releases = Releases(self._session, installation)
         self._backfills = BackfillLoop(self._session, installation)
         self._redrives = RedriveLoop(self._session, installation)
+        self._tenant_deletions = TenantDeletions(self._session, installation, settings.retention)
         self._unhandled = UnhandledWatch(Session(url, "tidewheel-scheduler-unhandled", options=BY_KEY), installation)
         self._metrics = BacklogMetrics(Session(url, "tidewheel-scheduler-metrics", options=BY_KEY), installation)
         self._tzdata = TzdataRefresh(self._session, installation)
@@ -158,6 +160,7 @@ class Scheduler:
             ("deadlines", _EACH_STEP, self._time_out),
             ("backfills", _EACH_STEP, self._backfill),
             ("redrives", _EACH_STEP, self._redrive),
+            ("deletions of tenants", _EACH_STEP, self._delete_tenants),
         )
         self._duties = tuple(
             _Duty(name, every, run, Backoff(stop, f"scheduler: {name}")) for name, every, run in duties
@@ -328,4 +331,9 @@ class Scheduler:
         redriven, until_next = self._redrives.step()
         if redriven:
             self._notifier.notify(Channel.OUTBOX)
+        return until_next
+
+    def _delete_tenants(self) -> float:
+        done, until_next = self._tenant_deletions.step()
+        self._notify(done)
         return until_next

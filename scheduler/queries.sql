@@ -357,12 +357,12 @@ SELECT %(job_id)s, %(tenant)s, %(shard)s, least(%(scheduled_at)s::timestamptz, p
 ON CONFLICT (job_id) DO NOTHING
 
 -- name: find_cancellations
--- Returns the cancellations by filter that are not finished.
+-- Returns the cancellations by filter that are not finished; those of deleted tenants are worked off elsewhere.
 -- Index: cancellations_open, which holds only these. No lock.
 SELECT id, tenant, job_id, labels IS NOT NULL AS by_labels, queue, lane, handler, cause, created_before, include_started,
        coalesce(reason, created_by) AS reason
   FROM cancellations
- WHERE finished_at IS NULL
+ WHERE finished_at IS NULL AND created_by IS DISTINCT FROM %(deletion)s
  ORDER BY id
  LIMIT 100
 
@@ -962,3 +962,151 @@ DELETE FROM dedupes
                       ORDER BY d.until_at
                       LIMIT %(limit)s
                         FOR UPDATE SKIP LOCKED)
+
+-- name: find_open_deletions
+-- The tenants that are being deleted.
+-- Index: tenant_deletions_open. No lock.
+SELECT tenant FROM tenant_deletions WHERE finished_at IS NULL ORDER BY tenant
+
+-- name: lock_deletion
+-- Locks the deletion of a tenant for a step of it.
+-- Index: tenant_deletions_pkey. Lock: the row, skipped if another scheduler holds it.
+SELECT tenant, accepted_at, state, waits_for IS NOT NULL AS begun, removed, round, round_rows, at_table, at_page
+  FROM tenant_deletions
+ WHERE tenant = %(tenant)s AND finished_at IS NULL
+   FOR UPDATE SKIP LOCKED
+
+-- name: begin_deletion
+-- Notes the transactions of this database that are open: those that have found the tenant are among them.
+-- Index: tenant_deletions_pkey. Lock: the row, already locked.
+UPDATE tenant_deletions
+   SET waits_for = ARRAY(SELECT l.virtualtransaction
+                           FROM pg_locks AS l
+                           JOIN pg_stat_activity AS a USING (pid)
+                          WHERE l.locktype = 'virtualxid' AND a.datname = current_database() AND l.pid <> pg_backend_pid())
+ WHERE tenant = %(tenant)s
+
+-- name: count_stopped
+-- Adds to the numbers of jobs that a deletion has deleted, and of runs that it has ended or requested to stop.
+-- Index: tenant_deletions_pkey. Lock: the row, already locked.
+UPDATE tenant_deletions SET jobs = jobs + %(jobs)s, runs = runs + %(runs)s WHERE tenant = %(tenant)s
+
+-- name: stop_backfills_of
+-- Cancels the backfills of a tenant.
+-- Index: backfills_by_tenant. Lock: the rows; waits for a batch of theirs.
+UPDATE backfills SET state = 'cancelled', reason = %(reason)s, finished_at = tidewheel_now()
+ WHERE tenant = %(tenant)s AND state IN ('running', 'paused')
+
+-- name: stop_redrives_of
+-- Cancels the redrives of a tenant.
+-- Index: redrives_by_tenant. Lock: the rows; waits for a batch of theirs.
+UPDATE redrives SET state = 'cancelled', reason = %(reason)s, finished_at = tidewheel_now()
+ WHERE tenant = %(tenant)s AND state IN ('running', 'paused')
+
+-- name: find_jobs_of
+-- The next jobs of a tenant that are not deleted, in the order of their keys.
+-- Index: jobs_by_key. No lock: each job is locked after its timer.
+SELECT job_id, key
+  FROM jobs
+ WHERE tenant = %(tenant)s AND key COLLATE "C" > %(after)s AND deleted_at IS NULL
+ ORDER BY key COLLATE "C"
+ LIMIT %(limit)s
+
+-- name: lock_timers_to_drop
+-- Locks the timers of jobs that are to be deleted.
+-- Index: timers_pkey. Lock: each timer, in job_id order; those that a firing or a request holds are skipped.
+SELECT job_id FROM timers WHERE job_id = ANY (%(job_ids)s::uuid[]) ORDER BY job_id FOR UPDATE SKIP LOCKED
+
+-- name: lock_jobs_to_drop
+-- Locks those of these jobs whose timers are locked, or that have none.
+-- Index: jobs_pkey, timers_pkey. Lock: each job, in job_id order; those that a request or a trigger holds are skipped.
+SELECT j.job_id, j.tenant, j.key, j.version, j.shard
+  FROM jobs AS j
+ WHERE j.job_id = ANY (%(job_ids)s::uuid[]) AND j.deleted_at IS NULL
+   AND (j.job_id = ANY (%(locked)s::uuid[]) OR NOT EXISTS (SELECT FROM timers AS t WHERE t.job_id = j.job_id))
+ ORDER BY j.job_id
+   FOR UPDATE OF j SKIP LOCKED
+
+-- name: drop_calendars_of_jobs
+-- Deletes the calendars that these jobs name.
+-- Index: job_calendars_by_job. Lock: the rows, under their jobs' locks.
+DELETE FROM job_calendars WHERE job_id = ANY (%(job_ids)s::uuid[])
+
+-- name: mark_jobs_deleted
+-- Marks jobs as deleted: no trigger and no child finds them from the commit on.
+-- Index: jobs_pkey. Lock: rows that are locked already.
+UPDATE jobs SET deleted_at = %(now)s, updated_at = %(now)s WHERE job_id = ANY (%(job_ids)s::uuid[])
+
+-- name: find_workflows_of
+-- The occurrences of workflows and the batches of a tenant that go on.
+-- Index: workflows_open. No lock.
+SELECT root_run_id
+  FROM workflows
+ WHERE finished_at IS NULL AND tenant = %(tenant)s AND state IN ('open', 'paused')
+ ORDER BY root_run_id
+ LIMIT %(limit)s
+
+-- name: find_runs_of
+-- The next open runs of a tenant that are not being cancelled.
+-- Index: job_runs_by_tenant, from the last position. No lock: each run is locked when it ends.
+-- Why: with `tenant =` the planner may walk job_runs_pkey, past the rows of other tenants.
+SELECT run_id, job_id, scheduled_at, state, cause, attempt, executor_id, true AS named, false AS last_scanned
+  FROM job_runs
+ WHERE (tenant, run_id) > (%(tenant)s, %(after)s::uuid) AND (tenant, run_id) <= (%(tenant)s, %(last)s::uuid) AND shard >= 0
+   AND state = ANY (%(states)s)
+ ORDER BY tenant, run_id
+ LIMIT %(limit)s
+
+-- name: has_settled
+-- True if all transactions have ended that were open when the deletion of a tenant began.
+-- Index: tenant_deletions_pkey. No lock.
+SELECT NOT EXISTS (SELECT FROM pg_locks AS l WHERE l.locktype = 'virtualxid' AND l.virtualtransaction = ANY (d.waits_for))
+  FROM tenant_deletions AS d
+ WHERE d.tenant = %(tenant)s
+
+-- name: is_quiet
+-- True if a tenant has no open run, and no end of one that a drain is to pass on.
+-- Index: job_runs_by_tenant; releases, which are few, are read whole. No lock.
+SELECT NOT EXISTS (SELECT FROM job_runs WHERE tenant = %(tenant)s AND shard >= 0)
+   AND NOT EXISTS (SELECT FROM releases WHERE tenant = %(tenant)s AND error IS NULL)
+
+-- name: begin_removing
+-- Begins to remove the rows of a tenant.
+-- Index: tenant_deletions_pkey. Lock: the row, already locked.
+UPDATE tenant_deletions SET state = 'removing' WHERE tenant = %(tenant)s
+
+-- name: end_cancellation_of
+-- Deletes the cancellation of all runs of a tenant. There are none: claims are free to consult it no more.
+-- Index: cancellations_open. Lock: the row.
+DELETE FROM cancellations WHERE finished_at IS NULL AND tenant = %(tenant)s AND created_by = %(reason)s
+
+-- name: find_tenant_tables
+-- Those of the given tables that have a tenant, partitions each by itself and the newest first, with: true if an index begins with
+-- the tenant; the number of pages.
+-- Index: pg_class, pg_attribute, pg_inherits, pg_index. No lock.
+SELECT c.relname::text AS name,
+       EXISTS (SELECT FROM pg_index AS i
+                WHERE i.indrelid = c.oid AND i.indkey[0] = a.attnum AND i.indpred IS NULL AND i.indisvalid) AS indexed,
+       coalesce(pg_relation_size(c.oid), 0) / current_setting('block_size')::bigint AS pages
+  FROM pg_class AS c
+  JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attname = 'tenant' AND NOT a.attisdropped
+  LEFT JOIN pg_inherits AS h ON h.inhrelid = c.oid
+  LEFT JOIN pg_class AS p ON p.oid = h.inhparent
+ WHERE c.relkind = 'r' AND c.relnamespace = current_schema()::regnamespace
+   AND coalesce(p.relname, c.relname)::text = ANY (%(names)s::text[])
+   AND NOT (c.relispartition AND right(c.relname, 8) < %(oldest)s)
+ ORDER BY c.relispartition, CASE WHEN c.relispartition THEN right(c.relname, 8) END DESC, c.relname
+
+-- name: advance_deletion
+-- Stores the position and the counts of a deletion.
+-- Index: tenant_deletions_pkey. Lock: the row, already locked.
+UPDATE tenant_deletions
+   SET removed = %(removed)s, round = %(round)s, round_rows = %(round_rows)s, at_table = %(at_table)s, at_page = %(at_page)s
+ WHERE tenant = %(tenant)s
+
+-- name: finish_deletion
+-- Ends the deletion of a tenant, and reserves its name.
+-- Index: tenant_deletions_pkey. Lock: the row, already locked.
+UPDATE tenant_deletions
+   SET state = 'removed', finished_at = tidewheel_now(), free_at = tidewheel_now() + %(keep)s::interval, waits_for = '{}'
+ WHERE tenant = %(tenant)s

@@ -17,6 +17,7 @@
     │   ├── UnknownCalendar      no such calendar in this tenant
     │   ├── UnknownApiKey        no such API key
     │   ├── UnknownTenant        no such tenant in this installation
+    │   │   └── TenantDeleted    one that is being deleted, or whose name is reserved since
     │   ├── TenantLimitExceeded  a job or a payload beyond the limits of its tenant
     │   ├── VersionConflict      the job's current version differs from the expected one
     │   └── RequestConflict      a request_id used before with another body
@@ -41,7 +42,7 @@ A lost claim is no error: it is a return value.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Never
 
 
@@ -275,6 +276,28 @@ class UnknownTenant(Refused):
         self.tenant = tenant
         problem, remedy = f"there is no tenant {tenant!r}", "leave it out, or create the tenant"
         super().__init__((FieldError("tenant", problem, remedy),))
+
+
+class TenantDeleted(UnknownTenant):
+    """A tenant that is being deleted, or that was deleted and whose name is reserved.
+
+    Args:
+        tenant: Its name.
+        free_at: The time from which a tenant may have this name again; None until the deletion has ended.
+    """
+
+    code = "tenant_deleted"
+
+    def __init__(self, tenant: str, free_at: datetime | None) -> None:
+        self.tenant, self.free_at = tenant, free_at
+        if free_at is None:
+            problem = f"the tenant {tenant!r} is being deleted"
+            remedy = f"name another tenant; `tidewheel tenant show {tenant}` has the progress"
+        else:
+            until = f"{free_at:%Y-%m-%d %H:%M}Z"
+            problem = f"the tenant {tenant!r} was deleted, and its name is reserved until {until}"
+            remedy = f"name another tenant, or create this one again after {until}"
+        Refused.__init__(self, (FieldError("tenant", problem, remedy),))
 
 
 class TenantLimitExceeded(Refused):

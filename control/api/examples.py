@@ -162,10 +162,16 @@ SHARDS: Json = {"shards": [{"shard": 0, "owner": {
 }}]}  # fmt: skip
 TENANT: dict[str, Json] = {
     "tenant": "acme", "created_at": "2026-10-01T09:00:00Z", "triggers_per_second": 100.0, "in_flight": 500,
-    "jobs": 1000, "payload_bytes": 65536, "paused_at": None,
+    "jobs": 1000, "payload_bytes": 65536, "paused_at": None, "deletion": None,
 }  # fmt: skip
 TENANTS: Json = {"tenants": [TENANT], "next_cursor": None}
 CHANGED_TENANT: Json = {"tenant": TENANT, "unchanged": False}
+DELETED_TENANT: Json = {"unchanged": False, "tenant": {
+    "tenant": "acme", "created_at": "2026-10-01T09:00:00Z", "triggers_per_second": None, "in_flight": None,
+    "jobs": None, "payload_bytes": None, "paused_at": None, "deletion": {
+        "accepted_at": _AT, "jobs": 0, "runs": 0, "removed": {}, "at_table": None, "finished_at": None, "free_at": None,
+    },
+}}  # fmt: skip
 _FEW: Json = {"count": 7, "at_least": False}
 TENANT_USAGE: Json = {
     "tenant": TENANT, "open_runs": _FEW, "in_flight": _FEW, "waiting": {"count": 0, "at_least": False},

@@ -22,6 +22,7 @@ from tidewheel.errors import (
     Refused,
     RequestConflict,
     StaleToken,
+    TenantDeleted,
     Unavailable,
     UnknownApiKey,
     UnknownBackfill,
@@ -46,6 +47,7 @@ _STATUS: Mapping[str, HTTPStatus] = {
     InvalidInput.code: HTTPStatus.UNPROCESSABLE_ENTITY,
     **dict.fromkeys((each.code for each in _UNKNOWN), HTTPStatus.NOT_FOUND),
     StaleToken.code: HTTPStatus.CONFLICT,
+    TenantDeleted.code: HTTPStatus.CONFLICT,
     VersionConflict.code: HTTPStatus.CONFLICT,
     RequestConflict.code: HTTPStatus.CONFLICT,
 }

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from tidewheel.api_keys import Scope
 from tidewheel.control.api import examples
-from tidewheel.control.api.answers import answer
+from tidewheel.control.api.answers import answer, location
 from tidewheel.control.api.bodies import read_body
 from tidewheel.control.api.callers import Admin, Caller, Operator, Reader, ensure_all_tenants
 from tidewheel.control.api.json_schemas import body_of
@@ -107,6 +107,8 @@ class TenantsApi:
               example=examples.CHANGED_TENANT, body=body_of(LimitsBody), sent={"jobs": 1000})  # fmt: skip
         route("GET", f"{_ONE}/usage", self.get_tenant_usage, scope=Scope.READ, query=TenantQuery, answer=TenantUsage,
               example=examples.TENANT_USAGE)  # fmt: skip
+        route("DELETE", _ONE, self.delete_tenant, scope=Scope.ADMIN, query=TenantQuery, status=HTTPStatus.ACCEPTED,
+              answer=ChangedTenant, example=examples.DELETED_TENANT)  # fmt: skip
         change = partial(
             route, "POST", scope=Scope.OPERATE, query=TenantQuery, answer=ChangedTenant, example=examples.CHANGED_TENANT
         )
@@ -161,6 +163,20 @@ class TenantsApi:
             return ChangedTenant(tenants.get(name), not changed)
 
         return await answer(self.writes, caller, change)
+
+    async def delete_tenant(self, request: Request, caller: Admin) -> Response:
+        """Delete a tenant with all that it has, for a caller with the rights of all of them."""
+        ensure_all_tenants(caller)
+        read_query(request, TenantQuery)
+        name = _named(request, caller)
+
+        def change(connection: Connection) -> ChangedTenant:
+            tenants = Tenants(connection)
+            accepted = tenants.delete(name)
+            return ChangedTenant(tenants.get(name), not accepted)
+
+        where = location(caller, f"{_TENANTS}/{name}")
+        return await answer(self.writes, caller, change, status=HTTPStatus.ACCEPTED, headers=where)
 
     async def get_tenant_usage(self, request: Request, caller: Reader) -> Response:
         """Return what a tenant uses now."""

@@ -286,13 +286,18 @@ COMMANDS: Mapping[str, Command | Group] = {
         {
             "create": Command("tenants", "create", "Create a tenant, with limits or without."),
             "list": Command("tenants", "list_tenants", "List tenants by name, each with its limits."),
-            "show": Command("tenants", "show", "Show a tenant: its state and its limits."),
+            "show": Command("tenants", "show", "Show a tenant: its state, its limits, the progress of its deletion."),
             "limits": Command(
                 "tenants", "limits", "Change limits of a tenant; none lifts one, and those that are not named stay."
             ),
             "pause": Command("tenants", "pause", "Start no run of a tenant until it is resumed; what runs goes on."),
             "resume": Command(
                 "tenants", "resume", "End the pause of a tenant; on_resume of its jobs decides what came due meanwhile."
+            ),
+            "delete": Command(
+                "tenants",
+                "delete",
+                "Delete a tenant with its jobs, runs and all else; schedulers end the runs, then remove the rows.",
             ),
             "usage": Command("tenants", "usage", "Show what a tenant uses now, beside its limits."),
         },

@@ -63,6 +63,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "tidewheel tenant limits acme --triggers-per-second 100 --jobs 1000 --payload 64KiB",
         "tidewheel tenant limits acme --in-flight none",
     ),
+    "tenant delete": ("tidewheel tenant delete acme --yes",),
     "audit-log": ("tidewheel audit-log --since 24h --object job/report",),
     "cron explain": ("tidewheel cron explain '0 9 * * MON-FRI' --tz America/New_York",),
     "topics apply": ("tidewheel topics apply --queues default,reports --dry-run",),

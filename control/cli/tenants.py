@@ -1,4 +1,4 @@
-"""`tidewheel tenant create | list | show | limits | pause | resume | usage`."""
+"""`tidewheel tenant create | list | show | limits | pause | resume | delete | usage`."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -77,7 +77,7 @@ def list_tenants(
 
 
 def show(name: Name, output: OutputOption = Output.TEXT) -> None:
-    """Show a tenant: its state and its limits."""
+    """Show a tenant: its state, its limits, the progress of its deletion."""
     with reading() as connection:
         found = read.show_tenant(connection, name)
     if output is not Output.TEXT:
@@ -127,6 +127,24 @@ def resume(name: Name, output: OutputOption = Output.TEXT) -> None:
         changed = client.tenants.resume(name)
     text = "resumed" if changed else "unchanged: it was not paused"
     print_result([f"tenant {name}: {text}"], {"tenant": name, "unchanged": not changed}, output)
+
+
+def delete(
+    name: Name,
+    *,
+    yes: Annotated[bool, typer.Option("--yes", help="Confirm the deletion; needed.")] = False,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Delete a tenant with its jobs, runs and all else; schedulers end the runs, then remove the rows."""
+    if not yes:
+        remedy = f"look with `tidewheel tenant usage {name}`, then add --yes"
+        refuse("--yes", "is missing: the jobs and runs of a deleted tenant do not come back", remedy)
+    with requesting(DEFAULT_TENANT) as client:
+        accepted = client.tenants.delete(name)
+        now = client.tenants.get(name)
+    text = "is being deleted" if accepted else "unchanged: its deletion was accepted before"
+    progress = f"`tidewheel tenant show {name}` has the progress"
+    print_result([f"tenant {name}: {text}; {progress}"], {"tenant": now, "unchanged": not accepted}, output)
 
 
 def usage(name: Name, output: OutputOption = Output.TEXT) -> None:
@@ -186,11 +204,25 @@ def _facts(each: read.TenantSummary) -> Iterator[tuple[str, str | None]]:
     yield "tenant", each.tenant
     yield "state", each.state
     yield "created", moment(each.created_at, None)
+    if each.deletion is not None:
+        yield from _deletion(each.deletion)
+        return
     yield "paused", moment(each.paused_at, None) if each.paused_at else None
     yield "triggers/s", _bound(each.triggers_per_second) or "no limit"
     yield "in flight", _bound(each.in_flight) or "no limit"
     yield "jobs", _bound(each.jobs) or "no limit"
     yield "payload", _bytes(each.payload_bytes) or "no limit"
+
+
+def _deletion(each: read.TenantDeletion) -> Iterator[tuple[str, str | None]]:
+    yield "deleted", moment(each.accepted_at, None)
+    yield "jobs deleted", f"{each.jobs:,}"
+    yield "runs ended", f"{each.runs:,}"
+    yield "removing", each.at_table
+    for table, rows in sorted(each.removed.items()):
+        yield f"  {table}", f"{rows:,} rows removed"
+    yield "ended", moment(each.finished_at, None) if each.finished_at else None
+    yield "name free", moment(each.free_at, None) if each.free_at else None
 
 
 def _usage(found: read.TenantUsage) -> Iterator[tuple[str, str | None]]:

@@ -230,6 +230,7 @@ class AsyncTenants(_Part[Tenants]):
     limit = _call(Tenants.limit)
     pause = _call(Tenants.pause)
     resume = _call(Tenants.resume)
+    delete = _call(Tenants.delete)
     usage = _call(Tenants.usage)
 
 
@@ -265,7 +266,7 @@ class AsyncClient(_Part[Client]):
         freezes: Freeze and thaw scopes, and list what is frozen.
         limits: Set, remove and list limits of concurrency keys.
         ordering_keys: List and unblock keys whose runs wait for one that failed.
-        tenants: Create tenants, change their limits, pause and resume them, and read usage.
+        tenants: Create tenants, change their limits, pause, resume and delete them, and read usage.
         api_keys: Create, list and revoke keys of the HTTP API.
         audit_log: List changes and operations with their actors.
     """

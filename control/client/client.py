@@ -60,7 +60,7 @@ class Client:
         freezes: Freeze and thaw scopes, and list what is frozen.
         limits: Set, remove and list limits of concurrency keys.
         ordering_keys: List and unblock keys whose runs wait for one that failed.
-        tenants: Create tenants, change their limits, pause and resume them.
+        tenants: Create tenants, change their limits, pause, resume and delete them.
         api_keys: Create, list and revoke keys of the HTTP API.
         audit_log: List changes and operations with their actors.
     """

@@ -1,4 +1,4 @@
-"""`client.tenants`: create tenants, change their limits, pause and resume them, read usage.
+"""`client.tenants`: create tenants, change their limits, pause, resume and delete them, read usage.
 
 A limit that is None is no bound. A pause is the freeze of all runs of a tenant (docs/tenants.md).
 """
@@ -11,17 +11,27 @@ from typing import Any, TypedDict, Unpack
 from tidewheel.audit import ALL_TENANTS, Change, process_user, record_change
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.reads.tenants import TenantSummary, TenantUsage, list_tenants, show_tenant, tenant_usage
-from tidewheel.errors import FieldError, InvalidInput, Refused, UnknownFreeze
+from tidewheel.errors import FieldError, InvalidInput, Refused, TenantDeleted, UnknownFreeze
+from tidewheel.intake.cancel import block_claims
 from tidewheel.jobs.values import MAX_PAYLOAD_BYTES, is_tenant
 from tidewheel.postgres.notify import Channel
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
+from tidewheel.transitions.tenant_deletions import TENANT_DELETED, refusals_of
 from tidewheel.transitions.tenant_places import limit_in_flight
 
 _SQL = Statements("tidewheel.control")
 _ADD_TENANT = _SQL["add_tenant"]
 _LOCK_TENANT = _SQL["lock_tenant"]
 _CHANGE_LIMITS = _SQL["change_limits"]
+_FREE_NAME = _SQL["free_name"]
+_TAKE_TENANT = _SQL["take_tenant"]
+_ADD_DELETION = _SQL["add_deletion"]
+_REVOKE_KEYS_OF = _SQL["revoke_keys_of"]
+_CANCEL_TENANT = _SQL["cancel_tenant"]
+
+DEFAULT_TENANT = "default"
+"""The tenant of requests that name none."""
 
 MIN_RATE = 0.01  # triggers a second: one each hundred seconds
 MAX_RATE = 10_000
@@ -58,7 +68,7 @@ class Tenants:
             False if it exists already, with these limits or others.
 
         Raises:
-            Refused: The name or a limit does not fit.
+            Refused: The name or a limit does not fit, or a deleted tenant has the name.
             Unavailable: The database does not answer.
         """
         if not is_tenant(name):
@@ -67,8 +77,12 @@ class Tenants:
         columns: dict[str, Any] = {"tenant": name, **dict.fromkeys(_BOUNDS), **_checked(limits, name)}
 
         def add(connection: Conn) -> bool:
+            connection.execute(_FREE_NAME, columns)
             if not connection.execute(_ADD_TENANT, columns).rowcount:
                 return False
+            # A later statement than the insert: it sees the deletion that the insert has waited for.
+            if isinstance(refusal := refusals_of(connection, [name])[name], TenantDeleted):
+                raise refusal
             self._record(connection, "tenant.create", name)
             if columns["in_flight"] is not None:
                 limit_in_flight(connection, self._connection.installation, name, columns["in_flight"])
@@ -103,7 +117,8 @@ class Tenants:
         changed = _checked(limits, name)
 
         def change(connection: Conn) -> bool:
-            connection.execute(_LOCK_TENANT, {"tenant": name})
+            if connection.execute(_LOCK_TENANT, {"tenant": name}).fetchone() is None:
+                raise refusals_of(connection, [name])[name]
             now = {field: value for field, value in asdict(show_tenant(connection, name)).items() if field in _BOUNDS}
             if not connection.execute(_CHANGE_LIMITS, {**now, **changed, "tenant": name}).rowcount:
                 return False
@@ -147,6 +162,41 @@ class Tenants:
             if refused.code != UnknownFreeze.code:
                 raise
             return False
+
+    def delete(self, name: str) -> bool:
+        """Delete a tenant: its jobs and runs end, then a scheduler removes its rows; `get` has the progress.
+
+        From the commit on requests for it are refused, its keys open nothing, and no claim starts a run of it.
+
+        Returns:
+            False if its deletion was accepted before.
+
+        Raises:
+            Refused: There is no such tenant, or it is `default`.
+            Unavailable: The database does not answer, or a claim has been under way for 10 s.
+        """
+        if name == DEFAULT_TENANT:
+            problem = "default cannot be deleted: requests that name no tenant belong to it"
+            remedy = "delete its jobs instead: tidewheel job delete KEY"
+            raise InvalidInput([FieldError("tenant", problem, remedy)])
+
+        def delete(connection: Conn) -> bool:
+            columns: dict[str, object] = {"tenant": name, "reason": TENANT_DELETED}
+            taken = connection.execute(_TAKE_TENANT, columns, binary=True).fetchone()
+            if taken is None:
+                refusal = refusals_of(connection, [name])[name]
+                if isinstance(refusal, TenantDeleted):
+                    return False
+                raise refusal
+            connection.execute(_ADD_DELETION, {**columns, "created_at": taken[0]})
+            connection.execute(_REVOKE_KEYS_OF, columns)
+            self._record(connection, "tenant.delete", name)
+            # As late as possible: no executor can claim from here to the commit.
+            block_claims(connection, [])
+            connection.execute(_CANCEL_TENANT, columns)
+            return True
+
+        return self._connection.write(delete, all_tenants=True)
 
     def usage(self, name: str) -> TenantUsage:
         """Return what a tenant uses now.

@@ -3,12 +3,10 @@
 The operator owns the rows of `tenants`. A list for an unknown tenant is refused, because it would only be empty.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Literal, cast
-
-from psycopg.rows import class_row
+from typing import Literal, TypeAlias, cast
 
 from tidewheel.errors import UnknownTenant
 from tidewheel.ids import first_run_id
@@ -16,6 +14,7 @@ from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import IN_FLIGHT, RunState
+from tidewheel.transitions.tenant_deletions import refusals_of
 
 _SQL = Statements("tidewheel.control")
 _FIND_TENANT = _SQL["find_tenant"]
@@ -28,6 +27,35 @@ _COUNT_TENANT_JOBS = _SQL["count_tenant_jobs"]
 MAX_COUNTED = 5_000
 """The rows of a kind that the usage of a tenant counts: more are shown as at least so many."""
 _DAY = timedelta(days=1)
+
+_LIMITS = 7  # columns of a tenant before those of its deletion
+_Limits: TypeAlias = tuple[str, datetime, float | None, int | None, int | None, int | None, datetime | None]
+_DeletionRow: TypeAlias = tuple[
+    datetime | None, int, int, Mapping[str, int], str | None, datetime | None, datetime | None
+]
+
+
+@dataclass(frozen=True, slots=True)
+class TenantDeletion:
+    """The deletion of a tenant, with its progress.
+
+    Args:
+        accepted_at: When it was accepted: nothing of the tenant starts from then on.
+        jobs: The jobs that it has deleted.
+        runs: The runs that it has ended or requested to stop.
+        removed: The rows that it has removed, by table.
+        at_table: The table whose rows it removes now; None before and after.
+        finished_at: When the last row was removed; None if that is still to come.
+        free_at: When the name is free again; None if the deletion has not ended.
+    """
+
+    accepted_at: datetime
+    jobs: int
+    runs: int
+    removed: Mapping[str, int]
+    at_table: str | None
+    finished_at: datetime | None
+    free_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +70,7 @@ class TenantSummary:
         jobs: The number of its jobs.
         payload_bytes: The size of a payload.
         paused_at: When it was paused; None if it is not.
+        deletion: Its deletion; None if it is not deleted.
     """
 
     tenant: str
@@ -51,10 +80,13 @@ class TenantSummary:
     jobs: int | None
     payload_bytes: int | None
     paused_at: datetime | None
+    deletion: TenantDeletion | None
 
     @property
-    def state(self) -> Literal["active", "paused"]:
+    def state(self) -> Literal["active", "paused", "deleting", "deleted"]:
         """The state in one word."""
+        if self.deletion is not None:
+            return "deleting" if self.deletion.finished_at is None else "deleted"
         return "active" if self.paused_at is None else "paused"
 
 
@@ -91,29 +123,27 @@ def require_tenant(connection: Conn, tenant: str) -> None:
     """Check that a tenant exists.
 
     Raises:
-        UnknownTenant: There is none.
+        UnknownTenant: There is none, or it was deleted.
     """
     if connection.execute(_FIND_TENANT, {"tenant": tenant}).fetchone() is None:
-        raise UnknownTenant(tenant)
+        raise refusals_of(connection, [tenant])[tenant]
 
 
 def list_tenants(connection: Conn, *, after: str = "", limit: int = 50) -> list[TenantSummary]:
-    """Return a page of the tenants, in the order of their names."""
-    with connection.cursor(row_factory=class_row(TenantSummary), binary=True) as cursor:
-        return cursor.execute(_LIST_TENANTS, {"after": after, "limit": limit}).fetchall()
+    """Return a page of the tenants, in the order of their names; deleted ones until their names are free."""
+    return _summaries(connection.execute(_LIST_TENANTS, {"after": after, "limit": limit}, binary=True).fetchall())
 
 
 def show_tenant(connection: Conn, tenant: str) -> TenantSummary:
-    """Return a tenant.
+    """Return a tenant; also one that is being deleted, or whose name is reserved.
 
     Raises:
         UnknownTenant: There is none.
     """
-    with connection.cursor(row_factory=class_row(TenantSummary), binary=True) as cursor:
-        found = cursor.execute(_SHOW_TENANT, {"tenant": tenant}).fetchone()
-    if found is None:
+    found = _summaries(connection.execute(_SHOW_TENANT, {"tenant": tenant}, binary=True).fetchall())
+    if not found:
         raise UnknownTenant(tenant)
-    return found
+    return found[0]
 
 
 def tenant_usage(connection: Conn, tenant: str) -> TenantUsage:
@@ -147,3 +177,18 @@ def tenant_usage(connection: Conn, tenant: str) -> TenantUsage:
 
 def _count(number: int) -> Count:
     return Count(min(number, MAX_COUNTED), number > MAX_COUNTED)
+
+
+def _summaries(rows: Iterable[Sequence[object]]) -> list[TenantSummary]:
+    """Return tenants by rows of `tenant_columns`."""
+    return [
+        TenantSummary(*cast("_Limits", tuple(row[:_LIMITS])), _deletion(cast("_DeletionRow", tuple(row[_LIMITS:]))))
+        for row in rows
+    ]
+
+
+def _deletion(row: _DeletionRow) -> TenantDeletion | None:
+    accepted_at, jobs, runs, removed, at_table, finished_at, free_at = row
+    if accepted_at is None:
+        return None
+    return TenantDeletion(accepted_at, jobs, runs, removed, at_table, finished_at, free_at)

@@ -65,7 +65,8 @@ _NOT_EXECUTED = {
     "it concerns all tenants, and runs as the owner of the tables": """
         control: find_api_key list_all_freezes list_audit_log_of_all list_executors list_schedulers list_tenants ping
         control: read_fleet_facts read_intake_offsets read_queues read_services record_api_key_use
-        control: add_tenant change_limits count_finished_runs count_open_runs count_tenant_jobs lock_tenant
+        control: add_deletion add_tenant cancel_tenant change_limits free_name revoke_keys_of take_tenant
+        control: count_finished_runs count_open_runs count_tenant_jobs lock_tenant
         control: show_tenant""",
     "it runs in a caller's own transaction": """
         control: cancel_in_transaction enqueue_by_topic status_in_transaction""",

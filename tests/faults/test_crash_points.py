@@ -56,6 +56,7 @@ REAPING = {"reap.before_commit", "reap.after_commit"}
 OWN_TRANSACTIONS = {"complete_in.held", "complete_in.written"}  # in test_own_transactions_killed.py
 BACKFILLING = {"backfilling.before_commit", "backfilling.after_commit"}  # in test_backfill_killed.py
 REDRIVING = {"redriving.before_commit", "redriving.after_commit"}  # in test_redrive_killed.py
+DELETING = {"deleting.before_commit", "deleting.after_commit"}  # in test_tenant_deletion_killed.py
 DRAINING = {f"draining.{point}" for point in ("taken", "locked", "written", "marked", "before_commit", "after_commit")}
 TIMING_OUT = {"timing_out.before_commit", "timing_out.after_commit"}  # in test_drain_killed.py
 FREEING = {"freeing.before_commit", "freeing.after_commit"}  # in test_freeing_killed.py
@@ -65,7 +66,8 @@ _MARKED = [pytest.param(name, marks=[] if name in EACH else [pytest.mark.slow]) 
 
 
 def test_every_point_has_its_case() -> None:
-    assert set(CASES) | REAPING | BACKFILLING | REDRIVING | FREEING | DRAINING | TIMING_OUT | OWN_TRANSACTIONS == POINTS
+    elsewhere = REAPING | BACKFILLING | REDRIVING | FREEING | DELETING | DRAINING | TIMING_OUT | OWN_TRANSACTIONS
+    assert set(CASES) | elsewhere == POINTS
 
 
 @pytest.mark.slow

@@ -37,6 +37,7 @@ OF_ENUMS = {
 OF_WORDS = {
     ("overrides", "kind"): {"skip", "move"},
     ("quarantine", "kind"): {"job", "outbox"},
+    ("tenant_deletions", "state"): {"stopping", "removing", "removed"},
     ("job_edges", "condition"): {"success", "failure", "always"},
     ("run_edges", "condition"): {"success", "failure", "always"},
     ("workflows", "state"): {

@@ -2,7 +2,7 @@
 
 import pickle
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -29,6 +29,7 @@ _EXAMPLES: list[TidewheelError] = [
     errors.UnknownFreeze("queue"),
     errors.UnknownApiKey("k3v9x0a1bc"),
     errors.UnknownTenant("acme"),
+    errors.TenantDeleted("acme", datetime(2027, 2, 21, tzinfo=UTC)),
     errors.TenantLimitExceeded(_FIELD),
     errors.UnknownCalendar("default", "holidays", "make it"),
     errors.VersionConflict(1, 2),

@@ -31,6 +31,8 @@ POINTS = frozenset(
         "backfilling.after_commit",
         "redriving.before_commit",
         "redriving.after_commit",
+        "deleting.before_commit",
+        "deleting.after_commit",
         "relay.read",
         "relay.produced",
         "relay.acknowledged",

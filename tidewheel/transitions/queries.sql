@@ -2206,3 +2206,10 @@ SELECT f.run_id, f.tenant, f.job_id, j.key, f.shard::integer, f.job_version, k.k
 -- Returns ordering keys whose next run another transaction held.
 -- Index: order_keys_wake. No lock.
 SELECT key_id FROM order_keys WHERE wake_at <= tidewheel_now() ORDER BY wake_at LIMIT %(limit)s
+
+-- name: find_deletions
+-- Those of the given tenants that are being deleted, or whose names are reserved, each with the end of the reservation if it is known.
+-- Index: tenant_deletions_pkey. No lock.
+SELECT tenant, free_at
+  FROM tenant_deletions
+ WHERE tenant = ANY (%(tenants)s) AND (free_at IS NULL OR free_at > tidewheel_now())

@@ -465,6 +465,13 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     "list_blocked_keys": {"after": _NOON, "after_id": 1, "limit": 50, "counted": 1000},
     "read_blocked_key": {"key_id": 10, "counted": 1000},
     "find_woken_orders": {"limit": 500},
+    "find_runs_of": {
+        "after": UUID(int=0),
+        "last": UUID(int=(1 << 128) - 1),
+        "states": [RunState.QUEUED],
+        "limit": 500,
+    },
+    "find_jobs_of": {"after": "", "limit": 200},
 }
 _HOT = {
     "tidewheel": "count_repeats",
@@ -502,6 +509,7 @@ _HOT = {
         measure_runs measure_outbox measure_timers read_overdue_timers
         probe_deadlines find_overdue_runs lock_overdue_runs lock_overdue_runs_timers lock_overdue_runs_jobs
         find_cancelled_of_job find_cancelled lock_cancelled lock_cancelled_chains
+        find_runs_of find_jobs_of lock_timers_to_drop mark_jobs_deleted
     """,
     "tidewheel.relay": "read_outbox probe_outbox delete_outbox",
     "tidewheel.executor": "find_due_runs find_due_handled read_owned_attempts read_previous read_signals lock_attempt",
