@@ -21,6 +21,7 @@ from typing import cast
 from uuid import UUID
 
 from tidewheel.clock import monotonic_seconds
+from tidewheel.ids import read_uuid
 from tidewheel.kafka.topics import DEFAULT_QUEUE
 from tidewheel.outbox import SLICES, OutboxLane, slice_lane_of
 from tidewheel.postgres import pg_arrays as arrays
@@ -166,12 +167,12 @@ class HoldBack:
             if counts:
                 self._count(topic)
             if window.takes(len(of_topic), now):
-                window.publish(_runs(of_topic), now)
+                window.publish(_runs(of_topic[:: window.stride]), now)
                 continue
             if not counts:
                 self._count(topic)
             if len(of_topic) <= window.room():
-                window.publish(_runs(of_topic), now)
+                window.publish(_runs(of_topic[:: window.stride]), now)
             else:
                 exceeding.add(topic)
         return exceeding
@@ -221,7 +222,7 @@ class HoldBack:
                 wanted -= len(chosen)
                 found = self._fetch(chosen, numbers)
                 room -= sum(len(row[VALUE] or b"") for row in found)
-                window.publish(_runs(found), now)
+                window.publish(_runs(found[:: window.stride]), now)
                 rows.extend(found)
             self._observe(topic, len(held.staging))
             if held.complete and not held.staging and window.room():
@@ -317,7 +318,7 @@ def _find_unclaimed(connection: Conn, window: Window, handlers: list[str] | None
     if not window.unclaimed:
         return []
     columns = {
-        "run_ids": arrays.uuids(UUID(run_id.decode()) for run_id in window.unclaimed),
+        "run_ids": arrays.uuids(read_uuid(run_id.decode()) for run_id in window.unclaimed),
         "sources": sources(Move.CLAIM),
         "handlers": handlers,
     }

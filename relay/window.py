@@ -6,17 +6,20 @@ window smaller or larger. No fixed number is right, since handlers may take a mi
 
 A topic with a moderate flow spends a credit, and its runs are counted every five seconds only. A trickle is counted
 every 30 s. So a fleet that keeps up pays next to nothing, and a slow overload is seen all the same.
+
+A large window is a fast flow, in which each run would be looked up several times. There the relay counts a sample.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from datetime import datetime
+from typing import NamedTuple
 
 MOST: int = 20_000  # of a window
 _UNSERVED = 64  # the window of a queue without an executor
 _FIRST = 16  # at the least, of a window that begins
 _PER_EXECUTOR = 4  # a window of the fleet's slots would put a second filling of them in front of all others
 _LEAST = 4
+_SAMPLE = 256  # runs of a full window that are counted at the least; of a larger one each represents several
 
 _CREDIT_ROWS = 128.0  # published at once without a count
 _CREDIT_ROWS_PER_SECOND = 256.0
@@ -37,17 +40,18 @@ _MOST_DOUBLINGS = 8
 _FEW = 100
 
 
-@dataclass(frozen=True, slots=True)
-class Unclaimed:
+class Unclaimed(NamedTuple):
     """A published run.
 
     Args:
         sent: The monotonic time at which it was published.
         publish_at: Of its message. A later attempt of the run has a later one.
+        represents: The number of published runs that it represents.
     """
 
     sent: float
     publish_at: datetime
+    represents: int
 
 
 class Window:
@@ -63,7 +67,12 @@ class Window:
 
     def room(self) -> int:
         """Return how many more runs may be published."""
-        return max(self.size - len(self.unclaimed), 0)
+        return max(self.size - _total(self.unclaimed), 0)
+
+    @property
+    def stride(self) -> int:
+        """The number of runs that each recorded one represents."""
+        return max(self.size // _SAMPLE, 1)
 
     def takes(self, rows: int, now: float) -> bool:
         """Return True if so many runs may be published now, by credit or by room."""
@@ -75,8 +84,9 @@ class Window:
         return rows <= self.room()
 
     def publish(self, runs: Iterable[tuple[bytes, datetime]], now: float) -> None:
-        """Record runs that leave."""
-        self.unclaimed.update((run_id, Unclaimed(now, publish_at)) for run_id, publish_at in runs)
+        """Record runs that leave; the caller passes each `stride`-th of them."""
+        stride = self.stride
+        self.unclaimed.update((run_id, Unclaimed(now, publish_at, stride)) for run_id, publish_at in runs)
 
     def seconds_to_count(self, now: float, *, held: bool) -> float:
         """Return the seconds until the unclaimed runs should be counted again."""
@@ -104,14 +114,18 @@ class Window:
         """
         self._counted_at = now
         since = now - _FORGET_SECONDS if executors else float("-inf")
-        published = len(self.unclaimed)
+        published = _total(self.unclaimed)
         left = {run_id: one for run_id in waiting if (one := self.unclaimed.get(run_id)) is not None}
         age = now - min((one.sent for one in left.values()), default=now)  # with those that are forgotten now
         self.unclaimed = {run_id: one for run_id, one in left.items() if one.sent > since}
         self._strained = age > _LONG_SECONDS
-        self.size = _next_size(self.size, published, len(left), age, executors, share=share, held=held)
-        stands = published == len(self.unclaimed) and not self.room()
+        self.size = _next_size(self.size, published, _total(left), age, executors, share=share, held=held)
+        stands = published == _total(self.unclaimed) and not self.room()
         self._standstill = min(self._standstill + 1, _MOST_DOUBLINGS) if stands else 0
+
+
+def _total(runs: Mapping[bytes, Unclaimed]) -> int:
+    return sum(one.represents for one in runs.values())
 
 
 def _next_size(

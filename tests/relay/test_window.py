@@ -9,7 +9,7 @@ AT = datetime(2026, 1, 1, tzinfo=UTC)
 
 def publish(window: Window, count: int, now: float) -> list[bytes]:
     runs = [f"{now}-{number}".encode() for number in range(count)]
-    window.publish(((run, AT) for run in runs), now)
+    window.publish(((run, AT) for run in runs[:: window.stride]), now)
     return runs
 
 
@@ -123,3 +123,14 @@ def test_slow_fleet_closes_it() -> None:
     assert window.size == 4
     window.counted(waiting, 1, 31.0, share=1.0, held=True)
     assert not window.unclaimed, "runs that no executor takes are forgotten after 30 s"
+
+
+def test_of_a_large_window_a_sample_is_counted() -> None:
+    window = Window(0.0)
+    window.counted([], 1, 0.0, share=1.0, held=True)
+    window.size = MOST
+    waiting = publish(window, MOST // 2, 0.0)
+    assert len(window.unclaimed) < 256
+    assert abs(window.room() - MOST // 2) < 100
+    window.counted(waiting[: MOST // 4], 1, 0.05, share=1.0, held=True)
+    assert abs(window.size - window.room() - MOST // 4) < 100
