@@ -243,6 +243,8 @@ def _bound(
         apply_rollbacks: partial(apply_rollbacks, graphs=graphs),
         apply_deletes: partial(apply_deletes, graphs=graphs, freed_keys=freed_keys),
         apply_pauses: partial(apply_pauses, actor=actor),
+        apply_freezes: partial(apply_freezes, actor=actor),
+        apply_thaws: partial(apply_thaws, actor=actor),
         apply_backfill_changes: partial(apply_backfill_changes, freed_keys=freed_keys),
         apply_cancels: partial(apply_cancels, may_block_claims=alone, freed_keys=freed_keys),
         apply_completes: partial(apply_completes, freed_keys=freed_keys),

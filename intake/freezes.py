@@ -6,18 +6,21 @@ A freeze is one row that every claim reads. It is written under the lock `claims
 it, or sees it. Firing holds the timers that come due under it. A thaw ends the freeze at once, and the scheduler then
 releases these timers (scheduler/freezing.py). The sweeps of the executors find the runs that waited.
 
+The pause of a tenant is the freeze of all its runs. One of an operator is not ended by a key or a topic of the tenant.
+
 A run shows neither its job's labels nor its key. So a freeze by them has a row for each job, and each submit keeps
 these rows. A submit that is not committed when the freeze is written may miss it: the scheduler then adds the job.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import cast
+from typing import NamedTuple, cast
 from uuid import UUID
 
 import psycopg
 from psycopg.types.json import Jsonb
 
-from tidewheel.errors import Refused, UnknownFreeze, refuse
+from tidewheel.audit import Actor
+from tidewheel.errors import PausedByOperator, Refused, UnknownFreeze, refuse
 from tidewheel.intake.cancel import block_claims
 from tidewheel.intake.lock_wait import RowLocked, try_lock
 from tidewheel.intake.request import ReceivedRequest, accepted, rejected
@@ -35,6 +38,7 @@ _RESET_PLAN_MODE = _SQL["reset_plan_mode"]
 _FIND_JOBS_TO_FREEZE = _SQL["find_jobs_to_freeze"]
 _ADD_FROZEN_JOBS = _SQL["add_frozen_jobs"]
 _ADD_FREEZE = _SQL["add_freeze"]
+_TAKE_OVER_PAUSE = _SQL["take_over_pause"]
 _LOCK_FREEZE = _SQL["lock_freeze"]
 _THAW = _SQL["thaw"]
 _KEEP_FROZEN_JOBS = _SQL["keep_frozen_jobs"]
@@ -42,24 +46,34 @@ _KEEP_FROZEN_JOBS = _SQL["keep_frozen_jobs"]
 MAX_JOBS = 100_000  # jobs of one freeze: a row each, about a second in all
 
 
-def apply_freezes(connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:
+class _Standing(NamedTuple):
+    """A standing freeze; `by_operator` is true for the pause of a tenant that no key of the tenant ends."""
+
+    id: int
+    by_operator: bool
+
+
+def apply_freezes(
+    connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest], *, actor: Actor | None
+) -> list[Reply]:
     """Write freezes in the caller's transaction; return a reply for each request, in their order.
 
     Raises:
-        RowLocked: A claim has been under way for longer than 200 ms: roll back and try again.
+        RowLocked: A claim, or a firing that holds timers, has been under way for longer than 200 ms: roll back and try
+            again.
     """
-    del installation
-    return [_freeze(connection, received) for received in batch]
+    return [_freeze(connection, one, is_operator=_is_operator(installation, one, actor)) for one in batch]
 
 
-def apply_thaws(connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest]) -> list[Reply]:
+def apply_thaws(
+    connection: Conn, installation: Installation, batch: Sequence[ReceivedRequest], *, actor: Actor | None
+) -> list[Reply]:
     """End freezes in the caller's transaction; return a reply for each request, in their order.
 
     Raises:
         RowLocked: A firing that holds timers has been under way for longer than 200 ms: roll back and try again.
     """
-    del installation
-    return [_thaw(connection, received) for received in batch]
+    return [_thaw(connection, one, is_operator=_is_operator(installation, one, actor)) for one in batch]
 
 
 def keep_frozen_jobs(connection: Conn, job_ids: Iterable[UUID]) -> None:
@@ -67,14 +81,17 @@ def keep_frozen_jobs(connection: Conn, job_ids: Iterable[UUID]) -> None:
     connection.execute(_KEEP_FROZEN_JOBS, {"job_ids": uuids(job_ids)})
 
 
-def _freeze(connection: Conn, received: ReceivedRequest) -> Reply:
+def _freeze(connection: Conn, received: ReceivedRequest, *, is_operator: bool) -> Reply:
     request = received.request
     assert isinstance(request, Freeze)  # noqa: S101 - by the table of `apply`
     scope = _scope(received, request)
+    by_operator = is_operator and _is_pause(request)
+    columns: dict[str, object] = {**scope, "reason": request.reason, "by": request.by, "by_operator": by_operator}
+    if by_operator and _take_over(connection, received, columns):
+        return accepted(received)
     if _find(connection, scope) is not None:
         return accepted(received, unchanged=True)
-    number = cast("tuple[int]", connection.execute(_NEXT_FREEZE_ID, binary=True).fetchone())[0]
-    columns: dict[str, object] = {**scope, "id": number, "reason": request.reason, "by": request.by}
+    columns["id"] = cast("tuple[int]", connection.execute(_NEXT_FREEZE_ID, binary=True).fetchone())[0]
     added = 0
     try:
         with connection.transaction() as savepoint:
@@ -87,21 +104,53 @@ def _freeze(connection: Conn, received: ReceivedRequest) -> Reply:
                 raise psycopg.Rollback(savepoint)
     except Refused as refused:
         return rejected(received, refused)
-    return accepted(received, unchanged=not added)
+    changed = added or (by_operator and _take_over(connection, received, columns))
+    return accepted(received, unchanged=not changed)
 
 
-def _thaw(connection: Conn, received: ReceivedRequest) -> Reply:
+def _take_over(connection: Conn, received: ReceivedRequest, columns: dict[str, object]) -> bool:
+    """Make the pause that a key of the tenant has begun one of an operator; return False if there is none."""
+    standing = _find(connection, columns)
+    if standing is None or standing.by_operator:
+        return False
+    _lock(connection, received, standing)
+    return connection.execute(_TAKE_OVER_PAUSE, {**columns, "id": standing.id}).rowcount > 0
+
+
+def _thaw(connection: Conn, received: ReceivedRequest, *, is_operator: bool) -> Reply:
     request = received.request
     assert isinstance(request, Thaw)  # noqa: S101 - by the table of `apply`
-    number = _find(connection, _scope(received, request))
-    if number is None:
+    scope = _scope(received, request)
+    standing = _find(connection, scope)
+    if standing is None:
         named = ("key_prefix", "labels", "queue", "scope")
         return rejected(received, UnknownFreeze(next(name for name in named if getattr(request, name))))
-    if not try_lock(connection, _LOCK_FREEZE, {"id": number}):
+    _lock(connection, received, standing)
+    # A later statement than the lock: it sees that an operator has taken the pause over.
+    standing = _find(connection, scope)
+    if standing is None:
+        return accepted(received, unchanged=True)
+    if standing.by_operator and not is_operator:
+        return rejected(received, PausedByOperator(received.tenant))
+    connection.execute(_THAW, {"id": standing.id})
+    return accepted(received)
+
+
+def _lock(connection: Conn, received: ReceivedRequest, standing: _Standing) -> None:
+    if not try_lock(connection, _LOCK_FREEZE, {"id": standing.id}):
         freeze = "the freeze"
         raise RowLocked(freeze, [received])
-    thawed = connection.execute(_THAW, {"id": number}).rowcount
-    return accepted(received, unchanged=not thawed)
+
+
+def _is_operator(installation: Installation, received: ReceivedRequest, actor: Actor | None) -> bool:
+    """Return True for a sender with the rights of all tenants: none by a key or a topic of one tenant."""
+    if received.origin is not None:
+        return installation.topics.tenant_of(received.origin.topic) is None
+    return actor is None or actor.tenant is None
+
+
+def _is_pause(request: Freeze) -> bool:
+    return request.scope == "tenant" and not (request.queue or request.labels or request.key_prefix)
 
 
 def _scope(received: ReceivedRequest, request: Freeze | Thaw) -> dict[str, object]:
@@ -113,10 +162,10 @@ def _scope(received: ReceivedRequest, request: Freeze | Thaw) -> dict[str, objec
     }
 
 
-def _find(connection: Conn, scope: dict[str, object]) -> int | None:
-    """Return the id of the standing freeze of exactly this scope."""
+def _find(connection: Conn, scope: dict[str, object]) -> _Standing | None:
+    """Return the standing freeze of exactly this scope."""
     row = connection.execute(_FIND_FREEZE, scope, binary=True).fetchone()
-    return None if row is None else cast("int", row[0])
+    return None if row is None else _Standing(*cast("tuple[int, bool]", row))
 
 
 def _add_jobs(connection: Conn, columns: dict[str, object]) -> None:

@@ -430,9 +430,9 @@ freeze.thawed_at IS NULL
   AND freeze.key_prefix IS NOT DISTINCT FROM %(key_prefix)s
 
 -- name: find_freeze
--- The standing freeze of exactly this scope.
+-- The standing freeze of exactly this scope, and whether an operator has begun it as the pause of a tenant.
 -- Index: freezes_pkey; a few rows. No lock.
-SELECT f.id FROM freezes AS f WHERE {{same_scope(f)}}
+SELECT f.id, f.by_operator FROM freezes AS f WHERE {{same_scope(f)}}
 
 -- name: next_freeze_id
 -- The id of the freeze that is written next.
@@ -476,10 +476,17 @@ SELECT t.id, t.job_id, t.tenant FROM fits AS t WHERE t.named
 -- name: add_freeze
 -- Inserts a freeze, unless there is a standing one of the same scope: from its commit on no claim takes the runs that it names.
 -- Index: freezes_pkey. Lock: the new row.
-INSERT INTO freezes (id, tenant, queue, labels, key_prefix, reason, created_by)
+INSERT INTO freezes (id, tenant, queue, labels, key_prefix, reason, created_by, by_operator)
 OVERRIDING SYSTEM VALUE
-SELECT %(id)s, %(tenant)s, %(queue)s, %(labels)s, %(key_prefix)s, %(reason)s, %(by)s
+SELECT %(id)s, %(tenant)s, %(queue)s, %(labels)s, %(key_prefix)s, %(reason)s, %(by)s, %(by_operator)s
  WHERE NOT EXISTS (SELECT FROM freezes AS f WHERE {{same_scope(f)}})
+
+-- name: take_over_pause
+-- Makes the pause that a key of a tenant has begun one of an operator, with the operator's name and reason.
+-- Index: freezes_pkey. Lock: the row; waits for the firings that hold timers by it, and for a thaw.
+UPDATE freezes
+   SET by_operator = true, reason = coalesce(%(reason)s::text, reason), created_by = coalesce(%(by)s::text, created_by)
+ WHERE id = %(id)s AND thawed_at IS NULL AND NOT by_operator
 
 -- name: lock_freeze
 -- Locks a freeze to thaw it: waits for the firings that hold timers by it.

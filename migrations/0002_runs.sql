@@ -332,7 +332,8 @@ CREATE TABLE freezes (
     created_at timestamptz NOT NULL DEFAULT tidewheel_now(),
     thawed_at  timestamptz,
     settles_at xid8,
-    settled    boolean NOT NULL DEFAULT false
+    settled    boolean NOT NULL DEFAULT false,
+    by_operator boolean NOT NULL DEFAULT false
 );
 COMMENT ON TABLE freezes IS 'a column that is null does not narrow the freeze';
 COMMENT ON COLUMN freezes.by_job IS 'true if frozen_jobs holds its jobs: a run shows neither labels nor key';
@@ -340,6 +341,7 @@ COMMENT ON COLUMN freezes.created_by IS 'the name that the request gives, which 
 COMMENT ON COLUMN freezes.thawed_at IS 'from here on it names nothing; its timers are still to be released';
 COMMENT ON COLUMN freezes.settles_at IS 'once all transactions below have ended, every later submit sees the freeze';
 COMMENT ON COLUMN freezes.settled IS 'true if the jobs of those transactions are in frozen_jobs too';
+COMMENT ON COLUMN freezes.by_operator IS 'true for the pause of a tenant that an actor with the rights of all tenants has begun: no key of the tenant ends it';
 CREATE POLICY of_fleet ON freezes FOR SELECT USING (tenant IS NULL); -- beside that of all tables (row_security.py)
 
 CREATE TABLE frozen_jobs (

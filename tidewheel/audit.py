@@ -84,6 +84,7 @@ class Actor:
         name: The name of the key or the user, or the coordinates of the message.
         named: The person that the sender has named.
         key_id: The API key.
+        tenant: The one tenant that an API key opens; None for an actor with the rights of all.
     """
 
     door: Door
@@ -91,6 +92,7 @@ class Actor:
     name: str
     named: str | None = None
     key_id: str | None = None
+    tenant: str | None = None
 
     @property
     def words(self) -> str:

@@ -97,7 +97,7 @@ def _keyed(request: Request, key: StoredKey) -> Caller:
         # The same answer whether the tenant exists or not.
         raise HTTPException(HTTPStatus.NOT_FOUND, f"there is no tenant {tenant!r}")
     named = person(request.headers.get(ACTOR_HEADER))
-    actor = Actor(Door.REST, ActorKind.KEY, key.name, named, key.key_id)
+    actor = Actor(Door.REST, ActorKind.KEY, key.name, named, key.key_id, None if everywhere else key.tenant)
     return Caller(tenant, key.rights, actor, all_tenants=everywhere, traceparent=_traceparent(request))
 
 

@@ -19,6 +19,7 @@ from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import (
     FieldError,
     InvalidInput,
+    PausedByOperator,
     Refused,
     RequestConflict,
     StaleToken,
@@ -46,6 +47,7 @@ _UNKNOWN = (
 _STATUS: Mapping[str, HTTPStatus] = {
     InvalidInput.code: HTTPStatus.UNPROCESSABLE_ENTITY,
     **dict.fromkeys((each.code for each in _UNKNOWN), HTTPStatus.NOT_FOUND),
+    PausedByOperator.code: HTTPStatus.FORBIDDEN,
     StaleToken.code: HTTPStatus.CONFLICT,
     TenantDeleted.code: HTTPStatus.CONFLICT,
     VersionConflict.code: HTTPStatus.CONFLICT,

@@ -76,7 +76,7 @@ _NOT_EXECUTED = {
         control: find_active_run find_active_run_at find_chain find_unfired oldest_day_of_runs read_able
         control: read_attempts_of read_job_error
         intake: add_job_cancellation add_pending_cancel calendar_names drop_moves find_pending_cancel open_windows
-        intake: read_edges_above read_open_states wait_for_runs write_windows""",
+        intake: read_edges_above read_open_states take_over_pause wait_for_runs write_windows""",
     "the scenario has no batch, no quota of jobs and no child of several parents yet": """
         control: find_later_parents find_occurrence_of_child list_batches read_batch_runs read_child_runs read_run_edges
         control: show_batch

@@ -31,6 +31,7 @@ _EXAMPLES: list[TidewheelError] = [
     errors.UnknownTenant("acme"),
     errors.TenantDeleted("acme", datetime(2027, 2, 21, tzinfo=UTC)),
     errors.TenantLimitExceeded(_FIELD),
+    errors.PausedByOperator("acme"),
     errors.UnknownCalendar("default", "holidays", "make it"),
     errors.VersionConflict(1, 2),
     errors.RequestConflict("r-7"),

@@ -1,19 +1,23 @@
 """Tenants by client, command line and REST: limits, pauses, usage; quotas of jobs and payloads."""
 
 from collections.abc import Iterator
+from http import HTTPStatus
 from typing import Any
 
 import pytest
 
-from tests.control.api.answering import answer_of, answering
+from tests.control.api.answering import answer_of, answering, refusal
 from tests.control.cli.command import json_output, tidewheel
 from tests.fixtures.database import Database
 from tests.transitions.acts import apply_batch, apply_batch_within, begin, begun, submission, submit, succeed, trigger
 from tests.transitions.stepping import in_background, until_blocked
 from tidewheel.control.client.client import Client
 from tidewheel.errors import InvalidInput, Refused, UnknownTenant
+from tidewheel.intake.apply import apply_requests
+from tidewheel.intake.request import ReceivedRequest
+from tidewheel.jobs.parsing import parse_request
 from tidewheel.postgres.session import connect
-from tidewheel.schemas.generated.records import Reply, ReplyStatus
+from tidewheel.schemas.generated.records import Reply, ReplyStatus, RequestOrigin
 
 ACME = {"tenant": "acme"}
 
@@ -194,4 +198,31 @@ def test_key_of_one_tenant_reads_its_own_and_changes_no_limit(client: Client, da
         assert http.get("/api/v1/tenants/default").status_code == 404
         assert http.patch("/api/v1/tenants/acme", json={"jobs": 1}).status_code == 403
         assert http.post("/api/v1/tenants", json={"tenant": "mine"}).status_code == 403
-        assert http.post("/api/v1/tenants/acme:pause").status_code == 200
+
+
+def test_key_of_a_tenant_ends_its_own_pause_and_none_of_an_operator(client: Client, database: Database) -> None:
+    with Client(database.url, tenant="acme") as acme:
+        key = acme.api_keys.create("ops", ["operate"]).key
+    pause, resume = "/api/v1/tenants/acme:pause", "/api/v1/tenants/acme:resume"
+    with answering(database, token="token-of-this-test-only") as http:
+        http.headers["Authorization"] = f"Bearer {key}"
+        assert not answer_of(http.post(pause))["unchanged"]
+        assert not answer_of(http.post(resume))["unchanged"]
+        answer_of(http.post(pause, json={"reason": "ours"}))
+        assert client.tenants.pause("acme", reason="unpaid"), "the operator takes the pause over"
+        assert not client.tenants.pause("acme")
+        assert answer_of(http.post(pause))["unchanged"]
+        for refused in (http.post(resume), http.post("/api/v1/freezes:thaw", json={"scope": "tenant"})):
+            told = refusal(refused, HTTPStatus.FORBIDDEN)
+            [error] = told["errors"]
+            assert (told["code"], error["path"]) == ("paused_by_operator", "scope")
+            assert "tidewheel tenant resume acme" in error["remedy"]
+        thaw = parse_request({"type": "thaw", "scope": "tenant"} | ACME)
+        origin = RequestOrigin(topic=database.installation.topics.requests_of("acme"), partition=0, offset=7)
+        with database.transaction() as connection:
+            replies = apply_requests(connection, database.installation, [ReceivedRequest(thaw, origin)])
+        assert refusals(replies) == ["paused_by_operator"], "nor does a message on the tenant's own topic"
+        assert database.rows("SELECT by_operator, reason FROM freezes WHERE thawed_at IS NULL") == [(True, "unpaid")]
+        assert client.tenants.resume("acme")
+        answer_of(http.post(pause))
+        assert client.tenants.resume("acme"), "an operator ends every pause"
