@@ -1,82 +1,34 @@
-"""Promote runs that wait for a key with a rate, remove the rows of idle keys, and repair keys.
+"""Promote runs that wait for a key with a rate, and queue the runs that a tenant's rate holds.
 
 An end passes its place on itself. This module does what no end does: a rate frees a start at a time, and an end may
 find all waiting runs locked by other transactions. Both set `wake_at`.
-
-The repair walks all keys once a minute, some a second. It removes keys that nothing has used for ten minutes. Where the
-counters of a key differ from its runs it repairs them: a manual change, or a partial restore. It leaves the counters of
-a key with `_MAX_RUNS` open runs or more as they are. It applies a raised limit, for which no claim has come yet.
 """
 
-import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import timedelta
 from typing import cast
-from uuid import UUID
 
 from tidewheel.clock import monotonic_seconds
-from tidewheel.ids import FIRST_KEY_ID
 from tidewheel.postgres.session import Session
 from tidewheel.postgres.statements import Statements
-from tidewheel.process.metrics import metrics
-from tidewheel.runs import Gate
 from tidewheel.transitions.held_runs import MAX_RELEASED, find_held_tenants, pace
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.order_keys import wake_orders
 from tidewheel.transitions.run_keys import settle_keys
-from tidewheel.transitions.tenant_places import COUNTED_FOR, count_started_runs
-
-_LOG = logging.getLogger("tidewheel.scheduler")
 
 _SQL = Statements("tidewheel.scheduler")
 _FIND_WOKEN_KEYS = _SQL["find_woken_keys"]
 _PROBE_KEYS = _SQL["probe_keys"]
-_SCAN_KEYS = _SQL["scan_keys"]
-_REMOVE_IDLE_KEYS = _SQL["remove_idle_keys"]
-_LOCK_KEYS = _SQL["lock_keys"]
-_REPAIR_KEYS = _SQL["repair_keys"]
-_FIND_TENANTS_TO_COUNT = _SQL["find_tenants_to_count"]
-_END_COUNT = _SQL["end_count"]
 
 _MAX_WOKEN = 500  # keys in one transaction: about twenty milliseconds
-_MAX_SCANNED = 1000  # keys in one step of the repair
-_MAX_RUNS = 20_000  # open runs in one step of the repair: about twenty milliseconds
-_MAX_READ = 50_000  # open runs in one step of the count: about a hundred milliseconds
-_LEAST_COST = 250  # a transaction takes as long as reading so many runs
-_PASS_SECONDS = 60.0
-_IDLE_AFTER = timedelta(minutes=10)
 _STEP_SECONDS = 0.05
-
-_BEFORE_ALL = UUID(int=0)  # no run has it
-
-_ScannedRow = tuple[int | None, int | None, bool | None, bool | None, bool | None]
-
-
-@dataclass(slots=True)
-class _Count:
-    """A pass over the open runs of a tenant whose limit has begun.
-
-    Args:
-        is_last: True if it began after the last claim that may not know the limit.
-        after: The last run that was read.
-        counted: The number of runs that were counted.
-    """
-
-    is_last: bool
-    after: UUID | None = _BEFORE_ALL
-    counted: int = 0
 
 
 class KeyDuties:
-    """The scheduler's duties for concurrency keys."""
+    """The scheduler's duties for concurrency keys, in the session that fires."""
 
     def __init__(self, session: Session, installation: Installation) -> None:
         self._session, self._installation = session, installation
-        self._after = FIRST_KEY_ID
-        self._next_pass = -math.inf
-        self._counts: dict[str, _Count] = {}
         self._to_pace: list[str] = []
 
     def promote(self, shards: Sequence[int]) -> tuple[int, float]:
@@ -108,71 +60,6 @@ class KeyDuties:
         with self._session.transaction() as connection:
             return wake_orders(connection, self._installation)
 
-    def repair(self) -> int:
-        """Walk some keys; return the number of runs that got a place.
-
-        A pass over all keys begins a minute after the last one began, or later.
-
-        Raises:
-            Unavailable: The database does not answer.
-        """
-        if self._after == FIRST_KEY_ID:
-            if monotonic_seconds() < self._next_pass:
-                return 0
-            self._next_pass = monotonic_seconds() + _PASS_SECONDS
-        columns: dict[str, object] = {
-            "after": self._after,
-            "limit": _MAX_SCANNED,
-            "budget": _MAX_RUNS,
-            "idle_after": _IDLE_AFTER,
-            "holds": Gate.HOLDS_KEY,
-        }
-        with self._session.transaction() as connection:
-            rows = cast("list[_ScannedRow]", connection.execute(_SCAN_KEYS, columns, binary=True).fetchall())
-            # Before the writes: a key that fails is left to the next pass.
-            self._after = FIRST_KEY_ID if rows[0][0] is None else rows[0][0]
-            if idle := [key for _, key, is_idle, _, _ in rows if is_idle]:
-                connection.execute(_REMOVE_IDLE_KEYS, {**columns, "key_ids": idle})
-        wrong = [key for _, key, _, _, is_wrong in rows if key is not None and is_wrong]
-        if wrong:
-            self._repair_counters(wrong)
-        woken = sorted({*wrong, *(key for _, key, _, waits, _ in rows if key is not None and waits)})
-        promoted = 0
-        for first in range(0, len(woken), _MAX_WOKEN):
-            with self._session.transaction() as connection:
-                some = woken[first : first + _MAX_WOKEN]
-                promoted += settle_keys(connection, self._installation, woken=some).promoted
-        return promoted
-
-    def count_started_runs(self) -> None:
-        """Count the runs of tenants whose limit of runs in flight has begun.
-
-        A step reads so many runs, at most all of each tenant. The next step goes on where it has stopped.
-
-        Raises:
-            Unavailable: The database does not answer.
-        """
-        columns: dict[str, object] = {"counted_for": COUNTED_FOR}
-        with self._session.transaction() as connection:
-            rows = connection.execute(_FIND_TENANTS_TO_COUNT, columns, binary=True).fetchall()
-        begun = dict(cast("list[tuple[str, bool]]", rows))
-        # The passes that the step before has left go first.
-        passes = {tenant: one for tenant, one in self._counts.items() if tenant in begun}
-        self._counts = passes | {tenant: _Count(is_last) for tenant, is_last in begun.items() if tenant not in passes}
-        left = _MAX_READ
-        for tenant, one in list(self._counts.items()):
-            while one.after is not None and left > 0:
-                with self._session.transaction() as connection:
-                    step = count_started_runs(connection, tenant, one.after)
-                one.after, one.counted = step.after, one.counted + step.counted
-                left -= max(step.read, _LEAST_COST)
-            if one.after is not None:
-                return
-            del self._counts[tenant]
-            if one.is_last and not one.counted:
-                with self._session.transaction() as connection:
-                    connection.execute(_END_COUNT, {**columns, "tenant": tenant})
-
     def pace(self) -> tuple[int, bool]:
         """Queue held runs of tenants with a rate at their places, for up to `_STEP_SECONDS`.
 
@@ -194,12 +81,3 @@ class KeyDuties:
             if released < MAX_RELEASED:
                 self._to_pace.pop()
         return queued, bool(self._to_pace)
-
-    def _repair_counters(self, keys: Sequence[int]) -> None:
-        columns: dict[str, object] = {"key_ids": keys, "holds": Gate.HOLDS_KEY}
-        with self._session.transaction() as connection:
-            connection.execute(_LOCK_KEYS, columns)
-            repaired = connection.execute(_REPAIR_KEYS, columns).rowcount
-        if repaired:
-            metrics.count("keys_repaired", repaired)
-            _LOG.error("the scheduler repaired the counters of %d concurrency keys; check for manual changes", repaired)

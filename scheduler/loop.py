@@ -29,6 +29,7 @@ from tidewheel.scheduler.days_ahead import DaysAhead
 from tidewheel.scheduler.deadlines import Deadlines
 from tidewheel.scheduler.freezing import Thaws
 from tidewheel.scheduler.key_duties import KeyDuties
+from tidewheel.scheduler.key_repair import KeyRepair
 from tidewheel.scheduler.pending_cancels import PendingCancels
 from tidewheel.scheduler.poller import TimerPoller
 from tidewheel.scheduler.redrive_loop import RedriveLoop
@@ -134,6 +135,7 @@ class Scheduler:
         self._redrives = RedriveLoop(self._session, installation)
         self._tenant_deletions = TenantDeletions(self._session, installation, settings.retention)
         self._unhandled = UnhandledWatch(Session(url, "tidewheel-scheduler-unhandled", options=BY_KEY), installation)
+        self._key_repair = KeyRepair(Session(url, "tidewheel-scheduler-keys", options=BY_KEY), installation)
         self._metrics = BacklogMetrics(Session(url, "tidewheel-scheduler-metrics", options=BY_KEY), installation)
         self._tzdata = TzdataRefresh(self._session, installation)
         self._days_ahead = DaysAhead(url, stop)
@@ -148,7 +150,6 @@ class Scheduler:
             ("deferred effects", _SECOND, self._apply_deferred_effects),
             ("active runs", _SECOND, self._repair_active_runs),
             ("waiting for keys", _EACH_STEP, self._promote_for_keys),
-            ("runs in flight", _SECOND, self._count_started_runs),
             ("keys", _SECOND, self._repair_keys),
             ("rates of tenants", _SECOND, self._pace),
             ("unhandled runs", _SECOND, self._announce_unhandled),
@@ -201,6 +202,7 @@ class Scheduler:
         self._notifier.close()
         self._poller.close()
         self._unhandled.close()
+        self._key_repair.close()
         self._metrics.close()
         self._session.close()
 
@@ -258,15 +260,10 @@ class Scheduler:
         promoted, until_next = self._keys.promote(self._shards)
         return min(self._released(promoted), until_next)
 
-    def _count_started_runs(self) -> float:
-        if 0 in self._shards:
-            self._keys.count_started_runs()
-        return math.inf
-
     def _repair_keys(self) -> float:
-        if 0 not in self._shards:
-            return math.inf
-        return self._released(self._keys.wake() + self._keys.repair())
+        repairs = 0 in self._shards
+        woken = self._keys.wake() if repairs else 0
+        return self._released(woken + self._key_repair.step(repairs=repairs))
 
     def _pace(self) -> float:
         if 0 not in self._shards:

@@ -607,6 +607,52 @@ UPDATE run_keys AS k
   ) AS held
  WHERE k.key_id = held.key_id AND (k.running <> held.places + held.deferred OR k.unclaimed <> held.unclaimed)
 
+-- name: find_tenant_keys
+-- Returns the tenants that limit their runs in flight, or whose row counts some still; true where that row is missing or has
+-- another limit.
+-- Index: run_keys_by_key, and a row for each tenant; once a minute. No lock: the result is checked again under a lock.
+SELECT t.tenant, k.key_id IS NULL OR k.at_once IS DISTINCT FROM t.in_flight
+  FROM tenants AS t
+  LEFT JOIN run_keys AS k ON k.tenant = t.tenant AND k.key COLLATE "C" = ''
+ WHERE t.in_flight IS NOT NULL OR k.key_id IS NOT NULL
+ ORDER BY t.tenant
+
+-- name: restore_tenant_key
+-- Writes the row that counts a tenant's runs in flight, with the tenant's limit.
+-- Index: tenants_pkey, run_keys_pkey. Lock: the tenant for share, then the key, as a change of the limit.
+INSERT INTO run_keys (key_id, tenant, key, at_once, burst)
+SELECT %(key_id)s, t.tenant, '', t.in_flight, 1 FROM tenants AS t WHERE t.tenant = %(tenant)s FOR SHARE
+    ON CONFLICT (key_id) DO UPDATE SET at_once = excluded.at_once
+
+-- name: measure_tenant_key
+-- Returns the number of a tenant's open runs, what its counters lack, and true if runs wait unmarked. Reads so many runs.
+-- Index: run_keys_pkey, job_runs_by_tenant, job_runs_waiting; deferred_effects is nearly empty. No lock.
+-- Why one statement: it sees the counters and the runs of the same commits.
+SELECT held.runs, (held.places + deferred.places - k.running)::integer, (held.unclaimed - k.unclaimed)::integer,
+       NOT k.has_waiters AND EXISTS (SELECT FROM job_runs AS w WHERE w.waits_for = k.key_id)
+  FROM run_keys AS k
+ CROSS JOIN (
+    SELECT count(*) AS runs, count(*) FILTER (WHERE o.holds) AS places,
+           count(*) FILTER (WHERE o.holds AND o.started_at IS NULL) AS unclaimed
+      FROM (SELECT r.gates & %(holds)s <> 0 AS holds, r.started_at
+              FROM job_runs AS r
+             WHERE r.tenant = %(tenant)s AND r.shard >= 0
+             LIMIT %(limit)s) AS o
+ ) AS held
+ CROSS JOIN (
+    SELECT count(*) AS places FROM deferred_effects AS d WHERE d.tenant = %(tenant)s AND d.held_tenant
+ ) AS deferred
+ WHERE k.key_id = %(key_id)s
+
+-- name: repair_tenant_key
+-- Adds to the counters of a tenant's row what they lack, and marks that runs wait.
+-- Index: run_keys_pkey, job_runs_waiting. Lock: the row; waits for a claim or an end under way.
+-- Why a difference: claims and ends change the counters and the runs alike, so it stays what was measured.
+UPDATE run_keys AS k
+   SET running = greatest(k.running + %(places)s::integer, 0), unclaimed = greatest(k.unclaimed + %(unclaimed)s::integer, 0),
+       has_waiters = k.has_waiters OR EXISTS (SELECT FROM job_runs AS w WHERE w.waits_for = k.key_id)
+ WHERE k.key_id = %(key_id)s
+
 -- name: find_tenants_to_count
 -- Returns the tenants whose limit of runs in flight has begun, and whether that was long ago.
 -- Index: tenants_to_count, empty most of the time. No lock.

@@ -10,6 +10,7 @@ from tests.transitions.test_batches import ON, called, change, of, started
 from tidewheel.process.service import Shutdown
 from tidewheel.runs import RunState
 from tidewheel.scheduler.key_duties import KeyDuties
+from tidewheel.scheduler.key_repair import KeyRepair
 from tidewheel.scheduler.pending_cancels import PendingCancels
 from tidewheel.scheduler.retention import Retention
 from tidewheel.schemas.generated.records import ReplyStatus
@@ -76,7 +77,7 @@ def test_workflows_batches_keys_orders_and_windows_leave_no_row(clocked: Clocked
     assert len(called(clocked)) == 7
     assert not drain_some(clocked, never())
     clocked.advance(timedelta(hours=2))
-    KeyDuties(clocked.session(), clocked.installation).repair()
+    KeyRepair(clocked.session(), clocked.installation).repair()
     retention = Retention(clocked.url, timedelta(days=90), timedelta(days=400), Shutdown())
     retention.step()
     retention.close()

@@ -35,6 +35,7 @@ from tidewheel.ids import key_id
 from tidewheel.postgres.session import UNIFORM, Conn
 from tidewheel.runs import AttemptOutcome, Gate, Overlap, RunState
 from tidewheel.scheduler.key_duties import KeyDuties
+from tidewheel.scheduler.key_repair import KeyRepair
 from tidewheel.transitions.claim import Claim, Claimed, Started, claim_keyed, claim_runs, contest_runs
 from tidewheel.transitions.deferred_effects import apply_deferred_effects
 from tidewheel.transitions.finish import finish_runs
@@ -190,7 +191,7 @@ def test_raised_limit_applies_without_a_claim(database: Database) -> None:
     assert len(claim(database, *(trigger(database) for _ in range(4))).waiting) == 3
     # As a change of a prefix leaves it that had too many keys, or died.
     database.execute("INSERT INTO key_limits VALUES ('default', true, 'ac', 3, NULL, 1, 'test')")
-    assert KeyDuties(database.session(), database.installation).repair() == 2
+    assert KeyRepair(database.session(), database.installation).repair() == 2
     assert database.value("SELECT at_once FROM run_keys") == 3
 
 
@@ -209,7 +210,7 @@ def test_transaction_promotes_so_many_runs_of_all_keys(
     waiting_for(clocked, "a", "b", "c", each=3)
     clocked.execute("INSERT INTO key_limits VALUES ('default', true, '', 9, NULL, 1, 'test')")
     duties = KeyDuties(clocked.session(), clocked.installation)
-    assert duties.repair() == 4
+    assert KeyRepair(clocked.session(), clocked.installation).repair() == 4
     assert sorted(clocked.rows("SELECT running, wake_at IS NULL FROM run_keys")) == [(2, False), (2, False), (3, False)]
     promoted: list[int] = []
     for _ in range(3):
@@ -228,7 +229,7 @@ def test_edit_settles_keys_whose_limit_it_changes_and_leaves_some_to_the_walk(
     assert database.value("SELECT count(*) FROM run_keys WHERE has_waiters") == 1
     submit(database, concurrency_key={"key": "acme", "at_once": 2}, payload="another")
     assert database.value("SELECT count(*) FROM run_keys WHERE has_waiters") == 1, "the limit is the same"
-    assert KeyDuties(database.session(), database.installation).repair() == 1
+    assert KeyRepair(database.session(), database.installation).repair() == 1
     assert database.value("SELECT count(*) FROM run_keys WHERE has_waiters") == 0
 
 
@@ -260,8 +261,8 @@ def test_completion_in_a_clients_transaction_gives_the_place_back_later(database
         end = RunEnd(first, started.attempt, RunState.SUCCEEDED, EXECUTOR)
         finish_runs(connection, database.installation, [end], lasting=True)
     assert open_run(database, second).state == RunState.BUFFERED
-    duties = KeyDuties(database.session(), database.installation)
-    assert duties.repair() == 0, "the place is not free before the effect is applied"
+    repair = KeyRepair(database.session(), database.installation)
+    assert repair.repair() == 0, "the place is not free before the effect is applied"
     with database.transaction() as connection:
         apply_deferred_effects(connection, database.installation)
     assert open_run(database, second).state == RunState.QUEUED
@@ -357,21 +358,21 @@ def test_key_with_a_slow_rate_is_not_idle(clocked: ClockedDatabase) -> None:
     keyed(clocked, rate="1/day")
     succeed(clocked, begin(clocked, trigger(clocked)))
     clocked.advance(timedelta(hours=1))
-    KeyDuties(clocked.session(), clocked.installation).repair()
+    KeyRepair(clocked.session(), clocked.installation).repair()
     second = trigger(clocked)
     assert claim(clocked, second).waiting == {second}
 
 
 def test_repair_reads_so_many_runs_and_goes_on(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """A key with more runs than one step reads must not keep the repair from the others."""
-    monkeypatch.setattr("tidewheel.scheduler.key_duties._MAX_RUNS", 4)
+    monkeypatch.setattr("tidewheel.scheduler.key_repair._MAX_RUNS", 4)
     keyed(database, at_once=100)
     runs = [trigger(database, concurrency_key=name) for name, count in KEYS.items() for _ in range(count)]
     claim(database, *runs)
     database.execute("UPDATE run_keys SET running = running + 1, unclaimed = 1")
-    duties = KeyDuties(database.session(), database.installation)
+    repair = KeyRepair(database.session(), database.installation)
     for _ in range(10):
-        duties.repair()
+        repair.repair()
     found = {key: counters for key, *counters in database.rows("SELECT key, running, unclaimed FROM run_keys")}
     assert found == {name: [count, 0] for name, count in KEYS.items()} | {"c": [8, 1]}
 
@@ -382,14 +383,14 @@ def test_idle_keys_are_removed_and_wrong_counters_repaired(clocked: ClockedDatab
     second, third = trigger(clocked), trigger(clocked)
     claim(clocked, second, third)
     clocked.execute("UPDATE run_keys SET running = 7, unclaimed = 2")
-    KeyDuties(clocked.session(), clocked.installation).repair()
+    KeyRepair(clocked.session(), clocked.installation).repair()
     assert key_row(clocked) == (1, True, False)
     assert clocked.value("SELECT unclaimed FROM run_keys") == 0
     apply_batch(clocked, {"type": "runs.cancel", "key": "job"})
     clocked.execute("DELETE FROM job_runs")
     clocked.execute("UPDATE run_keys SET running = 0, has_waiters = false")
     clocked.advance(timedelta(minutes=11))
-    KeyDuties(clocked.session(), clocked.installation).repair()
+    KeyRepair(clocked.session(), clocked.installation).repair()
     assert clocked.count("run_keys") == 0
 
 
@@ -528,7 +529,7 @@ def test_keys_that_nothing_uses_leave_no_row(database: Database, keys: int) -> N
             [first, min(first + 50_000, keys) - 1],
         )
     claim(database, trigger_keyed(database))
-    duties = KeyDuties(database.session(), database.installation)
+    repair = KeyRepair(database.session(), database.installation)
     for _ in range(keys // 1000 + 2):
-        duties.repair()
+        repair.repair()
     assert database.rows("SELECT key FROM run_keys") == [("in-use",)]

@@ -1,11 +1,13 @@
 """Runs of a tenant in flight: no more than the limit, counted when it begins, passed on by each end."""
 
+from contextlib import closing
 from datetime import timedelta
 from uuid import UUID
 
 import pytest
 
 from tests.fixtures.database import ClockedDatabase, Database
+from tests.fixtures.services import until
 from tests.transitions.acts import (
     EXECUTOR,
     apply_batch,
@@ -29,7 +31,7 @@ from tidewheel.ids import tenant_key_id
 from tidewheel.postgres.session import UNIFORM
 from tidewheel.process.service import Shutdown
 from tidewheel.runs import AttemptOutcome, RunState
-from tidewheel.scheduler.key_duties import KeyDuties
+from tidewheel.scheduler.key_repair import KeyRepair
 from tidewheel.transitions.claim import Started
 from tidewheel.transitions.deferred_effects import apply_deferred_effects
 from tidewheel.transitions.finish import finish_runs
@@ -150,21 +152,21 @@ def test_count_of_started_runs_goes_on_where_the_step_before_stopped(
     clocked: ClockedDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tidewheel.transitions.tenant_places._MAX_READ", 2)
-    monkeypatch.setattr("tidewheel.scheduler.key_duties._MAX_READ", 4)
+    monkeypatch.setattr("tidewheel.scheduler.key_repair._MAX_READ", 4)
     clocked.stop_clock()
     submit(clocked)
     started = [begun(clocked) for _ in range(7)]
     limit_tenant(clocked, 3)
-    duties = KeyDuties(clocked.session(), clocked.installation)
+    repair = KeyRepair(clocked.session(), clocked.installation)
     found: list[int] = []
     for _ in range(4):
-        duties.count_started_runs()
+        repair.count_started_runs()
         found.append(clocked.value("SELECT running FROM run_keys WHERE key = ''"))
     assert found == [2, 4, 6, 7]
     clocked.advance(COUNTED_FOR + timedelta(seconds=1))
     for _ in range(4):
         assert clocked.value("SELECT in_flight_since FROM tenants WHERE tenant = 'default'") is not None
-        duties.count_started_runs()
+        repair.count_started_runs()
     assert clocked.value("SELECT in_flight_since FROM tenants WHERE tenant = 'default'") is None
     for one in started:
         succeed(clocked, one)
@@ -175,17 +177,17 @@ def test_runs_that_started_before_the_limit_are_counted(clocked: ClockedDatabase
     submit(clocked)
     before = [begun(clocked) for _ in range(2)]
     limit_tenant(clocked, 2)
-    duties = KeyDuties(clocked.session(), clocked.installation)
-    duties.count_started_runs()
+    repair = KeyRepair(clocked.session(), clocked.installation)
+    repair.count_started_runs()
     assert clocked.rows(COUNTERS) == [(2, 0, False)]
     executor = Executor(clocked)
     run = trigger(clocked)
     assert executor.claim(run) == []
     late = begun(clocked)  # by an executor whose list of tenants is old
-    duties.count_started_runs()
+    repair.count_started_runs()
     assert clocked.rows(COUNTERS) == [(3, 0, True)]
     clocked.advance(COUNTED_FOR + timedelta(seconds=1))
-    duties.count_started_runs()
+    repair.count_started_runs()
     assert clocked.value("SELECT in_flight_since FROM tenants WHERE tenant = 'default'") is None
     for one in (*before, late):
         succeed(clocked, one)
@@ -194,5 +196,38 @@ def test_runs_that_started_before_the_limit_are_counted(clocked: ClockedDatabase
     clocked.advance(timedelta(minutes=11))
     for one in executor.claim(run):
         succeed(clocked, one)
-    duties.repair()
+    repair.repair()
     assert clocked.rows(COUNTERS) == [(0, 0, False)]
+
+
+def test_wrong_count_of_runs_in_flight_is_repaired_and_lets_waiting_runs_start(database: Database) -> None:
+    submit(database)
+    limit_tenant(database, 2)
+    executor = Executor(database)
+    runs = [trigger(database) for _ in range(4)]
+    started = executor.claim(*runs)
+    repair = KeyRepair(database.session(), database.installation)
+    assert repair.repair_tenants() == 0
+    assert database.rows(COUNTERS) == [(2, 0, True)], "what is right stays"
+    # As a restore of an older copy of the table leaves it.
+    database.execute("UPDATE run_keys SET running = 7, unclaimed = 1, has_waiters = false")
+    assert repair.repair_tenants() == 0
+    assert database.rows(COUNTERS) == [(2, 0, True)]
+    with database.transaction() as connection:
+        finish_runs(connection, database.installation, [ending(started[0], RunState.SUCCEEDED)], lasting=True)
+    database.execute("UPDATE run_keys SET running = 0")
+    assert repair.repair_tenants() == 0
+    assert database.rows(COUNTERS) == [(2, 0, True)], "the deferred effect of an end holds its place"
+    database.execute("DELETE FROM run_keys")
+    with database.transaction() as connection:
+        apply_deferred_effects(connection, database.installation)
+    assert repair.repair_tenants() == 1
+    assert database.rows("SELECT at_once, running, unclaimed FROM run_keys") == [(2, 2, 1)]
+    for one in (started[1], *executor.claim(runs[2])):
+        succeed(database, one)
+    for one in executor.claim(runs[3]):
+        succeed(database, one)
+    assert database.rows(COUNTERS) == [(0, 0, False)]
+    database.execute("UPDATE run_keys SET running = 5")
+    with closing(KeyRepair(database.session("background"), database.installation)) as walking:
+        until(lambda: not walking.step(repairs=True) and database.rows(COUNTERS) == [(0, 0, False)], "it is repaired")

@@ -125,7 +125,13 @@ METRICS = (
     Metric(
         "ordering_keys_blocked_oldest_seconds", Kind.GAUGE, "seconds", (), "time for which the first of them is blocked"
     ),
-    Metric("keys_repaired", Kind.COUNTER, "keys", (), "concurrency keys whose counters the scheduler repaired"),
+    Metric(
+        "keys_repaired",
+        Kind.COUNTER,
+        "keys",
+        (),
+        "concurrency keys and limits of runs in flight whose counters the scheduler repaired",
+    ),
     Metric("timers_overdue", Kind.GAUGE, "timers", (), "timers that are due for more than a second and have not fired"),
     Metric("timers_overdue_oldest_seconds", Kind.GAUGE, "seconds", (), "time for which the oldest of them is due"),
     Metric(

@@ -354,6 +354,7 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     "probe_keys": {"count": 64},
     "scan_keys": {"after": -1, "limit": 1000, "budget": 20_000, "idle_after": timedelta(minutes=10)},
     "remove_idle_keys": {"idle_after": timedelta(minutes=10)},
+    "measure_tenant_key": {"tenant": "acme", "key_id": 1, "limit": 500_000},
     "close_runs": {
         "allowed": ["succeeded:running"],
         "cancelling": RunState.CANCELLING,
@@ -503,7 +504,7 @@ _HOT = {
     """,
     "tidewheel.scheduler": """
         probe_timers lock_due_timers lock_timer
-        find_woken_keys probe_keys scan_keys remove_idle_keys lock_keys repair_keys
+        find_woken_keys probe_keys scan_keys remove_idle_keys lock_keys repair_keys find_tenant_keys measure_tenant_key
         lock_job_without_timer scan_active_runs lock_active_runs find_unmarked_waiters
         lock_backfilled_job read_backfill_progress read_version_facts find_unhandled
         measure_runs measure_outbox measure_timers read_overdue_timers
