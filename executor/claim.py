@@ -11,7 +11,7 @@ A run that would replace the active run of its job, while another transaction ha
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import NamedTuple, NoReturn
 from uuid import UUID
@@ -129,13 +129,15 @@ class BatchClaimer:
             left = [FetchedMessage(run.message, run) for run in later]
         if not runs:
             return ClaimResult(0, left)
-        started = self._claimer.claim([run.claim for run in runs.values()], source="message").started
-        claimed: list[ClaimedRun] = []
-        for one in started:
-            _, request, definition, _ = runs[one.run_id]
-            claimed.append((one, request, definition))
-        self._start(claimed)
-        return ClaimResult(len(started), left)
+        count = 0
+        for started in self._claimer.claim_in_parts([run.claim for run in runs.values()], source="message"):
+            count += len(started)
+            claimed: list[ClaimedRun] = []
+            for one in started:
+                _, request, definition, _ = runs[one.run_id]
+                claimed.append((one, request, definition))
+            self._start(claimed)
+        return ClaimResult(count, left)
 
     def check(self) -> None:
         """Check that the database accepts claims.
@@ -221,6 +223,35 @@ class Claimer:
         self._read_lease, self.lease = lease, lease()
         self._limited = LimitedTenants()
         self._held: dict[UUID, float] = {}  # rows that another transaction held, and until when to expect that
+
+    def claim_in_parts(self, claims: Sequence[Claim], *, source: str) -> Iterator[Sequence[Started]]:
+        """Claim a batch: first the runs that need no place of a key, then the others.
+
+        A claim of a hot key waits for the transactions that hold the key's row. The others must start meanwhile.
+
+        Args:
+            claims: The runs to claim.
+            source: As for `claim`.
+
+        Yields:
+            The claimed runs of a part. The next part is claimed when the caller has started them.
+
+        Raises:
+            Unavailable: Nothing was claimed.
+        """
+        limited = self._limited.known
+        keyed = [claim for claim in claims if claim.needs_place(limited)]
+        if not keyed or len(keyed) == len(claims):
+            yield self.claim(claims, source=source).started
+            return
+        others = [claim for claim in claims if not claim.needs_place(limited)]
+        yield self.claim(others, source=source).started
+        try:
+            started = self.claim(keyed, source=source).started
+        except Exception as error:  # noqa: BLE001 - as in `_log_left`
+            _log_left(keyed, error)
+            return
+        yield started
 
     def claim(self, claims: Sequence[Claim], *, source: str) -> Claimed:
         """Claim a batch.

@@ -10,7 +10,7 @@ no reaper ends the lease meanwhile.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import LiteralString, Protocol, cast
@@ -38,6 +38,7 @@ from tidewheel.transitions.claim import Claim, Started, claim_runs, read_claims
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.run_events import append_started
 from tidewheel.transitions.run_messages import Definitions, build_requests, read_definitions
+from tidewheel.transitions.tenant_places import LimitedTenants
 
 _LOG = logging.getLogger("tidewheel.executor")
 
@@ -170,6 +171,7 @@ class RemoteExecutors:
         self, session: Session, installation: Installation, *, notify: Callable[[Channel], None], stop: Shutdown
     ) -> None:
         self._session, self._installation, self._notify, self._stop = session, installation, notify, stop
+        self._limited = LimitedTenants()
 
     def register(
         self, name: str, queues: Sequence[str], handlers: Sequence[str], slots: int, *, lease: timedelta
@@ -211,7 +213,7 @@ class RemoteExecutors:
             InvalidInput: The claim's number is below that of its last one.
         """
         with self._session.transaction() as connection:
-            claimed = claim_remotely(connection, self._installation, claim)
+            claimed = claim_remotely(connection, self._installation, claim, self._limited.read(connection))
         failpoint("claim.after_commit")
         if claimed.signalled:
             self._notify(Channel.SIGNALS)
@@ -293,8 +295,10 @@ class RemoteExecutors:
         return answers
 
 
-def claim_remotely(connection: Conn, installation: Installation, claim: RemoteClaim) -> RemoteClaimResult:
-    """Claim runs for a remote executor, in the caller's transaction.
+def claim_remotely(
+    connection: Conn, installation: Installation, claim: RemoteClaim, limited: Collection[str]
+) -> RemoteClaimResult:
+    """Claim runs for a remote executor, in the caller's transaction; `limited` as for `claim_runs`.
 
     Raises:
         UnknownExecutor: Its lease was ended.
@@ -315,7 +319,7 @@ def claim_remotely(connection: Conn, installation: Installation, claim: RemoteCl
     requests = build_requests(connection, swept)
     claims = [*claim.claims, *_swept_claims(swept, claim)]
     connection.execute(_STORE_CLAIM_SEQ, {"executor_id": claim.executor_id, "claim_seq": claim.number})
-    claimed = claim_runs(connection, installation, claims, executor_id=claim.executor_id)
+    claimed = claim_runs(connection, installation, claims, executor_id=claim.executor_id, limited=limited)
     append_started(connection, installation, claimed.started, claim.executor_id)
     failpoint("claim.before_commit")
     source = "sweep" if claim.sweep else "message"

@@ -263,9 +263,9 @@ class Sweep:
                 )
                 for run in chosen
             ]
-            claimed = self._claimer.claim(claims, source="sweep").started
-            started = len(claimed)
-            self._start_runs([(one, *readable[one.run_id]) for one in claimed])
+            for claimed in self._claimer.claim_in_parts(claims, source="sweep"):
+                started += len(claimed)
+                self._start_runs([(one, *readable[one.run_id]) for one in claimed])
         except psycopg.Error as error:
             raise Unavailable(str(error)) from error
         finally:

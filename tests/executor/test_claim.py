@@ -95,6 +95,21 @@ def test_claim_that_signals_notifies_executors(database: Database) -> None:
     assert told == [Channel.SIGNALS] * 2
 
 
+def test_run_without_a_key_starts_before_a_claim_waits_for_a_hot_key(database: Database) -> None:
+    database.execute(ENTER, [EXECUTOR])
+    submit(database)
+    submit(database, "limited", concurrency_key={"key": "hot", "at_once": 9})
+    claims = [requested_claim(database, trigger(database, "limited"))._replace(keyed=True) for _ in range(2)]
+    assert len(claimer(database).claim(claims[:1], source="message").started) == 1
+    free = trigger(database)
+    parts = claimer(database).claim_in_parts([claims[1], requested_claim(database, free)], source="message")
+    with database.transaction() as other:
+        other.execute("SELECT FROM run_keys FOR UPDATE")
+        assert [one.run_id for one in next(parts)] == [free], "it has started while the key is held"
+    assert [one.run_id for one in next(parts)] == [claims[1].run_id]
+    assert next(parts, None) is None
+
+
 def test_run_with_a_key_is_claimed_beside_others_and_tried_once(database: Database) -> None:
     database.execute(ENTER, [EXECUTOR])
     submit(database)

@@ -33,19 +33,23 @@ _FRESH_SECONDS = 1.0
 
 
 class LimitedTenants:
-    """The tenants that limit their runs in flight, as one thread reads them once a second."""
+    """The tenants that limit their runs in flight, as one thread reads them once a second.
+
+    Attributes:
+        known: Their names at the last read.
+    """
 
     def __init__(self) -> None:
-        self._found: Collection[str] = frozenset()
+        self.known: Collection[str] = frozenset()
         self._until = -math.inf
 
     def read(self, connection: Conn) -> Collection[str]:
         """Return their names, in a transaction that claims."""
         now = monotonic_seconds()
         if now >= self._until:
-            self._found = frozenset(str(row[0]) for row in connection.execute(_FIND_LIMITED_TENANTS))
+            self.known = frozenset(str(row[0]) for row in connection.execute(_FIND_LIMITED_TENANTS))
             self._until = now + _FRESH_SECONDS
-        return self._found
+        return self.known
 
 
 def limit_in_flight(connection: Conn, installation: Installation, tenant: str, at_once: int | None) -> int:
