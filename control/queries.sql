@@ -843,7 +843,7 @@ VALUES (%(tenant)s, %(triggers_per_second)s, %(in_flight)s, %(jobs)s, %(payload_
 
 -- name: change_limits
 -- Writes the limits of a tenant; no row if there is no tenant, or no limit differs.
--- Index: tenants_pkey. Lock: the row; waits for submits of a tenant with a quota of jobs.
+-- Index: tenants_pkey. Lock: the row.
 UPDATE tenants
    SET triggers_per_second = %(triggers_per_second)s, in_flight = %(in_flight)s, max_jobs = %(jobs)s,
        max_payload_bytes = %(payload_bytes)s,
@@ -853,6 +853,11 @@ UPDATE tenants
  WHERE tenant = %(tenant)s
    AND (triggers_per_second, in_flight, max_jobs, max_payload_bytes) IS DISTINCT FROM
        (%(triggers_per_second)s::double precision, %(in_flight)s::integer, %(jobs)s::integer, %(payload_bytes)s::integer)
+
+-- name: forget_job_room
+-- Deletes the room that the last count of a tenant's jobs has left: jobs that come without a quota are not counted.
+-- Index: job_rooms_pkey. Lock: the row; waits for submits of the tenant.
+DELETE FROM job_rooms WHERE tenant = %(tenant)s
 
 -- name: lock_tenant
 -- Locks a tenant against other changes of its limits.

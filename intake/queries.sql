@@ -9,6 +9,18 @@ SELECT tenant, max_jobs, max_payload_bytes FROM tenants WHERE tenant = ANY (%(te
 -- Why not the row: the role of a tenant may only read tenants.
 SELECT pg_advisory_xact_lock(hashtextextended('tidewheel jobs of ' || %(tenant)s::text, 0))
 
+-- name: take_job_room
+-- Takes the room for new jobs that the last count has left; no row if it is too small, or of another quota.
+-- Index: job_rooms_pkey. Lock: the row; lock_job_quota has locked the tenant. Changes no indexed column (HOT).
+UPDATE job_rooms SET room = room - %(jobs)s
+ WHERE tenant = %(tenant)s AND quota = %(quota)s AND room >= %(jobs)s
+
+-- name: leave_job_room
+-- Writes the room that a count has left.
+-- Index: job_rooms_pkey. Lock: the row; lock_job_quota has locked the tenant.
+INSERT INTO job_rooms (tenant, quota, room) VALUES (%(tenant)s, %(quota)s, %(room)s)
+    ON CONFLICT (tenant) DO UPDATE SET quota = excluded.quota, room = excluded.room
+
 -- name: count_jobs
 -- The number of a tenant's jobs, up to a limit.
 -- Index: jobs_by_key, the tenant's rows. No lock: the tenant is locked.

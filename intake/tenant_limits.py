@@ -1,8 +1,9 @@
 """Refuse requests of unknown and of deleted tenants, and those that exceed the limits of their tenant.
 
 One statement reads the tenants of a batch with their limits. A tenant without a quota of jobs is not locked. With a
-quota, a batch with submits locks the quota and counts the jobs. The lock comes before any timer, and lasts until
-the commit: two submits of such a tenant come one after another.
+quota, a batch with submits locks the quota. The lock comes before any timer, and lasts until the commit: two submits
+of such a tenant come one after another. They count the tenant's jobs once, and store the room that is left. The next
+ones take from that, and count again when it is too small: meanwhile jobs may have been deleted.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +22,8 @@ from tidewheel.transitions.tenant_deletions import refusals_of
 _SQL = Statements("tidewheel.intake")
 _FIND_TENANTS = _SQL["find_tenants"]
 _LOCK_JOB_QUOTA = _SQL["lock_job_quota"]
+_TAKE_JOB_ROOM = _SQL["take_job_room"]
+_LEAVE_JOB_ROOM = _SQL["leave_job_room"]
 _COUNT_JOBS = _SQL["count_jobs"]
 _FIND_LIVE_JOBS = _SQL["find_live_jobs"]
 
@@ -91,10 +94,21 @@ def _beyond_quota(
                 new.setdefault(received.job_id, []).append(index)
         if not new:
             continue
-        counted = connection.execute(_COUNT_JOBS, {"tenant": tenant, "limit": most}, binary=True).fetchone()
-        room = most - cast("tuple[int]", counted)[0]
+        room = _room(connection, tenant, most, len(new))
         problem = f"tenant {tenant} has its {most} jobs"
         remedy = "delete jobs that are not used, or raise the limit by `tidewheel tenant limits NAME --jobs`"
         error = TenantLimitExceeded(FieldError("job.key", problem, remedy))
-        refused |= {index: error for indexes in list(new.values())[max(room, 0) :] for index in indexes}
+        refused |= {index: error for indexes in list(new.values())[room:] for index in indexes}
     return refused
+
+
+def _room(connection: Conn, tenant: str, most: int, jobs: int) -> int:
+    """Return how many of so many new jobs fit, and take the room for these."""
+    columns: dict[str, object] = {"tenant": tenant, "quota": most, "jobs": jobs}
+    if connection.execute(_TAKE_JOB_ROOM, columns).rowcount:
+        return jobs
+    counted = connection.execute(_COUNT_JOBS, {"tenant": tenant, "limit": most}, binary=True).fetchone()
+    left = most - cast("tuple[int]", counted)[0]
+    room = min(left, jobs)
+    connection.execute(_LEAVE_JOB_ROOM, {"tenant": tenant, "quota": most, "room": left - room})
+    return room

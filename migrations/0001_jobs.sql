@@ -265,3 +265,11 @@ CREATE TABLE quarantine (
     created_at timestamptz NOT NULL
 );
 CREATE INDEX quarantine_by_job ON quarantine (job_id) WHERE job_id IS NOT NULL;
+
+-- The jobs that a tenant with a quota may still add without another count of its jobs. A deletion does not raise it.
+CREATE TABLE job_rooms (
+    tenant text PRIMARY KEY,
+    quota  integer NOT NULL,
+    room   integer NOT NULL
+);
+COMMENT ON COLUMN job_rooms.quota IS 'the quota of the count: another one needs another count';

@@ -22,6 +22,7 @@ from tidewheel.transitions.tenant_places import limit_in_flight
 
 _SQL = Statements("tidewheel.control")
 _ADD_TENANT = _SQL["add_tenant"]
+_FORGET_JOB_ROOM = _SQL["forget_job_room"]
 _LOCK_TENANT = _SQL["lock_tenant"]
 _CHANGE_LIMITS = _SQL["change_limits"]
 _FREE_NAME = _SQL["free_name"]
@@ -123,6 +124,8 @@ class Tenants:
             if not connection.execute(_CHANGE_LIMITS, {**now, **changed, "tenant": name}).rowcount:
                 return False
             self._record(connection, "tenant.limits", name)
+            if "jobs" in changed:
+                connection.execute(_FORGET_JOB_ROOM, {"tenant": name})
             if "in_flight" in changed:
                 # Last, because it locks a key.
                 limit_in_flight(connection, self._connection.installation, name, changed["in_flight"])

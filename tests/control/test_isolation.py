@@ -66,7 +66,7 @@ _NOT_EXECUTED = {
         control: find_api_key list_all_freezes list_audit_log_of_all list_executors list_schedulers list_tenants ping
         control: read_fleet_facts read_intake_offsets read_queues read_services record_api_key_use
         control: add_deletion add_tenant cancel_tenant change_limits free_name revoke_keys_of take_tenant
-        control: count_finished_runs count_open_runs count_tenant_jobs lock_tenant
+        control: count_finished_runs count_open_runs count_tenant_jobs forget_job_room lock_tenant
         control: show_tenant""",
     "it runs in a caller's own transaction": """
         control: cancel_in_transaction enqueue_by_topic status_in_transaction""",
@@ -80,7 +80,7 @@ _NOT_EXECUTED = {
     "the scenario has no batch, no quota of jobs and no child of several parents yet": """
         control: find_later_parents find_occurrence_of_child list_batches read_batch_runs read_child_runs read_run_edges
         control: show_batch
-        intake: count_jobs find_live_jobs lock_job_quota""",
+        intake: count_jobs find_live_jobs leave_job_room lock_job_quota take_job_room""",
 }
 NOT_OF_ONE_TENANT = {
     f"tidewheel.{package}: {name}"

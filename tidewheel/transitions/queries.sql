@@ -232,23 +232,29 @@ VALUES (%(job_id)s, %(tenant)s, %(run_id)s, %(root)s)
     ON CONFLICT (job_id) DO NOTHING
 RETURNING job_id
 
+-- part: behind_active(run)
+-- The condition of job_runs_by_turn, which a buffered run fulfils that waits for no key and no rate.
+run.publish_at = 'infinity' AND run.waits_for IS NULL
+
 -- name: find_waiting_runs
 -- Returns the waiting runs that an overlap policy needs: the oldest of each job, and those that would replace the
 -- active run.
--- Index: job_runs_by_job.
+-- Index: job_runs_by_turn.
 -- No lock: no run is buffered while the active run is locked.
 SELECT w.run_id, w.job_id, w.overlap, w.attempt, w.scheduled_at
   FROM unnest(%(job_ids)s::uuid[]) AS requested (job_id)
  CROSS JOIN LATERAL (
     (SELECT r.run_id, r.job_id, r.overlap, r.attempt, r.scheduled_at
        FROM job_runs AS r
-      WHERE r.job_id = requested.job_id AND r.state = %(buffered)s AND r.waits_for IS NULL AND r.overlap <> ALL (%(replacing)s::text[])
+      WHERE r.job_id = requested.job_id AND r.state = %(buffered)s AND {{behind_active(r)}}
+        AND r.overlap <> ALL (%(replacing)s::text[])
       ORDER BY r.scheduled_at, r.run_id
       LIMIT 1)
     UNION ALL
     (SELECT r.run_id, r.job_id, r.overlap, r.attempt, r.scheduled_at
        FROM job_runs AS r
-      WHERE r.job_id = requested.job_id AND r.state = %(buffered)s AND r.waits_for IS NULL AND r.overlap = ANY (%(replacing)s::text[]))
+      WHERE r.job_id = requested.job_id AND r.state = %(buffered)s AND {{behind_active(r)}}
+        AND r.overlap = ANY (%(replacing)s::text[]))
  ) AS w
 
 -- name: lock_replaced_runs
@@ -487,7 +493,7 @@ SELECT job_id, tenant, run_id FROM released WHERE has_waiters
 
 -- name: promote_next_runs
 -- Queues the oldest waiting run of each job.
--- Index: job_runs_by_job, job_runs_pkey; job_runs_due changes.
+-- Index: job_runs_by_turn, job_runs_pkey; job_runs_due changes.
 -- Lock: one run a job, locked rows are skipped: a transaction with a locked active run waits for no open run.
 -- Why: a later statement than release_active_runs, so that it sees runs that were buffered while that waited.
 WITH next AS MATERIALIZED (
@@ -496,7 +502,7 @@ WITH next AS MATERIALIZED (
      CROSS JOIN LATERAL (
         SELECT r.run_id
           FROM job_runs AS r
-         WHERE r.job_id = freed.job_id AND r.state = %(buffered)s AND r.waits_for IS NULL
+         WHERE r.job_id = freed.job_id AND r.state = %(buffered)s AND {{behind_active(r)}}
          ORDER BY r.scheduled_at, r.run_id
          LIMIT 1
            FOR UPDATE SKIP LOCKED
@@ -512,7 +518,7 @@ RETURNING o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, 
 -- name: promote_waiting_runs
 -- Makes promoted runs active. If other transactions hold all waiting runs, the ended run stays active until the next
 -- repair. A job without waiting runs gets no row.
--- Index: job_runs_by_job; active_runs_pkey grows.
+-- Index: job_runs_by_turn; active_runs_pkey grows.
 -- Lock: the new rows; no other transaction can have inserted one meanwhile.
 INSERT INTO active_runs (job_id, tenant, run_id, has_waiters)
 SELECT given.job_id, given.tenant, given.run_id, another.run_id IS NOT NULL
@@ -521,8 +527,8 @@ SELECT given.job_id, given.tenant, given.run_id, another.run_id IS NOT NULL
   LEFT JOIN LATERAL (
     SELECT o.run_id
       FROM job_runs AS o
-     WHERE o.job_id = given.job_id AND o.state = %(buffered)s AND o.waits_for IS NULL
-     ORDER BY o.scheduled_at
+     WHERE o.job_id = given.job_id AND o.state = %(buffered)s AND {{behind_active(o)}}
+     ORDER BY o.scheduled_at, o.run_id
      LIMIT 1
   ) AS another ON true
  WHERE given.promoted OR another.run_id IS NOT NULL

@@ -85,6 +85,19 @@ def test_jobs_beyond_the_quota_are_refused_and_edits_are_not(client: Client, dat
     assert not refusals(apply_batch(database, submission("a") | ACME))
 
 
+def test_submits_take_from_the_room_of_one_count(client: Client, database: Database) -> None:
+    client.tenants.limit("acme", jobs=100)
+    assert not refusals(apply_batch(database, *(submission(key) | ACME for key in ("a", "b"))))
+    database.execute("UPDATE job_rooms SET room = 7")  # 98 by a count
+    for key in ("a", "c"):
+        assert not refusals(apply_batch(database, submission(key, labels={"x": "y"}) | ACME))
+    assert database.rows("SELECT * FROM job_rooms") == [("acme", 100, 6)], "neither an edit nor a new job counts"
+    assert not refusals(apply_batch(database, *(submission(f"more-{n}") | ACME for n in range(7))))
+    assert database.rows("SELECT * FROM job_rooms") == [("acme", 100, 90)], "the room was too small"
+    client.tenants.limit("acme", jobs=None)
+    assert database.count("job_rooms") == 0, "jobs that come now are not counted"
+
+
 def test_two_submits_at_once_do_not_both_take_the_last_place(client: Client, database: Database) -> None:
     client.tenants.limit("acme", jobs=1)
     with connect(database.url, "second") as second:
