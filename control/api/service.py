@@ -31,7 +31,7 @@ class Api:
     """The HTTP API as a service."""
 
     def __init__(self, settings: ApiSettings, url: str, installation: Installation, stop: Shutdown) -> None:
-        self._settings, self._stop = settings, stop
+        self._settings, self._stop, self._rates = settings, stop, installation.rates
         self._socket = _listen(settings)
         self._pools = Pools(url, installation, threads=settings.api_threads, stop=stop)
         self._reaper = Reaper(
@@ -77,6 +77,7 @@ class Api:
         self._stop.request()
         self._reaper.join()
         self._pools.close()
+        self._rates.close()
 
 
 def _listen(settings: ApiSettings) -> socket.socket:

@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import LiteralString, TypeVar
 
 from tidewheel.audit import Actor, Change, process_actor, record_change
@@ -25,6 +26,7 @@ from tidewheel.postgres.tenant_role import begin_for_tenant, read_search_path
 from tidewheel.schemas.generated.records import Reply
 from tidewheel.settings.connections import Connections
 from tidewheel.transitions.installation import read_installation
+from tidewheel.transitions.tenant_rates import TenantRates
 
 _SET_REPEATABLE_READ = Statements("tidewheel.control")["set_repeatable_read"]
 
@@ -47,6 +49,7 @@ class Connection:
         options: libpq options of its session.
         settings: In place of those of the environment.
         actor: The origin of its changes, for the audit log; by default the user of this process.
+        rates: The rates of tenants, if threads of the process share them: their owner closes them.
 
     Attributes:
         traceparent: The trace context of the requests that have none of their own.
@@ -61,6 +64,7 @@ class Connection:
         options: str = "",
         settings: Connections | None = None,
         actor: Actor | None = None,
+        rates: TenantRates | None = None,
     ) -> None:
         settings = settings or Connections.load(database_url=database_url)
         self.url = settings.database()
@@ -70,6 +74,9 @@ class Connection:
         with self._session.transaction() as connection:
             self.installation = read_installation(connection, settings)
             self._search_path = read_search_path(connection)
+        self._own_rates = self.installation.rates
+        if rates is not None:
+            self.installation = replace(self.installation, rates=rates)
         self._notifier = Notifier(self.url, f"{application}-notify")
         self._never = threading.Event()
 
@@ -77,7 +84,7 @@ class Connection:
         """Close its sessions."""
         self._notifier.close()
         self._session.close()
-        self.installation.rates.close()
+        self._own_rates.close()
 
     @contextmanager
     def transaction(self, *, all_tenants: bool = False) -> Generator[Conn]:

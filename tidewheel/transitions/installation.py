@@ -46,7 +46,7 @@ class Installation:
         task_token_key: The key that signs task tokens.
         allow_lists: The targets that jobs may name.
         tenant_role: The role as which sessions act for a tenant; None if they do so as the owner of the tables.
-        rates: The rates of tenants.
+        rates: The rates of tenants: no fact but what the threads of the process share, for every writer of runs.
     """
 
     shards: int

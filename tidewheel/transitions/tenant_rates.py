@@ -93,6 +93,7 @@ class TenantRates:
         with self._lock:
             if self._session is not None:
                 self._session.close()
+                self._session = None
 
     def forget(self) -> None:
         """Read the rates before the next runs."""

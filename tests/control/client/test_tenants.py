@@ -1,8 +1,9 @@
 """Tenants by client, command line and REST: limits, pauses, usage; quotas of jobs and payloads."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
-from typing import Any
+from typing import Any, LiteralString
 
 import pytest
 
@@ -20,6 +21,9 @@ from tidewheel.postgres.session import connect
 from tidewheel.schemas.generated.records import Reply, ReplyStatus, RequestOrigin
 
 ACME = {"tenant": "acme"}
+RATE_SESSIONS: LiteralString = """
+SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'tidewheel-rates'
+"""
 
 
 @pytest.fixture
@@ -211,6 +215,15 @@ def test_key_of_one_tenant_reads_its_own_and_changes_no_limit(client: Client, da
         assert http.get("/api/v1/tenants/default").status_code == 404
         assert http.patch("/api/v1/tenants/acme", json={"jobs": 1}).status_code == 403
         assert http.post("/api/v1/tenants", json={"tenant": "mine"}).status_code == 403
+
+
+def test_threads_of_the_api_share_one_session_for_places(client: Client, database: Database) -> None:
+    client.tenants.limit("default", triggers_per_second=1000)
+    submit(database)
+    with answering(database) as http, ThreadPoolExecutor(4) as callers:
+        sent = [callers.submit(http.post, "/api/v1/jobs/job:trigger", json={}) for _ in range(12)]
+        assert {each.result().status_code for each in sent} == {HTTPStatus.CREATED}
+        assert (database.count("job_runs"), database.value(RATE_SESSIONS)) == (12, 1)
 
 
 def test_key_of_a_tenant_ends_its_own_pause_and_none_of_an_operator(client: Client, database: Database) -> None:
