@@ -22,13 +22,14 @@ from tidewheel.intake.lock_wait import RowLocked, try_lock
 from tidewheel.intake.request import ReceivedRequest
 from tidewheel.jobs.requests import JobDelete, JobRollback, JobSubmit
 from tidewheel.jobs.schedule import AfterSpec, ParentSpec
-from tidewheel.postgres.pg_arrays import uuids, words
+from tidewheel.postgres.pg_arrays import integers, uuids, words
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Gate, Overlap
 
 _SQL = Statements("tidewheel.intake")
 _FIND_NODES = _SQL["find_nodes"]
+_FIND_VERSIONS_WITHOUT_PARENTS = _SQL["find_versions_without_parents"]
 _LOCK_GRAPHS = _SQL["lock_graphs"]
 _LOCK_TIMERS = _SQL["lock_timers"]
 _LOCK_JOBS_TO_DELETE = _SQL["lock_jobs_to_delete"]
@@ -98,10 +99,7 @@ class Graphs(NamedTuple):
 
 
 def lock_graphs(connection: Conn, batch: Collection[ReceivedRequest]) -> Graphs:
-    """Lock the graphs that this batch may change, before any other lock of the transaction.
-
-    A rollback counts always: the version that it restores may have other parents.
-    """
+    """Lock the graphs that this batch may change, before any other lock of the transaction."""
     concerned: dict[UUID, str] = {
         received.job_id: received.tenant
         for received in batch
@@ -111,8 +109,11 @@ def lock_graphs(connection: Conn, batch: Collection[ReceivedRequest]) -> Graphs:
         return Graphs((), ())
     rows = connection.execute(_FIND_NODES, {"job_ids": uuids(concerned)}, binary=True).fetchall()
     nodes = dict(cast("list[tuple[UUID, UUID]]", rows))
+    orphans = _versions_without_parents(connection, batch)
     changed: set[UUID] = {
-        received.job_id for received in batch if received.job_id in concerned and _may_change_edges(received, nodes)
+        received.job_id
+        for received in batch
+        if received.job_id in concerned and _may_change_edges(received, nodes, orphans)
     }
     tenants = sorted({concerned[job] for job in changed})
     for tenant in tenants:
@@ -207,10 +208,26 @@ def _parents(received: ReceivedRequest) -> tuple[ParentSpec, ...]:
     return ()
 
 
-def _may_change_edges(received: ReceivedRequest, nodes: Mapping[UUID, UUID]) -> bool:
-    if isinstance(received.request, JobSubmit):
-        return bool(_parents(received)) or nodes.get(received.job_id, received.job_id) != received.job_id
-    return isinstance(received.request, JobRollback) or received.job_id in nodes
+def _versions_without_parents(connection: Conn, batch: Iterable[ReceivedRequest]) -> set[tuple[UUID, int]]:
+    """Return those of the versions to roll back to that exist and have no parents; versions never change."""
+    wanted = [(one.job_id, one.request.version) for one in batch if isinstance(one.request, JobRollback)]
+    if not wanted:
+        return set()
+    columns = {"job_ids": uuids(job for job, _ in wanted), "versions": integers(version for _, version in wanted)}
+    rows = connection.execute(_FIND_VERSIONS_WITHOUT_PARENTS, columns, binary=True).fetchall()
+    return set(cast("list[tuple[UUID, int]]", rows))
+
+
+def _may_change_edges(
+    received: ReceivedRequest, nodes: Mapping[UUID, UUID], orphans: Collection[tuple[UUID, int]]
+) -> bool:
+    request = received.request
+    has_parents = nodes.get(received.job_id, received.job_id) != received.job_id
+    if isinstance(request, JobSubmit):
+        return has_parents or bool(_parents(received))
+    if isinstance(request, JobRollback):
+        return has_parents or (received.job_id, request.version) not in orphans
+    return received.job_id in nodes
 
 
 def _lock_jobs(connection: Conn, received: ReceivedRequest, parents: Iterable[UUID]) -> None:

@@ -624,6 +624,14 @@ SELECT run_id FROM job_runs
 -- Index: jobs_pkey. No lock: the caller locks the graphs of the tenants next.
 SELECT job_id, root_job_id FROM jobs WHERE job_id = ANY (%(job_ids)s) AND root_job_id IS NOT NULL
 
+-- name: find_versions_without_parents
+-- Those of these versions whose jobs had no parents then.
+-- Index: job_versions_pkey. No lock: versions never change.
+SELECT v.job_id, v.version
+  FROM unnest(%(job_ids)s::uuid[], %(versions)s::integer[]) AS requested (job_id, version)
+  JOIN job_versions AS v USING (job_id, version)
+ WHERE NOT (v.spec -> 'schedule') ? 'after'
+
 -- name: lock_graphs
 -- Locks the graphs of a tenant against any other change of their edges.
 -- No index. Lock: an advisory one of the tenant, before any timer.

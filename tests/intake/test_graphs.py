@@ -213,6 +213,16 @@ def test_a_rollback_locks_the_graph_before_the_job(database: Database, key: str)
     assert edges(database) >= {("a", key, "success")}
 
 
+def test_rollback_of_a_job_without_parents_waits_for_no_graph(database: Database) -> None:
+    """Else each rollback of a tenant postpones the children of all its workflows."""
+    apply_batch(database, node("a"), node("b", "a"), node("free"), node("a", payload=2), node("free", payload=2))
+    holding = database.connection()
+    holding.execute(LOCK_GRAPHS, {"tenant": "default"})
+    back = ({"type": "job.rollback", "key": key, "version": 1} for key in ("a", "free"))
+    assert [reply.job_version for reply in apply_batch(database, *back)] == [3, 3]
+    holding.rollback()
+
+
 def test_a_further_child_does_not_rewrite_its_parent(database: Database) -> None:
     apply_batch(database, node("a"), node("b", "a"))
     before = database.rows("SELECT ctid, root_job_id FROM jobs WHERE key = 'a'")
