@@ -245,7 +245,7 @@ def test_debounce_with_a_time_is_refused(still: ClockedDatabase) -> None:
 def refused(database: Database, **fields: object) -> Sequence[FieldError | ReplyError]:
     """Return the errors of a trigger: of its shape, or of the reply."""
     try:
-        [reply] = apply_batch(database, about("job.trigger", **fields))
+        [reply] = apply_batch(database, about("job.trigger") | fields)
     except InvalidInput as error:
         return error.errors
     return reply.errors
@@ -255,7 +255,7 @@ def test_job_has_what_its_triggers_leave_out(still: ClockedDatabase) -> None:
     submit(still, dedupe={"key": "{payload.customer}", "window": "10s", "mode": "debounce", "longest": "1m"})
 
     def sent(**fields: object) -> Reply:
-        [reply] = apply_batch(still, about("job.trigger", payload={"customer": "a"}, **fields))
+        [reply] = apply_batch(still, about("job.trigger", payload={"customer": "a"}) | fields)
         return reply
 
     first, second = sent(), sent()

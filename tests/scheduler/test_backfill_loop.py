@@ -96,7 +96,7 @@ def test_backfill_run_has_its_versions_columns_and_own_id(hourly: ClockedDatabas
 
 def test_backfill_runs_of_an_ordered_job_start_one_after_another(hourly: ClockedDatabase) -> None:
     submit(hourly, **HOURLY, ordering_key="k")
-    backfill = about("job.backfill", **{"from": NOON - HOUR, "to": NOON})
+    backfill = about("job.backfill") | {"from": NOON - HOUR, "to": NOON}
     [refusal] = apply_batch(hourly, backfill | {"overlap": "skip"})
     assert [(error.path, error.problem) for error in refusal.errors] == [("overlap", "the job has an ordering_key")]
     [reply] = apply_batch(hourly, backfill | {"versions": "current"})

@@ -165,7 +165,7 @@ def test_runs_of_a_job_with_an_ordering_key_are_in_its_order(still: ClockedDatab
         ({"payload": {}}, "payload.customer"),
     ]
     for fields, path in cases:
-        [reply] = apply_batch(still, about("job.trigger", **fields))
+        [reply] = apply_batch(still, about("job.trigger") | fields)
         assert [error.path for error in reply.errors] == [path]
     succeed(still, begin(still, second))
     assert states(still, third, again) == ["queued", "buffered"]
