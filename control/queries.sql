@@ -775,7 +775,7 @@ SELECT member_id, name, last_heartbeat_at
 -- part: tenant_columns(t)
 -- A tenant's limits, the begin of its pause, and its deletion.
 -- Index: freezes_pkey; a few rows. No lock.
-t.tenant, t.created_at, t.triggers_per_second, t.in_flight, t.jobs, t.payload_bytes,
+t.tenant, t.created_at, t.weight, t.triggers_per_second, t.in_flight, t.jobs, t.payload_bytes,
        (SELECT min(f.created_at) FROM freezes AS f
          WHERE f.tenant = t.tenant AND f.queue IS NULL AND f.labels IS NULL AND f.key_prefix IS NULL
            AND f.thawed_at IS NULL) AS paused_at,
@@ -784,12 +784,12 @@ t.tenant, t.created_at, t.triggers_per_second, t.in_flight, t.jobs, t.payload_by
 -- part: all_tenants(t)
 -- The tenants, with those that are being deleted, and those whose names are reserved.
 -- Index: tenants_pkey, tenant_deletions_pkey. No lock.
-(SELECT n.tenant, n.created_at, n.triggers_per_second, n.in_flight, n.max_jobs AS jobs, n.max_payload_bytes AS payload_bytes,
+(SELECT n.tenant, n.created_at, n.weight, n.triggers_per_second, n.in_flight, n.max_jobs AS jobs, n.max_payload_bytes AS payload_bytes,
         NULL::timestamptz AS accepted_at, NULL::bigint AS jobs_deleted, NULL::bigint AS runs_ended, NULL::jsonb AS removed,
         NULL::text AS at_table, NULL::timestamptz AS removed_at, NULL::timestamptz AS free_at
    FROM tenants AS n
   UNION ALL
- SELECT d.tenant, d.created_at, NULL, NULL, NULL, NULL, d.accepted_at, d.jobs, d.runs, d.removed, d.at_table, d.finished_at,
+ SELECT d.tenant, d.created_at, 1, NULL, NULL, NULL, NULL, d.accepted_at, d.jobs, d.runs, d.removed, d.at_table, d.finished_at,
         d.free_at
    FROM tenant_deletions AS d
   WHERE d.free_at IS NULL OR d.free_at > (SELECT tidewheel_now())) AS t
@@ -837,22 +837,22 @@ VALUES (%(tenant)s, '9999-12-31 00:00:00+00', true, %(reason)s, %(reason)s)
 -- name: add_tenant
 -- Writes a tenant; no row if it exists.
 -- Index: tenants_pkey. Lock: the new row; waits for an uncommitted insert of the same tenant.
-INSERT INTO tenants (tenant, triggers_per_second, in_flight, max_jobs, max_payload_bytes)
-VALUES (%(tenant)s, %(triggers_per_second)s, %(in_flight)s, %(jobs)s, %(payload_bytes)s)
+INSERT INTO tenants (tenant, weight, triggers_per_second, in_flight, max_jobs, max_payload_bytes)
+VALUES (%(tenant)s, coalesce(%(weight)s::smallint, 1), %(triggers_per_second)s, %(in_flight)s, %(jobs)s, %(payload_bytes)s)
     ON CONFLICT DO NOTHING
 
 -- name: change_limits
 -- Writes the limits of a tenant; no row if there is no tenant, or no limit differs.
 -- Index: tenants_pkey. Lock: the row.
 UPDATE tenants
-   SET triggers_per_second = %(triggers_per_second)s, in_flight = %(in_flight)s, max_jobs = %(jobs)s,
-       max_payload_bytes = %(payload_bytes)s,
+   SET weight = coalesce(%(weight)s::smallint, 1), triggers_per_second = %(triggers_per_second)s, in_flight = %(in_flight)s,
+       max_jobs = %(jobs)s, max_payload_bytes = %(payload_bytes)s,
        in_flight_since = CASE WHEN %(in_flight)s::integer IS NULL THEN NULL
                               WHEN in_flight IS NULL THEN tidewheel_now()
                               ELSE in_flight_since END
  WHERE tenant = %(tenant)s
-   AND (triggers_per_second, in_flight, max_jobs, max_payload_bytes) IS DISTINCT FROM
-       (%(triggers_per_second)s::double precision, %(in_flight)s::integer, %(jobs)s::integer, %(payload_bytes)s::integer)
+   AND (weight, triggers_per_second, in_flight, max_jobs, max_payload_bytes) IS DISTINCT FROM
+       (coalesce(%(weight)s::smallint, 1), %(triggers_per_second)s::double precision, %(in_flight)s::integer, %(jobs)s::integer, %(payload_bytes)s::integer)
 
 -- name: forget_job_room
 -- Deletes the room that the last count of a tenant's jobs has left: jobs that come without a quota are not counted.
@@ -918,7 +918,8 @@ SELECT tidewheel_now(), f.*
 -- name: read_waits
 -- Returns what decides for what open runs wait: their rows, active runs, executors, and the executors that could run them.
 -- Index: job_runs_pkey, active_runs_pkey, run_keys_pkey, executors_pkey, pending_cancels_by_run, workflows_pkey, joins_pkey; executors as a
--- whole, a row a process, for each queue and handler. No lock.
+-- whole, a row a process, for each queue and handler; for a run that its tenant's rate holds tenant_rates_pkey and at most `look` entries
+-- of job_runs_waiting. No lock.
 WITH able AS MATERIALIZED (
     SELECT n.queue, n.handler, count(*) FILTER (WHERE x.is_live AND x.has_handler) AS able,
            count(*) FILTER (WHERE x.is_live) AS serving, max(x.last_heartbeat_at) FILTER (WHERE x.has_handler) AS able_seen_at
@@ -941,7 +942,9 @@ SELECT o.run_id, o.state, o.queue, o.handler, o.attempt, nullif(o.publish_at, 'i
        CASE WHEN o.waits_for IS NOT NULL THEN coalesce(k.key, o.concurrency_key) END AS waits_for_key, k.running AS key_running,
        k.at_once AS key_at_once, k.wake_at AS key_wake_at, o.workflow_run_id, coalesce(w.state = 'paused', false) AS workflow_is_paused,
        g.parents, g.marked AS parents_ended, t.held_by AS behind_workflow,
-       q.key AS order_key, q.head AS order_head, q.blocked_by AS order_blocked_by
+       q.key AS order_key, q.head AS order_head, q.blocked_by AS order_blocked_by,
+       z.per_second AS rate_per_second, z.first_bucket AS rate_first_bucket, z.used AS rate_used, z.ahead AS rate_ahead,
+       z.look AS rate_look, o.waits_from, (SELECT tidewheel_now()) AS now
   FROM job_runs AS o
   LEFT JOIN able AS f ON f.queue = o.queue AND f.handler = o.handler
   LEFT JOIN active_runs AS t ON t.job_id = o.job_id AND t.run_id <> o.run_id
@@ -951,6 +954,15 @@ SELECT o.run_id, o.state, o.queue, o.handler, o.attempt, nullif(o.publish_at, 'i
   LEFT JOIN order_keys AS q ON q.key_id = o.waits_for
   LEFT JOIN workflows AS w ON w.root_run_id = o.workflow_run_id
   LEFT JOIN joins AS g ON g.child_run_id = o.run_id AND o.state = 'blocked'
+  LEFT JOIN LATERAL (
+    SELECT y.per_second, y.first_bucket, y.used, %(look)s::bigint AS look,
+           (SELECT count(*)
+              FROM (SELECT FROM job_runs AS r
+                     WHERE r.waits_for = o.waits_for AND (r.waits_from, r.run_id) < (o.waits_from, o.run_id)
+                     LIMIT %(look)s) AS earlier) AS ahead
+      FROM tenant_rates AS y
+     WHERE y.tenant = o.tenant AND o.state = 'buffered' AND o.waits_for IS NOT NULL AND k.key_id IS NULL AND q.key_id IS NULL
+  ) AS z ON true
  WHERE o.run_id = ANY (%(run_ids)s)
 
 -- name: read_able
@@ -995,6 +1007,28 @@ SELECT coalesce(p.role, 'executor') AS role, coalesce(p.process_id, e.executor_i
   FROM processes AS p
   FULL JOIN executors AS e ON e.executor_id = p.process_id
  ORDER BY 1, 6, 2
+
+-- name: read_held_lanes
+-- Returns the queues and lanes that live relays hold back, each with the tenants that have the most runs.
+-- No index: members as a whole, a row a process. No lock.
+WITH held AS MATERIALIZED (
+    SELECT h.*
+      FROM members AS m
+     CROSS JOIN LATERAL jsonb_to_recordset(m.held)
+           AS h (queue text, lane text, since timestamptz, runs bigint, complete boolean, tenants integer, largest jsonb)
+     WHERE m.last_heartbeat_at > (SELECT tidewheel_now()) - interval '15 s'
+)
+SELECT h.queue, h.lane, min(h.since) AS since, sum(h.runs)::bigint AS runs, bool_or(NOT h.complete) AS at_least,
+       max(h.tenants) AS tenants,
+       (SELECT coalesce(jsonb_object_agg(t.tenant, t.runs), '{}')
+          FROM (SELECT e.key AS tenant, sum(e.value::bigint) AS runs
+                  FROM held AS o
+                 CROSS JOIN LATERAL jsonb_each_text(o.largest) AS e
+                 WHERE o.queue = h.queue AND o.lane = h.lane
+                 GROUP BY e.key) AS t) AS largest
+  FROM held AS h
+ GROUP BY h.queue, h.lane
+ ORDER BY h.queue, h.lane
 
 -- name: read_fleet_facts
 -- Returns the database's clock, and true if there is a job that is not deleted.

@@ -89,23 +89,73 @@ NOT EXISTS (SELECT FROM freezes AS z
              WHERE z.thawed_at IS NULL AND NOT z.by_job AND (z.queue IS NULL OR z.queue = source.queue)
                AND (z.tenant IS NULL OR NOT EXISTS (SELECT FROM tenants AS n WHERE n.tenant <> z.tenant)))
 
+-- part: tenants_of_lanes(found)
+-- Returns the tenants with open runs in each queue and lane of `served`, as the recursive query of that name.
+-- Index: job_runs_due, from one tenant to the next. No lock.
+(
+    SELECT s.queue, s.lane, n.tenant
+      FROM served AS s
+     CROSS JOIN LATERAL (
+        SELECT o.tenant FROM job_runs AS o WHERE o.queue = s.queue AND o.lane = s.lane ORDER BY o.tenant LIMIT 1
+      ) AS n
+    UNION ALL
+    SELECT f.queue, f.lane, n.tenant
+      FROM found AS f
+     CROSS JOIN LATERAL (
+        SELECT o.tenant
+          FROM job_runs AS o
+         WHERE o.queue = f.queue AND o.lane = f.lane AND o.tenant > f.tenant
+         ORDER BY o.tenant
+         LIMIT 1
+      ) AS n
+)
+
+-- part: has_due(source)
+-- True if the tenant has a due run in the queue and lane that no executor has claimed.
+-- Index: job_runs_due, up to the first one. No lock.
+(SELECT true
+   FROM job_runs AS o
+  WHERE o.queue = source.queue AND o.lane = source.lane AND o.tenant = source.tenant
+    AND o.publish_at <= (SELECT tidewheel_now())
+    AND o.state = ANY (%(sources)s)
+  ORDER BY o.publish_at
+  LIMIT 1)
+
+-- name: find_due_tenants
+-- Return the tenants with due runs of each queue and lane, their weights, and whether a relay holds the lane back.
+-- Index: job_runs_due, from one tenant to the next; tenants_pkey; members as a whole, a row a process. No lock.
+WITH RECURSIVE served AS (
+    SELECT s.queue, s.lane FROM unnest(%(queues)s::text[], %(lanes)s::text[]) AS s (queue, lane)
+), found AS {{tenants_of_lanes(found)}}, held AS MATERIALIZED (
+    SELECT h.queue, h.lane
+      FROM members AS m
+     CROSS JOIN LATERAL jsonb_to_recordset(m.held) AS h (queue text, lane text)
+     WHERE m.last_heartbeat_at > (SELECT tidewheel_now()) - interval '15 s'
+)
+SELECT f.queue, f.lane, f.tenant, coalesce((SELECT t.weight FROM tenants AS t WHERE t.tenant = f.tenant), 1) AS weight,
+       (f.queue, f.lane) IN (SELECT h.queue, h.lane FROM held AS h) AS is_held
+  FROM found AS f
+ WHERE {{has_due(f)}}
+
 -- name: find_due_runs
--- Return due open runs that this executor can run, the oldest first, with their age, for the sweep.
--- Index: job_runs_due, from the low-water mark; reads at most 20,000 rows of a lane that no freeze names. No lock; the claim decides.
+-- Return the oldest due open runs of each tenant that this executor can run, with their age, for the sweep.
+-- Index: job_runs_due, from the low-water mark of each tenant; reads about 20,000 rows at most that no freeze names. No lock; the
+-- claim decides.
 -- Why: runs that a cancellation or a freeze names are left out, or a backlog of them would hide the runs behind it. A subquery for each
 -- row lets the scan end at the last row needed.
-SELECT o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.attempt, o.scheduled_at, o.publish_at,
+SELECT o.run_id, o.job_id, o.tenant, o.shard, o.queue, o.lane, o.cause, o.job_version, o.attempt, o.scheduled_at, o.publish_at,
        o.created_at, o.concurrency_key, (SELECT tidewheel_now()) - o.publish_at AS age
-  FROM unnest(%(queues)s::text[], %(lanes)s::text[], %(limits)s::integer[], %(marks)s::timestamptz[])
-       AS s (queue, lane, row_limit, mark)
+  FROM unnest(%(queues)s::text[], %(lanes)s::text[], %(tenants)s::text[], %(limits)s::integer[], %(marks)s::timestamptz[])
+       AS s (queue, lane, tenant, row_limit, mark)
  CROSS JOIN LATERAL (
-    SELECT d.run_id, d.job_id, d.shard, d.queue, d.lane, d.cause, d.job_version, d.attempt, d.scheduled_at, d.publish_at,
+    SELECT d.run_id, d.job_id, d.tenant, d.shard, d.queue, d.lane, d.cause, d.job_version, d.attempt, d.scheduled_at, d.publish_at,
            d.created_at, d.concurrency_key
       FROM (
         SELECT r.*
           FROM job_runs AS r
          WHERE r.queue = s.queue
            AND r.lane = s.lane
+           AND r.tenant = s.tenant
            AND r.publish_at > s.mark
            AND r.publish_at <= (SELECT tidewheel_now())
            AND (r.deadline_at IS NULL OR r.deadline_at > (SELECT tidewheel_now()))
@@ -113,7 +163,7 @@ SELECT o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.a
            AND r.handler = ANY (%(handlers)s)
            AND {{tidewheel.transitions.not_frozen(r)}}
          ORDER BY r.publish_at
-         LIMIT 20000
+         LIMIT s.row_limit + 20000 / cardinality(%(queues)s::text[])
       ) AS d
      WHERE (SELECT true FROM cancellations AS c WHERE {{tidewheel.transitions.names_run(d)}} LIMIT 1) IS NULL
        AND {{tidewheel.transitions.no_cancel_pends(d)}}
@@ -173,42 +223,57 @@ SELECT e.queues, e.handlers, e.last_claim_seq
 UPDATE executors SET last_claim_seq = %(claim_seq)s WHERE executor_id = %(executor_id)s
 
 -- name: find_due_handled
--- Return open runs of these queues that a remote executor can run and that have been due for a while, critical first.
--- Index: job_runs_due; reads at most 20,000 rows of a lane. No lock; the claim that follows decides.
--- Why: runs that a cancellation names are left out, as in find_due_runs.
-SELECT o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.attempt, o.scheduled_at, o.publish_at,
+-- Return open runs of these queues that a remote executor can run and that have been due for a while: critical first, then by turns of
+-- the tenants.
+-- Index: job_runs_due, from one tenant to the next, then the oldest of each; tenants_pkey. Reads 256 tenants of all lanes at most, by
+-- chance. No lock; the claim that follows decides.
+-- Why: runs that a cancellation names are left out, as in find_due_runs. The turns of a tenant come at random times, as often as its
+-- weight: requests of executors share no memory.
+WITH RECURSIVE served AS (
+    SELECT s.queue, s.lane, s.rank
+      FROM unnest(%(queues)s::text[], %(lanes)s::text[]) WITH ORDINALITY AS s (queue, lane, rank)
+     WHERE {{queue_thawed(s)}}
+), found AS {{tenants_of_lanes(found)}}, chosen AS MATERIALIZED (
+    SELECT f.queue, f.lane, f.tenant FROM found AS f WHERE {{has_due(f)}} ORDER BY random() LIMIT 256
+), parts AS MATERIALIZED (
+    SELECT s.rank, c.queue, c.lane, c.tenant, coalesce((SELECT t.weight FROM tenants AS t WHERE t.tenant = c.tenant), 1) AS weight,
+           least(%(limit)s::integer, 4 * %(limit)s::integer / count(*) OVER (PARTITION BY s.rank) + 1) AS row_limit
+      FROM chosen AS c
+      JOIN served AS s USING (queue, lane)
+)
+SELECT o.run_id, o.job_id, o.tenant, o.shard, o.queue, o.lane, o.cause, o.job_version, o.attempt, o.scheduled_at, o.publish_at,
        o.created_at, o.concurrency_key
-  FROM unnest(%(queues)s::text[], %(lanes)s::text[]) WITH ORDINALITY AS s (queue, lane, rank)
+  FROM parts AS s
  CROSS JOIN LATERAL (
-    SELECT d.run_id, d.job_id, d.shard, d.queue, d.lane, d.cause, d.job_version, d.attempt, d.scheduled_at, d.publish_at,
+    SELECT d.run_id, d.job_id, d.tenant, d.shard, d.queue, d.lane, d.cause, d.job_version, d.attempt, d.scheduled_at, d.publish_at,
            d.created_at, d.concurrency_key
       FROM (
         SELECT r.*
           FROM job_runs AS r
          WHERE r.queue = s.queue
            AND r.lane = s.lane
+           AND r.tenant = s.tenant
            AND r.publish_at <= (SELECT tidewheel_now()) - %(min_age)s::interval
            AND (r.deadline_at IS NULL OR r.deadline_at > (SELECT tidewheel_now()))
            AND r.state = ANY (%(sources)s)
            AND r.handler = ANY (%(handlers)s)
            AND {{tidewheel.transitions.not_frozen(r)}}
          ORDER BY r.publish_at
-         LIMIT 20000
+         LIMIT s.row_limit + 20000
       ) AS d
      WHERE (SELECT true FROM cancellations AS c WHERE {{tidewheel.transitions.names_run(d)}} LIMIT 1) IS NULL
        AND {{tidewheel.transitions.no_cancel_pends(d)}}
      ORDER BY d.publish_at
-     LIMIT %(limit)s
+     LIMIT s.row_limit
   ) AS o
- WHERE {{queue_thawed(s)}}
- ORDER BY s.rank, o.publish_at
+ ORDER BY s.rank, sum(-ln(1 - random())) OVER (PARTITION BY s.rank, s.tenant ORDER BY o.publish_at, o.run_id) / s.weight
  LIMIT %(limit)s
 
 -- name: find_sweep_claim
 -- Return the runs that a sweep of a remote executor has started, as they were before, for a repeated claim.
 -- Index: none on executor_id; read only after a response was lost.
 -- No lock: its own row keeps its claims apart.
-SELECT o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.attempt - 1 AS attempt, o.scheduled_at,
+SELECT o.run_id, o.job_id, o.tenant, o.shard, o.queue, o.lane, o.cause, o.job_version, o.attempt - 1 AS attempt, o.scheduled_at,
        o.publish_at, o.created_at, o.concurrency_key
   FROM job_runs AS o
  WHERE o.executor_id = %(executor_id)s AND o.claimed_from = %(claimed_from)s AND o.state = ANY (%(states)s)

@@ -10,11 +10,14 @@ While messages fill every slot, each lane is still polled, but rarely. Runs that
 next free slots, a few at a time, so that they do not wait until the messages end.
 
 Definitions and inputs are read only when there are slots: a full executor reads the due rows alone.
+
+Tenants take turns (`due_tenants.py`). Where a relay holds runs back, a run is due for the sweep after 0.25 s.
 """
 
 import logging
 import random
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -26,6 +29,7 @@ from psycopg.rows import class_row
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable, UndecodableMessage
 from tidewheel.executor.claim import Claimer, StartRuns
+from tidewheel.executor.due_tenants import DueTenants
 from tidewheel.executor.slots import Slots
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.low_water import LowWaterMarks
@@ -59,6 +63,7 @@ class DueRun:
 
     run_id: UUID
     job_id: UUID
+    tenant: str
     shard: int
     queue: str
     lane: str
@@ -129,7 +134,9 @@ class Sweep:
         self._queues, self._handlers, self._start_runs = queues, sorted(handlers), start
         self._idle, self._overloaded, self._every, self._stop = idle, overloaded, every, stop
         self._definitions = Definitions()
-        self._marks = LowWaterMarks[tuple[str, Lane]]()
+        self._tenants = DueTenants(session, queues, every)
+        self._cut = False  # the last look left runs out that may be due
+        self._marks = LowWaterMarks[tuple[str, Lane, str]]()
         self._misses, self._burst_until = 0, 0.0
         self._schedule = LaneSchedule(every, monotonic_seconds())
         self._thread = threading.Thread(target=self._run, name="sweep", daemon=True)
@@ -158,10 +165,10 @@ class Sweep:
     def _poll(self, limits: Sequence[tuple[str, Lane, int]]) -> float:
         """Claim due runs for the free slots; return the seconds until the next poll."""
         found = self._find(limits)
-        due = [run for run in found if run.age >= self._every]
+        due = [run for run in found if self._left(run) <= timedelta(0)]
         lanes, swept = _by_lane(due), 0
         for lane in dict.fromkeys(lane for _, lane, _ in limits):
-            runs = lanes.get(lane, [])
+            runs = self._tenants.deal(lanes.get(lane, []))
             started = self._start(lane, self._slots.take(lane, len(runs)), runs)
             swept += started
             if started or not runs:
@@ -182,12 +189,12 @@ class Sweep:
             self._schedule.missed(lane, monotonic_seconds())
 
     def _find_overdue(self, lane: Lane, limit: int) -> list[DueRun]:
-        """Return overdue runs, the oldest first."""
+        """Return overdue runs in turns of their tenants, the oldest of each first."""
         found = self._find([(queue, lane, limit) for queue in self._queues])
         late = _by_lane([run for run in found if run.age >= self._schedule.overdue]).get(lane, [])
         if self._schedule.has_missed(lane):
             random.shuffle(late)  # every executor finds the same runs, and all but one would start nothing again
-        return late
+        return self._tenants.deal(late)
 
     def _wait_for_slots(self) -> bool:
         """Wait up to half a second for a free slot; return True if there is one."""
@@ -213,23 +220,33 @@ class Sweep:
             self._misses = min(self._misses + 1, _MAX_MISSES)
             return min(_SOON_SECONDS * (1 << self._misses), self._every.total_seconds())
         self._misses = 0
-        if swept and any(sum(run.lane == lane for run in due) >= limit for _, lane, limit in limits):
+        more = self._cut or any(sum(run.lane == lane for run in due) >= limit for _, lane, limit in limits)
+        if swept and more:
             # More runs wait than there were slots, and messages do not bring them. For a while they are claimed as
             # slots come free, without waiting whether these stay free.
             if now >= self._burst_until:
                 self._burst_until = now + _BURST_SECONDS
             return _SOON_SECONDS
-        young = max((run.age for run in found if run.age < self._every), default=timedelta(0))
-        return max((self._every - young).total_seconds(), _QUICK_POLL_SECONDS)
+        young = [left for run in found if (left := self._left(run)) > timedelta(0)]
+        return max(min(young, default=self._tenants.pause).total_seconds(), _QUICK_POLL_SECONDS)
+
+    def _left(self, run: DueRun) -> timedelta:
+        """Return how much longer a run is left to its message."""
+        return self._tenants.left(run.queue, Lane(run.lane), run.age)
 
     def _find(self, limits: Sequence[tuple[str, Lane, int]]) -> list[DueRun]:
-        """Return due runs, up to these limits."""
-        lanes = [(queue, lane) for queue, lane, _ in limits]
+        """Return due runs, up to these limits in all."""
+        self._tenants.refresh()
+        parts, self._cut = self._tenants.parts(limits)
+        if not parts:
+            return []
+        keys = [(part.queue, part.lane, part.tenant) for part in parts]
         columns = {
-            "queues": [queue for queue, _, _ in limits],
-            "lanes": [lane for _, lane, _ in limits],
-            "limits": [limit for _, _, limit in limits],
-            "marks": self._marks.scan_from(lanes),
+            "queues": [part.queue for part in parts],
+            "lanes": [part.lane for part in parts],
+            "tenants": [part.tenant for part in parts],
+            "limits": [part.limit for part in parts],
+            "marks": self._marks.scan_from(keys),
             "sources": sources(Move.CLAIM),
             "handlers": self._handlers,
         }
@@ -237,10 +254,12 @@ class Sweep:
             now = read_now(connection)
             with connection.cursor(row_factory=class_row(DueRun), binary=True) as cursor:
                 found = cursor.execute(_FIND_DUE_RUNS, columns).fetchall()
-            earliest: dict[tuple[str, Lane], datetime | None] = dict.fromkeys(lanes)
-            for run in reversed(found):  # the oldest first, lane by lane
-                earliest[run.queue, Lane(run.lane)] = run.publish_at
+            earliest: dict[tuple[str, Lane, str], datetime | None] = dict.fromkeys(keys)
+            for run in reversed(found):  # the oldest first, tenant by tenant
+                earliest[run.queue, Lane(run.lane), run.tenant] = run.publish_at
             self._marks.record(earliest, now)
+        counts = Counter((run.queue, run.lane, run.tenant) for run in found)
+        self._cut |= any(counts[key] >= part.limit for key, part in zip(keys, parts, strict=True))
         return found
 
     def _start(self, lane: Lane, taken: int, runs: Sequence[DueRun]) -> int:
@@ -293,7 +312,7 @@ class Sweep:
 
 
 def _by_lane(runs: Sequence[DueRun]) -> dict[Lane, list[DueRun]]:
-    """Return the runs of each lane, the oldest first, of all queues."""
+    """Return the runs of each lane, the oldest first, of all queues and tenants."""
     lanes: dict[Lane, list[DueRun]] = {}
     for run in sorted(runs, key=lambda run: run.age, reverse=True):
         lanes.setdefault(Lane(run.lane), []).append(run)

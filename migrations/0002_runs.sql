@@ -70,7 +70,7 @@ COMMENT ON COLUMN job_runs.claimed_from IS 'the message of the last claim as top
 COMMENT ON COLUMN job_runs.requested_from IS 'the message of the request that created the run as topic/partition/offset; null if it did not come through Kafka';
 COMMENT ON COLUMN job_runs.schedule_to_close_at IS 'the time at which schedule_to_close expires';
 COMMENT ON COLUMN job_runs.external_deadline_at IS 'the time limit for the external completion of a waiting run';
-CREATE INDEX job_runs_due ON job_runs (queue, lane, publish_at);
+CREATE INDEX job_runs_due ON job_runs (queue, lane, tenant, publish_at); -- by tenant, so that no backlog hides another tenant's runs
 CREATE INDEX job_runs_by_job ON job_runs (job_id, scheduled_at);
 -- Lists of a tenant never walk another's rows. The condition holds for all rows. Claims do not state it, so no plan of theirs
 -- takes this index in place of the primary key: a skip scan of it looks cheap while the table is empty.

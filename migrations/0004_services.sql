@@ -6,8 +6,10 @@ CREATE TABLE members (
     name              text NOT NULL,
     heartbeat_count   bigint NOT NULL DEFAULT 0,
     last_heartbeat_at timestamptz NOT NULL,
-    started_at        timestamptz NOT NULL
+    started_at        timestamptz NOT NULL,
+    held              jsonb
 );
+COMMENT ON COLUMN members.held IS 'of a relay: the queues and lanes whose runs it holds back, each with its tenants, written every 2 s; null: none';
 
 CREATE TABLE executors (
     executor_id       uuid PRIMARY KEY,

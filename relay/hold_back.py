@@ -5,8 +5,9 @@ paused topic. Its rows are staged as addresses (`staging.py`), and the chosen on
 reader reads the topic again, from the last second on.
 
 Rows may be committed after their time. Once a second a topic is staged from 15 s before its marks on, for a twentieth
-of the time at most. Rows that are later still are found when the topic is held no longer. Until then the executors'
-sweep serves their runs.
+of the time at most. A walk in the background finds rows that are later still (`held_walk.py`).
+
+What is held back is reported every two seconds (`held_report.py`).
 
 Everything here is in memory. A failure of a topic forgets it: the reader's marks of the instant at which the topic was
 held back are still there, so all its rows are read again.
@@ -31,6 +32,7 @@ from tidewheel.postgres.session import Conn, Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
 from tidewheel.relay.due_rows import (
+    BEGINNING,
     ID,
     KEY,
     PAIR_INDEX,
@@ -44,6 +46,8 @@ from tidewheel.relay.due_rows import (
     ids_of,
     position_columns,
 )
+from tidewheel.relay.held_report import HeldLane, HeldReport
+from tidewheel.relay.held_walk import HeldWalk
 from tidewheel.relay.staging import Staging, address_of, id_of, position_in
 from tidewheel.relay.window import Window
 from tidewheel.runs import Move, sources
@@ -76,9 +80,13 @@ class _Held:
         recent: Ids of rows beyond the marks that are staged or have left, with their times, by slice and lane.
         passed: The same of rows that the marks have passed less than 15 s ago.
         complete: True if the last scan found all rows that were due.
+        began: The monotonic time at which it was held back.
+        walk: The positions from which the walk in the background goes on; empty before it begins anew.
+        walked_at: The monotonic time at which a part of that walk was started.
     """
 
     lane: OutboxLane
+    began: float
     marks: dict[Pair, OutboxPosition] = field(default_factory=dict[Pair, OutboxPosition])
     staging: Staging = field(default_factory=Staging)
     recent: defaultdict[Pair, dict[bytes, datetime]] = field(default_factory=lambda: defaultdict(dict))
@@ -87,6 +95,8 @@ class _Held:
     complete: bool = False
     full: bool = False
     scanned_at: float = 0.0
+    walk: dict[Pair, OutboxPosition] = field(default_factory=dict[Pair, OutboxPosition])
+    walked_at: float = 0.0
 
     def move(self, pair: Pair, mark: OutboxPosition) -> None:
         """Set the mark of a pair; a lower one if the clock was set back."""
@@ -109,8 +119,18 @@ class _Held:
 class HoldBack:
     """The windows of all topics of runs, and the topics that are held back."""
 
-    def __init__(self, session: Session, runs_prefix: str) -> None:
+    def __init__(self, session: Session, url: str, runs_prefix: str, member_id: UUID | None = None) -> None:
+        """Hold no topic back yet.
+
+        Args:
+            session: The reader's session.
+            url: A libpq connection string, for the walk in the background.
+            runs_prefix: Of the topics that may be held back.
+            member_id: The relay whose row has the reports; None for no reports.
+        """
         self._session, self._prefix = session, runs_prefix
+        self._report = None if member_id is None else HeldReport(session, member_id)
+        self._walk = HeldWalk(url)
         self._windows: dict[str, Window] = {}
         self._held: dict[str, _Held] = {}
         self._weights: Mapping[str, int] = {}
@@ -179,7 +199,7 @@ class HoldBack:
 
     def hold(self, topic: str, lane: OutboxLane) -> None:
         """Hold a topic back."""
-        self._held[topic] = _Held(lane)
+        self._held[topic] = _Held(lane, monotonic_seconds())
 
     def stage_from(self, topic: str, marks: Mapping[Pair, OutboxPosition]) -> None:
         """Stage the rows of a held topic from these positions on, in slices that are new to it."""
@@ -207,6 +227,7 @@ class HoldBack:
         rows: list[DueRow] = []
         ended: dict[str, dict[Pair, OutboxPosition]] = {}
         numbers = {slice_lane_of(*pair): number for number, pair in enumerate(pairs, start=1)}
+        self._take_late(in_flight)
         for topic, held in self._held.items():
             if topic in paused or not held.marks.keys() <= set(pairs):
                 continue
@@ -230,6 +251,48 @@ class HoldBack:
         for topic in ended:
             del self._held[topic]
         return rows, ended
+
+    def report(self) -> None:
+        """Report what is held back, from time to time and when nothing is any more.
+
+        Raises:
+            Unavailable: The database does not answer.
+        """
+        if self._report is not None and self._report.is_due(held.began for held in self._held.values()):
+            self._report.write([self._held_lane(topic, held) for topic, held in self._held.items()])
+
+    def _held_lane(self, topic: str, held: _Held) -> HeldLane:
+        queue, lane = self._queue_and_lane(topic)
+        return HeldLane(queue, lane, held.began, held.staging.counts(), held.complete and not held.full)
+
+    def close(self) -> None:
+        """Close the connection of the walk."""
+        self._walk.close()
+
+    def _take_late(self, in_flight: Sequence[DueRow]) -> None:
+        """Stage the late rows that the walk has found, and let it go on."""
+        part = self._walk.take()
+        held = self._held.get(part.topic) if part is not None else None
+        if part is not None and held is not None:
+            sent = {row[ID] for row in in_flight}
+            for pair in part.rows.keys() & held.marks.keys():
+                rows, mark = part.rows[pair], held.marks[pair]
+                held.staging.add(
+                    (tenant, priority, entry)
+                    for tenant, priority, entry in rows
+                    if entry not in held.staging and id_of(entry) not in sent and _position_of(entry) <= mark
+                )
+            held.walk = {
+                pair: last
+                for pair, rows in part.rows.items()
+                if len(rows) == part.limit and (last := _position_of(rows[-1][2])) < held.marks.get(pair, BEGINNING)
+            }
+        staged = [topic for topic, each in self._held.items() if each.marks]
+        if staged and self._walk.is_due():
+            topic = min(staged, key=lambda each: self._held[each].walked_at)
+            held = self._held[topic]
+            held.walked_at = monotonic_seconds()
+            self._walk.start(topic, held.walk or dict.fromkeys(held.marks, BEGINNING))
 
     def _scan(self, topic: str, held: _Held, in_flight: Sequence[DueRow]) -> None:
         """Stage rows that are due, and move the marks."""

@@ -66,7 +66,7 @@ class Relay:
             keep_alive=self._slices.keep,
         )
         fair_prefix = self._runs_prefix if settings.fairness == "on" else None
-        self._reader = Reader(url, settings.relay_batch, fair_prefix=fair_prefix)
+        self._reader = Reader(url, settings.relay_batch, fair_prefix=fair_prefix, member_id=self._membership.member_id)
         self._deleter = Deleter(url)
         self._group_lag = GroupLag(kafka, Topics(settings.topic_prefix))
         self._sent: Batch | None = None

@@ -94,6 +94,11 @@ SELECT r.slice_lane, r.publish_at, r.topic, r.key, r.value, r.headers, r.ctid, i
 -- Index: tenants_pkey, all of it. No lock.
 SELECT t.tenant, t.weight FROM tenants AS t WHERE t.weight <> 1
 
+-- name: report_held
+-- Records the queues and lanes whose runs this relay holds back.
+-- Index: members_pkey. Lock: its own row, against its heartbeat.
+UPDATE members SET held = %(held)s WHERE member_id = %(member_id)s
+
 -- name: delete_outbox
 -- Deletes acknowledged rows by physical address, and by id in case the table was rewritten since.
 -- Index: none, by tid. Lock: the rows, which no other transaction touches.

@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import cast
+from uuid import UUID
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.message_signatures import MessageKeys
@@ -65,17 +66,18 @@ _MARKS_SECONDS = 1.0  # the longest delay of a read by the search for the first 
 class Reader:
     """Reads due rows of the slices that this relay holds."""
 
-    def __init__(self, url: str, limit: int, *, fair_prefix: str | None = None) -> None:
+    def __init__(self, url: str, limit: int, *, fair_prefix: str | None = None, member_id: UUID | None = None) -> None:
         """Create a reader. It connects at the first read.
 
         Args:
             url: A libpq connection string.
             limit: Rows in a batch.
             fair_prefix: Of the topics that may be held back; None holds none back.
+            member_id: The relay that reports what it holds back; None for no report.
         """
         self._session = Session(url, "tidewheel-relay", options=SESSION_OPTIONS, autocommit=True)
         self._limit = limit
-        self._hold_back = None if fair_prefix is None else HoldBack(self._session, fair_prefix)
+        self._hold_back = None if fair_prefix is None else HoldBack(self._session, url, fair_prefix, member_id)
         self._marks = OutboxMarks()
         self._unacknowledged: list[Batch] = []
         self._full_scans = FullScanPacer(at_once=False)
@@ -144,6 +146,8 @@ class Reader:
             batch = Batch(rows, pairs, counts_of(rows, pairs), full=True)
         if hold_back is not None and (batch or hold_back.topics()):
             batch = self._held_back(hold_back, batch, before=before, stopped=stopped, in_flight=in_flight, room=room)
+        if hold_back is not None:
+            hold_back.report()
         if batch:
             self._unacknowledged.append(batch)
         return batch
@@ -242,6 +246,8 @@ class Reader:
         self._marks.set_pairs(())
         self._late.clear()
         self._forget_held()
+        if self._hold_back is not None:
+            self._hold_back.report()
 
     def acknowledged(self, batch: Batch, published: Published) -> None:
         """Process the result of a batch: rows that are neither published nor set aside are read again."""
@@ -261,6 +267,8 @@ class Reader:
     def close(self) -> None:
         """Close the connections."""
         self._late_scan.close()
+        if self._hold_back is not None:
+            self._hold_back.close()
         self._session.close()
 
     def _limits(self, held: Sequence[int]) -> dict[Pair, int]:

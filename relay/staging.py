@@ -4,7 +4,7 @@ Tenants take turns: each turn is as many runs as the tenant's weight (deficit ro
 a tenant a step of priority is worth 30 s: a run of priority 9 goes before one of priority 0 that is up to 270 s older,
 and no later one ever passes what is older still. Runs of one tenant and priority leave in their order.
 
-Only addresses are kept, in bytes that PostgreSQL has made: 64 bytes a run.
+Only addresses are kept, in bytes that PostgreSQL has made: about 130 bytes a run, with its places in a line and a set.
 """
 
 from collections import deque
@@ -48,17 +48,27 @@ class Staging:
 
     def __init__(self) -> None:
         self._lines: dict[str, dict[int, deque[bytes]]] = {}  # by tenant and priority; empty ones are removed
+        self._entries: set[bytes] = set()  # of all lines
         self._turns: deque[str] = deque()  # tenants with runs, the next one first
         self._left = 0  # runs in the turn of the first tenant; 0 before it begins
-        self._size = 0
 
     def __len__(self) -> int:
         """Return the number of runs."""
-        return self._size
+        return len(self._entries)
+
+    def __contains__(self, entry: bytes) -> bool:
+        """Return True if a run with this entry is here."""
+        return entry in self._entries
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of runs of each tenant that has some."""
+        return {tenant: sum(map(len, line.values())) for tenant, line in self._lines.items()}
 
     def add(self, rows: Iterable[tuple[str, int, bytes]]) -> None:
-        """Add runs: tenant, priority and entry, in the order of their times."""
+        """Add runs: tenant, priority and entry, in the order of their times. Those that are here already stay."""
         for tenant, priority, entry in rows:
+            if entry in self._entries:
+                continue
             line = self._lines.get(tenant)
             if line is None:
                 line = self._lines[tenant] = {}
@@ -66,7 +76,7 @@ class Staging:
             if (entries := line.get(priority)) is None:
                 entries = line[priority] = deque()
             entries.append(entry)
-            self._size += 1
+            self._entries.add(entry)
 
     def take(self, most: int, weights: Mapping[str, int], *, room: int) -> list[bytes]:
         """Remove and return the next runs, until their values fill the room.
@@ -91,7 +101,7 @@ class Staging:
                 self._left = 0
             elif not self._left:
                 self._turns.rotate(-1)
-        self._size -= len(taken)
+        self._entries.difference_update(taken)
         return taken
 
 

@@ -833,42 +833,45 @@ SELECT o.run_id, o.job_id, o.job_version, o.state, o.attempt, o.failed_attempts,
  ORDER BY o.run_id
    FOR UPDATE SKIP LOCKED
 
--- part: queues_and_lanes(lanes)
--- Returns each queue and lane of open runs, as the recursive query of that name.
--- Index: job_runs_due, from one queue and lane to the next. No lock.
+-- part: tenants_of_lanes(parts)
+-- Returns each queue, lane and tenant of open runs, as the recursive query of that name.
+-- Index: job_runs_due, from one tenant to the next. No lock.
 (
-    (SELECT o.queue, o.lane FROM job_runs AS o ORDER BY o.queue, o.lane LIMIT 1)
+    (SELECT o.queue, o.lane, o.tenant FROM job_runs AS o ORDER BY o.queue, o.lane, o.tenant LIMIT 1)
     UNION ALL
-    SELECT n.queue, n.lane
-      FROM lanes AS l
+    SELECT n.queue, n.lane, n.tenant
+      FROM parts AS p
      CROSS JOIN LATERAL (
-        SELECT o.queue, o.lane
+        SELECT o.queue, o.lane, o.tenant
           FROM job_runs AS o
-         WHERE (o.queue, o.lane) > (l.queue, l.lane)
-         ORDER BY o.queue, o.lane
+         WHERE (o.queue, o.lane, o.tenant) > (p.queue, p.lane, p.tenant)
+         ORDER BY o.queue, o.lane, o.tenant
          LIMIT 1
       ) AS n
 )
 
 -- name: find_unhandled
 -- Returns the handlers and queues that due runs need and no live executor has, with the number of runs and the oldest.
--- Index: job_runs_due, from one queue and lane to the next, then its head. No lock.
--- Why: it checks the oldest runs of each queue and lane, since runs that no executor claims stay among them.
-WITH RECURSIVE lanes AS {{queues_and_lanes(lanes)}}, waiting AS (
-    SELECT r.tenant, r.queue, r.handler, count(*) AS runs,
+-- Index: job_runs_due, from one tenant of a queue and lane to the next, then the head of each. No lock.
+-- Why: it checks the oldest runs, since runs that no executor claims stay among them. The tenants of a lane share the limit, and of
+-- each a hundred are checked.
+WITH RECURSIVE parts AS {{tenants_of_lanes(parts)}}, waiting AS (
+    SELECT p.tenant, p.queue, r.handler, count(*) AS runs,
            (array_agg(r.run_id ORDER BY r.publish_at))[1] AS run_id, min(r.publish_at) AS since
-      FROM lanes AS l
+      FROM (SELECT each.*, greatest(%(limit)s::bigint / count(*) OVER (PARTITION BY each.queue, each.lane), 100) AS row_limit
+              FROM parts AS each) AS p
      CROSS JOIN LATERAL (
-        SELECT o.tenant, o.queue, o.handler, o.run_id, o.publish_at
+        SELECT o.handler, o.run_id, o.publish_at
           FROM job_runs AS o
-         WHERE o.queue = l.queue
-           AND o.lane = l.lane
+         WHERE o.queue = p.queue
+           AND o.lane = p.lane
+           AND o.tenant = p.tenant
            AND o.publish_at <= (SELECT tidewheel_now()) - %(min_age)s::interval
            AND o.state = ANY (%(sources)s)
          ORDER BY o.publish_at
-         LIMIT %(limit)s
+         LIMIT p.row_limit
       ) AS r
-     GROUP BY r.tenant, r.queue, r.handler
+     GROUP BY p.tenant, p.queue, r.handler
 )
 SELECT w.tenant, w.queue, w.handler, w.runs, w.run_id, w.since
   FROM waiting AS w
@@ -906,26 +909,45 @@ SELECT o.run_id, o.job_id, j.key, o.shard, o.job_version
 
 -- name: measure_runs
 -- Returns of each queue and lane the number of due runs, the time for which the oldest is due, and the number of orphans.
--- Index: job_runs_due, from one queue and lane to the next, then its head. No lock.
+-- Index: job_runs_due, from one tenant of a queue and lane to the next, then the head of each. No lock.
 -- Why: an attempt of an executor that is silent for twice its lease should have been ended by another executor. More executors
--- would not start a frozen run.
-WITH RECURSIVE lanes AS {{queues_and_lanes(lanes)}}
+-- would not start a frozen run. The tenants of a lane are counted one after another, up to the limit in all.
+WITH RECURSIVE parts AS {{tenants_of_lanes(parts)}}
 SELECT l.queue, l.lane, m.due, coalesce((SELECT tidewheel_now()) - m.since, interval '0') AS age, m.orphaned
-  FROM lanes AS l
+  FROM (SELECT DISTINCT p.queue, p.lane FROM parts AS p) AS l
  CROSS JOIN LATERAL (
     SELECT count(*) FILTER (WHERE r.state = ANY (%(sources)s)) AS due,
-           min(r.publish_at) FILTER (WHERE r.state = ANY (%(sources)s)) AS since,
+           (SELECT min(first.publish_at)
+              FROM parts AS p
+             CROSS JOIN LATERAL (
+                SELECT o.publish_at
+                  FROM job_runs AS o
+                 WHERE o.queue = p.queue AND o.lane = p.lane AND o.tenant = p.tenant
+                   AND o.publish_at <= (SELECT tidewheel_now())
+                   AND o.state = ANY (%(sources)s)
+                   AND {{tidewheel.transitions.not_frozen(o)}}
+                 ORDER BY o.publish_at
+                 LIMIT 1
+              ) AS first
+             WHERE p.queue = l.queue AND p.lane = l.lane) AS since,
            count(*) FILTER (WHERE r.state = ANY (%(owned)s) AND r.executor_id <> ALL (ARRAY(
                SELECT e.executor_id
                  FROM executors AS e
                 WHERE e.last_heartbeat_at > (SELECT tidewheel_now()) - 2 * coalesce(e.lease, %(lease)s::interval)
            ))) AS orphaned
       FROM (
-        SELECT o.state, o.publish_at, o.executor_id
-          FROM job_runs AS o
-         WHERE o.queue = l.queue AND o.lane = l.lane AND o.publish_at <= (SELECT tidewheel_now())
-           AND (o.state = ANY (%(owned)s) OR {{tidewheel.transitions.not_frozen(o)}})
-         ORDER BY o.publish_at
+        SELECT o.state, o.executor_id
+          FROM parts AS p
+         CROSS JOIN LATERAL (
+            SELECT each.state, each.executor_id
+              FROM job_runs AS each
+             WHERE each.queue = p.queue AND each.lane = p.lane AND each.tenant = p.tenant
+               AND each.publish_at <= (SELECT tidewheel_now())
+               AND (each.state = ANY (%(owned)s) OR {{tidewheel.transitions.not_frozen(each)}})
+             ORDER BY each.publish_at
+             LIMIT %(limit)s
+          ) AS o
+         WHERE p.queue = l.queue AND p.lane = l.lane
          LIMIT %(limit)s
       ) AS r
   ) AS m

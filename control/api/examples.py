@@ -161,13 +161,13 @@ SHARDS: Json = {"shards": [{"shard": 0, "owner": {
     "member_id": "8f8d3b0a-3f0a-4c57-a4b5-6d6f0c5d1e22", "name": "scheduler-1:12", "last_heartbeat_at": _AT,
 }}]}  # fmt: skip
 TENANT: dict[str, Json] = {
-    "tenant": "acme", "created_at": "2026-10-01T09:00:00Z", "triggers_per_second": 100.0, "in_flight": 500,
-    "jobs": 1000, "payload_bytes": 65536, "paused_at": None, "deletion": None,
+    "tenant": "acme", "created_at": "2026-10-01T09:00:00Z", "weight": 1, "triggers_per_second": 100.0,
+    "in_flight": 500, "jobs": 1000, "payload_bytes": 65536, "paused_at": None, "deletion": None,
 }  # fmt: skip
 TENANTS: Json = {"tenants": [TENANT], "next_cursor": None}
 CHANGED_TENANT: Json = {"tenant": TENANT, "unchanged": False}
 DELETED_TENANT: Json = {"unchanged": False, "tenant": {
-    "tenant": "acme", "created_at": "2026-10-01T09:00:00Z", "triggers_per_second": None, "in_flight": None,
+    "tenant": "acme", "created_at": "2026-10-01T09:00:00Z", "weight": 1, "triggers_per_second": None, "in_flight": None,
     "jobs": None, "payload_bytes": None, "paused_at": None, "deletion": {
         "accepted_at": _AT, "jobs": 0, "runs": 0, "removed": {}, "at_table": None, "finished_at": None, "free_at": None,
     },
@@ -193,6 +193,10 @@ STATUS: Json = {
     }],
     "due": [{"queue": "default", "lane": "standard", "due": 3, "oldest": "2s", "orphaned": 0}],
     "outbox": [{"lane": "standard", "due": 1, "oldest": "40ms"}], "overdue_timers": 0, "overdue_by": "0s",
+    "held": [{
+        "queue": "default", "lane": "standard", "since": _AT, "runs": 1204, "at_least": False, "tenants": 2,
+        "largest": {"acme": 1203, "default": 1},
+    }],
     "freezes": [], "problems": [{
         "check": "services", "severity": "error", "what": "no relay lives: no message leaves",
         "evidence": "no relay has a row in processes", "remedy": "tidewheel relay",

@@ -33,12 +33,14 @@ class LimitsBody(StrictModel):
     """Limits of a tenant: a field that is left out stays as it is, and null lifts the limit.
 
     Attributes:
+        weight: The runs that leave in each of its turns while a queue is held back, 1 to 100; null is 1.
         triggers_per_second: The runs a second that may become due; more are delayed.
         in_flight: The runs that may be active at once; more wait.
         jobs: The number of its jobs; more are refused.
         payload_bytes: The size of a payload; a larger one is refused.
     """
 
+    weight: int | None = None
     triggers_per_second: float | None = None
     in_flight: int | None = None
     jobs: int | None = None

@@ -208,6 +208,8 @@ def _print_fleet(found: _Found) -> None:
                 for each in fleet.due
             ],
         )
+    for lane in fleet.held:
+        typer.echo(wrapped(f"held back: queue {lane.queue}, lane {lane.lane}: {lane.words}", "  "))
     for finding in found.problems:
         typer.echo()
         print_finding(finding)

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from tidewheel.control.client.tenants import Limits
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The tenant.")]
+Weight = Annotated[
+    str | None, typer.Option(metavar="N", help="Runs in each of its turns while a queue is held back, 1 to 100.")
+]
 TriggersPerSecond = Annotated[
     str | None, typer.Option(metavar="N", help="Runs a second that may become due; more are delayed.")
 ]
@@ -40,6 +43,7 @@ _BYTES = {"": 1, "B": 1, "kB": 1000, "KB": 1000, "KiB": 1024, "MB": 1_000_000, "
 def create(
     name: Name,
     *,
+    weight: Weight = None,
     triggers_per_second: TriggersPerSecond = None,
     in_flight: InFlight = None,
     jobs: Jobs = None,
@@ -47,7 +51,7 @@ def create(
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Create a tenant, with limits or without."""
-    limits = _limits(triggers_per_second, in_flight, jobs, payload)
+    limits = _limits(weight, triggers_per_second, in_flight, jobs, payload)
     with requesting(DEFAULT_TENANT) as client:
         made = client.tenants.create(name, **limits)
     text = "created" if made else "unchanged: it exists already"
@@ -69,7 +73,8 @@ def list_tenants(
     if output is not Output.TEXT:
         print_document({"tenants": page, "next_cursor": page[-1].tenant if more else None}, output)
     elif page:
-        print_table(("tenant", "state", "triggers/s", "in flight", "jobs", "payload", "created"), map(_row, page))
+        headings = ("tenant", "state", "weight", "triggers/s", "in flight", "jobs", "payload", "created")
+        print_table(headings, map(_row, page))
         if more:
             typer.echo(f"more: add --after {page[-1].tenant!r}")
     else:
@@ -89,6 +94,7 @@ def show(name: Name, output: OutputOption = Output.TEXT) -> None:
 def limits(
     name: Name,
     *,
+    weight: Weight = None,
     triggers_per_second: TriggersPerSecond = None,
     in_flight: InFlight = None,
     jobs: Jobs = None,
@@ -99,7 +105,7 @@ def limits(
 
     Without an option this shows the limits.
     """
-    changes = _limits(triggers_per_second, in_flight, jobs, payload)
+    changes = _limits(weight, triggers_per_second, in_flight, jobs, payload)
     if not changes:
         show(name, output)
         return
@@ -157,8 +163,11 @@ def usage(name: Name, output: OutputOption = Output.TEXT) -> None:
         print_facts(_usage(found))
 
 
-def _limits(rate: str | None, in_flight: str | None, jobs: str | None, payload: str | None) -> "Limits":
+def _limits(
+    weight: str | None, rate: str | None, in_flight: str | None, jobs: str | None, payload: str | None
+) -> "Limits":
     given: list[tuple[str, str, str | None, Callable[[str, str], float]]] = [
+        ("weight", "--weight", weight, _whole),
         ("triggers_per_second", "--triggers-per-second", rate, _number),
         ("in_flight", "--in-flight", in_flight, _whole),
         ("jobs", "--jobs", jobs, _whole),
@@ -192,6 +201,7 @@ def _row(each: read.TenantSummary) -> tuple[Cell, ...]:
     return (
         each.tenant,
         each.state,
+        str(each.weight),
         _bound(each.triggers_per_second),
         _bound(each.in_flight),
         _bound(each.jobs),
@@ -208,6 +218,7 @@ def _facts(each: read.TenantSummary) -> Iterator[tuple[str, str | None]]:
         yield from _deletion(each.deletion)
         return
     yield "paused", moment(each.paused_at, None) if each.paused_at else None
+    yield "weight", str(each.weight)
     yield "triggers/s", _bound(each.triggers_per_second) or "no limit"
     yield "in flight", _bound(each.in_flight) or "no limit"
     yield "jobs", _bound(each.jobs) or "no limit"

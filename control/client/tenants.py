@@ -38,18 +38,21 @@ MIN_RATE = 0.01  # triggers a second: one each hundred seconds
 MAX_RATE = 10_000
 MAX_IN_FLIGHT = 100_000
 MAX_JOBS = 1_000_000
+MAX_WEIGHT = 100
 
 
 class Limits(TypedDict, total=False):
     """Limits of a tenant: a field that is left out stays as it is, and None lifts the limit.
 
     Attributes:
+        weight: The runs that leave in each of its turns while a queue is held back, 1 to 100; None is 1.
         triggers_per_second: The runs a second that may become due; more are delayed.
         in_flight: The runs that may be active at once; more wait.
         jobs: The number of its jobs; more are refused.
         payload_bytes: The size of a payload; a larger one is refused.
     """
 
+    weight: int | None
     triggers_per_second: float | None
     in_flight: int | None
     jobs: int | None
@@ -215,6 +218,7 @@ class Tenants:
 
 
 _BOUNDS: Mapping[str, tuple[float, float]] = {
+    "weight": (1, MAX_WEIGHT),
     "triggers_per_second": (MIN_RATE, MAX_RATE),
     "in_flight": (1, MAX_IN_FLIGHT),
     "jobs": (1, MAX_JOBS),
@@ -239,7 +243,7 @@ def _misfit(name: str, value: object, tenant: str) -> FieldError | None:
     least, most = _BOUNDS[name]
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return FieldError(name, f"{value!r} is not a number", f"write a number of at most {most:,}")
-    if value == 0:
+    if value == 0 and name != "weight":
         remedy = f"pause the tenant instead: tidewheel tenant pause {tenant}"
         return FieldError(name, "0 would refuse everything", remedy)
     if not least <= value <= most or (name != "triggers_per_second" and value != int(value)):

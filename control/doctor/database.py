@@ -11,6 +11,7 @@ from uuid import UUID
 from tidewheel.clock import SystemClock
 from tidewheel.control.doctor.check import Context
 from tidewheel.control.reads.findings import Finding, Severity
+from tidewheel.control.reads.held_lanes import read_held_lanes
 from tidewheel.control.reads.status import (
     age_text,
     find_unhandled_runs,
@@ -172,8 +173,9 @@ def check_outbox(context: Context) -> Iterator[Finding]:
     """Check that messages leave the outbox."""
     with context.connection() as connection:
         lanes = read_outbox(connection)
+        held = {each.lane for each in read_held_lanes(connection)}  # by a relay that lives: check_fleet reports them
     for each in lanes:
-        if each.oldest > context.limits.message_age:
+        if each.oldest > context.limits.message_age and each.lane not in held:
             evidence = f"{each.due:,} messages wait, the oldest for {age_text(each.oldest)}"
             remedy = "start a relay: tidewheel relay; if one lives, `tidewheel topics list` and its log name the cause"
             yield Finding("outbox", Severity.ERROR, f"messages of lane {each.lane} do not leave", evidence, remedy)

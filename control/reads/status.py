@@ -13,6 +13,7 @@ from psycopg.rows import class_row
 
 from tidewheel.control.reads.findings import Finding, Severity
 from tidewheel.control.reads.freezes import Freeze
+from tidewheel.control.reads.held_lanes import HeldLane, held_findings, read_held_lanes
 from tidewheel.control.reads.waits import LEASE, start_executor
 from tidewheel.jobs.values import format_duration, format_second
 from tidewheel.outbox import SLICES, OutboxLane, slice_lane_of
@@ -127,6 +128,7 @@ class FleetStatus:
         outbox: The messages of each lane of the outbox that has some.
         overdue_timers: The number of timers that are overdue.
         overdue_by: The time for which the oldest timer is overdue.
+        held: The queues and lanes whose runs relays hold back.
         freezes: The standing freezes of all tenants.
         problems: The findings.
     """
@@ -137,6 +139,7 @@ class FleetStatus:
     outbox: tuple[DueMessages, ...]
     overdue_timers: int
     overdue_by: timedelta
+    held: tuple[HeldLane, ...]
     freezes: tuple[Freeze, ...]
     problems: tuple[Finding, ...]
 
@@ -149,6 +152,7 @@ def read_status(connection: Conn, shards: int) -> FleetStatus:
         freezes = tuple(cursor.execute(_LIST_ALL_FREEZES))
     overdue, overdue_by = read_overdue(connection, shards)
     due = read_due_runs(connection)
+    held = read_held_lanes(connection)
     return FleetStatus(
         now=now,
         services=unreplaced(services),
@@ -156,10 +160,12 @@ def read_status(connection: Conn, shards: int) -> FleetStatus:
         outbox=tuple(read_outbox(connection)),
         overdue_timers=overdue,
         overdue_by=overdue_by,
+        held=held,
         freezes=freezes,
         problems=(
             *_missing_roles(services, has_jobs=has_jobs),
             *find_unhandled_runs(connection),
+            *held_findings(held, now),
             *map(_frozen, freezes),
         ),
     )

@@ -28,8 +28,8 @@ MAX_COUNTED = 5_000
 """The rows of a kind that the usage of a tenant counts: more are shown as at least so many."""
 _DAY = timedelta(days=1)
 
-_LIMITS = 7  # columns of a tenant before those of its deletion
-_Limits: TypeAlias = tuple[str, datetime, float | None, int | None, int | None, int | None, datetime | None]
+_LIMITS = 8  # columns of a tenant before those of its deletion
+_Limits: TypeAlias = tuple[str, datetime, int, float | None, int | None, int | None, int | None, datetime | None]
 _DeletionRow: TypeAlias = tuple[
     datetime | None, int, int, Mapping[str, int], str | None, datetime | None, datetime | None
 ]
@@ -65,6 +65,7 @@ class TenantSummary:
     Args:
         tenant: Its name.
         created_at: When it was created.
+        weight: The share of a queue that is held back: so many runs leave in each of its turns.
         triggers_per_second: The runs a second that may become due; more are delayed.
         in_flight: The runs that may be active at once; more wait.
         jobs: The number of its jobs.
@@ -75,6 +76,7 @@ class TenantSummary:
 
     tenant: str
     created_at: datetime
+    weight: int
     triggers_per_second: float | None
     in_flight: int | None
     jobs: int | None

@@ -20,6 +20,7 @@ from tidewheel.jobs.values import RESERVED, format_second
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import Move, RunState, sources
+from tidewheel.transitions.rate_ring import Ring
 
 _SQL = Statements("tidewheel.control")
 _READ_WAITS = _SQL["read_waits"]
@@ -28,6 +29,8 @@ _FIND_FREEZES_OF_RUNS = _SQL["find_freezes_of_runs"]
 
 LEASE = timedelta(seconds=30)
 """The lease of an executor that has recorded none."""
+
+_LOOK = 100_000  # held runs that are counted for a page of runs: about 10 ms
 
 _CLAIMABLE = frozenset(sources(Move.CLAIM))
 
@@ -47,6 +50,7 @@ class WaitCode(StrEnum):
     KEY = "key"
     ORDER = "order"
     TENANT = "tenant"
+    TENANT_RATE = "tenant_rate"
     PARENTS = "parents"
     EXTERNAL = "external"
     RUNNING = "running"
@@ -112,6 +116,13 @@ class WaitFacts:
         order_head: The run that is first in that order.
         order_blocked_by: The failed run that blocks that key.
         behind_workflow: The occurrence that keeps the place of its job's active run, which has ended.
+        rate_per_second: The runs a second of its tenant, if that rate holds it.
+        rate_first_bucket: The first bucket of the places that are taken.
+        rate_used: The places that are taken.
+        rate_ahead: The number of held runs before it, `rate_look` at most.
+        rate_look: The number of held runs that are counted.
+        waits_from: Its own time, if it is held.
+        now: The database's clock.
     """
 
     run_id: UUID
@@ -145,13 +156,20 @@ class WaitFacts:
     order_key: str | None = None
     order_head: UUID | None = None
     order_blocked_by: UUID | None = None
+    rate_per_second: float | None = None
+    rate_first_bucket: int | None = None
+    rate_used: Sequence[int] | None = None
+    rate_ahead: int | None = None
+    rate_look: int | None = None
+    waits_from: datetime | None = None
+    now: datetime | None = None
 
 
 def read_waits(connection: Conn, run_ids: Sequence[UUID]) -> dict[UUID, Wait]:
     """Return the reasons of those of these runs that are open, by two statements at most."""
     if not run_ids:
         return {}
-    columns: dict[str, object] = {"run_ids": list(run_ids), "lease": LEASE}
+    columns: dict[str, object] = {"run_ids": list(run_ids), "lease": LEASE, "look": _LOOK // len(run_ids) + 1}
     with connection.cursor(row_factory=class_row(WaitFacts), binary=True) as cursor:
         found = cursor.execute(_READ_WAITS, columns).fetchall()
     claimable = [facts.run_id for facts in found if facts.state in _CLAIMABLE]
@@ -233,6 +251,8 @@ def start_executor(queue: str, handler: str) -> str:
 
 
 def _buffered(facts: WaitFacts) -> Wait:
+    if facts.rate_per_second is not None and facts.now is not None:
+        return _rate(facts, facts.rate_per_second, facts.now)
     if facts.waits_for_key is not None:
         return _key(facts, facts.waits_for_key)
     return _turn(facts) if facts.order_key is None else _order(facts, facts.order_key)
@@ -275,6 +295,22 @@ def _key(facts: WaitFacts, key: str) -> Wait:
     words = f"waits for the rate of the concurrency key {key!r}; the oldest waiting run starts first"
     remedy = f"`tidewheel limit set {key!r} --rate ...`, or raise rate in its jobs"
     return Wait(WaitCode.KEY, words, remedy, until=facts.key_wake_at)
+
+
+def _rate(facts: WaitFacts, per_second: float, now: datetime) -> Wait:
+    ring = Ring(per_second, facts.rate_first_bucket or 0, [*(facts.rate_used or ())])
+    ring.forget_past(now)
+    ahead = facts.rate_ahead or 0
+    place = now + timedelta(seconds=(sum(ring.used) + ahead + 1) / per_second)
+    until = max(place, facts.waits_from or now)
+    more = ahead >= (facts.rate_look or 0)
+    counted = f"at least {ahead:,}" if more else f"{ahead:,}"
+    words = (
+        f"held by the rate of its tenant, {per_second:g} runs a second: {counted} held runs are before it,"
+        f" and it goes on {'after' if more else 'at about'} {_at(until)}"
+    )
+    remedy = "raise the rate by `tidewheel tenant limits NAME --triggers-per-second`"
+    return Wait(WaitCode.TENANT_RATE, words, remedy, until=None if more else until)
 
 
 def _order(facts: WaitFacts, key: str) -> Wait:

@@ -157,6 +157,29 @@ def test_each_fault_of_the_database_is_found(database: Database, check: str) -> 
     assert remedy in found.remedy
 
 
+def test_queue_that_is_held_back_is_found_and_its_messages_are_no_fault(database: Database) -> None:
+    old_message(database)
+    lane = {"queue": "default", "lane": "standard", "complete": True, "tenants": 2}
+    held = [
+        [lane | {"since": "2026-11-01T10:00:00Z", "runs": 1200, "largest": {"acme": 1200}}],
+        [lane | {"since": "2026-11-01T09:00:00Z", "runs": 4, "largest": {"acme": 3, "b": 1}}],
+    ]
+    for each in held:
+        database.execute(
+            "INSERT INTO members (member_id, role, name, last_heartbeat_at, started_at, held)"
+            " VALUES (gen_random_uuid(), 'relay', 'r', tidewheel_now(), tidewheel_now(), %s)",
+            [Jsonb(each)],
+        )
+    findings = examine(database)
+    found = about(findings, "fairness")
+    words = "1,204 runs wait since 2026-11-01T09:00:00Z: acme 1,203, b 1"
+    assert (found.severity, found.evidence) == (Severity.WARNING, words)
+    assert "tidewheel tenant limits acme --in-flight N" in found.remedy
+    assert not [each for each in findings if each.what == "messages of lane standard do not leave"]
+    out = tidewheel(database, "status").out.replace("\n  ", " ")
+    assert f"held back: queue default, lane standard: {words}" in out
+
+
 def test_roles_that_do_not_live_are_found(database: Database) -> None:
     submit(database)
     whats = [each.what for each in examine(database) if each.check == "services"]

@@ -79,28 +79,40 @@ def test_what_no_executor_takes_stays_in_the_outbox(relaying: Relaying) -> None:
     assert Counter(relaying.values(topic)) == {b"a": 1000, b"b": 1}
 
 
-def test_late_run_is_seen_while_its_topic_is_held_back(relaying: Relaying) -> None:
-    """It is committed 10 s after its time, behind the marks."""
+def test_late_runs_are_seen_while_their_topic_is_held_back(relaying: Relaying) -> None:
+    """They are committed 10 s and an hour after their times, behind the marks.
+
+    Meanwhile the relay's row has what is held back.
+    """
     topic = relaying.topic("runs.standard")
     burst = runs(relaying, topic, "a", 1000)
     open_runs(relaying.database, burst)
     relaying.write(*burst)
     with relaying.running(topic_prefix=relaying.prefix):
         until(lambda: relaying.left() == 1000 - UNSERVED, "the window is full")
-        late = runs(relaying, topic, "b", 1, publish_at=relaying.due_at(-timedelta(seconds=10)))
+        late = [
+            row
+            for tenant, seconds in (("b", 10), ("c", 3600))
+            for row in runs(relaying, topic, tenant, 1, publish_at=relaying.due_at(-timedelta(seconds=seconds)))
+        ]
         open_runs(relaying.database, late)
         relaying.write(*late)
 
-        def late_has_left() -> bool:
+        def late_have_left() -> bool:
             first = next(one.key.decode() for one in reversed(relaying.arrived(topic)) if one.key)
             relaying.database.execute("DELETE FROM job_runs WHERE run_id = %s::uuid", [first])
-            return b"b" in relaying.values(topic)
+            return {b"b", b"c"} <= {*relaying.values(topic)}
 
-        until(late_has_left, "the late run has left")
-        assert relaying.left() > 500
+        until(late_have_left, "the late runs have left")
+        left = relaying.left()
+        assert left > 500
+        [[held]] = relaying.database.rows("SELECT held FROM members")
+        assert (held[0]["queue"], held[0]["lane"]) == ("default", "standard")
+        assert left <= held[0]["largest"]["a"] <= 1000
         relaying.database.execute("DELETE FROM job_runs")
         relaying.until_empty()
-    assert Counter(relaying.values(topic)) == {b"a": 1000, b"b": 1}
+        until(lambda: relaying.database.rows("SELECT held FROM members") == [(None,)], "nothing is held back")
+    assert Counter(relaying.values(topic)) == {b"a": 1000, b"b": 1, b"c": 1}
 
 
 def test_failure_of_a_topic_leaves_others_held_back(relaying: Relaying) -> None:

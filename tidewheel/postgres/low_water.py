@@ -23,7 +23,7 @@ _QUICK_SECONDS = 0.1  # a full scan that need not be split: latency's 99th perce
 
 
 class LowWaterMarks(Generic[K]):
-    """The low-water marks of one kind of poll, by key: a shard, or a queue and lane."""
+    """The low-water marks of one kind of poll, by key: a shard, or a tenant in a queue and lane."""
 
     def __init__(self) -> None:
         self._marks: dict[K, datetime] = {}
@@ -39,8 +39,8 @@ class LowWaterMarks(Generic[K]):
     def _next(self, keys: Sequence[K]) -> frozenset[K]:
         self._limit = max(min(self._limit, len(keys)), 1)
         self._limit = max(self._limit // 2, 1) if self._pacer.slow else self._limit * 2
-        order = [*self._order, *(key for key in keys if key not in self._order)]
-        full = [key for key in order if key in keys][: self._limit]
+        order, wanted = dict.fromkeys([*self._order, *keys]), frozenset(keys)
+        full = dict.fromkeys([key for key in order if key in wanted][: self._limit])
         self._order = [*(key for key in order if key not in full), *full]
         return frozenset(full)
 

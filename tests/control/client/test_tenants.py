@@ -44,10 +44,12 @@ def test_limits_are_created_changed_one_by_one_and_lifted(client: Client) -> Non
     assert not client.tenants.limit("free", payload_bytes=1024)
     found = client.tenants.get("free")
     assert (found.jobs, found.payload_bytes, found.in_flight, found.triggers_per_second) == (7, 1024, 5, None)
-    assert client.tenants.limit("free", jobs=None)
-    assert client.tenants.get("free").jobs is None
+    assert client.tenants.limit("free", jobs=None, weight=4)
+    assert (client.tenants.get("free").jobs, client.tenants.get("free").weight) == (None, 4)
+    with pytest.raises(InvalidInput, match="weight"):
+        client.tenants.limit("free", weight=0)
     done = [entry.action for entry in client.audit_log.list(all_tenants=True).entries]
-    assert done.count("tenant.limits") == 2
+    assert done.count("tenant.limits") == 2  # the refused change has no entry
     assert done.count("tenant.create") == 2
 
 
@@ -182,13 +184,15 @@ def test_usage_counts_runs_and_jobs(client: Client, database: Database) -> None:
 
 
 def test_command_line_and_rest_are_the_same(database: Database) -> None:
-    assert tidewheel(database, "tenant", "create", "acme", "--jobs", "1000").lines == ["tenant acme: created"]
+    made = tidewheel(database, "tenant", "create", "acme", "--jobs", "1000", "--weight", "3")
+    assert made.lines == ["tenant acme: created"]
     done = tidewheel(database, "tenant", "limits", "acme", "--payload", "64KiB", "--in-flight", "500", "--jobs", "none")
     assert done.lines[0] == "tenant acme: changed"
     assert tidewheel(database, "tenant", "limits", "acme", "--jobs", "many").refusals == [
         "--jobs: 'many' is not a whole number; write a number such as 500, or none"
     ]
     shown = json_output(database, "tenant", "show", "acme")
+    assert shown["weight"] == 3
     assert (shown["payload_bytes"], shown["in_flight"], shown["jobs"]) == (65536, 500, None)
     used = json_output(database, "tenant", "usage", "acme")
     with answering(database) as http:

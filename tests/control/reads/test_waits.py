@@ -114,6 +114,21 @@ def test_run_without_a_place_has_its_key(database: Database) -> None:
     )  # fmt: skip
 
 
+def test_run_that_its_tenants_rate_holds_has_the_time_at_which_it_goes_on(job: Database) -> None:
+    with Client(job.url) as client:
+        client.tenants.limit("default", triggers_per_second=1)
+    job.installation.rates.forget()
+    runs = [trigger(job) for _ in range(15)]
+    found = why(job, runs[-1])
+    job.installation.rates.close()
+    job.installation.rates.forget()  # tests share it
+    assert found.code is WaitCode.TENANT_RATE
+    assert found.words.startswith("held by the rate of its tenant, 1 runs a second: ")
+    assert found.until is not None
+    assert timedelta(seconds=12) < found.until - job.now() < timedelta(seconds=18)
+    assert "held runs are before it, and it goes on at about " in found.words
+
+
 def test_blocked_run_has_its_occurrence_and_its_parents(database: Database) -> None:
     put(database, {"a": [], "b": after("a"), "c": after("a"), "d": after("b", "c")})
     root = trigger(database, "a")

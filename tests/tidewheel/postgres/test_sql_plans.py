@@ -365,9 +365,11 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     "start_attempts": {"free": "allow_all", "limited": [], "holds_tenant": Gate.HOLDS_TENANT},
     "move_runs": {"queues": ["default"] * BATCH, "lanes": ["standard"] * BATCH},
     "wait_runs": {"timeouts": [timedelta(hours=1)] * BATCH, "heartbeats": [None] * BATCH},
+    "find_due_tenants": {"queues": ["default"] * 3, "lanes": ["critical", "standard", "batch"]},
     "find_due_runs": {
         "queues": ["default"] * 3,
         "lanes": ["critical", "standard", "batch"],
+        "tenants": ["default"] * 3,
         "limits": [100] * 3,
         "marks": [_LONG_AGO] * 3,
         "handlers": ["send-email"],
@@ -513,7 +515,9 @@ _HOT = {
         find_runs_of find_jobs_of lock_timers_to_drop mark_jobs_deleted
     """,
     "tidewheel.relay": "read_outbox probe_outbox delete_outbox",
-    "tidewheel.executor": "find_due_runs find_due_handled read_owned_attempts read_previous read_signals lock_attempt",
+    "tidewheel.executor": """
+        find_due_tenants find_due_runs find_due_handled read_owned_attempts read_previous read_signals lock_attempt
+    """,
     "tidewheel.control": """
         read_logs read_run find_jobs_of_page list_jobs show_job count_backfilled read_job_position
         read_versions_near read_runs_at
@@ -711,6 +715,7 @@ def assert_locks_runs_by_key(plan: Sequence[Mapping[str, Any]]) -> None:
 PLANNED_EARLY = {
     "claim_uniform": ("tidewheel.transitions", KEPT_PLANS),
     "close_uniform": ("tidewheel.transitions", UNIFORM),
+    "find_due_tenants": ("tidewheel.executor", ""),
     "find_due_runs": ("tidewheel.executor", ""),
     "probe_outbox": ("tidewheel.relay", SESSION_OPTIONS),
     "read_outbox": ("tidewheel.relay", SESSION_OPTIONS),
@@ -796,7 +801,7 @@ def test_sweep_reads_due_runs_only(loaded: Database, facts: Mapping[str, object]
         statement = Statements("tidewheel.executor")["find_due_runs"]
         plan = plan_of(connection, statement, {**facts, **SPECIAL["find_due_runs"]})
     [scan] = [node for node in plan if node.get("Index Name") == "job_runs_due"]
-    assert all(column in scan["Index Cond"] for column in ("queue", "lane", "publish_at"))
+    assert all(column in scan["Index Cond"] for column in ("queue", "lane", "tenant", "publish_at"))
 
 
 @pytest.mark.parametrize("name", ["contest_runs", "contest_free_runs"])
