@@ -187,12 +187,12 @@ class HoldBack:
             if counts:
                 self._count(topic)
             if window.takes(len(of_topic), now):
-                window.publish(_runs(of_topic[:: window.stride]), now)
+                window.publish(_runs(of_topic[:: window.stride]), now, runs=len(of_topic))
                 continue
             if not counts:
                 self._count(topic)
             if len(of_topic) <= window.room():
-                window.publish(_runs(of_topic[:: window.stride]), now)
+                window.publish(_runs(of_topic[:: window.stride]), now, runs=len(of_topic))
             else:
                 exceeding.add(topic)
         return exceeding
@@ -243,7 +243,7 @@ class HoldBack:
                 wanted -= len(chosen)
                 found = self._fetch(chosen, numbers)
                 room -= sum(len(row[VALUE] or b"") for row in found)
-                window.publish(_runs(found[:: window.stride]), now)
+                window.publish(_runs(found[:: window.stride]), now, runs=len(found))
                 rows.extend(found)
             self._observe(topic, len(held.staging))
             if held.complete and not held.staging and window.room():

@@ -10,7 +10,7 @@ every 30 s. So a fleet that keeps up pays next to nothing, and a slow overload i
 A large window is a fast flow, in which each run would be looked up several times. There the relay counts a sample.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
@@ -51,7 +51,7 @@ class Unclaimed(NamedTuple):
 
     sent: float
     publish_at: datetime
-    represents: int
+    represents: float
 
 
 class Window:
@@ -67,11 +67,11 @@ class Window:
 
     def room(self) -> int:
         """Return how many more runs may be published."""
-        return max(self.size - _total(self.unclaimed), 0)
+        return max(self.size - round(_total(self.unclaimed)), 0)
 
     @property
     def stride(self) -> int:
-        """The number of runs that each recorded one represents."""
+        """The distance of the runs to record, among those that leave together."""
         return max(self.size // _SAMPLE, 1)
 
     def takes(self, rows: int, now: float) -> bool:
@@ -83,10 +83,11 @@ class Window:
             return True
         return rows <= self.room()
 
-    def publish(self, runs: Iterable[tuple[bytes, datetime]], now: float) -> None:
-        """Record runs that leave; the caller passes each `stride`-th of them."""
-        stride = self.stride
-        self.unclaimed.update((run_id, Unclaimed(now, publish_at, stride)) for run_id, publish_at in runs)
+    def publish(self, sample: Sequence[tuple[bytes, datetime]], now: float, *, runs: int) -> None:
+        """Record that so many runs leave, by each `stride`-th of them."""
+        if sample:
+            represents = runs / len(sample)
+            self.unclaimed.update((run_id, Unclaimed(now, publish_at, represents)) for run_id, publish_at in sample)
 
     def seconds_to_count(self, now: float, *, held: bool) -> float:
         """Return the seconds until the unclaimed runs should be counted again."""
@@ -99,7 +100,7 @@ class Window:
         elif not self.unclaimed:
             return _CALM_SECONDS
         else:
-            pause = _CALM_SECONDS if len(self.unclaimed) >= _FEW else _TRICKLE_SECONDS
+            pause = _CALM_SECONDS if _total(self.unclaimed) >= _FEW else _TRICKLE_SECONDS
         return max(self._counted_at + pause - now, 0.0)
 
     def counted(self, waiting: Iterable[bytes], executors: int, now: float, *, share: float, held: bool) -> None:
@@ -124,12 +125,12 @@ class Window:
         self._standstill = min(self._standstill + 1, _MOST_DOUBLINGS) if stands else 0
 
 
-def _total(runs: Mapping[bytes, Unclaimed]) -> int:
+def _total(runs: Mapping[bytes, Unclaimed]) -> float:
     return sum(one.represents for one in runs.values())
 
 
 def _next_size(
-    size: int, published: int, unclaimed: int, age: float, executors: int, *, share: float, held: bool
+    size: int, published: float, unclaimed: float, age: float, executors: int, *, share: float, held: bool
 ) -> int:
     if not executors:
         return _UNSERVED

@@ -35,6 +35,7 @@ from tidewheel.postgres.pg_arrays import uuids
 from tidewheel.postgres.session import Conn, RowsLocked, Session, read_ids
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
+from tidewheel.process.faults import faults
 from tidewheel.scheduler.bulk_cancel import TO_CANCEL, CancelResult, Candidate, end_candidates
 from tidewheel.transitions.events import append_job_events
 from tidewheel.transitions.installation import Installation
@@ -80,6 +81,7 @@ _EVERY_SECONDS = 0.2  # between two steps of the deletions that are under way
 _SHARE_SECONDS = 0.05  # of each step; a transaction that has begun by then is the last, since firing comes first
 _LOCK_TIMEOUT = "50ms"  # for a row that another transaction holds: firing waits meanwhile
 _WAIT_SECONDS = 1.0  # until the next try, where other transactions hold rows or attempts are being stopped
+_LONGEST_WAIT_SECONDS = 30.0  # each pass that has stopped nothing adds a second: a dump may be open for hours
 _AFTER_FAILURE_SECONDS = 60.0  # until the next pass, after one whose runs could not be ended
 _JOBS = 200  # of one transaction: tens of milliseconds, as of the others
 _RUNS = 500
@@ -153,6 +155,7 @@ class _Pass:
         stopped: How many of these it has stopped.
         singly: The number of runs to end one by one, after a batch that failed.
         failed: True if a run could not be ended.
+        waits: How many passes before this one have stopped nothing.
         not_before: The monotonic time of the next step.
     """
 
@@ -166,6 +169,7 @@ class _Pass:
     stopped: int = 0
     singly: int = 0
     failed: bool = False
+    waits: int = 0
     not_before: float = 0.0
 
 
@@ -231,11 +235,16 @@ class TenantDeletions:
             return False
         except Unavailable:
             raise
-        except Exception:
-            if not runs:
-                raise
-            _bisect(tenant, at, runs)
-            return True
+        except Exception as error:  # noqa: BLE001 - one tenant stops no other
+            if runs:
+                _bisect(tenant, at, runs)
+                return True
+            # The deletions of other tenants go on.
+            _LOG.exception("the deletion of tenant %s has failed", tenant)
+            faults.report(_fault(tenant), f"{type(error).__name__}: {error}")
+            at.not_before = monotonic_seconds() + _AFTER_FAILURE_SECONDS
+            return False
+        faults.clear(_fault(tenant))
         return more
 
     def _stop(self, connection: Conn, deletion: _Deletion, at: _Pass) -> bool:
@@ -311,8 +320,9 @@ class TenantDeletions:
             connection.execute(_END_CANCELLATION_OF, {"tenant": tenant, "reason": TENANT_DELETED})
             _LOG.info("the jobs and runs of tenant %s have ended; its rows are removed", tenant)
         elif at.stopped == 0:
-            wait = _AFTER_FAILURE_SECONDS if at.failed else _WAIT_SECONDS if at.settled else 0.0
-            next_pass.not_before = monotonic_seconds() + wait
+            next_pass.waits = at.waits + 1
+            wait = min(at.waits * _WAIT_SECONDS, _LONGEST_WAIT_SECONDS)
+            next_pass.not_before = monotonic_seconds() + (_AFTER_FAILURE_SECONDS if at.failed else wait)
         self._passes[tenant] = next_pass
         return False
 
@@ -349,6 +359,10 @@ class TenantDeletions:
         }
         connection.execute(_ADVANCE_DELETION, columns)
         return True
+
+
+def _fault(tenant: str) -> str:
+    return f"deletion of tenant {tenant}"
 
 
 def _lock(connection: Conn, tenant: str) -> _Deletion | None:

@@ -9,7 +9,7 @@ AT = datetime(2026, 1, 1, tzinfo=UTC)
 
 def publish(window: Window, count: int, now: float) -> list[bytes]:
     runs = [f"{now}-{number}".encode() for number in range(count)]
-    window.publish(((run, AT) for run in runs[:: window.stride]), now)
+    window.publish([(run, AT) for run in runs[:: window.stride]], now, runs=count)
     return runs
 
 

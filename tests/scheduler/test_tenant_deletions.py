@@ -28,6 +28,7 @@ from tidewheel.control.client.client import Client
 from tidewheel.errors import InvalidInput, TenantDeleted, UnknownTenant
 from tidewheel.migrations.runner import created_names
 from tidewheel.postgres.statements import trusted
+from tidewheel.process.faults import faults
 from tidewheel.runs import RunState
 from tidewheel.scheduler import tenant_deletions as module
 from tidewheel.scheduler.pending_cancels import PendingCancels
@@ -97,13 +98,13 @@ def fill(database: Database, *tenants: str) -> None:
         columns = database.rows(_COLUMNS, [table])
         names = sql.SQL(", ").join(map(sql.Identifier, ["tenant", *(name for name, _ in columns)]))
         values = [_VALUES.get(kind, f"'{{}}'::{kind}") for _, kind in columns]
-        insert = sql.SQL("INSERT INTO {} ({}) SELECT {}").format(
+        insert = sql.SQL("INSERT INTO {} ({}) SELECT {} ON CONFLICT DO NOTHING").format(
             sql.Identifier(table),
             names,
             sql.SQL(trusted(", ".join(["%(tenant)s", *values]))),
         )
         for tenant in tenants:
-            for days in range(1 if table in {"key_limits", "tenant_rates"} else 2):
+            for days in range(2):
                 database.execute(insert, {"tenant": tenant, "ago": timedelta(days=days)})
 
 
@@ -340,3 +341,17 @@ def test_a_run_that_cannot_be_ended_stops_no_other(
     assert database.rows("SELECT run_id FROM job_runs") == [(runs[2],)]
     broken.clear()
     work(database, "removed")
+
+
+def test_a_tenant_whose_deletion_fails_stops_no_other(client: Client, database: Database) -> None:
+    accept(database, **submission("job"))
+    client.tenants.create("zeta")
+    database.execute("ALTER TABLE jobs ADD CHECK (deleted_at IS NULL)")
+    for tenant in ("acme", "zeta"):
+        client.tenants.delete(tenant)
+    deletions = stepper(database)
+    states = "SELECT tenant, state FROM tenant_deletions ORDER BY tenant"
+    for _ in range(50):
+        deletions.step()
+    assert database.rows(states) == [("acme", "stopping"), ("zeta", "removed")]
+    assert "deletion of tenant acme" in str(faults.why_not_ready())
