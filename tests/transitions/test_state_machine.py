@@ -50,6 +50,8 @@ def run_in(database: Database, state: RunState) -> UUID:
         [state if state in OPEN else before_end, attempt, EXECUTOR if active else None,
          database.now() if active else None, run_id],
     )  # fmt: skip
+    if state is RunState.BUFFERED:
+        database.execute("UPDATE job_runs SET publish_at = 'infinity' WHERE run_id = %s", [run_id])
     if state in FINAL:
         with database.transaction() as connection:
             done = finish_runs(

@@ -7,7 +7,7 @@ from Kafka without a group: the test is their only reader.
 
 import asyncio
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from typing import Protocol, TypeAlias, cast
@@ -30,7 +30,7 @@ from tidewheel.relay.loop import Relay
 from tidewheel.scheduler.loop import Scheduler
 from tidewheel.settings.executor import ExecutorSettings
 from tidewheel.settings.services import RelaySettings, SchedulerSettings
-from tidewheel.transitions.claim import Claim, Claimed
+from tidewheel.transitions.claim import Claim, Claimed, Started
 from tidewheel.transitions.installation import Installation
 
 _KAFKA_SECONDS = 30.0
@@ -192,6 +192,9 @@ class _GatedClaimer(Claimer):
             claimed = self._behind.claim(claims, source=source) if self._gate.is_open else Claimed()
             self.lease = self._behind.lease
             return claimed
+
+    def claim_in_parts(self, claims: Sequence[Claim], *, source: str) -> Iterator[Sequence[Started]]:
+        yield self.claim(claims, source=source).started
 
     def close(self) -> None:
         self._behind.close()
