@@ -41,6 +41,7 @@ from tidewheel.transitions.claim import (
     claim_uniform,
     contest_runs,
     read_claims,
+    split_by_places,
 )
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.run_events import append_started
@@ -239,13 +240,11 @@ class Claimer:
         Raises:
             Unavailable: Nothing was claimed.
         """
-        limited = self._limited.known
-        keyed = [claim for claim in claims if claim.needs_place(limited)]
-        if not keyed or len(keyed) == len(claims):
+        free, keyed = split_by_places(claims, self._limited.known)
+        if not (free and keyed):
             yield self.claim(claims, source=source).started
             return
-        others = [claim for claim in claims if not claim.needs_place(limited)]
-        yield self.claim(others, source=source).started
+        yield self.claim(free, source=source).started
         try:
             started = self.claim(keyed, source=source).started
         except Exception as error:  # noqa: BLE001 - as in `_log_left`
@@ -290,7 +289,8 @@ class Claimer:
         self._held = {run_id: until for run_id, until in self._held.items() if until > now}
         locked = False
         try:
-            claimed = self._claim([claim for claim in claims if claim.run_id not in self._held], self._uniform)
+            free = [claim for claim in claims if claim.run_id not in self._held] if self._held else claims
+            claimed = self._claim(free, self._uniform)
         except RowsLocked:
             claimed, locked = Claimed(), True
         rest = [claim for claim in _without(claims, claimed.started) if claim.run_id not in claimed.waiting]
@@ -311,12 +311,11 @@ class Claimer:
 
     def _uniform(self, connection: Conn, claims: Sequence[Claim]) -> Claimed:
         limited = self._limited.read(connection)
-        free = [claim for claim in claims if not claim.needs_place(limited)]
+        free, keyed = split_by_places(claims, limited)
         started = claim_uniform(connection, free, executor_id=self._executor_id)
-        if len(free) == len(claims):
+        if not keyed:
             return Claimed(started)
         # Last, because it locks keys.
-        keyed = [claim for claim in claims if claim.needs_place(limited)]
         claimed = claim_keyed(connection, self._installation, keyed, executor_id=self._executor_id, limited=limited)
         claimed.started = started + claimed.started
         return claimed

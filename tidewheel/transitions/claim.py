@@ -119,6 +119,17 @@ class Claimed:
         return bool(self.overlaps.cancel_requested or self.overlaps.replaced)
 
 
+def split_by_places(claims: Sequence[Claim], limited: Collection[str]) -> tuple[Sequence[Claim], Sequence[Claim]]:
+    """Return the claims that need no place, and those that may need one."""
+    if not limited and not any(claim.keyed for claim in claims):
+        return claims, ()
+    free: list[Claim] = []
+    keyed: list[Claim] = []
+    for claim in claims:
+        (keyed if claim.needs_place(limited) else free).append(claim)
+    return free, keyed
+
+
 def claim_uniform(connection: Conn, claims: Sequence[Claim], *, executor_id: UUID) -> list[Started]:
     """Claim the runs that pass every gate, in the caller's transaction.
 
