@@ -343,15 +343,17 @@ def test_a_run_that_cannot_be_ended_stops_no_other(
     work(database, "removed")
 
 
-def test_a_tenant_whose_deletion_fails_stops_no_other(client: Client, database: Database) -> None:
-    accept(database, **submission("job"))
-    client.tenants.create("zeta")
-    database.execute("ALTER TABLE jobs ADD CHECK (deleted_at IS NULL)")
-    for tenant in ("acme", "zeta"):
-        client.tenants.delete(tenant)
-    deletions = stepper(database)
-    states = "SELECT tenant, state FROM tenant_deletions ORDER BY tenant"
+def test_a_tenant_whose_deletion_fails_stops_no_other(fresh_database: Database) -> None:
+    with Client(fresh_database.url) as client:
+        for tenant in ("acme", "zeta"):
+            client.tenants.create(tenant)
+        accept(fresh_database, **submission("job"))
+        fresh_database.execute("ALTER TABLE jobs ADD CHECK (deleted_at IS NULL)")
+        for tenant in ("acme", "zeta"):
+            client.tenants.delete(tenant)
+    deletions = stepper(fresh_database)
     for _ in range(50):
         deletions.step()
-    assert database.rows(states) == [("acme", "stopping"), ("zeta", "removed")]
+    states = fresh_database.rows("SELECT tenant, state FROM tenant_deletions ORDER BY tenant")
+    assert states == [("acme", "stopping"), ("zeta", "removed")]
     assert "deletion of tenant acme" in str(faults.why_not_ready())
