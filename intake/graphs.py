@@ -109,11 +109,11 @@ def lock_graphs(connection: Conn, batch: Collection[ReceivedRequest]) -> Graphs:
         return Graphs((), ())
     rows = connection.execute(_FIND_NODES, {"job_ids": uuids(concerned)}, binary=True).fetchall()
     nodes = dict(cast("list[tuple[UUID, UUID]]", rows))
-    orphans = _versions_without_parents(connection, batch)
+    parentless = _versions_without_parents(connection, batch)
     changed: set[UUID] = {
         received.job_id
         for received in batch
-        if received.job_id in concerned and _may_change_edges(received, nodes, orphans)
+        if received.job_id in concerned and _may_change_edges(received, nodes, parentless)
     }
     tenants = sorted({concerned[job] for job in changed})
     for tenant in tenants:
@@ -219,14 +219,14 @@ def _versions_without_parents(connection: Conn, batch: Iterable[ReceivedRequest]
 
 
 def _may_change_edges(
-    received: ReceivedRequest, nodes: Mapping[UUID, UUID], orphans: Collection[tuple[UUID, int]]
+    received: ReceivedRequest, nodes: Mapping[UUID, UUID], parentless: Collection[tuple[UUID, int]]
 ) -> bool:
     request = received.request
     has_parents = nodes.get(received.job_id, received.job_id) != received.job_id
     if isinstance(request, JobSubmit):
         return has_parents or bool(_parents(received))
     if isinstance(request, JobRollback):
-        return has_parents or (received.job_id, request.version) not in orphans
+        return has_parents or (received.job_id, request.version) not in parentless
     return received.job_id in nodes
 
 
