@@ -187,12 +187,12 @@ class HoldBack:
             if counts:
                 self._count(topic)
             if window.takes(len(of_topic), now):
-                window.publish(_runs(of_topic[:: window.stride]), now, runs=len(of_topic))
+                _record(window, of_topic, now)
                 continue
             if not counts:
                 self._count(topic)
             if len(of_topic) <= window.room():
-                window.publish(_runs(of_topic[:: window.stride]), now, runs=len(of_topic))
+                _record(window, of_topic, now)
             else:
                 exceeding.add(topic)
         return exceeding
@@ -243,7 +243,7 @@ class HoldBack:
                 wanted -= len(chosen)
                 found = self._fetch(chosen, numbers)
                 room -= sum(len(row[VALUE] or b"") for row in found)
-                window.publish(_runs(found[:: window.stride]), now, runs=len(found))
+                _record(window, found, now)
                 rows.extend(found)
             self._observe(topic, len(held.staging))
             if held.complete and not held.staging and window.room():
@@ -393,8 +393,14 @@ def _find_unclaimed(connection: Conn, window: Window, handlers: list[str] | None
     ]
 
 
-def _runs(rows: Iterable[DueRow]) -> list[tuple[bytes, datetime]]:
-    return [(key, row[PUBLISH_AT]) for row in rows if (key := row[KEY]) is not None and len(key) == _RUN_ID_LENGTH]
+def _record(window: Window, rows: Sequence[DueRow], now: float) -> None:
+    """Record rows that leave in the window of their topic."""
+    sample = [
+        (key, row[PUBLISH_AT])
+        for row in rows[:: window.stride]
+        if (key := row[KEY]) is not None and len(key) == _RUN_ID_LENGTH
+    ]
+    window.publish(sample, now, runs=len(rows))
 
 
 def _position_of(entry: bytes) -> OutboxPosition:

@@ -115,13 +115,13 @@ class Window:
         """
         self._counted_at = now
         since = now - _FORGET_SECONDS if executors else float("-inf")
-        published = _total(self.unclaimed)
+        recorded, published = len(self.unclaimed), _total(self.unclaimed)
         left = {run_id: one for run_id in waiting if (one := self.unclaimed.get(run_id)) is not None}
         age = now - min((one.sent for one in left.values()), default=now)  # with those that are forgotten now
         self.unclaimed = {run_id: one for run_id, one in left.items() if one.sent > since}
         self._strained = age > _LONG_SECONDS
         self.size = _next_size(self.size, published, _total(left), age, executors, share=share, held=held)
-        stands = published == _total(self.unclaimed) and not self.room()
+        stands = recorded == len(self.unclaimed) and not self.room()
         self._standstill = min(self._standstill + 1, _MOST_DOUBLINGS) if stands else 0
 
 
