@@ -62,6 +62,7 @@ _READ_WEIGHTS = _SQL["read_weights"]
 _MOST_STAGED = 1_000_000  # runs of a topic; then it is not read on until half of them have left
 _SCAN_ROWS = 10_000  # staged in one round, all slices together
 _SCAN_SECONDS = 0.025  # between two scans that found all there was
+_SCAN_SECONDS_PER_ROW = 0.000_02  # added: a scan passes each row of the last second once more
 _FULL_SCAN_SECONDS = 1.0  # between two scans while the window has no room and runs are staged
 _LATE = timedelta(seconds=15)  # the idle limit of Tidewheel's own transactions
 _FETCH_ROWS = 500
@@ -234,8 +235,7 @@ class HoldBack:
             window, now = self._windows[topic], monotonic_seconds()
             if window.seconds_to_count(now, held=True) == 0.0:
                 self._count(topic)
-            pause = _FULL_SCAN_SECONDS if self._stands(topic, held) else 0.0 if not held.complete else _SCAN_SECONDS
-            if now - held.scanned_at >= pause:
+            if now - held.scanned_at >= self._scan_pause(topic, held):
                 self._scan(topic, held, in_flight)
             wanted = min(window.room(), most)
             while wanted > 0 and room > 0 and held.staging:
@@ -251,6 +251,12 @@ class HoldBack:
         for topic in ended:
             del self._held[topic]
         return rows, ended
+
+    def _scan_pause(self, topic: str, held: _Held) -> float:
+        """Return the seconds from the end of a scan to the next one."""
+        if self._stands(topic, held):
+            return _FULL_SCAN_SECONDS
+        return _SCAN_SECONDS + _SCAN_SECONDS_PER_ROW * sum(map(len, held.recent.values())) if held.complete else 0.0
 
     def report(self) -> None:
         """Report what is held back, from time to time and when nothing is any more.

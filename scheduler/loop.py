@@ -48,6 +48,7 @@ from tidewheel.transitions.installation import Installation
 _LOG = logging.getLogger("tidewheel.scheduler")
 
 _EACH_STEP = 0.0  # the duty keeps its own cadence
+_SOON = 0.02  # while steps follow each other faster, a look for work that is seldom there would cost more than firing
 _SECOND = 1.0
 _MINUTE = 60.0
 
@@ -58,7 +59,7 @@ class _Duty:
 
     Args:
         name: As the README lists it.
-        every: The least seconds between two starts.
+        every: The least seconds between two starts. A duty with less than a second goes on at once while it has work.
         run: Does the work; returns the seconds until the next step should come, infinite if that does not matter.
         backoff: Its pauses after errors that concern it alone.
         next_at: The monotonic time of the next start.
@@ -81,7 +82,7 @@ class _Duty:
         """
         now = monotonic_seconds()
         if now < self.next_at:
-            return self.next_at - now if self.backoff.active else math.inf
+            return self.next_at - now if self.backoff.active or self.every < _SECOND else math.inf
         self.next_at = now + self.every
         try:
             pause = self.run()
@@ -93,6 +94,8 @@ class _Duty:
             self.next_at = monotonic_seconds() + seconds
             return seconds
         self.backoff.reset()
+        if not pause and self.every < _SECOND:
+            self.next_at = now
         return pause
 
 
@@ -145,11 +148,11 @@ class Scheduler:
             ("tzdata", _EACH_STEP, self._refresh_tzdata),
             ("shards", _EACH_STEP, self._assign_shards),
             ("timers", _EACH_STEP, self._poll_timers),
-            ("releases", _EACH_STEP, self._drain_releases),
+            ("releases", _SOON, self._drain_releases),
             ("overdue timers", _SECOND, self._poll_overdue_timers),
             ("deferred effects", _SECOND, self._apply_deferred_effects),
             ("active runs", _SECOND, self._repair_active_runs),
-            ("waiting for keys", _EACH_STEP, self._promote_for_keys),
+            ("waiting for keys", _SOON, self._promote_for_keys),
             ("keys", _SECOND, self._repair_keys),
             ("rates of tenants", _SECOND, self._pace),
             ("unhandled runs", _SECOND, self._announce_unhandled),

@@ -1,7 +1,8 @@
-"""`limits`, the second part: the overshoot of limits on running services, while executors are killed.
+"""`limits`, the second part: the overshoot of limits on running services, undisturbed and while executors are killed.
 
 Three tenants are offered more than their limits for a while. One has a key with places, one a key with a rate, and one
-a limit of triggers per second. An executor is killed by SIGKILL every few seconds, and another one started.
+a limit of triggers per second. The same load comes again while an executor is killed by SIGKILL every few seconds, and
+another one started.
 
 All figures come from the rows of runs and attempts. A claim writes the start after it has locked the key, and an end is
 written before that lock. So the spans of two attempts on one place never overlap in the rows.
@@ -82,7 +83,7 @@ SELECT extract(epoch FROM publish_at)::float8 AS due
 
 
 def measure(server: Server, options: Options) -> Round:
-    """Offer the load and kill executors; then read what each limit let through."""
+    """Offer the load, then the same load while executors are killed; read each time what each limit let through."""
     seconds = options.seconds or SECONDS
     with server.environment() as environment, environment.connect(autocommit=True) as connection:
         copies = server.info.replication
@@ -105,25 +106,38 @@ def measure(server: Server, options: Options) -> Round:
             offer.go(_WARM_SECONDS)
             for tenant in _OFFERED:
                 until(lambda tenant=tenant: count_of(connection, _BEGUN, tenant) > 0, f"runs of {tenant} begin")  # type: ignore[misc]
+            options.report(f"load of {seconds:.0f} s")
+            undisturbed = _load(connection, offer, seconds)
             options.report(f"load of {seconds:.0f} s, an executor killed every {_KILL_SECONDS:.0f} s")
-            began = database_now(connection).timestamp()
-            kills = offer.go(seconds, replace_oldest)
-            ended = database_now(connection).timestamp()
-            for tenant in _OFFERED:
-                if not count_of(connection, _WAITING, tenant):
-                    message = f"no run of {tenant} waits at the end: the load was not above the limit"
-                    raise Incomplete(message)
-            figures = _figures(connection, began, ended, min(_MINUTE, seconds * _SHARE))
+            killed = _load(connection, offer, seconds, replace_oldest)
             lost = count_of(connection, _LOST, AttemptOutcome.LOST)
-    return Round({**figures, "killed_executors": Figure(kills, ""), "lost_attempts": Figure(lost, "")})
+    figures = {f"{name}_undisturbed": figure for name, figure in undisturbed.items()}
+    return Round({**figures, **killed, "lost_attempts": Figure(lost, "")})
+
+
+def _load(
+    connection: Conn, offer: "_Offer", seconds: float, replace: Callable[[], None] | None = None
+) -> Mapping[str, Figure]:
+    """Offer the load for so many seconds; return what each limit let through, and the number of replaced executors."""
+    began = database_now(connection).timestamp()
+    replaced = offer.go(seconds, replace)
+    ended = database_now(connection).timestamp()
+    for tenant in _OFFERED:
+        if not count_of(connection, _WAITING, tenant):
+            message = f"no run of {tenant} waits at the end: the load was not above the limit"
+            raise Incomplete(message)
+    figures = _figures(connection, began, ended, min(_MINUTE, seconds * _SHARE))
+    return figures if replace is None else {**figures, "killed_executors": Figure(replaced, "")}
 
 
 def _figures(connection: Conn, began: float, ended: float, window: float) -> Mapping[str, Figure]:
     """Return what each limit let through, in windows of so many seconds, as numbers of a minute."""
     per_minute = _MINUTE / window
-    held, paced = _attempts(connection, "places"), _attempts(connection, "rate")
+    attempts = {tenant: _attempts(connection, tenant) for tenant in ("places", "rate")}
+    held = [(at, end) for at, end in attempts["places"] if at < ended and (end is None or end > began)]
+    paced = [at for at, _ in attempts["rate"] if began <= at < ended]
     places = most_at_once(held)
-    starts = most_in_a_window([at for at, _ in paced], window) * per_minute
+    starts = most_in_a_window(paced, window) * per_minute
     due = [cast("float", row[0]) for row in connection.execute(_DUE, ["triggers"])]
     # After a rest the runs of one second more are due. So steady windows begin a while after the load.
     first = began + (ended - began - window) / 4
@@ -132,10 +146,10 @@ def _figures(connection: Conn, began: float, ended: float, window: float) -> Map
     return {
         "places_most": least(places, "runs"),
         "places_over": least(max(0, places - _PLACES), "runs"),
-        "places_starts_per_second": rate(_since(held, began) / (ended - began), "starts/s"),
+        "places_starts_per_second": rate(sum(at >= began for at, _ in held) / (ended - began), "starts/s"),
         "rate_most_in_a_minute": least(starts, "starts"),
         "rate_over_percent": least(max(0.0, 100 * (starts / _STARTS - 1)), "percent"),
-        "rate_mean_in_a_minute": rate(_since(paced, began) / (ended - began) * _MINUTE, "starts"),
+        "rate_mean_in_a_minute": rate(len(paced) / (ended - began) * _MINUTE, "starts"),
         "triggers_most_in_a_minute": least(max(steady) * per_minute, "runs"),
         "triggers_least_in_a_minute": rate(min(steady) * per_minute, "runs"),
         "triggers_most_after_a_rest": least(
@@ -147,10 +161,6 @@ def _figures(connection: Conn, began: float, ended: float, window: float) -> Map
 def _attempts(connection: Conn, tenant: str) -> list[tuple[float, float | None]]:
     rows = connection.execute(_ATTEMPTS, {"tenant": tenant}).fetchall()
     return cast("list[tuple[float, float | None]]", rows)
-
-
-def _since(attempts: list[tuple[float, float | None]], began: float) -> int:
-    return sum(at >= began for at, _ in attempts)
 
 
 def _start(environment: Environment, running: ExitStack) -> psutil.Process:

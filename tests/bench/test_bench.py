@@ -157,6 +157,7 @@ def test_limits_are_measured_by_pairs_and_by_their_overshoot(info: StackInfo) ->
         assert found[f"{limit}_ratio_least"]["median"] <= found[f"{limit}_ratio"]["median"]
     assert found["fairness_ratio"]["median"] > 0
     assert 0 < found["places_most"]["median"] <= 20
+    assert 0 < found["places_most_undisturbed"]["median"] <= 20
     assert found["killed_executors"]["median"] == 1
     assert found["triggers_least_in_a_minute"]["median"] > 0
 
