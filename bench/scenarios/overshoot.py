@@ -1,4 +1,4 @@
-"""`limits`, the second part: the overshoot of limits on running services, undisturbed and while executors are killed.
+"""`limits`, the second part: the overshoot of limits, undisturbed and while executors are killed.
 
 Three tenants are offered more than their limits for a while. One has a key with places, one a key with a rate, and one
 a limit of triggers per second. The same load comes again while an executor is killed by SIGKILL every few seconds, and
@@ -83,7 +83,7 @@ SELECT extract(epoch FROM publish_at)::float8 AS due
 
 
 def measure(server: Server, options: Options) -> Round:
-    """Offer the load, then the same load while executors are killed; read each time what each limit let through."""
+    """Offer the load twice, the second time while executors are killed; read what each limit let through."""
     seconds = options.seconds or SECONDS
     with server.environment() as environment, environment.connect(autocommit=True) as connection:
         copies = server.info.replication
@@ -118,7 +118,7 @@ def measure(server: Server, options: Options) -> Round:
 def _load(
     connection: Conn, offer: "_Offer", seconds: float, replace: Callable[[], None] | None = None
 ) -> Mapping[str, Figure]:
-    """Offer the load for so many seconds; return what each limit let through, and the number of replaced executors."""
+    """Offer the load for so many seconds; return what each limit let through."""
     began = database_now(connection).timestamp()
     replaced = offer.go(seconds, replace)
     ended = database_now(connection).timestamp()
