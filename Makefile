@@ -10,7 +10,7 @@ PARALLEL := $(PYTEST) -n $(WORKERS) --dist worksteal
 unexport PYTHONDONTWRITEBYTECODE  # else each of the many processes compiles all modules: 24 s to collect, not 8
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo fmt check mypy pyright test test-unit test-long test-all faults proof up down bench docs wheel wheel-check
+.PHONY: help setup demo fmt check mypy pyright test test-unit test-long test-all faults proof up down bench docs wheel wheel-check sbom
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "%-12s %s\n", $$1, $$2 }'
@@ -78,6 +78,13 @@ wheel-check: wheel ## Install the wheel into a clean environment and look at wha
 	.venv-wheel/bin/pip install -q --disable-pip-version-check --require-hashes -r requirements/runtime.lock
 	.venv-wheel/bin/pip install -q --disable-pip-version-check --no-deps dist/*.whl
 	cd / && $(CURDIR)/.venv-wheel/bin/tidewheel --help
+
+sbom: wheel ## List what a deployment installs, with versions and hashes, as CycloneDX: dist/*.cdx.json
+	rm -rf .venv-sbom
+	$(PYTHON) -m venv .venv-sbom
+	.venv-sbom/bin/pip install -q --disable-pip-version-check --require-hashes -r requirements/sbom.lock
+	.venv-sbom/bin/cyclonedx-py requirements --pyproject pyproject.toml --mc-type application --output-reproducible \
+	    --spec-version 1.6 --validate -o dist/tidewheel.cdx.json requirements/runtime.lock
 
 $(STAMP): requirements/dev.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than 3.11: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }

@@ -1,6 +1,8 @@
 """The compose files say what the code knows: commands, settings, health, order."""
 
+import shlex
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -147,7 +149,48 @@ def test_nothing_is_published_beyond_this_machine() -> None:
 
 
 def test_image_runs_unprivileged_with_the_locked_set() -> None:
-    lines = (ROOT / "compose" / "Dockerfile").read_text().splitlines()
-    assert "USER 10001:10001" in lines
-    assert any("--require-hashes -r requirements/runtime.lock" in line for line in lines)
-    assert lines[-2:] == ['ENTRYPOINT ["tidewheel"]', 'CMD ["--help"]']
+    steps = image_steps()
+    assert steps[-3:] == [("USER", "10001:10001"), ("ENTRYPOINT", '["tidewheel"]'), ("CMD", '["--help"]')]
+    [base], stages = (
+        {text.split()[0] for word, text in steps if word == "FROM"},
+        [text.partition(" AS ")[2] for word, text in steps if word == "FROM"],
+    )
+    assert (base, stages) == ("${PYTHON_IMAGE}", ["build", ""]), "one Python builds the environment and runs it"
+    installs = [part for word, text in steps if word == "RUN" for part in text.split("&&") if "pip install" in part]
+    assert all("--require-hashes -r requirements/" in part or "--no-deps /dist/" in part for part in installs)
+    for text in [text for word, text in steps if word == "COPY"]:
+        *flags, source, _ = text.split()
+        where = [flag.removeprefix("--from=") for flag in flags]
+        assert where == ["build"] if flags else (ROOT / source).exists(), text
+
+
+def test_image_has_the_version_and_a_python_of_the_package(services: dict[str, Service]) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    steps = image_steps()
+    [labels] = [dict(part.split("=", 1) for part in shlex.split(text)) for word, text in steps if word == "LABEL"]
+    assert labels["org.opencontainers.image.version"] == project["version"]
+    assert labels["org.opencontainers.image.licenses"] == project["license"]
+    assert services["migrate"]["image"] == f"tidewheel:{project['version']}"
+    [python] = [text.removeprefix("PYTHON_IMAGE=python:") for word, text in steps if word == "ARG"]
+    series = python.partition("-")[0]
+    assert f"Programming Language :: Python :: {series}" in project["classifiers"]
+
+
+def image_steps() -> list[tuple[str, str]]:
+    """Return the instructions of the image's recipe, each of a known word, with its lines joined."""
+    text = (ROOT / "compose" / "Dockerfile").read_text().replace("\\\n", " ")
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    steps = [(word, " ".join(rest.split())) for word, _, rest in (line.partition(" ") for line in lines)]
+    assert {word for word, _ in steps} <= {
+        "ARG",
+        "FROM",
+        "WORKDIR",
+        "COPY",
+        "RUN",
+        "LABEL",
+        "ENV",
+        "USER",
+        "ENTRYPOINT",
+        "CMD",
+    }
+    return steps

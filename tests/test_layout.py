@@ -4,6 +4,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -22,10 +23,10 @@ DATA = (
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the sdist, the wheel built from it, and the wheel built from the tree."""
+    """A folder with the sdist, the wheel built from it, and both built from the tree."""
     folder = tmp_path_factory.mktemp("dist")
     build("--outdir", str(folder))
-    build("--wheel", "--outdir", str(folder / "from-tree"))
+    build("--sdist", "--wheel", "--outdir", str(folder / "from-tree"))
     return folder
 
 
@@ -74,9 +75,11 @@ def test_wheel_contains_every_module(built: Path) -> None:
 
 
 @pytest.mark.process
-def test_wheel_from_the_sdist_equals_the_wheel_from_the_tree(built: Path) -> None:
+def test_sdist_and_wheel_are_built_again_byte_for_byte(built: Path) -> None:
     [from_sdist], [from_tree] = built.glob("*.whl"), (built / "from-tree").glob("*.whl")
     assert names(from_sdist) == names(from_tree)
+    again = {path.name: sha256(path.read_bytes()).hexdigest() for path in (built / "from-tree").iterdir()}
+    assert {path.name: sha256(path.read_bytes()).hexdigest() for path in built.glob("*.*")} == again
 
 
 @pytest.mark.process
@@ -119,5 +122,6 @@ def test_every_target_of_make_is_explained() -> None:
         "bench",
         "docs",
         "wheel",
+        "sbom",
     }
     assert wanted <= targets

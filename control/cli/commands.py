@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import wraps
 from importlib import import_module
-from importlib.metadata import version as installed_version
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -21,6 +20,7 @@ from tidewheel.control.cli.exit_codes import ExitCode, exit_code
 from tidewheel.errors import Refused, TidewheelError, Unusable
 from tidewheel.local import require_installed
 from tidewheel.redaction import redact
+from tidewheel.release import describe_release
 
 COLUMNS = 100  # widest help and text output where no terminal says otherwise
 _HELP = ["-h", "--help"]
@@ -484,13 +484,19 @@ def _app(*, add_completion: bool = False) -> typer.Typer:
 
 def _print_version(requested: bool) -> None:  # noqa: FBT001 - as typer calls it
     if requested:
-        typer.echo(f"tidewheel {installed_version('tidewheel')}")
+        typer.echo(describe_release())
         raise typer.Exit
 
 
 def _options(
     version: Annotated[  # noqa: FBT002 - a flag, handled by its callback
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the installed release.")
+        bool,
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Print the versions of the release, its schema and its protocol.",
+        ),
     ] = False,
 ) -> None:
     """Options of every command."""

@@ -10,9 +10,9 @@ def main() -> None:
     """Run the command line."""
     if sys.argv[1:] == ["--version"]:
         # Imported here: the command line's imports cost more than the rest of this call.
-        from importlib.metadata import version
+        from tidewheel.release import describe_release
 
-        sys.stdout.write(f"tidewheel {version('tidewheel')}\n")
+        sys.stdout.write(f"{describe_release()}\n")
         return
     from tidewheel.control.cli.commands import run
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -14,10 +15,13 @@ import pytest
 from tests.control.cli.command import NO_DATABASE, tidewheel
 from tests.fixtures.database import Database
 from tests.transitions.acts import submit
+from tidewheel.control.api.backfills import BACKFILLS
 from tidewheel.control.cli.commands import COMMANDS, Command, Group, root_command
 from tidewheel.control.cli.examples import EXAMPLES
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.local.stack import StackInfo
+from tidewheel.migrations.runner import migrations
+from tidewheel.release import PROTOCOL
 
 ALL: dict[tuple[str, ...], Command] = {}
 for _name, _entry in COMMANDS.items():
@@ -104,7 +108,9 @@ def find_command(words: Sequence[str]) -> tuple[Any, Sequence[str]]:
 
 @pytest.mark.process
 def test_version_and_help_import_no_command() -> None:
-    assert imported("--version") == ("tidewheel 0.1.0\n", [])
+    last = migrations()[-1].name.removesuffix(".sql")
+    assert imported("--version") == (f"tidewheel {version('tidewheel')}\nschema {last}\nprotocol {PROTOCOL}\n", [])
+    assert BACKFILLS.startswith(f"/api/v{PROTOCOL}/"), "the paths of the API have the protocol's version"
     out, modules = imported("--help")
     assert "Show this message and exit." in out
     assert not [name for name in modules if below(name, (*NEVER_FOR_HELP, "pydantic"))]
