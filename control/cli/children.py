@@ -2,10 +2,12 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from graphlib import TopologicalSorter
 from typing import NamedTuple
 
 from tidewheel.control.client.bulk_load import JobText
 from tidewheel.errors import FieldError, UndecodableMessage
+from tidewheel.jobs.cycles import cycle_text, find_cycle
 from tidewheel.jobs.strict_json import as_list, as_object, read_object
 
 
@@ -28,26 +30,24 @@ def without_children(given: Iterable[JobText], children: list[Child]) -> Iterato
 
 
 def parents_first(children: Sequence[Child]) -> list[JobText]:
-    """Return children so that each comes after its parents; those of a cycle last.
+    """Return children so that each comes after its parents; those of a cycle are refused, and come last.
 
     >>> b, c = (Child(key, [parent], JobText(key, b"")) for key, parent in ("ba", "cb"))
     >>> [text.place for text in parents_first([c, b])]
     ['b', 'c']
     """
     place = {child.key: number for number, child in enumerate(children)}
-    waits = [{place[key] for key in child.parents if key in place} - {number} for number, child in enumerate(children)]
-    follow: list[list[int]] = [[] for _ in children]
-    for number, needed in enumerate(waits):
-        for parent in needed:
-            follow[parent].append(number)
-    ready = [number for number, needed in enumerate(waits) if not needed]
-    for number in ready:  # it grows meanwhile
-        for child in follow[number]:
-            waits[child].discard(number)
-            if not waits[child]:
-                ready.append(child)
-    left = sorted(set(range(len(children))) - set(ready))
-    return [children[number].text for number in (*ready, *left)]
+    parents = {
+        number: {place[key] for key in child.parents if key in place} - {number}
+        for number, child in enumerate(children)
+    }
+    refused: list[JobText] = []
+    while (cycle := find_cycle(parents)) is not None:
+        problem = f"the jobs form a cycle: {cycle_text([children[number].key for number in cycle])}"
+        error = FieldError("schedule.after", problem, "leave out one of these edges")
+        refused += [JobText(children[number].text.place, error) for number in sorted({*cycle})]
+        parents = {number: needed - {*cycle} for number, needed in parents.items() if number not in cycle}
+    return [*(children[number].text for number in TopologicalSorter(parents).static_order()), *refused]
 
 
 def _child(one: JobText) -> Child | None:

@@ -1,12 +1,13 @@
 """The parts of a batch's requests: its runs, which may come after one another, and its callbacks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, model_validator
 
 from tidewheel.errors import FieldError
+from tidewheel.jobs.cycles import cycle_text, find_cycle
 from tidewheel.jobs.invalid import InvalidValue, UnreadableValue
 from tidewheel.jobs.payload import JSON_CONTENT, WithPayload
 from tidewheel.jobs.schedule import MAX_PARENTS
@@ -131,9 +132,9 @@ def _ordered(runs: tuple[BatchRun, ...]) -> tuple[BatchRun, ...]:
             problem = f"{shown(run.ref)} is the ref of run {places[run.ref]} too"
             raise InvalidValue(problem=problem, remedy="give each run a ref of its own", path=f"{place}.ref")
         places[run.ref] = place
-    if (cycle := _cycle(runs, places)) is not None:
-        named = " → ".join(runs[place].ref for place in cycle[:20]) + (" → …" if len(cycle) > 20 else "")
-        problem = f"the runs form a cycle: {named}"
+    parents = {place: [places[one.ref] for one in run.after if one.ref in places] for place, run in enumerate(runs)}
+    if (cycle := find_cycle(parents)) is not None:
+        problem = f"the runs form a cycle: {cycle_text([runs[place].ref for place in cycle])}"
         raise InvalidValue(problem=problem, remedy="leave out one of these parents", path=f"{cycle[0]}.after")
     return runs
 
@@ -149,30 +150,6 @@ def _all_known(runs: tuple[BatchRun, ...]) -> tuple[BatchRun, ...]:
     if unknown:
         raise InvalidValue.of(unknown[:50])
     return runs
-
-
-def _cycle(runs: Sequence[BatchRun], places: Mapping[str, int]) -> list[int] | None:
-    """Return the places of runs that form a cycle, the first one again at its end; None if there is none."""
-    parents = [[places[one.ref] for one in run.after if one.ref in places] for run in runs]
-    waits = [len(each) for each in parents]
-    children: list[list[int]] = [[] for _ in runs]
-    for place, each in enumerate(parents):
-        for parent in each:
-            children[parent].append(place)
-    ready = [place for place, count in enumerate(waits) if not count]
-    for place in ready:  # it grows meanwhile
-        for child in children[place]:
-            waits[child] -= 1
-            if not waits[child]:
-                ready.append(child)
-    left = {place for place, count in enumerate(waits) if count}
-    if not left:
-        return None
-    path, seen = [min(left)], dict[int, int]()
-    while path[-1] not in seen:
-        seen[path[-1]] = len(path) - 1
-        path.append(next(parent for parent in parents[path[-1]] if parent in left))
-    return path[seen[path[-1]] :][::-1]
 
 
 AddedRuns = Annotated[tuple[BatchRun, ...], BeforeValidator(_some), AfterValidator(_ordered)]

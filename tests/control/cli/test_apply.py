@@ -119,6 +119,21 @@ def test_rejected_job_is_reported_with_its_line_and_others_applied(
     assert keys(database) == ["a", "b"]
 
 
+def test_cycle_in_a_file_is_spelled_and_other_jobs_are_applied(database: Database, write: Write) -> None:
+    jobs = [("a", ["c"]), ("b", ["a"]), ("c", ["b"]), ("d", ["e"]), ("e", [])]
+    lines = [
+        json.dumps({"key": key, "schedule": {"after": after} if after else "manual", "target": "noop"})
+        for key, after in jobs
+    ]
+    done = tidewheel(database, "apply", path := write("jobs.jsonl", "\n".join(lines)))
+    assert (done.code, done.out) == (1, "2 created, 0 updated, 0 unchanged, 3 rejected\n")
+    assert done.err.splitlines() == [
+        f"{path}:{line}: schedule.after: the jobs form a cycle: a → b → c → a; leave out one of these edges"
+        for line in (1, 2, 3)
+    ]
+    assert keys(database) == ["d", "e"]
+
+
 def test_dry_run_reports_the_changes_and_writes_nothing(database: Database, write: Write) -> None:
     submit(database, "b", target="another")
     done = tidewheel(database, "apply", write("jobs.jsonl", f"{GOOD}\n{OTHER}\n"), "--dry-run")
