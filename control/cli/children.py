@@ -30,7 +30,7 @@ def without_children(given: Iterable[JobText], children: list[Child]) -> Iterato
 
 
 def parents_first(children: Sequence[Child]) -> list[JobText]:
-    """Return children so that each comes after its parents; those of a cycle are refused, and come last.
+    """Return children so that each comes after its parents; refuse those of a cycle.
 
     >>> b, c = (Child(key, [parent], JobText(key, b"")) for key, parent in ("ba", "cb"))
     >>> [text.place for text in parents_first([c, b])]
