@@ -7,7 +7,9 @@ _SHOWN = 20  # names of a cycle
 
 
 def find_cycle(parents: Mapping[int, Collection[int]]) -> list[int] | None:
-    """Return a cycle, from a parent to its child and the first one again at the end; None if there is none.
+    """Return a cycle, the first node again at its end; None if there is none.
+
+    Each node is a parent of the next one.
 
     Args:
         parents: The parents of each node.
