@@ -677,3 +677,14 @@ COMMENT ON COLUMN order_keys.wake_at IS 'the time from which the scheduler queue
 CREATE INDEX order_keys_wake ON order_keys (wake_at) WHERE wake_at IS NOT NULL;
 CREATE INDEX order_keys_blocked ON order_keys (tenant, blocked_at, key_id) WHERE blocked_by IS NOT NULL;
 CREATE INDEX order_keys_by_blocker ON order_keys (blocked_by) WHERE blocked_by IS NOT NULL;
+
+-- Days of finished runs that the archive has, in whole. While there is a row, retention drops no day that has none.
+CREATE TABLE archived_days (
+    day         date PRIMARY KEY,
+    runs        bigint NOT NULL,
+    bytes       bigint NOT NULL,
+    id_days     integer[] NOT NULL,
+    archived_at timestamptz NOT NULL DEFAULT tidewheel_now()
+);
+COMMENT ON COLUMN archived_days.day IS 'in UTC, of the ends of its runs, as the partitions of finished_runs';
+COMMENT ON COLUMN archived_days.id_days IS 'the days in the ids of its runs, as days since 1970: they find one by its id';

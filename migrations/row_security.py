@@ -30,6 +30,7 @@ _ALL: tuple[LiteralString, ...] = ("SELECT", "INSERT", "UPDATE", "DELETE")
 # The rights of the role where they differ: on tables with a tenant all, on others and on views none.
 _RIGHTS: Mapping[str, tuple[LiteralString, ...]] = MappingProxyType(
     {
+        "archived_days": ("SELECT",),
         "ended_attempts": ("SELECT",),
         "runs": ("SELECT",),
         "audit_log": ("SELECT", "INSERT", "UPDATE"),  # its trigger refuses every change but a counter's

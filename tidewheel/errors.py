@@ -29,6 +29,7 @@
     │   │   └── NotRunning       no server is named, and no local stack runs
     │   ├── MigrationError
     │   ├── UndecodableMessage   bytes that no schema known here describes
+    │   ├── ArchiveDamaged       a file of the archive that is not what was written
     │   └── StackError           the embedded stack cannot be started
     └── HandlerSignal            raised by users' handlers to choose how an attempt ends
         ├── Permanent            do not retry
@@ -390,6 +391,10 @@ class MigrationError(Unusable):
 
 class UndecodableMessage(Unusable):
     """Bytes that are neither JSON nor Avro under a schema known here."""
+
+
+class ArchiveDamaged(Unusable):
+    """A file of the archive is missing, or is not what was written."""
 
 
 class StackError(Unusable):

@@ -40,10 +40,11 @@ from tidewheel.control.api.queries import (
     read_query,
 )
 from tidewheel.control.api.workers import Workers
+from tidewheel.control.archive.show import show_run_anywhere
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.client.logs import read_logs
 from tidewheel.control.reads.json_form import one_of
-from tidewheel.control.reads.run_detail import PastAttempt, RunDetail, show_run
+from tidewheel.control.reads.run_detail import PastAttempt, RunDetail
 from tidewheel.control.reads.runs import RunFilter, RunSummary, list_runs
 from tidewheel.jobs.requests import RunCancel, RunRetry
 from tidewheel.jobs.values import Instant, Key, Queue, format_timestamp
@@ -189,10 +190,12 @@ class RunsApi:
     Args:
         reads: The threads of reads.
         writes: The threads of changes.
+        archive: The setting of the archive.
     """
 
     reads: Workers
     writes: Workers
+    archive: str | None
 
     def add_to(self, router: APIRouter) -> None:
         """Add the routes."""
@@ -221,16 +224,18 @@ class RunsApi:
         return await self._list(request, caller, read_query(request, RunsOfJobQuery), read_key(request))
 
     async def get_run(self, request: Request, caller: Reader) -> Response:
-        """Return one run, with its attempts, deadlines and retry chain."""
+        """Return one run, with its attempts, deadlines and retry chain, from the archive where it is set."""
         read_query(request, TenantQuery)
         run_id = _run_id(request)
-        return await answer(self.reads, caller, lambda each: with_attempts(_show(each, caller, run_id)))
+        return await answer(self.reads, caller, lambda each: with_attempts(self._show(each, caller, run_id)))
 
     async def list_run_attempts(self, request: Request, caller: Reader) -> Response:
         """Return the attempts of a run that have ended."""
         read_query(request, TenantQuery)
         run_id = _run_id(request)
-        return await answer(self.reads, caller, lambda each: Attempts(_attempts(_show(each, caller, run_id).attempts)))
+        return await answer(
+            self.reads, caller, lambda each: Attempts(_attempts(self._show(each, caller, run_id).attempts))
+        )
 
     async def get_run_logs(self, request: Request, caller: Reader) -> Response:
         """Return the stored output of a run's attempts, 64 KiB of each."""
@@ -265,6 +270,9 @@ class RunsApi:
         where = location(caller, f"{_RUNS}/{reply.run_id}")
         return Response(encoded({"run_id": reply.run_id}), HTTPStatus.CREATED, where, media_type="application/json")
 
+    def _show(self, connection: Connection, caller: Caller, run_id: UUID) -> RunDetail:
+        return show_run_anywhere(connection.snapshot, self.archive, caller.tenant, run_id)
+
     async def _list(self, request: Request, caller: Caller, query: RunsOfJobQuery, key: str | None) -> Response:
         cursors = Cursors.of(request, query, caller.tenant)
         place = cursors.read(Instant, Instant, UUID)
@@ -285,11 +293,6 @@ class RunsApi:
 
 def _run_id(request: Request) -> UUID:
     return cast("UUID", request.path_params["run_id"])
-
-
-def _show(connection: Connection, caller: Caller, run_id: UUID) -> RunDetail:
-    with connection.snapshot() as reading:
-        return show_run(reading, caller.tenant, run_id)
 
 
 def with_attempts(found: RunDetail) -> dict[str, Any]:

@@ -277,6 +277,35 @@ COMMANDS: Mapping[str, Command | Group] = {
         "audit_log",
         "List changes and operations, the newest first: when, by whom, by which door, with which result.",
     ),
+    "archive": Group(
+        "The archive of finished runs.",
+        {
+            "run": Command(
+                "archive",
+                "run",
+                "Archive closed days; remove days beyond the archive's period, and deleted tenants.",
+            ),
+            "list": Command(
+                "archive", "list_archived", "List archived days, the oldest first, each with its runs and its size."
+            ),
+            "show": Command("archive", "show", "Show a run of the archive, also while the database has it."),
+            "verify": Command(
+                "archive",
+                "verify",
+                "Read every file of the archive, or of a day; exit code 1 if one is damaged, missing or added.",
+            ),
+            "restore": Command(
+                "archive",
+                "restore",
+                "Copy an archived day into tables of the schema tidewheel_archive, for reading by SQL.",
+            ),
+            "forget": Command(
+                "archive",
+                "forget",
+                "Stop archiving: retention drops days without the archive again; the archive's files stay.",
+            ),
+        },
+    ),
     "shard": Group(
         "Shards, which divide the jobs between schedulers.",
         {"list": Command("fleet", "list_shards", "List shards, each with the scheduler that fires its jobs.")},

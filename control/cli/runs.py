@@ -14,6 +14,7 @@ from uuid import UUID
 import typer
 
 from tidewheel.clock import monotonic_seconds
+from tidewheel.control.archive.show import show_run_anywhere
 from tidewheel.control.cli.options import (
     DEFAULT_TENANT,
     Limit,
@@ -40,12 +41,13 @@ from tidewheel.control.cli.run_format import attempt_facts, attempt_rows, claim_
 from tidewheel.control.cli.time_options import After, Tz, read_duration, read_instant
 from tidewheel.control.cli.waiting import Follow, Wait, print_ended_run, wait_for_run
 from tidewheel.control.printable import printable_lines
-from tidewheel.control.reads import run_detail as read_one
 from tidewheel.control.reads import runs as read
 from tidewheel.control.reads.json_form import as_json
+from tidewheel.control.reads.run_detail import RunDetail
 from tidewheel.errors import refuse
 from tidewheel.jobs.strict_json import as_object
 from tidewheel.runs import FINAL
+from tidewheel.settings.connections import Connections
 
 if TYPE_CHECKING:
     from tidewheel.control.client.client import Client
@@ -131,8 +133,11 @@ def show(
     if follow:
         with requesting(tenant) as client:
             wait_for_run(client, run_id)
-    with reading() as connection:
-        found = read_one.show_run(connection, tenant, run_id)
+    print_run(_show(tenant, run_id), timezone, output)
+
+
+def print_run(found: RunDetail, timezone: str | None, output: Output) -> None:
+    """Print a run with its attempts."""
     if output is not Output.TEXT:
         rest = as_object(as_json(found)) or {}
         print_document({**(as_object(rest.pop("summary")) or {}), **rest}, output)
@@ -142,8 +147,7 @@ def show(
 
 def attempts(run_id: RunId, *, tenant: Tenant = DEFAULT_TENANT, output: OutputOption = Output.TEXT) -> None:
     """List a run's attempts, with their errors and results."""
-    with reading() as connection:
-        found = read_one.show_run(connection, tenant, run_id)
+    found = _show(tenant, run_id)
     if output is not Output.TEXT:
         print_document({"run_id": run_id, "attempts": found.attempts}, output)
         return
@@ -160,8 +164,7 @@ def attempts(run_id: RunId, *, tenant: Tenant = DEFAULT_TENANT, output: OutputOp
 
 def where(run_id: RunId, *, tenant: Tenant = DEFAULT_TENANT, output: OutputOption = Output.TEXT) -> None:
     """Show the Kafka message by which each attempt was claimed."""
-    with reading() as connection:
-        found = read_one.show_run(connection, tenant, run_id)
+    found = _show(tenant, run_id)
     claims = [(one.attempt, one.claimed_from) for one in found.attempts]
     if found.claimed_from is not None and found.summary.attempt not in dict(claims):
         claims.append((found.summary.attempt, found.claimed_from))
@@ -200,6 +203,10 @@ def retry(
             print_ended_run(wait_for_run(client, new_run_id), document, output)
             return
     print_result([f"run {new_run_id}"], document, output)
+
+
+def _show(tenant: str, run_id: UUID) -> RunDetail:
+    return show_run_anywhere(reading, Connections.load().archive, tenant, run_id)
 
 
 def _cell(value: object) -> str:

@@ -53,6 +53,7 @@ class Connection:
 
     Attributes:
         traceparent: The trace context of the requests that have none of their own.
+        archive: The setting of the archive.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Connection:
         self.url = settings.database()
         self.tenant, self.actor = tenant, actor or process_actor()
         self.traceparent: str | None = None
+        self.archive = settings.archive
         self._session = Session(self.url, application, options=f"{FOR_LISTS} {options}", renews=True)
         with self._session.transaction() as connection:
             self.installation = read_installation(connection, settings)

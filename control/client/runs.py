@@ -8,11 +8,12 @@ from uuid import UUID
 from psycopg.rows import class_row
 
 from tidewheel.clock import monotonic_seconds
+from tidewheel.control.archive.show import show_run_anywhere
 from tidewheel.control.client.connection import Connection, drop_none
 from tidewheel.control.client.logs import LogFollower, LogPiece, read_logs
 from tidewheel.control.client.results import Run
 from tidewheel.control.reads.cancellations import CancelFilter, Cancellation, count_matching, show_cancellation
-from tidewheel.control.reads.run_detail import RunDetail, show_run
+from tidewheel.control.reads.run_detail import RunDetail
 from tidewheel.control.reads.runs import RunFilter, RunPage, list_runs
 from tidewheel.errors import UnknownRun
 from tidewheel.ids import RunId
@@ -93,13 +94,13 @@ class Runs:
         return found
 
     def detail(self, run_id: UUID) -> RunDetail:
-        """Return a run with its attempts, deadlines and retry chain.
+        """Return a run with its attempts, deadlines and retry chain, if need be from the archive.
 
         Raises:
             UnknownRun: The tenant has no run of this id.
         """
-        with self._connection.snapshot() as connection:
-            return show_run(connection, self._connection.tenant, run_id)
+        connection = self._connection
+        return show_run_anywhere(connection.snapshot, connection.archive, connection.tenant, run_id)
 
     def wait(self, run_id: UUID, timeout: timedelta | float = 60.0) -> Run:
         """Wait until a run is terminal, and return it.

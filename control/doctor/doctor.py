@@ -2,7 +2,7 @@
 
 import os
 
-from tidewheel.control.doctor import broker, database
+from tidewheel.control.doctor import archive, broker, database
 from tidewheel.control.doctor.check import Check, Context, Limits, Report, run_checks
 from tidewheel.local import is_installed
 from tidewheel.settings.connections import Connections
@@ -17,6 +17,7 @@ CHECKS = (
     Check("outbox", database.check_outbox, needs="schema"),
     Check("handlers", database.check_handlers, needs="schema"),
     Check("partitions", database.check_partitions, needs="schema"),
+    Check("archive", archive.check_archive, needs="schema"),
     Check("vacuum", database.check_vacuum, needs="database"),
     Check("quarantine", database.check_quarantine, needs="schema"),
     Check("order", database.check_order, needs="schema"),

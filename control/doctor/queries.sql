@@ -73,3 +73,8 @@ SELECT k.tenant, k.key, k.blocked_by, tidewheel_now() - k.blocked_at
 -- Returns the number of keys of run messages, and the age of the newest.
 -- No index: two rows. No lock.
 SELECT count(*), tidewheel_now() - max(created_at) FROM message_keys
+
+-- name: read_last_archived_day
+-- Returns the last day that the archive has; null without an archive.
+-- Index: archived_days_pkey. No lock.
+SELECT max(day) FROM archived_days

@@ -84,6 +84,7 @@ class RunDetail:
         dead_letter: Its dead letter, if it is one.
         retry_chain: The runs that it retries, and its retries.
         attempts: The last hundred that have ended, the oldest first.
+        archived: True if the archive has it and the database no more: without outputs, results and progress.
     """
 
     summary: RunSummary
@@ -110,6 +111,7 @@ class RunDetail:
     dead_letter: int | None
     retry_chain: RetryChain
     attempts: tuple[PastAttempt, ...]
+    archived: bool
 
 
 def show_run(connection: Conn, tenant: str, run_id: UUID) -> RunDetail:
@@ -157,6 +159,7 @@ def show_run(connection: Conn, tenant: str, run_id: UUID) -> RunDetail:
         dead_letter=row.dead_letter,
         retry_chain=retry_chain_of(run_id, row.parent_run_id, row.root_run_id, _read_retry_chain(connection, row)),
         attempts=attempts,
+        archived=False,
     )
 
 

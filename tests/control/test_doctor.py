@@ -111,6 +111,10 @@ def lenient_executor(database: Database) -> None:
     )
 
 
+def old_archive(database: Database) -> None:
+    database.execute("INSERT INTO archived_days (day, runs, bytes, id_days) VALUES ('2026-01-01', 1, 1, '{}')")
+
+
 FAULTS: dict[str, tuple[Callable[[Database], None], Severity, str]] = {
     "timers": (overdue_timer, Severity.ERROR, "tidewheel scheduler"),
     "outbox": (old_message, Severity.ERROR, "tidewheel relay"),
@@ -128,6 +132,9 @@ OTHER_FAULTS: dict[str, tuple[str, Callable[[Database], None], Limits, str, str]
     ),
     "a message that Kafka has refused": (
         "quarantine", refused_message, Limits(), "too large", "SELECT * FROM quarantine WHERE kind = 'outbox'",
+    ),
+    "an archive that is left behind": (
+        "archive", old_archive, Limits(), "2026-01-01 is the last archived day", "tidewheel archive run",
     ),
     "few connections left": (
         "server", many_connections, Limits(connections_share=0.0), "connections are open", "raise max_connections",

@@ -19,7 +19,7 @@ from tidewheel.process.metrics import METRICS, Kind
 from tidewheel.settings.api import ApiSettings
 from tidewheel.settings.connections import Connections
 from tidewheel.settings.executor import ExecutorSettings
-from tidewheel.settings.services import IntakeSettings, RelaySettings, SchedulerSettings
+from tidewheel.settings.services import ArchiveSettings, IntakeSettings, RelaySettings, SchedulerSettings
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -29,6 +29,7 @@ _SERVICES: dict[str, type[Connections]] = {
     "relay": RelaySettings,
     "executor": ExecutorSettings,
     "api": ApiSettings,
+    "archive": ArchiveSettings,
 }
 _SETTINGS_HEAD = """\
 # Settings

@@ -6,6 +6,7 @@ from tidewheel.transitions.claim import Claim, claim_runs
 
 # Facts of the installation, of processes and of messages; everything else belongs to a tenant.
 WITHOUT_TENANT = {
+    "archived_days",
     "tidewheel_migrations",
     "settings",
     "members",

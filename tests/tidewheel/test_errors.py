@@ -37,6 +37,7 @@ _EXAMPLES: list[TidewheelError] = [
     errors.RequestConflict("r-7"),
     errors.Unavailable("the server is away"),
     errors.InstallationFault("column x does not exist", "run `tidewheel migrate`", "42703"),
+    errors.ArchiveDamaged("the manifest of 2026-11-20 is not what was written"),
     errors.RetryAfter(timedelta(seconds=5)),
     errors.Snooze(5),
     RowLocked("job 'report'", []),

@@ -33,6 +33,8 @@ POINTS = frozenset(
         "redriving.after_commit",
         "deleting.before_commit",
         "deleting.after_commit",
+        "archiving.before_manifest",
+        "archiving.before_record",
         "relay.read",
         "relay.produced",
         "relay.acknowledged",

@@ -133,6 +133,11 @@ class Connections(Settings):
         description="variables that a job may set, unless shell_allow is `*`; interpreters run some of them as code "
         "(BASH_ENV, PYTHONPATH)",
     )
+    archive: str | None = Field(
+        None,
+        description="folder or `s3://bucket/prefix` of the archive, for `tidewheel archive`, and for `run show` and "
+        "the API to find archived runs",
+    )
     metrics_port: int | None = Field(
         None,
         ge=0,

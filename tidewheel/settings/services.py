@@ -77,3 +77,13 @@ class RelaySettings(Connections):
         ge=timedelta(seconds=10),
         description="time for which the producer retries a message; then the relay reads the row again",
     )
+
+
+class ArchiveSettings(Connections):
+    """Settings of `tidewheel archive`."""
+
+    archive_retention: Duration = Field(
+        timedelta(days=730),
+        ge=timedelta(days=1),
+        description="`tidewheel archive run` removes the runs of archived days after this time",
+    )

@@ -1,0 +1,297 @@
+"""Archive closed days: their runs with attempts and inputs, and the facts to recompute them.
+
+A day is closed once it is over and every transaction that was open then has ended: `complete_in` writes an end that its
+caller may commit hours later. Rows of a closed day never change, so they are read page by page, without a snapshot.
+
+The order makes a death at any point harmless: files, then the manifest, then the row of `archived_days` that lets
+retention drop the day. Files without a manifest are written again or deleted. A manifest without a row is adopted if it
+has as many runs as the database.
+"""
+
+import threading
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, time, timedelta
+from functools import lru_cache
+from pathlib import Path
+from typing import LiteralString, cast
+from uuid import UUID
+
+from psycopg.rows import dict_row
+
+from tidewheel.clock import monotonic_seconds
+from tidewheel.control.archive.containers import Parts, Record
+from tidewheel.control.archive.manifest import FACTS, RUNS, Manifest, id_day, read_manifest
+from tidewheel.control.archive.records import ArchivedDay, list_days
+from tidewheel.control.archive.stores import MANIFEST, MissingFile, Store
+from tidewheel.errors import ArchiveDamaged, Unavailable
+from tidewheel.postgres.partitions import stored_days
+from tidewheel.postgres.session import BY_KEY, Conn, Session
+from tidewheel.postgres.statements import Statements
+from tidewheel.process.failpoint import failpoint
+from tidewheel.schemas.codec import decode
+from tidewheel.schemas.generated.records import JobDefinition
+
+_SQL = Statements("tidewheel.control.archive")
+_READ_HORIZON = _SQL["read_horizon"]
+_HAS_PASSED_HORIZON = _SQL["has_passed_horizon"]
+_RECORD_ARCHIVED_DAY = _SQL["record_archived_day"]
+_COUNT_RUNS_OF_DAY = _SQL["count_runs_of_day"]
+_READ_RUNS_OF_DAY = _SQL["read_runs_of_day"]
+_WEIGH_RUNS = _SQL["weigh_runs"]
+_READ_INPUTS_OF_RUNS = _SQL["read_inputs_of_runs"]
+_READ_ATTEMPTS_OF_RUNS = _SQL["read_attempts_of_runs"]
+_READ_FACTS = _SQL["read_facts"]
+_READ_TZDATA = _SQL["read_tzdata"]
+
+# A statement may read a partition or all versions, and S3 may take minutes for a file.
+OPTIONS = f"{BY_KEY} -c statement_timeout=0 -c idle_in_transaction_session_timeout=0"
+_HAS_TRANSACTION_TIMEOUT = 170_000
+
+_DAY = timedelta(days=1)
+# A transaction reads the clock before it writes its first row, which gives it the id that the horizon sees.
+_AFTER_MIDNIGHT = timedelta(minutes=10)
+_HORIZON_SECONDS = 60.0  # of waiting for open transactions; the next call tries again
+_POLL_SECONDS = 0.1
+_PAGE_ROWS = 2000  # of a block: about 150 KB compressed, of which one run is found in 10 ms
+_BLOCK_BYTES = 16 << 20  # of inputs, attempts or facts in a block: the memory that a page may take
+_FETCHED_FACTS = 100  # a version may have a payload of a megabyte
+_FIRST = UUID(int=0)
+_ALWAYS = "-infinity"
+
+
+@dataclass(slots=True)
+class Exported:
+    """Result of archiving.
+
+    Args:
+        days: The days that were archived.
+        adopted: Those of them whose files were there already.
+    """
+
+    days: list[ArchivedDay] = field(default_factory=list[ArchivedDay])
+    adopted: list[date] = field(default_factory=list[date])
+
+
+def archive_session(url: str) -> Session:
+    """Return the session of an archiver: without limits on the time of statements and transactions."""
+    session = Session(url, "tidewheel-archive", autocommit=True, options=OPTIONS)
+    if (connection := session.connection()).info.server_version >= _HAS_TRANSACTION_TIMEOUT:
+        connection.execute("SELECT set_config('transaction_timeout', '0', false)")
+    return session
+
+
+def export_days(connection: Conn, store: Store) -> Exported:
+    """Archive each closed day that is not archived yet, the oldest first.
+
+    Args:
+        connection: With autocommit; it has locked the archive.
+        store: The archive.
+
+    Raises:
+        ArchiveDamaged: The archive has a day with other rows.
+        Unavailable: A transaction stays open, or the database or the archive does not answer.
+    """
+    result = Exported()
+    known = {each.day for each in list_days(connection)}
+    horizon, now = cast("tuple[str, datetime]", connection.execute(_READ_HORIZON).fetchone())
+    days = sorted(
+        each.day
+        for each in stored_days(connection)
+        if each.table == "finished_runs"
+        and each.attached
+        and each.day not in known
+        and _start(each.day + _DAY) + _AFTER_MIDNIGHT <= now
+    )
+    if not days:
+        return result
+    _wait_for_older_transactions(connection, horizon)
+    for day in days:
+        manifest = _standing(connection, store, day)
+        if manifest is not None:
+            result.adopted.append(day)
+        else:
+            manifest = _export(connection, store, day, _since(known, day))
+        failpoint("archiving.before_record")
+        record_day(connection, manifest)
+        known.add(day)
+        result.days.append(ArchivedDay(day, manifest.runs, manifest.size, now))
+    return result
+
+
+def record_day(connection: Conn, manifest: Manifest) -> None:
+    """Record that a day is archived."""
+    columns = {"day": manifest.day, "runs": manifest.runs, "bytes": manifest.size, "id_days": list(manifest.id_days)}
+    connection.execute(_RECORD_ARCHIVED_DAY, columns)
+
+
+def delete_others(store: Store, manifest: Manifest) -> None:
+    """Delete the files of a day that its manifest does not name."""
+    day = manifest.day.isoformat()
+    named = {MANIFEST, *(file.name for file in manifest.files)}
+    for name in store.files(day).keys() - named:
+        store.delete(f"{day}/{name}")
+
+
+def _wait_for_older_transactions(connection: Conn, horizon: str) -> None:
+    until = monotonic_seconds() + _HORIZON_SECONDS
+    pause = threading.Event()
+    while connection.execute(_HAS_PASSED_HORIZON, {"horizon": horizon}).fetchone() != (True,):
+        if monotonic_seconds() > until:
+            message = (
+                "a transaction is open that may have ended runs of these days: `SELECT pid, xact_start FROM "
+                "pg_stat_activity ORDER BY xact_start` lists it; archive again when it has ended"
+            )
+            raise Unavailable(message)
+        pause.wait(_POLL_SECONDS)
+
+
+def _standing(connection: Conn, store: Store, day: date) -> Manifest | None:
+    """Return the manifest that the archive has of a day without a record; None if it has none.
+
+    Raises:
+        ArchiveDamaged: It has not as many runs as the database.
+    """
+    try:
+        manifest = read_manifest(day.isoformat(), store.read(f"{day}/{MANIFEST}"))
+    except MissingFile:
+        return None
+    rows = _count(connection, day)
+    if manifest.runs != rows:
+        message = (
+            f"the archive has {day} with {manifest.runs:,} runs, the database with {rows:,}; move the folder "
+            f"days/{day} of the archive away, and repeat the command"
+        )
+        raise ArchiveDamaged(message)
+    delete_others(store, manifest)
+    return manifest
+
+
+def _export(connection: Conn, store: Store, day: date, since: datetime | None) -> Manifest:
+    """Write the files of a day, and then its manifest."""
+    name, scratch = day.isoformat(), store.prepare()
+
+    def keep(path: Path, file: str) -> None:
+        store.keep(path, f"{name}/{file}")
+
+    tenants: dict[str, int] = {}
+    id_days: set[int] = set()
+    runs = Parts(name, RUNS, scratch, keep)
+    for records in _pages(connection, _start(day), _start(day + _DAY)):
+        for record in records:
+            tenants[record["tenant"]] = tenants.get(record["tenant"], 0) + 1
+            id_days.add(id_day(record["run_id"]))
+        runs.add(records)
+    runs.close()
+    facts = Parts(name, FACTS, scratch, keep)
+    for records in _facts(connection, since, _start(day + _DAY)):
+        for record in records:
+            tenants.setdefault(record["tenant"], 0)
+        facts.add(records)
+    facts.close()
+    written = sum(tenants.values())
+    if (rows := _count(connection, day)) > written:
+        message = f"{day} has {rows:,} runs, of which {written:,} were read; archive again"
+        raise Unavailable(message)
+    [(tzdata,)] = cast("list[tuple[str | None]]", connection.execute(_READ_TZDATA).fetchall())
+    manifest = Manifest(
+        day, since is None, tzdata, written, tenants, tuple(sorted(id_days)), (*runs.files, *facts.files)
+    )
+    failpoint("archiving.before_manifest")
+    store.write_manifest(name, manifest.encode(), None)
+    delete_others(store, manifest)
+    return manifest
+
+
+def _pages(connection: Conn, since: datetime, until: datetime) -> Iterator[list[Record]]:
+    """Yield the runs of a day with their attempts and inputs, a block at a time."""
+    tenant, run_id = "", str(_FIRST)
+    while True:
+        columns = {"since": since, "until": until, "tenant": tenant, "run_id": run_id, "limit": _PAGE_ROWS}
+        rows = _read(connection, _READ_RUNS_OF_DAY, columns)
+        for row in rows:
+            definition = row.pop("definition")
+            row["max_attempts"] = None if definition is None else _max_attempts(definition)
+        oldest = min((row["created_at"] for row in rows), default=since)
+        span = {"since": _start(oldest.date()), "until": until}
+        weights = connection.execute(_WEIGH_RUNS, {**span, "run_ids": [row["run_id"] for row in rows]}).fetchall()
+        weighed = dict(cast("list[tuple[str, int]]", weights))
+        for block in _blocks(rows, weighed):
+            _add_inputs(connection, block, [row["run_id"] for row in block if row["run_id"] in weighed], span)
+            yield block
+        if len(rows) < _PAGE_ROWS:
+            return
+        tenant, run_id = rows[-1]["tenant"], rows[-1]["run_id"]
+
+
+def _blocks(rows: Sequence[Record], weights: dict[str, int]) -> Iterator[list[Record]]:
+    """Divide a page by the bytes of inputs and attempts; only a single run may have more than a block."""
+    block: list[Record] = []
+    size = 0
+    for row in rows:
+        weight = weights.get(row["run_id"], 0)
+        if block and size + weight > _BLOCK_BYTES:
+            yield block
+            block, size = [], 0
+        block.append(row)
+        size += weight
+    if block:
+        yield block
+
+
+def _add_inputs(connection: Conn, rows: Sequence[Record], run_ids: Sequence[str], span: dict[str, datetime]) -> None:
+    attempts: defaultdict[str, list[Record]] = defaultdict(list)
+    inputs: dict[str, Record] = {}
+    if run_ids:
+        columns = {**span, "run_ids": run_ids}
+        for row in _read(connection, _READ_ATTEMPTS_OF_RUNS, columns):
+            attempts[row.pop("run_id")].append(row)
+        for row in _read(connection, _READ_INPUTS_OF_RUNS, columns):
+            inputs[row.pop("run_id")] = row
+    for row in rows:
+        row["attempts"] = attempts.get(row["run_id"], [])
+        row["inputs"] = inputs.get(row["run_id"])
+
+
+def _facts(connection: Conn, since: datetime | None, until: datetime) -> Iterator[list[Record]]:
+    """Yield the facts of a span, a block at a time; they are read in one transaction."""
+    with connection.transaction(), connection.cursor("archived_facts", row_factory=dict_row) as cursor:
+        connection.execute("SET LOCAL enable_seqscan = on")
+        cursor.itersize = _FETCHED_FACTS
+        cursor.execute(_READ_FACTS, {"since": since or _ALWAYS, "until": until})
+        block: list[Record] = []
+        size = 0
+        for row in cursor:
+            block.append(row)
+            size += len(row["row"])
+            if size > _BLOCK_BYTES or len(block) == _PAGE_ROWS:
+                yield block
+                block, size = [], 0
+        yield block
+
+
+def _since(known: set[date], day: date) -> datetime | None:
+    """Return the end of the archived day before; None for the first one, whose facts have all from before."""
+    before = [each for each in known if each < day]
+    return _start(max(before) + _DAY) if before else None
+
+
+def _read(connection: Conn, statement: LiteralString, columns: Mapping[str, object]) -> list[Record]:
+    with connection.cursor(row_factory=dict_row, binary=True) as cursor:
+        return cursor.execute(statement, columns).fetchall()
+
+
+def _count(connection: Conn, day: date) -> int:
+    columns = {"since": _start(day), "until": _start(day + _DAY)}
+    [(rows,)] = cast("list[tuple[int]]", connection.execute(_COUNT_RUNS_OF_DAY, columns).fetchall())
+    return rows
+
+
+def _start(day: date) -> datetime:
+    return datetime.combine(day, time(), UTC)
+
+
+@lru_cache(maxsize=4096)
+def _max_attempts(definition: bytes) -> int:
+    return decode(definition, JobDefinition).retry.max_attempts

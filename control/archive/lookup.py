@@ -1,0 +1,159 @@
+"""Find one run in the archive, by its id alone.
+
+The first 48 bits of an id are an instant. The database has the days that the ids of each archived day name: that day or
+the one before, for runs of timers. So one or two manifests are read, and one block of each.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from datetime import date, timedelta
+from functools import lru_cache
+from uuid import UUID
+
+from tidewheel.control.archive.containers import Record, damaged, read_block
+from tidewheel.control.archive.manifest import read_manifest
+from tidewheel.control.archive.records import days_of_run
+from tidewheel.control.archive.stores import MANIFEST, MissingFile, Store, open_store
+from tidewheel.control.reads.retry_chain import retry_chain_of
+from tidewheel.control.reads.run_detail import PastAttempt, RunDetail
+from tidewheel.control.reads.runs import RunSummary
+from tidewheel.errors import UnknownRun
+from tidewheel.postgres.session import Conn
+from tidewheel.runs import AttemptOutcome, RunState
+
+_ATTEMPTS = 100  # as of a run in the database
+_COUNTED = (AttemptOutcome.FAILED, AttemptOutcome.TIMED_OUT)
+
+
+def show_archived_run(
+    snapshot: Callable[[], AbstractContextManager[Conn]], archive: str | None, tenant: str, run_id: UUID
+) -> RunDetail:
+    """Return a run of the archive.
+
+    Args:
+        snapshot: Opens a transaction; none is open while the archive answers.
+        archive: The setting; without one no archive is read.
+        tenant: The tenant.
+        run_id: The run.
+
+    Raises:
+        UnknownRun: The archive has no such run of the tenant.
+        ArchiveDamaged: Its file is not what was written.
+        Unavailable: The archive does not answer.
+    """
+    if archive is not None:
+        with snapshot() as connection:
+            days = days_of_run(connection, run_id)
+        if days and (record := find_record(_opened(archive), days, tenant, run_id)) is not None:
+            return _detail(record)
+    raise UnknownRun(str(run_id))
+
+
+def find_record(store: Store, days: Sequence[date], tenant: str, run_id: UUID) -> Record | None:
+    """Return the record of a run of one of these days; None if none has it; raise as above."""
+    for day in days:
+        name = f"{day}/{MANIFEST}"
+        try:
+            manifest = read_manifest(day.isoformat(), store.read(name))
+        except MissingFile:
+            raise damaged(name, "the file is missing") from None
+        place = manifest.block_of(tenant, run_id)
+        if place is not None:
+            records = read_block(store, day.isoformat(), *place)
+            found = next((each for each in records if each["run_id"] == str(run_id)), None)
+            if found is not None and found["tenant"] == tenant:
+                return found
+    return None
+
+
+@lru_cache(maxsize=1)
+def _opened(archive: str) -> Store:
+    """Return the archive; a client of S3 takes 100 ms to make."""
+    return open_store(archive)
+
+
+def _detail(record: Record) -> RunDetail:
+    """Return a run as it was shown before it left the database, without what the archive does not keep."""
+    inputs: Record = record["inputs"] or {}
+    attempts = _attempts(record)
+    outcomes = [each["outcome"] for each in record["attempts"]]
+    late_ms: int | None = inputs.get("late_ms")
+    return RunDetail(
+        summary=RunSummary(
+            run_id=UUID(record["run_id"]),
+            key=record["job_key"] or "",
+            job_id=UUID(record["job_id"]),
+            job_version=record["job_version"],
+            status=record["state"],
+            cause=record["cause"],
+            queue=record["queue"],
+            lane=record["lane"],
+            attempt=record["attempt"],
+            scheduled_at=record["scheduled_at"],
+            created_at=record["created_at"],
+            publish_at=None,
+            started_at=record["started_at"],
+            finished_at=record["finished_at"],
+            reason=record["reason"],
+            error_type=record["error_type"],
+            concurrency_key=record["concurrency_key"],
+            why=None,
+        ),
+        handler=record["handler"] or "",
+        labels={**record["job_labels"], **inputs.get("labels", {})},
+        max_attempts=record["max_attempts"] or 0,
+        failed_attempts=sum(outcome in _COUNTED for outcome in outcomes),
+        lost_attempts=outcomes.count(AttemptOutcome.LOST),
+        deadline_at=None,
+        schedule_to_close_at=None,
+        external_deadline_at=None,
+        executor_id=None,
+        executor=None,
+        claimed_from=None,
+        progress=None,
+        progress_at=None,
+        checkpoint=None,
+        checkpoint_attempt=None,
+        error_message=next(
+            (each["error_message"] for each in record["attempts"] if each["attempt"] == record["attempt"]), None
+        ),
+        result=None,
+        late=None if late_ms is None else timedelta(milliseconds=late_ms),
+        request_id=record["request_id"],
+        traceparent=inputs.get("traceparent"),
+        dead_letter=None,
+        retry_chain=retry_chain_of(
+            UUID(record["run_id"]), _uuid(record["parent_run_id"]), _uuid(record["root_run_id"]), []
+        ),
+        attempts=attempts[-_ATTEMPTS:],
+        archived=True,
+    )
+
+
+def _attempts(record: Record) -> tuple[PastAttempt, ...]:
+    """Return the attempts, of a run that succeeded with the run itself as the last one."""
+    found: list[Record] = list(record["attempts"])
+    if record["state"] == RunState.SUCCEEDED:
+        own = {name: record[name] for name in ("attempt", "started_at", "finished_at", "executor_id", "claimed_from")}
+        found.append({**own, "outcome": AttemptOutcome.SUCCEEDED.value, "error_type": None, "error_message": None})
+    return tuple(
+        PastAttempt(
+            attempt=each["attempt"],
+            outcome=each["outcome"],
+            executor_id=_uuid(each["executor_id"]),
+            started_at=each["started_at"],
+            finished_at=each["finished_at"],
+            error_type=each["error_type"],
+            error_message=each["error_message"],
+            claimed_from=each["claimed_from"],
+            trace=None,
+            output=None,
+            output_bytes=None,
+            result=None,
+        )
+        for each in found
+    )
+
+
+def _uuid(text: str | None) -> UUID | None:
+    return None if text is None else UUID(text)

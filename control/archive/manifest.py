@@ -1,0 +1,159 @@
+"""The manifest of an archived day: files with checksums, blocks, tenants, the days of run ids.
+
+A manifest is written after its files, so files without one are no archive. Its own checksum covers all else in it.
+"""
+
+import json
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import date
+from hashlib import sha256
+from typing import Any
+from uuid import UUID
+
+from tidewheel.errors import ArchiveDamaged
+
+FORMAT = 1
+RUNS, FACTS = "runs", "facts"
+_DAY_MS = 86_400_000
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A block of an Avro file.
+
+    Args:
+        offset: Its first byte in the file.
+        size: Its bytes.
+        rows: Its records.
+        tenant: The tenant of its first record.
+        run_id: The run of its first record; empty in a file of facts.
+        crc: The CRC-32 of its bytes.
+    """
+
+    offset: int
+    size: int
+    rows: int
+    tenant: str
+    run_id: str
+    crc: int
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveFile:
+    """An Avro file of a day.
+
+    Args:
+        name: Its name in the day's folder, which ends with the first digits of its checksum.
+        kind: `runs` or `facts`.
+        rows: Its records.
+        size: Its bytes.
+        sha256: The checksum of its bytes.
+        header: The bytes before its first block.
+        blocks: Its blocks.
+    """
+
+    name: str
+    kind: str
+    rows: int
+    size: int
+    sha256: str
+    header: int
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The content of an archived day.
+
+    Args:
+        day: The day, in UTC, on which its runs ended.
+        is_base: True if its facts have all rows from before, too.
+        tzdata: The version of the time zones by which schedulers computed when it was archived.
+        runs: The number of its runs.
+        tenants: The runs of each tenant, in the order of the files; tenants that have only facts have none.
+        id_days: The days in the ids of its runs, as days since 1970.
+        files: Its files, those of runs first and in their order.
+    """
+
+    day: date
+    is_base: bool
+    tzdata: str | None
+    runs: int
+    tenants: Mapping[str, int]
+    id_days: tuple[int, ...]
+    files: tuple[ArchiveFile, ...]
+
+    @property
+    def size(self) -> int:
+        """The bytes of its files."""
+        return sum(file.size for file in self.files)
+
+    def of_kind(self, kind: str) -> tuple[ArchiveFile, ...]:
+        """Return the files of a kind."""
+        return tuple(file for file in self.files if file.kind == kind)
+
+    def block_of(self, tenant: str, run_id: UUID) -> tuple[ArchiveFile, Block] | None:
+        """Return the only block that can have a run; None if none can."""
+        rank = {name: number for number, name in enumerate(self.tenants)}
+        if tenant not in rank:
+            return None
+        blocks = [(file, block) for file in self.of_kind(RUNS) for block in file.blocks]
+        keys = [(rank[block.tenant], block.run_id) for _, block in blocks]
+        place = bisect_right(keys, (rank[tenant], str(run_id)))
+        return blocks[place - 1] if place else None
+
+    def encode(self) -> bytes:
+        """Return the manifest as JSON, with its checksum."""
+        document = {"format": FORMAT, **asdict(self), "day": self.day.isoformat()}
+        return _text({**document, "sha256": sha256(_text(document)).hexdigest()})
+
+
+def read_manifest(day: str, text: bytes) -> Manifest:
+    """Return the manifest of a day.
+
+    Raises:
+        ArchiveDamaged: Its text is not what was written, or of a newer release.
+    """
+    where = f"the manifest of {day}"
+    try:
+        document: dict[str, Any] = json.loads(text)
+        checksum = document.pop("sha256")
+        is_whole = sha256(_text(document)).hexdigest() == checksum and document["day"] == day
+        is_whole &= _text({**document, "sha256": checksum}) == text
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        message = f"{where} cannot be read: {error}"
+        raise ArchiveDamaged(message) from error
+    if not is_whole:
+        message = f"{where} is not what was written: its checksum differs"
+        raise ArchiveDamaged(message)
+    if document["format"] != FORMAT:
+        message = f"{where} has the format {document['format']}; this release reads {FORMAT}"
+        raise ArchiveDamaged(message)
+    files: list[ArchiveFile] = []
+    for file in document["files"]:
+        values: dict[str, Any] = {**file, "blocks": tuple(Block(**block) for block in file["blocks"])}
+        files.append(ArchiveFile(**values))
+    return Manifest(
+        day=date.fromisoformat(day),
+        is_base=document["is_base"],
+        tzdata=document["tzdata"],
+        runs=document["runs"],
+        tenants=document["tenants"],
+        id_days=tuple(document["id_days"]),
+        files=tuple(files),
+    )
+
+
+def id_day(run_id: UUID | str) -> int:
+    """Return the day in the first 48 bits of a run's id, as days since 1970.
+
+    >>> id_day("019d3a1c-7f00-8123-8456-789abcdef012")
+    20541
+    """
+    return int(str(run_id).replace("-", "")[:12], 16) // _DAY_MS
+
+
+def _text(document: Mapping[str, object]) -> bytes:
+    return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"

@@ -1,0 +1,64 @@
+"""The archived days that the database records, and those that may have a run by its id."""
+
+from dataclasses import dataclass
+from datetime import date, datetime
+from typing import cast
+from uuid import UUID
+
+from psycopg.rows import class_row
+
+from tidewheel.control.archive.manifest import id_day
+from tidewheel.errors import Unavailable
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+
+_SQL = Statements("tidewheel.control.archive")
+_LOCK_ARCHIVE = _SQL["lock_archive"]
+_FIND_ARCHIVED_DAYS = _SQL["find_archived_days"]
+_FIND_DAYS_OF_RUN = _SQL["find_days_of_run"]
+_DELETE_ARCHIVED_DAYS = _SQL["delete_archived_days"]
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedDay:
+    """A day that is archived.
+
+    Args:
+        day: The day, in UTC, on which its runs ended.
+        runs: The number of its runs.
+        bytes: The size of its files.
+        archived_at: When it was recorded.
+    """
+
+    day: date
+    runs: int
+    bytes: int
+    archived_at: datetime
+
+
+def list_days(connection: Conn) -> list[ArchivedDay]:
+    """Return the archived days, the oldest first."""
+    with connection.cursor(row_factory=class_row(ArchivedDay), binary=True) as cursor:
+        return cursor.execute(_FIND_ARCHIVED_DAYS).fetchall()
+
+
+def days_of_run(connection: Conn, run_id: UUID) -> list[date]:
+    """Return the archived days with a run whose id has the day of this id, the latest first."""
+    rows = connection.execute(_FIND_DAYS_OF_RUN, {"id_day": id_day(run_id)}, binary=True).fetchall()
+    return [day for (day,) in cast("list[tuple[date]]", rows)]
+
+
+def forget_days(connection: Conn) -> int:
+    """Forget all archived days: retention drops days without the archive again. Its files stay."""
+    return connection.execute(_DELETE_ARCHIVED_DAYS).rowcount
+
+
+def lock_archive(connection: Conn) -> None:
+    """Lock the archive until the session ends.
+
+    Raises:
+        Unavailable: Another process writes it.
+    """
+    if connection.execute(_LOCK_ARCHIVE).fetchone() != (True,):
+        message = "another process writes the archive; repeat the command when it has ended"
+        raise Unavailable(message)

@@ -1,0 +1,36 @@
+"""Show a run of the database, or else of the archive."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from uuid import UUID
+
+from tidewheel.control.reads.run_detail import RunDetail, show_run
+from tidewheel.errors import UnknownRun
+from tidewheel.postgres.session import Conn
+
+
+def show_run_anywhere(
+    snapshot: Callable[[], AbstractContextManager[Conn]], archive: str | None, tenant: str, run_id: UUID
+) -> RunDetail:
+    """Return a run, from the archive if the database has it no more.
+
+    Args:
+        snapshot: Opens a transaction.
+        archive: The setting; without one no archive is read.
+        tenant: The tenant.
+        run_id: The run.
+
+    Raises:
+        UnknownRun: The tenant has no run of this id.
+        ArchiveDamaged: Its file in the archive is not what was written.
+        Unavailable: The archive does not answer.
+    """
+    try:
+        with snapshot() as connection:
+            return show_run(connection, tenant, run_id)
+    except UnknownRun:
+        if archive is None:
+            raise
+    from tidewheel.control.archive.lookup import show_archived_run  # imports the codecs, which no other read needs
+
+    return show_archived_run(snapshot, archive, tenant, run_id)

@@ -1,0 +1,137 @@
+"""`tidewheel archive run | list | show | verify | restore | forget`."""
+
+from contextlib import closing
+from dataclasses import asdict
+from datetime import date
+from typing import Annotated
+
+import typer
+
+from tidewheel.control.archive.records import forget_days, list_days, lock_archive
+from tidewheel.control.archive.stores import MANIFEST, MissingFile, open_store
+from tidewheel.control.cli.exit_codes import ExitCode
+from tidewheel.control.cli.options import DEFAULT_TENANT, Tenant, checked_url, reading
+from tidewheel.control.cli.output import Output, OutputOption, print_document, print_result, print_table
+from tidewheel.control.cli.runs import RunId, print_run
+from tidewheel.control.cli.time_options import Tz
+from tidewheel.errors import refuse
+from tidewheel.settings.connections import Connections
+
+Day = Annotated[str | None, typer.Argument(metavar="DAY", help="A day of UTC, such as 2026-11-20.")]
+
+
+def run(output: OutputOption = Output.TEXT) -> None:
+    """Archive closed days; remove days beyond the archive's period, and deleted tenants.
+
+    A repeat continues where a call before it ended. Run it once a day, and after a failure again.
+    """
+    from tidewheel.control.archive.archiver import archive_closed_days
+    from tidewheel.settings.services import ArchiveSettings
+
+    settings = ArchiveSettings.load()
+    with closing(open_store(settings.archive)) as store:
+        done = archive_closed_days(checked_url(), store, settings.archive_retention)
+    lines = [f"{each.day}: {each.runs:,} runs, {each.bytes:,} bytes" for each in done.archived]
+    lines += [f"{day}: removed, its facts stay" for day in done.removed]
+    lines += [f"tenant {tenant}: removed" for tenant in done.tenants]
+    print_result(lines or ["nothing to archive: every closed day is archived"], done, output)
+
+
+def list_archived(output: OutputOption = Output.TEXT) -> None:
+    """List archived days, the oldest first, each with its runs and its size."""
+    with reading() as connection:
+        days = list_days(connection)
+    if output is not Output.TEXT:
+        print_document({"days": days}, output)
+    elif days:
+        rows = [(str(each.day), f"{each.runs:,}", f"{each.bytes:,}", each.archived_at) for each in days]
+        print_table(("day", "runs", "bytes", "archived"), rows)
+    else:
+        typer.echo("no day is archived")
+
+
+def show(
+    run_id: RunId, *, timezone: Tz = None, tenant: Tenant = DEFAULT_TENANT, output: OutputOption = Output.TEXT
+) -> None:
+    """Show a run of the archive, also while the database has it."""
+    from tidewheel.control.archive.lookup import show_archived_run
+
+    archive = Connections.load().archive
+    open_store(archive).close()
+    print_run(show_archived_run(reading, archive, tenant, run_id), timezone, output)
+
+
+def verify(day: Day = None, *, output: OutputOption = Output.TEXT) -> None:
+    """Read every file of the archive, or of a day; exit code 1 if one is damaged, missing or added."""
+    from tidewheel.control.archive.verify import Verified
+    from tidewheel.control.archive.verify import verify as find
+
+    store, totals = open_store(Connections.load().archive), Verified()
+    with reading() as connection:
+        recorded = list_days(connection)
+    days = [_day(day).isoformat()] if day else sorted({*store.days(), *(each.day.isoformat() for each in recorded)})
+    findings = list(find(store, days, recorded, totals))
+    if output is not Output.TEXT:
+        print_document({**asdict(totals), "findings": findings}, output)
+    else:
+        for each in findings:
+            typer.echo(f"{each.day}/{each.file} {each.problem}")
+        problems = f"{len(findings):,} findings" if findings else "all as written"
+        typer.echo(f"{totals.days:,} days, {totals.files:,} files, {totals.runs:,} runs: {problems}")
+    if findings:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def restore(
+    day: Day = None,
+    *,
+    drop: Annotated[
+        bool, typer.Option("--drop", help="Delete the restored rows of the day, or without a day all of them.")
+    ] = False,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Copy an archived day into tables of the schema tidewheel_archive, for reading by SQL."""
+    from tidewheel.control.archive.export import archive_session
+    from tidewheel.control.archive.manifest import read_manifest
+    from tidewheel.control.archive.restore import drop_restored, restore_day
+
+    wanted = None if day is None else _day(day)
+    with closing(archive_session(checked_url())) as session, session.transaction() as connection:
+        lock_archive(connection)
+        if drop:
+            drop_restored(connection, wanted)
+            print_result(["dropped"], {"dropped": wanted}, output)
+            return
+        if wanted is None:
+            refuse("DAY", "is missing", "name a day that `tidewheel archive list` shows")
+        store = open_store(Connections.load().archive)
+        try:
+            manifest = read_manifest(wanted.isoformat(), store.read(f"{wanted}/{MANIFEST}"))
+        except MissingFile:
+            refuse("DAY", f"the archive has no day {wanted}", "name one that `tidewheel archive list` shows")
+        restore_day(connection, store, manifest)
+    line = f"{wanted}: {manifest.runs:,} runs are in tidewheel_archive.finished_runs"
+    print_result([line], {"day": wanted, "runs": manifest.runs}, output)
+
+
+def forget(
+    *,
+    yes: Annotated[bool, typer.Option("--yes", help="Confirm it; needed.")] = False,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Stop archiving: retention drops days without the archive again; the archive's files stay."""
+    if not yes:
+        refuse("--yes", "is missing: runs of days that are not archived will be lost after their period", "add --yes")
+    from tidewheel.control.archive.export import archive_session
+
+    with closing(archive_session(checked_url())) as session, session.transaction() as connection:
+        lock_archive(connection)
+        days = forget_days(connection)
+    print_result([f"{days:,} days are forgotten; `tidewheel archive run` adopts them again"], {"days": days}, output)
+
+
+def _day(text: str) -> date:
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        refuse("DAY", f"{text!r} is no day", "write it as 2026-11-20")

@@ -1,0 +1,319 @@
+"""Days are archived in whole; runs are found by id; deleted tenants leave the files."""
+
+import io
+import re
+from contextlib import redirect_stdout
+from datetime import UTC, date, datetime, time, timedelta
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, LiteralString
+from uuid import UUID
+
+import fastavro
+import pytest
+
+from tests.control.api.answering import answer_of, answering
+from tests.control.cli.command import json_output, process, tidewheel
+from tests.fixtures.database import ClockedDatabase
+from tests.strict_types import ROOT
+from tests.transitions.acts import begin, begun, end, ending, requeue, submit, succeed, trigger
+from tidewheel.control.archive import containers, export
+from tidewheel.control.archive.stores import FolderStore, ManifestChanged
+from tidewheel.control.cli.exit_codes import ExitCode
+from tidewheel.control.client.client import Client
+from tidewheel.postgres.partitions import day_of, drop_day, stored_days
+from tidewheel.runs import AttemptOutcome, RunState
+
+DAY = timedelta(days=1)
+LOST = ("executor_id", "executor", "claimed_from", "result", "dead_letter", "progress", "progress_at", "checkpoint")
+# Runs that ended on a day, of several tenants, each with an id of that day.
+_ADD_RUNS: LiteralString = """
+INSERT INTO finished_runs (run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, publish_at,
+                           created_at, started_at, finished_at, state, attempt)
+SELECT overlay(gen_random_uuid()::text PLACING left(id.prefix, 8) || '-' || right(id.prefix, 4) FROM 1 FOR 13)::uuid,
+       gen_random_uuid(), tenant.name, 1, 0, 'timer', 'default', 'standard', %(at)s, 'infinity', %(at)s, %(at)s, %(at)s,
+       'succeeded', 1
+  FROM unnest(%(tenants)s::text[]) AS tenant (name), generate_series(1, %(runs)s),
+       (SELECT lpad(to_hex((extract(epoch FROM %(at)s::timestamptz) * 1000)::bigint), 12, '0')) AS id (prefix)
+"""
+
+
+@pytest.fixture
+def day(clocked: ClockedDatabase) -> date:
+    """A day that is over once `close` has moved the clock."""
+    today = day_of(clocked.now())
+    clocked.stop_clock(datetime.combine(today, time(12), UTC))
+    return today
+
+
+@pytest.fixture(autouse=True)
+def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the archive."""
+    folder = tmp_path / "archive"
+    monkeypatch.setenv("TIDEWHEEL_ARCHIVE", str(folder))
+    return folder
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of a few rows, and files of a few blocks."""
+    monkeypatch.setattr(export, "_PAGE_ROWS", 7)
+    monkeypatch.setattr(containers, "PART_BYTES", 4000)
+
+
+def close(database: ClockedDatabase) -> Any:  # noqa: ANN401 - as json.loads
+    """Let the day pass, and archive it."""
+    database.advance(2 * DAY)
+    return json_output(database, "archive", "run")
+
+
+def drop(database: ClockedDatabase, day: date) -> None:
+    """Drop the partitions of a day, as retention does."""
+    connection = database.connection(autocommit=True)
+    for stored in stored_days(connection):
+        if stored.day == day:
+            drop_day(connection, stored)
+
+
+def shown(database: ClockedDatabase, run_id: UUID) -> dict[str, Any]:
+    return json_output(database, "run", "show", run_id)
+
+
+def failed(database: ClockedDatabase) -> UUID:
+    started = begun(database, payload={"to": "a"}, labels={"run": "own"}, request_id="r-1")
+    requeue(database, started, AttemptOutcome.FAILED)
+    again = begin(database, started.run_id)
+    end(database, ending(again, RunState.FAILED, error_type="ValueError", error_message="no"))
+    return started.run_id
+
+
+def files(archive: Path, day: date, kind: str = "") -> list[Path]:
+    return sorted((archive / "days" / str(day)).glob(f"{kind}*.avro"))
+
+
+def tenants_of(archive: Path, day: date) -> list[str]:
+    """Return the tenant of each run of a day, as any reader of Avro finds it."""
+    found: list[str] = []
+    for path in files(archive, day, "runs"):
+        with path.open("rb") as file:
+            found += [record["tenant"] for record in fastavro.reader(file)]  # type: ignore[index,call-overload,misc]
+    return found
+
+
+def test_archived_run_is_found_by_its_id_through_every_door(clocked: ClockedDatabase, archive: Path, day: date) -> None:
+    submit(clocked, labels={"team": "billing"}, retry={"max_attempts": 2})
+    started = begun(clocked)
+    succeed(clocked, started)
+    bad, open_run = failed(clocked), trigger(clocked, delay="2h")
+    before = {run_id: shown(clocked, run_id) for run_id in (started.run_id, bad)}
+    done = close(clocked)
+    assert {each["day"]: each["runs"] for each in done["archived"]}[str(day)] == 2
+    assert not before[bad]["archived"]
+    assert json_output(clocked, "archive", "show", bad)["archived"]
+    drop(clocked, day)
+    for run_id, document in before.items():
+        kept = {name: value for name, value in document.items() if name not in LOST}
+        now = shown(clocked, run_id)
+        attempts = [
+            each | dict.fromkeys(("trace", "output", "output_bytes", "result")) for each in document["attempts"]
+        ]
+        assert {name: now[name] for name in kept} == {**kept, "attempts": attempts, "archived": True}
+    assert shown(clocked, open_run)["archived"] is False
+    lines = tidewheel(clocked, "run", "show", bad).lines
+    assert any(line.startswith("archived ") for line in lines)
+    assert "ValueError" in tidewheel(clocked, "run", "attempts", bad).out
+    with Client(clocked.url) as client:
+        assert client.runs.detail(bad).archived
+        client.tenants.create("acme")
+    [nothing] = tidewheel(clocked, "run", "show", bad, "--tenant", "acme").refusals
+    assert nothing.startswith("run_id: there is no run")
+    with answering(clocked, archive=str(archive)) as api:
+        document = answer_of(api.get(f"/api/v1/runs/{bad}"))
+        assert (document["archived"], document["status"], len(document["attempts"])) == (True, "failed", 2)
+        assert answer_of(api.get(f"/api/v1/runs/{open_run}"))["archived"] is False
+        unknown = UUID(int=bad.int ^ 1)
+        assert api.get(f"/api/v1/runs/{unknown}").status_code == HTTPStatus.NOT_FOUND
+
+
+def test_verify_finds_each_flipped_bit_missing_and_added_file(
+    clocked: ClockedDatabase, archive: Path, day: date, small: None
+) -> None:
+    submit(clocked)
+    clocked.execute(_ADD_RUNS, {"at": clocked.now(), "tenants": ["default", "acme"], "runs": 30})
+    close(clocked)
+    assert tidewheel(clocked, "archive", "verify").lines[-1].endswith(": all as written")
+    paths = [*files(archive, day), archive / "days" / str(day) / "manifest.json"]
+    assert len(paths) > 3
+    for path in paths:
+        whole = path.read_bytes()
+        for place in (0, len(whole) // 2):
+            path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+            done = tidewheel(clocked, "archive", "verify", day)
+            assert (done.code, path.name in done.out) == (ExitCode.FAILED, True), done
+        path.write_bytes(whole[:-1])
+        assert tidewheel(clocked, "archive", "verify", day).code == ExitCode.FAILED
+        path.unlink()
+        assert f"{path.name} is missing" in tidewheel(clocked, "archive", "verify", day).out
+        path.write_bytes(whole)
+    added = paths[0].with_name("runs-9999-0.avro")
+    added.write_bytes(b"")
+    found = tidewheel(clocked, "archive", "verify")
+    assert (found.code, "does not name" in found.out) == (ExitCode.FAILED, True)
+    added.unlink()
+    assert tidewheel(clocked, "archive", "verify").code == 0
+    for path in files(archive, day, "runs"):
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-20] + b"\0\0\0" + whole[-17:])
+    damaged = [
+        done
+        for (run_id,) in clocked.rows("SELECT run_id FROM finished_runs WHERE tenant = 'acme'")
+        if (done := tidewheel(clocked, "archive", "show", run_id, "--tenant", "acme")).code
+    ]
+    assert damaged
+    assert all("is not what was written" in done.err for done in damaged)
+
+
+def test_repeat_writes_the_same_files_and_adopts_what_stands(
+    clocked: ClockedDatabase, archive: Path, day: date, small: None
+) -> None:
+    submit(clocked)
+    failed(clocked)
+    clocked.execute(_ADD_RUNS, {"at": clocked.now(), "tenants": ["default"], "runs": 20})
+    close(clocked)
+    assert json_output(clocked, "archive", "run")["archived"] == []
+    written = {path.name: path.read_bytes() for path in files(archive, day)}
+    clocked.execute("DELETE FROM archived_days WHERE day = %s", [day])  # as after a death before the last step
+    assert json_output(clocked, "archive", "run")["adopted"] == [str(day)]
+    clocked.execute("DELETE FROM archived_days WHERE day >= %s", [day - DAY])
+    for each in (archive / "days").glob("*/manifest.json"):
+        each.unlink()
+    (archive / "days" / str(day) / "runs-0000-0123.avro").write_bytes(b"left behind")
+    json_output(clocked, "archive", "run")
+    assert {path.name: path.read_bytes() for path in files(archive, day)} == written
+    clocked.execute("DELETE FROM archived_days WHERE day = %s", [day])
+    clocked.execute("DELETE FROM finished_runs WHERE run_id = (SELECT run_id FROM finished_runs LIMIT 1)")
+    [refused] = tidewheel(clocked, "archive", "run").refusals
+    assert re.match(rf"the archive has {day} with 21 runs, the database with 20; move the folder", refused)
+
+
+def test_day_with_an_end_that_is_not_committed_is_not_archived(
+    clocked: ClockedDatabase, day: date, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of `complete_in`, whose caller may commit hours later."""
+    monkeypatch.setattr(export, "_HORIZON_SECONDS", 0.2)
+    submit(clocked)
+    late = clocked.connection()
+    late.execute(_ADD_RUNS, {"at": clocked.now(), "tenants": ["default"], "runs": 1})
+    clocked.advance(2 * DAY)
+    done = tidewheel(clocked, "archive", "run")
+    assert (done.code, "a transaction is open" in done.err) == (ExitCode.UNAVAILABLE, True)
+    assert clocked.count("archived_days") == 0
+    late.commit()
+    assert [each["runs"] for each in json_output(clocked, "archive", "run")["archived"]] == [0, 1, 0]
+
+
+def test_deleted_tenant_leaves_the_archive(clocked: ClockedDatabase, archive: Path, day: date, small: None) -> None:
+    names = ["a-1", "acme", "Acme", "default"]
+    submit(clocked)
+    clocked.execute(_ADD_RUNS, {"at": clocked.now(), "tenants": names, "runs": 25})
+    close(clocked)
+    json_output(clocked, "archive", "restore", day)
+    untouched = {path.name for path in files(archive, day)}
+    clocked.execute(
+        "INSERT INTO tenant_deletions (tenant, created_at, state) VALUES ('acme', tidewheel_now(), 'removed')"
+    )
+    assert json_output(clocked, "archive", "run")["tenants"] == ["acme"]
+    assert json_output(clocked, "archive", "run")["tenants"] == []
+    left = tenants_of(archive, day)
+    assert {name: left.count(name) for name in names} == {"a-1": 25, "acme": 0, "Acme": 25, "default": 25}
+    assert untouched & {path.name for path in files(archive, day)}, "every file was written again"
+    assert not any(b"acme" in path.read_bytes() for path in files(archive, day)[0].parent.iterdir())
+    assert tidewheel(clocked, "archive", "verify").code == 0
+    assert clocked.value("SELECT count(*) FROM tidewheel_archive.finished_runs WHERE tenant = 'acme'") == 0
+    for run_id, tenant in clocked.rows("SELECT run_id, tenant FROM finished_runs ORDER BY md5(run_id::text) LIMIT 30"):
+        found = tidewheel(clocked, "archive", "show", run_id, "--tenant", tenant)
+        assert found.code == (ExitCode.NOT_FOUND if tenant == "acme" else 0)
+
+
+def test_restored_day_is_readable_by_sql_and_its_facts_by_any_reader(
+    clocked: ClockedDatabase, archive: Path, day: date
+) -> None:
+    submit(clocked, labels={"team": "billing"})
+    bad = failed(clocked)
+    close(clocked)
+    drop(clocked, day)
+    for _ in range(2):
+        assert json_output(clocked, "archive", "restore", day) == {"day": str(day), "runs": 1}
+    rows = clocked.rows("SELECT run_id, state, job_key FROM tidewheel_archive.finished_runs")
+    assert rows == [(bad, "failed", "job")]
+    assert clocked.value("SELECT payload FROM tidewheel_archive.run_inputs") == b'{"to":"a"}'
+    assert clocked.rows("SELECT outcome FROM tidewheel_archive.attempts ORDER BY attempt") == [("failed",), ("failed",)]
+    same: LiteralString = """
+    SELECT (jsonb_populate_record(NULL::job_versions, f.row)).definition = v.definition
+      FROM tidewheel_archive.facts AS f JOIN job_versions AS v ON v.job_id = f.job_id WHERE f.kind = 'job_versions'
+    """
+    assert clocked.rows(same) == [(True,)]
+    json_output(clocked, "archive", "restore", "--drop")
+    assert clocked.value("SELECT to_regnamespace('tidewheel_archive') IS NULL")
+    [refused] = tidewheel(clocked, "archive", "restore", "2020-02-02").refusals
+    assert refused.startswith("DAY: the archive has no day 2020-02-02")
+
+
+def test_example_of_the_page_reads_a_day(
+    clocked: ClockedDatabase, archive: Path, day: date, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (ROOT / "docs/archive.md").read_text(encoding="utf-8")
+    [example] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    submit(clocked)
+    failed(clocked)
+    close(clocked)
+    monkeypatch.chdir(archive)
+    out = io.StringIO()
+    with redirect_stdout(out):
+        exec(compile(example.replace("2026-11-20", str(day)), "docs/archive.md", "exec"), {})  # noqa: S102 - the page's code
+    assert out.getvalue() == "job failed 2\n"
+
+
+def test_days_beyond_the_period_leave_their_facts(
+    clocked: ClockedDatabase, archive: Path, day: date, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit(clocked)
+    bad = failed(clocked)
+    monkeypatch.setenv("TIDEWHEEL_ARCHIVE_RETENTION", "10d")
+    close(clocked)
+    clocked.advance(20 * DAY)
+    assert str(day) not in json_output(clocked, "archive", "run")["removed"], "the database has its partition"
+    drop(clocked, day)
+    assert str(day) in json_output(clocked, "archive", "run")["removed"]
+    assert [path.name[:5] for path in files(archive, day)] == ["facts"], "a later day may need its versions"
+    assert tidewheel(clocked, "archive", "verify").code == 0
+    assert tidewheel(clocked, "run", "show", bad).code == ExitCode.NOT_FOUND
+
+
+def test_manifest_of_another_writer_is_not_replaced(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path)
+    store.write_manifest("2026-11-20", b"1", None)
+    for replaces in (None, b"0"):
+        with pytest.raises(ManifestChanged):
+            store.write_manifest("2026-11-20", b"2", replaces)
+    store.write_manifest("2026-11-20", b"2", b"1")
+    assert store.read("2026-11-20/manifest.json") == b"2"
+
+
+@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.parametrize("point", ["archiving.before_manifest", "archiving.before_record"])
+def test_killed_archiver_is_continued_by_the_next_one(
+    point: str, clocked: ClockedDatabase, archive: Path, day: date, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit(clocked)
+    bad = failed(clocked)
+    clocked.advance(2 * DAY)
+    monkeypatch.setenv("TIDEWHEEL_DATABASE_URL", clocked.url)
+    monkeypatch.setenv("TIDEWHEEL_FAILPOINT", f"{point}:exit:2")
+    assert process("archive", "run").code < 0
+    monkeypatch.delenv("TIDEWHEEL_FAILPOINT")
+    assert clocked.count("archived_days") == 1
+    json_output(clocked, "archive", "run")
+    assert tidewheel(clocked, "archive", "verify").code == 0
+    assert json_output(clocked, "archive", "show", bad)["status"] == "failed"
