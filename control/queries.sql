@@ -1017,7 +1017,7 @@ WITH held AS MATERIALIZED (
       FROM members AS m
      CROSS JOIN LATERAL jsonb_to_recordset(m.held)
            AS h (queue text, lane text, since timestamptz, runs bigint, complete boolean, tenants integer, largest jsonb)
-     WHERE m.last_heartbeat_at > (SELECT tidewheel_now()) - interval '15 s'
+     WHERE {{tidewheel.is_live(m)}}
 )
 SELECT h.queue, h.lane, min(h.since) AS since, sum(h.runs)::bigint AS runs, bool_or(NOT h.complete) AS at_least,
        max(h.tenants) AS tenants,

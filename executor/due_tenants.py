@@ -4,6 +4,9 @@ The index of due runs has the tenant before the time. So a poll finds the oldest
 another one has. The turns of a tenant come at random times, as often as its weight. Executors need no common memory for
 this, and a tenant whose runs cannot be claimed delays no other. The runs of one tenant stay in their order.
 
+A tenant takes a turn only if this executor can start one of its oldest runs. Where it may be able to start one behind
+these, the tenant is doubtful: a quarter of a poll is left to such tenants.
+
 The tenants are looked up every quarter of a second at most, and for a twentieth of the time. The look-up starts at the
 front of the index, which may be full of deleted entries.
 """
@@ -26,8 +29,11 @@ HELD_AGE = timedelta(milliseconds=250)
 """The age at which the sweep claims a run that a relay may hold back. Its message may lie with a full executor."""
 _EVERY = HELD_AGE
 _MOST_TENANTS = 64  # of one queue and lane that one poll reads
+_DOUBTFUL = 16  # of these, while more tenants have a run that the executor can start
 _SPREAD = 4  # times the runs that a poll can start are read of all tenants together: most have few
 _LEAST_RUNS = 4  # of each tenant
+
+_TenantRow = tuple[str, str, str, int, bool, bool]
 
 
 class Part(NamedTuple):
@@ -57,13 +63,15 @@ class DueTenants:
     Args:
         session: The session of the sweep.
         queues: The queues of the executor.
+        handlers: Its handlers.
         every: The age of a run that the sweep claims elsewhere.
     """
 
-    def __init__(self, session: Session, queues: Sequence[str], every: timedelta) -> None:
-        self._session, self._every = session, every
+    def __init__(self, session: Session, queues: Sequence[str], handlers: Sequence[str], every: timedelta) -> None:
+        self._session, self._handlers, self._every = session, handlers, every
         self._lanes = [(queue, lane) for lane in Lane for queue in queues]
-        self._known: dict[tuple[str, Lane], list[str]] = {}
+        self._able: dict[tuple[str, Lane], list[str]] = {}
+        self._doubtful: dict[tuple[str, Lane], list[str]] = {}
         self._weights: dict[str, int] = {}
         self._held: set[tuple[str, Lane]] = set()
         self._pacer = FullScanPacer(min(_EVERY, every).total_seconds())
@@ -85,14 +93,15 @@ class DueTenants:
             "queues": [queue for queue, _ in self._lanes],
             "lanes": [lane for _, lane in self._lanes],
             "sources": sources(Move.CLAIM),
+            "handlers": self._handlers,
         }
         with self._session.transaction() as connection:
             found = connection.execute(_FIND_DUE_TENANTS, columns, binary=True).fetchall()
         self._pacer.finish()
-        self._known, self._weights, self._held = {}, {}, set()
-        for queue, name, tenant, weight, is_held in cast("list[tuple[str, str, str, int, bool]]", found):
+        self._able, self._doubtful, self._weights, self._held = {}, {}, {}, set()
+        for queue, name, tenant, weight, can_start, is_held in cast("list[_TenantRow]", found):
             lane = queue, Lane(name)
-            self._known.setdefault(lane, []).append(tenant)
+            (self._able if can_start else self._doubtful).setdefault(lane, []).append(tenant)
             self._weights[tenant] = weight
             if is_held:
                 self._held.add(lane)
@@ -106,9 +115,12 @@ class DueTenants:
         parts: list[Part] = []
         left_out = False
         for queue, lane, limit in limits:
-            tenants = self._known.get((queue, lane), [])
+            able, doubtful = (kind.get((queue, lane), []) for kind in (self._able, self._doubtful))
+            tenants = [*able, *doubtful]
             if len(tenants) > _MOST_TENANTS:
-                tenants, left_out = random.sample(tenants, _MOST_TENANTS), True
+                left_out = True
+                some = random.sample(able, min(len(able), _MOST_TENANTS - min(len(doubtful), _DOUBTFUL)))
+                tenants = [*some, *random.sample(doubtful, min(len(doubtful), _MOST_TENANTS - len(some)))]
             share = max(limit * _SPREAD // max(len(tenants), 1), _LEAST_RUNS)
             parts += [Part(queue, lane, tenant, min(limit, share)) for tenant in tenants]
         return parts, left_out

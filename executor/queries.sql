@@ -82,14 +82,16 @@ SELECT DISTINCT o.executor_id
    AND o.state = ANY (%(states)s)
    AND NOT EXISTS (SELECT FROM executors AS e WHERE e.executor_id = o.executor_id)
 
--- part: queue_thawed(source)
--- True unless a freeze names all runs of the queue: then none of them is read, however many wait.
--- Index: freezes_pkey, tenants_pkey. No lock.
+-- part: thawed(source)
+-- True unless a freeze names all runs of the tenant in the queue: then none of them is read, however many wait.
+-- Index: freezes_pkey. No lock.
 NOT EXISTS (SELECT FROM freezes AS z
-             WHERE z.thawed_at IS NULL AND NOT z.by_job AND (z.queue IS NULL OR z.queue = source.queue)
-               AND (z.tenant IS NULL OR NOT EXISTS (SELECT FROM tenants AS n WHERE n.tenant <> z.tenant)))
+             WHERE z.thawed_at IS NULL AND NOT z.by_job
+               AND (z.queue IS NULL OR z.queue = source.queue)
+               AND (z.tenant IS NULL OR z.tenant = source.tenant)
+            OFFSET 0)
 
--- part: tenants_of_lanes(found)
+-- part: tenants_of_served(found)
 -- Returns the tenants with open runs in each queue and lane of `served`, as the recursive query of that name.
 -- Index: job_runs_due, from one tenant to the next. No lock.
 (
@@ -110,32 +112,45 @@ NOT EXISTS (SELECT FROM freezes AS z
       ) AS n
 )
 
--- part: has_due(source)
--- True if the tenant has a due run in the queue and lane that no executor has claimed.
--- Index: job_runs_due, up to the first one. No lock.
-(SELECT true
-   FROM job_runs AS o
-  WHERE o.queue = source.queue AND o.lane = source.lane AND o.tenant = source.tenant
-    AND o.publish_at <= (SELECT tidewheel_now())
-    AND o.state = ANY (%(sources)s)
-  ORDER BY o.publish_at
-  LIMIT 1)
+-- part: can_start(source)
+-- True if the executor can start one of the 20 oldest due runs of the tenant in the queue and lane, false if these are 20 and it can start
+-- none of them, else null.
+-- Index: job_runs_due, once, up to the first such run. No lock.
+-- Why: a tenant without such a run must take no turn, and its runs may be many.
+CASE WHEN {{thawed(source)}}
+     THEN (SELECT p.able
+             FROM (SELECT d.handler = ANY (%(handlers)s) AND {{tidewheel.transitions.not_frozen(d)}} AS able, d.place
+                     FROM (SELECT o.job_id, o.tenant, o.queue, o.handler, row_number() OVER (ORDER BY o.publish_at) AS place
+                             FROM job_runs AS o
+                            WHERE o.queue = source.queue AND o.lane = source.lane AND o.tenant = source.tenant
+                              AND o.publish_at <= (SELECT tidewheel_now())
+                              AND o.state = ANY (%(sources)s)
+                            ORDER BY o.publish_at
+                            LIMIT 20) AS d
+                   OFFSET 0) AS p
+            WHERE p.able OR p.place = 20
+            LIMIT 1)
+     END
 
 -- name: find_due_tenants
--- Return the tenants with due runs of each queue and lane, their weights, and whether a relay holds the lane back.
--- Index: job_runs_due, from one tenant to the next; tenants_pkey; members as a whole, a row a process. No lock.
+-- Return the tenants with due runs of each queue and lane that this executor may be able to start, their weights, whether one of the oldest
+-- is such a run, and whether a relay holds the lane back.
+-- Index: job_runs_due, from one tenant to the next, then 20 runs of each at most; tenants_pkey; freezes and members as a whole, a row for
+-- each freeze and process. No lock.
 WITH RECURSIVE served AS (
     SELECT s.queue, s.lane FROM unnest(%(queues)s::text[], %(lanes)s::text[]) AS s (queue, lane)
-), found AS {{tenants_of_lanes(found)}}, held AS MATERIALIZED (
+), found AS {{tenants_of_served(found)}}, able AS MATERIALIZED (
+    SELECT f.queue, f.lane, f.tenant, {{can_start(f)}} AS can_start FROM found AS f
+), held AS MATERIALIZED (
     SELECT h.queue, h.lane
       FROM members AS m
      CROSS JOIN LATERAL jsonb_to_recordset(m.held) AS h (queue text, lane text)
-     WHERE m.last_heartbeat_at > (SELECT tidewheel_now()) - interval '15 s'
+     WHERE {{tidewheel.is_live(m)}}
 )
-SELECT f.queue, f.lane, f.tenant, coalesce((SELECT t.weight FROM tenants AS t WHERE t.tenant = f.tenant), 1) AS weight,
-       (f.queue, f.lane) IN (SELECT h.queue, h.lane FROM held AS h) AS is_held
-  FROM found AS f
- WHERE {{has_due(f)}}
+SELECT a.queue, a.lane, a.tenant, coalesce((SELECT t.weight FROM tenants AS t WHERE t.tenant = a.tenant), 1) AS weight, a.can_start,
+       (a.queue, a.lane) IN (SELECT h.queue, h.lane FROM held AS h) AS is_held
+  FROM able AS a
+ WHERE a.can_start IS NOT NULL
 
 -- name: find_due_runs
 -- Return the oldest due open runs of each tenant that this executor can run, with their age, for the sweep.
@@ -170,7 +185,7 @@ SELECT o.run_id, o.job_id, o.tenant, o.shard, o.queue, o.lane, o.cause, o.job_ve
      ORDER BY d.publish_at
      LIMIT s.row_limit
   ) AS o
- WHERE {{queue_thawed(s)}}
+ WHERE {{thawed(s)}}
 
 -- name: read_signals
 -- Return the signals for attempts of this executor, and whether each is old.
@@ -227,14 +242,20 @@ UPDATE executors SET last_claim_seq = %(claim_seq)s WHERE executor_id = %(execut
 -- the tenants.
 -- Index: job_runs_due, from one tenant to the next, then the oldest of each; tenants_pkey. Reads 256 tenants of all lanes at most, by
 -- chance. No lock; the claim that follows decides.
--- Why: runs that a cancellation names are left out, as in find_due_runs. The turns of a tenant come at random times, as often as its
--- weight: requests of executors share no memory.
+-- Why: a quarter of these is left to tenants whose oldest runs the executor cannot start. Runs that a cancellation names are left out, as
+-- in find_due_runs. The turns of a tenant come at random times, as often as its weight: requests of executors share no memory.
 WITH RECURSIVE served AS (
     SELECT s.queue, s.lane, s.rank
       FROM unnest(%(queues)s::text[], %(lanes)s::text[]) WITH ORDINALITY AS s (queue, lane, rank)
-     WHERE {{queue_thawed(s)}}
-), found AS {{tenants_of_lanes(found)}}, chosen AS MATERIALIZED (
-    SELECT f.queue, f.lane, f.tenant FROM found AS f WHERE {{has_due(f)}} ORDER BY random() LIMIT 256
+), found AS {{tenants_of_served(found)}}, able AS MATERIALIZED (
+    SELECT f.queue, f.lane, f.tenant, {{can_start(f)}} AS can_start FROM found AS f
+), chosen AS MATERIALIZED (
+    SELECT p.queue, p.lane, p.tenant
+      FROM (SELECT a.*, row_number() OVER (PARTITION BY a.can_start ORDER BY random()) AS place
+              FROM able AS a
+             WHERE a.can_start IS NOT NULL) AS p
+     ORDER BY CASE WHEN p.can_start THEN p.place ELSE 3 * p.place END
+     LIMIT 256
 ), parts AS MATERIALIZED (
     SELECT s.rank, c.queue, c.lane, c.tenant, coalesce((SELECT t.weight FROM tenants AS t WHERE t.tenant = c.tenant), 1) AS weight,
            least(%(limit)s::integer, 4 * %(limit)s::integer / count(*) OVER (PARTITION BY s.rank) + 1) AS row_limit

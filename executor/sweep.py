@@ -134,7 +134,7 @@ class Sweep:
         self._queues, self._handlers, self._start_runs = queues, sorted(handlers), start
         self._idle, self._overloaded, self._every, self._stop = idle, overloaded, every, stop
         self._definitions = Definitions()
-        self._tenants = DueTenants(session, queues, every)
+        self._tenants = DueTenants(session, queues, self._handlers, every)
         self._cut = False  # the last look left runs out that may be due
         self._marks = LowWaterMarks[tuple[str, Lane, str]]()
         self._misses, self._burst_until = 0, 0.0

@@ -19,6 +19,11 @@ SELECT member_id FROM members
    AND last_heartbeat_at < tidewheel_now() + %(timeout)s::interval
  ORDER BY member_id
 
+-- part: is_live(member)
+-- True for a member with a heartbeat within a time that is longer than the ordinary timeout: what it reports holds.
+-- No index, no lock.
+member.last_heartbeat_at > (SELECT tidewheel_now()) - interval '15 s'
+
 -- name: heartbeat_process
 -- Records a heartbeat of a process; the first one inserts its row. Deletes rows that are a day old.
 -- Index: processes_pkey; a handful of rows. Lock: its own row, and the deleted rows.

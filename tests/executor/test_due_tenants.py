@@ -13,11 +13,13 @@ from tests.executor.test_claim import ENTER, claimer
 from tests.fixtures.database import Database
 from tests.transitions.acts import EXECUTOR, HANDLER, apply_batch, submission
 from tidewheel.control.client.client import Client
-from tidewheel.executor.due_tenants import deal
+from tidewheel.executor import due_tenants
+from tidewheel.executor.due_tenants import DueTenants, deal
 from tidewheel.executor.remote_executors import RemoteClaim, RemoteExecutors
 from tidewheel.executor.slots import Slots
 from tidewheel.executor.sweep import Sweep
 from tidewheel.process.service import Shutdown
+from tidewheel.runs import Lane
 
 BURST = 60
 SLOTS = 40
@@ -75,6 +77,41 @@ def test_each_tenant_gets_a_slot_beside_the_backlog_of_another(burst: Database) 
     found = tenants_of(burst, started)
     assert (found["b"], found["c"]) == (1, 1)
     assert found["default"] >= SLOTS // 2
+
+
+def test_tenants_whose_runs_cannot_start_leave_their_turns_to_others(
+    burst: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is paused, one has a run for a handler elsewhere, a third so many that others may follow."""
+    with Client(burst.url) as client:
+        client.tenants.create("d")
+        client.tenants.pause("d")
+    apply_batch(burst, submission("job") | {"tenant": "d"})
+    apply_batch(burst, *[TRIGGER | {"tenant": "d"}] * 3, *[TRIGGER | {"tenant": "c"}] * 21)
+    burst.execute(
+        "UPDATE job_runs SET handler = 'elsewhere', publish_at = tidewheel_now() - interval '3 s'"
+        " WHERE tenant IN ('b', 'c')"
+    )
+    burst.execute(
+        "UPDATE job_runs SET handler = %s, publish_at = publish_at + interval '1 s'"
+        " WHERE run_id = (SELECT run_id FROM job_runs WHERE tenant = 'c' LIMIT 1)",
+        [HANDLER],
+    )
+    burst.execute("UPDATE job_runs SET publish_at = tidewheel_now() - interval '3 s' WHERE tenant = 'd'")
+    monkeypatch.setattr(due_tenants, "_MOST_TENANTS", 2)
+    monkeypatch.setattr(due_tenants, "_DOUBTFUL", 1)
+    tenants = DueTenants(burst.session(), ["default"], [HANDLER], timedelta(seconds=1))
+    tenants.refresh()
+    parts, left_out = tenants.parts([("default", Lane.STANDARD, SLOTS)])
+    assert ([part.tenant for part in parts], left_out) == (["default", "c"], False)
+    monkeypatch.setattr(due_tenants, "_MOST_TENANTS", 1)
+    monkeypatch.setattr(due_tenants, "_DOUBTFUL", 0)
+    parts, left_out = tenants.parts([("default", Lane.STANDARD, SLOTS)])
+    assert ([part.tenant for part in parts], left_out) == (["default"], True)
+    remote = RemoteExecutors(burst.session(), burst.installation, notify=lambda _: None, stop=Shutdown())
+    mine = remote.register("theirs", ["default"], [HANDLER], BURST * 2, lease=timedelta(seconds=15))
+    claimed = remote.claim(RemoteClaim(mine, 1, sweep=BURST * 2))
+    assert tenants_of(burst, [one.run_id for one in claimed.started]) == {"default": BURST, "c": 1}
 
 
 def test_run_of_a_lane_that_is_held_back_is_swept_after_a_quarter_of_a_second(burst: Database) -> None:

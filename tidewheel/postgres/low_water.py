@@ -5,6 +5,8 @@ transaction is open in the database, and a poll from the start of the index woul
 second below the clock and below the earliest row left, because a transaction may commit an earlier row late. Rows due
 even earlier (a pause that ended, a clock that jumped back) are found by a full scan. Full scans run at most once a
 second and take at most a twentieth of the time. A slow full scan is made in parts, so that no poll waits long for it.
+
+A key without a mark is read from the start. So marks may be forgotten, and are where tenants come and go.
 """
 
 import sys
@@ -19,6 +21,7 @@ BEGINNING = datetime.min.replace(tzinfo=UTC)
 K = TypeVar("K", bound=Hashable)
 
 LATE_COMMIT: Final = timedelta(seconds=1)  # between a transaction's clock reading and its commit; later ones are late
+_MOST_MARKS = 10_000  # about 2 MB; an installation has fewer shards
 _QUICK_SECONDS = 0.1  # a full scan that need not be split: latency's 99th percentile may be 60 ms (docs/performance.md)
 
 
@@ -56,6 +59,9 @@ class LowWaterMarks(Generic[K]):
         self._pacer.finish()
         for key, at in earliest.items():
             self._marks[key] = min(at or now, now) - LATE_COMMIT
+        if len(self._marks) > _MOST_MARKS:
+            self._marks = {key: self._marks[key] for key in earliest}
+            self._order = [key for key in self._order if key in self._marks]
 
     def of(self, keys: Iterable[K]) -> dict[K, datetime]:
         """Return the marks of these keys, for the statement that takes due rows."""

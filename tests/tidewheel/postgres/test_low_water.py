@@ -33,6 +33,16 @@ def test_next_poll_starts_a_second_before_the_clock_or_at_the_backlog() -> None:
     assert marks.scan_from([0, 1, 2, 3]) == [NOON - SECOND, NOON - SECOND, NOON - 61 * SECOND, BEGINNING]
 
 
+def test_marks_of_more_keys_than_are_kept_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tenants come and go; a key without a mark is read from the start."""
+    monkeypatch.setattr("tidewheel.postgres.low_water._MOST_MARKS", 3)
+    marks = polled({0: None, 1: None})
+    for keys in ([2, 3], [4, 5]):
+        marks.scan_from(keys)
+        marks.record(dict.fromkeys(keys), NOON)
+    assert marks.of(range(6)) == dict.fromkeys(range(4), BEGINNING) | dict.fromkeys((4, 5), NOON - SECOND)
+
+
 def test_clock_jump_back_lowers_the_marks() -> None:
     marks = polled({0: None})
     marks.scan_from([0])
