@@ -27,6 +27,7 @@ from tidewheel.process.metrics import metrics
 from tidewheel.process.service import Shutdown, run_loop
 from tidewheel.relay.delete import Deleter
 from tidewheel.relay.due_rows import PAIR_INDEX, PUBLISH_AT, Batch, DueRow, Published, counts_of
+from tidewheel.relay.expired_replies import ExpiredReplies
 from tidewheel.relay.group_lag import GroupLag
 from tidewheel.relay.publish import Publisher
 from tidewheel.relay.read import Reader
@@ -68,7 +69,9 @@ class Relay:
         fair_prefix = self._runs_prefix if settings.fairness == "on" else None
         self._reader = Reader(url, settings.relay_batch, fair_prefix=fair_prefix, member_id=self._membership.member_id)
         self._deleter = Deleter(url)
-        self._group_lag = GroupLag(kafka, Topics(settings.topic_prefix))
+        topics = Topics(settings.topic_prefix)
+        self._expired_replies = ExpiredReplies(url, topics.replies_of(""))
+        self._group_lag = GroupLag(kafka, topics)
         self._sent: Batch | None = None
         self._sent_at = 0  # nanoseconds since 1970
         self._sleeps_until = 0.0
@@ -90,6 +93,7 @@ class Relay:
         with suppress(Unavailable, psycopg.Error):
             self._await_acks()
         self._deleter.close()
+        self._expired_replies.close()
         self._publisher.close()
         self._slices.release()
         self._membership.leave()
@@ -114,6 +118,7 @@ class Relay:
     def _step(self) -> float:
         held = self._slices.held()
         self._group_lag.step(measures=0 in held)
+        self._expired_replies.step(held, self._publisher.failing_topics())
         slept, self._sleeps_until = self._slept_through(), 0.0
         if held and slept and self._reader.held_seconds() != 0.0:
             return self._until_due(held)

@@ -11,7 +11,7 @@ failure:
 "Failed" does not mean "not written": a repeat is always possible, and receivers drop it by id.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import lru_cache
 
@@ -79,6 +79,10 @@ class Publisher:
         """Return the topics whose rows must not be read now; call it before each read."""
         self._limits.settle()
         return self._backoff.paused_topics()
+
+    def failing_topics(self) -> Collection[str]:
+        """Return the topics that have failed and have not taken a message since."""
+        return self._backoff.failing_topics()
 
     def send(self, rows: Sequence[DueRow]) -> None:
         """Give rows to the producer; `await_acks` returns the result.

@@ -123,6 +123,29 @@ SELECT 'outbox', topic, key, value, headers, %(error)s, tidewheel_now() FROM ref
 UPDATE outbox SET publish_at = tidewheel_now() + %(pause)s
  WHERE ctid = ANY (%(ctids)s::tid[]) AND id + 0 = ANY (%(ids)s::bigint[])
 
+-- name: delete_expired_replies
+-- Deletes replies that have been due for so long and whose topics fail; returns their number by topic.
+-- Index: outbox_due, of each slice and lane up to that instant. Lock: the rows; one in flight is gone for its own deletion.
+WITH expired AS (
+    DELETE FROM outbox
+     WHERE ctid = ANY (ARRAY(
+        SELECT o.ctid
+          FROM unnest(%(slice_lanes)s::smallint[]) AS s (slice_lane)
+         CROSS JOIN LATERAL (
+            SELECT r.ctid
+              FROM outbox AS r
+             WHERE r.slice_lane = s.slice_lane
+               AND r.publish_at < (SELECT tidewheel_now()) - %(kept)s::interval
+               AND r.topic = ANY (%(topics)s::text[])
+             ORDER BY r.publish_at, r.id
+             LIMIT %(limit)s
+          ) AS o
+         LIMIT %(limit)s
+     ))
+    RETURNING topic
+)
+SELECT e.topic, count(*) FROM expired AS e GROUP BY e.topic ORDER BY e.topic
+
 -- name: try_lock_slice
 -- Returns whether the slice could be locked for this relay.
 -- Lock: a session-wide advisory lock, one per slice, released with the session.

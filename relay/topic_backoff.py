@@ -6,7 +6,7 @@ because they would overtake the rows that were left behind.
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from tidewheel.clock import monotonic_seconds
@@ -36,6 +36,10 @@ class TopicBackoff:
         now = monotonic_seconds()
         self._failed_since_read.clear()
         return [topic for topic, pause in self._pauses.items() if pause.until > now]
+
+    def failing_topics(self) -> Collection[str]:
+        """Return the topics that have failed and have not taken a message since."""
+        return self._pauses.keys()
 
     def usable(self, topics: Iterable[str]) -> set[str]:
         """Return the topics that may be produced to: those that have not failed since their rows were read."""

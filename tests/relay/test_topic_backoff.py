@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator
 from concurrent.futures import Future
+from datetime import timedelta
 from typing import Any, cast
 
 import pytest
@@ -12,8 +13,10 @@ from tests.fixtures.database import Database
 from tests.fixtures.services import admin_of, until
 from tests.relay.relaying import Relaying
 from tests.relay.topics import make_topics
+from tidewheel.kafka.topics import Topics
 from tidewheel.local.stack import StackInfo
 from tidewheel.message_signatures import MessageKeys
+from tidewheel.outbox import OutboxLane
 from tidewheel.process.service import Shutdown
 from tidewheel.relay.due_rows import VALUE, DueRow, Published
 from tidewheel.relay.publish import Publisher
@@ -156,3 +159,25 @@ def test_rows_of_recreated_topic_are_published(relaying: Relaying) -> None:
         make_topics(relaying.kafka, [topic], partitions=3)
         relaying.until_empty()
     assert relaying.values(topic) == [b"2", b"3"]
+
+
+@pytest.mark.kafka
+def test_replies_to_a_tenant_without_their_topic_are_deleted_after_a_day(
+    relaying: Relaying, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rows of a shared topic wait, whatever their age."""
+    topics = Topics(relaying.prefix)
+    missing, day = topics.replies_of("acme"), timedelta(days=1)
+    relaying.write(
+        *(
+            relaying.row(topic, lane=OutboxLane.EVENTS, publish_at=relaying.due_at(-age))
+            for topic in (missing, topics.replies, topics.completions)
+            for age in (day * 2, day * 2, day - timedelta(minutes=1))
+        )
+    )
+    with relaying.running(topic_prefix=relaying.prefix):
+        until(lambda: relaying.left() == 7, "the expired replies of the tenant are deleted")
+    assert f"2 replies were deleted, since {missing} has taken none for a day" in caplog.text
+    assert relaying.database.rows(
+        "SELECT topic, count(*) FROM outbox WHERE publish_at < tidewheel_now() - interval '1 day' GROUP BY 1 ORDER BY 1"
+    ) == [(topics.completions, 2), (topics.replies, 2)]

@@ -155,6 +155,13 @@ METRICS = (
     ),
     Metric("outbox_published", Kind.COUNTER, "messages", ("lane",), "messages acknowledged by the broker"),
     Metric("outbox_quarantined", Kind.COUNTER, "messages", (), "messages that the broker refused for good"),
+    Metric(
+        "replies_expired",
+        Kind.COUNTER,
+        "messages",
+        (),
+        "replies deleted after a day: the tenant's topic of replies is missing or forbidden",
+    ),
     Metric("outbox_postponed", Kind.COUNTER, "messages", (), "tries put off: larger than the topic's limit"),
     Metric(
         "outbox_held",
