@@ -1,7 +1,7 @@
 """Read requests, or targets' replies, and apply each exactly once.
 
 The members that read requests also read the topics of single tenants. What is wrong with one of those topics pauses its
-partitions alone.
+partitions alone. A partition that cannot be read yet is tried again every 30 s, and the others go on meanwhile.
 
 A batch is applied in the transaction that stores its offsets. The offsets that count are rows of `intake_offsets`. Each
 assignment raises the partition's epoch, so the transaction of a previous owner updates no row. The offsets committed to
@@ -10,7 +10,7 @@ Kafka serve lag tools only and are never read back.
 
 import logging
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from uuid import uuid4
@@ -27,6 +27,7 @@ from tidewheel.intake.subscription import Subscription
 from tidewheel.intake.suspect import RequestWaits, SuspectReader
 from tidewheel.kafka.clients import consumer
 from tidewheel.kafka.groups import quickest_protocol
+from tidewheel.kafka.offsets import read_led_offsets
 from tidewheel.kafka.topic_ids import GONE, read_topic_id, read_topic_ids
 from tidewheel.kafka.unreadable import end_of_batch, is_unreadable
 from tidewheel.postgres.notify import Notifier
@@ -46,14 +47,11 @@ _LOG = logging.getLogger("tidewheel.intake")
 _PURGE_REPLIES = Statements("tidewheel.intake")["purge_replies"]
 
 _POLL_SECONDS = 0.2
-_KAFKA_SECONDS = 10.0
 _HOUSEKEEPING_SECONDS = 60.0
 _REJOIN_SECONDS = 0.2  # joining takes longer than that by itself
 _NO_TROUBLE = "", float("-inf")
 _TROUBLED_SECONDS = 30.0  # longer than the longest pause between two tries, plus the duration of one try
-# Until a suspect partition that waits behind a request, or that of a topic unknown so far, is read again: all join
-# again for it.
-_AGAIN_SECONDS = 30.0
+_AGAIN_SECONDS = 30.0  # between two tries of a partition that waits: behind a request, for its leader, or for its topic
 _READ_AHEAD = 100  # messages that are read behind a postponed request, to find such a request
 _PURGE_LIMIT = 5000  # the LIMIT of purge_replies: more rows are due when it was reached
 
@@ -98,8 +96,9 @@ class Member:
         self._offsets = StoredOffsets(self._owner, self._topic_ids)
         self._deferred = DeferredPartitions()
         self._paused: set[Partition] = set()
+        self._waiting: set[Partition] = set()  # assigned, and to be tried again
+        self._try_at = 0.0
         self._fenced: Fenced | None = None  # by a callback
-        self._rejoin_at = float("inf")
         self._next_housekeeping = 0.0
         self._applier = Applier(
             self._session,
@@ -145,9 +144,9 @@ class Member:
         self._breaker.forget(self._offsets.partitions)
         self._topic_ids = {self._topic: read_topic_id(self._kafka, self._topic)}
         self._offsets = StoredOffsets(self._owner, self._topic_ids)
-        self._deferred, self._paused = DeferredPartitions(), set()
+        self._deferred, self._paused, self._waiting = DeferredPartitions(), set(), set()
         self._applier.begin(self._offsets, self._deferred)
-        self._fenced, self._rejoin_at = None, float("inf")
+        self._fenced = None
         protocol = quickest_protocol(self._kafka, topic=self._topic, probe=f"{self._group}.probe")
         client = consumer(self._kafka, group=self._group, role="intake", protocol=protocol, reset="error")
         subscription = Subscription(client, self._installation.topics, self._topic, partial(self._subscribe, client))
@@ -155,6 +154,8 @@ class Member:
             while not self._stop.requested():
                 health.report(self._name)
                 subscription.refresh()
+                if self._waiting and monotonic_seconds() >= self._try_at:
+                    self._try_again(client)
                 if messages := self._poll(client):
                     self._process(client, messages)
                 if messages := self._deferred.take():
@@ -169,8 +170,8 @@ class Member:
 
     def _poll(self, client: Consumer) -> list[Message]:
         first = client.poll(_POLL_SECONDS)
-        if self._fenced is not None or monotonic_seconds() > self._rejoin_at:
-            raise self._fenced or Fenced("a partition is to be read again")
+        if self._fenced is not None:
+            raise self._fenced
         if first is None:
             return []
         messages = [first, *client.consume(self._settings.intake_batch - 1, 0)]
@@ -248,58 +249,94 @@ class Member:
         self._commit(client, self._offsets.next_offsets({partition_of(message) for message in messages}))
 
     def _on_assign(self, client: Consumer, partitions: list[TopicPartition]) -> None:
-        backoff = Backoff(self._stop, "acquiring partitions")
+        backoff, unreadable = Backoff(self._stop, "acquiring partitions"), list[TopicPartition]()
         while not self._stop.requested():
             try:
-                self._read_ids({each.topic for each in partitions})
-                for partition in partitions:
-                    health.report(self._name)
-                    partition.offset = self._acquire(client, partition)
-                unreadable = [each for each in partitions if each.offset == OFFSET_END or not self._read_suspect(each)]
+                unreadable = self._acquire(client, partitions)
                 break
             except (Unavailable, KafkaException) as error:
                 backoff.wait(error)
             except Fenced as error:
                 # Raised by the loop: after an exception from here the client reads from the committed offsets.
                 self._fenced = error
-                unreadable, partitions = [], []
+                partitions = []
                 break
         else:
-            unreadable, partitions = [], []
+            partitions = []
         backoff.reset()
         client.incremental_assign(partitions)
         if unreadable:
             client.pause(unreadable)
         self._trouble = _NO_TROUBLE
 
-    def _read_ids(self, topics: set[str]) -> None:
-        """Read the ids of the tenants' topics among these; that of the shared one is known."""
-        of_tenants = sorted(topics - {self._topic})
-        for topic in of_tenants:
-            self._topic_ids.pop(topic, None)  # it may have been deleted and created again
-        self._topic_ids |= read_topic_ids(self._kafka, of_tenants)
-
-    def _acquire(self, client: Consumer, partition: TopicPartition) -> int:
-        """Return the next offset of a partition; OFFSET_END if that of a tenant's topic must not be read."""
-        topic, number = partition.topic, partition.partition
-        if topic not in self._topic_ids:  # deleted meanwhile, or not known to the broker yet
-            self._rejoin_at = monotonic_seconds() + _AGAIN_SECONDS
-            return OFFSET_END
+    def _try_again(self, client: Consumer) -> None:
+        """Try to read the partitions that wait; the others go on."""
+        waiting, self._waiting = self._waiting, set()
+        partitions = [TopicPartition(*each) for each in sorted(waiting)]
         try:
-            low, end = client.get_watermark_offsets(partition, timeout=_KAFKA_SECONDS, cached=False)
-            with self._session.transaction() as connection:
-                return self._offsets.acquire(connection, (topic, number), low, end)
-        except Unusable as error:
-            if topic == self._topic:
-                raise
-            metrics.count("intake_partitions_abandoned")
-            _LOG.error("partition %s/%d is paused: %s, and restart intake", topic, number, error)
-        except KafkaException as error:
-            if topic == self._topic:
-                raise
-            _LOG.warning("%s/%d is read again in %d s: %s", topic, number, _AGAIN_SECONDS, error)
-            self._rejoin_at = monotonic_seconds() + _AGAIN_SECONDS
-        return OFFSET_END
+            unreadable = {(each.topic, each.partition) for each in self._acquire(client, partitions)}
+            for each in partitions:
+                if (each.topic, each.partition) not in unreadable:
+                    client.seek(each)
+                    client.resume([each])
+        except (Unavailable, KafkaException) as error:
+            _LOG.info("partitions that wait are tried again in %d s: %s", _AGAIN_SECONDS, error)
+            self._wait_for(waiting)
+
+    def _wait_for(self, partitions: Iterable[Partition]) -> None:
+        self._waiting.update(partitions)
+        self._try_at = monotonic_seconds() + _AGAIN_SECONDS
+
+    def _acquire(self, client: Consumer, partitions: Sequence[TopicPartition]) -> list[TopicPartition]:
+        """Set the next offset of each partition; return those that must not be read, set to OFFSET_END.
+
+        Raises:
+            Unavailable: Kafka or PostgreSQL does not answer, or the leader of a partition of the shared topic.
+            Unusable: The shared topic was deleted and created again.
+            Fenced: As for `_read_suspect`.
+        """
+        offsets = self._read_offsets(client, [(each.topic, each.partition) for each in partitions])
+        health.report(self._name)
+        with self._session.transaction() as connection:
+            acquired = self._offsets.acquire(connection, offsets)
+        unreadable: list[TopicPartition] = []
+        for each in partitions:
+            place = (each.topic, each.partition)
+            each.offset = acquired.get(place, OFFSET_END)
+            if place in offsets and place not in acquired:
+                self._report_recreated(*place)
+            health.report(self._name)
+            if place not in acquired or not self._read_suspect(each):
+                unreadable.append(each)
+        if late := {(each.topic, each.partition) for each in partitions} - offsets.keys():
+            _LOG.warning("%s: no leader answers; the next try is in %d s", _listed(late), _AGAIN_SECONDS)
+            self._wait_for(late)
+        return unreadable
+
+    def _read_offsets(self, client: Consumer, places: Sequence[Partition]) -> dict[Partition, tuple[int, int]]:
+        """Return the first and the next offset of each partition; none of a tenant's that cannot be read now."""
+        shared = [place for place in places if place[0] == self._topic]
+        of_tenants = [place for place in places if place[0] != self._topic]
+        topics = sorted({topic for topic, _ in of_tenants})
+        for topic in topics:
+            self._topic_ids.pop(topic, None)  # it may have been deleted and created again
+        self._topic_ids |= read_topic_ids(self._kafka, topics)
+        offsets = read_led_offsets(client, shared)
+        if missing := set(shared) - offsets.keys():
+            message = f"{_listed(missing)}: no leader answers"
+            raise Unavailable(message)
+        return offsets | read_led_offsets(client, [place for place in of_tenants if place[0] in self._topic_ids])
+
+    def _report_recreated(self, topic: str, number: int) -> None:
+        """Report that the stored offset of a partition belongs to a topic that was deleted and created again."""
+        problem = (
+            f"{topic} was deleted and created again: its stored offsets are no longer valid. If its old requests are no"
+            " longer needed, delete the topic's rows from intake_offsets"
+        )
+        if topic == self._topic:
+            raise Unusable(problem)
+        metrics.count("intake_partitions_abandoned")
+        _LOG.error("partition %s/%d is paused: %s, and restart intake", topic, number, problem)
 
     def _read_suspect(self, partition: TopicPartition) -> bool:
         """Read the next messages of a suspect partition; return False if the client must not read it."""
@@ -319,7 +356,7 @@ class Member:
             offset = reader.read(partition)
         except RequestWaits as wait:
             _LOG.info("%s/%d is read again in %d s: %s", *address, _AGAIN_SECONDS, wait)
-            self._rejoin_at = monotonic_seconds() + _AGAIN_SECONDS
+            self._wait_for([address])
             offset = None
         else:
             if offset is None:
@@ -355,6 +392,7 @@ class Member:
         with suppress(KafkaException):  # a lost partition cannot be resumed
             client.resume([TopicPartition(*partition) for partition in revoked & self._paused])
         self._paused -= revoked
+        self._waiting -= revoked
         self._breaker.forget(revoked)
         for partition in revoked:
             self._offsets.drop(partition)
@@ -386,6 +424,12 @@ class Member:
         with self._session.transaction() as connection:
             read_clock(connection, self._skew)
             return connection.execute(_PURGE_REPLIES, {"kept": self._settings.requests_kept}).rowcount
+
+
+def _listed(partitions: Iterable[Partition]) -> str:
+    """Return some of these partitions for a message, and the number of the others."""
+    first, *others = (f"{topic}/{number}" for topic, number in sorted(partitions))
+    return f"{first} and {len(others)} others" if others else first
 
 
 def group_of(topic: str, installation: Installation) -> str:

@@ -15,7 +15,6 @@ from typing import TypeAlias, cast
 from confluent_kafka import Message
 
 from tidewheel.clock import monotonic_seconds
-from tidewheel.errors import Unusable
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 
@@ -60,37 +59,32 @@ class StoredOffsets:
         self._owner, self._topic_ids = owner, topic_ids
         self._positions: dict[Partition, _Position] = {}
 
-    def acquire(self, connection: Conn, partition: Partition, first_offset: int, end: int) -> int:
-        """Acquire a partition in the caller's transaction, and return its next offset.
+    def acquire(self, connection: Conn, offsets: Mapping[Partition, tuple[int, int]]) -> dict[Partition, int]:
+        """Acquire partitions in the caller's transaction, and return their next offsets.
+
+        A partition is left out if its stored offset belongs to a topic that was deleted and created again.
 
         Args:
             connection: Inside a transaction.
-            partition: The assigned partition.
-            first_offset: The next offset when none is stored.
-            end: The offset behind the last message.
-
-        Raises:
-            Unusable: The stored offset belongs to a topic that was deleted and created again.
+            offsets: The first offset of each partition, which is the next one when none is stored, and the offset
+                behind its last message.
         """
-        topic, number = partition
-        columns = {
-            "topic": topic,
-            "partition": number,
-            "topic_id": self._topic_ids[topic],
-            "first_offset": first_offset,
-            "end": end,
-            "owner": self._owner,
-        }
-        row = connection.execute(_ACQUIRE_PARTITION, columns).fetchone()
-        next_offset, epoch, topic_id, unmoved = cast("tuple[int, int, str, int]", row)
-        if topic_id != self._topic_ids[topic]:
-            message = (
-                f"{topic} was deleted and created again: its stored offsets are no longer valid. If its old requests"
-                " are no longer needed, delete the topic's rows from intake_offsets"
-            )
-            raise Unusable(message)
-        self._positions[partition] = _Position(epoch, next_offset, unmoved)
-        return next_offset
+        acquired: dict[Partition, int] = {}
+        for (topic, number), (first_offset, end) in sorted(offsets.items()):
+            columns = {
+                "topic": topic,
+                "partition": number,
+                "topic_id": self._topic_ids[topic],
+                "first_offset": first_offset,
+                "end": end,
+                "owner": self._owner,
+            }
+            row = connection.execute(_ACQUIRE_PARTITION, columns).fetchone()
+            if row is not None:
+                next_offset, epoch, unmoved = cast("tuple[int, int, int]", row)
+                self._positions[topic, number] = _Position(epoch, next_offset, unmoved)
+                acquired[topic, number] = next_offset
+        return acquired
 
     @property
     def partitions(self) -> list[Partition]:

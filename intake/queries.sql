@@ -534,7 +534,7 @@ UPDATE job_runs AS o
  WHERE o.ctid = found.at
 
 -- name: acquire_partition
--- Claims a partition of a topic; the raised epoch fences off the previous owner.
+-- Claims a partition of a topic; the raised epoch fences off the previous owner. Returns no row of a topic that was made again.
 -- Index: intake_offsets_pkey. Lock: the row.
 -- Why: an owner that joins again was not killed, and where nothing is to be read no offset can move.
 INSERT INTO intake_offsets (topic, partition, topic_id, next_offset, epoch, owner, unmoved)
@@ -547,7 +547,8 @@ ON CONFLICT (topic, partition) DO UPDATE
            WHEN intake_offsets.owner = excluded.owner THEN intake_offsets.unmoved
            ELSE intake_offsets.unmoved + 1
        END
-RETURNING next_offset, epoch, topic_id, unmoved
+ WHERE intake_offsets.topic_id = excluded.topic_id
+RETURNING next_offset, epoch, unmoved
 
 -- name: store_offsets
 -- Stores the offsets of a batch, if the owner's epoch and last offset are unchanged: the fence of the batch.

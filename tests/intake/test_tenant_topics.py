@@ -2,9 +2,11 @@
 
 import json
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Consumer
 
 from tests.control.cli.command import tidewheel
 from tests.fixtures.database import Database
@@ -13,8 +15,9 @@ from tests.intake.running import Requests
 from tests.relay.topics import delete_topic, make_topics
 from tests.transitions.acts import about, submission
 from tidewheel.control.client.client import Client
-from tidewheel.intake import subscription
+from tidewheel.intake import consume, subscription
 from tidewheel.jobs.parsing import RequestRefused
+from tidewheel.kafka.offsets import read_led_offsets
 from tidewheel.local.stack import StackInfo
 from tidewheel.schemas.generated.records import ReplyError
 from tidewheel.schemas.requests import read_request
@@ -108,3 +111,30 @@ def test_tenants_topic_that_was_made_again_or_is_deleted_stops_no_other(
     owned = "SELECT topic = %s, epoch FROM intake_offsets WHERE topic LIKE '%%.requests%%' ORDER BY epoch"
     assert database.rows(owned, [own]) == [(True, 1), (False, 2)]
     assert database.count("jobs") == 6
+
+
+@pytest.mark.kafka
+def test_tenants_partition_without_a_leader_is_read_later_and_no_member_joins_again_for_it(
+    requests: Requests, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A single broker cannot be away for one topic: its answer is left out. A missing topic has no leader."""
+    database, own = requests.database, requests.topics.requests_of("default")
+    away = {own}
+
+    def read(client: Consumer, places: Sequence[tuple[str, int]]) -> dict[tuple[str, int], tuple[int, int]]:
+        found = read_led_offsets(client, [*places, (f"{own}.missing", 0)])
+        assert found.keys() == set(places)
+        return {place: offsets for place, offsets in found.items() if place[0] not in away}
+
+    monkeypatch.setattr(consume, "read_led_offsets", read)
+    monkeypatch.setattr(consume, "_AGAIN_SECONDS", 0.1)
+    make_topics(requests.kafka, [own])
+    requests.send(submission("waits"), topic=own)
+    with requests.running():
+        requests.until_read(requests.send(submission("shared"))[0])
+        until(lambda: caplog.text.count(f"{own}/0: no leader answers") >= 2, "it is tried again")
+        requests.until_read(requests.send(submission("other"))[0])
+        away.clear()
+        requests.until_read(requests.send(submission("after"), topic=own)[0], topic=own)
+    assert sorted(key for (key,) in database.rows("SELECT key FROM jobs")) == ["after", "other", "shared", "waits"]
+    assert database.rows("SELECT DISTINCT epoch FROM intake_offsets WHERE topic LIKE '%.requests%'") == [(1,)]

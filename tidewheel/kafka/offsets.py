@@ -8,11 +8,12 @@ Source: https://github.com/confluentinc/librdkafka/issues/3663
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 
-from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
 from tidewheel.errors import Unavailable
 
 _SECONDS = 3.0  # `tidewheel status` goes on without
+_SILENT = frozenset({KafkaError._TIMED_OUT, KafkaError._TIMED_OUT_QUEUE, KafkaError._TRANSPORT})
 
 
 @contextmanager
@@ -60,6 +61,47 @@ def read_end_offsets(client: Consumer, places: Sequence[tuple[str, int]]) -> dic
             message = f"the offsets of {place.topic} cannot be read: {place.error.str()}"
             raise Unavailable(message)
     return {place: (start.offset, end.offset) for place, start, end in zip(places, first, last, strict=True)}
+
+
+def read_led_offsets(client: Consumer, places: Sequence[tuple[str, int]]) -> dict[tuple[str, int], tuple[int, int]]:
+    """Return the first and the next offset of those partitions whose leader answers.
+
+    It takes two requests a leader.
+
+    Raises:
+        Unavailable: No broker answers in time.
+    """
+    if not places:
+        return {}
+    try:
+        topics = client.list_topics(timeout=_SECONDS).topics
+    except KafkaException as error:
+        message = f"no broker answers: {error.args[0].str()}"
+        raise Unavailable(message) from error
+    by_leader: dict[int, list[tuple[str, int]]] = {}
+    for topic, number in places:
+        partition = topics[topic].partitions.get(number) if topic in topics else None
+        if partition is not None and partition.leader >= 0:
+            by_leader.setdefault(partition.leader, []).append((topic, number))
+    found: dict[tuple[str, int], tuple[int, int]] = {}
+    for some in by_leader.values():
+        found |= _read_readable(client, some)
+    return found
+
+
+def _read_readable(client: Consumer, places: Sequence[tuple[str, int]]) -> dict[tuple[str, int], tuple[int, int]]:
+    """Return the offsets of those partitions of one leader that can be read.
+
+    One that cannot be read fails a whole request.
+    """
+    try:
+        return read_end_offsets(client, places)
+    except Unavailable as error:
+        silent = isinstance(error.__cause__, KafkaException) and error.__cause__.args[0].code() in _SILENT
+        if silent or len(places) == 1:
+            return {}
+    middle = len(places) // 2
+    return _read_readable(client, places[:middle]) | _read_readable(client, places[middle:])
 
 
 def read_committed(

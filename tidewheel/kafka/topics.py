@@ -27,6 +27,7 @@ DEFAULT_QUEUE = "default"
 _DAY_MS = 24 * 60 * 60 * 1000
 _APPLY_SECONDS = 30.0
 _DESCRIBE_SECONDS = 10.0
+_MOST_CREATED = 200  # topics in one request: it may write 10,000 records, and each topic has seven or more
 _AT_LEAST = frozenset({"retention.ms", "max.message.bytes", "min.insync.replicas"})
 
 Futures = Mapping[str, Future[None]]
@@ -317,8 +318,9 @@ def apply_topics(
     new = [_new_topic(each.topic, replication) for each in statuses if each.partitions == 0]
     more = [each.topic for each in statuses if 0 < each.partitions < each.topic.partitions]
     done: list[str] = []
-    if new:
-        done += _await(cast("Futures", admin.create_topics(new, operation_timeout=_APPLY_SECONDS)), "created")  # pyright: ignore[reportUnknownMemberType]
+    for first in range(0, len(new), _MOST_CREATED):
+        some = new[first : first + _MOST_CREATED]
+        done += _await(cast("Futures", admin.create_topics(some, operation_timeout=_APPLY_SECONDS)), "created")  # pyright: ignore[reportUnknownMemberType]
     if more:
         new_partitions = [NewPartitions(topic.name, topic.partitions) for topic in more]
         futures = cast("Futures", admin.create_partitions(new_partitions, operation_timeout=_APPLY_SECONDS))  # pyright: ignore[reportUnknownMemberType]
