@@ -6,7 +6,8 @@ a key differ from its runs it repairs them: a manual change, or a partial restor
 
 The row that counts a tenant's runs in flight is repaired by one statement, which reads it and all open runs of the
 tenant in one snapshot. Each transaction changes both alike, so the difference that it finds stays until it is added.
-Tenants with `_MAX_OPEN` open runs or more are left out.
+An advisory lock keeps a second scheduler from adding it once more. Tenants with `_MAX_OPEN` open runs or more are left
+out.
 """
 
 import logging
@@ -43,6 +44,7 @@ _FIND_TENANTS_TO_COUNT = _SQL["find_tenants_to_count"]
 _END_COUNT = _SQL["end_count"]
 _FIND_TENANT_KEYS = _SQL["find_tenant_keys"]
 _RESTORE_TENANT_KEY = _SQL["restore_tenant_key"]
+_LOCK_TENANT_REPAIR = _SQL["lock_tenant_repair"]
 _MEASURE_TENANT_KEY = _SQL["measure_tenant_key"]
 _REPAIR_TENANT_KEY = _SQL["repair_tenant_key"]
 
@@ -207,6 +209,8 @@ class KeyRepair:
         """Add to the counters of a tenant's row what they lack; return True if that was anything."""
         limits: dict[str, object] = {"holds": Gate.HOLDS_TENANT, "limit": _MAX_OPEN}
         with self._session.transaction() as connection:
+            if connection.execute(_LOCK_TENANT_REPAIR).fetchone() != (True,):
+                return False  # another scheduler repairs
             row = connection.execute(_MEASURE_TENANT_KEY, columns | limits, binary=True).fetchone()
             if row is None:
                 return False  # its limit was lifted, and its row removed

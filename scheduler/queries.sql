@@ -624,6 +624,12 @@ INSERT INTO run_keys (key_id, tenant, key, at_once, burst)
 SELECT %(key_id)s, t.tenant, '', t.in_flight, 1 FROM tenants AS t WHERE t.tenant = %(tenant)s FOR SHARE
     ON CONFLICT (key_id) DO UPDATE SET at_once = excluded.at_once
 
+-- name: lock_tenant_repair
+-- Returns true if no other scheduler repairs the counts of tenants until this transaction ends.
+-- No index. Lock: an advisory one, skipped if it is taken.
+-- Why: two schedulers that measure the same difference would add it twice.
+SELECT pg_try_advisory_xact_lock(hashtext('tidewheel.tenant_repair'))
+
 -- name: measure_tenant_key
 -- Returns the number of a tenant's open runs, what its counters lack, and true if runs wait unmarked. Reads so many runs.
 -- Index: run_keys_pkey, job_runs_by_tenant, job_runs_waiting; deferred_effects is nearly empty. No lock.
