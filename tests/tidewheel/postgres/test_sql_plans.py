@@ -143,6 +143,38 @@ _LOAD: tuple[LiteralString, ...] = (
     INSERT INTO signals (run_id, attempt, kind, tenant, executor_id, created_at)
     SELECT run_id, 1, 'cancel', tenant, md5('executor' || shard)::uuid, now() FROM job_runs LIMIT %(fewer)s
     """,
+    """
+    INSERT INTO workflows (root_run_id, tenant, root_job_id, shard, scheduled_at, graph_at, state, pending, created_at,
+                           finished_at)
+    SELECT md5('batch' || n)::uuid, n %% 10 || '', '00000000-0000-0000-0000-000000000000', n %% 64, now(), 'epoch',
+           CASE WHEN n %% 10 = 0 THEN 'open' ELSE 'succeeded' END, 1, now(),
+           CASE WHEN n %% 10 > 0 THEN now() - n * interval '1 min' END
+      FROM generate_series(1, %(fewer)s) AS n
+    """,
+    """
+    INSERT INTO batches (batch_id, tenant, open, total, callbacks)
+    SELECT root_run_id, tenant, finished_at IS NULL, 1, '{}' FROM workflows
+    """,
+    """
+    INSERT INTO batch_runs (batch_id, ref, tenant, run_id, job_id, delay_ms)
+    SELECT batch_id, 'first', tenant, md5('first' || batch_id)::uuid, md5('job' || batch_id)::uuid, 1000 FROM batches
+    """,
+    """
+    INSERT INTO run_edges (batch_id, parent_run_id, child_run_id, tenant, condition)
+    SELECT batch_id, run_id, md5('second' || batch_id)::uuid, tenant, 'success' FROM batch_runs
+    """,
+    """
+    INSERT INTO releases (shard, due_at, root_run_id, generation, scheduled_at, run_id, job_id, tenant, state, began,
+                          holds)
+    SELECT 1, now() + interval '1 h', batch_id, 0, now(), run_id, job_id, tenant, 'succeeded', true, false
+      FROM batch_runs
+    """,
+    """
+    INSERT INTO dedupes (dedupe_id, tenant, job_id, run_id, first_at, until_at, runs_at)
+    SELECT n, 'default', md5('job' || n)::uuid, md5('open' || n)::uuid, now(), now() + n * interval '1 s', now()
+      FROM generate_series(1, %(fewer)s) AS n
+    """,
+    "INSERT INTO tenant_rates (tenant, per_second) SELECT 'tenant-' || n, 1 FROM generate_series(1, %(fewer)s) AS n",
 )
 
 
@@ -302,9 +334,16 @@ _EARLY: Mapping[str, object] = {
     "attempt": 0, "job_version": 1, "free": "allow_all", "running": RunState.RUNNING, "succeeded": RunState.SUCCEEDED
 }  # fmt: skip
 
+_OLD: Mapping[str, object] = {"keep": timedelta(days=90), "limit": 1000}
+_BATCH: Mapping[str, object] = {"batch_id": UUID(int=1)}
+
 CALENDARS = [f"calendar-{number}" for number in range(BATCH)]
 
 _NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
+
+_WINDOWS: Mapping[str, object] = {"ids": list(range(BATCH))} | dict.fromkeys(
+    ("first_at", "until_at", "runs_at"), [_NOON] * BATCH
+)
 
 # Parameters besides those of, or different from, `facts` has it.
 SPECIAL: Mapping[str, Mapping[str, object]] = {
@@ -365,7 +404,11 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     "start_attempts": {"free": "allow_all", "limited": [], "holds_tenant": Gate.HOLDS_TENANT},
     "move_runs": {"queues": ["default"] * BATCH, "lanes": ["standard"] * BATCH},
     "wait_runs": {"timeouts": [timedelta(hours=1)] * BATCH, "heartbeats": [None] * BATCH},
-    "find_due_tenants": {"queues": ["default"] * 3, "lanes": ["critical", "standard", "batch"]},
+    "find_due_tenants": {
+        "queues": ["default"] * 3,
+        "lanes": ["critical", "standard", "batch"],
+        "handlers": ["send-email"],
+    },
     "find_due_runs": {
         "queues": ["default"] * 3,
         "lanes": ["critical", "standard", "batch"],
@@ -475,6 +518,46 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
         "limit": 500,
     },
     "find_jobs_of": {"after": "", "limit": 200},
+    "stage_outbox": {"topic": "tidewheel.runs.standard", "known": [], "row_limit": 1000},
+    "delete_expired_replies": {"topics": ["tidewheel.replies.t.acme"], "kept": timedelta(days=1), "limit": 1000},
+    "add_tenant_rates": {"rates": [1.0] * BATCH},
+    "write_tenant_rate": {"per_second": 1.0, "first_bucket": 0, "used": [0] * 64, "held_from": None},
+    "hold_runs": {"target": RunState.BUFFERED},
+    "release_held_runs": {
+        "target": RunState.QUEUED,
+        "key_id": 1,
+        "until": _NOON,
+        "count": 1000,
+        "times": [_NOON] * 1000,
+    },
+    "first_held": {"key_id": 1},
+    "put_tenant_key": {"key_id": -1, "at_once": 1},
+    "count_started_runs": {"tenant": "acme", "states": OWNED, "after": UUID(int=0), "limit": 1000},
+    "add_counted_runs": {"key_id": 1, "runs": 1},
+    "set_key_limit": {"is_prefix": False, "key": "key-1", "at_once": 1, "every_us": None, "burst": 1, "set_by": "test"},
+    "list_key_limits": {"is_prefix": False, "after": "key-5", "limit": 51, "counted": 1000},
+    "list_keys_in_use": {"after": "key-5", "first": "", "last": chr(0x10FFFF), "limit": 51, "counted": 1000},
+    "grow_batch": _BATCH | {"runs": 1},
+    "find_batch_runs": _BATCH | {"refs": ["first"] * BATCH},
+    "find_batch_children": {"roots": [UUID(int=1)] * BATCH, "cursors": [None] * BATCH, "limit": 200},
+    "repeat_batch_runs": _BATCH | {"old": [UUID(int=1)] * BATCH, "new": [UUID(int=2)] * BATCH},
+    "count_batch_ends": {
+        "batch_ids": [UUID(int=1)] * BATCH,
+        "succeeded": [1] * BATCH,
+        "failed_run_ids": [None] * BATCH,
+    },
+    **dict.fromkeys(
+        ("read_batch", "read_batch_members", "read_batch_edges", "close_batch", "read_run_edges"),
+        _BATCH,
+    ),
+    "list_batches": {"tenant": "1", "before": _BEYOND, "limit": 51},
+    "read_batch_runs": _BATCH | {"limit": 1000},
+    "find_due_releases": {"limit": 500},
+    **dict.fromkeys(("delete_old_batch_runs", "delete_old_run_edges", "delete_old_batches"), _OLD),
+    "delete_old_windows": {"limit": 1000},
+    "measure_blocked_keys": {"limit": 1000},
+    "open_windows": {**_WINDOWS, "job_ids": [UUID(int=1)] * BATCH},
+    "write_windows": _WINDOWS,
 }
 _HOT = {
     "tidewheel": "count_repeats",
@@ -495,6 +578,10 @@ _HOT = {
         flush_outputs add_outputs read_ancestors mark_redriven
         find_roots read_run_states
         lock_jobs_for_share read_shared_jobs read_retried_runs scan_dead_letters lock_dead_letters purge_dead_letters
+        set_key_limit put_tenant_key count_started_runs add_counted_runs
+        add_tenant_rates lock_tenant_rates write_tenant_rate hold_runs release_held_runs first_held
+        grow_batch read_batch find_batch_runs find_batch_children find_batch_delays read_batch_members
+        read_batch_edges repeat_batch_runs count_batch_ends close_batch
     """,
     "tidewheel.intake": """
         find_replies find_jobs lock_timers read_locked_timers
@@ -503,6 +590,7 @@ _HOT = {
         extend_deadlines read_timers read_timer_runs resume_jobs
         lock_calendars_for_share find_calendar_jobs drop_job_calendars
         lock_unstarted_backfill_runs read_upcoming_overrides delete_overrides drop_moves read_requested_versions
+        open_windows write_windows
     """,
     "tidewheel.scheduler": """
         probe_timers lock_due_timers lock_timer
@@ -513,8 +601,12 @@ _HOT = {
         probe_deadlines find_overdue_runs lock_overdue_runs lock_overdue_runs_timers lock_overdue_runs_jobs
         find_cancelled_of_job find_cancelled lock_cancelled lock_cancelled_chains
         find_runs_of find_jobs_of lock_timers_to_drop mark_jobs_deleted
+        find_due_releases measure_blocked_keys
+        delete_old_windows delete_old_batch_runs delete_old_run_edges delete_old_batches
     """,
-    "tidewheel.relay": "read_outbox probe_outbox delete_outbox",
+    "tidewheel.relay": """
+        read_outbox probe_outbox delete_outbox find_unclaimed stage_outbox fetch_outbox delete_expired_replies
+    """,
     "tidewheel.executor": """
         find_due_tenants find_due_runs find_due_handled read_owned_attempts read_previous read_signals lock_attempt
     """,
@@ -526,6 +618,7 @@ _HOT = {
         find_runs find_open_runs find_runs_of_job find_open_runs_of_job find_failed_runs read_runs show_run
         read_past_attempts list_dead_letters last_dead_letter_looked_at find_open_states
         list_blocked_keys read_blocked_key
+        list_key_limits list_keys_in_use list_batches read_batch_runs read_run_edges
     """,
 }
 HOT = [(package, name) for package, names in _HOT.items() for name in names.split()]
