@@ -4,9 +4,11 @@ A generated client has a type for each component. So a schema has the name of it
 """
 
 import inspect
+import json
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Hashable, Mapping, Sequence
+from functools import cache
+from typing import Any, Literal, cast
 
 from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import JsonSchemaMode, JsonSchemaValue
@@ -62,8 +64,8 @@ class _Described(Forms):
 
 def schema_of(kind: type[Any], mode: JsonSchemaMode = "serialization") -> dict[str, Any]:
     """Return the JSON schema of a type; its `$defs` become components of the document."""
-    adapter: TypeAdapter[Any] = TypeAdapter(kind)
-    return adapter.json_schema(mode=mode, ref_template=_REFERENCE, schema_generator=_Described)
+    schema: dict[str, Any] = json.loads(_schema_text(cast("Hashable", kind), mode))
+    return schema
 
 
 def one_level(kind: type[Any], part: str, title: str, **others: Mapping[str, Any]) -> dict[str, Any]:
@@ -173,6 +175,13 @@ def hoist(value: object, schemas: dict[str, Any]) -> None:
             found["schema"] = {"$ref": _REFERENCE.format(model=schema["title"])}
     for part in as_list(value) or ():
         hoist(part, schemas)
+
+
+@cache
+def _schema_text(kind: Hashable, mode: JsonSchemaMode) -> str:
+    """Return a JSON schema as text: many routes have the same model, and callers change what they get."""
+    adapter: TypeAdapter[Any] = TypeAdapter(cast("type[Any]", kind))
+    return json.dumps(adapter.json_schema(mode=mode, ref_template=_REFERENCE, schema_generator=_Described))
 
 
 def _add(name: str, schema: object, schemas: dict[str, Any]) -> None:
