@@ -90,6 +90,7 @@ class Postgres:
             # In a minute of 6,000 runs/s the hot tables grow to 0.8 GB. A test session has some hundred databases, and
             # autovacuum would start a worker for each of them.
             "autovacuum_naptime": "15s" if lasting else "1h",
+            "deadlock_timeout": "1s" if lasting else "100ms",  # tests that provoke deadlocks wait for each
             "scram_iterations": "4096",  # of the passwords that people choose; see `_INITDB`
             "cluster_name": _NAME,
         }
