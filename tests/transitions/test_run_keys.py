@@ -12,6 +12,7 @@ import psycopg
 import pytest
 
 from tests.fixtures.database import ClockedDatabase, Database
+from tests.fixtures.examples import FULL
 from tests.scheduler.firing import fire_due
 from tests.transitions.acts import (
     EXECUTOR,
@@ -58,7 +59,7 @@ SELECT key_id, count(*) FROM job_runs
 ACTIVE: LiteralString = "SELECT count(*) FROM job_runs WHERE state IN ('running', 'waiting', 'cancelling')"
 KEYS = {"a": 1, "b": 2, "c": 7, "d": 3, "e": 1}
 PLACES = 3
-RUNS = 240
+RUNS = 240 if FULL else 80
 THREADS = 4
 
 
@@ -477,6 +478,7 @@ class _Death(Exception):
     """The process dies before its transaction commits."""
 
 
+@pytest.mark.property
 @pytest.mark.parametrize(
     ("overlap", "in_flight"), [(Overlap.ALLOW_ALL, None), (Overlap.BUFFER_ALL, None), (Overlap.ALLOW_ALL, 5)]
 )

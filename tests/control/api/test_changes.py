@@ -134,8 +134,10 @@ def test_patch_of_the_python_clients_is_that_of_the_api(client: ApiClient) -> No
     ],
 )
 def test_condition_that_does_not_fit_is_refused_by_its_name(
-    client: httpx.Client, method: str, header: str, value: str
+    shared_client: ApiClient, method: str, header: str, value: str
 ) -> None:
+    client = shared_client
+    client.put(JOB, json=SPEC)
     body = None if method == "DELETE" else {**SPEC, "description": "new"}
     told = refusal(client.request(method, JOB, json=body, headers={header: value}), HTTPStatus.UNPROCESSABLE_ENTITY)
     assert told["errors"][0]["path"] == header

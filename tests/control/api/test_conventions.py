@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.control.api.answering import answer_of, answering, refusal
+from tests.control.api.answering import ApiClient, answer_of, answering, refusal
 from tests.fixtures.database import Database
 from tests.transitions.acts import begun, end, ending, submit
 from tidewheel.clock import SystemClock
@@ -120,8 +120,8 @@ def test_method_that_an_address_lacks_is_refused_with_those_that_it_has(client: 
 @pytest.mark.parametrize(
     "path", ["/", "/docs", "/redoc", "/openapi.json", "/api/v1/jobs/", "/api/v1/job", "/api/v1/runs/1"]
 )
-def test_unknown_address_is_refused_without_a_redirect(client: httpx.Client, path: str) -> None:
-    told = refusal(client.get(path), HTTPStatus.NOT_FOUND)
+def test_unknown_address_is_refused_without_a_redirect(shared_client: ApiClient, path: str) -> None:
+    told = refusal(shared_client.get(path), HTTPStatus.NOT_FOUND)
     assert told["code"] == "not_found"
     assert path in told["detail"]
 

@@ -99,7 +99,8 @@ def test_cursor_of_another_list_filter_or_tenant_is_refused(client: ApiClient, d
         ("/api/v1/audit-log", "9" * 200),
     ],
 )
-def test_tampered_cursor_is_refused(client: ApiClient, database: Database, path: str, part: object) -> None:
+def test_tampered_cursor_is_refused(shared_client: ApiClient, path: str, part: object) -> None:
+    client, database = shared_client, shared_client.database
     for number in range(2):
         submit(database, f"job{number}")
         submit(database, "job0", description=str(number))

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from tests.control.api.answering import answering, enter, refusal
+from tests.control.api.answering import ApiClient, answering, enter, refusal
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.transitions.acts import submit, trigger
@@ -97,8 +97,9 @@ def test_every_invalid_field_is_named(client: httpx.Client) -> None:
     ],
 )
 def test_outcome_fields_must_fit_the_status(
-    client: httpx.Client, outcome: dict[str, object], path: str, problem: str
+    shared_client: ApiClient, outcome: dict[str, object], path: str, problem: str
 ) -> None:
+    client = shared_client
     body = {"outcomes": [{"run_id": "019d3a1c-7f00-8123-8456-789abcdef012", "attempt": 1, **outcome}]}
     told = refusal(
         client.post(f"/api/v1/executors/{enter(client).executor_id}:finish", json=body),
@@ -121,8 +122,8 @@ def test_outcome_fields_must_fit_the_status(
         (b" " * (1 << 20) + b"{}", "application/json", HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
     ],
 )
-def test_invalid_body_is_refused(client: httpx.Client, body: bytes, kind: str, status: HTTPStatus) -> None:
-    refusal(client.post("/api/v1/executors", content=body, headers={"Content-Type": kind}), status)
+def test_invalid_body_is_refused(shared_client: ApiClient, body: bytes, kind: str, status: HTTPStatus) -> None:
+    refusal(shared_client.post("/api/v1/executors", content=body, headers={"Content-Type": kind}), status)
 
 
 def test_unknown_path_and_method_are_refused(client: httpx.Client) -> None:

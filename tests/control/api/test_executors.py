@@ -10,7 +10,7 @@ import httpx
 import pytest
 from psycopg import sql
 
-from tests.control.api.answering import TOPIC, Executor, answering, enter, refusal
+from tests.control.api.answering import TOPIC, ApiClient, Executor, answering, enter, refusal
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.transitions.acts import (
@@ -117,7 +117,8 @@ def test_claim_accepts_unsigned_messages_while_the_policy_is_warn(database: Data
 
 
 @pytest.mark.parametrize(("field", "value"), [("signature", "short"), ("signature", "ä" * 28), ("digest", "A" * 64)])
-def test_malformed_proof_is_refused_by_its_name(executor: Executor, field: str, value: str) -> None:
+def test_malformed_proof_is_refused_by_its_name(shared_client: ApiClient, field: str, value: str) -> None:
+    executor = enter(shared_client)
     run = {"run_id": str(uuid4()), "attempt": 1, "job_version": 1, "claimed_from": "t/0/0@0", field: value}
     problem = refusal(executor.ask("claim", claim_id=1, runs=[run]), HTTPStatus.UNPROCESSABLE_ENTITY)
     assert problem["errors"][0]["path"] == f"runs.0.{field}"

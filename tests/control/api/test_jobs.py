@@ -11,7 +11,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from tests.control.api.answering import answer_of, answering, enter, refusal
+from tests.control.api.answering import ApiClient, answer_of, answering, enter, refusal
 from tests.fixtures.database import Database
 from tests.transitions.acts import HANDLER, begun, submit, succeed
 from tidewheel.control.api import bodies
@@ -85,7 +85,8 @@ def test_page_that_looked_at_its_share_has_a_cursor_and_goes_on(
 
 
 @pytest.mark.parametrize("key", ["a/b", "a:pause", "ü b", "50%", "next?", "a/next"])
-def test_any_key_is_reached_percent_encoded(client: httpx.Client, key: str) -> None:
+def test_any_key_is_reached_percent_encoded(shared_client: ApiClient, key: str) -> None:
+    client = shared_client
     path = f"/api/v1/jobs/{quote(key, safe='')}"
     assert client.put(path, json=SPEC).status_code == HTTPStatus.CREATED
     assert client.get(path).json()["summary"]["key"] == key
@@ -136,9 +137,10 @@ def test_one_of_many_changes_of_a_version_wins_and_the_others_are_refused(client
 )
 @pytest.mark.parametrize("call", ["POST /api/v1/jobs", "PATCH /api/v1/jobs/a"])
 def test_body_that_cannot_be_read_is_refused_with_its_cause(
-    client: httpx.Client, call: str, body: bytes, status: HTTPStatus, detail: str
+    shared_client: ApiClient, call: str, body: bytes, status: HTTPStatus, detail: str
 ) -> None:
-    told = refusal(client.request(*call.split(), content=body, headers={"Content-Type": "application/json"}), status)
+    answer = shared_client.request(*call.split(), content=body, headers={"Content-Type": "application/json"})
+    told = refusal(answer, status)
     assert detail in told["detail"]
 
 
@@ -231,8 +233,8 @@ def test_last_run_has_its_status_and_duration(client: httpx.Client, database: Da
         ("/api/v1/jobs/a:explain?at=now", "at"),
     ],
 )
-def test_query_that_does_not_fit_is_refused_by_its_name(client: httpx.Client, path: str, field: str) -> None:
-    told = refusal(client.get(path), HTTPStatus.UNPROCESSABLE_ENTITY)
+def test_query_that_does_not_fit_is_refused_by_its_name(shared_client: ApiClient, path: str, field: str) -> None:
+    told = refusal(shared_client.get(path), HTTPStatus.UNPROCESSABLE_ENTITY)
     assert told["errors"][0]["path"] == field
     assert told["errors"][0]["remedy"]
 
@@ -257,9 +259,9 @@ def test_unknown_tenant_is_not_found_whether_read_or_written(client: httpx.Clien
     ],
 )
 def test_body_that_does_not_fit_is_refused_by_its_path(
-    client: httpx.Client, path: str, body: dict[str, object], field: str
+    shared_client: ApiClient, path: str, body: dict[str, object], field: str
 ) -> None:
-    told = refusal(client.post(path, json=body), HTTPStatus.UNPROCESSABLE_ENTITY)
+    told = refusal(shared_client.post(path, json=body), HTTPStatus.UNPROCESSABLE_ENTITY)
     assert field in {error["path"] for error in told["errors"]}
 
 

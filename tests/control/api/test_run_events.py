@@ -13,7 +13,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.control.api.answering import answering, enter, refusal
+from tests.control.api.answering import NO_ROOTS, ApiClient, answering, enter, refusal
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.fixtures.services import until
 from tests.transitions.acts import begun, copy_ends, ending, submit, succeed, trigger
@@ -34,6 +34,11 @@ SELECT gen_random_uuid(), job_id, tenant, job_version, shard, cause, queue, lane
        tidewheel_now(), state, attempt
   FROM finished_runs, generate_series(1, %(runs)s)
 """
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_events, "_POLL_SECONDS", 0.05)
 
 
 @pytest.fixture
@@ -109,15 +114,19 @@ def test_streams_and_lists_leave_heartbeats_their_threads(client: httpx.Client, 
     """While every thread of reads and streams waits for a lock, beats go on."""
     executor = enter(client)
     trigger(database)
-    with database.transaction() as held:
+
+    def read() -> None:
+        with (
+            httpx.Client(base_url=client.base_url, timeout=0.5, trust_env=False, verify=NO_ROOTS) as own,
+            pytest.raises(httpx.ReadTimeout),
+        ):
+            own.get("/api/v1/runs")
+
+    with database.transaction() as held, ThreadPoolExecutor(10) as threads:
         held.execute("LOCK TABLE job_runs IN ACCESS EXCLUSIVE MODE")
-        waiting = [httpx.Client(base_url=client.base_url, timeout=0.5, trust_env=False) for _ in range(10)]
-        for each in waiting:
-            with pytest.raises(httpx.ReadTimeout):
-                each.get("/api/v1/runs")
+        for waited in [threads.submit(read) for _ in range(10)]:
+            waited.result(60)
         assert executor.heartbeat() == []
-    for each in waiting:
-        each.close()
 
 
 def test_end_that_is_committed_after_a_later_one_is_sent(client: httpx.Client, database: Database) -> None:
@@ -159,7 +168,6 @@ def test_ends_of_one_instant_are_sent_once_however_many_are_remembered(
     client: httpx.Client, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_events, "_REMEMBERED", 3)
-    monkeypatch.setattr(run_events, "_POLL_SECONDS", 0.05)
     for module in (run_events, run_changes):
         monkeypatch.setattr(module, "ENDS", 7)
     with following(client) as stream:
@@ -176,8 +184,8 @@ def test_ends_of_one_instant_are_sent_once_however_many_are_remembered(
 
 
 @pytest.mark.parametrize("last", ["2026-11-20", "2026-11-20T01:00:00", "20261120T010000Z", "9" * 40, "-1", "\xe9"])
-def test_id_that_is_none_of_a_stream_is_refused(client: httpx.Client, last: str) -> None:
-    answer = client.get(PATH, headers=[(b"Last-Event-ID", last.encode("latin-1"))])
+def test_id_that_is_none_of_a_stream_is_refused(shared_client: ApiClient, last: str) -> None:
+    answer = shared_client.get(PATH, headers=[(b"Last-Event-ID", last.encode("latin-1"))])
     assert refusal(answer, HTTPStatus.UNPROCESSABLE_ENTITY)["errors"][0]["path"] == "Last-Event-ID"
 
 
@@ -225,7 +233,7 @@ def test_number_of_streams_is_bounded_also_while_they_open(
 def test_quiet_stream_sends_comments_and_ends_with_the_api(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_events, "_ALIVE_SECONDS", 0.0)
     monkeypatch.setattr(service, "_GRACE_SECONDS", 60)  # in which a stream that does not end by itself is cut off
-    with httpx.Client(timeout=60, trust_env=False) as own, ExitStack() as held:
+    with httpx.Client(timeout=60, trust_env=False, verify=NO_ROOTS) as own, ExitStack() as held:
         with answering(database) as client:
             answer = held.enter_context(own.stream("GET", f"{client.base_url}{PATH}"))
             assert answer.headers["x-accel-buffering"] == "no"

