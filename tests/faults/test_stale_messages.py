@@ -64,6 +64,7 @@ def test_redelivered_messages_are_dropped(fleet: Fleet, oracle: Oracle) -> None:
     assert oracle.check(failures=DOOMED, attempts=ATTEMPTS).repeated_messages >= again
 
 
+@pytest.mark.slow
 def test_lost_offsets_do_not_repeat_terminal_runs(fleet: Fleet, oracle: Oracle) -> None:
     work = Workload(fleet, oracle)
     work.submit()
@@ -120,6 +121,7 @@ def test_message_from_before_an_edit_claims_nothing(fleet: Fleet, oracle: Oracle
     assert set(after) == {2}
 
 
+@pytest.mark.slow
 def test_early_message_starts_nothing(fleet: Fleet, oracle: Oracle) -> None:
     work = Workload(fleet, oracle)
     work.recurring = ()

@@ -29,6 +29,7 @@ CASES: dict[str, tuple[dict[str, object], str, int]] = {
 }
 
 
+@pytest.mark.slow
 def test_expired_timeout_is_named_in_every_record(fleet: Fleet, oracle: Oracle) -> None:
     fleet.start_all(LEASE=LONG_LEASE)
     fleet.wait_started()

@@ -88,6 +88,7 @@ def test_job_before_an_unreadable_one_is_read(tmp_path: Path) -> None:
     assert "not valid YAML" in second.content.problem
 
 
+@pytest.mark.slow
 def test_memory_of_yaml_is_that_of_one_job(tmp_path: Path) -> None:
     """Nodes take a hundred times their text: a list of 64 MiB took 6 GiB."""
     text = "- {key: k, payload: [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20]}\n" * 1000

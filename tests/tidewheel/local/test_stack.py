@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
-    """A stack that these tests may stop and hurt; each begins with `up`."""
+    """A stack that slow tests may stop and hurt; each begins with `up`."""
     local = LocalStack(tmp_path_factory.mktemp("own"))
     yield local
     local.down(erase=True)
@@ -64,6 +64,7 @@ def test_repeated_up_is_one_stack_readable_by_its_owner_only(own: LocalStack) ->
     assert "postgresql://" not in repr(first)
 
 
+@pytest.mark.slow
 def test_connection_without_the_password_is_refused(own: LocalStack) -> None:
     url = own.up().database_url
     state = read_state(own.home)
@@ -72,6 +73,7 @@ def test_connection_without_the_password_is_refused(own: LocalStack) -> None:
         psycopg.connect(url.replace(state.password, "guess"))
 
 
+@pytest.mark.slow
 def test_passwords_are_in_private_files_and_on_no_command_line(own: LocalStack) -> None:
     own.up()
     state = read_state(own.home)
@@ -90,6 +92,7 @@ def test_passwords_are_in_private_files_and_on_no_command_line(own: LocalStack) 
         assert not any(password in line for password in passwords)
 
 
+@pytest.mark.slow
 def test_database_is_durable_and_uses_utf8_and_utc(own: LocalStack) -> None:
     wanted = {
         "fsync": "on",
@@ -147,6 +150,7 @@ def test_data_survive_down_and_concurrent_ups_start_one_stack(own: LocalStack) -
         assert connection.execute("SELECT answer FROM kept").fetchone() == (42,)
 
 
+@pytest.mark.slow
 def test_stack_without_recorded_pids_is_found(own: LocalStack) -> None:
     info = own.up()
     before = pids(own)
@@ -167,6 +171,7 @@ def test_up_restarts_dead_processes(own: LocalStack) -> None:
     assert own.up() == info
 
 
+@pytest.mark.slow
 def test_up_reports_that_the_server_has_no_connection_free(own: LocalStack) -> None:
     info = own.up()
     steps: list[str] = []
@@ -181,6 +186,7 @@ def test_up_reports_that_the_server_has_no_connection_free(own: LocalStack) -> N
             assert again.result(timeout=30) == info
 
 
+@pytest.mark.slow
 def test_given_servers_are_used_and_not_stopped(own: LocalStack, tmp_path: Path) -> None:
     given = own.up()
     other = LocalStack(
@@ -217,6 +223,7 @@ def test_unreachable_given_database_is_named_without_its_password(tmp_path: Path
     assert "secret" not in str(refused.value)
 
 
+@pytest.mark.slow
 def test_another_number_of_brokers_is_refused(own: LocalStack) -> None:
     own.up()
     with pytest.raises(StackError, match="has 1 broker"):
