@@ -122,10 +122,13 @@ SELECT c.name
 SELECT name FROM calendars WHERE tenant = %(tenant)s ORDER BY name LIMIT 1000
 
 -- name: update_calendar
--- Replaces a calendar's days.
+-- Replaces a calendar's days, and keeps those that held before.
 -- Index: calendars_pkey. Lock: a row that is locked already.
 UPDATE calendars
-   SET version = version + 1, days = %(days)s::date[], weekdays = %(weekdays)s::smallint[], source = %(source)s,
+   SET past = CASE WHEN version = 0 OR (days, weekdays) = (%(days)s::date[], %(weekdays)s::smallint[]) THEN past
+                   ELSE jsonb_path_query_array(past, '$[last - 98 to last]') || jsonb_build_array(jsonb_build_object(
+                       'until', tidewheel_now(), 'days', days, 'weekdays', weekdays, 'since', since)) END,
+       version = version + 1, days = %(days)s::date[], weekdays = %(weekdays)s::smallint[], source = %(source)s,
        updated_at = tidewheel_now(), since = coalesce(%(since)s, since)
  WHERE tenant = %(tenant)s AND name = %(name)s
 

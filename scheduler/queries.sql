@@ -246,6 +246,13 @@ SELECT value, tidewheel_now() FROM settings WHERE name = 'tzdata' FOR UPDATE SKI
 -- Index: settings_pkey. Lock: the row, already locked.
 UPDATE settings SET value = %(value)s WHERE name = 'tzdata'
 
+-- name: record_tzdata_change
+-- Appends a change of tzdata to the list that an audit shows.
+-- Index: settings_pkey. Lock: the row, after that of tzdata.
+INSERT INTO settings (name, value)
+VALUES ('tzdata_changes', jsonb_build_array(%(change)s::jsonb))
+    ON CONFLICT (name) DO UPDATE SET value = settings.value || excluded.value
+
 -- name: scan_timers
 -- Returns some timers in the order of their jobs.
 -- Index: timers_pkey. No lock.

@@ -1,7 +1,8 @@
 """Reschedule the timers of cron jobs whose next instants a new tzdata moves.
 
 The settings row `tzdata` records the version by which the timers were computed, or the progress of a change to another
-version. Each batch locks and writes it. So one scheduler works at a time, and another one continues where it stopped.
+version; `tzdata_changes` records the changes that are complete. Each batch locks and writes it. So one scheduler works
+at a time, and another one continues where it stopped.
 
 Timers that are already due are left to firing, which uses the rules that it has. Occurrences recorded ahead of time and
 retracted are recorded again, their past part at once.
@@ -44,6 +45,7 @@ _LOG = logging.getLogger("tidewheel.scheduler")
 _SQL = Statements("tidewheel.scheduler")
 _LOCK_TZDATA = _SQL["lock_tzdata"]
 _STORE_TZDATA = _SQL["store_tzdata"]
+_RECORD_TZDATA_CHANGE = _SQL["record_tzdata_change"]
 _SCAN_TIMERS = _SQL["scan_timers"]
 _READ_CRON_TIMERS = _SQL["read_cron_timers"]
 _READ_WRITTEN_AHEAD = _SQL["read_written_ahead"]
@@ -108,6 +110,10 @@ class TzdataRefresh:
             more = len(scanned) == _BATCH
             progress = {"from": _old_version(stored), "to": version, "after": str(scanned[-1])} if more else version
             connection.execute(_STORE_TZDATA, {"value": Jsonb(progress)})
+            before = _old_version(stored)
+            if before is not None and not more:
+                change = {"from": before, "to": version, "at": format_timestamp(now)}
+                connection.execute(_RECORD_TZDATA_CHANGE, {"change": Jsonb(change)})
         self._report(stored, version, rescheduled_count, more=more)
         return more
 

@@ -217,7 +217,11 @@ COMMANDS: Mapping[str, Command | Group] = {
             "list": Command("runs", "list_runs", "List runs, the latest first; those whose time is ahead are last."),
             "show": Command("runs", "show", "Show a run: state, attempts, result, deadlines and retry chain."),
             "attempts": Command("runs", "attempts", "List a run's attempts, with their errors and results."),
-            "where": Command("runs", "where", "Show the Kafka message by which each attempt was claimed."),
+            "where": Command(
+                "runs",
+                "where",
+                "Show the places of a run: its table and day, its request, its outbox rows and its messages.",
+            ),
             "cancel": Command("runs", "cancel", "Cancel runs by id, or all that match every given filter."),
             "retry": Command("runs", "retry", "Create a new run of a finished one; print its id."),
             "logs": Command("runs", "logs", "Print the output of a run's attempts: the last 64 KiB of each."),
@@ -271,6 +275,11 @@ COMMANDS: Mapping[str, Command | Group] = {
                 "Revoke a key of any tenant; it opens nothing from the next second on.",
             ),
         },
+    ),
+    "audit": Command(
+        "audit",
+        "audit",
+        "Recompute every occurrence of a range, and compare it with what is recorded. Exit code 1 for a gap.",
     ),
     "audit-log": Command(
         "audit_log",

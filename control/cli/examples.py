@@ -64,6 +64,10 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "tidewheel tenant limits acme --in-flight none",
     ),
     "tenant delete": ("tidewheel tenant delete acme --yes",),
+    "audit": (
+        "tidewheel audit --from 2026-11-01 --to 2026-12-01 --tz UTC --report november.json",
+        "tidewheel audit --from 24h --job report",
+    ),
     "audit-log": ("tidewheel audit-log --since 24h --object job/report",),
     "cron explain": ("tidewheel cron explain '0 9 * * MON-FRI' --tz America/New_York",),
     "topics apply": ("tidewheel topics apply --queues default,reports --dry-run",),

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
 
 from tidewheel.control.cli.output import duration_text, moment
 from tidewheel.control.cli.tables import Cell, cell_text
@@ -12,6 +13,9 @@ from tidewheel.control.reads.retry_chain import RelatedRun
 from tidewheel.control.reads.run_detail import PastAttempt, RunDetail
 from tidewheel.control.reads.runs import RunSummary
 from tidewheel.jobs.values import format_duration
+
+if TYPE_CHECKING:
+    from tidewheel.control.run_places import MessagePlace, RunPlaces
 
 _MESSAGE = re.compile(r"(?P<topic>.+)/(?P<partition>\d+)/(?P<offset>\d+)@(?P<timestamp>-?\d+)", re.ASCII)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -51,6 +55,23 @@ def claim_message(attempt: int, text: str) -> ClaimMessage:
     stamp = int(found["timestamp"])
     at = None if stamp < 0 else _EPOCH + timedelta(milliseconds=stamp)
     return ClaimMessage(attempt, found["topic"], int(found["partition"]), int(found["offset"]), at, text)
+
+
+def place_facts(places: "RunPlaces") -> Iterator[tuple[str, str | None]]:
+    """Yield the places of a run, for `run where`."""
+    yield "table", places.table_name
+    yield "kept until", None if places.kept_until is None else str(places.kept_until)
+    yield "shard", str(places.shard)
+    yield "request", places.requested_from or places.request_id
+    for pending in places.outbox:
+        yield "in the outbox", f"row {pending.id} for {pending.topic}, not before {cell_text(pending.publish_at)}"
+    yield "run message", _place_text(places.run_message)
+    yield "completion", _place_text(places.completion)
+    yield "Kafka", None if places.kafka is None else f"not read: {places.kafka}"
+
+
+def _place_text(place: "MessagePlace | None") -> str | None:
+    return None if place is None else f"{place.topic}/{place.partition}/{place.offset}"
 
 
 def run_row(run: RunSummary) -> tuple[Cell, ...]:

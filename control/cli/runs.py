@@ -7,6 +7,7 @@ progress until the last run has ended.
 import sys
 from codecs import getincrementaldecoder
 from collections.abc import Sequence
+from contextlib import suppress
 from threading import Event
 from typing import TYPE_CHECKING, Annotated, cast
 from uuid import UUID
@@ -37,14 +38,14 @@ from tidewheel.control.cli.output import (
     progress_bar,
     total_text,
 )
-from tidewheel.control.cli.run_format import attempt_facts, attempt_rows, claim_message, run_facts, run_row
+from tidewheel.control.cli.run_format import attempt_facts, attempt_rows, claim_message, place_facts, run_facts, run_row
 from tidewheel.control.cli.time_options import After, Tz, read_duration, read_instant
 from tidewheel.control.cli.waiting import Follow, Wait, print_ended_run, wait_for_run
 from tidewheel.control.printable import printable_lines
 from tidewheel.control.reads import runs as read
 from tidewheel.control.reads.json_form import as_json
 from tidewheel.control.reads.run_detail import RunDetail
-from tidewheel.errors import refuse
+from tidewheel.errors import UnknownRun, refuse
 from tidewheel.jobs.strict_json import as_object
 from tidewheel.runs import FINAL
 from tidewheel.settings.connections import Connections
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
     from tidewheel.control.client.client import Client
     from tidewheel.control.client.logs import LogPiece
     from tidewheel.control.reads.cancellations import CancelFilter, Cancellation
+
+_ARCHIVE = "none: the run is in the archive"
 
 RunId = Annotated[UUID, typer.Argument(metavar="RUN", help="The run's id.")]
 
@@ -162,24 +165,47 @@ def attempts(run_id: RunId, *, tenant: Tenant = DEFAULT_TENANT, output: OutputOp
             print_facts(facts)
 
 
-def where(run_id: RunId, *, tenant: Tenant = DEFAULT_TENANT, output: OutputOption = Output.TEXT) -> None:
-    """Show the Kafka message by which each attempt was claimed."""
-    found = _show(tenant, run_id)
+def where(
+    run_id: RunId,
+    *,
+    no_kafka: Annotated[
+        bool, typer.Option("--no-kafka", help="Leave out the messages that are looked up on Kafka.")
+    ] = False,
+    tenant: Tenant = DEFAULT_TENANT,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Show the places of a run: its table and day, its request, its outbox rows and its messages.
+
+    The coordinates of the request and of the claims are stored. The first message and the completion are looked up by
+    key and time.
+    """
+    from tidewheel.control.run_places import RunPlaces, find_places  # here: a list of runs needs no Kafka client
+    from tidewheel.settings.services import SchedulerSettings
+
+    settings, found = SchedulerSettings.load(), _show(tenant, run_id)
+    places: RunPlaces | None = None
+    with reading() as connection, suppress(UnknownRun):  # of the archive alone
+        places = find_places(connection, settings, tenant, run_id, retention=settings.retention, kafka=not no_kafka)
     claims = [(one.attempt, one.claimed_from) for one in found.attempts]
     if found.claimed_from is not None and found.summary.attempt not in dict(claims):
         claims.append((found.summary.attempt, found.claimed_from))
-    places = [claim_message(attempt, text) for attempt, text in claims if text is not None]
+    messages = [claim_message(attempt, text) for attempt, text in claims if text is not None]
     if output is not Output.TEXT:
-        print_document({"run_id": run_id, "messages": places}, output)
-    elif places:
-        rows = [
-            (str(place.attempt), place.topic or "none: by the sweep", *map(_cell, (place.partition, place.offset)),
-             _cell(place.timestamp))
-            for place in places
-        ]  # fmt: skip
-        print_table(("attempt", "topic", "partition", "offset", "timestamp"), rows)
-    else:
+        document = as_object(as_json(places)) or {"table_name": _ARCHIVE}
+        print_document({"run_id": run_id, **document, "messages": messages}, output)
+        return
+    print_facts([("table", _ARCHIVE)] if places is None else place_facts(places))
+    typer.echo("")
+    if not messages:
         typer.echo("no executor has claimed this run")
+        return
+    executors = {one.attempt: str(one.executor_id or "") for one in found.attempts}
+    rows = [
+        (str(one.attempt), one.topic or "none: by the sweep", *map(_cell, (one.partition, one.offset)),
+         _cell(one.timestamp), executors.get(one.attempt, found.executor or ""))
+        for one in messages
+    ]  # fmt: skip
+    print_table(("attempt", "topic", "partition", "offset", "timestamp", "executor"), rows, spare=("executor",))
 
 
 def retry(

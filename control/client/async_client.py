@@ -323,6 +323,7 @@ class AsyncClient(_Part[Client]):
     move = _call(Client.move)
     unskip = _call(Client.unskip)
     backfill = _call(Client.backfill)
+    audit = _call(Client.audit)
     explain = _call(Client.explain)
     next = _call(Client.next)
     preview = _call(Client.preview)

@@ -33,6 +33,7 @@ from tidewheel.control.explain.explain import explain
 from tidewheel.control.explain.explanation import Explanation
 from tidewheel.control.explain.preview import Preview, preview
 from tidewheel.control.explain.upcoming import Upcoming, upcoming
+from tidewheel.control.occurrence_audit.result import AuditResult, run_audit
 from tidewheel.control.reads.versions import Change, Version, diff, versions
 from tidewheel.ids import RunId
 from tidewheel.jobs.spec import JobSpec
@@ -319,6 +320,20 @@ class Client:
             "overlap": overlap, "max_concurrent": max_concurrent, "order": order, "dry_run": dry_run, "reason": reason,
         }  # fmt: skip
         return backfill_of(self._connection.request(document, request_id))
+
+    def audit(self, first: datetime, before: datetime | None = None, *, key: str | None = None) -> AuditResult:
+        """Recompute every occurrence of a range, and compare it with what is recorded.
+
+        Args:
+            first: The first instant.
+            before: All instants are earlier; the present by default.
+            key: Only this job; by default all jobs of the tenant.
+
+        Raises:
+            InvalidInput: The range is ahead, or runs of it are no longer kept.
+            UnknownJob: There is no such job.
+        """
+        return run_audit(self._connection.url, first, before, tenant=self._connection.tenant, key=key)
 
     def explain(self, key: str, at: datetime) -> Explanation:
         """Explain what happened, or will happen, at an instant of a job.

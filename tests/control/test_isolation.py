@@ -67,14 +67,14 @@ _NOT_EXECUTED = {
         control: read_fleet_facts read_held_lanes read_intake_offsets read_queues read_services record_api_key_use
         control: add_deletion add_tenant cancel_tenant change_limits free_name revoke_keys_of take_tenant
         control: count_finished_runs count_open_runs count_tenant_jobs forget_job_room lock_tenant
-        control: show_tenant""",
+        control: show_tenant find_outbox_rows""",
     "it runs in a caller's own transaction": """
         control: cancel_in_transaction enqueue_by_topic status_in_transaction""",
     "a task token names a run of any tenant": "intake: extend_deadlines lock_attempts read_final_states",
     "only services execute it": "intake: acquire_partition purge_replies store_offsets",
     "it needs locked rows, a faulty job or an occurrence of a rare kind": """
         control: find_active_run find_active_run_at find_chain find_unfired oldest_day_of_runs read_able
-        control: read_attempts_of read_job_error
+        control: read_attempts_of read_job_error read_run_place
         intake: add_job_cancellation add_pending_cancel calendar_names drop_moves find_pending_cancel open_windows
         intake: read_edges_above read_open_states take_over_pause wait_for_runs write_windows""",
     "the scenario has no batch, no quota of jobs and no child of several parents yet": """

@@ -12,8 +12,9 @@ import pytest
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
 from tests.system.history import History
-from tests.system.history_model import Job
+from tests.system.history_model import START, Job
 from tests.transitions.acts import about, apply_batch, submit
+from tidewheel.control.occurrence_audit.result import run_audit
 from tidewheel.ids import job_id
 from tidewheel.runs import RunState
 from tidewheel.schedules.decision import SkipReason
@@ -86,6 +87,9 @@ def test_every_occurrence_of_a_random_history_is_fired_or_skipped_once(clocked: 
     assert tally["occurrences"] == tally["fired"] + sum(tally[reason] for reason in SkipReason)
     assert tally["rows"] < tally["occurrences"] / 4, "long spans are ranges"
     assert history.counts["quarantined"] > history.counts["released"] > 0
+    result = run_audit(clocked.url, START)
+    assert not result.findings, result.findings[:6]
+    assert result.totals.computed - result.totals.undecided.total() == tally["occurrences"]
 
 
 def audited(database: ClockedDatabase, history: History, job: Job) -> Counter[str]:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Generator
 from contextlib import contextmanager
+from datetime import date, timedelta
 from uuid import UUID, uuid4
 
 import pytest
@@ -128,19 +129,33 @@ def attempt_of(database: Database, run_id: UUID) -> tuple[str, str]:
     return found["attempt"], found.get("attempts", "")
 
 
-def test_where_shows_the_message_of_each_claim(job: Database) -> None:
+def test_where_shows_the_places_of_a_run_and_the_message_of_each_claim(job: Database) -> None:
     run = failed(job)
-    messages = json_output(job, "run", "where", run)["messages"]
-    assert [(one["attempt"], one["topic"], one["partition"], one["offset"]) for one in messages] == [
+    found = json_output(job, "run", "where", run, "--no-kafka")
+    assert [(one["attempt"], one["topic"], one["partition"], one["offset"]) for one in found["messages"]] == [
         (1, "test", 0, 0),
         (2, "test", 0, 0),
     ]
-    assert messages[0]["timestamp"] == "1970-01-01T00:00:00Z"
+    assert found["messages"][0]["timestamp"] == "1970-01-01T00:00:00Z"
+    day = date.fromisoformat(found["day"])
+    assert found["table_name"] == f"finished_runs_{day:%Y%m%d}"
+    assert date.fromisoformat(found["kept_until"]) == day + timedelta(days=91)
+    assert "tidewheel.completions" in [row["topic"] for row in found["outbox"]]
+    assert found["shard"] == job.value("SELECT shard FROM jobs")
     under_way = begun(job).run_id
-    assert [one["attempt"] for one in json_output(job, "run", "where", under_way)["messages"]] == [1]
+    open_one = json_output(job, "run", "where", under_way, "--no-kafka")
+    assert [one["attempt"] for one in open_one["messages"]] == [1]
+    assert (open_one["table_name"], open_one["day"]) == ("job_runs", None)
     job.execute("UPDATE job_runs SET claimed_from = 'sweep' WHERE run_id = %s", [under_way])
-    assert tidewheel(job, "run", "where", under_way).lines[1].split() == ["1", "none:", "by", "the", "sweep"]
-    assert tidewheel(job, "run", "where", trigger(job)).lines == ["no executor has claimed this run"]
+    assert tidewheel(job, "run", "where", under_way, "--no-kafka").lines[-1].split()[:5] == [
+        "1", "none:", "by", "the", "sweep"
+    ]  # fmt: skip
+    queued = trigger(job)
+    lines = tidewheel(job, "run", "where", queued, "--no-kafka").lines
+    assert lines[-1] == "no executor has claimed this run"
+    assert any("tidewheel.runs.standard" in line for line in lines), lines
+    [unknown] = tidewheel(job, "run", "where", uuid4()).refusals
+    assert unknown.startswith("run_id: ")
 
 
 def test_runs_are_cancelled_by_id(job: Database) -> None:

@@ -1,0 +1,96 @@
+"""`tidewheel audit`: recompute every occurrence of a range and compare it with what is recorded."""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated, cast
+
+import typer
+
+from tidewheel.control.cli.exit_codes import ExitCode
+from tidewheel.control.cli.options import DEFAULT_TENANT, checked_url, complete_key
+from tidewheel.control.cli.output import Output, OutputOption, count_text, print_document, print_facts, wrapped
+from tidewheel.control.cli.time_options import Tz, read_instant, rfc3339
+from tidewheel.control.occurrence_audit.result import AuditResult, JobFinding, run_audit
+from tidewheel.control.reads.json_form import as_json
+from tidewheel.jobs.strict_json import as_object
+
+_SHOWN = 50  # findings in text
+
+
+def audit(
+    *,
+    begin: Annotated[str, typer.Option("--from", metavar="TIME", help="The first instant of the range.")],
+    end: Annotated[
+        str | None, typer.Option("--to", metavar="TIME", help="The end of the range, not part of it; default: now.")
+    ] = None,
+    job: Annotated[str | None, typer.Option(metavar="KEY", help="Only this job.", autocompletion=complete_key)] = None,
+    report: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a report with the counts of each job, as JSON.")
+    ] = None,
+    timezone: Tz = None,
+    tenant: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only this tenant; of --job by default: default.")
+    ] = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Recompute every occurrence of a range, and compare it with what is recorded. Exit code 1 for a gap.
+
+    The computed occurrences of each job must equal those that fired and those that were skipped with a reason. It
+    reads one snapshot and writes nothing but the report.
+    """
+    first = read_instant(begin, "--from", timezone)
+    before = None if end is None else read_instant(end, "--to", timezone)
+    scope = tenant or (DEFAULT_TENANT if job is not None else None)
+    url = checked_url()
+    with nullcontext() if report is None else report.open("w", encoding="utf-8") as file:
+        result = run_audit(url, first, before, tenant=scope, key=job, report=file)
+    if output is Output.TEXT:
+        _print(result, timezone)
+    else:
+        print_document({**(as_object(as_json(result)) or {}), "passed": result.passed}, output)
+    if not result.passed:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _print(result: AuditResult, timezone: str | None) -> None:
+    for each in result.findings[:_SHOWN]:
+        typer.echo(wrapped(_finding_text(each, timezone), "  "))
+    if result.totals.findings > _SHOWN:
+        typer.echo(f"… {result.totals.findings - _SHOWN:,} more")
+    if result.totals.findings:
+        typer.echo("")
+    print_facts(_facts(result))
+
+
+def _finding_text(each: JobFinding, timezone: str | None) -> str:
+    found = each.finding
+    last = "" if found.last_at == found.first_at else f" to {rfc3339(found.last_at)}"
+    few = "" if found.occurrences == 1 else f", {count_text(found.occurrences, 'occurrence')}"
+    job = f"{each.tenant}/{each.key}" if each.key else f"job {each.job_id}"
+    return f"{found.problem}: {job} at {rfc3339(found.first_at)}{last}{few}: {found.words}"
+
+
+def _facts(result: AuditResult) -> Iterator[tuple[str, str | None]]:
+    facts, totals = result.facts, result.totals
+    yield "range", f"{rfc3339(result.first)} to {rfc3339(result.before)}"
+    yield "jobs", f"{totals.jobs:,}"
+    yield "computed", f"{totals.computed:,}"
+    yield "fired", f"{totals.fired:,}"
+    for reason, count in sorted(totals.skipped.items()):
+        yield f"skipped: {reason}", f"{count:,}"
+    for reason, count in sorted(totals.undecided.items()):
+        yield f"not decided: {reason}", f"{count:,}"
+    yield "without a record", f"{totals.missing:,}"
+    yield "runs", ", ".join(f"{count:,} {state}" for state, count in sorted(totals.runs.items())) or "none"
+    yield "claimed", f"{totals.by_message:,} by a message, {totals.by_sweep:,} by the sweep"
+    yield "attempts", f"{totals.attempts:,}"
+    yield "findings", f"{totals.findings:,}"
+    yield "tzdata", f"{facts.tzdata}; the timers were computed by {as_json(facts.stored_tzdata) or 'none'}"
+    changes = cast("list[dict[str, str]]", facts.tzdata_changes or [])
+    yield (
+        "tzdata changed",
+        ", ".join(f"from {each['from']} to {each['to']} at {each['at']}" for each in changes) or None,
+    )
+    yield "snapshot", f"{facts.snapshot} of {facts.database} at {rfc3339(facts.taken_at)}"
+    yield "sha256", result.sha256

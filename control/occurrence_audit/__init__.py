@@ -1,0 +1,1 @@
+"""`tidewheel audit`: recompute every occurrence and compare it with what is recorded."""

@@ -1,0 +1,288 @@
+"""Read an installation in the order of its jobs, and compare job by job.
+
+Each stream (versions, runs, the ledger, overrides, attempts) is a cursor of the server in one transaction of one
+snapshot, in the order of job ids. So memory is bounded by the records of one job's window, whatever their number.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from datetime import date, datetime
+from itertools import chain, groupby
+from typing import Generic, LiteralString, NamedTuple, Protocol, TypedDict, TypeVar, cast
+from uuid import UUID
+
+from psycopg.rows import class_row
+
+from tidewheel.control.occurrence_audit.compare import (
+    AuditedJob,
+    CalendarState,
+    Finding,
+    InForce,
+    JobAudit,
+    Skipped,
+    compare,
+)
+from tidewheel.control.occurrence_audit.instants import instant_of, unpack
+from tidewheel.control.occurrence_audit.records import DatabaseRuns, MissingChild, RecordedDay, RecordedRuns, Scope
+from tidewheel.errors import ScheduleRefused, refuse
+from tidewheel.jobs.values import format_timestamp
+from tidewheel.postgres.session import Conn, rows_of
+from tidewheel.postgres.statements import Statements
+from tidewheel.schedules.decision import DaySet, Override
+from tidewheel.schedules.parse import schedule_from_text
+from tidewheel.schedules.policies import Policies, policies_from_text
+from tidewheel.schedules.timer_state import DaySets, timer_state
+from tidewheel.schedules.zones import tzdata_version
+from tidewheel.transitions.decision_inputs import read_day_sets
+
+_SQL = Statements("tidewheel.control.occurrence_audit")
+_READ_FACTS = _SQL["read_audit_facts"]
+_HAS_VERSIONS_BEFORE = _SQL["has_versions_before"]
+_READ_VERSIONS = _SQL["read_audited_versions"]
+_READ_SKIPS = _SQL["read_audited_skips"]
+_READ_OVERRIDES = _SQL["read_audited_overrides"]
+_READ_CALENDARS = _SQL["read_audited_calendars"]
+
+_ROWS = 1_000  # in one round trip, of versions and rows of the ledger
+
+
+@dataclass(frozen=True, slots=True)
+class AuditFacts:
+    """The state of the installation that an audit reads.
+
+    Args:
+        taken_at: The database's clock.
+        database: Its name.
+        snapshot: The snapshot of all reads.
+        stored_tzdata: The tzdata release by which the timers were computed.
+        tzdata_changes: The changes of that release, each with its time; None if there was none.
+        tzdata: The tzdata release by which the audit computes.
+        runs_from: The beginning of the oldest day whose runs are kept.
+    """
+
+    taken_at: datetime
+    database: str
+    snapshot: str
+    stored_tzdata: object
+    tzdata_changes: object
+    runs_from: datetime | None
+    tzdata: str = tzdata_version()
+
+
+class _HasJob(Protocol):
+    @property
+    def job_id(self) -> UUID: ...
+
+
+R = TypeVar("R", bound=_HasJob)
+
+
+class _ByJob(Generic[R]):
+    """A stream in the order of jobs, read job by job."""
+
+    def __init__(self, rows: Iterator[R]) -> None:
+        self._rows = rows
+        self._next = next(rows, None)
+
+    def before(self, job_id: UUID | None) -> Iterator[R]:
+        """Yield the rows of earlier jobs: no version of theirs was in force."""
+        while self._next is not None and (job_id is None or self._next.job_id < job_id):
+            row, self._next = self._next, next(self._rows, None)
+            yield row
+
+    def of(self, job_id: UUID) -> Iterator[R]:
+        """Yield the rows of a job."""
+        while self._next is not None and self._next.job_id == job_id:
+            row, self._next = self._next, next(self._rows, None)
+            yield row
+
+
+class _VersionRow(NamedTuple):
+    """A version with its job; `read_audited_versions` returns its columns in this order."""
+
+    job_id: UUID
+    tenant: str
+    key: str
+    cursor_at: datetime | None
+    hold_reason: str | None
+    version: int
+    schedule_json: str
+    policy_json: str
+    after: datetime
+    until: datetime | None
+
+
+class _OverrideRow(NamedTuple):
+    job_id: UUID
+    scheduled_at: datetime
+    moved_to: datetime | None
+    done: bool
+
+
+def read_facts(connection: Conn) -> AuditFacts:
+    """Return the state of the installation; it opens the snapshot."""
+    with connection.cursor(row_factory=class_row(AuditFacts), binary=True) as cursor:
+        found = cursor.execute(_READ_FACTS).fetchone()
+    assert found is not None  # noqa: S101 - it always has one row
+    return found
+
+
+def ensure_kept(connection: Conn, facts: AuditFacts, scope: Scope) -> None:
+    """Refuse a range whose records are not all there: it is ahead, or beyond the retention.
+
+    Raises:
+        InvalidInput: It is.
+    """
+    if scope.before > facts.taken_at:
+        problem = f"{format_timestamp(scope.before)} is ahead: it is {format_timestamp(facts.taken_at)}"
+        refuse("--to", problem, "leave it out to audit up to now")
+    if scope.first >= scope.before:
+        refuse("--from", "it is not before --to", "write an earlier instant")
+    oldest = facts.runs_from
+    if oldest is None or scope.first >= oldest:
+        return
+    columns = {"before": oldest, "tenant": scope.tenant, "job_id": scope.job_id}
+    if connection.execute(_HAS_VERSIONS_BEFORE, columns, binary=True).fetchone() == (True,):
+        problem = f"runs that ended before {format_timestamp(oldest)} are no longer kept"
+        refuse("--from", problem, f"write {format_timestamp(oldest)} or later; TIDEWHEEL_RETENTION keeps them longer")
+
+
+def audit(connection: Conn, scope: Scope, recorded: RecordedRuns | None = None) -> Iterator[JobAudit]:
+    """Yield the audit of each job that had occurrences or runs in a range, by job id.
+
+    Args:
+        connection: In a transaction of one snapshot.
+        scope: The range.
+        recorded: The reader of runs; by default that of the tables.
+    """
+    recorded = recorded or DatabaseRuns(connection)
+    days, wrong = _ByJob(recorded.days(scope)), _ByJob(recorded.wrong_attempts(scope))
+    chains, missing = _ByJob(recorded.chains(scope)), _ByJob(recorded.missing_children(scope))
+    skips = _ByJob(_stream(connection, "skips", _READ_SKIPS, scope, Skipped._make))
+    overrides = _ByJob(_stream(connection, "overrides", _READ_OVERRIDES, scope, _OverrideRow._make))
+    calendars = _Calendars(connection, scope)
+    versions = _stream(connection, "versions", _READ_VERSIONS, scope, _VersionRow._make)
+    for job_id, rows in groupby(versions, key=lambda row: row.job_id):
+        yield from _without_version(days, missing, job_id)
+        for _ in chain(*(stream.before(job_id) for stream in (wrong, chains, skips, overrides))):
+            pass  # of a job without a version in the range
+        found = compare(
+            _audited([*rows], calendars),
+            days.of(job_id),
+            skips=[*skips.of(job_id)],
+            overrides={each.scheduled_at: Override(*each[1:]) for each in overrides.of(job_id)},
+            wrong_attempts=wrong.of(job_id),
+            links=chains.of(job_id),
+            missing=missing.of(job_id),
+            scope=scope,
+        )
+        if found.computed or found.finding_count or found.runs.total():
+            yield found
+    yield from _without_version(days, missing, None)
+
+
+def _stream(
+    connection: Conn, name: str, statement: LiteralString, scope: Scope, make: Callable[[Iterable[object]], R]
+) -> Iterator[R]:
+    with connection.cursor(name, row_factory=rows_of(make)) as cursor:
+        cursor.itersize = _ROWS
+        yield from cursor.execute(statement, asdict(scope), binary=True)
+
+
+def _without_version(
+    days: _ByJob[RecordedDay], missing: _ByJob[MissingChild], job_id: UUID | None
+) -> Iterator[JobAudit]:
+    """Yield the records of jobs without a version in the range: none of their runs is computed."""
+    for day in days.before(job_id):
+        found = JobAudit(day.job_id, "", "")
+        for number in unpack(day.instants):
+            at = instant_of(number)
+            found.add(Finding("unexpected", at, at, 1, "a run of the timer is recorded, and no version was in force"))
+        yield found
+    for child in missing.before(job_id):
+        found = JobAudit(child.job_id, "", "")
+        at, words = child.scheduled_at, f"no version was in force, and no run in the occurrence of {child.root_run_id}"
+        found.add(Finding("missing", at, at, 1, words))
+        yield found
+
+
+class _Calendars:
+    """The calendars of an installation, with the days that held before."""
+
+    def __init__(self, connection: Conn, scope: Scope) -> None:
+        rows = connection.execute(_READ_CALENDARS, {"tenant": scope.tenant}, binary=True).fetchall()
+        found = cast("list[tuple[str, str, list[_Past]]]", rows)
+        self._days: DaySets = read_day_sets(connection, [(tenant, name) for tenant, name, _ in found])
+        self._past = {
+            (tenant, name): [held for each in past if (held := _held(each)).until > scope.first]
+            for tenant, name, past in found
+        }
+
+    def states(self, tenant: str, policies: Policies) -> list[tuple[datetime | None, DaySets]] | None:
+        """Return the days of all calendars that policies name, each with the time until which they held.
+
+        None if a calendar is gone.
+        """
+        named = {(tenant, name) for name in policies.calendars}
+        if not named <= self._days.keys():
+            return None
+        changes = sorted({held.until for pair in named for held in self._past[pair]})
+        return [(until, {pair: self._at(pair, until) for pair in named}) for until in (*changes, None)]
+
+    def _at(self, pair: tuple[str, str], until: datetime | None) -> DaySet:
+        """Return the days of a calendar that held up to an instant."""
+        past = () if until is None else (held.days for held in self._past[pair] if until <= held.until)
+        return next(iter(past), self._days[pair])
+
+
+class _Past(TypedDict):
+    until: str
+    days: list[str]
+    weekdays: list[int]
+    since: str | None
+
+
+class _Held(NamedTuple):
+    until: datetime
+    days: DaySet
+
+
+def _held(past: _Past) -> _Held:
+    days = frozenset(date.fromisoformat(day) for day in past["days"])
+    since = None if past["since"] is None else datetime.fromisoformat(past["since"])
+    return _Held(datetime.fromisoformat(past["until"]), DaySet(days, frozenset(past["weekdays"]), since))
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The columns of a timer that its state is built from."""
+
+    job_id: UUID
+    tenant: str
+    schedule_json: str
+    policy_json: str
+    scheduled_at: datetime
+    catch_up_end: datetime | None = None
+
+
+def _audited(rows: list[_VersionRow], calendars: _Calendars) -> AuditedJob:
+    last = rows[-1]
+    versions = [_in_force(row, calendars) for row in rows]
+    return AuditedJob(last.job_id, last.tenant, last.key, versions, last.cursor_at, last.hold_reason)
+
+
+def _in_force(row: _VersionRow, calendars: _Calendars) -> InForce:
+    try:
+        schedule, policies = schedule_from_text(row.schedule_json, row.job_id), policies_from_text(row.policy_json)
+    except (ScheduleRefused, ValueError):
+        return InForce(row.version, row.after, row.until, None)
+    if not policies.calendars:
+        return InForce(row.version, row.after, row.until, schedule)
+    states = calendars.states(row.tenant, policies)
+    place = _Place(row.job_id, row.tenant, row.schedule_json, row.policy_json, row.after)
+    opened = (
+        None
+        if states is None
+        else tuple(CalendarState(until, timer_state(place, days).effective) for until, days in states)
+    )
+    return InForce(row.version, row.after, row.until, schedule, opened, policies.shift)

@@ -1,0 +1,192 @@
+-- name: lift_time_limit
+-- Lifts the limit on whole transactions for this session, where the server has one.
+-- No index, no lock.
+SELECT set_config(p.name, '0', false) FROM pg_settings AS p WHERE p.name = 'transaction_timeout'
+
+-- name: read_audit_facts
+-- Returns the clock, the database's name, the snapshot, the tzdata version of the timers and the oldest day of runs.
+-- Index: pg_inherits_parent_index, pg_class_oid_index.
+-- No lock.
+SELECT tidewheel_now() AS taken_at, current_database()::text AS database, pg_current_snapshot()::text AS snapshot,
+       (SELECT s.value FROM settings AS s WHERE s.name = 'tzdata') AS stored_tzdata,
+       (SELECT s.value FROM settings AS s WHERE s.name = 'tzdata_changes') AS tzdata_changes,
+       (SELECT to_date(right(min(c.relname), 8), 'YYYYMMDD')::timestamptz
+          FROM pg_inherits AS i
+          JOIN pg_class AS c ON c.oid = i.inhrelid
+         WHERE i.inhparent = 'finished_runs'::regclass) AS runs_from
+
+-- name: has_versions_before
+-- Returns true if a job of the audit had occurrences of its own before an instant.
+-- No index: it stops at the first row.
+-- No lock.
+SELECT EXISTS (
+    SELECT 1 FROM job_versions AS v
+     WHERE v.effective_at < %(before)s::timestamptz
+       AND (%(tenant)s::text IS NULL OR v.tenant = %(tenant)s::text)
+       AND (%(job_id)s::uuid IS NULL OR v.job_id = %(job_id)s::uuid)
+       AND v.schedule_json !~ '"kind":"(manual|after)"'
+)
+
+-- name: read_audited_versions
+-- Returns the versions in force in a range, by job and version, each with its job's position.
+-- Index: job_versions_pkey, jobs_pkey, timers_pkey, or scans of the tables.
+-- No lock.
+-- Why: a `once` that was accepted after its time has an occurrence before its time in force.
+SELECT f.job_id, j.tenant, j.key, t.scheduled_at AS cursor_at, t.hold_reason, f.version, f.schedule_json, f.policy_json,
+       f.after, f.until
+  FROM (
+    SELECT v.job_id, v.version, v.schedule_json, v.policy_json, v.effective_at AS after,
+           least(v.retired_at, min(v.effective_at) OVER following) AS until
+      FROM job_versions AS v
+     WHERE (%(tenant)s::text IS NULL OR v.tenant = %(tenant)s::text)
+       AND (%(job_id)s::uuid IS NULL OR v.job_id = %(job_id)s::uuid)
+    WINDOW following AS (PARTITION BY v.job_id ORDER BY v.version ROWS BETWEEN 1 FOLLOWING AND UNBOUNDED FOLLOWING)
+  ) AS f
+  JOIN jobs AS j ON j.job_id = f.job_id
+  LEFT JOIN timers AS t ON t.job_id = f.job_id
+ WHERE (f.after < %(before)s::timestamptz OR position('"kind":"once"' IN f.schedule_json) > 0)
+   AND coalesce(f.until >= %(first)s::timestamptz, true)
+   AND coalesce(f.until > f.after, true)
+ ORDER BY f.job_id, f.version
+
+-- name: read_audited_skips
+-- Returns the rows of the ledger in a range, by job and instant.
+-- Index: skips_by_job of one job, else a scan of the table.
+-- No lock.
+SELECT s.job_id, s.reason, s.first_at, s.last_at, s.occurrences, s.is_exact
+  FROM skips AS s
+ WHERE s.last_at >= %(first)s::timestamptz AND s.first_at < %(before)s::timestamptz
+   AND (%(tenant)s::text IS NULL OR s.tenant = %(tenant)s::text)
+   AND (%(job_id)s::uuid IS NULL OR s.job_id = %(job_id)s::uuid)
+ ORDER BY s.job_id, s.first_at, s.skip_id
+
+-- name: read_audited_overrides
+-- Returns the skips and moves of single occurrences in a range, by job and instant.
+-- Index: overrides_pkey.
+-- No lock.
+SELECT v.job_id, v.scheduled_at, v.moved_to, v.done_at IS NOT NULL AS done
+  FROM overrides AS v
+ WHERE v.scheduled_at >= %(first)s::timestamptz AND v.scheduled_at < %(before)s::timestamptz
+   AND (%(tenant)s::text IS NULL OR v.tenant = %(tenant)s::text)
+   AND (%(job_id)s::uuid IS NULL OR v.job_id = %(job_id)s::uuid)
+ ORDER BY v.job_id, v.scheduled_at
+
+-- name: earliest_move
+-- Returns the earliest instant to which an occurrence of a range was moved.
+-- Index: overrides_pkey.
+-- No lock.
+SELECT min(v.moved_to)
+  FROM overrides AS v
+ WHERE v.scheduled_at >= %(first)s::timestamptz AND v.scheduled_at < %(before)s::timestamptz
+   AND (%(job_id)s::uuid IS NULL OR v.job_id = %(job_id)s::uuid)
+
+-- name: read_audited_calendars
+-- Returns all calendars with the days that held before.
+-- Index: calendars_pkey.
+-- No lock.
+SELECT c.tenant, c.name, c.past FROM calendars AS c WHERE %(tenant)s::text IS NULL OR c.tenant = %(tenant)s::text
+
+-- name: read_timer_runs
+-- Returns the scheduled runs of a range, by job and day: their instants as the bytes of big-endian microseconds since
+-- 2000, in order, and counts.
+-- Index: job_runs_by_job and finished_runs_by_job of one job, else a scan of the days since the range begins.
+-- No lock.
+-- Why: one row for each job and day. The server sorts on disk, and the reader compares bytes.
+SELECT r.job_id, date_bin('1 day', r.scheduled_at, timestamptz '2000-01-01 00:00:00+00') AS day,
+       string_agg(timestamptz_send(r.scheduled_at), ''::bytea ORDER BY r.scheduled_at) AS instants,
+       count(*) FILTER (WHERE r.state = 'succeeded') AS succeeded,
+       count(*) FILTER (WHERE r.state = 'failed') AS failed,
+       count(*) FILTER (WHERE r.state = 'timed_out') AS timed_out,
+       count(*) FILTER (WHERE r.state = 'cancelled') AS cancelled,
+       count(*) FILTER (WHERE r.state = 'skipped') AS skipped,
+       count(*) FILTER (WHERE r.state = 'open') AS open,
+       coalesce(sum(r.attempt), 0)::bigint AS attempts,
+       count(*) FILTER (WHERE r.by_message) AS by_message,
+       count(*) FILTER (WHERE r.by_sweep) AS by_sweep
+  FROM (
+    SELECT f.job_id, f.scheduled_at, f.state, f.attempt, position('/' IN f.claimed_from) > 0 AS by_message,
+           f.claimed_from = 'sweep' AS by_sweep
+      FROM finished_runs AS f
+     WHERE f.finished_at >= %(ended_from)s::timestamptz
+       AND f.scheduled_at >= %(first)s::timestamptz AND f.scheduled_at < %(before)s::timestamptz AND f.cause = 'timer'
+       AND (%(tenant)s::text IS NULL OR f.tenant = %(tenant)s::text)
+       AND (%(job_id)s::uuid IS NULL OR f.job_id = %(job_id)s::uuid)
+     UNION ALL
+    SELECT o.job_id, o.scheduled_at, 'open', o.attempt, position('/' IN o.claimed_from) > 0, o.claimed_from = 'sweep'
+      FROM job_runs AS o
+     WHERE o.scheduled_at >= %(first)s::timestamptz AND o.scheduled_at < %(before)s::timestamptz AND o.cause = 'timer'
+       AND (%(tenant)s::text IS NULL OR o.tenant = %(tenant)s::text)
+       AND (%(job_id)s::uuid IS NULL OR o.job_id = %(job_id)s::uuid)
+  ) AS r
+ GROUP BY r.job_id, day
+ ORDER BY r.job_id, day
+
+-- name: read_wrong_attempts
+-- Returns ended runs of a range, of any cause, that do not have a record of each attempt, by job.
+-- Index: finished_runs_by_job of one job, attempts_pkey, else scans of the days since the range begins.
+-- No lock.
+-- Why: a success has no row of its own, so most runs are left out before the join.
+SELECT f.job_id, f.run_id, f.scheduled_at, f.attempt, (count(a.run_id) + (f.state = 'succeeded')::integer)::bigint AS recorded
+  FROM finished_runs AS f
+  LEFT JOIN attempts AS a ON a.run_id = f.run_id
+ WHERE f.finished_at >= %(ended_from)s::timestamptz
+   AND f.scheduled_at >= %(first)s::timestamptz AND f.scheduled_at < %(before)s::timestamptz
+   AND f.attempt > (f.state = 'succeeded')::integer
+   AND (%(tenant)s::text IS NULL OR f.tenant = %(tenant)s::text)
+   AND (%(job_id)s::uuid IS NULL OR f.job_id = %(job_id)s::uuid)
+ GROUP BY f.job_id, f.run_id, f.scheduled_at, f.finished_at, f.attempt, f.state
+HAVING count(a.run_id) + (f.state = 'succeeded')::integer <> f.attempt
+ ORDER BY f.job_id, f.scheduled_at
+
+-- name: read_chains
+-- Returns each scheduled run of fixed_delay jobs in a range with the run before it, by job and instant.
+-- Index: jobs_fixed_delay, job_runs_by_job, finished_runs_by_job, or scans of the days since the range begins.
+-- No lock.
+SELECT c.job_id, c.scheduled_at, c.previous_at, c.previous_end
+  FROM (
+    SELECT r.job_id, r.scheduled_at, lag(r.scheduled_at) OVER by_time AS previous_at,
+           lag(r.finished_at) OVER by_time AS previous_end
+      FROM (
+        SELECT f.job_id, f.scheduled_at, f.finished_at
+          FROM finished_runs AS f
+         WHERE f.finished_at >= %(ended_from)s::timestamptz AND f.cause = 'timer'
+           AND f.scheduled_at >= %(first)s::timestamptz AND f.scheduled_at < %(before)s::timestamptz
+         UNION ALL
+        SELECT o.job_id, o.scheduled_at, NULL
+          FROM job_runs AS o
+         WHERE o.scheduled_at >= %(first)s::timestamptz AND o.scheduled_at < %(before)s::timestamptz AND o.cause = 'timer'
+      ) AS r
+      JOIN jobs AS j ON j.job_id = r.job_id
+     WHERE j.schedule_kind = 'fixed_delay' AND j.deleted_at IS NULL
+       AND (%(tenant)s::text IS NULL OR j.tenant = %(tenant)s::text)
+       AND (%(job_id)s::uuid IS NULL OR j.job_id = %(job_id)s::uuid)
+    WINDOW by_time AS (PARTITION BY r.job_id ORDER BY r.scheduled_at)
+  ) AS c
+ WHERE c.previous_at IS NOT NULL
+ ORDER BY c.job_id, c.scheduled_at
+
+-- name: read_missing_children
+-- Returns the jobs of ended occurrences of workflows without a run in them, by job.
+-- Index: job_edges_pkey; workflows and the days since the range begins are scanned.
+-- No lock.
+-- Why: each job of the graph has a run, skipped or not, when an occurrence has succeeded or failed.
+WITH RECURSIVE nodes AS (
+    SELECT w.root_run_id, w.scheduled_at, w.graph_at, w.root_job_id AS job_id
+      FROM workflows AS w
+     WHERE w.scheduled_at >= %(first)s::timestamptz AND w.scheduled_at < %(before)s::timestamptz
+       AND w.finished_at IS NOT NULL AND w.state IN ('succeeded', 'failed')
+       AND w.root_job_id <> '00000000-0000-0000-0000-000000000000'
+       AND (%(tenant)s::text IS NULL OR w.tenant = %(tenant)s::text)
+     UNION
+    SELECT n.root_run_id, n.scheduled_at, n.graph_at, e.child_job_id
+      FROM nodes AS n
+      JOIN job_edges AS e
+        ON e.parent_job_id = n.job_id AND e.from_at < n.graph_at AND (e.until_at IS NULL OR n.graph_at <= e.until_at)
+)
+SELECT n.job_id, n.scheduled_at, n.root_run_id
+  FROM nodes AS n
+ WHERE (%(job_id)s::uuid IS NULL OR n.job_id = %(job_id)s::uuid)
+   AND NOT EXISTS (
+           SELECT FROM finished_runs AS f
+            WHERE f.job_id = n.job_id AND f.workflow_run_id = n.root_run_id AND f.finished_at >= %(ended_from)s::timestamptz)
+ ORDER BY n.job_id, n.scheduled_at

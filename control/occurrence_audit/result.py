@@ -1,0 +1,187 @@
+"""Run an audit, write its report and return its totals.
+
+The report is one JSON document with a line for each job. Its last line has the SHA-256 of all lines before, so
+`head -n -1 FILE | sha256sum` checks it. It is written as the audit goes on, whatever the number of jobs.
+"""
+
+import json
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from hashlib import sha256
+from typing import TextIO
+from uuid import UUID
+
+from psycopg import IsolationLevel
+
+from tidewheel.control.occurrence_audit.audit import AuditFacts, audit, ensure_kept, read_facts
+from tidewheel.control.occurrence_audit.compare import Finding, JobAudit
+from tidewheel.control.occurrence_audit.records import Scope
+from tidewheel.control.reads.job_position import read_job_position
+from tidewheel.control.reads.json_form import as_json
+from tidewheel.postgres.session import Session
+from tidewheel.postgres.statements import Statements
+
+_LIFT_TIME_LIMIT = Statements("tidewheel.control.occurrence_audit")["lift_time_limit"]
+
+MAX_LISTED = 1_000
+"""Findings that a result lists; the report lists up to a hundred of each job."""
+
+FORMAT = "tidewheel.audit/1"
+
+# Whole results are sorted, on disk where they do not fit. A process that is stopped holds its snapshot for 10 minutes.
+_SESSION = (
+    "-c cursor_tuple_fraction=1 -c work_mem=128MB -c jit=off -c statement_timeout=0 "
+    "-c idle_in_transaction_session_timeout=600s"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class JobFinding:
+    """A finding with its job."""
+
+    tenant: str
+    key: str
+    job_id: UUID
+    finding: Finding
+
+
+@dataclass(slots=True)
+class AuditTotals:
+    """The sums over all jobs, as the fields of `JobAudit`."""
+
+    jobs: int = 0
+    computed: int = 0
+    fired: int = 0
+    skipped: Counter[str] = field(default_factory=Counter[str])
+    undecided: Counter[str] = field(default_factory=Counter[str])
+    missing: int = 0
+    runs: Counter[str] = field(default_factory=Counter[str])
+    attempts: int = 0
+    by_message: int = 0
+    by_sweep: int = 0
+    findings: int = 0
+
+    def add(self, job: JobAudit) -> None:
+        """Add a job."""
+        self.jobs += 1
+        self.computed += job.computed
+        self.fired += job.fired
+        self.skipped.update(job.skipped)
+        self.undecided.update(job.undecided)
+        self.missing += job.missing
+        self.runs.update(+job.runs)
+        self.attempts += job.attempts
+        self.by_message += job.by_message
+        self.by_sweep += job.by_sweep
+        self.findings += job.finding_count
+
+
+@dataclass(frozen=True, slots=True)
+class AuditResult:
+    """The result of an audit.
+
+    Args:
+        facts: The state of the installation.
+        first: The first instant.
+        before: All instants are earlier.
+        tenant: The only tenant; None for all.
+        key: The only job; None for all.
+        totals: The sums over all jobs.
+        findings: The first findings.
+        sha256: The hash of the report; None if none was written.
+    """
+
+    facts: AuditFacts
+    first: datetime
+    before: datetime
+    tenant: str | None
+    key: str | None
+    totals: AuditTotals
+    findings: tuple[JobFinding, ...]
+    sha256: str | None = None
+
+    @property
+    def passed(self) -> bool:
+        """True if there is no finding: all that is computed has fired, was skipped, or is not decided yet."""
+        return not self.totals.findings
+
+
+def run_audit(
+    url: str,
+    first: datetime,
+    before: datetime | None = None,
+    *,
+    tenant: str | None = None,
+    key: str | None = None,
+    report: TextIO | None = None,
+) -> AuditResult:
+    """Audit a range of an installation in one transaction that only reads.
+
+    Args:
+        url: The database.
+        first: The first instant.
+        before: All instants are earlier; the present by default.
+        tenant: Only this tenant.
+        key: Only this job of the tenant.
+        report: Receives the report.
+
+    Raises:
+        InvalidInput: The range is ahead, or runs of it are no longer kept.
+        UnknownJob: There is no such job.
+        Unavailable: The database does not answer.
+    """
+    session = Session(url, "tidewheel-audit", options=_SESSION)
+    try:
+        session.connection().isolation_level = IsolationLevel.REPEATABLE_READ
+        session.connection().read_only = True
+        with session.transaction() as connection:
+            connection.execute(_LIFT_TIME_LIMIT)
+        with session.transaction() as connection:
+            facts = read_facts(connection)
+            job_id = None if key is None else read_job_position(connection, tenant or "default", key).job_id
+            scope = Scope(first, before or facts.taken_at, tenant, job_id)
+            ensure_kept(connection, facts, scope)
+            totals, findings = AuditTotals(), list[JobFinding]()
+            result = AuditResult(facts, scope.first, scope.before, tenant, key, totals, ())
+            writer = None if report is None else _Report(report, result)
+            for job in audit(connection, scope):
+                totals.add(job)
+                room = MAX_LISTED - len(findings)
+                findings += [JobFinding(job.tenant, job.key, job.job_id, each) for each in job.findings[:room]]
+                if writer is not None:
+                    writer.add(job)
+    finally:
+        session.close()
+    digest = None if writer is None else writer.close(totals)
+    return AuditResult(facts, scope.first, scope.before, tenant, key, totals, tuple(findings), digest)
+
+
+class _Report:
+    """A report that is written line by line."""
+
+    def __init__(self, file: TextIO, result: AuditResult) -> None:
+        self._file, self._hash, self._any = file, sha256(), False
+        head: dict[str, object] = {
+            "format": FORMAT, **asdict(result.facts), "from": result.first, "before": result.before,
+            "tenant": result.tenant, "job": result.key,
+        }  # fmt: skip
+        self._line(f'{json.dumps(as_json(head), ensure_ascii=False)[:-1]}, "jobs": [')
+
+    def add(self, job: JobAudit) -> None:
+        """Write a job."""
+        text = json.dumps(as_json(job), ensure_ascii=False)
+        self._line(f",{text}" if self._any else text)
+        self._any = True
+
+    def close(self, totals: AuditTotals) -> str:
+        """Write the totals and the hash; return the hash."""
+        text = json.dumps(as_json(totals), ensure_ascii=False)
+        self._line(f'], "totals": {text}, "passed": {"false" if totals.findings else "true"},')
+        digest = self._hash.hexdigest()
+        self._file.write(f'"sha256": "{digest}"}}\n')
+        return digest
+
+    def _line(self, text: str) -> None:
+        self._hash.update(f"{text}\n".encode())
+        self._file.write(f"{text}\n")

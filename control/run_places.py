@@ -1,0 +1,203 @@
+"""The places of one run: its table and day, its outbox rows, and its messages on Kafka.
+
+Coordinates of the request and of each claim are stored. The run's first message and its completion are not: they are
+looked up on their topics by key, from the time on at which they were due. The look-up has a limit of messages and of
+time, so it may end without a result. PostgreSQL alone is enough for the rest.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from uuid import UUID
+
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+from psycopg.rows import class_row
+
+from tidewheel.clock import monotonic_seconds
+from tidewheel.errors import TidewheelError, Unavailable, UnknownRun
+from tidewheel.kafka.offsets import offsets_client, read_end_offsets, read_partitions
+from tidewheel.outbox import OutboxLane, slice_lane_of, slice_of
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+from tidewheel.settings.connections import Connections
+from tidewheel.transitions.installation import Installation, read_installation
+
+_SQL = Statements("tidewheel.control")
+_READ_RUN_PLACE = _SQL["read_run_place"]
+_FIND_OUTBOX_ROWS = _SQL["find_outbox_rows"]
+
+_MARGIN = timedelta(seconds=5)  # the relay's clock gives messages their time
+_SECONDS = 10.0  # for each message
+_MESSAGES = 200_000
+_KAFKA_SECONDS = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class MessagePlace:
+    """A message on Kafka."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class PendingMessage:
+    """A row of the outbox: the relay publishes it at `publish_at`, or soon after."""
+
+    id: int
+    topic: str
+    publish_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlaces:
+    """The places of a run.
+
+    Args:
+        table_name: The table that holds it; of an ended run the partition of its day.
+        day: The day on which it ended; None while it is open.
+        kept_until: The day on which retention drops that partition.
+        shard: Its job's shard.
+        request_id: The id of the request that created it.
+        requested_from: That request's message as topic/partition/offset.
+        outbox: Its messages that are not published yet.
+        run_message: Its first message; None if it was not found.
+        completion: Its completion; None while it is open, or if it was not found.
+        kafka: The reason for which Kafka was not read; None if it was.
+    """
+
+    table_name: str
+    day: date | None
+    kept_until: date | None
+    shard: int
+    request_id: str | None
+    requested_from: str | None
+    outbox: tuple[PendingMessage, ...]
+    run_message: MessagePlace | None
+    completion: MessagePlace | None
+    kafka: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    table_name: str
+    job_id: UUID
+    shard: int
+    queue: str
+    lane: str
+    state: str
+    created_at: datetime
+    publish_at: datetime | None
+    finished_at: datetime | None
+    request_id: str | None
+    requested_from: str | None
+
+
+def find_places(
+    connection: Conn, settings: Connections, tenant: str, run_id: UUID, *, retention: timedelta, kafka: bool = True
+) -> RunPlaces:
+    """Find the places of a run.
+
+    Args:
+        connection: The connection to read with.
+        settings: The brokers and the names of topics.
+        tenant: The run's tenant.
+        run_id: The run.
+        retention: The time for which runs are kept.
+        kafka: False to leave out what is looked up on Kafka.
+
+    Raises:
+        UnknownRun: The tenant has no run of this id.
+    """
+    with connection.cursor(row_factory=class_row(_Row), binary=True) as cursor:
+        row = cursor.execute(_READ_RUN_PLACE, {"run_id": run_id, "tenant": tenant}).fetchone()
+    if row is None:
+        raise UnknownRun(str(run_id))
+    installation = read_installation(connection, settings)
+    day = None if row.finished_at is None else row.finished_at.astimezone(UTC).date()
+    outbox = _outbox(connection, installation, row, run_id)
+    run_message, completion, why = (
+        _on_kafka(settings, installation, row, run_id) if kafka else (None, None, "it was left out")
+    )
+    return RunPlaces(
+        table_name=row.table_name,
+        day=day,
+        kept_until=None if day is None else day + retention + timedelta(days=1),
+        shard=row.shard,
+        request_id=row.request_id,
+        requested_from=row.requested_from,
+        outbox=outbox,
+        run_message=run_message,
+        completion=completion,
+        kafka=why,
+    )
+
+
+def _outbox(connection: Conn, installation: Installation, row: _Row, run_id: UUID) -> tuple[PendingMessage, ...]:
+    number = slice_of(row.shard, installation.shards)
+    columns: dict[str, object] = {
+        "slice_lanes": [slice_lane_of(number, lane) for lane in (row.lane, OutboxLane.EVENTS)],
+        "instants": [at for at in (row.publish_at, row.finished_at) if at is not None],
+        "run_id": str(run_id).encode(),
+    }
+    with connection.cursor(row_factory=class_row(PendingMessage), binary=True) as cursor:
+        return tuple(cursor.execute(_FIND_OUTBOX_ROWS, columns))
+
+
+def _on_kafka(
+    settings: Connections, installation: Installation, row: _Row, run_id: UUID
+) -> tuple[MessagePlace | None, MessagePlace | None, str | None]:
+    """Return the run's first message and its completion, or the reason for which Kafka was not read."""
+    topics, run = installation.topics, str(run_id).encode()
+    published_from = max(row.created_at, row.publish_at or row.created_at)
+    completion: MessagePlace | None = None
+    try:
+        with offsets_client(settings.kafka_config(), "tidewheel.places") as client:
+            first = _find(client, topics.runs(row.queue, row.lane), run, b"", published_from)
+            if row.finished_at is not None:
+                completion = _find(client, topics.completions, str(row.job_id).encode(), run, row.finished_at)
+    except (TidewheelError, KafkaException) as error:
+        return None, None, str(error)
+    return first, completion, None
+
+
+def _find(client: Consumer, topic: str, key: bytes, subject: bytes, since: datetime) -> MessagePlace | None:
+    """Return the first message of a topic with a key, and with a subject if one is given.
+
+    Raises:
+        Unavailable: The broker does not answer in time.
+    """
+    stamp = int((since - _MARGIN).timestamp() * 1000)
+    partitions = read_partitions(client, topic).get(topic, [])
+    if not partitions:
+        return None
+    ends = {part: end for (_, part), (_, end) in read_end_offsets(client, partitions).items()}
+    try:
+        found = client.offsets_for_times(
+            [TopicPartition(*place, stamp) for place in partitions], timeout=_KAFKA_SECONDS
+        )
+    except KafkaException as error:
+        message = f"offsets of {topic} cannot be read: {error.args[0].str()}"
+        raise Unavailable(message) from error
+    left = {each.partition: each.offset for each in found if 0 <= each.offset < ends[each.partition]}
+    client.assign([TopicPartition(topic, part, offset) for part, offset in left.items()])
+    deadline, seen = monotonic_seconds() + _SECONDS, 0
+    while left and seen < _MESSAGES and monotonic_seconds() < deadline:
+        for received in client.consume(1000, 0.2):
+            part, offset = received.partition(), received.offset()
+            if received.error() is not None or part is None or offset is None:
+                continue
+            seen += 1
+            if received.key() == key and (not subject or _headers(received.headers()).get("ce_subject") == subject):
+                stamped = received.timestamp()[1]
+                at = None if stamped < 0 else datetime.fromtimestamp(stamped / 1000, UTC)
+                return MessagePlace(topic, part, offset, at)
+            if offset + 1 >= ends.get(part, 0):
+                left.pop(part, None)
+    return None
+
+
+def _headers(headers: object) -> Mapping[str, object]:
+    return dict(headers) if isinstance(headers, list) else {}
