@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Literal
 
 import psycopg
@@ -51,6 +52,7 @@ class Postgres:
         max_wal_size_megabytes: WAL between checkpoints; larger means fewer full-page images and a longer recovery.
         max_connections: Every service process holds up to about ten.
         lasting: False if the data are erased with the caller's session: nothing is flushed to disk.
+        primary: The running server whose standby this is; its first start copies the data.
     """
 
     def __init__(
@@ -64,8 +66,10 @@ class Postgres:
         max_wal_size_megabytes: int = 2048,
         max_connections: int = 200,
         lasting: bool = True,
+        primary: "Postgres | None" = None,
     ) -> None:
         self._folder = folder
+        self._primary = primary
         self._data = folder / "data"
         self._initialized = folder / "made"  # exists once initdb has ended: PG_VERSION is there before that
         self._log = log
@@ -157,17 +161,35 @@ class Postgres:
         self._data.mkdir(mode=0o700, parents=True)
         if account is not None:
             os.chown(self._data, account.uid, account.gid)
+        if self._primary is None:
+            result = self._make(programs, account)
+        else:
+            # It writes the address of the primary, with the password, into the copy's own settings.
+            address = f"host=127.0.0.1 port={self._primary._port} user={_NAME} require_auth=scram-sha-256"
+            copy = (
+                "--wal-method=stream",
+                "--checkpoint=fast",
+                "--write-recovery-conf",
+                "--create-slot",
+                f"--slot={_NAME}",
+            )
+            command = [str(programs / "pg_basebackup"), "-D", self._data_name(account), "-d", address, *copy]
+            result = run_program(
+                command, cwd=self._data, account=account, variables={"PGPASSWORD": self._primary._password}
+            )
+        if result.returncode != 0:
+            message = f"the data folder {self._data} cannot be made: {_tail(result.stdout.splitlines())}"
+            raise StackError(message)
+        self._initialized.touch()
+
+    def _make(self, programs: Path, account: Account | None) -> CompletedProcess[str]:
         with tempfile.TemporaryFile() as password:  # no name: no other process can open it
             password.write(self._password.encode() + b"\n")
             password.seek(0)
             if account is not None:
                 os.fchown(password.fileno(), account.uid, account.gid)
             command = [str(programs / "initdb"), "-D", self._data_name(account), *_INITDB]
-            result = run_program(command, cwd=self._data, account=account, stdin=password)
-        if result.returncode != 0:
-            message = f"initdb failed in {self._data}: {_tail(result.stdout.splitlines())}"
-            raise StackError(message)
-        self._initialized.touch()
+            return run_program(command, cwd=self._data, account=account, stdin=password)
 
     def _data_name(self, account: Account | None) -> str:
         return str(self._data) if account is None else "/proc/self/cwd"

@@ -2,7 +2,7 @@
 
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -15,13 +15,21 @@ class Account(NamedTuple):
 
 
 def run_program(
-    command: Sequence[str], *, cwd: Path, account: Account | None = None, stdin: IO[bytes] | None = None
+    command: Sequence[str],
+    *,
+    cwd: Path,
+    account: Account | None = None,
+    stdin: IO[bytes] | None = None,
+    variables: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run `command` to its end; `stdout` has its output and its errors."""
+    """Run `command` to its end; `stdout` has its output and its errors.
+
+    `variables` are added to the environment.
+    """
     return subprocess.run(  # noqa: S603 - programs of our own wheels, arguments written by the stack
         command,
         cwd=cwd,
-        env=clean_environment(),
+        env={**clean_environment(), **(variables or {})},
         stdin=stdin or subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
