@@ -678,6 +678,18 @@ CREATE INDEX order_keys_wake ON order_keys (wake_at) WHERE wake_at IS NOT NULL;
 CREATE INDEX order_keys_blocked ON order_keys (tenant, blocked_at, key_id) WHERE blocked_by IS NOT NULL;
 CREATE INDEX order_keys_by_blocker ON order_keys (blocked_by) WHERE blocked_by IS NOT NULL;
 
+-- Runs that failed before their turn in an order, as by schedule_to_start: the key is blocked by each at its turn. A transaction
+-- that writes or deletes a row has locked the key, which has a row as long as one of these is there.
+CREATE TABLE order_failures (
+    key_id   bigint NOT NULL,
+    order_no bigint NOT NULL,
+    tenant   text NOT NULL,
+    run_id   uuid NOT NULL,
+    PRIMARY KEY (key_id, order_no)
+);
+COMMENT ON COLUMN order_failures.order_no IS 'the place of the run in its order, which a retry of it takes';
+CREATE INDEX order_failures_by_run ON order_failures (run_id);
+
 -- Days of finished runs that the archive has, in whole. While there is a row, retention drops no day that has none.
 CREATE TABLE archived_days (
     day         date PRIMARY KEY,

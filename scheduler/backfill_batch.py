@@ -114,7 +114,13 @@ def _read_facts(connection: Conn, job_id: UUID, versions: set[int]) -> dict[int,
 
 
 def _overlap(backfill: Backfill, facts: _Facts) -> str:
-    """Return the requested policy, or the job's. One that lets no two runs overlap becomes `buffer_all`."""
+    """Return the requested policy, or the version's.
+
+    One of the version's that lets no two runs overlap becomes `buffer_all`. Ordered runs start one after another in any
+    case: a version with an order, which may be older than the request, keeps it.
+    """
+    if facts.ordering_key is not None:
+        return Overlap.ALLOW_ALL
     if backfill.overlap is not None:
         return backfill.overlap
     return Overlap.ALLOW_ALL if facts.overlap == Overlap.ALLOW_ALL else Overlap.BUFFER_ALL
@@ -127,10 +133,8 @@ def _max_open(backfill: Backfill, facts: _Facts) -> int:
 
 
 def _run(backfill: Backfill, at: datetime, facts: _Facts, now: datetime) -> NewRun:
-    inputs = RunInputs(overlap=backfill.overlap, traceparent=backfill.traceparent)
-    overlap = _overlap(backfill, facts)
-    # An older version may have a key though the backfill's policy contradicts an order.
-    order = facts.ordering_key if overlap == Overlap.ALLOW_ALL else None
+    order = facts.ordering_key
+    inputs = RunInputs(overlap=None if order else backfill.overlap, traceparent=backfill.traceparent)
     return NewRun(
         run_id=run_id(backfill.job_id, at, Cause.BACKFILL, backfill.backfill_id.bytes, at=backfill.created_at),
         job_id=JobId(backfill.job_id),
@@ -141,7 +145,7 @@ def _run(backfill: Backfill, at: datetime, facts: _Facts, now: datetime) -> NewR
         queue=facts.queue,
         lane=facts.lane,
         handler=facts.handler,
-        overlap=overlap,
+        overlap=_overlap(backfill, facts),
         scheduled_at=at,
         publish_at=now,
         definition=facts.definition,

@@ -104,6 +104,13 @@ def test_backfill_runs_of_an_ordered_job_start_one_after_another(hourly: Clocked
     first, second = job_runs(hourly)
     assert (first.state, second.state) == ("queued", "buffered")
     assert [finish(hourly), finish(hourly)] == [[first.run_id], [second.run_id]]
+    hourly.advance(3 * HOUR)
+    submit(hourly, **HOURLY | {"overlap": "skip"})
+    later = {"from": NOON + HOUR, "to": NOON + 2 * HOUR, "what": "all", "overlap": "buffer_all"}
+    [reply] = apply_batch(hourly, about("job.backfill") | later)
+    assert make_batch(hourly, UUID(reply.backfill_id)) == 2, "of the version with an order, which they keep"
+    columns = "SELECT job_version, overlap, order_no FROM job_runs WHERE cause = 'backfill' ORDER BY order_no"
+    assert hourly.rows(columns) == [(2, "allow_all", 2), (2, "allow_all", 3)], "behind two occurrences of that version"
 
 
 @pytest.mark.parametrize(("order", "instants"), [("oldest_first", FIVE), ("newest_first", FIVE[::-1])])

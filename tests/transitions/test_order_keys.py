@@ -19,6 +19,7 @@ from tests.transitions.acts import (
     claim,
     end,
     ending,
+    final_state,
     job_runs,
     lifecycle,
     open_run,
@@ -36,6 +37,7 @@ from tidewheel.control.reads.waits import read_waits
 from tidewheel.errors import Refused, Unavailable
 from tidewheel.postgres.session import Conn, Session
 from tidewheel.runs import AttemptOutcome, RunState
+from tidewheel.scheduler.deadlines import Deadlines
 from tidewheel.scheduler.key_duties import KeyDuties
 from tidewheel.transitions.claim import Claim, claim_uniform
 from tidewheel.transitions.deferred_effects import apply_deferred_effects
@@ -71,6 +73,10 @@ def ordered(database: Database, number: int = 3, **fields: object) -> list[UUID]
     wanted = {"ordering_key": "acme"} | fields
     replies = apply_batch(database, *(about("job.trigger", "job", payload=each, **wanted) for each in range(number)))
     return [UUID(reply.run_id) for reply in replies]
+
+
+def retry(database: Database, run: UUID) -> UUID:
+    return UUID(apply_batch(database, {"type": "run.retry", "run_id": str(run)})[0].run_id)
 
 
 def states(database: Database, *runs: UUID) -> list[str]:
@@ -118,13 +124,41 @@ def test_failure_blocks_until_a_retry_succeeds(still: ClockedDatabase) -> None:
     assert still.rows(KEY) == [(second, None)]
 
 
+def test_runs_that_time_out_before_their_turn_block_the_key_at_it(still: ClockedDatabase) -> None:
+    submit(still, "hasty", schedule_to_start="1m")
+    [first] = ordered(still, 1)
+    second, third, fourth = (trigger(still, "hasty", ordering_key="acme") for _ in range(3))
+    passing = trigger(still, "hasty", ordering_key={"key": "acme", "on_failure": "skip"})
+    [last] = ordered(still, 1)
+    still.advance(timedelta(minutes=2))
+    session = Session(still.url, "test")
+    assert Deadlines(session, still.installation).step()[0] == 4
+    session.close()
+    assert final_state(still, second) == final_state(still, passing) == ("timed_out", "schedule_to_start")
+    assert still.rows(KEY) == [(first, None)]
+    early = retry(still, third)  # it takes the place of that run, and waits for it
+    assert states(still, first, early, last) == ["queued", "buffered", "buffered"]
+    succeed(still, begin(still, first))
+    assert (still.rows(KEY), states(still, early)) == ([(None, second)], ["buffered"])
+    assert [each.detail["run_id"] for each in lifecycle(still) if "blocked" in each.type] == [str(second)]
+    submit(still, "hasty", overlap="skip")  # a retry of an ordered run keeps its order
+    succeed(still, begin(still, retry(still, second)))
+    assert states(still, early, last) == ["queued", "buffered"]
+    succeed(still, begin(still, early))
+    assert still.rows(KEY) == [(None, fourth)]
+    with Client(still.url) as client:
+        assert client.ordering_keys.unblock("acme", skip=True).run_id == fourth
+    succeed(still, begin(still, last))
+    assert (still.count("order_keys"), still.count("order_failures")) == (0, 0)
+
+
 def test_retry_that_fails_or_is_cancelled_leaves_the_key_blocked(still: ClockedDatabase) -> None:
     first, second, _ = ordered(still)
     end(still, ending(begin(still, first), RunState.FAILED))
-    again = UUID(apply_batch(still, {"type": "run.retry", "run_id": str(first)})[0].run_id)
+    again = retry(still, first)
     apply_batch(still, {"type": "run.cancel", "run_id": str(again)})
     assert still.rows(KEY) == [(None, first)]
-    last = UUID(apply_batch(still, {"type": "run.retry", "run_id": str(first)})[0].run_id)
+    last = retry(still, first)
     end(still, ending(begin(still, last), RunState.FAILED))
     assert (still.rows(KEY), states(still, second)) == ([(None, last)], ["buffered"])
 
@@ -157,7 +191,7 @@ def test_runs_of_a_job_with_an_ordering_key_are_in_its_order(still: ClockedDatab
         with pytest.raises(Refused, match="no order"):
             client.runs.list(ordering_key="acme", status="failed")
     end(still, ending(begin(still, first), RunState.FAILED))
-    again = UUID(apply_batch(still, {"type": "run.retry", "run_id": str(first)})[0].run_id)
+    again = retry(still, first)
     assert states(still, second, third, again) == ["queued", "buffered", "buffered"]
     cases: list[tuple[dict[str, object], str]] = [
         ({"concurrency_key": "k"}, "concurrency_key"),

@@ -74,6 +74,7 @@ class ClosedRun(NamedTuple):
         key_id: Its concurrency key, if it has one.
         workflow_run_id: The root's run, if it belongs to an occurrence of a workflow.
         generation: Of a run of a workflow.
+        order_no: Its number, if it has an ordering key.
     """
 
     place: int
@@ -103,6 +104,7 @@ class ClosedRun(NamedTuple):
     workflow_run_id: UUID | None = None
     generation: int | None = None
     concurrency_key: str | None = None
+    order_no: int | None = None
 
     @property
     def run_id(self) -> UUID:
@@ -181,7 +183,8 @@ class FinishedRun(NamedTuple):
         held = held_places(row.gates, row.key_id, row.tenant, started=row.started_at is not None)
         if row.key_id is not None and row.gates & Gate.ORDER:
             passes = bool(row.gates & Gate.PASSES)
-            held.append(FreedPlace(row.key_id, ended=self.end.run_id, state=self.state, passes=passes))
+            ended = self.end.run_id
+            held.append(FreedPlace(row.key_id, ended=ended, state=self.state, passes=passes, order_no=row.order_no))
         return held
 
 

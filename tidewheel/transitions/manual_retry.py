@@ -18,7 +18,7 @@ from tidewheel.jobs.payload import Payload
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
-from tidewheel.runs import FINAL, Cause, Gate, RunState
+from tidewheel.runs import FINAL, Cause, Gate, Overlap, RunState
 from tidewheel.transitions.create import NewRun, RunInputs, create_runs
 from tidewheel.transitions.dead_letters import mark_redriven
 from tidewheel.transitions.installation import Installation
@@ -131,7 +131,7 @@ def _new_run(request: RetryRequest, old: OldRun, job: SharedJob, payload: Payloa
         labels=old.labels,
         traceparent=request.traceparent or old.traceparent,
     )
-    # A retry of a run that blocks its key takes its place in the order. By its job's key it is the last.
+    # A retry of a run that blocks its key, or will, takes its place in the order. By its job's key it is the last.
     order, gates = (old.blocks_key, Gate.ORDER) if old.blocks_key else job.order_of(payload)
     return NewRun(
         run_id=run_id(job.job_id, old.scheduled_at, Cause.RETRY, origin, at=now),
@@ -143,7 +143,7 @@ def _new_run(request: RetryRequest, old: OldRun, job: SharedJob, payload: Payloa
         queue=job.queue,
         lane=job.lane,
         handler=job.handler,
-        overlap=job.overlap,
+        overlap=Overlap.ALLOW_ALL if old.blocks_key else job.overlap,  # as every run with a place in an order
         scheduled_at=old.scheduled_at,
         publish_at=now + (request.delay or timedelta(0)),
         definition=job.definition,

@@ -2,11 +2,12 @@
 
 `take_order` numbers new runs under the lock of the key's row: the first may start, the others are buffered. Only the
 first has a message. `settle_order` lets the next one start when the first has ended for good, or blocks the key when it
-has failed. Keys are locked in key_id order, after every other row. The next run is taken with SKIP LOCKED: if another
-transaction holds it, `wake_at` is set, and the scheduler queues it.
+has failed. A run that fails before its turn, as by `schedule_to_start`, blocks the key when its turn comes. Keys are
+locked in key_id order, after every other row. The next run is taken with SKIP LOCKED: if another transaction holds it,
+`wake_at` is set, and the scheduler queues it.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, cast
@@ -21,7 +22,7 @@ from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.pg_arrays import instants, integers, texts, uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
-from tidewheel.runs import Gate, Move, RunState, target
+from tidewheel.runs import DEAD_LETTERED, Gate, Move, RunState, target
 from tidewheel.transitions.active_runs import PromotedRun
 from tidewheel.transitions.events import lifecycle_row
 from tidewheel.transitions.installation import Installation
@@ -35,7 +36,9 @@ _SQL = Statements("tidewheel.transitions")
 _ADD_ORDER_KEYS = _SQL["add_order_keys"]
 _LOCK_ORDER_KEYS = _SQL["lock_order_keys"]
 _PROMOTE_IN_ORDER = _SQL["promote_in_order"]
-_FIND_ORDERS_WITH_WAITERS = _SQL["find_orders_with_waiters"]
+_FIND_NEXT_IN_ORDER = _SQL["find_next_in_order"]
+_ADD_ORDER_FAILURES = _SQL["add_order_failures"]
+_DROP_ORDER_FAILURES = _SQL["drop_order_failures"]
 _WRITE_ORDER_KEYS = _SQL["write_order_keys"]
 _DROP_ORDER_KEYS = _SQL["drop_order_keys"]
 _READ_BLOCKERS = _SQL["read_blockers"]
@@ -90,17 +93,20 @@ def lock_orders(connection: Conn, runs: "Sequence[NewRun]") -> dict[int, OrderKe
 def take_order(connection: Conn, keys: dict[int, OrderKey], runs: "Sequence[NewRun]") -> "list[NewRun]":
     """Return new runs with their numbers, in the order in which they were accepted; write the locked keys.
 
-    A retry of the run that blocks its key takes that run's place. Any other retry has no place.
+    A retry of the run that blocks its key takes that run's place, and so does one of a run that has failed before its
+    turn. Any other retry has no place.
     """
     numbered: list[NewRun] = []
     for run in runs:
         key = keys[order_id(run.tenant, run.ordering_key or "")]
         if run.retries_blocker:
-            if key.head is not None or key.blocked_by != run.parent_run_id:
+            if key.head is None and key.blocked_by == run.parent_run_id:
+                key.head = run.run_id
+                numbered.append(run._replace(order_no=-1))
+            elif (number := _drop_failures(connection, [run.parent_run_id]).get(run.parent_run_id)) is not None:
+                numbered.append(run._replace(order_no=number, waits_in_order=True))
+            else:
                 numbered.append(run._replace(ordering_key=None, gates=run.gates & ~(Gate.ORDER | Gate.PASSES)))
-                continue
-            key.head = run.run_id
-            numbered.append(run._replace(order_no=-1))
             continue
         starts = key.is_free and key.wake_at is None
         if starts:
@@ -131,17 +137,25 @@ def settle_order(
     for each in keys.values():
         each.wake_at = None
     blocked: list[UUID] = []
+    early: list[FreedPlace] = []
     for place in ended:
         key = keys.get(place.key_id)
-        if key is None or place.ended is None or key.head != place.ended:
+        if key is None or place.ended is None:
+            continue
+        failed = place.state in DEAD_LETTERED and not place.passes
+        if key.head != place.ended:
+            if failed:
+                early.append(place)
             continue
         key.head = None
-        if place.state in {RunState.FAILED, RunState.TIMED_OUT} and not place.passes:
+        if failed:
             key.blocked_by = place.ended
             blocked.append(place.ended)
         elif place.state is RunState.SUCCEEDED or place.passes:
             key.blocked_by = None
+    _add_failures(connection, early)
     promoted = _promote(connection, installation, keys)
+    blocked += _block(connection, keys)
     _store(connection, keys.values())
     _announce(connection, installation, blocked)
     return promoted
@@ -191,13 +205,42 @@ def _promote(connection: Conn, installation: Installation, keys: dict[int, Order
         request_rows(promoted, build_requests(connection, promoted), installation),
         shards=installation.shards,
     )
-    rest = [key for key in free if keys[key].head is None]
-    if rest:
-        columns = {"key_ids": rest, "buffered": RunState.BUFFERED}
-        held = connection.execute(_FIND_ORDERS_WITH_WAITERS, columns, binary=True).fetchall()
-        for row in held:
-            keys[cast("int", row[0])].wake_at = read_now(connection) + _RETRY
     return len(promoted)
+
+
+def _block(connection: Conn, keys: Mapping[int, OrderKey]) -> list[UUID]:
+    """Block the free keys whose next run has failed; return these runs. Wake those whose next run is held."""
+    free = [key.key_id for key in keys.values() if key.is_free]
+    if not free:
+        return []
+    columns: dict[str, object] = {"key_ids": free, "buffered": RunState.BUFFERED}
+    found = connection.execute(_FIND_NEXT_IN_ORDER, columns, binary=True).fetchall()
+    for key_id, failed in cast("list[tuple[int, UUID | None]]", found):
+        keys[key_id].blocked_by = failed
+        if failed is None:
+            keys[key_id].wake_at = read_now(connection) + _RETRY
+    blockers = [failed for _, failed in cast("list[tuple[int, UUID | None]]", found) if failed is not None]
+    _drop_failures(connection, blockers)
+    return blockers
+
+
+def _add_failures(connection: Conn, early: Sequence[FreedPlace]) -> None:
+    """Record runs that have failed before their turn."""
+    if early:
+        columns: dict[str, object] = {
+            "key_ids": [place.key_id for place in early],
+            "order_nos": [place.order_no for place in early],
+            "run_ids": uuids(place.ended for place in early),
+        }
+        connection.execute(_ADD_ORDER_FAILURES, columns)
+
+
+def _drop_failures(connection: Conn, run_ids: Sequence[UUID | None]) -> dict[UUID | None, int]:
+    """Delete the records of runs that have failed before their turn; return their numbers."""
+    if not run_ids:
+        return {}
+    rows = connection.execute(_DROP_ORDER_FAILURES, {"run_ids": uuids(run_ids)}, binary=True).fetchall()
+    return dict(cast("list[tuple[UUID | None, int]]", rows))
 
 
 def _store(connection: Conn, keys: Collection[OrderKey]) -> None:

@@ -75,6 +75,7 @@ class FreedPlace(NamedTuple):
         ended: An ordered run that has ended; then the place is its place in the order.
         state: Its end.
         passes: True if the next run starts though this one fails.
+        order_no: Its number; None if it has succeeded.
     """
 
     key_id: int
@@ -82,6 +83,7 @@ class FreedPlace(NamedTuple):
     ended: UUID | None = None
     state: RunState | None = None
     passes: bool = False
+    order_no: int | None = None
 
 
 def held_places(gates: int, key: int | None, tenant: str, *, started: bool = True) -> list[FreedPlace]:

@@ -446,7 +446,7 @@ WITH gone AS (
 SELECT position, ended_as, run_id::text, job_id::text, tenant, shard, queue, lane, cause, gates, found_as, job_version, attempt,
        scheduled_at, published_at, created_at, started_at, claimed_by, ended_at, request_id, requested_from, cancel_reason,
        run_id NOT IN (SELECT run_id FROM finished) AS refused, key_id, workflow_run_id, generation,
-       concurrency_key
+       concurrency_key, order_no
   FROM gone
 
 -- name: find_still_open
@@ -1324,9 +1324,14 @@ INSERT INTO settings (name, value) VALUES ('topic_prefix', to_jsonb(%(prefix)s::
 
 -- name: read_retried_runs
 -- The runs to retry, with their inputs; an ended run never changes.
--- Index: job_runs_pkey, the partitions' indexes by run, order_keys_by_blocker. No lock.
+-- Index: job_runs_pkey, the partitions' indexes by run, order_keys_by_blocker, order_failures_by_run, order_keys_pkey. No lock.
 SELECT r.run_id, r.tenant, r.job_id, r.job_version, r.state, r.scheduled_at, r.root_run_id, r.concurrency_key,
-       i.payload, i.payload_content_type, i.labels, i.traceparent, k.key AS blocks_key
+       i.payload, i.payload_content_type, i.labels, i.traceparent,
+       coalesce(k.key, (SELECT w.key
+                          FROM order_failures AS f
+                          JOIN order_keys AS w ON w.key_id = f.key_id
+                         WHERE f.run_id = r.run_id
+                         LIMIT 1)) AS blocks_key
   FROM runs AS r
   LEFT JOIN order_keys AS k ON k.blocked_by = r.run_id AND k.blocked_by = ANY (%(run_ids)s)
   LEFT JOIN run_inputs AS i ON i.run_id = r.run_id AND i.run_id = ANY (%(run_ids)s)
@@ -2154,19 +2159,20 @@ SELECT key_id, next_no, head, blocked_by, wake_at
    FOR UPDATE
 
 -- name: promote_in_order
--- Queues the next run of each key, unless another transaction holds it: no later one passes it.
--- Index: job_runs_in_order, job_runs_pkey; job_runs_due and job_runs_waiting change.
+-- Queues the next run of each key, unless another transaction holds it, or one before it has failed: no later one passes.
+-- Index: job_runs_in_order, order_failures_pkey, job_runs_pkey; job_runs_due and job_runs_waiting change.
 -- Lock: each run, locked rows are skipped: a transaction with a locked key waits for no open run.
 WITH next AS MATERIALIZED (
     SELECT first.run_id
       FROM unnest(%(key_ids)s::bigint[]) AS k (key_id)
      CROSS JOIN LATERAL (
-        SELECT r.run_id
+        SELECT r.run_id, r.order_no
           FROM job_runs AS r
          WHERE r.key_id = k.key_id AND r.order_no IS NOT NULL AND r.state = %(buffered)s
          ORDER BY r.order_no
          LIMIT 1
      ) AS first
+     WHERE NOT EXISTS (SELECT FROM order_failures AS f WHERE f.key_id = k.key_id AND f.order_no < first.order_no)
 ), locked AS MATERIALIZED (
     SELECT o.run_id FROM job_runs AS o WHERE o.run_id IN (SELECT n.run_id FROM next AS n) AND o.state = %(buffered)s FOR UPDATE SKIP LOCKED
 )
@@ -2177,12 +2183,34 @@ UPDATE job_runs AS o
 RETURNING o.run_id, o.job_id, o.shard, o.queue, o.lane, o.cause, o.job_version, o.attempt, o.scheduled_at, o.publish_at,
           o.created_at, o.concurrency_key, o.tenant, o.priority, o.key_id
 
--- name: find_orders_with_waiters
--- Returns those of these ordering keys for which runs wait.
--- Index: job_runs_in_order. No lock: no run begins to wait while the key is locked.
-SELECT k.key_id
+-- name: find_next_in_order
+-- Returns those of these ordering keys that have a next run: the run if it has failed, null if it waits.
+-- Index: job_runs_in_order, order_failures_pkey. No lock: no run begins to wait or fails while the key is locked.
+SELECT k.key_id, CASE WHEN coalesce(failed.order_no < waits.order_no, true) THEN failed.run_id END AS failed
   FROM unnest(%(key_ids)s::bigint[]) AS k (key_id)
- WHERE EXISTS (SELECT FROM job_runs AS r WHERE r.key_id = k.key_id AND r.order_no IS NOT NULL AND r.state = %(buffered)s OFFSET 0)
+  LEFT JOIN LATERAL (
+    SELECT r.order_no
+      FROM job_runs AS r
+     WHERE r.key_id = k.key_id AND r.order_no IS NOT NULL AND r.state = %(buffered)s
+     ORDER BY r.order_no
+     LIMIT 1
+  ) AS waits ON true
+  LEFT JOIN LATERAL (
+    SELECT f.order_no, f.run_id FROM order_failures AS f WHERE f.key_id = k.key_id ORDER BY f.order_no LIMIT 1
+  ) AS failed ON true
+ WHERE waits.order_no IS NOT NULL OR failed.order_no IS NOT NULL
+
+-- name: add_order_failures
+-- Records runs that have failed before their turn in an order.
+-- Index: order_keys_pkey; order_failures grows. Lock: the new rows; the keys are locked already.
+INSERT INTO order_failures (key_id, order_no, tenant, run_id)
+SELECT given.key_id, given.order_no, (SELECT k.tenant FROM order_keys AS k WHERE k.key_id = given.key_id), given.run_id
+  FROM unnest(%(key_ids)s::bigint[], %(order_nos)s::bigint[], %(run_ids)s::uuid[]) AS given (key_id, order_no, run_id)
+
+-- name: drop_order_failures
+-- Deletes the records of runs that have failed before their turn, since it has come, or a retry takes their place.
+-- Index: order_failures_by_run. Lock: the rows; their keys are locked already.
+DELETE FROM order_failures WHERE run_id = ANY (%(run_ids)s::uuid[]) RETURNING run_id, order_no
 
 -- name: write_order_keys
 -- Changes ordering keys.

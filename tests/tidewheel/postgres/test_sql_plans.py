@@ -113,6 +113,10 @@ _LOAD: tuple[LiteralString, ...] = (
       FROM generate_series(1, %(rows)s) AS n
     """,
     """
+    INSERT INTO order_failures (key_id, order_no, tenant, run_id)
+    SELECT n, 1, 'default', uuidv4() FROM generate_series(1, %(rows)s) AS n
+    """,
+    """
     INSERT INTO key_limits (tenant, is_prefix, key, at_once, burst, set_by)
     SELECT 'default', n %% 100 = 0, 'key-' || n, 1, 1, 'test' FROM generate_series(1, %(rows)s) AS n
     """,
@@ -378,7 +382,9 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
             [None] * BATCH,
         ),
     },
-    "read_run_states": {"since": _NOON},
+    "read_run_states": {"since": _NOON, "until": _FAR_AHEAD},
+    "read_ended_runs": {"since": _NOON, "until": _FAR_AHEAD},
+    "add_order_failures": {"order_nos": [2] * BATCH},
     "lock_keyed": {"attempt": 0, "job_version": 1, "free": "allow_all"},
     "promote_for_keys": {"counts": [1] * BATCH, "target": RunState.QUEUED, "holds": [8] * BATCH},
     "wait_for_keys": {"waits_for": list(range(BATCH)), "kept": [0] * BATCH},
@@ -508,7 +514,7 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     "find_jobs_of_page": _JOBS | {"count_limit": 10_001},
     "add_order_keys": {"keys": ["key"] * BATCH},
     "promote_in_order": {"buffered": RunState.BUFFERED},
-    "find_orders_with_waiters": {"buffered": RunState.BUFFERED},
+    "find_next_in_order": {"buffered": RunState.BUFFERED},
     "write_order_keys": {"wake_at": [None] * BATCH},
     "list_blocked_keys": {"after": _NOON, "after_id": 1, "limit": 50, "counted": 1000},
     "read_blocked_key": {"key_id": 10, "counted": 1000},
@@ -574,11 +580,11 @@ _HOT = {
         lock_keyed add_run_keys read_run_limits find_waiting_keys find_edited_keys find_first_waiting lock_run_keys
         wait_for_keys promote_for_keys
         find_keys_with_waiters write_run_keys lock_unbegun_runs move_runs
-        add_order_keys lock_order_keys promote_in_order find_orders_with_waiters write_order_keys drop_order_keys
-        leave_orders read_blockers find_woken_orders
+        add_order_keys lock_order_keys promote_in_order find_next_in_order write_order_keys drop_order_keys
+        add_order_failures drop_order_failures leave_orders read_blockers find_woken_orders
         read_versions_in_force read_undecided read_recorded save_progress
         flush_outputs add_outputs read_ancestors mark_redriven
-        find_roots read_run_states
+        find_roots read_run_states read_ended_runs
         lock_jobs_for_share read_shared_jobs read_retried_runs scan_dead_letters lock_dead_letters purge_dead_letters
         set_key_limit put_tenant_key count_started_runs add_counted_runs
         add_tenant_rates lock_tenant_rates write_tenant_rate hold_runs release_held_runs first_held
