@@ -221,9 +221,9 @@ def test_resume_runs_the_failed_part_of_a_batch_again(jobs: Database) -> None:
     assert refused(change(jobs, "resume", batch)) == ("run_id", nothing)
 
 
-def test_resume_of_a_cancelled_batch_and_what_it_refuses(jobs: Database) -> None:
-    submit(jobs, "gone", overlap="allow_all")
-    runs = [*of("a"), {"ref": "b", "key": "gone", "after": ["a"], "payload": 7}]
+def test_resume_of_a_cancelled_batch_and_what_it_refuses(jobs: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    submit(jobs, "gone", overlap="allow_all", payload="first")
+    runs = [*of("a"), {"ref": "b", "key": "gone", "after": ["a"], "payload": 7}, *of("c", key="gone")]
     batch = started(jobs, runs, on=ON, open=True)
     assert changed(jobs, "cancel", batch)
     assert refused(change(jobs, "resume", batch)) == ("run_id", "the occurrence is being cancelled")
@@ -231,12 +231,18 @@ def test_resume_of_a_cancelled_batch_and_what_it_refuses(jobs: Database) -> None
     play(jobs)
     assert set(states(jobs, batch).values()) == {"cancelled"}
     apply_batch(jobs, {"type": "job.delete", "key": "gone"})
-    assert refused(change(jobs, "resume", batch)) == ("run_id", "the job of its run 'b' is deleted")
-    submit(jobs, "gone", overlap="allow_all")
+    assert refused(change(jobs, "resume", batch)) == ("run_id", "the job of its run 'c' is deleted")
+    submit(jobs, "gone", overlap="allow_all", payload="second")
+    for limit, problem in (("MAX_RUNS", "3 runs would run again"), ("_MAX_READ", "the batch has 3 runs")):
+        monkeypatch.setattr(f"tidewheel.transitions.batch_resume.{limit}", 2)
+        path, text = refused(change(jobs, "resume", batch))
+        assert (path, problem in text) == ("run_id", True)
+    monkeypatch.undo()
     assert changed(jobs, "resume", batch)
     play(jobs)
     assert set(states(jobs, batch).values()) == {"succeeded"}, "it ends though it was open: the cancel has closed it"
-    assert [one.payload for one in requests(jobs)].count(b"7") == 1
+    payloads = [one.payload for one in requests(jobs)]
+    assert (payloads.count(b"7"), payloads.count(b'"first"')) == (1, 1), "those of the versions that they ran with"
     assert [which for which, _ in called(jobs)] == ["finished", "succeeded", "finished"]
     assert_nothing_left(jobs)
     jobs.execute("DELETE FROM finished_runs WHERE job_id = (SELECT job_id FROM jobs WHERE key = 'gone')")

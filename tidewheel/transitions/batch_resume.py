@@ -4,29 +4,42 @@ The runs that run again are replaced in the batch by those that repeat them, in 
 the children of a repeated run as it finds those of a first one. What succeeded stays.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import NamedTuple, cast
 from uuid import UUID
 
+from psycopg.rows import class_row
+
 from tidewheel.errors import refuse
-from tidewheel.jobs.payload import Payload
+from tidewheel.jobs.batches import MAX_RUNS
 from tidewheel.jobs.validation import shown
 from tidewheel.postgres.pg_arrays import uuids
 from tidewheel.postgres.session import Conn, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.transitions.batch_writer import BatchWriter, Member, Waits
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.manual_retry import OldRun, read_old_runs
-from tidewheel.transitions.occurrences import Again, Node, parents_first, read_node_runs, to_run_again
-from tidewheel.transitions.shared_jobs import SharedJob, lock_jobs_for_share, payload_of
+from tidewheel.transitions.manual_retry import OldPayloads, OldRun
+from tidewheel.transitions.occurrences import (
+    Again,
+    Node,
+    parents_first,
+    read_node_runs,
+    span_of_batch,
+    to_run_again,
+)
+from tidewheel.transitions.shared_jobs import SharedJob, lock_jobs_for_share
 from tidewheel.transitions.workflows import Workflow, set_workflow
 
 _SQL = Statements("tidewheel.transitions")
 _READ_BATCH = _SQL["read_batch"]
 _READ_MEMBERS = _SQL["read_batch_members"]
+_READ_ENDED_RUNS = _SQL["read_ended_runs"]
 _READ_EDGES = _SQL["read_batch_edges"]
 _REPEAT_BATCH_RUNS = _SQL["repeat_batch_runs"]
+
+_MAX_READ = 50_000  # runs of a batch: their states and edges are read in one transaction
+_ANOTHER = "submit another batch"
 
 
 class _Old(NamedTuple):
@@ -47,23 +60,34 @@ def resume_batch(connection: Conn, installation: Installation, workflow: Workflo
         now: The database's clock.
 
     Raises:
-        InvalidInput: Nothing of it failed, a job is deleted, or its runs are no longer stored.
+        InvalidInput: Nothing of it failed, a job is deleted, it is too large, or its runs are no longer stored.
     """
     batch_id = workflow.root_run_id
+    row = connection.execute(_READ_BATCH, {"batch_id": batch_id}, binary=True).fetchone()
+    if row is None:
+        refuse("run_id", "the batch is no longer stored", _ANOTHER)
+    _, total, finished_at = cast("tuple[bool, int, datetime]", row)
+    if total > _MAX_READ:
+        refuse("run_id", f"the batch has {total} runs, and a resume reads at most {_MAX_READ}", _ANOTHER)
     with connection.cursor(row_factory=rows_of(_Old._make), binary=True) as cursor:
         old = {row.run_id: row for row in cursor.execute(_READ_MEMBERS, {"batch_id": batch_id})}
-    again = to_run_again(_nodes(connection, batch_id, old))
+    again = to_run_again(_nodes(connection, batch_id, old, total, finished_at))
     if not again:
-        refuse("run_id", "no run of the batch failed or was cancelled", "submit another batch")
+        refuse("run_id", "no run of the batch failed or was cancelled", _ANOTHER)
+    if len(again) > MAX_RUNS:
+        refuse("run_id", f"{len(again)} runs would run again, and a resume writes at most {MAX_RUNS}", _ANOTHER)
     jobs = lock_jobs_for_share(connection, {old[one.job_id].job_id for one in again})
     for one in again:
         if old[one.job_id].job_id not in jobs:
             problem = f"the job of its run {shown(old[one.job_id].ref)} is deleted"
             refuse("run_id", problem, "submit that job again, or submit another batch")
-    inputs = read_old_runs(connection, [one.job_id for one in again])
+    wanted = {"run_ids": uuids(one.job_id for one in again), **span_of_batch(batch_id, finished_at)}
+    with connection.cursor(row_factory=class_row(OldRun), binary=True) as cursor:
+        inputs = {run.run_id: run for run in cursor.execute(_READ_ENDED_RUNS, wanted)}
     generation = workflow.generation + 1
     writer = BatchWriter(connection, installation, batch_id, workflow.tenant, now, generation=generation)
-    members = [_member(one, old[one.job_id], jobs, inputs[one.job_id]) for one in again]
+    payloads = OldPayloads(connection, inputs, jobs)
+    members = [_member(one, old[one.job_id].ref, inputs[one.job_id], jobs, payloads) for one in again]
     writer.write(members)
     columns: dict[str, object] = {
         "batch_id": batch_id,
@@ -75,17 +99,18 @@ def resume_batch(connection: Conn, installation: Installation, workflow: Workflo
     set_workflow(connection, workflow, "open", generation=generation, pending=len(members))
 
 
-def _nodes(connection: Conn, batch_id: UUID, runs: Iterable[UUID]) -> dict[UUID, Node]:
+def _nodes(
+    connection: Conn, batch_id: UUID, runs: Iterable[UUID], total: int, finished_at: datetime
+) -> dict[UUID, Node]:
     """Return the runs of a batch, each after its parents.
 
     Raises:
         InvalidInput: One of them is no longer stored.
     """
     nodes = {run: Node(run) for run in runs}
-    row = connection.execute(_READ_BATCH, {"batch_id": batch_id}, binary=True).fetchone()
-    stored = read_node_runs(connection, nodes, batch_id)
-    if row is None or not row[1] == len(nodes) == len(stored):
-        refuse("run_id", "runs of the batch are no longer stored", "submit another batch")
+    stored = read_node_runs(connection, nodes, batch_id, finished_at)
+    if not total == len(nodes) == len(stored):
+        refuse("run_id", "runs of the batch are no longer stored", _ANOTHER)
     edges = connection.execute(_READ_EDGES, {"batch_id": batch_id}, binary=True).fetchall()
     for parent, child, condition in cast("list[tuple[UUID, UUID, str]]", edges):
         nodes[child].parents[parent] = condition
@@ -94,11 +119,7 @@ def _nodes(connection: Conn, batch_id: UUID, runs: Iterable[UUID]) -> dict[UUID,
     return parents_first(nodes)
 
 
-def _member(again: Again, run: _Old, jobs: dict[UUID, SharedJob], inputs: OldRun) -> Member:
+def _member(again: Again, ref: str, run: OldRun, jobs: Mapping[UUID, SharedJob], payloads: OldPayloads) -> Member:
     """Return the run that repeats another: the current version of its job, and the payload that it had."""
-    job = jobs[run.job_id]
-    payload = None
-    if inputs.payload is not None:
-        content_type = inputs.payload_content_type or payload_of(job.definition).content_type
-        payload = Payload(inputs.payload, content_type)
-    return Member(run.ref, job, payload, Waits(again.parents, again.unmet), traceparent=inputs.traceparent)
+    waits = Waits(again.parents, again.unmet)
+    return Member(ref, jobs[run.job_id], payloads.of(run), waits, traceparent=run.traceparent)

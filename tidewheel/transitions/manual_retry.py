@@ -74,9 +74,11 @@ class RetryRequest:
 
 def retry_runs(connection: Conn, installation: Installation, batch: Sequence[RetryRequest]) -> list[NewRun | Refused]:
     """Retry runs in the caller's transaction; return the new run or the refusal of each, in their order."""
-    old = read_old_runs(connection, [request.run_id for request in batch])
+    with connection.cursor(row_factory=class_row(OldRun), binary=True) as cursor:
+        found = cursor.execute(_READ_RETRIED_RUNS, {"run_ids": sorted({request.run_id for request in batch})})
+        old = {row.run_id: row for row in found}
     jobs = lock_jobs_for_share(connection, {run.job_id for run in old.values()})
-    payloads = _Payloads(connection, old, jobs)
+    payloads = OldPayloads(connection, old, jobs)
     now = read_now(connection)
     done: list[NewRun | Refused] = []
     runs: dict[UUID, NewRun] = {}
@@ -96,11 +98,26 @@ def retry_runs(connection: Conn, installation: Installation, batch: Sequence[Ret
     return done
 
 
-def read_old_runs(connection: Conn, run_ids: Sequence[UUID]) -> dict[UUID, OldRun]:
-    """Return those of these runs that are stored."""
-    with connection.cursor(row_factory=class_row(OldRun), binary=True) as cursor:
-        found = cursor.execute(_READ_RETRIED_RUNS, {"run_ids": sorted(set(run_ids))})
-        return {row.run_id: row for row in found}
+class OldPayloads:
+    """The payloads of old runs, where the job's current version has another one."""
+
+    def __init__(self, connection: Conn, old: Mapping[UUID, OldRun], jobs: Mapping[UUID, SharedJob]) -> None:
+        self._jobs = jobs
+        edited = [
+            (run.job_id, run.job_version)
+            for run in old.values()
+            if run.job_id in jobs and run.job_version != jobs[run.job_id].version
+        ]
+        self._definitions = read_definitions(connection, edited) if edited else {}
+
+    def of(self, run: OldRun) -> Payload | None:
+        """Return the payload that the new run needs; None if its version has the same."""
+        current = self._jobs[run.job_id].definition
+        definition = self._definitions.get((run.job_id, run.job_version), current)
+        if run.payload is not None:
+            return Payload(run.payload, run.payload_content_type or payload_of(definition).content_type)
+        payload = payload_of(definition)
+        return None if payload == payload_of(current) else payload
 
 
 def _finished_run(
@@ -158,25 +175,3 @@ def _new_run(request: RetryRequest, old: OldRun, job: SharedJob, payload: Payloa
         request_id=request.request_id,
         requested_from=request.requested_from,
     )
-
-
-class _Payloads:
-    """The payloads of old runs, where the job's current version has another one."""
-
-    def __init__(self, connection: Conn, old: Mapping[UUID, OldRun], jobs: Mapping[UUID, SharedJob]) -> None:
-        self._jobs = jobs
-        edited = [
-            (run.job_id, run.job_version)
-            for run in old.values()
-            if run.job_id in jobs and run.job_version != jobs[run.job_id].version
-        ]
-        self._definitions = read_definitions(connection, edited) if edited else {}
-
-    def of(self, run: OldRun) -> Payload | None:
-        """Return the payload that the new run needs; None if its version has the same."""
-        current = self._jobs[run.job_id].definition
-        definition = self._definitions.get((run.job_id, run.job_version), current)
-        if run.payload is not None:
-            return Payload(run.payload, run.payload_content_type or payload_of(definition).content_type)
-        payload = payload_of(definition)
-        return None if payload == payload_of(current) else payload

@@ -28,6 +28,7 @@ _READ_RUN_STATES = _SQL["read_run_states"]
 _READ_ROOT_INPUTS = _SQL["read_root_inputs"]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_NEVER = datetime(9999, 1, 1, tzinfo=UTC)
 _MARGIN = timedelta(hours=1)  # the database's clock may have been set back
 
 MEETS: Mapping[str, frozenset[RunState]] = {
@@ -150,18 +151,26 @@ def read_occurrence(connection: Conn, root_run_id: UUID) -> dict[UUID, Node]:
 def read_runs(connection: Conn, occurrence: Occurrence, jobs: Iterable[UUID]) -> dict[UUID, list[NodeRun | None]]:
     """Return the runs of jobs in an occurrence, one place for each generation, the newest first."""
     ids = {job: [_run_id(job, occurrence, each) for each in range(occurrence.generation, -1, -1)] for job in jobs}
-    columns = {"run_ids": uuids(run for each in ids.values() for run in each), "since": _since(occurrence)}
+    run_ids = uuids(run for each in ids.values() for run in each)
+    columns: dict[str, object] = {"run_ids": run_ids, "since": _since(occurrence), "until": _NEVER}
     with connection.cursor(row_factory=rows_of(NodeRun._make), binary=True) as cursor:
         found = {run.run_id: run for run in cursor.execute(_READ_RUN_STATES, columns)}
     return {job: [found.get(run) for run in each] for job, each in ids.items()}
 
 
-def read_node_runs(connection: Conn, run_ids: Iterable[UUID], batch_id: UUID) -> dict[UUID, NodeRun]:
+def read_node_runs(
+    connection: Conn, run_ids: Iterable[UUID], batch_id: UUID, finished_at: datetime | None = None
+) -> dict[UUID, NodeRun]:
     """Return those runs of a batch that are stored."""
-    at = _EPOCH + timedelta(milliseconds=batch_id.int >> 80)
-    columns: dict[str, object] = {"run_ids": uuids(run_ids), "since": at - _MARGIN}
+    columns = {"run_ids": uuids(run_ids), **span_of_batch(batch_id, finished_at)}
     with connection.cursor(row_factory=rows_of(NodeRun._make), binary=True) as cursor:
         return {run.run_id: run for run in cursor.execute(_READ_RUN_STATES, columns)}
+
+
+def span_of_batch(batch_id: UUID, finished_at: datetime | None) -> dict[str, object]:
+    """Return as columns the instants between which the runs of a batch have ended; None for an open one."""
+    since = _EPOCH + timedelta(milliseconds=batch_id.int >> 80) - _MARGIN
+    return {"since": since, "until": _NEVER if finished_at is None else finished_at + _MARGIN}
 
 
 def _since(occurrence: Occurrence) -> datetime:

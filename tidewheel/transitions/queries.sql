@@ -1825,15 +1825,15 @@ SELECT e.parent_job_id, e.child_job_id, e.condition
  ORDER BY e.parent_job_id, e.child_job_id
 
 -- name: read_run_states
--- The states of runs that have not ended before an instant, with their times and attempts.
--- Index: job_runs_pkey, the partitions' index by run from that day on. No lock.
+-- The states of runs that are open or have ended between two instants, with their times and attempts.
+-- Index: job_runs_pkey, the index by run of the partitions of these days. No lock.
 SELECT run_id, state, NULL AS reason, attempt, started_at, NULL::timestamptz AS finished_at
   FROM job_runs
  WHERE run_id = ANY (%(run_ids)s::uuid[])
  UNION ALL
 SELECT run_id, state, reason, attempt, started_at, finished_at
   FROM finished_runs
- WHERE run_id = ANY (%(run_ids)s::uuid[]) AND finished_at >= %(since)s
+ WHERE run_id = ANY (%(run_ids)s::uuid[]) AND finished_at >= %(since)s AND finished_at <= %(until)s
 
 -- name: find_run_in_occurrence
 -- A run's job, its state, and the occurrence that it belongs to; a retry belongs to that of the run that it retries, the node.
@@ -1912,8 +1912,11 @@ UPDATE workflows SET pending = pending + %(runs)s WHERE root_run_id = (SELECT ba
 
 -- name: read_batch
 -- The columns of a batch that a request about it needs.
--- Index: batches_pkey. No lock: the caller has locked its occurrence.
-SELECT open, total, succeeded, first_failed_run_id, callbacks FROM batches WHERE batch_id = %(batch_id)s
+-- Index: batches_pkey, workflows_pkey. No lock: the caller has locked its occurrence.
+SELECT b.open, b.total, w.finished_at
+  FROM batches AS b
+  JOIN workflows AS w ON w.root_run_id = b.batch_id
+ WHERE b.batch_id = %(batch_id)s
 
 -- name: find_batch_runs
 -- Those of these refs that a batch has.
@@ -1960,6 +1963,16 @@ SELECT run_id, delay_ms FROM batch_runs WHERE run_id = ANY (%(run_ids)s::uuid[])
 -- The runs of a batch, each the latest of its ref.
 -- Index: batch_runs_pkey. No lock: the caller has locked the occurrence.
 SELECT run_id, ref, job_id FROM batch_runs WHERE batch_id = %(batch_id)s ORDER BY ref
+
+-- name: read_ended_runs
+-- The runs of a batch to repeat, which have ended between two instants, with their inputs.
+-- Index: the partitions' indexes by run, of these days. No lock: an ended run never changes.
+SELECT r.run_id, r.tenant, r.job_id, r.job_version, r.state, r.scheduled_at, r.root_run_id, r.concurrency_key,
+       i.payload, i.payload_content_type, i.labels, i.traceparent, NULL AS blocks_key
+  FROM finished_runs AS r
+  LEFT JOIN run_inputs AS i
+         ON i.run_id = r.run_id AND i.run_id = ANY (%(run_ids)s::uuid[]) AND i.created_at >= %(since)s AND i.created_at <= %(until)s
+ WHERE r.run_id = ANY (%(run_ids)s::uuid[]) AND r.finished_at >= %(since)s AND r.finished_at <= %(until)s
 
 -- name: read_batch_edges
 -- The edges between the runs of a batch.
