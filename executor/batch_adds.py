@@ -5,7 +5,6 @@ the occurrence of the batch and then the run, whose row must still have the atte
 a later one, finds its row changed. The refs make a repeated call harmless: what the batch has is not added again.
 """
 
-import threading
 from collections.abc import Callable
 from typing import cast
 from uuid import UUID
@@ -25,7 +24,8 @@ from tidewheel.jobs.parsing import parse_request
 from tidewheel.jobs.payload import too_large
 from tidewheel.jobs.requests import BatchAdd
 from tidewheel.jobs.strict_json import read_object
-from tidewheel.postgres.session import Conn, Session
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session_pool import SessionPool
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import RunState
 from tidewheel.transitions.batch_writer import Origin
@@ -39,21 +39,20 @@ _LOCK_ATTEMPT = _SQL["lock_attempt"]
 
 
 class BatchAdds:
-    """Adds runs to batches over one session; safe from every thread.
+    """Adds runs to batches; safe from every thread.
 
     Args:
-        session: Opened with the first call.
+        sessions: Several, so that a call which waits for the lock of its batch keeps no other from adding.
         installation: Shards and topics.
         executor_id: Owner of the attempts; part of the fence.
         on_added: Called after the commit: the outbox has messages.
     """
 
     def __init__(
-        self, session: Session, installation: Installation, executor_id: UUID, on_added: Callable[[], None]
+        self, sessions: SessionPool, installation: Installation, executor_id: UUID, on_added: Callable[[], None]
     ) -> None:
-        self._session, self._installation = session, installation
+        self._sessions, self._installation = sessions, installation
         self._executor_id, self._on_added = executor_id, on_added
-        self._lock = threading.Lock()
 
     def add(self, run_id: UUID, attempt: int, document: bytes, traceparent: str | None) -> bool:
         """Add runs to the batch of a run; return False if it has all of them already.
@@ -71,7 +70,7 @@ class BatchAdds:
         """
         request = parse_added_runs(run_id, document)
         try:
-            with self._lock, self._session.transaction() as connection:
+            with self._sessions.transaction() as connection:
                 added = self._add(connection, run_id, attempt, request, traceparent)
         except Refused as refused:
             raise InvalidInput(refused.errors) from refused
@@ -82,8 +81,8 @@ class BatchAdds:
         return added
 
     def close(self) -> None:
-        """Close the session."""
-        self._session.close()
+        """Close the sessions."""
+        self._sessions.close()
 
     def _add(self, connection: Conn, run_id: UUID, attempt: int, request: BatchAdd, traceparent: str | None) -> bool:
         row = connection.execute(_FIND_BATCH_OF_RUN, {"run_id": run_id}, binary=True).fetchone()

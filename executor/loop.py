@@ -25,6 +25,7 @@ from tidewheel.executor.message_check import MessageCheck, key_look_up
 from tidewheel.executor.outcome import CANCELLED, NOT_STARTED, RELEASED, Outcome
 from tidewheel.executor.output_capture import Flusher, OutputTopic
 from tidewheel.executor.reaper import Reaper
+from tidewheel.executor.run_batch import ADDERS
 from tidewheel.executor.run_queue import RunQueue
 from tidewheel.executor.runners.aws import LambdaRunner
 from tidewheel.executor.runners.kafka import KafkaRunner
@@ -41,6 +42,7 @@ from tidewheel.kafka.topics import queue_names
 from tidewheel.message_signatures import MessageKeys
 from tidewheel.postgres.notify import Channel, Listener, Notifier
 from tidewheel.postgres.session import KEPT_PLANS, UNIFORM, Conn, Session
+from tidewheel.postgres.session_pool import SessionPool
 from tidewheel.process.clock_skew import ClockSkew
 from tidewheel.process.service import Shutdown
 from tidewheel.runs import Lane
@@ -105,7 +107,7 @@ class Executor:
         self._earlier_runs = EarlierRuns(Session(url, "tidewheel-executor-earlier"))
         self._completion = CompletionConfig(installation, self.executor_id)
         self._batch_adds = BatchAdds(
-            Session(url, "tidewheel-executor-batches"),
+            SessionPool(lambda: Session(url, "tidewheel-executor-batches", renews=True), ADDERS),
             installation,
             self.executor_id,
             lambda: self._notifier.notify(Channel.OUTBOX),

@@ -2,12 +2,20 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 
 from pydantic_core import PydanticSerializationError
 
 from tidewheel.errors import refuse
 from tidewheel.executor.handler_channel import HandlerChannel, refuse_loop
 from tidewheel.jobs.strict_json import MAX_DOCUMENT_BYTES, strict_json
+
+ADDERS = 4
+"""Calls of one executor that add at the same time; further ones wait."""
+
+# Not the loop's own threads, for which other calls of handlers wait: each of these may wait seconds for a locked batch.
+_THREADS = ThreadPoolExecutor(ADDERS, thread_name_prefix="batch-add")
 
 
 class RunBatch:
@@ -40,7 +48,9 @@ class RunBatch:
 
     async def add_async(self, runs: Sequence[Mapping[str, object]]) -> bool:
         """As `add`, without blocking the loop."""
-        return await asyncio.to_thread(self._channel.add_runs, _document(runs))
+        context, document = copy_context(), _document(runs)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(_THREADS, lambda: context.run(self._channel.add_runs, document))
 
 
 def _document(runs: Sequence[Mapping[str, object]]) -> bytes:

@@ -1,26 +1,34 @@
 """`ctx.batch.add`: runs come into the batch of a running attempt, once, and from no other attempt."""
 
+import asyncio
 import json
+import threading
 from collections.abc import Iterator
+from typing import LiteralString
 from uuid import UUID, uuid4
 
 import pytest
 
 from tests.fixtures.database import Database
+from tests.fixtures.services import until
 from tests.transitions.acts import EXECUTOR, apply_batch, begin, claim, requests, requeue, submission, submit
 from tests.transitions.stepping import in_background
 from tests.transitions.test_batches import of, started, states
 from tidewheel.errors import AttemptOver, InvalidInput
 from tidewheel.executor.batch_adds import BatchAdds
+from tidewheel.executor.handler_channel import NoChannel
+from tidewheel.executor.run_batch import RunBatch
+from tidewheel.postgres.session_pool import SessionPool
 from tidewheel.runs import AttemptOutcome
 
+BLOCKED: LiteralString = "SELECT count(*) > 0 FROM pg_stat_activity WHERE %s = ANY (pg_blocking_pids(pid))"
 MORE = [{"ref": "b", "key": "job", "after": ["a"]}, {"ref": "c", "key": "job", "payload": {"n": 1}}]
 
 
 @pytest.fixture
 def adds(database: Database) -> Iterator[BatchAdds]:
     submit(database, overlap="allow_all")
-    made = BatchAdds(database.session(), database.installation, EXECUTOR, lambda: None)
+    made = BatchAdds(SessionPool(database.session, 2), database.installation, EXECUTOR, lambda: None)
     yield made
     made.close()
 
@@ -45,7 +53,7 @@ def test_a_later_attempt_adds_nothing_twice_and_an_earlier_one_nothing_at_all(
     with pytest.raises(AttemptOver):
         add(adds, run, 1, of("z"))  # between two attempts
     database.execute("UPDATE job_runs SET publish_at = tidewheel_now() WHERE run_id = %s", [run])
-    other = BatchAdds(database.session(), database.installation, uuid4(), lambda: None)
+    other = BatchAdds(SessionPool(database.session, 2), database.installation, uuid4(), lambda: None)
     begin(database, run)
     for zombie, attempt in ((adds, 1), (other, 2)):
         with pytest.raises(AttemptOver, match="no run was added"):
@@ -86,3 +94,33 @@ def test_runs_that_do_not_fit_are_refused_by_their_path(database: Database, adds
         with pytest.raises(InvalidInput, match="batch: the run belongs to no batch"):
             add(adds, alone, one.attempt)
     assert database.count("batch_runs") == 1
+
+
+def test_a_call_that_waits_for_its_batch_keeps_no_other_from_adding(database: Database, adds: BatchAdds) -> None:
+    first, _ = started(database, of("a")), started(database, of("b"))
+    runs = [run_of(database, ref) for ref in "ab"]
+    for run in runs:
+        begin(database, run)
+    with database.transaction() as holding:
+        holding.execute("SELECT FROM workflows WHERE root_run_id = %s FOR UPDATE", [first])
+        waiting = in_background(lambda: add(adds, runs[0], 1, of("x")))
+        until(lambda: database.value(BLOCKED, [holding.info.backend_pid]), "it waits for the batch")
+        assert add(adds, runs[1], 1, of("y"))
+        assert not waiting.done()
+    assert waiting.result(10.0)
+
+
+def test_coroutines_that_add_leave_the_threads_of_the_loop_to_others() -> None:
+    go_on = threading.Event()
+
+    class Waiting(NoChannel):
+        def add_runs(self, document: bytes) -> bool:
+            return bool(document) and go_on.wait(10.0)
+
+    async def add_at_once() -> list[bool]:
+        adding = [asyncio.create_task(RunBatch(Waiting()).add_async([])) for _ in range(100)]
+        await asyncio.sleep(0)  # all of them have begun
+        await asyncio.wait_for(asyncio.to_thread(go_on.set), 5.0)
+        return await asyncio.gather(*adding)
+
+    assert all(asyncio.run(add_at_once()))

@@ -1,7 +1,7 @@
 """Shape the runs of a tenant by its triggers per second (ADR 0055).
 
 Runs take their places in a transaction of its own, beside the one that writes them. So the tenant's row is locked for
-less than a millisecond, and never while other locks are held. A crash in between loses places, and never exceeds the
+less than a millisecond, and never longer because of other locks. A crash in between loses places, and never exceeds the
 rate. A run that finds no place is held: buffered, with `waits_for`, without a message. The scheduler paces held runs.
 
 A transaction that holds a run takes a shared advisory lock before its reservation commits and until it ends
@@ -26,6 +26,7 @@ from tidewheel.errors import Unavailable
 from tidewheel.ids import rate_key_id
 from tidewheel.postgres.pg_arrays import integers
 from tidewheel.postgres.session import CommitUnknown, Conn, Session, own_options
+from tidewheel.postgres.session_pool import SessionPool
 from tidewheel.postgres.statements import Statements
 from tidewheel.transitions.rate_ring import Ring
 
@@ -37,6 +38,7 @@ _WRITE_TENANT_RATE = _SQL["write_tenant_rate"]
 _ANNOUNCE_HELD = _SQL["announce_held"]
 
 _FRESH_SECONDS = 1.0
+_SESSIONS = 4  # of a process: as many as threads of the API that write
 _OPTIONS = "-c lock_timeout=200ms"  # the transaction that writes the runs holds other locks meanwhile
 
 
@@ -80,7 +82,7 @@ class TenantRates:
     """The rates of tenants, for all threads of a process."""
 
     def __init__(self) -> None:
-        self._session: Session | None = None
+        self._sessions: SessionPool | None = None
         self._lock = threading.Lock()
         self._known: tuple[Mapping[str, float | None], float] = ({}, -math.inf)  # replaced as a whole, so no lock
 
@@ -89,11 +91,11 @@ class TenantRates:
         return TenantRates, ()
 
     def close(self) -> None:
-        """Close its session."""
+        """Close its sessions."""
         with self._lock:
-            if self._session is not None:
-                self._session.close()
-                self._session = None
+            if self._sessions is not None:
+                self._sessions.close()
+                self._sessions = None
 
     def forget(self) -> None:
         """Read the rates before the next runs."""
@@ -113,20 +115,26 @@ class TenantRates:
         if not rates:
             return {}, set()
         chosen = [run for run in runs if run.tenant in rates]
-        with self._lock:
-            if self._session is None:
-                self._session = Session(_address(connection), "tidewheel-rates", options=_OPTIONS, renews=True)
-            try:
-                with self._session.transaction() as reserving:
-                    delayed, held = _take(reserving, chosen, rates)
-                    if held:
-                        # It never waits: who takes the lock alone has locked the tenant's row, as `reserving` has.
-                        keys = sorted({rate_key_id(run.tenant) for run in chosen if run.run_id in held})
-                        connection.execute(_ANNOUNCE_HELD, {"key_ids": keys})
-            except CommitUnknown as error:
-                # Places may be lost. The caller has not come to its own COMMIT.
-                raise Unavailable(str(error)) from error
+        try:
+            with self._pool(connection).transaction() as reserving:
+                delayed, held = _take(reserving, chosen, rates)
+                if held:
+                    # It never waits: who takes the lock alone has locked the tenant's row, as `reserving` has.
+                    keys = sorted({rate_key_id(run.tenant) for run in chosen if run.run_id in held})
+                    connection.execute(_ANNOUNCE_HELD, {"key_ids": keys})
+        except CommitUnknown as error:
+            # Places may be lost. The caller has not come to its own COMMIT.
+            raise Unavailable(str(error)) from error
         return delayed, held
+
+    def _pool(self, connection: Conn) -> SessionPool:
+        with self._lock:
+            if self._sessions is None:
+                address = _address(connection)
+                self._sessions = SessionPool(
+                    lambda: Session(address, "tidewheel-rates", options=_OPTIONS, renews=True), _SESSIONS
+                )
+            return self._sessions
 
     def _read(self, connection: Conn, tenants: set[str]) -> dict[str, float]:
         """Return the rates of those of these tenants that have one, read within the last second."""

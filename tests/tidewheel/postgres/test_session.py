@@ -11,9 +11,11 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from tests.fixtures.database import Database
+from tests.transitions.stepping import in_background
 from tidewheel.errors import Unavailable
 from tidewheel.postgres.pg_arrays import texts
 from tidewheel.postgres.session import Conn, Session, connect, is_data_fault, is_time_limit
+from tidewheel.postgres.session_pool import SessionPool
 from tidewheel.process.json_logging import JsonLines
 
 LIMITED = {
@@ -142,3 +144,21 @@ def test_loss_of_a_transaction_is_reported(database: Database, *, renews: bool) 
 def copy_canary(connection: Conn) -> None:
     with connection.cursor().copy("COPY tenants (tenant, created_at) FROM STDIN") as copy:
         copy.write_row(["canary", None])
+
+
+def test_threads_share_as_many_sessions_as_a_pool_has(database: Database) -> None:
+    pool = SessionPool(database.session, 2)
+    with pool.transaction() as first, pool.transaction() as second:
+        assert first is not second
+        third = in_background(lambda: _connection_of(pool))
+        assert not third.done()
+    assert third.result(10.0) in (first, second)
+    with pool.transaction():
+        pool.close()
+        assert first.closed != second.closed, "one is busy"
+    assert first.closed == second.closed
+
+
+def _connection_of(pool: SessionPool) -> Conn:
+    with pool.transaction() as connection:
+        return connection
