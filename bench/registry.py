@@ -8,6 +8,7 @@ from tidewheel.bench.environment import Environment, Server
 from tidewheel.bench.measurement import Figure, Options, Round
 from tidewheel.bench.scenarios import (
     api,
+    batches,
     bulk,
     cancel,
     conservation,
@@ -90,6 +91,7 @@ SCENARIOS: dict[str, tuple[Part, ...]] = {
     "limits": (Part(limits.measure, once=True), Part(overshoot.measure, once=True)),
     "stages": (Part(stages.measure),),
     "workflows": (Part(_plain(workflows.measure), once=True),),
+    "batches": (Part(_plain(batches.measure), once=True),),
     "peers": (Part(peers.measure),),
 }
 ALL = (
