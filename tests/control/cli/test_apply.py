@@ -120,7 +120,7 @@ def test_rejected_job_is_reported_with_its_line_and_others_applied(
 
 
 def test_cycle_in_a_file_is_spelled_and_other_jobs_are_applied(database: Database, write: Write) -> None:
-    jobs = [("a", ["c"]), ("b", ["a"]), ("c", ["b"]), ("d", ["e"]), ("e", [])]
+    jobs: list[tuple[str, list[str]]] = [("a", ["c"]), ("b", ["a"]), ("c", ["b"]), ("d", ["e"]), ("e", [])]
     lines = [
         json.dumps({"key": key, "schedule": {"after": after} if after else "manual", "target": "noop"})
         for key, after in jobs
