@@ -543,8 +543,9 @@ WITH seen AS MATERIALIZED (
 {{page_by_id(seen)}}
 
 -- name: read_runs
--- Returns the given runs in their current state.
--- Index: job_runs_pkey, the partitions' indexes by run, jobs_pkey. No lock.
+-- Returns the given runs in their current state; of failed runs that retention has dropped the copies.
+-- Index: job_runs_pkey, the partitions' indexes by run, jobs_pkey; failed_runs_pkey, if there are many. No lock.
+-- Why created_at: a copy lacks it, and the start of its last attempt is the nearest instant.
 SELECT r.run_id, j.key, r.job_id, r.job_version, r.state,
        (r.finished_at IS NULL AND r.publish_at > tidewheel_now()) AS ahead, r.cause, r.queue, r.lane,
        r.attempt, r.scheduled_at, r.created_at, CASE WHEN r.finished_at IS NULL THEN nullif(r.publish_at, 'infinity') END AS publish_at,
@@ -552,6 +553,14 @@ SELECT r.run_id, j.key, r.job_id, r.job_version, r.state,
   FROM runs AS r
   JOIN jobs AS j ON j.job_id = r.job_id
  WHERE r.run_id = ANY (%(run_ids)s)
+ UNION ALL
+SELECT f.run_id, coalesce(j.key, f.job_id::text), f.job_id, f.job_version, f.state, false, f.cause, f.queue, f.lane, f.attempt,
+       f.scheduled_at, coalesce(f.started_at, f.finished_at), NULL, f.started_at, f.finished_at, NULL, f.error_type, NULL
+  FROM failed_runs AS f
+  LEFT JOIN jobs AS j ON j.job_id = f.job_id
+ WHERE f.run_id = ANY (%(run_ids)s)
+   AND NOT EXISTS (SELECT FROM finished_runs AS r WHERE r.run_id = f.run_id)
+   AND NOT EXISTS (SELECT FROM job_runs AS o WHERE o.run_id = f.run_id)
 
 -- name: show_run
 -- Returns one run with all its details except its attempts.
@@ -808,6 +817,19 @@ SELECT {{tenant_columns(t)}}
 -- Returns one tenant.
 -- Index: tenants_pkey, tenant_deletions_pkey. No lock.
 SELECT {{tenant_columns(t)}} FROM {{all_tenants(t)}} WHERE t.tenant = %(tenant)s
+
+-- name: read_tenant_periods
+-- Returns the shorter periods of a tenant.
+-- Index: tenant_periods_pkey. No lock.
+SELECT state, keep, kept_since FROM tenant_periods WHERE tenant = %(tenant)s ORDER BY state
+
+-- name: set_tenant_period
+-- Writes a shorter period of a tenant, or lifts it; no row if it is so already. The position stays, since runs are gone.
+-- Index: tenant_periods_pkey. Lock: the row; lock_tenant has locked the tenant.
+INSERT INTO tenant_periods AS p (tenant, state, keep)
+SELECT %(tenant)s, %(state)s, %(keep)s::interval
+ WHERE %(keep)s::interval IS NOT NULL OR EXISTS (SELECT FROM tenant_periods AS o WHERE o.tenant = %(tenant)s AND o.state = %(state)s)
+ON CONFLICT (tenant, state) DO UPDATE SET keep = excluded.keep WHERE p.keep IS DISTINCT FROM excluded.keep
 
 -- name: free_name
 -- Deletes the record of a deletion whose time of reservation is over.
@@ -1299,3 +1321,11 @@ SELECT o.id, o.topic, o.publish_at
    AND (o.key = %(run_id)s::bytea OR %(run_id)s::bytea = ANY (o.headers))
  ORDER BY o.publish_at, o.id
  LIMIT 20
+
+-- name: read_job_days
+-- Returns the counts of the last days of a job, the newest first.
+-- Index: job_days_pkey, walked backwards. No lock.
+SELECT day, succeeded, failed, timed_out, cancelled, skipped, attempts, durations, lateness
+  FROM job_days
+ WHERE job_id = %(job_id)s AND day >= (tidewheel_now() AT TIME ZONE 'UTC')::date - %(days)s::integer
+ ORDER BY day DESC

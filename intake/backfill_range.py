@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from uuid import UUID
 
 from tidewheel.errors import FieldError, InvalidInput, ScheduleRefused
@@ -14,12 +14,10 @@ from tidewheel.schedules.schedule import TICK, Schedule
 from tidewheel.schedules.simple import FixedDelay, Manual
 from tidewheel.transitions.backfills import MAX_VERSIONS, VersionInForce, read_covered_instants, read_versions
 from tidewheel.transitions.decision_inputs import read_day_sets
+from tidewheel.transitions.kept_since import share_kept_since
 
 MAX_OCCURRENCES = 100_000
 """The occurrences of one backfill, a day of a one-second job; to count them takes a second at most."""
-
-RUNS_KEPT = timedelta(days=90)
-"""The retention of runs: older runs are dropped."""
 
 _KEY, _FROM, _TO = "key", "from", "to"
 _EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)  # run ids count from here
@@ -53,7 +51,7 @@ def find_occurrences(
     Raises:
         InvalidInput: The range cannot be backfilled.
     """
-    _ensure_past(request, now)
+    _ensure_known(connection, request)
     current = _range(connection, job_id, request, version)
     if request.to_at > now:
         raise _in_the_future(request, current, now)
@@ -97,14 +95,13 @@ def _at_range(refused: ScheduleRefused, versions: Sequence[VersionInForce]) -> I
     return _refused(_FROM, f"{numbers} cannot be read: {error.problem}", "choose a range without it")
 
 
-def _ensure_past(request: JobBackfill, now: datetime) -> None:
+def _ensure_known(connection: Conn, request: JobBackfill) -> None:
     if request.from_at < _EARLIEST:
         problem = f"{format_timestamp(request.from_at)} lies before 1970"
         raise _refused(_FROM, problem, f"write {format_timestamp(_EARLIEST)} or later")
-    known_since = now - RUNS_KEPT
-    if request.what == "missing_only" and request.from_at < known_since:
-        at, days = format_timestamp(request.from_at), RUNS_KEPT.days
-        problem = f"{at} is more than {days} days ago: the runs of that time are dropped"
+    known_since = share_kept_since(connection, request.tenant) if request.what == "missing_only" else None
+    if known_since is not None and request.from_at < known_since:
+        problem = f"{format_timestamp(request.from_at)} is too long ago: the runs of that time are dropped"
         raise _refused(_FROM, problem, f"write {format_timestamp(known_since)} or later, or `what: all`")
 
 

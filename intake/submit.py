@@ -15,7 +15,7 @@ from uuid import UUID
 
 from psycopg.types.json import Jsonb
 
-from tidewheel.errors import InvalidInput, Refused, VersionConflict
+from tidewheel.errors import InvalidInput, Refused, Unavailable, VersionConflict
 from tidewheel.intake.allowed_targets import ensure_allowed
 from tidewheel.intake.calendars import lock_calendars, unknown_calendars, write_job_calendars
 from tidewheel.intake.freezes import keep_frozen_jobs
@@ -149,6 +149,9 @@ def _apply_edits(
     unknown = {e.job_id: unknown_calendars(connection, e.tenant, _submit(e).job, day_sets) for e in edits}
     locked = lock_jobs(connection, installation, edits)
     for e in edits:
+        if e.job_id not in locked.jobs:
+            message = f"job {e.key!r} ended long ago, and retention has removed it meanwhile"
+            raise Unavailable(message)
         if e.job_id not in graphs.jobs and locked.jobs[e.job_id].root_job_id not in (None, e.job_id):
             raise outside_graphs(locked.jobs[e.job_id].key)
     fired = _fired(connection, edits, locked)

@@ -517,6 +517,7 @@ CREATE TABLE failed_runs (
 );
 COMMENT ON TABLE failed_runs IS 'copies of failed runs, which outlive their partition of finished_runs';
 CREATE INDEX failed_runs_by_tenant ON failed_runs (tenant, run_id);
+CREATE INDEX failed_runs_by_end ON failed_runs (finished_at);
 
 CREATE TABLE dead_letters (
     id              bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -700,3 +701,65 @@ CREATE TABLE archived_days (
 );
 COMMENT ON COLUMN archived_days.day IS 'in UTC, of the ends of its runs, as the partitions of finished_runs';
 COMMENT ON COLUMN archived_days.id_days IS 'the days in the ids of its runs, as days since 1970: they find one by its id';
+
+-- The days of finished runs, from an hour after their end on: what retention has done with each
+-- (docs/adr/0075-retention.md).
+CREATE TABLE run_days (
+    day         date PRIMARY KEY,
+    waits_for   text[] NOT NULL,
+    closed_at   timestamptz,
+    after_job   uuid,
+    after_at    timestamptz,
+    counted_at  timestamptz,
+    dropped_at  timestamptz
+);
+COMMENT ON COLUMN run_days.waits_for IS 'the transactions that were open then: once they have ended, no row of the day can be added';
+COMMENT ON COLUMN run_days.after_job IS 'with after_at: the last job and time that job_days has counted; null at the begin';
+COMMENT ON COLUMN run_days.counted_at IS 'the time from which job_days has all its runs';
+COMMENT ON COLUMN run_days.closed_at IS 'the time from which this is known: the day may be counted and archived';
+COMMENT ON COLUMN run_days.dropped_at IS 'set before its partitions are dropped: its runs are no longer known to be complete';
+
+-- The shorter periods of tenants, for all of their runs or for those of one state. A scheduler removes the runs day by day.
+CREATE TABLE tenant_periods (
+    tenant     text NOT NULL,
+    state      text NOT NULL CHECK (state IN ('any', 'succeeded', 'failed', 'timed_out', 'cancelled', 'skipped')),
+    keep       interval,
+    kept_since date,
+    removing   boolean NOT NULL DEFAULT false,
+    PRIMARY KEY (tenant, state)
+);
+COMMENT ON COLUMN tenant_periods.keep IS 'null for no period: the row stays, since runs are gone';
+COMMENT ON COLUMN tenant_periods.kept_since IS 'the first day from which no run was removed yet; it moves before the runs of a day go';
+COMMENT ON COLUMN tenant_periods.removing IS 'true until all runs of the day before kept_since are removed';
+
+-- What the runs of a job were that ended on a day, counted when the day is closed. A bucket of durations or lateness is its number
+-- times 2^32, plus its count; its bounds are in tidewheel/buckets.py.
+CREATE TABLE job_days (
+    job_id    uuid NOT NULL,
+    day       date NOT NULL,
+    tenant    text NOT NULL,
+    succeeded bigint NOT NULL,
+    failed    bigint NOT NULL,
+    timed_out bigint NOT NULL,
+    cancelled bigint NOT NULL,
+    skipped   bigint NOT NULL,
+    attempts  bigint NOT NULL,
+    durations bigint[] NOT NULL,
+    lateness  bigint[] NOT NULL,
+    PRIMARY KEY (job_id, day)
+);
+COMMENT ON COLUMN job_days.durations IS 'of the last attempts, from their starts to the ends of their runs';
+COMMENT ON COLUMN job_days.lateness IS 'of the last attempts, from the time at which they might start';
+CREATE INDEX job_days_by_day ON job_days USING brin (day) WITH (pages_per_range = 16, autosummarize = on); -- rows come in this order
+
+-- The last pass of retention, which operators see, and its position in the jobs.
+CREATE TABLE retention_state (
+    one        boolean PRIMARY KEY DEFAULT true CHECK (one),
+    passed_at  timestamptz,
+    behind     interval,
+    held_by    text,
+    after_job  uuid
+);
+COMMENT ON COLUMN retention_state.behind IS 'how much older than its period the oldest kept partition is; null if none is';
+COMMENT ON COLUMN retention_state.held_by IS 'the cause for which that partition stays';
+COMMENT ON COLUMN retention_state.after_job IS 'the last job that a pass looked at; null at the begin of a round';

@@ -36,7 +36,9 @@ _RIGHTS: Mapping[str, tuple[LiteralString, ...]] = MappingProxyType(
         "audit_log": ("SELECT", "INSERT", "UPDATE"),  # its trigger refuses every change but a counter's
         "executors": ("SELECT",),
         "outbox": ("INSERT",),
+        "run_days": ("SELECT",),
         "tenant_deletions": ("SELECT",),
+        "tenant_periods": ("SELECT",),
         "tenants": ("SELECT",),
     }
 )

@@ -36,6 +36,7 @@ from tidewheel.scheduler.redrive_loop import RedriveLoop
 from tidewheel.scheduler.releases import Releases
 from tidewheel.scheduler.repair import release_stuck_chains, repair_missing_timers
 from tidewheel.scheduler.retention import Retention
+from tidewheel.scheduler.retention_rules import periods_of
 from tidewheel.scheduler.tenant_deletions import TenantDeletions
 from tidewheel.scheduler.tzdata_refresh import TzdataRefresh
 from tidewheel.scheduler.unhandled import UnhandledWatch
@@ -142,7 +143,7 @@ class Scheduler:
         self._metrics = BacklogMetrics(Session(url, "tidewheel-scheduler-metrics", options=BY_KEY), installation)
         self._tzdata = TzdataRefresh(self._session, installation)
         self._days_ahead = DaysAhead(url, stop)
-        self._retention = Retention(url, settings.retention, settings.audit_retention, stop)
+        self._retention = Retention(url, periods_of(settings), stop)
         duties: tuple[tuple[str, float, Callable[[], float]], ...] = (  # in this order: shards before their timers
             ("repair", _MINUTE, self._repair),
             ("tzdata", _EACH_STEP, self._refresh_tzdata),

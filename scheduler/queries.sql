@@ -23,9 +23,323 @@ DELETE FROM audit_log
  WHERE (at, id) IN (SELECT at, id FROM audit_log WHERE at < tidewheel_now() - %(keep)s::interval ORDER BY at, id LIMIT %(limit)s)
 
 -- name: delete_old_redrives
--- Deletes redrives that ended longer ago than the retention of runs.
+-- Deletes some redrives that ended longer ago than the retention of runs.
 -- No index: a row for each request of an operator, once an hour. Lock: the deleted rows, which have ended.
-DELETE FROM redrives WHERE finished_at < tidewheel_now() - %(keep)s::interval
+DELETE FROM redrives
+ WHERE redrive_id IN (SELECT redrive_id FROM redrives WHERE finished_at < tidewheel_now() - %(keep)s::interval LIMIT %(limit)s)
+
+-- name: delete_old_backfills
+-- Deletes some backfills that ended longer ago than the retention of runs.
+-- No index: a row for each request of an operator, once an hour. Lock: the deleted rows, which have ended.
+DELETE FROM backfills
+ WHERE backfill_id IN (SELECT backfill_id FROM backfills WHERE finished_at < tidewheel_now() - %(keep)s::interval LIMIT %(limit)s)
+
+-- name: delete_old_cancellations
+-- Deletes some filters of cancellations that ended longer ago than the retention of runs.
+-- No index: a row for each request of an operator, once an hour. Lock: the deleted rows, which no claim reads.
+DELETE FROM cancellations
+ WHERE id IN (SELECT id FROM cancellations WHERE finished_at < tidewheel_now() - %(keep)s::interval LIMIT %(limit)s)
+
+-- name: delete_old_skips
+-- Deletes some skips that were recorded longer ago than the retention of runs.
+-- Index: skips_pkey, from its front: ids ascend with the time. Lock: the rows; those that another transaction holds stay.
+DELETE FROM skips
+ WHERE skip_id IN (SELECT s.skip_id
+                     FROM skips AS s
+                    WHERE s.skip_id IN (SELECT f.skip_id FROM skips AS f ORDER BY f.skip_id LIMIT %(limit)s)
+                      AND s.created_at < tidewheel_now() - %(keep)s::interval
+                      FOR UPDATE SKIP LOCKED)
+
+-- name: delete_old_overrides
+-- Deletes some overrides of occurrences that lie further back than the retention of runs.
+-- No index: a row for each request of an operator, once an hour. Lock: the rows; those that another transaction holds stay.
+-- Why timers: a paused job has not decided about its instants yet.
+DELETE FROM overrides
+ WHERE (job_id, scheduled_at) IN (
+    SELECT v.job_id, v.scheduled_at
+      FROM overrides AS v
+     WHERE greatest(v.scheduled_at, v.moved_to) < tidewheel_now() - %(keep)s::interval
+       AND NOT EXISTS (SELECT FROM timers AS t WHERE t.job_id = v.job_id AND t.scheduled_at <= v.scheduled_at)
+     LIMIT %(limit)s
+       FOR UPDATE SKIP LOCKED)
+
+-- name: delete_old_failed_runs
+-- Deletes some copies of failed runs that ended longer ago than their retention.
+-- Index: failed_runs_by_end, failed_runs_pkey. Lock: the rows, which are written once.
+DELETE FROM failed_runs
+ WHERE run_id IN (SELECT run_id FROM failed_runs WHERE finished_at < tidewheel_now() - %(keep)s::interval
+                   ORDER BY finished_at LIMIT %(limit)s)
+
+-- name: delete_old_dead_letters
+-- Deletes some dead letters that are older than their retention.
+-- Index: dead_letters_pkey, from its front: ids ascend with the time. Lock: the rows; those that a redrive holds stay.
+DELETE FROM dead_letters
+ WHERE id IN (SELECT d.id
+                FROM dead_letters AS d
+               WHERE d.id IN (SELECT f.id FROM dead_letters AS f ORDER BY f.id LIMIT %(limit)s)
+                 AND d.created_at < tidewheel_now() - %(keep)s::interval
+                 FOR UPDATE SKIP LOCKED)
+
+-- name: delete_old_quarantine
+-- Deletes some old rows of the quarantine, but not of a job that is quarantined still.
+-- Index: timers_pkey; quarantine is small. Lock: the deleted rows, which are written once.
+DELETE FROM quarantine
+ WHERE id IN (SELECT q.id
+                FROM quarantine AS q
+               WHERE q.created_at < tidewheel_now() - %(keep)s::interval
+                 AND NOT EXISTS (SELECT FROM timers AS t WHERE t.job_id = q.job_id AND t.hold_reason = 'quarantine')
+               LIMIT %(limit)s)
+
+-- name: delete_old_api_keys
+-- Deletes some API keys that were revoked, or expired, longer ago than the retention of the audit log that names them.
+-- No index: a row for each key. Lock: the rows.
+DELETE FROM api_keys
+ WHERE key_id IN (SELECT key_id FROM api_keys WHERE least(revoked_at, expires_at) < tidewheel_now() - %(keep)s::interval
+                   LIMIT %(limit)s)
+
+-- name: delete_old_deletions
+-- Deletes some deletions of tenants whose names are free again.
+-- No index: a row for each deleted tenant. Lock: the rows, which a new tenant of the name deletes too.
+DELETE FROM tenant_deletions
+ WHERE tenant IN (SELECT tenant FROM tenant_deletions WHERE free_at < tidewheel_now() LIMIT %(limit)s)
+
+-- name: begin_days
+-- Writes the rows of days that were over an hour ago, and have none; notes the transactions of this database that are open.
+-- Index: run_days_pkey. Lock: the new rows.
+-- Why an hour: a transaction may begin that much later than the instant that it writes.
+INSERT INTO run_days (day, waits_for)
+SELECT d.day, ARRAY(SELECT l.virtualtransaction
+                      FROM pg_locks AS l
+                      JOIN pg_stat_activity AS a USING (pid)
+                     WHERE l.locktype = 'virtualxid' AND a.datname = current_database() AND l.pid <> pg_backend_pid())
+  FROM unnest(%(days)s::date[]) AS d (day)
+ WHERE (d.day + 1)::timestamp AT TIME ZONE 'UTC' < tidewheel_now() - interval '1 hour'
+ON CONFLICT (day) DO NOTHING
+
+-- name: close_days
+-- Closes days to which no open transaction can add a run.
+-- No index: a row for each day. Lock: the rows.
+UPDATE run_days AS d SET closed_at = tidewheel_now(), waits_for = '{}'
+ WHERE d.closed_at IS NULL
+   AND NOT EXISTS (SELECT FROM pg_locks AS l WHERE l.locktype = 'virtualxid' AND l.virtualtransaction = ANY (d.waits_for))
+
+-- name: find_days_to_count
+-- Returns the closed days that are not counted, the oldest first, with the position in each.
+-- No index: a row for each day. No lock.
+SELECT day, after_job, after_at FROM run_days WHERE closed_at IS NOT NULL AND counted_at IS NULL ORDER BY day
+
+-- name: find_counted_days
+-- Returns the days that are counted.
+-- No index: a row for each day. No lock.
+SELECT day FROM run_days WHERE counted_at IS NOT NULL
+
+-- name: find_page_to_count
+-- Returns the job and the time of the last run of a page; no row if fewer runs are left.
+-- Index: finished_runs_by_job of the day. No lock: nothing writes to the day.
+SELECT f.job_id, f.scheduled_at
+  FROM finished_runs AS f
+ WHERE f.finished_at >= %(first)s AND f.finished_at < %(end)s AND (f.job_id, f.scheduled_at) > (%(after_job)s, %(after_at)s)
+ ORDER BY f.job_id, f.scheduled_at
+OFFSET %(runs)s
+ LIMIT 1
+
+-- part: bucket(x)
+-- The bucket of a number of milliseconds: tidewheel/buckets.py has the same bounds.
+CASE WHEN x.ms <= 1 THEN 0 ELSE ceil(ln(x.ms) / ln(1.1))::bigint END
+
+-- part: merged(x)
+-- The buckets of a list in which each may come several times.
+(SELECT coalesce(array_agg((m.bucket << 32) + m.runs ORDER BY m.bucket), '{}')
+   FROM (SELECT u.packed >> 32 AS bucket, sum(u.packed & 4294967295)::bigint AS runs
+           FROM unnest(x.listed) AS u (packed)
+          GROUP BY u.packed >> 32) AS m)
+
+-- name: count_page
+-- Adds the runs of a page to the counts of their jobs.
+-- Index: finished_runs_by_job of the day, job_days_pkey. Lock: the counts; one scheduler counts at a time.
+WITH page AS MATERIALIZED (
+    SELECT f.job_id, f.tenant, f.state, f.attempt,
+           (SELECT {{bucket(x)}}
+              FROM (SELECT (extract(epoch FROM f.finished_at - f.started_at) * 1000)::float8 AS ms) AS x
+             WHERE f.started_at IS NOT NULL) AS duration,
+           (SELECT {{bucket(x)}}
+              FROM (SELECT (extract(epoch FROM f.started_at - f.publish_at) * 1000)::float8 AS ms) AS x
+             WHERE f.started_at IS NOT NULL AND isfinite(f.publish_at)) AS late
+      FROM finished_runs AS f
+     WHERE f.finished_at >= %(first)s AND f.finished_at < %(end)s
+       AND (f.job_id, f.scheduled_at) > (%(after_job)s, %(after_at)s)
+       AND (f.job_id, f.scheduled_at) <= (%(to_job)s, %(to_at)s)
+), durations AS (
+    SELECT b.job_id, array_agg((b.duration << 32) + b.runs ORDER BY b.duration) AS buckets
+      FROM (SELECT p.job_id, p.duration, count(*) AS runs FROM page AS p WHERE p.duration IS NOT NULL GROUP BY p.job_id, p.duration) AS b
+     GROUP BY b.job_id
+), lateness AS (
+    SELECT b.job_id, array_agg((b.late << 32) + b.runs ORDER BY b.late) AS buckets
+      FROM (SELECT p.job_id, p.late, count(*) AS runs FROM page AS p WHERE p.late IS NOT NULL GROUP BY p.job_id, p.late) AS b
+     GROUP BY b.job_id
+)
+INSERT INTO job_days AS d (job_id, day, tenant, succeeded, failed, timed_out, cancelled, skipped, attempts, durations, lateness)
+SELECT p.job_id, %(day)s::date, min(p.tenant), count(*) FILTER (WHERE p.state = 'succeeded'), count(*) FILTER (WHERE p.state = 'failed'),
+       count(*) FILTER (WHERE p.state = 'timed_out'), count(*) FILTER (WHERE p.state = 'cancelled'),
+       count(*) FILTER (WHERE p.state = 'skipped'), sum(p.attempt),
+       coalesce((SELECT o.buckets FROM durations AS o WHERE o.job_id = p.job_id), '{}'),
+       coalesce((SELECT o.buckets FROM lateness AS o WHERE o.job_id = p.job_id), '{}')
+  FROM page AS p
+ GROUP BY p.job_id
+ON CONFLICT (job_id, day) DO UPDATE
+   SET succeeded = d.succeeded + excluded.succeeded, failed = d.failed + excluded.failed,
+       timed_out = d.timed_out + excluded.timed_out, cancelled = d.cancelled + excluded.cancelled,
+       skipped = d.skipped + excluded.skipped, attempts = d.attempts + excluded.attempts,
+       durations = (SELECT {{merged(x)}} FROM (SELECT d.durations || excluded.durations AS listed) AS x),
+       lateness = (SELECT {{merged(x)}} FROM (SELECT d.lateness || excluded.lateness AS listed) AS x)
+
+-- name: advance_count
+-- Stores the position of the count of a day; without one the day is counted.
+-- Index: run_days_pkey. Lock: the row.
+UPDATE run_days
+   SET after_job = %(after_job)s, after_at = %(after_at)s,
+       counted_at = CASE WHEN %(after_job)s::uuid IS NULL THEN tidewheel_now() END
+ WHERE day = %(day)s
+
+-- name: delete_old_job_days
+-- Deletes some counts of days that are older than their period.
+-- Index: job_days_by_day, job_days_pkey. Lock: the rows, which are written once.
+DELETE FROM job_days
+ WHERE (job_id, day) IN (SELECT o.job_id, o.day FROM job_days AS o
+                          WHERE o.day < ((tidewheel_now() - %(keep)s::interval) AT TIME ZONE 'UTC')::date LIMIT %(limit)s)
+
+-- name: find_archived_days
+-- Returns the days whose runs are in the archive; no row without one.
+-- No index: a row for each day. No lock.
+SELECT day FROM archived_days
+
+-- name: lock_kept_since
+-- Waits until the requests have ended that rely on the first kept day, and keeps new ones waiting until the commit.
+-- No index. Lock: an advisory one, which such requests share.
+SELECT pg_advisory_xact_lock(hashtext('tidewheel.kept_since'))
+
+-- name: begin_drops
+-- Marks days as dropped, before their partitions are.
+-- Index: run_days_pkey. Lock: the rows.
+INSERT INTO run_days AS d (day, waits_for, dropped_at)
+SELECT g.day, '{}', tidewheel_now() FROM unnest(%(days)s::date[]) AS g (day)
+ON CONFLICT (day) DO UPDATE SET dropped_at = coalesce(d.dropped_at, excluded.dropped_at)
+
+-- name: find_needed_since
+-- Returns the time from which open occurrences of workflows need outputs, and that from which open backfills of missing
+-- occurrences need finished runs; null for none.
+-- Index: workflows_open, backfills_open. No lock.
+SELECT (SELECT min(least(w.created_at, w.graph_at)) FROM workflows AS w WHERE w.finished_at IS NULL),
+       (SELECT min(b.first_at) FROM backfills AS b WHERE b.state IN ('running', 'paused') AND b.what = 'missing_only')
+
+-- name: find_tenant_periods
+-- Returns the shorter periods of tenants, with their positions.
+-- No index: a row for each tenant that has one, once an hour. No lock.
+SELECT tenant, state, keep, kept_since, removing FROM tenant_periods WHERE keep IS NOT NULL ORDER BY tenant, state
+
+-- name: has_open_backfill
+-- Returns true if an open backfill of missing occurrences of a tenant begins before an instant.
+-- Index: backfills_open. No lock.
+SELECT EXISTS (SELECT FROM backfills AS b
+                WHERE b.state IN ('running', 'paused') AND b.tenant = %(tenant)s AND b.what = 'missing_only' AND b.first_at < %(end)s)
+
+-- name: move_tenant_period
+-- Stores the position of a tenant's period: before the runs of a day go, and when they are gone.
+-- Index: tenant_periods_pkey. Lock: the row.
+UPDATE tenant_periods SET kept_since = %(kept_since)s, removing = %(removing)s WHERE tenant = %(tenant)s AND state = %(state)s
+
+-- name: find_runs_to_remove
+-- Returns the next runs of a tenant and a day that may go: no open occurrence of a workflow needs them.
+-- Index: finished_runs_by_tenant of the day, workflows_pkey. No lock: nothing else writes to the day.
+SELECT f.run_id
+  FROM finished_runs AS f
+ WHERE f.finished_at >= %(first)s AND f.finished_at < %(end)s AND f.tenant = %(tenant)s AND f.run_id > %(after)s
+   AND (%(state)s = 'any' OR f.state = %(state)s)
+   AND NOT EXISTS (SELECT FROM workflows AS w WHERE w.root_run_id = f.workflow_run_id AND w.finished_at IS NULL)
+ ORDER BY f.run_id
+ LIMIT %(limit)s
+
+-- name: remove_runs
+-- Deletes runs of a day, with what they have on this day and the day before.
+-- Index: the partitions' indexes by run. Lock: the rows, which nothing else writes.
+-- Why two days: a run that has begun earlier leaves rows to the drop of their day, rather than a look into every partition.
+WITH runs AS (
+    DELETE FROM finished_runs WHERE run_id = ANY (%(run_ids)s::uuid[]) AND finished_at >= %(first)s AND finished_at < %(end)s
+), tried AS (
+    DELETE FROM attempts WHERE run_id = ANY (%(run_ids)s::uuid[]) AND started_at >= %(before)s AND started_at < %(end)s
+), written AS (
+    DELETE FROM attempt_outputs WHERE run_id = ANY (%(run_ids)s::uuid[]) AND started_at >= %(before)s AND started_at < %(end)s
+)
+DELETE FROM run_inputs WHERE run_id = ANY (%(run_ids)s::uuid[]) AND created_at >= %(before)s AND created_at < %(end)s
+
+-- name: record_pass
+-- Records a pass of retention.
+-- Index: retention_state_pkey. Lock: the row.
+INSERT INTO retention_state AS s (passed_at, behind, held_by) VALUES (tidewheel_now(), %(behind)s, %(held_by)s)
+ON CONFLICT (one) DO UPDATE SET passed_at = excluded.passed_at, behind = excluded.behind, held_by = excluded.held_by
+
+-- name: read_job_round
+-- Returns the last job that a pass looked at; no row, or null, at the begin of a round.
+-- Index: retention_state_pkey. No lock.
+SELECT after_job FROM retention_state
+
+-- name: advance_job_round
+-- Stores the last job that a pass looked at.
+-- Index: retention_state_pkey. Lock: the row.
+INSERT INTO retention_state AS s (after_job) VALUES (%(after)s)
+ON CONFLICT (one) DO UPDATE SET after_job = excluded.after_job
+
+-- name: scan_ended_jobs
+-- Returns the last of the next jobs, and those of them that were deleted or finished before an instant.
+-- Index: jobs_pkey. No lock: the result is checked again under a lock.
+SELECT (array_agg(p.job_id ORDER BY p.job_id DESC))[1],
+       coalesce(array_agg(p.job_id ORDER BY p.job_id) FILTER (WHERE p.ended_at < %(before)s), '{}')
+  FROM (SELECT job_id, coalesce(deleted_at, finished_at) AS ended_at
+          FROM jobs
+         WHERE job_id > %(after)s
+         ORDER BY job_id
+         LIMIT %(limit)s) AS p
+
+-- name: lock_ended_jobs
+-- Locks those of these jobs that are still ended, with their keys: so no trigger and no edit comes before the commit.
+-- Index: jobs_pkey. Lock: each job, in job_id order; those that another transaction holds are skipped.
+SELECT job_id
+  FROM jobs
+ WHERE job_id = ANY (%(job_ids)s::uuid[]) AND coalesce(deleted_at, finished_at) < %(before)s
+ ORDER BY job_id
+   FOR UPDATE SKIP LOCKED
+
+-- name: find_unused_jobs
+-- Returns those of these jobs that no run, dead letter, backfill or edge in force needs.
+-- Index: timers_pkey, job_runs_by_job, finished_runs_by_job in every partition, dead_letters_by_job, backfills_by_job,
+-- job_edges_pkey, job_edges_by_child. No lock: lock_ended_jobs has locked them.
+-- Why a later statement than the lock: it sees the runs of triggers that the lock has waited for.
+SELECT j.job_id
+  FROM unnest(%(job_ids)s::uuid[]) AS j (job_id)
+ WHERE NOT EXISTS (SELECT FROM timers AS t WHERE t.job_id = j.job_id)
+   AND NOT EXISTS (SELECT FROM job_runs AS r WHERE r.job_id = j.job_id)
+   AND NOT EXISTS (SELECT FROM finished_runs AS f WHERE f.job_id = j.job_id)
+   AND NOT EXISTS (SELECT FROM dead_letters AS d WHERE d.job_id = j.job_id)
+   AND NOT EXISTS (SELECT FROM backfills AS b WHERE b.job_id = j.job_id)
+   AND NOT EXISTS (SELECT FROM job_edges AS p WHERE p.parent_job_id = j.job_id AND p.until_at IS NULL)
+   AND NOT EXISTS (SELECT FROM job_edges AS c WHERE c.child_job_id = j.job_id AND c.until_at IS NULL)
+
+-- name: remove_jobs
+-- Deletes jobs with their versions, closed edges, calendars, overrides and skips.
+-- Index: jobs_pkey, job_versions_pkey, job_edges_pkey, job_edges_by_child, job_calendars_by_job, overrides_pkey, skips_by_job.
+-- Lock: the rows; lock_ended_jobs has locked the jobs.
+WITH versions AS (
+    DELETE FROM job_versions WHERE job_id = ANY (%(job_ids)s::uuid[])
+), edges AS (
+    DELETE FROM job_edges WHERE parent_job_id = ANY (%(job_ids)s::uuid[]) OR child_job_id = ANY (%(job_ids)s::uuid[])
+), named AS (
+    DELETE FROM job_calendars WHERE job_id = ANY (%(job_ids)s::uuid[])
+), moved AS (
+    DELETE FROM overrides WHERE job_id = ANY (%(job_ids)s::uuid[])
+), skipped AS (
+    DELETE FROM skips WHERE job_id = ANY (%(job_ids)s::uuid[])
+)
+DELETE FROM jobs WHERE job_id = ANY (%(job_ids)s::uuid[])
 
 -- name: delete_old_batch_runs
 -- Deletes some runs' names of batches that ended before the retention of runs.

@@ -1,24 +1,34 @@
-"""Drop the partitions of old days with their finished runs; delete old redrives and audit entries.
+"""Remove what is old, table by table, as `retention_rules.py` has it (docs/adr/0075-retention.md).
 
-A partition is dropped when its whole day is older than the retention. The inputs of a run that ends within a day of its
-creation lie in the partition of its creation, so inputs are kept a day longer. Partitions stay while open runs were
-created, or started their attempts, on their days: such runs still read and write them.
+A partition is dropped when its whole day is older than its period. The inputs of a run that ends within a day of its
+creation lie in the partition of its creation, so inputs are kept a day longer. What live runs need stays: days on which
+open runs were created, or started their attempts, and the outputs and finished runs that `find_needed_since` names.
 
-Detaching waits for all transactions that have used the table, so this is a thread of its own. A process that dies, or
-waits for too long, leaves a partition that is detached, or about to be: the next round drops it.
+Detaching waits for transactions that have used the table, so this is a thread of its own. A process that dies, or
+waits for too long, leaves a partition that is detached, or about to be: the next pass drops it.
 """
 
 import logging
 import threading
-from datetime import date, timedelta
-from typing import cast
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta
+from functools import partial
+from typing import LiteralString, cast
+
+import psycopg
 
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.partitions import StoredDay, day_of, drop_day, stored_days
 from tidewheel.postgres.session import Conn, Session
 from tidewheel.postgres.statements import Statements
-from tidewheel.process.health import health
+from tidewheel.process.metrics import metrics
 from tidewheel.process.service import Shutdown, run_loop
+from tidewheel.scheduler.ended_jobs import remove_ended_jobs
+from tidewheel.scheduler.job_days import count_days
+from tidewheel.scheduler.pace import Pace
+from tidewheel.scheduler.retention_rules import RULES, Days, Period, Periods, Rows
+from tidewheel.scheduler.tenant_periods import remove_by_tenant
 
 _LOG = logging.getLogger("tidewheel.scheduler")
 
@@ -26,34 +36,76 @@ _SQL = Statements("tidewheel.scheduler")
 _LOCK_RETENTION = _SQL["lock_retention"]
 _UNLOCK_RETENTION = _SQL["unlock_retention"]
 _FIND_DAYS_IN_USE = _SQL["find_days_in_use"]
-_DELETE_OLD_AUDIT = _SQL["delete_old_audit"]
-_DELETE_OLD_REDRIVES = _SQL["delete_old_redrives"]
-_DELETE_OLD_WINDOWS = _SQL["delete_old_windows"]
-_DELETE_OLD_OCCURRENCES = (  # the parts of a batch before its occurrence, which dates them
-    _SQL["delete_old_batch_runs"],
-    _SQL["delete_old_run_edges"],
-    _SQL["delete_old_batches"],
-    _SQL["delete_old_workflows"],
-)
+_FIND_NEEDED_SINCE = _SQL["find_needed_since"]
+_BEGIN_DAYS = _SQL["begin_days"]
+_CLOSE_DAYS = _SQL["close_days"]
+_FIND_ARCHIVED_DAYS = _SQL["find_archived_days"]
+_FIND_COUNTED_DAYS = _SQL["find_counted_days"]
+_LOCK_KEPT_SINCE = _SQL["lock_kept_since"]
+_BEGIN_DROPS = _SQL["begin_drops"]
+_RECORD_PASS = _SQL["record_pass"]
+
+# A wait for another transaction holds back the next partitions of the table: so it is short. A later pass tries again.
+_LOCK_TIMEOUT: LiteralString = "SET lock_timeout = '2s'"
 
 _EVERY_SECONDS = 3600.0
-_AUDIT_BATCH = 10_000  # entries that one statement deletes: some tens of milliseconds
+_PAGE = 10_000  # rows that one statement deletes: some tens of milliseconds
 _DAY = timedelta(days=1)
+_ATTEMPTS = ("attempts", "attempt_outputs")  # cut by the start of an attempt
+
+
+@dataclass(frozen=True, slots=True)
+class _Needs:
+    """The old partitions that live runs and requests need.
+
+    Args:
+        created: The days on which open runs were created.
+        started: The days on which their attempts started.
+        outputs_since: The first day whose outputs open occurrences need; None for none.
+        runs_since: The first day whose finished runs open backfills need; None for none.
+        counted: The days whose runs are counted.
+        unarchived: The days that the archive lacks; empty without an archive.
+    """
+
+    created: Collection[date]
+    started: Collection[date]
+    outputs_since: date | None
+    runs_since: date | None
+    counted: Collection[date]
+    unarchived: Collection[date]
+
+    def holder(self, stored: StoredDay) -> str | None:
+        """Return the cause for which a partition stays; None if it may be dropped."""
+        day, table = stored.day, stored.table
+        is_readable = stored.attached and not stored.pending
+        causes = {
+            "open runs were created on this day": table == "run_inputs" and day in self.created,
+            "open runs started attempts on this day": table in _ATTEMPTS and day in self.started,
+            "open occurrences of workflows need its results": (
+                table == "attempt_outputs" and self.outputs_since is not None and day >= self.outputs_since
+            ),
+            "an open backfill of missing occurrences needs its runs": (
+                table == "finished_runs" and self.runs_since is not None and day >= self.runs_since
+            ),
+            "its runs are not counted yet": table == "finished_runs" and is_readable and day not in self.counted,
+            # Runs that end on the next day have their inputs and attempts here.
+            "the archive lacks this day": not {day, day + _DAY}.isdisjoint(self.unarchived),
+        }
+        return next((cause for cause, holds in causes.items() if holds), None)
 
 
 class Retention:
-    """The thread of a scheduler that drops old partitions.
+    """The thread of a scheduler that removes what is old.
 
     Args:
         url: The database.
-        keep: The time for which finished runs and redrives are kept.
-        keep_audit: The time for which entries of the audit log are kept.
+        periods: The times for which rows are kept.
         stop: The scheduler's shutdown.
     """
 
-    def __init__(self, url: str, keep: timedelta, keep_audit: timedelta, stop: Shutdown) -> None:
+    def __init__(self, url: str, periods: Periods, stop: Shutdown) -> None:
         self._session = Session(url, "tidewheel-scheduler-retention", autocommit=True)
-        self._keep, self._keep_audit, self._stop = keep, keep_audit, stop
+        self._periods, self._stop = periods, stop
         self._thread = threading.Thread(target=self._run, name="retention", daemon=True)
 
     def start(self) -> None:
@@ -61,7 +113,9 @@ class Retention:
         self._thread.start()
 
     def step(self) -> list[StoredDay]:
-        """Drop what is old; return the dropped partitions, none if another scheduler drops them.
+        """Remove what is old; return the dropped partitions, none if another scheduler removes.
+
+        A table or a partition that cannot be removed delays no other one: its error is raised at the end.
 
         Raises:
             Unavailable: The database does not answer, or a transaction has used a table for too long.
@@ -70,11 +124,8 @@ class Retention:
             if connection.execute(_LOCK_RETENTION).fetchone() != (True,):
                 return []
             try:
-                self._delete_audit(connection)
-                connection.execute(_DELETE_OLD_REDRIVES, {"keep": self._keep})
-                self._delete_workflows(connection)
-                self._delete_windows(connection)
-                return self._drop(connection)
+                connection.execute(_LOCK_TIMEOUT)
+                return self._pass(connection)
             finally:
                 connection.execute(_UNLOCK_RETENTION)
 
@@ -83,7 +134,7 @@ class Retention:
         self._session.close()
 
     def _run(self) -> None:
-        run_loop(self._stop, "scheduler: dropping old partitions", self._round, longest_pause=_EVERY_SECONDS)
+        run_loop(self._stop, "scheduler: removing what is old", self._round, longest_pause=_EVERY_SECONDS)
 
     def _round(self) -> float:
         try:
@@ -92,35 +143,127 @@ class Retention:
             self.close()
         return _EVERY_SECONDS
 
-    def _delete_audit(self, connection: Conn) -> None:
-        columns: dict[str, object] = {"keep": self._keep_audit, "limit": _AUDIT_BATCH}
-        while connection.execute(_DELETE_OLD_AUDIT, columns).rowcount == _AUDIT_BATCH:
-            health.report_waiting()
+    def _pass(self, connection: Conn) -> list[StoredDay]:
+        failures: list[psycopg.Error] = []
+        pace, now = Pace(self._stop), read_now(connection)
+        stored = stored_days(connection)
+        _try(failures, partial(_close_days, connection, stored))
+        _try(failures, partial(count_days, connection, pace))
+        for rule in RULES.values():
+            if isinstance(rule, Rows):
+                _try(failures, partial(self._delete_rows, connection, rule, pace))
+        _try(failures, partial(self._remove_jobs, connection, now, pace))
+        dropped = self._drop(connection, stored, now, failures)
+        _try(failures, partial(self._remove_by_tenant, connection, stored, now, pace))
+        if failures:
+            raise failures[0]
+        return dropped
 
-    def _delete_workflows(self, connection: Conn) -> None:
-        columns: dict[str, object] = {"keep": self._keep, "limit": _AUDIT_BATCH}
-        for statement in _DELETE_OLD_OCCURRENCES:
-            while connection.execute(statement, columns).rowcount == _AUDIT_BATCH:
-                health.report_waiting()
+    def _delete_rows(self, connection: Conn, rule: Rows, pace: Pace) -> None:
+        columns: dict[str, object] = {"keep": self._periods.of(rule.period), "limit": _PAGE}
+        while connection.execute(rule.statement, columns).rowcount == _PAGE:
+            if pace.rest():
+                return
 
-    def _delete_windows(self, connection: Conn) -> None:
-        while connection.execute(_DELETE_OLD_WINDOWS, {"limit": _AUDIT_BATCH}).rowcount == _AUDIT_BATCH:
-            health.report_waiting()
+    def _remove_jobs(self, connection: Conn, now: datetime, pace: Pace) -> None:
+        before = now - self._periods.runs
+        occurrences, _ = _needed_since(connection)
+        if removed := remove_ended_jobs(connection, min(before, occurrences or before), pace):
+            _LOG.info("%d jobs that were deleted or finished are removed with their versions", removed)
 
-    def _drop(self, connection: Conn) -> list[StoredDay]:
-        oldest = day_of(read_now(connection) - self._keep)
-        first = {"run_inputs": oldest - _DAY}
-        old = [stored for stored in stored_days(connection) if stored.day < first.get(stored.table, oldest)]
+    def _remove_by_tenant(self, connection: Conn, stored: Iterable[StoredDay], now: datetime, pace: Pace) -> None:
+        oldest = self._first_kept(now)["finished_runs"]
+        days = {each.day for each in stored if each.table == "finished_runs" and each.day >= oldest}
+        days &= _days(connection, _FIND_COUNTED_DAYS)
+        days -= _unarchived(connection, stored)
+        if removed := remove_by_tenant(connection, days, now, pace):
+            _LOG.info("%d runs are removed by the periods of their tenants", removed)
+
+    def _drop(
+        self, connection: Conn, stored: Iterable[StoredDay], now: datetime, failures: list[psycopg.Error]
+    ) -> list[StoredDay]:
+        """Drop the partitions whose period is over, and that nothing needs."""
+        first_kept = self._first_kept(now)
+        old = [each for each in stored if each.day < first_kept[each.table]]
         if not old:
+            self._record(connection, now, {})
             return []
         in_use = cast("list[tuple[date, date | None]]", connection.execute(_FIND_DAYS_IN_USE).fetchall())
-        started = {day for _, day in in_use if day is not None}
-        kept = {"finished_runs": set[date](), "run_inputs": {day for day, _ in in_use}}
+        with connection.transaction():
+            connection.execute(_LOCK_KEPT_SINCE)  # so a request either is among the needs, or finds the days dropped
+            occurrences, backfills = _needed_since(connection)
+            needs = _Needs(
+                created={day for day, _ in in_use},
+                started={day for _, day in in_use if day is not None},
+                outputs_since=None if occurrences is None else max(day_of(occurrences), first_kept["finished_runs"]),
+                runs_since=None if backfills is None else day_of(backfills),
+                counted=_days(connection, _FIND_COUNTED_DAYS),
+                unarchived=_unarchived(connection, stored),
+            )
+            kept = {each: cause for each in old if (cause := needs.holder(each)) is not None}
+            days = {each.day for each in old if each.table == "finished_runs" and each not in kept}
+            connection.execute(_BEGIN_DROPS, {"days": sorted(days)})
         dropped: list[StoredDay] = []
-        for stored in old:
-            if stored.day not in kept.get(stored.table, started):
-                health.report_waiting()  # each may wait for seconds, and a year's are many
-                drop_day(connection, stored)
-                dropped.append(stored)
-                _LOG.info("the partition of %s for %s is dropped", stored.table, stored.day)
+        for each in old:
+            if each in kept or self._stop.requested():
+                continue
+            if _try(failures, partial(drop_day, connection, each)):
+                dropped.append(each)
+                _LOG.info("the partition of %s for %s is dropped", each.table, each.day)
+            else:
+                kept[each] = "another transaction uses the table"
+        self._record(connection, now, kept)
         return dropped
+
+    def _first_kept(self, now: datetime) -> Mapping[str, date]:
+        """Return the first day that each table keeps."""
+        days = {
+            table: day_of(now - self._periods.of(rule.period))
+            for table, rule in RULES.items()
+            if isinstance(rule, Days)
+        }
+        return {**days, "run_inputs": days["run_inputs"] - _DAY}
+
+    def _record(self, connection: Conn, now: datetime, kept: Mapping[StoredDay, str]) -> None:
+        """Record how much older than its period the oldest partition is that stays, and its cause."""
+        behind, held_by = timedelta(0), None
+        for stored, cause in kept.items():
+            over = datetime.combine(stored.day + _DAY, time(), UTC)
+            rule = RULES[stored.table]
+            period = self._periods.of(rule.period if isinstance(rule, Days) else Period.RUNS)
+            if now - period - over > behind:
+                behind, held_by = now - period - over, f"{stored.table} of {stored.day}: {cause}"
+        metrics.set("retention_behind_seconds", behind.total_seconds())
+        connection.execute(_RECORD_PASS, {"behind": behind if held_by else None, "held_by": held_by})
+
+
+def _try(failures: list[psycopg.Error], work: Callable[[], None]) -> bool:
+    """Do work; keep an error of the database for the end of the pass, and return False."""
+    try:
+        work()
+    except psycopg.Error as error:
+        failures.append(error)
+        return False
+    return True
+
+
+def _close_days(connection: Conn, stored: Iterable[StoredDay]) -> None:
+    """Close the days to which no run can be added: they may be counted, archived and dropped."""
+    days = {each.day for each in stored if each.table == "finished_runs"}
+    connection.execute(_BEGIN_DAYS, {"days": sorted(days)})
+    connection.execute(_CLOSE_DAYS)
+
+
+def _needed_since(connection: Conn) -> tuple[datetime | None, datetime | None]:
+    row = connection.execute(_FIND_NEEDED_SINCE, binary=True).fetchone()
+    return cast("tuple[datetime | None, datetime | None]", row)
+
+
+def _days(connection: Conn, statement: LiteralString) -> set[date]:
+    return {day for (day,) in cast("list[tuple[date]]", connection.execute(statement).fetchall())}
+
+
+def _unarchived(connection: Conn, stored: Iterable[StoredDay]) -> set[date]:
+    """Return the days that the archive lacks; none without an archive."""
+    archived = _days(connection, _FIND_ARCHIVED_DAYS)
+    return {each.day for each in stored} - archived if archived else set()

@@ -73,6 +73,11 @@ VERSIONS: Json = {"next_cursor": None, "versions": [
      "payload_sha256": "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855", "payload_bytes": 0,
      "changes": []}]}  # fmt: skip
 UPCOMING: Json = {"key": "nightly", "zone": "Europe/Berlin", "now": _AT, "occurrences": [_OCCURRENCE], "words": ""}
+_DAY: Json = {
+    "day": "2026-11-19", "succeeded": 23, "failed": 1, "timed_out": 0, "cancelled": 0, "skipped": 0, "attempts": 26,
+    "duration": {"p50": 1.25, "p90": 2.21, "p99": 2.94}, "lateness": {"p50": 0.01, "p90": 0.02, "p99": 0.05},
+}  # fmt: skip
+STATISTICS: Json = {"key": "nightly", "days": [_DAY], "total": _DAY}
 PREVIEW: Json = {
     "key": "nightly", "version": 1, "zone": "Europe/Berlin", "now": _AT, "words": ["every day at 02:00"],
     "occurrences": [_OCCURRENCE], "exhausted": False,
@@ -164,6 +169,9 @@ SHARDS: Json = {"shards": [{"shard": 0, "owner": {
 TENANT: dict[str, Json] = {
     "tenant": "acme", "created_at": "2026-10-01T09:00:00Z", "weight": 1, "triggers_per_second": 100.0,
     "in_flight": 500, "jobs": 1000, "payload_bytes": 65536, "paused_at": None, "deletion": None,
+}  # fmt: skip
+TENANT_PERIODS: Json = {
+    "tenant": "acme", "periods": [{"state": "succeeded", "days": 7, "kept_since": "2026-11-12"}], "unchanged": False,
 }  # fmt: skip
 TENANTS: Json = {"tenants": [TENANT], "next_cursor": None}
 CHANGED_TENANT: Json = {"tenant": TENANT, "unchanged": False}

@@ -58,6 +58,7 @@ from tidewheel.control.explain.explain import explain
 from tidewheel.control.explain.explanation import Explanation
 from tidewheel.control.explain.preview import Preview, preview
 from tidewheel.control.explain.upcoming import Upcoming, upcoming
+from tidewheel.control.reads.job_days import MAX_DAYS, JobStatistics, job_statistics
 from tidewheel.control.reads.jobs import JobDetail, JobSummary, list_jobs, show_job
 from tidewheel.control.reads.versions import MAX_VERSIONS, Version, versions
 from tidewheel.errors import FieldError, Refused, RequestConflict, VersionConflict, refuse
@@ -110,6 +111,16 @@ class NextQuery(TenantQuery):
     """
 
     limit: Annotated[int, Field(ge=1, le=100), BeforeValidator(whole)] = 10
+
+
+class StatisticsQuery(TenantQuery):
+    """Query of the counts of a job by day.
+
+    Attributes:
+        days: How many days back from today.
+    """
+
+    days: Annotated[int, Field(ge=1, le=MAX_DAYS), BeforeValidator(whole)] = 30
 
 
 class VersionsQuery(PageQuery):
@@ -290,6 +301,8 @@ class JobsApi:
               example=examples.EXPLANATION)  # fmt: skip
         route("GET", f"{_ONE}/next", self.list_next_occurrences, scope=read, query=NextQuery, answer=Upcoming,
               example=examples.UPCOMING)  # fmt: skip
+        route("GET", f"{_ONE}/statistics", self.get_job_statistics, scope=read, query=StatisticsQuery,
+              answer=JobStatistics, example=examples.STATISTICS)  # fmt: skip
         route("GET", f"{_ONE}/versions", self.list_job_versions, scope=read, query=VersionsQuery, answer=VersionsPage,
               example=examples.VERSIONS)  # fmt: skip
         route("GET", _ONE, self.get_job, scope=read, query=TenantQuery, answer=JobDetail, example=examples.JOB,
@@ -336,6 +349,16 @@ class JobsApi:
             late = connection.installation.misfire_after
             with connection.snapshot() as reading:
                 return upcoming(reading, caller.tenant, key, query.limit, misfire_after=late)
+
+        return await answer(self.reads, caller, read)
+
+    async def get_job_statistics(self, request: Request, caller: Reader) -> Response:
+        """Return the counts, durations and lateness of a job's runs by the day on which they ended."""
+        query, key = read_query(request, StatisticsQuery), read_key(request)
+
+        def read(connection: Connection) -> JobStatistics:
+            with connection.snapshot() as reading:
+                return job_statistics(reading, caller.tenant, key, query.days)
 
         return await answer(self.reads, caller, read)
 

@@ -20,6 +20,7 @@ from tidewheel.control.api.queries import Cursors, PageQuery, TenantQuery, read_
 from tidewheel.control.api.workers import Workers
 from tidewheel.control.client.connection import Connection
 from tidewheel.control.client.tenants import Tenants
+from tidewheel.control.reads.tenant_periods import KeptState, TenantPeriod
 from tidewheel.control.reads.tenants import TenantSummary, TenantUsage, list_tenants
 from tidewheel.errors import UnknownTenant
 from tidewheel.jobs.validation import StrictModel
@@ -67,6 +68,27 @@ class PauseBody(StrictModel):
     reason: Reason | None = None
 
 
+class PeriodBody(StrictModel):
+    """The period of finished runs of a tenant.
+
+    Attributes:
+        days: The days for which they are kept, 1 to 3650; null lifts the period.
+        state: The state of the runs, or any.
+    """
+
+    days: int | None
+    state: KeptState = "any"
+
+
+@dataclass(frozen=True, slots=True)
+class TenantPeriods:
+    """The periods of a tenant; `unchanged` if a change found them so already."""
+
+    tenant: str
+    periods: tuple[TenantPeriod, ...]
+    unchanged: bool
+
+
 @dataclass(frozen=True, slots=True)
 class TenantsPage:
     """Tenants in the order of their names."""
@@ -109,6 +131,10 @@ class TenantsApi:
               example=examples.CHANGED_TENANT, body=body_of(LimitsBody), sent={"jobs": 1000})  # fmt: skip
         route("GET", f"{_ONE}/usage", self.get_tenant_usage, scope=Scope.READ, query=TenantQuery, answer=TenantUsage,
               example=examples.TENANT_USAGE)  # fmt: skip
+        periods = partial(route, query=TenantQuery, answer=TenantPeriods, example=examples.TENANT_PERIODS)
+        periods("GET", f"{_ONE}/retention", self.get_tenant_retention, scope=Scope.READ)
+        periods("PUT", f"{_ONE}/retention", self.put_tenant_retention, scope=Scope.ADMIN, body=body_of(PeriodBody),
+                sent={"days": 7, "state": "succeeded"})  # fmt: skip
         route("DELETE", _ONE, self.delete_tenant, scope=Scope.ADMIN, query=TenantQuery, status=HTTPStatus.ACCEPTED,
               answer=ChangedTenant, example=examples.DELETED_TENANT)  # fmt: skip
         change = partial(
@@ -185,6 +211,30 @@ class TenantsApi:
         read_query(request, TenantQuery)
         name = _named(request, caller)
         return await answer(self.reads, caller, lambda each: Tenants(each).usage(name))
+
+    async def get_tenant_retention(self, request: Request, caller: Reader) -> Response:
+        """Return the periods of a tenant that are shorter than those of the installation."""
+        read_query(request, TenantQuery)
+        name = _named(request, caller)
+
+        def read(connection: Connection) -> TenantPeriods:
+            return TenantPeriods(name, tuple(Tenants(connection).retention(name)), unchanged=True)
+
+        return await answer(self.reads, caller, read)
+
+    async def put_tenant_retention(self, request: Request, caller: Admin) -> Response:
+        """Set or lift the period of finished runs of a tenant, for a caller with the rights of all of them."""
+        ensure_all_tenants(caller)
+        read_query(request, TenantQuery)
+        body = await read_body(request, PeriodBody)
+        name = _named(request, caller)
+
+        def change(connection: Connection) -> TenantPeriods:
+            tenants = Tenants(connection)
+            changed = tenants.keep(name, body.days, state=body.state)
+            return TenantPeriods(name, tuple(tenants.retention(name)), not changed)
+
+        return await answer(self.writes, caller, change)
 
     async def pause_tenant(self, request: Request, caller: Operator) -> Response:
         """Start no run of a tenant until it is resumed; what runs goes on."""

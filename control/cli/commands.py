@@ -129,6 +129,9 @@ COMMANDS: Mapping[str, Command | Group] = {
             "next": Command(
                 "occurrences", "next_occurrences", "Show a job's next occurrences, skipped and moved ones too."
             ),
+            "stats": Command(
+                "job_stats", "stats", "Show a job's runs by day: counts, durations and lateness, kept for two years."
+            ),
             "preview": Command(
                 "occurrences", "preview", "Show what an unsaved job would do, from a file or from flags."
             ),
@@ -327,6 +330,9 @@ COMMANDS: Mapping[str, Command | Group] = {
             "show": Command("tenants", "show", "Show a tenant: its state, its limits, the progress of its deletion."),
             "limits": Command(
                 "tenants", "limits", "Change limits of a tenant; none lifts one, and those that are not named stay."
+            ),
+            "retention": Command(
+                "tenants", "retention", "Keep finished runs of a tenant for a shorter time, of all states or of one."
             ),
             "pause": Command("tenants", "pause", "Start no run of a tenant until it is resumed; what runs goes on."),
             "resume": Command(

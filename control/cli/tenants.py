@@ -1,4 +1,4 @@
-"""`tidewheel tenant create | list | show | limits | pause | resume | delete | usage`."""
+"""`tidewheel tenant create | list | show | limits | retention | pause | resume | delete | usage`."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -18,6 +18,7 @@ from tidewheel.control.cli.output import (
 )
 from tidewheel.control.cli.tables import Cell
 from tidewheel.control.reads import tenants as read
+from tidewheel.control.reads.tenant_periods import tenant_periods
 from tidewheel.errors import refuse
 
 if TYPE_CHECKING:
@@ -161,6 +162,37 @@ def usage(name: Name, output: OutputOption = Output.TEXT) -> None:
         print_document(found, output)
     else:
         print_facts(_usage(found))
+
+
+def retention(
+    name: Name,
+    *,
+    days: Annotated[
+        str | None, typer.Option(metavar="N", help="Keep finished runs for so many days; none lifts the period.")
+    ] = None,
+    state: Annotated[str, typer.Option(metavar="STATE", help="Only runs that ended in this state.")] = "any",
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Keep finished runs of a tenant for a shorter time, of all states or of one.
+
+    Without --days this shows the periods.
+    """
+    changed = None
+    if days is not None:
+        with requesting(DEFAULT_TENANT) as client:
+            changed = client.tenants.keep(name, None if days == "none" else _whole("--days", days), state=state)
+    with reading() as connection:
+        found = tenant_periods(connection, name)
+    if output is not Output.TEXT:
+        print_document({"tenant": name, "periods": found, "unchanged": changed is False}, output)
+        return
+    if changed is not None:
+        typer.echo(f"tenant {name}: {'changed' if changed else 'unchanged: the period is as before'}")
+    if found:
+        rows = [(each.state, str(each.days or "none"), str(each.kept_since or "")) for each in found]
+        print_table(("state", "days", "kept since"), rows)
+    else:
+        typer.echo("no period of its own: runs are kept for TIDEWHEEL_RETENTION")
 
 
 def _limits(

@@ -34,6 +34,7 @@ from tidewheel.control.explain.explanation import Explanation
 from tidewheel.control.explain.preview import Preview, preview
 from tidewheel.control.explain.upcoming import Upcoming, upcoming
 from tidewheel.control.occurrence_audit.result import AuditResult, run_audit
+from tidewheel.control.reads.job_days import JobStatistics, job_statistics
 from tidewheel.control.reads.versions import Change, Version, diff, versions
 from tidewheel.ids import RunId
 from tidewheel.jobs.spec import JobSpec
@@ -354,6 +355,15 @@ class Client:
         tenant, misfire_after = self._connection.tenant, self._connection.installation.misfire_after
         with self._connection.snapshot() as connection:
             return upcoming(connection, tenant, key, n, misfire_after=misfire_after)
+
+    def statistics(self, key: str, days: int = 30) -> JobStatistics:
+        """Return the counts, durations and lateness of a job's runs by day, for so many days back from today.
+
+        Raises:
+            UnknownJob: There is no such job, and no counted day of it.
+        """
+        with self._connection.snapshot() as connection:
+            return job_statistics(connection, self._connection.tenant, key, days)
 
     def preview(self, job: Mapping[str, object] | JobSpec, n: int = 10, *, after: datetime | None = None) -> Preview:
         """Return what an unsaved job would do: its policies in words, and its next `n` occurrences.

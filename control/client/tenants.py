@@ -3,13 +3,16 @@
 A limit that is None is no bound. A pause is the freeze of all runs of a tenant (docs/tenants.md).
 """
 
+import builtins
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
+from datetime import timedelta
 from typing import Any, TypedDict, Unpack
 
 from tidewheel.audit import ALL_TENANTS, Change, process_user, record_change
 from tidewheel.control.client.connection import Connection
+from tidewheel.control.reads.tenant_periods import KEPT_STATES, MAX_PERIOD, TenantPeriod, tenant_periods
 from tidewheel.control.reads.tenants import TenantSummary, TenantUsage, list_tenants, show_tenant, tenant_usage
 from tidewheel.errors import FieldError, InvalidInput, Refused, TenantDeleted, UnknownFreeze
 from tidewheel.intake.cancel import block_claims
@@ -30,6 +33,7 @@ _TAKE_TENANT = _SQL["take_tenant"]
 _ADD_DELETION = _SQL["add_deletion"]
 _REVOKE_KEYS_OF = _SQL["revoke_keys_of"]
 _CANCEL_TENANT = _SQL["cancel_tenant"]
+_SET_TENANT_PERIOD = _SQL["set_tenant_period"]
 
 DEFAULT_TENANT = "default"
 """The tenant of requests that name none."""
@@ -212,6 +216,47 @@ class Tenants:
         """
         with self._connection.snapshot(all_tenants=True) as connection:
             return tenant_usage(connection, name)
+
+    def retention(self, name: str) -> builtins.list[TenantPeriod]:
+        """Return the periods of a tenant that are shorter than those of the installation.
+
+        Raises:
+            UnknownTenant: There is none.
+        """
+        with self._connection.snapshot(all_tenants=True) as connection:
+            return tenant_periods(connection, name)
+
+    def keep(self, name: str, days: int | None, *, state: str = "any") -> bool:
+        """Keep finished runs of a tenant for so many days; what is older goes day by day, once an hour.
+
+        Args:
+            name: The tenant.
+            days: The days, 1 to 3650; None for no period of its own.
+            state: The state of the runs, or `any`.
+
+        Returns:
+            False if the period is so already.
+
+        Raises:
+            Refused: A value does not fit, or there is no such tenant.
+            Unavailable: The database does not answer.
+        """
+        if days is not None and (isinstance(days, bool) or not 1 <= days <= MAX_PERIOD):
+            raise InvalidInput([FieldError("days", f"{days} does not fit", f"write 1 to {MAX_PERIOD}, or none")])
+        if state not in KEPT_STATES:
+            problem, remedy = f"{state[:64]!r} is no state of finished runs", f"write one of {', '.join(KEPT_STATES)}"
+            raise InvalidInput([FieldError("state", problem, remedy)])
+
+        def change(connection: Conn) -> bool:
+            if connection.execute(_LOCK_TENANT, {"tenant": name}).fetchone() is None:
+                raise refusals_of(connection, [name])[name]
+            keep = None if days is None else timedelta(days=days)
+            if not connection.execute(_SET_TENANT_PERIOD, {"tenant": name, "state": state, "keep": keep}).rowcount:
+                return False
+            self._record(connection, "tenant.retention", name)
+            return True
+
+        return self._connection.write(change, all_tenants=True)
 
     def _record(self, connection: Conn, action: str, name: str) -> None:
         record_change(connection, self._connection.actor, Change(ALL_TENANTS, action, f"tenant/{name}"))

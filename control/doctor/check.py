@@ -33,6 +33,8 @@ class Limits:
         message_age: An older message of the outbox means that none leaves.
         timer_age: A timer that is overdue for longer means that nothing fires.
         key_age: An older key of run messages is to be rotated.
+        retention_age: A pass of retention that is longer ago means that none works; they are an hour apart.
+        retention_behind: Partitions that are older than their period by more are a finding.
         connections_share: The part of the server's connections in use.
     """
 
@@ -43,6 +45,8 @@ class Limits:
     message_age: timedelta = timedelta(seconds=30)
     timer_age: timedelta = timedelta(seconds=60)
     key_age: timedelta = timedelta(days=365)
+    retention_age: timedelta = timedelta(hours=6)
+    retention_behind: timedelta = timedelta(days=2)
     connections_share: float = 0.9
 
 

@@ -36,6 +36,7 @@ _FIND_IDLE_SLOTS = _SQL["find_idle_slots"]
 _FIND_QUARANTINED = _SQL["find_quarantined"]
 _FIND_BLOCKED_KEYS = _SQL["find_blocked_keys"]
 _READ_KEY_AGES = _SQL["read_key_ages"]
+_READ_RETENTION = _SQL["read_retention"]
 
 _CREATED = re.compile(r"^CREATE (?:UNIQUE )?(TABLE|INDEX|VIEW) (\w+)", re.MULTILINE)
 _SHOWN = 5  # of many alike
@@ -198,6 +199,23 @@ def check_partitions(context: Context) -> Iterator[Finding]:
         evidence = f"{len(missing)} of {len(TABLES) * 5}: {names}"
         remedy = "start a scheduler, which creates them: tidewheel scheduler; or `tidewheel migrate`, which does so too"
         yield Finding("partitions", severity, "partitions of these days are missing", evidence, remedy)
+
+
+def check_retention(context: Context) -> Iterator[Finding]:
+    """Check that what is old is removed."""
+    with context.connection() as connection:
+        row = connection.execute(_READ_RETENTION, binary=True).fetchone()
+    if row is None:
+        return
+    age, behind, cause = cast("tuple[timedelta, timedelta | None, str | None]", row)
+    if age > context.limits.retention_age:
+        what = "no scheduler removes what is old"
+        remedy = "see the log of the schedulers: the loop `removing what is old` names the cause"
+        yield Finding("retention", Severity.WARNING, what, f"the last pass ended {age_text(age)} ago", remedy)
+    elif behind is not None and behind > context.limits.retention_behind:
+        what = f"rows stay {age_text(behind)} longer than their period"
+        remedy = "end what needs them: an open run, occurrence or backfill; or a transaction that is open for long"
+        yield Finding("retention", Severity.WARNING, what, cause or "", remedy)
 
 
 def check_vacuum(context: Context) -> Iterator[Finding]:

@@ -18,6 +18,7 @@ CHECKS = (
     Check("handlers", database.check_handlers, needs="schema"),
     Check("partitions", database.check_partitions, needs="schema"),
     Check("archive", archive.check_archive, needs="schema"),
+    Check("retention", database.check_retention, needs="schema"),
     Check("vacuum", database.check_vacuum, needs="database"),
     Check("quarantine", database.check_quarantine, needs="schema"),
     Check("order", database.check_order, needs="schema"),

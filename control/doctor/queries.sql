@@ -78,3 +78,8 @@ SELECT count(*), tidewheel_now() - max(created_at) FROM message_keys
 -- Returns the last day that the archive has; null without an archive.
 -- Index: archived_days_pkey. No lock.
 SELECT max(day) FROM archived_days
+
+-- name: read_retention
+-- Returns the age of the last pass of retention, how late it is, and the cause; no row before the first pass.
+-- No index: one row. No lock.
+SELECT tidewheel_now() - passed_at, behind, held_by FROM retention_state WHERE passed_at IS NOT NULL

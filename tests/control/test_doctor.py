@@ -115,6 +115,16 @@ def old_archive(database: Database) -> None:
     database.execute("INSERT INTO archived_days (day, runs, bytes, id_days) VALUES ('2026-01-01', 1, 1, '{}')")
 
 
+def late_retention(database: Database) -> None:
+    database.execute(
+        "INSERT INTO retention_state (passed_at, behind, held_by) VALUES (tidewheel_now(), '3 d', 'attempts: a run')"
+    )
+
+
+def no_retention(database: Database) -> None:
+    database.execute("INSERT INTO retention_state (passed_at) VALUES (tidewheel_now() - interval '1 d')")
+
+
 FAULTS: dict[str, tuple[Callable[[Database], None], Severity, str]] = {
     "timers": (overdue_timer, Severity.ERROR, "tidewheel scheduler"),
     "outbox": (old_message, Severity.ERROR, "tidewheel relay"),
@@ -136,6 +146,8 @@ OTHER_FAULTS: dict[str, tuple[str, Callable[[Database], None], Limits, str, str]
     "an archive that is left behind": (
         "archive", old_archive, Limits(), "2026-01-01 is the last archived day", "tidewheel archive run",
     ),
+    "rows that stay": ("retention", late_retention, Limits(), "attempts: a run", "end what needs them"),
+    "no retention": ("retention", no_retention, Limits(), "the last pass ended", "see the log of the schedulers"),
     "few connections left": (
         "server", many_connections, Limits(connections_share=0.0), "connections are open", "raise max_connections",
     ),

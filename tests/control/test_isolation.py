@@ -67,7 +67,7 @@ _NOT_EXECUTED = {
         control: read_fleet_facts read_held_lanes read_intake_offsets read_queues read_services record_api_key_use
         control: add_deletion add_tenant cancel_tenant change_limits free_name revoke_keys_of take_tenant
         control: count_finished_runs count_open_runs count_tenant_jobs forget_job_room lock_tenant
-        control: show_tenant find_outbox_rows""",
+        control: read_tenant_periods set_tenant_period show_tenant find_outbox_rows""",
     "it runs in a caller's own transaction": """
         control: cancel_in_transaction enqueue_by_topic status_in_transaction""",
     "a task token names a run of any tenant": "intake: extend_deadlines lock_attempts read_final_states",
@@ -227,6 +227,7 @@ def _plan(client: Client, database: ClockedDatabase) -> None:
     client.move("hourly", _NOON + timedelta(hours=3), _NOON + timedelta(hours=3, minutes=5))
     client.unskip("hourly", _NOON + timedelta(hours=2))
     client.next("hourly")
+    client.statistics("hourly")
     client.pause("hourly")
     database.advance(timedelta(hours=1, minutes=1))
     client.resume("hourly")

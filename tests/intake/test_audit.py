@@ -15,8 +15,6 @@ from tidewheel.control.client.own_runs import cancel
 from tidewheel.intake.apply import apply_requests
 from tidewheel.intake.request import ReceivedRequest
 from tidewheel.jobs.parsing import parse_request
-from tidewheel.process.service import Shutdown
-from tidewheel.scheduler.retention import Retention
 from tidewheel.schemas.generated.records import RequestOrigin
 
 
@@ -148,19 +146,4 @@ def test_entries_are_neither_changed_nor_deleted(database: Database, statement: 
     submit(database)
     with pytest.raises(psycopg.errors.InsufficientPrivilege, match="audit_log"):
         database.execute(statement)
-    assert database.count("audit_log") == 1
-
-
-def test_retention_deletes_entries_older_than_its_setting(database: Database) -> None:
-    for age in (500, 300):
-        database.execute(
-            "INSERT INTO audit_log (at, tenant, door, actor_kind, actor, action, object)"
-            " VALUES (tidewheel_now() - make_interval(days => %s), 'default', 'cli', 'user', 'a', 'thaw', 'freeze/a')",
-            [age],
-        )
-    retention = Retention(database.url, timedelta(days=90), timedelta(days=400), Shutdown())
-    try:
-        retention.step()
-    finally:
-        retention.close()
     assert database.count("audit_log") == 1

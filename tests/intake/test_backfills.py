@@ -136,9 +136,9 @@ REFUSED: dict[str, tuple[tuple[datetime, datetime], dict[str, str], tuple[str, s
         ("to", "in the future", "write 2026-11-20T12:00:00.000000Z or earlier"),
     ),
     "unknown how it went": (
-        (NOON - 91 * DAY, NOON),
+        (NOON - 12 * DAY, NOON),
         {},
-        ("from", "more than 90 days ago", "write 2026-08-22T12:00:00.000000Z or later, or `what: all`"),
+        ("from", "the runs of that time are dropped", "write 2026-11-09T00:00:00.000000Z or later, or `what: all`"),
     ),
     "no such job then": (
         (NOON - 12 * DAY, NOON - 11 * DAY),
@@ -166,6 +166,8 @@ REFUSED: dict[str, tuple[tuple[datetime, datetime], dict[str, str], tuple[str, s
 @pytest.mark.parametrize("case", REFUSED)
 def test_invalid_range_is_refused_with_a_valid_one(hourly: ClockedDatabase, case: str) -> None:
     between, fields, (path, problem, remedy) = REFUSED[case]
+    if case == "unknown how it went":
+        hourly.execute("INSERT INTO run_days (day, waits_for, dropped_at) VALUES ('2026-11-08', '{}', now())")
     said = refused(ask_backfill(hourly, *between, "job", **fields))
     assert (said[0], said[2]) == (path, remedy)
     assert problem in said[1]

@@ -37,6 +37,7 @@ OF_ENUMS = {
 OF_WORDS = {
     ("overrides", "kind"): {"skip", "move"},
     ("quarantine", "kind"): {"job", "outbox"},
+    ("tenant_periods", "state"): {"any", *FINAL},
     ("tenant_deletions", "state"): {"stopping", "removing", "removed"},
     ("job_edges", "condition"): {"success", "failure", "always"},
     ("run_edges", "condition"): {"success", "failure", "always"},
@@ -63,6 +64,7 @@ OF_WORDS = {
     ("audit_log", "actor_kind"): set(ActorKind),
 }
 OTHERS = {
+    ("retention_state", "CHECK (one)"),
     ("jobs", f"CHECK (((bucket >= 0) AND (bucket <= {BUCKETS - 1})))"),
     ("job_versions", "CHECK ((version > 0))"),
     ("tenants", "CHECK (((weight >= 1) AND (weight <= 100)))"),

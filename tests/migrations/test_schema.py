@@ -15,6 +15,8 @@ WITHOUT_TENANT = {
     "intake_offsets",
     "schemas",
     "message_keys",
+    "run_days",
+    "retention_state",
 }
 
 

@@ -13,14 +13,16 @@ from tidewheel.scheduler.key_duties import KeyDuties
 from tidewheel.scheduler.key_repair import KeyRepair
 from tidewheel.scheduler.pending_cancels import PendingCancels
 from tidewheel.scheduler.retention import Retention
+from tidewheel.scheduler.retention_rules import periods_of
 from tidewheel.schemas.generated.records import ReplyStatus
+from tidewheel.settings.services import SchedulerSettings
 
 # Definitions, history with a retention, and the messages that the relay deletes.
 _KEPT = {
     *("tidewheel_migrations", "settings", "schemas", "message_keys", "tenants", "jobs", "job_versions", "job_edges"),
     *("timers", "requests", "audit_log", "outbox"),
     *("finished_runs", "run_inputs", "attempts", "attempt_outputs", "failed_runs", "dead_letters"),
-    *("workflows", "batches", "batch_runs", "run_edges"),
+    *("workflows", "batches", "batch_runs", "run_edges", "run_days", "retention_state"),
 }
 _TABLES: LiteralString = """
 SELECT relname FROM pg_class
@@ -78,7 +80,7 @@ def test_workflows_batches_keys_orders_and_windows_leave_no_row(clocked: Clocked
     assert not drain_some(clocked, never())
     clocked.advance(timedelta(hours=2))
     KeyRepair(clocked.session(), clocked.installation).repair()
-    retention = Retention(clocked.url, timedelta(days=90), timedelta(days=400), Shutdown())
+    retention = Retention(clocked.url, periods_of(SchedulerSettings.load()), Shutdown())
     retention.step()
     retention.close()
     tables = {name for (name,) in clocked.rows(_TABLES)}

@@ -1,37 +1,72 @@
 """Retention: the partitions of old days are dropped, and nothing that an open run needs."""
 
 import logging
+import re
 from collections.abc import Iterator
-from datetime import date, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from typing import LiteralString
+from uuid import UUID
 
 import pytest
 from psycopg import sql
 
+from tests.control.cli.command import json_output
 from tests.control.client.test_dead_letters import fail
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
-from tests.transitions.acts import apply_batch, begin, end, ending, submit, trigger
+from tests.transitions.acts import about, apply_batch, begin, end, ending, submit, trigger
 from tidewheel.control.client.client import Client
-from tidewheel.errors import Unavailable
+from tidewheel.errors import InvalidInput, Unavailable
 from tidewheel.postgres.partitions import TABLES, day_of, ensure_days, stored_days
+from tidewheel.postgres.statements import Statements, trusted
 from tidewheel.process.service import Shutdown
 from tidewheel.runs import RunState
+from tidewheel.scheduler import tenant_periods
 from tidewheel.scheduler.retention import Retention
+from tidewheel.scheduler.retention_rules import RULES, Bounded, By, Days, Jobs, Periods, Rows
+from tidewheel.transitions.kept_since import read_kept_since
 
-KEEP = timedelta(days=10)
-KEEP_AUDIT = timedelta(days=400)
 DAY = timedelta(days=1)
+KEEP = Periods(runs=10 * DAY, outputs=4 * DAY, failed=50 * DAY, audit=400 * DAY, statistics=600 * DAY)
 WAITING: LiteralString = """
 SELECT count(*) FROM pg_stat_activity
  WHERE datname = current_database() AND application_name = 'tidewheel-scheduler-retention' AND wait_event_type = 'Lock'
 """
+CATALOG: LiteralString = """
+SELECT relname::text FROM pg_class
+ WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p') AND NOT relispartition
+"""
+CONSTRAINTS: LiteralString = """
+SELECT conrelid::regclass::text, conname::text FROM pg_constraint
+ WHERE connamespace = 'public'::regnamespace AND contype IN ('c', 'f') AND conparentid = 0 AND conislocal
+"""
+COLUMNS: LiteralString = """
+SELECT a.attname::text, format_type(a.atttypid, NULL)
+  FROM pg_attribute AS a
+ WHERE a.attrelid = to_regclass(%s) AND a.attnum > 0 AND NOT a.attisdropped
+   AND a.attidentity = '' AND a.attgenerated = ''
+   AND (a.attnotnull OR a.atttypid = 'timestamptz'::regtype)
+"""
+DELETES = re.compile(r"DELETE FROM (\w+)")
+VALUES = {
+    "uuid": "%(id)s::uuid",
+    "text": "%(id)s::text",
+    "bytea": "'x'::bytea",
+    "boolean": "false",
+    "timestamp with time zone": "tidewheel_now() - %(age)s",
+    "date": "((tidewheel_now() - %(age)s) AT TIME ZONE 'UTC')::date",
+    **dict.fromkeys(("bigint", "integer", "smallint", "double precision"), "%(number)s"),
+}
 LOCK: LiteralString = "SELECT pg_advisory_lock(hashtext('tidewheel.retention'))"
+
+
+class Killed(BaseException):
+    """The process has died here."""
 
 
 @pytest.fixture
 def retention(fresh_database: Database) -> Iterator[Retention]:
-    made = Retention(fresh_database.url, KEEP, KEEP_AUDIT, Shutdown())
+    made = Retention(fresh_database.url, KEEP, Shutdown())
     yield made
     made.close()
 
@@ -45,6 +80,10 @@ def made(database: Database, *ages: int) -> list[date]:
 
 def stored(database: Database, table: str) -> set[date]:
     return {each.day for each in stored_days(database.connection(autocommit=True)) if each.table == table}
+
+
+def dropped_days(database: Database) -> list[date]:
+    return [day for (day,) in database.rows("SELECT day FROM run_days WHERE dropped_at IS NOT NULL ORDER BY day")]
 
 
 def partition(day: date) -> sql.Identifier:
@@ -64,17 +103,154 @@ def interrupt_detaching(database: Database, day: date) -> None:
     assert [each.day for each in stored_days(cutting) if each.pending] == [day]
 
 
-def test_days_older_than_the_retention_are_dropped(fresh_database: Database, retention: Retention) -> None:
-    kept, old, older = made(fresh_database, 10, 11, 12)
+def test_days_older_than_their_period_are_dropped(fresh_database: Database, retention: Retention) -> None:
+    kept, old, older, with_outputs, without = made(fresh_database, 10, 11, 12, 4, 5)
     dropped = retention.step()
     assert {(each.table, each.day) for each in dropped} == {
         *((table, older) for table in TABLES),
         *((table, old) for table in TABLES if table != "run_inputs"),
+        *(("attempt_outputs", day) for day in (kept, without)),
     }
     for table in TABLES:
-        assert kept in stored(fresh_database, table)
+        assert with_outputs in stored(fresh_database, table)
+    assert kept in stored(fresh_database, "finished_runs")
     assert old in stored(fresh_database, "run_inputs"), "inputs are kept a day longer"
+    assert dropped_days(fresh_database) == [older, old]
     assert retention.step() == []
+    assert fresh_database.rows("SELECT behind, held_by FROM retention_state") == [(None, None)]
+
+
+def test_day_is_closed_when_no_transaction_can_add_a_run(fresh_database: Database, retention: Retention) -> None:
+    """A completion in a client's own transaction commits hours after the instant that it writes."""
+    [day] = made(fresh_database, 2)
+    closed: LiteralString = "SELECT closed_at IS NOT NULL FROM run_days WHERE day = %s"
+    with fresh_database.transaction() as completing:
+        completing.execute("UPDATE settings SET value = value WHERE name = 'shards'")
+        retention.step()
+        assert fresh_database.value(closed, [day]) is False
+
+    def is_closed() -> bool:  # transactions of other tests end soon
+        retention.step()
+        return fresh_database.value(closed, [day])
+
+    until(is_closed, "the day is closed")
+
+
+def test_with_an_archive_no_day_is_dropped_before_it_is_archived(
+    fresh_database: Database, retention: Retention
+) -> None:
+    before, older, old, _ = made(fresh_database, 20, 13, 12, 11)
+    archive: LiteralString = "INSERT INTO archived_days (day, runs, bytes, id_days) VALUES (%s, 0, 0, '{}')"
+    fresh_database.execute(archive, [before - DAY])
+    assert {each.day for each in retention.step()} == set()
+    [(behind, held_by)] = fresh_database.rows("SELECT behind, held_by FROM retention_state")
+    assert (behind > DAY, held_by) == (True, f"attempt_outputs of {before}: the archive lacks this day")
+    for day in (older, old):
+        fresh_database.execute(archive, [day])
+    assert {each.day for each in retention.step()} == {older}, "runs of the next day may have attempts on this one"
+
+
+def test_failed_runs_are_listed_after_their_day_is_dropped(fresh_database: Database, retention: Retention) -> None:
+    submit(fresh_database, overlap="allow_all")
+    failed = [fail(fresh_database) for _ in range(2)]
+    fresh_database.execute("TRUNCATE finished_runs")
+    with Client(fresh_database.url) as client:
+        first = client.runs.list(status="failed", limit=1)
+        second = client.runs.list(status="failed", limit=1, after=first.next_cursor)
+    shown = [*first.runs, *second.runs]
+    assert {each.run_id for each in shown} == {*failed}
+    assert {(each.key, each.status, each.error_type) for each in shown} == {("job", "failed", "ValueError")}
+
+
+def test_every_table_has_a_rule(fresh_database: Database) -> None:
+    """A new table needs one: its rows are removed, or bounded."""
+    assert {name for (name,) in fresh_database.rows(CATALOG)} == set(RULES)
+    for table, rule in RULES.items():
+        if isinstance(rule, By):
+            statement = Statements(rule.package)[rule.statement]
+            assert table in DELETES.findall(statement), rule
+        elif isinstance(rule, Jobs):
+            assert table in DELETES.findall(Statements("tidewheel.scheduler")["remove_jobs"])
+        elif isinstance(rule, Bounded):
+            assert rule.by
+    assert {table for table, rule in RULES.items() if isinstance(rule, Days)} == set(TABLES)
+
+
+def test_old_rows_of_every_table_are_deleted(fresh_database: Database, retention: Retention) -> None:
+    """One row of each table is an hour older than its period, one is an hour younger."""
+    rules = {table: rule for table, rule in RULES.items() if isinstance(rule, Rows)}
+    for table, constraint in fresh_database.rows(CONSTRAINTS):
+        name = sql.Identifier(table), sql.Identifier(constraint)
+        fresh_database.execute(sql.SQL("ALTER TABLE {} DROP CONSTRAINT {}").format(*name))
+    for table, rule in rules.items():
+        columns = fresh_database.rows(COLUMNS, [table])
+        insert = sql.SQL("INSERT INTO {} ({}) VALUES ({})").format(
+            sql.Identifier(table),
+            sql.SQL(", ").join(sql.Identifier(name) for name, _ in columns),
+            sql.SQL(trusted(", ".join(VALUES.get(kind, f"'{{}}'::{kind}") for _, kind in columns))),
+        )
+        by_end = table in {"dedupes", "tenant_deletions"}
+        step = DAY if table == "job_days" else timedelta(hours=1)
+        for number, later in enumerate((step, -step)):
+            age = later + (timedelta(0) if by_end else KEEP.of(rule.period))
+            fresh_database.execute(insert, {"id": UUID(int=number), "number": number, "age": age})
+    assert {fresh_database.count(table) for table in rules} == {2}
+    retention.step()
+    assert {table: fresh_database.count(table) for table in rules} == dict.fromkeys(rules, 1)
+
+
+def test_jobs_that_ended_long_ago_are_removed_if_nothing_needs_them(
+    fresh_database: Database, retention: Retention
+) -> None:
+    for key in ("removed", "recent", "failed", "ran"):
+        submit(fresh_database, key)
+    submit(fresh_database, "live", schedule={"cron": "0 * * * *"})
+    fail(fresh_database, "failed")
+    fresh_database.execute("TRUNCATE finished_runs")
+    end(fresh_database, ending(begin(fresh_database, trigger(fresh_database, "ran")), RunState.SUCCEEDED))
+    apply_batch(fresh_database, *(about("job.delete", key) for key in ("removed", "recent", "failed", "ran")))
+    fresh_database.execute("UPDATE jobs SET deleted_at = deleted_at - %s WHERE key <> 'recent'", [11 * DAY])
+    trigger_lock = fresh_database.connection()
+    trigger_lock.execute("SELECT FROM jobs WHERE key = 'removed' FOR KEY SHARE")
+    retention.step()
+    assert fresh_database.count("jobs") == 5, "a trigger holds the job"
+    trigger_lock.rollback()
+    retention.step()
+    assert {key for (key,) in fresh_database.rows("SELECT key FROM jobs")} == {"recent", "failed", "ran", "live"}
+    assert fresh_database.count("job_versions") == 4
+    assert submit(fresh_database, "removed").job_version == 1
+
+
+def test_outputs_that_an_open_occurrence_needs_are_kept(fresh_database: Database, retention: Retention) -> None:
+    oldest, before, needed = made(fresh_database, 11, 8, 6)
+    fresh_database.execute(
+        "INSERT INTO workflows (root_run_id, tenant, root_job_id, shard, scheduled_at, graph_at, state, pending,"
+        " created_at) SELECT gen_random_uuid(), 'default', gen_random_uuid(), 1, at, at, 'paused', 1, at"
+        " FROM (VALUES (tidewheel_now() - %s)) AS old (at)",
+        [6 * DAY],
+    )
+    retention.step()
+    kept = stored(fresh_database, "attempt_outputs")
+    assert (needed in kept, before in kept) == (True, False)
+    fresh_database.execute("UPDATE workflows SET created_at = created_at - %s", [20 * DAY])
+    retention.step()
+    assert needed in stored(fresh_database, "attempt_outputs")
+    assert oldest not in stored(fresh_database, "attempt_outputs"), "they go with their runs at the latest"
+
+
+def test_runs_that_an_open_backfill_compares_with_are_kept(fresh_database: Database, retention: Retention) -> None:
+    before, needed = made(fresh_database, 30, 20)
+    now = fresh_database.now()
+    fresh_database.execute(
+        "INSERT INTO backfills (backfill_id, tenant, job_id, shard, state, first_at, last_at, what, versions,"
+        " job_version, newest_first, max_concurrent, occurrences, expected_count, created_at)"
+        " SELECT gen_random_uuid(), 'default', gen_random_uuid(), 1, 'paused', %s, %s, 'missing_only', 'as_of',"
+        " 1, false, 1, 1, 1, %s",
+        [now - 20 * DAY, now, now],
+    )
+    retention.step()
+    assert stored(fresh_database, "finished_runs") >= {needed}
+    assert dropped_days(fresh_database) == [before]
 
 
 def test_days_of_open_runs_are_kept(fresh_database: Database, retention: Retention) -> None:
@@ -170,11 +346,11 @@ def test_thread_survives_an_operators_drop(fresh_database: Database, caplog: pyt
     operator.execute(sql.SQL("DROP TABLE {}").format(partition(old)))
     caplog.set_level(logging.INFO, "tidewheel.process")
     stop = Shutdown()
-    Retention(fresh_database.url, KEEP, KEEP_AUDIT, stop).start()
+    Retention(fresh_database.url, KEEP, stop).start()
     until(lambda: fresh_database.value(WAITING) == 1, "it waits for the operator")
     operator.commit()
-    until(lambda: "dropping old partitions: " in caplog.text, "it has noticed")
-    until(lambda: "dropping old partitions: works again" in caplog.text, "the recovery is logged")
+    until(lambda: "removing what is old: " in caplog.text, "it has noticed")
+    until(lambda: "removing what is old: works again" in caplog.text, "the recovery is logged")
     stop.request()
 
 
@@ -188,11 +364,11 @@ def test_partition_that_another_transaction_holds_is_dropped_soon_after(
     operator = fresh_database.connection()
     operator.execute(sql.SQL("LOCK TABLE {}").format(partition(old)))
     stop = Shutdown()
-    Retention(fresh_database.url, KEEP, KEEP_AUDIT, stop).start()
-    until(lambda: "dropping old partitions: " in caplog.text, "its wait for the lock has ended")
+    Retention(fresh_database.url, KEEP, stop).start()
+    until(lambda: "removing what is old: " in caplog.text, "its wait for the lock has ended")
     operator.rollback()
     until(lambda: old not in stored(fresh_database, "attempts"), "it is dropped")
-    until(lambda: "dropping old partitions: works again" in caplog.text, "the recovery is logged")
+    until(lambda: "removing what is old: works again" in caplog.text, "the recovery is logged")
     stop.request()
     assert caplog.text.count("tries again until it succeeds") == 1
 
@@ -212,7 +388,7 @@ def test_one_scheduler_at_a_time_drops(fresh_database: Database, retention: Rete
 
 def test_retention_without_a_database_raises_unavailable() -> None:
     with pytest.raises(Unavailable):
-        Retention("postgresql://127.0.0.1:1/none", KEEP, KEEP_AUDIT, Shutdown()).step()
+        Retention("postgresql://127.0.0.1:1/none", KEEP, Shutdown()).step()
 
 
 def test_redrives_that_ended_long_ago_are_deleted(retention: Retention, fresh_database: Database) -> None:
@@ -225,3 +401,64 @@ def test_redrives_that_ended_long_ago_are_deleted(retention: Retention, fresh_da
             fresh_database.execute("UPDATE redrives SET finished_at = %s WHERE redrive_id = %s", [ended, redrive_id])
         retention.step()
         assert [each.finished_at is None for each in client.redrives.list()] == [True, False]
+
+
+RUN_OF: LiteralString = """
+WITH run AS (
+    INSERT INTO finished_runs (run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, publish_at,
+                               created_at, started_at, finished_at, state, attempt)
+    SELECT gen_random_uuid(), gen_random_uuid(), %(tenant)s, 1, 0, 'timer', 'default', 'standard', %(at)s, %(at)s,
+           %(at)s, %(at)s, %(at)s, %(state)s, 2
+      FROM generate_series(1, 3)
+    RETURNING run_id, tenant, started_at
+), tried AS (
+    INSERT INTO attempts (run_id, attempt, tenant, started_at, finished_at, outcome)
+    SELECT run_id, 1, tenant, started_at, started_at, 'failed' FROM run
+)
+INSERT INTO run_inputs (run_id, created_at, tenant) SELECT run_id, started_at, tenant FROM run
+"""
+LEFT: LiteralString = """
+SELECT (finished_at AT TIME ZONE 'UTC')::date, state, count(*)
+  FROM finished_runs WHERE tenant = %s GROUP BY 1, 2 ORDER BY 1, 2
+"""
+
+
+def test_shorter_periods_of_a_tenant_leave_other_tenants_alone(
+    fresh_database: Database, retention: Retention, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scheduler that dies between two pages of a day goes on with that day."""
+    monkeypatch.setattr(tenant_periods, "_PAGE", 2)
+    days = made(fresh_database, 6, 5, 4, 3)
+    with Client(fresh_database.url) as client:
+        client.tenants.create("acme")
+        assert [client.tenants.keep("acme", 4), client.tenants.keep("acme", 2, state="skipped")] == [True, True]
+        assert not client.tenants.keep("acme", 4)
+        with pytest.raises(InvalidInput, match="days"):
+            client.tenants.keep("acme", 0)
+    for day in days:
+        for tenant, state in (("acme", "succeeded"), ("acme", "skipped"), ("default", "skipped")):
+            at = datetime.combine(day, time(1), UTC)
+            fresh_database.execute(RUN_OF, {"tenant": tenant, "state": state, "at": at})
+    before = fresh_database.rows(LEFT, ["default"])
+
+    def die(point: str) -> None:
+        raise Killed(point)
+
+    monkeypatch.setattr(tenant_periods, "failpoint", die)
+    with pytest.raises(Killed):
+        retention.step()
+    monkeypatch.undo()
+    retention.step()
+    assert fresh_database.rows(LEFT, ["acme"]) == [(day, "succeeded", 3) for day in days[2:]]
+    assert fresh_database.rows(LEFT, ["default"]) == before
+    for table in ("attempts", "run_inputs"):
+        assert fresh_database.count(table) == 6 + 12
+    shown = json_output(fresh_database, "tenant", "retention", "acme", "--days", "none")
+    assert shown["periods"] == [
+        {"state": "any", "days": None, "kept_since": days[2].isoformat()},
+        {"state": "skipped", "days": 2, "kept_since": (days[3] + DAY).isoformat()},
+    ]
+    with fresh_database.transaction() as reading:
+        kept = read_kept_since(reading, "acme")
+        assert kept == datetime.combine(days[3] + DAY, time(), UTC)
+        assert read_kept_since(reading, "default") is None

@@ -63,6 +63,7 @@ _VALUES = {
     "jsonb": "'{}'::jsonb",
     "boolean": "false",
     "timestamp with time zone": "tidewheel_now() - %(ago)s",
+    "date": "(tidewheel_now() - %(ago)s)::date",
     "bigint": "(random() * 1e15)::bigint",
     "integer": "(random() * 1e9)::integer",
     "smallint": "(random() * 1e4)::smallint",

@@ -31,6 +31,8 @@ POINTS = frozenset(
         "backfilling.after_commit",
         "redriving.before_commit",
         "redriving.after_commit",
+        "counting.before_commit",
+        "removing.page",
         "deleting.before_commit",
         "deleting.after_commit",
         "archiving.before_manifest",

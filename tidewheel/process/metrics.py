@@ -104,6 +104,14 @@ METRICS = (
         "the days after today that have all their partitions; the scheduler creates three",
     ),
     Metric(
+        "retention_behind_seconds",
+        Kind.GAUGE,
+        "seconds",
+        (),
+        "time by which the oldest partition is older than its period, after the last pass of this scheduler; `tidewheel"
+        " doctor` names the cause",
+    ),
+    Metric(
         "timers_rescheduled", Kind.COUNTER, "timers", (), "timers whose next time changed with a new tzdata release"
     ),
     Metric("timers_repaired", Kind.COUNTER, "timers", (), "missing timers that the scheduler created again"),

@@ -42,7 +42,25 @@ class SchedulerSettings(Connections):
     retention: Duration = Field(
         timedelta(days=90),
         ge=timedelta(days=1),
-        description="finished runs, their inputs, attempts and output are deleted by whole days after this time",
+        description="finished runs, their inputs and attempts are deleted by whole days after this time; so are skips,"
+        " occurrences of workflows, batches, backfills, and jobs that were deleted or finished",
+    )
+    output_retention: Duration = Field(
+        timedelta(days=14),
+        ge=timedelta(days=1),
+        description="results, tracebacks and output of attempts are deleted by whole days after this time, and with"
+        " their runs at the latest",
+    )
+    failed_retention: Duration = Field(
+        timedelta(days=365),
+        ge=timedelta(days=1),
+        description="copies of failed and timed-out runs, and dead letters, are deleted after this time, and not before"
+        " their runs",
+    )
+    statistics_retention: Duration = Field(
+        timedelta(days=730),
+        ge=timedelta(days=1),
+        description="counts, durations and lateness of each job by day are deleted after this time",
     )
     audit_retention: Duration = Field(
         timedelta(days=400),

@@ -22,6 +22,8 @@ _SHARED: Final = (
     "lookahead",
     "overdue_after",
     "retention",
+    "output_retention",
+    "failed_retention",
     "webhook_secrets",
     "api_token",
 )

@@ -2260,3 +2260,14 @@ SELECT key_id FROM order_keys WHERE wake_at <= tidewheel_now() ORDER BY wake_at 
 SELECT tenant, free_at
   FROM tenant_deletions
  WHERE tenant = ANY (%(tenants)s) AND (free_at IS NULL OR free_at > tidewheel_now())
+
+-- name: share_kept_since
+-- Keeps retention from dropping further days until the transaction ends.
+-- No index. Lock: an advisory one, shared; waits for a pass of retention that marks days, some milliseconds.
+SELECT pg_advisory_xact_lock_shared(hashtext('tidewheel.kept_since'))
+
+-- name: read_kept_since
+-- Returns the begin of the first day whose finished runs of a tenant are all stored; null if none was removed.
+-- Index: tenant_periods_pkey; run_days has a row for each day. No lock.
+SELECT greatest((SELECT max(d.day) + 1 FROM run_days AS d WHERE d.dropped_at IS NOT NULL),
+                (SELECT max(p.kept_since) FROM tenant_periods AS p WHERE p.tenant = %(tenant)s))::timestamp AT TIME ZONE 'UTC'

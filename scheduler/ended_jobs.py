@@ -1,0 +1,60 @@
+"""Remove jobs that were deleted or finished long ago, with their versions.
+
+A round goes over all jobs in the order of their ids, and a pass takes a part of it: `retention_state` has the position.
+A job stays while a timer, a run, a dead letter, a backfill or an edge in force needs it.
+"""
+
+from datetime import datetime
+from typing import cast
+from uuid import UUID
+
+from tidewheel.postgres.pg_arrays import uuids
+from tidewheel.postgres.session import Conn, read_ids
+from tidewheel.postgres.statements import Statements
+from tidewheel.scheduler.pace import Pace
+
+_SQL = Statements("tidewheel.scheduler")
+_READ_JOB_ROUND = _SQL["read_job_round"]
+_ADVANCE_JOB_ROUND = _SQL["advance_job_round"]
+_SCAN_ENDED_JOBS = _SQL["scan_ended_jobs"]
+_LOCK_ENDED_JOBS = _SQL["lock_ended_jobs"]
+_FIND_UNUSED_JOBS = _SQL["find_unused_jobs"]
+_REMOVE_JOBS = _SQL["remove_jobs"]
+
+_NOWHERE = UUID(int=0)
+_PAGE = 5000  # jobs that one statement reads: some milliseconds
+_PAGES = 200  # of a pass: a round over 24 million jobs takes a day
+_REMOVED = 200  # jobs of one transaction: each is looked up in every partition of finished runs
+
+
+def remove_ended_jobs(connection: Conn, before: datetime, pace: Pace) -> int:
+    """Remove jobs that ended before an instant, and that nothing needs; return their number.
+
+    Args:
+        connection: With autocommit.
+        before: The instant.
+        pace: Pauses between transactions.
+    """
+    removed = 0
+    row = cast("tuple[UUID | None] | None", connection.execute(_READ_JOB_ROUND, binary=True).fetchone())
+    after = row[0] if row else None
+    for _ in range(_PAGES):
+        columns: dict[str, object] = {"after": after or _NOWHERE, "before": before, "limit": _PAGE}
+        page = connection.execute(_SCAN_ENDED_JOBS, columns, binary=True).fetchone()
+        after, ended = cast("tuple[UUID | None, list[UUID]]", page)
+        for first in range(0, len(ended), _REMOVED):
+            removed += _remove(connection, ended[first : first + _REMOVED], before)
+            if pace.rest():
+                return removed
+        connection.execute(_ADVANCE_JOB_ROUND, {"after": after})
+        if after is None or pace.rest():
+            break
+    return removed
+
+
+def _remove(connection: Conn, job_ids: list[UUID], before: datetime) -> int:
+    with connection.transaction():
+        locked = read_ids(connection, _LOCK_ENDED_JOBS, {"job_ids": uuids(job_ids), "before": before})
+        unused = read_ids(connection, _FIND_UNUSED_JOBS, {"job_ids": uuids(locked)})
+        connection.execute(_REMOVE_JOBS, {"job_ids": uuids(unused)})
+    return len(unused)

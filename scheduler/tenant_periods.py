@@ -1,0 +1,109 @@
+"""Remove the runs of tenants with a shorter period, day by day.
+
+A day's runs go in pages, each a transaction. `tenant_periods` has the position, which moves before the first page: so
+from then on requests that rely on these runs are refused. After a crash the pages of the day begin again.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta
+from typing import cast
+from uuid import UUID
+
+from psycopg.rows import class_row
+
+from tidewheel.postgres.partitions import day_of
+from tidewheel.postgres.pg_arrays import uuids
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+from tidewheel.process.failpoint import failpoint
+from tidewheel.scheduler.pace import Pace
+
+_SQL = Statements("tidewheel.scheduler")
+_FIND_TENANT_PERIODS = _SQL["find_tenant_periods"]
+_LOCK_KEPT_SINCE = _SQL["lock_kept_since"]
+_HAS_OPEN_BACKFILL = _SQL["has_open_backfill"]
+_MOVE_TENANT_PERIOD = _SQL["move_tenant_period"]
+_FIND_RUNS_TO_REMOVE = _SQL["find_runs_to_remove"]
+_REMOVE_RUNS = _SQL["remove_runs"]
+
+_DAY = timedelta(days=1)
+_PAGE = 5000  # runs of one transaction, with their attempts: some tenths of a second
+
+
+@dataclass(frozen=True, slots=True)
+class _TenantPeriod:
+    """The period of a tenant's runs in a state, with its position."""
+
+    tenant: str
+    state: str
+    keep: timedelta
+    kept_since: date | None
+    removing: bool
+
+
+def remove_by_tenant(connection: Conn, days: Collection[date], now: datetime, pace: Pace) -> int:
+    """Remove what is older than the periods of tenants; return the number of removed runs.
+
+    Args:
+        connection: With autocommit.
+        days: The days whose runs may go: they are closed and counted, and archived if archiving is on.
+        now: The database's clock.
+        pace: Pauses between pages.
+    """
+    removed = 0
+    with connection.cursor(row_factory=class_row(_TenantPeriod), binary=True) as cursor:
+        periods = cursor.execute(_FIND_TENANT_PERIODS).fetchall()
+    for period in periods:
+        end = day_of(now - period.keep)
+        since = period.kept_since or date.min
+        if period.removing:
+            since -= _DAY
+        for day in sorted(each for each in days if since <= each < end):
+            if not _begin(connection, period, day):
+                break
+            removed += _remove_day(connection, period, day, pace)
+            if pace.rest():
+                return removed
+            _move(connection, period, day, removing=False)
+    return removed
+
+
+def _begin(connection: Conn, period: _TenantPeriod, day: date) -> bool:
+    """Move the position behind a day; return False if an open backfill needs its runs."""
+    with connection.transaction():
+        connection.execute(_LOCK_KEPT_SINCE)
+        columns: dict[str, object] = {"tenant": period.tenant, "end": _midnight(day + _DAY)}
+        if connection.execute(_HAS_OPEN_BACKFILL, columns).fetchone() == (True,):
+            return False
+        _move(connection, period, day, removing=True)
+    return True
+
+
+def _move(connection: Conn, period: _TenantPeriod, day: date, *, removing: bool) -> None:
+    columns: dict[str, object] = {
+        "tenant": period.tenant, "state": period.state, "kept_since": day + _DAY, "removing": removing,
+    }  # fmt: skip
+    connection.execute(_MOVE_TENANT_PERIOD, columns)
+
+
+def _remove_day(connection: Conn, period: _TenantPeriod, day: date, pace: Pace) -> int:
+    removed, after = 0, UUID(int=0)
+    columns: dict[str, object] = {
+        "tenant": period.tenant, "state": period.state, "limit": _PAGE,
+        "before": _midnight(day - _DAY), "first": _midnight(day), "end": _midnight(day + _DAY),
+    }  # fmt: skip
+    while True:
+        rows = connection.execute(_FIND_RUNS_TO_REMOVE, {**columns, "after": after}, binary=True).fetchall()
+        run_ids = [run_id for (run_id,) in cast("list[tuple[UUID]]", rows)]
+        if run_ids:
+            after = run_ids[-1]
+            connection.execute(_REMOVE_RUNS, {**columns, "run_ids": uuids(run_ids)})
+            removed += len(run_ids)
+            failpoint("removing.page")
+        if len(run_ids) < _PAGE or pace.rest():
+            return removed
+
+
+def _midnight(day: date) -> datetime:
+    return datetime.combine(day, time(), UTC)

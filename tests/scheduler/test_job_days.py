@@ -1,0 +1,91 @@
+"""Counts by day: a scheduler that dies counts no run twice, and quantiles are near the true ones."""
+
+from datetime import UTC, datetime, time
+from math import ceil
+from typing import LiteralString
+
+import pytest
+
+from tests.control.api.answering import answer_of, answering
+from tests.control.cli.command import json_output, tidewheel
+from tests.fixtures.database import Database
+from tests.scheduler.test_retention import DAY, KEEP, Retention, made
+from tests.transitions.acts import submit
+from tidewheel.buckets import quantile
+from tidewheel.control.client.client import Client
+from tidewheel.ids import job_id
+from tidewheel.process.service import Shutdown
+from tidewheel.scheduler import job_days
+
+RUNS: LiteralString = """
+INSERT INTO finished_runs (run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, publish_at,
+                           created_at, started_at, finished_at, state, attempt)
+SELECT gen_random_uuid(), %(job_id)s, 'default', 1, 0, 'timer', 'default', 'standard', at, at, at, started,
+       coalesce(started + 10 ^ (5 * random()) * interval '1 ms', at),
+       CASE WHEN n %% 10 = 0 THEN 'failed' ELSE 'succeeded' END, 1 + n %% 2
+  FROM (SELECT n, at, CASE WHEN n < 40 THEN at + random() * interval '100 ms' END AS started
+          FROM (SELECT n, %(day)s + n / 2 * interval '1 s' AS at FROM generate_series(1, 40) AS n) AS planned) AS r
+"""
+SECONDS: LiteralString = """
+SELECT extract(epoch FROM finished_at - started_at)::float8, extract(epoch FROM started_at - publish_at)::float8
+  FROM finished_runs WHERE job_id = %s AND started_at IS NOT NULL
+"""
+
+
+class Killed(BaseException):
+    """The process has died here."""
+
+
+def live(point: str) -> None:
+    del point
+
+
+def test_each_run_is_counted_once_though_a_scheduler_dies(
+    fresh_database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [day] = made(fresh_database, 2)
+    monkeypatch.setattr(job_days, "_PAGE", 7)
+    jobs = {key: job_id("default", key) for key in ("a", "b")}
+    for key, job in jobs.items():
+        submit(fresh_database, key)
+        at = datetime.combine(day, time(1), UTC)
+        fresh_database.execute(RUNS, {"job_id": job, "day": at})
+    for deaths in (1, 2, 3):  # before the first commit, and after some
+
+        def die(point: str, deaths: int = deaths, seen: list[str] = []) -> None:  # noqa: B006
+            seen.append(point)
+            if len(seen) == deaths:
+                raise Killed
+
+        monkeypatch.setattr(job_days, "failpoint", die)
+        dying = Retention(fresh_database.url, KEEP, Shutdown())
+        with pytest.raises(Killed):
+            dying.step()
+        dying.close()
+    monkeypatch.setattr(job_days, "failpoint", live)
+    retention = Retention(fresh_database.url, KEEP, Shutdown())
+    for _ in range(2):
+        retention.step()
+    retention.close()
+    with Client(fresh_database.url) as client:
+        for key, job in jobs.items():
+            found = client.statistics(key)
+            [counted] = found.days
+            assert found.total == counted
+            assert (counted.day, counted.succeeded, counted.failed, counted.attempts) == (day, 36, 4, 60)
+            for place, quantiles in enumerate((counted.duration, counted.lateness)):
+                true = sorted(row[place] for row in fresh_database.rows(SECONDS, [job]))
+                for part, estimate in ((0.5, quantiles.p50), (0.9, quantiles.p90), (0.99, quantiles.p99)):
+                    exact = true[ceil(part * len(true)) - 1]
+                    assert estimate == pytest.approx(exact, rel=0.05, abs=0.001)
+    assert json_output(fresh_database, "job", "stats", "a")["days"][0]["day"] == day.isoformat()
+    assert tidewheel(fresh_database, "job", "stats", "a").lines[-1].split()[:3] == ["total", "36", "4"]
+    with answering(fresh_database) as api:
+        assert answer_of(api.get("/api/v1/jobs/a/statistics?days=3"))["total"]["succeeded"] == 36
+        assert answer_of(api.get("/api/v1/jobs/b/statistics?days=1"))["total"] is None
+        assert api.get("/api/v1/jobs/none/statistics").status_code == 404
+
+
+def test_quantile_of_nothing_is_unknown() -> None:
+    assert quantile({}, 0.5) is None
+    assert (quantile({0: 3}, 0.99), DAY.days) == (0.001, 1)
