@@ -161,6 +161,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "releases": By("tidewheel.transitions", "drop_releases"),
         "run_keys": By("tidewheel.scheduler", "remove_idle_keys"),
         "order_keys": By("tidewheel.transitions", "drop_order_keys"),
+        "order_failures": By("tidewheel.transitions", "drop_order_failures"),
         "tenant_rates": By("tidewheel.transitions", "drop_tenant_rate"),
         "outbox": By("tidewheel.relay", "delete_outbox"),
         "requests": By("tidewheel.intake", "purge_replies"),
