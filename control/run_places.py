@@ -8,6 +8,7 @@ time, so it may end without a result. PostgreSQL alone is enough for the rest.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
+from typing import cast
 from uuid import UUID
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
@@ -200,4 +201,4 @@ def _find(client: Consumer, topic: str, key: bytes, subject: bytes, since: datet
 
 
 def _headers(headers: object) -> Mapping[str, object]:
-    return dict(headers) if isinstance(headers, list) else {}
+    return dict(cast("list[tuple[str, object]]", headers)) if isinstance(headers, list) else {}

@@ -105,8 +105,8 @@ def history(clocked: ClockedDatabase) -> ClockedDatabase:
     return clocked
 
 
-def audited(database: ClockedDatabase, first: datetime = MIDNIGHT, **options: object) -> AuditResult:
-    return run_audit(database.url, first, **options)
+def audited(database: ClockedDatabase, first: datetime = MIDNIGHT) -> AuditResult:
+    return run_audit(database.url, first)
 
 
 def found(result: AuditResult) -> set[tuple[str, str, str]]:

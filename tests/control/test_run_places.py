@@ -11,7 +11,7 @@ from tests.fixtures.database import Database
 from tests.fixtures.services import delete_topics
 from tests.relay.topics import make_topics
 from tests.transitions.acts import begin, end, ending, submit, trigger
-from tidewheel.control.run_places import find_places
+from tidewheel.control.run_places import MessagePlace, find_places
 from tidewheel.kafka.topics import Topics
 from tidewheel.local.stack import StackInfo
 from tidewheel.outbox import headers_of
@@ -46,7 +46,7 @@ def test_run_message_and_completion_are_found_among_others(database: Database, i
             producer.produce(own, key=key, value=value, headers=[*headers_of(headers)])
     assert producer.flush(10) == 0
 
-    found = []
+    found: list[MessagePlace] = []
     with database.transaction() as connection:
         for run in runs[1:3]:
             places = find_places(connection, settings, "default", run, retention=timedelta(days=90))
