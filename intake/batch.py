@@ -41,6 +41,7 @@ from tidewheel.transitions.dead_letters import DeadMessage, dead_letter_message
 from tidewheel.transitions.installation import Installation
 from tidewheel.transitions.places import FreedPlace
 from tidewheel.transitions.run_keys import settle_keys
+from tidewheel.transitions.tenant_refusals import deletions_of
 
 if TYPE_CHECKING:
     from tidewheel.process.spans import Spans
@@ -140,8 +141,10 @@ def bury_batch(connection: Conn, installation: Installation, origin: RequestOrig
     reason = (
         f"the batch of {end - origin.offset} messages from this offset cannot be unpacked, or only to too many bytes"
     )
-    metrics.count("undecodable_requests", end - origin.offset)
     tenant = installation.topics.tenant_of(origin.topic)
+    if tenant is not None and deletions_of(connection, [tenant]):
+        return  # no row of a deleted tenant is written
+    metrics.count("undecodable_requests", end - origin.offset)
     dead = DeadMessage(origin.topic, origin.partition, origin.offset, None, None, reason, cut_from=0, tenant=tenant)
     append(connection, [dead_letter_message(connection, installation, dead, now)], shards=installation.shards)
 
@@ -202,6 +205,12 @@ def _apply_requests(
             connection, installation, received, written=written, freed_keys=freed_keys, woken_keys=woken_keys
         )
     )
+    tenants = {
+        tenant
+        for message, one in decoded
+        if isinstance(one, UndecodableMessage) and (tenant := _tenant(installation, message)) is not None
+    }
+    deleted = deletions_of(connection, tenants) if tenants else {}
     rows: list[OutboxRow] = []
     # In the order of the requests: a client that sends several under one key gets the replies in that order.
     for message, one in decoded:
@@ -212,10 +221,13 @@ def _apply_requests(
             topic = installation.topics.replies_to(message.topic() or "")
             rows.append(reply_row(installation, reply, one.reply_key, one.encoding, now, topic=topic, about=one.job_id))
         elif isinstance(one, UndecodableMessage):
-            rows.append(_dead_letter(connection, installation, message, str(one), now))
+            tenant = _tenant(installation, message)
+            refusal = deleted.get(tenant) if tenant is not None else None
+            if refusal is None:
+                rows.append(_dead_letter(connection, installation, message, str(one), now))
             if (key := _bytes(message.key())) is not None and len(key) <= _MAX_OTHER_BYTES:
-                undecodable = _undecodable(_tenant(installation, message), key, one)
-                rows.append(_rejection(installation, message, *undecodable, now))
+                identity, undecodable = _undecodable(tenant, key, one)
+                rows.append(_rejection(installation, message, identity, refusal or undecodable, now))
         else:
             rows.append(_rejection(installation, message, one.identity, one, now))
     return rows

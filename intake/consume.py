@@ -21,7 +21,7 @@ from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import Unavailable, Unusable
 from tidewheel.intake.batch import bury_batch, origin_of
 from tidewheel.intake.breaker import RequestBreaker
-from tidewheel.intake.offsets import DeferredPartitions, Fenced, Partition, StoredOffsets, partition_of
+from tidewheel.intake.offsets import DeferredPartitions, Fenced, Partition, StoredOffsets, hold_deletions, partition_of
 from tidewheel.intake.recovery import Applier, read_clock
 from tidewheel.intake.subscription import Subscription
 from tidewheel.intake.suspect import RequestWaits, SuspectReader
@@ -41,6 +41,7 @@ from tidewheel.process.service import Backoff, Shutdown
 from tidewheel.schemas.generated.records import RequestOrigin
 from tidewheel.settings.services import IntakeSettings
 from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.tenant_refusals import topics_to_read
 
 _LOG = logging.getLogger("tidewheel.intake")
 
@@ -149,7 +150,8 @@ class Member:
         self._fenced = None
         protocol = quickest_protocol(self._kafka, topic=self._topic, probe=f"{self._group}.probe")
         client = consumer(self._kafka, group=self._group, role="intake", protocol=protocol, reset="error")
-        subscription = Subscription(client, self._installation.topics, self._topic, partial(self._subscribe, client))
+        find = partial(self._find_topics, client)
+        subscription = Subscription(find, partial(self._subscribe, client))
         try:
             while not self._stop.requested():
                 health.report(self._name)
@@ -167,6 +169,14 @@ class Member:
 
     def _subscribe(self, client: Consumer, topics: list[str]) -> None:
         client.subscribe(topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_revoke)
+
+    def _find_topics(self, client: Consumer) -> list[str]:
+        """Return the topics to read: the shared one, and with the requests those of tenants that exist now."""
+        if self._topic != self._installation.topics.requests:
+            return [self._topic]
+        present = client.list_topics(timeout=_KAFKA_SECONDS).topics
+        with self._session.transaction() as connection:
+            return topics_to_read(connection, self._installation.topics, present)
 
     def _poll(self, client: Consumer) -> list[Message]:
         first = client.poll(_POLL_SECONDS)
@@ -297,13 +307,16 @@ class Member:
         """
         offsets = self._read_offsets(client, [(each.topic, each.partition) for each in partitions])
         health.report(self._name)
+        of_tenants = {place: tenant for place in offsets if (tenant := self._installation.topics.tenant_of(place[0]))}
         with self._session.transaction() as connection:
-            acquired = self._offsets.acquire(connection, offsets)
+            removed = hold_deletions(connection, of_tenants.values()) if of_tenants else set[str]()
+            kept = {place: each for place, each in offsets.items() if of_tenants.get(place) not in removed}
+            acquired = self._offsets.acquire(connection, kept)
         unreadable: list[TopicPartition] = []
         for each in partitions:
             place = (each.topic, each.partition)
             each.offset = acquired.get(place, OFFSET_END)
-            if place in offsets and place not in acquired:
+            if place in kept and place not in acquired:
                 self._report_recreated(*place)
             health.report(self._name)
             if place not in acquired or not self._read_suspect(each):

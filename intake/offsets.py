@@ -21,6 +21,7 @@ from tidewheel.postgres.statements import Statements
 _SQL = Statements("tidewheel.intake")
 _ACQUIRE_PARTITION = _SQL["acquire_partition"]
 _STORE_OFFSETS = _SQL["store_offsets"]
+_HOLD_DELETIONS = _SQL["hold_deletions"]
 
 # An honest start reads and stores within a second, so that three in a row were most likely killed by what they read.
 _SUSPECT_FROM = 3
@@ -140,6 +141,15 @@ class StoredOffsets:
             for partition in partitions
             if partition in self._positions
         }
+
+
+def hold_deletions(connection: Conn, tenants: Iterable[str]) -> set[str]:
+    """Return those of these tenants whose rows are removed: no offset of their own topics may be stored.
+
+    Until the caller's transaction has ended no deletion of the others ends.
+    """
+    rows = connection.execute(_HOLD_DELETIONS, {"tenants": sorted(set(tenants))}).fetchall()
+    return {tenant for tenant, is_removed in cast("list[tuple[str, bool]]", rows) if is_removed}
 
 
 def partition_of(message: Message) -> Partition:

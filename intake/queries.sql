@@ -553,6 +553,11 @@ ON CONFLICT (topic, partition) DO UPDATE
  WHERE intake_offsets.topic_id = excluded.topic_id
 RETURNING next_offset, epoch, unmoved
 
+-- name: hold_deletions
+-- Returns those of the given tenants that are deleted, each with true if that has ended.
+-- Index: tenant_deletions_pkey. Lock: the rows for share, in order; waits for a step of a deletion.
+SELECT tenant, finished_at IS NOT NULL FROM tenant_deletions WHERE tenant = ANY (%(tenants)s::text[]) ORDER BY tenant FOR SHARE
+
 -- name: store_offsets
 -- Stores the offsets of a batch, if the owner's epoch and last offset are unchanged: the fence of the batch.
 -- Index: intake_offsets_pkey. Lock: the rows.

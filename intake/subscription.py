@@ -2,34 +2,33 @@
 
 A tenant's topic is found by its name in the broker's metadata. So it needs no setting and no restart. Two members of a
 process, or two processes, may know a new topic some seconds apart: the group gives it to those that subscribe to it.
+
+The topic of a tenant whose rows are removed is left out, until the tenant is created again.
 """
 
 import logging
 from collections.abc import Callable
 
-from confluent_kafka import Consumer, KafkaException
+from confluent_kafka import KafkaException
 
 from tidewheel.clock import monotonic_seconds
-from tidewheel.kafka.topics import Topics
+from tidewheel.errors import Unavailable
 
 _LOG = logging.getLogger("tidewheel.intake")
 
 _AGE_SECONDS = 10.0  # a new topic is found within it; the broker's answer has all partitions of the cluster
-_KAFKA_SECONDS = 10.0
 
 
 class Subscription:
     """The subscription of one member during one membership of the group.
 
     Args:
-        client: The member's consumer.
-        topics: The names of the topics.
-        topic: The shared topic that the member reads.
+        find: Returns the topics that are to be read now.
         subscribe: Subscribes the consumer to topics, with the member's callbacks.
     """
 
-    def __init__(self, client: Consumer, topics: Topics, topic: str, subscribe: Callable[[list[str]], None]) -> None:
-        self._client, self._topics, self._topic, self._subscribe = client, topics, topic, subscribe
+    def __init__(self, find: Callable[[], list[str]], subscribe: Callable[[list[str]], None]) -> None:
+        self._find, self._subscribe = find, subscribe
         self._subscribed: list[str] = []
         self._next = float("-inf")
 
@@ -38,13 +37,14 @@ class Subscription:
 
         Raises:
             KafkaException: The broker does not answer, and nothing is subscribed to yet.
+            Unavailable: The database does not answer, and nothing is subscribed to yet.
         """
         if (now := monotonic_seconds()) < self._next:
             return
         self._next = now + _AGE_SECONDS
         try:
             found = self._find()
-        except KafkaException as error:
+        except (KafkaException, Unavailable) as error:
             if not self._subscribed:
                 raise
             _LOG.info("new topics of tenants cannot be found now: %s", error)
@@ -52,8 +52,3 @@ class Subscription:
         if found != self._subscribed:
             self._subscribe(found)
             self._subscribed = found
-
-    def _find(self) -> list[str]:
-        if self._topic != self._topics.requests:
-            return [self._topic]
-        return self._topics.all_requests(self._client.list_topics(timeout=_KAFKA_SECONDS).topics)

@@ -17,7 +17,7 @@ from tidewheel.jobs.requests import BatchAdd, BatchSubmit, JobSubmit, JobTrigger
 from tidewheel.postgres.pg_arrays import texts, uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
-from tidewheel.transitions.tenant_deletions import refusals_of
+from tidewheel.transitions.tenant_refusals import refusals_of
 
 _SQL = Statements("tidewheel.intake")
 _FIND_TENANTS = _SQL["find_tenants"]

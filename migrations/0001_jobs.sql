@@ -51,6 +51,7 @@ CREATE TABLE tenant_deletions (
     round_rows  bigint NOT NULL DEFAULT 0,
     at_table    text,
     at_page     bigint NOT NULL DEFAULT 0,
+    at_key      text[],
     finished_at timestamptz,
     free_at     timestamptz,
     left_archive boolean NOT NULL DEFAULT false
@@ -63,7 +64,8 @@ COMMENT ON COLUMN tenant_deletions.jobs IS 'the number of jobs that it has delet
 COMMENT ON COLUMN tenant_deletions.runs IS 'the number of runs that it has ended or requested to stop';
 COMMENT ON COLUMN tenant_deletions.removed IS 'the number of removed rows by table';
 COMMENT ON COLUMN tenant_deletions.round IS 'the pass over all tables; the last one finds no row';
-COMMENT ON COLUMN tenant_deletions.at_table IS 'with at_page: the position of the pass; null at its begin';
+COMMENT ON COLUMN tenant_deletions.at_table IS 'with at_page or at_key: the position of the pass; null at its begin';
+COMMENT ON COLUMN tenant_deletions.at_key IS 'the last values of the index by which rows are removed; null at the begin of a table';
 COMMENT ON COLUMN tenant_deletions.free_at IS 'the time from which a tenant may be created with this name';
 CREATE INDEX tenant_deletions_open ON tenant_deletions (tenant) WHERE finished_at IS NULL;
 

@@ -403,7 +403,7 @@ COMMENT ON COLUMN workflows.failed IS 'the number of its runs that failed or tim
 COMMENT ON COLUMN workflows.cancelled IS 'the number of its runs that were cancelled, in this generation';
 CREATE INDEX workflows_by_job ON workflows (root_job_id, scheduled_at);
 CREATE INDEX workflows_by_tenant ON workflows (tenant, root_run_id) WHERE root_job_id <> '00000000-0000-0000-0000-000000000000';
-CREATE INDEX workflows_open ON workflows (root_run_id) WHERE finished_at IS NULL;
+CREATE INDEX workflows_open ON workflows (root_run_id, tenant) WHERE finished_at IS NULL; -- the tenant: no row of another is read for it
 CREATE INDEX workflows_deadline ON workflows (deadline_at) WHERE deadline_at IS NOT NULL AND state IN ('open', 'paused');
 CREATE INDEX workflows_by_end ON workflows (finished_at) WHERE finished_at IS NOT NULL;
 

@@ -49,6 +49,7 @@ DECLARE
     v_parts   text[];
     v_dedupe  jsonb;
     v_deduped boolean;
+    v_free_at timestamptz;
     -- As tidewheel/jobs/values.py: what is not visible. Then blanks, and what no key may have.
     v_hidden  CONSTANT text := '\u0001-\u001f\u007f-\u009f\u00ad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u180e\u200b-\u200f'
         || '\u2028-\u202e\u2060-\u206f\ue000-\uf8ff\ufdd0-\ufdef\ufeff\ufff0-\ufffb\ufffe\uffff'
@@ -163,12 +164,25 @@ BEGIN
     END IF;
 
     SELECT j.shard, v.lane, v.overlap, v.key_template, v.concurrency_key, v.ordering_key, v.dedupe::jsonb AS dedupe,
-           CASE WHEN payload IS NOT NULL THEN (SELECT t.max_payload_bytes FROM tenants AS t WHERE t.tenant = j.tenant) END AS most
+           (SELECT coalesce(t.max_payload_bytes, 262144) FROM tenants AS t WHERE t.tenant = j.tenant) AS most
       INTO v_job
       FROM jobs AS j
       JOIN job_versions AS v ON v.job_id = j.job_id AND v.version = j.version
      WHERE j.tenant = tidewheel_enqueue.tenant AND j.key = tidewheel_enqueue.key AND j.deleted_at IS NULL;
-    IF NOT FOUND THEN
+    -- Null without such a job, and for a tenant that is being deleted: it has jobs for a while, but no row in tenants.
+    IF v_job.most IS NULL THEN
+        SELECT d.free_at INTO v_free_at
+          FROM tenant_deletions AS d
+         WHERE d.tenant = tidewheel_enqueue.tenant AND (d.free_at IS NULL OR d.free_at > tidewheel_now());
+        IF FOUND AND v_free_at IS NULL THEN
+            RAISE EXCEPTION 'tenant: the tenant % is being deleted', quote_literal(tenant)
+                USING ERRCODE = 'undefined_object',
+                      HINT = format('name another tenant; `tidewheel tenant show %s` has the progress', tenant);
+        ELSIF FOUND THEN
+            RAISE EXCEPTION 'tenant: the tenant % was deleted, and its name is reserved until %',
+                            quote_literal(tenant), to_char(v_free_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI"Z"')
+                USING ERRCODE = 'undefined_object', HINT = 'name another tenant, or create this one again after that time';
+        END IF;
         RAISE EXCEPTION 'key: tenant % has no job %', quote_literal(tenant), quote_literal(key)
             USING ERRCODE = 'no_data_found', HINT = 'submit the job first, or correct the key';
     END IF;

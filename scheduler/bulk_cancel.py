@@ -29,7 +29,7 @@ from tidewheel.transitions.cancel_signals import request_cancel
 from tidewheel.transitions.finish import finish_runs
 from tidewheel.transitions.finished import RunEnd
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.tenant_deletions import TENANT_DELETED
+from tidewheel.transitions.tenant_refusals import TENANT_DELETED
 
 _LOG = logging.getLogger("tidewheel.scheduler")
 

@@ -137,7 +137,9 @@ class Scheduler:
         self._releases = Releases(self._session, installation)
         self._backfills = BackfillLoop(self._session, installation)
         self._redrives = RedriveLoop(self._session, installation)
-        self._tenant_deletions = TenantDeletions(self._session, installation, settings.retention)
+        self._tenant_deletions = TenantDeletions(
+            Session(url, "tidewheel-scheduler-tenants", options=BY_KEY), installation, settings.retention
+        )
         self._unhandled = UnhandledWatch(Session(url, "tidewheel-scheduler-unhandled", options=BY_KEY), installation)
         self._key_repair = KeyRepair(Session(url, "tidewheel-scheduler-keys", options=BY_KEY), installation)
         self._metrics = BacklogMetrics(Session(url, "tidewheel-scheduler-metrics", options=BY_KEY), installation)
@@ -207,6 +209,7 @@ class Scheduler:
         self._poller.close()
         self._unhandled.close()
         self._key_repair.close()
+        self._tenant_deletions.close()
         self._metrics.close()
         self._session.close()
 
@@ -335,6 +338,6 @@ class Scheduler:
         return until_next
 
     def _delete_tenants(self) -> float:
-        done, until_next = self._tenant_deletions.step()
+        done, until_next = self._tenant_deletions.step(deletes=0 in self._shards)
         self._notify(done)
         return until_next

@@ -1366,7 +1366,7 @@ SELECT tenant FROM tenant_deletions WHERE finished_at IS NULL ORDER BY tenant
 -- name: lock_deletion
 -- Locks the deletion of a tenant for a step of it.
 -- Index: tenant_deletions_pkey. Lock: the row, skipped if another scheduler holds it.
-SELECT tenant, accepted_at, state, waits_for IS NOT NULL AS begun, removed, round, round_rows, at_table, at_page
+SELECT tenant, created_at, accepted_at, state, waits_for IS NOT NULL AS begun, removed, round, round_rows, at_table, at_page, at_key
   FROM tenant_deletions
  WHERE tenant = %(tenant)s AND finished_at IS NULL
    FOR UPDATE SKIP LOCKED
@@ -1399,12 +1399,18 @@ UPDATE redrives SET state = 'cancelled', reason = %(reason)s, finished_at = tide
  WHERE tenant = %(tenant)s AND state IN ('running', 'paused')
 
 -- name: find_jobs_of
--- The next jobs of a tenant that are not deleted, in the order of their keys.
--- Index: jobs_by_key. No lock: each job is locked after its timer.
-SELECT job_id, key
-  FROM jobs
- WHERE tenant = %(tenant)s AND key COLLATE "C" > %(after)s AND deleted_at IS NULL
- ORDER BY key COLLATE "C"
+-- The next jobs of a tenant that are not deleted, in the order of their keys, and the last job that was scanned.
+-- Index: jobs_by_key, from the last position. No lock: each job is locked after its timer.
+SELECT s.job_id, s.key, s.is_live, s.position = %(scan_limit)s AS last_scanned
+  FROM (
+    SELECT job_id, key, deleted_at IS NULL AS is_live, row_number() OVER (ORDER BY key COLLATE "C") AS position
+      FROM jobs
+     WHERE tenant = %(tenant)s AND key COLLATE "C" > %(after)s
+     ORDER BY key COLLATE "C"
+     LIMIT %(scan_limit)s
+  ) AS s
+ WHERE s.is_live OR s.position = %(scan_limit)s
+ ORDER BY s.key COLLATE "C"
  LIMIT %(limit)s
 
 -- name: lock_timers_to_drop
@@ -1433,11 +1439,12 @@ DELETE FROM job_calendars WHERE job_id = ANY (%(job_ids)s::uuid[])
 UPDATE jobs SET deleted_at = %(now)s, updated_at = %(now)s WHERE job_id = ANY (%(job_ids)s::uuid[])
 
 -- name: find_workflows_of
--- The occurrences of workflows and the batches of a tenant that go on.
--- Index: workflows_open. No lock.
+-- The next occurrences of workflows and batches of a tenant that go on.
+-- Index: workflows_open, from the last position. No lock.
+-- Why: the index has the tenant, so those of other tenants cost an entry of it each.
 SELECT root_run_id
   FROM workflows
- WHERE finished_at IS NULL AND tenant = %(tenant)s AND state IN ('open', 'paused')
+ WHERE finished_at IS NULL AND root_run_id > %(after)s AND tenant = %(tenant)s AND state IN ('open', 'paused')
  ORDER BY root_run_id
  LIMIT %(limit)s
 
@@ -1461,9 +1468,15 @@ SELECT NOT EXISTS (SELECT FROM pg_locks AS l WHERE l.locktype = 'virtualxid' AND
 
 -- name: is_quiet
 -- True if a tenant has no open run, and no end of one that a drain is to pass on.
--- Index: job_runs_by_tenant; releases, which are few, are read whole. No lock.
+-- Index: job_runs_by_tenant, releases_due. No lock.
+-- Why: a release that is not due is quarantined, or of a paused occurrence, and the deletion has ended those. With so many that are
+-- due as the limit the drain has a backlog: a later pass looks again.
 SELECT NOT EXISTS (SELECT FROM job_runs WHERE tenant = %(tenant)s AND shard >= 0)
-   AND NOT EXISTS (SELECT FROM releases WHERE tenant = %(tenant)s AND error IS NULL)
+   AND (SELECT count(*) < %(limit)s AND count(*) FILTER (WHERE r.tenant = %(tenant)s) = 0
+          FROM (SELECT d.tenant
+                  FROM releases AS d
+                 WHERE d.shard = ANY (%(shards)s::smallint[]) AND d.due_at < 'infinity'
+                 LIMIT %(limit)s) AS r)
 
 -- name: begin_removing
 -- Begins to remove the rows of a tenant.
@@ -1476,17 +1489,28 @@ UPDATE tenant_deletions SET state = 'removing' WHERE tenant = %(tenant)s
 DELETE FROM cancellations WHERE finished_at IS NULL AND tenant = %(tenant)s AND created_by = %(reason)s
 
 -- name: find_tenant_tables
--- Those of the given tables that have a tenant, partitions each by itself and the newest first, with: true if an index begins with
--- the tenant; the number of pages.
+-- Those of the given tables that have a tenant, partitions each by itself and the newest first, with: the other columns of an index
+-- that begins with the tenant and has all rows, and their collations; null without one. Then the number of pages.
 -- Index: pg_class, pg_attribute, pg_inherits, pg_index. No lock.
-SELECT c.relname::text AS name,
-       EXISTS (SELECT FROM pg_index AS i
-                WHERE i.indrelid = c.oid AND i.indkey[0] = a.attnum AND i.indpred IS NULL AND i.indisvalid) AS indexed,
+SELECT c.relname::text AS name, i.columns, i.collations,
        coalesce(pg_relation_size(c.oid), 0) / current_setting('block_size')::bigint AS pages
   FROM pg_class AS c
   JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attname = 'tenant' AND NOT a.attisdropped
   LEFT JOIN pg_inherits AS h ON h.inhrelid = c.oid
   LEFT JOIN pg_class AS p ON p.oid = h.inhparent
+  LEFT JOIN LATERAL (
+    SELECT coalesce(array_agg(b.attname::text ORDER BY k.number) FILTER (WHERE k.number > 1), '{}') AS columns,
+           coalesce(array_agg(l.collname::text ORDER BY k.number) FILTER (WHERE k.number > 1), '{}') AS collations
+      FROM pg_index AS x
+     CROSS JOIN LATERAL unnest(x.indkey::smallint[], x.indcollation::oid[]) WITH ORDINALITY AS k (attnum, collated, number)
+      JOIN pg_attribute AS b ON b.attrelid = c.oid AND b.attnum = k.attnum
+      LEFT JOIN pg_collation AS l ON l.oid = k.collated
+     WHERE x.indrelid = c.oid AND x.indkey[0] = a.attnum AND x.indpred IS NULL AND x.indexprs IS NULL AND x.indisvalid
+       AND k.number <= x.indnkeyatts
+     GROUP BY x.indexrelid
+     ORDER BY x.indexrelid
+     LIMIT 1
+  ) AS i ON true
  WHERE c.relkind = 'r' AND c.relnamespace = current_schema()::regnamespace
    AND coalesce(p.relname, c.relname)::text = ANY (%(names)s::text[])
    AND NOT (c.relispartition AND right(c.relname, 8) < %(oldest)s)
@@ -1496,7 +1520,8 @@ SELECT c.relname::text AS name,
 -- Stores the position and the counts of a deletion.
 -- Index: tenant_deletions_pkey. Lock: the row, already locked.
 UPDATE tenant_deletions
-   SET removed = %(removed)s, round = %(round)s, round_rows = %(round_rows)s, at_table = %(at_table)s, at_page = %(at_page)s
+   SET removed = %(removed)s, round = %(round)s, round_rows = %(round_rows)s, at_table = %(at_table)s, at_page = %(at_page)s,
+       at_key = %(at_key)s
  WHERE tenant = %(tenant)s
 
 -- name: finish_deletion
@@ -1505,3 +1530,8 @@ UPDATE tenant_deletions
 UPDATE tenant_deletions
    SET state = 'removed', finished_at = tidewheel_now(), free_at = tidewheel_now() + %(keep)s::interval, waits_for = '{}'
  WHERE tenant = %(tenant)s
+
+-- name: drop_intake_offsets
+-- Deletes the stored offsets of a tenant's own topic: intake reads it no more.
+-- Index: intake_offsets_pkey. Lock: the rows, under the lock of the deletion, for which a new owner waits.
+DELETE FROM intake_offsets WHERE topic = %(topic)s

@@ -1,35 +1,30 @@
 """Delete tenants: their jobs and runs end as by requests, then their rows are removed, table by table.
 
-From the acceptance on no request finds the tenant, and no claim starts a run of it. Each step is one transaction. The
-row of the deletion has the counts and the position: after a crash the next step begins where the last committed one
-ended.
+From the acceptance on no request finds the tenant, and no claim starts a run of it. The work has a thread and a
+connection of its own, in the scheduler that owns the first shard. Each step is one transaction. The row of the deletion
+has the counts and the position: after a crash the next step begins where the last committed one ended.
 
 *Stopping.* Jobs are deleted, occurrences of workflows and runs are cancelled. A running attempt gets the signal, and
-its executor ends it. Firing has the same thread: so this takes a share of the time and waits 50 ms at most for a row.
-It ends when nothing is under way: no open run, no release, no transaction that may have found the tenant.
+its executor ends it. Rows that other transactions hold are left to the next pass. It ends when nothing is under way: no
+open run, no release, no transaction that may have found the tenant.
 
-*Removing.* A pass goes over all tables with a column `tenant`, as the catalog has them: so no new table is left out.
-Where an index begins with the tenant, the pass reads the rows of the tenant alone. Else it reads the table by pages.
-The last pass finds no row.
+*Removing.* Then `tenant_rows.py` removes the rows.
 """
 
 import logging
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from enum import Enum, auto
-from typing import LiteralString, NamedTuple, cast
+from typing import LiteralString, cast
 from uuid import UUID
 
-from psycopg import sql
 from psycopg.rows import class_row
-from psycopg.types.json import Jsonb
 
 from tidewheel.clock import monotonic_seconds
-from tidewheel.errors import Unavailable
-from tidewheel.migrations.runner import created_names
+from tidewheel.errors import InstallationFault, Unavailable
+from tidewheel.postgres.background import BackgroundQuery
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.pg_arrays import uuids
 from tidewheel.postgres.session import Conn, RowsLocked, Session, read_ids
@@ -37,9 +32,10 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.process.faults import faults
 from tidewheel.scheduler.bulk_cancel import TO_CANCEL, CancelResult, Candidate, end_candidates
+from tidewheel.scheduler.tenant_rows import Deletion, TenantRows
 from tidewheel.transitions.events import append_job_events
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.tenant_deletions import TENANT_DELETED
+from tidewheel.transitions.tenant_refusals import TENANT_DELETED
 from tidewheel.transitions.timers import drop_timers
 from tidewheel.transitions.workflows import cancel_open_runs, lock_workflows
 
@@ -64,59 +60,20 @@ _HAS_SETTLED = _SQL["has_settled"]
 _IS_QUIET = _SQL["is_quiet"]
 _BEGIN_REMOVING = _SQL["begin_removing"]
 _END_CANCELLATION_OF = _SQL["end_cancellation_of"]
-_FIND_TENANT_TABLES = _SQL["find_tenant_tables"]
-_ADVANCE_DELETION = _SQL["advance_deletion"]
-_FINISH_DELETION = _SQL["finish_deletion"]
-
-# The table is a name of the catalog, so these are no statements of queries.sql.
-_REMOVE_INDEXED: LiteralString = """
-DELETE FROM {0} WHERE ctid = ANY (ARRAY(SELECT r.ctid FROM {0} AS r WHERE r.tenant = %(tenant)s LIMIT %(limit)s))
-"""
-_REMOVE_IN_PAGES: LiteralString = """
-DELETE FROM {0} WHERE ctid >= %(first)s::text::tid AND ctid < %(end)s::text::tid AND tenant = %(tenant)s
-"""
 
 _POLL_SECONDS = 1.0  # between two looks for a deletion
-_EVERY_SECONDS = 0.2  # between two steps of the deletions that are under way
-_SHARE_SECONDS = 0.05  # of each step; a transaction that has begun by then is the last, since firing comes first
-_LOCK_TIMEOUT = "50ms"  # for a row that another transaction holds: firing waits meanwhile
+_SHARE_SECONDS = 0.2  # of work, then a pause that is as long: the other half of the time is for firing
+_LOCK_TIMEOUT = "50ms"  # for a row that another transaction holds: others wait for the rows that this one has locked
 _WAIT_SECONDS = 1.0  # until the next try, where other transactions hold rows or attempts are being stopped
 _LONGEST_WAIT_SECONDS = 30.0  # each pass that has stopped nothing adds a second: a dump may be open for hours
 _AFTER_FAILURE_SECONDS = 60.0  # until the next pass, after one whose runs could not be ended
 _JOBS = 200  # of one transaction: tens of milliseconds, as of the others
+_SCANNED_JOBS = 10_000  # of one statement, deleted ones among them: about ten milliseconds
 _RUNS = 500
 _WORKFLOWS = 10  # each may have thousands of runs to cancel
-_REMOVED_ROWS = 1000
-_PAGES = 64  # half a megabyte, and no more than some thousand rows
+_DUE_RELEASES = 10_000  # that one statement looks at: about ten milliseconds
 
 _NOWHERE, _LAST = UUID(int=0), UUID(int=(1 << 128) - 1)
-_DAYS_WRITTEN = timedelta(days=2)  # a run ends, or an attempt starts, on the day of the acceptance or later
-_DAY = re.compile(r"_\d{8}$")  # the end of a partition's name
-
-# No pass removes rows of these: runs end, the audit log stays, the deletion itself reserves the name.
-KEPT = frozenset({"job_runs", "audit_log", "tenant_deletions"})
-
-
-class _Deletion(NamedTuple):
-    """The deletion of a tenant, locked."""
-
-    tenant: str
-    accepted_at: datetime
-    state: str
-    begun: bool
-    removed: Mapping[str, int]
-    round: int
-    round_rows: int
-    at_table: str | None
-    at_page: int
-
-
-class _Table(NamedTuple):
-    """A table or a partition with a tenant; `indexed` if an index begins with it."""
-
-    name: str
-    indexed: bool
-    pages: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +105,13 @@ class _Pass:
         part: What comes next.
         settled: True if no transaction is open that may have found the tenant.
         no_jobs: True if a whole pass since then has found no job: there will be none.
+        jobs_done: True if the last look at the jobs has left none. Others may come until the tenant is settled.
+        root_id: The last occurrence that was looked at.
         key: The last job that was looked at.
         run_id: The last run that was looked at.
         found: The number of rows to stop that the pass has found.
         found_jobs: How many of these are jobs.
+        left_jobs: How many of those other transactions held.
         stopped: How many of these it has stopped.
         singly: The number of runs to end one by one, after a batch that failed.
         failed: True if a run could not be ended.
@@ -162,10 +122,13 @@ class _Pass:
     part: _Part = _Part.ORIGINS
     settled: bool = False
     no_jobs: bool = False
+    jobs_done: bool = False
+    root_id: UUID = _NOWHERE
     key: str = ""
     run_id: UUID = _NOWHERE
     found: int = 0
     found_jobs: int = 0
+    left_jobs: int = 0
     stopped: int = 0
     singly: int = 0
     failed: bool = False
@@ -174,41 +137,72 @@ class _Pass:
 
 
 class TenantDeletions:
-    """Works off the deletions of tenants.
+    """Works off the deletions of tenants on its own thread and connection, which it closes.
 
     Args:
-        session: Of the scheduler.
-        installation: For the events of jobs and runs.
+        session: Its own.
+        installation: For the events of jobs and runs, and the names of topics.
         keep: How long the name of a deleted tenant is reserved: as long as partitions of its time exist.
     """
 
     def __init__(self, session: Session, installation: Installation, keep: timedelta) -> None:
-        self._session, self._installation, self._keep = session, installation, keep
+        self._session, self._installation = session, installation
+        self._background = BackgroundQuery[CancelResult](session, "deletions")
         self._passes: dict[str, _Pass] = {}
+        self._rows = TenantRows(installation, keep)
         self._next = 0.0
 
-    def step(self) -> tuple[CancelResult, float]:
-        """Work on each deletion for its part of `_SHARE_SECONDS`.
+    def step(self, *, deletes: bool) -> tuple[CancelResult, float]:
+        """Start the next part of the work if this scheduler deletes and its time has come.
 
         Returns:
-            The number of runs that ended or were requested to stop, and the seconds until the next step.
+            The number of runs that ended or were requested to stop in the last part, and the seconds until the next
+            step should come.
+
+        Raises:
+            InstallationFault: The database refuses the work.
+        """
+        done = self._background.take() or CancelResult()
+        if not self._background.busy:
+            if not deletes:
+                self._passes.clear()  # another scheduler goes on from the rows; what this one has seen grows old
+            elif monotonic_seconds() >= self._next:
+                self._background.start(self._work_apart)
+        return done, _SHARE_SECONDS if self._passes else math.inf
+
+    def close(self) -> None:
+        """Cancel the work under way, and close the connection."""
+        self._background.close()
+
+    def work(self) -> CancelResult:
+        """Work on each deletion for its part of `_SHARE_SECONDS`.
 
         Raises:
             Unavailable: The database does not answer.
         """
         done, now = CancelResult(), monotonic_seconds()
-        if now < self._next:
-            return done, self._next - now if self._passes else math.inf
         with self._session.transaction() as connection:
             rows = cast("list[tuple[str]]", connection.execute(_FIND_OPEN_DELETIONS, binary=True).fetchall())
         self._passes = {tenant: self._passes.get(tenant) or _Pass() for (tenant,) in rows}
+        self._rows.forget_tables()
         due = [(tenant, at) for tenant, at in self._passes.items() if at.not_before <= now]
         for number, (tenant, at) in enumerate(due, 1):
             until = now + _SHARE_SECONDS * number / len(due)
-            while self._advance(tenant, at, done) and monotonic_seconds() < until:
+            while self._advance(tenant, at, done) and monotonic_seconds() < until and not self._background.closing:
                 pass
-        self._next = monotonic_seconds() + (_EVERY_SECONDS if rows else _POLL_SECONDS)
-        return done, _EVERY_SECONDS if rows else math.inf
+        return done
+
+    def _work_apart(self) -> CancelResult:
+        done = CancelResult()
+        try:
+            done = self.work()
+        except InstallationFault:
+            raise
+        except Unavailable as error:
+            _LOG.warning("the deletions of tenants stop: %s; the scheduler goes on a second later", error)
+        finally:
+            self._next = monotonic_seconds() + (_SHARE_SECONDS if self._passes else _POLL_SECONDS)
+        return done
 
     def _advance(self, tenant: str, at: _Pass, done: CancelResult) -> bool:
         """Commit one transaction of a deletion; return True if more can be done at once."""
@@ -220,7 +214,7 @@ class TenantDeletions:
                 if deletion is None:
                     return False  # another scheduler works on it, or has ended it
                 if deletion.state == "removing":
-                    more = self._remove(connection, deletion)
+                    more = self._rows.remove(connection, deletion)
                 elif at.part is _Part.RUNS:
                     runs = _find_runs(connection, tenant, at)
                     self._end_runs(connection, tenant, at, runs, done)
@@ -247,7 +241,7 @@ class TenantDeletions:
         faults.clear(_fault(tenant))
         return more
 
-    def _stop(self, connection: Conn, deletion: _Deletion, at: _Pass) -> bool:
+    def _stop(self, connection: Conn, deletion: Deletion, at: _Pass) -> bool:
         """Do the next part of a pass other than its runs."""
         columns: dict[str, object] = {"tenant": deletion.tenant, "reason": TENANT_DELETED}
         match at.part:
@@ -255,14 +249,17 @@ class TenantDeletions:
                 if not deletion.begun:
                     connection.execute(_BEGIN_DELETION, columns)
                 elif not at.settled:
-                    at.settled = _is_true(connection, _HAS_SETTLED, deletion.tenant)
+                    at.settled = _is_true(connection, _HAS_SETTLED, columns)
                 stopped = connection.execute(_STOP_BACKFILLS_OF, columns).rowcount
                 stopped += connection.execute(_STOP_REDRIVES_OF, columns).rowcount
-                workflows = _cancel_workflows(connection, deletion.tenant)
-                at.found += stopped + workflows
-                at.stopped += stopped + workflows
-                if workflows < _WORKFLOWS:
-                    at.part, at.key, at.found_jobs = _Part.RUNS if at.no_jobs else _Part.JOBS, "", 0
+                roots = _cancel_workflows(connection, deletion.tenant, at.root_id)
+                at.found += stopped + len(roots)
+                at.stopped += stopped + len(roots)
+                if len(roots) == _WORKFLOWS:
+                    at.root_id = max(roots)
+                else:
+                    skips_jobs = at.no_jobs or (at.jobs_done and not at.settled)
+                    at.part = _Part.RUNS if skips_jobs else _Part.JOBS
             case _Part.JOBS:
                 self._delete_jobs(connection, deletion.tenant, at)
             case _:
@@ -271,9 +268,10 @@ class TenantDeletions:
 
     def _delete_jobs(self, connection: Conn, tenant: str, at: _Pass) -> None:
         """Delete the next jobs of a pass, as `job.delete` does, but their overdue occurrences do not fire."""
-        columns = {"tenant": tenant, "after": at.key, "limit": _JOBS}
-        found = cast("list[tuple[UUID, str]]", connection.execute(_FIND_JOBS_OF, columns, binary=True).fetchall())
-        ids = [job_id for job_id, _ in found]
+        columns = {"tenant": tenant, "after": at.key, "limit": _JOBS, "scan_limit": _SCANNED_JOBS}
+        rows = connection.execute(_FIND_JOBS_OF, columns, binary=True).fetchall()
+        found = cast("list[tuple[UUID, str, bool, bool]]", rows)
+        ids = [job_id for job_id, _, is_live, _ in found if is_live]
         timers = read_ids(connection, _LOCK_TIMERS_TO_DROP, {"job_ids": uuids(ids)})
         with connection.cursor(row_factory=class_row(_Job), binary=True) as cursor:
             jobs = cursor.execute(_LOCK_JOBS_TO_DROP, {"job_ids": uuids(ids), "locked": uuids(timers)}).fetchall()
@@ -286,13 +284,14 @@ class TenantDeletions:
             reasons = dict.fromkeys(locked, TENANT_DELETED)
             append_job_events(connection, self._installation, "job.deleted", jobs, now=now, reasons=reasons)
             connection.execute(_COUNT_STOPPED, {"tenant": tenant, "jobs": len(jobs), "runs": 0})
-        at.found += len(found)
-        at.found_jobs += len(found)
+        at.found += len(ids)
+        at.found_jobs += len(ids)
+        at.left_jobs += len(ids) - len(jobs)
         at.stopped += len(jobs)
-        if len(found) == _JOBS:
+        if len(found) == _JOBS or (found and found[-1][3]):
             at.key = found[-1][1]
             return
-        at.no_jobs = at.settled and at.found_jobs == 0
+        at.no_jobs, at.jobs_done = at.settled and at.found_jobs == 0, at.left_jobs == 0
         at.part, at.run_id = _Part.RUNS, _NOWHERE
 
     def _end_runs(self, connection: Conn, tenant: str, at: _Pass, runs: list[Candidate], done: CancelResult) -> None:
@@ -310,10 +309,16 @@ class TenantDeletions:
         else:
             at.part = _Part.END
 
-    def _end_pass(self, connection: Conn, deletion: _Deletion, at: _Pass) -> bool:
+    def _end_pass(self, connection: Conn, deletion: Deletion, at: _Pass) -> bool:
         """Begin to remove rows if the pass has found nothing and nothing can come; else begin another pass."""
-        tenant, next_pass = deletion.tenant, _Pass(settled=at.settled, no_jobs=at.no_jobs)
-        quiet = at.found == 0 and at.no_jobs and _is_true(connection, _IS_QUIET, tenant)
+        tenant = deletion.tenant
+        next_pass = _Pass(settled=at.settled, no_jobs=at.no_jobs, jobs_done=at.jobs_done)
+        columns: dict[str, object] = {
+            "tenant": tenant,
+            "shards": list(range(self._installation.shards)),
+            "limit": _DUE_RELEASES,
+        }
+        quiet = at.found == 0 and at.no_jobs and _is_true(connection, _IS_QUIET, columns)
         if quiet:
             connection.execute(_BEGIN_REMOVING, {"tenant": tenant})
             # There is no run that a claim could take: claims are spared to consult it.
@@ -326,63 +331,27 @@ class TenantDeletions:
         self._passes[tenant] = next_pass
         return False
 
-    def _remove(self, connection: Conn, deletion: _Deletion) -> bool:
-        """Remove the next rows; end the deletion after a pass that has found none."""
-        tables = _tables(connection, deletion)
-        names = [table.name for table in tables]
-        # A partition that was dropped meanwhile begins the pass again.
-        place = names.index(deletion.at_table) if deletion.at_table in names else 0
-        page = deletion.at_page if deletion.at_table in names else 0
-        removed, rows, until = dict(deletion.removed), 0, monotonic_seconds() + _SHARE_SECONDS
-        while place < len(tables) and rows < _REMOVED_ROWS and monotonic_seconds() < until:
-            table = tables[place]
-            number, page = _remove_some(connection, deletion.tenant, table, page)
-            if number:
-                kind = _DAY.sub("", table.name)
-                removed[kind] = removed.get(kind, 0) + number
-                rows += number
-            if page >= table.pages:
-                place, page = place + 1, 0
-        rows += deletion.round_rows
-        if place == len(tables) and rows == 0:
-            connection.execute(_FINISH_DELETION, {"tenant": deletion.tenant, "keep": self._keep})
-            _LOG.info("the tenant %s is deleted, with %d rows", deletion.tenant, sum(removed.values()))
-            return False
-        ended = place == len(tables)
-        columns: dict[str, object] = {
-            "tenant": deletion.tenant,
-            "removed": Jsonb(removed),
-            "round": deletion.round + ended,
-            "round_rows": 0 if ended else rows,
-            "at_table": None if ended else names[place],
-            "at_page": page,
-        }
-        connection.execute(_ADVANCE_DELETION, columns)
-        return True
-
 
 def _fault(tenant: str) -> str:
     return f"deletion of tenant {tenant}"
 
 
-def _lock(connection: Conn, tenant: str) -> _Deletion | None:
-    with connection.cursor(row_factory=class_row(_Deletion), binary=True) as cursor:
+def _lock(connection: Conn, tenant: str) -> Deletion | None:
+    with connection.cursor(row_factory=class_row(Deletion), binary=True) as cursor:
         return cursor.execute(_LOCK_DELETION, {"tenant": tenant}).fetchone()
 
 
-def _is_true(connection: Conn, statement: LiteralString, tenant: str) -> bool:
-    return connection.execute(statement, {"tenant": tenant}).fetchone() == (True,)
+def _is_true(connection: Conn, statement: LiteralString, columns: Mapping[str, object]) -> bool:
+    return connection.execute(statement, columns).fetchone() == (True,)
 
 
-def _cancel_workflows(connection: Conn, tenant: str) -> int:
-    """Cancel some open occurrences and batches: no drain writes runs of theirs from the commit on."""
-    roots = read_ids(connection, _FIND_WORKFLOWS_OF, {"tenant": tenant, "limit": _WORKFLOWS})
-    if not roots:
-        return 0
-    for workflow in lock_workflows(connection, roots).values():
+def _cancel_workflows(connection: Conn, tenant: str, after: UUID) -> set[UUID]:
+    """Cancel the next open occurrences and batches: no drain writes runs of theirs from the commit on."""
+    roots = read_ids(connection, _FIND_WORKFLOWS_OF, {"tenant": tenant, "after": after, "limit": _WORKFLOWS})
+    for workflow in lock_workflows(connection, roots).values() if roots else ():
         if workflow.state in ("open", "paused"):
             cancel_open_runs(connection, workflow, "cancelling", reason=TENANT_DELETED, cause=TENANT_DELETED)
-    return len(roots)
+    return roots
 
 
 def _find_runs(connection: Conn, tenant: str, at: _Pass) -> list[Candidate]:
@@ -409,28 +378,3 @@ def _bisect(tenant: str, at: _Pass, runs: list[Candidate]) -> None:
     )
     at.run_id, at.singly, at.failed = run_id, max(0, at.singly - 1), True
     at.found += 1
-
-
-def _tables(connection: Conn, deletion: _Deletion) -> list[_Table]:
-    """Return the tables of a pass; the second and later ones leave out partitions that nothing writes."""
-    oldest = deletion.accepted_at - _DAYS_WRITTEN
-    columns: dict[str, object] = {
-        "names": [name for name in created_names() if name not in KEPT],
-        "oldest": f"{oldest:%Y%m%d}" if deletion.round > 1 else "",
-    }
-    with connection.cursor(row_factory=class_row(_Table), binary=True) as cursor:
-        return cursor.execute(_FIND_TENANT_TABLES, columns).fetchall()
-
-
-def _remove_some(connection: Conn, tenant: str, table: _Table, page: int) -> tuple[int, int]:
-    """Remove some rows of a table; return their number and the next page, at the end that behind the last."""
-    if not table.indexed and page >= table.pages:
-        return 0, table.pages
-    name = sql.Identifier(table.name)
-    if table.indexed:
-        columns: dict[str, object] = {"tenant": tenant, "limit": _REMOVED_ROWS}
-        rows = connection.execute(sql.SQL(_REMOVE_INDEXED).format(name), columns).rowcount
-        return rows, 0 if rows == _REMOVED_ROWS else max(1, table.pages)
-    end = page + _PAGES
-    columns = {"tenant": tenant, "first": f"({page},0)", "end": f"({end},0)"}
-    return connection.execute(sql.SQL(_REMOVE_IN_PAGES).format(name), columns).rowcount, end

@@ -31,6 +31,7 @@ from tidewheel.postgres.installation_faults import first_line
 from tidewheel.postgres.session import Conn, connect
 from tidewheel.settings.connections import Connections
 from tidewheel.transitions.installation import read_installation
+from tidewheel.transitions.tenant_refusals import topics_to_read
 
 if TYPE_CHECKING:
     from tidewheel.local.stack import StackStatus
@@ -155,7 +156,7 @@ def _requests_behind(connection: Conn, settings: Connections, topics: Topics) ->
     try:
         with offsets_client(settings.kafka_config()) as client:
             found = read_partitions(client)
-            places = [place for topic in topics.all_requests(found) for place in found.get(topic, ())]
+            places = [place for topic in topics_to_read(connection, topics, found) for place in found.get(topic, ())]
             ends = read_end_offsets(client, places)
     except SettingsError:
         return None, None

@@ -43,6 +43,11 @@ Row: TypeAlias = Sequence[object]
 
 _PARAMETER = re.compile(r"%\((\w+)\)s")
 _NO_DATA_FOUND = "P0002"
+_UNDEFINED_OBJECT = "42704"
+
+
+class NoTenant(LookupError):
+    """A SQL function has raised `undefined_object`: the tenant is being deleted, or was deleted."""
 
 
 def psycopg_beneath(given: object) -> object:
@@ -82,6 +87,7 @@ def fetch_row(connection: object, statement: LiteralString, columns: Mapping[str
 
     Raises:
         LookupError: A SQL function has raised `no_data_found`.
+        NoTenant: The tenant of the call is being deleted, or was deleted.
     """
     import sqlalchemy
     from sqlalchemy.exc import DBAPIError
@@ -142,7 +148,9 @@ def _numbered(statement: str) -> tuple[str, list[str]]:
 
 
 def _lookup_error(error: Exception) -> Exception:
-    """Return the LookupError of a `no_data_found`; any other error as it is."""
+    """Return the LookupError of a `no_data_found` or an `undefined_object`; any other error as it is."""
     cause = getattr(error, "orig", None) or error
     code = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
+    if code == _UNDEFINED_OBJECT:
+        return NoTenant(str(error))
     return LookupError(str(error)) if code == _NO_DATA_FOUND else error

@@ -16,6 +16,7 @@ from uuid import UUID
 from psycopg import AsyncConnection, Connection
 
 from tidewheel.control.client.callers import (
+    NoTenant,
     Row,
     fetch_row,
     fetch_row_async,
@@ -24,7 +25,16 @@ from tidewheel.control.client.callers import (
     psycopg_beneath,
     psycopg_beneath_async,
 )
-from tidewheel.errors import FieldError, InvalidInput, Refused, StaleToken, Unavailable, UnknownJob, UnknownRun
+from tidewheel.errors import (
+    FieldError,
+    InvalidInput,
+    Refused,
+    StaleToken,
+    TenantDeleted,
+    Unavailable,
+    UnknownJob,
+    UnknownRun,
+)
 from tidewheel.ids import RunId
 from tidewheel.intake.apply import apply_requests
 from tidewheel.intake.request import ReceivedRequest
@@ -128,7 +138,7 @@ def enqueue(
     received = ReceivedRequest(parse_request(document), in_callers_transaction=True)
     given = psycopg_beneath(connection)
     if is_foreign(given):
-        with _unknown_job(received):
+        with _found(received):
             return _request_id(fetch_row(given, _ENQUEUE_BY_TOPIC, _columns(received)))
     with use_connection(cast("Connection[object]", given)) as own:
         reply = _apply(own, received)
@@ -169,7 +179,7 @@ async def enqueue_async(
     received = ReceivedRequest(parse_request(document), in_callers_transaction=True)
     given = await psycopg_beneath_async(connection)
     if is_foreign_async(given):
-        with _unknown_job(received):
+        with _found(received):
             return _request_id(await fetch_row_async(given, _ENQUEUE_BY_TOPIC, _columns(received)))
     own = cast("AsyncConnection[object]", given)
     return _answered(await use_async_connection(own, lambda connection: _apply(connection, received)))
@@ -222,10 +232,12 @@ def _interval(span: timedelta | None) -> str | None:
 
 
 @contextmanager
-def _unknown_job(received: ReceivedRequest) -> Generator[None]:
-    """Raise UnknownJob where the SQL function finds no job."""
+def _found(received: ReceivedRequest) -> Generator[None]:
+    """Raise UnknownJob where the SQL function finds no job, TenantDeleted where it finds a deleted tenant."""
     try:
         yield
+    except NoTenant as error:
+        raise TenantDeleted(received.tenant, None) from error
     except LookupError as error:
         raise UnknownJob(received.tenant, received.key or "") from error
 

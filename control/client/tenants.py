@@ -20,8 +20,8 @@ from tidewheel.jobs.values import MAX_PAYLOAD_BYTES, is_tenant
 from tidewheel.postgres.notify import Channel
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
-from tidewheel.transitions.tenant_deletions import TENANT_DELETED, refusals_of
 from tidewheel.transitions.tenant_places import limit_in_flight
+from tidewheel.transitions.tenant_refusals import TENANT_DELETED, refusals_of
 
 _SQL = Statements("tidewheel.control")
 _ADD_TENANT = _SQL["add_tenant"]

@@ -14,7 +14,7 @@ from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import IN_FLIGHT, RunState
-from tidewheel.transitions.tenant_deletions import refusals_of
+from tidewheel.transitions.tenant_refusals import refusals_of
 
 _SQL = Statements("tidewheel.control")
 _FIND_TENANT = _SQL["find_tenant"]

@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -13,14 +14,19 @@ from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.intake.running import Requests
 from tests.relay.topics import delete_topic, make_topics
+from tests.scheduler.test_tenant_deletions import rows_by_table
 from tests.transitions.acts import about, submission
 from tidewheel.control.client.client import Client
 from tidewheel.intake import consume, subscription
+from tidewheel.intake.offsets import hold_deletions
 from tidewheel.jobs.parsing import RequestRefused
 from tidewheel.kafka.offsets import read_led_offsets
 from tidewheel.local.stack import StackInfo
+from tidewheel.scheduler import tenant_deletions
+from tidewheel.scheduler.tenant_deletions import TenantDeletions
 from tidewheel.schemas.generated.records import ReplyError
 from tidewheel.schemas.requests import read_request
+from tidewheel.transitions.tenant_refusals import topics_to_read
 
 
 @pytest.fixture
@@ -138,3 +144,32 @@ def test_tenants_partition_without_a_leader_is_read_later_and_no_member_joins_ag
         requests.until_read(requests.send(submission("after"), topic=own)[0], topic=own)
     assert sorted(key for (key,) in database.rows("SELECT key FROM jobs")) == ["after", "other", "shared", "waits"]
     assert database.rows("SELECT DISTINCT epoch FROM intake_offsets WHERE topic LIKE '%.requests%'") == [(1,)]
+
+
+@pytest.mark.kafka
+def test_topic_of_a_deleted_tenant_leaves_no_row(requests: Requests, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the deletion goes on each message is refused; after its end the topic is not read."""
+    database, own = requests.database, requests.topics.requests_of("acme")
+    monkeypatch.setattr(tenant_deletions, "_WAIT_SECONDS", 0.0)
+    make_topics(requests.kafka, [own])
+    with Client(database.url) as client, database.transaction() as old:
+        client.tenants.create("acme")
+        old.execute("SELECT tidewheel_now()")  # the deletion waits for its end
+        client.tenants.delete("acme")
+        deletions = TenantDeletions(database.session(), requests.installation, timedelta(days=1))
+        with requests.running():
+            requests.until_read(requests.send(b"no request", submission("job"), key=b"k", topic=own)[-1], topic=own)
+            deletions.work()
+            old.rollback()
+            until(lambda: deletions.work() and client.tenants.get("acme").state == "deleted", "it ends")
+            requests.send(b"no request", topic=own)
+            requests.until_read(requests.send(submission("shared"))[0])
+    replies = requests.replies(b"k", topic=requests.topics.replies_of("acme"))
+    assert [(reply.tenant, reply.code) for reply in replies] == [("acme", "tenant_deleted")] * 2
+    assert rows_by_table(database, "acme") == {}
+    stored = database.rows("SELECT DISTINCT topic FROM intake_offsets WHERE topic LIKE '%%.requests%%'", [])
+    assert stored == [(requests.topics.requests,)]
+    with database.transaction() as connection:
+        assert hold_deletions(connection, ["acme", "default"]) == {"acme"}
+        present = [requests.topics.requests, own]
+        assert topics_to_read(connection, requests.topics, present) == [requests.topics.requests]

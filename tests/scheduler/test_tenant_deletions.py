@@ -1,7 +1,8 @@
 """The deletion of a tenant: its runs end, its rows go, its requests are refused, its name is reserved."""
 
+import math
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import timedelta
 from itertools import count
 from typing import Any
@@ -13,6 +14,7 @@ from psycopg import sql
 from tests.control.api.answering import answer_of, answering
 from tests.control.cli.command import json_output, tidewheel
 from tests.fixtures.database import ClockedDatabase, Database
+from tests.fixtures.services import until
 from tests.transitions.acts import (
     apply_batch,
     apply_batch_within,
@@ -31,9 +33,12 @@ from tidewheel.postgres.statements import trusted
 from tidewheel.process.faults import faults
 from tidewheel.runs import RunState
 from tidewheel.scheduler import tenant_deletions as module
+from tidewheel.scheduler import tenant_rows
+from tidewheel.scheduler.bulk_cancel import CancelResult
 from tidewheel.scheduler.pending_cancels import PendingCancels
 from tidewheel.scheduler.releases import Releases
-from tidewheel.scheduler.tenant_deletions import KEPT, TenantDeletions
+from tidewheel.scheduler.tenant_deletions import TenantDeletions
+from tidewheel.scheduler.tenant_rows import KEPT
 from tidewheel.schemas.generated.records import Reply, ReplyStatus
 
 ACME = {"tenant": "acme"}
@@ -124,10 +129,12 @@ def client(database: Database) -> Iterator[Client]:
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no step wait for the next one, and make all batches small."""
     for name, value in {
-        "_EVERY_SECONDS": 0.0, "_POLL_SECONDS": 0.0, "_WAIT_SECONDS": 0.0, "_JOBS": 2, "_RUNS": 2, "_WORKFLOWS": 1,
-        "_REMOVED_ROWS": 3, "_PAGES": 1,
+        "_SHARE_SECONDS": 0.05, "_POLL_SECONDS": 0.0, "_WAIT_SECONDS": 0.0, "_JOBS": 2, "_SCANNED_JOBS": 3, "_RUNS": 2,
+        "_WORKFLOWS": 1,
     }.items():  # fmt: skip
         monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(tenant_rows, "_REMOVED_ROWS", 3)
+    monkeypatch.setattr(tenant_rows, "_PAGES", 1)
 
 
 def stepper(database: Database) -> TenantDeletions:
@@ -141,10 +148,14 @@ def work(database: Database, state: str, *, most: int = 300) -> None:
     for _ in range(most):
         if database.value("SELECT state FROM tenant_deletions WHERE tenant = 'acme'") == state:
             return
-        deletions.step()
+        deletions.work()
         cancels.step()
         releases.step(range(64))
     raise AssertionError(rows_by_table(database, "acme"))
+
+
+def is_removed(database: Database) -> bool:
+    return bool(database.value("SELECT state = 'removed' FROM tenant_deletions"))
 
 
 def send(database: Database, **document: object) -> Reply:
@@ -247,14 +258,14 @@ def test_every_table_is_emptied_of_the_tenant_alone_whatever_dies(
 
     def step() -> None:
         with suppress(Killed):
-            TenantDeletions(session, database.installation, KEEP).step()
+            TenantDeletions(session, database.installation, KEEP).work()
 
     while database.value("SELECT jobs FROM tenant_deletions") < 5:
         step()
     work_on = stepper(database)  # a pass that stops a tenant is in memory: one process has to see it whole
     while database.value("SELECT state FROM tenant_deletions") == "stopping":
         with suppress(Killed):
-            work_on.step()
+            work_on.work()
     fill(database, "acme", "rival")
     filled = rows_by_table(database, "acme")
     assert set(filled) == set(tables(database)) - KEPT - {"tenants"}
@@ -276,10 +287,31 @@ def test_what_a_transaction_writes_that_began_before_goes_too(client: Client, da
         assert reply.status is ReplyStatus.ACCEPTED
         client.tenants.delete("acme")
         for _ in range(10):
-            deletions.step()
+            deletions.work()
         assert database.value("SELECT state FROM tenant_deletions") == "stopping"
     assert rows_by_table(database, "acme")["jobs"] == 1
     work(database, "removed")
+    assert rows_by_table(database, "acme") == {}
+
+
+def test_firing_waits_for_no_deletion(database: Database) -> None:
+    """Its thread waits here for a table; the loop goes on, and gets the result later."""
+    with Client(database.url) as client:
+        client.tenants.create("acme")
+        accept(database, **submission("job"))
+        client.tenants.delete("acme")
+    with (
+        closing(TenantDeletions(database.session("background"), database.installation, KEEP)) as deletions,
+        database.transaction() as connection,
+    ):
+        assert deletions.step(deletes=False) == (CancelResult(), math.inf)
+        connection.execute("LOCK TABLE tenant_deletions")
+        deletions.step(deletes=True)
+        waiting = "SELECT count(*) FROM pg_stat_activity WHERE pg_backend_pid() = ANY (pg_blocking_pids(pid))"
+        until(lambda: connection.execute(waiting).fetchone() == (1,), "the deletion waits")
+        assert deletions.step(deletes=True)[0] == CancelResult()
+        connection.rollback()
+        until(lambda: deletions.step(deletes=True) and is_removed(database), "it ends")
     assert rows_by_table(database, "acme") == {}
 
 
@@ -354,7 +386,7 @@ def test_a_tenant_whose_deletion_fails_stops_no_other(fresh_database: Database) 
             client.tenants.delete(tenant)
     deletions = stepper(fresh_database)
     for _ in range(50):
-        deletions.step()
+        deletions.work()
     states = fresh_database.rows("SELECT tenant, state FROM tenant_deletions ORDER BY tenant")
     assert states == [("acme", "stopping"), ("zeta", "removed")]
     assert "deletion of tenant acme" in str(faults.why_not_ready())

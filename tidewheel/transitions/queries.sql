@@ -2271,3 +2271,8 @@ SELECT pg_advisory_xact_lock_shared(hashtext('tidewheel.kept_since'))
 -- Index: tenant_periods_pkey; run_days has a row for each day. No lock.
 SELECT greatest((SELECT max(d.day) + 1 FROM run_days AS d WHERE d.dropped_at IS NOT NULL),
                 (SELECT max(p.kept_since) FROM tenant_periods AS p WHERE p.tenant = %(tenant)s))::timestamp AT TIME ZONE 'UTC'
+
+-- name: find_removed_tenants
+-- Those of the given tenants whose deletions have ended, and that were not created again.
+-- Index: tenant_deletions_pkey. No lock.
+SELECT tenant FROM tenant_deletions WHERE tenant = ANY (%(tenants)s) AND finished_at IS NOT NULL

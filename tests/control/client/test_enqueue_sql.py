@@ -16,8 +16,11 @@ from psycopg import errors
 from psycopg.rows import TupleRow
 from psycopg.sql import SQL, Identifier
 
+import tidewheel
 from tests.fixtures.database import Database, Template
-from tests.transitions.acts import submit
+from tests.transitions.acts import apply_batch, submission, submit
+from tidewheel.control.client.client import Client
+from tidewheel.errors import Refused
 from tidewheel.intake.apply import apply_requests
 from tidewheel.intake.request import ReceivedRequest
 from tidewheel.jobs.values import HIDDEN
@@ -297,6 +300,29 @@ def test_limits_of_the_tenant_and_of_a_filled_key_are_those_of_intake(shop: Data
         shop.execute("UPDATE tenants SET max_payload_bytes = NULL")
     keys = {key for (key,) in shop.rows("SELECT concurrency_key FROM job_runs")}
     assert keys == {'x  y" z', "{payload.a.b}"}
+
+
+def test_deleted_tenant_is_refused_as_by_intake_before_its_jobs_are_gone_and_after(database: Database) -> None:
+    call: LiteralString = "SELECT tidewheel_enqueue('charge', tenant => 'acme')"
+    with database.transaction() as connection:
+        record_topic_prefix(connection, Connections.load())
+    with Client(database.url) as client:
+        client.tenants.create("acme")
+        [reply] = apply_batch(database, submission("charge") | {"tenant": "acme"})
+        assert reply.status is ReplyStatus.ACCEPTED
+        database.rows(call)
+        client.tenants.delete("acme")
+        with pytest.raises(errors.UndefinedObject, match="tenant: the tenant 'acme' is being deleted") as caught:
+            database.rows(call)
+        assert "tidewheel tenant show acme" in (caught.value.diag.message_hint or "")
+        with psycopg.connect(database.url) as own, pytest.raises(Refused, match="is being deleted") as refused:
+            tidewheel.enqueue(own, "charge", tenant="acme")
+        assert refused.value.code == "tenant_deleted"
+        database.execute("DELETE FROM jobs")
+        database.execute("UPDATE tenant_deletions SET finished_at = now(), free_at = now() + interval '1 day'")
+        with pytest.raises(errors.UndefinedObject, match="was deleted, and its name is reserved until 20"):
+            database.rows(call)
+    assert database.value("SELECT count(*) FROM outbox WHERE topic LIKE '%%.requests'", []) == 1
 
 
 def test_argument_at_the_bound_is_accepted(shop: Database) -> None:

@@ -21,7 +21,7 @@ import tidewheel
 from tests.fixtures.database import Database
 from tests.transitions.acts import submit, trigger
 from tidewheel.control.client.callers import AsyncpgConnection
-from tidewheel.errors import InvalidInput, Refused, UnknownJob, UnknownRun
+from tidewheel.errors import InvalidInput, Refused, TenantDeleted, UnknownJob, UnknownRun
 from tidewheel.intake.apply import apply_requests
 from tidewheel.intake.request import ReceivedRequest
 from tidewheel.runs import RunState
@@ -129,11 +129,15 @@ def test_a_pools_connection_is_accepted(shop: Database) -> None:
 
 
 def test_a_refused_call_over_asyncpg_leaves_the_transaction_usable(shop: Database) -> None:
+    shop.execute("INSERT INTO tenant_deletions (tenant, created_at) VALUES ('gone', now())")
+
     async def work(connection: Any) -> None:  # noqa: ANN401 - as above
         async with connection.transaction():
             await connection.execute(ORDER)
             with pytest.raises(UnknownJob):
                 await tidewheel.enqueue_async(connection, "chrage")
+            with pytest.raises(TenantDeleted):
+                await tidewheel.enqueue_async(connection, "charge", tenant="gone")
             with pytest.raises(UnknownRun):
                 await tidewheel.cancel_async(connection, uuid4())
             with pytest.raises(Refused, match="delay"):

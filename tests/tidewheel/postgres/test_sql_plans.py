@@ -25,6 +25,7 @@ from tidewheel.postgres.session import BY_KEY, KEPT_PLANS, UNIFORM, Conn, connec
 from tidewheel.postgres.statements import Statements
 from tidewheel.relay.due_rows import SESSION_OPTIONS
 from tidewheel.runs import BARRED, OWNED, Gate, Move, RunState, sources
+from tidewheel.scheduler.tenant_rows import find_tenant_tables, removal_from
 from tidewheel.transitions.overlap import REPLACING
 
 ROWS = 50_000
@@ -525,7 +526,6 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
         "states": [RunState.QUEUED],
         "limit": 500,
     },
-    "find_jobs_of": {"after": "", "limit": 200},
     "stage_outbox": {"topic": "tidewheel.runs.standard", "known": [], "row_limit": 1000},
     "delete_expired_replies": {"topics": ["tidewheel.replies.t.acme"], "kept": timedelta(days=1), "limit": 1000},
     "add_tenant_rates": {"rates": [1.0] * BATCH},
@@ -566,6 +566,9 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     "measure_blocked_keys": {"limit": 1000},
     "open_windows": {**_WINDOWS, "job_ids": [UUID(int=1)] * BATCH},
     "write_windows": _WINDOWS,
+    "find_jobs_of": {"after": "", "limit": 200, "scan_limit": 10_000},
+    "find_workflows_of": {"after": UUID(int=0), "limit": 10},
+    "is_quiet": {"limit": 10_000},
 }
 _HOT = {
     "tidewheel": "count_repeats",
@@ -716,6 +719,108 @@ def test_label_search_does_not_fetch_jobs_one_by_one(planning: Conn, facts: Mapp
     planning.execute(known["reset_plan_mode"])
     plan = plan_of(planning, known["find_labelled_jobs"], {**facts, "labels": Jsonb({"team": "billing"}), "limit": 10})
     assert [node["Node Type"] for node in plan if node.get("Relation Name") == "jobs"] == ["Seq Scan"]
+
+
+_FEW: tuple[LiteralString, ...] = (
+    """
+    INSERT INTO jobs (job_id, tenant, key, bucket, shard, version, created_at, updated_at, deleted_at)
+    SELECT md5('job' || n)::uuid, 'tenant-' || n %% 10, 'job-' || n, 0, n %% 64, 1, now(), now(), now()
+      FROM generate_series(1, 500) AS n
+    """,
+    """
+    INSERT INTO job_runs (run_id, job_id, tenant, shard, queue, lane, handler, cause, overlap, state, job_version,
+                          scheduled_at, publish_at, created_at)
+    SELECT md5('run' || key)::uuid, job_id, tenant, shard, 'default', 'standard', 'send-email', 'timer', 'skip',
+           'queued', 1, now(), now(), now()
+      FROM jobs
+    """,
+    """
+    INSERT INTO finished_runs (run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, publish_at,
+                               created_at, finished_at, state, attempt)
+    SELECT run_id, job_id, tenant, 1, shard, 'timer', 'default', 'standard', now(), now(), now(), now(), 'succeeded', 1
+      FROM job_runs
+    """,
+    """
+    INSERT INTO attempts (run_id, attempt, tenant, started_at, finished_at, outcome)
+    SELECT run_id, 1, tenant, now(), now(), 'failed' FROM job_runs
+    """,
+    """
+    INSERT INTO workflows (root_run_id, tenant, root_job_id, shard, scheduled_at, graph_at, state, pending, created_at,
+                           finished_at)
+    SELECT run_id, tenant, job_id, shard, now(), now(), CASE WHEN shard > 9 THEN 'succeeded' ELSE 'open' END, 1, now(),
+           CASE WHEN shard > 9 THEN now() END
+      FROM job_runs
+    """,
+    """
+    INSERT INTO releases (shard, due_at, root_run_id, generation, scheduled_at, run_id, job_id, tenant, state, began,
+                          holds)
+    SELECT shard, CASE WHEN shard > 9 THEN 'infinity' ELSE now() END, run_id, 0, now(), run_id, job_id, tenant,
+           'succeeded', true, false
+      FROM job_runs
+    """,
+)
+
+
+@pytest.fixture(scope="module")
+def few(template: Template) -> Iterator[Database]:
+    """A database with few rows of each of ten tenants, analyzed: a plan that reads a table whole looks cheap."""
+    made = Database(template.copy(), template.installation)
+    with made.transaction() as connection:
+        for statement in _FEW:
+            connection.execute(statement, {})
+    made.execute("ANALYZE")
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("name", ["find_jobs_of", "find_workflows_of", "find_runs_of", "is_quiet"])
+def test_deletion_of_a_tenant_reads_no_table_whole(few: Database, name: str) -> None:
+    statement = Statements("tidewheel.scheduler")[name]
+    connection = connect(few.url, "test", options=BY_KEY)
+    values = {**SPECIAL[name], "tenant": "tenant-1", "shards": list(range(64))}
+    plan = plan_of(connection, statement, values)
+    connection.close()
+    assert promised(statement) <= indexes_of(plan), plan
+    assert not [node for node in plan if node["Node Type"] in {"Seq Scan", "Sort", "Incremental Sort"}]
+    # Of the index only what lies behind the position, and no row of another tenant.
+    conditions = " ".join(str(node.get("Index Cond")) for node in plan)
+    assert "tenant" in conditions
+    assert all("tenant" not in str(node.get("Filter")) for node in plan if node.get("Relation Name") != "releases")
+
+
+def test_removal_of_rows_begins_where_the_last_one_has_ended(few: Database) -> None:
+    """By the index that begins with the tenant, in its order; else by pages."""
+    connection = connect(few.url, "test", options=BY_KEY)
+    tables = {table.name: table for table in find_tenant_tables(connection, "")}
+    day = f"{few.now():%Y%m%d}"
+    expected = {
+        "jobs": ("jobs_by_key", "key"),
+        f"finished_runs_{day}": ("finished_runs_tenant_run_id_idx", "run_id"),
+        "dead_letters": ("dead_letters_by_tenant", "ROW(r.created_at, r.id)"),
+        "requests": ("requests_pkey", "request_id"),
+    }
+    values = {"after_0": "x", "after_1": "0", "tenant": "tenant-1", "limit": 1000}
+    for name, (index, condition) in expected.items():
+        columns = tables[name].columns or []
+        after = {"created_at": "2026-11-20", "run_id": str(UUID(int=1))}.get(columns[0], "x")
+        plan = plan_of(
+            connection, removal_from(tables[name], [after, "0"]).as_string(connection), values | {"after_0": after}
+        )
+        [scan] = [node for node in plan if str(node.get("Index Name")).endswith(index.removeprefix("finished_runs_"))]
+        assert f"{condition} >= " in scan["Index Cond"].replace("(key)::text", "key").replace("((", "(").lstrip("("), (
+            scan
+        )
+        assert "tenant = " in scan["Index Cond"]
+        assert {node["Node Type"] for node in plan} & {"Seq Scan", "Bitmap Heap Scan"} == set()
+        [removing] = [
+            node for node in plan if node.get("Parent Relationship") == "Outer" and "Tid" in node["Node Type"]
+        ]
+        assert removing["Node Type"] == "Tid Scan"
+    pages = {"first": "(0,0)", "end": "(64,0)", "tenant": "tenant-1"}
+    for name in ("job_versions", "workflows", "releases", f"attempts_{day}"):
+        plan = plan_of(connection, removal_from(tables[name], None).as_string(connection), pages)
+        assert [node["Node Type"] for node in plan] == ["ModifyTable", "Tid Range Scan"], plan
+    connection.close()
 
 
 def partitions_in(plan: Sequence[Mapping[str, Any]]) -> set[str]:

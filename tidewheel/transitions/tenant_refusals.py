@@ -1,0 +1,47 @@
+"""Refuse a tenant that does not exist, with the reason if it was deleted.
+
+A tenant has a row in `tenants`. From the acceptance of its deletion until its name is free it has one in
+`tenant_deletions` instead. So what finds tenants needs no condition, and only a refusal reads the second table.
+"""
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import cast
+
+from tidewheel.errors import TenantDeleted, UnknownTenant
+from tidewheel.kafka.topics import Topics
+from tidewheel.postgres.pg_arrays import texts
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+
+_SQL = Statements("tidewheel.transitions")
+_FIND_DELETIONS = _SQL["find_deletions"]
+_FIND_REMOVED_TENANTS = _SQL["find_removed_tenants"]
+
+TENANT_DELETED = "tenant_deleted"
+"""Reason of what ends because its tenant is deleted; also the author of the cancellation of its runs."""
+
+
+def refusals_of(connection: Conn, tenants: Iterable[str]) -> dict[str, UnknownTenant]:
+    """Return the refusal of each of these tenants, none of which has a row in `tenants`."""
+    wanted = sorted(set(tenants))
+    return {tenant: UnknownTenant(tenant) for tenant in wanted} | deletions_of(connection, wanted)
+
+
+def deletions_of(connection: Conn, tenants: Iterable[str]) -> dict[str, UnknownTenant]:
+    """Return the refusals of those of these tenants that are being deleted, or whose names are reserved."""
+    found = connection.execute(_FIND_DELETIONS, {"tenants": texts(sorted(set(tenants)))}, binary=True).fetchall()
+    rows = cast("list[tuple[str, datetime | None]]", found)
+    return {tenant: TenantDeleted(tenant, free_at) for tenant, free_at in rows}
+
+
+def topics_to_read(connection: Conn, topics: Topics, names: Iterable[str]) -> list[str]:
+    """Return the topics of requests among these, without those of tenants whose rows are removed."""
+    found = topics.all_requests(names)
+    tenants = {topic: tenant for topic in found if (tenant := topics.tenant_of(topic)) is not None}
+    if not tenants:
+        return found
+    columns = {"tenants": texts(sorted(tenants.values()))}
+    rows = cast("list[tuple[str]]", connection.execute(_FIND_REMOVED_TENANTS, columns, binary=True).fetchall())
+    removed = {tenant for (tenant,) in rows}
+    return [topic for topic in found if tenants.get(topic) not in removed]
