@@ -48,6 +48,7 @@ _LOG = logging.getLogger("tidewheel.intake")
 _PURGE_REPLIES = Statements("tidewheel.intake")["purge_replies"]
 
 _POLL_SECONDS = 0.2
+_KAFKA_SECONDS = 10.0
 _HOUSEKEEPING_SECONDS = 60.0
 _REJOIN_SECONDS = 0.2  # joining takes longer than that by itself
 _NO_TROUBLE = "", float("-inf")
