@@ -70,7 +70,7 @@ class Deletion(NamedTuple):
 
 
 class TenantTable(NamedTuple):
-    """A table or a partition with a tenant; the columns behind the tenant in an index that begins with it, or None."""
+    """A table or a partition with a tenant, and the columns behind the tenant in an index that has it first."""
 
     name: str
     columns: list[str] | None
@@ -152,14 +152,14 @@ class TenantRows:
 
 
 def find_tenant_tables(connection: Conn, oldest: str) -> list[TenantTable]:
-    """Return the tables with a tenant whose rows are removed, without partitions of days before the oldest one."""
+    """Return the tables with a tenant whose rows are removed, without partitions before the oldest day."""
     names = [name for name in created_names() if name not in KEPT]
     with connection.cursor(row_factory=class_row(TenantTable), binary=True) as cursor:
         return cursor.execute(_FIND_TENANT_TABLES, {"names": names, "oldest": oldest}).fetchall()
 
 
 def removal_from(table: TenantTable, after: list[str] | None) -> sql.Composed:
-    """Return the statement that removes some rows of a tenant: behind a key of the index, or of a range of pages."""
+    """Return the statement that removes rows of a tenant, behind a key of the index or of a range of pages."""
     name = sql.Identifier(table.name)
     if table.columns is None:
         return sql.SQL(_REMOVE_IN_PAGES).format(table=name)
@@ -167,7 +167,7 @@ def removal_from(table: TenantTable, after: list[str] | None) -> sql.Composed:
     keys = [sql.Identifier("r", column) + each for column, each in zip(table.columns, collations, strict=True)]
     found = [sql.Identifier("f", column) for column in table.columns]
     comma = sql.SQL(", ")
-    beyond = sql.SQL("")
+    beyond: sql.Composable = sql.SQL("")
     if after is not None and keys:
         values = comma.join(sql.Placeholder(f"after_{number}") for number in range(len(keys)))
         # Not only behind the key: it may be one of several rows.
