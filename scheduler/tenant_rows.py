@@ -70,7 +70,7 @@ class Deletion(NamedTuple):
 
 
 class TenantTable(NamedTuple):
-    """A table or a partition with a tenant, and the columns behind the tenant in an index that has it first."""
+    """A table or a partition with a tenant; `columns` follow it in an index that has it first."""
 
     name: str
     columns: list[str] | None
@@ -159,7 +159,7 @@ def find_tenant_tables(connection: Conn, oldest: str) -> list[TenantTable]:
 
 
 def removal_from(table: TenantTable, after: list[str] | None) -> sql.Composed:
-    """Return the statement that removes rows of a tenant, behind a key of the index or of a range of pages."""
+    """Return the statement that removes rows of a tenant: behind a key, or of a range of pages."""
     name = sql.Identifier(table.name)
     if table.columns is None:
         return sql.SQL(_REMOVE_IN_PAGES).format(table=name)
