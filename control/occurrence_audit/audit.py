@@ -57,7 +57,7 @@ class AuditFacts:
         stored_tzdata: The tzdata release by which the timers were computed.
         tzdata_changes: The changes of that release, each with its time; None if there was none.
         tzdata: The tzdata release by which the audit computes.
-        runs_from: The beginning of the oldest day whose runs are kept.
+        runs_from: The beginning of the first day whose runs are all stored, those of each tenant in the scope.
     """
 
     taken_at: datetime
@@ -119,10 +119,10 @@ class _OverrideRow(NamedTuple):
     done: bool
 
 
-def read_facts(connection: Conn) -> AuditFacts:
+def read_facts(connection: Conn, tenant: str | None) -> AuditFacts:
     """Return the state of the installation; it opens the snapshot."""
     with connection.cursor(row_factory=class_row(AuditFacts), binary=True) as cursor:
-        found = cursor.execute(_READ_FACTS).fetchone()
+        found = cursor.execute(_READ_FACTS, {"tenant": tenant}).fetchone()
     assert found is not None  # noqa: S101 - it always has one row
     return found
 

@@ -3,17 +3,27 @@
 -- No index, no lock.
 SELECT set_config(p.name, '0', false) FROM pg_settings AS p WHERE p.name = 'transaction_timeout'
 
+-- name: hold_retention
+-- Keeps retention from removing runs until the session ends.
+-- No index. Lock: an advisory one, shared; waits for a pass of retention that marks days, some milliseconds.
+SELECT pg_advisory_lock_shared(hashtext('tidewheel.kept_since'))
+
 -- name: read_audit_facts
--- Returns the clock, the database's name, the snapshot, the tzdata version of the timers and the oldest day of runs.
--- Index: pg_inherits_parent_index, pg_class_oid_index.
+-- Returns the clock, the database's name, the snapshot, the tzdata version of the timers, and the begin of the first day
+-- whose runs are all stored.
+-- Index: pg_inherits_parent_index, pg_class_oid_index; run_days has a row for each day, tenant_periods one for each tenant.
 -- No lock.
 SELECT tidewheel_now() AS taken_at, current_database()::text AS database, pg_current_snapshot()::text AS snapshot,
        (SELECT s.value FROM settings AS s WHERE s.name = 'tzdata') AS stored_tzdata,
        (SELECT s.value FROM settings AS s WHERE s.name = 'tzdata_changes') AS tzdata_changes,
-       (SELECT to_date(right(min(c.relname), 8), 'YYYYMMDD')::timestamptz
-          FROM pg_inherits AS i
-          JOIN pg_class AS c ON c.oid = i.inhrelid
-         WHERE i.inhparent = 'finished_runs'::regclass) AS runs_from
+       greatest((SELECT to_date(right(min(c.relname), 8), 'YYYYMMDD')
+                   FROM pg_inherits AS i
+                   JOIN pg_class AS c ON c.oid = i.inhrelid
+                  WHERE i.inhparent = 'finished_runs'::regclass),
+                (SELECT max(d.day) + 1 FROM run_days AS d WHERE d.dropped_at IS NOT NULL),
+                (SELECT max(p.kept_since)
+                   FROM tenant_periods AS p
+                  WHERE %(tenant)s::text IS NULL OR p.tenant = %(tenant)s::text))::timestamp AT TIME ZONE 'UTC' AS runs_from
 
 -- name: has_versions_before
 -- Returns true if a job of the audit had occurrences of its own before an instant.

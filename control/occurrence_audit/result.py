@@ -22,7 +22,9 @@ from tidewheel.control.reads.json_form import as_json
 from tidewheel.postgres.session import Session
 from tidewheel.postgres.statements import Statements
 
-_LIFT_TIME_LIMIT = Statements("tidewheel.control.occurrence_audit")["lift_time_limit"]
+_SQL = Statements("tidewheel.control.occurrence_audit")
+_LIFT_TIME_LIMIT = _SQL["lift_time_limit"]
+_HOLD_RETENTION = _SQL["hold_retention"]
 
 MAX_LISTED = 1_000
 """Findings that a result lists; the report lists up to a hundred of each job."""
@@ -137,8 +139,9 @@ def run_audit(
         session.connection().read_only = True
         with session.transaction() as connection:
             connection.execute(_LIFT_TIME_LIMIT)
+            connection.execute(_HOLD_RETENTION)
         with session.transaction() as connection:
-            facts = read_facts(connection)
+            facts = read_facts(connection, tenant)
             job_id = None if key is None else read_job_position(connection, tenant or "default", key).job_id
             scope = Scope(first, before or facts.taken_at, tenant, job_id)
             ensure_kept(connection, facts, scope)
