@@ -27,7 +27,7 @@ from tidewheel.intake.subscription import Subscription
 from tidewheel.intake.suspect import RequestWaits, SuspectReader
 from tidewheel.kafka.clients import consumer
 from tidewheel.kafka.groups import quickest_protocol
-from tidewheel.kafka.offsets import read_led_offsets
+from tidewheel.kafka.offsets import offsets_client, read_led_offsets
 from tidewheel.kafka.topic_ids import GONE, read_topic_id, read_topic_ids
 from tidewheel.kafka.unreadable import end_of_batch, is_unreadable
 from tidewheel.postgres.notify import Notifier
@@ -263,7 +263,7 @@ class Member:
         backoff, unreadable = Backoff(self._stop, "acquiring partitions"), list[TopicPartition]()
         while not self._stop.requested():
             try:
-                unreadable = self._acquire(client, partitions)
+                unreadable = self._acquire(partitions)
                 break
             except (Unavailable, KafkaException) as error:
                 backoff.wait(error)
@@ -285,7 +285,7 @@ class Member:
         waiting, self._waiting = self._waiting, set()
         partitions = [TopicPartition(*each) for each in sorted(waiting)]
         try:
-            unreadable = {(each.topic, each.partition) for each in self._acquire(client, partitions)}
+            unreadable = {(each.topic, each.partition) for each in self._acquire(partitions)}
             for each in partitions:
                 if (each.topic, each.partition) not in unreadable:
                     client.seek(each)
@@ -298,7 +298,7 @@ class Member:
         self._waiting.update(partitions)
         self._try_at = monotonic_seconds() + _AGAIN_SECONDS
 
-    def _acquire(self, client: Consumer, partitions: Sequence[TopicPartition]) -> list[TopicPartition]:
+    def _acquire(self, partitions: Sequence[TopicPartition]) -> list[TopicPartition]:
         """Set the next offset of each partition; return those that must not be read, set to OFFSET_END.
 
         Raises:
@@ -306,7 +306,7 @@ class Member:
             Unusable: The shared topic was deleted and created again.
             Fenced: As for `_read_suspect`.
         """
-        offsets = self._read_offsets(client, [(each.topic, each.partition) for each in partitions])
+        offsets = self._read_offsets([(each.topic, each.partition) for each in partitions])
         health.report(self._name)
         of_tenants = {place: tenant for place in offsets if (tenant := self._installation.topics.tenant_of(place[0]))}
         with self._session.transaction() as connection:
@@ -327,7 +327,7 @@ class Member:
             self._wait_for(late)
         return unreadable
 
-    def _read_offsets(self, client: Consumer, places: Sequence[Partition]) -> dict[Partition, tuple[int, int]]:
+    def _read_offsets(self, places: Sequence[Partition]) -> dict[Partition, tuple[int, int]]:
         """Return the first and the next offset of each partition; none of a tenant's that cannot be read now."""
         shared = [place for place in places if place[0] == self._topic]
         of_tenants = [place for place in places if place[0] != self._topic]
@@ -335,11 +335,14 @@ class Member:
         for topic in topics:
             self._topic_ids.pop(topic, None)  # it may have been deleted and created again
         self._topic_ids |= read_topic_ids(self._kafka, topics)
-        offsets = read_led_offsets(client, shared)
-        if missing := set(shared) - offsets.keys():
-            message = f"{_listed(missing)}: no leader answers"
-            raise Unavailable(message)
-        return offsets | read_led_offsets(client, [place for place in of_tenants if place[0] in self._topic_ids])
+        # By a client of its own: after `list_topics` in a callback, the next callback of the same poll ends the process
+        # (`CallState_get` of confluent-kafka).
+        with offsets_client(self._kafka) as client:
+            offsets = read_led_offsets(client, shared)
+            if missing := set(shared) - offsets.keys():
+                message = f"{_listed(missing)}: no leader answers"
+                raise Unavailable(message)
+            return offsets | read_led_offsets(client, [place for place in of_tenants if place[0] in self._topic_ids])
 
     def _report_recreated(self, topic: str, number: int) -> None:
         """Report that the stored offset of a partition belongs to a topic that was deleted and created again."""
