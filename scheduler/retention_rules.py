@@ -180,7 +180,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "schemas": Bounded("a row for each released schema"),
         "tidewheel_migrations": Bounded("a row for each file of a release"),
         "run_days": Bounded("a row for each day"),
-        "archived_days": Bounded("a row for each day"),
+        "archived_days": By("tidewheel.control.archive", "delete_archived_day"),
         "retention_state": Bounded("one row"),
     }
 )

@@ -40,7 +40,7 @@ def archive_closed_days(url: str, store: Store, keep: timedelta) -> Round:
 
     Raises:
         ArchiveDamaged: The archive has a day with other rows, or a block that cannot be read.
-        Unavailable: Another process archives, a transaction stays open, or a server does not answer.
+        Unavailable: Another process archives, or a server does not answer.
     """
     with closing(archive_session(url)) as session, session.transaction() as connection:
         lock_archive(connection)

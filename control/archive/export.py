@@ -1,32 +1,29 @@
 """Archive closed days: their runs with attempts and inputs, and the facts to recompute them.
 
-A day is closed once it is over and every transaction that was open then has ended: `complete_in` writes an end that its
-caller may commit hours later. Rows of a closed day never change, so they are read page by page, without a snapshot.
+Retention closes a day once no transaction can add a run to it. Rows of a closed day never change, so they are read page
+by page, without a snapshot.
 
-The order makes a death at any point harmless: files, then the manifest, then the row of `archived_days` that lets
-retention drop the day. Files without a manifest are written again or deleted. A manifest without a row is adopted if it
-has as many runs as the database.
+The order makes a death at any point harmless: files, then the manifest, then the record in the database that lets
+retention drop the day. Files without a manifest are written again or deleted. A manifest without a record is adopted if
+it has as many runs as the database.
 """
 
-import threading
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta
 from functools import lru_cache
 from pathlib import Path
-from typing import LiteralString, cast
+from typing import LiteralString, NamedTuple, cast
 from uuid import UUID
 
 from psycopg.rows import dict_row
 
-from tidewheel.clock import monotonic_seconds
 from tidewheel.control.archive.containers import Parts, Record
 from tidewheel.control.archive.manifest import FACTS, RUNS, Manifest, id_day, read_manifest
 from tidewheel.control.archive.records import ArchivedDay, list_days
 from tidewheel.control.archive.stores import MANIFEST, MissingFile, Store
 from tidewheel.errors import ArchiveDamaged, Unavailable
-from tidewheel.postgres.partitions import stored_days
+from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.session import BY_KEY, Conn, Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
@@ -34,8 +31,7 @@ from tidewheel.schemas.codec import decode
 from tidewheel.schemas.generated.records import JobDefinition
 
 _SQL = Statements("tidewheel.control.archive")
-_READ_HORIZON = _SQL["read_horizon"]
-_HAS_PASSED_HORIZON = _SQL["has_passed_horizon"]
+_FIND_DAYS_TO_ARCHIVE = _SQL["find_days_to_archive"]
 _RECORD_ARCHIVED_DAY = _SQL["record_archived_day"]
 _COUNT_RUNS_OF_DAY = _SQL["count_runs_of_day"]
 _READ_RUNS_OF_DAY = _SQL["read_runs_of_day"]
@@ -50,10 +46,6 @@ OPTIONS = f"{BY_KEY} -c statement_timeout=0 -c idle_in_transaction_session_timeo
 _HAS_TRANSACTION_TIMEOUT = 170_000
 
 _DAY = timedelta(days=1)
-# A transaction reads the clock before it writes its first row, which gives it the id that the horizon sees.
-_AFTER_MIDNIGHT = timedelta(minutes=10)
-_HORIZON_SECONDS = 60.0  # of waiting for open transactions; the next call tries again
-_POLL_SECONDS = 0.1
 _PAGE_ROWS = 2000  # of a block: about 150 KB compressed, of which one run is found in 10 ms
 _BLOCK_BYTES = 16 << 20  # of inputs, attempts or facts in a block: the memory that a page may take
 _FETCHED_FACTS = 100  # a version may have a payload of a megabyte
@@ -61,8 +53,7 @@ _FIRST = UUID(int=0)
 _ALWAYS = "-infinity"
 
 
-@dataclass(slots=True)
-class Exported:
+class Exported(NamedTuple):
     """Result of archiving.
 
     Args:
@@ -70,8 +61,8 @@ class Exported:
         adopted: Those of them whose files were there already.
     """
 
-    days: list[ArchivedDay] = field(default_factory=list[ArchivedDay])
-    adopted: list[date] = field(default_factory=list[date])
+    days: list[ArchivedDay]
+    adopted: list[date]
 
 
 def archive_session(url: str) -> Session:
@@ -91,23 +82,11 @@ def export_days(connection: Conn, store: Store) -> Exported:
 
     Raises:
         ArchiveDamaged: The archive has a day with other rows.
-        Unavailable: A transaction stays open, or the database or the archive does not answer.
+        Unavailable: The database or the archive does not answer.
     """
-    result = Exported()
+    result = Exported([], [])
     known = {each.day for each in list_days(connection)}
-    horizon, now = cast("tuple[str, datetime]", connection.execute(_READ_HORIZON).fetchone())
-    days = sorted(
-        each.day
-        for each in stored_days(connection)
-        if each.table == "finished_runs"
-        and each.attached
-        and each.day not in known
-        and _start(each.day + _DAY) + _AFTER_MIDNIGHT <= now
-    )
-    if not days:
-        return result
-    _wait_for_older_transactions(connection, horizon)
-    for day in days:
+    for (day,) in cast("list[tuple[date]]", connection.execute(_FIND_DAYS_TO_ARCHIVE).fetchall()):
         manifest = _standing(connection, store, day)
         if manifest is not None:
             result.adopted.append(day)
@@ -116,7 +95,7 @@ def export_days(connection: Conn, store: Store) -> Exported:
         failpoint("archiving.before_record")
         record_day(connection, manifest)
         known.add(day)
-        result.days.append(ArchivedDay(day, manifest.runs, manifest.size, now))
+        result.days.append(ArchivedDay(day, manifest.runs, manifest.size, read_now(connection)))
     return result
 
 
@@ -132,19 +111,6 @@ def delete_others(store: Store, manifest: Manifest) -> None:
     named = {MANIFEST, *(file.name for file in manifest.files)}
     for name in store.files(day).keys() - named:
         store.delete(f"{day}/{name}")
-
-
-def _wait_for_older_transactions(connection: Conn, horizon: str) -> None:
-    until = monotonic_seconds() + _HORIZON_SECONDS
-    pause = threading.Event()
-    while connection.execute(_HAS_PASSED_HORIZON, {"horizon": horizon}).fetchone() != (True,):
-        if monotonic_seconds() > until:
-            message = (
-                "a transaction is open that may have ended runs of these days: `SELECT pid, xact_start FROM "
-                "pg_stat_activity ORDER BY xact_start` lists it; archive again when it has ended"
-            )
-            raise Unavailable(message)
-        pause.wait(_POLL_SECONDS)
 
 
 def _standing(connection: Conn, store: Store, day: date) -> Manifest | None:

@@ -3,16 +3,13 @@
 -- No index. Lock: an advisory one, not waited for.
 SELECT pg_try_advisory_lock(hashtext('tidewheel.archive'))
 
--- name: read_horizon
--- Returns the first transaction id that no transaction has yet, and the database's clock.
--- No index, no lock.
-SELECT pg_snapshot_xmax(pg_current_snapshot())::text, tidewheel_now()
-
--- name: has_passed_horizon
--- Returns true once every transaction with a lower id has ended: its rows are visible.
--- No index, no lock.
--- Why: complete_in writes the end of a run, and its caller may commit hours later.
-SELECT pg_snapshot_xmin(pg_current_snapshot()) >= %(horizon)s::text::xid8
+-- name: find_days_to_archive
+-- Returns the closed days that are not archived, the oldest first.
+-- Index: archived_days_pkey; a row of run_days for each day. No lock.
+SELECT d.day
+  FROM run_days AS d
+ WHERE d.closed_at IS NOT NULL AND d.dropped_at IS NULL AND NOT EXISTS (SELECT FROM archived_days AS a WHERE a.day = d.day)
+ ORDER BY d.day
 
 -- name: find_archived_days
 -- Returns the archived days, the oldest first.

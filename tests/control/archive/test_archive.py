@@ -21,8 +21,12 @@ from tidewheel.control.archive import containers, export
 from tidewheel.control.archive.stores import FolderStore, ManifestChanged
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.client.client import Client
-from tidewheel.postgres.partitions import day_of, drop_day, stored_days
+from tidewheel.postgres.partitions import StoredDay, day_of, drop_day, stored_days
+from tidewheel.process.service import Shutdown
 from tidewheel.runs import AttemptOutcome, RunState
+from tidewheel.scheduler.retention import Retention
+from tidewheel.scheduler.retention_rules import periods_of
+from tidewheel.settings.services import SchedulerSettings
 
 DAY = timedelta(days=1)
 LOST = ("executor_id", "executor", "claimed_from", "result", "dead_letter", "progress", "progress_at", "checkpoint")
@@ -63,8 +67,17 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def close(database: ClockedDatabase) -> Any:  # noqa: ANN401 - as json.loads
     """Let the day pass, and archive it."""
-    database.advance(2 * DAY)
+    pass_day(database)
     return json_output(database, "archive", "run")
+
+
+def pass_day(database: ClockedDatabase, by: timedelta = 2 * DAY) -> list[StoredDay]:
+    """Let the day pass, and let retention close it; return what retention drops."""
+    database.advance(by)
+    retention = Retention(database.url, periods_of(SchedulerSettings.load()), Shutdown())
+    dropped = retention.step()
+    retention.close()
+    return dropped
 
 
 def drop(database: ClockedDatabase, day: date) -> None:
@@ -73,6 +86,11 @@ def drop(database: ClockedDatabase, day: date) -> None:
     for stored in stored_days(connection):
         if stored.day == day:
             drop_day(connection, stored)
+
+
+def forget(database: ClockedDatabase, day: date) -> None:
+    """Delete the record of an archived day."""
+    database.execute("DELETE FROM archived_days WHERE day = %s", [day])
 
 
 def shown(database: ClockedDatabase, run_id: UUID) -> dict[str, Any]:
@@ -182,34 +200,35 @@ def test_repeat_writes_the_same_files_and_adopts_what_stands(
     close(clocked)
     assert json_output(clocked, "archive", "run")["archived"] == []
     written = {path.name: path.read_bytes() for path in files(archive, day)}
-    clocked.execute("DELETE FROM archived_days WHERE day = %s", [day])  # as after a death before the last step
+    forget(clocked, day)  # as after a death before the last step
     assert json_output(clocked, "archive", "run")["adopted"] == [str(day)]
-    clocked.execute("DELETE FROM archived_days WHERE day >= %s", [day - DAY])
+    for each in (day - DAY, day, day + DAY):
+        forget(clocked, each)
     for each in (archive / "days").glob("*/manifest.json"):
         each.unlink()
     (archive / "days" / str(day) / "runs-0000-0123.avro").write_bytes(b"left behind")
     json_output(clocked, "archive", "run")
     assert {path.name: path.read_bytes() for path in files(archive, day)} == written
-    clocked.execute("DELETE FROM archived_days WHERE day = %s", [day])
+    forget(clocked, day)
     clocked.execute("DELETE FROM finished_runs WHERE run_id = (SELECT run_id FROM finished_runs LIMIT 1)")
     [refused] = tidewheel(clocked, "archive", "run").refusals
     assert re.match(rf"the archive has {day} with 21 runs, the database with 20; move the folder", refused)
 
 
-def test_day_with_an_end_that_is_not_committed_is_not_archived(
-    clocked: ClockedDatabase, day: date, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As of `complete_in`, whose caller may commit hours later."""
-    monkeypatch.setattr(export, "_HORIZON_SECONDS", 0.2)
+def test_day_is_dropped_only_when_it_is_closed_and_archived(clocked: ClockedDatabase, day: date) -> None:
+    """`complete_in` writes an end that its caller may commit hours later."""
     submit(clocked)
+    pass_day(clocked, timedelta(0))
+    assert [each["day"] for each in json_output(clocked, "archive", "run")["archived"]] == [str(day - DAY)]
     late = clocked.connection()
     late.execute(_ADD_RUNS, {"at": clocked.now(), "tenants": ["default"], "runs": 1})
-    clocked.advance(2 * DAY)
-    done = tidewheel(clocked, "archive", "run")
-    assert (done.code, "a transaction is open" in done.err) == (ExitCode.UNAVAILABLE, True)
-    assert clocked.count("archived_days") == 0
+    assert pass_day(clocked, 200 * DAY) == []
+    assert json_output(clocked, "archive", "run")["archived"] == []
     late.commit()
-    assert [each["runs"] for each in json_output(clocked, "archive", "run")["archived"]] == [0, 1, 0]
+    assert pass_day(clocked, DAY) == []
+    done = json_output(clocked, "archive", "run")["archived"]
+    assert {each["day"]: each["runs"] for each in done}[str(day)] == 1
+    assert ("finished_runs", day) in {(each.table, each.day) for each in pass_day(clocked, DAY)}
 
 
 def test_deleted_tenant_leaves_the_archive(clocked: ClockedDatabase, archive: Path, day: date, small: None) -> None:
@@ -308,7 +327,7 @@ def test_killed_archiver_is_continued_by_the_next_one(
 ) -> None:
     submit(clocked)
     bad = failed(clocked)
-    clocked.advance(2 * DAY)
+    pass_day(clocked)
     monkeypatch.setenv("TIDEWHEEL_DATABASE_URL", clocked.url)
     monkeypatch.setenv("TIDEWHEEL_FAILPOINT", f"{point}:exit:2")
     assert process("archive", "run").code < 0

@@ -2,13 +2,14 @@
 
 import logging
 from collections.abc import Iterator
-from datetime import UTC, datetime, time, timedelta
+from datetime import UTC, datetime, time
 from importlib import import_module
 from typing import Any
 
 import pytest
 from moto.server import ThreadedMotoServer
 
+from tests.control.archive.test_archive import pass_day
 from tests.control.cli.command import json_output, tidewheel
 from tests.fixtures.database import ClockedDatabase
 from tests.transitions.acts import begun, submit, succeed
@@ -56,7 +57,7 @@ def test_day_is_archived_verified_and_read_in_a_bucket(clocked: ClockedDatabase)
     submit(clocked)
     started = begun(clocked)
     succeed(clocked, started)
-    clocked.advance(timedelta(days=2))
+    pass_day(clocked)
     assert str(day) in [each["day"] for each in json_output(clocked, "archive", "run")["archived"]]
     assert tidewheel(clocked, "archive", "verify").code == 0
     connection = clocked.connection(autocommit=True)
