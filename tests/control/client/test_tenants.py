@@ -221,13 +221,14 @@ def test_key_of_one_tenant_reads_its_own_and_changes_no_limit(client: Client, da
         assert http.post("/api/v1/tenants", json={"tenant": "mine"}).status_code == 403
 
 
-def test_threads_of_the_api_share_one_session_for_places(client: Client, database: Database) -> None:
+def test_threads_of_the_api_share_a_few_sessions_for_places(client: Client, database: Database) -> None:
     client.tenants.limit("default", triggers_per_second=1000)
     submit(database)
-    with answering(database) as http, ThreadPoolExecutor(4) as callers:
-        sent = [callers.submit(http.post, "/api/v1/jobs/job:trigger", json={}) for _ in range(12)]
+    with answering(database) as http, ThreadPoolExecutor(12) as callers:
+        sent = [callers.submit(http.post, "/api/v1/jobs/job:trigger", json={}) for _ in range(24)]
         assert {each.result().status_code for each in sent} == {HTTPStatus.CREATED}
-        assert (database.count("job_runs"), database.value(RATE_SESSIONS)) == (12, 1)
+        assert database.count("job_runs") == 24
+        assert database.value(RATE_SESSIONS) in range(1, 5)
 
 
 def test_key_of_a_tenant_ends_its_own_pause_and_none_of_an_operator(client: Client, database: Database) -> None:
