@@ -371,3 +371,64 @@ BEGIN
     EXECUTE format('ALTER FUNCTION tidewheel_status SET search_path = %I, pg_temp', current_schema());
 END
 $$;
+
+-- Creates and attaches the partition of a table for a day, if there is none. Only the owner of its parent attaches a partition, and
+-- services own none. The advisory lock lets one transaction at a time create partitions. The table of a user is never touched.
+CREATE FUNCTION tidewheel_create_day(day_table text, day date) RETURNS void
+    LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+AS $$
+DECLARE
+    v_name   CONSTANT text := day_table || to_char(day, '_YYYYMMDD');
+    v_unique CONSTANT text := CASE day_table WHEN 'finished_runs' THEN 'run_id' END; -- within a day, though it is not the partition key
+BEGIN
+    IF day_table <> ALL (ARRAY['finished_runs', 'run_inputs', 'attempts', 'attempt_outputs']) THEN
+        RAISE EXCEPTION '% has no days', day_table USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    PERFORM pg_advisory_xact_lock(hashtext('tidewheel.postgres.partitions'));
+    IF EXISTS (SELECT FROM pg_class AS c
+                WHERE c.relispartition AND c.relnamespace = current_schema()::regnamespace AND c.relname = v_name) THEN
+        RETURN; -- another process has created it since
+    END IF;
+    EXECUTE format('CREATE TABLE %I (LIKE %I INCLUDING ALL)', v_name, day_table);
+    IF v_unique IS NOT NULL THEN
+        EXECUTE format('CREATE UNIQUE INDEX ON %I (%I)', v_name, v_unique);
+    END IF;
+    EXECUTE format('ALTER TABLE %I ATTACH PARTITION %I FOR VALUES FROM (%L) TO (%L)',
+                   day_table, v_name, to_char(day, 'YYYY-MM-DD 00:00:00+00'), to_char(day + 1, 'YYYY-MM-DD 00:00:00+00'));
+    IF EXISTS (SELECT FROM settings WHERE name = 'service_roles')
+       AND EXISTS (SELECT FROM pg_roles WHERE rolname = 'tidewheel_scheduler') THEN
+        EXECUTE format('GRANT SELECT, DELETE ON %I TO tidewheel_scheduler', v_name); -- it removes rows of deleted tenants
+    END IF;
+END
+$$;
+
+-- Detaches and drops the partition of a day that is over, for services that do not own the table. PostgreSQL refuses DETACH
+-- CONCURRENTLY in a function. So statements on the parent wait, for 100 ms at most, and the caller tries again.
+CREATE FUNCTION tidewheel_drop_day(day_table text, day date) RETURNS void
+    LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET lock_timeout = '100ms'
+AS $$
+DECLARE
+    v_name CONSTANT text := day_table || to_char(day, '_YYYYMMDD');
+BEGIN
+    IF day_table <> ALL (ARRAY['finished_runs', 'run_inputs', 'attempts', 'attempt_outputs']) THEN
+        RAISE EXCEPTION '% has no days', day_table USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF day >= (tidewheel_now() AT TIME ZONE 'UTC')::date THEN
+        RAISE EXCEPTION 'the day % is not over', day USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF EXISTS (SELECT FROM pg_inherits AS i WHERE i.inhrelid = to_regclass(quote_ident(v_name)) AND i.inhdetachpending) THEN
+        EXECUTE format('ALTER TABLE %I DETACH PARTITION %I FINALIZE', day_table, v_name);
+    ELSIF EXISTS (SELECT FROM pg_inherits AS i WHERE i.inhrelid = to_regclass(quote_ident(v_name))) THEN
+        EXECUTE format('ALTER TABLE %I DETACH PARTITION %I', day_table, v_name);
+    END IF;
+    EXECUTE format('DROP TABLE %I', v_name);
+END
+$$;
+
+REVOKE ALL ON FUNCTION tidewheel_create_day, tidewheel_drop_day FROM PUBLIC;
+DO $$
+BEGIN
+    EXECUTE format('ALTER FUNCTION tidewheel_create_day SET search_path = %I, pg_temp', current_schema());
+    EXECUTE format('ALTER FUNCTION tidewheel_drop_day SET search_path = %I, pg_temp', current_schema());
+END
+$$;

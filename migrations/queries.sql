@@ -69,3 +69,34 @@ ON CONFLICT (name) DO UPDATE SET value = excluded.value WHERE settings.value <> 
 -- Deletes the record of the role.
 -- Index: settings_pkey. Lock: the row.
 DELETE FROM settings WHERE name = 'tenant_role'
+
+-- name: read_role
+-- Returns true if row-level security does not bind a role; no row if it does not exist.
+-- Index: pg_authid by name. No lock.
+SELECT rolsuper OR rolbypassrls AND NOT rolinherit FROM pg_roles WHERE rolname = %(role)s
+
+-- name: is_member
+-- Returns true if a role may act as another one.
+-- Index: pg_auth_members. No lock.
+SELECT pg_has_role(%(role)s::text, %(of)s::text, 'MEMBER')
+
+-- name: has_service_roles
+-- Returns true if this database has the roles of the services.
+-- Index: settings_pkey. No lock.
+SELECT EXISTS (SELECT FROM settings WHERE name = 'service_roles')
+
+-- name: record_service_roles
+-- Records that this database has the roles of the services.
+-- Index: settings_pkey. Lock: the row.
+INSERT INTO settings (name, value) VALUES ('service_roles', 'true') ON CONFLICT (name) DO NOTHING
+
+-- name: find_grants
+-- Returns the rights of these roles on these tables, views and sequences.
+-- Index: pg_class by name, pg_authid. No lock.
+SELECT c.relname::text, r.rolname::text, array_agg(a.privilege_type::text)
+  FROM pg_class AS c
+ CROSS JOIN LATERAL aclexplode(c.relacl) AS a
+  JOIN pg_roles AS r ON r.oid = a.grantee
+ WHERE c.relnamespace = current_schema()::regnamespace
+   AND c.relname = ANY (%(names)s::text[]) AND r.rolname = ANY (%(roles)s::text[])
+ GROUP BY c.relname, r.rolname

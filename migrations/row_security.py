@@ -114,7 +114,8 @@ def ownership_problem(connection: Conn) -> str | None:
         return None
     return (
         f"row-level security hides all rows from the user {connection.info.user}, which does not own the tables; "
-        f"run `ALTER TABLE … OWNER TO {connection.info.user}` for each of them, or connect as their owner"
+        f"run `ALTER TABLE … OWNER TO {connection.info.user}` for each of them, or connect as their owner, or as a "
+        "role of `tidewheel migrate --roles`"
     )
 
 

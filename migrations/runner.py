@@ -6,6 +6,7 @@ so that no database holds half of it. Each pending file is one transaction, in t
 
 import logging
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -16,6 +17,7 @@ from typing import LiteralString, cast
 
 from tidewheel.errors import MigrationError
 from tidewheel.migrations.row_security import REMEDY, TENANT_ROLE, ownership_problem, secure_tables
+from tidewheel.migrations.service_roles import create_roles, grant_rights, has_roles
 from tidewheel.postgres.partitions import ensure_coming_days
 from tidewheel.postgres.session import Conn, connect
 from tidewheel.postgres.statements import Statements, trusted
@@ -105,20 +107,24 @@ def status(url: str) -> list[Status]:
     ]
 
 
-def migrate(url: str, *, dry_run: bool = False, tenant_role: str | None = TENANT_ROLE) -> list[str]:
+def migrate(
+    url: str, *, dry_run: bool = False, tenant_role: str | None = TENANT_ROLE, roles: Mapping[str, str] | None = None
+) -> list[str]:
     """Apply the pending migrations and store the schemas of this release.
 
     Args:
         url: The database.
         dry_run: Apply everything, then roll back.
         tenant_role: As for `secure_tables`; a role that cannot be used is logged, and the rest is done.
+        roles: Create the roles of the services, with these passwords by service; None leaves them as they are.
 
     Returns:
         The names of the applied files; with `dry_run` of those that would be applied.
 
     Raises:
         Unavailable: The database does not respond.
-        MigrationError: An applied file was edited. A migration of a newer release is no error.
+        MigrationError: An applied file was edited, or a role cannot be created. A migration of a newer release is no
+            error.
     """
     from tidewheel.migrations.stored_schemas import (
         store_schemas,  # imports the codec, which `require_current` does not need
@@ -138,6 +144,10 @@ def migrate(url: str, *, dry_run: bool = False, tenant_role: str | None = TENANT
         store_schemas(connection)
         if (problem := secure_tables(connection, created_names(), tenant_role)) is not None:
             _LOG.warning("no session can act for a tenant as the role %s: %s; %s", tenant_role, problem, REMEDY)
+        if roles is not None:
+            create_roles(connection, roles, tenant_role)
+        if has_roles(connection):
+            grant_rights(connection)
         if dry_run:
             connection.rollback()
         else:

@@ -1,6 +1,7 @@
 """`tidewheel migrate`, `schemas check` and `topics`: an operator's commands around a deploy."""
 
 import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -22,7 +23,9 @@ from tidewheel.kafka.topics import (
     topic_statuses,
 )
 from tidewheel.migrations import runner
+from tidewheel.migrations.service_rights import SERVICES
 from tidewheel.postgres.session import connect
+from tidewheel.redaction import protect
 from tidewheel.schemas import registry
 from tidewheel.schemas.compatibility import check
 from tidewheel.schemas.generated.records import DeadLetter, LifecycleEvent, Reply, Request, RunCompleted
@@ -33,18 +36,62 @@ from tidewheel.transitions.installation import record_schema_ids
 def migrate(
     status: Annotated[bool, typer.Option("--status", help="Only show the state of each migration.")] = False,  # noqa: FBT002
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Run the pending migrations, then roll back.")] = False,  # noqa: FBT002
+    *,
+    roles: Annotated[
+        bool, typer.Option("--roles", help="Also create a role for each service, with the rights that it needs.")
+    ] = False,
+    passwords: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="With --roles: let those services log in that have a file here with their password, such as `relay`.",
+        ),
+    ] = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Migrate the database to this release's schema."""
+    if passwords is not None and not roles:
+        message = "--passwords: it belongs to --roles; add --roles, or leave it out"
+        raise SettingsError(message)
     settings = Connections.load()
     url = settings.database()
     if status:
         states = [(row.name, row.state.value, row.applied_at) for row in runner.status(url)]
         _print([f"{state:<8} {name}" for name, state, _ in states], {"migrations": states}, output)
         return
-    applied = runner.migrate(url, dry_run=dry_run, tenant_role=settings.tenant_role or None)
+    applied = runner.migrate(
+        url,
+        dry_run=dry_run,
+        tenant_role=settings.tenant_role or None,
+        roles=_read_passwords(passwords) if roles else None,
+    )
     verb = "would apply" if dry_run else "applied"
     _print([f"{verb} {name}" for name in applied] or ["nothing to do"], {verb.replace(" ", "_"): applied}, output)
+
+
+def _read_passwords(folder: Path | None) -> dict[str, str]:
+    """Return the passwords in a folder, by service.
+
+    Raises:
+        SettingsError: A file cannot be read, is empty, or is named after no service.
+    """
+    found: dict[str, str] = {}
+    try:
+        for file in sorted(folder.iterdir()) if folder else ():
+            if file.name.startswith("."):
+                continue  # of the volumes of Kubernetes
+            if file.name not in SERVICES:
+                message = f"--passwords: {file.name} is no service; name the files {', '.join(SERVICES)}"
+                raise SettingsError(message)
+            found[file.name] = file.read_text().rstrip("\r\n")
+            if not found[file.name]:
+                message = f"--passwords: {file.name} is empty; write the password into it, or remove it"
+                raise SettingsError(message)
+    except (OSError, UnicodeDecodeError) as error:
+        message = f"--passwords: {error}; give a folder with a readable file for each service"
+        raise SettingsError(message) from error
+    protect(*found.values())
+    return found
 
 
 def check_schemas(output: OutputOption = Output.TEXT) -> None:

@@ -70,5 +70,6 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     ),
     "audit-log": ("tidewheel audit-log --since 24h --object job/report",),
     "cron explain": ("tidewheel cron explain '0 9 * * MON-FRI' --tz America/New_York",),
+    "migrate": ("tidewheel migrate --dry-run", "tidewheel migrate --roles --passwords passwords"),
     "topics apply": ("tidewheel topics apply --queues default,reports --dry-run",),
 }

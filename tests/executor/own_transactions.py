@@ -17,7 +17,9 @@ from tidewheel.executor.complete_in import Completion, CompletionConfig
 from tidewheel.transitions.claim import Started
 from tidewheel.transitions.installation import Installation
 
-MAKE_EFFECTS: LiteralString = "CREATE TABLE effects (run_id uuid NOT NULL, attempt integer NOT NULL)"
+MAKE_EFFECTS: LiteralString = """
+CREATE TABLE effects (run_id uuid NOT NULL, attempt integer NOT NULL); GRANT ALL ON effects TO tidewheel_application
+"""
 EFFECT: LiteralString = "INSERT INTO effects VALUES (%s, %s)"
 DYING = "dying"
 

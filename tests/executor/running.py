@@ -79,7 +79,7 @@ class Executing:
         """An executor on a thread of its own, until it is stopped."""
         made = Executor(
             ExecutorSettings.load(**(QUICK | settings)),
-            self.database.url,
+            self.database.url_of("executor"),
             dict(self.kafka),
             installation=self.database.installation,
             handlers=handlers() if known is None else known,

@@ -98,7 +98,7 @@ def shop(made: ClockedDatabase) -> Iterator[ClockedDatabase]:
 @pytest.fixture
 def own(shop: Database) -> Iterator[Own]:
     """The application's own connection, as psycopg makes it."""
-    with psycopg.connect(shop.url, application_name=DYING) as connection:
+    with psycopg.connect(shop.url_of("application"), application_name=DYING) as connection:
         yield connection
 
 
@@ -213,13 +213,13 @@ def test_completion_waits_for_a_concurrent_cancel(shop: Database, own: Own) -> N
             assert effects(shop, started.run_id) == 0
 
 
-def test_effect_is_never_committed_if_the_run_did_not_end(shop: Database, own: Own) -> None:
+def test_effect_is_never_committed_if_the_run_did_not_end(shop: Database) -> None:
     """The trigger represents any reason for which the end changes no row."""
     started = begun(shop)
-    own.execute(KEEP_OPEN)
-    with pytest.raises(AttemptOver):
-        work(own, completion(shop, started))
-    own.commit()
+    with psycopg.connect(shop.url) as owner:
+        owner.execute(KEEP_OPEN)
+        with pytest.raises(AttemptOver):
+            work(owner, completion(shop, started))
     assert not one_or_none(shop, started.run_id)
 
 

@@ -12,6 +12,7 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from tests.fixtures.database import Database
+from tests.fixtures.roles import role_passwords
 from tests.fixtures.services import Fleet, make_fleet
 from tidewheel.local.stack import LocalStack, StackInfo
 from tidewheel.migrations.runner import migrate
@@ -37,7 +38,7 @@ def fleet_on(server: LocalStack, folder: Path) -> Generator[Fleet]:
     with psycopg.connect(at.database_url, autocommit=True) as connection:
         connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
     url = make_conninfo(at.database_url, dbname=name)
-    migrate(url)
+    migrate(url, roles=role_passwords(url))
     with connect(url, "test") as connection:
         database = Database(url, read_installation(connection, Connections.load()))
     made = make_fleet(database, at.kafka, folder)

@@ -19,6 +19,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from tests.faults.workload import ATTEMPTS, DOOMED, Workload, now
 from tests.fixtures.database import Database
 from tests.fixtures.oracle import Oracle
+from tests.fixtures.roles import role_passwords
 from tests.fixtures.services import LONG_LEASE, Fleet, make_fleet
 from tidewheel.local.ports import free_port
 from tidewheel.local.postgres import Postgres
@@ -94,7 +95,7 @@ def fleet(pair: Pair, info: StackInfo, tmp_path: Path) -> Iterator[Fleet]:
     with psycopg.connect(pair.primary.url, autocommit=True) as connection:
         connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
     url = pair.address(name)
-    migrate(url)
+    migrate(url, roles=role_passwords(url))
     with connect(url, "test") as connection:
         database = Database(url, read_installation(connection, Connections.load()))
     made = make_fleet(database, info.kafka, tmp_path)

@@ -50,7 +50,9 @@ class Requests:
     def start(self, stop: Shutdown) -> Future[None]:
         """Run an intake until its shutdown; the future has the exception that it raised."""
         kafka = dict(self.kafka)
-        intake = Intake(IntakeSettings.load(), self.database.url, kafka, self.installation, stop, members=1)
+        intake = Intake(
+            IntakeSettings.load(), self.database.url_of("intake"), kafka, self.installation, stop, members=1
+        )
         return in_background(intake.run)
 
     @contextmanager

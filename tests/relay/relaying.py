@@ -89,7 +89,7 @@ class Relaying:
             "delivery_timeout": timedelta(seconds=10),
             "member_timeout": timedelta(seconds=2),
         }
-        return Relay(RelaySettings.load(**(quick | settings)), self.database.url, self.config, stop)
+        return Relay(RelaySettings.load(**(quick | settings)), self.database.url_of("relay"), self.config, stop)
 
     @contextmanager
     def running(self, **settings: object) -> Generator[Relay]:

@@ -28,7 +28,7 @@ EACH_SECOND = {"schedule": "@every 1s", "overlap": "allow_all"}
 def scheduler_of(database: ClockedDatabase, **settings: object) -> Generator[Scheduler]:
     """A scheduler to step: it has not joined, so it owns all shards."""
     stop = Shutdown()
-    made = Scheduler(SchedulerSettings.load(**settings), database.url, database.installation, stop)
+    made = Scheduler(SchedulerSettings.load(**settings), database.url_of("scheduler"), database.installation, stop)
     try:
         yield made
     finally:

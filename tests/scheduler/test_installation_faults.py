@@ -5,12 +5,10 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import LiteralString
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import pytest
 from prometheus_client import REGISTRY
-from psycopg import sql
-from psycopg.conninfo import make_conninfo
 
 from tests.fixtures.database import ClockedDatabase, Database
 from tests.fixtures.services import until
@@ -48,20 +46,12 @@ FAULTS: dict[str, tuple[LiteralString, LiteralString, str]] = {
         "ALTER TABLE timers RENAME COLUMN ends TO catch_up_end",
         "tidewheel migrate",
     ),
-    "grant revoked": ("REVOKE INSERT ON outbox FROM {}", "GRANT INSERT ON outbox TO {}", "grant"),
+    "grant revoked": (
+        "REVOKE INSERT ON outbox FROM tidewheel_scheduler",
+        "GRANT INSERT ON outbox TO tidewheel_scheduler",
+        "grant",
+    ),
 }  # fmt: skip
-
-
-@pytest.fixture
-def role(fresh_database: Database) -> Iterator[sql.Identifier]:
-    """A role of the scheduler's own, which owns nothing and sees the rows of all tenants."""
-    name = sql.Identifier(f"scheduler_{uuid4().hex[:8]}")
-    fresh_database.execute(sql.SQL("CREATE ROLE {} LOGIN BYPASSRLS PASSWORD 'scheduler'").format(name))
-    for what in ("TABLES", "SEQUENCES", "FUNCTIONS"):
-        fresh_database.execute(sql.SQL("GRANT ALL ON ALL {} IN SCHEMA public TO {}").format(sql.SQL(what), name))
-    yield name
-    fresh_database.execute(sql.SQL("DROP OWNED BY {}").format(name))
-    fresh_database.execute(sql.SQL("DROP ROLE {}").format(name))
 
 
 def instants_of(database: Database) -> dict[UUID, list[datetime]]:
@@ -80,22 +70,19 @@ def assert_no_gap(fired: dict[UUID, list[datetime]]) -> None:
 @pytest.mark.parametrize(
     "fault", [next(iter(FAULTS)), *(pytest.param(one, marks=pytest.mark.slow) for one in [*FAULTS][1:])]
 )
-def test_fault_under_a_running_scheduler_loses_no_occurrence(
-    fresh_database: Database, role: sql.Identifier, fault: str
-) -> None:
+def test_fault_under_a_running_scheduler_loses_no_occurrence(fresh_database: Database, fault: str) -> None:
     broken, mended, remedy = FAULTS[fault]
     database = fresh_database
-    own = make_conninfo(database.url, user=role.as_string(None).strip('"'), password="scheduler")
     apply_batch(database, *(submission(key, **EACH_SECOND) for key in KEYS))
-    with running(Database(own, database.installation), lookahead=timedelta(0)):
+    with running(database, lookahead=timedelta(0)):
         until(lambda: len(instants_of(database)) == JOBS, "all jobs fire")
-        database.execute(sql.SQL(broken).format(role))
+        database.execute(broken)
         until(lambda: faults.why_not_ready(), "it is reported")
         assert remedy in str(faults.why_not_ready())
         until(lambda: database.value(OVERDUE) == JOBS, "it has lasted for three occurrences of each job")
         assert database.value(QUARANTINED) == 0
         assert database.count("quarantine") == 0
-        database.execute(sql.SQL(mended).format(role))
+        database.execute(mended)
         until(lambda: database.value(OVERDUE) == 0, "firing goes on by itself")
         until(lambda: faults.why_not_ready() is None, "nothing is reported any more")
     fired = instants_of(database)

@@ -29,7 +29,7 @@ EACH_SECOND = {"schedule": "@every 1s", "overlap": "allow_all"}
 def running(database: Database, **settings: object) -> Generator[None]:
     """A scheduler on a thread, as long as the block."""
     stop = Shutdown()
-    scheduler = Scheduler(SchedulerSettings.load(**settings), database.url, database.installation, stop)
+    scheduler = Scheduler(SchedulerSettings.load(**settings), database.url_of("scheduler"), database.installation, stop)
     ended = in_background(scheduler.run)
     try:
         yield

@@ -112,6 +112,7 @@ def site(fleet: Fleet, info: StackInfo, tmp_path: Path) -> Iterator[Site]:
         own
         | {
             "database password": str(conninfo_to_dict(fleet.database.url)["password"]),
+            "password of a role": str(conninfo_to_dict(fleet.database.url_of("relay"))["password"]),
             "Kafka password": fleet.kafka["sasl.password"],
             "webhook secret": webhook,
             "key of task tokens": fleet.database.installation.task_token_key,

@@ -25,6 +25,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from tests.fixtures.certificates import Authority
 from tests.fixtures.database import Database
+from tests.fixtures.roles import role_passwords
 from tests.fixtures.services import Fleet, until
 from tidewheel import Client
 from tidewheel.errors import Unavailable
@@ -81,8 +82,12 @@ def test_job_is_completed_by_services_on_servers_that_demand_tls(servers: Server
     with psycopg.connect(servers.database_url, autocommit=True) as connection:
         connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(prefix)))
     url = make_conninfo(servers.database_url, dbname=prefix)
+    folder = tmp_path / "passwords"
+    folder.mkdir()
+    for service, password in role_passwords(url).items():
+        (folder / service).write_text(f"{password}\n")
     variables = {"TIDEWHEEL_DATABASE_URL": url, "TIDEWHEEL_TOPIC_PREFIX": prefix, **client_variables(servers.kafka)}
-    for command in (["migrate"], ["topics", "apply"]):
+    for command in (["migrate", "--roles", "--passwords", str(folder)], ["topics", "apply"]):
         done = run(command, variables)
         assert done.returncode == 0, done.stderr
     settings = Connections.load(database_url=url, topic_prefix=prefix)

@@ -16,7 +16,7 @@ _SPACE = "give the database server more space, memory or connections"
 # By SQLSTATE, else by its class.
 _REMEDIES: Mapping[str, str] = MappingProxyType(
     {
-        "42501": "grant the rights of this service's role again, as docs/operations.md lists them",
+        "42501": "grant the rights of this service's role again: `tidewheel migrate` does so for those of `--roles`",
         "42": _SCHEMA,
         "0A": _SCHEMA,  # also a statement that was prepared before its table changed
         "3F": _SCHEMA,

@@ -34,6 +34,10 @@ _ATTACHED: LiteralString = """
 SELECT c.relname::text FROM pg_class AS c
  WHERE c.relispartition AND c.relkind = 'r' AND c.relnamespace = current_schema()::regnamespace AND c.relname = ANY (%s)
 """
+# `migrations/0005_functions.sql` has both functions: only the owner of a table attaches and detaches its partitions.
+_CREATE_DAY: LiteralString = "SELECT tidewheel_create_day(%s, %s)"
+_DROP_DAY: LiteralString = "SELECT tidewheel_drop_day(%s, %s)"
+_OWNS: LiteralString = "SELECT pg_has_role(relowner, 'USAGE') FROM pg_class WHERE oid = to_regclass(%s::text)"
 # Another transaction may lock a parent for minutes (VACUUM, ANALYZE, a migration): retry, and create the others first.
 _LOCK_TIMEOUT: LiteralString = "SET lock_timeout = '2s'"
 AHEAD_DAYS = 3  # created by the scheduler ahead of need; a weekend without a scheduler still has partitions
@@ -97,7 +101,7 @@ def create_missing(connection: "Conn", days: Sequence[date]) -> None:
         if table not in locked:
             try:
                 with connection.transaction():
-                    _create_partition(connection, table, day)
+                    connection.execute(_CREATE_DAY, [table, day])
             except psycopg.errors.LockNotAvailable as error:
                 locked[table] = error
     if locked:
@@ -159,11 +163,16 @@ def stored_days(connection: "Conn") -> list[StoredDay]:
 def drop_day(connection: "Conn", stored: StoredDay) -> None:
     """Detach and drop one partition; readers and writers of other days do not wait.
 
+    For a user that does not own the table a function of the migrations does it: they wait, for 100 ms at most.
+
     Args:
         connection: With autocommit. It waits for the transactions that have used the table, and to complete an
             interrupted drop for all older snapshots.
         stored: The partition.
     """
+    if connection.execute(_OWNS, [stored.table]).fetchone() != (True,):
+        connection.execute(_DROP_DAY, [stored.table, stored.day])
+        return
     name, parent = sql.Identifier(f"{stored.table}{_suffix(stored.day)}"), sql.Identifier(stored.table)
     if stored.attached or stored.pending:
         how = sql.SQL("FINALIZE" if stored.pending else "CONCURRENTLY")
@@ -174,19 +183,6 @@ def drop_day(connection: "Conn", stored: StoredDay) -> None:
 def _connect_again(connection: "Conn") -> "Conn":
     parameters = {**connection.info.get_parameters(), "application_name": "tidewheel-partitions"}
     return psycopg.connect(**parameters, password=connection.info.password, autocommit=True)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-
-
-def _create_partition(connection: "Conn", table: str, day: date) -> None:
-    connection.execute("SELECT pg_advisory_xact_lock(hashtext('tidewheel.postgres.partitions'))")
-    if not missing_partitions(connection, [day], [table]):
-        return  # another process has created it since
-    start = datetime(day.year, day.month, day.day, tzinfo=UTC)
-    bounds = sql.SQL("FROM ({}) TO ({})").format(sql.Literal(str(start)), sql.Literal(str(start + timedelta(days=1))))
-    name, parent = sql.Identifier(f"{table}{_suffix(day)}"), sql.Identifier(table)
-    connection.execute(sql.SQL("CREATE TABLE {} (LIKE {} INCLUDING ALL)").format(name, parent))
-    if unique := TABLES[table]:
-        connection.execute(sql.SQL("CREATE UNIQUE INDEX ON {} ({})").format(name, sql.Identifier(unique)))
-    connection.execute(sql.SQL("ALTER TABLE {} ATTACH PARTITION {} FOR VALUES {}").format(parent, name, bounds))
 
 
 def missing_partitions(

@@ -30,7 +30,7 @@ SELECT i.payload, i.labels, o.request_id FROM job_runs AS o JOIN run_inputs AS i
 def shop(template: Template) -> Iterator[Database]:
     """A database that holds an application's rows beside Tidewheel's, and one job."""
     made = Database(template.copy(), template.installation)
-    made.execute("CREATE TABLE orders (name text)")
+    made.execute("CREATE TABLE orders (name text); GRANT ALL ON orders TO tidewheel_application")
     submit(made, "charge")
     made.execute("TRUNCATE outbox")
     yield made
@@ -47,7 +47,7 @@ def _no_orders(shop: Database) -> Iterator[None]:
 @pytest.fixture
 def own(shop: Database) -> Iterator[psycopg.Connection[TupleRow]]:
     """The application's own connection, as psycopg makes it."""
-    with psycopg.connect(shop.url) as connection:
+    with psycopg.connect(shop.url_of("application")) as connection:
         yield connection
 
 

@@ -26,7 +26,7 @@ def shop(database: Database) -> Database:
 @pytest.fixture
 def own(shop: Database) -> Iterator[psycopg.Connection[TupleRow]]:
     """The application's own connection."""
-    with psycopg.connect(shop.url) as connection:
+    with psycopg.connect(shop.url_of("application")) as connection:
         yield connection
 
 

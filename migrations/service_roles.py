@@ -1,0 +1,126 @@
+"""The database roles of the services and of applications (docs/adr/0078).
+
+`tidewheel migrate --roles` creates them and records in `settings` that this database has them. Each `migrate` of such a
+database grants what its release needs, and revokes the rest. `service_rights.py` declares the rights.
+"""
+
+from collections.abc import Mapping
+from typing import LiteralString, cast
+
+import psycopg
+from psycopg import sql
+
+from tidewheel.errors import MigrationError
+from tidewheel.migrations.service_rights import FUNCTIONS, RIGHTS, SERVICES
+from tidewheel.postgres.installation_faults import first_line
+from tidewheel.postgres.partitions import stored_days
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+
+_SQL = Statements("tidewheel.migrations")
+_READ_ROLE = _SQL["read_role"]
+_HAS_SERVICE_ROLES = _SQL["has_service_roles"]
+_RECORD_SERVICE_ROLES = _SQL["record_service_roles"]
+_FIND_GRANTS = _SQL["find_grants"]
+_IS_MEMBER = _SQL["is_member"]
+
+_LETTERS: Mapping[str, LiteralString] = {"r": "SELECT", "a": "INSERT", "w": "UPDATE", "d": "DELETE"}
+_OF_PARTITIONS = "rd"  # of the scheduler, which removes the rows of deleted tenants partition by partition
+
+# NOINHERIT: the API's role is a member of the tenants' one, and acts as it by SET ROLE only.
+_CREATE: LiteralString = "CREATE ROLE {} NOLOGIN NOINHERIT BYPASSRLS"
+_BYPASS: LiteralString = "ALTER ROLE {} NOINHERIT BYPASSRLS"
+_LOGIN: LiteralString = "ALTER ROLE {} LOGIN PASSWORD {}"
+_TRIES = 5  # roles are those of the server: a migration of another database may change the same one
+
+
+def role_of(service: str) -> str:
+    """Return the name of a service's role."""
+    return f"tidewheel_{service}"
+
+
+def create_roles(connection: Conn, passwords: Mapping[str, str], tenant_role: str | None) -> None:
+    """Create the missing roles, set these passwords, and record that the database has the roles.
+
+    Args:
+        connection: Of the owner of the tables, inside a transaction.
+        passwords: By service; such a role may log in. The server gets the verifier, never the password.
+        tenant_role: The role as which the API acts for a tenant; None if it does so as itself.
+
+    Raises:
+        MigrationError: A role cannot be created or changed; the message has the statements for a superuser.
+    """
+    try:
+        for service in SERVICES:
+            role = sql.Identifier(role_of(service))
+            bypasses = connection.execute(_READ_ROLE, {"role": role_of(service)}).fetchone()
+            if bypasses is None:
+                _change(connection, sql.SQL(_CREATE).format(role))
+            elif bypasses != (True,):
+                _change(connection, sql.SQL(_BYPASS).format(role))
+            if service in passwords:
+                verifier = connection.pgconn.encrypt_password(
+                    passwords[service].encode(), role_of(service).encode(), b"scram-sha-256"
+                )
+                _change(connection, sql.SQL(_LOGIN).format(role, sql.Literal(verifier.decode())))
+        columns = {"role": role_of("api"), "of": tenant_role}
+        if tenant_role is not None and connection.execute(_IS_MEMBER, columns).fetchone() != (True,):
+            _change(
+                connection,
+                sql.SQL("GRANT {} TO {}").format(sql.Identifier(tenant_role), sql.Identifier(role_of("api"))),
+            )
+    except psycopg.errors.InsufficientPrivilege as error:
+        statements = " ".join(f"{_CREATE.format(role_of(service))};" for service in SERVICES)
+        message = (
+            f"the roles of the services cannot be created: {first_line(error)}; run as a superuser: {statements}"
+            " then run `tidewheel migrate --roles` again"
+        )
+        raise MigrationError(message) from error
+    connection.execute(_RECORD_SERVICE_ROLES)
+
+
+def has_roles(connection: Conn) -> bool:
+    """Return True if the database records that its services have roles."""
+    return connection.execute(_HAS_SERVICE_ROLES).fetchone() == (True,)
+
+
+def grant_rights(connection: Conn) -> None:
+    """Give each role the rights that this release declares, and no others, in the caller's transaction."""
+    roles = [role_of(service) for service in SERVICES]
+    [(schema,)] = cast("list[tuple[str]]", connection.execute("SELECT current_schema()").fetchall())
+    grantees = sql.SQL(", ").join(map(sql.Identifier, roles))
+    connection.execute(sql.SQL("GRANT USAGE ON SCHEMA {} TO {}").format(sql.Identifier(schema), grantees))
+    for name, services in FUNCTIONS.items():
+        named = sql.SQL(", ").join(sql.Identifier(role_of(service)) for service in services)
+        connection.execute(sql.SQL("GRANT EXECUTE ON FUNCTION {} TO {}").format(sql.Identifier(name), named))
+    wanted = {
+        (table, role_of(service)): letters for table, rights in RIGHTS.items() for service, letters in rights.items()
+    }
+    for stored in stored_days(connection):
+        wanted[f"{stored.table}_{stored.day:%Y%m%d}", role_of("scheduler")] = _OF_PARTITIONS
+    columns = {"names": sorted({table for table, _ in wanted}), "roles": roles}
+    rows = cast("list[tuple[str, str, list[str]]]", connection.execute(_FIND_GRANTS, columns).fetchall())
+    granted = {(table, role): set(rights) for table, role, rights in rows}
+    for table, role in sorted(wanted.keys() | granted.keys()):
+        rights: list[LiteralString] = [_LETTERS[letter] for letter in wanted.get((table, role), "")]
+        if granted.get((table, role), set()) == set(rights):
+            continue
+        names = sql.Identifier(table), sql.Identifier(role)
+        connection.execute(sql.SQL("REVOKE ALL ON {} FROM {}").format(*names))
+        if rights:
+            listed = sql.SQL(", ").join(map(sql.SQL, rights))
+            connection.execute(sql.SQL("GRANT {} ON {} TO {}").format(listed, *names))
+
+
+def _change(connection: Conn, statement: sql.Composed) -> None:
+    """Create or change a role, again if a migration of another database has done so at the same time."""
+    for tries in range(1, _TRIES + 1):
+        try:
+            with connection.transaction():
+                connection.execute(statement)
+            return
+        except (psycopg.errors.DuplicateObject, psycopg.errors.UniqueViolation):
+            return
+        except psycopg.errors.InternalError_:  # "tuple concurrently updated"
+            if tries == _TRIES:
+                raise

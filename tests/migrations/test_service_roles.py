@@ -1,0 +1,147 @@
+"""The database roles of services and applications have the rights that their statements need."""
+
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import LiteralString
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from tests.control.cli.command import tidewheel
+from tests.fixtures.database import Database
+from tests.fixtures.roles import role_passwords
+from tests.migrations.rights import functions_of, rights_of, tables_with_a_tenant, written
+from tidewheel.control.client.client import Client
+from tidewheel.errors import MigrationError
+from tidewheel.local.stack import LocalStack
+from tidewheel.migrations.runner import migrate, require_current
+from tidewheel.migrations.service_rights import FUNCTIONS, RIGHTS, SERVICES
+from tidewheel.postgres.partitions import StoredDay, create_missing, day_of, drop_day, stored_days
+from tidewheel.postgres.session import connect
+
+DAY = timedelta(days=1)
+# The scheduler removes the keys of a deleted tenant, and the API checks them.
+SECRETS: Mapping[str, LiteralString] = {
+    "scheduler": "SELECT secret FROM message_keys",
+    "api": "SELECT 1 FROM pg_authid",
+}
+GRANTS: LiteralString = """
+SELECT c.relname, a.grantee::regrole::text, array_agg(a.privilege_type ORDER BY a.privilege_type)
+  FROM pg_class AS c, aclexplode(c.relacl) AS a
+ WHERE c.relnamespace = 'public'::regnamespace AND a.grantee::regrole::text LIKE 'tidewheel\\_%'
+ GROUP BY 1, 2 ORDER BY 1, 2
+"""
+
+
+def test_rights_are_those_that_the_statements_need(shared_database: Database) -> None:
+    """The statements are those of the modules that a service imports; an application needs some."""
+    with shared_database.transaction() as connection:
+        tenants = tables_with_a_tenant(connection)
+        needed = {service: rights_of(connection, service) for service in SERVICES}
+    for table in tenants:
+        needed["scheduler"][table] |= set("rd")
+    wrong: list[str] = []
+    for table in sorted({*RIGHTS, *(table for rights in needed.values() for table in rights)}):
+        derived = {service: written(needed[service].get(table, ())) for service in SERVICES}
+        declared = {service: RIGHTS.get(table, {}).get(service, "") for service in SERVICES}
+        derived["application"] = written(set(declared["application"]) & needed["application"].get(table, set()))
+        if derived != declared:
+            right = ", ".join(f'"{service}": "{letters}"' for service, letters in derived.items() if letters)
+            wrong.append(f'"{table}": {{{right}}},')
+    assert not wrong, "write into RIGHTS of migrations/service_rights.py:\n" + "\n".join(wrong)
+    assert list(RIGHTS) == sorted(RIGHTS)
+    called = {service: functions_of(service) for service in SERVICES}
+    assert not [(name, each) for name, services in FUNCTIONS.items() for each in services if name not in called[each]]
+
+
+def test_roles_are_created_once_and_each_migration_restores_their_rights(
+    fresh_database: Database, stack: LocalStack, tmp_path: Path
+) -> None:
+    given = role_passwords(fresh_database.url)
+    for service in ("relay", "api"):
+        (tmp_path / service).write_text(f"{given[service]}\n")
+    logged = make_conninfo(fresh_database.url, options="-c log_statement=ddl -c scram_iterations=1")
+    before = fresh_database.rows(GRANTS)
+    for _ in range(2):
+        done = tidewheel(logged, "migrate", "--roles", "--passwords", tmp_path)
+        assert done.lines == ["nothing to do"]
+        assert fresh_database.rows(GRANTS) == before
+    log = (stack.home / "logs" / "postgres.log").read_text(errors="replace")
+    assert 'ALTER ROLE "tidewheel_relay" LOGIN PASSWORD \'SCRAM-SHA-256$' in log
+    assert not [service for service in given if given[service] in log], "a password is in the log of statements"
+    fresh_database.execute("GRANT DELETE ON api_keys TO tidewheel_relay; REVOKE SELECT ON outbox FROM tidewheel_relay")
+    assert migrate(fresh_database.url) == []
+    assert fresh_database.rows(GRANTS) == before
+    (tmp_path / "relais").write_text("secret")
+    assert tidewheel(logged, "migrate", "--roles", "--passwords", tmp_path).refusals == [
+        f"--passwords: relais is no service; name the files {', '.join(SERVICES)}"
+    ]
+    (tmp_path / "relais").rename(tmp_path / "intake").write_text("\n")
+    [empty] = tidewheel(logged, "migrate", "--roles", "--passwords", tmp_path).refusals
+    assert empty.startswith("--passwords: intake is empty")
+    [alone] = tidewheel(logged, "migrate", "--passwords", tmp_path).refusals
+    assert "add --roles" in alone
+
+
+def test_user_that_may_not_create_roles_is_told_the_statements(fresh_database: Database) -> None:
+    """A user that owns the tables, as members of their owner do, and is no superuser."""
+    with fresh_database.connection(autocommit=True) as connection:
+        [(few,)] = connection.execute("SELECT 'few_' || oid FROM pg_database WHERE datname = current_database()")
+        role = sql.Identifier(str(few))
+        connection.execute(sql.SQL("CREATE ROLE {} IN ROLE tidewheel").format(role))
+        try:
+            as_few = make_conninfo(fresh_database.url, options=f"-c role={few}")
+            with pytest.raises(MigrationError, match="as a superuser: CREATE ROLE tidewheel_scheduler NOLOGIN"):
+                migrate(as_few, roles={"relay": "sesame"})
+            assert migrate(as_few) == []
+        finally:
+            connection.execute(sql.SQL("DROP ROLE {}").format(role))
+
+
+def test_role_does_what_its_service_does_and_nothing_else(database: Database) -> None:
+    for service in SERVICES:
+        with connect(database.url_of(service), "test") as connection:
+            if service != "application":
+                require_current(connection)
+            for refused in (
+                SECRETS.get(service, "SELECT secret_hash FROM api_keys"),
+                "DROP TABLE finished_runs",
+                "ALTER TABLE jobs DISABLE ROW LEVEL SECURITY",
+                "CREATE TABLE mine (id int)",
+                "TRUNCATE outbox",
+                "UPDATE tidewheel_migrations SET checksum = ''",
+                "SELECT tidewheel_drop_day('attempts', '2020-01-01')" if service != "scheduler" else "DROP TABLE jobs",
+            ):
+                with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                    connection.execute(refused)
+                connection.rollback()
+    with Client(database.url_of("api")) as client:
+        client.submit({"key": "by-api", "schedule": "manual", "target": "send-email"})
+        assert client.runs.get(client.trigger("by-api")).state == "queued"
+
+
+def test_days_are_created_and_dropped_by_a_role_that_owns_none(fresh_database: Database) -> None:
+    today = day_of(fresh_database.now())
+    scheduler = connect(fresh_database.url_of("scheduler"), "test", autocommit=True)
+    with scheduler:
+        # Names are looked up in the schema of the tables, never in what the caller has created.
+        scheduler.execute("CREATE TEMP TABLE attempts (id int); CREATE TEMP TABLE settings (name text)")
+        create_missing(scheduler, [today - 20 * DAY, today - 21 * DAY])
+        scheduler.execute("DROP TABLE attempts, settings")
+        old = [each for each in stored_days(fresh_database.connection()) if each.day < today - DAY]
+        assert len(old) == 8
+        reading = fresh_database.connection()
+        reading.execute("SELECT count(*) FROM attempts")
+        [held] = [each for each in old if each[:2] == ("attempts", today - 20 * DAY)]
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            drop_day(scheduler, held)
+        reading.rollback()
+        for stored in old:
+            drop_day(scheduler, stored)
+        assert {each.day for each in stored_days(fresh_database.connection())}.isdisjoint({each.day for each in old})
+        for table, day in (("attempts", today), ("jobs", today - DAY), ("pg_class", today - DAY)):
+            with pytest.raises(psycopg.errors.InvalidParameterValue):
+                drop_day(scheduler, StoredDay(table, day, attached=True, pending=False))
