@@ -57,6 +57,7 @@ OWN_TRANSACTIONS = {"complete_in.held", "complete_in.written"}  # in test_own_tr
 BACKFILLING = {"backfilling.before_commit", "backfilling.after_commit"}  # in test_backfill_killed.py
 REDRIVING = {"redriving.before_commit", "redriving.after_commit"}  # in test_redrive_killed.py
 DELETING = {"deleting.before_commit", "deleting.after_commit"}  # in test_tenant_deletion_killed.py
+REMOVING = {"counting.before_commit", "removing.page"}  # in tests/scheduler/test_job_days.py and test_retention.py
 ARCHIVING = {"archiving.before_manifest", "archiving.before_record"}  # in tests/control/archive/test_archive.py
 DRAINING = {f"draining.{point}" for point in ("taken", "locked", "written", "marked", "before_commit", "after_commit")}
 TIMING_OUT = {"timing_out.before_commit", "timing_out.after_commit"}  # in test_drain_killed.py
@@ -68,7 +69,7 @@ _MARKED = [pytest.param(name, marks=[] if name in EACH else [pytest.mark.slow]) 
 
 def test_every_point_has_its_case() -> None:
     elsewhere = REAPING | BACKFILLING | REDRIVING | FREEING | DELETING | DRAINING | TIMING_OUT | OWN_TRANSACTIONS
-    assert set(CASES) | elsewhere | ARCHIVING == POINTS
+    assert set(CASES) | elsewhere | ARCHIVING | REMOVING == POINTS
 
 
 @pytest.mark.slow
