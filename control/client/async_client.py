@@ -232,6 +232,8 @@ class AsyncTenants(_Part[Tenants]):
     resume = _call(Tenants.resume)
     delete = _call(Tenants.delete)
     usage = _call(Tenants.usage)
+    keep = _call(Tenants.keep)
+    retention = _call(Tenants.retention)
 
 
 class AsyncApiKeys(_Part[ApiKeys]):
@@ -326,6 +328,7 @@ class AsyncClient(_Part[Client]):
     audit = _call(Client.audit)
     explain = _call(Client.explain)
     next = _call(Client.next)
+    statistics = _call(Client.statistics)
     preview = _call(Client.preview)
     versions = _call(Client.versions)
     diff = _call(Client.diff)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psycopg
+from psycopg.conninfo import conninfo_to_dict
 
 from tidewheel.errors import StackError
 from tidewheel.local.broker_config import client_properties, replication_of
@@ -222,12 +223,16 @@ class LocalStack:
             state = with_free_postgres_port(state)
         if all(broker.pid is None for broker in parts.cluster.brokers):
             state = with_free_node_ports(state)
+        # A shell that has evaluated `tidewheel env` names the stack's own servers.
+        url, bootstrap = self._given["database_url"], self._given["bootstrap"]
+        url = None if url and _is_same_database(url, parts.postgres.url) else url
+        bootstrap = None if bootstrap == parts.cluster.bootstrap else bootstrap
         # Before it is written down: a mistyped address must not become what every later command goes by.
-        if url := self._given["database_url"]:
+        if url:
             _check_database(url)
-        if bootstrap := self._given["bootstrap"]:
+        if bootstrap:
             _check_brokers(bootstrap, self._client)
-        state = state.model_copy(update=self._given)
+        state = state.model_copy(update={"database_url": url, "bootstrap": bootstrap})
         write_state(self.home, state)
         parts = self._parts(state)
         if state.bootstrap is None:
@@ -287,6 +292,14 @@ def _start_postgres(parts: Parts, undo: ExitStack, progress: Progress) -> None:
         progress(Step("starting PostgreSQL"))
         undo.callback(parts.postgres.stop)
     parts.postgres.start(progress)
+
+
+def _is_same_database(url: str, other: str) -> bool:
+    """Return True if two libpq strings name one database at one address."""
+    with suppress(psycopg.ProgrammingError):
+        named, others = conninfo_to_dict(url), conninfo_to_dict(other)
+        return all(named.get(part) == others.get(part) for part in ("host", "port", "dbname"))
+    return False
 
 
 def _check_database(url: str) -> None:

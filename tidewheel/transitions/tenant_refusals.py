@@ -6,13 +6,15 @@ A tenant has a row in `tenants`. From the acceptance of its deletion until its n
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from tidewheel.errors import TenantDeleted, UnknownTenant
-from tidewheel.kafka.topics import Topics
 from tidewheel.postgres.pg_arrays import texts
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
+
+if TYPE_CHECKING:
+    from tidewheel.kafka.topics import Topics  # lists that the command line prints need no Kafka client
 
 _SQL = Statements("tidewheel.transitions")
 _FIND_DELETIONS = _SQL["find_deletions"]
@@ -35,7 +37,7 @@ def deletions_of(connection: Conn, tenants: Iterable[str]) -> dict[str, UnknownT
     return {tenant: TenantDeleted(tenant, free_at) for tenant, free_at in rows}
 
 
-def topics_to_read(connection: Conn, topics: Topics, names: Iterable[str]) -> list[str]:
+def topics_to_read(connection: Conn, topics: "Topics", names: Iterable[str]) -> list[str]:
     """Return the topics of requests among these, without those of tenants whose rows are removed."""
     found = topics.all_requests(names)
     tenants = {topic: tenant for topic in found if (tenant := topics.tenant_of(topic)) is not None}

@@ -101,7 +101,7 @@ def test_a_cycle_in_a_file_is_refused(database: Database, tmp_path: Path) -> Non
     file.write_text("- {key: a, schedule: {after: b}, target: t}\n- {key: b, schedule: {after: a}, target: t}\n")
     done = tidewheel(database, "apply", file)
     assert done.code == ExitCode.FAILED
-    assert "there is no job 'b'" in done.err
+    assert "the jobs form a cycle: a → b → a" in done.err
     assert database.count("jobs") == 0
 
 

@@ -13,6 +13,7 @@ import psycopg
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from tests.fixtures.services import until
 from tidewheel.errors import StackError
@@ -50,6 +51,13 @@ def processes_of(home: Path) -> list[psutil.Process]:
 
 def pids(local: LocalStack) -> list[int | None]:
     return [part.pid for part in local.status().parts]
+
+
+def test_a_shell_that_has_the_addresses_of_a_stack_gives_it_no_servers(stack: LocalStack, info: StackInfo) -> None:
+    url = make_conninfo(**{**conninfo_to_dict(info.database_url), "password": None, "passfile": "/nowhere"})
+    again = LocalStack(stack.home, database_url=url, bootstrap=info.bootstrap, client=info.kafka, lasting=False)
+    assert again.up() == info
+    assert {part.state for part in again.status().parts} == {PartState.RUNNING}
 
 
 @pytest.mark.slow
