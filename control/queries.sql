@@ -802,7 +802,7 @@ t.tenant, t.created_at, t.weight, t.triggers_per_second, t.in_flight, t.jobs, t.
  SELECT d.tenant, d.created_at, 1::smallint, NULL, NULL, NULL, NULL, d.accepted_at, d.jobs, d.runs, d.removed, d.at_table, d.finished_at,
         d.free_at
    FROM tenant_deletions AS d
-  WHERE d.free_at IS NULL OR d.free_at > (SELECT tidewheel_now())) AS t
+  WHERE {{tidewheel.transitions.is_reserved(d)}}) AS t
 
 -- name: list_tenants
 -- Returns a page of the tenants by name.
@@ -832,9 +832,9 @@ SELECT %(tenant)s, %(state)s, %(keep)s::interval
 ON CONFLICT (tenant, state) DO UPDATE SET keep = excluded.keep WHERE p.keep IS DISTINCT FROM excluded.keep
 
 -- name: free_name
--- Deletes the record of a deletion whose time of reservation is over.
+-- Deletes the record of a deletion that reserves its name no more.
 -- Index: tenant_deletions_pkey. Lock: the row.
-DELETE FROM tenant_deletions WHERE tenant = %(tenant)s AND free_at <= tidewheel_now()
+DELETE FROM tenant_deletions AS d WHERE d.tenant = %(tenant)s AND NOT {{tidewheel.transitions.is_reserved(d)}}
 
 -- name: take_tenant
 -- Deletes the row of a tenant that is to be deleted; returns its creation.

@@ -101,7 +101,7 @@ DELETE FROM api_keys
 -- Deletes some deletions of tenants whose names are free again.
 -- No index: a row for each deleted tenant. Lock: the rows, which a new tenant of the name deletes too.
 DELETE FROM tenant_deletions
- WHERE tenant IN (SELECT tenant FROM tenant_deletions WHERE free_at < tidewheel_now() LIMIT %(limit)s)
+ WHERE tenant IN (SELECT d.tenant FROM tenant_deletions AS d WHERE NOT {{tidewheel.transitions.is_reserved(d)}} LIMIT %(limit)s)
 
 -- name: begin_days
 -- Writes the rows of days that were over an hour ago, and have none; notes the transactions of this database that are open.

@@ -286,15 +286,19 @@ class TenantDeleted(UnknownTenant):
     Args:
         tenant: Its name.
         free_at: The time from which a tenant may have this name again; None until the deletion has ended.
+        in_archive: True if that time is over, and the archive alone reserves the name.
     """
 
     code = "tenant_deleted"
 
-    def __init__(self, tenant: str, free_at: datetime | None) -> None:
+    def __init__(self, tenant: str, free_at: datetime | None, *, in_archive: bool = False) -> None:
         self.tenant, self.free_at = tenant, free_at
         if free_at is None:
             problem = f"the tenant {tenant!r} is being deleted"
             remedy = f"name another tenant; `tidewheel tenant show {tenant}` has the progress"
+        elif in_archive:
+            problem = f"the tenant {tenant!r} was deleted, and the archive may still have its runs"
+            remedy = "name another tenant, or create this one again after the next `tidewheel archive run`"
         else:
             until = f"{free_at:%Y-%m-%d %H:%M}Z"
             problem = f"the tenant {tenant!r} was deleted, and its name is reserved until {until}"

@@ -2254,12 +2254,18 @@ SELECT f.run_id, f.tenant, f.job_id, j.key, f.shard::integer, f.job_version, k.k
 -- Index: order_keys_wake. No lock.
 SELECT key_id FROM order_keys WHERE wake_at <= tidewheel_now() ORDER BY wake_at LIMIT %(limit)s
 
+-- part: is_reserved(d)
+-- True while no tenant may take the name of a deletion: its time is not over, or the archive may have rows of the tenant.
+-- No index: whether archived_days has any row. No lock.
+(d.free_at IS NULL OR d.free_at > (SELECT tidewheel_now()) OR (NOT d.left_archive AND EXISTS (SELECT FROM archived_days)))
+
 -- name: find_deletions
--- Those of the given tenants that are being deleted, or whose names are reserved, each with the end of the reservation if it is known.
+-- Those of the given tenants that are being deleted, or whose names are reserved, each with the end of the reservation if it is
+-- known, and true if the archive alone reserves it.
 -- Index: tenant_deletions_pkey. No lock.
-SELECT tenant, free_at
-  FROM tenant_deletions
- WHERE tenant = ANY (%(tenants)s) AND (free_at IS NULL OR free_at > tidewheel_now())
+SELECT d.tenant, d.free_at, coalesce(d.free_at <= tidewheel_now(), false)
+  FROM tenant_deletions AS d
+ WHERE d.tenant = ANY (%(tenants)s) AND {{is_reserved(d)}}
 
 -- name: share_kept_since
 -- Keeps retention from dropping further days until the transaction ends.

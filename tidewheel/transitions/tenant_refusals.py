@@ -33,8 +33,8 @@ def refusals_of(connection: Conn, tenants: Iterable[str]) -> dict[str, UnknownTe
 def deletions_of(connection: Conn, tenants: Iterable[str]) -> dict[str, UnknownTenant]:
     """Return the refusals of those of these tenants that are being deleted, or whose names are reserved."""
     found = connection.execute(_FIND_DELETIONS, {"tenants": texts(sorted(set(tenants)))}, binary=True).fetchall()
-    rows = cast("list[tuple[str, datetime | None]]", found)
-    return {tenant: TenantDeleted(tenant, free_at) for tenant, free_at in rows}
+    rows = cast("list[tuple[str, datetime | None, bool]]", found)
+    return {tenant: TenantDeleted(tenant, free_at, in_archive=in_archive) for tenant, free_at, in_archive in rows}
 
 
 def topics_to_read(connection: Conn, topics: "Topics", names: Iterable[str]) -> list[str]:
