@@ -5,13 +5,15 @@ by page, without a snapshot.
 
 The order makes a death at any point harmless: files, then the manifest, then the record in the database that lets
 retention drop the day. Files without a manifest are written again or deleted. A manifest without a record is adopted if
-it has as many runs as the database.
+it has no fewer runs of any tenant than the database.
+
+Retention spares a day because another one is recorded. Until the first record it is locked out.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, date, datetime, time, timedelta
-from functools import lru_cache
 from pathlib import Path
 from typing import LiteralString, NamedTuple, cast
 from uuid import UUID
@@ -24,6 +26,7 @@ from tidewheel.control.archive.records import ArchivedDay, list_days
 from tidewheel.control.archive.stores import MANIFEST, MissingFile, Store
 from tidewheel.errors import ArchiveDamaged, Unavailable
 from tidewheel.postgres.database_clock import read_now
+from tidewheel.postgres.partitions import stored_days
 from tidewheel.postgres.session import BY_KEY, Conn, Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
@@ -31,10 +34,15 @@ from tidewheel.schemas.codec import decode
 from tidewheel.schemas.generated.records import JobDefinition
 
 _SQL = Statements("tidewheel.control.archive")
+_LOCK_RETENTION = _SQL["lock_retention"]
+_UNLOCK_RETENTION = _SQL["unlock_retention"]
+_FIND_DROPPED_DAYS = _SQL["find_dropped_days"]
 _FIND_DAYS_TO_ARCHIVE = _SQL["find_days_to_archive"]
 _RECORD_ARCHIVED_DAY = _SQL["record_archived_day"]
 _COUNT_RUNS_OF_DAY = _SQL["count_runs_of_day"]
+_FIND_DELETED_TENANTS = _SQL["find_deleted_tenants"]
 _READ_RUNS_OF_DAY = _SQL["read_runs_of_day"]
+_READ_DEFINITIONS = _SQL["read_definitions"]
 _WEIGH_RUNS = _SQL["weigh_runs"]
 _READ_INPUTS_OF_RUNS = _SQL["read_inputs_of_runs"]
 _READ_ATTEMPTS_OF_RUNS = _SQL["read_attempts_of_runs"]
@@ -48,7 +56,8 @@ _HAS_TRANSACTION_TIMEOUT = 170_000
 _DAY = timedelta(days=1)
 _PAGE_ROWS = 2000  # of a block: about 150 KB compressed, of which one run is found in 10 ms
 _BLOCK_BYTES = 16 << 20  # of inputs, attempts or facts in a block: the memory that a page may take
-_FETCHED_FACTS = 100  # a version may have a payload of a megabyte
+_FETCHED_VERSIONS = 50  # each may have a payload of a megabyte
+_KNOWN_VERSIONS = 50_000  # whose attempts are kept in mind, 250 bytes each
 _FIRST = UUID(int=0)
 _ALWAYS = "-infinity"
 
@@ -85,17 +94,14 @@ def export_days(connection: Conn, store: Store) -> Exported:
         Unavailable: The database or the archive does not answer.
     """
     result = Exported([], [])
-    known = {each.day for each in list_days(connection)}
-    for (day,) in cast("list[tuple[date]]", connection.execute(_FIND_DAYS_TO_ARCHIVE).fetchall()):
-        manifest = _standing(connection, store, day)
-        if manifest is not None:
-            result.adopted.append(day)
-        else:
-            manifest = _export(connection, store, day, _since(known, day))
-        failpoint("archiving.before_record")
-        record_day(connection, manifest)
-        known.add(day)
-        result.days.append(ArchivedDay(day, manifest.runs, manifest.size, read_now(connection)))
+    if not list_days(connection):
+        with _without_retention(connection):
+            _adopt_dropped(connection, store, result)
+            first = _days(connection, _FIND_DAYS_TO_ARCHIVE)[:1]
+            if first and not result.days:
+                _archive(connection, store, first[0], result)
+    for day in _days(connection, _FIND_DAYS_TO_ARCHIVE):
+        _archive(connection, store, day, result)
     return result
 
 
@@ -113,23 +119,66 @@ def delete_others(store: Store, manifest: Manifest) -> None:
         store.delete(f"{day}/{name}")
 
 
+@contextmanager
+def _without_retention(connection: Conn) -> Generator[None]:
+    """Keep retention from dropping and shortening days; a pass that is under way ends first."""
+    connection.execute(_LOCK_RETENTION)
+    try:
+        yield
+    finally:
+        connection.execute(_UNLOCK_RETENTION)
+
+
+def _adopt_dropped(connection: Conn, store: Store, result: Exported) -> None:
+    """Record the days of an archive without records that only the archive has; all at once, or none."""
+    stored = {each.day for each in stored_days(connection) if each.table == "finished_runs"}
+    stored -= set(_days(connection, _FIND_DROPPED_DAYS))
+    with connection.transaction():
+        for name in store.days():
+            try:
+                manifest = read_manifest(name, store.read(f"{name}/{MANIFEST}"))
+            except MissingFile:
+                continue
+            if manifest.runs and manifest.day not in stored:  # without runs it was beyond the archive's period
+                _record(connection, manifest, result)
+                result.adopted.append(manifest.day)
+
+
+def _archive(connection: Conn, store: Store, day: date, result: Exported) -> None:
+    """Write a day, or adopt it; record it."""
+    manifest = _standing(connection, store, day)
+    if manifest is not None:
+        result.adopted.append(day)
+    else:
+        manifest = _export(connection, store, day, _since(connection, day))
+    failpoint("archiving.before_record")
+    _record(connection, manifest, result)
+
+
+def _record(connection: Conn, manifest: Manifest, result: Exported) -> None:
+    record_day(connection, manifest)
+    result.days.append(ArchivedDay(manifest.day, manifest.runs, manifest.size, read_now(connection)))
+
+
 def _standing(connection: Conn, store: Store, day: date) -> Manifest | None:
     """Return the manifest that the archive has of a day without a record; None if it has none.
 
+    It may have more runs than the database, where the period of a tenant has removed some.
+
     Raises:
-        ArchiveDamaged: It has not as many runs as the database.
+        ArchiveDamaged: It has fewer runs of a tenant than the database.
     """
     try:
         manifest = read_manifest(day.isoformat(), store.read(f"{day}/{MANIFEST}"))
     except MissingFile:
         return None
-    rows = _count(connection, day)
-    if manifest.runs != rows:
-        message = (
-            f"the archive has {day} with {manifest.runs:,} runs, the database with {rows:,}; move the folder "
-            f"days/{day} of the archive away, and repeat the command"
-        )
-        raise ArchiveDamaged(message)
+    for tenant, rows in _count(connection, day).items():
+        if rows > (written := manifest.tenants.get(tenant, 0)):
+            message = (
+                f"the archive has {day} with {written:,} runs of {tenant}, the database with {rows:,}; move the folder "
+                f"days/{day} of the archive away, and repeat the command"
+            )
+            raise ArchiveDamaged(message)
     delete_others(store, manifest)
     return manifest
 
@@ -156,11 +205,9 @@ def _export(connection: Conn, store: Store, day: date, since: datetime | None) -
             tenants.setdefault(record["tenant"], 0)
         facts.add(records)
     facts.close()
-    written = sum(tenants.values())
-    if (rows := _count(connection, day)) > written:
-        message = f"{day} has {rows:,} runs, of which {written:,} were read; archive again"
-        raise Unavailable(message)
+    _compare(connection, day, tenants)
     [(tzdata,)] = cast("list[tuple[str | None]]", connection.execute(_READ_TZDATA).fetchall())
+    written = sum(tenants.values())
     manifest = Manifest(
         day, since is None, tzdata, written, tenants, tuple(sorted(id_days)), (*runs.files, *facts.files)
     )
@@ -170,15 +217,31 @@ def _export(connection: Conn, store: Store, day: date, since: datetime | None) -
     return manifest
 
 
+def _compare(connection: Conn, day: date, written: Mapping[str, int]) -> None:
+    """Compare what was read of a day with the database.
+
+    The rows of a tenant that is being deleted may have gone meanwhile.
+
+    Raises:
+        Unavailable: Rows were added or removed.
+    """
+    counted = _count(connection, day)
+    deleted = {tenant for (tenant,) in cast("list[tuple[str]]", connection.execute(_FIND_DELETED_TENANTS).fetchall())}
+    for tenant in sorted(counted.keys() | written.keys() - deleted):
+        rows, read = counted.get(tenant, 0), written.get(tenant, 0)
+        if rows != read:
+            message = f"{day} has {rows:,} runs of {tenant}, and {read:,} were read; repeat the command"
+            raise Unavailable(message)
+
+
 def _pages(connection: Conn, since: datetime, until: datetime) -> Iterator[list[Record]]:
     """Yield the runs of a day with their attempts and inputs, a block at a time."""
     tenant, run_id = "", str(_FIRST)
+    known: dict[tuple[str, int], int] = {}
     while True:
         columns = {"since": since, "until": until, "tenant": tenant, "run_id": run_id, "limit": _PAGE_ROWS}
         rows = _read(connection, _READ_RUNS_OF_DAY, columns)
-        for row in rows:
-            definition = row.pop("definition")
-            row["max_attempts"] = None if definition is None else _max_attempts(definition)
+        _add_max_attempts(connection, rows, known)
         oldest = min((row["created_at"] for row in rows), default=since)
         span = {"since": _start(oldest.date()), "until": until}
         weights = connection.execute(_WEIGH_RUNS, {**span, "run_ids": [row["run_id"] for row in rows]}).fetchall()
@@ -189,6 +252,22 @@ def _pages(connection: Conn, since: datetime, until: datetime) -> Iterator[list[
         if len(rows) < _PAGE_ROWS:
             return
         tenant, run_id = rows[-1]["tenant"], rows[-1]["run_id"]
+
+
+def _add_max_attempts(connection: Conn, rows: Sequence[Record], known: dict[tuple[str, int], int]) -> None:
+    """Read the definitions of versions that are not known yet, each once, and a few at a time."""
+    if len(known) > _KNOWN_VERSIONS:
+        known.clear()
+    missing = sorted({(row["job_id"], row["job_version"]) for row in rows} - known.keys())
+    if missing:
+        with connection.transaction(), connection.cursor("archived_versions") as cursor:
+            cursor.itersize = _FETCHED_VERSIONS
+            columns = {"job_ids": [job_id for job_id, _ in missing], "versions": [version for _, version in missing]}
+            cursor.execute(_READ_DEFINITIONS, columns, binary=True)
+            for job_id, version, definition in cast("Iterator[tuple[str, int, bytes]]", iter(cursor)):
+                known[job_id, version] = decode(definition, JobDefinition).retry.max_attempts
+    for row in rows:
+        row["max_attempts"] = known.get((row["job_id"], row["job_version"]))
 
 
 def _blocks(rows: Sequence[Record], weights: dict[str, int]) -> Iterator[list[Record]]:
@@ -224,7 +303,7 @@ def _facts(connection: Conn, since: datetime | None, until: datetime) -> Iterato
     """Yield the facts of a span, a block at a time; they are read in one transaction."""
     with connection.transaction(), connection.cursor("archived_facts", row_factory=dict_row) as cursor:
         connection.execute("SET LOCAL enable_seqscan = on")
-        cursor.itersize = _FETCHED_FACTS
+        cursor.itersize = _FETCHED_VERSIONS
         cursor.execute(_READ_FACTS, {"since": since or _ALWAYS, "until": until})
         block: list[Record] = []
         size = 0
@@ -237,9 +316,9 @@ def _facts(connection: Conn, since: datetime | None, until: datetime) -> Iterato
         yield block
 
 
-def _since(known: set[date], day: date) -> datetime | None:
+def _since(connection: Conn, day: date) -> datetime | None:
     """Return the end of the archived day before; None for the first one, whose facts have all from before."""
-    before = [each for each in known if each < day]
+    before = [each.day for each in list_days(connection) if each.day < day]
     return _start(max(before) + _DAY) if before else None
 
 
@@ -248,16 +327,15 @@ def _read(connection: Conn, statement: LiteralString, columns: Mapping[str, obje
         return cursor.execute(statement, columns).fetchall()
 
 
-def _count(connection: Conn, day: date) -> int:
+def _days(connection: Conn, statement: LiteralString) -> list[date]:
+    return [day for (day,) in cast("list[tuple[date]]", connection.execute(statement).fetchall())]
+
+
+def _count(connection: Conn, day: date) -> dict[str, int]:
+    """Return the runs of a day for each tenant, without those of tenants that are being deleted."""
     columns = {"since": _start(day), "until": _start(day + _DAY)}
-    [(rows,)] = cast("list[tuple[int]]", connection.execute(_COUNT_RUNS_OF_DAY, columns).fetchall())
-    return rows
+    return dict(cast("list[tuple[str, int]]", connection.execute(_COUNT_RUNS_OF_DAY, columns).fetchall()))
 
 
 def _start(day: date) -> datetime:
     return datetime.combine(day, time(), UTC)
-
-
-@lru_cache(maxsize=4096)
-def _max_attempts(definition: bytes) -> int:
-    return decode(definition, JobDefinition).retry.max_attempts

@@ -17,7 +17,7 @@ from tidewheel.control.archive.stores import MANIFEST, MissingFile, Store, open_
 from tidewheel.control.reads.retry_chain import retry_chain_of
 from tidewheel.control.reads.run_detail import PastAttempt, RunDetail
 from tidewheel.control.reads.runs import RunSummary
-from tidewheel.errors import UnknownRun
+from tidewheel.errors import ArchiveDamaged, UnknownRun
 from tidewheel.postgres.session import Conn
 from tidewheel.runs import AttemptOutcome, RunState
 
@@ -52,18 +52,34 @@ def show_archived_run(
 def find_record(store: Store, days: Sequence[date], tenant: str, run_id: UUID) -> Record | None:
     """Return the record of a run of one of these days; None if none has it; raise as above."""
     for day in days:
-        name = f"{day}/{MANIFEST}"
-        try:
-            manifest = read_manifest(day.isoformat(), store.read(name))
-        except MissingFile:
-            raise damaged(name, "the file is missing") from None
-        place = manifest.block_of(tenant, run_id)
-        if place is not None:
-            records = read_block(store, day.isoformat(), *place)
-            found = next((each for each in records if each["run_id"] == str(run_id)), None)
-            if found is not None and found["tenant"] == tenant:
-                return found
+        for record in _candidates(store, day.isoformat(), tenant, run_id):
+            if record["run_id"] == str(run_id) and record["tenant"] == tenant:
+                return record
     return None
+
+
+def _candidates(store: Store, day: str, tenant: str, run_id: UUID) -> list[Record]:
+    """Return the records of the block that can have a run.
+
+    If the day was rewritten meanwhile, its new manifest is read.
+    """
+    text = _manifest_text(store, day)
+    while True:
+        place = read_manifest(day, text).block_of(tenant, run_id)
+        try:
+            return [] if place is None else read_block(store, day, *place)
+        except ArchiveDamaged:
+            before, text = text, _manifest_text(store, day)
+            if text == before:
+                raise
+
+
+def _manifest_text(store: Store, day: str) -> bytes:
+    name = f"{day}/{MANIFEST}"
+    try:
+        return store.read(name)
+    except MissingFile:
+        raise damaged(name, "the file is missing") from None
 
 
 @lru_cache(maxsize=1)

@@ -3,6 +3,21 @@
 -- No index. Lock: an advisory one, not waited for.
 SELECT pg_try_advisory_lock(hashtext('tidewheel.archive'))
 
+-- name: lock_retention
+-- Waits for a pass of retention, and keeps schedulers from beginning another one.
+-- No index. Lock: an advisory one.
+SELECT pg_advisory_lock(hashtext('tidewheel.retention'))
+
+-- name: unlock_retention
+-- Releases that lock.
+-- No index, no lock.
+SELECT pg_advisory_unlock(hashtext('tidewheel.retention'))
+
+-- name: find_dropped_days
+-- Returns the days that retention has dropped, or is about to.
+-- No index: a row for each day. No lock.
+SELECT day FROM run_days WHERE dropped_at IS NOT NULL
+
 -- name: find_days_to_archive
 -- Returns the closed days that are not archived, the oldest first.
 -- Index: archived_days_pkey; a row of run_days for each day. No lock.
@@ -39,15 +54,24 @@ DELETE FROM archived_days WHERE day = %(day)s
 DELETE FROM archived_days
 
 -- name: count_runs_of_day
--- Returns the number of runs that ended within a span.
--- No index: it reads one partition. No lock.
-SELECT count(*) FROM finished_runs WHERE finished_at >= %(since)s AND finished_at < %(until)s
+-- Returns the number of runs that ended within a span for each tenant, without those of tenants that are being deleted.
+-- Index: finished_runs_by_tenant of one partition, tenant_deletions_pkey. No lock.
+SELECT f.tenant, count(*)
+  FROM finished_runs AS f
+ WHERE f.finished_at >= %(since)s AND f.finished_at < %(until)s
+   AND NOT EXISTS (SELECT FROM tenant_deletions AS d WHERE d.tenant = f.tenant)
+ GROUP BY f.tenant
+
+-- name: find_deleted_tenants
+-- Returns the tenants that are being deleted, or were.
+-- No index: a row for each deletion. No lock.
+SELECT tenant FROM tenant_deletions
 
 -- name: read_runs_of_day
--- Returns the next runs of a day, by tenant and id, with the job's key and labels and the version's definition.
+-- Returns the next runs of a day, by tenant and id, with the job's key and labels and the version's handler.
 -- Index: finished_runs_by_tenant of one partition, jobs_pkey, job_versions_pkey. No lock.
 SELECT f.run_id::text, f.tenant, f.job_id::text, j.key AS job_key, coalesce(j.labels, '{}') AS job_labels, f.job_version, v.handler,
-       v.definition, f.shard, f.cause, f.queue, f.lane, f.state, f.scheduled_at, nullif(f.publish_at, 'infinity') AS publish_at,
+       f.shard, f.cause, f.queue, f.lane, f.state, f.scheduled_at, nullif(f.publish_at, 'infinity') AS publish_at,
        f.created_at, f.started_at, f.finished_at, f.attempt, f.executor_id::text, f.claimed_from, f.parent_run_id::text,
        f.root_run_id::text, f.request_id, f.requested_from, f.reason, f.error_type, f.workflow_run_id::text, f.generation,
        f.concurrency_key
@@ -57,6 +81,13 @@ SELECT f.run_id::text, f.tenant, f.job_id::text, j.key AS job_key, coalesce(j.la
  WHERE f.finished_at >= %(since)s AND f.finished_at < %(until)s AND (f.tenant, f.run_id) > (%(tenant)s::text, %(run_id)s::uuid)
  ORDER BY f.tenant, f.run_id
  LIMIT %(limit)s
+
+-- name: read_definitions
+-- Returns the definitions of versions.
+-- Index: job_versions_pkey. No lock.
+SELECT v.job_id::text, v.version, v.definition
+  FROM unnest(%(job_ids)s::uuid[], %(versions)s::integer[]) AS w (job_id, version)
+  JOIN job_versions AS v ON v.job_id = w.job_id AND v.version = w.version
 
 -- name: weigh_runs
 -- Returns the bytes of the inputs and attempts of runs, of those that have any.

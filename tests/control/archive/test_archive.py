@@ -18,9 +18,11 @@ from tests.fixtures.database import ClockedDatabase
 from tests.strict_types import ROOT
 from tests.transitions.acts import begin, begun, end, ending, requeue, submit, succeed, trigger
 from tidewheel.control.archive import containers, export
+from tidewheel.control.archive.lookup import find_record
 from tidewheel.control.archive.stores import FolderStore, ManifestChanged
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.client.client import Client
+from tidewheel.errors import ArchiveDamaged, Refused
 from tidewheel.postgres.partitions import StoredDay, day_of, drop_day, stored_days
 from tidewheel.process.service import Shutdown
 from tidewheel.runs import AttemptOutcome, RunState
@@ -39,6 +41,11 @@ SELECT overlay(gen_random_uuid()::text PLACING left(id.prefix, 8) || '-' || righ
        'succeeded', 1
   FROM unnest(%(tenants)s::text[]) AS tenant (name), generate_series(1, %(runs)s),
        (SELECT lpad(to_hex((extract(epoch FROM %(at)s::timestamptz) * 1000)::bigint), 12, '0')) AS id (prefix)
+"""
+# A deletion whose rows are removed, and whose time of reservation is over.
+_DELETED: LiteralString = """
+INSERT INTO tenant_deletions (tenant, created_at, state, finished_at, free_at)
+VALUES (%s, tidewheel_now(), 'removed', tidewheel_now(), tidewheel_now() - interval '1 s') ON CONFLICT DO NOTHING
 """
 
 
@@ -210,9 +217,74 @@ def test_repeat_writes_the_same_files_and_adopts_what_stands(
     json_output(clocked, "archive", "run")
     assert {path.name: path.read_bytes() for path in files(archive, day)} == written
     forget(clocked, day)
+    at = clocked.value("SELECT min(finished_at) FROM finished_runs")
     clocked.execute("DELETE FROM finished_runs WHERE run_id = (SELECT run_id FROM finished_runs LIMIT 1)")
+    assert json_output(clocked, "archive", "run")["adopted"] == [str(day)], "the period of a tenant may have removed it"
+    forget(clocked, day)
+    clocked.execute(_ADD_RUNS, {"at": at, "tenants": ["default"], "runs": 2})
     [refused] = tidewheel(clocked, "archive", "run").refusals
-    assert re.match(rf"the archive has {day} with 21 runs, the database with 20; move the folder", refused)
+    assert re.match(rf"the archive has {day} with 21 runs of default, the database with 22; move the folder", refused)
+
+
+def test_first_day_is_whole_whatever_retention_does(
+    clocked: ClockedDatabase, archive: Path, day: date, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clocked.execute(_ADD_RUNS, {"at": clocked.now() - DAY, "tenants": ["acme"], "runs": 2})
+    pass_day(clocked)
+    closed = containers.Parts.close
+
+    def close_runs(parts: containers.Parts) -> None:
+        closed(parts)
+        assert pass_day(clocked, 100 * DAY) == [], "a pass began before the first day was recorded"
+        clocked.execute("DELETE FROM finished_runs WHERE tenant = 'acme'")
+
+    monkeypatch.setattr(containers.Parts, "close", close_runs)
+    failure = tidewheel(clocked, "archive", "run").err
+    assert f"{day - DAY} has 0 runs of acme, and 2 were read; repeat the command" in failure
+    monkeypatch.setattr(containers.Parts, "close", closed)
+    json_output(clocked, "archive", "run")
+    assert ("finished_runs", day - DAY) in {(each.table, each.day) for each in pass_day(clocked, DAY)}
+
+
+def test_forgotten_archive_is_adopted_with_the_days_that_are_dropped(
+    clocked: ClockedDatabase, archive: Path, day: date, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit(clocked)
+    bad = failed(clocked)
+    close(clocked)
+    json_output(clocked, "archive", "forget", "--yes")
+    assert ("finished_runs", day) in {(each.table, each.day) for each in pass_day(clocked, 200 * DAY)}
+    assert tidewheel(clocked, "run", "show", bad).code == ExitCode.NOT_FOUND
+    assert str(day) in json_output(clocked, "archive", "run")["adopted"]
+    assert shown(clocked, bad)["archived"]
+    json_output(clocked, "archive", "forget", "--yes")
+    monkeypatch.setenv("TIDEWHEEL_ARCHIVE_RETENTION", "10d")
+    assert str(day) in json_output(clocked, "archive", "run")["removed"]
+    json_output(clocked, "archive", "forget", "--yes")
+    assert str(day) not in json_output(clocked, "archive", "run")["adopted"], "its runs are removed"
+
+
+def test_reader_of_a_day_that_is_written_again_finds_its_run(
+    clocked: ClockedDatabase, archive: Path, day: date
+) -> None:
+    submit(clocked)
+    bad = failed(clocked)
+    clocked.execute(_ADD_RUNS, {"at": clocked.now(), "tenants": ["acme"], "runs": 1})
+    close(clocked)
+
+    class Rewritten(FolderStore):
+        def read(self, name: str, span: tuple[int, int] | None = None) -> bytes:
+            if name.endswith(".avro"):
+                clocked.execute(_DELETED, ["acme"])
+                json_output(clocked, "archive", "run")
+            return super().read(name, span)
+
+    found = find_record(Rewritten(archive), [day], "default", bad)
+    assert found is not None
+    assert found["state"] == "failed"
+    files(archive, day, "runs")[0].unlink()
+    with pytest.raises(ArchiveDamaged, match="the file is missing"):
+        find_record(FolderStore(archive), [day], "default", bad)
 
 
 def test_day_is_dropped_only_when_it_is_closed_and_archived(clocked: ClockedDatabase, day: date) -> None:
@@ -238,11 +310,14 @@ def test_deleted_tenant_leaves_the_archive(clocked: ClockedDatabase, archive: Pa
     close(clocked)
     json_output(clocked, "archive", "restore", day)
     untouched = {path.name for path in files(archive, day)}
-    clocked.execute(
-        "INSERT INTO tenant_deletions (tenant, created_at, state) VALUES ('acme', tidewheel_now(), 'removed')"
-    )
+    clocked.execute(_DELETED, ["acme"])
+    pass_day(clocked, timedelta(0))
+    with Client(clocked.url) as client, pytest.raises(Refused, match="the archive may still have its runs"):
+        client.tenants.create("acme")
     assert json_output(clocked, "archive", "run")["tenants"] == ["acme"]
     assert json_output(clocked, "archive", "run")["tenants"] == []
+    with Client(clocked.url) as client:
+        assert client.tenants.create("acme")
     left = tenants_of(archive, day)
     assert {name: left.count(name) for name in names} == {"a-1": 25, "acme": 0, "Acme": 25, "default": 25}
     assert untouched & {path.name for path in files(archive, day)}, "every file was written again"
