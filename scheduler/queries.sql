@@ -20,25 +20,25 @@ SELECT (inputs_at AT TIME ZONE 'UTC')::date, NULL FROM deferred_effects WHERE in
 -- Deletes some entries of the audit log that are older than its retention.
 -- Index: audit_log_pkey. Lock: the deleted rows, which are written once.
 DELETE FROM audit_log
- WHERE (at, id) IN (SELECT at, id FROM audit_log WHERE at < tidewheel_now() - %(keep)s::interval ORDER BY at, id LIMIT %(limit)s)
+ WHERE (at, id) IN (SELECT at, id FROM audit_log WHERE at < %(before)s::timestamptz ORDER BY at, id LIMIT %(limit)s)
 
 -- name: delete_old_redrives
 -- Deletes some redrives that ended longer ago than the retention of runs.
 -- No index: a row for each request of an operator, once an hour. Lock: the deleted rows, which have ended.
 DELETE FROM redrives
- WHERE redrive_id IN (SELECT redrive_id FROM redrives WHERE finished_at < tidewheel_now() - %(keep)s::interval LIMIT %(limit)s)
+ WHERE redrive_id IN (SELECT redrive_id FROM redrives WHERE finished_at < %(before)s::timestamptz LIMIT %(limit)s)
 
 -- name: delete_old_backfills
 -- Deletes some backfills that ended longer ago than the retention of runs.
 -- No index: a row for each request of an operator, once an hour. Lock: the deleted rows, which have ended.
 DELETE FROM backfills
- WHERE backfill_id IN (SELECT backfill_id FROM backfills WHERE finished_at < tidewheel_now() - %(keep)s::interval LIMIT %(limit)s)
+ WHERE backfill_id IN (SELECT backfill_id FROM backfills WHERE finished_at < %(before)s::timestamptz LIMIT %(limit)s)
 
 -- name: delete_old_cancellations
 -- Deletes some filters of cancellations that ended longer ago than the retention of runs.
 -- No index: a row for each request of an operator, once an hour. Lock: the deleted rows, which no claim reads.
 DELETE FROM cancellations
- WHERE id IN (SELECT id FROM cancellations WHERE finished_at < tidewheel_now() - %(keep)s::interval LIMIT %(limit)s)
+ WHERE id IN (SELECT id FROM cancellations WHERE finished_at < %(before)s::timestamptz LIMIT %(limit)s)
 
 -- name: delete_old_skips
 -- Deletes some skips that were recorded longer ago than the retention of runs.
@@ -47,7 +47,7 @@ DELETE FROM skips
  WHERE skip_id IN (SELECT s.skip_id
                      FROM skips AS s
                     WHERE s.skip_id IN (SELECT f.skip_id FROM skips AS f ORDER BY f.skip_id LIMIT %(limit)s)
-                      AND s.created_at < tidewheel_now() - %(keep)s::interval
+                      AND s.created_at < %(before)s::timestamptz
                       FOR UPDATE SKIP LOCKED)
 
 -- name: delete_old_overrides
@@ -58,7 +58,7 @@ DELETE FROM overrides
  WHERE (job_id, scheduled_at) IN (
     SELECT v.job_id, v.scheduled_at
       FROM overrides AS v
-     WHERE greatest(v.scheduled_at, v.moved_to) < tidewheel_now() - %(keep)s::interval
+     WHERE greatest(v.scheduled_at, v.moved_to) < %(before)s::timestamptz
        AND NOT EXISTS (SELECT FROM timers AS t WHERE t.job_id = v.job_id AND t.scheduled_at <= v.scheduled_at)
      LIMIT %(limit)s
        FOR UPDATE SKIP LOCKED)
@@ -67,7 +67,7 @@ DELETE FROM overrides
 -- Deletes some copies of failed runs that ended longer ago than their retention.
 -- Index: failed_runs_by_end, failed_runs_pkey. Lock: the rows, which are written once.
 DELETE FROM failed_runs
- WHERE run_id IN (SELECT run_id FROM failed_runs WHERE finished_at < tidewheel_now() - %(keep)s::interval
+ WHERE run_id IN (SELECT run_id FROM failed_runs WHERE finished_at < %(before)s::timestamptz
                    ORDER BY finished_at LIMIT %(limit)s)
 
 -- name: delete_old_dead_letters
@@ -77,7 +77,7 @@ DELETE FROM dead_letters
  WHERE id IN (SELECT d.id
                 FROM dead_letters AS d
                WHERE d.id IN (SELECT f.id FROM dead_letters AS f ORDER BY f.id LIMIT %(limit)s)
-                 AND d.created_at < tidewheel_now() - %(keep)s::interval
+                 AND d.created_at < %(before)s::timestamptz
                  FOR UPDATE SKIP LOCKED)
 
 -- name: delete_old_quarantine
@@ -86,7 +86,7 @@ DELETE FROM dead_letters
 DELETE FROM quarantine
  WHERE id IN (SELECT q.id
                 FROM quarantine AS q
-               WHERE q.created_at < tidewheel_now() - %(keep)s::interval
+               WHERE q.created_at < %(before)s::timestamptz
                  AND NOT EXISTS (SELECT FROM timers AS t WHERE t.job_id = q.job_id AND t.hold_reason = 'quarantine')
                LIMIT %(limit)s)
 
@@ -94,7 +94,7 @@ DELETE FROM quarantine
 -- Deletes some API keys that were revoked, or expired, longer ago than the retention of the audit log that names them.
 -- No index: a row for each key. Lock: the rows.
 DELETE FROM api_keys
- WHERE key_id IN (SELECT key_id FROM api_keys WHERE least(revoked_at, expires_at) < tidewheel_now() - %(keep)s::interval
+ WHERE key_id IN (SELECT key_id FROM api_keys WHERE least(revoked_at, expires_at) < %(before)s::timestamptz
                    LIMIT %(limit)s)
 
 -- name: delete_old_deletions
@@ -206,12 +206,17 @@ UPDATE run_days
 -- Index: job_days_by_day, job_days_pkey. Lock: the rows, which are written once.
 DELETE FROM job_days
  WHERE (job_id, day) IN (SELECT o.job_id, o.day FROM job_days AS o
-                          WHERE o.day < ((tidewheel_now() - %(keep)s::interval) AT TIME ZONE 'UTC')::date LIMIT %(limit)s)
+                          WHERE o.day < (%(before)s::timestamptz AT TIME ZONE 'UTC')::date LIMIT %(limit)s)
 
 -- name: find_archived_days
 -- Returns the days whose runs are in the archive; no row without one.
 -- No index: a row for each day. No lock.
 SELECT day FROM archived_days
+
+-- name: find_dropped_days
+-- Returns the days whose runs are no longer known to be complete.
+-- No index: a row for each day. No lock.
+SELECT day FROM run_days WHERE dropped_at IS NOT NULL
 
 -- name: lock_kept_since
 -- Waits until the requests have ended that rely on the first kept day, and keeps new ones waiting until the commit.
@@ -348,7 +353,7 @@ DELETE FROM batch_runs
  WHERE (batch_id, ref) IN (SELECT r.batch_id, r.ref
                              FROM workflows AS w
                              JOIN batch_runs AS r ON r.batch_id = w.root_run_id
-                            WHERE w.finished_at < tidewheel_now() - %(keep)s::interval
+                            WHERE w.finished_at < %(before)s::timestamptz
                             LIMIT %(limit)s FOR UPDATE OF w SKIP LOCKED)
 
 -- name: delete_old_run_edges
@@ -358,7 +363,7 @@ DELETE FROM run_edges
  WHERE (batch_id, parent_run_id, child_run_id) IN (SELECT e.batch_id, e.parent_run_id, e.child_run_id
                                                      FROM workflows AS w
                                                      JOIN run_edges AS e ON e.batch_id = w.root_run_id
-                                                    WHERE w.finished_at < tidewheel_now() - %(keep)s::interval
+                                                    WHERE w.finished_at < %(before)s::timestamptz
                                                     LIMIT %(limit)s FOR UPDATE OF w SKIP LOCKED)
 
 -- name: delete_old_batches
@@ -368,16 +373,16 @@ DELETE FROM batches
  WHERE batch_id IN (SELECT b.batch_id
                       FROM workflows AS w
                       JOIN batches AS b ON b.batch_id = w.root_run_id
-                     WHERE w.finished_at < tidewheel_now() - %(keep)s::interval
+                     WHERE w.finished_at < %(before)s::timestamptz
                      LIMIT %(limit)s FOR UPDATE OF w SKIP LOCKED)
 
 -- name: delete_old_workflows
 -- Deletes some occurrences of workflows that ended before the retention of runs.
 -- Index: workflows_by_end, workflows_pkey. Lock: the rows; one that a resume holds is skipped, and one that it has opened stays.
 DELETE FROM workflows
- WHERE root_run_id IN (SELECT root_run_id FROM workflows WHERE finished_at < tidewheel_now() - %(keep)s::interval
+ WHERE root_run_id IN (SELECT root_run_id FROM workflows WHERE finished_at < %(before)s::timestamptz
                         ORDER BY finished_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED)
-   AND finished_at < tidewheel_now() - %(keep)s::interval
+   AND finished_at < %(before)s::timestamptz
 
 -- name: probe_timers
 -- Returns the database's clock, and the earliest due_at of each of these shards.

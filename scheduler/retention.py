@@ -40,6 +40,7 @@ _FIND_NEEDED_SINCE = _SQL["find_needed_since"]
 _BEGIN_DAYS = _SQL["begin_days"]
 _CLOSE_DAYS = _SQL["close_days"]
 _FIND_ARCHIVED_DAYS = _SQL["find_archived_days"]
+_FIND_DROPPED_DAYS = _SQL["find_dropped_days"]
 _FIND_COUNTED_DAYS = _SQL["find_counted_days"]
 _LOCK_KEPT_SINCE = _SQL["lock_kept_since"]
 _BEGIN_DROPS = _SQL["begin_drops"]
@@ -149,27 +150,22 @@ class Retention:
         stored = stored_days(connection)
         _try(failures, partial(_close_days, connection, stored))
         _try(failures, partial(count_days, connection, pace))
+        before = self._facts_before(connection, stored, now)
         for rule in RULES.values():
             if isinstance(rule, Rows):
-                _try(failures, partial(self._delete_rows, connection, rule, pace))
-        _try(failures, partial(self._remove_jobs, connection, now, pace))
+                ended = before if rule.period is Period.RUNS else now - self._periods.of(rule.period)
+                _try(failures, partial(_delete_rows, connection, rule, ended, pace))
+        _try(failures, partial(_remove_jobs, connection, before, pace))
         dropped = self._drop(connection, stored, now, failures)
         _try(failures, partial(self._remove_by_tenant, connection, stored, now, pace))
         if failures:
             raise failures[0]
         return dropped
 
-    def _delete_rows(self, connection: Conn, rule: Rows, pace: Pace) -> None:
-        columns: dict[str, object] = {"keep": self._periods.of(rule.period), "limit": _PAGE}
-        while connection.execute(rule.statement, columns).rowcount == _PAGE:
-            if pace.rest():
-                return
-
-    def _remove_jobs(self, connection: Conn, now: datetime, pace: Pace) -> None:
-        before = now - self._periods.runs
-        occurrences, _ = _needed_since(connection)
-        if removed := remove_ended_jobs(connection, min(before, occurrences or before), pace):
-            _LOG.info("%d jobs that were deleted or finished are removed with their versions", removed)
+    def _facts_before(self, connection: Conn, stored: Iterable[StoredDay], now: datetime) -> datetime:
+        """Return the instant before which no stored day of runs needs a fact."""
+        begins = (datetime.combine(day, time(), UTC) for day in _days_of_runs(connection, stored))
+        return min([now - self._periods.runs, *begins])
 
     def _remove_by_tenant(self, connection: Conn, stored: Iterable[StoredDay], now: datetime, pace: Pace) -> None:
         oldest = self._first_kept(now)["finished_runs"]
@@ -247,6 +243,19 @@ def _try(failures: list[psycopg.Error], work: Callable[[], None]) -> bool:
     return True
 
 
+def _delete_rows(connection: Conn, rule: Rows, before: datetime, pace: Pace) -> None:
+    columns: dict[str, object] = {"before": before, "limit": _PAGE}
+    while connection.execute(rule.statement, columns).rowcount == _PAGE:
+        if pace.rest():
+            return
+
+
+def _remove_jobs(connection: Conn, before: datetime, pace: Pace) -> None:
+    occurrences, _ = _needed_since(connection)
+    if removed := remove_ended_jobs(connection, min(before, occurrences or before), pace):
+        _LOG.info("%d jobs that were deleted or finished are removed with their versions", removed)
+
+
 def _close_days(connection: Conn, stored: Iterable[StoredDay]) -> None:
     """Close the days to which no run can be added: they may be counted, archived and dropped."""
     days = {each.day for each in stored if each.table == "finished_runs"}
@@ -264,6 +273,11 @@ def _days(connection: Conn, statement: LiteralString) -> set[date]:
 
 
 def _unarchived(connection: Conn, stored: Iterable[StoredDay]) -> set[date]:
-    """Return the days that the archive lacks; none without an archive."""
+    """Return the days of runs that the archive lacks, and can still take; none without an archive."""
     archived = _days(connection, _FIND_ARCHIVED_DAYS)
-    return {each.day for each in stored} - archived if archived else set()
+    return _days_of_runs(connection, stored) - archived if archived else set()
+
+
+def _days_of_runs(connection: Conn, stored: Iterable[StoredDay]) -> set[date]:
+    """Return the stored days of finished runs that are not marked as dropped."""
+    return {each.day for each in stored if each.table == "finished_runs"} - _days(connection, _FIND_DROPPED_DAYS)

@@ -79,7 +79,7 @@ class Rows:
     """A statement deletes old rows, some in each transaction.
 
     Args:
-        statement: Takes `keep` and `limit`; fewer deleted rows than `limit` end the pass over the table.
+        statement: Takes `before` and `limit`; fewer deleted rows than `limit` end the pass over the table.
         period: The age of the rows that it deletes.
     """
 

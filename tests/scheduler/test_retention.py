@@ -3,6 +3,7 @@
 import logging
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, date, datetime, time, timedelta
 from typing import LiteralString
 from uuid import UUID
@@ -16,6 +17,7 @@ from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.transitions.acts import about, apply_batch, begin, end, ending, submit, trigger
 from tidewheel.control.client.client import Client
+from tidewheel.control.occurrence_audit.result import run_audit
 from tidewheel.errors import InvalidInput, Unavailable
 from tidewheel.postgres.partitions import TABLES, day_of, ensure_days, stored_days
 from tidewheel.postgres.statements import Statements, trusted
@@ -148,6 +150,33 @@ def test_with_an_archive_no_day_is_dropped_before_it_is_archived(
     for day in (older, old):
         fresh_database.execute(archive, [day])
     assert {each.day for each in retention.step()} == {older}, "runs of the next day may have attempts on this one"
+
+
+def test_archive_that_begins_later_waits_for_no_dropped_day(fresh_database: Database, retention: Retention) -> None:
+    """Inputs are kept a day longer than the runs, so they are there when the archive begins."""
+    [old] = made(fresh_database, 11)
+    retention.step()
+    archive: LiteralString = "INSERT INTO archived_days (day, runs, bytes, id_days) VALUES (%s, 0, 0, '{}')"
+    fresh_database.execute(archive, [old + 5 * DAY])
+    later = Retention(fresh_database.url, replace(KEEP, runs=9 * DAY), Shutdown())
+    assert [(each.table, each.day) for each in later.step()] == [("run_inputs", old)]
+    later.close()
+
+
+def test_audit_of_the_first_kept_day_finds_its_skips(fresh_database: Database, retention: Retention) -> None:
+    """Runs go by whole days, so what an audit computes them from does too."""
+    [day] = made(fresh_database, 10)
+    midnight = datetime.combine(day, time(), UTC)
+    submitted = submit(fresh_database, schedule={"cron": "0 0 * * *"})
+    fresh_database.execute("UPDATE job_versions SET effective_at = %s", [midnight - DAY])
+    fresh_database.execute(
+        "INSERT INTO skips (job_id, tenant, job_version, reason, first_at, last_at, occurrences, created_at)"
+        " VALUES (%s, 'default', 1, 'misfire', %s, %s, 1, %s)",
+        [submitted.job_id, *[midnight] * 3],
+    )
+    retention.step()
+    result = run_audit(fresh_database.url, midnight, midnight + DAY / 2)
+    assert (result.findings, result.totals.skipped["misfire"]) == ((), 1)
 
 
 def test_failed_runs_are_listed_after_their_day_is_dropped(fresh_database: Database, retention: Retention) -> None:

@@ -342,7 +342,7 @@ _EARLY: Mapping[str, object] = {
     "attempt": 0, "job_version": 1, "free": "allow_all", "running": RunState.RUNNING, "succeeded": RunState.SUCCEEDED
 }  # fmt: skip
 
-_OLD: Mapping[str, object] = {"keep": timedelta(days=90), "limit": 1000}
+_OLD: Mapping[str, object] = {"before": _LONG_AGO, "limit": 1000}
 _BATCH: Mapping[str, object] = {"batch_id": UUID(int=1)}
 
 CALENDARS = [f"calendar-{number}" for number in range(BATCH)]
