@@ -244,7 +244,7 @@ CREATE TABLE calendars (
 );
 COMMENT ON COLUMN calendars.weekdays IS '0 is Sunday, as in cron';
 COMMENT ON COLUMN calendars.source IS 'the origin of the days, such as the name of a file';
-COMMENT ON COLUMN calendars.past IS 'the last hundred sets of days before, each with the time until which it held: an audit reads them';
+COMMENT ON COLUMN calendars.past IS 'the last hundred sets of days before, each with the time until which it held: an audit reads them, and takes a full list for one that is cut';
 COMMENT ON COLUMN calendars.since IS 'the last change of past days: occurrences before it are not shifted again';
 
 CREATE TABLE job_calendars (

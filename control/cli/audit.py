@@ -74,6 +74,7 @@ def _finding_text(each: JobFinding, timezone: str | None) -> str:
 def _facts(result: AuditResult) -> Iterator[tuple[str, str | None]]:
     facts, totals = result.facts, result.totals
     yield "range", f"{rfc3339(result.first)} to {rfc3339(result.before)}"
+    yield "being deleted, left out", ", ".join(facts.deleting) or None
     yield "jobs", f"{totals.jobs:,}"
     yield "computed", f"{totals.computed:,}"
     yield "fired", f"{totals.fired:,}"

@@ -43,6 +43,7 @@ _READ_SKIPS = _SQL["read_audited_skips"]
 _READ_OVERRIDES = _SQL["read_audited_overrides"]
 _READ_CALENDARS = _SQL["read_audited_calendars"]
 
+_SETS = 100  # of days that a calendar keeps when it changes: `update_calendar`
 _ROWS = 1_000  # in one round trip, of versions and rows of the ledger
 
 
@@ -56,8 +57,9 @@ class AuditFacts:
         snapshot: The snapshot of all reads.
         stored_tzdata: The tzdata release by which the timers were computed.
         tzdata_changes: The changes of that release, each with its time; None if there was none.
-        tzdata: The tzdata release by which the audit computes.
         runs_from: The beginning of the first day whose runs are all stored, those of each tenant in the scope.
+        deleting: The tenants that are being deleted: the audit leaves them out.
+        tzdata: The tzdata release by which the audit computes.
     """
 
     taken_at: datetime
@@ -66,6 +68,7 @@ class AuditFacts:
     stored_tzdata: object
     tzdata_changes: object
     runs_from: datetime | None
+    deleting: list[str]
     tzdata: str = tzdata_version()
 
 
@@ -213,6 +216,7 @@ class _Calendars:
         rows = connection.execute(_READ_CALENDARS, {"tenant": scope.tenant}, binary=True).fetchall()
         found = cast("list[tuple[str, str, list[_Past]]]", rows)
         self._days: DaySets = read_day_sets(connection, [(tenant, name) for tenant, name, _ in found])
+        self._cut = {(tenant, name): _held(past[0]).until for tenant, name, past in found if len(past) >= _SETS}
         self._past = {
             (tenant, name): [held for each in past if (held := _held(each)).until > scope.first]
             for tenant, name, past in found
@@ -228,6 +232,14 @@ class _Calendars:
             return None
         changes = sorted({held.until for pair in named for held in self._past[pair]})
         return [(until, {pair: self._at(pair, until) for pair in named}) for until in (*changes, None)]
+
+    def forgotten(self, tenant: str, policies: Policies) -> datetime | None:
+        """Return the instant up to which days of the named calendars may be forgotten; None if none are.
+
+        It is the end of the oldest set, since its begin is not stored.
+        """
+        cuts = (self._cut[pair] for name in policies.calendars if (pair := (tenant, name)) in self._cut)
+        return max(cuts, default=None)
 
     def _at(self, pair: tuple[str, str], until: datetime | None) -> DaySet:
         """Return the days of a calendar that held up to an instant."""
@@ -285,4 +297,5 @@ def _in_force(row: _VersionRow, calendars: _Calendars) -> InForce:
         if states is None
         else tuple(CalendarState(until, timer_state(place, days).effective) for until, days in states)
     )
-    return InForce(row.version, row.after, row.until, schedule, opened, policies.shift)
+    forgotten = calendars.forgotten(row.tenant, policies)
+    return InForce(row.version, row.after, row.until, schedule, opened, policies.shift, forgotten)

@@ -77,6 +77,7 @@ class InForce:
         schedule: Its schedule; None if it cannot be read.
         calendars: Its schedule under the days of its calendars, by time; empty without one; None if one is gone.
         shifts: True if occurrences of excluded days are shifted.
+        calendars_after: Days that decided an occurrence up to this instant may be forgotten; None if none are.
     """
 
     version: int
@@ -85,6 +86,7 @@ class InForce:
     schedule: Schedule | None
     calendars: tuple[CalendarState, ...] | None = ()
     shifts: bool = False
+    calendars_after: datetime | None = None
 
     @property
     def follows_records(self) -> bool:
@@ -101,6 +103,10 @@ class InForce:
             until = high if state.until is None else min(high, state.until)
             found = instants_between(state.schedule, low, until).numbers if low < until else ()
             yield {*found}
+
+    def known(self, low: datetime) -> datetime:
+        """Return the later one of an instant and that up to which days of its calendars may be forgotten."""
+        return low if self.calendars_after is None else max(low, self.calendars_after)
 
     def holds(self, at: datetime) -> bool:
         """Return True if an instant of a fixed_delay lies in its time in force."""
@@ -324,7 +330,7 @@ class _Comparison:
                 continue
             parts.append(instants_between(each.schedule, low, high))
             if each.shifts and each.calendars:
-                shifted = self._always_shifted(each, low, high)
+                shifted = self._always_shifted(each, each.known(low), high)
                 parts[-1] = pack(array("q", sorted({*parts[-1].numbers, *shifted})))
         wanted = [at for at in self._late_wanted if number_of(start) < at <= number_of(end)]
         if len(parts) == 1 and not wanted:
@@ -407,6 +413,7 @@ class _Comparison:
         """Find occurrences that fired on a day that their calendars exclude."""
         for each in self._job.versions:
             low, high = each.within(start, end)
+            low = each.known(low)
             if each.calendars and low < high:
                 allowed = set[int]().union(*each.opened(low, high))
                 inside = {at for at in fired if number_of(low) < at <= number_of(high)}
@@ -432,9 +439,13 @@ class _Comparison:
         version = self._version_at(instant)
         if version is None or not version.shifts:
             return False
-        return version.calendars is None or any(
-            (state.until is None or instant <= state.until) and is_occurrence(state.schedule, instant)
-            for state in version.calendars
+        return (
+            version.calendars is None
+            or instant <= version.known(instant - TICK)
+            or any(
+                (state.until is None or instant <= state.until) and is_occurrence(state.schedule, instant)
+                for state in version.calendars
+            )
         )
 
     def _check_count(self, skip: Skipped, covered: int) -> None:

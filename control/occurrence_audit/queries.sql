@@ -1,7 +1,7 @@
--- name: lift_time_limit
--- Lifts the limit on whole transactions for this session, where the server has one.
+-- name: set_time_limit
+-- Sets the limit on whole transactions of this session, where the server has one.
 -- No index, no lock.
-SELECT set_config(p.name, '0', false) FROM pg_settings AS p WHERE p.name = 'transaction_timeout'
+SELECT set_config(p.name, %(limit)s, false) FROM pg_settings AS p WHERE p.name = 'transaction_timeout'
 
 -- name: hold_retention
 -- Keeps retention from removing runs until the session ends.
@@ -10,8 +10,8 @@ SELECT pg_advisory_lock_shared(hashtext('tidewheel.kept_since'))
 
 -- name: read_audit_facts
 -- Returns the clock, the database's name, the snapshot, the tzdata version of the timers, and the begin of the first day
--- whose runs are all stored.
--- Index: pg_inherits_parent_index, pg_class_oid_index; run_days has a row for each day, tenant_periods one for each tenant.
+-- whose runs are all stored, and the tenants that are being deleted.
+-- Index: pg_inherits_parent_index, pg_class_oid_index, tenant_deletions_open; run_days has a row for each day, tenant_periods one for each tenant.
 -- No lock.
 SELECT tidewheel_now() AS taken_at, current_database()::text AS database, pg_current_snapshot()::text AS snapshot,
        (SELECT s.value FROM settings AS s WHERE s.name = 'tzdata') AS stored_tzdata,
@@ -23,7 +23,8 @@ SELECT tidewheel_now() AS taken_at, current_database()::text AS database, pg_cur
                 (SELECT max(d.day) + 1 FROM run_days AS d WHERE d.dropped_at IS NOT NULL),
                 (SELECT max(p.kept_since)
                    FROM tenant_periods AS p
-                  WHERE %(tenant)s::text IS NULL OR p.tenant = %(tenant)s::text))::timestamp AT TIME ZONE 'UTC' AS runs_from
+                  WHERE %(tenant)s::text IS NULL OR p.tenant = %(tenant)s::text))::timestamp AT TIME ZONE 'UTC' AS runs_from,
+       ARRAY(SELECT d.tenant FROM tenant_deletions AS d WHERE d.finished_at IS NULL ORDER BY d.tenant) AS deleting
 
 -- name: has_versions_before
 -- Returns true if a job of the audit had occurrences of its own before an instant.
@@ -39,9 +40,10 @@ SELECT EXISTS (
 
 -- name: read_audited_versions
 -- Returns the versions in force in a range, by job and version, each with its job's position.
--- Index: job_versions_pkey, jobs_pkey, timers_pkey, or scans of the tables.
+-- Index: job_versions_pkey, jobs_pkey, timers_pkey, tenant_deletions_open, or scans of the tables.
 -- No lock.
--- Why: a `once` that was accepted after its time has an occurrence before its time in force.
+-- Why: a `once` that was accepted after its time has an occurrence before its time in force. The timers of a tenant that
+-- is being deleted go before its versions, and these before its runs.
 SELECT f.job_id, j.tenant, j.key, t.scheduled_at AS cursor_at, t.hold_reason, f.version, f.schedule_json, f.policy_json,
        f.after, f.until
   FROM (
@@ -50,6 +52,7 @@ SELECT f.job_id, j.tenant, j.key, t.scheduled_at AS cursor_at, t.hold_reason, f.
       FROM job_versions AS v
      WHERE (%(tenant)s::text IS NULL OR v.tenant = %(tenant)s::text)
        AND (%(job_id)s::uuid IS NULL OR v.job_id = %(job_id)s::uuid)
+       AND v.tenant NOT IN (SELECT d.tenant FROM tenant_deletions AS d WHERE d.finished_at IS NULL)
     WINDOW following AS (PARTITION BY v.job_id ORDER BY v.version ROWS BETWEEN 1 FOLLOWING AND UNBOUNDED FOLLOWING)
   ) AS f
   JOIN jobs AS j ON j.job_id = f.job_id
@@ -99,7 +102,8 @@ SELECT c.tenant, c.name, c.past FROM calendars AS c WHERE %(tenant)s::text IS NU
 -- name: read_timer_runs
 -- Returns the scheduled runs of a range, by job and day: their instants as the bytes of big-endian microseconds since
 -- 2000, in order, and counts.
--- Index: job_runs_by_job and finished_runs_by_job of one job, else a scan of the days since the range begins.
+-- Index: job_runs_by_job and finished_runs_by_job of one job, else a scan of the days since the range begins;
+-- tenant_deletions_open.
 -- No lock.
 -- Why: one row for each job and day. The server sorts on disk, and the reader compares bytes.
 SELECT r.job_id, date_bin('1 day', r.scheduled_at, timestamptz '2000-01-01 00:00:00+00') AS day,
@@ -121,12 +125,14 @@ SELECT r.job_id, date_bin('1 day', r.scheduled_at, timestamptz '2000-01-01 00:00
        AND f.scheduled_at >= %(first)s::timestamptz AND f.scheduled_at < %(before)s::timestamptz AND f.cause = 'timer'
        AND (%(tenant)s::text IS NULL OR f.tenant = %(tenant)s::text)
        AND (%(job_id)s::uuid IS NULL OR f.job_id = %(job_id)s::uuid)
+       AND f.tenant NOT IN (SELECT d.tenant FROM tenant_deletions AS d WHERE d.finished_at IS NULL)
      UNION ALL
     SELECT o.job_id, o.scheduled_at, 'open', o.attempt, position('/' IN o.claimed_from) > 0, o.claimed_from = 'sweep'
       FROM job_runs AS o
      WHERE o.scheduled_at >= %(first)s::timestamptz AND o.scheduled_at < %(before)s::timestamptz AND o.cause = 'timer'
        AND (%(tenant)s::text IS NULL OR o.tenant = %(tenant)s::text)
        AND (%(job_id)s::uuid IS NULL OR o.job_id = %(job_id)s::uuid)
+       AND o.tenant NOT IN (SELECT d.tenant FROM tenant_deletions AS d WHERE d.finished_at IS NULL)
   ) AS r
  GROUP BY r.job_id, day
  ORDER BY r.job_id, day
@@ -177,7 +183,7 @@ SELECT c.job_id, c.scheduled_at, c.previous_at, c.previous_end
 
 -- name: read_missing_children
 -- Returns the jobs of ended occurrences of workflows without a run in them, by job.
--- Index: job_edges_pkey; workflows and the days since the range begins are scanned.
+-- Index: job_edges_pkey, tenant_deletions_open; workflows and the days since the range begins are scanned.
 -- No lock.
 -- Why: each job of the graph has a run, skipped or not, when an occurrence has succeeded or failed.
 WITH RECURSIVE nodes AS (
@@ -187,6 +193,7 @@ WITH RECURSIVE nodes AS (
        AND w.finished_at IS NOT NULL AND w.state IN ('succeeded', 'failed')
        AND w.root_job_id <> '00000000-0000-0000-0000-000000000000'
        AND (%(tenant)s::text IS NULL OR w.tenant = %(tenant)s::text)
+       AND w.tenant NOT IN (SELECT d.tenant FROM tenant_deletions AS d WHERE d.finished_at IS NULL)
      UNION
     SELECT n.root_run_id, n.scheduled_at, n.graph_at, e.child_job_id
       FROM nodes AS n

@@ -1,7 +1,6 @@
 """The recorded side of an audit: the scheduled runs of a range, by job and day.
 
-`RecordedRuns` is the interface. `DatabaseRuns` reads the tables. Runs that an archive has can come from another
-reader of the same form: `compare` takes days of both, in the order of their jobs.
+`RecordedRuns` is the interface. `DatabaseRuns` reads the tables. Archived runs are not read.
 """
 
 from collections.abc import Iterator
@@ -108,7 +107,7 @@ class MissingChild(NamedTuple):
 
 
 class RecordedRuns(Protocol):
-    """A reader of runs: of the tables, or of archived days."""
+    """A reader of runs."""
 
     def days(self, scope: Scope) -> Iterator[RecordedDay]:
         """Yield the scheduled runs of a scope, by job and day."""

@@ -21,9 +21,10 @@ from tidewheel.control.reads.job_position import read_job_position
 from tidewheel.control.reads.json_form import as_json
 from tidewheel.postgres.session import Session
 from tidewheel.postgres.statements import Statements
+from tidewheel.transitions.tenant_refusals import deletions_of
 
 _SQL = Statements("tidewheel.control.occurrence_audit")
-_LIFT_TIME_LIMIT = _SQL["lift_time_limit"]
+_SET_TIME_LIMIT = _SQL["set_time_limit"]
 _HOLD_RETENTION = _SQL["hold_retention"]
 
 MAX_LISTED = 1_000
@@ -31,11 +32,13 @@ MAX_LISTED = 1_000
 
 FORMAT = "tidewheel.audit/1"
 
-# Whole results are sorted, on disk where they do not fit. A process that is stopped holds its snapshot for 10 minutes.
+# Whole results are sorted, on disk where they do not fit. A process that is stopped holds its snapshot for 10 minutes:
+# between two statements by the idle limit, and while the server sends rows by that of TCP.
 _SESSION = (
     "-c cursor_tuple_fraction=1 -c work_mem=128MB -c jit=off -c statement_timeout=0 "
-    "-c idle_in_transaction_session_timeout=600s"
+    "-c idle_in_transaction_session_timeout=600s -c tcp_user_timeout=600s"
 )
+_LONGEST = "6h"  # of the snapshot, which holds back vacuum and retention
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +134,7 @@ def run_audit(
     Raises:
         InvalidInput: The range is ahead, or runs of it are no longer kept.
         UnknownJob: There is no such job.
+        TenantDeleted: The tenant is being deleted, or its name is reserved.
         Unavailable: The database does not answer.
     """
     session = Session(url, "tidewheel-audit", options=_SESSION)
@@ -138,10 +142,12 @@ def run_audit(
         session.connection().isolation_level = IsolationLevel.REPEATABLE_READ
         session.connection().read_only = True
         with session.transaction() as connection:
-            connection.execute(_LIFT_TIME_LIMIT)
+            connection.execute(_SET_TIME_LIMIT, {"limit": _LONGEST})
             connection.execute(_HOLD_RETENTION)
         with session.transaction() as connection:
             facts = read_facts(connection, tenant)
+            for refusal in deletions_of(connection, [] if tenant is None else [tenant]).values():
+                raise refusal
             job_id = None if key is None else read_job_position(connection, tenant or "default", key).job_id
             scope = Scope(first, before or facts.taken_at, tenant, job_id)
             ensure_kept(connection, facts, scope)

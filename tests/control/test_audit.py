@@ -12,7 +12,7 @@ import pytest
 from tests.control.cli.command import json_output, tidewheel
 from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
-from tests.transitions.acts import about, apply_batch, begin, end, ending, requeue, submit, trigger
+from tests.transitions.acts import about, apply_batch, begin, end, ending, requeue, submission, submit, trigger
 from tests.transitions.graphs import drain_some, never
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.client.client import Client
@@ -208,6 +208,40 @@ def test_each_tampered_record_is_named_with_its_instant(history: ClockedDatabase
     done = tidewheel(history, "audit", "--from", "2026-03-29T00:00Z", "--job", "paused")
     assert done.code == ExitCode.FAILED
     assert done.out.startswith("missing: default/paused at 2026-03-29T00:")
+    history.execute(
+        """UPDATE calendars
+              SET past = (SELECT jsonb_agg(s.held)
+                            FROM (SELECT past -> 0 || '{"until": "2026-03-30T00:20:00+00:00"}' AS held
+                                    FROM generate_series(1, 100)) AS s)
+            WHERE name = 'holidays'"""
+    )
+    assert "excluded" not in {problem for problem, *_ in found(audited(history))}  # the days may be forgotten
+
+
+def test_tenant_that_is_being_deleted_is_left_out_and_named(clocked: ClockedDatabase) -> None:
+    clocked.stop_clock(MIDNIGHT)
+    with Client(clocked.url) as client:
+        client.tenants.create("acme")
+        for tenant in ("acme", "default"):
+            apply_batch(clocked, submission("interval", schedule={"interval": "1m"}) | {"tenant": tenant})
+        for minutes in (1, 2):
+            clocked.stop_clock(MIDNIGHT + timedelta(minutes=minutes, seconds=1))
+            fire(clocked)
+        whole = audited(clocked).totals.fired
+        client.tenants.delete("acme")
+    clocked.execute("DELETE FROM timers WHERE tenant = 'acme'")
+    clocked.stop_clock(MIDNIGHT + timedelta(minutes=3))
+    fire(clocked)
+    for _ in range(2):
+        result = audited(clocked)
+        assert not result.findings, found(result)
+        assert result.facts.deleting == ["acme"]
+        clocked.execute("DELETE FROM job_versions WHERE tenant = 'acme'")
+    assert (whole, result.totals.jobs) == (4, 1)
+    done = tidewheel(clocked, "audit", "--from", "2026-03-29T00:00Z")
+    assert "acme" in done.out
+    [refusal] = tidewheel(clocked, "audit", "--from", "2026-03-29T00:00Z", "--tenant", "acme").refusals
+    assert refusal.startswith("tenant: the tenant 'acme' is being deleted")
 
 
 def test_range_that_is_ahead_or_no_longer_kept_is_refused(history: ClockedDatabase) -> None:
