@@ -3,6 +3,9 @@
 A tenant's topic of replies is made by an operator, and may never be. Without an end its rows would fill the outbox, and
 each scan would meet them. A reply is not lost with its row: a repeated request gets it as long as it is remembered.
 Shared topics have no such end. Their rows wait, whatever their age.
+
+The age of a row proves no failure, since relays or Kafka may have been down. So the topic must also have failed for a
+day in this process.
 """
 
 import logging
@@ -25,6 +28,9 @@ _KEPT = timedelta(days=1)
 _EVERY_SECONDS = 60.0
 _LIMIT = 1000  # rows of one statement: about ten milliseconds
 
+FAILED_SECONDS = _KEPT.total_seconds()
+"""How long a topic must have failed before replies to it are deleted."""
+
 
 class ExpiredReplies:
     """Deletes expired replies of the slices that this relay holds.
@@ -40,7 +46,7 @@ class ExpiredReplies:
         self._pacer = FullScanPacer(_EVERY_SECONDS)
 
     def step(self, held: Sequence[int], failing: Collection[str]) -> None:
-        """Delete some expired replies to topics that fail, if that is due.
+        """Delete some expired replies to topics that have failed for a day, if that is due.
 
         Raises:
             Unavailable: PostgreSQL does not answer.

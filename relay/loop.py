@@ -27,7 +27,7 @@ from tidewheel.process.metrics import metrics
 from tidewheel.process.service import Shutdown, run_loop
 from tidewheel.relay.delete import Deleter
 from tidewheel.relay.due_rows import PAIR_INDEX, PUBLISH_AT, Batch, DueRow, Published, counts_of
-from tidewheel.relay.expired_replies import ExpiredReplies
+from tidewheel.relay.expired_replies import FAILED_SECONDS, ExpiredReplies
 from tidewheel.relay.group_lag import GroupLag
 from tidewheel.relay.publish import Publisher
 from tidewheel.relay.read import Reader
@@ -118,7 +118,7 @@ class Relay:
     def _step(self) -> float:
         held = self._slices.held()
         self._group_lag.step(measures=0 in held)
-        self._expired_replies.step(held, self._publisher.failing_topics())
+        self._expired_replies.step(held, self._publisher.failing_topics(FAILED_SECONDS))
         slept, self._sleeps_until = self._slept_through(), 0.0
         if held and slept and self._reader.held_seconds() != 0.0:
             return self._until_due(held)

@@ -80,9 +80,9 @@ class Publisher:
         self._limits.settle()
         return self._backoff.paused_topics()
 
-    def failing_topics(self) -> Collection[str]:
-        """Return the topics that have failed and have not taken a message since."""
-        return self._backoff.failing_topics()
+    def failing_topics(self, seconds: float) -> Collection[str]:
+        """Return the topics whose tries have all failed for so long."""
+        return self._backoff.failing_topics(seconds)
 
     def send(self, rows: Sequence[DueRow]) -> None:
         """Give rows to the producer; `await_acks` returns the result.

@@ -15,12 +15,15 @@ _LOG = logging.getLogger("tidewheel.relay")
 
 _FIRST_SECONDS = 0.5
 _MAX_SECONDS = 10.0  # the longest wait of a topic that has come into existence
+_UNBROKEN_SECONDS = 600.0  # between two failures; after a longer gap (an outage of Kafka) the next is a first one
 
 
 @dataclass(frozen=True, slots=True)
 class _Pause:
     until: float
     seconds: float
+    first: float
+    last: float
 
 
 class TopicBackoff:
@@ -37,9 +40,9 @@ class TopicBackoff:
         self._failed_since_read.clear()
         return [topic for topic, pause in self._pauses.items() if pause.until > now]
 
-    def failing_topics(self) -> Collection[str]:
-        """Return the topics that have failed and have not taken a message since."""
-        return self._pauses.keys()
+    def failing_topics(self, seconds: float) -> Collection[str]:
+        """Return the topics whose tries have all failed for so long."""
+        return [topic for topic, pause in self._pauses.items() if pause.last - pause.first >= seconds]
 
     def usable(self, topics: Iterable[str]) -> set[str]:
         """Return the topics that may be produced to: those that have not failed since their rows were read."""
@@ -59,7 +62,8 @@ class TopicBackoff:
         if previous is not None and previous.until > now:
             return
         seconds = _FIRST_SECONDS if previous is None else min(2 * previous.seconds, _MAX_SECONDS)
-        self._pauses[topic] = _Pause(now + seconds, seconds)
+        first = now if previous is None or now - previous.last > _UNBROKEN_SECONDS else previous.first
+        self._pauses[topic] = _Pause(now + seconds, seconds, first, now)
         if previous is None or seconds == _MAX_SECONDS:
             _LOG.error("topic %s is paused: %s; run `tidewheel topics apply`, or grant WRITE", topic, why)
 

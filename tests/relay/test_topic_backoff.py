@@ -18,6 +18,7 @@ from tidewheel.local.stack import StackInfo
 from tidewheel.message_signatures import MessageKeys
 from tidewheel.outbox import OutboxLane
 from tidewheel.process.service import Shutdown
+from tidewheel.relay import loop
 from tidewheel.relay.due_rows import VALUE, DueRow, Published
 from tidewheel.relay.publish import Publisher
 from tidewheel.relay.topic_backoff import TopicBackoff
@@ -161,11 +162,28 @@ def test_rows_of_recreated_topic_are_published(relaying: Relaying) -> None:
     assert relaying.values(topic) == [b"2", b"3"]
 
 
+def test_topic_has_failed_for_as_long_as_its_tries_fail_without_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, day = 0.0, 86_400.0
+    monkeypatch.setattr("tidewheel.relay.topic_backoff.monotonic_seconds", lambda: now)
+    backoff = TopicBackoff()
+    backoff.back_off("new", "why")
+    now += day
+    assert not backoff.failing_topics(day), "one failure is no day"
+    backoff.back_off("new", "why")
+    assert not backoff.failing_topics(day), "Kafka was away meanwhile"
+    while now < 2 * day:
+        now += 60.0
+        assert not backoff.failing_topics(day)
+        backoff.back_off("new", "why")
+    assert backoff.failing_topics(day) == ["new"]
+
+
 @pytest.mark.kafka
 def test_replies_to_a_tenant_without_their_topic_are_deleted_after_a_day(
-    relaying: Relaying, caplog: pytest.LogCaptureFixture
+    relaying: Relaying, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows of a shared topic wait, whatever their age."""
+    monkeypatch.setattr(loop, "FAILED_SECONDS", 0.3)
     topics = Topics(relaying.prefix)
     missing, day = topics.replies_of("acme"), timedelta(days=1)
     relaying.write(
