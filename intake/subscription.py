@@ -3,7 +3,8 @@
 A tenant's topic is found by its name in the broker's metadata. So it needs no setting and no restart. Two members of a
 process, or two processes, may know a new topic some seconds apart: the group gives it to those that subscribe to it.
 
-The topic of a tenant whose rows are removed is left out, until the tenant is created again.
+The topic of a tenant that does not exist is left out until the tenant is created. That of one that is being deleted is
+read: each of its messages is refused.
 """
 
 import logging

@@ -79,7 +79,7 @@ def _topics_without_tenant(connection: Conn, names: Topics, tenants: Sequence[st
             require_tenant(connection, tenant)
         except UnknownTenant:
             what = f"the topic {names.requests_of(tenant)} belongs to no tenant"
-            evidence = f"there is no tenant {tenant}: each request on it is rejected"
+            evidence = f"there is no tenant {tenant}: no request on it is read"
             remedy = f"`tidewheel tenant create {tenant}`, or delete it with {names.replies_of(tenant)}"
             yield Finding("topics", Severity.WARNING, what, evidence, remedy)
 

@@ -2278,7 +2278,9 @@ SELECT pg_advisory_xact_lock_shared(hashtext('tidewheel.kept_since'))
 SELECT greatest((SELECT max(d.day) + 1 FROM run_days AS d WHERE d.dropped_at IS NOT NULL),
                 (SELECT max(p.kept_since) FROM tenant_periods AS p WHERE p.tenant = %(tenant)s))::timestamp AT TIME ZONE 'UTC'
 
--- name: find_removed_tenants
--- Those of the given tenants whose deletions have ended, and that were not created again.
--- Index: tenant_deletions_pkey. No lock.
-SELECT tenant FROM tenant_deletions WHERE tenant = ANY (%(tenants)s) AND finished_at IS NOT NULL
+-- name: find_read_tenants
+-- Those of the given tenants that exist, or are being deleted.
+-- Index: tenants_pkey, tenant_deletions_pkey. No lock.
+SELECT tenant FROM tenants WHERE tenant = ANY (%(tenants)s)
+ UNION ALL
+SELECT tenant FROM tenant_deletions WHERE tenant = ANY (%(tenants)s) AND finished_at IS NULL

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _SQL = Statements("tidewheel.transitions")
 _FIND_DELETIONS = _SQL["find_deletions"]
-_FIND_REMOVED_TENANTS = _SQL["find_removed_tenants"]
+_FIND_READ_TENANTS = _SQL["find_read_tenants"]
 
 TENANT_DELETED = "tenant_deleted"
 """Reason of what ends because its tenant is deleted; also the author of the cancellation of its runs."""
@@ -38,12 +38,12 @@ def deletions_of(connection: Conn, tenants: Iterable[str]) -> dict[str, UnknownT
 
 
 def topics_to_read(connection: Conn, topics: "Topics", names: Iterable[str]) -> list[str]:
-    """Return the topics of requests among these, without those of tenants whose rows are removed."""
+    """Return the topics of requests to read: those of a tenant only if it exists, or is being deleted."""
     found = topics.all_requests(names)
     tenants = {topic: tenant for topic in found if (tenant := topics.tenant_of(topic)) is not None}
     if not tenants:
         return found
     columns = {"tenants": texts(sorted(tenants.values()))}
-    rows = cast("list[tuple[str]]", connection.execute(_FIND_REMOVED_TENANTS, columns, binary=True).fetchall())
-    removed = {tenant for (tenant,) in rows}
-    return [topic for topic in found if tenants.get(topic) not in removed]
+    rows = cast("list[tuple[str]]", connection.execute(_FIND_READ_TENANTS, columns, binary=True).fetchall())
+    read = {tenant for (tenant,) in rows}
+    return [topic for topic in found if topic not in tenants or tenants[topic] in read]
