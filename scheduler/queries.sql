@@ -219,9 +219,9 @@ SELECT day FROM archived_days
 SELECT day FROM run_days WHERE dropped_at IS NOT NULL
 
 -- name: lock_kept_since
--- Waits until the requests have ended that rely on the first kept day, and keeps new ones waiting until the commit.
--- No index. Lock: an advisory one, which such requests share.
-SELECT pg_advisory_xact_lock(hashtext('tidewheel.kept_since'))
+-- Keeps requests that rely on the first kept day waiting until the commit; false while such a request or an audit runs.
+-- No index. Lock: an advisory one, which they share, not waited for: an audit may take hours.
+SELECT pg_try_advisory_xact_lock(hashtext('tidewheel.kept_since'))
 
 -- name: begin_drops
 -- Marks days as dropped, before their partitions are.
@@ -231,7 +231,7 @@ SELECT g.day, '{}', tidewheel_now() FROM unnest(%(days)s::date[]) AS g (day)
 ON CONFLICT (day) DO UPDATE SET dropped_at = coalesce(d.dropped_at, excluded.dropped_at)
 
 -- name: find_needed_since
--- Returns the time from which open occurrences of workflows need outputs, and that from which open backfills of missing
+-- Returns the time from which open occurrences of workflows need runs, and that from which open backfills of missing
 -- occurrences need finished runs; null for none.
 -- Index: workflows_open, backfills_open. No lock.
 SELECT (SELECT min(least(w.created_at, w.graph_at)) FROM workflows AS w WHERE w.finished_at IS NULL),

@@ -2,7 +2,7 @@
 
 A partition is dropped when its whole day is older than its period. The inputs of a run that ends within a day of its
 creation lie in the partition of its creation, so inputs are kept a day longer. What live runs need stays: days on which
-open runs were created, or started their attempts, and the outputs and finished runs that `find_needed_since` names.
+open runs were created, or started their attempts, and the days that `find_needed_since` names.
 
 Detaching waits for transactions that have used the table, so this is a thread of its own. A process that dies, or
 waits for too long, leaves a partition that is detached, or about to be: the next pass drops it.
@@ -62,7 +62,7 @@ class _Needs:
     Args:
         created: The days on which open runs were created.
         started: The days on which their attempts started.
-        outputs_since: The first day whose outputs open occurrences need; None for none.
+        occurrences_since: The first day that open occurrences need; None for none.
         runs_since: The first day whose finished runs open backfills need; None for none.
         counted: The days whose runs are counted.
         unarchived: The days that the archive lacks; empty without an archive.
@@ -70,7 +70,7 @@ class _Needs:
 
     created: Collection[date]
     started: Collection[date]
-    outputs_since: date | None
+    occurrences_since: date | None
     runs_since: date | None
     counted: Collection[date]
     unarchived: Collection[date]
@@ -82,8 +82,9 @@ class _Needs:
         causes = {
             "open runs were created on this day": table == "run_inputs" and day in self.created,
             "open runs started attempts on this day": table in _ATTEMPTS and day in self.started,
-            "open occurrences of workflows need its results": (
-                table == "attempt_outputs" and self.outputs_since is not None and day >= self.outputs_since
+            # Attempts too: an audit compares their number with the runs'.
+            "open occurrences of workflows need this day": (
+                self.occurrences_since is not None and day >= self.occurrences_since
             ),
             "an open backfill of missing occurrences needs its runs": (
                 table == "finished_runs" and self.runs_since is not None and day >= self.runs_since
@@ -186,12 +187,15 @@ class Retention:
             return []
         in_use = cast("list[tuple[date, date | None]]", connection.execute(_FIND_DAYS_IN_USE).fetchall())
         with connection.transaction():
-            connection.execute(_LOCK_KEPT_SINCE)  # so a request either is among the needs, or finds the days dropped
+            # So a request either is among the needs, or finds the days dropped.
+            if connection.execute(_LOCK_KEPT_SINCE).fetchone() != (True,):
+                self._record(connection, now, dict.fromkeys(old, "an audit or a backfill reads old runs"))
+                return []
             occurrences, backfills = _needed_since(connection)
             needs = _Needs(
                 created={day for day, _ in in_use},
                 started={day for _, day in in_use if day is not None},
-                outputs_since=None if occurrences is None else max(day_of(occurrences), first_kept["finished_runs"]),
+                occurrences_since=None if occurrences is None else day_of(occurrences),
                 runs_since=None if backfills is None else day_of(backfills),
                 counted=_days(connection, _FIND_COUNTED_DAYS),
                 unarchived=_unarchived(connection, stored),

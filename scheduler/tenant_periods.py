@@ -70,9 +70,10 @@ def remove_by_tenant(connection: Conn, days: Collection[date], now: datetime, pa
 
 
 def _begin(connection: Conn, period: _TenantPeriod, day: date) -> bool:
-    """Move the position behind a day; return False if an open backfill needs its runs."""
+    """Move the position behind a day; return False if an audit or an open backfill needs its runs."""
     with connection.transaction():
-        connection.execute(_LOCK_KEPT_SINCE)
+        if connection.execute(_LOCK_KEPT_SINCE).fetchone() != (True,):
+            return False
         columns: dict[str, object] = {"tenant": period.tenant, "end": _midnight(day + _DAY)}
         if connection.execute(_HAS_OPEN_BACKFILL, columns).fetchone() == (True,):
             return False

@@ -250,8 +250,8 @@ def test_jobs_that_ended_long_ago_are_removed_if_nothing_needs_them(
     assert submit(fresh_database, "removed").job_version == 1
 
 
-def test_outputs_that_an_open_occurrence_needs_are_kept(fresh_database: Database, retention: Retention) -> None:
-    oldest, before, needed = made(fresh_database, 11, 8, 6)
+def test_what_an_open_occurrence_needs_is_kept(fresh_database: Database, retention: Retention) -> None:
+    before, needed = made(fresh_database, 8, 6)
     fresh_database.execute(
         "INSERT INTO workflows (root_run_id, tenant, root_job_id, shard, scheduled_at, graph_at, state, pending,"
         " created_at) SELECT gen_random_uuid(), 'default', gen_random_uuid(), 1, at, at, 'paused', 1, at"
@@ -262,9 +262,24 @@ def test_outputs_that_an_open_occurrence_needs_are_kept(fresh_database: Database
     kept = stored(fresh_database, "attempt_outputs")
     assert (needed in kept, before in kept) == (True, False)
     fresh_database.execute("UPDATE workflows SET created_at = created_at - %s", [20 * DAY])
+    older, oldest = made(fresh_database, 27, 25)
     retention.step()
-    assert needed in stored(fresh_database, "attempt_outputs")
-    assert oldest not in stored(fresh_database, "attempt_outputs"), "they go with their runs at the latest"
+    for table in TABLES:
+        assert stored(fresh_database, table) & {older, oldest, needed} == {oldest, needed}, "runs may be its parents"
+
+
+def test_an_audit_delays_the_drops_and_nothing_else(fresh_database: Database, retention: Retention) -> None:
+    """It holds the lock for its whole time."""
+    made(fresh_database, 20, 6)
+    with Client(fresh_database.url) as client:
+        client.tenants.keep("default", 4)
+    auditing = fresh_database.connection(autocommit=True)
+    auditing.execute("SELECT pg_advisory_lock_shared(hashtext('tidewheel.kept_since'))")
+    assert retention.step() == []
+    [(behind, held_by)] = fresh_database.rows("SELECT behind, held_by FROM retention_state")
+    assert (behind > DAY, held_by.endswith(": an audit or a backfill reads old runs")) == (True, True)
+    auditing.close()
+    assert retention.step()
 
 
 def test_runs_that_an_open_backfill_compares_with_are_kept(fresh_database: Database, retention: Retention) -> None:
