@@ -54,7 +54,7 @@ def pids(local: LocalStack) -> list[int | None]:
 
 
 def test_a_shell_that_has_the_addresses_of_a_stack_gives_it_no_servers(stack: LocalStack, info: StackInfo) -> None:
-    url = make_conninfo(**{**conninfo_to_dict(info.database_url), "password": None, "passfile": "/nowhere"})
+    url = make_conninfo("", **{**conninfo_to_dict(info.database_url), "password": None, "passfile": "/nowhere"})
     again = LocalStack(stack.home, database_url=url, bootstrap=info.bootstrap, client=info.kafka, lasting=False)
     assert again.up() == info
     assert {part.state for part in again.status().parts} == {PartState.RUNNING}
