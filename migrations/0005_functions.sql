@@ -374,15 +374,26 @@ $$;
 
 -- Creates and attaches the partition of a table for a day, if there is none. Only the owner of its parent attaches a partition, and
 -- services own none. The advisory lock lets one transaction at a time create partitions. The table of a user is never touched.
+-- A role that is no member of the owner creates days near today, and days that rows of an open run still go to.
 CREATE FUNCTION tidewheel_create_day(day_table text, day date) RETURNS void
     LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 AS $$
 DECLARE
     v_name   CONSTANT text := day_table || to_char(day, '_YYYYMMDD');
     v_unique CONSTANT text := CASE day_table WHEN 'finished_runs' THEN 'run_id' END; -- within a day, though it is not the partition key
+    v_begin  CONSTANT timestamptz := day::timestamp AT TIME ZONE 'UTC';
+    v_today  CONSTANT date := (tidewheel_now() AT TIME ZONE 'UTC')::date;
 BEGIN
     IF day_table <> ALL (ARRAY['finished_runs', 'run_inputs', 'attempts', 'attempt_outputs']) THEN
         RAISE EXCEPTION '% has no days', day_table USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF day NOT BETWEEN v_today - 1 AND v_today + 7
+       AND NOT pg_has_role(session_user, current_user, 'USAGE')
+       AND NOT EXISTS (SELECT FROM job_runs AS r
+                        WHERE r.created_at >= v_begin AND r.created_at < v_begin + interval '24 hours'
+                           OR r.started_at >= v_begin AND r.started_at < v_begin + interval '24 hours') THEN
+        RAISE EXCEPTION 'the day % is not between % and %, and no open run was created or started on it', day, v_today - 1, v_today + 7
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'only the owner of the tables creates other days';
     END IF;
     PERFORM pg_advisory_xact_lock(hashtext('tidewheel.postgres.partitions'));
     IF EXISTS (SELECT FROM pg_class AS c

@@ -34,6 +34,14 @@ SELECT c.relname, a.grantee::regrole::text, array_agg(a.privilege_type ORDER BY 
  WHERE c.relnamespace = 'public'::regnamespace AND a.grantee::regrole::text LIKE 'tidewheel\\_%'
  GROUP BY 1, 2 ORDER BY 1, 2
 """
+# An open run of these days.
+OLD_RUN: LiteralString = """
+INSERT INTO job_runs (run_id, job_id, tenant, shard, queue, lane, handler, cause, overlap, state, job_version,
+                      scheduled_at, publish_at, created_at, started_at)
+VALUES (gen_random_uuid(), gen_random_uuid(), 'default', 0, 'default', 'standard', 'noop', 'trigger', 'skip', 'running',
+        1, now(), now(), %s::date::timestamp AT TIME ZONE 'UTC',
+        (%s::date + 1)::timestamp AT TIME ZONE 'UTC' - interval '1 us')
+"""
 
 
 def test_rights_are_those_that_the_statements_need(shared_database: Database) -> None:
@@ -129,7 +137,11 @@ def test_days_are_created_and_dropped_by_a_role_that_owns_none(fresh_database: D
     with scheduler:
         # Names are looked up in the schema of the tables, never in what the caller has created.
         scheduler.execute("CREATE TEMP TABLE attempts (id int); CREATE TEMP TABLE settings (name text)")
-        create_missing(scheduler, [today - 20 * DAY, today - 21 * DAY])
+        for day in (today - 20 * DAY, today - 2 * DAY, today + 8 * DAY):
+            with pytest.raises(psycopg.errors.InvalidParameterValue, match="no open run was created or started on it"):
+                create_missing(scheduler, [day])
+        fresh_database.execute(OLD_RUN, [today - 20 * DAY, today - 21 * DAY])
+        create_missing(scheduler, [today - 20 * DAY, today - 21 * DAY, today + 7 * DAY])
         scheduler.execute("DROP TABLE attempts, settings")
         old = [each for each in stored_days(fresh_database.connection()) if each.day < today - DAY]
         assert len(old) == 8
