@@ -33,7 +33,7 @@ RIGHTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "application": "rawd",
         },
         "api_keys": {"scheduler": "rd", "api": "raw"},
-        "archived_days": {"scheduler": "r", "intake": "r", "api": "rd"},
+        "archived_days": {"scheduler": "r", "intake": "r", "api": "rd", "application": "r"},
         "attempt_outputs": {
             "scheduler": "rawd",
             "intake": "raw",
