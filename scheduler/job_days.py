@@ -4,10 +4,11 @@ A page of runs, in the order of their jobs, and the position behind it are one t
 twice.
 """
 
-from datetime import UTC, date, datetime, time, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import cast
 from uuid import UUID
 
+from tidewheel.postgres.partitions import start_of
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
@@ -44,7 +45,7 @@ def count_days(connection: Conn, pace: Pace) -> None:
 
 def _count_page(connection: Conn, day: date, after: tuple[UUID, datetime]) -> tuple[UUID, datetime] | None:
     """Count the next runs of a day; return the position behind them, None if they were the last."""
-    first = datetime.combine(day, time(), UTC)
+    first = start_of(day)
     columns: dict[str, object] = {
         "day": day, "first": first, "end": first + timedelta(days=1), "after_job": after[0], "after_at": after[1],
         "runs": _PAGE - 1,

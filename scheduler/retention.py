@@ -12,14 +12,14 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, time, timedelta
+from datetime import date, datetime, timedelta
 from functools import partial
 from typing import LiteralString, cast
 
 import psycopg
 
 from tidewheel.postgres.database_clock import read_now
-from tidewheel.postgres.partitions import StoredDay, day_of, drop_day, stored_days
+from tidewheel.postgres.partitions import StoredDay, day_of, drop_day, start_of, stored_days
 from tidewheel.postgres.session import Conn, Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
@@ -165,7 +165,7 @@ class Retention:
 
     def _facts_before(self, connection: Conn, stored: Iterable[StoredDay], now: datetime) -> datetime:
         """Return the instant before which no stored day of runs needs a fact."""
-        begins = (datetime.combine(day, time(), UTC) for day in _days_of_runs(connection, stored))
+        begins = (start_of(day) for day in _days_of_runs(connection, stored))
         return min([now - self._periods.runs, *begins])
 
     def _remove_by_tenant(self, connection: Conn, stored: Iterable[StoredDay], now: datetime, pace: Pace) -> None:
@@ -228,7 +228,7 @@ class Retention:
         """Record how much older than its period the oldest partition is that stays, and its cause."""
         behind, held_by = timedelta(0), None
         for stored, cause in kept.items():
-            over = datetime.combine(stored.day + _DAY, time(), UTC)
+            over = start_of(stored.day + _DAY)
             rule = RULES[stored.table]
             period = self._periods.of(rule.period if isinstance(rule, Days) else Period.RUNS)
             if now - period - over > behind:

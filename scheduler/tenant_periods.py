@@ -6,13 +6,13 @@ from then on requests that rely on these runs are refused. After a crash the pag
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, time, timedelta
+from datetime import date, datetime, timedelta
 from typing import cast
 from uuid import UUID
 
 from psycopg.rows import class_row
 
-from tidewheel.postgres.partitions import day_of
+from tidewheel.postgres.partitions import day_of, start_of
 from tidewheel.postgres.pg_arrays import uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
@@ -74,7 +74,7 @@ def _begin(connection: Conn, period: _TenantPeriod, day: date) -> bool:
     with connection.transaction():
         if connection.execute(_LOCK_KEPT_SINCE).fetchone() != (True,):
             return False
-        columns: dict[str, object] = {"tenant": period.tenant, "end": _midnight(day + _DAY)}
+        columns: dict[str, object] = {"tenant": period.tenant, "end": start_of(day + _DAY)}
         if connection.execute(_HAS_OPEN_BACKFILL, columns).fetchone() == (True,):
             return False
         _move(connection, period, day, removing=True)
@@ -92,7 +92,7 @@ def _remove_day(connection: Conn, period: _TenantPeriod, day: date, pace: Pace) 
     removed, after = 0, UUID(int=0)
     columns: dict[str, object] = {
         "tenant": period.tenant, "state": period.state, "limit": _PAGE,
-        "before": _midnight(day - _DAY), "first": _midnight(day), "end": _midnight(day + _DAY),
+        "before": start_of(day - _DAY), "first": start_of(day), "end": start_of(day + _DAY),
     }  # fmt: skip
     while True:
         rows = connection.execute(_FIND_RUNS_TO_REMOVE, {**columns, "after": after}, binary=True).fetchall()
@@ -104,7 +104,3 @@ def _remove_day(connection: Conn, period: _TenantPeriod, day: date, pace: Pace) 
             failpoint("removing.page")
         if len(run_ids) < _PAGE or pace.rest():
             return removed
-
-
-def _midnight(day: date) -> datetime:
-    return datetime.combine(day, time(), UTC)

@@ -13,7 +13,7 @@ Retention spares a day because another one is recorded. Until the first record i
 from collections import defaultdict
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, date, datetime, time, timedelta
+from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import LiteralString, NamedTuple, cast
 from uuid import UUID
@@ -26,7 +26,7 @@ from tidewheel.control.archive.records import ArchivedDay, list_days
 from tidewheel.control.archive.stores import MANIFEST, MissingFile, Store
 from tidewheel.errors import ArchiveDamaged, Unavailable
 from tidewheel.postgres.database_clock import read_now
-from tidewheel.postgres.partitions import stored_days
+from tidewheel.postgres.partitions import start_of, stored_days
 from tidewheel.postgres.session import BY_KEY, Conn, Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
@@ -193,14 +193,14 @@ def _export(connection: Conn, store: Store, day: date, since: datetime | None) -
     tenants: dict[str, int] = {}
     id_days: set[int] = set()
     runs = Parts(name, RUNS, scratch, keep)
-    for records in _pages(connection, _start(day), _start(day + _DAY)):
+    for records in _pages(connection, start_of(day), start_of(day + _DAY)):
         for record in records:
             tenants[record["tenant"]] = tenants.get(record["tenant"], 0) + 1
             id_days.add(id_day(record["run_id"]))
         runs.add(records)
     runs.close()
     facts = Parts(name, FACTS, scratch, keep)
-    for records in _facts(connection, since, _start(day + _DAY)):
+    for records in _facts(connection, since, start_of(day + _DAY)):
         for record in records:
             tenants.setdefault(record["tenant"], 0)
         facts.add(records)
@@ -243,7 +243,7 @@ def _pages(connection: Conn, since: datetime, until: datetime) -> Iterator[list[
         rows = _read(connection, _READ_RUNS_OF_DAY, columns)
         _add_max_attempts(connection, rows, known)
         oldest = min((row["created_at"] for row in rows), default=since)
-        span = {"since": _start(oldest.date()), "until": until}
+        span = {"since": start_of(oldest.date()), "until": until}
         weights = connection.execute(_WEIGH_RUNS, {**span, "run_ids": [row["run_id"] for row in rows]}).fetchall()
         weighed = dict(cast("list[tuple[str, int]]", weights))
         for block in _blocks(rows, weighed):
@@ -319,7 +319,7 @@ def _facts(connection: Conn, since: datetime | None, until: datetime) -> Iterato
 def _since(connection: Conn, day: date) -> datetime | None:
     """Return the end of the archived day before; None for the first one, whose facts have all from before."""
     before = [each.day for each in list_days(connection) if each.day < day]
-    return _start(max(before) + _DAY) if before else None
+    return start_of(max(before) + _DAY) if before else None
 
 
 def _read(connection: Conn, statement: LiteralString, columns: Mapping[str, object]) -> list[Record]:
@@ -333,9 +333,5 @@ def _days(connection: Conn, statement: LiteralString) -> list[date]:
 
 def _count(connection: Conn, day: date) -> dict[str, int]:
     """Return the runs of a day for each tenant, without those of tenants that are being deleted."""
-    columns = {"since": _start(day), "until": _start(day + _DAY)}
+    columns = {"since": start_of(day), "until": start_of(day + _DAY)}
     return dict(cast("list[tuple[str, int]]", connection.execute(_COUNT_RUNS_OF_DAY, columns).fetchall()))
-
-
-def _start(day: date) -> datetime:
-    return datetime.combine(day, time(), UTC)

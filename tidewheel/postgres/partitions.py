@@ -7,7 +7,7 @@ writers.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from types import MappingProxyType
 from typing import TYPE_CHECKING, LiteralString, NamedTuple, cast
 
@@ -48,6 +48,11 @@ _known: set[tuple[str, date]] = set()
 def day_of(instant: datetime) -> date:
     """Return the day whose partition holds a row of this instant."""
     return instant.astimezone(UTC).date()
+
+
+def start_of(day: date) -> datetime:
+    """Return the first instant of a day's partition."""
+    return datetime.combine(day, time(), UTC)
 
 
 def ensure_days(connection: "Conn", days: Iterable[date]) -> None:

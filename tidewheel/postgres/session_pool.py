@@ -8,7 +8,7 @@ from tidewheel.postgres.session import Conn, Session
 
 
 class SessionPool:
-    """Up to so many sessions; each is opened when the open ones are busy.
+    """A pool of sessions; each is opened when the open ones are busy.
 
     Args:
         make: Makes a session.
