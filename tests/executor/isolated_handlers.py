@@ -118,11 +118,10 @@ def print_much(context: tidewheel.Context, payload: int) -> None:
 
 @tidewheel.handler("alone.fork", isolation="process")
 def fork(context: tidewheel.Context, payload: str) -> int:
-    """Leave a child behind, which writes its pid to the file and stays; or come back twice."""
+    """Leave a child behind that stays, or come back twice; return its process id."""
     del context
     child = os.fork()
-    if child == 0 and payload != "come back":
-        Path(payload).write_text(str(os.getpid()))
+    if child == 0 and payload == "stay":
         threading.Event().wait(120)
         os._exit(0)
     return child

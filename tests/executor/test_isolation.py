@@ -197,16 +197,15 @@ def test_forked_child_does_not_become_a_second_worker() -> None:
     until(lambda: gone(child), "the child has ended")
 
 
-def test_children_are_killed_with_the_worker(tmp_path: Path) -> None:
-    left = tmp_path / "left"
-
-    async def work() -> None:
+def test_children_are_killed_with_the_worker() -> None:
+    async def work() -> int:
         async with runner() as made:
-            await made.run(attempt("fork", str(left)))
+            forked = await made.run(attempt("fork", "stay"))
             await made.run(attempt("die", "exit"))
+            return json.loads(forked.result or b"")
 
-    asyncio.run(work())
-    until(lambda: gone(int(read_written(left))), "the child has ended")
+    child = asyncio.run(work())
+    until(lambda: gone(child), "the child has ended")
 
 
 async def stopped(
