@@ -77,8 +77,8 @@ def migrations() -> tuple[Migration, ...]:
         if match:
             found.append(Migration(int(match["number"]), entry.name, trusted(entry.read_text(encoding="utf-8"))))
     found.sort(key=lambda migration: migration.number)
-    if [migration.number for migration in found] != list(range(1, len(found) + 1)):
-        message = f"the numbers of the migrations have a gap or a duplicate: {[m.name for m in found]}"
+    if len({migration.number for migration in found}) != len(found):
+        message = f"two migrations have one number: {[migration.name for migration in found]}"
         raise MigrationError(message)
     return tuple(found)
 

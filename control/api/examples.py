@@ -196,7 +196,7 @@ REDRIVES: Json = {"redrives": [REDRIVE]}
 RUN_EVENT = f'id: {_AT}\nevent: run\ndata: {{"run_id": "{RUN_ID}", "status": "succeeded"}}\n\n'
 STATUS: Json = {
     "now": _NEXT, "services": [{
-        "role": "executor", "process_id": EXECUTOR_ID, "host": "worker-1", "pid": 4711, "version": "0.1.0",
+        "role": "executor", "process_id": EXECUTOR_ID, "host": "worker-1", "pid": 4711, "version": "0.2.0",
         "started_at": _AT, "last_heartbeat_at": _NEXT, "is_silent": False, "is_stopping": False, "queues": ["default"],
         "handlers": ["nightly-report"], "slots": 100, "settings": {"source": "tidewheel"}, "skew_seconds": 0.002,
     }],

@@ -27,7 +27,8 @@ def test_releases_are_dated_and_in_order_and_the_newest_is_this_one() -> None:
     dated = [date.fromisoformat(day) for day in days if day != "unreleased"]
     assert dated == sorted(dated, reverse=True)
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    assert ".".join(map(str, numbers[0])) == version
+    assert ".".join(map(str, numbers[0])) == version.partition(".dev")[0]
+    assert (".dev" in version) == (days[0] == "unreleased")
 
 
 def test_release_has_a_summary_an_upgrade_and_entries_below_headings() -> None:
