@@ -28,6 +28,7 @@ from tidewheel.bench.scenarios import (
     peers,
     pipeline,
     relay,
+    retention,
     rolling,
     soak,
     stages,
@@ -92,6 +93,7 @@ SCENARIOS: dict[str, tuple[Part, ...]] = {
     "stages": (Part(stages.measure),),
     "workflows": (Part(_plain(workflows.measure), once=True),),
     "batches": (Part(_plain(batches.measure), once=True),),
+    "retention": (Part(retention.whole_day, once=True), Part(retention.by_tenant, once=True)),
     "peers": (Part(peers.measure),),
 }
 ALL = (
