@@ -124,24 +124,18 @@ UPDATE run_days AS d SET closed_at = tidewheel_now(), waits_for = '{}'
    AND NOT EXISTS (SELECT FROM pg_locks AS l WHERE l.locktype = 'virtualxid' AND l.virtualtransaction = ANY (d.waits_for))
 
 -- name: find_days_to_count
--- Returns the closed days that are not counted, the oldest first, with the position in each.
+-- Returns the closed days that are not counted, the oldest first, with an estimate of their runs and the position in each.
 -- No index: a row for each day. No lock.
-SELECT day, after_job, after_at FROM run_days WHERE closed_at IS NOT NULL AND counted_at IS NULL ORDER BY day
+SELECT d.day, coalesce(c.reltuples::bigint, 0), d.after_job, d.after_at
+  FROM run_days AS d
+  LEFT JOIN pg_class AS c ON c.oid = to_regclass('finished_runs_' || to_char(d.day, 'YYYYMMDD'))
+ WHERE d.closed_at IS NOT NULL AND d.counted_at IS NULL
+ ORDER BY d.day
 
 -- name: find_counted_days
 -- Returns the days that are counted.
 -- No index: a row for each day. No lock.
 SELECT day FROM run_days WHERE counted_at IS NOT NULL
-
--- name: find_page_to_count
--- Returns the job and the time of the last run of a page; no row if fewer runs are left.
--- Index: finished_runs_by_job of the day. No lock: nothing writes to the day.
-SELECT f.job_id, f.scheduled_at
-  FROM finished_runs AS f
- WHERE f.finished_at >= %(first)s AND f.finished_at < %(end)s AND (f.job_id, f.scheduled_at) > (%(after_job)s, %(after_at)s)
- ORDER BY f.job_id, f.scheduled_at
-OFFSET %(runs)s
- LIMIT 1
 
 -- part: bucket(x)
 -- The bucket of a number of milliseconds: tidewheel/buckets.py has the same bounds.
@@ -154,10 +148,10 @@ CASE WHEN x.ms <= 1 THEN 0 ELSE ceil(ln(x.ms) / ln(1.1))::bigint END
            FROM unnest(x.listed) AS u (packed)
           GROUP BY u.packed >> 32) AS m)
 
--- name: count_page
--- Adds the runs of a page to the counts of their jobs.
--- Index: finished_runs_by_job of the day, job_days_pkey. Lock: the counts; one scheduler counts at a time.
-WITH page AS MATERIALIZED (
+-- name: count_slice
+-- Adds the runs of a slice of the jobs to their counts.
+-- Index: job_days_pkey; it reads the whole day. Lock: the counts; one scheduler counts at a time.
+WITH part AS MATERIALIZED (
     SELECT f.job_id, f.tenant, f.state, f.attempt,
            (SELECT {{bucket(x)}}
               FROM (SELECT (extract(epoch FROM f.finished_at - f.started_at) * 1000)::float8 AS ms) AS x
@@ -167,25 +161,28 @@ WITH page AS MATERIALIZED (
              WHERE f.started_at IS NOT NULL AND isfinite(f.publish_at)) AS late
       FROM finished_runs AS f
      WHERE f.finished_at >= %(first)s AND f.finished_at < %(end)s
-       AND (f.job_id, f.scheduled_at) > (%(after_job)s, %(after_at)s)
-       AND (f.job_id, f.scheduled_at) <= (%(to_job)s, %(to_at)s)
+       AND f.job_id >= %(after_job)s AND (f.job_id, f.scheduled_at) > (%(after_job)s, %(after_at)s)
+       AND (%(end_job)s::uuid IS NULL OR f.job_id < %(end_job)s::uuid)
 ), durations AS (
     SELECT b.job_id, array_agg((b.duration << 32) + b.runs ORDER BY b.duration) AS buckets
-      FROM (SELECT p.job_id, p.duration, count(*) AS runs FROM page AS p WHERE p.duration IS NOT NULL GROUP BY p.job_id, p.duration) AS b
+      FROM (SELECT p.job_id, p.duration, count(*) AS runs FROM part AS p WHERE p.duration IS NOT NULL GROUP BY p.job_id, p.duration) AS b
      GROUP BY b.job_id
 ), lateness AS (
     SELECT b.job_id, array_agg((b.late << 32) + b.runs ORDER BY b.late) AS buckets
-      FROM (SELECT p.job_id, p.late, count(*) AS runs FROM page AS p WHERE p.late IS NOT NULL GROUP BY p.job_id, p.late) AS b
+      FROM (SELECT p.job_id, p.late, count(*) AS runs FROM part AS p WHERE p.late IS NOT NULL GROUP BY p.job_id, p.late) AS b
      GROUP BY b.job_id
 )
 INSERT INTO job_days AS d (job_id, day, tenant, succeeded, failed, timed_out, cancelled, skipped, attempts, durations, lateness)
-SELECT p.job_id, %(day)s::date, min(p.tenant), count(*) FILTER (WHERE p.state = 'succeeded'), count(*) FILTER (WHERE p.state = 'failed'),
-       count(*) FILTER (WHERE p.state = 'timed_out'), count(*) FILTER (WHERE p.state = 'cancelled'),
-       count(*) FILTER (WHERE p.state = 'skipped'), sum(p.attempt),
-       coalesce((SELECT o.buckets FROM durations AS o WHERE o.job_id = p.job_id), '{}'),
-       coalesce((SELECT o.buckets FROM lateness AS o WHERE o.job_id = p.job_id), '{}')
-  FROM page AS p
- GROUP BY p.job_id
+SELECT c.job_id, %(day)s::date, c.tenant, c.succeeded, c.failed, c.timed_out, c.cancelled, c.skipped, c.attempts,
+       coalesce(o.buckets, '{}'), coalesce(l.buckets, '{}')
+  FROM (SELECT p.job_id, min(p.tenant) AS tenant, count(*) FILTER (WHERE p.state = 'succeeded') AS succeeded,
+               count(*) FILTER (WHERE p.state = 'failed') AS failed, count(*) FILTER (WHERE p.state = 'timed_out') AS timed_out,
+               count(*) FILTER (WHERE p.state = 'cancelled') AS cancelled, count(*) FILTER (WHERE p.state = 'skipped') AS skipped,
+               sum(p.attempt) AS attempts
+          FROM part AS p
+         GROUP BY p.job_id) AS c
+  LEFT JOIN durations AS o USING (job_id)
+  LEFT JOIN lateness AS l USING (job_id)
 ON CONFLICT (job_id, day) DO UPDATE
    SET succeeded = d.succeeded + excluded.succeeded, failed = d.failed + excluded.failed,
        timed_out = d.timed_out + excluded.timed_out, cancelled = d.cancelled + excluded.cancelled,

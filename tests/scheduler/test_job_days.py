@@ -44,12 +44,13 @@ def test_each_run_is_counted_once_though_a_scheduler_dies(
     fresh_database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     [day] = made(fresh_database, 2)
-    monkeypatch.setattr(job_days, "_PAGE", 7)
+    monkeypatch.setattr(job_days, "_SLICE", 1)
     jobs = {key: job_id("default", key) for key in ("a", "b")}
     for key, job in jobs.items():
         submit(fresh_database, key)
         at = datetime.combine(day, time(1), UTC)
         fresh_database.execute(RUNS, {"job_id": job, "day": at})
+    fresh_database.execute("ANALYZE finished_runs")
     for deaths in (1, 2, 3):  # before the first commit, and after some
 
         def die(point: str, deaths: int = deaths, seen: list[str] = []) -> None:  # noqa: B006
