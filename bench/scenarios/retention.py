@@ -1,4 +1,4 @@
-"""`retention`: start latency and rate before, during and after the removal of an old day of finished runs.
+"""`retention`: start latency and rate beside the removal of an old day of runs.
 
 The first part counts the runs of the day, and drops it whole. In the second the tenant has a shorter period, so pages
 of runs are deleted. SQL makes the day. The steady load beside it passes through all services.
