@@ -9,8 +9,9 @@ from shutil import which
 
 import psutil
 
-from tidewheel.bench.environment import Server, where
+from tidewheel.bench.environment import Server
 from tidewheel.bench.interpreter import read_build
+from tidewheel.local.parts import database_addresses
 from tidewheel.settings.executor import ExecutorSettings
 from tidewheel.settings.services import RelaySettings, SchedulerSettings
 
@@ -79,7 +80,7 @@ def settings(server: Server) -> dict[str, object]:
         loaded = model.load()
         for name in sorted(loaded.model_fields_set - _HIDDEN):
             shown[f"tidewheel.{name}"] = str(getattr(loaded, name))
-    return {**shown, "database": where(server.info.database_url), "replication": server.info.replication}
+    return {**shown, "database": database_addresses(server.info.database_url), "replication": server.info.replication}
 
 
 def _processor() -> str:

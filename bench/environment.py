@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
-from urllib.parse import urlsplit
 from uuid import uuid4
 
 import psutil
@@ -296,9 +295,3 @@ def _wait_for_leaders(kafka: Mapping[str, str], topics: Topics, counts: Partitio
         threading.Event().wait(_LOOK_SECONDS)
     message = f"the topics of {topics.prefix} have no leaders after {_TOPICS_SECONDS:.0f} s"
     raise Unavailable(message)
-
-
-def where(url: str) -> str:
-    """Host and port of a libpq URL: never the password."""
-    found = urlsplit(url)
-    return f"{found.hostname or 'local socket'}:{found.port or 5432}"

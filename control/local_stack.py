@@ -15,12 +15,13 @@ from tidewheel.transitions.installation import read_installation, record_topic_p
 _READ_QUEUES = Statements("tidewheel.control")["read_queues"]
 
 
-def make_stack(home: Path | None, *, brokers: int | None = None) -> LocalStack:
+def make_stack(home: Path | None, *, brokers: int | None = None, standby: bool | None = None) -> LocalStack:
     """Return the stack of a home folder; servers that the settings name take the place of its own parts."""
     settings = Connections.load()
     return LocalStack(
         home,
         brokers=brokers,
+        standby=standby,
         database_url=settings.database_url.get_secret_value() if settings.database_url else None,
         bootstrap=settings.named_brokers(),
         client=settings.kafka_client(),

@@ -73,6 +73,9 @@ COMMANDS: Mapping[str, Command | Group] = {
         "local", "up", "Start PostgreSQL and Kafka on this machine; create the schema and the topics.", is_local=True
     ),
     "down": Command("local", "down", "Stop the local stack. Its data stays unless --erase is given.", is_local=True),
+    "failover": Command(
+        "local", "fail_over", "Stop the local stack's primary PostgreSQL and promote its standby.", is_local=True
+    ),
     "status": Command(
         "status", "status", "Show services, what is due and not done, and what is wrong. Exit code 1 if something is."
     ),

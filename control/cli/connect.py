@@ -188,6 +188,7 @@ _PSQL = {
     "sslmode": "PGSSLMODE",
     "sslrootcert": "PGSSLROOTCERT",
     "require_auth": "PGREQUIREAUTH",
+    "target_session_attrs": "PGTARGETSESSIONATTRS",
 }
 
 

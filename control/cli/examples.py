@@ -6,6 +6,7 @@ A test parses each of them by the command that it shows.
 from collections.abc import Mapping
 
 EXAMPLES: Mapping[str, tuple[str, ...]] = {
+    "up": ("tidewheel up --brokers 3 --standby",),
     "dev": ("tidewheel dev --handlers hello",),
     "run": ("tidewheel run --roles scheduler,relay,executor --handlers hello",),
     "bench": ("tidewheel bench --quick", "tidewheel bench pipeline"),

@@ -32,6 +32,12 @@ def up(
     brokers: Annotated[
         int | None, typer.Option(metavar="N", help="Number of brokers: 1, or 3 with replication 3.")
     ] = None,
+    standby: Annotated[
+        bool | None,
+        typer.Option(
+            "--standby/--no-standby", help="PostgreSQL with a synchronous standby, or without; else as it is."
+        ),
+    ] = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Start PostgreSQL and Kafka on this machine; create the schema and the topics.
@@ -39,7 +45,7 @@ def up(
     A service that TIDEWHEEL_DATABASE_URL or TIDEWHEEL_KAFKA_BOOTSTRAP names is used instead.
     """
     with _shown() as watch:
-        stack = make_stack(home, brokers=brokers)
+        stack = make_stack(home, brokers=brokers, standby=standby)
         info = start_stack(stack, watch)
         status = stack.status()
     _print_started(info, status, output)
@@ -61,6 +67,20 @@ def down(
         typer.echo(f"stopped; the data in {stack.home} is {'gone' if erase else 'kept'}")
     else:
         typer.echo(f"there is no stack in {stack.home}; `tidewheel dev` or `tidewheel up` makes one")
+
+
+def fail_over(home: Home = None, output: OutputOption = Output.TEXT) -> None:
+    """Stop the local stack's primary PostgreSQL and promote its standby.
+
+    Services follow by themselves. The next `tidewheel up` makes the old primary the standby, from a new copy.
+    """
+    stack = LocalStack(home)
+    with _shown() as watch:
+        stack.fail_over(watch)
+    if output is not Output.TEXT:
+        print_document(stack_json(stack.status()), output)
+    else:
+        typer.echo("the standby is the primary now; `tidewheel up` makes the old primary its standby")
 
 
 def _exists(stack: LocalStack) -> bool:

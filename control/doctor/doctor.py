@@ -2,7 +2,7 @@
 
 import os
 
-from tidewheel.control.doctor import archive, broker, database
+from tidewheel.control.doctor import archive, broker, database, replication
 from tidewheel.control.doctor.check import Check, Context, Limits, Report, run_checks
 from tidewheel.local import is_installed
 from tidewheel.settings.connections import Connections
@@ -19,6 +19,7 @@ CHECKS = (
     Check("partitions", database.check_partitions, needs="schema"),
     Check("archive", archive.check_archive, needs="schema"),
     Check("retention", database.check_retention, needs="schema"),
+    Check("replication", replication.check_replication, needs="database"),
     Check("vacuum", database.check_vacuum, needs="database"),
     Check("quarantine", database.check_quarantine, needs="schema"),
     Check("order", database.check_order, needs="schema"),

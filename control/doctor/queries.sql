@@ -83,3 +83,12 @@ SELECT max(day) FROM archived_days
 -- Returns the age of the last pass of retention, how late it is, and the cause; no row before the first pass.
 -- No index: one row. No lock.
 SELECT tidewheel_now() - passed_at, behind, held_by FROM retention_state WHERE passed_at IS NOT NULL
+
+-- name: read_replication
+-- Returns the servers for which commits are to wait, and each standby with its bytes of WAL not yet received; null in what the user may not read.
+-- No index, no lock.
+SELECT current_setting('synchronous_standby_names'), s.pid, s.application_name, s.sync_state,
+       pg_wal_lsn_diff(pg_current_wal_lsn(), s.flush_lsn)::bigint
+  FROM (VALUES (1)) AS one (x)
+  LEFT JOIN pg_stat_replication AS s ON s.application_name IS DISTINCT FROM 'pg_basebackup'
+ ORDER BY 3

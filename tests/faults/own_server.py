@@ -22,9 +22,9 @@ from tidewheel.transitions.installation import read_installation
 
 
 @contextmanager
-def own_server(info: StackInfo, folder: Path) -> Generator[LocalStack]:
-    """A server beside the broker that all tests share."""
-    local = LocalStack(folder, bootstrap=info.bootstrap, client=info.kafka)
+def own_server(info: StackInfo, folder: Path, *, standby: bool = False) -> Generator[LocalStack]:
+    """A server beside the broker that all tests share, with a synchronous standby or without."""
+    local = LocalStack(folder, bootstrap=info.bootstrap, client=info.kafka, standby=standby)
     local.up()
     yield local
     local.down(erase=True)
@@ -35,13 +35,14 @@ def fleet_on(server: LocalStack, folder: Path) -> Generator[Fleet]:
     """Services on a database of that server."""
     at = server.up()
     name = f"test_{uuid4().hex[:16]}"
+    brokers = len(at.bootstrap.split(","))
     with psycopg.connect(at.database_url, autocommit=True) as connection:
         connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
     url = make_conninfo(at.database_url, dbname=name)
     migrate(url, roles=role_passwords(url))
     with connect(url, "test") as connection:
         database = Database(url, read_installation(connection, Connections.load()))
-    made = make_fleet(database, at.kafka, folder)
+    made = make_fleet(database, at.kafka, folder, copies=brokers)
     try:
         yield made
     finally:

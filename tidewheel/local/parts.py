@@ -5,13 +5,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from urllib.parse import urlsplit
+
+from psycopg.conninfo import conninfo_to_dict
 
 from tidewheel.local.daemon import Daemon
 from tidewheel.local.jars import broker_jars
 from tidewheel.local.kafka import Cluster
-from tidewheel.local.postgres import Postgres
+from tidewheel.local.postgres import Postgres, server_url
 from tidewheel.local.state import StackState, new_kafka_passwords
+
+STANDBY = "standby"
+"""The name of a standby among the parts."""
 
 
 class PartState(StrEnum):
@@ -64,15 +68,22 @@ class Parts:
     ) -> None:
         self.state = state
         self._logs = home / "logs"
-        self.postgres = Postgres(
-            home / "postgres",
-            log=self._logs / "postgres.log",
-            port=state.postgres_port,
-            password=state.password,
-            shared_buffers_megabytes=shared_buffers_megabytes,
-            max_wal_size_megabytes=max_wal_size_megabytes,
-            lasting=lasting,
-        )
+
+        def server(name: str, port: int, primary: Postgres | None = None) -> Postgres:
+            return Postgres(
+                home / name,
+                log=self._logs / f"{name}.log",
+                port=port,
+                password=state.password,
+                shared_buffers_megabytes=shared_buffers_megabytes,
+                max_wal_size_megabytes=max_wal_size_megabytes,
+                lasting=lasting,
+                primary=primary,
+            )
+
+        first, second = reversed(_SERVERS) if state.is_promoted else _SERVERS
+        self.postgres = server(first, state.postgres_port)
+        self.standby = server(second, state.standby_port, self.postgres) if state.standby_port is not None else None
         self.cluster = Cluster(
             home / "kafka",
             state.nodes,
@@ -83,29 +94,43 @@ class Parts:
             lasting=lasting,
         )
 
+    @property
+    def servers(self) -> Sequence[Postgres]:
+        """The primary, and its standby if it has one."""
+        return (self.postgres,) if self.standby is None else (self.postgres, self.standby)
+
+    @property
+    def database_url(self) -> str:
+        """The libpq URL of the embedded database, password included: the same before and after a fail-over."""
+        return server_url(self.state.password, sorted(server.port for server in self.servers))
+
     def are_noted_alive(self) -> bool:
-        """Return True if all parts run, by recorded pids: cheap, as every service checks it at start."""
-        postgres = self.state.database_url is not None or self.postgres.is_noted_alive()
+        """Return True if all parts run, by recorded pids: cheap, as every service checks it at start.
+
+        Of the primary and the standby one is enough: it is what an operator may promote.
+        """
+        postgres = self.state.database_url is not None or any(each.is_noted_alive() for each in self.servers)
         return postgres and (
             self.state.bootstrap is not None or all(broker.is_noted_alive() for broker in self.cluster.brokers)
         )
 
     def status(self) -> tuple[PartStatus, ...]:
         """One line for each part."""
-        return (self._postgres_status(), *self._kafka_status())
+        return (*self._postgres_status(), *self._kafka_status())
 
     def erase(self) -> None:
         """Remove all data and logs of the stopped parts."""
-        self.postgres.erase()
+        for server in self.servers:
+            server.erase()
         self.cluster.erase()
         shutil.rmtree(self._logs, ignore_errors=True)
 
-    def _postgres_status(self) -> PartStatus:
+    def _postgres_status(self) -> Sequence[PartStatus]:
         given = self.state.database_url
         if given is not None:
-            return PartStatus(name="PostgreSQL", state=PartState.GIVEN, address=_address(given))
-        address = f"127.0.0.1:{self.state.postgres_port}"
-        return _status("PostgreSQL", address, self.postgres.daemon)
+            return [PartStatus(name="PostgreSQL", state=PartState.GIVEN, address=database_addresses(given))]
+        named = zip(("PostgreSQL", STANDBY), self.servers, strict=False)
+        return [_status(name, f"127.0.0.1:{server.port}", server.daemon) for name, server in named]
 
     def _kafka_status(self) -> Sequence[PartStatus]:
         given = self.state.bootstrap
@@ -122,7 +147,17 @@ def _status(name: str, address: str, daemon: Daemon) -> PartStatus:
     return PartStatus(name=name, state=PartState.RUNNING, address=address, pid=process.pid)
 
 
-def _address(database_url: str) -> str:
-    """Host and port of a libpq URL, for showing: never the password."""
-    found = urlsplit(database_url)
-    return f"{found.hostname or 'local socket'}:{found.port or 5432}" if found.scheme else "as given"
+def database_addresses(url: str) -> str:
+    """Host and port of each server of a libpq string, for showing: never the password.
+
+    >>> database_addresses("postgresql://ann:pw@db1:5432,db2:5433/app")
+    'db1:5432,db2:5433'
+    """
+    parts = conninfo_to_dict(url)
+    hosts = str(parts.get("host") or parts.get("hostaddr") or "local socket").split(",")
+    ports = str(parts.get("port") or "5432").split(",")
+    ports = ports * len(hosts) if len(ports) == 1 else ports
+    return ",".join(f"{host}:{port}" for host, port in zip(hosts, ports, strict=False))
+
+
+_SERVERS = ("postgres", "postgres-2")  # folders

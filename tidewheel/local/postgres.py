@@ -22,6 +22,7 @@ from typing import Literal
 
 import psycopg
 from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from tidewheel.errors import StackError
 from tidewheel.local.daemon import Daemon
@@ -101,6 +102,16 @@ class Postgres:
         self._daemon = Daemon(folder / "pid", self._marker)
 
     @property
+    def port(self) -> int:
+        """The server's port on 127.0.0.1."""
+        return self._port
+
+    @property
+    def was_promoted(self) -> bool:
+        """True if the folder of a standby has the data of a primary: an operator has promoted it."""
+        return self._initialized.exists() and not (self._data / "standby.signal").exists()
+
+    @property
     def pgpass(self) -> str:
         """The line by which libpq finds the password (PGPASSFILE)."""
         return f"127.0.0.1:{self._port}:*:{_NAME}:{self._password}\n"
@@ -108,7 +119,7 @@ class Postgres:
     @property
     def url(self) -> str:
         """The libpq URL, password included."""
-        return self._url_of(_NAME)
+        return server_url(self._password, [self._port])
 
     @property
     def pid(self) -> int | None:
@@ -147,6 +158,62 @@ class Postgres:
         """Remove all data of the stopped server."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
+    def retire(self) -> None:
+        """Let the next start replace the data of the stopped server by a copy of its primary's."""
+        self._initialized.unlink(missing_ok=True)
+
+    def promote(self) -> None:
+        """Make the running standby a primary, whose commits wait for no other server.
+
+        Raises:
+            StackError: It is not promoted within a minute.
+        """
+        with self._connection(_NAME) as connection:
+            connection.execute("ALTER SYSTEM RESET synchronous_standby_names")
+            connection.execute("SELECT pg_reload_conf()")
+            [done] = connection.execute("SELECT NOT pg_is_in_recovery() OR pg_promote(true, 60)").fetchone() or [False]
+        if not done:
+            message = f"the standby was not promoted within 60 s: {self._log_tail()}"
+            raise StackError(message)
+
+    def replicate_to(self, standby: "Postgres | None") -> None:
+        """Let each commit wait for the running standby; without one, for this server alone.
+
+        Raises:
+            StackError: The standby does not receive.
+        """
+        if standby is not None:
+            standby._follow(self._port)
+        with self._connection(_NAME) as connection:
+            if standby is not None:
+                standby._wait_until_streaming(connection)
+            wanted = "" if standby is None else _NAME
+            row = connection.execute("SELECT current_setting('synchronous_standby_names')").fetchone()
+            if row != (wanted,):
+                name = sql.Literal(wanted)
+                connection.execute(sql.SQL("ALTER SYSTEM SET synchronous_standby_names = {}").format(name))
+                connection.execute("SELECT pg_reload_conf()")
+            if standby is None:
+                connection.execute(_DROP_SLOT, (_NAME,))
+
+    def _follow(self, port: int) -> None:
+        """Let a standby receive from this port: its primary has another since the copy."""
+        with self._connection(_NAME) as connection:
+            row = connection.execute("SELECT current_setting('primary_conninfo')").fetchone()
+            address = conninfo_to_dict(str(row[0]) if row else "")
+            if str(address.get("port")) != str(port):
+                new = sql.Literal(make_conninfo("", **{**address, "port": port}))
+                connection.execute(sql.SQL("ALTER SYSTEM SET primary_conninfo = {}").format(new))
+                connection.execute("SELECT pg_reload_conf()")
+
+    def _wait_until_streaming(self, primary: psycopg.Connection[tuple[object, ...]]) -> None:
+        deadline = time.monotonic() + _START_SECONDS
+        while not primary.execute(_STREAMS, (_NAME,)).rowcount:
+            if self._daemon.process() is None or time.monotonic() > deadline:
+                message = f"the standby does not receive from its primary: {self._log_tail()}"
+                raise StackError(message)
+            threading.Event().wait(_POLL_SECONDS)
+
     def _launch(self) -> None:
         account = server_account()
         programs = find_programs(account)
@@ -164,6 +231,8 @@ class Postgres:
         if self._primary is None:
             result = self._make(programs, account)
         else:
+            with self._primary._connection(_NAME) as connection:  # of a standby before this one, or of an aborted copy
+                connection.execute(_DROP_SLOT, (_NAME,))
             # It writes the address of the primary, with the password, into the copy's own settings.
             address = f"host=127.0.0.1 port={self._primary._port} user={_NAME} require_auth=scram-sha-256"
             copy = (
@@ -212,19 +281,32 @@ class Postgres:
             threading.Event().wait(_POLL_SECONDS)
 
     def _ensure_database(self) -> None:
-        with psycopg.connect(self._url_of("postgres"), autocommit=True, connect_timeout=5) as connection:
+        with self._connection("postgres") as connection:
             if not connection.execute("SELECT FROM pg_database WHERE datname = %s", (_NAME,)).rowcount:
                 connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(_NAME)))
 
-    def _url_of(self, database: str) -> str:
-        # Without the last part a client sends the password in clear to any server that asks for it on this port.
-        address = f"{_NAME}:{self._password}@127.0.0.1:{self._port}"
-        return f"postgresql://{address}/{database}?require_auth=scram-sha-256"
+    def _connection(self, database: str) -> psycopg.Connection[tuple[object, ...]]:
+        url = server_url(self._password, [self._port], database)
+        return psycopg.connect(url, autocommit=True, connect_timeout=5)
 
     def _log_tail(self) -> str:
         lines = self._log.read_text(errors="replace").splitlines() if self._log.exists() else []
         return f"{_tail(lines)} ({self._log})"
 
+
+def server_url(password: str, ports: Sequence[int], database: str = _NAME) -> str:
+    """Return the libpq URL of a server, or of a primary and its standby.
+
+    Of several a client takes the one that accepts writes.
+    """
+    addresses = ",".join(f"127.0.0.1:{port}" for port in ports)
+    several = "&target_session_attrs=read-write" if len(ports) > 1 else ""
+    # Without `require_auth` a client sends the password in clear to any server that asks for it on this port.
+    return f"postgresql://{_NAME}:{password}@{addresses}/{database}?require_auth=scram-sha-256{several}"
+
+
+_DROP_SLOT = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s AND NOT active"
+_STREAMS = "SELECT FROM pg_stat_replication WHERE application_name = %s AND state = 'streaming'"
 
 # C.UTF-8 of PostgreSQL itself: the same order on every machine, whatever locales the system has.
 _INITDB = (

@@ -20,7 +20,7 @@ from tidewheel.local.broker_config import client_properties, replication_of
 from tidewheel.local.jars import broker_jars
 from tidewheel.local.kafka import Broker
 from tidewheel.local.lock import locked
-from tidewheel.local.parts import Parts, PartState, PartStatus
+from tidewheel.local.parts import STANDBY, Parts, PartState, PartStatus, database_addresses
 from tidewheel.local.postgres import Postgres
 from tidewheel.local.private_file import write_private
 from tidewheel.local.progress import Progress, Step, in_silence
@@ -30,9 +30,11 @@ from tidewheel.local.state import (
     erase_state,
     new_kafka_passwords,
     new_state,
+    promoted,
     read_state,
     with_free_node_ports,
     with_free_postgres_port,
+    with_free_standby_port,
     write_state,
 )
 
@@ -75,8 +77,8 @@ class StackStatus:
 
     @property
     def is_running(self) -> bool:
-        """True if every part runs."""
-        return bool(self.parts) and all(part.state in _RUNNING for part in self.parts)
+        """True if every part runs that others need: not the standby, which the next `up` starts."""
+        return bool(self.parts) and all(part.state in _RUNNING for part in self.parts if part.name != STANDBY)
 
 
 def running_stack(home: Path | None = None) -> StackInfo | None:
@@ -95,6 +97,7 @@ class LocalStack:
     Args:
         home: Its folder; by default that of `tidewheel.local.state.default_home`.
         brokers: 1 or 3; by default as many as the stack has, 1 for a new one.
+        standby: True for a PostgreSQL with a synchronous standby, False for one without; by default as it is.
         database_url: A database to use instead of the embedded one.
         bootstrap: Brokers to use instead of the embedded ones.
         client: The settings with which a client enters them.
@@ -110,6 +113,7 @@ class LocalStack:
         home: Path | None = None,
         *,
         brokers: int | None = None,
+        standby: bool | None = None,
         database_url: str | None = None,
         bootstrap: str | None = None,
         client: Mapping[str, str] | None = None,
@@ -123,6 +127,7 @@ class LocalStack:
             raise StackError(message)
         self.home = (home or default_home()).absolute()
         self._brokers = brokers
+        self._standby = standby
         self._given = {"database_url": database_url, "bootstrap": bootstrap}
         self._client = client or {}
         self._cache = cache
@@ -160,7 +165,8 @@ class LocalStack:
         with self._alone():
             parts = self._left(unreadable_too=erase)
             progress(Step("stopping PostgreSQL"))
-            parts.postgres.stop()
+            for server in parts.servers:  # the primary first: it sends the rest to its standby
+                server.stop()
             progress(Step("stopping Kafka"))
             parts.cluster.stop()
             if erase:
@@ -169,6 +175,23 @@ class LocalStack:
                 _properties_file(self.home).unlink(missing_ok=True)
                 _pgpass_file(self.home).unlink(missing_ok=True)
                 erase_state(self.home)
+
+    def fail_over(self, progress: Progress = in_silence) -> None:
+        """Stop the primary and promote its standby; the next `up` makes the old primary the standby.
+
+        Raises:
+            StackError: There is no standby that runs, or it is not promoted in time.
+        """
+        with self._alone():
+            parts, standby = self._require_parts(), self.standby
+            if standby.pid is None:
+                message = "the standby does not run; `tidewheel up` starts it"
+                raise StackError(message)
+            progress(Step("stopping the primary"))
+            parts.postgres.stop()
+            progress(Step("promoting the standby"))
+            standby.promote()
+            self._exchange(parts)
 
     def status(self) -> StackStatus:
         """Return the status of every part of the stack."""
@@ -182,12 +205,25 @@ class LocalStack:
 
     @property
     def postgres(self) -> Postgres:
-        """The embedded server, for a caller that stops and starts it alone.
+        """The embedded server, the primary if it has a standby, for a caller that stops and starts it alone.
 
         Raises:
             StackError: The stack was never made.
         """
         return self._require_parts().postgres
+
+    @property
+    def standby(self) -> Postgres:
+        """The standby of the embedded server, likewise.
+
+        Raises:
+            StackError: The stack was never made, or has none.
+        """
+        standby = self._require_parts().standby
+        if standby is None:
+            message = "this stack has no standby; `tidewheel up --standby` makes one"
+            raise StackError(message)
+        return standby
 
     def broker(self, number: int) -> Broker:
         """Node `number`, from 1, for those who stop and start it alone.
@@ -206,6 +242,17 @@ class LocalStack:
         with locked(self.home / ".lock"):
             yield
 
+    def _exchange(self, parts: Parts) -> StackState:
+        """Record that the standby is the primary now; the data of the old one are replaced.
+
+        A command that dies before the record leaves a standby that was promoted: the next `up` finds it.
+        """
+        parts.postgres.stop()
+        parts.postgres.retire()
+        state = promoted(parts.state)
+        write_state(self.home, state)
+        return state
+
     def _planned(self) -> Parts:
         """Return the parts with ports that are free or theirs, recorded before a process starts."""
         state = read_state(self.home) or new_state(self._brokers or 1)
@@ -219,14 +266,26 @@ class LocalStack:
         if state.kafka_passwords is None:  # of an older release, whose nodes admit every user of this machine
             parts.cluster.stop()
             state = state.model_copy(update={"kafka_passwords": new_kafka_passwords()})
+        if parts.standby is not None and parts.standby.was_promoted:
+            parts = self._parts(self._exchange(parts))
+            state = parts.state
         if parts.postgres.pid is None:
             state = with_free_postgres_port(state)
+        if parts.standby is not None and self._standby is False:
+            parts.standby.stop()
+            parts.standby.erase()
+            state = state.model_copy(update={"standby_port": None})
+        elif (self._standby or parts.standby is not None) and (parts.standby is None or parts.standby.pid is None):
+            state = with_free_standby_port(state)
         if all(broker.pid is None for broker in parts.cluster.brokers):
             state = with_free_node_ports(state)
         # A shell that has evaluated `tidewheel env` names the stack's own servers.
         url, bootstrap = self._given["database_url"], self._given["bootstrap"]
-        url = None if url and _is_same_database(url, parts.postgres.url) else url
+        url = None if url and _is_same_database(url, self._parts(state).database_url) else url
         bootstrap = None if bootstrap == parts.cluster.bootstrap else bootstrap
+        if url and self._standby:
+            message = "--standby is for the stack's own PostgreSQL, and TIDEWHEEL_DATABASE_URL names another: unset it"
+            raise StackError(message)
         # Before it is written down: a mistyped address must not become what every later command goes by.
         if url:
             _check_database(url)
@@ -238,7 +297,7 @@ class LocalStack:
         if state.bootstrap is None:
             write_private(_properties_file(self.home), client_properties(parts.cluster.settings))
         if state.database_url is None:
-            write_private(_pgpass_file(self.home), parts.postgres.pgpass)
+            write_private(_pgpass_file(self.home), "".join(server.pgpass for server in parts.servers))
         return parts
 
     def _left(self, *, unreadable_too: bool) -> Parts:
@@ -249,7 +308,7 @@ class LocalStack:
             if not unreadable_too:
                 raise
             state = None
-        return self._parts(state or new_state(_MAX_BROKERS))
+        return self._parts(state or with_free_standby_port(new_state(_MAX_BROKERS)))
 
     def _require_parts(self) -> Parts:
         state = read_state(self.home)
@@ -288,17 +347,20 @@ def _start_cluster(parts: Parts, undo: ExitStack, progress: Progress) -> None:
 def _start_postgres(parts: Parts, undo: ExitStack, progress: Progress) -> None:
     if parts.state.database_url is not None:
         return
-    if parts.postgres.pid is None:
-        progress(Step("starting PostgreSQL"))
-        undo.callback(parts.postgres.stop)
-    parts.postgres.start(progress)
+    names = ("PostgreSQL", "the standby")
+    for name, server in zip(names, parts.servers, strict=False):
+        if server.pid is None:
+            progress(Step(f"starting {name}"))
+            undo.callback(server.stop)
+        server.start(progress)
+    parts.postgres.replicate_to(parts.standby)
 
 
-def _is_same_database(url: str, other: str) -> bool:
-    """Return True if two libpq strings name one database at one address."""
+def _is_same_database(url: str, own: str) -> bool:
+    """Return True if a libpq string names the stack's own database, on one of its servers or all."""
     with suppress(psycopg.ProgrammingError):
-        named, others = conninfo_to_dict(url), conninfo_to_dict(other)
-        return all(named.get(part) == others.get(part) for part in ("host", "port", "dbname"))
+        is_own = set(database_addresses(url).split(",")) <= set(database_addresses(own).split(","))
+        return is_own and conninfo_to_dict(url).get("dbname") == conninfo_to_dict(own).get("dbname")
     return False
 
 
@@ -338,7 +400,7 @@ def _info(home: Path, parts: Parts, client: Mapping[str, str]) -> StackInfo:
     has_password = state.bootstrap is None and state.kafka_passwords is not None
     return StackInfo(
         data_dir=home,
-        database_url=state.database_url or parts.postgres.url,
+        database_url=state.database_url or parts.database_url,
         bootstrap=bootstrap,
         kafka=parts.cluster.settings if has_password else {**client, "bootstrap.servers": bootstrap},
         kafka_properties=_properties_file(home) if has_password else None,

@@ -52,7 +52,9 @@ class StackState(BaseModel, frozen=True):
 
     Args:
         password: Of the embedded database's role.
-        postgres_port: Of the embedded database.
+        postgres_port: Of the embedded database, of its primary if it has a standby.
+        standby_port: Of its standby, or None.
+        is_promoted: True if the primary is the server that was made as the standby.
         cluster_id: Of the embedded Kafka, 16 bytes in base 64.
         nodes: Of the embedded Kafka.
         kafka_passwords: Of the embedded Kafka; None in the file of an older release, whose nodes ask for none.
@@ -62,6 +64,8 @@ class StackState(BaseModel, frozen=True):
 
     password: str
     postgres_port: int
+    standby_port: int | None = None
+    is_promoted: bool = False
     cluster_id: str
     nodes: tuple[Node, ...]
     kafka_passwords: KafkaPasswords | None = None
@@ -110,6 +114,19 @@ def new_state(brokers: int) -> StackState:
 def with_free_postgres_port(state: StackState) -> StackState:
     """Return the state with another port if another process took the recorded one."""
     return state.model_copy(update={"postgres_port": free_port()}) if answers(state.postgres_port) else state
+
+
+def with_free_standby_port(state: StackState) -> StackState:
+    """Return the state with a port for a standby: the recorded one, unless another process took it."""
+    if state.standby_port is not None and not answers(state.standby_port):
+        return state
+    return state.model_copy(update={"standby_port": free_port([state.postgres_port])})
+
+
+def promoted(state: StackState) -> StackState:
+    """Return the state in which the standby and the primary have changed places."""
+    places = {"postgres_port": state.standby_port, "standby_port": state.postgres_port}
+    return state.model_copy(update={**places, "is_promoted": not state.is_promoted})
 
 
 def with_free_node_ports(state: StackState) -> StackState:

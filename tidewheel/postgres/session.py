@@ -15,12 +15,14 @@ from uuid import UUID
 import psycopg
 from psycopg import Connection
 from psycopg.conninfo import conninfo_to_dict
+from psycopg.errors import Diagnostic
 from psycopg.pq import Conninfo, TransactionStatus
 from psycopg.rows import RowFactory
 
 from tidewheel.errors import SettingsError, Unavailable
 from tidewheel.postgres.installation_faults import first_line, without_partition, without_rows_fault
 from tidewheel.postgres.partitions import repair_days
+from tidewheel.postgres.primaries import named_servers, primaries
 
 Conn: TypeAlias = Connection[tuple[object, ...]]
 R = TypeVar("R")
@@ -86,9 +88,21 @@ class OwnConnection(Connection[tuple[object, ...]]):
 
     Attributes:
         tenant: The tenant for which its transaction acts; None if it acts as the role that connected.
+        notices: What the server has noted about its commits.
     """
 
     tenant: str | None = None
+    notices: "_Notices"
+
+
+class _Notices:
+    """The notices of a connection: those about a COMMIT whose wait for a standby was cancelled."""
+
+    has_unconfirmed_commit = False
+
+    def __call__(self, notice: Diagnostic) -> None:
+        # The function's name is in no language. Source: PostgreSQL's src/backend/replication/syncrep.c.
+        self.has_unconfirmed_commit = self.has_unconfirmed_commit or notice.source_function == "SyncRepWaitForLSN"
 
 
 class RowsLocked(Unavailable):
@@ -100,7 +114,10 @@ class AccessRefused(Unavailable):
 
 
 class CommitUnknown(Unavailable):
-    """The connection broke during COMMIT: the transaction may have committed or not."""
+    """The connection broke during COMMIT: the transaction may have committed or not.
+
+    Or its wait for the synchronous standby was cancelled: it has committed, but a fail-over may lose it.
+    """
 
 
 def connect(url: str, name: str, *, autocommit: bool = False, options: str = "", prompt: bool = False) -> Conn:
@@ -118,8 +135,24 @@ def connect(url: str, name: str, *, autocommit: bool = False, options: str = "",
         AccessRefused: The server refuses.
         Unavailable: It cannot be reached.
     """
+    servers = named_servers(url)
+    if len(servers) > 1:
+        primaries.watch(url)
+    connection = _open(url, name, autocommit=autocommit, options=options, prompt=prompt)
+    if len(servers) == 1 or _is_newest(connection):
+        return connection
+    for server in servers:
+        with suppress(Unavailable):
+            connection = _open(server, name, autocommit=autocommit, options=options, prompt=prompt)
+            if _is_newest(connection):
+                return connection
+    message = "an old primary accepts writes, and the standby that was promoted in its place does not answer"
+    raise Unavailable(message)
+
+
+def _open(url: str, name: str, *, autocommit: bool, options: str, prompt: bool) -> OwnConnection:
     try:
-        return OwnConnection.connect(
+        connection = OwnConnection.connect(
             url,
             autocommit=autocommit,
             application_name=name,
@@ -138,6 +171,18 @@ def connect(url: str, name: str, *, autocommit: bool = False, options: str = "",
         refusal = next((line for line in str(error).splitlines() if any(text in line for text in _REFUSALS)), None)
         if refusal is not None:
             raise AccessRefused(refusal) from error
+        raise Unavailable(first_line(error)) from error
+    connection.notices = _Notices()
+    connection.add_notice_handler(connection.notices)
+    return connection
+
+
+def _is_newest(connection: OwnConnection) -> bool:
+    """Return True if no promoted server has taken the place of this one; close the connection otherwise."""
+    try:
+        return primaries.admit(connection)
+    except psycopg.Error as error:
+        connection.close()
         raise Unavailable(first_line(error)) from error
 
 
@@ -260,6 +305,10 @@ class Session:
             if error.sqlstate and not error.sqlstate.startswith(("08", "57")):
                 raise without_rows_fault(error) from error
             raise CommitUnknown(first_line(error)) from error
+        if isinstance(connection, OwnConnection) and connection.notices.has_unconfirmed_commit:
+            self.close()
+            message = "the wait for the synchronous standby was cancelled: a fail-over may lose the transaction"
+            raise CommitUnknown(message)
 
     def cancel(self) -> None:
         """Cancel the statement that another thread waits for, which then gets `Unavailable`; never raises."""

@@ -163,10 +163,15 @@ class Connections(Settings):
     def _is_a_connection_string(cls, url: SecretStr | None) -> SecretStr | None:
         """Refuse a URL that libpq cannot read: libpq's own error would show the password."""
         try:
-            conninfo_to_dict(url.get_secret_value() if url else "")
+            parts = conninfo_to_dict(url.get_secret_value() if url else "")
         except psycopg.ProgrammingError:
             message = "is not a libpq connection string; write postgresql://user:password@host:5432/name"
             raise ValueError(message) from None
+        hosts = len(str(parts.get("host") or parts.get("hostaddr") or "").split(","))
+        ports = len(str(parts.get("port") or "").split(","))
+        if ports not in (1, hosts):
+            message = f"names {hosts} hosts and {ports} ports; write one port, or one for each: host1:5432,host2:5432"
+            raise ValueError(message)
         return url
 
     @field_validator("http_hosts", "http_ports", "shell_allow", "shell_cwd")

@@ -1,0 +1,93 @@
+"""Checks of the primary and its standbys."""
+
+from collections.abc import Iterator
+from typing import NamedTuple, cast
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from tidewheel.control.doctor.check import Context
+from tidewheel.control.reads.findings import Finding, Severity
+from tidewheel.postgres.installation_faults import first_line
+from tidewheel.postgres.primaries import Place, find_primaries
+from tidewheel.postgres.session import rows_of
+from tidewheel.postgres.statements import Statements
+
+_READ_REPLICATION = Statements("tidewheel.control.doctor")["read_replication"]
+_WRITABLE = ("read-write", "primary")
+_READ_ONLY = "session is read-only"  # libpq of a server that is a standby
+_MEBIBYTE = 1 << 20
+
+
+class _Standby(NamedTuple):
+    wanted: str
+    pid: int | None
+    name: str | None
+    sync_state: str | None
+    behind: int | None
+
+
+def check_replication(context: Context) -> Iterator[Finding]:
+    """Check that a fail-over loses nothing, and that clients follow it."""
+    url = context.url or ""
+    yield from _check_servers(url)
+    with context.connection() as connection, connection.cursor(row_factory=rows_of(_Standby._make)) as cursor:
+        rows = cursor.execute(_READ_REPLICATION, binary=True).fetchall()
+    wanted, standbys = rows[0].wanted, [each for each in rows if each.pid is not None]
+    names = ", ".join(sorted({each.name or "?" for each in standbys})) or "none is attached"
+    if standbys and not wanted:
+        what = "a fail-over may lose acknowledged work: commits do not wait for a standby"
+        remedy = "set synchronous_standby_names on the primary, or accept the loss (docs/operations.md, Fail-over)"
+        evidence = f"synchronous_standby_names is empty; standbys: {names}"
+        yield Finding("replication", Severity.WARNING, what, evidence, remedy)
+    may_read = all(each.sync_state is not None for each in standbys)
+    if wanted and may_read and not any(each.sync_state in ("sync", "quorum") for each in standbys):
+        what = "commits wait for a standby that is not there: nothing starts, fires or ends"
+        remedy = (
+            "start the standby; or let commits go on without: ALTER SYSTEM SET synchronous_standby_names = '', "
+            "then SELECT pg_reload_conf()"
+        )
+        evidence = f"synchronous_standby_names is {wanted!r}; standbys: {names}"
+        yield Finding("replication", Severity.ERROR, what, evidence, remedy)
+    for each in standbys:
+        if each.behind is not None and each.behind > context.limits.standby_bytes:
+            what = f"the standby {each.name} is behind its primary"
+            remedy = "see its log, its disk and the network: a fail-over waits for the rest, or loses it"
+            yield Finding("replication", Severity.WARNING, what, f"{each.behind // _MEBIBYTE:,} MiB of WAL", remedy)
+    if standbys or wanted:
+        # Without the options of Tidewheel's own sessions, which set it.
+        with psycopg.connect(url, connect_timeout=5, target_session_attrs="read-write") as plain:
+            [mode] = cast("tuple[str]", plain.execute("SELECT current_setting('synchronous_commit')").fetchone())
+        if mode in ("off", "local"):
+            what = "a fail-over may lose what applications commit: their transactions wait for no standby"
+            remedy = "ALTER SYSTEM SET synchronous_commit = 'on', and reset it for databases and roles"
+            yield Finding("replication", Severity.WARNING, what, f"synchronous_commit is {mode}", remedy)
+
+
+def _check_servers(url: str) -> Iterator[Finding]:
+    """Check the servers of a connection string that names several."""
+    found = find_primaries(url)
+    if len(found) == 1:
+        return
+    address = {server: _address(server) for server in found}
+    if conninfo_to_dict(url).get("target_session_attrs") not in _WRITABLE:
+        what = "other programs that use the database's URL may reach a standby: Tidewheel itself does not"
+        evidence = f"{len(found)} hosts without target_session_attrs"
+        remedy = "add target_session_attrs=read-write to TIDEWHEEL_DATABASE_URL"
+        yield Finding("replication", Severity.WARNING, what, evidence, remedy)
+    primaries = {server: place for server, place in found.items() if isinstance(place, Place)}
+    if len(primaries) > 1:
+        what = "two servers accept writes: an old primary lives"
+        evidence = ", ".join(f"{address[server]} on timeline {place.timeline}" for server, place in primaries.items())
+        remedy = "stop the one on the lower timeline, and make it a standby by pg_rewind or pg_basebackup"
+        yield Finding("replication", Severity.ERROR, what, evidence, remedy)
+    for server, error in found.items():
+        if isinstance(error, psycopg.Error) and _READ_ONLY not in str(error):
+            what = f"the server {address[server]} does not answer: a fail-over has nowhere to go"
+            remedy = "start it, or correct the hosts in TIDEWHEEL_DATABASE_URL"
+            yield Finding("replication", Severity.WARNING, what, first_line(error), remedy)
+
+
+def _address(server: str) -> str:
+    parts = conninfo_to_dict(server)
+    return f"{parts.get('host') or parts.get('hostaddr')}:{parts.get('port') or 5432}"
