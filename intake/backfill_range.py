@@ -51,7 +51,7 @@ def find_occurrences(
     Raises:
         InvalidInput: The range cannot be backfilled.
     """
-    _ensure_known(connection, request)
+    _ensure_known(connection, job_id, request)
     current = _range(connection, job_id, request, version)
     if request.to_at > now:
         raise _in_the_future(request, current, now)
@@ -95,11 +95,11 @@ def _at_range(refused: ScheduleRefused, versions: Sequence[VersionInForce]) -> I
     return _refused(_FROM, f"{numbers} cannot be read: {error.problem}", "choose a range without it")
 
 
-def _ensure_known(connection: Conn, request: JobBackfill) -> None:
+def _ensure_known(connection: Conn, job_id: UUID, request: JobBackfill) -> None:
     if request.from_at < _EARLIEST:
         problem = f"{format_timestamp(request.from_at)} lies before 1970"
         raise _refused(_FROM, problem, f"write {format_timestamp(_EARLIEST)} or later")
-    known_since = share_kept_since(connection, request.tenant) if request.what == "missing_only" else None
+    known_since = share_kept_since(connection, request.tenant, job_id) if request.what == "missing_only" else None
     if known_since is not None and request.from_at < known_since:
         problem = f"{format_timestamp(request.from_at)} is too long ago: the runs of that time are dropped"
         raise _refused(_FROM, problem, f"write {format_timestamp(known_since)} or later, or `what: all`")

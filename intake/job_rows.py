@@ -15,6 +15,7 @@ from uuid import UUID
 from psycopg import errors
 
 from tidewheel.ids import bucket_of, hashed_text, micros, shard_of
+from tidewheel.intake.history_limits import HistoryLimit, write_history_limits
 from tidewheel.intake.next_version import WITHOUT_OCCURRENCES, NextVersion
 from tidewheel.jobs.concurrency import fill_key, is_template
 from tidewheel.jobs.invalid import InvalidValue
@@ -142,6 +143,9 @@ def write_new_jobs(
         return False
     copy_rows(connection, _COPY_VERSIONS, rows.versions)
     copy_rows(connection, _COPY_TIMERS, rows.timers)
+    write_history_limits(
+        connection, (HistoryLimit(job.job_id, job.tenant, FIRST, job.spec.history_limit) for job in jobs)
+    )
     if emit_events:
         append(connection, _created_events(installation, jobs, shards, now), shards=installation.shards)
     return True
@@ -150,6 +154,8 @@ def write_new_jobs(
 def write_next_versions(connection: Conn, versions: Sequence[NextVersion], now: datetime) -> None:
     """Write the `job_versions` rows of edited jobs, in the caller's transaction."""
     copy_rows(connection, _COPY_VERSIONS, [_next_version_row(version, instant(now)) for version in versions])
+    limits = (HistoryLimit(v.job.job_id, v.job.tenant, v.number, v.spec.history_limit) for v in versions)
+    write_history_limits(connection, limits)
 
 
 class _SharedColumns(NamedTuple):

@@ -35,6 +35,7 @@ _RIGHTS: Mapping[str, tuple[LiteralString, ...]] = MappingProxyType(
         "runs": ("SELECT",),
         "audit_log": ("SELECT", "INSERT", "UPDATE"),  # its trigger refuses every change but a counter's
         "executors": ("SELECT",),
+        "history_limits": ("SELECT", "INSERT", "UPDATE"),
         "outbox": ("INSERT",),
         "run_days": ("SELECT",),
         "tenant_deletions": ("SELECT",),

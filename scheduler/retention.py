@@ -25,6 +25,7 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.process.metrics import metrics
 from tidewheel.process.service import Shutdown, run_loop
 from tidewheel.scheduler.ended_jobs import remove_ended_jobs
+from tidewheel.scheduler.history_limits import remove_by_job
 from tidewheel.scheduler.job_days import count_days
 from tidewheel.scheduler.pace import Pace
 from tidewheel.scheduler.retention_rules import RULES, Days, Period, Periods, Rows
@@ -158,7 +159,7 @@ class Retention:
                 _try(failures, partial(_delete_rows, connection, rule, ended, pace))
         _try(failures, partial(_remove_jobs, connection, before, pace))
         dropped = self._drop(connection, stored, now, failures)
-        _try(failures, partial(self._remove_by_tenant, connection, stored, now, pace))
+        _try(failures, partial(self._remove_early, connection, stored, now, pace))
         if failures:
             raise failures[0]
         return dropped
@@ -168,13 +169,15 @@ class Retention:
         begins = (start_of(day) for day in _days_of_runs(connection, stored))
         return min([now - self._periods.runs, *begins])
 
-    def _remove_by_tenant(self, connection: Conn, stored: Iterable[StoredDay], now: datetime, pace: Pace) -> None:
+    def _remove_early(self, connection: Conn, stored: Iterable[StoredDay], now: datetime, pace: Pace) -> None:
         oldest = self._first_kept(now)["finished_runs"]
         days = {each.day for each in stored if each.table == "finished_runs" and each.day >= oldest}
         days &= _days(connection, _FIND_COUNTED_DAYS)
         days -= _unarchived(connection, stored)
         if removed := remove_by_tenant(connection, days, now, pace):
             _LOG.info("%d runs are removed by the periods of their tenants", removed)
+        if removed := remove_by_job(connection, days, pace):
+            _LOG.info("%d runs are removed by the limits of their jobs", removed)
 
     def _drop(
         self, connection: Conn, stored: Iterable[StoredDay], now: datetime, failures: list[psycopg.Error]

@@ -144,6 +144,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "api_keys": Rows(_SQL["delete_old_api_keys"], Period.AUDIT),
         "job_days": Rows(_SQL["delete_old_job_days"], Period.STATISTICS),
         "tenant_deletions": Rows(_SQL["delete_old_deletions"]),
+        "history_limits": Rows(_SQL["delete_old_history_limits"]),
         "jobs": Jobs(),
         "job_versions": Jobs(),
         "job_edges": Jobs(),

@@ -69,13 +69,27 @@ def remove_by_tenant(connection: Conn, days: Collection[date], now: datetime, pa
     return removed
 
 
+def lock_kept_since(connection: Conn) -> bool:
+    """Keep requests that rely on old runs waiting until the commit; return False while one, or an audit, runs."""
+    return connection.execute(_LOCK_KEPT_SINCE).fetchone() == (True,)
+
+
+def has_open_backfill(connection: Conn, tenant: str, before: date) -> bool:
+    """Return True if an open backfill of missing occurrences of a tenant begins before a day."""
+    columns: dict[str, object] = {"tenant": tenant, "end": start_of(before)}
+    return connection.execute(_HAS_OPEN_BACKFILL, columns).fetchone() == (True,)
+
+
+def remove_runs(connection: Conn, day: date, run_ids: Collection[UUID]) -> None:
+    """Remove runs that ended on a closed day, with what they have on this day and the day before."""
+    columns = {"before": start_of(day - _DAY), "first": start_of(day), "end": start_of(day + _DAY)}
+    connection.execute(_REMOVE_RUNS, {**columns, "run_ids": uuids(run_ids)})
+
+
 def _begin(connection: Conn, period: _TenantPeriod, day: date) -> bool:
     """Move the position behind a day; return False if an audit or an open backfill needs its runs."""
     with connection.transaction():
-        if connection.execute(_LOCK_KEPT_SINCE).fetchone() != (True,):
-            return False
-        columns: dict[str, object] = {"tenant": period.tenant, "end": start_of(day + _DAY)}
-        if connection.execute(_HAS_OPEN_BACKFILL, columns).fetchone() == (True,):
+        if not lock_kept_since(connection) or has_open_backfill(connection, period.tenant, day + _DAY):
             return False
         _move(connection, period, day, removing=True)
     return True
@@ -92,14 +106,14 @@ def _remove_day(connection: Conn, period: _TenantPeriod, day: date, pace: Pace) 
     removed, after = 0, UUID(int=0)
     columns: dict[str, object] = {
         "tenant": period.tenant, "state": period.state, "limit": _PAGE,
-        "before": start_of(day - _DAY), "first": start_of(day), "end": start_of(day + _DAY),
+        "first": start_of(day), "end": start_of(day + _DAY),
     }  # fmt: skip
     while True:
         rows = connection.execute(_FIND_RUNS_TO_REMOVE, {**columns, "after": after}, binary=True).fetchall()
         run_ids = [run_id for (run_id,) in cast("list[tuple[UUID]]", rows)]
         if run_ids:
             after = run_ids[-1]
-            connection.execute(_REMOVE_RUNS, {**columns, "run_ids": uuids(run_ids)})
+            remove_runs(connection, day, run_ids)
             removed += len(run_ids)
             failpoint("removing.page")
         if len(run_ids) < _PAGE or pace.rest():

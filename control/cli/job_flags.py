@@ -104,6 +104,7 @@ class JobFlags:
     lane: Annotated[str | None, _option("Priority: critical, standard or batch.", "LANE")] = None
     priority: Annotated[int | None, _option("Rank inside the lane, 0 to 9: 9 goes first.", "N")] = None
     queue: Annotated[str | None, _option("Queue of its runs, for executors that serve it.", "NAME")] = None
+    history_limit: Annotated[int | None, _option("Keep this many finished runs of the job.", "N")] = None
     label: Annotated[list[str] | None, _option("Label of the job; repeatable.", "NAME=VALUE")] = None
     description: Annotated[str | None, _option("Text for people who read the job.", "TEXT")] = None
 
@@ -112,7 +113,8 @@ _CONDITIONS = get_args(ParentSpec.model_fields["when"].annotation)
 _PLAIN_FLAGS = (
     "max_runs", "jitter", "overlap", "catch_up", "window", "on_resume", "pause_on_failure", "exclude_calendars",
     "include_calendars", "on_excluded", "start_to_close", "schedule_to_start", "schedule_to_close", "heartbeat",
-    "delivery", "on_failure", "concurrency_key", "ordering_key", "lane", "priority", "queue", "description",
+    "delivery", "on_failure", "concurrency_key", "ordering_key", "lane", "priority", "queue", "history_limit",
+    "description",
 )  # fmt: skip
 _SPANS = frozenset({"jitter", "window", "start_to_close", "schedule_to_start", "schedule_to_close", "heartbeat"})
 _KINDS = {

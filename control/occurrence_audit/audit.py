@@ -5,8 +5,8 @@ snapshot, in the order of job ids. So memory is bounded by the records of one jo
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
-from datetime import date, datetime
+from dataclasses import asdict, dataclass, replace
+from datetime import date, datetime, timedelta
 from itertools import chain, groupby
 from typing import Generic, LiteralString, NamedTuple, Protocol, TypedDict, TypeVar, cast
 from uuid import UUID
@@ -43,6 +43,7 @@ _READ_SKIPS = _SQL["read_audited_skips"]
 _READ_OVERRIDES = _SQL["read_audited_overrides"]
 _READ_CALENDARS = _SQL["read_audited_calendars"]
 
+_DAY = timedelta(days=1)
 _SETS = 100  # of days that a calendar keeps when it changes: `update_calendar`
 _ROWS = 1_000  # in one round trip, of versions and rows of the ledger
 
@@ -113,6 +114,7 @@ class _VersionRow(NamedTuple):
     policy_json: str
     after: datetime
     until: datetime | None
+    kept_since: datetime | None
 
 
 class _OverrideRow(NamedTuple):
@@ -169,17 +171,23 @@ def audit(connection: Conn, scope: Scope, recorded: RecordedRuns | None = None) 
         yield from _without_version(days, missing, job_id)
         for _ in chain(*(stream.before(job_id) for stream in (wrong, chains, skips, overrides))):
             pass  # of a job without a version in the range
+        job = _audited([*rows], calendars)
+        first = scope.first if job.kept_since is None else min(max(scope.first, job.kept_since), scope.before)
         found = compare(
-            _audited([*rows], calendars),
-            days.of(job_id),
-            skips=[*skips.of(job_id)],
-            overrides={each.scheduled_at: Override(*each[1:]) for each in overrides.of(job_id)},
+            job,
+            (day for day in days.of(job_id) if day.day + _DAY > first),
+            skips=[skip for skip in skips.of(job_id) if skip.last_at >= first],
+            overrides={
+                each.scheduled_at: Override(*each[1:]) for each in overrides.of(job_id) if each.scheduled_at >= first
+            },
             wrong_attempts=wrong.of(job_id),
-            links=chains.of(job_id),
-            missing=missing.of(job_id),
-            scope=scope,
+            links=(link for link in chains.of(job_id) if link.previous_at >= first),
+            missing=(child for child in missing.of(job_id) if child.scheduled_at >= first),
+            scope=replace(scope, first=first),
         )
-        if found.computed or found.finding_count or found.runs.total():
+        if first > scope.first:
+            found.audited_from = first
+        if found.computed or found.finding_count or found.runs.total() or found.audited_from:
             yield found
     yield from _without_version(days, missing, None)
 
@@ -280,7 +288,9 @@ class _Place:
 def _audited(rows: list[_VersionRow], calendars: _Calendars) -> AuditedJob:
     last = rows[-1]
     versions = [_in_force(row, calendars) for row in rows]
-    return AuditedJob(last.job_id, last.tenant, last.key, versions, last.cursor_at, last.hold_reason)
+    return AuditedJob(
+        last.job_id, last.tenant, last.key, versions, last.cursor_at, last.hold_reason, kept_since=last.kept_since
+    )
 
 
 def _in_force(row: _VersionRow, calendars: _Calendars) -> InForce:

@@ -133,6 +133,7 @@ class AuditedJob:
         versions: By time.
         cursor_at: The first instant that its timer has not decided; None without a timer.
         hold_reason: The reason for which the timer waits.
+        kept_since: The begin of the first day whose runs its `history_limit` has left; None if it has removed none.
     """
 
     job_id: UUID
@@ -141,6 +142,7 @@ class AuditedJob:
     versions: Sequence[InForce]
     cursor_at: datetime | None = None
     hold_reason: str | None = None
+    kept_since: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +185,7 @@ class JobAudit:
         by_sweep: Runs whose last attempt was claimed without a message.
         findings: The first findings.
         finding_count: The number of all findings.
+        audited_from: The first audited instant, if the `history_limit` has removed runs of the range; else None.
     """
 
     job_id: UUID
@@ -199,6 +202,7 @@ class JobAudit:
     by_sweep: int = 0
     findings: list[Finding] = field(default_factory=list[Finding])
     finding_count: int = 0
+    audited_from: datetime | None = None
 
     def add(self, finding: Finding) -> None:
         """Add a finding."""

@@ -53,7 +53,7 @@ class JobFinding:
 
 @dataclass(slots=True)
 class AuditTotals:
-    """The sums over all jobs, as the fields of `JobAudit`."""
+    """The sums over all jobs, as the fields of `JobAudit`; `shortened` counts those with `audited_from`."""
 
     jobs: int = 0
     computed: int = 0
@@ -66,6 +66,7 @@ class AuditTotals:
     by_message: int = 0
     by_sweep: int = 0
     findings: int = 0
+    shortened: int = 0
 
     def add(self, job: JobAudit) -> None:
         """Add a job."""
@@ -80,6 +81,7 @@ class AuditTotals:
         self.by_message += job.by_message
         self.by_sweep += job.by_sweep
         self.findings += job.finding_count
+        self.shortened += job.audited_from is not None
 
 
 @dataclass(frozen=True, slots=True)

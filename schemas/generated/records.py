@@ -756,6 +756,8 @@ class JobSubmission:
         priority: Rank of the job's runs inside their lane, 0 to 9; 9 goes first. Null: 5.
         ordering_key: Key in whose order the runs of the job start.
         dedupe: With a manual job: one run for its triggers with one key in a window.
+        history_limit: Number of the job's latest finished runs that retention keeps; null: all, until their period is
+            over.
     """
 
     key: str | None = None
@@ -792,6 +794,7 @@ class JobSubmission:
     priority: int | None = None
     ordering_key: OrderingKeySubmission | None = None
     dedupe: DedupeSubmission | None = None
+    history_limit: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

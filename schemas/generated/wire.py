@@ -1309,6 +1309,7 @@ def _job_submission(record: JobSubmission) -> bytes:
             b"\0" if record.priority is None else b"\2" + int32(record.priority),
             b"\0" if record.ordering_key is None else b"\2" + _ordering_key_submission(record.ordering_key),
             b"\0" if record.dedupe is None else b"\2" + _dedupe_submission(record.dedupe),
+            b"\0" if record.history_limit is None else b"\2" + int32(record.history_limit),
         )
     )
 
@@ -1356,6 +1357,7 @@ def _read_job_submission(data: bytes, at: int) -> tuple[JobSubmission, int]:
     priority, at = optional_at(data, at, int_at)
     ordering_key, at = optional_at(data, at, _read_ordering_key_submission)
     dedupe, at = optional_at(data, at, _read_dedupe_submission)
+    history_limit, at = optional_at(data, at, int_at)
     record = JobSubmission(
         key=key,
         schedule=schedule,
@@ -1391,6 +1393,7 @@ def _read_job_submission(data: bytes, at: int) -> tuple[JobSubmission, int]:
         priority=priority,
         ordering_key=ordering_key,
         dedupe=dedupe,
+        history_limit=history_limit,
     )
     return record, at
 
@@ -1493,7 +1496,7 @@ def _read_batch_triggers_submission(data: bytes, at: int) -> tuple[BatchTriggers
     return record, at
 
 
-REQUEST_HEADER = bytes.fromhex("c30190e50ca49e78c643")
+REQUEST_HEADER = bytes.fromhex("c30190b374ae4dc6b842")
 
 
 def encode_request(record: Request) -> bytes:

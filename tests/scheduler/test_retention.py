@@ -19,11 +19,11 @@ from tests.transitions.acts import about, apply_batch, begin, end, ending, submi
 from tidewheel.control.client.client import Client
 from tidewheel.control.occurrence_audit.result import run_audit
 from tidewheel.errors import InvalidInput, Unavailable
-from tidewheel.postgres.partitions import TABLES, day_of, ensure_days, stored_days
+from tidewheel.postgres.partitions import TABLES, day_of, ensure_days, start_of, stored_days
 from tidewheel.postgres.statements import Statements, trusted
 from tidewheel.process.service import Shutdown
 from tidewheel.runs import RunState
-from tidewheel.scheduler import tenant_periods
+from tidewheel.scheduler import history_limits, tenant_periods
 from tidewheel.scheduler.retention import Retention
 from tidewheel.scheduler.retention_rules import RULES, Bounded, By, Days, Jobs, Periods, Rows
 from tidewheel.transitions.kept_since import read_kept_since
@@ -225,7 +225,9 @@ def test_old_rows_of_every_table_are_deleted(fresh_database: Database, retention
             fresh_database.execute(insert, {"id": UUID(int=number), "number": number, "age": age})
     assert {fresh_database.count(table) for table in rules} == {2}
     retention.step()
-    assert {table: fresh_database.count(table) for table in rules} == dict.fromkeys(rules, 1)
+    assert {table: fresh_database.count(table) for table in rules} == {
+        **dict.fromkeys(rules, 1), "history_limits": 0,  # they have no time: their job is gone
+    }  # fmt: skip
 
 
 def test_jobs_that_ended_long_ago_are_removed_if_nothing_needs_them(
@@ -503,6 +505,60 @@ def test_shorter_periods_of_a_tenant_leave_other_tenants_alone(
         {"state": "skipped", "days": 2, "kept_since": (days[3] + DAY).isoformat()},
     ]
     with fresh_database.transaction() as reading:
-        kept = read_kept_since(reading, "acme")
+        kept = read_kept_since(reading, "acme", UUID(int=0))
         assert kept == datetime.combine(days[3] + DAY, time(), UTC)
-        assert read_kept_since(reading, "default") is None
+        assert read_kept_since(reading, "default", UUID(int=0)) is None
+
+
+RUNS_OF_JOB: LiteralString = """
+INSERT INTO finished_runs (run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, publish_at,
+                           created_at, started_at, finished_at, state, attempt)
+SELECT gen_random_uuid(), %(job_id)s, 'default', 1, 0, 'timer', 'default', 'standard', t, t, t, t, t, 'succeeded', 1
+  FROM generate_series(%(at)s::timestamptz, %(at)s + interval '2 hours', interval '1 hour') AS t
+"""
+INSTANTS: LiteralString = "SELECT scheduled_at FROM finished_runs WHERE job_id = %s ORDER BY scheduled_at"
+
+
+def test_job_keeps_the_number_of_runs_of_its_history_limit(
+    fresh_database: Database, retention: Retention, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scheduler that dies between two pages goes on, and an edit of a job ends its limit."""
+    monkeypatch.setattr(history_limits, "_PAGE", 2)
+    days = made(fresh_database, 5, 4, 3, 2)
+    since = start_of(days[0])
+    with Client(fresh_database.url) as client:
+        hourly = {"schedule": "0 * * * *", "target": "nothing"}
+        jobs = {
+            key: client.submit({"key": key, **hourly, **limit}).job_id
+            for key, limit in (("few", {"history_limit": 4}), ("all", {}), ("once-few", {"history_limit": 1}))
+        }
+        client.submit({"key": "once-few", **hourly})
+        with pytest.raises(InvalidInput, match="history_limit"):
+            client.submit({"key": "none", **hourly, "history_limit": 0})
+    for job_id in jobs.values():
+        fresh_database.execute("UPDATE job_versions SET effective_at = %s WHERE job_id = %s", [since, job_id])
+        for day in days:
+            fresh_database.execute(RUNS_OF_JOB, {"job_id": job_id, "at": datetime.combine(day, time(1), UTC)})
+
+    def die(point: str) -> None:
+        raise Killed(point)
+
+    monkeypatch.setattr(history_limits, "failpoint", die)
+    with pytest.raises(Killed):
+        retention.step()
+    monkeypatch.setattr(history_limits, "failpoint", lambda _: None)
+    retention.step()
+    kept = [
+        datetime.combine(day, time(hour), UTC)
+        for day, hour in zip([days[2], *[days[3]] * 3], (3, 1, 2, 3), strict=True)
+    ]
+    assert fresh_database.rows(INSTANTS, [jobs["few"]]) == [(at,) for at in kept]
+    for key in ("all", "once-few"):
+        assert len(fresh_database.rows(INSTANTS, [jobs[key]])) == 12
+    since = start_of(days[2] + DAY)
+    with fresh_database.transaction() as reading:
+        assert [read_kept_since(reading, "default", jobs[key]) for key in ("few", "all")] == [since, None]
+    result = run_audit(fresh_database.url, start_of(days[2]), since + DAY)
+    assert (result.totals.shortened, result.totals.fired) == (1, 3 + 6 + 6)
+    limited: LiteralString = "SELECT version, kept_since FROM history_limits ORDER BY kept_since"
+    assert fresh_database.rows(limited) == [(1, days[3])], "the limit of an earlier version is removed"

@@ -47,6 +47,7 @@ LONGEST_JITTER = timedelta(hours=24)
 LONGEST_WINDOW = timedelta(days=90)  # as long as runs are kept
 _WAIT = span(timedelta(milliseconds=100), LONGEST_WINDOW)  # bounds a run's wait, and all its attempts together
 MAX_FAILURES = 1_000_000
+MAX_HISTORY = 100_000  # its end is found by a walk over so many index entries
 
 _PERCENT = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)%", re.ASCII)
 
@@ -122,6 +123,7 @@ class JobSpec(WithPayload):
         schedule_to_start: The longest time until the first attempt begins.
         schedule_to_close: The longest time of all attempts together.
         heartbeat: The longest time between two heartbeats of an attempt.
+        history_limit: The number of its latest finished runs that retention keeps.
         labels: Names and texts to find it by.
         description: A text for people.
         paused: Used only when the job is created; not part of the spec or its version.
@@ -179,6 +181,7 @@ class JobSpec(WithPayload):
     schedule_to_start: Annotated[timedelta, BeforeValidator(_WAIT)] | None = None
     schedule_to_close: Annotated[timedelta, BeforeValidator(_WAIT)] | None = None
     heartbeat: Annotated[timedelta, BeforeValidator(span(timedelta(seconds=1), LONGEST_ATTEMPT))] | None = None
+    history_limit: Annotated[int, Field(ge=1, le=MAX_HISTORY)] | None = None
     labels: Labels = {}  # noqa: RUF012 - pydantic copies it
     description: Description | None = None
     paused: bool = False
