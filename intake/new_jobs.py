@@ -18,14 +18,15 @@ from tidewheel.intake.freezes import keep_frozen_jobs
 from tidewheel.intake.job_rows import NewJob, ScheduleStart, write_new_jobs
 from tidewheel.intake.locks import absent_job
 from tidewheel.intake.next_version import (
-    OLDEST_ONCE,
     NextVersion,
     VersionInputs,
     anchored,
     at_root,
     ensure_can_run,
+    ensure_remembered,
     first_anchor,
     next_version,
+    once_at,
 )
 from tidewheel.intake.request import ReceivedRequest
 from tidewheel.jobs.allow_lists import AllowLists
@@ -33,6 +34,7 @@ from tidewheel.jobs.requests import JobSubmit
 from tidewheel.jobs.spec_cache import CachedSpec, ScheduleTemplate
 from tidewheel.jobs.strict_json import canonical
 from tidewheel.postgres.database_clock import read_now
+from tidewheel.postgres.partitions import day_of, start_of
 from tidewheel.postgres.pg_arrays import uuids
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
@@ -43,6 +45,7 @@ from tidewheel.schedules.policies import CatchUp
 from tidewheel.schedules.schedule import TICK
 from tidewheel.schedules.timer_state import DaySets
 from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.kept_since import share_kept_since
 
 _FIND_JOBS = Statements("tidewheel.intake")["find_jobs"]
 
@@ -117,6 +120,7 @@ class _Creation:
         self.now, self._allow_lists = now, allow_lists
         self._connection, self._day_sets, self._spread = connection, day_sets, spread
         self._starts = _ScheduleStarts(now, spread=spread)
+        self._kept_since: dict[str, datetime | None] = {}
 
     def prepare(self, new: Iterable[ReceivedRequest]) -> Created:
         """Compute the jobs of these submits, or refuse them."""
@@ -154,10 +158,19 @@ class _Creation:
         job = absent_job(received.job_id, received.tenant, received.key or "", self.now)
         try:
             ensure_can_run(request.job, job, self.now, self._day_sets, spread=self._spread)
+            self._ensure_remembered(received, request)
             inputs = VersionInputs(self.now, spread_anchor=self._spread)
             return _start_of(next_version(request.job, job, inputs, self._day_sets))
         except Refused as refused:
             raise at_root(refused) from refused
+
+    def _ensure_remembered(self, received: ReceivedRequest, request: JobSubmit) -> None:
+        at = once_at(request.job, received.job_id)
+        if at is None or at >= start_of(day_of(self.now)):
+            return
+        if received.tenant not in self._kept_since:  # a job that does not exist has no limit of its own
+            self._kept_since[received.tenant] = share_kept_since(self._connection, received.tenant, received.job_id)
+        ensure_remembered(at, self._kept_since[received.tenant])
 
 
 class _ScheduleStarts:
@@ -202,8 +215,8 @@ def _cached_start(timing: ScheduleTemplate, anchor: datetime | None, now: dateti
         return None
     match schedule:
         case simple.Once():
-            if schedule.at < now - OLDEST_ONCE:
-                return None
+            if schedule.at < start_of(day_of(now)):
+                return None  # its run may be dropped
             anchor, next_at = None, cast("datetime | None", schedule.at)
         case simple.FixedDelay():
             next_at = schedule.due(now, None)

@@ -28,7 +28,6 @@ from tidewheel.schedules.timer_state import DaySets, timer_state
 _SHIFTS_BY = ("exclude_calendars", "include_calendars", "on_excluded")
 
 WITHOUT_OCCURRENCES = ("manual", "after")  # kinds of schedules that need no timer
-OLDEST_ONCE = timedelta(days=90)  # the retention of runs: an older run may be dropped, so that its id is free
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,14 +169,22 @@ def ensure_can_run(spec: JobSpec, job: JobRow, now: datetime, day_sets: DaySets,
     text = schedule_text(spec, job, anchor or now, first=job.created_at if job.exists else now)
     schedule = schedule_from_text(text, job.job_id)
     ensure_can_fire(schedule, now)
-    if isinstance(schedule, Once) and schedule.at < now - OLDEST_ONCE:
-        problem = f"{format_timestamp(schedule.at)} is more than {OLDEST_ONCE.days} days ago, the limit for `once`"
-        raise ScheduleRefused(problem, "trigger the job instead", "once")
     if isinstance(schedule, Once) and schedule.at <= now and CatchUp(spec.catch_up) is CatchUp.SKIP:
         problem = f"{format_timestamp(schedule.at)} has passed, and catch_up is skip: it would never fire"
         raise ScheduleRefused(problem, "write a later time, or leave catch_up out to fire it late", "once")
     policy = canonical(policy_document(spec)).decode()
     ensure_open_days(timer_state(_NextTimer(job, text, policy, now), day_sets).effective, now)
+
+
+def ensure_remembered(at: datetime, kept_since: datetime | None) -> None:
+    """Refuse a `once` from before the first kept day: it may have fired, and nothing would stop a second run.
+
+    Raises:
+        ScheduleRefused: It is; the path is relative to the job's schedule.
+    """
+    if kept_since is not None and at < kept_since:
+        problem = f"{format_timestamp(at)} is too long ago: runs are kept from {format_timestamp(kept_since)} on"
+        raise ScheduleRefused(problem, "trigger the job instead, or write a later time", "once")
 
 
 def ensure_not_fired(spec: JobSpec, job: JobRow, fired: RunState | None) -> None:

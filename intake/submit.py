@@ -29,6 +29,7 @@ from tidewheel.intake.next_version import (
     at_root,
     ensure_can_run,
     ensure_not_fired,
+    ensure_remembered,
     next_version,
     once_at,
     once_text,
@@ -41,6 +42,7 @@ from tidewheel.intake.timers import TimerToPut, next_instants, put_timers, read_
 from tidewheel.jobs.requests import JobSubmit
 from tidewheel.outbox import append
 from tidewheel.postgres.database_clock import read_now
+from tidewheel.postgres.partitions import day_of, start_of
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.runs import RunState
@@ -48,6 +50,7 @@ from tidewheel.schedules.timer_state import DaySets
 from tidewheel.schemas.generated.records import Reply, ReplyStatus
 from tidewheel.transitions.events import lifecycle_row
 from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.kept_since import share_kept_since
 from tidewheel.transitions.timers import drop_timers, find_open_fixed_delay_runs
 
 _UPDATE_JOBS = Statements("tidewheel.intake")["update_jobs"]
@@ -154,12 +157,17 @@ def _apply_edits(
             raise Unavailable(message)
         if e.job_id not in graphs.jobs and locked.jobs[e.job_id].root_job_id not in (None, e.job_id):
             raise outside_graphs(locked.jobs[e.job_id].key)
-    fired = _fired(connection, edits, locked)
+    passed = _passed(edits, locked)
+    fired = {job: state for (job, _), state in read_timer_runs(connection, list(passed.items())).items()}
+    today = start_of(day_of(locked.now))  # its runs are all stored
+    old = {e.job_id: e.tenant for e in edits if passed.get(e.job_id, today) < today}
+    kept_since = {job: share_kept_since(connection, tenant, job) for job, tenant in old.items()}
     refused = {
         e.job_id: error
         for e in edits
         if (error := _disallowed(e, installation)) is not None
         or (error := _refusal(e, locked, day_sets, unknown[e.job_id], fired.get(e.job_id))) is not None
+        or (error := _forgotten(passed.get(e.job_id, today), kept_since.get(e.job_id))) is not None
     }
     taken = [e for e in edits if e.job_id not in refused]
     changed = [e for e in taken if not _unchanged(e, locked)]
@@ -182,14 +190,23 @@ def _apply_edits(
     ]
 
 
-def _fired(connection: Conn, edits: Sequence[ReceivedRequest], locked: Locked) -> dict[UUID, RunState]:
-    """Return the state of the run that each new `once` has already."""
-    passed: list[tuple[UUID, datetime]] = []
+def _passed(edits: Sequence[ReceivedRequest], locked: Locked) -> dict[UUID, datetime]:
+    """Return the instant of each new `once` that has passed."""
+    passed: dict[UUID, datetime] = {}
     for e in edits:
         job, at = locked.jobs[e.job_id], once_at(_submit(e).job, e.job_id)
         if at is not None and at <= locked.now and not (job.exists and job.schedule_json == once_text(_submit(e).job)):
-            passed.append((e.job_id, at))
-    return {job: state for (job, _), state in read_timer_runs(connection, passed).items()}
+            passed[e.job_id] = at
+    return passed
+
+
+def _forgotten(at: datetime, kept_since: datetime | None) -> Refused | None:
+    """Return the refusal of a `once` from before the first kept day."""
+    try:
+        ensure_remembered(at, kept_since)
+    except Refused as refused:
+        return at_root(refused)
+    return None
 
 
 def _disallowed(edit: ReceivedRequest, installation: Installation) -> Refused | None:

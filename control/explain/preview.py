@@ -17,7 +17,15 @@ from tidewheel.errors import Refused
 from tidewheel.ids import job_id
 from tidewheel.intake.calendars import unknown_calendars
 from tidewheel.intake.locks import JobRow, absent_job
-from tidewheel.intake.next_version import NextVersion, VersionInputs, at_root, ensure_can_run, next_version
+from tidewheel.intake.next_version import (
+    NextVersion,
+    VersionInputs,
+    at_root,
+    ensure_can_run,
+    ensure_remembered,
+    next_version,
+    once_at,
+)
 from tidewheel.jobs.parsing import parse_request
 from tidewheel.jobs.requests import JobSubmit
 from tidewheel.jobs.schedule import AfterSpec
@@ -32,6 +40,7 @@ from tidewheel.schedules.schedule import TICK, Schedule
 from tidewheel.schedules.simple import FixedDelay, Interval, Once
 from tidewheel.schedules.timer_state import DaySets, TimerState, timer_state, zone_name
 from tidewheel.transitions.decision_inputs import read_day_sets
+from tidewheel.transitions.kept_since import read_kept_since
 
 _READ_JOBS = Statements("tidewheel.intake")["read_locked_jobs"]  # intake's statement, here without row locks
 
@@ -107,7 +116,13 @@ def _version(connection: Conn, tenant: str, spec: JobSpec, now: datetime) -> Nex
     unknown = unknown_calendars(connection, tenant, spec, days)
     if unknown is not None:
         raise unknown
-    return version_of(spec, row, now, days)
+    version = version_of(spec, row, now, days)
+    if (at := once_at(spec, row.job_id)) is not None and at <= now and version.schedule_text != row.schedule_json:
+        try:
+            ensure_remembered(at, read_kept_since(connection, tenant, row.job_id))
+        except Refused as refused:
+            raise at_root(refused) from refused
+    return version
 
 
 def version_of(spec: JobSpec, row: JobRow, now: datetime, days: DaySets) -> NextVersion:
