@@ -584,6 +584,19 @@ SELECT r.run_id, j.key, r.job_id, r.job_version, r.state,
   LEFT JOIN dead_letters AS d ON d.run_id = r.run_id
  WHERE r.run_id = %(run_id)s AND r.tenant = %(tenant)s
 
+-- name: show_failed_run
+-- Returns the copy of a failed run, whose day retention has dropped.
+-- Index: failed_runs_by_tenant, jobs_pkey, job_versions_pkey, dead_letters_run_id_key. No lock.
+SELECT f.run_id, coalesce(j.key, f.job_id::text) AS key, f.job_id, f.job_version, f.state, false AS ahead, f.cause, f.queue, f.lane,
+       f.attempt, f.scheduled_at, coalesce(f.started_at, f.finished_at) AS created_at, NULL::timestamptz AS publish_at,
+       f.started_at, f.finished_at, NULL::text AS reason, f.error_type, NULL::text AS concurrency_key,
+       v.handler, v.definition, coalesce(j.labels, '{}') AS labels, f.error_message, d.id AS dead_letter, d.redriven_run_id
+  FROM failed_runs AS f
+  LEFT JOIN jobs AS j ON j.job_id = f.job_id
+  LEFT JOIN job_versions AS v ON v.job_id = f.job_id AND v.version = f.job_version
+  LEFT JOIN dead_letters AS d ON d.run_id = f.run_id
+ WHERE f.run_id = %(run_id)s AND f.tenant = %(tenant)s
+
 -- name: read_past_attempts
 -- Returns the last hundred ended attempts of a run, the oldest first, with their stored output and results.
 -- Index: the partitions' primary keys. No lock.

@@ -128,7 +128,7 @@ RUN: Json = {
     "checkpoint_attempt": None, "error_message": None, "result": {"rows": 7}, "late": None, "request_id": None,
     "traceparent": None, "dead_letter": None,
     "retry_chain": {"parent_run_id": None, "root_run_id": None, "previous": [], "next": []}, "attempts": [_ATTEMPT],
-    "archived": False,
+    "archived": False, "copied": False,
 }  # fmt: skip
 _WORKFLOW: dict[str, Json] = {
     "root_run_id": RUN_ID, "key": "nightly", "state": "failed", "scheduled_at": _AT, "generation": 0, "pending": 0,

@@ -1,10 +1,10 @@
-"""Show a run of the database, or else of the archive."""
+"""Show a run of the database, or else of the archive, or else the copy of a failed one."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from uuid import UUID
 
-from tidewheel.control.reads.run_detail import RunDetail, show_run
+from tidewheel.control.reads.run_detail import RunDetail, show_failed_run, show_run
 from tidewheel.errors import UnknownRun
 from tidewheel.postgres.session import Conn
 
@@ -12,7 +12,7 @@ from tidewheel.postgres.session import Conn
 def show_run_anywhere(
     snapshot: Callable[[], AbstractContextManager[Conn]], archive: str | None, tenant: str, run_id: UUID
 ) -> RunDetail:
-    """Return a run, from the archive if the database has it no more.
+    """Return a run, from the archive if the database has it no more, else the copy of a failed one.
 
     Args:
         snapshot: Opens a transaction.
@@ -29,8 +29,11 @@ def show_run_anywhere(
         with snapshot() as connection:
             return show_run(connection, tenant, run_id)
     except UnknownRun:
-        if archive is None:
-            raise
-    from tidewheel.control.archive.lookup import show_archived_run  # imports the codecs, which no other read needs
+        pass
+    if archive is not None:
+        from tidewheel.control.archive.lookup import show_archived_run  # imports the codecs, which no other read needs
 
-    return show_archived_run(snapshot, archive, tenant, run_id)
+        with suppress(UnknownRun):
+            return show_archived_run(snapshot, archive, tenant, run_id)
+    with snapshot() as connection:
+        return show_failed_run(connection, tenant, run_id)

@@ -157,6 +157,7 @@ def run_facts(run: RunDetail, zone: str | None) -> Iterator[tuple[str, str | Non
     yield "trace", run.traceparent
     yield "dead letter", str(run.dead_letter) if run.dead_letter else None
     yield from retry_chain_facts(run)
+    yield "copied", "yes: its day is dropped, and a copy of the failure is left" if run.copied else None
     yield "archived", "yes: without outputs, results and progress" if run.archived else None
     yield "attempts", "\n".join("  ".join(filter(None, map(cell_text, row))) for row in attempt_rows(run))
 

@@ -17,6 +17,7 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.runs import AttemptOutcome
 
 _SQL = Statements("tidewheel.control")
+_SHOW_FAILED_RUN = _SQL["show_failed_run"]
 _SHOW_RUN = _SQL["show_run"]
 _READ_PAST_ATTEMPTS = _SQL["read_past_attempts"]
 _READ_RETRY_CHAIN = _SQL["read_retry_chain"]
@@ -85,6 +86,7 @@ class RunDetail:
         retry_chain: The runs that it retries, and its retries.
         attempts: The last hundred that have ended, the oldest first.
         archived: True if the archive has it and the database no more: without outputs, results and progress.
+        copied: True if only the copy of a failed run is left: without attempts, inputs and labels of its own.
     """
 
     summary: RunSummary
@@ -112,6 +114,7 @@ class RunDetail:
     retry_chain: RetryChain
     attempts: tuple[PastAttempt, ...]
     archived: bool
+    copied: bool = False
 
 
 def show_run(connection: Conn, tenant: str, run_id: UUID) -> RunDetail:
@@ -163,10 +166,63 @@ def show_run(connection: Conn, tenant: str, run_id: UUID) -> RunDetail:
     )
 
 
+def show_failed_run(connection: Conn, tenant: str, run_id: UUID) -> RunDetail:
+    """Return what is left of a failed run whose day retention has dropped.
+
+    Raises:
+        UnknownRun: There is no copy of such a run of the tenant.
+    """
+    from tidewheel.schemas.codec import decode  # as above
+    from tidewheel.schemas.generated.records import JobDefinition
+
+    with connection.cursor(row_factory=class_row(_FailedRunRow), binary=True) as cursor:
+        row = cursor.execute(_SHOW_FAILED_RUN, {"run_id": run_id, "tenant": tenant}).fetchone()
+    if row is None:
+        raise UnknownRun(str(run_id))
+    return RunDetail(
+        summary=summary_of(row),
+        handler=row.handler or "",
+        labels=row.labels,
+        max_attempts=decode(row.definition, JobDefinition).retry.max_attempts if row.definition else 0,
+        failed_attempts=None,
+        lost_attempts=None,
+        deadline_at=None,
+        schedule_to_close_at=None,
+        external_deadline_at=None,
+        executor_id=None,
+        executor=None,
+        claimed_from=None,
+        progress=None,
+        progress_at=None,
+        checkpoint=None,
+        checkpoint_attempt=None,
+        error_message=row.error_message,
+        result=None,
+        late=None,
+        request_id=None,
+        traceparent=None,
+        dead_letter=row.dead_letter,
+        retry_chain=retry_chain_of(run_id, None, None, []),
+        attempts=(),
+        archived=False,
+        copied=True,
+    )
+
+
 def past_attempts(connection: Conn, run_id: UUID) -> list[PastAttempt]:
     """Return the ended attempts of a run, the oldest first, at most the last hundred."""
     with connection.cursor(row_factory=class_row(PastAttempt), binary=True) as cursor:
         return cursor.execute(_READ_PAST_ATTEMPTS, {"run_id": run_id}).fetchall()
+
+
+@dataclass(frozen=True, slots=True)
+class _FailedRunRow(RunRow):
+    handler: str | None
+    definition: bytes | None
+    labels: dict[str, str]
+    error_message: str | None
+    dead_letter: int | None
+    redriven_run_id: UUID | None
 
 
 @dataclass(frozen=True, slots=True)
