@@ -4,7 +4,7 @@ CREATE TABLE history_limits (
     job_id     uuid PRIMARY KEY,
     tenant     text NOT NULL,
     version    integer NOT NULL,
-    keep       integer NOT NULL CHECK (keep > 0),
+    keep       integer NOT NULL,
     kept_since date,
     walked     date
 );

@@ -116,12 +116,21 @@ SELECT d.day, ARRAY(SELECT l.virtualtransaction
  WHERE (d.day + 1)::timestamp AT TIME ZONE 'UTC' < tidewheel_now() - interval '1 hour'
 ON CONFLICT (day) DO NOTHING
 
--- name: close_days
--- Closes days to which no open transaction can add a run.
--- No index: a row for each day. Lock: the rows.
-UPDATE run_days AS d SET closed_at = tidewheel_now(), waits_for = '{}'
+-- name: find_ended_waits
+-- Returns the days that are not closed, and whose noted transactions have all ended or are prepared.
+-- No index: a row for each day. No lock.
+SELECT d.day
+  FROM run_days AS d
  WHERE d.closed_at IS NULL
    AND NOT EXISTS (SELECT FROM pg_locks AS l WHERE l.locktype = 'virtualxid' AND l.virtualtransaction = ANY (d.waits_for))
+
+-- name: close_days
+-- Closes days to which no open transaction can add a run; none while a transaction of this database is prepared.
+-- No index: a row for each day. Lock: the rows.
+-- Why any prepared one: it has lost the virtual id that begin_days has noted, so its begin is unknown.
+UPDATE run_days AS d SET closed_at = tidewheel_now(), waits_for = '{}'
+ WHERE d.day = ANY (%(days)s::date[]) AND d.closed_at IS NULL
+   AND NOT EXISTS (SELECT FROM pg_prepared_xacts AS p WHERE p.database = current_database())
 
 -- name: find_days_to_count
 -- Returns the closed days that are not counted, the oldest first, with an estimate of their runs and the position in each.
@@ -252,7 +261,7 @@ UPDATE tenant_periods SET kept_since = %(kept_since)s, removing = %(removing)s W
 
 -- name: find_runs_to_remove
 -- Returns the next runs of a tenant and a day that may go: no open occurrence of a workflow needs them.
--- Index: finished_runs_by_tenant of the day, workflows_pkey. No lock: nothing else writes to the day.
+-- Index: the day's index by tenant, workflows_open. No lock: nothing else writes to the day.
 SELECT f.run_id
   FROM finished_runs AS f
  WHERE f.finished_at >= %(first)s AND f.finished_at < %(end)s AND f.tenant = %(tenant)s AND f.run_id > %(after)s
@@ -286,7 +295,7 @@ SELECT h.job_id, h.tenant, h.keep
 
 -- name: find_history_end
 -- Returns the latest finished run that is beyond the limit of its job; no row if the job has fewer.
--- Index: finished_runs_by_job of every partition, as many entries as the limit. No lock.
+-- Index: the partitions' indexes by job, as many entries as the limit. No lock.
 SELECT f.scheduled_at, f.run_id
   FROM finished_runs AS f
  WHERE f.job_id = %(job_id)s
@@ -296,7 +305,7 @@ OFFSET %(keep)s
 
 -- name: find_history_to_remove
 -- Returns the next runs of a job up to one of them that ended on closed days: no open occurrence of a workflow needs them.
--- Index: finished_runs_by_job of these days, workflows_pkey. No lock: nothing else writes to closed days.
+-- Index: the partitions' indexes by job, workflows_open. No lock: nothing else writes to closed days.
 SELECT f.run_id, f.scheduled_at, (f.finished_at AT TIME ZONE 'UTC')::date
   FROM finished_runs AS f
  WHERE f.job_id = %(job_id)s AND f.finished_at >= %(first)s AND f.finished_at < %(end)s AND f.scheduled_at < %(end)s

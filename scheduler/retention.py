@@ -1,8 +1,9 @@
 """Remove what is old, table by table, as `retention_rules.py` has it (docs/adr/0075-retention.md).
 
 A partition is dropped when its whole day is older than its period. The inputs of a run that ends within a day of its
-creation lie in the partition of its creation, so inputs are kept a day longer. What live runs need stays: days on which
-open runs were created, or started their attempts, and the days that `find_needed_since` names.
+creation lie in the partition of its creation, so inputs are kept a day longer. So are attempts, which lie in the
+partition of their start. What live runs need stays: days on which open runs were created, or started their attempts,
+and the days that `find_needed_since` names.
 
 Detaching waits for transactions that have used the table, so this is a thread of its own. A process that dies, or
 waits for too long, leaves a partition that is detached, or about to be: the next pass drops it.
@@ -39,6 +40,7 @@ _UNLOCK_RETENTION = _SQL["unlock_retention"]
 _FIND_DAYS_IN_USE = _SQL["find_days_in_use"]
 _FIND_NEEDED_SINCE = _SQL["find_needed_since"]
 _BEGIN_DAYS = _SQL["begin_days"]
+_FIND_ENDED_WAITS = _SQL["find_ended_waits"]
 _CLOSE_DAYS = _SQL["close_days"]
 _FIND_ARCHIVED_DAYS = _SQL["find_archived_days"]
 _FIND_DROPPED_DAYS = _SQL["find_dropped_days"]
@@ -204,6 +206,12 @@ class Retention:
                 unarchived=_unarchived(connection, stored),
             )
             kept = {each: cause for each in old if (cause := needs.holder(each)) is not None}
+            # An audit compares a run with its attempts, of which the first may lie on the day before.
+            runs = {each.day: cause for each, cause in kept.items() if each.table == "finished_runs"}
+            for each in old:
+                cause = runs.get(each.day) or runs.get(each.day + _DAY)
+                if each.table == "attempts" and cause is not None:
+                    kept.setdefault(each, cause)
             days = {each.day for each in old if each.table == "finished_runs" and each not in kept}
             connection.execute(_BEGIN_DROPS, {"days": sorted(days)})
         dropped: list[StoredDay] = []
@@ -225,7 +233,7 @@ class Retention:
             for table, rule in RULES.items()
             if isinstance(rule, Days)
         }
-        return {**days, "run_inputs": days["run_inputs"] - _DAY}
+        return {**days, "run_inputs": days["run_inputs"] - _DAY, "attempts": days["attempts"] - _DAY}
 
     def _record(self, connection: Conn, now: datetime, kept: Mapping[StoredDay, str]) -> None:
         """Record how much older than its period the oldest partition is that stays, and its cause."""
@@ -267,7 +275,9 @@ def _close_days(connection: Conn, stored: Iterable[StoredDay]) -> None:
     """Close the days to which no run can be added: they may be counted, archived and dropped."""
     days = {each.day for each in stored if each.table == "finished_runs"}
     connection.execute(_BEGIN_DAYS, {"days": sorted(days)})
-    connection.execute(_CLOSE_DAYS)
+    # Two statements: a transaction that is prepared between them is seen by the second one.
+    ended = _days(connection, _FIND_ENDED_WAITS)
+    connection.execute(_CLOSE_DAYS, {"days": sorted(ended)})
 
 
 def _needed_since(connection: Conn) -> tuple[datetime | None, datetime | None]:

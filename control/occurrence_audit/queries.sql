@@ -23,7 +23,8 @@ SELECT tidewheel_now() AS taken_at, current_database()::text AS database, pg_cur
                 (SELECT max(d.day) + 1 FROM run_days AS d WHERE d.dropped_at IS NOT NULL),
                 (SELECT max(p.kept_since)
                    FROM tenant_periods AS p
-                  WHERE %(tenant)s::text IS NULL OR p.tenant = %(tenant)s::text))::timestamp AT TIME ZONE 'UTC' AS runs_from,
+                  WHERE (%(tenant)s::text IS NULL OR p.tenant = %(tenant)s::text)
+                    AND p.tenant NOT IN (SELECT d.tenant FROM tenant_deletions AS d WHERE d.finished_at IS NULL)))::timestamp AT TIME ZONE 'UTC' AS runs_from,
        ARRAY(SELECT d.tenant FROM tenant_deletions AS d WHERE d.finished_at IS NULL ORDER BY d.tenant) AS deleting
 
 -- name: has_versions_before

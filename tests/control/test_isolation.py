@@ -74,7 +74,7 @@ _NOT_EXECUTED = {
     "only services execute it": "intake: acquire_partition hold_deletions purge_replies store_offsets",
     "it needs locked rows, a faulty job or an occurrence of a rare kind": """
         control: find_active_run find_active_run_at find_chain find_unfired oldest_day_of_runs read_able
-        control: read_attempts_of read_job_error read_run_place
+        control: read_attempts_of read_job_error read_run_place show_failed_run
         intake: add_job_cancellation add_pending_cancel calendar_names drop_moves find_pending_cancel open_windows
         intake: read_edges_above read_open_states take_over_pause wait_for_runs write_windows""",
     "the scenario has no batch, no quota of jobs and no child of several parents yet": """
@@ -163,7 +163,7 @@ def _define(client: Client) -> None:
     client.submit({"key": "hourly", "schedule": "@every 1h", "target": "work", "exclude_calendars": ["closed"]})
     client.submit({"key": "job", "schedule": "manual", "target": "work", "labels": {"team": "a"}})
     client.submit({"key": "keyed", "schedule": "manual", "target": "work", "concurrency_key": "k"})
-    client.submit({"key": "root", "schedule": "manual", "target": "work"})
+    client.submit({"key": "root", "schedule": "manual", "target": "work", "history_limit": 9})
     client.submit({"key": "child", "schedule": {"after": ["root"]}, "target": "work"})
     client.submit({"key": "child", "schedule": {"after": ["root"]}, "target": "other"})
     client.calendars.put("closed", days=["2026-12-24", "2026-12-25"])

@@ -18,7 +18,7 @@ from tests.fixtures.services import until
 from tests.transitions.acts import about, apply_batch, begin, end, ending, submit, trigger
 from tidewheel.control.client.client import Client
 from tidewheel.control.occurrence_audit.result import run_audit
-from tidewheel.errors import InvalidInput, Unavailable
+from tidewheel.errors import InvalidInput, Refused, Unavailable, UnknownRun
 from tidewheel.postgres.partitions import TABLES, day_of, ensure_days, start_of, stored_days
 from tidewheel.postgres.statements import Statements, trusted
 from tidewheel.process.service import Shutdown
@@ -59,6 +59,7 @@ VALUES = {
     "date": "((tidewheel_now() - %(age)s) AT TIME ZONE 'UTC')::date",
     **dict.fromkeys(("bigint", "integer", "smallint", "double precision"), "%(number)s"),
 }
+COUNTED: LiteralString = "INSERT INTO run_days (day, waits_for, closed_at, counted_at) VALUES (%s, '{}', now(), now())"
 LOCK: LiteralString = "SELECT pg_advisory_lock(hashtext('tidewheel.retention'))"
 
 
@@ -110,13 +111,14 @@ def test_days_older_than_their_period_are_dropped(fresh_database: Database, rete
     dropped = retention.step()
     assert {(each.table, each.day) for each in dropped} == {
         *((table, older) for table in TABLES),
-        *((table, old) for table in TABLES if table != "run_inputs"),
+        *((table, old) for table in TABLES if table not in {"run_inputs", "attempts"}),
         *(("attempt_outputs", day) for day in (kept, without)),
     }
     for table in TABLES:
         assert with_outputs in stored(fresh_database, table)
     assert kept in stored(fresh_database, "finished_runs")
-    assert old in stored(fresh_database, "run_inputs"), "inputs are kept a day longer"
+    for table in ("run_inputs", "attempts"):
+        assert old in stored(fresh_database, table), "runs of the next day have theirs here"
     assert dropped_days(fresh_database) == [older, old]
     assert retention.step() == []
     assert fresh_database.rows("SELECT behind, held_by FROM retention_state") == [(None, None)]
@@ -159,7 +161,7 @@ def test_archive_that_begins_later_waits_for_no_dropped_day(fresh_database: Data
     archive: LiteralString = "INSERT INTO archived_days (day, runs, bytes, id_days) VALUES (%s, 0, 0, '{}')"
     fresh_database.execute(archive, [old + 5 * DAY])
     later = Retention(fresh_database.url, replace(KEEP, runs=9 * DAY), Shutdown())
-    assert [(each.table, each.day) for each in later.step()] == [("run_inputs", old)]
+    assert [(each.table, each.day) for each in later.step()] == [("attempts", old), ("run_inputs", old)]
     later.close()
 
 
@@ -285,7 +287,7 @@ def test_an_audit_delays_the_drops_and_nothing_else(fresh_database: Database, re
 
 
 def test_runs_that_an_open_backfill_compares_with_are_kept(fresh_database: Database, retention: Retention) -> None:
-    before, needed = made(fresh_database, 30, 20)
+    before, day_before, needed = made(fresh_database, 30, 21, 20)
     now = fresh_database.now()
     fresh_database.execute(
         "INSERT INTO backfills (backfill_id, tenant, job_id, shard, state, first_at, last_at, what, versions,"
@@ -296,7 +298,49 @@ def test_runs_that_an_open_backfill_compares_with_are_kept(fresh_database: Datab
     )
     retention.step()
     assert stored(fresh_database, "finished_runs") >= {needed}
-    assert dropped_days(fresh_database) == [before]
+    assert stored(fresh_database, "attempts") >= {day_before, needed}, "an audit compares them with the runs"
+    assert not stored(fresh_database, "attempts") & {before}
+    assert dropped_days(fresh_database) == [before, day_before]
+
+
+def test_once_of_a_dropped_day_is_refused(fresh_database: Database, retention: Retention) -> None:
+    """Its run may have been there, and its id is free."""
+    [old] = made(fresh_database, 11)
+    with Client(fresh_database.url) as client:
+
+        def submit_once(key: str, day: date) -> None:
+            client.submit({"key": key, "target": "nothing", "schedule": {"once": start_of(day).isoformat()}})
+
+        submit_once("early", old - 100 * DAY)
+        client.submit({"key": "edited", "target": "nothing", "schedule": "manual"})
+        retention.step()
+        for key in ("new", "edited"):
+            with pytest.raises(Refused, match=f"runs are kept from {old + DAY}") as refused:
+                submit_once(key, old)
+            assert [error.path for error in refused.value.errors] == ["job.schedule.once"]
+            submit_once(key, old + DAY)
+        client.submit({
+            "key": "early", "target": "else", "schedule": {"once": start_of(old - 100 * DAY).isoformat()},
+        })  # fmt: skip
+        with pytest.raises(Refused, match="runs are kept from"):
+            client.preview({"key": "third", "target": "nothing", "schedule": {"once": start_of(old).isoformat()}})
+
+
+def test_failed_run_of_a_dropped_day_is_shown_by_its_copy(fresh_database: Database) -> None:
+    submit(fresh_database)
+    run_id = fail(fresh_database)
+    with Client(fresh_database.url) as client:
+        before = client.runs.detail(run_id)
+        fresh_database.execute("DELETE FROM finished_runs")
+        after = client.runs.detail(run_id)
+        assert (after.copied, after.summary.status, after.attempts) == (True, "failed", ())
+        for name in ("error_message", "dead_letter", "handler", "max_attempts"):
+            assert getattr(after, name) == getattr(before, name)
+        shown = json_output(fresh_database, "run", "show", str(run_id))
+        assert (shown["copied"], shown["error_message"]) == (True, before.error_message)
+        fresh_database.execute("DELETE FROM failed_runs")
+        with pytest.raises(UnknownRun):
+            client.runs.detail(run_id)
 
 
 def test_days_of_open_runs_are_kept(fresh_database: Database, retention: Retention) -> None:
@@ -388,6 +432,7 @@ def test_inputs_that_are_to_move_are_kept(fresh_database: Database, retention: R
 
 def test_thread_survives_an_operators_drop(fresh_database: Database, caplog: pytest.LogCaptureFixture) -> None:
     [old] = made(fresh_database, 20)
+    fresh_database.execute(COUNTED, [old])
     operator = fresh_database.connection()
     operator.execute(sql.SQL("DROP TABLE {}").format(partition(old)))
     caplog.set_level(logging.INFO, "tidewheel.process")
@@ -406,6 +451,7 @@ def test_partition_that_another_transaction_holds_is_dropped_soon_after(
 ) -> None:
     """The thread tries again after seconds, not after an hour."""
     [old] = made(fresh_database, 20)
+    fresh_database.execute(COUNTED, [old])
     caplog.set_level(logging.INFO, "tidewheel.process.service")
     operator = fresh_database.connection()
     operator.execute(sql.SQL("LOCK TABLE {}").format(partition(old)))

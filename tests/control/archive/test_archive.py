@@ -254,7 +254,7 @@ def test_forgotten_archive_is_adopted_with_the_days_that_are_dropped(
     close(clocked)
     json_output(clocked, "archive", "forget", "--yes")
     assert ("finished_runs", day) in {(each.table, each.day) for each in pass_day(clocked, 200 * DAY)}
-    assert tidewheel(clocked, "run", "show", bad).code == ExitCode.NOT_FOUND
+    assert shown(clocked, bad)["copied"]
     assert str(day) in json_output(clocked, "archive", "run")["adopted"]
     assert shown(clocked, bad)["archived"]
     json_output(clocked, "archive", "forget", "--yes")
@@ -381,7 +381,7 @@ def test_days_beyond_the_period_leave_their_facts(
     assert str(day) in json_output(clocked, "archive", "run")["removed"]
     assert [path.name[:5] for path in files(archive, day)] == ["facts"], "a later day may need its versions"
     assert tidewheel(clocked, "archive", "verify").code == 0
-    assert tidewheel(clocked, "run", "show", bad).code == ExitCode.NOT_FOUND
+    assert tidewheel(clocked, "archive", "show", bad).code == ExitCode.NOT_FOUND
 
 
 def test_manifest_of_another_writer_is_not_replaced(tmp_path: Path) -> None:

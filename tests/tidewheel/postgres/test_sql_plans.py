@@ -342,6 +342,11 @@ _EARLY: Mapping[str, object] = {
     "attempt": 0, "job_version": 1, "free": "allow_all", "running": RunState.RUNNING, "succeeded": RunState.SUCCEEDED
 }  # fmt: skip
 
+_TODAY = SystemClock().now().replace(hour=0, minute=0, second=0, microsecond=0)
+_DAY: Mapping[str, object] = {
+    "first": _TODAY, "end": _TODAY + timedelta(days=1), "before": _TODAY - timedelta(days=1),
+    "after_at": _LONG_AGO, "after_id": UUID(int=0),
+}  # fmt: skip
 _OLD: Mapping[str, object] = {"before": _LONG_AGO, "limit": 1000}
 _BATCH: Mapping[str, object] = {"batch_id": UUID(int=1)}
 
@@ -562,7 +567,23 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     "list_batches": {"tenant": "1", "before": _BEYOND, "limit": 51},
     "read_batch_runs": _BATCH | {"limit": 1000},
     "find_due_releases": {"limit": 500},
-    **dict.fromkeys(("delete_old_batch_runs", "delete_old_run_edges", "delete_old_batches"), _OLD),
+    **dict.fromkeys(
+        (
+            "delete_old_batch_runs",
+            "delete_old_run_edges",
+            "delete_old_batches",
+            "delete_old_audit",
+            "delete_old_failed_runs",
+            "delete_old_dead_letters",
+        ),
+        _OLD,
+    ),
+    "find_runs_to_remove": _DAY | {"state": "succeeded", "after": UUID(int=0), "limit": 5000},
+    "remove_runs": _DAY,
+    "find_history_end": {"keep": 1000},
+    "find_history_to_remove": _DAY | {"last_at": _FAR_AHEAD, "last_id": _BEYOND, "limit": 5000},
+    "scan_ended_jobs": _OLD | {"after": UUID(int=0)},
+    "lock_ended_jobs": _OLD,
     "delete_old_windows": {"limit": 1000},
     "measure_blocked_keys": {"limit": 1000},
     "open_windows": {**_WINDOWS, "job_ids": [UUID(int=1)] * BATCH},
@@ -615,6 +636,8 @@ _HOT = {
         find_runs_of find_jobs_of lock_timers_to_drop mark_jobs_deleted
         find_due_releases measure_blocked_keys
         delete_old_windows delete_old_batch_runs delete_old_run_edges delete_old_batches
+        find_runs_to_remove remove_runs find_history_end find_history_to_remove
+        scan_ended_jobs lock_ended_jobs delete_old_audit delete_old_failed_runs delete_old_dead_letters
     """,
     "tidewheel.relay": """
         read_outbox probe_outbox delete_outbox find_unclaimed stage_outbox fetch_outbox delete_expired_replies
@@ -628,6 +651,7 @@ _HOT = {
         read_attempts_of read_skips_at read_overrides_around find_active_run
         find_chain find_runs_ahead find_unfired read_versions read_two_versions
         find_runs find_open_runs find_runs_of_job find_open_runs_of_job find_failed_runs read_runs show_run
+        show_failed_run
         read_past_attempts list_dead_letters last_dead_letter_looked_at find_open_states
         list_blocked_keys read_blocked_key
         list_key_limits list_keys_in_use list_batches read_batch_runs read_run_edges
