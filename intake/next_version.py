@@ -177,7 +177,7 @@ def ensure_can_run(spec: JobSpec, job: JobRow, now: datetime, day_sets: DaySets,
 
 
 def ensure_remembered(at: datetime, kept_since: datetime | None) -> None:
-    """Refuse a `once` from before the first kept day: it may have fired, and nothing would stop a second run.
+    """Refuse a `once` from before the first kept day: its run may be dropped, so that its id is free.
 
     Raises:
         ScheduleRefused: It is; the path is relative to the job's schedule.

@@ -106,7 +106,7 @@ def _remove(connection: Conn, limit: _HistoryLimit, days: Collection[date], pace
 
 
 def _begin(connection: Conn, limit: _HistoryLimit, kept_since: date) -> bool:
-    """Move the day from which all runs are stored; return False if an audit or an open backfill needs older ones."""
+    """Move the first day with all runs; return False if an audit or an open backfill needs older ones."""
     may_go = False
     with connection.transaction() as transaction:
         # The row first: a submit that has written it may wait for the lock.

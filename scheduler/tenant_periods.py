@@ -70,7 +70,7 @@ def remove_by_tenant(connection: Conn, days: Collection[date], now: datetime, pa
 
 
 def lock_kept_since(connection: Conn) -> bool:
-    """Keep requests that rely on old runs waiting until the commit; return False while one, or an audit, runs."""
+    """Keep requests that rely on old runs waiting; return False while one of them, or an audit, runs."""
     return connection.execute(_LOCK_KEPT_SINCE).fetchone() == (True,)
 
 
