@@ -592,7 +592,7 @@ def test_job_keeps_the_number_of_runs_of_its_history_limit(
     monkeypatch.setattr(history_limits, "failpoint", die)
     with pytest.raises(Killed):
         retention.step()
-    monkeypatch.setattr(history_limits, "failpoint", lambda _: None)
+    monkeypatch.undo()
     retention.step()
     kept = [
         datetime.combine(day, time(hour), UTC)
