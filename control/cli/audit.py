@@ -14,6 +14,7 @@ from tidewheel.control.cli.time_options import Tz, read_instant, rfc3339
 from tidewheel.control.occurrence_audit.result import AuditResult, JobFinding, run_audit
 from tidewheel.control.reads.json_form import as_json
 from tidewheel.jobs.strict_json import as_object
+from tidewheel.settings.connections import Connections
 
 _SHOWN = 50  # findings in text
 
@@ -28,6 +29,9 @@ def audit(
     report: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a report with the counts of each job, as JSON.")
     ] = None,
+    completions: Annotated[
+        bool, typer.Option("--completions", help="Compare the ends of runs with the completions on Kafka too.")
+    ] = False,
     timezone: Tz = None,
     tenant: Annotated[
         str | None, typer.Option(metavar="NAME", help="Only this tenant; of --job by default: default.")
@@ -43,8 +47,9 @@ def audit(
     before = None if end is None else read_instant(end, "--to", timezone)
     scope = tenant or (DEFAULT_TENANT if job is not None else None)
     url = checked_url()
+    kafka = Connections.load().kafka_config() if completions else None
     with nullcontext() if report is None else report.open("w", encoding="utf-8") as file:
-        result = run_audit(url, first, before, tenant=scope, key=job, report=file)
+        result = run_audit(url, first, before, tenant=scope, key=job, report=file, kafka=kafka)
     if output is Output.TEXT:
         _print(result, timezone)
     else:
@@ -88,6 +93,7 @@ def _facts(result: AuditResult) -> Iterator[tuple[str, str | None]]:
     yield "runs", ", ".join(f"{count:,} {state}" for state, count in sorted(totals.runs.items())) or "none"
     yield "claimed", f"{totals.by_message:,} by a message, {totals.by_sweep:,} by the sweep"
     yield "attempts", f"{totals.attempts:,}"
+    yield "unrecorded ends", f"{totals.unrecorded:,}" if totals.unrecorded else None
     yield "findings", f"{totals.findings:,}"
     yield "tzdata", f"{facts.tzdata}; the timers were computed by {as_json(facts.stored_tzdata) or 'none'}"
     changes = cast("list[dict[str, str]]", facts.tzdata_changes or [])

@@ -150,7 +150,7 @@ class Finding:
     """A disagreement between what is computed and what is recorded.
 
     Args:
-        problem: `missing`, `doubled`, `unexpected`, `excluded`, `miscounted`, `attempts` or `unreadable`.
+        problem: `missing`, `doubled`, `unexpected`, `excluded`, `miscounted`, `attempts`, `unreadable` or `unrecorded`.
         first_at: Its first instant.
         last_at: Its last.
         occurrences: How many occurrences it concerns.

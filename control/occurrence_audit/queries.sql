@@ -210,3 +210,14 @@ SELECT n.job_id, n.scheduled_at, n.root_run_id
            SELECT FROM finished_runs AS f
             WHERE f.job_id = n.job_id AND f.workflow_run_id = n.root_run_id AND f.finished_at >= %(ended_from)s::timestamptz)
  ORDER BY n.job_id, n.scheduled_at
+
+-- name: find_unrecorded_ends
+-- Returns the ends among these that no finished run has, with the job and the run as the database has them.
+-- Index: the keys of finished_runs and job_runs, by the day of the end and by run. No lock.
+SELECT w.run_id, w.job_id, w.finished_at, j.tenant, j.key, r.state, r.finished_at
+  FROM unnest(%(run_ids)s::uuid[], %(job_ids)s::uuid[], %(instants)s::timestamptz[]) AS w (run_id, job_id, finished_at)
+  LEFT JOIN jobs AS j ON j.job_id = w.job_id
+  LEFT JOIN LATERAL (SELECT s.state, s.finished_at FROM runs AS s WHERE s.run_id = w.run_id LIMIT 1) AS r ON true
+ WHERE (%(tenant)s::text IS NULL OR j.tenant = %(tenant)s::text)
+   AND NOT EXISTS (SELECT FROM finished_runs AS f WHERE f.run_id = w.run_id AND f.finished_at = w.finished_at)
+ ORDER BY w.finished_at, w.run_id

@@ -6,6 +6,7 @@ The report is one JSON document with a line for each job. Its last line has the 
 
 import json
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from hashlib import sha256
@@ -16,11 +17,14 @@ from psycopg import IsolationLevel
 
 from tidewheel.control.occurrence_audit.audit import AuditFacts, audit, ensure_kept, read_facts
 from tidewheel.control.occurrence_audit.compare import Finding, JobAudit
+from tidewheel.control.occurrence_audit.completions import unrecorded_ends
 from tidewheel.control.occurrence_audit.records import Scope
 from tidewheel.control.reads.job_position import read_job_position
 from tidewheel.control.reads.json_form import as_json
 from tidewheel.postgres.session import Session
 from tidewheel.postgres.statements import Statements
+from tidewheel.settings.connections import Connections
+from tidewheel.transitions.installation import read_installation
 from tidewheel.transitions.tenant_refusals import deletions_of
 
 _SQL = Statements("tidewheel.control.occurrence_audit")
@@ -65,6 +69,7 @@ class AuditTotals:
     attempts: int = 0
     by_message: int = 0
     by_sweep: int = 0
+    unrecorded: int = 0
     findings: int = 0
     shortened: int = 0
 
@@ -122,6 +127,7 @@ def run_audit(
     tenant: str | None = None,
     key: str | None = None,
     report: TextIO | None = None,
+    kafka: Mapping[str, str] | None = None,
 ) -> AuditResult:
     """Audit a range of an installation in one transaction that only reads.
 
@@ -132,6 +138,7 @@ def run_audit(
         tenant: Only this tenant.
         key: Only this job of the tenant.
         report: Receives the report.
+        kafka: The settings of a client, to compare the ends of runs with the completions on Kafka too.
 
     Raises:
         InvalidInput: The range is ahead, or runs of it are no longer kept.
@@ -162,6 +169,13 @@ def run_audit(
                 findings += [JobFinding(job.tenant, job.key, job.job_id, each) for each in job.findings[:room]]
                 if writer is not None:
                     writer.add(job)
+            if kafka is not None:
+                topic = read_installation(connection, Connections.load()).topics.completions
+                for ended in unrecorded_ends(connection, kafka, topic, scope, facts.taken_at):
+                    totals.findings += 1
+                    totals.unrecorded += 1
+                    if len(findings) < MAX_LISTED:
+                        findings.append(JobFinding(*ended))
     finally:
         session.close()
     digest = None if writer is None else writer.close(totals)

@@ -1,0 +1,122 @@
+"""Compare the ends of runs on Kafka with those in the database.
+
+A fail-over to a server that lacks the last transactions leaves Kafka ahead. A run has a completion: the database has
+it open, ended at another time, or not at all.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import NamedTuple, cast
+from uuid import UUID
+
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+from tidewheel.clock import monotonic_seconds
+from tidewheel.control.occurrence_audit.compare import Finding
+from tidewheel.control.occurrence_audit.records import Scope
+from tidewheel.errors import Unavailable
+from tidewheel.jobs.values import format_timestamp
+from tidewheel.kafka.offsets import offsets_client, read_end_offsets, read_partitions
+from tidewheel.postgres.session import Conn, rows_of
+from tidewheel.postgres.statements import Statements
+
+_FIND_UNRECORDED = Statements("tidewheel.control.occurrence_audit")["find_unrecorded_ends"]
+_MARGIN = timedelta(minutes=1)  # the longest transaction: an end may be younger than the snapshot
+_SILENT_SECONDS = 30.0  # without a message
+_BATCH = 1000
+_KAFKA_SECONDS = 10.0
+
+
+class EndedRun(NamedTuple):
+    """A finding with the job of its run; tenant and key are empty if the database lacks the job."""
+
+    tenant: str
+    key: str
+    job_id: UUID
+    finding: Finding
+
+
+class _End(NamedTuple):
+    run_id: UUID
+    job_id: UUID
+    finished_at: datetime
+
+
+class _Unrecorded(NamedTuple):
+    """A row of `find_unrecorded_ends`, its columns in this order."""
+
+    run_id: UUID
+    job_id: UUID
+    finished_at: datetime
+    tenant: str | None
+    key: str | None
+    state: str | None
+    ended_at: datetime | None
+
+
+def unrecorded_ends(
+    connection: Conn, kafka: Mapping[str, str], topic: str, scope: Scope, taken_at: datetime
+) -> Iterator[EndedRun]:
+    """Yield the completions of a range of ends that the snapshot of the connection lacks.
+
+    Raises:
+        Unavailable: The broker does not answer, or sends nothing for half a minute.
+    """
+    before = min(scope.before, taken_at - _MARGIN)
+    with offsets_client(kafka, "tidewheel.audit") as client:
+        for ends in _read_ends(client, topic, scope.first, before):
+            wanted = [each for each in ends if scope.job_id in (None, each.job_id)]
+            columns = {
+                "run_ids": [each.run_id for each in wanted],
+                "job_ids": [each.job_id for each in wanted],
+                "instants": [each.finished_at for each in wanted],
+                "tenant": scope.tenant,
+            }
+            with connection.cursor(row_factory=rows_of(_Unrecorded._make), binary=True) as cursor:
+                yield from map(_finding, cursor.execute(_FIND_UNRECORDED, columns).fetchall())
+
+
+def _finding(row: _Unrecorded) -> EndedRun:
+    if row.ended_at is not None:
+        words = f"the database has its end at {format_timestamp(row.ended_at)}: it was executed twice"
+    elif row.state is not None:
+        words = f"the database has it as {row.state}: it is executed again"
+    else:
+        words = "the database has no such run"
+    words = f"run {row.run_id} has a completion on Kafka, and {words}"
+    finding = Finding("unrecorded", row.finished_at, row.finished_at, 1, words)
+    return EndedRun(row.tenant or "", row.key or "", row.job_id, finding)
+
+
+def _read_ends(client: Consumer, topic: str, first: datetime, before: datetime) -> Iterator[Sequence[_End]]:
+    """Yield the ends of a range, by their headers, as the topic has them now."""
+    stamp = int((first - _MARGIN).timestamp() * 1000)
+    partitions = read_partitions(client, topic).get(topic, [])
+    ends = {part: end for (_, part), (_, end) in read_end_offsets(client, partitions).items()}
+    places = [TopicPartition(*place, stamp) for place in partitions]
+    try:
+        found = client.offsets_for_times(places, timeout=_KAFKA_SECONDS) if places else []
+    except KafkaException as error:
+        message = f"offsets of {topic} cannot be read: {error.args[0].str()}"
+        raise Unavailable(message) from error
+    left = {each.partition: each.offset for each in found if 0 <= each.offset < ends[each.partition]}
+    client.assign([TopicPartition(topic, part, offset) for part, offset in left.items()])
+    deadline = monotonic_seconds() + _SILENT_SECONDS
+    while left:
+        batch = list[_End]()
+        for received in client.consume(_BATCH, 0.2):
+            part, offset, key = received.partition(), received.offset(), received.key()
+            if received.error() is not None or part is None or offset is None:
+                continue
+            deadline = monotonic_seconds() + _SILENT_SECONDS
+            headers = dict(cast("list[tuple[str, bytes]]", received.headers() or []))
+            if isinstance(key, bytes) and {"ce_time", "ce_subject"} <= headers.keys():
+                at = datetime.fromisoformat(headers["ce_time"].decode())
+                if first <= at < before:
+                    batch.append(_End(UUID(headers["ce_subject"].decode()), UUID(key.decode()), at))
+            if offset + 1 >= ends[part]:
+                left.pop(part, None)
+        yield batch
+        if left and monotonic_seconds() > deadline:
+            message = f"{topic} sends nothing for {_SILENT_SECONDS:.0f} s; repeat the audit when the brokers answer"
+            raise Unavailable(message)
