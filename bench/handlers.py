@@ -12,6 +12,7 @@ BLOCKED_SECONDS = 0.001
 RESULT = "r" * 1022  # as JSON 1,024 bytes
 LINE = "o" * 127
 LINES = 8  # 1,024 bytes with their ends
+NAP_SECONDS = 0.02
 
 _notes = Notes()
 _counting = threading.Lock()  # `Notes` is for one thread
@@ -39,6 +40,20 @@ async def requested(context: Context, payload: float) -> None:
 async def sleep(context: Context, payload: float) -> None:
     """So many seconds."""
     await asyncio.sleep(payload)
+
+
+@handler("naps")
+async def naps(context: Context, payload: object) -> None:
+    """Await twenty milliseconds."""
+    _notes.note(context.scheduled_at.timestamp(), context.run_id)
+    await asyncio.sleep(NAP_SECONDS)
+
+
+@handler("echoes")
+async def echoes(context: Context, payload: str) -> str:
+    """Return the payload."""
+    _notes.note(context.scheduled_at.timestamp(), context.run_id)
+    return payload
 
 
 @handler("tenth")

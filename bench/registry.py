@@ -11,6 +11,7 @@ from tidewheel.bench.scenarios import (
     batches,
     bulk,
     cancel,
+    capacity,
     conservation,
     costs,
     execute,
@@ -95,6 +96,7 @@ SCENARIOS: dict[str, tuple[Part, ...]] = {
     "batches": (Part(_plain(batches.measure), once=True),),
     "retention": (Part(retention.whole_day, once=True), Part(retention.by_tenant, once=True)),
     "peers": (Part(peers.measure),),
+    "capacity": (Part(capacity.measure, once=True),),
 }
 ALL = (
     "fire",

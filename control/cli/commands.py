@@ -282,6 +282,11 @@ COMMANDS: Mapping[str, Command | Group] = {
             ),
         },
     ),
+    "capacity": Command(
+        "capacity",
+        "capacity",
+        "Compute what a load needs from measured costs: processes, cores, disk, WAL, Kafka, connections.",
+    ),
     "audit": Command(
         "audit",
         "audit",

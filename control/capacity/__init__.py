@@ -1,0 +1,1 @@
+"""Capacity of an installation: measured costs, the model, the simulation of a hot second."""

@@ -1,0 +1,140 @@
+"""`tidewheel capacity`: more load never needs less, and predictions hold for other measured loads."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.control.cli.command import NO_DATABASE, Done, tidewheel
+from tidewheel.control.capacity.costs import costs_of, read_document
+from tidewheel.control.capacity.curve import Curve, fit
+from tidewheel.control.capacity.hot_second import Fleet, simulate
+from tidewheel.control.capacity.model import Load, plan
+
+COSTS = costs_of(read_document(None))
+GROWING = ("jobs", "timed", "triggers", "seconds", "payload", "result", "days", "hot", "keyed")
+MIXED = {"cores of schedulers", "cores of intakes", "cores of relays", "cores of executors"}
+
+loads = st.builds(
+    Load,
+    jobs=st.floats(0, 1e8),
+    timed=st.floats(0, 1e5),
+    triggers=st.floats(0.1, 1e5),
+    seconds=st.floats(0, 60),
+    payload=st.floats(0, 1e5),
+    result=st.floats(0, 1e5),
+    days=st.floats(1, 365),
+    hot=st.floats(0, 0.5),
+    keyed=st.floats(0, 0.5),
+)
+
+
+def capacity(*arguments: object) -> Done:
+    return tidewheel(NO_DATABASE, "capacity", *arguments)
+
+
+@given(load=loads, name=st.sampled_from(GROWING), factor=st.floats(1, 2))
+def test_more_load_never_needs_less(load: Load, name: str, factor: float) -> None:
+    more = replace(load, **{name: getattr(load, name) * factor})
+    least, most = plan(load, COSTS), plan(more, COSTS)
+    for before, after in zip(least.needs, most.needs, strict=True):
+        assert before.name == after.name
+        assert after.value >= before.value * (1 - 1e-9), (name, before, after)
+
+
+curves = st.builds(
+    Curve,
+    idle=st.floats(0, 0.1),
+    each=st.floats(1e-6, 1e-3),
+    batch=st.floats(0, 1e-2),
+    gather=st.floats(1e-3, 0.3),
+)
+
+
+@given(curve=curves, rate=st.floats(1, 1e5), processes=st.integers(1, 64))
+def test_a_curve_is_found_again_between_its_points(curve: Curve, rate: float, processes: int) -> None:
+    assert curve.at(rate) <= curve.at(rate * 1.01) * (1 + 1e-9)
+    assert curve.at(rate, processes) <= curve.at(rate, processes + 1) * (1 + 1e-9), "more processes share less"
+    fitted = fit(curve.idle, (1e6, curve.each * 1e6), [(x, curve.at(x) - curve.idle) for x in (100.0, 1000.0)])
+    assert fitted.at(300.0) == pytest.approx(curve.at(300.0), rel=0.2)
+
+
+@given(runs=st.integers(1, 20_000), executors=st.integers(1, 8), shared=st.sampled_from([None, 2]))
+def test_every_run_of_a_hot_second_starts_once_and_none_early(runs: int, executors: int, shared: int | None) -> None:
+    late = simulate(runs, Fleet(executors=executors, shared=shared), COSTS)
+    assert 0 <= late.p50 <= late.p99 <= late.last
+    assert late.last <= simulate(runs * 2, Fleet(executors=executors, shared=shared), COSTS).last
+    slow = simulate(runs, Fleet(executors=executors, shared=shared, seconds=1.0, slots=100), COSTS)
+    assert slow.last >= max(late.last, (runs - 1) // (executors * 100)), "a run waits for a slot"
+
+
+def test_text_and_json_have_the_same_numbers_with_their_reasons() -> None:
+    load = ("--jobs", "100M", "--every", "1h", "--triggers", "10k/s", "--duration", "2s", "--hot", "30%")
+    document = capacity(*load, "-o", "json").json
+    needs = {each["name"]: each for each in document["needs"]}
+    assert needs["runs"]["value"] == pytest.approx(1e8 / 3600 + 10_000)
+    assert needs["slots in use"]["value"] > needs["runs at the peak"]["value"] * 2
+    assert all(each["reason"] for each in document["needs"])
+    assert min(each for each in document["limits"].values() if each is not None) < 1, "one PostgreSQL is not enough"
+    done = capacity(*load)
+    assert (done.code, done.err) == (0, "")
+    assert all(name in done.out for name in needs)
+
+
+def test_hot_second_is_simulated_for_the_planned_fleet_and_for_one_machine() -> None:
+    planned = capacity(
+        "--jobs", "1M", "--every", "1m", "--hot", "30%", "--within", "10s", "--hot-second", "-o", "json"
+    ).json
+    assert planned["runs"] == 300_000
+    assert planned["lateness_seconds"]["last"] < 20, "the plan's own fleet starts them within twice the time"
+    one = capacity("--burst", "10k", "--shared", "2", "--duration", "0s").lines
+    assert one[0].split() == ["runs", "due", "at", "once", "10,000"]
+
+
+def test_predictions_hold_for_measured_loads_of_other_rates() -> None:
+    found = capacity("--check", "-o", "json")
+    compared: list[dict[str, Any]] = json.loads(found.out)["compared"]
+    exact = {"WAL", "Kafka", "disk of a run", "disk of jobs", "connections"}
+    shown = [each for each in compared if each["figure"] in exact]
+    assert {each["load"] for each in shown} == {"300 runs/s", "3,000 runs/s", "10,000 jobs", "100,000 jobs"}
+    assert all(abs(each["error"]) <= 0.2 for each in shown), shown
+    failed = [each for each in compared if abs(each["error"]) > 0.2]
+    assert found.code == (1 if failed else 0), "CPU of a shared machine may be further off"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "refusal"),
+    [
+        (("--jobs", "many"), "--jobs: 'many' is no number"),
+        (("--triggers", "5/week"), "--triggers: 'week' is no span"),
+        (("--triggers", "5", "--hot", "130%"), "--hot: 130% is more than all"),
+        ((), "--jobs: there is no run"),
+        (("--triggers", "1/s", "--hot-second"), "--hot: no run is due at second 0"),
+        (("--triggers", "1/s", "--costs", "/nowhere"), "--costs: there is no file"),
+    ],
+)
+def test_bad_input_is_refused_with_its_field(arguments: tuple[str, ...], refusal: str) -> None:
+    [line] = capacity(*arguments).refusals
+    assert line.startswith(refusal)
+
+
+def test_costs_of_another_machine_are_read_from_the_benchmarks_document(tmp_path: Path) -> None:
+    document = dict(read_document(None))
+    slower = [{**line, "median": line["median"] * 2} for line in document["results"]]  # type: ignore[attr-defined, union-attr]
+    file = tmp_path / "costs.json"
+    file.write_text(json.dumps({**document, "results": slower}))
+    load = ("--triggers", "1k/s", "-o", "json")
+    packaged, own = capacity(*load).json, capacity(*load, "--costs", file).json
+    name = "PostgreSQL's cores in use"
+    assert _need(own, name) > _need(packaged, name)
+    file.write_text('{"results": []}')
+    [line] = capacity("--triggers", "1/s", "--costs", file).refusals
+    assert line.startswith("--costs: the document has no idle_wal")
+
+
+def _need(document: Any, name: str) -> float:  # noqa: ANN401 - as json.loads
+    return float(next(each["value"] for each in document["needs"] if each["name"] == name))
