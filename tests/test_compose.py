@@ -1,9 +1,14 @@
 """The compose files say what the code knows: commands, settings, health, order."""
 
+import json
+import os
+import re
 import shlex
 import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,6 +19,8 @@ from tests.strict_types import ROOT
 from tidewheel.control.cli.commands import root_command
 from tidewheel.local.broker_config import KafkaPasswords, Node, server_properties
 from tidewheel.local.postgres_program import find_programs
+from tidewheel.migrations.service_rights import SERVICES as ROLES
+from tidewheel.migrations.service_roles import role_of
 from tidewheel.settings.api import ApiSettings
 from tidewheel.settings.connections import Connections
 from tidewheel.settings.executor import ExecutorSettings
@@ -23,19 +30,33 @@ SERVICES = ("intake", "scheduler", "relay", "executor", "api")
 ONCE = ("migrate", "topics")
 OURS = (*SERVICES, *ONCE)
 
+pytestmark = pytest.mark.process
+
 Service = dict[str, Any]
 
-
-class _Loader(yaml.SafeLoader):
-    """Knows compose's own tags."""
-
-
-_Loader.add_constructor("!override", lambda loader, node: loader.construct_sequence(cast("yaml.SequenceNode", node)))
+# The program names the project after the folder and keeps caches at home.
+ENVIRONMENT = {"PATH": os.defpath, "HOME": "/nowhere"}
 
 
+FILES = ("compose.yaml", "deployed.yaml")
+DATABASE = "postgresql://{user}@postgres,postgres-2/tidewheel?require_auth=scram-sha-256"
+
+
+@cache
 def load(name: str) -> dict[str, Service]:
-    content = yaml.load((ROOT / "compose" / name).read_text(), Loader=_Loader)  # noqa: S506 - a SafeLoader
-    return cast("dict[str, Service]", content["services"])
+    """Return the services as the real program of Docker reads them, with all that they extend."""
+    command = [tool("docker-compose"), "-f", ROOT / "compose" / name, "--profile", "*", "config", "--format", "json"]
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "level=warning" not in done.stderr, done.stderr
+    return cast("dict[str, Service]", json.loads(done.stdout)["services"])
+
+
+def tool(name: str) -> Path:
+    """Return a program of the locked set; without it a check fails, and is not skipped."""
+    found = Path(sys.executable).parent / name
+    assert found.exists(), f"{found} is missing: run `make setup`"
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -44,65 +65,75 @@ def services() -> dict[str, Service]:
 
 
 def environments() -> Iterator[tuple[str, dict[str, str]]]:
-    for file in ("compose.yaml", "three-brokers.yaml"):
+    for file in FILES:
         for name, service in load(file).items():
             yield name, service.get("environment", {})
 
 
-@pytest.mark.parametrize("name", OURS)
-def test_each_command_is_a_command_of_the_cli(services: dict[str, Service], name: str) -> None:
-    command: Any = root_command()
-    words = list(services[name]["command"])
-    while words and words[0] in getattr(command, "commands", ()):
-        command = command.commands[words.pop(0)]
-    context = command.make_context(name, words)
-    assert not hasattr(context.command, "commands"), "a group of commands, not one"
+@pytest.mark.parametrize("file", FILES)
+def test_each_command_is_a_command_of_the_cli(file: str) -> None:
+    for name in (*OURS, *(("archive",) if file == "deployed.yaml" else ())):
+        command: Any = root_command()
+        words = list(load(file)[name]["command"])
+        while words and words[0] in getattr(command, "commands", ()):
+            command = command.commands[words.pop(0)]
+        if words[-1:] == ["/run/passwords"]:
+            del words[-2:]  # a folder that exists in the container alone
+        context = command.make_context(name, words)
+        assert not hasattr(context.command, "commands"), "a group of commands, not one"
 
 
 def test_every_environment_name_is_a_setting() -> None:
     models = (Connections, IntakeSettings, SchedulerSettings, RelaySettings, ExecutorSettings, ApiSettings)
     known = {f"TIDEWHEEL_{field.upper()}" for model in models for field in model.model_fields}
     used = {name for service, environment in environments() if service in OURS for name in environment}
-    assert used <= known
+    assert used - known == {"TIDEWHEEL_CONFIG"}, "the file of the API's token"
     assert {"TIDEWHEEL_DATABASE_URL", "TIDEWHEEL_KAFKA_BOOTSTRAP", "TIDEWHEEL_REPLICATION"} <= used
 
 
-def test_services_wait_for_schema_and_topics_and_those_for_health(services: dict[str, Service]) -> None:
+@pytest.mark.parametrize("file", FILES)
+def test_services_wait_for_schema_and_topics_and_those_for_health(file: str) -> None:
+    services = load(file)
+
+    def waits(name: str) -> dict[str, str]:
+        return {other: each["condition"] for other, each in services[name]["depends_on"].items()}
+
     for name in SERVICES:
-        assert services[name]["depends_on"] == {
-            once: {"condition": "service_completed_successfully"} for once in ONCE
-        }, name
-    assert services["migrate"]["depends_on"] == {"postgres": {"condition": "service_healthy"}}
-    assert services["topics"]["depends_on"] == {"kafka": {"condition": "service_healthy"}}
+        assert waits(name) == dict.fromkeys(ONCE, "service_completed_successfully"), name
+    for once, kind in (("migrate", "postgres"), ("topics", "kafka")):
+        assert waits(once) == {name: "service_healthy" for name in services if name.split("-")[0] == kind}
 
 
-def test_all_services_have_health_checks_and_restart(services: dict[str, Service]) -> None:
-    for name in ("postgres", "kafka", *SERVICES):
-        assert services[name]["healthcheck"]["test"][0] == "CMD", name
-        assert services[name]["restart"] == "unless-stopped", name
-    for name in ONCE:
-        assert services[name]["restart"] == "on-failure:5", name
+@pytest.mark.parametrize("file", FILES)
+def test_all_services_have_health_checks_and_restart(file: str) -> None:
+    for name, service in load(file).items():
+        if name in ONCE:
+            assert service["restart"] == "on-failure:5", name
+        elif name != "archive":
+            assert service["healthcheck"]["test"][0] == "CMD", name
+            assert service["restart"] == "unless-stopped", name
 
 
-@pytest.mark.process
 def test_images_have_the_versions_of_the_embedded_stack(services: dict[str, Service]) -> None:
     from tidewheel.local.jars import KAFKA_VERSION
 
-    assert services["kafka"]["image"] == f"${{KAFKA_IMAGE:-apache/kafka:{KAFKA_VERSION}}}"
+    assert services["kafka"]["image"] == f"apache/kafka:{KAFKA_VERSION}"
     programs = find_programs(None)
     version = subprocess.run([programs / "postgres", "--version"], capture_output=True, text=True, check=True).stdout
-    assert services["postgres"]["image"] == f"${{POSTGRES_IMAGE:-postgres:{version.split()[-1]}}}"
+    assert services["postgres"]["image"] == f"postgres:{version.split()[-1]}"
     assert len({services[name]["image"] for name in OURS}) == 1
 
 
-@pytest.mark.parametrize("file", ["compose.yaml", "three-brokers.yaml"])
+@pytest.mark.parametrize("file", FILES)
 def test_brokers_have_the_settings_of_the_embedded_one(file: str) -> None:
     count = 1 if file == "compose.yaml" else 3
     nodes = [Node(node_id=number, port=number, controller_port=number) for number in range(1, count + 1)]
     passwords = KafkaPasswords(client="one", node="other")
     lines = server_properties(nodes[0], nodes, Path("/data"), passwords).splitlines()
     wanted = dict(line.split("=", 1) for line in lines)
-    told: dict[str, str] = load(file)["kafka"]["environment"]
+    brokers = {name: each["environment"] for name, each in load(file).items() if name.split("-")[0] == "kafka"}
+    told: dict[str, str] = brokers["kafka"]
+    assert sorted(each["KAFKA_NODE_ID"] for each in brokers.values()) == [str(node.node_id) for node in nodes]
     alike = {name for name in told if name.startswith(("KAFKA_GROUP_", "KAFKA_AUTO_", "KAFKA_MIN_"))}
     alike |= {name for name in told if name.endswith(("_REPLICATION_FACTOR", "_MIN_ISR"))}
     for name in alike:
@@ -110,29 +141,54 @@ def test_brokers_have_the_settings_of_the_embedded_one(file: str) -> None:
     assert len(alike) >= 6
 
 
-def test_passwords_are_secret_files_in_no_variable(services: dict[str, Service]) -> None:
+def test_passwords_are_secret_files_in_no_variable() -> None:
     for name, environment in environments():
         for variable, value in environment.items():
             if "PASSWORD" in variable or "SECRET" in variable:
-                assert (variable.endswith("_FILE"), value) == (True, "/run/secrets/postgres_password"), (name, variable)
-            assert "://tidewheel:" not in value, (name, variable)
-    for name in (*OURS, "postgres"):
-        assert services[name]["secrets"] == ["postgres_password"], name
+                assert variable.endswith("_FILE"), (name, variable)
+                assert value.startswith("/run/secrets/"), (name, variable)
+            assert re.search(r"://\w+:[^@]*@", value) is None, (name, variable)
+            assert "TOKEN" not in variable or not value, (name, variable)
 
 
-@pytest.mark.parametrize("file", ["compose.yaml", "three-brokers.yaml"])
+def test_each_deployed_service_connects_to_both_servers_by_its_own_role_alone() -> None:
+    services = load("deployed.yaml")
+    for name in SERVICES:
+        told = services[name]["environment"]
+        assert told["TIDEWHEEL_DATABASE_URL"] == DATABASE.format(user=role_of(name))
+        assert told["TIDEWHEEL_DATABASE_PASSWORD_FILE"] == f"/run/secrets/{name}"
+        assert {each["source"] for each in services[name]["secrets"]} <= {name, "api_settings"}
+        assert services[name]["deploy"]["replicas"] == 2
+    passwords = {each["target"]: each["source"] for each in services["migrate"]["secrets"]}
+    assert passwords == {
+        "/run/secrets/postgres_password": "postgres_password",
+        **{f"/run/passwords/{role}": role for role in ROLES},
+    }
+    for name in ("migrate", "topics", "archive"):
+        assert services[name]["environment"]["TIDEWHEEL_DATABASE_URL"] == DATABASE.format(user="tidewheel")
+
+
+def test_readme_makes_every_secret() -> None:
+    page = (ROOT / "compose" / "README.md").read_text()
+    named = {each["source"] for service in load("deployed.yaml").values() for each in service.get("secrets", ())}
+    assert named == {*ROLES, "postgres_password", "api_settings", "grafana"}
+    [roles] = re.findall(r"for name in (.*); do openssl", page)
+    assert set(roles.split()) == {*ROLES, "postgres_password", "grafana"}
+    assert "> compose/secrets/api.toml" in page
+
+
+@pytest.mark.parametrize("file", FILES)
 def test_containers_are_confined(file: str) -> None:
-    base = load("compose.yaml")
-    for name, service in load(file).items():
-        confined = service if file == "compose.yaml" else base[service.get("extends", {}).get("service", name)]
-        assert confined["read_only"] is True, name
-        assert confined["cap_drop"] == ["ALL"], name
-        assert "cap_add" not in service | confined, name
-        assert confined["security_opt"] == ["no-new-privileges:true"], name
-        assert any(path.startswith("/tmp:") for path in confined["tmpfs"]), name  # noqa: S108 - in a container
-        assert service.get("user", confined.get("user")) not in ("root", "0", 0), name
-    assert {base[name]["user"] for name in OURS} == {"10001:10001"}
-    assert base["postgres"]["user"] == "postgres"
+    services = load(file)
+    for name, service in services.items():
+        assert service["read_only"] is True, name
+        assert service["cap_drop"] == ["ALL"], name
+        assert "cap_add" not in service, name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert any(path.startswith("/tmp:") for path in service["tmpfs"]), name  # noqa: S108 - in a container
+        assert service.get("user") not in ("root", "0", 0), name
+    assert {services[name]["user"] for name in OURS} == {"10001:10001"}
+    assert services["postgres"]["user"] == "postgres"
 
 
 def test_prometheus_in_the_network_reaches_every_service_by_its_name(services: dict[str, Service]) -> None:
@@ -143,9 +199,36 @@ def test_prometheus_in_the_network_reaches_every_service_by_its_name(services: d
 
 
 def test_nothing_is_published_beyond_this_machine() -> None:
-    for file in ("compose.yaml", "three-brokers.yaml"):
+    for file in FILES:
         for name, service in load(file).items():
-            assert all(port.startswith("127.0.0.1:") for port in service.get("ports", [])), name
+            assert all(port["host_ip"] == "127.0.0.1" for port in service.get("ports", [])), name
+
+
+def test_mounted_files_exist_and_monitoring_has_rules_and_dashboard() -> None:
+    services = load("deployed.yaml")
+    mounts = {
+        each["target"]: Path(each["source"])
+        for service in services.values()
+        for each in service.get("volumes", ())
+        if each["type"] == "bind"
+    }
+    assert all(source.is_file() for source in mounts.values())
+    assert mounts["/etc/prometheus/alerts.yml"] == ROOT / "compose" / "alerts.yml"
+    assert mounts["/etc/tidewheel/dashboard.json"] == ROOT / "compose" / "dashboard.json"
+    scraped = yaml.safe_load(mounts["/etc/prometheus/deployed/prometheus.yml"].read_text())
+    [found] = scraped["scrape_configs"][0]["dns_sd_configs"]
+    assert (set(found["names"]), found["port"]) == (set(SERVICES), 9464)
+    [provider] = yaml.safe_load(mounts["/etc/grafana/provisioning/dashboards/tidewheel.yml"].read_text())["providers"]
+    assert provider["options"]["path"] == "/etc/tidewheel"
+    [source] = yaml.safe_load(mounts["/etc/grafana/provisioning/datasources/tidewheel.yml"].read_text())["datasources"]
+    assert source["url"] == "http://prometheus:9090"
+
+
+def test_linter_finds_nothing_in_the_recipe_of_the_image() -> None:
+    done = subprocess.run(
+        [tool("hadolint"), ROOT / "compose" / "Dockerfile"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "")
 
 
 def test_image_runs_unprivileged_with_the_locked_set() -> None:

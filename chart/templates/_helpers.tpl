@@ -1,0 +1,93 @@
+{{- define "tidewheel.name" -}}
+{{- if contains "tidewheel" .Release.Name -}}{{ .Release.Name | trunc 40 | trimSuffix "-" }}
+{{- else -}}{{ printf "%s-tidewheel" (.Release.Name | trunc 30 | trimSuffix "-") }}{{- end -}}
+{{- end -}}
+
+{{- define "tidewheel.selector" -}}
+app.kubernetes.io/name: tidewheel
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "tidewheel.labels" -}}
+{{ include "tidewheel.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end -}}
+
+{{- define "tidewheel.image" -}}
+{{- with .Values.image -}}
+{{- if .digest -}}{{ .repository }}@{{ .digest }}{{- else -}}{{ .repository }}:{{ .tag | default $.Chart.AppVersion }}{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* What a pod of each kind has, but for its containers. The role is that of the database, or "owner". */}}
+{{- define "tidewheel.pod" -}}
+{{- $root := .root -}}
+automountServiceAccountToken: false
+securityContext:
+  {runAsNonRoot: true, runAsUser: 10001, runAsGroup: 10001, fsGroup: 10001, seccompProfile: {type: RuntimeDefault}}
+{{- with $root.Values.image.pullSecrets }}
+imagePullSecrets: {{- range . }}
+  - name: {{ . }}
+{{- end }}
+{{- end }}
+volumes:
+  - name: tmp
+    emptyDir: {}
+  - name: database
+    secret:
+      secretName: {{ $root.Values.database.secret }}
+      defaultMode: 0440
+      items: [{key: {{ .role }}, path: password}]
+{{- if $root.Values.kafka.secret }}
+  - name: kafka
+    secret: {secretName: {{ $root.Values.kafka.secret }}, defaultMode: 0440}
+{{- end }}
+{{- end -}}
+
+{{/* What each container has: image, confinement, addresses, settings, mounts. */}}
+{{- define "tidewheel.container" -}}
+{{- $root := .root -}}
+{{- $values := .root.Values -}}
+image: {{ include "tidewheel.image" $root }}
+imagePullPolicy: {{ $values.image.pullPolicy }}
+securityContext: {readOnlyRootFilesystem: true, allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}
+env:
+  - name: TIDEWHEEL_DATABASE_URL
+    value: {{ printf "postgresql://%s@%s/%s?%s" .user $values.database.hosts $values.database.name $values.database.parameters | quote }}
+  - {name: TIDEWHEEL_DATABASE_PASSWORD_FILE, value: /run/secrets/database/password}
+  - name: TIDEWHEEL_KAFKA_BOOTSTRAP
+    value: {{ $values.kafka.bootstrap | quote }}
+{{- if $values.kafka.secret }}
+  - {name: TIDEWHEEL_KAFKA_PROPERTIES, value: /run/secrets/kafka/kafka.properties}
+{{- end }}
+  - name: TIDEWHEEL_REPLICATION
+    value: {{ $values.kafka.replication | quote }}
+  - name: TIDEWHEEL_RUNS_PARTITIONS
+    value: {{ $values.kafka.runsPartitions | quote }}
+  - name: TIDEWHEEL_EVENTS_PARTITIONS
+    value: {{ $values.kafka.eventsPartitions | quote }}
+{{- if $values.archive.to }}
+  - name: TIDEWHEEL_ARCHIVE
+    value: {{ $values.archive.to | quote }}
+{{- end }}
+{{- range $name, $value := merge (dict) .settings $values.settings }}
+  - name: {{ $name }}
+    value: {{ $value | toString | quote }}
+{{- end }}
+{{- with .more }}
+{{ . }}
+{{- end }}
+{{- with .secretsFrom }}
+envFrom: {{- range . }}
+  - secretRef: {name: {{ . }}}
+{{- end }}
+{{- end }}
+volumeMounts:
+  - {name: tmp, mountPath: /tmp}
+  - {name: database, mountPath: /run/secrets/database, readOnly: true}
+{{- if $values.kafka.secret }}
+  - {name: kafka, mountPath: /run/secrets/kafka, readOnly: true}
+{{- end }}
+{{- end -}}

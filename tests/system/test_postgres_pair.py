@@ -1,0 +1,171 @@
+"""The scripts of `compose/deployed` start a primary and its standby, and no second primary.
+
+They run with the real servers. Only the image's own `docker-entrypoint.sh` has a short stand-in.
+"""
+
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from tests.fixtures.services import until
+from tests.strict_types import ROOT
+from tidewheel.local.ports import free_port
+from tidewheel.local.postgres_program import find_programs, server_account
+
+pytestmark = [pytest.mark.postgres, pytest.mark.slow]
+
+PASSWORD = secrets.token_hex(8)
+
+# The order of the image's script: initdb, a server that no network reaches, the scripts of the folder, the server.
+ENTRYPOINT = """#!/bin/bash
+set -euo pipefail
+if [[ ! -s $PGDATA/PG_VERSION ]]; then
+    mkdir -p "$PGDATA"
+    initdb -D "$PGDATA" --auth-host=scram-sha-256 --encoding=UTF8 --locale=C \\
+        --username="$POSTGRES_USER" --pwfile="$POSTGRES_PASSWORD_FILE" >/dev/null
+    echo 'host all all all scram-sha-256' >> "$PGDATA/pg_hba.conf"
+    pg_ctl -D "$PGDATA" -o "${*:2} -c listen_addresses=''" -w start
+    docker_process_sql() { psql -v ON_ERROR_STOP=1 -h "$SOCKETS" -U "$POSTGRES_USER" -d postgres; }
+    . ./replication.sh
+    pg_ctl -D "$PGDATA" -m fast -w stop
+fi
+exec "$@"
+"""
+
+
+@dataclass
+class Server:
+    """One server of the pair, in a folder of its own."""
+
+    folder: Path
+    port: int
+    peer: int
+    makes_data: bool
+    process: subprocess.Popen[bytes] | None = field(default=None, init=False)
+
+    @property
+    def log(self) -> str:
+        """All output of this server's starts."""
+        return (self.folder / "log").read_text()
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """Run the script, as the user that PostgreSQL needs."""
+        account = server_account()
+        variables = {
+            "PATH": f"{self.folder}:{find_programs(account)}:{os.environ['PATH']}",
+            "PGDATA": str(self.folder / "data" / "docker"),
+            "PGPORT": str(self.port),
+            "SOCKETS": str(self.folder),
+            "PEER": f"host=127.0.0.1 port={self.peer}",
+            "MAKES_DATA": "yes" if self.makes_data else "no",
+            "POSTGRES_USER": "tidewheel",
+            "POSTGRES_PASSWORD_FILE": str(self.folder / "password"),
+            "LC_ALL": "C",
+        }
+        command = ["bash", "postgres.sh", "postgres", "-k", str(self.folder), "-c", "wal_receiver_status_interval=1s"]
+        with (self.folder / "log").open("ab") as log:
+            self.process = subprocess.Popen(
+                command,
+                cwd=self.folder,
+                env=variables,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                user=account and account.uid,
+                group=account and account.gid,
+                extra_groups=None if account is None else [],
+            )
+        return self.process
+
+    def value(self, statement: str) -> object:
+        """Return a statement's value; None while the server does not answer."""
+        address = make_conninfo(
+            host="127.0.0.1", port=self.port, user="tidewheel", dbname="postgres", password=PASSWORD, connect_timeout=3
+        )
+        try:
+            with psycopg.connect(address, autocommit=True) as connection:
+                cursor = connection.execute(statement.encode())
+                row = cursor.fetchone() if cursor.pgresult and cursor.pgresult.nfields else None
+        except psycopg.OperationalError:
+            return None
+        return row and row[0]
+
+    def has_standby(self) -> bool:
+        """True while commits here wait for a standby."""
+        return self.value("SELECT sync_state FROM pg_stat_replication") == "sync"
+
+    def stop(self) -> None:
+        """End it as a crash does; nothing is flushed."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(signal.SIGQUIT)
+            try:
+                self.process.wait(5)
+            except subprocess.TimeoutExpired:  # bash ignores it while the script waits
+                self.process.kill()
+                self.process.wait()
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Server, Server]]:
+    """Two servers that have not started yet, in folders that the user of PostgreSQL may enter."""
+    account = server_account()
+    ports = [free_port()]
+    ports.append(free_port({ports[0]}))
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="tidewheel-pair-") as text:  # a short path, for sockets
+        home = Path(text)
+        home.chmod(0o755)
+        servers: list[Server] = []
+        for number in (0, 1):
+            folder = home / f"server-{number}"
+            folder.mkdir()
+            for name in ("postgres.sh", "replication.sh"):
+                shutil.copy(ROOT / "compose" / "deployed" / name, folder)
+            (folder / "docker-entrypoint.sh").write_text(ENTRYPOINT)
+            (folder / "docker-entrypoint.sh").chmod(0o755)
+            (folder / "password").write_text(PASSWORD)
+            for path in (folder, *folder.iterdir()):
+                if account is not None:
+                    os.chown(path, account.uid, account.gid)
+            servers.append(Server(folder, ports[number], ports[1 - number], makes_data=number == 0))
+        first, second = servers
+        try:
+            yield first, second
+        finally:
+            for server in servers:
+                server.stop()
+
+
+def test_pair_loses_no_commit_at_a_fail_over_and_has_one_primary(pair: tuple[Server, Server]) -> None:
+    first, second = pair
+    second.start()
+    first.start()
+    until(first.has_standby, "commits wait for the standby")
+    first.value("CREATE TABLE kept AS SELECT 1 AS value")
+    first.stop()
+    until(lambda: second.value("SELECT pg_promote(true, 60)"), "the standby is promoted")
+    assert second.value("SELECT value FROM kept") == 1
+
+    refused = first.start()
+    assert refused.wait(60) == 1
+    assert "remove this server's volume" in first.log
+
+    shutil.rmtree(first.folder / "data")
+    first.start()
+    until(lambda: second.value("SELECT count(*) FROM pg_stat_replication") == 1, "the old primary follows the new one")
+    second.value("ALTER SYSTEM RESET synchronous_standby_names")
+    second.value("ALTER SYSTEM SET synchronous_standby_names = '*'")
+    second.value("SELECT pg_reload_conf()")
+    until(second.has_standby, "commits wait for the old primary")
+    second.value("INSERT INTO kept VALUES (2)")
+    assert first.value("SELECT count(*) FROM kept") == 2
+    assert first.value("SELECT pg_is_in_recovery()") is True

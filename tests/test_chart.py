@@ -1,0 +1,221 @@
+"""Helm accepts the chart, Kubernetes' schemas what it renders, and both say what the code knows."""
+
+import json
+import subprocess
+import sys
+from functools import cache
+from typing import Any, cast
+
+import kubernetes_validate  # pyright: ignore[reportMissingTypeStubs]
+import pytest
+import yaml
+
+from tests.strict_types import ROOT
+from tests.test_compose import ROLES, SERVICES, load
+from tidewheel.control.cli.commands import root_command
+from tidewheel.migrations.service_roles import role_of
+from tidewheel.settings.api import ApiSettings
+from tidewheel.settings.connections import Connections
+from tidewheel.settings.executor import ExecutorSettings
+from tidewheel.settings.services import SchedulerSettings
+
+pytestmark = pytest.mark.process
+
+Manifest = dict[str, Any]
+
+KUBERNETES = ("1.29", "1.37")
+LEAST: Manifest = {"database": {"hosts": "pg-1,pg-2:5433"}, "kafka": {"bootstrap": "kafka:9092"}}
+FULL: Manifest = {
+    "database": LEAST["database"],
+    "kafka": {"bootstrap": "kafka:9092", "secret": "kafka-client"},
+    "settings": {"TIDEWHEEL_SOURCE": "shop"},
+    "services": {"scheduler": {"settings": {"TIDEWHEEL_RETENTION": "30d"}}},
+    "executors": {
+        "default": {
+            "queues": ["default", "bulk.slow"],
+            "handlers": ["shop"],
+            "scaling": {"enabled": True},
+            "secretsFrom": ["payments"],
+        },
+        "calls": {"queues": ["calls"]},
+    },
+    "api": {"ingress": {"enabled": True, "host": "jobs.example.org", "className": "nginx", "tlsSecret": "jobs-tls"}},
+    "archive": {"to": "s3://runs/archive", "secretsFrom": ["bucket"]},
+    "monitoring": {"prometheus": "http://prometheus:9090", "podMonitor": True, "rules": True, "labels": {"for": "us"}},
+}
+WRONG: tuple[tuple[Manifest, str], ...] = (
+    ({}, "/database/hosts"),
+    (LEAST | {"database": {"hosts": "user:secret@pg"}}, "/database/hosts"),
+    (LEAST | {"kafka": {"bootstrap": "kafka"}}, "/kafka/bootstrap"),
+    (LEAST | {"settings": {"TIDEWHEEL_API_TOKEN": "secret"}}, "TIDEWHEEL_API_TOKEN"),
+    (LEAST | {"executors": {"default": {"replicas": 0}}}, "/executors/default/replicas"),
+    (LEAST | {"archive": {"to": "/srv/archive"}}, "/archive/to"),
+    (LEAST | {"replicas": 3}, "replicas"),
+    (LEAST | {"executors": {"default": {"scaling": {"enabled": True}}}}, "monitoring.prometheus is empty"),
+)
+# The library is Helm's own Go code. It runs in a process of its own, for a Go runtime stays in the one that loads it.
+PROGRAM = """
+import json, sys
+import helm_python as helm
+
+values = json.load(sys.stdin)
+report = {"lint": helm.lint("chart", values, strict=True)["errors"]}
+try:
+    with helm.Chart.load("chart") as chart:
+        report["rendered"] = chart.render(values, name="prod", namespace="jobs")
+except helm.HelmError as error:
+    report["error"] = str(error)
+print(json.dumps(report))
+"""
+
+
+def helm(values: Manifest) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], input=json.dumps(values), cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return cast("dict[str, Any]", json.loads(done.stdout))
+
+
+@cache
+def rendered(which: str) -> list[Manifest]:
+    report = helm(FULL if which == "full" else LEAST)
+    assert "error" not in report, report
+    assert report["lint"] == []
+    return [each for text in report["rendered"].values() for each in yaml.safe_load_all(text) if each is not None]
+
+
+def of_kind(kind: str, which: str = "full") -> list[Manifest]:
+    return [each for each in rendered(which) if each["kind"] == kind]
+
+
+def pods(which: str = "full") -> list[Manifest]:
+    """Return the specification of every pod."""
+    templates = [each["spec"].get("jobTemplate", each)["spec"].get("template") for each in rendered(which)]
+    return [each["spec"] for each in templates if each is not None]
+
+
+def containers(which: str = "full") -> list[Manifest]:
+    return [each for spec in pods(which) for each in (*spec.get("initContainers", ()), *spec["containers"])]
+
+
+def variables(container: Manifest) -> dict[str, str]:
+    return {each["name"]: each.get("value", "") for each in container["env"]}
+
+
+@pytest.mark.parametrize("which", ["least", "full"])
+def test_kubernetes_accepts_every_object(which: str) -> None:
+    for each in rendered(which):
+        if each["apiVersion"].split("/")[0] not in ("keda.sh", "monitoring.coreos.com"):  # not of Kubernetes itself
+            for version in KUBERNETES:
+                kubernetes_validate.validate(each, version, strict=True)
+    assert len({(each["kind"], each["metadata"]["name"]) for each in rendered(which)}) == len(rendered(which))
+
+
+@pytest.mark.parametrize(("values", "named"), WRONG, ids=lambda each: each if isinstance(each, str) else "")
+def test_wrong_values_are_refused_with_their_path(values: Manifest, named: str) -> None:
+    assert named in helm(values)["error"]
+
+
+def test_each_container_runs_a_command_of_the_cli() -> None:
+    ran: list[str] = []
+    for container in containers():
+        command: Any = root_command()
+        words = list(container["args"])
+        ran.append(" ".join(words))
+        while words and words[0] in getattr(command, "commands", ()):
+            command = command.commands[words.pop(0)]
+        command.make_context(
+            container["name"], [word for word in words if word not in ("--passwords", "/run/passwords")]
+        )
+    migrations = ["migrate --roles --passwords /run/passwords", "topics apply"]
+    assert sorted(ran) == sorted([*migrations, "archive run", *SERVICES, "executor"])
+
+
+def test_every_variable_is_a_setting_and_none_is_a_secret() -> None:
+    known = {
+        f"TIDEWHEEL_{field.upper()}"
+        for model in (Connections, ExecutorSettings, ApiSettings, SchedulerSettings)
+        for field in model.model_fields
+    }
+    for container in containers():
+        told = variables(container)
+        assert set(told) <= known
+        if "TIDEWHEEL_API_TOKEN" in told:
+            [token] = [each for each in container["env"] if each["name"] == "TIDEWHEEL_API_TOKEN"]
+            assert token["valueFrom"]["secretKeyRef"] == {"name": "tidewheel-api", "key": "token"}
+    assert of_kind("Secret") == []
+
+
+def test_each_service_has_the_password_of_its_own_role_alone() -> None:
+    for each in of_kind("Deployment"):
+        spec = each["spec"]["template"]["spec"]
+        [container] = spec["containers"]
+        url = f"postgresql://{role_of(container['name'])}@pg-1,pg-2:5433/tidewheel?require_auth=scram-sha-256"
+        assert variables(container)["TIDEWHEEL_DATABASE_URL"] == url
+        [database] = [volume["secret"] for volume in spec["volumes"] if volume["name"] == "database"]
+        assert database["items"] == [{"key": container["name"], "path": "password"}]
+    [job] = of_kind("Job")
+    assert job["metadata"]["annotations"]["helm.sh/hook"] == "pre-install,pre-upgrade"
+    [passwords] = [each for each in job["spec"]["template"]["spec"]["volumes"] if each["name"] == "passwords"]
+    assert {item["key"] for item in passwords["secret"]["items"]} == set(ROLES)
+    page = (ROOT / "chart" / "README.md").read_text()
+    assert f"for name in owner {' '.join(ROLES)}; do" in page
+
+
+@pytest.mark.parametrize("which", ["least", "full"])
+def test_services_have_probes_time_to_drain_and_budgets(which: str) -> None:
+    drain = ExecutorSettings.model_fields["drain_timeout"].get_default(call_default_factory=True)
+    deployments, budgets = of_kind("Deployment", which), of_kind("PodDisruptionBudget", which)
+    scaled = [each["spec"]["scaleTargetRef"]["name"] for each in of_kind("ScaledObject", which)]
+    for each, budget in zip(deployments, budgets, strict=True):
+        spec = each["spec"]["template"]["spec"]
+        [container] = spec["containers"]
+        assert container["ports"][0] == {"name": "metrics", "containerPort": 9464}
+        assert variables(container)["TIDEWHEEL_METRICS_PORT"] == "9464"
+        assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "metrics"}
+        assert container["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "metrics"}
+        assert spec["terminationGracePeriodSeconds"] > drain.total_seconds() + 15
+        # The peak of 653 MB that tests/faults/test_memory.py found, and some more.
+        assert container["resources"]["limits"]["memory"] == "768Mi"
+        selector = each["spec"]["selector"]["matchLabels"]
+        assert selector.items() <= each["spec"]["template"]["metadata"]["labels"].items()
+        assert budget["spec"] == {"maxUnavailable": 1, "selector": {"matchLabels": selector}}
+        assert {each["labelSelector"]["matchLabels"] == selector for each in spec["topologySpreadConstraints"]} == {
+            True
+        }
+        assert ("replicas" in each["spec"]) == (each["metadata"]["name"] not in scaled)
+
+
+def test_pods_are_confined_as_the_containers_of_compose() -> None:
+    for spec in pods():
+        assert spec["securityContext"]["runAsUser"] == 10001
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["automountServiceAccountToken"] is False
+    for container in containers():
+        assert container["securityContext"] == {
+            "readOnlyRootFilesystem": True,
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+        }
+    assert {container["image"] for container in containers()} == {load("compose.yaml")["executor"]["image"]}
+
+
+def test_policies_and_the_service_select_their_pods() -> None:
+    labels = [each["spec"]["template"]["metadata"]["labels"] for each in of_kind("Deployment")]
+    for each in of_kind("NetworkPolicy"):
+        wanted = each["spec"]["podSelector"]["matchLabels"]
+        assert any(wanted.items() <= found.items() for found in labels), each["metadata"]["name"]
+    [service] = of_kind("Service")
+    assert len([found for found in labels if service["spec"]["selector"].items() <= found.items()]) == 1
+
+
+def test_executors_scale_on_due_runs_of_their_queues_and_rules_are_those_of_compose() -> None:
+    [scaled] = of_kind("ScaledObject")
+    [trigger] = scaled["spec"]["triggers"]
+    assert trigger["metadata"]["query"] == (
+        'sum(max by (queue, lane) (tidewheel_runs_due{queue="default"} or tidewheel_runs_due{queue="bulk.slow"}))'
+        " or vector(0)"
+    )
+    [rules] = of_kind("PrometheusRule")
+    assert rules["spec"] == yaml.safe_load((ROOT / "compose" / "alerts.yml").read_text())
