@@ -332,7 +332,7 @@ def _kafka_needs(load: Load, costs: Costs, partitions: int) -> Iterator[Need]:
 
 def _limits(load: Load, costs: Costs, limits: Limits) -> dict[str, float]:
     """Return the multiple of the load at which each limit is reached, by bisection."""
-    checks = {
+    checks: dict[str, Callable[[Load], bool]] = {
         f"{limits.cores:g} cores of PostgreSQL": lambda more: (
             sum(_postgres_cores(more, costs, processes_of(more, costs)).values()) / _BUSY <= limits.cores
         ),

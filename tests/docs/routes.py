@@ -15,15 +15,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
-from pglast import ast, parse_plpgsql, parse_sql
+from pglast import parse_plpgsql, parse_sql
 from pglast.visitors import Visitor
 
 from tidewheel.postgres.statements import Statements
 
 Node: TypeAlias = Any  # a node of pglast, whose members have no types
+ast: Node = import_module("pglast.ast")
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "scale.md"
@@ -242,15 +244,15 @@ def _add_conditions(scope: _Scope, condition: Node) -> None:
             for left, right in _pairs(condition.lexpr, condition.rexpr):
                 for one, other in ((left, right), (right, left)):
                     if isinstance(one, tuple):
-                        scope.equal.append((one, "list" if listed else other))
+                        scope.equal.append((cast("tuple[str, str]", one), "list" if listed else other))
         case ast.A_Expr() if condition.kind == 7:  # IN
             left = _side(condition.lexpr)
             if isinstance(left, tuple):
-                scope.equal.append((left, "list"))
+                scope.equal.append((cast("tuple[str, str]", left), "list"))
         case ast.SubLink() if condition.testexpr is not None:
             left = _side(condition.testexpr)
             if isinstance(left, tuple):
-                scope.equal.append((left, "list"))
+                scope.equal.append((cast("tuple[str, str]", left), "list"))
         case _:
             pass
 
@@ -336,7 +338,11 @@ def _owners(scope: _Scope, column: tuple[str, str]) -> list[tuple[str, str]]:
         return [column]
     if name == "ctid":
         return [(each, name) for each in scope.tables]
-    owners = [(each, name) for each, owner in scope.tables.items() if not owner or name in _columns().get(owner, set())]
+    owners = [
+        (each, name)
+        for each, owner in scope.tables.items()
+        if not owner or name in _columns().get(owner, frozenset[str]())
+    ]
     return owners or [("", name)]
 
 
