@@ -24,7 +24,7 @@ from tidewheel.errors import MigrationError, SettingsError, Unavailable
 from tidewheel.migrations.row_security import REMEDY, ownership_problem, role_problem, unsecured_tables
 from tidewheel.migrations.runner import MigrationState, created_names, migrations, status
 from tidewheel.postgres.partitions import TABLES, coming_days, days_ahead, missing_partitions
-from tidewheel.postgres.session import Conn
+from tidewheel.postgres.session import POOLED_BY_TRANSACTION, Conn, shares_sessions
 from tidewheel.postgres.statements import Statements
 from tidewheel.transitions.installation import Installation, read_installation
 
@@ -48,14 +48,18 @@ def check_database(context: Context) -> Iterator[Finding]:
     """Check that the database answers, can be written to, and has connections left."""
     try:
         context.url = context.settings.database()
-        with context.connection():
-            pass
+        with context.connection() as connection:
+            is_shared = shares_sessions(connection, context.url)
     except SettingsError as error:
         yield Finding("database", Severity.ERROR, "no database is named", str(error), "tidewheel dev, or tidewheel up")
         return
     except Unavailable as error:
         remedy = "start PostgreSQL, or correct TIDEWHEEL_DATABASE_URL; `tidewheel status` shows the local stack"
         yield Finding("database", Severity.ERROR, "the database does not answer", str(error), remedy)
+    else:
+        if is_shared:
+            what, _, remedy = POOLED_BY_TRANSACTION.partition("; ")
+            yield Finding("database", Severity.ERROR, what, "two connections have one session of the server", remedy)
 
 
 def check_schema(context: Context) -> Iterator[Finding]:

@@ -6,10 +6,11 @@ the data is psycopg's own, and the caller quarantines the row. An error that an 
 `InstallationFault`, which is an `Unavailable`: no row is its cause.
 """
 
+import re
 import select
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import LiteralString, TypeAlias, TypeVar
+from typing import LiteralString, TypeAlias, TypeVar, cast
 from uuid import UUID
 
 import psycopg
@@ -69,6 +70,16 @@ _STATEMENT_TIMEOUT = "57014"
 _DATA_CLASSES = frozenset({"22", "23", "54"})
 
 
+POOLED_BY_TRANSACTION = (
+    "a pooler in front of the database shares sessions between connections (pool_mode = transaction or statement): "
+    "notifications, advisory locks and settings would be lost; set pool_mode = session for this database"
+)
+_NO_OPTIONS = "unsupported startup parameter"  # Source: PgBouncer's src/client.c
+_SETTING = re.compile(r"(?:^|(?<=\s))-c\s*([\w.]+)=((?:\\.|\S)*)")
+_SET_ALL: LiteralString = """
+SELECT set_config(s.name, s.value, false) FROM unnest(%(names)s::text[], %(values)s::text[]) AS s (name, value)
+"""
+
 # Source: PostgreSQL's src/backend/libpq/auth.c and utils/init/postinit.c, libpq's fe-connect.c and fe-secure-openssl.c.
 _REFUSALS = (
     "authentication failed",
@@ -89,10 +100,30 @@ class OwnConnection(Connection[tuple[object, ...]]):
     Attributes:
         tenant: The tenant for which its transaction acts; None if it acts as the role that connected.
         notices: What the server has noted about its commits.
+        settings: The server settings that were set after connecting, through a pooler; None without one.
     """
 
     tenant: str | None = None
     notices: "_Notices"
+    settings: str | None = None
+
+    def set_through_pooler(self, settings: str) -> None:
+        """Set server settings, if a pooler is in between: it drops or refuses those of the connection's start.
+
+        A pooler has its own numbers of processes, by which clients cancel.
+        """
+        if self.server_process() != self.info.backend_pid:
+            self.settings = settings
+            named = dict(_SETTING.findall(settings))
+            columns = {"names": list(named), "values": [re.sub(r"\\(.)", r"\1", value) for value in named.values()]}
+            self.execute(_SET_ALL, columns)
+
+    def server_process(self) -> int:
+        """Return the process of the server, in a transaction of its own."""
+        [(process,)] = self.execute("SELECT pg_backend_pid()").fetchall()
+        if not self.autocommit:
+            self.rollback()
+        return cast("int", process)
 
 
 class _Notices:
@@ -151,20 +182,20 @@ def connect(url: str, name: str, *, autocommit: bool = False, options: str = "",
 
 
 def _open(url: str, name: str, *, autocommit: bool, options: str, prompt: bool) -> OwnConnection:
+    settings = f"{_options_of(url)} {_OPTIONS} {options}".strip()
     try:
-        connection = OwnConnection.connect(
-            url,
-            autocommit=autocommit,
-            application_name=name,
-            connect_timeout=3 if prompt else 5,
-            target_session_attrs="read-write",
-            client_encoding="UTF8",  # `pg_arrays` and `pg_copy` write UTF-8, whatever PGCLIENTENCODING is
-            keepalives_idle=10,
-            keepalives_interval=5,
-            keepalives_count=3,
-            tcp_user_timeout=4000 if prompt else 20000,
-            options=f"{_options_of(url)} {_OPTIONS} {options}".strip(),
-        )
+        try:
+            connection = _started(url, name, settings, prompt=prompt)
+        except psycopg.OperationalError as error:
+            if _NO_OPTIONS not in str(error):
+                raise
+            connection = _started(url, name, "", prompt=prompt)
+        try:
+            connection.set_through_pooler(settings)
+            connection.autocommit = autocommit
+        except psycopg.Error:
+            connection.close()
+            raise
     except psycopg.Error as error:
         # The text has a line for each address of a name, and libpq no SQLSTATE for a failed connection. A server with
         # messages in another language is waited for.
@@ -188,18 +219,25 @@ def _is_newest(connection: OwnConnection) -> bool:
 
 def own_options(connection: Conn) -> str:
     """Return the user's own server settings of a connection, such as a search path."""
-    return connection.info.get_parameters().get("options", "").partition(_OPTIONS)[0].strip()
+    given = connection.settings if isinstance(connection, OwnConnection) else None
+    given = given or connection.info.get_parameters().get("options", "")
+    return given.partition(_OPTIONS)[0].strip()
 
 
 def connect_configured(url: str, name: str, *, autocommit: bool = False) -> Conn:
     """Open a connection to the configured database; an error names the settings of its address.
 
     Raises:
-        SettingsError: The server refuses the user, the password, the address or the database.
+        SettingsError: The server refuses the user, the password, the address or the database, or a pooler shares
+            sessions.
         Unavailable: It does not answer.
     """
     try:
-        return connect(url, name, autocommit=autocommit)
+        connection = connect(url, name, autocommit=autocommit)
+        if shares_sessions(connection, url):
+            connection.close()
+            raise SettingsError(POOLED_BY_TRANSACTION)
+        return connection
     except AccessRefused as error:
         message = (
             f"the database refuses the connection: {error}; correct user, password, database or TLS in "
@@ -212,6 +250,36 @@ def connect_configured(url: str, name: str, *, autocommit: bool = False) -> Conn
             "local one"
         )
         raise Unavailable(message) from error
+
+
+def shares_sessions(connection: Conn, url: str) -> bool:
+    """Return True if a pooler gives the server's session of an idle connection to another one.
+
+    Then two connections at once have one process of the server, or one connection has two.
+    """
+    if not isinstance(connection, OwnConnection) or connection.settings is None:
+        return False
+    before = connection.server_process()
+    with connect(url, "tidewheel-start") as other:
+        if other.execute("SELECT pg_backend_pid()").fetchone() == (before,):
+            return True
+        return connection.server_process() != before
+
+
+def _started(url: str, name: str, options: str, *, prompt: bool) -> OwnConnection:
+    return OwnConnection.connect(
+        url,
+        autocommit=True,
+        application_name=name,
+        connect_timeout=3 if prompt else 5,
+        target_session_attrs="read-write",
+        client_encoding="UTF8",  # `pg_arrays` and `pg_copy` write UTF-8, whatever PGCLIENTENCODING is
+        keepalives_idle=10,
+        keepalives_interval=5,
+        keepalives_count=3,
+        tcp_user_timeout=4000 if prompt else 20000,
+        options=options,
+    )
 
 
 class Session:
