@@ -153,6 +153,7 @@ class Retention:
         pace, now = Pace(self._stop), read_now(connection)
         stored = stored_days(connection)
         _try(failures, partial(_close_days, connection, stored))
+        _try(failures, partial(_measure_archive, connection, stored, now))
         _try(failures, partial(count_days, connection, pace))
         before = self._facts_before(connection, stored, now)
         for rule in RULES.values():
@@ -278,6 +279,12 @@ def _close_days(connection: Conn, stored: Iterable[StoredDay]) -> None:
     # Two statements: a transaction that is prepared between them is seen by the second one.
     ended = _days(connection, _FIND_ENDED_WAITS)
     connection.execute(_CLOSE_DAYS, {"days": sorted(ended)})
+
+
+def _measure_archive(connection: Conn, stored: Iterable[StoredDay], now: datetime) -> None:
+    """Measure the time since the end of the oldest day that waits for the archive."""
+    ages = (now - start_of(day + _DAY) for day in _unarchived(connection, stored))
+    metrics.set("archive_behind_seconds", max([timedelta(0), *ages]).total_seconds())
 
 
 def _needed_since(connection: Conn) -> tuple[datetime | None, datetime | None]:

@@ -112,6 +112,14 @@ METRICS = (
         " doctor` names the cause",
     ),
     Metric(
+        "archive_behind_seconds",
+        Kind.GAUGE,
+        "seconds",
+        (),
+        "time since the end of the oldest day that waits for `tidewheel archive run`, after the last pass of retention;"
+        " 0 without an archive",
+    ),
+    Metric(
         "timers_rescheduled", Kind.COUNTER, "timers", (), "timers whose next time changed with a new tzdata release"
     ),
     Metric("timers_repaired", Kind.COUNTER, "timers", (), "missing timers that the scheduler created again"),
