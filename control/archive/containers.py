@@ -19,6 +19,7 @@ from fastavro import (
     reader,
     writer,  # pyright: ignore[reportUnknownVariableType] - its stubs leave IO without a type
 )
+from fastavro.types import Schema
 
 from tidewheel.control.archive.manifest import FACTS, RUNS, ArchiveFile, Block, Manifest
 from tidewheel.control.archive.stores import MissingFile, Store
@@ -109,10 +110,14 @@ def read_block(store: Store, day: str, file: ArchiveFile, block: Block) -> list[
     Raises:
         ArchiveDamaged: Its bytes are not those that were written.
     """
-    name = f"{day}/{file.name}"
-    data = raw_block(store, day, file, block)
+    name, data = f"{day}/{file.name}", raw_block(store, day, file, block)
+    return decode_block(name, store.read(name, (0, file.header)), data, SCHEMAS[file.kind])
+
+
+def decode_block(name: str, header: bytes, data: bytes, schema: Schema) -> list[Record]:
+    """Return the records of a block's bytes, with the fields of a schema; raises as `read_block` does."""
     try:
-        found = reader(BytesIO(store.read(name, (0, file.header)) + data), SCHEMAS[file.kind])
+        found = reader(BytesIO(header + data), schema)
         return list(cast("Iterator[Record]", iter(found)))
     except (ValueError, EOFError, zlib.error) as error:
         raise damaged(name, f"a block cannot be read: {error}") from error

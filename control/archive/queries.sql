@@ -3,6 +3,11 @@
 -- No index. Lock: an advisory one, not waited for.
 SELECT pg_try_advisory_lock(hashtext('tidewheel.archive'))
 
+-- name: is_archive_locked
+-- Returns true while a process writes the archive.
+-- No index. Lock: that one, shared, until the transaction ends; not waited for.
+SELECT NOT pg_try_advisory_xact_lock_shared(hashtext('tidewheel.archive'))
+
 -- name: lock_retention
 -- Waits for a pass of retention, and keeps schedulers from beginning another one.
 -- No index. Lock: an advisory one.
@@ -143,6 +148,10 @@ SELECT 'overrides', o.tenant, o.job_id::text, o.created_at, to_jsonb(o)::text
 SELECT 'calendars', c.tenant, NULL, c.updated_at, to_jsonb(c)::text
   FROM calendars AS c
  WHERE c.updated_at >= %(since)s AND c.updated_at < %(until)s
+ UNION ALL
+SELECT 'workflows', w.tenant, w.root_job_id::text, w.finished_at, to_jsonb(w)::text
+  FROM workflows AS w
+ WHERE w.finished_at >= %(since)s AND w.finished_at < %(until)s AND w.root_job_id <> '00000000-0000-0000-0000-000000000000'
 
 -- name: read_tzdata
 -- Returns the version of the time zones that schedulers use.

@@ -14,6 +14,7 @@ from tidewheel.postgres.statements import Statements
 
 _SQL = Statements("tidewheel.control.archive")
 _LOCK_ARCHIVE = _SQL["lock_archive"]
+_IS_ARCHIVE_LOCKED = _SQL["is_archive_locked"]
 _FIND_ARCHIVED_DAYS = _SQL["find_archived_days"]
 _FIND_DAYS_OF_RUN = _SQL["find_days_of_run"]
 _DELETE_ARCHIVED_DAYS = _SQL["delete_archived_days"]
@@ -62,3 +63,8 @@ def lock_archive(connection: Conn) -> None:
     if connection.execute(_LOCK_ARCHIVE).fetchone() != (True,):
         message = "another process writes the archive; repeat the command when it has ended"
         raise Unavailable(message)
+
+
+def is_locked(connection: Conn) -> bool:
+    """Return True while a process writes the archive."""
+    return connection.execute(_IS_ARCHIVE_LOCKED).fetchone() == (True,)

@@ -1,6 +1,11 @@
-"""Verify archived days: each file that a manifest names is as written, and there is no other one."""
+"""Verify archived days: each file that a manifest names is as written, and there is no other one.
 
-from collections.abc import Iterable, Iterator
+A day with a difference may be one that another process writes. So it is verified again, until neither its manifest nor
+its files have changed meanwhile. Files that no manifest names are those of a writer while one is at work.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -20,11 +25,13 @@ class Finding:
         day: The day.
         file: Its file.
         problem: The difference.
+        is_of_writer: True if a process that writes the day makes it, for as long as it writes.
     """
 
     day: str
     file: str
     problem: str
+    is_of_writer: bool = False
 
 
 @dataclass(slots=True)
@@ -36,33 +43,63 @@ class Verified:
     runs: int = 0
     bytes: int = 0
 
+    def add(self, other: "Verified") -> None:
+        """Add the totals of a day."""
+        self.days += other.days
+        self.files += other.files
+        self.runs += other.runs
+        self.bytes += other.bytes
 
-def verify(store: Store, days: Iterable[str], recorded: Iterable[ArchivedDay], totals: Verified) -> Iterator[Finding]:
+
+def verify(
+    store: Store,
+    days: Iterable[str],
+    recorded: Callable[[], Iterable[ArchivedDay]],
+    totals: Verified,
+    is_written: Callable[[], bool],
+) -> Iterator[Finding]:
     """Yield the differences of days; count what was read.
 
     Args:
         store: The archive.
         days: Days that have files, or a record.
-        recorded: The records of the database.
+        recorded: Returns the records of the database.
         totals: Receives the totals.
+        is_written: Returns True while another process writes the archive.
     """
-    records = {each.day.isoformat(): each for each in recorded}
     for day in days:
-        yield from _verify_day(store, day, records.get(day), totals)
+        while True:
+            before = _state(store, day)
+            record = next((each for each in recorded() if each.day.isoformat() == day), None)
+            read = Verified(days=1)
+            findings = list(_verify_day(store, day, record, read))
+            writes = bool(findings) and is_written()
+            if not findings or before == _state(store, day):
+                break
+        totals.add(read)
+        yield from (each for each in findings if not (writes and each.is_of_writer))
+
+
+def _state(store: Store, day: str) -> tuple[bytes, dict[str, int]]:
+    """Return the manifest and the files of a day."""
+    try:
+        return store.read(f"{day}/{MANIFEST}"), store.files(day)
+    except MissingFile:
+        return b"", store.files(day)
 
 
 def _verify_day(store: Store, day: str, record: ArchivedDay | None, totals: Verified) -> Iterator[Finding]:
-    sizes = store.files(day)
-    totals.days += 1
     try:
         manifest = read_manifest(day, store.read(f"{day}/{MANIFEST}"))
     except MissingFile:
         # Without a record the files are those of an archiver that died: the next one deletes them or writes them again.
-        yield Finding(day, MANIFEST, "is missing" if record else "is missing: no archiver has finished this day")
+        problem = "is missing" if record else "is missing: no archiver has finished this day"
+        yield Finding(day, MANIFEST, problem, is_of_writer=record is None)
         return
     except ArchiveDamaged as error:
         yield Finding(day, MANIFEST, str(error))
         return
+    sizes = store.files(day)
     for file in manifest.files:
         if file.name not in sizes:
             yield Finding(day, file.name, "is missing")
@@ -73,15 +110,18 @@ def _verify_day(store: Store, day: str, record: ArchivedDay | None, totals: Veri
         totals.files += 1
         totals.bytes += file.size
     for name in sorted(sizes.keys() - {MANIFEST, *(file.name for file in manifest.files)}):
-        yield Finding(day, name, "is a file that the manifest does not name")
+        yield Finding(day, name, "is a file that the manifest does not name", is_of_writer=True)
     rows = sum(file.rows for file in manifest.of_kind(RUNS))
     totals.runs += rows
     if record is not None and record.runs != rows:
-        yield Finding(day, MANIFEST, f"has {rows:,} runs, and the database has recorded {record.runs:,}")
+        # A writer records the day after it has written the manifest.
+        problem = f"has {rows:,} runs, and the database has recorded {record.runs:,}"
+        yield Finding(day, MANIFEST, problem, is_of_writer=True)
 
 
 def _checksum(store: Store, day: str, file: ArchiveFile) -> str:
     digest = sha256()
-    for offset in range(0, file.size, _PIECE_BYTES):
-        digest.update(store.read(f"{day}/{file.name}", (offset, min(_PIECE_BYTES, file.size - offset))))
+    with suppress(MissingFile):  # a rewrite has deleted it: the checksum differs then
+        for offset in range(0, file.size, _PIECE_BYTES):
+            digest.update(store.read(f"{day}/{file.name}", (offset, min(_PIECE_BYTES, file.size - offset))))
     return digest.hexdigest()

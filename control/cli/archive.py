@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tidewheel.control.archive.records import forget_days, list_days, lock_archive
+from tidewheel.control.archive.records import ArchivedDay, forget_days, is_locked, list_days, lock_archive
 from tidewheel.control.archive.stores import MANIFEST, MissingFile, open_store
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.cli.options import DEFAULT_TENANT, Tenant, checked_url, reading
@@ -66,11 +66,17 @@ def verify(day: Day = None, *, output: OutputOption = Output.TEXT) -> None:
     from tidewheel.control.archive.verify import Verified
     from tidewheel.control.archive.verify import verify as find
 
+    def recorded() -> list[ArchivedDay]:
+        with reading() as connection:
+            return list_days(connection)
+
+    def is_written() -> bool:
+        with reading() as connection:
+            return is_locked(connection)
+
     store, totals = open_store(Connections.load().archive), Verified()
-    with reading() as connection:
-        recorded = list_days(connection)
-    days = [_day(day).isoformat()] if day else sorted({*store.days(), *(each.day.isoformat() for each in recorded)})
-    findings = list(find(store, days, recorded, totals))
+    days = [_day(day).isoformat()] if day else sorted({*store.days(), *(each.day.isoformat() for each in recorded())})
+    findings = list(find(store, days, recorded, totals, is_written))
     if output is not Output.TEXT:
         print_document({**asdict(totals), "findings": findings}, output)
     else:

@@ -11,6 +11,7 @@ from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.cli.options import DEFAULT_TENANT, checked_url, complete_key
 from tidewheel.control.cli.output import Output, OutputOption, count_text, print_document, print_facts, wrapped
 from tidewheel.control.cli.time_options import Tz, read_instant, rfc3339
+from tidewheel.control.occurrence_audit.archived_days import ARCHIVE
 from tidewheel.control.occurrence_audit.result import AuditResult, JobFinding, run_audit
 from tidewheel.control.reads.json_form import as_json
 from tidewheel.jobs.strict_json import as_object
@@ -47,9 +48,12 @@ def audit(
     before = None if end is None else read_instant(end, "--to", timezone)
     scope = tenant or (DEFAULT_TENANT if job is not None else None)
     url = checked_url()
-    kafka = Connections.load().kafka_config() if completions else None
+    settings = Connections.load()
+    kafka = settings.kafka_config() if completions else None
     with nullcontext() if report is None else report.open("w", encoding="utf-8") as file:
-        result = run_audit(url, first, before, tenant=scope, key=job, report=file, kafka=kafka)
+        result = run_audit(
+            url, first, before, tenant=scope, key=job, report=file, kafka=kafka, archive=settings.archive
+        )
     if output is Output.TEXT:
         _print(result, timezone)
     else:
@@ -63,7 +67,9 @@ def _print(result: AuditResult, timezone: str | None) -> None:
         typer.echo(wrapped(_finding_text(each, timezone), "  "))
     if result.totals.findings > _SHOWN:
         typer.echo(f"… {result.totals.findings - _SHOWN:,} more")
-    if result.totals.findings:
+    for problem in (problem for day in result.days for problem in day.problems):
+        typer.echo(wrapped(f"archive: {problem}", "  "))
+    if not result.passed:
         typer.echo("")
     print_facts(_facts(result))
 
@@ -95,6 +101,8 @@ def _facts(result: AuditResult) -> Iterator[tuple[str, str | None]]:
     yield "attempts", f"{totals.attempts:,}"
     yield "unrecorded ends", f"{totals.unrecorded:,}" if totals.unrecorded else None
     yield "findings", f"{totals.findings:,}"
+    archived = [each.day for each in result.days if each.source == ARCHIVE]
+    yield "from the archive", f"{len(archived):,} days, {archived[0]} to {archived[-1]}" if archived else None
     yield "tzdata", f"{facts.tzdata}; the timers were computed by {as_json(facts.stored_tzdata) or 'none'}"
     changes = cast("list[dict[str, str]]", facts.tzdata_changes or [])
     yield (

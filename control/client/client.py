@@ -334,7 +334,8 @@ class Client:
             InvalidInput: The range is ahead, or runs of it are no longer kept.
             UnknownJob: There is no such job.
         """
-        return run_audit(self._connection.url, first, before, tenant=self._connection.tenant, key=key)
+        own = self._connection
+        return run_audit(own.url, first, before, tenant=own.tenant, key=key, archive=own.archive)
 
     def explain(self, key: str, at: datetime) -> Explanation:
         """Explain what happened, or will happen, at an instant of a job.

@@ -23,7 +23,7 @@ from tidewheel.control.occurrence_audit.compare import (
     compare,
 )
 from tidewheel.control.occurrence_audit.instants import instant_of, unpack
-from tidewheel.control.occurrence_audit.records import DatabaseRuns, MissingChild, RecordedDay, RecordedRuns, Scope
+from tidewheel.control.occurrence_audit.records import DatabaseRuns, MissingChild, RecordedDay, Scope
 from tidewheel.errors import ScheduleRefused, refuse
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.postgres.session import Conn, rows_of
@@ -58,7 +58,8 @@ class AuditFacts:
         snapshot: The snapshot of all reads.
         stored_tzdata: The tzdata release by which the timers were computed.
         tzdata_changes: The changes of that release, each with its time; None if there was none.
-        runs_from: The beginning of the first day whose runs are all stored, those of each tenant in the scope.
+        runs_from: The beginning of the first day whose runs are all stored, those of each tenant in the scope; with
+            archived days that of the first one from which on all are archived.
         deleting: The tenants that are being deleted: the audit leaves them out.
         tzdata: The tzdata release by which the audit computes.
     """
@@ -149,18 +150,18 @@ def ensure_kept(connection: Conn, facts: AuditFacts, scope: Scope) -> None:
     columns = {"before": oldest, "tenant": scope.tenant, "job_id": scope.job_id}
     if connection.execute(_HAS_VERSIONS_BEFORE, columns, binary=True).fetchone() == (True,):
         problem = f"runs that ended before {format_timestamp(oldest)} are no longer kept"
-        refuse("--from", problem, f"write {format_timestamp(oldest)} or later; TIDEWHEEL_RETENTION keeps them longer")
+        remedy = f"write {format_timestamp(oldest)} or later; TIDEWHEEL_RETENTION keeps them longer"
+        refuse("--from", problem, f"{remedy}, and TIDEWHEEL_ARCHIVE names the archive of older days")
 
 
-def audit(connection: Conn, scope: Scope, recorded: RecordedRuns | None = None) -> Iterator[JobAudit]:
+def audit(connection: Conn, scope: Scope) -> Iterator[JobAudit]:
     """Yield the audit of each job that had occurrences or runs in a range, by job id.
 
     Args:
         connection: In a transaction of one snapshot.
         scope: The range.
-        recorded: The reader of runs; by default that of the tables.
     """
-    recorded = recorded or DatabaseRuns(connection)
+    recorded = DatabaseRuns(connection)
     days, wrong = _ByJob(recorded.days(scope)), _ByJob(recorded.wrong_attempts(scope))
     chains, missing = _ByJob(recorded.chains(scope)), _ByJob(recorded.missing_children(scope))
     skips = _ByJob(_stream(connection, "skips", _READ_SKIPS, scope, Skipped._make))

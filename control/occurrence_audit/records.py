@@ -1,12 +1,12 @@
 """The recorded side of an audit: the scheduled runs of a range, by job and day.
 
-`RecordedRuns` is the interface. `DatabaseRuns` reads the tables. Archived runs are not read.
+`archived_days.py` adds archived days to the tables before.
 """
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, cast
 from uuid import UUID
 
 from tidewheel.postgres.session import Conn, rows_of
@@ -106,26 +106,6 @@ class MissingChild(NamedTuple):
     root_run_id: UUID
 
 
-class RecordedRuns(Protocol):
-    """A reader of runs."""
-
-    def days(self, scope: Scope) -> Iterator[RecordedDay]:
-        """Yield the scheduled runs of a scope, by job and day."""
-        ...
-
-    def wrong_attempts(self, scope: Scope) -> Iterator[WrongAttempts]:
-        """Yield the ended runs whose attempts are not all recorded, by job."""
-        ...
-
-    def chains(self, scope: Scope) -> Iterator[ChainLink]:
-        """Yield the scheduled runs of fixed_delay jobs, each with the one before, by job and instant."""
-        ...
-
-    def missing_children(self, scope: Scope) -> Iterator[MissingChild]:
-        """Yield the jobs without a run in an ended occurrence of their workflow, by job."""
-        ...
-
-
 class DatabaseRuns:
     """The runs of the tables, by cursors of the server.
 
@@ -158,8 +138,12 @@ class DatabaseRuns:
             yield from cursor.execute(_READ_MISSING_CHILDREN, self._columns(scope), binary=True)
 
     def _columns(self, scope: Scope) -> dict[str, object]:
-        """Return the parameters; no run of the scope has ended before `ended_from`."""
-        columns: dict[str, object] = asdict(scope)
-        found = self._connection.execute(_EARLIEST_MOVE, columns, binary=True).fetchone()
-        moved_to = cast("datetime | None", found[0] if found else None)
-        return {**columns, "ended_from": min(scope.first, moved_to or scope.first) - _AHEAD}
+        """Return the parameters."""
+        return {**asdict(scope), "ended_from": ended_from(self._connection, scope)}
+
+
+def ended_from(connection: Conn, scope: Scope) -> datetime:
+    """Return an instant before which no run of a scope has ended."""
+    found = connection.execute(_EARLIEST_MOVE, asdict(scope), binary=True).fetchone()
+    moved_to = cast("datetime | None", found[0] if found else None)
+    return min(scope.first, moved_to or scope.first) - _AHEAD

@@ -7,21 +7,30 @@ The report is one JSON document with a line for each job. Its last line has the 
 import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from datetime import datetime
+from contextlib import closing
+from dataclasses import asdict, dataclass, field, replace
+from datetime import date, datetime
 from hashlib import sha256
 from typing import TextIO
 from uuid import UUID
 
 from psycopg import IsolationLevel
 
+from tidewheel.control.archive.stores import open_store
+from tidewheel.control.occurrence_audit.archived_days import (
+    AuditedDay,
+    archived_since,
+    database_days,
+    read_archived_days,
+)
 from tidewheel.control.occurrence_audit.audit import AuditFacts, audit, ensure_kept, read_facts
 from tidewheel.control.occurrence_audit.compare import Finding, JobAudit
 from tidewheel.control.occurrence_audit.completions import unrecorded_ends
 from tidewheel.control.occurrence_audit.records import Scope
 from tidewheel.control.reads.job_position import read_job_position
 from tidewheel.control.reads.json_form import as_json
-from tidewheel.postgres.session import Session
+from tidewheel.postgres.partitions import day_of, start_of
+from tidewheel.postgres.session import Conn, Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.settings.connections import Connections
 from tidewheel.transitions.installation import read_installation
@@ -99,6 +108,7 @@ class AuditResult:
         before: All instants are earlier.
         tenant: The only tenant; None for all.
         key: The only job; None for all.
+        days: The source of each day's runs, with the problems of archived ones.
         totals: The sums over all jobs.
         findings: The first findings.
         sha256: The hash of the report; None if none was written.
@@ -109,14 +119,15 @@ class AuditResult:
     before: datetime
     tenant: str | None
     key: str | None
+    days: tuple[AuditedDay, ...]
     totals: AuditTotals
     findings: tuple[JobFinding, ...]
     sha256: str | None = None
 
     @property
     def passed(self) -> bool:
-        """True if there is no finding: all that is computed has fired, was skipped, or is not decided yet."""
-        return not self.totals.findings
+        """True if each occurrence has its record or is not decided yet, and no archived day is damaged."""
+        return not self.totals.findings and not any(each.problems for each in self.days)
 
 
 def run_audit(
@@ -128,6 +139,7 @@ def run_audit(
     key: str | None = None,
     report: TextIO | None = None,
     kafka: Mapping[str, str] | None = None,
+    archive: str | None = None,
 ) -> AuditResult:
     """Audit a range of an installation in one transaction that only reads.
 
@@ -139,29 +151,34 @@ def run_audit(
         key: Only this job of the tenant.
         report: Receives the report.
         kafka: The settings of a client, to compare the ends of runs with the completions on Kafka too.
+        archive: The setting; with it days that retention has dropped are audited, too.
 
     Raises:
         InvalidInput: The range is ahead, or runs of it are no longer kept.
         UnknownJob: There is no such job.
         TenantDeleted: The tenant is being deleted, or its name is reserved.
-        Unavailable: The database does not answer.
+        Unavailable: The database, or the archive, does not answer.
     """
-    session = Session(url, "tidewheel-audit", options=_SESSION)
-    try:
-        session.connection().isolation_level = IsolationLevel.REPEATABLE_READ
-        session.connection().read_only = True
+    with closing(Session(url, "tidewheel-audit", options=_SESSION)) as session:
         with session.transaction() as connection:
             connection.execute(_SET_TIME_LIMIT, {"limit": _LONGEST})
             connection.execute(_HOLD_RETENTION)
-        with session.transaction() as connection:
             facts = read_facts(connection, tenant)
             for refusal in deletions_of(connection, [] if tenant is None else [tenant]).values():
                 raise refusal
             job_id = None if key is None else read_job_position(connection, tenant or "default", key).job_id
             scope = Scope(first, before or facts.taken_at, tenant, job_id)
-            ensure_kept(connection, facts, scope)
+            sources = _Sources(connection, facts, scope, archive)
+            ensure_kept(connection, sources.added_to(facts), scope)
+        archived = sources.read(connection)
+        connection.isolation_level = IsolationLevel.REPEATABLE_READ
+        connection.read_only = True
+        with session.transaction() as connection:
+            facts = sources.added_to(read_facts(connection, tenant))
+            scope = replace(scope, before=before or facts.taken_at)
             totals, findings = AuditTotals(), list[JobFinding]()
-            result = AuditResult(facts, scope.first, scope.before, tenant, key, totals, ())
+            days = (*archived, *sources.stored(scope))
+            result = AuditResult(facts, scope.first, scope.before, tenant, key, days, totals, ())
             writer = None if report is None else _Report(report, result)
             for job in audit(connection, scope):
                 totals.add(job)
@@ -176,10 +193,8 @@ def run_audit(
                     totals.unrecorded += 1
                     if len(findings) < MAX_LISTED:
                         findings.append(JobFinding(*ended))
-    finally:
-        session.close()
-    digest = None if writer is None else writer.close(totals)
-    return AuditResult(facts, scope.first, scope.before, tenant, key, totals, tuple(findings), digest)
+    result = replace(result, findings=tuple(findings))
+    return result if writer is None else replace(result, sha256=writer.close(result))
 
 
 class _Report:
@@ -189,7 +204,7 @@ class _Report:
         self._file, self._hash, self._any = file, sha256(), False
         head: dict[str, object] = {
             "format": FORMAT, **asdict(result.facts), "from": result.first, "before": result.before,
-            "tenant": result.tenant, "job": result.key,
+            "tenant": result.tenant, "job": result.key, "days": result.days,
         }  # fmt: skip
         self._line(f'{json.dumps(as_json(head), ensure_ascii=False)[:-1]}, "jobs": [')
 
@@ -199,10 +214,10 @@ class _Report:
         self._line(f",{text}" if self._any else text)
         self._any = True
 
-    def close(self, totals: AuditTotals) -> str:
+    def close(self, result: AuditResult) -> str:
         """Write the totals and the hash; return the hash."""
-        text = json.dumps(as_json(totals), ensure_ascii=False)
-        self._line(f'], "totals": {text}, "passed": {"false" if totals.findings else "true"},')
+        text = json.dumps(as_json(result.totals), ensure_ascii=False)
+        self._line(f'], "totals": {text}, "passed": {"true" if result.passed else "false"},')
         digest = self._hash.hexdigest()
         self._file.write(f'"sha256": "{digest}"}}\n')
         return digest
@@ -210,3 +225,34 @@ class _Report:
     def _line(self, text: str) -> None:
         self._hash.update(f"{text}\n".encode())
         self._file.write(f"{text}\n")
+
+
+class _Sources:
+    """The database, and the archive for the days that it has no longer, if the range needs them."""
+
+    def __init__(self, connection: Conn, facts: AuditFacts, scope: Scope, archive: str | None) -> None:
+        self._stored_from, self._scope, self._archive = facts.runs_from, scope, archive
+        self._since: date | None = None
+        if archive is not None and facts.runs_from is not None and scope.first < facts.runs_from:
+            self._since = archived_since(connection, facts.runs_from)
+
+    def added_to(self, facts: AuditFacts) -> AuditFacts:
+        """Return the facts with the first day that both have together."""
+        return facts if self._since is None else replace(facts, runs_from=start_of(self._since))
+
+    def read(self, connection: Conn) -> list[AuditedDay]:
+        """Copy what the range needs of the archive into the session."""
+        if self._since is None or self._stored_from is None:
+            return []
+        connection.autocommit = True
+        try:
+            with closing(open_store(self._archive)) as store:
+                return read_archived_days(connection, store, self._scope, self._stored_from)
+        finally:
+            connection.autocommit = False
+
+    def stored(self, scope: Scope) -> list[AuditedDay]:
+        """Return the days of the range in the database."""
+        if self._stored_from is None:
+            return []
+        return database_days(max(day_of(self._stored_from), day_of(scope.first)), scope.before)

@@ -1,10 +1,12 @@
 """`tidewheel audit` finds each tampered record, and nothing where all is in order."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -14,12 +16,20 @@ from tests.fixtures.database import ClockedDatabase
 from tests.scheduler.firing import fire_due
 from tests.transitions.acts import about, apply_batch, begin, end, ending, requeue, submission, submit, trigger
 from tests.transitions.graphs import drain_some, never
+from tidewheel.control.archive.containers import Parts, read_rows
+from tidewheel.control.archive.manifest import FACTS, RUNS, read_manifest
+from tidewheel.control.archive.stores import FolderStore
 from tidewheel.control.cli.exit_codes import ExitCode
 from tidewheel.control.client.client import Client
 from tidewheel.control.occurrence_audit.result import AuditResult, run_audit
 from tidewheel.ids import job_id
+from tidewheel.postgres.partitions import create_missing, stored_days
+from tidewheel.process.service import Shutdown
 from tidewheel.runs import AttemptOutcome, RunState
 from tidewheel.scheduler.freezing import Thaws
+from tidewheel.scheduler.retention import Retention
+from tidewheel.scheduler.retention_rules import periods_of
+from tidewheel.settings.services import SchedulerSettings
 
 START = datetime(2026, 3, 29, 0, 0, 30, tzinfo=UTC)  # a Sunday; at 01:00 Berlin's clock goes forward
 MIDNIGHT = datetime(2026, 3, 29, tzinfo=UTC)
@@ -40,6 +50,7 @@ JOBS: Mapping[str, dict[str, object]] = {
     "by-hand": {"schedule": "manual"},
     "child": {"schedule": {"after": [{"job": "by-hand"}]}},
 }
+RANGE = ("--from", "2026-03-29T00:00Z", "--to", "2026-03-30T00:00Z")
 STEPS = (20, 45, 300, 60, 600, 20, 300, 1200, 45, 600, 1200, 600, 300, 45)  # seconds
 
 
@@ -216,6 +227,78 @@ def test_each_tampered_record_is_named_with_its_instant(history: ClockedDatabase
             WHERE name = 'holidays'"""
     )
     assert "excluded" not in {problem for problem, *_ in found(audited(history))}  # the days may be forgotten
+
+
+@pytest.fixture
+def dropping(history: ClockedDatabase) -> Iterator[ClockedDatabase]:
+    """The history, whose days a test drops: other tests find their partitions again."""
+    connection = history.connection(autocommit=True)
+    days = sorted({each.day for each in stored_days(connection)})
+    yield history
+    create_missing(connection, days)
+
+
+def test_days_of_the_archive_are_audited_as_before_their_drop(
+    dropping: ClockedDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = dropping
+    folder = tmp_path / "archive"
+    monkeypatch.setenv("TIDEWHEEL_ARCHIVE", str(folder))
+    apply_batch(history, {"type": "calendar.put", "name": "holidays", "days": ["2026-12-24"]})
+    pass_days(history, 2)
+    assert tidewheel(history, "archive", "run").code == 0
+    before = report_of(history, tmp_path / "before.json")
+    assert {each["source"] for each in before["days"]} == {"database"}
+    pass_days(history, 95)
+    assert history.rows("SELECT dropped_at IS NOT NULL FROM run_days WHERE day = '2026-03-29'") == [(True,)]
+    assert history.value("SELECT count(*) FROM skips") == 0
+    assert history.value("SELECT count(*) FROM workflows") == 0
+    after = report_of(history, tmp_path / "after.json")
+    assert (after["totals"], after["jobs"], after["passed"]) == (before["totals"], before["jobs"], True)
+    [first, *_] = after["days"]
+    assert (first["day"], first["source"], first["problems"]) == ("2026-03-29", "archive", [])
+    with monkeypatch.context() as patch:
+        patch.delenv("TIDEWHEEL_ARCHIVE")
+        [refusal] = tidewheel(history, "audit", *RANGE).refusals
+    assert "no longer kept" in refusal
+
+    # A record that was taken out together with all checksums.
+    store, day = FolderStore(folder), "2026-03-29"
+    text = store.read(f"{day}/manifest.json")
+    manifest = read_manifest(day, text)
+    parts = Parts(day, RUNS, store.prepare(), lambda path, name: store.keep(path, f"{day}/{name}"))
+    [rows] = read_rows(store, manifest, RUNS)
+    gone = next(row for row in rows if row["job_key"] == "interval")
+    parts.add([row for row in rows if row is not gone])
+    parts.close()
+    changed = replace(manifest, files=(*parts.files, *manifest.of_kind(FACTS)), runs=manifest.runs - 1)
+    store.write_manifest(day, changed.encode(), text)
+    done = tidewheel(history, "audit", *RANGE)
+    assert done.code == ExitCode.FAILED
+    assert f"missing: default/interval at {gone['scheduled_at']:%Y-%m-%dT%H:%M}" in done.out
+    assert "the database has recorded" in done.out
+
+    [path] = (folder / "days" / day).glob("facts-*")
+    path.unlink()
+    done = tidewheel(history, "audit", *RANGE)
+    assert (done.code, f"{path.name}: the file is missing" in done.out.replace("\n  ", " ")) == (ExitCode.FAILED, True)
+    with Client(history.url) as client:
+        assert not client.audit(MIDNIGHT, MIDNIGHT + timedelta(days=1)).passed
+
+
+def pass_days(database: ClockedDatabase, days: int) -> None:
+    """Let days pass, and retention close and drop what is old."""
+    database.advance(timedelta(days=days))
+    retention = Retention(database.url, periods_of(SchedulerSettings.load()), Shutdown())
+    retention.step()
+    retention.step()  # the facts of a day go after its runs
+    retention.close()
+
+
+def report_of(database: ClockedDatabase, path: Path) -> dict[str, Any]:
+    assert tidewheel(database, "audit", *RANGE, "--report", path).code == 0
+    document: dict[str, Any] = json.loads(path.read_bytes())
+    return document
 
 
 def test_tenant_that_is_being_deleted_is_left_out_and_named(clocked: ClockedDatabase) -> None:

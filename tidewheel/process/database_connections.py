@@ -13,7 +13,7 @@ class Connections:
     """The connections of one process.
 
     Args:
-        usual: Under load, without tenants that have rates.
+        usual: Under load, without tenants that have rates; as `tidewheel bench capacity` has counted them.
         most: All that it may open at once.
         per_queue: How many an executor adds for each queue beyond the first one.
     """
@@ -35,10 +35,10 @@ class Connections:
 # thread of the API may have two: of calls by executors, by default 8, and of seventeen other ones. Eight notify.
 CONNECTIONS: Mapping[str, Connections] = MappingProxyType(
     {
-        "intake": Connections(usual=7, most=12),
-        "scheduler": Connections(usual=7, most=17),
+        "intake": Connections(usual=6, most=12),
+        "scheduler": Connections(usual=10, most=17),
         "relay": Connections(usual=7, most=8),
-        "executor": Connections(usual=14, most=21, per_queue=3),
+        "executor": Connections(usual=19, most=21, per_queue=3),
         "api": Connections(usual=6, most=64),
     }
 )
