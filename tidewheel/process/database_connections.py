@@ -13,7 +13,7 @@ class Connections:
     """The connections of one process.
 
     Args:
-        usual: Under load, without tenants that have rates; as `tidewheel bench capacity` has counted them.
+        usual: Under load, as `tidewheel bench capacity` counts them; of the API at rest.
         most: All that it may open at once.
         per_queue: How many an executor adds for each queue beyond the first one.
     """
@@ -39,6 +39,6 @@ CONNECTIONS: Mapping[str, Connections] = MappingProxyType(
         "scheduler": Connections(usual=10, most=17),
         "relay": Connections(usual=7, most=8),
         "executor": Connections(usual=19, most=21, per_queue=3),
-        "api": Connections(usual=6, most=64),
+        "api": Connections(usual=2, most=64),
     }
 )
