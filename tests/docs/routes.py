@@ -142,7 +142,7 @@ def routes_of_functions() -> dict[str, Route]:
     found: dict[str, Route] = {}
     for file in sorted((ROOT / "migrations").glob("0*.sql")):
         for raw in parse_sql(file.read_text(encoding="utf-8")):
-            made = raw.stmt
+            made = cast("Node", raw.stmt)
             if isinstance(made, ast.CreateFunctionStmt):
                 name = str(made.funcname[-1].sval)
                 found[name] = max((route_of(text) for text in _texts_of(made, _source(file, raw))), default=Route.NONE)
