@@ -38,6 +38,7 @@ _RIGHTS: Mapping[str, tuple[LiteralString, ...]] = MappingProxyType(
         "history_limits": ("SELECT", "INSERT", "UPDATE"),
         "outbox": ("INSERT",),
         "run_days": ("SELECT",),
+        "standby": ("SELECT",),
         "tenant_deletions": ("SELECT",),
         "tenant_periods": ("SELECT",),
         "tenants": ("SELECT",),

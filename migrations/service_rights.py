@@ -127,6 +127,8 @@ RIGHTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         },
         "signals": {"scheduler": "rad", "intake": "rad", "executor": "rad", "api": "rad", "application": "rd"},
         "skips": {"scheduler": "rawd", "intake": "rad", "api": "rad"},
+        "standby": {"scheduler": "rw", "intake": "r", "api": "r"},
+        "standby_changes": {"scheduler": "rd"},
         "tenant_deletions": {"scheduler": "rwd", "intake": "rw", "api": "rad", "application": "r"},
         "tenant_periods": {"scheduler": "rwd", "intake": "r", "api": "raw"},
         "tenant_rates": {

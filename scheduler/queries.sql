@@ -1602,3 +1602,39 @@ UPDATE tenant_deletions
 -- Deletes the stored offsets of a tenant's own topic: intake reads it no more.
 -- Index: intake_offsets_pkey. Lock: the rows, under the lock of the deletion, for which a new owner waits.
 DELETE FROM intake_offsets WHERE topic = %(topic)s
+
+-- name: is_standby_enabled
+-- Returns a row if changed rows are recorded for a standby site.
+-- No index: one row. No lock.
+SELECT 1 FROM standby WHERE enabled_at IS NOT NULL
+
+-- name: lock_standby
+-- Returns the state of the last batch; no row if nothing is recorded, or another scheduler writes a batch.
+-- No index: one row. Lock: the row, skipped if another transaction holds it.
+SELECT s.site, s.listed, s.first_batch, s.batch, s.sent_at, tidewheel_now() AS now,
+       (SELECT (i.value #>> '{}')::integer FROM settings AS i WHERE i.name = 'shards') AS shards,
+       extract(epoch FROM tidewheel_now() - coalesce(s.complete_at, s.enabled_at))::float8 AS age
+  FROM standby AS s
+ WHERE s.enabled_at IS NOT NULL
+   FOR UPDATE OF s SKIP LOCKED
+
+-- name: is_batch_in_outbox
+-- Returns a row while a record of the last batch is not published.
+-- Index: outbox_due. No lock.
+SELECT 1 FROM outbox
+ WHERE slice_lane = %(slice_lane)s AND publish_at = %(sent_at)s AND topic = ANY (%(topics)s::text[])
+ LIMIT 1
+
+-- name: take_standby_changes
+-- Deletes noted changes; returns them. A row that has changed twice is there twice.
+-- No index: by physical address, from the begin of the table. Lock: the rows, which only this statement deletes.
+DELETE FROM standby_changes
+ WHERE ctid = ANY (ARRAY(SELECT c.ctid FROM standby_changes AS c LIMIT %(limit)s))
+RETURNING kind, key, op
+
+-- name: store_standby_batch
+-- Stores the number and the time of a batch, and of a complete one its snapshot.
+-- No index: one row. Lock: the row, which the batch has locked.
+UPDATE standby
+   SET batch = %(batch)s, sent_at = %(sent_at)s,
+       complete_at = CASE WHEN %(complete)s THEN %(sent_at)s ELSE complete_at END

@@ -326,6 +326,23 @@ COMMANDS: Mapping[str, Command | Group] = {
             ),
         },
     ),
+    "standby": Group(
+        "A standby site, raised from the topics of this one.",
+        {
+            "enable": Command(
+                "standby", "enable", "Begin to record jobs and open runs in two compacted topics, for a standby site."
+            ),
+            "disable": Command("standby", "disable", "Stop recording for a standby site; the topics stay."),
+            "status": Command(
+                "standby",
+                "status",
+                "Show the last complete state in the topics, and the site from which this one was raised.",
+            ),
+            "raise": Command(
+                "standby", "raise_site", "Raise this installation from the topics of a site that is lost."
+            ),
+        },
+    ),
     "shard": Group(
         "Shards, which divide the jobs between schedulers.",
         {"list": Command("fleet", "list_shards", "List shards, each with the scheduler that fires its jobs.")},

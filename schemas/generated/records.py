@@ -1097,3 +1097,26 @@ class RunRequest:
     root_run_id: str | None = None
     definition: bytes
     concurrency_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StandbyRow:
+    """One row of an installation, for a standby site.
+
+    Value of the `jobs` and `run-states` topics.
+
+    Attributes:
+        site: UUID of the installation that wrote the record.
+        batch: Number of the batch; it rises within a site.
+        as_of: Instant of the snapshot in which the row was read, UTC.
+        kind: Table of the row; `mark` for the mark behind a complete batch.
+        row: Columns of the row as JSON; of a run also `run_inputs`. Of a mark facts about the site.
+        is_compressed: True if zlib has compressed `row`.
+    """
+
+    site: str
+    batch: int
+    as_of: datetime
+    kind: str
+    row: bytes
+    is_compressed: bool

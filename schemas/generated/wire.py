@@ -46,6 +46,7 @@ from tidewheel.schemas.generated.records import (
     RunStatus,
     ScheduleSubmission,
     ShellTarget,
+    StandbyRow,
     Target,
     TargetKind,
     TargetSubmission,
@@ -2149,4 +2150,41 @@ def read_run_request(data: bytes, at: int = 10) -> tuple[RunRequest, int]:
     _set_run_request_root_run_id(record, root_run_id)
     _set_run_request_definition(record, definition)
     _set_run_request_concurrency_key(record, concurrency_key)
+    return record, at
+
+
+STANDBY_ROW_HEADER = bytes.fromhex("c30161c9a033b1e78013")
+
+
+def encode_standby_row(record: StandbyRow) -> bytes:
+    """Return the whole message that carries one StandbyRow."""
+    return b"".join(
+        (
+            STANDBY_ROW_HEADER,
+            text(record.site),
+            long(record.batch),
+            instant(record.as_of),
+            text(record.kind),
+            blob(record.row),
+            boolean(record.is_compressed),
+        )
+    )
+
+
+def read_standby_row(data: bytes, at: int = 10) -> tuple[StandbyRow, int]:
+    """Return the StandbyRow at a position, and the position behind it."""
+    site, at = text_at(data, at)
+    batch, at = long_at(data, at)
+    as_of, at = instant_at(data, at)
+    kind, at = text_at(data, at)
+    row, at = blob_at(data, at)
+    is_compressed, at = boolean_at(data, at)
+    record = StandbyRow(
+        site=site,
+        batch=batch,
+        as_of=as_of,
+        kind=kind,
+        row=row,
+        is_compressed=is_compressed,
+    )
     return record, at

@@ -65,6 +65,7 @@ OF_WORDS = {
 }
 OTHERS = {
     ("retention_state", "CHECK (one)"),
+    ("standby", "CHECK (one)"),
     ("jobs", f"CHECK (((bucket >= 0) AND (bucket <= {BUCKETS - 1})))"),
     ("job_versions", "CHECK ((version > 0))"),
     ("tenants", "CHECK (((weight >= 1) AND (weight <= 100)))"),

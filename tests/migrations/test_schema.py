@@ -17,6 +17,10 @@ WITHOUT_TENANT = {
     "message_keys",
     "run_days",
     "retention_state",
+    "standby",
+    "standby_changes",
+    "standby_records",
+    "standby_rows",
 }
 
 

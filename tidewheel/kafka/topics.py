@@ -30,6 +30,16 @@ _DESCRIBE_SECONDS = 10.0
 _MOST_CREATED = 200  # topics in one request: it may write 10,000 records, and each topic has seven or more
 _AT_LEAST = frozenset({"retention.ms", "max.message.bytes", "min.insync.replicas"})
 
+# A reader goes back to the last complete mark: for an hour no record behind it replaces one before it. A record that
+# was replaced is read for a day at most.
+_COMPACTED = {
+    "cleanup.policy": "compact",
+    "min.compaction.lag.ms": str(_DAY_MS // 24),
+    "max.compaction.lag.ms": str(_DAY_MS),
+    "delete.retention.ms": str(7 * _DAY_MS),
+    "segment.ms": str(_DAY_MS // 24),
+}
+
 Futures = Mapping[str, Future[None]]
 
 
@@ -45,11 +55,13 @@ class Topic:
         name: Full name, with prefix.
         partitions: How many; may be raised by hand later, never lowered.
         retention_ms: After what time Kafka drops a message.
+        compacted: True if Kafka keeps the last message of each key instead.
     """
 
     name: str
     partitions: int
     retention_ms: int
+    compacted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +145,16 @@ class Topics:
         """The topic of dead letters: runs that failed for good and undecodable requests."""
         return f"{self.prefix}.dead-letters"
 
+    @property
+    def jobs(self) -> str:
+        """The compacted topic of jobs and other definitions, for a standby site."""
+        return f"{self.prefix}.jobs"
+
+    @property
+    def run_states(self) -> str:
+        """The compacted topic of timers and open runs, for a standby site."""
+        return f"{self.prefix}.run-states"
+
     def runs(self, queue: str, lane: str) -> str:
         """Return the topic of run requests for the executors of a queue, keyed by run_id.
 
@@ -162,6 +184,10 @@ class Topics:
             *(Topic(self.replies_of(tenant), counts.tenants, 7 * _DAY_MS) for tenant in tenants),
             *(Topic(self.requests_of(tenant), counts.tenants, 7 * _DAY_MS) for tenant in tenants),
         ]
+
+    def standby_plan(self) -> list[Topic]:
+        """Return the topics of a standby site: a partition each, for a mark is a place in an order."""
+        return [Topic(name, 1, -1, compacted=True) for name in (self.jobs, self.run_states)]
 
 
 def queue_names(text: str) -> list[str]:
@@ -314,6 +340,24 @@ def apply_topics(
     statuses = topic_statuses(config, topics, queues=queues, tenants=tenants, outputs=outputs, counts=counts)
     if dry_run:
         return [f"{each.topic.name} would be {each.lacks}" for each in statuses if each.lacks]
+    return _apply(config, statuses, replication)
+
+
+def create_standby_topics(config: Mapping[str, str], topics: Topics, *, replication: int = 1) -> list[str]:
+    """Create the topics of a standby site where they are missing; return what was done, a line each.
+
+    Raises:
+        Unavailable: The broker does not answer.
+        Unusable: It refuses, for instance because too few brokers are up for `replication`.
+    """
+    present = _present(_admin(config), config)
+    found = [(topic, present.get(topic.name)) for topic in topics.standby_plan()]
+    return _apply(
+        config, [TopicStatus(topic, *(_size(meta) if meta else (0, 0))) for topic, meta in found], replication
+    )
+
+
+def _apply(config: Mapping[str, str], statuses: Sequence[TopicStatus], replication: int) -> list[str]:
     admin = _admin(config)
     new = [_new_topic(each.topic, replication) for each in statuses if each.partitions == 0]
     more = [each.topic for each in statuses if 0 < each.partitions < each.topic.partitions]
@@ -411,6 +455,7 @@ def _new_topic(topic: Topic, replication: int) -> NewTopic:
 
 def _settings_of(topic: Topic, replication: int) -> dict[str, str]:
     return {
+        **(_COMPACTED if topic.compacted else {}),
         "retention.ms": str(topic.retention_ms),
         "min.insync.replicas": "2" if replication >= 3 else "1",
         "unclean.leader.election.enable": "false",

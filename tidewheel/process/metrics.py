@@ -97,6 +97,13 @@ METRICS = (
         "1 while some work waits for an operator: schema, grants, space, or jobs that fail alike",
     ),
     Metric(
+        "standby_age_seconds",
+        Kind.GAUGE,
+        "seconds",
+        (),
+        "the age of the last complete state in the topics of a standby site; 0 where none is recorded",
+    ),
+    Metric(
         "partitions_ahead_seconds",
         Kind.GAUGE,
         "seconds",

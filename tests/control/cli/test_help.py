@@ -245,7 +245,7 @@ def test_a_command_of_a_group_is_named_where_its_group_is_left_out(database: Dat
         (("explain", "daily"), "`tidewheel job explain` or `tidewheel cron explain`"),
         (("attempts", "x"), "`tidewheel run attempts`"),
         (("job", "retry", "x"), "`tidewheel run retry`"),
-        (("run", "status"), "`tidewheel status`"),
+        (("run", "status"), "`tidewheel standby status` or `tidewheel status`"),
     ):
         done = tidewheel(database, *words)
         assert done.code == ExitCode.USAGE, done

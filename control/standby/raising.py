@@ -1,0 +1,223 @@
+"""Raise an installation from the topics of another one that is lost (docs/adr/0082-standby-site.md).
+
+All rows are written in one transaction, so a raise that is killed has changed nothing. Services start afterwards.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date, datetime, timedelta
+from typing import LiteralString, cast
+from uuid import UUID, uuid4
+
+from psycopg import sql
+
+from tidewheel.audit import ALL_TENANTS, Change, Door, process_actor, record_change
+from tidewheel.control.standby.recording import read_recording
+from tidewheel.control.standby.records import Mark, Record, read_topic
+from tidewheel.errors import SettingsError
+from tidewheel.kafka.topics import Topics
+from tidewheel.migrations.runner import migrations
+from tidewheel.postgres.database_clock import read_now
+from tidewheel.postgres.partitions import ensure_days
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+from tidewheel.process.failpoint import failpoint
+from tidewheel.runs import OWNED
+from tidewheel.standby import CARRIED
+
+_SQL = Statements("tidewheel.control.standby")
+_LOCK_RAISE = _SQL["lock_raise"]
+_HAS_JOBS = _SQL["has_jobs"]
+_FORGET_RECORDS = _SQL["forget_records"]
+_COUNT_LEFT_OUT = _SQL["count_left_out"]
+_TAKE_LATEST = _SQL["take_latest"]
+_READ_SHARDS = _SQL["read_shards"]
+_FIND_ROW_SHAPES = _SQL["find_row_shapes"]
+_FIND_COLUMNS = _SQL["find_columns"]
+_DROP_FIRST_TENANTS = _SQL["drop_first_tenants"]
+_FIND_INPUT_DAYS = _SQL["find_input_days"]
+_ADD_RUN_INPUTS = _SQL["add_run_inputs"]
+_DOUBT_RUNS = _SQL["doubt_runs"]
+_DOUBT_WAITING_RUNS = _SQL["doubt_waiting_runs"]
+_PAUSE_DOUBTFUL_JOBS = _SQL["pause_doubtful_jobs"]
+_ADD_LOST_EXECUTORS = _SQL["add_lost_executors"]
+_STORE_RAISE = _SQL["store_raise"]
+
+_COPY = "COPY standby_records (site, batch, kind, key, row) FROM STDIN"
+_INSERT: LiteralString = """
+INSERT INTO {table} ({columns}) OVERRIDING SYSTEM VALUE
+SELECT {values}
+  FROM standby_rows AS r
+ CROSS JOIN LATERAL jsonb_populate_record(NULL::{table}, r.row) AS p
+ WHERE r.kind = {kind} AND ARRAY(SELECT k FROM jsonb_object_keys(r.row - 'run_inputs') AS k ORDER BY k) = {shape}
+"""
+_ADVANCE: LiteralString = """
+SELECT setval(pg_get_serial_sequence({name}, {column}), greatest((SELECT max({identity}) FROM {table}), 1))
+"""
+_DOUBT = "an occurrence or a run since the last record of the lost site may have begun there"
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """The result of a raise.
+
+    Args:
+        site: The lost site.
+        batch: Its batch whose state this installation has.
+        as_of: The snapshot of that batch: the loss window begins here.
+        until: The time of the raise, by this database's clock: the loss window ends here at the latest.
+        repeated: True if an earlier call has raised this installation already; the counts are those of no row then.
+        rows: The number of rows by table.
+        doubtful_runs: Runs of at-most-once jobs that end `failed` with `unknown_outcome`; those that waited end
+            `cancelled`.
+        paused_jobs: At-most-once jobs, as tenant/key, that wait for `tidewheel job resume`.
+        left_out: Records behind the last complete batch, which are not applied.
+    """
+
+    site: UUID
+    batch: int
+    as_of: datetime
+    until: datetime
+    repeated: bool = False
+    rows: Mapping[str, int] = field(default_factory=dict[str, int])
+    doubtful_runs: Sequence[UUID] = ()
+    paused_jobs: Sequence[str] = ()
+    left_out: int = 0
+
+    @property
+    def window(self) -> timedelta:
+        """The loss window: what the lost site did in it is unknown here."""
+        return max(self.until - self.as_of, timedelta())
+
+
+def raise_site(connection: Conn, config: Mapping[str, str], topics: Topics) -> Raised:
+    """Insert the rows of the last complete batch into an empty installation.
+
+    Args:
+        connection: Of the owner of the tables, outside a transaction.
+        config: The Kafka client's settings for the broker that has the topics.
+        topics: The names of the topics there.
+
+    Raises:
+        SettingsError: The installation has jobs of its own, the topics hold no complete batch, or another release or
+            another number of shards wrote them.
+        Unavailable: A server does not answer.
+    """
+    with connection.transaction():
+        connection.execute(_LOCK_RAISE)
+        before = read_recording(connection)
+        if before is not None and before.raised_at is not None:
+            site = cast("UUID", before.raised_site)
+            as_of = cast("datetime", before.raised_as_of)
+            return Raised(site, cast("int", before.raised_batch), as_of, before.raised_at, repeated=True)
+        if connection.execute(_HAS_JOBS).fetchone() == (True,):
+            message = "this database has jobs of its own; name a new one, on which only `tidewheel migrate` has run"
+            raise SettingsError(message)
+        connection.execute(_FORGET_RECORDS)
+        by_topic = {topic: _load(connection, config, topic) for topic in (topics.jobs, topics.run_states)}
+        mark = _last_complete(by_topic)
+        _check(connection, mark)
+        columns = {"site": mark.site, "first_batch": mark.first_batch, "batch": mark.batch}
+        [(left_out,)] = cast("list[tuple[int]]", connection.execute(_COUNT_LEFT_OUT, columns).fetchall())
+        connection.execute(_TAKE_LATEST, columns)
+        raised = _insert(connection, mark, left_out)
+        connection.execute(_FORGET_RECORDS)
+        failpoint("standby.before_raised")
+        return raised
+
+
+def _load(connection: Conn, config: Mapping[str, str], topic: str) -> list[Mark]:
+    """Copy the records of a topic into the table; return its marks."""
+    marks: list[Mark] = []
+    with connection.cursor() as cursor, cursor.copy(_COPY) as copy:
+        for record in read_topic(config, topic, marks):
+            copy.write_row(_fields(record))
+    return marks
+
+
+def _fields(record: Record) -> Sequence[object]:
+    row = None if record.row is None else record.row.decode()
+    return record.site, record.batch, record.kind, record.key, row
+
+
+def _last_complete(by_topic: Mapping[str, Sequence[Mark]]) -> Mark:
+    """Return the last mark that both topics have reached, of the site that wrote last."""
+    missing = [topic for topic, marks in by_topic.items() if not marks]
+    if missing:
+        message = (
+            f"{' and '.join(missing)} hold no complete state; wait until `tidewheel standby status` of the other site "
+            "shows one and the topics are mirrored, or give --prefix the begin of their names"
+        )
+        raise SettingsError(message)
+    last = [max(marks, key=lambda mark: mark.offset) for marks in by_topic.values()]
+    if len({(mark.site, mark.first_batch) for mark in last}) > 1:
+        message = (
+            f"{' and '.join(by_topic)} are of different sites, or of different calls of `standby enable`; mirror both"
+        )
+        raise SettingsError(message)
+    return min(last, key=lambda mark: mark.batch)
+
+
+def _check(connection: Conn, mark: Mark) -> None:
+    [(shards,)] = cast("list[tuple[int]]", connection.execute(_READ_SHARDS).fetchall())
+    if mark.shards != shards:
+        message = f"the other site has {mark.shards} shards, this database {shards}; run ids depend on them"
+        raise SettingsError(message)
+    if mark.schema > (known := migrations()[-1].name):
+        message = f"the other site has the schema {mark.schema}, this release {known}; install its release here"
+        raise SettingsError(message)
+
+
+def _insert(connection: Conn, mark: Mark, left_out: int) -> Raised:
+    connection.execute(_DROP_FIRST_TENANTS)
+    rows = {kind: _insert_table(connection, kind) for kind in CARRIED}
+    days = cast("list[tuple[date]]", connection.execute(_FIND_INPUT_DAYS).fetchall())
+    ensure_days(connection, [day for (day,) in days])
+    connection.execute(_ADD_RUN_INPUTS)
+    until = read_now(connection)
+    lost = {"executor_id": uuid4(), "reason": _DOUBT, "as_of": mark.as_of, "states": list(OWNED)}
+    doubtful = (
+        connection.execute(_DOUBT_RUNS, lost).fetchall() + connection.execute(_DOUBT_WAITING_RUNS, lost).fetchall()
+    )
+    paused = cast("list[tuple[str, str]]", connection.execute(_PAUSE_DOUBTFUL_JOBS, lost).fetchall())
+    connection.execute(_ADD_LOST_EXECUTORS, lost)
+    connection.execute(_STORE_RAISE, {"site": mark.site, "batch": mark.batch, "as_of": mark.as_of})
+    record_change(connection, process_actor(Door.CLI), Change(ALL_TENANTS, "standby.raise", f"site/{mark.site}"))
+    return Raised(
+        mark.site,
+        mark.batch,
+        mark.as_of,
+        until,
+        rows={kind: number for kind, number in rows.items() if number},
+        doubtful_runs=[cast("UUID", row[0]) for row in doubtful],
+        paused_jobs=sorted(f"{tenant}/{key}" for tenant, key in paused),
+        left_out=left_out,
+    )
+
+
+def _insert_table(connection: Conn, kind: str) -> int:
+    """Insert the rows of a table; return their number.
+
+    Rows of an older release lack columns, which take their defaults: rows of one shape are one statement.
+    """
+    found = cast("list[tuple[str, bool]]", connection.execute(_FIND_COLUMNS, {"kind": kind}).fetchall())
+    takes = [name for name, _ in found]
+    table, inserted = sql.Identifier(kind), 0
+    shapes = cast("list[tuple[list[str], int]]", connection.execute(_FIND_ROW_SHAPES, {"kind": kind}).fetchall())
+    for shape, _ in shapes:
+        names = [name for name in shape if name in takes]
+        statement = sql.SQL(_INSERT).format(
+            table=table,
+            columns=sql.SQL(", ").join(map(sql.Identifier, names)),
+            values=sql.SQL(", ").join(sql.Identifier("p", name) for name in names),
+            kind=sql.Literal(kind),
+            shape=sql.Literal(shape),
+        )
+        inserted += connection.execute(statement).rowcount
+    for name, is_identity in found:
+        if is_identity and inserted:
+            advance = sql.SQL(_ADVANCE).format(
+                name=sql.Literal(kind), column=sql.Literal(name), identity=sql.Identifier(name), table=table
+            )
+            connection.execute(advance)
+    return inserted

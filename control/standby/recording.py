@@ -1,0 +1,146 @@
+"""Begin and stop recording rows for a standby site (docs/adr/0082-standby-site.md)."""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import LiteralString
+from uuid import UUID
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import class_row
+
+from tidewheel.errors import Unavailable
+from tidewheel.postgres.session import Conn
+from tidewheel.postgres.statements import Statements
+from tidewheel.process.failpoint import failpoint
+from tidewheel.standby import CARRIED
+
+_SQL = Statements("tidewheel.control.standby")
+_ENABLE = _SQL["enable_standby"]
+_FINISH_LISTING = _SQL["finish_listing"]
+_DISABLE = _SQL["disable_standby"]
+_FORGET_CHANGES = _SQL["forget_changes"]
+_READ_STANDBY = _SQL["read_standby"]
+
+# A trigger waits for the transactions that write its table, and those that come wait behind it: for this time at most.
+_LOCK_TIMEOUT: LiteralString = "SET LOCAL lock_timeout = '500ms'"
+_TRIES = 20
+_IN_UTC: LiteralString = "SET LOCAL timezone = 'UTC'"  # as in tidewheel_note_change: a key has one text
+_EVENTS: tuple[LiteralString, ...] = ("insert", "update", "delete")
+_DROP: LiteralString = "DROP TRIGGER IF EXISTS {name} ON {table}"
+_CREATE: LiteralString = """
+CREATE TRIGGER {name} AFTER {event} ON {table} REFERENCING {rows} TABLE AS changed
+    FOR EACH STATEMENT EXECUTE FUNCTION tidewheel_note_change({columns})
+"""
+_LIST: LiteralString = """
+INSERT INTO standby_changes (kind, key) SELECT {kind}, jsonb_build_object({pairs})::text FROM {table}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """The state of recording, and of the raise that this installation came from.
+
+    Args:
+        site: The id of this installation in its records.
+        enabled_at: The time at which recording began; None while it is off.
+        listed: True once the rows that existed before are noted too.
+        batch: The number of the last batch.
+        complete_at: The snapshot of the last complete batch; None before the first one.
+        age: The time since then, by the database's clock.
+        changes: Noted changes that are in no batch yet.
+        raised_site: The site from whose topics this installation was raised.
+        raised_batch: The batch of that site.
+        raised_as_of: The snapshot of that batch.
+        raised_at: The time of the raise.
+    """
+
+    site: UUID
+    enabled_at: datetime | None
+    listed: bool
+    batch: int
+    complete_at: datetime | None
+    age: timedelta | None
+    changes: int
+    raised_site: UUID | None
+    raised_batch: int | None
+    raised_as_of: datetime | None
+    raised_at: datetime | None
+
+
+def read_recording(connection: Conn) -> Recording | None:
+    """Return the state of recording; None if this installation neither records nor was raised."""
+    with connection.cursor(row_factory=class_row(Recording)) as cursor:
+        return cursor.execute(_READ_STANDBY).fetchone()
+
+
+def enable(connection: Conn) -> None:
+    """Begin to record, and list all rows that exist; a repeat begins again.
+
+    Args:
+        connection: Of the owner of the tables, outside a transaction.
+
+    Raises:
+        Unavailable: Another transaction keeps a table locked.
+    """
+    _replace_triggers(connection, create=True)
+    connection.execute(_ENABLE)
+    failpoint("standby.triggers_created")
+    # The triggers are committed, so a row is listed here, or its later change is noted, or both.
+    with connection.transaction():
+        connection.execute(_IN_UTC)
+        for table, columns in CARRIED.items():
+            pairs = sql.SQL(", ").join(
+                sql.SQL("{}, {}").format(sql.Literal(column), sql.Identifier(column)) for column in columns
+            )
+            named = sql.SQL(_LIST).format(kind=sql.Literal(table), pairs=pairs, table=sql.Identifier(table))
+            connection.execute(named)
+        connection.execute(_FINISH_LISTING)
+
+
+def disable(connection: Conn) -> bool:
+    """Stop recording; return False if it was off. The records in the topics stay.
+
+    Raises:
+        Unavailable: Another transaction keeps a table locked.
+    """
+    was_enabled = connection.execute(_DISABLE).rowcount > 0
+    _replace_triggers(connection, create=False)
+    connection.execute(_FORGET_CHANGES)
+    return was_enabled
+
+
+def _replace_triggers(connection: Conn, *, create: bool) -> None:
+    for table, columns in CARRIED.items():
+        statements: list[sql.Composed] = []
+        for event in _EVENTS:
+            name, named = sql.Identifier(f"standby_{event}"), sql.Identifier(table)
+            statements.append(sql.SQL(_DROP).format(name=name, table=named))
+            if create:
+                create_trigger = sql.SQL(_CREATE).format(
+                    name=name,
+                    event=sql.SQL(event.upper()),
+                    table=named,
+                    rows=sql.SQL("OLD" if event == "delete" else "NEW"),
+                    columns=sql.SQL(", ").join(map(sql.Literal, columns)),
+                )
+                statements.append(create_trigger)
+        _execute_in_tries(connection, table, statements)
+
+
+def _execute_in_tries(connection: Conn, table: str, statements: list[sql.Composed]) -> None:
+    """Execute statements in a transaction of their own, which locks one table alone."""
+    for attempt in range(_TRIES):
+        try:
+            with connection.transaction():
+                connection.execute(_LOCK_TIMEOUT)
+                for statement in statements:
+                    connection.execute(statement)
+                return
+        except psycopg.errors.LockNotAvailable as error:
+            if attempt == _TRIES - 1:
+                message = (
+                    f"another transaction keeps the table {table} locked; end the transactions that `tidewheel doctor` "
+                    "names, then run the command again"
+                )
+                raise Unavailable(message) from error

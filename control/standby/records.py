@@ -1,0 +1,141 @@
+"""Read the topics of another site to their ends, for a raise."""
+
+import json
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import NamedTuple, cast
+from uuid import UUID
+
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+
+from tidewheel.clock import monotonic_seconds
+from tidewheel.errors import SettingsError, Unavailable, UndecodableMessage
+from tidewheel.jobs.strict_json import as_object
+from tidewheel.kafka.offsets import offsets_client, read_end_offsets, read_partitions
+from tidewheel.schemas.codec import decode
+from tidewheel.schemas.generated.records import StandbyRow
+from tidewheel.standby import MARK, read_key
+
+_POLL_SECONDS = 1.0
+_SILENT_SECONDS = 30.0  # without a message before the end: no broker of the partition answers
+_BATCH = 1000
+
+
+class Record(NamedTuple):
+    """A record of a row; `row` is None if the row was gone."""
+
+    site: UUID
+    batch: int
+    kind: str
+    key: str
+    row: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The end of a complete batch.
+
+    Args:
+        site: The installation that wrote it.
+        batch: Its number.
+        first_batch: The first batch whose records are valid.
+        as_of: The snapshot of the batch.
+        shards: The number of shards of the site.
+        schema: The last migration of the site's release.
+        offset: Its place in the topic.
+    """
+
+    site: UUID
+    batch: int
+    first_batch: int
+    as_of: datetime
+    shards: int
+    schema: str
+    offset: int
+
+
+def read_topic(config: Mapping[str, str], topic: str, marks: list[Mark]) -> Iterator[Record]:
+    """Yield the records of a topic up to its present end; add its marks to `marks`.
+
+    Raises:
+        SettingsError: The topic does not exist, or has several partitions.
+        Unavailable: No broker answers.
+        UndecodableMessage: A message is no record of a standby site.
+    """
+    with offsets_client(config, "tidewheel.standby") as client:
+        places = read_partitions(client, topic).get(topic, [])
+        if len(places) != 1:
+            message = (
+                f"{topic} has {len(places)} partitions at {config.get('bootstrap.servers')}; one is needed: mirror the "
+                "topic of the other site with its partition, and give --prefix the begin of its name"
+            )
+            raise SettingsError(message)
+        first, end = read_end_offsets(client, places)[places[0]]
+    reader = Consumer(
+        {
+            **config,
+            "client.id": "tidewheel-standby",
+            "group.id": "tidewheel.standby",
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+            "enable.partition.eof": True,
+            "log_level": 2,
+        }
+    )
+    try:
+        reader.assign([TopicPartition(topic, 0, first)])
+        for found in _messages(reader, topic, end):
+            record = _record(found)
+            if isinstance(record, Mark):
+                marks.append(record)
+            else:
+                yield record
+    finally:
+        reader.close()
+
+
+def _messages(reader: Consumer, topic: str, end: int) -> Iterator[Message]:
+    """Yield the messages before an offset; compaction may have removed the last one."""
+    heard_at = monotonic_seconds()
+    while True:
+        for message in reader.consume(_BATCH, _POLL_SECONDS):
+            heard_at = monotonic_seconds()
+            if (error := message.error()) is not None:
+                if error.code() == KafkaError._PARTITION_EOF:
+                    return
+                text = f"{topic} cannot be read: {error.str()}"
+                raise Unavailable(text)
+            if cast("int", message.offset()) >= end:
+                return
+            yield message
+        if monotonic_seconds() - heard_at > _SILENT_SECONDS:
+            text = f"{topic} cannot be read: no broker has answered for {_SILENT_SECONDS:g} s"
+            raise Unavailable(text)
+
+
+def _record(message: Message) -> Record | Mark:
+    offset = cast("int", message.offset())
+    try:
+        kind, key = read_key(message.key() or b"")  # pyright: ignore[reportArgumentType] - bytes without a deserializer
+        headers = dict(cast("Sequence[tuple[str, bytes]]", message.headers() or ()))
+        site, batch = UUID(headers["site"].decode()), int(headers["batch"])
+        value = message.value()
+        row = None if value is None else decode(value, StandbyRow)
+        content = row and (zlib.decompress(row.row) if row.is_compressed else row.row)
+        if kind != MARK or row is None:
+            return Record(site, batch, kind, key, content or None)
+        facts = as_object(json.loads(content or b"{}")) or {}
+        return Mark(
+            site,
+            batch,
+            cast("int", facts["first_batch"]),
+            row.as_of,
+            cast("int", facts["shards"]),
+            str(facts["schema"]),
+            offset,
+        )
+    except (KeyError, ValueError, zlib.error, UndecodableMessage) as error:
+        text = f"{message.topic()}[0]@{offset} is no record of a standby site: {error}"
+        raise UndecodableMessage(text) from error
