@@ -22,6 +22,11 @@ SELECT name, checksum, applied_at FROM tidewheel_migrations ORDER BY name
 -- Records one applied file. No lock but the runner's.
 INSERT INTO tidewheel_migrations (name, checksum) VALUES (%(name)s, %(checksum)s)
 
+-- name: find_processes_of_other_releases
+-- Returns the processes that have a row and another version than this release, also those without a late heartbeat.
+-- No index: a handful of rows. No lock. Why: a frozen process continues later; its row stays for a day.
+SELECT role, version, host, pid FROM processes WHERE version <> %(version)s ORDER BY version, role, host, pid
+
 -- name: store_schema
 -- Stores one schema of this release, for older readers; a repeat changes nothing. By primary key.
 INSERT INTO schemas (fingerprint, name, version, schema)

@@ -1,30 +1,47 @@
 """Apply the numbered SQL of this folder: forward only, with checksums, by one runner at a time.
 
 The database records each applied file with the hash of its text. A released file that was edited afterwards is refused,
-so that no database holds half of it. Each pending file is one transaction, in the order of the numbers.
+so that no database holds half of it. Each pending file is one transaction, in the order of the numbers. A file waits
+for a lock for a moment only, because all other transactions wait behind it. It is rolled back and tried again.
+
+Files `…_post` are what the release before cannot live with. They are a step of their own, after its last process.
 """
 
 import logging
 import re
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from functools import cache
 from hashlib import sha256
 from importlib import resources
-from typing import LiteralString, cast
+from typing import LiteralString, TypeVar, cast
 
+import psycopg
+
+from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import MigrationError
 from tidewheel.migrations.row_security import REMEDY, TENANT_ROLE, ownership_problem, secure_tables
 from tidewheel.migrations.service_roles import create_roles, grant_rights, has_roles
 from tidewheel.postgres.partitions import ensure_coming_days
 from tidewheel.postgres.session import Conn, connect
 from tidewheel.postgres.statements import Statements, trusted
+from tidewheel.release import release_version
+
+R = TypeVar("R")
 
 _LOG = logging.getLogger("tidewheel.migrations")
 
 _NO_HURRY = "-c lock_timeout=0 -c statement_timeout=0"  # to wait for a runner, or for a new index, takes long
+# All later transactions queue behind a lock that a migration waits for: firing pauses for no longer than this.
+_LOCK_TIMEOUT: LiteralString = "SET lock_timeout = '200ms'"
+_NO_LOCK_TIMEOUT: LiteralString = "SET lock_timeout = 0"  # CREATE INDEX CONCURRENTLY waits while it blocks no writer
+_PAUSE_SECONDS = 0.8  # between two tries: four fifths of the time belong to the services
+_PATIENCE_SECONDS = 300.0  # longer than `transaction_timeout` lets a transaction of the services live
+
+_ALONE = "-- outside a transaction\n"  # the first line of a file whose statements cannot run in one
 
 _FILE = re.compile(r"^(?P<number>\d{4})_[a-z0-9_]+\.sql$")
 
@@ -36,6 +53,7 @@ _TABLE_EXISTS = _SQL["migrations_table_exists"]
 _APPLIED = _SQL["read_migrations"]
 _RECORD = _SQL["record_migration"]
 _LOCK = _SQL["lock_migrations"]
+_OTHER_PROCESSES = _SQL["find_processes_of_other_releases"]
 
 
 class MigrationState(StrEnum):
@@ -57,6 +75,21 @@ class Migration:
     def checksum(self) -> str:
         """SHA-256 of the text, in hex."""
         return sha256(self.text.encode()).hexdigest()
+
+    @property
+    def is_post(self) -> bool:
+        """True if it is applied after the last process of the release before."""
+        return is_post(self.name)
+
+    @property
+    def statements(self) -> tuple[LiteralString, ...] | None:
+        """Its statements if each is run by itself, outside a transaction; else None.
+
+        They can be repeated: the run that records them may be the second. Each ends with a semicolon at a line's end.
+        """
+        if not self.text.startswith(_ALONE):
+            return None
+        return tuple(trusted(part) for part in re.split(r";\n", self.text.removeprefix(_ALONE)) if part.strip())
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +116,11 @@ def migrations() -> tuple[Migration, ...]:
     return tuple(found)
 
 
+def is_post(name: str) -> bool:
+    """Return True if a file of this name is applied after the last process of the release before."""
+    return name.endswith("_post.sql")
+
+
 def created_names() -> list[str]:
     """Return the tables and views that the migrations create."""
     return [name for migration in migrations() for name in _CREATED.findall(migration.text)]
@@ -107,14 +145,31 @@ def status(url: str) -> list[Status]:
     ]
 
 
+def pending_post(url: str) -> list[str]:
+    """Return the pending files that `migrate` applies as a step of their own.
+
+    Raises:
+        Unavailable: The database does not respond.
+        MigrationError: An applied file was edited.
+    """
+    return [each.name for each in status(url) if each.state is MigrationState.PENDING and is_post(each.name)]
+
+
 def migrate(
-    url: str, *, dry_run: bool = False, tenant_role: str | None = TENANT_ROLE, roles: Mapping[str, str] | None = None
+    url: str,
+    *,
+    dry_run: bool = False,
+    post: bool = False,
+    tenant_role: str | None = TENANT_ROLE,
+    roles: Mapping[str, str] | None = None,
 ) -> list[str]:
     """Apply the pending migrations and store the schemas of this release.
 
     Args:
         url: The database.
-        dry_run: Apply everything, then roll back.
+        dry_run: Apply everything but what cannot run in a transaction, then roll back.
+        post: Apply the files `…_post` too, and revoke the rights that this release does not need. A new database gets
+            these files without.
         tenant_role: As for `secure_tables`; a role that cannot be used is logged, and the rest is done.
         roles: Create the roles of the services, with these passwords by service; None leaves them as they are.
 
@@ -123,7 +178,8 @@ def migrate(
 
     Raises:
         Unavailable: The database does not respond.
-        MigrationError: An applied file was edited, or a role cannot be created. A migration of a newer release is no
+        MigrationError: An applied file was edited, a role cannot be created, or another transaction holds a lock for
+            minutes. Or processes of another release are there, and `post` is set. A migration of a newer release is no
             error.
     """
     from tidewheel.migrations.stored_schemas import (
@@ -133,26 +189,34 @@ def migrate(
     with connect(url, "tidewheel-migrate", options=_NO_HURRY) as connection:
         # The session holds it, so that a second runner waits for all files; released with the connection.
         connection.execute(_LOCK)
-        applied = _read_applied(connection)
-        connection.execute(_MAKE_TABLE)
-        pending = [migration for migration in migrations() if migration.name not in applied]
-        for migration in pending:
-            connection.execute(migration.text)
-            connection.execute(_RECORD, {"name": migration.name, "checksum": migration.checksum})
-            if not dry_run:
-                connection.commit()
-        store_schemas(connection)
-        if (problem := secure_tables(connection, created_names(), tenant_role)) is not None:
-            _LOG.warning("no session can act for a tenant as the role %s: %s; %s", tenant_role, problem, REMEDY)
-        if roles is not None:
-            create_roles(connection, roles, tenant_role)
-        if has_roles(connection):
-            grant_rights(connection)
+        connection.execute(_LOCK_TIMEOUT)
+        connection.commit()
+        pending = _to_apply(connection, post=post)
+
+        def finish() -> None:
+            store_schemas(connection)
+            if (problem := secure_tables(connection, created_names(), tenant_role)) is not None:
+                _LOG.warning("no session can act for a tenant as the role %s: %s; %s", tenant_role, problem, REMEDY)
+            if roles is not None:
+                create_roles(connection, roles, tenant_role)
+            if has_roles(connection):
+                grant_rights(connection, revoke=post)
+
+        def rehearse() -> None:
+            _try_all(connection, pending)
+            finish()
+
         if dry_run:
+            _patiently(connection, rehearse, "the pending migrations")
             connection.rollback()
-        else:
-            connection.commit()
-            ensure_coming_days(connection)
+            return [migration.name for migration in pending]
+        connection.execute(_MAKE_TABLE)
+        connection.commit()
+        for migration in pending:
+            _patiently(connection, lambda: _apply(connection, migration), migration.name)  # noqa: B023 - called at once
+        _patiently(connection, finish, "the rights of the roles")
+        connection.commit()
+        ensure_coming_days(connection)
     return [migration.name for migration in pending]
 
 
@@ -163,9 +227,15 @@ def require_current(connection: Conn) -> None:
         MigrationError: Some are missing, or row-level security hides all rows; the message names the remedy.
     """
     applied = _read_applied(connection)
-    missing = [migration.name for migration in migrations() if migration.name not in applied]
+    missing = [migration.name for migration in migrations() if migration.name not in applied and not migration.is_post]
+    too_new = sorted(name for name in _newer(applied) if is_post(name))
     problem = None if missing else ownership_problem(connection)
     connection.rollback()
+    if too_new:
+        message = (
+            f"the database has {', '.join(too_new)} of a newer release, which this one cannot live with; start that"
+        )
+        raise MigrationError(message)
     if missing:
         message = f"the database lacks {', '.join(missing)}; run `tidewheel migrate`"
         raise MigrationError(message)
@@ -175,8 +245,100 @@ def require_current(connection: Conn) -> None:
 
 def has_newer(connection: Conn) -> bool:
     """Return True if a newer release has migrated the database: it records a file that this release lacks."""
-    applied = {str(name) for name, *_ in connection.execute(_APPLIED)}
-    return not applied <= {migration.name for migration in migrations()}
+    return bool(_newer(str(name) for name, *_ in connection.execute(_APPLIED)))
+
+
+def _newer(applied: Iterable[str]) -> set[str]:
+    """Return the applied files that this release lacks."""
+    return set(applied) - {migration.name for migration in migrations()}
+
+
+def _to_apply(connection: Conn, *, post: bool) -> list[Migration]:
+    """Return the pending files of this step.
+
+    Raises:
+        MigrationError: It is not the time for one of them, or an applied file was edited.
+    """
+    applied = _read_applied(connection)
+    pending = [migration for migration in migrations() if migration.name not in applied]
+    later = [migration.name for migration in pending if migration.is_post]
+    now = [migration for migration in pending if not migration.is_post]
+    if post and applied and later:
+        _require_no_other_release(connection, ", ".join(later))
+    connection.rollback()
+    if post or not applied:  # no process has ever seen a new database
+        return pending
+    # A release numbers its `_post` files last: one before a pending file is of an earlier release.
+    late = [name for name in later if now and name < now[-1].name]
+    if late:
+        message = (
+            f"{', '.join(late)} of an earlier release is pending; run `tidewheel migrate --post` of that one first, "
+            "or stop all processes and run that of this one"
+        )
+        raise MigrationError(message)
+    return now
+
+
+def _require_no_other_release(connection: Conn, files: str) -> None:
+    others = [
+        f"{role} {version} on {host} pid {pid}"
+        for role, version, host, pid in connection.execute(_OTHER_PROCESSES, {"version": release_version()})
+    ]
+    if others:
+        message = (
+            f"{files}: only processes of {release_version()} can live with it, and there are {'; '.join(others)}; stop "
+            "them, and delete the rows of killed ones from the table processes"
+        )
+        raise MigrationError(message)
+
+
+def _apply(connection: Conn, migration: Migration) -> None:
+    """Apply one file, and record it."""
+    if migration.statements is None:
+        connection.execute(migration.text)
+    else:
+        connection.autocommit = True
+        try:
+            connection.execute(_NO_LOCK_TIMEOUT)
+            for statement in migration.statements:
+                connection.execute(statement)
+            connection.execute(_LOCK_TIMEOUT)
+        finally:
+            connection.autocommit = False
+    connection.execute(_RECORD, {"name": migration.name, "checksum": migration.checksum})
+    connection.commit()
+
+
+def _try_all(connection: Conn, pending: Iterable[Migration]) -> None:
+    """Apply the files that can run in one transaction, without a commit."""
+    connection.execute(_MAKE_TABLE)
+    for migration in pending:
+        if migration.statements is None:
+            connection.execute(migration.text)
+
+
+def _patiently(connection: Conn, work: Callable[[], object], what: str) -> None:
+    """Do some work; while another transaction holds a lock that it needs, roll back and try again.
+
+    Raises:
+        MigrationError: The lock was held for minutes.
+    """
+    deadline, never = monotonic_seconds() + _PATIENCE_SECONDS, threading.Event()
+    while True:
+        try:
+            work()
+        except psycopg.errors.LockNotAvailable as error:
+            connection.rollback()
+            if monotonic_seconds() > deadline:
+                message = (
+                    f"{what}: another transaction holds a lock since minutes ({str(error).splitlines()[0]}); end it "
+                    "(`pg_stat_activity` has its start in `xact_start`), and run `tidewheel migrate` again"
+                )
+                raise MigrationError(message) from error
+            _LOG.info("%s waits for a lock; it is tried again", what)
+            never.wait(_PAUSE_SECONDS)
+        else:
+            return
 
 
 def _read_applied(connection: Conn) -> dict[str, datetime]:

@@ -1,7 +1,7 @@
 """The database roles of the services and of applications (docs/adr/0078).
 
 `tidewheel migrate --roles` creates them and records in `settings` that this database has them. Each `migrate` of such a
-database grants what its release needs, and revokes the rest. `service_rights.py` declares the rights.
+database grants what its release needs. `migrate --post` revokes the rest. `service_rights.py` declares the rights.
 """
 
 from collections.abc import Mapping
@@ -84,8 +84,13 @@ def has_roles(connection: Conn) -> bool:
     return connection.execute(_HAS_SERVICE_ROLES).fetchone() == (True,)
 
 
-def grant_rights(connection: Conn) -> None:
-    """Give each role the rights that this release declares, and no others, in the caller's transaction."""
+def grant_rights(connection: Conn, *, revoke: bool) -> None:
+    """Give each role the rights that this release declares, in the caller's transaction.
+
+    Args:
+        connection: Of the owner of the tables.
+        revoke: Revoke all others. Processes of the release before may need them.
+    """
     roles = [role_of(service) for service in SERVICES]
     [(schema,)] = cast("list[tuple[str]]", connection.execute("SELECT current_schema()").fetchall())
     grantees = sql.SQL(", ").join(map(sql.Identifier, roles))
@@ -103,10 +108,12 @@ def grant_rights(connection: Conn) -> None:
     granted = {(table, role): set(rights) for table, role, rights in rows}
     for table, role in sorted(wanted.keys() | granted.keys()):
         rights: list[LiteralString] = [_LETTERS[letter] for letter in wanted.get((table, role), "")]
-        if granted.get((table, role), set()) == set(rights):
+        have = granted.get((table, role), set())
+        if have == set(rights) or (have > set(rights) and not revoke):
             continue
         names = sql.Identifier(table), sql.Identifier(role)
-        connection.execute(sql.SQL("REVOKE ALL ON {} FROM {}").format(*names))
+        if revoke:
+            connection.execute(sql.SQL("REVOKE ALL ON {} FROM {}").format(*names))
         if rights:
             listed = sql.SQL(", ").join(map(sql.SQL, rights))
             connection.execute(sql.SQL("GRANT {} ON {} TO {}").format(listed, *names))

@@ -37,6 +37,9 @@ def migrate(
     status: Annotated[bool, typer.Option("--status", help="Only show the state of each migration.")] = False,  # noqa: FBT002
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Run the pending migrations, then roll back.")] = False,  # noqa: FBT002
     *,
+    post: Annotated[
+        bool, typer.Option("--post", help="Apply the migrations …_post, after the last process of the release before.")
+    ] = False,
     roles: Annotated[
         bool, typer.Option("--roles", help="Also create a role for each service, with the rights that it needs.")
     ] = False,
@@ -62,11 +65,17 @@ def migrate(
     applied = runner.migrate(
         url,
         dry_run=dry_run,
+        post=post,
         tenant_role=settings.tenant_role or None,
         roles=_read_passwords(passwords) if roles else None,
     )
     verb = "would apply" if dry_run else "applied"
-    _print([f"{verb} {name}" for name in applied] or ["nothing to do"], {verb.replace(" ", "_"): applied}, output)
+    left = [] if post or not any(each.is_post for each in runner.migrations()) else runner.pending_post(url)
+    lines = [f"{verb} {name}" for name in applied] or ["nothing to do"]
+    lines += [
+        f"left     {name}: `tidewheel migrate --post`, after the last process of the release before" for name in left
+    ]
+    _print(lines, {verb.replace(" ", "_"): applied, "left": left}, output)
 
 
 def _read_passwords(folder: Path | None) -> dict[str, str]:

@@ -22,7 +22,7 @@ from tidewheel.control.reads.status import (
 )
 from tidewheel.errors import MigrationError, SettingsError, Unavailable
 from tidewheel.migrations.row_security import REMEDY, ownership_problem, role_problem, unsecured_tables
-from tidewheel.migrations.runner import MigrationState, created_names, migrations, status
+from tidewheel.migrations.runner import MigrationState, created_names, is_post, migrations, status
 from tidewheel.postgres.partitions import TABLES, coming_days, days_ahead, missing_partitions
 from tidewheel.postgres.session import POOLED_BY_TRANSACTION, Conn, shares_sessions
 from tidewheel.postgres.statements import Statements
@@ -66,16 +66,22 @@ def check_schema(context: Context) -> Iterator[Finding]:
     """Check that every migration of this release is applied, and that its tables and indexes exist."""
     try:
         pending = [each.name for each in status(context.url or "") if each.state is MigrationState.PENDING]
+        later = [name for name in pending if is_post(name)]
     except MigrationError as error:
         remedy = "install the release that migrated this database, or restore the released file"
         yield Finding("schema", Severity.ERROR, "an applied migration differs from its file", str(error), remedy)
         return
-    if pending:
+    if len(pending) > len(later):
         what = "the database lacks migrations of this release"
         yield Finding("schema", Severity.ERROR, what, ", ".join(pending), "tidewheel migrate")
         return
+    if later:
+        what = "an upgrade is not finished: the migrations after the last process of the release before are pending"
+        yield Finding("schema", Severity.WARNING, what, ", ".join(later), "tidewheel migrate --post")
     with context.connection() as connection:
-        kinds = {name: kind for each in migrations() for kind, name in _CREATED.findall(each.text)}
+        kinds = {
+            name: kind for each in migrations() if each.name not in later for kind, name in _CREATED.findall(each.text)
+        }
         rows = connection.execute(_FIND_MISSING_RELATIONS, {"names": list(kinds)}).fetchall()
         context.installation = read_installation(connection, context.settings)
     for name, is_invalid in cast("list[tuple[str, bool]]", rows):

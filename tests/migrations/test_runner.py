@@ -9,14 +9,17 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from tests.control.cli.command import tidewheel
 from tests.fixtures.database import Database
 from tests.fixtures.services import until
 from tests.strict_types import ROOT
 from tests.transitions.stepping import in_background
-from tidewheel.clock import SystemClock
+from tidewheel.clock import SystemClock, monotonic_seconds
 from tidewheel.errors import MigrationError, Unavailable
-from tidewheel.migrations.runner import MigrationState, migrate, migrations, require_current, status
+from tidewheel.migrations import runner
+from tidewheel.migrations.runner import Migration, MigrationState, migrate, migrations, require_current, status
 from tidewheel.postgres.partitions import AHEAD_DAYS, TABLES, day_of
+from tidewheel.release import release_version
 
 NAMES = [migration.name for migration in migrations()]
 LAST = NAMES[-1]
@@ -29,6 +32,10 @@ SELECT (SELECT count(*) FROM pg_class WHERE relnamespace = 'public'::regnamespac
 WAITING: LiteralString = """
 SELECT count(*) FROM pg_stat_activity
  WHERE datname = current_database() AND application_name = 'tidewheel-migrate' AND wait_event = 'advisory'
+"""
+WAITS_FOR_A_TABLE: LiteralString = """
+SELECT count(*) FROM pg_stat_activity
+ WHERE datname = current_database() AND application_name = 'tidewheel-migrate' AND wait_event = 'relation'
 """
 LOCK: LiteralString = "SELECT pg_advisory_lock(hashtext('tidewheel.migrations'))"
 UNLOCK: LiteralString = "SELECT pg_advisory_unlock(hashtext('tidewheel.migrations'))"
@@ -164,3 +171,90 @@ def test_unreachable_database_raises_unavailable() -> None:
     for attempt in (migrate, status):
         with pytest.raises(Unavailable):
             attempt("postgresql://127.0.0.1:1/none")
+
+
+def probes(monkeypatch: pytest.MonkeyPatch, *texts: tuple[str, LiteralString]) -> list[str]:
+    """Let the runner have these files too, after its own; return their names."""
+    real = runner.migrations
+    more = tuple(
+        Migration(9000 + number, f"{9000 + number}_{name}.sql", text) for number, (name, text) in enumerate(texts)
+    )
+    monkeypatch.setattr(runner, "migrations", lambda: (*real(), *more))
+    return [migration.name for migration in more]
+
+
+ADD: LiteralString = "ALTER TABLE job_runs ADD COLUMN probe int"
+DROP: LiteralString = "ALTER TABLE job_runs DROP COLUMN probe"
+
+
+def test_post_files_are_a_step_of_their_own_and_wait_for_other_releases(
+    fresh_database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pre, post = probes(monkeypatch, ("probe", ADD), ("probe_post", DROP))
+    dry = tidewheel(fresh_database.url, "migrate", "--dry-run")
+    assert dry.lines[0] == f"would apply {pre}"
+    left = f"left     {post}: `tidewheel migrate --post`, after the last process of the release before"
+    assert tidewheel(fresh_database.url, "migrate").lines == [f"applied {pre}", left]
+    assert tidewheel(fresh_database.url, "migrate").lines == ["nothing to do", left]
+    with fresh_database.transaction() as connection:
+        require_current(connection)  # the files of the later step are none that a service needs
+    fresh_database.execute(
+        "INSERT INTO processes (process_id, role, host, pid, version, settings, sent_at, last_heartbeat_at, started_at)"
+        " SELECT gen_random_uuid(), 'relay', 'host-1', 7, v, '{}', now(), now() - interval '1 hour', now()"
+        "   FROM unnest(ARRAY['0.0.9', %s]) AS v",
+        [release_version()],
+    )
+    [refusal] = tidewheel(fresh_database.url, "migrate", "--post").refusals
+    assert refusal.startswith(f"{post}: only processes of {release_version()} can live with it")
+    assert "there are relay 0.0.9 on host-1 pid 7; stop them" in refusal
+    fresh_database.execute("DELETE FROM processes WHERE version = '0.0.9'")
+    assert tidewheel(fresh_database.url, "migrate", "--post").lines == [f"applied {post}"]
+    monkeypatch.undo()
+    with (
+        closing(fresh_database.connection()) as connection,
+        pytest.raises(MigrationError, match=f"^the database has {post}"),
+    ):
+        require_current(connection)
+
+
+def test_pending_post_file_of_an_earlier_release_is_no_part_of_the_next(
+    fresh_database: Database, empty_database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = probes(monkeypatch, ("a", ADD), ("b_post", DROP), ("c", ADD))
+    with pytest.raises(MigrationError, match=f"^{names[1]} of an earlier release is pending"):
+        migrate(fresh_database.url)
+    assert migrate(fresh_database.url, post=True) == names  # no process is there
+    assert migrate(empty_database.url) == NAMES + names
+
+
+def test_migration_of_a_locked_table_blocks_others_for_a_moment_only(
+    fresh_database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [name] = probes(monkeypatch, ("probe", ADD))
+    with closing(fresh_database.connection()) as reader, fresh_database.connection(autocommit=True) as other:
+        reader.execute("SELECT FROM job_runs")
+        running = in_background(lambda: migrate(fresh_database.url))
+        for _ in range(2):  # it tries again
+            until(lambda: fresh_database.value(WAITS_FOR_A_TABLE) == 1, "the migration waits for the table")
+            began = monotonic_seconds()
+            other.execute("UPDATE job_runs SET priority = priority")
+            assert monotonic_seconds() - began < 1.5  # 0.2 s on a quiet machine
+            until(lambda: fresh_database.value(WAITS_FOR_A_TABLE) == 0, "it has given up")
+        assert not running.done()
+        reader.rollback()
+        assert running.result(30) == [name]
+
+
+def test_statements_outside_a_transaction_are_recorded_when_all_are_done(
+    fresh_database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = "CREATE INDEX CONCURRENTLY probe ON jobs (tenant);\n"
+    text: LiteralString = f"-- outside a transaction\nDROP INDEX CONCURRENTLY IF EXISTS probe;\n{make}"
+    with monkeypatch.context() as broken:
+        probes(broken, ("index", f"{text}SELECT 1 / 0;\n"))
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            migrate(fresh_database.url)
+    [name] = probes(monkeypatch, ("index", text))
+    assert states(fresh_database)[-1] is MigrationState.PENDING
+    assert migrate(fresh_database.url) == [name]
+    assert fresh_database.value("SELECT indisvalid FROM pg_index WHERE indexrelid = 'probe'::regclass") is True
