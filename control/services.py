@@ -16,6 +16,7 @@ from tidewheel.errors import SettingsError, Unavailable
 from tidewheel.kafka.clients import bootstrap_check, why_kafka_is_away
 from tidewheel.migrations.runner import require_current
 from tidewheel.migrations.stored_schemas import lookup_in
+from tidewheel.postgres.epoch import epoch
 from tidewheel.postgres.session import connect, connect_configured
 from tidewheel.presence import Presence
 from tidewheel.process import tracing
@@ -158,7 +159,7 @@ class _Start:
             MigrationError: It lacks migrations.
         """
         self._url = url = self._settings.database()
-        installation = self.wait(lambda: _read(url, self._settings))
+        installation = self.wait(lambda: _read(url, self._settings, self.stop))
         install_lookup(lookup_in(url))
         if (registry := self._settings.schema_registry_url) is not None:
             install_registry(lookup_in_registry(Registry(registry.get_secret_value())))
@@ -211,11 +212,12 @@ class _Start:
         return f"metrics on port {self._port}"
 
 
-def _read(url: str, settings: Connections) -> Installation:
+def _read(url: str, settings: Connections, stop: Shutdown) -> Installation:
     """Check that the database answers and is migrated, and read the installation."""
     with connect_configured(url, "tidewheel-start") as connection:
         try:
             require_current(connection)
+            epoch.note(connection, stop.request)
             record_topic_prefix(connection, settings)
             return read_installation(connection, settings)
         except psycopg.OperationalError as error:

@@ -109,3 +109,9 @@ SELECT string_agg(quote_ident(s), ', ') FROM unnest(current_schemas(false)) AS s
 -- No index, no lock.
 SELECT set_config('search_path', %(search_path)s, true), set_config('tidewheel.tenant', %(tenant)s, true),
        set_config('role', %(role)s, true)
+
+-- name: read_epoch
+-- Returns the epoch of the database, 0 unless it was restored, and true while a restore is under way.
+-- Index: settings_pkey. No lock.
+SELECT coalesce((SELECT (e.value #>> '{}')::integer FROM settings AS e WHERE e.name = 'epoch'), 0),
+       EXISTS (SELECT FROM settings AS r WHERE r.name = 'restore')

@@ -292,6 +292,11 @@ COMMANDS: Mapping[str, Command | Group] = {
         "audit",
         "Recompute every occurrence of a range, and compare it with what is recorded. Exit code 1 for a gap.",
     ),
+    "restore": Command(
+        "restore",
+        "restore",
+        "Continue after a restore from a base backup: record what Kafka has since, before services start.",
+    ),
     "audit-log": Command(
         "audit_log",
         "audit_log",

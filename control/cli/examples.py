@@ -74,6 +74,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "tidewheel audit --from 2026-11-01 --to 2026-12-01 --tz UTC --report november.json",
         "tidewheel audit --from 24h --job report",
     ),
+    "restore": ("tidewheel restore --dry-run", "tidewheel restore --stopped-at 2026-11-20T08:00Z --yes"),
     "audit-log": ("tidewheel audit-log --since 24h --object job/report",),
     "cron explain": ("tidewheel cron explain '0 9 * * MON-FRI' --tz America/New_York",),
     "migrate": ("tidewheel migrate --dry-run", "tidewheel migrate --roles --passwords passwords"),

@@ -62,6 +62,8 @@ ARCHIVING = {"archiving.before_manifest", "archiving.before_record"}  # in tests
 DRAINING = {f"draining.{point}" for point in ("taken", "locked", "written", "marked", "before_commit", "after_commit")}
 TIMING_OUT = {"timing_out.before_commit", "timing_out.after_commit"}  # in test_drain_killed.py
 FREEING = {"freeing.before_commit", "freeing.after_commit"}  # in test_freeing_killed.py
+# In test_restore.py.
+RESTORING = {f"restoring.{point}" for point in ("begun", "request", "timers", "runs", "ends", "messages", "unknown")}
 # One of each service goes with every test run.
 EACH = {"intake.after_commit", "firing.after_commit", "relay.produced", "claim.after_commit", "completion.after_commit"}
 _MARKED = [pytest.param(name, marks=[] if name in EACH else [pytest.mark.slow]) for name in CASES]
@@ -69,7 +71,7 @@ _MARKED = [pytest.param(name, marks=[] if name in EACH else [pytest.mark.slow]) 
 
 def test_every_point_has_its_case() -> None:
     elsewhere = REAPING | BACKFILLING | REDRIVING | FREEING | DELETING | DRAINING | TIMING_OUT | OWN_TRANSACTIONS
-    assert set(CASES) | elsewhere | ARCHIVING | REMOVING == POINTS
+    assert set(CASES) | elsewhere | ARCHIVING | REMOVING | RESTORING == POINTS
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ replication between clusters does, and ends some time before the site: what foll
 import json
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -96,7 +96,7 @@ class Mirror:
 
 
 @contextmanager
-def other_site(folder: Path) -> Iterator[tuple[LocalStack, Fleet]]:
+def other_site(folder: Path) -> Generator[tuple[LocalStack, Fleet]]:
     """A site with servers of its own."""
     local = LocalStack(folder / "servers", lasting=False)
     local.up()

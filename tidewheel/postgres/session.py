@@ -21,6 +21,7 @@ from psycopg.pq import Conninfo, TransactionStatus
 from psycopg.rows import RowFactory
 
 from tidewheel.errors import SettingsError, Unavailable
+from tidewheel.postgres.epoch import EpochOver, epoch
 from tidewheel.postgres.installation_faults import first_line, without_partition, without_rows_fault
 from tidewheel.postgres.partitions import repair_days
 from tidewheel.postgres.primaries import named_servers, primaries
@@ -322,6 +323,11 @@ class Session:
             self._connection = connect(
                 self._url, self._name, options=self._options, autocommit=self._autocommit, prompt=self._prompt
             )
+            try:
+                epoch.check(self._connection)
+            except (EpochOver, psycopg.Error) as error:
+                self.close()
+                raise error if isinstance(error, EpochOver) else Unavailable(first_line(error)) from error
             if self._connection.info.server_version >= _HAS_TRANSACTION_TIMEOUT:
                 try:
                     self._connection.execute(

@@ -1,0 +1,294 @@
+"""Record the ends that Kafka has, and what is known of runs that have not ended."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import NamedTuple, cast
+from uuid import UUID
+
+from tidewheel.control.restore.history import History
+from tidewheel.ids import JobId, RunId
+from tidewheel.postgres.database_clock import read_now
+from tidewheel.postgres.partitions import day_of, ensure_days
+from tidewheel.postgres.pg_arrays import uuids
+from tidewheel.postgres.session import Conn, Session, rows_of
+from tidewheel.postgres.statements import Statements
+from tidewheel.process.failpoint import failpoint
+from tidewheel.runs import IN_FLIGHT, OWNED, Cause, RunState
+from tidewheel.schemas.codec import decode
+from tidewheel.schemas.generated.records import JobDefinition, RunCompleted, RunRequest
+from tidewheel.transitions.create import NewRun, RunInputs, create_runs
+from tidewheel.transitions.finish import finish_runs
+from tidewheel.transitions.finished import RunEnd
+from tidewheel.transitions.installation import Installation
+from tidewheel.transitions.retry import UNKNOWN_OUTCOME
+
+_SQL = Statements("tidewheel.control.restore")
+_READ_VERSIONS = _SQL["read_versions"]
+_FIND_RUNS = _SQL["find_runs"]
+_SET_ENDING = _SQL["set_ending"]
+_SET_ENDED = _SQL["set_ended"]
+_SET_FAILED = _SQL["set_failed"]
+_ADD_UNKNOWN_ATTEMPTS = _SQL["add_unknown_attempts"]
+_RAISE_ATTEMPTS = _SQL["raise_attempts"]
+_FIND_UNCLAIMED = _SQL["find_unclaimed"]
+
+_AT_ONCE = 500
+_BEFORE_ALL = UUID(int=0)
+
+
+class _Version(NamedTuple):
+    """The columns of `read_versions`."""
+
+    job_id: UUID
+    version: int
+    tenant: str
+    shard: int
+    queue: str
+    lane: str
+    handler: str
+    overlap: str
+    definition: bytes
+    has_deadlines: bool
+    concurrency_key: str | None
+    priority: int
+    key_template: str | None
+
+
+class _Unclaimed(NamedTuple):
+    """The columns of `find_unclaimed`."""
+
+    run_id: UUID
+    attempt: int
+    scheduled_at: datetime
+    definition: bytes
+
+
+def create_missing(session: Session, installation: Installation, history: History) -> tuple[int, list[UUID]]:
+    """Create the runs that Kafka has and the database lacks; return those of unknown versions.
+
+    A run of a timer without an end is left out: its occurrence is created by its timer.
+    """
+    created, lost = 0, list[UUID]()
+    known: dict[UUID, RunCompleted | RunRequest] = {**history.requests, **history.ends}
+    for some in _parts(sorted(known)):
+        with session.transaction() as connection:
+            there = _runs(connection, some)
+            missing = [
+                known[run] for run in some if run not in there and (run in history.ends or not _is_timed(known[run]))
+            ]
+            versions = _versions(connection, missing)
+            new: list[NewRun] = []
+            for each in missing:
+                version = versions.get((UUID(each.job_id), each.job_version))
+                if version is None:
+                    lost.append(UUID(each.run_id))
+                else:
+                    new.append(_new_run(each, history.requests.get(UUID(each.run_id)), version))
+            created += len(create_runs(connection, installation, new, now=read_now(connection), repeats=True))
+            failpoint("restoring.runs")
+    return created, lost
+
+
+def record_ends(session: Session, installation: Installation, history: History, since: datetime) -> int:
+    """End the open runs whose completions Kafka has; return their number."""
+    ended = 0
+    for some in _parts(sorted(history.ends)):
+        with session.transaction() as connection:
+            open_runs = [run for run, is_open in _runs(connection, some).items() if is_open]
+            if not open_runs:
+                continue
+            ends = [history.ends[run] for run in sorted(open_runs)]
+            days = {day_of(at) for each in ends for at in (each.finished_at, each.started_at or each.finished_at)}
+            ensure_days(connection, days)
+            connection.execute(_SET_ENDING, _columns(ends))
+            done = finish_runs(connection, installation, [_end(each) for each in ends])
+            times: dict[str, object] = {
+                "run_ids": uuids(open_runs_of(ends)),
+                "finished": [each.finished_at for each in ends],
+            }
+            connection.execute(_SET_ENDED, {**times, "since": since})
+            connection.execute(_SET_FAILED, times)
+            _add_attempts(connection, [(each, each.attempt - 1) for each in ends])
+            ended += len(done.states)
+            failpoint("restoring.ends")
+    return ended
+
+
+def open_runs_of(ends: Iterable[RunCompleted]) -> list[UUID]:
+    """Return the ids of these runs."""
+    return [UUID(each.run_id) for each in ends]
+
+
+def raise_attempts(session: Session, history: History) -> int:
+    """Raise the attempts of open runs to those of their last messages; return how many had one."""
+    raised = 0
+    for some in _parts(sorted(history.requests)):
+        with session.transaction() as connection:
+            columns: dict[str, object] = {
+                "run_ids": uuids(some),
+                "attempts": [history.requests[run].attempt for run in some],
+                "owned": [*OWNED],
+                "queued": RunState.QUEUED,
+                "waiting": RunState.WAITING,
+            }
+            rows = connection.execute(_RAISE_ATTEMPTS, columns, binary=True).fetchall()
+            found = cast("list[tuple[UUID, str, int]]", rows)
+            ensure_days(connection, {day_of(history.requests[run].publish_at) for run, _, _ in found})
+            connection.execute(
+                _ADD_UNKNOWN_ATTEMPTS,
+                {
+                    "run_ids": uuids(run for run, _, _ in found),
+                    "tenants": [tenant for _, tenant, _ in found],
+                    "attempts": [attempt for _, _, attempt in found],
+                    "at": [history.requests[run].publish_at for run, _, _ in found],
+                },
+            )
+            raised += len(found)
+    return raised
+
+
+def end_unknown(session: Session, installation: Installation, stopped_at: datetime) -> int:
+    """Fail the at-most-once runs that may have begun before an instant; return their number."""
+    ended, after = 0, _BEFORE_ALL
+    while True:
+        with session.transaction() as connection:
+            columns = {"after": after, "owned": [*IN_FLIGHT], "before": stopped_at, "limit": _AT_ONCE}
+            with connection.cursor(row_factory=rows_of(_Unclaimed._make), binary=True) as cursor:
+                found = cursor.execute(_FIND_UNCLAIMED, columns).fetchall()
+            if not found:
+                return ended
+            after = found[-1].run_id
+            once = [run for run in found if decode(run.definition, JobDefinition).at_most_once]
+            if not once:
+                continue
+            ensure_days(connection, {day_of(run.scheduled_at) for run in once})
+            connection.execute(
+                _SET_ENDING,
+                {
+                    "run_ids": uuids(run.run_id for run in once),
+                    "states": [RunState.RUNNING] * len(once),
+                    "attempts": [max(run.attempt, 1) for run in once],
+                    "executors": uuids(None for _ in once),
+                    "started": [None if run.attempt else run.scheduled_at for run in once],  # it has its record
+                    "published": [run.scheduled_at for run in once],
+                },
+            )
+            message = "the database was restored, and the run may have begun before"
+            ends = [
+                RunEnd(
+                    run.run_id,
+                    max(run.attempt, 1),
+                    RunState.FAILED,
+                    reason=UNKNOWN_OUTCOME,
+                    error_type=UNKNOWN_OUTCOME,
+                    error_message=message,
+                )
+                for run in once
+            ]
+            ended += len(finish_runs(connection, installation, ends).states)
+            failpoint("restoring.unknown")
+
+
+def _parts(run_ids: Sequence[UUID]) -> Iterator[Sequence[UUID]]:
+    return (run_ids[start : start + _AT_ONCE] for start in range(0, len(run_ids), _AT_ONCE))
+
+
+def _runs(connection: Conn, run_ids: Sequence[UUID]) -> dict[UUID, bool]:
+    """Return those of these runs that exist, with true if they are open."""
+    rows = connection.execute(_FIND_RUNS, {"run_ids": uuids(run_ids)}, binary=True).fetchall()
+    return dict(cast("list[tuple[UUID, bool]]", rows))
+
+
+def _versions(connection: Conn, runs: Iterable[RunCompleted | RunRequest]) -> Mapping[tuple[UUID, int], _Version]:
+    named = sorted({(UUID(each.job_id), each.job_version) for each in runs})
+    columns = {"job_ids": uuids(job for job, _ in named), "versions": [version for _, version in named]}
+    with connection.cursor(row_factory=rows_of(_Version._make), binary=True) as cursor:
+        return {(row.job_id, row.version): row for row in cursor.execute(_READ_VERSIONS, columns)}
+
+
+def _is_timed(run: RunCompleted | RunRequest) -> bool:
+    return run.cause.value == Cause.TIMER.value
+
+
+def _new_run(run: RunCompleted | RunRequest, request: RunRequest | None, version: _Version) -> NewRun:
+    inputs, publish_at = None, run.scheduled_at
+    if request is not None:
+        publish_at = request.publish_at
+        if request.payload is not None or request.labels or request.traceparent:
+            inputs = RunInputs(
+                request.payload,
+                request.payload_content_type,
+                dict(request.labels) if request.labels else None,
+                None,
+                request.traceparent,
+            )
+    origin = run.origin if isinstance(run, RunCompleted) else None
+    return NewRun(
+        run_id=RunId(UUID(run.run_id)),
+        job_id=JobId(version.job_id),
+        tenant=version.tenant,
+        job_version=version.version,
+        shard=version.shard,
+        cause=Cause(run.cause.value),
+        queue=version.queue,
+        lane=version.lane,
+        handler=version.handler,
+        overlap=version.overlap,
+        scheduled_at=run.scheduled_at,
+        publish_at=publish_at,
+        definition=version.definition,
+        has_deadlines=version.has_deadlines,
+        inputs=inputs,
+        parent_run_id=None if run.parent_run_id is None else RunId(UUID(run.parent_run_id)),
+        root_run_id=None if run.root_run_id is None else RunId(UUID(run.root_run_id)),
+        request_id=run.request_id if isinstance(run, RunCompleted) else None,
+        requested_from=None if origin is None else f"{origin.topic}/{origin.partition}/{origin.offset}",
+        concurrency_key=None if request is None else request.concurrency_key,
+        priority=version.priority,
+    )
+
+
+def _columns(ends: Sequence[RunCompleted]) -> dict[str, object]:
+    return {
+        "run_ids": uuids(open_runs_of(ends)),
+        "states": [_state_before(each) for each in ends],
+        "attempts": [each.attempt for each in ends],
+        "executors": uuids(None if each.executor_id is None else UUID(each.executor_id) for each in ends),
+        "started": [each.started_at for each in ends],
+        "published": [each.published_at for each in ends],
+    }
+
+
+def _state_before(end: RunCompleted) -> RunState:
+    """Return a state from which the run may end as it did."""
+    state = RunState(end.status.value)
+    if end.started_at is not None:
+        return RunState.CANCELLING if state is RunState.CANCELLED else RunState.RUNNING
+    return RunState.QUEUED if state in (RunState.CANCELLED, RunState.SKIPPED, RunState.TIMED_OUT) else RunState.RUNNING
+
+
+def _end(end: RunCompleted) -> RunEnd:
+    return RunEnd(
+        UUID(end.run_id),
+        end.attempt,
+        RunState(end.status.value),
+        None if end.executor_id is None else UUID(end.executor_id),
+        reason=end.reason,
+        error_type=None if end.error is None else end.error.type,
+        error_message=None if end.error is None else end.error.message,
+        result=end.result,
+    )
+
+
+def _add_attempts(connection: Conn, runs: Sequence[tuple[RunCompleted, int]]) -> None:
+    """Record the attempts before the last one, of which no message tells the outcome."""
+    earlier = [(run, attempts) for run, attempts in runs if attempts > 0]
+    if earlier:
+        columns: dict[str, object] = {
+            "run_ids": uuids(UUID(run.run_id) for run, _ in earlier),
+            "tenants": [run.tenant for run, _ in earlier],
+            "attempts": [attempts for _, attempts in earlier],
+            "at": [run.published_at or run.scheduled_at for run, _ in earlier],
+        }
+        ensure_days(connection, {day_of(run.published_at or run.scheduled_at) for run, _ in earlier})
+        connection.execute(_ADD_UNKNOWN_ATTEMPTS, columns)

@@ -1,0 +1,157 @@
+"""Read what Kafka has since the backup: the ends of runs, their messages, and the replies to requests."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import TypeVar
+from uuid import UUID
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from tidewheel.errors import Unavailable, UndecodableMessage
+from tidewheel.kafka.offsets import read_end_offsets, read_partitions
+from tidewheel.kafka.topics import Topics
+from tidewheel.schemas.codec import decode
+from tidewheel.schemas.generated.records import LifecycleEvent, Reply, RunCompleted, RunRequest
+from tidewheel.schemas.json_form import from_json
+
+R = TypeVar("R")
+Place = tuple[str, int]
+Origin = tuple[str, int, int]
+
+_KAFKA_SECONDS = 10.0
+_SILENT_POLLS = 60  # of a second each
+_NEAR = timedelta(minutes=1)  # a relay publishes a reply some milliseconds after its transaction
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The reply to a request that the lost database had applied."""
+
+    reply: Reply
+    replied_at: datetime
+
+
+@dataclass(slots=True)
+class History:
+    """The records that Kafka has since the backup.
+
+    Args:
+        ends: The completion of each run.
+        requests: The last message of each run, with its topic.
+        replies: The reply to each request, by its coordinates.
+        changes: The times at which each job changed, ascending.
+        unreadable: How many messages could not be decoded.
+    """
+
+    ends: dict[UUID, RunCompleted] = field(default_factory=dict[UUID, RunCompleted])
+    requests: dict[UUID, RunRequest] = field(default_factory=dict[UUID, RunRequest])
+    replies: dict[Origin, Answer] = field(default_factory=dict[Origin, Answer])
+    changes: dict[str, list[datetime]] = field(default_factory=lambda: defaultdict(list))
+    unreadable: int = 0
+
+    def applied_at(self, answer: Answer) -> datetime:
+        """Return when the lost database had applied a request: the job's change, else the reply's own time."""
+        near = [
+            at
+            for at in self.changes.get(answer.reply.job_id or "", ())
+            if answer.replied_at - _NEAR <= at <= answer.replied_at
+        ]
+        return max(near, default=answer.replied_at)
+
+
+def read_history(client: Consumer, topics: Topics, since: datetime) -> History:
+    """Read the topics of this installation from an instant on to their present ends.
+
+    Raises:
+        Unavailable: No broker answers, or one stops to.
+    """
+    names = read_partitions(client)
+    run_topics = f"{topics.prefix}.runs."
+    found = History()
+    for message in read_messages(client, _since(client, names, topics, run_topics, since)):
+        topic, value = message.topic() or "", message.value()
+        if not isinstance(value, bytes):
+            continue
+        try:
+            if topic == topics.completions:
+                ended = _record(value, RunCompleted)
+                found.ends[UUID(ended.run_id)] = ended
+            elif topic.startswith(run_topics):
+                request = _record(value, RunRequest)
+                run_id = UUID(request.run_id)
+                if run_id not in found.requests or found.requests[run_id].attempt <= request.attempt:
+                    found.requests[run_id] = request
+            elif topic == topics.events:
+                event = _record(value, LifecycleEvent)
+                if ".job." in event.type:
+                    found.changes[event.job_id].append(event.occurred_at)
+            else:
+                reply = _record(value, Reply)
+                if reply.origin is not None:
+                    origin = (reply.origin.topic, reply.origin.partition, reply.origin.offset)
+                    found.replies.setdefault(origin, Answer(reply, time_of(message)))
+        except (UndecodableMessage, ValueError):
+            found.unreadable += 1
+    return found
+
+
+def read_messages(client: Consumer, starts: Mapping[Place, tuple[int, int]]) -> Iterable[Message]:
+    """Yield the messages of partitions from their first offsets to before their last ones.
+
+    Raises:
+        Unavailable: The broker stops to answer.
+    """
+    left = {place: end for place, (first, end) in starts.items() if first < end}
+    client.assign([TopicPartition(*place, starts[place][0]) for place in left])
+    silent = 0
+    while left:
+        received = client.consume(1000, 1.0)
+        silent = 0 if received else silent + 1
+        if silent > _SILENT_POLLS:
+            message = f"no broker delivers what is left of {sorted(left)[:5]}"
+            raise Unavailable(message)
+        for one in received:
+            place, error, offset = (one.topic() or "", one.partition() or 0), one.error(), one.offset() or 0
+            if error is not None:
+                if error.code() == KafkaError._PARTITION_EOF:
+                    left.pop(place, None)
+                    continue
+                message = f"{place[0]} cannot be read: {error.str()}"
+                raise Unavailable(message)
+            if offset < left.get(place, 0):
+                yield one
+            if offset + 1 >= left.get(place, 0):
+                left.pop(place, None)
+    client.unassign()
+
+
+def time_of(message: Message) -> datetime:
+    """Return the time of a message."""
+    return datetime.fromtimestamp(message.timestamp()[1] / 1000, UTC)
+
+
+def _since(
+    client: Consumer, names: Mapping[str, list[Place]], topics: Topics, run_topics: str, since: datetime
+) -> dict[Place, tuple[int, int]]:
+    read = [
+        place
+        for name, places in names.items()
+        if name in {topics.completions, topics.events, topics.replies}
+        or name.startswith((run_topics, f"{topics.replies}.t."))
+        for place in places
+    ]
+    ends = read_end_offsets(client, read)
+    stamp = int(since.timestamp() * 1000)
+    try:
+        found = client.offsets_for_times([TopicPartition(*place, stamp) for place in read], timeout=_KAFKA_SECONDS)
+    except KafkaException as error:
+        message = f"offsets cannot be read: {error.args[0].str()}"
+        raise Unavailable(message) from error
+    first = {(each.topic, each.partition): each.offset for each in found}
+    return {place: (first[place] if first[place] >= 0 else end, end) for place, (_, end) in ends.items()}
+
+
+def _record(value: bytes, kind: type[R]) -> R:
+    return from_json(value, kind) if value[:1] == b"{" else decode(value, kind)

@@ -1,0 +1,196 @@
+"""The steps after a restore from a base backup (docs/adr/0081-restore.md)."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timedelta
+from typing import cast
+from uuid import UUID
+
+from psycopg.types.json import Jsonb
+
+from tidewheel.control.restore.ends import create_missing, end_unknown, raise_attempts, record_ends
+from tidewheel.control.restore.history import History, read_history
+from tidewheel.control.restore.replay import replay_requests
+from tidewheel.control.restore.timers import fire_again, set_chains
+from tidewheel.errors import SettingsError
+from tidewheel.kafka.offsets import offsets_client
+from tidewheel.postgres.session import BY_KEY, Session
+from tidewheel.postgres.statements import Statements
+from tidewheel.process.failpoint import failpoint
+from tidewheel.settings.connections import Connections
+from tidewheel.transitions.installation import Installation, read_installation
+
+_SQL = Statements("tidewheel.control.restore")
+_LOCK_RESTORE = _SQL["lock_restore"]
+_READ_RESTORE = _SQL["read_restore"]
+_READ_BACKUP = _SQL["read_backup"]
+_RAISE_EPOCH = _SQL["raise_epoch"]
+_STORE_RESTORE = _SQL["store_restore"]
+_END_RESTORE = _SQL["end_restore"]
+_END_SESSIONS = _SQL["end_sessions"]
+_DROP_REPEATED_MESSAGES = _SQL["drop_repeated_messages"]
+
+MARGIN = timedelta(minutes=10)
+"""Kafka is read from this long before the backup: heartbeats come every few seconds, clocks differ by less."""
+
+_GROUP = "tidewheel.restore"
+
+
+@dataclass(slots=True)
+class Restored:
+    """The report of a restore; the counts are those of the last call.
+
+    Args:
+        since: The time from which Kafka was read.
+        stopped_at: No process of the old installation began a run after it.
+        completions: The runs whose ends Kafka has.
+        messages: The runs whose messages Kafka has.
+        replies: The requests whose replies Kafka has.
+        unreadable: Messages that could not be decoded.
+        requests: Requests that were applied again.
+        expired_requests: Requests that Kafka no longer had: their changes are lost.
+        occurrences: Occurrences that were created again.
+        runs: Other runs that were created again.
+        ended: Runs that got the end that Kafka has.
+        unknown: Runs that may have begun and run again, with a further attempt.
+        failed: At-most-once runs that may have begun: they failed with `unknown_outcome`.
+        lost: Runs of job versions that neither the database nor Kafka has.
+        sessions: Sessions of services that were ended.
+    """
+
+    since: datetime
+    stopped_at: datetime
+    completions: int = 0
+    messages: int = 0
+    replies: int = 0
+    unreadable: int = 0
+    requests: int = 0
+    expired_requests: int = 0
+    occurrences: int = 0
+    runs: int = 0
+    ended: int = 0
+    unknown: int = 0
+    failed: int = 0
+    lost: list[UUID] = field(default_factory=list[UUID])
+    sessions: list[str] = field(default_factory=list[str])
+
+
+@dataclass(slots=True)
+class _State:
+    """The stored state, from the raise of the epoch until services may start."""
+
+    since: str
+    stopped_at: str
+    last_outbox_id: int
+    messages_dropped: bool = False
+
+
+def restore(
+    url: str,
+    settings: Connections,
+    *,
+    since: datetime | None = None,
+    stopped_at: datetime | None = None,
+    dry_run: bool = False,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Restored:
+    """Bring a restored database up to what Kafka has.
+
+    Args:
+        url: The database, as the owner of its tables.
+        settings: The brokers.
+        since: Read Kafka from this time on; by default from ten minutes before the last heartbeat in the database.
+        stopped_at: The time at which the old installation stopped at the latest; by default now.
+        dry_run: Read Kafka and count; write nothing.
+        progress: Gets the name of each step.
+
+    Raises:
+        SettingsError: Another restore works, or the time of the backup is not known.
+        Unavailable: PostgreSQL or Kafka does not answer: repeat the call.
+    """
+    session = Session(url, "tidewheel-restore", options=f"{BY_KEY} -c statement_timeout=0 -c lock_timeout=60s")
+    lock = Session(url, "tidewheel-restore-lock", autocommit=True)
+    try:
+        if lock.connection().execute(_LOCK_RESTORE).fetchone() != (True,):
+            message = "another `tidewheel restore` works on this database; wait for it"
+            raise SettingsError(message)
+        with session.transaction() as connection:
+            installation = read_installation(connection, settings)
+        state = _begin(session, since, stopped_at, write=not dry_run)
+        report = Restored(datetime.fromisoformat(state.since), datetime.fromisoformat(state.stopped_at))
+        if not dry_run:
+            progress("ends the sessions of services")
+            report.sessions = _end_sessions(lock)
+        config = {**settings.kafka_config(), "enable.partition.eof": "true", "auto.offset.reset": "error"}
+        with offsets_client(config, _GROUP) as client:
+            progress("reads what Kafka has since the backup")
+            history = read_history(client, installation.topics, report.since)
+            report.completions, report.messages = len(history.ends), len(history.requests)
+            report.replies, report.unreadable = len(history.replies), history.unreadable
+            if dry_run:
+                return report
+            if not state.messages_dropped:
+                progress("applies requests again")
+                replayed = replay_requests(session, installation, client, config, history)
+                report.requests, report.expired_requests = replayed.requests, replayed.expired
+        progress("records runs and their ends")
+        _write(session, installation, history, state, report)
+        return report
+    finally:
+        session.close()
+        lock.close()
+
+
+def _write(session: Session, installation: Installation, history: History, state: _State, report: Restored) -> None:
+    if not state.messages_dropped:
+        report.occurrences = fire_again(session, installation, history)
+        report.runs, report.lost = create_missing(session, installation, history)
+        report.ended = record_ends(session, installation, history, report.since)
+        set_chains(session, history)
+        report.unknown = raise_attempts(session, history)
+        _drop_messages(session, installation, state)
+    report.failed = end_unknown(session, installation, report.stopped_at)
+    with session.transaction() as connection:
+        connection.execute(_END_RESTORE)
+
+
+def _begin(session: Session, since: datetime | None, stopped_at: datetime | None, *, write: bool) -> _State:
+    """Return the state of the restore that is under way, or begin one in a new epoch."""
+    with session.transaction() as connection:
+        found = connection.execute(_READ_RESTORE).fetchone()
+        if found is not None:
+            return _State(**cast("dict[str, object]", found[0]))  # type: ignore[arg-type]
+        row = connection.execute(_READ_BACKUP).fetchone()
+        backup_at, now, last_id = cast("tuple[datetime | None, datetime, int]", row)
+        if since is None and backup_at is None:
+            message = "no service has left a heartbeat in the database; give the time of the backup with --since"
+            raise SettingsError(message)
+        begin = since or cast("datetime", backup_at) - MARGIN
+        state = _State(begin.isoformat(), (stopped_at or now).isoformat(), last_id)
+        if write:
+            connection.execute(_RAISE_EPOCH)
+            connection.execute(_STORE_RESTORE, {"state": Jsonb(asdict(state))})
+    failpoint("restoring.begun")
+    return state
+
+
+def _end_sessions(session: Session) -> list[str]:
+    """End the sessions of services, until none is left; each new one finds the restore and ends."""
+    ended: list[str] = []
+    while rows := session.connection().execute(_END_SESSIONS).fetchall():
+        ended += [str(name) for name, _ in rows]
+    return sorted(set(ended))
+
+
+def _drop_messages(session: Session, installation: Installation, state: _State) -> None:
+    topics = installation.topics
+    columns: dict[str, object] = {
+        "after": state.last_outbox_id,
+        "announced": [topics.replies, topics.completions, topics.dead_letters],
+        "runs": f"{topics.prefix}.runs.",
+    }
+    with session.transaction() as connection:
+        connection.execute(_DROP_REPEATED_MESSAGES, columns)
+        state.messages_dropped = True
+        connection.execute(_STORE_RESTORE, {"state": Jsonb(asdict(state))})
+        failpoint("restoring.messages")

@@ -1,0 +1,129 @@
+"""Apply requests again that the lost database had applied, each at its first time.
+
+The stored offsets lie before them. A trigger gets its old id, because the id is derived from the time of its
+application and its coordinates. Later requests without a reply are left to intake.
+"""
+
+import heapq
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+import psycopg
+from confluent_kafka import Consumer, Message
+
+from tidewheel.control.restore.history import Answer, History, Place, read_messages, time_of
+from tidewheel.errors import UndecodableMessage
+from tidewheel.intake.batch import apply_batch
+from tidewheel.intake.offsets import StoredOffsets, ends_of, partition_of
+from tidewheel.jobs.parsing import RequestRefused
+from tidewheel.jobs.requests import JobTrigger
+from tidewheel.kafka.offsets import read_end_offsets, read_partitions
+from tidewheel.kafka.topic_ids import read_topic_id
+from tidewheel.postgres.database_clock import as_of
+from tidewheel.postgres.session import Session, is_data_fault
+from tidewheel.postgres.statements import Statements
+from tidewheel.process.failpoint import failpoint
+from tidewheel.schemas.requests import read_request
+from tidewheel.transitions.installation import Installation
+
+_READ_STORED_OFFSETS = Statements("tidewheel.control.restore")["read_stored_offsets"]
+
+
+@dataclass(slots=True)
+class Replayed:
+    """The requests that were applied again, and those that Kafka no longer had."""
+
+    requests: int = 0
+    expired: int = 0
+
+
+def replay_requests(
+    session: Session, installation: Installation, client: Consumer, kafka: Mapping[str, str], history: History
+) -> Replayed:
+    """Apply requests in the order of their first application, one transaction each; a repeat continues."""
+    done = Replayed()
+    wanted = _ranges(session, installation, client, history, done)
+    if not wanted:
+        return done
+    topic_ids = {topic: read_topic_id(kafka, topic) for topic, _ in wanted}
+    offsets = StoredOffsets("tidewheel restore", topic_ids)
+    with session.transaction() as connection:
+        next_offsets = offsets.acquire(connection, wanted)
+    starts = {place: (max(wanted[place][0], first), wanted[place][1]) for place, first in next_offsets.items()}
+    for at, message in _in_order(client, starts, history):
+        _apply(session, installation, offsets, message, at)
+        done.requests += 1
+    return done
+
+
+def _ranges(
+    session: Session, installation: Installation, client: Consumer, history: History, done: Replayed
+) -> dict[Place, tuple[int, int]]:
+    """Return the first and the next offset of what is applied again, by partition."""
+    last: dict[Place, int] = {}
+    for topic, partition, offset in history.replies:
+        last[topic, partition] = max(last.get((topic, partition), 0), offset + 1)
+    names = read_partitions(client)
+    shared = [place for name in installation.topics.all_requests(names) for place in names.get(name, [])]
+    kept = read_end_offsets(client, [place for place in shared if place in last])
+    with session.transaction() as connection:
+        rows = connection.execute(_READ_STORED_OFFSETS, binary=True).fetchall()
+    stored = {(str(topic), int(str(part))): int(str(offset)) for topic, part, offset in rows}
+    ranges: dict[Place, tuple[int, int]] = {}
+    for place, (first, _) in kept.items():
+        begin = stored.get(place, first)
+        done.expired += max(0, min(first, last[place]) - begin)
+        if max(begin, first) < last[place]:
+            ranges[place] = (max(begin, first), last[place])
+    return ranges
+
+
+def _in_order(
+    client: Consumer, starts: Mapping[Place, tuple[int, int]], history: History
+) -> Iterator[tuple[datetime, Message]]:
+    """Yield messages by the time of their application; those of one partition stay in their order."""
+    parts: dict[Place, list[tuple[datetime, int, Message]]] = {}
+    for message in read_messages(client, starts):
+        place, offset = partition_of(message), message.offset() or 0
+        part = parts.setdefault(place, [])
+        at = _applied_at(message, history.replies.get((*place, offset)), history)
+        part.append((max(at, part[-1][0]) if part else at, offset, message))
+    for at, _, message in heapq.merge(*parts.values(), key=lambda each: each[:2]):
+        yield at, message
+
+
+def _applied_at(message: Message, answer: Answer | None, history: History) -> datetime:
+    if answer is None:
+        return time_of(message)
+    due, value = answer.reply.next_run_at, message.value()
+    if due is not None and isinstance(value, bytes):
+        try:
+            request, _ = read_request(value)
+        except (UndecodableMessage, RequestRefused):
+            return answer.replied_at
+        if isinstance(request, JobTrigger):
+            if request.run_at is None:
+                return due - (request.delay or timedelta(0))
+            return min(due, answer.replied_at)
+    return history.applied_at(answer)
+
+
+def _apply(
+    session: Session, installation: Installation, offsets: StoredOffsets, message: Message, at: datetime
+) -> None:
+    ends = ends_of([message])
+    failure: Exception | None = None
+    for _ in range(2):
+        try:
+            with session.transaction() as connection:
+                offsets.store(connection, ends)
+                with as_of(at):
+                    apply_batch(connection, installation, [message], failure, at)
+                failpoint("restoring.request")
+            break
+        except psycopg.Error as error:
+            if failure is not None or not is_data_fault(error):
+                raise
+            failure = error  # intake had rejected it too
+    offsets.committed(ends)

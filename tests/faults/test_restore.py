@@ -1,0 +1,230 @@
+"""The database is lost and restored from a base backup, and Kafka is ahead of it.
+
+`tidewheel restore` is killed in each of its steps and repeated. Executors of the lost database are alive meanwhile.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import datetime, timedelta
+from pathlib import Path
+from uuid import uuid4
+
+import psutil
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from tests.faults.workload import Workload, now
+from tests.fixtures.database import Database
+from tests.fixtures.oracle import Oracle
+from tests.fixtures.roles import role_passwords
+from tests.fixtures.services import LONG_LEASE, Fleet, make_fleet, until
+from tidewheel.control.occurrence_audit.result import run_audit
+from tidewheel.local.ports import free_port
+from tidewheel.local.postgres import Postgres
+from tidewheel.local.postgres_program import find_programs, server_account
+from tidewheel.local.program import run_program
+from tidewheel.local.stack import StackInfo
+from tidewheel.migrations.runner import migrate
+from tidewheel.postgres.session import connect
+from tidewheel.settings.connections import Connections
+from tidewheel.settings.kafka_client import client_variables
+from tidewheel.transitions.installation import read_installation
+
+pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.slow]
+
+_PASSWORD = uuid4().hex
+_STEPS = ("begun", "request:exit:4", "timers", "runs", "ends", "messages", "unknown")
+
+
+class Server:
+    """A server that is backed up, lost, and restored at the same address."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._backup = folder / "server", folder / "backup"
+        self._port = free_port()
+        self.postgres = Postgres(self._folder, log=folder / "server.log", port=self._port, password=_PASSWORD)
+
+    def back_up(self) -> None:
+        """Take a base backup."""
+        account = server_account()
+        self._backup.mkdir(mode=0o700)
+        if account is not None:
+            os.chown(self._backup, account.uid, account.gid)
+        here = str(self._backup) if account is None else "/proc/self/cwd"
+        address = f"host=127.0.0.1 port={self._port} user=tidewheel"
+        command = [str(find_programs(account) / "pg_basebackup"), "-D", here, "-d", address, "--checkpoint=fast"]
+        done = run_program(command, cwd=self._backup, account=account, variables={"PGPASSWORD": _PASSWORD})
+        assert done.returncode == 0, done.stdout
+
+    def lose(self) -> None:
+        """Kill the server with all of its processes, and remove its data."""
+        pid = self.postgres.pid
+        assert pid is not None
+        postmaster = psutil.Process(pid)
+        for process in (postmaster, *postmaster.children()):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        until(lambda: self.postgres.pid is None, "the server is gone")
+        shutil.rmtree(self._folder / "data")
+
+    def bring_back(self) -> None:
+        """Start the server with the data of the backup."""
+        self._backup.rename(self._folder / "data")
+        self.postgres.start()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    """A server of this test's own."""
+    made = Server(tmp_path)
+    try:
+        made.postgres.start()
+        yield made
+    finally:
+        made.postgres.stop("immediate")
+
+
+@pytest.fixture
+def fleet(server: Server, info: StackInfo, tmp_path: Path) -> Iterator[Fleet]:
+    """Services on a database of that server."""
+    name = f"test_{uuid4().hex[:16]}"
+    with psycopg.connect(server.postgres.url, autocommit=True) as connection:
+        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+    url = make_conninfo(server.postgres.url, dbname=name)
+    migrate(url, roles=role_passwords(url))
+    with connect(url, "test") as connection:
+        database = Database(url, read_installation(connection, Connections.load()))
+    made = make_fleet(database, info.kafka, tmp_path)
+    try:
+        yield made
+    finally:
+        database.close()
+        made.close()
+
+
+def restore(fleet: Fleet, *arguments: str, failpoint: str | None = None) -> subprocess.CompletedProcess[str]:
+    """Run `tidewheel restore`."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("TIDEWHEEL_", "PG"))}
+    own = {"TIDEWHEEL_DATABASE_URL": fleet.database.url, "TIDEWHEEL_TOPIC_PREFIX": fleet.topics.prefix}
+    if failpoint is not None:
+        point, _, count = failpoint.partition(":")
+        own["TIDEWHEEL_FAILPOINT"] = f"restoring.{point}:{count or 'exit'}"
+    command = [sys.executable, "-m", "tidewheel.control.cli", "restore", *arguments]
+    environment = {**kept, **client_variables(fleet.kafka), **own}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_restored_database_continues_where_kafka_ends(server: Server, fleet: Fleet, oracle: Oracle) -> None:
+    first = now()
+    work = Workload(fleet, oracle)
+    work.submit()
+    at_most_once = {"key": "once-only", "schedule": "manual", "target": "gated", "delivery": "at_most_once"}
+    gate = fleet.folder / "never"
+    fleet.ask({"type": "job.submit", "job": {**at_most_once, "payload": str(gate)}})
+    fleet.start_all(LEASE=LONG_LEASE)
+    work.wait_recovered(now())
+    server.back_up()
+
+    # After the backup: triggers, a new job, an edit, a pause with its end, a cancel, and runs that begin.
+    work.trigger("errand", 20)
+    work.trigger("shaky", 2)
+    chain = {"key": "chain", "schedule": {"fixed_delay": "1s"}, "target": "note"}
+    for job in ({"key": "late", "schedule": {"interval": "1s"}, "target": "note"}, chain):
+        fleet.ask({"type": "job.submit", "job": job})
+    fleet.ask({"type": "job.submit", "job": {"key": "tock", "schedule": {"interval": "2s"}, "target": "note-sync"}})
+    cancelled = fleet.ask({"type": "job.trigger", "key": "errand", "delay": "1h"})
+    fleet.flush()
+    held = work.hold()
+    once = fleet.ask({"type": "job.trigger", "key": "once-only"})
+    fleet.flush()
+    oracle.wait_answered()
+    fleet.ask({"type": "run.cancel", "run_id": oracle.replies()[cancelled].run_id})
+    held.wait_begun(1)
+    run_of_once = str(oracle.replies()[once].run_id)
+    fleet.until(lambda: any(each.run_id == run_of_once for each in oracle.effects()), "the at-most-once run has begun")
+    done_by = now() + timedelta(seconds=3)
+    fleet.until(lambda: _has_fired(oracle, {"tick", "tock", "late", "chain"}, done_by), "jobs fire after the backup")
+
+    old = next(each for each in fleet.services if each.role == "executor")
+    old.pause()
+    for each in fleet.services:
+        if each is not old:
+            each.kill()
+    old.meant_to_die = True
+    fleet.database.close()
+    server.lose()
+    server.bring_back()
+    counted = restore(fleet, "--dry-run", "--output", "json")
+    assert counted.returncode == 0, counted.stderr
+    for step in _STEPS:
+        killed = restore(fleet, "--yes", failpoint=step)
+        assert killed.returncode == -signal.SIGKILL, f"{step}: {killed.returncode} {killed.stderr} {killed.stdout}"
+        if step == "begun":
+            old.resume()
+    until(lambda: not old.alive, f"the old executor has ended: {old.log_tail()}")
+    assert old.has_logged("the database was restored"), old.log_tail()
+    ended = restore(fleet, "--yes")
+    assert ended.returncode == 0, ended.stderr
+
+    restarted = now()
+    fleet.start_all(LEASE=LONG_LEASE)
+    held.wait_begun(2)
+    held.let_go()
+    work.trigger("errand", 5)
+    work.recurring = ("tick", "tock", "late", "chain")
+    fleet.until(lambda: _has_fired(oracle, {"tick", "tock", "late", "chain"}, restarted), "jobs fire after the restore")
+    work.finish()
+    fleet.stop()
+    oracle.reader.read_to_end()
+    check(
+        fleet, oracle, in_flight={held.run_id}, failed={run_of_once}, cancelled=str(oracle.replies()[cancelled].run_id)
+    )
+    audit = run_audit(fleet.database.url, first, now())
+    assert audit.passed, audit.findings
+
+
+def _has_fired(oracle: Oracle, keys: set[str], since: datetime) -> bool:
+    oracle.look()
+    return keys <= {each.job_key for each in oracle.completions() if each.scheduled_at > since}
+
+
+def check(fleet: Fleet, oracle: Oracle, *, in_flight: set[str], failed: set[str], cancelled: str) -> None:
+    """Compare effects, messages and rows: nothing is lost, and only what was in flight repeats."""
+    problems: list[str] = []
+    completed, events = oracle.completed(), defaultdict[str, set[str]](set)
+    for each in oracle.completions():
+        events[each.run_id].add(each.event_id)
+    problems += [f"{run} has several completions: {ids}" for run, ids in events.items() if len(ids) > 1]
+    attempts = Counter((each.run_id, each.attempt) for each in oracle.effects())
+    problems += [f"{run} attempt {attempt} took effect {n} times" for (run, attempt), n in attempts.items() if n > 1]
+    effects = Counter(each.run_id for each in oracle.effects())
+    for run, end in completed.items():
+        wanted = {"shaky": 2, "lost-cause": 2}.get(end.job_key, 1)
+        if end.status.value in ("skipped", "cancelled"):
+            wanted = 0
+        if effects[run] != wanted and not (run in in_flight and effects[run] == wanted + 1):
+            problems.append(f"{end.job_key} {run} took effect {effects[run]} times, not {wanted}: {end}")
+    problems += [f"{run} took effect and never ended" for run in effects if run not in completed]
+    for request, asked in fleet.asked.items():
+        if asked.document["type"] == "job.trigger" and oracle.replies()[request].run_id not in completed:
+            problems.append(f"{request} is lost: {asked.document}")
+    for run in failed:
+        if completed[run].reason != "unknown_outcome":
+            problems.append(f"{run} ended {completed[run]}")
+    if completed[cancelled].status.value != "cancelled":
+        problems.append(f"{cancelled} ended {completed[cancelled].status}")
+    states = {str(run): str(state) for run, state in fleet.database.rows("SELECT run_id, state FROM runs")}
+    told = {run: end.status.value for run, end in completed.items()}
+    if states != told:
+        problems.append(f"table and topic differ: {set(states.items()) ^ set(told.items())}")
+    instants = Counter((each.job_key, each.scheduled_at) for each in completed.values() if each.cause.value == "timer")
+    problems += [f"{key} at {at} has {n} runs" for (key, at), n in instants.items() if n > 1]
+    assert not problems, "\n".join(problems)
