@@ -22,7 +22,7 @@ _KEPT = {
     *("tidewheel_migrations", "settings", "schemas", "message_keys", "tenants", "jobs", "job_versions", "job_edges"),
     *("timers", "requests", "audit_log", "outbox"),
     *("finished_runs", "run_inputs", "attempts", "attempt_outputs", "failed_runs", "dead_letters"),
-    *("workflows", "batches", "batch_runs", "run_edges", "run_days", "retention_state"),
+    *("workflows", "batches", "batch_runs", "run_edges", "run_days", "job_days", "retention_state"),
 }
 _TABLES: LiteralString = """
 SELECT relname FROM pg_class
