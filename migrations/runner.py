@@ -263,8 +263,8 @@ def _to_apply(connection: Conn, *, post: bool) -> list[Migration]:
     pending = [migration for migration in migrations() if migration.name not in applied]
     later = [migration.name for migration in pending if migration.is_post]
     now = [migration for migration in pending if not migration.is_post]
-    if post and applied and later:
-        _require_no_other_release(connection, ", ".join(later))
+    if post and applied:
+        _require_no_other_release(connection, ", ".join(later) or "the revoked rights")
     connection.rollback()
     if post or not applied:  # no process has ever seen a new database
         return pending
@@ -279,15 +279,15 @@ def _to_apply(connection: Conn, *, post: bool) -> list[Migration]:
     return now
 
 
-def _require_no_other_release(connection: Conn, files: str) -> None:
+def _require_no_other_release(connection: Conn, what: str) -> None:
     others = [
         f"{role} {version} on {host} pid {pid}"
         for role, version, host, pid in connection.execute(_OTHER_PROCESSES, {"version": release_version()})
     ]
     if others:
         message = (
-            f"{files}: only processes of {release_version()} can live with it, and there are {'; '.join(others)}; stop "
-            "them, and delete the rows of killed ones from the table processes"
+            f"{what}: only processes of {release_version()} can live with this, and there are {'; '.join(others)}; "
+            "stop them, and delete the rows of killed ones from the table processes"
         )
         raise MigrationError(message)
 

@@ -205,10 +205,13 @@ def test_post_files_are_a_step_of_their_own_and_wait_for_other_releases(
         [release_version()],
     )
     [refusal] = tidewheel(fresh_database.url, "migrate", "--post").refusals
-    assert refusal.startswith(f"{post}: only processes of {release_version()} can live with it")
+    assert refusal.startswith(f"{post}: only processes of {release_version()} can live with this")
     assert "there are relay 0.0.9 on host-1 pid 7; stop them" in refusal
     fresh_database.execute("DELETE FROM processes WHERE version = '0.0.9'")
     assert tidewheel(fresh_database.url, "migrate", "--post").lines == [f"applied {post}"]
+    fresh_database.execute("UPDATE processes SET version = '0.0.9'")
+    [refusal] = tidewheel(fresh_database.url, "migrate", "--post").refusals
+    assert refusal.startswith("the revoked rights: only processes")
     monkeypatch.undo()
     with (
         closing(fresh_database.connection()) as connection,
