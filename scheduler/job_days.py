@@ -19,7 +19,7 @@ _FIND_DAYS_TO_COUNT = _SQL["find_days_to_count"]
 _COUNT_SLICE = _SQL["count_slice"]
 _ADVANCE_COUNT = _SQL["advance_count"]
 # A tenth of 100 million runs takes more than a minute. Nothing else writes the rows that the transaction locks. The
-# limit of a transaction that has begun can be removed, and not extended. Source: PostgreSQL's assign_transaction_timeout.
+# limit of a begun transaction can be removed, and not extended. Source: PostgreSQL's assign_transaction_timeout.
 _EXTEND_LIMITS: LiteralString = """
 SELECT set_config(name, CASE name WHEN 'statement_timeout' THEN '10min' ELSE '0' END, true)
   FROM pg_settings WHERE name IN ('statement_timeout', 'transaction_timeout')
