@@ -5,8 +5,7 @@ from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 from tidewheel.control.restore.history import History
-from tidewheel.ids import JobId, RunId
-from tidewheel.jobs.values import PRIORITY
+from tidewheel.ids import RunId
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.pg_arrays import uuids
 from tidewheel.postgres.session import Conn, Session, rows_of
@@ -14,15 +13,15 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.runs import Cause
 from tidewheel.schedules.decide import decide
-from tidewheel.schedules.decision import Decision, HoldReason
+from tidewheel.schedules.decision import Decision, Fire, HoldReason
 from tidewheel.schedules.parse import schedule_from_text
 from tidewheel.schedules.simple import FixedDelay
 from tidewheel.schedules.timer_state import timer_state
 from tidewheel.schemas.generated.records import RunCompleted, RunRequest
-from tidewheel.transitions.create import NewRun, create_runs
+from tidewheel.transitions.create import create_runs
 from tidewheel.transitions.decision_inputs import DecisionInputs, read_decision_inputs
 from tidewheel.transitions.installation import Installation
-from tidewheel.transitions.timers import LockedTimer, advance_timers, move_timers
+from tidewheel.transitions.timers import LockedTimer, advance_timers, move_timers, new_run
 
 _LOCK_TIMERS = Statements("tidewheel.control.restore")["lock_timers"]
 
@@ -103,30 +102,9 @@ def _chain(
         runs = {run: at for run, at in chains[timer.job_id].items() if at >= timer.scheduled_at}
         if not runs or _waits(timer):
             continue
-        new = [_run(timer, run, at) for run, at in runs.items()]
+        new = [new_run(timer, Fire(at, at), at)._replace(run_id=RunId(run)) for run, at in runs.items()]
         create_runs(connection, installation, new, now=read_now(connection), repeats=True)
         move_timers(connection, [(timer.job_id, Decision(next_at=max(runs.values()), hold_reason=HoldReason.RUN))])
-
-
-def _run(timer: LockedTimer, run_id: UUID, at: datetime) -> NewRun:
-    return NewRun(
-        run_id=RunId(run_id),
-        job_id=JobId(timer.job_id),
-        tenant=timer.tenant,
-        job_version=timer.version,
-        shard=timer.shard,
-        cause=Cause.TIMER,
-        queue=timer.queue,
-        lane=timer.lane,
-        handler=timer.handler,
-        overlap=timer.overlap,
-        scheduled_at=at,
-        publish_at=at,
-        definition=timer.definition,
-        has_deadlines=timer.has_deadlines,
-        concurrency_key=timer.concurrency_key,
-        priority=timer.priority or PRIORITY,
-    )
 
 
 class _Decider:

@@ -116,7 +116,7 @@ def advance_timers(
     pairs = list(zip(timers, decisions, strict=True))
     firing = [(timer, fire) for timer, decision in pairs for fire in decision.fires]
     publish_times = _rate_limited(connection, installation, [fire for _, fire in firing], now)
-    runs = [_new_run(timer, fire, at) for (timer, fire), at in zip(firing, publish_times, strict=True)]
+    runs = [new_run(timer, fire, at) for (timer, fire), at in zip(firing, publish_times, strict=True)]
     again = [repeats or _may_repeat(timer, fire) for timer, fire in firing]
     create_runs(connection, installation, [run for run, may in zip(runs, again, strict=True) if not may], now=now)
     repeated = [run for run, may in zip(runs, again, strict=True) if may]
@@ -226,7 +226,8 @@ def _may_repeat(timer: LockedTimer, fire: Fire) -> bool:
     return timer.overridden or (timer.repeats_until is not None and fire.at < timer.repeats_until)
 
 
-def _new_run(timer: LockedTimer, fire: Fire, publish_at: datetime) -> NewRun:
+def new_run(timer: LockedTimer, fire: Fire, publish_at: datetime) -> NewRun:
+    """Return the run of an occurrence."""
     inputs = None if fire.late is None else RunInputs(late=fire.late)
     overlap = Overlap.BUFFER_ALL if fire.buffered and timer.overlap != Overlap.ALLOW_ALL else timer.overlap
     # By position, in the order of the fields: this many keyword arguments cost a microsecond.
