@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from multiprocessing import get_context
@@ -256,8 +257,10 @@ def _end_feeding(pool: ProcessPoolExecutor) -> None:
     """Let the pool's thread fail that writes a batch to a dead process.
 
     Before CPython 3.11.5 it waits for ever, and a shutdown waits for it (gh-94777). Later ones close the pipe likewise.
+    A thread of the pool may close the pipe at the same moment, and then one of the two gets EBADF.
     """
-    pool._call_queue._reader.close()  # type: ignore[attr-defined]  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue, reportUnknownMemberType]
+    with suppress(OSError):
+        pool._call_queue._reader.close()  # type: ignore[attr-defined]  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue, reportUnknownMemberType]
 
 
 def _is_loaded(batch: Future[LoadResult]) -> bool:
