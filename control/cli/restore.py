@@ -23,6 +23,9 @@ def restore(
         typer.Option(metavar="TIME", help="The end of the lost database, at the latest; default: now."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Read Kafka and count; write nothing.")] = False,
+    accept_gaps: Annotated[
+        bool, typer.Option("--accept-gaps", help="Go on if Kafka may have dropped messages since the backup.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Confirm it; needed.")] = False,
     timezone: Tz = None,
     output: OutputOption = Output.TEXT,
@@ -42,6 +45,7 @@ def restore(
         since=None if since is None else read_instant(since, "--since", timezone),
         stopped_at=None if stopped_at is None else read_instant(stopped_at, "--stopped-at", timezone),
         dry_run=dry_run,
+        accept_gaps=accept_gaps,
         progress=lambda step: typer.echo(step, err=True),
     )
     facts = asdict(report)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import NamedTuple, cast
+from typing import LiteralString, NamedTuple, cast
 from uuid import UUID
 
 from tidewheel.control.restore.history import History
@@ -30,6 +30,7 @@ _SET_ENDED = _SQL["set_ended"]
 _SET_FAILED = _SQL["set_failed"]
 _ADD_UNKNOWN_ATTEMPTS = _SQL["add_unknown_attempts"]
 _RAISE_ATTEMPTS = _SQL["raise_attempts"]
+_FIND_REQUESTED = _SQL["find_requested"]
 _FIND_UNCLAIMED = _SQL["find_unclaimed"]
 
 _AT_ONCE = 500
@@ -147,46 +148,63 @@ def raise_attempts(session: Session, history: History) -> int:
     return raised
 
 
-def end_unknown(session: Session, installation: Installation, stopped_at: datetime) -> int:
-    """Fail the at-most-once runs that may have begun before an instant; return their number."""
+def end_unknown(session: Session, installation: Installation, history: History, stopped_at: datetime) -> int:
+    """Fail the at-most-once runs that may have begun, and return their number.
+
+    Kafka has a message of such a run, or it was due before an instant.
+    """
     ended, after = 0, _BEFORE_ALL
+    for some in _parts(sorted(history.requests)):
+        with session.transaction() as connection:
+            found = _unclaimed(connection, _FIND_REQUESTED, {"run_ids": uuids(some)})
+            ended += _fail(connection, installation, found)
     while True:
         with session.transaction() as connection:
-            columns = {"after": after, "owned": [*IN_FLIGHT], "before": stopped_at, "limit": _AT_ONCE}
-            with connection.cursor(row_factory=rows_of(_Unclaimed._make), binary=True) as cursor:
-                found = cursor.execute(_FIND_UNCLAIMED, columns).fetchall()
+            columns = {"after": after, "before": stopped_at, "limit": _AT_ONCE}
+            found = _unclaimed(connection, _FIND_UNCLAIMED, columns)
             if not found:
                 return ended
             after = found[-1].run_id
-            once = [run for run in found if decode(run.definition, JobDefinition).at_most_once]
-            if not once:
-                continue
-            ensure_days(connection, {day_of(run.scheduled_at) for run in once})
-            connection.execute(
-                _SET_ENDING,
-                {
-                    "run_ids": uuids(run.run_id for run in once),
-                    "states": [RunState.RUNNING] * len(once),
-                    "attempts": [max(run.attempt, 1) for run in once],
-                    "executors": uuids(None for _ in once),
-                    "started": [None if run.attempt else run.scheduled_at for run in once],  # it has its record
-                    "published": [run.scheduled_at for run in once],
-                },
-            )
-            message = "the database was restored, and the run may have begun before"
-            ends = [
-                RunEnd(
-                    run.run_id,
-                    max(run.attempt, 1),
-                    RunState.FAILED,
-                    reason=UNKNOWN_OUTCOME,
-                    error_type=UNKNOWN_OUTCOME,
-                    error_message=message,
-                )
-                for run in once
-            ]
-            ended += len(finish_runs(connection, installation, ends).states)
-            failpoint("restoring.unknown")
+            ended += _fail(connection, installation, found)
+
+
+def _unclaimed(connection: Conn, statement: LiteralString, columns: Mapping[str, object]) -> list[_Unclaimed]:
+    with connection.cursor(row_factory=rows_of(_Unclaimed._make), binary=True) as cursor:
+        return cursor.execute(statement, {**columns, "owned": [*IN_FLIGHT]}).fetchall()
+
+
+def _fail(connection: Conn, installation: Installation, found: Sequence[_Unclaimed]) -> int:
+    """Fail those of these runs that run at most once; return their number."""
+    once = [run for run in found if decode(run.definition, JobDefinition).at_most_once]
+    if not once:
+        return 0
+    ensure_days(connection, {day_of(run.scheduled_at) for run in once})
+    connection.execute(
+        _SET_ENDING,
+        {
+            "run_ids": uuids(run.run_id for run in once),
+            "states": [RunState.RUNNING] * len(once),
+            "attempts": [max(run.attempt, 1) for run in once],
+            "executors": uuids(None for _ in once),
+            "started": [None if run.attempt else run.scheduled_at for run in once],  # it has its record
+            "published": [run.scheduled_at for run in once],
+        },
+    )
+    message = "the database was restored, and the run may have begun before"
+    ends = [
+        RunEnd(
+            run.run_id,
+            max(run.attempt, 1),
+            RunState.FAILED,
+            reason=UNKNOWN_OUTCOME,
+            error_type=UNKNOWN_OUTCOME,
+            error_message=message,
+        )
+        for run in once
+    ]
+    ended = len(finish_runs(connection, installation, ends).states)
+    failpoint("restoring.unknown")
+    return ended
 
 
 def _parts(run_ids: Sequence[UUID]) -> Iterator[Sequence[UUID]]:

@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from tidewheel.errors import Unavailable, UndecodableMessage
 from tidewheel.kafka.offsets import read_end_offsets, read_partitions
-from tidewheel.kafka.topics import Topics
+from tidewheel.kafka.topics import Topics, read_retention
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.generated.records import LifecycleEvent, Reply, RunCompleted, RunRequest
 from tidewheel.schemas.json_form import from_json
@@ -51,6 +51,13 @@ class History:
     changes: dict[str, list[datetime]] = field(default_factory=lambda: defaultdict(list))
     unreadable: int = 0
 
+    def has(self, topics: Topics, topic: str, value: bytes) -> bool:
+        """Return True if Kafka has this completion or reply."""
+        if topic == topics.completions:
+            return UUID(_record(value, RunCompleted).run_id) in self.ends
+        origin = _record(value, Reply).origin
+        return origin is not None and (origin.topic, origin.partition, origin.offset) in self.replies
+
     def applied_at(self, answer: Answer) -> datetime:
         """Return when the lost database had applied a request: the job's change, else the reply's own time."""
         near = [
@@ -70,7 +77,7 @@ def read_history(client: Consumer, topics: Topics, since: datetime) -> History:
     names = read_partitions(client)
     run_topics = f"{topics.prefix}.runs."
     found = History()
-    for message in read_messages(client, _since(client, names, topics, run_topics, since)):
+    for message in read_messages(client, _ranges(client, names, topics, since)[0]):
         topic, value = message.topic() or "", message.value()
         if not isinstance(value, bytes):
             continue
@@ -95,6 +102,27 @@ def read_history(client: Consumer, topics: Topics, since: datetime) -> History:
         except (UndecodableMessage, ValueError):
             found.unreadable += 1
     return found
+
+
+def find_expired(
+    client: Consumer, kafka: Mapping[str, str], topics: Topics, *, since: datetime, now: datetime
+) -> list[str]:
+    """Return the topics that may have lost messages since an instant.
+
+    Kafka drops their messages by age, the instant is older, and a partition begins after it.
+
+    Raises:
+        Unavailable: No broker answers.
+    """
+    ranges, stored = _ranges(client, read_partitions(client), topics, since)
+    kept = read_retention(kafka, {topic for topic, _ in ranges})
+    return sorted(
+        {
+            place[0]
+            for place, (first, _) in ranges.items()
+            if place[0] in kept and since < now - kept[place[0]] and first == stored[place] > 0
+        }
+    )
 
 
 def read_messages(client: Consumer, starts: Mapping[Place, tuple[int, int]]) -> Iterable[Message]:
@@ -132,14 +160,15 @@ def time_of(message: Message) -> datetime:
     return datetime.fromtimestamp(message.timestamp()[1] / 1000, UTC)
 
 
-def _since(
-    client: Consumer, names: Mapping[str, list[Place]], topics: Topics, run_topics: str, since: datetime
-) -> dict[Place, tuple[int, int]]:
+def _ranges(
+    client: Consumer, names: Mapping[str, list[Place]], topics: Topics, since: datetime
+) -> tuple[dict[Place, tuple[int, int]], dict[Place, int]]:
+    """Return the offsets to read of each partition, and the first that Kafka has."""
     read = [
         place
         for name, places in names.items()
         if name in {topics.completions, topics.events, topics.replies}
-        or name.startswith((run_topics, f"{topics.replies}.t."))
+        or name.startswith((f"{topics.prefix}.runs.", f"{topics.replies}.t."))
         for place in places
     ]
     ends = read_end_offsets(client, read)
@@ -150,7 +179,8 @@ def _since(
         message = f"offsets cannot be read: {error.args[0].str()}"
         raise Unavailable(message) from error
     first = {(each.topic, each.partition): each.offset for each in found}
-    return {place: (first[place] if first[place] >= 0 else end, end) for place, (_, end) in ends.items()}
+    ranges = {place: (first[place] if first[place] >= 0 else end, end) for place, (_, end) in ends.items()}
+    return ranges, {place: stored for place, (stored, _) in ends.items()}
 
 
 def _record(value: bytes, kind: type[R]) -> R:

@@ -1,20 +1,25 @@
 """The steps after a restore from a base backup (docs/adr/0081-restore.md)."""
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
-from typing import cast
+from typing import LiteralString, cast
 from uuid import UUID
 
+import psycopg
 from psycopg.types.json import Jsonb
 
+from tidewheel.clock import monotonic_seconds
 from tidewheel.control.restore.ends import create_missing, end_unknown, raise_attempts, record_ends
-from tidewheel.control.restore.history import History, read_history
+from tidewheel.control.restore.history import History, find_expired, read_history
 from tidewheel.control.restore.replay import replay_requests
 from tidewheel.control.restore.timers import fire_again, set_chains
 from tidewheel.errors import SettingsError
+from tidewheel.jobs.values import format_timestamp
 from tidewheel.kafka.offsets import offsets_client
-from tidewheel.postgres.session import BY_KEY, Session
+from tidewheel.postgres.database_clock import read_now
+from tidewheel.postgres.session import BY_KEY, Conn, Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.settings.connections import Connections
@@ -28,10 +33,16 @@ _RAISE_EPOCH = _SQL["raise_epoch"]
 _STORE_RESTORE = _SQL["store_restore"]
 _END_RESTORE = _SQL["end_restore"]
 _END_SESSIONS = _SQL["end_sessions"]
-_DROP_REPEATED_MESSAGES = _SQL["drop_repeated_messages"]
+_READ_WRITTEN_MESSAGES = _SQL["read_written_messages"]
+_READ_NEEDLESS_REQUESTS = _SQL["read_needless_requests"]
+_DELETE_MESSAGES = _SQL["delete_messages"]
+
+_PAGE = 10_000
 
 MARGIN = timedelta(minutes=10)
 """Kafka is read from this long before the backup: heartbeats come every few seconds, clocks differ by less."""
+
+_END_SECONDS, _END_PAUSE = 30.0, 0.1  # until sessions of services have ended, and between two looks
 
 _GROUP = "tidewheel.restore"
 
@@ -92,6 +103,7 @@ def restore(
     since: datetime | None = None,
     stopped_at: datetime | None = None,
     dry_run: bool = False,
+    accept_gaps: bool = False,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Restored:
     """Bring a restored database up to what Kafka has.
@@ -102,10 +114,12 @@ def restore(
         since: Read Kafka from this time on; by default from ten minutes before the last heartbeat in the database.
         stopped_at: The time at which the old installation stopped at the latest; by default now.
         dry_run: Read Kafka and count; write nothing.
+        accept_gaps: Go on if Kafka may have dropped messages since the backup.
         progress: Gets the name of each step.
 
     Raises:
-        SettingsError: Another restore works, or the time of the backup is not known.
+        SettingsError: Another restore works, the time of the backup is not known, or the backup is older than what
+            Kafka keeps.
         Unavailable: PostgreSQL or Kafka does not answer: repeat the call.
     """
     session = Session(url, "tidewheel-restore", options=f"{BY_KEY} -c statement_timeout=0 -c lock_timeout=60s")
@@ -115,7 +129,7 @@ def restore(
             message = "another `tidewheel restore` works on this database; wait for it"
             raise SettingsError(message)
         with session.transaction() as connection:
-            installation = read_installation(connection, settings)
+            installation, now = read_installation(connection, settings), read_now(connection)
         state = _begin(session, since, stopped_at, write=not dry_run)
         report = Restored(datetime.fromisoformat(state.since), datetime.fromisoformat(state.stopped_at))
         if not dry_run:
@@ -124,6 +138,11 @@ def restore(
         config = {**settings.kafka_config(), "enable.partition.eof": "true", "auto.offset.reset": "error"}
         with offsets_client(config, _GROUP) as client:
             progress("reads what Kafka has since the backup")
+            if not accept_gaps:
+                _ensure_complete(
+                    find_expired(client, settings.kafka_config(), installation.topics, since=report.since, now=now),
+                    report.since,
+                )
             history = read_history(client, installation.topics, report.since)
             report.completions, report.messages = len(history.ends), len(history.requests)
             report.replies, report.unreadable = len(history.replies), history.unreadable
@@ -141,6 +160,15 @@ def restore(
         lock.close()
 
 
+def _ensure_complete(expired: Sequence[str], since: datetime) -> None:
+    if expired:
+        message = (
+            f"{', '.join(expired)}: Kafka may have dropped messages since {format_timestamp(since)}, so runs that have"
+            " ended may run again; restore a later backup, or accept that by --accept-gaps"
+        )
+        raise SettingsError(message)
+
+
 def _write(session: Session, installation: Installation, history: History, state: _State, report: Restored) -> None:
     if not state.messages_dropped:
         report.occurrences = fire_again(session, installation, history)
@@ -148,8 +176,8 @@ def _write(session: Session, installation: Installation, history: History, state
         report.ended = record_ends(session, installation, history, report.since)
         set_chains(session, history)
         report.unknown = raise_attempts(session, history)
-        _drop_messages(session, installation, state)
-    report.failed = end_unknown(session, installation, report.stopped_at)
+        _drop_messages(session, installation, history, state)
+    report.failed = end_unknown(session, installation, history, report.stopped_at)
     with session.transaction() as connection:
         connection.execute(_END_RESTORE)
 
@@ -175,22 +203,56 @@ def _begin(session: Session, since: datetime | None, stopped_at: datetime | None
 
 
 def _end_sessions(session: Session) -> list[str]:
-    """End the sessions of services, until none is left; each new one finds the restore and ends."""
-    ended: list[str] = []
-    while rows := session.connection().execute(_END_SESSIONS).fetchall():
-        ended += [str(name) for name, _ in rows]
-    return sorted(set(ended))
+    """End the sessions of services, until none is left; each new one finds the restore and ends.
+
+    Raises:
+        SettingsError: This user may not end them, or they do not end.
+    """
+    ended, give_up = set[str](), monotonic_seconds() + _END_SECONDS
+    try:
+        while rows := session.connection().execute(_END_SESSIONS).fetchall():
+            names = sorted({str(name) for name, _ in rows})
+            if monotonic_seconds() > give_up:
+                message = f"sessions do not end: {', '.join(names)}; stop these services, and repeat the command"
+                raise SettingsError(message)
+            ended.update(names)
+            threading.Event().wait(_END_PAUSE)
+    except psycopg.errors.InsufficientPrivilege as error:
+        message = "this user may not end sessions of services: GRANT pg_signal_backend TO it, or stop all services"
+        raise SettingsError(message) from error
+    return sorted(ended)
 
 
-def _drop_messages(session: Session, installation: Installation, state: _State) -> None:
+def _drop_messages(session: Session, installation: Installation, history: History, state: _State) -> None:
+    """Delete the messages that the restore has written and that Kafka has.
+
+    A dead letter stays: Kafka is not searched for it, and a repeat has the same `event_id`.
+    """
     topics = installation.topics
-    columns: dict[str, object] = {
-        "after": state.last_outbox_id,
-        "announced": [topics.replies, topics.completions, topics.dead_letters],
-        "runs": f"{topics.prefix}.runs.",
+    announced: dict[str, object] = {
+        "topics": [topics.replies, topics.completions],
+        "of_tenants": f"{topics.replies}.t.",
     }
+    for connection, rows in _pages(session, _READ_WRITTEN_MESSAGES, announced, state.last_outbox_id):
+        known = [row[0] for row in rows if history.has(topics, str(row[1]), cast("bytes", row[2]))]
+        connection.execute(_DELETE_MESSAGES, {"ids": known})
+    runs: dict[str, object] = {"runs": f"{topics.prefix}.runs."}
+    for connection, rows in _pages(session, _READ_NEEDLESS_REQUESTS, runs, state.last_outbox_id):
+        connection.execute(_DELETE_MESSAGES, {"ids": [row[0] for row in rows]})
     with session.transaction() as connection:
-        connection.execute(_DROP_REPEATED_MESSAGES, columns)
         state.messages_dropped = True
         connection.execute(_STORE_RESTORE, {"state": Jsonb(asdict(state))})
         failpoint("restoring.messages")
+
+
+def _pages(
+    session: Session, statement: LiteralString, columns: Mapping[str, object], after: int
+) -> Iterator[tuple[Conn, list[tuple[object, ...]]]]:
+    """Yield the rows of a statement in pages by their id, each in a transaction of its own."""
+    while True:
+        with session.transaction() as connection:
+            rows = connection.execute(statement, {**columns, "after": after, "limit": _PAGE}, binary=True).fetchall()
+            if not rows:
+                return
+            after = cast("int", rows[-1][0])
+            yield connection, rows

@@ -123,6 +123,15 @@ UPDATE job_runs AS r
  WHERE r.run_id = given.run_id AND r.attempt < given.attempt AND r.state <> %(waiting)s
 RETURNING r.run_id, r.tenant, r.attempt
 
+-- name: find_requested
+-- Returns those of these runs that are open and that no executor owns, with their definitions.
+-- Index: job_runs_pkey, job_versions_pkey. No lock.
+SELECT r.run_id, r.attempt, r.scheduled_at, v.definition
+  FROM job_runs AS r
+  JOIN job_versions AS v ON v.job_id = r.job_id AND v.version = r.job_version
+ WHERE r.run_id = ANY (%(run_ids)s::uuid[]) AND NOT r.state = ANY (%(owned)s::text[])
+ ORDER BY r.run_id
+
 -- name: find_unclaimed
 -- Returns open runs that no executor owns and that were due before an instant, with their definitions.
 -- Index: job_runs_pkey, job_versions_pkey. No lock.
@@ -134,12 +143,27 @@ SELECT r.run_id, r.attempt, r.scheduled_at, v.definition
  ORDER BY r.run_id
  LIMIT %(limit)s
 
--- name: drop_repeated_messages
--- Deletes messages that the restore has written and that Kafka has: replies, ends, and requests of runs that are over.
--- No index. Lock: the rows.
-DELETE FROM outbox AS o
- WHERE o.id > %(after)s
-   AND (o.topic = ANY (%(announced)s::text[])
-        OR (starts_with(o.topic, %(runs)s)
-            AND NOT EXISTS (SELECT FROM job_runs AS r
-                             WHERE r.run_id = convert_from(o.key, 'UTF8')::uuid AND r.attempt = 0)))
+-- name: read_written_messages
+-- Returns the messages of some topics that the restore has written, a page by id.
+-- No index: a scan of the outbox for each page. No lock.
+SELECT o.id, o.topic, o.value
+  FROM outbox AS o
+ WHERE o.id > %(after)s AND (o.topic = ANY (%(topics)s::text[]) OR starts_with(o.topic, %(of_tenants)s))
+ ORDER BY o.id
+ LIMIT %(limit)s
+
+-- name: read_needless_requests
+-- Returns the run messages that the restore has written and no claim needs, a page by id: of runs that are over, or whose
+-- attempt was raised.
+-- Index: job_runs_pkey; a scan of the outbox for each page. No lock.
+SELECT o.id
+  FROM outbox AS o
+ WHERE o.id > %(after)s AND starts_with(o.topic, %(runs)s)
+   AND NOT EXISTS (SELECT FROM job_runs AS r WHERE r.run_id = convert_from(o.key, 'UTF8')::uuid AND r.attempt = 0)
+ ORDER BY o.id
+ LIMIT %(limit)s
+
+-- name: delete_messages
+-- Deletes messages of the outbox.
+-- No index: a scan of the outbox. Lock: the rows.
+DELETE FROM outbox AS o WHERE o.id = ANY (%(ids)s::bigint[])

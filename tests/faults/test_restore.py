@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 from uuid import uuid4
@@ -18,6 +18,8 @@ from uuid import uuid4
 import psutil
 import psycopg
 import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
@@ -122,6 +124,31 @@ def restore(fleet: Fleet, *arguments: str, failpoint: str | None = None) -> subp
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 
+@contextmanager
+def expired_before(fleet: Fleet, since: datetime) -> Iterator[None]:
+    """Let Kafka keep completions for five minutes, and drop the first of each partition.
+
+    The restore reads from ten minutes before the backup.
+    """
+    admin, topic = AdminClient(fleet.kafka), fleet.topics.completions
+    assert since > now() - timedelta(minutes=5)
+
+    def keep(milliseconds: int) -> None:
+        entry = ConfigEntry("retention.ms", str(milliseconds), incremental_operation=AlterConfigOpType.SET)
+        resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+        admin.incremental_alter_configs([resource])[resource].result(30)
+
+    keep(300_000)
+    partitions = admin.list_topics(topic, timeout=30).topics[topic].partitions
+    drops = admin.delete_records([TopicPartition(topic, each, 1) for each in partitions])
+    dropped = [drop.exception(30) is None for drop in drops.values()]  # one without a message has none to drop
+    assert any(dropped)
+    try:
+        yield
+    finally:
+        keep(30 * 86_400_000)
+
+
 def test_restored_database_continues_where_kafka_ends(server: Server, fleet: Fleet, oracle: Oracle) -> None:
     first = now()
     work = Workload(fleet, oracle)
@@ -162,6 +189,10 @@ def test_restored_database_continues_where_kafka_ends(server: Server, fleet: Fle
     fleet.database.close()
     server.lose()
     server.bring_back()
+    with expired_before(fleet, since=first):
+        refused = restore(fleet, "--dry-run")
+        assert refused.returncode != 0, refused.stdout
+        assert f"{fleet.topics.completions}: Kafka may have dropped messages" in refused.stderr
     counted = restore(fleet, "--dry-run", "--output", "json")
     assert counted.returncode == 0, counted.stderr
     for step in _STEPS:
