@@ -27,6 +27,7 @@ JOBS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "key_limits": ("tenant", "is_prefix", "key"),
         "freezes": ("id",),
         "frozen_jobs": ("freeze_id", "job_id"),
+        "history_limits": ("job_id",),
     }
 )
 

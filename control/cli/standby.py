@@ -41,7 +41,7 @@ def enable(
     names = Topics(settings.topic_prefix)
     done = create_standby_topics(settings.kafka_config(), names, replication=settings.replication)
     with connect(url, "tidewheel-standby", autocommit=True, options=_NO_HURRY) as connection:
-        recording.enable(connection)
+        recording.enable(connection, names)
         with connection.transaction():
             record_change(connection, process_actor(Door.CLI), Change(ALL_TENANTS, "standby.enable", "standby"))
     lines = [*done, "recording is enabled; `tidewheel standby status` shows the first complete state"]
@@ -91,6 +91,9 @@ def raise_site(
         str | None,
         typer.Option(metavar="NAME", help="The begin of their names there, such as `a.tidewheel`; default: as here."),
     ] = None,
+    accept_gaps: Annotated[
+        bool, typer.Option("--accept-gaps", help="Raise although rows may be missing; the report names the reason.")
+    ] = False,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Raise this installation from the topics of a site that is lost.
@@ -104,7 +107,7 @@ def raise_site(
     url, settings = checked_url(), Connections.load()
     config = {**settings.kafka_config(), "bootstrap.servers": source}
     with connect(url, "tidewheel-standby", autocommit=True, options=_NO_HURRY) as connection:
-        raised = raise_from(connection, config, Topics(prefix or settings.topic_prefix))
+        raised = raise_from(connection, config, Topics(prefix or settings.topic_prefix), accept_gaps=accept_gaps)
     if output is not Output.TEXT:
         print_document({**asdict(raised), "window": raised.window}, output)
         return
@@ -120,6 +123,12 @@ def raise_site(
     ]
     if raised.left_out:
         lines.append(f"{count_text(raised.left_out, 'record')} behind the last complete batch left out")
+    lines += [f"rows may be missing: {gap}" for gap in raised.gaps]
+    if raised.unchecked:
+        lines.append(
+            "the topics keep the first site's times (message.timestamp.type), so it is not known whether the mirror was"
+            " more than an hour behind: rows may be missing then"
+        )
     if raised.doubtful_runs:
         lines.append(
             f"{count_text(len(raised.doubtful_runs), 'run')} of at-most-once jobs end with an unknown outcome:"

@@ -31,6 +31,7 @@ class Limits:
         free_bytes: The least free space of the local stack's disk.
         slot_bytes: The most WAL that an unread replication slot keeps.
         standby_bytes: The most WAL that a standby may be behind.
+        site_age: An older state in the topics of a standby site means that they are behind.
         message_age: An older message of the outbox means that none leaves.
         timer_age: A timer that is overdue for longer means that nothing fires.
         key_age: An older key of run messages is to be rotated.
@@ -44,6 +45,7 @@ class Limits:
     free_bytes: int = 2 << 30
     slot_bytes: int = 1 << 30
     standby_bytes: int = 256 << 20
+    site_age: timedelta = timedelta(minutes=5)
     message_age: timedelta = timedelta(seconds=30)
     timer_age: timedelta = timedelta(seconds=60)
     key_age: timedelta = timedelta(days=365)

@@ -99,7 +99,7 @@ def check_schema(context: Context) -> Iterator[Finding]:
 def check_isolation(context: Context) -> Iterator[Finding]:
     """Check that sessions which act for a tenant are bound by row-level security."""
     role = _installation(context).tenant_role
-    what, wanted = "row-level security does not bind the API and Client", context.settings.tenant_role
+    what, wanted = "row-level security does not bind the API and Client", context.settings.role_of_tenants
     with context.connection() as connection:
         hidden = ownership_problem(connection)
         unsecured = unsecured_tables(connection, created_names())

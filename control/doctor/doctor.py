@@ -20,6 +20,7 @@ CHECKS = (
     Check("archive", archive.check_archive, needs="schema"),
     Check("retention", database.check_retention, needs="schema"),
     Check("replication", replication.check_replication, needs="database"),
+    Check("standby", replication.check_standby_site, needs="schema"),
     Check("vacuum", database.check_vacuum, needs="database"),
     Check("quarantine", database.check_quarantine, needs="schema"),
     Check("order", database.check_order, needs="schema"),

@@ -3,7 +3,12 @@
 -- No index: one row. Lock: the row.
 INSERT INTO standby AS s (enabled_at) VALUES (tidewheel_now())
 ON CONFLICT (one) DO UPDATE
-   SET enabled_at = tidewheel_now(), listed = false, first_batch = s.batch + 1, complete_at = NULL
+   SET enabled_at = tidewheel_now(), listed = false, first_batch = s.batch + 1, mark_due = false, complete_at = NULL
+
+-- name: forget_refused_records
+-- Deletes the records that Kafka has refused: each row is listed again.
+-- No index: quarantine, which is short. Lock: the rows.
+DELETE FROM quarantine WHERE kind = 'outbox' AND topic = ANY (%(topics)s::text[])
 
 -- name: finish_listing
 -- Notes that every row that existed before is in standby_changes.
@@ -13,7 +18,7 @@ UPDATE standby SET listed = true
 -- name: disable_standby
 -- Stops recording; false if it was off.
 -- No index: one row. Lock: the row.
-UPDATE standby SET enabled_at = NULL, listed = false, complete_at = NULL WHERE enabled_at IS NOT NULL
+UPDATE standby SET enabled_at = NULL, listed = false, mark_due = false, complete_at = NULL WHERE enabled_at IS NOT NULL
 
 -- name: forget_changes
 -- Deletes every noted change.
@@ -48,9 +53,9 @@ TRUNCATE standby_records, standby_rows
 SELECT (value #>> '{}')::integer FROM settings WHERE name = 'shards'
 
 -- name: count_left_out
--- Returns the number of records behind a batch of a site.
+-- Returns the number of records behind a batch of a site, and the time since the first of them was copied.
 -- No index: all records. No lock.
-SELECT count(*) FROM standby_records WHERE site = %(site)s AND batch > %(batch)s
+SELECT count(*), tidewheel_now() - min(copied_at) FROM standby_records WHERE site = %(site)s AND batch > %(batch)s
 
 -- name: take_latest
 -- Copies the last records of all rows up to a batch of a site, without those that are gone.
@@ -83,6 +88,11 @@ SELECT a.attname::text, a.attidentity <> ''
 -- Deletes the tenants that a new database has.
 -- No index: all rows. Lock: the rows.
 DELETE FROM tenants
+
+-- name: begin_settling_again
+-- Lets freezes settle by the transactions of this server: the lost one counted others.
+-- No index: a few rows. Lock: the rows, which no other transaction sees.
+UPDATE freezes SET settles_at = NULL WHERE NOT settled
 
 -- name: find_input_days
 -- Returns the days of the inputs of open runs.

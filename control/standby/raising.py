@@ -3,8 +3,8 @@
 All rows are written in one transaction, so a raise that is killed has changed nothing. Services start afterwards.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timedelta
 from typing import LiteralString, cast
 from uuid import UUID, uuid4
@@ -12,10 +12,11 @@ from uuid import UUID, uuid4
 from psycopg import sql
 
 from tidewheel.audit import ALL_TENANTS, Change, Door, process_actor, record_change
+from tidewheel.control.reads.status import age_text
 from tidewheel.control.standby.recording import read_recording
 from tidewheel.control.standby.records import Mark, Record, read_topic
 from tidewheel.errors import SettingsError
-from tidewheel.kafka.topics import Topics
+from tidewheel.kafka.topics import COMPACTION_LAG, Topics, TopicStatus, setting_deviations
 from tidewheel.migrations.runner import migrations
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.partitions import ensure_days
@@ -35,6 +36,7 @@ _READ_SHARDS = _SQL["read_shards"]
 _FIND_ROW_SHAPES = _SQL["find_row_shapes"]
 _FIND_COLUMNS = _SQL["find_columns"]
 _DROP_FIRST_TENANTS = _SQL["drop_first_tenants"]
+_BEGIN_SETTLING_AGAIN = _SQL["begin_settling_again"]
 _FIND_INPUT_DAYS = _SQL["find_input_days"]
 _ADD_RUN_INPUTS = _SQL["add_run_inputs"]
 _DOUBT_RUNS = _SQL["doubt_runs"]
@@ -42,8 +44,11 @@ _DOUBT_WAITING_RUNS = _SQL["doubt_waiting_runs"]
 _PAUSE_DOUBTFUL_JOBS = _SQL["pause_doubtful_jobs"]
 _ADD_LOST_EXECUTORS = _SQL["add_lost_executors"]
 _STORE_RAISE = _SQL["store_raise"]
+_RAISE_EPOCH = Statements("tidewheel.control.restore")["raise_epoch"]
 
-_COPY = "COPY standby_records (site, batch, kind, key, row) FROM STDIN"
+_KEEPS_ROWS = frozenset({"cleanup.policy", "min.compaction.lag.ms"})
+
+_COPY = "COPY standby_records (site, batch, kind, key, row, copied_at) FROM STDIN"
 _INSERT: LiteralString = """
 INSERT INTO {table} ({columns}) OVERRIDING SYSTEM VALUE
 SELECT {values}
@@ -72,6 +77,8 @@ class Raised:
             `cancelled`.
         paused_jobs: At-most-once jobs, as tenant/key, that wait for `tidewheel job resume`.
         left_out: Records behind the last complete batch, which are not applied.
+        gaps: The reasons why rows may be missing, which the caller has accepted.
+        unchecked: True if the copies do not keep the times of copying, so a mirror that was behind is not noticed.
     """
 
     site: UUID
@@ -83,6 +90,8 @@ class Raised:
     doubtful_runs: Sequence[UUID] = ()
     paused_jobs: Sequence[str] = ()
     left_out: int = 0
+    gaps: Sequence[str] = ()
+    unchecked: bool = False
 
     @property
     def window(self) -> timedelta:
@@ -90,17 +99,18 @@ class Raised:
         return max(self.until - self.as_of, timedelta())
 
 
-def raise_site(connection: Conn, config: Mapping[str, str], topics: Topics) -> Raised:
+def raise_site(connection: Conn, config: Mapping[str, str], topics: Topics, *, accept_gaps: bool = False) -> Raised:
     """Insert the rows of the last complete batch into an empty installation.
 
     Args:
         connection: Of the owner of the tables, outside a transaction.
         config: The Kafka client's settings for the broker that has the topics.
         topics: The names of the topics there.
+        accept_gaps: Go on although rows may be missing.
 
     Raises:
-        SettingsError: The installation has jobs of its own, the topics hold no complete batch, or another release or
-            another number of shards wrote them.
+        SettingsError: The installation has jobs of its own, the topics hold no complete batch, another release or
+            another number of shards wrote them, or rows may be missing.
         Unavailable: A server does not answer.
     """
     with connection.transaction():
@@ -118,9 +128,14 @@ def raise_site(connection: Conn, config: Mapping[str, str], topics: Topics) -> R
         mark = _last_complete(by_topic)
         _check(connection, mark)
         columns = {"site": mark.site, "first_batch": mark.first_batch, "batch": mark.batch}
-        [(left_out,)] = cast("list[tuple[int]]", connection.execute(_COUNT_LEFT_OUT, columns).fetchall())
+        found = connection.execute(_COUNT_LEFT_OUT, columns).fetchone()
+        left_out, left_for = cast("tuple[int, timedelta | None]", found)
+        gaps = [*_wrong_settings(config, topics), *_late_copies(mark, left_out, left_for)]
+        if gaps and not accept_gaps:
+            message = f"rows may be missing: {'; '.join(gaps)}; mirror the topics again, or give --accept-gaps"
+            raise SettingsError(message)
         connection.execute(_TAKE_LATEST, columns)
-        raised = _insert(connection, mark, left_out)
+        raised = replace(_insert(connection, mark, left_out), gaps=gaps, unchecked=mark.copied_at is None)
         connection.execute(_FORGET_RECORDS)
         failpoint("standby.before_raised")
         return raised
@@ -137,7 +152,7 @@ def _load(connection: Conn, config: Mapping[str, str], topic: str) -> list[Mark]
 
 def _fields(record: Record) -> Sequence[object]:
     row = None if record.row is None else record.row.decode()
-    return record.site, record.batch, record.kind, record.key, row
+    return record.site, record.batch, record.kind, record.key, row, record.copied_at
 
 
 def _last_complete(by_topic: Mapping[str, Sequence[Mark]]) -> Mark:
@@ -168,9 +183,33 @@ def _check(connection: Conn, mark: Mark) -> None:
         raise SettingsError(message)
 
 
+def _wrong_settings(config: Mapping[str, str], topics: Topics) -> Iterator[str]:
+    """Yield the settings of the copies by which they lose the last record of a row."""
+    statuses = [TopicStatus(topic, 1, 1) for topic in topics.standby_plan()]
+    for each in setting_deviations(config, statuses, replication=1):
+        if each.setting in _KEEPS_ROWS:
+            yield f"{each.setting} of {each.topic} is {each.value} instead of {each.wanted}"
+
+
+def _late_copies(mark: Mark, left_out: int, left_for: timedelta | None) -> Iterator[str]:
+    """Yield why compaction may have removed a record whose successor is behind the mark.
+
+    It waits for a time, at the lost site before the copy and in the copies before the raise.
+    """
+    if mark.copied_at is not None and mark.copied_at - mark.as_of > COMPACTION_LAG:
+        behind = mark.copied_at - mark.as_of
+        yield f"the mirror was {age_text(behind)} behind, and the lost site compacts after an hour"
+    if left_for is not None and left_for > COMPACTION_LAG:
+        yield (
+            f"{left_out} records behind the last complete state were copied {age_text(left_for)} ago, and may have"
+            " replaced others since"
+        )
+
+
 def _insert(connection: Conn, mark: Mark, left_out: int) -> Raised:
     connection.execute(_DROP_FIRST_TENANTS)
     rows = {kind: _insert_table(connection, kind) for kind in CARRIED}
+    connection.execute(_BEGIN_SETTLING_AGAIN)
     days = cast("list[tuple[date]]", connection.execute(_FIND_INPUT_DAYS).fetchall())
     ensure_days(connection, [day for (day,) in days])
     connection.execute(_ADD_RUN_INPUTS)
@@ -181,6 +220,7 @@ def _insert(connection: Conn, mark: Mark, left_out: int) -> Raised:
     )
     paused = cast("list[tuple[str, str]]", connection.execute(_PAUSE_DOUBTFUL_JOBS, lost).fetchall())
     connection.execute(_ADD_LOST_EXECUTORS, lost)
+    connection.execute(_RAISE_EPOCH)  # a service that was started too early ends
     connection.execute(_STORE_RAISE, {"site": mark.site, "batch": mark.batch, "as_of": mark.as_of})
     record_change(connection, process_actor(Door.CLI), Change(ALL_TENANTS, "standby.raise", f"site/{mark.site}"))
     return Raised(

@@ -10,6 +10,7 @@ from psycopg import sql
 from psycopg.rows import class_row
 
 from tidewheel.errors import Unavailable
+from tidewheel.kafka.topics import Topics
 from tidewheel.postgres.session import Conn
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
@@ -20,6 +21,7 @@ _ENABLE = _SQL["enable_standby"]
 _FINISH_LISTING = _SQL["finish_listing"]
 _DISABLE = _SQL["disable_standby"]
 _FORGET_CHANGES = _SQL["forget_changes"]
+_FORGET_REFUSED = _SQL["forget_refused_records"]
 _READ_STANDBY = _SQL["read_standby"]
 
 # A trigger waits for the transactions that write its table, and those that come wait behind it: for this time at most.
@@ -44,7 +46,7 @@ class Recording:
     Args:
         site: The id of this installation in its records.
         enabled_at: The time at which recording began; None while it is off.
-        listed: True once the rows that existed before are noted too.
+        listed: True once the rows that existed before are noted too; False again once Kafka has refused a record.
         batch: The number of the last batch.
         complete_at: The snapshot of the last complete batch; None before the first one.
         age: The time since then, by the database's clock.
@@ -74,17 +76,20 @@ def read_recording(connection: Conn) -> Recording | None:
         return cursor.execute(_READ_STANDBY).fetchone()
 
 
-def enable(connection: Conn) -> None:
+def enable(connection: Conn, topics: Topics) -> None:
     """Begin to record, and list all rows that exist; a repeat begins again.
 
     Args:
         connection: Of the owner of the tables, outside a transaction.
+        topics: The names of the topics; records that Kafka has refused there are listed again.
 
     Raises:
         Unavailable: Another transaction keeps a table locked.
     """
     _replace_triggers(connection, create=True)
-    connection.execute(_ENABLE)
+    with connection.transaction():
+        connection.execute(_ENABLE)
+        connection.execute(_FORGET_REFUSED, {"topics": [topics.jobs, topics.run_states]})
     failpoint("standby.triggers_created")
     # The triggers are committed, so a row is listed here, or its later change is noted, or both.
     with connection.transaction():

@@ -4,11 +4,11 @@ import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import NamedTuple, cast
 from uuid import UUID
 
-from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, KafkaError, Message, TopicPartition
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import SettingsError, Unavailable, UndecodableMessage
@@ -24,13 +24,18 @@ _BATCH = 1000
 
 
 class Record(NamedTuple):
-    """A record of a row; `row` is None if the row was gone."""
+    """A record of a row; `row` is None if the row was gone.
+
+    Args:
+        copied_at: The time at which the topic got it; None if the topic keeps the times of the first one.
+    """
 
     site: UUID
     batch: int
     kind: str
     key: str
     row: bytes | None
+    copied_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,7 @@ class Mark:
         shards: The number of shards of the site.
         schema: The last migration of the site's release.
         offset: Its place in the topic.
+        copied_at: As of a record.
     """
 
     site: UUID
@@ -54,6 +60,7 @@ class Mark:
     shards: int
     schema: str
     offset: int
+    copied_at: datetime | None
 
 
 def read_topic(config: Mapping[str, str], topic: str, marks: list[Mark]) -> Iterator[Record]:
@@ -117,6 +124,8 @@ def _messages(reader: Consumer, topic: str, end: int) -> Iterator[Message]:
 
 def _record(message: Message) -> Record | Mark:
     offset = cast("int", message.offset())
+    kind_of_time, milliseconds = message.timestamp()
+    copied_at = datetime.fromtimestamp(milliseconds / 1000, UTC) if kind_of_time == TIMESTAMP_LOG_APPEND_TIME else None
     try:
         kind, key = read_key(message.key() or b"")  # pyright: ignore[reportArgumentType] - bytes without a deserializer
         headers = dict(cast("Sequence[tuple[str, bytes]]", message.headers() or ()))
@@ -125,7 +134,7 @@ def _record(message: Message) -> Record | Mark:
         row = None if value is None else decode(value, StandbyRow)
         content = row and (zlib.decompress(row.row) if row.is_compressed else row.row)
         if kind != MARK or row is None:
-            return Record(site, batch, kind, key, content or None)
+            return Record(site, batch, kind, key, content or None, copied_at)
         facts = as_object(json.loads(content or b"{}")) or {}
         return Mark(
             site,
@@ -135,6 +144,7 @@ def _record(message: Message) -> Record | Mark:
             cast("int", facts["shards"]),
             str(facts["schema"]),
             offset,
+            copied_at,
         )
     except (KeyError, ValueError, zlib.error, UndecodableMessage) as error:
         text = f"{message.topic()}[0]@{offset} is no record of a standby site: {error}"

@@ -13,17 +13,24 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
+from typing import LiteralString
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import (
+    AlterConfigOpType,  # type: ignore[attr-defined]
+    ConfigEntry,  # type: ignore[attr-defined]
+    ConfigResource,  # type: ignore[attr-defined]
+    ResourceType,  # type: ignore[attr-defined]
+)
 
 from tests.faults.own_server import fleet_on
 from tests.fixtures.database import Database
-from tests.fixtures.services import PATIENCE_SECONDS, Fleet, make_fleet
-from tidewheel.control.standby import recording
+from tests.fixtures.services import PATIENCE_SECONDS, Fleet, admin_of, make_fleet, until
+from tidewheel.control.standby import raising, recording
 from tidewheel.control.standby.raising import raise_site
 from tidewheel.errors import SettingsError
-from tidewheel.kafka.topics import Topics, create_standby_topics
+from tidewheel.kafka.topics import Topics, create_standby_topics, setting_deviations, topic_statuses
 from tidewheel.local.stack import LocalStack, StackInfo
 from tidewheel.postgres.session import connect
 
@@ -35,8 +42,12 @@ _JOBS: tuple[dict[str, object], ...] = (
     {"key": "chain", "schedule": {"fixed_delay": "1s"}, "target": "note-sync"},
     {"key": "once-only", "schedule": {"interval": "1s"}, "target": "note", "delivery": "at_most_once"},
     {"key": "resting", "schedule": {"interval": "1s"}, "target": "note", "paused": True},
-    {"key": "errand", "schedule": "manual", "target": "note"},
+    {"key": "errand", "schedule": "manual", "target": "note", "history_limit": 100},
     {"key": "shaky", "schedule": "manual", "target": "shaky", "retry": {"backoff": "fixed", "initial": "1s"}},
+)
+# By labels or a prefix it waits for transactions that may have missed it.
+_FREEZE: LiteralString = (
+    "INSERT INTO freezes (tenant, key_prefix, settles_at) VALUES ('default', 'none/', '9999999999')"
 )
 
 
@@ -95,6 +106,22 @@ class Mirror:
                 self._producer.poll(0)
 
 
+def set_cleanup(info: StackInfo, topics: Topics, policy: str) -> None:
+    """Set the cleanup policy of the topic of jobs, and wait until the broker shows it."""
+    entry = ConfigEntry("cleanup.policy", policy, incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, topics.jobs, incremental_configs=[entry])
+    admin = admin_of(info.kafka)  # kept until the result: its end would abort the request
+    for future in admin.incremental_alter_configs([resource]).values():
+        future.result(30)
+
+    def is_shown() -> bool:
+        statuses = topic_statuses(dict(info.kafka), topics)
+        wrong = {(each.topic, each.setting) for each in setting_deviations(dict(info.kafka), statuses, replication=1)}
+        return ((topics.jobs, "cleanup.policy") in wrong) == (policy != "compact")
+
+    until(is_shown, "the broker shows it")
+
+
 @contextmanager
 def other_site(folder: Path) -> Generator[tuple[LocalStack, Fleet]]:
     """A site with servers of its own."""
@@ -132,10 +159,11 @@ def _lose_and_raise(lost: Fleet, raised: Fleet, here: StackInfo, there: StackInf
     lost.flush()
     lost.until(lambda: any(each.job_key == "gated" for each in effects(lost)), "the held run has begun")
 
+    lost.database.execute(_FREEZE)
     create_standby_topics(here.kafka, lost.topics)
     mirror = Mirror(here, there, lost.topics)
     with connect(lost.database.url, "test", autocommit=True) as connection:
-        recording.enable(connection)
+        recording.enable(connection, lost.topics)
     lost.until(lambda: _state(lost).complete_at, "the topics hold a complete state")
     for number in range(20):
         lost.ask({"type": "job.trigger", "key": "errand", "payload": {"number": number}})
@@ -156,6 +184,14 @@ def _lose_and_raise(lost: Fleet, raised: Fleet, here: StackInfo, there: StackInf
     with connect(raised.database.url, "test", autocommit=True) as connection:
         with pytest.raises(SettingsError, match=r"nowhere\.jobs has 0 partitions"):
             raise_site(connection, there.kafka, Topics("nowhere"))
+        set_cleanup(there, lost.topics, "delete")
+        with pytest.raises(SettingsError, match=r"cleanup\.policy of .*jobs is delete instead of compact; mirror"):
+            raise_site(connection, there.kafka, lost.topics)
+        set_cleanup(there, lost.topics, "compact")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(raising, "COMPACTION_LAG", timedelta())
+            with pytest.raises(SettingsError, match=r"the mirror was .* behind"):
+                raise_site(connection, there.kafka, lost.topics)
         report = raise_site(connection, there.kafka, lost.topics)
         assert raise_site(connection, there.kafka, lost.topics).repeated
     with (
@@ -166,8 +202,16 @@ def _lose_and_raise(lost: Fleet, raised: Fleet, here: StackInfo, there: StackInf
     assert report.as_of <= cut_at
     assert report.until >= died_at
     assert report.paused_jobs == ["default/once-only"]
-    for statement in ("SELECT job_id, key, version, shard, tenant FROM jobs ORDER BY 1", "SELECT tenant FROM tenants"):
+    assert (report.gaps, report.unchecked) == ([], False)
+    assert raised.database.value("SELECT value FROM settings WHERE name = 'epoch'") == 1
+    for statement in (
+        "SELECT job_id, key, version, shard, tenant FROM jobs ORDER BY 1",
+        "SELECT tenant FROM tenants",
+        "SELECT job_id, version, keep FROM history_limits",
+    ):
         assert raised.database.rows(statement) == lost.database.rows(statement)
+
+    assert raised.database.value("SELECT settles_at FROM freezes") is None, "transactions are those of a server"
 
     raised.start_all()
     gate.touch()

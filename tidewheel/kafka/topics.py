@@ -6,6 +6,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Protocol, cast
 
 from confluent_kafka import KafkaException
@@ -28,13 +29,19 @@ _DAY_MS = 24 * 60 * 60 * 1000
 _APPLY_SECONDS = 30.0
 _DESCRIBE_SECONDS = 10.0
 _MOST_CREATED = 200  # topics in one request: it may write 10,000 records, and each topic has seven or more
-_AT_LEAST = frozenset({"retention.ms", "max.message.bytes", "min.insync.replicas"})
+_AT_LEAST = frozenset(
+    {"retention.ms", "max.message.bytes", "min.insync.replicas", "min.compaction.lag.ms", "delete.retention.ms"}
+)
+
+
+COMPACTION_LAG = timedelta(hours=1)
+"""A record that was replaced stays for this time at least."""
 
 # A reader goes back to the last complete mark: for an hour no record behind it replaces one before it. A record that
 # was replaced is read for a day at most.
 _COMPACTED = {
     "cleanup.policy": "compact",
-    "min.compaction.lag.ms": str(_DAY_MS // 24),
+    "min.compaction.lag.ms": str(COMPACTION_LAG // timedelta(milliseconds=1)),
     "max.compaction.lag.ms": str(_DAY_MS),
     "delete.retention.ms": str(7 * _DAY_MS),
     "segment.ms": str(_DAY_MS // 24),
@@ -273,13 +280,14 @@ def topic_statuses(
     outputs: bool = False,
     counts: PartitionCounts = PartitionCounts(),
 ) -> list[TopicStatus]:
-    """Return the status of every topic.
+    """Return the status of every topic; of a standby site's those that exist.
 
     Raises:
         Unavailable: The broker does not answer.
     """
     present = _present(_admin(config), config)
     planned = topics.plan(queues, tenants=tenants, outputs=outputs, counts=counts)
+    planned += [topic for topic in topics.standby_plan() if topic.name in present]
     found = [(topic, present.get(topic.name)) for topic in planned]
     return [TopicStatus(topic, *(_size(meta) if meta else (0, 0))) for topic, meta in found]
 
@@ -416,6 +424,28 @@ def setting_deviations(
                 continue
             if value != wanted:
                 found.append(SettingDeviation(status.topic.name, name, value, wanted))
+    return found
+
+
+def read_retention(config: Mapping[str, str], names: Iterable[str]) -> dict[str, timedelta]:
+    """Return the time after which Kafka drops messages, of those of these topics where it does.
+
+    Raises:
+        Unavailable: The broker does not answer, or does not allow to read settings.
+    """
+    resources = [ConfigResource(ResourceType.TOPIC, name) for name in names]
+    if not resources:
+        return {}
+    admin, found = _admin(config), dict[str, timedelta]()  # its end would abort the request
+    futures = cast("Mapping[ConfigResource, Future[Mapping[str, _Entry]]]", admin.describe_configs(resources))  # pyright: ignore[reportUnknownMemberType]
+    for resource, future in futures.items():
+        try:
+            kept = int(future.result(timeout=_DESCRIBE_SECONDS)["retention.ms"].value)
+        except (KafkaException, TimeoutError) as error:
+            message = f"the settings of {resource.name} cannot be read: {error}"
+            raise Unavailable(message) from error
+        if kept >= 0:
+            found[resource.name] = timedelta(milliseconds=kept)
     return found
 
 
