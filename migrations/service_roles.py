@@ -2,6 +2,7 @@
 
 `tidewheel migrate --roles` creates them and records in `settings` that this database has them. Each `migrate` of such a
 database grants what its release needs. `migrate --post` revokes the rest. `service_rights.py` declares the rights.
+Roles are those of the server, so each installation on one server has a prefix of its own.
 """
 
 from collections.abc import Mapping
@@ -19,13 +20,15 @@ from tidewheel.postgres.statements import Statements
 
 _SQL = Statements("tidewheel.migrations")
 _READ_ROLE = _SQL["read_role"]
-_HAS_SERVICE_ROLES = _SQL["has_service_roles"]
+_READ_ROLE_PREFIX = _SQL["read_role_prefix"]
 _RECORD_SERVICE_ROLES = _SQL["record_service_roles"]
 _FIND_GRANTS = _SQL["find_grants"]
 _IS_MEMBER = _SQL["is_member"]
 
 _LETTERS: Mapping[str, LiteralString] = {"r": "SELECT", "a": "INSERT", "w": "UPDATE", "d": "DELETE"}
 _OF_PARTITIONS = "rd"  # of the scheduler, which removes the rows of deleted tenants partition by partition
+
+ROLE_PREFIX = "tidewheel"
 
 # NOINHERIT: the API's role is a member of the tenants' one, and acts as it by SET ROLE only.
 _CREATE: LiteralString = "CREATE ROLE {} NOLOGIN NOINHERIT BYPASSRLS"
@@ -34,75 +37,100 @@ _LOGIN: LiteralString = "ALTER ROLE {} LOGIN PASSWORD {}"
 _TRIES = 5  # roles are those of the server: a migration of another database may change the same one
 
 
-def role_of(service: str) -> str:
+def role_of(service: str, prefix: str = ROLE_PREFIX) -> str:
     """Return the name of a service's role."""
-    return f"tidewheel_{service}"
+    return f"{prefix}_{service}"
 
 
-def create_roles(connection: Conn, passwords: Mapping[str, str], tenant_role: str | None) -> None:
+def create_roles(connection: Conn, passwords: Mapping[str, str], tenant_role: str | None, prefix: str) -> None:
     """Create the missing roles, set these passwords, and record that the database has the roles.
 
     Args:
         connection: Of the owner of the tables, inside a transaction.
         passwords: By service; such a role may log in. The server gets the verifier, never the password.
         tenant_role: The role as which the API acts for a tenant; None if it does so as itself.
+        prefix: The first part of their names.
 
     Raises:
         MigrationError: A role cannot be created or changed; the message has the statements for a superuser.
     """
     try:
         for service in SERVICES:
-            role = sql.Identifier(role_of(service))
-            bypasses = connection.execute(_READ_ROLE, {"role": role_of(service)}).fetchone()
+            name = role_of(service, prefix)
+            role = sql.Identifier(name)
+            bypasses = connection.execute(_READ_ROLE, {"role": name}).fetchone()
             if bypasses is None:
                 _change(connection, sql.SQL(_CREATE).format(role))
             elif bypasses != (True,):
                 _change(connection, sql.SQL(_BYPASS).format(role))
             if service in passwords:
                 verifier = connection.pgconn.encrypt_password(
-                    passwords[service].encode(), role_of(service).encode(), b"scram-sha-256"
+                    passwords[service].encode(), name.encode(), b"scram-sha-256"
                 )
                 _change(connection, sql.SQL(_LOGIN).format(role, sql.Literal(verifier.decode())))
-        columns = {"role": role_of("api"), "of": tenant_role}
+        api = role_of("api", prefix)
+        columns = {"role": api, "of": tenant_role}
         if tenant_role is not None and connection.execute(_IS_MEMBER, columns).fetchone() != (True,):
             _change(
                 connection,
-                sql.SQL("GRANT {} TO {}").format(sql.Identifier(tenant_role), sql.Identifier(role_of("api"))),
+                sql.SQL("GRANT {} TO {}").format(sql.Identifier(tenant_role), sql.Identifier(api)),
             )
+    except psycopg.errors.ReservedName as error:
+        message = f"TIDEWHEEL_ROLE_PREFIX: {first_line(error)}; set another prefix"
+        raise MigrationError(message) from error
     except psycopg.errors.InsufficientPrivilege as error:
-        statements = " ".join(f"{_CREATE.format(role_of(service))};" for service in SERVICES)
+        statements = " ".join(f"{_CREATE.format(role_of(service, prefix))};" for service in SERVICES)
         message = (
             f"the roles of the services cannot be created: {first_line(error)}; run as a superuser: {statements}"
             " then run `tidewheel migrate --roles` again"
         )
         raise MigrationError(message) from error
-    connection.execute(_RECORD_SERVICE_ROLES)
+    connection.execute(_RECORD_SERVICE_ROLES, {"prefix": prefix})
 
 
-def has_roles(connection: Conn) -> bool:
-    """Return True if the database records that its services have roles."""
-    return connection.execute(_HAS_SERVICE_ROLES).fetchone() == (True,)
+def recorded_prefix(connection: Conn) -> str | None:
+    """Return the recorded prefix of the services' roles; None if they have none."""
+    found = connection.execute(_READ_ROLE_PREFIX).fetchone()
+    return None if found is None else str(found[0])
 
 
-def grant_rights(connection: Conn, *, revoke: bool) -> None:
+def require_prefix(connection: Conn, prefix: str) -> None:
+    """Check that the roles of the database, if it has any, have this prefix.
+
+    Raises:
+        MigrationError: They have another one.
+    """
+    recorded = recorded_prefix(connection)
+    if recorded not in (None, prefix):
+        message = (
+            f"TIDEWHEEL_ROLE_PREFIX: it is {prefix}, and the roles of this database are {recorded}_…; "
+            f"set it to {recorded}, or create roles of this prefix with `tidewheel migrate --roles`"
+        )
+        raise MigrationError(message)
+
+
+def grant_rights(connection: Conn, prefix: str, *, revoke: bool) -> None:
     """Give each role the rights that this release declares, in the caller's transaction.
 
     Args:
         connection: Of the owner of the tables.
+        prefix: The first part of the roles' names.
         revoke: Revoke all others. Processes of the release before may need them.
     """
-    roles = [role_of(service) for service in SERVICES]
+    roles = [role_of(service, prefix) for service in SERVICES]
     [(schema,)] = cast("list[tuple[str]]", connection.execute("SELECT current_schema()").fetchall())
     grantees = sql.SQL(", ").join(map(sql.Identifier, roles))
     connection.execute(sql.SQL("GRANT USAGE ON SCHEMA {} TO {}").format(sql.Identifier(schema), grantees))
     for name, services in FUNCTIONS.items():
-        named = sql.SQL(", ").join(sql.Identifier(role_of(service)) for service in services)
+        named = sql.SQL(", ").join(sql.Identifier(role_of(service, prefix)) for service in services)
         connection.execute(sql.SQL("GRANT EXECUTE ON FUNCTION {} TO {}").format(sql.Identifier(name), named))
     wanted = {
-        (table, role_of(service)): letters for table, rights in RIGHTS.items() for service, letters in rights.items()
+        (table, role_of(service, prefix)): letters
+        for table, rights in RIGHTS.items()
+        for service, letters in rights.items()
     }
     for stored in stored_days(connection):
-        wanted[f"{stored.table}_{stored.day:%Y%m%d}", role_of("scheduler")] = _OF_PARTITIONS
+        wanted[f"{stored.table}_{stored.day:%Y%m%d}", role_of("scheduler", prefix)] = _OF_PARTITIONS
     columns = {"names": sorted({table for table, _ in wanted}), "roles": roles}
     rows = cast("list[tuple[str, str, list[str]]]", connection.execute(_FIND_GRANTS, columns).fetchall())
     granted = {(table, role): set(rights) for table, role, rights in rows}

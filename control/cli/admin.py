@@ -66,7 +66,8 @@ def migrate(
         url,
         dry_run=dry_run,
         post=post,
-        tenant_role=settings.tenant_role or None,
+        tenant_role=settings.role_of_tenants,
+        role_prefix=settings.role_prefix,
         roles=_read_passwords(passwords) if roles else None,
     )
     verb = "would apply" if dry_run else "applied"

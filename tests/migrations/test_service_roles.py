@@ -19,6 +19,7 @@ from tidewheel.errors import MigrationError
 from tidewheel.local.stack import LocalStack
 from tidewheel.migrations.runner import migrate, require_current
 from tidewheel.migrations.service_rights import FUNCTIONS, RIGHTS, SERVICES
+from tidewheel.migrations.service_roles import role_of
 from tidewheel.postgres.partitions import StoredDay, create_missing, day_of, drop_day, stored_days
 from tidewheel.postgres.session import connect
 
@@ -97,6 +98,39 @@ def test_roles_are_created_once_and_each_migration_restores_their_rights(
     assert empty.startswith("--passwords: intake is empty")
     [alone] = tidewheel(logged, "migrate", "--passwords", tmp_path).refusals
     assert "add --roles" in alone
+
+
+def test_installation_has_roles_of_its_own_prefix(fresh_database: Database) -> None:
+    """A second installation on the server: no role of the first one has rights in its database."""
+    url = fresh_database.url
+    with fresh_database.connection(autocommit=True) as connection:
+        [(prefix,)] = connection.execute("SELECT 'shop_' || oid FROM pg_database WHERE datname = current_database()")
+        assert isinstance(prefix, str)
+        tenants, api = f"{prefix}_tenant", f"{prefix}_api"
+        connection.execute("DROP OWNED BY tidewheel_scheduler, tidewheel_api")
+        try:
+            assert migrate(url, roles={}, role_prefix=prefix, tenant_role=tenants) == []
+            found = connection.execute("SELECT rolname FROM pg_roles WHERE starts_with(rolname, %s)", [prefix])
+            assert {name for (name,) in found} == {tenants, *(role_of(service, prefix) for service in SERVICES)}
+            own = make_conninfo(url, options=f"-c role={role_of('scheduler', prefix)}")
+            today = day_of(fresh_database.now())
+            with connect(own, "test", autocommit=True) as scheduler:
+                require_current(scheduler)
+                made = sql.Identifier(f"attempts_{today + 7 * DAY:%Y%m%d}")
+                create_missing(scheduler, [today + 7 * DAY])
+                scheduler.execute(sql.SQL("DELETE FROM {}").format(made))
+            may = "SELECT has_table_privilege(%s, 'job_runs', 'SELECT')"
+            assert [fresh_database.value(may, [role]) for role in (api, "tidewheel_api")] == [True, False]
+            for post in (False, True):
+                with pytest.raises(MigrationError, match=f"PREFIX: it is tidewheel, .* set it to {prefix}"):
+                    migrate(url, post=post)
+            with pytest.raises(MigrationError, match=r"TIDEWHEEL_ROLE_PREFIX: role name .* is reserved"):
+                migrate(url, roles={}, role_prefix="pg")
+            assert migrate(url, role_prefix=prefix, tenant_role=tenants, post=True) == []
+        finally:
+            connection.rollback()
+            for name in (tenants, *(role_of(service, prefix) for service in SERVICES)):
+                connection.execute(sql.SQL("DROP OWNED BY {0}; DROP ROLE {0}").format(sql.Identifier(name)))
 
 
 def test_user_that_may_not_create_roles_is_told_the_statements(fresh_database: Database) -> None:

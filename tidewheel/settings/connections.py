@@ -33,11 +33,17 @@ class Connections(Settings):
     database_password_file: Path | None = Field(
         None, description="file with the password, for a URL without one or `PG*` variables: a secret of a container"
     )
-    tenant_role: str = Field(
-        "tidewheel_tenant",
+    role_prefix: str = Field(
+        "tidewheel",
+        pattern=r"^[a-z_][a-z0-9_]{0,50}$",
+        description="first part of the names of the roles that `tidewheel migrate --roles` creates: "
+        "another one for each installation on one server",
+    )
+    tenant_role: str | None = Field(
+        None,
         max_length=63,
         description="role as which the API and `Client` act for a tenant; `tidewheel migrate` creates and records it; "
-        "empty: they act as the owner of the tables, without row-level security",
+        "default: `<role_prefix>_tenant`; empty: they act as the owner of the tables, without row-level security",
     )
     kafka_bootstrap: str | None = Field(
         None, description="brokers, `host:port` separated by commas; default: the running local stack"
@@ -173,6 +179,11 @@ class Connections(Settings):
             message = f"names {hosts} hosts and {ports} ports; write one port, or one for each: host1:5432,host2:5432"
             raise ValueError(message)
         return url
+
+    @property
+    def role_of_tenants(self) -> str | None:
+        """The role as which sessions act for a tenant; None if they act as the owner of the tables."""
+        return (f"{self.role_prefix}_tenant" if self.tenant_role is None else self.tenant_role) or None
 
     @field_validator("http_hosts", "http_ports", "shell_allow", "shell_cwd")
     @classmethod
