@@ -27,6 +27,14 @@ INSERT INTO tidewheel_migrations (name, checksum) VALUES (%(name)s, %(checksum)s
 -- No index: a handful of rows. No lock. Why: a frozen process continues later; its row stays for a day.
 SELECT role, version, host, pid FROM processes WHERE version <> %(version)s ORDER BY version, role, host, pid
 
+-- name: find_existing_tables
+-- Returns those of these names that are tables, in their order.
+-- Index: pg_class by name. No lock.
+SELECT c.relname::text
+  FROM pg_class AS c
+ WHERE c.relnamespace = current_schema()::regnamespace AND c.relkind IN ('r', 'p') AND c.relname = ANY (%(names)s::text[])
+ ORDER BY c.relname
+
 -- name: store_schema
 -- Stores one schema of this release, for older readers; a repeat changes nothing. By primary key.
 INSERT INTO schemas (fingerprint, name, version, schema)
@@ -85,15 +93,16 @@ SELECT rolsuper OR rolbypassrls AND NOT rolinherit FROM pg_roles WHERE rolname =
 -- Index: pg_auth_members. No lock.
 SELECT pg_has_role(%(role)s::text, %(of)s::text, 'MEMBER')
 
--- name: has_service_roles
--- Returns true if this database has the roles of the services.
+-- name: read_role_prefix
+-- Returns the first part of the names of the services' roles; no row if this database has none. 0.1.0 has recorded `true`.
 -- Index: settings_pkey. No lock.
-SELECT EXISTS (SELECT FROM settings WHERE name = 'service_roles')
+SELECT CASE WHEN value = 'true' THEN 'tidewheel' ELSE value #>> '{}' END FROM settings WHERE name = 'service_roles'
 
 -- name: record_service_roles
--- Records that this database has the roles of the services.
+-- Records that this database has the roles of the services, and the first part of their names.
 -- Index: settings_pkey. Lock: the row.
-INSERT INTO settings (name, value) VALUES ('service_roles', 'true') ON CONFLICT (name) DO NOTHING
+INSERT INTO settings (name, value) VALUES ('service_roles', to_jsonb(%(prefix)s::text))
+ON CONFLICT (name) DO UPDATE SET value = excluded.value WHERE settings.value <> excluded.value
 
 -- name: find_grants
 -- Returns the rights of these roles on these tables, views and sequences.

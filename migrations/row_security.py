@@ -147,10 +147,16 @@ def _ensure_role(connection: Conn, role: str) -> str | None:
 
 
 def _tried(connection: Conn, statement: sql.Composed, *, kept: bool = True) -> str | None:
-    """Execute a statement; return its error, after which the transaction goes on."""
+    """Execute a statement; return its error, after which the transaction goes on.
+
+    Raises:
+        psycopg.errors.LockNotAvailable: Another transaction holds a lock.
+    """
     try:
         with connection.transaction(force_rollback=not kept):
             connection.execute(statement)
+    except psycopg.errors.LockNotAvailable:
+        raise  # another session creates the role: the caller tries again
     except psycopg.Error as error:
         return str(error).splitlines()[0]
     return None

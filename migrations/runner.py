@@ -10,21 +10,28 @@ Files `…_post` are what the release before cannot live with. They are a step o
 import logging
 import re
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from functools import cache
+from functools import cache, partial
 from hashlib import sha256
 from importlib import resources
 from typing import LiteralString, TypeVar, cast
 
 import psycopg
+from psycopg import sql
 
 from tidewheel.clock import monotonic_seconds
 from tidewheel.errors import MigrationError
 from tidewheel.migrations.row_security import REMEDY, TENANT_ROLE, ownership_problem, secure_tables
-from tidewheel.migrations.service_roles import create_roles, grant_rights, has_roles
+from tidewheel.migrations.service_roles import (
+    ROLE_PREFIX,
+    create_roles,
+    grant_rights,
+    recorded_prefix,
+    require_prefix,
+)
 from tidewheel.postgres.partitions import ensure_coming_days
 from tidewheel.postgres.session import Conn, connect
 from tidewheel.postgres.statements import Statements, trusted
@@ -37,15 +44,25 @@ _LOG = logging.getLogger("tidewheel.migrations")
 _NO_HURRY = "-c lock_timeout=0 -c statement_timeout=0"  # to wait for a runner, or for a new index, takes long
 # All later transactions queue behind a lock that a migration waits for: firing pauses for no longer than this.
 _LOCK_TIMEOUT: LiteralString = "SET lock_timeout = '200ms'"
+# For all tables of a file together: `lock_timeout` begins again with each lock, while the first ones are held.
+_LOCKS_TIMEOUT: LiteralString = "SET LOCAL statement_timeout = '200ms'"
+_LOCK_TABLES: LiteralString = "LOCK TABLE {} IN ACCESS EXCLUSIVE MODE"
+_NO_LOCKS_TIMEOUT: LiteralString = "SET LOCAL statement_timeout = 0"
 _NO_LOCK_TIMEOUT: LiteralString = "SET lock_timeout = 0"  # CREATE INDEX CONCURRENTLY waits while it blocks no writer
 _PAUSE_SECONDS = 0.8  # between two tries: four fifths of the time belong to the services
-_PATIENCE_SECONDS = 300.0  # longer than `transaction_timeout` lets a transaction of the services live
+PATIENCE_SECONDS = 300.0  # longer than `transaction_timeout` lets a transaction of the services live
 
 _ALONE = "-- outside a transaction\n"  # the first line of a file whose statements cannot run in one
 
 _FILE = re.compile(r"^(?P<number>\d{4})_[a-z0-9_]+\.sql$")
 
 _CREATED = re.compile(r"^CREATE (?:TABLE|VIEW) (\w+)", re.MULTILINE)
+# The tables that a file locks: `tests/migrations/test_runner.py` compares them with `pg_locks`.
+_LOCKED = re.compile(
+    r"(?:^ALTER TABLE (?:IF EXISTS )?(?:ONLY )?|^DROP TABLE (?:IF EXISTS )?|^COMMENT ON (?:TABLE|COLUMN) "
+    r"|^(?:CREATE|ALTER|DROP) (?:OR REPLACE )?(?:TRIGGER|POLICY)[^;]*? ON |\bREFERENCES )(\w+)",
+    re.MULTILINE,
+)
 
 _SQL = Statements("tidewheel.migrations")
 _MAKE_TABLE = _SQL["make_migrations_table"]
@@ -54,6 +71,7 @@ _APPLIED = _SQL["read_migrations"]
 _RECORD = _SQL["record_migration"]
 _LOCK = _SQL["lock_migrations"]
 _OTHER_PROCESSES = _SQL["find_processes_of_other_releases"]
+_EXISTING_TABLES = _SQL["find_existing_tables"]
 
 
 class MigrationState(StrEnum):
@@ -80,6 +98,11 @@ class Migration:
     def is_post(self) -> bool:
         """True if it is applied after the last process of the release before."""
         return is_post(self.name)
+
+    @property
+    def locked_tables(self) -> frozenset[str]:
+        """The tables that its statements lock against writers, those that it creates among them."""
+        return frozenset(_LOCKED.findall(self.text))
 
     @property
     def statements(self) -> tuple[LiteralString, ...] | None:
@@ -162,6 +185,7 @@ def migrate(
     post: bool = False,
     tenant_role: str | None = TENANT_ROLE,
     roles: Mapping[str, str] | None = None,
+    role_prefix: str = ROLE_PREFIX,
 ) -> list[str]:
     """Apply the pending migrations and store the schemas of this release.
 
@@ -172,15 +196,16 @@ def migrate(
             these files without.
         tenant_role: As for `secure_tables`; a role that cannot be used is logged, and the rest is done.
         roles: Create the roles of the services, with these passwords by service; None leaves them as they are.
+        role_prefix: The first part of the names of these roles.
 
     Returns:
         The names of the applied files; with `dry_run` of those that would be applied.
 
     Raises:
         Unavailable: The database does not respond.
-        MigrationError: An applied file was edited, a role cannot be created, or another transaction holds a lock for
-            minutes. Or processes of another release are there, and `post` is set. A migration of a newer release is no
-            error.
+        MigrationError: An applied file was edited, a role cannot be created, roles have another prefix, or another
+            transaction holds a lock for minutes. Or processes of another release are there, and `post` is set. A
+            migration of a newer release is no error.
     """
     from tidewheel.migrations.stored_schemas import (
         store_schemas,  # imports the codec, which `require_current` does not need
@@ -191,16 +216,27 @@ def migrate(
         connection.execute(_LOCK)
         connection.execute(_LOCK_TIMEOUT)
         connection.commit()
-        pending = _to_apply(connection, post=post)
+        pending, is_new = _to_apply(connection, post=post), not _read_applied(connection)
+        if roles is None and not is_new:
+            require_prefix(connection, role_prefix)
+        connection.rollback()
+
+        def apply(migration: Migration) -> None:
+            if migration.is_post and not is_new:
+                _require_no_other_release(connection, migration.name)
+                connection.rollback()
+            _apply(connection, migration)
 
         def finish() -> None:
+            if post and not is_new:
+                _require_no_other_release(connection, "the revoked rights")
             store_schemas(connection)
             if (problem := secure_tables(connection, created_names(), tenant_role)) is not None:
                 _LOG.warning("no session can act for a tenant as the role %s: %s; %s", tenant_role, problem, REMEDY)
             if roles is not None:
-                create_roles(connection, roles, tenant_role)
-            if has_roles(connection):
-                grant_rights(connection, revoke=post)
+                create_roles(connection, roles, tenant_role, role_prefix)
+            if recorded_prefix(connection) is not None:
+                grant_rights(connection, role_prefix, revoke=post)
 
         def rehearse() -> None:
             _try_all(connection, pending)
@@ -213,7 +249,7 @@ def migrate(
         connection.execute(_MAKE_TABLE)
         connection.commit()
         for migration in pending:
-            _patiently(connection, lambda: _apply(connection, migration), migration.name)  # noqa: B023 - called at once
+            _patiently(connection, partial(apply, migration), migration.name)
         _patiently(connection, finish, "the rights of the roles")
         connection.commit()
         ensure_coming_days(connection)
@@ -295,6 +331,7 @@ def _require_no_other_release(connection: Conn, what: str) -> None:
 def _apply(connection: Conn, migration: Migration) -> None:
     """Apply one file, and record it."""
     if migration.statements is None:
+        _lock_tables(connection, migration.locked_tables)
         connection.execute(migration.text)
     else:
         connection.autocommit = True
@@ -311,10 +348,30 @@ def _apply(connection: Conn, migration: Migration) -> None:
 
 def _try_all(connection: Conn, pending: Iterable[Migration]) -> None:
     """Apply the files that can run in one transaction, without a commit."""
+    pending = [migration for migration in pending if migration.statements is None]
+    _lock_tables(connection, {name for migration in pending for name in migration.locked_tables})
     connection.execute(_MAKE_TABLE)
     for migration in pending:
-        if migration.statements is None:
-            connection.execute(migration.text)
+        connection.execute(migration.text)
+
+
+def _lock_tables(connection: Conn, names: Collection[str]) -> None:
+    """Lock those of these tables that exist, all within the time that writers may wait.
+
+    Raises:
+        psycopg.errors.LockNotAvailable: Other transactions hold them for longer.
+    """
+    columns: dict[str, object] = {"names": sorted(names)}
+    found = [name for (name,) in cast("list[tuple[str]]", connection.execute(_EXISTING_TABLES, columns).fetchall())]
+    if not found:
+        return
+    connection.execute(_LOCKS_TIMEOUT)
+    try:
+        connection.execute(sql.SQL(_LOCK_TABLES).format(sql.SQL(", ").join(map(sql.Identifier, found))))
+    except psycopg.errors.QueryCanceled as error:
+        message = f"the locks of {', '.join(found)} took too long together"
+        raise psycopg.errors.LockNotAvailable(message) from error
+    connection.execute(_NO_LOCKS_TIMEOUT)
 
 
 def _patiently(connection: Conn, work: Callable[[], object], what: str) -> None:
@@ -323,7 +380,7 @@ def _patiently(connection: Conn, work: Callable[[], object], what: str) -> None:
     Raises:
         MigrationError: The lock was held for minutes.
     """
-    deadline, never = monotonic_seconds() + _PATIENCE_SECONDS, threading.Event()
+    deadline, never = monotonic_seconds() + PATIENCE_SECONDS, threading.Event()
     while True:
         try:
             work()

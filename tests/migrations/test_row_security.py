@@ -1,11 +1,16 @@
 """Row-level security of the tables, and the role as which sessions act for a tenant."""
 
+import logging
+from contextlib import closing
+
 import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 from pydantic import SecretStr
 
 from tests.fixtures.database import Database
+from tests.fixtures.services import until
+from tests.transitions.stepping import in_background
 from tidewheel.control.doctor.check import Context, Limits, run_checks
 from tidewheel.control.doctor.doctor import CHECKS
 from tidewheel.errors import MigrationError
@@ -51,3 +56,24 @@ def test_user_that_sees_no_row_is_refused_at_start_and_by_doctor(fresh_database:
         finally:
             connection.execute(sql.SQL("DROP OWNED BY {}").format(guest))
             connection.execute(sql.SQL("DROP ROLE {}").format(guest))
+
+
+def test_role_that_another_session_creates_is_waited_for(
+    fresh_database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "tidewheel.migrations")
+    name = fresh_database.value("SELECT 'tenants_' || oid FROM pg_database WHERE datname = current_database()")
+    role = sql.Identifier(name)
+    with closing(fresh_database.connection()) as creating:
+        creating.execute(sql.SQL("CREATE ROLE {}").format(role))
+        running = in_background(lambda: migrate(fresh_database.url, tenant_role=name))
+        until(lambda: "waits for a lock; it is tried again" in caplog.text, "the migration has given up once")
+        creating.rollback()
+        assert running.result(30) == []
+    with fresh_database.connection(autocommit=True) as connection:
+        try:
+            assert role_problem(connection, name) is None
+            assert "no session can act" not in caplog.text
+        finally:
+            connection.execute(sql.SQL("DROP OWNED BY {}").format(role))
+            connection.execute(sql.SQL("DROP ROLE {}").format(role))

@@ -1,5 +1,6 @@
 """The migration runner: each file once, in order, by one runner at a time, and never an edited file."""
 
+import threading
 from contextlib import closing
 from datetime import timedelta
 from hashlib import sha256
@@ -19,6 +20,7 @@ from tidewheel.errors import MigrationError, Unavailable
 from tidewheel.migrations import runner
 from tidewheel.migrations.runner import Migration, MigrationState, migrate, migrations, require_current, status
 from tidewheel.postgres.partitions import AHEAD_DAYS, TABLES, day_of
+from tidewheel.postgres.statements import trusted
 from tidewheel.release import release_version
 
 NAMES = [migration.name for migration in migrations()]
@@ -246,6 +248,96 @@ def test_migration_of_a_locked_table_blocks_others_for_a_moment_only(
         assert not running.done()
         reader.rollback()
         assert running.result(30) == [name]
+
+
+HELD: LiteralString = """
+SELECT DISTINCT c.relname::text
+  FROM pg_locks AS l
+  JOIN pg_class AS c ON c.oid = l.relation
+ WHERE l.pid = pg_backend_pid() AND l.mode NOT IN ('AccessShareLock', 'RowShareLock', 'RowExclusiveLock')
+   AND c.relkind IN ('r', 'p') AND NOT c.relispartition AND c.relnamespace = 'public'::regnamespace
+"""
+THERE: LiteralString = """
+SELECT relname::text FROM pg_class WHERE relkind IN ('r', 'p') AND relnamespace = 'public'::regnamespace
+"""
+EACH_KIND: LiteralString = """
+ALTER TABLE ONLY jobs ADD COLUMN probe int;
+COMMENT ON COLUMN timers.version IS 'probe';
+CREATE TRIGGER probe BEFORE UPDATE
+    ON outbox FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger();
+CREATE POLICY probe ON skips USING (true);
+CREATE TABLE probe (name text REFERENCES tenants (tenant));
+DROP TABLE requests;
+"""
+
+
+def test_tables_that_a_file_locks_are_known(empty_database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table that the runner does not lock first would be waited for while others are locked."""
+    probes(monkeypatch, ("probe", EACH_KIND))
+    locked: set[str] = set()
+    with closing(empty_database.connection()) as connection:
+        for migration in runner.migrations():
+            there = {str(name) for (name,) in connection.execute(THERE).fetchall()}
+            connection.rollback()
+            connection.autocommit = migration.statements is not None
+            for statement in migration.statements or (migration.text,):
+                connection.execute(statement)
+            locked = {str(name) for (name,) in connection.execute(HELD).fetchall()} & there
+            assert locked <= migration.locked_tables, migration.name
+            connection.commit()
+        assert locked == {"jobs", "timers", "outbox", "skips", "tenants"}
+
+
+def test_file_that_locks_many_tables_blocks_writers_for_a_moment_only(
+    fresh_database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Transactions that read the tables end one after the other, each just before the wait for it ends."""
+    tables = ("job_edges", "job_runs", "job_versions", "jobs", "outbox", "overrides", "skips", "timers")
+    text = trusted("".join(f"ALTER TABLE {table} ADD COLUMN probe int;\n" for table in tables))
+    [name] = probes(monkeypatch, ("probe", text))
+    monkeypatch.setattr(runner, "_PAUSE_SECONDS", 0.05)
+    waits = trusted(
+        "SELECT count(*) FROM pg_locks WHERE NOT granted AND mode = 'AccessExclusiveLock' AND relation = %s::regclass"
+    )
+    ended = threading.Event()
+
+    def write() -> float:
+        longest = 0.0
+        with fresh_database.connection(autocommit=True) as writing:
+            while not ended.is_set():
+                began = monotonic_seconds()
+                writing.execute("UPDATE job_edges SET until_at = until_at")
+                longest = max(longest, monotonic_seconds() - began)
+        return longest
+
+    readers = {table: fresh_database.connection() for table in tables[1:]}
+    for table, reader in readers.items():
+        reader.execute(sql.SQL("SELECT FROM {}").format(sql.Identifier(table)))
+    writing, running = in_background(write), in_background(lambda: migrate(fresh_database.url))
+    for table, reader in readers.items():
+        until(lambda: fresh_database.value(waits, [table]) == 1, f"the migration waits for {table}")  # noqa: B023
+        ended.wait(0.15)
+        reader.close()
+    assert running.result(30) == [name]
+    ended.set()
+    assert writing.result(30) < 0.7, "1.05 s with a timeout for each table"
+
+
+def test_post_step_looks_for_old_processes_before_each_try(
+    fresh_database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probes(monkeypatch, ("probe", ADD), ("probe_post", DROP))
+    migrate(fresh_database.url)
+    with closing(fresh_database.connection()) as reader:
+        reader.execute("SELECT FROM job_runs")
+        running = in_background(lambda: migrate(fresh_database.url, post=True))
+        until(lambda: fresh_database.value(WAITS_FOR_A_TABLE) == 1, "the migration waits for the table")
+        fresh_database.execute(
+            "INSERT INTO processes (process_id, role, host, pid, version, settings, sent_at, last_heartbeat_at,"
+            " started_at) VALUES (gen_random_uuid(), 'relay', 'host-1', 7, '0.0.9', '{}', now(), now(), now())"
+        )
+        with pytest.raises(MigrationError, match=r"there are relay 0\.0\.9 on host-1"):
+            running.result(30)
 
 
 def test_statements_outside_a_transaction_are_recorded_when_all_are_done(
