@@ -1,4 +1,4 @@
-"""Remove jobs that were deleted or finished long ago, with their versions.
+"""Remove jobs that ended long ago, with their versions, and old versions of other jobs.
 
 A round goes over all jobs in the order of their ids, and a pass takes a part of it: `retention_state` has the position.
 A job stays while a timer, a run, a dead letter, a backfill or an edge in force needs it.
@@ -12,6 +12,7 @@ from tidewheel.postgres.pg_arrays import uuids
 from tidewheel.postgres.session import Conn, read_ids
 from tidewheel.postgres.statements import Statements
 from tidewheel.scheduler.pace import Pace
+from tidewheel.scheduler.superseded_versions import remove_superseded
 
 _SQL = Statements("tidewheel.scheduler")
 _READ_JOB_ROUND = _SQL["read_job_round"]
@@ -39,13 +40,16 @@ def remove_ended_jobs(connection: Conn, before: datetime, pace: Pace) -> int:
     row = cast("tuple[UUID | None] | None", connection.execute(_READ_JOB_ROUND, binary=True).fetchone())
     after = row[0] if row else None
     for _ in range(_PAGES):
-        columns: dict[str, object] = {"after": after or _NOWHERE, "before": before, "limit": _PAGE}
+        first_id = after or _NOWHERE
+        columns: dict[str, object] = {"after": first_id, "before": before, "limit": _PAGE}
         page = connection.execute(_SCAN_ENDED_JOBS, columns, binary=True).fetchone()
         after, ended = cast("tuple[UUID | None, list[UUID]]", page)
         for first in range(0, len(ended), _REMOVED):
             removed += _remove(connection, ended[first : first + _REMOVED], before)
             if pace.rest():
                 return removed
+        if after is not None and remove_superseded(connection, (first_id, after), before, pace):
+            return removed
         connection.execute(_ADVANCE_JOB_ROUND, {"after": after})
         if after is None or pace.rest():
             break

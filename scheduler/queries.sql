@@ -286,7 +286,7 @@ DELETE FROM run_inputs WHERE run_id = ANY (%(run_ids)s::uuid[]) AND created_at >
 -- name: find_history_limits
 -- Returns the next limits in force of jobs that were not looked at for a closed day.
 -- Index: history_limits_pkey, jobs_pkey. No lock.
-SELECT h.job_id, h.tenant, h.keep
+SELECT h.job_id, h.tenant, h.version, h.keep
   FROM history_limits AS h
   JOIN jobs AS j ON j.job_id = h.job_id AND j.version = h.version
  WHERE h.job_id > %(after)s AND (h.walked IS NULL OR h.walked < %(day)s)
@@ -314,15 +314,31 @@ SELECT f.run_id, f.scheduled_at, (f.finished_at AT TIME ZONE 'UTC')::date
  ORDER BY f.scheduled_at, f.run_id
  LIMIT %(limit)s
 
+-- name: lock_history_limit
+-- Locks a limit that is in force, and returns it; no row if its job has another version now.
+-- Index: history_limits_pkey, jobs_pkey. Lock: the row, skipped if a submit holds it.
+SELECT h.job_id
+  FROM history_limits AS h
+  JOIN jobs AS j ON j.job_id = h.job_id AND j.version = h.version
+ WHERE h.job_id = %(job_id)s AND h.version = %(version)s
+   FOR UPDATE OF h SKIP LOCKED
+
+-- name: has_release_without_limits
+-- Returns true if a process of 0.1 has a row: its backfills of missing occurrences create removed runs again.
+-- No index: a handful of rows. No lock.
+SELECT EXISTS (SELECT FROM processes WHERE starts_with(version, '0.1.'))
+
 -- name: move_history_limit
 -- Stores the day from which all runs of a job are stored, before older ones go.
 -- Index: history_limits_pkey. Lock: the row.
 UPDATE history_limits SET kept_since = greatest(kept_since, %(kept_since)s::date) WHERE job_id = %(job_id)s
 
 -- name: record_history_walk
--- Stores the closed day by which the runs of a job were looked at.
--- Index: history_limits_pkey. Lock: the row.
-UPDATE history_limits SET walked = %(day)s WHERE job_id = %(job_id)s
+-- Stores the closed day by which the runs of a job were looked at; no row if a submit has changed the limit, or does so.
+-- Index: history_limits_pkey. Lock: the row, skipped if a submit holds it.
+UPDATE history_limits SET walked = %(day)s
+ WHERE job_id = (SELECT h.job_id FROM history_limits AS h
+                  WHERE h.job_id = %(job_id)s AND h.version = %(version)s FOR UPDATE SKIP LOCKED)
 
 -- name: delete_old_history_limits
 -- Deletes some limits whose jobs are gone, or have another version now, unless runs of stored days are gone by them.
@@ -407,6 +423,41 @@ WITH versions AS (
     DELETE FROM history_limits WHERE job_id = ANY (%(job_ids)s::uuid[])
 )
 DELETE FROM jobs WHERE job_id = ANY (%(job_ids)s::uuid[])
+
+-- name: find_edited_jobs
+-- Returns jobs whose second stored version was in force before an instant: their first one may be needed no more.
+-- Index: jobs_pkey, job_versions_pkey. No lock: the versions are looked at again under a lock.
+SELECT j.job_id
+  FROM jobs AS j
+ WHERE j.job_id > %(after)s AND j.job_id <= %(last)s AND j.version > 1 AND j.created_at < %(before)s
+   AND (SELECT v.effective_at FROM job_versions AS v WHERE v.job_id = j.job_id ORDER BY v.version OFFSET 1 LIMIT 1) < %(before)s
+ ORDER BY j.job_id
+
+-- name: remove_versions
+-- Deletes the oldest versions of a job that nothing needs: they were superseded before an instant, and by the longest delay
+-- before each instant of a stored run, of the timer, of a pending override and of a backfill.
+-- Index: job_versions_pkey, job_runs_by_job, timers_pkey, overrides_pkey; by job in every partition, backfills_by_job.
+-- Lock: the rows; lock_backfilled_job has locked the job.
+-- Why the longest delay: a run that was created under a version has its instant by then.
+DELETE FROM job_versions
+ WHERE job_id = %(job_id)s
+   AND version IN (
+    SELECT o.version
+      FROM (SELECT v.version, lead(v.effective_at) OVER (ORDER BY v.version) AS superseded_at
+              FROM (SELECT w.version, w.effective_at
+                      FROM job_versions AS w
+                     WHERE w.job_id = %(job_id)s
+                     ORDER BY w.version
+                     LIMIT %(limit)s + 1) AS v) AS o
+     WHERE o.superseded_at < least(
+            %(before)s,
+            (SELECT min(r.scheduled_at) FROM job_runs AS r WHERE r.job_id = %(job_id)s) - %(delay)s::interval,
+            (SELECT min(f.scheduled_at) FROM finished_runs AS f WHERE f.job_id = %(job_id)s) - %(delay)s::interval,
+            (SELECT t.scheduled_at FROM timers AS t WHERE t.job_id = %(job_id)s) - %(delay)s::interval,
+            (SELECT min(m.scheduled_at) FROM overrides AS m
+              WHERE m.job_id = %(job_id)s AND m.done_at IS NULL) - %(delay)s::interval,
+            (SELECT min(b.first_at) FROM backfills AS b WHERE b.job_id = %(job_id)s) - %(delay)s::interval)
+       AND o.version < coalesce((SELECT t.version FROM timers AS t WHERE t.job_id = %(job_id)s), o.version + 1))
 
 -- name: delete_old_batch_runs
 -- Deletes some runs' names of batches that ended before the retention of runs.
@@ -1603,38 +1654,62 @@ UPDATE tenant_deletions
 -- Index: intake_offsets_pkey. Lock: the rows, under the lock of the deletion, for which a new owner waits.
 DELETE FROM intake_offsets WHERE topic = %(topic)s
 
--- name: is_standby_enabled
--- Returns a row if changed rows are recorded for a standby site.
+-- name: read_standby_age
+-- Returns the age of the last complete state; no row if nothing is recorded for a standby site.
 -- No index: one row. No lock.
-SELECT 1 FROM standby WHERE enabled_at IS NOT NULL
+SELECT extract(epoch FROM tidewheel_now() - coalesce(complete_at, enabled_at))::float8
+  FROM standby
+ WHERE enabled_at IS NOT NULL
 
 -- name: lock_standby
 -- Returns the state of the last batch; no row if nothing is recorded, or another scheduler writes a batch.
 -- No index: one row. Lock: the row, skipped if another transaction holds it.
-SELECT s.site, s.listed, s.first_batch, s.batch, s.sent_at, tidewheel_now() AS now,
+SELECT s.site, s.listed, s.first_batch, s.batch, s.sent_at, s.mark_due, s.complete_at, tidewheel_now() AS now,
+       pg_snapshot_xmin(pg_current_snapshot())::text::bigint AS oldest,
        (SELECT (i.value #>> '{}')::integer FROM settings AS i WHERE i.name = 'shards') AS shards,
        extract(epoch FROM tidewheel_now() - coalesce(s.complete_at, s.enabled_at))::float8 AS age
   FROM standby AS s
  WHERE s.enabled_at IS NOT NULL
    FOR UPDATE OF s SKIP LOCKED
 
--- name: is_batch_in_outbox
--- Returns a row while a record of the last batch is not published.
--- Index: outbox_due. No lock.
-SELECT 1 FROM outbox
- WHERE slice_lane = %(slice_lane)s AND publish_at = %(sent_at)s AND topic = ANY (%(topics)s::text[])
- LIMIT 1
+-- name: find_unpublished_records
+-- Returns whether a record is in the outbox, and whether Kafka has refused one for good.
+-- Index: outbox_due, from the time of the last batch on: the relay makes a record that is too large due later. No lock.
+-- No index on quarantine, which is short.
+SELECT EXISTS (
+        SELECT FROM outbox AS o
+         WHERE o.slice_lane = %(slice_lane)s AND o.publish_at >= %(sent_at)s AND o.topic = ANY (%(topics)s::text[])
+       ) AS waits,
+       EXISTS (
+        SELECT FROM quarantine AS q WHERE q.kind = 'outbox' AND q.topic = ANY (%(topics)s::text[])
+       ) AS refused
 
--- name: take_standby_changes
--- Deletes noted changes; returns them. A row that has changed twice is there twice.
--- No index: by physical address, from the begin of the table. Lock: the rows, which only this statement deletes.
-DELETE FROM standby_changes
- WHERE ctid = ANY (ARRAY(SELECT c.ctid FROM standby_changes AS c LIMIT %(limit)s))
-RETURNING kind, key, op
+-- name: find_standby_changes
+-- Returns noted changes with their physical address, the oldest transaction first. A row that has changed twice is there twice.
+-- Index: standby_changes_by_xact. No lock: who has locked standby deletes them.
+-- Why: beside a long snapshot the entries of taken changes stay, and are not read again.
+SELECT c.ctid::text, c.xact::text::bigint, c.kind, c.key, c.op
+  FROM standby_changes AS c
+ WHERE c.xact >= %(oldest)s::text::xid8
+ ORDER BY c.xact
+ LIMIT %(limit)s
+
+-- name: forget_standby_changes
+-- Deletes noted changes.
+-- Index: none, by tid. Lock: the rows, which only this statement deletes.
+DELETE FROM standby_changes WHERE ctid = ANY (%(places)s::tid[])
 
 -- name: store_standby_batch
--- Stores the number and the time of a batch, and of a complete one its snapshot.
+-- Stores the number and the time of a batch, and whether its mark follows.
 -- No index: one row. Lock: the row, which the batch has locked.
-UPDATE standby
-   SET batch = %(batch)s, sent_at = %(sent_at)s,
-       complete_at = CASE WHEN %(complete)s THEN %(sent_at)s ELSE complete_at END
+UPDATE standby SET batch = %(batch)s, sent_at = %(sent_at)s, mark_due = %(mark_due)s
+
+-- name: store_standby_mark
+-- Stores that the mark of the last batch is written.
+-- No index: one row. Lock: the row, which the caller has locked.
+UPDATE standby SET mark_due = false, complete_at = sent_at
+
+-- name: store_standby_refusal
+-- Stores that a record is missing in the topics: no mark follows until all rows are listed again.
+-- No index: one row. Lock: the row, which the caller has locked.
+UPDATE standby SET listed = false, mark_due = false

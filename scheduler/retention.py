@@ -53,6 +53,7 @@ _RECORD_PASS = _SQL["record_pass"]
 _LOCK_TIMEOUT: LiteralString = "SET lock_timeout = '2s'"
 
 _EVERY_SECONDS = 3600.0
+_SOON_SECONDS = 300.0  # after a pass that leaves runs beyond their jobs' limits
 _PAGE = 10_000  # rows that one statement deletes: some tens of milliseconds
 _DAY = timedelta(days=1)
 _ATTEMPTS = ("attempts", "attempt_outputs")  # cut by the start of an attempt
@@ -111,6 +112,7 @@ class Retention:
     def __init__(self, url: str, periods: Periods, stop: Shutdown) -> None:
         self._session = Session(url, "tidewheel-scheduler-retention", autocommit=True)
         self._periods, self._stop = periods, stop
+        self._pause = _EVERY_SECONDS
         self._thread = threading.Thread(target=self._run, name="retention", daemon=True)
 
     def start(self) -> None:
@@ -132,7 +134,8 @@ class Retention:
                 connection.execute(_LOCK_TIMEOUT)
                 return self._pass(connection)
             finally:
-                connection.execute(_UNLOCK_RETENTION)
+                if not connection.closed:
+                    connection.execute(_UNLOCK_RETENTION)
 
     def close(self) -> None:
         """Close the session."""
@@ -146,23 +149,23 @@ class Retention:
             self.step()
         finally:
             self.close()
-        return _EVERY_SECONDS
+        return self._pause
 
     def _pass(self, connection: Conn) -> list[StoredDay]:
         failures: list[psycopg.Error] = []
         pace, now = Pace(self._stop), read_now(connection)
         stored = stored_days(connection)
-        _try(failures, partial(_close_days, connection, stored))
-        _try(failures, partial(_measure_archive, connection, stored, now))
-        _try(failures, partial(count_days, connection, pace))
+        _try(connection, failures, partial(_close_days, connection, stored))
+        _try(connection, failures, partial(_measure_archive, connection, stored, now))
+        _try(connection, failures, partial(count_days, connection, pace))
         before = self._facts_before(connection, stored, now)
         for rule in RULES.values():
             if isinstance(rule, Rows):
                 ended = before if rule.period is Period.RUNS else now - self._periods.of(rule.period)
-                _try(failures, partial(_delete_rows, connection, rule, ended, pace))
-        _try(failures, partial(_remove_jobs, connection, before, pace))
+                _try(connection, failures, partial(_delete_rows, connection, rule, ended, pace))
+        _try(connection, failures, partial(_remove_jobs, connection, before, pace))
         dropped = self._drop(connection, stored, now, failures)
-        _try(failures, partial(self._remove_early, connection, stored, now, pace))
+        _try(connection, failures, partial(self._remove_early, connection, stored, now, pace))
         if failures:
             raise failures[0]
         return dropped
@@ -179,7 +182,9 @@ class Retention:
         days -= _unarchived(connection, stored)
         if removed := remove_by_tenant(connection, days, now, pace):
             _LOG.info("%d runs are removed by the periods of their tenants", removed)
-        if removed := remove_by_job(connection, days, pace):
+        removed, soon = remove_by_job(connection, days, pace)
+        self._pause = _SOON_SECONDS if soon else _EVERY_SECONDS
+        if removed:
             _LOG.info("%d runs are removed by the limits of their jobs", removed)
 
     def _drop(
@@ -219,7 +224,7 @@ class Retention:
         for each in old:
             if each in kept or self._stop.requested():
                 continue
-            if _try(failures, partial(drop_day, connection, each)):
+            if _try(connection, failures, partial(drop_day, connection, each)):
                 dropped.append(each)
                 _LOG.info("the partition of %s for %s is dropped", each.table, each.day)
             else:
@@ -249,11 +254,17 @@ class Retention:
         connection.execute(_RECORD_PASS, {"behind": behind if held_by else None, "held_by": held_by})
 
 
-def _try(failures: list[psycopg.Error], work: Callable[[], None]) -> bool:
-    """Do work; keep an error of the database for the end of the pass, and return False."""
+def _try(connection: Conn, failures: list[psycopg.Error], work: Callable[[], None]) -> bool:
+    """Do work; keep an error of the database for the end of the pass, and return False.
+
+    Raises:
+        psycopg.Error: The connection is lost.
+    """
     try:
         work()
     except psycopg.Error as error:
+        if connection.closed:
+            raise
         failures.append(error)
         return False
     return True

@@ -89,7 +89,10 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Jobs:
-    """Rows go with their job, which `ended_jobs.py` removes when it was deleted or finished long ago."""
+    """Rows go with their job, which `ended_jobs.py` removes when it was deleted or finished long ago.
+
+    Versions of live jobs go before, by `superseded_versions.py`.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +169,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "tenant_rates": By("tidewheel.transitions", "drop_tenant_rate"),
         "outbox": By("tidewheel.relay", "delete_outbox"),
         "requests": By("tidewheel.intake", "purge_replies"),
-        "standby_changes": By("tidewheel.scheduler", "take_standby_changes"),
+        "standby_changes": By("tidewheel.scheduler", "forget_standby_changes"),
         "members": By("tidewheel", "live_members"),
         "processes": By("tidewheel", "heartbeat_process"),
         "executors": By("tidewheel.executor", "delete_executor"),

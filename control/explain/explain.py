@@ -34,6 +34,7 @@ from tidewheel.control.explain.text import (
     record_deleted,
     skipped,
     skipped_by_overlap,
+    versions_removed,
     will_fire_created,
 )
 from tidewheel.control.explain.version_timeline import VersionSpan
@@ -170,6 +171,8 @@ def _no_job(facts: InstantFacts) -> Verdict:
     if earlier:
         deleted_at = earlier[-1].row.retired_at or facts.job.deleted_at
         return Verdict(OccurrenceOutcome.DELETED, deleted(deleted_at, submitted_at))
+    if later and later[0].row.version > 1:
+        return Verdict(OccurrenceOutcome.UNKNOWN, versions_removed(later[0].row.effective_at))
     return Verdict(OccurrenceOutcome.NOT_YET, not_yet(submitted_at))
 
 

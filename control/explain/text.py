@@ -384,6 +384,11 @@ def not_yet(first_at: datetime | None) -> str:
     return f"The job did not exist yet{f': it was first submitted at {instant(first_at)}' if first_at else ''}."
 
 
+def versions_removed(since: datetime) -> str:
+    """Return why nothing is known of an instant before the oldest stored version."""
+    return f"The job's versions of that time are removed: they are kept from {instant(since)} on."
+
+
 def deleted(deleted_at: datetime | None, again_at: datetime | None) -> str:
     """Return why an instant after a deletion has no occurrence."""
     when = f" at {instant(deleted_at)}" if deleted_at else ""

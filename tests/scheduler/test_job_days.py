@@ -1,5 +1,6 @@
 """Counts by day: a scheduler that dies counts no run twice, and quantiles are near the true ones."""
 
+from contextlib import closing
 from datetime import UTC, datetime, time
 from math import ceil
 from typing import LiteralString
@@ -9,13 +10,17 @@ import pytest
 from tests.control.api.answering import answer_of, answering
 from tests.control.cli.command import json_output, tidewheel
 from tests.fixtures.database import Database
+from tests.fixtures.services import until
 from tests.scheduler.test_retention import DAY, KEEP, Retention, made
 from tests.transitions.acts import submit
+from tests.transitions.stepping import in_background
 from tidewheel.buckets import quantile
 from tidewheel.control.client.client import Client
+from tidewheel.errors import Unavailable
 from tidewheel.ids import job_id
 from tidewheel.process.service import Shutdown
 from tidewheel.scheduler import job_days
+from tidewheel.scheduler.pace import Pace
 
 RUNS: LiteralString = """
 INSERT INTO finished_runs (run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, publish_at,
@@ -85,6 +90,52 @@ def test_each_run_is_counted_once_though_a_scheduler_dies(
         assert answer_of(api.get("/api/v1/jobs/a/statistics?days=3"))["total"]["succeeded"] == 36
         assert answer_of(api.get("/api/v1/jobs/b/statistics?days=1"))["total"] is None
         assert api.get("/api/v1/jobs/none/statistics").status_code == 404
+
+
+LIMITS: LiteralString = """
+SELECT set_config(name, '300ms', false) FROM pg_settings WHERE name IN ('statement_timeout', 'transaction_timeout')
+"""
+IS_LONG: LiteralString = """
+SELECT count(*) FROM pg_stat_activity
+ WHERE pid = %s AND wait_event_type = 'Lock' AND clock_timestamp() - query_start > interval '400 ms'
+"""
+
+
+def test_slice_may_take_longer_than_the_limits_of_its_session(fresh_database: Database) -> None:
+    [day] = made(fresh_database, 2)
+    submit(fresh_database, "a")
+    fresh_database.execute(RUNS, {"job_id": job_id("default", "a"), "day": datetime.combine(day, time(1), UTC)})
+    fresh_database.execute("INSERT INTO run_days (day, waits_for, closed_at) VALUES (%s, '{}', now())", [day])
+    with closing(fresh_database.connection(autocommit=True)) as counting:
+        counting.execute(LIMITS)
+        with fresh_database.transaction() as holding:
+            holding.execute("LOCK TABLE job_days IN EXCLUSIVE MODE")
+            running = in_background(lambda: job_days.count_days(counting, Pace(Shutdown())))
+            pid = counting.info.backend_pid
+            until(lambda: running.done() or fresh_database.value(IS_LONG, [pid]) == 1, "the slice takes long")
+        running.result(30)
+    assert fresh_database.rows("SELECT day, succeeded + failed FROM job_days") == [(day, 40)]
+
+
+def test_pass_that_loses_its_connection_ends_with_the_cause(
+    fresh_database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(fresh_database, 3, 2)
+
+    def terminate(_: str) -> None:
+        fresh_database.execute(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND application_name = 'tidewheel-scheduler-retention'"
+        )
+
+    monkeypatch.setattr(job_days, "failpoint", terminate)
+    retention = Retention(fresh_database.url, KEEP, Shutdown())
+    with pytest.raises(Unavailable, match="terminating connection due to administrator command"):
+        retention.step()
+    monkeypatch.undo()
+    retention.step()
+    retention.close()
+    assert fresh_database.value("SELECT bool_and(counted_at IS NOT NULL) FROM run_days") is True
 
 
 def test_quantile_of_nothing_is_unknown() -> None:

@@ -23,7 +23,9 @@ from tidewheel.postgres.partitions import TABLES, day_of, ensure_days, start_of,
 from tidewheel.postgres.statements import Statements, trusted
 from tidewheel.process.service import Shutdown
 from tidewheel.runs import RunState
-from tidewheel.scheduler import history_limits, tenant_periods
+from tidewheel.scheduler import history_limits, superseded_versions, tenant_periods
+from tidewheel.scheduler.history_limits import remove_by_job
+from tidewheel.scheduler.pace import Pace
 from tidewheel.scheduler.retention import Retention
 from tidewheel.scheduler.retention_rules import RULES, Bounded, By, Days, Jobs, Periods, Rows
 from tidewheel.transitions.kept_since import read_kept_since
@@ -252,6 +254,77 @@ def test_jobs_that_ended_long_ago_are_removed_if_nothing_needs_them(
     assert {key for (key,) in fresh_database.rows("SELECT key FROM jobs")} == {"recent", "failed", "ran", "live"}
     assert fresh_database.count("job_versions") == 4
     assert submit(fresh_database, "removed").job_version == 1
+
+
+LEFT_VERSIONS: LiteralString = """
+SELECT j.key, array_agg(v.version ORDER BY v.version)
+  FROM jobs AS j JOIN job_versions AS v ON v.job_id = j.job_id GROUP BY j.key
+"""
+VERSIONS: LiteralString = """
+INSERT INTO job_versions
+SELECT (jsonb_populate_record(v, jsonb_build_object(
+           'version', n + 1, 'effective_at', tidewheel_now() - ago * interval '1 day'))).*
+  FROM job_versions AS v, unnest(ARRAY[800, 700, 500, 300, 100]) WITH ORDINALITY AS later (ago, n)
+ WHERE v.version = 1
+"""
+
+
+def test_superseded_versions_go_if_no_run_can_have_them(
+    fresh_database: Database, retention: Retention, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The third version was superseded 500 days ago: runs of ten days and the longest delay make 410."""
+    monkeypatch.setattr(superseded_versions, "_PAGE", 2)
+    for key in ("plain", "open", "ran", "missed", "moved", "backfilled", "edited"):
+        submit(fresh_database, key, schedule={"cron": "0 * * * *"})
+    job = dict(fresh_database.rows("SELECT key, job_id FROM jobs"))
+    fresh_database.execute("UPDATE jobs SET version = 6, created_at = created_at - interval '900 days'")
+    fresh_database.execute(VERSIONS)
+    fresh_database.execute(
+        "UPDATE job_versions SET effective_at = effective_at - interval '900 days' WHERE version = 1"
+    )
+    fresh_database.execute("UPDATE timers SET version = 6")
+    trigger(fresh_database, "open")
+    end(fresh_database, ending(begin(fresh_database, trigger(fresh_database, "ran")), RunState.SUCCEEDED))
+    ago: LiteralString = "SET job_version = 2, scheduled_at = scheduled_at - %s * interval '1 day' WHERE job_id = %s"
+    fresh_database.execute("UPDATE job_runs " + ago, [750, job["open"]])
+    fresh_database.execute("UPDATE finished_runs " + ago, [350, job["ran"]])
+    fresh_database.execute(
+        "UPDATE timers SET scheduled_at = scheduled_at - interval '250 days', due_at = 'infinity',"
+        " hold_reason = 'pause' WHERE job_id = %s",
+        [job["missed"]],
+    )
+    fresh_database.execute(
+        "INSERT INTO overrides (job_id, scheduled_at, tenant, kind, moved_to, created_at) VALUES"
+        " (%s, tidewheel_now() - interval '350 days', 'default', 'move', tidewheel_now() + interval '1 day', now())",
+        [job["moved"]],
+    )
+    fresh_database.execute(
+        "INSERT INTO backfills (backfill_id, tenant, job_id, shard, job_version, state, first_at, last_at, what,"
+        " versions, newest_first, max_concurrent, occurrences, expected_count, created_at)"
+        " SELECT gen_random_uuid(), tenant, job_id, shard, 6, 'paused', tidewheel_now() - interval '350 days',"
+        "        tidewheel_now(), 'all', 'as_of', false, 1, 9, 9, tidewheel_now() FROM jobs WHERE job_id = %s",
+        [job["backfilled"]],
+    )
+
+    def left() -> dict[str, list[int]]:
+        return dict(fresh_database.rows(LEFT_VERSIONS))
+
+    with fresh_database.transaction() as editing:
+        editing.execute("SELECT FROM jobs WHERE key = 'edited' FOR NO KEY UPDATE")
+        retention.step()
+    found = left()
+    assert found.pop("edited") == [1, 2, 3, 4, 5, 6], "an edit holds the job"
+    assert found == {
+        "plain": [4, 5, 6],
+        "open": [1, 2, 3, 4, 5, 6],
+        "ran": [2, 3, 4, 5, 6],
+        "missed": [3, 4, 5, 6],
+        "moved": [2, 3, 4, 5, 6],
+        "backfilled": [2, 3, 4, 5, 6],
+    }
+    retention.step()
+    assert left()["edited"] == [4, 5, 6]
+    assert submit(fresh_database, "plain").job_version == 7
 
 
 def test_what_an_open_occurrence_needs_is_kept(fresh_database: Database, retention: Retention) -> None:
@@ -608,3 +681,50 @@ def test_job_keeps_the_number_of_runs_of_its_history_limit(
     assert (result.totals.shortened, result.totals.fired) == (1, 3 + 6 + 6)
     limited: LiteralString = "SELECT version, kept_since FROM history_limits ORDER BY kept_since"
     assert fresh_database.rows(limited) == [(1, days[3])], "the limit of an earlier version is removed"
+
+
+def test_runs_beyond_a_limit_stay_while_an_edit_or_an_old_release_needs_them(
+    fresh_database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history_limits, "_PAGE", 2)
+    days = made(fresh_database, 3, 2)
+    hourly = {"schedule": "0 * * * *", "target": "nothing"}
+    with Client(fresh_database.url) as client:
+        jobs = {
+            key: client.submit({"key": key, **hourly, "history_limit": 1}).job_id
+            for key in ("raised", "edited", "other")
+        }
+    for job_id in jobs.values():
+        for day in days:
+            fresh_database.execute(RUNS_OF_JOB, {"job_id": job_id, "at": datetime.combine(day, time(1), UTC)})
+
+    def kept() -> list[int]:
+        return [len(fresh_database.rows(INSTANTS, [job_id])) for job_id in jobs.values()]
+
+    def walk() -> tuple[int, bool]:
+        return remove_by_job(fresh_database.connection(autocommit=True), days, Pace(Shutdown()))
+
+    fresh_database.execute(
+        "INSERT INTO processes (process_id, role, host, pid, version, settings, sent_at, last_heartbeat_at, started_at)"
+        " VALUES (gen_random_uuid(), 'relay', 'host-1', 7, '0.1.0', '{}', now(), now(), now())"
+    )
+    assert (walk(), kept()) == ((0, False), [6, 6, 6])
+    fresh_database.execute("DELETE FROM processes")
+
+    def raise_limit(_: str) -> None:
+        if kept()[0] == 4:
+            monkeypatch.undo()
+            with Client(fresh_database.url) as client:
+                client.submit({"key": "raised", **hourly, "history_limit": 4})
+
+    monkeypatch.setattr(history_limits, "failpoint", raise_limit)
+    with fresh_database.transaction() as editing:
+        editing.execute("SELECT FROM history_limits WHERE job_id = %s FOR UPDATE", [jobs["edited"]])
+        assert (walk()[1], kept()) == (True, [4, 6, 1])
+    monkeypatch.setattr(history_limits, "_PAGE", 2)
+    monkeypatch.setattr(history_limits, "_BUDGET_SECONDS", 0.0)
+    walks = 1
+    while walk()[1]:
+        walks += 1
+    assert walks > 2, "a walk whose time is over leaves the rest"
+    assert kept() == [4, 1, 1]

@@ -276,6 +276,10 @@ def test_version_in_force_at_the_instant_decides(clocked: ClockedDatabase) -> No
     none = explanation_of(clocked, t("03-03T09:00"))
     assert none.outcome is OccurrenceOutcome.NO_OCCURRENCE
     assert none.words == "The schedule of version 2 has no occurrence at this instant."
+    clocked.execute("DELETE FROM job_versions WHERE version = 1")  # as retention does
+    early = explanation_of(clocked, t("03-02T10:00"))
+    assert early.outcome is OccurrenceOutcome.UNKNOWN
+    assert "versions of that time are removed: they are kept from 2026-03-03T08:00:00Z on" in early.words
 
 
 def test_instant_before_or_after_the_job_has_no_occurrence(clocked: ClockedDatabase) -> None:
