@@ -1,6 +1,7 @@
 """Helm accepts the chart, Kubernetes' schemas what it renders, and both say what the code knows."""
 
 import json
+import re
 import subprocess
 import sys
 from functools import cache
@@ -13,6 +14,7 @@ import yaml
 from tests.strict_types import ROOT
 from tests.test_compose import ROLES, SERVICES, load
 from tidewheel.control.cli.commands import root_command
+from tidewheel.migrations.runner import PATIENCE_SECONDS
 from tidewheel.migrations.service_roles import role_of
 from tidewheel.settings.api import ApiSettings
 from tidewheel.settings.connections import Connections
@@ -26,9 +28,10 @@ Manifest = dict[str, Any]
 KUBERNETES = ("1.29", "1.37")
 LEAST: Manifest = {"database": {"hosts": "pg-1,pg-2:5433"}, "kafka": {"bootstrap": "kafka:9092"}}
 FULL: Manifest = {
-    "database": LEAST["database"],
-    "kafka": {"bootstrap": "kafka:9092", "secret": "kafka-client"},
-    "settings": {"TIDEWHEEL_SOURCE": "shop"},
+    "database": {**LEAST["database"], "rolePrefix": "shop"},
+    "kafka": {"bootstrap": "kafka-1:9092,kafka-2:9094", "secret": "kafka-client"},
+    "migrate": {"post": True},
+    "settings": {"TIDEWHEEL_SOURCE": "shop", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318/otlp"},
     "services": {"scheduler": {"settings": {"TIDEWHEEL_RETENTION": "30d"}}},
     "executors": {
         "default": {
@@ -37,11 +40,15 @@ FULL: Manifest = {
             "scaling": {"enabled": True},
             "secretsFrom": ["payments"],
         },
-        "calls": {"queues": ["calls"]},
+        "calls": {
+            "queues": ["calls"],
+            "settings": {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "https://traces.example.org/v1"},
+        },
     },
     "api": {"ingress": {"enabled": True, "host": "jobs.example.org", "className": "nginx", "tlsSecret": "jobs-tls"}},
     "archive": {"to": "s3://runs/archive", "secretsFrom": ["bucket"]},
     "monitoring": {"prometheus": "http://prometheus:9090", "podMonitor": True, "rules": True, "labels": {"for": "us"}},
+    "networkPolicy": {"ports": [6432, 9092]},
 }
 WRONG: tuple[tuple[Manifest, str], ...] = (
     ({}, "/database/hosts"),
@@ -51,6 +58,7 @@ WRONG: tuple[tuple[Manifest, str], ...] = (
     (LEAST | {"executors": {"default": {"replicas": 0}}}, "/executors/default/replicas"),
     (LEAST | {"archive": {"to": "/srv/archive"}}, "/archive/to"),
     (LEAST | {"replicas": 3}, "replicas"),
+    (LEAST | {"database": {"hosts": "pg", "rolePrefix": "Shop-1"}}, "/database/rolePrefix"),
     (LEAST | {"executors": {"default": {"scaling": {"enabled": True}}}}, "monitoring.prometheus is empty"),
 )
 # The library is Helm's own Go code. It runs in a process of its own, for a Go runtime stays in the one that loads it.
@@ -128,7 +136,7 @@ def test_each_container_runs_a_command_of_the_cli() -> None:
         command.make_context(
             container["name"], [word for word in words if word not in ("--passwords", "/run/passwords")]
         )
-    migrations = ["migrate --roles --passwords /run/passwords", "topics apply"]
+    migrations = ["migrate --roles --passwords /run/passwords", "topics apply", "migrate --post"]
     assert sorted(ran) == sorted([*migrations, "archive run", *SERVICES, "executor"])
 
 
@@ -140,7 +148,8 @@ def test_every_variable_is_a_setting_and_none_is_a_secret() -> None:
     }
     for container in containers():
         told = variables(container)
-        assert set(told) <= known
+        assert {name for name in told if not name.startswith("OTEL_")} <= known
+        assert (told["TIDEWHEEL_ROLE_PREFIX"], "OTEL_EXPORTER_OTLP_ENDPOINT" in told) == ("shop", True)
         if "TIDEWHEEL_API_TOKEN" in told:
             [token] = [each for each in container["env"] if each["name"] == "TIDEWHEEL_API_TOKEN"]
             assert token["valueFrom"]["secretKeyRef"] == {"name": "tidewheel-api", "key": "token"}
@@ -151,16 +160,28 @@ def test_each_service_has_the_password_of_its_own_role_alone() -> None:
     for each in of_kind("Deployment"):
         spec = each["spec"]["template"]["spec"]
         [container] = spec["containers"]
-        url = f"postgresql://{role_of(container['name'])}@pg-1,pg-2:5433/tidewheel?require_auth=scram-sha-256"
+        url = f"postgresql://{role_of(container['name'], 'shop')}@pg-1,pg-2:5433/tidewheel?require_auth=scram-sha-256"
         assert variables(container)["TIDEWHEEL_DATABASE_URL"] == url
         [database] = [volume["secret"] for volume in spec["volumes"] if volume["name"] == "database"]
         assert database["items"] == [{"key": container["name"], "path": "password"}]
-    [job] = of_kind("Job")
+    [job] = of_kind("Job", "least")
     assert job["metadata"]["annotations"]["helm.sh/hook"] == "pre-install,pre-upgrade"
     [passwords] = [each for each in job["spec"]["template"]["spec"]["volumes"] if each["name"] == "passwords"]
     assert {item["key"] for item in passwords["secret"]["items"]} == set(ROLES)
     page = (ROOT / "chart" / "README.md").read_text()
     assert f"for name in owner {' '.join(ROLES)}; do" in page
+
+
+def test_later_migrations_follow_the_pods_and_helm_waits_for_all_tries() -> None:
+    first, later = of_kind("Job")
+    assert later["metadata"]["annotations"]["helm.sh/hook"] == "post-upgrade"
+    page = (ROOT / "chart" / "README.md").read_text()
+    [minutes] = set(re.findall(r"helm (?:install|upgrade) .*--timeout (\d+)m", page))
+    for job in (first, later):
+        tries = job["spec"]["backoffLimit"] + 1
+        pauses = sum(min(10 * 2**number, 360) for number in range(tries - 1))  # of Kubernetes, between two tries
+        assert tries * PATIENCE_SECONDS + pauses < int(minutes) * 60
+        assert job["spec"]["template"]["spec"]["restartPolicy"] == "Never", "or the logs of a job that failed are lost"
 
 
 @pytest.mark.parametrize("which", ["least", "full"])
@@ -206,6 +227,11 @@ def test_policies_and_the_service_select_their_pods() -> None:
     for each in of_kind("NetworkPolicy"):
         wanted = each["spec"]["podSelector"]["matchLabels"]
         assert any(wanted.items() <= found.items() for found in labels), each["metadata"]["name"]
+    for which, ports in (("least", {5432, 5433, 9092}), ("full", {5432, 5433, 9092, 9094, 6432, 4318, 443})):
+        [every] = [each for each in of_kind("NetworkPolicy", which) if each["metadata"]["name"] == "prod-tidewheel"]
+        names, connections = every["spec"]["egress"]
+        assert [each["port"] for each in names["ports"]] == [53, 53]
+        assert sorted(each["port"] for each in connections["ports"]) == sorted(ports)
     [service] = of_kind("Service")
     assert len([found for found in labels if service["spec"]["selector"].items() <= found.items()]) == 1
 
@@ -214,8 +240,8 @@ def test_executors_scale_on_due_runs_of_their_queues_and_rules_are_those_of_comp
     [scaled] = of_kind("ScaledObject")
     [trigger] = scaled["spec"]["triggers"]
     assert trigger["metadata"]["query"] == (
-        'sum(max by (queue, lane) (tidewheel_runs_due{queue="default"} or tidewheel_runs_due{queue="bulk.slow"}))'
-        " or vector(0)"
+        'sum(max by (queue, lane) (tidewheel_runs_due{queue="default",namespace="jobs"}'
+        ' or tidewheel_runs_due{queue="bulk.slow",namespace="jobs"})) or vector(0)'
     )
     [rules] = of_kind("PrometheusRule")
     assert rules["spec"] == yaml.safe_load((ROOT / "compose" / "alerts.yml").read_text())

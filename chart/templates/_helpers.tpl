@@ -59,6 +59,8 @@ env:
   - {name: TIDEWHEEL_DATABASE_PASSWORD_FILE, value: /run/secrets/database/password}
   - name: TIDEWHEEL_KAFKA_BOOTSTRAP
     value: {{ $values.kafka.bootstrap | quote }}
+  - name: TIDEWHEEL_ROLE_PREFIX
+    value: {{ $values.database.rolePrefix | quote }}
 {{- if $values.kafka.secret }}
   - {name: TIDEWHEEL_KAFKA_PROPERTIES, value: /run/secrets/kafka/kafka.properties}
 {{- end }}
@@ -90,4 +92,29 @@ volumeMounts:
 {{- if $values.kafka.secret }}
   - {name: kafka, mountPath: /run/secrets/kafka, readOnly: true}
 {{- end }}
+{{- end -}}
+
+{{/* The ports that every pod connects to: those that the values name, and `networkPolicy.ports`. */}}
+{{- define "tidewheel.ports" -}}
+{{- $ports := list -}}
+{{- range splitList "," .Values.database.hosts -}}
+{{- $ports = append $ports (regexFind "[0-9]+$" (regexFind ":[0-9]+$" .) | default "5432" | int) -}}
+{{- end -}}
+{{- range splitList "," .Values.kafka.bootstrap -}}
+{{- $ports = append $ports (regexFind "[0-9]+$" . | int) -}}
+{{- end -}}
+{{- $all := list .Values.settings -}}
+{{- range $each := concat (values .Values.services) (values .Values.executors) -}}{{- $all = append $all ($each.settings | default dict) -}}{{- end -}}
+{{- range $settings := $all -}}
+{{- range $name, $value := $settings -}}
+{{- if regexMatch "^OTEL_EXPORTER_OTLP_(TRACES_)?ENDPOINT$" $name -}}
+{{- $port := regexFind "[0-9]+$" (regexFind "^[a-z]+://[^/]+:[0-9]+" $value) -}}
+{{- $ports = append $ports ($port | default (ternary "443" "80" (hasPrefix "https:" $value)) | int) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $rules := list -}}
+{{- range .Values.networkPolicy.ports -}}{{- $ports = append $ports (int .) -}}{{- end -}}
+{{- range uniq $ports -}}{{- $rules = append $rules (dict "port" .) -}}{{- end -}}
+{{- toJson $rules -}}
 {{- end -}}
