@@ -8,6 +8,8 @@ from tidewheel.bench.environment import Environment, Server
 from tidewheel.bench.measurement import Figure, Options, Round
 from tidewheel.bench.scenarios import (
     api,
+    archive,
+    audit,
     batches,
     bulk,
     cancel,
@@ -73,6 +75,7 @@ SCENARIOS: dict[str, tuple[Part, ...]] = {
     "relay": (Part(relay.measure),),
     "execute": (Part(execute.measure),),
     "pipeline": (Part(pipeline.measure), Part(pipeline.steady, once=True)),
+    "standby-site": tuple(Part(partial(pipeline.few, standby=standby)) for standby in (False, True)),
     "hot-second": (Part(hot_second.measure),),
     "latency": (Part(latency.measure),),
     "idle": (Part(idle.measure, once=True),),
@@ -95,6 +98,8 @@ SCENARIOS: dict[str, tuple[Part, ...]] = {
     "workflows": (Part(_plain(workflows.measure), once=True),),
     "batches": (Part(_plain(batches.measure), once=True),),
     "retention": (Part(retention.whole_day, once=True), Part(retention.by_tenant, once=True)),
+    "audit": (Part(audit.minutely, once=True), Part(audit.hourly, once=True)),
+    "archive": (Part(archive.measure, once=True),),
     "peers": (Part(peers.measure),),
     "capacity": (Part(capacity.measure, once=True),),
 }

@@ -124,7 +124,7 @@ def _no_occurrences(requested: Range, current: Range, request: JobBackfill, now:
     if requested is not current and current.count(1)[0]:
         problem = "no version in force then has an occurrence in the range"
         if not requested.spans:
-            problem = "the job did not exist then"
+            problem = "no version of the job was in force then, or it is removed"
         return _refused(_FROM, problem, "let `versions` be `current`")
     schedules = [each.schedule for each in current.spans]
     if all(isinstance(schedule, Manual) for schedule in schedules):

@@ -50,11 +50,13 @@ _FINISHED: LiteralString = """
 INSERT INTO finished_runs (
     run_id, job_id, tenant, job_version, shard, cause, queue, lane, scheduled_at, publish_at, created_at, started_at,
     finished_at, state, attempt, executor_id, claimed_from)
-SELECT gen_random_uuid(), j.job_id, 'default', 1, j.shard, CASE n %% 2 WHEN 0 THEN 'timer' ELSE 'trigger' END,
+SELECT (lpad(to_hex((extract(epoch FROM at) * 1000)::bigint), 12, '0') || '7' || substr(md5(n::text || at::text), 1, 3)
+        || '8' || substr(md5(n::text || at::text), 4, 15))::uuid,
+       j.job_id, 'default', 1, j.shard, CASE n %% 2 WHEN 0 THEN 'timer' ELSE 'trigger' END,
        'default', 'standard', at, at, at, at + interval '30 ms', at + interval '1 s' * (0.05 + random()),
        'succeeded', CASE n %% 20 WHEN 0 THEN 2 ELSE 1 END, '00000000-0000-4000-8000-000000000000',
        'tidewheel.runs.default.standard/7/' || n || '@1760000000000'
-  FROM generate_series(%(first)s, %(last)s) AS n
+  FROM generate_series(%(first)s::bigint, %(last)s::bigint) AS n
   JOIN (SELECT job_id, shard, row_number() OVER () - 1 AS number FROM jobs WHERE key LIKE 'old-%%') AS j
     ON j.number = n %% %(jobs)s
  CROSS JOIN LATERAL (SELECT %(day)s + interval '86000 s' * (n::float8 / %(runs)s) AS at) AS instant
@@ -123,7 +125,9 @@ def _measure(server: Server, options: Options, name: str, runs: int, age: timede
             warm_up(environment, connection, ends, options, _WARM_RUNS)
             day = day_of(database_now(connection) - age)
             options.report(f"making a day of {runs:,} runs")
-            size = _make_day(environment, connection, day, runs)
+            jobs = max(1, runs // _RUNS_OF_A_JOB)
+            load_old_jobs(environment, connection, jobs)
+            size = make_day(environment, connection, day, runs=runs, jobs=jobs)
             load = _Load(environment, connection, options)
             before = load.run("before")
             if name == "tenant":
@@ -187,16 +191,27 @@ class _Load:
         return [start for start in environment.starts().read() if start.due >= due_at.timestamp()]
 
 
-def _make_day(environment: Environment, connection: Conn, day: date, runs: int) -> int:
-    """Fill a past day; return the bytes of its partitions."""
-    first = start_of(day)
-    jobs = max(1, runs // _RUNS_OF_A_JOB)
-    load_jobs(
-        connection, environment.installation, jobs, due_at=database_now(connection) + timedelta(days=300), prefix="old"
-    )
+def load_old_jobs(environment: Environment, connection: Conn, jobs: int) -> None:
+    """Write the jobs of past days, which fire in 300 days."""
+    due_at = database_now(connection) + timedelta(days=300)
+    load_jobs(connection, environment.installation, jobs, due_at=due_at, prefix="old")
+
+
+def make_day(environment: Environment, connection: Conn, day: date, *, runs: int, jobs: int) -> int:
+    """Fill a past day with ended runs, their inputs and attempts; return the bytes of its partitions.
+
+    Args:
+        environment: Of the round.
+        connection: Writes the rows.
+        day: In UTC.
+        runs: The number of runs, a half of them triggered.
+        jobs: The number of jobs of `load_old_jobs`.
+    """
     with environment.connect(autocommit=True) as owner:
         create_missing(owner, [day])
-    columns: dict[str, object] = {"day": first, "runs": runs, "jobs": jobs, "payload": b'"' + b"x" * 198 + b'"'}
+    columns: dict[str, object] = {
+        "day": start_of(day), "runs": runs, "jobs": jobs, "payload": b'"' + b"x" * 198 + b'"'
+    }  # fmt: skip
     for begin in range(0, runs, _PAGE):
         connection.execute(_FINISHED, {**columns, "first": begin, "last": min(begin + _PAGE, runs) - 1})
         connection.commit()

@@ -10,6 +10,7 @@ from math import ceil, exp, inf
 from typing import NamedTuple
 
 from tidewheel.control.capacity.costs import STAGES, Costs, rate_of
+from tidewheel.process.database_connections import CONNECTIONS
 
 SLICES = 8  # of the outbox; a relay owns at least one (tidewheel/outbox.py)
 SHARDS = 64  # of timers; a scheduler owns at least one
@@ -29,8 +30,7 @@ _ANSWER_DAYS = 8  # TIDEWHEEL_REQUESTS_KEPT
 _KAFKA_DAYS = 7  # of requests, runs and events
 _KEYED = 0.33  # of PostgreSQL's part of claims and ends: `limits` of docs/performance.md, a thousand keys
 _MOST = 100_000  # processes of one kind: a bound of the search
-# The most of a process (docs/operations.md). A scheduler had 10 when it was measured, and has two more at times.
-_CONNECTIONS = {"scheduler": 12, "intake": 7, "relay": 7, "executor": 14}
+_APIS = 2  # processes of the API: their connections alone are counted
 
 
 class Handler(StrEnum):
@@ -283,13 +283,14 @@ def _postgres_needs(load: Load, costs: Costs, processes: Mapping[str, int]) -> I
     yield Need("WAL of whole pages", pages, "bytes/s", text)
     yield from _disk_needs(load, costs, wal + pages)
     opened = sum(count * costs.connections[service] for service, count in processes.items())
-    bound = sum(count * _CONNECTIONS[service] for service, count in processes.items())
-    yield Need("connections", ceil(opened), "", "as measured: " + _by_service(costs.connections))
-    yield Need("connections at most", bound, "", "for max_connections: " + _by_service(_CONNECTIONS))
+    yield Need("connections", ceil(opened), "", "as measured, without the API: " + _by_service(costs.connections))
+    most = {service: CONNECTIONS[service].bound() for service in (*SERVICES, "api")}
+    text = f"for max_connections, with {_APIS} of the API: {_by_service(most)}"
+    yield Need("connections at most", _bound(processes), "", text)
 
 
 def _by_service(each: Mapping[str, float]) -> str:
-    return ", ".join(f"{service} {each[service]:g}" for service in SERVICES)
+    return ", ".join(f"{service} {count:g}" for service, count in each.items())
 
 
 def _postgres_cores(load: Load, costs: Costs, processes: Mapping[str, int]) -> dict[str, float]:
@@ -340,7 +341,7 @@ def _limits(load: Load, costs: Costs, limits: Limits) -> dict[str, float]:
             wal_bytes(more, costs) + whole_page_bytes(more, costs) <= limits.wal
         ),
         f"{limits.disk / 1e12:g} TB of disk": lambda more: _disk(more, costs) <= limits.disk,
-        f"{limits.connections:g} connections": lambda more: _bound(more, costs) <= limits.connections,
+        f"{limits.connections:g} connections": lambda more: _bound(processes_of(more, costs)) <= limits.connections,
         f"{SHARDS} schedulers": lambda more: _least_processes(more, costs, "scheduler") <= SHARDS,
         f"{SLICES} relays": lambda more: _least_processes(more, costs, "relay") <= SLICES,
         f"{REQUEST_MEMBERS} intakes": lambda more: _least_processes(more, costs, "intake") <= REQUEST_MEMBERS,
@@ -369,5 +370,5 @@ def _disk(load: Load, costs: Costs) -> float:
     return next(need.value for need in _disk_needs(load, costs, wal) if need.name == "disk of PostgreSQL")
 
 
-def _bound(load: Load, costs: Costs) -> float:
-    return sum(count * _CONNECTIONS[service] for service, count in processes_of(load, costs).items())
+def _bound(processes: Mapping[str, int]) -> int:
+    return sum(count * CONNECTIONS[service].bound() for service, count in {**processes, "api": _APIS}.items())

@@ -75,6 +75,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "tidewheel audit --from 24h --job report",
     ),
     "restore": ("tidewheel restore --dry-run", "tidewheel restore --stopped-at 2026-11-20T08:00Z --yes"),
+    "standby raise": ("tidewheel standby raise --from kafka.b:9092 --prefix a.tidewheel",),
     "audit-log": ("tidewheel audit-log --since 24h --object job/report",),
     "cron explain": ("tidewheel cron explain '0 9 * * MON-FRI' --tz America/New_York",),
     "migrate": ("tidewheel migrate --dry-run", "tidewheel migrate --roles --passwords passwords"),

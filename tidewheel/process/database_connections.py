@@ -1,6 +1,7 @@
-"""The connections to PostgreSQL that each process opens, for dimensioning an installation.
+"""The most connections to PostgreSQL that each process opens: the only declaration of them.
 
-`tests/system/test_pgbouncer.py` counts those of each role on the server, and compares.
+`tidewheel capacity` computes with them, and tests compare the table of docs/operations.md and the measured costs.
+`tests/system/test_pgbouncer.py` counts those of each role on the server.
 """
 
 from collections.abc import Mapping
@@ -13,12 +14,10 @@ class Connections:
     """The connections of one process.
 
     Args:
-        usual: Under load, as `tidewheel bench capacity` counts them; of the API at rest.
         most: All that it may open at once.
         per_queue: How many an executor adds for each queue beyond the first one.
     """
 
-    usual: int
     most: int
     per_queue: int = 0
 
@@ -35,10 +34,10 @@ class Connections:
 # thread of the API may have two: of calls by executors, by default 8, and of seventeen other ones. Eight notify.
 CONNECTIONS: Mapping[str, Connections] = MappingProxyType(
     {
-        "intake": Connections(usual=6, most=12),
-        "scheduler": Connections(usual=10, most=17),
-        "relay": Connections(usual=7, most=8),
-        "executor": Connections(usual=19, most=21, per_queue=3),
-        "api": Connections(usual=2, most=64),
+        "intake": Connections(most=12),
+        "scheduler": Connections(most=17),
+        "relay": Connections(most=8),
+        "executor": Connections(most=21, per_queue=3),
+        "api": Connections(most=64),
     }
 )

@@ -1,6 +1,7 @@
 """`tidewheel capacity`: more load never needs less, and predictions hold for other measured loads."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.control.cli.command import NO_DATABASE, Done, tidewheel
+from tests.strict_types import ROOT
 from tidewheel.control.capacity.costs import costs_of, read_document
 from tidewheel.control.capacity.curve import Curve, fit
 from tidewheel.control.capacity.hot_second import Fleet, simulate
 from tidewheel.control.capacity.model import Load, plan
+from tidewheel.process.database_connections import CONNECTIONS, Connections
 
 COSTS = costs_of(read_document(None))
 GROWING = ("jobs", "timed", "triggers", "seconds", "payload", "result", "days", "hot", "keyed")
@@ -104,6 +107,19 @@ def test_predictions_hold_for_measured_loads_of_other_rates() -> None:
     assert all(abs(each["error"]) <= 0.2 for each in shown), shown
     failed = [each for each in compared if abs(each["error"]) > 0.2]
     assert found.code == (1 if failed else 0), "CPU of a shared machine may be further off"
+
+
+def test_connections_are_those_of_the_table_of_processes() -> None:
+    """The page and the plan have the declared ones, and no process was measured with more."""
+    page = (ROOT / "docs" / "operations.md").read_text()
+    rows = re.findall(
+        r"^\| `tidewheel (\w+)` \|[^|]*\| (\d+)(?:, and (\d+) for each further queue)? \|", page, re.MULTILINE
+    )
+    told = {name: Connections(int(most), int(more or 0)) for name, most, more in rows}
+    assert told == CONNECTIONS
+    assert all(COSTS.connections[each] <= CONNECTIONS[each].most for each in COSTS.connections)
+    needs = {each.name: each for each in plan(Load(jobs=0, timed=0, triggers=1), COSTS).needs}
+    assert needs["connections at most"].value == 2 * sum(each.most for each in CONNECTIONS.values())
 
 
 @pytest.mark.parametrize(

@@ -584,6 +584,8 @@ SPECIAL: Mapping[str, Mapping[str, object]] = {
     "find_history_to_remove": _DAY | {"last_at": _FAR_AHEAD, "last_id": _BEYOND, "limit": 5000},
     "scan_ended_jobs": _OLD | {"after": UUID(int=0)},
     "lock_ended_jobs": _OLD,
+    "find_edited_jobs": _OLD | {"after": UUID(int=0), "last": UUID(int=1 << 100)},
+    "remove_versions": _OLD | {"delay": timedelta(days=400), "limit": 1000},
     "delete_old_windows": {"limit": 1000},
     "measure_blocked_keys": {"limit": 1000},
     "open_windows": {**_WINDOWS, "job_ids": [UUID(int=1)] * BATCH},
@@ -637,7 +639,8 @@ _HOT = {
         find_due_releases measure_blocked_keys
         delete_old_windows delete_old_batch_runs delete_old_run_edges delete_old_batches
         find_runs_to_remove remove_runs find_history_end find_history_to_remove
-        scan_ended_jobs lock_ended_jobs delete_old_audit delete_old_failed_runs delete_old_dead_letters
+        scan_ended_jobs lock_ended_jobs find_edited_jobs remove_versions
+        delete_old_audit delete_old_failed_runs delete_old_dead_letters
     """,
     "tidewheel.relay": """
         read_outbox probe_outbox delete_outbox find_unclaimed stage_outbox fetch_outbox delete_expired_replies
