@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -19,7 +19,6 @@ import psutil
 import psycopg
 import pytest
 from confluent_kafka import TopicPartition
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
@@ -27,7 +26,8 @@ from tests.faults.workload import Workload, now
 from tests.fixtures.database import Database
 from tests.fixtures.oracle import Oracle
 from tests.fixtures.roles import role_passwords
-from tests.fixtures.services import LONG_LEASE, Fleet, make_fleet, until
+from tests.fixtures.services import LONG_LEASE, Fleet, admin_of, make_fleet, until
+from tests.relay.topics import set_topic_config
 from tidewheel.control.occurrence_audit.result import run_audit
 from tidewheel.local.ports import free_port
 from tidewheel.local.postgres import Postgres
@@ -125,28 +125,21 @@ def restore(fleet: Fleet, *arguments: str, failpoint: str | None = None) -> subp
 
 
 @contextmanager
-def expired_before(fleet: Fleet, since: datetime) -> Iterator[None]:
+def expired_before(fleet: Fleet, since: datetime) -> Generator[None]:
     """Let Kafka keep completions for five minutes, and drop the first of each partition.
 
     The restore reads from ten minutes before the backup.
     """
-    admin, topic = AdminClient(fleet.kafka), fleet.topics.completions
+    admin, topic = admin_of(fleet.kafka), fleet.topics.completions
     assert since > now() - timedelta(minutes=5)
-
-    def keep(milliseconds: int) -> None:
-        entry = ConfigEntry("retention.ms", str(milliseconds), incremental_operation=AlterConfigOpType.SET)
-        resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
-        admin.incremental_alter_configs([resource])[resource].result(30)
-
-    keep(300_000)
-    partitions = admin.list_topics(topic, timeout=30).topics[topic].partitions
-    drops = admin.delete_records([TopicPartition(topic, each, 1) for each in partitions])
-    dropped = [drop.exception(30) is None for drop in drops.values()]  # one without a message has none to drop
-    assert any(dropped)
+    set_topic_config(fleet.kafka, topic, {"retention.ms": "300000"})
+    firsts = [TopicPartition(topic, each, 1) for each in admin.list_topics(topic, timeout=30).topics[topic].partitions]
+    dropped = [drop.exception(30) is None for drop in admin.delete_records(firsts).values()]
+    assert any(dropped)  # a partition without a message has none to drop
     try:
         yield
     finally:
-        keep(30 * 86_400_000)
+        set_topic_config(fleet.kafka, topic, {"retention.ms": str(30 * 86_400_000)})
 
 
 def test_restored_database_continues_where_kafka_ends(server: Server, fleet: Fleet, oracle: Oracle) -> None:
