@@ -90,10 +90,17 @@ def create_missing(session: Session, installation: Installation, history: Histor
     return created, lost
 
 
-def record_ends(session: Session, installation: Installation, history: History, since: datetime) -> int:
-    """End the open runs whose completions Kafka has; return their number."""
+def record_ends(
+    session: Session,
+    installation: Installation,
+    history: History,
+    since: datetime,
+    *,
+    runs: Iterable[UUID] | None = None,
+) -> int:
+    """End the open runs whose completions Kafka has, or these of them; return their number."""
     ended = 0
-    for some in _parts(sorted(history.ends)):
+    for some in _parts(sorted(history.ends if runs is None else runs)):
         with session.transaction() as connection:
             open_runs = [run for run, is_open in _runs(connection, some).items() if is_open]
             if not open_runs:

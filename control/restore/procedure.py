@@ -14,7 +14,7 @@ from tidewheel.clock import monotonic_seconds
 from tidewheel.control.restore.ends import create_missing, end_unknown, raise_attempts, record_ends
 from tidewheel.control.restore.history import History, find_expired, read_history
 from tidewheel.control.restore.replay import replay_requests
-from tidewheel.control.restore.timers import fire_again, set_chains
+from tidewheel.control.restore.timers import Fired, fire_again, set_chains
 from tidewheel.errors import SettingsError
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.kafka.offsets import offsets_client
@@ -148,12 +148,13 @@ def restore(
             report.replies, report.unreadable = len(history.replies), history.unreadable
             if dry_run:
                 return report
+            past = _Past(session, installation, history, report)
             if not state.messages_dropped:
                 progress("applies requests again")
-                replayed = replay_requests(session, installation, client, config, history)
+                replayed = replay_requests(session, installation, client, config, history, reach=past.reach)
                 report.requests, report.expired_requests = replayed.requests, replayed.expired
         progress("records runs and their ends")
-        _write(session, installation, history, state, report)
+        _write(session, installation, history, state, report, fired=past.fired)
         return report
     finally:
         session.close()
@@ -169,12 +170,43 @@ def _ensure_complete(expired: Sequence[str], since: datetime) -> None:
         raise SettingsError(message)
 
 
-def _write(session: Session, installation: Installation, history: History, state: _State, report: Restored) -> None:
+class _Past:
+    """The runs of jobs until a time, written before a request changes these jobs."""
+
+    def __init__(self, session: Session, installation: Installation, history: History, report: Restored) -> None:
+        self.fired = Fired(history)
+        self._session, self._installation, self._history, self._report = session, installation, history, report
+        self._begun: dict[UUID, list[tuple[datetime, UUID]]] = {}  # runs that have ended, the first one last
+        for run_id, end in history.ends.items():
+            self._begun.setdefault(UUID(end.job_id), []).append((end.started_at or end.finished_at, run_id))
+        for runs in self._begun.values():
+            runs.sort(reverse=True)
+
+    def reach(self, until: datetime, job: UUID | None) -> None:
+        """Fire the occurrences of a job, or of all, up to a time.
+
+        Runs that had begun by then get their ends.
+        """
+        jobs = None if job is None else {job}
+        self._report.occurrences += fire_again(self._session, self._installation, self.fired, jobs=jobs, until=until)
+        begun: list[UUID] = []
+        for each in self._begun if job is None else {job} & self._begun.keys():
+            runs = self._begun[each]
+            while runs and runs[-1][0] <= until:
+                begun.append(runs.pop()[1])
+        self._report.ended += record_ends(
+            self._session, self._installation, self._history, self._report.since, runs=begun
+        )
+
+
+def _write(
+    session: Session, installation: Installation, history: History, state: _State, report: Restored, *, fired: Fired
+) -> None:
     if not state.messages_dropped:
-        report.occurrences = fire_again(session, installation, history)
+        report.occurrences += fire_again(session, installation, fired)
         report.runs, report.lost = create_missing(session, installation, history)
-        report.ended = record_ends(session, installation, history, report.since)
-        set_chains(session, history)
+        report.ended += record_ends(session, installation, history, report.since)
+        set_chains(session, history, fired)
         report.unknown = raise_attempts(session, history)
         _drop_messages(session, installation, history, state)
     report.failed = end_unknown(session, installation, history, report.stopped_at)

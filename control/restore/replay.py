@@ -2,12 +2,15 @@
 
 The stored offsets lie before them. A trigger gets its old id, because the id is derived from the time of its
 application and its coordinates. Later requests without a reply are left to intake.
+
+A request may change a job or its runs. What these had done before is written first.
 """
 
 import heapq
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from uuid import UUID
 
 import psycopg
 from confluent_kafka import Consumer, Message
@@ -17,7 +20,7 @@ from tidewheel.errors import UndecodableMessage
 from tidewheel.intake.batch import apply_batch
 from tidewheel.intake.offsets import StoredOffsets, ends_of, partition_of
 from tidewheel.jobs.parsing import RequestRefused
-from tidewheel.jobs.requests import JobTrigger
+from tidewheel.jobs.requests import BatchAdd, BatchSubmit, JobTrigger, RunComplete, RunHeartbeat
 from tidewheel.kafka.offsets import read_end_offsets, read_partitions
 from tidewheel.kafka.topic_ids import read_topic_id
 from tidewheel.postgres.database_clock import as_of
@@ -28,6 +31,8 @@ from tidewheel.schemas.requests import read_request
 from tidewheel.transitions.installation import Installation
 
 _READ_STORED_OFFSETS = Statements("tidewheel.control.restore")["read_stored_offsets"]
+_ADDS = BatchAdd | BatchSubmit | JobTrigger | RunComplete | RunHeartbeat
+"""These change no other run and no timer."""
 
 
 @dataclass(slots=True)
@@ -39,9 +44,24 @@ class Replayed:
 
 
 def replay_requests(
-    session: Session, installation: Installation, client: Consumer, kafka: Mapping[str, str], history: History
+    session: Session,
+    installation: Installation,
+    client: Consumer,
+    kafka: Mapping[str, str],
+    history: History,
+    *,
+    reach: Callable[[datetime, UUID | None], None],
 ) -> Replayed:
-    """Apply requests in the order of their first application, one transaction each; a repeat continues."""
+    """Apply requests in the order of their first application, one transaction each; a repeat continues.
+
+    Args:
+        session: A session of the owner.
+        installation: Its names and keys.
+        client: Reads the requests.
+        kafka: The settings of the client.
+        history: What Kafka has.
+        reach: Writes what a job, or all jobs, had done until a time. A request that may change that comes after it.
+    """
     done = Replayed()
     wanted = _ranges(session, installation, client, history, done)
     if not wanted:
@@ -52,6 +72,9 @@ def replay_requests(
         next_offsets = offsets.acquire(connection, wanted)
     starts = {place: (max(wanted[place][0], first), wanted[place][1]) for place, first in next_offsets.items()}
     for at, message in _in_order(client, starts, history):
+        request = _request(message)
+        if request is not None and not isinstance(request, _ADDS):
+            reach(at, _job_of(history, history.replies.get((*partition_of(message), message.offset() or 0))))
         _apply(session, installation, offsets, message, at)
         done.requests += 1
     return done
@@ -93,14 +116,35 @@ def _in_order(
         yield at, message
 
 
+def _job_of(history: History, answer: Answer | None) -> UUID | None:
+    """Return the one job that a request is about; none if there may be several."""
+    if answer is None:
+        return None
+    job, run = answer.reply.job_id, answer.reply.run_id
+    if job is None and run is not None:
+        known = history.ends.get(UUID(run)) or history.requests.get(UUID(run))
+        job = known.job_id if known is not None else None
+    return UUID(job) if job is not None else None
+
+
+def _request(message: Message) -> object:
+    """Return the request of a message; none if it has none that can be read."""
+    value = message.value()
+    if not isinstance(value, bytes):
+        return None
+    try:
+        return read_request(value)[0]
+    except (UndecodableMessage, RequestRefused):
+        return None
+
+
 def _applied_at(message: Message, answer: Answer | None, history: History) -> datetime:
     if answer is None:
         return time_of(message)
-    due, value = answer.reply.next_run_at, message.value()
-    if due is not None and isinstance(value, bytes):
-        try:
-            request, _ = read_request(value)
-        except (UndecodableMessage, RequestRefused):
+    due = answer.reply.next_run_at
+    if due is not None:
+        request = _request(message)
+        if request is None:
             return answer.replied_at
         if isinstance(request, JobTrigger):
             if request.run_at is None:

@@ -1,6 +1,6 @@
 """Move timers past the occurrences that the lost database had fired."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
@@ -30,16 +30,48 @@ _NEVER_MISSED = timedelta(days=36_500)
 _LIMIT = 1_000
 
 
-def fire_again(session: Session, installation: Installation, history: History) -> int:
+class Fired:
+    """The occurrences that Kafka has: their instants by job and run."""
+
+    def __init__(self, history: History) -> None:
+        self.instants: dict[UUID, dict[UUID, datetime]] = {}
+        known: dict[UUID, RunCompleted | RunRequest] = {**history.requests, **history.ends}
+        for run_id, each in known.items():
+            if each.cause.value == Cause.TIMER.value:
+                self.instants.setdefault(UUID(each.job_id), {})[run_id] = each.scheduled_at.astimezone(UTC)
+
+    def last(self, jobs: Collection[UUID] | None = None, until: datetime | None = None) -> dict[UUID, datetime]:
+        """Return the last instant up to a time of each job that has one, or of each of these."""
+        chosen = self.instants if jobs is None else self.instants.keys() & jobs
+        within = {
+            job: [at for at in self.instants[job].values() if until is None or at <= until] for job in sorted(chosen)
+        }
+        return {job: max(instants) for job, instants in within.items() if instants}
+
+
+def fire_again(
+    session: Session,
+    installation: Installation,
+    fired: Fired,
+    *,
+    jobs: Collection[UUID] | None = None,
+    until: datetime | None = None,
+) -> int:
     """Create the runs up to the last occurrence of each job that Kafka has; return their number.
 
     The policies for missed occurrences do not apply: these have fired. Runs that exist stay as they are.
+
+    Args:
+        session: A session of the owner.
+        installation: Its names and keys.
+        fired: What Kafka has.
+        jobs: These jobs alone.
+        until: Leave later occurrences out.
     """
-    last, chains = _last_fired(history)
-    jobs, created = sorted(last), 0
-    for start in range(0, len(jobs), _AT_ONCE):
-        some = jobs[start : start + _AT_ONCE]
-        left: Sequence[UUID] = some
+    last, created = fired.last(jobs, until), 0
+    moved_jobs = list(last)
+    for start in range(0, len(moved_jobs), _AT_ONCE):
+        left: Sequence[UUID] = moved_jobs[start : start + _AT_ONCE]
         while left:
             with session.transaction() as connection:
                 timers = _lock(connection, left)
@@ -49,18 +81,18 @@ def fire_again(session: Session, installation: Installation, history: History) -
                 now = read_now(connection)
                 decisions = advance_timers(connection, installation, plain, decide_by, now=now, repeats=True)
                 created += sum(len(each.fires) for each in decisions)
-                _chain(connection, installation, [each for each in timers if each.chains], chains)
+                _chain(connection, installation, [each for each in timers if each.chains], fired, last)
                 failpoint("restoring.timers")
             moved = [(each.job_id, done.next_at) for each, done in zip(plain, decisions, strict=True)]
             left = [job for job, following in moved if following is not None and following <= last[job]]
     return created
 
 
-def set_chains(session: Session, history: History) -> None:
+def set_chains(session: Session, history: History, fired: Fired) -> None:
     """Set the next time of each fixed_delay job whose last run has ended, from that run's end."""
-    last, chains = _last_fired(history)
+    last = fired.last()
     ends = {(each.job_id, each.scheduled_at): each.finished_at for each in history.ends.values()}
-    jobs = sorted(chains)
+    jobs = list(last)
     for start in range(0, len(jobs), _AT_ONCE):
         with session.transaction() as connection:
             for timer in _lock(connection, jobs[start : start + _AT_ONCE]):
@@ -70,16 +102,6 @@ def set_chains(session: Session, history: History) -> None:
                     continue
                 if (due := schedule.due(last[timer.job_id], ended)) is not None:
                     move_timers(connection, [(timer.job_id, Decision(next_at=due))])
-
-
-def _last_fired(history: History) -> tuple[dict[UUID, datetime], dict[UUID, dict[UUID, datetime]]]:
-    """Return the last instant of each job that fired, and all of them by run."""
-    fired: dict[UUID, dict[UUID, datetime]] = {}
-    known: dict[UUID, RunCompleted | RunRequest] = {**history.requests, **history.ends}
-    for run_id, each in known.items():
-        if each.cause.value == Cause.TIMER.value:
-            fired.setdefault(UUID(each.job_id), {})[run_id] = each.scheduled_at.astimezone(UTC)
-    return {job: max(instants.values()) for job, instants in fired.items()}, fired
 
 
 def _waits(timer: LockedTimer) -> bool:
@@ -95,11 +117,13 @@ def _chain(
     connection: Conn,
     installation: Installation,
     timers: Sequence[LockedTimer],
-    chains: Mapping[UUID, Mapping[UUID, datetime]],
+    fired: Fired,
+    last: Mapping[UUID, datetime],
 ) -> None:
     """Create the recorded runs of a fixed_delay, and hold its timer for the last."""
     for timer in timers:
-        runs = {run: at for run, at in chains[timer.job_id].items() if at >= timer.scheduled_at}
+        known = fired.instants[timer.job_id].items()
+        runs = {run: at for run, at in known if timer.scheduled_at <= at <= last[timer.job_id]}
         if not runs or _waits(timer):
             continue
         new = [new_run(timer, Fire(at, at), at)._replace(run_id=RunId(run)) for run, at in runs.items()]

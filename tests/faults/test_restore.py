@@ -151,6 +151,8 @@ def test_restored_database_continues_where_kafka_ends(server: Server, fleet: Fle
     fleet.ask({"type": "job.submit", "job": {**at_most_once, "payload": str(gate)}})
     fleet.start_all(LEASE=LONG_LEASE)
     work.wait_recovered(now())
+    stalled = fleet.folder / "stalled"
+    submit_changing(fleet, oracle, stalled)
     server.back_up()
 
     # After the backup: triggers, a new job, an edit, a pause with its end, a cancel, and runs that begin.
@@ -168,6 +170,7 @@ def test_restored_database_continues_where_kafka_ends(server: Server, fleet: Fle
     oracle.wait_answered()
     fleet.ask({"type": "run.cancel", "run_id": oracle.replies()[cancelled].run_id})
     held.wait_begun(1)
+    changed_at = change_jobs(fleet, oracle)
     run_of_once = str(oracle.replies()[once].run_id)
     fleet.until(lambda: any(each.run_id == run_of_once for each in oracle.effects()), "the at-most-once run has begun")
     done_by = now() + timedelta(seconds=3)
@@ -202,17 +205,46 @@ def test_restored_database_continues_where_kafka_ends(server: Server, fleet: Fle
     fleet.start_all(LEASE=LONG_LEASE)
     held.wait_begun(2)
     held.let_go()
+    stalled.touch()
     work.trigger("errand", 5)
     work.recurring = ("tick", "tock", "late", "chain")
     fleet.until(lambda: _has_fired(oracle, {"tick", "tock", "late", "chain"}, restarted), "jobs fire after the restore")
     work.finish()
     fleet.stop()
     oracle.reader.read_to_end()
-    check(
-        fleet, oracle, in_flight={held.run_id}, failed={run_of_once}, cancelled=str(oracle.replies()[cancelled].run_id)
-    )
+    begun = {each.run_id for each in oracle.completions() if each.job_key == "stalled"}
+    assert begun
+    cancel = str(oracle.replies()[cancelled].run_id)
+    check(fleet, oracle, in_flight={held.run_id} | begun, failed={run_of_once}, cancelled=cancel)
+    ended = [each for each in oracle.completions() if each.job_key in {"gone", "stalled"}]
+    assert not [each for each in ended if each.scheduled_at > changed_at]
     audit = run_audit(fleet.database.url, first, now())
     assert audit.passed, audit.findings
+
+
+def submit_changing(fleet: Fleet, oracle: Oracle, gate: Path) -> None:
+    """Submit jobs that change after the backup; the runs of one wait for the gate."""
+    note = {"schedule": {"interval": "1s"}, "target": "note"}
+    stalled = {"schedule": {"interval": "1s"}, "target": "gated", "payload": str(gate), "overlap": "allow_all"}
+    for job in ({"key": "edited", **note}, {"key": "gone", **note}, {"key": "stalled", **stalled}):
+        fleet.ask({"type": "job.submit", "job": job})
+    fleet.flush()
+    oracle.wait_answered()
+
+
+def change_jobs(fleet: Fleet, oracle: Oracle) -> datetime:
+    """Edit, delete and pause these jobs once each has fired; return a time after their last occurrences."""
+    since = now()
+    fleet.until(lambda: _has_fired(oracle, {"edited", "gone"}, since), "they fire after the backup")
+    fleet.until(
+        lambda: any(each.job_key == "stalled" and each.at > since for each in oracle.effects()), "a run is stalled"
+    )
+    fleet.ask({"type": "job.submit", "job": {"key": "edited", "schedule": {"interval": "2s"}, "target": "note-sync"}})
+    fleet.ask({"type": "job.delete", "key": "gone"})
+    fleet.ask({"type": "job.pause", "key": "stalled"})
+    fleet.flush()
+    oracle.wait_answered()
+    return now()
 
 
 def _has_fired(oracle: Oracle, keys: set[str], since: datetime) -> bool:
