@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from tidewheel.control.cli.options import checked_url
 from tidewheel.control.cli.output import Output, OutputOption, print_document, print_facts, wrapped
 from tidewheel.control.cli.time_options import Tz, read_instant, rfc3339
 from tidewheel.errors import refuse
@@ -24,7 +23,8 @@ def restore(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Read Kafka and count; write nothing.")] = False,
     accept_gaps: Annotated[
-        bool, typer.Option("--accept-gaps", help="Go on if Kafka may have dropped messages since the backup.")
+        bool,
+        typer.Option("--accept-gaps", help="Go on if messages may be gone, or their key was rotated since."),
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Confirm it; needed.")] = False,
     timezone: Tz = None,
@@ -32,16 +32,17 @@ def restore(
 ) -> None:
     """Continue after a restore from a base backup: record what Kafka has since, before services start.
 
-    From its begin on the processes that worked on the lost database get no session, and none starts before its end. A
-    repeat continues where a call before it ended.
+    It ends all other sessions of the database. Until its end new ones can only read, and no service starts. A repeat
+    continues where a call before it ended. Connect as the owner of the database.
     """
     from tidewheel.control.restore.procedure import restore as run
 
     if not yes and not dry_run:
         refuse("--yes", "is missing", "stop all services first; --dry-run counts what the restore finds")
+    settings = Connections.load()
     report = run(
-        checked_url(),
-        Connections.load(),
+        settings.database(),
+        settings,
         since=None if since is None else read_instant(since, "--since", timezone),
         stopped_at=None if stopped_at is None else read_instant(stopped_at, "--stopped-at", timezone),
         dry_run=dry_run,
@@ -58,6 +59,7 @@ def restore(
             ("sessions ended", ", ".join(report.sessions) or "none"),
             ("found", f"{report.completions:,} ends, {report.messages:,} runs, {report.replies:,} replies"),
             ("not readable", f"{report.unreadable:,}" if report.unreadable else None),
+            ("without a valid signature", f"{report.forged:,}, left out" if report.forged else None),
             ("requests applied again", f"{report.requests:,}"),
             ("requests that Kafka lacks", f"{report.expired_requests:,}" if report.expired_requests else None),
             ("runs created again", f"{report.occurrences:,} of timers, {report.runs:,} others"),

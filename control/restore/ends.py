@@ -34,6 +34,7 @@ _FIND_REQUESTED = _SQL["find_requested"]
 _FIND_UNCLAIMED = _SQL["find_unclaimed"]
 
 _AT_ONCE = 500
+_UNPUBLISHED = 5  # attempts of a run that may have begun although no relay had published their messages
 _BEFORE_ALL = UUID(int=0)
 
 
@@ -128,13 +129,17 @@ def open_runs_of(ends: Iterable[RunCompleted]) -> list[UUID]:
 
 
 def raise_attempts(session: Session, history: History) -> int:
-    """Raise the attempts of open runs to those of their last messages; return how many had one."""
+    """Raise the attempts of open runs past those of their last messages; return how many had one.
+
+    A sweep may have claimed later attempts whose messages are not in Kafka. Their fences and task tokens stay stale.
+    """
     raised = 0
     for some in _parts(sorted(history.requests)):
         with session.transaction() as connection:
             columns: dict[str, object] = {
                 "run_ids": uuids(some),
                 "attempts": [history.requests[run].attempt for run in some],
+                "unpublished": _UNPUBLISHED,
                 "owned": [*OWNED],
                 "queued": RunState.QUEUED,
                 "waiting": RunState.WAITING,

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TypeVar
+from typing import TypeVar, cast
 from uuid import UUID
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -12,6 +12,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from tidewheel.errors import Unavailable, UndecodableMessage
 from tidewheel.kafka.offsets import read_end_offsets, read_partitions
 from tidewheel.kafka.topics import Topics, read_retention
+from tidewheel.message_signatures import SIGNATURE_HEADER, MessageKeys, SignatureFlaw, digest_of
+from tidewheel.schedules.decision import Skip, SkipReason
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.generated.records import LifecycleEvent, Reply, RunCompleted, RunRequest
 from tidewheel.schemas.json_form import from_json
@@ -22,6 +24,8 @@ Origin = tuple[str, int, int]
 
 _KAFKA_SECONDS = 10.0
 _SILENT_POLLS = 60  # of a second each
+_DECIDED_LATE = frozenset({SkipReason.MISFIRE, SkipReason.CATCH_UP_LIMIT, SkipReason.PAUSED, SkipReason.FROZEN})
+"""Reasons that depend on when a scheduler decided; the others follow from the job and its calendars."""
 _NEAR = timedelta(minutes=1)  # a relay publishes a reply some milliseconds after its transaction
 
 
@@ -42,14 +46,20 @@ class History:
         requests: The last message of each run, with its topic.
         replies: The reply to each request, by its coordinates.
         changes: The times at which each job changed, ascending.
+        skips: The spans of each job that a misfire, a pause or a freeze skipped.
         unreadable: How many messages could not be decoded.
+        forged: How many run messages no relay has signed; they are left out.
+        unknown_keys: How many are signed by a key that the database lacks.
     """
 
     ends: dict[UUID, RunCompleted] = field(default_factory=dict[UUID, RunCompleted])
     requests: dict[UUID, RunRequest] = field(default_factory=dict[UUID, RunRequest])
     replies: dict[Origin, Answer] = field(default_factory=dict[Origin, Answer])
     changes: dict[str, list[datetime]] = field(default_factory=lambda: defaultdict(list))
+    skips: dict[UUID, list[Skip]] = field(default_factory=lambda: defaultdict(list))
     unreadable: int = 0
+    forged: int = 0
+    unknown_keys: int = 0
 
     def has(self, topics: Topics, topic: str, value: bytes) -> bool:
         """Return True if Kafka has this completion or reply."""
@@ -68,8 +78,14 @@ class History:
         return max(near, default=answer.replied_at)
 
 
-def read_history(client: Consumer, topics: Topics, since: datetime) -> History:
+def read_history(client: Consumer, topics: Topics, since: datetime, keys: MessageKeys) -> History:
     """Read the topics of this installation from an instant on to their present ends.
+
+    Args:
+        client: Reads them.
+        topics: Their names.
+        since: The instant.
+        keys: Those of the database. A run message signed by another key is used, and counted.
 
     Raises:
         Unavailable: No broker answers, or one stops to.
@@ -86,6 +102,11 @@ def read_history(client: Consumer, topics: Topics, since: datetime) -> History:
                 ended = _record(value, RunCompleted)
                 found.ends[UUID(ended.run_id)] = ended
             elif topic.startswith(run_topics):
+                flaw = _flaw(keys, message, value)
+                if flaw in (SignatureFlaw.MISSING, SignatureFlaw.WRONG):
+                    found.forged += 1
+                    continue
+                found.unknown_keys += flaw is SignatureFlaw.UNKNOWN_KEY
                 request = _record(value, RunRequest)
                 run_id = UUID(request.run_id)
                 if run_id not in found.requests or found.requests[run_id].attempt <= request.attempt:
@@ -94,12 +115,14 @@ def read_history(client: Consumer, topics: Topics, since: datetime) -> History:
                 event = _record(value, LifecycleEvent)
                 if ".job." in event.type:
                     found.changes[event.job_id].append(event.occurred_at)
+                elif ".occurrence.skipped." in event.type and event.reason in _DECIDED_LATE:
+                    found.skips[UUID(event.job_id)].append(_skip_of(event))
             else:
                 reply = _record(value, Reply)
                 if reply.origin is not None:
                     origin = (reply.origin.topic, reply.origin.partition, reply.origin.offset)
                     found.replies.setdefault(origin, Answer(reply, time_of(message)))
-        except (UndecodableMessage, ValueError):
+        except (UndecodableMessage, KeyError, ValueError):
             found.unreadable += 1
     return found
 
@@ -181,6 +204,20 @@ def _ranges(
     first = {(each.topic, each.partition): each.offset for each in found}
     ranges = {place: (first[place] if first[place] >= 0 else end, end) for place, (_, end) in ends.items()}
     return ranges, {place: stored for place, (stored, _) in ends.items()}
+
+
+def _flaw(keys: MessageKeys, message: Message, value: bytes) -> SignatureFlaw | None:
+    headers = dict(cast("Iterable[tuple[str, bytes | None]]", message.headers() or ()))
+    key = message.key()
+    return keys.flaw(
+        headers.get(SIGNATURE_HEADER), message.topic() or "", key if isinstance(key, bytes) else b"", digest_of(value)
+    )
+
+
+def _skip_of(event: LifecycleEvent) -> Skip:
+    detail = event.detail
+    first_at, last_at = (datetime.fromisoformat(detail[name]).astimezone(UTC) for name in ("first_at", "last_at"))
+    return Skip(SkipReason(str(event.reason)), first_at, last_at, int(detail["occurrences"]))
 
 
 def _record(value: bytes, kind: type[R]) -> R:

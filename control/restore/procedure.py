@@ -1,6 +1,5 @@
 """The steps after a restore from a base backup (docs/adr/0081-restore.md)."""
 
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
@@ -10,7 +9,6 @@ from uuid import UUID
 import psycopg
 from psycopg.types.json import Jsonb
 
-from tidewheel.clock import monotonic_seconds
 from tidewheel.control.restore.ends import create_missing, end_unknown, raise_attempts, record_ends
 from tidewheel.control.restore.history import History, find_expired, read_history
 from tidewheel.control.restore.replay import replay_requests
@@ -18,8 +16,10 @@ from tidewheel.control.restore.timers import Fired, fire_again, set_chains
 from tidewheel.errors import SettingsError
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.kafka.offsets import offsets_client
+from tidewheel.message_signatures import MessageKeys
+from tidewheel.migrations.runner import require_current
 from tidewheel.postgres.database_clock import read_now
-from tidewheel.postgres.session import BY_KEY, Conn, Session
+from tidewheel.postgres.session import BY_KEY, Conn, OwnConnection, Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.settings.connections import Connections
@@ -32,6 +32,9 @@ _READ_BACKUP = _SQL["read_backup"]
 _RAISE_EPOCH = _SQL["raise_epoch"]
 _STORE_RESTORE = _SQL["store_restore"]
 _END_RESTORE = _SQL["end_restore"]
+_OWNS_DATABASE = _SQL["owns_database"]
+_REFUSE_WRITES = _SQL["refuse_writes"]
+_ACCEPT_WRITES = _SQL["accept_writes"]
 _END_SESSIONS = _SQL["end_sessions"]
 _READ_WRITTEN_MESSAGES = _SQL["read_written_messages"]
 _READ_NEEDLESS_REQUESTS = _SQL["read_needless_requests"]
@@ -42,7 +45,8 @@ _PAGE = 10_000
 MARGIN = timedelta(minutes=10)
 """Kafka is read from this long before the backup: heartbeats come every few seconds, clocks differ by less."""
 
-_END_SECONDS, _END_PAUSE = 30.0, 0.1  # until sessions of services have ended, and between two looks
+_END_MS = 30_000  # until a session has ended
+_OPTIONS = f"{BY_KEY} -c statement_timeout=0 -c lock_timeout=60s -c default_transaction_read_only=off"
 
 _GROUP = "tidewheel.restore"
 
@@ -58,6 +62,7 @@ class Restored:
         messages: The runs whose messages Kafka has.
         replies: The requests whose replies Kafka has.
         unreadable: Messages that could not be decoded.
+        forged: Run messages that no relay has signed; they are left out.
         requests: Requests that were applied again.
         expired_requests: Requests that Kafka no longer had: their changes are lost.
         occurrences: Occurrences that were created again.
@@ -66,7 +71,7 @@ class Restored:
         unknown: Runs that may have begun and run again, with a further attempt.
         failed: At-most-once runs that may have begun: they failed with `unknown_outcome`.
         lost: Runs of job versions that neither the database nor Kafka has.
-        sessions: Sessions of services that were ended.
+        sessions: Sessions that were ended.
     """
 
     since: datetime
@@ -75,6 +80,7 @@ class Restored:
     messages: int = 0
     replies: int = 0
     unreadable: int = 0
+    forged: int = 0
     requests: int = 0
     expired_requests: int = 0
     occurrences: int = 0
@@ -106,7 +112,7 @@ def restore(
     accept_gaps: bool = False,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Restored:
-    """Bring a restored database up to what Kafka has.
+    """Bring a restored database up to what Kafka has; other sessions can only read it meanwhile.
 
     Args:
         url: The database, as the owner of its tables.
@@ -114,27 +120,31 @@ def restore(
         since: Read Kafka from this time on; by default from ten minutes before the last heartbeat in the database.
         stopped_at: The time at which the old installation stopped at the latest; by default now.
         dry_run: Read Kafka and count; write nothing.
-        accept_gaps: Go on if Kafka may have dropped messages since the backup.
+        accept_gaps: Go on if Kafka may have dropped messages since the backup, or if a key was rotated since.
         progress: Gets the name of each step.
 
     Raises:
-        SettingsError: Another restore works, the time of the backup is not known, or the backup is older than what
-            Kafka keeps.
+        SettingsError: Another restore works, the user does not own the database, the time of the backup is not known,
+            the backup is older than what Kafka keeps, or run messages are signed by a later key.
+        MigrationError: The schema is not this release's.
         Unavailable: PostgreSQL or Kafka does not answer: repeat the call.
     """
-    session = Session(url, "tidewheel-restore", options=f"{BY_KEY} -c statement_timeout=0 -c lock_timeout=60s")
-    lock = Session(url, "tidewheel-restore-lock", autocommit=True)
+    session = Session(url, "tidewheel-restore", options=_OPTIONS)
+    lock = Session(url, "tidewheel-restore-lock", autocommit=True, options=_OPTIONS)
     try:
+        require_current(lock.connection())
         if lock.connection().execute(_LOCK_RESTORE).fetchone() != (True,):
             message = "another `tidewheel restore` works on this database; wait for it"
             raise SettingsError(message)
         with session.transaction() as connection:
             installation, now = read_installation(connection, settings), read_now(connection)
+            keys = MessageKeys()
+            keys.refresh(connection)
         state = _begin(session, since, stopped_at, write=not dry_run)
         report = Restored(datetime.fromisoformat(state.since), datetime.fromisoformat(state.stopped_at))
         if not dry_run:
-            progress("ends the sessions of services")
-            report.sessions = _end_sessions(lock)
+            progress("ends all other sessions")
+            report.sessions = _end_sessions(session, lock)
         config = {**settings.kafka_config(), "enable.partition.eof": "true", "auto.offset.reset": "error"}
         with offsets_client(config, _GROUP) as client:
             progress("reads what Kafka has since the backup")
@@ -143,9 +153,16 @@ def restore(
                     find_expired(client, settings.kafka_config(), installation.topics, since=report.since, now=now),
                     report.since,
                 )
-            history = read_history(client, installation.topics, report.since)
+            history = read_history(client, installation.topics, report.since, keys)
+            if history.unknown_keys and not accept_gaps:
+                message = (
+                    f"{history.unknown_keys} run messages are signed by a key that the database lacks, so they may be"
+                    " forged; if the key was rotated after the backup, accept them by --accept-gaps"
+                )
+                raise SettingsError(message)
             report.completions, report.messages = len(history.ends), len(history.requests)
             report.replies, report.unreadable = len(history.replies), history.unreadable
+            report.forged = history.forged
             if dry_run:
                 return report
             past = _Past(session, installation, history, report)
@@ -155,6 +172,7 @@ def restore(
                 report.requests, report.expired_requests = replayed.requests, replayed.expired
         progress("records runs and their ends")
         _write(session, installation, history, state, report, fired=past.fired)
+        _open(session, lock)
         return report
     finally:
         session.close()
@@ -210,6 +228,14 @@ def _write(
         report.unknown = raise_attempts(session, history)
         _drop_messages(session, installation, history, state)
     report.failed = end_unknown(session, installation, history, report.stopped_at)
+
+
+def _open(session: Session, lock: Session) -> None:
+    """Accept writes again, and let services start."""
+    with session.transaction() as connection:
+        connection.execute(_ACCEPT_WRITES)
+    failpoint("restoring.open")
+    _end_sessions(session, lock)  # a pool keeps sessions that were opened meanwhile, and these can only read
     with session.transaction() as connection:
         connection.execute(_END_RESTORE)
 
@@ -217,6 +243,8 @@ def _write(
 def _begin(session: Session, since: datetime | None, stopped_at: datetime | None, *, write: bool) -> _State:
     """Return the state of the restore that is under way, or begin one in a new epoch."""
     with session.transaction() as connection:
+        if write:
+            _refuse_writes(connection)
         found = connection.execute(_READ_RESTORE).fetchone()
         if found is not None:
             return _State(**cast("dict[str, object]", found[0]))  # type: ignore[arg-type]
@@ -234,25 +262,30 @@ def _begin(session: Session, since: datetime | None, stopped_at: datetime | None
     return state
 
 
-def _end_sessions(session: Session) -> list[str]:
-    """End the sessions of services, until none is left; each new one finds the restore and ends.
+def _refuse_writes(connection: Conn) -> None:
+    if connection.execute(_OWNS_DATABASE).fetchone() != (True,):
+        message = "this user does not own the database, and the restore keeps writers out: connect as its owner"
+        raise SettingsError(message)
+    connection.execute(_REFUSE_WRITES)
+
+
+def _end_sessions(session: Session, lock: Session) -> list[str]:
+    """End all other sessions of the database; those that begin later can only read it.
 
     Raises:
         SettingsError: This user may not end them, or they do not end.
     """
-    ended, give_up = set[str](), monotonic_seconds() + _END_SECONDS
+    own = [cast("OwnConnection", each.connection()).server_process() for each in (session, lock)]
     try:
-        while rows := session.connection().execute(_END_SESSIONS).fetchall():
-            names = sorted({str(name) for name, _ in rows})
-            if monotonic_seconds() > give_up:
-                message = f"sessions do not end: {', '.join(names)}; stop these services, and repeat the command"
-                raise SettingsError(message)
-            ended.update(names)
-            threading.Event().wait(_END_PAUSE)
+        with session.transaction() as connection:
+            rows = connection.execute(_END_SESSIONS, {"own": own, "wait_ms": _END_MS}).fetchall()
     except psycopg.errors.InsufficientPrivilege as error:
-        message = "this user may not end sessions of services: GRANT pg_signal_backend TO it, or stop all services"
+        message = "this user may not end other sessions: GRANT pg_signal_backend TO it"
         raise SettingsError(message) from error
-    return sorted(ended)
+    if living := sorted(str(name) for name, ended in rows if not ended):
+        message = f"sessions do not end: {', '.join(living)}; stop these processes, and repeat the command"
+        raise SettingsError(message)
+    return sorted({str(name) for name, _ in rows})
 
 
 def _drop_messages(session: Session, installation: Installation, history: History, state: _State) -> None:

@@ -34,14 +34,38 @@ ON CONFLICT (name) DO UPDATE SET value = excluded.value
 -- Index: settings_pkey. Lock: the row.
 DELETE FROM settings WHERE name = 'restore'
 
--- name: end_sessions
--- Ends the sessions of services; returns those that it may end.
+-- name: owns_database
+-- Returns true if this role may set parameters of the database.
 -- No index. No lock.
--- Why: they were opened between the start of the server and the raise of the epoch.
-SELECT a.application_name, pg_terminate_backend(a.pid)
+SELECT pg_has_role(d.datdba, 'USAGE') FROM pg_database AS d WHERE d.datname = current_database()
+
+-- name: refuse_writes
+-- Makes later sessions of this database read-only, but for those that choose otherwise at their start.
+-- No index. Lock: the row of the database's parameters.
+DO $do$
+BEGIN
+    EXECUTE 'ALTER DATABASE ' || quote_ident(current_database()) || ' SET default_transaction_read_only = on';
+END
+$do$
+
+-- name: accept_writes
+-- Lets later sessions write again.
+-- No index. Lock: the row of the database's parameters.
+DO $do$
+BEGIN
+    EXECUTE 'ALTER DATABASE ' || quote_ident(current_database()) || ' RESET default_transaction_read_only';
+END
+$do$
+
+-- name: end_sessions
+-- Ends all other sessions of this database, and waits for the end of each; returns their names, with false for those that live.
+-- No index. No lock.
+-- Why: a parameter of the database applies to new sessions. A session of a superuser ends by a superuser alone.
+SELECT coalesce(nullif(a.application_name, ''), a.usename), pg_terminate_backend(a.pid, %(wait_ms)s)
   FROM pg_stat_activity AS a
- WHERE a.datname = current_database() AND a.pid <> pg_backend_pid()
-   AND a.application_name ~ '^tidewheel-(intake|scheduler|relay|executor|api)'
+  JOIN pg_roles AS r ON r.oid = a.usesysid
+ WHERE a.datname = current_database() AND a.pid <> ALL (%(own)s::integer[])
+   AND (NOT r.rolsuper OR (SELECT me.rolsuper FROM pg_roles AS me WHERE me.rolname = current_user))
 
 -- name: read_stored_offsets
 -- Returns the stored offsets of intake.
@@ -113,10 +137,10 @@ SELECT given.run_id, number, given.tenant, given.at, given.at, 'lost', 'not_rest
  WHERE NOT EXISTS (SELECT FROM ended_attempts AS a WHERE a.run_id = given.run_id AND a.attempt = number)
 
 -- name: raise_attempts
--- Raises the attempt of open runs to that of their last message, so that no claim issues it again; returns these runs.
+-- Raises the attempt of open runs past that of their last message, so that no claim issues one again; returns these runs.
 -- Index: job_runs_pkey. Lock: the rows.
 UPDATE job_runs AS r
-   SET attempt = given.attempt, executor_id = NULL, started_at = NULL, claimed_from = NULL,
+   SET attempt = given.attempt + %(unpublished)s::integer, executor_id = NULL, started_at = NULL, claimed_from = NULL,
        state = CASE WHEN r.state = ANY (%(owned)s::text[]) THEN %(queued)s ELSE r.state END,
        publish_at = CASE WHEN r.state = ANY (%(owned)s::text[]) THEN tidewheel_now() ELSE r.publish_at END
   FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[]) AS given (run_id, attempt)

@@ -13,7 +13,7 @@ from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.runs import Cause
 from tidewheel.schedules.decide import decide
-from tidewheel.schedules.decision import Decision, Fire, HoldReason
+from tidewheel.schedules.decision import Decision, Fire, HoldReason, Skip
 from tidewheel.schedules.parse import schedule_from_text
 from tidewheel.schedules.simple import FixedDelay
 from tidewheel.schedules.timer_state import timer_state
@@ -31,10 +31,11 @@ _LIMIT = 1_000
 
 
 class Fired:
-    """The occurrences that Kafka has: their instants by job and run."""
+    """The occurrences that Kafka has: the instants of runs by job and run, and the skipped spans by job."""
 
     def __init__(self, history: History) -> None:
         self.instants: dict[UUID, dict[UUID, datetime]] = {}
+        self.skips = history.skips
         known: dict[UUID, RunCompleted | RunRequest] = {**history.requests, **history.ends}
         for run_id, each in known.items():
             if each.cause.value == Cause.TIMER.value:
@@ -42,11 +43,13 @@ class Fired:
 
     def last(self, jobs: Collection[UUID] | None = None, until: datetime | None = None) -> dict[UUID, datetime]:
         """Return the last instant up to a time of each job that has one, or of each of these."""
-        chosen = self.instants if jobs is None else self.instants.keys() & jobs
-        within = {
-            job: [at for at in self.instants[job].values() if until is None or at <= until] for job in sorted(chosen)
-        }
-        return {job: max(instants) for job, instants in within.items() if instants}
+        known = self.instants.keys() | self.skips.keys()
+        found: dict[UUID, datetime] = {}
+        for job in sorted(known if jobs is None else known.intersection(jobs)):
+            instants = [*self.instants.get(job, {}).values(), *(skip.last_at for skip in self.skips.get(job, ()))]
+            if within := [at for at in instants if until is None or at <= until]:
+                found[job] = max(within)
+        return found
 
 
 def fire_again(
@@ -59,7 +62,8 @@ def fire_again(
 ) -> int:
     """Create the runs up to the last occurrence of each job that Kafka has; return their number.
 
-    The policies for missed occurrences do not apply: these have fired. Runs that exist stay as they are.
+    The policies for missed occurrences do not apply: those that Kafka has as skipped are skipped, the others fire.
+    Runs that exist stay as they are.
 
     Args:
         session: A session of the owner.
@@ -75,9 +79,9 @@ def fire_again(
         while left:
             with session.transaction() as connection:
                 timers = _lock(connection, left)
-                moving = [each for each in timers if each.scheduled_at <= last[each.job_id] and not _waits(each)]
+                moving = [each for each in timers if each.scheduled_at <= last[each.job_id] and not _waits(each, last)]
                 plain = [each for each in moving if not each.chains]
-                decide_by = _Decider(read_decision_inputs(connection, plain), last)
+                decide_by = _Decider(read_decision_inputs(connection, plain), fired, last)
                 now = read_now(connection)
                 decisions = advance_timers(connection, installation, plain, decide_by, now=now, repeats=True)
                 created += sum(len(each.fires) for each in decisions)
@@ -98,14 +102,17 @@ def set_chains(session: Session, history: History, fired: Fired) -> None:
             for timer in _lock(connection, jobs[start : start + _AT_ONCE]):
                 ended = ends.get((str(timer.job_id), last[timer.job_id]))
                 schedule = schedule_from_text(timer.schedule_json, timer.job_id)
-                if not timer.chains or ended is None or not isinstance(schedule, FixedDelay) or _waits(timer):
+                if not timer.chains or ended is None or not isinstance(schedule, FixedDelay) or _waits(timer, last):
                     continue
                 if (due := schedule.due(last[timer.job_id], ended)) is not None:
                     move_timers(connection, [(timer.job_id, Decision(next_at=due))])
 
 
-def _waits(timer: LockedTimer) -> bool:
-    return timer.hold_reason in (HoldReason.PAUSE, HoldReason.QUARANTINED)
+def _waits(timer: LockedTimer, last: Mapping[UUID, datetime]) -> bool:
+    """Return True if the timer was held at the last occurrence of its job that Kafka has."""
+    if timer.hold_reason == HoldReason.PAUSE:
+        return timer.due_at is None or timer.due_at > last[timer.job_id]
+    return timer.hold_reason == HoldReason.QUARANTINED
 
 
 def _lock(connection: Conn, job_ids: Sequence[UUID]) -> list[LockedTimer]:
@@ -122,9 +129,9 @@ def _chain(
 ) -> None:
     """Create the recorded runs of a fixed_delay, and hold its timer for the last."""
     for timer in timers:
-        known = fired.instants[timer.job_id].items()
+        known = fired.instants.get(timer.job_id, {}).items()
         runs = {run: at for run, at in known if timer.scheduled_at <= at <= last[timer.job_id]}
-        if not runs or _waits(timer):
+        if not runs or _waits(timer, last):
             continue
         new = [new_run(timer, Fire(at, at), at)._replace(run_id=RunId(run)) for run, at in runs.items()]
         create_runs(connection, installation, new, now=read_now(connection), repeats=True)
@@ -132,12 +139,26 @@ def _chain(
 
 
 class _Decider:
-    """Decides that every occurrence fires, up to the last one that had."""
+    """Decides that every occurrence fires up to the last one that Kafka has, but for skipped ones."""
 
-    def __init__(self, inputs: DecisionInputs, last: Mapping[UUID, datetime]) -> None:
-        self._inputs, self._last = inputs, last
+    def __init__(self, inputs: DecisionInputs, fired: Fired, last: Mapping[UUID, datetime]) -> None:
+        self._inputs, self._fired, self._last = inputs, fired, last
 
     def __call__(self, timer: LockedTimer) -> Decision:
         state = timer_state(timer, self._inputs.day_sets, self._inputs.of(timer))
         until = self._last[timer.job_id]
-        return decide(state, now=until, horizon=until, misfire_after=_NEVER_MISSED, limit=_LIMIT)
+        decision = decide(state, now=until, horizon=until, misfire_after=_NEVER_MISSED, limit=_LIMIT)
+        if timer.hold_reason == HoldReason.PAUSE:
+            # Its end lies before these occurrences; the scheduler ends the pause of the job.
+            decision = decision._replace(hold_reason=HoldReason.PAUSE, due_at=timer.due_at)
+        return self._without_skipped(timer.job_id, decision)
+
+    def _without_skipped(self, job: UUID, decision: Decision) -> Decision:
+        """Return a decision that skips what Kafka has as skipped, unless it has a run of it."""
+        runs, fires, skips = {*self._fired.instants.get(job, {}).values()}, decision.fires, list(decision.skips)
+        for span in self._fired.skips.get(job, ()):
+            gone = [each.at for each in fires if span.first_at <= each.at <= span.last_at and each.at not in runs]
+            if gone:
+                skips.append(Skip(span.reason, min(gone), max(gone), len(gone)))
+                fires = tuple(each for each in fires if each.at not in gone)
+        return decision._replace(fires=fires, skips=tuple(skips))

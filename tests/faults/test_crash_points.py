@@ -63,7 +63,9 @@ DRAINING = {f"draining.{point}" for point in ("taken", "locked", "written", "mar
 TIMING_OUT = {"timing_out.before_commit", "timing_out.after_commit"}  # in test_drain_killed.py
 FREEING = {"freeing.before_commit", "freeing.after_commit"}  # in test_freeing_killed.py
 # In test_restore.py.
-RESTORING = {f"restoring.{point}" for point in ("begun", "request", "timers", "runs", "ends", "messages", "unknown")}
+RESTORING = {
+    f"restoring.{point}" for point in ("begun", "request", "timers", "runs", "ends", "messages", "unknown", "open")
+}
 # One of each service goes with every test run.
 EACH = {"intake.after_commit", "firing.after_commit", "relay.produced", "claim.after_commit", "completion.after_commit"}
 _MARKED = [pytest.param(name, marks=[] if name in EACH else [pytest.mark.slow]) for name in CASES]

@@ -75,6 +75,11 @@ POOLED_BY_TRANSACTION = (
     "a pooler in front of the database shares sessions between connections (pool_mode = transaction or statement): "
     "notifications, advisory locks and settings would be lost; set pool_mode = session for this database"
 )
+_READ_ONLY = "session is read-only"  # Source: libpq's fe-connect.c
+_ONLY_READS = (
+    "the database accepts no writes (session is read-only): name the primary in TIDEWHEEL_DATABASE_URL, or wait for the"
+    " end of `tidewheel restore`"
+)
 _NO_OPTIONS = "unsupported startup parameter"  # Source: PgBouncer's src/client.c
 _SETTING = re.compile(r"(?:^|(?<=\s))-c\s*([\w.]+)=((?:\\.|\S)*)")
 _SET_ALL: LiteralString = """
@@ -171,12 +176,12 @@ def connect(url: str, name: str, *, autocommit: bool = False, options: str = "",
     if len(servers) > 1:
         primaries.watch(url)
     connection = _open(url, name, autocommit=autocommit, options=options, prompt=prompt)
-    if len(servers) == 1 or _is_newest(connection):
+    if len(servers) == 1 or _is_newest(connection, url):
         return connection
     for server in servers:
         with suppress(Unavailable):
             connection = _open(server, name, autocommit=autocommit, options=options, prompt=prompt)
-            if _is_newest(connection):
+            if _is_newest(connection, url):
                 return connection
     message = "an old primary accepts writes, and the standby that was promoted in its place does not answer"
     raise Unavailable(message)
@@ -203,16 +208,18 @@ def _open(url: str, name: str, *, autocommit: bool, options: str, prompt: bool) 
         refusal = next((line for line in str(error).splitlines() if any(text in line for text in _REFUSALS)), None)
         if refusal is not None:
             raise AccessRefused(refusal) from error
+        if _READ_ONLY in str(error):
+            raise Unavailable(_ONLY_READS) from error
         raise Unavailable(first_line(error)) from error
     connection.notices = _Notices()
     connection.add_notice_handler(connection.notices)
     return connection
 
 
-def _is_newest(connection: OwnConnection) -> bool:
+def _is_newest(connection: OwnConnection, url: str) -> bool:
     """Return True if no promoted server has taken the place of this one; close the connection otherwise."""
     try:
-        return primaries.admit(connection)
+        return primaries.admit(connection, url)
     except psycopg.Error as error:
         connection.close()
         raise Unavailable(first_line(error)) from error

@@ -44,6 +44,7 @@ POINTS = frozenset(
         "restoring.ends",
         "restoring.messages",
         "restoring.unknown",
+        "restoring.open",
         "relay.read",
         "relay.produced",
         "relay.acknowledged",
