@@ -6,8 +6,8 @@ Services follow to the standby. With a synchronous standby nothing is lost or do
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 from threading import Thread
@@ -20,9 +20,11 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from tests.control.test_doctor import examine
 from tests.faults.own_server import fleet_on, own_server
 from tests.faults.workload import ATTEMPTS, DOOMED, Workload, now
+from tests.fixtures.database import Database
 from tests.fixtures.oracle import Oracle
 from tests.fixtures.services import LONG_LEASE, ROLES, Fleet, Role, until
 from tidewheel.control.client.client import Client
+from tidewheel.control.doctor.check import Limits
 from tidewheel.control.occurrence_audit.result import run_audit
 from tidewheel.control.reads.findings import Severity
 from tidewheel.local.postgres import Postgres
@@ -194,20 +196,43 @@ def test_cancelled_wait_for_the_standby_is_no_commit(pair: LocalStack) -> None:
         session.close()
 
 
+@contextmanager
+def receiver_stopped(standby: Postgres) -> Generator[None]:
+    """Stop the process of a standby that receives WAL, and continue it afterwards."""
+    assert standby.pid is not None
+    children = psutil.Process(standby.pid).children()
+    [receiver] = [each for each in children if "walreceiver" in " ".join(each.cmdline())]
+    receiver.suspend()
+    try:
+        yield
+    finally:
+        receiver.resume()
+
+
 def test_doctor_finds_what_a_fail_over_would_lose(pair: LocalStack, fleet: Fleet) -> None:
-    def found() -> dict[str, Severity]:
-        return {each.what: each.severity for each in examine(fleet.database) if each.check == "replication"}
+    limits = Limits()
+
+    def found(database: Database = fleet.database) -> dict[str, Severity]:
+        return {each.what: each.severity for each in examine(database, limits) if each.check == "replication"}
 
     def has(what: str, severity: Severity = Severity.WARNING) -> bool:
         return any(what in each and got is severity for each, got in found().items())
 
     assert found() == {}
+    anywhere = make_conninfo(fleet.database.url, target_session_attrs="any")
+    assert any("may reach a standby" in each for each in found(Database(anywhere, fleet.database.installation)))
     with psycopg.connect(pair.postgres.url, autocommit=True) as control:
         control.execute("ALTER ROLE tidewheel SET synchronous_commit = 'local'")
         assert has("what applications commit")
         control.execute("ALTER ROLE tidewheel RESET synchronous_commit")
         pair.postgres.replicate_to(None)
         until(lambda: has("commits do not wait"), "the asynchronous standby is found")
+        limits = Limits(standby_bytes=1 << 20)
+        assert not has("is behind its primary")
+        with receiver_stopped(pair.standby):
+            control.execute("SELECT pg_logical_emit_message(true, 'test', repeat('x', 2 << 20))")
+            assert has("is behind its primary")
+        until(lambda: not has("is behind its primary"), "the standby has the rest")
         pair.postgres.replicate_to(pair.standby)
         pair.standby.stop("immediate")
         until(lambda: has("commits wait for a standby", Severity.ERROR), "the absent standby is found")

@@ -95,8 +95,8 @@ class Primaries:
         self._look(url)
         threading.Thread(target=self._run, args=[url], name="primaries", daemon=True).start()
 
-    def admit(self, connection: psycopg.Connection[tuple[object, ...]]) -> bool:
-        """Return True for a connection to the newest primary seen; close one to an older primary."""
+    def admit(self, connection: psycopg.Connection[tuple[object, ...]], url: str) -> bool:
+        """Watch the servers of a connection to the newest primary seen, and return True; close an older one's."""
         place = read_place(connection)
         if not connection.autocommit:
             connection.rollback()
@@ -108,7 +108,9 @@ class Primaries:
                 copy = os.dup(connection.fileno())
                 weakref.finalize(connection, os.close, copy)
                 self._open[connection] = (place, copy)
-        if not is_newest:
+        if is_newest:
+            self.watch(url)  # which ends where it finds no open connection, such as while this one was being opened
+        else:
             connection.close()
         return is_newest
 
