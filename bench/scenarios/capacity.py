@@ -32,7 +32,7 @@ from tidewheel.control.client.client import Client
 from tidewheel.kafka.clients import producer
 from tidewheel.postgres.session import Conn
 
-RATES = (100, 300, 1000, 3000)
+RATES = (30, 60, 100, 200, 300, 500, 1000, 2000, 3000)
 LOADED = (10_000, 100_000, 1_000_000)  # jobs, of which the last counts are loaded on top of the first
 _PERIOD = timedelta(seconds=20)
 _ROUNDS = 2
@@ -69,7 +69,7 @@ class _Used:
 
 
 def measure(server: Server, options: Options) -> Round:
-    """Measure the idle installation, each rate, a backlog, large payloads and results, then jobs on disk.
+    """Measure an idle installation, each rate, a backlog, a burst, large payloads, then jobs on disk.
 
     Raises:
         Incomplete: PostgreSQL or the broker is on another machine, or a run is missing.
@@ -89,6 +89,7 @@ def measure(server: Server, options: Options) -> Round:
             for rate in (int(options.rate),) if options.rate else RATES:
                 figures |= loads.steady(rate)
             figures |= loads.backlog(min(_BACKLOG, options.jobs or _BACKLOG))
+            figures |= loads.burst(min(2 * _BACKLOG, options.jobs or 2 * _BACKLOG))
             large = min(_LARGE_RUNS, options.jobs or _LARGE_RUNS)
             figures |= loads.triggered("plain", large, "noop-triggers", lambda: PAYLOAD)
             figures |= loads.triggered("payload", large, "noop-triggers", _text)
@@ -151,19 +152,27 @@ class _Loads:
 
     def backlog(self, runs: int) -> dict[str, Figure]:
         """Return the costs of runs that are due at once and triggered at once, and the rate at which they end."""
-        self._options.report(f"{2 * runs:,} runs at once")
+        self._options.report(f"{2 * runs:,} runs at once, half of them triggered")
+        return self._at_once("backlog", runs, runs)
+
+    def burst(self, runs: int) -> dict[str, Figure]:
+        """Return the costs of runs that are due at once."""
+        self._options.report(f"{runs:,} runs due at once")
+        return self._at_once("burst", runs, 0)
+
+    def _at_once(self, name: str, runs: int, triggers: int) -> dict[str, Figure]:
         due_at = due_after_loading(self._environment, self._connection, runs)
         load_jobs(
             self._connection, self._environment.installation, runs, due_at=due_at, every=timedelta(hours=2),
-            handler="naps", prefix="backlog",
+            handler="naps", prefix=name,
         )  # fmt: skip
         mark_before_firing(self._environment, self._connection, self._meter, due_at)
         before = self._used()
         wait = due_at - database_now(self._connection)
         self._connection.rollback()
         threading.Event().wait(max(0.0, wait / timedelta(seconds=1)))
-        self._trigger("naps", runs, lambda: PAYLOAD)
-        return self._costs("backlog", before, runs, runs, since=due_at.timestamp())
+        self._trigger("naps", triggers, lambda: PAYLOAD)
+        return self._costs(name, before, runs, triggers, since=due_at.timestamp())
 
     def triggered(self, name: str, runs: int, key: str, payload: Callable[[], str]) -> dict[str, Figure]:
         """Return bytes a run of triggers."""

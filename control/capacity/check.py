@@ -1,10 +1,11 @@
-"""Compare the model with the loads that it was not calibrated with. Pure."""
+"""Compare the model with loads that its costs do not contain. Pure."""
 
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from tidewheel.control.capacity.costs import (
-    CALIBRATED,
+    CHECKED,
+    HANDLER_SECONDS,
     STAGES,
     costs_of,
     processes_of,
@@ -13,7 +14,6 @@ from tidewheel.control.capacity.costs import (
 )
 from tidewheel.control.capacity.model import Load, kafka_bytes, slots_in_use, wal_bytes
 
-HANDLER_SECONDS = 0.02  # of the measured loads
 _SMALL_CORES = 0.02  # of a stage: below it, 20 ms a second, the meter's steps and the idle part are as large
 _DISKS = (10_000, 100_000, 1_000_000)
 
@@ -36,17 +36,14 @@ class Compared(NamedTuple):
 def compare(document: Mapping[str, object]) -> list[Compared]:
     """Return each prediction beside the measurement of a load that the costs do not know.
 
-    The costs are those of `CALIBRATED`. The sizes of jobs are predicted from the largest one.
+    These loads are `CHECKED`. The sizes of jobs are predicted from the largest one.
 
     Raises:
         Refused: A figure is missing.
     """
-    figures, costs = read_figures(document), costs_of(document)
-    levels = sorted({name.rsplit("_cpu_", 1)[0] for name in figures if name.startswith("at_") and "_cpu_" in name})
+    figures, costs = read_figures(document), costs_of(document, without=CHECKED)
     found: list[Compared] = []
-    for level in sorted(levels, key=lambda name: int(name.removeprefix("at_"))):
-        if level in CALIBRATED:
-            continue
+    for level in (each for each in CHECKED if f"{each}_wal" in figures):
         timed, triggered = figures[f"{level}_timed_per_second"], figures[f"{level}_triggered_per_second"]
         load = Load(jobs=0, timed=timed, triggers=triggered, seconds=HANDLER_SECONDS)
         name = f"{timed + triggered:,.0f} runs/s"

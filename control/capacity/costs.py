@@ -2,13 +2,13 @@
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import cast
 
-from tidewheel.control.capacity.curve import Curve, fit
+from tidewheel.control.capacity.curve import Curve
 from tidewheel.errors import refuse
 from tidewheel.jobs.strict_json import as_object
 
@@ -19,8 +19,9 @@ STAGES = (
 MEASURED_EXECUTORS = 2  # of the load's installation; of the other services one
 PAYLOAD_BYTES = 200  # of the loads whose payload is small
 LARGE_BYTES = 4000  # of those whose payload or result is large
+HANDLER_SECONDS = 0.02  # of the measured loads
 FULL = "backlog"  # the load whose batches are full
-CALIBRATED = ("at_100", "at_1000", FULL)
+CHECKED = ("at_60", "at_300", "at_2000")  # the loads that `--check` predicts from the others
 _LEVEL = re.compile(r"at_\d+")
 
 
@@ -58,6 +59,7 @@ class Costs:
     Args:
         about: The machine, interpreter and versions, as the document has them.
         cpu: Cores in use by each stage; by its own rate, for one process.
+        burst: Seconds of CPU of each stage for one of many runs of timers that are due at once.
         wal: Of PostgreSQL.
         kafka: Of one copy of the topics.
         run_bytes: On disk of a finished run.
@@ -66,12 +68,13 @@ class Costs:
         answer_bytes: On disk of a remembered answer.
         job_bytes: On disk of a job with its version and timer.
         timer_bytes: The timer's part.
-        in_slot_seconds: For which a run has a slot beyond its handler.
+        in_slots: Slots in use beyond the handlers, by runs a second.
         connections: Of one process, by service.
     """
 
     about: Mapping[str, object]
     cpu: Mapping[str, Curve]
+    burst: Mapping[str, float]
     wal: Bytes
     kafka: Bytes
     run_bytes: float
@@ -80,7 +83,7 @@ class Costs:
     answer_bytes: float
     job_bytes: float
     timer_bytes: float
-    in_slot_seconds: float
+    in_slots: Curve
     connections: Mapping[str, float]
 
 
@@ -113,28 +116,30 @@ def read_figures(document: Mapping[str, object]) -> dict[str, float]:
     }
 
 
-def costs_of(document: Mapping[str, object], levels: Collection[str] = CALIBRATED) -> Costs:
+def costs_of(document: Mapping[str, object], without: Collection[str] = ()) -> Costs:
     """Return the costs that a document has.
 
     Args:
         document: Of `bench capacity`.
-        levels: The loads to compute with. Others may then be compared with the prediction.
+        without: Leave these loads out, to compare them with the prediction.
 
     Raises:
         Refused: A figure is missing.
     """
     figures = read_figures(document)
-    missing = [name for name in ("idle_wal", "plain_wal", "payload_wal", "result_wal") if name not in figures]
-    missing += [level for level in levels if f"{level}_wal" not in figures]
-    if missing:
+    steady = [load for load in (name.removesuffix("_wal") for name in figures) if _LEVEL.fullmatch(load)]
+    steady = [load for load in steady if load not in without] or ["at_100"]
+    levels = [*steady, FULL]
+    needed = [f"{load}_wal" for load in ("idle", "burst", "plain", "payload", "result", *levels)]
+    if missing := [name for name in needed if name not in figures]:
         refuse(
             "--costs", f"the document has no {', '.join(missing)}", "measure with `tidewheel bench capacity -o json`"
         )
     largest = max(int(name.split("_")[1]) for name in figures if name.startswith("disk_") and name.endswith("_jobs"))
-    steady = [level for level in levels if _LEVEL.fullmatch(level)]
     return Costs(
         about={name: document[name] for name in ("machine", "interpreter", "versions") if name in document},
         cpu={stage: _cpu(figures, stage, levels) for stage in STAGES},
+        burst={stage: figures[f"burst_cpu_{stage}"] / 1e3 / figures["burst_timed_per_second"] for stage in STAGES},
         wal=_bytes(figures, "wal", levels),
         kafka=_bytes(figures, "kafka", levels),
         run_bytes=max(figures["plain_kept_finished_runs"] + figures["plain_kept_attempts"], 0.0),
@@ -143,7 +148,7 @@ def costs_of(document: Mapping[str, object], levels: Collection[str] = CALIBRATE
         answer_bytes=figures["plain_kept_requests"],
         job_bytes=figures[f"disk_{largest}_jobs"],
         timer_bytes=figures[f"disk_{largest}_timers"],
-        in_slot_seconds=max(0.0, min(figures[f"{level}_slots"] / _runs(figures, level) - 0.02 for level in steady)),
+        in_slots=_in_slots(figures, steady),
         connections={
             stage: max(figures[f"{level}_connections_{stage}"] for level in steady) / processes_of(stage)
             for stage in ("scheduler", "intake", "relay", "executor")
@@ -177,7 +182,17 @@ def _cpu(figures: Mapping[str, float], stage: str, levels: Collection[str]) -> C
 
 
 def _curve(idle: float, points: Mapping[str, tuple[float, float]]) -> Curve:
-    return fit(idle, points[FULL], [point for level, point in points.items() if level != FULL])
+    rate, use = points[FULL]
+    steady = sorted(point for level, point in points.items() if level != FULL)
+    return Curve(idle, tuple(steady), use / rate)
+
+
+def _in_slots(figures: Mapping[str, float], steady: Iterable[str]) -> Curve:
+    rates = {level: _runs(figures, level) for level in steady}
+    points = sorted(
+        (rate, max(0.0, figures[f"{level}_slots"] - rate * HANDLER_SECONDS)) for level, rate in rates.items()
+    )
+    return Curve(0.0, tuple(points), points[-1][1] / points[-1][0])
 
 
 def _bytes(figures: Mapping[str, float], kind: str, levels: Collection[str]) -> Bytes:
@@ -186,7 +201,7 @@ def _bytes(figures: Mapping[str, float], kind: str, levels: Collection[str]) -> 
     return Bytes(
         curve=curve,
         # No more than `each`: a timed run never takes less than nothing.
-        trigger=min(max(0.0, figures[f"plain_{kind}"] - figures[f"backlog_{kind}"]), curve.each),
+        trigger=min(max(0.0, figures[f"plain_{kind}"] - figures[f"backlog_{kind}"]), curve.least),
         payload=_slope(figures, kind, "plain", "payload"),
         result=max(0.0, figures[f"result_{kind}"] - figures[f"payload_{kind}"]) / LARGE_BYTES,
     )

@@ -1,17 +1,15 @@
 """A stage's use by its rate. Pure.
 
-A stage works in batches. Where one thing comes at a time, each pays for a batch of its own. Where many come, a batch
-has begun less than `gather` seconds before, and they share it. So with `x` a second the use is
-
-    idle + each * x + batch * x / (1 + gather * x)
-
-The use never falls as the rate grows, and the use of one more never grows.
+A stage works in batches. Where one thing comes at a time, each pays for a batch of its own; where many come, they share
+one. How many share it follows from timers, locks and the machine, so the use is measured at several rates and
+interpolated between them. It may fall as the rate grows, where batches grow faster.
 """
 
-from collections.abc import Sequence
+from bisect import bisect_left
 from dataclasses import dataclass
+from math import exp, log
 
-_GATHER_SECONDS = tuple(1e-4 * 1.5**step for step in range(22))  # to half a second: the longest gathering of a service
+_LEAST = 1e-12  # for a use of zero, which has no logarithm
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,45 +18,36 @@ class Curve:
 
     Args:
         idle: Without any work.
-        each: For each run, however many there are.
-        batch: For each batch.
-        gather: Seconds within which what comes shares a batch.
+        points: Rates, ascending, and the use beyond idling at each.
+        full: For each run in a backlog, whose batches are full.
     """
 
     idle: float
-    each: float
-    batch: float
-    gather: float
+    points: tuple[tuple[float, float], ...]
+    full: float
+
+    @property
+    def least(self) -> float:
+        """The least use of one run, at the highest rates."""
+        rate, use = self.points[-1]
+        return min(self.full, use / rate)
 
     def at(self, rate: float, processes: int = 1) -> float:
         """Return the use of all processes together; the rate is divided evenly among them.
 
-        >>> Curve(1.0, 2.0, 10.0, 0.1).at(0), Curve(1.0, 2.0, 10.0, 0.1).at(90.0)
-        (1.0, 271.0)
+        >>> curve = Curve(1.0, ((10.0, 20.0), (1000.0, 200.0)), 0.1)
+        >>> [round(curve.at(rate), 3) for rate in (0, 5, 10, 100, 1000, 4000)]
+        [1.0, 11.0, 21.0, 64.246, 201.0, 401.0]
         """
-        share = rate / processes
-        return processes * (self.idle + self.each * share + self.batch * share / (1 + self.gather * share))
+        return processes * (self.idle + self._use(rate / processes))
 
-
-def fit(idle: float, full: tuple[float, float], points: Sequence[tuple[float, float]]) -> Curve:
-    """Return the curve through measured points, by the least relative squares.
-
-    Args:
-        idle: The use without work.
-        full: Rate and use, beyond idling, of a backlog: its batches are full, so all of it is that of `each`.
-        points: Rates of a steady load, and the use beyond idling at each.
-    """
-    each = full[1] / full[0] if full[0] else 0.0
-    fitted = [Curve(idle, each, _batch(each, points, gather), gather) for gather in _GATHER_SECONDS]
-    return min(fitted, key=lambda curve: _squares(curve, points))
-
-
-def _batch(each: float, points: Sequence[tuple[float, float]], gather: float) -> float:
-    """Return `batch` for a given `gather`; a use below that of full batches is none."""
-    rows = [(x / (1 + gather * x) / y, 1 - each * x / y) for x, y in points if y > 0]
-    squares = sum(part * part for part, _ in rows)
-    return max(0.0, sum(part * rest for part, rest in rows) / squares) if squares else 0.0
-
-
-def _squares(curve: Curve, points: Sequence[tuple[float, float]]) -> float:
-    return sum(((curve.at(x) - curve.idle) / y - 1) ** 2 for x, y in points if y > 0)
+    def _use(self, rate: float) -> float:
+        (first, least), (last, most) = self.points[0], self.points[-1]
+        if rate <= first:
+            return least * rate / first
+        if rate >= last:
+            return max(most, self.least * rate)
+        after = bisect_left(self.points, (rate, 0.0))
+        (low, below), (high, above) = self.points[after - 1], self.points[after]
+        below, above = max(below, _LEAST), max(above, _LEAST)
+        return below * exp(log(above / below) * log(rate / low) / log(high / low))

@@ -1,6 +1,6 @@
 """The capacity that a load needs, from measured costs. Pure.
 
-Every number is a sum of measured costs, or a formula that its `reason` names. More load never needs less.
+Every number is a sum of measured costs, or a formula that its `reason` names.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -182,7 +182,7 @@ def kafka_bytes(load: Load, costs: Costs) -> float:
 
 def slots_in_use(load: Load, costs: Costs, runs: float) -> float:
     """Return the runs that have a slot at once. Source: Little's law."""
-    return runs * (load.seconds + costs.in_slot_seconds)
+    return runs * load.seconds + costs.in_slots.at(runs)
 
 
 def whole_page_bytes(load: Load, costs: Costs) -> float:
@@ -234,7 +234,7 @@ def _needs(load: Load, costs: Costs) -> Iterator[Need]:
     for service in SERVICES:
         yield from _service_needs(load, costs, service, processes[service])
     slots = slots_in_use(load, costs, runs_at_peak)
-    beyond = costs.in_slot_seconds * 1e3
+    beyond = (slots / runs_at_peak - load.seconds) * 1e3 if runs_at_peak else 0.0
     text = f"peak runs/s times {load.seconds:g} s of the handler and {beyond:.0f} ms of claim and end"
     yield Need("slots in use", slots, "", text)
     partitions = ceil(processes["executor"] / 6) * 6
@@ -264,7 +264,7 @@ def _service_needs(load: Load, costs: Costs, service: str, processes: int) -> It
 
 def _cost_words(costs: Costs, stage: str, load: Load, used: float) -> str:
     more = _HANDLER_US[load.handler] if stage == "executor" else 0.0
-    each, rate = costs.cpu[stage].each * 1e6 + more, rate_of(stage, load.timed_at_peak, load.triggers)
+    each, rate = costs.cpu[stage].full * 1e6 + more, rate_of(stage, load.timed_at_peak, load.triggers)
     here = f" and {used / rate * 1e6:,.0f} at this rate" if rate else ""
     return f"in use at the peak; {each:,.0f} µs a run in full batches{here}"
 

@@ -1,4 +1,4 @@
-"""`tidewheel capacity`: more load never needs less, and predictions hold for other measured loads."""
+"""`tidewheel capacity`: more load needs no less, and predictions hold for other measured loads."""
 
 import json
 import re
@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 from tests.control.cli.command import NO_DATABASE, Done, tidewheel
 from tests.strict_types import ROOT
 from tidewheel.control.capacity.costs import costs_of, read_document
-from tidewheel.control.capacity.curve import Curve, fit
+from tidewheel.control.capacity.curve import Curve
 from tidewheel.control.capacity.hot_second import Fleet, simulate
 from tidewheel.control.capacity.model import Load, plan
 from tidewheel.process.database_connections import CONNECTIONS, Connections
 
 COSTS = costs_of(read_document(None))
 GROWING = ("jobs", "timed", "triggers", "seconds", "payload", "result", "days", "hot", "keyed")
-MIXED = {"cores of schedulers", "cores of intakes", "cores of relays", "cores of executors"}
 
 loads = st.builds(
     Load,
@@ -41,29 +40,32 @@ def capacity(*arguments: object) -> Done:
 
 
 @given(load=loads, name=st.sampled_from(GROWING), factor=st.floats(1, 2))
-def test_more_load_never_needs_less(load: Load, name: str, factor: float) -> None:
+def test_more_load_needs_no_less(load: Load, name: str, factor: float) -> None:
     more = replace(load, **{name: getattr(load, name) * factor})
     least, most = plan(load, COSTS), plan(more, COSTS)
     for before, after in zip(least.needs, most.needs, strict=True):
         assert before.name == after.name
+        if "cores" in before.name:
+            continue  # a service whose batches grow faster than the load uses less
         assert after.value >= before.value * (1 - 1e-9), (name, before, after)
 
 
-curves = st.builds(
-    Curve,
-    idle=st.floats(0, 0.1),
-    each=st.floats(1e-6, 1e-3),
-    batch=st.floats(0, 1e-2),
-    gather=st.floats(1e-3, 0.3),
-)
+points_of = st.dictionaries(st.floats(1, 5000), st.floats(0, 1), min_size=1).map(lambda found: sorted(found.items()))
 
 
-@given(curve=curves, rate=st.floats(1, 1e5), processes=st.integers(1, 64))
-def test_a_curve_is_found_again_between_its_points(curve: Curve, rate: float, processes: int) -> None:
-    assert curve.at(rate) <= curve.at(rate * 1.01) * (1 + 1e-9)
-    assert curve.at(rate, processes) <= curve.at(rate, processes + 1) * (1 + 1e-9), "more processes share less"
-    fitted = fit(curve.idle, (1e6, curve.each * 1e6), [(x, curve.at(x) - curve.idle) for x in (100.0, 1000.0)])
-    assert fitted.at(300.0) == pytest.approx(curve.at(300.0), rel=0.2)
+@given(points=points_of, full=st.floats(0, 1e-3), rate=st.floats(0, 1e5), processes=st.integers(1, 64))
+def test_curve_has_its_points_and_lies_between_them(
+    points: list[tuple[float, float]], full: float, rate: float, processes: int
+) -> None:
+    curve = Curve(0.01, tuple(points), full)
+    for each, use in points:
+        assert curve.at(each) == pytest.approx(0.01 + use)
+    assert curve.at(rate * processes, processes) == pytest.approx(processes * curve.at(rate))
+    below = [use for each, use in points if each <= rate] or [0.0]
+    above = [use for each, use in points if each >= rate] or [max(points[-1][1], curve.least * rate)]
+    low, high = sorted((below[-1], above[0]))
+    assert 0.01 + low - 1e-9 <= curve.at(rate) <= 0.01 + high + 1e-9
+    assert curve.at(points[-1][0] + rate) >= curve.at(points[-1][0]) * (1 - 1e-9)
 
 
 @given(runs=st.integers(1, 20_000), executors=st.integers(1, 8), shared=st.sampled_from([None, 2]))
@@ -103,7 +105,13 @@ def test_predictions_hold_for_measured_loads_of_other_rates() -> None:
     compared: list[dict[str, Any]] = json.loads(found.out)["compared"]
     exact = {"WAL", "Kafka", "disk of a run", "disk of jobs", "connections"}
     shown = [each for each in compared if each["figure"] in exact]
-    assert {each["load"] for each in shown} == {"300 runs/s", "3,000 runs/s", "10,000 jobs", "100,000 jobs"}
+    assert {each["load"] for each in shown} == {
+        "60 runs/s",
+        "300 runs/s",
+        "2,000 runs/s",
+        "10,000 jobs",
+        "100,000 jobs",
+    }
     assert all(abs(each["error"]) <= 0.2 for each in shown), shown
     failed = [each for each in compared if abs(each["error"]) > 0.2]
     assert found.code == (1 if failed else 0), "CPU of a shared machine may be further off"
