@@ -43,12 +43,12 @@ DELETE FROM cancellations
 -- name: delete_old_skips
 -- Deletes some skips that were recorded longer ago than the retention of runs.
 -- Index: skips_pkey, from its front: ids ascend with the time. Lock: the rows; those that another transaction holds stay.
+-- Why an array: a join would read the whole table for each page.
+WITH oldest AS MATERIALIZED (
+    SELECT s.skip_id, s.created_at FROM skips AS s ORDER BY s.skip_id LIMIT %(limit)s FOR UPDATE SKIP LOCKED
+)
 DELETE FROM skips
- WHERE skip_id IN (SELECT s.skip_id
-                     FROM skips AS s
-                    WHERE s.skip_id IN (SELECT f.skip_id FROM skips AS f ORDER BY f.skip_id LIMIT %(limit)s)
-                      AND s.created_at < %(before)s::timestamptz
-                      FOR UPDATE SKIP LOCKED)
+ WHERE skip_id = ANY (ARRAY (SELECT o.skip_id FROM oldest AS o WHERE o.created_at < %(before)s::timestamptz))
 
 -- name: delete_old_overrides
 -- Deletes some overrides of occurrences that lie further back than the retention of runs.
