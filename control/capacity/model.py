@@ -271,7 +271,7 @@ def _cost_words(costs: Costs, stage: str, load: Load, used: float) -> str:
 
 def _postgres_needs(load: Load, costs: Costs, processes: Mapping[str, int]) -> Iterator[Need]:
     used = _postgres_cores(load, costs, processes)
-    parts = ", ".join(f"{each.removeprefix('postgres_')} {value:.2g}" for each, value in used.items())
+    parts = ", ".join(f"{each.removeprefix('postgres_')} {value:,.2f}" for each, value in used.items())
     total = sum(used.values())
     yield Need("PostgreSQL's cores in use", total, "cores", f"at the peak: {parts}")
     yield Need(

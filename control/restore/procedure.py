@@ -285,7 +285,7 @@ def _end_sessions(session: Session, lock: Session) -> list[str]:
     if living := sorted(str(name) for name, ended in rows if not ended):
         message = f"sessions do not end: {', '.join(living)}; stop these processes, and repeat the command"
         raise SettingsError(message)
-    return sorted({str(name) for name, _ in rows})
+    return sorted({"-".join(str(name).split("-")[:2]) for name, _ in rows})  # tidewheel-relay has several
 
 
 def _drop_messages(session: Session, installation: Installation, history: History, state: _State) -> None:
