@@ -56,17 +56,25 @@ SELECT EXISTS (
 -- Index: job_versions_pkey, jobs_pkey, timers_pkey, history_limits_pkey, tenant_deletions_open, or scans of the tables.
 -- No lock.
 -- Why: a `once` that was accepted after its time has an occurrence before its time in force. The timers of a tenant that
--- is being deleted go before its versions, and these before its runs.
+-- is being deleted go before its versions, and these before its runs. A job that retention has removed and a client has
+-- created again has a second version 1; its versions are later than all before, which a clock that was set back never is
+-- by a day.
 SELECT f.job_id, j.tenant, j.key, t.scheduled_at AS cursor_at, t.hold_reason, f.version, f.schedule_json, f.policy_json,
        f.after, f.until, h.kept_since::timestamp AT TIME ZONE 'UTC'
   FROM (
-    SELECT v.job_id, v.version, v.schedule_json, v.policy_json, v.effective_at AS after,
-           least(v.retired_at, min(v.effective_at) OVER following) AS until
-      FROM job_versions AS v
-     WHERE (%(tenant)s::text IS NULL OR v.tenant = %(tenant)s::text)
-       AND (%(job_id)s::uuid IS NULL OR v.job_id = %(job_id)s::uuid)
-       AND v.tenant NOT IN (SELECT d.tenant FROM tenant_deletions AS d WHERE d.finished_at IS NULL)
-    WINDOW following AS (PARTITION BY v.job_id ORDER BY v.version ROWS BETWEEN 1 FOLLOWING AND UNBOUNDED FOLLOWING)
+    SELECT w.job_id, w.life, w.version, w.schedule_json, w.policy_json, w.effective_at AS after,
+           least(w.retired_at, min(w.effective_at) OVER following) AS until
+      FROM (
+        SELECT v.job_id, v.version, v.schedule_json, v.policy_json, v.effective_at, v.retired_at,
+               count(*) FILTER (WHERE v.version = 1) OVER (
+                   PARTITION BY v.job_id
+                   ORDER BY v.effective_at RANGE BETWEEN UNBOUNDED PRECEDING AND INTERVAL '1 day' FOLLOWING) AS life
+          FROM job_versions AS v
+         WHERE (%(tenant)s::text IS NULL OR v.tenant = %(tenant)s::text)
+           AND (%(job_id)s::uuid IS NULL OR v.job_id = %(job_id)s::uuid)
+           AND v.tenant NOT IN (SELECT d.tenant FROM tenant_deletions AS d WHERE d.finished_at IS NULL)
+      ) AS w
+    WINDOW following AS (PARTITION BY w.job_id ORDER BY w.life, w.version ROWS BETWEEN 1 FOLLOWING AND UNBOUNDED FOLLOWING)
   ) AS f
   JOIN jobs AS j ON j.job_id = f.job_id
   LEFT JOIN timers AS t ON t.job_id = f.job_id
@@ -74,7 +82,7 @@ SELECT f.job_id, j.tenant, j.key, t.scheduled_at AS cursor_at, t.hold_reason, f.
  WHERE (f.after < %(before)s::timestamptz OR position('"kind":"once"' IN f.schedule_json) > 0)
    AND coalesce(f.until >= %(first)s::timestamptz, true)
    AND coalesce(f.until > f.after, true)
- ORDER BY f.job_id, f.version
+ ORDER BY f.job_id, f.life, f.version
 
 -- name: read_audited_skips
 -- Returns the rows of the ledger in a range, by job and instant.

@@ -83,6 +83,7 @@ def history(clocked: ClockedDatabase) -> ClockedDatabase:
     for number, step in enumerate(STEPS):
         if number == 6:
             submit(clocked, "edited", schedule={"interval": "5m"})
+            submit(clocked, "deleted", schedule={"interval": "4m"})
         for document in script.get(number, ()):
             [reply] = apply_batch(clocked, document)
             assert not reply.errors, (document, reply.errors)
@@ -256,6 +257,14 @@ def test_days_of_the_archive_are_audited_as_before_their_drop(
     after = report_of(history, tmp_path / "after.json")
     assert (after["totals"], after["jobs"], after["passed"]) == (before["totals"], before["jobs"], True)
     assert {each["day"]: (each["source"], each["problems"]) for each in after["days"]}["2026-03-29"] == ("archive", [])
+    assert history.value("SELECT count(*) FROM jobs WHERE key = 'deleted'") == 0
+    assert submit(history, "deleted", schedule={"interval": "1h"}).job_version == 1
+    again = report_of(history, tmp_path / "again.json")
+    assert (again["totals"], again["passed"]) == (before["totals"], True)
+    history.advance(timedelta(hours=2))
+    fire(history)
+    done = tidewheel(history, "audit", "--from", "2026-03-29T00:00Z", "--job", "deleted")
+    assert (done.code, done.err) == (0, ""), done.out  # its new first version is in force now
     with monkeypatch.context() as patch:
         patch.delenv("TIDEWHEEL_ARCHIVE")
         [refusal] = tidewheel(history, "audit", *RANGE).refusals
