@@ -68,14 +68,16 @@ class History:
         origin = _record(value, Reply).origin
         return origin is not None and (origin.topic, origin.partition, origin.offset) in self.replies
 
-    def applied_at(self, answer: Answer) -> datetime:
-        """Return when the lost database had applied a request: the job's change, else the reply's own time."""
+    def changed_at(self, answer: Answer) -> datetime | None:
+        """Return when a request had changed its job; None if it changed none."""
+        if answer.reply.unchanged:
+            return None
         near = [
             at
             for at in self.changes.get(answer.reply.job_id or "", ())
             if answer.replied_at - _NEAR <= at <= answer.replied_at
         ]
-        return max(near, default=answer.replied_at)
+        return max(near, default=None)
 
 
 def read_history(client: Consumer, topics: Topics, since: datetime, keys: MessageKeys) -> History:

@@ -9,7 +9,8 @@ A request may change a job or its runs. What these had done before is written fi
 import heapq
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
 from uuid import UUID
 
 import psycopg
@@ -33,6 +34,14 @@ from tidewheel.transitions.installation import Installation
 _READ_STORED_OFFSETS = Statements("tidewheel.control.restore")["read_stored_offsets"]
 _ADDS = BatchAdd | BatchSubmit | JobTrigger | RunComplete | RunHeartbeat
 """These change no other run and no timer."""
+
+
+class _Applied(NamedTuple):
+    """A message with the time of its first application, which may be known to the microsecond."""
+
+    at: datetime
+    is_exact: bool
+    message: Message
 
 
 @dataclass(slots=True)
@@ -106,14 +115,27 @@ def _in_order(
     client: Consumer, starts: Mapping[Place, tuple[int, int]], history: History
 ) -> Iterator[tuple[datetime, Message]]:
     """Yield messages by the time of their application; those of one partition stay in their order."""
-    parts: dict[Place, list[tuple[datetime, int, Message]]] = {}
+    parts: dict[Place, list[_Applied]] = {}
     for message in read_messages(client, starts):
-        place, offset = partition_of(message), message.offset() or 0
-        part = parts.setdefault(place, [])
-        at = _applied_at(message, history.replies.get((*place, offset)), history)
-        part.append((max(at, part[-1][0]) if part else at, offset, message))
-    for at, _, message in heapq.merge(*parts.values(), key=lambda each: each[:2]):
-        yield at, message
+        place = partition_of(message)
+        answer = history.replies.get((*place, message.offset() or 0))
+        parts.setdefault(place, []).append(_applied(message, answer, history))
+    ordered = [_between_neighbours(part) for part in parts.values()]
+    for each in heapq.merge(*ordered, key=lambda each: (each.at, each.message.offset() or 0)):
+        yield each.at, each.message
+
+
+def _between_neighbours(part: list[_Applied]) -> list[_Applied]:
+    """Move the times of a partition that are not exact between those that are."""
+    latest = datetime.max.replace(tzinfo=UTC)
+    for number, each in reversed([*enumerate(part)]):
+        at = each.at if each.is_exact else min(each.at, latest)
+        part[number], latest = each._replace(at=at), at if each.is_exact else latest
+    earliest = datetime.min.replace(tzinfo=UTC)
+    for number, each in enumerate(part):
+        at = each.at if each.is_exact else max(each.at, earliest)
+        part[number], earliest = each._replace(at=at), at
+    return part
 
 
 def _job_of(history: History, answer: Answer | None) -> UUID | None:
@@ -138,19 +160,21 @@ def _request(message: Message) -> object:
         return None
 
 
-def _applied_at(message: Message, answer: Answer | None, history: History) -> datetime:
+def _applied(message: Message, answer: Answer | None, history: History) -> _Applied:
+    """Return a message with the time of its first application.
+
+    A trigger without `run_at` and a change of a job have left it; the id of a trigger's run is derived from it. That of
+    others is between those of their neighbours, and not after the reply.
+    """
     if answer is None:
-        return time_of(message)
-    due = answer.reply.next_run_at
-    if due is not None:
-        request = _request(message)
-        if request is None:
-            return answer.replied_at
-        if isinstance(request, JobTrigger):
-            if request.run_at is None:
-                return due - (request.delay or timedelta(0))
-            return min(due, answer.replied_at)
-    return history.applied_at(answer)
+        return _Applied(time_of(message), is_exact=False, message=message)
+    request, due = _request(message), answer.reply.next_run_at
+    if isinstance(request, JobTrigger):
+        if due is None or request.run_at is not None:
+            return _Applied(min(due or answer.replied_at, answer.replied_at), is_exact=False, message=message)
+        return _Applied(due - (request.delay or timedelta(0)), is_exact=True, message=message)
+    changed_at = history.changed_at(answer)
+    return _Applied(changed_at or answer.replied_at, is_exact=changed_at is not None, message=message)
 
 
 def _apply(

@@ -175,7 +175,8 @@ def test_restored_database_continues_where_kafka_ends(server: Server, fleet: Fle
     work.trigger("errand", 20)
     work.trigger("shaky", 2)
     chain = {"key": "chain", "schedule": {"fixed_delay": "1s"}, "target": "note"}
-    for job in ({"key": "late", "schedule": {"interval": "1s"}, "target": "note"}, chain):
+    follower = {"key": "follower", "schedule": {"after": [{"job": "late"}]}, "target": "note"}
+    for job in ({"key": "late", "schedule": {"interval": "1s"}, "target": "note"}, chain, follower):
         fleet.ask({"type": "job.submit", "job": job})
     fleet.ask({"type": "job.submit", "job": {"key": "tock", "schedule": {"interval": "2s"}, "target": "note-sync"}})
     cancelled = fleet.ask({"type": "job.trigger", "key": "errand", "delay": "1h"})
@@ -238,7 +239,7 @@ def test_restored_database_continues_where_kafka_ends(server: Server, fleet: Fle
     held.let_go()
     stalled.touch()
     work.trigger("errand", 5)
-    work.recurring = ("tick", "tock", "late", "chain")
+    work.recurring = ("tick", "tock", "late", "chain", "edited", *SKIPPING)
     fleet.until(lambda: _has_fired(oracle, {"tick", "tock", "late", "chain"}, restarted), "jobs fire after the restore")
     work.finish()
     fleet.stop()
