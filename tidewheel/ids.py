@@ -120,8 +120,13 @@ def child_run_id(job: UUID, scheduled_at: datetime, root: UUID, generation: int)
         root: The root's run.
         generation: 0, and one more for each resume.
     """
-    at = _EPOCH + (root.int >> 80) * _MILLISECOND
-    return run_id(job, scheduled_at, Cause.WORKFLOW, root.bytes + generation.to_bytes(2), at=at)
+    origin = root.bytes + generation.to_bytes(2)
+    return run_id(job, scheduled_at, Cause.WORKFLOW, origin, at=instant_of(root))
+
+
+def instant_of(run: UUID) -> datetime:
+    """Return the instant in the 48 bits of milliseconds of a run's or a batch's id."""
+    return _EPOCH + (run.int >> 80) * _MILLISECOND
 
 
 def uuid_of(number: int) -> UUID:

@@ -70,8 +70,6 @@ class History:
 
     def changed_at(self, answer: Answer) -> datetime | None:
         """Return when a request had changed its job; None if it changed none."""
-        if answer.reply.unchanged:
-            return None
         near = [
             at
             for at in self.changes.get(answer.reply.job_id or "", ())

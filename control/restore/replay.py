@@ -18,10 +18,12 @@ from confluent_kafka import Consumer, Message
 
 from tidewheel.control.restore.history import Answer, History, Place, read_messages, time_of
 from tidewheel.errors import UndecodableMessage
-from tidewheel.intake.batch import apply_batch
+from tidewheel.ids import instant_of
+from tidewheel.intake.batch import apply_batch, origin_of
 from tidewheel.intake.offsets import StoredOffsets, ends_of, partition_of
+from tidewheel.intake.request import ReceivedRequest
 from tidewheel.jobs.parsing import RequestRefused
-from tidewheel.jobs.requests import BatchAdd, BatchSubmit, JobTrigger, RunComplete, RunHeartbeat
+from tidewheel.jobs.requests import BatchAdd, BatchSubmit, JobTrigger, RunComplete, RunHeartbeat, RunRetry
 from tidewheel.kafka.offsets import read_end_offsets, read_partitions
 from tidewheel.kafka.topic_ids import read_topic_id
 from tidewheel.postgres.database_clock import as_of
@@ -29,6 +31,7 @@ from tidewheel.postgres.session import Session, is_data_fault
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
 from tidewheel.schemas.requests import read_request
+from tidewheel.transitions.batches import batch_id_of
 from tidewheel.transitions.installation import Installation
 
 _READ_STORED_OFFSETS = Statements("tidewheel.control.restore")["read_stored_offsets"]
@@ -81,8 +84,8 @@ def replay_requests(
         next_offsets = offsets.acquire(connection, wanted)
     starts = {place: (max(wanted[place][0], first), wanted[place][1]) for place, first in next_offsets.items()}
     for at, message in _in_order(client, starts, history):
-        request = _request(message)
-        if request is not None and not isinstance(request, _ADDS):
+        received = _received(message)
+        if received is not None and not isinstance(received.request, _ADDS):
             reach(at, _job_of(history, history.replies.get((*partition_of(message), message.offset() or 0))))
         _apply(session, installation, offsets, message, at)
         done.requests += 1
@@ -149,32 +152,48 @@ def _job_of(history: History, answer: Answer | None) -> UUID | None:
     return UUID(job) if job is not None else None
 
 
-def _request(message: Message) -> object:
+def _received(message: Message) -> ReceivedRequest | None:
     """Return the request of a message; none if it has none that can be read."""
     value = message.value()
     if not isinstance(value, bytes):
         return None
     try:
-        return read_request(value)[0]
+        request, encoding = read_request(value)
     except (UndecodableMessage, RequestRefused):
         return None
+    return ReceivedRequest(request, origin_of(message), encoding, None, message.timestamp()[1])
 
 
 def _applied(message: Message, answer: Answer | None, history: History) -> _Applied:
     """Return a message with the time of its first application.
 
-    A trigger without `run_at` and a change of a job have left it; the id of a trigger's run is derived from it. That of
-    others is between those of their neighbours, and not after the reply.
+    That of a request that leaves no time is between those of its neighbours, and not after the reply.
     """
     if answer is None:
         return _Applied(time_of(message), is_exact=False, message=message)
-    request, due = _request(message), answer.reply.next_run_at
-    if isinstance(request, JobTrigger):
-        if due is None or request.run_at is not None:
-            return _Applied(min(due or answer.replied_at, answer.replied_at), is_exact=False, message=message)
-        return _Applied(due - (request.delay or timedelta(0)), is_exact=True, message=message)
-    changed_at = history.changed_at(answer)
-    return _Applied(changed_at or answer.replied_at, is_exact=changed_at is not None, message=message)
+    at = _exact_time(message, answer, history)
+    return _Applied(at or answer.replied_at, is_exact=at is not None, message=message)
+
+
+def _exact_time(message: Message, answer: Answer, history: History) -> datetime | None:
+    """Return the time in the ids of a request's runs, or of its change of a job; none if it left none."""
+    received, reply = _received(message), answer.reply
+    if received is None or reply.unchanged:
+        return None
+    match received.request:
+        case JobTrigger(run_at=run_at, delay=delay):
+            due = reply.next_run_at if run_at is None else None
+            return None if due is None else due - (delay or timedelta(0))
+        case RunRetry() if reply.run_id is not None:
+            return instant_of(UUID(reply.run_id))
+        case BatchSubmit() if reply.batch_id is not None:
+            batch_id, seed = UUID(reply.batch_id), received.seed() or b""
+            instants = (instant_of(batch_id) + timedelta(microseconds=each) for each in range(1000))
+            return next((at for at in instants if batch_id_of(reply.tenant, seed, at) == batch_id), None)
+        case request if request.type.startswith("job."):
+            return history.changed_at(answer)
+        case _:
+            return None
 
 
 def _apply(

@@ -186,6 +186,11 @@ def test_restored_database_continues_where_kafka_ends(server: Server, fleet: Fle
     fleet.flush()
     oracle.wait_answered()
     fleet.ask({"type": "run.cancel", "run_id": oracle.replies()[cancelled].run_id})
+    batch = fleet.ask({"type": "batch.submit", "runs": [{"ref": ref, "key": "errand"} for ref in ("a", "b")]})
+    over = next(each.run_id for each in oracle.completions() if each.job_key == "errand")
+    retry = fleet.ask({"type": "run.retry", "run_id": over})
+    fleet.flush()
+    oracle.wait_answered()
     held.wait_begun(1)
     changed_at = change_jobs(fleet, oracle)
     skipped = skip_occurrences(fleet)
@@ -248,9 +253,13 @@ def test_restored_database_continues_where_kafka_ends(server: Server, fleet: Fle
     assert begun
     cancel = str(oracle.replies()[cancelled].run_id)
     check(fleet, oracle, in_flight={held.run_id} | begun, failed={run_of_once}, cancelled=cancel)
-    ended = [each for each in oracle.completions() if each.job_key in {"gone", "stalled"}]
-    assert not [each for each in ended if each.scheduled_at > changed_at]
+    changed = [each for each in oracle.completions() if each.job_key in {"gone", "stalled"}]
+    assert not [each for each in changed if each.scheduled_at > changed_at]
     assert skipped <= skipped_instants(fleet)
+    assert fleet.database.rows("SELECT batch_id FROM batches") == [(UUID(oracle.replies()[batch].batch_id),)]
+    retries = fleet.database.rows("SELECT run_id FROM runs WHERE cause = 'retry'")
+    assert retries == [(UUID(oracle.replies()[retry].run_id),)]
+    assert fleet.database.value("SELECT count(*) FROM runs AS r JOIN batch_runs AS b USING (run_id)") == 2
     audit = run_audit(fleet.database.url, first, now())
     assert audit.passed, audit.findings
 

@@ -7,7 +7,7 @@ that adds runs locks the jobs for share and then the occurrence, as a drain does
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from hashlib import sha256
 from typing import NamedTuple, cast
 from uuid import UUID
@@ -63,6 +63,12 @@ def named_jobs(tenant: str, request: BatchSubmit | BatchAdd) -> set[UUID]:
     return {job_id(tenant, key) for key in keys}
 
 
+def batch_id_of(tenant: str, seed: bytes, now: datetime) -> UUID:
+    """Return the id of the batch that a request writes at this time."""
+    hashed = sha256(b"%b|%b" % (tenant.encode(), seed)).digest()
+    return run_id(uuid_of(int.from_bytes(hashed[:16])), now, Cause.WORKFLOW, b"batch")
+
+
 def submit_batch(
     connection: Conn,
     installation: Installation,
@@ -89,8 +95,7 @@ def submit_batch(
     """
     _check_jobs(tenant, request, jobs)
     now = read_now(connection)
-    hashed = sha256(b"%b|%b" % (tenant.encode(), seed or os.urandom(16))).digest()
-    batch_id = run_id(uuid_of(int.from_bytes(hashed[:16])), now, Cause.WORKFLOW, b"batch")
+    batch_id = batch_id_of(tenant, seed or os.urandom(16), now)
     values: dict[str, object] = {
         "batch_id": batch_id,
         "tenant": tenant,
