@@ -1,7 +1,7 @@
 """`tidewheel restore`: continue after a restore from a base backup."""
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -9,6 +9,9 @@ from tidewheel.control.cli.output import Output, OutputOption, print_document, p
 from tidewheel.control.cli.time_options import Tz, read_instant, rfc3339
 from tidewheel.errors import refuse
 from tidewheel.settings.connections import Connections
+
+if TYPE_CHECKING:
+    from tidewheel.control.restore.procedure import Restored
 
 
 def restore(
@@ -60,13 +63,21 @@ def restore(
             ("found", f"{report.completions:,} ends, {report.messages:,} runs, {report.replies:,} replies"),
             ("not readable", f"{report.unreadable:,}" if report.unreadable else None),
             ("without a valid signature", f"{report.forged:,}, left out" if report.forged else None),
-            ("requests applied again", f"{report.requests:,}"),
-            ("requests that Kafka lacks", f"{report.expired_requests:,}" if report.expired_requests else None),
-            ("runs created again", f"{report.occurrences:,} of timers, {report.runs:,} others"),
-            ("runs ended", f"{report.ended:,}"),
-            ("runs that may have begun", f"{report.unknown:,} run again, {report.failed:,} failed: at most once"),
-            ("runs of unknown jobs", ", ".join(map(str, report.lost[:10])) or None),
+            *(() if dry_run else _written(report)),
         )
     )
-    if not dry_run:
+    if dry_run:
+        typer.echo(wrapped("`tidewheel restore --yes` records them", "  "))
+    else:
         typer.echo(wrapped("the database is current: start the services, then run `tidewheel audit`", "  "))
+
+
+def _written(report: "Restored") -> tuple[tuple[str, str | None], ...]:
+    return (
+        ("requests applied again", f"{report.requests:,}"),
+        ("requests that Kafka lacks", f"{report.expired_requests:,}" if report.expired_requests else None),
+        ("runs created again", f"{report.occurrences:,} of timers, {report.runs:,} others"),
+        ("runs ended", f"{report.ended:,}"),
+        ("runs that may have begun", f"{report.unknown:,} run again, {report.failed:,} failed: at most once"),
+        ("runs of unknown jobs", ", ".join(map(str, report.lost[:10])) or None),
+    )

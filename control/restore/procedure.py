@@ -13,7 +13,7 @@ from tidewheel.control.restore.ends import create_missing, end_unknown, raise_at
 from tidewheel.control.restore.history import History, find_expired, read_history
 from tidewheel.control.restore.replay import replay_requests
 from tidewheel.control.restore.timers import Fired, fire_again, set_chains
-from tidewheel.errors import SettingsError
+from tidewheel.errors import SettingsError, refuse
 from tidewheel.jobs.values import format_timestamp
 from tidewheel.kafka.offsets import offsets_client
 from tidewheel.message_signatures import MessageKeys
@@ -126,6 +126,7 @@ def restore(
     Raises:
         SettingsError: Another restore works, the user does not own the database, the time of the backup is not known,
             the backup is older than what Kafka keeps, or run messages are signed by a later key.
+        InvalidInput: A time is ahead, or differs from that of the restore that is under way.
         MigrationError: The schema is not this release's.
         Unavailable: PostgreSQL or Kafka does not answer: repeat the call.
     """
@@ -140,7 +141,7 @@ def restore(
             installation, now = read_installation(connection, settings), read_now(connection)
             keys = MessageKeys()
             keys.refresh(connection)
-        state = _begin(session, since, stopped_at, write=not dry_run)
+        state = _begin(session, since, stopped_at, write=not dry_run, accept_gaps=accept_gaps)
         report = Restored(datetime.fromisoformat(state.since), datetime.fromisoformat(state.stopped_at))
         if not dry_run:
             progress("ends all other sessions")
@@ -240,26 +241,49 @@ def _open(session: Session, lock: Session) -> None:
         connection.execute(_END_RESTORE)
 
 
-def _begin(session: Session, since: datetime | None, stopped_at: datetime | None, *, write: bool) -> _State:
+def _begin(
+    session: Session, since: datetime | None, stopped_at: datetime | None, *, write: bool, accept_gaps: bool
+) -> _State:
     """Return the state of the restore that is under way, or begin one in a new epoch."""
     with session.transaction() as connection:
         if write:
             _refuse_writes(connection)
         found = connection.execute(_READ_RESTORE).fetchone()
         if found is not None:
-            return _State(**cast("dict[str, object]", found[0]))  # type: ignore[arg-type]
+            state = _State(**cast("dict[str, object]", found[0]))  # type: ignore[arg-type]
+            for option, given, stored in (
+                ("--since", since, state.since),
+                ("--stopped-at", stopped_at, state.stopped_at),
+            ):
+                if given is not None and given != datetime.fromisoformat(stored):
+                    refuse(option, f"the restore that is under way has begun with {stored}", "leave it out")
+            return state
         row = connection.execute(_READ_BACKUP).fetchone()
         backup_at, now, last_id = cast("tuple[datetime | None, datetime, int]", row)
         if since is None and backup_at is None:
             message = "no service has left a heartbeat in the database; give the time of the backup with --since"
             raise SettingsError(message)
         begin = since or cast("datetime", backup_at) - MARGIN
+        _check_times(begin, stopped_at, backup_at, now=now, accept_gaps=accept_gaps)
         state = _State(begin.isoformat(), (stopped_at or now).isoformat(), last_id)
         if write:
             connection.execute(_RAISE_EPOCH)
             connection.execute(_STORE_RESTORE, {"state": Jsonb(asdict(state))})
     failpoint("restoring.begun")
     return state
+
+
+def _check_times(
+    begin: datetime, stopped_at: datetime | None, backup_at: datetime | None, *, now: datetime, accept_gaps: bool
+) -> None:
+    if begin >= now:
+        refuse("--since", f"{format_timestamp(begin)} is ahead", "name the time of the backup")
+    if backup_at is not None and begin > backup_at and not accept_gaps:
+        problem = f"the database has a heartbeat of {format_timestamp(backup_at)}: what Kafka has since is left out"
+        refuse("--since", problem, "name an earlier time, or leave it out; --accept-gaps accepts it")
+    if stopped_at is not None and not begin <= stopped_at <= now:
+        problem = f"{format_timestamp(stopped_at)} is not between the backup and now"
+        refuse("--stopped-at", problem, "name the time of the loss")
 
 
 def _refuse_writes(connection: Conn) -> None:

@@ -215,6 +215,9 @@ def test_restored_database_continues_where_kafka_ends(server: Server, fleet: Fle
         refused = restore(fleet, "--dry-run")
         assert refused.returncode != 0, refused.stdout
         assert f"{fleet.topics.completions}: Kafka may have dropped messages" in refused.stderr
+    for option, wrong in (("--since", "+1h"), ("--since", "1s"), ("--stopped-at", "+1h"), ("--stopped-at", "1d")):
+        refused = restore(fleet, "--yes", option, wrong)
+        assert (refused.returncode, refused.stderr.split(":")[1].strip()) == (5, option), refused
     counted = restore(fleet, "--dry-run", "--output", "json")
     assert counted.returncode == 0, counted.stderr
     for step in _STEPS:
@@ -222,6 +225,9 @@ def test_restored_database_continues_where_kafka_ends(server: Server, fleet: Fle
         assert killed.returncode == -signal.SIGKILL, f"{step}: {killed.returncode} {killed.stderr} {killed.stdout}"
         if step == "begun":
             old.resume()
+            differs = restore(fleet, "--yes", "--since", "1d")
+            assert differs.returncode != 0, differs
+            assert "has begun with" in differs.stderr
         else:
             with pytest.raises(psycopg.OperationalError):
                 other.execute("SELECT")  # each call ends the sessions of others
