@@ -1,9 +1,11 @@
 """`tidewheel audit`: recompute every occurrence of a range and compare it with what is recorded."""
 
-from collections.abc import Iterator
-from contextlib import nullcontext
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, nullcontext
+from errno import EISDIR
+from os import strerror
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, TextIO, cast
 
 import typer
 
@@ -14,6 +16,7 @@ from tidewheel.control.cli.time_options import Tz, read_instant, rfc3339
 from tidewheel.control.occurrence_audit.archived_days import ARCHIVE
 from tidewheel.control.occurrence_audit.result import AuditResult, JobFinding, run_audit
 from tidewheel.control.reads.json_form import as_json
+from tidewheel.errors import refuse
 from tidewheel.jobs.strict_json import as_object
 from tidewheel.settings.connections import Connections
 
@@ -50,7 +53,7 @@ def audit(
     url = checked_url()
     settings = Connections.load()
     kafka = settings.kafka_config() if completions else None
-    with nullcontext() if report is None else report.open("w", encoding="utf-8") as file:
+    with nullcontext() if report is None else _replacing(report) as file:
         result = run_audit(
             url, first, before, tenant=scope, key=job, report=file, kafka=kafka, archive=settings.archive
         )
@@ -60,6 +63,28 @@ def audit(
         print_document({**(as_object(as_json(result)) or {}), "passed": result.passed}, output)
     if not result.passed:
         raise typer.Exit(ExitCode.FAILED)
+
+
+@contextmanager
+def _replacing(path: Path) -> Generator[TextIO]:
+    """Open a file that replaces another one when it is complete.
+
+    Raises:
+        InvalidInput: It cannot be written.
+    """
+    part = path.with_name(f"{path.name}.part")
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(EISDIR, strerror(EISDIR))
+        file = part.open("w", encoding="utf-8")
+    except OSError as error:
+        refuse("--report", f"{path} cannot be written: {error.strerror}", "name a file in a folder that exists")
+    try:
+        with file:
+            yield file
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _print(result: AuditResult, timezone: str | None) -> None:

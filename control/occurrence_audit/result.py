@@ -29,6 +29,7 @@ from tidewheel.control.occurrence_audit.completions import unrecorded_ends
 from tidewheel.control.occurrence_audit.records import Scope
 from tidewheel.control.reads.job_position import read_job_position
 from tidewheel.control.reads.json_form import as_json
+from tidewheel.control.reads.tenants import show_tenant
 from tidewheel.postgres.partitions import day_of, start_of
 from tidewheel.postgres.session import Conn, Session
 from tidewheel.postgres.statements import Statements
@@ -156,6 +157,7 @@ def run_audit(
     Raises:
         InvalidInput: The range is ahead, or runs of it are no longer kept.
         UnknownJob: There is no such job.
+        UnknownTenant: There is no such tenant.
         TenantDeleted: The tenant is being deleted, or its name is reserved.
         Unavailable: The database, or the archive, does not answer.
     """
@@ -166,6 +168,8 @@ def run_audit(
             facts = read_facts(connection, tenant)
             for refusal in deletions_of(connection, [] if tenant is None else [tenant]).values():
                 raise refusal
+            if tenant is not None:
+                show_tenant(connection, tenant)
             job_id = None if key is None else read_job_position(connection, tenant or "default", key).job_id
             scope = Scope(first, before or facts.taken_at, tenant, job_id)
             sources = _Sources(connection, facts, scope, archive)

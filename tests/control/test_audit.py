@@ -334,6 +334,18 @@ def test_tenant_that_is_being_deleted_is_left_out_and_named(clocked: ClockedData
     assert refusal.startswith("tenant: the tenant 'acme' is being deleted")
 
 
+def test_refused_audit_leaves_the_report_before_it(history: ClockedDatabase, tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    report_of(history, path)
+    before = path.read_bytes()
+    for wrong in (("--job", "nope"), ("--tenant", "nope")):
+        done = tidewheel(history, "audit", *RANGE, *wrong, "--report", path)
+        assert (done.code, path.read_bytes(), [*tmp_path.iterdir()]) == (ExitCode.NOT_FOUND, before, [path])
+    for nowhere in (tmp_path, tmp_path / "none" / "report.json"):
+        [refusal] = tidewheel(history, "audit", *RANGE, "--report", nowhere).refusals
+        assert refusal.startswith(f"--report: {nowhere} cannot be written")
+
+
 def test_range_that_is_ahead_or_no_longer_kept_is_refused(history: ClockedDatabase) -> None:
     [ahead] = tidewheel(history, "audit", "--from", "2026-03-29T00:00Z", "--to", "2027-01-01T00:00Z").refusals
     assert ahead.startswith("--to: 2027-01-01T00:00:00.000000Z is ahead")
