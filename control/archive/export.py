@@ -23,7 +23,7 @@ from psycopg.rows import dict_row
 from tidewheel.control.archive.containers import Parts, Record
 from tidewheel.control.archive.manifest import FACTS, RUNS, Manifest, id_day, read_manifest
 from tidewheel.control.archive.records import ArchivedDay, list_days
-from tidewheel.control.archive.stores import MANIFEST, MissingFile, Store
+from tidewheel.control.archive.stores import MANIFEST, SETTING, MissingFile, Store
 from tidewheel.errors import ArchiveDamaged, Unavailable
 from tidewheel.postgres.database_clock import read_now
 from tidewheel.postgres.partitions import start_of, stored_days
@@ -94,7 +94,10 @@ def export_days(connection: Conn, store: Store) -> Exported:
         Unavailable: The database or the archive does not answer.
     """
     result = Exported([], [])
-    if not list_days(connection):
+    recorded = list_days(connection)
+    if recorded:
+        _check_archive(store, recorded[-1].day)
+    else:
         with _without_retention(connection):
             _adopt_dropped(connection, store, result)
             first = _days(connection, _FIND_DAYS_TO_ARCHIVE)[:1]
@@ -103,6 +106,22 @@ def export_days(connection: Conn, store: Store) -> Exported:
     for day in _days(connection, _FIND_DAYS_TO_ARCHIVE):
         _archive(connection, store, day, result)
     return result
+
+
+def _check_archive(store: Store, day: date) -> None:
+    """Check that a store is the archive of the database: a folder that is not mounted has no day.
+
+    Raises:
+        ArchiveDamaged: It lacks the last day.
+    """
+    try:
+        read_manifest(day.isoformat(), store.read(f"{day}/{MANIFEST}"))
+    except MissingFile as error:
+        message = (
+            f"the archive has no manifest of {day}, which the database has recorded: mount the folder, correct"
+            f" {SETTING}, or restore the day from a copy"
+        )
+        raise ArchiveDamaged(message) from error
 
 
 def record_day(connection: Conn, manifest: Manifest) -> None:

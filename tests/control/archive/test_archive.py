@@ -308,6 +308,20 @@ def test_day_is_dropped_only_when_it_is_closed_and_archived(clocked: ClockedData
     assert ("finished_runs", day) in {(each.table, each.day) for each in pass_day(clocked, DAY)}
 
 
+def test_folder_without_the_last_day_is_not_the_archive(
+    clocked: ClockedDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that is not mounted: a day that is written there leaves the database."""
+    submit(clocked)
+    pass_day(clocked, timedelta(0))
+    assert json_output(clocked, "archive", "run")["archived"]
+    other = tmp_path / "other"
+    monkeypatch.setenv("TIDEWHEEL_ARCHIVE", str(other))
+    done = tidewheel(clocked, "archive", "run")
+    assert (done.code, other.exists()) == (1, False), done
+    assert "recorded: mount the folder, correct TIDEWHEEL_ARCHIVE" in done.err.replace("\n  ", " ")
+
+
 def test_deleted_tenant_leaves_the_archive(clocked: ClockedDatabase, archive: Path, day: date, small: None) -> None:
     names = ["a-1", "acme", "Acme", "default"]
     submit(clocked)
