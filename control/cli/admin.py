@@ -72,7 +72,10 @@ def migrate(
     )
     verb = "would apply" if dry_run else "applied"
     left = [] if post or not any(each.is_post for each in runner.migrations()) else runner.pending_post(url)
-    lines = [f"{verb} {name}" for name in applied] or ["nothing to do"]
+    lines = [f"{verb} {name}" for name in applied]
+    if roles:
+        lines.append(f"{'would grant' if dry_run else 'granted'} the rights of the roles {settings.role_prefix}_…")
+    lines = lines or ["nothing to do"]
     lines += [
         f"left     {name}: `tidewheel migrate --post`, after the last process of the release before" for name in left
     ]

@@ -82,9 +82,9 @@ def capacity(
         days=read_duration(retention, "--retention").total_seconds() / 86_400,
         copies=copies,
         hot=read_share(hot, "--hot"),
-        within=max(1.0, read_duration(within, "--within").total_seconds()),
+        within=_at_least(1.0, within, "--within"),
         keyed=read_share(keyed, "--keyed"),
-        checkpoint=max(30.0, read_duration(checkpoint, "--checkpoint").total_seconds()),
+        checkpoint=_at_least(30.0, checkpoint, "--checkpoint"),
     )
     if not load.runs and not burst:
         refuse("--jobs", "there is no run", "give --jobs with --every, or --triggers")
@@ -94,6 +94,13 @@ def capacity(
         _simulate(load, known, limits, burst=burst, shared=shared, output=output)
         return
     _print(plan(load, known, limits), known, output)
+
+
+def _at_least(least: float, text: str, path: str) -> float:
+    seconds = read_duration(text, path).total_seconds()
+    if seconds < least:
+        refuse(path, f"{text} is too short", f"write at least {least:.0f}s")
+    return seconds
 
 
 def _print(found: Plan, costs: Costs, output: Output) -> None:

@@ -76,7 +76,7 @@ def test_roles_are_created_once_and_each_migration_restores_their_rights(
     before = fresh_database.rows(GRANTS)
     for _ in range(2):
         done = tidewheel(logged, "migrate", "--roles", "--passwords", tmp_path)
-        assert done.lines == ["nothing to do"]
+        assert done.lines == ["granted the rights of the roles tidewheel_…"]
         assert fresh_database.rows(GRANTS) == before
     log = (stack.home / "logs" / "postgres.log").read_text(errors="replace")
     assert 'ALTER ROLE "tidewheel_relay" LOGIN PASSWORD \'SCRAM-SHA-256$' in log

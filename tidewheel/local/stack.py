@@ -182,6 +182,7 @@ class LocalStack:
         Raises:
             StackError: There is no standby that runs, or it is not promoted in time.
         """
+        self._require_parts()
         with self._alone():
             parts, standby = self._require_parts(), self.standby
             if standby.pid is None:

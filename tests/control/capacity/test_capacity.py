@@ -146,6 +146,12 @@ def test_bad_input_is_refused_with_its_field(arguments: tuple[str, ...], refusal
     assert line.startswith(refusal)
 
 
+@pytest.mark.parametrize("option", ["--within", "--checkpoint"])
+def test_too_short_a_time_is_refused(option: str) -> None:
+    [refusal] = capacity("--triggers", "10/s", option, "0s").refusals
+    assert refusal.startswith(f"{option}: 0s is too short")
+
+
 def test_costs_of_another_machine_are_read_from_the_benchmarks_document(tmp_path: Path) -> None:
     document = dict(read_document(None))
     slower = [{**line, "median": line["median"] * 2} for line in document["results"]]  # type: ignore[attr-defined, union-attr]
