@@ -272,6 +272,20 @@ def first_reply(connection: Conn, tenant: str, request_id: str, content: bytes) 
     return stored and stored[1]
 
 
+def store_refusal(connection: Conn, installation: Installation, received: ReceivedRequest, reply: Reply) -> None:
+    """Store the refusal that a request has got from a database that was lost; a stored reply stays.
+
+    Args:
+        connection: Inside a transaction.
+        installation: The key of its task tokens.
+        received: The request.
+        reply: The refusal.
+    """
+    name = _name(received, installation)
+    if name is not None and not _find_replies(connection, [name]):
+        _store(connection, [_Named(name, received, reply)])
+
+
 def _batches(batch: Sequence[ReceivedRequest], indexes: Sequence[int]) -> Iterator[list[int]]:
     """Group neighbours that can be applied together: of one type and, for most types, of different jobs."""
     for kind, neighbours in groupby(indexes, key=lambda index: type(batch[index].request)):

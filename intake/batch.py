@@ -57,7 +57,7 @@ ERROR_TYPE_HEADER = "tidewheel-error-type"
 _BLANK = {code: " " for code in (*range(32), 127) if chr(code) not in "\n\r\t"}  # no request's text may have these
 
 Headers: TypeAlias = Sequence[tuple[str, bytes | str | None]] | Mapping[str, bytes | str | None] | None
-_Decoded: TypeAlias = ReceivedRequest | UndecodableMessage | RequestRefused
+Decoded: TypeAlias = ReceivedRequest | UndecodableMessage | RequestRefused
 
 
 class RequestTimedOut(Exception):
@@ -102,7 +102,7 @@ def apply_batch(
     """
     replies = [message for message in messages if message.topic() == installation.topics.target_replies]
     requests = [message for message in messages if message.topic() != installation.topics.target_replies]
-    decoded = [(message, _decode(installation, message, failure)) for message in requests]
+    decoded = [(message, decode_message(installation, message, failure)) for message in requests]
     alone = [
         message
         for message, one in decoded
@@ -165,8 +165,14 @@ def type_of(message: Message, installation: Installation) -> RequestType:
         return RequestType.UNKNOWN
 
 
-def _decode(installation: Installation, message: Message, failure: Exception | None) -> _Decoded:
-    """Decode a message into a request, or into the reason why it cannot be applied."""
+def decode_message(installation: Installation, message: Message, failure: Exception | None = None) -> Decoded:
+    """Decode a message into a request, or into the reason why it cannot be applied.
+
+    Args:
+        installation: Its topics, of which some set the tenant.
+        message: The message.
+        failure: The failure of an earlier try: the request is refused by it.
+    """
     value = _bytes(message.value()) or b""
     try:
         _ensure_short(message)
@@ -192,7 +198,7 @@ def _traceparent(header: bytes | str | None) -> str | None:
 def _apply_requests(
     connection: Conn,
     installation: Installation,
-    decoded: Sequence[tuple[Message, _Decoded]],
+    decoded: Sequence[tuple[Message, Decoded]],
     now: datetime,
     *,
     written: set[RequestType] | None,

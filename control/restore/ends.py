@@ -13,7 +13,7 @@ from tidewheel.postgres.pg_arrays import uuids
 from tidewheel.postgres.session import Conn, Session, rows_of
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
-from tidewheel.runs import IN_FLIGHT, OWNED, Cause, RunState
+from tidewheel.runs import IN_FLIGHT, Cause, RunState
 from tidewheel.schemas.codec import decode
 from tidewheel.schemas.generated.records import JobDefinition, RunCompleted, RunRequest
 from tidewheel.transitions.create import NewRun, RunInputs, create_runs
@@ -30,6 +30,7 @@ _SET_ENDED = _SQL["set_ended"]
 _SET_FAILED = _SQL["set_failed"]
 _ADD_UNKNOWN_ATTEMPTS = _SQL["add_unknown_attempts"]
 _RAISE_ATTEMPTS = _SQL["raise_attempts"]
+_FIND_RUNNING = _SQL["find_running"]
 _FIND_REQUESTED = _SQL["find_requested"]
 _FIND_UNCLAIMED = _SQL["find_unclaimed"]
 
@@ -53,7 +54,6 @@ class _Version(NamedTuple):
     has_deadlines: bool
     concurrency_key: str | None
     priority: int
-    key_template: str | None
 
 
 class _Unclaimed(NamedTuple):
@@ -65,19 +65,16 @@ class _Unclaimed(NamedTuple):
     definition: bytes
 
 
-def create_missing(session: Session, installation: Installation, history: History) -> tuple[int, list[UUID]]:
-    """Create the runs that Kafka has and the database lacks; return those of unknown versions.
-
-    A run of a timer without an end is left out: its occurrence is created by its timer.
-    """
+def create_missing(
+    session: Session, installation: Installation, history: History, *, runs: Iterable[UUID] | None = None
+) -> tuple[int, list[UUID]]:
+    """Create the runs that Kafka has and the database lacks, or these of them; return those of unknown versions."""
     created, lost = 0, list[UUID]()
-    known: dict[UUID, RunCompleted | RunRequest] = {**history.requests, **history.ends}
-    for some in _parts(sorted(known)):
+    known = history.runs
+    for some in _parts(sorted(known if runs is None else runs)):
         with session.transaction() as connection:
             there = _runs(connection, some)
-            missing = [
-                known[run] for run in some if run not in there and (run in history.ends or not _is_timed(known[run]))
-            ]
+            missing = [known[run] for run in some if run not in there]
             versions = _versions(connection, missing)
             new: list[NewRun] = []
             for each in missing:
@@ -99,65 +96,79 @@ def record_ends(
     *,
     runs: Iterable[UUID] | None = None,
 ) -> int:
-    """End the open runs whose completions Kafka has, or these of them; return their number."""
+    """End the open runs whose completions Kafka has, or these of them; return their number.
+
+    Those that have ended at another time, as by a request that was applied again, get the time of their completion.
+    """
     ended = 0
     for some in _parts(sorted(history.ends if runs is None else runs)):
         with session.transaction() as connection:
-            open_runs = [run for run, is_open in _runs(connection, some).items() if is_open]
-            if not open_runs:
+            found = _runs(connection, some)
+            if not found:
                 continue
-            ends = [history.ends[run] for run in sorted(open_runs)]
-            days = {day_of(at) for each in ends for at in (each.finished_at, each.started_at or each.finished_at)}
-            ensure_days(connection, days)
-            connection.execute(_SET_ENDING, _columns(ends))
-            done = finish_runs(connection, installation, [_end(each) for each in ends])
+            ends = [history.ends[run] for run in sorted(found)]
+            ensure_days(connection, {day_of(at) for each in ends for at in (each.finished_at, _begun_at(each))})
+            if left := [each for each in ends if found[UUID(each.run_id)]]:
+                connection.execute(_SET_ENDING, _columns(left))
+                ended += len(finish_runs(connection, installation, [_end(each) for each in left]).states)
             times: dict[str, object] = {
-                "run_ids": uuids(open_runs_of(ends)),
+                "run_ids": uuids(UUID(each.run_id) for each in ends),
                 "finished": [each.finished_at for each in ends],
             }
             connection.execute(_SET_ENDED, {**times, "since": since})
             connection.execute(_SET_FAILED, times)
-            _add_attempts(connection, [(each, each.attempt - 1) for each in ends])
-            ended += len(done.states)
+            _add_attempts(connection, [(each, each.attempt - 1) for each in left])
             failpoint("restoring.ends")
     return ended
 
 
-def open_runs_of(ends: Iterable[RunCompleted]) -> list[UUID]:
-    """Return the ids of these runs."""
-    return [UUID(each.run_id) for each in ends]
-
-
 def raise_attempts(session: Session, history: History) -> int:
-    """Raise the attempts of open runs past those of their last messages; return how many had one.
+    """Raise the attempts of open runs past those that may have begun; return how many were raised.
 
     A sweep may have claimed later attempts whose messages are not in Kafka. Their fences and task tokens stay stale.
     """
     raised = 0
     for some in _parts(sorted(history.requests)):
+        raised += _raise(
+            session, {run: (history.requests[run].attempt, history.requests[run].publish_at) for run in some}
+        )
+    after = _BEFORE_ALL
+    while True:
         with session.transaction() as connection:
-            columns: dict[str, object] = {
-                "run_ids": uuids(some),
-                "attempts": [history.requests[run].attempt for run in some],
-                "unpublished": _UNPUBLISHED,
-                "owned": [*OWNED],
-                "queued": RunState.QUEUED,
-                "waiting": RunState.WAITING,
-            }
-            rows = connection.execute(_RAISE_ATTEMPTS, columns, binary=True).fetchall()
-            found = cast("list[tuple[UUID, str, int]]", rows)
-            ensure_days(connection, {day_of(history.requests[run].publish_at) for run, _, _ in found})
-            connection.execute(
-                _ADD_UNKNOWN_ATTEMPTS,
-                {
-                    "run_ids": uuids(run for run, _, _ in found),
-                    "tenants": [tenant for _, tenant, _ in found],
-                    "attempts": [attempt for _, _, attempt in found],
-                    "at": [history.requests[run].publish_at for run, _, _ in found],
-                },
-            )
-            raised += len(found)
-    return raised
+            columns: dict[str, object] = {"after": after, "limit": _AT_ONCE, "running": RunState.RUNNING}
+            rows = connection.execute(_FIND_RUNNING, columns, binary=True).fetchall()
+            now = read_now(connection)
+        if not rows:
+            return raised
+        left = cast("list[tuple[UUID, int]]", rows)
+        after = left[-1][0]
+        raised += _raise(session, {run: (attempt, now) for run, attempt in left})
+
+
+def _raise(session: Session, last: Mapping[UUID, tuple[int, datetime]]) -> int:
+    """Raise the attempts of these runs past those; each has its time."""
+    with session.transaction() as connection:
+        columns: dict[str, object] = {
+            "run_ids": uuids(last),
+            "attempts": [attempt for attempt, _ in last.values()],
+            "unpublished": _UNPUBLISHED,
+            "running": RunState.RUNNING,
+            "queued": RunState.QUEUED,
+            "kept": [RunState.WAITING, RunState.CANCELLING],  # no claim follows: an answer or a sweep ends them
+        }
+        rows = connection.execute(_RAISE_ATTEMPTS, columns, binary=True).fetchall()
+        found = cast("list[tuple[UUID, str, int]]", rows)
+        ensure_days(connection, {day_of(last[run][1]) for run, _, _ in found})
+        connection.execute(
+            _ADD_UNKNOWN_ATTEMPTS,
+            {
+                "run_ids": uuids(run for run, _, _ in found),
+                "tenants": [tenant for _, tenant, _ in found],
+                "attempts": [attempt for _, _, attempt in found],
+                "at": [last[run][1] for run, _, _ in found],
+            },
+        )
+        return len(found)
 
 
 def end_unknown(session: Session, installation: Installation, history: History, stopped_at: datetime) -> int:
@@ -236,8 +247,8 @@ def _versions(connection: Conn, runs: Iterable[RunCompleted | RunRequest]) -> Ma
         return {(row.job_id, row.version): row for row in cursor.execute(_READ_VERSIONS, columns)}
 
 
-def _is_timed(run: RunCompleted | RunRequest) -> bool:
-    return run.cause.value == Cause.TIMER.value
+def _begun_at(end: RunCompleted) -> datetime:
+    return end.started_at or end.finished_at
 
 
 def _new_run(run: RunCompleted | RunRequest, request: RunRequest | None, version: _Version) -> NewRun:
@@ -280,7 +291,7 @@ def _new_run(run: RunCompleted | RunRequest, request: RunRequest | None, version
 
 def _columns(ends: Sequence[RunCompleted]) -> dict[str, object]:
     return {
-        "run_ids": uuids(open_runs_of(ends)),
+        "run_ids": uuids(UUID(each.run_id) for each in ends),
         "states": [_state_before(each) for each in ends],
         "attempts": [each.attempt for each in ends],
         "executors": uuids(None if each.executor_id is None else UUID(each.executor_id) for each in ends),

@@ -15,7 +15,7 @@ from tidewheel.kafka.topics import Topics, read_retention
 from tidewheel.message_signatures import SIGNATURE_HEADER, MessageKeys, SignatureFlaw, digest_of
 from tidewheel.schedules.decision import Skip, SkipReason
 from tidewheel.schemas.codec import decode
-from tidewheel.schemas.generated.records import LifecycleEvent, Reply, RunCompleted, RunRequest
+from tidewheel.schemas.generated.records import LifecycleEvent, Reply, RequestType, RunCompleted, RunRequest
 from tidewheel.schemas.json_form import from_json
 
 R = TypeVar("R")
@@ -27,6 +27,15 @@ _SILENT_POLLS = 60  # of a second each
 _DECIDED_LATE = frozenset({SkipReason.MISFIRE, SkipReason.CATCH_UP_LIMIT, SkipReason.PAUSED, SkipReason.FROZEN})
 """Reasons that depend on when a scheduler decided; the others follow from the job and its calendars."""
 _NEAR = timedelta(minutes=1)  # a relay publishes a reply some milliseconds after its transaction
+_EVENTS = {
+    RequestType.JOB_SUBMIT: ("io.tidewheel.job.created.v1", "io.tidewheel.job.updated.v1"),
+    RequestType.JOB_ROLLBACK: ("io.tidewheel.job.updated.v1",),
+    RequestType.JOB_PAUSE: ("io.tidewheel.job.paused.v1",),
+    RequestType.JOB_RESUME: ("io.tidewheel.job.resumed.v1",),
+    RequestType.JOB_DELETE: ("io.tidewheel.job.deleted.v1",),
+    RequestType.JOB_BACKFILL: ("io.tidewheel.job.backfill_started.v1",),
+}
+"""The events of the requests that change a job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +47,16 @@ class Answer:
 
 
 @dataclass(slots=True)
+class Change:
+    """A change of a job; a request takes the time of one that no other request has."""
+
+    kind: str
+    version: int | None
+    at: datetime
+    is_taken: bool = False
+
+
+@dataclass(slots=True)
 class History:
     """The records that Kafka has since the backup.
 
@@ -45,7 +64,7 @@ class History:
         ends: The completion of each run.
         requests: The last message of each run, with its topic.
         replies: The reply to each request, by its coordinates.
-        changes: The times at which each job changed, ascending.
+        changes: The changes of each job, ascending.
         skips: The spans of each job that a misfire, a pause or a freeze skipped.
         unreadable: How many messages could not be decoded.
         forged: How many run messages no relay has signed; they are left out.
@@ -55,27 +74,48 @@ class History:
     ends: dict[UUID, RunCompleted] = field(default_factory=dict[UUID, RunCompleted])
     requests: dict[UUID, RunRequest] = field(default_factory=dict[UUID, RunRequest])
     replies: dict[Origin, Answer] = field(default_factory=dict[Origin, Answer])
-    changes: dict[str, list[datetime]] = field(default_factory=lambda: defaultdict(list))
+    changes: dict[str, list[Change]] = field(default_factory=lambda: defaultdict(list))
     skips: dict[UUID, list[Skip]] = field(default_factory=lambda: defaultdict(list))
     unreadable: int = 0
     forged: int = 0
     unknown_keys: int = 0
 
+    @property
+    def runs(self) -> dict[UUID, RunCompleted | RunRequest]:
+        """The last record of each run."""
+        return {**self.requests, **self.ends}
+
     def has(self, topics: Topics, topic: str, value: bytes) -> bool:
-        """Return True if Kafka has this completion or reply."""
+        """Return True if Kafka has this completion, run message or reply."""
         if topic == topics.completions:
             return UUID(_record(value, RunCompleted).run_id) in self.ends
+        if topic.startswith(_run_topics(topics)):
+            request = _record(value, RunRequest)
+            last = self.requests.get(UUID(request.run_id))
+            return last is not None and last.attempt >= request.attempt
         origin = _record(value, Reply).origin
         return origin is not None and (origin.topic, origin.partition, origin.offset) in self.replies
 
-    def changed_at(self, answer: Answer) -> datetime | None:
-        """Return when a request had changed its job; None if it changed none."""
-        near = [
-            at
-            for at in self.changes.get(answer.reply.job_id or "", ())
-            if answer.replied_at - _NEAR <= at <= answer.replied_at
+    def changed_at(self, answer: Answer, sent_at: datetime) -> datetime | None:
+        """Return when a request had changed its job, and take that change; None if Kafka has no event of it."""
+        reply = answer.reply
+        possible = [
+            each
+            for each in self.changes.get(reply.job_id or "", ())
+            if not each.is_taken
+            and each.kind in _EVENTS.get(reply.type, ())
+            and (each.version == reply.job_version or None in (each.version, reply.job_version))
+            and answer.replied_at - _NEAR <= each.at <= answer.replied_at
         ]
-        return max(near, default=None)
+        if not possible:
+            return None
+        found = next((each for each in possible if each.at >= sent_at), possible[-1])
+        found.is_taken = True
+        return found.at
+
+
+def _run_topics(topics: Topics) -> str:
+    return f"{topics.prefix}.runs."
 
 
 def read_history(client: Consumer, topics: Topics, since: datetime, keys: MessageKeys) -> History:
@@ -91,7 +131,7 @@ def read_history(client: Consumer, topics: Topics, since: datetime, keys: Messag
         Unavailable: No broker answers, or one stops to.
     """
     names = read_partitions(client)
-    run_topics = f"{topics.prefix}.runs."
+    run_topics = _run_topics(topics)
     found = History()
     for message in read_messages(client, _ranges(client, names, topics, since)[0]):
         topic, value = message.topic() or "", message.value()
@@ -114,7 +154,7 @@ def read_history(client: Consumer, topics: Topics, since: datetime, keys: Messag
             elif topic == topics.events:
                 event = _record(value, LifecycleEvent)
                 if ".job." in event.type:
-                    found.changes[event.job_id].append(event.occurred_at)
+                    found.changes[event.job_id].append(Change(event.type, event.job_version, event.occurred_at))
                 elif ".occurrence.skipped." in event.type and event.reason in _DECIDED_LATE:
                     found.skips[UUID(event.job_id)].append(_skip_of(event))
             else:
@@ -191,7 +231,7 @@ def _ranges(
         place
         for name, places in names.items()
         if name in {topics.completions, topics.events, topics.replies}
-        or name.startswith((f"{topics.prefix}.runs.", f"{topics.replies}.t."))
+        or name.startswith((_run_topics(topics), f"{topics.replies}.t."))
         for place in places
     ]
     ends = read_end_offsets(client, read)

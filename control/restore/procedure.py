@@ -1,6 +1,6 @@
 """The steps after a restore from a base backup (docs/adr/0081-restore.md)."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from typing import LiteralString, cast
@@ -18,10 +18,12 @@ from tidewheel.jobs.values import format_timestamp
 from tidewheel.kafka.offsets import offsets_client
 from tidewheel.message_signatures import MessageKeys
 from tidewheel.migrations.runner import require_current
-from tidewheel.postgres.database_clock import read_now
+from tidewheel.postgres.database_clock import as_of, read_now
 from tidewheel.postgres.session import BY_KEY, Conn, OwnConnection, Session
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
+from tidewheel.runs import Cause
+from tidewheel.schemas.generated.records import RunCompleted, RunRequest
 from tidewheel.settings.connections import Connections
 from tidewheel.transitions.installation import Installation, read_installation
 
@@ -44,6 +46,8 @@ _PAGE = 10_000
 
 MARGIN = timedelta(minutes=10)
 """Kafka is read from this long before the backup: heartbeats come every few seconds, clocks differ by less."""
+
+_BEFORE = timedelta(milliseconds=1)
 
 _END_MS = 30_000  # until a session has ended
 _OPTIONS = f"{BY_KEY} -c statement_timeout=0 -c lock_timeout=60s -c default_transaction_read_only=off"
@@ -169,7 +173,7 @@ def restore(
             past = _Past(session, installation, history, report)
             if not state.messages_dropped:
                 progress("applies requests again")
-                replayed = replay_requests(session, installation, client, config, history, reach=past.reach)
+                replayed = replay_requests(session, installation, client, config, history, past=past)
                 report.requests, report.expired_requests = replayed.requests, replayed.expired
         progress("records runs and their ends")
         _write(session, installation, history, state, report, fired=past.fired)
@@ -190,32 +194,79 @@ def _ensure_complete(expired: Sequence[str], since: datetime) -> None:
 
 
 class _Past:
-    """The runs of jobs until a time, written before a request changes these jobs."""
+    """The runs of jobs until a time, written before a request changes these jobs.
+
+    Args:
+        session: A session of the owner.
+        installation: Its names and keys.
+        history: What Kafka has.
+        report: Gets the counts.
+    """
 
     def __init__(self, session: Session, installation: Installation, history: History, report: Restored) -> None:
         self.fired = Fired(history)
+        self.requested = {UUID(answer.reply.run_id) for answer in history.replies.values() if answer.reply.run_id}
         self._session, self._installation, self._history, self._report = session, installation, history, report
-        self._begun: dict[UUID, list[tuple[datetime, UUID]]] = {}  # runs that have ended, the first one last
-        for run_id, end in history.ends.items():
-            self._begun.setdefault(UUID(end.job_id), []).append((end.started_at or end.finished_at, run_id))
-        for runs in self._begun.values():
-            runs.sort(reverse=True)
+        self._begun = _ByJob((end.job_id, end.started_at or end.finished_at, run) for run, end in history.ends.items())
+        # Runs by REST, CLI or Client: no request creates them again.
+        self._direct = _ByJob(
+            (each.job_id, _known_by(each), run)
+            for run, each in history.runs.items()
+            if Cause(each.cause.value) in (Cause.TRIGGER, Cause.RETRY)
+            and (isinstance(each, RunRequest) or not each.origin)
+        )
 
-    def reach(self, until: datetime, job: UUID | None) -> None:
-        """Fire the occurrences of a job, or of all, up to a time.
+    def reach(self, until: datetime, job: UUID | None, run: UUID | None) -> None:
+        """Create the runs of a job, or of all, up to a time, and this run.
 
         Runs that had begun by then get their ends.
         """
         jobs = None if job is None else {job}
-        self._report.occurrences += fire_again(self._session, self._installation, self.fired, jobs=jobs, until=until)
-        begun: list[UUID] = []
-        for each in self._begun if job is None else {job} & self._begun.keys():
-            runs = self._begun[each]
-            while runs and runs[-1][0] <= until:
-                begun.append(runs.pop()[1])
+        with as_of(until - _BEFORE):  # a filter cancels what was created before it
+            self._report.occurrences += fire_again(
+                self._session, self._installation, self.fired, jobs=jobs, until=until
+            )
+        missing = {*self._direct.until(until, job)} - self.requested
+        if run is not None and run in self._history.runs:
+            missing.add(run)
+        created, _ = create_missing(self._session, self._installation, self._history, runs=missing)
+        self._report.runs += created
+        begun = self._begun.until(until, job)
+        if run is not None and run in self._history.ends and run in missing:
+            begun.append(run)
         self._report.ended += record_ends(
             self._session, self._installation, self._history, self._report.since, runs=begun
         )
+        set_chains(
+            self._session, self.fired, jobs={UUID(self._history.ends[each].job_id) for each in begun}, until=until
+        )
+
+
+class _ByJob:
+    """Runs by job, in the order of a time; each is taken once."""
+
+    def __init__(self, runs: Iterable[tuple[str, datetime, UUID]]) -> None:
+        self._left: dict[UUID, list[tuple[datetime, UUID]]] = {}  # the first one last
+        for job, at, run in runs:
+            self._left.setdefault(UUID(job), []).append((at, run))
+        for each in self._left.values():
+            each.sort(reverse=True)
+
+    def until(self, until: datetime, job: UUID | None) -> list[UUID]:
+        """Take the runs of a job, or of all, up to a time."""
+        taken: list[UUID] = []
+        for each in self._left if job is None else self._left.keys() & {job}:
+            runs = self._left[each]
+            while runs and runs[-1][0] <= until:
+                taken.append(runs.pop()[1])
+        return taken
+
+
+def _known_by(run: RunCompleted | RunRequest) -> datetime:
+    """Return a time at which a run existed."""
+    if isinstance(run, RunRequest):
+        return run.publish_at
+    return min(run.finished_at, run.published_at or run.finished_at)
 
 
 def _write(
@@ -223,9 +274,10 @@ def _write(
 ) -> None:
     if not state.messages_dropped:
         report.occurrences += fire_again(session, installation, fired)
-        report.runs, report.lost = create_missing(session, installation, history)
+        created, report.lost = create_missing(session, installation, history)
+        report.runs += created
         report.ended += record_ends(session, installation, history, report.since)
-        set_chains(session, history, fired)
+        set_chains(session, fired)
         report.unknown = raise_attempts(session, history)
         _drop_messages(session, installation, history, state)
     report.failed = end_unknown(session, installation, history, report.stopped_at)
@@ -313,16 +365,16 @@ def _end_sessions(session: Session, lock: Session) -> list[str]:
 
 
 def _drop_messages(session: Session, installation: Installation, history: History, state: _State) -> None:
-    """Delete the messages that the restore has written and that Kafka has.
+    """Delete the messages that Kafka has, of the backup and of the restore, and those that no claim needs.
 
     A dead letter stays: Kafka is not searched for it, and a repeat has the same `event_id`.
     """
     topics = installation.topics
     announced: dict[str, object] = {
         "topics": [topics.replies, topics.completions],
-        "of_tenants": f"{topics.replies}.t.",
+        "others": [f"{topics.replies}.t.%", f"{topics.prefix}.runs.%"],
     }
-    for connection, rows in _pages(session, _READ_WRITTEN_MESSAGES, announced, state.last_outbox_id):
+    for connection, rows in _pages(session, _READ_WRITTEN_MESSAGES, announced, 0):
         known = [row[0] for row in rows if history.has(topics, str(row[1]), cast("bytes", row[2]))]
         connection.execute(_DELETE_MESSAGES, {"ids": known})
     runs: dict[str, object] = {"runs": f"{topics.prefix}.runs."}

@@ -88,7 +88,7 @@ SELECT t.job_id, t.tenant, t.shard, t.scheduled_at, t.version, v.schedule_json, 
 -- Returns the columns that new runs need of their versions.
 -- Index: job_versions_pkey, jobs_pkey. No lock.
 SELECT v.job_id, v.version, v.tenant, j.shard, v.queue, v.lane, v.handler, v.overlap, v.definition, v.has_deadlines,
-       v.concurrency_key, v.priority, v.key_template
+       v.concurrency_key, v.priority
   FROM unnest(%(job_ids)s::uuid[], %(versions)s::integer[]) AS given (job_id, version)
   JOIN job_versions AS v ON v.job_id = given.job_id AND v.version = given.version
   JOIN jobs AS j ON j.job_id = v.job_id
@@ -110,12 +110,12 @@ UPDATE job_runs AS r
  WHERE r.run_id = given.run_id
 
 -- name: set_ended
--- Gives ended runs the times of their completions.
+-- Gives ended runs that have other times those of their completions.
 -- Index: the partitions' index by run. Lock: the rows, which move to the partition of their day.
 UPDATE finished_runs AS f
    SET finished_at = given.finished_at, created_at = least(f.created_at, given.finished_at)
   FROM unnest(%(run_ids)s::uuid[], %(finished)s::timestamptz[]) AS given (run_id, finished_at)
- WHERE f.run_id = given.run_id AND f.finished_at >= %(since)s
+ WHERE f.run_id = given.run_id AND f.finished_at >= %(since)s AND f.finished_at <> given.finished_at
 
 -- name: set_failed
 -- The same for their copies in the list of failures.
@@ -139,13 +139,24 @@ SELECT given.run_id, number, given.tenant, given.at, given.at, 'lost', 'not_rest
 -- name: raise_attempts
 -- Raises the attempt of open runs past that of their last message, so that no claim issues one again; returns these runs.
 -- Index: job_runs_pkey. Lock: the rows.
+-- Why <=: a run that had an executor in the backup may have lost that attempt afterwards.
 UPDATE job_runs AS r
    SET attempt = given.attempt + %(unpublished)s::integer, executor_id = NULL, started_at = NULL, claimed_from = NULL,
-       state = CASE WHEN r.state = ANY (%(owned)s::text[]) THEN %(queued)s ELSE r.state END,
-       publish_at = CASE WHEN r.state = ANY (%(owned)s::text[]) THEN tidewheel_now() ELSE r.publish_at END
+       state = CASE WHEN r.state = %(running)s THEN %(queued)s ELSE r.state END,
+       publish_at = CASE WHEN r.state = %(running)s THEN tidewheel_now() ELSE r.publish_at END
   FROM unnest(%(run_ids)s::uuid[], %(attempts)s::integer[]) AS given (run_id, attempt)
- WHERE r.run_id = given.run_id AND r.attempt < given.attempt AND r.state <> %(waiting)s
+ WHERE r.run_id = given.run_id AND NOT r.state = ANY (%(kept)s::text[])
+   AND (r.attempt < given.attempt OR r.attempt = given.attempt AND r.state = %(running)s)
 RETURNING r.run_id, r.tenant, r.attempt
+
+-- name: find_running
+-- Returns running runs, a page by id, with their attempts.
+-- Index: job_runs_pkey. No lock.
+SELECT r.run_id, r.attempt
+  FROM job_runs AS r
+ WHERE r.run_id > %(after)s AND r.state = %(running)s
+ ORDER BY r.run_id
+ LIMIT %(limit)s
 
 -- name: find_requested
 -- Returns those of these runs that are open and that no executor owns, with their definitions.
@@ -168,11 +179,11 @@ SELECT r.run_id, r.attempt, r.scheduled_at, v.definition
  LIMIT %(limit)s
 
 -- name: read_written_messages
--- Returns the messages of some topics that the restore has written, a page by id.
+-- Returns the messages of some topics, a page by id.
 -- No index: a scan of the outbox for each page. No lock.
 SELECT o.id, o.topic, o.value
   FROM outbox AS o
- WHERE o.id > %(after)s AND (o.topic = ANY (%(topics)s::text[]) OR starts_with(o.topic, %(of_tenants)s))
+ WHERE o.id > %(after)s AND (o.topic = ANY (%(topics)s::text[]) OR o.topic LIKE ANY (%(others)s::text[]))
  ORDER BY o.id
  LIMIT %(limit)s
 

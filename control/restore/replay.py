@@ -1,54 +1,91 @@
 """Apply requests again that the lost database had applied, each at its first time.
 
-The stored offsets lie before them. A trigger gets its old id, because the id is derived from the time of its
-application and its coordinates. Later requests without a reply are left to intake.
+The stored offsets lie before them. Ids of runs and batches contain the time at which their request was applied, so the
+same time gives the same ids. A request has been applied if Kafka has its reply or a run of it; so have those before it
+on its partition. Later ones are left to intake. A refused request is not applied: its reply is stored.
 
 A request may change a job or its runs. What these had done before is written first.
 """
 
 import heapq
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 from uuid import UUID
 
 import psycopg
 from confluent_kafka import Consumer, Message
 
 from tidewheel.control.restore.history import Answer, History, Place, read_messages, time_of
-from tidewheel.errors import UndecodableMessage
-from tidewheel.ids import instant_of
-from tidewheel.intake.batch import apply_batch, origin_of
+from tidewheel.ids import instant_of, job_id, run_id
+from tidewheel.intake.apply import store_refusal
+from tidewheel.intake.batch import apply_batch, decode_message
 from tidewheel.intake.offsets import StoredOffsets, ends_of, partition_of
 from tidewheel.intake.request import ReceivedRequest
-from tidewheel.jobs.parsing import RequestRefused
-from tidewheel.jobs.requests import BatchAdd, BatchSubmit, JobTrigger, RunComplete, RunHeartbeat, RunRetry
+from tidewheel.jobs.requests import (
+    BatchAdd,
+    BatchClose,
+    BatchSubmit,
+    JobTrigger,
+    RunCancel,
+    RunComplete,
+    RunHeartbeat,
+    RunRetry,
+)
 from tidewheel.kafka.offsets import read_end_offsets, read_partitions
 from tidewheel.kafka.topic_ids import read_topic_id
 from tidewheel.postgres.database_clock import as_of
 from tidewheel.postgres.session import Session, is_data_fault
 from tidewheel.postgres.statements import Statements
 from tidewheel.process.failpoint import failpoint
-from tidewheel.schemas.requests import read_request
+from tidewheel.runs import Cause
+from tidewheel.schemas.generated.records import Reply, ReplyStatus, RunCompleted
+from tidewheel.transitions.batch_writer import member_id
 from tidewheel.transitions.batches import batch_id_of
 from tidewheel.transitions.installation import Installation
 
 _READ_STORED_OFFSETS = Statements("tidewheel.control.restore")["read_stored_offsets"]
-_ADDS = BatchAdd | BatchSubmit | JobTrigger | RunComplete | RunHeartbeat
+_ADDS = BatchAdd | BatchClose | BatchSubmit | JobTrigger | RunComplete | RunHeartbeat
 """These change no other run and no timer."""
+_NEAR = timedelta(minutes=1)  # between the clocks of a producer and of the database
+_LATEST = datetime.max.replace(tzinfo=UTC)
+_EARLIEST = datetime.min.replace(tzinfo=UTC)
+
+
+class Past(Protocol):
+    """Writes the past of a job, or of all jobs.
+
+    `requested` has the runs that requests create.
+    """
+
+    requested: set[UUID]
+
+    def reach(self, until: datetime, job: UUID | None, run: UUID | None) -> None:
+        """Write what a job, or all jobs, had done until a time, and this run."""
 
 
 class _Applied(NamedTuple):
-    """A message with the time of its first application, which may be known to the microsecond."""
+    """A message with its request, the recorded reply, and the time at which it was applied.
 
+    The time may be known to the microsecond.
+    """
+
+    message: Message
+    received: ReceivedRequest | None
+    answer: Answer | None
     at: datetime
     is_exact: bool
-    message: Message
+
+    @property
+    def is_refused(self) -> bool:
+        """True if a request was refused; what cannot be decoded has no request."""
+        refused = self.answer is not None and self.answer.reply.status is ReplyStatus.REJECTED
+        return refused and self.received is not None
 
 
-@dataclass(slots=True)
-class Replayed:
+class Replayed(NamedTuple):
     """The requests that were applied again, and those that Kafka no longer had."""
 
     requests: int = 0
@@ -62,7 +99,7 @@ def replay_requests(
     kafka: Mapping[str, str],
     history: History,
     *,
-    reach: Callable[[datetime, UUID | None], None],
+    past: Past,
 ) -> Replayed:
     """Apply requests in the order of their first application, one transaction each; a repeat continues.
 
@@ -72,141 +109,221 @@ def replay_requests(
         client: Reads the requests.
         kafka: The settings of the client.
         history: What Kafka has.
-        reach: Writes what a job, or all jobs, had done until a time. A request that may change that comes after it.
+        past: Writes what jobs had done before a request.
     """
-    done = Replayed()
-    wanted = _ranges(session, installation, client, history, done)
+    runs = _Runs(history)
+    wanted, expired = _ranges(session, installation, client, history, runs)
     if not wanted:
-        return done
+        return Replayed(0, expired)
     topic_ids = {topic: read_topic_id(kafka, topic) for topic, _ in wanted}
     offsets = StoredOffsets("tidewheel restore", topic_ids)
     with session.transaction() as connection:
         next_offsets = offsets.acquire(connection, wanted)
     starts = {place: (max(wanted[place][0], first), wanted[place][1]) for place, first in next_offsets.items()}
-    for at, message in _in_order(client, starts, history):
-        received = _received(message)
-        if received is not None and not isinstance(received.request, _ADDS):
-            reach(at, _job_of(history, history.replies.get((*partition_of(message), message.offset() or 0))))
-        _apply(session, installation, offsets, message, at)
-        done.requests += 1
-    return done
+    past.requested |= runs.made
+    number = 0
+    for each in _in_order(installation, client, starts, history, runs):
+        request = None if each.received is None or each.is_refused else each.received.request
+        if request is not None and not isinstance(request, _ADDS):
+            run = UUID(request.run_id) if isinstance(request, RunCancel | RunRetry) else None
+            past.reach(each.at, _job_of(history, each.answer, run), run)
+        _apply(session, installation, offsets, each)
+        number += 1
+    return Replayed(number, expired)
+
+
+class _Runs:
+    """The runs that Kafka has, by which a request without a reply, or without a time in it, is dated.
+
+    Args:
+        history: What Kafka has.
+    """
+
+    def __init__(self, history: History) -> None:
+        self._known = history.runs
+        self._times: dict[UUID, list[datetime]] = defaultdict(list)
+        self._retries: dict[str, list[UUID]] = defaultdict(list)
+        self.made: set[UUID] = set()
+        answered = {UUID(answer.reply.run_id) for answer in history.replies.values() if answer.reply.run_id}
+        for run, each in self._known.items():
+            cause = Cause(each.cause.value)
+            if run in answered or (isinstance(each, RunCompleted) and each.origin is None):
+                continue
+            if cause in (Cause.TRIGGER, Cause.WORKFLOW):
+                self._times[UUID(each.job_id)].append(each.scheduled_at.astimezone(UTC))
+            elif cause is Cause.RETRY and each.parent_run_id is not None:
+                self._retries[each.parent_run_id].append(run)
+        for job, times in self._times.items():
+            self._times[job] = sorted({*times})
+
+    def __bool__(self) -> bool:
+        return bool(self._times or self._retries)
+
+    def find(
+        self, received: ReceivedRequest, sent_at: datetime, until: datetime = _LATEST
+    ) -> tuple[bool, datetime | None]:
+        """Return true if one of these runs is of a request, and the time at which this was applied if the run has it.
+
+        Args:
+            received: The request.
+            sent_at: The time of its message.
+            until: The time of its reply.
+        """
+        request, seed = received.request, received.seed() or b""
+        match request:
+            case JobTrigger():
+                delay = request.delay or timedelta(0)
+                for due in self._near(received.job_id, sent_at + delay, until + delay if until < _LATEST else until):
+                    if self._has(run_id(received.job_id, due, Cause.TRIGGER, seed)):
+                        return True, None if due == request.run_at else due - delay
+            case RunRetry(run_id=old):
+                for new in self._retries.get(old, ()):
+                    job, due = UUID(self._known[new].job_id), self._known[new].scheduled_at
+                    if self._has(run_id(job, due, Cause.RETRY, UUID(old).bytes + seed, at=instant_of(new))):
+                        return True, instant_of(new)
+            case BatchSubmit() | BatchAdd():
+                batch = UUID(request.batch_id) if isinstance(request, BatchAdd) else None
+                for run in request.runs:
+                    job, delay = (
+                        job_id(received.tenant, run.key),
+                        timedelta(0) if run.after else run.delay or timedelta(0),
+                    )
+                    for due in self._near(job, sent_at + delay, until + delay if until < _LATEST else until):
+                        at = due - delay
+                        if self._has(member_id(job, at, batch or batch_id_of(received.tenant, seed, at), run.ref)):
+                            return True, at
+            case _:
+                pass
+        return False, None
+
+    def _near(self, job: UUID, first: datetime, last: datetime) -> list[datetime]:
+        times = self._times.get(job, [])
+        return times[bisect_left(times, first - _NEAR) : bisect_right(times, last)]
+
+    def _has(self, run: UUID) -> bool:
+        if run in self._known:
+            self.made.add(run)
+        return run in self._known
 
 
 def _ranges(
-    session: Session, installation: Installation, client: Consumer, history: History, done: Replayed
-) -> dict[Place, tuple[int, int]]:
-    """Return the first and the next offset of what is applied again, by partition."""
-    last: dict[Place, int] = {}
-    for topic, partition, offset in history.replies:
-        last[topic, partition] = max(last.get((topic, partition), 0), offset + 1)
+    session: Session, installation: Installation, client: Consumer, history: History, runs: _Runs
+) -> tuple[dict[Place, tuple[int, int]], int]:
+    """Return the first and the next offset of what is applied again, by partition, and how many Kafka has no more."""
+    last: dict[Place, int] = defaultdict(int)
+    origins = [end.origin for end in history.ends.values() if end.origin is not None]
+    for topic, partition, offset in [
+        *history.replies,
+        *((each.topic, each.partition, each.offset) for each in origins),
+    ]:
+        last[topic, partition] = max(last[topic, partition], offset + 1)
     names = read_partitions(client)
     shared = [place for name in installation.topics.all_requests(names) for place in names.get(name, [])]
-    kept = read_end_offsets(client, [place for place in shared if place in last])
+    kept = read_end_offsets(client, shared)
     with session.transaction() as connection:
         rows = connection.execute(_READ_STORED_OFFSETS, binary=True).fetchall()
     stored = {(str(topic), int(str(part))): int(str(offset)) for topic, part, offset in rows}
-    ranges: dict[Place, tuple[int, int]] = {}
-    for place, (first, _) in kept.items():
-        begin = stored.get(place, first)
-        done.expired += max(0, min(first, last[place]) - begin)
-        if max(begin, first) < last[place]:
-            ranges[place] = (max(begin, first), last[place])
-    return ranges
+    begins = {place: max(stored.get(place, first), first) for place, (first, _) in kept.items()}
+    if runs:
+        rest = {place: (max(begins[place], last[place]), end) for place, (_, end) in kept.items()}
+        for message in read_messages(client, rest):
+            received = decode_message(installation, message)
+            if isinstance(received, ReceivedRequest) and runs.find(received, time_of(message))[0]:
+                last[partition_of(message)] = (message.offset() or 0) + 1
+    expired = sum(max(0, min(first, last[each]) - stored.get(each, first)) for each, (first, _) in kept.items())
+    return {each: (begin, last[each]) for each, begin in begins.items() if begin < last[each]}, expired
 
 
 def _in_order(
-    client: Consumer, starts: Mapping[Place, tuple[int, int]], history: History
-) -> Iterator[tuple[datetime, Message]]:
+    installation: Installation,
+    client: Consumer,
+    starts: Mapping[Place, tuple[int, int]],
+    history: History,
+    runs: _Runs,
+) -> Iterator[_Applied]:
     """Yield messages by the time of their application; those of one partition stay in their order."""
-    parts: dict[Place, list[_Applied]] = {}
+    parts: dict[Place, list[_Applied]] = defaultdict(list)
     for message in read_messages(client, starts):
         place = partition_of(message)
+        decoded = decode_message(installation, message)
+        received = decoded if isinstance(decoded, ReceivedRequest) else None
         answer = history.replies.get((*place, message.offset() or 0))
-        parts.setdefault(place, []).append(_applied(message, answer, history))
+        at = None if received is None else _exact_time(received, answer, time_of(message), history, runs)
+        replied_at = time_of(message) if answer is None else answer.replied_at
+        parts[place].append(_Applied(message, received, answer, at or replied_at, at is not None))
     ordered = [_between_neighbours(part) for part in parts.values()]
-    for each in heapq.merge(*ordered, key=lambda each: (each.at, each.message.offset() or 0)):
-        yield each.at, each.message
+    yield from heapq.merge(*ordered, key=lambda each: (each.at, each.message.offset() or 0))
 
 
 def _between_neighbours(part: list[_Applied]) -> list[_Applied]:
     """Move the times of a partition that are not exact between those that are."""
-    latest = datetime.max.replace(tzinfo=UTC)
+    latest = _LATEST
     for number, each in reversed([*enumerate(part)]):
         at = each.at if each.is_exact else min(each.at, latest)
         part[number], latest = each._replace(at=at), at if each.is_exact else latest
-    earliest = datetime.min.replace(tzinfo=UTC)
+    earliest = _EARLIEST
     for number, each in enumerate(part):
         at = each.at if each.is_exact else max(each.at, earliest)
         part[number], earliest = each._replace(at=at), at
     return part
 
 
-def _job_of(history: History, answer: Answer | None) -> UUID | None:
+def _job_of(history: History, answer: Answer | None, run: UUID | None) -> UUID | None:
     """Return the one job that a request is about; none if there may be several."""
-    if answer is None:
-        return None
-    job, run = answer.reply.job_id, answer.reply.run_id
-    if job is None and run is not None:
-        known = history.ends.get(UUID(run)) or history.requests.get(UUID(run))
-        job = known.job_id if known is not None else None
-    return UUID(job) if job is not None else None
+    if answer is not None and answer.reply.job_id is not None:
+        return UUID(answer.reply.job_id)
+    known = None if run is None else history.ends.get(run) or history.requests.get(run)
+    return None if known is None else UUID(known.job_id)
 
 
-def _received(message: Message) -> ReceivedRequest | None:
-    """Return the request of a message; none if it has none that can be read."""
-    value = message.value()
-    if not isinstance(value, bytes):
-        return None
-    try:
-        request, encoding = read_request(value)
-    except (UndecodableMessage, RequestRefused):
-        return None
-    return ReceivedRequest(request, origin_of(message), encoding, None, message.timestamp()[1])
-
-
-def _applied(message: Message, answer: Answer | None, history: History) -> _Applied:
-    """Return a message with the time of its first application.
-
-    That of a request that leaves no time is between those of its neighbours, and not after the reply.
-    """
-    if answer is None:
-        return _Applied(time_of(message), is_exact=False, message=message)
-    at = _exact_time(message, answer, history)
-    return _Applied(at or answer.replied_at, is_exact=at is not None, message=message)
-
-
-def _exact_time(message: Message, answer: Answer, history: History) -> datetime | None:
+def _exact_time(
+    received: ReceivedRequest, answer: Answer | None, sent_at: datetime, history: History, runs: _Runs
+) -> datetime | None:
     """Return the time in the ids of a request's runs, or of its change of a job; none if it left none."""
-    received, reply = _received(message), answer.reply
-    if received is None or reply.unchanged:
-        return None
-    match received.request:
-        case JobTrigger(run_at=run_at, delay=delay):
-            due = reply.next_run_at if run_at is None else None
-            return None if due is None else due - (delay or timedelta(0))
-        case RunRetry() if reply.run_id is not None:
-            return instant_of(UUID(reply.run_id))
-        case BatchSubmit() if reply.batch_id is not None:
-            batch_id, seed = UUID(reply.batch_id), received.seed() or b""
-            instants = (instant_of(batch_id) + timedelta(microseconds=each) for each in range(1000))
-            return next((at for at in instants if batch_id_of(reply.tenant, seed, at) == batch_id), None)
-        case request if request.type.startswith("job."):
-            return history.changed_at(answer)
-        case _:
-            return None
+    if answer is None or isinstance(received.request, BatchAdd):
+        return runs.find(received, sent_at, _LATEST if answer is None else answer.replied_at)[1]
+    reply, at = answer.reply, None
+    if reply.status is ReplyStatus.ACCEPTED and not reply.unchanged:
+        match received.request:
+            case JobTrigger() if reply.run_id is not None:
+                at = _trigger_time(received, reply)
+            case RunRetry() if reply.run_id is not None:
+                at = instant_of(UUID(reply.run_id))
+            case BatchSubmit() if reply.batch_id is not None:
+                batch, seed = UUID(reply.batch_id), received.seed() or b""
+                at = next((at for at in _micros(batch) if batch_id_of(reply.tenant, seed, at) == batch), None)
+            case _:
+                at = history.changed_at(answer, sent_at)
+    return at
 
 
-def _apply(
-    session: Session, installation: Installation, offsets: StoredOffsets, message: Message, at: datetime
-) -> None:
-    ends = ends_of([message])
+def _trigger_time(received: ReceivedRequest, reply: Reply) -> datetime | None:
+    """Return the time of application in the id of a trigger's run; none if it has none, or is another's."""
+    request, run, seed = received.request, UUID(reply.run_id or ""), received.seed() or b""
+    assert isinstance(request, JobTrigger)  # noqa: S101 - the caller matches it
+    dues = [] if reply.next_run_at is None else [reply.next_run_at]
+    dues += _micros(run) if reply.dedupe is not None else []
+    due = next((at for at in dues if run_id(received.job_id, at, Cause.TRIGGER, seed) == run), None)
+    return None if due is None or due == request.run_at else due - (request.delay or timedelta(0))
+
+
+def _micros(run: UUID) -> list[datetime]:
+    """Return the microseconds of the millisecond in the id of a run or a batch."""
+    return [instant_of(run) + timedelta(microseconds=each) for each in range(1000)]
+
+
+def _apply(session: Session, installation: Installation, offsets: StoredOffsets, applied: _Applied) -> None:
+    ends = ends_of([applied.message])
     failure: Exception | None = None
     for _ in range(2):
         try:
             with session.transaction() as connection:
                 offsets.store(connection, ends)
-                with as_of(at):
-                    apply_batch(connection, installation, [message], failure, at)
+                with as_of(applied.at):
+                    if applied.is_refused and applied.received is not None and applied.answer is not None:
+                        store_refusal(connection, installation, applied.received, applied.answer.reply)
+                    else:
+                        apply_batch(connection, installation, [applied.message], failure, applied.at)
                 failpoint("restoring.request")
             break
         except psycopg.Error as error:

@@ -1,5 +1,6 @@
 """Move timers past the occurrences that the lost database had fired."""
 
+from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
@@ -17,7 +18,6 @@ from tidewheel.schedules.decision import Decision, Fire, HoldReason, Skip
 from tidewheel.schedules.parse import schedule_from_text
 from tidewheel.schedules.simple import FixedDelay
 from tidewheel.schedules.timer_state import timer_state
-from tidewheel.schemas.generated.records import RunCompleted, RunRequest
 from tidewheel.transitions.create import create_runs
 from tidewheel.transitions.decision_inputs import DecisionInputs, read_decision_inputs
 from tidewheel.transitions.installation import Installation
@@ -29,27 +29,52 @@ _AT_ONCE = 100
 _NEVER_MISSED = timedelta(days=36_500)
 _LIMIT = 1_000
 
+LATEST = datetime.max.replace(tzinfo=UTC)
+
 
 class Fired:
-    """The occurrences that Kafka has: the instants of runs by job and run, and the skipped spans by job."""
+    """The occurrences that Kafka has: the instants of runs by job, with the runs, and the skipped spans by job."""
 
     def __init__(self, history: History) -> None:
-        self.instants: dict[UUID, dict[UUID, datetime]] = {}
+        self.runs: dict[UUID, dict[datetime, UUID]] = {}
+        self.ended = {
+            (UUID(end.job_id), end.scheduled_at): end.finished_at
+            for end in history.ends.values()
+            if end.cause.value == Cause.TIMER.value
+        }
         self.skips = history.skips
-        known: dict[UUID, RunCompleted | RunRequest] = {**history.requests, **history.ends}
-        for run_id, each in known.items():
+        self._reached: dict[UUID, datetime] = {}
+        for run_id, each in history.runs.items():
             if each.cause.value == Cause.TIMER.value:
-                self.instants.setdefault(UUID(each.job_id), {})[run_id] = each.scheduled_at.astimezone(UTC)
+                self.runs.setdefault(UUID(each.job_id), {})[each.scheduled_at.astimezone(UTC)] = run_id
+        self._instants = {
+            job: sorted({*self.runs.get(job, ()), *(skip.last_at for skip in self.skips.get(job, ()))})
+            for job in self.runs.keys() | self.skips.keys()
+        }
 
-    def last(self, jobs: Collection[UUID] | None = None, until: datetime | None = None) -> dict[UUID, datetime]:
+    def last(self, jobs: Collection[UUID] | None = None, until: datetime = LATEST) -> dict[UUID, datetime]:
         """Return the last instant up to a time of each job that has one, or of each of these."""
-        known = self.instants.keys() | self.skips.keys()
         found: dict[UUID, datetime] = {}
-        for job in sorted(known if jobs is None else known.intersection(jobs)):
-            instants = [*self.instants.get(job, {}).values(), *(skip.last_at for skip in self.skips.get(job, ()))]
-            if within := [at for at in instants if until is None or at <= until]:
-                found[job] = max(within)
+        for job in sorted(self._instants.keys() if jobs is None else self._instants.keys() & jobs):
+            instants = self._instants[job]
+            if number := bisect_right(instants, until):
+                found[job] = instants[number - 1]
         return found
+
+    def ahead(self, jobs: Collection[UUID] | None, until: datetime) -> dict[UUID, datetime]:
+        """Return the same without the instants that are reached."""
+        last = self.last(jobs, until)
+        return {job: at for job, at in last.items() if job not in self._reached or self._reached[job] < at}
+
+    def reach(self, job: UUID, at: datetime) -> None:
+        """Note that the timer of a job has passed an instant."""
+        self._reached[job] = at
+
+    def between(self, job: UUID, last: datetime) -> dict[UUID, datetime]:
+        """Return the runs of a job behind the reached instant, up to this one."""
+        instants = self._instants[job]
+        first = bisect_right(instants, self._reached[job]) if job in self._reached else 0
+        return {self.runs[job][at]: at for at in instants[first : bisect_right(instants, last)] if at in self.runs[job]}
 
 
 def fire_again(
@@ -58,7 +83,7 @@ def fire_again(
     fired: Fired,
     *,
     jobs: Collection[UUID] | None = None,
-    until: datetime | None = None,
+    until: datetime = LATEST,
 ) -> int:
     """Create the runs up to the last occurrence of each job that Kafka has; return their number.
 
@@ -72,7 +97,7 @@ def fire_again(
         jobs: These jobs alone.
         until: Leave later occurrences out.
     """
-    last, created = fired.last(jobs, until), 0
+    last, created = fired.ahead(jobs, until), 0
     moved_jobs = list(last)
     for start in range(0, len(moved_jobs), _AT_ONCE):
         left: Sequence[UUID] = moved_jobs[start : start + _AT_ONCE]
@@ -87,25 +112,36 @@ def fire_again(
                 created += sum(len(each.fires) for each in decisions)
                 _chain(connection, installation, [each for each in timers if each.chains], fired, last)
                 failpoint("restoring.timers")
+            for each in timers:
+                if not _waits(each, last):
+                    fired.reach(each.job_id, last[each.job_id])
             moved = [(each.job_id, done.next_at) for each, done in zip(plain, decisions, strict=True)]
             left = [job for job, following in moved if following is not None and following <= last[job]]
     return created
 
 
-def set_chains(session: Session, history: History, fired: Fired) -> None:
-    """Set the next time of each fixed_delay job whose last run has ended, from that run's end."""
-    last = fired.last()
-    ends = {(each.job_id, each.scheduled_at): each.finished_at for each in history.ends.values()}
-    jobs = list(last)
-    for start in range(0, len(jobs), _AT_ONCE):
+def set_chains(
+    session: Session, fired: Fired, *, jobs: Collection[UUID] | None = None, until: datetime = LATEST
+) -> None:
+    """Set the next time of each fixed_delay job, or of these, whose last run had ended by a time, from that end."""
+    last = fired.last(jobs, until)
+    ended = {job: end for job, at in last.items() if (end := fired.ended.get((job, at))) is not None and end <= until}
+    named = list(ended)
+    for start in range(0, len(named), _AT_ONCE):
         with session.transaction() as connection:
-            for timer in _lock(connection, jobs[start : start + _AT_ONCE]):
-                ended = ends.get((str(timer.job_id), last[timer.job_id]))
+            for timer in _lock(connection, named[start : start + _AT_ONCE]):
                 schedule = schedule_from_text(timer.schedule_json, timer.job_id)
-                if not timer.chains or ended is None or not isinstance(schedule, FixedDelay) or _waits(timer, last):
+                if not timer.chains or not isinstance(schedule, FixedDelay) or _waits(timer, last):
                     continue
-                if (due := schedule.due(last[timer.job_id], ended)) is not None:
-                    move_timers(connection, [(timer.job_id, Decision(next_at=due))])
+                if (due := schedule.due(last[timer.job_id], ended[timer.job_id])) is not None:
+                    move_timers(connection, [(timer.job_id, _held(timer, Decision(next_at=due)))])
+
+
+def _held(timer: LockedTimer, decision: Decision) -> Decision:
+    """Return a decision that keeps a pause whose end lies before: the scheduler ends the pause of the job."""
+    if timer.hold_reason != HoldReason.PAUSE:
+        return decision
+    return decision._replace(hold_reason=HoldReason.PAUSE, due_at=timer.due_at)
 
 
 def _waits(timer: LockedTimer, last: Mapping[UUID, datetime]) -> bool:
@@ -127,15 +163,18 @@ def _chain(
     fired: Fired,
     last: Mapping[UUID, datetime],
 ) -> None:
-    """Create the recorded runs of a fixed_delay, and hold its timer for the last."""
+    """Create the recorded runs of a fixed_delay, and hold its timer for the last.
+
+    The timer may be ahead of them: the recorded end of an earlier run has moved it from the present.
+    """
     for timer in timers:
-        known = fired.instants.get(timer.job_id, {}).items()
-        runs = {run: at for run, at in known if timer.scheduled_at <= at <= last[timer.job_id]}
+        runs = fired.between(timer.job_id, last[timer.job_id])
         if not runs or _waits(timer, last):
             continue
         new = [new_run(timer, Fire(at, at), at)._replace(run_id=RunId(run)) for run, at in runs.items()]
         create_runs(connection, installation, new, now=read_now(connection), repeats=True)
-        move_timers(connection, [(timer.job_id, Decision(next_at=max(runs.values()), hold_reason=HoldReason.RUN))])
+        decision = Decision(next_at=max(runs.values()), hold_reason=HoldReason.RUN)
+        move_timers(connection, [(timer.job_id, _held(timer, decision))])
 
 
 class _Decider:
@@ -148,14 +187,11 @@ class _Decider:
         state = timer_state(timer, self._inputs.day_sets, self._inputs.of(timer))
         until = self._last[timer.job_id]
         decision = decide(state, now=until, horizon=until, misfire_after=_NEVER_MISSED, limit=_LIMIT)
-        if timer.hold_reason == HoldReason.PAUSE:
-            # Its end lies before these occurrences; the scheduler ends the pause of the job.
-            decision = decision._replace(hold_reason=HoldReason.PAUSE, due_at=timer.due_at)
-        return self._without_skipped(timer.job_id, decision)
+        return self._without_skipped(timer.job_id, _held(timer, decision))
 
     def _without_skipped(self, job: UUID, decision: Decision) -> Decision:
         """Return a decision that skips what Kafka has as skipped, unless it has a run of it."""
-        runs, fires, skips = {*self._fired.instants.get(job, {}).values()}, decision.fires, list(decision.skips)
+        runs, fires, skips = self._fired.runs.get(job, {}), decision.fires, list(decision.skips)
         for span in self._fired.skips.get(job, ()):
             gone = [each.at for each in fires if span.first_at <= each.at <= span.last_at and each.at not in runs]
             if gone:

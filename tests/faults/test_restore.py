@@ -3,54 +3,36 @@
 `tidewheel restore` is killed in each of its steps and repeated. Executors of the lost database are alive meanwhile.
 """
 
-import os
-import shutil
 import signal
-import subprocess
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import LiteralString
-from uuid import UUID, uuid4
+from uuid import UUID
 
-import psutil
 import psycopg
 import pytest
 from confluent_kafka import TopicPartition
-from psycopg import sql
-from psycopg.conninfo import make_conninfo
 
+from tests.faults.backed_up_server import Server, backed_up_server, restore, services_on
 from tests.faults.workload import Workload, now
-from tests.fixtures.database import Database
 from tests.fixtures.oracle import Oracle
-from tests.fixtures.roles import role_passwords
-from tests.fixtures.services import LONG_LEASE, Fleet, admin_of, make_fleet, until
+from tests.fixtures.services import LONG_LEASE, Fleet, admin_of, until
 from tests.relay.topics import set_topic_config
 from tidewheel.control.client.client import Client
 from tidewheel.control.occurrence_audit.result import run_audit
 from tidewheel.errors import Unavailable
 from tidewheel.ids import run_id
-from tidewheel.local.ports import free_port
-from tidewheel.local.postgres import Postgres
-from tidewheel.local.postgres_program import find_programs, server_account
-from tidewheel.local.program import run_program
 from tidewheel.local.stack import StackInfo
-from tidewheel.migrations.runner import migrate
-from tidewheel.postgres.session import connect
 from tidewheel.runs import Cause
 from tidewheel.schemas.codec import encode
 from tidewheel.schemas.generated.records import Cause as RecordedCause
 from tidewheel.schemas.generated.records import RunRequest
-from tidewheel.settings.connections import Connections
-from tidewheel.settings.kafka_client import client_variables
-from tidewheel.transitions.installation import read_installation
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.slow]
 
-_PASSWORD = uuid4().hex
 SKIPPING = ("frozen", "rested")
 SKIPPED: LiteralString = """
     SELECT j.key, at FROM skips AS s JOIN jobs AS j ON j.job_id = s.job_id
@@ -61,82 +43,18 @@ SKIPPED: LiteralString = """
 _STEPS = ("begun", "request:exit:4", "timers", "runs", "ends", "messages", "unknown", "open")
 
 
-class Server:
-    """A server that is backed up, lost, and restored at the same address."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._backup = folder / "server", folder / "backup"
-        self._port = free_port()
-        self.postgres = Postgres(self._folder, log=folder / "server.log", port=self._port, password=_PASSWORD)
-
-    def back_up(self) -> None:
-        """Take a base backup."""
-        account = server_account()
-        self._backup.mkdir(mode=0o700)
-        if account is not None:
-            os.chown(self._backup, account.uid, account.gid)
-        here = str(self._backup) if account is None else "/proc/self/cwd"
-        address = f"host=127.0.0.1 port={self._port} user=tidewheel"
-        command = [str(find_programs(account) / "pg_basebackup"), "-D", here, "-d", address, "--checkpoint=fast"]
-        done = run_program(command, cwd=self._backup, account=account, variables={"PGPASSWORD": _PASSWORD})
-        assert done.returncode == 0, done.stdout
-
-    def lose(self) -> None:
-        """Kill the server with all of its processes, and remove its data."""
-        pid = self.postgres.pid
-        assert pid is not None
-        postmaster = psutil.Process(pid)
-        for process in (postmaster, *postmaster.children()):
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
-        until(lambda: self.postgres.pid is None, "the server is gone")
-        shutil.rmtree(self._folder / "data")
-
-    def bring_back(self) -> None:
-        """Start the server with the data of the backup."""
-        self._backup.rename(self._folder / "data")
-        self.postgres.start()
-
-
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
     """A server of this test's own."""
-    made = Server(tmp_path)
-    try:
-        made.postgres.start()
+    with backed_up_server(tmp_path) as made:
         yield made
-    finally:
-        made.postgres.stop("immediate")
 
 
 @pytest.fixture
 def fleet(server: Server, info: StackInfo, tmp_path: Path) -> Iterator[Fleet]:
     """Services on a database of that server."""
-    name = f"test_{uuid4().hex[:16]}"
-    with psycopg.connect(server.postgres.url, autocommit=True) as connection:
-        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-    url = make_conninfo(server.postgres.url, dbname=name)
-    migrate(url, roles=role_passwords(url))
-    with connect(url, "test") as connection:
-        database = Database(url, read_installation(connection, Connections.load()))
-    made = make_fleet(database, info.kafka, tmp_path)
-    try:
+    with services_on(server, info, tmp_path) as made:
         yield made
-    finally:
-        database.close()
-        made.close()
-
-
-def restore(fleet: Fleet, *arguments: str, failpoint: str | None = None) -> subprocess.CompletedProcess[str]:
-    """Run `tidewheel restore`."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("TIDEWHEEL_", "PG"))}
-    own = {"TIDEWHEEL_DATABASE_URL": fleet.database.url, "TIDEWHEEL_TOPIC_PREFIX": fleet.topics.prefix}
-    if failpoint is not None:
-        point, _, count = failpoint.partition(":")
-        own["TIDEWHEEL_FAILPOINT"] = f"restoring.{point}:{count or 'exit'}"
-    command = [sys.executable, "-m", "tidewheel.control.cli", "restore", *arguments]
-    environment = {**kept, **client_variables(fleet.kafka), **own}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 
 @contextmanager

@@ -57,6 +57,12 @@ class Member(NamedTuple):
     traceparent: str | None = None
 
 
+def member_id(job_id: UUID, at: datetime, batch_id: UUID, ref: str, generation: int = 0) -> RunId:
+    """Return the id of the run of a job that a batch gets at this time under a ref."""
+    again = b"\0%d" % generation if generation else b""
+    return run_id(job_id, at, Cause.WORKFLOW, batch_id.bytes + ref.encode() + again)
+
+
 @dataclass(frozen=True, slots=True)
 class BatchWriter:
     """Writes runs of one batch, in the caller's transaction.
@@ -81,8 +87,7 @@ class BatchWriter:
 
     def id_of(self, ref: str, job_id: UUID) -> RunId:
         """Return the id of the run that is written now under a ref."""
-        again = b"\0%d" % self.generation if self.generation else b""
-        return run_id(job_id, self.now, Cause.WORKFLOW, self.batch_id.bytes + ref.encode() + again)
+        return member_id(job_id, self.now, self.batch_id, ref, self.generation)
 
     def write(self, members: Sequence[Member]) -> None:
         """Write runs, and the joins of those that wait.
